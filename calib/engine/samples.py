@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -112,15 +113,29 @@ class CanonicalSamples:
     samples. Samples with the same content are interchangeable.
 
     The units are read once; their feeds are held in `store`, on disk beyond its budget.
+
+    Args:
+        units: in any order.
+        store: of their feeds.
+        most: number of samples to keep; None: all. Which are kept depends only on their contents, like a random choice:
+            units in the order of their digests, until they have that many samples.
     """
 
-    def __init__(self, units: Iterable[Sample], store: TensorStore) -> None:
+    def __init__(self, units: Iterable[Sample], store: TensorStore, most: int | None = None) -> None:
         self._store = store
         found: list[tuple[Key, Sample, tuple[str, ...]]] = []
+        kept = 0
         for unit in units:
-            found.append((content_key(unit.feed), unit.bare, tuple(unit.feed)))
+            entry = (content_key(unit.feed), unit.bare, tuple(unit.feed))
             for name, values in unit.feed.items():
                 store.put((unit.index, name), np.asarray(values), copy=True)
+            insort(found, entry, key=lambda each: each[0][1])
+            kept += unit.samples
+            while most is not None and kept - found[-1][1].samples >= most:
+                _, dropped, names = found.pop()
+                kept -= dropped.samples
+                for name in names:
+                    store.release((dropped.index, name))
         found.sort(key=lambda each: each[0])
         self._units = [(replace(unit, rank=rank), names) for rank, (_, unit, names) in enumerate(found)]
 
@@ -141,17 +156,18 @@ class CanonicalSamples:
 
 
 @contextmanager
-def canonical_samples(units: Iterable[Sample], memory: int) -> Iterator[CanonicalSamples]:
+def canonical_samples(units: Iterable[Sample], memory: int, most: int | None = None) -> Iterator[CanonicalSamples]:
     """Yield the units sorted by content; their feeds are freed when the context ends.
 
     Args:
         memory: bytes for cached activations, of which the feeds take `memory_of_inputs`.
+        most: number of samples to keep, see `CanonicalSamples`; None: all.
 
     Raises:
         OutputError: the disk is full.
     """
     with TensorStore(memory_of_inputs(memory)) as store:
-        yield CanonicalSamples(units, store)
+        yield CanonicalSamples(units, store, most)
 
 
 def memory_of_inputs(memory: int) -> int:

@@ -230,10 +230,16 @@ CROSS_LAYER: Final = recipe_switch(
     QUANTIZATION,
 )
 SMOOTH_QUANT: Final = recipe_option(
-    "--smooth-quant true|0-1",
+    "--smooth-quant auto|true|false|0-1",
     str,
     "SmoothQuant: move channel ranges from layer inputs into weights, with this strength.",
     QUANTIZATION,
+)
+EFFORT: Final = recipe_option(
+    "--effort fast|default|best",
+    str,
+    "Time for accuracy: fast rounds 8-bit weights to nearest, best searches longest and uses all samples.",
+    QUALITY,
 )
 MAX_LOSS: Final = recipe_option(
     "--max-loss SHARE",

@@ -32,6 +32,7 @@ OPTIONS: Final = (
     options.DATA,
     options.OUTPUT,
     *options.BASIC,
+    options.EFFORT,
     options.BLOCK_SIZE,
     options.MODE,
     options.FORMAT,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -22,10 +22,22 @@ PAYS: Final = 2.0
 """Minimum ratio of the largest to the smallest scale of a tensor for which a Mul is worth its time."""
 
 
-def wanted(traced: Traced) -> dict[str, int]:
-    """Return the layer inputs whose channel ranges are needed, each with its channel axis."""
+Strengths: TypeAlias = tuple[float | None, float]
+"""Of convolutions, None: they are left alone, and of products."""
+
+
+def wanted(traced: Traced, strengths: Strengths, *, only_after_norms: bool) -> dict[str, int]:
+    """Return the layer inputs whose channel ranges are needed, each with its channel axis.
+
+    Args:
+        only_after_norms: none in a network in which no product reads a normalization.
+    """
     found: dict[str, int] = {}
+    if only_after_norms and not any(map(_reads_norm, traced.weights)):
+        return found
     for weight in traced.weights:
+        if _strength(weight, strengths) is None:
+            continue
         tensor = weight.node.inputs[0]
         axis = _axis(weight)
         if axis is not None and (_free(weight, traced) or is_pinned_product(weight, traced)):
@@ -33,9 +45,7 @@ def wanted(traced: Traced) -> dict[str, int]:
     return found
 
 
-def smooth_scales(
-    traced: Traced, maxima: Mapping[str, Array], strength: tuple[float, float], *, per_channel: bool
-) -> Array:
+def smooth_scales(traced: Traced, maxima: Mapping[str, Array], strengths: Strengths, *, per_channel: bool) -> Array:
     """Compute scales of the channels that layers read, if preceding constants can absorb them.
 
         s_j = max|x_j| ** strength / u_j ** (1 - strength)
@@ -46,7 +56,7 @@ def smooth_scales(
 
     Args:
         maxima: largest absolute values by tensor name, (channels,).
-        strength: for convolutions and for products; 0 uses weights only, 1 gives all input channels one range.
+        strengths: for convolutions and for products; 0 uses weights only, 1 gives all input channels one range.
         per_channel: whether weights have one scale per output channel.
 
     Returns:
@@ -59,14 +69,14 @@ def smooth_scales(
     size = len(groups.fixed)
     inputs, weights, share = np.zeros(size), np.zeros(size), np.ones(size)
     for weight in traced.weights:
-        found = maxima.get(weight.node.inputs[0].name)
-        if found is None or not _free(weight, traced):
+        found, strength = maxima.get(weight.node.inputs[0].name), _strength(weight, strengths)
+        if found is None or strength is None or not _free(weight, traced):
             continue
         of = groups.of[weight.inputs]
         np.maximum.at(inputs, of, found)
         np.maximum.at(weights, of, columns(weight, per_channel=per_channel))
         if not (per_channel and is_depthwise(weight)):
-            share[of] = strength[weight.node.op not in CONVOLUTIONS]
+            share[of] = strength
     alive = (inputs > 0) & (weights > 0) & ~groups.fixed
     scales = np.ones(size)
     scales[alive] = inputs[alive] ** share[alive] / weights[alive] ** (1 - share[alive])
@@ -133,8 +143,17 @@ def is_pinned_product(weight: Weight, traced: Traced) -> bool:
     """Return whether a product reads a norm's output that is also read by a node that needs it unscaled."""
     if weight.node.op not in MATRIX_PRODUCTS or _free(weight, traced) or _axis(weight) is None:
         return False
+    return _reads_norm(weight)
+
+
+def _reads_norm(weight: Weight) -> bool:
+    """Return whether it is a product that reads a normalization."""
     maker = producer(weight.node.inputs[0])
-    return maker is not None and maker.op in NORMS
+    return weight.node.op in MATRIX_PRODUCTS and maker is not None and maker.op in NORMS
+
+
+def _strength(weight: Weight, strengths: Strengths) -> float | None:
+    return strengths[weight.node.op not in CONVOLUTIONS]
 
 
 def pinned_products(traced: Traced) -> tuple[Fed, ...]:

@@ -35,7 +35,8 @@ class Equalization:
         clips: treatment of a Clip from 0 to a number between two layers, with `cross_layer` and `smooth`.
         absorb_bias: move high biases before a Relu into the next layers.
         smooth: SmoothQuant strength for convolutions and for matrix products: move channel ranges from layer inputs
-            into their weights. None: off.
+            into their weights. None: off, for all or for convolutions.
+        only_after_norms: only in networks in which a product reads a normalization; other layers are no refusals.
         split: maximum number of channels added by outlier channel splitting, as a share of the channels of a layer.
         per_channel: whether weights get one scale per output channel.
         bits: bit width of the quantized weights.
@@ -44,7 +45,8 @@ class Equalization:
     cross_layer: bool = False
     clips: Clips = "channels"
     absorb_bias: bool = False
-    smooth: tuple[float, float] | None = None
+    smooth: tuple[float | None, float] | None = None
+    only_after_norms: bool = False
     split: float = 0.0
     per_channel: bool = True
     bits: int = 8
@@ -143,7 +145,7 @@ def wanted_ranges(graph: Graph, settings: Equalization) -> dict[str, int]:
         return found
     traced = trace(graph, RULES, settings.clips)
     if settings.smooth is not None:
-        found.update(smooth.wanted(traced))
+        found.update(smooth.wanted(traced, settings.smooth, only_after_norms=settings.only_after_norms))
     if settings.absorb_bias:
         found.update(before_relus(traced))
     return found
@@ -171,6 +173,8 @@ def _smooth(graph: Graph, settings: Equalization, maxima: Mapping[str, Array], d
     assert settings.smooth is not None
     _, product = settings.smooth
     names = Names(graph)
+    if settings.only_after_norms:
+        done = Equalized(done.fired)  # nobody asked for the layers that it does not suit
     traced = trace(graph, RULES, settings.clips)
     fed = smooth.pinned_products(traced)
     for one in fed:

@@ -5,17 +5,19 @@ Second moments determine the squared output error of a layer, means determine it
 
 from sbonnx.moments.means import Means, MeanSums
 from sbonnx.moments.second import Moments, shrinkage_of
-from sbonnx.moments.share import HeldRows, share_of
+from sbonnx.moments.share import Compensation, HeldRows, compensation_of, shift_gains
 from sbonnx.moments.sums import MomentSums, bytes_for, sample_weights
 
 __all__ = [
+    "Compensation",
     "HeldRows",
     "MeanSums",
     "Means",
     "MomentSums",
     "Moments",
     "bytes_for",
+    "compensation_of",
     "sample_weights",
-    "share_of",
+    "shift_gains",
     "shrinkage_of",
 ]

@@ -53,15 +53,23 @@ class MeanSums:
         self._layout, self._geometry = geometry.layer, geometry
         self._totals = [np.zeros((self._layout.groups, self._layout.inputs)) for _ in range(2 if two_streams else 1)]
         self._planes: list[Array] = []
-        self._count = 0
+        self._count = 0.0
 
-    def add(self, x: Array, quantized: Array | None = None, *, sample: int | Sequence[int]) -> None:
+    def add(
+        self,
+        x: Array,
+        quantized: Array | None = None,
+        *,
+        sample: int | Sequence[int],
+        weights: Array | None = None,
+    ) -> None:
         """Accumulate the op's input activations of one or several samples. The arrays may be reused afterwards.
 
         Args:
             x: the op's input in the float network, of any float type.
             quantized: the input in the quantized network, if there are two streams.
-            sample: number or numbers of the samples; ignored, as means do not depend on them.
+            sample: number of the sample, or the numbers of samples stacked along the leading axis.
+            weights: factor of each sample in the means, float64 of its length, see `sample_weights`; None: 1.
 
         Raises:
             ValueError: wrong number of streams, streams of different shapes, or an input that the op cannot read.
@@ -69,22 +77,27 @@ class MeanSums:
         streams = (x,) if quantized is None else (x, quantized)
         if len(streams) != len(self._totals) or streams[-1].shape != x.shape:
             raise ValueError(f"{[stream.shape for stream in streams]} do not fit these means")
-        self._count += self._geometry.count(x.shape)
+        samples = 1 if isinstance(sample, int) else len(sample)
+        each = self._geometry.count(x.shape) // samples
+        weights = np.ones(samples) if weights is None else weights
+        self._count += float(weights.sum()) * each
         if self._geometry.kernel:  # inputs (N, C, *space) are added per position
             if self._planes and self._planes[0].shape != x.shape[1:]:
                 self._fold()
             if not self._planes:
                 self._planes = [np.zeros(stream.shape[1:]) for stream in streams]
+            factors = np.repeat(weights, len(x) // samples)
             for plane, stream in zip(self._planes, streams, strict=True):
-                plane += stream.sum(axis=0, dtype=np.float64) if len(stream) > 1 else stream[0]
+                plane += np.tensordot(factors, stream.astype(np.float64), 1)
             return
         for total, stream in zip(self._totals, streams, strict=True):
-            total += self._geometry.rows(stream).sum(axis=1, dtype=np.float64)
+            rows = self._geometry.rows(stream)
+            total += np.einsum("gnk,n->gk", rows, np.repeat(weights, each), dtype=np.float64)
 
     def means(self) -> Means:
         """Return the means of everything added. Not finite if an input contained NaN or Inf."""
         self._fold()
-        found = [total / max(self._count, 1) for total in self._totals]
+        found = [total / (self._count or 1.0) for total in self._totals]
         return Means(self._layout, self._count, found[0], found[-1])
 
     def _fold(self) -> None:

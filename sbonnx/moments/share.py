@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, final
+from dataclasses import dataclass
+from typing import Final, TypeAlias, final
 
 import numpy as np
 
@@ -21,11 +22,14 @@ MOST_ROWS: Final = 64
 HELD_BYTES: Final = 32 << 20
 """Bytes of the rows that are kept of all held-out samples of a layer, except that each sample has a row."""
 
+HeldPairs: TypeAlias = Sequence[tuple[Array, Array]]
+"""Rows (G, n, K) of x and x' of each held-out sample."""
+
 SHARES: Final = np.linspace(0.0, 1.0, 21)
 """The shares that are compared."""
 
 FLOOR: Final = 1e-3
-"""Error of a sample, relative to the mean of all at share 0, below which it does not count as smaller."""
+"""Error of a row, relative to the mean of all without compensation, below which it does not count as smaller."""
 
 
 @final
@@ -57,23 +61,43 @@ class HeldRows:
         return [(x, quantized) for _, x, quantized in sorted(self._rows, key=lambda each: each[0])]
 
 
-def share_of(weight: Array, fit: Moments, held: Sequence[tuple[Array, Array]], *, centred: bool) -> float:
-    """Choose the share in [0, 1] of a fit to the float stream that typical held-out samples gain most from.
+@dataclass(frozen=True)
+class Compensation:
+    """What a layer compensates of the error of its inputs.
+
+    Attributes:
+        share: of it by the weight, in [0, 1].
+        centred: its mean by the bias.
+    """
+
+    share: float = 0.0
+    centred: bool = False
+
+
+def compensation_of(weight: Array, fit: Moments, held: HeldPairs, *, bias: bool) -> Compensation:
+    """Choose what a layer compensates of the error of its inputs: what typical held-out rows gain most from.
 
     The weight that is fitted to the float stream is w + d with d = w (B - A) A^-1 on the moments ``fit``. If only a
-    share s of d is added, the error of a sample is |w (x - x') - s d x'|^2, a parabola in s. The share of the smallest
-    mean logarithm over the samples is chosen: each sample counts by the decibels that it gains. The mean itself is
-    decided by the few samples that the quantized network gets wrong, and the others lose; and a layer with many inputs
-    that saw few independent rows fits chance, so its share is small.
+    share s of d is added, the error of a row is |w (x - x') - s d x'|^2, a parabola in s; with a bias, the means are
+    taken off x and x', if that is better. The smallest mean logarithm over rows is chosen, with equal weights of the
+    samples: each row counts by the decibels that it gains. The mean itself is decided by the few rows that the
+    quantized network gets wrong, such as tokens with outliers that are clipped, and the others lose; and a layer with
+    many inputs that saw few independent rows fits chance, so its share is small.
 
     Args:
         weight: matrices (G, O, K), float.
         fit: two-stream moments, of other samples.
-        held: rows (G, n, K) of x and x' of each held-out sample.
-        centred: a bias compensates the mean error: rows are taken less the means of ``fit``.
+        held: other samples than those of ``fit``.
+        bias: the layer has a bias that can compensate the mean error.
     """
     if fit.is_one_stream or not fit.rows or not held:
-        return 0.0
+        return Compensation(centred=bias)
+    found = [_best(weight, fit, held, centred) for centred in ((True, False) if bias else (False,))]
+    return min(found, key=lambda each: each[0])[1]
+
+
+def _best(weight: Array, fit: Moments, held: HeldPairs, centred: bool) -> tuple[float, Compensation]:
+    """Return the least mean logarithm of the errors and the compensation that has it."""
     moments = fit.centred() if centred else fit
     w = weight.astype(np.float64).transpose(0, 2, 1)
     diagonal = np.einsum("gkk->gk", moments.a).mean(axis=1)
@@ -82,17 +106,46 @@ def share_of(weight: Array, fit: Moments, held: Sequence[tuple[Array, Array]], *
         try:  # A is symmetric: d is the solution of A d' = (B - A)' w'
             d = np.linalg.solve(damped, (moments.b - moments.a).transpose(0, 2, 1) @ w)
         except np.linalg.LinAlgError:
-            return 0.0  # the diagonal varies so much that damping has no effect: the system is singular
+            d = np.zeros_like(w)  # the diagonal varies so much that damping has no effect: the system is singular
         w, d = w.astype(np.float32), d.astype(np.float32)
         shift = (fit.mean - fit.mean_quantized, fit.mean_quantized) if centred else (0 * fit.mean, 0 * fit.mean)
         lost, moved = (value[:, None].astype(np.float32) for value in shift)
-        sums = []
+        floor = FLOOR * float(np.mean([_squares((x - quantized) @ w).mean() for x, quantized in held]))
+        if not np.isfinite(floor) or not floor:
+            return np.inf, Compensation(centred=centred)
+        logs = []
         for x, quantized in held:
             error, change = (x - quantized - lost) @ w, (quantized - moved) @ d
-            pairs = ((error, error), (error, change), (change, change))
-            sums.append([float(np.einsum("gno,gno->", one, other, dtype=np.float64)) for one, other in pairs])
-        before, gained, added = np.array(sums).T[..., None]
-        errors = np.maximum(before - 2 * SHARES * gained + SHARES**2 * added, 0.0)
-        if not np.isfinite(errors).all() or not before.any():
-            return 0.0
-        return float(SHARES[np.log(errors + FLOOR * before.mean()).mean(axis=0).argmin()])
+            before, added = _squares(error)[:, None], _squares(change)[:, None]
+            gained = np.einsum("gno,gno->n", error, change, dtype=np.float64)[:, None]
+            errors = np.maximum(before - 2 * SHARES * gained + SHARES**2 * added, 0.0)
+            logs.append(np.log(errors + floor).mean(axis=0))
+        total = np.mean(logs, axis=0)
+    if not np.isfinite(total).all():
+        return np.inf, Compensation(centred=centred)
+    at = int(total.argmin())
+    return float(total[at]), Compensation(float(SHARES[at]), centred)
+
+
+def shift_gains(weight: Array, quantized: Array, shift: Array, held: HeldPairs) -> bool:
+    """Whether adding `shift` to the outputs V x' makes typical held-out rows closer to W x, as `compensation_of`.
+
+    Args:
+        weight, quantized: float matrices W and V (G, O, K).
+        shift: of the outputs, (G, O).
+        held: rows (G, n, K) of x and x' of each held-out sample.
+    """
+    w, v = (matrix.astype(np.float32).transpose(0, 2, 1) for matrix in (weight, quantized))
+    added = shift[:, None].astype(np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        errors = [x @ w - other @ v for x, other in held]
+        floor = FLOOR * float(np.mean([_squares(error).mean() for error in errors]))
+        before, after = (
+            np.mean([np.log(_squares(error - change) + floor).mean() for error in errors]) for change in (0.0, added)
+        )
+    return bool(floor == 0 or not np.isfinite(before) or after <= before)
+
+
+def _squares(error: Array) -> Array:
+    """Return the squared error of each row of (G, n, O), summed over outputs, float64 (n,)."""
+    return np.asarray(np.einsum("gno,gno->n", error, error, dtype=np.float64))

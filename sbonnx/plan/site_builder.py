@@ -25,7 +25,7 @@ CHANNEL_AXIS = {"NCHW": 1, "NLC": 2}
 def rounding_of(settings: TensorSettings) -> RoundingChoice:
     """Return the rounding method of a weight, from the recipe or by its bit width."""
     name = settings.rounding_name
-    return RoundingChoice(name, {} if name == NEAREST else settings.rounding_arguments, settings.scale_name)
+    return RoundingChoice(name, {} if name == NEAREST else settings.rounding_options, settings.scale_name)
 
 
 def weight_draft(place: Place, index: int, spec: QuantSpec, settings: TensorSettings, why: str, rule: str) -> Draft:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from sbonnx.recipe.defaults import by_width, is_symmetric, with_rounding
+from sbonnx.recipe.defaults import DEFAULT, EFFORTS, WidthDefaults, Widths, by_width, is_symmetric, with_rounding
 from sbonnx.recipe.names import BY_WIDTH, FLOAT, NEAREST, is_per_channel
 from sbonnx.recipe.node_patterns import matcher
 from sbonnx.recipe.problem import Path, Wrong, key_path, one_of, suggestion
@@ -52,6 +52,8 @@ class TensorSettings:
         rounding_scale: method that determines the scales of a weight, or "auto".
         by_width: `symmetric` was derived from the bit width.
         narrowest: least width of the recipe's whole sides.
+        widths: defaults by width.
+        op: operator type of the node; "": not known.
     """
 
     enabled: bool
@@ -71,6 +73,8 @@ class TensorSettings:
     rounding_scale: ScaleSetting = AUTO
     by_width: bool = False
     narrowest: int = MAX_BITS
+    widths: Widths = EFFORTS[DEFAULT]
+    op: str = ""
 
     def of_bits(self, bits: int, why: str) -> TensorSettings:
         """Return the settings at another bit width, 0 for float, because of the key `why`."""
@@ -87,7 +91,19 @@ class TensorSettings:
         """Rounding method of a weight, with "auto" resolved."""
         if self.rounding != AUTO:
             return self.rounding
-        return NEAREST if self.rounding_scale == "hqq" else by_width(min(self.bits, self.narrowest)).rounding
+        row = self._row
+        blind = self.rounding_scale == "hqq" or not (row.ops is None or not self.op or self.op in row.ops)
+        return NEAREST if blind else row.rounding
+
+    @property
+    def rounding_options(self) -> Mapping[str, float | str | bool]:
+        """Arguments of the rounding: those that were set, else those by width."""
+        search = self._row.search if self.rounding_name == "gptq" else {}
+        return {**search, **self.rounding_arguments}
+
+    @property
+    def _row(self) -> WidthDefaults:
+        return by_width(min(self.bits, self.narrowest), self.widths)
 
     @property
     def scale_name(self) -> ScaleName:
@@ -95,7 +111,7 @@ class TensorSettings:
         if self.rounding_scale != AUTO:
             return self.rounding_scale
         blind = self.block_size is not None or self.rounding_name == NEAREST
-        return "observer" if blind else by_width(self.bits).scale
+        return "observer" if blind else by_width(self.bits, self.widths).scale
 
     def off(self, why: str) -> TensorSettings:
         """Return the settings, left float because of the key `why`."""
@@ -124,7 +140,7 @@ def _weight_settings(keys: Weights | WeightChange) -> dict[str, Any]:
     return {
         "block_size": keys.block_size if isinstance(keys.block_size, int) else None,
         "rounding": AUTO if name == AUTO else rounding,
-        "rounding_arguments": arguments,
+        "rounding_arguments": {key: value for key, value in arguments.items() if value is not None},
         "rounding_scale": keys.rounding.scale,
     }
 
@@ -146,6 +162,7 @@ class Part:
         pattern: the entry's pattern, "" for the whole side.
         keys: the values.
         narrowest: least width of the recipe's whole sides.
+        widths: defaults by width.
     """
 
     side: str
@@ -153,6 +170,7 @@ class Part:
     pattern: str
     keys: Side | Change
     narrowest: int
+    widths: Widths
 
     @property
     def is_float(self) -> bool:
@@ -199,6 +217,7 @@ class Part:
             dtype=keys.quantizer.dtype,
             by_width=keys.qscheme == BY_WIDTH,
             narrowest=self.narrowest,
+            widths=self.widths,
             **specific,
         )
 

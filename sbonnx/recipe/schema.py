@@ -6,6 +6,7 @@ import copy
 import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Any, Literal, final
 
@@ -91,6 +92,11 @@ class Recipe(Section):
         shown="weight_only 1024 (virtual: 0), dynamic 16384",
     )
     skip_trace_modules: value_types.Patterns = key((), "nodes that stay float, weights and inputs", _NODES)
+    effort: Annotated[Literal["fast", "default", "best"], value_types.ANY_CASE] = new_key(
+        default_values.DEFAULT,
+        "time for accuracy: how weights are rounded by default, with which search, and how many samples it sees",
+        "fast (8 bits: nearest), default, best (the whole search, all samples)",
+    )
     w: Weights = Weights()
     a: Activations = Activations()
     include: value_types.Patterns = new_key((), "if not empty: only these nodes or tensors are quantized", _NODES)
@@ -204,11 +210,23 @@ class Recipe(Section):
         """Values of both sides, each followed by those of its entries of SPECIFIC."""
         found = []
         for name, side in (("W", self.w), ("A", self.a)):
-            found.append(Part(name, (name,), "", side, self._narrowest))
+            found.append(Part(name, (name,), "", side, self._narrowest, self._widths))
             for index, pattern, change in changes(side):
                 path = (name, "SPECIFIC", index, pattern)
-                found.append(Part(name, path, pattern, effective(side, change), self._narrowest))
+                found.append(Part(name, path, pattern, effective(side, change), self._narrowest, self._widths))
         return tuple(found)
+
+    @property
+    def _widths(self) -> default_values.Widths:
+        return default_values.widths_of(self.effort, self.mode)
+
+    @property
+    def rounding_samples(self) -> int | None:
+        """Number of samples that the rounding of weights and the correction of biases see; None: all."""
+        chosen = self.calibration.moments.samples
+        if chosen is None:
+            return default_values.by_width(self._narrowest, self._widths).samples
+        return chosen or None
 
     @property
     def _narrowest(self) -> int:
@@ -222,24 +240,24 @@ class Recipe(Section):
         """Settings of weights that no entry of SPECIFIC and no other key changes."""
         return self._parts[0].settings
 
-    @property
-    def rounds_by_inputs(self) -> bool:
+    def corrects_biases(self, ops: Collection[str], *, depthwise: bool) -> bool:
+        """Whether biases are corrected by measured mean errors.
+
+        Args:
+            ops: types of the linear operators of the network.
+            depthwise: it has depthwise convolutions, whose few weights per output shift its mean most.
+        """
+        if self.bias_correction != "auto":
+            return self.bias_correction == "empirical"
+        measured = self.mode == names.STATIC and self.weight_settings.enabled
+        return (depthwise and measured) or self._rounds_by_inputs(ops)
+
+    def _rounds_by_inputs(self, ops: Collection[str]) -> bool:
         """Whether the rounding of some weight uses the input activations of its layer."""
         wished = [part.settings for part in self._parts if part.side == "W"]
         ends = [ends.w for ends in (self.first_bits, self.last_bits) if ends.w is not None]
         wished += [wished[0].of_bits(bits, wished[0].why) for bits in ends]
-        return any(one.enabled and one.rounds_by_inputs for one in wished)
-
-    def corrects_biases(self, *, depthwise: bool) -> bool:
-        """Whether biases are corrected by measured mean errors.
-
-        Args:
-            depthwise: the network has depthwise convolutions, whose few weights per output shift its mean most.
-        """
-        if self.bias_correction != "auto":
-            return self.bias_correction == "empirical"
-        measured = self.mode == "static" and self.weight_settings.enabled
-        return self.rounds_by_inputs or (depthwise and measured)
+        return any(replace(one, op=op).rounds_by_inputs for one in wished if one.enabled for op in ops)
 
     def settings(
         self, side: names.SideName, *, node: str, op: str, tensor: str, place: names.Place = ""
@@ -253,7 +271,7 @@ class Recipe(Section):
             node, op, tensor: original name and operator type of the reader, original name of the tensor.
             place: "first" or "last" if the node is the first or last linear layer of the model.
         """
-        found = self._wished(side, node, op, tensor, place)
+        found = replace(self._wished(side, node, op, tensor, place), op=op)
         for name, patterns in (("SKIP_TRACE_MODULES", self.skip_trace_modules), ("EXCLUDE", self.exclude)):
             index = first_hit(patterns, node, op, tensor, self.nodes_of(name))
             if index is not None:

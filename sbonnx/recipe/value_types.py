@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Annotated, Any, Final, TypeVar, get_args
+from typing import Annotated, Any, Final, Literal, TypeVar, get_args
 
 from pydantic import BeforeValidator, GetCoreSchemaHandler, GetJsonSchemaHandler
 
@@ -181,15 +181,17 @@ def _widths(value: object) -> tuple[int, ...]:
     return tuple(sorted(found, key=lambda width: width or FLOAT_BITS))
 
 
-def _strength(value: object) -> float | bool:
-    """Read a strength from 0 to 1, or a boolean for the default strength or none."""
+def _strength(value: object) -> float | bool | str:
+    """Read a strength from 0 to 1, a boolean for the default strength or none, or "auto"."""
+    if isinstance(value, str) and value.lower() == "auto":
+        return "auto"
     found = None if isinstance(value, bool) else number(value)
     if found is not None and 0 <= found <= 1:
         return found
     try:
         return flag(value)
     except Wrong as problem:
-        raise Wrong("must be true, false or a number from 0 to 1", value=value) from problem
+        raise Wrong("must be auto, true, false or a number from 0 to 1", value=value) from problem
 
 
 def _by_output(text: str, schema: dict[str, Any], **bounds: float) -> ValueReader:
@@ -368,7 +370,7 @@ _TAIL = "a share of the values, from 0 to below 0.5 (0.001 cuts the outermost 0.
 _NUMBER = {"type": "number"}
 _COSINE = {"type": "number", "minimum": -1, "maximum": 1}
 _DECIBEL = {"minimum": -1000.0, "maximum": 1000.0}
-_STRENGTHS = {"anyOf": [{"type": "boolean"}, {"type": "number", "minimum": 0, "maximum": 1}]}
+_STRENGTHS = {"anyOf": [{"type": "boolean"}, {"const": "auto"}, {"type": "number", "minimum": 0, "maximum": 1}]}
 _NUMBER_OR_TEXT = {"anyOf": [{"type": "number", "minimum": 0, "maximum": 1}, {"type": "string"}]}
 _WIDTHS = {
     "anyOf": [{"type": "array", "items": {"anyOf": [{"type": "integer"}, {"const": "float"}]}}, {"type": "string"}]
@@ -406,7 +408,7 @@ Pattern = Annotated[str, ValueReader(_pattern, _TEXT)]
 TensorPattern = Annotated[str, ValueReader(_tensor_pattern, _TEXT)]
 Patterns = Annotated[tuple[Pattern, ...], ValueReader(items, _TEXTS)]
 TensorGroup = Annotated[tuple[TensorPattern, ...], ValueReader(items, _TEXTS)]
-Strength = Annotated[float | bool, ValueReader(_strength, _STRENGTHS)]
+Strength = Annotated[float | bool | Literal["auto"], ValueReader(_strength, _STRENGTHS)]
 Decibel = Annotated[float, ValueReader(real("a number of decibel", **_DECIBEL).read, _NUMBER)]
 DecibelByOutput = Annotated[float | dict[str, float], _by_output("a number of decibel", _NUMBER, **_DECIBEL)]
 CosineByOutput = Annotated[float | dict[str, float], _by_output("a cosine, -1 to 1", _COSINE, minimum=-1, maximum=1)]

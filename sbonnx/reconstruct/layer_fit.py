@@ -13,7 +13,7 @@ from sbonnx.calib.qparams.solve import scale_type
 from sbonnx.calib.quantized.state import QuantState
 from sbonnx.errors import NumericError
 from sbonnx.graph import Graph
-from sbonnx.moments import Means, Moments, share_of, shrinkage_of
+from sbonnx.moments import Compensation, Means, Moments, compensation_of, shift_gains, shrinkage_of
 from sbonnx.plan.types import Gain, Plan, RoundingChoice, Site
 from sbonnx.reconstruct.layer_inputs import HELD, WHAT, Layer, Seen, Watched, WatchedMeans, watched
 from sbonnx.report import Refusal
@@ -40,6 +40,7 @@ class Reconstruction:
         rows: number of input rows that a layer uses, per weight of an output; 0: all.
         correct: correct biases that belong to one layer by the mean output shift that rounding causes.
         seed: of the row picks.
+        samples: maximum number of samples, chosen by content; None: all.
     """
 
     quantized: bool = True
@@ -47,6 +48,7 @@ class Reconstruction:
     rows: int = 32
     correct: bool = True
     seed: int = 0
+    samples: int | None = None
 
     @property
     def holds_out(self) -> bool:
@@ -141,14 +143,18 @@ class LayerFitter:
             raise NumericError("its inputs were never computed")
         if not (np.isfinite(means.mean).all() and np.isfinite(means.mean_quantized).all()):
             raise NumericError("its inputs hold NaN or infinite values")
+        pairs = [] if one.rows is None else one.rows.pairs()
+        corrects = layer.bias is not None
         if isinstance(one, Watched):
-            share = self.options.share or 0.0
-            if one.rows is not None:
+            chosen = Compensation(self.options.share or 0.0, corrects)
+            if pairs:
                 weight = fit.layout.matrices(self.numbers.weight(layer.site))
-                share = share_of(weight, fit, one.rows.pairs(), centred=layer.bias is not None)
-            self._moments[layer.site.key] = _judged(moments, fit, held, share, centred=layer.bias is not None)
+                chosen = compensation_of(weight, fit, pairs, bias=corrects)
+            self._moments[layer.site.key] = _judged(moments, fit, held, chosen.share, centred=chosen.centred)
+            corrects = chosen.centred
         self.numbers.codes_of(layer.site)
-        self._correct(layer, means)
+        if corrects:
+            self._correct(layer, means, pairs if isinstance(one, WatchedMeans) else [])
 
     def fake_quant(self, site: Site | None, value: Array) -> Array:
         """Quantize and dequantize an activation as the layer reads it in the quantized stream."""
@@ -182,14 +188,17 @@ class LayerFitter:
             self.gains[site.key] = Gain(choice.name, found.loss, found.nearest)
         return found.codes, found.qparams
 
-    def _correct(self, layer: Layer, means: Means) -> None:
+    def _correct(self, layer: Layer, means: Means, held: Sequence[tuple[Array, Array]]) -> None:
+        """Add the mean error to the bias, unless typical ones of the rows `held` lose by it."""
         codes, qparams = self.numbers.codes.get(layer.site.key), self.numbers.params(layer.site)
         if layer.bias is None or codes is None or qparams is None:
             return
         layout = means.layout
-        float_weight = layout.matrices(self.numbers.weight(layer.site))
-        shift = means.mean_error(float_weight, layout.matrices(qparams.dequantize(codes))).reshape(-1)
-        values = np.asarray(layer.bias.values)
+        weights = layout.matrices(self.numbers.weight(layer.site)), layout.matrices(qparams.dequantize(codes))
+        error = means.mean_error(*weights)
+        if held and not shift_gains(*weights, error, held):
+            return
+        shift, values = error.reshape(-1), np.asarray(layer.bias.values)
         self.numbers.constants[layer.bias.name] = (
             (values.reshape(-1) + shift).reshape(values.shape).astype(values.dtype)
         )

@@ -149,9 +149,7 @@ class Watched:
 
     def add(self, value: Array, quantized: Array | None, samples: Sequence[int]) -> None:
         """Accumulate one sample, or several stacked along the leading axis; `samples`: their ranks in content order."""
-        weights = None
-        if quantized is not None and self.resolution is not None:
-            weights = sample_weights(value, quantized, len(samples), self.resolution)
+        weights = _weights(value, quantized, len(samples), self.resolution)
         if self.held is None:
             self.sums.add(value, quantized, sample=samples, weights=weights)
             return
@@ -166,12 +164,7 @@ class Watched:
                     sample=some,
                     weights=None if weights is None else weights[at],
                 )
-        if self.rows is not None and quantized is not None:
-            each = len(value) // len(samples)
-            for place, sample in enumerate(samples):
-                if sample % HELD == HELD - 1:
-                    part = slice(place * each, (place + 1) * each)
-                    self.rows.add(value[part], quantized[part], sample=sample)
+        _keep_held(self.rows, value, quantized, samples)
 
     def moments(self, layer: Layer) -> Moments:
         """Return the moments for one of the layers, over all samples."""
@@ -193,10 +186,15 @@ class WatchedMeans:
     site: Site | None
     layers: list[Layer]
     sums: MeanSums
+    rows: HeldRows | None = None
+    resolution: float | None = None
 
     def add(self, value: Array, quantized: Array | None, samples: Sequence[int]) -> None:
         """Accumulate one sample, or several stacked along the leading axis."""
-        self.sums.add(value, quantized, sample=samples)
+        self.sums.add(
+            value, quantized, sample=samples, weights=_weights(value, quantized, len(samples), self.resolution)
+        )
+        _keep_held(self.rows, value, quantized, samples)
 
     def means(self, layer: Layer) -> Means:
         """Return the means for one of the layers."""
@@ -204,6 +202,24 @@ class WatchedMeans:
 
 
 Seen = Watched | WatchedMeans
+
+
+def _weights(value: Array, quantized: Array | None, samples: int, resolution: float | None) -> Array | None:
+    """Return the weights of samples, see `sample_weights`; None: all have the same."""
+    if quantized is None or resolution is None:
+        return None
+    return sample_weights(value, quantized, samples, resolution)
+
+
+def _keep_held(rows: HeldRows | None, value: Array, quantized: Array | None, samples: Sequence[int]) -> None:
+    """Keep rows of those samples that belong to the hold-out set."""
+    if rows is None or quantized is None:
+        return
+    each = len(value) // len(samples)
+    for place, sample in enumerate(samples):
+        if sample % HELD == HELD - 1:
+            part = slice(place * each, (place + 1) * each)
+            rows.add(value[part], quantized[part], sample=sample)
 
 
 def watched(
@@ -229,7 +245,8 @@ def watched(
         name = f"{layer.tensor}/{len(found)}"
         if key not in found and not layer.rounds:
             means = MeanSums(layer.geometry, two_streams=two_streams)
-            found[key] = WatchedMeans(name, layer.tensor, layer.reads, [], means)
+            rows_held = HeldRows(layer.geometry, samples=hold_out, seed=seed) if hold_out else None
+            found[key] = WatchedMeans(name, layer.tensor, layer.reads, [], means, rows_held, resolution(layer))
         elif key not in found:
             sums = [
                 MomentSums(layer.geometry, two_streams=two_streams, rows_a_sample=rows(layer), seed=seed)

@@ -72,7 +72,7 @@ def walk_rounding(
         two_streams=settings.quantized,
         hold_out=settings.holds_out,
     )
-    fit = LayerFitter(graph, plan, ranges.bounds, settings, ranges.samples or units.samples)
+    fit = LayerFitter(graph, plan, ranges.bounds, settings, units.samples)
     walk = _LayerwiseRounding(fit, layers, units, options, samples_at_once(options), options.memory_bytes)
     with one_blas_thread():
         if settings.quantized:

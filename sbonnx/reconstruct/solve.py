@@ -59,7 +59,7 @@ def reconstruct(
     if rounding.reconstruction is not None:
         units = SampleSplitter(graph, device=options.device).units(data.items())
         settings = rounding.reconstruction
-        with canonical_samples(units, options.memory_bytes) as sorted_units:
+        with canonical_samples(units, options.memory_bytes, settings.samples) as sorted_units:
             walked = walk_rounding(graph, plan, sorted_units, ranges, settings, rounding.inputs, options)
             if wants_blocks(plan):
                 walked = walk_blocks(graph, plan, sorted_units, walked, settings.seed, options)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, Final
 
 from sbonnx import graph as graphs
 from sbonnx.errors import SbonnxError
 from sbonnx.graph import Graph, query
-from sbonnx.ops import MATRIX_PRODUCTS
+from sbonnx.ops import LINEAR, MATRIX_PRODUCTS
 from sbonnx.recipe import Recipe
 from sbonnx.recipe.backend_limits import sides
 from sbonnx.recipe.names import FLOAT, FULL_BITS, NEAREST, is_per_channel
@@ -39,7 +39,7 @@ class Situation:
 
     recipe: Recipe
     batch_norms: bool
-    products: bool
+    ops: frozenset[str]
     depthwise: bool = False
 
     @staticmethod
@@ -47,7 +47,12 @@ class Situation:
         """Collect the facts of a recipe and of the model as stored in the file."""
         ops = {node.op for node in query.all_nodes(graph)}
         depthwise = any(query.is_depthwise(node) for node in query.all_nodes(graph))
-        return Situation(recipe, BATCH_NORM in ops, bool(ops & MATRIX_PRODUCTS), depthwise)
+        return Situation(recipe, BATCH_NORM in ops, frozenset(ops & LINEAR.keys()), depthwise)
+
+    @property
+    def products(self) -> bool:
+        """Whether the model has matrix products."""
+        return bool(self.ops & MATRIX_PRODUCTS)
 
     @property
     def weights(self) -> bool:
@@ -67,12 +72,13 @@ class Situation:
     @property
     def by_inputs(self) -> bool:
         """Whether weights are rounded by the inputs of their layers by default."""
-        return self.recipe.weight_settings.rounding_name != NEAREST
+        whole = self.recipe.weight_settings
+        return all(replace(whole, op=op).rounding_name != NEAREST for op in self.ops)
 
     @property
     def corrected(self) -> bool:
         """Whether biases are corrected by default, on quantized inputs."""
-        return self.recipe.corrects_biases(depthwise=self.depthwise)
+        return self.recipe.corrects_biases(self.ops, depthwise=self.depthwise)
 
     @property
     def inputs(self) -> bool:

@@ -83,10 +83,15 @@ def equalize_activations(state: PipelineState, options: RunOptions) -> PipelineS
         return state
     if not settings.needs_ranges:
         return _scale_by_activations(state, options)
+    if state.data is None and settings.only_after_norms and not settings.absorb_bias:
+        return _scale_by_activations(state, options)
     if state.data is None:
         return state.refused(Refusal("equalize", "EQUALIZE", "there are no data to measure the ranges of channels on"))
     graph = prepared.graph
-    ranges = channel_ranges(graph, wanted_ranges(graph, settings), state.data.fit, options)
+    wanted = wanted_ranges(graph, settings)
+    if settings.only_after_norms and not settings.absorb_bias and not wanted:
+        return _scale_by_activations(state, options)
+    ranges = channel_ranges(graph, wanted, state.data.fit, options)
     done = equalize_measured(graph, settings, ranges)
     plan = make(graph, prepared.recipe, prepared.backend, observers=frozenset(OBSERVERS))
     kept = [refusal for refusal in prepared.refusals if refusal not in prepared.plan.refusals]

@@ -17,6 +17,7 @@ from sbonnx.correct import give_biases, own_statistics, record_normals
 from sbonnx.equalize import equalize
 from sbonnx.errors import ModelError
 from sbonnx.graph import Graph, edit, query
+from sbonnx.ops import LINEAR
 from sbonnx.options import RunOptions
 from sbonnx.plan import Plan, make
 from sbonnx.plan.node_infos import node_infos
@@ -73,8 +74,9 @@ def fuse(state: PipelineState, options: RunOptions) -> PipelineState:
     ]
     record_normals(graph)
     state = _applied(state, fusions)
-    depthwise = any(query.is_depthwise(node) for _, body in query.scopes(graph) for node in body.nodes)
-    corrects = recipe.corrects_biases(depthwise=depthwise)
+    linear = [node for _, body in query.scopes(graph) for node in body.nodes if node.op in LINEAR]
+    ops, depthwise = {node.op for node in linear}, any(query.is_depthwise(node) for node in linear)
+    corrects = recipe.corrects_biases(ops, depthwise=depthwise)
     if corrects or recipe.bias_correction == "analytic" or recipe.schedule.bn_tuning:
         give_biases(graph)
     if recipe.schedule.bn_tuning:

@@ -186,17 +186,27 @@ def run_options(recipe: Recipe, progress: Progress | None = None) -> RunOptions:
 def equalization_of(recipe: Recipe) -> Equalization:
     """Return the equalization settings of a recipe."""
     section = recipe.equalize
-    strength = section.smooth_quant
-    smooth = SMOOTH if strength is True else None if strength is False else (float(strength), float(strength))
     return Equalization(
         cross_layer=section.cross_layer,
         clips=section.clip,
         absorb_bias=section.absorb_bias,
-        smooth=smooth,
+        smooth=_smoothing(recipe),
+        only_after_norms=section.smooth_quant == "auto",
         split=section.split_channels,
         per_channel=is_per_channel(recipe.w.qscheme),
         bits=recipe.w.quantizer.bit,
     )
+
+
+def _smoothing(recipe: Recipe) -> tuple[float | None, float] | None:
+    """Return the strengths of SmoothQuant for convolutions and for products."""
+    strength = recipe.equalize.smooth_quant
+    if strength == "auto":
+        static = recipe.mode == "static" and recipe.w.quantizer.bit and recipe.a.quantizer.bit
+        return (None, SMOOTH[1]) if static else None
+    if isinstance(strength, bool):
+        return SMOOTH if strength else None
+    return (float(strength), float(strength))
 
 
 def reconstruction_of(prepared: Prepared) -> Reconstruction | None:
@@ -206,7 +216,12 @@ def reconstruction_of(prepared: Prepared) -> Reconstruction | None:
     calibration = prepared.recipe.calibration
     moments = calibration.moments
     return Reconstruction(
-        moments.inputs == "quantized", moments.share, moments.rows, prepared.corrects, calibration.seed
+        moments.inputs == "quantized",
+        moments.share,
+        moments.rows,
+        prepared.corrects,
+        calibration.seed,
+        prepared.recipe.rounding_samples,
     )
 
 

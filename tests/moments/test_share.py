@@ -1,11 +1,12 @@
-"""The compensated share of the input error is the one that lowers the error of typical held-out samples."""
+"""What is compensated of the input error is what lowers the error of typical held-out rows."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from sbonnx.moments import HeldRows, Moments, MomentSums, share, share_of
+from sbonnx.moments import HeldRows, Moments, MomentSums, compensation_of, share, shift_gains
+from sbonnx.moments.share import Compensation
 from sbonnx.spec import Array
 from tests.support.linear_ops import FIXED, Linear
 
@@ -37,7 +38,7 @@ def held(samples: list[Pair]) -> list[Pair]:
 
 def chosen(fit: list[Pair], other: list[Pair]) -> float:
     weight = np.random.default_rng(0).standard_normal((1, 4, 8)).astype(np.float32)
-    return share_of(weight, moments(fit), held(other), centred=False)
+    return compensation_of(weight, moments(fit), held(other), bias=False).share
 
 
 def test_what_holds_is_compensated_and_chance_is_not() -> None:
@@ -58,20 +59,34 @@ def test_one_loud_sample_does_not_decide() -> None:
 def test_a_mean_error_that_the_bias_takes_is_not_compensated_twice() -> None:
     samples = [(x, x + 3.0) for x, _ in drifted(20)]
     weight = np.ones((1, 4, 8), np.float32)
-    assert share_of(weight, moments(samples), held(samples), centred=True) == 0.0
-    assert share_of(weight, moments(samples), held(samples), centred=False) > 0.5
+    assert compensation_of(weight, moments(samples), held(samples), bias=True) == Compensation(0.0, centred=True)
+    assert compensation_of(weight, moments(samples), held(samples), bias=False).share > 0.5
+
+
+def test_a_few_loud_rows_do_not_shift_the_others() -> None:
+    """One row of each sample, such as a token whose outliers are clipped, has an error of its own."""
+    samples = [(x, x.copy()) for x, _ in drifted(20)]
+    weight = np.ones((1, 4, 8), np.float32)
+    for _, quantized in samples:
+        quantized[0] += 30.0
+        quantized[1:] += 0.01 * RNG.standard_normal(quantized[1:].shape)
+    found = moments(samples)
+    assert not compensation_of(weight, found, held(samples), bias=True).centred
+    shift = found.means.mean_error(weight, weight)
+    assert not shift_gains(weight, weight, shift, held(samples))
+    common = [(x, x + 0.5) for x, _ in samples]
+    assert shift_gains(weight, weight, moments(common).means.mean_error(weight, weight), held(common))
 
 
 def test_where_nothing_can_be_said_nothing_is_compensated() -> None:
     samples = drifted(4)
     weight = np.ones((1, 4, 8), np.float32)
-    assert share_of(weight, moments(samples), [], centred=False) == 0.0
-    assert (
-        share_of(weight, moments([(x, x) for x, _ in samples]), held([(x, x) for x, _ in samples]), centred=False)
-        == 0.0
-    )
+    same = [(x, x) for x, _ in samples]
     broken = [(np.full_like(x, np.nan), x) for x, _ in samples]
-    assert share_of(weight, moments(samples), held(broken), centred=False) == 0.0
+    for fit, other in ((samples, []), (same, same), (samples, broken)):
+        for bias in (True, False):
+            found = compensation_of(weight, moments(fit), held(other), bias=bias)
+            assert found == Compensation(0.0, centred=bias)
 
 
 @pytest.mark.parametrize("name", FIXED)

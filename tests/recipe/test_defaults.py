@@ -13,7 +13,7 @@ from sbonnx.batch.jobs.jobfile import read_jobs
 from sbonnx.batch.jobs.steps import recipe_of
 from sbonnx.errors import RecipeError
 from sbonnx.recipe import Recipe, annotated_default, as_yaml, load
-from sbonnx.recipe.defaults import BY_BACKEND, WIDTHS, by_width
+from sbonnx.recipe.defaults import BY_BACKEND, EFFORTS, by_width, widths_of
 from sbonnx.recipe.documentation import maker_by_key
 from sbonnx.stages.state import read_recipe
 
@@ -108,23 +108,49 @@ def test_every_default_is_a_key() -> None:
 
 
 def test_widths_are_in_the_document() -> None:
-    """When this fails: the rows of sbonnx.recipe.defaults.WIDTHS are in docs/recipe.md, below "By width"."""
+    """When this fails: the rows of sbonnx.recipe.defaults.EFFORTS are in docs/recipe.md, below "By width"."""
     text = (Path(__file__).parents[2] / "docs" / "recipe.md").read_text()
-    low = 2
-    for row in WIDTHS:
-        assert f"| {low} to {row.below - 1} | `{row.scheme}` | `{row.rounding}` | `{row.scale}` |" in text
-        assert all(by_width(bits) is row for bits in range(low, row.below))
-        low = row.below
-    assert low == 17
+    for effort, widths in EFFORTS.items():
+        low = 2
+        for row in widths:
+            rounding = f"`{row.rounding}`" + (" of convolutions" if row.ops else "")
+            search = ", ".join(str(row.search.get(key, "")) for key in ("beams", "steps", "sweeps"))
+            search = search if row.search else "16, 8, 20" if row.rounding == "gptq" else ""
+            cells = (f"`{effort}`", f"{low} to {row.below - 1}", f"`{row.scheme}`", rounding, f"`{row.scale}`", search)
+            line = "| " + " | ".join((*cells, str(row.samples or "all"))) + " |"
+            assert line in text, line
+            assert all(by_width(bits, widths) is row for bits in range(low, row.below))
+            low = row.below
+        assert low == 17
+
+
+@pytest.mark.parametrize("effort", EFFORTS)
+def test_effort(effort: str) -> None:
+    recipe = load({"EFFORT": effort})
+    conv, product = (recipe.settings("w", node="a", op=op, tensor="w") for op in ("Conv", "MatMul"))
+    assert conv.rounding_name == ("nearest" if effort == "fast" else "gptq") and product.rounding_name == "nearest"
+    assert recipe.rounding_samples == {"fast": 16, "default": 64, "best": None}[effort]
+    assert conv.rounding_options == ({"beams": 4, "steps": 0, "sweeps": 2, **PLAIN} if effort == "default" else PLAIN)
+    low = load({"EFFORT": effort, "W.QUANTIZER.BIT": 4, "W.ROUNDING.GPTQ.BEAMS": 2})
+    product = low.settings("w", node="a", op="MatMul", tensor="w")
+    assert product.rounding_name == "gptq" and product.rounding_options["beams"] == 2
+    for mode in ("dynamic", "weight_only"):  # data are optional there
+        assert all(row.rounding == "nearest" for row in widths_of(effort, mode) if row.below > 8)
+    assert load({"EFFORT": effort, "CALIBRATION.MOMENTS.SAMPLES": 0}).rounding_samples is None
+    assert load({"EFFORT": effort, "CALIBRATION.MOMENTS.SAMPLES": 5}).rounding_samples == 5
+
+
+PLAIN: Mapping[str, Any] = {"damping": 0.01, "order": "pivot"}
 
 
 AUTO_MEANS = [
     # the rounding goes by the narrowest of the weight, W and A; scheme and scale by the width of the weight
     ({"W.QUANTIZER.BIT": 4}, (False, "gptq", "search"), (True, "gptq", "observer")),
-    ({"W.QUANTIZER.BIT": 4, "W.QUANTIZER.DISABLE": True}, (False, "gptq", "search"), (True, "nearest", "observer")),
+    ({"W.QUANTIZER.BIT": 4, "W.QUANTIZER.DISABLE": True}, (False, "gptq", "search"), (True, "gptq", "observer")),
     ({"A.QUANTIZER.BIT": 4}, (True, "gptq", "observer"), (True, "gptq", "observer")),
-    ({"A.QUANTIZER.BIT": 0}, (True, "nearest", "observer"), (True, "nearest", "observer")),
-    ({}, (True, "nearest", "observer"), (True, "nearest", "observer")),
+    ({"A.QUANTIZER.BIT": 0}, (True, "gptq", "observer"), (True, "gptq", "observer")),
+    ({}, (True, "gptq", "observer"), (True, "gptq", "observer")),
+    ({"EFFORT": "fast"}, (True, "nearest", "observer"), (True, "nearest", "observer")),
 ]
 
 

@@ -178,7 +178,8 @@ def test_patterns_that_mean_nothing(source: dict[str, Any], message: str) -> Non
 @pytest.mark.parametrize(
     ("weights", "rounding", "scale"),
     [
-        ({"QUANTIZER": {"BIT": 8}}, "nearest", "observer"),
+        ({"QUANTIZER": {"BIT": 8}}, "gptq", "observer"),
+        ({"QUANTIZER": {"BIT": 8}, "ROUNDING": "nearest"}, "nearest", "observer"),
         ({"QUANTIZER": {"BIT": 8}, "ROUNDING": "gptq"}, "gptq", "observer"),
         ({"QUANTIZER": {"BIT": 4}}, "gptq", "search"),
         ({"QUANTIZER": {"BIT": 4}, "ROUNDING": "nearest"}, "nearest", "observer"),

@@ -101,7 +101,7 @@ def test_a_step_that_makes_it_worse_is_off() -> None:
         kind = "relative"
 
         def score(self, prepared: Any, solution: Any) -> Score:
-            error = 0.5 if prepared.recipe.equalize.smooth_quant else 1.0
+            error = 0.5 if prepared.recipe.equalize.smooth_quant is True else 1.0
             return Score(error, error, 0.0, None)
 
     trials.judge = Fake()  # type: ignore[assignment]

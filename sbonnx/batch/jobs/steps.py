@@ -161,7 +161,7 @@ def measures_alone(recipe: Recipe) -> bool:
     with an explicit cache uses that one.
     """
     wishes = recipe.equalize
-    equalizes = wishes.smooth_quant is not False or wishes.absorb_bias or wishes.awq
+    equalizes = wishes.smooth_quant not in (False, AUTO) or wishes.absorb_bias or wishes.awq
     searches = recipe.auto.enable or recipe.mixed.wanted
     return bool(searches or equalizes or recipe.calibration.cache is not None)
 

@@ -158,14 +158,23 @@ class Gptq(Section):
         "inputs in the order of least error, by falling second moment, or as they come",
         "pivot, activation, none",
     )
-    beams: value_types.Count = new_key(
-        16, "choices of codes that each output keeps in play; 1 is plain GPTQ", "1 or more"
+    beams: value_types.Count | None = new_key(
+        None,
+        "choices of codes that each output keeps in play; 1 is plain GPTQ",
+        "1 or more",
+        shown="16; from 8 bits on 4 (EFFORT best: 16)",
     )
-    steps: value_types.CountOrNone = new_key(
-        8, "steps of tabu search afterwards, of one code each, for each input of an output", "0 or more"
+    steps: value_types.CountOrNone | None = new_key(
+        None,
+        "steps of tabu search afterwards, of one code each, for each input of an output",
+        "0 or more",
+        shown="8; from 8 bits on 0 (EFFORT best: 8)",
     )
-    sweeps: value_types.CountOrNone = new_key(
-        20, "passes of coordinate descent over the codes afterwards, while any changes", "0 or more"
+    sweeps: value_types.CountOrNone | None = new_key(
+        None,
+        "passes of coordinate descent over the codes afterwards, while any changes",
+        "0 or more",
+        shown="20; from 8 bits on 2 (EFFORT best: 20)",
     )
 
 
@@ -206,7 +215,7 @@ class AdaRound(Section):
         "0 to 1",
     )
 
-    def named(self) -> tuple[str, dict[str, float | str | bool]]:
+    def named(self) -> tuple[str, dict[str, float | str | bool | None]]:
         """Return the rounding method and its keyword arguments."""
         chosen = dict(self)
         by_batches = chosen.pop("loss") == "batches"
@@ -237,8 +246,8 @@ class Rounding(Section):
     type: value_types.RoundingName = new_key(
         AUTO,
         "how a weight becomes codes",
-        "auto (gptq where the weight, W or A has fewer than 8 bits and there are data, else nearest), nearest, gptq, "
-        "adaround, adaquant",
+        "auto (gptq where there are data: for convolutions, and for all layers where the weight, W or A has fewer than "
+        "8 bits; else nearest), nearest, gptq, adaround, adaquant",
     )
     scale: Annotated[ScaleSetting, value_types.ANY_CASE] = new_key(
         AUTO,
@@ -251,8 +260,8 @@ class Rounding(Section):
     adaround: AdaRound = AdaRound()
     adaquant: AdaQuant = AdaQuant()
 
-    def named(self, name: str) -> tuple[str, dict[str, float | str | bool]]:
-        """Return the rounding method for `name`, and its keyword arguments."""
+    def named(self, name: str) -> tuple[str, dict[str, float | str | bool | None]]:
+        """Return the rounding method for `name`, and its keyword arguments; None: by width and EFFORT."""
         if name == "adaround":
             return self.adaround.named()
         chosen = {"gptq": self.gptq, "adaquant": self.adaquant}.get(name)

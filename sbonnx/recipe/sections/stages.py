@@ -26,8 +26,9 @@ class Equalize(Section):
         False, "what lies always above 0 before a Relu moved into the next layers' biases", "true, false; wants data"
     )
     smooth_quant: value_types.Strength = new_key(
-        False,
+        "auto",
         "ranges of channels moved from inputs of layers into their weights (Xiao 2023); the number is the strength",
+        "auto (0.5 for matrix products of static networks in which one reads a normalization, as in transformers), "
         "false, true (0.5 for matrix products, 0.3 for convolutions), 0 to 1; wants data",
     )
     split_channels: value_types.Ratio = new_key(
@@ -86,6 +87,12 @@ class MomentsOf(Section):
     )
     rows: value_types.CountOrNone = new_key(
         32, "rows of its inputs that a layer sees, for each weight of an output; 0: all there are", "0 or more"
+    )
+    samples: value_types.CountOrNone | None = new_key(
+        None,
+        "how many samples are used at most, chosen by their contents; 0: all",
+        "0 or more",
+        shown="all below 8 bits, else 64 (by EFFORT)",
     )
 
 

@@ -48,6 +48,24 @@ def test_samples_of_one_size_lie_together() -> None:
     assert sizes == sorted(sizes)
 
 
+def test_which_samples_are_kept_depends_on_their_contents_alone() -> None:
+    """Not on their order, nor on their sizes; the rest is freed."""
+    every = list(range(7))
+    with TensorStore() as store:
+        whole = [each for _, each in told(CanonicalSamples(units(every), store))]
+    kept = []
+    for order in (every, every[::-1]):
+        with TensorStore() as store:
+            found = CanonicalSamples(units(order), store, 3)
+            assert found.samples == 3 and [rank for rank, _ in told(found)] == [0, 1, 2]
+            assert store.counters.resident == sum(x.nbytes for unit in found for x in unit.feed.values())
+            kept.append([each for _, each in told(found)])
+    assert kept[0] == kept[1] and all(each in whole for each in kept[0])
+    digests = sorted(content_key(unit.feed)[1] for unit in units(every))
+    with TensorStore() as store:
+        assert {content_key(unit.feed)[1] for unit in CanonicalSamples(units(every), store, 3)} == set(digests[:3])
+
+
 def test_what_may_be_written_over_is_copied() -> None:
     """Readers may hand out the same array again."""
     array = np.ones((1, 4), np.float32)
