@@ -179,7 +179,8 @@ def changes(state: PipelineState) -> Iterator[Remedy]:
         yield Remedy("scale weights per channel", {"w_qscheme": "per-channel-symmetric"})
     if side != "weights" and activations and recipe.mode == "static" and recipe.a.observer.type != "mse":
         yield Remedy("choose ranges of activations by least squared error", {"a_observer": "mse"})
-    nearest = recipe.w.rounding.type == "nearest" or (recipe.w.rounding.type == "auto" and weights >= FULL_BITS)
+    by_width = recipe.w.rounding.type == "auto" and recipe.effort == "fast" and weights >= FULL_BITS
+    nearest = recipe.w.rounding.type == "nearest" or by_width
     if side != "activations" and weights and nearest and recipe.mode != "dynamic":
         yield Remedy("round weights by second moments of their inputs", {"rounding": "gptq"})
     names = sensitive_layers(state)

@@ -120,7 +120,7 @@ STEPS: Final = (
         lambda here: _can_use_inputs(here) and not here.searched,
     ),
     RecipeStep(
-        "gptq at 8 bits", {"W.ROUNDING.TYPE": "gptq"}, lambda here: _can_use_inputs(here) and not here.by_inputs
+        "gptq for all layers", {"W.ROUNDING.TYPE": "gptq"}, lambda here: _can_use_inputs(here) and not here.by_inputs
     ),
     RecipeStep(
         "bias correction: measured",

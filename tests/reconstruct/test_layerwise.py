@@ -198,7 +198,7 @@ def test_moments_past_the_memory_are_refused_by_name(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("backend", ["virtual", "onnxruntime"])
 def test_the_file_computes_what_was_solved(backend: str) -> None:
     """The exported file in onnxruntime, nothing optimised, against the simulation; corrected biases included."""
-    bits = {"w_bit": 4 if backend == "virtual" else 8, "CALIBRATION.MOMENTS.SHARE": 1}
+    bits: dict[str, Any] = {"w_bit": 4 if backend == "virtual" else 8, "CALIBRATION.MOMENTS.SHARE": 1}
     recipe, rules = read_recipe(None, backend, bits)
     ready = prepare(chain(), recipe, rules)
     rounding = rounding_of(ready)

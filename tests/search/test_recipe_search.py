@@ -185,7 +185,7 @@ def test_steps_fit_the_situation() -> None:
         return {step.name for step in steps_for(Situation.of(recipe, graph), frozenset())}
 
     assert "adaround" in names(bits="w4a8") and "adaround" not in names(bits="w8a8")
-    assert "gptq at 8 bits" in names(bits="w8a8") and "tuned batch norms" not in names(bits="w8a8")
+    assert "gptq for all layers" in names(bits="w8a8") and "tuned batch norms" not in names(bits="w8a8")
     assert "cross-layer equalization" in names(w_qscheme="per-tensor-symmetric")
     assert "cross-layer equalization" not in names()
     assert not {name for name in names(mode="weight_only") if name.startswith("ranges of activations")}
