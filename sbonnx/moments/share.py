@@ -63,7 +63,7 @@ class HeldRows:
 
 @dataclass(frozen=True)
 class Compensation:
-    """What a layer compensates of the error of its inputs.
+    """Compensation of the input error of a layer.
 
     Attributes:
         share: of it by the weight, in [0, 1].

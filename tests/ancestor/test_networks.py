@@ -142,7 +142,7 @@ def test_calibration_on_resnet18(tmp_path: Path) -> None:
     feeds = {"input": np.random.default_rng(0).standard_normal((4, 3, 64, 64)).astype(np.float32)}
     (expected,) = run(model, feeds).values()
     found = {}
-    with QuantModel(model, written(tmp_path, TENSORRT_8_8)) as one:
+    with QuantModel(model, written(tmp_path, TENSORRT_8_8 + "EFFORT: fast\n")) as one:
         for way, flags in WAYS.items():
             one.prepare_calibration()
             (off,) = one(feeds).values()

@@ -167,7 +167,7 @@ def test_json_progress(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, err = capsys.readouterr()
     assert out == ""
     last = json.loads(err.splitlines()[-1])
-    assert (last["stage"], last["done"], last["total"]) == ("calibrate", 8, 8)
+    assert (last["stage"], last["done"], last["total"]) == ("rounding by input activations", 8, 8)
     assert last["memory_bytes"] is None or last["memory_bytes"] > 10_000_000
 
 

@@ -59,7 +59,7 @@ def test_a_residual_network_is_typed_throughout(kind: str, weights: str) -> None
 def test_the_codes_are_those_of_the_rounded_scales() -> None:
     """Weights from the file, read back with its own scales, lie within half a step of the float ones."""
     proto = residual()
-    made_of = numbers(made(quantized(proto, FEEDS, fuse_bn=False)))
+    made_of = numbers(made(quantized(proto, FEEDS, fuse_bn=False, effort="fast")))
     floats = numbers(proto)
     for name in ("w1", "w2"):
         codes, scale = made_of[f"{name}_quantized"], made_of[f"{name}_scale_fp16"]

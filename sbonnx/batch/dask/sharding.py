@@ -122,7 +122,7 @@ def shardable(recipe: Recipe) -> str | None:
     if recipe.calibration.granularity == "layer":
         return "layer by layer, one process uses one store of activations"
     settings = equalization_of(recipe)
-    if settings.needs_ranges or recipe.equalize.awq:
+    if (settings.needs_ranges and not settings.only_after_norms) or recipe.equalize.awq:
         return "equalization measures first, and changes the graph"
     return None
 
