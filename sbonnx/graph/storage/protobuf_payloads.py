@@ -40,7 +40,7 @@ NESTED: Final[dict[int, dict[int, int]]] = {
     TENSOR_TYPE: {2: SHAPE},
     SHAPE: {1: DIMENSION},
 }
-"""The same, and fields that contain the shape of a value, which are nested deepest in a graph."""
+"""`CHILDREN` and the fields that contain the shape of a value, which are nested deepest in a graph."""
 
 RAW_DATA, EXTERNAL_DATA, DATA_LOCATION, DATA_TYPE, FLOAT_DATA, DOUBLE_DATA = 9, 13, 14, 2, 4, 10
 FLOAT, DOUBLE = 1, 11  # element types whose packed repeated field has the bytes of raw_data
