@@ -6,6 +6,7 @@ Maps are (batch, channels, side). Integer kernels see them as onnxruntime runs t
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -13,63 +14,137 @@ import onnx
 from onnx import helper, numpy_helper
 
 from benchmarks.kernel_timing import MICROSOFT, Case, optimised
+from sbonnx.backends.onnxruntime import kernel_variants
 
 Map = tuple[int, int, int]
 Values = dict[str, np.ndarray]
 
-MAPS: tuple[Map, ...] = ((1, 16, 32), (1, 48, 44), (1, 192, 11), (1, 64, 56), (1, 144, 56), (8, 96, 22))
+MAPS: tuple[Map, ...] = (
+    *((1, 16, 32), (1, 48, 44), (1, 192, 11), (1, 64, 56), (1, 144, 56), (8, 96, 22)),
+    *((1, 4, 160), (1, 16, 160), (1, 32, 80), (1, 16, 8), (1, 64, 20)),
+)
 TOKENS = ((32, 384), (256, 384), (32, 1536))
 """(rows, features) of a small encoder."""
 
-CONVOLUTIONS: dict[str, tuple[tuple[int, int, int, int, int, int], ...]] = {
-    "1x1": (
-        (48, 48, 44, 1, 1, 1),
-        (24, 96, 44, 1, 1, 1),
-        (96, 96, 22, 1, 1, 1),
-        (192, 192, 11, 1, 1, 1),
-        (24, 144, 56, 1, 1, 1),
-        (144, 32, 28, 1, 1, 1),
-        (96, 576, 14, 1, 1, 1),
-        (576, 96, 14, 1, 1, 1),
-        (320, 1280, 7, 1, 1, 1),
-        (64, 128, 56, 1, 2, 1),
-        (64, 16, 55, 1, 1, 1),
-    ),
-    "3x3": (
-        (16, 16, 32, 3, 1, 1),
-        (32, 32, 16, 3, 1, 1),
-        (64, 64, 8, 3, 1, 1),
-        (24, 24, 40, 3, 1, 1),
-        (16, 64, 55, 3, 1, 1),
-        (64, 64, 56, 3, 1, 1),
-        (64, 128, 56, 3, 2, 1),
-        (128, 128, 28, 3, 1, 1),
-        (256, 256, 14, 3, 1, 1),
-        (512, 512, 7, 3, 1, 1),
-    ),
-    "stem": (
-        (3, 16, 32, 3, 1, 1),
-        (3, 24, 352, 3, 2, 1),
-        (3, 32, 224, 3, 2, 1),
-        (3, 64, 224, 3, 2, 1),
-        (3, 64, 224, 7, 2, 1),
-        (3, 16, 256, 3, 2, 1),
-    ),
-    "depthwise 3x3": (
-        (48, 48, 44, 3, 1, 48),
-        (96, 96, 22, 3, 1, 96),
-        (192, 192, 11, 3, 1, 192),
-        (144, 144, 56, 3, 1, 144),
-        (96, 96, 112, 3, 2, 96),
-        (384, 384, 14, 3, 1, 384),
-        (960, 960, 7, 3, 1, 960),
-    ),
-    "depthwise 5x5": ((96, 96, 22, 5, 1, 96), (192, 192, 28, 5, 1, 192), (96, 96, 11, 5, 1, 96)),
-    "grouped by 4": ((128, 128, 14, 3, 1, 32), (128, 128, 28, 3, 1, 32), (64, 64, 28, 3, 1, 16)),
-    "grouped by 8": ((64, 64, 56, 3, 1, 8), (128, 128, 28, 3, 1, 16), (128, 128, 14, 3, 1, 16)),
-    "grouped by 32": ((128, 128, 28, 3, 1, 4), (128, 128, 14, 3, 1, 4), (256, 256, 14, 3, 1, 8)),
-}
-"""(input channels, output channels, input side, kernel, stride, groups) by kind; grouped: channels per group."""
+CONVOLUTIONS: tuple[tuple[int, int, int, int, int, int], ...] = (
+    # pointwise
+    (48, 48, 44, 1, 1, 1),
+    (24, 96, 44, 1, 1, 1),
+    (96, 96, 22, 1, 1, 1),
+    (192, 192, 11, 1, 1, 1),
+    (24, 144, 56, 1, 1, 1),
+    (144, 32, 28, 1, 1, 1),
+    (96, 576, 14, 1, 1, 1),
+    (576, 96, 14, 1, 1, 1),
+    (320, 1280, 7, 1, 1, 1),
+    (64, 128, 56, 1, 2, 1),
+    (64, 16, 55, 1, 1, 1),
+    (16, 16, 160, 1, 1, 1),
+    (16, 48, 160, 1, 1, 1),
+    (32, 32, 80, 1, 1, 1),
+    (64, 64, 20, 1, 1, 1),
+    (64, 6, 20, 1, 1, 1),
+    (64, 18, 40, 1, 1, 1),
+    (48, 6, 40, 1, 1, 1),
+    (32, 8, 20, 1, 1, 1),
+    (96, 255, 20, 1, 1, 1),
+    (48, 4, 40, 1, 1, 1),
+    (18, 18, 40, 1, 1, 1),
+    (22, 32, 40, 1, 1, 1),
+    (50, 30, 20, 1, 1, 1),
+    (8, 8, 80, 1, 1, 1),
+    (8, 32, 40, 1, 1, 1),
+    (12, 24, 40, 1, 1, 1),
+    (4, 16, 80, 1, 1, 1),
+    (16, 16, 8, 1, 1, 1),
+    (8, 8, 8, 1, 1, 1),
+    # several taps
+    (16, 16, 8, 3, 1, 1),
+    (8, 8, 8, 3, 1, 1),
+    (4, 4, 8, 3, 1, 1),
+    (16, 8, 16, 3, 1, 1),
+    (16, 16, 32, 3, 1, 1),
+    (32, 32, 16, 3, 1, 1),
+    (64, 64, 8, 3, 1, 1),
+    (24, 24, 40, 3, 1, 1),
+    (16, 64, 55, 3, 1, 1),
+    (64, 64, 56, 3, 1, 1),
+    (64, 128, 56, 3, 2, 1),
+    (128, 128, 28, 3, 1, 1),
+    (256, 256, 14, 3, 1, 1),
+    (512, 512, 7, 3, 1, 1),
+    (16, 16, 160, 3, 1, 1),
+    (16, 32, 80, 3, 1, 1),
+    (16, 24, 160, 3, 2, 1),
+    (48, 48, 20, 3, 1, 1),
+    (32, 32, 80, 3, 1, 1),
+    (64, 6, 20, 3, 1, 1),
+    (64, 18, 40, 3, 1, 1),
+    (48, 8, 40, 3, 1, 1),
+    (64, 84, 10, 3, 1, 1),
+    (48, 2, 20, 3, 1, 1),
+    (32, 4, 40, 3, 1, 1),
+    (18, 18, 40, 3, 1, 1),
+    (22, 32, 20, 3, 1, 1),
+    (30, 30, 40, 3, 2, 1),
+    (50, 50, 20, 3, 1, 1),
+    (4, 16, 320, 3, 1, 1),
+    (4, 16, 160, 3, 2, 1),
+    (4, 24, 352, 3, 2, 1),
+    (4, 32, 224, 3, 2, 1),
+    (4, 64, 224, 3, 2, 1),
+    (8, 16, 80, 3, 1, 1),
+    (12, 16, 40, 3, 1, 1),
+    (8, 24, 160, 3, 2, 1),
+    (3, 16, 32, 3, 1, 1),
+    (3, 24, 352, 3, 2, 1),
+    (3, 32, 224, 3, 2, 1),
+    (3, 16, 320, 3, 1, 1),
+    (3, 64, 224, 7, 2, 1),
+    (1, 16, 160, 3, 2, 1),
+    (8, 8, 80, 3, 1, 1),
+    (8, 8, 160, 3, 2, 1),
+    (3, 8, 256, 3, 2, 1),
+    # depthwise
+    (16, 16, 8, 3, 1, 16),
+    (6, 6, 8, 3, 1, 6),
+    (48, 48, 44, 3, 1, 48),
+    (96, 96, 22, 3, 1, 96),
+    (192, 192, 11, 3, 1, 192),
+    (144, 144, 56, 3, 1, 144),
+    (96, 96, 112, 3, 2, 96),
+    (384, 384, 14, 3, 1, 384),
+    (960, 960, 7, 3, 1, 960),
+    (16, 16, 80, 3, 1, 16),
+    (16, 16, 160, 3, 2, 16),
+    (32, 32, 40, 3, 1, 32),
+    (64, 64, 20, 3, 1, 64),
+    (64, 64, 10, 3, 2, 64),
+    (96, 96, 22, 5, 1, 96),
+    (192, 192, 28, 5, 1, 192),
+    (96, 96, 11, 5, 1, 96),
+    (16, 16, 80, 5, 1, 16),
+    (32, 32, 40, 5, 2, 32),
+    (4, 4, 80, 3, 1, 4),
+    (6, 6, 40, 3, 1, 6),
+    (18, 18, 40, 3, 1, 18),
+    (50, 50, 20, 3, 1, 50),
+    (30, 30, 40, 3, 2, 30),
+    (20, 20, 40, 3, 1, 20),
+    (40, 40, 20, 3, 1, 40),
+    (24, 24, 40, 5, 1, 24),
+    # grouped
+    (128, 128, 14, 3, 1, 32),
+    (128, 128, 28, 3, 1, 32),
+    (64, 64, 28, 3, 1, 16),
+    (64, 64, 56, 3, 1, 8),
+    (128, 128, 28, 3, 1, 16),
+    (128, 128, 14, 3, 1, 16),
+    (128, 128, 28, 3, 1, 4),
+    (128, 128, 14, 3, 1, 4),
+    (256, 256, 14, 3, 1, 8),
+)
+"""(input channels, output channels, input side, kernel, stride, groups)."""
 
 PRODUCTS = ((32, 384, 384), (32, 384, 1536), (32, 1536, 384), (256, 384, 384), (1, 512, 1000), (1, 1280, 200))
 """(M, K, N) of matrix products with a constant right operand."""
@@ -99,11 +174,10 @@ def pair(name: str) -> tuple[str, str]:
 
 
 def convolutions() -> Iterator[Case]:
-    """Yield convolutions by kind: integer kernels, and the float kernels that onnxruntime uses."""
-    for variant, sizes in CONVOLUTIONS.items():
-        for size in sizes:
-            yield integer_conv(variant, size)
-            yield float_conv(variant, size)
+    """Yield convolutions: integer kernels, and the float kernels that onnxruntime uses."""
+    for size in CONVOLUTIONS:
+        yield integer_conv(size)
+        yield float_conv(size)
 
 
 def geometry(size: Sequence[int]) -> tuple[tuple[int, ...], dict[str, Any], int, int]:
@@ -121,7 +195,7 @@ def geometry(size: Sequence[int]) -> tuple[tuple[int, ...], dict[str, Any], int,
     return weight, attributes, writes * into // groups * kernel * kernel, writes
 
 
-def integer_conv(variant: str, size: Sequence[int]) -> Case:
+def integer_conv(size: Sequence[int]) -> Case:
     """Return an integer convolution: uint8 activations, per-channel int8 weights, int32 bias, channels last."""
     weight, attributes, macs, writes = geometry(size)
     out = weight[0]
@@ -134,7 +208,7 @@ def integer_conv(variant: str, size: Sequence[int]) -> Case:
     }
     return Case(
         kernel="QLinearConv",
-        variant=variant,
+        variant=kernel_variants.integer_conv(weight[1], out, int(np.prod(weight[2:])), size[5]),
         dtype="u8",
         activations={"x": bytes_of(1, size[2], size[2], size[0])},
         operands=("x", *pair("x"), "w", *pair("w"), *pair("y"), "b"),
@@ -142,17 +216,27 @@ def integer_conv(variant: str, size: Sequence[int]) -> Case:
         attributes={**attributes, "channels_last": 1},
         domain=MICROSOFT,
         macs=macs,
+        pieces=writes // out * kernel_positions(attributes),
         writes=writes,
     )
 
 
-def float_conv(variant: str, size: Sequence[int]) -> Case:
+def kernel_positions(attributes: dict[str, Any]) -> int:
+    """Return the taps of a kernel that gathers its input by position: 0 for one tap, which reads rows as they are."""
+    taps = int(np.prod(attributes["kernel_shape"]))
+    return taps if taps > 1 else 0
+
+
+def float_conv(size: Sequence[int]) -> Case:
     """Return the float kernel that onnxruntime chooses on this CPU: blocked (com.microsoft.nchwc) or plain."""
     weight, attributes, macs, writes = geometry(size)
     x = floats(1, size[0], size[2], size[2])
     held = {"w": floats(*weight), "b": floats(weight[0])}
     node = helper.make_node("Conv", ["x", "w", "b"], ["y"], **attributes)
     kernel, constants = chosen(node, x, held, "Conv")
+    variant = kernel_variants.float_conv(weight[1], weight[0], int(np.prod(weight[2:])), size[5], block())
+    if not kernel.domain:
+        variant = variant.replace("blocked", "plain")
     shape = constants[kernel.input[1]].shape
     if shape != weight:  # padded to full channel blocks: the kernel reads, computes and writes the padding too
         groups = next(item.i for item in kernel.attribute if item.name == "group")
@@ -160,7 +244,7 @@ def float_conv(variant: str, size: Sequence[int]) -> Case:
         macs, writes = macs * int(np.prod(shape)) // int(np.prod(weight)), writes * shape[0] // weight[0]
     return Case(
         kernel=kernel.op_type,
-        variant=f"{variant} {'blocked' if kernel.domain else 'plain'}",
+        variant=variant,
         dtype="float",
         activations={"x": x},
         operands=("x", *list(kernel.input)[1:]),
@@ -186,6 +270,15 @@ def chosen(node: onnx.NodeProto, x: np.ndarray, held: Values, kind: str) -> tupl
     return found, {
         tensor.name: numpy_helper.to_array(tensor) for tensor in made.graph.initializer if tensor.name in found.input
     }
+
+
+@cache
+def block() -> int:
+    """Return the channels per block of the float layout on this CPU: 16 with AVX-512, 8 with AVX2, 1 without blocks."""
+    weight, attributes, _, _ = geometry((3, 1, 8, 3, 1, 1))
+    node = helper.make_node("Conv", ["x", "w", "b"], ["y"], **attributes)
+    kernel, constants = chosen(node, floats(1, 3, 8, 8), {"w": floats(*weight), "b": floats(1)}, "Conv")
+    return int(constants[kernel.input[1]].shape[0]) if kernel.domain else 1
 
 
 def products() -> Iterator[Case]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
-from benchmarks.kernel_cases import TOKENS, Map, Values, bytes_of, floats, pair, scales
+from benchmarks.kernel_cases import TOKENS, Map, Values, block, bytes_of, floats, pair, scales
 from benchmarks.kernel_timing import MICROSOFT, NCHWC, Case
 
 UNARY = ("Relu", "LeakyRelu", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh", "Erf", "Identity", "Sqrt", "Elu")
@@ -16,8 +16,6 @@ UNARY_MICROSOFT = ("QuickGelu", "Gelu", "FastGelu")
 INTEGER_UNARY = ("QLinearSigmoid", "QLinearLeakyRelu")
 BINARY = ("Add", "Mul", "Sub", "Div")
 INTEGER_BINARY = ("QLinearAdd", "QLinearMul")
-BLOCK = 16
-"""Channels per block of the blocked layout with AVX-512; with AVX2 it is 8, which divides 16."""
 
 
 def flat(kernel: str, size: Map, *operands: str, dtype: str = "float", **more: Any) -> Case:
@@ -100,11 +98,12 @@ def movement(size: Map) -> Iterator[Case]:
         shape = np.array([batch, 2, channels // 2, side, side], np.int64)
         half = {**common, "writes": x.size // 2}
         cut = {"a": np.array([0]), "b": np.array([channels // 2]), "c": np.array([1])}
-        order = {"i": np.arange(0, channels, 2)}
+        evens = {"i": np.arange(0, channels, 2)}
         pads = {"p": np.array([0, 0, 1, 1, 0, 0, 1, 1])}
         padded = {**common, "writes": batch * channels * (side + 2) ** 2}
-        yield Case("Transpose", "NCHW to NHWC", dtype, operands=("x",), attributes={"perm": [0, 2, 3, 1]}, **common)
-        yield Case("Transpose", "NHWC to NCHW", dtype, operands=("x",), attributes={"perm": [0, 3, 1, 2]}, **last)
+        order: dict[str, Any] = {"pieces": batch * side * side, "operands": ("x",)}
+        yield Case("Transpose", "NCHW to NHWC", dtype, attributes={"perm": [0, 2, 3, 1]}, **order, **common)
+        yield Case("Transpose", "NHWC to NCHW", dtype, attributes={"perm": [0, 3, 1, 2]}, **order, **last)
         yield Case(
             "Transpose", "channel shuffle", dtype, operands=("x",), attributes={"perm": [0, 2, 1, 3, 4]}, **grouped
         )
@@ -113,7 +112,7 @@ def movement(size: Map) -> Iterator[Case]:
         yield Case(
             "Split", "channels", dtype, operands=("x",), attributes={"axis": 1, "num_outputs": 2}, outputs=2, **common
         )
-        yield Case("Gather", "channels", dtype, operands=("x", "i"), constants=order, attributes={"axis": 1}, **half)
+        yield Case("Gather", "channels", dtype, operands=("x", "i"), constants=evens, attributes={"axis": 1}, **half)
         yield Case("Pad", "1", dtype, operands=("x", "p"), constants=pads, **padded)
         yield Case("DepthToSpace", "", dtype, operands=("x",), attributes={"blocksize": 2}, **common)
 
@@ -130,7 +129,9 @@ def concat(size: Map) -> Iterator[Case]:
     operands = (*pair("y"), "x", *pair("x"), "x2", *pair("x2"))
     for variant, axis, shape in (("NCHW", 1, half), ("NHWC", 3, (batch, side, side, channels // 2))):
         both = {"x": bytes_of(*shape), "x2": bytes_of(*shape)}
-        yield Case("QLinearConcat", variant, "u8", both, operands, names, {"axis": axis}, MICROSOFT, writes=writes)
+        pieces = 2 * batch * side * side if axis == 3 else 2 * batch
+        given: dict[str, Any] = {"pieces": pieces, "writes": writes}
+        yield Case("QLinearConcat", variant, "u8", both, operands, names, {"axis": axis}, MICROSOFT, **given)
         if axis == 1:
             names_equal = scales(x=0.1, x2=0.1, y=0.1)
             yield Case(
@@ -151,26 +152,22 @@ def pooling(size: Map) -> Iterator[Case]:
     batch, channels, side = size
     x, u, last = planes(*size, "float"), planes(*size, "u8"), bytes_of(batch, side, side, channels)
     names, both = scales(x=0.05, y=0.05), ("x", *pair("x"), *pair("y"))
-    small = batch * channels * ((side - 1) // 2 + 1) ** 2
-    three: dict[str, Any] = {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}
-    two: dict[str, Any] = {"kernel_shape": [2, 2], "strides": [2, 2], "pads": [0, 0, 0, 0]}
-    halved = batch * channels * (side // 2) ** 2
-    yield Case("MaxPool", "3x3", "float", {"x": x}, ("x",), {}, three, writes=small)
-    yield Case("MaxPool", "3x3", "u8", {"x": u}, ("x",), {}, three, writes=small)
-    yield Case("NhwcMaxPool", "3x3", "u8", {"x": last}, ("x",), {}, three, MICROSOFT, writes=small)
-    yield Case("AveragePool", "2x2", "float", {"x": x}, ("x",), {}, two, writes=halved)
-    yield Case(
-        "QLinearAveragePool",
-        "2x2",
-        "u8",
-        {"x": last},
-        both,
-        names,
-        {**two, "channels_last": 1},
-        MICROSOFT,
-        writes=halved,
-    )
-    yield Case("QLinearAveragePool", "2x2 NCHW", "u8", {"x": u}, both, names, two, MICROSOFT, writes=halved)
+    for side_of in (3, 2):
+        window, half = f"{side_of}x{side_of}", (side - 1) // 2 + 1 if side_of == 3 else side // 2
+        attributes: dict[str, Any] = {"kernel_shape": [side_of] * 2, "strides": [2, 2], "pads": [side_of - 2] * 4}
+        writes = batch * channels * half**2
+        given: dict[str, Any] = {"macs": writes * side_of**2, "writes": writes}
+        gathers = {**given, "pieces": batch * half**2 * side_of**2}
+        yield Case("MaxPool", window, "float", {"x": x}, ("x",), {}, attributes, **given)
+        yield Case("MaxPool", window, "u8", {"x": u}, ("x",), {}, attributes, **given)
+        yield Case("NhwcMaxPool", window, "u8", {"x": last}, ("x",), {}, attributes, MICROSOFT, **gathers)
+        yield Case("AveragePool", window, "float", {"x": x}, ("x",), {}, attributes, **given)
+        shuffled = {**attributes, "channels_last": 1}
+        kernel = "QLinearAveragePool"
+        yield Case(kernel, window, "u8", {"x": last}, both, names, shuffled, MICROSOFT, **gathers)
+        yield Case(kernel, f"{window} NCHW", "u8", {"x": u}, both, names, attributes, MICROSOFT, **given)
+        if block() > 1 and channels % block() == 0:
+            yield from blocked_pools(x, window, attributes, given)
     whole = batch * channels
     yield Case("GlobalAveragePool", "", "float", {"x": x}, ("x",), writes=whole)
     for variant, channels_last, values in (("", 1, last), ("NCHW", 0, u)):
@@ -178,16 +175,20 @@ def pooling(size: Map) -> Iterator[Case]:
         yield Case(
             "QLinearGlobalAveragePool", variant, "u8", {"x": values}, both, names, attributes, MICROSOFT, writes=whole
         )
-    if channels % BLOCK == 0:
-        yield from blocked(x, three, two, small, halved)
+    if block() > 1 and channels % block() == 0:
+        yield from blocked(x)
 
 
-def blocked(x: np.ndarray, three: dict[str, Any], two: dict[str, Any], small: int, halved: int) -> Iterator[Case]:
-    """Yield pooling in the blocked float layout of convolutions, and the conversions from and to it."""
+def blocked_pools(x: np.ndarray, window: str, attributes: dict[str, Any], given: dict[str, Any]) -> Iterator[Case]:
+    """Yield pooling in the blocked float layout of convolutions."""
+    blocks: dict[str, Any] = {"activations": {"x": x}, "operands": ("x",), "domain": NCHWC, **given}
+    yield Case("MaxPool", f"{window} blocked", "float", attributes=attributes, **blocks)
+    yield Case("AveragePool", f"{window} blocked", "float", attributes={**attributes, "count_include_pad": 0}, **blocks)
+
+
+def blocked(x: np.ndarray) -> Iterator[Case]:
+    """Yield pooling over the whole map in the blocked float layout, and the conversions from and to it."""
     given: dict[str, Any] = {"activations": {"x": x}, "operands": ("x",), "domain": NCHWC}
-    average = {**two, "count_include_pad": 0}
-    yield Case("MaxPool", "3x3 blocked", "float", attributes=three, writes=small, **given)
-    yield Case("AveragePool", "2x2 blocked", "float", attributes=average, writes=halved, **given)
     yield Case("GlobalAveragePool", "blocked", "float", writes=x.shape[0] * x.shape[1], **given)
     yield Case("ReorderInput", "", "float", writes=x.size, **given)
     yield Case("ReorderOutput", "", "float", attributes={"channels": x.shape[1]}, writes=x.size, **given)

@@ -22,10 +22,9 @@ MICROSOFT = "com.microsoft"
 NCHWC = "com.microsoft.nchwc"
 COPIES = 8
 """Nodes of the same kernel in a timed graph, because a run has an overhead of a few microseconds."""
-COLUMNS = ("fixed_ns", "mac_ns", "read_ns", "write_ns", "weight_ns", "spill_ns")
-"""Coefficients of a kernel's cost: fixed, and per MAC, element read, element written, weight, spilled byte."""
-MEASURES = ("macs", "reads", "writes", "weights", "spill")
-CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index2/size")
+COLUMNS = ("fixed_ns", "mac_ns", "read_ns", "write_ns", "weight_ns", "piece_ns")
+"""Coefficients of a kernel's cost: fixed, and per MAC, element read, element written, weight and piece."""
+MEASURES = ("macs", "reads", "writes", "weights", "pieces")
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,8 @@ class Case:
     """One kernel at one size.
 
     activations: graph inputs by name, with their values; constants: initializers by name.
-    operands: inputs of the node in order, "" for an omitted one. macs: multiply-accumulates, 0 for other kernels.
+    operands: inputs of the node in order, "" for an omitted one. macs: multiply-accumulates, or values that a pooling
+    compares or adds; 0 for other kernels. pieces: runs of adjacent values that the kernel gathers or copies one by one.
     """
 
     kernel: str
@@ -46,8 +46,8 @@ class Case:
     domain: str = ""
     outputs: int = 1
     macs: int = 0
+    pieces: int = 0
     writes: int = 0
-    written_bytes: int = 0
 
     @property
     def reads(self) -> int:
@@ -58,20 +58,6 @@ class Case:
     def weights(self) -> int:
         """Number of elements of the largest constant."""
         return max((values.size for values in self.constants.values()), default=0)
-
-    @property
-    def spill(self) -> int:
-        """Bytes of inputs and outputs beyond half of the L2 cache, from which on the cost increases."""
-        read = sum(values.nbytes for values in self.activations.values())
-        return max(
-            read + (self.written_bytes or self.writes * (1 if self.dtype == "u8" else 4)) - cache_bytes() // 2, 0
-        )
-
-
-def cache_bytes() -> int:
-    """Return the size of one core's L2 cache; 1 MiB if the system does not report it."""
-    said = CACHE.read_text(encoding="ascii").strip() if CACHE.exists() else ""
-    return int(said[:-1]) * 1024 if said.endswith("K") else 1 << 20
 
 
 def session(model: Model, *, threads: int = 1, optimise: bool = False) -> onnxruntime.InferenceSession:
@@ -152,7 +138,7 @@ def time_case(case: Case, seconds: float, threads: int = 1) -> float:
 def nonnegative(columns: np.ndarray, target: np.ndarray) -> np.ndarray:
     """Solve non-negative least squares: the best solution without negative coefficients over all subsets of columns.
 
-    columns: float64 (N, K), K small; target: float64 (N,). Returns float64 (K,). For K <= 5 trying the 2**K - 1
+    columns: float64 (N, K), K small; target: float64 (N,). Returns float64 (K,). For K <= 6 trying the 2**K - 1
     subsets is exact and simple (Lawson & Hanson 1974, chapter 23, search the same subsets step by step).
     """
     count = columns.shape[1]
@@ -172,12 +158,13 @@ def fit(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Fit the cost of a kernel in ns as a linear function of the row's measures; the coefficients are `COLUMNS`.
 
     The fit minimizes relative errors, so that large sizes do not dominate small ones. "worst" is the largest
-    |predicted / measured - 1|. Elements read are left out if they are proportional to elements written; so are weights
-    for kernels without MACs, and bytes beyond the cache for kernels with MACs.
+    |predicted / measured - 1|. Elements read are left out if they are proportional to elements written, and weights for
+    kernels without MACs.
     """
     table = np.array([[1, *(row[key] for key in MEASURES)] for row in rows], np.float64)
     taken = np.array([row["ns"] for row in rows], np.float64)
-    table[:, 5 if table[:, 1].any() else 4] = 0
+    if not table[:, 1].any():
+        table[:, 4] = 0
     ratios = table[:, 2] / np.maximum(table[:, 3], 1)
     if np.ptp(ratios) <= 0.01 * ratios.max():
         table[:, 2] = 0

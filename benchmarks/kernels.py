@@ -19,11 +19,11 @@ from typing import Any
 
 import onnxruntime
 
-from benchmarks.kernel_cases import MAPS, convolutions, products
+from benchmarks.kernel_cases import MAPS, block, convolutions, products
 from benchmarks.kernel_chain_cases import CHAINS, SINGLES
 from benchmarks.kernel_chains import measured
-from benchmarks.kernel_elementwise import BLOCK, FAMILIES, rows
-from benchmarks.kernel_timing import COLUMNS, MEASURES, Case, cache_bytes, fit, time_case
+from benchmarks.kernel_elementwise import FAMILIES, rows
+from benchmarks.kernel_timing import COLUMNS, MEASURES, Case, fit, time_case
 from benchmarks.results import table, write_section
 from sbonnx.cpu import has_dot_product
 
@@ -54,7 +54,7 @@ def timed(cases: Iterable[Case], seconds: float, threads: int = 1) -> list[Row]:
             "reads": case.reads,
             "writes": case.writes,
             "weights": case.weights,
-            "spill": case.spill,
+            "pieces": case.pieces,
         }
         try:
             row["ns"] = round(time_case(case, seconds, threads), 1)
@@ -87,8 +87,7 @@ def machine(threads: int) -> dict[str, Any]:
         "architecture": platform.machine(),
         "dot_product": has_dot_product(),
         "onnxruntime": onnxruntime.__version__,
-        "cache_bytes": cache_bytes(),
-        "block": BLOCK,
+        "block": block(),
         "threads": threads,
     }
 
@@ -102,6 +101,14 @@ def shown(costs: Sequence[Row]) -> str:
         name = [row["kernel"], row["variant"], row["type"]]
         lines.append([*name, *(f"{figure:.4g}" for figure in figures), f"{row['worst']:.0%}"])
     return table(header, lines)
+
+
+def cost_table(where: Row, costs: Sequence[Row]) -> str:
+    """Return the table of `KERNEL_COSTS` as JSON: the machine, and one line for each kernel."""
+    kept = ["kernel", "variant", "type", *COLUMNS, "worst"]
+    lines = [json.dumps({key: row[key] for key in kept}) for row in costs]
+    rows = ",\n  ".join(lines)
+    return f'{{\n "machine": {json.dumps(where)},\n "fits": [\n  {rows}\n ]\n}}\n'
 
 
 def chain_table(rows: Iterable[Row]) -> str:
@@ -136,7 +143,7 @@ def text(where: Row, costs: Sequence[Row], chains: Sequence[Row]) -> str:
         f"{chain_table(chains)}\n\n"
         "### Cost of one kernel\n\nA sum in ns, fitted to several sizes by least squares of the relative error with "
         "no negative term: once, and for 1,000 multiply-accumulates, elements read, elements written, weights, and "
-        f"bytes beyond half the second-level cache of {where['cache_bytes'] >> 10} KiB. Blocked kernels count their "
+        "pieces of memory that are gathered one by one. Blocked kernels count their "
         f"channels in blocks of {where['block']}. Worst: the largest relative error of the formula.\n\n"
         f"{shown(costs)}"
     )
@@ -149,6 +156,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=0.15, help="CPU time for each kernel and size")
     parser.add_argument("--only", default="", help="kernels and chains whose name contains this")
     parser.add_argument("--threads", type=int, default=1, help="with 2 and more: kernels by wall time, no chains")
+    parser.add_argument("--table", type=Path, help="JSON file for the table that KERNEL_COSTS reads, one kernel a line")
     parser.add_argument("--write", action="store_true", help="put the tables into docs/results.md")
     options = parser.parse_args()
     kernels = timed((case for case in every_case() if options.only in case.kernel), options.seconds, options.threads)
@@ -163,6 +171,8 @@ def main() -> int:
     if options.output:
         kept = {"machine": where, "fits": costs, "chains": chains, "kernels": kernels}
         options.output.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    if options.table:
+        options.table.write_text(cost_table(where, costs), encoding="utf-8")
     if options.write:
         write_section("kernels", section)
     return 0

@@ -23,7 +23,7 @@ RESNET_STAGES = ((64, 1), (128, 2), (256, 2), (512, 2))
 """(channels, first stride) of ResNet-18: two basic blocks each (He et al. 2016, table 1)."""
 
 
-class _Net:
+class Net:
     """Builder of a network; convolutions are He-initialized and include a folded batch norm."""
 
     def __init__(self, seed: int) -> None:
@@ -71,7 +71,7 @@ class _Net:
 
 def mobilenet(seed: int = 0) -> onnx.ModelProto:
     """Build MobileNetV2 1.0 at 224 px: input "image" float32 (batch, 3, 224, 224)."""
-    net = _Net(seed)
+    net = Net(seed)
     low, high = net.constant("zero", np.float32(0)), net.constant("six", np.float32(6))
     x, width = net.op("Clip", net.conv("image", 3, 32, 3, 2), low, high), 32
     for expansion, channels, repeats, first in MOBILENET_STAGES:
@@ -89,7 +89,7 @@ def mobilenet(seed: int = 0) -> onnx.ModelProto:
 
 def resnet(seed: int = 0) -> onnx.ModelProto:
     """Build ResNet-18 at 224 px: input "image" float32 (batch, 3, 224, 224)."""
-    net = _Net(seed)
+    net = Net(seed)
     x = net.op("Relu", net.conv("image", 3, 64, 7, 2))
     x, width = net.op("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]), 64
     for channels, first in RESNET_STAGES:

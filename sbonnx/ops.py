@@ -201,6 +201,12 @@ READS_RELATIVE: Final = frozenset({"Sqrt", "Reciprocal", "Log"})
 CARRIES_MASK: Final = MOVES_DATA | ELEMENTWISE | {"Add", "Where", "Concat", "Max", "Min"}
 """Ops between an attention mask (large negative numbers) and its softmax."""
 
+FUSED_INTO_CONV: Final = frozenset({"LeakyRelu", "Sigmoid", "Add"})
+"""Ops that onnxruntime's CPU fuses into the float convolution before them; in integers they have kernels apart."""
+
+KEEPS_BLOCKS: Final = ADDS | MULTIPLIES | {"Sum", "Relu", "Clip", "LeakyRelu", "Sigmoid", "Tanh", "HardSigmoid"}
+"""Element-wise ops that onnxruntime's CPU computes in float on blocks of channels (NCHWc), as its convolutions."""
+
 SUMS: Final = POOLS | {"ReduceMean"}
 """Ops that sum, then divide: the intermediate sum is larger than the output."""
 

@@ -8,6 +8,5 @@ from __future__ import annotations
 
 from sbonnx.heads.losses import Quantized
 from sbonnx.heads.protect import Protected, protect
-from sbonnx.heads.times import planned_time
 
-__all__ = ["Protected", "Quantized", "planned_time", "protect"]
+__all__ = ["Protected", "Quantized", "protect"]

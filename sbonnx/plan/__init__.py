@@ -5,6 +5,7 @@ from __future__ import annotations
 from sbonnx.ops import BITS
 from sbonnx.plan.archive import from_dict, load_solution, save_solution, to_dict
 from sbonnx.plan.make import costs_of, make
+from sbonnx.plan.times import plan_times
 from sbonnx.plan.types import ObserverChoice, Plan, Reader, Role, Site, Solution
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "from_dict",
     "load_solution",
     "make",
+    "plan_times",
     "save_solution",
     "to_dict",
 ]

@@ -7,19 +7,19 @@ passes from one side to the other. The partition of least cost is a minimum cut 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import networkx
 
-from sbonnx.backends.onnxruntime.costs import KernelCosts, Price
-from sbonnx.graph import Constant, Node, Tensor, query
-from sbonnx.ops import BLOCKED_POOLS, CONVOLUTIONS, LINEAR, MATRIX_PRODUCTS, MOVES_DATA
+from sbonnx.backends.onnxruntime.costs import KernelCosts
+from sbonnx.graph import Node, query
+from sbonnx.ops import MOVES_DATA
 from sbonnx.plan.survey import Survey
+from sbonnx.plan.times import Crossing, GraphTimes, Side
 
-INTEGERS: Final = "integers"
-FLOATS: Final = "floats"
+INTEGERS: Final = Side.INTEGERS
+FLOATS: Final = Side.FLOATS
 
 SLACK_SHARE: Final = 0.005
 """Share of the whole model's time that an op in integers may lose before it is moved to float.
@@ -27,55 +27,64 @@ SLACK_SHARE: Final = 0.005
 Smaller losses are within the error of the cost table, and integer weights also save space.
 """
 
-SLACK_NS: Final = 3000.0
-"""Absolute counterpart of `SLACK_SHARE` in nanoseconds: smaller losses are not noticeable."""
+SLACK_NS: Final = 10_000.0
+"""Absolute counterpart of `SLACK_SHARE` in nanoseconds: about the time that calling a session takes."""
 
-BLOCKED: Final = CONVOLUTIONS | BLOCKED_POOLS
-"""Ops whose float kernels work on blocks of channels."""
+MODEL_SLACK_NS: Final = 2 * SLACK_NS
+"""Estimated loss of the whole model against float, in nanoseconds, from which no op may lose anything."""
 
 
 @dataclass
 class MinCut:
-    """Flow network whose minimum cut is the cheapest partition into integers and float."""
+    """Flow network whose minimum cut is the cheapest partition into integers and float.
 
-    costs: KernelCosts
+    Attributes:
+        times: terms of the estimated time.
+        survey: the graph.
+        able: names of the nodes that have integer kernels and planned pairs.
+        folds: op types that the runtime folds into the preceding op.
+        continues: names of the nodes that the rules make integer only behind integer kernels.
+    """
+
+    times: GraphTimes
     survey: Survey
     able: set[str]
     folds: frozenset[str]
+    continues: frozenset[str] = frozenset()
     network: Any = field(default_factory=networkx.DiGraph)
-    prices: dict[str, Price] = field(default_factory=dict)
+    free: set[str] = field(default_factory=set)
 
-    def build(self) -> None:
-        """Add nodes for the ops and for both halves of each possible Q/DQ pair."""
-        for node in self._nodes():
-            price = self.costs.of(node)
-            if price is not None and node.name in self.able:
-                self.prices[node.name] = price
-        slack = max(SLACK_NS, SLACK_SHARE * sum(price.floats for price in self.prices.values()))
-        for name, price in self.prices.items():
-            self._edge(INTEGERS, name, price.floats + slack)  # cut if the op ends up in float
-            self._edge(name, FLOATS, price.integers)
-        for node in self._nodes():
-            self._follow(node)
-        for node in self._nodes():
-            for tensor in node.outputs:
-                self._passages(tensor, node)
-        for tensor in self._inputs():
-            self._passages(tensor, None)
+    def build(self, slack: float) -> None:
+        """Add nodes for the ops and for both halves of each possible Q/DQ pair.
 
-    def _nodes(self) -> Iterable[Node]:
-        return (place.node for place in self.survey.places)
-
-    def _inputs(self) -> list[Tensor]:
-        found: dict[int, Tensor] = {}
-        for node in self._nodes():
-            for tensor in node.inputs:
-                if not isinstance(tensor, Constant) and not tensor.is_empty() and query.producer(tensor) is None:
-                    found[id(tensor)] = tensor
-        return list(found.values())
+        Args:
+            slack: ns that each op in integers may lose.
+        """
+        for node in self.times.nodes:
+            price = self.times.prices.get(node.name)
+            if node.name in self.able and price is not None:
+                self.free.add(node.name)
+                self._edge(INTEGERS, node.name, price.floats + slack)  # cut if the op ends up in float
+                self._edge(node.name, FLOATS, price.integers)
+            elif node.op in MOVES_DATA and price is not None:
+                self.free.add(node.name)  # on the cheaper side
+                self._edge(INTEGERS, node.name, price.floats)
+                self._edge(node.name, FLOATS, price.integers)
+            elif self._folds(node):
+                before = self._label(query.producer(node.inputs[0]))
+                self._edge(node.name, before, None)
+                self._edge(before, node.name, None)
+        for name in sorted(self.continues & self.free):
+            self._edge(name, self._label(self._before(self.survey.nodes[name])), None)
+        for crossing in self.times.crossings:
+            self._cross(crossing)
 
     def _edge(self, one: Any, other: Any, capacity: float | None) -> None:
-        """Add an edge that costs `capacity` when it is cut; with None, it cannot be cut."""
+        """Add an edge that costs `capacity` (ns) when it is cut; with None, it cannot be cut.
+
+        Capacities are whole picoseconds: sums of floats would depend on the order of the flows.
+        """
+        capacity = None if capacity is None else round(1000 * capacity)
         if self.network.has_edge(one, other):
             before = self.network[one][other].get("capacity")
             capacity = None if before is None or capacity is None else before + capacity
@@ -86,19 +95,12 @@ class MinCut:
         if capacity is None and "capacity" in self.network[one][other]:
             del self.network[one][other]["capacity"]
 
-    def _follow(self, node: Node) -> None:
-        """Link data movement to the cheaper side, and a folded activation to the op before it."""
-        if node.op in MOVES_DATA and node.name not in self.prices:
-            price = self.costs.of(node)
-            if price is not None:
-                self.prices[node.name] = price
-                self._edge(INTEGERS, node.name, price.floats)
-                self._edge(node.name, FLOATS, price.integers)
-        elif self._folds(node):
-            before = query.producer(node.inputs[0])
-            if before is not None:
-                self._edge(node.name, self._label(before), None)
-                self._edge(self._label(before), node.name, None)
+    def _before(self, node: Node) -> Node | None:
+        """Return the producer of the first input, before moves of data."""
+        before = query.producer(node.inputs[0])
+        while before is not None and before.op in MOVES_DATA:
+            before = query.producer(before.inputs[0])
+        return before
 
     def _folds(self, node: Node) -> bool:
         if node.op not in self.folds or not node.inputs:
@@ -107,34 +109,28 @@ class MinCut:
         return before is not None and before.name in self.able and len(query.readers(node.inputs[0])) == 1
 
     def _label(self, node: Node | None) -> Any:
-        """Return the network node that represents `node` as a reader: its own, or a fixed side if it has no price."""
+        """Return the network node of an op: its own name, or a fixed side if it cannot be chosen.
+
+        Ops without a price stay on the side where the rules put them.
+        """
         if node is None:
             return FLOATS
-        if node.name in self.prices or self._folds(node):
+        if node.name in self.free or self._folds(node):
             return node.name
-        return (
-            INTEGERS if node.name in self.able else FLOATS
-        )  # ops without a price stay on the side where the rules put them
+        return INTEGERS if node.name in self.able else FLOATS
 
-    def _passages(self, tensor: Tensor, producer: Node | None) -> None:
+    def _end(self, end: str | Side) -> Any:
+        return end if isinstance(end, Side) else self._label(self.survey.nodes.get(end))
+
+    def _cross(self, crossing: Crossing) -> None:
         """Add a QuantizeLinear where integers read float, and a DequantizeLinear where float reads integers."""
-        readers = [node for node, index in query.readers(tensor) if not _is_weight(node, index)]
-        if self.survey.quantizable(tensor) is not None:
+        written, ends = self._end(crossing.writer), {self._end(reader) for reader in crossing.readers}
+        if ends == {written}:
             return
-        # a matrix product in integers writes float
-        written = FLOATS if producer is None or producer.op in MATRIX_PRODUCTS else self._label(producer)
-        ends = {self._label(node) for node in readers}
-        if tensor.name in self.survey.outputs:
-            ends.add(FLOATS)
-        if not ends or ends == {written}:
-            return
-        cost = self.costs.quantize(tensor, reorder=producer is not None and producer.op in BLOCKED)
-        first = ("quantize", tensor.name)
-        self._edge(first, written, cost)
-        cost = self.costs.dequantize(tensor, reorder=any(node.op in BLOCKED for node in readers))
-        second = ("dequantize", tensor.name)
-        self._edge(written, second, cost)
-        for end in ends:
+        first, second = ("quantize", crossing), ("dequantize", crossing)
+        self._edge(first, written, crossing.quantize)
+        self._edge(written, second, crossing.dequantize)
+        for end in sorted(ends, key=str):
             self._edge(end, first, None)
             self._edge(second, end, None)
 
@@ -146,15 +142,16 @@ class MinCut:
         _, (integers, _) = networkx.minimum_cut(
             self.network, INTEGERS, FLOATS, flow_func=networkx.algorithms.flow.shortest_augmenting_path
         )
-        return {name for name in self.prices if name in self.able and name not in integers}
+        return {name for name in self.free if name in self.able and name not in integers}
 
 
-def _is_weight(node: Node, index: int) -> bool:
-    kind = LINEAR.get(node.op)
-    return kind is not None and index in (kind.weight, kind.bias) and isinstance(node.inputs[index], Constant)
-
-
-def slower_in_integers(survey: Survey, able: set[str], folds: frozenset[str], costs: KernelCosts) -> dict[str, str]:
+def slower_in_integers(
+    survey: Survey,
+    able: set[str],
+    folds: frozenset[str],
+    costs: KernelCosts,
+    continues: frozenset[str] = frozenset(),
+) -> dict[str, str]:
     """Find the ops that would be slower in integers than in float, with the reason.
 
     Args:
@@ -162,12 +159,20 @@ def slower_in_integers(survey: Survey, able: set[str], folds: frozenset[str], co
         able: names of the nodes that have integer kernels and planned pairs.
         folds: op types that onnxruntime folds into the preceding op.
         costs: table of kernel costs.
+        continues: names of the nodes that the rules make integer only behind integer kernels.
     """
-    cut = MinCut(costs, survey, able, folds)
-    cut.build()
+    times = GraphTimes.of((place.node for place in survey.places), survey.outputs, costs)
+    everything_float = times.of_division(())
+    slack = max(SLACK_NS, SLACK_SHARE * sum(price.floats for name, price in times.prices.items() if name in able))
+    for allowed in (slack, 0.0):
+        cut = MinCut(times, survey, able, folds, continues)
+        cut.build(allowed)
+        floats = cut.floats()
+        if times.of_division(able - floats) <= everything_float + MODEL_SLACK_NS:
+            break  # else small losses of many ops add up
     found = {}
-    for name in cut.floats():
-        price = cut.prices[name]
+    for name in sorted(floats):
+        price = times.prices[name]
         found[name] = (
             f"it would be slower in integers: about {price.integers / 1000:.0f} µs a sample, in float "
             f"{price.floats / 1000:.0f}, without the pairs at its edges"

@@ -24,6 +24,9 @@ from sbonnx.recipe.sections.quantizers import AUTO
 from sbonnx.report import Refusal
 from sbonnx.rounding import ROUNDERS
 
+CONTINUES: Final = frozenset({"input_written", "between_linear"})
+"""Conditions of rules (`Rule.when`) that only apply behind integer kernels."""
+
 LEARNS: Final = "learn scales"
 """Title of the refusals for quantizer types that need training."""
 
@@ -86,7 +89,10 @@ def _placed(survey: Survey, recipe: Recipe, backend: Backend, declined: Mapping[
     costs = costs_of(recipe, backend)
     if costs is None:
         return drafts
-    slower = slower_in_integers(survey, placer.integer | placer.ruled, backend.folds, costs)
+    first = {rule.name for rule in backend.rules if rule.inputs == "first" and rule.when in CONTINUES}
+    rules = {name: backend.rule_for(survey.nodes[name].op) for name in placer.ruled}
+    continues = frozenset(name for name, rule in rules.items() if rule is not None and rule.name in first)
+    slower = slower_in_integers(survey, placer.integer | placer.ruled, backend.folds, costs, continues)
     if not slower:
         return drafts
     drafts = Drafts()

@@ -10,6 +10,7 @@ from typing import Final, Literal
 from sbonnx.backends import Backend
 from sbonnx.errors import RecipeError
 from sbonnx.graph import Constant, Graph, query
+from sbonnx.plan.times import GraphTimes
 from sbonnx.recipe import Recipe
 from sbonnx.recipe.names import FLOAT
 from sbonnx.report import Refusal
@@ -134,7 +135,8 @@ def _latency(
         )
     table = backend.costs(None if recipe.kernel_costs == "bundled" else recipe.kernel_costs)
     nodes = query.node_by_name(graph)
-    prices = {layer.name: table.of(nodes[layer.name]) for layer in [*layers, *(one for one, _, _ in kept.values())]}
+    times = GraphTimes.of(query.all_nodes(graph), query.output_names(graph), table)
+    prices = {layer.name: times.prices.get(layer.name) for layer in [*layers, *(one for one, _, _ in kept.values())]}
 
     def of(layer: Weighted, weight: int, activation: int) -> float:
         price = prices[layer.name]

@@ -18,9 +18,9 @@ from sbonnx.correct.batchnorm_tuning import tune_norms
 from sbonnx.equalize import channel_ranges, equalize_measured, wanted_ranges
 from sbonnx.equalize.awq import scale_by_activations
 from sbonnx.errors import DataError, ModelError
-from sbonnx.heads import Quantized, planned_time, protect
+from sbonnx.heads import Quantized, protect
 from sbonnx.options import RunOptions
-from sbonnx.plan import Plan, costs_of, make
+from sbonnx.plan import Plan, costs_of, make, plan_times
 from sbonnx.precision.measure import with_magnitudes
 from sbonnx.reconstruct import solve
 from sbonnx.report import Fired, Refusal
@@ -163,10 +163,10 @@ def protect_heads(state: PipelineState, options: RunOptions) -> PipelineState:
     def replan(floats: Mapping[str, str]) -> Plan:
         return make(graph, recipe, backend, observers=frozenset(OBSERVERS), declined=floats)
 
-    costs = costs_of(recipe, backend)
+    time_of = plan_times(graph, costs_of(recipe, backend))
     network = Quantized(prepared.plan, state.solution)
     try:
-        done = protect(graph, network, data.fit, replan, lambda plan: planned_time(graph, plan, costs), options)
+        done = protect(graph, network, data.fit, replan, time_of, options)
     except ModelError as error:  # a part of the network does not run alone: it stays as planned
         return state.refused(Refusal("measure the head", "HEADS", str(error)))
     if done is None:

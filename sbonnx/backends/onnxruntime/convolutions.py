@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from sbonnx.backends.base import in_every_scope
+from sbonnx.backends.onnxruntime.kernel_variants import LANES, LARGEST_WIDENING, padded
 from sbonnx.graph import Body, Constant, Node, Tensor, Variable, edit, query
 from sbonnx.ops import DEQUANTIZE, QUANTIZE, RECTIFIERS
 from sbonnx.spec import Array
@@ -129,13 +130,6 @@ def _zeros_behind(values: Array, axis: int, by: int) -> Array:
     return np.concatenate([values, np.zeros(shape, values.dtype)], axis=axis)
 
 
-LANES: Final = 16
-"""Channels that the kernel computes at a time; the remainder is computed one by one."""
-
-MAX_WIDTH: Final = 2.0
-"""Largest widening factor: beyond it the added channels cost as much as they save."""
-
-
 @dataclass
 class Region:
     """Tensors that must have the same number of channels, and the convolutions that write and read them."""
@@ -160,8 +154,8 @@ def align(body: Body, names: edit.Names) -> Iterator[str]:
         inside = [other for at, other in region.writers.items() if at in region.readers]
         seen.update(id(other.node) for other in inside)
         channels = conv.codes.shape[0]
-        wide = -(-channels // LANES) * LANES
-        if wide == channels or wide > MAX_WIDTH * channels:
+        wide = padded(channels, LANES)
+        if wide == channels or wide > LARGEST_WIDENING * channels:
             continue
         for at, writer in region.writers.items():
             widen(writer, 0, wide - channels, body, names)

@@ -7,18 +7,29 @@ times differ between machines, but ratios of 2 and more hardly do (docs/decision
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from math import inf, prod
 from pathlib import Path
 from typing import Final
 
+from sbonnx.backends.onnxruntime import kernel_variants
+from sbonnx.backends.onnxruntime.kernel_variants import FOLDED_TAPS, LANES, LARGEST_WIDENING
 from sbonnx.errors import RecipeError
-from sbonnx.graph import Node, Tensor, query
+from sbonnx.graph import Constant, Node, Tensor, query
 from sbonnx.input_files import read_regular
 from sbonnx.linear.layer import channel_axes
-from sbonnx.ops import CONVOLUTIONS, MATRIX_PRODUCTS, MOVES_DATA
+from sbonnx.ops import (
+    BLOCKED_POOLS,
+    CONCATS,
+    CONVOLUTIONS,
+    FUSED_INTO_CONV,
+    KEEPS_BLOCKS,
+    MATRIX_PRODUCTS,
+    MOVES_DATA,
+    RESIZES,
+)
 
 BUNDLED: Final = Path(__file__).with_name("kernel_costs.json")
 
@@ -28,30 +39,49 @@ LARGEST: Final = 16 << 20
 UNKNOWN: Final = 32
 """Assumed size of a dynamic dimension: makes an image large (32 x 32) and a sequence short. The batch counts as 1."""
 
-SMALL_TAPS: Final = 9
 MOST_TAPS: Final = 49
-FEW_CHANNELS: Final = 4
 IMAGE_RANK: Final = 4
-GROUPED: Final = (4, 8, 32)
-"""Channels per group for which grouped convolutions were measured."""
 
-KINDS: Final = ("fixed_ns", "mac_ns", "read_ns", "write_ns", "weight_ns")
+KINDS: Final = ("fixed_ns", "mac_ns", "read_ns", "write_ns", "weight_ns", "piece_ns")
+
+
+@dataclass(frozen=True)
+class Amounts:
+    """What the time of one kernel depends on.
+
+    Attributes:
+        macs: multiplications, or values compared or added by a pool.
+        read, write, weights: values.
+        pieces: runs of adjacent values that are gathered or copied one by one: positions times taps of a convolution.
+    """
+
+    macs: float = 0.0
+    read: float = 0.0
+    write: float = 0.0
+    weights: float = 0.0
+    pieces: float = 0.0
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Linear cost model of one kernel, in ns: fixed, and per multiplication, value read, value written and weight."""
+    """Linear cost model of one kernel, in ns: fixed, and per unit of `Amounts`."""
 
     fixed_ns: float
     mac_ns: float
     read_ns: float
     write_ns: float
     weight_ns: float
+    piece_ns: float
 
-    def ns(self, macs: float, read: float, write: float, weights: float) -> float:
+    def ns(self, amounts: Amounts) -> float:
         """Compute the time of one run in nanoseconds."""
         return (
-            self.fixed_ns + self.mac_ns * macs + self.read_ns * read + self.write_ns * write + self.weight_ns * weights
+            self.fixed_ns
+            + self.mac_ns * amounts.macs
+            + self.read_ns * amounts.read
+            + self.write_ns * amounts.write
+            + self.weight_ns * amounts.weights
+            + self.piece_ns * amounts.pieces
         )
 
 
@@ -74,44 +104,134 @@ def elements(tensor: Tensor) -> int:
     return prod(sizes)
 
 
+def positions(tensor: Tensor) -> int:
+    """Count the positions of a feature map (N, C, ...) for one sample: the product of all sizes after the channels."""
+    shape = query.shape(tensor) or ()
+    return prod(size if isinstance(size, int) and size > 0 else UNKNOWN for size in shape[2:])
+
+
+def channels(tensor: Tensor) -> int | None:
+    """Return the number of channels of a feature map, or None if it is none or has an unknown number."""
+    shape = query.shape(tensor)
+    size = shape[1] if shape is not None and len(shape) == IMAGE_RANK else None
+    return size if isinstance(size, int) and size > 0 else None
+
+
 @dataclass(frozen=True)
 class KernelCosts:
-    """Table of kernel costs, by kernel, variant and input type ("float" or "u8")."""
+    """Table of kernel costs.
+
+    Attributes:
+        fits: by kernel, variant and input type ("float" or "u8").
+        block: channels per block of the float layout of convolutions on the measured machine.
+    """
 
     fits: Mapping[tuple[str, str, str], Fit]
+    block: int = LANES
 
-    def ns(
-        self,
-        kernel: str,
-        variant: str,
-        kind: str,
-        *,
-        macs: float = 0,
-        read: float = 0,
-        write: float = 0,
-        weights: float = 0,
-    ) -> float:
+    def slowed(self, factor: float) -> KernelCosts:
+        """Return the table with kernels on integers that take `factor` times as long."""
+        fits = {
+            key: Fit(*(factor * getattr(fit, kind) for kind in KINDS)) if key[2] == "u8" else fit
+            for key, fit in self.fits.items()
+        }
+        return KernelCosts(fits, self.block)
+
+    def ns(self, kernel: str, variant: str, kind: str, amounts: Amounts) -> float:
         """Compute the time of a kernel in nanoseconds; 0 for one that is not in the table."""
         fit = self.fits.get((kernel, variant, kind))
-        return 0.0 if fit is None else fit.ns(macs, read, write, weights)
+        return 0.0 if fit is None else fit.ns(amounts)
 
     def quantize(self, tensor: Tensor, *, reorder: bool) -> float:
-        """Compute the time of a QuantizeLinear after a float kernel; `reorder`: it works on blocks of channels."""
+        """Compute the time of a QuantizeLinear after a float kernel; `reorder`: from blocks of channels."""
         size = elements(tensor)
-        found = self.ns("QuantizeLinear", "u8", "float", write=size)
+        every = Amounts(read=size, write=size, pieces=positions(tensor))
+        found = self.ns("QuantizeLinear", "u8", "float", every)
         if query.rank(tensor) == IMAGE_RANK:
-            found += self.ns("Transpose", "NCHW to NHWC", "u8", write=size)
-            found += self.ns("ReorderOutput", "", "float", write=size) if reorder else 0.0
+            found += self.ns("Transpose", "NCHW to NHWC", "u8", every)
+            found += self.ns("ReorderOutput", "", "float", every) if reorder else 0.0
+        producer = query.producer(tensor)
+        if producer is not None and producer.op == "MaxPool":
+            # onnxruntime moves the QuantizeLinear before the pool, which then runs on codes with channels first
+            found += self.ns("MaxPool", _window(producer), "u8", _pooled(producer))
         return found
 
     def dequantize(self, tensor: Tensor, *, reorder: bool) -> float:
-        """Compute the time of a DequantizeLinear before a float kernel; `reorder`: it works on blocks of channels."""
+        """Compute the time of a DequantizeLinear before float kernels; `reorder`: into blocks of channels.
+
+        Includes an activation that is fused in float, and has a kernel of its own here.
+        """
         size = elements(tensor)
-        found = self.ns("DequantizeLinear", "", "u8", write=size)
+        every = Amounts(read=size, write=size, pieces=positions(tensor))
+        found = self.ns("DequantizeLinear", "", "u8", every)
         if query.rank(tensor) == IMAGE_RANK:
-            found += self.ns("Transpose", "NHWC to NCHW", "u8", write=size)
-            found += self.ns("ReorderInput", "", "float", write=size) if reorder else 0.0
+            found += self.ns("Transpose", "NHWC to NCHW", "u8", every)
+            found += self.reorder_input(tensor) if reorder else 0.0
+        for reader, _ in query.readers(tensor):
+            if self.fused(reader) is tensor:
+                found += self.ns(*ELEMENTWISE_KERNELS[reader.op][0], Amounts(read=size, write=size))
         return found
+
+    def reorder_input(self, tensor: Tensor) -> float:
+        """Compute the time of a ReorderInput: from channels first to blocks of channels."""
+        return self.ns("ReorderInput", "", "float", Amounts(read=elements(tensor), write=elements(tensor)))
+
+    def reorder_output(self, tensor: Tensor) -> float:
+        """Compute the time of a ReorderOutput: from blocks of channels to channels first."""
+        return self.ns("ReorderOutput", "", "float", Amounts(read=elements(tensor), write=elements(tensor)))
+
+    def fused(self, node: Node) -> Tensor | None:
+        """Return the tensor over which a node is fused into the preceding convolution in float, or None.
+
+        Activations are (ConvActivationFusion), and sums whose other input has the same shape.
+        """
+        if node.op not in FUSED_INTO_CONV or not node.inputs:
+            return None
+        for tensor in node.inputs:
+            before = query.producer(tensor)
+            if before is None or before.op != "Conv" or len(query.readers(tensor)) != 1:
+                continue
+            if len(node.inputs) == 1 or all(query.shape(one) == query.shape(tensor) for one in node.inputs):
+                return tensor
+        return None
+
+    def blocked(self, nodes: Iterable[Node]) -> frozenset[str]:
+        """Return the names of the tensors that float kernels write in blocks of channels (NCHWc).
+
+        Args:
+            nodes: all nodes of a graph, in topological order.
+        """
+        found: set[str] = set()
+        for node in nodes:
+            if self._writes_blocks(node, found):
+                found.add(node.outputs[0].name)
+        return frozenset(found)
+
+    def _writes_blocks(self, node: Node, blocked: set[str]) -> bool:
+        values = [tensor for tensor in node.inputs if not isinstance(tensor, Constant) and not tensor.is_empty()]
+        if not values or not node.outputs or channels(node.outputs[0]) is None:
+            return False
+        if node.op == "Conv":
+            return self._float_variant(node).endswith("blocked")
+        if node.op in BLOCKED_POOLS:
+            return self._pools_blocks(node)
+        reads = all(tensor.name in blocked for tensor in values)
+        if node.op in CONCATS:
+            whole = all((channels(tensor) or 1) % self.block == 0 for tensor in values)
+            return reads and whole and node.attrs.get("axis") == 1
+        same = all(query.shape(tensor) == query.shape(node.outputs[0]) for tensor in values)
+        return reads and (node.op in RESIZES or (node.op in KEEPS_BLOCKS and same and len(values) == len(node.inputs)))
+
+    def _pools_blocks(self, node: Node) -> bool:
+        """Return whether a pool runs on blocks of channels: whole ones only."""
+        return self.block > 1 and (channels(node.inputs[0]) or 1) % self.block == 0
+
+    def reads_blocks(self, node: Node, index: int, blocked: Collection[str]) -> bool:
+        """Return whether the float kernel of a node reads an input in blocks of channels."""
+        if node.op == "Conv":
+            variant = self._float_variant(node)
+            return index == 0 and variant.endswith("blocked") and "few" not in variant
+        return bool(node.outputs) and node.outputs[0].name in blocked
 
     def of(self, node: Node) -> Price | None:
         """Return both costs of a node, or None for an op without measurements."""
@@ -120,33 +240,72 @@ class KernelCosts:
         if node.op in MATRIX_PRODUCTS:
             return self._product(node)
         if node.op in MOVES_DATA:
-            write = elements(node.outputs[0])
-            return Price(*(self.ns("Slice", "channels", kind, write=write) for kind in ("float", "u8")))
+            moved = Amounts(write=elements(node.outputs[0]))
+            return Price(*(self.ns("Slice", "channels", kind, moved) for kind in ("float", "u8")))
         kernels = ELEMENTWISE_KERNELS.get(node.op)
         if kernels is None:
             return None
         floats, integers = kernels
-        read, write = elements(node.inputs[0]), elements(node.outputs[0])
-        return Price(self.ns(*floats, read=read, write=write), self.ns(*integers, read=read, write=write))
+        if node.op in WINDOWED:
+            window = _window(node)
+            amounts = _pooled(node)
+            variant = f"{window} blocked" if self._pools_blocks(node) else window
+            floats, integers = (floats[0], variant, floats[2]), (integers[0], window, integers[2])
+        else:
+            values = [tensor for tensor in node.inputs if not isinstance(tensor, Constant)]
+            gathered = positions(node.outputs[0]) * len(values) if node.op in CONCATS else 0
+            read = sum(map(elements, values))
+            amounts = Amounts(read=read, write=elements(node.outputs[0]), pieces=gathered)
+            if node.op in BLOCKED_POOLS and not self._pools_blocks(node):
+                floats = (floats[0], "", floats[2])
+        fused = self.fused(node) is not None
+        return Price(0.0 if fused else self.ns(*floats, amounts), self.ns(*integers, amounts))
+
+    def _float_variant(self, node: Node) -> str:
+        """Return the variant of a Conv in float; on machines whose table has no blocked kernels, the plain one."""
+        inner, taps, outputs, groups = _sizes(node)
+        variant = kernel_variants.float_conv(inner, outputs, taps, groups, self.block)
+        plain = variant.replace("blocked", "plain")
+        known = ("Conv", variant, "float") in self.fits or ("Conv", plain, "float") not in self.fits
+        return variant if known and query.rank(node.outputs[0]) in (None, IMAGE_RANK) else plain
 
     def _conv(self, node: Node) -> Price | None:
         """Return None for unmeasured kernels: 1-D and 3-D convolutions, ConvTranspose and very large filters."""
-        shape = query.shape(node.inputs[1]) or ()
-        sizes = [size if isinstance(size, int) else UNKNOWN for size in shape]
-        taps, groups = prod(sizes[2:]), int(node.attrs.get("group", 1))
-        if node.op != "Conv" or len(sizes) != IMAGE_RANK or taps > MOST_TAPS:
+        _, taps, _, _ = _sizes(node)
+        if node.op != "Conv" or query.rank(node.inputs[1]) != IMAGE_RANK or taps > MOST_TAPS:
             return None
-        write = elements(node.outputs[0])
-        amounts = {
-            "macs": write * sizes[1] * taps,
-            "read": elements(node.inputs[0]),
-            "write": write,
-            "weights": prod(sizes),
-        }
-        variant = _variant(sizes[1], taps, groups)
-        plain = "plain" if variant in ("grouped by 4", "grouped by 8") else "blocked"
-        return Price(
-            self.ns("Conv", f"{variant} {plain}", "float", **amounts), self.ns("QLinearConv", variant, "u8", **amounts)
+        return Price(self._float_conv(node), self._integer_conv(node))
+
+    def _float_conv(self, node: Node) -> float:
+        inner, taps, outputs, groups = _sizes(node)
+        variant, places, read = self._float_variant(node), positions(node.outputs[0]), elements(node.inputs[0])
+        if variant.endswith("blocked"):
+            outputs = kernel_variants.padded(outputs, self.block)
+            if groups == 1 and "few" not in variant:
+                read = read // inner * kernel_variants.padded(inner, self.block)
+                inner = kernel_variants.padded(inner, self.block)
+        macs = places * outputs * inner * taps
+        return self.ns("Conv", variant, "float", Amounts(macs, read, places * outputs, outputs * inner * taps))
+
+    def _integer_conv(self, node: Node) -> float:
+        """Return the time in integers, with the zero channels that `legalise` adds (`align`, `widen_stems`)."""
+        inner, taps, outputs, groups = _sizes(node)
+        places, read, before = positions(node.outputs[0]), elements(node.inputs[0]), 0.0
+        if groups > 1 and inner == 1:
+            wide = kernel_variants.padded(groups, LANES)
+            if outputs == groups and wide <= LARGEST_WIDENING * groups:
+                read, outputs, groups = read // groups * wide, wide, wide
+        elif groups == 1 and taps > FOLDED_TAPS and inner <= kernel_variants.DOT:
+            before = self.ns("DepthToSpace", "", "float", Amounts(write=read))
+            inner, taps = 4 * inner, -(-taps // 4)
+        elif groups == 1 and inner % kernel_variants.DOT:
+            read = read // inner * kernel_variants.padded(inner, kernel_variants.DOT)
+            inner = kernel_variants.padded(inner, kernel_variants.DOT)
+            before = self.ns("Pad", "1", "u8", Amounts(write=read))
+        pieces = places * taps if taps > 1 else 0
+        amounts = Amounts(places * outputs * inner * taps, read, places * outputs, outputs * inner * taps, pieces)
+        return before + self.ns(
+            "QLinearConv", kernel_variants.integer_conv(inner, outputs, taps, groups), "u8", amounts
         )
 
     def _product(self, node: Node) -> Price:
@@ -155,20 +314,27 @@ class KernelCosts:
         write = elements(node.outputs[0])
         _, axis = channel_axes(node.op, node.attrs, len(sizes))
         inner = 1 if axis is None else sizes[axis]
-        amounts = {"macs": write * inner, "read": elements(node.inputs[0]), "write": write, "weights": prod(sizes)}
+        amounts = Amounts(write * inner, elements(node.inputs[0]), write, prod(sizes))
         kernel = "QGemm" if node.op == "Gemm" else "MatMulIntegerToFloat"
-        return Price(self.ns(node.op, "", "float", **amounts), self.ns(kernel, "", "u8", **amounts))
+        return Price(self.ns(node.op, "", "float", amounts), self.ns(kernel, "", "u8", amounts))
 
 
-def _variant(channels: int, taps: int, groups: int) -> str:
-    """Return the table's variant name of a convolution; `channels`: input channels per group."""
-    if groups > 1 and channels == 1:
-        return "depthwise 3x3" if taps <= SMALL_TAPS else "depthwise 5x5"
-    if groups > 1:
-        return f"grouped by {min(GROUPED, key=lambda size: abs(size - channels))}"
-    if channels < FEW_CHANNELS and taps > 1:
-        return "3x3" if taps <= SMALL_TAPS else "stem"  # small kernels: `widen_stems` adds a fourth channel
-    return "1x1" if taps == 1 else "3x3"
+def _sizes(node: Node) -> tuple[int, int, int, int]:
+    """Return input channels per group, taps, output channels and groups of a convolution."""
+    shape = query.shape(node.inputs[1]) or ()
+    sizes = [size if isinstance(size, int) else UNKNOWN for size in shape]
+    outputs, inner = (*sizes[:2], 1, 1)[:2]
+    return inner, prod(sizes[2:]), outputs, int(node.attrs.get("group", 1))
+
+
+def _window(node: Node) -> str:
+    """Return the measured window that is next to that of a pool."""
+    return "2x2" if prod(node.attrs.get("kernel_shape", (1,))) <= SMALL_WINDOW else "3x3"
+
+
+def _pooled(node: Node) -> Amounts:
+    taps, write = prod(node.attrs.get("kernel_shape", (1,))), elements(node.outputs[0])
+    return Amounts(write * taps, elements(node.inputs[0]), write, pieces=positions(node.outputs[0]) * taps)
 
 
 _Kernel = tuple[str, str, str]
@@ -179,14 +345,20 @@ ELEMENTWISE_KERNELS: Final[dict[str, tuple[_Kernel, _Kernel]]] = {
     "Concat": (("Concat", "", "float"), ("QLinearConcat", "NHWC", "u8")),
     "Sigmoid": (("Sigmoid", "", "float"), ("QLinearSigmoid", "", "u8")),
     "LeakyRelu": (("LeakyRelu", "", "float"), ("QLinearLeakyRelu", "", "u8")),
-    "MaxPool": (("MaxPool", "3x3 blocked", "float"), ("NhwcMaxPool", "3x3", "u8")),
-    "AveragePool": (("AveragePool", "2x2 blocked", "float"), ("QLinearAveragePool", "2x2", "u8")),
+    "MaxPool": (("MaxPool", "", "float"), ("NhwcMaxPool", "", "u8")),
+    "AveragePool": (("AveragePool", "", "float"), ("QLinearAveragePool", "", "u8")),
     "GlobalAveragePool": (("GlobalAveragePool", "blocked", "float"), ("QLinearGlobalAveragePool", "", "u8")),
     "Resize": (("Resize", "nearest", "float"), ("Resize", "nearest", "u8")),
     "Pad": (("Pad", "1", "float"), ("Pad", "1", "u8")),
     "Softmax": (("Softmax", "", "float"), ("QLinearSoftmax", "", "u8")),
 }
 """Kernels that onnxruntime has for an op, in float and in integers: name, variant and type as in the table."""
+
+WINDOWED: Final = frozenset({"MaxPool", "AveragePool"})
+"""Pools whose variant is their window."""
+
+SMALL_WINDOW: Final = 6
+"""Taps up to which a pool counts as one of 2 x 2."""
 
 
 @cache
@@ -197,18 +369,22 @@ def load_costs(path: str | None = None) -> KernelCosts:
         RecipeError: the file cannot be read, or is not such a table.
     """
     try:
-        rows = json.loads(read_regular(path or BUNDLED, LARGEST))["fits"]
+        table = json.loads(read_regular(path or BUNDLED, LARGEST))
+        rows, machine = table["fits"], table.get("machine", {})
         fits = {
             (row["kernel"], row["variant"], row["type"]): Fit(**{kind: _cost(row[kind]) for kind in KINDS})
             for row in rows
         }
+        block = int(_cost(machine.get("block", LANES)))
+        if not block:
+            raise ValueError("a block has 0 channels")
     except (OSError, ValueError, OverflowError, KeyError, TypeError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {str(error)[:100]}"
         raise RecipeError(
             f"KERNEL_COSTS: {path} is not a table of kernel costs ({reason}); write one with "
             "python -m benchmarks.kernels --output FILE"
         ) from error
-    return KernelCosts(fits)
+    return KernelCosts(fits, block)
 
 
 def _cost(value: object) -> float:

@@ -16,15 +16,10 @@ import numpy as np
 from sbonnx.backends.base import in_every_scope
 from sbonnx.backends.onnxruntime.convolutions import IntegerConv, integer_conv, like, set_channels, widen
 from sbonnx.backends.onnxruntime.costs import UNKNOWN
+from sbonnx.backends.onnxruntime.kernel_variants import DOT, FOLDED_TAPS
 from sbonnx.graph import Body, Node, Tensor, Variable, edit, query
 from sbonnx.ops import QUANTIZE
 from sbonnx.spec import Array
-
-DOT: Final = 4
-"""Values that one integer instruction multiplies and adds: rows of another length take a slow path."""
-
-MANY_TAPS: Final = 25
-"""Number of taps above which gathering the input is so slow that wider rows cost more than they save."""
 
 FEW_ROWS: Final = 512
 """Number of output positions below which preparing the input costs more than the convolution gains."""
@@ -58,7 +53,7 @@ def _widened(
 ) -> Iterator[str]:
     channels, *sides = conv.codes.shape[1:]
     codes = conv.data.inputs[0]
-    if prod(sides) > MANY_TAPS:
+    if prod(sides) > FOLDED_TAPS:
         pads, quantize = _folded_pads(conv), query.producer(codes)
         if pads is None or quantize is None or quantize.op not in QUANTIZE:
             return
