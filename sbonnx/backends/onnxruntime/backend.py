@@ -12,7 +12,7 @@ import numpy as np
 from sbonnx.backends.base import ON_REQUEST, Backend, Rule, fills_zero, interpolates
 from sbonnx.backends.onnxruntime.convolutions import align
 from sbonnx.backends.onnxruntime.costs import load_costs
-from sbonnx.backends.onnxruntime.exact_biases import keep_biases
+from sbonnx.backends.onnxruntime.exact_biases import keep_rounded_biases, shield_convolutions
 from sbonnx.backends.onnxruntime.rewrites import centre_weights, clip_codes, pad_codes, write_sums
 from sbonnx.backends.onnxruntime.stems import widen_stems
 from sbonnx.graph import Graph, Node, query
@@ -122,7 +122,16 @@ def has_two_bits() -> bool:
 
 def legalise(graph: Graph) -> list[str]:
     """Rewrite ops that onnxruntime runs slowly, without changing the results. In place; return what was done."""
-    steps = (centre_weights, clip_codes, pad_codes, align, widen_stems, write_sums, keep_biases)
+    steps = (
+        centre_weights,
+        clip_codes,
+        pad_codes,
+        align,
+        widen_stems,
+        write_sums,
+        shield_convolutions,
+        keep_rounded_biases,
+    )
     return [change for step in steps for change in step(graph)]
 
 

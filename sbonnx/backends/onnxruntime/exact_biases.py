@@ -7,6 +7,12 @@ with one scale, whatever the recipe says. The transformer skips ops whose bias i
 not fold a DequantizeLinear. A float32 is ``mantissa * 2^e`` with a 24-bit mantissa, so this encoding stores the bias
 bit for bit. A float16 bias, for which that scale is often too small, is stored as float32 followed by a Cast.
 
+A computed bias costs time: a float convolution with one does not run on blocks of channels (NCHWc), and a depthwise one
+takes up to ten times as long. Therefore the backend onnxruntime rewrites only ops whose output leads to a
+QuantizeLinear and nowhere else, as the transformer does (`keep_rounded_biases`); and after a float32 convolution with
+float weights, it writes a LeakyRelu of slope 1 instead (`shield_convolutions`). It changes no value, is fused into the
+convolution, and keeps the transformer away.
+
 An integer kernel would interpret the codes with the scale ``s_input * s_weight``. Therefore only ops are rewritten for
 which onnxruntime has no integer kernel: in float16, with float weights, with codes on either side that are not 8 bits
 wide, or with a Clip before the QuantizeLinear that narrows it to fewer than 8 bits.
@@ -14,16 +20,16 @@ wide, or with a Clip before the QuantizeLinear that narrows it to fewer than 8 b
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import numpy as np
 import onnx
 
 from sbonnx.backends.base import in_every_scope
-from sbonnx.graph import Body, Node, Tensor, edit, query
+from sbonnx.graph import Body, Node, Tensor, Variable, edit, query
 from sbonnx.linear.layer import LinearLayer
-from sbonnx.ops import BITS, CONVOLUTIONS, DEQUANTIZE, LINEAR, QUANTIZE
+from sbonnx.ops import BITS, CONVOLUTIONS, DEQUANTIZE, LINEAR, MOVES_DATA, PICKS_MAX, QUANTIZE, RECTIFIERS
 from sbonnx.spec import Array
 
 MANTISSA: Final = 24
@@ -37,8 +43,8 @@ BYTE: Final = 8
 NOT_BYTES: Final = frozenset({"int16", "uint16", "int4", "uint4", "int2", "uint2"})
 """Quantized types for which onnxruntime's CPU has no integer convolution or matrix product."""
 
-PASSED: Final = frozenset({"Relu", "Clip"})
-"""Ops allowed before the QuantizeLinear."""
+PASSED: Final = RECTIFIERS | MOVES_DATA | PICKS_MAX
+"""Ops allowed before the QuantizeLinear: it is moved before moves of data."""
 
 FLOATS: Final = (np.dtype(np.float32), np.dtype(np.float16))
 
@@ -48,12 +54,38 @@ ROUNDED_OPS: Final = CONVOLUTIONS | {"Gemm"}
 
 @in_every_scope(sweep=False)
 def keep_biases(body: Body, names: edit.Names) -> Iterator[str]:
-    """Write such biases as a DequantizeLinear of int32."""
-    for node in list(body.nodes):
+    """Write the biases of all ops behind a DequantizeLinear that may be affected as a DequantizeLinear of int32."""
+    yield from _kept(body, names, list(body.nodes))
+
+
+@in_every_scope(sweep=False)
+def keep_rounded_biases(body: Body, names: edit.Names) -> Iterator[str]:
+    """As `keep_biases`, only of ops whose output leads to a QuantizeLinear and nowhere else."""
+    yield from _kept(body, names, [node for node in body.nodes if node.outputs and _leads_to_codes(node.outputs[0])])
+
+
+def _kept(body: Body, names: edit.Names, nodes: Iterable[Node]) -> Iterator[str]:
+    for node in nodes:
         bias = _rounded_bias(node)
         if bias is not None:
             _write(node, bias, body, names)
             yield f"{node.name}: its bias as int32 with a power of two as scale"
+
+
+@in_every_scope(sweep=False)
+def shield_convolutions(body: Body, names: edit.Names) -> Iterator[str]:
+    """Write a LeakyRelu of slope 1 after float convolutions whose weights onnxruntime would quantize."""
+    for node in list(body.nodes):
+        weight = query.constant(node.inputs[1]) if node.op == "Conv" else None
+        if weight is None or weight.dtype != np.float32 or _rounded_bias(node) is None:
+            continue
+        output = node.outputs[0]
+        if not _leads_to_codes(output):
+            continue
+        inner = Variable(names.fresh(f"{output.name}_float"), dtype=output.dtype, shape=output.shape)
+        node.outputs[0] = inner
+        body.nodes.append(Node("LeakyRelu", names.fresh(f"{node.name}_same"), {"alpha": 1.0}, [inner], [output]))
+        yield f"{node.name}: its float weights protected from quantization by a LeakyRelu of slope 1"
 
 
 def exact_codes(bias: Array) -> tuple[Array, Array]:
@@ -94,6 +126,15 @@ def _rounded_bias(node: Node) -> Array | None:
     return None if isinstance(layer, str) else np.zeros(layer.out_channels, np.float32)
 
 
+def _leads_to_codes(tensor: Tensor) -> bool:
+    """Return whether a tensor goes to a QuantizeLinear and nowhere else, through rectifiers and moves of data."""
+    uses = query.readers(tensor)
+    return bool(uses) and all(
+        node.op in QUANTIZE or (node.op in PASSED and bool(node.outputs) and _leads_to_codes(node.outputs[0]))
+        for node, _ in uses
+    )
+
+
 def _in_bytes(node: Node | None) -> bool:
     """Return whether a tensor may be read as 8 bits: False if a node dequantizes integers of another width."""
     return node is None or node.op not in DEQUANTIZE or str(query.dtype(node.inputs[0])) not in NOT_BYTES
@@ -103,7 +144,7 @@ def _narrowed(node: Node) -> bool:
     """Return whether the output goes through a Clip into a QuantizeLinear of fewer than 8 bits, and nowhere else."""
     while len(uses := query.readers(node.outputs[0])) == 1:
         node = uses[0][0]
-        if node.op not in PASSED:
+        if node.op not in RECTIFIERS:
             return node.op in QUANTIZE and int(node.attrs.get(BITS, BYTE)) < BYTE
     return False
 

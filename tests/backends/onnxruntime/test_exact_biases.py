@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import numpy_helper
 
-from sbonnx import quantize
+from sbonnx import pipeline, quantize
 from sbonnx.assets import digits
 from sbonnx.backends.onnxruntime.exact_biases import exact_codes
+from sbonnx.calib.observers import OBSERVERS
+from sbonnx.options import RunOptions
+from sbonnx.plan import make
 from sbonnx.spec import Array
+from sbonnx.stages.measure import read_data
+from sbonnx.stages.state import PipelineState, Request, read_recipe
+from sbonnx.stages.write import save
+from tests.support.models import model
 
 IMAGES = np.load(digits().calib)["image"][:32]
 LEVELS = ("ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL")
@@ -68,3 +76,46 @@ def test_codes_hold_a_float32_bit_for_bit(values: list[float]) -> None:
     product = codes.astype(np.float32) * scales
     np.testing.assert_array_equal(product[np.abs(bias) >= 2.0**-102], bias[np.abs(bias) >= 2.0**-102])
     assert (np.abs(product.astype(np.float64) - bias) <= 2.0**-127).all()
+
+
+BETWEEN = """agraph (float[1,32,12,12] x) => (float[1,32,12,12] y, float[1,32,12,12] z) {
+    [one] a = Conv <pads = [1,1,1,1]> (x, w0, b0)
+    [two] b = Conv <pads = [1,1,1,1], group = 32> (a, w1, b1)
+    [act] c = Relu (b)
+    [three] d = Conv <pads = [1,1,1,1]> (c, w2, b2)
+    [end] y = Sqrt (d)
+    [four] e = Conv <pads = [1,1,1,1], group = 32> (a, w3, b3)
+    [last] z = Tanh (e)
+}"""
+
+
+def test_float_convolutions_beside_integer_ones_run_on_blocks(tmp_path: Path) -> None:
+    """Between pairs onnxruntime would quantize their weights; with a computed bias they would run unblocked."""
+    whole, depthwise = (32, 32, 3, 3), (32, 1, 3, 3)
+    proto = model(BETWEEN, w0=whole, w1=depthwise, w2=whole, w3=depthwise, b0=32, b1=32, b2=32, b3=32)
+    rng = np.random.default_rng(0)
+    feeds = [{"x": rng.standard_normal((1, 32, 12, 12)).astype(np.float32)} for _ in range(6)]
+    file, optimized = tmp_path / "q.onnx", tmp_path / "optimized.onnx"
+    recipe, rules = read_recipe(None, "onnxruntime", {"kernel_costs": "none", "heads": "none"})
+    prepared = pipeline.prepare(proto, recipe, rules)
+    slow = dict.fromkeys(("two", "four"), "slower in integers")
+    plan = make(prepared.graph, recipe, rules, observers=frozenset(OBSERVERS), declined=slow)
+    request = Request(proto, recipe, rules, data=feeds, output=file, verify=False)
+    stages = (read_data, *pipeline.MEASURE, *pipeline.INSERT, save)
+    pipeline.run(stages, PipelineState(request, replace(prepared, plan=plan)), RunOptions())
+    outputs = []
+    for level in ("ORT_DISABLE_ALL", "ORT_ENABLE_ALL"):
+        options = ort.SessionOptions()
+        options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
+        options.optimized_model_filepath = str(optimized)
+        session = ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+        outputs.append(session.run(["z"], feeds[0])[0].astype(np.float64))
+    assert np.square(outputs[0] - outputs[1]).mean() < 1e-3 * np.square(outputs[0]).mean()
+    graph = onnx.load(str(optimized)).graph
+    floats = [node for node in graph.node if node.op_type in ("Conv", "FusedConv")]
+    constants = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    assert len(floats) == 2
+    for node in floats:
+        assert {constants[name] for name in node.input[1:3]} == {onnx.TensorProto.FLOAT}
+    if any("nchwc" in node.domain for node in graph.node):  # a CPU with blocked kernels
+        assert all("nchwc" in node.domain for node in floats)
