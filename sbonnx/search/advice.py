@@ -1,4 +1,4 @@
-"""Advice for a result below its quality lines: the cheapest change of the recipe that repairs it, tried if possible.
+"""Advice for a result below its quality lines, or slower than float: the cheapest change that repairs it, tried.
 
 Candidates are ordered by what they cost the user at run time: first other numbers at the same widths, then single
 layers in float, then wider codes. What to widen follows from the error of weights and of activations alone.
@@ -6,11 +6,10 @@ layers in float, then wider codes. What to widen follows from the error of weigh
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
@@ -24,7 +23,9 @@ from sbonnx.recipe import Recipe
 from sbonnx.recipe.names import FULL_BITS, is_per_channel
 from sbonnx.search.bit_groups import pattern_of
 from sbonnx.search.error_sources import Side, blame, sensitive_layers, width_of
+from sbonnx.search.latency_advice import faster
 from sbonnx.search.recipe_search import SearchResult
+from sbonnx.search.remedies import Remedy
 from sbonnx.stages.measure import read_data
 from sbonnx.stages.state import PipelineState, run_options
 from sbonnx.stages.verify import limits_of, reference_of
@@ -38,21 +39,7 @@ SECONDS: Final = 20.0
 GAIN_DB: Final = 1.0
 """Minimum gain of the worst output for advice that does not reach the line."""
 
-
-@dataclass(frozen=True)
-class Remedy:
-    """One candidate: what it does, in words, and the overrides of the recipe."""
-
-    what: str
-    overrides: Mapping[str, Any]
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        """The overrides as ``KEY=VALUE``, for ``--set``."""
-        return tuple(
-            f"{key}={value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
-            for key, value in self.overrides.items()
-        )
+LATENCY: Final = "time relative to float"
 
 
 @dataclass(frozen=True)
@@ -99,19 +86,21 @@ class Advice:
 
 
 def advise(state: PipelineState, seconds: float) -> Advice | None:
-    """Search for the cheapest change that brings all outputs above their lines.
+    """Search for the cheapest change that brings all outputs above their lines; then, for one that is not slower.
 
     Args:
-        state: of a finished run whose result is too far from float.
+        state: of a finished run.
         seconds: time that the run took.
 
     Returns:
         The first change that repairs it, else the best measured one if it gains at least `GAIN_DB`, else the first
         that was not tried; None if there is nothing to try.
     """
-    if state.data is None or state.comparison is None or not problems_of(state, state.comparison):
-        return None
     before = state.comparison
+    if state.data is None or before is None:
+        return None
+    if not problems_of(state, before):
+        return _faster(state, before) if before.slower else None
     begin, tried = time.perf_counter(), list[tuple[Remedy, Comparison]]()
     untried: Remedy | None = None
     for change in changes(state):
@@ -160,6 +149,21 @@ def after_search(state: PipelineState, search: SearchResult) -> Advice | None:
         change = Remedy("ask for less loss (MIXED.MAX_LOSS), or for a signal to noise (VERIFY.MIN_SQNR_DB)", {})
     figure, (value,) = _figures(before, [before])
     return Advice(change.what, change.texts, False, False, figure, value, tried=tried, search=told)
+
+
+def _faster(state: PipelineState, before: Comparison) -> Advice | None:
+    """Return the first change whose file is measured not to be slower than float; None if there is none."""
+    tried: list[tuple[str, str]] = []
+    for change in faster(state, before):
+        recipe = _changed(state.prepared.recipe, change)
+        found = None if recipe is None or not _can_try(state) else _measured(state, recipe, latency=True)
+        if found is None or problems_of(state, found):
+            continue
+        tried.append((change.what, found.latency_figure()))
+        if not found.slower:
+            figures = LATENCY, before.latency_figure(), found.latency_figure()
+            return Advice(change.what, change.texts, True, True, *figures, tuple(tried))
+    return None
 
 
 def problems_of(state: PipelineState, comparison: Comparison) -> tuple[str, ...]:
@@ -228,7 +232,7 @@ def _can_try(state: PipelineState) -> bool:
     return state.prepared.plan.float_type != "bf16" and (readable or not recipe.calibration.feedback)
 
 
-def _measured(state: PipelineState, recipe: Recipe) -> Comparison | None:
+def _measured(state: PipelineState, recipe: Recipe, *, latency: bool = False) -> Comparison | None:
     """Quantize with a recipe as the pipeline does, and compare the file on the samples of the result.
 
     None if the change cannot be done on this model.
@@ -255,7 +259,8 @@ def _measured(state: PipelineState, recipe: Recipe) -> Comparison | None:
             device=recipe.device,
             limit=recipe.verify.feeds,
             without=judged.without,
-            depth=Depth(latency=False),
+            timed=next(iter(data.every)),
+            depth=Depth(latency=latency),
         )
 
 

@@ -27,6 +27,14 @@ FAIR_DB: Final = 15.0
 
 LARGE_GRAPH: Final = "optimizing a graph this large takes long, and users run 'all'"
 
+SLOWER: Final = "slower than float on this machine"
+
+NOTICEABLE: Final = 1.02
+"""Latency ratio up to which a file counts as fast as float."""
+
+CALL_MS: Final = 0.02
+"""Difference in milliseconds up to which it does: about the time that calling a session takes."""
+
 UNLIKE: Final = "calibrate on more samples, or on more different ones"
 
 
@@ -63,6 +71,8 @@ class Comparison:
             alternately in this process, with onnxruntime's default number of threads. 0 if not measured.
         median_ms_float, median_ms_quantized: median latency of the same runs.
         latency_runs: number of runs of each model.
+        latency_interval: confidence interval of the ratio quantized / float, from pairs of runs; None if not measured
+            or of too few runs.
         levels: errors by output and optimization level; empty if not measured.
         levels_left_out: optimization levels that were not opened, because the graph is large.
         kernels: integer kernels on onnxruntime's CPU provider; None if not counted.
@@ -81,6 +91,7 @@ class Comparison:
     median_ms_float: float = 0.0
     median_ms_quantized: float = 0.0
     latency_runs: int = 0
+    latency_interval: tuple[float, float] | None = None
     levels: tuple[LevelDifference, ...] = ()
     levels_left_out: tuple[str, ...] = ()
     kernels: Kernels | None = None
@@ -99,6 +110,19 @@ class Comparison:
         """Size of the quantized file divided by that of the float one."""
         return self.bytes_quantized / self.bytes_float if self.bytes_float else None
 
+    @property
+    def slower(self) -> bool:
+        """Whether the quantized model is slower than the float one, beyond chance, `NOTICEABLE` and `CALL_MS`."""
+        longer = self.median_ms_quantized - self.median_ms_float
+        return self.latency_interval is not None and self.latency_interval[0] > NOTICEABLE and longer > CALL_MS
+
+    def latency_figure(self) -> str:
+        """Return the latency ratio with its interval, as text."""
+        if self.latency_ratio is None or self.latency_interval is None:
+            return "unknown"
+        low, high = self.latency_interval
+        return f"{self.latency_ratio:.2f} ({low:.2f} to {high:.2f})"
+
     def problems(self) -> tuple[str, ...]:
         """List the reasons why the quantized model is unusable, one sentence per output."""
         found = [_collapsed(error) for error in self.outputs]
@@ -108,6 +132,8 @@ class Comparison:
     def notes(self) -> tuple[str, ...]:
         """Warnings about outputs that pass the threshold, one sentence for each output, and levels left out."""
         found = [text for error, text in self._unlike() if error.sqnr_db >= FAIR_DB]
+        if self.slower:
+            found.insert(0, f"{SLOWER}: a run takes {self.latency_figure()} of its time, {self.latency_runs} runs each")
         if self.levels_left_out:
             names = " and ".join(f"'{level}'" for level in self.levels_left_out)
             found.append(f"onnxruntime's levels {names} were not opened: {LARGE_GRAPH}")

@@ -23,6 +23,7 @@ from sbonnx.graph.storage.model_file import open_model
 from sbonnx.graph.storage.temporary import temporary_folder
 from sbonnx.metrics import OutputDifference, OutputDifferences
 from sbonnx.verify.comparison import Comparison, LevelDifference
+from sbonnx.verify.intervals import UNKNOWN
 from sbonnx.verify.ort_options import ALL_TRANSFORMERS, VerifyOptions
 from sbonnx.verify.quality import OutputQuality, QualitySamples
 from sbonnx.verify.sessions import (
@@ -231,6 +232,7 @@ def compare(  # noqa: PLR0913 - public entry point
             median_ms_float=took.middle[0],
             median_ms_quantized=took.middle[1],
             latency_runs=took.runs,
+            latency_interval=took.ratio if took.ratio != UNKNOWN else None,
             levels=rows,
             levels_left_out=tuple(level for level in LEVEL_NAMES if depth.levels and level not in levels),
             kernels=models.kernels(read) if depth.kernels else None,

@@ -14,6 +14,8 @@ Interval = tuple[float, float]
 
 UNKNOWN: Final[Interval] = (-math.inf, math.inf)
 
+CONFIDENCE: Final = 0.95
+
 NORMAL: Final = 1.959964
 """0.975 quantile of the normal distribution."""
 
@@ -58,6 +60,21 @@ def of_mean(values: Array) -> Interval:
         return UNKNOWN
     half = t_quantile(len(values) - 1) * float(values.std(ddof=1)) / math.sqrt(len(values))
     return float(values.mean()) - half, float(values.mean()) + half
+
+
+def of_median(values: Array) -> Interval:
+    """Compute the interval of the median of independent values, shape (samples,), for any distribution.
+
+    Its ends are order statistics (David & Nagaraja 2003, section 7.1): the largest rank r with
+    ``P(Binomial(n, 1/2) < r) <= 0.025``. Fewer than 6 values have none.
+    """
+    ordered, rank, below = np.sort(values), 0, 0.0
+    for hits in range(len(ordered) // 2):
+        below += math.comb(len(ordered), hits) / 2 ** len(ordered)
+        if below > (1 - CONFIDENCE) / 2:
+            break
+        rank = hits + 1
+    return (float(ordered[rank - 1]), float(ordered[-rank])) if rank else UNKNOWN
 
 
 def of_ratio(above: Array, below: Array) -> Interval:

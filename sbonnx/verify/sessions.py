@@ -20,6 +20,7 @@ from sbonnx.graph import read_proto
 from sbonnx.input_files import native_source
 from sbonnx.runtime import open_session, reason, session_options
 from sbonnx.spec import Array
+from sbonnx.verify.intervals import UNKNOWN, Interval, of_median
 from sbonnx.verify.kernel_count import Kernels, count
 
 Feeds = Mapping[str, Array]
@@ -259,11 +260,13 @@ class Latency:
         best: shortest run of each.
         middle: median run of each.
         runs: number of runs of each.
+        ratio: confidence interval of the median of the ratios quantized / float, run by run.
     """
 
     best: tuple[float, float] = (0.0, 0.0)
     middle: tuple[float, float] = (0.0, 0.0)
     runs: int = 0
+    ratio: Interval = UNKNOWN
 
 
 def side_by_side(one: Any, other: Any, feeds: Feeds) -> Latency:
@@ -285,4 +288,5 @@ def side_by_side(one: Any, other: Any, feeds: Feeds) -> Latency:
             taken[which].append(1000 * (time.perf_counter() - start))
         if turn + 1 >= least and time.perf_counter() - begin > SECONDS:
             break
-    return Latency((min(taken[0]), min(taken[1])), (median(taken[0]), median(taken[1])), len(taken[0]))
+    ratios = of_median(np.array(taken[1]) / np.array(taken[0]))
+    return Latency((min(taken[0]), min(taken[1])), (median(taken[0]), median(taken[1])), len(taken[0]), ratios)

@@ -108,7 +108,7 @@ def test_models_that_do_not_fit_together_are_counted_and_compared_at_all_levels(
 def test_a_large_graph_is_opened_at_both_ends_only(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The levels in between are left out, with a note; every other figure is that of all levels."""
     source = residual().SerializeToString()
-    every = verify.check(source, output, FEEDS)
+    every = verify.check(source, output, FEEDS, latency=False)
     opened: list[str] = []
     original = verify.session
 
@@ -118,7 +118,7 @@ def test_a_large_graph_is_opened_at_both_ends_only(output: Path, monkeypatch: py
 
     monkeypatch.setattr("sbonnx.verify.sessions.session", notes)
     monkeypatch.setattr("sbonnx.verify.file_check.MANY_NODES", len(onnx.load(str(output)).graph.node) - 1)
-    ends = verify.check(source, output, FEEDS)
+    ends = verify.check(source, output, FEEDS, latency=False)
     assert set(opened) == {"off", "all"}
     assert (every.levels_left_out, ends.levels_left_out) == ((), ("basic", "extended"))
     assert [one.level for one in ends.levels] == ["off", "all"]
