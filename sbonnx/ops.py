@@ -78,6 +78,9 @@ POOLS: Final = frozenset({"AveragePool", "GlobalAveragePool"})
 BLOCKED_POOLS: Final = POOLS | {"MaxPool"}
 """Pools whose float kernels on onnxruntime's CPU use a blocked channel layout (NCHWc)."""
 
+WINDOWED_POOLS: Final = frozenset({"MaxPool", "AveragePool"})
+"""Pools over a window, whose time depends on its size."""
+
 REDUCES: Final = frozenset({"ReduceMean", "ReduceSum"})
 
 RECTIFIERS: Final = frozenset({"Relu", "Clip"})

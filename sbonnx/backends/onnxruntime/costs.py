@@ -29,6 +29,7 @@ from sbonnx.ops import (
     MATRIX_PRODUCTS,
     MOVES_DATA,
     RESIZES,
+    WINDOWED_POOLS,
 )
 
 BUNDLED: Final = Path(__file__).with_name("kernel_costs.json")
@@ -246,7 +247,7 @@ class KernelCosts:
         if kernels is None:
             return None
         floats, integers = kernels
-        if node.op in WINDOWED:
+        if node.op in WINDOWED_POOLS:
             window = _window(node)
             amounts = _pooled(node)
             variant = f"{window} blocked" if self._pools_blocks(node) else window
@@ -322,9 +323,9 @@ class KernelCosts:
 def _sizes(node: Node) -> tuple[int, int, int, int]:
     """Return input channels per group, taps, output channels and groups of a convolution."""
     shape = query.shape(node.inputs[1]) or ()
-    sizes = [size if isinstance(size, int) else UNKNOWN for size in shape]
+    sizes = [max(size, 1) if isinstance(size, int) else UNKNOWN for size in shape]
     outputs, inner = (*sizes[:2], 1, 1)[:2]
-    return inner, prod(sizes[2:]), outputs, int(node.attrs.get("group", 1))
+    return inner, prod(sizes[2:]), outputs, max(int(node.attrs.get("group", 1)), 1)
 
 
 def _window(node: Node) -> str:
@@ -353,9 +354,6 @@ ELEMENTWISE_KERNELS: Final[dict[str, tuple[_Kernel, _Kernel]]] = {
     "Softmax": (("Softmax", "", "float"), ("QLinearSoftmax", "", "u8")),
 }
 """Kernels that onnxruntime has for an op, in float and in integers: name, variant and type as in the table."""
-
-WINDOWED: Final = frozenset({"MaxPool", "AveragePool"})
-"""Pools whose variant is their window."""
 
 SMALL_WINDOW: Final = 6
 """Taps up to which a pool counts as one of 2 x 2."""
