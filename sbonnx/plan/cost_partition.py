@@ -30,7 +30,7 @@ Smaller losses are within the error of the cost table, and integer weights also 
 SLACK_NS: Final = 10_000.0
 """Absolute counterpart of `SLACK_SHARE` in nanoseconds: about the time that calling a session takes."""
 
-MODEL_SLACK_NS: Final = 2 * SLACK_NS
+MODEL_SLACK_NS: Final = 5 * SLACK_NS
 """Estimated loss of the whole model against float, in nanoseconds, from which no op may lose anything."""
 
 
