@@ -48,7 +48,7 @@ KINDS: Final = ("fixed_ns", "mac_ns", "read_ns", "write_ns", "weight_ns", "piece
 
 @dataclass(frozen=True)
 class Amounts:
-    """What the time of one kernel depends on.
+    """Properties of a node that the time of its kernel depends on.
 
     Attributes:
         macs: multiplications, or values compared or added by a pool.
