@@ -46,6 +46,26 @@ class Peer:
 
 
 PEERS: Final[Mapping[str, Peer]] = {
+    "onnxruntime": Peer(
+        ("onnx==1.23.2", "onnxruntime==1.31.1", "sympy"),
+        (),
+        "import onnxruntime.quantization",
+        "benchmarks.lowbit_peers.onnxruntime_static",
+        "onnxruntime.quantization 1.31.1",
+        torch=False,
+    ),
+    "modelopt": Peer(
+        (
+            *("onnx==1.21.0", "onnxruntime==1.24.4", "onnx-graphsurgeon", "onnxconverter-common", "onnxscript"),
+            *("onnxslim", "polygraphy", "lief", "cppimport", "numpy", "scipy", "pulp", "omegaconf", "pydantic", "rich"),
+            *("nvidia-ml-py", "regex", "safetensors", "tqdm", "ninja", "packaging", "setuptools", "PyYAML"),
+        ),
+        # its extra "onnx" names onnxruntime-gpu and cupy, which int8 on a CPU does without
+        ("nvidia-modelopt==0.47.0",),
+        "import modelopt.onnx.quantization",
+        "benchmarks.lowbit_peers.modelopt_onnx",
+        "nvidia-modelopt 0.47.0, onnx 1.21.0, onnxruntime 1.24.4, torch 2.13.0",
+    ),
     "aimet": Peer(
         (
             *("onnx==1.23.2", "onnxruntime==1.31.1", "onnx_ir", "onnxscript", "numpy", "scipy", "pandas"),

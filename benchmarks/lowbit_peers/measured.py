@@ -10,7 +10,7 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,6 +44,34 @@ def feeds(wanted: Job) -> Feeds:
         }
         for at in range(0, count - batch + 1, batch)
     ]
+
+
+class Reader:
+    """Calibration data reader in the form of onnxruntime.quantization, which other peers take too."""
+
+    def __init__(self, samples: Feeds) -> None:
+        self._samples = samples
+        self._left: Iterator[dict[str, Any]] = iter(samples)
+
+    def get_next(self) -> dict[str, Any] | None:
+        """Return the next batch, or None at the end."""
+        return next(self._left, None)
+
+    def get_first(self) -> dict[str, Any]:
+        """Return the first batch."""
+        return self._samples[0]
+
+    def rewind(self) -> None:
+        """Restart from the first batch."""
+        self._left = iter(self._samples)
+
+    reset_iter = rewind
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, place: int) -> dict[str, Any]:
+        return self._samples[place]
 
 
 def cpu_seconds() -> float:

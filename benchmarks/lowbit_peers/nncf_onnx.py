@@ -2,7 +2,8 @@
 
 Methods: nearest (fast bias correction, its default) and accurate (``fast_bias_correction=False``). 8 bits: its ONNX
 backend has no other width. Preset mixed (symmetric weights, asymmetric activations), statistics of all samples, one
-sample a batch. onnxruntime's basic optimizations fold batch norms first: NNCF corrects only biases that a layer has.
+sample a batch. onnxruntime's basic optimizations fold batch norms first, if
+there are any: NNCF corrects only biases that a layer has.
 Models with attention get ``model_type=TRANSFORMER``, as its documentation asks for.
 `quantize_with_accuracy_control` is left out: it needs labels and leaves layers in float. The result is the Q/DQ model
 that it returns.
@@ -36,9 +37,12 @@ def quantize(job: measured.Job, samples: measured.Feeds) -> None:
 
 
 def folded(path: str) -> onnx.ModelProto:
-    """Load the model after onnxruntime's machine-independent optimizations: constants and batch norms folded."""
+    """Load the model; one with batch norms after onnxruntime's machine-independent optimizations, which fold them."""
     import onnxruntime
 
+    model = onnx.load(path)
+    if all(node.op_type != "BatchNormalization" for node in model.graph.node):
+        return model
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     with tempfile.TemporaryDirectory() as folder:

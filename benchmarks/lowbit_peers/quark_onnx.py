@@ -6,32 +6,7 @@ activations by ``scheme``: min_max or percentile. The result is the Q/DQ file th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 from benchmarks.lowbit_peers import measured
-
-
-class Reader:
-    """Calibration data reader for Quark."""
-
-    def __init__(self, samples: measured.Feeds) -> None:
-        self._samples = samples
-        self._left: Iterator[dict[str, Any]] = iter(samples)
-
-    def get_next(self) -> dict[str, Any] | None:
-        """Return the next batch, or None at the end."""
-        return next(self._left, None)
-
-    def reset_iter(self) -> None:
-        """Restart from the first batch."""
-        self._left = iter(self._samples)
-
-    def __len__(self) -> int:
-        return len(self._samples)
-
-    def __getitem__(self, place: int) -> dict[str, Any]:
-        return self._samples[place]
 
 
 def quantize(job: measured.Job, samples: measured.Feeds) -> None:
@@ -52,7 +27,7 @@ def quantize(job: measured.Job, samples: measured.Feeds) -> None:
         ),
         algo_config=algorithms,
     )
-    reader = type("Samples", (Reader, CalibrationDataReader), {})(samples)
+    reader = type("Samples", (measured.Reader, CalibrationDataReader), {})(samples)
     ModelQuantizer(config).quantize_model(job["model"], job["output"], reader)
 
 

@@ -1,0 +1,182 @@
+"""Runs quantizers at 8 bits, each as a whole process from its start to the file, and evaluates the files."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import onnx
+
+from benchmarks import scores
+from benchmarks.kept import Kept, Record
+from benchmarks.lowbit_peers import environments
+from benchmarks.lowbit_peers.measured import NUMBER
+from benchmarks.w8a8_ways import OURS, Way
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+BATCH: Final = {"onnxruntime": 8, "modelopt": 1, "aimet": 32, "quark": 8, "nncf": 1}
+"""Samples per batch of peers on models whose batch axis is free."""
+ITERATIONS: Final = 1000
+"""Iterations of peers that learn."""
+PEERS_OPSET: Final = 13
+"""Lowest opset that the peers quantize by channel; older files are converted for them."""
+
+
+@dataclass
+class Bench:
+    """Model pack, working folder and records of a run.
+
+    Attributes:
+        pack: evaluation module of the pack.
+        folder: folder of samples and quantized files.
+        peers: folder of the peers' environments.
+        kept: records of earlier runs.
+        minutes: time limit of one run.
+        limit: number of evaluation samples; None: all.
+        count: maximum number of calibration samples; None: all.
+    """
+
+    pack: Any
+    folder: Path
+    peers: Path
+    kept: Kept = field(default_factory=Kept)
+    minutes: float = 20.0
+    limit: int | None = None
+    count: int | None = None
+    _floats: dict[str, scores.Outputs] = field(default_factory=dict)
+
+    def measure(self, name: str, row: str, way: Way) -> Record:
+        """Return the record of a setting on a model: its cost and scores, or a note with the reason of a failure."""
+        return self.kept.record((name, row), lambda: self._measure(name, row, way))
+
+    def _measure(self, name: str, row: str, way: Way) -> Record:
+        output = self.folder / f"{name}.{row.replace(' ', '_')}.onnx"
+        output.unlink(missing_ok=True)
+        try:
+            cpu = self.run(name, way, output)
+            size = output.stat().st_size / 1e6
+            return {"note": "", "cpu": cpu, "mb": size, **asdict(self.scores(name, output))}
+        except ChildProcessError as error:
+            return {"note": f"fails: {error}"}
+        except Exception as error:  # a runtime may raise any exception for an unsupported file
+            return {"note": f"onnxruntime does not run the file: {' '.join(str(error).split())[:120]}"}
+        finally:
+            output.unlink(missing_ok=True)
+
+    def run(self, name: str, way: Way, output: Path) -> float:
+        """Write the quantized file of a setting; returns the CPU seconds of the whole process.
+
+        Raises:
+            ChildProcessError: the quantizer failed; with its last line of output.
+        """
+        return process(self.command(name, way, output), output, 60 * self.minutes)
+
+    def command(self, name: str, way: Way, output: Path) -> list[str]:
+        """Return the command line of a setting on a model."""
+        data, whole = self.data(name, way.samples)
+        if way.quantizer == OURS:
+            cut = [] if data.is_dir() else ["--split", "1"]
+            files = [self.pack.model_path(name), "--data", str(data), "-o", str(output)]
+            return [sys.executable, "-m", "sbonnx", "quantize", *files, *cut, *way.flags]
+        why = environments.absent(self.peers, way.quantizer)
+        if why is not None:
+            raise ChildProcessError(f"cannot be had: {why}")
+        job = {
+            "model": str(self.peers_model(name)),
+            "data": str(feeds_of(data) if whole else data),
+            "output": str(output),
+            "method": way.method,
+            "scheme": way.scheme,
+            "w_bit": 8,
+            "a_bit": 8,
+            "batch": self.pack.entry(name).get("fixed_batch") or (1 if whole else BATCH[way.quantizer]),
+            "iterations": ITERATIONS,
+        }
+        python, script = environments.python_of(self.peers, way.quantizer), environments.PEERS[way.quantizer].script
+        return [str(python), "-m", script, json.dumps(job)]
+
+    def data(self, name: str, most: int | None = None) -> tuple[Path, bool]:
+        """Write the calibration samples of a model, and return their path and whether they are whole feeds.
+
+        Models with a free batch axis get one .npz, samples along the first axis of each array. Others get a folder with
+        one .npz for each feed, and the peers one file with all of them (`feeds_of`).
+        """
+        feeds = self.pack.load_calib(name, limit=min(most or sys.maxsize, self.count or sys.maxsize))
+        entry = self.pack.entry(name)
+        whole = entry["kind"] == "vad"
+        path = self.folder / f"{name}.{len(feeds)}"
+        if not whole:
+            path = path.with_name(f"{path.name}.npz")
+            if not path.exists():
+                np.savez(path, **{key: np.concatenate([feed[key] for feed in feeds]) for key in feeds[0]})
+            return path, False
+        if not path.exists():
+            path.mkdir()
+            for number, feed in enumerate(feeds):
+                np.savez(path / f"{number:04d}.npz", **feed)
+            np.savez(feeds_of(path), **{key + NUMBER: np.stack([feed[key] for feed in feeds]) for key in feeds[0]})
+        return path, True
+
+    def peers_model(self, name: str) -> Path:
+        """Return the float file for the peers: itself, or of opset `PEERS_OPSET` without weights among the inputs."""
+        path = Path(self.pack.model_path(name))
+        model = onnx.load(str(path))
+        held = {tensor.name for tensor in model.graph.initializer}
+        inputs = [value for value in model.graph.input if value.name not in held]
+        if model.opset_import[0].version >= PEERS_OPSET and len(inputs) == len(model.graph.input):
+            return path
+        lifted = self.folder / f"{name}.lifted.onnx"
+        if not lifted.exists():
+            model.ir_version = max(model.ir_version, 7)
+            del model.graph.input[:]
+            model.graph.input.extend(inputs)
+            onnx.save(onnx.version_converter.convert_version(model, PEERS_OPSET), str(lifted))
+        return lifted
+
+    def scores(self, name: str, path: Path) -> scores.Scores:
+        """Evaluate a file."""
+        if name not in self._floats:
+            self._floats[name] = scores.outputs(self.pack, name, limit=self.limit)
+        found = scores.outputs(self.pack, name, path, self.limit)
+        return scores.evaluate(self.pack, name, self._floats[name], found, self.limit)
+
+
+def feeds_of(folder: Path) -> Path:
+    """Return the file with all feeds of a folder."""
+    return folder.with_name(f"{folder.name}.feeds.npz")
+
+
+def process(command: Sequence[str], output: Path, seconds: float | None = None) -> float:
+    """Run a quantizer and return its CPU seconds, user and system, of all its processes from start to end.
+
+    Our command's exit code 1, for a written file with a problem, counts as success.
+
+    Args:
+        command: command line.
+        output: file that it writes.
+        seconds: time limit; None: none.
+
+    Raises:
+        ChildProcessError: there is no file, or it took too long; with the last line of output.
+    """
+    before = _children()
+    try:
+        done = subprocess.run(list(command), check=False, cwd=ROOT, capture_output=True, text=True, timeout=seconds)
+    except subprocess.TimeoutExpired as error:
+        raise ChildProcessError(f"more than {error.timeout / 60:.0f} minutes") from error
+    if not output.is_file():
+        lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+        raise ChildProcessError(lines[-1][:160] if lines else f"exit code {done.returncode}")
+    return _children() - before
+
+
+def _children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
