@@ -18,7 +18,7 @@ help:
 	@echo 'make coverage  run the fast tests, list the lines they miss; fails below the threshold'
 	@echo 'make train     train and export the bundled model again (installs torch)'
 	@echo 'make wheel     build the wheel and the source distribution into dist/'
-	@echo 'make peers     an environment for each peer that benchmarks/lowbit.py runs beside ours, in .peers/'
+	@echo 'make peers     an environment for each peer that the benchmarks run beside ours, in .peers/'
 	@echo 'make test-oldest       fast tests with the oldest supported packages, in .venv-oldest/'
 	@echo 'make test-interpreted  fast tests without the compiled loops'
 	@echo 'make test-wheel        install the wheel in a new environment and quantize the bundled model there'

@@ -1,18 +1,10 @@
-"""8-bit min-max on real models: sbonnx beside onnxruntime.quantization, same calibration data, same evaluation.
-
-    python benchmarks/accuracy.py [--models NAME ...] [--write]
-
-The peer runs as its documentation advises: its preprocessing first, then quantize_static, in three settings:
-its plain uint8/int8 per-tensor one, per-channel, and with the switches documented for TensorRT.
-"""
+"""The trained models of the pack, and 8-bit quantization of them with the defaults of sbonnx and of quantize_static."""
 
 from __future__ import annotations
 
 import importlib.util
 import logging
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +12,6 @@ from typing import Any
 import onnx
 
 import sbonnx
-from benchmarks.results import arguments, table, write_section
 
 HEADLINE = {
     "cifar_resnet20": ("clean:top1", "jpeg:top1"),
@@ -33,7 +24,6 @@ HEADLINE = {
 }
 BATCH = 8
 Run = Callable[[Path], None]
-Contestants = Callable[[Path, list[dict[str, Any]], Path], dict[str, Run]]
 
 
 def load_pack(folder: Path) -> Any:
@@ -56,25 +46,35 @@ class Feeds:
         return next(self._feeds, None)
 
 
+PEERS_OPSET = 13
+"""Lowest opset in which peers quantize by channel."""
+
+
+def lifted(path: Path, folder: Path) -> Path:
+    """Return the float file for peers: itself, or in `folder` one of opset 13 without weights among the inputs."""
+    model = onnx.load(str(path))
+    held = {tensor.name for tensor in model.graph.initializer}
+    inputs = [value for value in model.graph.input if value.name not in held]
+    if model.opset_import[0].version >= PEERS_OPSET and len(inputs) == len(model.graph.input):
+        return path
+    model.ir_version = max(model.ir_version, 7)
+    del model.graph.input[:]
+    model.graph.input.extend(inputs)
+    done = folder / f"{path.stem}.lifted.onnx"
+    onnx.save(onnx.version_converter.convert_version(model, PEERS_OPSET), str(done))
+    return done
+
+
 def peer_input(path: Path, folder: Path) -> Path:
-    """Prepare the model for the peer: convert to opset 13 or newer and preprocess."""
+    """Prepare the model for onnxruntime's quantization: `lifted`, and its preprocessing."""
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    model = onnx.load(str(path))
-    if model.opset_import[0].version < 13:
-        model.ir_version = max(model.ir_version, 7)
-        held = {tensor.name for tensor in model.graph.initializer}
-        kept = [value for value in model.graph.input if value.name not in held]
-        del model.graph.input[:]
-        model.graph.input.extend(kept)
-        model = onnx.version_converter.convert_version(model, 13)
-    lifted, done = folder / "lifted.onnx", folder / "preprocessed.onnx"
-    onnx.save(model, str(lifted))
+    start, done = lifted(path, folder), folder / "preprocessed.onnx"
     try:
-        quant_pre_process(str(lifted), str(done), skip_symbolic_shape=True)
+        quant_pre_process(str(start), str(done), skip_symbolic_shape=True)
     except Exception as error:
         logging.warning("peer's preprocessing fails on %s: %s", path.name, error)
-        return lifted
+        return start
     return done
 
 
@@ -121,69 +121,3 @@ def ours(path: Path, feeds: list[dict[str, Any]], backend: str, **overrides: Any
             print(f"    {path.name} {backend}: {problem}", file=sys.stderr)
 
     return run
-
-
-def runs(path: Path, feeds: list[dict[str, Any]], folder: Path) -> dict[str, Run]:
-    """Return the quantizers to compare by name; each writes a quantized model to a given path."""
-    prepared = peer_input(path, folder)
-    return {
-        "sbonnx onnxruntime": ours(path, feeds, "onnxruntime", observer="minmax"),
-        "peer per-tensor": lambda out: peer(prepared, feeds, out, per_channel=False),
-        "peer per-channel": lambda out: peer(prepared, feeds, out, per_channel=True),
-        "sbonnx tensorrt": ours(path, feeds, "tensorrt", observer="minmax"),
-        "peer TensorRT switches": lambda out: peer(prepared, feeds, out, per_channel=True, tensorrt=True),
-    }
-
-
-def measure(pack: Any, name: str, contestants: Contestants = runs) -> list[list[str]]:
-    """Measure one model and return its table rows."""
-    path = Path(pack.model_path(name))
-    feeds = pack.load_calib(name, batch=BATCH if name != "silero_vad" else 1)
-    metrics = HEADLINE[name]
-    rows = []
-    floats = pack.evaluate(name)
-    shown = [f"{floats[m]:.4f}" if m in floats else "" for m in metrics]
-    rows.append([name, "float", *shown, f"{path.stat().st_size / 1e6:.2f}", ""])
-    with tempfile.TemporaryDirectory() as folder:
-        for who, run in contestants(path, feeds, Path(folder)).items():
-            output = Path(folder) / "out.onnx"
-            output.unlink(missing_ok=True)
-            start = time.process_time()
-            try:
-                run(output)
-            except Exception as error:
-                rows.append([name, who, f"fails: {str(error).splitlines()[0][:80]}", "", "", ""])
-                continue
-            seconds = time.process_time() - start
-            result = pack.evaluate(name, str(output))
-            size = f"{output.stat().st_size / 1e6:.2f}"
-            rows.append([name, who, *(f"{result[m]:.4f}" for m in metrics), size, f"{seconds:.0f}"])
-            print("  ".join(rows[-1]), flush=True)
-    return rows
-
-
-def main() -> int:
-    """Measure, print the table and, with --write, update docs/results.md."""
-    parser = arguments(__doc__)
-    parser.add_argument("--models", nargs="*", default=list(HEADLINE))
-    options = parser.parse_args()
-    logging.disable(logging.INFO)
-    pack = load_pack(options.pack)
-    rows = [row for name in options.models for row in measure(pack, name)]
-    about = "\n".join(f"- {name}: {first}, {second}" for name, (first, second) in HEADLINE.items())
-    text = (
-        "## Accuracy, 8-bit min-max\n\n"
-        "`python -m benchmarks.accuracy --write`; the peer is onnxruntime.quantization.quantize_static on the same "
-        "calibration data, after its own preprocessing. Metric 1 and 2 by model:\n\n"
-        f"{about}\n\n"
-        "The peer does not enter the branches of silero_vad: its file there is the float network.\n\n"
-        + table(["model", "quantizer", "metric 1", "metric 2", "MB", "CPU s (sbonnx: with verification)"], rows)
-    )
-    print(text)
-    if options.write:
-        write_section("accuracy", text)
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

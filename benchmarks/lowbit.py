@@ -18,7 +18,7 @@ from typing import Final
 
 from benchmarks import lowbit_adaround, lowbit_effort
 from benchmarks.accuracy import HEADLINE, load_pack
-from benchmarks.lowbit_kept import Kept
+from benchmarks.kept import Kept
 from benchmarks.lowbit_peers import environments
 from benchmarks.lowbit_runs import FEWER, STEPPED, Bench, Effort
 from benchmarks.lowbit_table import HEADER, RAW, Line, lost, metrics, missed, rows, shown
@@ -145,13 +145,13 @@ def main() -> int:
         peers=peers,
         learn_on=tuple(options.learn_on),
         only=tuple(options.rows),
+        times=not options.no_times,
     )
     if options.quick:
         effort = replace(effort, count=16, limit=64, repeats=1, iterations=20)
     bad = False
     with tempfile.TemporaryDirectory(prefix="lowbit-") as folder:
-        kept = Kept(options.kept, times=not options.no_times)
-        bench = Bench(load_pack(options.pack), Path(folder), effort, kept)
+        bench = Bench(load_pack(options.pack), Path(folder), effort, Kept(options.kept))
         for which in options.tables:
             start = time.monotonic()
             text = TITLE.format(which, which) + section(which, bench, options.models)

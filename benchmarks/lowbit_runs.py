@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -15,10 +15,10 @@ import numpy as np
 
 from benchmarks.accuracy import HEADLINE
 from benchmarks.calibration_subjects import save_feeds
-from benchmarks.lowbit_kept import Kept
+from benchmarks.kept import Kept, Record
 from benchmarks.lowbit_peers import environments
 from benchmarks.lowbit_peers.measured import NUMBER
-from benchmarks.lowbit_table import Cost, Line, mean_of
+from benchmarks.lowbit_table import Cost, Line, line_of, mean_of
 from benchmarks.lowbit_ways import PeerWay, Table, Way
 from sbonnx.spec import Array
 
@@ -49,6 +49,7 @@ class Effort:
         peers: folder of the peers' environments; None: without peers.
         learn_on: models for peers that train layer by layer.
         only: names of the rows to run; empty: all.
+        times: whether costs are stored; False on a busy machine.
     """
 
     count: int | None = None
@@ -59,6 +60,7 @@ class Effort:
     peers: Path | None = environments.FOLDER
     learn_on: tuple[str, ...] = STEPPED
     only: tuple[str, ...] = ()
+    times: bool = True
 
 
 @dataclass
@@ -102,19 +104,32 @@ class Bench:
     def lines(self, table: Table, names: Sequence[str]) -> Iterator[Line]:
         """Yield all rows of a table, model by model."""
         for name in (name for name in table.models if name in names):
-            yield self.kept.line(table.title, name, "float", partial(self.float_line, name))
+            yield self._line_of(table, name, "float", partial(self.float_line, name))
             for who, way in table.ways.items():
                 if self._wanted(table, name, who, way):
-                    yield self.kept.line(table.title, name, who, partial(self.ours, name, who, way))
+                    yield self._line_of(table, name, who, partial(self.ours, name, who, way))
             for who, peer in table.peers.items() if self.effort.peers is not None else ():
                 if self._wanted(table, name, who, peer) and (name in self.effort.learn_on or not peer.learns):
-                    yield self.kept.line(table.title, name, who, partial(self.peer, name, who, peer))
+                    yield self._line_of(table, name, who, partial(self.peer, name, who, peer))
+
+    def _line_of(self, table: Table, name: str, who: str, measure: Callable[[], Line]) -> Line:
+        """Return the cached line of a row, or measure and store it."""
+
+        def record() -> Record:
+            line = measure()
+            return asdict(line if self.effort.times else replace(line, cost=None))
+
+        return line_of(self.kept.record((table.title, name, who), record))
+
+    def _has(self, table: Table, name: str, who: str) -> bool:
+        """Return whether a row is in the cache."""
+        return self.kept.get(table.title, name, who) is not None
 
     def _wanted(self, table: Table, name: str, who: str, way: Way | PeerWay) -> bool:
         """Return whether a row applies to a model, and is to be run or cached."""
         if way.only and name not in way.only:
             return False
-        return not self.effort.only or who in self.effort.only or self.kept.has(table.title, name, who)
+        return not self.effort.only or who in self.effort.only or self._has(table, name, who)
 
     def left_out(self, table: Table, names: Sequence[str]) -> list[str]:
         """Return the rows of peers that apply to a model and are missing in the table, by model."""
@@ -125,7 +140,7 @@ class Bench:
             rows = [
                 who
                 for who, way in table.peers.items()
-                if (not way.only or name in way.only) and not self.kept.has(table.title, name, who)
+                if (not way.only or name in way.only) and not self._has(table, name, who)
             ]
             if rows:
                 found.append(f"{', '.join(rows)} on {name}")

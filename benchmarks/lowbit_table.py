@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from benchmarks.accuracy import HEADLINE
 
@@ -72,6 +72,12 @@ class Line:
     main: bool = False
     rival: bool = False
     learns: bool = False
+
+
+def line_of(record: Mapping[str, Any]) -> Line:
+    """Return the line of a stored record, which `dataclasses.asdict` made of it."""
+    cost = None if record["cost"] is None else Cost(**record["cost"])
+    return Line(**{**record, "scores": tuple(record["scores"]), "cost": cost})
 
 
 def mean_of(lines: Sequence[Line]) -> Line:

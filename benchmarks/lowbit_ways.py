@@ -6,14 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from benchmarks.accuracy import HEADLINE
-
 Overrides = Mapping[str, Any]
 
 CONVS: Final = ("cifar_resnet20", "squeezenet11", "mobilenetv2_tin200")
-DEPTHWISE: Final = ("mobilenetv2_tin200", "fastestdet", "ultraface_rfb320")
-DETECTORS: Final = ("fastestdet", "ultraface_rfb320")
-OTHERS: Final = ("cifar_resnet20", "squeezenet11", "minilm_l6")
 
 
 @dataclass(frozen=True)
@@ -103,56 +98,6 @@ def _aimet_nearest(w_bit: int) -> dict[str, PeerWay]:
         "AIMET percentile": PeerWay("aimet", "nearest", w_bit, scheme="percentile"),
         "AIMET equalized, SQNR": PeerWay("aimet", "cle+nearest", w_bit, scheme=_SQNR, only=_MOBILENETS),
     }
-
-
-def _peers_w8a8() -> dict[str, PeerWay]:
-    """Return the peers' settings at 8 bits."""
-    return {
-        "Quark min-max": PeerWay("quark", "nearest", 8),
-        "Quark percentile": PeerWay("quark", "nearest", 8, scheme="percentile"),
-        "Quark AdaRound": PeerWay("quark", "adaround", 8, learns=True),
-        "Quark AdaQuant": PeerWay("quark", "adaquant", 8, learns=True),
-        **_aimet_nearest(8),
-        "NNCF": PeerWay("nncf", "nearest", 8),
-        "NNCF, accurate bias correction": PeerWay("nncf", "accurate", 8),
-        "PPQ percentile": PeerWay("ppq", "nearest", 8, scheme="percentile"),
-        "PPQ KL": PeerWay("ppq", "nearest", 8, scheme="kl"),
-        "PPQ block LSQ": PeerWay("ppq", "lsq", 8, learns=True, scheme="percentile", only=CONVS),
-        "onnxsim min-max": PeerWay("onnxsim", "nearest", 8, scheme="minmax"),
-        "onnxsim MSE": PeerWay("onnxsim", "nearest", 8, scheme="mse"),
-        "onnxsim AdaRound": PeerWay("onnxsim", "adaround", 8, learns=True, scheme="minmax", only=CONVS),
-    }
-
-
-def _w8a8(backend: str) -> Table:
-    """Return the table of 8 bits for one backend; our best options are those that a user would try next."""
-    start = {"backend": backend}
-    quick = {"gptq, quick": Way({**start, **QUICK, "rounding": "gptq"}, rival=True, only=CONVS[:1])}
-    return Table(
-        f"W8A8, {backend}",
-        "Defaults (where there are depthwise convolutions, with biases corrected and ranges seen behind quantized "
-        'layers), then without that, then what may help: rounding by moments, SmoothQuant, and `recipe="auto"`, which '
-        "tries such things and keeps what does.",
-        tuple(HEADLINE),
-        {
-            "default": Way(start, main=True),
-            "nearest, no correction": Way({**start, "BIAS_CORRECTION": "none"}, only=DEPTHWISE),
-            "biases corrected": Way({**start, "BIAS_CORRECTION": "empirical"}, only=OTHERS),
-            "gptq": Way({**start, "rounding": "gptq"}, main=True, only=CONVS),
-            **(quick if backend == "onnxruntime" else {}),
-            "gptq, SmoothQuant": Way({**start, "rounding": "gptq", "smooth_quant": True}, only=CONVS),
-            "SmoothQuant": Way({**start, "smooth_quant": True}, main=True, only=DETECTORS),
-            "auto": Way({**start, "recipe": "auto"}, only=(*CONVS, *DETECTORS)),
-        },
-        {
-            "cifar_resnet20": 0.005,
-            "mobilenetv2_tin200": 0.005,
-            "squeezenet11": 0.005,
-            "minilm_l6": 0.005,
-            "fastestdet": 0.005,
-        },
-        _peers_w8a8() if backend == "onnxruntime" else {},
-    )
 
 
 _W4A8: Final = {"w_bit": 4, "a_bit": 8}
@@ -283,8 +228,6 @@ def _mixed() -> Table:
 
 
 ACCURACY: Final[Mapping[str, Table]] = {
-    "w8a8": _w8a8("onnxruntime"),
-    "w8a8-tensorrt": _w8a8("tensorrt"),
     "w4a8": _w4a8(),
     "weight-only": _weight_only(),
     "w4a4": _w4a4(),

@@ -175,7 +175,11 @@ def _texts(pack: Any, entry: dict[str, Any], reference: Decoded, found: Decoded,
     wanted = np.load(pack._path(entry["eval_file"]))["score"][:limit]
     scores = (found["a"] * found["b"]).sum(1)
     cosines = np.mean([_cosines(reference[key], found[key]) for key in ("a", "b")], axis=0)
-    return lambda rows: pack._spearman(scores[rows], wanted[rows]), lambda rows: float(cosines[rows].mean()), len(wanted)
+    return (
+        lambda rows: pack._spearman(scores[rows], wanted[rows]),
+        lambda rows: float(cosines[rows].mean()),
+        len(wanted),
+    )
 
 
 def _cosines(a: Array, b: Array) -> Array:

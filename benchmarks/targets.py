@@ -1,6 +1,6 @@
-"""What the targets are to show: latency and accuracy beside the peer, lint, half precision.
+"""What the targets are to show: latency beside the peer, lint, half precision.
 
-    python -m benchmarks.targets [--tables latency accuracy lint half] [--models NAME ...] [--repeats 15] [--write]
+    python -m benchmarks.targets [--tables latency lint half] [--models NAME ...] [--repeats 15] [--write]
 
 Each table is a section of its own in docs/results.md, so that one can be measured again without the others.
 """
@@ -12,12 +12,12 @@ import tempfile
 import warnings
 from pathlib import Path
 
-from benchmarks import targets_accuracy, targets_half, targets_latency, targets_lint
+from benchmarks import targets_half, targets_latency, targets_lint
 from benchmarks.accuracy import HEADLINE, load_pack
 from benchmarks.results import arguments, write_section
 from benchmarks.targets_models import NAMES, subject
 
-TABLES = ("latency", "accuracy", "lint", "half")
+TABLES = ("latency", "lint", "half")
 TITLE = "## Targets\n\n`python -m benchmarks.targets --tables {} --write`.\n\n"
 
 
@@ -30,8 +30,6 @@ def models_of(which: str, names: list[str]) -> list[str]:
 def section(which: str, names: list[str], pack: object, folder: Path, repeats: int) -> str:
     """Return one table with its heading."""
     wanted = models_of(which, names)
-    if which == "accuracy":
-        return targets_accuracy.text(pack, wanted)
     subjects = [subject(name, pack, folder) for name in wanted]
     if which == "latency":
         lines = [line for one in subjects for line in targets_latency.measure(one, folder, repeats)]

@@ -13,6 +13,7 @@ import tempfile
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -50,17 +51,15 @@ TECHNIQUES: Final[Mapping[str, Overrides]] = {
     "share": {"CALIBRATION.MOMENTS.SHARE": 0.0},
     "heads": {"HEADS": "none"},
 }
-"""Settings that switch each technique off. Scale search reads the moments that only rounding by inputs has: without gptq
+"""Settings that switch each technique off. Scale search reads moments that only rounding by inputs has: without gptq
 there is none."""
 
-ABOUT: Final = (
-    "`python -m benchmarks.techniques --write`. Gain of each technique at the outputs of the evaluation data: SQNR of the "
-    "file with all techniques, less that without this one, dB, with its 95 % interval (paired bootstrap over samples). "
-    "W8A8 and W4A8, backend onnxruntime, at most {samples} calibration and {limit} evaluation samples a model. Bold: a "
-    "loss of more than {allowed:g} dB that chance does not explain. Off: biases not corrected; weights rounded to "
-    "nearest, with ranges of the observer; ranges of the observer; ranges of activations in the float network; no error "
-    "of the inputs compensated (`CALIBRATION.MOMENTS.SHARE: 0`); heads of detectors quantized."
-)
+ABOUT: Final = """`python -m benchmarks.techniques --write`. Gain of each technique at the outputs of the evaluation \
+data: SQNR of the file with all techniques, less that without this one, dB, with its 95 % interval (paired bootstrap \
+over samples). W8A8 and W4A8, backend onnxruntime, at most {samples} calibration and {limit} evaluation samples a \
+model. Bold: a loss of more than {allowed:g} dB that chance does not explain. Off: biases not corrected; weights \
+rounded to nearest, with ranges of the observer; ranges of the observer; ranges of activations in the float network; \
+no error of the inputs compensated (`CALIBRATION.MOMENTS.SHARE: 0`); heads of detectors quantized."""
 
 
 def noise(pack: Any, name: str, overrides: Overrides, samples: int | None, limit: int | None) -> Array:
@@ -136,14 +135,16 @@ def main() -> int:
 
 def _row(pack: Any, kept: Kept, name: str, bits: int, most: tuple[int, int]) -> dict[str, Record]:
     """Return the gains of all techniques on one model."""
-    start = {**ON, "w_bit": bits}
-    keys = {who: (name, str(bits), str(most), who) for who in TECHNIQUES}
-    on = None if all(kept.get(*key) for key in keys.values()) else noise(pack, name, start, *most)
+    start, runs = {**ON, "w_bit": bits}, dict[str, Array]()
 
-    def measured(overrides: Overrides) -> Record:
-        return asdict(gain(on, noise(pack, name, {**start, **overrides}, *most)))
+    def measure(off: Overrides) -> Record:
+        if "on" not in runs:
+            runs["on"] = noise(pack, name, start, *most)
+        return asdict(gain(runs["on"], noise(pack, name, {**start, **off}, *most)))
 
-    return {who: kept.record(keys[who], lambda off=off: measured(off)) for who, off in TECHNIQUES.items()}
+    return {
+        who: kept.record((name, str(bits), str(most), who), partial(measure, off)) for who, off in TECHNIQUES.items()
+    }
 
 
 if __name__ == "__main__":

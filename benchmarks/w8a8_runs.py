@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import onnx
 
 from benchmarks import scores
+from benchmarks.accuracy import lifted
 from benchmarks.kept import Kept, Record
 from benchmarks.lowbit_peers import environments
 from benchmarks.lowbit_peers.measured import NUMBER
@@ -25,8 +25,6 @@ BATCH: Final = {"onnxruntime": 8, "modelopt": 1, "aimet": 32, "quark": 8, "nncf"
 """Samples per batch of peers on models whose batch axis is free."""
 ITERATIONS: Final = 1000
 """Iterations of peers that learn."""
-PEERS_OPSET: Final = 13
-"""Lowest opset that the peers quantize by channel; older files are converted for them."""
 
 
 @dataclass
@@ -56,13 +54,23 @@ class Bench:
         """Return the record of a setting on a model: its cost and scores, or a note with the reason of a failure."""
         return self.kept.record((name, row), lambda: self._measure(name, row, way))
 
+    def measure_float(self, name: str) -> Record:
+        """Return the record of the float model."""
+
+        def measure() -> Record:
+            found = scores.evaluate(self.pack, name, self._float(name), self._float(name), self.limit)
+            size = Path(self.pack.model_path(name)).stat().st_size / 1e6
+            return {"note": "", "mb": size, **asdict(found)}
+
+        return self.kept.record((name, "float"), measure)
+
     def _measure(self, name: str, row: str, way: Way) -> Record:
         output = self.folder / f"{name}.{row.replace(' ', '_')}.onnx"
         output.unlink(missing_ok=True)
         try:
             cpu = self.run(name, way, output)
             size = output.stat().st_size / 1e6
-            return {"note": "", "cpu": cpu, "mb": size, **asdict(self.scores(name, output))}
+            return {"note": "", "cpu": cpu, "mb": size, **asdict(self.evaluate(name, output))}
         except ChildProcessError as error:
             return {"note": f"fails: {error}"}
         except Exception as error:  # a runtime may raise any exception for an unsupported file
@@ -89,7 +97,7 @@ class Bench:
         if why is not None:
             raise ChildProcessError(f"cannot be had: {why}")
         job = {
-            "model": str(self.peers_model(name)),
+            "model": str(lifted(Path(self.pack.model_path(name)), self.folder)),
             "data": str(feeds_of(data) if whole else data),
             "output": str(output),
             "method": way.method,
@@ -115,37 +123,25 @@ class Bench:
         if not whole:
             path = path.with_name(f"{path.name}.npz")
             if not path.exists():
-                np.savez(path, **{key: np.concatenate([feed[key] for feed in feeds]) for key in feeds[0]})
+                _save(path, {key: np.concatenate([feed[key] for feed in feeds]) for key in feeds[0]})
             return path, False
         if not path.exists():
             path.mkdir()
             for number, feed in enumerate(feeds):
                 np.savez(path / f"{number:04d}.npz", **feed)
-            np.savez(feeds_of(path), **{key + NUMBER: np.stack([feed[key] for feed in feeds]) for key in feeds[0]})
+            _save(feeds_of(path), {key + NUMBER: np.stack([feed[key] for feed in feeds]) for key in feeds[0]})
         return path, True
 
-    def peers_model(self, name: str) -> Path:
-        """Return the float file for the peers: itself, or of opset `PEERS_OPSET` without weights among the inputs."""
-        path = Path(self.pack.model_path(name))
-        model = onnx.load(str(path))
-        held = {tensor.name for tensor in model.graph.initializer}
-        inputs = [value for value in model.graph.input if value.name not in held]
-        if model.opset_import[0].version >= PEERS_OPSET and len(inputs) == len(model.graph.input):
-            return path
-        lifted = self.folder / f"{name}.lifted.onnx"
-        if not lifted.exists():
-            model.ir_version = max(model.ir_version, 7)
-            del model.graph.input[:]
-            model.graph.input.extend(inputs)
-            onnx.save(onnx.version_converter.convert_version(model, PEERS_OPSET), str(lifted))
-        return lifted
-
-    def scores(self, name: str, path: Path) -> scores.Scores:
+    def evaluate(self, name: str, path: Path) -> scores.Scores:
         """Evaluate a file."""
+        found = scores.outputs(self.pack, name, path, self.limit)
+        return scores.evaluate(self.pack, name, self._float(name), found, self.limit)
+
+    def _float(self, name: str) -> scores.Outputs:
+        """Return the outputs of the float model, computed once."""
         if name not in self._floats:
             self._floats[name] = scores.outputs(self.pack, name, limit=self.limit)
-        found = scores.outputs(self.pack, name, path, self.limit)
-        return scores.evaluate(self.pack, name, self._floats[name], found, self.limit)
+        return self._floats[name]
 
 
 def feeds_of(folder: Path) -> Path:
@@ -175,6 +171,10 @@ def process(command: Sequence[str], output: Path, seconds: float | None = None) 
         lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
         raise ChildProcessError(lines[-1][:160] if lines else f"exit code {done.returncode}")
     return _children() - before
+
+
+def _save(path: Path, arrays: dict[str, Any]) -> None:
+    np.savez(path, **arrays)
 
 
 def _children() -> float:

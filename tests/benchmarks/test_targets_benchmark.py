@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import onnx
 import pytest
 
-from benchmarks import accuracy, targets_accuracy, targets_half, targets_latency, targets_lint
-from benchmarks.kernel_timing import session
+from benchmarks import targets_half, targets_latency, targets_lint
 from benchmarks.targets_latency import HEADER, Line
 from benchmarks.targets_lint import FACTS, Census
 from benchmarks.targets_models import PEERS, Subject, open_axes, stacked
@@ -123,43 +121,3 @@ def test_islands_are_counted() -> None:
         }""")
     kept = targets_half.kept(made)
     assert (kept.single, kept.half, kept.islands) == (3, 2, 2)
-
-
-def test_accuracy(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = np.load(digits().eval)
-
-    def evaluate(name: str, path: str = str(digits().model)) -> dict[str, float]:
-        (scores,) = session(Path(path), optimise=True).run(None, {"image": data["image"]})
-        return {"top1": float(np.mean(np.argmax(np.asarray(scores), axis=1) == data["label"]))}
-
-    monkeypatch.setitem(accuracy.HEADLINE, "digits", ("top1", "top1"))
-    pack = SimpleNamespace(
-        model_path=lambda name: str(subject.model),
-        load_calib=lambda name, batch: subject.feeds,
-        evaluate=evaluate,
-    )
-    shown = targets_accuracy.text(pack, ["digits"])
-    for who in targets_accuracy.RIVALS:
-        (line,) = [line for line in shown.splitlines() if line.startswith(f"| digits | {who} |")]
-        assert float(line.split("|")[3]) > 0.9
-        assert "worse" in line
-
-
-@pytest.mark.parametrize(
-    ("mine", "verdict"),
-    [
-        ("0.7100", "not worse (+0.0100, +0.0100)"),
-        ("0.6900", "**worse** (-0.0100, -0.0100)"),
-        ("fails: no", "**fails**"),
-    ],
-)
-def test_verdicts(mine: str, verdict: str) -> None:
-    metrics = {"float": "0.8", "peer per-tensor": "0.5", "peer per-channel": "0.7", "sbonnx onnxruntime": mine}
-    judged = targets_accuracy.judged([["m", who, value, value] for who, value in metrics.items()])
-    assert [row[-1] for row in judged] == ["", "", "", verdict]
-
-
-def test_to_reach_float_is_enough() -> None:
-    assert targets_accuracy.ahead("0.91", ["0.92"], "0.91") == ("-0.0100", False)
-    assert targets_accuracy.ahead("0.90", ["0.92"], "0.91") == ("-0.0200", True)
-    assert targets_accuracy.ahead("0.90", ["0.92"], "") == ("-0.0200", True)
