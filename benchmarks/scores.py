@@ -101,7 +101,7 @@ def subject(pack: Any, name: str) -> dict[str, Any]:
 
 def outputs(pack: Any, name: str, path: Path | None = None, limit: int | None = None) -> Outputs:
     """Run a file on the evaluation data of a model; None: the float file."""
-    recorder = _Recorder(pack._session(str(path or pack.model_path(name))))
+    recorder = _Recorder(pack._session(str(path or pack.model_path(name)), threads=1))
     entry = subject(pack, name)
     decoded = pack._outputs(entry, recorder, limit)
     if entry["kind"] == "vad":  # the other output is the state

@@ -100,12 +100,12 @@ def main() -> int:
     kept = Kept(options.kept or options.peers / "w8a8.jsonl", tuple(wanted) if options.again else ())
     with tempfile.TemporaryDirectory(prefix="w8a8-") as folder:
         bench = Bench(load_pack(options.pack), Path(folder), options.peers, kept, options.minutes)
-        for name in options.models:
-            bench.measure_float(name)
         for row, way in wanted.items():
             for name in options.models:
                 if not way.only or name in way.only:
                     print(said(name, row, bench.measure(name, row, way)), file=sys.stderr, flush=True)
+        for name in options.models:
+            bench.measure_float(name)
     texts = {"w8a8": peers_text(kept, options.models, options.peers)}
     if len(options.rungs) > 1:
         texts["effort"] = ladder_text(kept, options.models, options.rungs)

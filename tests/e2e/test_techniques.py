@@ -1,0 +1,57 @@
+"""A technique that is added to all others does not lower held-out SQNR; `benchmarks.techniques` has all models."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from benchmarks.accuracy import load_pack
+from benchmarks.techniques import ALLOWED, ON, TECHNIQUES, gain, harms, noise
+from sbonnx.spec import Array
+
+SAMPLES: Final = 16
+LIMIT: Final = 64
+"""Calibration and evaluation samples of a model: few, so that all cases together take about two minutes."""
+QUICK: Final = {"W.ROUNDING.GPTQ.BEAMS": 1, "W.ROUNDING.GPTQ.STEPS": 0}
+
+SUBJECTS: Final = (
+    ("cifar_resnet20", 8),
+    ("cifar_resnet20", 4),
+    ("squeezenet11", 4),
+    ("mobilenetv1_tin200", 8),
+    ("ultraface_rfb320", 8),
+)
+DETECTORS: Final = ("ultraface_rfb320",)
+"""Models that have heads."""
+FAILS: Final[dict[tuple[str, int, str], str]] = {}
+"""Cases that are known to fail, with the measured gain."""
+
+
+def cases() -> list[Any]:
+    """Every technique on every subject; heads on detectors only."""
+    found = []
+    for name, bits in SUBJECTS:
+        for technique in TECHNIQUES:
+            if technique == "heads" and name not in DETECTORS:
+                continue
+            why = FAILS.get((name, bits, technique))
+            marks = [pytest.mark.xfail(strict=True, reason=why)] if why else []
+            found.append(pytest.param(name, bits, technique, marks=marks, id=f"{name}-{bits}-{technique}"))
+    return found
+
+
+@cache
+def energies(pack: Path, name: str, bits: int, technique: str | None) -> Array:
+    """Energies of outputs and errors with all techniques, or all but one."""
+    off = {} if technique is None else TECHNIQUES[technique]
+    return noise(load_pack(pack), name, {**ON, **QUICK, "w_bit": bits, **off}, SAMPLES, LIMIT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "bits", "technique"), cases())
+def test_a_technique_added_to_the_others_does_no_harm(pack: Path, name: str, bits: int, technique: str) -> None:
+    found = gain(energies(pack, name, bits, None), energies(pack, name, bits, technique))
+    assert not harms(found), f"{found.value:+.2f} dB ({found.low:+.2f} to {found.high:+.2f}), allowed: -{ALLOWED} dB"
