@@ -54,9 +54,12 @@ def by_tool(rows: Sequence[Row]) -> list[Row]:
 
 
 def verdict(rows: Sequence[Row], models: Sequence[str]) -> str:
-    """Compare our row with the best of the peers' settings by SQNR and by the metric, model by model."""
+    """Compare our row with the best of the peers' settings by SQNR and by the metric, model by model.
+
+    Models that no peer quantizes do not count.
+    """
     sentences = []
-    for what, text in (("sqnr", "SQNR"), ("metric", "metric")):
+    for what, text in (("sqnr", "SQNR"), ("metric", "Metric")):
         ahead, close, behind = list[str](), list[str](), list[str]()
         for model in models:
             mine = best([row for row in rows if row.model == model and row.way.quantizer == OURS])
@@ -69,6 +72,8 @@ def verdict(rows: Sequence[Row], models: Sequence[str]) -> str:
             )
             (ahead if own.value >= other.value else close if other.value <= own.high else behind).append(apart)
         count = len(ahead) + len(close) + len(behind)
+        if not count:
+            return "**No peer was measured.**"
         said = f"{text}: at least that of the best peer on {len(ahead)} of {count} models"
         said += f"; below it within our 95 % interval on {', '.join(close)}" if close else ""
         said += f"; below it by more on {', '.join(behind)}" if behind else ""

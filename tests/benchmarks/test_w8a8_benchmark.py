@@ -152,8 +152,9 @@ def test_a_quantizer_counts_by_its_best_setting() -> None:
 )
 def test_verdict_beside_the_best_peer(sqnr: float, said: str) -> None:
     text = verdict([row("sbonnx", record(sqnr)), row("nncf", record(25.0)), row("aimet", record(21.0))], [MODEL])
-    assert said in text.split("metric:")[0]
-    assert "metric: at least that of the best peer on 1 of 1 models." in text
+    assert said in text.split("Metric:")[0]
+    assert verdict([row("sbonnx", record(sqnr)), row("nncf", record(math.inf))], [MODEL]) == "**No peer was measured.**"
+    assert "Metric: at least that of the best peer on 1 of 1 models." in text
 
 
 def test_a_ladder_falls_beyond_chance_only() -> None:
