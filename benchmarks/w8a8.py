@@ -32,7 +32,7 @@ ABOUT: Final = """`python -m benchmarks.w8a8 --write`. The command `sbonnx quant
 (for peers in opset 13 if it is older), the same calibration samples, and each written file executed in onnxruntime on \
 the evaluation data: SQNR of the outputs against the float model, metric of the task, agreement with float, each with \
 its 95 % interval (bootstrap over samples). CPU s: of the whole process, from its start to the file; ours verifies the \
-file too. Metric and agreement: {metrics}. Peers that learn layer by layer run on {learned}, with 64 samples and \
+file too; runs of one model were hours apart, those of the next table alternate. Metric and agreement: {metrics}. Peers that learn layer by layer run on {learned}, with 64 samples and \
 {iterations} iterations a layer. Versions: {versions}."""
 
 LADDER: Final = """`python -m benchmarks.w8a8 --only sbonnx --rungs {rungs} --write`. The values of `EFFORT` at W8A8, \
@@ -62,9 +62,19 @@ def peers_text(kept: Kept, models: Sequence[str], peers: Path) -> str:
     for target, title in TARGETS.items():
         rows = rows_of(kept, {**ours((DEFAULT,)), **OURS_TENSORRT, **PEERS}, models, target)
         text = table(w8a8_table.HEADER, w8a8_table.lines(rows))
-        parts += [f"### {title}", w8a8_table.verdict(rows, models), about, text]
+        parts += [f"### {title}", w8a8_table.verdict(rows, models), about + left_out(kept, models, target), text]
         about = "As above."
     return "\n\n".join(parts)
+
+
+def left_out(kept: Kept, models: Sequence[str], target: str) -> str:
+    """Return a sentence on the peers' settings that were not run, and on which models."""
+    found = []
+    for row, way in PEERS.items():
+        missing = [name for name in way.only or models if name in models and kept.get(name, row) is None]
+        if way.target == target and missing:
+            found.append(row if len(missing) == len(way.only or models) else f"{row} on {', '.join(missing)}")
+    return f" Not run: {'; '.join(found)}." if found else ""
 
 
 def ladder_text(kept: Kept, models: Sequence[str], rungs: Sequence[str]) -> str:
