@@ -26,7 +26,7 @@ SUBJECTS: Final = (
 )
 DETECTORS: Final = ("ultraface_rfb320",)
 """Models that have heads."""
-FAILS: Final[dict[tuple[str, int, str], str]] = {}
+FAILS: Final = {("squeezenet11", 4, "scale search"): "-2.23 dB (-2.93 to -1.42)"}
 """Cases that are known to fail, with the measured gain."""
 
 
