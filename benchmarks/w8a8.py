@@ -23,6 +23,7 @@ from benchmarks.scores import METRICS
 from benchmarks.w8a8_runs import ITERATIONS, Bench
 from benchmarks.w8a8_table import FLOAT, Row
 from benchmarks.w8a8_ways import LEARNED_ON, OURS, OURS_TENSORRT, PEERS, TOOLS, Way, ours
+from sbonnx.recipe.defaults import EFFORTS
 
 DEFAULT: Final = "default"
 TARGETS: Final = {"onnxruntime": "For onnxruntime", "tensorrt": "For TensorRT"}
@@ -100,7 +101,7 @@ def main() -> int:
     parser.add_argument("--models", nargs="*", default=list(METRICS), choices=list(METRICS))
     parser.add_argument("--only", nargs="*", default=list(TOOLS), choices=list(TOOLS), help="quantizers to run")
     parser.add_argument("--again", action="store_true", help="measure the rows of --only again")
-    parser.add_argument("--rungs", nargs="*", default=[DEFAULT], help="values of EFFORT")
+    parser.add_argument("--rungs", nargs="*", default=list(EFFORTS), choices=list(EFFORTS), help="values of EFFORT")
     parser.add_argument("--peers", type=Path, default=environments.FOLDER, help="folder of the peers' environments")
     parser.add_argument("--kept", type=Path, help="file of records; without it w8a8.jsonl in the folder of --peers")
     parser.add_argument("--minutes", type=float, default=20.0, help="the longest that one run may take")

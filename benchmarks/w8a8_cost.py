@@ -20,11 +20,12 @@ from benchmarks.kept import Kept
 from benchmarks.lowbit_peers import environments
 from benchmarks.results import arguments, table, write_section
 from benchmarks.scores import METRICS
-from benchmarks.w8a8 import DEFAULT, rows_of
+from benchmarks.w8a8 import rows_of
 from benchmarks.w8a8_runs import Bench
 from benchmarks.w8a8_table import best
 from benchmarks.w8a8_ways import PEERS, Way, ours
 from sbonnx.cpu import cores
+from sbonnx.recipe.defaults import EFFORTS
 
 LIMITS: Final[Mapping[str, float]] = {"fast": 1.0, "default": 2.0}
 """Largest ratio to the peer's CPU seconds that each value of EFFORT is to have."""
@@ -66,7 +67,7 @@ def main() -> int:
     """Measure, print the table and, with --write, update docs/results.md. Exit code 1 if a limit is missed."""
     parser = arguments(__doc__)
     parser.add_argument("--models", nargs="*", default=list(METRICS), choices=list(METRICS))
-    parser.add_argument("--rungs", nargs="*", default=[DEFAULT], help="values of EFFORT")
+    parser.add_argument("--rungs", nargs="*", default=list(LIMITS), choices=list(EFFORTS), help="values of EFFORT")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--peers", type=Path, default=environments.FOLDER, help="folder of the peers' environments")
     parser.add_argument("--kept", type=Path, help="file of records; without it w8a8.jsonl in the folder of --peers")
