@@ -30,7 +30,9 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"plan"}),
     frozenset({"rounding"}),
     frozenset({"recipe", "moments", "calib.data", "calib.observers"}),
-    frozenset({"backends", "patterns", "calib.storage", "calib.sketches", "torchnet", "metrics", "mermaid"}),
+    frozenset(
+        {"backends", "channels", "patterns", "calib.storage", "calib.sketches", "torchnet", "metrics", "mermaid"}
+    ),
     frozenset({"linear"}),
     frozenset({"graph", "html_report", "report", "calib", "options"}),
     frozenset({"spec", "runtime", "progress"}),

@@ -1,8 +1,8 @@
 """Equalization: function-preserving transformations of the float graph that make it easier to quantize.
 
-`channel_flow` traces the scales of channels through the graph, by the rules in `rules`, to constants that can absorb
-them. `cross_layer` and `smooth` compute scales, `channel_scales` applies them. `absorb` moves biases, `split` splits
-outlier channels, `awq` scales the inputs of products. `steps` runs them.
+`scale_trace` traces the scales of channels through the graph (`sbonnx.channels`), by the rules in `rules`, to constants
+that can absorb them. `cross_layer` and `smooth` compute scales, `channel_scales` applies them. `absorb` moves biases,
+`split` splits outlier channels, `awq` scales the inputs of products. `steps` runs them.
 """
 
 from __future__ import annotations

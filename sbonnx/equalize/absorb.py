@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from sbonnx.equalize.channel_flow.trace import Traced, Weight
+from sbonnx.equalize.scale_trace import Traced, Weight
 from sbonnx.graph import Graph, Node
 from sbonnx.graph.edit import Names
 from sbonnx.graph.query import output_names, readers, shape

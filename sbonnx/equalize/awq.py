@@ -28,9 +28,9 @@ from sbonnx.calib.engine.layerwise import run_float
 from sbonnx.calib.engine.samples import SampleSplitter, canonical_samples
 from sbonnx.calib.engine.threads import one_blas_thread
 from sbonnx.calib.qparams.solve import weight_bounds
-from sbonnx.equalize.channel_flow.trace import Traced, set_constant, trace
 from sbonnx.equalize.channel_scales import apply
 from sbonnx.equalize.rules import RULES
+from sbonnx.equalize.scale_trace import Traced, trace
 from sbonnx.graph import Body, Graph, Node, Tensor, Variable, edit, query
 from sbonnx.linear.layer import LinearLayer
 from sbonnx.moments import Moments
@@ -250,7 +250,7 @@ def _multiply(one: _ProductSet, s: Array, names: edit.Names) -> None:
         index, weight = LINEAR[node.op].weight, _weight(node)
         layer = LinearLayer.of_rows(node)
         assert layer is not None
-        set_constant(node, index, layer.scale_inputs(weight, exact), names)
+        edit.set_constant(node, index, layer.scale_inputs(weight, exact), names)
         edit.replace_input(node, 1 - index, scaled)
 
 

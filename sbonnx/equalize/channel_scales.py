@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from sbonnx.equalize.channel_flow.trace import Clips, Traced, Vector, along, put_ceiling, put_relu, set_constant
+from sbonnx.channels.ids import along
+from sbonnx.equalize.scale_trace import Clips, Traced, Vector, put_ceiling, put_relu
 from sbonnx.graph import Graph
-from sbonnx.graph.edit import Names, sort, sweep
+from sbonnx.graph.edit import Names, set_constant, sort, sweep
 from sbonnx.graph.query import constant
 from sbonnx.spec import Array
 

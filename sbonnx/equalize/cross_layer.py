@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from sbonnx.equalize.channel_flow.trace import Traced, Weight
+from sbonnx.equalize.scale_trace import Traced, Weight
 from sbonnx.graph.model import Normal
 from sbonnx.spec import Array
 

@@ -10,32 +10,23 @@ from typing import Final
 
 import numpy as np
 
-from sbonnx.equalize.channel_flow import moving_ops
-from sbonnx.equalize.channel_flow.trace import (
-    FIXED,
-    Ceiling,
-    Rule,
-    Trace,
-    Vector,
-    Weight,
-    along,
-    is_float,
-    number,
-    varies,
-)
-from sbonnx.graph import Body, Node, Tensor
+from sbonnx.channels import moving_ops
+from sbonnx.channels.ids import varies
+from sbonnx.channels.linear_ops import give_outputs, input_ids, layer_of
+from sbonnx.channels.trace import is_float
+from sbonnx.equalize.scale_trace import Ceiling, Rule, ScaleTrace, Vector, Weight, number
+from sbonnx.graph import Body, Node
 from sbonnx.graph.query import attribute, constant, shape
-from sbonnx.linear.layer import LinearLayer
-from sbonnx.ops import CONVOLUTIONS, LINEAR
+from sbonnx.ops import LINEAR
 from sbonnx.spec import Array
 
 
-def _same(trace: Trace, node: Node, body: Body) -> None:
+def _same(trace: ScaleTrace, node: Node, body: Body) -> None:
     """Element-wise ops with y(c x) = c y(x) for c > 0."""
     trace.give(node.outputs[0], trace.known(node.inputs[0]))
 
 
-def _prelu(trace: Trace, node: Node, body: Body) -> None:
+def _prelu(trace: ScaleTrace, node: Node, body: Body) -> None:
     """PRelu is homogeneous for any constant slope."""
     if constant(node.inputs[1]) is None:
         trace.refuse(node)
@@ -43,7 +34,7 @@ def _prelu(trace: Trace, node: Node, body: Body) -> None:
         _same(trace, node, body)
 
 
-def _clip(trace: Trace, node: Node, body: Body) -> None:
+def _clip(trace: ScaleTrace, node: Node, body: Body) -> None:
     """Clip from 0 to infinity acts like Relu; from 0 to a number it gets one bound per channel."""
     bounds = [number(tensor) for tensor in node.inputs[1:]] if len(node.inputs) > 1 else []
     lo = bounds[0] if bounds else attribute(node, "min")
@@ -60,63 +51,17 @@ def _clip(trace: Trace, node: Node, body: Body) -> None:
         trace.ceilings.append(Ceiling(node, body, float(hi), ids))
 
 
-def _linear(trace: Trace, node: Node, body: Body) -> None:
+def _linear(trace: ScaleTrace, node: Node, body: Body) -> None:
     """Linear op: absorbs the scales of its input and output if its weight is a constant that nothing else reads."""
-    kind = LINEAR[node.op]
-    weight = node.inputs[kind.weight]
-    why = _not_foldable(node, weight)
-    if why is not None and node.op == "MatMul" and constant(weight) is None:
-        _product(trace, node)
+    layer = layer_of(trace, node)
+    if layer is None:
         return
-    layer = LinearLayer.of_shape(node.op, node.attrs, tuple(weight.shape)) if why is None else why
-    if isinstance(layer, str):
-        trace.refuse(node, layer)
-        return
-    x = node.inputs[0]
-    ids = trace.known(x) if node.op not in CONVOLUTIONS else trace.full(x)
-    if ids is not None:
-        ids = ids.reshape((1,) * max(0, 2 - ids.ndim) + ids.shape)
-    inputs = along(ids, layer.data_axis, layer.in_channels)
-    if inputs is None:
-        trace.keep(x, f"'{node.name}' reads channels along several axes")
-        inputs = np.full(layer.in_channels, FIXED, np.int64)
-    outputs = trace.ids.fresh((layer.out_channels,))
-    trace.weights.append(Weight(node, body, layer, inputs, outputs, trace.why.get(id(x))))
-    spatial = (1,) * (len(weight.shape) - 2) if node.op in CONVOLUTIONS else ()
-    trace.give(node.outputs[0], outputs if node.op == "MatMul" else outputs.reshape(1, -1, *spatial))
+    inputs, outputs = input_ids(trace, node, layer), trace.ids.fresh((layer.out_channels,))
+    trace.weights.append(Weight(node, body, layer, inputs, outputs, trace.why.get(id(node.inputs[0]))))
+    give_outputs(trace, node, layer, outputs)
 
 
-def _not_foldable(node: Node, weight: Tensor) -> str | None:
-    """Return why the constants of a linear node cannot absorb scales, or None."""
-    if constant(weight) is None:
-        return f"the weight of {node.op} '{node.name}' is computed"
-    if len(weight.outputs) > 1:
-        return f"weight '{weight.name}' of '{node.name}' is read {len(weight.outputs)} times"
-    if not is_float(weight):
-        return f"the weight of {node.op} '{node.name}' is not float16, float32 or float64"
-    index = LINEAR[node.op].bias
-    bias = None if index is None or index >= len(node.inputs) else node.inputs[index]
-    if bias is not None and bias.name and constant(bias) is None:
-        return f"the bias of {node.op} '{node.name}' is computed"
-    return None
-
-
-def _product(trace: Trace, node: Node) -> None:
-    """Product of two activations, y = a b: columns of b are scaled, a is not."""
-    a, b = node.inputs
-    ids = trace.known(b)
-    trace.keep(a, f"MatMul '{node.name}' sums over it")
-    if ids is None:
-        return
-    if len(shape(b) or ()) < 2:
-        trace.refuse(node)
-    elif ids.ndim >= 2 and ids.shape[-2] > 1:
-        trace.keep(b, f"MatMul '{node.name}' sums over it")
-    else:
-        trace.give(node.outputs[0], ids)
-
-
-def _add(trace: Trace, node: Node, body: Body) -> None:
+def _add(trace: ScaleTrace, node: Node, body: Body) -> None:
     """Both operands get one scale; a constant vector absorbs it."""
     place = next((index for index, tensor in enumerate(node.inputs) if constant(tensor) is not None), None)
     if place is not None:
@@ -130,7 +75,7 @@ def _add(trace: Trace, node: Node, body: Body) -> None:
     trace.give(node.outputs[0], trace.ids.unite(one, other, why))
 
 
-def _add_constant(trace: Trace, node: Node, place: int) -> None:
+def _add_constant(trace: ScaleTrace, node: Node, place: int) -> None:
     values = constant(node.inputs[place])
     ids = trace.known(node.inputs[1 - place])
     assert values is not None
@@ -153,7 +98,7 @@ def _fits(ids: Array, values: Array) -> bool:
         return False
 
 
-def _mul(trace: Trace, node: Node, body: Body) -> None:
+def _mul(trace: ScaleTrace, node: Node, body: Body) -> None:
     """A gate passes the scale of its factor; a constant vector has a scale itself; a scalar changes nothing."""
     place = next((index for index, tensor in enumerate(node.inputs) if constant(tensor) is not None), None)
     if place is None:
@@ -175,13 +120,13 @@ def _mul(trace: Trace, node: Node, body: Body) -> None:
     trace.give(node.outputs[0], fresh)
 
 
-def _div(trace: Trace, node: Node, body: Body) -> None:
+def _div(trace: ScaleTrace, node: Node, body: Body) -> None:
     """The dividend is scaled, the divisor is not."""
     trace.keep(node.inputs[1], f"Div '{node.name}' divides by it")
     _same(trace, node, body)
 
 
-def _norm(trace: Trace, node: Node, body: Body) -> None:
+def _norm(trace: ScaleTrace, node: Node, body: Body) -> None:
     """Norm over the last axes: gain and shift absorb the scale of its output."""
     trace.keep(node.inputs[0], f"{node.op} '{node.name}' normalizes over it")
     gain = constant(node.inputs[1])
@@ -190,7 +135,7 @@ def _norm(trace: Trace, node: Node, body: Body) -> None:
     _gains(trace, node, gain.shape)
 
 
-def _channel_norm(trace: Trace, node: Node, body: Body) -> None:
+def _channel_norm(trace: ScaleTrace, node: Node, body: Body) -> None:
     """Norm with gain and shift per channel, axis 1."""
     trace.keep(node.inputs[0], f"{node.op} '{node.name}' normalizes over it")
     gain, size = constant(node.inputs[1]), shape(node.inputs[0])
@@ -204,7 +149,7 @@ def _own_constants(node: Node) -> bool:
     return all(constant(tensor) is not None and is_float(tensor) for tensor in node.inputs[1:3] if tensor.name)
 
 
-def _gains(trace: Trace, node: Node, size: tuple[int, ...]) -> None:
+def _gains(trace: ScaleTrace, node: Node, size: tuple[int, ...]) -> None:
     ids = trace.ids.fresh(size)
     for index in range(1, min(3, len(node.inputs))):
         if node.inputs[index].name:

@@ -8,7 +8,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from sbonnx.equalize.channel_flow.trace import Traced, Weight
+from sbonnx.equalize.scale_trace import Traced, Weight
 from sbonnx.graph import Graph, Tensor
 from sbonnx.graph.edit import Names, add_constant, add_node, replace_input
 from sbonnx.graph.query import producer, shape

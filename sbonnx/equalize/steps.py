@@ -12,10 +12,10 @@ from sbonnx.calib.calibrator import Calibrator
 from sbonnx.calib.data.dataset import Dataset
 from sbonnx.equalize import smooth
 from sbonnx.equalize.absorb import absorb, before_relus
-from sbonnx.equalize.channel_flow.trace import Clips, Traced, trace
 from sbonnx.equalize.channel_scales import apply
 from sbonnx.equalize.cross_layer import cross_layer_scales
 from sbonnx.equalize.rules import RULES
+from sbonnx.equalize.scale_trace import Clips, Traced, trace
 from sbonnx.equalize.split import split_channels
 from sbonnx.graph import Graph
 from sbonnx.graph.edit import Names, sort

@@ -99,6 +99,16 @@ def add_constant(graph: Body, name_stem: str, values: Array, names: Names) -> Co
     return Constant(names.fresh(name_stem), spill_packed(np.asarray(values)))
 
 
+def set_constant(node: Node, index: int, values: Array, names: Names) -> None:
+    """Replace a constant input of `node` in place. The name is kept if nothing else reads the old constant."""
+    old = node.inputs[index]
+    alone = len(old.outputs) == 1
+    made = add_constant(node, old.name, np.ascontiguousarray(values).reshape(values.shape), names)
+    replace_input(node, index, made)
+    if alone:
+        old.name, made.name = made.name, old.name
+
+
 def replace_all_uses(old: Tensor, new: Tensor, *, graph: Body, keep: Collection[Node] = ()) -> int:
     """In place. Replace all uses of `old` by `new`; return the number of uses replaced.
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbonnx import graph as graphs
-from sbonnx.equalize.channel_flow.trace import Clips, trace
 from sbonnx.equalize.channel_scales import apply
 from sbonnx.equalize.rules import RULES
+from sbonnx.equalize.scale_trace import Clips, trace
 from sbonnx.spec import Array
 from tests.support.models import model, run
 

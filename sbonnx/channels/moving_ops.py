@@ -6,7 +6,8 @@ from typing import Final
 
 import numpy as np
 
-from sbonnx.equalize.channel_flow.trace import FIXED, Rule, Shape, Trace, varies
+from sbonnx.channels.ids import FIXED, varies
+from sbonnx.channels.trace import Rule, Shape, Trace
 from sbonnx.graph import Body, Node, Tensor
 from sbonnx.graph.query import attribute, constant, shape
 from sbonnx.ops import PICKS_MAX, POOLS, REDUCES
