@@ -241,3 +241,18 @@ SIGNALS: Final = frozenset({"BlackmanWindow", "DFT", "HammingWindow", "HannWindo
 """Ops that prepare signals."""
 
 STANDARD_DOMAINS: Final = frozenset({"", "ai.onnx"})
+
+POINTWISE: Final = (
+    ACTIVATIONS
+    | {"Abs", "Neg", "Exp", "Log", "Sqrt", "Reciprocal", "Erf", "Sign", "Floor", "Ceil", "Round", "Sin", "Cos", "Tan"}
+    | {"Asin", "Acos", "Atan", "Sinh", "Cosh", "Asinh", "Acosh", "Atanh", "Not", "IsNaN", "IsInf", "Identity", "Cast"}
+    | {"Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Sum", "Mean", "Mod", "Where", "And", "Or", "Xor"}
+    | {"Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"}
+)
+"""Element-wise ops of one or more tensors, which broadcast."""
+
+REDUCES_ANY: Final = REDUCES | {
+    *("ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2"),
+    *("ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp"),
+}
+"""All reductions over axes."""

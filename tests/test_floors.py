@@ -22,7 +22,7 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"search", "qat"}),
     frozenset({"pipeline"}),
     frozenset({"stages"}),
-    frozenset({"equalize", "heads", "precision"}),
+    frozenset({"equalize", "heads", "precision", "pruning"}),
     frozenset({"reconstruct", "calib.shared_calibration"}),
     frozenset({"calib.calibrator", "correct", "profile"}),
     frozenset({"calib.cache", "calib.quantized", "calib.recurrent", "calib.held_out"}) | {"verify", "lint"},
