@@ -1,0 +1,119 @@
+"""One pass of the float network: second moments of the inputs of layers, and outputs on hold-out samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from sbonnx.calib.data.sample import Sample
+from sbonnx.calib.engine.layerwise import run_float
+from sbonnx.calib.engine.runner import LayerRunner
+from sbonnx.calib.engine.samples import CanonicalSamples, grouped, width_for
+from sbonnx.calib.engine.threads import in_order, within
+from sbonnx.errors import DataError
+from sbonnx.graph import Graph
+from sbonnx.graph.query import dtype
+from sbonnx.moments import bytes_for
+from sbonnx.options import RunOptions
+from sbonnx.pruning.dimensions import WHAT
+from sbonnx.pruning.fit_layers import FitLayer, MomentPair, input_sums, is_held
+from sbonnx.report import Refusal
+from sbonnx.spec import Array
+
+MOST_JUDGED: Final = 64
+"""Maximum number of hold-out samples on which trials run."""
+
+
+def float_moments(
+    graph: Graph, layers: Sequence[FitLayer], units: CanonicalSamples, options: RunOptions
+) -> tuple[dict[str, MomentPair], list[Refusal]]:
+    """Return the moments of the inputs of each layer in the float network, by layer, in as few passes as fit memory.
+
+    Layers whose inputs were never computed or are not finite are refused.
+
+    Raises:
+        DataError, ModelError, DeviceError: see `LayerRunner`.
+    """
+    pairs: dict[str, MomentPair] = {}
+    refusals = []
+    passes = within(layers, lambda layer: 2 * bytes_for(layer.layout, two_streams=False), options.memory_bytes)
+    for number, some in enumerate(passes):
+        options.progress.start(f"moments of inputs, pass {number + 1}", units.feeds)
+        sums = input_sums(some, two_streams=False, samples=units.samples)
+        names = [each.tensor for each in sums]
+        for unit, known in run_float(graph, names, units, options, lambda _, known: known):
+            for each in sums:
+                if each.tensor in known:
+                    each.add(np.asarray(known[each.tensor]), None, [unit.rank])
+        for each in sums:
+            for layer in each.layers:
+                pair = each.pair(layer)
+                if pair is None:
+                    why = "not refitted: its inputs were never computed, or hold NaN or infinite values"
+                    refusals.append(Refusal(WHAT, layer.name, why))
+                else:
+                    pairs[layer.name] = pair
+    return pairs, refusals
+
+
+@dataclass
+class Judge:
+    """Runs variants of a network on hold-out samples and measures the error of their outputs.
+
+    Attributes:
+        units: micro-batches of hold-out samples; all samples if there are fewer than `HELD`.
+        options: of the runs.
+        outputs: float outputs of the float network, one dict per unit.
+    """
+
+    units: Sequence[Sample]
+    options: RunOptions
+    outputs: list[Mapping[str, Array]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, graph: Graph, units: CanonicalSamples, options: RunOptions) -> Judge:
+        """Run the float network.
+
+        Raises:
+            DataError: no output holds floats.
+        """
+        held = [unit for unit in units if is_held(unit.rank)][:MOST_JUDGED] or list(units)[:MOST_JUDGED]
+        names = [tensor.name for tensor in graph.outputs]
+        width = width_for(graph, names, iter(held), options.device, options.memory_bytes)
+        judge = cls(list(grouped(iter(held), width)), options)
+        judge.outputs = judge.run(graph)
+        if not any(judge.outputs):
+            raise DataError(
+                "pruning compares outputs of floats, and the model has none: no sensitivity can be measured"
+            )
+        return judge
+
+    def run(self, graph: Graph) -> list[Mapping[str, Array]]:
+        """Return the float outputs of a variant for each unit."""
+        names = [tensor.name for tensor in graph.outputs if getattr(dtype(tensor), "kind", "f") == "f"]
+        with ExitStack() as stack:
+            runner = stack.enter_context(LayerRunner(graph, device=self.options.device, threads=1))
+
+            def work(unit: Sample) -> Mapping[str, Array]:
+                found = runner.run(unit.feed, names, where=unit.where)
+                arrays = {name: np.array(value) for name, value in found.items()}
+                return {name: value for name, value in arrays.items() if value.dtype.kind == "f"}
+
+            return [result for _, result in in_order(work, iter(self.units), self.options.threads or 1)]
+
+    def error(self, graph: Graph) -> float:
+        """Return the energy of the error of the outputs relative to that of the outputs, mean over outputs."""
+        found = self.run(graph)
+        ratios = []
+        for name in self.outputs[0]:
+            pairs = [(want[name], got[name]) for want, got in zip(self.outputs, found, strict=True)]
+            if any(want.shape != got.shape for want, got in pairs):
+                continue  # as many rows as the data yields, such as boxes
+            noise = sum(float(np.square(want - got, dtype=np.float64).sum()) for want, got in pairs)
+            energy = sum(float(np.square(want, dtype=np.float64).sum()) for want, _ in pairs)
+            ratios.append(noise / energy if energy else (0.0 if noise == 0 else np.inf))
+        return float(np.mean(ratios)) if ratios and np.isfinite(ratios).all() else float(np.inf)

@@ -1,0 +1,220 @@
+"""Refit of all layers in order: a float and a pruned stream of activations advance together, layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from sbonnx.calib.data.sample import Sample
+from sbonnx.calib.engine.layerwise import LayerVisitor, run_layerwise
+from sbonnx.calib.engine.runner import LayerRunner, samples_at_once
+from sbonnx.calib.engine.samples import CanonicalSamples, grouped, memory_of_inputs, width_for
+from sbonnx.calib.engine.segments import Segment
+from sbonnx.calib.engine.threads import one_blas_thread
+from sbonnx.calib.quantized.stream import staged
+from sbonnx.calib.storage.tensor_store import TensorStore
+from sbonnx.graph import Graph
+from sbonnx.graph.query import tensors_by_name
+from sbonnx.options import RunOptions
+from sbonnx.plan.types import Reader
+from sbonnx.pruning.dimensions import WHAT
+from sbonnx.pruning.fit_layers import FitLayer, InputSums, MomentPair, input_sums
+from sbonnx.pruning.ridge import RefitWeight, refit
+from sbonnx.pruning.skips import SkipProducts, SkipSums, skips_of
+from sbonnx.pruning.weights import WeightEditor
+from sbonnx.report import Refusal
+from sbonnx.spec import Array
+
+WORTH_THREADS: Final = 0.002
+"""Time per sample in a stage, both streams, in seconds, from which threads gain more than the GIL costs."""
+
+
+@dataclass(frozen=True)
+class LayerRefit:
+    """Outcome of the refit of one layer.
+
+    Attributes:
+        layer: name of the node.
+        columns, removed: columns of its weight, and how many are removed.
+        strength: lambda, relative; infinite if the old weight was better.
+        before, after: see `RefitWeight`.
+    """
+
+    layer: str
+    columns: int
+    removed: int
+    strength: float
+    before: float
+    after: float
+
+
+@dataclass(frozen=True)
+class Remains:
+    """Part of a weight that remains: columns, bool (G, K), and output channels, bool (out channels,)."""
+
+    columns: Array
+    outputs: Array
+
+
+def refit_pruned(
+    graph: Graph,
+    masked: Graph,
+    layers: Sequence[FitLayer],
+    kept: Mapping[str, Remains],
+    units: CanonicalSamples,
+    options: RunOptions,
+) -> tuple[list[LayerRefit], list[Refusal]]:
+    """Refit the layers of a masked graph, in place, each on inputs from refitted layers.
+
+    Args:
+        graph: the float graph; not changed.
+        masked: a copy in which the weights of removed columns are zero.
+        layers: of `graph`.
+        kept: columns and outputs that remain, by layer. Every layer has an entry.
+        units: the samples.
+        options: see `RunOptions`.
+
+    Raises:
+        DataError, ModelError, DeviceError: see `LayerRunner`.
+    """
+    walk = _Walk(graph, masked, layers, kept, options)
+    with one_blas_thread():
+        walk.run(units)
+    return walk.rows, walk.refusals
+
+
+class _Walk(LayerVisitor[list[dict[str, Array]]]):
+    """Both streams, stage by stage: the layers that read the outputs of a stage are refitted when it ends."""
+
+    least = WORTH_THREADS
+    recompute = False
+
+    def __init__(
+        self, graph: Graph, masked: Graph, layers: Sequence[FitLayer], kept: Mapping[str, Remains], options: RunOptions
+    ) -> None:
+        self.floats, self.masked = graph, masked
+        self.layers, self.kept, self.options = layers, kept, options
+        self.editor = WeightEditor(masked, {layer.name: layer for layer in layers})
+        self.tensors = {layer.name: layer.tensor for layer in layers}
+        self.samples = 0
+        self.seen: set[str] = set()  # layers whose input was observed; a skip tensor is observed again later
+        self.rows: list[LayerRefit] = []
+        self.refusals: list[Refusal] = []
+        self.sums: list[InputSums] = []
+        self.index = tensors_by_name(self.floats)
+        self.skips = skips_of(graph, layers)
+        self.products: dict[str, SkipSums] = {}
+
+    def run(self, units: CanonicalSamples) -> None:
+        """Run all samples through each stage in both streams, and refit the layers that read its outputs."""
+        self.samples = units.samples
+        made = {tensor.name for node in self.floats.nodes for tensor in node.outputs}
+        # layers that read inputs of the model, which are equal in both streams, keep their weights
+        observed = list(dict.fromkeys(layer.tensor for layer in self.layers if layer.tensor in made))
+        if not observed:
+            return
+        late = frozenset(Reader(layer.name, 0) for layer in self.layers)
+        segments = _with_skips(self.floats, staged(self.floats, observed, late), self.layers, self.skips)
+        options = self.options
+        options.progress.start("refit of the remaining weights", units.feeds)
+        half = (options.memory_bytes - memory_of_inputs(options.memory_bytes)) // 2
+        width = width_for(self.floats, observed, iter(units), options.device, options.memory_bytes)
+        with TensorStore(half) as floats, TensorStore(half) as pruned:
+            batches = grouped(iter(units), width)
+            for _ in run_layerwise(
+                segments, batches, [floats, pruned], self, samples_at_once(options), options.progress
+            ):
+                self._refit(self.sums)
+
+    def open(self, stack: ExitStack, number: int, segment: Segment) -> Sequence[LayerRunner | None]:
+        """Open the stage in the float and in the pruned network."""
+        layers = [layer for layer in self.layers if layer.tensor in segment.observed and layer.name not in self.seen]
+        self.seen.update(layer.name for layer in layers)
+        self.sums = input_sums(layers, two_streams=True, samples=self.samples)
+        here = {layer.name: layer for layer in layers if self.skips.get(layer.name) in segment.observed}
+        self.products = {name: SkipSums(layer, self.samples) for name, layer in here.items()}
+        pieces = (
+            segment.model(self.floats, self.index),
+            segment.model(self.masked, tensors_by_name(self.masked)),
+        )
+        device = self.options.device
+        return [stack.enter_context(LayerRunner(piece, device=device, threads=1, name="a layer")) for piece in pieces]
+
+    def visit(self, number: int, unit: Sample, streams: Sequence[dict[str, Any]]) -> list[dict[str, Array]]:
+        """Return the inputs of the layers in both streams."""
+        wanted = {each.tensor for each in self.sums} | {self.skips[name] for name in self.products}
+        return [{name: np.asarray(known[name]) for name in wanted if name in known} for known in streams]
+
+    def take(self, number: int, unit: Sample, result: list[dict[str, Array]]) -> None:
+        """Add a sample to the moments."""
+        plain, pruned = result
+        ranks = [part.rank for part in unit.members]
+        for each in self.sums:
+            if each.tensor in plain and plain[each.tensor].shape == pruned[each.tensor].shape:
+                each.add(plain[each.tensor], pruned[each.tensor], ranks)
+        for name, sums in self.products.items():
+            tensor, skip = self.tensors[name], self.skips[name]
+            if tensor in plain and skip in plain and plain[tensor].shape == pruned[tensor].shape:
+                sums.add(plain[tensor], pruned[tensor], plain[skip] - pruned[skip], ranks)
+
+    def _refit(self, sums: Sequence[InputSums]) -> None:
+        for each in sums:
+            for layer in each.layers:
+                pair = each.pair(layer)
+                if pair is None:
+                    why = "not refitted: its inputs were never computed, or hold NaN or infinite values"
+                    self.refusals.append(Refusal(WHAT, layer.name, why))
+                else:
+                    self._take(layer, pair)
+
+    def _take(self, layer: FitLayer, pair: MomentPair) -> None:
+        remains, sums = self.kept[layer.name], self.products.get(layer.name)
+        skip = None if sums is None else sums.products()
+        found = _refit_remaining(layer, pair, remains, skip)
+        self.editor.set(layer.name, found)
+        columns = remains.columns
+        removed = int((~columns).sum())
+        self.rows.append(LayerRefit(layer.name, columns.size, removed, found.strength, found.before, found.after))
+
+
+def _refit_remaining(
+    layer: FitLayer,
+    pair: MomentPair,
+    remains: Remains,
+    skip: tuple[SkipProducts, SkipProducts] | None,
+) -> RefitWeight:
+    """Refit the outputs that remain; the others, which nothing reads, keep their weights."""
+    weight, centred = layer.weight(), layer.bias is not None
+    kept, outputs = remains.columns, remains.outputs
+    if outputs.all() or layer.layout.groups > 1:
+        return refit(weight, pair, kept, centred=centred, skip=skip)
+    some = None if skip is None else (skip[0].of(outputs), skip[1].of(outputs))
+    found = refit(weight[:, outputs], pair, kept, centred=centred, skip=some)
+    whole, shift = weight * kept[:, None, :], np.zeros(len(outputs))
+    whole[:, outputs], shift[outputs] = found.weight, found.shift
+    return replace(found, weight=whole, shift=shift)
+
+
+def _with_skips(
+    graph: Graph, segments: Sequence[Segment], layers: Sequence[FitLayer], skips: Mapping[str, str]
+) -> list[Segment]:
+    """Return the segments so that a skip tensor is observed with the input of its layer, if it is computed by then."""
+    outputs = {node.name: [tensor.name for tensor in node.outputs] for node in graph.nodes}
+    made = {name: number for number, one in enumerate(segments) for node in one.nodes for name in outputs[node]}
+    found = list(segments)
+    for layer in layers:
+        skip = skips.get(layer.name)
+        at = next((number for number, one in enumerate(segments) if layer.tensor in one.observed), None)
+        if skip is None or at is None or made.get(skip, at + 1) > at:
+            continue
+        maker, reader = found[made[skip]], found[at]
+        if skip not in maker.outputs:
+            found[made[skip]] = maker = replace(maker, outputs=(*maker.outputs, skip))
+        reader = maker if made[skip] == at else reader
+        if skip not in reader.observed:
+            found[at] = replace(reader, observed=(*reader.observed, skip))
+    return found

@@ -1,0 +1,164 @@
+"""Criteria, refit, allocation: against solutions by other means."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sbonnx.linear.layer import LinearLayer
+from sbonnx.moments import Moments
+from sbonnx.pruning.allocate import Limits, allocate
+from sbonnx.pruning.criteria import CRITERIA, DAMPING, DimensionData, ReaderMoments, obs
+from sbonnx.pruning.curves import Curve
+from sbonnx.pruning.fit_layers import MomentPair
+from sbonnx.pruning.ridge import refit
+from sbonnx.pruning.skips import SkipProducts
+from sbonnx.spec import Array
+
+RNG = np.random.default_rng(3)
+LAYOUT = LinearLayer.of_shape("MatMul", {}, (12, 5))
+
+
+def inputs(rows: int, columns: int = 12) -> Array:
+    """Correlated input rows with a mean."""
+    mix = np.random.default_rng(1).standard_normal((columns, columns))
+    return RNG.standard_normal((rows, columns)) @ mix + RNG.standard_normal(columns)
+
+
+def moments(x: Array, pruned: Array) -> Moments:
+    """Sums over the rows of both networks, one matrix."""
+    assert isinstance(LAYOUT, LinearLayer)
+    products = [one.T @ other for one, other in ((pruned, pruned), (x, pruned), (x, x))]
+    means = [value.mean(axis=0)[None] for value in (x, pruned)]
+    return Moments(LAYOUT, len(x), *(product[None] for product in products), *means)
+
+
+def reader(rows: int = 400, size: int = 6) -> ReaderMoments:
+    """A reader with two columns for each of `size` groups."""
+    x = inputs(rows, 2 * size)
+    weight = RNG.standard_normal((1, 5, 2 * size))
+    return ReaderMoments(weight, (x.T @ x / rows)[None], np.arange(2 * size).reshape(size, 1, 2))
+
+
+def left_error(one: ReaderMoments, gone: list[int]) -> float:
+    """Error of the outputs after the best refit without these groups, with the damping of the criterion."""
+    h = one.a[0] + DAMPING * np.diag(one.a[0]).mean() * np.eye(one.a.shape[1])
+    out = one.columns[gone].reshape(-1)
+    kept = np.setdiff1d(np.arange(h.shape[0]), out)
+    schur = h[np.ix_(out, out)] - h[np.ix_(out, kept)] @ np.linalg.solve(h[np.ix_(kept, kept)], h[np.ix_(kept, out)])
+    return float(np.trace(one.weight[0][:, out] @ schur @ one.weight[0][:, out].T))
+
+
+def test_obs_takes_the_group_of_least_error_after_refit_each_time() -> None:
+    one = reader()
+    order = obs(DimensionData(6, (), (one,))).tolist()
+    gone: list[int] = []
+    for group in order[:-1]:
+        costs = {each: left_error(one, [*gone, each]) for each in range(6) if each not in gone}
+        assert group == min(costs, key=lambda each: costs[each])
+        gone.append(group)
+
+
+@pytest.mark.parametrize("name", sorted(CRITERIA))
+def test_every_criterion_orders_all_groups_and_repeats_itself(name: str) -> None:
+    data = DimensionData(150, (RNG.standard_normal((150, 4)),), (reader(size=150),), seed=4)
+    found = [CRITERIA[name](data).tolist() for _ in range(2)]
+    assert found[0] == found[1]
+    assert sorted(found[0]) == list(range(150))
+    without = DimensionData(8, (RNG.standard_normal((8, 4)),))
+    assert sorted(CRITERIA[name](without).tolist()) == list(range(8))
+
+
+def test_criteria_with_data_are_better_than_random() -> None:
+    def mean_error(name: str) -> float:
+        errors = []
+        for seed in range(20):
+            one = readers[seed]
+            data = DimensionData(6, (one.weight[0].T.reshape(6, -1),), (one,), seed=seed)
+            errors.append(left_error(one, CRITERIA[name](data)[:3].tolist()) / one.energy)
+        return float(np.mean(errors))
+
+    readers = [reader() for _ in range(20)]
+    assert mean_error("obs") < mean_error("output") < mean_error("random")
+
+
+@pytest.mark.parametrize("centred", [True, False])
+@pytest.mark.parametrize("skips", [True, False])
+def test_refit_is_ridge_regression_on_the_rows(centred: bool, skips: bool) -> None:
+    x = inputs(300)
+    pruned = x + 0.3 * inputs(300)
+    weight = RNG.standard_normal((1, 5, 12))
+    d = 0.5 * inputs(300, 5) if skips else np.zeros((300, 5))
+    kept = np.ones((1, 12), bool)
+    kept[0, [1, 4, 5]] = False
+    strength = 0.05
+    target, features = x @ weight[0].T + d, pruned[:, kept[0]]
+    shift = (target.mean(axis=0), features.mean(axis=0)) if centred else (0.0, 0.0)
+    y, f = target - shift[0], features - shift[1]
+    damping = strength * np.diag(f.T @ f / 300).mean()
+    root = np.sqrt(300 * damping)
+    rows = np.concatenate([f, root * np.eye(9)])
+    wanted = np.concatenate([y, root * weight[0][:, kept[0]].T])
+    expected = np.linalg.lstsq(rows, wanted, rcond=None)[0].T
+
+    fit = moments(x, pruned)
+    empty = Moments(fit.layout, 0, fit.a * 0, fit.b * 0, fit.c * 0, fit.mean * 0, fit.mean * 0)
+    products = SkipProducts(300, d.T @ x / 300, d.T @ pruned / 300, (d**2).mean(axis=0), d.mean(axis=0))
+    found = refit(
+        weight,
+        MomentPair(fit, empty, 1.0),
+        kept,
+        centred=centred,
+        strength=strength,
+        skip=(products, products) if skips else None,
+    )
+    np.testing.assert_allclose(found.weight[0][:, kept[0]], expected, rtol=1e-8, atol=1e-10)
+    assert not found.weight[0][:, ~kept[0]].any()
+    residual = target - pruned @ found.weight[0].T
+    if centred:
+        np.testing.assert_allclose(found.shift, residual.mean(axis=0) - 0, rtol=1e-8, atol=1e-10)
+        residual = residual - found.shift
+    spread = x @ weight[0].T
+    energy = ((spread - (spread.mean(axis=0) if centred else 0)) ** 2).sum()
+    np.testing.assert_allclose(found.after, (residual**2).sum() / energy, rtol=1e-8)
+    assert found.after < found.before
+
+
+def test_strength_and_refit_are_chosen_on_held_out_rows() -> None:
+    """Fitted to fewer rows than columns: the least strength ruins the held-out rows, and is not taken."""
+    x, other = inputs(8), inputs(2000)
+    weight, kept = RNG.standard_normal((1, 5, 12)), np.ones((1, 12), bool)
+    empty = replace(moments(x, x), rows=0)
+    kept[0, :3] = False
+    found = refit(weight, MomentPair(moments(x, x), moments(other, other), 1.0), kept, centred=False)
+    assert found.after <= found.before
+    assert found.strength > 1e-3
+    # with the strength chosen, all rows are used
+    every = np.concatenate([x, other])
+    again = refit(weight, MomentPair(moments(every, every), empty, 1.0), kept, centred=False, strength=found.strength)
+    np.testing.assert_allclose(found.weight, again.weight, rtol=1e-8, atol=1e-10)
+
+
+def test_allocation_takes_the_cheapest_steps_and_meets_the_budget() -> None:
+    curves = [Curve((0, 4), (0.0, 0.4)), Curve((0, 4), (0.0, 0.04))]
+
+    def cost(removed: Array) -> float:
+        return float((8 - removed[0]) * 10 + (8 - removed[1]) * 10)
+
+    free = Limits((1, 1), 0.1)
+    found = allocate(curves, [8, 8], free, cost, 100.0)
+    assert found is not None
+    assert found.tolist() == [0, 6]
+    found = allocate(curves, [8, 8], Limits((4, 4), 0.1), cost, 100.0)
+    assert found is not None
+    assert found.tolist() == [4, 4]
+    assert allocate(curves, [8, 8], free, cost, 10.0) is None
+    assert free.counts(0, 8) == list(range(8))
+    assert Limits((8, 8), 0.5).counts(0, 24) == [0, 8]
+
+
+def test_curves_rise_beyond_the_last_number() -> None:
+    curve = Curve((0, 4, 8), (0.0, 0.1, 0.3))
+    assert [curve.at(count) for count in (2, 6, 10)] == pytest.approx([0.05, 0.2, 0.4])
