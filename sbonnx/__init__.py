@@ -26,21 +26,24 @@ from sbonnx.version import __version__
 
 if TYPE_CHECKING:
     from sbonnx.api import quantize
+    from sbonnx.pruning.verified import PruningReport, prune
     from sbonnx.quant_model import QuantModel
     from sbonnx.recipe import parse_qconfig
     from sbonnx.report import Report
 
-__all__ = ["QuantModel", "Report", "__version__", "parse_qconfig", "quantize"]
+__all__ = ["PruningReport", "QuantModel", "Report", "__version__", "parse_qconfig", "prune", "quantize"]
 
 _HOMES: Final = {
+    "PruningReport": "sbonnx.pruning.verified",
     "QuantModel": "sbonnx.quant_model",
     "Report": "sbonnx.report",
     "parse_qconfig": "sbonnx.recipe",
+    "prune": "sbonnx.pruning.verified",
     "quantize": "sbonnx.api",
 }
 """Modules of the public names."""
 
-_RUN: Final = frozenset({"QuantModel", "quantize"})
+_RUN: Final = frozenset({"QuantModel", "prune", "quantize"})
 """Public names that need onnxruntime."""
 
 

@@ -13,14 +13,14 @@ from typing import Annotated, Any, Final, Literal
 
 import typer
 
-from sbonnx.cli import batch, compare, demo, inspect, lint, plan, profile, qat, quantize, recipe, simplify
+from sbonnx.cli import batch, compare, demo, inspect, lint, plan, profile, prune, qat, quantize, recipe, simplify
 from sbonnx.cli.options import command
 from sbonnx.cli.output.error_lines import DONE, FAILED, INTERRUPTED, guard, report
 from sbonnx.cli.output.streams import standard_streams
 from sbonnx.terminal import LINE_LENGTH, one_line
 from sbonnx.version import __version__
 
-VERBS: Final = (quantize, batch, qat, simplify, inspect, plan, lint, recipe, compare, profile, demo)
+VERBS: Final = (quantize, batch, qat, prune, simplify, inspect, plan, lint, recipe, compare, profile, demo)
 
 NAME: Final = "sbonnx"
 HELP: Final = "Any float ONNX model in, a verified quantized ONNX model out."

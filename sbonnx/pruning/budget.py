@@ -12,8 +12,8 @@ import numpy as np
 from sbonnx.graph import Constant, Graph
 from sbonnx.graph.query import all_tensors, shape
 from sbonnx.ops import CONVOLUTIONS
-from sbonnx.pruning.dimensions import Dependencies, Dimension
-from sbonnx.pruning.removal_trace import LinearSides
+from sbonnx.pruning.groups.dimensions import Dependencies, Dimension
+from sbonnx.pruning.groups.removal_trace import LinearSides
 from sbonnx.spec import Array
 
 Budget = Literal["macs", "weights"]

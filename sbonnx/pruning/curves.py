@@ -12,9 +12,9 @@ from sbonnx import graph as graphs
 from sbonnx.graph import Graph
 from sbonnx.options import RunOptions
 from sbonnx.pruning.criteria import CRITERIA, DimensionData, ReaderMoments, checked
-from sbonnx.pruning.dimensions import Dependencies, Dimension
 from sbonnx.pruning.fit_layers import FitLayer, MomentPair
 from sbonnx.pruning.float_pass import Judge
+from sbonnx.pruning.groups.dimensions import Dependencies, Dimension
 from sbonnx.pruning.ridge import RefitWeight, mean_products, refit
 from sbonnx.pruning.weights import WeightEditor
 from sbonnx.spec import Array

@@ -15,8 +15,8 @@ from sbonnx.linear.im2col import Geometry, geometry_of
 from sbonnx.linear.layer import LinearLayer
 from sbonnx.moments import Moments, MomentSums, bytes_for
 from sbonnx.ops import LINEAR
-from sbonnx.pruning.dimensions import WHAT, Dependencies
-from sbonnx.pruning.removal_trace import LinearSides
+from sbonnx.pruning.groups.dimensions import WHAT, Dependencies
+from sbonnx.pruning.groups.removal_trace import LinearSides
 from sbonnx.report import Refusal
 from sbonnx.spec import Array
 

@@ -19,8 +19,8 @@ from sbonnx.graph import Graph
 from sbonnx.graph.query import dtype
 from sbonnx.moments import bytes_for
 from sbonnx.options import RunOptions
-from sbonnx.pruning.dimensions import WHAT
 from sbonnx.pruning.fit_layers import FitLayer, MomentPair, input_sums, is_held
+from sbonnx.pruning.groups.dimensions import WHAT
 from sbonnx.report import Refusal
 from sbonnx.spec import Array
 

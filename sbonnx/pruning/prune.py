@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,13 +18,13 @@ from sbonnx.graph.edit import sort, sweep
 from sbonnx.options import RunOptions
 from sbonnx.pruning.allocate import Limits, allocate
 from sbonnx.pruning.budget import Budget, NetworkSize, network_size
-from sbonnx.pruning.channel_removal import mask, remove
 from sbonnx.pruning.criteria import CRITERIA
 from sbonnx.pruning.curves import Curve, curves, data_of, kept_columns, removal_order
-from sbonnx.pruning.dimensions import Dependencies, Dimension, dependencies
 from sbonnx.pruning.fit_layers import FitLayer, fit_layers
 from sbonnx.pruning.float_pass import Judge, float_moments
-from sbonnx.pruning.pruning_plan import LayerSide, PruningPlan
+from sbonnx.pruning.groups.channel_removal import mask, remove
+from sbonnx.pruning.groups.dimensions import Dependencies, Dimension, dependencies
+from sbonnx.pruning.groups.pruning_plan import LayerSide, PruningPlan
 from sbonnx.pruning.two_streams import LayerRefit, Remains, refit_pruned
 from sbonnx.report import Refusal
 from sbonnx.spec import Array
@@ -75,7 +75,7 @@ class Pruning:
 
 @dataclass(frozen=True)
 class PrunedDimension:
-    """What was removed from one dimension.
+    """Outcome for one dimension.
 
     Attributes:
         writers, readers: its layers.
@@ -112,14 +112,6 @@ class Pruned:
     refusals: tuple[Refusal, ...]
     macs: float
     weights: float
-
-
-@dataclass
-class _Measured:
-    """What is known about the dimensions of a graph."""
-
-    orders: list[tuple[int, ...]] = field(default_factory=list)
-    curves: list[Curve] = field(default_factory=list)
 
 
 def prune_graph(graph: Graph, data: Dataset | None, settings: Pruning, options: RunOptions | None = None) -> Pruned:

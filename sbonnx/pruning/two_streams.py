@@ -21,8 +21,8 @@ from sbonnx.graph import Graph
 from sbonnx.graph.query import tensors_by_name
 from sbonnx.options import RunOptions
 from sbonnx.plan.types import Reader
-from sbonnx.pruning.dimensions import WHAT
 from sbonnx.pruning.fit_layers import FitLayer, InputSums, MomentPair, input_sums
+from sbonnx.pruning.groups.dimensions import WHAT
 from sbonnx.pruning.ridge import RefitWeight, refit
 from sbonnx.pruning.skips import SkipProducts, SkipSums, skips_of
 from sbonnx.pruning.weights import WeightEditor

@@ -24,7 +24,7 @@ NAMES = [verb.__name__.rpartition(".")[2] for verb in VERBS]
 
 def test_verbs() -> None:
     rest = ["simplify", "inspect", "plan", "lint", "recipe", "compare", "profile", "demo"]
-    assert NAMES == ["quantize", "batch", "qat", *rest]
+    assert NAMES == ["quantize", "batch", "qat", "prune", *rest]
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"]])

@@ -68,6 +68,7 @@ LINES: dict[str, tuple[str, ...]] = {
     "quantize --save-recipe": line("--force", "--save-recipe", "out/t.yaml"),
     "quantize --trt-cache": line("--force", "--backend", "tensorrt", "--trt-cache", "out/t.cache"),
     "simplify -o": ("simplify", "m.onnx", "-o", "out/t.onnx", "--force"),
+    "prune -o": ("prune", "m.onnx", "--ratio", "0.5", "-o", "out/t.onnx", "--force"),
     "plan -o": ("plan", "m.onnx", "-o", "out/t.json", "--force"),
     "lint --sarif": ("lint", "m.onnx", "--target", "tensorrt@10", "--sarif", "out/t.sarif", "--force"),
     "lint --fix": ("lint", "m.onnx", "--target", "tensorrt@10", "--fix", "-o", "out/t.onnx", "--force"),

@@ -53,13 +53,25 @@ class RandomModel:
         """Limit a tensor."""
         return self.add("Clip", [name, self.constant(-LIMIT), self.constant(LIMIT)], self.tensors[name])
 
+    def flat(self, name: str, size: int) -> str:
+        """Return a target of Reshape to rows: a constant, or with a computed batch as torch exports it."""
+        last = int(self.rng.choice([size, -1]))
+        if self.rng.integers(2):
+            return self.constant([self.tensors[name][0], last], np.int64)
+        sizes = self.add("Shape", [name], (4,))
+        batch = self.add("Gather", [sizes, self.constant([0], np.int64)], (1,), axis=0)
+        del self.tensors[sizes], self.tensors[batch]
+        target = self.add("Concat", [batch, self.constant([last], np.int64)], (2,), axis=0)
+        del self.tensors[target]
+        return target
+
     def model(self) -> onnx.ModelProto:
         """Return the model, with a convolution or a Gemm on the last tensor as output."""
         name, (n, c, h, w) = list(self.tensors.items())[-1]
         if self.rng.integers(2):
             name = self.add("Conv", [name, self.whole(4, c, 1, 1), self.whole(4)], (n, 4, h, w))
         else:
-            name = self.add("Reshape", [name, self.constant([n, c * h * w], np.int64)], (n, c * h * w))
+            name = self.add("Reshape", [name, self.flat(name, c * h * w)], (n, c * h * w))
             name = self.add("Gemm", [name, self.whole(4, c * h * w), self.whole(4)], (n, 4), transB=1)
         output = helper.make_tensor_value_info(name, TensorProto.FLOAT, self.tensors[name])
         entry = helper.make_tensor_value_info("x", TensorProto.FLOAT, SHAPE)

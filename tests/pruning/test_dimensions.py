@@ -10,8 +10,8 @@ import pytest
 
 from sbonnx import graph as graphs
 from sbonnx.errors import ModelError
-from sbonnx.pruning.dimensions import dependencies
-from sbonnx.pruning.pruning_plan import LayerSide, PruningPlan
+from sbonnx.pruning.groups.dimensions import dependencies
+from sbonnx.pruning.groups.pruning_plan import LayerSide, PruningPlan
 from tests.support.models import model, residual
 
 IMAGE = "agraph (float[2,3,6,6] x) => (float[2,4,H,W] y)"

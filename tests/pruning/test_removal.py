@@ -16,9 +16,9 @@ from sbonnx import graph as graphs
 from sbonnx import patterns
 from sbonnx.graph import Graph
 from sbonnx.graph.edit import sort, sweep
-from sbonnx.pruning.channel_removal import PRUNED, mask, remove
-from sbonnx.pruning.dimensions import dependencies
-from sbonnx.pruning.pruning_plan import PruningPlan
+from sbonnx.pruning.groups.channel_removal import PRUNED, mask, remove
+from sbonnx.pruning.groups.dimensions import dependencies
+from sbonnx.pruning.groups.pruning_plan import PruningPlan
 from tests.pruning.random_graphs import STEPS, random_model
 from tests.support.models import batchnorm, model, residual, run
 

@@ -10,7 +10,9 @@ import numpy as np
 from sbonnx.channels.ids import varies
 from sbonnx.channels.trace import Trace
 from sbonnx.graph import Node, Tensor
+from sbonnx.graph.query import constant, producer, rank, shape
 from sbonnx.linear.layer import LinearLayer
+from sbonnx.ops import CONCATS
 from sbonnx.spec import Array
 
 
@@ -102,3 +104,28 @@ def _rows_apart(ids: Array) -> int:
         np.minimum.at(label, names, np.broadcast_to(low, names.shape))
         if (label == before).all():
             return len(np.unique(label[names[:, 0]]))
+
+
+def target_places(node: Node) -> list[tuple[Node, int, int] | None] | None:
+    """Return where the target of a Reshape has the size of each output axis: (node, constant input, position).
+
+    The target is a constant, or a Concat of constants and computed sizes, which are None (a dynamic batch).
+
+    Returns:
+        None if the target is computed in any other way, or its length is not the rank of the output.
+    """
+    target, size = node.inputs[1], rank(node.outputs[0])
+    maker = producer(target)
+    pieces = [(node, 1)] if maker is None else [(maker, index) for index in range(len(maker.inputs))]
+    if maker is not None and maker.op not in CONCATS:
+        return None
+    places: list[tuple[Node, int, int] | None] = []
+    for owner, index in pieces:
+        values, length = constant(owner.inputs[index]), shape(owner.inputs[index])
+        if values is not None:
+            places += [(owner, index, position) for position in range(values.size)]
+        elif length is not None and len(length) == 1 and isinstance(length[0], int):
+            places += [None] * length[0]
+        else:
+            return None
+    return places if len(places) == size else None

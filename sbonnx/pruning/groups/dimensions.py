@@ -12,9 +12,9 @@ from sbonnx.channels.ids import ChannelGroups, varies
 from sbonnx.channels.trace import walk
 from sbonnx.errors import ModelError
 from sbonnx.graph import Graph
-from sbonnx.pruning.pruning_plan import Direction, LayerSide, PruningPlan
-from sbonnx.pruning.removal_rules import RULES
-from sbonnx.pruning.removal_trace import Cut, LinearSides, RemovalTrace
+from sbonnx.pruning.groups.pruning_plan import Direction, LayerSide, PruningPlan
+from sbonnx.pruning.groups.removal_rules import RULES
+from sbonnx.pruning.groups.removal_trace import Cut, LinearSides, RemovalTrace
 from sbonnx.report import Refusal
 from sbonnx.spec import Array
 

@@ -11,7 +11,8 @@ import numpy as np
 from sbonnx.graph import Body, Node, Tensor
 from sbonnx.graph.edit import Names, add_constant, replace_input, set_constant
 from sbonnx.graph.query import attribute, constant, optional_input, shape
-from sbonnx.pruning.dimensions import along_axis
+from sbonnx.pruning.groups.dimensions import along_axis
+from sbonnx.pruning.groups.removal_trace import target_places
 from sbonnx.spec import Array
 
 
@@ -48,16 +49,20 @@ class Remaining:
 def _target(left: Remaining, node: Node) -> None:
     """Target of Reshape: sizes that are copied from the input (0) or along the channels are written out."""
     counts, lost = left.counts(node.outputs[0]), left.counts(node.inputs[0])
-    target, size = constant(node.inputs[1]), shape(node.outputs[0])
-    if target is None or size is None or not (counts or lost):
-        return
-    sizes = target.copy().reshape(-1)
-    for axis, dim in enumerate(size):
-        if axis in counts and sizes[axis] != -1:
-            sizes[axis] = counts[axis]
-        elif axis in lost and sizes[axis] == 0 and isinstance(dim, int):
-            sizes[axis] = dim
-    set_constant(node, 1, sizes, left.names)
+    for axis, dim in enumerate(shape(node.outputs[0]) or ()):
+        if not (axis in counts or axis in lost):
+            continue
+        place = (target_places(node) or [])[axis]
+        if place is None:
+            continue  # a computed size of another axis
+        owner, index, position = place
+        sizes = np.array(constant(owner.inputs[index]))
+        old = int(sizes.reshape(-1)[position])
+        if axis in counts and old != -1:
+            sizes.reshape(-1)[position] = counts[axis]
+        elif axis not in counts and old == 0 and isinstance(dim, int):
+            sizes.reshape(-1)[position] = dim
+        set_constant(owner, index, sizes, left.names)
 
 
 def _expanded(left: Remaining, node: Node) -> None:
@@ -165,4 +170,4 @@ SIZES: Final[dict[str, Callable[[Remaining, Node], None]]] = {
     "Gather": _gathered,
     "Pad": _padded,
 }
-"""By op type. `sbonnx.pruning.removal_rules` gives channels to these ops only if their sizes are constants."""
+"""By op type. `sbonnx.pruning.groups.removal_rules` gives channels to these ops only if their sizes are constants."""

@@ -12,9 +12,9 @@ from sbonnx.graph import Graph, Normal, Variable, set_node_metadata
 from sbonnx.graph.edit import Names, set_constant
 from sbonnx.graph.query import constant, shape, tensors_by_name
 from sbonnx.ops import LINEAR
-from sbonnx.pruning.dimensions import Dependencies, along_axis, dependencies
-from sbonnx.pruning.pruning_plan import PruningPlan
-from sbonnx.pruning.size_constants import SIZES, Remaining
+from sbonnx.pruning.groups.dimensions import Dependencies, along_axis, dependencies
+from sbonnx.pruning.groups.pruning_plan import PruningPlan
+from sbonnx.pruning.groups.size_constants import SIZES, Remaining
 from sbonnx.spec import Array
 
 PRUNED: Final = "sbonnx.pruned"

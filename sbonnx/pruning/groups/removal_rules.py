@@ -17,7 +17,7 @@ from sbonnx.channels.linear_ops import give_outputs, input_ids, layer_of
 from sbonnx.graph import Body, Node, Tensor
 from sbonnx.graph.query import attribute, constant, optional_input, rank, readers, shape
 from sbonnx.ops import LINEAR, PICKS_MAX, POINTWISE, POOLS, REDUCES_ANY, SOFTMAX
-from sbonnx.pruning.removal_trace import LinearSides, RemovalTrace
+from sbonnx.pruning.groups.removal_trace import LinearSides, RemovalTrace, target_places
 from sbonnx.spec import Array
 
 Rule = Callable[[RemovalTrace, Node, Body], None]
@@ -159,11 +159,15 @@ def _pool(trace: RemovalTrace, node: Node, body: Body) -> None:
 
 
 def _reshape(trace: RemovalTrace, node: Node, body: Body) -> None:
-    """Reshape to a constant target, which is rewritten."""
-    if node.op == "Reshape" and constant(node.inputs[1]) is None:
+    """Reshape to a target whose sizes along the channels are constants, which are rewritten."""
+    places = target_places(node)
+    if places is None:
         trace.refuse(node, f"the target of Reshape '{node.name}' is computed")
-    else:
-        moving_ops.RULES["Reshape"](trace, node, body)
+        return
+    moving_ops.RULES["Reshape"](trace, node, body)
+    ids = trace.full(node.outputs[0])
+    if ids is not None and any(places[axis] is None for axis in varies(ids)):
+        trace.keep(node.outputs[0], f"the target of Reshape '{node.name}' is computed")
 
 
 def _slice(trace: RemovalTrace, node: Node, body: Body) -> None:

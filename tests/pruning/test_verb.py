@@ -1,0 +1,86 @@
+"""`sbonnx.prune` and the verb prune."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import sbonnx
+from sbonnx import graph as graphs
+from sbonnx.cli import main
+from sbonnx.errors import RecipeError
+from tests.pruning.test_prune import feeds, inverted
+from tests.support.models import run
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    """A model and 80 samples."""
+    model, data = tmp_path / "m.onnx", tmp_path / "d.npz"
+    graphs.save(inverted(), model)
+    np.savez(data, x=np.concatenate([feed["x"] for feed in feeds(80)]))
+    return model, data
+
+
+def test_the_verb_prunes_verifies_and_reports(
+    files: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, data = files
+    output, page = tmp_path / "p.onnx", tmp_path / "r.json"
+    arguments = ["prune", str(model), "--data", str(data), "--split", "8", "-o", str(output), "--macs", "0.6"]
+    assert main([*arguments, "--report", str(page)]) == 0
+    shown = capsys.readouterr().out
+    assert "multiplications" in shown
+    assert "'y' is an output" in shown
+    report = json.loads(page.read_text())
+    assert report["ok"]
+    assert report["macs"] <= 0.6
+    assert report["metrics"]["held_out"] == 8
+    assert {row["before"] > row["after"] for row in report["dimensions"]} >= {True}
+    small = onnx.load(output)
+    assert [value.name for value in (*small.graph.input, *small.graph.output)] == ["x", "y"]
+    assert any(entry.key == "sbonnx.pruned" for node in small.graph.node for entry in node.metadata_props)
+    # the same file again, and a limit that it misses
+    assert main([*arguments, "--min-sqnr", "90", "--force", "--json"]) == 1
+    assert "dB signal to error, and 90 are asked for" in json.loads(capsys.readouterr().out)["problems"][0]
+    assert onnx.load(output) == small
+
+
+def test_masked_and_removed_files_compute_the_same(files: tuple[Path, Path]) -> None:
+    model, _ = files
+    found = [sbonnx.prune(model, feeds(), ratio=0.5, masked=masked) for masked in (True, False)]
+    big, small = (report.pruned for report in found)
+    assert big is not None
+    assert small is not None
+    assert found[0].plan == found[1].plan
+    assert small.ByteSize() < big.ByteSize()
+    x = {"x": feeds(1, seed=7)[0]["x"]}
+    np.testing.assert_allclose(run(small, x)["y"], run(big, x)["y"], rtol=1e-4, atol=1e-4)
+
+
+def test_without_data_the_file_is_checked_and_not_compared(files: tuple[Path, Path], tmp_path: Path) -> None:
+    report = sbonnx.prune(files[0], ratio=0.25, output=tmp_path / "p.onnx")
+    assert report.ok
+    assert not report.metrics
+    assert "not compared with the original" in report.notes[-1]
+    assert (tmp_path / "p.onnx").is_file()
+
+
+def test_errors_leave_no_file(files: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, data = files
+    with pytest.raises(RecipeError, match="needs one of macs, weights and ratio"):
+        sbonnx.prune(model, str(data), output=tmp_path / "p.onnx")
+    assert main(["prune", str(model), "-o", str(tmp_path / "p.onnx"), "--macs", "0.5"]) == 2
+    assert "give calibration data" in capsys.readouterr().err
+    assert not (tmp_path / "p.onnx").exists()
+
+
+def test_the_plan_needs_no_data(files: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["prune", str(files[0]), "--plan", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert sorted(row["groups"] for row in shown["dimensions"]) == [8, 16]
+    assert [row["why"] for row in shown["pinned"]] == ["all output channels stay: 'y' is an output"]
