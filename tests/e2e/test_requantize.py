@@ -183,10 +183,9 @@ def test_real_models(net: str, backend: str, pack: Path, tmp_path: Path) -> None
     spec.loader.exec_module(data)
     feeds = data.load_calib(net, limit=4)
     source = pack / "models" / f"{net}.onnx"
-    first = sbonnx.quantize(source, feeds, backend=backend, output=tmp_path / "1.onnx", verify=False)
-    second = sbonnx.quantize(
-        tmp_path / "1.onnx", feeds, backend=backend, output=tmp_path / "2.onnx", verify=False, requantize=True
-    )
+    how: dict[str, Any] = {"backend": backend, "effort": "fast", "verify": False}
+    first = sbonnx.quantize(source, feeds, output=tmp_path / "1.onnx", **how)
+    second = sbonnx.quantize(tmp_path / "1.onnx", feeds, output=tmp_path / "2.onnx", requantize=True, **how)
     roles = ("activations", "weights", "biases")
     assert [first.counts[role] for role in roles] == [second.counts[role] for role in roles]
     assert mean_db(source, tmp_path / "2.onnx", feeds) > mean_db(source, tmp_path / "1.onnx", feeds) - 3
