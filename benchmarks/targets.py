@@ -1,4 +1,4 @@
-"""What the targets are to show: latency beside the peer, lint, half precision.
+"""Latency beside the peer, lint and half precision, compared with their targets.
 
     python -m benchmarks.targets [--tables latency lint half] [--models NAME ...] [--repeats 15] [--write]
 

@@ -3,7 +3,7 @@
     python -m benchmarks.w8a8 [--only sbonnx] [--again] [--models NAME ...] [--rungs fast default best] [--write]
 
 `make peers` builds the peers' environments first. Records are kept in a file, so an interrupted run continues;
-``--only sbonnx --again`` measures our rows anew and takes the peers' from that file.
+``--only sbonnx --again`` measures the rows of sbonnx again and reads those of the peers from that file.
 """
 
 from __future__ import annotations

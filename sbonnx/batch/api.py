@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any, Final, Protocol, final
 
 from sbonnx.batch.accept import READS
-from sbonnx.batch.advice import advice_of
 from sbonnx.batch.digests import Digests
 from sbonnx.batch.engine import LocalEngine
 from sbonnx.batch.jobs.job import FINE, BatchReport, Job, JobResult, Outcome, Places, Step, Watch, encodable
@@ -20,6 +19,7 @@ from sbonnx.batch.process.starting import claim_socket_folder
 from sbonnx.batch.process.step_main import Publish, own_publish
 from sbonnx.batch.redaction import revealed
 from sbonnx.batch.remote import local_path
+from sbonnx.batch.repair_command import advice_of
 from sbonnx.batch.state import State, past, peek
 from sbonnx.batch.step_progress import Quiet
 from sbonnx.errors import RecipeError, SbonnxError

@@ -5,10 +5,12 @@ Second moments determine the squared output error of a layer, means determine it
 
 from sbonnx.moments.means import Means, MeanSums
 from sbonnx.moments.second import Moments, shrinkage_of
-from sbonnx.moments.share import Compensation, HeldRows, compensation_of, shift_gains
-from sbonnx.moments.sums import MomentSums, bytes_for, sample_weights
+from sbonnx.moments.share import HELD, Compensation, HeldRows, compensation_of, is_held, shift_gains
+from sbonnx.moments.sums import LEAST_ROWS, MomentSums, bytes_for, rows_a_sample, sample_weights
 
 __all__ = [
+    "HELD",
+    "LEAST_ROWS",
     "Compensation",
     "HeldRows",
     "MeanSums",
@@ -17,6 +19,8 @@ __all__ = [
     "Moments",
     "bytes_for",
     "compensation_of",
+    "is_held",
+    "rows_a_sample",
     "sample_weights",
     "shift_gains",
     "shrinkage_of",

@@ -16,6 +16,9 @@ from sbonnx.spec import Array
 DAMPING: Final = 0.01
 """Damping: share of the mean second moment that is added to the diagonal before a fit."""
 
+HELD: Final = 5
+"""Every n-th sample, in the order of contents, belongs to the hold-out set."""
+
 MOST_ROWS: Final = 64
 """Rows that are kept of a held-out sample."""
 
@@ -30,6 +33,11 @@ SHARES: Final = np.linspace(0.0, 1.0, 21)
 
 FLOOR: Final = 1e-3
 """Error of a row, relative to the mean of all without compensation, below which it does not count as smaller."""
+
+
+def is_held(rank: int) -> bool:
+    """Return whether a sample belongs to the hold-out set. `rank`: its number in the order of contents."""
+    return rank % HELD == HELD - 1
 
 
 @final

@@ -16,6 +16,9 @@ from sbonnx.moments.products import WAITING, Arrays, Pairs, RowSums, WindowSums,
 from sbonnx.moments.second import Moments
 from sbonnx.spec import Array
 
+LEAST_ROWS: Final = 8192
+"""Minimum number of rows per layer, for layers with few inputs: fewer give unreliable means and variances."""
+
 MOST_TAPS: Final = 64
 """Windows with more taps are unfolded (im2col), because the plan of lags grows quadratically with the taps."""
 
@@ -193,6 +196,11 @@ def bytes_for(layout: LinearLayer, two_streams: bool) -> int:
     places = 3 * 8 * math.prod(layout.kernel) if layout.kernel else 0
     rows = 4 * width * rows_at_once(width, WAITING) + (3 * 4 * width + places) * rows_at_once(width)
     return matrix * (6 if two_streams else 2) + rows * (2 if two_streams else 1)
+
+
+def rows_a_sample(inputs: int, samples: int, each: int) -> int:
+    """Return the rows to use per sample: `each` times the inputs of an output, at least `LEAST_ROWS` in total."""
+    return -(-max(each * inputs, LEAST_ROWS) // max(samples, 1))
 
 
 @lru_cache(maxsize=2048)

@@ -148,7 +148,7 @@ def integer_nodes(nodes: Iterable[Node], plan: Plan) -> set[str]:
 
 
 def folded_into(node: Node) -> Node:
-    """Return the op that an activation without a kernel of its own is folded into, or the node itself."""
+    """Return the op that an activation without a separate kernel is folded into, or the node itself."""
     before = query.producer(node.inputs[0]) if node.op in RECTIFIERS and node.inputs else None
     return node if before is None else before
 

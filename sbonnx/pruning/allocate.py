@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sbonnx.pruning.curves import Curve
+from sbonnx.pruning.curves import SensitivityCurve
 from sbonnx.spec import Array
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Limits on what remains of each dimension.
+class CountLimits:
+    """CountLimits on what remains of each dimension.
 
     Attributes:
         multiples: groups that remain are a multiple of this, or all of them remain; by dimension.
@@ -31,17 +31,21 @@ class Limits:
 
 
 def allocate(
-    curves: Sequence[Curve], sizes: Sequence[int], limits: Limits, cost: Callable[[Array], float], target: float
+    curves: Sequence[SensitivityCurve],
+    sizes: Sequence[int],
+    limits: CountLimits,
+    cost: Callable[[Array], float],
+    target: float,
 ) -> Array | None:
     """Return the numbers of groups to remove, int64 (dimensions,), so that ``cost(removed) <= target``.
 
-    Greedy on the lower convex hulls of the curves: each step takes the dimension and number whose added error per unit
-    saved is least, given what is removed already. The last step is the smallest that meets the target.
+    Greedy on the lower convex hulls of the curves: each step takes the dimension and number with the least added
+    error per unit of cost saved, given the groups removed so far. The last step is the smallest that meets the target.
 
     Args:
         curves: error of each dimension alone; errors add.
         sizes: groups of each dimension.
-        limits: see `Limits`.
+        limits: see `CountLimits`.
         cost: of the network with so many groups removed.
         target: of the cost.
 

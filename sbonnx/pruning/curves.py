@@ -13,10 +13,10 @@ from sbonnx.graph import Graph
 from sbonnx.options import RunOptions
 from sbonnx.pruning.criteria import CRITERIA, DimensionData, ReaderMoments, checked
 from sbonnx.pruning.fit_layers import FitLayer, MomentPair
-from sbonnx.pruning.float_pass import Judge
+from sbonnx.pruning.float_pass import OutputErrors
 from sbonnx.pruning.groups.dimensions import Dependencies, Dimension
 from sbonnx.pruning.ridge import RefitWeight, mean_products, refit
-from sbonnx.pruning.weights import WeightEditor
+from sbonnx.pruning.weight_editor import WeightEditor
 from sbonnx.spec import Array
 
 SHARES: Final = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4)
@@ -27,7 +27,7 @@ MIDDLE: Final = 3
 
 
 @dataclass(frozen=True)
-class Curve:
+class SensitivityCurve:
     """Error of the outputs by the number of removed groups of one dimension.
 
     Attributes:
@@ -95,9 +95,9 @@ def curves(
     orders: Sequence[Sequence[int]],
     layers: Mapping[str, FitLayer],
     pairs: Mapping[str, MomentPair],
-    judge: Judge,
+    judge: OutputErrors,
     options: RunOptions,
-) -> list[Curve]:
+) -> list[SensitivityCurve]:
     """Measure the curve of each dimension of `found`, alone, with one-stream refits of the layers that read it.
 
     Args:
@@ -132,7 +132,7 @@ def curves(
             trial.put(name, *arrays)
         order_of = np.argsort(counts)
         rising = np.maximum.accumulate(np.array(errors)[order_of])
-        measured.append(Curve(tuple(np.array(counts)[order_of].tolist()), tuple(rising.tolist())))
+        measured.append(SensitivityCurve(tuple(np.array(counts)[order_of].tolist()), tuple(rising.tolist())))
         options.progress.advance(1)
     return measured
 

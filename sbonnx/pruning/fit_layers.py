@@ -13,19 +13,15 @@ from sbonnx.graph import Graph, Node
 from sbonnx.graph.query import constant
 from sbonnx.linear.im2col import Geometry, geometry_of
 from sbonnx.linear.layer import LinearLayer
-from sbonnx.moments import Moments, MomentSums, bytes_for
+from sbonnx.moments import Moments, MomentSums, bytes_for, is_held, rows_a_sample
 from sbonnx.ops import LINEAR
 from sbonnx.pruning.groups.dimensions import WHAT, Dependencies
 from sbonnx.pruning.groups.removal_trace import LinearSides
 from sbonnx.report import Refusal
 from sbonnx.spec import Array
 
-HELD: Final = 5
-"""Every n-th sample belongs to the hold-out set, on which shrinkage and sensitivity curves are measured."""
-
 ROWS: Final = 32
-LEAST_ROWS: Final = 8192
-"""Input rows that a layer uses: 32 per weight of an output, and at least so many."""
+"""Input rows that a layer uses, for each weight of an output."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +129,7 @@ class InputSums:
     def __init__(self, layers: Sequence[FitLayer], *, two_streams: bool, samples: int, seed: int = 0) -> None:
         self.layers = layers
         self.tensor = layers[0].tensor
-        rows = -(-max(ROWS * layers[0].layout.inputs, LEAST_ROWS) // max(samples, 1))
+        rows = rows_a_sample(layers[0].layout.inputs, samples, ROWS)
         self._geometry = layers[0].geometry
         self._sums = [
             MomentSums(self._geometry, two_streams=two_streams, rows_a_sample=rows, seed=seed) for _ in range(2)
@@ -158,11 +154,6 @@ class InputSums:
         if not fit.rows or not all(np.isfinite(each.a).all() and np.isfinite(each.c).all() for each in (fit, held)):
             return None
         return MomentPair(fit, held, self._rows / max(self._samples, 1))
-
-
-def is_held(rank: int) -> bool:
-    """Return whether a sample belongs to the hold-out set."""
-    return rank % HELD == HELD - 1
 
 
 def input_sums(layers: Iterable[FitLayer], *, two_streams: bool, samples: int, seed: int = 0) -> list[InputSums]:

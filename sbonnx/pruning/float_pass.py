@@ -17,9 +17,9 @@ from sbonnx.calib.engine.threads import in_order, within
 from sbonnx.errors import DataError
 from sbonnx.graph import Graph
 from sbonnx.graph.query import dtype
-from sbonnx.moments import bytes_for
+from sbonnx.moments import bytes_for, is_held
 from sbonnx.options import RunOptions
-from sbonnx.pruning.fit_layers import FitLayer, MomentPair, input_sums, is_held
+from sbonnx.pruning.fit_layers import FitLayer, MomentPair, input_sums
 from sbonnx.pruning.groups.dimensions import WHAT
 from sbonnx.report import Refusal
 from sbonnx.spec import Array
@@ -61,11 +61,11 @@ def float_moments(
 
 
 @dataclass
-class Judge:
+class OutputErrors:
     """Runs variants of a network on hold-out samples and measures the error of their outputs.
 
     Attributes:
-        units: micro-batches of hold-out samples; all samples if there are fewer than `HELD`.
+        units: micro-batches of hold-out samples; all samples if there are fewer than `sbonnx.moments.HELD`.
         options: of the runs.
         outputs: float outputs of the float network, one dict per unit.
     """
@@ -75,7 +75,7 @@ class Judge:
     outputs: list[Mapping[str, Array]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, graph: Graph, units: CanonicalSamples, options: RunOptions) -> Judge:
+    def of(cls, graph: Graph, units: CanonicalSamples, options: RunOptions) -> OutputErrors:
         """Run the float network.
 
         Raises:

@@ -16,12 +16,12 @@ from sbonnx.errors import DataError, RecipeError
 from sbonnx.graph import Graph
 from sbonnx.graph.edit import sort, sweep
 from sbonnx.options import RunOptions
-from sbonnx.pruning.allocate import Limits, allocate
+from sbonnx.pruning.allocate import CountLimits, allocate
 from sbonnx.pruning.budget import Budget, NetworkSize, network_size
 from sbonnx.pruning.criteria import CRITERIA
-from sbonnx.pruning.curves import Curve, curves, data_of, kept_columns, removal_order
+from sbonnx.pruning.curves import SensitivityCurve, curves, data_of, kept_columns, removal_order
 from sbonnx.pruning.fit_layers import FitLayer, fit_layers
-from sbonnx.pruning.float_pass import Judge, float_moments
+from sbonnx.pruning.float_pass import OutputErrors, float_moments
 from sbonnx.pruning.groups.channel_removal import mask, remove
 from sbonnx.pruning.groups.dimensions import Dependencies, Dimension, dependencies
 from sbonnx.pruning.groups.pruning_plan import LayerSide, PruningPlan
@@ -68,7 +68,7 @@ class Pruning:
             if value is not None and not 0 < value < 1:
                 raise RecipeError(f"pruning: {name} is {value}; write a share between 0 and 1, such as 0.5")
         if self.strategy != "auto" and self.strategy not in CRITERIA:
-            raise RecipeError(f"pruning: strategy '{self.strategy}' is unknown; one of auto, {', '.join(CRITERIA)} is")
+            raise RecipeError(f"pruning: strategy must be one of auto, {', '.join(CRITERIA)}, got '{self.strategy}'")
         if self.multiple < 1 or not 0 <= self.least < 1:
             raise RecipeError(f"pruning: multiple {self.multiple} is below 1, or least {self.least} not in [0, 1)")
 
@@ -179,11 +179,11 @@ def _with_data(
         removal_order(strategy, data_of(dimension, layers, pairs, settings.seed)) for dimension in found.dimensions
     ]
     size = network_size(graph, found, found.dimensions, {name: pair.rows_a_sample for name, pair in pairs.items()})
-    measured: list[Curve] = []
+    measured: list[SensitivityCurve] = []
     if settings.ratio is not None:
         counts = _by_ratio(found.dimensions, settings)
     else:
-        judge = Judge.of(graph, samples, options)
+        judge = OutputErrors.of(graph, samples, options)
         measured = curves(graph, found, orders, layers, pairs, judge, options)
         counts = _by_budget(found.dimensions, measured, size, settings)
     del pairs
@@ -208,7 +208,7 @@ def _readers(found: Dependencies, layers: dict[str, FitLayer]) -> list[FitLayer]
 def _by_ratio(dimensions: Sequence[Dimension], settings: Pruning) -> Array:
     """Return int(n * ratio) removed groups for each dimension, fewer where multiples ask for it."""
     assert settings.ratio is not None
-    limits = Limits((settings.multiple,) * len(dimensions), settings.least)
+    limits = CountLimits((settings.multiple,) * len(dimensions), settings.least)
     counts = []
     for place, dimension in enumerate(dimensions):
         wanted = int(dimension.size * settings.ratio + 1e-9)
@@ -217,7 +217,7 @@ def _by_ratio(dimensions: Sequence[Dimension], settings: Pruning) -> Array:
 
 
 def _by_budget(
-    dimensions: Sequence[Dimension], measured: Sequence[Curve], size: NetworkSize, settings: Pruning
+    dimensions: Sequence[Dimension], measured: Sequence[SensitivityCurve], size: NetworkSize, settings: Pruning
 ) -> Array:
     """Return the removed groups of each dimension that meet the budget.
 
@@ -227,7 +227,7 @@ def _by_budget(
     kind: Budget = "macs" if settings.macs is not None else "weights"
     share = settings.macs if settings.macs is not None else settings.weights
     assert share is not None
-    limits = Limits((settings.multiple,) * len(dimensions), settings.least)
+    limits = CountLimits((settings.multiple,) * len(dimensions), settings.least)
     whole = size.total(kind, np.zeros(len(dimensions)))
     sizes = [dimension.size for dimension in dimensions]
     removed = allocate(measured, sizes, limits, lambda counts: size.total(kind, counts), share * whole)
@@ -235,8 +235,8 @@ def _by_budget(
         most = np.array([max(limits.counts(place, count)) for place, count in enumerate(sizes)])
         least = size.total(kind, most) / whole
         raise RecipeError(
-            f"pruning to {share:.0%} of the {kind} is out of reach: with {settings.least:.0%} of each dimension left "
-            f"{least:.1%} remain; ask for more, or lower LEAST"
+            f"pruning cannot reach a share of {share:g} of the {kind}: with {settings.least:g} of each dimension kept, "
+            f"{least:.3f} remains; set {kind} to {np.ceil(least * 1000) / 1000:g} or more, or lower least"
         )
     return removed
 
@@ -269,7 +269,7 @@ def _finish(
     plan: PruningPlan,
     size: NetworkSize,
     removed: Array,
-    measured: Sequence[Curve],
+    measured: Sequence[SensitivityCurve],
     rows: Sequence[LayerRefit],
     refusals: Sequence[Refusal],
 ) -> Pruned:

@@ -14,9 +14,10 @@ import numpy as np
 
 from sbonnx.graph import Graph, Node
 from sbonnx.graph.query import constant, node_by_name, rank
+from sbonnx.moments import LEAST_ROWS, is_held
 from sbonnx.moments.sums import picked_rows
 from sbonnx.ops import ADDS, CONVOLUTIONS
-from sbonnx.pruning.fit_layers import LEAST_ROWS, FitLayer, is_held
+from sbonnx.pruning.fit_layers import FitLayer
 from sbonnx.spec import Array
 
 MORE_ROWS: Final = 4

@@ -25,7 +25,7 @@ from sbonnx.pruning.fit_layers import FitLayer, InputSums, MomentPair, input_sum
 from sbonnx.pruning.groups.dimensions import WHAT
 from sbonnx.pruning.ridge import RefitWeight, refit
 from sbonnx.pruning.skips import SkipProducts, SkipSums, skips_of
-from sbonnx.pruning.weights import WeightEditor
+from sbonnx.pruning.weight_editor import WeightEditor
 from sbonnx.report import Refusal
 from sbonnx.spec import Array
 

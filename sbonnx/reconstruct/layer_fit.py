@@ -13,16 +13,22 @@ from sbonnx.calib.qparams.solve import scale_type
 from sbonnx.calib.quantized.state import QuantState
 from sbonnx.errors import NumericError
 from sbonnx.graph import Graph
-from sbonnx.moments import Compensation, Means, Moments, compensation_of, shift_gains, shrinkage_of
+from sbonnx.moments import (
+    HELD,
+    Compensation,
+    Means,
+    Moments,
+    compensation_of,
+    rows_a_sample,
+    shift_gains,
+    shrinkage_of,
+)
 from sbonnx.plan.types import Gain, Plan, RoundingChoice, Site
-from sbonnx.reconstruct.layer_inputs import HELD, WHAT, Layer, Seen, Watched, WatchedMeans, watched
+from sbonnx.reconstruct.layer_inputs import WHAT, Layer, Seen, Watched, WatchedMeans, watched
 from sbonnx.report import Refusal
 from sbonnx.rounding import ROUNDERS, make_rounder
 from sbonnx.rounding.range_search import search_bounds
 from sbonnx.spec import Array, Bounds, QParams
-
-LEAST_ROWS: Final = 8192
-"""Minimum number of rows per layer, for layers with few inputs: fewer give unreliable means and variances."""
 
 STEPS: Final = 256
 """The resolution of an input is its range over this number, whatever its width."""
@@ -110,8 +116,7 @@ class LayerFitter:
         """Return the number of rows per sample that a layer uses; None: all."""
         if not self.options.rows:
             return None
-        wanted = max(self.options.rows * layer.layout.inputs, LEAST_ROWS)
-        return -(-wanted // max(self.samples, 1))
+        return rows_a_sample(layer.layout.inputs, self.samples, self.options.rows)
 
     def _resolution(self, layer: Layer) -> float | None:
         """Return the error of the input of a layer that counts as none; None if the input is not quantized."""

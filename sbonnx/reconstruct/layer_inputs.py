@@ -11,7 +11,7 @@ from sbonnx.graph import Constant, Graph, Node
 from sbonnx.graph.query import scopes
 from sbonnx.linear.im2col import Geometry, geometry_of
 from sbonnx.linear.layer import LinearLayer
-from sbonnx.moments import HeldRows, Means, MeanSums, Moments, MomentSums, bytes_for, sample_weights
+from sbonnx.moments import HeldRows, Means, MeanSums, Moments, MomentSums, bytes_for, is_held, sample_weights
 from sbonnx.moments.share import HELD_BYTES
 from sbonnx.ops import LINEAR
 from sbonnx.plan.types import Plan, Reader, Site
@@ -20,9 +20,6 @@ from sbonnx.rounding import ROUNDERS
 from sbonnx.spec import Array
 
 WHAT: Final = "round by inputs"
-
-HELD: Final = 5
-"""Every n-th sample belongs to the hold-out set."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +151,7 @@ class Watched:
             self.sums.add(value, quantized, sample=samples, weights=weights)
             return
         for sums, held in ((self.sums, False), (self.held, True)):
-            at = [place for place, sample in enumerate(samples) if (sample % HELD == HELD - 1) is held]
+            at = [place for place, sample in enumerate(samples) if is_held(sample) is held]
             if at:
                 some = [samples[place] for place in at]
                 whole = len(some) == len(samples)
@@ -217,7 +214,7 @@ def _keep_held(rows: HeldRows | None, value: Array, quantized: Array | None, sam
         return
     each = len(value) // len(samples)
     for place, sample in enumerate(samples):
-        if sample % HELD == HELD - 1:
+        if is_held(sample):
             part = slice(place * each, (place + 1) * each)
             rows.add(value[part], quantized[part], sample=sample)
 

@@ -18,9 +18,9 @@ import pytest
 
 from sbonnx import recipe as recipes
 from sbonnx.assets import digits
-from sbonnx.batch.advice import advice_of
 from sbonnx.batch.api import batch
 from sbonnx.batch.jobs.job import Job, Outcome
+from sbonnx.batch.repair_command import advice_of
 
 SECRET = "it's a $HOME folder"
 

@@ -9,9 +9,9 @@ import pytest
 
 from sbonnx.linear.layer import LinearLayer
 from sbonnx.moments import Moments
-from sbonnx.pruning.allocate import Limits, allocate
+from sbonnx.pruning.allocate import CountLimits, allocate
 from sbonnx.pruning.criteria import CRITERIA, DAMPING, DimensionData, ReaderMoments, obs
-from sbonnx.pruning.curves import Curve
+from sbonnx.pruning.curves import SensitivityCurve
 from sbonnx.pruning.fit_layers import MomentPair
 from sbonnx.pruning.ridge import refit
 from sbonnx.pruning.skips import SkipProducts
@@ -142,23 +142,23 @@ def test_strength_and_refit_are_chosen_on_held_out_rows() -> None:
 
 
 def test_allocation_takes_the_cheapest_steps_and_meets_the_budget() -> None:
-    curves = [Curve((0, 4), (0.0, 0.4)), Curve((0, 4), (0.0, 0.04))]
+    curves = [SensitivityCurve((0, 4), (0.0, 0.4)), SensitivityCurve((0, 4), (0.0, 0.04))]
 
     def cost(removed: Array) -> float:
         return float((8 - removed[0]) * 10 + (8 - removed[1]) * 10)
 
-    free = Limits((1, 1), 0.1)
+    free = CountLimits((1, 1), 0.1)
     found = allocate(curves, [8, 8], free, cost, 100.0)
     assert found is not None
     assert found.tolist() == [0, 6]
-    found = allocate(curves, [8, 8], Limits((4, 4), 0.1), cost, 100.0)
+    found = allocate(curves, [8, 8], CountLimits((4, 4), 0.1), cost, 100.0)
     assert found is not None
     assert found.tolist() == [4, 4]
     assert allocate(curves, [8, 8], free, cost, 10.0) is None
     assert free.counts(0, 8) == list(range(8))
-    assert Limits((8, 8), 0.5).counts(0, 24) == [0, 8]
+    assert CountLimits((8, 8), 0.5).counts(0, 24) == [0, 8]
 
 
 def test_curves_rise_beyond_the_last_number() -> None:
-    curve = Curve((0, 4, 8), (0.0, 0.1, 0.3))
+    curve = SensitivityCurve((0, 4, 8), (0.0, 0.1, 0.3))
     assert [curve.at(count) for count in (2, 6, 10)] == pytest.approx([0.05, 0.2, 0.4])

@@ -160,7 +160,7 @@ class KernelCosts:
     def dequantize(self, tensor: Tensor, *, reorder: bool) -> float:
         """Compute the time of a DequantizeLinear before float kernels; `reorder`: into blocks of channels.
 
-        Includes an activation that is fused in float, and has a kernel of its own here.
+        Includes the time of an activation that would be fused into a float kernel, and runs as a separate kernel here.
         """
         size = elements(tensor)
         every = Amounts(read=size, write=size, pieces=positions(tensor))

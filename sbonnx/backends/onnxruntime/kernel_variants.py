@@ -1,4 +1,4 @@
-"""Which of onnxruntime's convolution kernels runs at which sizes, in float and in integers, and on how many channels.
+"""Selection of onnxruntime's convolution kernels by size, in float and in integers, and their padded channel counts.
 
 Names of variants are those of the table of kernel costs; `benchmarks.kernels` measures by the same functions.
 

@@ -234,7 +234,7 @@ class JobResult:
         job: the job.
         outcome: outcome of its quantize step, or of a failed dependency.
         up_to_date: whether nothing had to run.
-        advice: text and command to try, see `sbonnx.batch.advice.advice_of`.
+        advice: text and command to try, see `sbonnx.batch.repair_command.advice_of`.
     """
 
     job: Job

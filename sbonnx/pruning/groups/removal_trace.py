@@ -49,7 +49,7 @@ class LinearSides:
 
     @property
     def is_depthwise(self) -> bool:
-        """Whether each output channel reads one input channel of its own."""
+        """Whether the layer is depthwise: each output channel reads one input channel, and no two read the same."""
         return self.layer.group > 1 and self.layer.in_channels == self.layer.group
 
 
