@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Final, Literal
 
 from sbonnx.backends import Backend
 from sbonnx.errors import RecipeError
-from sbonnx.graph import Constant, Graph, query
+from sbonnx.graph import Graph, query
 from sbonnx.plan.times import GraphTimes
 from sbonnx.recipe import Recipe
 from sbonnx.recipe.names import FLOAT
@@ -104,19 +103,9 @@ def costs_of(
     elif name == "bit_operations":
         whole = sum(of(layer, 8, 8) for layer in everything)
     else:
-        whole = float(constant_bytes(graph))
+        whole = float(query.constant_bytes(graph))
         fixed += whole - sum(of(layer, FLOAT, FLOAT) for layer in everything)
     return Costs(name, of, whole, fixed)
-
-
-def constant_bytes(graph: Graph) -> int:
-    """Return the bytes of all constants of a graph, including subgraphs; shared constants count once."""
-    found: dict[int, int] = {}
-    for tensor in query.all_tensors(graph):
-        kind = query.dtype(tensor)
-        if isinstance(tensor, Constant) and kind is not None:
-            found[id(tensor)] = int(prod(tensor.shape)) * kind.itemsize
-    return sum(found.values())
 
 
 def _latency(
@@ -127,13 +116,13 @@ def _latency(
     backend: Backend,
 ) -> Costs:
     """Latency of the layers in ns from the kernel cost table; Q/DQ pairs between float and integer ops are ignored."""
-    if backend.costs is None or recipe.kernel_costs == "none":
+    table = backend.kernel_costs(recipe.kernel_costs)
+    if table is None:
         why = "its kernels were not measured" if backend.costs is None else "KERNEL_COSTS is none"
         raise RecipeError(
             f"MIXED.BUDGET.LATENCY: no times are known for the backend {backend.name}, {why}: "
             "use BIT_OPERATIONS, or BACKEND: onnxruntime with a table of kernel costs"
         )
-    table = backend.costs(None if recipe.kernel_costs == "bundled" else recipe.kernel_costs)
     nodes = query.node_by_name(graph)
     times = GraphTimes.of(query.all_nodes(graph), query.output_names(graph), table)
     prices = {layer.name: times.prices.get(layer.name) for layer in [*layers, *(one for one, _, _ in kept.values())]}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal, final
+from typing import Any, Final, final
 
 import numpy as np
 
@@ -15,25 +15,13 @@ from sbonnx.calib.data.dataset import Dataset
 from sbonnx.calib.engine.runner import LayerRunner
 from sbonnx.calib.quantized.forward import Forward
 from sbonnx.errors import DataError
-from sbonnx.graph import Graph, query
-from sbonnx.metrics import OutputDifference, OutputDifferences
+from sbonnx.graph import Graph
+from sbonnx.metrics import LOSS_TEXT, LossKind, Metric, OutputDifference, OutputDifferences, changed_share, loss_of
 from sbonnx.plan import Solution
-from sbonnx.spec import Array
 from sbonnx.stages.state import Prepared
-
-Metric = Callable[[Mapping[str, Array], Mapping[str, Array]], float]
-"""Loss of one feed from (quantized, float) outputs by name; higher is worse."""
-
-LossKind = Literal["top1", "relative", "metric"]
 
 MOST_HELD: Final = 256
 """Maximum number of feeds in the hold-out set of trials."""
-
-LOSS_TEXT: Final[dict[LossKind, str]] = {
-    "top1": "share of samples whose largest class changes",
-    "relative": "norm of the error over that of the output",
-    "metric": "the metric given",
-}
 
 SURE: Final = 2.0
 PAIRS: Final = 8
@@ -173,15 +161,6 @@ def _part(data: Dataset, graph: Graph, chosen: frozenset[int]) -> Dataset:
     return datasets.read(Source(data.name, walk, len(chosen)), graph)
 
 
-def loss_kind(asked: str, graph: Graph) -> LossKind:
-    """Resolve MIXED.LOSS: "auto" is "top1" if the model has one output of shape (N, C) with C > 1, else "relative"."""
-    if asked in ("top1", "relative"):
-        return "top1" if asked == "top1" else "relative"
-    shape = query.shape(graph.outputs[0]) if len(graph.outputs) == 1 else None
-    classes = shape[1] if shape is not None and len(shape) == 2 else None
-    return "top1" if isinstance(classes, int) and classes > 1 else "relative"
-
-
 @final
 @dataclass(frozen=True)
 class Judge:
@@ -222,8 +201,6 @@ class Judge:
                 energies.append([_energies(plain[name], found[name]) for name in self._names])
                 if self.metric is not None:
                     losses.append(float(self.metric({name: found[name] for name in self._names}, plain)))
-        if losses and not all(map(math.isfinite, losses)):
-            raise DataError("the metric gave a loss that is not a finite number: it takes (quantized, float) outputs")
         return replace(self._scored(sums.result(), losses), by_feed=_by_feed(energies))
 
     def _scored(self, outputs: tuple[OutputDifference, ...], losses: list[float]) -> Score:
@@ -233,17 +210,8 @@ class Judge:
         energies = [10 ** (-one.sqnr_db / 10) if one.sqnr_db > -math.inf else math.inf for one in outputs]
         error = math.inf if broken else float(np.mean(energies))
         worst = min(one.sqnr_db for one in outputs)
-        votes = [one.agreement for one in outputs if one.agreement is not None]
-        changed = 1 - min(votes) if votes else None
-        if self.kind == "metric":
-            loss = float(np.mean(losses))
-        elif self.kind == "relative":
-            loss = math.inf if broken else math.sqrt(max(energies))
-        elif changed is None:
-            raise DataError("MIXED.LOSS is top1, and no output of the model holds classes: use relative")
-        else:
-            loss = changed
-        return Score(error, loss, worst, changed)
+        loss = loss_of(outputs, self.kind, losses)
+        return Score(error, loss, worst, changed_share(outputs))
 
 
 def _energies(plain: Any, found: Any) -> tuple[float, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 from sbonnx import graph as graphs
 from sbonnx import recipe as recipes
@@ -31,7 +31,7 @@ from sbonnx.search.bit_groups import (
 )
 from sbonnx.search.pareto import Front
 from sbonnx.search.trials import Trials, changed, settled
-from sbonnx.stages.state import Prepared
+from sbonnx.stages.state import Prepared, Source, original_of
 
 WEIGHTS: Final = (2, 3, 4, 8)
 """Default candidate widths of weights if the recipe names none, limited to those of the backend."""
@@ -182,9 +182,9 @@ class _Names:
     tensors: frozenset[str]
 
     @staticmethod
-    def of(model: Any) -> _Names:
-        """Collect the names of a model."""
-        graph = graphs.load(model)
+    def of(model: Source) -> _Names:
+        """Collect the names of a model, before pruning."""
+        graph = graphs.load(original_of(model))
         nodes = frozenset(node.name for _, body in query.scopes(graph) for node in body.nodes)
         return _Names(nodes, frozenset(query.tensors_by_name(graph)))
 

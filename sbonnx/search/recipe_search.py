@@ -20,6 +20,7 @@ from sbonnx.search.bit_search import MixedOutcome, choose, for_loss
 from sbonnx.search.evaluation import Goal, Score
 from sbonnx.search.loss_survey import survey
 from sbonnx.search.trials import Trials, changed, settled
+from sbonnx.stages.state import model_of
 
 BATCH_NORM: Final = "BatchNormalization"
 LOW_BITS: Final = 4
@@ -112,22 +113,6 @@ def _can_use_inputs(here: Situation) -> bool:
 
 
 STEPS: Final = (
-    RecipeStep("ranges of activations: min-max", {"A.OBSERVER.TYPE": "minmax"}, lambda here: here.inputs),
-    RecipeStep("ranges of activations: percentile", {"A.OBSERVER.TYPE": "percentile"}, lambda here: here.inputs),
-    RecipeStep(
-        "ranges of weights: least error of the output",
-        {"W.ROUNDING.SCALE": "search"},
-        lambda here: _can_use_inputs(here) and not here.searched,
-    ),
-    RecipeStep(
-        "gptq for all layers", {"W.ROUNDING.TYPE": "gptq"}, lambda here: _can_use_inputs(here) and not here.by_inputs
-    ),
-    RecipeStep(
-        "bias correction: measured",
-        {"BIAS_CORRECTION": "empirical"},
-        lambda here: _can_use_inputs(here) and not here.corrected,
-    ),
-    RecipeStep("bias correction: none", {"BIAS_CORRECTION": "none"}, lambda here: here.weights and here.corrected),
     RecipeStep(
         "cross-layer equalization",
         {"EQUALIZE.CROSS_LAYER": True},
@@ -138,10 +123,24 @@ STEPS: Final = (
         {"EQUALIZE.CROSS_LAYER": True, "EQUALIZE.ABSORB_BIAS": True},
         lambda here: here.weights and here.inputs and not here.per_channel,
     ),
+    RecipeStep("ranges of activations: min-max", {"A.OBSERVER.TYPE": "minmax"}, lambda here: here.inputs),
+    RecipeStep(
+        "gptq for all layers", {"W.ROUNDING.TYPE": "gptq"}, lambda here: _can_use_inputs(here) and not here.by_inputs
+    ),
+    RecipeStep(
+        "ranges of weights: least error of the output",
+        {"W.ROUNDING.SCALE": "search"},
+        lambda here: _can_use_inputs(here) and not here.searched,
+    ),
+    RecipeStep(
+        "bias correction: measured",
+        {"BIAS_CORRECTION": "empirical"},
+        lambda here: _can_use_inputs(here) and not here.corrected,
+    ),
     RecipeStep(
         "smoothed inputs (SmoothQuant)",
         {"EQUALIZE.SMOOTH_QUANT": True},
-        lambda here: here.weights and here.inputs and here.per_channel,
+        lambda here: here.weights and here.inputs and here.per_channel and here.products,
     ),
     RecipeStep(
         "weights scaled by input activations (AWQ)",
@@ -149,14 +148,9 @@ STEPS: Final = (
         lambda here: here.low and here.products and here.per_channel,
     ),
     RecipeStep(
-        "tuned batch norms",
-        {"SCHEDULE.BN_TUNING": True},
-        lambda here: here.batch_norms and here.weights and here.per_channel,
-    ),
-    RecipeStep(
-        "ranges measured on quantized inputs",
-        {"CALIBRATION.ASYM.ENABLE": True},
-        lambda here: here.inputs and here.weights and not here.corrected,
+        "adaround",
+        {"W.ROUNDING.TYPE": "adaround"},
+        lambda here: _can_use_inputs(here) and here.recipe.w.quantizer.bit <= LOW_BITS,
     ),
     RecipeStep(
         "adaquant",
@@ -164,12 +158,18 @@ STEPS: Final = (
         lambda here: _can_use_inputs(here) and here.recipe.w.quantizer.bit <= LOW_BITS,
     ),
     RecipeStep(
-        "adaround",
-        {"W.ROUNDING.TYPE": "adaround"},
-        lambda here: _can_use_inputs(here) and here.recipe.w.quantizer.bit <= LOW_BITS,
+        "tuned batch norms",
+        {"SCHEDULE.BN_TUNING": True},
+        lambda here: here.batch_norms and here.weights and here.per_channel,
+    ),
+    RecipeStep("bias correction: none", {"BIAS_CORRECTION": "none"}, lambda here: here.weights and here.corrected),
+    RecipeStep(
+        "ranges measured on quantized inputs",
+        {"CALIBRATION.ASYM.ENABLE": True},
+        lambda here: here.inputs and here.weights and not here.corrected,
     ),
 )
-"""Cheap ones first. The settings of a step that gains are kept for later steps."""
+"""Those that gain most often first. The settings of a step that gains are kept for later steps."""
 
 
 def steps_for(here: Situation, decided: frozenset[str]) -> list[RecipeStep]:
@@ -189,6 +189,9 @@ def steps_for(here: Situation, decided: frozenset[str]) -> list[RecipeStep]:
 
 WORTH: Final = 0.02
 """Minimum share of the error energy that a step must save to be kept; see `Score.beats`."""
+
+PATIENCE: Final = 3
+"""Steps in a row without gain after which no other is tried."""
 
 MORE_WEIGHTS: Final = (4, 8, 16, FLOAT)
 MORE_INPUTS: Final = (8, 16, FLOAT)
@@ -356,9 +359,12 @@ def _budgeted(recipe: Recipe) -> bool:
 
 
 def _stepped(trials: Trials, recipe: Recipe, plain: Score, decided: frozenset[str], attempts: list[Attempt]) -> Recipe:
-    steps = steps_for(Situation.of(recipe, graphs.load(trials.model)), decided)
+    steps = steps_for(Situation.of(recipe, graphs.load(model_of(trials.model))), decided)
     best, score = recipe, plain
+    idle = 0
     for number, step in enumerate(steps):
+        if idle == PATIENCE:
+            break
         try:
             made = changed(best, dict(step.keys))
             found = trials.score(made, f"trial {number + 1} of {len(steps)}: {step.name}")
@@ -367,6 +373,7 @@ def _stepped(trials: Trials, recipe: Recipe, plain: Score, decided: frozenset[st
             continue
         kept = found.beats(score, WORTH)
         attempts.append(Attempt(step.name, step.keys, score, found, kept=kept))
+        idle = 0 if kept else idle + 1
         if kept:
             best, score = made, found
     return best

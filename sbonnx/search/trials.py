@@ -10,11 +10,12 @@ from sbonnx import recipe as recipes
 from sbonnx.backends import Backend
 from sbonnx.errors import DataError, RecipeError
 from sbonnx.graph.storage.temporary import temporary_folder
+from sbonnx.metrics import Metric, loss_kind
 from sbonnx.pipeline import prepare, quantized_graph, solve
 from sbonnx.plan import Solution
 from sbonnx.progress import Progress, Silent, count_samples
 from sbonnx.recipe import Recipe
-from sbonnx.search.evaluation import Judge, Metric, Samples, Score, divide, loss_kind
+from sbonnx.search.evaluation import Judge, Samples, Score, divide
 from sbonnx.stages.measure import divided
 from sbonnx.stages.state import Prepared, Request, Source, source_of
 from sbonnx.verify import file_bytes

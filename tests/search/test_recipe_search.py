@@ -15,11 +15,12 @@ from sbonnx.calib import held_out
 from sbonnx.calib.data import dataset as datasets
 from sbonnx.errors import DataError, RecipeError
 from sbonnx.graph import load
+from sbonnx.metrics import loss_kind
 from sbonnx.pipeline import prepare
 from sbonnx.recipe import load as load_recipe
 from sbonnx.search import Score, open_trials, search
-from sbonnx.search.evaluation import divide, loss_kind
-from sbonnx.search.recipe_search import STEPS, Situation, steps_for
+from sbonnx.search.evaluation import divide
+from sbonnx.search.recipe_search import PATIENCE, STEPS, Situation, steps_for
 from sbonnx.spec import Array
 from sbonnx.stages.state import read_recipe
 from tests.support.models import residual, run
@@ -109,6 +110,23 @@ def test_a_step_that_makes_it_worse_is_off() -> None:
     assert [one.what for one in found.attempts if one.kept] == ["smoothed inputs (SmoothQuant)"]
     assert found.recipe.equalize.smooth_quant is True
     assert found.recipe.a.observer.type == recipe.a.observer.type
+
+
+def test_the_search_ends_after_steps_without_gain() -> None:
+    """With a judge to whom all recipes are equal."""
+    recipe, rules = read_recipe("auto", "onnxruntime", {"bits": "w4a8"})
+    trials = open_trials(residual(), FEEDS, recipe, rules)
+
+    class Fake:
+        kind = "relative"
+
+        def score(self, prepared: Any, solution: Any) -> Score:
+            return Score(1.0, 1.0, 0.0, None)
+
+    trials.judge = Fake()  # type: ignore[assignment]
+    found = search(trials, recipe, frozenset())
+    assert len(found.attempts) == PATIENCE < len(steps_for(Situation.of(recipe, load(residual())), frozenset()))
+    assert not [one for one in found.attempts if one.kept]
 
 
 def test_more_bits_where_they_are_needed(place: Path) -> None:
