@@ -13,14 +13,12 @@ from sbonnx.graph import Constant, Graph, Node, Tensor, Variable
 from sbonnx.graph.edit import Names, add_constant, replace_input
 from sbonnx.graph.query import dtype, producer, rank, scopes, shape
 from sbonnx.graph.storage.weights import onnx_dtype
+from sbonnx.ops import CONTRIB
 from sbonnx.plan.types import Reader, Site
 from sbonnx.spec import Array, QParams
 
 Uses = Mapping[Reader, Site]
 """The site that each use is quantized by."""
-
-DOMAIN: Final = "com.microsoft"
-"""Domain in which onnxruntime has 16-bit QuantizeLinear at every opset."""
 
 FLOAT: Final = int(onnx.TensorProto.FLOAT)
 
@@ -100,7 +98,8 @@ def _pair(site: Site, tensor: Tensor, qparams: QParams, names: Names) -> list[No
             add("Min", high)
     axis = {} if spec.axis is None else {"axis": spec.axis}
     numbers = constant(qparams.scale), constant(qparams.zero_point)
-    domain = None if spec.is_fp8 else DOMAIN  # the graph has an opset with fp8 if the plan needs it
+    # onnxruntime has 16-bit QuantizeLinear there at every opset; the graph has an opset with fp8 if the plan needs it
+    domain = None if spec.is_fp8 else CONTRIB
     add("QuantizeLinear", *numbers, kind=spec.dtype, domain=domain, **axis)
     add("DequantizeLinear", *numbers, domain=domain, **axis)
     if kind != np.float32:

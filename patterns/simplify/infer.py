@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from sbonnx.graph import Graph, Node, Tensor, Variable
+from sbonnx.graph import Graph, Node, Tensor, Variable, shape_inference
 from sbonnx.graph.exporter import read_type, skeleton
 from sbonnx.graph.io import has_long_vector
 from sbonnx.graph.protos import ONNX_ERRORS, graph_protos
@@ -40,9 +40,9 @@ def infer_shapes(graph: Graph) -> None:
             if value.type.HasField("tensor_type"):
                 value.type.tensor_type.ClearField("shape")
     try:
-        inferred = onnx.shape_inference.infer_shapes(model)
+        inferred = shape_inference.infer_shapes(model)
         if not has_long_vector(inferred):
-            inferred = onnx.shape_inference.infer_shapes(inferred, data_prop=True)
+            inferred = shape_inference.infer_shapes(inferred, data_prop=True)
     except ONNX_ERRORS:
         return  # types of this model contradict each other: the checker reports this with a better message
     found: dict[str, Inferred] = {

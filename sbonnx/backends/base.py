@@ -48,6 +48,15 @@ def fills_zero(node: Node) -> bool:
     return value.is_empty() or (fill is not None and not fill.any())
 
 
+def any_count(op: str, *, integers: bool) -> tuple[int, ...]:
+    """Return one block of one channel: no number of channels is slower than a larger one (`Backend.blocks`)."""
+    return (1,)
+
+
+WIDE: Final = 2
+"""Blocks of channels above which the smaller one is not needed: fewer leave a choice of one or two numbers."""
+
+
 Inputs = Literal["all", "first", "skip", "none"]
 When = Literal[
     "always", "input_written", "between_linear", "inputs_integer", "output_read_quantized", "not_after_producer"
@@ -135,6 +144,8 @@ class Backend:
             quantized inputs as well.
         scales: smallest and largest scale.
         profile: version profile, for runtimes that have several.
+        blocks: returns the numbers of channels that the kernels of an op compute at a time, in descending order, in
+            float or in integers. They are those of a documented machine, not of the one that runs.
     """
 
     name: str
@@ -159,10 +170,34 @@ class Backend:
     int4_blocks: tuple[int, ...] = ()
     scales: ScaleLimits = ANY_SCALE
     profile: VersionProfile | None = None
+    blocks: Callable[..., tuple[int, ...]] = any_count
+
+    def channel_multiple(self, op: str, channels: int, *, integers: bool = False) -> int:
+        """Return the number of which the channels of an op should be a multiple, so that fewer take less time.
+
+        It is the largest block of its kernels of which the channels fill more than `WIDE`, else the smallest.
+
+        Args:
+            op: type of the layer that writes or reads the channels.
+            channels: their number.
+            integers: the model will be quantized.
+        """
+        blocks = self.blocks(op, integers=integers)
+        return next((block for block in blocks if channels > WIDE * block), blocks[-1])
 
     def alone(self, spec: QuantSpec) -> bool:
         """Return whether weights of this type need inputs that stay float (weight-only)."""
         return bool(self.int4_blocks) and not spec.is_fp8 and spec.bits <= INT4_BITS
+
+    def kernel_costs(self, table: str) -> KernelCosts | None:
+        """Return the table that KERNEL_COSTS selects, or None.
+
+        Raises:
+            RecipeError: the file cannot be read.
+        """
+        if self.costs is None or table == "none":
+            return None
+        return self.costs(None if table == "bundled" else table)
 
     def rule_for(self, kind: str) -> Rule | None:
         """Return the first rule for an op type or ``block:kind``, or None."""

@@ -13,14 +13,17 @@ from sbonnx.ops import CONVOLUTIONS, LINEAR
 from sbonnx.spec import Array
 
 
-def layer_of(trace: Trace, node: Node) -> LinearLayer | None:
+def layer_of(trace: Trace, node: Node, *, shared: bool = False) -> LinearLayer | None:
     """Return the layer of a linear node whose constants can be changed.
 
     Otherwise the channels of its inputs are fixed and None is returned, except for a product of two activations, which
     passes the columns of its second factor.
+
+    Args:
+        shared: whether a weight can be changed that several nodes read.
     """
     weight = node.inputs[LINEAR[node.op].weight]
-    why = _unsuitable(node, weight)
+    why = _unsuitable(node, weight, shared=shared)
     if why is not None and node.op == "MatMul" and constant(weight) is None:
         _product(trace, node)
         return None
@@ -50,11 +53,11 @@ def give_outputs(trace: Trace, node: Node, layer: LinearLayer, outputs: Array) -
     trace.give(node.outputs[0], outputs if node.op == "MatMul" else outputs.reshape(1, -1, *spatial))
 
 
-def _unsuitable(node: Node, weight: Tensor) -> str | None:
+def _unsuitable(node: Node, weight: Tensor, *, shared: bool) -> str | None:
     """Return why the constants of a linear node cannot be changed, or None."""
     if constant(weight) is None:
         return f"the weight of {node.op} '{node.name}' is computed"
-    if len(weight.outputs) > 1:
+    if len(weight.outputs) > 1 and not shared:
         return f"weight '{weight.name}' of '{node.name}' is read {len(weight.outputs)} times"
     if not is_float(weight):
         return f"the weight of {node.op} '{node.name}' is not float16, float32 or float64"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -13,9 +13,6 @@ from sbonnx.graph import Body, Constant, Graph, Node, Tensor, Variable, edit, qu
 from sbonnx.ops import DEQUANTIZE, MATRIX_PRODUCTS, QUANTIZE, RECTIFIERS
 from sbonnx.report import Refusal
 from sbonnx.spec import Array
-
-CONTRIB: Final = "com.microsoft"
-"""Domain of onnxruntime's own operators."""
 
 
 @dataclass(frozen=True)

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 
 from sbonnx.backends.onnxruntime import backend as ort
-from sbonnx.export.conversion import CONTRIB, Codes, Converted, Product, dequantized, product
+from sbonnx.backends.onnxruntime.ort_nbits import MIN_BLOCK
+from sbonnx.export.conversion import Codes, Converted, Product, dequantized, product
 from sbonnx.graph import Body, Graph, Node, Tensor, Variable, edit, query
-from sbonnx.ops import EMBEDDING
+from sbonnx.linear.embedding import EmbeddingTable, table_of
+from sbonnx.ops import CONTRIB, EMBEDDING
 from sbonnx.plan import BITS
 from sbonnx.report import Refusal
 from sbonnx.spec import Array
 
 STEP: Final = "keep weights in blocks"
-
-MIN_BLOCK: Final = 16
-"""Smallest block size of onnxruntime's kernels; block sizes are powers of two."""
 
 WIDTHS: Final = {"int4": 4, "uint4": 4, "int8": 8, "uint8": 8}
 """Quantized types that MatMulNBits supports, and their bits: 3 bits are stored in 4, 5 to 7 in 8."""
@@ -30,7 +30,10 @@ FLOATS: Final = (np.dtype(np.float32), np.dtype(np.float16))
 
 
 def convert(graph: Graph, *, accuracy_level: int = 4) -> Converted:
-    """Turn every product of a block-wise dequantized weight into one MatMulNBits. In place.
+    """Turn products of block-wise dequantized weights into MatMulNBits, Gathers into GatherBlockQuantized. In place.
+
+    Codes that several nodes read, in any scope, are written once. A Gather and a product of one matrix share the B of
+    MatMulNBits, which GatherBlockQuantized reads through a Reshape to (V, bytes of a row).
 
     Args:
         accuracy_level: compute type of the kernel; 0: chosen by the kernel, 1: float32, 2: float16, 3: bfloat16, 4:
@@ -38,25 +41,28 @@ def convert(graph: Graph, *, accuracy_level: int = 4) -> Converted:
 
     Source: onnxruntime, contrib operators, MatMulNBits and GatherBlockQuantized.
     """
-    names = edit.Names(graph)
-    done: Counter[str] = Counter()
     refusals: list[Refusal] = []
-    for _, body in list(query.scopes(graph)):
-        for node in list(body.nodes):
+    products: list[tuple[Body, Product]] = []
+    tables: list[tuple[Body, EmbeddingTable, Codes]] = []
+    for _, body in query.scopes(graph):
+        for node in body.nodes:
             found = _table(node) if node.op in EMBEDDING else product(node)
             if isinstance(found, Product):
                 found = _obstacle(found) or found
             if isinstance(found, str):
                 refusals.append(Refusal(STEP, node.name, found))
             elif isinstance(found, Product):
-                _write_product(found, body, names, accuracy_level, _held(found.codes))
-                done["MatMulNBits"] += 1
+                products.append((body, found))
             elif found is not None:
-                _write_table(node, found, body, names, _held(found))
-                done["GatherBlockQuantized"] += 1
+                tables.append((body, *found))
+    writer = _BlockWriter(edit.Names(graph), accuracy_level)
+    for body, one in products:
+        writer.product(one, body)
+    for body, table, codes in tables:
+        writer.table(table, codes, body)
     edit.sweep(graph)
     edit.sort(graph)
-    return Converted(done, tuple(refusals))
+    return Converted(writer.done, tuple(refusals))
 
 
 def _obstacle(found: Product) -> str | None:
@@ -64,8 +70,8 @@ def _obstacle(found: Product) -> str | None:
     codes = found.codes
     if codes.block is None or codes.axis != found.sum_axis:
         return "MatMulNBits takes scales of blocks along the summed axis"
-    if query.dtype(found.data) not in FLOATS:
-        return f"MatMulNBits takes float32 and float16, '{found.data.name}' is {query.dtype(found.data)}"
+    if codes.scale.dtype not in FLOATS:
+        return f"MatMulNBits takes float32 and float16, '{codes.tensor.name}' is {codes.scale.dtype}"
     return _odd_block(codes)
 
 
@@ -112,7 +118,7 @@ def unsigned(codes: Array, bits: int) -> Array:
 
 def blocked(
     codes: Array, scale: Array, zero: Array, *, block: int, bits: int | None = None
-) -> tuple[Array, Array, Array | None]:
+) -> tuple[Array, Array, Array]:
     """Compute B, scales and zero points of MatMulNBits.
 
         B[n, b, i] = codes[b * block + i, n] + offset, packed into bytes; beyond K the zero point
@@ -124,7 +130,7 @@ def blocked(
 
     Returns:
         B: uint8, (N, blocks, block * bits / 8). scales: (N, blocks). zero points: uint8,
-        (N, ceil(blocks * bits / 8)); None if all are 2 ** (bits - 1), the operator's default.
+        (N, ceil(blocks * bits / 8)), also where they are the operator's default, which differed between its kernels.
     """
     bits = WIDTHS[str(zero.dtype)] if bits is None else bits
     summed, width = codes.shape
@@ -133,75 +139,149 @@ def blocked(
     rows = np.repeat(zeros, block, axis=1)
     rows[:, :summed] = unsigned(codes, bits).T
     packed = pack(rows.reshape(width, count, block), bits)
-    central = bool((zeros == 1 << (bits - 1)).all())
-    return packed, np.ascontiguousarray(scale.T), None if central else pack(zeros, bits)
+    return packed, np.ascontiguousarray(scale.T), pack(zeros, bits)
 
 
-def _write_product(found: Product, body: Body, names: edit.Names, accuracy_level: int, bits: int) -> None:
-    """Replace one MatMul or Gemm. In place; its output keeps its name."""
-    node, codes = found.node, found.codes
-    integers, scale, zero = found.matrix()
-    kind: Any = query.dtype(found.data)
-    packed, scales, zeros = blocked(integers, scale, zero, block=codes.block or 0, bits=bits)
-    stem = codes.tensor.name
-    inputs: list[Tensor] = [
-        found.data,
-        edit.add_constant(body, f"{stem}_blocks", packed, names),
-        edit.add_constant(body, f"{stem}_scales", scales.astype(kind), names),
-    ]
-    empty = Variable.empty()
-    inputs.append(empty if zeros is None else edit.add_constant(body, f"{stem}_zero_points", zeros, names))
-    if found.bias is not None:
-        inputs += [empty, edit.add_constant(body, f"{node.name}_bias", found.bias.astype(kind), names)]
-    while inputs[-1].is_empty():
-        inputs.pop()
-    attrs = {
-        "K": int(integers.shape[0]),
-        "N": int(integers.shape[1]),
-        "bits": bits,
-        "block_size": int(codes.block or 0),
-        "accuracy_level": accuracy_level,
-    }
-    output = node.outputs[0]
-    edit.replace_output(node, 0, Variable(names.fresh(f"{node.name}_dequantized"), kind))
-    product_of = output if found.addend is None else Variable(names.fresh(f"{node.name}_product"), kind, output.shape)
-    stem = f"{node.name}_MatMulNBits"
-    made = edit.add_node(body, "MatMulNBits", inputs, names=names, stem=stem, attrs=attrs, outputs=[product_of])
-    made.domain = CONTRIB
-    if found.addend is not None:
-        terms = [product_of, found.addend]
-        edit.add_node(body, "Add", terms, names=names, stem=f"{node.name}_Add", outputs=[output])
+@dataclass(frozen=True)
+class _Stored:
+    """Constants of one weight as MatMulNBits reads it.
+
+    Attributes:
+        blocks: B, uint8, (N, blocks, bytes of a block).
+        scales: (N, blocks).
+        zeros: uint8, (N, bytes of a row).
+    """
+
+    blocks: Tensor
+    scales: Tensor
+    zeros: Tensor
 
 
-def _table(node: Node) -> Codes | str | None:
+@dataclass
+class _BlockWriter:
+    """State of one conversion.
+
+    Attributes:
+        names: used names.
+        accuracy_level: see `convert`.
+        done: number of created nodes by op type.
+        stored: constants by the DequantizeLinear that they replace, and the factor of the product.
+        biases: constants by the bias that they replace, and its factor.
+        tables: constants by the DequantizeLinear that they replace, and whether its matrix was transposed.
+    """
+
+    names: edit.Names
+    accuracy_level: int
+    done: Counter[str] = field(default_factory=Counter)
+    stored: dict[tuple[int, float], _Stored] = field(default_factory=dict)
+    biases: dict[tuple[int, float], Tensor] = field(default_factory=dict)
+    tables: dict[tuple[int, bool], list[Tensor]] = field(default_factory=dict)
+
+    def constants(self, found: Product, body: Body) -> _Stored:
+        """Return the constants of a product's weight, written once for all products that read it."""
+        codes = found.codes
+        key = (id(codes.node), found.alpha)
+        if key not in self.stored:
+            integers, scale, zero = found.matrix()
+            packed, scales, zeros = blocked(integers, scale, zero, block=codes.block or 0, bits=_held(codes))
+            stem = codes.tensor.name
+            self.stored[key] = _Stored(
+                edit.add_constant(body, f"{stem}_blocks", packed, self.names),
+                edit.add_constant(body, f"{stem}_scales", scales.astype(codes.scale.dtype), self.names),
+                edit.add_constant(body, f"{stem}_zero_points", zeros, self.names),
+            )
+        return self.stored[key]
+
+    def product(self, found: Product, body: Body) -> None:
+        """Replace one MatMul or Gemm. In place; its output keeps its name."""
+        node, codes, names = found.node, found.codes, self.names
+        kind: Any = codes.scale.dtype  # that of the input, even where shape inference does not know it
+        stored = self.constants(found, body)
+        inputs: list[Tensor] = [found.data, stored.blocks, stored.scales, stored.zeros]
+        if found.bias is not None:
+            inputs += [Variable.empty(), self.bias(found, found.bias.astype(kind), body)]
+        summed, width = found.matrix()[0].shape
+        attrs = {
+            "K": int(summed),
+            "N": int(width),
+            "bits": _held(codes),
+            "block_size": int(codes.block or 0),
+            "accuracy_level": self.accuracy_level,
+        }
+        output = node.outputs[0]
+        edit.replace_output(node, 0, Variable(names.fresh(f"{node.name}_dequantized"), kind))
+        product_of = output
+        if found.addend is not None:
+            product_of = Variable(names.fresh(f"{node.name}_product"), kind, output.shape)
+        self._add(body, "MatMulNBits", inputs, stem=node.name, attrs=attrs, output=product_of)
+        if found.addend is not None:
+            terms = [product_of, found.addend]
+            edit.add_node(body, "Add", terms, names=names, stem=f"{node.name}_Add", outputs=[output])
+
+    def bias(self, found: Product, values: Array, body: Body) -> Tensor:
+        """Return the constant of a product's bias, written once for all products that read it with one factor."""
+        key = (id(found.node.inputs[2]), float(found.node.attrs.get("beta", 1.0)))
+        if key not in self.biases:
+            self.biases[key] = edit.add_constant(body, f"{found.node.name}_bias", values, self.names)
+        return self.biases[key]
+
+    def rows(self, table: EmbeddingTable, codes: Codes, body: Body) -> list[Tensor]:
+        """Return data, scales and zero points of a table that no product shares, written once for all its Gathers."""
+        key = (id(codes.node), table.turned)
+        if key not in self.tables:
+            bits, stem = _held(codes), codes.tensor.name
+            values, scale, zero = np.asarray(codes.values), codes.scale, codes.zero
+            if table.turned:
+                values, scale, zero = values.T, scale.T, zero.T
+            packed, zeros = (pack(unsigned(part, bits), bits) for part in (values, zero))
+            arrays = {"blocks": packed, "scales": scale, "zero_points": zeros}
+            self.tables[key] = [
+                edit.add_constant(body, f"{stem}_{name}", np.ascontiguousarray(array), self.names)
+                for name, array in arrays.items()
+            ]
+        return self.tables[key]
+
+    def table(self, table: EmbeddingTable, codes: Codes, body: Body) -> None:
+        """Replace one Gather of rows. In place; its output keeps its name."""
+        node, bits, stem = table.gather, _held(codes), codes.tensor.name
+        shared = self.stored.get((id(codes.node), 1.0))
+        sizes = np.asarray(codes.values).shape
+        length = sizes[table.row_axis]
+        if shared is not None and length % (codes.block or 1) == 0:
+            shape = np.asarray([sizes[1 - table.row_axis], length * bits // 8], np.int64)
+            rows = Variable(self.names.fresh(f"{stem}_rows"), np.dtype(np.uint8), tuple(shape.tolist()))
+            reshaped = [shared.blocks, edit.add_constant(body, f"{stem}_rows_shape", shape, self.names)]
+            edit.add_node(body, "Reshape", reshaped, names=self.names, stem=f"{stem}_Reshape", outputs=[rows])
+            data: list[Tensor] = [rows, shared.scales, shared.zeros]
+        else:
+            data = self.rows(table, codes, body)
+        attrs = {"gather_axis": 0, "quantize_axis": 1, "block_size": int(codes.block or 0), "bits": bits}
+        output = node.outputs[0]
+        edit.replace_output(node, 0, Variable(self.names.fresh(f"{node.name}_dequantized"), output.dtype))
+        inputs = [data[0], node.inputs[1], *data[1:]]
+        self._add(body, "GatherBlockQuantized", inputs, stem=node.name, attrs=attrs, output=output)
+
+    def _add(
+        self, body: Body, op: str, inputs: list[Tensor], *, stem: str, attrs: dict[str, int], output: Tensor
+    ) -> None:
+        made = edit.add_node(body, op, inputs, names=self.names, stem=f"{stem}_{op}", attrs=attrs, outputs=[output])
+        made.domain = CONTRIB
+        self.done[op] += 1
+
+
+def _table(node: Node) -> tuple[EmbeddingTable, Codes] | str | None:
     """Return the quantized table whose rows a Gather reads, or the reason against it; None for other Gathers."""
-    codes = dequantized(node.inputs[0])
+    table = table_of(node)
+    codes = dequantized(node.inputs[0] if table is None else table.matrix)
     if codes is None or codes.values is None or codes.block is None:
         return None
-    if codes.values.ndim != 2 or codes.axis != 1 or node.attrs.get("axis", 0) != 0:
+    if table is None or codes.values.ndim != 2 or codes.axis != table.row_axis:
         return "GatherBlockQuantized reads rows of a matrix with blocks along them"
-    if query.dtype(node.outputs[0]) not in FLOATS:
-        return f"GatherBlockQuantized gives float32 and float16, not {query.dtype(node.outputs[0])}"
+    if codes.scale.dtype not in FLOATS:
+        return f"GatherBlockQuantized gives float32 and float16, not {codes.scale.dtype}"
     odd = _odd_block(codes)
     count = 8 // _held(codes) if odd is None else 1
-    if codes.values.shape[1] % count:
-        return f"its rows have {codes.values.shape[1]} values, and {count} codes share a byte"
-    return odd or codes
-
-
-def _write_table(node: Node, codes: Codes, body: Body, names: edit.Names, bits: int) -> None:
-    """Replace one Gather of rows. In place; its output keeps its name."""
-    values, zero = (pack(unsigned(part, bits), bits) for part in (np.asarray(codes.values), codes.zero))
-    stem = codes.tensor.name
-    inputs = [
-        edit.add_constant(body, f"{stem}_blocks", values, names),
-        node.inputs[1],
-        edit.add_constant(body, f"{stem}_scales", codes.scale, names),
-        edit.add_constant(body, f"{stem}_zero_points", zero, names),
-    ]
-    attrs = {"gather_axis": 0, "quantize_axis": 1, "block_size": int(codes.block or 0), "bits": bits}
-    output = node.outputs[0]
-    edit.replace_output(node, 0, Variable(names.fresh(f"{node.name}_dequantized"), output.dtype))
-    stem = f"{node.name}_GatherBlockQuantized"
-    made = edit.add_node(body, "GatherBlockQuantized", inputs, names=names, stem=stem, attrs=attrs, outputs=[output])
-    made.domain = CONTRIB
+    length = codes.values.shape[table.row_axis]
+    if length % count:
+        return f"its rows have {length} values, and {count} codes share a byte"
+    return odd or (table, codes)

@@ -11,7 +11,6 @@ import onnx
 from onnx import TensorProto
 
 from sbonnx.export.conversion import (
-    CONTRIB,
     Codes,
     Converted,
     NodeSite,
@@ -25,6 +24,7 @@ from sbonnx.export.conversion import (
 )
 from sbonnx.graph import Body, Constant, Graph, Node, Tensor, Variable, edit, query
 from sbonnx.ops import (
+    CONTRIB,
     DEQUANTIZE,
     INTEGER_OPS,
     LINEAR,

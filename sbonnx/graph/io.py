@@ -28,6 +28,7 @@ from sbonnx.graph.protos import (
     single_line,
     sort_protos,
 )
+from sbonnx.graph.shape_inference import infer_shapes
 from sbonnx.graph.storage.model_file import THE_MODEL, open_model
 from sbonnx.graph.storage.output_files import EXTERNAL_BYTES, write_model
 from sbonnx.graph.storage.weights import MappedWeights
@@ -169,12 +170,12 @@ def _infer(model: ModelProto, info: ModelInfo) -> ModelProto:
     """
     try:
         try:
-            inferred = onnx.shape_inference.infer_shapes(model, strict_mode=True)
+            inferred = infer_shapes(model, strict_mode=True)
         except ONNX_ERRORS:  # the message does not say if an output contradicts its operators
             _correct_outputs(model, info)
-            inferred = onnx.shape_inference.infer_shapes(model)
+            inferred = infer_shapes(model)
         if not has_long_vector(inferred):
-            inferred = onnx.shape_inference.infer_shapes(inferred, data_prop=True)
+            inferred = infer_shapes(inferred, data_prop=True)
     except ONNX_ERRORS as error:
         info.notes.append(f"shapes could not be inferred: {single_line(error)}")
         return model
@@ -195,7 +196,7 @@ def _correct_outputs(model: ModelProto, info: ModelInfo) -> None:
     for value in undeclared.graph.output:
         if value.type.HasField("tensor_type"):
             value.type.tensor_type.ClearField("shape")
-    outputs = onnx.shape_inference.infer_shapes(undeclared).graph.output
+    outputs = infer_shapes(undeclared).graph.output
     for output, value in zip(model.graph.output, outputs, strict=True):
         (_, declared), (_, inferred) = read_type(output.type), read_type(value.type)
         if declared is None or inferred is None:

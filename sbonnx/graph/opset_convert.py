@@ -35,6 +35,7 @@ from sbonnx.graph.protos import (
     single_line,
 )
 from sbonnx.graph.storage.weights import numpy_dtype
+from sbonnx.ops import RUNTIME_OPS
 
 NEWEST: Final = int(onnx.defs.onnx_opset_version())
 """Newest opset of the default domain that the installed onnx supports."""
@@ -96,6 +97,8 @@ def require_known_ops(model: ModelProto, opset: int, label: str) -> None:
 
 def complaint(op: str, opset: int) -> str | None:
     """Return why an operator of the default domain cannot be used in this opset, or None."""
+    if op in RUNTIME_OPS:
+        return None
     try:
         known = onnx.defs.get_schema(op, opset, "")
     except onnx.defs.SchemaError:
@@ -120,6 +123,20 @@ class _KnownTensors:
 
     def element(self, name: str) -> int:
         return self.types[name].tensor_type.elem_type if name in self.types else 0
+
+
+def hide_runtime_ops(model: ModelProto) -> int:
+    """Move operators that only the runtime knows to a domain that onnx does not check. In place; return their number.
+
+    The model imports that domain afterwards, whether or not it has such operators.
+    """
+    count = 0
+    model.opset_import.add(domain=HIDDEN, version=1)
+    for node in node_protos(model.graph):
+        if not domain_of(node) and node.op_type in RUNTIME_OPS:
+            node.domain = HIDDEN
+            count += 1
+    return count
 
 
 def convert_opset(model: ModelProto, opset: int, label: str) -> ModelProto:
@@ -149,7 +166,7 @@ def _convert(model: ModelProto, own: int, opset: int, where: str) -> ModelProto:
     for node in node_protos(typed.graph):
         if not node.domain and own < REPLACED.get(node.op_type, 0) <= opset:
             node.domain = HIDDEN
-    typed.opset_import.add(domain=HIDDEN, version=1)
+    hide_runtime_ops(typed)
     try:
         converted: ModelProto = version_converter.convert_version(typed, opset)
     except ONNX_ERRORS as error:

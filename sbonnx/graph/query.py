@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -203,3 +204,13 @@ def ordered(nodes: Sequence[Node]) -> list[Node]:
         return f"node '{local[key].name}' ({local[key].op}) depends on its own output: the graph has a cycle"
 
     return [local[key] for key in topological_order(local, needs, cycle)]
+
+
+def constant_bytes(graph: Body) -> int:
+    """Return the bytes of all constants of a graph, including subgraphs; shared constants count once."""
+    found: dict[int, int] = {}
+    for tensor in all_tensors(graph):
+        kind = dtype(tensor)
+        if isinstance(tensor, Constant) and kind is not None:
+            found[id(tensor)] = int(prod(tensor.shape)) * kind.itemsize
+    return sum(found.values())

@@ -248,5 +248,19 @@ ORT_RULES: Final = (
         "install onnxruntime, or make the model small enough to be written to the temporary folder",
         kernels.not_counted,
     ),
+    LintRule(
+        "O34",
+        "products of block-wise weights have a fast kernel",
+        "warning",
+        "quantize with accuracy level 4, integer zero points, and 2 bits in blocks of 64 or 128",
+        kernels.slow_blocks,
+    ),
+    LintRule(
+        "O35",
+        "channels of float convolutions fill blocks of the kernels",
+        "warning",
+        "prune with MULTIPLE: auto, or pad to the next multiple of 16 channels with zeros, which takes less time",
+        kernels.unblocked_channels,
+    ),
 )
 """Rules in the order of the report: parameters, types, placement, counted kernels."""

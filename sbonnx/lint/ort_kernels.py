@@ -7,16 +7,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from math import prod
 from typing import Final
 from weakref import WeakKeyDictionary
 
 from sbonnx import graph as graphs
+from sbonnx.backends.onnxruntime.costs import IMAGE_RANK
+from sbonnx.backends.onnxruntime.kernel_variants import DOT, LANES, float_conv
+from sbonnx.backends.onnxruntime.ort_nbits import slow_path
 from sbonnx.errors import DeviceError, SbonnxError
 from sbonnx.graph import Constant, Graph, Node, query
 from sbonnx.graph.storage.temporary import temporary_folder
 from sbonnx.lint import ort_read as read
 from sbonnx.lint.view import View
-from sbonnx.ops import CONTROL_FLOW, DEQUANTIZE, MATRIX_PRODUCTS, PICKS_MAX, QDQ, QUANTIZE, RECTIFIERS, RESIZES, SOFTMAX
+from sbonnx.ops import (
+    CONTRIB,
+    CONTROL_FLOW,
+    DEQUANTIZE,
+    MATRIX_PRODUCTS,
+    PICKS_MAX,
+    QDQ,
+    QUANTIZE,
+    RECTIFIERS,
+    RESIZES,
+    SOFTMAX,
+)
+from sbonnx.qdq.integer_products import BLOCKED
 from sbonnx.runtime import open_session, session_options
 
 Found = Iterator[tuple[str, str, str]]
@@ -101,6 +117,23 @@ def rectifier_stays(view: View) -> Found:
             spans = "codes that are not known" if reach is None else f"values from {reach[0]:.4g} to {reach[1]:.4g}"
             why = f"{behind[0].name} keeps {spans}, more than the {node.op} lets through: it stays, in float"
             yield *_name(node), why
+
+
+def slow_blocks(view: View) -> Found:
+    """Find MatMulNBits whose bit width, block size, accuracy level and zero points have no fast CPU kernel."""
+    for node in view.nodes:
+        if node.op != BLOCKED or node.domain != CONTRIB:
+            continue
+        zero = query.optional_input(node, 3)
+        kind = None if zero is None else query.dtype(zero)
+        slow = slow_path(
+            int(node.attrs.get("bits", 4)),
+            int(node.attrs["block_size"]),
+            int(node.attrs.get("accuracy_level", 0)),
+            float_zero_points=kind is not None and kind.kind == "f",
+        )
+        if slow is not None:
+            yield *_name(node), slow.text()
 
 
 def no_kernel(view: View) -> Found:
@@ -212,6 +245,21 @@ def grouped_conv(view: View) -> Found:
     for linear in read.weighted(view):
         if linear.node.op == "Conv" and linear.quantized and linear.groups > 1 and not linear.depthwise:
             yield *_name(linear.node), f"{linear.groups} groups: the integer kernel took 1.3 times the float one's time"
+
+
+def unblocked_channels(view: View) -> Found:
+    """Find float convolutions whose numbers of channels have no kernel on blocks of channels."""
+    for linear in read.weighted(view):
+        sizes = query.shape(linear.node.inputs[1])
+        if linear.node.op != "Conv" or linear.quantized or sizes is None or len(sizes) != IMAGE_RANK:
+            continue
+        if any(not isinstance(size, int) for size in sizes) or (linear.groups > 1 and not linear.depthwise):
+            continue
+        outputs, inner, *taps = (int(size or 1) for size in sizes)
+        if float_conv(inner, outputs, prod(taps), linear.groups, LANES).endswith("plain"):
+            count, kind = (linear.groups, "depthwise ") if linear.depthwise else (inner, "input ")
+            why = f"{count} {kind}channels are no multiple of {DOT}: no kernel on blocks of channels, which is slower"
+            yield *_name(linear.node), why
 
 
 def unit_range(view: View) -> Found:

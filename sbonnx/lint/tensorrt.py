@@ -7,6 +7,7 @@ from typing import Final
 from sbonnx.backends.tensorrt.profiles import PROFILES
 from sbonnx.lint import tensorrt_parameters as parameters
 from sbonnx.lint import tensorrt_placement as placement
+from sbonnx.lint import tensorrt_sparsity as sparsity
 from sbonnx.lint.findings import LintRule
 
 STRONGLY_TYPED: Final = tuple(profile.target for profile in PROFILES.values() if profile.only_strong)
@@ -268,6 +269,20 @@ TENSORRT: Final[tuple[LintRule, ...]] = (
         "warning",
         "give each consumer its own pair",
         parameters.shared_weights,
+    ),
+    LintRule(
+        "P17",
+        "weights that are half zero have the 2:4 pattern of the sparse kernels",
+        "info",
+        "prune with --pattern 2:4; other zeros gain nothing",
+        sparsity.misses_pattern,
+    ),
+    LintRule(
+        "P17-kernels",
+        "weights with the 2:4 pattern are large enough for sparse kernels",
+        "info",
+        "build the engine with sparse weights (BuilderFlag.SPARSE_WEIGHTS) and measure it",
+        sparsity.sparse_weights,
     ),
 )
 """Rules: T for data, P for placement.

@@ -106,9 +106,7 @@ def costs_of(recipe: Recipe, backend: Backend) -> KernelCosts | None:
     Raises:
         RecipeError: the file that it names is not such a table.
     """
-    if backend.costs is None or recipe.kernel_costs == "none":
-        return None
-    return backend.costs(None if recipe.kernel_costs == "bundled" else recipe.kernel_costs)
+    return backend.kernel_costs(recipe.kernel_costs)
 
 
 def _short_weights(recipe: Recipe, backend: Backend) -> bool:

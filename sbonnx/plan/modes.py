@@ -8,12 +8,16 @@ from typing import Final
 
 import numpy as np
 
-from sbonnx.graph import Constant, Node, query
+from sbonnx.backends.onnxruntime import ort_nbits as nbits_kernels
+from sbonnx.backends.onnxruntime.ort_nbits import MIN_BLOCK
+from sbonnx.graph import Constant, Node, Tensor, query
+from sbonnx.linear.embedding import table_of
 from sbonnx.ops import DEQUANTIZE, EMBEDDING, INTEGER_OPS, LINEAR, MATRIX_PRODUCTS
 from sbonnx.plan.site_builder import SiteBuilder, in_blocks, weight_draft
 from sbonnx.plan.survey import LinearInputs, Place, weighted
 from sbonnx.plan.types import Reader
 from sbonnx.recipe import TensorSettings
+from sbonnx.spec import QuantSpec
 
 DYNAMIC: Final = "dynamic"
 WEIGHT_ONLY: Final = "weight_only"
@@ -117,14 +121,12 @@ class ModePlacer(SiteBuilder):
             yield f"its weight has {len(weight.shape)} axes, a matrix is required"
         if isinstance(data, Constant):
             yield "both inputs are constants"
-        if query.rank(data) in (None, 0, 1):
-            yield f"its input '{data.name}' is no matrix, or of unknown rank"
+        if query.rank(data) in (0, 1):
+            yield f"its input '{data.name}' is no matrix"
         yield from _gemm(node, at)
-        kind = query.dtype(data)
+        kind = query.dtype(data) or query.dtype(weight)  # both are of one type
         if self.recipe.mode == DYNAMIC and kind != np.dtype(np.float32):
             yield f"its type is {kind}, scales are computed from float32 only"
-        elif kind is None:
-            yield "its type is unknown"
         size, asked = int(np.prod(weight.shape)), self.recipe.min_weight_size
         least = self._method.smallest if asked is None else asked
         if size < least:
@@ -134,40 +136,80 @@ class ModePlacer(SiteBuilder):
     def _weight(self, place: Place, index: int, axis: int | None, why: str) -> None:
         """Add a site on the weight at input `index`, unless the recipe keeps it float."""
         node = place.node
-        settings = self.settings_of("w", node, node.inputs[index])
+        weight = node.inputs[index]
+        settings = self.settings_of("w", node, weight)
         if settings is None:
             return
         spec = self.backend.spec("w", settings.bits, settings.symmetric, axis if settings.per_channel else None)
-        if settings.per_channel and node.op in MATRIX_PRODUCTS:
-            spec = in_blocks(node, index, spec, self._block(settings), self.backend.int4_blocks)
-        elif settings.per_channel and self._block(settings) is not None:
-            spec = replace(spec, axis=1, block_size=self._block(settings))
+        if settings.per_channel:
+            size = self._block(settings)
+            if node.name in self.survey.heads and axis is not None:
+                size = self._table_block(settings, weight.shape[1 - axis]) or size
+            spec = in_blocks(node, index, spec, size, self.backend.int4_blocks)
         if self.recipe.mode == DYNAMIC and self.short_weights:
             spec = replace(spec, bits=7)
-        unfit = self.backend.unfit(node, spec)
+        self._add(place, Reader(node.name, index), weight, spec, settings, why)
+        if self.backend.block_products and self.recipe.mode == WEIGHT_ONLY and spec.block_size is not None:
+            stored = nbits_kernels.stored_bits(spec.bits)
+            slow = nbits_kernels.slow_path(stored, spec.block_size, self.recipe.accuracy_level)
+            if slow is not None:
+                self.drafts.refuse("take a fast kernel", f"MatMulNBits of {stored} bits", slow.text())
+
+    def _add(
+        self, place: Place, reader: Reader, weight: Tensor, spec: QuantSpec, settings: TensorSettings, why: str
+    ) -> None:
+        """Add a site for one reader of a weight: one for all readers of the same codes, in any scope."""
+        unfit = self.backend.unfit(place.node, spec)
         if unfit is not None:
-            self.drafts.refuse("quantize weight", node.name, unfit)
+            self.drafts.refuse("quantize weight", place.node.name, unfit)
             return
-        draft = weight_draft(place, index, spec, settings, why, self.recipe.mode)
-        self.drafts.add(draft, Reader(node.name, index))
+        home = replace(place, scope=self.survey.scope_of_readers(weight))
+        self.drafts.add(weight_draft(home, weight, spec, settings, why, self.recipe.mode), reader)
 
     def _block(self, settings: TensorSettings) -> int | None:
-        return settings.block_size or self._method.block
+        """Return the block size of the recipe, else that of the method; 2-bit kernels need larger ones (`SMALL`)."""
+        block = settings.block_size or self._method.block
+        fast = settings.block_size is None and block is not None and self.backend.block_products
+        return nbits_kernels.default_block(settings.bits, block) if fast and block is not None else block
+
+    def _table_block(self, settings: TensorSettings, length: int) -> int | None:
+        """Return the largest block size, up to that of the settings, that divides a row of a table; None: none does."""
+        block = self._block(settings)
+        while block is not None and block >= MIN_BLOCK and length % block:
+            block //= 2
+        return block if block is None or block >= MIN_BLOCK else None
 
     def _at_table(self, place: Place) -> None:
-        """Quantize the table of a Gather, rows in blocks, if the recipe asks for it."""
-        node = place.node
-        if self.recipe.quantize_inputs_of.embedding is not True or not isinstance(node.inputs[0], Constant):
+        """Quantize the table of a Gather, rows in blocks, if the recipe asks for it or it is that of a vocabulary."""
+        node, table = place.node, table_of(place.node)
+        if table is None or not isinstance(table.matrix, Constant) or len(table.matrix.shape) != 2:
             return
-        table = node.inputs[0]
-        if not str(query.dtype(table)).startswith("float") or len(table.shape) != 2 or node.attrs.get("axis", 0) != 0:
+        rows, length = table.matrix.shape[1 - table.row_axis], table.matrix.shape[table.row_axis]
+        wanted = self.recipe.quantize_inputs_of.embedding
+        if wanted is None:
+            wanted = self.backend.block_products and self.recipe.mode == WEIGHT_ONLY and rows in self.survey.vocabulary
+        if not wanted or not str(query.dtype(table.matrix)).startswith("float"):
             return
         if self.recipe.mode == DYNAMIC:
             self._refuse(node, "a table has no input whose scale could be computed at run time")
-        elif node.name in self.survey.in_loop:
+            return
+        if node.name in self.survey.in_loop:
             self._refuse(node, f"it is in the body of '{self.survey.in_loop[node.name]}'")
-        else:
-            self._weight(place, 0, 0, "rows of an embedding: weights alone are rounded")
+            return
+        settings = self.settings_of("w", node, table.matrix)
+        if settings is None:
+            return
+        spec = self.backend.spec("w", settings.bits, settings.symmetric, 1 - table.row_axis)
+        size = self._table_block(settings, length)
+        if not settings.per_channel:
+            spec = replace(spec, axis=None)
+        elif size is not None:
+            spec = replace(spec, axis=table.row_axis, block_size=size)
+        elif self.backend.block_products:
+            self._refuse(node, f"rows of {length} values divide into no blocks of {MIN_BLOCK} or more")
+            return
+        why = "rows of an embedding: weights alone are rounded"
+        self._add(place, Reader(table.reader.name, 0), table.matrix, spec, settings, why)
 
 
 def _no_weight(node: Node) -> str:

@@ -10,7 +10,7 @@ from sbonnx.backends import Backend
 from sbonnx.errors import RecipeError
 from sbonnx.graph import Constant, Node, Tensor, query
 from sbonnx.linear.layer import channel_axes
-from sbonnx.ops import MATRIX_PRODUCTS
+from sbonnx.ops import EMBEDDING, MATRIX_PRODUCTS
 from sbonnx.plan.drafts import Draft, Drafts
 from sbonnx.plan.survey import Place, Survey
 from sbonnx.plan.types import ObserverChoice, Reader, RoundingChoice
@@ -28,8 +28,8 @@ def rounding_of(settings: TensorSettings) -> RoundingChoice:
     return RoundingChoice(name, {} if name == NEAREST else settings.rounding_options, settings.scale_name)
 
 
-def weight_draft(place: Place, index: int, spec: QuantSpec, settings: TensorSettings, why: str, rule: str) -> Draft:
-    """Draft a site on the weight at input `index` of the node at `place`, without readers.
+def weight_draft(place: Place, weight: Tensor, spec: QuantSpec, settings: TensorSettings, why: str, rule: str) -> Draft:
+    """Draft a site on a weight of the node at `place`, in its scope, without readers.
 
     Raises:
         RecipeError: the recipe asks to optimize zero points for a type that has none.
@@ -41,7 +41,7 @@ def weight_draft(place: Place, index: int, spec: QuantSpec, settings: TensorSett
             "take W.OBSERVER.TYPE: mse"
         )
     return Draft(
-        tensor=place.node.inputs[index].name,
+        tensor=weight.name,
         role="weight",
         spec=spec,
         observer=ObserverChoice(settings.observer, settings.observer_arguments),
@@ -74,7 +74,12 @@ class SiteBuilder:
     def settings_of(self, side: Literal["w", "a"], node: Node, tensor: Tensor) -> TensorSettings | None:
         """Return the recipe's settings for one input, or None if it keeps that input float (recorded as a refusal)."""
         settings = self.recipe.settings(
-            side, node=node.name, op=node.op, tensor=tensor.name, place=self.survey.place_of(node)
+            side,
+            node=node.name,
+            op=node.op,
+            tensor=tensor.name,
+            place=self.survey.place_of(node),
+            embedding=node.op in EMBEDDING or node.name in self.survey.heads,
         )
         if not settings.enabled:
             what = "quantize weight" if side == "w" else "quantize input"
@@ -141,7 +146,7 @@ class SiteBuilder:
         if why_not is not None:
             self.drafts.refuse("quantize weight", node.name, why_not)
             return None
-        return self.drafts.add(weight_draft(place, index, spec, settings, why, "weight"), Reader(node.name, index))
+        return self.drafts.add(weight_draft(place, tensor, spec, settings, why, "weight"), Reader(node.name, index))
 
     def bias(self, place: Place, node: Node, index: int, data: str, weight: str) -> None:
         """Add an int32 site for a constant bias, with the product of the scales of the sites `data` and `weight`."""

@@ -8,8 +8,9 @@ from typing import Final, Literal
 import numpy as np
 
 from sbonnx.graph import Body, Constant, Graph, Node, Tensor, query
+from sbonnx.linear.embedding import constant_tables
 from sbonnx.linear.layer import channel_axes, weight_index
-from sbonnx.ops import DEQUANTIZE, LINEAR
+from sbonnx.ops import DEQUANTIZE, LINEAR, MATRIX_PRODUCTS
 from sbonnx.patterns import Block, find_blocks
 
 FLOATS: Final = (np.dtype(np.float32), np.dtype(np.float16))
@@ -42,17 +43,22 @@ class Survey:
         self.places: list[Place] = []
         self.in_loop: dict[str, str] = {}
         self.scope_of: dict[str, str] = {}
+        self.enclosing: dict[str, tuple[str, ...]] = {}
         self.outputs: set[str] = query.output_names(graph)
-        self._visit(graph, "", None)
+        self._visit(graph, ("",), None)
         self.blocks: tuple[Block, ...] = find_blocks(graph)
         self.block_of: dict[str, Block] = {name: block for block in self.blocks for name in block.nodes}
-        self.nodes: dict[str, Node] = {place.node.name: place.node for place in self.places}
+        self.place_by_name: dict[str, Place] = {place.node.name: place for place in self.places}
+        self.nodes: dict[str, Node] = {name: place.node for name, place in self.place_by_name.items()}
         self.depth: dict[str, int] = {}
         self._measure_depth()
         self.first, self.last = self._ends()
+        self.heads, self.vocabulary = self._vocabulary()
         self.feeds_linear: set[str] = self._before_linear()
 
-    def _visit(self, body: Body, scope: str, loop: str | None) -> None:
+    def _visit(self, body: Body, scopes: tuple[str, ...], loop: str | None) -> None:
+        scope = scopes[-1]
+        self.enclosing[scope] = scopes
         for tensor in body.inputs:
             self.scope_of[tensor.name] = scope
         for node in body.nodes:
@@ -62,8 +68,15 @@ class Survey:
                 self.scope_of[tensor.name] = scope
             for attribute, inner in query.bodies(node):
                 path = f"{scope}/{node.name}/{attribute}" if scope else f"{node.name}/{attribute}"
-                self._visit(inner, path, loop if node.op == "If" else node.name)
+                self._visit(inner, (*scopes, path), loop if node.op == "If" else node.name)
             self.places.append(Place(node, scope))  # after its bodies: they compute its outputs
+
+    def scope_of_readers(self, tensor: Tensor) -> str:
+        """Return the innermost scope that encloses all readers of a constant."""
+        places = [self.enclosing[self.place_by_name[node.name].scope] for node, _ in query.readers(tensor)]
+        shared = [scopes[0] for scopes in zip(*places, strict=False) if len(set(scopes)) == 1]
+        scope: str = shared[-1]
+        return scope
 
     def place_of(self, node: Node) -> Literal["", "first", "last"]:
         """Return whether a node is a first or last linear layer; a node that is both counts as last."""
@@ -99,6 +112,28 @@ class Survey:
             for tensor in node.outputs:
                 source[tensor.name] = before
         return first, after - followed
+
+    def _vocabulary(self) -> tuple[frozenset[str], frozenset[int]]:
+        """Return the heads of a language model, by node name, and the sizes of their vocabularies.
+
+        A head is a last linear op that gives one output for each row of an embedding table of its input channels.
+        """
+        sizes = set()
+        for _, table in constant_tables(self.graph):
+            width = table.matrix.shape[table.row_axis]
+            sizes.add((table.matrix.shape[1 - table.row_axis], width))
+        heads, rows = set(), set()
+        for name in self.last if sizes else ():
+            node = self.nodes[name]
+            at = weighted(node)
+            weight = None if at is None else node.inputs[at.weight]
+            if at is None or weight is None or len(weight.shape) != 2 or at.axis is None:
+                continue
+            size = weight.shape[at.axis], weight.shape[1 - at.axis]
+            if node.op in MATRIX_PRODUCTS and size in sizes:
+                heads.add(name)
+                rows.add(size[0])
+        return frozenset(heads), frozenset(rows)
 
     def _before_linear(self) -> set[str]:
         """Return the names of the tensors from which a path leads to a linear op."""

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from sbonnx.graph import Body, Graph, Node, Tensor, Variable, edit, query
-from sbonnx.ops import INTEGER_OPS, MOVES_DATA, PADS, PICKS_MAX, QUANTIZE, STANDARD_DOMAINS
+from sbonnx.ops import CONTRIB, INTEGER_OPS, MOVES_DATA, PADS, PICKS_MAX, QUANTIZE, STANDARD_DOMAINS
 from sbonnx.qdq import integer_products
 from sbonnx.qdq.arithmetic import QDQParams, numbers
 from sbonnx.qdq.integer_products import OPERATORS, WHAT, IntegerOperator, Unfolder
@@ -25,7 +25,7 @@ def is_integer_op(node: Node) -> bool:
     domain = node.domain or ""
     if domain in STANDARD_DOMAINS:
         return node.op in INTEGER_OPS
-    return domain == integer_products.MICROSOFT and node.op in integer_products.CONTRIBUTED
+    return domain == CONTRIB and node.op in integer_products.CONTRIBUTED
 
 
 def unfold(graph: Graph) -> tuple[tuple[Fired, ...], tuple[Refusal, ...]]:

@@ -72,15 +72,17 @@ WITH_FLOAT_INPUT: Final = {READS_FLOATS: (1, 2, 3, 4), "MatMulIntegerToFloat": (
 
 BLOCKED: Final = "MatMulNBits"
 
+BLOCKED_TABLE: Final = "GatherBlockQuantized"
+
 UNKNOWN: Final = frozenset(
     {"QLinearReduceMean", "QAttention", "QEmbedLayerNormalization", "DynamicQuantizeLSTM", "NhwcMaxPool", "QMoE"}
 )
 """Known integer operators that are not rewritten: no kernel to check against, or no single float operator."""
 
-MICROSOFT: Final = "com.microsoft"
 
 CONTRIBUTED: Final = (
-    (OPERATORS.keys() | WITH_FLOAT_INPUT.keys() | UNKNOWN | {CONCAT, BLOCKED}) - {"QLinearConv", "QLinearMatMul"}
+    (OPERATORS.keys() | WITH_FLOAT_INPUT.keys() | UNKNOWN | {CONCAT, BLOCKED, BLOCKED_TABLE})
+    - {"QLinearConv", "QLinearMatMul"}
 )  # fmt: skip
 """Integer operators of onnxruntime's own domain."""
 
@@ -175,6 +177,8 @@ def rewrite(work: Unfolder, body: Body, node: Node) -> str | None:
         return _with_float(work, body, node)
     if node.op == BLOCKED:
         return _blocked(work, body, node)
+    if node.op == BLOCKED_TABLE:
+        return _blocked_table(work, body, node)
     return f"{node.op} has no single float operator"
 
 
@@ -279,16 +283,46 @@ def _blocked(work: Unfolder, body: Body, node: Node) -> str | None:
     if zeros is not None and zeros.dtype != np.uint8:
         return "its zero points are floats"
     codes, numbers = unpacked(packed, scales, zeros, (rows, columns, bits, block))
-    stem = str(node.inputs[1].name)
-    if work.graph.opset < BLOCKS_SINCE:
-        weight: Tensor = edit.add_constant(work.graph, f"{stem}_float", numbers.dequantize(codes), work.names)
-    else:
-        stored = edit.add_constant(work.graph, f"{stem}_quantized", codes, work.names)
-        scale = edit.add_constant(work.graph, f"{stem}_scale", numbers.scale, work.names)
-        zero = edit.add_constant(work.graph, f"{stem}_zero_point", numbers.zero, work.names)
-        weight = work.dequantize(body, stored, scale, zero, 0, block)
+    weight = _in_blocks(work, body, str(node.inputs[1].name), codes, numbers)
     _product(work, body, node, [node.inputs[0], weight], query.optional_input(node, 5))
     return None
+
+
+def _blocked_table(work: Unfolder, body: Body, node: Node) -> str | None:
+    """Rewrite a GatherBlockQuantized of packed bytes, which may be the B of a MatMulNBits behind a Reshape."""
+    data = node.inputs[0]
+    before = query.producer(data)
+    if before is not None and before.op == "Reshape":
+        data = before.inputs[0]
+    packed, scales = query.constant(data), query.constant(node.inputs[2])
+    given = query.optional_input(node, 3)
+    zeros = query.constant(given)
+    bits, block = int(node.attrs.get("bits", 4)), int(node.attrs.get("block_size", 128))
+    axes = int(node.attrs.get("gather_axis", 0)), int(node.attrs.get("quantize_axis", 1))
+    if packed is None or scales is None or (given is not None and zeros is None):
+        return "its table is computed"
+    if packed.dtype != np.uint8 or scales.ndim != 2 or axes[0] != 0 or axes[1] not in (1, -1):
+        return "its table is no matrix of packed bytes with blocks along its rows"
+    columns = scales.shape[0]
+    rows = packed.size // columns * 8 // bits
+    codes, numbers = unpacked(packed, scales, zeros, (rows, columns, bits, block))
+    turned = QDQParams(np.ascontiguousarray(numbers.scale.T), np.ascontiguousarray(numbers.zero.T), 1, block)
+    table = _in_blocks(work, body, f"{data.name}_table", np.ascontiguousarray(codes.T), turned)
+    made = Node("Gather", node.name, {"axis": 0}, [table, node.inputs[1]], [])
+    body.nodes.append(made)
+    work.take_output(node, made)
+    return None
+
+
+def _in_blocks(work: Unfolder, body: Body, stem: str, codes: Array, numbers: QDQParams) -> Tensor:
+    """Return the float values of codes in blocks: of a DequantizeLinear, or constant in opsets without blocks."""
+    if work.graph.opset < BLOCKS_SINCE:
+        weight: Tensor = edit.add_constant(work.graph, f"{stem}_float", numbers.dequantize(codes), work.names)
+        return weight
+    stored = edit.add_constant(work.graph, f"{stem}_quantized", codes, work.names)
+    scale = edit.add_constant(work.graph, f"{stem}_scale", numbers.scale, work.names)
+    zero = edit.add_constant(work.graph, f"{stem}_zero_point", numbers.zero, work.names)
+    return work.dequantize(body, stored, scale, zero, numbers.axis, numbers.block or 0)
 
 
 def unpacked(

@@ -27,6 +27,7 @@ from sbonnx.plan.types import Gain, Plan, RoundingChoice, Site
 from sbonnx.reconstruct.layer_inputs import WHAT, Layer, Seen, Watched, WatchedMeans, watched
 from sbonnx.report import Refusal
 from sbonnx.rounding import ROUNDERS, make_rounder
+from sbonnx.rounding.base import kept_zeros
 from sbonnx.rounding.range_search import search_bounds
 from sbonnx.spec import Array, Bounds, QParams
 
@@ -186,7 +187,8 @@ class LayerFitter:
             )
             self.numbers.limit(site, bounds)
             qparams = self.numbers.params(site) or qparams
-        if ROUNDERS[choice.name].moves_scales and not free:
+        rounder = ROUNDERS[choice.name]
+        if (rounder.moves_scales and not free) or (not rounder.keeps_zeros and kept_zeros(weight) is not None):
             choice = RoundingChoice("gptq")
         found = make_rounder(choice.name, choice.arguments).round(weight, qparams, moments)
         if found.loss is not None and found.nearest is not None:

@@ -8,7 +8,6 @@ from typing import Final
 
 from sbonnx.correct.biases import biases_of
 from sbonnx.graph import Constant, Graph, Node
-from sbonnx.graph.query import scopes
 from sbonnx.linear.im2col import Geometry, geometry_of
 from sbonnx.linear.layer import LinearLayer
 from sbonnx.moments import HeldRows, Means, MeanSums, Moments, MomentSums, bytes_for, is_held, sample_weights
@@ -71,34 +70,30 @@ def layers_of(graph: Graph, plan: Plan, *, correct: bool) -> tuple[list[Layer], 
         correct: include layers that have a separate bias, whatever their rounding.
 
     Returns:
-        The layers; and refusals for layers that are not supported: their weights are rounded to nearest.
+        The layers; and refusals for layers that are not supported: their weights are rounded to nearest. Those of
+        branches: see `sbonnx.reconstruct.branch_models`.
     """
     read = {reader: site for site in plan.sites for reader in site.readers}
     biases = biases_of(graph) if correct else {}
     layers: list[Layer] = []
     refusals: list[Refusal] = []
     taken: set[str] = set()
-    for path, body in scopes(graph):
-        for node in body.nodes:
-            kind = LINEAR.get(node.op)
-            site = None if kind is None else read.get(Reader(node.name, kind.weight))
-            if kind is None or site is None or site.role != "weight" or site.key in taken:
-                continue
-            if not looks_at_inputs(site) and node.name not in biases:
-                continue
-            taken.add(site.key)
-            layout = LinearLayer.of_rows(node)
-            if path:
-                refusals.append(Refusal(WHAT, node.name, "it is in a branch, which has no stream: rounded to nearest"))
-            elif layout is None:
-                refusals.append(
-                    Refusal(WHAT, node.name, f"{node.op} of such a weight has no rows: to the nearest code")
-                )
-            else:
-                index = 1 - kind.weight  # of the data input
-                reads, geometry = read.get(Reader(node.name, index)), geometry_of(layout, node.attrs)
-                tensor, bias = node.inputs[index].name, biases.get(node.name)
-                layers.append(Layer(node, site, index, tensor, reads, geometry, looks_at_inputs(site), bias))
+    for node in graph.nodes:
+        kind = LINEAR.get(node.op)
+        site = None if kind is None else read.get(Reader(node.name, kind.weight))
+        if kind is None or site is None or site.role != "weight" or site.key in taken:
+            continue
+        if not looks_at_inputs(site) and node.name not in biases:
+            continue
+        taken.add(site.key)
+        layout = LinearLayer.of_rows(node)
+        if layout is None:
+            refusals.append(Refusal(WHAT, node.name, f"{node.op} of such a weight has no rows: to the nearest code"))
+            continue
+        index = 1 - kind.weight  # of the data input
+        reads, geometry = read.get(Reader(node.name, index)), geometry_of(layout, node.attrs)
+        tensor, bias = node.inputs[index].name, biases.get(node.name)
+        layers.append(Layer(node, site, index, tensor, reads, geometry, looks_at_inputs(site), bias))
     return layers, refusals
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from sbonnx.calib.calibrator import MeasuredRanges
 from sbonnx.calib.data.dataset import Dataset
-from sbonnx.calib.engine.samples import SampleSplitter, canonical_samples
+from sbonnx.calib.engine.samples import CanonicalSamples, SampleSplitter, canonical_samples
 from sbonnx.calib.qparams.solve import Solve, solution_of
 from sbonnx.calib.quantized.state import StreamResult
 from sbonnx.calib.quantized.stream import QuantizedInputs, walk_quantized
@@ -15,6 +15,7 @@ from sbonnx.graph.query import tensors_by_name
 from sbonnx.options import RunOptions
 from sbonnx.plan.types import Plan, Solution
 from sbonnx.reconstruct.blockwise import walk_blocks, wants_blocks
+from sbonnx.reconstruct.branch_models import walk_branches
 from sbonnx.reconstruct.layer_fit import Reconstruction, gain_notes
 from sbonnx.reconstruct.layerwise import walk_rounding
 
@@ -60,7 +61,12 @@ def reconstruct(
         units = SampleSplitter(graph, device=options.device).units(data.items())
         settings = rounding.reconstruction
         with canonical_samples(units, options.memory_bytes, settings.samples) as sorted_units:
-            walked = walk_rounding(graph, plan, sorted_units, ranges, settings, rounding.inputs, options)
+
+            def walk(model: Graph, sites: Plan, samples: CanonicalSamples) -> StreamResult:
+                return walk_rounding(model, sites, samples, ranges, settings, rounding.inputs, options)
+
+            walked = walk(graph, plan, sorted_units)
+            walked = walk_branches(graph, plan, sorted_units, walked, walk, options)
             if wants_blocks(plan):
                 walked = walk_blocks(graph, plan, sorted_units, walked, settings.seed, options)
     elif rounding.inputs is not None and rounding.inputs.moves_ranges:

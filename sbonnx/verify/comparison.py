@@ -228,7 +228,7 @@ class Limits:
         """List one sentence per violated threshold: quantity, measured value, threshold, name of the threshold."""
         return (
             *self._outputs(comparison),
-            *self._quality(comparison),
+            *self.quality(comparison),
             *self._levels(comparison),
             *self._ratios(comparison),
             *self._not_judged(comparison),
@@ -236,7 +236,7 @@ class Limits:
 
     def below(self, comparison: Comparison) -> tuple[str, ...]:
         """List the outputs that are unusable, or below a threshold or their quality line."""
-        return (*comparison.problems(), *self._outputs(comparison), *self._quality(comparison))
+        return (*comparison.problems(), *self._outputs(comparison), *self.quality(comparison))
 
     def _not_judged(self, comparison: Comparison) -> Iterator[str]:
         compared = {error.name for error in comparison.outputs}
@@ -261,7 +261,7 @@ class Limits:
                 figure = f"has the cosine {error.cosine:.6f} to the float one"
                 yield f"output '{error.name}' {figure}, {self._name('MIN_COSINE')} asks for {least:g}"
 
-    def _quality(self, comparison: Comparison) -> Iterator[str]:
+    def quality(self, comparison: Comparison) -> Iterator[str]:
         """Yield the outputs below their quality line, except outputs for which the user set a threshold."""
         lost = comparison.collapsed()
         for output in comparison.quality:

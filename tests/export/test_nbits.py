@@ -77,7 +77,7 @@ def test_the_kernel_computes_what_the_codes_say(length: int, width: int, block: 
     ready = prepared(proto, mode="weight_only", **settings)
     solution = solved(ready, None)
     made, refusals = written(ready, solution)
-    assert not refusals and not ready.refusals
+    assert not refusals and {refusal.what for refusal in ready.refusals} <= {"take a fast kernel"}
     (site,) = ready.plan.sites
     expected = solution.qparams[site.key].dequantize(solution.codes[site.key])
     np.testing.assert_array_equal(dequantized(made), expected)

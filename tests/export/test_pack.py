@@ -88,7 +88,8 @@ def test_blocks_of_four_bits_are_no_worse(
 
 
 def test_tables_take_half_of_what_is_left(encoder: str, blocks: onnx.ModelProto) -> None:
-    tables, _ = without_data(encoder, mode="weight_only", quantize_inputs_of={"EMBEDDING": True})
+    how = {"quantize_inputs_of": {"EMBEDDING": True}, "EMBEDDING_BITS": 4}
+    tables, _ = without_data(encoder, mode="weight_only", **how)
     assert ops(tables)["GatherBlockQuantized"] == 2
     assert len(tables.SerializeToString()) < 0.7 * len(blocks.SerializeToString())
 

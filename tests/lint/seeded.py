@@ -151,6 +151,10 @@ DYNAMIC = replace(
 )
 BIASED = CONV.but(("(d, wd)", "(d, wd, b)"), b=np.ones(16, F32), b8=filled((16,)))
 
+FULL = np.ones((16, 16, 3, 3), I8)
+SPARSE = CONV.but(w=FULL * (np.arange(16) % 4 < 2)[:, None, None])
+"""Two of each four input channels at each tap: 2:4."""
+
 CASES: dict[str, tuple[Case, Case]] = {
     "T01": (DYNAMIC, PRODUCT),
     "T02": (CONV.but(z=np.array(3, I8)), CONV),
@@ -215,6 +219,7 @@ CASES: dict[str, tuple[Case, Case]] = {
     ),
     "P15": (CHAIN, CONV),
     "P16": (SHARED.but(("(d, md2)", "(d, md)")), SHARED),
+    "P17": (CONV.but(w=FULL * (np.arange(16) < 8)[:, None, None]), SPARSE),
 }
 """By rule: a model that breaks it, and one that breaks none."""
 
@@ -225,6 +230,7 @@ WIDE = replace(CONV, inputs="float[2,32,8,8] x", outputs="float[2,32,8,8] y").bu
 ASIDE: dict[str, tuple[Case, Case]] = {
     "T02-dla": (CONV.but(z=np.array(3, np.uint8)), CONV),
     "P12-full": (CONV, WIDE),
+    "P17-kernels": (SPARSE, CONV),
 }
 """Rules that only inform, and speak of most of these models or beside another rule."""
 

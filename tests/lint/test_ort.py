@@ -20,6 +20,7 @@ from sbonnx.lint import ort_kernels as kernels
 from sbonnx.lint import ort_numbers as numbers
 from sbonnx.lint.ort import ORT_RULES
 from tests.lint.qdq_models import CHANNELS, Net
+from tests.support.models import model as written
 
 Made = Callable[[], onnx.ModelProto]
 
@@ -140,6 +141,22 @@ def sigmoid(top: float) -> onnx.ModelProto:
     return after("Sigmoid", scale=top / 256)
 
 
+def in_blocks(level: int) -> onnx.ModelProto:
+    """A product of a weight of 8 bits in blocks, at an accuracy level."""
+    sizes: dict[str, Any] = {"K": 32, "N": 4, "bits": 8, "block_size": 32, "accuracy_level": level}
+    codes = np.full((4, 1, 32), 130, np.uint8)
+    node = onnx.helper.make_node("MatMulNBits", ["x", "b", "s"], ["y"], "product", domain="com.microsoft", **sizes)
+    values = [
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["N", size])
+        for name, size in (("x", 32), ("y", 4))
+    ]
+    scales = np.full((4, 1), 0.01, np.float32)
+    constants = [onnx.numpy_helper.from_array(codes, "b"), onnx.numpy_helper.from_array(scales, "s")]
+    graph = onnx.helper.make_graph([node], "g", values[:1], values[1:], constants)
+    imports = [onnx.helper.make_opsetid("", 21), onnx.helper.make_opsetid("com.microsoft", 1)]
+    return onnx.helper.make_model(graph, opset_imports=imports, ir_version=10)
+
+
 def refused() -> onnx.ModelProto:
     """An op that onnxruntime does not know."""
     model = weight_only(True)
@@ -147,6 +164,12 @@ def refused() -> onnx.ModelProto:
     model.opset_import.append(onnx.helper.make_opsetid("nobody", 1))
     model.graph.output.append(onnx.helper.make_tensor_value_info("z", onnx.TensorProto.FLOAT, None))
     return model
+
+
+def floats(channels: int) -> onnx.ModelProto:
+    """A float convolution that reads so many channels."""
+    text = f"agraph (float[1,{channels},8,8] x) => (float[1,16,8,8] y) {{ y = Conv (x, w) }}"
+    return written(text, w=(16, channels, 1, 1))
 
 
 CHANNEL_SCALES = np.full(CHANNELS, 0.01)
@@ -181,6 +204,8 @@ SEEDED: dict[str, tuple[Made, Made]] = {
     "O27": (lambda: grouped(2), lambda: grouped(CHANNELS)),
     "O28": (lambda: sigmoid(4.0), lambda: sigmoid(1.0)),
     "O31": (refused, lambda: weight_only(True)),
+    "O34": (lambda: in_blocks(0), lambda: in_blocks(4)),
+    "O35": (lambda: floats(63), lambda: floats(64)),
 }
 """By rule: the mistake and the clean twin."""
 

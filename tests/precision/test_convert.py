@@ -296,9 +296,9 @@ def test_what_loses_by_it_stays_float(op: str) -> None:
 
 
 def test_a_custom_operator_stays_float() -> None:
-    proto = model("agraph (float[N,4] x) => (float[N,4] y) { a = Relu (x)  g = com.microsoft.Gelu (a)  y = Tanh (g) }"
-                  .replace("com.microsoft.Gelu", "Neg"))  # fmt: skip
-    proto.graph.node[1].op_type, proto.graph.node[1].domain = "Gelu", "com.microsoft"
+    proto = model("agraph (float[N,4] x) => (float[N,4] y) { a = Relu (x)  g = com.microsoft.Trilu (a)  y = Tanh (g) }"
+                  .replace("com.microsoft.Trilu", "Neg"))  # fmt: skip
+    proto.graph.node[1].op_type, proto.graph.node[1].domain = "Trilu", "com.microsoft"
     proto.opset_import.append(helper.make_opsetid("com.microsoft", 1))
     feeds = normal(4, 4)
     report = convert(proto, feeds)

@@ -13,10 +13,11 @@ from sbonnx.backends.base import ON_REQUEST, Backend, Rule, fills_zero, interpol
 from sbonnx.backends.onnxruntime.convolutions import align
 from sbonnx.backends.onnxruntime.costs import load_costs
 from sbonnx.backends.onnxruntime.exact_biases import keep_rounded_biases, shield_convolutions
+from sbonnx.backends.onnxruntime.kernel_variants import LANES
 from sbonnx.backends.onnxruntime.rewrites import centre_weights, clip_codes, pad_codes, write_sums
 from sbonnx.backends.onnxruntime.stems import widen_stems
 from sbonnx.graph import Graph, Node, query
-from sbonnx.ops import ADDS, CONCATS, MULTIPLIES, PADS, PICKS_MAX, POOLS, RECTIFIERS, RESIZES
+from sbonnx.ops import ADDS, CONCATS, CONVOLUTIONS, MULTIPLIES, PADS, PICKS_MAX, POOLS, RECTIFIERS, RESIZES
 from sbonnx.runtime import version
 from sbonnx.spec import QuantSpec
 
@@ -142,6 +143,15 @@ def no_kernel(node: Node) -> str | None:
     return None
 
 
+def blocks(op: str, *, integers: bool = False) -> tuple[int, ...]:
+    """Return blocks of 16 channels, and of 8 for few channels, of convolutions; times of matrix products have no steps.
+
+    16 is the block of AVX-512, in float and in integers, and of the bundled table of kernel costs. With AVX2 it is 8,
+    of which 16 is a multiple.
+    """
+    return (LANES, LANES // 2) if op in CONVOLUTIONS else (1,)
+
+
 def spec(side: Literal["w", "a"], bits: int, symmetric: bool, axis: int | None) -> QuantSpec:
     """Return unsigned types for activations (signed ones run in float kernels) and signed types for weights.
 
@@ -168,4 +178,5 @@ ONNXRUNTIME: Final = Backend(
     saturates=True,
     packs_weights=True,
     block_products=True,
+    blocks=blocks,
 )

@@ -124,6 +124,18 @@ def _unfit_for_fp8(node: Node) -> str | None:
     return None
 
 
+INTEGER_BLOCK: Final = 32
+"""Channels that integer kernels compute at a time."""
+
+
+def blocks(op: str, *, integers: bool = False) -> tuple[int, ...]:
+    """Return blocks of 8 channels in fp16; in int8 of 32, and of 8 for few channels.
+
+    Source: NVIDIA's guide to performance of convolutions and matrix products on tensor cores.
+    """
+    return (INTEGER_BLOCK, CHANNEL_MULTIPLE) if integers else (CHANNEL_MULTIPLE,)
+
+
 def spec(side: Literal["w", "a"], bits: int, symmetric: bool, axis: int | None) -> QuantSpec:
     """Return a signed symmetric type; recipe validation has excluded all others."""
     return QuantSpec(bits=bits, signed=True, symmetric=True, axis=axis)
@@ -169,6 +181,7 @@ TENSORRT: Final = Backend(
     int4_blocks=INT4_BLOCKS,
     scales=ScaleLimits(MIN_SCALE, MAX_SCALE),
     profile=PROFILES[VERSIONS[0]],
+    blocks=blocks,
 )
 
 

@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto, ValueInfoProto
 
 from sbonnx.errors import ModelError
+from sbonnx.graph.opset_convert import hide_runtime_ops
 from sbonnx.graph.protos import MAX_BODIES, single_line, tensor_protos, texts
 from sbonnx.graph.storage.protobuf_payloads import REFERENCE, TooDeepError, detach, require_shallow
 from sbonnx.graph.storage.weights import INLINE_BYTES, WeightBytes, byte_size
@@ -275,7 +276,8 @@ def check_file(path: str | os.PathLike[str]) -> None:
     """Run onnx.checker with full check.
 
     It requires types and shapes of all inputs and outputs. Runtimes do not require those that cannot be inferred. If
-    a model omits one of these, the structure is checked with a placeholder, and types and shapes without it.
+    a model omits one of these, the structure is checked with a placeholder, and types and shapes without it. Operators
+    that only the runtime knows (`RUNTIME_OPS`) are not checked.
 
     Raises:
         ModelError: the file is not valid.
@@ -283,16 +285,21 @@ def check_file(path: str | os.PathLike[str]) -> None:
     try:
         onnx.checker.check_model(native_source(path), full_check=True)
     except INVALID as error:
-        if not _lacks_only_shapes(path):
-            raise ModelError(f"{os.fspath(path)} does not pass onnx.checker: {single_line(error)}") from error
+        problem = _other_problem(path, error)
+        if problem is not None:
+            raise ModelError(f"{os.fspath(path)} does not pass onnx.checker: {single_line(problem)}") from error
 
 
-def _lacks_only_shapes(path: str | os.PathLike[str]) -> bool:
-    """Whether missing types or shapes of inputs or outputs are the only error."""
+def _other_problem(path: str | os.PathLike[str], error: Exception) -> Exception | None:
+    """Return the error of a file besides missing types or shapes of inputs or outputs, and operators of the runtime.
+
+    Args:
+        error: of the file as it is.
+    """
     model = read_proto(path)
     lacking = [value for value in [*model.graph.input, *model.graph.output] if _lacks_shape(value)]
-    if not lacking:
-        return False
+    if not hide_runtime_ops(model) and not lacking:
+        return error
     try:
         onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
         for value in lacking:
@@ -302,9 +309,9 @@ def _lacks_only_shapes(path: str | os.PathLike[str]) -> bool:
             if tensor.data_location == TensorProto.EXTERNAL:  # read by path, which a copy does not have
                 tensor.CopyFrom(TensorProto(name=tensor.name, data_type=tensor.data_type, dims=[0], raw_data=b""))
         onnx.checker.check_model(model)
-    except INVALID:
-        return False
-    return True
+    except INVALID as other:
+        return other
+    return None
 
 
 def _lacks_shape(value: ValueInfoProto) -> bool:
