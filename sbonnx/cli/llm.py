@@ -1,0 +1,344 @@
+"""``sbonnx llm``: inspect, quantize and evaluate decoders exported to ONNX, as whole folders."""
+
+from __future__ import annotations
+
+import inspect as signatures
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from sbonnx.cli import options
+from sbonnx.cli.options import Arguments, CommandOption, required_output
+from sbonnx.cli.output.tables import show_refusals
+from sbonnx.cli.quantize import check_report
+from sbonnx.errors import DataError
+
+if TYPE_CHECKING:
+    from sbonnx.cli.output.printer import Printer
+    from sbonnx.llm import Decoder
+    from sbonnx.llm.structure import DecoderWeight
+
+HELP: Final = "Inspect, quantize and evaluate decoders (LLMs) exported to ONNX. Whole folders, measured by perplexity."
+
+TEXTS: Final = "Text"
+"""Help group."""
+
+SOURCE: Final = CommandOption[Path](
+    "source",
+    (),
+    Path,
+    "Folder of onnxruntime-genai or optimum, or an .onnx file.",
+    "FOLDER|MODEL",
+    signatures.Parameter.empty,
+)
+OUTPUT: Final = replace(options.OUTPUT, help="The folder to write.")
+BITS: Final = options.option("--bits w4", str, "Bit width of the weights; default 4.", options.QUANTIZATION)
+BLOCK_SIZE: Final = replace(
+    options.BLOCK_SIZE, key="", help="Weights along the summed axis that share a scale; default 32."
+)
+TEXT: Final = options.option(
+    "--text FILE|FOLDER",
+    Path,
+    "Texts: .txt, .jsonl (text, or messages), a folder of them; .npz with ids: windows of tokens.",
+    TEXTS,
+)
+TOKENIZER: Final = options.option("--tokenizer FILE", Path, "tokenizer.json, if the folder has none.", TEXTS)
+WINDOW: Final = options.recipe_option("--window N", int, "Tokens of a window; default: at most 512.", TEXTS)
+TOKENS: Final = options.recipe_option("--tokens N", int, "Tokens of the texts that are used; default 65536.", TEXTS)
+PAST: Final = options.option("--past PATTERN", str, "Names of the cache inputs of a single file, such as 'past.*'.")
+PRESENT: Final = options.option(
+    "--present PATTERN", str, "Names of the cache outputs of a single file, such as 'present.*'."
+)
+AGAINST: Final = options.option("--against FOLDER|MODEL", Path, "The float decoder to compare with.")
+MAX_PERPLEXITY: Final = options.recipe_option(
+    "--max-perplexity SHARE", str, "Exit 1 if the perplexity is higher than float by more, such as 1%.", options.QUALITY
+)
+MIN_AGREEMENT: Final = options.recipe_option(
+    "--min-agreement SHARE", float, "Exit 1 if fewer of the most likely tokens are those of float.", options.QUALITY
+)
+NO_LATENCY: Final = options.switch("--no-latency", "Do not measure speed and memory.", options.QUALITY)
+
+NAMES: Final = (TOKENIZER, PAST, PRESENT)
+LENGTHS: Final = (WINDOW, TOKENS)
+LIMITS: Final = (MAX_PERPLEXITY, MIN_AGREEMENT)
+
+INSPECT_OPTIONS: Final = (SOURCE, *NAMES, *options.COMMON)
+QUANTIZE_OPTIONS: Final = (
+    SOURCE,
+    TEXT,
+    OUTPUT,
+    BITS,
+    BLOCK_SIZE,
+    options.RECIPE,
+    options.SET,
+    *NAMES,
+    *LENGTHS,
+    options.DEVICE,
+    options.MEMORY,
+    options.CACHE,
+    options.REQUANTIZE,
+    *LIMITS,
+    NO_LATENCY,
+    options.REPORT,
+    options.FORCE,
+    *options.COMMON_WITH_PROGRESS,
+)
+EVALUATE_OPTIONS: Final = (
+    SOURCE,
+    AGAINST,
+    TEXT,
+    *NAMES,
+    *LENGTHS,
+    *LIMITS,
+    NO_LATENCY,
+    options.SET,
+    *options.COMMON,
+)
+
+
+@dataclass(frozen=True)
+class Subcommand:
+    """A command of the group: its help, options and function."""
+
+    name: str
+    help: str
+    options: tuple[CommandOption[Any], ...]
+    run: Callable[[Arguments], int]
+
+
+def run_inspect(given: Arguments) -> int:
+    """Show layers, bit widths, caches, ties and tokenizer."""
+    printer, decoder = given.printer(), _decoder(given)
+    facts = describe(decoder)
+    printer.value(facts)
+    cache = facts["cache"]
+    sizes = facts["sizes"]
+    printer.facts(
+        str(given[SOURCE]),
+        {
+            "format": facts["format"],
+            "model": f"{facts['model']} ({_size(facts['bytes'])})",
+            "inputs": ", ".join(f"{role} {name}" for role, name in facts["inputs"].items()),
+            "layers": f"{sizes['layers']}, blocks found: {len(facts['blocks'])}",
+            "hidden size": sizes["hidden"],
+            "heads": f"{sizes['heads']}, key/value heads {sizes['kv_heads']}, head size {sizes['head_size']}",
+            "vocabulary": sizes["vocabulary"],
+            "context": sizes["context"],
+            "caches": None if cache is None else f"{cache['count']} of {cache['type']}, {cache['names']}",
+            "embedding and head": facts["ties"],
+            "tokenizer": facts["tokenizer"] or "none: give --tokenizer",
+        },
+    )
+    rows = [(row["part"], row["operators"], f"{row['weights']:,}", row["stored"]) for row in facts["parts"]]
+    printer.table("weights", ("part", "operators", "values", "stored as"), rows)
+    return 0
+
+
+def describe(decoder: Decoder) -> dict[str, Any]:
+    """Return the facts of a decoder as plain values."""
+    structure, cache = decoder.structure, decoder.cache
+    roles = {
+        "tokens": decoder.tokens,
+        "mask": decoder.mask,
+        "positions": decoder.positions,
+        "cache branch": decoder.branch,
+    }
+    parts: list[tuple[str, Iterable[DecoderWeight]]] = [
+        ("embedding", () if structure.embedding is None else (structure.embedding,)),
+        *((f"block {block.layer}", block.weights) for block in structure.blocks),
+        ("head", () if structure.head is None else (structure.head,)),
+    ]
+    return {
+        "format": decoder.format,
+        "model": str(decoder.model),
+        "data": [str(path) for path in decoder.data],
+        "bytes": decoder.bytes,
+        "inputs": {role: name for role, name in roles.items() if name is not None},
+        "logits": decoder.logits,
+        "sizes": {
+            name: getattr(decoder, name)
+            for name in ("layers", "hidden", "heads", "kv_heads", "head_size", "vocabulary", "context")
+        },
+        "bos": decoder.bos,
+        "eos": decoder.eos,
+        "cache": {
+            "count": len(cache),
+            "type": str(cache[0].dtype),
+            "names": f"{cache[0].past} -> {cache[0].present}",
+            "heads": cache[0].heads,
+            "width": cache[0].width,
+        }
+        if cache
+        else None,
+        "quantized": structure.quantized,
+        "ties": decoder.ties,
+        "tokenizer": None if decoder.tokenizer is None else str(decoder.tokenizer),
+        "blocks": [{"layer": block.layer, "stream": block.stream} for block in structure.blocks],
+        "parts": [_part(name, list(weights)) for name, weights in parts],
+    }
+
+
+def _part(name: str, weights: list[DecoderWeight]) -> dict[str, Any]:
+    stored = Counter(weight.label() for weight in weights)
+    return {
+        "part": name,
+        "operators": ", ".join(f"{count} {op}" for op, count in Counter(weight.op for weight in weights).items()),
+        "weights": sum(weight.rows * weight.columns for weight in weights),
+        "stored": ", ".join(label if len(stored) == 1 else f"{count} x {label}" for label, count in stored.items()),
+    }
+
+
+def run_quantize(given: Arguments) -> int:
+    """Quantize a decoder and evaluate it."""
+    from sbonnx.cli.output.printer import to_json
+    from sbonnx.graph import write_text
+    from sbonnx.llm import quantize
+
+    output, page = required_output(given[OUTPUT]), given[options.REPORT]
+    check_report(page, [given[SOURCE]], force=given[options.FORCE])
+    progress = given.progress()
+    try:
+        report = quantize(
+            given[SOURCE],
+            given[TEXT],
+            output=output,
+            bits=given[BITS],
+            block_size=given[BLOCK_SIZE],
+            recipe=given[options.RECIPE],
+            tokenizer=given[TOKENIZER],
+            past=given[PAST],
+            present=given[PRESENT],
+            force=given[options.FORCE],
+            latency=not given[NO_LATENCY],
+            progress=progress,
+            overrides=given.overrides(),
+        )
+    finally:
+        progress.close()
+    printer = given.printer()
+    code = printer.problems(report.problems)
+    values = report.to_dict()
+    if page is not None:
+        if page.suffix.lower() == ".json":
+            write_text(page, to_json(values) + "\n")
+        else:
+            from sbonnx.html_report import single_page
+
+            write_text(page, single_page(values))
+    printer.value(values)
+    figures = report.metrics.get("llm", {})
+    printer.facts(report.model, {"quantized": f"{report.counts['weights']} weights", **_facts(figures)})
+    _show_speed(printer, figures)
+    show_refusals(printer, report.refusals)
+    for note in report.notes:
+        printer.note(note)
+    printer.line(f"written: {report.output}")
+    return code
+
+
+def run_evaluate(given: Arguments) -> int:
+    """Measure perplexity, distance from float, speed and memory."""
+    from sbonnx.llm import evaluate
+    from sbonnx.llm.api import limits_of
+    from sbonnx.recipe import load
+
+    text = given[TEXT]
+    if text is None:
+        raise DataError("--text is missing: give a .txt or .jsonl file, or a folder of them")
+    settings = load(None, overrides=given.overrides())
+    found = evaluate(
+        given[SOURCE],
+        text,
+        against=given[AGAINST],
+        tokenizer=given[TOKENIZER],
+        past=given[PAST],
+        present=given[PRESENT],
+        window=settings.llm.window,
+        tokens=settings.llm.tokens,
+        limits=limits_of(settings),
+        latency=not given[NO_LATENCY],
+    )
+    printer = given.printer()
+    code = printer.problems(found.problems)
+    values = found.to_dict()
+    printer.value(values)
+    printer.facts(str(given[SOURCE]), _facts(values))
+    _show_speed(printer, values)
+    for note in found.notes:
+        printer.note(note)
+    return code
+
+
+def _facts(figures: Mapping[str, Any]) -> dict[str, object]:
+    """Return the rows of an evaluation; none if there is no evaluation."""
+    if not figures:
+        return {}
+    compared, greedy = figures["against"] is not None, figures["greedy"]
+    cached, genai = figures["cached_perplexity"], figures["genai"]
+    float_bytes, own_bytes = figures["bytes"]
+    float_memory, own_memory = figures["memory"]
+    beside = f" ({figures['float_perplexity']:.5g} float)" if compared else ""
+    return {
+        "perplexity": f"{figures['perplexity']:.5g}{beside}, {figures['tokens']:,} tokens",
+        "KL divergence": f"{figures['kl']:.4g} nats" if compared else None,
+        "same top token": f"{figures['agreement']:.2%}" if compared else None,
+        "greedy": f"{sum(greedy) / len(greedy):.3g} of {figures['continuation']} tokens until the first difference, "
+        f"mean of {len(greedy)} prompts"
+        if greedy
+        else None,
+        "through the caches": None
+        if cached is None
+        else f"perplexity {cached:.5g}, at once {figures['uncached_perplexity']:.5g}, on a few windows",
+        "size": _size(own_bytes) + (f" ({_size(float_bytes)} float)" if compared else ""),
+        "memory": None
+        if own_memory is None
+        else _size(own_memory) + (f" ({_size(float_memory)} float)" if float_memory is not None else ""),
+        "onnxruntime-genai": None if genai is None else genai["error"] or f"generated {len(genai['tokens'])} tokens",
+    }
+
+
+def _show_speed(printer: Printer, figures: Mapping[str, Any]) -> None:
+    rows = [
+        (
+            row["threads"],
+            row["prompt"],
+            row["first_token"],
+            row["float_first_token"],
+            row["tokens_per_second"],
+            row["float_tokens_per_second"],
+        )
+        for row in figures.get("speed", ())
+    ]
+    columns = ("threads", "prompt", "first token, ms", "float", "tokens/s", "float")
+    printer.table("speed", columns, rows)
+
+
+def _decoder(given: Arguments) -> Decoder:
+    from sbonnx.llm import read_decoder
+
+    return read_decoder(given[SOURCE], tokenizer=given[TOKENIZER], past=given[PAST], present=given[PRESENT])
+
+
+def _size(count: int) -> str:
+    from sbonnx.progress import size_text
+
+    return size_text(count)
+
+
+COMMANDS: Final = (
+    Subcommand("inspect", "Show layers, bit widths, caches, ties and tokenizer.", INSPECT_OPTIONS, run_inspect),
+    Subcommand(
+        "quantize",
+        "Quantize the weights and write a folder for the same program. Text is used for rounding and evaluation.",
+        QUANTIZE_OPTIONS,
+        run_quantize,
+    ),
+    Subcommand(
+        "evaluate",
+        "Measure perplexity, agreement with float, tokens per second and memory.",
+        EVALUATE_OPTIONS,
+        run_evaluate,
+    ),
+)

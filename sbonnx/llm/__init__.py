@@ -1,0 +1,14 @@
+"""Decoders (LLMs) as exported to ONNX: inspect, quantize and evaluate whole folders.
+
+    report = sbonnx.llm.quantize("phi-4-mini", "notes.txt", output="phi-4-mini-int4", bits=4)
+
+Texts need the extra: ``pip install 'sbonnx[llm]'``.
+"""
+
+from __future__ import annotations
+
+from sbonnx.llm.api import quantize
+from sbonnx.llm.evaluate import DecoderEvaluation, DecoderLimits, evaluate
+from sbonnx.llm.layout import Decoder, read_decoder
+
+__all__ = ["Decoder", "DecoderEvaluation", "DecoderLimits", "evaluate", "quantize", "read_decoder"]

@@ -1,0 +1,131 @@
+"""Running of decoders in onnxruntime: feeds, caches, logits piece by piece, greedy decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, final
+
+import numpy as np
+
+from sbonnx.errors import DataError, ModelError
+from sbonnx.input_files import native_source
+from sbonnx.llm.layout import CACHE_LENGTH, Decoder
+from sbonnx.runtime import open_session, reason, session_options
+from sbonnx.spec import Array
+
+PIECE_BYTES: Final = 32 << 20
+"""Bytes of float32 logits that are in memory at a time, if the model has a cache."""
+
+Cache = Mapping[str, Array]
+"""Caches by the name of the past input."""
+
+
+def decoder_feed(decoder: Decoder, ids: Array, cache: Cache | None = None) -> dict[str, Array]:
+    """Return the inputs for tokens after a cache.
+
+    Args:
+        ids: token ids, (batch, length).
+        cache: of the tokens before; None: there are none, and the caches have length 0.
+    """
+    batch, length = ids.shape
+    empty = cache is None
+    if cache is None:
+        cache = {each.past: each.empty(batch) for each in decoder.cache}
+    done = cache[decoder.cache[0].past].shape[CACHE_LENGTH] if decoder.cache else 0
+    feed = {decoder.tokens: ids}
+    if decoder.mask is not None:
+        feed[decoder.mask] = np.ones((batch, done + length), np.int64)
+    if decoder.positions is not None:
+        feed[decoder.positions] = np.tile(np.arange(done, done + length), (batch, 1))
+    feed |= dict(decoder.constants)
+    feed = {name: values.astype(decoder.types[name], copy=False) for name, values in feed.items()}
+    if decoder.branch is not None:
+        feed[decoder.branch] = np.array([not empty], decoder.types[decoder.branch])
+    return {**feed, **cache}
+
+
+@final
+class DecoderSession:
+    """Session of a decoder.
+
+    Attributes:
+        decoder: its layout.
+        piece: tokens whose logits fit `PIECE_BYTES`.
+
+    Args:
+        threads: threads inside operators; None: number of cores.
+
+    Raises:
+        ModelError: onnxruntime rejects the model.
+    """
+
+    def __init__(self, decoder: Decoder, *, threads: int | None = None) -> None:
+        self.decoder = decoder
+        self.piece = max(1, PIECE_BYTES // (4 * (decoder.vocabulary or 1)))
+        try:
+            self._session = open_session(native_source(decoder.model), session_options(threads=threads))
+        except Exception as error:  # onnxruntime's own exceptions share no base class
+            raise ModelError(f"onnxruntime refuses '{decoder.model}': {reason(error)}") from error
+        self._outputs = [decoder.logits, *(each.present for each in decoder.cache)]
+
+    def __call__(self, ids: Array, cache: Cache | None = None) -> tuple[Array, Cache]:
+        """Return logits, (batch, length, vocabulary), in the type of the model, and the caches after the tokens.
+
+        Args:
+            ids: token ids, (batch, length).
+            cache: of the tokens before; None: there are none.
+
+        Raises:
+            DataError: the model cannot run on them.
+        """
+        logits, *caches = self._run(self._outputs, ids, cache)
+        return logits, {each.past: values for each, values in zip(self.decoder.cache, caches, strict=True)}
+
+    def prefill(self, ids: Array) -> Cache:
+        """Return the caches after tokens."""
+        caches = self._run(self._outputs[1:], ids, None)
+        return {each.past: values for each, values in zip(self.decoder.cache, caches, strict=True)}
+
+    def _run(self, outputs: list[str], ids: Array, cache: Cache | None) -> list[Any]:
+        try:
+            found: list[Any] = self._session.run(outputs, decoder_feed(self.decoder, ids, cache))
+        except Exception as error:  # onnxruntime's own exceptions share no base class
+            raise DataError(f"'{self.decoder.model}' cannot run {ids.shape[1]} tokens: {reason(error)}") from error
+        return found
+
+    def pieces(self, ids: Array, size: int | None = None, *, first: int | None = None) -> Iterator[tuple[int, Array]]:
+        """Yield (position, logits) for pieces of a window; the caches carry over from piece to piece.
+
+        Args:
+            ids: (length,).
+            size: tokens of a piece; None: `piece`. Without a cache, the window is one
+                piece.
+            first: tokens of the first piece, if it differs.
+
+        Returns:
+            Position of the first token, and float32 logits, (tokens, vocabulary).
+        """
+        size = self.piece if size is None else size
+        end = len(ids) if not self.decoder.cache else (first or size)
+        begin, cache = 0, None
+        while begin < len(ids):
+            logits, cache = self(ids[None, begin:end], cache)
+            yield begin, np.asarray(logits[0], np.float32)
+            begin, end = end, end + size
+
+    def greedy(self, prompt: Array, count: int) -> list[int]:
+        """Return the next `count` tokens, each the most likely one.
+
+        Args:
+            prompt: (length,).
+        """
+        ids, cache, found = prompt[None], None, []
+        for _ in range(count):
+            logits, after = self(ids, cache)
+            found.append(int(np.argmax(logits[0, -1])))
+            token = np.asarray([[found[-1]]], np.int64)
+            if self.decoder.cache:
+                ids, cache = token, after
+            else:
+                ids = np.concatenate([ids, token], axis=1)
+        return found

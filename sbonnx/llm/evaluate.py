@@ -1,0 +1,327 @@
+"""Evaluation of a decoder: perplexity, and distance from the float decoder on the same tokens."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from sbonnx.errors import DataError, ModelError
+from sbonnx.llm.decoding import DecoderSession
+from sbonnx.llm.divergence import worst_block
+from sbonnx.llm.generation import GenAIRun, generate_with_genai
+from sbonnx.llm.layout import Decoder, read_decoder
+from sbonnx.llm.speed import DecodingSpeed, compare_speed, peak_memory
+from sbonnx.llm.texts import Texts
+from sbonnx.llm.windows import TOKENS, read_windows
+from sbonnx.spec import Array
+
+PROMPTS: Final = 16
+"""Prompts of the greedy comparison, from as many windows."""
+
+PROMPT_SHARE: Final = 4
+"""A prompt is the first quarter of its window."""
+
+CONTINUATION: Final = 32
+"""Tokens that are generated from each prompt, at most; and at most what the context leaves."""
+
+CACHED_WINDOWS: Final = 4
+"""Windows that are also run token by token through the caches."""
+
+CACHE_TOLERANCE: Final = 0.01
+"""Relative difference of the perplexities with and without caches above which the caches are wrong.
+
+Rounding gives 1e-6 in float32, 1e-4 in float16, and less than 1e-3 with int8 activations.
+"""
+
+
+@dataclass(frozen=True)
+class DecoderLimits:
+    """Limits of an evaluation; None: no limit.
+
+    Attributes:
+        max_perplexity: increase of the perplexity, relative to float.
+        min_agreement: share of positions whose most likely token is that of float.
+    """
+
+    max_perplexity: float | None = None
+    min_agreement: float | None = None
+
+
+@dataclass(frozen=True)
+class DecoderEvaluation:
+    """Figures of a decoder, and of the float one on the same tokens.
+
+    Attributes:
+        model, against: paths; `against` is None if there was no comparison.
+        windows, tokens: windows, and tokens that were predicted in them.
+        perplexity, float_perplexity: exp of the mean negative log likelihood of the next token.
+        kl: mean Kullback-Leibler divergence of the predicted distribution from that of float, in nats.
+        agreement: share of positions whose most likely token is that of float.
+        greedy: tokens until the first difference from float under greedy decoding, by prompt.
+        continuation: tokens generated from each prompt.
+        cached_perplexity, uncached_perplexity: on a few windows, token by token through the caches, and at once; None
+            without caches.
+        speed: time to first token and tokens per second, by number of threads.
+        memory: increase of the resident memory of a process that opens the model and decodes, in bytes; (float, this).
+        bytes: size of model and external data; (float, this).
+        genai: result of onnxruntime-genai; None if the folder is not in its form.
+        problems: limits that are violated.
+        notes: what was not measured.
+    """
+
+    model: str
+    against: str | None
+    windows: int
+    tokens: int
+    perplexity: float
+    float_perplexity: float | None = None
+    kl: float | None = None
+    agreement: float | None = None
+    greedy: tuple[int, ...] = ()
+    continuation: int = 0
+    cached_perplexity: float | None = None
+    uncached_perplexity: float | None = None
+    speed: tuple[DecodingSpeed, ...] = ()
+    memory: tuple[int | None, int | None] = (None, None)
+    bytes: tuple[int | None, int] = (None, 0)
+    genai: GenAIRun | None = None
+    problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether no limit is violated."""
+        return not self.problems
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for ``json.dumps``; problems come first."""
+        return {"ok": self.ok, "problems": self.problems, **asdict(self)}
+
+
+def evaluate(  # noqa: PLR0913 - public entry point
+    source: str | os.PathLike[str],
+    texts: Texts | Array,
+    *,
+    against: str | os.PathLike[str] | None = None,
+    tokenizer: str | os.PathLike[str] | None = None,
+    past: str | None = None,
+    present: str | None = None,
+    window: int | None = None,
+    tokens: int = TOKENS,
+    limits: DecoderLimits | None = None,
+    latency: bool = True,
+) -> DecoderEvaluation:
+    """Evaluate a decoder on texts, and compare it with the float one.
+
+    Args:
+        source, against: folders or files, see `read_decoder`; `against` is the float decoder.
+        texts: see `read_windows`; all windows are used.
+        tokenizer, past, present: for single files, see `read_decoder`.
+        window, tokens: see `read_windows`.
+        limits: None: no limits.
+        latency: measure speed and memory.
+
+    Raises:
+        ModelError: a model cannot be read or opened, or the two are not alike.
+        DataError: the texts cannot be read, or a model cannot run them.
+    """
+    decoder, reference = (
+        None if each is None else read_decoder(each, tokenizer=tokenizer, past=past, present=present)
+        for each in (source, against)
+    )
+    assert decoder is not None
+    ids = read_windows(reference or decoder, texts, window=window, tokens=tokens).ids
+    return evaluate_windows(decoder, ids, against=reference, limits=limits, latency=latency)
+
+
+def evaluate_windows(
+    decoder: Decoder,
+    ids: Array,
+    *,
+    against: Decoder | None = None,
+    limits: DecoderLimits | None = None,
+    latency: bool = True,
+) -> DecoderEvaluation:
+    """Evaluate a decoder on windows of token ids; see `evaluate`.
+
+    Args:
+        ids: int64, (windows, length).
+
+    Raises:
+        DataError: vocabularies differ, or a model cannot run the tokens.
+    """
+    limits = limits or DecoderLimits()
+    _require_alike(decoder, against)
+    session = DecoderSession(decoder)
+    reference = None if against is None else DecoderSession(against)
+    score = _Score()
+    for row in ids:
+        score.add_window(row, session, reference)
+    greedy, continuation = ((), 0) if reference is None else _divergence(ids, session, reference)
+    cached, uncached = _through_caches(ids[:CACHED_WINDOWS], session)
+    problems = list(_problems(score, limits, against is not None, cached, uncached))
+    if problems and against is not None:
+        problems.extend(_begin(decoder, against, ids[0]))
+    del session, reference  # before others are timed
+    notes = [] if decoder.cache else ["the decoder has no caches: nothing was decoded token by token"]
+    speed: tuple[DecodingSpeed, ...] = ()
+    memory: tuple[int | None, int | None] = (None, None)
+    if latency:
+        speed = compare_speed(decoder, against, ids[0])
+        memory = (None if against is None else peak_memory(against, ids[0]), peak_memory(decoder, ids[0]))
+    else:
+        notes.append("speed and memory were not measured")
+    return DecoderEvaluation(
+        model=str(decoder.model),
+        against=None if against is None else str(against.model),
+        windows=len(ids),
+        tokens=score.predicted,
+        perplexity=score.perplexity,
+        float_perplexity=None if against is None else score.float_perplexity,
+        kl=None if against is None else score.kl / score.positions,
+        agreement=None if against is None else score.agreed / score.positions,
+        greedy=greedy,
+        continuation=continuation,
+        cached_perplexity=cached,
+        uncached_perplexity=uncached,
+        speed=speed,
+        memory=memory,
+        bytes=(None if against is None else against.bytes, decoder.bytes),
+        genai=generate_with_genai(decoder, ids[0]) if decoder.format == "genai" else None,
+        problems=tuple(problems),
+        notes=tuple(notes),
+    )
+
+
+def _require_alike(decoder: Decoder, against: Decoder | None) -> None:
+    if against is not None and decoder.vocabulary != against.vocabulary:
+        raise DataError(
+            f"'{decoder.model}' has {decoder.vocabulary} tokens and '{against.model}' {against.vocabulary}: only "
+            "decoders of one vocabulary can be compared"
+        )
+
+
+@dataclass
+class _Score:
+    """Sums over positions.
+
+    Attributes:
+        loss, float_loss: negative log likelihoods of the next tokens.
+        predicted: number of next tokens.
+        positions: number of predicted distributions.
+    """
+
+    loss: float = 0.0
+    float_loss: float = 0.0
+    predicted: int = 0
+    positions: int = 0
+    kl: float = 0.0
+    agreed: int = 0
+
+    @property
+    def perplexity(self) -> float:
+        return float(np.exp(self.loss / self.predicted))
+
+    @property
+    def float_perplexity(self) -> float:
+        return float(np.exp(self.float_loss / self.predicted))
+
+    def add_window(self, ids: Array, session: DecoderSession, reference: DecoderSession | None) -> None:
+        """Add the positions of a window; logits of one piece are in memory at a time."""
+        size = min(_piece(each, len(ids)) for each in (session, reference) if each is not None)
+        pairs: Iterator[Any] = session.pieces(ids, size)
+        if reference is not None:
+            pairs = zip(session.pieces(ids, size), reference.pieces(ids, size), strict=True)
+        for pair in pairs:
+            (begin, logits), compared = pair if reference is not None else (pair, None)
+            self._add(ids, begin, _log_softmax(logits), None if compared is None else _log_softmax(compared[1]))
+
+    def _add(self, ids: Array, begin: int, log_p: Array, log_float: Array | None) -> None:
+        following = ids[begin + 1 : begin + 1 + len(log_p)]
+        rows = np.arange(len(following))
+        self.predicted += len(following)
+        self.positions += len(log_p)
+        self.loss -= float(log_p[rows, following].sum())
+        if log_float is None:
+            return
+        self.float_loss -= float(log_float[rows, following].sum())
+        self.kl += float((np.exp(log_float) * (log_float - log_p)).sum())
+        self.agreed += int((log_p.argmax(-1) == log_float.argmax(-1)).sum())
+
+
+def _piece(session: DecoderSession, length: int) -> int:
+    """Return the tokens of a piece; a decoder without caches runs whole windows."""
+    return min(session.piece, length) if session.decoder.cache else length
+
+
+def _log_softmax(logits: Array) -> Array:
+    """Return log probabilities in float64."""
+    values = logits.astype(np.float64)
+    values -= values.max(-1, keepdims=True)
+    values -= np.log(np.exp(values).sum(-1, keepdims=True))
+    return values
+
+
+def _divergence(ids: Array, session: DecoderSession, reference: DecoderSession) -> tuple[tuple[int, ...], int]:
+    """Return tokens until the first difference by prompt, and the number of tokens generated."""
+    length = max(1, ids.shape[1] // PROMPT_SHARE)
+    contexts = [each.decoder.context for each in (session, reference) if each.decoder.context]
+    count = min([CONTINUATION, *(context - length for context in contexts)])
+    found = []
+    for row in ids[:PROMPTS]:
+        pairs = zip(session.greedy(row[:length], count), reference.greedy(row[:length], count), strict=True)
+        found.append(next((at for at, (one, other) in enumerate(pairs) if one != other), count))
+    return tuple(found), count
+
+
+def _through_caches(ids: Array, session: DecoderSession) -> tuple[float | None, float | None]:
+    """Return the perplexities token by token after a prompt, and at once; (None, None) without caches."""
+    if not session.decoder.cache:
+        return None, None
+    losses = [0.0, 0.0]
+    for row in ids:
+        for which, (size, first) in enumerate(((1, max(1, len(row) // PROMPT_SHARE)), (len(row), None))):
+            for begin, logits in session.pieces(row, size, first=first):
+                following = row[begin + 1 : begin + 1 + len(logits)]
+                losses[which] -= float(_log_softmax(logits)[np.arange(len(following)), following].sum())
+    count = len(ids) * (ids.shape[1] - 1)
+    return float(np.exp(losses[0] / count)), float(np.exp(losses[1] / count))
+
+
+def _begin(decoder: Decoder, against: Decoder, ids: Array) -> Iterator[str]:
+    """Yield the block in which the error begins, or why it is unknown; nothing for merged decoders."""
+    try:
+        begin = worst_block(decoder, against, ids)
+    except ModelError as error:
+        yield f"the block in which it begins is unknown: {error}"
+        return
+    if begin is not None:
+        yield str(begin)
+
+
+def _problems(
+    score: _Score, limits: DecoderLimits, compared: bool, cached: float | None, uncached: float | None
+) -> Iterator[str]:
+    if not np.isfinite(score.perplexity):
+        yield "the perplexity is not finite"
+    if compared and limits.max_perplexity is not None:
+        increase = score.perplexity / score.float_perplexity - 1
+        if not increase <= limits.max_perplexity:
+            yield (
+                f"perplexity {score.perplexity:.4g} is {increase:.2%} above float ({score.float_perplexity:.4g}), and "
+                f"VERIFY.MAX_PERPLEXITY is {limits.max_perplexity:.2%}"
+            )
+    if compared and limits.min_agreement is not None and not score.agreed / score.positions >= limits.min_agreement:
+        yield (
+            f"{score.agreed / score.positions:.2%} of the most likely tokens are those of float, and "
+            f"VERIFY.MIN_AGREEMENT is {limits.min_agreement:.2%}"
+        )
+    if cached is not None and uncached is not None and not abs(cached / uncached - 1) <= CACHE_TOLERANCE:
+        yield (
+            f"perplexity is {cached:.4g} token by token through the caches and {uncached:.4g} at once: the caches are "
+            "wrong, or the model treats decoding differently"
+        )

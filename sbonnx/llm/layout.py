@@ -1,0 +1,506 @@
+"""`Decoder`: inputs, caches, sizes and files of an exported decoder, in one form for every export format."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import ml_dtypes
+import numpy as np
+import onnx
+
+from sbonnx.errors import ModelError
+from sbonnx.graph.protos import sort_protos
+from sbonnx.graph.storage.model_file import open_model
+from sbonnx.llm.structure import DecoderStructure, read_structure
+from sbonnx.spec import Array
+
+Format = Literal["genai", "optimum", "merged", "file"]
+
+GENAI_CONFIG: Final = "genai_config.json"
+CONFIG: Final = "config.json"
+TOKENIZER: Final = "tokenizer.json"
+TOKENIZER_CONFIG: Final = "tokenizer_config.json"
+SENTENCEPIECE: Final = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+
+MODEL_NAMES: Final = (
+    "model.onnx",
+    "decoder_model_merged.onnx",
+    "model_merged.onnx",
+    "decoder_with_past_model.onnx",
+    "decoder_model.onnx",
+)
+"""File names of decoders in folders without genai_config.json, in order of preference."""
+
+SUBFOLDERS: Final = ("", "onnx")
+"""Places of the model in an optimum folder: newer repositories keep the weights in a subfolder."""
+
+TOKENS: Final = ("input_ids", "tokens", "input_tokens")
+MASK: Final = ("attention_mask", "mask")
+POSITIONS: Final = ("position_ids", "positions")
+BRANCH: Final = ("use_cache_branch",)
+LOGITS: Final = ("logits", "lm_logits", "output_logits")
+KEEP_ALL: Final = ("num_logits_to_keep", "logits_to_keep")
+"""Usual names by role. An input of `KEEP_ALL` gets 0: logits of all positions."""
+
+PAST: Final = ("past*", "cache*", "*_past_*")
+PRESENT: Final = ("present*", "new_cache*", "updated_*", "*_present_*")
+"""Usual names of caches."""
+
+KIND: Final = re.compile(r"(?:^|[._/])(keys?|k|values?|v)(?=[._/]|$|\d)")
+CACHE_KINDS: Final = {"k": "key", "v": "value"}
+"""Kinds by their first letter. The last one in a name counts: past_key_values.0.value is a value."""
+LAYER: Final = re.compile(r"\d+")
+
+CACHE_RANK: Final = 4
+CACHE_HEADS, CACHE_LENGTH, CACHE_WIDTH = 1, 2, 3
+"""Axes of a cache: (batch, heads, length, width)."""
+
+SIZE_KEYS: Final = {
+    "hidden": ("hidden_size", "n_embd", "d_model"),
+    "heads": ("num_attention_heads", "n_head", "num_heads"),
+    "kv_heads": ("num_key_value_heads", "num_kv_heads"),
+    "head_size": ("head_dim", "head_size"),
+    "layers": ("num_hidden_layers", "n_layer", "n_layers"),
+    "context": ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length", "context_length"),
+    "vocabulary": ("vocab_size",),
+}
+"""Keys of config.json, by the field of `Decoder`."""
+
+CACHE_TYPES: Final = {np.dtype(kind) for kind in (np.float32, np.float16, np.int8, np.uint8)} | {
+    np.dtype(ml_dtypes.bfloat16)
+}
+
+
+@dataclass(frozen=True)
+class CacheTensor:
+    """Cache of the keys or values of one layer: input `past`, output `present`.
+
+    Attributes:
+        layer: number of the layer, from 0.
+        kind: "key" or "value".
+        past, present: names of the input and of the output.
+        heads: key/value heads.
+        width: values of a head in the file: half the head size for uint8, which holds two 4-bit values.
+        dtype: element type.
+    """
+
+    layer: int
+    kind: Literal["key", "value"]
+    past: str
+    present: str
+    heads: int
+    width: int
+    dtype: np.dtype[Any]
+
+    def empty(self, batch: int) -> Array:
+        """Return a cache of no tokens, (batch, heads, 0, width)."""
+        return np.zeros((batch, self.heads, 0, self.width), self.dtype)
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A decoder as it was exported.
+
+    Attributes:
+        format: "genai", "optimum", "merged" (one If with and without a past) or "file".
+        folder: folder that belongs to the decoder; None for a single file.
+        model: path of the ONNX file.
+        data: external data files of the model.
+        tokens, mask, positions, branch, logits: names of inputs and of the output by role; None: the model has none.
+        constants: values of further inputs.
+        types: element types of the inputs.
+        cache: caches, sorted by layer and kind; empty for a decoder without a cache.
+        layers, hidden, heads, kv_heads, head_size, vocabulary, context: sizes; None if neither the file nor the
+            configuration has them. `context` is in tokens.
+        bos, eos: token ids; `eos` may have several, the first ends a text.
+        tokenizer: tokenizer.json; None if there is none.
+        ties: "shared": embedding and head read one table; "stored twice": the configuration ties them and the file has
+            two tables; "no".
+        structure: blocks, linear operators, embedding and head.
+    """
+
+    format: Format
+    folder: Path | None
+    model: Path
+    data: tuple[Path, ...]
+    tokens: str
+    logits: str
+    mask: str | None
+    positions: str | None
+    branch: str | None
+    types: Mapping[str, np.dtype[Any]]
+    cache: tuple[CacheTensor, ...]
+    structure: DecoderStructure
+    constants: Mapping[str, Array] = field(default_factory=dict)
+    layers: int | None = None
+    hidden: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+    head_size: int | None = None
+    vocabulary: int | None = None
+    context: int | None = None
+    bos: int | None = None
+    eos: tuple[int, ...] = ()
+    tokenizer: Path | None = None
+    ties: Literal["shared", "stored twice", "no"] = "no"
+
+    @property
+    def cache_dtype(self) -> np.dtype[Any] | None:
+        """Element type of the caches; None without a cache."""
+        return self.cache[0].dtype if self.cache else None
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The model file and its external data."""
+        return (self.model, *self.data)
+
+    @property
+    def bytes(self) -> int:
+        """Size of `files`."""
+        return sum(path.stat().st_size for path in self.files)
+
+    def beside(self, name: str) -> Path | None:
+        """Return the file of this name next to the tokenizer, the model or in the folder, if there is one."""
+        near = (path.parent for path in (self.tokenizer, self.model) if path is not None)
+        places = (*near, *([] if self.folder is None else [self.folder]))
+        return next((path for place in places if (path := place / name).is_file()), None)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Path of the model in a folder, its configuration, and the names that it gives.
+
+    Attributes:
+        sizes: fields of `Decoder`.
+        past, present: patterns of names of caches, by the output or input.
+        roles: names of inputs and outputs by role.
+    """
+
+    format: Format
+    folder: Path | None
+    model: Path
+    sizes: Mapping[str, Any]
+    tied: bool = False
+    past: tuple[str, ...] = PAST
+    present: tuple[str, ...] = PRESENT
+    roles: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_decoder(
+    source: str | os.PathLike[str],
+    *,
+    tokenizer: str | os.PathLike[str] | None = None,
+    past: str | None = None,
+    present: str | None = None,
+) -> Decoder:
+    """Read the layout of an exported decoder.
+
+    Args:
+        source: a folder of onnxruntime-genai or optimum, or an ONNX file.
+        tokenizer: tokenizer.json; None: that of the folder.
+        past, present: patterns of the names of caches, such as "past.*"; None: the usual ones.
+
+    Raises:
+        ModelError: the model or a configuration cannot be read, its external data is cut off, or an input or cache has
+            no known role.
+    """
+    path = Path(source)
+    place = _place(path)
+    if past is not None or present is not None:
+        place = replace(
+            place,
+            past=(past,) if past is not None else place.past,
+            present=(present,) if present is not None else place.present,
+        )
+    opened = open_model(place.model)
+    graph = opened.model.graph
+    sort_protos(graph)
+    decoder = _read_graph(place, graph, tuple(file for file in opened.files if file != place.model))
+    return replace(decoder, tokenizer=_tokenizer(place, tokenizer))
+
+
+def _place(path: Path) -> _Place:
+    if path.is_file() or path.suffix == ".onnx":
+        near = path.parent
+        if (near / GENAI_CONFIG).is_file():
+            genai = _genai(near)
+            if genai.model.resolve() == path.resolve():
+                return genai
+        config = next((each for each in (near / CONFIG, near.parent / CONFIG) if each.is_file()), None)
+        sizes, tied = ({}, False) if config is None else _sizes(_json(config))
+        return _Place("file", None, path, sizes, tied)
+    if not path.is_dir():
+        raise ModelError(f"'{path}' does not exist: give the folder of an exported decoder, or its .onnx file")
+    if (path / GENAI_CONFIG).is_file():
+        return _genai(path)
+    return _optimum(path)
+
+
+def _genai(folder: Path) -> _Place:
+    """Read genai_config.json.
+
+    Raises:
+        ModelError: a key is missing, or the decoder is a pipeline of several models.
+    """
+    config = _json(folder / GENAI_CONFIG)
+    model = config.get("model")
+    decoder = model.get("decoder") if isinstance(model, dict) else None
+    if not isinstance(model, dict) or not isinstance(decoder, dict):
+        raise ModelError(f"'{folder / GENAI_CONFIG}' has no model.decoder: it does not describe a decoder")
+    if decoder.get("pipeline"):
+        raise ModelError(
+            f"the decoder of '{folder / GENAI_CONFIG}' is a pipeline of several models: give the .onnx file of one, "
+            "with --tokenizer"
+        )
+    name = decoder.get("filename")
+    if not isinstance(name, str):
+        raise ModelError(f"'{folder / GENAI_CONFIG}' does not name the model (model.decoder.filename)")
+    inputs, outputs = decoder.get("inputs", {}), decoder.get("outputs", {})
+    sizes = {
+        "hidden": decoder.get("hidden_size"),
+        "heads": decoder.get("num_attention_heads"),
+        "kv_heads": decoder.get("num_key_value_heads"),
+        "head_size": decoder.get("head_size"),
+        "layers": decoder.get("num_hidden_layers"),
+        "context": model.get("context_length"),
+        "vocabulary": model.get("vocab_size"),
+        "bos": model.get("bos_token_id"),
+        "eos": _ids(model.get("eos_token_id")),
+    }
+    named = {
+        "tokens": inputs.get("input_ids"),
+        "mask": inputs.get("attention_mask"),
+        "positions": inputs.get("position_ids"),
+        "logits": outputs.get("logits"),
+    }
+    return _Place(
+        "genai",
+        folder,
+        folder / name,
+        {key: value for key, value in sizes.items() if value not in (None, ())},
+        past=_patterns(inputs, "past_key_names", "past_value_names") or PAST,
+        present=_patterns(outputs, "present_key_names", "present_value_names") or PRESENT,
+        roles={role: given for role, given in named.items() if isinstance(given, str)},
+    )
+
+
+def _patterns(section: Mapping[str, Any], *keys: str) -> tuple[str, ...]:
+    return tuple(section[key].replace("%d", "*") for key in keys if isinstance(section.get(key), str))
+
+
+def _optimum(folder: Path) -> _Place:
+    """Find the decoder of a folder with config.json.
+
+    Raises:
+        ModelError: there is no ONNX file, or several without a known name.
+    """
+    if not (folder / CONFIG).is_file():
+        raise ModelError(
+            f"'{folder}' has neither {GENAI_CONFIG} nor {CONFIG}: give the folder of an exported decoder, or an .onnx "
+            "file and --tokenizer"
+        )
+    sizes, tied = _sizes(_json(folder / CONFIG))
+    for name in MODEL_NAMES:
+        for sub in SUBFOLDERS:
+            if (folder / sub / name).is_file():
+                return _Place("optimum", folder, folder / sub / name, sizes, tied)
+    models = sorted(path for sub in SUBFOLDERS for path in (folder / sub).glob("*.onnx"))
+    if len(models) != 1:
+        names = ", ".join(path.name for path in models[:5]) or "none"
+        raise ModelError(f"'{folder}' needs one decoder; its .onnx files: {names}. Give the file and --tokenizer")
+    return _Place("optimum", folder, models[0], sizes, tied)
+
+
+def _sizes(config: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+    """Return the sizes in config.json, and whether it ties embedding and head (the default of its library)."""
+    text = config.get("text_config")
+    config = {**config, **text} if isinstance(text, dict) else config
+    sizes: dict[str, Any] = {}
+    for name, keys in SIZE_KEYS.items():
+        value = next((config[key] for key in keys if isinstance(config.get(key), int)), None)
+        if value is not None:
+            sizes[name] = value
+    if isinstance(config.get("bos_token_id"), int):
+        sizes["bos"] = config["bos_token_id"]
+    if eos := _ids(config.get("eos_token_id")):
+        sizes["eos"] = eos
+    return sizes, bool(config.get("tie_word_embeddings", config.get("model_type") == "gpt2"))
+
+
+def _ids(value: Any) -> tuple[int, ...]:
+    listed = value if isinstance(value, list) else [value]
+    return tuple(each for each in listed if isinstance(each, int))
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"'{path}' cannot be read as JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ModelError(f"'{path}' must have a JSON object, and has {type(value).__name__}")
+    return value
+
+
+def _tokenizer(place: _Place, given: str | os.PathLike[str] | None) -> Path | None:
+    """Return the path of tokenizer.json; its contents are not read.
+
+    Raises:
+        ModelError: the given file does not exist.
+    """
+    if given is not None:
+        path = Path(given)
+        path = path / TOKENIZER if path.is_dir() else path
+        if not path.is_file():
+            raise ModelError(f"there is no tokenizer '{path}': give a tokenizer.json")
+        return path
+    places = [place.model.parent, place.model.parent.parent] if place.folder is None else [place.folder]
+    return next((path for each in places if (path := each / TOKENIZER).is_file()), None)
+
+
+def _read_graph(place: _Place, graph: onnx.GraphProto, data: tuple[Path, ...]) -> Decoder:
+    stored = {tensor.name for tensor in graph.initializer}
+    inputs = {value.name: value for value in graph.input if value.name not in stored}
+    outputs = {value.name: value for value in graph.output}
+    tokens = _role(place, "tokens", TOKENS, inputs)
+    logits = _role(place, "logits", LOGITS, outputs)
+    if tokens is None:
+        raise ModelError(f"'{place.model}' has no input of token ids; its inputs: {_few(inputs)}")
+    if logits is None:
+        raise ModelError(f"'{place.model}' has no output of logits; its outputs: {_few(outputs)}")
+    mask, positions = _role(place, "mask", MASK, inputs), _role(place, "positions", POSITIONS, inputs)
+    branch = _role(place, "branch", BRANCH, inputs)
+    for name in (tokens, mask, positions):
+        if name is not None and len(_dims(inputs[name])) != 2:
+            shape = _dims(inputs[name])
+            raise ModelError(f"input '{name}' of '{place.model}' has the shape {shape}; known is (batch, length)")
+    keep = {name: np.zeros([dim or 1 for dim in _dims(inputs[name])], np.int64) for name in KEEP_ALL if name in inputs}
+    rest = [name for name in inputs if name not in {tokens, mask, positions, branch, *keep}]
+    cache = _caches(place, [inputs[name] for name in rest], outputs)
+    structure = read_structure(graph, tokens, logits, {each.past: each.layer for each in cache})
+    merged = branch is not None and any(node.op_type == "If" for node in graph.node)
+    kv_heads, width = (cache[0].heads, cache[0].width) if cache else (None, None)
+    sizes = dict(place.sizes)
+    if cache and cache[0].dtype != np.uint8:
+        sizes["head_size"] = width
+    return Decoder(
+        format="merged" if merged else place.format,
+        folder=place.folder,
+        model=place.model,
+        data=data,
+        tokens=tokens,
+        logits=logits,
+        mask=mask,
+        positions=positions,
+        branch=branch,
+        types={name: _dtype(value) for name, value in inputs.items()},
+        cache=cache,
+        structure=structure,
+        constants=keep,
+        layers=len({each.layer for each in cache}) or sizes.get("layers"),
+        hidden=sizes.get("hidden") or structure.hidden,
+        heads=sizes.get("heads"),
+        kv_heads=kv_heads or sizes.get("kv_heads") or sizes.get("heads"),
+        head_size=sizes.get("head_size"),
+        vocabulary=next((dim for dim in _dims(outputs[logits])[-1:] if dim), None) or sizes.get("vocabulary"),
+        context=sizes.get("context"),
+        bos=sizes.get("bos"),
+        eos=sizes.get("eos", ()),
+        ties="shared" if structure.tied else "stored twice" if place.tied else "no",
+    )
+
+
+def _role(place: _Place, role: str, usual: Sequence[str], names: Iterable[str]) -> str | None:
+    """Return the name that the configuration gives, if the model has it, else the first usual one."""
+    return next((name for name in (place.roles.get(role), *usual) if name in set(names)), None)
+
+
+def _caches(
+    place: _Place, inputs: Sequence[onnx.ValueInfoProto], outputs: Mapping[str, onnx.ValueInfoProto]
+) -> tuple[CacheTensor, ...]:
+    """Pair the inputs and outputs of caches by layer and kind.
+
+    Raises:
+        ModelError: an input is no cache by its name, has no output, or caches differ in shape or type.
+    """
+    presents = dict(_by_layer(outputs, place.present))
+    found = []
+    for value in inputs:
+        slot = next((slot for slot, name in _by_layer([value.name], place.past) if name == value.name), None)
+        if slot is None:
+            raise ModelError(
+                f"input '{value.name}' of '{place.model}' is neither tokens, mask, positions nor a cache by its name: "
+                "give the naming of the caches with --past 'PATTERN' --present 'PATTERN'"
+            )
+        if slot not in presents:
+            raise ModelError(
+                f"cache '{value.name}' of '{place.model}' has no output for {slot[1]}s of layer {slot[0]}; its "
+                f"outputs: {_few(outputs)}. Give their naming with --present 'PATTERN'"
+            )
+        found.append(_cache(place, value, slot, presents[slot]))
+    found.sort(key=lambda each: (each.layer, each.kind))
+    first = found[0] if found else None
+    for each in found:
+        if first is not None and (each.dtype, each.heads) != (first.dtype, first.heads):
+            raise ModelError(
+                f"caches of '{place.model}' differ: '{first.past}' is {first.heads} heads of {first.dtype}, "
+                f"'{each.past}' {each.heads} heads of {each.dtype}. Export all layers with one type"
+            )
+    slots = {(each.layer, each.kind) for each in found}
+    missing = {(each.layer, kind) for each in found for kind in CACHE_KINDS.values()} - slots
+    if missing:
+        layer, kind = min(missing)
+        raise ModelError(f"layer {layer} of '{place.model}' has no {kind} cache: caches come in pairs")
+    return tuple(found)
+
+
+def _cache(place: _Place, value: onnx.ValueInfoProto, slot: tuple[int, str], present: str) -> CacheTensor:
+    dims, dtype = _dims(value), _dtype(value)
+    if len(dims) != CACHE_RANK or not dims[CACHE_HEADS]:
+        raise ModelError(
+            f"cache '{value.name}' of '{place.model}' has the shape {dims}; known is (batch, heads, length, head size)"
+        )
+    if dtype not in CACHE_TYPES:
+        raise ModelError(f"cache '{value.name}' of '{place.model}' has the type {dtype}, which is no cache type")
+    width = dims[CACHE_WIDTH]
+    if not width:  # a symbol in files of onnxruntime-genai
+        size = place.sizes.get("head_size") or _quotient(place.sizes.get("hidden"), place.sizes.get("heads"))
+        if not size:
+            raise ModelError(f"the head size of cache '{value.name}' is neither in '{place.model}' nor in a config")
+        width = size // 2 if dtype == np.uint8 else size
+    layer, kind = slot
+    return CacheTensor(layer, kind, value.name, present, int(dims[CACHE_HEADS] or 0), int(width), dtype)  # type: ignore[arg-type]
+
+
+def _quotient(total: Any, parts: Any) -> int | None:
+    return total // parts if isinstance(total, int) and isinstance(parts, int) and parts else None
+
+
+def _by_layer(names: Iterable[str], patterns: Sequence[str]) -> Iterator[tuple[tuple[int, str], str]]:
+    """Yield ((layer, kind), name) of names that match a pattern and have a number and a kind."""
+    for name in names:
+        if any(fnmatchcase(name, pattern) for pattern in patterns):
+            kinds, layer = KIND.findall(name), LAYER.search(name)
+            if kinds and layer is not None:
+                yield (int(layer[0]), CACHE_KINDS[kinds[-1][0]]), name
+
+
+def _dims(value: onnx.ValueInfoProto) -> list[int | None]:
+    """Return the sizes of a value; None for symbols."""
+    return [dim.dim_value or None for dim in value.type.tensor_type.shape.dim]
+
+
+def _dtype(value: onnx.ValueInfoProto) -> np.dtype[Any]:
+    return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type))
+
+
+def _few(names: Iterable[str]) -> str:
+    every = list(names)
+    return ", ".join(every[:6]) + (f" and {len(every) - 6} more" if len(every) > 6 else "")

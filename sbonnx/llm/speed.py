@@ -1,0 +1,131 @@
+"""Time to first token, tokens per second and memory of decoders."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import numpy as np
+
+from sbonnx.cpu import cores
+from sbonnx.errors import DeviceError
+from sbonnx.isolation import python_command
+from sbonnx.llm.decoding import DecoderSession
+from sbonnx.llm.layout import Decoder, read_decoder
+from sbonnx.spec import Array
+
+ROUNDS: Final = 3
+"""Rounds in which all decoders are timed in turn, so that a busy machine affects them equally; medians are reported."""
+
+PROMPT: Final = 128
+"""Tokens of the prompt, at most."""
+
+DECODED: Final = 16
+"""Tokens that are decoded one by one in a round."""
+
+
+@dataclass(frozen=True)
+class DecodingSpeed:
+    """Speed of a decoder with a number of threads, and of the float one.
+
+    Attributes:
+        threads: threads inside operators.
+        prompt: tokens of the prompt.
+        first_token, float_first_token: time from the prompt to the first token, in milliseconds.
+        tokens_per_second, float_tokens_per_second: tokens decoded one by one.
+        Figures of the float decoder are None without one.
+    """
+
+    threads: int
+    prompt: int
+    first_token: float
+    tokens_per_second: float
+    float_first_token: float | None = None
+    float_tokens_per_second: float | None = None
+
+
+def compare_speed(decoder: Decoder, against: Decoder | None, ids: Array) -> tuple[DecodingSpeed, ...]:
+    """Measure speed with one thread and with all, in turn with the float decoder.
+
+    Args:
+        ids: tokens of the prompt, (length,); at most the first 128 are used.
+    """
+    decoded = DECODED if decoder.context is None else min(DECODED, decoder.context - 1)
+    limit = PROMPT if decoder.context is None else min(PROMPT, decoder.context - decoded)
+    prompt = ids[: max(1, limit)]
+    found = []
+    for threads in dict.fromkeys((1, cores())):
+        sessions = [DecoderSession(each, threads=threads) for each in (decoder, against) if each is not None]
+        times = [[_round(session, prompt, decoded) for session in sessions] for _ in range(ROUNDS)]
+        first, rates = [[median(one[at][which] for one in times) for at in range(len(sessions))] for which in (0, 1)]
+        found.append(
+            DecodingSpeed(
+                threads,
+                len(prompt),
+                1000 * first[0],
+                1 / rates[0],
+                1000 * first[1] if against is not None else None,
+                1 / rates[1] if against is not None else None,
+            )
+        )
+    return tuple(found)
+
+
+def _round(session: DecoderSession, prompt: Array, decoded: int) -> tuple[float, float]:
+    """Return seconds until the first token, and per further token."""
+    first = _seconds(lambda: session.greedy(prompt, 1))
+    total = _seconds(lambda: session.greedy(prompt, 1 + decoded))
+    return first, max(total - first, 1e-9) / decoded
+
+
+def _seconds(run: Callable[[], Any]) -> float:
+    begin = time.perf_counter()
+    run()
+    return time.perf_counter() - begin
+
+
+def peak_memory(decoder: Decoder, ids: Array) -> int:
+    """Return the bytes that opening a decoder, a prompt and decoding add to the peak resident memory of a process.
+
+    Raises:
+        DeviceError: the process fails.
+    """
+    tokens = [int(token) for token in ids[:PROMPT]]
+    command = python_command("sbonnx.llm.speed", "print_memory", str(decoder.folder or decoder.model), tokens)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    words = done.stdout.split()
+    if done.returncode or not words or not words[-1].isdigit():
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise DeviceError(f"'{decoder.model}' could not be run in a separate process: {last}")
+    return int(words[-1])
+
+
+def print_memory(source: str, tokens: list[int]) -> None:
+    """Print the increase of the peak resident memory, in bytes; see `peak_memory`."""
+    from sbonnx.runtime import onnxruntime
+
+    decoder = read_decoder(source)
+    onnxruntime()
+    before = _resident("VmRSS")
+    session = DecoderSession(decoder, threads=1)
+    session.greedy(np.asarray(tokens[: max(1, len(tokens) - 2)], np.int64), 2)
+    print(_resident("VmHWM") - before)
+
+
+def _resident(field: str) -> int:
+    """Return the resident memory of this process now (VmRSS) or at its peak (VmHWM), in bytes.
+
+    Linux has a peak of each process; that of getrusage is inherited from the parent process.
+    """
+    status = Path("/proc/self/status")
+    if status.is_file():
+        line = next(line for line in status.read_text().splitlines() if line.startswith(f"{field}:"))
+        return int(line.split()[1]) * 1024
+    import resource
+
+    return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)

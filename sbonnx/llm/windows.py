@@ -1,0 +1,214 @@
+"""Windows of tokens from texts, and the feeds of a decoder for them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final, final
+
+import numpy as np
+
+from sbonnx.calib.data import Feed
+from sbonnx.calib.data.objects import rank
+from sbonnx.errors import DataError, RecipeError
+from sbonnx.llm.decoding import DecoderSession, decoder_feed
+from sbonnx.llm.layout import Decoder
+from sbonnx.llm.texts import Texts, TextTokenizer, read_documents
+from sbonnx.spec import Array
+
+WINDOW: Final = 512
+TOKENS: Final = 1 << 16
+"""Defaults of LLM.WINDOW (at most the context of the model) and LLM.TOKENS."""
+
+HELD_OUT: Final = 8
+"""Every eighth window is held out of calibration, for evaluation."""
+
+SHORTEST: Final = 2
+"""Fewest tokens of a window: one is predicted from the other."""
+
+RANKS: Final = 1 << 64
+
+
+@dataclass(frozen=True)
+class TokenWindows:
+    """Windows of token ids, in the order of the texts.
+
+    Attributes:
+        ids: int64, (windows, length).
+    """
+
+    ids: Array
+
+    @property
+    def divided(self) -> bool:
+        """Whether there are enough windows to hold some out."""
+        return len(self.ids) >= HELD_OUT
+
+    @property
+    def held_out(self) -> Array:
+        """The windows for evaluation: every eighth, or all if there are fewer than eight."""
+        return self.ids[HELD_OUT - 1 :: HELD_OUT] if self.divided else self.ids
+
+    @property
+    def calibration(self) -> Array:
+        """The other windows, or all if there are fewer than eight."""
+        kept = np.arange(len(self.ids)) % HELD_OUT != HELD_OUT - 1
+        return self.ids[kept] if self.divided else self.ids
+
+    def digest(self) -> str:
+        """Return the sha256 of shape and token ids."""
+        content = f"{self.ids.shape}".encode() + np.ascontiguousarray(self.ids, "<i8").tobytes()
+        return hashlib.sha256(content).hexdigest()
+
+
+def window_length(decoder: Decoder, window: int | None) -> int:
+    """Return the length of windows: `window`, or the smaller of 512 and the context of the model.
+
+    Raises:
+        RecipeError: `window` is longer than the context.
+    """
+    if window is None:
+        return min(WINDOW, decoder.context or WINDOW)
+    if decoder.context is not None and window > decoder.context:
+        raise RecipeError(
+            f"LLM.WINDOW is {window} tokens, and the context of '{decoder.model}' has {decoder.context}: "
+            f"use at most {decoder.context}"
+        )
+    return window
+
+
+def read_windows(
+    decoder: Decoder, texts: Texts | Array, *, window: int | None = None, tokens: int = TOKENS
+) -> TokenWindows:
+    """Read texts into windows of tokens.
+
+    Texts are joined by the end-of-text token and cut, in order; every window begins with the beginning-of-text token if
+    the tokenizer adds one. A remainder that fills no window is dropped, unless it is the only one.
+
+    Args:
+        texts: see `read_documents`; or windows of token ids: an integer array (windows, length), or an .npz file with
+            such an array "ids".
+        window: length in tokens; None: see `window_length`. Ignored for windows of token ids.
+        tokens: use at most this many.
+
+    Raises:
+        DataError: the texts cannot be read, are too short, or have token ids that the model does not have.
+        RecipeError: as `window_length`.
+    """
+    ready = _ready(texts)
+    if ready is not None:
+        length = window_length(decoder, int(ready.shape[1]))
+        ids = ready[: max(1, tokens // length)]
+    else:
+        length = window_length(decoder, window)
+        tokenizer = TextTokenizer(decoder)
+        ids = packed(read_documents(texts, tokenizer), tokenizer, length, tokens)
+    if decoder.vocabulary is not None and ids.max() >= decoder.vocabulary:
+        raise DataError(
+            f"token {ids.max()} of the texts is not in the vocabulary of '{decoder.model}' ({decoder.vocabulary} "
+            "tokens): the tokenizer belongs to another model"
+        )
+    return TokenWindows(ids)
+
+
+def _ready(texts: Any) -> Array | None:
+    """Return windows of token ids that are given as such; None for texts.
+
+    Raises:
+        DataError: they are not integers of shape (windows, length).
+    """
+    if isinstance(texts, (str, os.PathLike)) and Path(texts).suffix == ".npz":
+        try:
+            with np.load(texts) as arrays:
+                texts = arrays["ids"]
+        except (OSError, KeyError, ValueError) as error:
+            raise DataError(f"'{texts}' has no array 'ids' of token windows: {error}") from None
+    if not isinstance(texts, np.ndarray):
+        return None
+    if texts.ndim != 2 or texts.dtype.kind not in "iu" or texts.shape[0] < 1 or texts.shape[1] < SHORTEST:
+        raise DataError(
+            f"windows of tokens are integers of shape (windows, length), got {texts.dtype} of {texts.shape}"
+        )
+    return texts.astype(np.int64)
+
+
+def packed(documents: Iterable[Iterable[str]], tokenizer: TextTokenizer, length: int, tokens: int) -> Array:
+    """Join documents by the end-of-text token and cut them into windows.
+
+    Args:
+        documents: each as pieces of text.
+        length: tokens of a window, with the first token.
+        tokens: of all windows, at most.
+
+    Returns:
+        int64, (windows, length).
+
+    Raises:
+        DataError: there are fewer than two tokens.
+    """
+    first = [] if tokenizer.bos is None else [tokenizer.bos]
+    inner = length - len(first)
+    if inner < 1:
+        raise RecipeError(f"LLM.WINDOW is {length} tokens: use at least {SHORTEST}")
+    count = max(1, tokens // length)
+    found = list(islice(_stream(documents, tokenizer), count * inner))
+    full = len(found) // inner
+    if not full:
+        if len(first) + len(found) < SHORTEST:
+            raise DataError(f"the texts have {len(found)} tokens: at least {SHORTEST} are needed")
+        return np.asarray([first + found], np.int64)
+    body = np.asarray(found[: full * inner], np.int64).reshape(full, inner)
+    return np.concatenate([np.full((full, len(first)), first or 0, np.int64), body], axis=1)
+
+
+def _stream(documents: Iterable[Iterable[str]], tokenizer: TextTokenizer) -> Iterator[int]:
+    for number, pieces in enumerate(documents):
+        if number and tokenizer.eos is not None:
+            yield tokenizer.eos
+        for text in pieces:
+            yield from tokenizer.encode(text)
+
+
+@final
+class DecoderFeeds:
+    """Feeds of a decoder for windows, made one at a time.
+
+    A window is one feed of all its tokens with empty caches (prefill). A share of the windows is, instead, one token
+    with the caches of the float model for the tokens before it (decode): activation ranges and scales of caches need
+    real caches, sums over tokens do not.
+
+    Args:
+        decoder: the float decoder.
+        ids: int64, (windows, length).
+        decode_share: share of the windows, 0 to 1.
+        seed: of the choice of windows and positions.
+    """
+
+    def __init__(self, decoder: Decoder, ids: Array, *, decode_share: float = 0.0, seed: int = 0) -> None:
+        self._decoder = decoder
+        self._ids = ids
+        self._share = decode_share if decoder.cache else 0.0
+        self._seed = seed
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __iter__(self) -> Iterator[Feed]:
+        session = DecoderSession(self._decoder) if self._share else None
+        for number, ids in enumerate(self._ids):
+            split = self._split(number, len(ids))
+            if session is None or split is None:
+                yield decoder_feed(self._decoder, ids[None])
+                continue
+            cache = session.prefill(ids[None, :split])
+            yield decoder_feed(self._decoder, ids[None, split : split + 1], cache)
+
+    def _split(self, number: int, length: int) -> int | None:
+        """Return the number of tokens before the decoded one; None for prefill."""
+        if rank(self._seed, number) >= self._share * RANKS:
+            return None
+        return 1 + rank(self._seed + 1, number) % (length - 1)

@@ -1,0 +1,178 @@
+"""Evaluation: against the formula on onnxruntime's logits, and against a trained model's own script."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from sbonnx.errors import DataError
+from sbonnx.llm.decoding import DecoderSession
+from sbonnx.llm.divergence import worst_block
+from sbonnx.llm.evaluate import DecoderLimits, evaluate, evaluate_windows
+from sbonnx.llm.generation import generate_with_genai
+from sbonnx.llm.layout import read_decoder
+from tests.conftest import PACK
+from tests.llm.tiny_decoder import decoder_model, perplexity, token_windows, write_folder
+
+CLASSICS = PACK / "classics_llama"
+needs_classics = pytest.mark.skipif(not CLASSICS.is_dir(), reason=f"no model in {CLASSICS}")
+
+
+def disturbed(scale: float = 0.02) -> onnx.ModelProto:
+    """The tiny decoder with noise on its head."""
+    model = decoder_model()
+    head = next(tensor for tensor in model.graph.initializer if tensor.name == "head")
+    values = numpy_helper.to_array(head)
+    noise = np.random.default_rng(1).normal(0, scale, values.shape)
+    head.CopyFrom(numpy_helper.from_array((values + noise).astype(np.float32), "head"))
+    return model
+
+
+@pytest.mark.parametrize("piece_bytes", [32 << 20, 4 * 64 * 5])
+def test_figures_follow_the_formulas(tmp_path: Path, piece_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sbonnx.llm.decoding.PIECE_BYTES", piece_bytes)
+    plain, other = write_folder(tmp_path / "a"), write_folder(tmp_path / "b", disturbed())
+    ids = token_windows()
+    found = evaluate(other, ids, against=plain, latency=False)
+    expected, log_p = perplexity(other / "model.onnx", ids)
+    expected_float, log_q = perplexity(plain / "model.onnx", ids)
+    assert found.perplexity == pytest.approx(expected, rel=1e-6)
+    assert found.float_perplexity == pytest.approx(expected_float, rel=1e-6)
+    assert found.kl == pytest.approx((np.exp(log_q) * (log_q - log_p)).sum(-1).mean(), rel=1e-3)
+    assert found.kl is not None
+    assert found.kl > 1e-4
+    assert found.agreement == pytest.approx((log_p.argmax(-1) == log_q.argmax(-1)).mean(), abs=1e-12)
+    assert (found.windows, found.tokens) == (16, 16 * 23)
+    assert found.cached_perplexity == pytest.approx(found.uncached_perplexity, rel=1e-5)
+    assert found.bytes == ((plain / "model.onnx").stat().st_size, (other / "model.onnx").stat().st_size)
+    assert found.ok
+
+
+def test_greedy_decoding_until_the_first_difference(tmp_path: Path) -> None:
+    plain = read_decoder(write_folder(tmp_path / "a"))
+    other = read_decoder(write_folder(tmp_path / "b", disturbed(0.1)))
+    ids = token_windows()
+    found = evaluate_windows(other, ids, against=plain, latency=False)
+    assert (len(found.greedy), found.continuation) == (16, 32)
+    for row, until in zip(ids, found.greedy, strict=True):
+        one, two = (DecoderSession(each, threads=1).greedy(row[:6], 32) for each in (other, plain))
+        assert one[:until] == two[:until]
+        assert until == 32 or one[until] != two[until]
+    assert min(found.greedy) < 32
+    same = evaluate_windows(plain, ids, against=plain, latency=False)
+    assert (same.kl, same.agreement, set(same.greedy)) == (0.0, 1.0, {32})
+
+
+def test_limits_and_wrong_caches_are_problems(tmp_path: Path) -> None:
+    plain = read_decoder(write_folder(tmp_path / "a"))
+    other = read_decoder(write_folder(tmp_path / "b", disturbed(0.3)))
+    found = evaluate_windows(other, token_windows(), against=plain, limits=DecoderLimits(1e-9, 0.9999), latency=False)
+    first, second, third = found.problems
+    assert third.startswith("it begins in block 1: the error of the residual stream is 0.00% at its input")
+    assert "VERIFY.MIN_AGREEMENT is 99.99%" in second
+    assert "above float" in first
+    assert "VERIFY.MAX_PERPLEXITY is 0.00%" in first
+    forgets = read_decoder(write_folder(tmp_path / "c", decoder_model(forgets=True)))
+    (problem,) = evaluate_windows(forgets, token_windows(), latency=False).problems
+    assert "the caches are wrong" in problem
+
+
+@pytest.mark.slow
+def test_speed_and_memory_are_measured_beside_float(tmp_path: Path) -> None:
+    plain = read_decoder(write_folder(tmp_path / "a"))
+    found = evaluate_windows(plain, token_windows(4), against=plain)
+    assert found.speed[0].threads == 1
+    for row in found.speed:
+        figures = (row.first_token, row.tokens_per_second, row.float_first_token, row.float_tokens_per_second)
+        assert all(figure is not None and figure > 0 for figure in figures)
+    assert all(size is not None and 1 << 16 < size < 1 << 30 for size in found.memory)
+
+
+def test_vocabularies_must_be_alike(tmp_path: Path) -> None:
+    plain = read_decoder(write_folder(tmp_path / "a"))
+    with pytest.raises(DataError, match=r"has 64 tokens and .* 63: only decoders of one vocabulary"):
+        evaluate_windows(plain, token_windows(), against=replace(plain, vocabulary=63))
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize("external", [False, True])
+def test_the_block_where_it_begins(tmp_path: Path, layer: int, external: bool) -> None:
+    model = decoder_model()
+    value = next(tensor for tensor in model.graph.initializer if tensor.name == f"l{layer}_wo")
+    value.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(value) * np.float32(1.5), value.name))
+    plain, other = write_folder(tmp_path / "a"), write_folder(tmp_path / "b", model)
+    if external:
+        onnx.save(model, other / "model.onnx", save_as_external_data=True, location="m.data", size_threshold=1024)
+    found = worst_block(read_decoder(other), read_decoder(plain), token_windows()[0])
+    assert found is not None
+    assert found.layer == layer
+    assert found.after > 0.01 > found.before
+
+
+def script() -> Any:
+    """The evaluation script that comes with the model."""
+    spec = importlib.util.spec_from_file_location("classics_eval", CLASSICS / "eval.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@needs_classics
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["genai", "optimum"])
+def test_a_trained_model_has_the_perplexity_of_its_own_script(form: str) -> None:
+    """The script says 36.14976; both forms, at once and through the caches."""
+    decoder = read_decoder(CLASSICS / form)
+    ids = np.load(CLASSICS / "eval.npz")["ids"].astype(np.int64)
+    found = evaluate_windows(decoder, ids, latency=False)
+    assert (found.windows, found.tokens) == (160, 30560)
+    assert found.perplexity == pytest.approx(36.14976, abs=5e-5)
+    assert found.cached_perplexity == pytest.approx(found.uncached_perplexity, rel=1e-6)
+
+
+@needs_classics
+@pytest.mark.slow
+def test_distance_from_float_is_that_of_the_script(tmp_path: Path) -> None:
+    """Of a model whose weights were rounded to half precision, on the first windows."""
+    module = script()
+    model = onnx.load(CLASSICS / "optimum" / "model.onnx")
+    for tensor in model.graph.initializer:
+        values = numpy_helper.to_array(tensor)
+        if values.ndim == 2 and values.dtype == np.float32:
+            step = np.abs(values).max() / 15
+            tensor.CopyFrom(numpy_helper.from_array((np.round(values / step) * step).astype(np.float32), tensor.name))
+    path = tmp_path / "rounded.onnx"
+    onnx.save(model, path)
+    expected = module.evaluate(str(path), limit=8)
+    ids = np.load(CLASSICS / "eval.npz")["ids"][:8].astype(np.int64)
+    found = evaluate_windows(read_decoder(path), ids, against=read_decoder(CLASSICS / "optimum"), latency=False)
+    assert found.perplexity == pytest.approx(expected["ppl"], rel=1e-6)
+    assert found.agreement == pytest.approx(expected["top1_agree_with_float"], abs=1e-3)
+    assert found.kl == pytest.approx(expected["kl_from_float"], rel=1e-2)  # the script has float logits in float16
+
+
+@needs_classics
+@pytest.mark.slow
+def test_genai_generates_the_same_tokens() -> None:
+    pytest.importorskip("onnxruntime_genai", reason="onnxruntime-genai is not installed")
+    decoder = read_decoder(CLASSICS / "genai")
+    row = np.load(CLASSICS / "eval.npz")["ids"][0].astype(np.int64)
+    made = generate_with_genai(decoder, row)
+    assert made.error == ""
+    assert list(made.tokens) == DecoderSession(decoder, threads=1).greedy(row[:16], 16)
+
+
+def test_without_genai_the_report_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sbonnx.llm.generation.PACKAGE", "no_such_package")
+    made = generate_with_genai(read_decoder(write_folder(tmp_path / "a")), token_windows()[0])
+    assert not made.installed
+    assert "not installed" in made.error
