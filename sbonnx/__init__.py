@@ -30,20 +30,22 @@ if TYPE_CHECKING:
     from sbonnx.quant_model import QuantModel
     from sbonnx.recipe import parse_qconfig
     from sbonnx.report import Report
+    from sbonnx.sparse_model import SparseModel
 
-__all__ = ["PruningReport", "QuantModel", "Report", "__version__", "parse_qconfig", "prune", "quantize"]
+__all__ = ["PruningReport", "QuantModel", "Report", "SparseModel", "__version__", "parse_qconfig", "prune", "quantize"]
 
 _HOMES: Final = {
     "PruningReport": "sbonnx.pruning.verified",
     "QuantModel": "sbonnx.quant_model",
     "Report": "sbonnx.report",
+    "SparseModel": "sbonnx.sparse_model",
     "parse_qconfig": "sbonnx.recipe",
     "prune": "sbonnx.pruning.verified",
     "quantize": "sbonnx.api",
 }
 """Modules of the public names."""
 
-_RUN: Final = frozenset({"QuantModel", "prune", "quantize"})
+_RUN: Final = frozenset({"QuantModel", "SparseModel", "prune", "quantize"})
 """Public names that need onnxruntime."""
 
 

@@ -75,11 +75,6 @@ def quantize(  # noqa: PLR0913 - public entry point
         raise RecipeError("a metric says what max_loss is of: give max_loss as well")
     _check_targets((output, save_recipe, trt_cache), (model, data), force=force)
     found = None
-    if wishes.auto.enable or wishes.mixed.wanted:
-        trials = open_trials(model, data, wishes, rules, split=split, metric=metric, progress=progress)
-        found = search(trials, wishes, wishes.decided)
-        trials.progress.what = ""
-        wishes = found.recipe
     request = Request(
         model,
         wishes,
@@ -91,10 +86,17 @@ def quantize(  # noqa: PLR0913 - public entry point
         force=force,
         verify=verify,
     )
+    if wishes.auto.enable or wishes.mixed.wanted:
+        request = pipeline.pruned(request, progress)
+        trials = open_trials(request.model, data, wishes, rules, split=split, metric=metric, progress=progress)
+        found = search(trials, wishes, wishes.decided)
+        trials.progress.what = ""
+        wishes = found.recipe
+        request = replace(request, recipe=wishes)
     begin = time.perf_counter()
     state = pipeline.quantize(request, progress)
     report = state.report
-    if advise:
+    if advise and not wishes.sparse.wanted:  # changes of the quantization do not repair a pruned network
         seconds = time.perf_counter() - begin
         advice = advice_for(state, seconds) if found is None else after_search(state, found)
         report = report if advice is None else replace(report, advice=advice.to_dict())

@@ -42,6 +42,10 @@ class DeviceError(SbonnxError):
     """The requested runtime or execution provider is not installed or not usable."""
 
 
+class LifeCycleError(SbonnxError):
+    """A step was called before a step that it requires."""
+
+
 _OUT_OF_MEMORY: Final = re.compile(
     r"bad_alloc|cannot allocate memory|failed to allocate memory|memory allocation .*failed|not enough memory|"
     r"out of memory|"

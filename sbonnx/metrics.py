@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final, Literal
 
 import numpy as np
 
+from sbonnx.errors import DataError
+from sbonnx.graph import Graph, query
 from sbonnx.spec import Array
+
+Metric = Callable[[Mapping[str, Array], Mapping[str, Array]], float]
+"""Loss of one feed from (changed, float) outputs by name; higher is worse."""
+
+LossKind = Literal["top1", "relative", "metric"]
+
+LOSS_TEXT: Final[dict[LossKind, str]] = {
+    "top1": "share of samples whose largest class changes",
+    "relative": "norm of the error over that of the output",
+    "metric": "the metric given",
+}
 
 IMAGE_RANK = 4
 """From this rank on the class axis of an output is assumed to be 1 (NCHW), below it the last."""
@@ -184,3 +197,43 @@ def _finish(name: str, sums: _Sums) -> OutputDifference:
         high=sums.val_range[1],
         spread_db=_spread_db(np.concatenate(sums.energies, axis=1)) if sums.energies else math.inf,
     )
+
+
+def loss_kind(asked: str, graph: Graph) -> LossKind:
+    """Resolve a LOSS of a recipe: "auto" is "top1" if the model has one output (N, C) with C > 1, else "relative"."""
+    if asked in ("top1", "relative"):
+        return "top1" if asked == "top1" else "relative"
+    shape = query.shape(graph.outputs[0]) if len(graph.outputs) == 1 else None
+    classes = shape[1] if shape is not None and len(shape) == 2 else None
+    return "top1" if isinstance(classes, int) and classes > 1 else "relative"
+
+
+def loss_of(outputs: Sequence[OutputDifference], kind: LossKind, losses: Sequence[float]) -> float:
+    """Compute a loss.
+
+    Args:
+        outputs: errors of all outputs.
+        kind: "top1": share of samples whose largest class changes; "relative": norm of the error divided by that of the
+            output, for the worst output, inf if one is not finite or has another shape; "metric": mean of `losses`.
+        losses: results of a metric, one per feed.
+
+    Raises:
+        DataError: the loss is "top1" and no output has classes, or a metric returned a non-finite value.
+    """
+    if kind == "metric":
+        if not all(map(math.isfinite, losses)):
+            raise DataError("the metric gave a loss that is not a finite number: it takes (changed, float) outputs")
+        return float(np.mean(losses))
+    if kind == "relative":
+        broken = any(one.not_finite or one.mismatched for one in outputs)
+        return math.inf if broken else math.sqrt(max(10 ** (-one.sqnr_db / 10) for one in outputs))
+    changed = changed_share(outputs)
+    if changed is None:
+        raise DataError("the loss is top1, and no output of the model holds classes: use relative")
+    return changed
+
+
+def changed_share(outputs: Sequence[OutputDifference]) -> float | None:
+    """Return the share of samples whose largest class differs, of the worst output; None without classes."""
+    votes = [one.agreement for one in outputs if one.agreement is not None]
+    return 1 - min(votes) if votes else None

@@ -242,6 +242,12 @@ SIGNALS: Final = frozenset({"BlackmanWindow", "DFT", "HammingWindow", "HannWindo
 
 STANDARD_DOMAINS: Final = frozenset({"", "ai.onnx"})
 
+CONTRIB: Final = "com.microsoft"
+"""Domain of onnxruntime's own operators."""
+
+RUNTIME_OPS: Final = frozenset({"SimplifiedLayerNormalization"})
+"""Operators that onnxruntime registers in ONNX's own domain, where onnx has no schema for them."""
+
 POINTWISE: Final = (
     ACTIVATIONS
     | {"Abs", "Neg", "Exp", "Log", "Sqrt", "Reciprocal", "Erf", "Sign", "Floor", "Ceil", "Round", "Sin", "Cos", "Tan"}

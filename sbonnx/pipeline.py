@@ -30,6 +30,7 @@ from sbonnx.stages.measure import (
     tune_batchnorms,
 )
 from sbonnx.stages.prepare import equalize_weights, fuse, load, needed_opset, plan, simplify
+from sbonnx.stages.pruned import prune_first
 from sbonnx.stages.state import PipelineState, Prepared, Request, Source, run_options
 from sbonnx.stages.write import (
     check_targets,
@@ -87,6 +88,7 @@ INSERT: Final[tuple[Stage, ...]] = (
 
 STAGES: Final[tuple[Stage, ...]] = (
     check_targets,
+    prune_first,  # SPARSE: a smaller float model takes the place of the original
     *PREPARE,
     read_data,
     *MEASURE,
@@ -119,6 +121,15 @@ def quantize(request: Request, progress: Progress | None = None) -> PipelineStat
         return run(STAGES, PipelineState.of(request), options)
 
 
+def pruned(request: Request, progress: Progress | None = None) -> Request:
+    """Return the request with the pruned model if its recipe has SPARSE, else the request.
+
+    Raises:
+        SbonnxError: a subclass; see `sbonnx.prune`.
+    """
+    return prune_first(PipelineState.of(request), run_options(request.recipe, progress)).request
+
+
 def prepare(model: Source, recipe: Recipe, backend: Backend, *, fusions: Sequence[str] | None = None) -> Prepared:
     """Load `model`, simplify and fuse it, and plan. The file is not modified.
 
@@ -140,7 +151,7 @@ def solve(request: Request, progress: Progress | None = None) -> PipelineState:
     """
     options = run_options(request.recipe, progress)
     with closing(options.progress):
-        return run((*PREPARE, read_data, *MEASURE), PipelineState.of(request), options)
+        return run((prune_first, *PREPARE, read_data, *MEASURE), PipelineState.of(request), options)
 
 
 def quantized_graph(prepared: Prepared, solution: Solution) -> Graph:

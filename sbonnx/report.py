@@ -51,6 +51,7 @@ class Report:
         search: what AUTO and MIXED tried, see `sbonnx.search.SearchResult`; empty if there was no search.
         advice: the next change to try if outputs are below their quality lines, see `sbonnx.search.advice.Advice`;
             empty if there is none, or it was not asked for.
+        pruning: the report of `sbonnx.prune` if the recipe has SPARSE, else empty.
         problems: reasons why the result is unusable or misses a limit (empty if there are none).
     """
 
@@ -68,6 +69,7 @@ class Report:
     problems: tuple[str, ...] = ()
     search: dict[str, Any] = field(default_factory=dict)
     advice: dict[str, Any] = field(default_factory=dict)
+    pruning: dict[str, Any] = field(default_factory=dict)
     quantized: onnx.ModelProto | None = field(default=None, repr=False, compare=False)
 
     @property

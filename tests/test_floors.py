@@ -17,14 +17,14 @@ ROOT = Path(__file__).resolve().parents[1]
 FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"__init__", "__main__"}),
     frozenset({"cli"}),
-    frozenset({"batch"}),
-    frozenset({"api", "quant_model"}),
+    frozenset({"batch", "llm"}),
+    frozenset({"api", "quant_model", "sparse_model"}),
     frozenset({"search", "qat"}),
     frozenset({"pipeline"}),
     frozenset({"stages"}),
     frozenset({"equalize", "heads", "precision", "pruning"}),
-    frozenset({"reconstruct", "calib.shared_calibration"}),
-    frozenset({"calib.calibrator", "correct", "profile"}),
+    frozenset({"reconstruct", "calib.shared_calibration", "qat.training"}),
+    frozenset({"calib.calibrator", "correct", "profile", "qat.onnx_to_torch"}),
     frozenset({"calib.cache", "calib.quantized", "calib.recurrent", "calib.held_out"}) | {"verify", "lint"},
     frozenset({"calib.engine", "calib.qparams", "qdq", "export"}),
     frozenset({"plan"}),
@@ -59,9 +59,22 @@ THIRD_PARTIES: dict[str, frozenset[str] | None] = {
             "lint.ort_kernels",
             "batch.dask.cluster_tasks",
             "recipe.sections.base",  # which device "auto" is
+            "llm.decoding",
+            "llm.divergence",
+            "llm.speed",
         }
     ),
-    "torch": frozenset({"qat", "torchnet", "rounding.adaround", "calib.engine.cuda", "moments.products"}),
+    "torch": frozenset(
+        {
+            "qat",
+            "qat.onnx_to_torch",
+            "qat.training",
+            "torchnet",
+            "rounding.adaround",
+            "calib.engine.cuda",
+            "moments.products",
+        }
+    ),
     "xxhash": frozenset({"graph.digests"}),
     "networkx": frozenset({"plan.cost_partition"}),
     "threadpoolctl": frozenset({"calib.engine.threads"}),
@@ -69,16 +82,17 @@ THIRD_PARTIES: dict[str, frozenset[str] | None] = {
     "yaml": frozenset({"recipe", "cli", "batch.jobs.jobfile"}),
     "typer": frozenset({"cli"}),
     "rich": frozenset({"cli", "progress", "batch.step_progress"}),
-    "jinja2": frozenset({"html_report"}),
-    "psutil": frozenset({"batch"}),
+    "jinja2": frozenset({"html_report", "llm.texts"}),
+    "tokenizers": frozenset({"llm.texts"}),
+    "psutil": frozenset({"batch", "llm"}),
     "distributed": frozenset({"batch.dask.cluster", "batch.dask.cluster_check", "batch.dask.cluster_tasks"}),
     "fsspec": frozenset({"batch.remote"}),
     # protobuf, which onnx brings: the errors that it raises on a bad or too large model
     "google": frozenset({"graph", "patterns.simplify.infer"}),
 }
-INSIDE_FUNCTIONS = frozenset({"onnxruntime", "torch", "distributed", "fsspec"})
+INSIDE_FUNCTIONS = frozenset({"onnxruntime", "torch", "distributed", "fsspec", "tokenizers"})
 """Imported when they are needed: torch is an extra, and onnxruntime takes its time."""
-ON_TORCH = frozenset({"qat"})
+ON_TORCH = frozenset({"qat", "qat.onnx_to_torch", "qat.training"})
 """Made of torch's modules: nothing imports these but who wants to train."""
 ONLY_FOR_TYPES = frozenset({"typing_extensions"})
 """Under `if TYPE_CHECKING:`: mypy has it, users need not."""

@@ -38,6 +38,9 @@ CHECKPOINT_EVERY: Final = 30.0
 EVERYTHING: Final = StatsRequest("histogram", track=True)
 """Statistics that are measured for the cache: sufficient for any observer."""
 
+PRUNING: Final = "pruning"
+"""Folder in a cache with the measurements of pruning, and the caches of pruned models."""
+
 OLD_HEADER: Final = "cache.json"
 OLD_KIND: Final = b"sbonnx calibration cache"
 MAX_OLD_HEADER: Final = 1 << 20
@@ -207,7 +210,8 @@ class SketchCache:
         new = not self.folder.exists()
         try:
             self.folder.mkdir(exist_ok=True)
-            names = sorted(path.name for path in self.folder.iterdir() if not path.name.startswith("."))
+            entries = (path.name for path in self.folder.iterdir())
+            names = sorted(name for name in entries if not name.startswith(".") and name != PRUNING)
         except OSError as error:
             raise OutputError(
                 f"'{self.folder}' cannot be the folder of the calibration cache ({error.strerror or error}): "

@@ -7,8 +7,8 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -46,7 +46,8 @@ from sbonnx.progress import Progress
 from sbonnx.recipe import Recipe, load
 from sbonnx.report import Report
 from sbonnx.stages.measure import divided
-from sbonnx.stages.state import Prepared, run_options
+from sbonnx.stages.pruned import measure_first
+from sbonnx.stages.state import Prepared, Request, run_options
 from sbonnx.terminal import escaped, json_values, map_strings
 from sbonnx.version import __version__
 
@@ -74,6 +75,11 @@ class ResolvedJob:
     key: str
     work: str
     shared: str | None
+
+    @property
+    def prunes(self) -> bool:
+        """Whether its recipe has SPARSE."""
+        return self.given.recipe is not None and self.given.recipe.sparse.wanted
 
     @property
     def plan(self) -> str:
@@ -170,6 +176,10 @@ def _calibrate(
     root = places.sketches(shared)
     root.mkdir(parents=True, exist_ok=True)
     used(root)
+    if rows[0].prunes:
+        progress = StepProgress(tell)
+        _measure_for_pruning(rows, places, root, threads, progress)
+        return keep(step.key, lambda _: Outcome(step.key, "done", counters={"runs": progress.samples}))
     courses = CalibrationTasks()
     by_graph: dict[int, Prepared] = {}
     names: dict[str, str] = {}
@@ -190,6 +200,36 @@ def _calibrate(
             write_bytes(root / PLANS / plan, name.encode())
     counters = {"runs": progress.samples, "graphs": len(courses.found) - len(lost)}
     return keep(step.key, lambda _: Outcome(step.key, "done", counters=counters))
+
+
+def _measure_for_pruning(
+    rows: Sequence[ResolvedJob], places: Places, root: Path, threads: int, progress: Progress
+) -> None:
+    """Measure what the budgets of several jobs are met by; measurements that are cached already are not repeated.
+
+    A job that cannot be measured is skipped; its own step reports the reason.
+    """
+    for row in rows:
+        if places.made(row.work).exists():
+            continue
+        with suppress(SbonnxError):
+            recipe = load(recipe_of(row.real), overrides=_free_settings(row, root, threads))
+            request = Request(
+                row.real.model,
+                recipe,
+                backend_for(recipe.backend, recipe.version),
+                data=row.real.data,
+                split=row.real.split,
+            )
+            measure_first(request, progress)
+
+
+def _free_settings(row: ResolvedJob, cache: Path | None, threads: int) -> dict[str, Any]:
+    """Return settings that do not change the resulting file, by key."""
+    more: dict[str, Any] = {} if cache is None else {"CALIBRATION.CACHE": str(cache)}
+    if recipe_of(row.real).calibration.threads is None:
+        more["CALIBRATION.THREADS"] = threads
+    return more
 
 
 def _prepared(row: ResolvedJob) -> Prepared | None:
@@ -279,12 +319,7 @@ def _quantize_into(row: ResolvedJob, places: Places, folder: Path, tell: Tell, t
     target = folder / FILES / file_name(row.job)
     target.parent.mkdir()
     progress = StepProgress(tell)
-    more: dict[str, Any] = {}  # none of these changes the resulting file
-    cache = _sketches(row, places)
-    if cache is not None:
-        more["CALIBRATION.CACHE"] = str(cache)
-    if wishes.calibration.threads is None:
-        more["CALIBRATION.THREADS"] = threads
+    more = _free_settings(row, _sketches(row, places), threads)
     if real.accept.max_latency_ratio is not None and not wishes.verify.latency:
         more["VERIFY.LATENCY"] = True
     with _reporting_as_output(target, row.job):
@@ -336,6 +371,8 @@ def _sketches(row: ResolvedJob, places: Places) -> Path | None:
     if row.shared is None:
         return None
     root = places.sketches(row.shared)
+    if row.prunes:
+        return root if root.is_dir() else None
     try:
         found = root / (root / PLANS / row.plan).read_text()
     except (OSError, ValueError):

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal
 
 import typer
 
-from sbonnx.cli import batch, compare, demo, inspect, lint, plan, profile, prune, qat, quantize, recipe, simplify
+from sbonnx.cli import batch, compare, demo, inspect, lint, llm, plan, profile, prune, qat, quantize, recipe, simplify
 from sbonnx.cli.options import command
 from sbonnx.cli.output.error_lines import DONE, FAILED, INTERRUPTED, guard, report
 from sbonnx.cli.output.streams import standard_streams
@@ -21,6 +21,9 @@ from sbonnx.terminal import LINE_LENGTH, one_line
 from sbonnx.version import __version__
 
 VERBS: Final = (quantize, batch, qat, prune, simplify, inspect, plan, lint, recipe, compare, profile, demo)
+
+GROUPS: Final = (llm,)
+"""Modules of several commands each, `COMMANDS`."""
 
 NAME: Final = "sbonnx"
 HELP: Final = "Any float ONNX model in, a verified quantized ONNX model out."
@@ -73,6 +76,12 @@ def _app() -> typer.Typer:
         name = verb.__name__.rpartition(".")[2]
         run = guard(command(verb.OPTIONS, verb.run))
         app.command(name, help=verb.HELP, context_settings={"max_content_width": HELP_WIDTH})(run)
+    for group in GROUPS:
+        inner = typer.Typer(help=group.HELP, no_args_is_help=True, rich_markup_mode=style)
+        for each in group.COMMANDS:
+            run = guard(command(each.options, each.run))
+            inner.command(each.name, help=each.help, context_settings={"max_content_width": HELP_WIDTH})(run)
+        app.add_typer(inner, name=group.__name__.rpartition(".")[2])
     return app
 
 
@@ -123,4 +132,4 @@ def _undisturbed(debug: bool) -> Iterator[None]:
             signal.signal(signal.SIGTERM, before if before is not None else signal.SIG_DFL)
 
 
-__all__ = ["VERBS", "main"]
+__all__ = ["GROUPS", "VERBS", "main"]

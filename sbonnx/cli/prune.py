@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from sbonnx.cli import options
-from sbonnx.cli.options import Arguments, required_output
-from sbonnx.cli.output.tables import comparison_facts, percent, show_outputs
+from sbonnx.cli.options import Arguments, CommandOption, required_output
+from sbonnx.cli.output.tables import comparison_facts, percent, show_outputs, show_refusals
 
 if TYPE_CHECKING:
-    from sbonnx.cli.output.printer import Printer
+    from sbonnx.pruning.sparsity.choice import SparseChoice
     from sbonnx.pruning.verified import PruningReport
-    from sbonnx.report import Refusal
+    from sbonnx.recipe import Recipe
 
-HELP: Final = "Remove channels from a float model. The other weights are refitted, without training."
+T = TypeVar("T")
+
+HELP: Final = "Remove channels or weights from a float model. The others are refitted, and trained on request."
 
 GOAL: Final = "Goal"
 """Help group."""
@@ -26,40 +27,98 @@ WORST: Final = 8
 """Dimensions in the table, those that cost most first; the JSON has all of them."""
 
 OUTPUT: Final = replace(options.OUTPUT, help="The pruned model to write.")
-MACS: Final = options.option("--macs SHARE", float, "Share of the multiplications that may remain, such as 0.5.", GOAL)
-WEIGHTS: Final = options.option("--weights SHARE", float, "Share of the stored values that may remain.", GOAL)
-RATIO: Final = options.option("--ratio SHARE", float, "Share of the channels to remove from each dimension.", GOAL)
-STRATEGY: Final = options.setting(
-    "--strategy auto|obs|output|l1norm|l2norm|random",
-    "auto",
-    "Order of removal; auto: obs with data, l1norm without.",
-    GOAL,
+
+
+def _sparse(usage: str, key: str, kind: type[T], help: str) -> CommandOption[T | None]:
+    """Declare an option that sets a key of SPARSE."""
+    return replace(options.option(usage, kind, help, GOAL), key=f"SPARSE.{key}")
+
+
+MACS: Final = _sparse(
+    "--macs SHARE", "BUDGET.MACS", float, "Share of the multiplications that may remain, such as 0.5."
 )
-MULTIPLE: Final = options.setting("--multiple N", 1, "Remaining channels are a multiple of N, or all.", GOAL)
-LEAST: Final = options.setting("--least SHARE", 0.1, "Share of each dimension that always remains.", GOAL)
-NO_REFIT: Final = options.switch("--no-refit", "Do not refit the remaining weights.", GOAL)
+SIZE: Final = _sparse("--size SHARE", "BUDGET.SIZE", float, "Share of the bytes of all constants that may remain.")
+LATENCY: Final = _sparse(
+    "--latency SHARE",
+    "BUDGET.LATENCY",
+    float,
+    "Share of the time in float that may remain, by the backend's kernel costs (onnxruntime).",
+)
+MAX_LOSS: Final = _sparse(
+    "--max-loss SHARE", "MAX_LOSS", str, "Prune as much as this loss on held-out samples allows, such as 1%."
+)
+RATIO: Final = _sparse("--ratio SHARE", "RATIO", float, "Share of the channels to remove from each dimension.")
+SPARSITY: Final = _sparse(
+    "--sparsity SHARE",
+    "SPARSITY",
+    float,
+    "Share of the weights of each layer that become zero, in any positions: shapes unchanged.",
+)
+PATTERN: Final = _sparse("--pattern N:M", "TYPE", str, "Zeros in a pattern; 2:4 is that of TensorRT's sparse kernels.")
+STRATEGY: Final = _sparse(
+    "--strategy auto|obs|output|l1norm|l2norm|random",
+    "STRATEGY",
+    str,
+    "Order of removal; auto (default): obs with data, l1norm without.",
+)
+MULTIPLE: Final = _sparse(
+    "--multiple N|auto",
+    "MULTIPLE",
+    str,
+    "Remaining channels are a multiple of N, or all; auto (default with --latency): blocks of the backend's kernels.",
+)
+ROUNDS: Final = _sparse("--rounds N", "ROUNDS", int, "Measure so many times, each time on what remains; default 1.")
+LEAST: Final = _sparse("--least SHARE", "LEAST", float, "Share of each dimension that always remains; default 0.1.")
+NO_REFIT: Final = options.switch(
+    "--no-refit",
+    "Do not refit the remaining weights.",
+    GOAL,
+    key="SPARSE.REFIT",
+    convert=lambda _: "none",
+)
+BACKEND: Final = replace(options.BACKEND, key="BACKEND")
+FINETUNE: Final = _sparse(
+    "--finetune EPOCHS", "FINETUNE.EPOCHS", int, "Train the remaining weights, without labels; needs torch."
+)
+RATE: Final = _sparse("--lr X", "FINETUNE.LR", float, "Peak learning rate of --finetune; default 0.5.")
+AUGMENT: Final = _sparse(
+    "--augment auto|none|flip,shift,cutmix,mixup",
+    "FINETUNE.AUGMENT",
+    str,
+    "Augmentations of images in --finetune; default auto.",
+)
+RECIPE: Final = replace(options.RECIPE, help="A recipe, YAML, whose section SPARSE is read; options win.")
 MASKED: Final = options.switch("--masked", "Write zero weights instead of removing channels: shapes unchanged.", GOAL)
 PLAN: Final = options.switch("--plan", "List dimensions and pinned layers with reasons, and write nothing.", GOAL)
-MEMORY: Final = options.setting("--memory SIZE", "2 GiB", "Memory limit of activations.", options.CALIBRATION)
-MIN_SQNR: Final = replace(options.MIN_SQNR, key="")
 REPORT: Final = options.option("--report FILE.json", Path, "Write the whole report as JSON.", options.FILES)
 
 OPTIONS: Final = (
     options.MODEL,
     options.DATA,
     OUTPUT,
+    RECIPE,
+    BACKEND,
     MACS,
-    WEIGHTS,
+    SIZE,
+    LATENCY,
+    MAX_LOSS,
     RATIO,
+    SPARSITY,
+    PATTERN,
     STRATEGY,
     MULTIPLE,
+    ROUNDS,
     LEAST,
     NO_REFIT,
+    FINETUNE,
+    RATE,
+    AUGMENT,
     MASKED,
+    options.SET,
     PLAN,
     *options.FEEDS,
-    MEMORY,
-    MIN_SQNR,
+    options.MEMORY,
+    options.MIN_SQNR,
     REPORT,
     options.FORCE,
     *options.COMMON_WITH_PROGRESS,
@@ -69,7 +128,7 @@ OPTIONS: Final = (
 def run(given: Arguments) -> int:
     from sbonnx import graph as graphs
     from sbonnx.cli.output.printer import to_json
-    from sbonnx.pruning.verified import prune
+    from sbonnx.pruning.verified import no_gain, prune
 
     if given[PLAN]:
         return _show_dimensions(given)
@@ -77,58 +136,73 @@ def run(given: Arguments) -> int:
     page = given[REPORT]
     if page is not None:
         graphs.check_target(page, inputs=[model, output], force=force)
-    samples = given[options.SAMPLES]
+    recipe = _recipe(given)
+    told = no_gain(recipe.backend) if recipe.sparse.pattern is not None else []
+    for note in told:
+        given.printer().note(note)
     progress = given.progress()
     try:
         report = prune(
             model,
             given[options.DATA],
-            macs=given[MACS],
-            weights=given[WEIGHTS],
-            ratio=given[RATIO],
-            strategy=given[STRATEGY],
-            multiple=given[MULTIPLE],
-            least=given[LEAST],
-            refit=not given[NO_REFIT],
+            recipe=recipe,
             masked=given[MASKED],
             output=output,
             force=force,
-            min_sqnr_db=given[MIN_SQNR],
             split=given[options.SPLIT],
-            limit=samples,
-            device=given[options.DEVICE] or "cpu",
-            memory=given[MEMORY],
             progress=progress,
         )
     finally:
         progress.close()
     if page is not None:
         graphs.write_text(page, to_json(report.to_dict()) + "\n")
-    return _show_report(given, report)
+    return _show_report(given, report, told)
 
 
-def _show_report(given: Arguments, report: PruningReport) -> int:
+def _recipe(given: Arguments) -> Recipe:
+    """Load the recipe with the values of the options."""
+    from sbonnx import recipe as recipes
+
+    return recipes.load(given[RECIPE], overrides=given.overrides())
+
+
+def _show_report(given: Arguments, report: PruningReport, told: Iterable[str] = ()) -> int:
+    """Print the report, without the notes that were told before."""
     printer = given.printer()
     code = printer.problems(report.problems)
     printer.value(report.to_dict())
+    asked = report.asked.items()
     printer.facts(
         report.model,
         {
+            **{f"asked: {name}": f"{limit:g}, reached {report.reached[name]:.4g}" for name, limit in asked},
             "multiplications": f"{percent(report.macs)} remain",
-            "stored values": f"{percent(report.weights)} remain",
+            "bytes of constants": f"{percent(report.size)} remain",
+            "estimated time": None if report.latency is None else f"{percent(report.latency)} remain",
             **comparison_facts({"kernels": None, **report.metrics} if report.metrics else {}),
         },
     )
+    tuned = report.tuned
+    if tuned is not None:
+        error = f"{tuned['before']:.4f} to {tuned['after']:.4f} on hold-out samples"
+        printer.line(f"fine-tuned for {tuned['epochs']} epochs: error of the outputs {error}")
     show_outputs(printer, "outputs against the original", report.metrics)
+    if report.sparse:
+        printer.table(
+            "sparse weights",
+            ("layer", "pattern", "weights", "zeros", "TensorRT"),
+            [tuple(row[key] for key in ("layer", "pattern", "values", "zeros", "tensorrt")) for row in report.sparse],
+        )
     rows = sorted(report.dimensions, key=lambda row: -(row["error"] or 0.0))[:WORST]
     printer.table(
         "dimensions (error of the outputs if pruned alone)",
         ("written by", "read by", "before", "after", "error"),
         [(_few(row["writers"]), _few(row["readers"]), row["before"], row["after"], row["error"]) for row in rows],
     )
-    _show_refusals(printer, report.refusals)
+    show_refusals(printer, report.refusals)
     for note in report.notes:
-        printer.note(note)
+        if note not in told:
+            printer.note(note)
     printer.line(f"written: {report.output}")
     return code
 
@@ -136,10 +210,15 @@ def _show_report(given: Arguments, report: PruningReport) -> int:
 def _show_dimensions(given: Arguments) -> int:
     """List what can be removed together, and what never is."""
     from sbonnx.pruning.groups.dimensions import dependencies
+    from sbonnx.pruning.settings import pruning_of
+    from sbonnx.pruning.sparsity.choice import choose_sparse
     from sbonnx.pruning.verified import load_for_pruning
 
-    printer, graph = given.printer(), load_for_pruning(given[options.MODEL])
+    printer = given.printer()
+    graph, recipe = load_for_pruning(given[options.MODEL], _recipe(given))
     found = dependencies(graph)
+    if recipe.sparse.pattern is not None:
+        return _show_sparse(given, choose_sparse(found, recipe.sparse.pattern, pruning_of(recipe, graph).layers))
     pinned = found.pinned()
     printer.value(
         {
@@ -155,19 +234,30 @@ def _show_dimensions(given: Arguments) -> int:
         ("written by", "read by", "groups"),
         [(_few(each.writers), _few(each.readers), each.size) for each in found.dimensions],
     )
-    _show_refusals(printer, pinned)
+    show_refusals(printer, pinned)
     return printer.problems([])
 
 
-def _show_refusals(printer: Printer, refusals: Iterable[Refusal]) -> None:
-    every = list(refusals)
-    first = {refusal.why: refusal.where for refusal in reversed(every)}
-    counts = Counter(refusal.why for refusal in every)
+def _show_sparse(given: Arguments, chosen: Sequence[SparseChoice]) -> int:
+    """List the layers that become sparse, and why others stay dense."""
+    printer = given.printer()
+    rows = [
+        {
+            "layer": each.layer,
+            "values": each.values,
+            "pattern": None if each.pattern is None else str(each.pattern),
+            "why": each.why,
+            "tensorrt": each.tensorrt,
+        }
+        for each in chosen
+    ]
+    printer.value({"model": given[options.MODEL], "sparse": rows})
     printer.table(
-        "not pruned or not refitted",
-        ("times", "why", "first at"),
-        [(count, why, first[why]) for why, count in counts.most_common()],
+        "weights that become sparse",
+        ("layer", "pattern", "weights", "TensorRT, or why it stays dense"),
+        [(row["layer"], row["pattern"] or "-", row["values"], row["why"] or row["tensorrt"]) for row in rows],
     )
+    return printer.problems([])
 
 
 def _few(names: Iterable[str]) -> str:

@@ -22,6 +22,12 @@ TRAINING: Final = "Training"
 """Help group."""
 
 TRAIN_DATA: Final = options.option("--train-data DATA", Path, "Samples to train on; default: --data.", TRAINING)
+TEACHER: Final = options.option(
+    "--teacher FILE.onnx",
+    Path,
+    "Float model to learn from and to compare with, the original of a pruned one.",
+    TRAINING,
+)
 METHOD: Final = options.option(
     "--method lsq|lsq+|pact|dorefa|uniform",
     str,
@@ -58,6 +64,7 @@ OPTIONS: Final = (
     TRAIN_DATA,
     options.OUTPUT,
     *options.BASIC,
+    TEACHER,
     METHOD,
     EPOCHS,
     BATCH,
@@ -113,6 +120,7 @@ def _trained(given: Arguments, data: Path, output: Path) -> Report:
             weights="lsq" if method == "pact" else method,
             activations=method,
             adapters=given[ADAPTERS],
+            teacher=given[TEACHER],
             device=given[options.DEVICE] or "cpu",
             split=split,
             progress=progress,

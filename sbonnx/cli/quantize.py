@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from sbonnx.cli import options
 from sbonnx.cli.options import Arguments, required_output
 from sbonnx.cli.output.printer import to_json
-from sbonnx.cli.output.tables import comparison_facts, show_outputs, show_search
+from sbonnx.cli.output.tables import comparison_facts, pruned_text, show_outputs, show_refusals, show_search
 from sbonnx.errors import OutputError
 
 if TYPE_CHECKING:
@@ -135,6 +134,7 @@ def show_report(given: Arguments, report: Report) -> int:
         {
             "nodes": f"{counts['nodes before']} in the file, {counts['nodes float']} simplified and fused, "
             f"{counts['nodes quantized']} with Q/DQ",
+            "pruned": pruned_text(report.pruning),
             "quantized": f"{counts['activations']} activations, {counts['weights']} weights, {counts['biases']} biases",
             "calibrated on": f"{counts['samples']} samples" if counts["samples"] else "no samples: no range was needed",
             **comparison_facts(metrics, calibrated=bool(counts["samples"])),
@@ -147,13 +147,7 @@ def show_report(given: Arguments, report: Report) -> int:
         ("node", "tensor", "type", "isolated", "accumulated"),
         [(row["node"], row["tensor"], row["label"], row["alone_db"], row["sqnr_db"]) for row in worst],
     )
-    reasons = Counter((refusal.what, refusal.why) for refusal in report.refusals)
-    first = {(refusal.what, refusal.why): refusal.where for refusal in reversed(report.refusals)}
-    printer.table(
-        "not done",
-        ("times", "what", "why", "first at"),
-        [(count, what, why, first[what, why]) for (what, why), count in reasons.most_common()],
-    )
+    show_refusals(printer, report.refusals)
     show_search(printer, report.search)
     for note in report.notes:
         printer.note(note)

@@ -15,7 +15,7 @@ from sbonnx.pruning.criteria import CRITERIA, DimensionData, ReaderMoments, chec
 from sbonnx.pruning.fit_layers import FitLayer, MomentPair
 from sbonnx.pruning.float_pass import OutputErrors
 from sbonnx.pruning.groups.dimensions import Dependencies, Dimension
-from sbonnx.pruning.ridge import RefitWeight, mean_products, refit
+from sbonnx.pruning.ridge import KeptColumns, RefitWeight, mean_products, refit
 from sbonnx.pruning.weight_editor import WeightEditor
 from sbonnx.spec import Array
 
@@ -31,8 +31,8 @@ class SensitivityCurve:
     """Error of the outputs by the number of removed groups of one dimension.
 
     Attributes:
-        counts: ascending, from 0.
-        errors: relative error energy of the outputs on hold-out samples, not descending, from 0.
+        counts: ascending, from the number that is removed already.
+        errors: relative error energy of the outputs on hold-out samples, not descending.
     """
 
     counts: tuple[int, ...]
@@ -42,8 +42,23 @@ class SensitivityCurve:
         """Return the error at a number of removed groups: linear between and beyond the measured numbers."""
         if count <= self.counts[-1]:
             return float(np.interp(count, self.counts, self.errors))
+        if len(self.counts) == 1:
+            return self.errors[0]
         (before, last), (low, high) = self.counts[-2:], self.errors[-2:]
         return high + (high - low) / (last - before) * (count - last)
+
+
+@dataclass(frozen=True)
+class RemovedBefore:
+    """Channels that an earlier round removed.
+
+    Attributes:
+        counts: groups of each dimension, (dimensions,).
+        kept: columns that remain, by layer, bool (G, K).
+    """
+
+    counts: Array
+    kept: Mapping[str, Array]
 
 
 def data_of(
@@ -51,8 +66,14 @@ def data_of(
     layers: Mapping[str, FitLayer],
     pairs: Mapping[str, MomentPair],
     seed: int = 0,
+    kept: Mapping[str, Array] | None = None,
 ) -> DimensionData:
-    """Collect the weights that write a dimension and the moments of the layers that read it."""
+    """Collect the weights that write a dimension and the moments of the layers that read it.
+
+    Args:
+        kept: columns of layers that were not removed before, bool (G, K); moments of others are 0, so that nothing is
+            compensated by them.
+    """
     written, read, readers = [], [], []
     for side, channels in dimension.channels.items():
         layer = layers.get(side.layer)
@@ -68,6 +89,8 @@ def data_of(
         if side.layer in pairs:
             fit = pairs[side.layer].fit
             a = mean_products(fit, fit, centred=layer.bias is not None).a
+            if kept is not None:
+                a = a * (kept[side.layer][:, :, None] & kept[side.layer][:, None, :])
             readers.append(ReaderMoments(weight, a, columns))
     return DimensionData(dimension.size, tuple(written or read), tuple(readers), seed)
 
@@ -97,32 +120,40 @@ def curves(
     pairs: Mapping[str, MomentPair],
     judge: OutputErrors,
     options: RunOptions,
+    before: RemovedBefore | None = None,
 ) -> list[SensitivityCurve]:
     """Measure the curve of each dimension of `found`, alone, with one-stream refits of the layers that read it.
 
     Args:
-        graph: the float graph; not changed.
-        orders: order of removal by dimension.
-        layers, pairs: layers that can be refitted, and their moments; others get zero columns.
-        judge: hold-out samples.
+        graph: the float graph, or a masked and refitted one; not changed.
+        orders: groups that can be removed, in the order of removal, by dimension.
+        layers, pairs: layers of the graph that can be refitted, and their moments; others get zero columns.
+        judge: hold-out samples, and outputs of the float graph.
+        before: what is removed already.
     """
+    starts = [0] * len(orders) if before is None else before.counts.tolist()
+    error = 0.0 if before is None else judge.error(graph)
     trial = WeightEditor(graphs.copy(graph), layers)
     options.progress.start("sensitivity of dimensions", len(found.dimensions))
     measured = []
-    for dimension, order in zip(found.dimensions, orders, strict=True):
+    for dimension, order, start in zip(found.dimensions, orders, starts, strict=True):
         readers = [(side, channels) for side, channels in dimension.channels.items() if side.direction == "in"]
         stored = {side.layer: trial.stored(side.layer) for side, _ in readers if side.layer in layers}
         strengths: dict[str, float | None] = {}
-        counts, errors = [0], [0.0]
-        sizes = sorted({round(share * dimension.size) for share in SHARES} - {0, dimension.size})
+        counts, errors = [start], [error]
+        left = dimension.size - start
+        sizes = sorted({min(start + round(share * left), len(order)) for share in SHARES} - {start})
         middle = sizes[min(MIDDLE, len(sizes) - 1)] if sizes else 0
         for count in [middle, *(size for size in sizes if size != middle)] if sizes else []:
-            gone = dimension.first(order, count)
+            gone = sorted(order[:count])
             for side, channels in readers:
                 layer = layers.get(side.layer)
                 if layer is None:
                     continue
-                one = _refitted(layer, pairs.get(side.layer), channels[list(gone)], strengths.get(side.layer))
+                kept = kept_columns(layer, channels[gone])
+                if before is not None:
+                    kept = kept & before.kept[side.layer]
+                one = _refitted(layer, pairs.get(side.layer), kept, strengths.get(side.layer))
                 strengths.setdefault(side.layer, one.strength if np.isfinite(one.strength) else None)
                 trial.put(side.layer, *stored[side.layer])
                 trial.set(side.layer, one)
@@ -137,11 +168,11 @@ def curves(
     return measured
 
 
-def _refitted(layer: FitLayer, pair: MomentPair | None, channels: Array, strength: float | None) -> RefitWeight:
-    weight, kept = layer.weight(), kept_columns(layer, channels)
+def _refitted(layer: FitLayer, pair: MomentPair | None, kept: Array, strength: float | None) -> RefitWeight:
+    weight = layer.weight()
     if pair is None:
         return masked_weight(weight, kept)
-    return refit(weight, pair, kept, centred=layer.bias is not None, strength=strength)
+    return refit(weight, pair, KeptColumns(kept), centred=layer.bias is not None, strength=strength, use_held=False)
 
 
 def masked_weight(weight: Array, kept: Array) -> RefitWeight:

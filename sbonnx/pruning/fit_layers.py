@@ -26,7 +26,7 @@ ROWS: Final = 32
 
 @dataclass(frozen=True)
 class FitLayer:
-    """A linear layer of the main graph whose weight can be refitted.
+    """A linear layer of the main graph whose weight can be replaced.
 
     Attributes:
         sides: the layer and its channels.
@@ -49,6 +49,11 @@ class FitLayer:
     def name(self) -> str:
         """Name of the node."""
         return str(self.sides.node.name)
+
+    @property
+    def can_refit(self) -> bool:
+        """Whether its weight can be refitted: no other layer reads it."""
+        return not self.sides.shared
 
     @property
     def layout(self) -> LinearLayer:
@@ -82,7 +87,10 @@ class FitLayer:
 def fit_layers(
     graph: Graph, found: Dependencies, memory: int, *, two_streams: bool
 ) -> tuple[list[FitLayer], list[Refusal]]:
-    """Return the layers that can be refitted, and refusals for those whose moments do not fit into `memory` bytes."""
+    """Return the layers whose weight can be replaced, and refusals for those that are not refitted.
+
+    Layers whose moments do not fit into `memory` bytes are left out.
+    """
     biases = biases_of(graph)
     layers, refusals = [], []
     for sides in found.linears:
@@ -90,7 +98,9 @@ def fit_layers(
         if layer is None:
             refusals.append(Refusal(WHAT, node.name, "its weight cannot be refitted: it is empty or on the left"))
             continue
-        size = 2 * bytes_for(layer, two_streams)
+        if sides.shared:
+            refusals.append(Refusal(WHAT, node.name, "not refitted: another layer reads the same weight"))
+        size = 0 if sides.shared else 2 * bytes_for(layer, two_streams)
         if size > memory:
             why = f"not refitted: the moments of its {layer.inputs} inputs take {size / 2**30:.1f} GiB"
             refusals.append(Refusal(WHAT, node.name, f"{why}; CALIBRATION.MEMORY allows {memory / 2**30:.1f}"))

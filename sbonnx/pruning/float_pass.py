@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Final
+from itertools import islice
+from typing import Any, Final
 
 import numpy as np
 
@@ -20,12 +21,15 @@ from sbonnx.graph.query import dtype
 from sbonnx.moments import bytes_for, is_held
 from sbonnx.options import RunOptions
 from sbonnx.pruning.fit_layers import FitLayer, MomentPair, input_sums
-from sbonnx.pruning.groups.dimensions import WHAT
+from sbonnx.pruning.groups.dimensions import WHAT, Dependencies
 from sbonnx.report import Refusal
 from sbonnx.spec import Array
 
 MOST_JUDGED: Final = 64
-"""Maximum number of hold-out samples on which trials run."""
+"""Maximum number of hold-out samples on which trials run, and of samples on which sizes are measured."""
+
+LEAST_SCORES: Final = 8
+"""Outputs with one axis of at least this many values a sample are scores of classes, of which differences count."""
 
 
 def float_moments(
@@ -58,6 +62,35 @@ def float_moments(
                 else:
                     pairs[layer.name] = pair
     return pairs, refusals
+
+
+def measured_sizes(graph: Graph, found: Dependencies, units: CanonicalSamples, options: RunOptions) -> dict[str, float]:
+    """Return sizes that can depend on the input, by node, on average over the samples that they are measured on.
+
+    Returns:
+        for a linear layer the output positions of a sample (rows of its matrix product), for a product of two
+        activations its multiplications. Nodes whose outputs were never computed are left out.
+
+    Raises:
+        DataError, ModelError, DeviceError: see `LayerRunner`.
+    """
+    outputs = {linear.node.outputs[0].name: linear for linear in found.linears}
+    factors = {product.node.outputs[0].name: product.node.inputs[0].name for product in found.products}
+    nodes = {tensor.name: node.name for node in graph.nodes for tensor in node.outputs}
+
+    def visit(unit: Sample, known: Mapping[str, Any]) -> dict[str, float]:
+        sizes = {
+            name: np.size(known[name]) / linear.layer.out_channels for name, linear in outputs.items() if name in known
+        }
+        products = {name: np.size(known[name]) * np.shape(known[a])[-1] for name, a in factors.items() if name in known}
+        return {name: size / unit.samples for name, size in {**sizes, **products}.items()}
+
+    total: dict[str, list[float]] = {}
+    names = [*outputs, *factors, *factors.values()]
+    for _, sizes in run_float(graph, names, islice(units, MOST_JUDGED), options, visit):
+        for name, size in sizes.items():
+            total.setdefault(nodes[name], []).append(size)
+    return {name: float(np.mean(sizes)) for name, sizes in total.items()}
 
 
 @dataclass
@@ -106,14 +139,26 @@ class OutputErrors:
             return [result for _, result in in_order(work, iter(self.units), self.options.threads or 1)]
 
     def error(self, graph: Graph) -> float:
-        """Return the energy of the error of the outputs relative to that of the outputs, mean over outputs."""
+        """Return the energy of the error of the outputs relative to that of the outputs, mean over outputs.
+
+        The mean over the scores of a sample is subtracted from scores, see `LEAST_SCORES`: an error that all classes
+        have in common changes neither softmax nor order.
+        """
         found = self.run(graph)
         ratios = []
         for name in self.outputs[0]:
             pairs = [(want[name], got[name]) for want, got in zip(self.outputs, found, strict=True)]
             if any(want.shape != got.shape for want, got in pairs):
                 continue  # as many rows as the data yields, such as boxes
-            noise = sum(float(np.square(want - got, dtype=np.float64).sum()) for want, got in pairs)
-            energy = sum(float(np.square(want, dtype=np.float64).sum()) for want, _ in pairs)
+            noise = sum(float(np.square(_centred(want - got)).sum()) for want, got in pairs)
+            energy = sum(float(np.square(_centred(want)).sum()) for want, _ in pairs)
             ratios.append(noise / energy if energy else (0.0 if noise == 0 else np.inf))
         return float(np.mean(ratios)) if ratios and np.isfinite(ratios).all() else float(np.inf)
+
+
+def _centred(values: Array) -> Array:
+    """Return float64 values, less their mean in each sample if they are scores."""
+    wide = values.astype(np.float64)
+    each = int(np.prod(values.shape[1:]))
+    scores = values.ndim > 1 and each >= LEAST_SCORES and max(values.shape[1:]) == each
+    return wide - wide.mean(axis=tuple(range(1, values.ndim)), keepdims=True) if scores else wide

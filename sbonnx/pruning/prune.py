@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from sbonnx import graph as graphs
+from sbonnx.backends.onnxruntime.costs import KernelCosts
 from sbonnx.calib.data.dataset import Dataset
 from sbonnx.calib.engine.samples import CanonicalSamples, SampleSplitter, canonical_samples
 from sbonnx.calib.engine.threads import one_blas_thread
@@ -15,62 +18,28 @@ from sbonnx.correct import give_biases
 from sbonnx.errors import DataError, RecipeError
 from sbonnx.graph import Graph
 from sbonnx.graph.edit import sort, sweep
+from sbonnx.graph.query import constant_bytes
+from sbonnx.metrics import loss_kind
 from sbonnx.options import RunOptions
-from sbonnx.pruning.allocate import CountLimits, allocate
-from sbonnx.pruning.budget import Budget, NetworkSize, network_size
-from sbonnx.pruning.criteria import CRITERIA
-from sbonnx.pruning.curves import SensitivityCurve, curves, data_of, kept_columns, removal_order
-from sbonnx.pruning.fit_layers import FitLayer, fit_layers
-from sbonnx.pruning.float_pass import OutputErrors, float_moments
+from sbonnx.plan import Plan, plan_times
+from sbonnx.pruning.budgets.allocate import CountLimits, allocate
+from sbonnx.pruning.budgets.budget import Budget, Cost, NetworkSize, SizeCost, network_size
+from sbonnx.pruning.budgets.channel_counts import multiples_of
+from sbonnx.pruning.budgets.loss_limit import LossJudge, LossTrial, smallest_within
+from sbonnx.pruning.budgets.pruned_times import PrunedTimes
+from sbonnx.pruning.curves import RemovedBefore, SensitivityCurve, curves, data_of, kept_columns, removal_order
+from sbonnx.pruning.fine_tuning import FineTuneRow, fine_tune, require_fine_tuning
+from sbonnx.pruning.fit_layers import FitLayer, MomentPair, fit_layers
+from sbonnx.pruning.float_pass import OutputErrors, float_moments, measured_sizes
 from sbonnx.pruning.groups.channel_removal import mask, remove
-from sbonnx.pruning.groups.dimensions import Dependencies, Dimension, dependencies
+from sbonnx.pruning.groups.dimensions import Dependencies, dependencies
 from sbonnx.pruning.groups.pruning_plan import LayerSide, PruningPlan
+from sbonnx.pruning.measurement import Measurement, MeasurementCache
+from sbonnx.pruning.settings import DimensionPruning, LayerPruning, Pruning, settings_of
+from sbonnx.pruning.sparsity.stage import SparseLayer, sparsify
 from sbonnx.pruning.two_streams import LayerRefit, Remains, refit_pruned
 from sbonnx.report import Refusal
 from sbonnx.spec import Array
-
-
-@dataclass(frozen=True)
-class Pruning:
-    """Settings of structured pruning.
-
-    Attributes:
-        strategy: name in `CRITERIA`; "auto": obs with data, l1norm without.
-        macs, weights: share of the multiplications, or of the stored values, that may remain; None: no limit.
-        ratio: share of each dimension to remove; None: by sensitivity curves. One of `macs`, `weights` and `ratio` is
-            given.
-        multiple: remaining groups of a dimension are a multiple of this, or all of them.
-        least: share of each dimension that always remains.
-        refit: refit the remaining weights on inputs from the pruned network.
-        seed: of random choices.
-    """
-
-    strategy: str = "auto"
-    macs: float | None = None
-    weights: float | None = None
-    ratio: float | None = None
-    multiple: int = 1
-    least: float = 0.1
-    refit: bool = True
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        """Check the settings.
-
-        Raises:
-            RecipeError: a value is out of range, or there is not exactly one goal.
-        """
-        given = {"macs": self.macs, "weights": self.weights, "ratio": self.ratio}
-        goals = [name for name, value in given.items() if value is not None]
-        if len(goals) != 1:
-            raise RecipeError(f"pruning needs one of macs, weights and ratio; given: {', '.join(goals) or 'none'}")
-        for name, value in given.items():
-            if value is not None and not 0 < value < 1:
-                raise RecipeError(f"pruning: {name} is {value}; write a share between 0 and 1, such as 0.5")
-        if self.strategy != "auto" and self.strategy not in CRITERIA:
-            raise RecipeError(f"pruning: strategy must be one of auto, {', '.join(CRITERIA)}, got '{self.strategy}'")
-        if self.multiple < 1 or not 0 <= self.least < 1:
-            raise RecipeError(f"pruning: multiple {self.multiple} is below 1, or least {self.least} not in [0, 1)")
 
 
 @dataclass(frozen=True)
@@ -89,6 +58,11 @@ class PrunedDimension:
     after: int
     error: float | None
 
+    @property
+    def name(self) -> str:
+        """The first layer that writes it, else the first that reads it."""
+        return (self.writers or self.readers)[0]
+
 
 @dataclass(frozen=True)
 class Pruned:
@@ -101,7 +75,12 @@ class Pruned:
         dimensions: one row per dimension.
         layers: one row per refitted layer.
         refusals: pinned layers, and layers that were not refitted.
-        macs, weights: remaining share of the multiplications and of the stored values.
+        macs, size: remaining share of the multiplications, and of the bytes of all constants.
+        latency: remaining share of the time of a sample, estimated; None without kernel costs.
+        loss: on hold-out samples; None without MAX_LOSS.
+        unaligned: dimensions whose channels do not fill whole blocks of the backend's kernels.
+        sparse: one row per layer whose weight became sparse.
+        tuned: outcome of fine-tuning; None without.
     """
 
     plan: PruningPlan
@@ -111,143 +90,366 @@ class Pruned:
     layers: tuple[LayerRefit, ...]
     refusals: tuple[Refusal, ...]
     macs: float
-    weights: float
+    size: float
+    latency: float | None
+    loss: float | None
+    unaligned: tuple[PrunedDimension, ...]
+    sparse: tuple[SparseLayer, ...] = ()
+    tuned: FineTuneRow | None = None
+
+    def of(self, budget: Budget) -> float | None:
+        """Return the remaining share of a cost."""
+        return {"macs": self.macs, "size": self.size, "latency": self.latency}[budget]
 
 
-def prune_graph(graph: Graph, data: Dataset | None, settings: Pruning, options: RunOptions | None = None) -> Pruned:
+def prune_graph(
+    graph: Graph,
+    data: Dataset | None,
+    settings: Pruning,
+    options: RunOptions | None = None,
+    judged: Dataset | None = None,
+) -> Pruned:
     """Prune a float graph.
 
     Channels of each dimension are ordered by a criterion; the numbers that remain follow from measured sensitivity
-    curves and the budget, or from one ratio; the remaining weights are refitted layer by layer.
+    curves and the budget, or from one ratio; the remaining weights are refitted layer by layer, and fine-tuned if
+    `settings.finetune` is set. With a pattern of zeros, see `sparsify`.
 
     Args:
         graph: simplified and fused; biases are added to layers without one, and unused nodes are removed, in place.
         data: calibration data; None: no refit, and only a ratio with a strategy that needs no data.
         settings: see `Pruning`.
         options: see `RunOptions`.
+        judged: hold-out samples for MAX_LOSS; None: `data`.
+
+    Returns:
+        If the budget or the loss cannot be met: the nearest network.
 
     Raises:
-        RecipeError: the budget cannot be met, or nothing can be removed.
-        DataError: a budget or the strategy needs data.
-        ModelError, DeviceError: see `LayerRunner`.
+        RecipeError: nothing can be removed.
+        DataError: a budget, the strategy or fine-tuning needs data.
+        ModelError, DeviceError: see `LayerRunner` and `require_fine_tuning`.
     """
     options = options or RunOptions()
+    if settings.finetune is not None:
+        if data is None:
+            raise DataError("fine-tuning needs samples: give calibration data")
+        require_fine_tuning(graph, settings.finetune)
+    if settings.pattern is not None:
+        sparse = sparsify(graph, data, settings.pattern, settings, options)
+        same = (PruningPlan({}), sparse.graph, sparse.graph)
+        done = Pruned(*same, (), sparse.layers, sparse.refusals, 1.0, 1.0, None, None, (), sparse.sparse)
+        return _fine_tuned(done, graph, data, settings, options)
+    original = _finished(graph)
+    if data is None:
+        return _without_data(graph, settings, options, original)
+    with _pruner_of(graph, data, settings, options) as pruner:
+        done = _with_data(pruner, judged or data, original)
+    return _fine_tuned(done, graph, data, settings, options)
+
+
+def measure_graph(graph: Graph, data: Dataset, settings: Pruning, options: RunOptions) -> None:
+    """Measure what `prune_graph` reads from the cache of `options`: it is the same for budgets of different size.
+
+    Sparse weights have no such measurement. Args and Raises: see `prune_graph`.
+    """
+    if settings.pattern is None:
+        _finished(graph)
+        with _pruner_of(graph, data, settings, options) as pruner:
+            pruner.measure()
+
+
+def _finished(graph: Graph) -> int:
+    """Remove unused nodes and add missing biases, in place; return the bytes of the constants without those biases."""
     sweep(graph)
     sort(graph)
+    size = constant_bytes(graph)
     give_biases(graph)
+    return size
+
+
+def _traced(
+    graph: Graph, settings: Pruning, options: RunOptions, strategy: str
+) -> tuple[Dependencies, dict[str, FitLayer], list[DimensionPruning], list[Refusal]]:
+    """Return the dimensions, the layers that can be refitted, the settings of each dimension, and refusals.
+
+    Args:
+        strategy: in place of "auto".
+    """
     found = dependencies(graph)
     if not found.dimensions:
         reasons = "; ".join(f"{one.where}: {one.why}" for one in found.pinned()[:3]) or "it has no linear layers"
         raise RecipeError(f"pruning: no channels of the model can be removed: {reasons}")
     listed, refusals = fit_layers(graph, found, options.memory_bytes, two_streams=True)
-    layers = {layer.name: layer for layer in listed}
-    strategy = settings.strategy if settings.strategy != "auto" else "l1norm" if data is None else "obs"
-    if data is None:
-        return _without_data(graph, found, layers, settings, strategy)
+    strategy = settings.strategy if settings.strategy != "auto" else strategy
+    each = [settings_of(found, dimension, settings, strategy) for dimension in found.dimensions]
+    return found, {layer.name: layer for layer in listed}, each, refusals
+
+
+@contextmanager
+def _pruner_of(graph: Graph, data: Dataset, settings: Pruning, options: RunOptions) -> Iterator[_Pruner]:
+    """Order the samples by their contents, and yield what is pruned."""
+    found, layers, each, refusals = _traced(graph, settings, options, "obs")
+    cache = MeasurementCache(options, data)
     units = SampleSplitter(graph, device=options.device).units(data.items())
     with canonical_samples(units, options.memory_bytes) as samples, one_blas_thread():
-        return _with_data(graph, found, layers, settings, strategy, samples, options, refusals)
+        yield _Pruner(graph, found, layers, settings, each, samples, options, cache, tuple(refusals))
 
 
-def _without_data(
-    graph: Graph, found: Dependencies, layers: dict[str, FitLayer], settings: Pruning, strategy: str
-) -> Pruned:
-    if settings.ratio is None:
+def _fine_tuned(done: Pruned, graph: Graph, data: Dataset | None, settings: Pruning, options: RunOptions) -> Pruned:
+    if settings.finetune is None or data is None:
+        return done
+    small, masked, tuned = fine_tune(graph, done.plan, done.graph, done.masked, data, settings, options)
+    return replace(done, graph=small, masked=masked, tuned=tuned)
+
+
+def _without_data(graph: Graph, settings: Pruning, options: RunOptions, original: int) -> Pruned:
+    found, layers, each, _ = _traced(graph, settings, options, "l1norm")
+    if settings.budget is not None:
         raise DataError("pruning to a budget measures the network: give calibration data, or a ratio")
-    if strategy in ("output", "obs"):
-        raise DataError(f"the pruning strategy '{strategy}' reads activations: give calibration data, or take l1norm")
-    orders = [removal_order(strategy, data_of(dimension, layers, {}, settings.seed)) for dimension in found.dimensions]
+    measured = [one.strategy for one in each if one.strategy in ("output", "obs")]
+    if measured:
+        raise DataError(
+            f"the pruning strategy '{measured[0]}' reads activations: give calibration data, or take l1norm"
+        )
+    orders = _orders(found, layers, {}, settings, each)
     size = network_size(graph, found, found.dimensions, {})
-    plan, removed = _plan(found, orders, _by_ratio(found.dimensions, settings))
+    removed = _by_ratio(found, orders, settings, each)
+    plan = _plan(found, orders, removed)
     masked = graphs.copy(graph)
     mask(masked, plan)
-    return _finish(masked, found, plan, size, removed, [], [], found.pinned())
+    network = _Network(plan, masked, (), ())
+    return _finish(graph, found, settings, size, network, removed, original, [], None, found.pinned())
 
 
-def _with_data(
-    graph: Graph,
-    found: Dependencies,
-    layers: dict[str, FitLayer],
-    settings: Pruning,
-    strategy: str,
-    samples: CanonicalSamples,
-    options: RunOptions,
-    refusals: Sequence[Refusal],
-) -> Pruned:
-    pairs, missing = float_moments(graph, _readers(found, layers), samples, options)
-    orders = [
-        removal_order(strategy, data_of(dimension, layers, pairs, settings.seed)) for dimension in found.dimensions
-    ]
-    size = network_size(graph, found, found.dimensions, {name: pair.rows_a_sample for name, pair in pairs.items()})
-    measured: list[SensitivityCurve] = []
-    if settings.ratio is not None:
-        counts = _by_ratio(found.dimensions, settings)
+@dataclass(frozen=True)
+class _Network:
+    """A masked and refitted network, with a row for each refitted layer."""
+
+    plan: PruningPlan
+    masked: Graph
+    rows: tuple[LayerRefit, ...]
+    refusals: tuple[Refusal, ...]
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """Orders of removal, sensitivity curves (empty without a budget) and size of the network."""
+
+    orders: Sequence[tuple[int, ...]]
+    curves: Sequence[SensitivityCurve]
+    size: NetworkSize
+    refusals: tuple[Refusal, ...]
+
+
+@dataclass(frozen=True)
+class _Pruner:
+    """A float network and samples, from which pruned networks are made."""
+
+    graph: Graph
+    found: Dependencies
+    layers: dict[str, FitLayer]
+    settings: Pruning
+    each: Sequence[DimensionPruning]
+    samples: CanonicalSamples
+    options: RunOptions
+    cache: MeasurementCache
+    refusals: tuple[Refusal, ...]
+
+    @cached_property
+    def judge(self) -> OutputErrors:
+        """Outputs of the float network on hold-out samples."""
+        return OutputErrors.of(self.graph, self.samples, self.options)
+
+    def measure(self) -> _Measured:
+        """Measure the float network."""
+        return self._measured(self.graph, self.found, self.layers, None, ())
+
+    def measure_again(self, network: _Network, orders: Sequence[Sequence[int]], removed: Array) -> _Measured:
+        """Measure what remains of a network of which the first `removed` groups of each order are removed."""
+        found = dependencies(network.masked)
+        listed, _ = fit_layers(network.masked, found, self.options.memory_bytes, two_streams=True)
+        kept = {layer.name: _remains(layer, network.plan).columns for layer in listed}
+        first = [tuple(order[:count]) for order, count in zip(orders, removed.tolist(), strict=True)]
+        layers = {layer.name: layer for layer in listed}
+        return self._measured(network.masked, found, layers, RemovedBefore(removed, kept), first)
+
+    def _measured(
+        self,
+        graph: Graph,
+        found: Dependencies,
+        layers: dict[str, FitLayer],
+        before: RemovedBefore | None,
+        first: Sequence[tuple[int, ...]],
+    ) -> _Measured:
+        def measure() -> Measurement:
+            pairs, missing = float_moments(graph, _readers(found, layers), self.samples, self.options)
+            orders = _orders(found, layers, pairs, self.settings, self.each, before, first)
+            measured: list[SensitivityCurve] = []
+            if self.settings.budget is not None:
+                measured = curves(graph, found, orders, layers, pairs, self.judge, self.options, before)
+            sizes = measured_sizes(graph, found, self.samples, self.options)
+            return Measurement(tuple(orders), tuple(measured), sizes, tuple(missing))
+
+        strategies = tuple(one.strategy for one in self.each)
+        has_curves = self.settings.budget is not None
+        depends_on = (strategies, self.settings.seed, has_curves, self.options.memory_bytes, tuple(first))
+        known = self.cache.get(graph, depends_on, measure)
+        size = network_size(graph, found, found.dimensions, known.sizes)
+        return _Measured(known.orders, known.curves, size, known.refusals)
+
+    def cost(self, measured: _Measured) -> Cost:
+        """Return the cost that the budget limits."""
+        budget, costs = self.settings.budget, self.settings.costs
+        assert budget is not None
+        if budget != "latency":
+            return SizeCost(measured.size, budget)
+        assert costs is not None
+        return PrunedTimes(self.graph, self.found, measured.orders, costs)
+
+    def limits(self, measured: _Measured) -> CountLimits:
+        """Return the limits of a budget; a dimension with its own ratio keeps to it."""
+        own = enumerate(_by_ratio(self.found, measured.orders, self.settings, self.each).tolist())
+        limits = _limits(self.found, measured.orders, self.settings, self.settings.least)
+        return replace(limits, fixed={place: count for place, count in own if count >= 0})
+
+    def allocated(self, measured: _Measured, cost: Cost, target: float, start: Array | None = None) -> Array:
+        """Return the removed groups of each dimension that meet a target."""
+        sizes = [dimension.size for dimension in self.found.dimensions]
+        return allocate(measured.curves, sizes, self.limits(measured), cost, target, start)
+
+    def build(self, measured: _Measured, removed: Array) -> _Network:
+        """Mask the first groups of each order and refit the remaining weights."""
+        plan = _plan(self.found, measured.orders, removed)
+        masked = graphs.copy(self.graph)
+        mask(masked, plan)
+        if not self.settings.refit:
+            return _Network(plan, masked, (), ())
+        own = self.settings.layers
+        fitted = [layer for name, layer in self.layers.items() if not own.get(name, LayerPruning()).skip]
+        kept = {layer.name: _remains(layer, plan) for layer in fitted}
+        rows, refusals = refit_pruned(self.graph, masked, fitted, kept, self.samples, self.options)
+        return _Network(plan, masked, tuple(rows), tuple(refusals))
+
+
+def _with_data(pruner: _Pruner, judged: Dataset, original: int) -> Pruned:
+    settings, found, loss = pruner.settings, pruner.found, None
+    measured = pruner.measure()
+    if settings.budget is None:
+        removed = _by_ratio(found, measured.orders, settings, pruner.each)
+        network = pruner.build(measured, removed)
+    elif settings.max_loss is not None:
+        removed, network, loss = _by_loss(pruner, measured, judged)
     else:
-        judge = OutputErrors.of(graph, samples, options)
-        measured = curves(graph, found, orders, layers, pairs, judge, options)
-        counts = _by_budget(found.dimensions, measured, size, settings)
-    del pairs
-    plan, removed = _plan(found, orders, counts)
-    masked = graphs.copy(graph)
-    mask(masked, plan)
-    rows: list[LayerRefit] = []
-    more: list[Refusal] = []
-    if settings.refit:
-        kept = {name: _remains(layer, plan) for name, layer in layers.items()}
-        rows, more = refit_pruned(graph, masked, list(layers.values()), kept, samples, options)
-    every = dict.fromkeys([*found.pinned(), *refusals, *missing, *more])
-    return _finish(masked, found, plan, size, removed, measured, rows, list(every))
+        measured, removed, network = _by_budget(pruner, measured, original)
+    every = dict.fromkeys([*found.pinned(), *pruner.refusals, *measured.refusals, *network.refusals])
+    return _finish(
+        pruner.graph, found, settings, measured.size, network, removed, original, measured.curves, loss, list(every)
+    )
+
+
+def _by_budget(pruner: _Pruner, measured: _Measured, original: int) -> tuple[_Measured, Array, _Network]:
+    """Prune to a budget, in rounds: each removes the same share of what the one before left."""
+    share, rounds = pruner.settings.share, pruner.settings.rounds
+    assert share is not None
+    removed = np.zeros(len(pruner.found.dimensions), np.int64)
+    cost = pruner.cost(measured)
+    whole = original if pruner.settings.budget == "size" else cost(removed)
+    removed = pruner.allocated(measured, cost, share ** (1 / rounds) * whole)
+    network = pruner.build(measured, removed)
+    for number in range(1, rounds):
+        measured = pruner.measure_again(network, measured.orders, removed)
+        target = share ** ((number + 1) / rounds) * whole
+        removed = pruner.allocated(measured, pruner.cost(measured), target, removed)
+        network = pruner.build(measured, removed)
+    return measured, removed, network
+
+
+def _by_loss(pruner: _Pruner, measured: _Measured, judged: Dataset) -> tuple[Array, _Network, float]:
+    """Remove as many multiplications as MAX_LOSS allows."""
+    settings, cost = pruner.settings, pruner.cost(measured)
+    assert settings.max_loss is not None
+    kind = "metric" if settings.metric is not None else loss_kind(settings.loss, pruner.graph)
+    judge = LossJudge(pruner.graph, judged, kind, settings.metric, pruner.options.device)
+    whole = cost(np.zeros(len(pruner.found.dimensions), np.int64))
+
+    def trial(share: float) -> LossTrial[tuple[Array, _Network]]:
+        removed = pruner.allocated(measured, cost, share * whole)
+        network = pruner.build(measured, removed)
+        return LossTrial(share, judge.loss(network.masked), (removed, network))
+
+    least = cost(pruner.allocated(measured, cost, 0.0)) / whole
+    best = smallest_within(trial, least, settings.max_loss)
+    return *best.result, best.loss
 
 
 def _readers(found: Dependencies, layers: dict[str, FitLayer]) -> list[FitLayer]:
     """Return the layers that read a dimension, in order."""
     names = {name for dimension in found.dimensions for name in dimension.readers}
-    return [layer for name, layer in layers.items() if name in names]
+    return [layer for name, layer in layers.items() if name in names and layer.can_refit]
 
 
-def _by_ratio(dimensions: Sequence[Dimension], settings: Pruning) -> Array:
-    """Return int(n * ratio) removed groups for each dimension, fewer where multiples ask for it."""
-    assert settings.ratio is not None
-    limits = CountLimits((settings.multiple,) * len(dimensions), settings.least)
-    counts = []
-    for place, dimension in enumerate(dimensions):
-        wanted = int(dimension.size * settings.ratio + 1e-9)
-        counts.append(max(count for count in limits.counts(place, dimension.size) if count <= wanted))
+def _orders(
+    found: Dependencies,
+    layers: Mapping[str, FitLayer],
+    pairs: Mapping[str, MomentPair],
+    settings: Pruning,
+    each: Sequence[DimensionPruning],
+    before: RemovedBefore | None = None,
+    first: Sequence[tuple[int, ...]] = (),
+) -> list[tuple[int, ...]]:
+    """Return the groups of each dimension that can be removed together, in the order of removal.
+
+    Args:
+        before, first: what is removed already, and the groups of each dimension that are.
+    """
+    kept = None if before is None else before.kept
+    orders = []
+    for place, (dimension, one) in enumerate(zip(found.dimensions, each, strict=True)):
+        order = removal_order(one.strategy, data_of(dimension, layers, pairs, settings.seed, kept))
+        gone = first[place] if first else ()
+        orders.append(dimension.removable([*gone, *(group for group in order if group not in gone)]))
+    return orders
+
+
+def _limits(found: Dependencies, orders: Sequence[Sequence[int]], settings: Pruning, least: float) -> CountLimits:
+    if settings.multiple == "auto":
+        multiples = multiples_of(found, settings.backend, integers=settings.integers)
+    else:
+        multiples = tuple(dimension.multiple(settings.multiple) for dimension in found.dimensions)
+    return CountLimits(multiples, tuple(map(len, orders)), least)
+
+
+def _by_ratio(
+    found: Dependencies,
+    orders: Sequence[Sequence[int]],
+    settings: Pruning,
+    each: Sequence[DimensionPruning],
+) -> Array:
+    """Return int(n * ratio) removed groups for each dimension, fewer where multiples ask for it; -1: by the budget.
+
+    Raises:
+        RecipeError: nothing of a dimension would remain.
+    """
+    limits, counts = _limits(found, orders, settings, 0.0), []
+    for place, (dimension, one) in enumerate(zip(found.dimensions, each, strict=True)):
+        wanted = -1 if one.ratio is None else int(dimension.size * one.ratio)
+        if wanted == dimension.size:
+            raise RecipeError(
+                f"pruning: a ratio of {one.ratio:g} leaves no channels of '{dimension.name}'; set a ratio below 1, in "
+                "SPARSE.SPECIFIC for this layer alone"
+            )
+        counts.append(max((count for count in limits.counts(place, dimension.size) if count <= wanted), default=-1))
     return np.array(counts, np.int64)
 
 
-def _by_budget(
-    dimensions: Sequence[Dimension], measured: Sequence[SensitivityCurve], size: NetworkSize, settings: Pruning
-) -> Array:
-    """Return the removed groups of each dimension that meet the budget.
-
-    Raises:
-        RecipeError: it cannot be met.
-    """
-    kind: Budget = "macs" if settings.macs is not None else "weights"
-    share = settings.macs if settings.macs is not None else settings.weights
-    assert share is not None
-    limits = CountLimits((settings.multiple,) * len(dimensions), settings.least)
-    whole = size.total(kind, np.zeros(len(dimensions)))
-    sizes = [dimension.size for dimension in dimensions]
-    removed = allocate(measured, sizes, limits, lambda counts: size.total(kind, counts), share * whole)
-    if removed is None:
-        most = np.array([max(limits.counts(place, count)) for place, count in enumerate(sizes)])
-        least = size.total(kind, most) / whole
-        raise RecipeError(
-            f"pruning cannot reach a share of {share:g} of the {kind}: with {settings.least:g} of each dimension kept, "
-            f"{least:.3f} remains; set {kind} to {np.ceil(least * 1000) / 1000:g} or more, or lower least"
-        )
-    return removed
-
-
-def _plan(found: Dependencies, orders: Sequence[Sequence[int]], counts: Array) -> tuple[PruningPlan, Array]:
-    """Return the plan that removes the first groups of each order, and how many it removes."""
+def _plan(found: Dependencies, orders: Sequence[Sequence[int]], removed: Array) -> PruningPlan:
+    """Return the plan that removes the first groups of each order."""
     chosen = [
-        (dimension, dimension.first(order, int(count)))
-        for dimension, order, count in zip(found.dimensions, orders, counts, strict=True)
+        (dimension, sorted(order[:count]))
+        for dimension, order, count in zip(found.dimensions, orders, removed.tolist(), strict=True)
     ]
-    return found.plan_of(chosen), np.array([len(groups) for _, groups in chosen], np.int64)
+    return found.plan_of(chosen)
 
 
 def _remains(layer: FitLayer, plan: PruningPlan) -> Remains:
@@ -255,7 +457,7 @@ def _remains(layer: FitLayer, plan: PruningPlan) -> Remains:
     outputs = np.ones(layer.layout.out_channels, bool)
     outputs[list(plan.removed.get(LayerSide(layer.name, "out"), ()))] = False
     gone = plan.removed.get(LayerSide(layer.name, "in"), ())
-    if layer.sides.is_depthwise or not gone:
+    if layer.sides.passes_on or not gone:
         return Remains(np.ones((layer.layout.groups, layer.layout.inputs), bool), outputs)
     each, group = layer.layout.in_channels // layer.layout.group, layer.layout.group
     first = [channel for channel in gone if channel < each]
@@ -263,20 +465,20 @@ def _remains(layer: FitLayer, plan: PruningPlan) -> Remains:
     return Remains(kept_columns(layer, groups), outputs)
 
 
-def _finish(
-    masked: Graph,
+def _finish(  # noqa: PLR0913
+    graph: Graph,
     found: Dependencies,
-    plan: PruningPlan,
+    settings: Pruning,
     size: NetworkSize,
+    network: _Network,
     removed: Array,
+    original: int,
     measured: Sequence[SensitivityCurve],
-    rows: Sequence[LayerRefit],
+    loss: float | None,
     refusals: Sequence[Refusal],
 ) -> Pruned:
-    small = graphs.copy(masked)
-    remove(small, plan)
-    none = np.zeros(len(removed))
-    shares = {kind: size.total(kind, removed) / (size.total(kind, none) or 1.0) for kind in ("macs", "weights")}
+    small = graphs.copy(network.masked)
+    remove(small, network.plan)
     dimensions = tuple(
         PrunedDimension(
             dimension.writers,
@@ -287,4 +489,26 @@ def _finish(
         )
         for place, (dimension, count) in enumerate(zip(found.dimensions, removed, strict=True))
     )
-    return Pruned(plan, masked, small, dimensions, tuple(rows), tuple(refusals), shares["macs"], shares["weights"])
+    multiples = multiples_of(found, settings.backend, integers=settings.integers)
+    counts = zip(dimensions, multiples, strict=True)
+    unaligned = (row for row, many in counts if row.after < row.before and row.before > many and row.after % many)
+    return Pruned(
+        plan=network.plan,
+        masked=network.masked,
+        graph=small,
+        dimensions=dimensions,
+        layers=network.rows,
+        refusals=tuple(refusals),
+        macs=float(size.total("macs", removed) / (size.total("macs", np.zeros(len(removed))) or 1.0)),
+        size=constant_bytes(small) / (original or 1),
+        latency=None
+        if settings.costs is None
+        else _time(small, settings.costs) / (_time(graph, settings.costs) or 1.0),
+        loss=loss,
+        unaligned=tuple(unaligned),
+    )
+
+
+def _time(graph: Graph, costs: KernelCosts) -> float:
+    """Estimate the time of one sample in float in ns."""
+    return plan_times(graph, costs)(Plan(()))

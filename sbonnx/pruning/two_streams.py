@@ -23,7 +23,7 @@ from sbonnx.options import RunOptions
 from sbonnx.plan.types import Reader
 from sbonnx.pruning.fit_layers import FitLayer, InputSums, MomentPair, input_sums
 from sbonnx.pruning.groups.dimensions import WHAT
-from sbonnx.pruning.ridge import RefitWeight, refit
+from sbonnx.pruning.ridge import KeptColumns, RefitWeight, WeightSolver, refit
 from sbonnx.pruning.skips import SkipProducts, SkipSums, skips_of
 from sbonnx.pruning.weight_editor import WeightEditor
 from sbonnx.report import Refusal
@@ -40,6 +40,7 @@ class LayerRefit:
     Attributes:
         layer: name of the node.
         columns, removed: columns of its weight, and how many are removed.
+        zeros: values of its weight that are zero.
         strength: lambda, relative; infinite if the old weight was better.
         before, after: see `RefitWeight`.
     """
@@ -50,14 +51,28 @@ class LayerRefit:
     strength: float
     before: float
     after: float
+    zeros: int = 0
 
 
 @dataclass(frozen=True)
 class Remains:
-    """Part of a weight that remains: columns, bool (G, K), and output channels, bool (out channels,)."""
+    """Part of a weight that remains.
+
+    Attributes:
+        columns: bool (G, K).
+        outputs: output channels, bool (out channels,).
+        solver: finds the remaining values; None: `KeptColumns` of `columns`.
+    """
 
     columns: Array
     outputs: Array
+    solver: WeightSolver | None = None
+
+    @staticmethod
+    def all_of(layer: FitLayer, solver: WeightSolver | None = None) -> Remains:
+        """Return all columns and outputs of a layer."""
+        layout = layer.layout
+        return Remains(np.ones((layout.groups, layout.inputs), bool), np.ones(layout.out_channels, bool), solver)
 
 
 def refit_pruned(
@@ -73,7 +88,7 @@ def refit_pruned(
     Args:
         graph: the float graph; not changed.
         masked: a copy in which the weights of removed columns are zero.
-        layers: of `graph`.
+        layers: of `graph`; those that share a weight with another layer keep it.
         kept: columns and outputs that remain, by layer. Every layer has an entry.
         units: the samples.
         options: see `RunOptions`.
@@ -81,7 +96,7 @@ def refit_pruned(
     Raises:
         DataError, ModelError, DeviceError: see `LayerRunner`.
     """
-    walk = _Walk(graph, masked, layers, kept, options)
+    walk = _Walk(graph, masked, [layer for layer in layers if layer.can_refit], kept, options)
     with one_blas_thread():
         walk.run(units)
     return walk.rows, walk.refusals
@@ -178,7 +193,10 @@ class _Walk(LayerVisitor[list[dict[str, Array]]]):
         self.editor.set(layer.name, found)
         columns = remains.columns
         removed = int((~columns).sum())
-        self.rows.append(LayerRefit(layer.name, columns.size, removed, found.strength, found.before, found.after))
+        zeros = int((found.weight == 0).sum())
+        self.rows.append(
+            LayerRefit(layer.name, columns.size, removed, found.strength, found.before, found.after, zeros)
+        )
 
 
 def _refit_remaining(
@@ -189,12 +207,13 @@ def _refit_remaining(
 ) -> RefitWeight:
     """Refit the outputs that remain; the others, which nothing reads, keep their weights."""
     weight, centred = layer.weight(), layer.bias is not None
-    kept, outputs = remains.columns, remains.outputs
+    outputs = remains.outputs
+    solver = remains.solver or KeptColumns(remains.columns)
     if outputs.all() or layer.layout.groups > 1:
-        return refit(weight, pair, kept, centred=centred, skip=skip)
+        return refit(weight, pair, solver, centred=centred, skip=skip)
     some = None if skip is None else (skip[0].of(outputs), skip[1].of(outputs))
-    found = refit(weight[:, outputs], pair, kept, centred=centred, skip=some)
-    whole, shift = weight * kept[:, None, :], np.zeros(len(outputs))
+    found = refit(weight[:, outputs], pair, solver, centred=centred, skip=some)
+    whole, shift = weight * remains.columns[:, None, :], np.zeros(len(outputs))
     whole[:, outputs], shift[outputs] = found.weight, found.shift
     return replace(found, weight=whole, shift=shift)
 

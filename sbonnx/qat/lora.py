@@ -19,6 +19,7 @@ from sbonnx.qat.fakequant import FakeQuant
 from sbonnx.qat.module import origin_of
 from sbonnx.qat.onnx_to_torch.reimport import CALL_MODULE, parameter_name
 from sbonnx.qat.training.loop import LEAST_SIZE
+from sbonnx.qat.training.masks import masked
 from sbonnx.torchnet import FUNCTIONS, Call, compute
 
 ADAPTERS: Final = "adapters"
@@ -155,10 +156,11 @@ def low_ranks(module: nn.Module) -> dict[str, LowRank]:
 
 
 def weight_as_read(module: nn.Module, initializer: str, weight: Tensor) -> Tensor:
-    """Return the input of a weight's fake-quant module: the weight, plus the product of its `Inside` adapter if any."""
-    adapter = low_ranks(module).get(initializer)
+    """Return the input of a weight's fake-quant module: with the product of an `Inside` adapter, and zeros kept."""
+    inner = getattr(module, "module", module)
+    adapter = low_ranks(inner).get(initializer)
     read: Tensor = adapter(weight) if isinstance(adapter, Inside) else weight
-    return read
+    return masked(inner, parameter_name(inner, initializer), read)
 
 
 @dataclass(frozen=True)
@@ -206,7 +208,7 @@ def merge(module: nn.Module, data: Any = None, *, split: int | None = None) -> t
     }
     with torch.no_grad():
         folds = {
-            name: _fold(adapter, inner.get_parameter(parameter_name(inner, name)), quantizers[name])
+            name: _fold(adapter, inner.get_parameter(parameter_name(inner, name)), quantizers[name], inner)
             for name, adapter in adapters.items()
         }
         feeds = None if data is None else datasets.read(data, origin.prepared.graph, split=split)
@@ -238,16 +240,16 @@ class _MergedWeight:
     sums: list[float] = field(default_factory=lambda: [0.0, 0.0])
 
 
-def _fold(adapter: LowRank, weight: Tensor, quantizer: nn.Module) -> _MergedWeight:
+def _fold(adapter: LowRank, weight: Tensor, quantizer: nn.Module, module: fx.GraphModule) -> _MergedWeight:
     assert isinstance(quantizer, FakeQuant)
     training = quantizer.training
     quantizer.eval()
     try:
         if not isinstance(adapter, Outside):
-            summed = adapter(weight)
+            summed = weight_as_read(module, adapter.initializer, weight)
             return _MergedWeight(adapter, summed, summed, torch.zeros_like(summed))
         wanted = quantizer(weight) + adapter.product(weight)
-        latent = quantizer.latent_weight(wanted)
+        latent = masked(module, parameter_name(module, adapter.initializer), quantizer.latent_weight(wanted))
         return _MergedWeight(adapter, latent, wanted, quantizer(latent) - wanted)
     finally:
         quantizer.train(training)

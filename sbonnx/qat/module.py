@@ -14,7 +14,7 @@ from torch import fx, nn
 from sbonnx import graph as graphs
 from sbonnx.calib.qparams.safe_scales import limits_for
 from sbonnx.errors import DataError, ModelError
-from sbonnx.graph import Constant, Graph
+from sbonnx.graph import Graph
 from sbonnx.graph.query import constant, node_by_name, tensors_by_name
 from sbonnx.ops import STANDARD_DOMAINS
 from sbonnx.plan import Site, Solution
@@ -23,9 +23,13 @@ from sbonnx.qat.fakequant import METHODS, BiasCodes, FakeQuant, Role, make_fake_
 from sbonnx.qat.fakequant.methods import ParameterizedClipping
 from sbonnx.qat.onnx_to_torch.operators import NodeModule
 from sbonnx.qat.onnx_to_torch.reimport import META, parameter_name, reimport, site_of
+from sbonnx.qat.onnx_to_torch.write_back import set_values
+from sbonnx.qat.training.distillation import require_same_interface
+from sbonnx.qat.training.masks import keep_zeros
 from sbonnx.recipe import TensorSettings
 from sbonnx.recipe.names import LEARNED, UNIFORM, SideName
 from sbonnx.report import Refusal
+from sbonnx.rounding.base import SPARSE
 from sbonnx.spec import Array, QParams, ScaleLimits
 from sbonnx.stages.state import Prepared, Source
 
@@ -54,6 +58,7 @@ class ModuleOrigin:
         sites: sites by the name of their fake-quant module; several if they share a scale.
         inputs: name in the module of each input of the graph, without fixed inputs.
         specialization: arguments `fixed` and `shapes` of `reimport`.
+        teacher: float graph to learn from, with the same inputs and outputs; None: that of `prepared`.
     """
 
     prepared: Prepared
@@ -61,6 +66,7 @@ class ModuleOrigin:
     sites: Mapping[str, tuple[Site, ...]]
     inputs: Mapping[str, str]
     specialization: Mapping[str, Any] = field(default_factory=dict)
+    teacher: Graph | None = None
 
     def feed(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Convert a feed of the model to arguments of the module: renamed, without fixed inputs.
@@ -80,13 +86,19 @@ class ModuleOrigin:
         """Pickle the graph as bytes, because its weights may be memory-mapped from a file."""
         model = graphs.to_proto(self.prepared.graph).SerializeToString()
         rest = {each.name: getattr(self.prepared, each.name) for each in fields(Prepared) if each.name != "graph"}
-        return _unpacked, (model, rest, self.solution, self.sites, self.inputs, self.specialization)
+        teacher = None if self.teacher is None else graphs.to_proto(self.teacher).SerializeToString()
+        return _unpacked, (model, teacher, rest, self.solution, self.sites, self.inputs, self.specialization)
 
 
-def _unpacked(model: bytes, rest: Mapping[str, Any], *others: Any) -> ModuleOrigin:
+def _unpacked(model: bytes, teacher: bytes | None, rest: Mapping[str, Any], *others: Any) -> ModuleOrigin:
+    origin = ModuleOrigin(Prepared(graph=_unpacked_graph(model), **rest), *others)
+    return origin if teacher is None else replace(origin, teacher=_unpacked_graph(teacher))
+
+
+def _unpacked_graph(model: bytes) -> Graph:
     proto = onnx.ModelProto.FromString(model)
     own = next(entry.version for entry in proto.opset_import if entry.domain in STANDARD_DOMAINS)
-    return ModuleOrigin(Prepared(graph=graphs.load(proto, opset=own), **rest), *others)
+    return graphs.load(proto, opset=own)
 
 
 @dataclass(frozen=True)
@@ -153,7 +165,7 @@ class Methods:
         return LearningMethod(settings.quantizer, None if alpha is None else float(alpha))
 
 
-def trainable(
+def trainable(  # noqa: PLR0913 - public entry point
     prepared: Prepared,
     solution: Solution,
     *,
@@ -163,16 +175,19 @@ def trainable(
     device: str = "cpu",
     fixed: Mapping[str, Any] | None = None,
     shapes: Mapping[str, Sequence[int | str | None]] | None = None,
+    zeros: float = SPARSE,
 ) -> fx.GraphModule:
     """Import the float graph into torch, with a fake-quant module before every input that the plan quantizes.
 
     The module is initialized with the result of the calibration: scales, zero points, corrected biases and quantized
-    weights. A weight that was not rounded to nearest is moved close to its quantized value; see `within_codes`.
+    weights. A weight that was not rounded to nearest is moved close to its quantized value; see `within_codes`. Zeros
+    of sparse weights stay zero in training, as they do in rounding.
 
     Args:
         prepared, solution: result of one calibration; not changed.
         weights, activations, options, device, fixed, shapes: see `sbonnx.qat.prepare`. Sites in branches that are not
             taken stay as calibrated.
+        zeros: share of zeros from which a weight is sparse; 0: any zero is kept.
 
     Raises:
         ModelError: an op is not supported in torch, the condition of a branch is not constant, or the plan quantizes
@@ -184,6 +199,7 @@ def trainable(
     _set_initial_values(graph, prepared, solution)
     specialization = {"fixed": fixed, "shapes": shapes}
     module = reimport(graph, device=device, **specialization)
+    keep_zeros(module, zeros)
     planned = _without_missing_readers(prepared.plan.sites, module) if fixed or shapes else prepared.plan.sites
     tensors = tensors_by_name(prepared.graph)
     module.add_submodule(QUANTIZERS, nn.ModuleDict())
@@ -254,10 +270,26 @@ def origin_of(module: nn.Module) -> ModuleOrigin:
     return origin
 
 
-def float_twin(module: nn.Module, *, device: str = "cpu") -> fx.GraphModule:
-    """Return the float network of `module`, frozen and in eval mode, as teacher for distillation."""
+def set_teacher(module: fx.GraphModule, teacher: Graph) -> None:
+    """Let the module learn from another float graph than its own, such as the model before pruning.
+
+    Raises:
+        ModelError: the graph has other inputs or outputs.
+    """
     origin = origin_of(module)
-    twin = reimport(origin.prepared.graph, device=device, **origin.specialization).eval()
+    require_same_interface(origin.prepared.graph, teacher)
+    module.meta[META][ORIGIN] = replace(origin, teacher=teacher)
+
+
+def teacher_graph(origin: ModuleOrigin) -> Graph:
+    """Return the float graph that the module learns from."""
+    return origin.prepared.graph if origin.teacher is None else origin.teacher
+
+
+def float_twin(module: nn.Module, *, device: str = "cpu") -> fx.GraphModule:
+    """Return the float network that `module` learns from, frozen and in eval mode, as teacher for distillation."""
+    origin = origin_of(module)
+    twin = reimport(teacher_graph(origin), device=device, **origin.specialization).eval()
     return twin.requires_grad_(False)
 
 
@@ -350,11 +382,3 @@ def within_codes(weight: Array, codes: Array, qparams: QParams) -> Array:
     reach = INSIDE * qparams.along(qparams.scale, weight.shape).astype(np.float64)
     inside = np.clip(weight.astype(np.float64), middle - reach, middle + reach)
     return np.where(near, weight, inside).astype(weight.dtype)
-
-
-def set_values(tensor: Any, values: Array) -> None:
-    """Set the values of a constant in place; its dtype and shape are kept."""
-    if not isinstance(tensor, Constant):
-        raise ModelError(f"'{getattr(tensor, 'name', tensor)}' is not a constant of the graph: it has no values to set")
-    known = np.asarray(constant(tensor))
-    tensor.values = np.asarray(values, known.dtype).reshape(known.shape)

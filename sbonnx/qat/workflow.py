@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import onnx
 import torch
 from torch import fx, nn
 
@@ -19,9 +20,10 @@ from sbonnx.calib.data import dataset as datasets
 from sbonnx.calib.held_out import HeldOutSplit
 from sbonnx.correct.biases import with_corrections
 from sbonnx.errors import DataError, ModelError, RecipeError
-from sbonnx.graph import Constant, Graph
+from sbonnx.graph import Graph
 from sbonnx.graph.edit import Names, add_constant, replace_input
 from sbonnx.graph.query import constant, node_by_name, readers, shape, tensors_by_name
+from sbonnx.patterns import FUSE, SIMPLIFY, apply
 from sbonnx.plan import Solution
 from sbonnx.progress import Progress
 from sbonnx.qat.adapters import Adapters, add_adapters
@@ -32,13 +34,15 @@ from sbonnx.qat.module import (
     float_twin,
     keep_source,
     origin_of,
-    set_values,
+    set_teacher,
     source_of,
+    teacher_graph,
     trainable,
     unwrapped,
     weight_parameter,
 )
 from sbonnx.qat.onnx_to_torch.reimport import META
+from sbonnx.qat.onnx_to_torch.write_back import differ, set_values, write_parameters
 from sbonnx.qat.training import loop
 from sbonnx.qat.training.batches import Augment, make_augment, names_of
 from sbonnx.qat.training.distillation import (
@@ -47,14 +51,14 @@ from sbonnx.qat.training.distillation import (
     Taps,
     distillation,
     inner_tensors,
+    shared_tensors,
     with_divergence,
     with_inner,
 )
 from sbonnx.qat.training.loop import Objective, Settings, Trained
 from sbonnx.recipe.names import BY_WIDTH
 from sbonnx.report import Report
-from sbonnx.spec import Array
-from sbonnx.stages.state import Prepared, Request, Source, read_recipe
+from sbonnx.stages.state import Prepared, PrunedModel, Request, Source, original_of, read_recipe
 
 COMPARED: Final = 8
 """Number of feeds on which the exported file is compared with the module."""
@@ -72,6 +76,7 @@ def prepare(  # noqa: PLR0913 - public entry point
     adapters: Adapters | int | None = None,
     fixed: Mapping[str, Any] | None = None,
     shapes: Mapping[str, Sequence[int | str | None]] | None = None,
+    teacher: str | os.PathLike[str] | onnx.ModelProto | None = None,
     device: str = "cpu",
     split: int | None = None,
     progress: Progress | None = None,
@@ -92,11 +97,14 @@ def prepare(  # noqa: PLR0913 - public entry point
         adapters: low-rank adapters, or their rank, that are trained instead of the weights; see `Adapters`.
         fixed: inputs that have the same value for every feed, by name; makes the conditions of Ifs on them constant.
         shapes: shapes of inputs with dynamic axes, by name, if the condition of an If depends on them.
+        teacher: float model that the module learns from in `train` and that `export` compares the file with. It has
+            the same inputs and outputs: the original of a pruned `model`. None: `model`, before pruning if the recipe
+            has SPARSE.
         device: torch device of the module; "auto": "cuda" if available, else "cpu".
         progress: progress display of the calibration.
 
     Raises:
-        SbonnxError: see `sbonnx.quantize`, `trainable` and `add_adapters`.
+        SbonnxError: see `sbonnx.quantize`, `trainable`, `set_teacher` and `add_adapters`.
     """
     resolved, rules = read_recipe(recipe, backend, overrides)
     if resolved.w.qscheme == BY_WIDTH:  # in training, weights with scheme "auto" are symmetric at any width
@@ -117,10 +125,21 @@ def prepare(  # noqa: PLR0913 - public entry point
         fixed=fixed,
         shapes=shapes,
     )
-    keep_source(module, model)
+    source = state.request.model
+    keep_source(module, source if teacher is None else teacher)
+    if teacher is not None or isinstance(source, PrunedModel):
+        set_teacher(module, _float_graph(original_of(source) if teacher is None else teacher))
     if adapters is not None:
         add_adapters(module, adapters)
     return module
+
+
+def _float_graph(model: str | os.PathLike[str] | onnx.ModelProto) -> Graph:
+    """Load a model, and simplify and fuse it, so that its tensors have the names that they have in calibration."""
+    graph = graphs.load(model)
+    for patterns in (SIMPLIFY, FUSE):
+        apply(graph, patterns)
+    return graph
 
 
 def train(  # noqa: PLR0913 - public entry point
@@ -145,7 +164,8 @@ def train(  # noqa: PLR0913 - public entry point
         loss, checkpoint, progress: see `sbonnx.qat.training.loop.train`.
         inner: intermediate tensors whose error is added to the loss with weight ``settings.inner_weight``: their names
             in the graph, or "blocks" for the outputs of its residual blocks (see
-            `sbonnx.qat.training.distillation.inner_tensors`). None: "blocks" with a loss of this package, no
+            `sbonnx.qat.training.distillation.inner_tensors`). With another teacher than the model itself, those that
+            have the same shape in both. None: "blocks" with a loss of this package, no
             tensors with a user-defined loss. (): no tensors.
         augment: augmentation of each batch, applied before both networks: a function, or names of
             `sbonnx.qat.training.batches.AUGMENTATIONS`, such as "flip,shift".
@@ -163,10 +183,13 @@ def train(  # noqa: PLR0913 - public entry point
     twin = float_twin(module, device=str(next(iter(module.parameters())).device))
     if inner is None:
         inner = BLOCKS if loss in (distillation, with_divergence) else ()
-    names = inner_tensors(prepared.graph, inner) if chosen.inner_weight else ()
+    original = teacher_graph(origin)
+    names = inner_tensors(original, inner) if chosen.inner_weight else ()
+    if origin.teacher is not None:
+        names = shared_tensors(names, prepared.graph, original)
     augmentation = augment if augment is None or callable(augment) else make_augment(augment)
     feeds = datasets.read(data, prepared.graph, split=split)
-    with Taps(module, prepared.graph, names) as tapped, Taps(twin, prepared.graph, names) as teacher:
+    with Taps(module, prepared.graph, names) as tapped, Taps(twin, original, names) as teacher:
         objective = Objective(
             teacher,
             loss=with_inner(loss, names, chosen.inner_weight) if names else loss,
@@ -247,13 +270,7 @@ def learned(module: nn.Module) -> tuple[Prepared, Solution]:
     graph = graphs.copy(origin.prepared.graph)
     prepared = replace(origin.prepared, graph=graph)
     tensors = tensors_by_name(graph)
-    state = inner.state_dict()
-    for parameter, initializer in inner.meta[META]["parameters"].items():
-        tensor = tensors.get(initializer)
-        if parameter in state and isinstance(tensor, Constant):
-            values = state[parameter].detach().float().cpu().numpy()
-            if _differ(np.asarray(constant(tensor)), values):
-                set_values(tensor, values)
+    write_parameters(graph, inner)
     qparams, codes = dict(origin.solution.qparams), dict(origin.solution.codes)
     _write_statistics(graph, inner)
     for name, sites in origin.sites.items():
@@ -278,17 +295,13 @@ def _write_statistics(graph: Graph, module: fx.GraphModule) -> None:
         for index, buffer in enumerate(buffers, MEAN_INPUT):
             values, tensor = state[buffer].float().cpu().numpy(), node.inputs[index]
             known = np.asarray(constant(tensor))
-            if not _differ(known, values):
+            if not differ(known, values):
                 continue
             if len(readers(tensor)) == 1:
                 set_values(tensor, values)
             else:
                 own = add_constant(graph, f"{tensor.name}_{node_name}", values.astype(known.dtype), names)
                 replace_input(node, index, own)
-
-
-def _differ(known: Array, values: Array) -> bool:
-    return known.shape != values.shape or not np.array_equal(known.astype(np.float32), values)
 
 
 def export(

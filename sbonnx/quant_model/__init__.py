@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from sbonnx.errors import LifeCycleError
 from sbonnx.quant_model.life_cycle import QuantizationErrorProfiler, QuantModel, mse
-from sbonnx.quant_model.pipeline_steps import LifeCycleError
 from sbonnx.quant_model.visitor import GraphVisitor, SharedData
 
 __all__ = ["GraphVisitor", "LifeCycleError", "QuantModel", "QuantizationErrorProfiler", "SharedData", "mse"]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
+from sbonnx.errors import LifeCycleError
 from sbonnx.quant_model.layer_access import SIDES, LayerAccess, QuantLayer, Side, find_layers
-from sbonnx.quant_model.pipeline_steps import LifeCycleError, PipelineSteps
+from sbonnx.quant_model.pipeline_steps import PipelineSteps
 from sbonnx.recipe import load
 
 Sides = Literal["input", "weight", "both"]

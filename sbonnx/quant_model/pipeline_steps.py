@@ -15,7 +15,7 @@ from sbonnx.calib.engine.runner import providers
 from sbonnx.calib.held_out import HeldOutSplit
 from sbonnx.calib.quantized.forward import Forward
 from sbonnx.correct.batchnorm_tuning import Reference, tune_norms
-from sbonnx.errors import DataError, RecipeError, SbonnxError
+from sbonnx.errors import DataError, LifeCycleError, RecipeError
 from sbonnx.options import without_cache
 from sbonnx.pipeline import MEASURE, prepare, run
 from sbonnx.plan import Solution
@@ -40,10 +40,6 @@ CALC_QPARAMS: Final = tuple(stage for stage in MEASURE if stage is not tune_batc
 """Stages of `calc_qparams`; batch norms are tuned by `batchnorm_tuning`."""
 
 
-class LifeCycleError(SbonnxError):
-    """A step was called before a step that it requires."""
-
-
 class PipelineSteps:
     """Calibration and the simulated forward; see `QuantModel`."""
 
@@ -63,6 +59,9 @@ class PipelineSteps:
         if recipe.mode == "dynamic":
             why = "the scales of activations are computed as the exported file runs"
             raise RecipeError(f"QuantModel cannot simulate MODE: dynamic, {why}. Use sbonnx.quantize, run its result")
+        if recipe.sparse.wanted:
+            why = "it would have to read data first. Prune by sbonnx.prune or sbonnx.SparseModel, and open the result"
+            raise RecipeError(f"QuantModel cannot prune (SPARSE), {why}")
         self._model = model
         self._rules = rules
         self._fusions = fusions

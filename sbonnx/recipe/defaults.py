@@ -47,9 +47,11 @@ BY_BACKEND: Final[Mapping[tuple[str, str], Mapping[str, Any]]] = {
     ("tensorrt", STATIC): _of("per-channel-symmetric", "per-tensor-symmetric", a_observer="mse"),
     ("onnxruntime", "dynamic"): _of("per-channel-symmetric", "per-tensor-affine", a_observer="mse"),
     # at 4 bits a zero point gains 0.9 dB and an MSE-optimal range another 0.3, for an eighth of a bit per weight
-    ("onnxruntime", "weight_only"): _of(
-        "per-channel-affine", "per-tensor-affine", bits=4, w_observer="mse", a_observer="mse"
-    ),
+    # language models repeat themselves with a head of 4 bits, and a tied head shares the table of the embedding
+    ("onnxruntime", "weight_only"): {
+        **_of("per-channel-affine", "per-tensor-affine", bits=4, w_observer="mse", a_observer="mse"),
+        "EMBEDDING_BITS": 8,
+    },
     ("tensorrt", "weight_only"): _of(
         "per-channel-symmetric", "per-tensor-symmetric", bits=4, w_observer="mse", a_observer="mse"
     ),
@@ -164,7 +166,7 @@ def complete(data: dict[str, Any]) -> dict[str, Any]:
     theirs = SPARSEBIT if str(data.get("DEFAULTS")).lower() == "sparsebit" else {}
     backend = data.get("BACKEND", theirs.get("BACKEND", BACKEND))
     ours = _by_backend(str(backend).lower(), str(data.get("MODE", STATIC)).lower())
-    for side in ours:
+    for side in ("W", "A"):
         if str(value_at(data, (side, "QUANTIZER", "DTYPE"))).lower() == "fp8":  # it has no zero point
             symmetric = ours[side]["QSCHEME"].replace("-affine", "-symmetric")
             ours = overlay(ours, {side: {"QSCHEME": symmetric}})

@@ -33,6 +33,14 @@ _EXAMPLES: Final = {
     "EXCLUDE": '["head", "re:.*/norm[0-9]+/.*", "tensor:logits"]',
     "W.SPECIFIC": '[{"/conv1/Conv": [QUANTIZER.BIT, 8, OBSERVER.TYPE, mse]}]',
     "A.SPECIFIC": '[{"op:Softmax": {QUANTIZER.DISABLE: true}}]',
+    "SPARSE.RATIO": "0.3",
+    "SPARSE.BUDGET.MACS": "0.75",
+    "SPARSE.BUDGET.SIZE": "0.6",
+    "SPARSE.BUDGET.LATENCY": "0.7",
+    "SPARSE.MAX_LOSS": "1%",
+    "SPARSE.SPARSITY": "0.5",
+    "SPARSE.MULTIPLE": "auto",
+    "SPARSE.SPECIFIC": '[{"/layer1/*": {RATIO: 0.25}}, {"head": {SKIP: true}}]',
     "RANGES": '{"input": [-1, 1]}',
     "SHARED_SCALES": '[["/a/Conv_output_0", "/b/Conv_output_0"]]',
     "MIN_WEIGHT_SIZE": "0",
@@ -60,6 +68,9 @@ _EXAMPLES: Final = {
     "VERIFY.MAX_SIZE_RATIO": "0.3",
     "VERIFY.MAX_LATENCY_RATIO": "1.0",
     "VERIFY.MIN_INTEGER": "1.0",
+    "VERIFY.MAX_PERPLEXITY": "1%",
+    "VERIFY.MIN_AGREEMENT": "0.95",
+    "LLM.WINDOW": "512",
 }
 """Example values, as YAML, for the keys whose default is empty."""
 
@@ -163,7 +174,7 @@ def _annotated(section: type[Section], data: dict[str, Any], prefix: str, indent
 def _line(name: str, path: str, value: Any, info: FieldInfo) -> str:
     """Format ``KEY: value``, commented out if there is no value."""
     if value is None:
-        example = _EXAMPLES.get(path, "8" if "_BITS." in path else "true")
+        example = _EXAMPLES.get(path, "8" if "_BITS" in path else "true")
         return f"# {name}: {example}  # default: {_default(info)}"
     written = yaml.safe_dump(value, default_flow_style=True, width=_WIDTH).splitlines()[0]
     return f"{name}: {written}" + (f"  # such as {_EXAMPLES[path]}" if not value and path in _EXAMPLES else "")
@@ -187,6 +198,9 @@ def json_schema() -> dict[str, Any]:
                 item.pop("default", None)
             item.pop("x-default", None)
             item.pop("title", None)
+    entries = definitions["Sparse"]["properties"]["SPECIFIC"]
+    entries["anyOf"] = [{"type": entries.pop("type"), "items": entries["items"]}, entries.pop("items")]
+    definitions["SparseChange"] = {"anyOf": [definitions["SparseChange"], _PAIRS]}
     for name in ("WeightChange", "ActivationChange"):
         mapping = definitions[name]
         dotted = {"^(QUANTIZER|OBSERVER)\\.[A-Z_.]+$": {"type": ["string", "number", "boolean"]}}

@@ -19,6 +19,7 @@ from sbonnx.recipe.defaults import TWINS, complete
 from sbonnx.recipe.problem import KeyOrigin, Wrong, one_of, short, suggestion
 from sbonnx.recipe.schema import Recipe
 from sbonnx.recipe.sections.base import Section, canonical, children, nested_value, overlay, problems
+from sbonnx.recipe.sections.sparsity import modern_key
 from sbonnx.recipe.sections.stages import BY_OUTPUT
 from sbonnx.recipe.value_types import both_bits
 from sbonnx.spec import FP8_BITS
@@ -34,7 +35,7 @@ BITS: Final = "bits"
 
 FP8: Final = "fp8"
 
-WHOLE: Final = ("RANGES", "W.SPECIFIC", "A.SPECIFIC", "CALIBRATION.FEEDBACK", *BY_OUTPUT)
+WHOLE: Final = ("RANGES", "W.SPECIFIC", "A.SPECIFIC", "SPARSE.SPECIFIC", "CALIBRATION.FEEDBACK", *BY_OUTPUT)
 """Keys whose inner names are chosen by the user."""
 
 
@@ -68,7 +69,7 @@ def _path(name: Any) -> tuple[str, ...]:
     """Resolve `name`, a path in any case or a short form, to a key path."""
     if not isinstance(name, str):
         raise RecipeError(f"the name of an override is text, got {short(name)}")
-    full = names.SHORT_FORMS.get(name.lower(), name)
+    full = modern_key(names.SHORT_FORMS.get(name.lower(), name))
     known = set(all_keys())
     if full.upper() in known:
         return tuple(full.upper().split("."))
@@ -186,7 +187,7 @@ def _source(source: Source) -> tuple[dict[str, Any], KeyOrigin]:
         data = {"AUTO": {"ENABLE": True}}
     elif isinstance(source, str | os.PathLike) and os.fspath(source):
         data, lines = yaml_text.read(source)
-        origin = KeyOrigin(yaml_text.shown(source), lines)
+        origin = KeyOrigin(yaml_text.shown(source), {modern_key(key).lower(): line for key, line in lines.items()})
         data = {} if data is None else data
         if not isinstance(data, dict):
             raise RecipeError(f"{origin.name} must be a mapping of keys to values, got {short(data)}")

@@ -12,6 +12,9 @@ SideName = Literal["w", "a"]
 Place = Literal["", "first", "last"]
 Mode = Literal["static", "dynamic", "weight_only"]
 
+PruningTypeName = Literal["structured", "unstructured"]
+PruningStrategyName = Literal["auto", "obs", "output", "l1norm", "l2norm", "random"]
+
 VERSIONED: Final = tuple(f"tensorrt@{version}" for version in VERSIONS)
 """Backend names with a version."""
 
@@ -94,8 +97,40 @@ SHORT_FORMS: Final = {
     "max_size": "VERIFY.MAX_SIZE_RATIO",
     "max_latency": "VERIFY.MAX_LATENCY_RATIO",
     "min_integer": "VERIFY.MIN_INTEGER",
+    "max_perplexity": "VERIFY.MAX_PERPLEXITY",
+    "min_agreement": "VERIFY.MIN_AGREEMENT",
+    "window": "LLM.WINDOW",
+    "tokens": "LLM.TOKENS",
 }
 """Short forms of key paths, for keywords and flags. ``bits`` is one more: it sets two keys."""
+
+PRUNING_FORMS: Final = {
+    "type": "SPARSE.TYPE",
+    "pattern": "SPARSE.TYPE",
+    "sparsity": "SPARSE.SPARSITY",
+    "strategy": "SPARSE.STRATEGY",
+    "ratio": "SPARSE.RATIO",
+    "macs": "SPARSE.BUDGET.MACS",
+    "size": "SPARSE.BUDGET.SIZE",
+    "latency": "SPARSE.BUDGET.LATENCY",
+    "max_loss": "SPARSE.MAX_LOSS",
+    "loss": "SPARSE.LOSS",
+    "rounds": "SPARSE.ROUNDS",
+    "multiple": "SPARSE.MULTIPLE",
+    "least": "SPARSE.LEAST",
+    "refit": "SPARSE.REFIT",
+    "specific": "SPARSE.SPECIFIC",
+    "finetune": "SPARSE.FINETUNE.EPOCHS",
+    "lr": "SPARSE.FINETUNE.LR",
+    "augment": "SPARSE.FINETUNE.AUGMENT",
+}
+"""Short forms of key paths, for keywords of `sbonnx.prune`; those of `SHORT_FORMS` are accepted too."""
+
+AUGMENTATIONS: Final = ("flip", "shift", "cutmix", "mixup")
+"""Augmentations of images in training."""
+
+PRUNING_ALIASES: Final = {"structed": "structured", "unstructed": "unstructured"}
+"""Sparsebit's spelling of SPARSE.TYPE."""
 
 
 def is_per_channel(scheme: str) -> bool:

@@ -30,7 +30,8 @@ from sbonnx.recipe.resolve import (
 )
 from sbonnx.recipe.sections.base import Section, canonical, key, new_key
 from sbonnx.recipe.sections.quantizers import Activations, QuantizeInputsOf, Schedule, SideBits, Weights
-from sbonnx.recipe.sections.stages import Auto, Calibration, Equalize, Mixed, Verification
+from sbonnx.recipe.sections.sparsity import Sparse, modern_section
+from sbonnx.recipe.sections.stages import Auto, Calibration, Equalize, Llm, Mixed, Verification
 from sbonnx.recipe.torch_modules import NodeInfo
 from sbonnx.spec import ScaleRule
 
@@ -103,6 +104,13 @@ class Recipe(Section):
     exclude: value_types.Patterns = new_key((), "nodes or tensors that stay float, even if included", _NODES)
     first_bits: SideBits = SideBits()
     last_bits: SideBits = SideBits()
+    embedding_bits: value_types.Bits | None = new_key(
+        None,
+        "width of embedding tables, and of the head of a language model: the last linear layer, if it has one output "
+        "for each row of a table",
+        "0 (float), 2 to 16",
+        shown="onnxruntime with weight_only: 8; else that of W",
+    )
     ranges: Ranges = new_key({}, "ranges fixed by hand, instead of observed ones", "{tensor pattern: [lo, hi]}")
     shared_scales: SharedScales = new_key(
         (), "groups of tensors that get one common scale and zero point", "list of lists of tensor patterns"
@@ -142,6 +150,7 @@ class Recipe(Section):
         None, "how many feeds (batches, after splitting) of the data are used at most", "1 or more", shown="all"
     )
     calibration: Calibration = Calibration()
+    sparse: Sparse = Sparse()
     equalize: Equalize = Equalize()
     bias_correction: Annotated[Literal["auto", "none", "empirical", "analytic"], value_types.ANY_CASE] = new_key(
         "auto",
@@ -155,6 +164,7 @@ class Recipe(Section):
         "them costs more at the outputs, measured, than it saves in time",
         "auto, none",
     )
+    llm: Llm = Llm()
     auto: Auto = Auto()
     mixed: Mixed = Mixed()
     verify: Verification = Verification()
@@ -162,6 +172,10 @@ class Recipe(Section):
     _given: dict[str, Any] = PrivateAttr(default_factory=dict)
     _origin: KeyOrigin = PrivateAttr(default_factory=KeyOrigin)
     _named: dict[str, dict[str, frozenset[str]]] = PrivateAttr(default_factory=dict)
+
+    @classmethod
+    def _rename(cls, data: dict[str, Any]) -> dict[str, Any]:
+        return modern_section(data)
 
     @model_validator(mode="wrap")
     @classmethod
@@ -199,6 +213,8 @@ class Recipe(Section):
         ends = {"FIRST_BITS": self.first_bits, "LAST_BITS": self.last_bits}
         for name, bits in ends.items():
             yield from limits.ends_problems(name, bits)
+        if self.embedding_bits is not None:
+            yield from limits.bits_problems("W", ("EMBEDDING_BITS",), self.embedding_bits)
         yield from limits.precision_problems(self.high_precision)
         yield from limits.type_problems(self._parts, ends)
         if self.schedule.bn_tuning and not is_per_channel(self.w.qscheme):
@@ -260,18 +276,26 @@ class Recipe(Section):
         return any(replace(one, op=op).rounds_by_inputs for one in wished if one.enabled for op in ops)
 
     def settings(
-        self, side: names.SideName, *, node: str, op: str, tensor: str, place: names.Place = ""
+        self,
+        side: names.SideName,
+        *,
+        node: str,
+        op: str,
+        tensor: str,
+        place: names.Place = "",
+        embedding: bool = False,
     ) -> TensorSettings:
         """Return the settings of `tensor` as weight ("w") or activation ("a") of one node that reads it.
 
-        In increasing precedence: the values of the whole side; FIRST_BITS or LAST_BITS; the first entry of
-        SPECIFIC that matches; INCLUDE, EXCLUDE and SKIP_TRACE_MODULES.
+        In increasing precedence: the values of the whole side; EMBEDDING_BITS; FIRST_BITS or LAST_BITS; the first entry
+        of SPECIFIC that matches; INCLUDE, EXCLUDE and SKIP_TRACE_MODULES.
 
         Args:
             node, op, tensor: original name and operator type of the reader, original name of the tensor.
             place: "first" or "last" if the node is the first or last linear layer of the model.
+            embedding: the node reads rows of a table, or is the head with an output for each row.
         """
-        found = replace(self._wished(side, node, op, tensor, place), op=op)
+        found = replace(self._wished(side, node, op, tensor, place, embedding), op=op)
         for name, patterns in (("SKIP_TRACE_MODULES", self.skip_trace_modules), ("EXCLUDE", self.exclude)):
             index = first_hit(patterns, node, op, tensor, self.nodes_of(name))
             if index is not None:
@@ -280,13 +304,18 @@ class Recipe(Section):
             return found.off("INCLUDE")
         return found
 
-    def _wished(self, side: names.SideName, node: str, op: str, tensor: str, place: names.Place) -> TensorSettings:
+    def _wished(
+        self, side: names.SideName, node: str, op: str, tensor: str, place: names.Place, embedding: bool
+    ) -> TensorSettings:
         whole, *entries = (part for part in self._parts if part.side == side.upper())
         for part in entries:
             if changed(part.pattern, node, op, tensor, self.nodes_of(part.side)):
                 return part.settings
         ends = {"": None, "first": self.first_bits, "last": self.last_bits}[place]
         bits = None if ends is None else ends.w if side == "w" else ends.a
+        if bits is None and embedding and side == "w" and self.embedding_bits is not None and not whole.is_float:
+            wide = whole.settings.of_bits(self.embedding_bits, "EMBEDDING_BITS")
+            return replace(wide, narrowest=self.embedding_bits or value_types.MAX_BITS)
         if bits is None or whole.is_float:
             return whole.settings
         why = f"{place.upper()}_BITS.{whole.side}"
@@ -301,6 +330,10 @@ class Recipe(Section):
         """Return the position in SHARED_SCALES of the first group that contains `tensor`, or None."""
         return next((i for i, group in enumerate(self.shared_scales) if tensor_hit(group, tensor)), None)
 
+    def sparse_pattern_hits(self, pattern: str, node: str, op: str) -> bool:
+        """Whether a pattern of SPARSE.SPECIFIC matches a node."""
+        return first_hit((pattern,), node, op, "", self.nodes_of("SPARSE")) is not None
+
     def _uses(self) -> Iterator[PatternUse]:
         for name, patterns in (
             ("SKIP_TRACE_MODULES", self.skip_trace_modules),
@@ -312,6 +345,8 @@ class Recipe(Section):
             yield from (
                 PatternUse((name, "SPECIFIC", i, pattern), pattern, "either") for i, pattern, _ in changes(side)
             )
+        for i, pattern, _ in self.sparse.entries():
+            yield PatternUse(("SPARSE", "SPECIFIC", i, pattern), pattern, "nodes")
         yield from (PatternUse(("RANGES", pattern), pattern, "tensors") for pattern in self.ranges)
         for group, patterns in enumerate(self.shared_scales):
             yield from (
@@ -374,9 +409,10 @@ class Recipe(Section):
     def to_dict(self) -> dict[str, Any]:
         """Return the resolved recipe as plain values in the keys of the YAML; `load` restores an equal recipe."""
         out: dict[str, Any] = self.model_dump(mode="json", by_alias=True, exclude_none=True)
-        for name, side in (("W", self.w), ("A", self.a)):
+        entries = {"W": changes(self.w), "A": changes(self.a), "SPARSE": self.sparse.entries()}
+        for name, each in entries.items():
             out[name]["SPECIFIC"] = [
-                {p: c.model_dump(mode="json", by_alias=True, exclude_unset=True)} for _, p, c in changes(side)
+                {p: c.model_dump(mode="json", by_alias=True, exclude_unset=True)} for _, p, c in each
             ]
         return out
 

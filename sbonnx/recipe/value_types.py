@@ -10,7 +10,7 @@ import math
 import operator
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Annotated, Any, Final, Literal, TypeVar, get_args
@@ -20,6 +20,7 @@ from pydantic import BeforeValidator, GetCoreSchemaHandler, GetJsonSchemaHandler
 from sbonnx.backends import BACKENDS
 from sbonnx.backends.tensorrt.profiles import VERSIONS, Version
 from sbonnx.errors import RecipeError
+from sbonnx.linear.sparsity import sparsity_pattern
 from sbonnx.options import parse_size
 from sbonnx.recipe import names
 from sbonnx.recipe.node_patterns import FLOW, check_pattern
@@ -181,6 +182,13 @@ def _widths(value: object) -> tuple[int, ...]:
     return tuple(sorted(found, key=lambda width: width or FLOAT_BITS))
 
 
+def _multiple(value: object) -> int | str:
+    """Read a whole number of at least 1, or "auto"."""
+    if isinstance(value, str) and value.lower() == "auto":
+        return "auto"
+    return _accepted(integer(value), lambda found: found >= 1, "auto, or a whole number, 1 or more", value)
+
+
 def _strength(value: object) -> float | bool | str:
     """Read a strength from 0 to 1, a boolean for the default strength or none, or "auto"."""
     if isinstance(value, str) and value.lower() == "auto":
@@ -329,6 +337,61 @@ def _tensor_pattern(value: object) -> str:
     return pattern
 
 
+def _node_pattern(value: object) -> str:
+    pattern = _pattern(value)
+    if pattern.lower().startswith("tensor:"):
+        raise Wrong(f"is a pattern for tensors, and this key has nodes: {short(pattern)}")
+    return pattern
+
+
+def _pruning_type(value: object) -> str:
+    """Read what is removed; Sparsebit spells "structed"."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = f"{value // 60}:{value % 60}"  # YAML 1.1 reads 2:4 as a number in base 60
+    name = value.lower() if isinstance(value, str) else ""
+    name = names.PRUNING_ALIASES.get(name, name)
+    if name in get_args(names.PruningTypeName):
+        return name
+    try:
+        return str(sparsity_pattern(name))
+    except RecipeError as problem:
+        raise Wrong(
+            f"must be {one_of([*get_args(names.PruningTypeName), 'N:M such as 2:4'])}", value=value
+        ) from problem
+
+
+def _refit(value: object) -> str:
+    """Read a kind of refit; true and false stand for pruned and none."""
+    name = value.lower() if isinstance(value, str) else value
+    if name in ("pruned", "none"):
+        return str(name)
+    try:
+        return "pruned" if flag(value) else "none"
+    except Wrong as problem:
+        raise Wrong("must be pruned or none", value=value) from problem
+
+
+def _augment(value: object) -> str:
+    """Read auto, none, or names of augmentations: a list, or a text with commas."""
+    listed = value.split(",") if isinstance(value, str) else value
+    if isinstance(listed, (list, tuple)) and listed and all(isinstance(name, str) for name in listed):
+        chosen = [name.strip().lower() for name in listed]
+        if chosen in (["auto"], ["none"]) or set(chosen) <= set(names.AUGMENTATIONS):
+            return ",".join(chosen)
+    raise Wrong(f"must be auto, none, or some of {', '.join(names.AUGMENTATIONS)}, separated by commas", value=value)
+
+
+def _in_any_case(words: Sequence[str]) -> dict[str, Any]:
+    """Return a JSON schema that offers `words` and accepts them in any case."""
+    return {"type": "string", "anyOf": [{"enum": list(words)}, {"pattern": f"^{_pattern_of(words)}$"}]}
+
+
+def _pattern_of(words: Sequence[str]) -> str:
+    """Return a regular expression that matches any of `words` in any case."""
+    cased = ["".join(f"[{c.upper()}{c.lower()}]" if c.isalpha() else c for c in word) for word in words]
+    return f"({'|'.join(cased)})"
+
+
 @dataclass(frozen=True)
 class AnyCase:
     """Annotation for pydantic: the names of a Literal, or the rows of a table, are accepted in any case."""
@@ -345,9 +408,7 @@ class AnyCase:
         return BeforeValidator(read).__get_pydantic_core_schema__(source, handler)
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        names = handler(schema)["enum"] if self.table is None else list(self.table)
-        cased = ["".join(f"[{c.upper()}{c.lower()}]" if c.isalpha() else c for c in name) for name in names]
-        return {"type": "string", "anyOf": [{"enum": names}, {"pattern": f"^({'|'.join(cased)})$"}]}
+        return _in_any_case(handler(schema)["enum"] if self.table is None else list(self.table))
 
 
 ANY_CASE: Final = AnyCase()
@@ -371,10 +432,24 @@ _NUMBER = {"type": "number"}
 _COSINE = {"type": "number", "minimum": -1, "maximum": 1}
 _DECIBEL = {"minimum": -1000.0, "maximum": 1000.0}
 _STRENGTHS = {"anyOf": [{"type": "boolean"}, {"const": "auto"}, {"type": "number", "minimum": 0, "maximum": 1}]}
+_MULTIPLES = {"anyOf": [{"type": "integer", "minimum": 1}, _in_any_case(["auto"])]}
 _NUMBER_OR_TEXT = {"anyOf": [{"type": "number", "minimum": 0, "maximum": 1}, {"type": "string"}]}
 _WIDTHS = {
     "anyOf": [{"type": "array", "items": {"anyOf": [{"type": "integer"}, {"const": "float"}]}}, {"type": "string"}]
 }
+_PRUNING_TYPES = _in_any_case([*get_args(names.PruningTypeName), *names.PRUNING_ALIASES, "2:4"])
+_PRUNING_TYPES["anyOf"].append({"pattern": "^[0-9]+:[0-9]+$"})
+_AUGMENTATION = _pattern_of(names.AUGMENTATIONS)
+_AUGMENTS = {
+    "anyOf": [
+        {
+            "type": "string",
+            "pattern": f"^ *({_pattern_of(['auto', 'none'])}|{_AUGMENTATION}( *, *{_AUGMENTATION})*) *$",
+        },
+        {"type": "array", "items": {"type": "string", "pattern": f"^ *{_AUGMENTATION} *$"}, "minItems": 1},
+    ]
+}
+_REFITS = {"anyOf": [{"enum": ["pruned", "none"]}, {"type": "boolean"}]}
 
 Flag = Annotated[bool, ValueReader(flag, {"type": "boolean"})]
 Bits = Annotated[int, ValueReader(bits, _BITS)]
@@ -385,6 +460,7 @@ AccuracyLevel = Annotated[int, whole("a level of MatMulNBits, 0 to 4", 0, 4, max
 Share = Annotated[float, real("a share, from 0 to 1", minimum=0, maximum=1)]
 Tail = Annotated[float, real(_TAIL, minimum=0, exclusiveMaximum=0.5)]
 Ratio = Annotated[float, real("a number from 0 to below 1", minimum=0, exclusiveMaximum=1)]
+PartialShare = Annotated[float, real("a share between 0 and 1, such as 0.5", exclusiveMinimum=0, exclusiveMaximum=1)]
 AboveZero = Annotated[float, real("a number above 0", exclusiveMinimum=0)]
 Interval = Annotated[tuple[float, float], ValueReader(_interval, _PAIR)]
 WeightQuantizerName = Annotated[str, _type(names.QUANTIZERS, names.ONLY_ACTIVATIONS)]
@@ -407,10 +483,16 @@ Feedback = Annotated[dict[str, str], ValueReader(_feedback, {"type": "object", "
 Pattern = Annotated[str, ValueReader(_pattern, _TEXT)]
 TensorPattern = Annotated[str, ValueReader(_tensor_pattern, _TEXT)]
 Patterns = Annotated[tuple[Pattern, ...], ValueReader(items, _TEXTS)]
+NodePattern = Annotated[str, ValueReader(_node_pattern, _TEXT)]
 TensorGroup = Annotated[tuple[TensorPattern, ...], ValueReader(items, _TEXTS)]
+Multiple = Annotated[int | Literal["auto"], ValueReader(_multiple, _MULTIPLES)]
 Strength = Annotated[float | bool | Literal["auto"], ValueReader(_strength, _STRENGTHS)]
 Decibel = Annotated[float, ValueReader(real("a number of decibel", **_DECIBEL).read, _NUMBER)]
 DecibelByOutput = Annotated[float | dict[str, float], _by_output("a number of decibel", _NUMBER, **_DECIBEL)]
 CosineByOutput = Annotated[float | dict[str, float], _by_output("a cosine, -1 to 1", _COSINE, minimum=-1, maximum=1)]
 Percentage = Annotated[float, ValueReader(_percentage, _NUMBER_OR_TEXT)]
+PruningType = Annotated[str, ValueReader(_pruning_type, _PRUNING_TYPES)]
+PruningStrategy = Annotated[names.PruningStrategyName, ANY_CASE]
+Augment = Annotated[str, ValueReader(_augment, _AUGMENTS)]
+PruningRefit = Annotated[Literal["pruned", "none"], ValueReader(_refit, _REFITS)]
 Widths = Annotated[tuple[int, ...], ValueReader(_widths, _WIDTHS)]

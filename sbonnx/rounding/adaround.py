@@ -15,7 +15,7 @@ import numpy as np
 
 from sbonnx.errors import NumericError
 from sbonnx.moments import Moments
-from sbonnx.rounding.base import Grid, Rounder
+from sbonnx.rounding.base import Grid, Rounder, kept_zeros
 from sbonnx.rounding.choices import GAMMA, ZETA, learn_choices
 from sbonnx.rounding.gptq import Gptq
 from sbonnx.rounding.search.descent import alive, descend
@@ -193,6 +193,8 @@ class SoftBlocks(AnnealedRounder):
     2022 (QDrop), equation 8; Esser et al. 2020 (LSQ): gradients of scales.
     """
 
+    keeps_zeros = True
+
     iterations: int = 1000
     lr: float = 0.01
     warmup: float = 0.2
@@ -235,6 +237,8 @@ class SoftBlocks(AnnealedRounder):
 class Choice:
     """Soft choices of one weight as torch tensors: ``value = (low + h(u) - zero) * scale``, on torch's tensors.
 
+    Zeros of a sparse weight (`kept_zeros`) keep their initial codes.
+
     Args:
         torch: the torch module.
         weight: float values, in the file layout.
@@ -265,7 +269,9 @@ class Choice:
         share = np.clip(value - low, MARGIN, 1 - MARGIN)
         self._scale, self._zero, self._low = scale, self._tensor(zero), self._tensor(low)
         self.u = self._tensor(-np.log((ZETA - GAMMA) / (share - GAMMA) - 1.0)).requires_grad_(True)
-        self._settled, self._ends = self.torch.zeros_like(self._low), self.torch.zeros_like(self._low)
+        zeros = kept_zeros(self.weight)
+        settled = np.zeros(shape) if zeros is None else zeros
+        self._settled, self._ends = self._tensor(settled), self._tensor(settled * (codes - low))
 
     def _tensor(self, values: Array) -> Any:
         return self.torch.from_numpy(np.array(values, np.float32, order="C")).to(self.device)

@@ -16,6 +16,18 @@ from sbonnx.moments import Moments
 from sbonnx.native import compiled
 from sbonnx.spec import Array, QParams
 
+SPARSE: Final = 0.25
+"""Share of zeros from which a weight is sparse (3:4 has a quarter): its zeros are kept by every rounding."""
+
+FAR: Final = 2.0**20
+"""Spacing of the codes of a weight that stays zero, relative to its scale: no other code is ever nearer."""
+
+
+def kept_zeros(weight: Array) -> Array | None:
+    """Return which values of a sparse weight are zero and stay zero, bool of its shape; None if it is not sparse."""
+    zeros = weight == 0
+    return zeros if zeros.size and np.count_nonzero(zeros) >= SPARSE * zeros.size else None
+
 
 @dataclass(frozen=True)
 class Grid:
@@ -44,6 +56,11 @@ class Grid:
             qparams.spec.qmin,
             qparams.spec.qmax,
         )
+
+    def keeping_zeros(self) -> Grid:
+        """Return the grid on which zeros of a sparse weight have no other code: their neighbours are `FAR` away."""
+        zeros = kept_zeros(self.weight)
+        return self if zeros is None else replace(self, scale=np.where(zeros, FAR * self.scale, self.scale))
 
     def ratio(self) -> Array:
         """Return the weight in units of codes, not rounded: weight / scale + zero."""
@@ -76,10 +93,13 @@ class Rounder(ABC):
 
     needs_moments: bool = True
     moves_scales: bool = False
+    keeps_zeros: bool = False
 
     @final
     def round(self, weight: Array, qparams: QParams, moments: Moments | None = None) -> Rounded:
         """Round `weight` to codes. The error of each output on the given moments is at most that of round-to-nearest.
+
+        Zeros of a sparse weight (`kept_zeros`) stay zero by methods that have ``keeps_zeros``.
 
         Args:
             weight: float32 or float16, in its file layout.
@@ -91,7 +111,7 @@ class Rounder(ABC):
             return Rounded(nearest, qparams)
         layout = moments.layout
         grid = Grid.of(weight, qparams, layout)
-        codes, moved = self.solve(grid, moments, qparams)
+        codes, moved = self.solve(grid.keeping_zeros() if self.keeps_zeros else grid, moments, qparams)
         return _better(grid, moments, qparams, moved, layout.matrices(nearest), codes)
 
     @abstractmethod
@@ -101,7 +121,8 @@ class Rounder(ABC):
         Args:
             grid: the weight and its quantization grid.
             moments: of the inputs; G and K are those of the grid.
-            qparams: the scales of the grid, to be returned unchanged unless ``moves_scales``.
+            qparams: the scales of the grid, to be returned unchanged unless ``moves_scales``. The grid of a weight that
+                stays zero has another spacing if ``keeps_zeros``, see `Grid.keeping_zeros`.
         """
 
 
@@ -134,6 +155,7 @@ class Nearest(Rounder):
     """Rounds each weight to the nearest code."""
 
     needs_moments = False
+    keeps_zeros = True
 
     def solve(self, grid: Grid, moments: Moments, qparams: QParams) -> tuple[Array, QParams]:
         """Round every weight to the nearest code; see `Rounder.solve`."""

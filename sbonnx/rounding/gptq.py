@@ -51,6 +51,8 @@ class Gptq(Rounder):
     (Chen et al. 2025, "The geometry of LLM quantization"); the shift of the target for quantized inputs is ours.
     """
 
+    keeps_zeros = True
+
     damping: float = 0.01
     order: Order = "pivot"
     beams: int = 16

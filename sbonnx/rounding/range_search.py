@@ -13,7 +13,7 @@ import numpy as np
 from sbonnx.errors import NumericError
 from sbonnx.linear.layer import LinearLayer
 from sbonnx.moments import Moments
-from sbonnx.rounding.base import Grid
+from sbonnx.rounding.base import FAR, Grid, kept_zeros
 from sbonnx.rounding.search.beam import Planes, columns, search, shift
 from sbonnx.rounding.search.descent import alive
 from sbonnx.rounding.search.factor import ordered_factor
@@ -189,6 +189,7 @@ class _Part:
         weight: float64 (G * classes, O, B).
         moments: of those inputs; the layer's own moments if there is only one class.
         order, planes: inputs of GPTQ; None for other cost functions.
+        spacing: factor of the scales of GPTQ, (G * classes, O, B), large where a zero is kept; None: 1 everywhere.
         by: the cost function.
     """
 
@@ -197,6 +198,7 @@ class _Part:
     moments: Moments
     order: Array | None
     planes: Planes | None
+    spacing: Array | None
     by: By
 
     @staticmethod
@@ -207,12 +209,14 @@ class _Part:
         own = replace(grid, weight=own_weight, scale=scale, zero=zero)
         inner = _inner(moments, chosen)
         if by != "gptq":
-            return _Part(chosen, own.weight, inner, None, None, by)
+            return _Part(chosen, own.weight, inner, None, None, None, by)
         order, factor = ordered_factor(inner.a, DAMPING, "pivot")
         planes = Planes.of(own, order, factor, shift(own, inner))
         # Damping gives inputs that are always 0 a nonzero moment, which must not count in the cost.
         seen = np.take_along_axis(alive(np.einsum("gkk->gk", inner.a)), order, axis=1)
-        return _Part(chosen, own.weight, inner, order, replace(planes, pivots=planes.pivots * seen), by)
+        zeros = kept_zeros(grid.weight)
+        spacing = None if zeros is None else _take(np.where(zeros, FAR, 1.0), chosen)
+        return _Part(chosen, own.weight, inner, order, replace(planes, pivots=planes.pivots * seen), spacing, by)
 
     def own(self, index: Array) -> Array:
         """Return the scale that each cost belongs to, (G * classes, O), from `index` (G, O, K)."""
@@ -241,6 +245,8 @@ class _Part:
         """Compute the costs for `scale` and `zero` (G * classes, n * O, B), the outputs repeated n times."""
         times = scale.shape[1] // self.weight.shape[1]
         if self.planes is not None and self.order is not None:
+            if self.spacing is not None:
+                scale = scale * np.tile(self.spacing, (1, times, 1))
             scale, zero = (columns(each, self.order).astype(np.float32) for each in (scale, zero))
             weight, target = (np.tile(each, (1, times, 1)) for each in (self.planes.weight, self.planes.target))
             planes = replace(self.planes, weight=weight, target=target, scale=scale, zero=zero)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 from sbonnx.calib import calibrator
+from sbonnx.calib.cache.sketch_cache import PRUNING
 from sbonnx.calib.calibrator import MeasuredRanges
 from sbonnx.calib.data import dataset as datasets
 from sbonnx.calib.held_out import HeldOutSplit, divide, divide_sequences
@@ -18,13 +20,22 @@ from sbonnx.correct.batchnorm_tuning import tune_norms
 from sbonnx.equalize import channel_ranges, equalize_measured, wanted_ranges
 from sbonnx.equalize.awq import scale_by_activations
 from sbonnx.errors import DataError, ModelError
+from sbonnx.graph.digests import outputs_digest
 from sbonnx.heads import Quantized, protect
 from sbonnx.options import RunOptions
 from sbonnx.plan import Plan, costs_of, make, plan_times
 from sbonnx.precision.measure import with_magnitudes
 from sbonnx.reconstruct import solve
 from sbonnx.report import Fired, Refusal
-from sbonnx.stages.state import PipelineState, Prepared, equalization_of, reconstruction_of, round_by_site, rounding_of
+from sbonnx.stages.state import (
+    PipelineState,
+    Prepared,
+    PrunedModel,
+    equalization_of,
+    reconstruction_of,
+    round_by_site,
+    rounding_of,
+)
 from sbonnx.stages.verify import limits_of
 
 UNSEEN: Final = "no data was given: weights go to the nearest codes, and their rounding did not see what layers meet"
@@ -55,7 +66,8 @@ def divided(data: Any, prepared: Prepared, split: int | None) -> HeldOutSplit | 
             why = "HIGH_PRECISION wants ranges" if recipe.mode != "static" else "MODE: static measures activations"
             raise DataError(f"calibration data is missing: {why}. Give some; MODE: weight_only at fp32 needs none")
         return None
-    measures = prepared.needs_data or reconstruction_of(prepared) is not None or recipe.equalize.awq
+    rounds = reconstruction_of(prepared) is not None
+    measures = prepared.needs_data or rounds or recipe.equalize.awq or recipe.sparse.wanted
     share = recipe.verify.held_out if measures else 0.0
     limit, pick, seed = recipe.samples, calibration.pick, calibration.seed
     if not calibration.feedback:
@@ -91,7 +103,7 @@ def equalize_activations(state: PipelineState, options: RunOptions) -> PipelineS
     wanted = wanted_ranges(graph, settings)
     if settings.only_after_norms and not settings.absorb_bias and not wanted:
         return _scale_by_activations(state, options)
-    ranges = channel_ranges(graph, wanted, state.data.fit, options)
+    ranges = channel_ranges(graph, wanted, state.data.fit, _with_own_cache(state, options))
     done = equalize_measured(graph, settings, ranges)
     plan = make(graph, prepared.recipe, prepared.backend, observers=frozenset(OBSERVERS))
     kept = [refusal for refusal in prepared.refusals if refusal not in prepared.plan.refusals]
@@ -137,7 +149,17 @@ def calibrate(state: PipelineState, options: RunOptions) -> PipelineState:
         return state
     if not prepared.plan.of_role("activation") and reconstruction is not None:
         return replace(state, ranges=MeasuredRanges({}))
+    options = _with_own_cache(state, options)
     return replace(state, ranges=calibrator.calibrate(prepared.graph, prepared.plan, data.fit, options))
+
+
+def _with_own_cache(state: PipelineState, options: RunOptions) -> RunOptions:
+    """Return the options with a folder inside the cache for a pruned model: each budget makes another model."""
+    if options.cache is None or not isinstance(state.request.model, PrunedModel):
+        return options
+    inside = Path(options.cache) / PRUNING
+    inside.mkdir(parents=True, exist_ok=True)
+    return replace(options, cache=inside / outputs_digest(state.prepared.graph))
 
 
 def reconstruct(state: PipelineState, options: RunOptions) -> PipelineState:

@@ -17,6 +17,7 @@ from sbonnx.correct import give_biases, own_statistics, record_normals
 from sbonnx.equalize import equalize
 from sbonnx.errors import ModelError
 from sbonnx.graph import Graph, edit, query
+from sbonnx.linear.embedding import tie_tables
 from sbonnx.ops import LINEAR
 from sbonnx.options import RunOptions
 from sbonnx.plan import Plan, make
@@ -24,7 +25,7 @@ from sbonnx.plan.node_infos import node_infos
 from sbonnx.recipe import other_defaults
 from sbonnx.recipe.torch_modules import Modules
 from sbonnx.report import Fired, Refusal
-from sbonnx.stages.state import BASE_OPSET, PipelineState, Prepared, equalization_of
+from sbonnx.stages.state import BASE_OPSET, PipelineState, Prepared, PrunedModel, equalization_of, model_of
 
 BATCH_NORM: Final = "fuse_bn"
 """Name prefix of the patterns that apply only if the recipe folds batch norms."""
@@ -37,12 +38,17 @@ def load(state: PipelineState, options: RunOptions) -> PipelineState:
         ModelError: the file cannot be used, or is quantized already.
         RecipeError: a pattern of the recipe matches nothing.
     """
-    request = state.request
-    graph = graphs.load(request.model, opset=state.opset)
+    request, model = state.request, state.request.model
+    graph = graphs.load(model_of(model), opset=state.opset)
     nodes_before = sum(len(body.nodes) for _, body in query.scopes(graph))
     refusals = list(qdq.make_float(graph, requantize=request.recipe.requantize))
-    infos = node_infos(graph)
-    recipe, skipped = request.recipe.for_model(infos, list(query.tensors_by_name(graph)))
+    infos, tensors = node_infos(graph), list(query.tensors_by_name(graph))
+    if isinstance(model, PrunedModel):
+        graph.info.files, graph.info.original_opset = model.files, model.opset
+        graph.info.notes = list(model.report.notes)
+        nodes_before, infos, tensors = model.node_count, list(model.nodes), list(model.tensors)
+        refusals += model.report.refusals
+    recipe, skipped = request.recipe.for_model(infos, tensors)
     why = "no node in the file belongs to it, so that nothing needs to be skipped. "
     refusals += [Refusal("skip", f"SKIP_TRACE_MODULES '{name}'", why + hint) for name, hint in skipped.items()]
     graph.info.notes.extend(filter(None, [other_defaults(recipe)]))
@@ -98,6 +104,9 @@ def plan(state: PipelineState, options: RunOptions) -> PipelineState:
     """
     prepared = state.prepared
     graph, recipe = prepared.graph, prepared.recipe
+    if recipe.mode == "weight_only" and prepared.backend.block_products:
+        tied = [Fired("tie_tables", name) for name in tie_tables(graph)]
+        prepared = replace(prepared, applied=(*prepared.applied, *tied))
     edit.sort(graph)
     made = make(graph, recipe, prepared.backend, observers=frozenset(OBSERVERS))
     _note_half_precision(graph, made)
@@ -105,6 +114,9 @@ def plan(state: PipelineState, options: RunOptions) -> PipelineState:
     if recipe.auto.enable or recipe.mixed.wanted:
         why = "only sbonnx.quantize and the verb quantize try recipes: this is the one that they begin with"
         refusals.insert(0, Refusal("search", "AUTO" if recipe.auto.enable else "MIXED", why))
+    if recipe.sparse.wanted and not isinstance(state.request.model, PrunedModel):
+        why = "nothing is pruned without a run on data: this is the plan of the model as it was given"
+        refusals.insert(0, Refusal("prune", "SPARSE", why))
     state = replace(state, prepared=replace(prepared, plan=made))
     return _extended(state, (), refusals)
 

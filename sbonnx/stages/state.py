@@ -19,9 +19,10 @@ from sbonnx.graph import Graph
 from sbonnx.options import RunOptions
 from sbonnx.plan import Plan, Site, Solution
 from sbonnx.progress import Progress, Silent
+from sbonnx.pruning.verified import PruningReport
 from sbonnx.recipe import Recipe
 from sbonnx.recipe.names import is_per_channel
-from sbonnx.recipe.torch_modules import Modules
+from sbonnx.recipe.torch_modules import Modules, NodeInfo
 from sbonnx.reconstruct.layer_inputs import looks_at_inputs
 from sbonnx.reconstruct.solve import QuantizedInputs, Reconstruction, WeightRounding
 from sbonnx.report import Fired, Refusal, Report
@@ -29,13 +30,51 @@ from sbonnx.rounding import make_rounder
 from sbonnx.spec import Array, QParams
 from sbonnx.verify import Comparison
 
-Source = str | os.PathLike[str] | onnx.ModelProto
-
 BASE_OPSET: Final = 13
 """First opset whose Q/DQ support per-channel scales."""
 
 SMOOTH: Final = (0.3, 0.5)
 """Strengths for EQUALIZE.SMOOTH_QUANT: true, of convolutions and matrix products. Measured: MobileNetV2, MiniLM."""
+
+
+@dataclass(frozen=True)
+class PrunedModel:
+    """A pruned float model in place of the original, see `sbonnx.stages.pruned`.
+
+    Attributes:
+        original: what was pruned, and what results are compared with.
+        report: of the pruning, with the model.
+        nodes, tensors: nodes and names of tensors of the original, by which patterns of recipes are resolved.
+        files: files of the original.
+        opset, node_count: of the original.
+    """
+
+    original: str | os.PathLike[str] | onnx.ModelProto
+    report: PruningReport
+    nodes: tuple[NodeInfo, ...]
+    tensors: tuple[str, ...]
+    files: tuple[Path, ...]
+    opset: int
+    node_count: int
+
+    @property
+    def proto(self) -> onnx.ModelProto:
+        """The pruned model."""
+        assert self.report.pruned is not None
+        return self.report.pruned
+
+
+Source = str | os.PathLike[str] | onnx.ModelProto | PrunedModel
+
+
+def model_of(model: Source) -> str | os.PathLike[str] | onnx.ModelProto:
+    """Return the model to load: the pruned one if there is one."""
+    return model.proto if isinstance(model, PrunedModel) else model
+
+
+def original_of(model: Source) -> str | os.PathLike[str] | onnx.ModelProto:
+    """Return the model before pruning."""
+    return model.original if isinstance(model, PrunedModel) else model
 
 
 @dataclass(frozen=True)
@@ -68,7 +107,8 @@ class Request:
     @property
     def files(self) -> list[Path]:
         """The input files, which no output may replace."""
-        return [Path(source) for source in (self.model, self.data) if isinstance(source, (str, os.PathLike))]
+        sources = (original_of(self.model), self.data)
+        return [Path(source) for source in sources if isinstance(source, (str, os.PathLike))]
 
     @property
     def source(self) -> Path | bytes:
@@ -151,7 +191,8 @@ class PipelineState:
 
 
 def source_of(model: Source) -> Path | bytes:
-    """Return the input of a session: the path, or the bytes of a model in memory."""
+    """Return the input of a session: the path, or the bytes of a model in memory; of a pruned model, the original."""
+    model = original_of(model)
     return model.SerializeToString() if isinstance(model, onnx.ModelProto) else Path(model)
 
 

@@ -13,7 +13,7 @@ from sbonnx import precision, profile
 from sbonnx import verify as proof
 from sbonnx.graph.storage.temporary import temporary_folder
 from sbonnx.recipe import Recipe
-from sbonnx.stages.state import PipelineState
+from sbonnx.stages.state import PipelineState, PrunedModel, original_of
 from sbonnx.verify.ort_options import VerifyOptions
 
 OLDEST_OPSET: Final = 7
@@ -76,7 +76,7 @@ def reference_of(state: PipelineState) -> Iterator[Path | bytes]:
         return
     with temporary_folder() as folder:
         converted = folder / "converted.onnx"
-        graphs.save(graphs.load(state.request.model), converted)
+        graphs.save(graphs.load(original_of(state.request.model)), converted)
         yield converted
 
 
@@ -112,7 +112,10 @@ def _verified(
         begin = profile.first_lost(layers)
         if begin is not None:
             problems.append(f"it begins at '{begin.tensor}', input of '{begin.node}' ({begin.sqnr_db:.1f} dB)")
-    problems.extend(limits_of(recipe).problems(comparison))
+    limits = limits_of(recipe)
+    # the distance of a pruned model from the original was asked for
+    below = tuple(limits.quality(comparison)) if isinstance(state.request.model, PrunedModel) else ()
+    problems.extend(problem for problem in limits.problems(comparison) if problem not in below)
     left_float = comparison.kernels.refusals() if comparison.kernels and prepared.backend.name == COUNTED else ()
     verified = replace(
         report,
@@ -120,6 +123,6 @@ def _verified(
         refusals=(*report.refusals, *left_float),
         layers=tuple(row.to_dict() for row in profile.worst_first(layers)),
         problems=tuple(problems),
-        notes=(*report.notes, *notes, *judged.notes, *comparison.notes()),
+        notes=(*report.notes, *notes, *below, *judged.notes, *comparison.notes()),
     )
     return replace(state, report=verified, comparison=comparison)

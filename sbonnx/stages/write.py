@@ -24,7 +24,7 @@ from sbonnx.plan import Plan, Site, Solution
 from sbonnx.recipe.names import FLOAT
 from sbonnx.report import Report
 from sbonnx.spec import Bounds
-from sbonnx.stages.state import PipelineState
+from sbonnx.stages.state import PipelineState, PrunedModel, original_of
 from sbonnx.stages.verify import verify
 
 
@@ -138,11 +138,14 @@ def _report(state: PipelineState) -> Report:
     refusals = (*prepared.refusals, *solution.refusals)
     only_converted = recipe.high_precision != "fp32" and recipe.w.quantizer.bit == recipe.a.quantizer.bit == FLOAT
     problems: tuple[str, ...] = ()
+    if isinstance(request.model, PrunedModel):
+        problems = tuple(f"pruning: {problem}" for problem in request.model.report.problems)
     if not solved and not only_converted:
         why = f"; first reason: {refusals[0]}" if refusals else ""
-        problems = (f"nothing was quantized{why}",)
+        problems = (*problems, f"nothing was quantized{why}")
+    model = original_of(request.model)
     return Report(
-        model="model in memory" if isinstance(request.model, onnx.ModelProto) else os.fspath(request.model),
+        model="model in memory" if isinstance(model, onnx.ModelProto) else os.fspath(model),
         output=None if request.output is None else os.fspath(Path(request.output)),
         backend=prepared.backend.name,
         counts={
@@ -160,6 +163,7 @@ def _report(state: PipelineState) -> Report:
         settings=recipe.to_dict(),
         notes=(*state.quantized.info.notes, *solution.notes, *loops.notes()),
         problems=problems,
+        pruning=request.model.report.to_dict() if isinstance(request.model, PrunedModel) else {},
     )
 
 

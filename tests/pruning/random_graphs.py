@@ -43,6 +43,12 @@ class RandomModel:
         self.tensors[name] = shape
         return name
 
+    def inner(self, op: str, *inputs: str, **attributes: Any) -> str:
+        """Add a node whose output other steps do not read, and return its name."""
+        name = self.add(op, inputs, (), **attributes)
+        del self.tensors[name]
+        return name
+
     def pick(self) -> tuple[str, tuple[int, ...]]:
         """Return a recent tensor."""
         names = list(self.tensors)[-4:]
@@ -82,12 +88,14 @@ class RandomModel:
 SHAPE: Final = (2, 3, 4, 4)
 
 
-def _conv(m: RandomModel, group: int = 1, *, depthwise: bool = False, transposed: bool = False) -> None:
+def _conv(m: RandomModel, *, grouped: bool = False, depthwise: bool = False, transposed: bool = False) -> None:
     name, (n, c, h, w) = m.pick()
-    group = c if depthwise else group
-    if c % group:
+    groups = [group for group in range(2, c) if c % group == 0] if grouped else [c if depthwise else 1]
+    if not groups:
         return
-    out = c * int(m.rng.integers(1, 3)) if depthwise else group * int(m.rng.integers(1, 7))
+    group = int(m.rng.choice(groups))
+    most = 3 if depthwise or group > 2 else 7
+    out = group * int(m.rng.integers(1, most))
     taps = int(m.rng.choice([1, 3]))
     shape = (c, out // group, taps, taps) if transposed else (out, c // group, taps, taps)
     inputs = [name, m.whole(*shape)] + ([m.whole(out)] if m.rng.integers(2) else [])
@@ -215,11 +223,78 @@ def _heads(m: RandomModel) -> None:
     m.limited(m.add("Sub", [name, top], (n, c, h, w)))
 
 
+def _attention(m: RandomModel) -> None:
+    """Attention over the pixels, with Hardmax, whose results are whole numbers."""
+    name, (n, c, h, w) = m.pick()
+    t, heads, d = h * w, int(m.rng.integers(1, 4)), int(m.rng.integers(1, 4))
+    tokens = m.inner("Transpose", m.inner("Reshape", name, m.constant([n, c, t], np.int64)), perm=[0, 2, 1])
+    q, k, v = _packed(m, tokens, (n, t, c, heads, d)) if m.rng.integers(2) else _apart(m, tokens, (n, t, c, heads, d))
+    if m.rng.integers(3) == 0:  # a norm of each head
+        q = m.inner("Sub", q, m.inner("ReduceMax", q, m.constant([-1], np.int64)))
+        q = m.inner("Mul", q, m.whole(d))
+    if m.rng.integers(3) == 0 and d == 2:  # a rotation
+        halves = [m.inner("Slice", q, *(m.constant([x], np.int64) for x in (start, start + 1, -1))) for start in (0, 1)]
+        turned = m.inner("Concat", m.inner("Neg", halves[1]), halves[0], axis=-1)
+        q = m.inner("Add", q, m.inner("Mul", turned, m.whole(1, 1, t, d)))
+    over_channels = m.rng.integers(4) == 0
+    q, k, v = (m.inner("Transpose", each, perm=[0, 1, 3, 2]) for each in (q, k, v)) if over_channels else (q, k, v)
+    scores = m.inner("MatMul", q, m.inner("Transpose", k, perm=[0, 1, 3, 2]))
+    size = d if over_channels else t
+    biases = [(1, heads, size, size), (heads, 1, 1), (1, 1, size, size), (heads, 1, size)]
+    scores = m.inner("Add", scores, m.whole(*biases[int(m.rng.integers(4))]))
+    found = m.inner("MatMul", m.inner("Hardmax", scores, axis=-1), v)
+    order = [0, 3, 1, 2] if over_channels else [0, 2, 1, 3]
+    wide = m.constant([n, t, int(m.rng.choice([heads * d, -1]))], np.int64)
+    found = m.inner("Reshape", m.inner("Transpose", found, perm=order), wide)
+    found = m.inner("MatMul", found, m.whole(heads * d, c))
+    found = m.inner("Add", found, tokens if m.rng.integers(2) else m.whole(c))
+    found = m.inner("Transpose", found, perm=[0, 2, 1])
+    m.limited(m.add("Reshape", [found, m.constant([n, c, h, w], np.int64)], (n, c, h, w)))
+
+
+def _apart(m: RandomModel, tokens: str, sizes: tuple[int, ...]) -> tuple[str, ...]:
+    """Queries, keys and values from three layers; sometimes all heads share keys and values."""
+    _, _, c, heads, d = sizes
+    found = []
+    for count in (heads, *[int(m.rng.choice([heads, heads, 1]))] * 2):
+        x = m.inner("Add", m.inner("MatMul", tokens, m.whole(c, count * d)), m.whole(count * d))
+        x = m.inner("Reshape", x, m.constant([0, 0, count, int(m.rng.choice([d, -1]))], np.int64))
+        found.append(m.inner("Transpose", x, perm=[0, 2, 1, 3]))
+    return tuple(found)
+
+
+def _packed(m: RandomModel, tokens: str, sizes: tuple[int, ...]) -> tuple[str, ...]:
+    """Queries, keys and values from one layer."""
+    n, t, c, heads, d = sizes
+    x = m.inner("MatMul", tokens, m.whole(c, 3 * heads * d))
+    if m.rng.integers(2):
+        x = m.inner("Reshape", x, m.constant([n, t, 3, heads, d], np.int64))
+        x = m.inner("Transpose", x, perm=[2, 0, 3, 1, 4])
+        return tuple(m.inner("Gather", x, m.constant(place, np.int64), axis=0) for place in range(3))
+    parts = [f"t{len(m.nodes)}{letter}" for letter in "qkv"]
+    lengths = m.constant([heads * d] * 3, np.int64)
+    m.nodes.append(helper.make_node("Split", [x, lengths], parts, name=f"Split_{len(m.nodes)}", axis=-1))
+    wide = [m.inner("Reshape", part, m.constant([n, t, heads, d], np.int64)) for part in parts]
+    return tuple(m.inner("Transpose", each, perm=[0, 2, 1, 3]) for each in wide)
+
+
+def _shared(m: RandomModel) -> None:
+    """Two convolutions with one weight: of two tensors, or one after the other."""
+    name, (n, c, h, w) = m.pick()
+    out = c if m.rng.integers(2) else int(m.rng.integers(1, 9))
+    weight, bias = m.whole(out, c, 1, 1), m.whole(out)
+    first = m.limited(m.add("Conv", [name, weight, bias], (n, out, h, w)))
+    others = [other for other, (_, channels, *_) in m.tensors.items() if channels == c]
+    other = first if out == c and m.rng.integers(2) else str(m.rng.choice(others))
+    _, _, h, w = m.tensors[other]
+    m.limited(m.add("Conv", [other, weight, bias], (n, out, h, w)))
+
+
 STEPS: Final[dict[str, Callable[[RandomModel], None]]] = {
     "conv": _conv,
-    "grouped": lambda m: _conv(m, group=2),
+    "grouped": lambda m: _conv(m, grouped=True),
     "depthwise": lambda m: _conv(m, depthwise=True),
-    "transposed": lambda m: _conv(m, group=int(m.rng.choice([1, 2])), transposed=True),
+    "transposed": lambda m: _conv(m, grouped=bool(m.rng.integers(2)), transposed=True),
     "transposed depthwise": lambda m: _conv(m, depthwise=True, transposed=True),
     "point": _point,
     "join": _join,
@@ -235,6 +310,8 @@ STEPS: Final[dict[str, Callable[[RandomModel], None]]] = {
     "resize": _resize,
     "expand": _expand,
     "heads": _heads,
+    "attention": _attention,
+    "shared": _shared,
 }
 
 

@@ -7,15 +7,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from sbonnx import graph as graphs
+from sbonnx.calib.data import dataset as datasets
+from sbonnx.calib.engine.samples import SampleSplitter, canonical_samples
 from sbonnx.linear.layer import LinearLayer
 from sbonnx.moments import Moments
-from sbonnx.pruning.allocate import CountLimits, allocate
+from sbonnx.options import RunOptions
+from sbonnx.pruning.budgets.allocate import CountLimits, allocate
 from sbonnx.pruning.criteria import CRITERIA, DAMPING, DimensionData, ReaderMoments, obs
 from sbonnx.pruning.curves import SensitivityCurve
 from sbonnx.pruning.fit_layers import MomentPair
-from sbonnx.pruning.ridge import refit
+from sbonnx.pruning.float_pass import OutputErrors
+from sbonnx.pruning.ridge import STRENGTHS, TOLERANCE, KeptColumns, refit
 from sbonnx.pruning.skips import SkipProducts
 from sbonnx.spec import Array
+from tests.support.models import model
 
 RNG = np.random.default_rng(3)
 LAYOUT = LinearLayer.of_shape("MatMul", {}, (12, 5))
@@ -109,7 +115,7 @@ def test_refit_is_ridge_regression_on_the_rows(centred: bool, skips: bool) -> No
     found = refit(
         weight,
         MomentPair(fit, empty, 1.0),
-        kept,
+        KeptColumns(kept),
         centred=centred,
         strength=strength,
         skip=(products, products) if skips else None,
@@ -132,31 +138,88 @@ def test_strength_and_refit_are_chosen_on_held_out_rows() -> None:
     weight, kept = RNG.standard_normal((1, 5, 12)), np.ones((1, 12), bool)
     empty = replace(moments(x, x), rows=0)
     kept[0, :3] = False
-    found = refit(weight, MomentPair(moments(x, x), moments(other, other), 1.0), kept, centred=False)
+    found = refit(weight, MomentPair(moments(x, x), moments(other, other), 1.0), KeptColumns(kept), centred=False)
     assert found.after <= found.before
     assert found.strength > 1e-3
     # with the strength chosen, all rows are used
     every = np.concatenate([x, other])
-    again = refit(weight, MomentPair(moments(every, every), empty, 1.0), kept, centred=False, strength=found.strength)
+    whole = MomentPair(moments(every, every), empty, 1.0)
+    again = refit(weight, whole, KeptColumns(kept), centred=False, strength=found.strength)
     np.testing.assert_allclose(found.weight, again.weight, rtol=1e-8, atol=1e-10)
+
+
+def test_hold_out_rows_that_judge_the_network_only_choose_the_strength() -> None:
+    weight, kept = RNG.standard_normal((1, 5, 12)), np.ones((1, 12), bool)
+    kept[0, :3] = False
+    x, others = inputs(200), [inputs(50), inputs(50)]
+    pairs = [MomentPair(moments(x, x), moments(other, other), 4.0) for other in others]
+    found = [refit(weight, pair, KeptColumns(kept), centred=True, strength=0.1, use_held=False) for pair in pairs]
+    np.testing.assert_array_equal(found[0].weight, found[1].weight)
+    np.testing.assert_array_equal(found[0].shift, found[1].shift)
+    final = [refit(weight, pair, KeptColumns(kept), centred=True, strength=0.1) for pair in pairs]
+    assert np.abs(final[0].weight - final[1].weight).max() > 1e-6
+
+
+def test_a_weak_ridge_is_preferred_where_samples_have_several_rows() -> None:
+    """With strengths of nearly equal hold-out error: the least with many rows a sample, the best with one."""
+    generator, mix = np.random.default_rng(0), np.random.default_rng(1).standard_normal((12, 12))
+    x, other = (generator.standard_normal((rows, 12)) @ mix for rows in (25, 2000))
+    noisy, held = (rows + 0.3 * generator.standard_normal(rows.shape) for rows in (x, other))
+    weight, kept = generator.standard_normal((1, 5, 12)), np.ones((1, 12), bool)
+    kept[0, :6] = False
+    fit, judge = moments(x, noisy), moments(other, held)
+    empty = replace(fit, rows=0)
+
+    def held_error(strength: float) -> float:
+        found = refit(weight, MomentPair(fit, empty, 1.0), KeptColumns(kept), centred=True, strength=strength)
+        off = (other - x.mean(axis=0)) @ weight[0].T - (held - noisy.mean(axis=0)) @ found.weight[0].T
+        return float(np.square(off).sum())
+
+    errors = {strength: held_error(strength) for strength in STRENGTHS}
+    near = [strength for strength, error in errors.items() if error <= (1 + TOLERANCE) * min(errors.values())]
+    one, many = (refit(weight, MomentPair(fit, judge, rows), KeptColumns(kept), centred=True) for rows in (1.0, 9.0))
+    assert one.strength == min(errors, key=lambda strength: errors[strength])
+    assert many.strength == min(near) < one.strength
+
+
+@pytest.mark.parametrize(("classes", "centred"), [(10, True), (4, False)])
+def test_an_error_that_all_scores_have_in_common_does_not_count(classes: int, centred: bool) -> None:
+    text = f"agraph (float[N,6] x) => (float[N,{classes}] y) {{ y = Gemm <transB = 1> (x, w, b) }}"
+    bias, options = np.arange(classes, dtype=np.float32), RunOptions(threads=1)
+    plain, moved = (
+        graphs.load(model(text, w=(classes, 6), b=bias + shift)) for shift in (np.float32(0), np.float32(3))
+    )
+    feeds = [{"x": inputs(1, 6).astype(np.float32)} for _ in range(20)]
+    units = SampleSplitter(plain, device="cpu").units(datasets.read(feeds, plain).items())
+    with canonical_samples(units, 2**28) as samples:
+        judge = OutputErrors.of(plain, samples, options)
+    other = graphs.load(model(text, seed=1, w=(classes, 6), b=bias))
+    assert judge.error(plain) == 0
+    assert judge.error(other) > 0.1
+    assert (judge.error(moved) < 1e-10) == centred
 
 
 def test_allocation_takes_the_cheapest_steps_and_meets_the_budget() -> None:
     curves = [SensitivityCurve((0, 4), (0.0, 0.4)), SensitivityCurve((0, 4), (0.0, 0.04))]
 
-    def cost(removed: Array) -> float:
-        return float((8 - removed[0]) * 10 + (8 - removed[1]) * 10)
-
-    free = CountLimits((1, 1), 0.1)
-    found = allocate(curves, [8, 8], free, cost, 100.0)
-    assert found is not None
-    assert found.tolist() == [0, 6]
-    found = allocate(curves, [8, 8], CountLimits((4, 4), 0.1), cost, 100.0)
-    assert found is not None
-    assert found.tolist() == [4, 4]
-    assert allocate(curves, [8, 8], free, cost, 10.0) is None
+    free = CountLimits((1, 1), (7, 7), 0.1)
+    assert allocate(curves, [8, 8], free, Sum(), 100.0).tolist() == [0, 6]
+    assert allocate(curves, [8, 8], CountLimits((4, 4), (7, 7), 0.1), Sum(), 100.0).tolist() == [4, 4]
+    assert allocate(curves, [8, 8], free, Sum(), 10.0).tolist() == [7, 7]
+    assert allocate(curves, [8, 8], free, Sum(), 100.0, np.array([5, 0])).tolist() == [5, 1]
     assert free.counts(0, 8) == list(range(8))
-    assert CountLimits((8, 8), 0.5).counts(0, 24) == [0, 8]
+    assert CountLimits((8,), (23,), 0.5).counts(0, 24) == [0, 8]
+    assert CountLimits((1,), (3,)).counts(0, 8) == [0, 1, 2, 3]
+
+
+class Sum:
+    """Ten for each group that remains, of two dimensions of eight."""
+
+    def __call__(self, removed: Array) -> float:
+        return 160.0 - 10 * float(removed.sum())
+
+    def change(self, removed: Array, place: int, counts: Array) -> Array:
+        return np.asarray(10.0 * (counts - removed[place]))
 
 
 def test_curves_rise_beyond_the_last_number() -> None:

@@ -77,6 +77,19 @@ def test_gradients_reach_the_choices_and_not_what_is_settled() -> None:
     assert not (changed & ~moved.numpy()).any()
 
 
+def test_zeros_of_a_sparse_weight_are_settled_from_the_start() -> None:
+    weight, qparams, _, _ = made(SPECS[1])
+    weight[:, ::2] = 0.0
+    choice = Choice(torch, weight, qparams.quantize(weight), qparams)
+    for share in (0.0, 0.7, 1.0):
+        with torch.no_grad():
+            choice.u.fill_(9.0)
+        choice.settle(share)
+        values = choice.values(choice.h()).detach().numpy()
+        assert not values[:, ::2].any() and values[:, 1::2].any()
+        assert not qparams.dequantize(choice.chosen())[:, ::2].any()
+
+
 def test_settling_all_leaves_nothing_soft() -> None:
     weight, qparams, _, choice = made(SPECS[0])
     for share in (0.2, 0.7, 1.0):

@@ -169,10 +169,13 @@ def measures_alone(recipe: Recipe) -> bool:
 def sketches_digest(job: Job, given: JobInputs) -> str | None:
     """Return the name of the folder with a job's shared statistics; None if it measures by itself, or nothing.
 
-    It depends on the model, the data and the calibration settings, but not on backends and bit widths.
+    It depends on the model, the data and the calibration settings, but not on backends and bit widths. Jobs that prune
+    share the measurements for it, whatever their budgets, in a folder of their own.
     """
     recipe = given.recipe
-    if recipe is None or recipe.mode != "static" or measures_alone(recipe):
+    if recipe is None or recipe.calibration.cache is not None:
+        return None
+    if not recipe.sparse.wanted and (recipe.mode != "static" or measures_alone(recipe)):
         return None
     if MISSING in (given.model, given.data) or given.data == "none":
         return None
@@ -180,7 +183,9 @@ def sketches_digest(job: Job, given: JobInputs) -> str | None:
     feedback = sorted(wishes.feedback.items())
     chosen = [recipe.samples, wishes.pick, wishes.seed, recipe.verify.held_out]
     parts = [given.model, given.data, job.split, *chosen, feedback, recipe.device]
-    return _joined("sketches", FORMAT, runtime_version(), *(repr(part) for part in parts))
+    return _joined(
+        "pruning" if recipe.sparse.wanted else "sketches", FORMAT, runtime_version(), *(repr(part) for part in parts)
+    )
 
 
 def work_key(job: Job, given: JobInputs) -> str:

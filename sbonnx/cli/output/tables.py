@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from sbonnx.cli.output.printer import Printer
 
 if TYPE_CHECKING:
+    from sbonnx.report import Refusal
     from sbonnx.verify.quality import OutputQuality
 
 MOST_KERNELS: Final = 4
@@ -59,9 +61,25 @@ def _quality_of(row: Mapping[str, Any]) -> OutputQuality:
     return OutputQuality(**{**row, "figures": tuple(QualityFigure(**figure) for figure in row["figures"])})
 
 
+REMAINING: Final = {
+    "macs": "multiplications",
+    "size": "bytes of constants",
+    "latency": "estimated time",
+}
+"""Shares in the report of pruning."""
+
+
 def percent(share: float | None) -> str | None:
     """Format a share as a percentage; None stays None."""
     return None if share is None else f"{100 * share:.2f} %"
+
+
+def pruned_text(pruning: Mapping[str, Any]) -> str | None:
+    """Format what remains after pruning; None without pruning."""
+    if not pruning:
+        return None
+    shares = ((what, pruning.get(key)) for key, what in REMAINING.items())
+    return ", ".join(f"{percent(share)} of the {what} remain" for what, share in shares if share is not None)
 
 
 def bar(share: float, width: int = BAR_WIDTH) -> str:
@@ -75,6 +93,18 @@ def bar(share: float, width: int = BAR_WIDTH) -> str:
         eighths = max(eighths, 1)
     whole, part = divmod(eighths, 8)
     return "█" * whole + (EIGHTHS[part] if part else "")
+
+
+def show_refusals(printer: Printer, refusals: Iterable[Refusal]) -> None:
+    """Show one line per reason, the most frequent first: how often, what was not done, why, the first place."""
+    every = list(refusals)
+    counts = Counter((refusal.what, refusal.why) for refusal in every)
+    first = {(refusal.what, refusal.why): refusal.where for refusal in reversed(every)}
+    printer.table(
+        "not done",
+        ("times", "what", "why", "first at"),
+        [(count, what, why, first[what, why]) for (what, why), count in counts.most_common()],
+    )
 
 
 def comparison_facts(metrics: dict[str, Any], *, calibrated: bool = False) -> dict[str, object]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 import numpy as np
 
 from sbonnx.channels.ids import varies
-from sbonnx.graph import Graph, Normal, Variable, set_node_metadata
-from sbonnx.graph.edit import Names, set_constant
-from sbonnx.graph.query import constant, shape, tensors_by_name
+from sbonnx.graph import Graph, Node, Normal, Tensor, Variable, copy, set_node_metadata
+from sbonnx.graph.edit import Names, replace_input, set_constant
+from sbonnx.graph.query import constant, node_by_name, shape, tensors_by_name
 from sbonnx.ops import LINEAR
 from sbonnx.pruning.groups.dimensions import Dependencies, along_axis, dependencies
 from sbonnx.pruning.groups.pruning_plan import PruningPlan
@@ -40,8 +41,8 @@ def remove(graph: Graph, plan: PruningPlan) -> None:
             SIZES[node.op](left, node)
     _slice_constants(found, keep, names)
     for linear in found.linears:
-        if linear.is_depthwise:
-            linear.node.attrs["group"] = int(keep[linear.inputs].sum())
+        if linear.passes_on:
+            linear.node.attrs["group"] = int(keep[linear.inputs].reshape(linear.layer.group, -1).any(axis=1).sum())
         texts = [
             f"{int((~keep[ids]).sum())} of {len(ids)} {side} channels"
             for side, ids in (("input", linear.inputs), ("output", linear.outputs))
@@ -66,13 +67,84 @@ def mask(graph: Graph, plan: PruningPlan) -> None:
 
 def apply_mask(found: Dependencies, keep: Array, names: Names) -> None:
     """Set the weights that read removed ids to zero, in place. `keep`: bool (ids,)."""
+    editor = _ConstantEditor(names)
     for linear in found.linears:
-        if linear.is_depthwise or keep[linear.inputs].all():
+        if linear.passes_on or keep[linear.inputs].all():
             continue
-        index = LINEAR[linear.node.op].weight
-        weight = constant(linear.node.inputs[index])
-        assert weight is not None
-        set_constant(linear.node, index, linear.layer.scale_inputs(weight, keep[linear.inputs].astype(float)), names)
+        line = keep[linear.inputs]
+        masked = partial(linear.layer.scale_inputs, scale=line.astype(float))
+        editor.set(linear.node, LINEAR[linear.node.op].weight, line.tobytes(), masked)
+
+
+class _ConstantEditor:
+    """Replaces constants; nodes that share one share the new one if it is edited in the same way for each.
+
+    Args:
+        names: allocator of names.
+    """
+
+    def __init__(self, names: Names) -> None:
+        self._names = names
+        self._made: dict[tuple[int, bytes], Tensor] = {}
+        self._old: list[Tensor] = []  # keeps the ids of replaced tensors
+
+    def set(self, node: Node, index: int, key: bytes, edit: Callable[[Array], Array]) -> None:
+        """Replace a constant input by ``edit(values)``; edits with equal keys are equal."""
+        old = node.inputs[index]
+        made = self._made.get((id(old), key))
+        if made is not None:
+            replace_input(node, index, made)
+            return
+        values = constant(old)
+        assert values is not None
+        set_constant(node, index, edit(values), self._names)
+        self._made[id(old), key] = node.inputs[index]
+        self._old.append(old)
+
+
+def restore(graph: Graph, plan: PruningPlan, before: Graph, after: Graph) -> None:
+    """Set constants of a masked graph to changed values of its pruned graph, in place: `remove` backwards.
+
+    Args:
+        graph: the masked graph.
+        plan: what was removed from it.
+        before: the pruned graph: `graph` after `remove`.
+        after: a copy of `before` with other values in some constants. Equal constants stay as they are.
+
+    Raises:
+        ModelError: the plan does not fit the graph, see `Dependencies.kept`.
+    """
+    changed = _changed_constants(before, after)
+    nodes, places = node_by_name(graph), copy(graph)
+    own = Names(places)
+    for name, node in node_by_name(places).items():
+        for index in (index for owner, index in changed if owner == name):
+            size = np.asarray(constant(node.inputs[index])).shape
+            set_constant(node, index, np.arange(np.prod(size, dtype=np.int64), dtype=np.float64).reshape(size), own)
+    remove(places, plan)  # what remains are the positions of the remaining values
+    located = node_by_name(places)
+    editor = _ConstantEditor(Names(graph))
+    for (name, index), values in changed.items():
+        at = np.asarray(constant(located[name].inputs[index])).astype(np.int64)
+        editor.set(nodes[name], index, at.tobytes() + values.tobytes(), partial(_with_values, at=at, values=values))
+
+
+def _with_values(whole: Array, at: Array, values: Array) -> Array:
+    """Return a copy of `whole` with other values at flat positions."""
+    edited = np.array(whole)
+    edited.reshape(-1)[at] = values
+    return edited
+
+
+def _changed_constants(before: Graph, after: Graph) -> dict[tuple[str, int], Array]:
+    """Return the constants of `after` that differ from those of `before`, by node and input."""
+    found, old = {}, node_by_name(before)
+    for name, node in node_by_name(after).items():
+        for index, tensor in enumerate(node.inputs):
+            values = constant(tensor)
+            if values is not None and not np.array_equal(values, np.asarray(constant(old[name].inputs[index]))):
+                found[name, index] = np.asarray(values)
+    return found
 
 
 def _slice_constants(found: Dependencies, keep: Array, names: Names) -> None:
@@ -80,14 +152,15 @@ def _slice_constants(found: Dependencies, keep: Array, names: Names) -> None:
     chosen: dict[tuple[int, int], list[tuple[int, Array]]] = {}
     nodes = {}
     for cut in found.cuts:
-        if not keep[cut.ids].all():
+        line = np.asarray(keep[cut.ids].any(axis=1))
+        if not line.all():
             key = (id(cut.node), cut.index)
-            chosen.setdefault(key, []).append((cut.axis, keep[cut.ids]))
+            chosen.setdefault(key, []).append((cut.axis, line))
             nodes[key] = cut.node
+    editor = _ConstantEditor(names)
     for key, axes in chosen.items():
-        values = constant(nodes[key].inputs[key[1]])
-        assert values is not None
-        set_constant(nodes[key], key[1], _sliced(values, axes), names)
+        digest = repr([(axis, line.tobytes()) for axis, line in axes]).encode()
+        editor.set(nodes[key], key[1], digest, partial(_sliced, axes=axes))
 
 
 def _sliced(values: Array, axes: Sequence[tuple[int, Array]]) -> Array:

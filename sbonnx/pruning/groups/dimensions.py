@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import repeat
 
 import numpy as np
 
@@ -14,7 +16,7 @@ from sbonnx.errors import ModelError
 from sbonnx.graph import Graph
 from sbonnx.pruning.groups.pruning_plan import Direction, LayerSide, PruningPlan
 from sbonnx.pruning.groups.removal_rules import RULES
-from sbonnx.pruning.groups.removal_trace import Cut, LinearSides, RemovalTrace
+from sbonnx.pruning.groups.removal_trace import Cut, LinearSides, ProductSides, RemovalTrace
 from sbonnx.report import Refusal
 from sbonnx.spec import Array
 
@@ -29,8 +31,8 @@ class Dimension:
 
     Attributes:
         channels: by side, sorted, the indices of the channels of each group, int64 (groups, channels per group). A
-            depthwise layer is on no side: it passes channels on.
-        parts: sets of groups that make up a tensor alone, of which one must remain each.
+            layer that passes channels on, depthwise or by whole groups, is on no side.
+        parts: sets of groups of which one must remain each, so that no tensor is left empty.
     """
 
     channels: Mapping[LayerSide, Array]
@@ -56,23 +58,27 @@ class Dimension:
         """Name for reports: the layers that write it, else those that read it; not unique."""
         return " + ".join(self.writers or self.readers)
 
-    def first(self, order: Sequence[int], count: int) -> tuple[int, ...]:
-        """Return the first `count` groups in the order of removal that can be removed together, sorted.
+    def multiple(self, channels: int) -> int:
+        """Return the number of groups whose multiples are multiples of `channels` channels on each side."""
+        each = [side.shape[1] for side in self.channels.values()]
+        return math.lcm(*(channels // math.gcd(channels, count) for count in each))
 
-        Fewer are returned if the last group of a part would be removed.
+    def removable(self, order: Iterable[int]) -> tuple[int, ...]:
+        """Return the groups that can be removed together, in the order given: all but one, and one of each part.
+
+        The first ones of the result can be removed without the others, for any number.
         """
         left = [len(part) for part in self.parts]
         chosen: list[int] = []
         for group in order:
-            if len(chosen) == min(count, self.size - 1):
+            if len(chosen) == self.size - 1:
                 break
             inside = [place for place, part in enumerate(self.parts) if group in part]
-            if any(left[place] == 1 for place in inside):
-                continue
-            for place in inside:
-                left[place] -= 1
-            chosen.append(int(group))
-        return tuple(sorted(chosen))
+            if all(left[place] > 1 for place in inside):
+                for place in inside:
+                    left[place] -= 1
+                chosen.append(int(group))
+        return tuple(chosen)
 
 
 @dataclass(frozen=True)
@@ -84,12 +90,14 @@ class Dependencies:
         ids: by tensor name; broadcasts against the tensor. Tensors without an entry keep all their entries.
         cuts: constants to slice.
         linears: linear layers with their ids, in order.
+        products: products of two activations with channels, in order.
     """
 
     groups: ChannelGroups
     ids: Mapping[str, Array]
     cuts: tuple[Cut, ...]
     linears: tuple[LinearSides, ...]
+    products: tuple[ProductSides, ...] = ()
 
     @cached_property
     def sides(self) -> dict[LayerSide, Array]:
@@ -106,7 +114,7 @@ class Dependencies:
         where: dict[int, list[tuple[LayerSide, int]]] = {}
         for linear in self.linears:
             both: list[tuple[Direction, Array]] = [("in", linear.inputs), ("out", linear.outputs)]
-            for direction, ids in [] if linear.is_depthwise else both:
+            for direction, ids in [] if linear.passes_on else both:
                 side = LayerSide(linear.node.name, direction)
                 for place, group in enumerate(self.groups.of[ids].tolist()):
                     if not self.groups.fixed[group]:
@@ -117,20 +125,18 @@ class Dependencies:
             for side, _ in entries:
                 counts[side] = counts.get(side, 0) + 1
             kinds.setdefault(tuple(sorted(counts.items())), []).append(group)
-        tensors = [frozenset(np.unique(self.groups.of[ids]).tolist()) for ids in self.ids.values()]
-        found = []
-        for kind in sorted(kinds):
-            groups = kinds[kind]
-            if len(groups) > 1:
-                found.append(self._dimension([side for side, _ in kind], groups, where, tensors))
-        return tuple(found)
+        members = [kinds[kind] for kind in sorted(kinds) if len(kinds[kind]) > 1]
+        sides = [[side for side, _ in kind] for kind in sorted(kinds) if len(kinds[kind]) > 1]
+        tensors = {frozenset(np.unique(self.groups.of[ids]).tolist()) for ids in self.ids.values()}
+        parts = _parts(members, tensors)
+        return tuple(map(self._dimension, sides, members, repeat(where), parts))
 
     def _dimension(
         self,
         sides: Sequence[LayerSide],
         groups: Sequence[int],
         where: Mapping[int, Sequence[tuple[LayerSide, int]]],
-        tensors: Iterable[frozenset[int]],
+        parts: Iterable[frozenset[int]],
     ) -> Dimension:
         places = {
             group: {side: [place for other, place in where[group] if other == side] for side in sides}
@@ -139,19 +145,15 @@ class Dependencies:
         order = sorted(groups, key=lambda group: places[group][sides[0]][0])
         number = {group: position for position, group in enumerate(order)}
         channels = {side: np.array([places[group][side] for group in order]) for side in sides}
-        parts = {
-            frozenset(number[group] for group in tensor)
-            for tensor in tensors
-            if len(tensor) < len(groups) and all(group in number for group in tensor)
-        }
-        return Dimension(channels, tuple(sorted(parts, key=sorted)))
+        numbered = [frozenset(number[group] for group in part) for part in parts]
+        return Dimension(channels, tuple(sorted(numbered, key=sorted)))
 
     def pinned(self) -> list[Refusal]:
         """Return one refusal for each layer with output channels that can never be removed, with the first reason."""
         found = []
         for linear in self.linears:
             fixed = self.groups.fixed[self.groups.of[linear.outputs]]
-            if fixed.any() and not linear.is_depthwise:
+            if fixed.any() and not linear.passes_on:
                 why = self.groups.reason(linear.outputs[fixed]) or "its channels are pinned"
                 count = "all" if fixed.all() else f"{int(fixed.sum())} of {len(fixed)}"
                 found.append(Refusal(WHAT, linear.node.name, f"{count} output channels stay: {why}"))
@@ -207,7 +209,31 @@ def dependencies(graph: Graph) -> Dependencies:
     """
     trace = RemovalTrace()
     ids = walk(trace, [graph], RULES)
-    return Dependencies(trace.ids.groups(), ids, tuple(trace.cuts), tuple(trace.linears))
+    trace.settle()
+    return Dependencies(trace.ids.groups(), ids, tuple(trace.cuts), tuple(trace.linears), tuple(trace.products))
+
+
+def _parts(members: Sequence[Sequence[int]], tensors: Iterable[frozenset[int]]) -> list[set[frozenset[int]]]:
+    """Return, by dimension, the sets of groups of which one must remain each.
+
+    A tensor with a pinned group or with all groups of a dimension is never empty. Of any other tensor, one group
+    remains in the dimension that has most of its groups: a limit for each dimension alone.
+
+    Args:
+        members: groups of each dimension.
+        tensors: groups of each tensor.
+    """
+    dimension_of = {group: place for place, groups in enumerate(members) for group in groups}
+    found: list[set[frozenset[int]]] = [set() for _ in members]
+    for tensor in tensors:
+        inside: dict[int, set[int]] = {}
+        for group in tensor & dimension_of.keys():
+            inside.setdefault(dimension_of[group], set()).add(group)
+        whole = any(len(groups) == len(members[place]) for place, groups in inside.items())
+        if inside and not whole and sum(map(len, inside.values())) == len(tensor):
+            most = min(inside, key=lambda place: (-len(inside[place]), place))
+            found[most].add(frozenset(inside[most]))
+    return found
 
 
 def along_axis(keep: Array, axis: int) -> Array:

@@ -1,12 +1,13 @@
 """Rules for the removal of channels: one small function per kind of op, in one table.
 
 A channel is pinned (never removed) where an op would compute something else for the channels that remain: a norm or
-softmax over the channels, a product that sums over them, an op without a rule.
+softmax over the channels, a product that sums over them, an op without a rule. If the channels of a tensor lie on
+several axes and an op needs all entries along one of them (the channels of a head), they are removed as a whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import numpy as np
@@ -15,8 +16,10 @@ from sbonnx.channels import moving_ops
 from sbonnx.channels.ids import varies
 from sbonnx.channels.linear_ops import give_outputs, input_ids, layer_of
 from sbonnx.graph import Body, Node, Tensor
-from sbonnx.graph.query import attribute, constant, optional_input, rank, readers, shape
+from sbonnx.graph.query import attribute, constant, optional_input, rank, readers
 from sbonnx.ops import LINEAR, PICKS_MAX, POINTWISE, POOLS, REDUCES_ANY, SOFTMAX
+from sbonnx.pruning.groups.product_rules import aligned, broadcasts, other_operand, product
+from sbonnx.pruning.groups.removal_choices import Layout, rows_along
 from sbonnx.pruning.groups.removal_trace import LinearSides, RemovalTrace, target_places
 from sbonnx.spec import Array
 
@@ -24,29 +27,41 @@ Rule = Callable[[RemovalTrace, Node, Body], None]
 
 
 def _linear(trace: RemovalTrace, node: Node, body: Body) -> None:
-    """Linear op: new ids; a depthwise convolution passes its ids on, groups lose the same positions each."""
-    layer = layer_of(trace, node)
+    """Linear op: new ids for its outputs; a depthwise convolution passes its input ids on."""
+    if node.op == "MatMul" and constant(node.inputs[1]) is None:
+        product(trace, node)
+        return
+    layer = layer_of(trace, node, shared=True)
     if layer is None:
         return
     inputs, group = input_ids(trace, node, layer), layer.group
     each_in, each_out = layer.in_channels // group, layer.out_channels // group
-    apart = group > 1 and each_in == 1
-    if apart:
+    twin = trace.sharing(node.inputs[LINEAR[node.op].weight])
+    if twin is not None and twin.layer != layer:
+        trace.refuse(node, f"'{node.name}' and '{twin.node.name}' read the same weight in different ways")
+        return
+    if group > 1 and each_in == 1:
         outputs = np.repeat(inputs, each_out)
     else:
-        outputs = trace.ids.fresh((layer.out_channels,))
-        if group > 1:
-            why = f"it is removed together with other groups of '{node.name}'"
-            for ids in (inputs.reshape(group, each_in), outputs.reshape(group, each_out)):
-                trace.ids.unite(ids[:1], ids, why)
-    trace.linears.append(LinearSides(node, layer, inputs, outputs))
+        outputs = trace.ids.fresh((layer.out_channels,)) if twin is None else twin.outputs
+    if twin is not None:
+        why = f"'{node.name}' and '{twin.node.name}' read the same weight"
+        trace.ids.unite(inputs, twin.inputs, why)
+        trace.ids.unite(outputs, twin.outputs, why)
+    sides = LinearSides(node, layer, inputs, outputs)
+    wide = (inputs.reshape(group, each_in), outputs.reshape(group, each_out))
+    if group > 1 and each_in > 1:
+        why = f"it is removed together with other channels of '{node.name}', which works on groups"
+        trace.linear(
+            sides,
+            positions=Layout(tuple(ids.T for ids in wide), why),
+            groups=Layout((np.concatenate(wide, axis=1),), why),
+        )
+    else:
+        trace.linear(sides)
     index = LINEAR[node.op].weight
-    if node.op == "ConvTranspose" and not apart:
-        trace.cut(node, index, layer.out_axis, outputs[:each_out])
-    elif node.op != "ConvTranspose":
-        trace.cut(node, index, layer.out_axis, outputs)
-    if node.op != "Conv" or not apart:
-        trace.cut(node, index, layer.in_axis, inputs[:each_in] if node.op == "Conv" else inputs)
+    trace.cut(node, index, layer.out_axis, wide[1].T if node.op == "ConvTranspose" else outputs)
+    trace.cut(node, index, layer.in_axis, wide[0].T if node.op == "Conv" else inputs)
     bias = optional_input(node, LINEAR[node.op].bias)
     if bias is not None and bias.shape and bias.shape[-1] > 1:
         trace.cut(node, LINEAR[node.op].bias or 0, len(bias.shape) - 1, outputs)
@@ -66,14 +81,14 @@ def _pointwise(trace: RemovalTrace, node: Node, body: Body) -> None:
     if size is None or any(ids is None for ids in full):
         trace.refuse(node)
         return
-    wide = {id(tensor): _aligned(ids, size) for tensor, ids in zip(_known(given), full, strict=True) if ids is not None}
+    wide = {id(tensor): aligned(ids, size) for tensor, ids in zip(_known(given), full, strict=True) if ids is not None}
     axes = {axis for ids in wide.values() for axis in varies(ids)}
     result: Array | None = None
     for tensor, ids in given:
         if ids is None:
             continue
-        if _broadcasts(tensor, size, axes):
-            trace.keep(tensor, f"{node.op} '{node.name}' combines it with all channels")
+        if broadcasts(tensor, size, axes):
+            trace.hold(wide[id(tensor)], range(size), f"{node.op} '{node.name}' combines it with all channels")
             continue
         why = f"{node.op} '{node.name}' combines it with channels that are pinned"
         one = wide[id(tensor)]
@@ -82,7 +97,7 @@ def _pointwise(trace: RemovalTrace, node: Node, body: Body) -> None:
         return
     for index, tensor in enumerate(node.inputs):
         if tensor.name and trace.known(tensor) is None:
-            _other_operand(trace, node, index, result)
+            other_operand(trace, node, index, result, varies(result))
     trace.give(node.outputs[0], result)
 
 
@@ -90,44 +105,20 @@ def _known(given: list[tuple[Tensor, Array | None]]) -> list[Tensor]:
     return [tensor for tensor, ids in given if ids is not None]
 
 
-def _aligned(ids: Array, size: int) -> Array:
-    """Return ids with `size` axes: broadcasting aligns the last ones."""
-    return ids.reshape((1,) * (size - ids.ndim) + ids.shape)
-
-
-def _broadcasts(tensor: Tensor, size: int, axes: set[int]) -> bool:
-    """Return whether a tensor has one entry along each of these axes of an output with `size` axes."""
-    dims = shape(tensor)
-    if dims is None:
-        return False
-    dims = (1,) * (size - len(dims)) + tuple(dims)
-    return bool(axes) and all(dims[axis] == 1 for axis in axes)
-
-
-def _other_operand(trace: RemovalTrace, node: Node, index: int, ids: Array) -> None:
-    """Slice a constant operand along `ids`; an activation without ids pins them unless it broadcasts."""
-    tensor = node.inputs[index]
-    values, axes = constant(tensor), varies(ids)
-    if values is None:
-        if not _broadcasts(tensor, ids.ndim, set(axes)):
-            trace.ids.pin(ids, f"{node.op} '{node.name}' combines it with '{tensor.name}', whose channels are pinned")
-        return
-    for axis in axes:
-        place = axis - (ids.ndim - values.ndim)
-        if place >= 0 and values.shape[place] > 1:
-            trace.cut(node, index, place, np.moveaxis(ids, axis, 0).reshape(ids.shape[axis], -1)[:, 0])
-
-
 def _batch_norm(trace: RemovalTrace, node: Node, body: Body) -> None:
     """Norm with its own numbers for each channel of axis 1, which are sliced."""
     ids = trace.full(node.inputs[0])
     vectors = [constant(tensor) for tensor in node.inputs[1:]]
-    if ids is None or set(varies(ids)) - {1} or any(vector is None for vector in vectors) or len(node.outputs) > 1:
+    if ids is None or any(vector is None for vector in vectors) or len(node.outputs) > 1:
         trace.refuse(node)
         return
-    if varies(ids):
+    why = f"{node.op} '{node.name}' normalizes over it"
+    if node.op == "InstanceNormalization" and not trace.hold(ids, range(2, ids.ndim), why):
+        trace.refuse(node, why)
+        return
+    if 1 in varies(ids):
         for index in range(1, len(node.inputs)):
-            trace.cut(node, index, 0, ids.reshape(-1))
+            trace.cut(node, index, 0, rows_along(ids, 1))
     trace.give(node.outputs[0], ids)
 
 
@@ -136,18 +127,42 @@ def _last_axes_norm(trace: RemovalTrace, node: Node, body: Body) -> None:
     ids = trace.full(node.inputs[0])
     if ids is None or len(node.outputs) > 1:
         trace.refuse(node)
-    elif any(axis >= int(attribute(node, "axis", -1)) % ids.ndim for axis in varies(ids)):
-        trace.refuse(node, f"{node.op} '{node.name}' normalizes over it")
-    else:
+        return
+    first = int(attribute(node, "axis", -1)) % ids.ndim
+    _over_axes(trace, node, ids, range(first, ids.ndim))
+
+
+def _over_axes(trace: RemovalTrace, node: Node, ids: Array, axes: Iterable[int]) -> None:
+    """Norm or softmax over some axes: channels on other axes, such as heads, pass."""
+    why = f"{node.op} '{node.name}' normalizes over it"
+    if trace.hold(ids, axes, why):
         trace.give(node.outputs[0], ids)
+    else:
+        trace.refuse(node, why)
 
 
 def _softmax(trace: RemovalTrace, node: Node, body: Body) -> None:
     ids = trace.full(node.inputs[0])
-    if ids is None or int(attribute(node, "axis", -1)) % ids.ndim in varies(ids):
-        trace.refuse(node, f"{node.op} '{node.name}' normalizes over it")
+    if ids is None:
+        trace.refuse(node)
     else:
-        trace.give(node.outputs[0], ids)
+        _over_axes(trace, node, ids, [int(attribute(node, "axis", -1))])
+
+
+def _reduce(trace: RemovalTrace, node: Node, body: Body) -> None:
+    """Reduction: along reduced axes nothing is removed; channels on other axes pass."""
+    ids = trace.full(node.inputs[0])
+    given = constant(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1].name else attribute(node, "axes")
+    if ids is None or given is None:
+        trace.refuse(node)
+        return
+    axes = sorted({int(axis) % ids.ndim for axis in np.asarray(given).reshape(-1)})
+    if not trace.hold(ids, axes, f"{node.op} '{node.name}' {trace.refusal}"):
+        trace.refuse(node)
+        return
+    for axis in axes:
+        ids = np.take(ids, [0], axis)
+    trace.give(node.outputs[0], ids if attribute(node, "keepdims", 1) else np.squeeze(ids, tuple(axes)))
 
 
 def _pool(trace: RemovalTrace, node: Node, body: Body) -> None:
@@ -190,14 +205,14 @@ def _slice(trace: RemovalTrace, node: Node, body: Body) -> None:
 def _gather(trace: RemovalTrace, node: Node, body: Body) -> None:
     """Gather by a constant vector of indices along the channels, which are renumbered."""
     ids, places = trace.full(node.inputs[0]), constant(node.inputs[1])
-    axis = None if ids is None else int(attribute(node, "axis", 0)) % ids.ndim
-    shrinks = axis is not None and trace.shrinking.get(id(node.inputs[0])) == axis
-    if ids is None or places is None or (shrinks and places.ndim > 1):
+    if ids is None or places is None:
         trace.refuse(node)
         return
+    why = f"Gather '{node.name}' picks this channel alone"
+    if places.ndim != 1 and not trace.hold(ids, [int(attribute(node, "axis", 0))], why):
+        trace.refuse(node, why)
+        return
     moving_ops.RULES["Gather"](trace, node, body)
-    if shrinks and places.ndim == 0:
-        trace.keep(node.outputs[0], f"Gather '{node.name}' picks this channel alone")
 
 
 def _expand(trace: RemovalTrace, node: Node, body: Body) -> None:
@@ -206,7 +221,7 @@ def _expand(trace: RemovalTrace, node: Node, body: Body) -> None:
     if ids is None or size is None or constant(node.inputs[1]) is None:
         trace.refuse(node)
     else:
-        trace.give(node.outputs[0], _aligned(ids, size))
+        trace.give(node.outputs[0], aligned(ids, size))
 
 
 def _resize(trace: RemovalTrace, node: Node, body: Body) -> None:
@@ -256,15 +271,16 @@ def _size(trace: RemovalTrace, node: Node, body: Body) -> None:
     for reader, _ in readers(node.outputs[0]):
         places = constant(reader.inputs[1]) if reader.op == "Gather" and node.op == "Shape" else None
         read |= set(axes) if places is None else {axes[int(place)] for place in places.reshape(-1)}
-    if any(tensor is node.outputs[0] for tensor in body.outputs) or node.op != "Shape" or read & set(varies(ids)):
-        trace.keep(node.inputs[0], f"{node.op} '{node.name}' reads its size")
+    if any(tensor is node.outputs[0] for tensor in body.outputs) or node.op != "Shape":
+        read = set(range(ids.ndim))
+    trace.hold(ids, read, f"{node.op} '{node.name}' reads its size")
 
 
 RULES: Final[dict[str, Rule]] = {
     **moving_ops.RULES,
     **dict.fromkeys(POINTWISE, _pointwise),
     **dict.fromkeys(POOLS | PICKS_MAX, _pool),
-    **dict.fromkeys(REDUCES_ANY, moving_ops.RULES["ReduceMean"]),
+    **dict.fromkeys(REDUCES_ANY, _reduce),
     **dict.fromkeys(LINEAR, _linear),
     **dict.fromkeys(SOFTMAX, _softmax),
     "BatchNormalization": _batch_norm,

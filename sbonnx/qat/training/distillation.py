@@ -9,12 +9,13 @@ from typing import Any, Final, final
 import torch
 from torch import Tensor, nn
 
-from sbonnx.errors import DataError, RecipeError
+from sbonnx.errors import DataError, ModelError, RecipeError
 from sbonnx.graph import Constant, Graph
 from sbonnx.graph import Tensor as GraphTensor
-from sbonnx.graph.query import constant, dtype, ordered, output_names, producer, readers, tensors_by_name
+from sbonnx.graph.query import constant, dtype, ordered, output_names, producer, readers, shape, tensors_by_name
 from sbonnx.ops import ENDS_BLOCKS, LINEAR
 from sbonnx.qat.onnx_to_torch.operators import NodeModule
+from sbonnx.spec import Array
 
 Outputs = Mapping[str, Tensor]
 Loss = Callable[[Outputs, Outputs], Tensor]
@@ -107,6 +108,44 @@ def inner_tensors(graph: Graph, wanted: str | Sequence[str]) -> tuple[str, ...]:
             raise RecipeError(f"inner: '{name}' {what}: use outputs of nodes, such as convolutions")
     place = {id(node): number for number, node in enumerate(ordered(graph.nodes))}
     return tuple(sorted(dict.fromkeys(wanted), key=lambda name: place[id(producer(tensors[name]))]))
+
+
+Kept = Mapping[str, Sequence[tuple[int, Array]]]
+"""Remaining entries of tensors that lost channels, by name: pairs of an axis and int64 indices along it."""
+
+
+def shared_tensors(names: Sequence[str], graph: Graph, teacher: Graph, kept: Kept | None = None) -> tuple[str, ...]:
+    """Return those tensors of the teacher that another graph computes too.
+
+    Args:
+        names: tensors of the teacher; see `inner_tensors`.
+        graph: the graph to train, such as the teacher after pruning.
+        teacher: graph to learn from.
+        kept: tensors of which the graph has a part. Others must have the same known shape in both graphs.
+    """
+    ours, theirs = tensors_by_name(graph), tensors_by_name(teacher)
+    return tuple(
+        name
+        for name in names
+        if name in ours
+        and producer(ours[name]) is not None
+        and (name in (kept or {}) or (shape(theirs[name]) is not None and shape(ours[name]) == shape(theirs[name])))
+    )
+
+
+def require_same_interface(graph: Graph, teacher: Graph) -> None:
+    """Check that two graphs have inputs and outputs of the same names, in the same order.
+
+    Raises:
+        ModelError: they have not.
+    """
+    for what, ours, theirs in (("inputs", graph.inputs, teacher.inputs), ("outputs", graph.outputs, teacher.outputs)):
+        names, wanted = ([tensor.name for tensor in tensors] for tensors in (ours, theirs))
+        if names != wanted:
+            raise ModelError(
+                f"the teacher has the {what} {', '.join(wanted)}, and the model to train has {', '.join(names)}: use "
+                "the model that it was made from as teacher"
+            )
 
 
 def _blocks(graph: Graph) -> tuple[str, ...]:

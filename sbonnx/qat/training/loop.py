@@ -149,6 +149,7 @@ def train(
     quant: Iterable[Tensor] = (),
     checkpoint: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
+    after_epoch: Callable[[int], None] | None = None,
 ) -> Trained:
     """Train `module` in place, on its device, and set it to eval mode afterwards.
 
@@ -162,6 +163,8 @@ def train(
         quant: parameters of `module` that are scales, zero points or clipping levels.
         checkpoint: file that is written during training; if it exists, the run resumes from it.
         progress: progress display, advanced at each step.
+        after_epoch: called with the number of completed epochs after each of them. It may evaluate the module, which
+            has the parameters of the last step and not yet their EMA.
 
     Raises:
         DataError: no data, or the checkpoint is of another network, other data or other settings.
@@ -185,6 +188,8 @@ def train(
                 progress.advance()
                 if path is not None and run.is_due:
                     write_checkpoint(path, run.state())
+            if after_epoch is not None:
+                after_epoch(len(run.done.losses))
         run.finish()
     finally:
         progress.close()

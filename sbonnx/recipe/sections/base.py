@@ -84,6 +84,24 @@ def nested(data: Mapping[Any, Any]) -> dict[str, Any]:
     return out
 
 
+def from_pairs(data: Any) -> Any:
+    """Convert an entry of SPECIFIC to a mapping. Sparsebit's form is a list: key, value, key, value, ..."""
+    if isinstance(data, Mapping):
+        return data
+    if not isinstance(data, list | tuple):
+        raise Wrong("must be [key, value, key, value, ...] or a mapping", value=data)
+    if len(data) % 2:
+        raise Wrong("must be [key, value, key, value, ...]: a key or a value is missing", value=data)
+    pairs: dict[str, Any] = {}
+    for name, value in zip(data[::2], data[1::2], strict=True):
+        if not isinstance(name, str):
+            raise Wrong(f"must be [key, value, ...]: {short(name)} is in the place of a key")
+        if name in pairs:
+            raise Wrong(f"sets {short(name)} twice")
+        pairs[name] = value
+    return pairs
+
+
 class Section(BaseModel):
     """A mapping with fixed keys. A key left empty (or null) keeps its default."""
 
@@ -98,6 +116,11 @@ class Section(BaseModel):
         is_short = cls.short_form and data is not None and not isinstance(data, Mapping)
         return {cls.short_form: data} if is_short else data
 
+    @classmethod
+    def _rename(cls, data: dict[str, Any]) -> dict[str, Any]:
+        """Replace Sparsebit's names of keys, in normalized `data`."""
+        return data
+
     @model_validator(mode="before")
     @classmethod
     def _spell(cls, data: Any) -> Any:
@@ -108,7 +131,7 @@ class Section(BaseModel):
             return {}
         if not isinstance(data, Mapping):
             raise Wrong("must be a mapping of keys to values", value=data)
-        return nested(data)
+        return cls._rename(nested(data))
 
     if not TYPE_CHECKING:  # otherwise type checkers would accept any name
 
@@ -145,7 +168,7 @@ def canonical(section: type[Section], data: Any) -> dict[str, Any]:
     data = section._expand(data)
     if not isinstance(data, Mapping):
         raise Wrong("must be a mapping of keys to values", value=data)
-    out = nested(data)
+    out = section._rename(nested(data))
     for name, child in children(section).items():
         if name in out:
             try:

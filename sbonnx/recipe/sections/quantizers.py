@@ -8,8 +8,8 @@ from typing import Annotated, Any, ClassVar, Final, Literal, final
 from pydantic import BeforeValidator, model_validator
 
 from sbonnx.recipe import names, value_types
-from sbonnx.recipe.problem import Wrong, short
-from sbonnx.recipe.sections.base import Section, key, new_key
+from sbonnx.recipe.problem import Wrong
+from sbonnx.recipe.sections.base import Section, from_pairs, key, new_key
 
 ScaleName = Literal["observer", "search", "hqq"]
 ScaleSetting = Literal["auto", ScaleName]
@@ -119,24 +119,6 @@ class QAdd(Section):
     enable_quant: value_types.Flag | None = key(
         None, "the ancestor's spelling of QUANTIZE_INPUTS_OF.ADD", "true, false", shown="the backend decides"
     )
-
-
-def _from_pairs(data: Any) -> Any:
-    """Convert an entry of SPECIFIC to a mapping. Sparsebit's form is a list: key, value, key, value, ..."""
-    if isinstance(data, Mapping):
-        return data
-    if not isinstance(data, list | tuple):
-        raise Wrong("must be [key, value, key, value, ...] or a mapping", value=data)
-    if len(data) % 2:
-        raise Wrong("must be [key, value, key, value, ...]: a key or a value is missing", value=data)
-    pairs: dict[str, Any] = {}
-    for name, value in zip(data[::2], data[1::2], strict=True):
-        if not isinstance(name, str):
-            raise Wrong(f"must be [key, value, ...]: {short(name)} is in the place of a key")
-        if name in pairs:
-            raise Wrong(f"sets {short(name)} twice")
-        pairs[name] = value
-    return pairs
 
 
 def _refuse_types(quantizer: str, observer: str, refused: frozenset[str], home: str) -> None:
@@ -324,7 +306,7 @@ class WeightChange(_WeightSettings):
 
     @classmethod
     def _expand(cls, data: Any) -> Any:
-        return _from_pairs(data)
+        return from_pairs(data)
 
 
 @final
@@ -333,7 +315,7 @@ class ActivationChange(_ActivationSettings):
 
     @classmethod
     def _expand(cls, data: Any) -> Any:
-        return _from_pairs(data)
+        return from_pairs(data)
 
 
 WeightEntry = Annotated[dict[value_types.Pattern, WeightChange], BeforeValidator(value_types.a_mapping)]
@@ -390,7 +372,9 @@ class QuantizeInputsOf(Section):
     norm: value_types.Flag | None = _inputs("inputs of normalizations that were not folded")
     elementwise: value_types.Flag | None = _inputs("inputs of Mul, Sub and Div of two tensors")
     resize: value_types.Flag | None = _inputs("inputs of Resize")
-    embedding: value_types.Flag | None = _inputs("tables read by Gather")
+    embedding: value_types.Flag | None = _inputs(
+        "tables read by Gather (onnxruntime with weight_only: of vocabularies)"
+    )
     matmul: value_types.Flag | None = _inputs("inputs of a MatMul of two activations")
 
 

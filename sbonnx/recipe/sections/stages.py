@@ -177,11 +177,45 @@ class Verification(Section):
         shown="none",
     )
 
+    max_perplexity: value_types.Percentage | None = new_key(
+        None,
+        "sbonnx llm: increase of the perplexity against float on held-out text, at most",
+        "0 to 1, or in percent: 1%",
+        shown="none",
+    )
+    min_agreement: value_types.Share | None = new_key(
+        None,
+        "sbonnx llm: share of positions whose most likely token is that of float, at least",
+        "0 to 1",
+        shown="none",
+    )
+
     def problems(self) -> Iterator[Wrong]:
         """Yield the limits that cannot be checked."""
         if self.max_latency_ratio is not None and not self.latency:
             text = "cannot be judged when VERIFY.LATENCY is false: drop one of them"
             yield Wrong(text, path=("VERIFY", "MAX_LATENCY_RATIO"), value=self.max_latency_ratio)
+
+
+@final
+class Llm(Section):
+    """LLM: calibration text of `sbonnx llm`."""
+
+    window: value_types.Count | None = new_key(
+        None,
+        "tokens of a window that texts are cut into",
+        "2 up to the context of the model",
+        shown="the smaller of 512 and the context of the model",
+    )
+    tokens: value_types.Count = new_key(
+        65536, "tokens of the texts that are used at most; every eighth window is held out", "1 or more"
+    )
+    decode_share: value_types.Share = new_key(
+        0.0,
+        "share of the windows that is fed as one token with the caches of the tokens before it, as in generation; "
+        "weights alone do not need it",
+        "0 to 1",
+    )
 
 
 @final

@@ -99,7 +99,7 @@ def test_a_constant_condition_never_picks() -> None:
 def test_a_branch_that_reads_a_tensor_of_unknown_type_is_refused() -> None:
     text = """
     agraph (float[N,4] x, bool c) => (float[N,4] y) {
-        g = Gelu (x)
+        g = Trilu (x)
         y = If (c) <
             then_branch = yes () => (float[N,4] t) { k = Relu (g)
                 t = MatMul (k, w) },

@@ -1,0 +1,152 @@
+"""Fine-tuning after pruning: the pruned graph learns from the original one, without labels. Needs torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from sbonnx import graph as graphs
+from sbonnx.calib.data.dataset import Dataset
+from sbonnx.calib.held_out import divide
+from sbonnx.graph import Graph
+from sbonnx.graph.query import shape, tensors_by_name
+from sbonnx.options import RunOptions
+from sbonnx.pruning.groups.channel_removal import restore
+from sbonnx.pruning.groups.dimensions import along_axis, dependencies
+from sbonnx.pruning.groups.pruning_plan import PruningPlan
+from sbonnx.pruning.settings import FineTuning, Pruning
+from sbonnx.spec import Array
+
+HELD_OUT: Final = 0.1
+"""Share of the samples on which the epoch is selected; below 64 samples, all of them (see `divide`)."""
+
+INNER_WEIGHT: Final = 15.0
+"""Weight of inner tensors in the loss: few samples say little at the outputs alone, and the network overfits them."""
+
+
+@dataclass(frozen=True)
+class FineTuneRow:
+    """Outcome of fine-tuning, for the report.
+
+    Attributes:
+        epochs: number of completed epochs.
+        epoch: the weights are those after this epoch; 0: the weights before, because no epoch was better.
+        before, after: relative squared error of the outputs on hold-out samples, before and after.
+        augment: names of the augmentations.
+        masked: number of weights whose zeros were kept.
+        stopped: reason why the training ended early, or "".
+    """
+
+    epochs: int
+    epoch: int
+    before: float
+    after: float
+    augment: tuple[str, ...]
+    masked: int
+    stopped: str
+
+    @property
+    def note(self) -> str:
+        """A note for the report, if the weights before were kept or the training ended early, else ""."""
+        if self.stopped:
+            return f"fine-tuning ended after {self.epochs} epochs: {self.stopped}"
+        if self.epoch:
+            return ""
+        return (
+            f"fine-tuning did not reduce the error on hold-out samples ({self.before:.4f}) in {self.epochs} epochs: "
+            "the weights before were kept; try a smaller learning rate, more epochs or more samples"
+        )
+
+
+def require_fine_tuning(graph: Graph, tuning: FineTuning) -> None:
+    """Check that a graph can be fine-tuned, before the time for pruning is spent.
+
+    Raises:
+        DeviceError: torch is not installed.
+        ModelError: torch cannot train the graph; the message names the node.
+        RecipeError: there is no such augmentation.
+    """
+    from sbonnx.qat.training.finetune import augmentation, require_trainable
+
+    augmentation(graph, tuning.augment)
+    require_trainable(graph)
+
+
+def fine_tune(
+    original: Graph,
+    plan: PruningPlan,
+    graph: Graph,
+    masked: Graph,
+    data: Dataset,
+    settings: Pruning,
+    options: RunOptions,
+) -> tuple[Graph, Graph, FineTuneRow]:
+    """Train the remaining weights of a pruned graph to reproduce the outputs of the original one.
+
+    The masked graph gets the same values, so that it remains the definition of what the pruned graph computes.
+
+    Args:
+        original: the float graph that was pruned.
+        plan: channels that were removed.
+        graph: the pruned graph; not changed.
+        masked: the masked graph; not changed.
+        data: samples; a part of them selects the epoch.
+        settings: with `finetune`; layers that are skipped are not trained.
+        options: `threads` (of torch; other numbers change the last bits) and `progress`.
+
+    Returns:
+        The trained pruned graph and masked graph, or the given ones if no epoch was better, and the row.
+
+    Raises:
+        DeviceError, ModelError, RecipeError: see `require_fine_tuning`.
+        DataError: there are no samples.
+    """
+    from sbonnx.qat.training.finetune import finetune
+    from sbonnx.qat.training.loop import Settings
+
+    tuning = settings.finetune
+    assert tuning is not None
+    tuned = finetune(
+        graph,
+        original,
+        divide(data, original, HELD_OUT, device=options.device),
+        Settings(epochs=tuning.epochs, lr=tuning.lr, inner_weight=INNER_WEIGHT),
+        kept=remaining_entries(original, plan),
+        frozen=[name for name, layer in settings.layers.items() if layer.skip],
+        augment=tuning.augment,
+        options=options,
+    )
+    row = FineTuneRow(
+        tuned.epochs, tuned.epoch, tuned.before, tuned.after, tuned.augment, len(tuned.masked), tuned.stopped
+    )
+    if not tuned.epoch:
+        return graph, masked, row
+    masked = graphs.copy(masked)
+    restore(masked, plan, graph, tuned.graph)
+    return tuned.graph, masked, row
+
+
+def remaining_entries(graph: Graph, plan: PruningPlan) -> Mapping[str, tuple[tuple[int, Array], ...]]:
+    """Return the remaining entries of each tensor that loses channels: pairs of an axis and indices along it.
+
+    Args:
+        graph: the graph before removal.
+        plan: what is removed.
+
+    Raises:
+        ModelError: the plan does not fit the graph, see `Dependencies.kept`.
+    """
+    dependency, tensors = dependencies(graph), tensors_by_name(graph)
+    keep = dependency.kept(plan)
+    found = {}
+    for name, ids in dependency.ids.items():
+        mask, size = keep[ids], shape(tensors[name]) if name in tensors else None
+        if mask.all() or size is None:
+            continue
+        mask = mask.reshape((1,) * (len(size) - mask.ndim) + mask.shape)
+        lines = [(axis, along_axis(mask, axis)) for axis in range(mask.ndim)]
+        found[name] = tuple((axis, np.flatnonzero(line)) for axis, line in lines if not line.all())
+    return found
