@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+if sys.platform != "win32":
+    import fcntl
+
 from sbonnx.graph.storage import output_files, temporary
 from sbonnx.graph.storage.output_files import staged
 from sbonnx.graph.storage.temporary import MAGIC, MARKER, sweep, temporary_folder
@@ -134,7 +137,7 @@ def test_the_socket_of_a_fork_server(end: str, tmp_path_factory: pytest.TempPath
     assert not names(folder)
 
 
-def folder(place: Path, name: str = "sbonnx-abcdefgh", content: bytes = MAGIC) -> Path:
+def folder(place: Path, name: str = "sbonnx-abcdefgh.sbonnx", content: bytes = MAGIC) -> Path:
     """Create a folder as an ended process leaves it."""
     made = place / name
     made.mkdir()
@@ -155,22 +158,29 @@ def marked_by_a_fifo(place: Path) -> None:
     os.mkfifo(made / MARKER)
 
 
-def of_another_user(place: Path) -> None:
+def of_another_user(place: Path, *, empty: bool = False) -> None:
     if os.geteuid():
         pytest.skip("only root may give files away")
-    os.chown(folder(place), 12345, -1)
+    made = folder(place)
+    for path in made.iterdir() if empty else ():
+        path.unlink()
+    os.chown(made, 12345, -1)
 
 
 FOREIGN: dict[str, Callable[[Path], object]] = {
-    "another name": lambda place: folder(place, "other-abcdefgh"),
+    "another name": lambda place: folder(place, "other-abcdefgh.sbonnx"),
+    "another suffix": lambda place: folder(place, "sbonnx-abcdefgh"),
+    "empty, another name": lambda place: (place / "sbonnx-demo").mkdir(),
+    "half a marker, another file": lambda place: folder(place, content=MAGIC[:9]),
     "not hidden": lambda place: folder(place, "q.onnx.abcdefgh.sbonnx"),
     "another marker": lambda place: folder(place, content=MAGIC + b"2"),
     "no marker": lambda place: (folder(place) / MARKER).unlink(),
     "a link as marker": marked_by_a_link,
     "a fifo as marker": marked_by_a_fifo,
-    "a link": lambda place: (place / "sbonnx-link").symlink_to(folder(place, "elsewhere")),
-    "a file": lambda place: (place / "sbonnx-file").write_text("file"),
+    "a link": lambda place: (place / "sbonnx-link.sbonnx").symlink_to(folder(place, "elsewhere")),
+    "a file": lambda place: (place / "sbonnx-file.sbonnx").write_text("file"),
     "another user's": of_another_user,
+    "another user's, empty": lambda place: of_another_user(place, empty=True),
 }
 
 
@@ -188,6 +198,84 @@ def test_an_abandoned_folder_as_these_tests_make_them(tmp_path: Path) -> None:
     folder(tmp_path, ".q.onnx.abcdefgh.sbonnx")
     sweep(tmp_path)
     assert not names(tmp_path)
+
+
+KILLED = """
+import os, sys, tempfile
+from pathlib import Path
+from sbonnx.graph.storage import temporary
+
+place = Path(sys.argv[1])
+tempfile.tempdir = str(place)
+places = temporary.__file__, temporary.shutil.__file__
+
+
+def kill_at(line):
+    \"\"\"Kill this process at the given line, counted from here, of the code that makes and removes folders.\"\"\"
+    def count(frame, event, value):
+        nonlocal line
+        if frame.f_code.co_filename not in places:
+            return None
+        line -= event == "line"
+        if line < 0:
+            os.kill(os.getpid(), 9)
+        return count
+    sys.settrace(count)
+
+
+line, status = 0, 9
+while status == 9:
+    child = os.fork()
+    if not child:
+        kill_at(line)
+        with temporary.temporary_folder() as folder:
+            (folder / "file").write_bytes(b"half")
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    left = [path.name for path in place.iterdir()]
+    temporary.sweep(place)
+    print(line, status, left, [path.name for path in place.iterdir()], sep="|", flush=True)
+    line += 1
+"""
+
+
+def test_a_kill_at_any_line_leaves_what_the_next_run_removes(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", KILLED, str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    said = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
+    lines = [line.split("|") for line in said.splitlines()]
+    assert lines[-1][1:] == ["0", "[]", "[]"]
+    assert sum(left != "[]" for _, _, left, _ in lines) > 20
+    assert [line for line in lines if line[3] != "[]"] == []
+
+
+def test_a_folder_that_another_process_sweeps_at_once_is_made_again(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each of the two moments in which a folder cannot prove yet that it is used."""
+    calls: list[str] = []
+    opened, locked = os.open, fcntl.flock
+
+    def opening(path: str | Path, *args: int, **options: int) -> int:
+        if Path(path).name == MARKER and "dir_fd" not in options and not calls:
+            calls.append("before its marker")
+            sweep(place / "tmp")
+        return opened(path, *args, **options)
+
+    def locking(lock: int, how: int) -> None:
+        if len(calls) == 1:
+            calls.append("before its lock")
+            sweep(place / "tmp")
+        locked(lock, how)
+
+    monkeypatch.setattr(os, "open", opening)
+    monkeypatch.setattr(fcntl, "flock", locking)
+    with temporary_folder() as made:
+        assert calls == ["before its marker", "before its lock"]
+        assert (made / MARKER).read_bytes() == MAGIC
+        sweep(place / "tmp")
+        assert [path.name for path in (place / "tmp").iterdir()] == [made.name]
+    assert not names(place / "tmp")
 
 
 def test_names_are_not_predictable_and_nobody_else_may_look(place: Path) -> None:

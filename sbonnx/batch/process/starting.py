@@ -107,7 +107,7 @@ def _isolated_from_caller() -> Iterator[None]:
 LONGEST_PATH: Final = 103
 """Maximum bytes of a socket path: the limit of macOS; Linux allows four more (unix(7))."""
 
-NAME_BYTES: Final = len("/sbonnx-12345678/listener-12345678")
+NAME_BYTES: Final = len("/sbonnx-12345678.sbonnx/listener-12345678")
 
 
 @functools.cache

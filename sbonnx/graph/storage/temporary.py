@@ -1,7 +1,9 @@
 """Temporary folders. Those of killed processes are removed by the next run that uses the same parent folder.
 
 Each folder contains a marker file that its process keeps locked (flock) until it ends, even if it is killed. A folder
-is removed only if it belongs to this user and its marker is not locked. Process ids are not used, because they recur.
+is removed only if it has the name and the owner of one, and its marker is not locked. Process ids are not used, because
+they recur. The marker is the first file of a folder and the last to go, so a kill at any moment leaves a folder that is
+empty, or that has a marker; a marker without its whole text is removed only where it is the only file.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ PREFIX: Final = "sbonnx-"
 """Name prefix in the system's folder for temporary files."""
 
 SUFFIX: Final = ".sbonnx"
-"""Name suffix of the hidden folders next to outputs."""
+"""Name suffix of all of them. Those next to outputs are hidden."""
 
 MARKER: Final = ".sbonnx-lock"
 MAGIC: Final = b"temporary folder of sbonnx; removed when nobody has a lock on this file\n"
@@ -46,37 +48,70 @@ def temporary_folder(next_to: Path | None = None) -> Iterator[Path]:
         OSError: it cannot be created.
     """
     if next_to is None:
-        parent, prefix, suffix = Path(tempfile.gettempdir()), PREFIX, ""
+        parent, prefix = Path(tempfile.gettempdir()), PREFIX
     else:
         short = os.fsencode(next_to.name)[:NAME_BYTES].decode(errors="ignore")
-        parent, prefix, suffix = next_to.parent, f".{short}.", SUFFIX
+        parent, prefix = next_to.parent, f".{short}."
     resolved = os.path.realpath(parent)
     if resolved not in _swept:
         _swept.add(resolved)
         sweep(parent)
-    folder, lock = _locked_folder(parent, prefix, suffix)
+    folder, lock = _locked_folder(parent, prefix)
     try:
         yield folder
     finally:
-        if lock is not None:
-            os.close(lock)  # first: NFS keeps the names of open files
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder, lock)
 
 
-def _locked_folder(parent: Path, prefix: str, suffix: str) -> tuple[Path, int | None]:
+def _locked_folder(parent: Path, prefix: str) -> tuple[Path, int | None]:
     """Create a folder and lock it; the lock is None on platforms without locks, where nothing is swept."""
-    folder = Path(tempfile.mkdtemp(prefix=prefix, suffix=suffix, dir=parent))
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=prefix, suffix=SUFFIX, dir=parent))
+        if sys.platform == "win32":
+            return folder, None
+        try:
+            lock = _lock(folder)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        if lock is not None:
+            return folder, lock
+
+
+def _lock(folder: Path) -> int | None:
+    """Create and lock the marker of a new folder; None if another process has swept it meanwhile."""
     if sys.platform == "win32":
-        return folder, None
+        return None
     try:
         lock = os.open(folder / MARKER, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        if not folder.parent.is_dir():
+            raise
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(lock).st_nlink:
             os.write(lock, MAGIC)  # after locking: a complete marker without a lock is an abandoned one
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    return folder, lock
+            return lock
+    except BlockingIOError:
+        pass
+    except OSError:  # a file system without locks, where nothing is swept
+        return lock
+    os.close(lock)
+    return None
+
+
+def _remove(folder: Path, lock: int | None) -> None:
+    """Remove a folder of this process, the marker last."""
+    if lock is not None:
+        with suppress(OSError):
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                _empty(descriptor)
+            finally:
+                os.close(descriptor)
+        os.close(lock)  # before the marker goes: NFS keeps the names of open files
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def sweep(parent: Path) -> None:
@@ -89,29 +124,35 @@ def sweep(parent: Path) -> None:
     except OSError:  # missing or not readable: the caller's own write reports it
         return
     for name in names:
-        if name.startswith(PREFIX) or (name.startswith(".") and name.endswith(SUFFIX)):
+        if name.startswith((PREFIX, ".")) and name.endswith(SUFFIX):
             _remove_abandoned(os.path.join(parent, name))
 
 
 def _remove_abandoned(path: str) -> None:
-    """Remove one folder if its marker proves that it is abandoned."""
+    """Remove one folder if its marker, or that it is empty, proves that it is abandoned."""
     if sys.platform == "win32":
         return
     user = os.geteuid()
-    with suppress(OSError):  # removed meanwhile, not a folder, not accessible, or locked
+    with suppress(OSError):  # removed meanwhile, not a folder, not empty, not accessible, or locked
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            lock = os.open(MARKER, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
-            try:
-                about, whose = os.fstat(lock), os.fstat(folder).st_uid
-                regular = stat.S_ISREG(about.st_mode) and about.st_uid == whose == user
-                if not regular or os.pread(lock, len(MAGIC) + 1, 0) != MAGIC:
-                    return
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _empty(folder)
-            finally:
-                os.close(lock)
-            os.unlink(MARKER, dir_fd=folder)
+            if os.fstat(folder).st_uid != user:
+                return
+            with suppress(FileNotFoundError):
+                lock = os.open(MARKER, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+                try:
+                    about = os.fstat(lock)
+                    text = os.pread(lock, len(MAGIC) + 1, 0) if stat.S_ISREG(about.st_mode) else b"\0"
+                    if about.st_uid != user or not MAGIC.startswith(text):
+                        return
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if text == MAGIC:
+                        _empty(folder)
+                    elif os.listdir(folder) != [MARKER]:
+                        return
+                    os.unlink(MARKER, dir_fd=folder)
+                finally:
+                    os.close(lock)
             os.rmdir(path)
         finally:
             os.close(folder)
