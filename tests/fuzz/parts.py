@@ -179,12 +179,12 @@ def names(draw: st.DrawFn) -> Case:
 
 
 PARTS: Final[dict[str, tuple[st.SearchStrategy[Case], int]]] = {
-    "models": (models(), 500),
-    "bytes of models": (bytes_of_models(), 150),
-    "data": (data(), 150),
-    "recipes": (recipes(), 150),
-    "flags": (flags(), 80),
-    "jobs": (jobs(), 120),
-    "names": (names(), 30),
+    "models": (models(), 300),
+    "bytes of models": (bytes_of_models(), 100),
+    "data": (data(), 100),
+    "recipes": (recipes(), 100),
+    "flags": (flags(), 60),
+    "jobs": (jobs(), 80),
+    "names": (names(), 20),
 }
 """Strategy of every part, and how many cases of it the short mode runs."""
