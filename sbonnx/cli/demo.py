@@ -119,7 +119,7 @@ def _tables(printer: Printer, rows: list[dict[str, Any]]) -> None:
 
     size = rows[0]["bytes"]
     printer.table(
-        "handwritten digits, 8 bits, min-max: 450 images that were not used for training or calibration",
+        "handwritten digits, 8 bits: 450 images that were not used for training or calibration",
         ("model", "accuracy", "agreement with float", "SQNR, dB", "size", "size ratio", "latency ratio"),
         [
             (
