@@ -80,6 +80,8 @@ class SketchCache:
         settings: other settings that the results depend on.
 
     Attributes:
+        path: of the database.
+        binding: digest of model, data and settings.
         notes: problems and unused contents, one sentence each.
 
     Raises:
@@ -107,7 +109,7 @@ class SketchCache:
         }
         self._content = json.dumps(self._identity, indent=1)
         bound = [str(FORMAT), model_digest, data_digest, json.dumps(self._identity["settings"], sort_keys=True)]
-        self._binding = text(combined("binding", *(part.encode() for part in bound)))
+        self.binding = text(combined("binding", *(part.encode() for part in bound)))
         self._stored: set[SketchKey] = set()  # complete sketches that are known to be in the database
         self._begin()
 
@@ -119,7 +121,7 @@ class SketchCache:
             with reading(self.path) as db:
                 for key in keys:
                     where = "binding = ? AND run = '' AND samples = 0 AND key = ?"
-                    for row in get_rows(db, where, (self._binding, json.dumps(key))):
+                    for row in get_rows(db, where, (self.binding, json.dumps(key))):
                         sketch = _unpacked(row)
                         if sketch is None:
                             damaged += 1
@@ -128,10 +130,10 @@ class SketchCache:
         except FileNotFoundError:
             return {}
         except DamagedError:
-            self._discard()
+            self.discard()
             return {}
         if damaged:
-            self._note_damage(damaged)
+            self.note_damage(damaged)
         self._stored.update(found)
         return found
 
@@ -144,7 +146,7 @@ class SketchCache:
         """
         rows = [self._row(key, sketch) for key, sketch in sketches.items() if key not in self._stored]
         if rows:
-            self._write(rows)
+            self.write(rows)
             self._stored.update(sketches)
 
     def load_checkpoint(self, run: str) -> tuple[int, dict[SketchKey, Sketch]] | None:
@@ -153,7 +155,7 @@ class SketchCache:
         Args:
             run: see `run_key`.
         """
-        where, values = "binding = ? AND run = ?", (self._binding, run)
+        where, values = "binding = ? AND run = ?", (self.binding, run)
         try:
             with reading(self.path) as db:
                 query = f"SELECT DISTINCT samples FROM sketches WHERE {where} ORDER BY samples DESC"
@@ -167,11 +169,11 @@ class SketchCache:
                     }
                     if rows[0] is not None and len(found) == len(rows) == rows[0].row_count:
                         return samples, found
-                    self._note_damage(len(rows))
+                    self.note_damage(len(rows))
         except FileNotFoundError:
             pass
         except DamagedError:
-            self._discard()
+            self.discard()
         return None
 
     def save_checkpoint(self, samples: int, sketches: Mapping[SketchKey, Sketch], run: str) -> None:
@@ -186,7 +188,7 @@ class SketchCache:
             OutputError: the folder cannot be written to.
         """
         rows = [self._row(key, sketch, run, samples, len(sketches)) for key, sketch in sketches.items()]
-        self._write(rows, delete=("binding = ? AND run = ? AND samples <= ?", (self._binding, run, samples)))
+        self.write(rows, delete=("binding = ? AND run = ? AND samples <= ?", (self.binding, run, samples)))
 
     def clear_checkpoint(self, run: str) -> None:
         """Remove the checkpoints of a run.
@@ -194,14 +196,14 @@ class SketchCache:
         Raises:
             OutputError: the folder cannot be written to.
         """
-        where, values = "binding = ? AND run = ?", (self._binding, run)
+        where, values = "binding = ? AND run = ?", (self.binding, run)
         try:
             with reading(self.path) as db:
                 if db.execute(f"SELECT 1 FROM sketches WHERE {where} LIMIT 1", values).fetchone() is None:
                     return
         except (FileNotFoundError, DamagedError):
             return
-        self._write([], delete=(where, values))
+        self.write([], delete=(where, values))
 
     # --- the folder -------------------------------------------------------------------------------
 
@@ -220,12 +222,12 @@ class SketchCache:
         try:
             with reading(self.path) as db:
                 content = get_identity(db)
-                measured = any(True for _ in get_rows(db, "binding = ? AND run = '' LIMIT 1", (self._binding,)))
+                measured = any(True for _ in get_rows(db, "binding = ? AND run = '' LIMIT 1", (self.binding,)))
         except FileNotFoundError:
             self._create(names, new=new)
             return
         except DamagedError:
-            self._discard()
+            self.discard()
             return
         if content is None:
             self.notes.append(f"the header of the calibration cache '{self.path}' was damaged and is written again")
@@ -257,7 +259,7 @@ class SketchCache:
                 f"again, and its files {OLD_HEADER} and *.bin can be deleted"
             )
         try:
-            self._write([])
+            self.write([])
         except BaseException:
             with suppress(OSError, SbonnxError, DamagedError):
                 try:
@@ -287,8 +289,12 @@ class SketchCache:
             ]
             self.notes.append(f"the calibration cache '{self.folder}' has no sketches yet of {', '.join(changes)}")
 
-    def _write(self, rows: Iterable[SketchRow], delete: tuple[str, tuple[Any, ...]] | None = None) -> None:
-        """Delete and store rows in one transaction; a damaged database is replaced."""
+    def write(self, rows: Iterable[SketchRow], delete: tuple[str, tuple[Any, ...]] | None = None) -> None:
+        """Delete and store rows in one transaction; a damaged database is replaced.
+
+        Raises:
+            OutputError: the folder cannot be written to.
+        """
         for attempt in range(2):
             try:
                 with writing(self.path, self._content) as db:
@@ -299,19 +305,21 @@ class SketchCache:
             except DamagedError as error:
                 if attempt:
                     raise OutputError(f"'{self.path}' cannot be written: {error}") from error
-                self._discard()
+                self.discard()
 
     def _row(self, key: SketchKey, sketch: Sketch, run: str = "", samples: int = 0, count: int = 1) -> SketchRow:
         """Convert a sketch to a row, after a check that it matches its key."""
         found, wanted = (sketch.axis, sketch.detail, sketch.tracks), (key.axis, EVERYTHING.detail, EVERYTHING.track)
         if found != wanted:
             raise ValueError(f"a sketch of (axis, detail, track) {found} under the key {tuple(key)}, not {wanted}")
-        return SketchRow.of(self._binding, json.dumps(key), sketch, run, samples, count)
+        return SketchRow.of(self.binding, json.dumps(key), sketch, run, samples, count)
 
-    def _note_damage(self, count: int) -> None:
+    def note_damage(self, count: int) -> None:
+        """Note that some rows are damaged."""
         self.notes.append(f"the calibration cache '{self.path}' has {count} damaged entries: they are measured again")
 
-    def _discard(self) -> None:
+    def discard(self) -> None:
+        """Remove a damaged database."""
         self.notes.append(f"the calibration cache '{self.path}' was damaged: its contents are measured again")
         self._stored.clear()
         remove_database(self.path)
@@ -344,6 +352,9 @@ class CalibrationCache:
         data: calibration data; read once for its digest.
         settings: other settings that the results depend on.
 
+    Attributes:
+        store: the database.
+
     Raises: see `SketchCache`.
     """
 
@@ -351,7 +362,7 @@ class CalibrationCache:
         self, folder: str | os.PathLike[str], graph: Graph, data: Dataset, settings: Mapping[str, str]
     ) -> None:
         self._digests = tensor_digests(graph)
-        self._cache = SketchCache(
+        self.store = SketchCache(
             Path(folder),
             model=str(graph.info.path or "a model in memory"),
             model_digest=outputs_digest(graph, self._digests),
@@ -364,23 +375,23 @@ class CalibrationCache:
     @property
     def notes(self) -> tuple[str, ...]:
         """Problems found in the cache."""
-        return tuple(self._cache.notes)
+        return tuple(self.store.notes)
 
     def load(self, wishes: Iterable[Key]) -> dict[Key, Sketch]:
         """Return the cached sketches of the requested tensors. Tensors of equal digests share a sketch."""
         keys = {key: self._key(key) for key in wishes}
-        found = self._cache.load(dict.fromkeys(keys.values()))
+        found = self.store.load(dict.fromkeys(keys.values()))
         return {key: found[stored] for key, stored in keys.items() if stored in found}
 
     def save(self, sketches: Mapping[Key, Sketch]) -> None:
         """Store complete sketches."""
-        self._cache.save({self._key(key): sketch for key, sketch in sketches.items()})
+        self.store.save({self._key(key): sketch for key, sketch in sketches.items()})
 
     def resume(self, wishes: Iterable[Key]) -> tuple[int, dict[Key, Sketch]]:
         """Return (samples done, their sketches) of an interrupted run for exactly these tensors."""
         keys = {key: self._key(key) for key in wishes}
         self._run = run_key(keys.values())
-        checkpoint = self._cache.load_checkpoint(self._run)
+        checkpoint = self.store.load_checkpoint(self._run)
         if checkpoint is None:
             return 0, {}
         samples, sketches = checkpoint
@@ -388,12 +399,12 @@ class CalibrationCache:
 
     def save_checkpoint(self, done: int, sketches: Mapping[Key, Sketch]) -> None:
         """Store a checkpoint of the run that `resume` began."""
-        self._cache.save_checkpoint(done, {self._key(key): sketch for key, sketch in sketches.items()}, self._run)
+        self.store.save_checkpoint(done, {self._key(key): sketch for key, sketch in sketches.items()}, self._run)
 
     def finish(self) -> None:
         """Remove the checkpoint of the run that `resume` began, if any."""
         if self._run:
-            self._cache.clear_checkpoint(self._run)
+            self.store.clear_checkpoint(self._run)
 
     def _key(self, key: Key) -> SketchKey:
         tensor, axis = key

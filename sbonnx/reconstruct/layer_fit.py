@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 
+from sbonnx.calib.cache.rounded_weights import RoundedWeights
 from sbonnx.calib.qparams.safe_scales import limits_for
 from sbonnx.calib.qparams.solve import scale_type
 from sbonnx.calib.quantized.state import QuantState
@@ -25,6 +26,7 @@ from sbonnx.moments import (
 )
 from sbonnx.plan.types import Gain, Plan, RoundingChoice, Site
 from sbonnx.reconstruct.layer_inputs import WHAT, Layer, Seen, Watched, WatchedMeans, watched
+from sbonnx.reconstruct.stored_layers import restore_layer, stored_layer
 from sbonnx.report import Refusal
 from sbonnx.rounding import ROUNDERS, make_rounder
 from sbonnx.rounding.base import kept_zeros
@@ -84,6 +86,7 @@ class LayerFitter:
         graph, plan, floats: see `QuantState`.
         options: of the reconstruction.
         samples: number of samples.
+        stored: layers of an interrupted run; None: there is no cache.
         numbers: results so far.
         gains: by site key.
         refusals: layers without usable input statistics.
@@ -94,6 +97,7 @@ class LayerFitter:
     floats: Mapping[str, Bounds]
     options: Reconstruction
     samples: int
+    stored: RoundedWeights | None = None
     numbers: QuantState = field(init=False)
     gains: dict[str, Gain] = field(default_factory=dict)
     refusals: list[Refusal] = field(default_factory=list)
@@ -103,9 +107,12 @@ class LayerFitter:
         self._moments: dict[str, Moments] = {}  # by key of the weight's site, of the current layers
 
     def watch(self, layers: Sequence[Layer]) -> list[Seen]:
-        """Create accumulators for these layers, shared by all layers that read the same tensor the same way."""
+        """Create accumulators for these layers, shared by all layers that read the same tensor the same way.
+
+        Layers that an interrupted run has rounded are restored and need none.
+        """
         return watched(
-            layers,
+            [layer for layer in layers if not self._restored(layer)],
             two_streams=self.options.quantized,
             hold_out=-(-self.samples // HELD) if self.options.holds_out else 0,
             rows=self._rows,
@@ -133,10 +140,24 @@ class LayerFitter:
             for layer in one.layers:
                 try:
                     self._take(one, layer)
+                    self._store(layer)
                 except NumericError as error:
                     why = f"{error}: its weight goes to the nearest codes"
                     self.refusals.append(Refusal(WHAT, layer.node.name, why))
                 self._moments.pop(layer.site.key, None)
+
+    def _restored(self, layer: Layer) -> bool:
+        """Restore a layer from the cache; return whether it was there."""
+        found = None if self.stored is None else self.stored.load(layer.site.key)
+        if found is not None:
+            restore_layer(self.numbers, self.gains, layer, found)
+        return found is not None
+
+    def _store(self, layer: Layer) -> None:
+        """Store a rounded layer in the cache."""
+        found = {} if self.stored is None else stored_layer(self.numbers, self.gains, layer)
+        if found and self.stored is not None:
+            self.stored.save(layer.site.key, found)
 
     def _take(self, one: Seen, layer: Layer) -> None:
         if isinstance(one, WatchedMeans):

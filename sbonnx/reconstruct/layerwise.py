@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from sbonnx.calib.cache.rounded_weights import RoundedWeights
 from sbonnx.calib.calibrator import MeasuredRanges
 from sbonnx.calib.data.sample import Sample
 from sbonnx.calib.engine.layerwise import LayerVisitor, run_float, run_layerwise
@@ -50,6 +51,7 @@ def walk_rounding(
     settings: Reconstruction,
     inputs: QuantizedInputs | None,
     options: RunOptions,
+    stored: RoundedWeights | None = None,
 ) -> StreamResult:
     """Round the weights of `plan` whose rounding uses inputs.
 
@@ -60,6 +62,7 @@ def walk_rounding(
         settings: see `Reconstruction`.
         inputs: measure activations on the way, see `walk_quantized`; None: use the ranges of the float network.
         options: see `RunOptions`. The moments of a layer get as much memory as activations, at least `LEAST_MEMORY`.
+        stored: layers of an interrupted run, which are not rounded again; each further layer is added to them.
 
     Raises:
         NumericError: quantization caused NaN or Inf; the message names the sample.
@@ -72,7 +75,7 @@ def walk_rounding(
         two_streams=settings.quantized,
         hold_out=settings.holds_out,
     )
-    fit = LayerFitter(graph, plan, ranges.bounds, settings, units.samples)
+    fit = LayerFitter(graph, plan, ranges.bounds, settings, units.samples, stored)
     walk = _LayerwiseRounding(fit, layers, units, options, samples_at_once(options), options.memory_bytes)
     with one_blas_thread():
         if settings.quantized:

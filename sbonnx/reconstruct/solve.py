@@ -18,6 +18,7 @@ from sbonnx.reconstruct.blockwise import walk_blocks, wants_blocks
 from sbonnx.reconstruct.branch_models import walk_branches
 from sbonnx.reconstruct.layer_fit import Reconstruction, gain_notes
 from sbonnx.reconstruct.layerwise import walk_rounding
+from sbonnx.reconstruct.stored_layers import rounded_weights
 
 
 @dataclass(frozen=True)
@@ -50,28 +51,35 @@ def reconstruct(
         data: run again if rounding or `rounding.inputs` requires it.
         ranges: result of `calibrate`.
         rounding: how weights are rounded.
-        options: see `RunOptions`.
+        options: see `RunOptions`. With a cache, a run that was killed continues after the last layer that it rounded
+            by inputs.
 
     Raises:
         NumericError, DataError, ModelError, DeviceError: see `walk_quantized` and `walk_rounding`.
+        DataError, OutputError: the folder of the cache cannot be used, see `SketchCache`.
     """
     options = options or RunOptions()
     walked = StreamResult(ranges.bounds, {}, {})
+    notes: tuple[str, ...] = ()
     if rounding.reconstruction is not None:
         units = SampleSplitter(graph, device=options.device).units(data.items())
         settings = rounding.reconstruction
+        stored = rounded_weights(graph, plan, data, ranges, (rounding.inputs, settings), options)
         with canonical_samples(units, options.memory_bytes, settings.samples) as sorted_units:
 
             def walk(model: Graph, sites: Plan, samples: CanonicalSamples) -> StreamResult:
-                return walk_rounding(model, sites, samples, ranges, settings, rounding.inputs, options)
+                mine = stored if stored is None or model is graph else stored.part(model.nodes[0].name)
+                return walk_rounding(model, sites, samples, ranges, settings, rounding.inputs, options, mine)
 
             walked = walk(graph, plan, sorted_units)
             walked = walk_branches(graph, plan, sorted_units, walked, walk, options)
             if wants_blocks(plan):
                 walked = walk_blocks(graph, plan, sorted_units, walked, settings.seed, options)
+        notes = () if stored is None else tuple(note for note in stored.notes if note not in ranges.notes)
     elif rounding.inputs is not None and rounding.inputs.moves_ranges:
         walked = walk_quantized(graph, plan, data, ranges.bounds, rounding.inputs, rounding.solve, options)
-    return solution_from(graph, plan, ranges, walked, rounding.solve)
+    solution = solution_from(graph, plan, ranges, walked, rounding.solve)
+    return replace(solution, notes=(*solution.notes, *notes))
 
 
 def solution_from(

@@ -171,6 +171,7 @@ def reconstruct(state: PipelineState, options: RunOptions) -> PipelineState:
         if rounding.reconstruction is not None:
             solution = replace(solution, notes=(*solution.notes, UNSEEN))
     else:
+        options = _with_own_cache(state, options)
         solution = solve.reconstruct(prepared.graph, prepared.plan, state.data.fit, state.ranges, rounding, options)
     return replace(state, solution=solution)
 

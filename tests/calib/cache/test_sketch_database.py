@@ -81,7 +81,7 @@ def test_counts_take_few_bytes() -> None:
 def test_rows_that_sbonnx_did_not_write(layout: str, tmp_path: Path) -> None:
     """They are damaged as well, even if their checksums are correct."""
     cache = opened(tmp_path)
-    row = SketchRow(cache._binding, "", 0, 1, json.dumps(KEYS[0]), layout, bytes(8))
+    row = SketchRow(cache.binding, "", 0, 1, json.dumps(KEYS[0]), layout, bytes(8))
     with writing(tmp_path / DATABASE, "") as db:
         put_rows(db, [row])
     assert one(cache, KEYS[0]) is None and "1 damaged entries" in cache.notes[0]

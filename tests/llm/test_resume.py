@@ -1,0 +1,158 @@
+"""A killed run of weight rounding continues at the layer where it ended: the bytes of an uninterrupted run."""
+
+from __future__ import annotations
+
+import signal
+import sqlite3
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sbonnx import llm, quantize
+from sbonnx.calib.cache.sketch_database import DATABASE, get_rows, reading
+from sbonnx.errors import DataError
+from sbonnx.reconstruct.layer_fit import LayerFitter
+from tests.conftest import PACK
+from tests.llm.tiny_decoder import decoder_model, token_windows, write_folder
+from tests.support.models import residual
+
+ROOT = Path(__file__).resolve().parents[2]
+MERGED = PACK / "llm_structures" / "merged_llama"
+
+KILLED = """
+import os, signal, sys
+from sbonnx import llm
+from sbonnx.reconstruct.layer_fit import LayerFitter
+from tests.llm.test_resume import settings
+from tests.llm.tiny_decoder import token_windows
+
+take, seen = LayerFitter._take, []
+
+def counted(self, one, layer):
+    seen.append(layer.node.name)
+    if len(seen) > int(sys.argv[3]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    take(self, one, layer)
+
+LayerFitter._take = counted
+output = sys.argv[2] + "/q"
+llm.quantize(sys.argv[1], token_windows(), output=output, overrides=settings(sys.argv[2] + "/cache"), latency=False)
+"""
+
+
+def settings(cache: str | Path | None, **more: Any) -> dict[str, Any]:
+    keys = {"MIN_WEIGHT_SIZE": 0, "CALIBRATION.THREADS": 1, "W.ROUNDING.SCALE": "search", "EMBEDDING_BITS": 4}
+    return {**keys, **({} if cache is None else {"CALIBRATION.CACHE": str(cache)}), **more}
+
+
+@pytest.fixture
+def rounded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the layers that are rounded by moments in this process."""
+    take, seen = LayerFitter._take, []
+
+    def counted(self: LayerFitter, one: Any, layer: Any) -> None:
+        seen.append(layer.node.name)
+        take(self, one, layer)
+
+    monkeypatch.setattr(LayerFitter, "_take", counted)
+    return seen
+
+
+def quantized(folder: Path, output: Path, cache: Path | None, **more: Any) -> bytes:
+    llm.quantize(folder, token_windows(), output=output, overrides=settings(cache, **more), latency=False)
+    return (output / "model.onnx").read_bytes()
+
+
+def test_a_run_killed_twice(tmp_path: Path, rounded: list[str]) -> None:
+    folder = write_folder(tmp_path / "m")
+    whole = quantized(folder, tmp_path / "whole", None)
+    layers = list(rounded)
+    assert len(layers) >= 8
+    for done in (2, 3):  # the second process restores two layers and rounds three more
+        arguments = [sys.executable, "-c", KILLED, str(folder), str(tmp_path), str(done)]
+        assert subprocess.run(arguments, cwd=ROOT, check=False).returncode == -signal.SIGKILL
+    assert not (tmp_path / "q").exists()
+    rounded.clear()
+    assert quantized(folder, tmp_path / "q", tmp_path / "cache") == whole
+    assert rounded == layers[5:]
+    rounded.clear()
+    assert quantized(folder, tmp_path / "again", tmp_path / "cache") == whole
+    assert rounded == []
+
+
+def test_what_the_layers_belong_to(tmp_path: Path, rounded: list[str]) -> None:
+    """Other settings round again and replace the layers; damage is noted; another model is an error."""
+    folder, cache = write_folder(tmp_path / "m"), tmp_path / "cache"
+    whole = quantized(folder, tmp_path / "a", cache)
+    count = len(rounded)
+    other = quantized(folder, tmp_path / "b", cache, **{"W.ROUNDING.GPTQ": {"DAMPING": 0.1}})
+    assert other != whole
+    assert len(rounded) == 2 * count
+    with reading(cache / DATABASE) as db:
+        assert len(list(get_rows(db))) == count
+    assert quantized(folder, tmp_path / "c", cache) == whole
+    damage(cache / DATABASE)
+    rounded.clear()
+    report = llm.quantize(folder, token_windows(), output=tmp_path / "d", overrides=settings(cache), latency=False)
+    assert (tmp_path / "d" / "model.onnx").read_bytes() == whole
+    assert len(rounded) == 1
+    assert any("1 damaged entries" in note for note in report.notes)
+    with pytest.raises(DataError, match="differs in model"):
+        quantized(write_folder(tmp_path / "tied", decoder_model(tied=True)), tmp_path / "e", cache)
+
+
+def damage(path: Path) -> None:
+    """Change the values of one layer."""
+    with sqlite3.connect(path) as db:
+        key, payload = db.execute("SELECT key, payload FROM sketches ORDER BY key LIMIT 1").fetchone()
+        db.execute("UPDATE sketches SET payload = ? WHERE key = ?", (bytes(len(payload)), key))
+
+
+class StoppedError(Exception):
+    pass
+
+
+def test_biases_and_measured_ranges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Convolutions with corrected biases and quantized activations, stopped after each layer."""
+    feeds = [{"x": x} for x in np.random.default_rng(0).standard_normal((16, 1, 3, 8, 8)).astype(np.float32)]
+    recipe: dict[str, Any] = {"W.QUANTIZER.BIT": 4, "VERIFY.LATENCY": False, "MIN_WEIGHT_SIZE": 0}
+    cached = {**recipe, "CALIBRATION.CACHE": str(tmp_path / "cache")}
+    model = residual()
+    quantize(model, feeds, output=tmp_path / "whole.onnx", recipe=recipe)
+    take, stop, seen = LayerFitter._take, [0], []
+
+    def stopped(self: LayerFitter, one: Any, layer: Any) -> None:
+        seen.append(layer.node.name)
+        if len(seen) > stop[0]:
+            raise StoppedError
+        take(self, one, layer)
+
+    monkeypatch.setattr(LayerFitter, "_take", stopped)
+    runs = 0
+    while not (tmp_path / "q.onnx").exists():
+        seen.clear()
+        stop[0], runs = 1, runs + 1
+        with suppress(StoppedError):
+            quantize(model, feeds, output=tmp_path / "q.onnx", recipe=cached)
+    assert runs > 3
+    assert (tmp_path / "q.onnx").read_bytes() == (tmp_path / "whole.onnx").read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not MERGED.is_dir(), reason=f"no model in {MERGED}")
+def test_layers_of_branches(tmp_path: Path, rounded: list[str]) -> None:
+    """A merged decoder has its layers in branches, which are models of their own."""
+    ids = np.random.default_rng(0).integers(2, 300, (16, 24))
+    done = []
+    for name, cache in (("whole", None), ("first", tmp_path / "cache"), ("again", tmp_path / "cache")):
+        rounded.clear()
+        llm.quantize(MERGED, ids, output=tmp_path / name, overrides=settings(cache), latency=False)
+        done.append(((tmp_path / name / "decoder_model_merged.onnx").read_bytes(), len(rounded)))
+    (whole, count), (first, stored), (again, repeated) = done
+    assert first == again == whole
+    assert count == stored > repeated == 0
