@@ -76,6 +76,8 @@ def versions(folder: Path) -> str:
     """Return the versions of the available peers, and the reasons why others are missing."""
     parts = []
     for name, peer in environments.PEERS.items():
+        if not peer.quantizes:
+            continue
         why = environments.absent(folder, name)
         parts.append(peer.versions if why is None else f"{name} cannot be had: {why}")
     return "; ".join(parts)

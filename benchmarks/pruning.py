@@ -1,6 +1,6 @@
 """Accuracy and cost of structured pruning, without training, with other ways and peers: section of docs/results.md.
 
-python -m benchmarks.pruning --pack FOLDER [MODEL ...] [--shares 0.75 0.5] [--ways WAY ...] [--write]
+python -m benchmarks.pruning --pack FOLDER [MODEL ...] [--shares 0.75 0.5] [--ways WAY ...] [--kept FILE] [--write]
 
 All ways get the same file and calibration samples, and leave at most the same share of the multiplications, counted on
 the written file. Peers run in their own environments (`make peers`); one that is not there leaves its reason.
@@ -8,195 +8,31 @@ the written file. Peers run in their own environments (`make peers`); one that i
 
 from __future__ import annotations
 
-import json
-import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
-import sbonnx
 from benchmarks.accuracy import load_pack
-from benchmarks.lowbit_peers.environments import FOLDER, PEERS, ROOT, absent, python_of
-from benchmarks.pruning_files import Feed, correct_statistics, float_pass, latency_ratio, sizes
+from benchmarks.kept import Kept, Record
+from benchmarks.lowbit_peers.environments import FOLDER, PEERS
+from benchmarks.pruning_files import Feed, float_pass, latency_ratio, sizes
+from benchmarks.pruning_scores import Logits, cell, judge, logits
+from benchmarks.pruning_ways import ONNXSIM, STANDARD, TORCH_PRUNING, TRIED, WAYS, NotRun, Subject, tuned
 from benchmarks.results import arguments, table, write_section
-from sbonnx import graph as graphs
-from sbonnx.pruning.verified import load_for_pruning
 
 MODELS: Final = ("cifar_resnet20", "squeezenet11", "mobilenetv2_tin200")
 
 MULTIPLES: Final = {"squeezenet11": 16}
 """Multiple of the remaining channels, by model; 1 for others."""
 
-ONNXSIM: Final = "onnxsim"
-SCRIPT: Final = "benchmarks.lowbit_peers.onnxsim_pruning"
+FLOAT: Final = "float"
 
-STEPS: Final = 7
-"""Bisections of the ratio of uniform ways."""
-
-HEADER: Final = ("model", "way", "multiplications", "stored values", "top-1", "latency", "CPU s", "float passes")
-
-
-class NotRun(Exception):
-    """A way that cannot be had, with the reason."""
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A float model, its calibration samples, and a folder for files.
-
-    Attributes:
-        multiple: of the remaining channels, where a way knows multiples.
-        share: of the multiplications that may remain.
-    """
-
-    model: Path
-    feeds: list[Feed]
-    folder: Path
-    multiple: int
-    share: float
-
-    def path(self, name: str) -> Path:
-        """Return a path in the folder that does not exist."""
-        path = self.folder / name
-        path.unlink(missing_ok=True)
-        return path
-
-    def left(self, path: Path) -> float:
-        """Return the share of the multiplications in a file."""
-        return sizes(path, self.feeds[0])[0] / sizes(self.model, self.feeds[0])[0]
-
-
-Way = Callable[[Subject], tuple[Path, float]]
-"""Returns the pruned file and the CPU seconds that it took."""
-
-
-def by_budget(strategy: str) -> Way:
-    """Numbers of channels by sensitivity curves, weights refitted."""
-
-    def run(subject: Subject) -> tuple[Path, float]:
-        output, begin = subject.path("pruned.onnx"), time.process_time()
-        sbonnx.prune(
-            subject.model,
-            subject.feeds,
-            macs=subject.share,
-            strategy=strategy,
-            multiple=subject.multiple,
-            output=output,
-            threads=1,
-        )
-        return output, time.process_time() - begin
-
-    return run
-
-
-def by_time(subject: Subject) -> tuple[Path, float]:
-    """Prune by sensitivity curves and the estimated time; the share is one of the time."""
-    output, begin = subject.path("pruned.onnx"), time.process_time()
-    sbonnx.prune(subject.model, subject.feeds, latency=subject.share, output=output, threads=1)
-    return output, time.process_time() - begin
-
-
-def uniform(strategy: str, *, refit: bool) -> Way:
-    """One ratio for all dimensions."""
-
-    def run(subject: Subject) -> tuple[Path, float]:
-        ratio = _ratio(subject)
-        output, begin = subject.path("pruned.onnx"), time.process_time()
-        sbonnx.prune(
-            subject.model, subject.feeds, ratio=ratio, strategy=strategy, refit=refit, output=output, threads=1
-        )
-        return output, time.process_time() - begin
-
-    return run
-
-
-def tuned(subject: Subject) -> tuple[Path, float]:
-    """Prune by norms with one ratio; mean and variance of each output as in the float model.
-
-    The file has unchanged shapes; its multiplications are those of the file without the channels.
-    """
-    plain, masked, output = (subject.path(name) for name in ("float.onnx", "masked.onnx", "pruned.onnx"))
-    graphs.save(load_for_pruning(subject.model)[0], plain)
-    ratio, begin = _ratio(subject), time.process_time()
-    sbonnx.prune(subject.model, ratio=ratio, strategy="l1norm", masked=True, output=masked, threads=1)
-    correct_statistics(plain, masked, output, subject.feeds)
-    return output, time.process_time() - begin
-
-
-def _ratio(subject: Subject) -> float:
-    """Return the least ratio that leaves at most the share of the multiplications."""
-
-    def left(ratio: float) -> float:
-        output = subject.path("tried.onnx")
-        sbonnx.prune(subject.model, ratio=ratio, strategy="l1norm", output=output, threads=1)
-        return subject.left(output)
-
-    return bisected(left, subject.share)
-
-
-def bisected(left: Callable[[float], float], share: float) -> float:
-    """Return the least ratio in (0, 1), up to 1/128, for which a decreasing function is at most `share`."""
-    low, high = 0.0, 1 - 2.0**-STEPS
-    for _ in range(STEPS):
-        middle = (low + high) / 2
-        low, high = (low, middle) if left(middle) <= share else (middle, high)
-    return high
-
-
-def onnxsim(method: str) -> Way:
-    """Prune with onnxsim: the least sparsity that leaves at most the share of the multiplications."""
-
-    def run(subject: Subject) -> tuple[Path, float]:
-        reason = absent(FOLDER, ONNXSIM)
-        if reason is not None:
-            raise NotRun(reason)
-        data, output = subject.folder / "samples.npz", subject.path("pruned.onnx")
-        arrays: dict[str, Any] = {
-            key: np.concatenate([feed[key] for feed in subject.feeds]) for key in subject.feeds[0]
-        }
-        np.savez(data, **arrays)
-        costs = []
-
-        def left(sparsity: float) -> float:
-            job = {"model": str(subject.model), "data": str(data), "output": str(output), "batch": 1}
-            told = json.dumps({**job, "method": method, "sparsity": sparsity})
-            command = [str(python_of(FOLDER, ONNXSIM)), "-m", SCRIPT, told]
-            done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
-            if done.returncode:
-                raise NotRun((done.stderr.strip().splitlines() or ["no message"])[-1][:200])
-            costs.append(float(json.loads(done.stdout.strip().splitlines()[-1])["cpu"]))
-            return subject.left(output)
-
-        sparsity = bisected(left, subject.share)
-        remains = left(sparsity)
-        if remains > subject.share:
-            raise NotRun(f"its highest sparsity leaves {remains:.2f} of the multiplications")
-        return output, costs[-1]
-
-    return run
-
-
-WAYS: Final[dict[str, Way]] = {
-    "onnxsim, l2 norm": onnxsim("l2"),
-    "onnxsim, l1 norm": onnxsim("l1"),
-    "onnxsim, Wanda": onnxsim("wanda"),
-    "l1norm, uniform, no refit": uniform("l1norm", refit=False),
-    "l1norm, uniform, mean and variance": tuned,
-    "l1norm, uniform": uniform("l1norm", refit=True),
-    "obs, uniform": uniform("obs", refit=True),
-    "l1norm": by_budget("l1norm"),
-    "obs": by_budget("obs"),
-    "latency": by_time,
-}
-"""Ways to prune, peers first, then the plainest."""
-
-STANDARD: Final = tuple(way for way in WAYS if way != "latency")
-"""Ways of the table."""
+HEADER: Final = (
+    *("model", "way", "multiplications", "stored values", "latency", "top-1", "as float", "KL, nats"),
+    *("CPU s", "float passes"),
+)
 
 
 def main() -> None:
@@ -206,63 +42,104 @@ def main() -> None:
     parser.add_argument("--shares", nargs="*", type=float, default=(0.75, 0.5))
     parser.add_argument("--ways", nargs="*", choices=tuple(WAYS), default=STANDARD)
     parser.add_argument("--samples", type=int, help="calibration samples; default: all of the pack")
+    parser.add_argument("--peers", type=Path, default=FOLDER, help="folder of the peers' environments")
+    parser.add_argument("--kept", type=Path, help="file of records of an interrupted run")
+    parser.add_argument("--again", nargs="*", default=(), help="ways to measure again")
+    parser.add_argument("--only-kept", action="store_true", help="table of the records, without measuring")
     given = parser.parse_args()
-    pack = load_pack(given.pack)
+    pack, kept = load_pack(given.pack), Kept(given.kept, given.again)
     rows: list[tuple[str, ...]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        for name in given.models:
-            feeds = pack.load_calib(name, limit=given.samples)
-            model = Path(pack.model_path(name))
-            once = float_pass(model, feeds)
-            rows.append((name, "float", "1", "1", _figures(pack.evaluate(name)), "1", "", "1"))
-            for share in given.shares:
-                subject = Subject(model, feeds, Path(folder), MULTIPLES.get(name, 1), share)
-                for way in given.ways:
-                    rows.append(row(pack, name, subject, way, once))
-                    print(" | ".join(rows[-1]), flush=True)
+    for name in given.models:
+        with tempfile.TemporaryDirectory(prefix="pruning-") as folder:
+            bench = Bench(pack, name, Path(folder), given.peers, given.samples)
+            keys = [(name, "1", FLOAT), *((name, f"{share:g}", way) for share in given.shares for way in given.ways)]
+            for key in keys:
+                if given.only_kept and kept.get(*key) is None:
+                    continue
+                rows.append(row(key, kept.record(key, partial(bench.record, key))))
+                print(" | ".join(rows[-1]), flush=True)
     if given.write:
         write_section("pruning", text_of(rows, given.ways))
 
 
-def row(pack: Any, name: str, subject: Subject, way: str, once: float) -> tuple[str, ...]:
-    """Prune one model, evaluate and time the file.
+class Bench:
+    """Measurements of one model.
 
     Args:
-        once: CPU seconds of one pass of the float model over the samples.
+        samples: number of calibration samples; None: all.
     """
-    label = f"{way}, at most {subject.share:g}"
-    try:
-        path, seconds = WAYS[way](subject)
-    except NotRun as reason:
-        return (name, label, "", "", f"not run: {reason}", "", "", "")
-    told = "-"
-    before, after = (sizes(each, subject.feeds[0]) for each in (subject.model, path))
-    shares = [f"{new / old:.3f}" for old, new in zip(before, after, strict=True)]
-    if WAYS[way] is tuned:
-        shares = [f"{subject.left(subject.folder / 'tried.onnx'):.3f}", "-"]
-    else:
-        told = f"{latency_ratio(subject.model, path, subject.feeds[0]):.2f}"
-    figures = _figures(pack.evaluate(name, str(path)))
-    return (name, label, *shares, figures, told, f"{seconds:.1f}", f"{seconds / once:.0f}")
+
+    def __init__(self, pack: Any, name: str, folder: Path, peers: Path, samples: int | None) -> None:
+        self._pack, self._name, self._folder, self._peers, self._samples = pack, name, folder, peers, samples
+        self._model = Path(pack.model_path(name))
+
+    @cached_property
+    def _feeds(self) -> list[Feed]:
+        feeds: list[Feed] = self._pack.load_calib(self._name, limit=self._samples)
+        return feeds
+
+    @cached_property
+    def _reference(self) -> Logits:
+        return logits(self._pack, self._name, self._model)
+
+    def record(self, key: tuple[str, ...]) -> Record:
+        """Prune with a share and a way, and evaluate and time the file; `FLOAT`: the float model."""
+        _, share, way = key
+        if way == FLOAT:
+            return {"shares": ["1", "1"], "latency": "1", "cpu": 0.0, **self._judge(self._model)}
+        subject = Subject(
+            self._model, self._feeds, self._folder, MULTIPLES.get(self._name, 1), float(share), self._peers
+        )
+        try:
+            path, seconds = WAYS[way](subject)
+        except NotRun as reason:
+            return {"why": f"not run: {reason}"}
+        before, after = (sizes(each, self._feeds[0]) for each in (self._model, path))
+        shares = [f"{new / old:.3f}" for old, new in zip(before, after, strict=True)]
+        latency = "-"
+        if WAYS[way] is tuned:
+            shares = [f"{subject.left(self._folder / TRIED):.3f}", "-"]
+        else:
+            latency = f"{latency_ratio(self._model, path, self._feeds[0]):.2f}"
+        passes = seconds / float_pass(self._model, self._feeds)
+        return {"shares": shares, "latency": latency, "cpu": seconds, "passes": passes, **self._judge(path)}
+
+    def _judge(self, path: Path) -> Record:
+        return judge(self._pack, self._name, self._reference, logits(self._pack, self._name, path))
 
 
-def _figures(metrics: dict[str, float]) -> str:
-    return " / ".join(f"{value:.4g}" for key, value in metrics.items() if key.endswith(":top1"))
+def row(key: Sequence[str], record: Record) -> tuple[str, ...]:
+    """Return the cells of a record."""
+    name, share, way = key
+    if way == FLOAT:
+        return (name, FLOAT, *record["shares"], record["latency"], cell(record, "top1"), "", "", "", "")
+    label = f"{way}, at most {share}"
+    if "why" in record:
+        return (name, label, "", "", "", record["why"], "", "", "", "")
+    return (
+        *(name, label, *record["shares"], record["latency"]),
+        *(cell(record, "top1"), cell(record, "agreement"), cell(record, "kl")),
+        *(f"{record['cpu']:.1f}", f"{record['passes']:.0f}"),
+    )
 
 
 def text_of(rows: Sequence[Sequence[str]], ways: Sequence[str]) -> str:
     """Return the section: what was run, and the table."""
-    versions = PEERS[ONNXSIM].versions if any(way.startswith(ONNXSIM) for way in ways) else "none"
+    used = [peer for peer in (ONNXSIM, TORCH_PRUNING) if any(way.startswith(peer) for way in ways)]
+    versions = "; ".join(PEERS[peer].versions for peer in used) or "none"
     multiples = ", ".join(f"{name} {multiple}" for name, multiple in MULTIPLES.items())
     return (
         "## Structured pruning\n\n`python -m benchmarks.pruning --write`. No training, no labels; obs is the default "
         "of `sbonnx prune`. All ways get the same float file and calibration samples, of which ours holds out a "
         "tenth for verification; multiplications and stored values are counted on the written files. Uniform: one "
         "ratio for all dimensions, the least that meets the share. Mean and variance: of each output of each layer as "
-        "in the float network (batch-norm tuning). Latency: relative to float, runs alternating, one thread. CPU s: of "
-        "pruning, verification included; float passes: the same in passes of the float network over all calibration "
-        f"samples. Remaining channels are multiples where ours can choose: {multiples}. Peers: {versions}.\n\n"
-        + table(HEADER, rows)
+        "in the float network (batch-norm tuning). torch-pruning: ratio of all groups (local) or of all channels "
+        "(global), batch norms tuned on the samples; its gradients are those of the classes that the float network "
+        "predicts. Latency: relative to float, runs alternating, one thread. top-1, share of the samples with the "
+        "class of float, and mean divergence from the float network, with 95 % intervals over the samples; ResNet-20: "
+        "clean / JPEG images. CPU s: of pruning, verification included (torch-pruning: search of the ratio and export "
+        "included); float passes: the same in passes of the float network over all calibration samples. Remaining "
+        f"channels are multiples where ours can choose: {multiples}. Peers: {versions}.\n\n" + table(HEADER, rows)
     )
 
 

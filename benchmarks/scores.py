@@ -159,6 +159,19 @@ def estimate(measure: Measure, count: int, resamples: int = RESAMPLES) -> Estima
     return Estimate(float(measure(np.arange(count))), low, high)
 
 
+def divergences(reference: Array, found: Array) -> Array:
+    """Return the Kullback-Leibler divergence of softmax(found) from softmax(reference) of each row, in nats."""
+    p, q = (_log_softmax(np.asarray(each, np.float64)) for each in (reference, found))
+    per_row: Array = (np.exp(p) * (p - q)).sum(axis=1)
+    return per_row
+
+
+def _log_softmax(logits: Array) -> Array:
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    found: Array = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return found
+
+
 Decoded = dict[str, Array]
 Measures = tuple[Measure, Measure, int]
 

@@ -32,9 +32,10 @@ class Peer:
         packages: packages to install with their dependencies.
         alone: packages to install without dependencies.
         check: program that tests the installation, and triggers builds at first use.
-        script: module that quantizes with the peer, run by the Python of its environment.
+        script: module that quantizes (or prunes) with the peer, run by the Python of its environment.
         versions: versions for the tables.
         torch: install torch first.
+        quantizes: False for peers that prune only.
     """
 
     packages: Sequence[str]
@@ -43,6 +44,7 @@ class Peer:
     script: str
     versions: str
     torch: bool = True
+    quantizes: bool = True
 
 
 PEERS: Final[Mapping[str, Peer]] = {
@@ -125,6 +127,18 @@ PEERS: Final[Mapping[str, Peer]] = {
         "benchmarks.lowbit_peers.onnxsim_qdq",
         "onnxsim 0.8.1, onnx 1.23.2, onnxruntime 1.31.1",
         torch=False,
+    ),
+    "torch-pruning": Peer(
+        # those of sbonnx, whose importer makes the torch module, and of torch.onnx
+        (
+            *("onnx==1.23.2", "onnxruntime==1.31.1", "onnxscript", "numpy", "onnx-graphsurgeon", "ml-dtypes"),
+            *("pydantic", "PyYAML", "typer", "rich", "xxhash", "networkx", "threadpoolctl", "psutil", "jinja2"),
+        ),
+        ("torch-pruning==1.6.1",),
+        "import torch_pruning",
+        "benchmarks.lowbit_peers.torch_pruning_onnx",
+        "torch-pruning 1.6.1, torch 2.13.0",
+        quantizes=False,
     ),
 }
 
