@@ -9,8 +9,11 @@ import numpy as np
 import onnx
 import pytest
 
-from benchmarks.pruning import bisected
 from benchmarks.pruning_files import correct_statistics, sizes
+from benchmarks.pruning_scores import judge
+from benchmarks.pruning_sparse import zeros_of
+from benchmarks.pruning_ways import ONNXSIM, NotRun, Subject, bisected
+from benchmarks.scores import divergences
 from tests.support.models import model, run
 
 NET = """agraph (float[N,3,8,8] x) => (float[N,5] y) {
@@ -68,3 +71,56 @@ def test_the_least_ratio_that_meets_the_share_is_taken() -> None:
     found = bisected(lambda ratio: (1 - ratio) ** 2, 0.49)
     assert 0.3 <= found < 0.3 + 2**-7
     assert bisected(lambda _: 1.0, 0.5) == pytest.approx(1 - 2**-7)
+
+
+def test_a_peer_that_is_not_built_is_no_result(tmp_path: Path) -> None:
+    plain, _, feeds = files(tmp_path)
+    with pytest.raises(NotRun, match="make peers"):
+        Subject(plain, feeds, tmp_path, peers=tmp_path).run_peer(ONNXSIM, tmp_path / "out.onnx")
+
+
+def test_divergence_is_that_of_probabilities() -> None:
+    reference, found = np.log([[0.5, 0.5], [0.9, 0.1]]), np.log([[0.75, 0.25], [0.9, 0.1]]) + 3
+    np.testing.assert_allclose(
+        divergences(reference, found), [0.5 * np.log(0.5 / 0.75) + 0.5 * np.log(2), 0], atol=1e-12
+    )
+
+
+class OneSet:
+    """Pack with one evaluation set, whose labels are those of the file `labels`."""
+
+    def __init__(self, labels: Path) -> None:
+        self._labels = labels
+
+    def entry(self, _: str) -> dict[str, Any]:
+        return {"eval_files": {"clean": "labels"}}
+
+    def _path(self, _: str) -> Path:
+        return self._labels
+
+
+def test_scores_are_against_labels_and_against_float(tmp_path: Path) -> None:
+    np.savez(tmp_path / "labels.npz", Y=[0, 1, 1, 0])
+    reference = np.array([[2.0, 0], [0, 2], [0, 2], [0, 2]])
+    found = np.array([[2.0, 0], [0, 2], [2, 0], [2, 0]])
+    record = judge(OneSet(tmp_path / "labels.npz"), "net", {"clean": reference}, {"clean": found})
+    values = {score: sets["clean"][0] for score, sets in record.items()}
+    assert values["top1"] == 0.75 and values["agreement"] == 0.5
+    assert values["sqnr"] == pytest.approx(0.0)  # errors of two rows have twice the energy of a row
+    assert values["kl"] == pytest.approx(np.tanh(1), rel=1e-6)
+
+
+def test_zeros_are_counted_in_groups_of_input_channels(tmp_path: Path) -> None:
+    """Two of four weights along the kernel are zero in the one layer, two of four input channels in the other."""
+    first, along = np.ones((4, 4, 1, 1), np.float32), np.ones((2, 4, 2, 2), np.float32)
+    across = along.copy()
+    along[..., 0, :] = 0
+    across[:, :2] = 0
+    text = """agraph (float[1,4,4,4] x) => (float[1,2,3,3] y) {
+        a = Conv (x, w1)
+        y = Conv (a, w2)
+    }"""
+    for weight, fitting in ((along, 0.5), (across, 1.0)):
+        path = tmp_path / "net.onnx"
+        onnx.save(model(text, w1=first, w2=weight), str(path))
+        assert zeros_of(path) == (0.5, fitting)
