@@ -377,3 +377,11 @@ def test_hidden_attributes_run() -> None:
     graph = same(source, {"x": X})
     assert graph.nodes[0].attrs["__bits"] == 4
     assert node_by_name(graph)["Relu_0"] is graph.nodes[0]
+
+
+def test_weights_that_are_said_to_be_inline() -> None:
+    """As in a model whose external data onnx.load has read: data_location is DEFAULT, and written."""
+    weight = np.linspace(-1, 1, 3 * 4096, dtype=np.float32).reshape(3, 4096)
+    source = model("agraph (float[2,3] x) => (float[2,4096] y) { y = MatMul (x, w) }", w=weight)
+    source.graph.initializer[0].data_location = TensorProto.DEFAULT
+    np.testing.assert_array_equal(constant(tensors_by_name(same(source, {"x": X}))["w"]), weight)

@@ -193,7 +193,7 @@ def _detach_tensor(buffer: Buffer, start: int, end: int, largest: int, spans: li
             entry = _delimited(1, REFERENCE.encode()) + _delimited(2, str(len(spans)).encode())
             out.append(_delimited(EXTERNAL_DATA, entry) + _key(DATA_LOCATION, 0) + b"\x01")
             spans.append(Span(part.value, part.end - part.value))
-        else:
+        elif not (large and part.number == DATA_LOCATION):  # an explicit DEFAULT would hide the payload
             out.append(bytes(buffer[part.start : part.end]))
     return b"".join(out)
 
