@@ -12,8 +12,8 @@ from typing import Final, Literal
 
 import onnx
 
-from sbonnx.ops import LISTS, RANDOM, REPEATED, SIGNALS, TEXTS
-from sbonnx.torchnet import FUNCTIONS
+from sbonnx.ops import CONTRIB, LISTS, RANDOM, REPEATED, RUNTIME_OPS, SIGNALS, TEXTS
+from sbonnx.torchnet import FUNCTIONS, RUNTIME_FUNCTIONS
 
 State = Literal["supported", "inlined", "missing"]
 
@@ -52,6 +52,15 @@ LIMITS: Final = {
     "BatchNormalization": "train or eval mode follows the module; batch statistics cannot be outputs",
 }
 """Limitations of supported ops."""
+
+RUNTIME_LIMITS: Final = {
+    "GatherBlockQuantized": "2, 4 and 8 bits; gather_axis and quantize_axis differ",
+    "GroupQueryAttention": "causal; no quantized or shared caches, no norms of query and key, no output of "
+    "scores; after a past, sequences of one length",
+    "MatMulNBits": "2, 4 and 8 bits; no g_idx, not weight_prepacked",
+    "RotaryEmbedding": "not scale, not is_packed_batching",
+}
+"""Limitations of ops of onnxruntime."""
 
 _BODY = "is a loop: unroll it in the export, or remove it from the model to train"
 _RANDOM = "draws random numbers: training would not compute the same as the model"
@@ -143,7 +152,26 @@ def page() -> str:
     for op, found in rows.items():
         marks = {row.opset: MARKS[row.state] for row in found}
         lines.append(f"| {op} | {' | '.join(marks.get(opset, '') for opset in opsets)} | {found[-1].why} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_runtime_section()]) + "\n"
+
+
+def _runtime_section() -> list[str]:
+    """Return the lines on ops of onnxruntime."""
+    rows = [
+        f"| {op} | {'ai.onnx' if op in RUNTIME_OPS else CONTRIB} | {RUNTIME_LIMITS.get(op, '')} |"
+        for op in sorted(RUNTIME_FUNCTIONS)
+    ]
+    return [
+        "",
+        "## Operators of onnxruntime",
+        "",
+        "In exported decoders. Packed weights stay packed: each is dequantized where it is used, and again in the",
+        "backward pass. Scales are parameters; zero points are not.",
+        "",
+        "| operator | domain | limitations |",
+        "|---|---|---|",
+        *rows,
+    ]
 
 
 if __name__ == "__main__":

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from sbonnx.torchnet.call import Call, Function, Unfit, compute, torch_module
 from sbonnx.torchnet.net import Hook, TorchNet, as_tensor, lacking
-from sbonnx.torchnet.ops import FUNCTIONS, NUMBERS
+from sbonnx.torchnet.ops import FUNCTIONS, NUMBERS, RUNTIME_FUNCTIONS, function_of
 
 __all__ = [
     "FUNCTIONS",
     "NUMBERS",
+    "RUNTIME_FUNCTIONS",
     "Call",
     "Function",
     "Hook",
@@ -16,6 +17,7 @@ __all__ = [
     "Unfit",
     "as_tensor",
     "compute",
+    "function_of",
     "lacking",
     "torch_module",
 ]

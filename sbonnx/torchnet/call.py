@@ -47,6 +47,7 @@ class Call:
         attributes: attributes by name, tensors as numpy arrays.
         opset: opset of the graph.
         outputs: number of outputs of the node.
+        domain: domain of the op, "" for that of ONNX.
 
     A call can be copied and pickled; torch is imported again when it is unpickled.
     """
@@ -57,9 +58,10 @@ class Call:
     attributes: Mapping[str, Any]
     opset: int
     outputs: int = 1
+    domain: str = ""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpacked, (self.name, self.op, dict(self.attributes), self.opset, self.outputs)
+        return _unpacked, (self.name, self.op, dict(self.attributes), self.opset, self.outputs, self.domain)
 
     def number(self, key: str, default: float) -> float:
         """Return an attribute as a float."""
@@ -84,8 +86,8 @@ class Call:
         return self.integers(key) if given is None else numbers(given)
 
 
-def _unpacked(name: str, op: str, attributes: Mapping[str, Any], opset: int, outputs: int) -> Call:
-    return Call(torch_module(), name, op, attributes, opset, outputs)
+def _unpacked(*values: Any) -> Call:
+    return Call(torch_module(), *values)
 
 
 Function = Callable[..., Any]

@@ -11,10 +11,9 @@ import numpy as np
 from sbonnx.errors import ModelError
 from sbonnx.graph import Constant, Graph, Node
 from sbonnx.graph.query import attribute, bodies, constant
-from sbonnx.ops import STANDARD_DOMAINS
 from sbonnx.spec import Array
 from sbonnx.torchnet.call import Call, Function, Tensor, Unfit, compute, torch_module
-from sbonnx.torchnet.ops import FUNCTIONS
+from sbonnx.torchnet.ops import function_of
 
 Hook = Callable[..., Any]
 """Replacement for the function of a node: (each input) → output."""
@@ -26,8 +25,7 @@ def lacking(nodes: Iterable[Node]) -> str | None:
     Unsupported attributes are detected only when a node is computed.
     """
     for node in nodes:
-        known = node.op in FUNCTIONS and (node.domain or "") in STANDARD_DOMAINS
-        if bodies(node) or not known:
+        if bodies(node) or function_of(node.op, node.domain) is None:
             return f"op {node.op} of node '{node.name}' is not supported in torch"
     return None
 
@@ -140,9 +138,10 @@ class TorchNet:
             outputs = tuple(tensor.name for tensor in node.outputs)
             attributes = {name: attribute(node, name) for name in node.attrs}
             used = sum(1 for name in outputs if name)
-            call = Call(self.torch, node.name, node.op, attributes, graph.opset, used)
+            call = Call(self.torch, node.name, node.op, attributes, graph.opset, used, node.domain or "")
             hook = self.hooks.get(node.name)
-            function = FUNCTIONS[node.op] if hook is None else _ignoring_call(hook)
+            function = function_of(node.op, node.domain) if hook is None else _ignoring_call(hook)
+            assert function is not None  # `lacking`
             inputs = tuple(tensor.name for tensor in node.inputs)
             steps.append(_Step(call, function, inputs, outputs, tuple(ending.get(number, ()))))
         return steps

@@ -28,8 +28,11 @@ GET_ATTR: Final = "get_attr"
 STATISTICS: Final = {"BatchNormalization": (3, 4)}
 """Inputs that are running statistics: training updates them without gradients."""
 
-VALUES: Final = {"Resize": (1, 2), "OneHot": (2,), "QuantizeLinear": (1,), "DequantizeLinear": (1,), "Where": (1, 2)}
-"""Inputs that are never weights, regardless of their size."""
+VALUES: Final = {
+    "Resize": (1, 2), "OneHot": (2,), "QuantizeLinear": (1,), "DequantizeLinear": (1,), "Where": (1, 2),
+    "RotaryEmbedding": (1, 2, 3), "GroupQueryAttention": (7, 8), "MatMulNBits": (3,), "GatherBlockQuantized": (3,),
+}  # fmt: skip
+"""Inputs that are never weights, regardless of their size: limits, zero points, tables of angles."""
 
 MASKED: Final = 1e30
 """Constants of this magnitude or larger are masks and are not trained."""
@@ -113,7 +116,7 @@ class GraphImporter:
         outputs = {id(tensor) for tensor in self.source.outputs}
         used = [at for at, tensor in enumerate(node.outputs) if readers(tensor) or id(tensor) in outputs]
         count = len(node.outputs) if node.op == "Split" else used[-1] + 1
-        call = Call(torch, node.name, node.op, attributes, self.source.opset, count)
+        call = Call(torch, node.name, node.op, attributes, self.source.opset, count, node.domain or "")
         if self._fold(node, call):
             return
         if self._is_shape_arithmetic(node):

@@ -9,11 +9,11 @@ from torch import nn
 from torch.nn import functional
 
 from sbonnx.qat.onnx_to_torch.shape_arith import SIZES
-from sbonnx.torchnet import FUNCTIONS, Call, Unfit, compute
+from sbonnx.torchnet import Call, Unfit, compute, function_of
 
 
 class NodeModule(nn.Module):  # type: ignore[misc]
-    """One node, computed by the function of its op in `sbonnx.torchnet.FUNCTIONS`.
+    """One node, computed by the function of its op (`sbonnx.torchnet.function_of`).
 
     The inputs are those of the node, in order: tensors, None for an omitted input, or Python numbers (and tuples of
     them) for sizes, axes and limits. The result is a tensor, or a tuple if the node has several outputs.
@@ -32,7 +32,9 @@ class NodeModule(nn.Module):  # type: ignore[misc]
         self.single = single
 
     def forward(self, *inputs: Any) -> Any:
-        result = compute(FUNCTIONS[self.call.op], self.call, inputs)
+        function = function_of(self.call.op, self.call.domain)
+        assert function is not None  # `reimport` refuses other ops
+        result = compute(function, self.call, inputs)
         return result[0] if self.single and isinstance(result, tuple) else result
 
     def extra_repr(self) -> str:

@@ -17,7 +17,7 @@ from sbonnx.ops import STANDARD_DOMAINS
 from sbonnx.patterns import SIMPLIFY, apply
 from sbonnx.qat.onnx_to_torch.importer import GraphImporter
 from sbonnx.qat.onnx_to_torch.operators import NodeModule
-from sbonnx.torchnet import FUNCTIONS
+from sbonnx.torchnet import function_of
 
 BRANCH: Final = "If"
 
@@ -221,11 +221,7 @@ def _needed(graph: Graph) -> list[Node]:
 
 def _require_supported(nodes: Sequence[Node], opset: int) -> None:
     """Raise a ModelError that names the first unsupported node and all other missing ops."""
-    unknown = {
-        node.op: node
-        for node in reversed(nodes)
-        if node.op not in FUNCTIONS or bodies(node) or (node.domain or "") not in STANDARD_DOMAINS
-    }
+    unknown = {node.op: node for node in reversed(nodes) if bodies(node) or function_of(node.op, node.domain) is None}
     if unknown:
         *others, first = unknown.values()
         domain = f" of domain '{first.domain}'" if (first.domain or "") not in STANDARD_DOMAINS else ""

@@ -1,12 +1,14 @@
-"""Functions by ONNX op. To add an op, write its function here and add a line here; the tests then include it."""
+"""Functions by op. To add an op, write its function here and add a line here; the tests then include it."""
 
 from __future__ import annotations
 
 from typing import Final
 
+from sbonnx.ops import CONTRIB, RUNTIME_OPS, STANDARD_DOMAINS
 from sbonnx.torchnet.call import Function, number, numbers
 from sbonnx.torchnet.ops import (
     convolution,
+    decoders,
     images,
     indexing,
     movement,
@@ -197,6 +199,26 @@ FUNCTIONS: Final[dict[str, Function]] = {
     "ConcatFromSequence": movement.concat_from_sequence,
 }
 
+RUNTIME_FUNCTIONS: Final[dict[str, Function]] = {
+    "MatMulNBits": decoders.matmul_nbits,
+    "GatherBlockQuantized": decoders.gather_block_quantized,
+    "GroupQueryAttention": decoders.group_query_attention,
+    "RotaryEmbedding": decoders.rotary_embedding_with_offset,
+    "SimplifiedLayerNormalization": decoders.simplified_layer_norm,
+    "SkipSimplifiedLayerNormalization": decoders.skip_simplified_layer_norm,
+    "SkipLayerNormalization": decoders.skip_layer_norm,
+}
+"""Ops of onnxruntime, in its own domain or, for `sbonnx.ops.RUNTIME_OPS`, in that of ONNX."""
+
+
+def function_of(op: str, domain: str | None) -> Function | None:
+    """Return the function of an op of ONNX or onnxruntime; None if there is none."""
+    standard = (domain or "") in STANDARD_DOMAINS
+    if standard and op not in RUNTIME_OPS:
+        return FUNCTIONS.get(op)
+    return RUNTIME_FUNCTIONS.get(op) if domain == CONTRIB or standard else None
+
+
 NUMBERS: Final[dict[str, tuple[int, ...]]] = {
     "Reshape": (1,),
     "Squeeze": (1,),
@@ -229,6 +251,7 @@ NUMBERS: Final[dict[str, tuple[int, ...]]] = {
     "SequenceInsert": (2,),
     "SequenceErase": (1,),
     "SplitToSequence": (1,),
+    "GroupQueryAttention": (6,),
     **dict.fromkeys([op for op in FUNCTIONS if op.startswith("Reduce")], (1,)),
 }
 """Indices of the inputs that functions read as Python numbers (sizes, axes, counts, limits) and also accept as such."""

@@ -10,12 +10,15 @@ from typing import Any, Final
 from sbonnx.torchnet.call import Call, Tensor, Unfit
 
 
-def attention(call: Call, q: Tensor, k: Tensor, v: Tensor, *optional: Tensor | None) -> tuple[Any, ...]:
+def attention(
+    call: Call, q: Tensor, k: Tensor, v: Tensor, *optional: Tensor | None, sink: Tensor | None = None
+) -> tuple[Any, ...]:
     """ONNX Attention → Y, present key, present value, and the QK matrix selected by qk_matmul_output_mode.
 
     softmax(softcap(scale q k^T) + mask) v on (N, heads, T, size), or on (N, T, heads * size) with the numbers of heads
     as attributes. With grouped-query attention, several query heads share one key/value head.
     The output of a query whose keys are all masked is 0. Optional inputs: mask, past key, past value, lengths.
+    sink: (heads,), scores of one more key per head, whose value is 0.
     """
     torch, flat = call.torch, q.dim() == 3
     mask, past_k, past_v, lengths = [*optional, None, None, None, None][:4]
@@ -35,7 +38,11 @@ def attention(call: Call, q: Tensor, k: Tensor, v: Tensor, *optional: Tensor | N
     capped = cap * torch.tanh(scores / cap) if cap else scores
     biased = capped if bias is None else capped + bias
     dead = torch.isneginf(biased).all(dim=-1, keepdim=True)  # all keys masked: output and gradient are 0
-    shares = torch.softmax(torch.where(dead, torch.zeros_like(biased), biased), dim=-1) * ~dead
+    alive = torch.where(dead, torch.zeros_like(biased), biased)
+    if sink is not None:
+        column = sink.reshape(1, -1, 1, 1).to(alive.dtype).expand(*alive.shape[:-1], 1)
+        alive = torch.cat([alive, column], dim=-1)
+    shares = torch.softmax(alive, dim=-1)[..., : biased.shape[-1]] * ~dead
     y = shares @ v
     y = y.transpose(1, 2).reshape(y.shape[0], y.shape[2], -1) if flat else y
     return y, *present, (scores, capped, biased, shares)[call.integer("qk_matmul_output_mode", 0)]
