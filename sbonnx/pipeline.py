@@ -21,6 +21,7 @@ from sbonnx.recipe import Recipe
 from sbonnx.report import Report
 from sbonnx.stages.measure import (
     calibrate,
+    choose_accuracy_levels,
     correct_biases,
     equalize_activations,
     measure_magnitudes,
@@ -92,6 +93,7 @@ STAGES: Final[tuple[Stage, ...]] = (
     *PREPARE,
     read_data,
     *MEASURE,
+    choose_accuracy_levels,  # of block-wise products, by the data
     write_calibration_cache,
     *INSERT,
     save,  # and verify, before the file is moved to its place

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -29,7 +30,7 @@ TWO: Final = 2
 FLOATS: Final = (np.dtype(np.float32), np.dtype(np.float16))
 
 
-def convert(graph: Graph, *, accuracy_level: int = 4) -> Converted:
+def convert(graph: Graph, *, accuracy_level: int = 4, levels: Mapping[str, int] | None = None) -> Converted:
     """Turn products of block-wise dequantized weights into MatMulNBits, Gathers into GatherBlockQuantized. In place.
 
     Codes that several nodes read, in any scope, are written once. A Gather and a product of one matrix share the B of
@@ -38,6 +39,7 @@ def convert(graph: Graph, *, accuracy_level: int = 4) -> Converted:
     Args:
         accuracy_level: compute type of the kernel; 0: chosen by the kernel, 1: float32, 2: float16, 3: bfloat16, 4:
             int8, with the activations rounded to int8 per block.
+        levels: other levels by the name of the product's node.
 
     Source: onnxruntime, contrib operators, MatMulNBits and GatherBlockQuantized.
     """
@@ -55,7 +57,7 @@ def convert(graph: Graph, *, accuracy_level: int = 4) -> Converted:
                 products.append((body, found))
             elif found is not None:
                 tables.append((body, *found))
-    writer = _BlockWriter(edit.Names(graph), accuracy_level)
+    writer = _BlockWriter(edit.Names(graph), accuracy_level, levels or {})
     for body, one in products:
         writer.product(one, body)
     for body, table, codes in tables:
@@ -163,7 +165,7 @@ class _BlockWriter:
 
     Attributes:
         names: used names.
-        accuracy_level: see `convert`.
+        accuracy_level, levels: see `convert`.
         done: number of created nodes by op type.
         stored: constants by the DequantizeLinear that they replace, and the factor of the product.
         biases: constants by the bias that they replace, and its factor.
@@ -172,6 +174,7 @@ class _BlockWriter:
 
     names: edit.Names
     accuracy_level: int
+    levels: Mapping[str, int]
     done: Counter[str] = field(default_factory=Counter)
     stored: dict[tuple[int, float], _Stored] = field(default_factory=dict)
     biases: dict[tuple[int, float], Tensor] = field(default_factory=dict)
@@ -206,7 +209,7 @@ class _BlockWriter:
             "N": int(width),
             "bits": _held(codes),
             "block_size": int(codes.block or 0),
-            "accuracy_level": self.accuracy_level,
+            "accuracy_level": self.levels.get(node.name, self.accuracy_level),
         }
         output = node.outputs[0]
         edit.replace_output(node, 0, Variable(names.fresh(f"{node.name}_dequantized"), kind))

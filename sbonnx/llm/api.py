@@ -26,6 +26,7 @@ DEFAULTS: Final[dict[str, Any]] = {
     "MODE": "weight_only",
     "W.QUANTIZER.BIT": 4,
     "W.BLOCK_SIZE": 32,
+    "ACCURACY_LEVEL": "auto",
     "VERIFY.HELD_OUT": 0.0,
 }
 """Recipe of a decoder. Windows are held out here."""

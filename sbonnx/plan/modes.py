@@ -151,7 +151,7 @@ class ModePlacer(SiteBuilder):
         self._add(place, Reader(node.name, index), weight, spec, settings, why)
         if self.backend.block_products and self.recipe.mode == WEIGHT_ONLY and spec.block_size is not None:
             stored = nbits_kernels.stored_bits(spec.bits)
-            slow = nbits_kernels.slow_path(stored, spec.block_size, self.recipe.accuracy_level)
+            slow = nbits_kernels.slow_path(stored, spec.block_size, self.recipe.usual_level)
             if slow is not None:
                 self.drafts.refuse("take a fast kernel", f"MatMulNBits of {stored} bits", slow.text())
 

@@ -146,6 +146,7 @@ class Solution:
         magnitudes: magnitude statistics of float tensors by name, if the plan asks for a narrower float type.
         constants: new values of float constants by tensor name, such as corrected biases.
         gains: by site key of the weights whose rounding used input activations.
+        levels: accuracy level by node name, of block-wise products that must not have the recipe's.
     """
 
     qparams: Mapping[str, QParams]
@@ -159,6 +160,7 @@ class Solution:
     magnitudes: Mapping[str, Magnitudes] = field(default_factory=dict)
     constants: Mapping[str, Array] = field(default_factory=dict)
     gains: Mapping[str, Gain] = field(default_factory=dict)
+    levels: Mapping[str, int] = field(default_factory=dict)
 
     def dequantized(self, site: Site, kind: Any) -> Array | None:
         """Return the dequantized weight or bias of `site` as an array of dtype `kind`; None if it has no codes.

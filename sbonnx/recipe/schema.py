@@ -83,8 +83,9 @@ class Recipe(Section):
     )
     accuracy_level: value_types.AccuracyLevel = new_key(
         4,
-        "onnxruntime with weight_only: what MatMulNBits computes on; 4: activations rounded to int8 by block, fastest",
-        "0 (its default), 1 (float32), 2 (float16), 3 (bfloat16), 4 (int8)",
+        "onnxruntime with weight_only: what MatMulNBits computes on; 4: activations rounded to int8 by block, fastest; "
+        "auto: 4, but 1 for 4-bit layers in which that rounding costs more than their weights, by the data",
+        "0 (its default), 1 (float32), 2 (float16), 3 (bfloat16), 4 (int8), auto",
     )
     min_weight_size: value_types.CountOrNone | None = new_key(
         None,
@@ -231,6 +232,11 @@ class Recipe(Section):
                 path = (name, "SPECIFIC", index, pattern)
                 found.append(Part(name, path, pattern, effective(side, change), self._narrowest, self._widths))
         return tuple(found)
+
+    @property
+    def usual_level(self) -> int:
+        """Accuracy level of products of which nothing else is known: 4 if ACCURACY_LEVEL is auto."""
+        return 4 if self.accuracy_level == "auto" else self.accuracy_level
 
     @property
     def _widths(self) -> default_values.Widths:

@@ -182,6 +182,13 @@ def _widths(value: object) -> tuple[int, ...]:
     return tuple(sorted(found, key=lambda width: width or FLOAT_BITS))
 
 
+def _accuracy_level(value: object) -> int | Literal["auto"]:
+    """Read an accuracy level of MatMulNBits, or "auto"."""
+    if isinstance(value, str) and value.lower() == "auto":
+        return "auto"
+    return _accepted(integer(value), lambda found: 0 <= found <= 4, "auto, or a level of MatMulNBits, 0 to 4", value)
+
+
 def _multiple(value: object) -> int | str:
     """Read a whole number of at least 1, or "auto"."""
     if isinstance(value, str) and value.lower() == "auto":
@@ -432,6 +439,7 @@ _NUMBER = {"type": "number"}
 _COSINE = {"type": "number", "minimum": -1, "maximum": 1}
 _DECIBEL = {"minimum": -1000.0, "maximum": 1000.0}
 _STRENGTHS = {"anyOf": [{"type": "boolean"}, {"const": "auto"}, {"type": "number", "minimum": 0, "maximum": 1}]}
+_LEVELS = {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 4}, _in_any_case(["auto"])]}
 _MULTIPLES = {"anyOf": [{"type": "integer", "minimum": 1}, _in_any_case(["auto"])]}
 _NUMBER_OR_TEXT = {"anyOf": [{"type": "number", "minimum": 0, "maximum": 1}, {"type": "string"}]}
 _WIDTHS = {
@@ -456,7 +464,7 @@ Bits = Annotated[int, ValueReader(bits, _BITS)]
 Count = Annotated[int, whole("a whole number, 1 or more", 1)]
 CountOrNone = Annotated[int, whole("a whole number, 0 or more", 0)]
 Seed = Annotated[int, whole("a whole number, 0 or more, of up to 18 digits", 0, 10**18 - 1)]  # as `integer` reads
-AccuracyLevel = Annotated[int, whole("a level of MatMulNBits, 0 to 4", 0, 4, maximum=4)]
+AccuracyLevel = Annotated[int | Literal["auto"], ValueReader(_accuracy_level, _LEVELS)]
 Share = Annotated[float, real("a share, from 0 to 1", minimum=0, maximum=1)]
 Tail = Annotated[float, real(_TAIL, minimum=0, exclusiveMaximum=0.5)]
 Ratio = Annotated[float, real("a number from 0 to below 1", minimum=0, exclusiveMaximum=1)]

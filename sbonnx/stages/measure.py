@@ -24,6 +24,7 @@ from sbonnx.graph.digests import outputs_digest
 from sbonnx.heads import Quantized, protect
 from sbonnx.options import RunOptions
 from sbonnx.plan import Plan, costs_of, make, plan_times
+from sbonnx.precision.kernel_levels import with_accuracy_levels
 from sbonnx.precision.measure import with_magnitudes
 from sbonnx.reconstruct import solve
 from sbonnx.report import Fired, Refusal
@@ -205,6 +206,16 @@ def measure_magnitudes(state: PipelineState, options: RunOptions) -> PipelineSta
     data = None if state.data is None else state.data.fit
     prepared = state.prepared
     return replace(state, solution=with_magnitudes(state.solution, prepared.graph, prepared.plan, data, options))
+
+
+def choose_accuracy_levels(state: PipelineState, options: RunOptions) -> PipelineState:
+    """Choose the accuracy level of each block-wise product by its errors on the data (ACCURACY_LEVEL: auto)."""
+    prepared, recipe = state.prepared, state.prepared.recipe
+    blockwise = recipe.mode == "weight_only" and prepared.backend.block_products
+    if recipe.accuracy_level != "auto" or not blockwise or state.data is None:
+        return state
+    solution = with_accuracy_levels(state.solution, prepared.graph, prepared.plan, state.data.fit, options)
+    return replace(state, solution=solution)
 
 
 def correct_biases(state: PipelineState, options: RunOptions) -> PipelineState:

@@ -82,7 +82,7 @@ def legalise(state: PipelineState, options: RunOptions) -> PipelineState:
 
 def convert_format(state: PipelineState, options: RunOptions) -> PipelineState:
     """Replace Q/DQ pairs by the operators of the recipe's MODE and FORMAT, in place."""
-    converted = export.finish(state.quantized, state.prepared.recipe)
+    converted = export.finish(state.quantized, state.prepared.recipe, state.solution.levels)
     if converted is None:
         return state
     state.quantized.info.notes.append(f"written in place of Q/DQ: {converted.text()}")

@@ -75,7 +75,7 @@ def test_the_bytes_are_those_of_the_verb_quantize(folder: Path, tmp_path: Path) 
     for number, feed in enumerate(DecoderFeeds(decoder, read_windows(decoder, ids).calibration)):
         np.savez(data / f"{number:03}.npz", **feed)  # type: ignore[arg-type]
     arguments = ["quantize", str(folder / "model.onnx"), "--data", str(data), "-o", str(tmp_path / "model.onnx")]
-    settings = ["W.QUANTIZER.BIT=4", "W.BLOCK_SIZE=16", "VERIFY.HELD_OUT=0", *SMALL]
+    settings = ["W.QUANTIZER.BIT=4", "W.BLOCK_SIZE=16", "VERIFY.HELD_OUT=0", "ACCURACY_LEVEL=auto", *SMALL]
     flags = [word for text in settings for word in ("--set", text)]
     assert main([*arguments, "--mode", "weight_only", "--no-verify", "--quiet", *flags]) == 0
     assert (tmp_path / "q" / "model.onnx").read_bytes() == (tmp_path / "model.onnx").read_bytes()

@@ -147,7 +147,7 @@ def test_what_is_said_is_kept() -> None:
         ("onnxruntime", {"mode": "dynamic", "w_qscheme": "per-channel-affine"}, "must be per-channel-symmetric or"),
         ("onnxruntime", {"mode": "dynamic", "a_qscheme": "per-tensor-symmetric"}, "must be per-tensor-affine"),
         ("onnxruntime", {"mode": "weight_only", "first_bits": "w9a8"}, "must be 2 to 8"),
-        ("onnxruntime", {"accuracy_level": 5}, "must be a level of MatMulNBits, 0 to 4, got 5"),
+        ("onnxruntime", {"accuracy_level": 5}, "must be auto, or a level of MatMulNBits, 0 to 4, got 5"),
         ("onnxruntime", {"mode": "fast"}, "must be static, dynamic or weight_only, got 'fast'"),
     ],
 )

@@ -1,0 +1,142 @@
+"""Accuracy levels of products with block-wise weights (MatMulNBits), by measured errors of their layers.
+
+At level 4 the kernel rounds the input of a product to int8, block by block along the summed axis:
+
+    x' = s round(x / s),    s = max |x| of the block / 127
+
+One large channel gives its block a large step, in which the other channels vanish. Weights of 4 bits have a kernel in
+float32 (level 1), so a layer gets it if this rounding adds more error to its output than its weights do:
+
+    ||(x' - x) V||² > ||x (V - W)||²,    V the dequantized weight of W
+
+Weights of 2 and 8 bits have no fast float kernel and stay at level 4. Source: onnxruntime, MatMulNBits, accuracy_level.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from sbonnx.backends.onnxruntime.ort_nbits import stored_bits
+from sbonnx.calib.data.dataset import Dataset
+from sbonnx.graph import Graph
+from sbonnx.linear.layer import LinearLayer
+from sbonnx.options import RunOptions
+from sbonnx.plan.types import Plan, Reader, Site, Solution
+from sbonnx.profile.pieces import StepSession
+from sbonnx.profile.walk import LayerSample, Walk, WalkOptions
+from sbonnx.spec import Array
+
+FEEDS: Final = 8
+"""Feeds on which layers are compared."""
+
+FLOAT32: Final = 1
+"""Accuracy level at which the kernel computes in float32."""
+
+WITH_FLOAT_KERNEL: Final = 4
+"""Width in the file whose float32 kernel is fast."""
+
+LARGEST: Final = 127
+
+
+@dataclass(frozen=True)
+class LevelErrors:
+    """Energies of the errors at the output of a layer: by rounding its input to int8, and by its weights."""
+
+    inputs: float
+    weights: float
+
+    def __add__(self, other: LevelErrors) -> LevelErrors:
+        return LevelErrors(self.inputs + other.inputs, self.weights + other.weights)
+
+
+def with_accuracy_levels(solution: Solution, graph: Graph, plan: Plan, data: Dataset, options: RunOptions) -> Solution:
+    """Return the solution with `levels`, and a note if there are any.
+
+    Raises:
+        DataError, ModelError: the float model cannot run on the data.
+    """
+    found = level_errors(graph, plan, solution, data, options)
+    lost = {name: errors for name, errors in found.items() if errors.inputs > errors.weights}
+    if not lost:
+        return solution
+    worst = max(lost, key=lambda name: lost[name].inputs / max(lost[name].weights, np.finfo(np.float64).tiny))
+    note = (
+        f"{len(lost)} of {len(found)} products with 4-bit weights compute in float32 (accuracy level 1): rounding "
+        f"their inputs to int8 would add more error than their weights have, most at '{worst}'"
+    )
+    return replace(solution, levels=dict.fromkeys(lost, FLOAT32), notes=(*solution.notes, note))
+
+
+def level_errors(
+    graph: Graph, plan: Plan, solution: Solution, data: Dataset, options: RunOptions
+) -> dict[str, LevelErrors]:
+    """Measure both errors of each layer whose block-wise weight the file holds in 4 bits, on its float inputs.
+
+    Args:
+        graph: the prepared float graph; not changed.
+
+    Raises:
+        DataError, ModelError: the float model cannot run on the data.
+    """
+    sites = {
+        reader: site
+        for site in plan.of_role("weight")
+        if site.spec.block_size and site.key in solution.codes and stored_bits(site.spec.bits) == WITH_FLOAT_KERNEL
+        for reader in site.readers
+    }
+    by_layer = {reader.node: (reader, site) for reader, site in sites.items() if reader.index == 1}
+    resources = WalkOptions(FEEDS, options.device, options.memory, options.threads)
+    walk: Walk[LevelErrors | None] = Walk(graph, by_layer, reads=sites, options=resources)
+
+    def look(piece: StepSession, sample: LayerSample) -> LevelErrors | None:
+        reader, site = by_layer[piece.step.layer]
+        return _errors(piece, sample.inputs, reader, site, solution)
+
+    found: dict[str, LevelErrors] = {}
+    for piece, seen in walk(data, look):
+        rows = [errors for errors in seen if errors is not None]
+        if rows:
+            found[piece.step.layer] = sum(rows, LevelErrors(0.0, 0.0))
+    return found
+
+
+def _errors(
+    piece: StepSession, inputs: Mapping[str, Array], reader: Reader, site: Site, solution: Solution
+) -> LevelErrors | None:
+    """Return the errors of a layer on one feed; None for operators that are no product of rows with a matrix."""
+    weight = piece.constants()[reader.index]
+    layer = LinearLayer.of_shape(piece.op, piece.attributes, weight.shape) if weight.ndim == 2 else "no matrix"
+    written = solution.dequantized(site, np.float32)
+    if isinstance(layer, str) or written is None or layer.trans_a:
+        return None
+    matrix, exact = (layer.matrices(values.astype(np.float32))[0].T for values in (written, weight))
+    rows = inputs[piece.data].reshape(-1, matrix.shape[0]).astype(np.float32)
+    return LevelErrors(
+        _energy((rounded_rows(rows, site.spec.block_size or rows.shape[1]) - rows) @ matrix),
+        _energy(rows @ (matrix - exact)),
+    )
+
+
+def rounded_rows(rows: Array, block: int) -> Array:
+    """Round rows to int8 by block, as the kernel does at level 4.
+
+    Args:
+        rows: float32, (R, K).
+        block: values that share a scale.
+
+    Returns:
+        float32, (R, K).
+    """
+    count, width = rows.shape
+    blocks = np.pad(rows, ((0, 0), (0, -width % block))).reshape(count, -1, block)
+    scale = np.abs(blocks).max(axis=2, keepdims=True) / LARGEST
+    scale[scale == 0] = 1
+    return np.asarray((np.round(blocks / scale) * scale).reshape(count, -1)[:, :width], np.float32)
+
+
+def _energy(values: Array) -> float:
+    return float(np.square(values, dtype=np.float64).sum())
