@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -158,9 +158,7 @@ def evaluate_windows(
     _require_alike(decoder, against)
     session = DecoderSession(decoder)
     reference = None if against is None else DecoderSession(against)
-    score = _Score()
-    for row in ids:
-        score.add_window(row, session, reference)
+    score = sum((score_window(row, session, reference) for row in ids), TokenSums())
     greedy, continuation = ((), 0) if reference is None else _divergence(ids, session, reference)
     cached, uncached = _through_caches(ids[:CACHED_WINDOWS], session)
     problems = list(_problems(score, limits, against is not None, cached, uncached))
@@ -205,14 +203,16 @@ def _require_alike(decoder: Decoder, against: Decoder | None) -> None:
         )
 
 
-@dataclass
-class _Score:
-    """Sums over positions.
+@dataclass(frozen=True)
+class TokenSums:
+    """Sums over the positions of windows; sums of windows are added.
 
     Attributes:
-        loss, float_loss: negative log likelihoods of the next tokens.
+        loss, float_loss: negative log likelihoods of the next tokens, in nats.
         predicted: number of next tokens.
         positions: number of predicted distributions.
+        kl: Kullback-Leibler divergences from float, in nats.
+        agreed: positions whose most likely token is that of float.
     """
 
     loss: float = 0.0
@@ -222,35 +222,50 @@ class _Score:
     kl: float = 0.0
     agreed: int = 0
 
+    def __add__(self, other: TokenSums) -> TokenSums:
+        return TokenSums(*(one + two for one, two in zip(astuple(self), astuple(other), strict=True)))
+
     @property
     def perplexity(self) -> float:
+        """Exp of the mean negative log likelihood."""
         return float(np.exp(self.loss / self.predicted))
 
     @property
     def float_perplexity(self) -> float:
+        """Perplexity of the float decoder."""
         return float(np.exp(self.float_loss / self.predicted))
 
-    def add_window(self, ids: Array, session: DecoderSession, reference: DecoderSession | None) -> None:
-        """Add the positions of a window; logits of one piece are in memory at a time."""
-        size = min(_piece(each, len(ids)) for each in (session, reference) if each is not None)
-        pairs: Iterator[Any] = session.pieces(ids, size)
-        if reference is not None:
-            pairs = zip(session.pieces(ids, size), reference.pieces(ids, size), strict=True)
-        for pair in pairs:
-            (begin, logits), compared = pair if reference is not None else (pair, None)
-            self._add(ids, begin, _log_softmax(logits), None if compared is None else _log_softmax(compared[1]))
 
-    def _add(self, ids: Array, begin: int, log_p: Array, log_float: Array | None) -> None:
-        following = ids[begin + 1 : begin + 1 + len(log_p)]
-        rows = np.arange(len(following))
-        self.predicted += len(following)
-        self.positions += len(log_p)
-        self.loss -= float(log_p[rows, following].sum())
-        if log_float is None:
-            return
-        self.float_loss -= float(log_float[rows, following].sum())
-        self.kl += float((np.exp(log_float) * (log_float - log_p)).sum())
-        self.agreed += int((log_p.argmax(-1) == log_float.argmax(-1)).sum())
+def score_window(ids: Array, session: DecoderSession, reference: DecoderSession | None = None) -> TokenSums:
+    """Run a window and compare it with float; logits of one piece are in memory at a time.
+
+    Args:
+        ids: token ids, (length,).
+        reference: the float decoder; None: its figures are 0.
+    """
+    size = min(_piece(each, len(ids)) for each in (session, reference) if each is not None)
+    pairs: Iterator[Any] = session.pieces(ids, size)
+    if reference is not None:
+        pairs = zip(session.pieces(ids, size), reference.pieces(ids, size), strict=True)
+    found = TokenSums()
+    for pair in pairs:
+        (begin, logits), compared = pair if reference is not None else (pair, None)
+        found += _sums(ids, begin, _log_softmax(logits), None if compared is None else _log_softmax(compared[1]))
+    return found
+
+
+def _sums(ids: Array, begin: int, log_p: Array, log_float: Array | None) -> TokenSums:
+    following = ids[begin + 1 : begin + 1 + len(log_p)]
+    rows = np.arange(len(following))
+    found = TokenSums(-float(log_p[rows, following].sum()), 0.0, len(following), len(log_p))
+    if log_float is None:
+        return found
+    return replace(
+        found,
+        float_loss=-float(log_float[rows, following].sum()),
+        kl=float((np.exp(log_float) * (log_float - log_p)).sum()),
+        agreed=int((log_p.argmax(-1) == log_float.argmax(-1)).sum()),
+    )
 
 
 def _piece(session: DecoderSession, length: int) -> int:
@@ -304,7 +319,7 @@ def _begin(decoder: Decoder, against: Decoder, ids: Array) -> Iterator[str]:
 
 
 def _problems(
-    score: _Score, limits: DecoderLimits, compared: bool, cached: float | None, uncached: float | None
+    score: TokenSums, limits: DecoderLimits, compared: bool, cached: float | None, uncached: float | None
 ) -> Iterator[str]:
     if not np.isfinite(score.perplexity):
         yield "the perplexity is not finite"

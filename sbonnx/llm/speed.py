@@ -61,7 +61,7 @@ def compare_speed(decoder: Decoder, against: Decoder | None, ids: Array) -> tupl
     found = []
     for threads in dict.fromkeys((1, cores())):
         sessions = [DecoderSession(each, threads=threads) for each in (decoder, against) if each is not None]
-        times = [[_round(session, prompt, decoded) for session in sessions] for _ in range(ROUNDS)]
+        times = [[time_tokens(session, prompt, decoded) for session in sessions] for _ in range(ROUNDS)]
         first, rates = [[median(one[at][which] for one in times) for at in range(len(sessions))] for which in (0, 1)]
         found.append(
             DecodingSpeed(
@@ -76,8 +76,13 @@ def compare_speed(decoder: Decoder, against: Decoder | None, ids: Array) -> tupl
     return tuple(found)
 
 
-def _round(session: DecoderSession, prompt: Array, decoded: int) -> tuple[float, float]:
-    """Return seconds until the first token, and per further token."""
+def time_tokens(session: DecoderSession, prompt: Array, decoded: int) -> tuple[float, float]:
+    """Return seconds until the first token, and per further token.
+
+    Args:
+        prompt: token ids, (length,).
+        decoded: number of further tokens.
+    """
     first = _seconds(lambda: session.greedy(prompt, 1))
     total = _seconds(lambda: session.greedy(prompt, 1 + decoded))
     return first, max(total - first, 1e-9) / decoded

@@ -1,0 +1,78 @@
+"""Quantizers of decoders compared with each other: ours, and those of onnxruntime for MatMulNBits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+OURS: Final = "sbonnx"
+ORT: Final = "onnxruntime"
+
+
+@dataclass(frozen=True)
+class DecoderWay:
+    """One setting of a quantizer.
+
+    Attributes:
+        quantizer: `OURS` or `ORT`.
+        bits, block: width and block size of the weights.
+        settings: KEY=VALUE for our command.
+        method: method of `benchmarks.lowbit_peers.onnxruntime_nbits`.
+        level: accuracy level of MatMulNBits; None: the default of the quantizer.
+    """
+
+    quantizer: str
+    bits: int
+    block: int
+    settings: tuple[str, ...] = ()
+    method: str = ""
+    level: int | None = None
+
+    @property
+    def form(self) -> str:
+        """Width and block size, such as "w4 g32"."""
+        return f"w{self.bits} g{self.block}"
+
+
+FORMS: Final = ((4, 32), (4, 128), (3, 32), (2, 32), (2, 128))
+"""Widths and block sizes, in the order of the table."""
+
+OUR_SETTINGS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
+    "default": ((), tuple(f"w{bits} g{block}" for bits, block in FORMS)),
+    "nearest": (("W.ROUNDING.TYPE=nearest",), tuple(f"w{bits} g{block}" for bits, block in FORMS)),
+    "float32 arithmetic": (("ACCURACY_LEVEL=0",), ("w4 g32",)),
+    "embedding and head as narrow": (("EMBEDDING_BITS={bits}",), ("w4 g32", "w2 g32")),
+}
+"""Our settings, and the forms that they are measured at; {bits} is the width of the other weights."""
+
+ORT_METHODS: Final[Mapping[str, tuple[str, tuple[int, ...]]]] = {
+    "asymmetric (default)": ("asymmetric", (2, 4)),
+    "symmetric": ("symmetric", (2, 4)),
+    "HQQ": ("hqq", (2, 4)),
+    "k-quant": ("k_quant", (4,)),
+    "GPTQ": ("gptq", (4,)),
+    "GPTQ, mse and actorder": ("gptq mse actorder", (4,)),
+}
+"""Methods of onnxruntime, and the widths that they support."""
+
+TIMED: Final[Mapping[str, DecoderWay]] = {
+    OURS: DecoderWay(OURS, 4, 32),
+    ORT: DecoderWay(ORT, 4, 32, method="asymmetric", level=4),
+}
+"""Files whose speed is compared: int8 arithmetic in both, the fast kernels."""
+
+
+def ways() -> dict[tuple[str, str], DecoderWay]:
+    """Return all settings by (form, name of the row), in the order of the table."""
+    found: dict[tuple[str, str], DecoderWay] = {}
+    for bits, block in FORMS:
+        for name, (settings, forms) in OUR_SETTINGS.items():
+            way = DecoderWay(OURS, bits, block, tuple(text.format(bits=bits) for text in settings))
+            if way.form in forms:
+                found[way.form, f"{OURS} {name}"] = way
+        for name, (method, widths) in ORT_METHODS.items():
+            if bits in widths:
+                way = DecoderWay(ORT, bits, block, method=method)
+                found[way.form, f"{ORT} {name}"] = way
+    return found
