@@ -90,16 +90,17 @@ class Moments:
         b, c = (a, a) if one else (_untied(self.b, by), _untied(self.c, by))
         return Moments(self.layout, self.rows, a, b, c, self.mean, self.mean_quantized)
 
-    def merged(self, other: Moments) -> Moments:
-        """Return the moments over the rows of both."""
+    def merged(self, other: Moments, *, in_place: bool = False) -> Moments:
+        """Return the moments over the rows of both; `in_place`: in the matrices of `self`, which is changed."""
         rows = self.rows + other.rows
-        a = self.a + other.a
         one = self.is_one_stream and other.is_one_stream
+        pairs = ((self.a, other.a),) if one else ((self.a, other.a), (self.b, other.b), (self.c, other.c))
+        sums = [np.add(mine, theirs, out=mine if in_place else None) for mine, theirs in pairs]
         means = [
             (mine * self.rows + theirs * other.rows) / (rows or 1.0)
             for mine, theirs in ((self.mean, other.mean), (self.mean_quantized, other.mean_quantized))
         ]
-        return Moments(self.layout, rows, a, *((a, a) if one else (self.b + other.b, self.c + other.c)), *means)
+        return Moments(self.layout, rows, *(sums * 3 if one else sums), *means)
 
     def error(self, weight: Array, quantized: Array) -> Array:
         """Mean over rows of the squared output error, float64 (G, O).

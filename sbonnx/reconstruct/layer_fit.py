@@ -137,9 +137,10 @@ class LayerFitter:
     def take(self, sums: Sequence[Seen]) -> None:
         """Round the weights of layers whose moments are complete, and correct their biases."""
         for one in sums:
-            for layer in one.layers:
+            choices = [self._choice(one, layer) for layer in one.layers]
+            for layer, choice in zip(one.layers, choices, strict=True):
                 try:
-                    self._take(one, layer)
+                    self._take(one, layer, choice)
                     self._store(layer)
                 except NumericError as error:
                     why = f"{error}: its weight goes to the nearest codes"
@@ -159,29 +160,43 @@ class LayerFitter:
         if found and self.stored is not None:
             self.stored.save(layer.site.key, found)
 
-    def _take(self, one: Seen, layer: Layer) -> None:
+    def _choice(self, one: Seen, layer: Layer) -> tuple[Compensation, float]:
+        """Return what a layer compensates, and by how much its correlations shrink: by parts of the moments."""
+        corrects = layer.bias is not None
+        chosen, chance = Compensation(self.options.share or 0.0, corrects), 0.0
         if isinstance(one, WatchedMeans):
-            means = one.means(layer)
-        else:
-            fit, held = one.parts(layer)
-            moments = fit if held is None else fit.merged(held)
-            means = moments.means
+            return chosen, chance
+        fit, held = one.parts(layer)
+        if not all(_finite(part.means) for part in (fit, held) if part is not None):
+            return chosen, chance
+        pairs = [] if one.rows is None else one.rows.pairs()
+        if pairs:
+            weight = fit.layout.matrices(self.numbers.weight(layer.site))
+            chosen = compensation_of(weight, fit, pairs, bias=corrects)
+        if held is not None and fit.rows:
+            some, others = (fit.centred(), held.centred()) if chosen.centred else (fit, held)
+            # with all samples, noise is lower in proportion to the number of rows
+            chance = shrinkage_of(some, others) * (fit.rows / (fit.rows + held.rows))
+        return chosen, chance
+
+    def _take(self, one: Seen, layer: Layer, choice: tuple[Compensation, float]) -> None:
+        means = one.means(layer) if isinstance(one, WatchedMeans) else one.moments(layer).means
         if means.rows == 0:
             raise NumericError("its inputs were never computed")
-        if not (np.isfinite(means.mean).all() and np.isfinite(means.mean_quantized).all()):
+        if not _finite(means):
             raise NumericError("its inputs hold NaN or infinite values")
-        pairs = [] if one.rows is None else one.rows.pairs()
         corrects = layer.bias is not None
         if isinstance(one, Watched):
-            chosen = Compensation(self.options.share or 0.0, corrects)
-            if pairs:
-                weight = fit.layout.matrices(self.numbers.weight(layer.site))
-                chosen = compensation_of(weight, fit, pairs, bias=corrects)
-            self._moments[layer.site.key] = _judged(moments, fit, held, chosen.share, centred=chosen.centred)
+            chosen, chance = choice
+            moments = one.moments(layer)
+            self._moments[layer.site.key] = (
+                (moments.centred() if chosen.centred else moments).towards(chosen.share).shrunk(chance)
+            )
             corrects = chosen.centred
         self.numbers.codes_of(layer.site)
         if corrects:
-            self._correct(layer, means, pairs if isinstance(one, WatchedMeans) else [])
+            held = one.rows.pairs() if isinstance(one, WatchedMeans) and one.rows is not None else []
+            self._correct(layer, means, held)
 
     def fake_quant(self, site: Site | None, value: Array) -> Array:
         """Quantize and dequantize an activation as the layer reads it in the quantized stream."""
@@ -232,14 +247,6 @@ class LayerFitter:
         )
 
 
-def _judged(moments: Moments, fit: Moments, held: Moments | None, share: float, *, centred: bool) -> Moments:
-    """Return the moments for rounding: centred if a bias compensates the mean, with `share` of the error compensated.
-
-    Correlations between inputs are shrunk as far as the hold-out set does not confirm them.
-    """
-    chance = 0.0
-    if held is not None:
-        some, others = (fit.centred(), held.centred()) if centred else (fit, held)
-        # with all samples, noise is lower in proportion to the number of rows
-        chance = shrinkage_of(some, others) * (fit.rows / moments.rows)
-    return (moments.centred() if centred else moments).towards(share).shrunk(chance)
+def _finite(means: Means) -> bool:
+    """Return whether all means are finite."""
+    return bool(np.isfinite(means.mean).all() and np.isfinite(means.mean_quantized).all())

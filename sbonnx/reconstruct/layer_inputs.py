@@ -125,9 +125,10 @@ class Watched:
         site: through which it is read.
         layers: that read it.
         sums: with the layout of the first layer.
-        held: sums of every fifth sample, the hold-out set, if one is needed; see `shrinkage_of`.
+        held: sums of every fifth sample, the hold-out set, if one is needed; see `shrinkage_of`. None after `moments`.
         rows: of the same samples; see `share_of`.
         resolution: of the input, for `sample_weights`; None: all samples have the same weight.
+        joined: moments over all samples, after `moments`.
     """
 
     name: str
@@ -138,6 +139,7 @@ class Watched:
     held: MomentSums | None = None
     rows: HeldRows | None = None
     resolution: float | None = None
+    joined: Moments | None = None
 
     def add(self, value: Array, quantized: Array | None, samples: Sequence[int]) -> None:
         """Accumulate one sample, or several stacked along the leading axis; `samples`: their ranks in content order."""
@@ -159,12 +161,18 @@ class Watched:
         _keep_held(self.rows, value, quantized, samples)
 
     def moments(self, layer: Layer) -> Moments:
-        """Return the moments for one of the layers, over all samples."""
-        fit, held = self.parts(layer)
-        return fit if held is None else fit.merged(held)
+        """Return the moments for one of the layers, over all samples. `parts` are joined in the memory of the first."""
+        if self.joined is None:
+            fit = self.sums.moments()
+            self.joined = fit if self.held is None else fit.merged(self.held.moments(), in_place=True)
+            self.held = None
+        return replace(self.joined, layout=layer.layout)
 
     def parts(self, layer: Layer) -> tuple[Moments, Moments | None]:
-        """Return the moments for one of the layers: over the fit samples, and over the hold-out set if there is one."""
+        """Return the moments for one of the layers: over the fit samples, and over the hold-out set if there is one.
+
+        Not after `moments`.
+        """
         held = None if self.held is None else replace(self.held.moments(), layout=layer.layout)
         return replace(self.sums.moments(), layout=layer.layout), held
 

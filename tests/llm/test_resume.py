@@ -33,11 +33,11 @@ from tests.llm.tiny_decoder import token_windows
 
 take, seen = LayerFitter._take, []
 
-def counted(self, one, layer):
+def counted(self, one, layer, choice):
     seen.append(layer.node.name)
     if len(seen) > int(sys.argv[3]):
         os.kill(os.getpid(), signal.SIGKILL)
-    take(self, one, layer)
+    take(self, one, layer, choice)
 
 LayerFitter._take = counted
 output = sys.argv[2] + "/q"
@@ -55,9 +55,9 @@ def rounded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the layers that are rounded by moments in this process."""
     take, seen = LayerFitter._take, []
 
-    def counted(self: LayerFitter, one: Any, layer: Any) -> None:
+    def counted(self: LayerFitter, one: Any, layer: Any, choice: Any) -> None:
         seen.append(layer.node.name)
-        take(self, one, layer)
+        take(self, one, layer, choice)
 
     monkeypatch.setattr(LayerFitter, "_take", counted)
     return seen
@@ -126,11 +126,11 @@ def test_biases_and_measured_ranges(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     quantize(model, feeds, output=tmp_path / "whole.onnx", recipe=recipe)
     take, stop, seen = LayerFitter._take, [0], []
 
-    def stopped(self: LayerFitter, one: Any, layer: Any) -> None:
+    def stopped(self: LayerFitter, one: Any, layer: Any, choice: Any) -> None:
         seen.append(layer.node.name)
         if len(seen) > stop[0]:
             raise StoppedError
-        take(self, one, layer)
+        take(self, one, layer, choice)
 
     monkeypatch.setattr(LayerFitter, "_take", stopped)
     runs = 0
