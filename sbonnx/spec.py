@@ -8,7 +8,9 @@ DequantizeLinear bit for bit: ``q = saturate(round_half_even(x / scale) + zero_p
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, Final, Literal
 
 import ml_dtypes
@@ -46,6 +48,9 @@ FP8: Final = "float8_e4m3fn"
 
 SPARSEBIT_MIN_SCALE: Final = 1e-6
 """Minimum of every scale in Sparsebit."""
+
+AT_ONCE: Final = 1 << 22
+"""Values that are quantized at a time: temporary arrays of large tensors stay small."""
 
 BIAS_BITS: Final = 32
 """Bit width of a bias, whose scale is the product of two others."""
@@ -245,12 +250,35 @@ class QParams:
 
         NaN becomes the code of 0.0, which ONNX leaves undefined; in fp8 it stays NaN, as ONNX specifies.
         """
+        x = np.asarray(x)
+        if x.size <= AT_ONCE:
+            return self._codes(x)
+        codes = np.empty(x.shape, self.spec.dtype)
+        for part, params in self._parts(x.shape):
+            codes[part] = params._codes(x[part])
+        return codes
+
+    def _codes(self, x: Array) -> Array:
+        """Quantize `x` at once."""
         x = np.asarray(x, np.float32)
         if self.spec.is_fp8:
             with np.errstate(over="ignore", invalid="ignore"):
                 ratio = x / self.along(self.scale, x.shape)
                 return np.asarray(np.clip(ratio, self.spec.qmin, self.spec.qmax).astype(self.spec.dtype))
         return self._whole_codes(x).astype(self.spec.dtype)
+
+    def _parts(self, shape: tuple[int, ...]) -> Iterator[tuple[slice, QParams]]:
+        """Yield slices along the leading axis of a tensor, of about `AT_ONCE` values each, with their parameters."""
+        block = self.spec.block_size
+        size = block if block is not None and self.spec.axis == 0 else 1
+        rows = max(size, AT_ONCE // max(prod(shape[1:]), 1) // size * size)
+        for start in range(0, shape[0], rows):
+            part = slice(start, min(start + rows, shape[0]))
+            if self.scale.ndim == 0 or (block is None and self.spec.axis != 0):
+                yield part, self
+            else:
+                own = slice(start // size, -(-part.stop // size))
+                yield part, replace(self, scale=self.scale[own], zero_point=self.zero_point[own])
 
     def _whole_codes(self, x: Array) -> Array:
         """Quantize `x` (float32) and return the codes as float32, a new array; not for fp8."""
@@ -265,6 +293,15 @@ class QParams:
 
     def dequantize(self, codes: Array) -> Array:
         """Dequantize codes to float32: ``(q - zero_point) * scale``."""
+        if codes.size <= AT_ONCE:
+            return self._floats(codes)
+        values = np.empty(codes.shape, np.float32)
+        for part, params in self._parts(codes.shape):
+            values[part] = params._floats(codes[part])
+        return values
+
+    def _floats(self, codes: Array) -> Array:
+        """Dequantize codes at once."""
         if self.spec.is_fp8:
             return np.asarray(codes.astype(np.float32) * self.along(self.scale, codes.shape))
         scale, zero = self.along(self.scale, codes.shape), self.along(self.zero_point, codes.shape)

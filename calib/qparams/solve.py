@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -21,12 +22,12 @@ from sbonnx.calib.sketches import Sketch
 from sbonnx.errors import DataError, ModelError, NumericError, RecipeError
 from sbonnx.graph import Constant, Graph, Tensor
 from sbonnx.graph.query import constant, dtype, tensors_by_name
-from sbonnx.graph.storage.weights import spill_large
+from sbonnx.graph.storage.weights import release_pages, spill_large
 from sbonnx.plan.magnitudes import KINDS
 from sbonnx.plan.types import Plan, Site, Solution
 from sbonnx.report import Refusal
 from sbonnx.rounding.hqq import hqq_bounds
-from sbonnx.spec import Array, Bounds, QParams, QuantSpec, ScaleRule, params_from_bounds
+from sbonnx.spec import AT_ONCE, Array, Bounds, QParams, QuantSpec, ScaleRule, params_from_bounds
 
 Solve = Callable[[Site, Array, QParams], Array]
 """Rounds a weight: site, float weight, scales → quantized values of the weight's shape."""
@@ -70,17 +71,29 @@ def weight_bounds(site: Site, weight: Array, rule: ScaleRule = "exact") -> Bound
         raise RecipeError(
             f"observer '{site.observer.name}' is for activations; use 'minmax' for weight '{site.tensor}'"
         )
-    with np.errstate(over="ignore"):
-        fine = np.isfinite(weight.astype(np.float32, copy=False)).all()
-    if not fine:
+    if not _is_finite(weight):
         raise NumericError(f"weight '{site.tensor}' holds NaN or infinite values: fix the model")
     if site.spec.block_size is not None:
         found = _block_bounds(weight, site.spec, observer, rule)
     else:
         found = observer.bounds(Sketch.of(weight, site.spec.axis), site.spec, rule)
     if site.rounding.scale == "hqq":
-        return hqq_bounds(weight, site.spec, found, rule)
-    return found
+        found = hqq_bounds(weight, site.spec, found, rule)
+    return Bounds(spill_large(found.lo), spill_large(found.hi))
+
+
+def _is_finite(weight: Array) -> bool:
+    """Return whether all values are finite in float32."""
+    with np.errstate(over="ignore"):
+        return all(np.isfinite(part.astype(np.float32, copy=False)).all() for _, part in _pieces(np.atleast_1d(weight)))
+
+
+def _pieces(values: Array) -> Iterator[tuple[slice, Array]]:
+    """Yield slices along the leading axis, of about `AT_ONCE` values each, and the values: temporaries stay small."""
+    rows = max(1, AT_ONCE // max(1, values[:1].size))
+    for start in range(0, len(values), rows):
+        part = slice(start, start + rows)
+        yield part, values[part]
 
 
 def _block_bounds(weight: Array, spec: QuantSpec, observer: Observer, rule: ScaleRule) -> Bounds:
@@ -90,14 +103,21 @@ def _block_bounds(weight: Array, spec: QuantSpec, observer: Observer, rule: Scal
     """
     size, axis = spec.block_size or 1, spec.axis or 0
     rows = np.moveaxis(weight, axis, -1)
-    whole = rows.shape[-1] // size * size
-    found = [[np.zeros((*rows.shape[:-1], 0), np.float32)] * 2]
-    for part, length in ((rows[..., :whole], size), (rows[..., whole:], rows.shape[-1] - whole)):
-        if part.size:
-            blocks = np.ascontiguousarray(part).reshape(-1, length)
-            bounds = observer.bounds(Sketch.of(blocks, 0), spec, rule)
-            found.append([end.reshape(*rows.shape[:-1], -1) for end in (bounds.lo, bounds.hi)])
-    lo, hi = (np.moveaxis(np.concatenate(ends, axis=-1), -1, axis) for ends in zip(*found, strict=True))
+    lines, length = np.atleast_2d(rows), rows.shape[-1]
+    whole, count = length // size, -(-length // size)
+    ends = np.zeros((2, *lines.shape[:-1], count), np.float32)
+    for place, part in _pieces(lines):
+        target = ends[:, place]
+        cuts = (
+            (part[..., : whole * size], target[..., :whole], size),
+            (part[..., whole * size :], target[..., whole:], 0),
+        )
+        for values, found, width in cuts:
+            if values.size:
+                blocks = np.ascontiguousarray(values).reshape(-1, width or values.shape[-1])
+                bounds = observer.bounds(Sketch.of(blocks, 0), spec, rule)
+                found[0], found[1] = (end.reshape(found.shape[1:]) for end in (bounds.lo, bounds.hi))
+    lo, hi = (np.moveaxis(end.reshape(*rows.shape[:-1], count), -1, axis) for end in ends)
     return Bounds(lo, hi)
 
 
@@ -134,9 +154,10 @@ def qparams_of(site: Site, bounds: Bounds, tensor: Tensor, plan: Plan) -> QParam
     scale_dtype = scale_type(tensor, plan)
     try:
         least = limits_for(plan, tensor).least
-        return params_from_bounds(bounds, site.spec, rule=plan.scale_rule, scale_dtype=scale_dtype, least=least)
+        found = params_from_bounds(bounds, site.spec, rule=plan.scale_rule, scale_dtype=scale_dtype, least=least)
     except NumericError as error:
         raise NumericError(f"'{site.tensor}': {error}") from error
+    return replace(found, scale=spill_large(found.scale), zero_point=spill_large(found.zero_point))
 
 
 def bias_codes(site: Site, bias: Array, qparams: Mapping[str, QParams]) -> tuple[Array, Array] | Refusal:
@@ -260,6 +281,7 @@ def solution_of(
             fixed[site.key] = fixed_bounds(site, tensors[site.tensor])
         elif site.role == "weight" and site.key not in measured:
             measured[site.key] = weight_bounds(site, weight_of(site, tensors[site.tensor]), plan.scale_rule)
+            release_pages()
     ranges = united((site for site in sites if site.role != "bias"), measured, fixed)
     qparams, ranges, unsafe, notes = safe_numbers(plan, sites, tensors, ranges, chosen or {})
     refusals += unsafe
@@ -270,6 +292,7 @@ def solution_of(
             weight = weight_of(site, tensors[site.tensor])
             made = qparams[site.key]
             codes[site.key] = spill_large(made.quantize(weight) if solve is None else solve(site, weight, made))
+            release_pages()
         elif site.role == "bias":
             found = bias_codes(site, weight_of(site, tensors[site.tensor]), qparams)
             if isinstance(found, Refusal):

@@ -23,7 +23,7 @@ from sbonnx.calib.qparams.solve import (
 from sbonnx.calib.sketches import Sketch
 from sbonnx.graph import Graph
 from sbonnx.graph.query import tensors_by_name
-from sbonnx.graph.storage.weights import spill_large
+from sbonnx.graph.storage.weights import release_pages, spill_large
 from sbonnx.plan.types import Gain, Plan, Site
 from sbonnx.report import Refusal
 from sbonnx.spec import Array, Bounds, QParams
@@ -187,4 +187,5 @@ class QuantState:
             if used is not qparams:
                 self.moved[site.key] = used
             self.codes[site.key], self.scales[site.key] = spill_large(codes), used.scale
+            release_pages()
         return self.codes[site.key]

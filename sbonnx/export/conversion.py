@@ -54,8 +54,13 @@ class Codes:
 
     @property
     def values(self) -> Array | None:
-        """The integers if they are constant, else None."""
+        """The integers if they are constant, else None. Those of less than a byte are unpacked at every call."""
         return query.constant(self.tensor)
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """Shape of the integers if they are constant, else None."""
+        return tuple(self.tensor.shape) if isinstance(self.tensor, Constant) else None
 
 
 def dequantized(tensor: Tensor) -> Codes | None:
@@ -109,7 +114,7 @@ def is_weight(tensor: Tensor) -> bool:
     if isinstance(tensor, Constant):
         return True
     codes = dequantized(tensor)
-    return codes is not None and codes.values is not None
+    return codes is not None and codes.shape is not None
 
 
 @dataclass(frozen=True)
@@ -333,11 +338,11 @@ def product(node: Node) -> Product | str | None:
     if node.op not in MATRIX_PRODUCTS or node.domain or len(node.inputs) < 2:
         return None
     codes = dequantized(node.inputs[1])
-    values = None if codes is None else codes.values
-    if codes is None or values is None:
+    shape = None if codes is None else codes.shape
+    if codes is None or shape is None:
         return None
-    if values.ndim != 2:
-        return f"its weight has {values.ndim} axes, a matrix is wanted"
+    if len(shape) != 2:
+        return f"its weight has {len(shape)} axes, a matrix is wanted"
     if node.op == "MatMul":
         return Product(node, codes, False, 1.0, None, None)
     if node.attrs.get("transA", 0):
@@ -346,7 +351,7 @@ def product(node: Node) -> Product | str | None:
     alpha, beta = float(node.attrs.get("alpha", 1.0)), float(node.attrs.get("beta", 1.0))
     if alpha <= 0:
         return f"Gemm with alpha {alpha:g}, which no scale can take in"
-    width = values.shape[0 if turned else 1]
+    width = shape[0 if turned else 1]
     third = query.optional_input(node, 2)
     if third is None or beta == 0:
         return Product(node, codes, turned, alpha, None, None)

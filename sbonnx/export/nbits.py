@@ -13,11 +13,12 @@ from sbonnx.backends.onnxruntime import backend as ort
 from sbonnx.backends.onnxruntime.ort_nbits import MIN_BLOCK
 from sbonnx.export.conversion import Codes, Converted, Product, dequantized, product
 from sbonnx.graph import Body, Graph, Node, Tensor, Variable, edit, query
+from sbonnx.graph.storage.weights import release_pages
 from sbonnx.linear.embedding import EmbeddingTable, table_of
 from sbonnx.ops import CONTRIB, EMBEDDING
 from sbonnx.plan import BITS
 from sbonnx.report import Refusal
-from sbonnx.spec import Array
+from sbonnx.spec import AT_ONCE, Array
 
 STEP: Final = "keep weights in blocks"
 
@@ -60,8 +61,10 @@ def convert(graph: Graph, *, accuracy_level: int = 4, levels: Mapping[str, int] 
     writer = _BlockWriter(edit.Names(graph), accuracy_level, levels or {})
     for body, one in products:
         writer.product(one, body)
+        release_pages()
     for body, table, codes in tables:
         writer.table(table, codes, body)
+        release_pages()
     edit.sweep(graph)
     edit.sort(graph)
     return Converted(writer.done, tuple(refusals))
@@ -138,9 +141,12 @@ def blocked(
     summed, width = codes.shape
     count = scale.shape[0]
     zeros = np.ascontiguousarray(unsigned(zero, bits).T)
-    rows = np.repeat(zeros, block, axis=1)
-    rows[:, :summed] = unsigned(codes, bits).T
-    packed = pack(rows.reshape(width, count, block), bits)
+    packed = np.empty((width, count, block * bits // 8), np.uint8)
+    step = max(1, AT_ONCE // max(1, summed))
+    for part in (slice(start, start + step) for start in range(0, width, step)):
+        rows = np.repeat(zeros[part], block, axis=1)
+        rows[:, :summed] = unsigned(codes[:, part], bits).T
+        packed[part] = pack(rows.reshape(-1, count, block), bits)
     return packed, np.ascontiguousarray(scale.T), pack(zeros, bits)
 
 
@@ -203,7 +209,7 @@ class _BlockWriter:
         inputs: list[Tensor] = [found.data, stored.blocks, stored.scales, stored.zeros]
         if found.bias is not None:
             inputs += [Variable.empty(), self.bias(found, found.bias.astype(kind), body)]
-        summed, width = found.matrix()[0].shape
+        width, summed = codes.tensor.shape if found.turned else codes.tensor.shape[::-1]
         attrs = {
             "K": int(summed),
             "N": int(width),
@@ -236,7 +242,9 @@ class _BlockWriter:
             values, scale, zero = np.asarray(codes.values), codes.scale, codes.zero
             if table.turned:
                 values, scale, zero = values.T, scale.T, zero.T
-            packed, zeros = (pack(unsigned(part, bits), bits) for part in (values, zero))
+            step = max(1, AT_ONCE // max(1, values.shape[1]))
+            parts = [pack(unsigned(values[at : at + step], bits), bits) for at in range(0, len(values), step)]
+            packed, zeros = np.concatenate(parts), pack(unsigned(zero, bits), bits)
             arrays = {"blocks": packed, "scales": scale, "zero_points": zeros}
             self.tables[key] = [
                 edit.add_constant(body, f"{stem}_{name}", np.ascontiguousarray(array), self.names)
@@ -248,7 +256,7 @@ class _BlockWriter:
         """Replace one Gather of rows. In place; its output keeps its name."""
         node, bits, stem = table.gather, _held(codes), codes.tensor.name
         shared = self.stored.get((id(codes.node), 1.0))
-        sizes = np.asarray(codes.values).shape
+        sizes = codes.tensor.shape
         length = sizes[table.row_axis]
         if shared is not None and length % (codes.block or 1) == 0:
             shape = np.asarray([sizes[1 - table.row_axis], length * bits // 8], np.int64)
@@ -276,15 +284,15 @@ def _table(node: Node) -> tuple[EmbeddingTable, Codes] | str | None:
     """Return the quantized table whose rows a Gather reads, or the reason against it; None for other Gathers."""
     table = table_of(node)
     codes = dequantized(node.inputs[0] if table is None else table.matrix)
-    if codes is None or codes.values is None or codes.block is None:
+    if codes is None or codes.shape is None or codes.block is None:
         return None
-    if table is None or codes.values.ndim != 2 or codes.axis != table.row_axis:
+    if table is None or len(codes.shape) != 2 or codes.axis != table.row_axis:
         return "GatherBlockQuantized reads rows of a matrix with blocks along them"
     if codes.scale.dtype not in FLOATS:
         return f"GatherBlockQuantized gives float32 and float16, not {codes.scale.dtype}"
     odd = _odd_block(codes)
     count = 8 // _held(codes) if odd is None else 1
-    length = codes.values.shape[table.row_axis]
+    length = codes.shape[table.row_axis]
     if length % count:
         return f"its rows have {length} values, and {count} codes share a byte"
     return odd or (table, codes)

@@ -15,6 +15,8 @@ import numpy as np
 from sbonnx.backends import BACKENDS
 from sbonnx.errors import ModelError
 from sbonnx.graph import Constant, Graph, Node, Tensor, Variable, edit, query, set_node_metadata
+from sbonnx.graph.digests import array_digests
+from sbonnx.graph.storage.weights import release_pages
 from sbonnx.ops import QDQ
 from sbonnx.plan import BITS, Plan, Role, Site, Solution
 from sbonnx.spec import BLOCKS_SINCE, CHANNELS_SINCE, CODES_SINCE, HALF_SCALES_SINCE, Array, QParams, QuantSpec
@@ -95,6 +97,7 @@ class _PairWriter:
         else:
             after = self._activation(site, tensor, qparams)
         self._rewire(site, after)
+        release_pages()
         return True
 
     def _rewire(self, site: Site, after: Tensor) -> None:
@@ -143,7 +146,7 @@ class _PairWriter:
     def _constant(self, scope: str, stem: str, values: Array) -> Constant:
         """Return a constant of the scope; equal scales and zero points of one tensor share one constant."""
         values = np.asarray(values)
-        key = (scope, stem, f"{values.dtype} {values.shape} ".encode() + values.tobytes())
+        key = (scope, stem, next(array_digests([values])))
         if key not in self.constants:
             self.constants[key] = edit.add_constant(self.graph, stem, values, self.names)
         return self.constants[key]
@@ -200,7 +203,9 @@ class _PairWriter:
         shape = tuple(codes.shape)
         numbers = self._numbers(site, qparams, kind, native)
         if self.plan.weights == "codes":
-            stored: Tensor = edit.add_constant(self.graph, f"{site.tensor}_quantized", codes.astype(native), self.names)
+            stored: Tensor = edit.add_constant(
+                self.graph, f"{site.tensor}_quantized", codes.astype(native, copy=False), self.names
+            )
             nodes: list[Node] = []
         else:
             values = qparams.dequantize(codes).astype(kind)

@@ -30,6 +30,7 @@ from sbonnx.calib.sketches import Sketch
 from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.errors import NumericError
 from sbonnx.graph import Graph
+from sbonnx.graph.storage.weights import release_pages
 from sbonnx.options import RunOptions
 from sbonnx.plan.types import Plan, Reader, Site
 from sbonnx.reconstruct.layer_fit import LayerFitter, Reconstruction
@@ -171,6 +172,8 @@ class _Stages(LayerVisitor[list[dict[str, Array]]]):
                 for site in (site for name in segment.observed for site in sites.get(name, ())):
                     walk.fit.numbers.measure(site, self.sketches[site.tensor, site.spec.axis])
                 walk.fit.take(self.sums)
+                self.sums = ()
+                release_pages()
 
     def open(self, stack: ExitStack, number: int, segment: Segment) -> Sequence[LayerRunner | None]:
         """Open the float and the quantized stage, and start the sums and sketches of its outputs."""

@@ -202,7 +202,7 @@ def compare(  # noqa: PLR0913 - public entry point
         folder = stack.enter_context(temporary_folder()) if depth.kernels else None
         # with one model open at a time the graph of level "all" is not written, and kernels are counted in "extended"
         levels = ENDS if together and len(read.graph.node) > MANY_NODES else LEVEL_NAMES
-        models = Models(float_model, quantized, device, without, together, folder, levels)
+        models = Models(float_model, quantized, device, without, together, folder, levels, data is not None)
         rows: tuple[LevelDifference, ...] = ()
         if depth.levels:
             try:
@@ -266,7 +266,7 @@ def check(  # noqa: PLR0913 - public entry point
     check_file(quantized)
     without = options.without
     if without and options.opens:
-        session(quantized, device=device)
+        session(quantized, device=device, packs=data is not None)
     depth = Depth(latency=latency, levels=True, kernels=True, strict=True, keep_io=keep_io)
     return compare(
         float_model, quantized, data, seen=seen, timed=timed, device=device, limit=limit, without=without, depth=depth

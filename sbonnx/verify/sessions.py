@@ -57,18 +57,22 @@ def session(
     device: str = "cpu",
     without: Sequence[str] = (),
     write: Path | None = None,
+    packs: bool = True,
 ) -> Any:
     """Create an onnxruntime session of a file (or serialized model) at an optimization level.
 
     Args:
         without: names of onnxruntime's graph transformers to disable.
         write: where to write the optimized graph; its larger weights are stored in a second file.
+        packs: pack weights for the kernels; else mapped weights are not read before they are used.
 
     Raises:
         ModelError: onnxruntime rejects the model, or cannot write; the message has the first line of its error.
     """
     # onnxruntime ignores the process's CPU affinity
     options = session_options(level, threads=cores() if cores() < (os.cpu_count() or 1) else None)
+    if not packs:
+        options.add_session_config_entry("session.disable_prepacking", "1")
     if write is not None:
         options.optimized_model_filepath = str(write)
         prefix = "session.optimized_model_external_initializers"
@@ -181,6 +185,7 @@ class Models:
         together: the float and the quantized session may be open at the same time; if so, they are kept open.
         folder: where optimized graphs are written for counting; None: nothing is counted.
         levels: the optimization levels to open, from `LEVEL_NAMES`.
+        runs: the sessions are run, so their weights are packed.
     """
 
     floats: Path | bytes
@@ -190,13 +195,14 @@ class Models:
     together: bool
     folder: Path | None = None
     levels: Sequence[str] = LEVEL_NAMES
+    runs: bool = True
     _open: dict[str, Any] = field(default_factory=dict)
     _unwritten: str = ""
 
     def open_float(self) -> Any:
         """Return a session of the float model."""
         if "float" not in self._open or not self.together:
-            return self._kept("float", session(self.floats, device=self.device))
+            return self._kept("float", session(self.floats, device=self.device, packs=self.runs))
         return self._open["float"]
 
     def open_quantized(self, level: str = "all") -> Any:
@@ -210,7 +216,7 @@ class Models:
         path = self._place(level) if providers(self.device) == [CPU] else None
         made = self._written(level, path) if path is not None else None
         if made is None:
-            made = session(self.quantized, level=level, device=self.device, without=self.without)
+            made = session(self.quantized, level=level, device=self.device, without=self.without, packs=self.runs)
         return self._kept(level, made) if level == "all" else made
 
     def _kept(self, name: str, made: Any) -> Any:
@@ -227,7 +233,7 @@ class Models:
     def _written(self, level: str, path: Path) -> Any | None:
         """Return a session whose optimized graph is written to `path`, or None if that fails."""
         try:
-            return session(self.quantized, level=level, without=self.without, write=path)
+            return session(self.quantized, level=level, without=self.without, write=path, packs=self.runs)
         except ModelError as error:  # the model itself, or the disk: the caller retries without writing
             self._unwritten = f"its optimised graph could not be written next to temporary files ({error})"
             return None

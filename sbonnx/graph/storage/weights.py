@@ -94,6 +94,9 @@ def _state(status: os.stat_result) -> FileState:
     return FileState((status.st_dev, status.st_ino), status.st_size, status.st_mtime_ns)
 
 
+_MAPPED: Final[weakref.WeakSet[WeightBytes]] = weakref.WeakSet()
+
+
 class WeightBytes:
     """Bytes that contain weights: a mapped file, or bytes in memory. The map lives as long as any weight in it.
 
@@ -105,6 +108,8 @@ class WeightBytes:
         self.buffer = buffer
         self.path = path
         self.state = state
+        if isinstance(buffer, mmap.mmap):
+            _MAPPED.add(self)
 
     @classmethod
     def map(cls, path: Path) -> WeightBytes:
@@ -187,6 +192,12 @@ def _release_pages(buffer: mmap.mmap | bytes, first: int = 0, last: int | None =
     if isinstance(buffer, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
         start = first - first % mmap.PAGESIZE
         buffer.madvise(mmap.MADV_DONTNEED, start, (len(buffer) if last is None else last) - start)
+
+
+def release_pages() -> None:
+    """Release the pages of all maps that were read: they do not count as memory of the process until read again."""
+    for source in list(_MAPPED):
+        _release_pages(source.buffer)
 
 
 def array_chunks(values: Array) -> Iterator[bytes | memoryview]:

@@ -1,0 +1,58 @@
+"""Memory of `sbonnx.llm.quantize`: weights are mapped, and what is held does not grow with the model."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sbonnx.llm.decoding import DecoderSession
+from sbonnx.llm.layout import read_decoder
+from tests.llm.random_decoder import DecoderSize, write_random_decoder
+
+ROOT = Path(__file__).resolve().parents[2]
+
+PEAK = """
+import sys
+from pathlib import Path
+from sbonnx import llm
+from sbonnx.runtime import onnxruntime
+
+def memory(field):
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) * 1024
+
+onnxruntime()
+before = memory("VmRSS")
+report = llm.quantize(sys.argv[1], output=sys.argv[2], overrides={"W.OBSERVER.TYPE": "minmax"})
+assert report.ok, report.problems
+print(memory("VmHWM") - before)
+"""
+
+
+def test_random_decoders_run(tmp_path: Path) -> None:
+    size = DecoderSize(hidden=64, inner=96, layers=2, heads=4, kv_heads=2, vocabulary=128, context=32)
+    decoder = read_decoder(write_random_decoder(tmp_path / "m", size))
+    assert (decoder.vocabulary, len(decoder.structure.blocks)) == (128, 2)
+    logits, cache = DecoderSession(decoder, threads=1)(np.arange(20)[None])
+    assert logits.shape == (1, 20, 128)
+    assert np.isfinite(logits).all()
+    assert all(values.shape == (1, 2, 20, 16) for values in cache.values())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="peaks of processes are read from /proc")
+def test_peak_relative_to_the_model(tmp_path: Path) -> None:
+    """Rounded to nearest, a decoder of 190 MB adds 225 MB to a process that has loaded onnxruntime; bound: 1.5 times.
+
+    Most of it is the check of the output, which onnxruntime opens at each optimization level.
+    """
+    folder = write_random_decoder(tmp_path / "m", DecoderSize(layers=2, vocabulary=12000))
+    model = (folder / "model.onnx.data").stat().st_size
+    assert model > 190 << 20
+    command = [sys.executable, "-c", PEAK, str(folder), str(tmp_path / "q")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert int(done.stdout.split()[-1]) < 1.5 * model
