@@ -24,7 +24,11 @@ FLOAT: Final = int(onnx.TensorProto.FLOAT)
 
 
 class QuantView(Protocol):
-    """Scales and quantized constants of a network: a `Solution`, the state of a stream, or a trial of other widths."""
+    """Scales and quantized constants of a network: a `Solution`, or the state of a stream."""
+
+    @property
+    def constants(self) -> Mapping[str, Array]:
+        """New values of float constants by tensor name, such as corrected biases."""
 
     def dequantized(self, site: Site, kind: Any) -> Array | None:
         """Return the dequantized weight or bias as dtype `kind`; None if it stays float."""
@@ -36,24 +40,23 @@ class QuantView(Protocol):
 def quantize_reads(piece: Graph, uses: Uses, view: QuantView) -> None:
     """Quantize the tensors that `uses` read in `piece`, branches included, in place.
 
-    Constants are replaced by their dequantized values. An activation passes Clip (if its type holds more than its
-    quantized values), QuantizeLinear and DequantizeLinear, once for all readers in `uses`; other readers get the float
-    tensor. In a session that does not fuse such pairs the results are those of `QParams.fake_quant`, in a tenth of
-    numpy's time.
+    Constants are replaced by their dequantized values, or else by the new values in `view.constants`. An activation
+    passes Clip (if its type holds more than its quantized values), QuantizeLinear and DequantizeLinear, once for all
+    readers in `uses`; other readers get the float tensor. In a session that does not fuse such pairs the results are
+    those of `QParams.fake_quant`, in a tenth of numpy's time.
 
     Raises:
         ModelError: a scale per channel for a tensor of unknown rank.
     """
     names = Names(piece)
     made: dict[str, Tensor | None] = {}
+    corrected: dict[str, Tensor] = {}
     pairs: dict[int | None, list[Node]] = {}  # by the id of the node that they follow; None: at the front
     for _, body in scopes(piece):
         for node in body.nodes:
             for index, tensor in enumerate(list(node.inputs)):
                 site = uses.get(Reader(node.name, index))
-                if site is None:
-                    continue
-                if site.key not in made:
+                if site is not None and site.key not in made:
                     if isinstance(tensor, Constant):
                         values = view.dequantized(site, dtype(tensor))
                         stem = f"{site.key}/dequantized"
@@ -63,7 +66,12 @@ def quantize_reads(piece: Graph, uses: Uses, view: QuantView) -> None:
                         pair = [] if qparams is None else _pair(site, tensor, qparams, names)
                         pairs.setdefault(None if maker is None else id(maker), []).extend(pair)
                         made[site.key] = pair[-1].outputs[0] if pair else None
-                after = made[site.key]
+                after = None if site is None else made[site.key]
+                if after is None and isinstance(tensor, Constant) and tensor.name in view.constants:
+                    if tensor.name not in corrected:
+                        stem, values = f"{tensor.name}/corrected", view.constants[tensor.name]
+                        corrected[tensor.name] = add_constant(piece, stem, values, names)
+                    after = corrected[tensor.name]
                 if after is not None:
                     replace_input(node, index, after)
     front = pairs.pop(None, [])

@@ -17,8 +17,7 @@ from sbonnx.calib.quantized.fake_quant import Uses, quantize_reads
 from sbonnx.calib.quantized.state import QuantState, RoundSite, StreamResult
 from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.errors import NumericError
-from sbonnx.graph import Constant, Graph, Node
-from sbonnx.graph.edit import Names, add_constant, replace_input
+from sbonnx.graph import Graph, Node
 from sbonnx.graph.query import bodies, dtype, scopes
 from sbonnx.options import RunOptions
 from sbonnx.plan.types import Plan, Reader, Site
@@ -117,12 +116,6 @@ def quantized(stage: Segment, graph: Graph, numbers: QuantState, uses: Uses) -> 
     """Build the model of a stage, quantized with the current scales."""
     piece = stage.model(graph, numbers.tensors)
     quantize_reads(piece, uses, numbers)
-    names = Names(piece) if numbers.constants else None
-    for node in piece.nodes if names is not None else ():
-        for index, tensor in enumerate(list(node.inputs)):
-            values = numbers.constants.get(tensor.name)
-            if values is not None and names is not None and isinstance(tensor, Constant):
-                replace_input(node, index, add_constant(piece, f"{tensor.name}/corrected", values, names))
     return piece
 
 

@@ -34,7 +34,7 @@ from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.correct.biases import with_corrections
 from sbonnx.correct.foldable_batchnorms import CHANNELS, Tunable, tunables
 from sbonnx.errors import NumericError
-from sbonnx.graph import Constant, Graph, Node, Variable
+from sbonnx.graph import Graph, Node, Variable
 from sbonnx.graph.edit import Names, add_constant, replace_input
 from sbonnx.graph.query import dtype, readers, tensors_by_name
 from sbonnx.options import RunOptions
@@ -262,11 +262,6 @@ class _BatchNormTuning(LayerVisitor[dict[str, RunningVariance]]):
         """Create the model of a stage: inputs that are tuned tensors are corrected, and everything is quantized."""
         piece = stage.model(self.graph, self.index)
         names = Names(piece)
-        for node in piece.nodes if self.solution.constants else ():
-            for place, tensor in enumerate(list(node.inputs)):
-                values = self.solution.constants.get(tensor.name)
-                if values is not None and isinstance(tensor, Constant) and Reader(node.name, place) not in self.uses:
-                    replace_input(node, place, add_constant(piece, f"{tensor.name}/corrected", values, names))
         for tensor in list(piece.inputs):
             if tensor.name in tuned:
                 _tune(piece, tensor, tuned[tensor.name], self.tunables[tensor.name].rank, names)

@@ -10,7 +10,7 @@ import numpy as np
 
 from sbonnx.calib.engine.runner import LayerRunner
 from sbonnx.calib.quantized.fake_quant import quantize_reads
-from sbonnx.graph import Constant, Graph, edit, query
+from sbonnx.graph import Constant, Graph, query
 from sbonnx.graph.extract import extract
 from sbonnx.metrics import ratio_db
 from sbonnx.plan.types import Plan, Solution
@@ -129,12 +129,6 @@ class RegionTrials:
         piece = extract(self._graph, inputs, outputs, index=self._index)
         uses = {reader: site for site in plan.sites for reader in site.readers if reader not in solution.unread}
         quantize_reads(piece, uses, solution)
-        names = edit.Names(piece)
-        for node in piece.nodes if solution.constants else ():
-            for index, tensor in enumerate(list(node.inputs)):
-                values = solution.constants.get(tensor.name)
-                if values is not None and isinstance(tensor, Constant):
-                    edit.replace_input(node, index, edit.add_constant(piece, f"{tensor.name}/corrected", values, names))
         return piece
 
     def _run(self, piece: Graph, feeds: Sequence[Values], outputs: Sequence[str]) -> list[Values]:

@@ -10,9 +10,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from sbonnx.calib.quantized.forward import Forward
+from sbonnx.calib.engine.runner import LayerRunner
+from sbonnx.calib.quantized.fake_quant import quantize_reads
 from sbonnx.graph import Graph, Tensor
-from sbonnx.graph.query import dtype, scopes
+from sbonnx.graph.extract import extract
+from sbonnx.graph.query import dtype, scopes, tensors_by_name
 from sbonnx.metrics import ratio_db
 from sbonnx.plan.types import Plan, Reader, Role, Site, Solution
 from sbonnx.profile.checkers import COLUMNS, Checker, Column, LayerLoss, Measure, Profile, kind_of, make_measure
@@ -281,21 +283,15 @@ def errors(
     """
     sites = [site for site in plan.sites if site.role == "activation" and site.key in solution.qparams]
     sites = [site for site in sites if not site.scope]  # tensors of branches exist only if the branch runs
-    names = list(dict.fromkeys(site.tensor for site in sites))
     noise = {site.key: _Noise() for site in sites}
-    with (
-        Forward(graph, plan, solution, w_quant=False, a_quant=False, device=device, tensors=names) as float_run,
-        Forward(graph, plan, solution, device=device, tensors=names) as quant_run,
-    ):
-        for feeds in islice(iter(data), limit):
-            reference, value = float_run(feeds), quant_run(feeds)
-            for site in sites:
-                floats = reference[site.tensor]
-                ref, sums = floats.astype(np.float64), noise[site.key]
-                rounded = solution.qparams[site.key].fake_quant(floats).astype(np.float64)
-                sums.signal += float((ref**2).sum())
-                sums.alone += float(((rounded - ref) ** 2).sum())
-                sums.gathered += float(((value[site.tensor].astype(np.float64) - ref) ** 2).sum())
+    for reference, value in _inner_tensors(graph, plan, solution, islice(iter(data), limit), sites, device):
+        for site in sites:
+            floats = reference[site.tensor]
+            ref, sums = floats.astype(np.float64), noise[site.key]
+            rounded = solution.qparams[site.key].fake_quant(floats).astype(np.float64)
+            sums.signal += float((ref**2).sum())
+            sums.alone += float(((rounded - ref) ** 2).sum())
+            sums.gathered += float(((value[site.tensor].astype(np.float64) - ref) ** 2).sum())
     return tuple(
         LayerError(
             node=site.readers[0].node if site.readers else "",
@@ -307,6 +303,33 @@ def errors(
         )
         for site in sites
     )
+
+
+def _inner_tensors(
+    graph: Graph,
+    plan: Plan,
+    solution: Solution,
+    data: Iterable[Mapping[str, Array]],
+    sites: Sequence[Site],
+    device: str,
+) -> Iterator[tuple[Values, Values]]:
+    """Yield the tensors of `sites` in the float and in the quantized network, feed by feed.
+
+    Each network is one session, whose activations pass Q/DQ pairs: a session for each layer would cost far more.
+    """
+    index = tensors_by_name(graph)
+    names = list(dict.fromkeys(site.tensor for site in sites if index[site.tensor].inputs))
+    if not names:  # graph inputs alone are quantized
+        yield from ((dict(feeds), dict(feeds)) for feeds in data)
+        return
+    floats, quantized = (extract(graph, [one.name for one in graph.inputs], names, index=index) for _ in range(2))
+    quantize_reads(quantized, uses_of(plan, solution), solution)
+    with (
+        LayerRunner(floats, device=device, threads=1, optimisation="off", name="the float network") as float_run,
+        LayerRunner(quantized, device=device, threads=1, optimisation="off", name="the quantized network") as quant_run,
+    ):
+        for feeds in data:
+            yield {**feeds, **float_run.run(feeds, names)}, {**feeds, **quant_run.run(feeds, names)}
 
 
 def worst_first(rows: Sequence[LayerError]) -> tuple[LayerError, ...]:
