@@ -76,7 +76,6 @@ THIRD_PARTIES: dict[str, frozenset[str] | None] = {
         }
     ),
     "xxhash": frozenset({"graph.digests"}),
-    "networkx": frozenset({"plan.cost_partition"}),
     "threadpoolctl": frozenset({"calib.engine.threads"}),
     "pydantic": frozenset({"recipe", "batch.jobs.jobfile"}),
     "yaml": frozenset({"recipe", "cli", "batch.jobs.jobfile"}),

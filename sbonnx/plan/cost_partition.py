@@ -10,11 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import networkx
-
 from sbonnx.backends.onnxruntime.costs import KernelCosts
 from sbonnx.graph import Node, query
 from sbonnx.ops import MOVES_DATA
+from sbonnx.plan.flow_network import FlowNetwork
 from sbonnx.plan.survey import Survey
 from sbonnx.plan.times import Crossing, GraphTimes, Side
 
@@ -51,7 +50,7 @@ class MinCut:
     able: set[str]
     folds: frozenset[str]
     continues: frozenset[str] = frozenset()
-    network: Any = field(default_factory=networkx.DiGraph)
+    network: FlowNetwork = field(default_factory=FlowNetwork)
     free: set[str] = field(default_factory=set)
 
     def build(self, slack: float) -> None:
@@ -76,24 +75,15 @@ class MinCut:
                 self._edge(before, node.name, None)
         for name in sorted(self.continues & self.free):
             self._edge(name, self._label(self._before(self.survey.nodes[name])), None)
-        for crossing in self.times.crossings:
-            self._cross(crossing)
+        for number, crossing in enumerate(self.times.crossings):
+            self._cross(number, crossing)
 
     def _edge(self, one: Any, other: Any, capacity: float | None) -> None:
         """Add an edge that costs `capacity` (ns) when it is cut; with None, it cannot be cut.
 
         Capacities are whole picoseconds: sums of floats would depend on the order of the flows.
         """
-        capacity = None if capacity is None else round(1000 * capacity)
-        if self.network.has_edge(one, other):
-            before = self.network[one][other].get("capacity")
-            capacity = None if before is None or capacity is None else before + capacity
-        if capacity is None:
-            self.network.add_edge(one, other)
-        else:
-            self.network.add_edge(one, other, capacity=capacity)
-        if capacity is None and "capacity" in self.network[one][other]:
-            del self.network[one][other]["capacity"]
+        self.network.add(one, other, None if capacity is None else round(1000 * capacity))
 
     def _before(self, node: Node) -> Node | None:
         """Return the producer of the first input, before moves of data."""
@@ -122,27 +112,22 @@ class MinCut:
     def _end(self, end: str | Side) -> Any:
         return end if isinstance(end, Side) else self._label(self.survey.nodes.get(end))
 
-    def _cross(self, crossing: Crossing) -> None:
+    def _cross(self, number: int, crossing: Crossing) -> None:
         """Add a QuantizeLinear where integers read float, and a DequantizeLinear where float reads integers."""
         written, ends = self._end(crossing.writer), {self._end(reader) for reader in crossing.readers}
         if ends == {written}:
             return
-        first, second = ("quantize", crossing), ("dequantize", crossing)
+        first, second = ("quantize", number), ("dequantize", number)
         self._edge(first, written, crossing.quantize)
         self._edge(written, second, crossing.dequantize)
-        for end in sorted(ends, key=str):
+        for end in ends:
             self._edge(end, first, None)
             self._edge(second, end, None)
 
     def floats(self) -> set[str]:
         """Return the names of the ops that could run in integers but are cheaper in float."""
-        if INTEGERS not in self.network or FLOATS not in self.network:
-            return set()
-        # Most ops are decided by the two edges of their own, so short augmenting paths come first.
-        _, (integers, _) = networkx.minimum_cut(
-            self.network, INTEGERS, FLOATS, flow_func=networkx.algorithms.flow.shortest_augmenting_path
-        )
-        return {name for name in self.free if name in self.able and name not in integers}
+        floats = self.network.sink_side(INTEGERS, FLOATS)
+        return {name for name in self.free if name in self.able and name in floats}
 
 
 def slower_in_integers(
