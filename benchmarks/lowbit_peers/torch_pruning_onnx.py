@@ -38,7 +38,7 @@ BATCH: Final = 64
 """Samples of a batch whose statistics are measured."""
 
 SAME: Final = 1e-3
-"""Difference of the written file from the torch module, relative to the largest output."""
+"""Difference of a file from the torch module, relative to the largest output."""
 
 ROOTS: Final = (nn.Conv2d, nn.Linear)
 
@@ -48,6 +48,8 @@ def prune(job: measured.Job, samples: measured.Feeds) -> None:
     torch.set_num_threads(1)
     net = torch_layers(Path(job["model"]))
     inputs = [tuple(torch.from_numpy(value) for value in feed.values()) for feed in samples]
+    fix_sizes(net, inputs[0])
+    require_same(net, Path(job["model"]), inputs, "torch's own layers do not compute what the float file computes")
     if job["method"] != "magnitude":
         set_gradients(net, inputs, squared=job["method"] == "hessian")
     most = job["share"] * multiplications(net, inputs[0])
@@ -84,6 +86,29 @@ def torch_layers(path: Path) -> fx.GraphModule:
             delattr(net, name)
     net.recompile()
     return net.eval()
+
+
+def fix_sizes(net: fx.GraphModule, sample: tuple[torch.Tensor, ...]) -> None:
+    """Give bilinear Resizes of images the constant output sizes that they have on a sample.
+
+    torch.export does not follow the division of a dynamic batch size by itself in their scales.
+    """
+    sizes: dict[fx.Node, tuple[int, ...]] = {}
+
+    class Sizes(fx.Interpreter):  # type: ignore[misc]
+        def run_node(self, node: fx.Node) -> Any:
+            output, call = super().run_node(node), _call(net, node)
+            if call is not None and call.op == "Resize" and call.text("mode", "nearest") == "linear":
+                sizes[node] = tuple(output.shape[2:])
+            return output
+
+    with torch.no_grad():
+        Sizes(net).run(*sample)
+    for node, size in sizes.items():
+        setattr(net, str(node.target), nn.Upsample(size=size, mode="bilinear", align_corners=False))
+        node.args = node.args[:1]
+    net.graph.eliminate_dead_code()
+    net.recompile()
 
 
 def _call(net: fx.GraphModule, node: fx.Node) -> Call | None:
@@ -215,29 +240,39 @@ def tune_statistics(net: nn.Module, inputs: list[tuple[torch.Tensor, ...]]) -> N
 
 
 def write(net: fx.GraphModule, inputs: list[tuple[torch.Tensor, ...]], path: Path) -> None:
-    """Export the network with a dynamic batch axis, and compare the file with it on two samples."""
-    import onnxruntime as ort
-
-    pair = tuple(torch.cat(parts) for parts in zip(*inputs[:2], strict=True))
-    names, outputs = list(net.meta[META]["inputs"].values()), net.meta[META]["outputs"]
-    axes = tuple({0: torch.export.Dim.DYNAMIC} for _ in pair)
+    """Export the network with a dynamic batch axis, and compare the file with it."""
+    pair = _pair(inputs)
     torch.onnx.export(
         net,
         pair,
         str(path),
-        input_names=names,
-        output_names=outputs,
-        dynamic_shapes=axes,
+        input_names=list(net.meta[META]["inputs"].values()),
+        output_names=net.meta[META]["outputs"],
+        dynamic_shapes=tuple({0: torch.export.Dim.DYNAMIC} for _ in pair),
         dynamo=True,
         external_data=False,
     )
+    require_same(net, path, inputs, "the file that torch.onnx wrote does not compute what the torch module computes")
+
+
+def require_same(net: fx.GraphModule, path: Path, inputs: list[tuple[torch.Tensor, ...]], otherwise: str) -> None:
+    """Compare the network and a file on two samples."""
+    import onnxruntime as ort
+
+    pair = _pair(inputs)
     with torch.no_grad():
         wanted = net(*pair)
     runner = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    names = net.meta[META]["inputs"].values()
     found = runner.run(None, {name: value.numpy() for name, value in zip(names, pair, strict=True)})
     for want, got in zip(wanted if isinstance(wanted, tuple) else (wanted,), found, strict=True):
         if np.abs(want.numpy() - got).max() > SAME * np.abs(got).max():
-            raise SystemExit("the file that torch.onnx wrote does not compute what the torch module computes")
+            raise SystemExit(otherwise)
+
+
+def _pair(inputs: list[tuple[torch.Tensor, ...]]) -> tuple[torch.Tensor, ...]:
+    """Return a batch of two samples: torch.export takes an axis of one for constant."""
+    return tuple(torch.cat(parts) for parts in zip(*inputs[:2], strict=True))
 
 
 if __name__ == "__main__":

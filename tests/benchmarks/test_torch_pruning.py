@@ -12,8 +12,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from benchmarks.lowbit_peers.torch_pruning_onnx import (  # noqa: E402
+    fix_sizes,
     ignored_layers,
     multiplications,
+    require_same,
     set_gradients,
     torch_layers,
     tune_statistics,
@@ -68,6 +70,26 @@ def test_torch_layers_compute_what_the_file_computes(tmp_path: Path) -> None:
     with torch.no_grad():
         np.testing.assert_allclose(module(torch.from_numpy(x)).numpy(), run(str(path), {"x": x})["y"], atol=1e-4)
     assert multiplications(module, (torch.from_numpy(x[:1]),)) == sizes(path, {"x": x[:1]})[0]
+
+
+def test_bilinear_resize_gets_the_size_of_a_sample(tmp_path: Path) -> None:
+    text = """agraph (float[N,3,8,8] x) => (float[N,4,12,12] y) {
+        s = Shape <start = 0, end = 2> (x)
+        t = Concat <axis = 0> (s, size)
+        r = Resize <mode = "linear", coordinate_transformation_mode = "half_pixel"> (x, , , t)
+        y = Conv (r, w)
+    }"""
+    path, x = tmp_path / "net.onnx", images(3)
+    onnx.save(model(text, size=np.array([12, 12]), w=(4, 3, 1, 1)), str(path))
+    module = torch_layers(path)
+    fix_sizes(module, (torch.from_numpy(x[:1]),))
+    assert [layer.size for layer in module.modules() if isinstance(layer, torch.nn.Upsample)] == [(12, 12)]
+    inputs = [(torch.from_numpy(image[None]),) for image in x]
+    require_same(module, path, inputs, "differs")
+    with torch.no_grad():
+        module.get_submodule(next(name for name, each in module.named_modules() if hasattr(each, "weight"))).weight *= 2
+    with pytest.raises(SystemExit, match="differs"):
+        require_same(module, path, inputs, "differs")
 
 
 def test_padded_channels_and_outputs_are_left_alone(tmp_path: Path) -> None:
