@@ -20,7 +20,7 @@ from benchmarks.lowbit_peers.environments import FOLDER, PEERS
 from benchmarks.pruning_files import Feed, float_pass, latency_ratio, sizes
 from benchmarks.pruning_scores import Logits, cell, judge, logits
 from benchmarks.pruning_ways import ONNXSIM, STANDARD, TORCH_PRUNING, TRIED, WAYS, NotRun, Subject, tuned
-from benchmarks.results import arguments, table, write_section
+from benchmarks.results import arguments, not_measured, table, write_section
 
 MODELS: Final = ("cifar_resnet20", "squeezenet11", "mobilenetv2_tin200")
 
@@ -49,17 +49,19 @@ def main() -> None:
     given = parser.parse_args()
     pack, kept = load_pack(given.pack), Kept(given.kept, given.again)
     rows: list[tuple[str, ...]] = []
+    missing: list[tuple[str, ...]] = []
     for name in given.models:
         with tempfile.TemporaryDirectory(prefix="pruning-") as folder:
             bench = Bench(pack, name, Path(folder), given.peers, given.samples)
             keys = [(name, "1", FLOAT), *((name, f"{share:g}", way) for share in given.shares for way in given.ways)]
             for key in keys:
                 if given.only_kept and kept.get(*key) is None:
+                    missing.append(key)
                     continue
                 rows.append(row(key, kept.record(key, partial(bench.record, key))))
                 print(" | ".join(rows[-1]), flush=True)
     if given.write:
-        write_section("pruning", text_of(rows, given.ways))
+        write_section("pruning", text_of(rows, given.ways, missing))
 
 
 class Bench:
@@ -123,8 +125,8 @@ def row(key: Sequence[str], record: Record) -> tuple[str, ...]:
     )
 
 
-def text_of(rows: Sequence[Sequence[str]], ways: Sequence[str]) -> str:
-    """Return the section: what was run, and the table."""
+def text_of(rows: Sequence[Sequence[str]], ways: Sequence[str], missing: Sequence[Sequence[str]]) -> str:
+    """Return the section: what was run, and the table. `missing`: keys without a record."""
     used = [peer for peer in (ONNXSIM, TORCH_PRUNING) if any(way.startswith(peer) for way in ways)]
     versions = "; ".join(PEERS[peer].versions for peer in used) or "none"
     multiples = ", ".join(f"{name} {multiple}" for name, multiple in MULTIPLES.items())
@@ -139,7 +141,9 @@ def text_of(rows: Sequence[Sequence[str]], ways: Sequence[str]) -> str:
         "class of float, and mean divergence from the float network, with 95 % intervals over the samples; ResNet-20: "
         "clean / JPEG images. CPU s: of pruning, verification included (torch-pruning: search of the ratio and export "
         "included); float passes: the same in passes of the float network over all calibration samples. Remaining "
-        f"channels are multiples where ours can choose: {multiples}. Peers: {versions}.\n\n" + table(HEADER, rows)
+        f"channels are multiples where ours can choose: {multiples}. Peers: {versions}."
+        + f"{not_measured(missing)}\n\n"
+        + table(HEADER, rows)
     )
 
 

@@ -1,6 +1,6 @@
 """Error and accuracy of sparse weights, with other ways and a peer, and with 4 bits: section of docs/results.md.
 
-python -m benchmarks.pruning_sparse --pack FOLDER [MODEL ...] [--kept FILE] [--write]
+python -m benchmarks.pruning_sparse --pack FOLDER [MODEL ...] [--ways WAY ...] [--kept FILE] [--write]
 
 The first layer is dense in all rows. The peer runs in its own environment (`make peers`).
 """
@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ from benchmarks.kept import Kept, Record
 from benchmarks.lowbit_peers.environments import FOLDER, PEERS
 from benchmarks.pruning_scores import Logits, cell, judge, logits
 from benchmarks.pruning_ways import ONNXSIM, NotRun, Subject
-from benchmarks.results import arguments, table, write_section
+from benchmarks.results import arguments, not_measured, table, write_section
 
 MODELS: Final = ("cifar_resnet20", "squeezenet11")
 
@@ -107,8 +107,11 @@ class SparseBench:
 
     pack: Any
     name: str
-    reference: Logits
     subject: Subject
+
+    @cached_property
+    def _reference(self) -> Logits:
+        return logits(self.pack, self.name, self.subject.model)
 
     def record(self, pattern: str, way: str) -> Record:
         """Write one file and evaluate it."""
@@ -122,7 +125,7 @@ class SparseBench:
         if pattern.endswith(BITS):
             path = self._quantized(path)
         zeros, fitting = zeros_of(path)
-        scores = judge(self.pack, self.name, self.reference, logits(self.pack, self.name, path))
+        scores = judge(self.pack, self.name, self._reference, logits(self.pack, self.name, path))
         return {"zeros": zeros, "fitting": fitting, "cpu": seconds, **scores}
 
     def _quantized(self, path: Path) -> Path:
@@ -162,10 +165,10 @@ def zeros_of(path: Path) -> tuple[float, float]:
 Key = tuple[str, str, str]
 
 
-def keys_of(name: str) -> list[Key]:
+def keys_of(name: str, ways: Sequence[str]) -> list[Key]:
     """Return (model, weights, way) of all rows of a model."""
-    sparse = [(name, pattern, way) for pattern in PATTERNS for way in WAYS]
-    quantized = [(name, f"2:4{BITS}", way) for way in QUANTIZED]
+    sparse = [(name, pattern, way) for pattern in PATTERNS for way in ways]
+    quantized = [(name, f"2:4{BITS}", way) for way in QUANTIZED if way in ways]
     return [(name, FLOAT, FLOAT), *sparse, (name, DENSE, DENSE), *quantized]
 
 
@@ -186,8 +189,8 @@ def row(key: Key, record: Record) -> tuple[str, ...]:
     )
 
 
-def text_of(rows: Sequence[Sequence[str]]) -> str:
-    """Return the section: what was run, and the table."""
+def text_of(rows: Sequence[Sequence[str]], missing: Sequence[Key]) -> str:
+    """Return the section: what was run, and the table. `missing`: keys without a record."""
     return (
         "## Sparse weights\n\n`python -m benchmarks.pruning_sparse --write`. Zeros in unchanged shapes, without "
         "training and without labels, from the same float file and calibration samples; the first layer is dense in all"
@@ -196,7 +199,7 @@ def text_of(rows: Sequence[Sequence[str]]) -> str:
         "top-1, share of the samples with the class of float, and mean divergence from the float network, with 95 % "
         "intervals over the samples; ResNet-20: clean / JPEG images. 4-bit weights: the file quantized with "
         "`W.QUANTIZER.BIT: 4` and float activations. Goals: on clean images. CPU s: of pruning. "
-        f"Peer: {PEERS[ONNXSIM].versions}.\n\n" + table(HEADER, rows)
+        f"Peer: {PEERS[ONNXSIM].versions}." + f"{not_measured(missing)}\n\n" + table(HEADER, rows)
     )
 
 
@@ -204,22 +207,28 @@ def main() -> None:
     """Print one row for each model, pattern and way."""
     parser = arguments(__doc__)
     parser.add_argument("models", nargs="*", default=MODELS)
+    parser.add_argument("--ways", nargs="*", choices=tuple(WAYS), default=tuple(WAYS))
     parser.add_argument("--samples", type=int, help="calibration samples; default: all of the pack")
     parser.add_argument("--peers", type=Path, default=FOLDER, help="folder of the peers' environments")
     parser.add_argument("--kept", type=Path, help="file of records of an interrupted run")
+    parser.add_argument("--only-kept", action="store_true", help="table of the records, without measuring")
     given = parser.parse_args()
     pack, kept = load_pack(given.pack), Kept(given.kept)
     rows: list[tuple[str, ...]] = []
+    missing: list[Key] = []
     for name in given.models:
         model = Path(pack.model_path(name))
         with tempfile.TemporaryDirectory(prefix="sparse-") as folder:
             subject = Subject(model, pack.load_calib(name, limit=given.samples), Path(folder), peers=given.peers)
-            bench = SparseBench(pack, name, logits(pack, name, model), subject)
-            for key in keys_of(name):
+            bench = SparseBench(pack, name, subject)
+            for key in keys_of(name, given.ways):
+                if given.only_kept and kept.get(*key) is None:
+                    missing.append(key)
+                    continue
                 rows.append(row(key, kept.record(key, partial(bench.record, *key[1:]))))
                 print(" | ".join(rows[-1]), flush=True)
     if given.write:
-        write_section("sparse weights", text_of(rows))
+        write_section("sparse weights", text_of(rows, missing))
 
 
 if __name__ == "__main__":

@@ -151,7 +151,7 @@ def tuned(subject: Subject) -> tuple[Path, float]:
 
 
 TRIED: Final = "tried.onnx"
-"""Name of the last file that `_ratio` wrote."""
+"""Name of the file without channels that `_ratio` leaves, with its ratio."""
 
 
 def _ratio(subject: Subject) -> float:
@@ -162,7 +162,9 @@ def _ratio(subject: Subject) -> float:
         sbonnx.prune(subject.model, ratio=ratio, strategy="l1norm", output=output, threads=1)
         return subject.left(output)
 
-    return bisected(left, subject.share)
+    ratio = bisected(left, subject.share)
+    left(ratio)
+    return ratio
 
 
 def bisected(left: Callable[[float], float], share: float) -> float:

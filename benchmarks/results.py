@@ -18,6 +18,15 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
+def not_measured(keys: Iterable[Sequence[str]]) -> str:
+    """Return a sentence that lists rows (model, setting, way) without a record, by setting and way; "" if none."""
+    models: dict[str, list[str]] = {}
+    for name, *rest in keys:
+        models.setdefault(", ".join(rest), []).append(name)
+    listed = "; ".join(f"{row}: {', '.join(names)}" for row, names in models.items())
+    return f" Not measured: {listed}." if listed else ""
+
+
 def write_section(name: str, text: str) -> None:
     """Replace the text between the markers of section `name`, or append a new section."""
     begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"

@@ -13,6 +13,7 @@ from benchmarks.pruning_files import correct_statistics, sizes
 from benchmarks.pruning_scores import judge
 from benchmarks.pruning_sparse import zeros_of
 from benchmarks.pruning_ways import ONNXSIM, NotRun, Subject, bisected
+from benchmarks.results import not_measured
 from benchmarks.scores import divergences
 from tests.support.models import model, run
 
@@ -124,3 +125,10 @@ def test_zeros_are_counted_in_groups_of_input_channels(tmp_path: Path) -> None:
         path = tmp_path / "net.onnx"
         onnx.save(model(text, w1=first, w2=weight), str(path))
         assert zeros_of(path) == (0.5, fitting)
+
+
+def test_rows_without_a_record_are_listed() -> None:
+    assert not_measured([]) == ""
+    assert (
+        not_measured([("a", "0.5", "w"), ("b", "0.5", "w"), ("a", "1", "w")]) == " Not measured: 0.5, w: a, b; 1, w: a."
+    )
