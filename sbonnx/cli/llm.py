@@ -12,15 +12,19 @@ from typing import TYPE_CHECKING, Any, Final
 from sbonnx.cli import options
 from sbonnx.cli.options import Arguments, CommandOption, required_output
 from sbonnx.cli.output.tables import show_refusals
+from sbonnx.cli.qat import RATE as LEARNING_RATE
+from sbonnx.cli.qat import SEED, TRAINING
 from sbonnx.cli.quantize import check_report
-from sbonnx.errors import DataError
+from sbonnx.errors import DataError, RecipeError
 
 if TYPE_CHECKING:
     from sbonnx.cli.output.printer import Printer
     from sbonnx.llm import Decoder
     from sbonnx.llm.structure import DecoderWeight
 
-HELP: Final = "Inspect, quantize and evaluate decoders (LLMs) exported to ONNX. Whole folders, measured by perplexity."
+HELP: Final = (
+    "Inspect, quantize, evaluate and adapt decoders (LLMs) exported to ONNX. Whole folders, measured by perplexity."
+)
 
 TEXTS: Final = "Text"
 """Help group."""
@@ -60,6 +64,13 @@ MIN_AGREEMENT: Final = options.recipe_option(
 )
 NO_LATENCY: Final = options.switch("--no-latency", "Do not measure speed and memory.", options.QUALITY)
 
+RANK: Final = options.setting("--adapters RANK", 16, "Rank of the adapters.", TRAINING)
+EPOCHS: Final = options.setting("--epochs N", 4, "Number of passes over the windows.", TRAINING)
+BATCH: Final = options.setting("--batch N", 8, "Windows per step.", TRAINING)
+RATE: Final = replace(LEARNING_RATE, default=0.05)
+TRAINING_SETTINGS: Final[tuple[CommandOption[Any], ...]] = (EPOCHS, BATCH, RATE, SEED)
+"""Fields of `sbonnx.qat.Settings`, with the defaults of `sbonnx.qat.decoder_adapters`."""
+
 NAMES: Final = (TOKENIZER, PAST, PRESENT)
 LENGTHS: Final = (WINDOW, TOKENS)
 LIMITS: Final = (MAX_PERPLEXITY, MIN_AGREEMENT)
@@ -95,6 +106,21 @@ EVALUATE_OPTIONS: Final = (
     NO_LATENCY,
     options.SET,
     *options.COMMON,
+)
+ADAPT_OPTIONS: Final[tuple[CommandOption[Any], ...]] = (
+    SOURCE,
+    AGAINST,
+    TEXT,
+    OUTPUT,
+    RANK,
+    *TRAINING_SETTINGS,
+    TOKENIZER,
+    *LENGTHS,
+    options.DEVICE,
+    NO_LATENCY,
+    options.SET,
+    options.FORCE,
+    *options.COMMON_WITH_PROGRESS,
 )
 
 
@@ -271,6 +297,50 @@ def run_evaluate(given: Arguments) -> int:
     return code
 
 
+def run_adapt(given: Arguments) -> int:
+    """Train adapters on a quantized decoder and evaluate it before and after."""
+    from sbonnx.llm import adapt
+    from sbonnx.qat import Settings
+    from sbonnx.recipe import load
+
+    output, text = required_output(given[OUTPUT]), given[TEXT]
+    if text is None:
+        raise DataError("--text is missing: give a .txt or .jsonl file, or a folder of them")
+    try:
+        settings = Settings(**{row.name: given[row] for row in TRAINING_SETTINGS})
+    except ValueError as error:
+        raise RecipeError(f"--{error}") from error
+    section = load(None, overrides=given.overrides(without=[options.DEVICE])).llm
+    progress = given.progress()
+    try:
+        found = adapt(
+            given[SOURCE],
+            text,
+            output=output,
+            against=given[AGAINST],
+            adapters=given[RANK],
+            settings=settings,
+            window=section.window,
+            tokens=section.tokens,
+            tokenizer=given[TOKENIZER],
+            device=given[options.DEVICE] or "cpu",
+            force=given[options.FORCE],
+            latency=not given[NO_LATENCY],
+            progress=progress,
+        )
+    finally:
+        progress.close()
+    printer = given.printer()
+    code = printer.problems(found.after.problems)
+    before, after = found.before.to_dict(), found.after.to_dict()
+    printer.value(found.to_dict())
+    printer.facts(f"{given[SOURCE]}, before", _facts(before))
+    printer.facts(f"{output}, {found.weights} adapters", _facts(after))
+    _show_speed(printer, after)
+    printer.line(f"written: {output}")
+    return code
+
+
 def _facts(figures: Mapping[str, Any]) -> dict[str, object]:
     """Return the rows of an evaluation; none if there is no evaluation."""
     if not figures:
@@ -340,5 +410,11 @@ COMMANDS: Final = (
         "Measure perplexity, agreement with float, tokens per second and memory.",
         EVALUATE_OPTIONS,
         run_evaluate,
+    ),
+    Subcommand(
+        "adapt",
+        "Train low-rank adapters on a quantized decoder (QLoRA), written as branches of its file. Needs torch.",
+        ADAPT_OPTIONS,
+        run_adapt,
     ),
 )

@@ -7,8 +7,18 @@ Texts need the extra: ``pip install 'sbonnx[llm]'``.
 
 from __future__ import annotations
 
+from sbonnx.llm.adapt import AdaptedDecoder, adapt
 from sbonnx.llm.api import quantize
 from sbonnx.llm.evaluate import DecoderEvaluation, DecoderLimits, evaluate
 from sbonnx.llm.layout import Decoder, read_decoder
 
-__all__ = ["Decoder", "DecoderEvaluation", "DecoderLimits", "evaluate", "quantize", "read_decoder"]
+__all__ = [
+    "AdaptedDecoder",
+    "Decoder",
+    "DecoderEvaluation",
+    "DecoderLimits",
+    "adapt",
+    "evaluate",
+    "quantize",
+    "read_decoder",
+]

@@ -24,20 +24,13 @@ def matmul_nbits(call: Call, x: Tensor, codes: Tensor, scales: Tensor, *optional
         Unfit: other widths than 2, 4 and 8 bits, an order of rows (g_idx), or a layout for one GPU.
     """
     zero_points, order, bias = [*optional, None, None, None][:3]
-    bits, block = call.integer("bits", 4), call.integer("block_size", 0)
-    columns, rows = call.integer("K", x.shape[-1]), call.integer("N", codes.shape[0])
-    _require_bits(bits)
     if order is not None:
         raise Unfit("g_idx is not supported: store the rows in order")
     if call.integer("weight_prepacked", 0):
         raise Unfit("the weight is stored in the layout of one GPU (weight_prepacked)")
 
     def product(x: Tensor, codes: Tensor, scales: Tensor, zero_points: Tensor | None) -> Tensor:
-        values = _unpacked(call, codes.reshape(rows, -1).to(scales.device), bits)
-        scales = scales.reshape(rows, -1)
-        shift = _zero_points(call, zero_points, scales, bits, packed=True)
-        weight = _dequantized(values, scales, shift, block, -1).narrow(-1, 0, columns)
-        return x @ weight.to(x.dtype).transpose(0, 1)
+        return x @ nbits_matrix(call, codes, scales, zero_points).to(x.dtype).transpose(0, 1)
 
     inputs = (x, codes, scales, zero_points)
     if call.torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in inputs):
@@ -47,6 +40,21 @@ def matmul_nbits(call: Call, x: Tensor, codes: Tensor, scales: Tensor, *optional
     else:
         y = product(*inputs)
     return y if bias is None else y + bias
+
+
+def nbits_matrix(call: Call, codes: Tensor, scales: Tensor, zero_points: Tensor | None = None) -> Tensor:
+    """Return the dequantized weight of a MatMulNBits, (N, K).
+
+    Raises:
+        Unfit: other widths than 2, 4 and 8 bits.
+    """
+    bits, rows = call.integer("bits", 4), codes.shape[0]
+    _require_bits(bits)
+    values = _unpacked(call, codes.reshape(rows, -1).to(scales.device), bits)
+    scales = scales.reshape(rows, -1)
+    shift = _zero_points(call, zero_points, scales, bits, packed=True)
+    whole = _dequantized(values, scales, shift, call.integer("block_size", 0), -1)
+    return whole.narrow(-1, 0, call.integer("K", whole.shape[-1]))
 
 
 def gather_block_quantized(

@@ -1,0 +1,139 @@
+"""`adapt`: low-rank adapters trained on a quantized decoder (QLoRA), written as float branches of its file."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sbonnx import graph as graphs
+from sbonnx.errors import ModelError
+from sbonnx.llm.decoding import decoder_feed
+from sbonnx.llm.evaluate import DecoderEvaluation, evaluate_windows
+from sbonnx.llm.folder import check_folder, copy_rest, model_place, staged_folder, write_provenance
+from sbonnx.llm.layout import Decoder, read_decoder
+from sbonnx.llm.texts import Texts
+from sbonnx.llm.windows import TOKENS, read_windows
+from sbonnx.progress import Progress
+from sbonnx.spec import Array
+from sbonnx.version import __version__
+
+if TYPE_CHECKING:
+    from sbonnx.qat import Adapters, Settings
+
+
+@dataclass(frozen=True)
+class AdaptedDecoder:
+    """Result of `adapt`.
+
+    Attributes:
+        output: the folder that was written.
+        weights: number of weights that have an adapter.
+        losses: mean loss of each epoch.
+        before, after: evaluations of the quantized decoder and of the written one, on the same held-out windows.
+    """
+
+    output: str
+    weights: int
+    losses: tuple[float, ...]
+    before: DecoderEvaluation
+    after: DecoderEvaluation
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for ``json.dumps``."""
+        return asdict(self)
+
+
+def adapt(  # noqa: PLR0913 - public entry point
+    source: str | os.PathLike[str],
+    texts: Texts | Array,
+    *,
+    output: str | os.PathLike[str],
+    against: str | os.PathLike[str] | None = None,
+    adapters: Adapters | int = 16,
+    settings: Settings | None = None,
+    window: int | None = None,
+    tokens: int = TOKENS,
+    tokenizer: str | os.PathLike[str] | None = None,
+    device: str = "cpu",
+    force: bool = False,
+    latency: bool = True,
+    progress: Progress | None = None,
+) -> AdaptedDecoder:
+    """Train low-rank adapters on a quantized decoder, and write a folder with the adapters as branches of its file.
+
+    The packed weights stay as they are, bit for bit. The adapters learn the distributions that the float decoder
+    predicts, or the next token of the texts. Needs torch: ``pip install 'sbonnx[qat]'``.
+
+    Args:
+        source: the quantized decoder, with MatMulNBits: a folder, or an .onnx file with `tokenizer`.
+        texts: texts to train on, see `sbonnx.llm.windows.read_windows`; every eighth window is held out.
+        output: the folder to write.
+        against: the float decoder, in the same form of export; None: the next token is learned.
+        adapters: rank, or `sbonnx.qat.Adapters` with mode "outside".
+        settings: settings of the training; see `sbonnx.qat.Settings`.
+        window, tokens: see `read_windows`.
+        tokenizer: see `read_decoder`.
+        device: torch device of the training.
+        force: replace a folder that an earlier run wrote.
+        latency: measure speed and memory.
+        progress: receiver of progress updates.
+
+    Raises:
+        SbonnxError: a subclass, for every error that the user can fix. No partial folder is left.
+    """
+    from sbonnx.qat.decoder_adapters import DEFAULTS, branched, train_branches, write_branches
+    from sbonnx.qat.lora import low_ranks
+
+    decoder = read_decoder(source, tokenizer=tokenizer)
+    reference = None if against is None else read_decoder(against, tokenizer=tokenizer)
+    _require_one_graph(decoder)
+    target = Path(output)
+    check_folder(target, decoder, force=force)
+    windows = read_windows(decoder, texts, window=window, tokens=tokens)
+    graph = graphs.load(decoder.model)
+    module = branched(graph, adapters, device=device)
+    trained = train_branches(
+        module,
+        [decoder_feed(decoder, ids[None]) for ids in windows.calibration],
+        tokens=decoder.tokens,
+        logits=decoder.logits,
+        teacher=None if reference is None else graphs.load(reference.model),
+        settings=settings or DEFAULTS,
+        progress=progress,
+    )
+    write_branches(graph, module)
+    with staged_folder(target, decoder, force=force) as stage:
+        place = model_place(decoder, stage)
+        graphs.save(graph, place)
+        copy_rest(decoder, stage)
+        written = read_decoder(stage if decoder.folder is not None else place)
+        before = evaluate_windows(decoder, windows.held_out, against=reference, latency=False)
+        after = evaluate_windows(written, windows.held_out, against=reference, latency=latency)
+        result = AdaptedDecoder(str(target), len(low_ranks(module)), tuple(trained.losses), before, after)
+        write_provenance(stage, _adapter_provenance(result, decoder, windows.digest()))
+    return result
+
+
+def _require_one_graph(decoder: Decoder) -> None:
+    if decoder.format == "merged" or decoder.branch is not None:
+        raise ModelError(
+            f"'{decoder.model}' is a merged decoder (use_cache_branch), and adapters need one graph: export it with "
+            "a recent optimum or onnxruntime-genai"
+        )
+
+
+def _adapter_provenance(result: AdaptedDecoder, decoder: Decoder, digest: str) -> dict[str, Any]:
+    figures = {
+        name: {key: getattr(each, key) for key in ("perplexity", "float_perplexity", "kl", "agreement", "windows")}
+        for name, each in (("before", result.before), ("after", result.after))
+    }
+    return {
+        "program": f"sbonnx {__version__}",
+        "model": decoder.model.name,
+        "adapters": result.weights,
+        "losses": list(result.losses),
+        "texts": {"sha256": digest},
+        "evaluation": figures,
+    }
