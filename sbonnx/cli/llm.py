@@ -82,6 +82,7 @@ QUANTIZE_OPTIONS: Final = (
     OUTPUT,
     BITS,
     BLOCK_SIZE,
+    options.AVERAGE_BITS,
     options.RECIPE,
     options.SET,
     *NAMES,

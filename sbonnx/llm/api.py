@@ -47,6 +47,7 @@ def quantize(  # noqa: PLR0913 - public entry point
     output: str | os.PathLike[str],
     bits: str | int | None = None,
     block_size: int | None = None,
+    average_bits: float | None = None,
     recipe: Any = None,
     tokenizer: str | os.PathLike[str] | None = None,
     past: str | None = None,
@@ -67,6 +68,8 @@ def quantize(  # noqa: PLR0913 - public entry point
         output: the folder to write.
         bits: width of the weights, 4 or "w4" by default.
         block_size: weights that share a scale; 32 by default.
+        average_bits: choose the width of each layer, this many bits of a weight on average, embedding and head
+            included and scales not; None: `bits` everywhere.
         recipe: path or dict with further settings, such as LLM.TOKENS or W.SPECIFIC.
         tokenizer, past, present: see `read_decoder`.
         force: replace a folder that an earlier run wrote.
@@ -81,7 +84,7 @@ def quantize(  # noqa: PLR0913 - public entry point
         SbonnxError: a subclass, for every error that the user can fix. No partial folder is left.
     """
     decoder = read_decoder(source, tokenizer=tokenizer, past=past, present=present)
-    settings = recipe_for(bits, block_size, recipe, overrides)
+    settings = recipe_for(bits, block_size, recipe, overrides, average_bits=average_bits)
     target = Path(output)
     check_folder(target, decoder, force=force)
     windows = None
@@ -118,8 +121,10 @@ def recipe_for(
     block_size: int | None,
     recipe: Any,
     overrides: Mapping[str, Any] | Sequence[str] = (),
+    *,
+    average_bits: float | None = None,
 ) -> Recipe:
-    """Return the recipe of a decoder: the defaults, then `recipe`, then `bits` and `block_size`, then `overrides`.
+    """Return the recipe of a decoder: the defaults, then `recipe`, then the keywords, then `overrides`.
 
     Raises:
         RecipeError: a value is wrong, or MODE is not weight_only.
@@ -135,6 +140,8 @@ def recipe_for(
         keys["W.QUANTIZER.BIT"] = int(width[1])
     if block_size is not None:
         keys["W.BLOCK_SIZE"] = block_size
+    if average_bits is not None:
+        keys["MIXED.BUDGET.BITS"] = average_bits
     settings = load(load(settings, overrides=keys), overrides=overrides)
     _require_weight_only(settings)
     return settings

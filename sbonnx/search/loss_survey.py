@@ -8,6 +8,8 @@ from typing import Final
 
 from sbonnx import graph as graphs
 from sbonnx import recipe as recipes
+from sbonnx.backends import Backend
+from sbonnx.backends.onnxruntime.ort_nbits import WIDTHS as KERNEL_WIDTHS
 from sbonnx.errors import RecipeError, SbonnxError
 from sbonnx.graph import query
 from sbonnx.pipeline import prepare
@@ -114,7 +116,7 @@ def survey(
         RecipeError: there is nothing to choose.
     """
     plain = settled(recipe)
-    weights, activations = _widths(recipe, weights, activations)
+    weights, activations = _widths(recipe, trials.rules, weights, activations)
     names = _Names.of(trials.model)
     at_widths = {bits: changed(plain, {"W.QUANTIZER.BIT": bits}) for bits in weights if bits}
     plans = {bits: prepare(trials.model, wider, trials.rules).plan for bits, wider in at_widths.items()}
@@ -154,13 +156,16 @@ def survey(
     )
 
 
-def _widths(recipe: Recipe, weights: Sequence[int], activations: Sequence[int]) -> tuple[list[int], list[int]]:
+def _widths(
+    recipe: Recipe, rules: Backend, weights: Sequence[int], activations: Sequence[int]
+) -> tuple[list[int], list[int]]:
     """Return the candidate widths of both sides, ascending, float last."""
+    stored = recipe.mode == "weight_only" and rules.block_products  # 3 bits would take the bytes of 4
     limits = sides(recipe.backend, recipe.mode)
     wishes = recipe.mixed
     both = []
     for side, given, asked, default in (
-        (WEIGHT, weights, wishes.weights, (*WEIGHTS, recipe.w.quantizer.bit)),
+        (WEIGHT, weights, wishes.weights, (*(KERNEL_WIDTHS if stored else WEIGHTS), recipe.w.quantizer.bit)),
         (ACTIVATION, activations, wishes.activations, (recipe.a.quantizer.bit,)),
     ):
         allowed = {FLOAT, *limits[side].bits}
@@ -271,12 +276,15 @@ def _sensitivities(
 def _kept(plan: Plan, found: Sensitivities, chosen: Mapping[str, object]) -> dict[str, tuple[Weighted, int, int]]:
     """Return the layers with weights that the recipe fixes, and their widths."""
     sites = plan.by_key()
-    kept = {}
+    kept: dict[str, tuple[Weighted, int, int]] = {}
+    counted: set[str] = set()
     for row in found.rows:
         mine = [sites[key] for key in row.sites]
         weights = [site for site in mine if site.role == "weight"]
         inputs = [site for site in mine if site.role == "activation"]
-        if weights and row.layer not in chosen:
-            counts = Weighted(row.layer, row.weights, row.multiplies)
+        if weights and row.layer not in chosen and row.layer not in kept:
+            shared = weights[0].key in counted  # such as the table of embedding and head, which is stored once
+            counts = Weighted(row.layer, 0 if shared else row.weights, row.multiplies)
+            counted.add(weights[0].key)
             kept[row.layer] = (counts, weights[0].spec.bits, inputs[0].spec.bits if inputs else FLOAT)
     return kept

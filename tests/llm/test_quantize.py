@@ -94,6 +94,26 @@ def test_texts_round_better_than_none(folder: Path, tmp_path: Path) -> None:
     assert report.metrics["llm"]["kl"] < plain.kl
 
 
+def test_average_bits_give_each_layer_its_width(folder: Path, tmp_path: Path) -> None:
+    """Widths that the file holds, within the budget; embedding and head, 8 bits, count."""
+    overrides = [*SMALL, "W.ROUNDING.TYPE=nearest", "MIXED.FEEDS=4"]
+    output = tmp_path / "q"
+    report = llm.quantize(
+        folder, token_windows(), output=output, block_size=16, average_bits=4.8, overrides=overrides, latency=False
+    )
+    assert report.ok, report.problems
+    assert report.search is not None
+    structure = read_decoder(output).structure
+    weights = [weight for block in structure.blocks for weight in block.weights]
+    assert {weight.bits for weight in weights} <= {2, 4, 8}
+    assert len({weight.bits for weight in weights}) > 1
+    every = [*weights, *(each for each in (structure.embedding, structure.head) if each is not None)]
+    sizes = [weight.rows * weight.columns for weight in every]
+    average = sum(weight.bits * size for weight, size in zip(every, sizes, strict=True)) / sum(sizes)
+    assert 4.0 < average <= 4.8
+    assert report.search["mixed"]["unit"] == "bits"
+
+
 def test_a_single_file_becomes_a_folder(folder: Path, tmp_path: Path) -> None:
     single = tmp_path / "alone" / "d.onnx"
     single.parent.mkdir()

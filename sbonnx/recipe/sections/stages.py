@@ -272,7 +272,10 @@ class Mixed(Section):
         "auto (top1 for one output of classes), top1, relative",
     )
     weights: value_types.Widths = new_key(
-        (), "widths of weights to choose from", "list of 2 to 16 and float", shown="2, 3, 4, 8 and that of W"
+        (),
+        "widths of weights to choose from",
+        "list of 2 to 16 and float",
+        shown="2, 3, 4, 8 and that of W; onnxruntime with weight_only: without 3",
     )
     activations: value_types.Widths = new_key(
         (), "widths of activations to choose from", "list of 2 to 16 and float", shown="that of A"
