@@ -29,16 +29,18 @@ ABOUT: Final = """`python -m benchmarks.llm --write`. {model} of the pack in the
 Llama of 0.92 M parameters with a tied embedding. `sbonnx llm quantize` without a setting (embedding and head 8 bits \
 in one table, int8 arithmetic), with weights rounded to nearest, with `ACCURACY_LEVEL=0` (float32 arithmetic), and \
 with the table as narrow as the other weights; `onnxruntime.quantization.matmul_nbits_quantizer` {version} with each \
-of its methods, which leave the embedding float and compute in float32. GPTQ of both calibrates on the same \
-{calibration} windows. Each file runs in onnxruntime on the same {windows} windows of {length} tokens of other books, \
-scored as by `sbonnx llm evaluate`: perplexity, mean KL divergence from float, positions with the most likely token of \
-float, each with its 95 % interval (bootstrap over windows). MB: model and external data. CPU s: of the whole process; \
-ours evaluates the file too. onnxruntime stores 3 bits in 4."""
+of its methods, which leave the embedding float, quantize the head as the rest, and compute in float32. GPTQ of both \
+calibrates on the same {calibration} windows. Each file runs in onnxruntime on the same {windows} windows of {length} \
+tokens of other books, scored as by `sbonnx llm evaluate`: perplexity, mean KL divergence from float, positions with \
+the most likely token of float, each with its 95 % interval (bootstrap over windows). MB: model and external data. \
+CPU s: of the whole process; ours evaluates the file too. onnxruntime stores 3 bits in 4. Its GPTQ propagates no \
+errors (it takes the update of the remaining columns from below the diagonal of an upper triangular matrix, which is \
+0), so without `mse` it equals rounding to nearest."""
 
-SPEED: Final = """One thread, prompt of {prompt} tokens, {decoded} further tokens, {rounds} rounds in which the three \
-files alternate; medians with the smallest and largest, ratios of each round. 4 bits in blocks of 32, int8 arithmetic \
-in both files (accuracy level 4). Memory: what opening the file, a prompt and a token add to a process. In a model of \
-this size, operators other than products take most of the time: larger decoders gain more."""
+SPEED: Final = """CPU time of one thread, prompt of {prompt} tokens, {decoded} further tokens, {rounds} rounds in \
+which the three files alternate; medians with the smallest and largest, ratios of each round. 4 bits in blocks of 32, \
+int8 arithmetic in both files (accuracy level 4). Memory: what opening the file, a prompt and a token add to a \
+process. In a model of this size, operators other than products take most of the time: larger decoders gain more."""
 
 
 def text_of(records: llm_table.Records, speed: Record | None, about: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -128,7 +129,7 @@ class DecoderBench:
         return {"mb": decoder.bytes / 1e6, **{name: asdict(figure) for name, figure in figures(sums).items()}}
 
     def speed(self, ways: Mapping[str, DecoderWay], rounds: int) -> Record:
-        """Return milliseconds by round and peak memory of the float decoder and of settings; rounds alternate.
+        """Return CPU milliseconds by round and peak memory of the float decoder and of settings; rounds alternate.
 
         Returns:
             {"first": {name: [ms]}, "token": {name: [ms]}, "memory": {name: MB}}.
@@ -141,7 +142,7 @@ class DecoderBench:
             times: dict[str, list[tuple[float, float]]] = {name: [] for name in sessions}
             for number in range(rounds + 1):
                 for name, session in sessions.items():
-                    pair = time_tokens(session, prompt, DECODED)
+                    pair = time_tokens(session, prompt, DECODED, time.process_time)
                     if number:  # the first round warms up
                         times[name].append(pair)
             del sessions

@@ -38,23 +38,27 @@ class DecoderWay:
 FORMS: Final = ((4, 32), (4, 128), (3, 32), (2, 32), (2, 128))
 """Widths and block sizes, in the order of the table."""
 
+EVERY: Final = tuple(f"w{bits} g{block}" for bits, block in FORMS)
+KERNELS: Final = tuple(form for form in EVERY if form[:2] in ("w2", "w4"))
+"""Forms that MatMulNBits holds as they are."""
+
 OUR_SETTINGS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
-    "default": ((), tuple(f"w{bits} g{block}" for bits, block in FORMS)),
-    "nearest": (("W.ROUNDING.TYPE=nearest",), tuple(f"w{bits} g{block}" for bits, block in FORMS)),
+    "default": ((), EVERY),
+    "nearest": (("W.ROUNDING.TYPE=nearest",), EVERY),
     "float32 arithmetic": (("ACCURACY_LEVEL=0",), ("w4 g32",)),
     "embedding and head as narrow": (("EMBEDDING_BITS={bits}",), ("w4 g32", "w2 g32")),
 }
 """Our settings, and the forms that they are measured at; {bits} is the width of the other weights."""
 
-ORT_METHODS: Final[Mapping[str, tuple[str, tuple[int, ...]]]] = {
-    "asymmetric (default)": ("asymmetric", (2, 4)),
-    "symmetric": ("symmetric", (2, 4)),
-    "HQQ": ("hqq", (2, 4)),
-    "k-quant": ("k_quant", (4,)),
-    "GPTQ": ("gptq", (4,)),
-    "GPTQ, mse and actorder": ("gptq mse actorder", (4,)),
+ORT_METHODS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
+    "asymmetric (default)": ("asymmetric", KERNELS),
+    "symmetric": ("symmetric", KERNELS),
+    "HQQ": ("hqq", KERNELS),
+    "k-quant": ("k_quant", ("w4 g32", "w4 g128")),
+    "GPTQ": ("gptq", ("w4 g32",)),
+    "GPTQ, mse and actorder": ("gptq mse actorder", ("w4 g32",)),
 }
-"""Methods of onnxruntime, and the widths that they support."""
+"""Methods of onnxruntime, and the forms that they are measured at: k-quant and GPTQ have 4 bits only."""
 
 TIMED: Final[Mapping[str, DecoderWay]] = {
     OURS: DecoderWay(OURS, 4, 32),
@@ -71,8 +75,8 @@ def ways() -> dict[tuple[str, str], DecoderWay]:
             way = DecoderWay(OURS, bits, block, tuple(text.format(bits=bits) for text in settings))
             if way.form in forms:
                 found[way.form, f"{OURS} {name}"] = way
-        for name, (method, widths) in ORT_METHODS.items():
-            if bits in widths:
-                way = DecoderWay(ORT, bits, block, method=method)
+        for name, (method, forms) in ORT_METHODS.items():
+            way = DecoderWay(ORT, bits, block, method=method)
+            if way.form in forms:
                 found[way.form, f"{ORT} {name}"] = way
     return found

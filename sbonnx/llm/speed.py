@@ -76,22 +76,25 @@ def compare_speed(decoder: Decoder, against: Decoder | None, ids: Array) -> tupl
     return tuple(found)
 
 
-def time_tokens(session: DecoderSession, prompt: Array, decoded: int) -> tuple[float, float]:
+def time_tokens(
+    session: DecoderSession, prompt: Array, decoded: int, clock: Callable[[], float] = time.perf_counter
+) -> tuple[float, float]:
     """Return seconds until the first token, and per further token.
 
     Args:
         prompt: token ids, (length,).
         decoded: number of further tokens.
+        clock: returns seconds; `time.process_time` for sessions of one thread on a busy machine.
     """
-    first = _seconds(lambda: session.greedy(prompt, 1))
-    total = _seconds(lambda: session.greedy(prompt, 1 + decoded))
+    first = _seconds(lambda: session.greedy(prompt, 1), clock)
+    total = _seconds(lambda: session.greedy(prompt, 1 + decoded), clock)
     return first, max(total - first, 1e-9) / decoded
 
 
-def _seconds(run: Callable[[], Any]) -> float:
-    begin = time.perf_counter()
+def _seconds(run: Callable[[], Any], clock: Callable[[], float]) -> float:
+    begin = clock()
     run()
-    return time.perf_counter() - begin
+    return clock() - begin
 
 
 def peak_memory(decoder: Decoder, ids: Array) -> int:
