@@ -61,6 +61,7 @@ THIRD_PARTIES: dict[str, frozenset[str] | None] = {
             "recipe.sections.base",  # which device "auto" is
             "llm.decoding",
             "llm.divergence",
+            "llm.kv_cache",
             "llm.speed",
         }
     ),

@@ -42,6 +42,9 @@ BITS: Final = options.option("--bits w4", str, "Bit width of the weights; defaul
 BLOCK_SIZE: Final = replace(
     options.BLOCK_SIZE, key="", help="Weights along the summed axis that share a scale; default 32."
 )
+KV: Final = options.option(
+    "--kv 8|4", int, "Bit width of the key/value caches, by texts; default: as they are.", options.QUANTIZATION
+)
 TEXT: Final = options.option(
     "--text FILE|FOLDER",
     Path,
@@ -83,6 +86,7 @@ QUANTIZE_OPTIONS: Final = (
     BITS,
     BLOCK_SIZE,
     options.AVERAGE_BITS,
+    KV,
     options.RECIPE,
     options.SET,
     *NAMES,
@@ -153,7 +157,10 @@ def run_inspect(given: Arguments) -> int:
             "heads": f"{sizes['heads']}, key/value heads {sizes['kv_heads']}, head size {sizes['head_size']}",
             "vocabulary": sizes["vocabulary"],
             "context": sizes["context"],
-            "caches": None if cache is None else f"{cache['count']} of {cache['type']}, {cache['names']}",
+            "caches": None
+            if cache is None
+            else f"{cache['count']} of {cache['bits']} bits ({cache['type']}), {cache['names']}, "
+            f"{_size(cache['token_bytes'])} per token",
             "embedding and head": facts["ties"],
             "tokenizer": facts["tokenizer"] or "none: give --tokenizer",
         },
@@ -193,6 +200,8 @@ def describe(decoder: Decoder) -> dict[str, Any]:
         "cache": {
             "count": len(cache),
             "type": str(cache[0].dtype),
+            "bits": cache[0].bits,
+            "token_bytes": decoder.token_bytes,
             "names": f"{cache[0].past} -> {cache[0].present}",
             "heads": cache[0].heads,
             "width": cache[0].width,
@@ -233,6 +242,7 @@ def run_quantize(given: Arguments) -> int:
             output=output,
             bits=given[BITS],
             block_size=given[BLOCK_SIZE],
+            kv_bits=given[KV],
             recipe=given[options.RECIPE],
             tokenizer=given[TOKENIZER],
             past=given[PAST],
@@ -350,6 +360,7 @@ def _facts(figures: Mapping[str, Any]) -> dict[str, object]:
     cached, genai = figures["cached_perplexity"], figures["genai"]
     float_bytes, own_bytes = figures["bytes"]
     float_memory, own_memory = figures["memory"]
+    float_cache, own_cache = figures["cache_bytes"]
     beside = f" ({figures['float_perplexity']:.5g} float)" if compared else ""
     return {
         "perplexity": f"{figures['perplexity']:.5g}{beside}, {figures['tokens']:,} tokens",
@@ -363,6 +374,9 @@ def _facts(figures: Mapping[str, Any]) -> dict[str, object]:
         if cached is None
         else f"perplexity {cached:.5g}, at once {figures['uncached_perplexity']:.5g}, on a few windows",
         "size": _size(own_bytes) + (f" ({_size(float_bytes)} float)" if compared else ""),
+        "caches": None
+        if not own_cache
+        else _size(own_cache) + " per token" + (f" ({_size(float_cache)} float)" if compared else ""),
         "memory": None
         if own_memory is None
         else _size(own_memory) + (f" ({_size(float_memory)} float)" if float_memory is not None else ""),
@@ -402,7 +416,7 @@ COMMANDS: Final = (
     Subcommand("inspect", "Show layers, bit widths, caches, ties and tokenizer.", INSPECT_OPTIONS, run_inspect),
     Subcommand(
         "quantize",
-        "Quantize the weights and write a folder for the same program. Text is used for rounding and evaluation.",
+        "Quantize weights and caches, and write a folder for the same program. Texts are for rounding and evaluation.",
         QUANTIZE_OPTIONS,
         run_quantize,
     ),

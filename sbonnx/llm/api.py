@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from sbonnx import api as quantization
-from sbonnx.errors import RecipeError
+from sbonnx.errors import DataError, RecipeError
 from sbonnx.llm.evaluate import DecoderEvaluation, DecoderLimits, evaluate_windows
 from sbonnx.llm.folder import check_folder, copy_rest, model_place, staged_folder, write_provenance
+from sbonnx.llm.kv_cache import quantize_caches, read_attention
 from sbonnx.llm.layout import Decoder, read_decoder
 from sbonnx.llm.texts import Texts
 from sbonnx.llm.windows import DecoderFeeds, TokenWindows, read_windows
@@ -32,6 +33,7 @@ DEFAULTS: Final[dict[str, Any]] = {
 """Recipe of a decoder. Windows are held out here."""
 
 NO_TEXTS: Final = "no texts were given: weights are rounded to nearest and the perplexity is not measured"
+NO_CACHE_TEXTS: Final = "scales of caches (--kv, LLM.KV_BITS) are measured on texts, and none were given: give --text"
 FEW_WINDOWS: Final = (
     "the texts fill {count} windows of {length} tokens, too few to hold some out: perplexities are of the windows that "
     "were calibrated on"
@@ -48,6 +50,7 @@ def quantize(  # noqa: PLR0913 - public entry point
     bits: str | int | None = None,
     block_size: int | None = None,
     average_bits: float | None = None,
+    kv_bits: int | None = None,
     recipe: Any = None,
     tokenizer: str | os.PathLike[str] | None = None,
     past: str | None = None,
@@ -70,6 +73,7 @@ def quantize(  # noqa: PLR0913 - public entry point
         block_size: weights that share a scale; 32 by default.
         average_bits: choose the width of each layer, this many bits of a weight on average, embedding and head
             included and scales not; None: `bits` everywhere.
+        kv_bits: width of the key/value caches, 8 or 4; None: as they are. Needs texts.
         recipe: path or dict with further settings, such as LLM.TOKENS or W.SPECIFIC.
         tokenizer, past, present: see `read_decoder`.
         force: replace a folder that an earlier run wrote.
@@ -84,9 +88,13 @@ def quantize(  # noqa: PLR0913 - public entry point
         SbonnxError: a subclass, for every error that the user can fix. No partial folder is left.
     """
     decoder = read_decoder(source, tokenizer=tokenizer, past=past, present=present)
-    settings = recipe_for(bits, block_size, recipe, overrides, average_bits=average_bits)
+    settings = recipe_for(bits, block_size, recipe, overrides, average_bits=average_bits, kv_bits=kv_bits)
     target = Path(output)
     check_folder(target, decoder, force=force)
+    if settings.llm.kv_bits is not None:
+        read_attention(decoder)  # before the work begins
+        if texts is None:
+            raise DataError(NO_CACHE_TEXTS)
     windows = None
     if texts is not None:
         windows = read_windows(decoder, texts, window=settings.llm.window, tokens=settings.llm.tokens)
@@ -98,6 +106,8 @@ def quantize(  # noqa: PLR0913 - public entry point
         report = quantization.quantize(
             decoder.model, feeds, recipe=settings, output=place, verify=verify, progress=progress
         )
+        if settings.llm.kv_bits is not None and windows is not None:
+            quantize_caches(place, decoder, windows.calibration, settings.llm.kv_bits)
         copy_rest(decoder, stage)
         evaluation = None
         if windows is not None:
@@ -123,6 +133,7 @@ def recipe_for(
     overrides: Mapping[str, Any] | Sequence[str] = (),
     *,
     average_bits: float | None = None,
+    kv_bits: int | None = None,
 ) -> Recipe:
     """Return the recipe of a decoder: the defaults, then `recipe`, then the keywords, then `overrides`.
 
@@ -142,6 +153,8 @@ def recipe_for(
         keys["W.BLOCK_SIZE"] = block_size
     if average_bits is not None:
         keys["MIXED.BUDGET.BITS"] = average_bits
+    if kv_bits is not None:
+        keys["LLM.KV_BITS"] = kv_bits
     settings = load(load(settings, overrides=keys), overrides=overrides)
     _require_weight_only(settings)
     return settings

@@ -68,6 +68,7 @@ class DecoderEvaluation:
         speed: time to first token and tokens per second, by number of threads.
         memory: increase of the resident memory of a process that opens the model and decodes, in bytes; (float, this).
         bytes: size of model and external data; (float, this).
+        cache_bytes: bytes of the caches for one token; (float, this). 0 without caches.
         genai: result of onnxruntime-genai; None if the folder is not in its form.
         problems: limits that are violated.
         notes: what was not measured.
@@ -88,6 +89,7 @@ class DecoderEvaluation:
     speed: tuple[DecodingSpeed, ...] = ()
     memory: tuple[int | None, int | None] = (None, None)
     bytes: tuple[int | None, int] = (None, 0)
+    cache_bytes: tuple[int | None, int] = (None, 0)
     genai: GenAIRun | None = None
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -189,6 +191,7 @@ def evaluate_windows(
         speed=speed,
         memory=memory,
         bytes=(None if against is None else against.bytes, decoder.bytes),
+        cache_bytes=(None if against is None else against.token_bytes, decoder.token_bytes),
         genai=generate_with_genai(decoder, ids[0]) if decoder.format == "genai" else None,
         problems=tuple(problems),
         notes=tuple(notes),

@@ -87,7 +87,7 @@ class CacheTensor:
         kind: "key" or "value".
         past, present: names of the input and of the output.
         heads: key/value heads.
-        width: values of a head in the file: half the head size for uint8, which holds two 4-bit values.
+        width: elements of a head in the file: half the head size for uint8, which holds two 4-bit values.
         dtype: element type.
     """
 
@@ -98,6 +98,16 @@ class CacheTensor:
     heads: int
     width: int
     dtype: np.dtype[Any]
+
+    @property
+    def bits(self) -> int:
+        """Bits of a value."""
+        return 4 if self.dtype == np.uint8 else 8 * self.dtype.itemsize
+
+    @property
+    def head_size(self) -> int:
+        """Values of a head."""
+        return self.width * 8 * self.dtype.itemsize // self.bits
 
     def empty(self, batch: int) -> Array:
         """Return a cache of no tokens, (batch, heads, 0, width)."""
@@ -155,6 +165,11 @@ class Decoder:
     def cache_dtype(self) -> np.dtype[Any] | None:
         """Element type of the caches; None without a cache."""
         return self.cache[0].dtype if self.cache else None
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of all caches for one token of one sequence."""
+        return sum(each.heads * each.width * each.dtype.itemsize for each in self.cache)
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -386,10 +401,10 @@ def _read_graph(place: _Place, graph: onnx.GraphProto, data: tuple[Path, ...]) -
     cache = _caches(place, [inputs[name] for name in rest], outputs)
     structure = read_structure(graph, tokens, logits, {each.past: each.layer for each in cache})
     merged = branch is not None and any(node.op_type == "If" for node in graph.node)
-    kv_heads, width = (cache[0].heads, cache[0].width) if cache else (None, None)
+    kv_heads = cache[0].heads if cache else None
     sizes = dict(place.sizes)
-    if cache and cache[0].dtype != np.uint8:
-        sizes["head_size"] = width
+    if cache:
+        sizes["head_size"] = cache[0].head_size
     return Decoder(
         format="merged" if merged else place.format,
         folder=place.folder,

@@ -71,6 +71,7 @@ _EXAMPLES: Final = {
     "VERIFY.MAX_PERPLEXITY": "1%",
     "VERIFY.MIN_AGREEMENT": "0.95",
     "LLM.WINDOW": "512",
+    "LLM.KV_BITS": "8",
 }
 """Example values, as YAML, for the keys whose default is empty."""
 

@@ -45,6 +45,9 @@ NO_BLOCKS: Final = "none"
 FLOAT_BITS: Final = 32
 """In ``w8a32`` the 32 means float."""
 
+CACHE_BITS: Final = (8, 4)
+"""Bits of key/value caches that onnxruntime's attention stores."""
+
 _QUOTES: Final = "Put names that look like numbers or truth values in quotes"
 
 Number = TypeVar("Number", int, float)
@@ -145,6 +148,10 @@ def whole(text: str, low: int, high: int | None = None, **schema: int) -> ValueR
         return _accepted(integer(value), lambda found: found >= low and (high is None or found <= high), text, value)
 
     return ValueReader(read, {"type": "integer", "minimum": low, **schema})
+
+
+def _cache_bits(value: object) -> int:
+    return _accepted(integer(value), lambda found: found in CACHE_BITS, "8 or 4", value)
 
 
 def real(text: str, **bounds: float) -> ValueReader:
@@ -462,6 +469,7 @@ _REFITS = {"anyOf": [{"enum": ["pruned", "none"]}, {"type": "boolean"}]}
 Flag = Annotated[bool, ValueReader(flag, {"type": "boolean"})]
 Bits = Annotated[int, ValueReader(bits, _BITS)]
 Count = Annotated[int, whole("a whole number, 1 or more", 1)]
+CacheBits = Annotated[int, ValueReader(_cache_bits, {"type": "integer", "enum": list(CACHE_BITS)})]
 CountOrNone = Annotated[int, whole("a whole number, 0 or more", 0)]
 Seed = Annotated[int, whole("a whole number, 0 or more, of up to 18 digits", 0, 10**18 - 1)]  # as `integer` reads
 AccuracyLevel = Annotated[int | Literal["auto"], ValueReader(_accuracy_level, _LEVELS)]

@@ -199,7 +199,7 @@ class Verification(Section):
 
 @final
 class Llm(Section):
-    """LLM: calibration text of `sbonnx llm`."""
+    """LLM: calibration text and caches of `sbonnx llm`."""
 
     window: value_types.Count | None = new_key(
         None,
@@ -215,6 +215,13 @@ class Llm(Section):
         "share of the windows that is fed as one token with the caches of the tokens before it, as in generation; "
         "weights alone do not need it",
         "0 to 1",
+    )
+    kv_bits: value_types.CacheBits | None = new_key(
+        None,
+        "bits of key/value caches, which onnxruntime's GroupQueryAttention stores with a scale a channel, measured on "
+        "the texts",
+        "8, 4",
+        shown="none: as they are",
     )
 
 
