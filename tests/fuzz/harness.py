@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
@@ -252,17 +253,24 @@ def _text(path: Path) -> str:
 
 
 def state(folder: Path) -> dict[str, str]:
-    """Digest of every file below `folder` by relative path; the kind where it is none."""
+    """Digest of every file below `folder` by relative path; the kind where it is none.
+
+    Files that another process removes meanwhile are absent.
+    """
     found = {}
-    for path in sorted(folder.rglob("*")):
-        name = str(path.relative_to(folder))
-        if path.is_symlink():
-            found[name] = f"link to {os.readlink(path)}"
-        elif path.is_file():
-            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
-        else:
-            found[name] = f"mode {path.lstat().st_mode:o}"
-    return found
+    for root, folders, files in os.walk(folder):
+        for path in (Path(root, name) for name in (*folders, *files)):
+            with suppress(FileNotFoundError):
+                found[str(path.relative_to(folder))] = _kind(path)
+    return dict(sorted(found.items()))
+
+
+def _kind(path: Path) -> str:
+    if path.is_symlink():
+        return f"link to {os.readlink(path)}"
+    if path.is_file():
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    return f"mode {path.lstat().st_mode:o}"
 
 
 def describe(case: Case, verdict: Verdict) -> str:
