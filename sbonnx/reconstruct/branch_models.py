@@ -1,4 +1,4 @@
-"""Branches of If as models of their own: their weights are rounded on the samples that select them.
+"""Branches of If as separate models: their weights are rounded on the samples that select them.
 
 A merged decoder is one If on ``use_cache_branch``; both branches read the same weights, one without and one with cached
 keys and values. A weight that several branches read is rounded once: in the branch that most samples select.

@@ -203,7 +203,7 @@ def merged(branches: int = 2) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("rounding", ["nearest", "gptq"])
 def test_both_branches_of_a_merged_decoder_read_the_same_codes(rounding: str, tmp_path: Path) -> None:
-    """The same bytes of codes as the model without branches, once, regardless of the branch that the samples select."""
+    """The codes equal those of the model without branches and are stored once, whichever branch the samples select."""
     ids = [RNG.integers(0, ROWS, (1, 24)) for _ in range(12)]
     wish: dict[str, Any] = {"mode": "weight_only", "accuracy_level": 1, "rounding": rounding}
     wish |= {"w_bit": 8, "VERIFY.HELD_OUT": 0.0}

@@ -1,4 +1,4 @@
-"""The same trained weights as three export forms: an onnxruntime-genai folder, an optimum folder, a merged decoder."""
+"""One trained decoder in three export forms: a folder of onnxruntime-genai, one of optimum, and a merged decoder."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def source(form: str, folder: Path) -> Path:
 
 
 def written_rows(graph: onnx.GraphProto, known: dict[str, onnx.TensorProto] | None = None) -> Counter[bytes]:
-    """Count the rows (codes and scales of one output channel) of each MatMulNBits with weights of its own."""
+    """Count the rows (codes and scales of one output channel) of each MatMulNBits with stored weights."""
     known = {**(known or {}), **{tensor.name: tensor for tensor in graph.initializer}}
     rows: Counter[bytes] = Counter()
     for node in graph.node:

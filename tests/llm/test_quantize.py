@@ -82,7 +82,7 @@ def test_the_bytes_are_those_of_the_verb_quantize(folder: Path, tmp_path: Path) 
 
 
 def test_texts_round_better_than_none(folder: Path, tmp_path: Path) -> None:
-    """The same weights rounded to nearest have a larger distance from float."""
+    """Rounded to nearest, the same weights have a larger error."""
     ids = token_windows(64)
     report = llm.quantize(folder, ids, output=tmp_path / "q", overrides=SMALL, latency=False)
     nearest = llm.quantize(folder, output=tmp_path / "n", overrides=SMALL, latency=False)

@@ -39,7 +39,7 @@ def best_on(x: Array, weight: Array, kept: Array, target: Array) -> Array:
 
 
 def cost(x: Array, weight: Array, value: Array, target: Array) -> float:
-    """What the solver minimizes, for one output."""
+    """The objective of the solver for one output."""
     damping = STRENGTH * np.diag(x.T @ x).mean()
     return float(((target - x @ value) ** 2).sum() + damping * ((weight - value) ** 2).sum())
 

@@ -45,7 +45,7 @@ def sparse_model() -> onnx.ModelProto:
 
 
 def zeros_of(model: Any, least: float = 0.25) -> dict[str, np.ndarray[Any, Any]]:
-    """Which values are zero, of each weight with this share of zeros."""
+    """Masks of the zeros of each weight with this share of zeros."""
     return {name: weight == 0 for name, (_, weight) in stored_weights(model).items() if np.mean(weight == 0) > least}
 
 

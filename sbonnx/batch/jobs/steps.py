@@ -170,7 +170,7 @@ def sketches_digest(job: Job, given: JobInputs) -> str | None:
     """Return the name of the folder with a job's shared statistics; None if it measures by itself, or nothing.
 
     It depends on the model, the data and the calibration settings, but not on backends and bit widths. Jobs that prune
-    share the measurements for it, whatever their budgets, in a folder of their own.
+    share the measurements for it, whatever their budgets, in a separate folder.
     """
     recipe = given.recipe
     if recipe is None or recipe.calibration.cache is not None:
