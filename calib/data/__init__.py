@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sbonnx.calib.data.files import open_path
+from sbonnx.calib.data.labels import LabelledFeed, Naming, cut_labels, loaded_labels, naming_of
 from sbonnx.calib.data.objects import Pick, Sampling, Source, open_object
 from sbonnx.calib.data.validate import Feed, InputSpec, cut, fitted, named, without_defaults
 
@@ -33,12 +34,17 @@ __all__ = [
     "ALL",
     "Feed",
     "InputSpec",
+    "LabelledFeed",
+    "Naming",
     "Pick",
     "Sampling",
     "Source",
     "cut",
+    "cut_labels",
     "fitted",
+    "loaded_labels",
     "named",
+    "naming_of",
     "open_source",
     "without_defaults",
 ]

@@ -12,12 +12,17 @@ from sbonnx.calib.data import (
     ALL,
     Feed,
     InputSpec,
+    LabelledFeed,
+    Naming,
     Pick,
     Sampling,
     Source,
     cut,
+    cut_labels,
     fitted,
+    loaded_labels,
     named,
+    naming_of,
     open_source,
     without_defaults,
 )
@@ -96,6 +101,7 @@ class Dataset:
         self.sampling = sampling
         self._source = source
         self._defaults = defaults or {}
+        self._naming: Naming | None = None
 
     def __iter__(self) -> Iterator[Feed]:
         """Yield feeds by input name, in the session's types."""
@@ -104,15 +110,31 @@ class Dataset:
 
     def items(self) -> Iterator[tuple[str, Feed]]:
         """Yield (where, feed): `where` names the file or the position, for messages."""
-        by_chance = self.sampling.by_chance
-        for where, feed in self._picked(self._chosen) if by_chance else islice(self._pieces(), self.sampling.limit):
-            yield where, fitted(feed, self.inputs, where)
+        for where, piece in self._picked():
+            yield where, fitted(piece.feed, self.inputs, where)
+
+    def labelled(self) -> Iterator[tuple[str, LabelledFeed]]:
+        """Yield (where, feed with its labels).
+
+        Labels by name are the arrays that are no inputs of the model, class folders, rows of labels.csv: see
+        `LabelledFeed`. A split cuts arrays and lists that are as long as the feed; other labels go to every batch.
+
+        Raises:
+            DataError: a label that is stored in a file cannot be read.
+        """
+        for where, piece in self._picked(labels=True):
+            yield where, replace(piece, feed=fitted(piece.feed, self.inputs, where))
 
     def at(self, places: Sequence[int]) -> Iterator[tuple[str, Feed]]:
         """Yield (where, feed) at some positions among the feeds that are used, ascending."""
         chosen = [self._chosen[place] for place in places] if self.sampling.by_chance else places
-        for where, feed in self._picked(chosen):
-            yield where, fitted(feed, self.inputs, where)
+        for where, piece in self._at(chosen, labels=False):
+            yield where, fitted(piece.feed, self.inputs, where)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Notes on names: what was renamed or is ignored, one sentence each; known once the first feed was read."""
+        return () if self._naming is None or not self._naming.note else (self._naming.note,)
 
     @property
     def count(self) -> int | None:
@@ -142,22 +164,41 @@ class Dataset:
     def _chosen(self) -> tuple[int, ...]:
         return self.sampling.chosen(self._total)
 
-    def _pieces(self) -> Iterator[tuple[str, Feed]]:
+    def _picked(self, *, labels: bool = False) -> Iterator[tuple[str, LabelledFeed]]:
+        """Yield the feeds that are used by name, not yet checked."""
+        if self.sampling.by_chance:
+            return self._at(self._chosen, labels=labels)
+        return islice(self._pieces(labels=labels), self.sampling.limit)
+
+    def _pieces(self, *, labels: bool = False) -> Iterator[tuple[str, LabelledFeed]]:
         """Yield all feeds by name, split, not yet checked."""
         for where, raw in self._source.feeds():
-            yield from self._cut(where, raw)
+            yield from self._cut(where, raw, labels=labels)
 
-    def _cut(self, where: str, raw: Any) -> Iterator[tuple[str, Feed]]:
-        feed = named(without_defaults(raw, self._defaults, where), self.inputs, where, whole=self.split is None)
-        return iter([(where, feed)]) if self.split is None else cut(feed, self.split, self.inputs, where)
+    def _cut(self, where: str, raw: Any, *, labels: bool) -> Iterator[tuple[str, LabelledFeed]]:
+        """Yield the batches of a raw feed; their labels are read only if they are wanted."""
+        if self._naming is None:
+            self._naming = naming_of(raw, self.inputs, self._defaults)
+        labelled = self._naming.separate(raw)
+        feed = without_defaults(labelled.feed, self._defaults, where)
+        feed = named(feed, self.inputs, where, whole=self.split is None)
+        found = loaded_labels(labelled.labels, where) if labels else {}
+        if self.split is None:
+            yield where, LabelledFeed(feed, found)
+            return
+        start, total = 0, max((x.shape[0] for x in feed.values() if x.ndim), default=0)
+        for part, piece in cut(feed, self.split, self.inputs, where):
+            stop = min(start + self.split, total)
+            yield part, LabelledFeed(piece, cut_labels(found, total, start, stop))
+            start = stop
 
-    def _picked(self, places: Sequence[int]) -> Iterator[tuple[str, Feed]]:
+    def _at(self, places: Sequence[int], *, labels: bool) -> Iterator[tuple[str, LabelledFeed]]:
         """Yield the feeds at some positions, ascending. Other files are not read if each file has one feed."""
         if self.split is None and self._source.at is not None:
             for place in places:
-                yield from self._cut(*self._source.at(place))
+                yield from self._cut(*self._source.at(place), labels=labels)
             return
-        pieces = self._pieces()
+        pieces = self._pieces(labels=labels)
         before = -1
         for place in places:
             piece = next(islice(pieces, place - before - 1, None), None)
@@ -217,7 +258,7 @@ def read(
         raise DataError(f"a limit of {limit} feeds leaves no data: use 1 or more")
     if isinstance(source, Dataset):
         whole = not (source.split or source.sampling.limit)
-        source = source._source if whole else Source(source.name, source.items, source.count)
+        source = source._source if whole else Source(source.name, source.labelled, source.count)
     sampling = Sampling(limit, pick, seed)
     if not isinstance(source, Source):
         # a random pick among batches needs all raw feeds; for the first batches, `limit` raw feeds suffice

@@ -82,13 +82,12 @@ def named(raw: Any, inputs: Sequence[InputSpec], where: str, *, whole: bool = Tr
         whole: the raw feed is one feed; False: it will be cut along the leading axis.
 
     Raises:
-        DataError: a name that the model does not have, an input without an array, too few items, an array in a file
-            that does not fit or cannot be read.
+        DataError: an input without an array, too few items, an array in a file that does not fit or cannot be read.
     """
     if isinstance(raw, Mapping):
         pairs = {str(name): value for name, value in raw.items()}
         if pairs and all(name == f"arr_{i}" for i, name in enumerate(pairs)):
-            names = _by_position(inputs, len(pairs))
+            names = by_position(inputs, len(pairs))
             if len(names) == len(pairs) and not set(pairs) & set(names):
                 pairs = dict(zip(names, pairs.values(), strict=True))
         _check_names(pairs, inputs, where)
@@ -97,7 +96,7 @@ def named(raw: Any, inputs: Sequence[InputSpec], where: str, *, whole: bool = Tr
         needed = sum(not spec.optional for spec in inputs)
         if len(raw) < needed:
             raise DataError(f"{where} holds {len(raw)} items and the model has {needed} inputs: {', '.join(wanted)}")
-        pairs = dict(zip(_by_position(inputs, len(raw)), raw, strict=False))
+        pairs = dict(zip(by_position(inputs, len(raw)), raw, strict=False))
     else:
         needed_names = [spec.name for spec in inputs if not spec.optional]
         if len(needed_names) != 1 and len(inputs) != 1:
@@ -113,7 +112,7 @@ def named(raw: Any, inputs: Sequence[InputSpec], where: str, *, whole: bool = Tr
     return {spec.name: as_array(pairs[spec.name], f"input '{spec.name}' of {where}") for spec in fed}
 
 
-def _by_position(inputs: Sequence[InputSpec], count: int) -> list[str]:
+def by_position(inputs: Sequence[InputSpec], count: int) -> list[str]:
     """Return the inputs to which `count` unnamed items belong."""
     needed = [spec.name for spec in inputs if not spec.optional]
     return needed if count == len(needed) else [spec.name for spec in inputs][:count]
@@ -153,7 +152,7 @@ def _equal(fed: Array, held: Array) -> bool:
 
 
 def _check_names(pairs: Mapping[str, Any], inputs: Sequence[InputSpec], where: str) -> None:
-    """Raise DataError for an array that is not an input, or an input without an array."""
+    """Raise DataError for an input without an array."""
     known = [spec.name for spec in inputs]
     missing = [spec.name for spec in inputs if spec.name not in pairs and not spec.optional]
     extra = [name for name in pairs if name not in known]
@@ -161,11 +160,6 @@ def _check_names(pairs: Mapping[str, Any], inputs: Sequence[InputSpec], where: s
         close = difflib.get_close_matches(extra[0], missing, n=1, cutoff=0.0)[0]
         raise DataError(
             f"{where} holds an array '{extra[0]}' and none for the model's input '{close}': name it '{close}'"
-        )
-    if extra:
-        raise DataError(
-            f"{where} holds an array '{extra[0]}' that is no input of the model: remove it; "
-            f"the inputs are {', '.join(repr(name) for name in known)}"
         )
     if missing:
         raise DataError(

@@ -73,6 +73,7 @@ def divided(data: Any, prepared: Prepared, split: int | None) -> HeldOutSplit | 
     limit, pick, seed = recipe.samples, calibration.pick, calibration.seed
     if not calibration.feedback:
         samples = datasets.read(data, graph, split=split, limit=limit, pick=pick, seed=seed)
+        graph.info.notes.extend(samples.notes)
         return divide(samples, graph, share, device=recipe.device)
     first = limit if pick == "first" else None
     steps = read_steps(data, graph, calibration.feedback, split=split, limit=first)

@@ -252,7 +252,7 @@ def test_an_endless_generator_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_the_first_feed_is_checked_at_once_and_later_ones_when_reached() -> None:
     with pytest.raises(DataError):
-        read([{"y": sample()}], X)
+        read([{"y": sample(), "z": sample()}], X)
     data = read([{"x": sample()}, {"x": sample() * np.float32(np.nan)}], X)
     walk = iter(data)
     next(walk)

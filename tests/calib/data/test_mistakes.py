@@ -32,7 +32,6 @@ INF[2, 0, 0] = -np.inf
     ("source", "says"),
     [
         (bad(xx=sample()), r"feed 1 holds an array 'xx' and none for the model's input 'x': name it 'x'"),
-        (bad(x=sample(), label=sample()), r"feed 1 holds an array 'label' that is no input of the model: remove it"),
         (bad(), r"feed 1 holds no array for input 'x': add it; it wants float32 \(N, 3, 4\)"),
         (bad(x=sample()[0]), r"wants float32 \(N, 3, 4\); feed 1 holds float32 \(3, 4\)\. Is the batch axis missing"),
         (bad(x=sample()[None]), r"the number of axes differs"),
