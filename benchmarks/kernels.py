@@ -1,9 +1,11 @@
 """What onnxruntime's CPU kernels cost on this machine, one by one and in quantized chains.
 
-    python -m benchmarks.kernels [--output FILE] [--seconds 0.15] [--only TEXT] [--write]
+    python -m benchmarks.kernels [--output FILE] [--table FILE] [--mean-with FILE] [--seconds 0.15] [--only TEXT]
 
-One thread, CPU time, medians. The file holds a row for each kernel and size, a fit for each kernel
+One thread, CPU time, medians. The file of --output holds a row for each kernel and size, a fit for each kernel
 (fixed + per multiply-accumulate + per element), and a row for each chain: Q/DQ graph against the float graph.
+The bundled table is the mean of the tables of two machines (--table NEW --mean-with OLD): what pays on one machine by
+a few percent costs that much on another, and the mean leaves such layers in float.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import onnxruntime
 
@@ -28,6 +30,9 @@ from benchmarks.results import table, write_section
 from sbonnx.cpu import has_dot_product
 
 Row = dict[str, Any]
+
+REFERENCE: Final = ("Conv", "3x3 blocked", "float")
+"""Kernel by whose multiply-accumulate the speed of two machines is compared."""
 
 
 def every_case() -> Iterator[Case]:
@@ -103,6 +108,32 @@ def shown(costs: Sequence[Row]) -> str:
     return table(header, lines)
 
 
+def mean_of(here: Sequence[Row], other: Mapping[str, Any]) -> list[Row]:
+    """Return the mean of two tables, the other one scaled to the speed of this machine.
+
+    The scale makes a multiply-accumulate of the float convolution of 3 x 3 cost the same in both. Kernels that the
+    other table does not have keep their costs.
+
+    Args:
+        here: fits of this machine.
+        other: table as `cost_table` writes it.
+    """
+    others = {_key(row): row for row in other["fits"]}
+    scale = next(row["mac_ns"] / others[_key(row)]["mac_ns"] for row in here if _key(row) == REFERENCE)
+    return [_averaged(row, others.get(_key(row), row), scale) for row in here]
+
+
+def _averaged(row: Row, other: Row, scale: float) -> Row:
+    if other is row:
+        return row
+    means = {name: float(f"{(row[name] + scale * other[name]) / 2:.4g}") for name in COLUMNS}
+    return {**row, **means, "worst": max(row["worst"], other["worst"])}
+
+
+def _key(row: Row) -> tuple[str, str, str]:
+    return row["kernel"], row["variant"], row["type"]
+
+
 def cost_table(where: Row, costs: Sequence[Row]) -> str:
     """Return the table of `KERNEL_COSTS` as JSON: the machine, and one line for each kernel."""
     kept = ["kernel", "variant", "type", *COLUMNS, "worst"]
@@ -157,6 +188,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="kernels and chains whose name contains this")
     parser.add_argument("--threads", type=int, default=1, help="with 2 and more: kernels by wall time, no chains")
     parser.add_argument("--table", type=Path, help="JSON file for the table that KERNEL_COSTS reads, one kernel a line")
+    parser.add_argument("--mean-with", type=Path, help="table of another machine: --table holds the mean of both")
     parser.add_argument("--write", action="store_true", help="put the tables into docs/results.md")
     options = parser.parse_args()
     kernels = timed((case for case in every_case() if options.only in case.kernel), options.seconds, options.threads)
@@ -172,7 +204,10 @@ def main() -> int:
         kept = {"machine": where, "fits": costs, "chains": chains, "kernels": kernels}
         options.output.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
     if options.table:
-        options.table.write_text(cost_table(where, costs), encoding="utf-8")
+        other = json.loads(options.mean_with.read_text(encoding="utf-8")) if options.mean_with else None
+        shared = {**where, "mean_with": other["machine"]} if other else where
+        mean = mean_of(costs, other) if other else costs
+        options.table.write_text(cost_table(shared, mean), encoding="utf-8")
     if options.write:
         write_section("kernels", section)
     return 0

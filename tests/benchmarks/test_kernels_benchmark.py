@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,7 +15,7 @@ from benchmarks import kernel_cases, kernel_elementwise
 from benchmarks.kernel_chain_cases import CHAINS, SINGLES
 from benchmarks.kernel_chains import SCALE, Chain, kernels_of, measured, quantized, size
 from benchmarks.kernel_timing import COLUMNS, Case, fit, nonnegative, optimised, repeated, session, time_case
-from benchmarks.kernels import fits, timed
+from benchmarks.kernels import REFERENCE, fits, mean_of, timed
 
 TINY = (1, 16, 4)
 CHAIN_OF = {chain.name: chain for chain in (*CHAINS, *SINGLES)}
@@ -49,6 +50,20 @@ def test_a_refused_kernel_has_its_reason() -> None:
     (row,) = timed([case], 0.001)
     assert "ns" not in row
     assert "Relu" in row["refused"]
+
+
+def test_the_mean_of_two_machines_weighs_both_alike() -> None:
+    def rows(reference: float, pool: float) -> list[dict[str, Any]]:
+        named = [(REFERENCE, reference), (("NhwcMaxPool", "3x3", "u8"), pool)]
+        zeros = dict.fromkeys(COLUMNS, 0.0)
+        return [
+            {"kernel": kernel, "variant": variant, "type": kind, **zeros, "mac_ns": ns, "worst": 0.1}
+            for (kernel, variant, kind), ns in named
+        ]
+
+    new = {"kernel": "New", "variant": "", "type": "u8", **dict.fromkeys(COLUMNS, 1.0), "worst": 0.1}
+    found = {row["kernel"]: row["mac_ns"] for row in mean_of([*rows(1.0, 3.0), new], {"fits": rows(2.0, 2.0)})}
+    assert found == {"Conv": 1.0, "NhwcMaxPool": 2.0, "New": 1.0}  # the other machine is half as fast: its pool costs 1
 
 
 @given(st.lists(st.floats(0, 10), min_size=3, max_size=3), st.integers(0, 1000))

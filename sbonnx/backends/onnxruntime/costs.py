@@ -1,6 +1,6 @@
 """Cost model of onnxruntime's CPU kernels, from a table of measurements that can be repeated on any machine.
 
-``python -m benchmarks.kernels`` writes such a table; `kernel_costs.json` is the table of a server with VNNI. Absolute
+``python -m benchmarks.kernels`` writes such a table; `kernel_costs.json` is the mean of two servers with VNNI. Absolute
 times differ between machines, but ratios of 2 and more hardly do (docs/decisions/0007).
 """
 
