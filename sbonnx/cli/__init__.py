@@ -13,7 +13,8 @@ from typing import Annotated, Any, Final, Literal
 
 import typer
 
-from sbonnx.cli import batch, compare, demo, inspect, lint, llm, plan, profile, prune, qat, quantize, recipe, simplify
+from sbonnx.cli.create import batch, demo, llm, prune, qat, quantize, recipe, simplify
+from sbonnx.cli.examine import compare, inspect, lint, plan, profile
 from sbonnx.cli.options import command
 from sbonnx.cli.output.error_lines import DONE, FAILED, INTERRUPTED, guard, report
 from sbonnx.cli.output.streams import standard_streams

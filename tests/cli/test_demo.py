@@ -14,7 +14,7 @@ import pytest
 from sbonnx.assets import digits
 from sbonnx.backends import BACKENDS
 from sbonnx.cli import main
-from sbonnx.cli.demo import _problems
+from sbonnx.cli.create.demo import _problems
 from tests.support.models import run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -85,6 +85,6 @@ def test_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     def interrupt(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("sbonnx.cli.demo._quantized", interrupt)
+    monkeypatch.setattr("sbonnx.cli.create.demo._quantized", interrupt)
     assert main(["demo", "--out", str(tmp_path)]) == 2
     assert capsys.readouterr().err == f"interrupted; the files in '{tmp_path}' are complete, but some are missing\n"

@@ -55,7 +55,7 @@ def test_mistakes_are_one_line(flags: list[str], message: str, place: Path, capf
 
 def test_defaults_are_those_of_settings() -> None:
     """Written twice, because `--help` must not import torch."""
-    from sbonnx.cli import qat as command
+    from sbonnx.cli.create import qat as command
     from sbonnx.qat import Settings
 
     assert Settings(**{row.name: row.default for row in command.SETTINGS}) == Settings()

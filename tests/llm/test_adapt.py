@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 from sbonnx import graph as graphs  # noqa: E402
 from sbonnx import llm, qat  # noqa: E402
 from sbonnx.cli import main  # noqa: E402
-from sbonnx.cli.llm import BATCH, EPOCHS, RATE  # noqa: E402
+from sbonnx.cli.create.llm import BATCH, EPOCHS, RATE  # noqa: E402
 from sbonnx.errors import ModelError, RecipeError  # noqa: E402
 from sbonnx.llm.decoding import DecoderSession, decoder_feed  # noqa: E402
 from sbonnx.qat.decoder_adapters import DEFAULTS, branched, write_branches  # noqa: E402

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sbonnx.cli import options
+from sbonnx.cli.create.quantize import check_report, show_report
 from sbonnx.cli.options import Arguments, CommandOption, required_output
-from sbonnx.cli.quantize import check_report, show_report
 from sbonnx.errors import RecipeError
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sbonnx.cli import options
+from sbonnx.cli.create.qat import RATE as LEARNING_RATE
+from sbonnx.cli.create.qat import SEED, TRAINING
+from sbonnx.cli.create.quantize import check_report
 from sbonnx.cli.options import Arguments, CommandOption, required_output
 from sbonnx.cli.output.tables import show_refusals
-from sbonnx.cli.qat import RATE as LEARNING_RATE
-from sbonnx.cli.qat import SEED, TRAINING
-from sbonnx.cli.quantize import check_report
 from sbonnx.errors import DataError, RecipeError
 
 if TYPE_CHECKING:

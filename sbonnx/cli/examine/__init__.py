@@ -1,0 +1,1 @@
+"""Verbs that show, check and compare models."""
