@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -92,3 +93,39 @@ def of_ratio(above: Array, below: Array) -> Interval:
     spread = math.sqrt(residual * len(above) / (len(above) - 1)) / float(above.sum())
     factor = math.exp(t_quantile(len(above) - 1) * spread)
     return ratio / factor, ratio * factor
+
+
+RESAMPLES: Final = 1000
+"""Number of bootstrap samples (Efron and Tibshirani 1993: 1000 or more for percentiles)."""
+
+
+def resampled(values: Sequence[Callable[[Array], float]], count: int) -> Array:
+    """Compute statistics of the same bootstrap samples, shape (statistics, `RESAMPLES`), for paired differences.
+
+    Args:
+        values: statistics, as functions of how often each sample counts, shape (count,).
+        count: number of samples.
+    """
+    rng = np.random.default_rng(0)
+    draws = np.empty((len(values), RESAMPLES))
+    if count < 2:
+        draws[:] = np.nan
+        return draws
+    for place in range(RESAMPLES):
+        counts = np.bincount(rng.integers(0, count, count), minlength=count).astype(np.float64)
+        draws[:, place] = [value(counts) for value in values]
+    return draws
+
+
+def percentile(draws: Array) -> Interval:
+    """Return the percentile interval of bootstrap draws (Efron and Tibshirani 1993, 13.3).
+
+    Draws without a value (a class that occurs in no sample) are left out; if they are more than a tenth, nothing is
+    known.
+    """
+    known = draws[np.isfinite(draws)]
+    if len(known) < 0.9 * len(draws):
+        return UNKNOWN
+    tail = 100 * (1 - CONFIDENCE) / 2
+    low, high = np.percentile(known, [tail, 100 - tail])
+    return float(low), float(high)

@@ -1,0 +1,37 @@
+"""Metrics: errors of quantized outputs against float outputs, and task metrics of outputs against labels."""
+
+from __future__ import annotations
+
+from sbonnx.metrics.output_differences import (
+    IMAGE_RANK,
+    LOSS_TEXT,
+    LossKind,
+    Metric,
+    OutputDifference,
+    OutputDifferences,
+    changed_share,
+    loss_kind,
+    loss_of,
+    ratio_db,
+    sqnr_db,
+)
+from sbonnx.metrics.arrays import TaskMetric
+from sbonnx.metrics.task import TASK_METRICS, TaskMetricKind, task_metric
+
+__all__ = [
+    "IMAGE_RANK",
+    "LOSS_TEXT",
+    "TASK_METRICS",
+    "LossKind",
+    "Metric",
+    "OutputDifference",
+    "OutputDifferences",
+    "TaskMetric",
+    "TaskMetricKind",
+    "changed_share",
+    "loss_kind",
+    "loss_of",
+    "ratio_db",
+    "sqnr_db",
+    "task_metric",
+]

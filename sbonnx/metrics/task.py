@@ -1,0 +1,160 @@
+"""Task metrics by name: ``top1``, ``miou``, ..., or a function of the user."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from sbonnx.errors import DataError, RecipeError
+from sbonnx.metrics.arrays import TaskMetric, counts_of, joined
+from sbonnx.metrics.classification import F1, Auc, Correlation, TopK
+from sbonnx.metrics.dense import MeanIoU, Perplexity, SquaredError
+from sbonnx.metrics.detection import COCO_OVERLAPS, MeanAveragePrecision
+from sbonnx.python_files import load_function, names_function
+from sbonnx.spec import Array
+
+
+class _Maker(Protocol):
+    def __call__(self, output: str | None, labels: str | None) -> TaskMetric: ...
+
+
+@dataclass(frozen=True)
+class TaskMetricKind:
+    """A task metric, by its properties.
+
+    Attributes:
+        name: as the user gives it.
+        make: creates an empty one.
+        higher_is_better: direction.
+        share: it is between 0 and 1 (correlations: -1 and 1), so that a difference in it means something by itself;
+            of other metrics the relative change does.
+        unit: "dB" or "".
+    """
+
+    name: str
+    make: Callable[[], TaskMetric]
+    higher_is_better: bool = True
+    share: bool = True
+    unit: str = ""
+
+    def loss(self, reference: float, value: float) -> float:
+        """Compute how much worse `value` is than `reference`: the difference of shares, else relative to `reference`.
+
+        It is nan if one of them is, or the reference is 0.
+        """
+        worse = reference - value if self.higher_is_better else value - reference
+        if self.share:
+            return worse
+        return worse / abs(reference) if reference else float("nan") if worse else 0.0
+
+    def text(self, value: float) -> str:
+        """Format a value: ``0.9125``, ``31.24 dB``."""
+        return f"{value:.4f}" if self.share else f"{value:.5g}{' ' if self.unit else ''}{self.unit}"
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A metric of the table: how it is made, and its properties."""
+
+    make: _Maker
+    higher_is_better: bool = True
+    share: bool = True
+    unit: str = ""
+
+
+def _map(overlaps: tuple[float, ...], output: str | None, labels: str | None) -> TaskMetric:
+    if output is not None:
+        raise RecipeError("map is of all outputs: choose some with --decode script.py:function")
+    return MeanAveragePrecision(overlaps, labels)
+
+
+_ROWS: Final[Mapping[str, _Row]] = {
+    "top1": _Row(partial(TopK, 1)),
+    "top5": _Row(partial(TopK, 5)),
+    "f1": _Row(F1),
+    "auc": _Row(Auc),
+    "miou": _Row(MeanIoU),
+    "map50": _Row(partial(_map, COCO_OVERLAPS[:1])),
+    "map": _Row(partial(_map, COCO_OVERLAPS)),
+    "pearson": _Row(partial(Correlation, False)),
+    "spearman": _Row(partial(Correlation, True)),
+    "perplexity": _Row(Perplexity, higher_is_better=False, share=False),
+    "mse": _Row(partial(SquaredError, False), higher_is_better=False, share=False),
+    "psnr": _Row(partial(SquaredError, True), share=False, unit="dB"),
+}
+
+TASK_METRICS: Final = tuple(_ROWS)
+"""Names of the metrics; each can be followed by a colon and the name of an output."""
+
+
+@dataclass
+class ScriptedMetric:
+    """Metric of a user's function ``(outputs, labels) -> values``, both by name, called for each feed.
+
+    It returns one value for each sample, shape (samples,), and the metric is their mean; or a numerator and a
+    denominator for each sample, shape (samples, 2), and the metric is the ratio of the sums (word error rate).
+
+    Attributes:
+        named: ``script.py:function``, for messages.
+        function: the function.
+    """
+
+    named: str
+    function: Callable[..., Any]
+    _values: list[Array] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        """Number of samples."""
+        return len(joined(self._values))
+
+    def add(self, outputs: Mapping[str, Array], labels: Mapping[str, Any]) -> None:
+        try:
+            values = np.asarray(self.function(dict(outputs), dict(labels)), np.float64)
+        except Exception as error:  # any exception of the user's code
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise DataError(f"'{self.named}' failed: {reason}") from error
+        values = values.reshape(1) if values.ndim == 0 else values
+        pairs = np.stack([values, np.ones_like(values)], 1) if values.ndim == 1 else values
+        if pairs.ndim != 2 or pairs.shape[1] != 2:
+            size = ", ".join(map(str, values.shape))
+            raise DataError(f"'{self.named}' must return an array (samples,) or (samples, 2), and it is ({size})")
+        self._values.append(pairs)
+
+    def value(self, weights: Array | None = None) -> float:
+        above, below = counts_of(weights, self.count) @ joined(self._values)
+        return float(above / below) if below else float("nan")
+
+
+def task_metric(named: str, labels: str | None = None) -> TaskMetricKind:
+    """Return a metric by name: one of `TASK_METRICS`, ``top1:OUTPUT``, or ``script.py:function``.
+
+    A function with an attribute ``lower_is_better = True`` is minimized.
+
+    Args:
+        labels: name of the array that holds the labels; None: by its name (`arrays.LABEL_NAMES`).
+
+    Raises:
+        RecipeError: there is no such metric, or the function cannot be loaded.
+    """
+    if names_function(named):
+        function = load_function(named, "--metric")
+        better = not getattr(function, "lower_is_better", False)
+        return TaskMetricKind(named, partial(ScriptedMetric, named, function), better, share=False)
+    name, colon, output = named.partition(":")
+    row = _ROWS.get(name.lower())
+    if row is None or (colon and not output):
+        close = difflib.get_close_matches(name.lower(), TASK_METRICS, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise RecipeError(
+            f"there is no metric '{named}': {hint}use {', '.join(TASK_METRICS)} or script.py:function"
+        )
+    make = partial(row.make, output=output or None, labels=labels)
+    if name.lower() in ("map", "map50"):
+        make()  # an output by name is an error
+    return TaskMetricKind(named, make, row.higher_is_better, row.share, row.unit)

@@ -1,0 +1,235 @@
+"""Task metrics of models on labelled data, side by side, with confidence intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sbonnx.calib.data import dataset as datasets
+from sbonnx.calib.data.dataset import Dataset
+from sbonnx.calib.data.validate import InputSpec
+from sbonnx.errors import DataError
+from sbonnx.graph import Graph
+from sbonnx.metrics import TaskMetric, TaskMetricKind, task_metric
+from sbonnx.metrics.classification import TopK
+from sbonnx.python_files import load_function
+from sbonnx.spec import Array
+from sbonnx.verify import intervals
+from sbonnx.verify.intervals import Interval
+from sbonnx.verify.sessions import output_names, run, session
+
+Decode = Callable[[dict[str, Any]], Any]
+
+
+@dataclass(frozen=True)
+class EvaluationData:
+    """Labelled data, and the metric to compute on it.
+
+    Attributes:
+        data: path or any reader of `sbonnx.calib.data.dataset.read`, with labels.
+        metric: see `sbonnx.metrics.task_metric`.
+        labels: name of the array that holds the labels; None: recognized by its name.
+        decode: ``script.py:function`` that converts the outputs of one feed, by name, to those that the metric takes
+            (a mapping, or one array); None: no conversion.
+        split, limit: cut feeds into batches of this many samples; use at most this many feeds.
+    """
+
+    data: Any
+    metric: str
+    labels: str | None = None
+    decode: str | None = None
+    split: int | None = None
+    limit: int | None = None
+
+    def kind(self) -> TaskMetricKind:
+        """Return the metric.
+
+        Raises:
+            RecipeError: there is no such metric, or its function cannot be loaded.
+        """
+        return task_metric(self.metric, self.labels)
+
+    def decoder(self) -> Decode | None:
+        """Load the function of `decode`.
+
+        Raises:
+            RecipeError: it cannot be loaded.
+        """
+        return None if self.decode is None else load_function(self.decode, "--decode")
+
+    def open(self, inputs: Graph | Sequence[InputSpec]) -> Dataset:
+        """Open the data for a model.
+
+        Raises:
+            DataError: the data does not fit.
+        """
+        return datasets.read(self.data, inputs, split=self.split, limit=self.limit)
+
+
+@dataclass(frozen=True)
+class MetricValue:
+    """Value of a metric with its 95 % confidence interval; -inf, inf if it is unknown."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class MetricRow:
+    """Metric of one model.
+
+    Attributes:
+        model: path, or a name.
+        metric: its value.
+        difference: its value minus that of the first model, on the same samples; None for the first.
+        loss: how much worse it is than the first model, see `TaskMetricKind.loss`; 0 for the first.
+    """
+
+    model: str
+    metric: MetricValue
+    difference: MetricValue | None = None
+    loss: float = 0.0
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Metric of models on the same labelled samples.
+
+    Attributes:
+        metric: its name.
+        unit: "dB" or "".
+        higher_is_better: direction.
+        share: differences are absolute; else `MetricRow.loss` is relative.
+        samples: number of samples.
+        interval: how the intervals were computed: "wilson" (differences: "bootstrap") or "bootstrap".
+        rows: one for each model, in order.
+    """
+
+    metric: str
+    unit: str
+    higher_is_better: bool
+    share: bool
+    samples: int
+    interval: str
+    rows: tuple[MetricRow, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return asdict(self)
+
+    def problem(self, max_loss: float, name: str = "max_loss") -> str:
+        """Return a sentence if the second model's loss is above a limit, or unknown; else ""."""
+        first, second = self.rows[0], self.rows[1]
+        if second.loss <= max_loss:
+            return ""
+        change = f"{self.metric} goes from {first.metric.value:.5g} to {second.metric.value:.5g}"
+        how = "" if self.share else " (relative)"
+        return f"{change}, a loss of {second.loss:.4g}{how} on {self.samples} samples; {name} allows {max_loss:g}"
+
+
+def evaluate(
+    models: Mapping[str, Path | bytes],
+    evaluation: EvaluationData,
+    inputs: Graph | Sequence[InputSpec],
+    *,
+    device: str = "cpu",
+    feeds_done: Callable[[], None] | None = None,
+) -> Evaluation:
+    """Compute the metric of models on the same labelled data. One model is open at a time.
+
+    Args:
+        models: files (or serialized models) by name.
+        inputs: the graph of a model, or the specs of its inputs.
+        feeds_done: called after each feed of each model.
+
+    Raises:
+        DataError: the data, its labels or the outputs do not fit the metric; a model cannot run a feed.
+        ModelError: a model does not load.
+        RecipeError: there is no such metric, or a function cannot be loaded.
+    """
+    kind, decode = evaluation.kind(), evaluation.decoder()
+    data = evaluation.open(inputs)
+    metrics = [
+        _filled(kind.make(), _outputs(model, data, device, feeds_done), decode) for model in models.values()
+    ]
+    return summarized(kind, dict(zip(models, metrics, strict=True)))
+
+
+def add_feed(
+    metric: TaskMetric, outputs: dict[str, Any], labels: Mapping[str, Any], where: str, decode: Decode | None
+) -> None:
+    """Add the outputs of one feed to a metric.
+
+    Raises:
+        DataError: outputs or labels do not fit; the message names the feed.
+    """
+    if decode is not None:
+        try:
+            outputs = as_outputs(decode(dict(outputs)))
+        except DataError:
+            raise
+        except Exception as error:  # any exception of the user's code
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise DataError(f"--decode failed on {where}: {reason}") from error
+    try:
+        metric.add(outputs, labels)
+    except DataError as error:
+        raise DataError(f"{error} ({where})") from error
+
+
+def as_outputs(decoded: Any) -> dict[str, Any]:
+    """Return what a decoder returned as outputs by name: a mapping, or one array."""
+    return dict(decoded) if isinstance(decoded, Mapping) else {"decoded": np.asarray(decoded)}
+
+
+def _outputs(
+    model: Path | bytes, data: Dataset, device: str, feeds_done: Callable[[], None] | None
+) -> Iterator[tuple[str, dict[str, Any], Mapping[str, Any]]]:
+    """Run a model and yield (where, outputs by name, labels by name)."""
+    opened = session(model, device=device)
+    names = output_names(opened)
+    for number, (where, labelled) in enumerate(data.labelled()):
+        yield where, dict(zip(names, run(opened, labelled.feed, number), strict=True)), labelled.labels
+        if feeds_done is not None:
+            feeds_done()
+
+
+def _filled(
+    metric: TaskMetric, feeds: Iterator[tuple[str, dict[str, Any], Mapping[str, Any]]], decode: Decode | None
+) -> TaskMetric:
+    for where, outputs, labels in feeds:
+        add_feed(metric, outputs, labels, where, decode)
+    return metric
+
+
+def summarized(kind: TaskMetricKind, metrics: Mapping[str, TaskMetric]) -> Evaluation:
+    """Return values, differences against the first model, and their intervals."""
+    filled = list(metrics.values())
+    values = [metric.value() for metric in filled]
+    draws = intervals.resampled([metric.value for metric in filled], filled[0].count)
+    wilson = all(isinstance(metric, TopK) for metric in filled)
+    rows = []
+    for number, (name, metric) in enumerate(metrics.items()):
+        own = _own_interval(metric, draws[number])
+        difference = None
+        if number:
+            low, high = intervals.percentile(draws[number] - draws[0])
+            difference = MetricValue(values[number] - values[0], low, high)
+        rows.append(
+            MetricRow(name, MetricValue(values[number], *own), difference, kind.loss(values[0], values[number]))
+        )
+    interval = "wilson" if wilson else "bootstrap"
+    return Evaluation(
+        kind.name, kind.unit, kind.higher_is_better, kind.share, filled[0].count, interval, tuple(rows)
+    )
+
+
+def _own_interval(metric: TaskMetric, draws: Array) -> Interval:
+    if isinstance(metric, TopK):
+        return intervals.wilson(int(metric.hits.sum()), metric.count)
+    return intervals.percentile(draws)
