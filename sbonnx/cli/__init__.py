@@ -15,13 +15,14 @@ import typer
 
 from sbonnx.cli.create import batch, demo, llm, prune, qat, quantize, recipe, simplify
 from sbonnx.cli.examine import compare, inspect, lint, plan, profile
+from sbonnx.cli.examine import eval as evaluation
 from sbonnx.cli.options import command
 from sbonnx.cli.output.error_lines import DONE, FAILED, INTERRUPTED, guard, report
 from sbonnx.cli.output.streams import standard_streams
 from sbonnx.terminal import LINE_LENGTH, one_line
 from sbonnx.version import __version__
 
-VERBS: Final = (quantize, batch, qat, prune, simplify, inspect, plan, lint, recipe, compare, profile, demo)
+VERBS: Final = (quantize, batch, qat, prune, simplify, inspect, plan, lint, recipe, compare, evaluation, profile, demo)
 
 GROUPS: Final = (llm,)
 """Modules of several commands each, `COMMANDS`."""

@@ -158,6 +158,7 @@ QUANTIZATION: Final = "Quantization"
 SAMPLING: Final = "Samples"
 CALIBRATION: Final = "Calibration"
 QUALITY: Final = "Quality"
+EVALUATION: Final = "Evaluation on labelled data"
 FILES: Final = "Further files"
 """Help groups."""
 
@@ -257,6 +258,26 @@ TARGET_SQNR: Final = recipe_option(
 AVERAGE_BITS: Final = recipe_option(
     "--average-bits N", float, "Choose the weight width of each layer, N bits on average.", QUANTIZATION, convert=str
 )
+EVAL: Final = option(
+    "--eval DATA", Path, "Labelled data: compute --metric on it, for the float and the result side by side.", EVALUATION
+)
+METRIC: Final = option(
+    "--metric NAME",
+    str,
+    "top1, top5, f1, auc, miou, map50, map, pearson, spearman, perplexity, mse, psnr, NAME:OUTPUT of several outputs, "
+    "or script.py:function.",
+    EVALUATION,
+)
+LABELS: Final = option(
+    "--labels NAME", str, "The array of the data that holds the labels; default: label, labels, y, target.", EVALUATION
+)
+DECODE: Final = option(
+    "--decode FILE.py:FUNCTION",
+    str,
+    "Function that converts the outputs of a feed, by name, to those that the metric takes.",
+    EVALUATION,
+)
+EVAL_SPLIT: Final = option("--eval-split N", int, "Split the leading axis of --eval into batches of N.", EVALUATION)
 SAVE_RECIPE: Final = option(
     "--save-recipe FILE", Path, "Write the resolved recipe, including the results of searches, for further runs.", FILES
 )
@@ -321,6 +342,9 @@ FEEDS: Final = (SPLIT, SAMPLES, DEVICE)
 COMMON: Final = (JSON, QUIET, DEBUG)
 COMMON_WITH_PROGRESS: Final = (JSON, JSON_PROGRESS, QUIET, DEBUG)
 """Last options of every verb."""
+
+EVALUATING: Final = (EVAL, METRIC, LABELS, DECODE, EVAL_SPLIT)
+"""Evaluation of a result on labelled data, beside the float model."""
 
 LIMITS: Final = (MIN_SQNR, MIN_COSINE, MAX_SIZE, MAX_LATENCY, MIN_INTEGER)
 """Thresholds of a comparison."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sbonnx.metrics.arrays import TaskMetric
 from sbonnx.metrics.output_differences import (
     IMAGE_RANK,
     LOSS_TEXT,
@@ -15,7 +16,6 @@ from sbonnx.metrics.output_differences import (
     ratio_db,
     sqnr_db,
 )
-from sbonnx.metrics.arrays import TaskMetric
 from sbonnx.metrics.task import TASK_METRICS, TaskMetricKind, task_metric
 
 __all__ = [

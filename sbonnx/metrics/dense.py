@@ -116,7 +116,9 @@ class SquaredError:
         output, given = only_output(outputs, self.output, name), only_label(labels, self.labels, name)
         shapes = [tuple(size for size in one.shape[1:] if size != 1) for one in (output, given)]
         if output.ndim == 0 or given.ndim == 0 or len(output) != len(given) or shapes[0] != shapes[1]:
-            raise DataError(f"{name} takes labels of the output's shape: it is {shown(output)}, they are {shown(given)}")
+            raise DataError(
+                f"{name} takes labels of the output's shape: it is {shown(output)}, they are {shown(given)}"
+            )
         if self.ratio:
             self._peak = max(self._peak, _peak(given))
         flat = [one.reshape(len(one), -1).astype(np.float64) for one in (output, given)]

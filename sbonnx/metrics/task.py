@@ -151,9 +151,7 @@ def task_metric(named: str, labels: str | None = None) -> TaskMetricKind:
     if row is None or (colon and not output):
         close = difflib.get_close_matches(name.lower(), TASK_METRICS, n=1)
         hint = f"did you mean {close[0]}? " if close else ""
-        raise RecipeError(
-            f"there is no metric '{named}': {hint}use {', '.join(TASK_METRICS)} or script.py:function"
-        )
+        raise RecipeError(f"there is no metric '{named}': {hint}use {', '.join(TASK_METRICS)} or script.py:function")
     make = partial(row.make, output=output or None, labels=labels)
     if name.lower() in ("map", "map50"):
         make()  # an output by name is an error

@@ -154,10 +154,13 @@ def evaluate(
     """
     kind, decode = evaluation.kind(), evaluation.decoder()
     data = evaluation.open(inputs)
-    metrics = [
-        _filled(kind.make(), _outputs(model, data, device, feeds_done), decode) for model in models.values()
-    ]
-    return summarized(kind, dict(zip(models, metrics, strict=True)))
+    metrics = {}
+    for name, model in models.items():
+        try:
+            metrics[name] = _filled(kind.make(), _outputs(model, data, device, feeds_done), decode)
+        except DataError as error:
+            raise DataError(f"{name}: {error}") from error
+    return summarized(kind, metrics)
 
 
 def add_feed(
@@ -224,9 +227,7 @@ def summarized(kind: TaskMetricKind, metrics: Mapping[str, TaskMetric]) -> Evalu
             MetricRow(name, MetricValue(values[number], *own), difference, kind.loss(values[0], values[number]))
         )
     interval = "wilson" if wilson else "bootstrap"
-    return Evaluation(
-        kind.name, kind.unit, kind.higher_is_better, kind.share, filled[0].count, interval, tuple(rows)
-    )
+    return Evaluation(kind.name, kind.unit, kind.higher_is_better, kind.share, filled[0].count, interval, tuple(rows))
 
 
 def _own_interval(metric: TaskMetric, draws: Array) -> Interval:

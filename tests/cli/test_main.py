@@ -23,7 +23,7 @@ NAMES = [verb.__name__.rpartition(".")[2] for verb in VERBS]
 
 
 def test_verbs() -> None:
-    rest = ["simplify", "inspect", "plan", "lint", "recipe", "compare", "profile", "demo"]
+    rest = ["simplify", "inspect", "plan", "lint", "recipe", "compare", "eval", "profile", "demo"]
     assert NAMES == ["quantize", "batch", "qat", "prune", *rest]
 
 

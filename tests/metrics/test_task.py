@@ -239,7 +239,7 @@ def test_layouts_of_detections() -> None:
         task_metric("map50").make().add({"a": np.zeros((1, 84, 100)), "b": np.zeros((1, 3))}, true)
     with pytest.raises(DataError, match="are they x, y, w, h"):
         task_metric("map50").make().add({"d": rows}, {"label": np.array([[[0, 5, 5, 3, 3]]])})
-    with pytest.raises(DataError, match="takes labels 'boxes'.*the data has 'id'"):
+    with pytest.raises(DataError, match=r"takes labels 'boxes'.*the data has 'id'"):
         task_metric("map50").make().add({"d": rows}, {"id": np.arange(3)})
 
 
@@ -251,7 +251,12 @@ def test_equal_scores_count_in_order_and_nan_is_a_miss() -> None:
 
 MISMATCHES: dict[str, tuple[str, Array, Mapping[str, Any], str]] = {
     "no labels": ("top1", np.zeros((2, 3), np.float32), {}, "top1 needs labels and the data has none"),
-    "another name": ("top1", np.zeros((2, 3), np.float32), {"id": np.zeros(2)}, "There are 'id': name it with --labels"),
+    "another name": (
+        "top1",
+        np.zeros((2, 3), np.float32),
+        {"id": np.zeros(2)},
+        "There are 'id': name it with --labels",
+    ),
     "float labels": ("top1", np.zeros((2, 3), np.float32), {"y": np.zeros(2)}, "save them as int64"),
     "out of range": ("top1", np.zeros((2, 3), np.float32), {"y": np.array([1, 3])}, "are the classes counted from 1"),
     "too few": ("top1", np.zeros((2, 3), np.float32), {"y": np.array([1])}, "one label for each of the 2 samples"),
@@ -300,7 +305,7 @@ def test_functions_of_the_user(tmp_path: Path) -> None:
     assert not kind.higher_is_better
     assert filled(f"{file}:errors", outputs, labels).value() == pytest.approx(1 / 3)
     assert filled(f"{file}:ratio", outputs, labels).value() == pytest.approx(6 / 8)
-    with pytest.raises(DataError, match="own.py:wrong' failed: KeyError: 'x'"):
+    with pytest.raises(DataError, match=r"own\.py:wrong' failed: KeyError: 'x'"):
         filled(f"{file}:wrong", outputs, labels)
     with pytest.raises(RecipeError, match="has no function 'none'"):
         task_metric(f"{file}:none")

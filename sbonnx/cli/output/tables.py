@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from sbonnx.cli.output.printer import Printer
@@ -59,6 +59,31 @@ def _quality_of(row: Mapping[str, Any]) -> OutputQuality:
     from sbonnx.verify.quality import OutputQuality, QualityFigure
 
     return OutputQuality(**{**row, "figures": tuple(QualityFigure(**figure) for figure in row["figures"])})
+
+
+def metric_text(value: Mapping[str, float], evaluation: Mapping[str, Any], *, sign: bool = False) -> str:
+    """Format a value of a task metric with its interval: ``0.9125 (0.9012 to 0.9229)``."""
+    digits = ".4f" if evaluation["share"] else ".5g"
+    unit = f" {evaluation['unit']}" if evaluation["unit"] else ""
+    figure, low, high = (f"{value[key]:{'+' * sign}{digits}}" for key in ("value", "low", "high"))
+    known = math.isfinite(value["low"]) and math.isfinite(value["high"])
+    return f"{figure}{unit} ({low} to {high})" if known else f"{figure}{unit}"
+
+
+def evaluation_rows(evaluation: Mapping[str, Any]) -> tuple[str, tuple[str, ...], list[Sequence[object]]]:
+    """Return title, columns and rows of the table of an evaluation, see `sbonnx.verify.labelled.Evaluation`."""
+    rows: list[Sequence[object]] = [
+        (
+            row["model"],
+            metric_text(row["metric"], evaluation),
+            None if row["difference"] is None else metric_text(row["difference"], evaluation, sign=True),
+        )
+        for row in evaluation["rows"]
+    ]
+    title = f"{evaluation['metric']} of {evaluation['samples']} labelled samples, 95 % intervals"
+    if len(rows) == 1:
+        return title, ("model", evaluation["metric"]), [row[:2] for row in rows]
+    return title, ("model", evaluation["metric"], "difference"), rows
 
 
 REMAINING: Final = {

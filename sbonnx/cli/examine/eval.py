@@ -1,0 +1,65 @@
+"""``sbonnx eval``: compute a metric of one or several models on labelled data."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Final
+
+from sbonnx.cli import options
+from sbonnx.cli.options import Arguments, CommandOption
+from sbonnx.cli.output.tables import evaluation_rows
+from sbonnx.errors import RecipeError
+
+HELP: Final = "Compute a metric on labelled data. Models side by side, with 95 % intervals."
+
+MODELS: Final[CommandOption[list[Path]]] = CommandOption(
+    "models",
+    (),
+    list[Path],
+    "Float or quantized models; the first is the reference.",
+    "MODEL...",
+    inspect.Parameter.empty,
+)
+
+OPTIONS: Final = (
+    MODELS,
+    options.DATA,
+    options.METRIC,
+    options.LABELS,
+    options.DECODE,
+    *options.FEEDS,
+    *options.COMMON_WITH_PROGRESS,
+)
+
+
+def run(given: Arguments) -> int:
+    from sbonnx import graph as graphs
+    from sbonnx.verify import labelled
+
+    models, named = given[MODELS], given[options.METRIC]
+    if named is None:
+        raise RecipeError("--metric is missing: name what to compute, such as --metric top1")
+    data = labelled.EvaluationData(
+        given.required_data(),
+        named,
+        given[options.LABELS],
+        given[options.DECODE],
+        given[options.SPLIT],
+        given[options.SAMPLES],
+    )
+    graphs_of = [graphs.load(model) for model in models]  # validates the files, for clear error messages
+    progress = given.progress()
+    try:
+        progress.start("evaluation", None)
+        names = {str(model): model for model in models}
+        found = labelled.evaluate(
+            names, data, graphs_of[0], device=given[options.DEVICE] or "cpu", feeds_done=progress.advance
+        )
+    finally:
+        progress.close()
+    printer = given.printer()
+    printer.value({"ok": True, **found.to_dict()})
+    title, columns, rows = evaluation_rows(found.to_dict())
+    printer.table(title, columns, rows)
+    return 0

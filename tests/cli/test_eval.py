@@ -1,0 +1,44 @@
+"""``sbonnx eval``: one row a model, JSON with intervals, and usage errors of one line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from sbonnx.assets import digits
+from sbonnx.cli import main
+
+MODEL, DATA = str(digits().model), str(digits().eval)
+
+
+def test_models_side_by_side(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    copy = shutil.copy(MODEL, tmp_path / "copy.onnx")
+    command = ["eval", MODEL, str(copy), "--data", DATA, "--metric", "top1"]
+    assert main(command) == 0
+    out = capfd.readouterr().out
+    assert "top1 of 450 labelled samples" in out and "difference" in out and "+0.0000 (+0.0000 to +0.0000)" in out
+    assert main([*command, "--json"]) == 0
+    report = json.loads(capfd.readouterr().out)
+    first, second = report["rows"]
+    assert first["metric"]["low"] < first["metric"]["value"] < first["metric"]["high"]
+    assert second["difference"] == {"value": 0.0, "low": 0.0, "high": 0.0}
+
+
+WRONG = {
+    "no metric": (["--data", DATA], "--metric is missing"),
+    "no data": (["--metric", "top1"], "--data is missing"),
+    "misspelt": (["--data", DATA, "--metric", "top2"], "there is no metric 'top2': did you mean top"),
+    "no labels": (["--data", str(digits().calib), "--metric", "top1"], "needs labels and the data has none"),
+    "no file": (["--data", DATA, "--metric", "none.py:f"], "--metric: there is no file 'none.py'"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_errors_are_one_line(case: str, capfd: pytest.CaptureFixture[str]) -> None:
+    flags, message = WRONG[case]
+    assert main(["eval", MODEL, *flags]) == 2
+    out, err = capfd.readouterr()
+    assert not out and message in err and len(err.splitlines()) == 1
