@@ -31,21 +31,35 @@ if TYPE_CHECKING:
     from sbonnx.recipe import parse_qconfig
     from sbonnx.report import Report
     from sbonnx.sparse_model import SparseModel
+    from sbonnx.verify.labelled import EvaluationData, evaluate
 
-__all__ = ["PruningReport", "QuantModel", "Report", "SparseModel", "__version__", "parse_qconfig", "prune", "quantize"]
+__all__ = [
+    "EvaluationData",
+    "PruningReport",
+    "QuantModel",
+    "Report",
+    "SparseModel",
+    "__version__",
+    "evaluate",
+    "parse_qconfig",
+    "prune",
+    "quantize",
+]
 
 _HOMES: Final = {
+    "EvaluationData": "sbonnx.verify.labelled",
     "PruningReport": "sbonnx.pruning.verified",
     "QuantModel": "sbonnx.quant_model",
     "Report": "sbonnx.report",
     "SparseModel": "sbonnx.sparse_model",
+    "evaluate": "sbonnx.verify.labelled",
     "parse_qconfig": "sbonnx.recipe",
     "prune": "sbonnx.pruning.verified",
     "quantize": "sbonnx.api",
 }
 """Modules of the public names."""
 
-_RUN: Final = frozenset({"QuantModel", "SparseModel", "prune", "quantize"})
+_RUN: Final = frozenset({"evaluate", "QuantModel", "SparseModel", "prune", "quantize"})
 """Public names that need onnxruntime."""
 
 

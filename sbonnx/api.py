@@ -19,6 +19,7 @@ from sbonnx.search import Metric, SearchResult, open_trials, search
 from sbonnx.search.advice import advise as advice_for
 from sbonnx.search.advice import after_search
 from sbonnx.stages.state import Request, Source, read_recipe
+from sbonnx.verify import EvaluationData, check_labels
 
 
 def quantize(  # noqa: PLR0913 - public entry point
@@ -35,6 +36,7 @@ def quantize(  # noqa: PLR0913 - public entry point
     trt_cache: str | os.PathLike[str] | None = None,
     save_recipe: str | os.PathLike[str] | None = None,
     metric: Metric | None = None,
+    evaluation: EvaluationData | None = None,
     advise: bool = False,
     **overrides: Any,
 ) -> Report:
@@ -58,6 +60,9 @@ def quantize(  # noqa: PLR0913 - public entry point
         save_recipe: path for the recipe that was run, as YAML. Passing it as `recipe` reproduces the same file.
         metric: maps the (quantized, float) outputs of one feed, by name, to a loss. ``max_loss`` then limits its mean
             over the hold-out set, instead of changed classes or the error of the outputs.
+        evaluation: labelled data and a metric (``sbonnx.EvaluationData("val/", "top1")``), which is computed for the
+            float and the quantized model, see ``report.metrics["evaluation"]``. ``max_loss`` then limits the loss in
+            that metric: of what a search tries, and of the result.
         advise: if outputs are below their quality lines, try the cheapest changes that may repair it, for about as long
             as the run took (at least 20 s); the result is in ``report.advice``. After a search, nothing more is tried:
             it says what the search tried, and what is next.
@@ -73,6 +78,10 @@ def quantize(  # noqa: PLR0913 - public entry point
     wishes, rules = read_recipe(recipe, backend, overrides)
     if metric is not None and wishes.mixed.max_loss is None:
         raise RecipeError("a metric says what max_loss is of: give max_loss as well")
+    if metric is not None and evaluation is not None:
+        raise RecipeError("max_loss is of one metric: give metric, or evaluation")
+    if evaluation is not None and not verify:
+        raise RecipeError("an evaluation is part of the verification: do not switch it off")
     _check_targets((output, save_recipe, trt_cache), (model, data), force=force)
     found = None
     request = Request(
@@ -85,10 +94,15 @@ def quantize(  # noqa: PLR0913 - public entry point
         trt_cache=trt_cache,
         force=force,
         verify=verify,
+        evaluation=evaluation,
     )
+    if evaluation is not None:
+        check_labels(request.source, evaluation, device=wishes.device)
     if wishes.auto.enable or wishes.mixed.wanted:
         request = pipeline.pruned(request, progress)
-        trials = open_trials(request.model, data, wishes, rules, split=split, metric=metric, progress=progress)
+        trials = open_trials(
+            request.model, data, wishes, rules, split=split, metric=metric, evaluation=evaluation, progress=progress
+        )
         found = search(trials, wishes, wishes.decided)
         trials.progress.what = ""
         wishes = found.recipe

@@ -277,6 +277,12 @@ DECODE: Final = option(
     "Function that converts the outputs of a feed, by name, to those that the metric takes.",
     EVALUATION,
 )
+MAX_METRIC_LOSS: Final = option(
+    "--max-loss SHARE",
+    str,
+    "Exit 1 if the loss in --metric is higher, such as 0.5%; absolute for shares, else relative.",
+    EVALUATION,
+)
 EVAL_SPLIT: Final = option("--eval-split N", int, "Split the leading axis of --eval into batches of N.", EVALUATION)
 SAVE_RECIPE: Final = option(
     "--save-recipe FILE", Path, "Write the resolved recipe, including the results of searches, for further runs.", FILES

@@ -19,6 +19,7 @@ from sbonnx.graph import Graph
 from sbonnx.metrics import LOSS_TEXT, LossKind, Metric, OutputDifference, OutputDifferences, changed_share, loss_of
 from sbonnx.plan import Solution
 from sbonnx.stages.state import Prepared
+from sbonnx.verify import LabelledLoss
 
 MOST_HELD: Final = 256
 """Maximum number of feeds in the hold-out set of trials."""
@@ -170,7 +171,9 @@ class Judge:
         graph: the float model, simplified and fused, without any changes that a recipe makes (such as equalization).
         held: the hold-out set.
         kind: meaning of `Score.loss`: "top1": share of samples whose top-1 class changes; "relative": norm of the
-            error divided by that of the output, for the worst output; "metric": mean of `metric` over feeds.
+            error divided by that of the output, for the worst output; "metric": mean of `metric` over feeds, or the
+            loss of `labelled`.
+        labelled: loss in a task metric on labelled data, in place of `metric`.
     """
 
     graph: Graph
@@ -178,6 +181,7 @@ class Judge:
     kind: LossKind
     device: str = "cpu"
     metric: Metric | None = None
+    labelled: LabelledLoss | None = None
     _names: tuple[str, ...] = field(default=(), init=False)
 
     def __post_init__(self) -> None:
@@ -201,6 +205,8 @@ class Judge:
                 energies.append([_energies(plain[name], found[name]) for name in self._names])
                 if self.metric is not None:
                     losses.append(float(self.metric({name: found[name] for name in self._names}, plain)))
+            if self.labelled is not None:
+                losses = [self.labelled.of(quantized, self.graph)]
         return replace(self._scored(sums.result(), losses), by_feed=_by_feed(energies))
 
     def _scored(self, outputs: tuple[OutputDifference, ...], losses: list[float]) -> Score:
@@ -210,7 +216,7 @@ class Judge:
         energies = [10 ** (-one.sqnr_db / 10) if one.sqnr_db > -math.inf else math.inf for one in outputs]
         error = math.inf if broken else float(np.mean(energies))
         worst = min(one.sqnr_db for one in outputs)
-        loss = loss_of(outputs, self.kind, losses)
+        loss = loss_of(outputs, self.kind, losses) if self.labelled is None else losses[0]
         return Score(error, loss, worst, changed_share(outputs))
 
 

@@ -10,7 +10,7 @@ from sbonnx import recipe as recipes
 from sbonnx.backends import Backend
 from sbonnx.errors import DataError, RecipeError
 from sbonnx.graph.storage.temporary import temporary_folder
-from sbonnx.metrics import Metric, loss_kind
+from sbonnx.metrics import LossKind, Metric, loss_kind
 from sbonnx.pipeline import prepare, quantized_graph, solve
 from sbonnx.plan import Solution
 from sbonnx.progress import Progress, Silent, count_samples
@@ -18,7 +18,7 @@ from sbonnx.recipe import Recipe
 from sbonnx.search.evaluation import Judge, Samples, Score, divide
 from sbonnx.stages.measure import divided
 from sbonnx.stages.state import Prepared, Request, Source, source_of
-from sbonnx.verify import file_bytes
+from sbonnx.verify import EvaluationData, LabelledLoss, file_bytes
 
 
 def settled(keys: Recipe | dict[str, Any]) -> Recipe:
@@ -128,9 +128,13 @@ def open_trials(
     *,
     split: int | None = None,
     metric: Metric | None = None,
+    evaluation: EvaluationData | None = None,
     progress: Progress | None = None,
 ) -> Trials:
     """Create trials for `recipe`: split the feeds as it requires, and prepare the float model for comparison.
+
+    Args:
+        metric, evaluation: the loss that MIXED.MAX_LOSS limits: of a function of outputs, or of a task metric.
 
     Raises:
         DataError: there is no calibration data.
@@ -145,6 +149,8 @@ def open_trials(
     if given is None:
         raise DataError("AUTO and MIXED judge what they try on samples that are held out: give calibration data")
     samples = divide(given.fit, base.graph, recipe.auto.held_out, recipe.auto.samples)
-    kind = "metric" if metric is not None else loss_kind(recipe.mixed.loss, base.graph)
-    judge = Judge(base.graph, samples.held, kind, recipe.device, metric)
+    own = metric is not None or (evaluation is not None and recipe.mixed.max_loss is not None)
+    kind: LossKind = "metric" if own else loss_kind(recipe.mixed.loss, base.graph)
+    labelled = LabelledLoss(source_of(model), evaluation, device=recipe.device) if own and evaluation else None
+    judge = Judge(base.graph, samples.held, kind, recipe.device, metric, labelled)
     return Trials(model, rules, samples, judge, TrialProgress(progress or Silent()))

@@ -28,7 +28,7 @@ from sbonnx.reconstruct.solve import QuantizedInputs, Reconstruction, WeightRoun
 from sbonnx.report import Fired, Refusal, Report
 from sbonnx.rounding import make_rounder
 from sbonnx.spec import Array, QParams
-from sbonnx.verify import Comparison
+from sbonnx.verify import Comparison, EvaluationData
 
 BASE_OPSET: Final = 13
 """First opset whose Q/DQ support per-channel scales."""
@@ -91,6 +91,7 @@ class Request:
         trt_cache: path for TensorRT's calibration cache.
         force: overwrite files.
         verify: check the file and compare it with the float model.
+        evaluation: labelled data and the metric to compute on it; None: none.
     """
 
     model: Source
@@ -103,6 +104,7 @@ class Request:
     trt_cache: str | os.PathLike[str] | None = None
     force: bool = False
     verify: bool = True
+    evaluation: EvaluationData | None = None
 
     @property
     def files(self) -> list[Path]:

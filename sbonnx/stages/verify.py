@@ -101,6 +101,12 @@ def _verified(
     )
     if size is not None:
         comparison = replace(comparison, bytes_quantized=size)
+    evaluation, max_loss, missed = state.request.evaluation, recipe.mixed.max_loss, ""
+    if evaluation is not None:
+        models = {"float": reference, "quantized": path}
+        comparison = replace(comparison, evaluation=proof.evaluate(models, evaluation, device=device))
+        assert comparison.evaluation is not None
+        missed = "" if max_loss is None else comparison.evaluation.problem(max_loss)
     layers: tuple[profile.LayerError, ...] = ()
     if samples is not None:
         comparison = replace(comparison, held_out=samples.count)
@@ -112,6 +118,7 @@ def _verified(
         begin = profile.first_lost(layers)
         if begin is not None:
             problems.append(f"it begins at '{begin.tensor}', input of '{begin.node}' ({begin.sqnr_db:.1f} dB)")
+    problems += [missed] if missed else []
     limits = limits_of(recipe)
     # the distance of a pruned model from the original was asked for
     below = tuple(limits.quality(comparison)) if isinstance(state.request.model, PrunedModel) else ()

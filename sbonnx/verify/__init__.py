@@ -5,6 +5,7 @@ from __future__ import annotations
 from sbonnx.verify.comparison import COLLAPSED_DB, Comparison, LevelDifference, Limits
 from sbonnx.verify.file_check import Depth, check, compare
 from sbonnx.verify.kernel_count import FloatOp, Kernels
+from sbonnx.verify.labelled import Evaluation, EvaluationData, LabelledLoss, check_labels, evaluate
 from sbonnx.verify.sessions import LEVEL_NAMES, Feeds, file_bytes, session
 
 __all__ = [
@@ -12,13 +13,18 @@ __all__ = [
     "LEVEL_NAMES",
     "Comparison",
     "Depth",
+    "Evaluation",
+    "EvaluationData",
     "Feeds",
     "FloatOp",
     "Kernels",
+    "LabelledLoss",
     "LevelDifference",
     "Limits",
     "check",
+    "check_labels",
     "compare",
+    "evaluate",
     "file_bytes",
     "session",
 ]

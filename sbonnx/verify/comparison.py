@@ -10,6 +10,7 @@ from typing import Any, Final
 from sbonnx.errors import RecipeError
 from sbonnx.metrics import OutputDifference
 from sbonnx.verify.kernel_count import Kernels
+from sbonnx.verify.labelled import Evaluation
 from sbonnx.verify.quality import OutputQuality
 
 COLLAPSED_DB: Final = 3.0
@@ -80,6 +81,7 @@ class Comparison:
         held_out: number of hold-out samples that `feeds` consist of; 0: none were held out.
         calibration: errors by output on calibration samples, if `outputs` are from a hold-out set.
         quality: figures of each output by its nature, on the same feeds as `outputs`.
+        evaluation: a metric of the float and the quantized model on labelled data; None if none was asked for.
     """
 
     outputs: tuple[OutputDifference, ...]
@@ -99,6 +101,7 @@ class Comparison:
     held_out: int = 0
     calibration: tuple[OutputDifference, ...] = ()
     quality: tuple[OutputQuality, ...] = ()
+    evaluation: Evaluation | None = None
 
     @property
     def latency_ratio(self) -> float | None:

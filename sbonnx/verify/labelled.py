@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,7 +22,7 @@ from sbonnx.python_files import load_function
 from sbonnx.spec import Array
 from sbonnx.verify import intervals
 from sbonnx.verify.intervals import Interval
-from sbonnx.verify.sessions import output_names, run, session
+from sbonnx.verify.sessions import input_specs, output_names, run, session
 
 Decode = Callable[[dict[str, Any]], Any]
 
@@ -62,7 +64,7 @@ class EvaluationData:
         return None if self.decode is None else load_function(self.decode, "--decode")
 
     def open(self, inputs: Graph | Sequence[InputSpec]) -> Dataset:
-        """Open the data for a model.
+        """Open the data for a model with these inputs.
 
         Raises:
             DataError: the data does not fit.
@@ -133,9 +135,8 @@ class Evaluation:
 
 
 def evaluate(
-    models: Mapping[str, Path | bytes],
+    models: Mapping[str, str | os.PathLike[str] | bytes],
     evaluation: EvaluationData,
-    inputs: Graph | Sequence[InputSpec],
     *,
     device: str = "cpu",
     feeds_done: Callable[[], None] | None = None,
@@ -144,7 +145,6 @@ def evaluate(
 
     Args:
         models: files (or serialized models) by name.
-        inputs: the graph of a model, or the specs of its inputs.
         feeds_done: called after each feed of each model.
 
     Raises:
@@ -152,15 +152,59 @@ def evaluate(
         ModelError: a model does not load.
         RecipeError: there is no such metric, or a function cannot be loaded.
     """
-    kind, decode = evaluation.kind(), evaluation.decoder()
-    data = evaluation.open(inputs)
-    metrics = {}
+    kind, decode, metrics = evaluation.kind(), evaluation.decoder(), {}
     for name, model in models.items():
+        metrics[name] = kind.make()
         try:
-            metrics[name] = _filled(kind.make(), _outputs(model, data, device, feeds_done), decode)
+            source = model if isinstance(model, bytes) else Path(model)
+            for where, outputs, labels in _outputs(source, evaluation, device):
+                add_feed(metrics[name], outputs, labels, where, decode)
+                if feeds_done is not None:
+                    feeds_done()
         except DataError as error:
             raise DataError(f"{name}: {error}") from error
     return summarized(kind, metrics)
+
+
+def check_labels(model: Path | bytes, evaluation: EvaluationData, *, device: str = "cpu") -> None:
+    """Run the first feed, so that data, labels, outputs and metric are known to fit before long work begins.
+
+    Raises: see `evaluate`.
+    """
+    where, outputs, labels = next(_outputs(model, evaluation, device))
+    add_feed(evaluation.kind().make(), outputs, labels, where, evaluation.decoder())
+
+
+class LabelledLoss:
+    """Loss of variants of a model in a task metric, on labelled data, see `TaskMetricKind.loss`.
+
+    Attributes:
+        kind: the metric.
+    """
+
+    def __init__(self, model: Path | bytes, evaluation: EvaluationData, *, device: str = "cpu") -> None:
+        """Compute the metric of the float model.
+
+        Raises: see `evaluate`.
+        """
+        self.kind = evaluation.kind()
+        self._evaluation = evaluation
+        self._decode = evaluation.decoder()
+        self._reference = evaluate({"the float model": model}, evaluation, device=device).rows[0].metric.value
+
+    def of(self, run_feed: Callable[[dict[str, Array]], Mapping[str, Any]], inputs: Graph) -> float:
+        """Compute the loss of a variant; inf if its metric has no value.
+
+        Args:
+            run_feed: runs one feed and returns the outputs by name.
+            inputs: graph whose inputs the variant has.
+        """
+        metric, names = self.kind.make(), [tensor.name for tensor in inputs.outputs]
+        for where, labelled in self._evaluation.open(inputs).labelled():
+            found = run_feed(labelled.feed)
+            add_feed(metric, {name: found[name] for name in names}, labelled.labels, where, self._decode)
+        loss = self.kind.loss(self._reference, metric.value())
+        return loss if loss == loss else math.inf
 
 
 def add_feed(
@@ -191,23 +235,13 @@ def as_outputs(decoded: Any) -> dict[str, Any]:
 
 
 def _outputs(
-    model: Path | bytes, data: Dataset, device: str, feeds_done: Callable[[], None] | None
+    model: Path | bytes, evaluation: EvaluationData, device: str
 ) -> Iterator[tuple[str, dict[str, Any], Mapping[str, Any]]]:
     """Run a model and yield (where, outputs by name, labels by name)."""
     opened = session(model, device=device)
     names = output_names(opened)
-    for number, (where, labelled) in enumerate(data.labelled()):
+    for number, (where, labelled) in enumerate(evaluation.open(input_specs(opened)).labelled()):
         yield where, dict(zip(names, run(opened, labelled.feed, number), strict=True)), labelled.labels
-        if feeds_done is not None:
-            feeds_done()
-
-
-def _filled(
-    metric: TaskMetric, feeds: Iterator[tuple[str, dict[str, Any], Mapping[str, Any]]], decode: Decode | None
-) -> TaskMetric:
-    for where, outputs, labels in feeds:
-        add_feed(metric, outputs, labels, where, decode)
-    return metric
 
 
 def summarized(kind: TaskMetricKind, metrics: Mapping[str, TaskMetric]) -> Evaluation:

@@ -10,9 +10,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
+import ml_dtypes
 import numpy as np
 import onnx
 
+from sbonnx.calib.data import InputSpec
 from sbonnx.calib.engine.runner import providers
 from sbonnx.cpu import CPU, cores
 from sbonnx.errors import DataError, ModelError
@@ -130,6 +132,30 @@ def _initializers(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
 def output_names(model: Any) -> list[str]:
     """Return the names of a session's outputs, in order."""
     return [output.name for output in model.get_outputs()]
+
+
+ELEMENTS: Final[Mapping[str, Any]] = {
+    "float": np.float32,
+    "double": np.float64,
+    "float16": np.float16,
+    "bfloat16": ml_dtypes.bfloat16,
+    "bool": np.bool_,
+    "string": object,
+    **{name: np.dtype(name) for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")},
+}
+"""numpy types of onnxruntime's element types."""
+
+
+def input_specs(model: Any) -> tuple[InputSpec, ...]:
+    """Return names, types and shapes of a session's inputs, for `sbonnx.calib.data.dataset.read`."""
+    return tuple(
+        InputSpec(
+            entry.name,
+            np.dtype(ELEMENTS[element]) if (element := entry.type[len("tensor(") : -1]) in ELEMENTS else None,
+            tuple(entry.shape) if entry.shape else None,
+        )
+        for entry in model.get_inputs()
+    )
 
 
 def interface(model: Any, *, keep_io: bool = True) -> tuple[list[Entry], list[Entry]]:

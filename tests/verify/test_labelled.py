@@ -8,7 +8,6 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from sbonnx import graph as graphs
 from sbonnx.assets import digits
 from sbonnx.errors import DataError
 from sbonnx.verify import intervals
@@ -23,7 +22,7 @@ def test_equals_a_plain_loop_and_compares_side_by_side() -> None:
     session = ort.InferenceSession(str(NETWORK))
     scores = session.run(None, {session.get_inputs()[0].name: data[name]})[0]
     expected = float((scores.argmax(1) == data["label"]).mean())
-    found = evaluate({"a": NETWORK, "b": NETWORK}, EvaluationData(EVAL, "top1", split=50), graphs.load(NETWORK))
+    found = evaluate({"a": NETWORK, "b": NETWORK}, EvaluationData(EVAL, "top1", split=50))
     first, second = found.rows
     assert first.metric.value == expected == second.metric.value
     assert found.samples == len(data["label"])
@@ -51,10 +50,10 @@ def test_errors_name_model_and_feed(tmp_path: Path) -> None:
     (name,) = (key for key in data.files if key != "label")
     np.savez(tmp_path / "no.npz", **{name: data[name]})
     with pytest.raises(DataError, match=r"digits: top1 needs labels .*no\.npz"):
-        evaluate({"digits": NETWORK}, EvaluationData(tmp_path / "no.npz", "top1"), graphs.load(NETWORK))
+        evaluate({"digits": NETWORK}, EvaluationData(tmp_path / "no.npz", "top1"))
     np.savez(tmp_path / "far.npz", **{name: data[name], "Y": data["label"] + 1})
     with pytest.raises(DataError, match="label 10 and the output has the classes 0 to 9: are the classes counted"):
-        evaluate({"digits": NETWORK}, EvaluationData(tmp_path / "far.npz", "top1"), graphs.load(NETWORK))
+        evaluate({"digits": NETWORK}, EvaluationData(tmp_path / "far.npz", "top1"))
 
 
 def test_decoders(tmp_path: Path) -> None:
@@ -62,9 +61,8 @@ def test_decoders(tmp_path: Path) -> None:
         "def first(outputs):\n    return next(iter(outputs.values()))\ndef broken(outputs):\n    return outputs['no']\n"
     )
     plain = EvaluationData(EVAL, "f1")
-    graph = graphs.load(NETWORK)
     decoded = EvaluationData(EVAL, "f1", decode=f"{tmp_path / 'own.py'}:first")
     models = {"m": NETWORK}
-    assert evaluate(models, decoded, graph) == evaluate(models, plain, graph)
+    assert evaluate(models, decoded) == evaluate(models, plain)
     with pytest.raises(DataError, match=r"--decode failed on .*KeyError: 'no'"):
-        evaluate(models, EvaluationData(EVAL, "f1", decode=f"{tmp_path / 'own.py'}:broken"), graph)
+        evaluate(models, EvaluationData(EVAL, "f1", decode=f"{tmp_path / 'own.py'}:broken"))

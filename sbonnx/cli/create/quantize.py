@@ -8,9 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sbonnx.cli import options
+from sbonnx.cli.evaluation import evaluation_of
 from sbonnx.cli.options import Arguments, required_output
 from sbonnx.cli.output.printer import to_json
-from sbonnx.cli.output.tables import comparison_facts, pruned_text, show_outputs, show_refusals, show_search
+from sbonnx.cli.output.tables import (
+    comparison_facts,
+    pruned_text,
+    show_evaluation,
+    show_outputs,
+    show_refusals,
+    show_search,
+)
 from sbonnx.errors import OutputError
 
 if TYPE_CHECKING:
@@ -49,6 +57,7 @@ OPTIONS: Final = (
     options.MAX_LOSS,
     options.TARGET_SQNR,
     options.AVERAGE_BITS,
+    *options.EVALUATING,
     options.SAVE_RECIPE,
     options.TRT_CACHE,
     options.REQUANTIZE,
@@ -67,6 +76,7 @@ def run(given: Arguments) -> int:
     from sbonnx.stages.state import read_recipe
 
     model, output, force = given[options.MODEL], required_output(given[options.OUTPUT]), given[options.FORCE]
+    evaluation = evaluation_of(given)
     trt_cache, save_recipe = given[options.TRT_CACHE], given[options.SAVE_RECIPE]
     recipe, _ = read_recipe(given[options.RECIPE], given[options.BACKEND], given.overrides())
     data = given.required_data() if recipe.mode == "static" else given[options.DATA]
@@ -85,6 +95,7 @@ def run(given: Arguments) -> int:
             trt_cache=trt_cache,
             save_recipe=save_recipe,
             progress=progress,
+            evaluation=evaluation,
             advise=not given[options.NO_ADVICE],
         )
     finally:
@@ -141,6 +152,7 @@ def show_report(given: Arguments, report: Report) -> int:
         },
     )
     show_outputs(printer, "outputs against float", metrics)
+    show_evaluation(printer, metrics)
     worst = report.layers[:WORST]
     printer.table(
         "worst layers (SQNR, dB)",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from sbonnx.cli import options
+from sbonnx.cli.evaluation import evaluation_of
 from sbonnx.cli.options import Arguments
-from sbonnx.cli.output.tables import comparison_facts, show_outputs
+from sbonnx.cli.output.tables import comparison_facts, show_evaluation, show_outputs
+from sbonnx.errors import RecipeError
 
 HELP: Final = "Compare a quantized model with its float model. Error of each output, size, latency, integer kernels."
 
@@ -15,7 +18,16 @@ HELP: Final = "Compare a quantized model with its float model. Error of each out
 FLOAT: Final = options.argument("float_model", "FLOAT", "The float model.")
 QUANT: Final = options.argument("quant_model", "QUANT", "The quantized model.")
 
-OPTIONS: Final = (FLOAT, QUANT, options.DATA, *options.FEEDS, *options.LIMITS, *options.COMMON)
+OPTIONS: Final = (
+    FLOAT,
+    QUANT,
+    options.DATA,
+    *options.FEEDS,
+    *options.EVALUATING,
+    options.MAX_METRIC_LOSS,
+    *options.LIMITS,
+    *options.COMMON,
+)
 
 
 def run(given: Arguments) -> int:
@@ -27,13 +39,19 @@ def run(given: Arguments) -> int:
     rows = {row.key.removeprefix("VERIFY."): row for row in options.LIMITS}
     thresholds: dict[str, float | None] = {key.lower(): given[row] for key, row in rows.items()}
     limits = verify.Limits(**thresholds, names={key: row.flags[0] for key, row in rows.items()})
-    source = given.required_data()
+    source, evaluation, max_loss = given.required_data(), evaluation_of(given), _max_loss(given)
     graphs.load(quant_model)  # validates the file, for a clear error message
     feeds = datasets.read(source, graphs.load(float_model), split=given[options.SPLIT], limit=given[options.SAMPLES])
     device, depth = given[options.DEVICE] or "cpu", verify.Depth(levels=True, kernels=True)
     comparison = verify.compare(float_model, quant_model, feeds, device=device, depth=depth)
+    missed: tuple[str, ...] = ()
+    if evaluation is not None:
+        models = {"float": float_model, "quantized": quant_model}
+        found = verify.evaluate(models, evaluation, device=device)
+        comparison = replace(comparison, evaluation=found)
+        missed = () if max_loss is None else tuple(filter(None, [found.problem(max_loss, "--max-loss")]))
     metrics = comparison.to_dict()
-    problems = (*comparison.problems(), *limits.problems(comparison))
+    problems = (*comparison.problems(), *missed, *limits.problems(comparison))
     code = printer.problems(problems)
     advice: dict[str, str] = {}
     if limits.below(comparison) and _can_profile(float_model, quant_model):
@@ -44,11 +62,28 @@ def run(given: Arguments) -> int:
     printer.value({"ok": not problems, "problems": problems, **files, **metrics, "advice": advice})
     printer.facts(f"{quant_model} against {float_model}", comparison_facts(metrics))
     show_outputs(printer, "outputs against float", metrics)
+    show_evaluation(printer, metrics)
     left = () if comparison.kernels is None else comparison.kernels.left_float
     printer.table(
         "in float between Q/DQ pairs", ("node", "op", "why"), [(node.node, node.op, node.why) for node in left]
     )
     return code
+
+
+def _max_loss(given: Arguments) -> float | None:
+    """Parse ``--max-loss``.
+
+    Raises:
+        RecipeError: it is no share, or there is no metric.
+    """
+    from sbonnx import recipe as recipes
+
+    value = given[options.MAX_METRIC_LOSS]
+    if value is None:
+        return None
+    if given[options.EVAL] is None:
+        raise RecipeError("--max-loss limits the loss in a metric: give --eval DATA and --metric")
+    return recipes.load(None, overrides=[f"max_loss={value}"]).mixed.max_loss
 
 
 def _can_profile(float_model: Path, quant_model: Path) -> bool:

@@ -48,14 +48,14 @@ def run(given: Arguments) -> int:
         given[options.SPLIT],
         given[options.SAMPLES],
     )
-    graphs_of = [graphs.load(model) for model in models]  # validates the files, for clear error messages
+    for model in models:
+        graphs.load(model)  # validates the file, for a clear error message
     progress = given.progress()
     try:
         progress.start("evaluation", None)
         names = {str(model): model for model in models}
-        found = labelled.evaluate(
-            names, data, graphs_of[0], device=given[options.DEVICE] or "cpu", feeds_done=progress.advance
-        )
+        device = given[options.DEVICE] or "cpu"
+        found = labelled.evaluate(names, data, device=device, feeds_done=progress.advance)
     finally:
         progress.close()
     printer = given.printer()

@@ -86,6 +86,12 @@ def evaluation_rows(evaluation: Mapping[str, Any]) -> tuple[str, tuple[str, ...]
     return title, ("model", evaluation["metric"], "difference"), rows
 
 
+def show_evaluation(printer: Printer, metrics: Mapping[str, Any]) -> None:
+    """Show the task metric of both models, if one was computed."""
+    if metrics.get("evaluation"):
+        printer.table(*evaluation_rows(metrics["evaluation"]))
+
+
 REMAINING: Final = {
     "macs": "multiplications",
     "size": "bytes of constants",

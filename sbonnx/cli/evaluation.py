@@ -1,0 +1,35 @@
+"""Labelled data and metric of a result, from the options of a command line."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sbonnx.cli import options
+from sbonnx.cli.options import Arguments
+from sbonnx.errors import RecipeError
+
+if TYPE_CHECKING:
+    from sbonnx.verify import EvaluationData
+
+
+def evaluation_of(given: Arguments) -> EvaluationData | None:
+    """Return the labelled data and the metric of ``--eval``; None without it.
+
+    Raises:
+        RecipeError: one of ``--eval`` and ``--metric`` is given without the other, or the metric does not exist.
+    """
+    from sbonnx.verify import EvaluationData
+
+    data, metric = given[options.EVAL], given[options.METRIC]
+    if data is None:
+        alone = next((row for row in options.EVALUATING if given.values[row] is not None), None)
+        if alone is not None:
+            raise RecipeError(f"{alone.flags[0]} is for labelled data: give it with --eval DATA")
+        return None
+    if metric is None:
+        raise RecipeError("--eval computes a metric: name it with --metric, such as --metric top1")
+    split = given[options.EVAL_SPLIT] or given[options.SPLIT]
+    found = EvaluationData(data, metric, given[options.LABELS], given[options.DECODE], split)
+    found.kind()
+    found.decoder()
+    return found

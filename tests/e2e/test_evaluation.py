@@ -1,0 +1,82 @@
+"""A metric on labelled data beside quantization: results of both models, limits, and searches that meet them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+import sbonnx
+from sbonnx.assets import digits
+from sbonnx.cli import main
+from sbonnx.errors import DataError, RecipeError
+
+DATA = digits()
+COMMAND = ["quantize", str(DATA.model), "--data", str(DATA.calib), "--split", "32", "-o", "q.onnx"]
+LABELLED = ["--eval", str(DATA.eval), "--metric", "top1"]
+
+
+def top1(model: Path) -> float:
+    stored, session = np.load(DATA.eval), ort.InferenceSession(str(model))
+    scores = session.run(None, {"image": stored["image"]})[0]
+    return float((scores.argmax(1) == stored["label"]).mean())
+
+
+def test_quantize_and_compare_show_the_metric_of_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*COMMAND, *LABELLED, "--bits", "w4a4", "--effort", "fast", "--report", "r.html", "--json"]) == 0
+    found = json.loads(capfd.readouterr().out)["metrics"]["evaluation"]
+    values = [row["metric"]["value"] for row in found["rows"]]
+    assert values == [top1(DATA.model), top1(tmp_path / "q.onnx")]
+    assert [row["model"] for row in found["rows"]] == ["float", "quantized"] and found["samples"] == 450
+    assert found["rows"][1]["difference"]["value"] == pytest.approx(values[1] - values[0])
+    compare = ["compare", str(DATA.model), "q.onnx", "--data", str(DATA.calib), "--split", "50"]
+    assert main([*compare, *LABELLED, "--max-loss", "50%"]) == 0
+    assert "top1 of 450 labelled samples" in capfd.readouterr().out
+    assert main([*compare, *LABELLED, "--max-loss", "0"]) == (1 if values[1] < values[0] else 0)
+    assert main([*compare, "--max-loss", "1%"]) == 2
+    assert "--max-loss limits the loss in a metric: give --eval" in capfd.readouterr().err
+
+
+def test_searches_judge_by_the_metric(tmp_path: Path) -> None:
+    """2-bit weights lose accuracy; layers get more bits until the labelled loss is met."""
+    evaluation = sbonnx.EvaluationData(DATA.eval, "top1", split=90)
+    keys: dict[str, Any] = {"MIXED.WEIGHTS": [2, 8], "effort": "fast", "evaluation": evaluation, "backend": "virtual"}
+    report = sbonnx.quantize(DATA.model, DATA.calib, output=tmp_path / "q.onnx", split=32, max_loss="1%", **keys)
+    assert report.ok, report.problems
+    float_row, row = report.metrics["evaluation"]["rows"]
+    assert row["loss"] <= 0.01 and row["metric"]["value"] == top1(tmp_path / "q.onnx")
+    assert float_row["metric"]["value"] == top1(DATA.model)
+    bits = {site["bits"] for site in report.sites if site["role"] == "weight"}
+    assert 2 in bits, "some layers keep 2 bits"
+
+
+def test_labels_are_checked_before_the_work() -> None:
+    with pytest.raises(DataError, match="top1 needs labels"):
+        sbonnx.quantize(DATA.model, DATA.calib, evaluation=sbonnx.EvaluationData(DATA.calib, "top1"))
+    with pytest.raises(RecipeError, match="give metric, or evaluation"):
+        evaluation = sbonnx.EvaluationData(DATA.eval, "top1")
+        sbonnx.quantize(DATA.model, DATA.calib, evaluation=evaluation, metric=lambda x, y: 0.0, max_loss=0.1)
+    found = sbonnx.evaluate({"digits": DATA.model}, sbonnx.EvaluationData(DATA.eval, "top5"))
+    assert found.rows[0].metric.value > 0.99
+
+
+WRONG = {
+    "no metric": (["--eval", str(DATA.eval)], "name it with --metric"),
+    "no data": (["--metric", "top1"], "--metric is for labelled data: give it with --eval DATA"),
+    "not verified": ([*LABELLED, "--no-verify"], "do not switch it off"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_options_that_need_each_other(case: str, capfd: pytest.CaptureFixture[str]) -> None:
+    flags, message = WRONG[case]
+    assert main([*COMMAND, *flags]) == 2
+    err = capfd.readouterr().err
+    assert message in err and len(err.splitlines()) == 1
