@@ -26,6 +26,7 @@ from sbonnx.version import __version__
 
 if TYPE_CHECKING:
     from sbonnx.api import quantize
+    from sbonnx.calib.data import DataPath
     from sbonnx.pruning.verified import PruningReport, prune
     from sbonnx.quant_model import QuantModel
     from sbonnx.recipe import parse_qconfig
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from sbonnx.verify.labelled import EvaluationData, evaluate
 
 __all__ = [
+    "DataPath",
     "EvaluationData",
     "PruningReport",
     "QuantModel",
@@ -47,6 +49,7 @@ __all__ = [
 ]
 
 _HOMES: Final = {
+    "DataPath": "sbonnx.calib.data",
     "EvaluationData": "sbonnx.verify.labelled",
     "PruningReport": "sbonnx.pruning.verified",
     "QuantModel": "sbonnx.quant_model",

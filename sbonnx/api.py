@@ -11,6 +11,7 @@ from typing import Any
 
 from sbonnx import graph as graphs
 from sbonnx import pipeline
+from sbonnx.calib.data import Preprocessing, with_preprocess
 from sbonnx.errors import RecipeError
 from sbonnx.progress import Progress
 from sbonnx.recipe import as_yaml
@@ -32,6 +33,7 @@ def quantize(  # noqa: PLR0913 - public entry point
     force: bool = False,
     verify: bool = True,
     split: int | None = None,
+    preprocess: Preprocessing | None = None,
     progress: Progress | None = None,
     trt_cache: str | os.PathLike[str] | None = None,
     save_recipe: str | os.PathLike[str] | None = None,
@@ -56,6 +58,8 @@ def quantize(  # noqa: PLR0913 - public entry point
             (``Report.quantized``).
         verify: check the file and compare it with the float model.
         split: cut arrays with a long leading axis into batches of this many samples.
+        preprocess: how images, audio and texts become inputs, if `data` is a path of them: a preset such as
+            "imagenet", the path of a YAML or JSON file, or its keys and values (docs/data.md).
         progress, trt_cache: receiver of progress updates; path for TensorRT's calibration cache.
         save_recipe: path for the recipe that was run, as YAML. Passing it as `recipe` reproduces the same file.
         metric: maps the (quantized, float) outputs of one feed, by name, to a loss. ``max_loss`` then limits its mean
@@ -76,6 +80,7 @@ def quantize(  # noqa: PLR0913 - public entry point
         SbonnxError: a subclass, for every error that the user can fix. No partial file is left.
     """
     wishes, rules = read_recipe(recipe, backend, overrides)
+    data = with_preprocess(data, preprocess)
     if metric is not None and wishes.mixed.max_loss is None:
         raise RecipeError("a metric says what max_loss is of: give max_loss as well")
     if metric is not None and evaluation is not None:

@@ -79,7 +79,8 @@ THIRD_PARTIES: dict[str, frozenset[str] | None] = {
     "xxhash": frozenset({"graph.digests"}),
     "threadpoolctl": frozenset({"calib.engine.threads"}),
     "pydantic": frozenset({"recipe", "batch.jobs.jobfile"}),
-    "yaml": frozenset({"recipe", "cli", "batch.jobs.jobfile"}),
+    "yaml": frozenset({"recipe", "cli", "batch.jobs.jobfile", "calib.data.readers.settings"}),
+    "PIL": frozenset({"calib.data.readers.images", "calib.data.readers.image_settings"}),
     "typer": frozenset({"cli"}),
     "rich": frozenset({"cli", "progress", "batch.step_progress"}),
     "jinja2": frozenset({"html_report", "llm.texts"}),
@@ -90,7 +91,7 @@ THIRD_PARTIES: dict[str, frozenset[str] | None] = {
     # protobuf, which onnx brings: the errors that it raises on a bad or too large model
     "google": frozenset({"graph", "patterns.simplify.infer"}),
 }
-INSIDE_FUNCTIONS = frozenset({"onnxruntime", "torch", "distributed", "fsspec", "tokenizers"})
+INSIDE_FUNCTIONS = frozenset({"onnxruntime", "torch", "distributed", "fsspec", "tokenizers", "PIL"})
 """Imported when they are needed: torch is an extra, and onnxruntime takes its time."""
 ON_TORCH = frozenset({"qat", "qat.onnx_to_torch", "qat.training"})
 """Made of torch's modules: nothing imports these but who wants to train."""

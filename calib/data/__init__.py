@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
+from sbonnx.calib.data.data_path import DataPath, Preprocessing, with_preprocess
 from sbonnx.calib.data.files import open_path
 from sbonnx.calib.data.labels import LabelledFeed, Naming, cut_labels, loaded_labels, naming_of
 from sbonnx.calib.data.objects import Pick, Sampling, Source, open_object
@@ -26,17 +26,19 @@ def open_source(data: Any, inputs: Sequence[InputSpec], sampling: Sampling = ALL
         DataError: the data is of no supported kind.
     """
     if isinstance(data, (str, os.PathLike)):
-        return open_path(Path(os.fspath(data)), inputs)
+        return open_path(data, inputs)
     return open_object(data, sampling)
 
 
 __all__ = [
     "ALL",
+    "DataPath",
     "Feed",
     "InputSpec",
     "LabelledFeed",
     "Naming",
     "Pick",
+    "Preprocessing",
     "Sampling",
     "Source",
     "cut",
@@ -46,5 +48,6 @@ __all__ = [
     "named",
     "naming_of",
     "open_source",
+    "with_preprocess",
     "without_defaults",
 ]

@@ -133,8 +133,9 @@ class Dataset:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes on names: what was renamed or is ignored, one sentence each; known once the first feed was read."""
-        return () if self._naming is None or not self._naming.note else (self._naming.note,)
+        """Notes: what was renamed or is not used, one sentence each; complete once the first feed was read."""
+        naming = self._naming.note if self._naming is not None else ""
+        return (*self._source.notes, naming) if naming else self._source.notes
 
     @property
     def count(self) -> int | None:
@@ -222,7 +223,8 @@ def read(
     """Open a data set from any object or path that holds feeds.
 
     Paths: a .npz file (arrays named as the inputs), a .npy file, Polygraphy's .json; a folder of .npz (one feed each),
-    of .npy (single input), with a subfolder of .npy for each input, or with test_data_set_* folders. Objects: a dict
+    of .npy (single input), with a subfolder of .npy for each input, or with test_data_set_* folders; images, audio and
+    texts, alone or in folders, with their preprocessing as `DataPath`; "FILE.py:FUNCTION". Objects: a dict
     (one feed), an array (single input), any iterable of dicts, tuples or arrays, a torch DataLoader, an onnxruntime
     CalibrationDataReader, a `Dataset`. Arrays always include the batch axis; sizes and shapes may differ from feed to
     feed. Data that can be iterated only once is read immediately, and the picked feeds are kept in memory (4 GiB at
@@ -258,7 +260,7 @@ def read(
         raise DataError(f"a limit of {limit} feeds leaves no data: use 1 or more")
     if isinstance(source, Dataset):
         whole = not (source.split or source.sampling.limit)
-        source = source._source if whole else Source(source.name, source.labelled, source.count)
+        source = source._source if whole else Source(source.name, source.labelled, source.count, notes=source.notes)
     sampling = Sampling(limit, pick, seed)
     if not isinstance(source, Source):
         # a random pick among batches needs all raw feeds; for the first batches, `limit` raw feeds suffice

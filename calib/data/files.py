@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import json
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from sbonnx.calib.data.data_path import DataPath
 from sbonnx.calib.data.objects import Source, listed
+from sbonnx.calib.data.readers.media_files import MediaFiles, find_media, kind_of, natural
+from sbonnx.calib.data.readers.open_media import open_media
 from sbonnx.calib.data.stored_arrays import StoredArray, first_line, lengths_of_files, open_stored, stored_in
 from sbonnx.calib.data.validate import InputSpec
 from sbonnx.errors import DataError
@@ -25,12 +27,20 @@ MAX_PROTO: Final = (1 << 31) - 1
 """Largest message in bytes that protobuf reads."""
 
 
-def open_path(path: Path, inputs: Sequence[InputSpec]) -> Source:
+def open_path(data: str | os.PathLike[str], inputs: Sequence[InputSpec]) -> Source:
     """Open the reader for a file or folder, by its contents.
 
     Raises:
-        DataError: it does not exist, or holds no supported data, or several kinds.
+        DataError: it does not exist, or holds no supported data, or several kinds; or arrays have a preprocessing.
     """
+    path, preprocess = Path(data), data.preprocess if isinstance(data, DataPath) else None
+    media = _media(path)
+    if media is not None:
+        return open_media(*media, inputs, preprocess)
+    if preprocess is not None and _holds_something(path):
+        raise DataError(
+            f"'{path}' holds no images, audio or texts: leave the preprocessing out, arrays are not changed"
+        )
     if os.path.isdir(path):  # False also for names that the system does not allow
         return _open_folder(path, inputs)
     try:
@@ -43,12 +53,29 @@ def open_path(path: Path, inputs: Sequence[InputSpec]) -> Source:
         return listed(f"'{path}'", 1, lambda _: (f"'{path}'", open_stored(path)), lambda: lengths_of_files([path]))
     if path.suffix == ".json":
         return _polygraphy(path)
-    raise DataError(f"'{path}' is no data file: give {', '.join(KNOWN)} or a folder of them")
+    raise DataError(
+        f"'{path}' is no data file: give {', '.join(KNOWN)}, images, audio or texts, a folder of them, or data.py:f"
+    )
 
 
-def natural(path: Path) -> list[Any]:
-    """Sort key that puts 2.npz before 10.npz."""
-    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", path.name)]
+def _media(path: Path) -> tuple[str, MediaFiles] | None:
+    """Return the kind and the files of images, audio or texts at a path; None if it holds others."""
+    if not os.path.isdir(path):
+        kind = kind_of(path)
+        return None if kind is None or not os.path.exists(path) else (kind, MediaFiles(f"'{path}'", (path,)))
+    entries = _children(path)
+    found = find_media(path, entries)
+    if found is not None and found[0] == "texts" and any(_is_arrays(entry) for entry in entries):
+        return None  # notes next to other data
+    return found
+
+
+def _holds_something(path: Path) -> bool:
+    return bool(_children(path)) if os.path.isdir(path) else os.path.exists(path)
+
+
+def _is_arrays(entry: Path) -> bool:
+    return entry.suffix in KNOWN or entry.name.startswith(("test_data_set", "input_"))
 
 
 def _children(folder: Path) -> list[Path]:
@@ -88,11 +115,11 @@ def _open_folder(folder: Path, inputs: Sequence[InputSpec]) -> Source:
     if folders:
         return _of_input_folders(folder, inputs)
     if not entries:
-        raise DataError(f"folder '{folder}' is empty: put .npz files in it, one feed each")
+        raise DataError(f"folder '{folder}' is empty: put .npz files (one feed each) or images in it")
     suffixes = sorted({entry.suffix or entry.name for entry in entries})
     raise DataError(
-        f"folder '{folder}' holds no .npz, .npy or test_data_set_* ({', '.join(suffixes[:3])} found): "
-        "preprocess the samples as for inference and save each with np.savez"
+        f"folder '{folder}' holds no .npz, .npy, test_data_set_*, images, audio or texts "
+        f"({', '.join(suffixes[:3])} found): preprocess the samples as for inference and save each with np.savez"
     )
 
 

@@ -25,6 +25,7 @@ class Source:
         at: returns the n-th (where, raw feed), for n below `count`; None if it can only be reached by iteration.
         lengths: returns the length of the leading axis of every raw feed without reading values; None, or a result of
             None, if they are unknown.
+        notes: one sentence each about data that is not used.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Source:
     count: int | None = None
     at: Callable[[int], tuple[str, Any]] | None = None
     lengths: Callable[[], Sequence[int] | None] | None = None
+    notes: tuple[str, ...] = ()
 
 
 def listed(

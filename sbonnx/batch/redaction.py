@@ -114,6 +114,7 @@ def reveal_job(job: Job) -> Job:
         job,
         model=revealed(job.model),
         data=of(job.data),
+        preprocess=of(job.preprocess),
         recipe=of(job.recipe),
         output=revealed(job.output),
         overrides=tuple((key, revealed(value)) for key, value in job.overrides),

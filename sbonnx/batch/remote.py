@@ -137,7 +137,7 @@ def localized(job: Job, folder: Path) -> Job:
     Raises: see `fetch`.
     """
     changes: dict[str, Any] = {}
-    for field, what in (("model", "model"), ("data", "data"), ("recipe", "data")):
+    for field, what in (("model", "model"), ("data", "data"), ("preprocess", "data"), ("recipe", "data")):
         name = getattr(job, field)
         if name is not None and is_url(name):
             changes[field] = str(fetch(name, folder, what=what).path)

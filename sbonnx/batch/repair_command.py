@@ -37,7 +37,7 @@ def advice_of(job: Job, outcome: Outcome) -> dict[str, str]:
         {"text": ..., "command": ...}; {} if quality is not what failed, or the model, the data or the recipe is at a
         URL, which the command cannot read. ${NAME} stays, for the shell to fill in.
     """
-    if outcome.status != "unaccepted" or any(map(_is_remote, (job.model, job.data, job.recipe))):
+    if outcome.status != "unaccepted" or any(map(_is_remote, (job.model, job.data, job.preprocess_file, job.recipe))):
         return {}
     missed = {what: wanted for what, _, wanted, met in outcome.accepted if not met}
     searched = job.recipe == AUTO or bool((outcome.report or {}).get("search"))
@@ -59,6 +59,8 @@ def _words(job: Job, more: tuple[str, ...]) -> Iterator[str]:
     yield from ("sbonnx", "quantize", _local(job.model))
     if job.data is not None:
         yield from ("--data", _local(job.data))
+    if job.preprocess is not None:
+        yield from ("--preprocess", job.preprocess if job.preprocess_file is None else _local(job.preprocess))
     if job.split is not None:
         yield from ("--split", str(job.split))
     yield from ("--backend", job.backend)

@@ -35,6 +35,7 @@ from sbonnx.batch.process.locks import lock_path, take_when_free
 from sbonnx.batch.redaction import Redactor, reveal_job
 from sbonnx.batch.remote import localized
 from sbonnx.batch.step_progress import StepProgress
+from sbonnx.calib.data import with_preprocess
 from sbonnx.calib.data.dataset import Dataset
 from sbonnx.calib.shared_calibration import CalibrationTask, CalibrationTasks, Walk, observe_courses
 from sbonnx.errors import DataError, SbonnxError
@@ -218,7 +219,7 @@ def _measure_for_pruning(
                 row.real.model,
                 recipe,
                 backend_for(recipe.backend, recipe.version),
-                data=row.real.data,
+                data=with_preprocess(row.real.data, row.real.preprocess),
                 split=row.real.split,
             )
             measure_first(request, progress)
@@ -258,7 +259,7 @@ def _fill_caches(
     def data(graph: Graph) -> Dataset:
         prepared = by_graph[id(graph)]
         if id(graph) not in sets:
-            found = divided(real.data, prepared, real.split)
+            found = divided(with_preprocess(real.data, real.preprocess), prepared, real.split)
             if found is None:
                 raise DataError(f"'{real.name}' has no calibration data")
             sets[id(graph)] = found.fit
@@ -329,6 +330,7 @@ def _quantize_into(row: ResolvedJob, places: Places, folder: Path, tell: Tell, t
             recipe=load(wishes, overrides=more) if more else wishes,
             output=target,
             split=real.split,
+            preprocess=real.preprocess,
             progress=progress,
         )
     return Outcome(

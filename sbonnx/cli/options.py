@@ -20,6 +20,7 @@ from sbonnx.cli.output.printer import Printer
 from sbonnx.errors import DataError, OutputError, RecipeError
 
 if TYPE_CHECKING:
+    from sbonnx.calib.data import DataPath
     from sbonnx.progress import Progress
 
 T = TypeVar("T")
@@ -128,7 +129,7 @@ def optional_argument(name: str, metavar: str | None, help: str) -> CommandOptio
 DATA_FORMATS: Final = (
     "a folder of .npz files (one feed each: arrays named as the model's inputs, batch axis included), one .npz or "
     ".npy file (--split N cuts it into batches), a folder of .npy files, a folder of ONNX test_data_set_* folders, "
-    "or Polygraphy's .json"
+    "Polygraphy's .json, a folder of images, audio or texts (with --preprocess), or data.py:FUNCTION (yields feeds)"
 )
 
 
@@ -164,6 +165,12 @@ FILES: Final = "Further files"
 
 MODEL: Final = argument("model", "MODEL", "The float ONNX model.")
 DATA: Final = option("--data", Path, f"{DATA_FORMATS[0].upper()}{DATA_FORMATS[1:]}.")
+PREPROCESS: Final = option(
+    "--preprocess PRESET|FILE",
+    str,
+    "How images, audio and texts become inputs: imagenet, inception, caffe, yolo, unit, raw; YAML or JSON; a Hugging "
+    "Face preprocessor_config.json or tokenizer.json.",
+)
 OUTPUT: Final = option("--output -o", Path, "The quantized model to write.")
 BACKEND: Final = option(
     "--backend onnxruntime|tensorrt[@VERSION]|virtual",
@@ -342,8 +349,8 @@ DEBUG: Final = switch("--debug", "Show the traceback of an error.")
 BASIC: Final = (BACKEND, RECIPE, BITS)
 """First options of a recipe."""
 
-FEEDS: Final = (SPLIT, SAMPLES, DEVICE)
-"""Batches of the data, and the device that runs them."""
+FEEDS: Final = (PREPROCESS, SPLIT, SAMPLES, DEVICE)
+"""Preprocessing and batches of the data, and the device that runs them."""
 
 COMMON: Final = (JSON, QUIET, DEBUG)
 COMMON_WITH_PROGRESS: Final = (JSON, JSON_PROGRESS, QUIET, DEBUG)
@@ -403,13 +410,26 @@ class Arguments:
         values = value if isinstance(value, list) else [value]
         return [word for one in values for word in (row.flags[0], *([] if one is True else [str(one)]))]
 
-    def required_data(self) -> Path:
-        """Return the path of the data.
+    def data(self, row: CommandOption[Path | None] = DATA) -> Path | DataPath | None:
+        """Return the path of the data, with the preprocessing if one is given; None without data.
+
+        Args:
+            row: the option that names the data.
+        """
+        path, preprocess = self[row], self.values.get(PREPROCESS)
+        if path is None or preprocess is None:
+            return path
+        from sbonnx.calib.data import DataPath
+
+        return DataPath(path, preprocess)
+
+    def required_data(self) -> Path | DataPath:
+        """Return the path of the data, with its preprocessing.
 
         Raises:
             DataError: ``--data`` is missing; the error lists the accepted formats.
         """
-        data = self[DATA]
+        data = self.data()
         if data is None:
             raise DataError(f"--data is missing: DATA is {DATA_FORMATS}")
         return data

@@ -72,6 +72,7 @@ APART = {
     "samples": {"overrides": (("samples", "8"),)},
     "a random pick": {"overrides": (("CALIBRATION.PICK", "random"), ("samples", "8"))},
     "seed": {"overrides": (("CALIBRATION.SEED", "7"),)},
+    "preprocessing": {"preprocess": "raw"},
     "samples held out": {"overrides": (("held_out", "0"),)},
     "device": {"overrides": (("device", "cpu"),)},
 }
@@ -111,6 +112,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
     "the model": lambda place: (place / "m.onnx").write_bytes((place / "m.onnx").read_bytes() + b"\x72\x00"),
     "the data": lambda place: shutil.copy(digits().eval, place / "d.npz"),
     "the recipe": lambda place: (place / "r.yaml").write_text("SAMPLES: 31\n"),
+    "the preprocessing": lambda place: (place / "p.yaml").write_text("scale: 1/255\n"),
     "the metric": lambda place: (place / "metric.py").write_text("# another\n"),
 }
 
@@ -119,7 +121,9 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 def test_a_changed_file_changes_the_key(place: Path, what: str) -> None:
     """Its content does; a copy with other times does not."""
     (place / "metric.py").write_text("def score(path): return {'a': 1}\n")
-    jobs = [job(place, recipe=str(place / "r.yaml"), accept=Acceptance(metric=f"{place / 'metric.py'}:score"))]
+    (place / "p.yaml").write_text("scale: 1\n")
+    files = {"recipe": str(place / "r.yaml"), "preprocess": str(place / "p.yaml")}
+    jobs = [job(place, **files, accept=Acceptance(metric=f"{place / 'metric.py'}:score"))]
     before = [step.key for step in steps_of(jobs)]
     for path in place.iterdir():
         age(path)

@@ -190,6 +190,8 @@ def absolute(job: Job) -> Job:
         file, colon, function = metric.rpartition(":")
         metric = f"{of(file)}{colon}{function}"
     changes: dict[str, Any] = {field: of(getattr(job, field)) for field in ("model", "data", "recipe", "output")}
+    if job.preprocess_file is not None:
+        changes["preprocess"] = of(job.preprocess)
     return replace(job, **changes, accept=replace(job.accept, metric=metric))
 
 
@@ -226,7 +228,13 @@ def _paths(job: Job, shared: bool) -> Sequence[str]:
     except SbonnxError:  # its step reports the error
         return ()
     metric = real.accept.metric
-    names = [real.model, real.data, real.recipe, None if metric is None else metric.rpartition(":")[0]]
+    names = [
+        real.model,
+        real.data,
+        real.preprocess_file,
+        real.recipe,
+        None if metric is None else metric.rpartition(":")[0],
+    ]
     if shared:
         names.append(os.path.dirname(real.output))
     found = [local_path(name) for name in names if name]

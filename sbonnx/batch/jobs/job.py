@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 
+from sbonnx.calib.data.readers.settings import PRESETS
 from sbonnx.terminal import map_strings
 
 Status = Literal["done", "unaccepted", "refused", "failed", "crashed", "out of memory", "timed out", "skipped"]
@@ -70,6 +71,7 @@ class Job:
         name: unique name in the batch; matched by `--only` and shown in reports.
         model: path or URL (fsspec) of the float model.
         data: path or URL of the calibration data, as for `sbonnx.quantize`; None: none.
+        preprocess: preset, or path or URL of a file, as for `sbonnx.quantize`; None: none.
         split: split each feed into batches of this many samples; None: do not split.
         backend: such as "onnxruntime" or "tensorrt@10".
         recipe: path of a recipe, "auto", or None.
@@ -90,6 +92,12 @@ class Job:
     accept: Acceptance = Acceptance()
     limits: Limits = Limits()
     outside_output: bool = False
+    preprocess: str | None = None
+
+    @property
+    def preprocess_file(self) -> str | None:
+        """The path or URL of the preprocessing; None for a preset, or without one."""
+        return None if self.preprocess in PRESETS else self.preprocess
 
 
 def encodable(value: Any) -> Any:

@@ -204,6 +204,9 @@ class DefaultKeys(ShapeKeys):
     """defaults: values for jobs that do not set them."""
 
     data: PathText | None = Field(None, description="calibration data; {model} is replaced by the model's name")
+    preprocess: PathText | None = Field(
+        None, description="how images, audio and texts become inputs: a preset such as imagenet, or a YAML or JSON file"
+    )
     split: Annotated[int, Field(ge=1)] | None = Field(None, description="split feeds into batches of this many samples")
     set: Settings = Field((), description="values of the recipe by key")
     accept: AcceptKeys = AcceptKeys()

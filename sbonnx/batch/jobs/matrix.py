@@ -17,6 +17,7 @@ from sbonnx.batch.jobs.job import Acceptance, Job, Limits, Places
 from sbonnx.batch.jobs.outputs import Inputs, refusal
 from sbonnx.batch.redaction import Redactor, names_in, revealed
 from sbonnx.batch.remote import fetch, is_url
+from sbonnx.calib.data.readers.settings import PRESETS
 from sbonnx.errors import RecipeError, SbonnxError
 from sbonnx.recipe.defaults import BACKEND
 from sbonnx.recipe.loading import AUTO, backend_of
@@ -100,6 +101,7 @@ def _of_entry(file: JobFile, entry: JobKeys, base: Path, output: Path, number: i
                 backend=backend,
                 output=_output(entry.output, name, output, values, here),
                 split=entry.split if entry.split is not None else file.defaults.split,
+                preprocess=_preprocess(entry, file.defaults, base),
                 recipe=source,
                 overrides=overrides,
                 accept=_accept(file.defaults, entry, base),
@@ -209,6 +211,14 @@ def _data(
     filled = _filled(text, values, path)
     wanted = revealed(filled)
     return filled if is_url(wanted) else Redactor(names_in(filled)).text(os.path.abspath(base / wanted))
+
+
+def _preprocess(entry: JobKeys, defaults: DefaultKeys, base: Path) -> str | None:
+    """Return the preset, or the absolute path or URL of the preprocessing."""
+    text = entry.preprocess if entry.preprocess is not None else defaults.preprocess
+    if text is None or text in PRESETS or is_url(wanted := revealed(text)):
+        return text
+    return Redactor(names_in(text)).text(os.path.abspath(base / wanted))
 
 
 def _recipe(text: str | None, base: Path, here: tuple[Any, ...]) -> str | None:

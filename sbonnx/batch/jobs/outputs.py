@@ -84,6 +84,7 @@ class Inputs:
             names = {
                 "the model": job.model,
                 "the data": job.data,
+                "the preprocessing": job.preprocess_file,
                 "the recipe": None if job.recipe == AUTO else job.recipe,
                 "the metric": None if metric is None else metric.rpartition(":")[0],
             }

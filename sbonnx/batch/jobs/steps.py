@@ -119,6 +119,10 @@ def job_inputs(job: Job, digests: Digests, state: Path | None = None) -> JobInpu
     real = reveal_job(job)
     model = _digest(real.model, "model", digests, state)
     data = "none" if real.data is None else _digest(real.data, "data", digests, state)
+    if real.preprocess is not None and data not in ("none", MISSING):
+        file = real.preprocess_file
+        settings = real.preprocess if file is None else _digest(file, "data", digests, state)
+        data = MISSING if settings == MISSING else _joined("preprocessed", data, settings)
     recipe: Recipe | None = None
     try:
         recipe = recipe_of(real, state)

@@ -144,7 +144,7 @@ def run(given: Arguments) -> int:
     try:
         report = prune(
             model,
-            given[options.DATA],
+            given.data(),
             recipe=recipe,
             masked=given[MASKED],
             output=output,

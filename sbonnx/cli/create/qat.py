@@ -11,6 +11,7 @@ from sbonnx.cli.options import Arguments, CommandOption, required_output
 from sbonnx.errors import RecipeError
 
 if TYPE_CHECKING:
+    from sbonnx.calib.data import DataPath
     from sbonnx.report import Report
 
 HELP: Final = (
@@ -90,15 +91,16 @@ def run(given: Arguments) -> int:
     from sbonnx import graph as graphs
 
     output, data = required_output(given[options.OUTPUT]), given.required_data()
-    model, checkpoint, force = given[options.MODEL], given[CHECKPOINT], given[options.FORCE]
-    check_report(given[options.REPORT], [model, output, data], force=force)
-    graphs.check_target(output, inputs=[model, data], force=force)
+    inputs = [given[options.MODEL], Path(data)]
+    checkpoint, force = given[CHECKPOINT], given[options.FORCE]
+    check_report(given[options.REPORT], [*inputs, output], force=force)
+    graphs.check_target(output, inputs=inputs, force=force)
     if checkpoint is not None:
-        graphs.check_target(checkpoint, inputs=[model, data, output], force=True)
+        graphs.check_target(checkpoint, inputs=[*inputs, output], force=True)
     return show_report(given, _trained(given, data, output))
 
 
-def _trained(given: Arguments, data: Path, output: Path) -> Report:
+def _trained(given: Arguments, data: Path | DataPath, output: Path) -> Report:
     from sbonnx import qat
     from sbonnx.qat.training.batches import make_augment
     from sbonnx.stages.state import read_recipe
@@ -125,7 +127,7 @@ def _trained(given: Arguments, data: Path, output: Path) -> Report:
             split=split,
             progress=progress,
         )
-        train_data, checkpoint = given[TRAIN_DATA] or data, given[CHECKPOINT]
+        train_data, checkpoint = given.data(TRAIN_DATA) or data, given[CHECKPOINT]
         qat.train(module, train_data, settings, augment=augment, checkpoint=checkpoint, split=split, progress=progress)
     finally:
         progress.close()

@@ -79,8 +79,8 @@ def run(given: Arguments) -> int:
     evaluation = evaluation_of(given)
     trt_cache, save_recipe = given[options.TRT_CACHE], given[options.SAVE_RECIPE]
     recipe, _ = read_recipe(given[options.RECIPE], given[options.BACKEND], given.overrides())
-    data = given.required_data() if recipe.mode == "static" else given[options.DATA]
-    others = [path for path in (model, output, data, save_recipe, trt_cache) if path is not None]
+    data = given.required_data() if recipe.mode == "static" else given.data()
+    others = [Path(path) for path in (model, output, data, save_recipe, trt_cache) if path is not None]
     check_report(given[options.REPORT], others, force=force)
     progress = given.progress()
     try:

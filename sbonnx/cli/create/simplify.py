@@ -48,6 +48,7 @@ OPTIONS: Final = (
     OUTPUT,
     NO_FUSE,
     options.DATA,
+    options.PREPROCESS,
     options.SPLIT,
     options.SAMPLES,
     options.FORCE,
@@ -118,7 +119,7 @@ def _verify(given: Arguments, simplified: Path, graph: Graph) -> tuple[Compariso
     from sbonnx import verify
     from sbonnx.calib.data import dataset as datasets
 
-    model, data = given[options.MODEL], given[options.DATA]
+    model, data = given[options.MODEL], given.data()
     if data is not None:
         feeds = datasets.read(data, graph, split=given[options.SPLIT], limit=given[options.SAMPLES])
         return verify.check(model, simplified, feeds), ""

@@ -77,7 +77,7 @@ def run(given: Arguments) -> int:
     data = given.required_data()
     recipe_flags = given.overrides(without=(options.DEVICE, options.SAMPLES, options.MEMORY))
     if mermaid is not None:
-        inputs = [model, data, *([quantized] if quantized else [])]
+        inputs = [model, Path(data), *([quantized] if quantized else [])]
         graphs.check_target(mermaid, inputs=inputs, force=given[options.FORCE])
     if quantized is None:
         graph, profile = _profile_recipe(given)

@@ -21,7 +21,7 @@ from onnx import numpy_helper
 
 from sbonnx.calib.data import InputSpec, without_defaults
 from sbonnx.calib.data.dataset import read
-from sbonnx.calib.data.files import natural
+from sbonnx.calib.data.readers.media_files import natural
 from sbonnx.calib.data.stored_arrays import open_stored
 from sbonnx.errors import DataError
 from tests.calib.data.test_dataset import X, sample

@@ -155,9 +155,9 @@ def write_uneven_folders(folder: Path) -> Path:
     ("write", "says"),
     [
         (write_missing, "there is no file or folder"),
-        (write_empty_folder, r"is empty: put \.npz files in it"),
+        (write_empty_folder, r"is empty: put \.npz files"),
         (write_mixed, r"mixes \.npz and \.npy"),
-        (write_images, r"holds no \.npz.*\.jpg found"),
+        (write_images, r"holds images, which need --preprocess"),
         (write_wrong_suffix, r"is no data file: give \.npz"),
         (write_truncated, r"x\.npz' cannot be read"),
         (write_zero_bytes, r"x\.npz' cannot be read"),

@@ -1,0 +1,1 @@
+"""Readers of files that are no arrays: images, audio, texts, Python files."""

@@ -1,0 +1,152 @@
+"""Images as feeds: decoded with Pillow, resized, cropped, normalized, with labels of class folders or label files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from sbonnx.calib.data.labels import LABEL, LabelledFeed
+from sbonnx.calib.data.objects import Source
+from sbonnx.calib.data.readers.image_settings import ImageSettings
+from sbonnx.calib.data.readers.media_files import MediaFiles
+from sbonnx.calib.data.stored_arrays import first_line
+from sbonnx.calib.data.validate import InputSpec
+from sbonnx.errors import DataError
+from sbonnx.input_files import check_regular
+
+INSTALL: Final = "pip install 'sbonnx[images]'"
+
+DEEP_MODES: Final = ("I", "F")
+"""Prefixes of Pillow's modes of more than 8 bits, whose conversion to RGB clips."""
+
+
+@dataclass(frozen=True)
+class ImageInput:
+    """The image input of a model.
+
+    Attributes:
+        spec: the input.
+        layout: "nchw" or "nhwc".
+        channels: number of channels; None: dynamic.
+        size: (height, width); None for a dynamic one.
+        batch: fixed batch size; 1 if it is dynamic or there is no batch axis.
+    """
+
+    spec: InputSpec
+    layout: str
+    channels: int | None
+    size: tuple[int | None, int | None]
+    batch: int
+
+
+def image_input(inputs: Sequence[InputSpec], layout: str | None) -> ImageInput:
+    """Return the image input of a model and its layout: the given one, else the one whose channels are 1 or 3.
+
+    Raises:
+        DataError: the model needs several inputs, or its input is no image.
+    """
+    needed = [spec for spec in inputs if not spec.optional] or list(inputs)
+    if len(needed) != 1:
+        names = ", ".join(f"'{spec.name}'" for spec in needed)
+        raise DataError(
+            f"images fill one input and the model has {len(needed)} ({names}): give a Python file, data.py:f"
+        )
+    (spec,) = needed
+    if spec.shape is None or len(spec.shape) not in (3, 4):
+        raise DataError(f"input '{spec.name}' wants {spec}, which is no image (N, C, H, W) or (N, H, W, C)")
+    dims: list[int | None] = [dim if isinstance(dim, int) and dim > 0 else None for dim in spec.shape]
+    batch, (first, second, third) = (dims[0] if len(dims) == 4 else None), dims[-3:]
+    if layout is None:
+        layout = "nhwc" if third in (1, 3) and first not in (1, 3) else "nchw"
+    channels, size = (first, (second, third)) if layout == "nchw" else (third, (first, second))
+    if channels not in (None, 1, 3):
+        raise DataError(
+            f"input '{spec.name}' wants {spec}: {channels} channels in layout {layout}, and images have 1 or 3; "
+            "set layout in the preprocessing, or give a Python file, data.py:f"
+        )
+    return ImageInput(spec, layout, channels, size, batch or 1)
+
+
+def open_images(files: MediaFiles, inputs: Sequence[InputSpec], settings: ImageSettings) -> Source:
+    """Open a folder of images: one image a feed, or as many as the model's fixed batch size.
+
+    Raises:
+        DataError: Pillow is missing, the settings do not fit the model, or there are fewer images than a batch.
+    """
+    try:
+        import PIL  # noqa: F401
+    except ImportError as error:
+        raise DataError(f"images need the package Pillow, which is not installed: {INSTALL}") from error
+    target = image_input(inputs, settings.layout)
+    transform = settings.bound(target.spec, target.channels, target.size)
+    batch, count = target.batch, len(files.paths) // target.batch
+    if not count:
+        raise DataError(
+            f"{files.name} holds {len(files.paths)} images, and a batch of the model has {batch}: add images"
+        )
+    notes = list(files.notes)
+    if len(files.paths) % batch:
+        notes.append(
+            f"the last {len(files.paths) % batch} images of {files.name} are no whole batch of {batch}: not used"
+        )
+
+    def at(place: int) -> tuple[str, LabelledFeed]:
+        paths = files.paths[place * batch : (place + 1) * batch]
+        images = []
+        for path in paths:
+            x = transform.apply(partial(decode, path))
+            images.append(x.transpose(2, 0, 1) if target.layout == "nchw" else x)
+        where = f"'{paths[0]}'" if batch == 1 else f"'{paths[0]}' to '{paths[-1].name}'"
+        _check_equal([x.shape for x in images], where)
+        stacked = np.stack(images) if target.spec.shape is not None and len(target.spec.shape) == 4 else images[0]
+        return where, LabelledFeed({target.spec.name: stacked}, batch_labels(files.labels, paths))
+
+    lengths = [batch] * count
+    return Source(
+        files.name, lambda: (at(place) for place in range(count)), count, at, lambda: lengths, notes=tuple(notes)
+    )
+
+
+def batch_labels(labels: Mapping[Path, Any], paths: Sequence[Path]) -> dict[str, Any]:
+    """Return the labels of some files as one array (numbers) or list; nothing if one file has none."""
+    if any(path not in labels for path in paths):
+        return {}
+    values = [labels[path] for path in paths]
+    plain = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
+    return {LABEL: np.array(values) if plain else values}
+
+
+def _check_equal(shapes: Sequence[tuple[int, ...]], where: str) -> None:
+    if len(set(shapes)) > 1:
+        raise DataError(f"{where} have different sizes after preprocessing: set crop or resize: [height, width]")
+
+
+def decode(path: Path, mode: str) -> Any:
+    """Decode an image file, turned upright by its EXIF orientation, as a PIL image in a mode ("RGB" or "L").
+
+    Transparency is dropped, as `Image.convert` does; of an animation, the first frame is read.
+
+    Raises:
+        DataError: the file is damaged, no image, or has more than 8 bits a channel.
+    """
+    from PIL import Image, ImageOps
+
+    try:
+        check_regular(path)
+        with Image.open(path) as image:
+            if image.mode.startswith(DEEP_MODES):
+                raise DataError(f"'{path}' has more than 8 bits a pixel (mode {image.mode}): convert it to 8 bits")
+            image.load()
+            return ImageOps.exif_transpose(image).convert(mode)
+    except DataError:
+        raise
+    except Exception as error:  # Pillow's plugins raise OSError, ValueError, SyntaxError, struct.error, ...
+        reason = "it is no image that Pillow reads" if type(error).__name__ == "UnidentifiedImageError" else ""
+        raise DataError(
+            f"image '{path}' cannot be decoded: {reason or first_line(error)}; copy it again or remove it"
+        ) from error

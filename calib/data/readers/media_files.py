@@ -1,0 +1,190 @@
+"""Folders of images, audio or texts: their files in natural order, and labels of class folders or label files."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from sbonnx.errors import DataError
+from sbonnx.input_files import read_regular
+
+IMAGES: Final = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".gif"})
+AUDIO: Final = frozenset({".wav", ".flac", ".ogg", ".mp3", ".aif", ".aiff", ".opus"})
+TEXTS: Final = frozenset({".txt", ".jsonl"})
+MEDIA: Final[dict[str, frozenset[str]]] = {"images": IMAGES, "audio": AUDIO, "texts": TEXTS}
+"""Suffixes of files, in lower case, by kind."""
+
+ARRAYS: Final = frozenset({".npz", ".npy"})
+"""Suffixes of arrays, which are not mixed with media."""
+
+LABEL_FILES: Final = ("labels.csv", "labels.json")
+LARGEST: Final = 1 << 28
+"""Maximum size in bytes of a label file."""
+
+
+@dataclass(frozen=True)
+class MediaFiles:
+    """Files of one kind, in the order in which they are used.
+
+    Attributes:
+        name: origin, for messages.
+        paths: the files; at least one.
+        labels: labels by file; files without a label are absent.
+        notes: one sentence each about files that are not used.
+    """
+
+    name: str
+    paths: tuple[Path, ...]
+    labels: Mapping[Path, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def natural(path: Path) -> list[Any]:
+    """Sort key that puts 2.npz before 10.npz."""
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", path.name)]
+
+
+def kind_of(path: Path) -> str | None:
+    """Return the kind of media of a file by its suffix; None: it is none."""
+    suffix = path.suffix.lower()
+    return next((kind for kind, suffixes in MEDIA.items() if suffix in suffixes), None)
+
+
+def find_media(folder: Path, entries: Sequence[Path]) -> tuple[str, MediaFiles] | None:
+    """Return the kind and the media of a folder; None if it holds none.
+
+    Media lie in the folder itself, or in one subfolder for each class (images, audio): then the label of a file is the
+    position of its folder among the sorted names. labels.csv (file,label) or labels.json ({file: label}) in the folder
+    gives labels by the name of the file, relative to the folder; classes by name are numbered in sorted order.
+
+    Args:
+        entries: visible entries of the folder, in natural order.
+
+    Raises:
+        DataError: the folder mixes kinds, or a label file cannot be read.
+    """
+    files = [entry for entry in entries if entry.name not in LABEL_FILES and not entry.is_dir()]
+    classes = {entry: _inside(entry) for entry in entries if entry.is_dir()}
+    classes = {place: found for place, found in classes.items() if any(_is_class_file(one) for one in found)}
+    top = {kind for entry in files if (kind := kind_of(entry))}
+    if "images" in top or "audio" in top or classes:
+        top.discard("texts")  # a README.txt next to them
+    kinds = top | {kind for found in classes.values() for one in found if (kind := kind_of(one)) and kind != "texts"}
+    if not kinds:
+        return None
+    arrays = sorted({entry.suffix for entry in files if entry.suffix in ARRAYS})
+    if kinds == {"texts"} and arrays:
+        return None
+    if len(kinds) > 1 or arrays:
+        raise DataError(
+            f"folder '{folder}' mixes {' and '.join([*sorted(kinds), *arrays])}: keep one kind of data in it"
+        )
+    (kind,) = kinds
+    if top and classes:
+        place = next(iter(classes)).name
+        raise DataError(f"folder '{folder}' holds {kind} itself and in subfolders ('{place}'): keep them in one level")
+    inside = [one for found in classes.values() for one in found] if classes else files
+    paths = tuple(one for one in inside if kind_of(one) == kind)
+    labels = _labels(folder, paths, list(classes))
+    others = [one for one in inside if kind_of(one) != kind]
+    return kind, MediaFiles(f"folder '{folder}'", paths, labels, _ignored(folder, kind, others))
+
+
+def _is_class_file(path: Path) -> bool:
+    return kind_of(path) in ("images", "audio")
+
+
+def _inside(folder: Path) -> list[Path]:
+    """List the visible files of a subfolder, in natural order.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    try:
+        found = [one for one in folder.iterdir() if not one.name.startswith(".") and not one.is_dir()]
+    except OSError as error:
+        raise DataError(f"'{folder}' cannot be read: {error.strerror}") from error
+    return sorted(found, key=natural)
+
+
+def _ignored(folder: Path, kind: str, others: Sequence[Path]) -> tuple[str, ...]:
+    if not others:
+        return ()
+    what = "1 file is" if len(others) == 1 else f"{len(others)} files are"
+    return (f"folder '{folder}': {what} not of {kind} and ignored, such as '{others[0].name}'",)
+
+
+def _labels(folder: Path, paths: Sequence[Path], classes: Sequence[Path]) -> dict[Path, Any]:
+    given = [folder / name for name in LABEL_FILES if (folder / name).is_file()]
+    if len(given) > 1:
+        raise DataError(f"folder '{folder}' holds both {' and '.join(LABEL_FILES)}: keep one of them")
+    if given:
+        rows = read_labels(given[0])
+        keys = {path: path.relative_to(folder).as_posix() for path in paths}
+        return {path: rows[key] for path, key in keys.items() if key in rows}
+    numbers = {place: number for number, place in enumerate(sorted(classes, key=lambda place: place.name))}
+    return {path: numbers[path.parent] for path in paths if classes}
+
+
+def read_labels(path: Path) -> dict[str, Any]:
+    """Read labels by file name: rows `file,label` of a .csv file (a header is allowed), or a JSON object.
+
+    Integers stay integers. If all labels of a .csv file or object are texts that are no integers, they are names of
+    classes and numbered in sorted order.
+
+    Raises:
+        DataError: the file cannot be read, is of another form, or has a file twice.
+    """
+    try:
+        text = read_regular(path, LARGEST).decode("utf-8-sig")
+        rows = json.loads(text, object_pairs_hook=_object) if path.suffix == ".json" else _csv_rows(text)
+    except OSError as error:
+        raise DataError(f"'{path}' cannot be read: {error.strerror}") from error
+    except (ValueError, csv.Error, RecursionError) as error:
+        raise DataError(f"'{path}' holds no labels: {str(error).splitlines()[0][:200]}") from error
+    if path.suffix == ".json":
+        if not isinstance(rows, dict):
+            raise DataError(f"'{path}' must be an object of labels by file name, such as {{\"a.jpg\": 3}}")
+        rows = list(rows.items())
+    labels: dict[str, Any] = {}
+    for name, value in rows:
+        key = os.path.normpath(str(name).strip()).replace(os.sep, "/")
+        if key in labels:
+            raise DataError(f"'{path}' has two labels for '{key}': keep one")
+        labels[key] = value
+    return _numbered(labels)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("it has a name twice")
+    return found
+
+
+def _csv_rows(text: str) -> list[tuple[str, Any]]:
+    found = [row for row in csv.reader(io.StringIO(text)) if row]
+    if found and [cell.strip().lower() for cell in found[0][:2]][-1] in ("label", "class", "target"):
+        found = found[1:]
+    for row in found:
+        if len(row) != 2:
+            raise ValueError(f"a row has {len(row)} cells and needs 2, file and label: {','.join(row)[:80]}")
+    return [(row[0], _integer(row[1].strip())) for row in found]
+
+
+def _integer(text: str) -> int | str:
+    return int(text) if re.fullmatch(r"[+-]?\d{1,18}", text) else text
+
+
+def _numbered(labels: dict[str, Any]) -> dict[str, Any]:
+    if not labels or not all(isinstance(value, str) for value in labels.values()):
+        return labels
+    numbers = {name: number for number, name in enumerate(sorted(set(labels.values())))}
+    return {key: numbers[value] for key, value in labels.items()}

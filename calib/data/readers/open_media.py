@@ -1,0 +1,29 @@
+"""Opens images, audio and texts with their preprocessing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sbonnx.calib.data.data_path import Preprocessing
+from sbonnx.calib.data.objects import Source
+from sbonnx.calib.data.readers.image_settings import ImageSettings
+from sbonnx.calib.data.readers.images import open_images
+from sbonnx.calib.data.readers.media_files import MediaFiles
+from sbonnx.calib.data.readers.settings import PRESETS, read_settings
+from sbonnx.calib.data.validate import InputSpec
+from sbonnx.errors import DataError
+
+
+def open_media(kind: str, files: MediaFiles, inputs: Sequence[InputSpec], preprocess: Preprocessing | None) -> Source:
+    """Open files of one kind.
+
+    Raises:
+        DataError: the preprocessing is missing or does not fit, or a package is not installed.
+    """
+    if preprocess is None:
+        raise DataError(
+            f"{files.name} holds {kind}, which need --preprocess (preprocess=) as for inference: "
+            f"{', '.join(PRESETS)} for images, or a file; see docs/data.md"
+        )
+    settings = read_settings(preprocess)
+    return open_images(files, inputs, ImageSettings.parse(settings))
