@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ class CommandOption(Generic[T]):
         group: panel of the help on a terminal; "": the first one.
         key: recipe key that the option sets; "": none.
         convert: value of the recipe key from the value of the option; None: the same.
+        shown: default in the help, of options whose default is decided elsewhere, such as in the recipe.
+        choices: values that the shell completes, by what is typed already; None: those of the metavar.
     """
 
     name: str
@@ -51,10 +54,16 @@ class CommandOption(Generic[T]):
     group: str = ""
     key: str = ""
     convert: Callable[[Any], object] | None = None
+    shown: str = ""
+    choices: Callable[[str], Iterable[str]] | None = None
 
     def parameter(self) -> inspect.Parameter:
         """Return the parameter that declares this option to typer."""
-        show_default = self.default is not None and self.default is not inspect.Parameter.empty
+        has_default = self.default is not None and self.default is not inspect.Parameter.empty
+        show_default: bool | str = self.shown or has_default
+        completed: dict[str, Any] = {}
+        if self.choices is not None or _words_of(self.metavar):
+            completed = {"autocompletion": self._completed}
         info = (
             typer.Option(
                 *self.flags,
@@ -62,12 +71,22 @@ class CommandOption(Generic[T]):
                 help=self.help,
                 show_default=show_default,
                 rich_help_panel=self.group or None,
+                **completed,
             )
             if self.flags
-            else typer.Argument(metavar=self.metavar, help=self.help, show_default=show_default)
+            else typer.Argument(metavar=self.metavar, help=self.help, show_default=show_default, **completed)
         )
         kind = inspect.Parameter.KEYWORD_ONLY
         return inspect.Parameter(self.name, kind, default=self.default, annotation=Annotated[self.type, info])
+
+    def _completed(self, incomplete: str) -> list[str]:
+        words = self.choices(incomplete) if self.choices is not None else _words_of(self.metavar)
+        return [word for word in words if word.startswith(incomplete)]
+
+
+def _words_of(metavar: str | None) -> list[str]:
+    """Return the literal values of a placeholder: ``auto|whole`` -> auto, whole; none of ``FILE|auto[@VERSION]``."""
+    return [word for word in (metavar or "").split("|") if re.fullmatch(r"[a-z][a-z0-9_@.+-]*", word)]
 
 
 def option(usage: str, kind: type[T], help: str, group: str = "", **more: Any) -> CommandOption[T | None]:
@@ -155,12 +174,34 @@ def decibel(text: str) -> str:
     return text.strip().lower().removesuffix("db").strip() or text
 
 
+def _backends(_: str) -> Iterable[str]:
+    from sbonnx.recipe.names import VERSIONED
+
+    return ("onnxruntime", "tensorrt", "virtual", *VERSIONED)
+
+
+def _recipe_keys(typed: str) -> Iterable[str]:
+    """Return the keys of recipes as ``KEY=``, in the case that is typed."""
+    from sbonnx.recipe.loading import all_keys
+    from sbonnx.recipe.names import SHORT_FORMS
+
+    names = (*all_keys(), *(form.upper() for form in ("bits", *SHORT_FORMS)))
+    return (f"{name.lower() if typed.islower() else name}=" for name in names)
+
+
+def _observers(_: str) -> Iterable[str]:
+    from sbonnx.recipe.names import OBSERVERS
+
+    return OBSERVERS
+
+
 QUANTIZATION: Final = "Quantization"
 SAMPLING: Final = "Samples"
 CALIBRATION: Final = "Calibration"
 QUALITY: Final = "Quality"
 EVALUATION: Final = "Evaluation on labelled data"
 FILES: Final = "Further files"
+TERMINAL: Final = "Output and errors"
 """Help groups."""
 
 MODEL: Final = argument("model", "MODEL", "The float ONNX model.")
@@ -175,10 +216,17 @@ OUTPUT: Final = option("--output -o", Path, "The quantized model to write.")
 BACKEND: Final = option(
     "--backend onnxruntime|tensorrt[@VERSION]|virtual",
     str,
-    "Target runtime, such as tensorrt@10; default: the recipe's, or onnxruntime.",
+    "Target runtime, such as tensorrt@10 (short: ort, trt@10).",
+    shown="the recipe's, or onnxruntime",
+    choices=_backends,
 )
 RECIPE: Final = option("--recipe FILE|auto", str, "The recipe, YAML: what to quantize and how.")
-BITS: Final = recipe_option("--bits w8a8|fp8", str, "Bit widths of weights and activations, or fp8 for both.")
+BITS: Final = recipe_option(
+    "--bits w8a8|fp8",
+    str,
+    "Bit widths of weights and activations, or fp8 for both.",
+    shown="w8a8",
+)
 BLOCK_SIZE: Final = recipe_option(
     "--block-size N", int, "Number of values along the summed axis of a MatMul weight that share a scale.", QUANTIZATION
 )
@@ -187,11 +235,24 @@ MODE: Final = recipe_option(
     str,
     "Scales of activations: from data, computed at run time (onnxruntime), or none; only static needs --data.",
     QUANTIZATION,
+    shown="static",
 )
 FORMAT: Final = recipe_option(
-    "--format qdq|qoperator", str, "Float ops between Q/DQ pairs, or integer ops (onnxruntime).", QUANTIZATION
+    "--format qdq|qoperator",
+    str,
+    "Float ops between Q/DQ pairs, or integer ops (onnxruntime).",
+    QUANTIZATION,
+    shown="qdq",
 )
-SET: Final = repeated("--set KEY=VALUE", "Set one key of the recipe", QUANTIZATION)
+SET: Final = repeated("--set KEY=VALUE", "Set one key of the recipe", QUANTIZATION, choices=_recipe_keys)
+OBSERVER: Final = recipe_option(
+    "--observer NAME",
+    str,
+    "How ranges of activations are chosen: minmax, moving_average, mse, percentile, kl_histogram, aciq or auto.",
+    QUANTIZATION,
+    shown="mse",
+    choices=_observers,
+)
 INCLUDE: Final = repeated(
     "--include PATTERN",
     "Quantize only these nodes or tensors (/layer1/*, op:Conv, head, between:A..B); replaces INCLUDE of the recipe",
@@ -204,23 +265,44 @@ EXCLUDE: Final = repeated(
     QUANTIZATION,
     key="exclude",
 )
-NODES: Final = (INCLUDE, EXCLUDE)
-"""Options that select the nodes to quantize."""
+NODES: Final = (OBSERVER, INCLUDE, EXCLUDE)
+"""Options that select the nodes to quantize, and the observer of activations."""
 SPLIT: Final = option("--split N", int, "Split the leading axis into batches of N.", SAMPLING)
-SAMPLES: Final = recipe_option("--samples N", int, "Use at most N feeds (batches).", SAMPLING)
+SAMPLES: Final = recipe_option(
+    "--samples N",
+    int,
+    "Use at most N feeds (batches).",
+    SAMPLING,
+    shown="all",
+)
 DEVICE: Final = recipe_option("--device cpu|cuda|auto", str, "Device that runs the model.")
 MEMORY: Final = recipe_option(
-    "--memory SIZE", str, "Memory limit of activations; the rest is written to disk.", CALIBRATION
+    "--memory SIZE",
+    str,
+    "Memory limit of activations; the rest is written to disk.",
+    CALIBRATION,
+    shown="2 GiB",
 )
 GRANULARITY: Final = recipe_option(
-    "--granularity auto|whole|budget|layer", str, "How much of the model runs at a time.", CALIBRATION
+    "--granularity auto|whole|budget|layer",
+    str,
+    "How much of the model runs at a time.",
+    CALIBRATION,
+    shown="auto",
 )
-WORKERS: Final = recipe_option("--workers N", int, "No effect: samples run on threads.", CALIBRATION)
+WORKERS: Final = recipe_option(
+    "--workers N",
+    int,
+    "No effect: samples run on threads.",
+    CALIBRATION,
+    shown="1",
+)
 CACHE: Final = recipe_option(
     "--cache FOLDER",
     Path,
     "Cache of calibration statistics: for runs with other settings, and to resume interrupted runs.",
     CALIBRATION,
+    shown="none",
 )
 ASYM: Final = recipe_switch(
     "--asym", "Measure each layer with quantized inputs: everything before it is quantized.", CALIBRATION
@@ -242,12 +324,14 @@ SMOOTH_QUANT: Final = recipe_option(
     str,
     "SmoothQuant: move channel ranges from layer inputs into weights, with this strength.",
     QUANTIZATION,
+    shown="auto",
 )
 EFFORT: Final = recipe_option(
     "--effort fast|default|best",
     str,
     "Time for accuracy: fast rounds 8-bit weights to nearest, best searches longest and uses all samples.",
     QUALITY,
+    shown="default",
 )
 MAX_LOSS: Final = recipe_option(
     "--max-loss SHARE",
@@ -303,6 +387,7 @@ HIGH_PRECISION: Final = recipe_option(
     str,
     "Type of tensors that are not quantized, strongly typed; not for onnxruntime.",
     QUANTIZATION,
+    shown="fp32",
 )
 NO_KEEP_IO: Final = switch(
     "--no-keep-io",
@@ -339,11 +424,11 @@ MIN_INTEGER: Final = option(
 REPORT: Final = option(
     "--report FILE.json|FILE.html", Path, "Write the whole report, as JSON or as an HTML page.", FILES
 )
-FORCE: Final = switch("--force", "Overwrite existing files.")
-JSON: Final = switch("--json", "One JSON value on stdout instead of tables.")
-JSON_PROGRESS: Final = switch("--json-progress", "Progress as JSON lines on stderr, for scripts.")
-QUIET: Final = switch("--quiet -q", "No tables and no progress, only problems and errors.")
-DEBUG: Final = switch("--debug", "Show the traceback of an error.")
+FORCE: Final = switch("--force", "Overwrite existing files.", TERMINAL)
+JSON: Final = switch("--json", "One JSON value on stdout instead of tables.", TERMINAL)
+JSON_PROGRESS: Final = switch("--json-progress", "Progress as JSON lines on stderr, for scripts.", TERMINAL)
+QUIET: Final = switch("--quiet -q", "No tables and no progress, only problems and errors.", TERMINAL)
+DEBUG: Final = switch("--debug", "Show the traceback of an error.", TERMINAL)
 """Read by `error_lines.guard`, which runs every command."""
 
 BASIC: Final = (BACKEND, RECIPE, BITS)

@@ -35,6 +35,9 @@ BITS: Final = "bits"
 
 FP8: Final = "fp8"
 
+REGEX: Final = "re:"
+"""An override that begins so is a regular expression, taken as it is: its characters mean other things in YAML."""
+
 WHOLE: Final = ("RANGES", "W.SPECIFIC", "A.SPECIFIC", "SPARSE.SPECIFIC", "CALIBRATION.FEEDBACK", *BY_OUTPUT)
 """Keys whose inner names are chosen by the user."""
 
@@ -59,7 +62,7 @@ def _pairs(overrides: Overrides) -> Iterator[tuple[str, Any]]:
         name = name.strip()
         if not equals or not name:
             raise RecipeError(f"an override is KEY=VALUE, got {short(item)}")
-        parsed, _ = yaml_text.parse(value, f"the value of {name}")
+        parsed = value if value.startswith(REGEX) else yaml_text.parse(value, f"the value of {name}")[0]
         if parsed is None:
             raise RecipeError(f"the override {name} has no value")
         yield name, parsed
@@ -79,6 +82,13 @@ def _path(name: Any) -> tuple[str, ...]:
     forms = [BITS, *names.SHORT_FORMS]
     hint = f"{suggestion(name, [*forms, *known], count=3)} Write a key path, or one of {', '.join(forms)}".lstrip()
     raise RecipeError(f"{short(name)} is not a key of the recipe. {hint}")
+
+
+def _with_full_backend(data: dict[str, Any]) -> dict[str, Any]:
+    """Replace a short name of a backend by the full name."""
+    given = data.get("BACKEND")
+    short_name = isinstance(given, str) and given.lower().partition("@")[0] in names.BACKEND_ALIASES
+    return {**data, "BACKEND": names.full_backend(str(given))} if short_name else data
 
 
 def _without(data: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
@@ -145,7 +155,7 @@ def apply_overrides(data: dict[str, Any], overrides: Overrides) -> tuple[dict[st
                 data = _without(data, spelling)
             if leaf is not None:
                 data = overlay(data, nested_value(path, leaf))
-    return data, frozenset(".".join(path).lower() for path in paths)
+    return _with_full_backend(data), frozenset(".".join(path).lower() for path in paths)
 
 
 def _plain(value: Any, depth: int = 0) -> Any:
@@ -201,7 +211,7 @@ def _source(source: Source) -> tuple[dict[str, Any], KeyOrigin]:
 
 def _backend_name(backend: object) -> str:
     """Return the name in lower case, with an optional version: ``tensorrt@10``."""
-    name = backend.lower() if isinstance(backend, str) else ""
+    name = names.full_backend(backend) if isinstance(backend, str) else ""
     if name in BACKENDS or name in names.VERSIONED:
         return name
     hint = suggestion(name, (*BACKENDS, *names.VERSIONED))

@@ -18,6 +18,9 @@ PruningStrategyName = Literal["auto", "obs", "output", "l1norm", "l2norm", "rand
 VERSIONED: Final = tuple(f"tensorrt@{version}" for version in VERSIONS)
 """Backend names with a version."""
 
+BACKEND_ALIASES: Final = {"ort": "onnxruntime", "onnx": "onnxruntime", "cpu": "onnxruntime", "trt": "tensorrt"}
+"""Short names of backends, with or without a version: ``trt@10``."""
+
 SCHEMES: Final[tuple[str, ...]] = get_args(Scheme)
 BY_WIDTH: Final = "auto"
 """Scheme of weights that depends on the bit width, see `sbonnx.recipe.defaults.is_symmetric`."""
@@ -131,6 +134,12 @@ AUGMENTATIONS: Final = ("flip", "shift", "cutmix", "mixup")
 
 PRUNING_ALIASES: Final = {"structed": "structured", "unstructed": "unstructured"}
 """Sparsebit's spelling of SPARSE.TYPE."""
+
+
+def full_backend(backend: str) -> str:
+    """Return the full name of a backend in lower case, with its version: ``TRT@10`` -> ``tensorrt@10``."""
+    name, at, version = backend.lower().partition("@")
+    return f"{BACKEND_ALIASES.get(name, name)}{at}{version}"
 
 
 def is_per_channel(scheme: str) -> bool:

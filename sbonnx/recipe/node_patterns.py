@@ -342,6 +342,18 @@ def _matches(use: PatternUse, nodes: Sequence[NodeInfo], tensors: Collection[str
     return any(found.hits_node(node.name, node.op) for node in nodes) or any(map(found.hits_tensor, tensors))
 
 
+def _nearest_names(body: str, what: str, pool: Sequence[str]) -> str:
+    """Return the hint of a pattern without matches: similar names, else the first ones."""
+    if not pool:
+        return f"The model has no {what}"
+    if "," in body:
+        return "A comma is part of the name: give each pattern in an option or list entry of its own"
+    close = most_similar(body, pool, count=3, fallback=False)
+    if close:
+        return f"Nearest: {', '.join(map(repr, close))}"
+    return f"No name is similar; the names begin with {', '.join(map(repr, pool[:3]))}"
+
+
 def _unmatched(
     use: PatternUse, nodes: Sequence[NodeInfo], names: Collection[str], whole: PatternUse | None = None
 ) -> Wrong:
@@ -363,8 +375,7 @@ def _unmatched(
     elif is_name and found.body in {node.op for node in nodes}:
         hint = f"For an operator type write 'op:{found.body}'"
     else:
-        close = most_similar(found.body, pool, count=3)
-        hint = f"Nearest: {', '.join(map(repr, close))}" if close else f"The model has no {what}"
+        hint = _nearest_names(found.body, what, pool)
     if whole is not None:
         return whole.problem(f"matches no {what} of the model with {found.body!r}", hint)
     return use.problem(f"matches no {what} of the model", hint)

@@ -47,8 +47,10 @@ def one_of(names: Iterable[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
 
 
-def most_similar(word: str, names: Collection[str], *, count: int) -> list[str]:
+def most_similar(word: str, names: Collection[str], *, count: int, fallback: bool = True) -> list[str]:
     """Return the names of nodes or tensors most similar to `word`: by number of shared parts, then by similarity.
+
+    If none is similar: the first names with `fallback`, else none.
 
     Parts are runs of letters and digits: ``layer1_0_conv1`` shares three with ``/layer1/layer1.0/conv1/Conv``.
     """
@@ -63,7 +65,8 @@ def most_similar(word: str, names: Collection[str], *, count: int) -> list[str]:
         return len(parts & set(re.findall(r"[a-z0-9]+", name))), compare.ratio()
 
     scored = heapq.nlargest(count, ((*score(name), -index, name) for index, name in enumerate(names)))
-    return [name for shared, ratio, _, name in scored if shared or ratio > 0.4] or list(names)[:count]
+    similar = [name for shared, ratio, _, name in scored if shared or ratio > 0.4]
+    return similar or (list(names)[:count] if fallback else [])
 
 
 def nearest(word: str, names: Collection[str], *, count: int = 1, cutoff: float = 0.5) -> list[str]:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 import sbonnx
 from sbonnx import native as loops
+from sbonnx import recipe
 from sbonnx.assets import digits
 from sbonnx.cli import VERBS, main, options
+from sbonnx.cli.app import GROUPS, build
+from sbonnx.cli.examples import EXAMPLES
 from sbonnx.cli.output.printer import Printer, json_value, to_json
 from sbonnx.version import __version__
 
@@ -22,12 +27,30 @@ ROOT = Path(__file__).resolve().parents[2]
 NAMES = [verb.__name__.rpartition(".")[2] for verb in VERBS]
 
 
-def test_verbs() -> None:
-    rest = ["simplify", "inspect", "plan", "lint", "recipe", "compare", "eval", "profile", "demo"]
-    assert NAMES == ["quantize", "batch", "qat", "prune", *rest]
+def test_every_command_has_examples_that_parse() -> None:
+    program: Any = typer.main.get_command(build())
+    commands = {*NAMES, "help", *(f"llm {each.name}" for group in GROUPS for each in group.COMMANDS)}
+    assert commands == EXAMPLES.keys()
+    for name, lines in EXAMPLES.items():
+        command = program
+        for word in name.split():
+            command = command.get_command(command.make_context("sbonnx", [], resilient_parsing=True), word)
+        for line in lines:
+            words = shlex.split(re.split(r"  #| > |\)\"", line.removeprefix('eval "$('))[0])
+            assert words[: 1 + len(name.split())] == ["sbonnx", *name.split()]
+            command.make_context(name, words[1 + len(name.split()) :])
 
 
-@pytest.mark.parametrize("arguments", [[], ["--help"]])
+def test_defaults_in_the_help_are_those_of_the_recipe() -> None:
+    rows = [row for row in vars(options).values() if isinstance(row, options.CommandOption) and row.shown and row.key]
+    assert len(rows) > 10
+    for row in rows:
+        text, key = row.shown, row.key
+        given = recipe.load(overrides=[f"{key}={text}"] if text not in ("none", "all") else [f"{key}=null"][:0])
+        assert given.to_dict() == recipe.load().to_dict(), row.flags
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"], ["help"]])
 def test_help_lists_every_verb(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 0
     out = capsys.readouterr().out
@@ -40,6 +63,9 @@ def test_help_lists_every_verb(arguments: list[str], capsys: pytest.CaptureFixtu
 def test_help_of_each_verb(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name, "--help"]) == 0
     out = capsys.readouterr().out
+    for words in ([name, "-h"], ["help", name]):
+        assert main(words) == 0
+        assert capsys.readouterr().out == out
     assert f"Usage: sbonnx {name}" in out
     for flag in ("--json", "--quiet", "--debug"):
         assert flag in out
@@ -71,7 +97,8 @@ def test_version(
 ) -> None:
     monkeypatch.setattr(loops, "missing", lambda: list(missing))
     assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"sbonnx {__version__} (compiled loops: {loops_text})\n"
+    assert main(["version"]) == 0
+    assert capsys.readouterr().out == f"sbonnx {__version__} (compiled loops: {loops_text})\n" * 2
 
 
 def test_compiled_loops_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:

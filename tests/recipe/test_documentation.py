@@ -32,7 +32,7 @@ GOOD: list[str] = [
     "BACKEND: virtual\nW: {QSCHEME: per-channel-symmetric, QUANTIZER: {DTYPE: FP8}}",
 ]
 BAD: list[str] = [
-    "BACKEND: trt",
+    "BACKEND: tflite",
     "W: {QUANTIZER: {BIT: eight}}",
     "W: {QUANTIZER: {BITS: 8}}",
     "W: {QUANTIZER: [8]}",

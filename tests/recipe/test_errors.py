@@ -274,7 +274,7 @@ def test_what_is_wrong_everywhere_is_said_once() -> None:
         (["W.QUANTIZER.BIT="], "the override W.QUANTIZER.BIT has no value"),
         (["W.QUANTIZER.BIT=[1"], "the value of W.QUANTIZER.BIT is not YAML: line 1, column 3"),
         (["bits=w4a8", "w_bit=4"], "'W.QUANTIZER.BIT' is set twice in the overrides"),
-        (["BACKEND=trt"], "'BACKEND' in the overrides must be virtual, onnxruntime or tensorrt"),
+        (["BACKEND=tflite"], "'BACKEND' in the overrides must be virtual, onnxruntime or tensorrt"),
         (['EXCLUDE=["\\uD800"]'], "not valid Unicode"),
         ("SIMPLIFY=perhaps", "'SIMPLIFY' in the overrides must be true or false, got 'perhaps'"),
     ],
@@ -292,7 +292,7 @@ def test_an_override_that_the_backend_refuses_is_said_to_be_one(tmp_path: Path) 
         load(file, backend="tensorrt", overrides={"bits": "w5a8"})
 
 
-@pytest.mark.parametrize("backend", ["trt", "", 5])
+@pytest.mark.parametrize("backend", ["tflite", "", 5])
 def test_unknown_backend_argument(backend: Any) -> None:
     with pytest.raises(RecipeError, match=r"the backend must be virtual, onnxruntime or tensorrt, got"):
         load(None, backend=backend)

@@ -39,6 +39,7 @@ def run(given: Arguments) -> int:
     from sbonnx.lint import TARGETS, lint, rules_for
     from sbonnx.lint.findings import sarif as to_sarif
     from sbonnx.lint.fix import fix as fix_model
+    from sbonnx.recipe.names import full_backend
 
     model, target, output = given[MODEL], given[TARGET], given[OUTPUT]
     sarif, fix, force = given[SARIF], given[FIX], given[options.FORCE]
@@ -46,6 +47,7 @@ def run(given: Arguments) -> int:
         raise RecipeError(f"--target is missing: name the runtime, one of {', '.join(TARGETS)}")
     if output is not None and not fix:
         raise OutputError("-o names the model that --fix writes: add --fix")
+    target = full_backend(target)
     printer = given.printer()
     rules = rules_for(target)
     if sarif is not None:

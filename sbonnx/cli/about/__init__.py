@@ -1,0 +1,1 @@
+"""Verbs about sbonnx itself: completion, environment, explanations."""

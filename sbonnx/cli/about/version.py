@@ -1,0 +1,31 @@
+"""``sbonnx version``: print the version, as ``--version`` does."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sbonnx.cli import options
+from sbonnx.cli.options import Arguments
+from sbonnx.version import __version__
+
+HELP: Final = "Show the version."
+
+OPTIONS: Final = options.COMMON
+
+
+def version_line() -> str:
+    """Return name, version, and which compiled loops are installed."""
+    from sbonnx.native import MODULES, missing
+
+    absent = missing()
+    loops = "no" if len(absent) == len(MODULES) else f"all but {', '.join(absent)}" if absent else "yes"
+    return f"sbonnx {__version__} (compiled loops: {loops})"
+
+
+def run(given: Arguments) -> int:
+    from sbonnx.native import missing
+
+    printer = given.printer()
+    printer.value({"version": __version__, "missing_compiled_loops": list(missing())})
+    printer.line(version_line())
+    return 0

@@ -1,0 +1,155 @@
+"""The typer program: its commands, their help in groups with examples, and shell completion."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable
+from typing import Annotated, Any, Final, Literal
+
+import typer
+from typer.completion import completion_init  # type: ignore[attr-defined]
+from typer.core import TyperCommand, TyperGroup
+
+from sbonnx.cli.about import completion, version
+from sbonnx.cli.create import batch, demo, llm, prune, qat, quantize, recipe, simplify
+from sbonnx.cli.examine import compare, inspect, lint, plan, profile
+from sbonnx.cli.examine import eval as evaluation
+from sbonnx.cli.examples import EXAMPLES
+from sbonnx.cli.options import command
+from sbonnx.cli.output.error_lines import guard
+
+VERBS: Final = (
+    *(quantize, batch, qat, prune, simplify, recipe, demo),
+    *(inspect, plan, lint, compare, evaluation, profile),
+    *(version, completion),
+)
+
+GROUPS: Final = (llm,)
+"""Modules of several commands each, `COMMANDS`."""
+
+NAME: Final = "sbonnx"
+HELP: Final = "Any float ONNX model in, a verified quantized ONNX model out."
+EPILOG: Final = "Exit codes: 0 done; 1 done, but below the requested quality; 2 error, described in one line."
+
+PANELS: Final = {"create": "Create", "examine": "Examine", "about": "About sbonnx"}
+"""Headings of the commands in the help, by package."""
+
+CONTEXT: Final = {"max_content_width": 110, "help_option_names": ["-h", "--help"]}
+
+DEFAULT: Final = re.compile(r"\[default: \((.*?)\)\]")
+"""typer puts a default that is a text in parentheses."""
+
+Panels = dict[str, list[tuple[str, str]]]
+
+
+def _rich(command: Any) -> bool:
+    """Return whether typer formats the help with rich: boxes and colours, on a terminal."""
+    return getattr(command, "rich_markup_mode", None) is not None
+
+
+def _write_panels(formatter: Any, panels: Panels) -> None:
+    for heading, rows in panels.items():
+        with formatter.section(heading):
+            formatter.write_dl(rows)
+
+
+class Command(TyperCommand):
+    """A command whose help shows the panels of options without rich too, and ends with examples."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        panels: Panels = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                is_argument = parameter.param_type_name == "argument"
+                panel = "Arguments" if is_argument else getattr(parameter, "rich_help_panel", None) or "Options"
+                flags, text = record
+                panels.setdefault(panel, []).append((flags, DEFAULT.sub(r"[default: \1]", text)))
+        _write_panels(formatter, panels)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        super().format_help(ctx, formatter)
+        lines = EXAMPLES.get(ctx.command_path.partition(" ")[2], ())
+        if lines and _rich(self):  # rich prints the help itself, and prints no formatter
+            typer.echo("\n".join([" Examples:", *(f"   {line}" for line in lines), ""]))
+        elif lines:
+            formatter.write("\n".join(["", "Examples:", *(f"  {line}" for line in lines), ""]))
+
+
+class Group(TyperGroup):
+    """A group whose help shows the panels of commands without rich too."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        width = formatter.width - 6 - max(len(name) for name, _ in found)
+        panels: Panels = {}
+        for name, each in found:
+            if each is not None and not each.hidden:
+                panel = getattr(each, "rich_help_panel", None)
+                heading = panel if isinstance(panel, str) and panel else "Commands"
+                panels.setdefault(heading, []).append((name, each.get_short_help_str(width)))
+        _write_panels(formatter, panels)
+
+
+def build() -> typer.Typer:
+    """Build the program from its commands. Colours and boxes in the help only on a terminal."""
+    if completion.VARIABLE in os.environ:  # set by the completion scripts
+        completion_init()
+    style: Literal["rich"] | None = "rich" if sys.stdout.isatty() else None
+    app = typer.Typer(name=NAME, help=HELP, epilog=EPILOG, add_completion=False, rich_markup_mode=style, cls=Group)
+    app.callback(cls=Group, context_settings=CONTEXT)(_program)
+    for panel, heading in PANELS.items():
+        for verb in VERBS:
+            *_, package, name = verb.__name__.split(".")
+            if package == panel:
+                run = guard(command(verb.OPTIONS, verb.run))
+                app.command(name, help=verb.HELP, cls=Command, context_settings=CONTEXT, rich_help_panel=heading)(run)
+    for group in GROUPS:
+        inner = typer.Typer(help=group.HELP, no_args_is_help=True, rich_markup_mode=style, cls=Group)
+        inner.callback(cls=Group, context_settings=CONTEXT)(_group)
+        for each in group.COMMANDS:
+            run = guard(command(each.options, each.run))
+            inner.command(each.name, help=each.help, cls=Command, context_settings=CONTEXT)(run)
+        name = group.__name__.rpartition(".")[2]
+        app.add_typer(inner, name=name, help=group.HELP, rich_help_panel="Language models")
+    app.command("help", cls=Command, context_settings=CONTEXT, rich_help_panel=PANELS["about"])(_help)
+    return app
+
+
+def _group() -> None:
+    """Accept no options."""
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(version.version_line())
+        raise typer.Exit
+
+
+def _program(
+    shown: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Accept the options before the command."""
+
+
+def _command_names(ctx: typer.Context, incomplete: str) -> Iterable[str]:
+    group: Any = ctx.find_root().command
+    return [name for name in group.list_commands(ctx) if name.startswith(incomplete)]
+
+
+def _help(
+    ctx: typer.Context,
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="COMMAND", help="The command.", autocompletion=_command_names)
+    ] = None,
+) -> None:
+    """Show the help of a command."""
+    root: Any = ctx.find_root().command
+    root.main([*(words or ()), "--help"], prog_name=NAME, standalone_mode=False)
+
+
+__all__ = ["CONTEXT", "EPILOG", "GROUPS", "NAME", "VERBS", "build"]

@@ -1,0 +1,49 @@
+"""Example command lines at the end of the help of each command. Tests parse every line."""
+
+from __future__ import annotations
+
+from typing import Final
+
+EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
+    "quantize": (
+        "sbonnx quantize model.onnx --data calib/ -o model.int8.onnx",
+        "sbonnx quantize model.onnx --data calib/ -o model.trt.onnx --backend tensorrt@10 --exclude after:Conv_193",
+        "sbonnx quantize model.onnx --data calib/ -o model.w4a8.onnx --bits w4a8 --effort best --report report.html",
+    ),
+    "batch": ("sbonnx batch jobs.yaml --dry-run", "sbonnx batch jobs.yaml --workers 4"),
+    "qat": ("sbonnx qat model.onnx --data train/ -o model.w4a4.onnx --bits w4a4 --epochs 5",),
+    "prune": (
+        "sbonnx prune model.onnx --data calib/ -o pruned.onnx --macs 0.5",
+        "sbonnx prune model.onnx -o sparse.onnx --pattern 2:4",
+    ),
+    "simplify": ("sbonnx simplify model.onnx -o simple.onnx",),
+    "recipe": ("sbonnx recipe > recipe.yaml", "sbonnx recipe recipe.yaml --set W.QUANTIZER.BIT=4"),
+    "inspect": ("sbonnx inspect model.onnx", "sbonnx inspect model.int8.onnx --json"),
+    "plan": (
+        "sbonnx plan model.onnx --backend tensorrt@10",
+        "sbonnx plan model.onnx --exclude 're:/head/.*(reg|cls).*' -o plan.json",
+    ),
+    "lint": (
+        "sbonnx lint model.int8.onnx --target tensorrt@10",
+        "sbonnx lint model.int8.onnx --target tensorrt@10 --fix -o model.fixed.onnx",
+    ),
+    "compare": ("sbonnx compare model.onnx model.int8.onnx --data test/ --min-sqnr 20",),
+    "eval": ("sbonnx eval model.onnx model.int8.onnx --data test/ --metric top1",),
+    "profile": ("sbonnx profile model.onnx model.int8.onnx --data calib/",),
+    "demo": ("sbonnx demo",),
+    "version": ("sbonnx version --json",),
+    "completion": (
+        'eval "$(sbonnx completion bash)"  # in ~/.bashrc',
+        "sbonnx completion zsh > ~/.zfunc/_sbonnx  # with ~/.zfunc in fpath, before compinit",
+        "sbonnx completion fish > ~/.config/fish/completions/sbonnx.fish",
+    ),
+    "help": ("sbonnx help quantize", "sbonnx help llm adapt"),
+    "llm inspect": ("sbonnx llm inspect decoder/",),
+    "llm quantize": (
+        "sbonnx llm quantize decoder/ -o decoder.w4/ --text texts.jsonl",
+        "sbonnx llm quantize decoder/ -o decoder.mixed/ --text texts.jsonl --average-bits 3.5 --kv 8",
+    ),
+    "llm evaluate": ("sbonnx llm evaluate decoder.w4/ --against decoder/ --text test.txt",),
+    "llm adapt": ("sbonnx llm adapt decoder.w4/ --against decoder/ --text texts.jsonl -o decoder.adapted/",),
+}
+"""Lines by command; a comment begins with two blanks and #."""
