@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test check format coverage train wheel peers clean test-oldest test-interpreted test-wheel fuzz
+.PHONY: help demo test check format coverage docs train wheel peers clean test-oldest test-interpreted test-wheel fuzz
 
 help:
 	@echo 'make demo      quantize the bundled model for every backend, in a virtual environment of its own'
@@ -16,6 +16,7 @@ help:
 	@echo 'make check     formatting, lint, types, import floors and size budget'
 	@echo 'make format    format and mend what ruff can mend'
 	@echo 'make coverage  run the fast tests, list the lines they miss; fails below the threshold'
+	@echo 'make docs      build the documentation site into build/site; a warning is an error'
 	@echo 'make train     train and export the bundled model again (installs torch)'
 	@echo 'make wheel     build the wheel and the source distribution into dist/'
 	@echo 'make peers     an environment for each peer that the benchmarks run beside ours, in .peers/'
@@ -47,6 +48,10 @@ coverage: $(VENV)/.dev
 	$(BIN)/coverage run -m pytest -q -n auto --maxprocesses 4 -m 'not slow' $(ARGS)
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
+
+# The variables silence announcements of MkDocs and its theme, which are no warnings about our pages.
+docs: $(VENV)/.dev
+	PYTHONPATH=. NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict -q $(ARGS)
 
 train: $(VENV)/.examples
 	$(BIN)/python examples/digits/train.py $(ARGS)

@@ -1,0 +1,146 @@
+"""Reference pages of the documentation site, generated from the code while the site is built.
+
+Command line options, recipe keys with their defaults, lint rules with a model that breaks each one, and the pages of
+the repository's root. Pages that exist as files contain the introduction; the generated part follows it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import mkdocs_gen_files
+import onnx
+import typer
+
+from sbonnx import cli
+from sbonnx.lint import RULES
+from sbonnx.lint.findings import LintRule
+from tests.lint.seeded import ASIDE, CASES
+from tests.lint.test_ort import SEEDED
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+MARKUP: Final = re.compile(r"\[/?(?:bold|dim|italic|cyan|yellow)[^\]]*\]")
+
+
+def command_line() -> str:
+    """Return usage, description and options of every verb."""
+    return "\n".join(_verb("sbonnx", typer.main.get_command(cli._app())))
+
+
+def _verb(path: str, command: Any) -> Iterator[str]:
+    context = command.context_class(command, info_name=path)
+    inner = getattr(command, "commands", None)
+    if inner is not None:
+        for name in sorted(inner):
+            if not inner[name].hidden:
+                yield from _verb(f"{path} {name}", inner[name])
+        return
+    yield f"\n## {path}\n\n{_plain(command.help or '')}\n"
+    yield f"\n```text\n{' '.join([path, *command.collect_usage_pieces(context)])}\n```\n"
+    rows = [_option(parameter) for parameter in command.params if not getattr(parameter, "hidden", False)]
+    yield "| argument or option | value | default | meaning |\n|---|---|---|---|"
+    yield from rows
+
+
+def _option(parameter: Any) -> str:
+    names = parameter.opts if parameter.param_type_name == "option" else [parameter.metavar or parameter.name]
+    values = (parameter.metavar or "") if parameter.param_type_name == "option" else ""
+    given = getattr(parameter.default, "value", parameter.default)
+    default = "required" if parameter.required else "" if given in (None, (), [], "", False) else f"`{given}`"
+    named = ", ".join(f"`{name}`" for name in [*names, *parameter.secondary_opts])
+    return "| " + " | ".join(map(_cell, (named, values, default, _plain(parameter.help or "")))) + " |"
+
+
+def _plain(text: str) -> str:
+    return MARKUP.sub("", text.replace("\b", ""))
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def recipe_defaults() -> str:
+    """Return the output of `sbonnx recipe` for each backend."""
+    return "\n".join(
+        f"\n## {backend}\n\n```yaml\n{_printed('recipe', '--backend', backend)}```\n"
+        for backend in ("onnxruntime", "tensorrt", "virtual")
+    )
+
+
+def _printed(*arguments: str) -> str:
+    with contextlib.redirect_stdout(io.StringIO()) as taken:
+        if cli.main(list(arguments)):
+            raise RuntimeError(f"sbonnx {' '.join(arguments)} failed")
+    return taken.getvalue()
+
+
+def lint_rules() -> str:
+    """Return every lint rule, with a model that breaks it and one that does not."""
+    parts: list[str] = []
+    for family, rules in RULES.items():
+        parts.append(f"\n## {family}\n")
+        parts += [_rule(rule) for rule in rules]
+    return "\n".join(parts)
+
+
+def _rule(rule: LintRule) -> str:
+    where = f", only {', '.join(rule.versions)}" if rule.versions else ""
+    text = f"### {rule.id}\n\n**{rule.title}** ({rule.severity}{where}). To fix it: {rule.mend}.\n"
+    models = seeded(rule.id)
+    if models is None:
+        return text
+    bad, good = map(_body, models)
+    return f"{text}\nFound:\n\n```text\n{bad}\n```\n\nNot found:\n\n```text\n{good}\n```\n"
+
+
+def seeded(rule: str) -> tuple[onnx.ModelProto, onnx.ModelProto] | None:
+    """Return the tests' models of a rule: one that breaks it, one that does not; None if it needs a machine's state."""
+    if rule in SEEDED:
+        bad, good = SEEDED[rule]
+        return bad(), good()
+    pair = {**CASES, **ASIDE}.get(rule)
+    return (pair[0].model(), pair[1].model()) if pair else None
+
+
+def _body(model: onnx.ModelProto) -> str:
+    """Return the nodes of a model as ONNX text, and types and shapes of its constants."""
+    lines = [onnx.printer.to_text(node).strip() for node in model.graph.node]
+    read = {name for node in model.graph.node for name in node.input}
+    return "\n".join([*lines, *(_constant(one) for one in model.graph.initializer if one.name in read)])
+
+
+def _constant(tensor: onnx.TensorProto) -> str:
+    kind = onnx.TensorProto.DataType.Name(tensor.data_type).lower()
+    return f"# {tensor.name}: {kind}[{', '.join(map(str, tensor.dims))}]{_value(tensor)}"
+
+
+def _value(tensor: onnx.TensorProto) -> str:
+    values = onnx.numpy_helper.to_array(tensor)
+    return f" = {values}" if values.ndim == 0 else ""
+
+
+PAGES: Final[dict[str, Callable[[], str]]] = {
+    "reference/command_line.md": command_line,
+    "reference/recipe_defaults.md": recipe_defaults,
+    "reference/lint_rules.md": lint_rules,
+}
+COPIED: Final = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md", "security.md": "SECURITY.md"}
+
+
+def main() -> None:
+    """Append the generated parts to their pages, and add the pages of the repository's root."""
+    for page, make in PAGES.items():
+        with mkdocs_gen_files.open(page, "a") as out:
+            out.write(make())
+    for page, source in COPIED.items():
+        text = (ROOT / source).read_text(encoding="utf-8")
+        with mkdocs_gen_files.open(page, "w") as out:
+            out.write(re.sub(r"\]\(docs/", "](", text))
+
+
+main()

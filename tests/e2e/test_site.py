@@ -1,0 +1,104 @@
+"""The documentation site: it builds without a warning, its blocks run, and it documents every public name."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import sbonnx
+from sbonnx import cli
+from sbonnx.assets import digits
+from tests.e2e.test_readme import Block, blocks
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PAGES = [DOCS / "tutorial.md", *sorted((DOCS / "howto").glob("*.md")), *sorted((DOCS / "migration").glob("*.md"))]
+RUN = {"sh", "python"}
+WITH_BLOCKS = [path for path in PAGES if any(block.language in RUN for block in blocks(path))]
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current folder with the bundled files in it."""
+    for path in (digits().model, digits().calib, digits().eval):
+        shutil.copy(path, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def commands(block: Block) -> list[list[str]]:
+    lines = block.text.replace("\\\n", " ").splitlines()
+    return [shlex.split(line, comments=True) for line in lines if line.strip() and not line.strip().startswith("#")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", WITH_BLOCKS, ids=lambda path: path.relative_to(DOCS).as_posix())
+def test_blocks_run_in_order(page: Path, workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Commands and programs of a page share a folder, as for a reader who follows it; `bash` blocks need own files."""
+    names: dict[str, object] = {"__name__": "page"}
+    for block in blocks(page):
+        if block.language == "python":
+            exec(compile("\n" * block.line + block.text, str(page), "exec"), names)
+        elif block.language == "sh":
+            for name, *arguments in commands(block):
+                if name != "sbonnx":
+                    assert [name, *arguments[:1]] == ["pip", "install"], f"not run by anything: {name}"
+                    continue
+                done = cli.main(arguments)
+                assert done <= (arguments[0] == "lint"), f"sbonnx {shlex.join(arguments)}\n{capfd.readouterr()}"
+
+
+def test_indented_blocks_are_run_too() -> None:
+    """Blocks in lists are indented, which the pattern of blocks does not see: none may hide there."""
+    for path in PAGES:
+        hidden = [match for match in re.findall(r"^ +```(\w+)", path.read_text(), re.MULTILINE) if match in RUN]
+        assert not hidden, f"{path.name}: move the block out of the list"
+
+
+def test_every_public_name_is_documented() -> None:
+    text = (DOCS / "reference" / "python.md").read_text()
+    documented = {line.rpartition(".")[2] for line in text.splitlines() if line.startswith(":::")}
+    assert documented == set(sbonnx.__all__) - {"__version__"}
+
+
+def test_figures_are_those_of_their_script() -> None:
+    spelled: dict[str, object] = {"__name__": "figures", "__file__": str(DOCS / "_site" / "figures.py")}
+    exec((DOCS / "_site" / "figures.py").read_text(), spelled)
+    figures = spelled["FIGURES"]
+    assert isinstance(figures, dict)
+    for name, make in figures.items():
+        assert (DOCS / "concepts" / name).read_text() == make()
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs_gen_files")
+    pytest.importorskip("material")
+    silent = {"NO_MKDOCS_2_WARNING": "1", "DISABLE_MKDOCS_2_WARNING": "true", "PYTHONPATH": str(ROOT)}
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "-q",
+        "-f",
+        str(ROOT / "mkdocs.yml"),
+        "-d",
+        str(tmp_path),
+    ]
+    done = subprocess.run(command, env={**os.environ, **silent}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    options = (tmp_path / "reference" / "command_line.html").read_text()
+    assert "sbonnx quantize" in options
+    assert "--average-bits" in options
+    assert "ACCURACY_LEVEL" in (tmp_path / "reference" / "recipe_defaults.html").read_text()
+    assert "QuantizeLinear" in (tmp_path / "reference" / "lint_rules.html").read_text()
+    assert "Quantize a float ONNX model" in (tmp_path / "reference" / "python.html").read_text()
