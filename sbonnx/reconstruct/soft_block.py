@@ -101,7 +101,7 @@ class SoftBlock:
         biases: Mapping[Reader, str],
         device: str,
     ) -> None:
-        self.torch = torch_module()
+        self.torch = torch_module(" (rounding by moments does not need it)")
         self.device = device
         self.drop = 0.0
         self.generator = self.torch.Generator(device=device)

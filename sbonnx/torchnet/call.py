@@ -17,8 +17,11 @@ class Unfit(Exception):
     """Raised if the attributes or inputs of a node are not supported. The message is one clause."""
 
 
-def torch_module() -> ModuleType:
+def torch_module(hint: str = "") -> ModuleType:
     """Import torch and return the module.
+
+    Args:
+        hint: end of the message if torch is not installed: what works without it.
 
     Raises:
         DeviceError: torch is not installed, or does not load on this machine.
@@ -28,9 +31,7 @@ def torch_module() -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        raise DeviceError(
-            "torch is not installed: pip install 'sbonnx[qat]' (rounding by moments does not need it)"
-        ) from error
+        raise DeviceError(f"torch is not installed: pip install 'sbonnx[qat]'{hint}") from error
     except (ImportError, OSError) as error:  # OSError: its shared libraries do not load
         raise DeviceError(f"torch is installed but does not load: {str(error).splitlines()[0]}") from error
     module: ModuleType = torch

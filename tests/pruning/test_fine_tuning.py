@@ -219,5 +219,5 @@ def test_without_torch_the_error_says_what_to_install(monkeypatch: pytest.Monkey
     for name in [name for name in sys.modules if name == "sbonnx.qat" or name.startswith("sbonnx.qat.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(DeviceError, match=r"torch is not installed: pip install 'sbonnx\[qat\]'"):
+    with pytest.raises(DeviceError, match=r"torch is not installed: pip install 'sbonnx\[qat\]'$"):
         require_fine_tuning(network()[0], FineTuning(1))
