@@ -142,7 +142,10 @@ CASES: dict[str, list[Any]] = {
     ],
     "Shape": [(X, "Shape (x)"), (X, "Shape <start=1, end=-1> (x)")],
     "Size": [(X, "Size (x)")],
-    "ConstantOfShape": [("float[1] x", "ConstantOfShape <value = float[1] {0.5}> (c)", [2, 3])],
+    "ConstantOfShape": [
+        ("float[1] x", "ConstantOfShape <value = float[1] {0.5}> (c)", [2, 3]),
+        ("float[1] x", "ConstantOfShape <value = float[1] {0.5}> (c)", np.zeros(0, np.int64)),  # a scalar
+    ],
     "Range": [("float[1] x", "Range (c, d, e)", 1, 9, 3)],
 }  # fmt: skip
 """By op: (inputs, call, values of c, d, ...)."""

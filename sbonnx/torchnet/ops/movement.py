@@ -169,7 +169,7 @@ def shape(call: Call, x: Tensor) -> Tensor:
 
 def constant_of_shape(call: Call, wanted: Tensor) -> Tensor:
     value = call.attributes.get("value")
-    filled = np.zeros(1, np.float32) if value is None else np.asarray(value).reshape(-1)
+    filled = np.zeros((), np.float32) if value is None else np.asarray(value).reshape(())
     return call.torch.from_numpy(np.array(filled)).expand(numbers(wanted))
 
 
