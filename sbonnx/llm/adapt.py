@@ -1,14 +1,17 @@
-"""`adapt`: low-rank adapters trained on a quantized decoder (QLoRA), written as float branches of its file."""
+"""`adapt`: low-rank adapters trained on a quantized decoder (QLoRA), as branches or inputs of its file."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+
+import numpy as np
 
 from sbonnx import graph as graphs
-from sbonnx.errors import ModelError
+from sbonnx.errors import RecipeError
+from sbonnx.llm.adapter_file import ADAPTER, list_inputs, write_adapter
 from sbonnx.llm.decoding import decoder_feed
 from sbonnx.llm.evaluate import DecoderEvaluation, evaluate_windows
 from sbonnx.llm.folder import check_folder, copy_rest, model_place, staged_folder, write_provenance
@@ -23,12 +26,18 @@ if TYPE_CHECKING:
     from sbonnx.qat import Adapters, Settings
 
 
+Form = Literal["branches", "inputs"]
+
+FORMS: Final[tuple[str, ...]] = get_args(Form)
+
+
 @dataclass(frozen=True)
 class AdaptedDecoder:
     """Result of `adapt`.
 
     Attributes:
         output: the folder that was written.
+        adapter: the .onnx_adapter file in it; None for branches.
         weights: number of weights that have an adapter.
         losses: mean loss of each epoch.
         before, after: evaluations of the quantized decoder and of the written one, on the same held-out windows.
@@ -39,6 +48,7 @@ class AdaptedDecoder:
     losses: tuple[float, ...]
     before: DecoderEvaluation
     after: DecoderEvaluation
+    adapter: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for ``json.dumps``."""
@@ -52,6 +62,7 @@ def adapt(  # noqa: PLR0913 - public entry point
     output: str | os.PathLike[str],
     against: str | os.PathLike[str] | None = None,
     adapters: Adapters | int = 16,
+    form: Form = "branches",
     settings: Settings | None = None,
     window: int | None = None,
     tokens: int = TOKENS,
@@ -63,15 +74,19 @@ def adapt(  # noqa: PLR0913 - public entry point
 ) -> AdaptedDecoder:
     """Train low-rank adapters on a quantized decoder, and write a folder with the adapters as branches of its file.
 
-    The packed weights stay as they are, bit for bit. The adapters learn the distributions that the float decoder
+    The quantized weights stay as they are, bit for bit. The adapters learn the distributions that the float decoder
     predicts, or the next token of the texts. Needs torch: ``pip install 'sbonnx[qat]'``.
 
     Args:
-        source: the quantized decoder, with MatMulNBits: a folder, or an .onnx file with `tokenizer`.
+        source: the quantized decoder, with MatMulNBits or Q/DQ of weights: a folder, or an .onnx file with `tokenizer`.
         texts: texts to train on, see `sbonnx.llm.windows.read_windows`; every eighth window is held out.
         output: the folder to write.
         against: the float decoder, in the same form of export; None: the next token is learned.
         adapters: rank, or `sbonnx.qat.Adapters` with mode "outside".
+        form: "branches": the values are in the model. "inputs": they are in a file ``adapter.onnx_adapter`` for
+            onnxruntime's `LoraAdapter` and onnxruntime-genai's `Adapters`, and the model has optional inputs for them.
+            The model without an adapter computes what the base does, and takes adapters of any rank. Norms and biases
+            are then not trained.
         settings: settings of the training; see `sbonnx.qat.Settings`.
         window, tokens: see `read_windows`.
         tokenizer: see `read_decoder`.
@@ -88,40 +103,44 @@ def adapt(  # noqa: PLR0913 - public entry point
 
     decoder = read_decoder(source, tokenizer=tokenizer)
     reference = None if against is None else read_decoder(against, tokenizer=tokenizer)
-    _require_one_graph(decoder)
+    if form not in FORMS:
+        raise RecipeError(f"the form of adapters must be {' or '.join(FORMS)}, got {form!r}")
+    inputs = form == "inputs"
+    if inputs and not isinstance(adapters, int) and adapters.norms:
+        raise RecipeError("adapters as inputs share one base, whose norms stay as they are: use Adapters(norms=False)")
     target = Path(output)
     check_folder(target, decoder, force=force)
     windows = read_windows(decoder, texts, window=window, tokens=tokens)
     graph = graphs.load(decoder.model)
-    module = branched(graph, adapters, device=device)
+    fixed = {} if decoder.branch is None else {decoder.branch: np.array([False])}  # whole windows, without a past
+    module = branched(graph, adapters, device=device, fixed=fixed, norms=not inputs)
     trained = train_branches(
         module,
         [decoder_feed(decoder, ids[None]) for ids in windows.calibration],
         tokens=decoder.tokens,
         logits=decoder.logits,
         teacher=None if reference is None else graphs.load(reference.model),
+        fixed=fixed,
         settings=settings or DEFAULTS,
         progress=progress,
     )
-    write_branches(graph, module)
+    factors = write_branches(graph, module, inputs=inputs)
     with staged_folder(target, decoder, force=force) as stage:
         place = model_place(decoder, stage)
         graphs.save(graph, place)
+        adapter = None
+        if inputs:
+            list_inputs(place, factors)
+            adapter = place.with_name(ADAPTER)
+            write_adapter(adapter, factors)
         copy_rest(decoder, stage)
-        written = read_decoder(stage if decoder.folder is not None else place)
+        written = read_decoder(stage if decoder.folder is not None else place, adapter=adapter)
         before = evaluate_windows(decoder, windows.held_out, against=reference, latency=False)
         after = evaluate_windows(written, windows.held_out, against=reference, latency=latency)
-        result = AdaptedDecoder(str(target), len(low_ranks(module)), tuple(trained.losses), before, after)
+        file = None if adapter is None else str(target / adapter.relative_to(stage))
+        result = AdaptedDecoder(str(target), len(low_ranks(module)), tuple(trained.losses), before, after, file)
         write_provenance(stage, _adapter_provenance(result, decoder, windows.digest()))
     return result
-
-
-def _require_one_graph(decoder: Decoder) -> None:
-    if decoder.format == "merged" or decoder.branch is not None:
-        raise ModelError(
-            f"'{decoder.model}' is a merged decoder (use_cache_branch), and adapters need one graph: export it with "
-            "a recent optimum or onnxruntime-genai"
-        )
 
 
 def _adapter_provenance(result: AdaptedDecoder, decoder: Decoder, digest: str) -> dict[str, Any]:

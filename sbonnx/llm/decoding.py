@@ -9,6 +9,7 @@ import numpy as np
 
 from sbonnx.errors import DataError, ModelError
 from sbonnx.input_files import native_source
+from sbonnx.llm.adapter_file import ActiveAdapter
 from sbonnx.llm.layout import CACHE_LENGTH, Decoder
 from sbonnx.runtime import open_session, reason, session_options
 from sbonnx.spec import Array
@@ -56,7 +57,7 @@ class DecoderSession:
         threads: threads inside operators; None: number of cores.
 
     Raises:
-        ModelError: onnxruntime rejects the model.
+        ModelError: onnxruntime rejects the model or its adapter.
     """
 
     def __init__(self, decoder: Decoder, *, threads: int | None = None) -> None:
@@ -66,6 +67,7 @@ class DecoderSession:
             self._session = open_session(native_source(decoder.model), session_options(threads=threads))
         except Exception as error:  # onnxruntime's own exceptions share no base class
             raise ModelError(f"onnxruntime refuses '{decoder.model}': {reason(error)}") from error
+        self._adapter = ActiveAdapter(decoder.adapter)
         self._outputs = [decoder.logits, *(each.present for each in decoder.cache)]
 
     def __call__(self, ids: Array, cache: Cache | None = None) -> tuple[Array, Cache]:
@@ -88,7 +90,7 @@ class DecoderSession:
 
     def _run(self, outputs: list[str], ids: Array, cache: Cache | None) -> list[Any]:
         try:
-            found: list[Any] = self._session.run(outputs, decoder_feed(self.decoder, ids, cache))
+            found: list[Any] = self._session.run(outputs, decoder_feed(self.decoder, ids, cache), self._adapter.options)
         except Exception as error:  # onnxruntime's own exceptions share no base class
             raise DataError(f"'{self.decoder.model}' cannot run {ids.shape[1]} tokens: {reason(error)}") from error
         return found

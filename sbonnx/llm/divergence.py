@@ -10,6 +10,7 @@ import onnx
 
 from sbonnx.errors import ModelError
 from sbonnx.graph import read_proto
+from sbonnx.llm.adapter_file import ActiveAdapter
 from sbonnx.llm.decoding import decoder_feed
 from sbonnx.llm.layout import Decoder
 from sbonnx.runtime import open_session, reason, session_options
@@ -74,7 +75,8 @@ def _streams(decoder: Decoder, names: list[str], ids: Array) -> list[Array]:
     options.add_session_config_entry(DATA_FOLDER, str(decoder.model.parent))
     try:
         session = open_session(model.SerializeToString(), options)
-        found = session.run([*names, decoder.logits], decoder_feed(decoder, ids[None]))
+        adapter = ActiveAdapter(decoder.adapter)
+        found = session.run([*names, decoder.logits], decoder_feed(decoder, ids[None]), adapter.options)
     except Exception as error:  # onnxruntime's own exceptions share no base class
         raise ModelError(f"onnxruntime gives no residual stream of '{decoder.model}': {reason(error)}") from error
     return [np.asarray(values, np.float64) for values in found]

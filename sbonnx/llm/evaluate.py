@@ -114,6 +114,7 @@ def evaluate(  # noqa: PLR0913 - public entry point
     present: str | None = None,
     window: int | None = None,
     tokens: int = TOKENS,
+    adapter: str | os.PathLike[str] | None = None,
     limits: DecoderLimits | None = None,
     latency: bool = True,
 ) -> DecoderEvaluation:
@@ -124,6 +125,7 @@ def evaluate(  # noqa: PLR0913 - public entry point
         texts: see `read_windows`; all windows are used.
         tokenizer, past, present: for single files, see `read_decoder`.
         window, tokens: see `read_windows`.
+        adapter: adapter of `source` that is active, see `read_decoder`.
         limits: None: no limits.
         latency: measure speed and memory.
 
@@ -131,11 +133,9 @@ def evaluate(  # noqa: PLR0913 - public entry point
         ModelError: a model cannot be read or opened, or the two are not alike.
         DataError: the texts cannot be read, or a model cannot run them.
     """
-    decoder, reference = (
-        None if each is None else read_decoder(each, tokenizer=tokenizer, past=past, present=present)
-        for each in (source, against)
-    )
-    assert decoder is not None
+    names: dict[str, Any] = {"tokenizer": tokenizer, "past": past, "present": present}
+    decoder = read_decoder(source, **names, adapter=adapter)
+    reference = None if against is None else read_decoder(against, **names)
     ids = read_windows(reference or decoder, texts, window=window, tokens=tokens).ids
     return evaluate_windows(decoder, ids, against=reference, limits=limits, latency=latency)
 

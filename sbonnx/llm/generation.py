@@ -48,7 +48,8 @@ def generate_with_genai(decoder: Decoder, ids: Array) -> GenAIRun:
     if importlib.util.find_spec(PACKAGE) is None:
         return GenAIRun(False, error="onnxruntime-genai is not installed: the folder was not opened with it")
     prompt = [int(token) for token in ids[:PROMPT]]
-    command = python_command("sbonnx.llm.generation", "print_tokens", str(decoder.folder), prompt, GENERATED)
+    adapter = None if decoder.adapter is None else str(decoder.adapter)
+    command = python_command("sbonnx.llm.generation", "print_tokens", str(decoder.folder), prompt, GENERATED, adapter)
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)
     except subprocess.TimeoutExpired:
@@ -59,13 +60,21 @@ def generate_with_genai(decoder: Decoder, ids: Array) -> GenAIRun:
     return GenAIRun(True, tuple(json.loads(done.stdout.splitlines()[-1])))
 
 
-def print_tokens(folder: str, prompt: list[int], count: int) -> None:
-    """Print the tokens that onnxruntime-genai generates greedily after a prompt, as JSON."""
+def print_tokens(folder: str, prompt: list[int], count: int, adapter: str | None = None) -> None:
+    """Print the tokens that onnxruntime-genai generates greedily after a prompt, as JSON.
+
+    Args:
+        adapter: file of an adapter, which is active.
+    """
     genai: Any = importlib.import_module(PACKAGE)
     model = genai.Model(folder)
     parameters = genai.GeneratorParams(model)
     parameters.set_search_options(max_length=len(prompt) + count, do_sample=False)
     generator = genai.Generator(model, parameters)
+    if adapter is not None:
+        adapters = genai.Adapters(model)
+        adapters.load(adapter, "adapter")
+        generator.set_active_adapter(adapters, "adapter")
     generator.append_tokens(np.asarray([prompt], np.int32))
     found: list[int] = []
     while len(found) < count and not generator.is_done():

@@ -131,6 +131,7 @@ class Decoder:
             configuration has them. `context` is in tokens.
         bos, eos: token ids; `eos` may have several, the first ends a text.
         tokenizer: tokenizer.json; None if there is none.
+        adapter: file with values of the inputs of adapters (.onnx_adapter); None: their products are 0.
         ties: "shared": embedding and head read one table; "stored twice": the configuration ties them and the file has
             two tables; "no".
         structure: blocks, linear operators, embedding and head.
@@ -159,6 +160,7 @@ class Decoder:
     bos: int | None = None
     eos: tuple[int, ...] = ()
     tokenizer: Path | None = None
+    adapter: Path | None = None
     ties: Literal["shared", "stored twice", "no"] = "no"
 
     @property
@@ -178,8 +180,9 @@ class Decoder:
 
     @property
     def bytes(self) -> int:
-        """Size of `files`."""
-        return sum(path.stat().st_size for path in self.files)
+        """Size of `files` and `adapter`."""
+        files = self.files if self.adapter is None else (*self.files, self.adapter)
+        return sum(path.stat().st_size for path in files)
 
     def beside(self, name: str) -> Path | None:
         """Return the file of this name next to the tokenizer, the model or in the folder, if there is one."""
@@ -214,6 +217,7 @@ def read_decoder(
     tokenizer: str | os.PathLike[str] | None = None,
     past: str | None = None,
     present: str | None = None,
+    adapter: str | os.PathLike[str] | None = None,
 ) -> Decoder:
     """Read the layout of an exported decoder.
 
@@ -221,6 +225,7 @@ def read_decoder(
         source: a folder of onnxruntime-genai or optimum, or an ONNX file.
         tokenizer: tokenizer.json; None: that of the folder.
         past, present: patterns of the names of caches, such as "past.*"; None: the usual ones.
+        adapter: file of `sbonnx.llm.adapt` with form "inputs" (.onnx_adapter), which is active in every run.
 
     Raises:
         ModelError: the model or a configuration cannot be read, its external data is cut off, or an input or cache has
@@ -238,7 +243,9 @@ def read_decoder(
     graph = opened.model.graph
     sort_protos(graph)
     decoder = _read_graph(place, graph, tuple(file for file in opened.files if file != place.model))
-    return replace(decoder, tokenizer=_tokenizer(place, tokenizer))
+    if adapter is not None and not Path(adapter).is_file():
+        raise ModelError(f"there is no adapter '{adapter}': give an .onnx_adapter file")
+    return replace(decoder, tokenizer=_tokenizer(place, tokenizer), adapter=None if adapter is None else Path(adapter))
 
 
 def _place(path: Path) -> _Place:

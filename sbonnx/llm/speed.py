@@ -104,7 +104,8 @@ def peak_memory(decoder: Decoder, ids: Array) -> int:
         DeviceError: the process fails.
     """
     tokens = [int(token) for token in ids[:PROMPT]]
-    command = python_command("sbonnx.llm.speed", "print_memory", str(decoder.folder or decoder.model), tokens)
+    adapter = None if decoder.adapter is None else str(decoder.adapter)
+    command = python_command("sbonnx.llm.speed", "print_memory", str(decoder.folder or decoder.model), tokens, adapter)
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     words = done.stdout.split()
     if done.returncode or not words or not words[-1].isdigit():
@@ -113,11 +114,11 @@ def peak_memory(decoder: Decoder, ids: Array) -> int:
     return int(words[-1])
 
 
-def print_memory(source: str, tokens: list[int]) -> None:
+def print_memory(source: str, tokens: list[int], adapter: str | None = None) -> None:
     """Print the increase of the peak resident memory, in bytes; see `peak_memory`."""
     from sbonnx.runtime import onnxruntime
 
-    decoder = read_decoder(source)
+    decoder = read_decoder(source, adapter=adapter)
     onnxruntime()
     before = _resident("VmRSS")
     session = DecoderSession(decoder, threads=1)

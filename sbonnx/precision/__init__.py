@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from sbonnx.precision.convert import OPSET, PrecisionResult, convert, emulated
+from sbonnx.precision.convert import OPSET, PrecisionResult, convert, emulated, widened
 
-__all__ = ["OPSET", "PrecisionResult", "convert", "emulated"]
+__all__ = ["OPSET", "PrecisionResult", "convert", "emulated", "widened"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -229,6 +229,7 @@ def drop_idle_casts(graph: Graph) -> int:
 
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+HALVES = frozenset({np.dtype(np.float16), BFLOAT16})
 
 TYPES_OF_OUTPUTS = ("to", "output_dtype", "dtype")
 """Attributes that contain the type of an output."""
@@ -243,14 +244,8 @@ def emulated(graph: Graph) -> Graph:
     """
     made = graphs.copy(graph)
     names = edit.Names(made)
-    halves = [tensor for tensor in query.all_tensors(made) if query.dtype(tensor) == BFLOAT16]
+    halves = _widen(made, {BFLOAT16})
     rounded = {id(tensor) for tensor in halves}
-    for tensor in halves:
-        if isinstance(tensor, Constant):
-            value = query.constant(tensor)
-            tensor.values = np.asarray(value).astype(np.float32)
-        else:
-            tensor.dtype = FLOAT32
     for _, body in list(query.scopes(made)):
         order: list[Node] = []
         for tensor in body.inputs:
@@ -260,12 +255,6 @@ def emulated(graph: Graph) -> Graph:
                     edit.replace_input(reader, index, inner)
                 order.extend(_rounding(tensor, inner, names))
         for node in list(body.nodes):
-            for name in TYPES_OF_OUTPUTS:
-                if node.attrs.get(name) == onnx_dtype(BFLOAT16):
-                    node.attrs[name] = onnx_dtype(FLOAT32)
-            fill = query.attribute(node, "value")
-            if isinstance(fill, np.ndarray) and fill.dtype == BFLOAT16:
-                node.attrs["value"] = Constant(f"{node.name}_value", fill.astype(np.float32))
             order.append(node)
             for index, tensor in enumerate(node.outputs):
                 if id(tensor) in rounded:
@@ -275,6 +264,34 @@ def emulated(graph: Graph) -> Graph:
         body.nodes[:] = order
     edit.sort(made)
     return made
+
+
+def widened(graph: Graph) -> Graph:
+    """Return a copy in which every float16 and bfloat16 tensor is float32; without any, the graph itself."""
+    if not any(query.dtype(tensor) in HALVES for tensor in query.all_tensors(graph)):
+        return graph
+    made = graphs.copy(graph)
+    _widen(made, HALVES)
+    return made
+
+
+def _widen(graph: Graph, kinds: Collection[np.dtype[Any]]) -> list[Tensor]:
+    """Make tensors and attributes of some types float32, in place. Return these tensors."""
+    narrow = [tensor for tensor in query.all_tensors(graph) if query.dtype(tensor) in kinds]
+    for tensor in narrow:
+        if isinstance(tensor, Constant):
+            tensor.values = np.asarray(query.constant(tensor)).astype(np.float32)
+        else:
+            tensor.dtype = FLOAT32
+    numbers = {onnx_dtype(kind) for kind in kinds}
+    for node in query.all_nodes(graph):
+        for name in TYPES_OF_OUTPUTS:
+            if node.attrs.get(name) in numbers:
+                node.attrs[name] = onnx_dtype(FLOAT32)
+        fill = query.attribute(node, "value")
+        if isinstance(fill, np.ndarray) and fill.dtype in kinds:
+            node.attrs["value"] = Constant(f"{node.name}_value", fill.astype(np.float32))
+    return narrow
 
 
 def _rounding(source: Tensor, result: Tensor, names: edit.Names) -> list[Node]:

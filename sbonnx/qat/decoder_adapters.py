@@ -1,6 +1,6 @@
-"""Low-rank adapters on decoders with packed weights (QLoRA): training, and float branches in the file.
+"""Low-rank adapters on decoders with quantized weights (QLoRA): training, and float branches in the file.
 
-The base stays as it is quantized. Each MatMulNBits gets a parallel float branch:
+The base stays as it is quantized. Each linear layer with stored quantized values gets a parallel float branch:
 
     y = x W_q + x D,   D = alpha / rank * m * (B A)
 
@@ -11,17 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
 from sbonnx.errors import ModelError, RecipeError
-from sbonnx.graph import Graph, Node, Variable
+from sbonnx.graph import Body, Constant, Graph, Node, Variable
 from sbonnx.graph.edit import Names, add_constant, add_node, replace_output, sort
-from sbonnx.graph.query import node_by_name
+from sbonnx.graph.query import all_nodes, producer, scopes, tensors_by_name
 from sbonnx.ops import CONTRIB
+from sbonnx.precision import widened
 from sbonnx.progress import Progress
 from sbonnx.qat.adapters import Adapters, adapter_parameters
 from sbonnx.qat.lora import ADAPTERS, Outside, low_ranks
@@ -33,68 +34,124 @@ from sbonnx.qat.training import loop
 from sbonnx.qat.training.distillation import Outputs, divergence
 from sbonnx.qat.training.loop import Objective, Settings, Trained
 from sbonnx.spec import Array
-from sbonnx.torchnet import Call
+from sbonnx.torchnet import FUNCTIONS, Call, compute
 from sbonnx.torchnet.ops.decoders import nbits_matrix
 
 PACKED: Final = "MatMulNBits"
-SCALES: Final = {PACKED: 2, "GatherBlockQuantized": 2}
+PLAIN: Final = ("MatMul", "Gemm")
+DEQUANTIZE: Final = "DequantizeLinear"
+SCALES: Final = {PACKED: 2, "GatherBlockQuantized": 2, DEQUANTIZE: 1}
 """Input with the scales, by op."""
 
 DEFAULTS: Final = Settings(epochs=4, batch=8, lr=0.05)
 """Settings of the training of decoders."""
 
 
-def branched(graph: Graph, adapters: Adapters | int, *, device: str = "cpu") -> fx.GraphModule:
-    """Import a decoder with packed weights and add an adapter to each of its MatMulNBits.
+def branched(
+    graph: Graph,
+    adapters: Adapters | int,
+    *,
+    device: str = "cpu",
+    fixed: Mapping[str, Any] | None = None,
+    norms: bool = True,
+) -> fx.GraphModule:
+    """Import a decoder with quantized weights and add an adapter to each of its linear layers.
 
-    The module computes the same as the graph: the products are initialized to 0. Only adapters and, if
-    `Adapters.norms`, biases and norms are trainable.
+    Layers are MatMulNBits, and MatMul and Gemm with a DequantizeLinear of stored values. The module computes the same
+    as the graph, in float32: the products are initialized to 0. Only adapters and, if `Adapters.norms`, biases and
+    norms are trainable.
 
     Args:
-        graph: the decoder; not changed.
+        graph: the decoder, of any float type; not changed.
         adapters: configuration with mode "outside", or only the rank.
         device: torch device of the module.
+        fixed: inputs that become constants, such as the one that selects the branch of a merged decoder.
+        norms: `Adapters.norms` if only the rank is given.
 
     Raises:
-        ModelError: an op is not supported, or the decoder is not of float32.
+        ModelError: an op is not supported, or activations are quantized.
         RecipeError: mode "inside", or no weight that matches `targets` can have an adapter.
     """
-    config = Adapters(adapters, mode="outside") if isinstance(adapters, int) else adapters
+    config = Adapters(adapters, mode="outside", norms=norms) if isinstance(adapters, int) else adapters
     if config.mode != "outside":
         raise RecipeError("adapters on packed weights are branches in the file: use mode 'outside'")
-    module = reimport(graph, device=device)
+    _require_float_activations(graph)
+    module = reimport(widened(graph), device=device, fixed=fixed)
     module.requires_grad_(False)
     module.add_submodule(ADAPTERS, nn.ModuleDict())
     chance = torch.Generator().manual_seed(config.seed)
     refused: dict[str, str] = {}
-    scales: set[str] = set()
+    paths: dict[str, str] = {}
     for node in list(module.graph.nodes):
-        call = _call(module, node)
-        if call is None or call.op not in SCALES or call.domain != CONTRIB:
+        layer = _layer(module, node)
+        if layer is None or (config.globs is not None and not any(fnmatchcase(layer.name, g) for g in config.globs)):
             continue
-        scales.add(str(node.args[SCALES[call.op]].target))
-        if call.op != PACKED:
-            continue
-        name = module.meta[META]["buffers"].get(str(node.args[1].target), "")
-        if config.globs is not None and not any(fnmatchcase(name, glob) for glob in config.globs):
-            continue
-        reason = _add_branch(module, node, call, name, config, chance)
-        if reason is not None:
-            refused[name] = reason
-    if not low_ranks(module):
+        if layer.name not in paths:
+            reason = _unfit(layer, config)
+            if reason is not None:
+                refused[layer.name] = reason
+                continue
+            paths[layer.name] = f"{ADAPTERS}.{node.target}"
+            options = {"axis": layer.axis, "rank": config.rank, "alpha": config.gain, "chance": chance}
+            module.add_submodule(paths[layer.name], Outside(layer.weight, layer.name, call=layer.call, **options))
+        with module.graph.inserting_after(node):
+            branch = module.graph.call_module(paths[layer.name], (node, node.args[0]))
+        node.replace_all_uses_with(branch, delete_user_cb=lambda reader, branch=branch: reader is not branch)
+    if not paths:
         why = "; ".join(f"'{name}' {reason}" for name, reason in list(refused.items())[:3])
         raise RecipeError(
-            f"no packed weight can have an adapter of rank {config.rank}: "
-            f"{why or 'the decoder has no MatMulNBits with such a name: quantize it with sbonnx llm quantize'}"
+            f"no quantized weight can have an adapter of rank {config.rank}: "
+            f"{why or 'the decoder has none with such a name: quantize it with sbonnx llm quantize'}"
         )
     module.graph.lint()
     module.recompile()
     for _, parameter in adapter_parameters(module):
         parameter.requires_grad_(True)
-    for name, parameter in module.named_parameters() if config.norms else ():
-        if parameter.numel() == max(parameter.shape) and name not in scales and not name.startswith(f"{ADAPTERS}."):
-            parameter.requires_grad_(True)
+    for parameter in _norms(module, graph) if config.norms else ():
+        parameter.requires_grad_(True)
     return module.eval()
+
+
+def _require_float_activations(graph: Graph) -> None:
+    for node in all_nodes(graph):
+        if node.op == "QuantizeLinear":
+            raise ModelError(
+                f"node '{node.name}' quantizes activations, through which nothing can be trained: give a decoder with "
+                "float activations (sbonnx llm quantize)"
+            )
+
+
+class _QuantizedLayer(NamedTuple):
+    """Linear layer with stored quantized values: their name, and the dequantized weight with its output axis."""
+
+    name: str
+    call: Call
+    weight: Tensor
+    axis: int
+
+
+def _layer(module: fx.GraphModule, node: fx.Node) -> _QuantizedLayer | None:
+    call = _call(module, node)
+    if call is None:
+        return None
+    if call.op == PACKED and call.domain == CONTRIB:
+        codes, scales, zero_points = [_stored(module, arg) for arg in (*node.args, None)[1:4]]
+        omitted = len(node.args) < 4 or node.args[3] is None
+        if codes is None or scales is None or not (omitted or zero_points is not None):
+            return None
+        weight = nbits_matrix(call, codes, scales, zero_points)
+        return _QuantizedLayer(_source(module, node.args[1]), call, weight, 0)
+    given = node.args[1] if call.op in PLAIN and len(node.args) > 1 else None
+    if isinstance(given, fx.Node) and not call.integer("transA", 0):
+        inner = _call(module, given)
+        if inner is None or inner.op != DEQUANTIZE:
+            return None
+        stored = [_stored(module, arg) for arg in given.args]
+        if stored[0] is None or stored[0].is_floating_point() or stored[0].dim() != 2 or stored[1] is None:
+            return None
+        weight = compute(FUNCTIONS[DEQUANTIZE], inner, stored)
+        return _QuantizedLayer(_source(module, given.args[0]), call, weight, 1 - call.integer("transB", 0))
+    return None
 
 
 def _call(module: fx.GraphModule, node: fx.Node) -> Call | None:
@@ -102,70 +159,114 @@ def _call(module: fx.GraphModule, node: fx.Node) -> Call | None:
     return part.call if isinstance(part, NodeModule) else None
 
 
-def _add_branch(
-    module: fx.GraphModule, node: fx.Node, call: Call, name: str, config: Adapters, chance: torch.Generator
-) -> str | None:
-    """Add an adapter to one MatMulNBits, in place; return the reason if it cannot have one."""
-    stored = [None if arg is None else _stored(module, arg) for arg in (*node.args, None)[1:4]]
-    codes, scales, zero_points = stored
-    if codes is None or scales is None or (zero_points is None and len(node.args) > 3 and node.args[3] is not None):
-        return "is computed in the graph, not stored"
-    if scales.dtype != torch.float32:
-        raise ModelError(
-            f"the scales of node '{call.name}' are {str(scales.dtype).removeprefix('torch.')}, and adapters are "
-            "trained in float32: export the decoder in float32"
-        )
-    if name in low_ranks(module):
-        return "is read by several nodes, of which one has an adapter"
-    weight = nbits_matrix(call, codes, scales, zero_points)
-    rows, columns = weight.shape
-    if config.rank * (rows + columns) >= rows * columns:
-        return f"has {rows} x {columns} elements, no more than the two factors"
-    adapter = Outside(weight, name, call=call, axis=0, rank=config.rank, alpha=config.gain, chance=chance)
-    path = f"{ADAPTERS}.{node.target}"
-    module.add_submodule(path, adapter)
-    with module.graph.inserting_after(node):
-        branch = module.graph.call_module(path, (node, node.args[0]))
-    node.replace_all_uses_with(branch, delete_user_cb=lambda reader: reader is not branch)
-    return None
-
-
-def _stored(module: fx.GraphModule, node: fx.Node) -> Tensor | None:
-    """Return a parameter or buffer; None for a computed tensor."""
-    value: Tensor | None = getattr(module, str(node.target)).detach() if node.op == GET_ATTR else None
+def _stored(module: fx.GraphModule, node: Any) -> Tensor | None:
+    """Return a parameter or buffer; None for a computed tensor, or none."""
+    if not isinstance(node, fx.Node) or node.op != GET_ATTR:
+        return None
+    value: Tensor = getattr(module, str(node.target)).detach()
     return value
 
 
-def write_branches(graph: Graph, module: fx.GraphModule) -> None:
-    """Write the adapters of `branched` into its graph, in place: two MatMul and an Add after each MatMulNBits.
+def _source(module: fx.GraphModule, node: Any) -> str:
+    """Return the name in the graph of a stored tensor."""
+    meta, name = module.meta[META], str(node.target)
+    return str(meta["buffers"].get(name) or meta["parameters"].get(name, ""))
+
+
+def _unfit(layer: _QuantizedLayer, config: Adapters) -> str | None:
+    rows, columns = layer.weight.shape
+    if config.rank * (rows + columns) >= rows * columns:
+        return f"has {rows} x {columns} elements, no more than the two factors"
+    return None
+
+
+def _norms(module: fx.GraphModule, graph: Graph) -> list[nn.Parameter]:
+    """Return the biases and norms that every branch of the graph reads, and that can be written back."""
+    scales = {
+        str(node.args[SCALES[call.op]].target)
+        for node in module.graph.nodes
+        if (call := _call(module, node)) is not None and call.op in SCALES
+    }
+    bodies = [{id(tensor) for node in body.nodes for tensor in node.inputs} for path, body in scopes(graph) if path]
+    tensors = tensors_by_name(graph)
+    found = []
+    for name, parameter in module.named_parameters():
+        if name.startswith(f"{ADAPTERS}.") or name in scales or parameter.numel() != max(parameter.shape):
+            continue
+        tensor = tensors.get(module.meta[META]["parameters"].get(name))
+        alike = isinstance(tensor, Constant) and tuple(tensor.shape) == tuple(parameter.shape)
+        if alike and len({id(tensor) in read for read in bodies}) <= 1:
+            found.append(parameter)
+    return found
+
+
+def write_branches(graph: Graph, module: fx.GraphModule, *, inputs: bool = False) -> dict[str, Array]:
+    """Write the adapters of `branched` into its graph, in place: two MatMul and an Add after each layer.
 
     Biases and norms get the values of the module. Everything else is unchanged.
 
     Args:
         graph: the graph that the module was made from.
         module: result of `branched`, trained or not.
+        inputs: write factors of rank 0, whose product is 0: the values are inputs of the decoder.
+
+    Returns:
+        The factors by name of the constant: A (inputs, rank) and B (rank, outputs) of each adapter.
     """
     write_parameters(graph, module)
-    nodes, names = node_by_name(graph), Names(graph)
-    for adapter in low_ranks(module).values():
-        assert isinstance(adapter, Outside)
-        node = nodes[adapter.call.name]
-        y = node.outputs[0]
-        base = Variable(names.fresh(f"{y.name}/base"), y.dtype, y.shape)
-        replace_output(node, 0, base)
-        inner = _product(graph, names, f"{node.name}/lora_A", node.inputs[0], adapter.A)
-        side = _product(graph, names, f"{node.name}/lora_B", inner, adapter.unit * adapter.B)
-        add_node(graph, "Add", [base, side], names=names, stem=f"{node.name}/lora_Add", outputs=[y])
+    adapters, names = low_ranks(module), Names(graph)
+    constants: dict[str, tuple[Constant, Constant]] = {}
+    factors: dict[str, Array] = {}
+    for _, body in list(scopes(graph)):
+        for node in list(body.nodes):
+            codes = _codes(node)
+            adapter = None if codes is None else adapters.get(codes.name)
+            if adapter is None or codes is None:
+                continue
+            if codes.name not in constants:
+                kind = np.dtype(node.outputs[0].dtype or np.float32)
+                sides, gain = [], float(node.attrs.get("alpha", 1.0))  # of a Gemm
+                for side, matrix in (("A", adapter.A), ("B", gain * adapter.unit * adapter.B)):
+                    values = np.ascontiguousarray(matrix.detach().float().cpu().numpy().T).astype(kind)
+                    empty = values[:, :0] if side == "A" else values[:0]
+                    stored = add_constant(graph, _factor_name(node, side), empty if inputs else values, names)
+                    factors[stored.name] = values
+                    sides.append(stored)
+                constants[codes.name] = (sides[0], sides[1])
+            y = node.outputs[0]
+            base = Variable(names.fresh(f"{y.name}/base"), y.dtype, y.shape)
+            replace_output(node, 0, base)
+            inner = _product(body, names, f"{node.name}/lora_A", node.inputs[0], constants[codes.name][0])
+            side_output = _product(body, names, f"{node.name}/lora_B", inner, constants[codes.name][1])
+            add_node(body, "Add", [base, side_output], names=names, stem=f"{node.name}/lora_Add", outputs=[y])
     sort(graph)
+    return factors
 
 
-def _product(graph: Graph, names: Names, stem: str, x: Any, matrix: Tensor) -> Any:
-    """Add ``x @ matrix.T`` to the graph and return its output; the matrix (outputs, inputs) is stored transposed."""
-    values = np.ascontiguousarray(matrix.detach().float().cpu().numpy().T)
-    constant = add_constant(graph, f"{stem}/weight", values, names)
-    node: Node = add_node(graph, "MatMul", [x, constant], names=names, stem=f"{stem}/MatMul")
-    node.outputs[0].dtype = np.dtype(np.float32)
-    node.outputs[0].shape = None if x.shape is None else (*x.shape[:-1], values.shape[1])
+def _codes(node: Node) -> Constant | None:
+    """Return the stored values of a linear layer with quantized weight."""
+    tensor = None
+    if node.op == PACKED:
+        tensor = node.inputs[1]
+    elif node.op in PLAIN:
+        maker = producer(node.inputs[1])
+        tensor = maker.inputs[0] if maker is not None and maker.op == DEQUANTIZE else None
+    return tensor if isinstance(tensor, Constant) else None
+
+
+def _factor_name(node: Node, side: str) -> str:
+    """Return the name of a factor as onnxruntime-genai's builder forms it: model.layers.0.attn.o_proj.lora_A.weight."""
+    parts = [part for part in str(node.name).split("/") if part]
+    parts = parts[:-1] if len(parts) > 1 and parts[-1].startswith("MatMul") else parts
+    return ".".join([*parts, f"lora_{side}", "weight"])
+
+
+def _product(body: Body, names: Names, stem: str, x: Any, matrix: Constant) -> Any:
+    """Add ``x @ matrix`` to a scope and return its output."""
+    node: Node = add_node(body, "MatMul", [x, matrix], names=names, stem=f"{stem}/MatMul")
+    node.outputs[0].dtype = matrix.dtype
+    rank_0 = 0 in matrix.shape
+    node.outputs[0].shape = None if x.shape is None or rank_0 else (*x.shape[:-1], matrix.shape[1])
     return node.outputs[0]
 
 
@@ -176,6 +277,7 @@ def train_branches(
     tokens: str,
     logits: str,
     teacher: Graph | None = None,
+    fixed: Mapping[str, Any] | None = None,
     settings: Settings | None = None,
     progress: Progress | None = None,
 ) -> Trained:
@@ -189,6 +291,7 @@ def train_branches(
         feeds: inputs of the decoder by name, one window of tokens each, with empty caches.
         tokens, logits: names of the input with the token ids and of the output.
         teacher: the float decoder, with the same inputs.
+        fixed: inputs of the teacher that become constants; see `branched`. Feeds need no values for them.
         settings: default: `DEFAULTS`.
         progress: progress display.
 
@@ -200,20 +303,27 @@ def train_branches(
     if teacher is None:
         objective = Objective(_targets(names[tokens]), _next_token(logits), agree={"loss": "next token"})
     else:
-        given = {tensor.name for tensor in teacher.inputs}
+        given = {tensor.name for tensor in teacher.inputs} - set(fixed or {})
         if given != set(names):
             other = sorted(given ^ set(names))
             raise ModelError(f"the two decoders have different inputs ({', '.join(other)}): use exports of one form")
         device = next(module.parameters()).device
-        twin = reimport(teacher, device=device).eval().requires_grad_(False)
+        twin = reimport(widened(teacher), device=device, fixed=fixed).eval().requires_grad_(False)
         theirs = {names[source]: name for name, source in twin.meta[META]["inputs"].items()}
 
         def wanted(**batch: Tensor) -> Mapping[str, Tensor]:
             return {logits: twin(**{theirs[name]: value for name, value in batch.items()})[logits]}
 
         objective = Objective(wanted, _divergence(logits), agree={"loss": "divergence"})
-    renamed = [{names[name]: value for name, value in feed.items()} for feed in feeds]
+    renamed = [
+        {names[name]: _wide(values) for name, values in feed.items() if name not in (fixed or {})} for feed in feeds
+    ]
     return loop.train(module, renamed, objective, settings or DEFAULTS, progress=progress)
+
+
+def _wide(values: Array) -> Array:
+    """Return floats as float32, the type of the module; integers as they are."""
+    return values if values.dtype.kind in "iub" else values.astype(np.float32)
 
 
 def _targets(name: str) -> Callable[..., Outputs]:

@@ -91,6 +91,29 @@ def decoder_model(
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
 
 
+def merged_model(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a merged decoder: one If on use_cache_branch, whose branches have the nodes and share the weights."""
+    inner = model.graph
+    bodies = {}
+    for branch in ("then", "else"):
+        made = {name: f"{branch}_{name}" for node in inner.node for name in node.output}
+        nodes = []
+        for node in inner.node:
+            copy = onnx.NodeProto()
+            copy.CopyFrom(node)
+            copy.name = f"{branch}_{node.name}"
+            copy.input[:] = [made.get(name, name) for name in node.input]
+            copy.output[:] = [made[name] for name in node.output]
+            nodes.append(copy)
+        outputs = [onnx.ValueInfoProto(name=made[each.name], type=each.type) for each in inner.output]
+        bodies[f"{branch}_branch"] = helper.make_graph(nodes, branch, [], outputs)
+    names = [each.name for each in inner.output]
+    select = helper.make_node("If", ["use_cache_branch"], names, name="select", **bodies)
+    switch = helper.make_tensor_value_info("use_cache_branch", TensorProto.BOOL, [1])
+    graph = helper.make_graph([select], "merged", [*inner.input, switch], inner.output, inner.initializer)
+    return helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
+
+
 def write_folder(folder: Path, model: onnx.ModelProto | None = None) -> Path:
     """Write an optimum folder: model, configuration, tokenizer of words, chat template, and another file."""
     folder.mkdir()

@@ -67,6 +67,13 @@ MIN_AGREEMENT: Final = options.recipe_option(
 )
 NO_LATENCY: Final = options.switch("--no-latency", "Do not measure speed and memory.", options.QUALITY)
 
+ADAPTER: Final = options.option("--adapter FILE", Path, "Adapter of the model that is active (.onnx_adapter).")
+FORM: Final[CommandOption[Any]] = options.setting(
+    "--form branches|inputs",
+    "branches",
+    "branches: values in the model; inputs: in adapter.onnx_adapter, for several adapters on one model.",
+    TRAINING,
+)
 RANK: Final = options.setting("--adapters RANK", 16, "Rank of the adapters.", TRAINING)
 EPOCHS: Final = options.setting("--epochs N", 4, "Number of passes over the windows.", TRAINING)
 BATCH: Final = options.setting("--batch N", 8, "Windows per step.", TRAINING)
@@ -105,6 +112,7 @@ EVALUATE_OPTIONS: Final = (
     SOURCE,
     AGAINST,
     TEXT,
+    ADAPTER,
     *NAMES,
     *LENGTHS,
     *LIMITS,
@@ -118,6 +126,7 @@ ADAPT_OPTIONS: Final[tuple[CommandOption[Any], ...]] = (
     TEXT,
     OUTPUT,
     RANK,
+    FORM,
     *TRAINING_SETTINGS,
     TOKENIZER,
     *LENGTHS,
@@ -294,6 +303,7 @@ def run_evaluate(given: Arguments) -> int:
         present=given[PRESENT],
         window=settings.llm.window,
         tokens=settings.llm.tokens,
+        adapter=given[ADAPTER],
         limits=limits_of(settings),
         latency=not given[NO_LATENCY],
     )
@@ -330,6 +340,7 @@ def run_adapt(given: Arguments) -> int:
             output=output,
             against=given[AGAINST],
             adapters=given[RANK],
+            form=given[FORM],
             settings=settings,
             window=section.window,
             tokens=section.tokens,
