@@ -31,6 +31,7 @@ UNKNOWN: Final = 0.0
 MISSING: Final = {
     "min_sqnr": "the outputs were not compared with float, which requires calibration data",
     "min_agreement": "no output holds class scores, or nothing was compared with float",
+    "max_loss": "the metric of eval has no value",
     "max_size_ratio": "there is no size to compare with",
     "max_latency_ratio": "the latency was not measured, which requires calibration data and VERIFY.LATENCY",
 }
@@ -67,6 +68,7 @@ def judge(
         ("min_agreement", _least(outputs, "agreement"), accept.min_agreement),
         ("max_size_ratio", _positive(metrics.get("size_ratio")), accept.max_size_ratio),
         ("max_latency_ratio", _positive(metrics.get("latency_ratio")), accept.max_latency_ratio),
+        ("max_loss", _loss(metrics.get("evaluation")), accept.max_loss),
         *((f"min_metric.{name}", own.get(name, {}).get("quantized"), least) for name, least in accept.min_metric),
     ]
     rows: list[Row] = []
@@ -83,7 +85,10 @@ def judge(
         met = found >= wanted if least else found <= wanted
         rows.append((what, found, wanted, met))
         if not met:
-            reasons.append(f"{what}: {found:.6g}, and {'at least' if least else 'at most'} {wanted:.6g} is accepted")
+            sure = _agreement_interval(metrics) if what == "min_agreement" else ""
+            reasons.append(
+                f"{what}: {found:.6g}{sure}, and {'at least' if least else 'at most'} {wanted:.6g} is accepted"
+            )
     named = tuple({"name": name, **values} for name, values in own.items())
     return AcceptanceResult(tuple(rows), tuple(reasons), named)
 
@@ -92,6 +97,23 @@ def _least(outputs: Any, key: str) -> float | None:
     """Return the lowest value over all outputs; NaN counts as lowest."""
     found = [float(row[key]) for row in outputs if row.get(key) is not None]
     return next((one for one in found if math.isnan(one)), min(found)) if found else None
+
+
+def _agreement_interval(metrics: Mapping[str, Any]) -> str:
+    """Return the interval of the lowest agreement and its number of samples, as text; "" if it is unknown."""
+    rows = [
+        (figure["value"], f" ({figure['low']:.3g} to {figure['high']:.3g}, {row['samples']} samples)")
+        for row in metrics.get("quality") or ()
+        for figure in row["figures"]
+        if figure["name"] == "agreement"
+    ]
+    return min(rows)[1] if rows else ""
+
+
+def _loss(evaluation: Any) -> float | None:
+    """Return the loss of the quantized model in the metric of the evaluation; None if it is unknown."""
+    loss = evaluation["rows"][1]["loss"] if evaluation else None
+    return None if loss is None else float(loss)
 
 
 def _positive(value: Any) -> float | None:

@@ -119,4 +119,5 @@ def reveal_job(job: Job) -> Job:
         output=revealed(job.output),
         overrides=tuple((key, revealed(value)) for key, value in job.overrides),
         accept=replace(job.accept, metric=of(job.accept.metric)),
+        evaluation=None if job.evaluation is None else job.evaluation.with_paths(revealed),
     )

@@ -141,6 +141,9 @@ def localized(job: Job, folder: Path) -> Job:
         name = getattr(job, field)
         if name is not None and is_url(name):
             changes[field] = str(fetch(name, folder, what=what).path)
+    if job.evaluation is not None and is_url(job.evaluation.data):
+        path = str(fetch(job.evaluation.data, folder, what="data").path)
+        changes["evaluation"] = replace(job.evaluation, data=path)
     return replace(job, **changes) if changes else job
 
 

@@ -20,7 +20,7 @@ from sbonnx.recipe.names import SHORT_FORMS
 TRIED: Final = ".tried.onnx"
 """Ending of the file that the command writes next to the output of the job, which stays as it is."""
 
-SEARCHED: Final = ("min_agreement", "min_metric.")
+SEARCHED: Final = ("min_agreement", "min_metric.", "max_loss")
 """Thresholds (beginnings of their keys) that are no keys of a recipe: a recipe search may reach them."""
 
 _ACTIVE: Final = re.compile(r'[\\"`]|\$(?!\{[A-Za-z_][A-Za-z0-9_]*\})')
@@ -72,6 +72,12 @@ def _words(job: Job, more: tuple[str, ...]) -> Iterator[str]:
             yield from ("--set", f"{key}={value}")
     for text in more:
         yield from ("--set", text)
+    if job.evaluation is not None:
+        labelled = job.evaluation
+        yield from ("--eval", _local(labelled.data), "--metric", labelled.metric)
+        yield from () if labelled.labels is None else ("--labels", labelled.labels)
+        yield from () if labelled.decode is None else ("--decode", _local(labelled.decode))
+        yield from () if labelled.split is None else ("--eval-split", str(labelled.split))
     output = re.split(r"[?#]", job.output)[0].rpartition("/")[2] if is_url(job.output) else job.output
     yield from ("-o", f"{output.removesuffix('.onnx')}{TRIED}", "--force")
 

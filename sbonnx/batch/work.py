@@ -50,6 +50,7 @@ from sbonnx.stages.measure import divided
 from sbonnx.stages.pruned import measure_first
 from sbonnx.stages.state import Prepared, Request, run_options
 from sbonnx.terminal import escaped, json_values, map_strings
+from sbonnx.verify import EvaluationData
 from sbonnx.version import __version__
 
 PLANS: Final = "plans"
@@ -332,6 +333,7 @@ def _quantize_into(row: ResolvedJob, places: Places, folder: Path, tell: Tell, t
             split=real.split,
             preprocess=real.preprocess,
             progress=progress,
+            evaluation=_evaluation_of(real),
         )
     return Outcome(
         row.work,
@@ -341,6 +343,15 @@ def _quantize_into(row: ResolvedJob, places: Places, folder: Path, tell: Tell, t
         counters={"runs": progress.samples},
         files={path.name: file_digest(path).hex() for path in sorted(target.parent.iterdir())},
     )
+
+
+def _evaluation_of(job: Job) -> EvaluationData | None:
+    """Return the labelled data and the metric of a job; None without them."""
+    wanted = job.evaluation
+    if wanted is None:
+        return None
+    data = with_preprocess(wanted.data, job.preprocess)
+    return EvaluationData(data, wanted.metric, wanted.labels, wanted.decode, wanted.split or job.split)
 
 
 def _check_acceptance(row: ResolvedJob, work: Outcome, places: Places, tell: Tell, *, adopted: bool) -> Outcome:

@@ -20,7 +20,7 @@ def evaluation_of(given: Arguments) -> EvaluationData | None:
     """
     from sbonnx.verify import EvaluationData
 
-    data, metric = given[options.EVAL], given[options.METRIC]
+    data, metric = given.data(options.EVAL), given[options.METRIC]
     if data is None:
         alone = next((row for row in options.EVALUATING if given.values[row] is not None), None)
         if alone is not None:

@@ -44,6 +44,7 @@ NAMES: Final = {
     "min_sqnr": "SQNR",
     "min_agreement": "agreement",
     "max_size_ratio": "size ratio",
+    "max_loss": "loss",
     "max_latency_ratio": "latency ratio",
 }
 """Display names of the keys of a job file."""
@@ -244,7 +245,7 @@ def _cells(
         if row.column not in thresholds or not row.met:  # an unmet threshold takes precedence
             thresholds[row.column] = row
     outputs = metrics.get("outputs") or ()
-    own: Mapping[str, Any] = next(iter(metrics.get("own") or ()), {})
+    own: Mapping[str, Any] = next(iter(metrics.get("own") or ()), {}) or _labelled(metrics.get("evaluation") or {})
     measured = {
         "sqnr": (least(outputs, "sqnr_db"), formatting.decibel),
         "agreement": (least(outputs, "agreement"), formatting.percent),
@@ -265,6 +266,12 @@ def _cells(
         else:
             yield Cell(display(value), value, text(own.get("name")) if column == "metric" else "")
     yield from _costs(outcome)
+
+
+def _labelled(evaluation: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return name and value of the metric on labelled data, as those of a job's own metric."""
+    rows = evaluation.get("rows") or ()
+    return {"name": evaluation["metric"], "quantized": rows[-1]["metric"]["value"]} if rows else {}
 
 
 def _costs(outcome: Mapping[str, Any]) -> Iterable[Cell]:

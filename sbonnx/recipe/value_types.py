@@ -174,7 +174,7 @@ def real(text: str, **bounds: float) -> ValueReader:
     return ValueReader(read, {"type": "number", **bounds})
 
 
-def _percentage(value: object) -> float:
+def share_or_percent(value: object) -> float:
     """Read a share as a number from 0 to 1, or in percent: ``0.005`` or ``0.5%``."""
     match = _PERCENT.fullmatch(value) if isinstance(value, str) else None
     found = float(match[1]) / 100 if match else number(value)
@@ -509,7 +509,7 @@ Strength = Annotated[float | bool | Literal["auto"], ValueReader(_strength, _STR
 Decibel = Annotated[float, ValueReader(real("a number of decibel", **_DECIBEL).read, _NUMBER)]
 DecibelByOutput = Annotated[float | dict[str, float], _by_output("a number of decibel", _NUMBER, **_DECIBEL)]
 CosineByOutput = Annotated[float | dict[str, float], _by_output("a cosine, -1 to 1", _COSINE, minimum=-1, maximum=1)]
-Percentage = Annotated[float, ValueReader(_percentage, _NUMBER_OR_TEXT)]
+Percentage = Annotated[float, ValueReader(share_or_percent, _NUMBER_OR_TEXT)]
 PruningType = Annotated[str, ValueReader(_pruning_type, _PRUNING_TYPES)]
 PruningStrategy = Annotated[names.PruningStrategyName, ANY_CASE]
 Augment = Annotated[str, ValueReader(_augment, _AUGMENTS)]

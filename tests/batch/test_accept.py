@@ -73,6 +73,14 @@ def test_what_was_not_measured_is_not_accepted(key: str) -> None:
         assert "cannot be judged" in found.reasons[0]
 
 
+def test_an_agreement_is_told_with_its_interval() -> None:
+    """16 samples tell little."""
+    figure = {"name": "agreement", "value": 0.875, "low": 0.64, "high": 0.965}
+    metrics = {"outputs": [{"agreement": 0.875}], "quality": [{"samples": 16, "figures": [figure]}]}
+    (reason,) = judge(Acceptance(min_agreement=0.95), metrics).reasons
+    assert reason == "min_agreement: 0.875 (0.64 to 0.965, 16 samples), and at least 0.95 is accepted"
+
+
 def test_a_figure_that_is_no_number_is_the_worst() -> None:
     """Of an output whose error cannot be told."""
     outputs = [{"sqnr_db": 40.0, "agreement": 1.0}, {"sqnr_db": math.nan, "agreement": 1.0}]

@@ -192,7 +192,8 @@ def absolute(job: Job) -> Job:
     changes: dict[str, Any] = {field: of(getattr(job, field)) for field in ("model", "data", "recipe", "output")}
     if job.preprocess_file is not None:
         changes["preprocess"] = of(job.preprocess)
-    return replace(job, **changes, accept=replace(job.accept, metric=metric))
+    labelled = None if job.evaluation is None else job.evaluation.with_paths(lambda name: of(name) or name)
+    return replace(job, **changes, evaluation=labelled, accept=replace(job.accept, metric=metric))
 
 
 def size_of(job: Job) -> float:
@@ -235,6 +236,8 @@ def _paths(job: Job, shared: bool) -> Sequence[str]:
         real.recipe,
         None if metric is None else metric.rpartition(":")[0],
     ]
+    if real.evaluation is not None:
+        names += [real.evaluation.data, *(named.rpartition(":")[0] for named in real.evaluation.functions)]
     if shared:
         names.append(os.path.dirname(real.output))
     found = [local_path(name) for name in names if name]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 
 from sbonnx.calib.data.readers.settings import PRESETS
+from sbonnx.python_files import names_function
 from sbonnx.terminal import map_strings
 
 Status = Literal["done", "unaccepted", "refused", "failed", "crashed", "out of memory", "timed out", "skipped"]
@@ -38,6 +39,7 @@ class Acceptance:
         max_latency_ratio: maximum latency divided by that of the float model; only measured if set.
         min_metric: minimum values, by name, of the job's metric (see `metric`).
         metric: "file.py:function" with (path of a model) → {name: value}, run in the job's process; None: none.
+        max_loss: maximum loss in the metric of the job's evaluation, see `JobEvaluation`.
     """
 
     min_sqnr: float | None = None
@@ -46,6 +48,41 @@ class Acceptance:
     max_latency_ratio: float | None = None
     min_metric: tuple[tuple[str, float], ...] = ()
     metric: str | None = None
+    max_loss: float | None = None
+
+
+@dataclass(frozen=True)
+class JobEvaluation:
+    """Labelled data of a job and the metric that is computed on it, as in `sbonnx.verify.EvaluationData`.
+
+    Attributes:
+        data: path or URL.
+        metric: name, or "file.py:function".
+        labels: name of the array of labels; None: recognized by its name.
+        decode: "file.py:function" that converts outputs; None: none.
+        split: split feeds into batches of this many samples; None: as the job's data.
+    """
+
+    data: str
+    metric: str
+    labels: str | None = None
+    decode: str | None = None
+    split: int | None = None
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """The functions of the user that it calls, "file.py:function"."""
+        return tuple(name for name in (self.metric, self.decode) if name is not None and names_function(name))
+
+    def with_paths(self, convert: Callable[[str], str]) -> JobEvaluation:
+        """Return it with the data and the files of its functions converted."""
+
+        def of(name: str) -> str:
+            file, _, function = name.rpartition(":")
+            return f"{convert(file)}:{function}" if names_function(name) else name
+
+        decode = None if self.decode is None else of(self.decode)
+        return replace(self, data=convert(self.data), metric=of(self.metric), decode=decode)
 
 
 @dataclass(frozen=True)
@@ -78,6 +115,7 @@ class Job:
         overrides: recipe values by key, as text, applied on top of the recipe.
         output: path or URL of the file to write.
         accept, limits: see `Acceptance` and `Limits`.
+        evaluation: labelled data and a metric; None: none.
         outside_output: whether the output may be outside the folder of the batch.
     """
 
@@ -91,6 +129,7 @@ class Job:
     overrides: tuple[tuple[str, str], ...] = ()
     accept: Acceptance = Acceptance()
     limits: Limits = Limits()
+    evaluation: JobEvaluation | None = None
     outside_output: bool = False
     preprocess: str | None = None
 

@@ -18,7 +18,7 @@ from sbonnx.recipe import yaml_text
 from sbonnx.recipe.loading import BITS, WHOLE, all_keys
 from sbonnx.recipe.names import SHORT_FORMS, VERSIONED
 from sbonnx.recipe.problem import KeyOrigin, Wrong, nearest, one_of, short
-from sbonnx.recipe.value_types import both_bits
+from sbonnx.recipe.value_types import both_bits, share_or_percent
 
 UNITS: Final = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 TIMES: Final = {"s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0}
@@ -159,11 +159,13 @@ Settings = Annotated[tuple[tuple[str, str], ...], BeforeValidator(_settings), Wi
 PathText = Annotated[str, BeforeValidator(_path), WithJsonSchema({"type": "string", "minLength": 1})]
 SizeText = {"anyOf": [{"type": "integer", "minimum": 1 << 20}, {"type": "string"}]}
 TimeText = {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "string"}]}
+PercentText = {"anyOf": [{"type": "number", "minimum": 0, "maximum": 1}, {"type": "string"}]}
 Size = Annotated[int, BeforeValidator(_bytes), WithJsonSchema(SizeText)]
 Seconds = Annotated[float, BeforeValidator(_seconds), WithJsonSchema(TimeText)]
 Decibel = Annotated[float, _number(-1000, 1000, "a number of decibel")]
 Share = Annotated[float, _number(0, 1, "a share, 0 to 1")]
 Ratio = Annotated[float, _number(1e-9, 1e9, "a number above 0")]
+Percent = Annotated[float, BeforeValidator(share_or_percent), WithJsonSchema(PercentText)]
 Figure = Annotated[float, _number(-1e300, 1e300, "a number")]
 
 
@@ -182,6 +184,17 @@ class AcceptKeys(Keys):
     max_latency_ratio: Ratio | None = Field(None, description="most time of a run over that of the float model")
     metric: PathText | None = Field(None, description='"file.py:function": (path of a model) to {name: value}')
     min_metric: dict[str, Figure] = Field({}, description="least value of metrics, by name")
+    max_loss: Percent | None = Field(None, description="most loss in the metric of eval, such as 0.5%")
+
+
+class EvalKeys(Keys):
+    """eval: a metric on labelled data, of the float and the quantized model."""
+
+    data: PathText | None = Field(None, description="labelled data; {model} is replaced by the model's name")
+    metric: str | None = Field(None, description='top1, miou, map50, ..., or "file.py:function"')
+    labels: str | None = Field(None, description="array that holds the labels; default: label, labels, y, target")
+    decode: PathText | None = Field(None, description='"file.py:function" that converts outputs')
+    split: Annotated[int, Field(ge=1)] | None = Field(None, description="batches of this many samples; default: split")
 
 
 class LimitKeys(Keys):
@@ -209,6 +222,7 @@ class DefaultKeys(ShapeKeys):
     )
     split: Annotated[int, Field(ge=1)] | None = Field(None, description="split feeds into batches of this many samples")
     set: Settings = Field((), description="values of the recipe by key")
+    eval: EvalKeys = EvalKeys()
     accept: AcceptKeys = AcceptKeys()
     limits: LimitKeys = LimitKeys()
     outside_output: bool | None = Field(None, description="outputs may lie outside the output folder")
@@ -310,6 +324,7 @@ def _known(path: tuple[Any, ...]) -> list[str]:
         "exclude": ExcludeKeys,
         "jobs": JobKeys,
         "accept": AcceptKeys,
+        "eval": EvalKeys,
         "limits": LimitKeys,
     }
     for part in path:

@@ -13,12 +13,14 @@ from itertools import islice, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from sbonnx.batch.jobs.job import Acceptance, Job, Limits, Places
+from sbonnx.batch.jobs.job import Acceptance, Job, JobEvaluation, Limits, Places
 from sbonnx.batch.jobs.outputs import Inputs, refusal
 from sbonnx.batch.redaction import Redactor, names_in, revealed
 from sbonnx.batch.remote import fetch, is_url
 from sbonnx.calib.data.readers.settings import PRESETS
 from sbonnx.errors import RecipeError, SbonnxError
+from sbonnx.metrics import task_metric
+from sbonnx.python_files import names_function
 from sbonnx.recipe.defaults import BACKEND
 from sbonnx.recipe.loading import AUTO, backend_of
 from sbonnx.recipe.problem import Wrong, most_similar, nearest, one_of
@@ -106,6 +108,7 @@ def _of_entry(file: JobFile, entry: JobKeys, base: Path, output: Path, number: i
                 overrides=overrides,
                 accept=_accept(file.defaults, entry, base),
                 limits=_limits(file.defaults, entry),
+                evaluation=_evaluation(file.defaults, entry, base, values, here),
                 outside_output=bool(
                     file.defaults.outside_output if entry.outside_output is None else entry.outside_output
                 ),
@@ -270,6 +273,34 @@ def _accept(defaults: DefaultKeys, entry: JobKeys, base: Path) -> Acceptance:
         raise Wrong("must be file.py:function", path=("accept", "metric"), value=found.metric)
     place = Redactor(names_in(file)).text(os.path.abspath(base / revealed(file)))
     return replace(found, metric=f"{place}:{function}")
+
+
+def _evaluation(
+    defaults: DefaultKeys, entry: JobKeys, base: Path, values: Mapping[str, str | None], here: tuple[Any, ...]
+) -> JobEvaluation | None:
+    """Merge the keys of eval: the entry's override the defaults. None without eval."""
+    given = {**defaults.eval.model_dump(exclude_unset=True), **entry.eval.model_dump(exclude_unset=True)}
+    limited = entry.accept.max_loss if "max_loss" in entry.accept.model_fields_set else defaults.accept.max_loss
+    if not given:
+        if limited is not None:
+            raise Wrong("needs eval: labelled data and a metric", path=("accept", "max_loss"))
+        return None
+    path = (*here, "eval") if entry.eval.model_fields_set else ("defaults", "eval")
+    for key in ("data", "metric"):
+        if given.get(key) is None:
+            raise Wrong(f"needs {key}: it is labelled data and a metric", path=path)
+    if not names_function(given["metric"]):
+        try:
+            task_metric(given["metric"])
+        except RecipeError as error:
+            raise Wrong(f"names no metric: {error}", path=(*path, "metric")) from None
+    given["data"] = _filled(given["data"], values, (*path, "data"))
+
+    def absolute(name: str) -> str:
+        wanted = revealed(name)
+        return name if is_url(wanted) else Redactor(names_in(name)).text(os.path.abspath(base / wanted))
+
+    return JobEvaluation(**given).with_paths(absolute)
 
 
 def _limits(defaults: DefaultKeys, entry: JobKeys) -> Limits:

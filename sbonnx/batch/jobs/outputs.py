@@ -87,6 +87,7 @@ class Inputs:
                 "the preprocessing": job.preprocess_file,
                 "the recipe": None if job.recipe == AUTO else job.recipe,
                 "the metric": None if metric is None else metric.rpartition(":")[0],
+                "the labelled data": None if job.evaluation is None else job.evaluation.data,
             }
             for what, name in names.items():
                 if name is not None and name not in seen:

@@ -12,7 +12,7 @@ from typing import Final
 
 from sbonnx.batch.accept import code_digest
 from sbonnx.batch.digests import MISSING, Digests
-from sbonnx.batch.jobs.job import Acceptance, Job, Limits, Step
+from sbonnx.batch.jobs.job import Acceptance, Job, JobEvaluation, Limits, Step
 from sbonnx.batch.jobs.outputs import Inputs, file_name
 from sbonnx.batch.redaction import reveal_job, revealed
 from sbonnx.batch.remote import fetch, is_url, local_path
@@ -35,12 +35,14 @@ class JobInputs:
         model, data: digests of the content; "none" without data.
         recipe: the validated recipe; None if it is invalid, which the step reports.
         wishes: digest of the recipe including overrides, and of its kernel cost file.
+        evaluation: digest of the evaluation, its data and its functions; None without one.
     """
 
     model: str
     data: str
     recipe: Recipe | None
     wishes: str
+    evaluation: str | None = None
 
 
 def steps_of(jobs: Iterable[Job], state: Path | None = None) -> tuple[Step, ...]:
@@ -136,7 +138,17 @@ def job_inputs(job: Job, digests: Digests, state: Path | None = None) -> JobInpu
         source = "" if real.recipe in (None, AUTO) else digests.of(_local(str(real.recipe), state, "data"))
         rows = [f"{key}={value}" for key, value in real.overrides]
         wishes = _joined("unfit", real.backend, str(real.recipe), source, *rows, str(error))
-    return JobInputs(model, data, recipe, wishes)
+    return JobInputs(model, data, recipe, wishes, _evaluation_digest(real.evaluation, digests, state))
+
+
+def _evaluation_digest(evaluation: JobEvaluation | None, digests: Digests, state: Path | None) -> str | None:
+    """Return the digest of an evaluation. The code of functions counts with the modules of their folder."""
+    if evaluation is None:
+        return None
+    plain = [evaluation.labels, evaluation.split, *(evaluation.functions or [evaluation.metric])]
+    code = [code_digest(named, digests) for named in evaluation.functions]
+    data = _digest(evaluation.data, "data", digests, state)
+    return _joined("evaluation", evaluation.metric, data, *(repr(part) for part in plain), *code)
 
 
 def _digest(name: str, what: str, digests: Digests, state: Path | None) -> str:
@@ -199,6 +211,7 @@ def work_key(job: Job, given: JobInputs) -> str:
     """
     timed = job.accept.max_latency_ratio is not None and given.recipe is not None and not given.recipe.verify.latency
     parts = [given.model, given.data, job.split, job.backend, given.wishes, file_name(job), timed]
+    parts += [] if given.evaluation is None else [given.evaluation]
     return _joined("quantize", FORMAT, __version__, runtime_version(), *(repr(part) for part in parts))
 
 
