@@ -85,14 +85,18 @@ THIRD_PARTIES: dict[str, frozenset[str] | None] = {
     "typer": frozenset({"cli"}),
     "rich": frozenset({"cli", "progress", "batch.step_progress"}),
     "jinja2": frozenset({"html_report", "llm.texts"}),
-    "tokenizers": frozenset({"llm.texts"}),
+    "tokenizers": frozenset({"llm.texts", "calib.data.readers.texts"}),
+    "soundfile": frozenset({"calib.data.readers.audio"}),
+    "soxr": frozenset({"calib.data.readers.audio"}),
     "psutil": frozenset({"batch", "llm"}),
     "distributed": frozenset({"batch.dask.cluster", "batch.dask.cluster_check", "batch.dask.cluster_tasks"}),
     "fsspec": frozenset({"batch.remote"}),
     # protobuf, which onnx brings: the errors that it raises on a bad or too large model
     "google": frozenset({"graph", "patterns.simplify.infer"}),
 }
-INSIDE_FUNCTIONS = frozenset({"onnxruntime", "torch", "distributed", "fsspec", "tokenizers", "PIL"})
+INSIDE_FUNCTIONS = frozenset(
+    {"onnxruntime", "torch", "distributed", "fsspec", "tokenizers", "PIL", "soundfile", "soxr"}
+)
 """Imported when they are needed: torch is an extra, and onnxruntime takes its time."""
 ON_TORCH = frozenset({"qat", "qat.onnx_to_torch", "qat.training"})
 """Made of torch's modules: nothing imports these but who wants to train."""

@@ -10,7 +10,9 @@ from sbonnx.calib.data.data_path import DataPath, Preprocessing, with_preprocess
 from sbonnx.calib.data.files import open_path
 from sbonnx.calib.data.labels import LabelledFeed, Naming, cut_labels, loaded_labels, naming_of
 from sbonnx.calib.data.objects import Pick, Sampling, Source, open_object
+from sbonnx.calib.data.readers.python_file import open_python
 from sbonnx.calib.data.validate import Feed, InputSpec, cut, fitted, named, without_defaults
+from sbonnx.python_files import names_function
 
 ALL = Sampling()
 """Every feed, in order."""
@@ -26,6 +28,8 @@ def open_source(data: Any, inputs: Sequence[InputSpec], sampling: Sampling = ALL
         DataError: the data is of no supported kind.
     """
     if isinstance(data, (str, os.PathLike)):
+        if names_function(os.fspath(data)) and not os.path.exists(data):
+            return open_python(os.fspath(data), sampling)
         return open_path(data, inputs)
     return open_object(data, sampling)
 

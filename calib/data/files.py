@@ -6,6 +6,7 @@ import base64
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,16 +32,20 @@ def open_path(data: str | os.PathLike[str], inputs: Sequence[InputSpec]) -> Sour
     """Open the reader for a file or folder, by its contents.
 
     Raises:
-        DataError: it does not exist, or holds no supported data, or several kinds; or arrays have a preprocessing.
+        DataError: it does not exist, or holds no supported data, or several kinds.
     """
     path, preprocess = Path(data), data.preprocess if isinstance(data, DataPath) else None
     media = _media(path)
     if media is not None:
         return open_media(*media, inputs, preprocess)
-    if preprocess is not None and _holds_something(path):
-        raise DataError(
-            f"'{path}' holds no images, audio or texts: leave the preprocessing out, arrays are not changed"
-        )
+    source = _open_arrays(path, inputs)
+    if preprocess is None:
+        return source
+    note = f"the preprocessing is not applied to '{path}', which holds arrays"
+    return replace(source, notes=(*source.notes, note))
+
+
+def _open_arrays(path: Path, inputs: Sequence[InputSpec]) -> Source:
     if os.path.isdir(path):  # False also for names that the system does not allow
         return _open_folder(path, inputs)
     try:
@@ -68,10 +73,6 @@ def _media(path: Path) -> tuple[str, MediaFiles] | None:
     if found is not None and found[0] == "texts" and any(_is_arrays(entry) for entry in entries):
         return None  # notes next to other data
     return found
-
-
-def _holds_something(path: Path) -> bool:
-    return bool(_children(path)) if os.path.isdir(path) else os.path.exists(path)
 
 
 def _is_arrays(entry: Path) -> bool:

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 from sbonnx.calib.data.data_path import Preprocessing
 from sbonnx.calib.data.objects import Source
+from sbonnx.calib.data.readers.audio import open_audio
 from sbonnx.calib.data.readers.image_settings import ImageSettings
 from sbonnx.calib.data.readers.images import open_images
 from sbonnx.calib.data.readers.media_files import MediaFiles
 from sbonnx.calib.data.readers.settings import PRESETS, read_settings
+from sbonnx.calib.data.readers.texts import open_texts
 from sbonnx.calib.data.validate import InputSpec
 from sbonnx.errors import DataError
 
@@ -26,4 +28,8 @@ def open_media(kind: str, files: MediaFiles, inputs: Sequence[InputSpec], prepro
             f"{', '.join(PRESETS)} for images, or a file; see docs/data.md"
         )
     settings = read_settings(preprocess)
+    if kind == "audio":
+        return open_audio(files, inputs, settings)
+    if kind == "texts":
+        return open_texts(files, inputs, settings)
     return open_images(files, inputs, ImageSettings.parse(settings))

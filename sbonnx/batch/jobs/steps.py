@@ -18,6 +18,7 @@ from sbonnx.batch.redaction import reveal_job, revealed
 from sbonnx.batch.remote import fetch, is_url, local_path
 from sbonnx.errors import RecipeError, SbonnxError
 from sbonnx.graph.digests import combined, text
+from sbonnx.python_files import names_function
 from sbonnx.recipe import AUTO, Recipe, load
 from sbonnx.version import __version__
 
@@ -153,6 +154,8 @@ def _evaluation_digest(evaluation: JobEvaluation | None, digests: Digests, state
 
 def _digest(name: str, what: str, digests: Digests, state: Path | None) -> str:
     """Return the digest of a model or data; `MISSING` if a URL cannot be fetched, so that only its own jobs fail."""
+    if names_function(name):  # the file is tracked, the data that it reads is not
+        name = name.rpartition(":")[0]
     try:
         path = _local(name, state, what)
     except SbonnxError:  # the step tries again and reports the error

@@ -1,0 +1,60 @@
+"""Feeds of a function in a Python file, `data.py:load_data`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from sbonnx.calib.data.objects import Sampling, Source, open_object
+from sbonnx.errors import DataError, SbonnxError
+from sbonnx.python_files import load_function
+
+
+def open_python(named: str, sampling: Sampling) -> Source:
+    """Open the feeds of a function without parameters; a generator function is called again for each iteration.
+
+    Args:
+        named: ``file.py:function``. It returns or yields feeds in any form that objects may have, also (feed, label).
+
+    Raises:
+        RecipeError: the function cannot be loaded.
+        DataError: it fails, or returns no feeds.
+    """
+    function = load_function(named, "data")
+    found = _called(named, function)
+    if isinstance(found, Iterator):
+        return Source(f"'{named}'", lambda: _numbered(named, iter(_called(named, function))))
+    if found is None or not (
+        isinstance(found, Iterable) or hasattr(found, "__getitem__") or hasattr(found, "get_next")
+    ):
+        raise DataError(
+            f"'{named}' must yield or return feeds, dicts of arrays by input name; it returns {found!r:.60}"
+        )
+    return open_object(found, sampling)
+
+
+def _called(named: str, function: Callable[[], Any]) -> Any:
+    try:
+        return function()
+    except Exception as error:
+        raise _failure(named, error) from error
+
+
+def _numbered(named: str, feeds: Iterator[Any]) -> Iterator[tuple[str, Any]]:
+    number = 0
+    while True:
+        try:
+            feed = next(feeds)
+        except StopIteration:
+            return
+        except Exception as error:
+            raise _failure(named, error) from error
+        yield f"feed {number} of '{named}'", feed
+        number += 1
+
+
+def _failure(named: str, error: Exception) -> SbonnxError:
+    if isinstance(error, SbonnxError):
+        return error
+    reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    return DataError(f"'{named}' failed: {reason}; --debug shows where")
