@@ -1,7 +1,8 @@
 """Branches of If as separate models: their weights are rounded on the samples that select them.
 
 A merged decoder is one If on ``use_cache_branch``; both branches read the same weights, one without and one with cached
-keys and values. A weight that several branches read is rounded once: in the branch that most samples select.
+keys and values. A weight that several branches read is rounded once: in the branch that most samples select. The bias
+that compensates its error there is that of its other readers too, if their float biases are equal.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from sbonnx.calib.engine.layerwise import run_float
 from sbonnx.calib.engine.samples import CanonicalSamples, canonical_samples
 from sbonnx.calib.engine.schedule import Branch, branches
 from sbonnx.calib.quantized.state import StreamResult
+from sbonnx.correct import biases_of
 from sbonnx.errors import ModelError
 from sbonnx.graph import Graph
 from sbonnx.graph.extract import extract
@@ -26,6 +28,7 @@ from sbonnx.options import RunOptions
 from sbonnx.plan.types import Plan, Reader, Site
 from sbonnx.reconstruct.layer_inputs import WHAT, looks_at_inputs
 from sbonnx.report import Refusal
+from sbonnx.spec import Array
 
 Walk = Callable[[Graph, Plan, CanonicalSamples], StreamResult]
 """Rounds the weights of a model and plan by the inputs of their layers."""
@@ -96,7 +99,9 @@ def walk_branches(
             refusals += [Refusal(WHAT, name, IDLE) for name in nodes]
             continue
         with canonical_samples(_samples(graph, model, units, options), options.memory_bytes) as selected:
-            walked = _merged(walked, walk(model.graph, model.plan, selected), keys)
+            found = walk(model.graph, model.plan, selected)
+        shared = _shared_biases(graph, plan, found, keys)
+        walked = _merged(walked, replace(found, constants={**found.constants, **shared}), keys)
     return replace(walked, refusals=(*walked.refusals, *refusals))
 
 
@@ -160,6 +165,19 @@ def _samples(graph: Graph, model: BranchModel, units: CanonicalSamples, options:
     for unit, known in run_float(graph, names, units, options, lambda _, known: known):
         if model.selected(known):
             yield replace(unit, feed={name: np.asarray(known[name]) for name in model.reads})
+
+
+def _shared_biases(graph: Graph, plan: Plan, found: StreamResult, keys: Collection[str]) -> dict[str, Array]:
+    """Return corrected biases for the readers in other branches of the weights `keys`, by name of the constant."""
+    biases = biases_of(graph)
+    shared: dict[str, Array] = {}
+    for site in plan.of_role("weight"):
+        own = [biases[reader.node] for reader in site.readers if reader.node in biases] if site.key in keys else []
+        for corrected in [bias for bias in own if bias.name in found.constants][:1]:
+            others = (bias for bias in own if bias.name not in found.constants)
+            alike = (bias for bias in others if np.array_equal(bias.values, corrected.values))
+            shared |= {bias.name: found.constants[corrected.name] for bias in alike}
+    return shared
 
 
 def _merged(walked: StreamResult, branch: StreamResult, keys: Collection[str]) -> StreamResult:
