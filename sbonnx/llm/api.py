@@ -26,14 +26,24 @@ from sbonnx.version import __version__
 DEFAULTS: Final[dict[str, Any]] = {
     "MODE": "weight_only",
     "W.QUANTIZER.BIT": 4,
-    "W.BLOCK_SIZE": 32,
     "ACCURACY_LEVEL": "auto",
     "VERIFY.HELD_OUT": 0.0,
 }
 """Recipe of a decoder. Windows are held out here."""
 
+BLOCK: Final = 32
+NARROW_BLOCK: Final = 64
+"""Default block size, and that of 2 bits, at which the kernels take half of the time."""
+NARROW: Final = 2
+NARROW_ROUNDING: Final = {"W.ROUNDING.TYPE": "adaquant", "W.ROUNDING.SCALE": "search"}
+"""Rounding of 2 bits with texts: scales and values fitted to each other. It gains nothing at 3 and 4 bits."""
+
+
 NO_TEXTS: Final = "no texts were given: weights are rounded to nearest and the perplexity is not measured"
 NO_CACHE_TEXTS: Final = "scales of caches (--kv, LLM.KV_BITS) are measured on texts, and none were given: give --text"
+NO_LIMIT_TEXTS: Final = (
+    "limits (VERIFY.MAX_PERPLEXITY, VERIFY.MIN_AGREEMENT) are measured on texts, and none were given: give --text"
+)
 FEW_WINDOWS: Final = (
     "the texts fill {count} windows of {length} tokens, too few to hold some out: perplexities are of the windows that "
     "were calibrated on"
@@ -47,6 +57,7 @@ def quantize(  # noqa: PLR0913 - public entry point
     texts: Texts | Array | None = None,
     *,
     output: str | os.PathLike[str],
+    backend: str | None = None,
     bits: str | int | None = None,
     block_size: int | None = None,
     average_bits: float | None = None,
@@ -69,8 +80,10 @@ def quantize(  # noqa: PLR0913 - public entry point
         source: a folder of onnxruntime-genai or optimum, or an .onnx file with `tokenizer`.
         texts: see `sbonnx.llm.windows.read_windows`; None: weights are rounded to nearest.
         output: the folder to write.
+        backend: "onnxruntime" (default) for MatMulNBits; "tensorrt" or "tensorrt@VERSION" for blocks of int4 with
+            DequantizeLinear; "virtual".
         bits: width of the weights, 4 or "w4" by default.
-        block_size: weights that share a scale; 32 by default.
+        block_size: weights that share a scale; by default 32, with 2 bits 64, with tensorrt 128 or 64.
         average_bits: choose the width of each layer, this many bits of a weight on average, embedding and head
             included and scales not; None: `bits` everywhere.
         kv_bits: width of the key/value caches, 8 or 4; None: as they are. Needs texts.
@@ -88,13 +101,24 @@ def quantize(  # noqa: PLR0913 - public entry point
         SbonnxError: a subclass, for every error that the user can fix. No partial folder is left.
     """
     decoder = read_decoder(source, tokenizer=tokenizer, past=past, present=present)
-    settings = recipe_for(bits, block_size, recipe, overrides, average_bits=average_bits, kv_bits=kv_bits)
+    settings = recipe_for(
+        bits,
+        block_size,
+        recipe,
+        overrides,
+        backend=backend,
+        average_bits=average_bits,
+        kv_bits=kv_bits,
+        texts=texts is not None,
+    )
     target = Path(output)
     check_folder(target, decoder, force=force)
     if settings.llm.kv_bits is not None:
         read_attention(decoder)  # before the work begins
         if texts is None:
             raise DataError(NO_CACHE_TEXTS)
+    if texts is None and limits_of(settings).any:
+        raise DataError(NO_LIMIT_TEXTS)
     windows = None
     if texts is not None:
         windows = read_windows(decoder, texts, window=settings.llm.window, tokens=settings.llm.tokens)
@@ -132,15 +156,17 @@ def recipe_for(
     recipe: Any,
     overrides: Mapping[str, Any] | Sequence[str] = (),
     *,
+    backend: str | None = None,
     average_bits: float | None = None,
     kv_bits: int | None = None,
+    texts: bool = False,
 ) -> Recipe:
     """Return the recipe of a decoder: the defaults, then `recipe`, then the keywords, then `overrides`.
 
     Raises:
-        RecipeError: a value is wrong, or MODE is not weight_only.
+        RecipeError: a value is wrong, MODE is not weight_only, or caches are to be quantized for another runtime.
     """
-    settings = load(recipe)
+    settings = load(recipe, backend=backend)
     if "MODE" in settings.decided:
         _require_weight_only(settings)
     keys = {key: value for key, value in DEFAULTS.items() if key not in settings.decided}
@@ -157,7 +183,20 @@ def recipe_for(
         keys["LLM.KV_BITS"] = kv_bits
     settings = load(load(settings, overrides=keys), overrides=overrides)
     _require_weight_only(settings)
-    return settings
+    if settings.llm.kv_bits is not None and settings.backend == "tensorrt":
+        raise RecipeError("caches are quantized for kernels of onnxruntime: leave out --kv (LLM.KV_BITS)")
+    return load(settings, overrides=_defaults_by_width(settings, texts=texts))
+
+
+def _defaults_by_width(settings: Recipe, *, texts: bool) -> dict[str, Any]:
+    """Return block size and rounding by the width of the weights, if the recipe does not decide them."""
+    keys: dict[str, Any] = {}
+    narrow = settings.w.quantizer.bit == NARROW and settings.mixed.budget.bits is None
+    if "W.BLOCK_SIZE" not in settings.decided and settings.backend != "tensorrt":
+        keys["W.BLOCK_SIZE"] = NARROW_BLOCK if narrow else BLOCK
+    if narrow and texts and settings.effort != "fast" and not settings.decided & NARROW_ROUNDING.keys():
+        keys |= NARROW_ROUNDING
+    return keys
 
 
 def _require_weight_only(settings: Recipe) -> None:

@@ -37,6 +37,8 @@ CACHE_TOLERANCE: Final = 0.01
 Rounding gives 1e-6 in float32, 1e-4 in float16, and less than 1e-3 with int8 activations.
 """
 
+NO_FLOAT: Final = "limits of perplexity and agreement are relative to float: give the float decoder with --against"
+
 
 @dataclass(frozen=True)
 class DecoderLimits:
@@ -49,6 +51,11 @@ class DecoderLimits:
 
     max_perplexity: float | None = None
     min_agreement: float | None = None
+
+    @property
+    def any(self) -> bool:
+        """Whether there is a limit."""
+        return self.max_perplexity is not None or self.min_agreement is not None
 
 
 @dataclass(frozen=True)
@@ -131,8 +138,10 @@ def evaluate(  # noqa: PLR0913 - public entry point
 
     Raises:
         ModelError: a model cannot be read or opened, or the two are not alike.
-        DataError: the texts cannot be read, or a model cannot run them.
+        DataError: the texts cannot be read, a model cannot run them, or there are limits and no float decoder.
     """
+    if against is None and limits is not None and limits.any:
+        raise DataError(NO_FLOAT)
     names: dict[str, Any] = {"tokenizer": tokenizer, "past": past, "present": present}
     decoder = read_decoder(source, **names, adapter=adapter)
     reference = None if against is None else read_decoder(against, **names)

@@ -31,13 +31,17 @@ def check_folder(target: Path, decoder: Decoder, *, force: bool) -> None:
         force: an existing folder may be replaced, if an earlier run wrote it.
 
     Raises:
-        OutputError: it is the input or contains it, exists and `force` is not set, is no folder of an earlier run, or
-            its parent folder is missing or not writable.
+        OutputError: it is the input, contains it or is in it, exists and `force` is not set, is no folder of an
+            earlier run, or its parent folder is missing or not writable.
     """
     inputs = [path.resolve() for path in decoder.files] + ([decoder.folder.resolve()] if decoder.folder else [])
     there = target.resolve()
     if any(there == path or there in path.parents for path in inputs):
         raise OutputError(f"'{target}' is or contains the input: give another name for the output folder")
+    if decoder.folder is not None and decoder.folder.resolve() in there.parents:
+        raise OutputError(
+            f"'{target}' is in the input folder, and would be copied with it next time: give a name outside of it"
+        )
     parent = target.absolute().parent
     if not parent.is_dir():
         raise OutputError(f"there is no folder '{parent}' to write '{target.name}' to: create it first")
@@ -69,7 +73,10 @@ def staged_folder(target: Path, decoder: Decoder, *, force: bool) -> Iterator[Pa
         with temporary_folder(next_to=target.absolute()) as temporary:
             stage = temporary / "folder"
             stage.mkdir()
-            yield stage
+            try:
+                yield stage
+            except OutputError as error:
+                raise OutputError(str(error).replace(str(stage), str(target))) from error
             check_folder(target, decoder, force=force)
             if target.exists():
                 os.replace(target, temporary / "replaced")

@@ -46,6 +46,7 @@ MASK: Final = ("attention_mask", "mask")
 POSITIONS: Final = ("position_ids", "positions")
 BRANCH: Final = ("use_cache_branch",)
 LOGITS: Final = ("logits", "lm_logits", "output_logits")
+LOGITS_RANK: Final = 3
 KEEP_ALL: Final = ("num_logits_to_keep", "logits_to_keep")
 """Usual names by role. An input of `KEEP_ALL` gets 0: logits of all positions."""
 
@@ -57,6 +58,8 @@ KIND: Final = re.compile(r"(?:^|[._/])(keys?|k|values?|v)(?=[._/]|$|\d)")
 CACHE_KINDS: Final = {"k": "key", "v": "value"}
 """Kinds by their first letter. The last one in a name counts: past_key_values.0.value is a value."""
 LAYER: Final = re.compile(r"\d+")
+
+OTHERS: Final = "for models that are no decoders there are sbonnx inspect and sbonnx quantize"
 
 CACHE_RANK: Final = 4
 CACHE_HEADS, CACHE_LENGTH, CACHE_WIDTH = 1, 2, 3
@@ -72,6 +75,16 @@ SIZE_KEYS: Final = {
     "vocabulary": ("vocab_size",),
 }
 """Keys of config.json, by the field of `Decoder`."""
+
+GENAI_SIZES: Final = {
+    "hidden": "hidden_size",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "head_size": "head_size",
+    "layers": "num_hidden_layers",
+}
+GENAI_MODEL_SIZES: Final = {"context": "context_length", "vocabulary": "vocab_size"}
+"""Keys of genai_config.json, in model.decoder and in model, by the field of `Decoder`."""
 
 CACHE_TYPES: Final = {np.dtype(kind) for kind in (np.float32, np.float16, np.int8, np.uint8)} | {
     np.dtype(ml_dtypes.bfloat16)
@@ -269,7 +282,7 @@ def _genai(folder: Path) -> _Place:
     """Read genai_config.json.
 
     Raises:
-        ModelError: a key is missing, or the decoder is a pipeline of several models.
+        ModelError: a key is missing or has a wrong value, or the decoder is a pipeline of several models.
     """
     config = _json(folder / GENAI_CONFIG)
     model = config.get("model")
@@ -284,15 +297,15 @@ def _genai(folder: Path) -> _Place:
     name = decoder.get("filename")
     if not isinstance(name, str):
         raise ModelError(f"'{folder / GENAI_CONFIG}' does not name the model (model.decoder.filename)")
-    inputs, outputs = decoder.get("inputs", {}), decoder.get("outputs", {})
+    if not name or not (folder / name).resolve().is_relative_to(folder.resolve()):
+        raise ModelError(
+            f"'{folder / GENAI_CONFIG}' names a model outside of its folder (model.decoder.filename is '{name}'): move "
+            "it into the folder"
+        )
+    inputs, outputs = (_section(folder, decoder, key) for key in ("inputs", "outputs"))
     sizes = {
-        "hidden": decoder.get("hidden_size"),
-        "heads": decoder.get("num_attention_heads"),
-        "kv_heads": decoder.get("num_key_value_heads"),
-        "head_size": decoder.get("head_size"),
-        "layers": decoder.get("num_hidden_layers"),
-        "context": model.get("context_length"),
-        "vocabulary": model.get("vocab_size"),
+        **{field: _count(folder, decoder, key) for field, key in GENAI_SIZES.items()},
+        **{field: _count(folder, model, key) for field, key in GENAI_MODEL_SIZES.items()},
         "bos": model.get("bos_token_id"),
         "eos": _ids(model.get("eos_token_id")),
     }
@@ -311,6 +324,24 @@ def _genai(folder: Path) -> _Place:
         present=_patterns(outputs, "present_key_names", "present_value_names") or PRESENT,
         roles={role: given for role, given in named.items() if isinstance(given, str)},
     )
+
+
+def _section(folder: Path, decoder: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Return the names of inputs or outputs in genai_config.json; {} if there are none."""
+    value = decoder.get(key)
+    if value is not None and not isinstance(value, dict):
+        raise ModelError(f"model.decoder.{key} of '{folder / GENAI_CONFIG}' is no object of names")
+    return value or {}
+
+
+def _count(folder: Path, section: Mapping[str, Any], key: str) -> int | None:
+    """Return a size in genai_config.json; None if it is absent."""
+    value = section.get(key)
+    if value is not None and not (isinstance(value, int) and value > 0):
+        raise ModelError(
+            f"'{key}' in '{folder / GENAI_CONFIG}' is {json.dumps(value)}: a whole number above 0 is needed"
+        )
+    return value
 
 
 def _patterns(section: Mapping[str, Any], *keys: str) -> tuple[str, ...]:
@@ -346,8 +377,8 @@ def _sizes(config: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
     config = {**config, **text} if isinstance(text, dict) else config
     sizes: dict[str, Any] = {}
     for name, keys in SIZE_KEYS.items():
-        value = next((config[key] for key in keys if isinstance(config.get(key), int)), None)
-        if value is not None:
+        value = next((config[key] for key in keys if isinstance(config.get(key), int)), 0)
+        if value > 0:
             sizes[name] = value
     if isinstance(config.get("bos_token_id"), int):
         sizes["bos"] = config["bos_token_id"]
@@ -394,9 +425,14 @@ def _read_graph(place: _Place, graph: onnx.GraphProto, data: tuple[Path, ...]) -
     tokens = _role(place, "tokens", TOKENS, inputs)
     logits = _role(place, "logits", LOGITS, outputs)
     if tokens is None:
-        raise ModelError(f"'{place.model}' has no input of token ids; its inputs: {_few(inputs)}")
+        raise ModelError(f"'{place.model}' has no input of token ids; its inputs: {_few(inputs)}; {OTHERS}")
     if logits is None:
-        raise ModelError(f"'{place.model}' has no output of logits; its outputs: {_few(outputs)}")
+        raise ModelError(f"'{place.model}' has no output of logits; its outputs: {_few(outputs)}; {OTHERS}")
+    if len(_dims(outputs[logits])) not in (0, LOGITS_RANK):
+        raise ModelError(
+            f"output '{logits}' of '{place.model}' has the shape {_dims(outputs[logits])}; known is (batch, length, "
+            f"vocabulary); {OTHERS}"
+        )
     mask, positions = _role(place, "mask", MASK, inputs), _role(place, "positions", POSITIONS, inputs)
     branch = _role(place, "branch", BRANCH, inputs)
     for name in (tokens, mask, positions):
@@ -459,7 +495,7 @@ def _caches(
         if slot is None:
             raise ModelError(
                 f"input '{value.name}' of '{place.model}' is neither tokens, mask, positions nor a cache by its name: "
-                "give the naming of the caches with --past 'PATTERN' --present 'PATTERN'"
+                f"give the naming of the caches with --past 'PATTERN' --present 'PATTERN'; {OTHERS}"
             )
         if slot not in presents:
             raise ModelError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TextIO, final
 
@@ -76,18 +77,20 @@ class TextTokenizer:
         names = {name: text for name in SPECIAL if (text := self._named(name)) is not None}
         try:
             return str(template.render(messages=messages, add_generation_prompt=False, **names))
-        except (jinja2.TemplateError, TypeError, ValueError, AttributeError, KeyError) as error:
+        except (jinja2.TemplateError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
             raise DataError(f"{where}: the chat template rejects the messages: {error}") from error
 
     def _chat_template(self, where: str) -> Any:
         """Compile the chat template, in a sandbox: it comes with the model."""
         if self._template is None:
+            from jinja2 import TemplateError
             from jinja2.sandbox import ImmutableSandboxedEnvironment
 
             path = self._decoder.beside(TEMPLATE_FILE)
-            text = self._config.get("chat_template") if path is None else path.read_text(encoding="utf-8")
+            text = self._config.get("chat_template") if path is None else _read(path)
             if isinstance(text, list):  # several by name
-                text = next((each.get("template") for each in text if each.get("name") == "default"), None)
+                named = (each for each in text if isinstance(each, Mapping) and each.get("name") == "default")
+                text = next((each.get("template") for each in named), None)
             if not isinstance(text, str):
                 raise DataError(
                     f"{where}: messages need a chat template, and there is none in {TEMPLATE_FILE} or "
@@ -95,7 +98,13 @@ class TextTokenizer:
                 )
             environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
             environment.globals["raise_exception"] = _raise
-            self._template = environment.from_string(text)
+            try:
+                self._template = environment.from_string(text)
+            except TemplateError as error:
+                raise DataError(
+                    f"the chat template of '{self._decoder.model.parent}' has an error: {error}: correct it, or give "
+                    "texts"
+                ) from error
         return self._template
 
     def _first_token(self) -> int | None:
@@ -183,22 +192,34 @@ def _read_path(path: Path, tokenizer: TextTokenizer) -> Iterator[Iterable[str]]:
         return
     if path.suffix not in TEXT_SUFFIXES:
         raise DataError(f"'{path}' is no text: known are .txt, .jsonl and folders of them")
+    with _readable(path), open(path, encoding="utf-8") as opened:
+        if path.suffix == ".txt":
+            yield _pieces(opened, path)
+        else:
+            yield from _lines(opened, path, tokenizer)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Raise DataError where a file cannot be read as text."""
     try:
-        with open(path, encoding="utf-8") as lines:
-            if path.suffix == ".txt":
-                yield _pieces(lines)
-            else:
-                yield from _lines(lines, path, tokenizer)
+        yield
     except OSError as error:
         raise DataError(f"'{path}' cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise DataError(f"'{path}' is not UTF-8 text: {error}") from None
 
 
-def _pieces(file: TextIO) -> Iterator[str]:
+def _read(path: Path) -> str:
+    with _readable(path):
+        return path.read_text(encoding="utf-8")
+
+
+def _pieces(file: TextIO, path: Path) -> Iterator[str]:
     """Yield the text of a file in pieces that end at a line."""
-    while text := file.read(PIECE):
-        yield text + file.readline()
+    with _readable(path):
+        while text := file.read(PIECE):
+            yield text + file.readline()
 
 
 def _lines(file: Iterable[str], path: Path, tokenizer: TextTokenizer) -> Iterator[Iterable[str]]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, final
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -69,10 +71,12 @@ def window_length(decoder: Decoder, window: int | None) -> int:
     """Return the length of windows: `window`, or the smaller of 512 and the context of the model.
 
     Raises:
-        RecipeError: `window` is longer than the context.
+        RecipeError: `window` is longer than the context, or has fewer than two tokens.
     """
     if window is None:
-        return min(WINDOW, decoder.context or WINDOW)
+        window = min(WINDOW, decoder.context or WINDOW)
+    if window < SHORTEST:
+        raise RecipeError(f"LLM.WINDOW is {window} tokens: use at least {SHORTEST}")
     if decoder.context is not None and window > decoder.context:
         raise RecipeError(
             f"LLM.WINDOW is {window} tokens, and the context of '{decoder.model}' has {decoder.context}: "
@@ -112,6 +116,8 @@ def read_windows(
             f"token {ids.max()} of the texts is not in the vocabulary of '{decoder.model}' ({decoder.vocabulary} "
             "tokens): the tokenizer belongs to another model"
         )
+    if ids.min() < 0:
+        raise DataError(f"token {ids.min()} of the windows is negative: token ids are 0 and above")
     return TokenWindows(ids)
 
 
@@ -122,11 +128,9 @@ def _ready(texts: Any) -> Array | None:
         DataError: they are not integers of shape (windows, length).
     """
     if isinstance(texts, (str, os.PathLike)) and Path(texts).suffix == ".npz":
-        try:
-            with np.load(texts) as arrays:
-                texts = arrays["ids"]
-        except (OSError, KeyError, ValueError) as error:
-            raise DataError(f"'{texts}' has no array 'ids' of token windows: {error}") from None
+        path, texts = texts, _stored_windows(Path(texts))
+        if texts is None:
+            raise DataError(f"'{path}' has no array 'ids' of token windows: write it with numpy.savez(FILE, ids=...)")
     if not isinstance(texts, np.ndarray):
         return None
     if texts.ndim != 2 or texts.dtype.kind not in "iu" or texts.shape[0] < 1 or texts.shape[1] < SHORTEST:
@@ -134,6 +138,21 @@ def _ready(texts: Any) -> Array | None:
             f"windows of tokens are integers of shape (windows, length), got {texts.dtype} of {texts.shape}"
         )
     return texts.astype(np.int64)
+
+
+def _stored_windows(path: Path) -> Array | None:
+    """Return the array "ids" of an .npz file; None if the file has none, or is no .npz file.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    try:
+        arrays = np.load(path)
+        return None if isinstance(arrays, np.ndarray) else arrays["ids"]
+    except OSError as error:
+        raise DataError(f"'{path}' cannot be read: {error.strerror or error}") from None
+    except (EOFError, KeyError, ValueError, BadZipFile, zlib.error):
+        return None
 
 
 def packed(documents: Iterable[Iterable[str]], tokenizer: TextTokenizer, length: int, tokens: int) -> Array:

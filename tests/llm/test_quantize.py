@@ -7,21 +7,25 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+from onnx import numpy_helper
 
 from sbonnx import llm
 from sbonnx.cli import main
 from sbonnx.errors import OutputError, RecipeError
 from sbonnx.graph.storage.temporary import sweep
+from sbonnx.lint import lint
 from sbonnx.llm.api import recipe_for
 from sbonnx.llm.decoding import DecoderSession
 from sbonnx.llm.folder import staged_folder
 from sbonnx.llm.layout import read_decoder
 from sbonnx.llm.windows import DecoderFeeds, read_windows
 from tests.conftest import PACK
+from tests.llm.grouped_decoder import grouped_model, write_grouped_folder
 from tests.llm.tiny_decoder import token_windows, write_folder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -145,6 +149,7 @@ def test_nothing_is_left_of_a_run_that_fails(folder: Path, tmp_path: Path, monke
 KILLED = """
 import os, signal, sys
 from pathlib import Path
+from typing import Any
 from sbonnx.llm.decoding import DecoderSession
 from sbonnx.llm.folder import staged_folder
 from sbonnx.llm.layout import read_decoder
@@ -195,6 +200,11 @@ def test_recipes_of_decoders() -> None:
     assert recipe_for("w8", 64, {"W": {"QUANTIZER": {"BIT": 2}}}).w.quantizer.bit == 8
     assert recipe_for(None, None, {"W.QUANTIZER.BIT": 2}).w.quantizer.bit == 2
     assert recipe_for(None, None, None, {"W.BLOCK_SIZE": 128}).w.block_size == 128
+    kinds: tuple[dict[str, Any], ...] = ({"texts": True}, {}, {"texts": True, "overrides": ["W.ROUNDING.TYPE=gptq"]})
+    narrow = [recipe_for("w2", None, None, **kind).w for kind in kinds]
+    assert [keys.block_size for keys in narrow] == [64, 64, 64]
+    assert [keys.rounding.type for keys in narrow] == ["adaquant", "auto", "gptq"]
+    assert recipe_for(None, None, None, backend="tensorrt@10").w.block_size == "none"  # chosen by TensorRT's rules
     with pytest.raises(RecipeError, match="a number such as 4 or w4, got 'w4a8'"):
         recipe_for("w4a8", None, None)
     with pytest.raises(RecipeError, match="MODE weight_only, and the recipe has MODE: static"):
@@ -252,6 +262,59 @@ def test_help_of_the_group(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(f"  {name}" in out for name in ("inspect", "quantize", "evaluate"))
     assert main(["llm", "quantize", "--help"]) == 0
     assert "--text" in capsys.readouterr().out
+
+
+def test_blocks_of_int4_for_tensorrt(tmp_path: Path) -> None:
+    """DequantizeLinear of int4 in blocks of 128, symmetric; evaluated in its form, and without findings of lint."""
+    source, output = write_grouped_folder(tmp_path / "m", grouped_model(1)), tmp_path / "q"
+    np.savez(tmp_path / "t.npz", ids=token_windows())
+    command = ["llm", "quantize", str(source), "--text", str(tmp_path / "t.npz"), "-o", str(output), "--no-latency"]
+    sets = [word for text in (*SMALL, "EFFORT=fast") for word in ("--set", text)]
+    assert main([*command, "--backend", "tensorrt@10", "--quiet", *sets]) == 0
+    model = onnx.load(output / "model.onnx")
+    nodes = [node for node in model.graph.node if node.op_type == "DequantizeLinear"]
+    kinds = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
+    assert {kinds[node.input[0]] for node in nodes} == {onnx.TensorProto.INT4}
+    stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    assert not any(stored[node.input[2]].astype(np.int8).any() for node in nodes)
+    (version,) = [each.version for each in model.opset_import if each.domain == ""]
+    assert version >= 21
+    weights = [weight.label() for weight in read_decoder(output).structure.weights]
+    assert weights == ["float32", "4 bits g128", "4 bits g128", "4 bits g128"]
+    assert [found for found in lint(output / "model.onnx", "tensorrt@10") if found.severity != "info"] == []
+
+
+MERGED = PACK / "llm_structures" / "merged_llama"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not MERGED.is_dir(), reason=f"no model in {MERGED}")
+def test_calibration_of_both_branches(tmp_path: Path) -> None:
+    """Windows that decode after a cache select the branch with it; the weights of both are rounded once, with texts."""
+    ids = np.random.default_rng(0).integers(2, 300, (16, 24))
+    decoder = read_decoder(MERGED)
+    selected = [bool(feed["use_cache_branch"][0]) for feed in DecoderFeeds(decoder, ids, decode_share=0.5)]
+    assert 2 < sum(selected) < 14
+    overrides = [*SMALL, "EFFORT=fast", "LLM.DECODE_SHARE=0.5"]
+    report = llm.quantize(MERGED, ids, output=tmp_path / "q", overrides=overrides, latency=False)
+    assert report.ok
+    assert not [refusal for refusal in report.refusals if refusal.what == "round by inputs"]
+    figures = report.metrics["llm"]
+    assert figures["cached_perplexity"] == pytest.approx(figures["uncached_perplexity"], rel=1e-3)
+    assert figures["kl"] < 0.01
+
+
+GPT = PACK / "llm_structures" / "merged_gpt2"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not GPT.is_dir(), reason=f"no model in {GPT}")
+def test_both_branches_of_a_decoder_with_biases(tmp_path: Path) -> None:
+    """Biases that compensate errors of weights are those of prefill and of decoding."""
+    ids = np.random.default_rng(0).integers(2, 319, (16, 48))
+    report = llm.quantize(GPT, ids, output=tmp_path / "q", overrides=[*SMALL, "EFFORT=fast"], latency=False)
+    figures = report.metrics["llm"]
+    assert figures["cached_perplexity"] == pytest.approx(figures["uncached_perplexity"], rel=1e-3)
 
 
 CLASSICS = PACK / "classics_llama"

@@ -16,8 +16,10 @@ import pytest
 from sbonnx import llm, quantize
 from sbonnx.calib.cache.sketch_database import DATABASE, get_rows, reading
 from sbonnx.errors import DataError
+from sbonnx.llm.layout import read_decoder
 from sbonnx.reconstruct.layer_fit import LayerFitter
 from tests.conftest import PACK
+from tests.llm.grouped_decoder import grouped_model, write_grouped_folder
 from tests.llm.tiny_decoder import decoder_model, token_windows, write_folder
 from tests.support.models import residual
 
@@ -141,6 +143,37 @@ def test_biases_and_measured_ranges(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             quantize(model, feeds, output=tmp_path / "q.onnx", recipe=cached)
     assert runs > 3
     assert (tmp_path / "q.onnx").read_bytes() == (tmp_path / "whole.onnx").read_bytes()
+
+
+def test_widths_and_quantized_caches_after_an_interrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`average_bits` with `kv_bits`: widths of layers, 8-bit caches, and the same bytes."""
+    folder, cache = write_grouped_folder(tmp_path / "m", grouped_model(1)), {"CALIBRATION.CACHE": str(tmp_path / "c")}
+    take, left = LayerFitter._take, 3
+
+    def write(name: str, **more: Any) -> bytes:
+        keys = {"MIN_WEIGHT_SIZE": 0, "CALIBRATION.THREADS": 1, "EFFORT": "fast", "MIXED.FEEDS": 4, **more}
+        output = tmp_path / name
+        llm.quantize(folder, token_windows(), output=output, average_bits=4.5, kv_bits=8, overrides=keys, latency=False)
+        return (output / "model.onnx").read_bytes()
+
+    def interrupted(self: LayerFitter, one: Any, layer: Any, choice: Any) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise KeyboardInterrupt
+        take(self, one, layer, choice)
+
+    whole = write("whole")
+    decoder = read_decoder(tmp_path / "whole")
+    assert len({weight.bits for weight in decoder.structure.weights}) > 1
+    assert decoder.cache_dtype == np.int8
+    with monkeypatch.context() as patch:
+        patch.setattr(LayerFitter, "_take", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            write("q", **cache)
+    assert not (tmp_path / "q").exists()
+    assert write("q", **cache) == whole
+    assert write("again", **cache) == whole
 
 
 @pytest.mark.slow

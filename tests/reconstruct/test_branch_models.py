@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -27,10 +28,17 @@ def test_a_bias_compensates_the_error_in_both_branches(equal: bool, tmp_path: Pa
     weight, bias = random.normal(0, 1, (SIZE, SIZE)), random.normal(0, 1, SIZE)
     other = bias if equal else bias + 1
     values = {"v": weight, "b": bias, "b2": other}
-    proto = model(TEXT, **{name: np.asarray(value, np.float32) for name, value in values.items()})
+    stored: dict[str, Any] = {name: np.asarray(value, np.float32) for name, value in values.items()}
+    proto = model(TEXT, **stored)
     inputs = random.normal(1, 1, (16, 24, SIZE)).astype(np.float32)  # a mean error to compensate
     feeds = [{"x": row, "c": np.array(True)} for row in inputs]
-    recipe = {"mode": "weight_only", "w_bit": 2, "rounding": "gptq", "MIN_WEIGHT_SIZE": 0, "VERIFY.HELD_OUT": 0.0}
+    recipe: dict[str, Any] = {
+        "mode": "weight_only",
+        "w_bit": 2,
+        "rounding": "gptq",
+        "MIN_WEIGHT_SIZE": 0,
+        "VERIFY.HELD_OUT": 0.0,
+    }
     path = tmp_path / "q.onnx"
     sbonnx.quantize(proto, feeds, output=path, **recipe)
     written = onnx.load(path)

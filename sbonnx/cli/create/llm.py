@@ -40,7 +40,7 @@ SOURCE: Final = CommandOption[Path](
 OUTPUT: Final = replace(options.OUTPUT, help="The folder to write.")
 BITS: Final = options.option("--bits w4", str, "Bit width of the weights; default 4.", options.QUANTIZATION)
 BLOCK_SIZE: Final = replace(
-    options.BLOCK_SIZE, key="", help="Weights along the summed axis that share a scale; default 32."
+    options.BLOCK_SIZE, key="", help="Weights along the summed axis that share a scale; default 32 (2 bits: 64)."
 )
 KV: Final = options.option(
     "--kv 8|4", int, "Bit width of the key/value caches, by texts; default: as they are.", options.QUANTIZATION
@@ -90,6 +90,7 @@ QUANTIZE_OPTIONS: Final = (
     SOURCE,
     TEXT,
     OUTPUT,
+    options.BACKEND,
     BITS,
     BLOCK_SIZE,
     options.AVERAGE_BITS,
@@ -249,6 +250,7 @@ def run_quantize(given: Arguments) -> int:
             given[SOURCE],
             given[TEXT],
             output=output,
+            backend=given[options.BACKEND],
             bits=given[BITS],
             block_size=given[BLOCK_SIZE],
             kv_bits=given[KV],
@@ -427,19 +429,19 @@ COMMANDS: Final = (
     Subcommand("inspect", "Show layers, bit widths, caches, ties and tokenizer.", INSPECT_OPTIONS, run_inspect),
     Subcommand(
         "quantize",
-        "Quantize weights and caches, and write a folder for the same program. Texts are for rounding and evaluation.",
+        "Quantize weights and caches. Writes a folder for the same program; texts are for rounding and evaluation.",
         QUANTIZE_OPTIONS,
         run_quantize,
     ),
     Subcommand(
         "evaluate",
-        "Measure perplexity, agreement with float, tokens per second and memory.",
+        "Measure perplexity, agreement with float, tokens/s and memory.",
         EVALUATE_OPTIONS,
         run_evaluate,
     ),
     Subcommand(
         "adapt",
-        "Train low-rank adapters on a quantized decoder (QLoRA), written as branches of its file. Needs torch.",
+        "Train low-rank adapters (QLoRA). Branches of the file of a quantized decoder; needs torch.",
         ADAPT_OPTIONS,
         run_adapt,
     ),
