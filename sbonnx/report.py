@@ -7,6 +7,8 @@ from typing import Any
 
 import onnx
 
+from sbonnx.verdict import Verdict, verdict_of
+
 
 @dataclass(frozen=True)
 class Refusal:
@@ -53,6 +55,8 @@ class Report:
             empty if there is none, or it was not asked for.
         pruning: the report of `sbonnx.prune` if the recipe has SPARSE, else empty.
         problems: reasons why the result is unusable or misses a limit (empty if there are none).
+        engine_command: command line of ``trtexec`` that builds and measures an engine; "" for other runtimes, or
+            without an output path.
     """
 
     model: str
@@ -70,6 +74,7 @@ class Report:
     search: dict[str, Any] = field(default_factory=dict)
     advice: dict[str, Any] = field(default_factory=dict)
     pruning: dict[str, Any] = field(default_factory=dict)
+    engine_command: str = ""
     quantized: onnx.ModelProto | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -77,6 +82,14 @@ class Report:
         """Whether there are no problems."""
         return not self.problems
 
+    @property
+    def verdict(self) -> Verdict:
+        """Accuracy, speed and size against float in one sentence."""
+        evaluation = self.metrics.get("evaluation")
+        return verdict_of(self.metrics, problems=self.problems, backend=self.backend, evaluation=evaluation)
+
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for ``json.dumps``; problems come first."""
-        return {"ok": self.ok, "problems": self.problems, **asdict(replace(self, quantized=None))}
+        """Return plain values for ``json.dumps``; problems and the verdict come first."""
+        verdict = {"accuracy": self.verdict.accuracy, "text": self.verdict.text}
+        plain = asdict(replace(self, quantized=None))
+        return {"ok": self.ok, "problems": self.problems, "verdict": verdict, **plain}

@@ -35,7 +35,7 @@ FLOORS: tuple[frozenset[str], ...] = (
     ),
     frozenset({"linear"}),
     frozenset({"graph", "html_report", "report", "calib", "options"}),
-    frozenset({"spec", "runtime", "progress", "python_files"}),
+    frozenset({"spec", "runtime", "progress", "python_files", "verdict"}),
     frozenset({"errors", "version", "isolation", "input_files", "terminal", "cpu", "assets", "ops", "native"}),
 )
 FLOOR_OF = {unit: len(FLOORS) - 1 - depth for depth, units in enumerate(FLOORS) for unit in units}

@@ -428,6 +428,10 @@ FORCE: Final = switch("--force", "Overwrite existing files.", TERMINAL)
 JSON: Final = switch("--json", "One JSON value on stdout instead of tables.", TERMINAL)
 JSON_PROGRESS: Final = switch("--json-progress", "Progress as JSON lines on stderr, for scripts.", TERMINAL)
 QUIET: Final = switch("--quiet -q", "No tables and no progress, only problems and errors.", TERMINAL)
+VERBOSE: Final = switch("--verbose -v", "List every note and every reason, not one line for each kind.", TERMINAL)
+TRTEXEC: Final = option(
+    "--trtexec FILE", Path, "Also write the trtexec command line that builds the engine (tensorrt).", FILES
+)
 DEBUG: Final = switch("--debug", "Show the traceback of an error.", TERMINAL)
 """Read by `error_lines.guard`, which runs every command."""
 
@@ -481,9 +485,14 @@ class Arguments:
                 words += self._words(row)
         return shlex.join([*words, *(word for text in overrides for word in ("--set", text)), FORCE.flags[0]])
 
-    def other_command(self, verb: str, rows: Iterable[CommandOption[Any]]) -> str:
-        """Return the command line of another verb with these options of this one, quoted for a shell."""
-        return shlex.join(["sbonnx", verb, *(word for row in rows for word in self._words(row))])
+    def other_command(self, verb: str, rows: Iterable[CommandOption[Any]], files: Iterable[Path] = ()) -> str:
+        """Return the command line of another verb with these options of this one, quoted for a shell.
+
+        Args:
+            files: arguments before the options.
+        """
+        given = [row for row in rows if row in self.values]
+        return shlex.join(["sbonnx", verb, *map(str, files), *(word for row in given for word in self._words(row))])
 
     def _words(self, row: CommandOption[Any]) -> list[str]:
         """Return the words of an option as they are typed; none if it has its default."""

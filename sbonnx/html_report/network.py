@@ -11,6 +11,7 @@ from typing import Any, Final
 from sbonnx.html_report import formatting
 from sbonnx.html_report.formatting import number, text
 from sbonnx.html_report.layer_views import Layers, layers_of
+from sbonnx.verdict import ON_CPU, Verdict, group_notes, verdict_of
 
 PLACES: Final = 1500
 """Maximum number of node names listed for all refusals, and for all patterns; the rest are counted."""
@@ -64,12 +65,23 @@ class PlaceGroups:
 
 
 @dataclass(frozen=True)
+class NoteKind:
+    """A note, and the others that differ only in names and numbers."""
+
+    text: str
+    others: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Network:
     """View model of one quantized network, for the template.
 
     Attributes:
         model, output, backend, bits: display texts.
-        ok, problems, notes: see `sbonnx.report.Report`.
+        ok, problems: see `sbonnx.report.Report`.
+        verdict: accuracy, speed and size in one sentence.
+        following: the next command; "" without one.
+        notes: kinds of notes, each with its notes.
         headline: figures at the top of the page.
         pairs: properties of float and quantized model.
         outputs, levels: rows of the comparison, as in the report.
@@ -87,7 +99,9 @@ class Network:
     bits: str
     ok: bool
     problems: tuple[str, ...]
-    notes: tuple[str, ...]
+    verdict: Verdict
+    following: str
+    notes: tuple[NoteKind, ...]
     headline: tuple[Figure, ...]
     pairs: tuple[PropertyRow, ...]
     outputs: tuple[Mapping[str, Any], ...]
@@ -127,12 +141,22 @@ def network_of(
         bits=bits_of(report),
         ok=bool(report.get("ok", not report.get("problems"))),
         problems=tuple(map(text, _all(report, "problems"))),
-        notes=(*_advice(report), *map(text, _all(report, "notes"))),
+        verdict=verdict_of(
+            metrics,
+            problems=[text(one) for one in _all(report, "problems")],
+            backend=text(report.get("backend")),
+            evaluation=metrics.get("evaluation"),
+        ),
+        following=formatting.address((report.get("advice") or {}).get("command") or report.get("engine_command")),
+        notes=tuple(
+            NoteKind(group.notes[0], group.notes[1:])
+            for group in group_notes([*_advice(report), *map(text, _all(report, "notes"))])
+        ),
         headline=tuple(_headline(report, metrics)),
         pairs=tuple(_pairs(report, metrics)),
         outputs=tuple(_with_quality(metrics)),
         levels=tuple(metrics.get("levels") or ()),
-        kernels=tuple(_kernels(metrics.get("kernels"))),
+        kernels=tuple(_kernels(metrics.get("kernels"))) if _on_cpu(report) else (),
         layers=layers_of(report, rows),
         refused=_grouped(refusals, places),
         applied=_grouped(applied, places),
@@ -217,15 +241,19 @@ def _headline(report: Mapping[str, Any], metrics: Mapping[str, Any]) -> Iterable
     if metrics.get("size_ratio") is not None:
         sizes = f"{formatting.size(metrics.get('bytes_float'))} → {formatting.size(metrics.get('bytes_quantized'))}"
         yield Figure("Size", f"{formatting.ratio(metrics['size_ratio'])} ×", sizes)
-    if metrics.get("latency_ratio") is not None:
+    if metrics.get("latency_ratio") is not None and _on_cpu(report):
         times = " → ".join(formatting.plain(metrics.get(f"median_ms_{side}"), 3) for side in ("float", "quantized"))
-        where = "Latency" if report.get("backend") == "onnxruntime" else "Latency in onnxruntime"
-        yield Figure(where, f"{formatting.ratio(metrics['latency_ratio'])} ×", f"{times} ms")
+        yield Figure("Latency", f"{formatting.ratio(metrics['latency_ratio'])} ×", f"{times} ms")
     counts = report.get("counts") or {}
     if "weights" in counts:
         tensors = sum(int(counts.get(role, 0)) for role in ("activations", "weights", "biases"))
         named = ", ".join(f"{formatting.count(counts.get(role, 0))} {role}" for role in ("activations", "weights"))
         yield Figure("Quantized", f"{formatting.count(tensors)} tensors", named)
+
+
+def _on_cpu(report: Mapping[str, Any]) -> bool:
+    """Whether latency and kernels, which are measured in onnxruntime, are those of the runtime of the file."""
+    return text(report.get("backend")) in (ON_CPU, "")
 
 
 def _pairs(report: Mapping[str, Any], metrics: Mapping[str, Any]) -> Iterable[PropertyRow]:
@@ -236,7 +264,7 @@ def _pairs(report: Mapping[str, Any], metrics: Mapping[str, Any]) -> Iterable[Pr
     if metrics.get("bytes_float") is not None:
         sizes = (formatting.size(metrics.get(f"bytes_{side}")) for side in ("float", "quantized"))
         yield PropertyRow("size of the file", next(sizes), next(sizes), formatting.ratio(metrics.get("size_ratio")))
-    for name, key in (("time of a run, median", "median_ms"), ("time of a run, best", "ms")):
+    for name, key in (("time of a run, median", "median_ms"), ("time of a run, best", "ms")) if _on_cpu(report) else ():
         pair = [number(metrics.get(f"{key}_{side}")) for side in ("float", "quantized")]
         if pair[0] is not None and pair[1] is not None:
             share = metrics.get("latency_ratio") if key == "median_ms" else pair[1] / pair[0] if pair[0] else None

@@ -12,6 +12,7 @@ from typing import Any, Final
 from sbonnx.html_report import formatting
 from sbonnx.html_report.formatting import number, text
 from sbonnx.html_report.network import Network, bits_of, least, network_of
+from sbonnx.verdict import ON_CPU
 
 STATUSES: Final = {
     "done": "good",
@@ -206,12 +207,18 @@ def _job(row: Mapping[str, Any], anchor: str, common: frozenset[tuple[str, str]]
         tone=STATUSES.get(status, "bad"),
         reason=formatting.address(outcome.get("reason")),
         up_to_date=bool(row.get("up_to_date")),
-        cells=tuple(_cells(outcome, report.get("metrics") or {}, acceptance)),
+        cells=tuple(_cells(outcome, _own_metrics(report), acceptance)),
         acceptance=acceptance,
         facts=tuple((name, value) for name, value in _facts(job, outcome) if value),
         network=network,
         advice=(text(advice.get("text")), formatting.address(advice.get("command"))),
     )
+
+
+def _own_metrics(report: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the metrics without the latency if it is that of another runtime."""
+    metrics = report.get("metrics") or {}
+    return metrics if text(report.get("backend")) in (ON_CPU, "") else {**metrics, "latency_ratio": None}
 
 
 def acceptance_of(outcome: Mapping[str, Any]) -> tuple[AcceptanceRow, ...]:

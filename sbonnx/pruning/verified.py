@@ -34,6 +34,7 @@ from sbonnx.pruning.prune import Pruned, measure_graph, prune_graph
 from sbonnx.pruning.settings import Pruning, pruning_of
 from sbonnx.recipe import Recipe, names
 from sbonnx.report import Refusal
+from sbonnx.verdict import Verdict, verdict_of
 from sbonnx.verify.comparison import NOTICEABLE, SLOWER, Comparison
 
 HELD_OUT: Final = 0.1
@@ -113,9 +114,16 @@ class PruningReport:
         """Whether there are no problems."""
         return not self.problems
 
+    @property
+    def verdict(self) -> Verdict:
+        """Accuracy, speed and size against the original in one sentence."""
+        return verdict_of(self.metrics, problems=self.problems, evaluation=self.metrics.get("evaluation"))
+
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for ``json.dumps``; problems come first."""
-        return {"ok": self.ok, "problems": self.problems, **asdict(replace(self, pruned=None))}
+        """Return plain values for ``json.dumps``; problems and the verdict come first."""
+        verdict = {"accuracy": self.verdict.accuracy, "text": self.verdict.text}
+        plain = asdict(replace(self, pruned=None))
+        return {"ok": self.ok, "problems": self.problems, "verdict": verdict, **plain}
 
 
 def load_for_pruning(

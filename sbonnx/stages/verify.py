@@ -14,6 +14,7 @@ from sbonnx import verify as proof
 from sbonnx.graph.storage.temporary import temporary_folder
 from sbonnx.recipe import Recipe
 from sbonnx.stages.state import PipelineState, PrunedModel, original_of
+from sbonnx.verify.comparison import SLOWER
 from sbonnx.verify.ort_options import VerifyOptions
 
 OLDEST_OPSET: Final = 7
@@ -130,6 +131,12 @@ def _verified(
         refusals=(*report.refusals, *left_float),
         layers=tuple(row.to_dict() for row in profile.worst_first(layers)),
         problems=tuple(problems),
-        notes=(*report.notes, *notes, *below, *judged.notes, *comparison.notes()),
+        notes=(*report.notes, *notes, *below, *judged.notes, *_notes(state, comparison)),
     )
     return replace(state, report=verified, comparison=comparison)
+
+
+def _notes(state: PipelineState, comparison: proof.Comparison) -> tuple[str, ...]:
+    """Return the notes of the comparison. That it is slower in onnxruntime says nothing about another runtime."""
+    own = state.prepared.backend.name == COUNTED
+    return tuple(note for note in comparison.notes() if own or not note.startswith(SLOWER))

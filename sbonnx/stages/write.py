@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +16,9 @@ from sbonnx import export, precision, qdq
 from sbonnx import graph as graphs
 from sbonnx import native as loops
 from sbonnx.backends.tensorrt import calibration_cache
+from sbonnx.backends.tensorrt.backend import TENSORRT
+from sbonnx.backends.tensorrt.profiles import INT4_BITS
+from sbonnx.backends.tensorrt.trtexec import EngineInput, engine_command
 from sbonnx.graph import query
 from sbonnx.graph.storage.output_files import staged
 from sbonnx.graph.storage.temporary import temporary_folder
@@ -164,7 +167,27 @@ def _report(state: PipelineState) -> Report:
         notes=(*state.quantized.info.notes, *solution.notes, *loops.notes()),
         problems=problems,
         pruning=request.model.report.to_dict() if isinstance(request.model, PrunedModel) else {},
+        engine_command=_engine_command(state, solved),
     )
+
+
+def _engine_command(state: PipelineState, solved: Iterable[Site]) -> str:
+    """Return the command that builds an engine from the output file; "" if the runtime has none."""
+    prepared, output = state.prepared, state.request.output
+    if prepared.backend.name != TENSORRT.name or prepared.backend.profile is None or output is None:
+        return ""
+    feed = {} if state.data is None else next(iter(state.data.every), {})
+    inputs = [
+        EngineInput(
+            tensor.name,
+            tuple(size if isinstance(size, int) and size >= 0 else None for size in tensor.shape or ()),
+            np.shape(feed[tensor.name]) if tensor.name in feed else None,
+        )
+        for tensor in state.quantized.inputs
+    ]
+    types = {"fp8" if site.spec.is_fp8 else "int4" if site.spec.bits == INT4_BITS else "int8" for site in solved}
+    strong = prepared.plan.float_type != "fp32"
+    return engine_command(os.fspath(output), prepared.backend.profile, inputs, types=types, strong=strong)
 
 
 def _site_row(site: Site) -> dict[str, Any]:

@@ -9,12 +9,10 @@ from typing import Any, Final
 
 from sbonnx.errors import RecipeError
 from sbonnx.metrics import OutputDifference
+from sbonnx.verdict import COLLAPSED_DB
 from sbonnx.verify.kernel_count import Kernels
 from sbonnx.verify.labelled import Evaluation
 from sbonnx.verify.quality import OutputQuality
-
-COLLAPSED_DB: Final = 3.0
-"""Signal-to-noise ratio in dB below which an output is considered lost."""
 
 GAP_DB: Final = 6.0
 """Gap in dB between calibration samples and hold-out samples above which calibration did not generalize."""

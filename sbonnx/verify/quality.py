@@ -12,6 +12,7 @@ import onnx
 
 from sbonnx.metrics import ratio_db
 from sbonnx.spec import Array
+from sbonnx.verdict import below_line, value_text
 from sbonnx.verify import intervals
 from sbonnx.verify.intervals import Interval
 from sbonnx.verify.natures import Nature, nature_of
@@ -22,8 +23,6 @@ FigureName = Literal["SQNR", "SNR", "agreement", "KL", "relative error", "cosine
 
 UNITS: Final[Mapping[FigureName, str]] = {"SQNR": "dB", "SNR": "dB", "KL": "nats"}
 """Units of figures; the others are shares or ratios."""
-
-LOWER_IS_BETTER: Final = frozenset({"KL", "relative error"})
 
 LINES: Final[Mapping[Nature, Mapping[FigureName, float | None]]] = {
     "classes": {"agreement": 0.75, "KL": 0.1},
@@ -64,20 +63,11 @@ class QualityFigure:
 
         Without an interval (one sample), the value decides.
         """
-        if self.line is None or math.isnan(self.value):
-            return False
-        if self.name in LOWER_IS_BETTER:
-            return self.value > self.line and (self.low > self.line or self.low == -math.inf)
-        return self.value < self.line and (self.high < self.line or self.high == math.inf)
+        return below_line(self.name, self.value, self.low, self.high, self.line)
 
     def text(self) -> str:
         """Format value and interval: ``93.8 % (79.9 to 98.3)``."""
-        share = self.name in ("agreement", "equal values", "same shape")
-        factor, unit = (100, " %") if share else (1, f" {self.unit}" if self.unit else "")
-        digits = ".4f" if self.name == "cosine" else ".3g" if self.unit != "dB" else ".1f"
-        value, low, high = (f"{factor * one:{digits}}" for one in (self.value, self.low, self.high))
-        known = math.isfinite(self.low) and math.isfinite(self.high)
-        return f"{value}{unit} ({low} to {high})" if known else f"{value}{unit}"
+        return value_text(self.name, self.value, self.low, self.high, self.unit)
 
 
 @dataclass(frozen=True)

@@ -247,3 +247,35 @@ def test_compare_with_a_broken_model(place: Path, capsys: pytest.CaptureFixture[
     assert json.loads(out)["ok"] is False
     assert err.startswith("below quality: output 'y' is the constant 0")
     assert len(err.splitlines()) == 1
+
+
+def test_it_ends_with_the_verdict(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*COMMAND]) == 0
+    lines = capsys.readouterr().out.strip().splitlines()
+    assert (lines[-1].startswith("Accuracy kept: ") and lines[-1].endswith(" the size.")) or "smaller" in lines[-1]
+    assert main(["compare", "m.onnx", "q.onnx", "--data", "d.npz"]) == 0
+    assert capsys.readouterr().out.strip().splitlines()[-1].startswith("Accuracy kept: ")
+
+
+def test_the_command_of_an_engine(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file for TensorRT shows no latency and no kernels of onnxruntime, but how to build the engine."""
+    assert main([*COMMAND, "--backend", "tensorrt@10", "--trtexec", "build.sh"]) == 0
+    out = capsys.readouterr().out
+    assert not [line for line in out.splitlines() if line.startswith(("latency ", "integer kernels "))]
+    assert "this CPU" not in out.splitlines()[-2]
+    command = out.strip().splitlines()[-1].removeprefix("next: ")
+    assert command.startswith("trtexec --onnx=q.onnx --saveEngine=q.engine --int8 --fp16 --minShapes=x:1x3x8x8")
+    assert (place / "build.sh").read_text() == f"#!/bin/sh\n{command}\n"
+
+
+def test_a_command_of_an_engine_without_an_engine(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*COMMAND, "--trtexec", "build.sh"]) == 2
+    assert "--trtexec build.sh: onnxruntime builds no engine" in capsys.readouterr().err
+    assert not (place / "q.onnx").exists()
+
+
+def test_below_quality_names_the_next_command(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*COMMAND, "--bits", "w2a2", "--no-advice"]) == 1
+    lines = capsys.readouterr().out.strip().splitlines()
+    assert lines[-2].startswith("Accuracy lost: ")
+    assert lines[-1] == "next: sbonnx profile m.onnx q.onnx --data d.npz"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -121,6 +122,7 @@ OPTIONS: Final = (
     options.MIN_SQNR,
     REPORT,
     options.FORCE,
+    options.VERBOSE,
     *options.COMMON_WITH_PROGRESS,
 )
 
@@ -199,12 +201,21 @@ def _show_report(given: Arguments, report: PruningReport, told: Iterable[str] = 
         ("written by", "read by", "before", "after", "error"),
         [(_few(row["writers"]), _few(row["readers"]), row["before"], row["after"], row["error"]) for row in rows],
     )
-    show_refusals(printer, report.refusals)
-    for note in report.notes:
-        if note not in told:
-            printer.note(note)
+    show_refusals(printer, report.refusals, verbose=given[options.VERBOSE])
+    printer.notes((note for note in report.notes if note not in told), every=given[options.VERBOSE])
     printer.line(f"written: {report.output}")
+    printer.verdict(report.verdict, _following(given, report))
     return code
+
+
+def _following(given: Arguments, report: PruningReport) -> list[str]:
+    """Return the command to run next: the quantization of a pruned network that is good enough."""
+    if not report.verdict.ok or report.output is None or given[options.DATA] is None:
+        return []
+    output = Path(report.output)
+    target = output.with_name(f"{output.stem}.int8{output.suffix}")
+    command = given.other_command("quantize", (options.DATA, *options.FEEDS), [output])
+    return [f"{command} {shlex.join(['-o', str(target)])}"]
 
 
 def _show_dimensions(given: Arguments) -> int:

@@ -30,6 +30,9 @@ JSON: Final = ".json"
 PAGES: Final = (".html", ".htm")
 """File name suffixes of HTML reports."""
 
+TENSORRT: Final = "tensorrt"
+"""Backend whose engines trtexec builds."""
+
 WORST: Final = 5
 """Layers shown in the table; the JSON has all of them."""
 
@@ -66,7 +69,9 @@ OPTIONS: Final = (
     options.NO_VERIFY,
     options.NO_ADVICE,
     options.REPORT,
+    options.TRTEXEC,
     options.FORCE,
+    options.VERBOSE,
     *options.COMMON_WITH_PROGRESS,
 )
 
@@ -78,10 +83,11 @@ def run(given: Arguments) -> int:
     model, output, force = given[options.MODEL], required_output(given[options.OUTPUT]), given[options.FORCE]
     evaluation = evaluation_of(given)
     trt_cache, save_recipe = given[options.TRT_CACHE], given[options.SAVE_RECIPE]
-    recipe, _ = read_recipe(given[options.RECIPE], given[options.BACKEND], given.overrides())
+    recipe, rules = read_recipe(given[options.RECIPE], given[options.BACKEND], given.overrides())
     data = given.required_data() if recipe.mode == "static" else given.data()
     others = [Path(path) for path in (model, output, data, save_recipe, trt_cache) if path is not None]
     check_report(given[options.REPORT], others, force=force)
+    _check_trtexec(given[options.TRTEXEC], rules.name, [*others, given[options.REPORT]], force=force)
     progress = given.progress()
     try:
         report = quantize(
@@ -121,6 +127,33 @@ def check_report(file: Path | None, taken: Sequence[Path], *, force: bool) -> No
         graphs.check_target(file, inputs=taken, force=force)
 
 
+def _check_trtexec(file: Path | None, backend: str, taken: Sequence[Path | None], *, force: bool) -> None:
+    """Check that the file of the command line can be written, before the work begins.
+
+    Raises:
+        OutputError: the backend has no trtexec, or the file cannot be written.
+    """
+    from sbonnx import graph as graphs
+
+    if file is not None:
+        if backend != TENSORRT:
+            raise OutputError(f"--trtexec {file}: {backend} builds no engine: use --backend tensorrt, or leave it out")
+        graphs.check_target(file, inputs=[path for path in taken if path is not None], force=force)
+
+
+def _following(given: Arguments, report: Report) -> list[str]:
+    """Return the commands to run next: the advice, the layers with the largest loss, or the build of an engine."""
+    commands = []
+    if report.advice.get("command"):
+        commands.append(report.advice["command"])
+    elif report.verdict.accuracy in ("lost", "uncertain") and given.values.get(options.DATA):
+        files = (Path(report.model), Path(report.output or ""))
+        commands.append(given.other_command("profile", (options.DATA, *options.FEEDS), files))
+    if report.engine_command and report.verdict.ok:
+        commands.append(report.engine_command)
+    return commands
+
+
 def show_report(given: Arguments, report: Report) -> int:
     """Print the report, write it to the file of ``--report`` if given, and return the exit code."""
     from sbonnx import graph as graphs
@@ -134,6 +167,9 @@ def show_report(given: Arguments, report: Report) -> int:
 
             text = single_page(report.to_dict())
         graphs.write_text(file, text)
+    script = given.values.get(options.TRTEXEC)
+    if script is not None:
+        graphs.write_text(script, f"#!/bin/sh\n{report.engine_command}\n")
     code = printer.problems(report.problems)
     if report.advice:
         printer.advice(report.advice["text"], report.advice["command"])
@@ -148,7 +184,7 @@ def show_report(given: Arguments, report: Report) -> int:
             "pruned": pruned_text(report.pruning),
             "quantized": f"{counts['activations']} activations, {counts['weights']} weights, {counts['biases']} biases",
             "calibrated on": f"{counts['samples']} samples" if counts["samples"] else "no samples: no range was needed",
-            **comparison_facts(metrics, calibrated=bool(counts["samples"])),
+            **comparison_facts(metrics, calibrated=bool(counts["samples"]), backend=report.backend),
         },
     )
     show_outputs(printer, "outputs against float", metrics)
@@ -159,9 +195,10 @@ def show_report(given: Arguments, report: Report) -> int:
         ("node", "tensor", "type", "isolated", "accumulated"),
         [(row["node"], row["tensor"], row["label"], row["alone_db"], row["sqnr_db"]) for row in worst],
     )
-    show_refusals(printer, report.refusals)
+    verbose = bool(given.values.get(options.VERBOSE))
+    show_refusals(printer, report.refusals, verbose=verbose)
     show_search(printer, report.search)
-    for note in report.notes:
-        printer.note(note)
+    printer.notes(report.notes, every=verbose)
     printer.line(f"written: {report.output}")
+    printer.verdict(report.verdict, _following(given, report))
     return code

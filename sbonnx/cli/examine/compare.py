@@ -11,6 +11,7 @@ from sbonnx.cli.evaluation import evaluation_of
 from sbonnx.cli.options import Arguments
 from sbonnx.cli.output.tables import comparison_facts, show_evaluation, show_outputs
 from sbonnx.errors import RecipeError
+from sbonnx.verdict import verdict_of
 
 HELP: Final = "Compare a quantized model with its float model. Error of each output, size, latency, integer kernels."
 
@@ -59,7 +60,9 @@ def run(given: Arguments) -> int:
         advice = {"text": "show which layers lose most", "command": command}
         printer.advice(advice["text"], advice["command"])
     files = {"float": float_model, "quantized": quant_model}
-    printer.value({"ok": not problems, "problems": problems, **files, **metrics, "advice": advice})
+    verdict = verdict_of(metrics, problems=problems)
+    summary = {"accuracy": verdict.accuracy, "text": verdict.text}
+    printer.value({"ok": not problems, "problems": problems, "verdict": summary, **files, **metrics, "advice": advice})
     printer.facts(f"{quant_model} against {float_model}", comparison_facts(metrics))
     show_outputs(printer, "outputs against float", metrics)
     show_evaluation(printer, metrics)
@@ -67,6 +70,7 @@ def run(given: Arguments) -> int:
     printer.table(
         "in float between Q/DQ pairs", ("node", "op", "why"), [(node.node, node.op, node.why) for node in left]
     )
+    printer.verdict(verdict, [advice["command"]] if advice else [])
     return code
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final, final
 
 from sbonnx.cli.output.error_lines import BELOW_QUALITY, DONE
 from sbonnx.terminal import LINE_LENGTH, escaped, json_escaped, one_line
+from sbonnx.verdict import Verdict, group_notes
 
 NUMBER: Final = re.compile(r"[-+]?(\d[\d.,]*(e[-+]?\d+)?|inf|nan)( (%|[kMGT]?B))?")
 """A number, optionally with a unit: ``0.99``, ``-inf``, ``74.3 kB``, ``99.1 %``."""
@@ -102,6 +103,18 @@ class Printer:
     def note(self, text: str) -> None:
         """Print one line with a note about the result."""
         self.line(one_line(f"note: {text}", LINE_LENGTH))
+
+    def notes(self, notes: Iterable[str], *, every: bool = False) -> None:
+        """Print one line for each kind of note, or `every` note. Kinds differ in more than names and numbers."""
+        texts = list(notes) if every else [group.line for group in group_notes(notes)]
+        for text in texts:
+            self.note(text)
+
+    def verdict(self, verdict: Verdict, following: Sequence[str] = ()) -> None:
+        """Print the sentence about the result, then the next commands, complete: the end of the output."""
+        self.line(one_line(verdict.text, LINE_LENGTH))
+        for command in following:
+            self.line(f"next: {command}")
 
     def text(self, text: str) -> None:
         if self.tables:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from sbonnx.cli.output.printer import Printer
+from sbonnx.verdict import ON_CPU
 
 if TYPE_CHECKING:
     from sbonnx.report import Refusal
@@ -126,9 +127,16 @@ def bar(share: float, width: int = BAR_WIDTH) -> str:
     return "█" * whole + (EIGHTHS[part] if part else "")
 
 
-def show_refusals(printer: Printer, refusals: Iterable[Refusal]) -> None:
-    """Show one line per reason, the most frequent first: how often, what was not done, why, the first place."""
+def show_refusals(printer: Printer, refusals: Iterable[Refusal], *, verbose: bool = False) -> None:
+    """Show one line per reason, the most frequent first: how often, what was not done, why, the first place.
+
+    Args:
+        verbose: show each place.
+    """
     every = list(refusals)
+    if verbose:
+        printer.table("not done", ("what", "why", "at"), [(one.what, one.why, one.where) for one in every])
+        return
     counts = Counter((refusal.what, refusal.why) for refusal in every)
     first = {(refusal.what, refusal.why): refusal.where for refusal in reversed(every)}
     printer.table(
@@ -138,11 +146,12 @@ def show_refusals(printer: Printer, refusals: Iterable[Refusal]) -> None:
     )
 
 
-def comparison_facts(metrics: dict[str, Any], *, calibrated: bool = False) -> dict[str, object]:
+def comparison_facts(metrics: dict[str, Any], *, calibrated: bool = False, backend: str = ON_CPU) -> dict[str, object]:
     """Format size, latency, kernels and samples of a comparison as table rows.
 
     Args:
         calibrated: the model was calibrated on the compared feeds, unless samples were held out.
+        backend: runtime of the file. Latency and kernels are shown if they are its own, those of onnxruntime.
     """
     from sbonnx.progress import size_text
 
@@ -152,11 +161,11 @@ def comparison_facts(metrics: dict[str, Any], *, calibrated: bool = False) -> di
     if metrics["size_ratio"] is not None:
         before, after = size_text(metrics["bytes_float"]), size_text(metrics["bytes_quantized"])
         facts["size"] = f"{before} -> {after} ({metrics['size_ratio']:.2f} of float)"
-    if metrics["latency_ratio"] is not None:
+    if metrics["latency_ratio"] is not None and backend == ON_CPU:
         times = f"{metrics['median_ms_float']:.3g} ms -> {metrics['median_ms_quantized']:.3g} ms"
         best = f"best {metrics['ms_float']:.3g} -> {metrics['ms_quantized']:.3g}"
         facts["latency"] = f"{times} ({metrics['latency_ratio']:.2f} of float, side by side; {best})"
-    facts["integer kernels"] = _kernels(metrics["kernels"])
+    facts["integer kernels"] = _kernels(metrics["kernels"]) if backend == ON_CPU else None
     facts["optimisation levels"] = _levels(metrics)
     facts["compared on"] = _compared(metrics, calibrated)
     return facts
