@@ -85,8 +85,7 @@ class Report:
     @property
     def verdict(self) -> Verdict:
         """Accuracy, speed and size against float in one sentence."""
-        evaluation = self.metrics.get("evaluation")
-        return verdict_of(self.metrics, problems=self.problems, backend=self.backend, evaluation=evaluation)
+        return verdict_of(self.metrics, problems=self.problems, backend=self.backend)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for ``json.dumps``; problems and the verdict come first."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -77,6 +78,12 @@ def _without_middle(text: str, length: int) -> str:
     return f"{text[:head]}{ELLIPSIS}{text[-tail:]}"
 
 
+def relative_paths(text: str) -> str:
+    """Shorten the paths in a text that are below the working folder to relative ones."""
+    folder = os.getcwd().rstrip(os.sep) + os.sep
+    return text if folder == os.sep else re.sub(rf"(?<![\w./\\-]){re.escape(folder)}(?=[^\s/\\])", "", text)
+
+
 def json_values(value: Any) -> Any:
     """Convert a value to JSON types; non-finite numbers become the strings "inf", "-inf" or "nan"."""
     if value is None or isinstance(value, (str, bool, int)):
@@ -103,4 +110,4 @@ def map_strings(change: Callable[[str], str], value: Any) -> Any:
     return value
 
 
-__all__ = ["LINE_LENGTH", "escaped", "json_escaped", "json_values", "map_strings", "one_line"]
+__all__ = ["LINE_LENGTH", "escaped", "json_escaped", "json_values", "map_strings", "one_line", "relative_paths"]

@@ -61,7 +61,6 @@ def verdict_of(
     *,
     problems: Sequence[str] = (),
     backend: str = ON_CPU,
-    evaluation: Mapping[str, Any] | None = None,
 ) -> Verdict:
     """Summarize a comparison with float.
 
@@ -72,9 +71,8 @@ def verdict_of(
         metrics: `sbonnx.verify.Comparison.to_dict`, also after a round trip through JSON; empty: nothing was compared.
         problems: sentences of the report about what is unusable or misses a limit.
         backend: runtime of the file. The latency in onnxruntime says nothing about another one.
-        evaluation: `sbonnx.verify.labelled.Evaluation.to_dict` of float and quantized model.
     """
-    accuracy, text = _accuracy(metrics, problems, evaluation)
+    accuracy, text = _accuracy(metrics, problems)
     clauses = [text]
     if problems and accuracy in ("kept", "unknown"):
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
@@ -83,13 +81,12 @@ def verdict_of(
     return Verdict(accuracy, tuple(clauses), not problems and accuracy != "lost")
 
 
-def _accuracy(
-    metrics: Mapping[str, Any], problems: Sequence[str], evaluation: Mapping[str, Any] | None
-) -> tuple[Accuracy, str]:
+def _accuracy(metrics: Mapping[str, Any], problems: Sequence[str]) -> tuple[Accuracy, str]:
     rows = [row for row in metrics.get("quality") or () if row.get("figures")]
     judged = [(row, figure) for row in rows for figure in row["figures"]]
     below = [pair for pair in judged if _is_below(pair[1])]
     unusable = _unusable(metrics)
+    evaluation = metrics.get("evaluation")
     if evaluation and len(evaluation.get("rows") or ()) > 1:
         state: Accuracy = "lost" if below or unusable else "uncertain" if _is_close(judged) else "kept"
         return state, f"Accuracy: {_evaluated(evaluation)}"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import unicodedata
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbonnx.terminal import LINE_LENGTH, escaped, json_escaped, one_line
+from sbonnx.terminal import LINE_LENGTH, escaped, json_escaped, one_line, relative_paths
 
 TEXTS = st.text(st.characters(codec=None, exclude_categories=()), max_size=60)
 """Any code points, halves of surrogate pairs too."""
@@ -56,3 +58,13 @@ def test_ordinary_text_stays() -> None:
     text = "größer 层 שלום مرحبا 🙂 a\\b [red] 'layer/1'"
     assert escaped(text) == one_line(text) == text
     assert escaped("a\nb\x9bc\u202ed\U000e0041", keep="\n") == "a\nb\\x9bc\\u202ed\\U000e0041"
+
+
+def test_paths_below_the_working_folder_are_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    here = os.getcwd()
+    assert relative_paths(f"'{here}/a/m.onnx' and {here}/b: {here}x/c, /other{here}/d, {here}") == (
+        f"'a/m.onnx' and b: {here}x/c, /other{here}/d, {here}"
+    )
+    monkeypatch.chdir("/")
+    assert relative_paths("/a/b") == "/a/b"

@@ -93,7 +93,7 @@ def test_labels_come_first() -> None:
         },
     ]
     evaluation = {"metric": "top1", "unit": "", "share": True, "samples": 500, "rows": rows}
-    found = verdict_of(metrics(("y", [SQNR])), evaluation=evaluation)
+    found = verdict_of(metrics(("y", [SQNR]), evaluation=evaluation))
     assert found.text == (
         "Accuracy: top1 0.9120 -> 0.9000, difference -0.0120 (-0.0200 to -0.0040) on 500 labelled samples."
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Protocol, final
 
@@ -13,7 +14,7 @@ from sbonnx.batch.digests import Digests
 from sbonnx.batch.engine import LocalEngine
 from sbonnx.batch.jobs.job import FINE, BatchReport, Job, JobResult, Outcome, Places, Step, Watch, encodable
 from sbonnx.batch.jobs.plan import BatchRequest, Todo, todo, wish
-from sbonnx.batch.outcomes import now
+from sbonnx.batch.outcomes import Intact, now
 from sbonnx.batch.process.cleanup import prune, remove, sweep, unmake, used
 from sbonnx.batch.process.starting import claim_socket_folder
 from sbonnx.batch.process.step_main import Publish, own_publish
@@ -140,7 +141,32 @@ def look(wished: BatchRequest, *, force: bool = False) -> Todo:
     settled: dict[str, Outcome] = {}
     if wished.places.database.is_file() and not force:
         settled = peek(wished.places, wished.steps)
-    return todo(wished, settled, past(wished.places))
+    before = past(wished.places)
+    left = todo(wished, settled, before, () if force else only_judged(wished, settled))
+    return replace(left, seconds=estimates(left.steps, left.seconds))
+
+
+def only_judged(wished: BatchRequest, settled: Mapping[str, Outcome]) -> tuple[Step, ...]:
+    """Return the steps with intact files of which only the acceptance thresholds changed.
+
+    Metrics are code of the user, which runs in a process of its own: such steps are not among them.
+    """
+    intact = Intact(wished.places)
+    open_steps = (step for step in wished.steps if step.kind == "quantize" and step.key not in settled)
+    own = (step for step in open_steps if step.work != step.key and step.jobs[0].accept.metric is None)
+    return tuple(step for step in own if intact.files(step.work, step.work) is not None)
+
+
+def estimates(steps: Sequence[Step], known: Mapping[str, float]) -> dict[str, float]:
+    """Return the expected seconds of steps: of the last run, or else by the size of the model.
+
+    The throughput is the median of the steps that ran before; without any, steps that never ran have no estimate.
+    """
+    guesses = {step.key: seconds for step in steps if (seconds := guess(step)) is not None}
+    rates = sorted(known[key] / guesses[key] for key in known if key in guesses)
+    if not rates:
+        return dict(known)
+    return {key: known.get(key, seconds * rates[len(rates) // 2]) for key, seconds in guesses.items()} | dict(known)
 
 
 def write_reports(report: BatchReport, places: Places) -> None:
@@ -223,16 +249,17 @@ def _left(wished: BatchRequest, state: State, publish: Publish | None, *, force:
             for key in {step.key, step.work}:
                 used(places.made(key))
     digests.save()
-    return todo(wished, settled, past(places))
+    return todo(wished, settled, past(places), () if force else only_judged(wished, settled))
 
 
 def _run(engine: Engine, wished: BatchRequest, left: Todo, recorder: Recorder) -> dict[str, Outcome]:
     """Run the remaining steps; always closes the watch."""
     settled = {step.key: left.settled[step.key] for step in wished.steps if step.key in left.settled}
-    known = {step.key for step in left.steps} | settled.keys()
+    known = {step.key for step in (*left.steps, *left.judged)} | settled.keys()
     recorder.begin([step for step in wished.steps if step.key in known], settled)
     try:
-        return engine.run(left.steps, wished.places, recorder) if left.steps else {}
+        judged = {step.key: _judge(step, wished.places, recorder) for step in left.judged}
+        return judged | (engine.run(left.steps, wished.places, recorder) if left.steps else {})
     except KeyboardInterrupt as error:
         fine = recorder.finished | {key for key, outcome in settled.items() if outcome.status in FINE}
         done = sum(len(step.jobs) for step in wished.steps if step.kind == "quantize" and step.key in fine)
@@ -241,6 +268,16 @@ def _run(engine: Engine, wished: BatchRequest, left: Todo, recorder: Recorder) -
         ) from error
     finally:
         recorder.close()
+
+
+def _judge(step: Step, places: Places, watch: Watch) -> Outcome:
+    """Check the acceptance of a step with intact files, in this process."""
+    from sbonnx.batch.work import run_step
+
+    watch.started(step, 1, "this process")
+    outcome = run_step(step, places, lambda stage, done=0, total=None: None)
+    watch.ended(step, outcome, again=False)
+    return outcome
 
 
 def _report(wished: BatchRequest, left: Todo, outcomes: Mapping[str, Outcome], began: str) -> BatchReport:

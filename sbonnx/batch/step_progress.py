@@ -11,7 +11,7 @@ from typing import IO, Any, Final, final
 
 from sbonnx.batch.jobs.job import FINE, Outcome, Step, Tell, Watch
 from sbonnx.progress import Progress, size_text
-from sbonnx.terminal import LINE_LENGTH, escaped, json_escaped, one_line
+from sbonnx.terminal import LINE_LENGTH, escaped, json_escaped, one_line, relative_paths
 
 LINE_EVERY: Final = 60.0
 """Maximum seconds without output before the running steps are printed."""
@@ -128,7 +128,7 @@ def ending(step: Step, outcome: Outcome, *, again: bool) -> str:
     name = step.title if step.title.startswith(step.kind) else f"{step.kind} {step.title}"
     text = f"{name}: {outcome.status}" + (f" ({figures})" if figures else "")
     if outcome.reason:
-        text += f": {outcome.reason}"
+        text += f": {relative_paths(outcome.reason)}"
     return one_line(f"{text}; it will be retried" if again else text, LINE_LENGTH)
 
 

@@ -145,7 +145,6 @@ def network_of(
             metrics,
             problems=[text(one) for one in _all(report, "problems")],
             backend=text(report.get("backend")),
-            evaluation=metrics.get("evaluation"),
         ),
         following=formatting.address((report.get("advice") or {}).get("command") or report.get("engine_command")),
         notes=tuple(

@@ -362,8 +362,14 @@ def _moment(value: object) -> str:
     return text(value) if when is None else f"{when:%Y-%m-%d %H:%M:%S} UTC"
 
 
-def _between(start: object, end: object) -> str:
+def elapsed(start: object, end: object) -> float | None:
+    """Return the seconds between two timestamps; None if one is missing or only one has a time zone."""
     began, ended = _when(start), _when(end)
     if began is None or ended is None or (began.tzinfo is None) != (ended.tzinfo is None):
-        return ""
-    return formatting.seconds((ended - began).total_seconds())
+        return None
+    return (ended - began).total_seconds()
+
+
+def _between(start: object, end: object) -> str:
+    seconds = elapsed(start, end)
+    return "" if seconds is None else formatting.seconds(seconds)

@@ -117,7 +117,7 @@ class PruningReport:
     @property
     def verdict(self) -> Verdict:
         """Accuracy, speed and size against the original in one sentence."""
-        return verdict_of(self.metrics, problems=self.problems, evaluation=self.metrics.get("evaluation"))
+        return verdict_of(self.metrics, problems=self.problems)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for ``json.dumps``; problems and the verdict come first."""

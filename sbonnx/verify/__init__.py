@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from sbonnx.verify.comparison import COLLAPSED_DB, Comparison, LevelDifference, Limits
+from sbonnx.verdict import COLLAPSED_DB
+from sbonnx.verify.comparison import Comparison, LevelDifference, Limits
 from sbonnx.verify.file_check import Depth, check, compare
 from sbonnx.verify.kernel_count import FloatOp, Kernels
 from sbonnx.verify.labelled import Evaluation, EvaluationData, LabelledLoss, check_labels, evaluate

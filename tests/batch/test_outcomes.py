@@ -181,6 +181,24 @@ def test_another_acceptance_quantizes_nothing(metric: Path, place: Path, monkeyp
     assert sorted(runs(report)) == [0, 0, 0, max(runs(report))]
 
 
+def test_thresholds_are_checked_without_a_process(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even the calibration that the files were made with runs again, if its statistics were removed."""
+    first = run(place, own(place, accept=Acceptance(min_sqnr=1.0)))
+    state = place / "out" / ".sbonnx"
+    shutil.rmtree(state / "sketches")
+    (calibration,) = (key for key, title in first.titles.items() if title.startswith("calibrate"))
+    shutil.rmtree(state / "steps" / calibration)
+
+    def start(*args: object, **kwargs: object) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr("sbonnx.batch.engine.LocalEngine.run", start)
+    report = run(place, own(place, accept=Acceptance(min_sqnr=300.0)))
+    assert statuses(report) == {"a": "unaccepted"} and runs(report) == [0]
+    assert len(report.steps) == 1, "no calibration"
+    assert fresh(run(place, own(place, accept=Acceptance(min_sqnr=300.0)))) == {"a": False}
+
+
 def test_force_runs_metrics_of_both_models_again(metric: Path, place: Path) -> None:
     """The metric may depend on files that cannot be found statically."""
     run(place, accepting(place, 5.0))

@@ -52,7 +52,7 @@ def test_tables(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert [(row[0], row[1]) for row in rows] == [("m-onnxruntime", "done"), ("m-tensorrt", "done")]
     assert all(float(row[2]) > 10 for row in rows), "signal to noise"
     assert "2 jobs: 2 done; 2 of them run now" in seen.out
-    assert f"report: {place / 'out' / 'report.html'}" in seen.out
+    assert "report: out/report.html" in seen.out
     lines = seen.err.splitlines()
     assert lines[0] == "3 steps, 0 up to date"
     assert lines[1].startswith("[1/3] calibrate m.onnx: done (")
@@ -139,3 +139,26 @@ def test_invalid_flags(flags: list[str], message: str, place: Path, capfd: pytes
 def test_missing_job_file(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["batch", "none.yaml"]) == 2
     assert "none.yaml" in capfd.readouterr().err
+
+
+def test_a_dry_run_opens_models_and_data(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """What cannot be read is found before the night; nothing is run or written."""
+    (place / "cut.onnx").write_bytes((place / "m.onnx").read_bytes()[:-40])
+    np.savez(place / "wide.npz", x=np.zeros((8, 3, 8, 9, 1), np.float32))
+    jobs = JOBS + "  - {model: cut.onnx}\n  - {model: m.onnx, name: lost, data: gone}\n"
+    jobs += "  - {model: m.onnx, name: wide, data: wide.npz}\n"
+    (place / "jobs.yaml").write_text(jobs.replace("[onnxruntime, tensorrt]", "[onnxruntime]"))
+    assert main(["batch", "jobs.yaml", "--dry-run"]) == 1
+    seen = capfd.readouterr()
+    assert "3 jobs cannot run" in seen.out
+    assert [line.split()[0] for line in seen.out.splitlines() if "cannot run  " in line] == [
+        "cut-onnxruntime",
+        "lost",
+        "wide",
+    ]
+    lines = seen.err.splitlines()
+    assert "cut-onnxruntime: cannot run: 'cut.onnx'" in lines[0]
+    assert "'gone'" in lines[1] and str(place) not in seen.err
+    assert list((place / "out").glob("*.onnx")) == []
+    assert main(["batch", "jobs.yaml", "--dry-run", "--json", "--only", "m-*"]) == 0
+    assert json.loads(capfd.readouterr().out)["faults"] == {}

@@ -41,11 +41,13 @@ class Todo:
         steps: steps to run, each after its dependencies.
         settled: outcomes, by key, of steps that need not run.
         seconds: expected duration of `steps`, by key, if a step with the same title ran before.
+        judged: steps whose files exist: only their acceptance thresholds changed, which takes no process.
     """
 
     steps: tuple[Step, ...]
     settled: Mapping[str, Outcome]
     seconds: Mapping[str, float] = field(default_factory=dict)
+    judged: tuple[Step, ...] = ()
 
     def wall(self, workers: int) -> float | None:
         """Estimate the wall time on `workers`. A step without an estimate counts as the mean of its kind.
@@ -102,20 +104,27 @@ def wish(
     return BatchRequest(title, places, found, chosen, _needed(steps_of(found, places.state), chosen))
 
 
-def todo(wished: BatchRequest, settled: Mapping[str, Outcome], past: Mapping[tuple[str, str], float]) -> Todo:
+def todo(
+    wished: BatchRequest,
+    settled: Mapping[str, Outcome],
+    past: Mapping[tuple[str, str], float],
+    judged: Sequence[Step] = (),
+) -> Todo:
     """Determine the remaining steps. Calibration steps are dropped if no remaining step needs them.
 
     Args:
         settled: outcomes of steps that need not run, by key.
         past: seconds by kind and title, see `state.past`.
+        judged: steps of which only the acceptance is to be checked.
     """
-    left = [step for step in wished.steps if step.kind == "quantize" and step.key not in settled]
+    fine = {*settled, *(step.key for step in judged)}
+    left = [step for step in wished.steps if step.kind == "quantize" and step.key not in fine]
     read = {need for step in left for need in step.after}
     steps = tuple(
-        step for step in wished.steps if step.key not in settled and (step.kind == "quantize" or step.key in read)
+        step for step in wished.steps if step.key not in fine and (step.kind == "quantize" or step.key in read)
     )
     seconds = {step.key: past[step.kind, step.title] for step in steps if (step.kind, step.title) in past}
-    return Todo(steps, settled, seconds)
+    return Todo(steps, settled, seconds, tuple(judged))
 
 
 def _needed(steps: Sequence[Step], chosen: Sequence[Job]) -> tuple[Step, ...]:

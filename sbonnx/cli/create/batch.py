@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sbonnx.cli import options
 from sbonnx.cli.options import Arguments
-from sbonnx.cli.output.error_lines import DONE
+from sbonnx.cli.output.error_lines import BELOW_QUALITY, DONE
 from sbonnx.cli.output.printer import Printer
-from sbonnx.terminal import LINE_LENGTH, one_line
+from sbonnx.terminal import LINE_LENGTH, one_line, relative_paths
 
 if TYPE_CHECKING:
     from sbonnx.batch.jobs.job import JobResult
@@ -29,7 +29,10 @@ WORKERS: Final = options.option(
     "--workers N", int, "Number of parallel jobs; default: one for every two processors, at least two."
 )
 ONLY: Final = options.option("--only GLOB", str, "Run only the jobs whose names match.")
-DRY_RUN: Final = options.switch("--dry-run", "Show the jobs, which of them are up to date, and the expected time.")
+DRY_RUN: Final = options.switch(
+    "--dry-run",
+    "Open models and first samples, run nothing: show what is up to date, what cannot run, and the expected time.",
+)
 FORCE: Final = options.switch("--force", "Repeat finished jobs.")
 SCHEDULER: Final = options.option("--scheduler ADDRESS", str, "Run on the workers of this Dask scheduler.")
 
@@ -52,7 +55,7 @@ def run(given: Arguments) -> int:
     for row in report.rows:
         # failures of this run were printed by the watch; with --json-progress stderr carries only JSON lines
         if row.outcome.status != "done" and (quiet or row.up_to_date) and not json_progress:
-            line = f"{row.job.name}: {row.outcome.status}: {row.outcome.reason}"
+            line = f"{row.job.name}: {row.outcome.status}: {relative_paths(row.outcome.reason)}"
             print(one_line(line, LINE_LENGTH), file=sys.stderr)
     printer.value(plain(report))
     printer.table(f"{report.title}", COLUMNS, [_row(row) for row in report.rows])
@@ -61,17 +64,20 @@ def run(given: Arguments) -> int:
     printer.line(f"{len(report.rows)} jobs: {ends}; {sum(not row.up_to_date for row in report.rows)} of them run now")
     commands = sum(bool(row.advice) for row in report.rows)
     tries = f", with commands to try for {commands} of them" if commands else ""
-    printer.line(f"report: {wished.places.output / 'report.html'}{tries}")
+    printer.line(f"report: {relative_paths(str(wished.places.output / 'report.html'))}{tries}")
     return report.exit_code
 
 
 def _preview(printer: Printer, wished: BatchRequest, workers: int | None, *, force: bool) -> int:
     from sbonnx.batch.api import look
     from sbonnx.batch.engine import default_workers
+    from sbonnx.batch.preview import faults_of
     from sbonnx.batch.step_progress import clock
 
     left = look(wished, force=force)
-    run = {step.key for step in left.steps}
+    run, judged = {step.key for step in left.steps}, {step.key for step in left.judged}
+    waiting = [job for step in left.steps if step.kind == "quantize" for job in step.jobs]
+    faults = {name: relative_paths(text) for name, text in faults_of(waiting, wished.places.state).items()}
     rows = []
     for step in wished.steps:
         if step.kind == "calibrate":
@@ -79,8 +85,15 @@ def _preview(printer: Printer, wished: BatchRequest, workers: int | None, *, for
                 rows.append((step.title, f"for {len(step.jobs)} jobs", "to be run", left.seconds.get(step.key), ""))
             continue
         for job in step.jobs:
-            state = "to be run" if step.key in run else f"up to date ({left.settled[step.key].status})"
-            rows.append((job.name, job.backend, state, left.seconds.get(step.key), job.output))
+            if job.name in faults:
+                state = "cannot run"
+            elif step.key in run:
+                state = "to be run"
+            elif step.key in judged:
+                state = "acceptance to be checked"
+            else:
+                state = f"up to date ({left.settled[step.key].status})"
+            rows.append((job.name, job.backend, state, left.seconds.get(step.key), relative_paths(job.output)))
     wall = left.wall(default_workers() if workers is None else workers)
     steps = [
         {
@@ -88,7 +101,7 @@ def _preview(printer: Printer, wished: BatchRequest, workers: int | None, *, for
             "kind": step.kind,
             "title": step.title,
             "jobs": [job.name for job in step.jobs],
-            "to_be_run": step.key in run,
+            "to_be_run": step.key in run or step.key in judged,
             "seconds": left.seconds.get(step.key),
         }
         for step in wished.steps
@@ -97,12 +110,15 @@ def _preview(printer: Printer, wished: BatchRequest, workers: int | None, *, for
     jobs = [
         {"name": job.name, "model": job.model, "backend": job.backend, "output": job.output} for job in wished.chosen
     ]
-    printer.value({"title": wished.title, "jobs": jobs, "steps": steps, "seconds": wall})
-    columns = ("job", "for", "state", "seconds last time", "output")
+    printer.value({"title": wished.title, "jobs": jobs, "steps": steps, "seconds": wall, "faults": faults})
+    for name, reason in faults.items():
+        print(one_line(f"{name}: cannot run: {reason}", LINE_LENGTH), file=sys.stderr)
+    columns = ("job", "for", "state", "seconds, about", "output")
     printer.table(f"{wished.title}: {len(wished.chosen)} jobs", columns, rows)
     took = "" if wall is None else f", about {clock(wall)} judging by earlier runs"
-    printer.line(f"{len(run)} steps to be run{took}")
-    return DONE
+    cannot = f", {len(faults)} jobs cannot run" if faults else ""
+    printer.line(f"{len(run) + len(judged)} steps to be run{took}{cannot}")
+    return BELOW_QUALITY if faults else DONE
 
 
 def _row(row: JobResult) -> tuple[object, ...]:
@@ -119,5 +135,5 @@ def _row(row: JobResult) -> tuple[object, ...]:
         min(signals, default=None),
         size_text(size) if isinstance(size, int) else None,
         None if row.up_to_date else round(row.outcome.seconds, 1),
-        shorten(row.outcome.reason, REASON_WIDTH, placeholder=" …"),
+        shorten(relative_paths(row.outcome.reason), REASON_WIDTH, placeholder=" …"),
     )

@@ -1,0 +1,56 @@
+"""Reads what a dry run would use: models, recipes, and the first sample of the data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from sbonnx.batch.jobs.job import Job
+from sbonnx.batch.jobs.steps import recipe_of
+from sbonnx.batch.redaction import Redactor, reveal_job
+from sbonnx.batch.remote import localized
+from sbonnx.errors import SbonnxError
+
+
+def faults_of(jobs: Iterable[Job], state: Path) -> dict[str, str]:
+    """Return the reasons, by name, of the jobs that cannot run: their recipe, model or data cannot be read.
+
+    Each model is opened once, with its weights left on disk, and of each data set the first sample is read and checked
+    against the inputs of the model. Nothing is run.
+
+    Args:
+        state: state folder of the batch, for downloads of URLs.
+    """
+    seen: dict[tuple[str, str | None, int | None], str] = {}
+    faults: dict[str, str] = {}
+    for job in jobs:
+        key = (job.model, job.data, job.split)
+        if key not in seen:
+            seen[key] = _read_fault(job, state)
+        reason = _recipe_fault(job, state) or seen[key]
+        if reason:
+            faults[job.name] = Redactor.of([job]).text(reason)
+    return faults
+
+
+def _read_fault(job: Job, state: Path) -> str:
+    """Return the reason why the model or the first sample cannot be read; "" if both can."""
+    from sbonnx import graph as graphs
+    from sbonnx.calib.data import dataset as datasets
+
+    try:
+        real = localized(reveal_job(job), state / "remote")
+        graph = graphs.load(real.model)
+        if real.data is not None:
+            next(iter(datasets.read(real.data, graph, split=real.split, limit=1)))
+    except SbonnxError as error:
+        return str(error)
+    return ""
+
+
+def _recipe_fault(job: Job, state: Path) -> str:
+    try:
+        recipe_of(reveal_job(job), state)
+    except SbonnxError as error:
+        return str(error)
+    return ""
