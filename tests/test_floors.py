@@ -33,9 +33,9 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset(
         {"backends", "channels", "patterns", "calib.storage", "calib.sketches", "torchnet", "metrics", "mermaid"}
     ),
-    frozenset({"linear"}),
-    frozenset({"graph", "html_report", "report", "calib", "options"}),
-    frozenset({"spec", "runtime", "progress", "python_files", "verdict"}),
+    frozenset({"linear", "html_report"}),
+    frozenset({"graph", "report", "calib", "options"}),
+    frozenset({"spec", "runtime", "progress", "python_files"}),
     frozenset({"errors", "version", "isolation", "input_files", "terminal", "cpu", "assets", "ops", "native"}),
 )
 FLOOR_OF = {unit: len(FLOORS) - 1 - depth for depth, units in enumerate(FLOORS) for unit in units}

@@ -11,7 +11,7 @@ from typing import Any, Final
 from sbonnx.html_report import formatting
 from sbonnx.html_report.formatting import number, text
 from sbonnx.html_report.layer_views import Layers, layers_of
-from sbonnx.verdict import ON_CPU, Verdict, group_notes, verdict_of
+from sbonnx.report.verdict import ON_CPU, Verdict, group_notes, verdict_of
 
 PLACES: Final = 1500
 """Maximum number of node names listed for all refusals, and for all patterns; the rest are counted."""

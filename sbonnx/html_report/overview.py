@@ -12,7 +12,7 @@ from typing import Any, Final
 from sbonnx.html_report import formatting
 from sbonnx.html_report.formatting import number, text
 from sbonnx.html_report.network import Network, bits_of, least, network_of
-from sbonnx.verdict import ON_CPU
+from sbonnx.report.verdict import ON_CPU
 
 STATUSES: Final = {
     "done": "good",

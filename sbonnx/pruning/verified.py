@@ -34,7 +34,7 @@ from sbonnx.pruning.prune import Pruned, measure_graph, prune_graph
 from sbonnx.pruning.settings import Pruning, pruning_of
 from sbonnx.recipe import Recipe, names
 from sbonnx.report import Refusal
-from sbonnx.verdict import Verdict, verdict_of
+from sbonnx.report.verdict import Verdict, verdict_of
 from sbonnx.verify.comparison import NOTICEABLE, SLOWER, Comparison
 
 HELD_OUT: Final = 0.1

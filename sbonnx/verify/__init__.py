@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sbonnx.verdict import COLLAPSED_DB
+from sbonnx.report.verdict import COLLAPSED_DB
 from sbonnx.verify.comparison import Comparison, LevelDifference, Limits
 from sbonnx.verify.file_check import Depth, check, compare
 from sbonnx.verify.kernel_count import FloatOp, Kernels

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from sbonnx.errors import RecipeError
 from sbonnx.metrics import OutputDifference
-from sbonnx.verdict import COLLAPSED_DB
+from sbonnx.report.verdict import COLLAPSED_DB
 from sbonnx.verify.kernel_count import Kernels
 from sbonnx.verify.labelled import Evaluation
 from sbonnx.verify.quality import OutputQuality

@@ -11,8 +11,8 @@ import numpy as np
 import onnx
 
 from sbonnx.metrics import ratio_db
+from sbonnx.report.verdict import below_line, value_text
 from sbonnx.spec import Array
-from sbonnx.verdict import below_line, value_text
 from sbonnx.verify import intervals
 from sbonnx.verify.intervals import Interval
 from sbonnx.verify.natures import Nature, nature_of

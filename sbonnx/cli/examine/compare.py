@@ -11,7 +11,6 @@ from sbonnx.cli.evaluation import evaluation_of
 from sbonnx.cli.options import Arguments
 from sbonnx.cli.output.tables import comparison_facts, show_evaluation, show_outputs
 from sbonnx.errors import RecipeError
-from sbonnx.verdict import verdict_of
 
 HELP: Final = "Compare a quantized model with its float model. Error of each output, size, latency, integer kernels."
 
@@ -35,6 +34,7 @@ def run(given: Arguments) -> int:
     from sbonnx import graph as graphs
     from sbonnx import verify
     from sbonnx.calib.data import dataset as datasets
+    from sbonnx.report import verdict_of
 
     printer, float_model, quant_model = given.printer(), given[FLOAT], given[QUANT]
     rows = {row.key.removeprefix("VERIFY."): row for row in options.LIMITS}

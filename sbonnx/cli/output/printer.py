@@ -9,11 +9,13 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 from sbonnx.cli.output.error_lines import BELOW_QUALITY, DONE
 from sbonnx.terminal import LINE_LENGTH, escaped, json_escaped, one_line
-from sbonnx.verdict import Verdict, group_notes
+
+if TYPE_CHECKING:
+    from sbonnx.report.verdict import Verdict
 
 NUMBER: Final = re.compile(r"[-+]?(\d[\d.,]*(e[-+]?\d+)?|inf|nan)( (%|[kMGT]?B))?")
 """A number, optionally with a unit: ``0.99``, ``-inf``, ``74.3 kB``, ``99.1 %``."""
@@ -106,6 +108,8 @@ class Printer:
 
     def notes(self, notes: Iterable[str], *, every: bool = False) -> None:
         """Print one line for each kind of note, or `every` note. Kinds differ in more than names and numbers."""
+        from sbonnx.report.verdict import group_notes
+
         texts = list(notes) if every else [group.line for group in group_notes(notes)]
         for text in texts:
             self.note(text)

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from sbonnx.cli.output.printer import Printer
-from sbonnx.verdict import ON_CPU
 
 if TYPE_CHECKING:
     from sbonnx.report import Refusal
@@ -146,7 +145,9 @@ def show_refusals(printer: Printer, refusals: Iterable[Refusal], *, verbose: boo
     )
 
 
-def comparison_facts(metrics: dict[str, Any], *, calibrated: bool = False, backend: str = ON_CPU) -> dict[str, object]:
+def comparison_facts(
+    metrics: dict[str, Any], *, calibrated: bool = False, backend: str = "onnxruntime"
+) -> dict[str, object]:
     """Format size, latency, kernels and samples of a comparison as table rows.
 
     Args:
@@ -154,6 +155,7 @@ def comparison_facts(metrics: dict[str, Any], *, calibrated: bool = False, backe
         backend: runtime of the file. Latency and kernels are shown if they are its own, those of onnxruntime.
     """
     from sbonnx.progress import size_text
+    from sbonnx.report.verdict import ON_CPU
 
     if not metrics:
         return {}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sbonnx.verdict import group_notes, verdict_of
+from sbonnx.report.verdict import group_notes, verdict_of
 
 
 def figure(name: str, value: float, low: float, high: float, line: float | None = None) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import onnx
 
-from sbonnx.verdict import Verdict, verdict_of
+from sbonnx.report.verdict import Verdict, verdict_of
 
 
 @dataclass(frozen=True)
