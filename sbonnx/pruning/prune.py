@@ -370,7 +370,7 @@ def _by_loss(pruner: _Pruner, measured: _Measured, judged: Dataset) -> tuple[Arr
     settings, cost = pruner.settings, pruner.cost(measured)
     assert settings.max_loss is not None
     kind = "metric" if settings.metric is not None else loss_kind(settings.loss, pruner.graph)
-    judge = LossJudge(pruner.graph, judged, kind, settings.metric, pruner.options.device)
+    judge = LossJudge(pruner.graph, judged, kind, settings.metric, pruner.options.device, settings.labelled)
     whole = cost(np.zeros(len(pruner.found.dimensions), np.int64))
 
     def trial(share: float) -> LossTrial[tuple[Array, _Network]]:

@@ -19,6 +19,7 @@ from sbonnx.recipe import Recipe
 from sbonnx.recipe.defaults import BACKEND
 from sbonnx.recipe.problem import Path, Wrong, key_path, one_of
 from sbonnx.recipe.sections.sparsity import GOALS
+from sbonnx.verify import LabelledLoss
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class Pruning:
             `max_loss` and `ratio` is given; with none, only `layers` are pruned.
         loss: what `max_loss` is of: "auto", "top1" or "relative", see `sbonnx.metrics.loss_kind`.
         metric: loss of one feed, in place of `loss`.
+        labelled: loss in a task metric on labelled data, in place of both.
         multiple: remaining channels of a dimension are a multiple of this in each layer, or all of them; "auto": the
             blocks of the backend's kernels.
         rounds: number of measurements, each on the network that the round before left.
@@ -88,6 +90,7 @@ class Pruning:
     ratio: float | None = None
     loss: str = "auto"
     metric: Metric | None = None
+    labelled: LabelledLoss | None = None
     multiple: int | Literal["auto"] = 1
     rounds: int = 1
     backend: Backend = BACKENDS[BACKEND]

@@ -20,6 +20,7 @@ from sbonnx.calib.data import dataset as datasets
 from sbonnx.calib.data.dataset import Dataset
 from sbonnx.calib.engine.runner import LayerRunner
 from sbonnx.calib.held_out import HeldOutSplit, divide
+from sbonnx.errors import RecipeError
 from sbonnx.graph import Graph
 from sbonnx.graph.edit import sort
 from sbonnx.graph.query import tensors_by_name
@@ -35,6 +36,7 @@ from sbonnx.pruning.settings import Pruning, pruning_of
 from sbonnx.recipe import Recipe, names
 from sbonnx.report import Refusal
 from sbonnx.report.verdict import Verdict, verdict_of
+from sbonnx.verify import EvaluationData
 from sbonnx.verify.comparison import NOTICEABLE, SLOWER, Comparison
 
 HELD_OUT: Final = 0.1
@@ -166,6 +168,7 @@ def prune(  # noqa: PLR0913 - public entry point
     force: bool = False,
     split: int | None = None,
     metric: Metric | None = None,
+    evaluation: EvaluationData | None = None,
     quantized: bool = False,
     progress: Progress | None = None,
     **settings: Any,
@@ -183,6 +186,8 @@ def prune(  # noqa: PLR0913 - public entry point
             (`PruningReport.pruned`).
         split: cut arrays with a long leading axis into batches of this many samples.
         metric: maps the (pruned, float) outputs of one feed, by name, to a loss, which ``max_loss`` then limits.
+        evaluation: labelled data and a metric, which is computed for the original and the pruned model, see
+            ``report.metrics["evaluation"]``; ``max_loss`` then limits the loss in it.
         quantized: the pruned model will be quantized, so that MULTIPLE: auto is for kernels in integers.
         progress: receiver of progress updates.
         settings: recipe keys by keyword. A goal is needed, here or in the recipe: `macs`, `size` or `latency` (share of
@@ -210,7 +215,17 @@ def prune(  # noqa: PLR0913 - public entry point
     options = _options_of(wishes, progress)
     limits = verify.Limits(min_sqnr_db=wishes.verify.min_sqnr_db)
     limits.check_outputs([tensor.name for tensor in graph.outputs])
+    if metric is not None and evaluation is not None:
+        raise RecipeError("max_loss is of one metric: give metric, or evaluation")
+    if evaluation is not None and data is None:
+        raise RecipeError("an evaluation is part of the verification: give calibration data")
+    source = model.SerializeToString() if isinstance(model, onnx.ModelProto) else Path(model)
     chosen_by = pruning_of(wishes, graph, integers=quantized, metric=metric)
+    if evaluation is not None:
+        verify.check_labels(source, evaluation, device=wishes.device)
+        if chosen_by.max_loss is not None:
+            labelled = verify.LabelledLoss(source, evaluation, device=wishes.device)
+            chosen_by = replace(chosen_by, labelled=labelled)
     share = HELD_OUT if chosen_by.max_loss is None else HELD_OUT_FOR_LOSS
     parts = data if data is None or isinstance(data, HeldOutSplit) else _divided(data, graph, wishes, split, share)
     fit, judged = (None, None) if parts is None else (parts.fit, parts.judged)
@@ -218,7 +233,6 @@ def prune(  # noqa: PLR0913 - public entry point
     fuse(done)
     chosen = done.masked if masked else done.graph
     name = str(model) if isinstance(model, (str, os.PathLike)) else "a model in memory"
-    source = model.SerializeToString() if isinstance(model, onnx.ModelProto) else Path(model)
     with ExitStack() as stack:
         if target is None:
             path = Path(stack.enter_context(temporary_folder())) / "pruned.onnx"
@@ -226,6 +240,9 @@ def prune(  # noqa: PLR0913 - public entry point
             path = stack.enter_context(staged(target, graph.info.files, force=force))
         graphs.save(chosen, path)
         found, problems = _verified(source, path, done, parts, options, limits)
+        if found is not None and evaluation is not None:
+            models = {"float": source, "pruned": path}
+            found = replace(found, evaluation=verify.evaluate(models, evaluation, device=wishes.device))
         proto = graphs.read_proto(path) if target is None else None
     asked, reached = _goal(done, chosen_by)
     metrics = {} if found is None else found.to_dict()

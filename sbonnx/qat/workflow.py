@@ -59,6 +59,7 @@ from sbonnx.qat.training.loop import Objective, Settings, Trained
 from sbonnx.recipe.names import BY_WIDTH
 from sbonnx.report import Report
 from sbonnx.stages.state import Prepared, PrunedModel, Request, Source, original_of, read_recipe
+from sbonnx.verify import EvaluationData
 
 COMPARED: Final = 8
 """Number of feeds on which the exported file is compared with the module."""
@@ -312,6 +313,7 @@ def export(
     force: bool = False,
     verify: bool = True,
     split: int | None = None,
+    evaluation: EvaluationData | None = None,
 ) -> Report:
     """Export the trained module to a quantized ONNX file, and verify the file as `sbonnx.quantize` does.
 
@@ -325,16 +327,20 @@ def export(
         force: overwrite an existing file.
         verify: verify the file.
         split: see `sbonnx.quantize`.
+        evaluation: labelled data and a metric, computed for the float and the trained model; see `sbonnx.quantize`.
 
     Raises:
         SbonnxError: a subclass. No partial file is left behind.
     """
+    if evaluation is not None and not verify:
+        raise RecipeError("an evaluation is part of the verification: do not switch it off")
     target, origin, model = Path(path), origin_of(module), source_of(module)
     graphs.check_target(target, inputs=[Path(model)] if isinstance(model, (str, os.PathLike)) else [], force=force)
     prepared, solution = learned(module)
     samples = None if data is None else datasets.read(data, prepared.graph, split=split)
     division = None if samples is None else HeldOutSplit(samples, samples)
     request = Request(model, prepared.recipe, prepared.backend, output=target, force=force, verify=verify)
+    request = replace(request, evaluation=evaluation)
     report = pipeline.write(request, prepared, solution, division)
     if not verify or samples is None:
         return report

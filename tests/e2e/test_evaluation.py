@@ -57,6 +57,26 @@ def test_searches_judge_by_the_metric(tmp_path: Path) -> None:
     assert 2 in bits, "some layers keep 2 bits"
 
 
+def test_pruning_and_training_show_the_metric(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    evaluation = sbonnx.EvaluationData(DATA.eval, "top1", split=90)
+    output = tmp_path / "p.onnx"
+    report = sbonnx.prune(
+        DATA.model, DATA.calib, output=output, split=32, max_loss="3%", evaluation=evaluation, samples=2
+    )
+    row = report.metrics["evaluation"]["rows"][1]
+    assert row["metric"]["value"] == top1(output) and row["model"] == "pruned"
+    assert report.ok and report.macs < 0.9 and row["loss"] <= 0.03
+    assert row["loss"] == pytest.approx(report.reached["max_loss"])
+    pytest.importorskip("torch", reason="torch is not installed")
+    qat = ["qat", str(DATA.model), "--data", str(DATA.calib), "--split", "32", "-o", "t.onnx", "--epochs", "1"]
+    assert main([*qat, *LABELLED, "--samples", "2"]) == 0
+    out = capfd.readouterr().out
+    assert "top1 of 450 labelled samples" in out and f"{top1(tmp_path / 't.onnx'):.4f} (" in out
+
+
 def test_labels_are_checked_before_the_work() -> None:
     with pytest.raises(DataError, match="top1 needs labels"):
         sbonnx.quantize(DATA.model, DATA.calib, evaluation=sbonnx.EvaluationData(DATA.calib, "top1"))

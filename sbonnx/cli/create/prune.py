@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from sbonnx.cli import options
+from sbonnx.cli.evaluation import evaluation_of
 from sbonnx.cli.options import Arguments, CommandOption, required_output
-from sbonnx.cli.output.tables import comparison_facts, percent, show_outputs, show_refusals
+from sbonnx.cli.output.tables import comparison_facts, percent, show_evaluation, show_outputs, show_refusals
 
 if TYPE_CHECKING:
     from sbonnx.pruning.sparsity.choice import SparseChoice
@@ -120,6 +121,7 @@ OPTIONS: Final = (
     *options.FEEDS,
     options.MEMORY,
     options.MIN_SQNR,
+    *options.EVALUATING,
     REPORT,
     options.FORCE,
     options.VERBOSE,
@@ -142,6 +144,7 @@ def run(given: Arguments) -> int:
     told = no_gain(recipe.backend) if recipe.sparse.pattern is not None else []
     for note in told:
         given.printer().note(note)
+    evaluation = evaluation_of(given)
     progress = given.progress()
     try:
         report = prune(
@@ -153,6 +156,7 @@ def run(given: Arguments) -> int:
             force=force,
             split=given[options.SPLIT],
             progress=progress,
+            evaluation=evaluation,
         )
     finally:
         progress.close()
@@ -189,6 +193,7 @@ def _show_report(given: Arguments, report: PruningReport, told: Iterable[str] = 
         error = f"{tuned['before']:.4f} to {tuned['after']:.4f} on hold-out samples"
         printer.line(f"fine-tuned for {tuned['epochs']} epochs: error of the outputs {error}")
     show_outputs(printer, "outputs against the original", report.metrics)
+    show_evaluation(printer, report.metrics)
     if report.sparse:
         printer.table(
             "sparse weights",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sbonnx.cli import options
 from sbonnx.cli.create.quantize import check_report, show_report
+from sbonnx.cli.evaluation import evaluation_of
 from sbonnx.cli.options import Arguments, CommandOption, required_output
 from sbonnx.errors import RecipeError
 
@@ -80,6 +81,7 @@ OPTIONS: Final = (
     options.SET,
     *options.NODES,
     *options.FEEDS,
+    *options.EVALUATING,
     options.NO_VERIFY,
     options.REPORT,
     options.FORCE,
@@ -104,6 +106,7 @@ def _trained(given: Arguments, data: Path | DataPath, output: Path) -> Report:
     from sbonnx import qat
     from sbonnx.qat.training.batches import make_augment
     from sbonnx.stages.state import read_recipe
+    from sbonnx.verify import check_labels
 
     model, split, method, names = given[options.MODEL], given[options.SPLIT], given[METHOD], given[AUGMENT]
     try:
@@ -113,6 +116,9 @@ def _trained(given: Arguments, data: Path | DataPath, output: Path) -> Report:
     augment = None if names is None else make_augment(names)
     overrides = given.overrides(without=[options.DEVICE])
     recipe, _ = read_recipe(given[options.RECIPE], given[options.BACKEND], overrides)
+    evaluation = evaluation_of(given)
+    if evaluation is not None:
+        check_labels(model, evaluation, device=given[options.DEVICE] or "cpu")
     progress = given.progress()
     try:
         module = qat.prepare(
@@ -132,4 +138,5 @@ def _trained(given: Arguments, data: Path | DataPath, output: Path) -> Report:
     finally:
         progress.close()
     verify = not given[options.NO_VERIFY]
-    return qat.export(module, output, data, split=split, force=given[options.FORCE], verify=verify)
+    force = given[options.FORCE]
+    return qat.export(module, output, data, split=split, force=force, verify=verify, evaluation=evaluation)

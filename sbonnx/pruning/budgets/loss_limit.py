@@ -11,6 +11,7 @@ from sbonnx.calib.engine.runner import LayerRunner
 from sbonnx.errors import DataError
 from sbonnx.graph import Graph
 from sbonnx.metrics import LossKind, Metric, OutputDifferences, loss_of
+from sbonnx.verify import LabelledLoss
 
 TRIALS: Final = 6
 """Networks that are refitted and evaluated. The share that remains is then known to 1/64 of its range."""
@@ -26,6 +27,7 @@ class LossJudge:
         graph: the float network.
         data: hold-out samples.
         kind, metric: meaning of the loss, see `sbonnx.metrics.loss_of`.
+        labelled: loss in a task metric on labelled data, in place of both.
         device: see `RunOptions`.
     """
 
@@ -34,6 +36,7 @@ class LossJudge:
     kind: LossKind
     metric: Metric | None = None
     device: str = "cpu"
+    labelled: LabelledLoss | None = None
 
     def loss(self, variant: Graph) -> float:
         """Run both networks and return the loss of the variant.
@@ -42,6 +45,9 @@ class LossJudge:
             DataError: the outputs have no such loss.
         """
         names = tuple(tensor.name for tensor in self.graph.outputs)
+        if self.labelled is not None:
+            with LayerRunner(variant, device=self.device, threads=1, name="the pruned model") as pruned:
+                return self.labelled.of(lambda feed: pruned.run(feed, names), self.graph)
         sums, losses = OutputDifferences(names), []
         with (
             LayerRunner(self.graph, device=self.device, threads=1, name="the float model") as floats,
