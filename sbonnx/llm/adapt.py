@@ -24,11 +24,15 @@ from sbonnx.version import __version__
 
 if TYPE_CHECKING:
     from sbonnx.qat import Adapters, Settings
+    from sbonnx.qat.adapters import Mode
 
 
-Form = Literal["branches", "inputs"]
+Form = Literal["branches", "merged", "inputs"]
 
 FORMS: Final[tuple[str, ...]] = get_args(Form)
+
+MODES: Final[dict[str, Mode]] = {"branches": "outside", "merged": "inside", "inputs": "outside"}
+"""Mode of `sbonnx.qat.Adapters` by form."""
 
 
 @dataclass(frozen=True)
@@ -74,16 +78,17 @@ def adapt(  # noqa: PLR0913 - public entry point
 ) -> AdaptedDecoder:
     """Train low-rank adapters on a quantized decoder, and write a folder with the adapters as branches of its file.
 
-    The quantized weights stay as they are, bit for bit. The adapters learn the distributions that the float decoder
-    predicts, or the next token of the texts. Needs torch: ``pip install 'sbonnx[qat]'``.
+    Except with form "merged", the quantized weights stay as they are, bit for bit. The adapters learn the distributions
+    that the float decoder predicts, or the next token of the texts. Needs torch: ``pip install 'sbonnx[qat]'``.
 
     Args:
         source: the quantized decoder, with MatMulNBits or Q/DQ of weights: a folder, or an .onnx file with `tokenizer`.
         texts: texts to train on, see `sbonnx.llm.windows.read_windows`; every eighth window is held out.
         output: the folder to write.
         against: the float decoder, in the same form of export; None: the next token is learned.
-        adapters: rank, or `sbonnx.qat.Adapters` with mode "outside".
-        form: "branches": the values are in the model. "inputs": they are in a file ``adapter.onnx_adapter`` for
+        adapters: rank, or `sbonnx.qat.Adapters` with mode "outside", and "inside" for form "merged".
+        form: "branches": float branches in the model. "merged": the adapters change quantized values and scales, and
+            the model keeps its nodes and its size. "inputs": they are in a file ``adapter.onnx_adapter`` for
             onnxruntime's `LoraAdapter` and onnxruntime-genai's `Adapters`, and the model has optional inputs for them.
             The model without an adapter computes what the base does, and takes adapters of any rank. Norms and biases
             are then not trained.
@@ -98,14 +103,16 @@ def adapt(  # noqa: PLR0913 - public entry point
     Raises:
         SbonnxError: a subclass, for every error that the user can fix. No partial folder is left.
     """
-    from sbonnx.qat.decoder_adapters import DEFAULTS, branched, train_branches, write_branches
+    from sbonnx.qat.decoder_adapters import DEFAULTS, adapted, train_adapters, write_adapters
     from sbonnx.qat.lora import low_ranks
 
     decoder = read_decoder(source, tokenizer=tokenizer)
     reference = None if against is None else read_decoder(against, tokenizer=tokenizer)
     if form not in FORMS:
-        raise RecipeError(f"the form of adapters must be {' or '.join(FORMS)}, got {form!r}")
-    inputs = form == "inputs"
+        raise RecipeError(f"the form of adapters must be {', '.join(FORMS[:-1])} or {FORMS[-1]}, got {form!r}")
+    inputs, mode = form == "inputs", MODES[form]
+    if not isinstance(adapters, int) and adapters.mode != mode:
+        raise RecipeError(f"adapters of the form '{form}' need Adapters(mode='{mode}'), got '{adapters.mode}'")
     if inputs and not isinstance(adapters, int) and adapters.norms:
         raise RecipeError("adapters as inputs share one base, whose norms stay as they are: use Adapters(norms=False)")
     target = Path(output)
@@ -113,8 +120,8 @@ def adapt(  # noqa: PLR0913 - public entry point
     windows = read_windows(decoder, texts, window=window, tokens=tokens)
     graph = graphs.load(decoder.model)
     fixed = {} if decoder.branch is None else {decoder.branch: np.array([False])}  # whole windows, without a past
-    module = branched(graph, adapters, device=device, fixed=fixed, norms=not inputs)
-    trained = train_branches(
+    module = adapted(graph, adapters, device=device, fixed=fixed, mode=mode, norms=not inputs)
+    trained = train_adapters(
         module,
         [decoder_feed(decoder, ids[None]) for ids in windows.calibration],
         tokens=decoder.tokens,
@@ -124,7 +131,7 @@ def adapt(  # noqa: PLR0913 - public entry point
         settings=settings or DEFAULTS,
         progress=progress,
     )
-    factors = write_branches(graph, module, inputs=inputs)
+    factors = write_adapters(graph, module, inputs=inputs)
     with staged_folder(target, decoder, force=force) as stage:
         place = model_place(decoder, stage)
         graphs.save(graph, place)

@@ -1,15 +1,18 @@
 """Low-rank adapters on decoders with quantized weights (QLoRA): training, and float branches in the file.
 
-The base stays as it is quantized. Each linear layer with stored quantized values gets a parallel float branch:
+With mode "outside" the base stays as it is quantized. Each linear layer with stored quantized values gets a parallel
+float branch:
 
     y = x W_q + x D,   D = alpha / rank * m * (B A)
+
+With mode "inside" the quantized values change instead; see `sbonnx.qat.requantized`.
 
 Source: Dettmers et al. 2023, "QLoRA: Efficient Finetuning of Quantized LLMs", equation 5.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, Final, NamedTuple
 
@@ -24,20 +27,20 @@ from sbonnx.graph.query import all_nodes, producer, scopes, tensors_by_name
 from sbonnx.ops import CONTRIB
 from sbonnx.precision import widened
 from sbonnx.progress import Progress
-from sbonnx.qat.adapters import Adapters, adapter_parameters
-from sbonnx.qat.lora import ADAPTERS, Outside, low_ranks
+from sbonnx.qat.adapters import Adapters, Mode, adapter_parameters
+from sbonnx.qat.lora import ADAPTERS, LowRank, Outside, low_ranks
 from sbonnx.qat.onnx_to_torch.importer import GET_ATTR
 from sbonnx.qat.onnx_to_torch.operators import NodeModule
 from sbonnx.qat.onnx_to_torch.reimport import CALL_MODULE, META, reimport
 from sbonnx.qat.onnx_to_torch.write_back import write_parameters
+from sbonnx.qat.requantized import PACKED, Requantized, requantized_nodes, write_values
 from sbonnx.qat.training import loop
 from sbonnx.qat.training.distillation import Outputs, divergence
 from sbonnx.qat.training.loop import Objective, Settings, Trained
-from sbonnx.spec import Array
+from sbonnx.spec import Array, QuantSpec
 from sbonnx.torchnet import FUNCTIONS, Call, compute
 from sbonnx.torchnet.ops.decoders import nbits_matrix
 
-PACKED: Final = "MatMulNBits"
 PLAIN: Final = ("MatMul", "Gemm")
 DEQUANTIZE: Final = "DequantizeLinear"
 SCALES: Final = {PACKED: 2, "GatherBlockQuantized": 2, DEQUANTIZE: 1}
@@ -47,12 +50,13 @@ DEFAULTS: Final = Settings(epochs=4, batch=8, lr=0.05)
 """Settings of the training of decoders."""
 
 
-def branched(
+def adapted(
     graph: Graph,
     adapters: Adapters | int,
     *,
     device: str = "cpu",
     fixed: Mapping[str, Any] | None = None,
+    mode: Mode = "outside",
     norms: bool = True,
 ) -> fx.GraphModule:
     """Import a decoder with quantized weights and add an adapter to each of its linear layers.
@@ -63,18 +67,16 @@ def branched(
 
     Args:
         graph: the decoder, of any float type; not changed.
-        adapters: configuration with mode "outside", or only the rank.
+        adapters: configuration, or only the rank.
         device: torch device of the module.
         fixed: inputs that become constants, such as the one that selects the branch of a merged decoder.
-        norms: `Adapters.norms` if only the rank is given.
+        mode, norms: fields of `Adapters`, if only the rank is given.
 
     Raises:
         ModelError: an op is not supported, or activations are quantized.
-        RecipeError: mode "inside", or no weight that matches `targets` can have an adapter.
+        RecipeError: no weight that matches `targets` can have an adapter.
     """
-    config = Adapters(adapters, mode="outside", norms=norms) if isinstance(adapters, int) else adapters
-    if config.mode != "outside":
-        raise RecipeError("adapters on packed weights are branches in the file: use mode 'outside'")
+    config = Adapters(adapters, mode=mode, norms=norms) if isinstance(adapters, int) else adapters
     _require_float_activations(graph)
     module = reimport(widened(graph), device=device, fixed=fixed)
     module.requires_grad_(False)
@@ -87,16 +89,15 @@ def branched(
         if layer is None or (config.globs is not None and not any(fnmatchcase(layer.name, g) for g in config.globs)):
             continue
         if layer.name not in paths:
-            reason = _unfit(layer, config)
+            reason = _unfit(module, layer, config)
             if reason is not None:
                 refused[layer.name] = reason
                 continue
             paths[layer.name] = f"{ADAPTERS}.{node.target}"
-            options = {"axis": layer.axis, "rank": config.rank, "alpha": config.gain, "chance": chance}
-            module.add_submodule(paths[layer.name], Outside(layer.weight, layer.name, call=layer.call, **options))
-        with module.graph.inserting_after(node):
-            branch = module.graph.call_module(paths[layer.name], (node, node.args[0]))
-        node.replace_all_uses_with(branch, delete_user_cb=lambda reader, branch=branch: reader is not branch)
+            module.add_submodule(paths[layer.name], _adapter(layer, graph, config, chance))
+        _insert(module, node, layer, paths[layer.name], config)
+    module.graph.eliminate_dead_code()
+    _make_parameters(module)
     if not paths:
         why = "; ".join(f"'{name}' {reason}" for name, reason in list(refused.items())[:3])
         raise RecipeError(
@@ -106,6 +107,8 @@ def branched(
     module.graph.lint()
     module.recompile()
     for _, parameter in adapter_parameters(module):
+        parameter.requires_grad_(True)
+    for parameter in changed_scales(module) if config.scales else ():
         parameter.requires_grad_(True)
     for parameter in _norms(module, graph) if config.norms else ():
         parameter.requires_grad_(True)
@@ -122,12 +125,40 @@ def _require_float_activations(graph: Graph) -> None:
 
 
 class _QuantizedLayer(NamedTuple):
-    """Linear layer with stored quantized values: their name, and the dequantized weight with its output axis."""
+    """Linear layer with stored quantized values: their name, and the dequantized weight with its output axis.
+
+    `reads` dequantizes: the layer itself, or a DequantizeLinear.
+    """
 
     name: str
     call: Call
     weight: Tensor
     axis: int
+    reads: fx.Node
+    codes: fx.Node
+    dequantizes: Call
+
+
+def _adapter(layer: _QuantizedLayer, graph: Graph, config: Adapters, chance: torch.Generator) -> LowRank:
+    options: dict[str, Any] = {"axis": layer.axis, "rank": config.rank, "alpha": config.gain, "chance": chance}
+    if config.mode == "outside":
+        return Outside(layer.weight, layer.name, call=layer.call, **options)
+    part = layer.call
+    if part.op == PACKED:
+        limits = (0, (1 << part.integer("bits", 4)) - 1)
+    else:
+        kind = np.dtype(tensors_by_name(graph)[layer.name].dtype).name  # such as int4
+        spec = QuantSpec(bits=int(kind.lstrip("uint")), signed=not kind.startswith("u"), symmetric=False)
+        limits = (spec.qmin, spec.qmax)
+    return Requantized(layer.weight, layer.name, call=layer.dequantizes, limits=limits, **options)
+
+
+def _insert(module: fx.GraphModule, node: fx.Node, layer: _QuantizedLayer, path: str, config: Adapters) -> None:
+    """Insert the call of an adapter: after the layer, or in place of what dequantizes."""
+    place = node if config.mode == "outside" else layer.reads
+    with module.graph.inserting_after(place):
+        call = module.graph.call_module(path, (node, node.args[0]) if config.mode == "outside" else place.args)
+    place.replace_all_uses_with(call, delete_user_cb=lambda reader: reader is not call)
 
 
 def _layer(module: fx.GraphModule, node: fx.Node) -> _QuantizedLayer | None:
@@ -140,7 +171,7 @@ def _layer(module: fx.GraphModule, node: fx.Node) -> _QuantizedLayer | None:
         if codes is None or scales is None or not (omitted or zero_points is not None):
             return None
         weight = nbits_matrix(call, codes, scales, zero_points)
-        return _QuantizedLayer(_source(module, node.args[1]), call, weight, 0)
+        return _QuantizedLayer(_source(module, node.args[1]), call, weight, 0, node, node.args[1], call)
     given = node.args[1] if call.op in PLAIN and len(node.args) > 1 else None
     if isinstance(given, fx.Node) and not call.integer("transA", 0):
         inner = _call(module, given)
@@ -150,7 +181,8 @@ def _layer(module: fx.GraphModule, node: fx.Node) -> _QuantizedLayer | None:
         if stored[0] is None or stored[0].is_floating_point() or stored[0].dim() != 2 or stored[1] is None:
             return None
         weight = compute(FUNCTIONS[DEQUANTIZE], inner, stored)
-        return _QuantizedLayer(_source(module, given.args[0]), call, weight, 1 - call.integer("transB", 0))
+        axis = 1 - call.integer("transB", 0)
+        return _QuantizedLayer(_source(module, given.args[0]), call, weight, axis, given, given.args[0], inner)
     return None
 
 
@@ -173,11 +205,39 @@ def _source(module: fx.GraphModule, node: Any) -> str:
     return str(meta["buffers"].get(name) or meta["parameters"].get(name, ""))
 
 
-def _unfit(layer: _QuantizedLayer, config: Adapters) -> str | None:
+def _unfit(module: fx.GraphModule, layer: _QuantizedLayer, config: Adapters) -> str | None:
     rows, columns = layer.weight.shape
     if config.rank * (rows + columns) >= rows * columns:
         return f"has {rows} x {columns} elements, no more than the two factors"
+    readers = [_call(module, reader) for reader in _readers(module, layer.codes)]
+    if config.mode == "inside" and any(call is None or call.op not in (PACKED, *PLAIN) for call in readers):
+        return "is read by other nodes than linear layers, such as those of a tied embedding"
     return None
+
+
+def _readers(module: fx.GraphModule, codes: fx.Node) -> Iterator[fx.Node]:
+    """Yield the nodes that read stored values, directly or through a DequantizeLinear."""
+    for user in codes.users:
+        call = _call(module, user)
+        yield from user.users if call is not None and call.op == DEQUANTIZE else (user,)
+
+
+def _make_parameters(module: fx.GraphModule) -> None:
+    """Turn the scales of changed weights into parameters; those of Q/DQ are imported as buffers."""
+    meta = module.meta[META]
+    for _, _, inputs in requantized_nodes(module):
+        name = str(inputs[1].target)
+        if name in meta["buffers"]:
+            values = module.get_buffer(name)
+            delattr(module, name)
+            module.register_parameter(name, nn.Parameter(values, requires_grad=False))
+            meta["parameters"][name] = meta["buffers"].pop(name)
+
+
+def changed_scales(module: fx.GraphModule) -> list[nn.Parameter]:
+    """Return the scales of the weights whose quantized values change."""
+    stored = [inputs[1] for _, _, inputs in requantized_nodes(module)]
+    return [module.get_parameter(name) for name in dict.fromkeys(str(one.target) for one in stored)]
 
 
 def _norms(module: fx.GraphModule, graph: Graph) -> list[nn.Parameter]:
@@ -187,6 +247,7 @@ def _norms(module: fx.GraphModule, graph: Graph) -> list[nn.Parameter]:
         for node in module.graph.nodes
         if (call := _call(module, node)) is not None and call.op in SCALES
     }
+    scales |= {str(inputs[1].target) for _, _, inputs in requantized_nodes(module)}
     bodies = [{id(tensor) for node in body.nodes for tensor in node.inputs} for path, body in scopes(graph) if path]
     tensors = tensors_by_name(graph)
     found = []
@@ -200,27 +261,29 @@ def _norms(module: fx.GraphModule, graph: Graph) -> list[nn.Parameter]:
     return found
 
 
-def write_branches(graph: Graph, module: fx.GraphModule, *, inputs: bool = False) -> dict[str, Array]:
-    """Write the adapters of `branched` into its graph, in place: two MatMul and an Add after each layer.
+def write_adapters(graph: Graph, module: fx.GraphModule, *, inputs: bool = False) -> dict[str, Array]:
+    """Write the adapters of `adapted` into its graph, in place: two MatMul and an Add after each layer, or new values.
 
-    Biases and norms get the values of the module. Everything else is unchanged.
+    Biases, norms and scales get the values of the module. Everything else is unchanged.
 
     Args:
         graph: the graph that the module was made from.
-        module: result of `branched`, trained or not.
-        inputs: write factors of rank 0, whose product is 0: the values are inputs of the decoder.
+        module: result of `adapted`, trained or not.
+        inputs: write factors of rank 0, whose product is 0: the values are inputs of the decoder. Mode "outside".
 
     Returns:
         The factors by name of the constant: A (inputs, rank) and B (rank, outputs) of each adapter.
     """
     write_parameters(graph, module)
-    adapters, names = low_ranks(module), Names(graph)
+    write_values(graph, module)
+    branches = {name: adapter for name, adapter in low_ranks(module).items() if isinstance(adapter, Outside)}
+    names = Names(graph)
     constants: dict[str, tuple[Constant, Constant]] = {}
     factors: dict[str, Array] = {}
     for _, body in list(scopes(graph)):
         for node in list(body.nodes):
             codes = _codes(node)
-            adapter = None if codes is None else adapters.get(codes.name)
+            adapter = None if codes is None else branches.get(codes.name)
             if adapter is None or codes is None:
                 continue
             if codes.name not in constants:
@@ -270,7 +333,7 @@ def _product(body: Body, names: Names, stem: str, x: Any, matrix: Constant) -> A
     return node.outputs[0]
 
 
-def train_branches(
+def train_adapters(
     module: fx.GraphModule,
     feeds: Iterable[Mapping[str, Array]],
     *,
@@ -281,17 +344,17 @@ def train_branches(
     settings: Settings | None = None,
     progress: Progress | None = None,
 ) -> Trained:
-    """Train the adapters of `branched`, in place.
+    """Train the adapters of `adapted`, in place.
 
     The loss is the mean Kullback-Leibler divergence of the predicted distributions from those of `teacher`, or, without
     a teacher, the mean negative log likelihood of the next token.
 
     Args:
-        module: result of `branched`.
+        module: result of `adapted`.
         feeds: inputs of the decoder by name, one window of tokens each, with empty caches.
         tokens, logits: names of the input with the token ids and of the output.
         teacher: the float decoder, with the same inputs.
-        fixed: inputs of the teacher that become constants; see `branched`. Feeds need no values for them.
+        fixed: inputs of the teacher that become constants; see `adapted`. Feeds need no values for them.
         settings: default: `DEFAULTS`.
         progress: progress display.
 
@@ -318,7 +381,8 @@ def train_branches(
     renamed = [
         {names[name]: _wide(values) for name, values in feed.items() if name not in (fixed or {})} for feed in feeds
     ]
-    return loop.train(module, renamed, objective, settings or DEFAULTS, progress=progress)
+    quant = [scales for scales in changed_scales(module) if scales.requires_grad]
+    return loop.train(module, renamed, objective, settings or DEFAULTS, quant=quant, progress=progress)
 
 
 def _wide(values: Array) -> Array:

@@ -20,13 +20,14 @@ from sbonnx import llm, qat  # noqa: E402
 from sbonnx.cli import main  # noqa: E402
 from sbonnx.cli.create.llm import BATCH, EPOCHS, RATE  # noqa: E402
 from sbonnx.errors import ModelError, RecipeError  # noqa: E402
+from sbonnx.graph.query import all_nodes  # noqa: E402
 from sbonnx.llm.adapt import Form  # noqa: E402
 from sbonnx.llm.adapter_file import list_inputs, write_adapter  # noqa: E402
 from sbonnx.llm.decoding import decoder_feed  # noqa: E402
-from sbonnx.qat.decoder_adapters import DEFAULTS, branched, write_branches  # noqa: E402
+from sbonnx.qat.decoder_adapters import DEFAULTS, adapted, changed_scales, write_adapters  # noqa: E402
 from sbonnx.qat.lora import low_ranks  # noqa: E402
 from sbonnx.qat.onnx_to_torch.reimport import META  # noqa: E402
-from tests.llm.grouped_decoder import grouped_model, write_grouped_folder  # noqa: E402
+from tests.llm.grouped_decoder import grouped_model  # noqa: E402
 from tests.llm.tiny_decoder import decoder_model, merged_model, token_windows, write_folder  # noqa: E402
 
 torch.set_num_threads(1)
@@ -45,7 +46,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, P
         "packed": write_folder(place / "float"),
         "half": write_folder(place / "float16", _half(decoder_model())),
         "merged": write_folder(place / "branches", merged_model(decoder_model())),
-        "qdq": write_grouped_folder(place / "grouped", _with_gemm(grouped_model())),
+        "qdq": write_folder(place / "grouped", _with_gemm(grouped_model())),
     }
     (floats["merged"] / "model.onnx").rename(floats["merged"] / "decoder_model_merged.onnx")
     for name, source in floats.items():
@@ -136,7 +137,7 @@ def test_the_file_computes_what_the_module_does(
     models = []
     for rank in (4, 2):
         graph = graphs.load(decoder.model)
-        module = branched(graph, qat.Adapters(rank, mode="outside", alpha=8.0), fixed=fixed)
+        module = adapted(graph, qat.Adapters(rank, mode="outside", alpha=8.0), fixed=fixed)
         names = {source: name for name, source in module.meta[META]["inputs"].items()}
 
         def logits(module: Any = module, names: Any = names) -> Any:
@@ -152,11 +153,11 @@ def test_the_file_computes_what_the_module_does(
         changed = logits()
         assert np.abs(changed - start).max() > 0.05 * largest
         copy, path, values = graphs.load(decoder.model), tmp_path / f"{rank}.onnx", tmp_path / f"{rank}.onnx_adapter"
-        write_branches(graph, module)
+        write_adapters(graph, module)
         graphs.save(graph, path)
         np.testing.assert_allclose(logits_of_file(path, folder), changed, atol=tolerance * largest)
         model = tmp_path / f"{rank}_inputs.onnx"
-        factors = write_branches(copy, module, inputs=True)
+        factors = write_adapters(copy, module, inputs=True)
         graphs.save(copy, model)
         list_inputs(model, factors)
         write_adapter(values, factors)
@@ -169,11 +170,58 @@ def test_the_file_computes_what_the_module_does(
     assert models[0] == models[1]
 
 
+@pytest.mark.parametrize("base", BASES)
+def test_merged_adapters_change_values_and_scales_alone(
+    folders: dict[str, tuple[Path, Path]], tmp_path: Path, base: str
+) -> None:
+    folder = folders[base][1]
+    decoder = llm.read_decoder(folder)
+    fixed = {} if decoder.branch is None else {decoder.branch: np.array([False])}
+    graph = graphs.load(decoder.model)
+    module = adapted(graph, 4, mode="inside", fixed=fixed)
+    names = {source: name for name, source in module.meta[META]["inputs"].items()}
+    feed = {
+        names[name]: torch.from_numpy(x.astype(np.float32) if x.dtype == np.float16 else x)
+        for name, x in decoder_feed(decoder, token_windows(1)).items()
+        if name not in fixed
+    }
+    nodes = sum(1 for _ in all_nodes(graph))
+    with torch.no_grad():
+        start = module(**feed)[decoder.logits].numpy()
+        largest = np.abs(start).max()
+        tolerance = (2e-2 if base == "half" else 1e-4) * largest
+        np.testing.assert_allclose(start, logits_of_file(decoder.model, folder), atol=tolerance)
+        for adapter in low_ranks(module).values():
+            adapter.B.normal_(std=1e-3)
+        for scales in changed_scales(module):
+            scales.mul_(1.0625)
+        changed = module(**feed)[decoder.logits].numpy()
+    assert np.abs(changed - start).max() > 0.05 * largest
+    write_adapters(graph, module)
+    graphs.save(graph, tmp_path / "model.onnx")
+    written = graphs.load(tmp_path / "model.onnx")
+    assert sum(1 for _ in all_nodes(written)) == nodes
+    before, after = packed_values(decoder.model), packed_values(tmp_path / "model.onnx")
+    assert before.keys() == after.keys()
+    changes = [name for name in before if not np.array_equal(before[name], after[name])]
+    assert len(changes) == len(low_ranks(module))
+    np.testing.assert_allclose(logits_of_file(tmp_path / "model.onnx", folder), changed, atol=tolerance)
+
+
+def test_the_table_of_a_tied_decoder_is_not_changed(tmp_path: Path) -> None:
+    source = write_folder(tmp_path / "tied", decoder_model(tied=True))
+    llm.quantize(source, output=tmp_path / "w4", overrides=SMALL)
+    graph = graphs.load(tmp_path / "w4" / "model.onnx")
+    assert len(low_ranks(adapted(graph, 2))) == 9
+    assert len(low_ranks(adapted(graph, 2, mode="inside"))) == 8
+
+
 @pytest.mark.parametrize(
     ("base", "with_float", "form"),
     [
         ("packed", True, "branches"),
         ("packed", False, "inputs"),
+        ("packed", True, "merged"),
         ("half", True, "inputs"),
         ("merged", True, "branches"),
         ("merged", False, "inputs"),
@@ -199,11 +247,13 @@ def test_training_gains_and_leaves_quantized_values_alone(
     before, after = (packed_values(path / name) for path in (quantized, tmp_path / "out"))
     assert before
     assert before.keys() == after.keys()
-    assert all(np.array_equal(before[name], after[name]) for name in before)
+    assert all(np.array_equal(before[name], after[name]) for name in before) == (form != "merged")
     about = json.loads((tmp_path / "out" / "sbonnx_llm.json").read_text())
     assert about["evaluation"]["after"]["perplexity"] == found.after.perplexity
     assert (tmp_path / "out" / "tokenizer.json").is_file()
-    if form == "branches":
+    if form == "merged":
+        assert found.after.bytes[1] == pytest.approx(found.before.bytes[1], rel=0.01)
+    if form != "inputs":
         assert found.adapter is None
         return
     base_figures, again = (
@@ -211,8 +261,6 @@ def test_training_gains_and_leaves_quantized_values_alone(
     )
     assert base_figures.perplexity == pytest.approx(found.before.perplexity, rel=1e-2 if base == "half" else 1e-12)
     assert again.perplexity == found.after.perplexity
-    if found.after.genai is not None and found.after.genai.installed:
-        assert not found.after.genai.error
 
 
 def test_the_command(folders: dict[str, tuple[Path, Path]], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -232,21 +280,21 @@ def test_the_command(folders: dict[str, tuple[Path, Path]], tmp_path: Path, caps
     assert trained["adapter"] == str(out / "adapter.onnx_adapter")
     assert main(["llm", "evaluate", str(out), "--adapter", str(out / "none"), "--text", str(tmp_path / "ids.npz")]) == 2
     assert "there is no adapter" in capsys.readouterr().err
-    assert main(["llm", "adapt", *words, "--form", "merged", "--force", *more]) == 2
-    assert "the form of adapters must be branches or inputs, got 'merged'" in capsys.readouterr().err
+    assert main(["llm", "adapt", *words, "--form", "file", "--force", *more]) == 2
+    assert "the form of adapters must be branches, merged or inputs, got 'file'" in capsys.readouterr().err
 
 
 def test_errors_in_one_line(folders: dict[str, tuple[Path, Path]], tmp_path: Path) -> None:
     source, base = folders["packed"]
     graph = graphs.load(base / "model.onnx")
-    with pytest.raises(RecipeError, match="use mode 'outside'"):
-        branched(graph, qat.Adapters(4))
+    with pytest.raises(RecipeError, match=r"form 'branches' need Adapters\(mode='outside'\), got 'inside'"):
+        llm.adapt(base, token_windows(), output=tmp_path / "o", adapters=qat.Adapters(4))
     with pytest.raises(RecipeError, match=r"rank 40: '.*' has 32 x 32 elements, no more than the two factors"):
-        branched(graph, 40)
+        adapted(graph, 40)
     with pytest.raises(
         RecipeError, match="the decoder has none with such a name: quantize it with sbonnx llm quantize"
     ):
-        branched(graphs.load(source / "model.onnx"), 4)
+        adapted(graphs.load(source / "model.onnx"), 4)
     with pytest.raises(RecipeError, match=r"whose norms stay as they are: use Adapters\(norms=False\)"):
         llm.adapt(base, token_windows(), output=tmp_path / "o", adapters=qat.Adapters(4, mode="outside"), form="inputs")
     (tmp_path / "wrong.onnx_adapter").write_bytes(b"no adapter")
@@ -256,7 +304,7 @@ def test_errors_in_one_line(folders: dict[str, tuple[Path, Path]], tmp_path: Pat
         source / "model.onnx", {"input_ids": token_windows(2), **_empty_caches(source)}, output=tmp_path / "w8a8.onnx"
     )
     with pytest.raises(ModelError, match=r"node '.*' quantizes activations"):
-        branched(graphs.load(tmp_path / "w8a8.onnx"), 4)
+        adapted(graphs.load(tmp_path / "w8a8.onnx"), 4)
 
 
 def _empty_caches(folder: Path) -> dict[str, Any]:
@@ -270,9 +318,10 @@ def test_a_trained_decoder_at_2_bits(pack: Path, tmp_path: Path) -> None:
     calibration, held_out = (np.load(pack / "classics_llama" / name)["ids"] for name in ("calib.npz", "eval.npz"))
     base = tmp_path / "w2"
     llm.quantize(source, calibration, output=base, bits=2, latency=False)
-    llm.adapt(base, calibration, output=tmp_path / "out", against=source, latency=False)
+    adapted_folder = llm.adapt(base, calibration, output=tmp_path / "out", against=source, form="inputs", latency=False)
     before, after = (
-        llm.evaluate(folder, held_out[:32], against=source, latency=False) for folder in (base, tmp_path / "out")
+        llm.evaluate(tmp_path / "out", held_out[:32], against=source, adapter=adapter, latency=False)
+        for adapter in (None, adapted_folder.adapter)
     )
     assert before.kl is not None
     assert after.kl is not None

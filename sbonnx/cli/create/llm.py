@@ -69,9 +69,9 @@ NO_LATENCY: Final = options.switch("--no-latency", "Do not measure speed and mem
 
 ADAPTER: Final = options.option("--adapter FILE", Path, "Adapter of the model that is active (.onnx_adapter).")
 FORM: Final[CommandOption[Any]] = options.setting(
-    "--form branches|inputs",
+    "--form branches|merged|inputs",
     "branches",
-    "branches: values in the model; inputs: in adapter.onnx_adapter, for several adapters on one model.",
+    "branches of the model; merged: other quantized values, same size; inputs: .onnx_adapter, several for one model.",
     TRAINING,
 )
 RANK: Final = options.setting("--adapters RANK", 16, "Rank of the adapters.", TRAINING)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
@@ -13,12 +14,19 @@ PACKED_BITS: Final = (2, 4, 8)
 """Widths that fill a byte."""
 
 
-def matmul_nbits(call: Call, x: Tensor, codes: Tensor, scales: Tensor, *optional: Tensor | None) -> Tensor:
+def matmul_nbits(
+    call: Call,
+    x: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    *optional: Tensor | None,
+    matrix: Callable[..., Tensor] | None = None,
+) -> Tensor:
     """ONNX Runtime MatMulNBits: x (..., K) times the transposed dequantized weight (N, K), plus bias.
 
     codes: uint8, (N, blocks, bytes of a block). Optional inputs: zero points (packed like the codes, or floats),
     g_idx, bias (N,). The weight is dequantized in the forward pass and again in the backward pass, so that only packed
-    values are in memory between them.
+    values are in memory between them. `matrix` is called instead of `nbits_matrix`, without the call.
 
     Raises:
         Unfit: other widths than 2, 4 and 8 bits, an order of rows (g_idx), or a layout for one GPU.
@@ -30,7 +38,8 @@ def matmul_nbits(call: Call, x: Tensor, codes: Tensor, scales: Tensor, *optional
         raise Unfit("the weight is stored in the layout of one GPU (weight_prepacked)")
 
     def product(x: Tensor, codes: Tensor, scales: Tensor, zero_points: Tensor | None) -> Tensor:
-        return x @ nbits_matrix(call, codes, scales, zero_points).to(x.dtype).transpose(0, 1)
+        weight = matrix(codes, scales, zero_points) if matrix else nbits_matrix(call, codes, scales, zero_points)
+        return x @ weight.to(x.dtype).transpose(0, 1)
 
     inputs = (x, codes, scales, zero_points)
     if call.torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in inputs):
@@ -48,13 +57,25 @@ def nbits_matrix(call: Call, codes: Tensor, scales: Tensor, zero_points: Tensor 
     Raises:
         Unfit: other widths than 2, 4 and 8 bits.
     """
+    values, shift, scales = nbits_parts(call, codes, scales, zero_points)
+    whole = (values.to(scales.dtype) - shift) * scales
+    return whole.narrow(-1, 0, call.integer("K", whole.shape[-1]))
+
+
+def nbits_parts(
+    call: Call, codes: Tensor, scales: Tensor, zero_points: Tensor | None = None
+) -> tuple[Tensor, Any, Tensor]:
+    """Return quantized values, zero points and scales of a MatMulNBits, (N, K in whole blocks); weight: (q - z) * s.
+
+    Raises:
+        Unfit: other widths than 2, 4 and 8 bits.
+    """
     bits, rows = call.integer("bits", 4), codes.shape[0]
     _require_bits(bits)
     values = _unpacked(call, codes.reshape(rows, -1).to(scales.device), bits)
     scales = scales.reshape(rows, -1)
     shift = _zero_points(call, zero_points, scales, bits, packed=True)
-    whole = _dequantized(values, scales, shift, call.integer("block_size", 0), -1)
-    return whole.narrow(-1, 0, call.integer("K", whole.shape[-1]))
+    return values, *_spread(scales, shift, call.integer("block_size", 0), values.shape[-1], -1)
 
 
 def gather_block_quantized(
@@ -114,11 +135,15 @@ def _zero_points(call: Call, given: Tensor | None, scales: Tensor, bits: int, *,
 
 def _dequantized(values: Tensor, scales: Tensor, shift: Any, block: int, axis: int) -> Tensor:
     """Compute (values - zero point) * scale, with one scale for `block` values along `axis`."""
-    size = values.shape[axis]
-    spread = scales.repeat_interleave(block, dim=axis).narrow(axis, 0, size)
+    shift, spread = _spread(scales, shift, block, values.shape[axis], axis)
+    return (values.to(scales.dtype) - shift) * spread
+
+
+def _spread(scales: Tensor, shift: Any, block: int, size: int, axis: int) -> tuple[Any, Tensor]:
+    """Return zero points (one number stays one) and scales for each of `size` values along `axis`."""
     if not isinstance(shift, float):
         shift = shift.repeat_interleave(block, dim=axis).narrow(axis, 0, size)
-    return (values.to(scales.dtype) - shift) * spread
+    return shift, scales.repeat_interleave(block, dim=axis).narrow(axis, 0, size)
 
 
 ATTENTION_INPUTS: Final = (

@@ -30,8 +30,14 @@ def quantize_linear(call: Call, x: Tensor, scale: Tensor, zero_point: Tensor | N
 
 def dequantize_linear(call: Call, x: Tensor, scale: Tensor, zero_point: Tensor | None = None) -> Tensor:
     """ONNX DequantizeLinear: (x - zero point) * scale, in the type of the scale."""
+    shift, spread = dequantize_parts(call, x, scale, zero_point)
+    return (x.to(scale.dtype) - shift) * spread
+
+
+def dequantize_parts(call: Call, x: Tensor, scale: Tensor, zero_point: Tensor | None = None) -> tuple[Any, Tensor]:
+    """Return zero point and scale of a DequantizeLinear, which broadcast to its values `x`."""
     shift = 0 if zero_point is None else _spread(call, zero_point, x).to(scale.dtype)
-    return (x.to(scale.dtype) - shift) * _spread(call, scale, x)
+    return shift, _spread(call, scale, x)
 
 
 def dynamic_quantize_linear(call: Call, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
