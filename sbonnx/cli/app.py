@@ -14,7 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from sbonnx.cli.about import completion, version
 from sbonnx.cli.create import batch, demo, llm, prune, qat, quantize, recipe, simplify
-from sbonnx.cli.examine import compare, inspect, lint, plan, profile
+from sbonnx.cli.examine import bench, compare, inspect, lint, plan, profile, run
 from sbonnx.cli.examine import eval as evaluation
 from sbonnx.cli.examples import EXAMPLES
 from sbonnx.cli.options import command
@@ -22,7 +22,7 @@ from sbonnx.cli.output.error_lines import guard
 
 VERBS: Final = (
     *(quantize, batch, qat, prune, simplify, recipe, demo),
-    *(inspect, plan, lint, compare, evaluation, profile),
+    *(inspect, plan, lint, run, bench, compare, evaluation, profile),
     *(version, completion),
 )
 
@@ -104,14 +104,15 @@ def build() -> typer.Typer:
         for verb in VERBS:
             *_, package, name = verb.__name__.split(".")
             if package == panel:
-                run = guard(command(verb.OPTIONS, verb.run))
-                app.command(name, help=verb.HELP, cls=Command, context_settings=CONTEXT, rich_help_panel=heading)(run)
+                function = guard(command(verb.OPTIONS, verb.run))
+                settings: Any = {"cls": Command, "context_settings": CONTEXT, "rich_help_panel": heading}
+                app.command(name, help=verb.HELP, **settings)(function)
     for group in GROUPS:
         inner = typer.Typer(help=group.HELP, no_args_is_help=True, rich_markup_mode=style, cls=Group)
         inner.callback(cls=Group, context_settings=CONTEXT)(_group)
         for each in group.COMMANDS:
-            run = guard(command(each.options, each.run))
-            inner.command(each.name, help=each.help, cls=Command, context_settings=CONTEXT)(run)
+            function = guard(command(each.options, each.run))
+            inner.command(each.name, help=each.help, cls=Command, context_settings=CONTEXT)(function)
         name = group.__name__.rpartition(".")[2]
         app.add_typer(inner, name=name, help=group.HELP, rich_help_panel="Language models")
     app.command("help", cls=Command, context_settings=CONTEXT, rich_help_panel=PANELS["about"])(_help)

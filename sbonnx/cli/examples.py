@@ -27,6 +27,14 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "sbonnx lint model.int8.onnx --target tensorrt@10",
         "sbonnx lint model.int8.onnx --target tensorrt@10 --fix -o model.fixed.onnx",
     ),
+    "run": (
+        "sbonnx run model.onnx --data test/ -o outputs/",
+        "sbonnx run model.onnx --shape image=1x3x224x224 -o outputs.npz",
+    ),
+    "bench": (
+        "sbonnx bench model.onnx model.int8.onnx --threads 1,4 --batch 1,8",
+        "sbonnx bench model.onnx --data test/ --seconds 10 --json",
+    ),
     "compare": ("sbonnx compare model.onnx model.int8.onnx --data test/ --min-sqnr 20",),
     "eval": ("sbonnx eval model.onnx model.int8.onnx --data test/ --metric top1",),
     "profile": ("sbonnx profile model.onnx model.int8.onnx --data calib/",),

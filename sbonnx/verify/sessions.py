@@ -60,6 +60,7 @@ def session(
     without: Sequence[str] = (),
     write: Path | None = None,
     packs: bool = True,
+    threads: int | None = None,
 ) -> Any:
     """Create an onnxruntime session of a file (or serialized model) at an optimization level.
 
@@ -67,12 +68,14 @@ def session(
         without: names of onnxruntime's graph transformers to disable.
         write: where to write the optimized graph; its larger weights are stored in a second file.
         packs: pack weights for the kernels; else mapped weights are not read before they are used.
+        threads: threads inside operators; None: number of cores that this process may use.
 
     Raises:
         ModelError: onnxruntime rejects the model, or cannot write; the message has the first line of its error.
     """
     # onnxruntime ignores the process's CPU affinity
-    options = session_options(level, threads=cores() if cores() < (os.cpu_count() or 1) else None)
+    threads = threads or (cores() if cores() < (os.cpu_count() or 1) else None)
+    options = session_options(level, threads=threads)
     if not packs:
         options.add_session_config_entry("session.disable_prepacking", "1")
     if write is not None:
@@ -302,7 +305,7 @@ class Latency:
 
 
 def side_by_side(one: Any, other: Any, feeds: Feeds) -> Latency:
-    """Run two models alternately, each first in every other round, so that a busy machine affects both equally.
+    """Measure two models with `alternately`.
 
     Args:
         one, other: onnxruntime sessions.
@@ -310,15 +313,32 @@ def side_by_side(one: Any, other: Any, feeds: Feeds) -> Latency:
     Raises:
         DataError: a model cannot run on these feeds.
     """
-    models, taken = (one, other), ([], [])  # type: tuple[Any, Any], tuple[list[float], list[float]]
-    least, most = RUNS
+    taken = alternately((one, other), feeds, seconds=SECONDS, most=RUNS[1])
+    ratios = of_median(np.array(taken[1]) / np.array(taken[0]))
+    return Latency((min(taken[0]), min(taken[1])), (median(taken[0]), median(taken[1])), len(taken[0]), ratios)
+
+
+def alternately(models: Sequence[Any], feeds: Feeds, *, seconds: float, most: int) -> list[list[float]]:
+    """Run models in turn, in reverse order every other round, so that a busy machine affects all equally.
+
+    Args:
+        models: onnxruntime sessions.
+        seconds: time limit, but at least `RUNS[0]` rounds run.
+        most: largest number of rounds.
+
+    Returns:
+        The milliseconds of each run, by model.
+
+    Raises:
+        DataError: a model cannot run on these feeds.
+    """
+    taken: list[list[float]] = [[] for _ in models]
     begin = time.perf_counter()
     for turn in range(most):
-        for which in (0, 1) if turn % 2 == 0 else (1, 0):
+        for which in range(len(models)) if turn % 2 == 0 else reversed(range(len(models))):
             start = time.perf_counter()
             run(models[which], feeds, 0)
             taken[which].append(1000 * (time.perf_counter() - start))
-        if turn + 1 >= least and time.perf_counter() - begin > SECONDS:
+        if turn + 1 >= RUNS[0] and time.perf_counter() - begin > seconds:
             break
-    ratios = of_median(np.array(taken[1]) / np.array(taken[0]))
-    return Latency((min(taken[0]), min(taken[1])), (median(taken[0]), median(taken[1])), len(taken[0]), ratios)
+    return taken

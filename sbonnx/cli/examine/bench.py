@@ -1,0 +1,122 @@
+"""``sbonnx bench``: latency and throughput of one model, or of several run alternately."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from sbonnx.cli import options
+from sbonnx.cli.examine.run import SEED, SHAPE, random_feeds
+from sbonnx.cli.options import Arguments, CommandOption
+from sbonnx.errors import DataError
+
+if TYPE_CHECKING:
+    from sbonnx.graph import Graph
+    from sbonnx.verify import Feeds
+
+HELP: Final = "Measure latency and throughput in onnxruntime. Several models run alternately, compared with the first."
+
+MODELS: Final[CommandOption[list[Path]]] = CommandOption(
+    "models",
+    (),
+    list[Path],
+    "The models, such as the float and the quantized one; the first is the reference.",
+    "MODEL...",
+    inspect.Parameter.empty,
+)
+THREADS: Final = options.setting("--threads N[,N...]", "1", "Threads inside operators; several: measure each.")
+BATCH: Final = options.option(
+    "--batch N[,N...]", str, "Samples of a run; several: measure each.", shown="1, or that of the data"
+)
+SECONDS: Final = options.setting("--seconds S", 2.0, "Time limit of each measurement.")
+
+OPTIONS: Final = (
+    MODELS,
+    options.DATA,
+    THREADS,
+    BATCH,
+    SECONDS,
+    options.PREPROCESS,
+    options.DEVICE,
+    SHAPE,
+    SEED,
+    *options.COMMON_WITH_PROGRESS,
+)
+
+
+def run(given: Arguments) -> int:
+    from sbonnx import graph as graphs
+    from sbonnx.verify.benchmark import Speed, benchmark
+
+    printer, models = given.printer(), given[MODELS]
+    threads = _numbers("--threads", given[THREADS])
+    batches: list[int | None] = [None] if given[BATCH] is None else [*_numbers("--batch", given[BATCH])]
+    if given[SECONDS] <= 0:
+        raise DataError(f"--seconds {given[SECONDS]}: the time limit is above 0")
+    loaded = [graphs.load(model, opset=1) for model in models]  # validates the files, for clear error messages
+    feeds = [_feed(given, loaded[0], batch) for batch in batches]
+    rows: list[Speed] = []
+    progress = given.progress()
+    try:
+        progress.start("benchmark", len(feeds) * len(threads))
+        for feed in feeds:
+            for count in threads:
+                device = given[options.DEVICE] or "cpu"
+                rows += benchmark(models, feed, threads=count, seconds=given[SECONDS], device=device)
+                progress.advance()
+    finally:
+        progress.close()
+    printer.value({"models": models, "rows": [row.to_dict() for row in rows]})
+    printer.table(
+        f"latency in milliseconds, with 95 % intervals ({'random inputs' if given[options.DATA] is None else 'data'})",
+        ("model", "threads", "batch", "median", "interval", "best", "95th percentile", "samples/s", *_ratio(models)),
+        [
+            (
+                row.model,
+                row.threads,
+                row.batch,
+                row.median_ms,
+                _range(row.interval_ms),
+                row.best_ms,
+                row.p95_ms,
+                f"{row.samples_per_second:,.0f}" if row.samples_per_second >= 100 else row.samples_per_second,
+                *_ratio(
+                    models, f"{row.ratio:.3g} ({_range(row.ratio_interval)})" if row.model != str(models[0]) else ""
+                ),
+            )
+            for place, row in enumerate(rows)
+        ],
+    )
+    return 0
+
+
+def _ratio(models: list[Path], text: str = "time of the first") -> tuple[str, ...]:
+    """Return the last column, which one model alone does not have."""
+    return (text,) if len(models) > 1 else ()
+
+
+def _range(interval: tuple[float, float]) -> str:
+    return f"{interval[0]:.3g} to {interval[1]:.3g}"
+
+
+def _feed(given: Arguments, graph: Graph, batch: int | None) -> Feeds:
+    """Return the feed of a batch size: the first of the data, or a random one."""
+    source = given.data()
+    if source is None:
+        return random_feeds(given, graph, batch or 1)
+    from sbonnx.calib.data import dataset as datasets
+
+    return next(iter(datasets.read(source, graph, split=batch, limit=1)))
+
+
+def _numbers(flag: str, text: Any) -> list[int]:
+    """Parse ``1,2,4``.
+
+    Raises:
+        DataError: text that is no list of numbers of 1 or more.
+    """
+    numbers = [int(part) if part.strip().isdecimal() else 0 for part in str(text).split(",")]
+    if not all(numbers):
+        raise DataError(f"{flag} is a number of 1 or more, or several separated by commas, got '{text}'")
+    return numbers

@@ -1,0 +1,99 @@
+"""Latency and throughput of models on the same feed, measured alternately."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import numpy as np
+
+from sbonnx.errors import DataError
+from sbonnx.verify.intervals import Interval, of_median
+from sbonnx.verify.sessions import Feeds, alternately, run, session
+
+WARM_UPS: Final = 3
+"""Runs before the clock starts: memory is allocated and caches are filled."""
+
+MAX_RUNS: Final = 100_000
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Speed of one model at one number of threads and one batch size.
+
+    Attributes:
+        model: the file.
+        threads: threads inside operators.
+        batch: samples of a run: size of the leading axis of the first input.
+        runs: number of timed runs.
+        median_ms, best_ms, p95_ms: median, shortest and 95th percentile of the runs, in milliseconds.
+        interval_ms: 95 % confidence interval of the median.
+        samples_per_second: `batch` over the median.
+        ratio: median of the ratios of times to those of the first model, run by run; 1 for the first model.
+        ratio_interval: 95 % confidence interval of `ratio`.
+    """
+
+    model: str
+    threads: int
+    batch: int
+    runs: int
+    median_ms: float
+    best_ms: float
+    p95_ms: float
+    interval_ms: Interval
+    samples_per_second: float
+    ratio: float
+    ratio_interval: Interval
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return asdict(self)
+
+
+def benchmark(models: Sequence[Path], feeds: Feeds, *, threads: int, seconds: float, device: str) -> list[Speed]:
+    """Run models alternately on one feed, each first in turn, so that a busy machine affects all equally.
+
+    Args:
+        models: files; times are compared with those of the first.
+        feeds: arrays by input name, batch axis included.
+        threads: threads inside operators.
+        seconds: time limit of all models together; 5 runs of each at least.
+
+    Raises:
+        ModelError: onnxruntime refuses a model.
+        DataError: a model cannot run on the feed.
+    """
+    sessions = [session(model, device=device, threads=threads) for model in models]
+    for model, opened in zip(models, sessions, strict=True):
+        for _ in range(WARM_UPS):
+            try:
+                run(opened, feeds, 0)
+            except DataError as error:
+                raise DataError(f"{model}: {error}") from error
+    times = np.array(alternately(sessions, feeds, seconds=seconds, most=MAX_RUNS))
+    batch = next((value.shape[0] for value in feeds.values() if value.ndim), 1)
+    return [_speed(model, threads, batch, row, times[0]) for model, row in zip(models, times, strict=True)]
+
+
+def _speed(model: Path, threads: int, batch: int, times: Any, reference: Any) -> Speed:
+    middle = median(times.tolist())
+    ratios = times / reference
+    return Speed(
+        model=str(model),
+        threads=threads,
+        batch=batch,
+        runs=len(times),
+        median_ms=middle,
+        best_ms=float(times.min()),
+        p95_ms=float(np.percentile(times, 95)),
+        interval_ms=of_median(times),
+        samples_per_second=1000 * batch / middle,
+        ratio=float(np.median(ratios)),
+        ratio_interval=of_median(ratios),
+    )
+
+
+__all__ = ["Speed", "benchmark"]
