@@ -88,7 +88,7 @@ THIRD_PARTIES: dict[str, frozenset[str] | None] = {
     "tokenizers": frozenset({"llm.texts", "calib.data.readers.texts"}),
     "soundfile": frozenset({"calib.data.readers.audio"}),
     "soxr": frozenset({"calib.data.readers.audio"}),
-    "psutil": frozenset({"batch", "llm"}),
+    "psutil": frozenset({"batch", "cli", "llm"}),
     "distributed": frozenset({"batch.dask.cluster", "batch.dask.cluster_check", "batch.dask.cluster_tasks"}),
     "fsspec": frozenset({"batch.remote"}),
     # protobuf, which onnx brings: the errors that it raises on a bad or too large model

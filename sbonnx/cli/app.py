@@ -12,9 +12,9 @@ import typer
 from typer.completion import completion_init  # type: ignore[attr-defined]
 from typer.core import TyperCommand, TyperGroup
 
-from sbonnx.cli.about import completion, version
+from sbonnx.cli.about import completion, doctor, explain, version
 from sbonnx.cli.create import batch, demo, llm, prune, qat, quantize, recipe, simplify
-from sbonnx.cli.examine import bench, compare, inspect, lint, plan, profile, run
+from sbonnx.cli.examine import bench, compare, diff, inspect, lint, plan, profile, run
 from sbonnx.cli.examine import eval as evaluation
 from sbonnx.cli.examples import EXAMPLES
 from sbonnx.cli.options import command
@@ -22,8 +22,8 @@ from sbonnx.cli.output.error_lines import guard
 
 VERBS: Final = (
     *(quantize, batch, qat, prune, simplify, recipe, demo),
-    *(inspect, plan, lint, run, bench, compare, evaluation, profile),
-    *(version, completion),
+    *(inspect, plan, lint, run, bench, compare, diff, evaluation, profile),
+    *(explain, doctor, version, completion),
 )
 
 GROUPS: Final = (llm,)

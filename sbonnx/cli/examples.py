@@ -37,8 +37,15 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "compare": ("sbonnx compare model.onnx model.int8.onnx --data test/ --min-sqnr 20",),
     "eval": ("sbonnx eval model.onnx model.int8.onnx --data test/ --metric top1",),
+    "diff": ("sbonnx diff model.int8.onnx model.best.onnx", "sbonnx diff yesterday.onnx today.onnx --json"),
     "profile": ("sbonnx profile model.onnx model.int8.onnx --data calib/",),
     "demo": ("sbonnx demo",),
+    "explain": (
+        "sbonnx explain T04",
+        "sbonnx explain W.ROUNDING.TYPE",
+        "sbonnx explain /layer1/conv1/Conv --model model.onnx --backend tensorrt@10",
+    ),
+    "doctor": ("sbonnx doctor",),
     "version": ("sbonnx version --json",),
     "completion": (
         'eval "$(sbonnx completion bash)"  # in ~/.bashrc',

@@ -6,7 +6,7 @@ Floor 1. `docs/recipe.md` has the table of all keys.
 from __future__ import annotations
 
 from sbonnx.recipe.ancestor import other_defaults
-from sbonnx.recipe.documentation import annotated_default, as_yaml, json_schema, table
+from sbonnx.recipe.documentation import annotated_default, as_yaml, json_schema, key_facts, table
 from sbonnx.recipe.loading import AUTO, backend_of, load, parse_qconfig, update_config
 from sbonnx.recipe.resolve import TensorSettings
 from sbonnx.recipe.schema import Recipe
@@ -19,6 +19,7 @@ __all__ = [
     "as_yaml",
     "backend_of",
     "json_schema",
+    "key_facts",
     "load",
     "other_defaults",
     "parse_qconfig",

@@ -12,7 +12,8 @@ from pydantic.fields import FieldInfo
 
 from sbonnx.backends import BACKENDS
 from sbonnx.recipe import yaml_text
-from sbonnx.recipe.loading import load
+from sbonnx.recipe.loading import all_keys, load
+from sbonnx.recipe.names import SHORT_FORMS
 from sbonnx.recipe.schema import Recipe
 from sbonnx.recipe.sections.base import Section, children
 
@@ -138,6 +139,34 @@ def table() -> str:
         cells = (f"`{key}`", kind, _default(info), extra["x-allowed"], str(info.description), extra["x-maker"])
         lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def key_facts(name: str) -> dict[str, Any] | None:
+    """Return what a key or section of the recipe means, as plain values; None if there is no such key.
+
+    Args:
+        name: key path in any case, or a short form.
+    """
+    path = SHORT_FORMS.get(name.lower(), name).upper()
+    known = [key for key in all_keys() if key == path or key.startswith(f"{path}.")]
+    if path not in known:
+        return None
+    section: type[Section] = Recipe
+    *outer, last = path.split(".")
+    for part in outer:
+        section = children(section)[part]
+    forms = [form for form, key in SHORT_FORMS.items() if key == path]
+    if last in children(section):
+        return {"key": path, "short_forms": forms, "keys": known[1:]}
+    info = section.model_fields[last.lower()]
+    return {
+        "key": path,
+        "short_forms": forms,
+        "description": str(info.description),
+        "values": _extra(info)["x-allowed"],
+        "default": _default(info),
+        "example": _EXAMPLES.get(path),
+    }
 
 
 def annotated_default(backend: str) -> str:

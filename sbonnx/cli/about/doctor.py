@@ -1,0 +1,131 @@
+"""``sbonnx doctor``: versions, compiled loops, processor, memory, runtimes and optional packages."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from importlib import metadata
+from typing import Any, Final
+
+from sbonnx.cli import options
+from sbonnx.cli.options import Arguments
+from sbonnx.version import __version__
+
+HELP: Final = "Show the installation and this machine. Versions, compiled loops, CPU features, CUDA, memory, extras."
+
+REQUIRED: Final = ("numpy", "onnx", "onnx-graphsurgeon", "ml-dtypes", "pydantic", "typer", "rich")
+RUNTIMES: Final = {"onnxruntime": "cpu", "onnxruntime-gpu": "gpu"}
+EXTRAS: Final = {"torch": "qat", "tokenizers": "llm", "distributed": "cluster", "fsspec": "cluster", "pillow": "images"}
+"""Optional packages, and the extra that installs each."""
+
+FEATURES: Final = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm")
+"""CPU flags that integer kernels use, of x86 and Arm."""
+
+OPTIONS: Final = options.COMMON
+
+
+def run(given: Arguments) -> int:
+    printer, facts = given.printer(), _facts()
+    printer.value(facts)
+    cpu, memory = facts["cpu"], facts["memory"]
+    printer.facts(
+        f"sbonnx {facts['sbonnx']}",
+        {
+            "Python": facts["python"],
+            "system": facts["system"],
+            "compiled loops": "all" if not facts["missing_loops"] else f"missing: {', '.join(facts['missing_loops'])}",
+            "CPU": f"{cpu['cores']} cores, {' '.join(cpu['features']) or 'no features of integer kernels'}",
+            "8-bit products": "exact" if cpu["exact_products"] else "saturate: weights get 7 bits (REDUCE_RANGE)",
+            "memory": f"{_size(memory['available'])} of {_size(memory['total'])} available",
+            "temporary files": f"{facts['temporary']['folder']}, {_size(facts['temporary']['free'])} free",
+            "onnxruntime": _runtime_text(facts["onnxruntime"]),
+        },
+    )
+    for title, key in (("packages", "packages"), ("optional packages", "extras")):
+        rows = [(name, version or "not installed") for name, version in facts[key].items()]
+        printer.table(title, ("package", "version"), rows)
+    for problem in facts["problems"]:
+        printer.note(problem)
+    return 0
+
+
+def _facts() -> dict[str, Any]:
+    import shutil
+    import tempfile
+
+    import psutil
+
+    from sbonnx.cpu import CPU_FLAGS, cores, has_dot_product
+    from sbonnx.native import missing
+
+    text = CPU_FLAGS.read_text(errors="replace") if CPU_FLAGS.exists() else ""
+    flags = {
+        word for line in text.splitlines() if line.lower().startswith(("flags", "features")) for word in line.split()
+    }
+    memory = psutil.virtual_memory()
+    runtime, problems = _runtime()
+    loops = list(missing())
+    if loops:
+        problems.append("loops without compilation run in numpy, slower: install a C compiler, then sbonnx again")
+    folder = tempfile.gettempdir()
+    return {
+        "sbonnx": __version__,
+        "python": f"{platform.python_version()} ({sys.executable})",
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "missing_loops": loops,
+        "cpu": {
+            "cores": cores(),
+            "of": os.cpu_count(),
+            "features": [flag for flag in FEATURES if flag in flags],
+            "exact_products": has_dot_product(),
+        },
+        "memory": {"total": memory.total, "available": memory.available},
+        "temporary": {"folder": folder, "free": shutil.disk_usage(folder).free},
+        "onnxruntime": runtime,
+        "packages": {name: _version(name) for name in REQUIRED},
+        "extras": {name: _version(name) for name in EXTRAS},
+        "problems": problems,
+    }
+
+
+def _runtime() -> tuple[dict[str, Any], list[str]]:
+    """Return version and providers of onnxruntime, and what is wrong with it."""
+    from sbonnx.cpu import CUDA
+    from sbonnx.errors import DeviceError
+    from sbonnx.runtime import onnxruntime
+
+    installed = [name for name in RUNTIMES if _version(name)]
+    try:
+        module = onnxruntime()
+    except DeviceError as error:
+        return {"version": None, "providers": [], "packages": installed, "cuda": False}, [str(error)]
+    providers = list(module.get_available_providers())
+    problems = []
+    if len(installed) > 1:
+        problems.append("onnxruntime and onnxruntime-gpu share one folder: remove both, then install one")
+    elif "onnxruntime-gpu" in installed and CUDA not in providers:
+        problems.append("onnxruntime-gpu is installed, but CUDA is not available: check the driver and CUDA version")
+    version = str(module.__version__)
+    return {"version": version, "providers": providers, "packages": installed, "cuda": CUDA in providers}, problems
+
+
+def _runtime_text(runtime: dict[str, Any]) -> str:
+    if runtime["version"] is None:
+        return "not usable"
+    return (
+        f"{runtime['version']} ({', '.join(name.removesuffix('ExecutionProvider') for name in runtime['providers'])})"
+    )
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _size(count: int) -> str:
+    from sbonnx.progress import size_text
+
+    return size_text(count)
