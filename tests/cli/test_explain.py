@@ -71,7 +71,7 @@ def test_a_node_of_a_model(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["roundin"], "'roundin' is no lint rule, recipe key or pattern. Did you mean rounding,"),
+        (["roundingx"], "'roundingx' is no lint rule, recipe key or pattern. Did you mean rounding,"),
         (["node_con", "--model", MODEL], "has no node or tensor 'node_con'. Nearest: 'node_conv2d'"),
         (["x", "--model", "absent.onnx"], "'absent.onnx' does not exist"),
     ],
