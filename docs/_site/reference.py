@@ -18,6 +18,8 @@ import onnx
 import typer
 
 from sbonnx import cli
+from sbonnx.cli.app import build
+from sbonnx.cli.examples import EXAMPLES
 from sbonnx.lint import RULES
 from sbonnx.lint.findings import LintRule
 from tests.lint.seeded import ASIDE, CASES
@@ -29,7 +31,7 @@ MARKUP: Final = re.compile(r"\[/?(?:bold|dim|italic|cyan|yellow)[^\]]*\]")
 
 def command_line() -> str:
     """Return usage, description and options of every verb."""
-    return "\n".join(_verb("sbonnx", typer.main.get_command(cli._app())))
+    return "\n".join(_verb("sbonnx", typer.main.get_command(build())))
 
 
 def _verb(path: str, command: Any) -> Iterator[str]:
@@ -45,12 +47,17 @@ def _verb(path: str, command: Any) -> Iterator[str]:
     rows = [_option(parameter) for parameter in command.params if not getattr(parameter, "hidden", False)]
     yield "| argument or option | value | default | meaning |\n|---|---|---|---|"
     yield from rows
+    examples = EXAMPLES.get(path.partition(" ")[2], ())
+    if examples:
+        yield "\n".join(["", "```console", *(f"$ {line}" for line in examples), "```"])
 
 
 def _option(parameter: Any) -> str:
     names = parameter.opts if parameter.param_type_name == "option" else [parameter.metavar or parameter.name]
     values = (parameter.metavar or "") if parameter.param_type_name == "option" else ""
     given = getattr(parameter.default, "value", parameter.default)
+    if isinstance(getattr(parameter, "show_default", None), str):
+        given = parameter.show_default
     default = "required" if parameter.required else "" if given in (None, (), [], "", False) else f"`{given}`"
     named = ", ".join(f"`{name}`" for name in [*names, *parameter.secondary_opts])
     return "| " + " | ".join(map(_cell, (named, values, default, _plain(parameter.help or "")))) + " |"
