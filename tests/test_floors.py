@@ -52,6 +52,7 @@ THIRD_PARTIES: dict[str, frozenset[str] | None] = {
             "runtime",
             "calib.engine.runner",
             "calib.engine.session",
+            "cli.about.doctor",
             "verify.sessions",
             "profile",
             "backends.onnxruntime.backend",
