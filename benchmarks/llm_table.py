@@ -8,7 +8,7 @@ from typing import Final
 from benchmarks.calibration_table import Cell
 from benchmarks.kept import Record
 from benchmarks.llm_runs import FLOAT
-from benchmarks.llm_ways import ORT, OURS
+from benchmarks.llm_ways import CACHES, ORT, OURS
 from benchmarks.scores import Estimate
 from benchmarks.w8a8_table import shown
 
@@ -21,6 +21,9 @@ KL_SHARE: Final = 1 / 3
 """Largest share of the divergence of onnxruntime's default (asymmetric) at 4 bits, blocks of 32."""
 TWO_BIT_RATIO: Final = 40 / 36.15
 """Largest ratio of the perplexity at 2 bits to float: 40 on all 160 windows, on which float has 36.15."""
+
+CACHE_INCREASES: Final = {8: 0.0005, 4: 0.007}
+"""Largest relative increase of the perplexity by quantized caches, by their bits."""
 
 Records = Mapping[tuple[str, str], Record]
 """Records by (form, name of the row)."""
@@ -71,6 +74,12 @@ def _requirements(records: Records) -> Iterator[tuple[bool, str]]:
         )
         yield len(ahead) == len(scored), text
     plain = records.get((FLOAT, FLOAT))
+    for bits, largest in CACHE_INCREASES.items():
+        mine = records.get((CACHES, f"{OURS} {bits}-bit caches"))
+        if plain is not None and mine is not None and not mine["note"]:
+            increase = mine["perplexity"]["value"] / plain["perplexity"]["value"] - 1
+            text = f"increase of the perplexity by {bits}-bit caches: {increase:.3%}, at most {largest:.2%}"
+            yield increase <= largest, text
     for form in dict.fromkeys(form for form, _ in records if form.startswith("w2")):
         mine = records.get((form, f"{OURS} default"))
         if plain is not None and mine is not None and not mine["note"]:

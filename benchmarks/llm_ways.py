@@ -8,6 +8,8 @@ from typing import Final
 
 OURS: Final = "sbonnx"
 ORT: Final = "onnxruntime"
+CACHES: Final = "float weights"
+"""Form of decoders whose caches alone are quantized."""
 
 
 @dataclass(frozen=True)
@@ -31,22 +33,26 @@ class DecoderWay:
 
     @property
     def form(self) -> str:
-        """Width and block size, such as "w4 g32"."""
-        return f"w{self.bits} g{self.block}"
+        """Width and block size, such as "w4 g32"; "float weights" if only caches are quantized."""
+        return f"w{self.bits} g{self.block}" if self.bits else CACHES
 
 
-FORMS: Final = ((4, 32), (4, 128), (3, 32), (2, 32), (2, 128))
+FORMS: Final = ((4, 32), (4, 128), (3, 32), (2, 32), (2, 128), (0, 32))
 """Widths and block sizes, in the order of the table."""
 
-EVERY: Final = tuple(f"w{bits} g{block}" for bits, block in FORMS)
+EVERY: Final = tuple(f"w{bits} g{block}" for bits, block in FORMS if bits)
 KERNELS: Final = tuple(form for form in EVERY if form[:2] in ("w2", "w4"))
 """Forms that MatMulNBits holds as they are."""
 
 OUR_SETTINGS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "default": ((), EVERY),
     "nearest": (("W.ROUNDING.TYPE=nearest",), EVERY),
+    "GPTQ": (("W.ROUNDING.TYPE=gptq",), ("w2 g32", "w2 g128")),
+    "3.65 bits on average": (("MIXED.BUDGET.BITS=3.65",), ("w4 g128",)),
     "float32 arithmetic": (("ACCURACY_LEVEL=0",), ("w4 g32",)),
     "embedding and head as narrow": (("EMBEDDING_BITS={bits}",), ("w4 g32", "w2 g32")),
+    "8-bit caches": (("LLM.KV_BITS=8",), (CACHES, "w4 g32")),
+    "4-bit caches": (("LLM.KV_BITS=4",), (CACHES, "w4 g32")),
 }
 """Our settings, and the forms that they are measured at; {bits} is the width of the other weights."""
 

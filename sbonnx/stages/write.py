@@ -143,7 +143,8 @@ def _report(state: PipelineState) -> Report:
     problems: tuple[str, ...] = ()
     if isinstance(request.model, PrunedModel):
         problems = tuple(f"pruning: {problem}" for problem in request.model.report.problems)
-    if not solved and not only_converted:
+    only_caches = recipe.llm.kv_bits is not None and recipe.w.quantizer.bit == FLOAT
+    if not solved and not only_converted and not only_caches:
         why = f"; first reason: {refusals[0]}" if refusals else ""
         problems = (*problems, f"nothing was quantized{why}")
     model = original_of(request.model)

@@ -14,7 +14,7 @@ from benchmarks import llm
 from benchmarks.kept import Kept, Record
 from benchmarks.llm_runs import FLOAT, DecoderBench, figures
 from benchmarks.llm_table import HEADER, SPEED_HEADER, acceptance, lines, speed_lines
-from benchmarks.llm_ways import ORT, OURS, DecoderWay, ways
+from benchmarks.llm_ways import CACHES, ORT, OURS, DecoderWay, ways
 from benchmarks.scores import Estimate
 from sbonnx import llm as decoders
 from sbonnx.llm.decoding import DecoderSession
@@ -86,6 +86,9 @@ def test_requirements() -> None:
         {(FLOAT, FLOAT): record(0.0, 36.15), ("w2 g32", OWN): record(0.1, 39.9), ("w2 g128", OWN): record(0.1, 41.0)}
     )
     assert [line.split(":")[0] for line in two] == ["met", "**missed**"]
+    caches = {(CACHES, f"{OURS} {bits}-bit caches"): record(0.001, value) for bits, value in ((8, 36.151), (4, 36.5))}
+    said = acceptance({(FLOAT, FLOAT): record(0.0, 36.15), **caches})
+    assert [line.split(":")[0] for line in said] == ["met", "**missed**"] and "0.003%, at most 0.05%" in said[0]
 
 
 def test_tables() -> None:
@@ -109,5 +112,6 @@ def test_tables() -> None:
 def test_settings_are_named_once() -> None:
     found = ways()
     assert len(set(found.values())) == len(found)
-    assert {way.bits for (_, row), way in found.items() if "GPTQ" in row} == {4}
+    assert {way.bits for (_, row), way in found.items() if "GPTQ" in row and way.quantizer == ORT} == {4}
+    assert {way.bits for (form, _), way in found.items() if form == CACHES} == {0}
     assert found["w2 g32", f"{OURS} embedding and head as narrow"].settings == ("EMBEDDING_BITS=2",)

@@ -155,6 +155,9 @@ def test_a_folder_with_quantized_caches(tmp_path: Path, bits: int, capsys: pytes
     out = capsys.readouterr().out
     assert f"2 of {bits} bits ({'int8' if bits == 8 else 'uint8'})" in out
     assert f"{512 * bits // 32} B per token" in out
+    weightless = llm.quantize(source, ids, output=tmp_path / "w", bits="w0", kv_bits=bits, latency=False)
+    assert weightless.ok, weightless.problems
+    assert {weight.label() for weight in read_decoder(tmp_path / "w").structure.weights} == {"float32"}
 
 
 @pytest.mark.slow
