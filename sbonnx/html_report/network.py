@@ -229,6 +229,35 @@ def _figure_text(figure: Mapping[str, Any]) -> str:
     return f"{text(figure.get('name'))} {value}{unit}{interval}" + line
 
 
+def _agreement_range(metrics: Mapping[str, Any]) -> str:
+    """Return the 95 % interval of the lowest agreement, and the number of samples; "" if they are unknown."""
+    rows = [
+        (figure, row.get("samples"))
+        for row in metrics.get("quality") or ()
+        for figure in row.get("figures") or ()
+        if figure.get("name") == "agreement"
+    ]
+    if not rows:
+        return ""
+    figure, samples = min(rows, key=lambda pair: number(pair[0].get("value")) or 0.0)
+    low, high = (number(figure.get(key)) for key in ("low", "high"))
+    known = low is not None and high is not None and math.isfinite(low) and math.isfinite(high)
+    ends = f", {formatting.percent(low)} to {formatting.percent(high)}" if known else ""
+    return f"{ends} of {formatting.count(samples)} samples"
+
+
+def _evaluation(evaluation: Mapping[str, Any]) -> Iterable[Figure]:
+    """Yield the metric of the file on labelled data, beside that of the float model."""
+    rows: Sequence[Any] = evaluation.get("rows") or ()
+    if len(rows) < 2:
+        return
+    value, before = (formatting.plain(row["metric"]["value"], 4) for row in (rows[1], rows[0]))
+    difference = rows[1].get("difference") or {}
+    change, low, high = (formatting.plain(difference.get(key), 3) for key in ("value", "low", "high"))
+    where = f"float {before}, difference {change} ({low} to {high}), {formatting.count(evaluation['samples'])} samples"
+    yield Figure(text(evaluation["metric"]), value, where)
+
+
 def _headline(report: Mapping[str, Any], metrics: Mapping[str, Any]) -> Iterable[Figure]:
     outputs = metrics.get("outputs") or ()
     sqnr, agreement = least(outputs, "sqnr_db"), least(outputs, "agreement")
@@ -236,7 +265,8 @@ def _headline(report: Mapping[str, Any], metrics: Mapping[str, Any]) -> Iterable
     if sqnr is not None:
         yield Figure("SQNR", f"{formatting.decibel(sqnr)} dB", several)
     if agreement is not None:
-        yield Figure("Agreement", formatting.percent(agreement), "same best class as float")
+        yield Figure("Agreement", formatting.percent(agreement), f"same best class as float{_agreement_range(metrics)}")
+    yield from _evaluation(metrics.get("evaluation") or {})
     if metrics.get("size_ratio") is not None:
         sizes = f"{formatting.size(metrics.get('bytes_float'))} → {formatting.size(metrics.get('bytes_quantized'))}"
         yield Figure("Size", f"{formatting.ratio(metrics['size_ratio'])} ×", sizes)

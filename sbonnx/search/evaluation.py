@@ -16,7 +16,16 @@ from sbonnx.calib.engine.runner import LayerRunner
 from sbonnx.calib.quantized.forward import Forward
 from sbonnx.errors import DataError
 from sbonnx.graph import Graph
-from sbonnx.metrics import LOSS_TEXT, LossKind, Metric, OutputDifference, OutputDifferences, changed_share, loss_of
+from sbonnx.metrics import (
+    LOSS_TEXT,
+    LossKind,
+    Metric,
+    OutputDifference,
+    OutputDifferences,
+    changed_share,
+    loss_kind,
+    loss_of,
+)
 from sbonnx.plan import Solution
 from sbonnx.stages.state import Prepared
 from sbonnx.verify import LabelledLoss
@@ -41,7 +50,7 @@ class Score:
             it.
         loss: the loss that a limit refers to, see `Judge.kind`.
         sqnr_db: signal-to-noise ratio of the worst output, decibel.
-        changed: share of samples whose top-1 class differs from float; None without classes.
+        changed: share of samples whose top-1 class differs from float; None unless the model has one output of classes.
         by_feed: error of each feed. Its mean is `error`, unless an output has infinite error.
     """
 
@@ -217,7 +226,8 @@ class Judge:
         error = math.inf if broken else float(np.mean(energies))
         worst = min(one.sqnr_db for one in outputs)
         loss = loss_of(outputs, self.kind, losses) if self.labelled is None else losses[0]
-        return Score(error, loss, worst, changed_share(outputs))
+        classes = loss_kind("auto", self.graph) == "top1"
+        return Score(error, loss, worst, changed_share(outputs) if classes else None)
 
 
 def _energies(plain: Any, found: Any) -> tuple[float, float]:

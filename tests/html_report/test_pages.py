@@ -120,6 +120,21 @@ def test_outputs_by_nature_and_advice() -> None:
     assert "advice: use 8-bit weights: sbonnx quantize &#39;&lt;m&gt;&#39;" in page
 
 
+def test_agreement_has_its_interval_and_a_metric_on_labels_its_own_tile() -> None:
+    """16 samples tell little: the tile says so."""
+    report = network([])
+    figure = {"name": "agreement", "value": 0.875, "low": 0.64, "high": 0.965, "unit": "", "line": 0.75}
+    report["metrics"]["outputs"] = [{"name": "y", "sqnr_db": 20.0, "agreement": 0.875}]
+    report["metrics"]["quality"] = [{"name": "y", "nature": "classes", "samples": 16, "figures": [figure]}]
+    before, after = ({"value": value, "low": 0.8, "high": 0.95} for value in (0.91, 0.9))
+    change = {"value": -0.01, "low": -0.02, "high": 0.005}
+    rows = [{"model": "float", "metric": before}, {"model": "quantized", "metric": after, "difference": change}]
+    report["metrics"]["evaluation"] = {"metric": "top1", "samples": 500, "rows": rows}
+    page = single_page(report)
+    assert "same best class as float, 64.00 % to 96.50 % of 16 samples" in page
+    assert "float 0.91, difference −0.01 (−0.02 to 0.005), 500 samples" in page
+
+
 def test_same_page_from_json() -> None:
     """A report read back has texts where numbers are not finite, and lists for tuples."""
     report = network([layer("n", 12.5, math.inf), layer("m", math.nan, -math.inf)])

@@ -72,6 +72,16 @@ def test_scores_are_those_of_the_file(place: Path) -> None:
     assert len(fit) + len(held) == len(FEEDS) and trials.judge.kind == "top1"
 
 
+def test_boxes_have_no_changed_classes() -> None:
+    """The largest of four coordinates is no class."""
+    proto = residual()
+    proto.graph.output.append(onnx.helper.make_tensor_value_info("y2", onnx.TensorProto.FLOAT, None))
+    proto.graph.node.append(onnx.helper.make_node("Neg", ["y"], ["y2"], name="neg"))
+    recipe, rules = read_recipe(None, "virtual", {"W.ROUNDING": "nearest", "held_out": 0})
+    score = open_trials(proto, FEEDS, recipe, rules).score(recipe, "plain")
+    assert score.changed is None and score.sqnr_db > 10
+
+
 def test_samples_that_verify_the_result_are_not_tried_on() -> None:
     recipe, rules = read_recipe("auto", "virtual", {})
     feeds = [{"x": x} for x in np.random.default_rng(0).standard_normal((16, 8, 3, 8, 8)).astype(np.float32)]
