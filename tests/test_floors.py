@@ -25,7 +25,8 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"equalize", "heads", "precision", "pruning"}),
     frozenset({"reconstruct", "calib.shared_calibration", "qat.training"}),
     frozenset({"calib.calibrator", "correct", "profile", "qat.onnx_to_torch"}),
-    frozenset({"calib.cache", "calib.quantized", "calib.recurrent", "calib.held_out"}) | {"verify", "lint"},
+    frozenset({"calib.cache", "calib.quantized", "calib.recurrent", "calib.held_out", "calib.input_check"})
+    | {"verify", "lint"},
     frozenset({"calib.engine", "calib.qparams", "qdq", "export"}),
     frozenset({"plan"}),
     frozenset({"rounding"}),

@@ -12,6 +12,7 @@ from sbonnx.calib.cache.sketch_cache import PRUNING
 from sbonnx.calib.calibrator import MeasuredRanges
 from sbonnx.calib.data import dataset as datasets
 from sbonnx.calib.held_out import HeldOutSplit, divide, divide_sequences
+from sbonnx.calib.input_check import check_inputs
 from sbonnx.calib.observers import OBSERVERS
 from sbonnx.calib.qparams.solve import weights_alone
 from sbonnx.calib.recurrent import read_steps, unroll
@@ -52,7 +53,10 @@ def read_data(state: PipelineState, options: RunOptions) -> PipelineState:
     """
     prepared = state.prepared
     limits_of(prepared.recipe).check_outputs([output.name for output in prepared.graph.outputs])
-    return replace(state, data=divided(state.request.data, prepared, state.request.split))
+    data = divided(state.request.data, prepared, state.request.split)
+    if data is not None and prepared.first_layer is not None:
+        prepared.graph.info.notes.extend(check_inputs(prepared.first_layer, data.every))
+    return replace(state, data=data)
 
 
 def divided(data: Any, prepared: Prepared, split: int | None) -> HeldOutSplit | None:

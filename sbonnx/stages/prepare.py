@@ -12,6 +12,7 @@ from sbonnx import graph as graphs
 from sbonnx import patterns, precision, qdq
 from sbonnx.backends import Backend
 from sbonnx.backends.tensorrt.profiles import VERSIONS
+from sbonnx.calib.input_check import first_layer_of
 from sbonnx.calib.observers import OBSERVERS
 from sbonnx.correct import give_biases, own_statistics, record_normals
 from sbonnx.equalize import equalize
@@ -57,7 +58,14 @@ def load(state: PipelineState, options: RunOptions) -> PipelineState:
             f"CALIBRATION.WORKERS: {recipe.calibration.workers} has no effect: samples run on threads of one process"
         )
     prepared = Prepared(
-        graph, Plan(()), recipe, request.backend, nodes_before, refusals=tuple(refusals), layers=Modules(infos)
+        graph,
+        Plan(()),
+        recipe,
+        request.backend,
+        nodes_before,
+        refusals=tuple(refusals),
+        layers=Modules(infos),
+        first_layer=first_layer_of(graph),
     )
     return replace(state, prepared=prepared)
 

@@ -14,6 +14,7 @@ from sbonnx import recipe as recipes
 from sbonnx.backends import Backend, backend_for
 from sbonnx.calib.calibrator import MeasuredRanges
 from sbonnx.calib.held_out import HeldOutSplit
+from sbonnx.calib.input_check import FirstLayer
 from sbonnx.equalize import Equalization
 from sbonnx.graph import Graph
 from sbonnx.options import RunOptions
@@ -130,6 +131,7 @@ class Prepared:
         applied: patterns that fired.
         refusals: what patterns and planning declined.
         layers: torch modules and functions that the nodes of the file belong to.
+        first_layer: what the first layer of the file expects of images; None: nothing is known.
         corrects: biases are corrected by measured mean errors.
         measured: whether the graph was equalized by measured activations.
     """
@@ -142,6 +144,7 @@ class Prepared:
     applied: tuple[Fired, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     layers: Modules = field(default_factory=lambda: Modules(()))
+    first_layer: FirstLayer | None = None
     corrects: bool = False
     measured: bool = False
 

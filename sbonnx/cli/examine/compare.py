@@ -34,6 +34,7 @@ def run(given: Arguments) -> int:
     from sbonnx import graph as graphs
     from sbonnx import verify
     from sbonnx.calib.data import dataset as datasets
+    from sbonnx.calib.input_check import data_notes
     from sbonnx.report import verdict_of
 
     printer, float_model, quant_model = given.printer(), given[FLOAT], given[QUANT]
@@ -42,7 +43,10 @@ def run(given: Arguments) -> int:
     limits = verify.Limits(**thresholds, names={key: row.flags[0] for key, row in rows.items()})
     source, evaluation, max_loss = given.required_data(), evaluation_of(given), _max_loss(given)
     graphs.load(quant_model)  # validates the file, for a clear error message
-    feeds = datasets.read(source, graphs.load(float_model), split=given[options.SPLIT], limit=given[options.SAMPLES])
+    graph = graphs.load(float_model)
+    feeds = datasets.read(source, graph, split=given[options.SPLIT], limit=given[options.SAMPLES])
+    for note in data_notes(graph, feeds):
+        printer.note(note)
     device, depth = given[options.DEVICE] or "cpu", verify.Depth(levels=True, kernels=True)
     comparison = verify.compare(float_model, quant_model, feeds, device=device, depth=depth)
     missed: tuple[str, ...] = ()
