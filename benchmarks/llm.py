@@ -35,7 +35,8 @@ the embedding float, quantize the head as the rest, and compute in float32. GPTQ
 calibrates on the same {calibration} windows. Each file runs in onnxruntime on the same {windows} windows of {length} \
 tokens of other books, scored as by `sbonnx llm evaluate`: perplexity, mean KL divergence from float, positions with \
 the most likely token of float, each with its 95 % interval (bootstrap over windows). MB: model and external data. \
-CPU s: of the whole process; ours evaluates the file too. onnxruntime stores 3 bits in 4. Its GPTQ propagates no \
+CPU s: of the whole process; ours evaluates the file too, and the rows of onnxruntime may be of an earlier run, whose \
+CPU s do not compare. onnxruntime stores 3 bits in 4. Its GPTQ propagates no \
 errors (it takes the update of the remaining columns from below the diagonal of an upper triangular matrix, which is \
 0), so without `mse` it equals rounding to nearest."""
 
