@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"__init__", "__main__"}),
     frozenset({"cli"}),
-    frozenset({"batch", "llm"}),
+    frozenset({"batch", "llm", "testing"}),
     frozenset({"api", "quant_model", "sparse_model"}),
     frozenset({"search", "qat"}),
     frozenset({"pipeline"}),
@@ -36,7 +36,7 @@ FLOORS: tuple[frozenset[str], ...] = (
     ),
     frozenset({"linear", "html_report"}),
     frozenset({"graph", "report", "calib", "options"}),
-    frozenset({"spec", "runtime", "progress", "python_files"}),
+    frozenset({"spec", "runtime", "progress", "plugins", "python_files"}),
     frozenset({"errors", "version", "isolation", "input_files", "terminal", "cpu", "assets", "ops", "native"}),
 )
 FLOOR_OF = {unit: len(FLOORS) - 1 - depth for depth, units in enumerate(FLOORS) for unit in units}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from sbonnx import plugins
 from sbonnx.calib.observers.aciq import Aciq
 from sbonnx.calib.observers.auto import Auto
 from sbonnx.calib.observers.base import Observer
@@ -15,8 +16,9 @@ from sbonnx.calib.observers.mse import Mse
 from sbonnx.calib.observers.percentile import Percentile
 from sbonnx.calib.observers.quantization_error import quantization_error
 from sbonnx.errors import RecipeError
+from sbonnx.plugins.registry import Registry, subclass_of
 
-OBSERVERS: Final[dict[str, type[Observer]]] = {
+_BUILT_IN: Final[dict[str, type[Observer]]] = {
     "minmax": MinMax,
     "moving_average": MovingAverage,
     "percentile": Percentile,
@@ -25,7 +27,12 @@ OBSERVERS: Final[dict[str, type[Observer]]] = {
     "aciq": Aciq,
     "auto": Auto,
 }
-"""Every observer by its recipe name. To add one, add a file here and a row."""
+"""To add one, add a file here and a row."""
+
+OBSERVERS: Final[Registry[type[Observer]]] = Registry(
+    plugins.OBSERVERS, subclass_of(Observer, "sbonnx.calib.observers.Observer"), _BUILT_IN
+)
+"""Every observer by its recipe name, those of installed packages included."""
 
 
 def make_observer(name: str, arguments: Mapping[str, Any] | None = None) -> Observer:

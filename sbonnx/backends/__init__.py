@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from typing import Final
 
+from sbonnx import plugins
 from sbonnx.backends.base import Backend, Rule
 from sbonnx.backends.onnxruntime.backend import ONNXRUNTIME
 from sbonnx.backends.tensorrt.backend import TENSORRT, of_version
 from sbonnx.backends.virtual import VIRTUAL
+from sbonnx.plugins.registry import Registry, instance_of
 
-BACKENDS: Final[dict[str, Backend]] = {
-    "virtual": VIRTUAL,
-    "onnxruntime": ONNXRUNTIME,
-    "tensorrt": TENSORRT,
-}
+BACKENDS: Final[Registry[Backend]] = Registry(
+    plugins.BACKENDS,
+    instance_of(Backend, "sbonnx.backends.Backend"),
+    {
+        "virtual": VIRTUAL,
+        "onnxruntime": ONNXRUNTIME,
+        "tensorrt": TENSORRT,
+    },
+)
+"""Every backend by its recipe name, those of installed packages included."""
 
 
 def backend_for(name: str, version: str | None = None) -> Backend:

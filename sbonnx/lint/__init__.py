@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Final
 
 from onnx import ModelProto
 
 from sbonnx import graph as graphs
+from sbonnx import plugins
 from sbonnx.backends.tensorrt.profiles import PROFILES
 from sbonnx.errors import RecipeError
 from sbonnx.graph import Graph
@@ -15,6 +17,7 @@ from sbonnx.lint.findings import Finding, LintRule, Severity
 from sbonnx.lint.ort import ORT_RULES
 from sbonnx.lint.tensorrt import TENSORRT
 from sbonnx.lint.view import View
+from sbonnx.plugins.registry import instance_of
 
 RULES: Final[dict[str, tuple[LintRule, ...]]] = {
     "tensorrt": TENSORRT,
@@ -29,11 +32,20 @@ def rules_for(target: str) -> tuple[LintRule, ...]:
     """Return the rules that apply to a target.
 
     Raises:
-        RecipeError: the target is not known.
+        RecipeError: the target is not known, or a rule of an installed package cannot be imported.
     """
     if target not in TARGETS:
         raise RecipeError(f"target '{target}' is not known: choose one of {', '.join(TARGETS)}")
-    return tuple(rule for rule in RULES[target.partition("@")[0]] if not rule.versions or target in rule.versions)
+    family = target.partition("@")[0]
+    rules = (*RULES[family], *_plugged_in(family))
+    return tuple(rule for rule in rules if not rule.versions or target in rule.versions)
+
+
+def _plugged_in(family: str) -> Iterator[LintRule]:
+    """Yield the rules of installed packages for a family of targets, by name of the entry point."""
+    for name, rule in plugins.plugins_of(plugins.LINT_RULES, instance_of(LintRule, "sbonnx.lint.LintRule")):
+        if name.partition(".")[0] == family and isinstance(rule, LintRule):
+            yield rule
 
 
 def lint(model: str | os.PathLike[str] | ModelProto | Graph, target: str = TARGETS[0]) -> list[Finding]:

@@ -8,19 +8,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from sbonnx import plugins
 from sbonnx.errors import RecipeError
+from sbonnx.plugins.registry import Registry, subclass_of
 from sbonnx.rounding.adaquant import AdaQuant
 from sbonnx.rounding.adaround import BLOCKS, AdaRound, SoftBlocks
 from sbonnx.rounding.base import Grid, Nearest, Rounded, Rounder
 from sbonnx.rounding.gptq import Gptq
 
-ROUNDERS: Final[dict[str, type[Rounder]]] = {
-    "nearest": Nearest,
-    "adaround": AdaRound,
-    "adaquant": AdaQuant,
-    "gptq": Gptq,
-    BLOCKS: SoftBlocks,
-}
+ROUNDERS: Final[Registry[type[Rounder]]] = Registry(
+    plugins.ROUNDINGS,
+    subclass_of(Rounder, "sbonnx.rounding.Rounder"),
+    {
+        "nearest": Nearest,
+        "adaround": AdaRound,
+        "adaquant": AdaQuant,
+        "gptq": Gptq,
+        BLOCKS: SoftBlocks,
+    },
+)
+"""Every rounding by its recipe name, those of installed packages included."""
 
 
 def make_rounder(name: str, arguments: Mapping[str, Any]) -> Rounder:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ FEEDS = [{"x": np.random.default_rng(0).standard_normal((8, 3, 8, 8)).astype(np.
 @pytest.fixture
 def extended(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tables with the new rows."""
-    tables: tuple[dict[str, Any], ...] = (OBSERVERS, ROUNDERS, lint.RULES, backends.BACKENDS)
+    tables: tuple[MutableMapping[str, Any], ...] = (OBSERVERS, ROUNDERS, lint.RULES, backends.BACKENDS)
     monkeypatch.setattr(patterns, "FUSE", patterns.FUSE)
     before = [dict(table) for table in tables]
     extension.register()

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -40,9 +41,13 @@ def commands(block: Block) -> list[list[str]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", WITH_BLOCKS, ids=lambda path: path.relative_to(DOCS).as_posix())
-def test_blocks_run_in_order(page: Path, workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_blocks_run_in_order(
+    page: Path, workplace: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Commands and programs of a page share a folder, as for a reader who follows it; `bash` blocks need own files."""
-    names: dict[str, object] = {"__name__": "page"}
+    module = ModuleType("page")
+    monkeypatch.setitem(sys.modules, "page", module)
+    names = vars(module)
     for block in blocks(page):
         if block.language == "python":
             exec(compile("\n" * block.line + block.text, str(page), "exec"), names)

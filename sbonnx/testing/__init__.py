@@ -1,0 +1,18 @@
+"""Contract checks for authors of plug-ins: observers, roundings, backends and lint rules.
+
+Each function raises AssertionError with the broken clause. In a test of a plug-in:
+
+    from sbonnx import testing
+
+    def test_contract():
+        testing.check_observer("trimmed")
+"""
+
+from __future__ import annotations
+
+from sbonnx.testing.backends import check_backend
+from sbonnx.testing.lint_rules import check_lint_rule
+from sbonnx.testing.observers import check_observer
+from sbonnx.testing.roundings import check_rounding
+
+__all__ = ["check_backend", "check_lint_rule", "check_observer", "check_rounding"]

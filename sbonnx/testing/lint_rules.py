@@ -1,0 +1,34 @@
+"""The contract of lint rules."""
+
+from __future__ import annotations
+
+from onnx import ModelProto
+
+from sbonnx.lint import lint, rules_for
+
+
+def check_lint_rule(rule: str, target: str, bad: ModelProto, clean: ModelProto) -> None:
+    """Check the lint rule with this id.
+
+    The clauses: it is found in the bad model and not in the clean one; findings name a node or a tensor, and say why;
+    neither model is changed.
+
+    Args:
+        rule: id of the rule.
+        target: a target that it applies to, such as "onnxruntime".
+        bad, clean: models with and without the fault.
+
+    Raises:
+        AssertionError: a clause is broken.
+        RecipeError: there is no such target.
+    """
+    assert rule in {one.id for one in rules_for(target)}, f"rule '{rule}' is not installed for {target}"
+    before = [model.SerializeToString(deterministic=True) for model in (bad, clean)]
+    found = [one for one in lint(bad, target) if one.rule == rule]
+    assert found, f"rule '{rule}': the bad model has a finding"
+    for one in found:
+        assert one.node or one.tensor, f"rule '{rule}': a finding names a node or a tensor"
+        assert one.why.strip(), f"rule '{rule}': a finding says why"
+    assert not [one for one in lint(clean, target) if one.rule == rule], f"rule '{rule}': the clean model has none"
+    after = [model.SerializeToString(deterministic=True) for model in (bad, clean)]
+    assert before == after, f"rule '{rule}': models are not changed"
