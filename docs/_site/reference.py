@@ -136,6 +136,9 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
     "reference/recipe_defaults.md": recipe_defaults,
     "reference/lint_rules.md": lint_rules,
 }
+OUTSIDE: Final = re.compile(r"\]\((?!https?:|#|docs/)([^)]+)\)")
+"""Links of the repository's root to files outside `docs/`, which are relative to `docs/` on a page of the site."""
+
 COPIED: Final = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md", "security.md": "SECURITY.md"}
 
 
@@ -145,7 +148,7 @@ def main() -> None:
         with mkdocs_gen_files.open(page, "a") as out:
             out.write(make())
     for page, source in COPIED.items():
-        text = (ROOT / source).read_text(encoding="utf-8")
+        text = OUTSIDE.sub(r"](../\1)", (ROOT / source).read_text(encoding="utf-8"))
         with mkdocs_gen_files.open(page, "w") as out:
             out.write(re.sub(r"\]\(docs/", "](", text))
 
