@@ -18,7 +18,7 @@ LEAST_SQNR_DB: Final = 20.0
 """SQNR that 8 bits reach on every model of `MODELS`."""
 
 NOTHING: Final = "nothing was quantized"
-"""How the problem of a report begins if a backend has no kernel for any op of a model, which a contract allows."""
+"""Beginning of the problem of a report if a backend has no kernel for any op of a model, which a contract allows."""
 
 MODELS: Final[dict[str, tuple[str, dict[str, tuple[int, ...]]]]] = {
     "a convolutional network": (
