@@ -85,6 +85,8 @@ THIRD_PARTIES: dict[str, frozenset[str] | None] = {
     "yaml": frozenset({"recipe", "cli", "batch.jobs.jobfile", "calib.data.readers.settings"}),
     "PIL": frozenset({"calib.data.readers.images", "calib.data.readers.image_settings"}),
     "typer": frozenset({"cli"}),
+    "tomli": frozenset({"cli.configuration"}),  # tomllib, before Python 3.11
+    "tomllib": frozenset({"cli.configuration"}),
     "rich": frozenset({"cli", "progress", "batch.step_progress"}),
     "jinja2": frozenset({"html_report", "llm.texts"}),
     "tokenizers": frozenset({"llm.texts", "calib.data.readers.texts"}),

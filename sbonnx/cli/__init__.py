@@ -9,11 +9,13 @@ import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import typer
 
-from sbonnx.cli.app import EPILOG, GROUPS, NAME, VERBS, build
+from sbonnx.cli.app import EPILOG, GROUPS, NAME, VERBS, build, rows_of_commands
+from sbonnx.cli.configuration import Configuration, find
 from sbonnx.cli.output.error_lines import DONE, FAILED, INTERRUPTED, report
 from sbonnx.cli.output.streams import standard_streams
 from sbonnx.terminal import LINE_LENGTH, one_line
@@ -23,6 +25,9 @@ YOUNG_OBJECTS: Final = 50_000
 
 Graphs are many objects that live long. At 9,375 nodes looking at them again and again took a third of planning.
 """
+
+WITHOUT_CONFIGURATION: Final = frozenset({"help", "version", "completion", "explain", "doctor"})
+"""Commands that work with a wrong configuration too."""
 
 INTERRUPT_CODE: Final = 130
 """Exit code of typer for an interrupt while it parses the command line."""
@@ -40,7 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: list[str], debug: bool) -> int:
     try:
-        code = typer.main.get_command(build()).main(arguments, prog_name=NAME, standalone_mode=False)
+        configuration = _configuration(arguments)
+        defaults = None if configuration is None else configuration.default_map(rows_of_commands())
+        program = typer.main.get_command(build(configuration))
+        code = program.main(arguments, prog_name=NAME, standalone_mode=False, default_map=defaults)
         if not code:  # after --help, --version or a command that flushed or reported its error itself: flush stdout
             sys.stdout.flush()
     except Exception as error:
@@ -52,6 +60,21 @@ def _run(arguments: list[str], debug: bool) -> int:
         print(INTERRUPTED, file=sys.stderr)
         return FAILED
     return int(code or DONE)
+
+
+def _configuration(arguments: list[str]) -> Configuration | None:
+    """Return the configuration of the current folder; None if the command takes none.
+
+    Raises:
+        RecipeError: it cannot be read.
+    """
+    if {"--no-config", "--help", "-h", "--version"} & set(arguments) or arguments[0] in WITHOUT_CONFIGURATION:
+        return None
+    try:
+        folder = Path.cwd()
+    except FileNotFoundError:  # the folder was removed
+        return None
+    return find(folder)
 
 
 def _usage_line(error: Any) -> str:

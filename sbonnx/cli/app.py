@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Final, Literal
 
 import typer
@@ -13,16 +13,17 @@ from typer.completion import completion_init  # type: ignore[attr-defined]
 from typer.core import TyperCommand, TyperGroup
 
 from sbonnx.cli.about import completion, doctor, explain, version
-from sbonnx.cli.create import batch, demo, llm, prune, qat, quantize, recipe, simplify
-from sbonnx.cli.examine import bench, compare, diff, inspect, lint, plan, profile, run
+from sbonnx.cli.configuration import Configuration
+from sbonnx.cli.create import batch, demo, init, llm, prune, qat, quantize, recipe, simplify
+from sbonnx.cli.examine import bench, compare, diff, inspect, lint, plan, profile, run, view
 from sbonnx.cli.examine import eval as evaluation
 from sbonnx.cli.examples import EXAMPLES
-from sbonnx.cli.options import command
+from sbonnx.cli.options import CommandOption, command
 from sbonnx.cli.output.error_lines import guard
 
 VERBS: Final = (
-    *(quantize, batch, qat, prune, simplify, recipe, demo),
-    *(inspect, plan, lint, run, bench, compare, diff, evaluation, profile),
+    *(quantize, batch, qat, prune, simplify, init, recipe, demo),
+    *(inspect, plan, lint, run, bench, compare, diff, evaluation, profile, view),
     *(explain, doctor, version, completion),
 )
 
@@ -93,8 +94,22 @@ class Group(TyperGroup):
         _write_panels(formatter, panels)
 
 
-def build() -> typer.Typer:
-    """Build the program from its commands. Colours and boxes in the help only on a terminal."""
+def rows_of_commands() -> dict[str, Sequence[CommandOption[Any]]]:
+    """Return the options of each command, by its words."""
+    verbs = {verb.__name__.rpartition(".")[2]: verb.OPTIONS for verb in VERBS}
+    groups = {
+        f"{group.__name__.rpartition('.')[2]} {each.name}": each.options for group in GROUPS for each in group.COMMANDS
+    }
+    return {**verbs, **groups}
+
+
+def build(configuration: Configuration | None = None) -> typer.Typer:
+    """Build the program from its commands. Colours and boxes in the help only on a terminal.
+
+    Args:
+        configuration: file whose options are named in the output of commands that use them.
+    """
+    file = None if configuration is None else configuration.file
     if completion.VARIABLE in os.environ:  # set by the completion scripts
         completion_init()
     style: Literal["rich"] | None = "rich" if sys.stdout.isatty() else None
@@ -104,14 +119,14 @@ def build() -> typer.Typer:
         for verb in VERBS:
             *_, package, name = verb.__name__.split(".")
             if package == panel:
-                function = guard(command(verb.OPTIONS, verb.run))
+                function = guard(command(verb.OPTIONS, verb.run, file))
                 settings: Any = {"cls": Command, "context_settings": CONTEXT, "rich_help_panel": heading}
                 app.command(name, help=verb.HELP, **settings)(function)
     for group in GROUPS:
         inner = typer.Typer(help=group.HELP, no_args_is_help=True, rich_markup_mode=style, cls=Group)
         inner.callback(cls=Group, context_settings=CONTEXT)(_group)
         for each in group.COMMANDS:
-            function = guard(command(each.options, each.run))
+            function = guard(command(each.options, each.run, file))
             inner.command(each.name, help=each.help, cls=Command, context_settings=CONTEXT)(function)
         name = group.__name__.rpartition(".")[2]
         app.add_typer(inner, name=name, help=group.HELP, rich_help_panel="Language models")
@@ -153,4 +168,4 @@ def _help(
     root.main([*(words or ()), "--help"], prog_name=NAME, standalone_mode=False)
 
 
-__all__ = ["CONTEXT", "EPILOG", "GROUPS", "NAME", "VERBS", "build"]
+__all__ = ["CONTEXT", "EPILOG", "GROUPS", "NAME", "VERBS", "build", "rows_of_commands"]

@@ -17,6 +17,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "sbonnx prune model.onnx -o sparse.onnx --pattern 2:4",
     ),
     "simplify": ("sbonnx simplify model.onnx -o simple.onnx",),
+    "init": ("sbonnx init model.onnx -o recipe.yaml", "sbonnx init model.onnx --jobs -o jobs.yaml"),
     "recipe": ("sbonnx recipe > recipe.yaml", "sbonnx recipe recipe.yaml --set W.QUANTIZER.BIT=4"),
     "inspect": ("sbonnx inspect model.onnx", "sbonnx inspect model.int8.onnx --json"),
     "plan": (
@@ -26,6 +27,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "lint": (
         "sbonnx lint model.int8.onnx --target tensorrt@10",
         "sbonnx lint model.int8.onnx --target tensorrt@10 --fix -o model.fixed.onnx",
+        "sbonnx lint model.int8.onnx --target onnxruntime --output-format github",
     ),
     "run": (
         "sbonnx run model.onnx --data test/ -o outputs/",
@@ -46,6 +48,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "sbonnx explain /layer1/conv1/Conv --model model.onnx --backend tensorrt@10",
     ),
     "doctor": ("sbonnx doctor",),
+    "view": ("sbonnx view report.json", "sbonnx view report.json --no-open -o report.html"),
     "version": ("sbonnx version --json",),
     "completion": (
         'eval "$(sbonnx completion bash)"  # in ~/.bashrc',

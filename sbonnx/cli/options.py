@@ -441,8 +441,11 @@ BASIC: Final = (BACKEND, RECIPE, BITS)
 FEEDS: Final = (PREPROCESS, SPLIT, SAMPLES, DEVICE)
 """Preprocessing and batches of the data, and the device that runs them."""
 
-COMMON: Final = (JSON, QUIET, DEBUG)
-COMMON_WITH_PROGRESS: Final = (JSON, JSON_PROGRESS, QUIET, DEBUG)
+NO_CONFIG: Final = switch("--no-config", "Ignore sbonnx.toml and pyproject.toml.", TERMINAL)
+"""Read by `sbonnx.cli.main`, before options are parsed."""
+
+COMMON: Final = (JSON, QUIET, NO_CONFIG, DEBUG)
+COMMON_WITH_PROGRESS: Final = (JSON, JSON_PROGRESS, QUIET, NO_CONFIG, DEBUG)
 """Last options of every verb."""
 
 EVALUATING: Final = (EVAL, METRIC, LABELS, DECODE, EVAL_SPLIT)
@@ -454,9 +457,14 @@ LIMITS: Final = (MIN_SQNR, MIN_COSINE, MAX_SIZE, MAX_LATENCY, MIN_INTEGER)
 
 @dataclass(frozen=True)
 class Arguments:
-    """Values of one command line, by row of the table."""
+    """Values of one command line, by row of the table.
+
+    Attributes:
+        configured: recipe keys of the configuration file as ``KEY=VALUE``, which options and ``--set`` replace.
+    """
 
     values: Mapping[CommandOption[Any], Any]
+    configured: tuple[str, ...] = ()
 
     def __getitem__(self, option: CommandOption[T]) -> T:
         value: T = self.values[option]
@@ -469,7 +477,9 @@ class Arguments:
             absent = value is None or value is False or value == []
             if row.key and not absent and row not in without:
                 texts.append(f"{row.key}={_yaml(row.convert(value) if row.convert else value)}")
-        return [*texts, *(self.values.get(SET) or ())]
+        texts += [text for text in self.values.get(SET) or () if text not in self.configured]
+        typed = {key for text in texts for key in full_keys(text)}
+        return [*(text for text in self.configured if not full_keys(text) & typed), *texts]
 
     def command(self, verb: str, overrides: Sequence[str]) -> str:
         """Return this command line, quoted for a shell, with other values of recipe keys, overwriting its output.
@@ -538,6 +548,14 @@ class Arguments:
         return make_progress(quiet=self[QUIET], as_json=self.values.get(JSON_PROGRESS, False))
 
 
+def full_keys(text: str) -> set[str]:
+    """Return the full paths of the keys that ``KEY=VALUE`` sets, in upper case: two of ``bits``."""
+    from sbonnx.recipe.names import SHORT_FORMS
+
+    key = _key(text)
+    return {"W.QUANTIZER.BIT", "A.QUANTIZER.BIT"} if key == "bits" else {SHORT_FORMS.get(key, key).upper()}
+
+
 def _key(text: str) -> str:
     """Return the key of ``KEY=VALUE``, in lower case."""
     return text.partition("=")[0].strip().lower()
@@ -561,12 +579,30 @@ def required_output(output: Path | None) -> Path:
     return output
 
 
-def command(options: Sequence[CommandOption[Any]], run: Callable[[Arguments], int]) -> Callable[..., int]:
-    """Wrap `run` in a function whose signature declares `options` to typer."""
+def command(
+    options: Sequence[CommandOption[Any]], run: Callable[[Arguments], int], configuration: Path | None = None
+) -> Callable[..., int]:
+    """Wrap `run` in a function whose signature declares `options` to typer.
 
-    def verb(**values: Any) -> int:
-        return run(Arguments({row: values[row.name] for row in options}))
+    Args:
+        configuration: file of the defaults that click takes from a map.
+    """
 
-    verb.__dict__["__signature__"] = inspect.Signature([row.parameter() for row in options])
+    def verb(ctx: typer.Context, **values: Any) -> int:
+        configured = [row for row in options if _is_configured(ctx, row)]
+        recipe_keys = (ctx.default_map or {}).get(SET.name) or () if SET in options else ()
+        given = Arguments({row: values[row.name] for row in options}, tuple(recipe_keys))
+        if configured:
+            given.printer().line(f"configuration: {configuration} ({', '.join(row.name for row in configured)})")
+        return run(given)
+
+    context = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+    verb.__dict__["__signature__"] = inspect.Signature([context, *(row.parameter() for row in options)])
     verb.__annotations__ = {}
     return verb
+
+
+def _is_configured(ctx: typer.Context, row: CommandOption[Any]) -> bool:
+    """Whether the value of an option comes from a configuration file."""
+    source = ctx.get_parameter_source(row.name)
+    return source is not None and source.name == "DEFAULT_MAP"

@@ -28,15 +28,22 @@ TARGET: Final = options.option(
     "--target tensorrt@11|tensorrt@10|tensorrt@8.6|onnxruntime", str, "The runtime whose rules are checked."
 )
 SARIF: Final = options.option("--sarif FILE", Path, "Write the findings as SARIF 2.1.0, for CI.")
+FORMATS: Final = ("text", "json", "github", "junit", "sarif")
+OUTPUT_FORMAT: Final = options.option(
+    f"--output-format {'|'.join(FORMATS)}",
+    str,
+    "Form of the findings on stdout: tables, JSON, annotations of GitHub Actions, JUnit XML or SARIF 2.1.0.",
+    shown="text",
+)
 FIX: Final = options.switch("--fix", "Fix what needs no data, write the model to -o, and check that file instead.")
 OUTPUT: Final = replace(options.OUTPUT, help="The fixed model to write.")
 
-OPTIONS: Final = (MODEL, TARGET, SARIF, FIX, OUTPUT, options.FORCE, *options.COMMON)
+OPTIONS: Final = (MODEL, TARGET, OUTPUT_FORMAT, SARIF, FIX, OUTPUT, options.FORCE, *options.COMMON)
 
 
 def run(given: Arguments) -> int:
     from sbonnx import graph as graphs
-    from sbonnx.lint import TARGETS, lint, rules_for
+    from sbonnx.lint import TARGETS, ci_formats, lint, rules_for
     from sbonnx.lint.findings import sarif as to_sarif
     from sbonnx.lint.fix import fix as fix_model
     from sbonnx.recipe.names import full_backend
@@ -48,7 +55,8 @@ def run(given: Arguments) -> int:
     if output is not None and not fix:
         raise OutputError("-o names the model that --fix writes: add --fix")
     target = full_backend(target)
-    printer = given.printer()
+    form = _form(given)
+    printer = Printer(as_json=form == "json", quiet=given[options.QUIET] or form != "text")
     rules = rules_for(target)
     if sarif is not None:
         graphs.check_target(sarif, inputs=[model, *([output] if output else [])], force=force)
@@ -72,6 +80,14 @@ def run(given: Arguments) -> int:
         "findings": [finding.to_dict() for finding in findings],
     }
     printer.value({**value, "output": output, "fixed": [row.to_dict() for row in rows]} if fix else value)
+    if form == "github":
+        text = ci_formats.github(findings, checked)
+    elif form == "junit":
+        text = ci_formats.junit(findings, rules, checked, target)
+    else:
+        text = to_json(to_sarif(findings, rules, checked)) if form == "sarif" else ""
+    if text:
+        Printer().text(text)
     _fix_tables(printer, rows)
     _tables(printer, findings)
     summary = ", ".join(_counted(counts[severity], severity) for severity in SEVERITIES)
@@ -79,6 +95,20 @@ def run(given: Arguments) -> int:
     for path in filter(None, (output, sarif)):
         printer.line(f"written: {path}")
     return BELOW_QUALITY if counts["error"] else DONE
+
+
+def _form(given: Arguments) -> str:
+    """Return the form of the output.
+
+    Raises:
+        RecipeError: an unknown form, or ``--json`` beside another one.
+    """
+    form = given[OUTPUT_FORMAT]
+    if form is not None and form not in FORMATS:
+        raise RecipeError(f"--output-format '{form}' is not known: choose one of {', '.join(FORMATS)}")
+    if given[options.JSON] and form not in (None, "json"):
+        raise RecipeError(f"--json and --output-format {form} are two forms: drop one")
+    return "json" if given[options.JSON] else form or "text"
 
 
 def _fix_tables(printer: Printer, rows: tuple[Fixed, ...]) -> None:

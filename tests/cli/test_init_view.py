@@ -1,0 +1,86 @@
+"""``sbonnx init`` and ``sbonnx view``."""
+
+from __future__ import annotations
+
+import json
+import re
+import webbrowser
+from pathlib import Path
+
+import pytest
+
+from sbonnx import recipe
+from sbonnx.assets import digits
+from sbonnx.cli import main
+
+MODEL = str(digits().model)
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "trt@10"])
+def test_recipe_and_its_suggestions_load(backend: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As written it is the default recipe; each suggestion alone is valid for the model."""
+    file = tmp_path / "r.yaml"
+    assert main(["init", MODEL, "--backend", backend, "-o", str(file)]) == 0
+    assert recipe.load(file).to_dict() == recipe.load(backend=backend).to_dict()
+    text = file.read_text()
+    suggestions = re.findall(r"^# ([A-Z_]+: .*)$", text, re.MULTILINE)
+    assert [line.partition(":")[0] for line in suggestions] == ["SKIP_TRACE_MODULES", "MIXED", "EFFORT", "VERIFY"]
+    for line in suggestions:
+        file.write_text(text.replace(f"# {line}", line))
+        assert main(["plan", MODEL, "--recipe", str(file), "--quiet"]) == 0, line
+    assert main(["init", MODEL, "-o", str(file)]) == 2
+    assert "exists: give --force" in capsys.readouterr().err
+
+
+def test_job_file_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The paths are relative to the file; the data is the user's."""
+    file = tmp_path / "jobs.yaml"
+    assert main(["init", MODEL, "--jobs", "-o", str(file)]) == 0
+    (tmp_path / "calib").mkdir()
+    (tmp_path / "calib" / "0.npz").write_bytes(digits().calib.read_bytes())
+    capsys.readouterr()
+    assert main(["batch", str(file), "--dry-run", "--json"]) == 0
+    jobs = json.loads(capsys.readouterr().out)["jobs"]
+    assert len(jobs) == 2
+
+
+def test_page(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page of the report, written to a temporary or a named file, and opened unless that is declined."""
+    opened: list[str] = []
+
+    def open_page(address: str) -> bool:
+        opened.append(address)
+        return True
+
+    monkeypatch.setattr(webbrowser, "open", open_page)
+    report, page, other = (tmp_path / name for name in ("r.json", "page.html", "r.html"))
+    common = ["quantize", MODEL, "--data", str(digits().calib), "--no-verify", "--quiet", "--force"]
+    for file in (report, other):
+        assert main([*common, "-o", str(tmp_path / "q.onnx"), "--report", str(file)]) == 0
+    assert main(["view", str(report), "-o", str(page), "--no-open"]) == 0
+    assert opened == []
+    assert page.read_text() == other.read_text()
+    capsys.readouterr()
+    assert main(["view", str(report), "--json"]) == 0
+    value = json.loads(capsys.readouterr().out)
+    assert opened == [Path(value["page"]).as_uri()]
+    assert Path(value["page"]).read_text() == page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "cannot be read: No such file or directory"),
+        ("x", "is no JSON: write it with --report FILE.json"),
+        ("[]", "is no report of quantize, qat or batch"),
+        ('{"counts": 1, "metrics": 2, "settings": 3}', "is not complete, or of another version"),
+    ],
+)
+def test_no_report(text: str | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "r.json"
+    if text is not None:
+        file.write_text(text)
+    assert main(["view", str(file), "--no-open"]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert len(captured.err.splitlines()) == 1
