@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias, final
 
@@ -92,6 +92,10 @@ def compensation_of(weight: Array, fit: Moments, held: HeldPairs, *, bias: bool)
     quantized network gets wrong, such as tokens with outliers that are clipped, and the others lose; and a layer with
     many inputs that saw few independent rows fits chance, so its share is small.
 
+    Whether the means are taken off is decided, for a convolution, by the rows and by the mean error over the positions
+    of a sample together. A mean error is small beside the error of a position, but averages over positions, as in a
+    pool after the layer, keep it and lose the rest.
+
     Args:
         weight: matrices (G, O, K), float.
         fit: two-stream moments, of other samples.
@@ -110,7 +114,7 @@ def _best(weight: Array, fit: Moments, held: HeldPairs, centred: bool) -> tuple[
     w = weight.astype(np.float64).transpose(0, 2, 1)
     diagonal = np.einsum("gkk->gk", moments.a).mean(axis=1)
     damped = moments.a + (DAMPING * diagonal + (diagonal == 0))[:, None, None] * np.eye(moments.a.shape[-1])
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         try:  # A is symmetric: d is the solution of A d' = (B - A)' w'
             d = np.linalg.solve(damped, (moments.b - moments.a).transpose(0, 2, 1) @ w)
         except np.linalg.LinAlgError:
@@ -118,40 +122,68 @@ def _best(weight: Array, fit: Moments, held: HeldPairs, centred: bool) -> tuple[
         w, d = w.astype(np.float32), d.astype(np.float32)
         shift = (fit.mean - fit.mean_quantized, fit.mean_quantized) if centred else (0 * fit.mean, 0 * fit.mean)
         lost, moved = (value[:, None].astype(np.float32) for value in shift)
-        floor = FLOOR * float(np.mean([_squares((x - quantized) @ w).mean() for x, quantized in held]))
-        if not np.isfinite(floor) or not floor:
+        views = _views(bool(fit.layout.kernel))
+        floors = _floors(((x - quantized) @ w for x, quantized in held), views)
+        if not np.isfinite(floors).all() or not floors[0]:
             return np.inf, Compensation(centred=centred)
         logs = []
         for x, quantized in held:
             error, change = (x - quantized - lost) @ w, (quantized - moved) @ d
-            before, added = _squares(error)[:, None], _squares(change)[:, None]
-            gained = np.einsum("gno,gno->n", error, change, dtype=np.float64)[:, None]
-            errors = np.maximum(before - 2 * SHARES * gained + SHARES**2 * added, 0.0)
-            logs.append(np.log(errors + floor).mean(axis=0))
+            errors = [_errors(view(error), view(change)) for view in views]
+            logs.append([np.log(each + floor).mean(axis=0) for each, floor in zip(errors, floors, strict=True)])
         total = np.mean(logs, axis=0)
-    if not np.isfinite(total).all():
+    if not np.isfinite(total[0]).all():
         return np.inf, Compensation(centred=centred)
-    at = int(total.argmin())
-    return float(total[at]), Compensation(float(SHARES[at]), centred)
+    at = int(total[0].argmin())
+    return float(total[:, at].sum()), Compensation(float(SHARES[at]), centred)
 
 
-def shift_gains(weight: Array, quantized: Array, shift: Array, held: HeldPairs) -> bool:
+def _errors(error: Array, change: Array) -> Array:
+    """Return the squared errors of rows (G, n, O) with each share of a change taken off, float64 (n, shares)."""
+    before, added = _squares(error)[:, None], _squares(change)[:, None]
+    gained = np.einsum("gno,gno->n", error, change, dtype=np.float64)[:, None]
+    return np.asarray(np.maximum(before - 2 * SHARES * gained + SHARES**2 * added, 0.0))
+
+
+def _pooled(error: Array) -> Array:
+    """Return the mean of rows (G, n, O) as one row."""
+    return np.asarray(error.mean(axis=1, keepdims=True))
+
+
+def _views(pooled: bool) -> tuple[Callable[[Array], Array], ...]:
+    """Return what the error of a sample (G, n, O) is judged by: its rows, and with `pooled` their mean."""
+    return (np.asarray, _pooled) if pooled else (np.asarray,)
+
+
+def _floors(errors: Iterable[Array], views: Sequence[Callable[[Array], Array]]) -> Array:
+    """Return `FLOOR` times the mean squared error over the samples, by view."""
+    return np.asarray(FLOOR * np.mean([[_squares(view(error)).mean() for view in views] for error in errors], axis=0))
+
+
+def shift_gains(weight: Array, quantized: Array, shift: Array, held: HeldPairs, *, pooled: bool = False) -> bool:
     """Whether adding `shift` to the outputs V x' makes typical held-out rows closer to W x, as `compensation_of`.
 
     Args:
         weight, quantized: float matrices W and V (G, O, K).
         shift: of the outputs, (G, O).
         held: rows (G, n, K) of x and x' of each held-out sample.
+        pooled: means over the positions of a sample count too, as for convolutions in `compensation_of`.
     """
     w, v = (matrix.astype(np.float32).transpose(0, 2, 1) for matrix in (weight, quantized))
     added = shift[:, None].astype(np.float32)
-    with np.errstate(over="ignore", invalid="ignore"):
+    views = _views(pooled)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         errors = [x @ w - other @ v for x, other in held]
-        floor = FLOOR * float(np.mean([_squares(error).mean() for error in errors]))
+        floors = _floors(errors, views)
         before, after = (
-            np.mean([np.log(_squares(error - change) + floor).mean() for error in errors]) for change in (0.0, added)
+            np.mean([_logs(error - change, views, floors) for error in errors], axis=0).sum() for change in (0.0, added)
         )
-    return bool(floor == 0 or not np.isfinite(before) or after <= before)
+    return bool(floors[0] == 0 or not np.isfinite(before) or after <= before)
+
+
+def _logs(error: Array, views: Sequence[Callable[[Array], Array]], floors: Array) -> list[float]:
+    """Return the mean logarithm of the squared errors of a sample, by view."""
+    return [float(np.log(_squares(view(error)) + floor).mean()) for view, floor in zip(views, floors, strict=True)]
 
 
 def _squares(error: Array) -> Array:

@@ -239,7 +239,7 @@ class LayerFitter:
         layout = means.layout
         weights = layout.matrices(self.numbers.weight(layer.site)), layout.matrices(qparams.dequantize(codes))
         error = means.mean_error(*weights)
-        if held and not shift_gains(*weights, error, held):
+        if held and not shift_gains(*weights, error, held, pooled=bool(layout.kernel)):
             return
         shift, values = error.reshape(-1), np.asarray(layer.bias.values)
         self.numbers.constants[layer.bias.name] = (

@@ -11,6 +11,7 @@ from sbonnx.spec import Array
 from tests.support.linear_ops import FIXED, Linear
 
 GEMM = Linear("Gemm", (40, 8), (8, 4))
+CONV = Linear("Conv", (1, 8, 5, 8), (4, 8, 1, 1))
 Pair = tuple[Array, Array]
 RNG = np.random.default_rng(3)
 DRIFT = (np.eye(8) + 0.1 * RNG.standard_normal((8, 8))).astype(np.float32)
@@ -76,6 +77,24 @@ def test_a_few_loud_rows_do_not_shift_the_others() -> None:
     assert not shift_gains(weight, weight, shift, held(samples))
     common = [(x, x + 0.5) for x, _ in samples]
     assert shift_gains(weight, weight, moments(common).means.mean_error(weight, weight), held(common))
+
+
+@pytest.mark.parametrize("case", [GEMM, CONV], ids=lambda case: case.op)
+def test_means_over_positions_count_for_convolutions(case: Linear) -> None:
+    """A few loud rows of each sample shift its mean: the bias takes the mean only where positions are averaged."""
+    sums, weight = MomentSums(case.geometry, two_streams=True), np.ones((1, 4, 8), np.float32)
+    kept = HeldRows(case.geometry, samples=20)
+    for number in range(20):
+        x = RNG.standard_normal((40, 8)).astype(np.float32)
+        noise = 0.2 * RNG.standard_normal(x.shape)
+        noise[:4] += 1.0
+        rows = [(one if case is GEMM else one.T.reshape(1, 8, 5, 8)) for one in (x, (x + noise).astype(np.float32))]
+        sums.add(rows[0], rows[1], sample=number)
+        kept.add(rows[0], rows[1], sample=number)
+    found, pairs = sums.moments(), kept.pairs()
+    assert compensation_of(weight, found, pairs, bias=True).centred == (case is CONV)
+    shift = found.means.mean_error(weight, weight)
+    assert not shift_gains(weight, weight, shift, pairs) and shift_gains(weight, weight, shift, pairs, pooled=True)
 
 
 def test_where_nothing_can_be_said_nothing_is_compensated() -> None:
