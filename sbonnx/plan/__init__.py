@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sbonnx.ops import BITS
 from sbonnx.plan.archive import from_dict, load_solution, save_solution, to_dict
-from sbonnx.plan.make import costs_of, make
+from sbonnx.plan.make import Planner, costs_of, make
 from sbonnx.plan.times import plan_times
 from sbonnx.plan.types import ObserverChoice, Plan, Reader, Role, Site, Solution
 
@@ -12,6 +12,7 @@ __all__ = [
     "BITS",
     "ObserverChoice",
     "Plan",
+    "Planner",
     "Reader",
     "Role",
     "Site",

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from sbonnx.backends.onnxruntime.costs import KernelCosts
 from sbonnx.graph import Node, query
 from sbonnx.ops import MOVES_DATA
 from sbonnx.plan.flow_network import FlowNetwork
@@ -134,7 +133,7 @@ def slower_in_integers(
     survey: Survey,
     able: set[str],
     folds: frozenset[str],
-    costs: KernelCosts,
+    times: GraphTimes,
     continues: frozenset[str] = frozenset(),
 ) -> dict[str, str]:
     """Find the ops that would be slower in integers than in float, with the reason.
@@ -143,10 +142,9 @@ def slower_in_integers(
         survey: the graph.
         able: names of the nodes that have integer kernels and planned pairs.
         folds: op types that onnxruntime folds into the preceding op.
-        costs: table of kernel costs.
+        times: terms of its estimated time.
         continues: names of the nodes that the rules make integer only behind integer kernels.
     """
-    times = GraphTimes.of((place.node for place in survey.places), survey.outputs, costs)
     everything_float = times.of_division(())
     slack = max(SLACK_NS, SLACK_SHARE * sum(price.floats for name, price in times.prices.items() if name in able))
     for allowed in (slack, 0.0):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import Final
 
@@ -16,6 +17,7 @@ from sbonnx.plan.drafts import Drafts, tie
 from sbonnx.plan.modes import ModePlacer
 from sbonnx.plan.placement import Placer
 from sbonnx.plan.survey import Survey
+from sbonnx.plan.times import GraphTimes
 from sbonnx.plan.types import Plan, Site
 from sbonnx.recipe import Recipe
 from sbonnx.recipe.names import LEARNED, UNIFORM
@@ -52,52 +54,76 @@ def make(
     Raises:
         RecipeError: a pattern matches nothing, or an observer or rounding is not available.
     """
-    recipe.check_types(observers=observers, quantizers={UNIFORM, *LEARNED, *ROUNDERS}, roundings={AUTO, *ROUNDERS})
-    survey = Survey(graph)
-    if recipe.mode == "static":
-        drafts = _placed(survey, recipe, backend, declined)
-        tie(survey, recipe, backend, drafts)
-    else:
-        drafts = Drafts()
-        ModePlacer(survey, recipe, backend, drafts, short_weights=_short_weights(recipe, backend)).run()
-    sites = tuple(
-        site if site.role == "bias" else replace(site, fixed=recipe.fixed_range(site.tensor))
-        for site in drafts.sites()
-        if site.readers or site.role == "activation"
-    )
-    return Plan(
-        sites=sites,
-        refusals=(*drafts.refusals, *_idle(sites, recipe, backend)),
-        backend=backend.name,
-        scale_rule=recipe.scale_rule,
-        weights=recipe.weights,
-        weights_alone=backend.any_bits or recipe.mode != "static",
-        float_type=recipe.high_precision,
-        scales=backend.scales,
-    )
+    return Planner(graph, recipe, backend, observers=observers).plan(declined)
 
 
-def _placed(survey: Survey, recipe: Recipe, backend: Backend, declined: Mapping[str, str]) -> Drafts:
-    """Place the sites that the rules ask for, except at `declined` nodes and where integers are slower than float.
+class Planner:
+    """Plans of one graph with different nodes left float. What they share is computed once.
 
-    The costs of the backend's kernels decide which are slower.
+    Args: as for `make`. The graph must not change between plans.
+
+    Raises:
+        RecipeError: see `make`.
     """
-    drafts = Drafts()
-    short = _short_weights(recipe, backend)
-    placer = Placer(survey, recipe, backend, drafts, declined=declined, short_weights=short)
-    placer.run()
-    costs = costs_of(recipe, backend)
-    if costs is None:
-        return drafts
-    first = {rule.name for rule in backend.rules if rule.inputs == "first" and rule.when in CONTINUES}
-    rules = {name: backend.rule_for(survey.nodes[name].op) for name in placer.ruled}
-    continues = frozenset(name for name, rule in rules.items() if rule is not None and rule.name in first)
-    slower = slower_in_integers(survey, placer.integer | placer.ruled, backend.folds, costs, continues)
-    if not slower:
-        return drafts
-    drafts = Drafts()
-    Placer(survey, recipe, backend, drafts, declined={**slower, **declined}, short_weights=short).run()
-    return drafts
+
+    def __init__(self, graph: Graph, recipe: Recipe, backend: Backend, *, observers: frozenset[str]) -> None:
+        recipe.check_types(observers=observers, quantizers={UNIFORM, *LEARNED, *ROUNDERS}, roundings={AUTO, *ROUNDERS})
+        self._recipe, self._backend, self._survey = recipe, backend, Survey(graph)
+        self._short = _short_weights(recipe, backend)
+
+    @cached_property
+    def _times(self) -> GraphTimes | None:
+        """Terms of the estimated time; None if the backend has no table of kernel costs."""
+        costs, survey = costs_of(self._recipe, self._backend), self._survey
+        return None if costs is None else GraphTimes.of((at.node for at in survey.places), survey.outputs, costs)
+
+    def plan(self, declined: Mapping[str, str] = MappingProxyType({})) -> Plan:
+        """Return the plan with the named nodes left float, see `make`."""
+        survey, recipe, backend = self._survey, self._recipe, self._backend
+        if recipe.mode == "static":
+            drafts = self._placed(declined)
+            tie(survey, recipe, backend, drafts)
+        else:
+            drafts = Drafts()
+            ModePlacer(survey, recipe, backend, drafts, short_weights=self._short).run()
+        sites = tuple(
+            site if site.role == "bias" else replace(site, fixed=recipe.fixed_range(site.tensor))
+            for site in drafts.sites()
+            if site.readers or site.role == "activation"
+        )
+        return Plan(
+            sites=sites,
+            refusals=(*drafts.refusals, *_idle(sites, recipe, backend)),
+            backend=backend.name,
+            scale_rule=recipe.scale_rule,
+            weights=recipe.weights,
+            weights_alone=backend.any_bits or recipe.mode != "static",
+            float_type=recipe.high_precision,
+            scales=backend.scales,
+        )
+
+    def _placed(self, declined: Mapping[str, str]) -> Drafts:
+        """Place the sites that the rules ask for, except at `declined` nodes and where integers are slower than float.
+
+        The costs of the backend's kernels decide which are slower.
+        """
+        drafts, placer = self._walked(declined)
+        if self._times is None:
+            return drafts
+        backend, nodes = self._backend, self._survey.nodes
+        first = {rule.name for rule in backend.rules if rule.inputs == "first" and rule.when in CONTINUES}
+        rules = {name: backend.rule_for(nodes[name].op) for name in placer.ruled}
+        continues = frozenset(name for name, rule in rules.items() if rule is not None and rule.name in first)
+        able = placer.integer | placer.ruled
+        slower = slower_in_integers(self._survey, able, backend.folds, self._times, continues)
+        return self._walked({**slower, **declined})[0] if slower else drafts
+
+    def _walked(self, declined: Mapping[str, str]) -> tuple[Drafts, Placer]:
+        """Place the sites that the rules ask for, except at `declined` nodes."""
+        drafts = Drafts()
+        placer = Placer(self._survey, self._recipe, self._backend, drafts, declined=declined, short_weights=self._short)
+        placer.run()
+        return drafts, placer
 
 
 def costs_of(recipe: Recipe, backend: Backend) -> KernelCosts | None:

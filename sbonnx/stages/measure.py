@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -24,7 +23,7 @@ from sbonnx.errors import DataError, ModelError
 from sbonnx.graph.digests import outputs_digest
 from sbonnx.heads import Quantized, protect
 from sbonnx.options import RunOptions
-from sbonnx.plan import Plan, costs_of, make, plan_times
+from sbonnx.plan import Planner, costs_of, make, plan_times
 from sbonnx.precision.kernel_levels import with_accuracy_levels
 from sbonnx.precision.measure import with_magnitudes
 from sbonnx.reconstruct import solve
@@ -189,10 +188,8 @@ def protect_heads(state: PipelineState, options: RunOptions) -> PipelineState:
     if recipe.heads == "none" or recipe.mode != "static" or data is None or backend.any_bits:
         return state
 
-    def replan(floats: Mapping[str, str]) -> Plan:
-        return make(graph, recipe, backend, observers=frozenset(OBSERVERS), declined=floats)
-
     time_of = plan_times(graph, costs_of(recipe, backend))
+    replan = Planner(graph, recipe, backend, observers=frozenset(OBSERVERS)).plan
     network = Quantized(prepared.plan, state.solution)
     try:
         done = protect(graph, network, data.fit, replan, time_of, options)

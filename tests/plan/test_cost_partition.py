@@ -22,6 +22,7 @@ from sbonnx.graph import Node, Tensor, query
 from sbonnx.pipeline import prepare
 from sbonnx.plan.cost_partition import MODEL_SLACK_NS, SLACK_NS, SLACK_SHARE, slower_in_integers
 from sbonnx.plan.survey import Survey
+from sbonnx.plan.times import GraphTimes
 from sbonnx.stages.state import read_recipe
 from tests.support.models import model
 
@@ -59,6 +60,10 @@ class Prices(KernelCosts):
 
     def dequantize(self, tensor: Tensor, *, reorder: bool) -> float:
         return self._chance("dequantize", tensor.name)
+
+
+def times_of(survey: Survey, costs: KernelCosts) -> GraphTimes:
+    return GraphTimes.of((place.node for place in survey.places), survey.outputs, costs)
 
 
 def price_of(survey: Survey, able: set[str], integers: set[str], costs: KernelCosts) -> float:
@@ -100,7 +105,7 @@ def check_the_cut(seed: int) -> None:
     movers = {place.node.name for place in survey.places if place.node.op == "Transpose"}
     able = set(names) - movers
     costs = Prices(seed)
-    floats = set(slower_in_integers(survey, able, frozenset(), costs))
+    floats = set(slower_in_integers(survey, able, frozenset(), times_of(survey, costs)))
     best = min(
         price_of(survey, able, {name for name, chosen in zip(names, choice, strict=True) if chosen}, costs)
         for choice in itertools.product((False, True), repeat=len(names))
@@ -127,9 +132,9 @@ def test_small_losses_of_many_ops_do_not_add_up() -> None:
     survey = Survey(graphs.load(model(BRANCHES, **WEIGHTS)))
     names = {place.node.name for place in survey.places if place.node.op != "Transpose"}
     assert len(names) * 8000 > MODEL_SLACK_NS > 2 * 8000 and SLACK_NS > 8000
-    assert set(slower_in_integers(survey, names, frozenset(), EqualPrices(0))) == names
+    assert set(slower_in_integers(survey, names, frozenset(), times_of(survey, EqualPrices(0)))) == names
     two = {place.node.name for place in survey.places if place.node.name in sorted(names)[:2]}
-    assert slower_in_integers(survey, two, frozenset(), EqualPrices(0)) == {}
+    assert slower_in_integers(survey, two, frozenset(), times_of(survey, EqualPrices(0))) == {}
 
 
 POOLED = """agraph (float[N,64,56,56] x) => (float[N,64,28,28] y) {
