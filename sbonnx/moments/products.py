@@ -205,7 +205,7 @@ class WindowSums:
         """Add everything to the sums over rows and release these sums."""
         self.flush()
         for (left, right), plan, sums, matrix in zip(self._pairs, self._plans, self._sums, rows.matrices, strict=True):
-            _fold(plan, sums, matrix, same=left == right)
+            _fold(plan, sums, matrix, self._arrays.zeros, same=left == right)
         for plane, total in zip(self._planes, rows.totals, strict=True):
             total += tap_sums(plane, self._tables).reshape(total.shape)
         self._sums, self._planes = [], []
@@ -241,10 +241,11 @@ class WindowSums:
         return wide @ (wide if same else other.reshape(wide.shape)).swapaxes(1, 2)
 
 
-def _fold(plan: LagPlan, sums: Sequence[Any], matrix: Any, *, same: bool) -> None:
+def _fold(plan: LagPlan, sums: Sequence[Any], matrix: Any, zeros: Callable[..., Any], *, same: bool) -> None:
     """Add sums (G, C/G, C/G) of the pieces of a plan to moments (G, K, K), in place.
 
-    Processes a few channels at a time, because all pairs of taps write to the same cache lines.
+    Processes a few channels at a time. Their blocks are collected and added at once, because all pairs of taps write to
+    the same cache lines.
     """
     if len(sums) == 0:  # all values that are read are padding
         return
@@ -252,12 +253,15 @@ def _fold(plan: LagPlan, sums: Sequence[Any], matrix: Any, *, same: bool) -> Non
     taps = matrix.shape[1] // channels
     wide = matrix.reshape(groups, channels, taps, channels, taps)
     step = max(SLAB // (8 * groups * taps * taps * channels), 1)
-    for some in (slice(first, first + step) for first in range(0, channels, step)):
+    for first in range(0, channels, step):
+        some = slice(first, min(first + step, channels))
+        blocks = zeros((groups, some.stop - first, taps, taps, channels))
         for (k, number), terms in plan.entries.items():
-            wide[:, some, k, :, number] += sum(sign * sums[piece][:, some] for piece, sign in terms.items())
+            blocks[:, :, k, number] = sum(sign * sums[piece][:, some] for piece, sign in terms.items())
             if same and k != number:
                 across = sum(sign * sums[piece][:, :, some] for piece, sign in terms.items())
-                wide[:, some, number, :, k] += across.swapaxes(1, 2)
+                blocks[:, :, number, k] = across.swapaxes(1, 2)
+        wide[:, some] += blocks.swapaxes(3, 4)
 
 
 def parts(count: int, width: int) -> Iterator[Array]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, Literal
 
 import numpy as np
@@ -120,14 +121,27 @@ def _panel(a: Array, lower: Array, chosen: Array, start: int, end: int) -> None:
         pivot = pivots[every, pick]
         if not (pivot > 0).all():
             raise np.linalg.LinAlgError("a pivot is not positive")
-        for rows in (a[:, :, start:], a.transpose(0, 2, 1)[:, :, start:], lower[:, :, :c], chosen, pivots):
-            rows[every, pick], rows[every, c] = rows[every, c], rows[every, pick]
+        moved = [a[:, :, start:], a.transpose(0, 2, 1)[:, :, start:], lower[:, :, :c], chosen, pivots]
+        if len(a) == 1:
+            _swap([rows[0] for rows in moved], int(pick[0]), c)
+        else:
+            for rows in moved:
+                rows[every, pick], rows[every, c] = rows[every, c], rows[every, pick]
         known = lower[:, c:, start:c]
         column = a[:, c:, c] - (known @ known[:, 0, :, None])[:, :, 0]
         column[:, 0] = pivot
         column /= np.sqrt(pivot)[:, None]
         lower[:, c:, c] = column
         pivots[:, c:] -= column * column
+
+
+def _swap(arrays: Sequence[Array], one: int, other: int) -> None:
+    """Swap two rows of each array, without the copies of indexing by arrays."""
+    if one != other:
+        for rows in arrays:
+            kept = rows[one].copy()
+            rows[one] = rows[other]
+            rows[other] = kept
 
 
 def back_substitute(right: Array, factor: Array) -> Array:
