@@ -27,6 +27,7 @@ from sbonnx.version import __version__
 if TYPE_CHECKING:
     from sbonnx.api import quantize
     from sbonnx.calib.data import DataPath
+    from sbonnx.progress import Progress
     from sbonnx.pruning.verified import PruningReport, prune
     from sbonnx.quant_model import QuantModel
     from sbonnx.recipe import parse_qconfig
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DataPath",
     "EvaluationData",
+    "Progress",
     "PruningReport",
     "QuantModel",
     "Report",
@@ -51,6 +53,7 @@ __all__ = [
 _HOMES: Final = {
     "DataPath": "sbonnx.calib.data",
     "EvaluationData": "sbonnx.verify.labelled",
+    "Progress": "sbonnx.progress",
     "PruningReport": "sbonnx.pruning.verified",
     "QuantModel": "sbonnx.quant_model",
     "Report": "sbonnx.report",

@@ -7,13 +7,13 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sbonnx import graph as graphs
 from sbonnx import pipeline
 from sbonnx.calib.data import Preprocessing, with_preprocess
 from sbonnx.errors import RecipeError
-from sbonnx.progress import Progress
+from sbonnx.progress import Progress, shown_in_notebooks
 from sbonnx.recipe import as_yaml
 from sbonnx.report import Report
 from sbonnx.search import Metric, SearchResult, open_trials, search
@@ -22,7 +22,13 @@ from sbonnx.search.advice import after_search
 from sbonnx.stages.state import Request, Source, read_recipe
 from sbonnx.verify import EvaluationData, check_labels
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
+    from sbonnx.recipe.keywords import RecipeKeywords
+
+
+@shown_in_notebooks
 def quantize(  # noqa: PLR0913 - public entry point
     model: Source,
     data: Any,
@@ -40,7 +46,7 @@ def quantize(  # noqa: PLR0913 - public entry point
     metric: Metric | None = None,
     evaluation: EvaluationData | None = None,
     advise: bool = False,
-    **overrides: Any,
+    **overrides: Unpack[RecipeKeywords],
 ) -> Report:
     """Quantize a float ONNX model and verify the result.
 
@@ -60,7 +66,8 @@ def quantize(  # noqa: PLR0913 - public entry point
         split: cut arrays with a long leading axis into batches of this many samples.
         preprocess: how images, audio and texts become inputs, if `data` is a path of them: a preset such as
             "imagenet", the path of a YAML or JSON file, or its keys and values (docs/data.md).
-        progress, trt_cache: receiver of progress updates; path for TensorRT's calibration cache.
+        progress: receiver of progress updates; None: a bar in notebooks, else nothing.
+        trt_cache: path for TensorRT's calibration cache.
         save_recipe: path for the recipe that was run, as YAML. Passing it as `recipe` reproduces the same file.
         metric: maps the (quantized, float) outputs of one feed, by name, to a loss. ``max_loss`` then limits its mean
             over the hold-out set, instead of changed classes or the error of the outputs.

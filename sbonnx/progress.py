@@ -1,16 +1,23 @@
-"""Progress of calibration: a bar on a terminal, one line a minute in a log, JSON lines for scripts, or nothing."""
+"""Progress of calibration: a bar on a terminal or in a notebook, one line a minute in a log, JSON lines, or nothing."""
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
+from importlib import import_module
 from pathlib import Path
-from typing import IO, Any, Final, Protocol, final, runtime_checkable
+from typing import IO, Any, Final, ParamSpec, Protocol, TypeVar, final, runtime_checkable
 
 from sbonnx.terminal import LINE_LENGTH, escaped, one_line
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 LINE_EVERY: Final = 60.0
 """Seconds between two lines in a log."""
@@ -307,6 +314,78 @@ class Bar(Progress):
 def _shown(text: str) -> str:
     """Return the text with markup of rich escaped."""
     return escaped(text).replace("[", "\\[")
+
+
+@final
+class NotebookBar(Progress):
+    """Progress bar in a notebook: one line of HTML that is updated in place, and removed at the end."""
+
+    def __init__(self, display: Any = None, *, every: float = JSON_EVERY) -> None:
+        """Create it. The bar appears with the first stage.
+
+        Args:
+            display: ``IPython.display``, or a stand-in of it.
+            every: seconds between two updates.
+        """
+        self._display = import_module("IPython.display") if display is None else display
+        self._every = every
+        self._tally = _Tally()
+        self._said = 0.0
+        self._handle: Any = None
+
+    def start(self, what: str, total: int | None) -> None:
+        """Begin a stage."""
+        self._tally.start(what, total)
+        self._show()
+
+    def state(self, *, segment: tuple[int, int] | None = None, spilled: int = 0) -> None:
+        """Set the segment and the spilled bytes."""
+        self._tally.state(segment, spilled)
+
+    def advance(self, pieces: int = 1) -> None:
+        """Count items; update the bar if due."""
+        self._tally.done += pieces
+        if time.monotonic() - self._said >= self._every:
+            self._show()
+
+    def close(self) -> None:
+        """Remove the bar. Idempotent."""
+        if self._handle is not None:
+            self._handle.update(self._display.HTML(""))
+            self._handle = None
+
+    def _show(self) -> None:
+        self._said = time.monotonic()
+        figures = self._tally.figures()
+        limits = f'value="{figures.done}" max="{figures.total}"' if figures.total else ""
+        page = self._display.HTML(f"<progress {limits}></progress> <small>{html.escape(figures.line())}</small>")
+        if self._handle is None:
+            self._handle = self._display.display(page, display_id=True)
+        else:
+            self._handle.update(page)
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return getattr(shell, "kernel", None) is not None
+
+
+def shown_in_notebooks(function: Callable[P, R]) -> Callable[P, R]:
+    """Show a `NotebookBar` during a function in a notebook, if its keyword ``progress`` is None or absent."""
+
+    @wraps(function)
+    def shown(*args: P.args, **kwargs: P.kwargs) -> R:
+        if kwargs.get("progress") is not None or not in_notebook():
+            return function(*args, **kwargs)
+        bar = NotebookBar()
+        try:
+            kwargs["progress"] = bar
+            return function(*args, **kwargs)
+        finally:
+            bar.close()
+
+    return shown
 
 
 def make_progress(*, quiet: bool = False, as_json: bool = False, stream: IO[str] | None = None) -> Progress:

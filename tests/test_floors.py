@@ -34,9 +34,9 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset(
         {"backends", "channels", "patterns", "calib.storage", "calib.sketches", "torchnet", "metrics", "mermaid"}
     ),
-    frozenset({"linear", "html_report"}),
-    frozenset({"graph", "report", "calib", "options"}),
-    frozenset({"spec", "runtime", "progress", "plugins", "python_files"}),
+    frozenset({"linear", "report"}),
+    frozenset({"graph", "html_report", "calib", "options"}),
+    frozenset({"spec", "runtime", "progress", "plugins", "python_files", "report.verdict"}),
     frozenset({"errors", "version", "isolation", "input_files", "terminal", "cpu", "assets", "ops", "native"}),
 )
 FLOOR_OF = {unit: len(FLOORS) - 1 - depth for depth, units in enumerate(FLOORS) for unit in units}

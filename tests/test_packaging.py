@@ -33,6 +33,7 @@ DATA = (
     "backends/onnxruntime/kernel_costs.json",
     "html_report/base.html.j2",
     "html_report/batch.html.j2",
+    "html_report/card.html.j2",
     "html_report/chart.html.j2",
     "html_report/network.html.j2",
     "html_report/page.css",

@@ -12,7 +12,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sbonnx.progress import Bar, JsonLines, Lines, Progress, Silent, _peak, make_progress, memory_in_use, size_text
+from sbonnx import progress as progress_module
+from sbonnx.progress import (
+    Bar,
+    JsonLines,
+    Lines,
+    NotebookBar,
+    Progress,
+    Silent,
+    _peak,
+    make_progress,
+    memory_in_use,
+    shown_in_notebooks,
+    size_text,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -215,3 +228,53 @@ def test_silent_is_silent(capsys: pytest.CaptureFixture[str], clock: Clock) -> N
 def test_importing_calibration_loads_no_rich() -> None:
     code = "import sys, sbonnx.calib.calibrator; sys.exit('rich' in sys.modules or 'onnxruntime' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+class FakeDisplay:
+    """``IPython.display``: what was shown, as texts."""
+
+    def __init__(self) -> None:
+        self.pages: list[str] = []
+
+    def HTML(self, text: str) -> str:  # noqa: N802 - IPython's name
+        return text
+
+    def display(self, page: str, *, display_id: bool) -> FakeDisplay:
+        assert display_id and not self.pages, "one display, which is updated"
+        self.pages.append(page)
+        return self
+
+    def update(self, page: str) -> None:
+        self.pages.append(page)
+
+
+def test_a_bar_in_a_notebook() -> None:
+    fake = FakeDisplay()
+    bar = NotebookBar(fake, every=0.0)
+    bar.start("calibration <1>", 4)
+    bar.advance(3)
+    assert 'value="3" max="4"' in fake.pages[-1] and "calibration &lt;1&gt;: 3 of 4" in fake.pages[-1]
+    bar.start("saving", None)
+    assert "<progress ></progress>" in fake.pages[-1]
+    bar.close()
+    bar.close()
+    assert fake.pages[-1] == "" and fake.pages.count("") == 1
+
+
+def test_notebooks_show_a_bar_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeDisplay()
+    monkeypatch.setattr(progress_module, "in_notebook", lambda: True)
+    monkeypatch.setattr(progress_module, "import_module", lambda name: fake)
+
+    @shown_in_notebooks
+    def work(*, progress: Progress | None = None) -> Progress | None:
+        if progress is not None:
+            progress.start("work", 2)
+        return progress
+
+    silent = Silent()
+    assert work(progress=silent) is silent and not fake.pages
+    assert isinstance(work(), NotebookBar)
+    assert "work: 0 of 2" in fake.pages[0] and fake.pages[-1] == "", "closed at the end"
+    monkeypatch.setattr(progress_module, "in_notebook", lambda: False)
+    assert work() is None

@@ -13,6 +13,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from sbonnx.html_report import formatting
+from sbonnx.html_report.cards import Card, report_card
 from sbonnx.html_report.junit_xml import junit
 from sbonnx.html_report.network import network_of
 from sbonnx.html_report.overview import COLUMNS, RESULT_COLUMNS, overview_of
@@ -33,6 +34,11 @@ def single_page(report: Mapping[str, Any]) -> str:
     """
     network = network_of(report)
     return _environment().get_template("single.html.j2").render(network=network, version=__version__)
+
+
+def render_card(card: Card) -> str:
+    """Render a summary for a notebook: HTML that is part of another page."""
+    return _environment().get_template("card.html.j2").render(card=card)
 
 
 def batch_page(report: Mapping[str, Any]) -> str:
@@ -80,4 +86,4 @@ def _read_file(name: str) -> str:
     return resources.files("sbonnx.html_report").joinpath(name).read_text(encoding="utf-8")
 
 
-__all__ = ["batch_page", "junit", "single_page"]
+__all__ = ["Card", "batch_page", "junit", "render_card", "report_card", "single_page"]

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
 
+from sbonnx.html_report import Card, render_card
 from sbonnx.plan.magnitudes import Magnitudes
 from sbonnx.report import Refusal
 from sbonnx.spec import ANY_SCALE, Array, Bounds, QParams, QuantSpec, ScaleLimits, ScaleRule
 
 Role = Literal["activation", "weight", "bias"]
+ROLES: Final[tuple[Role, ...]] = get_args(Role)
 FloatName = Literal["fp32", "fp16", "bf16"]
 
 
@@ -104,6 +107,19 @@ class Plan:
     weights_alone: bool = True
     float_type: FloatName = "fp32"
     scales: ScaleLimits = ANY_SCALE
+
+    def _repr_html_(self) -> str:
+        """Return the summary that notebooks show: counts of sites by role, and reasons of what is not quantized."""
+        counts = Counter(refusal.why for refusal in self.refusals)
+        roles = [(f"{role} sites", str(len(self.of_role(role)))) for role in ROLES]
+        card = Card(
+            title=f"Plan for {self.backend}: {len(self.sites)} quantized tensors, {len(self.refusals)} refusals",
+            facts=roles,
+            columns=("not quantized because", "times"),
+            rows=[(why, str(count)) for why, count in counts.most_common()],
+            hint="all: .sites, .refusals",
+        )
+        return render_card(card)
 
     def of_role(self, role: Role) -> tuple[Site, ...]:
         """Return the sites of one role, in order."""

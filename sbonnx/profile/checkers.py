@@ -11,7 +11,9 @@ from typing import Any, ClassVar, Final, Literal, final
 import numpy as np
 
 from sbonnx.errors import RecipeError
+from sbonnx.html_report import Card, render_card
 from sbonnx.metrics import IMAGE_RANK, ratio_db
+from sbonnx.report.plots import TOP, bar_chart
 from sbonnx.spec import Array
 
 Checker = str | Callable[[Array, Array], float]
@@ -283,6 +285,52 @@ class Profile:
             return -1.0
         loss = kind_of(self.checker).loss(value)
         return math.inf if math.isnan(loss) else loss
+
+    def _repr_html_(self) -> str:
+        """Return the summary that notebooks show: the layers with the largest isolated loss."""
+        name, unit = name_of(self.checker), kind_of(self.checker).unit
+        rows = [
+            (
+                row.node,
+                row.op,
+                row.label,
+                *("" if value is None else f"{value:.4g}" for value in map(row.value, COLUMNS)),
+            )
+            for row in self.worst_first()
+        ]
+        outputs = [(f"output {output}", f"{value:.4g} {unit}") for output, value in self.outputs.items()]
+        card = Card(
+            title=f"{name}{f' ({unit})' if unit else ''} of {len(self.layers)} layers on {self.feeds} feeds",
+            facts=outputs,
+            columns=("layer", "op", "inputs", *COLUMNS),
+            rows=rows,
+            hint="all: .layers, .plot()",
+        )
+        return render_card(card)
+
+    def plot(self, column: Column | None = None, top: int = TOP, ax: Any = None) -> Any:
+        """Draw the figures of the layers with the largest isolated loss.
+
+        Args:
+            column: one figure; None: all that were measured.
+            top: number of layers.
+            ax: matplotlib axes to draw into; None: new ones.
+
+        Returns:
+            The matplotlib axes.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+        """
+        rows = self.worst_first(column or "alone")[:top]
+        wanted = COLUMNS if column is None else (column,)
+        series: dict[str, list[float | None]] = {name: [row.value(name) for row in rows] for name in wanted}
+        measured = {name: values for name, values in series.items() if any(value is not None for value in values)}
+        name, unit = name_of(self.checker), kind_of(self.checker).unit
+        title = f"worst {len(rows)} of {len(self.layers)} layers"
+        return bar_chart(
+            [row.node for row in rows], measured, title=title, unit=f"{name}, {unit}" if unit else name, ax=ax
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to plain values for JSON."""

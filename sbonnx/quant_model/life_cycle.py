@@ -13,9 +13,11 @@ from sbonnx import graph as graphs
 from sbonnx import profile
 from sbonnx.calib.data import dataset as datasets
 from sbonnx.errors import DataError
+from sbonnx.html_report import Card, render_card
 from sbonnx.mermaid import mermaid
 from sbonnx.pipeline import quantized_graph
 from sbonnx.plan import Solution
+from sbonnx.plan.types import ROLES
 from sbonnx.quant_model.controls import LayerControls
 from sbonnx.quant_model.onnx_export import DynamicAxes, OnnxExport, write_onnx
 from sbonnx.quant_model.pipeline_steps import Feeds
@@ -24,7 +26,9 @@ from sbonnx.spec import Array
 from sbonnx.stages.state import Prepared
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
+
+    from sbonnx.recipe.keywords import RecipeKeywords
 
 
 from sbonnx.torchnet import torch_module
@@ -89,11 +93,25 @@ class QuantModel(LayerControls):
         *,
         backend: str | None = None,
         custom_fuse_list: Sequence[str] | None = None,
-        **overrides: Any,
+        **overrides: Unpack[RecipeKeywords],
     ) -> None:
         super().__init__(model, config, backend=backend, custom_fuse_list=custom_fuse_list, **overrides)
         self._trained: Any = None
         self.hooks = Hooks()
+
+    def _repr_html_(self) -> str:
+        """Return the summary that notebooks show: the plan, and which steps were taken."""
+        plan, weights, activations = self.prepared.plan, *self._quant
+        on = " and ".join(name for name, flag in (("weights", weights), ("activations", activations)) if flag)
+        steps = {
+            "calibration": "running" if self._calibrator is not None else "done" if self.solution else "not yet",
+            "simulated": on or "nothing: outputs are float",
+            "training": "yes" if self._trained is not None else "no",
+        }
+        roles = [(f"{role} sites", str(len(plan.of_role(role)))) for role in ROLES]
+        nodes = len(self.prepared.graph.nodes)
+        title = f"QuantModel for {plan.backend}: {nodes} nodes, {len(plan.sites)} quantized tensors"
+        return render_card(Card(title, facts=[*steps.items(), *roles], hint="plan: .prepared.plan"))
 
     # --- running ------------------------------------------------------------------------------------
 

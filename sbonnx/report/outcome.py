@@ -7,7 +7,9 @@ from typing import Any
 
 import onnx
 
+from sbonnx.report.plots import TOP, bar_chart, optional
 from sbonnx.report.verdict import Verdict, verdict_of
+from sbonnx.terminal import json_values
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,50 @@ class Report:
     def verdict(self) -> Verdict:
         """Accuracy, speed and size against float in one sentence."""
         return verdict_of(self.metrics, problems=self.problems, backend=self.backend)
+
+    def _repr_html_(self) -> str:
+        """Return the summary that notebooks show."""
+        from sbonnx.html_report import render_card, report_card  # which reads `sbonnx.report.verdict`
+
+        return render_card(report_card(json_values(self.to_dict())))
+
+    def to_html(self) -> str:
+        """Return the whole report as the text of an HTML page, with charts of all layers."""
+        from sbonnx.html_report import single_page
+
+        return single_page(json_values(self.to_dict()))
+
+    def layers_frame(self) -> Any:
+        """Return the losses by layer as a pandas DataFrame, worst first.
+
+        Columns are those of `layers`: node, tensor, label (type), scale, and the isolated (alone_db) and accumulated
+        (sqnr_db) signal-to-noise ratio in dB.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        return optional("pandas", "layers_frame()").DataFrame(list(self.layers))
+
+    def plot(self, top: int = TOP, ax: Any = None) -> Any:
+        """Draw the isolated and accumulated SQNR of the layers with the largest loss.
+
+        Args:
+            top: number of layers.
+            ax: matplotlib axes to draw into; None: new ones.
+
+        Returns:
+            The matplotlib axes.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+        """
+        rows = self.layers[:top]
+        series = {
+            "isolated": [row["alone_db"] for row in rows],
+            "accumulated": [row["sqnr_db"] for row in rows],
+        }
+        title = f"worst {len(rows)} of {len(self.layers)} layers"
+        return bar_chart([row["node"] for row in rows], series, title=title, unit="SQNR, dB", ax=ax)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for ``json.dumps``; problems and the verdict come first."""

@@ -12,6 +12,7 @@ import pytest
 from sbonnx.backends import BACKENDS
 from sbonnx.recipe import annotated_default, json_schema, load, table
 from sbonnx.recipe.backend_limits import LIMITS
+from sbonnx.recipe.keywords import RecipeKeywords
 from sbonnx.recipe.loading import all_keys
 from sbonnx.recipe.names import SCHEMES, SHORT_FORMS
 from sbonnx.recipe.yaml_text import parse
@@ -87,6 +88,12 @@ def test_the_example_of_the_document_loads(tmp_path: Path) -> None:
 
 def test_short_forms_lead_to_keys() -> None:
     assert set(SHORT_FORMS.values()) <= set(all_keys())
+
+
+def test_typed_keywords_are_those_of_the_recipe() -> None:
+    """Editors complete all short forms and top-level keys; BACKEND and VERIFY are parameters of their own."""
+    own = {key.partition(".")[0].lower() for key in all_keys()} - {"backend", "verify"}
+    assert set(RecipeKeywords.__annotations__) == {*SHORT_FORMS, "bits", *own}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -1,0 +1,77 @@
+"""Charts of losses by layer with matplotlib, and tables with pandas. Both are optional: ``sbonnx[plot]``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any, Final
+
+TOP: Final = 20
+"""Default number of layers in a chart."""
+
+NAME_LENGTH: Final = 44
+"""Characters of a layer's name; the middle of longer ones is left out."""
+
+
+def optional(package: str, what: str) -> Any:
+    """Import an optional package.
+
+    Args:
+        what: what needs it, for the message.
+
+    Raises:
+        ImportError: it is not installed; the message says how to install it.
+    """
+    try:
+        return import_module(package)
+    except ImportError as error:
+        name = package.partition(".")[0]
+        raise ImportError(f"{what} needs {name}: pip install 'sbonnx[plot]'", name=name) from error
+
+
+def bar_chart(
+    names: Sequence[str],
+    series: Mapping[str, Sequence[float | None]],
+    *,
+    title: str,
+    unit: str,
+    ax: Any = None,
+) -> Any:
+    """Draw horizontal bars, one group for each name, the first on top.
+
+    Args:
+        names: labels of the groups.
+        series: values by name of the series; None and NaN leave a gap, infinite ones too, with a mark.
+        title, unit: labels of the chart and of its axis.
+        ax: matplotlib axes to draw into; None: new ones, as high as the names need.
+
+    Returns:
+        The matplotlib axes.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    if ax is None:
+        plt = optional("matplotlib.pyplot", "plot()")
+        _, ax = plt.subplots(figsize=(8, 0.8 + 0.3 * max(len(names), 2)), layout="constrained")
+    height = 0.8 / max(len(series), 1)
+    for index, (label, values) in enumerate(series.items()):
+        places = [place - 0.4 + (index + 0.5) * height for place in range(len(names))]
+        drawn = [value if value is not None and math.isfinite(value) else 0.0 for value in values]
+        ax.barh(places, drawn, height, label=label)
+        for place, value in zip(places, values, strict=True):
+            if value is not None and math.isinf(value):
+                ax.text(0, place, " ∞" if value > 0 else " −∞", va="center", fontsize="small")
+    ax.set_yticks(range(len(names)), [_shortened(name) for name in names])
+    ax.invert_yaxis()
+    ax.set_xlabel(unit)
+    ax.set_title(title)
+    if len(series) > 1:
+        ax.legend()
+    return ax
+
+
+def _shortened(name: str) -> str:
+    half = NAME_LENGTH // 2
+    return name if len(name) <= NAME_LENGTH else f"{name[: half - 1]}…{name[-half:]}"
