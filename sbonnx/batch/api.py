@@ -119,6 +119,8 @@ def fulfil(
                 engine = DaskEngine(scheduler if cluster is None else cluster)
         outcomes = _run(engine, wished, left, Recorder(state, watch or Quiet()))
         report = _report(wished, left, outcomes, began)
+        state.record(report.rows, report.finished)
+        report = replace(report, history=state.history(row.job.name for row in report.rows))
         write_reports(report, wished.places)
         prune(wished.places)
     return report

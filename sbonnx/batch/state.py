@@ -6,15 +6,16 @@ refusals, durations and attempts. If it is lost, the only cost is that refused s
 
 from __future__ import annotations
 
+import math
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from sbonnx.batch.jobs.job import Outcome, Places, Step
+from sbonnx.batch.jobs.job import JobResult, Outcome, Places, Step, encodable
 from sbonnx.batch.outcomes import JUDGED_ALONE, Intact, from_json, now, to_json
 from sbonnx.batch.process.locks import batch_lock
 from sbonnx.errors import OutputError
@@ -32,6 +33,11 @@ CREATE TABLE IF NOT EXISTS attempts (
     id INTEGER PRIMARY KEY, key TEXT NOT NULL, number INTEGER NOT NULL, place TEXT NOT NULL, started TEXT NOT NULL,
     ended TEXT, status TEXT, reason TEXT, seconds REAL, peak_bytes INTEGER
 );
+CREATE TABLE IF NOT EXISTS runs (
+    id INTEGER PRIMARY KEY, finished TEXT NOT NULL, job TEXT NOT NULL, status TEXT NOT NULL, sqnr_db REAL,
+    size_ratio REAL, latency_ratio REAL
+);
+CREATE INDEX IF NOT EXISTS runs_of ON runs (job);
 CREATE INDEX IF NOT EXISTS attempts_of ON attempts (key);
 CREATE INDEX IF NOT EXISTS steps_called ON steps (kind, title);
 """
@@ -41,6 +47,9 @@ TIMED: Final = f"status IN ('done', 'unaccepted') AND instr(outcome, '\"{JUDGED_
 
 PASSING: Final = frozenset({"OutputError", "DeviceError"})
 """Refusals caused by the machine, not by anything that the key covers; they are retried."""
+
+HISTORY: Final = 14
+"""Runs of a job whose figures are stored: two weeks of nights."""
 
 CUT_OFF: Final = "cut off"
 """Status of an attempt that was still running when the batch was killed."""
@@ -130,6 +139,33 @@ class State:
             )
             self._put(step, outcome)
 
+    def record(self, results: Iterable[JobResult], finished: str) -> None:
+        """Add the figures of the jobs of a run to their history, and remove those before the last `HISTORY` runs."""
+        with self._writing() as db:
+            for result in results:
+                name, status, report = result.job.name, result.outcome.status, result.outcome.report or {}
+                metrics = report.get("metrics") or {}
+                figures = (_worst_db(metrics), metrics.get("size_ratio"), metrics.get("latency_ratio"))
+                db.execute(
+                    "INSERT INTO runs (finished, job, status, sqnr_db, size_ratio, latency_ratio) "
+                    "VALUES (?, ?, ?, ?, ?, ?)",
+                    (finished, encodable(name), status, *figures),
+                )
+                db.execute(
+                    "DELETE FROM runs WHERE job = ? AND id NOT IN "
+                    "(SELECT id FROM runs WHERE job = ? ORDER BY id DESC LIMIT ?)",
+                    (encodable(name), encodable(name), HISTORY),
+                )
+
+    def history(self, names: Iterable[str]) -> dict[str, tuple[dict[str, Any], ...]]:
+        """Return the figures of the last runs of jobs, oldest first: finished, status, sqnr_db and the two ratios."""
+        columns = ("finished", "status", "sqnr_db", "size_ratio", "latency_ratio")
+        found = {}
+        for name in map(encodable, names):
+            query = f"SELECT {', '.join(columns)} FROM runs WHERE job = ? ORDER BY id"
+            found[name] = tuple(dict(zip(columns, row, strict=True)) for row in self._db.execute(query, (name,)))
+        return found
+
     def expected(self, step: Step) -> float | None:
         """Return the seconds of the last run of a step with this kind and title, whatever its settings; None if
         unknown.
@@ -166,6 +202,13 @@ class State:
         copied = (getattr(stamped, name) for name in columns)
         values = (step.key, step.kind, step.title, *copied, to_json(stamped))
         self._db.execute(f"INSERT OR REPLACE INTO steps VALUES ({', '.join('?' * len(values))})", values)
+
+
+def _worst_db(metrics: Mapping[str, Any]) -> float | None:
+    """Return the lowest signal-to-noise ratio of all outputs in dB; None if it is unknown or not finite."""
+    values = [float(row["sqnr_db"]) for row in metrics.get("outputs") or () if row.get("sqnr_db") is not None]
+    least = min(values, default=math.nan)
+    return least if math.isfinite(least) else None
 
 
 def peek(places: Places, steps: Iterable[Step]) -> dict[str, Outcome]:

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from sbonnx.html_report import formatting
+from sbonnx.html_report.batch_charts import HeatMap, Scatter, Sparkline, heat_map, scatter, sparkline
 from sbonnx.html_report.formatting import number, text
 from sbonnx.html_report.network import Network, bits_of, least, network_of
 from sbonnx.report.verdict import ON_CPU
@@ -25,6 +26,9 @@ STATUSES: Final = {
     "skipped": "idle",
 }
 """CSS class by status, in display order."""
+
+URGENCY: Final = {"bad": 0, "warn": 1, "idle": 2, "good": 3}
+"""Order of jobs by tone: failures first."""
 
 MOST_ROWS: Final = 4000
 """Maximum number of layer rows on a batch page, over all jobs."""
@@ -98,6 +102,7 @@ class JobRow:
         facts: (name, text) of the job's settings and resource usage.
         network: None if there is no report.
         advice: what to try, and the command; "" if nothing is advised.
+        spark: SQNR of the last runs; None without earlier ones.
     """
 
     anchor: str
@@ -114,6 +119,7 @@ class JobRow:
     facts: tuple[tuple[str, str], ...]
     network: Network | None
     advice: tuple[str, str] = ("", "")
+    spark: Sparkline | None = None
 
     @property
     def accepted(self) -> str:
@@ -152,7 +158,7 @@ class StepRow:
 
 @dataclass(frozen=True)
 class Overview:
-    """View model of a batch, for the template."""
+    """View model of a batch, for the template. Jobs are those that failed first, then in the order of the job file."""
 
     title: str
     version: str
@@ -164,6 +170,13 @@ class Overview:
     jobs: tuple[JobRow, ...]
     steps: tuple[StepRow, ...]
     common: tuple[tuple[str, str], ...]
+    heat: HeatMap | None = None
+    scatter: Scatter | None = None
+
+    @property
+    def with_history(self) -> bool:
+        """Whether any job has values of earlier runs."""
+        return any(job.spark is not None for job in self.jobs)
 
 
 def overview_of(report: Mapping[str, Any]) -> Overview:
@@ -173,7 +186,12 @@ def overview_of(report: Mapping[str, Any]) -> Overview:
     common = _common(reports)
     room = max(FEWEST, MOST_ROWS // max(len(reports), 1)), max(FEWEST, MOST_PLACES // max(len(reports), 1))
     anchors = _anchors([text(row["job"].get("name")) for row in rows])
-    jobs = tuple(_job(row, anchor, common, room) for row, anchor in zip(rows, anchors, strict=True))
+    history = report.get("history") or {}
+    in_order = tuple(
+        _job(row, anchor, common, room, history.get(row["job"].get("name")) or ())
+        for row, anchor in zip(rows, anchors, strict=True)
+    )
+    jobs = tuple(sorted(in_order, key=lambda job: URGENCY.get(job.tone, 0)))
     counts = Counter(job.status for job in jobs)
     order = [*STATUSES, *(status for status in counts if status not in STATUSES)]
     return Overview(
@@ -187,10 +205,18 @@ def overview_of(report: Mapping[str, Any]) -> Overview:
         jobs=jobs,
         steps=tuple(_steps(report)),
         common=tuple(sorted(common)),
+        heat=heat_map(in_order),
+        scatter=scatter(in_order, COLUMNS.index("latency ratio")),
     )
 
 
-def _job(row: Mapping[str, Any], anchor: str, common: frozenset[tuple[str, str]], room: tuple[int, int]) -> JobRow:
+def _job(
+    row: Mapping[str, Any],
+    anchor: str,
+    common: frozenset[tuple[str, str]],
+    room: tuple[int, int],
+    runs: Sequence[Mapping[str, Any]],
+) -> JobRow:
     job, outcome = row["job"], row["outcome"]
     report = outcome.get("report") or {}
     acceptance = acceptance_of(outcome)
@@ -212,6 +238,7 @@ def _job(row: Mapping[str, Any], anchor: str, common: frozenset[tuple[str, str]]
         facts=tuple((name, value) for name, value in _facts(job, outcome) if value),
         network=network,
         advice=(text(advice.get("text")), formatting.address(advice.get("command"))),
+        spark=sparkline(runs),
     )
 
 

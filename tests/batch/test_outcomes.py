@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -197,6 +198,20 @@ def test_thresholds_are_checked_without_a_process(place: Path, monkeypatch: pyte
     assert statuses(report) == {"a": "unaccepted"} and runs(report) == [0]
     assert len(report.steps) == 1, "no calibration"
     assert fresh(run(place, own(place, accept=Acceptance(min_sqnr=300.0)))) == {"a": False}
+
+
+def test_history_of_the_last_runs(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each run adds the figures of its jobs, also of those that are up to date; the oldest are removed."""
+    monkeypatch.setattr("sbonnx.batch.state.HISTORY", 3)
+    found = [run(place, own(place)) for _ in range(4)]
+    assert [len(report.history["a"]) for report in found] == [1, 2, 3, 3]
+    newest = found[-1].history["a"][-1]
+    metrics = (found[-1].rows[0].outcome.report or {})["metrics"]
+    assert newest["sqnr_db"] == pytest.approx(metrics["outputs"][0]["sqnr_db"])
+    assert (newest["status"], newest["finished"]) == ("done", found[-1].finished)
+    assert [row["finished"] for row in found[-1].history["a"]] == [report.finished for report in found[1:]]
+    written = json.loads((place / "out" / "report.json").read_text())
+    assert written["history"]["a"][-1] == newest
 
 
 def test_force_runs_metrics_of_both_models_again(metric: Path, place: Path) -> None:

@@ -301,6 +301,7 @@ class BatchReport:
         rows: one per job, in the order of the job file.
         steps: outcomes of all steps, including calibration, by key.
         titles: titles of all steps, by key.
+        history: figures of the last runs by name of the job, oldest first, this one last; see `State.history`.
     """
 
     title: str
@@ -310,6 +311,7 @@ class BatchReport:
     rows: tuple[JobResult, ...]
     steps: dict[str, Outcome] = field(default_factory=dict)
     titles: dict[str, str] = field(default_factory=dict)
+    history: dict[str, tuple[dict[str, Any], ...]] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:

@@ -1,0 +1,178 @@
+"""Charts of a batch page: heat map of models and targets, sparklines of earlier runs, loss against time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sbonnx.html_report.formatting import count, decibel, number, plain, text
+from sbonnx.html_report.layer_views import Tick
+
+SPARK_WIDTH: Final = 84
+SPARK_HEIGHT: Final = 22
+"""Size of a sparkline in SVG units, which are pixels."""
+
+FEWEST_RUNS: Final = 2
+"""Number of values from which a sparkline is drawn."""
+
+FEWEST_PAIRS: Final = 2
+"""Number of pairs of model and target from which a heat map is drawn."""
+
+SCATTER_WIDTH: Final = 720
+SCATTER_HEIGHT: Final = 260
+SCATTER_LEFT: Final = 46
+SCATTER_BOTTOM: Final = 34
+
+HIGHEST_DB: Final = 60.0
+"""Upper limit of the axis of the SQNR, for files that equal float."""
+
+SHADES: Final = (10.0, 15.0, 20.0, 25.0, 30.0, 40.0)
+"""SQNR in dB at which the shade of a cell of the heat map changes: below the first is the darkest."""
+
+
+@dataclass(frozen=True)
+class HeatCell:
+    """One job in the heat map: its section, text, shade (0: lowest SQNR, to 6; None: no figure) and tone."""
+
+    anchor: str
+    text: str
+    label: str
+    shade: int | None
+    tone: str
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    """Models in rows, targets in columns. A cell has all jobs of its pair."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[tuple[HeatCell, ...], ...]], ...]
+
+
+def heat_map(jobs: Sequence[Any]) -> HeatMap | None:
+    """Build the heat map of the SQNR of jobs; None for a single model and target.
+
+    Args:
+        jobs: `sbonnx.html_report.overview.JobRow`, whose first cell is the SQNR of the worst output.
+    """
+    columns = tuple(dict.fromkeys(job.target for job in jobs))
+    models = tuple(dict.fromkeys(job.model for job in jobs))
+    if len(columns) * len(models) < FEWEST_PAIRS:
+        return None
+    pairs: dict[tuple[str, str], list[Any]] = {}
+    for job in jobs:
+        pairs.setdefault((job.model, job.target), []).append(job)
+    cells = {pair: tuple(_cell(job, several=len(found) > 1) for job in found) for pair, found in pairs.items()}
+    return HeatMap(columns, tuple((model, tuple(cells.get((model, one), ()) for one in columns)) for model in models))
+
+
+def _cell(job: Any, *, several: bool) -> HeatCell:
+    """Return the cell of a job, with its bits if the pair has several jobs."""
+    value = job.cells[0].value if job.cells else None
+    shown = job.status if value is None else f"{decibel(value)}{'' if job.tone == 'good' else ' ✗'}"
+    label = f"{job.name}: {job.status}" + ("" if value is None else f", SQNR {decibel(value)} dB")
+    told = f"{job.bits}: {shown}" if several and job.bits else shown
+    return HeatCell(job.anchor, told, label, None if value is None else _shade(value), job.tone)
+
+
+def _shade(value: float) -> int:
+    return sum(value >= limit for limit in SHADES)
+
+
+@dataclass(frozen=True)
+class Sparkline:
+    """Values of the last runs: an SVG path, the last point, and a sentence with all values."""
+
+    path: str
+    x: float
+    y: float
+    label: str
+    change: float | None
+
+
+def sparkline(runs: Sequence[Mapping[str, Any]], key: str = "sqnr_db") -> Sparkline | None:
+    """Draw one value of the last runs, oldest first; None with fewer than two. Runs without the value leave a gap."""
+    values = [number(run.get(key)) for run in runs]
+    finite = [value for value in values if value is not None and math.isfinite(value)]
+    if len(finite) < FEWEST_RUNS:
+        return None
+    low, high = min(finite), max(finite)
+    low, high = (low - 1, high + 1) if high - low < 1 else (low, high)  # chance is not a jump
+    parts, down, last = [], False, (0.0, 0.0)
+    for index, value in enumerate(values):
+        if value is None or not math.isfinite(value):
+            down = False
+            continue
+        x = 3 + (SPARK_WIDTH - 6) * index / max(len(values) - 1, 1)
+        y = SPARK_HEIGHT - 4 - (SPARK_HEIGHT - 8) * (value - low) / (high - low)
+        parts.append(f"{'L' if down else 'M'}{x:.1f} {y:.1f}")
+        down, last = True, (round(x, 1), round(y, 1))
+    label = f"SQNR of the last {len(values)} runs, dB: {', '.join(decibel(value) for value in values)}"
+    return Sparkline("".join(parts), *last, label, finite[-1] - finite[-2])
+
+
+@dataclass(frozen=True)
+class ScatterPoint:
+    """One job: position, tone, section and tooltip."""
+
+    x: float
+    y: float
+    tone: str
+    anchor: str
+    label: str
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """SQNR against time relative to float, one point a job."""
+
+    width: int
+    height: int
+    left: int
+    bottom: float
+    one: float
+    xs: tuple[Tick, ...]
+    ys: tuple[Tick, ...]
+    points: tuple[ScatterPoint, ...]
+
+
+def scatter(jobs: Sequence[Any], latency: int, sqnr: int = 0) -> Scatter | None:
+    """Build the chart of jobs that have both figures; None for fewer than two.
+
+    Args:
+        jobs: `sbonnx.html_report.overview.JobRow`.
+        latency, sqnr: index of the figures in the cells.
+    """
+    found: list[tuple[Any, float, float]] = [
+        (job, job.cells[latency].value, min(job.cells[sqnr].value, HIGHEST_DB))
+        for job in jobs
+        if job.cells[latency].value is not None
+        and job.cells[sqnr].value is not None
+        and math.isfinite(job.cells[latency].value)
+        and not math.isnan(job.cells[sqnr].value)
+    ]
+    if len(found) < 2:
+        return None
+    right = max(1.2, *(time * 1.05 for _, time, _ in found))
+    low = min(0.0, *(value for _, _, value in found))
+    high = max(10.0, *(value for _, _, value in found)) * 1.05
+    bottom = SCATTER_HEIGHT - SCATTER_BOTTOM
+
+    def x(time: float) -> float:
+        return round(SCATTER_LEFT + (SCATTER_WIDTH - SCATTER_LEFT - 12) * time / right, 1)
+
+    def y(value: float) -> float:
+        return round(bottom - (bottom - 12) * (value - low) / (high - low), 1)
+
+    step = next(step for step in (0.2, 0.5, 1, 2, 5, 10, 50, 1000) if right / step <= 8 or step == 1000)
+    xs = tuple(Tick(x(step * index), plain(step * index, 2)) for index in range(int(right / step) + 1))
+    ys = tuple(Tick(y(value), count(value)) for value in range(0, int(high) + 1, 10))
+    points = tuple(
+        ScatterPoint(
+            x(time), y(value), job.tone, job.anchor, f"{text(job.name)}: {decibel(value)} dB, {time:.2f} × the time"
+        )
+        for job, time, value in found
+    )
+    return Scatter(SCATTER_WIDTH, SCATTER_HEIGHT, SCATTER_LEFT, bottom, x(1.0), xs, ys, points)

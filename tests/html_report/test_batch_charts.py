@@ -1,0 +1,68 @@
+"""Heat map, sparklines and scatter chart of a batch page."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from sbonnx.html_report import batch_page
+from sbonnx.html_report.batch_charts import SPARK_HEIGHT, sparkline
+from sbonnx.html_report.overview import overview_of
+from tests.html_report.reports import batch, job, layer, network
+
+
+def row(model: str, target: str, db: float | None, ratio: float = 0.5, **more: Any) -> dict[str, Any]:
+    metrics = {"outputs": [{"name": "y", "sqnr_db": db}], "latency_ratio": ratio}
+    made = None if db is None else network([layer("n")], backend=target.partition("@")[0], metrics=metrics)
+    status = "failed" if db is None else "done"
+    found = job(f"{model}-{target}{more.pop('name', '')}", status, report=made, reason="" if made else "broken", **more)
+    found["job"] |= {"model": f"models/{model}.onnx", "backend": target}
+    return found
+
+
+def test_models_and_targets() -> None:
+    rows = [row("a", "onnxruntime", 41.0), row("b", "onnxruntime", 12.0), row("b", "tensorrt@10", None)]
+    heat = overview_of(batch(rows)).heat
+    assert heat is not None and heat.columns == ("onnxruntime", "tensorrt@10")
+    (a, (best, none)), (b, (low, failed)) = heat.rows
+    assert (a, b, none) == ("a", "b", ())
+    assert [(cell.text, cell.shade) for cell in (*best, *low, *failed)] == [("41.0", 6), ("12.0", 1), ("failed", None)]
+    page = batch_page(batch(rows))
+    assert 'class="cell good shade6"' in page and f'href="#{failed[0].anchor}"' in page
+
+
+def test_a_single_pair_has_no_heat_map() -> None:
+    page = overview_of(batch([row("a", "onnxruntime", 41.0), row("a", "onnxruntime", 12.0, name="-w4")]))
+    assert page.heat is None and page.scatter is not None
+
+
+def test_failures_come_first() -> None:
+    view = overview_of(batch([row("a", "onnxruntime", 41.0), row("b", "onnxruntime", None), row("c", "virtual", 9.0)]))
+    assert [one.model for one in view.jobs] == ["b", "a", "c"]
+
+
+def test_loss_against_time_is_that_of_this_machine() -> None:
+    """The latency of files for TensorRT was measured in onnxruntime."""
+    rows = [row("a", "onnxruntime", 40.0, 0.5), row("b", "onnxruntime", 20.0, 2.0), row("b", "tensorrt@10", 30.0, 9.0)]
+    chart = overview_of(batch(rows)).scatter
+    assert chart is not None
+    first, second = chart.points
+    assert first.x < chart.one < second.x and first.y < second.y
+    assert first.label == "a-onnxruntime: 40.0 dB, 0.50 × the time"
+    assert overview_of(batch(rows[:1])).scatter is None
+
+
+def test_a_sparkline_of_the_last_runs() -> None:
+    runs = [{"sqnr_db": value} for value in (30.0, None, 32.0, "inf", 20.0, 40.0)]
+    line = sparkline(runs)
+    assert line is not None and line.change == 20.0
+    assert line.label == "SQNR of the last 6 runs, dB: 30.0, –, 32.0, ∞, 20.0, 40.0"
+    assert re.sub(r"[-\d. ]", "", line.path) == "MMML", "gaps where there is no figure"
+    assert line.y == pytest.approx(4.0) and f"{SPARK_HEIGHT - 4.0:.1f}" in line.path
+    assert sparkline(runs[:2]) is None
+    rows = [row("a", "onnxruntime", 40.0), row("b", "onnxruntime", 20.0)]
+    page = batch_page({**batch(rows), "history": {"a-onnxruntime": runs}})
+    assert page.count('<svg class="spark"') == 1 and "<th>last runs</th>" in page
+    assert "last runs" not in batch_page(batch(rows))
