@@ -15,6 +15,7 @@ from sbonnx.errors import OutputError, RecipeError
 
 if TYPE_CHECKING:
     from sbonnx.lint import Finding, Severity
+    from sbonnx.lint.engine_layers import EngineReport
     from sbonnx.lint.fix import Fixed
 
 HELP: Final = (
@@ -22,6 +23,9 @@ HELP: Final = (
 )
 
 SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "info")
+
+MOST_REFORMATS: Final = 8
+"""Reformats in the table; the JSON has all of them."""
 
 MODEL: Final = options.argument("model", "MODEL", "The ONNX model with Q/DQ, made by any tool.")
 TARGET: Final = options.option(
@@ -38,7 +42,27 @@ OUTPUT_FORMAT: Final = options.option(
 FIX: Final = options.switch("--fix", "Fix what needs no data, write the model to -o, and check that file instead.")
 OUTPUT: Final = replace(options.OUTPUT, help="The fixed model to write.")
 
-OPTIONS: Final = (MODEL, TARGET, OUTPUT_FORMAT, SARIF, FIX, OUTPUT, options.FORCE, *options.COMMON)
+ENGINE_LAYERS: Final = options.option(
+    "--engine-layers FILE",
+    Path,
+    "Layers of the engine (trtexec --exportLayerInfo): show which quantized operators it runs in integers.",
+)
+ENGINE_PROFILE: Final = options.option(
+    "--engine-profile FILE", Path, "With --engine-layers: times of the layers (trtexec --exportProfile)."
+)
+
+OPTIONS: Final = (
+    MODEL,
+    TARGET,
+    OUTPUT_FORMAT,
+    SARIF,
+    FIX,
+    OUTPUT,
+    ENGINE_LAYERS,
+    ENGINE_PROFILE,
+    options.FORCE,
+    *options.COMMON,
+)
 
 
 def run(given: Arguments) -> int:
@@ -55,6 +79,10 @@ def run(given: Arguments) -> int:
     if output is not None and not fix:
         raise OutputError("-o names the model that --fix writes: add --fix")
     target = full_backend(target)
+    if given[ENGINE_PROFILE] is not None and given[ENGINE_LAYERS] is None:
+        raise RecipeError("--engine-profile has the times of layers: add --engine-layers")
+    if given[ENGINE_LAYERS] is not None and not target.startswith("tensorrt"):
+        raise RecipeError(f"--engine-layers is about a TensorRT engine, and --target is {target}")
     form = _form(given)
     printer = Printer(as_json=form == "json", quiet=given[options.QUIET] or form != "text")
     rules = rules_for(target)
@@ -69,6 +97,7 @@ def run(given: Arguments) -> int:
         graphs.save(done.graph, checked, force=force)
         rows = done.rows
     findings = sorted(lint(checked, target), key=lambda finding: SEVERITIES.index(finding.severity))
+    engine = _engine(given, checked)
     if sarif is not None:
         graphs.write_text(sarif, to_json(to_sarif(findings, rules, checked)) + "\n")
     counts = Counter(finding.severity for finding in findings)
@@ -79,6 +108,8 @@ def run(given: Arguments) -> int:
         "counts": {severity: counts[severity] for severity in SEVERITIES},
         "findings": [finding.to_dict() for finding in findings],
     }
+    if engine is not None:
+        value["engine"] = engine.to_dict()
     printer.value({**value, "output": output, "fixed": [row.to_dict() for row in rows]} if fix else value)
     if form == "github":
         text = ci_formats.github(findings, checked)
@@ -90,6 +121,8 @@ def run(given: Arguments) -> int:
         Printer().text(text)
     _fix_tables(printer, rows)
     _tables(printer, findings)
+    if engine is not None:
+        _engine_tables(printer, engine)
     summary = ", ".join(_counted(counts[severity], severity) for severity in SEVERITIES)
     printer.line(f"{checked} for {target}: {len(rules)} rules, {summary}")
     for path in filter(None, (output, sarif)):
@@ -109,6 +142,35 @@ def _form(given: Arguments) -> str:
     if given[options.JSON] and form not in (None, "json"):
         raise RecipeError(f"--json and --output-format {form} are two forms: drop one")
     return "json" if given[options.JSON] else form or "text"
+
+
+def _engine(given: Arguments, model: Path) -> EngineReport | None:
+    """Join the layers of the engine with the model; None if they were not given."""
+    from sbonnx import graph as graphs
+    from sbonnx.lint.engine_layers import engine_report
+
+    layers = given[ENGINE_LAYERS]
+    return None if layers is None else engine_report(graphs.load(model), layers, given[ENGINE_PROFILE])
+
+
+def _engine_tables(printer: Printer, engine: EngineReport) -> None:
+    """Show the operators that the engine runs in float, the slowest reformats, and a line with the counts."""
+    others = [row for row in engine.planned if row.runs_in != "integers"]
+    printer.table(
+        "planned in integers, and not run so by the engine",
+        ("node", "op", "runs in", "types", "ms"),
+        [(row.node, row.op, row.runs_in, row.types, row.ms) for row in others],
+    )
+    printer.table(
+        "reformats of the engine",
+        ("layer", "ms"),
+        [(layer.name, layer.ms) for layer in engine.reformats[:MOST_REFORMATS]],
+    )
+    took = "" if engine.ms is None else f", {engine.reformat_ms:.3g} of {engine.ms:.3g} ms"
+    printer.line(
+        f"engine: {len(engine.planned) - len(others)} of {len(engine.planned)} planned operators in integers; "
+        f"{len(engine.reformats)} reformats{took}"
+    )
 
 
 def _fix_tables(printer: Printer, rows: tuple[Fixed, ...]) -> None:
