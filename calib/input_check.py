@@ -20,12 +20,8 @@ from sbonnx.errors import DataError, ModelError
 from sbonnx.graph import Graph, query
 from sbonnx.graph.extract import extract
 from sbonnx.graph.model import Node, Tensor
+from sbonnx.ops import IMAGE_PREPARATION
 from sbonnx.spec import Array
-
-PASSED: Final = frozenset(
-    {"Pad", "Resize", "Upsample", "Transpose", "Cast", "Identity", "Sub", "Div", "Mul", "Add", "Slice", "Concat"}
-)
-"""Operators between an image input and its first layer: padding, resizing, normalization inside the model."""
 
 MOST_SAMPLES: Final = 256
 MOST_VALUES: Final = 20_000_000
@@ -122,7 +118,7 @@ def _first_node(image: Tensor) -> tuple[Node | None, bool]:
         for node, place in query.readers(tensor):
             if node.op in ("Conv", "BatchNormalization") and place == 0:
                 return node, tensor is image
-            if node.op in PASSED:
+            if node.op in IMAGE_PREPARATION:
                 fresh = [output for output in node.outputs if id(output) not in seen]
                 seen.update(map(id, fresh))
                 front.extend(fresh)

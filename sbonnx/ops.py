@@ -262,3 +262,8 @@ REDUCES_ANY: Final = REDUCES | {
     *("ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp"),
 }
 """All reductions over axes."""
+
+IMAGE_PREPARATION: Final = frozenset(
+    {"Pad", "Resize", "Upsample", "Transpose", "Cast", "Identity", "Sub", "Div", "Mul", "Add", "Slice", "Concat"}
+)
+"""Ops between an image input and its first layer: padding, resizing, normalization inside the model."""

@@ -55,7 +55,8 @@ def read_data(state: PipelineState, options: RunOptions) -> PipelineState:
     data = divided(state.request.data, prepared, state.request.split)
     if data is not None and prepared.first_layer is not None:
         prepared.graph.info.notes.extend(check_inputs(prepared.first_layer, data.every))
-    return replace(state, data=data)
+    # what is kept, such as in a module for training, has no second graph
+    return replace(state, data=data, prepared=replace(prepared, first_layer=None))
 
 
 def divided(data: Any, prepared: Prepared, split: int | None) -> HeldOutSplit | None:

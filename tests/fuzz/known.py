@@ -208,7 +208,7 @@ OTHERS: Final[tuple[Known, ...]] = (
     Known("output is a fifo", lambda: simplify("pipe", fifos=("pipe",)), 2, ("pipe",)),
     Known("output is a link to a fifo", lambda: simplify("p", fifos=("pipe",), links={"p": "pipe"}), 2, ("p",)),
     Known("links in a circle", circle, 0),
-    Known("model is a fifo", lambda: preview(job(model="pipe.onnx"), fifos=("pipe.onnx",)), 0),
+    Known("model is a fifo", lambda: preview(job(model="pipe.onnx"), fifos=("pipe.onnx",)), 1, ("pipe",)),
     Known("output over the job file", lambda: preview(job(more=", output: ../j.yaml")), 2, ("j.yaml",)),
     Known("output over the metric", lambda: preview(job(more=", output: ../metric.py")), 2, ("metric.py",)),
     Known("output elsewhere", lambda: preview(job(more=", output: ../elsewhere/q.onnx")), 2, ("elsewhere",)),
