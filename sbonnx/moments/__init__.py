@@ -6,11 +6,12 @@ Second moments determine the squared output error of a layer, means determine it
 from sbonnx.moments.means import Means, MeanSums
 from sbonnx.moments.second import Moments, shrinkage_of
 from sbonnx.moments.share import HELD, Compensation, HeldRows, compensation_of, is_held, shift_gains
-from sbonnx.moments.sums import LEAST_ROWS, MomentSums, bytes_for, rows_a_sample, sample_weights
+from sbonnx.moments.sums import LEAST_ROWS, WIDE, MomentSums, bytes_for, rows_a_sample, sample_weights
 
 __all__ = [
     "HELD",
     "LEAST_ROWS",
+    "WIDE",
     "Compensation",
     "HeldRows",
     "MeanSums",

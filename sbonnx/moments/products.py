@@ -19,6 +19,9 @@ CHUNK: Final = 16 << 20
 WAITING: Final = 1024
 """Rows that are buffered before they are multiplied, so that the float64 sums are updated rarely."""
 
+PANEL: Final = 512
+"""Rows of a float32 matrix whose products are computed at a time, so that no second matrix is allocated."""
+
 ROWS: Final = 4096
 """Maximum number of rows in one product, which keeps float32 sums short."""
 
@@ -43,13 +46,13 @@ class Arrays:
     """Array backend for sums and products: numpy, or torch on a device.
 
     Attributes:
-        zeros: creates float64 zeros of a shape.
+        zeros: creates zeros of a shape and a type, "float64" or "float32".
         load: converts a numpy array to an array of the backend.
         fetch: the inverse of `load`.
         einsum: as `numpy.einsum`.
     """
 
-    zeros: Callable[[tuple[int, ...]], Any]
+    zeros: Callable[[tuple[int, ...], str], Any]
     load: Callable[[Array], Any]
     fetch: Callable[[Any], Array]
     einsum: Callable[..., Any]
@@ -70,7 +73,7 @@ def torch_arrays(device: str) -> Arrays:
     import torch
 
     return Arrays(
-        lambda shape: torch.zeros(shape, dtype=torch.float64, device=device),
+        lambda shape, dtype: torch.zeros(shape, dtype=getattr(torch, dtype), device=device),
         lambda array: torch.tensor(array, device=device),
         lambda tensor: np.asarray(tensor.cpu().numpy()),
         torch.einsum,
@@ -86,15 +89,20 @@ class RowSums:
         pairs: the products to accumulate; (i, i) is symmetric.
         streams: number of streams.
         arrays: array backend of the sums.
+        dtype: of the matrices; "float32": symmetric products are only computed below the diagonal, see `mirror`.
 
     Attributes:
-        matrices: float64 (G, K, K) for each pair, weighted.
+        matrices: (G, K, K) for each pair, weighted.
         totals: float64 (G, K) for each stream, weighted.
     """
 
-    def __init__(self, groups: int, inputs: int, pairs: Pairs, streams: int, arrays: Arrays) -> None:
+    def __init__(
+        self, groups: int, inputs: int, pairs: Pairs, streams: int, arrays: Arrays, dtype: str = "float64"
+    ) -> None:
         self._pairs, self._arrays, self._shape = pairs, arrays, (groups, inputs, inputs)
+        self._dtype = dtype
         self._matrices: list[Any] = []
+        self._shared: tuple[RowSums, int] | None = None
         self.totals = [np.zeros((groups, inputs)) for _ in range(streams)]
         self._limit = rows_at_once(groups * inputs, WAITING)
         self._waiting: list[Array] = []
@@ -104,8 +112,34 @@ class RowSums:
     def matrices(self) -> list[Any]:
         """Sums of products; allocated on first access, so only when needed if everything is summed by lags."""
         if not self._matrices:
-            self._matrices = [self._arrays.zeros(self._shape) for _ in self._pairs]
+            own = self._pairs if self._shared is None else self._pairs[: self._shared[1]]
+            self._matrices = [self._arrays.zeros(self._shape, self._dtype) for _ in own]
+            if self._shared is not None:
+                self._matrices += self._shared[0].matrices[self._shared[1] :]
         return self._matrices
+
+    def share(self, other: RowSums, first: int) -> None:
+        """Add the products from pair `first` on to the matrices of `other`, and keep none of them here."""
+        self._shared = other, first
+
+    def release(self) -> None:
+        """Release matrices and buffered rows."""
+        self._matrices, self._waiting, self._shared, self._count = [], [], None, 0
+
+    def mirror(self) -> None:
+        """Copy what is below the diagonal of symmetric float32 matrices above it."""
+        if self._dtype == "float64":
+            return
+        for (left, right), matrix in zip(self._pairs, self.matrices, strict=True):
+            for some in self._panels() if left == right else ():
+                matrix[:, : some.start, some] = matrix[:, some, : some.start].swapaxes(1, 2)
+                block = matrix[:, some, some]
+                over = np.triu_indices(block.shape[1], 1)
+                block[:, over[0], over[1]] = block[:, over[1], over[0]]
+
+    def _panels(self) -> Iterator[slice]:
+        inputs = self._shape[1]
+        yield from (slice(first, min(first + PANEL, inputs)) for first in range(0, inputs, PANEL))
 
     def add(self, rows: Streams, weights: Array) -> None:
         """Add rows (G, n, K), float32, with their weights (n,). Rows are copied if they are buffered."""
@@ -124,12 +158,14 @@ class RowSums:
         self._weights[self._count : self._count + count] = weights
         self._count += count
 
-    def flush(self) -> None:
-        """Multiply and accumulate the buffered rows."""
+    def flush(self, *, last: bool = False) -> None:
+        """Multiply and accumulate the buffered rows; `last`: and release their buffers."""
         if self._count:
             waiting = tuple(stream[:, : self._count] for stream in self._waiting)
             self._multiply(waiting, self._weights[: self._count])
             self._count = 0
+        if last:
+            self._waiting = []
 
     def _multiply(self, rows: Streams, weights: Array) -> None:
         groups, inputs, _ = self._shape
@@ -143,7 +179,12 @@ class RowSums:
                 total += (roots @ stream)[:, 0]
             loaded = [self._arrays.load(stream) for stream in some]
             for (left, right), matrix in zip(self._pairs, self.matrices, strict=True):
-                matrix += loaded[left].swapaxes(1, 2) @ loaded[right]
+                if self._dtype == "float64":
+                    matrix += loaded[left].swapaxes(1, 2) @ loaded[right]
+                    continue
+                for part in self._panels():
+                    across = slice(0, part.stop if left == right else None)
+                    matrix[:, part, across] += loaded[left][:, :, part].swapaxes(1, 2) @ loaded[right][:, :, across]
 
 
 def rows_at_once(width: int, most: int = ROWS) -> int:
@@ -171,7 +212,7 @@ class WindowSums:
         self._boxes = [Boxes.of(plan, space) if alone else None for plan in self._plans]
         shape = (geometry.layer.groups, geometry.channels, geometry.channels)
         self._sums: list[Any] = [
-            [arrays.zeros(shape) for _ in plan.pieces] if boxes is None else boxes.zeros(channels)
+            [arrays.zeros(shape, "float64") for _ in plan.pieces] if boxes is None else boxes.zeros(channels)
             for plan, boxes in zip(self._plans, self._boxes, strict=True)
         ]
         self._planes = [np.zeros((channels, *space)) for _ in range(streams)]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias, final
 
 import numpy as np
 
 from sbonnx.linear.im2col import Geometry
+from sbonnx.moments.cholesky import solve_in_place
 from sbonnx.moments.second import Moments
 from sbonnx.moments.sums import picked_rows
 from sbonnx.spec import Array
@@ -110,16 +111,9 @@ def compensation_of(weight: Array, fit: Moments, held: HeldPairs, *, bias: bool)
 
 def _best(weight: Array, fit: Moments, held: HeldPairs, centred: bool) -> tuple[float, Compensation]:
     """Return the least mean logarithm of the errors and the compensation that has it."""
-    moments = fit.centred() if centred else fit
-    w = weight.astype(np.float64).transpose(0, 2, 1)
-    diagonal = np.einsum("gkk->gk", moments.a).mean(axis=1)
-    damped = moments.a + (DAMPING * diagonal + (diagonal == 0))[:, None, None] * np.eye(moments.a.shape[-1])
+    w = weight.astype(np.float32).transpose(0, 2, 1)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        try:  # A is symmetric: d is the solution of A d' = (B - A)' w'
-            d = np.linalg.solve(damped, (moments.b - moments.a).transpose(0, 2, 1) @ w)
-        except np.linalg.LinAlgError:
-            d = np.zeros_like(w)  # the diagonal varies so much that damping has no effect: the system is singular
-        w, d = w.astype(np.float32), d.astype(np.float32)
+        d = _compensating(weight, fit, centred)
         shift = (fit.mean - fit.mean_quantized, fit.mean_quantized) if centred else (0 * fit.mean, 0 * fit.mean)
         lost, moved = (value[:, None].astype(np.float32) for value in shift)
         views = _views(bool(fit.layout.kernel))
@@ -158,6 +152,32 @@ def _views(pooled: bool) -> tuple[Callable[[Array], Array], ...]:
 def _floors(errors: Iterable[Array], views: Sequence[Callable[[Array], Array]]) -> Array:
     """Return `FLOOR` times the mean squared error over the samples, by view."""
     return np.asarray(FLOOR * np.mean([[_squares(view(error)).mean() for view in views] for error in errors], axis=0))
+
+
+def _compensating(weight: Array, fit: Moments, centred: bool) -> Array:
+    """Solve the damped system A d' = (B - A)' w' of symmetric A for d', float32 (G, K, O)."""
+    if not fit.of_errors:
+        moments = fit.centred() if centred else fit
+        a, w = moments.a.copy(), weight.astype(np.float64).transpose(0, 2, 1)
+        right = (moments.b - moments.a).transpose(0, 2, 1) @ w
+        del moments
+    else:
+        pulled = fit.pull(weight)
+        assert pulled is not None, "errors are those of a second stream"
+        a = fit.a.copy()
+        if centred:
+            a = replace(fit, a=a, cross=None, square=None).centred(in_place=True).a
+            lost = weight @ (fit.mean - fit.mean_quantized)[..., None]
+            pulled -= (fit.rows * lost * fit.mean_quantized[:, None]).astype(pulled.dtype)
+        right = pulled.transpose(0, 2, 1)
+    diagonal = np.einsum("gkk->gk", a)
+    mean = diagonal.mean(axis=1, keepdims=True)
+    diagonal += DAMPING * mean + (mean == 0)
+    try:
+        d = solve_in_place(a, right) if fit.of_errors else np.linalg.solve(a, right)
+    except np.linalg.LinAlgError:
+        d = np.zeros_like(right)  # the diagonal varies so much that damping has no effect: the system is singular
+    return np.asarray(d, np.float32)
 
 
 def shift_gains(weight: Array, quantized: Array, shift: Array, held: HeldPairs, *, pooled: bool = False) -> bool:

@@ -19,6 +19,9 @@ from sbonnx.spec import Array
 LEAST_ROWS: Final = 8192
 """Minimum number of rows per layer, for layers with few inputs: fewer give unreliable means and variances."""
 
+WIDE: Final = 1024
+"""Layers with more inputs have compact moments in float32, and are factored in float32: half the time and memory."""
+
 MOST_TAPS: Final = 64
 """Windows with more taps are unfolded (im2col), because the plan of lags grows quadratically with the taps."""
 
@@ -29,7 +32,9 @@ class MomentSums:
 
     Samples may be added in any order. Only the sums are stored.
 
-    Products are computed in float32 over at most 4,096 rows and accumulated in float64. Convolutions are summed by lags
+    Products are computed in float32 over at most 4,096 rows and accumulated in float64, or in float32 (`compact`): of
+    64k rows, float32 sums have an error of about 1e-6, and factors of large matrices are in float32 anyway; in two
+    streams they are products with errors (`Moments.of_errors`). Convolutions are summed by lags
     (`sbonnx.moments.lags`) if that is less work than unfolding, which depends on sizes only. Memory usage does not grow
     with the number of samples, see `bytes_for`.
 
@@ -41,6 +46,7 @@ class MomentSums:
             work than the products of the picked rows, all rows are used. None: all rows.
         seed: seed of the picks.
         device: "cuda": products are computed by torch on the GPU, if it has one. Any other value: by numpy.
+        compact: matrices of layers with more than `WIDE` inputs are float32.
     """
 
     def __init__(
@@ -51,14 +57,18 @@ class MomentSums:
         rows_a_sample: int | None = None,
         seed: int = 0,
         device: str = "cpu",
+        compact: bool = False,
     ) -> None:
         self._layout, self._geometry = geometry.layer, geometry
         self._rows_a_sample, self._seed = rows_a_sample, seed
         self._arrays = Arrays.on(device)
         self._streams = 2 if two_streams else 1
-        # pairs of streams for a, b, c of `Moments`; stream 0 is the float one
+        # pairs of streams for a, cross, square of `Moments`; stream 0 of two is the float one, or its errors
         self._pairs = ((1, 1), (0, 1), (0, 0)) if two_streams else ((0, 0),)
-        self._rows = RowSums(self._layout.groups, self._layout.inputs, self._pairs, self._streams, self._arrays)
+        groups, inputs = self._layout.groups, self._layout.inputs
+        self._compact = compact and inputs > WIDE
+        dtype = "float32" if self._compact else "float64"
+        self._rows = RowSums(groups, inputs, self._pairs, self._streams, self._arrays, dtype)
         self._windows: WindowSums | None = None
         self._count = 0.0
         self._moments: Moments | None = None
@@ -86,6 +96,9 @@ class MomentSums:
         streams = (x,) if quantized is None else (x, quantized)
         if self._moments is not None or len(streams) != self._streams or streams[-1].shape != x.shape:
             raise ValueError(f"{[stream.shape for stream in streams]} do not fit these moments, or these were taken")
+        if quantized is not None and self._compact:
+            with np.errstate(over="ignore", invalid="ignore"):
+                streams = (np.subtract(x, quantized, dtype=np.result_type(x, quantized, np.float32)), quantized)
         count = self._geometry.count(x.shape)
         samples = [sample] if isinstance(sample, int) else sample
         picks = self._picks(count, samples)
@@ -120,11 +133,19 @@ class MomentSums:
         if not fits or self._moments is not None or other._moments is not None:
             raise ValueError(f"moments of {other._layout} cannot be added to those of {self._layout}")
         taken = other.moments()
-        for mine, theirs in zip(self._rows.matrices, (taken.a, taken.b, taken.c), strict=False):
-            mine += self._arrays.load(theirs)
-        for total, mean in zip(self._rows.totals, (taken.mean, taken.mean_quantized), strict=False):
-            total += mean * taken.rows
+        for mine, theirs in zip(self._rows.matrices, other._rows.matrices, strict=True):
+            mine += self._arrays.load(other._arrays.fetch(theirs))
+        for total, added in zip(self._rows.totals, other._rows.totals, strict=True):
+            total += added
         self._count += taken.rows
+
+    def share_errors(self, other: MomentSums) -> None:
+        """Sum the products of errors of both in one matrix, which both return, if they are compact.
+
+        To be called before anything is added.
+        """
+        if self._compact:
+            self._rows.share(other._rows, 2)
 
     def moments(self) -> Moments:
         """Return the moments of everything added. The sums are moved, not copied, so nothing can be added afterwards.
@@ -132,13 +153,27 @@ class MomentSums:
         The result is not finite if an input contained NaN, Inf, or numbers whose products overflow float32.
         """
         if self._moments is None:
-            self._rows.flush()
-            self._fold()
+            self._finish()
+            self._rows.mirror()
             fetched = [self._arrays.fetch(matrix) for matrix in self._rows.matrices]
             means = [total / (self._count or 1.0) for total in self._rows.totals]
-            a, b, c = fetched if len(fetched) == 3 else fetched * 3
-            self._moments = Moments(self._layout, self._count, a, b, c, means[0], means[-1])
+            if len(fetched) == 1:
+                self._moments = Moments(self._layout, self._count, fetched[0], None, None, means[0], means[0])
+            else:
+                a, cross, square = fetched
+                mean = means[0] + means[1] if self._compact else means[0]
+                self._moments = Moments(self._layout, self._count, a, cross, square, mean, means[1], self._compact)
         return self._moments
+
+    def release(self) -> None:
+        """Release the matrices; these sums cannot be used any more, and what was returned can."""
+        self._rows.release()
+        self._windows = self._moments = None
+
+    def _finish(self) -> None:
+        """Add everything that is buffered, and release the buffers."""
+        self._rows.flush(last=True)
+        self._fold()
 
     def _picks(self, count: int, samples: Sequence[int]) -> Array | None:
         """Return sorted indices of the picked rows among `count`; None if all rows are used."""
@@ -184,18 +219,27 @@ def sample_weights(x: Array, quantized: Array, samples: int, resolution: float) 
     return np.asarray(1.0 / (mean + resolution**2))
 
 
-def bytes_for(layout: LinearLayer, two_streams: bool) -> int:
-    """Return an upper bound of the bytes that `MomentSums` holds.
+def bytes_for(layout: LinearLayer, two_streams: bool, *, compact: bool = False, hold_out: bool = False) -> int:
+    """Return an upper bound of the bytes that `MomentSums` holds, until a weight is rounded by them.
     For convolutions, add five times the input size of one sample.
 
     This bound covers the moments, the same size again while products or lags are added, and for each stream the
-    buffered rows and three copies of those that are unfolded and multiplied at a time, with their source indices.
+    buffered rows and three copies of those that are unfolded and multiplied at a time, with their source indices. With
+    compact moments of many inputs (`MomentSums`) only a factor of A is added to the moments.
+
+    Args:
+        hold_out: there are second sums of the same layer.
     """
-    matrix = 8 * layout.groups * layout.inputs**2
     width = layout.groups * layout.inputs
     places = 3 * 8 * math.prod(layout.kernel) if layout.kernel else 0
     rows = 4 * width * rows_at_once(width, WAITING) + (3 * 4 * width + places) * rows_at_once(width)
-    return matrix * (6 if two_streams else 2) + rows * (2 if two_streams else 1)
+    waiting = rows * (2 if two_streams else 1) * (1 + hold_out)
+    square = layout.groups * layout.inputs**2
+    if compact and layout.inputs > WIDE:
+        # a, cross and one matrix of errors; the factor of `a` is needed when the second `a` is not, in one stream
+        matrices = 4 + 2 * hold_out if two_streams else 2
+        return 4 * square * matrices + waiting
+    return 8 * square * (6 if two_streams else 2) * (1 + hold_out) + waiting
 
 
 def rows_a_sample(inputs: int, samples: int, each: int) -> int:

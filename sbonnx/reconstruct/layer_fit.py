@@ -30,6 +30,7 @@ from sbonnx.reconstruct.stored_layers import restore_layer, stored_layer
 from sbonnx.report import Refusal
 from sbonnx.rounding import ROUNDERS, make_rounder
 from sbonnx.rounding.base import kept_zeros
+from sbonnx.rounding.output_slices import joined, output_slices, round_in_slices
 from sbonnx.rounding.range_search import search_bounds
 from sbonnx.spec import Array, Bounds, QParams
 
@@ -138,6 +139,8 @@ class LayerFitter:
         """Round the weights of layers whose moments are complete, and correct their biases."""
         for one in sums:
             choices = [self._choice(one, layer) for layer in one.layers]
+            if isinstance(one, Watched):
+                one.alike = len({(chosen.centred, chance) for chosen, chance in choices}) == 1
             for layer, choice in zip(one.layers, choices, strict=True):
                 try:
                     self._take(one, layer, choice)
@@ -146,6 +149,7 @@ class LayerFitter:
                     why = f"{error}: its weight goes to the nearest codes"
                     self.refusals.append(Refusal(WHAT, layer.node.name, why))
                 self._moments.pop(layer.site.key, None)
+            one.release()
 
     def _restored(self, layer: Layer) -> bool:
         """Restore a layer from the cache; return whether it was there."""
@@ -174,13 +178,12 @@ class LayerFitter:
             weight = fit.layout.matrices(self.numbers.weight(layer.site))
             chosen = compensation_of(weight, fit, pairs, bias=corrects)
         if held is not None and fit.rows:
-            some, others = (fit.centred(), held.centred()) if chosen.centred else (fit, held)
             # with all samples, noise is lower in proportion to the number of rows
-            chance = shrinkage_of(some, others) * (fit.rows / (fit.rows + held.rows))
+            chance = shrinkage_of(fit, held, centred=chosen.centred) * (fit.rows / (fit.rows + held.rows))
         return chosen, chance
 
     def _take(self, one: Seen, layer: Layer, choice: tuple[Compensation, float]) -> None:
-        means = one.means(layer) if isinstance(one, WatchedMeans) else one.moments(layer).means
+        means = one.means(layer)
         if means.rows == 0:
             raise NumericError("its inputs were never computed")
         if not _finite(means):
@@ -188,9 +191,8 @@ class LayerFitter:
         corrects = layer.bias is not None
         if isinstance(one, Watched):
             chosen, chance = choice
-            moments = one.moments(layer)
-            self._moments[layer.site.key] = (
-                (moments.centred() if chosen.centred else moments).towards(chosen.share).shrunk(chance)
+            self._moments[layer.site.key] = one.moments(
+                layer, centred=chosen.centred, share=chosen.share, shrunk=chance
             )
             corrects = chosen.centred
         self.numbers.codes_of(layer.site)
@@ -211,22 +213,27 @@ class LayerFitter:
         free = site.fixed is None and self.numbers.members(site) == 1
         if choice.scale == "search" and free:
             tensor = self.numbers.tensors[site.tensor]
-            bounds = search_bounds(
-                weight,
-                site.spec,
-                self.numbers.bounds[site.key],
-                moments,
-                self.plan.scale_rule,
-                by="nearest" if choice.name == "nearest" else "gptq",
-                scale_dtype=scale_type(tensor, self.plan),
-                least=limits_for(self.plan, tensor).least,
-            )
-            self.numbers.limit(site, bounds)
+            slices, given = list(output_slices(moments.layout, qparams)), self.numbers.bounds[site.key]
+            parts = [
+                search_bounds(
+                    weight[one.index],
+                    site.spec,
+                    Bounds(np.asarray(given.lo[one.scales]), np.asarray(given.hi[one.scales])),
+                    moments.with_layout(one.layout),
+                    self.plan.scale_rule,
+                    by="nearest" if choice.name == "nearest" else "gptq",
+                    scale_dtype=scale_type(tensor, self.plan),
+                    least=limits_for(self.plan, tensor).least,
+                )
+                for one in slices
+            ]
+            ends = ([getattr(part, end) for part in parts] for end in ("lo", "hi"))
+            self.numbers.limit(site, Bounds(*(joined(slices, end, scales=True) for end in ends)))
             qparams = self.numbers.params(site) or qparams
         rounder = ROUNDERS[choice.name]
         if (rounder.moves_scales and not free) or (not rounder.keeps_zeros and kept_zeros(weight) is not None):
             choice = RoundingChoice("gptq")
-        found = make_rounder(choice.name, choice.arguments).round(weight, qparams, moments)
+        found = round_in_slices(make_rounder(choice.name, choice.arguments), weight, qparams, moments)
         if found.loss is not None and found.nearest is not None:
             self.gains[site.key] = Gain(choice.name, found.loss, found.nearest)
         return found.codes, found.qparams

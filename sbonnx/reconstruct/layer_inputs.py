@@ -34,6 +34,7 @@ class Layer:
         geometry: input geometry of the node.
         rounds: whether the rounding uses input statistics; else only the bias is corrected.
         bias: the constant that can compensate a mean error, or None.
+        alone: fitted to its inputs in the quantized network only, as their errors need too much memory.
     """
 
     node: Node = field(compare=False)
@@ -44,6 +45,7 @@ class Layer:
     geometry: Geometry
     rounds: bool = True
     bias: Constant | None = field(default=None, compare=False)
+    alone: bool = False
 
     @property
     def layout(self) -> LinearLayer:
@@ -51,10 +53,11 @@ class Layer:
         return self.geometry.layer
 
     def bytes_of_moments(self, *, two_streams: bool, hold_out: bool = False) -> int:
-        """Return the memory of its moments during accumulation; 0 if only means are needed."""
+        """Return the memory of its moments until its weight is rounded; 0 if only means are needed."""
         if not self.rounds:
             return 0
-        return bytes_for(self.layout, two_streams) * (1 + hold_out) + hold_out * HELD_BYTES
+        both = two_streams and not self.alone
+        return bytes_for(self.layout, both, compact=True, hold_out=hold_out) + (hold_out and both) * HELD_BYTES
 
 
 def looks_at_inputs(site: Site) -> bool:
@@ -100,16 +103,31 @@ def layers_of(graph: Graph, plan: Plan, *, correct: bool) -> tuple[list[Layer], 
 def in_budget(
     layers: Iterable[Layer], memory: int, *, two_streams: bool, hold_out: bool = False
 ) -> tuple[list[Layer], list[Refusal]]:
-    """Return the layers whose moments fit into `memory` each, and the others as refusals."""
+    """Return the layers whose moments fit into `memory` each, and what the others do instead, as refusals.
+
+    If the errors of the inputs do not fit, a layer is fitted to its quantized inputs alone (`Layer.alone`). If these do
+    not fit either, it is rounded to nearest.
+    """
     found, refusals = [], []
     for layer in layers:
-        size = layer.bytes_of_moments(two_streams=two_streams, hold_out=hold_out)
-        if size <= memory:
-            found.append(layer)
+        sizes = []
+        for one in (layer, replace(layer, alone=True)) if two_streams else (layer,):
+            sizes.append(one.bytes_of_moments(two_streams=two_streams, hold_out=hold_out))
+            if sizes[-1] <= memory:
+                found.append(one)
+                break
+        if sizes[0] <= memory:
             continue
+        fits = sizes[-1] <= memory
+        what = "moments and errors" if two_streams else "moments"
         why = (
-            f"the moments of its {layer.layout.inputs} inputs take {size / 2**30:.1f} GiB and CALIBRATION.MEMORY "
-            f"allows {memory / 2**30:.1f}: to the nearest code"
+            f"the {what} of its {layer.layout.inputs} inputs take {sizes[0] / 2**30:.2f} GiB and CALIBRATION.MEMORY "
+            f"allows {memory / 2**30:.2f}: "
+            + (
+                "fitted to its quantized inputs, without compensation of their errors"
+                if fits
+                else f"to the nearest code; {sizes[-1] / 2**30:.2f} GiB are needed"
+            )
         )
         refusals.append(Refusal(WHAT, layer.node.name, why))
     return found, refusals
@@ -128,7 +146,10 @@ class Watched:
         held: sums of every fifth sample, the hold-out set, if one is needed; see `shrinkage_of`. None after `moments`.
         rows: of the same samples; see `share_of`.
         resolution: of the input, for `sample_weights`; None: all samples have the same weight.
+        alone: only the quantized inputs are summed, see `Layer`.
+        alike: all layers want moments centred and shrunk alike, which is then done in the memory of the sums.
         joined: moments over all samples, after `moments`.
+        fitted: of those in the form that layers are fitted to, by whether they are centred and how much shrunk.
     """
 
     name: str
@@ -139,11 +160,17 @@ class Watched:
     held: MomentSums | None = None
     rows: HeldRows | None = None
     resolution: float | None = None
+    alone: bool = False
+    alike: bool = False
     joined: Moments | None = None
+    fitted: dict[tuple[bool, float], Moments] = field(default_factory=dict)
 
     def add(self, value: Array, quantized: Array | None, samples: Sequence[int]) -> None:
         """Accumulate one sample, or several stacked along the leading axis; `samples`: their ranks in content order."""
         weights = _weights(value, quantized, len(samples), self.resolution)
+        _keep_held(self.rows, value, quantized, samples)
+        if self.alone and quantized is not None:
+            value, quantized = quantized, None
         if self.held is None:
             self.sums.add(value, quantized, sample=samples, weights=weights)
             return
@@ -158,23 +185,46 @@ class Watched:
                     sample=some,
                     weights=None if weights is None else weights[at],
                 )
-        _keep_held(self.rows, value, quantized, samples)
 
-    def moments(self, layer: Layer) -> Moments:
-        """Return the moments for one of the layers, over all samples. `parts` are joined in the memory of the first."""
-        if self.joined is None:
-            fit = self.sums.moments()
-            self.joined = fit if self.held is None else fit.merged(self.held.moments(), in_place=True)
-            self.held = None
-        return replace(self.joined, layout=layer.layout)
+    def means(self, layer: Layer) -> Means:
+        """Return the means for one of the layers, over all samples. `parts` are joined in the memory of the first."""
+        return replace(self._join().means, layout=layer.layout)
+
+    def moments(self, layer: Layer, *, centred: bool = False, share: float = 1.0, shrunk: float = 0.0) -> Moments:
+        """Return the moments for one of the layers, over all samples.
+
+        Args:
+            centred, share, shrunk: see `Moments`.
+        """
+        joined = self._join()
+        if not (joined.of_errors or joined.is_one_stream):
+            about = joined.centred() if centred else joined
+            return about.towards(share).shrunk(shrunk).with_layout(layer.layout)
+        if (centred, shrunk) not in self.fitted:
+            about = joined.centred(in_place=self.alike) if centred else joined
+            self.fitted[centred, shrunk] = about.shrunk(shrunk, in_place=self.alike or centred)
+        return self.fitted[centred, shrunk].with_layout(layer.layout).towards(share)
 
     def parts(self, layer: Layer) -> tuple[Moments, Moments | None]:
         """Return the moments for one of the layers: over the fit samples, and over the hold-out set if there is one.
 
-        Not after `moments`.
+        Products of errors are over both. Not after `means` and `moments`.
         """
-        held = None if self.held is None else replace(self.held.moments(), layout=layer.layout)
-        return replace(self.sums.moments(), layout=layer.layout), held
+        held = None if self.held is None else self.held.moments().with_layout(layer.layout)
+        return self.sums.moments().with_layout(layer.layout), held
+
+    def release(self) -> None:
+        """Release all matrices."""
+        self.sums.release()
+        self.held, self.joined = None, None
+        self.fitted.clear()
+
+    def _join(self) -> Moments:
+        if self.joined is None:
+            fit = self.sums.moments()
+            self.joined = fit if self.held is None else fit.merged(self.held.moments(), in_place=True)
+            self.held = None
+        return self.joined
 
 
 @dataclass
@@ -199,6 +249,9 @@ class WatchedMeans:
     def means(self, layer: Layer) -> Means:
         """Return the means for one of the layers."""
         return replace(self.sums.means(), layout=layer.layout)
+
+    def release(self) -> None:
+        """Means need little memory: nothing is done."""
 
 
 Seen = Watched | WatchedMeans
@@ -241,7 +294,13 @@ def watched(
     found: dict[object, Seen] = {}
     for layer in layers:
         reads = None if layer.reads is None else layer.reads.key
-        key = (layer.tensor, reads, layer.rounds, replace(layer.geometry, layer=layer.layout.with_one_output()))
+        key = (
+            layer.tensor,
+            reads,
+            layer.rounds,
+            layer.alone,
+            replace(layer.geometry, layer=layer.layout.with_one_output()),
+        )
         name = f"{layer.tensor}/{len(found)}"
         if key not in found and not layer.rounds:
             means = MeanSums(layer.geometry, two_streams=two_streams)
@@ -249,12 +308,23 @@ def watched(
             found[key] = WatchedMeans(name, layer.tensor, layer.reads, [], means, rows_held, resolution(layer))
         elif key not in found:
             sums = [
-                MomentSums(layer.geometry, two_streams=two_streams, rows_a_sample=rows(layer), seed=seed)
+                MomentSums(
+                    layer.geometry,
+                    two_streams=two_streams and not layer.alone,
+                    rows_a_sample=rows(layer),
+                    seed=seed,
+                    compact=True,
+                )
                 for _ in range(1 + (hold_out > 0))
             ]
-            seen = Watched(name, layer.tensor, layer.reads, [], sums[0], resolution=resolution(layer))
+            seen = Watched(
+                name, layer.tensor, layer.reads, [], sums[0], resolution=resolution(layer), alone=layer.alone
+            )
             if hold_out:
-                seen.held, seen.rows = sums[1], HeldRows(layer.geometry, samples=hold_out, seed=seed)
+                seen.held = sums[1]
+            if hold_out and not layer.alone:
+                sums[1].share_errors(sums[0])
+                seen.rows = HeldRows(layer.geometry, samples=hold_out, seed=seed)
             found[key] = seen
         found[key].layers.append(layer)
     return list(found.values())

@@ -209,16 +209,16 @@ class _LayerProblem:
         The error is quadratic in the scales. If a unit has one scale, this is the optimum. If it has several (blocks),
         this is one step of steepest descent, with each scale's gradient divided by its own curvature.
         """
-        a, b, sharing = self.moments.a, self.moments.b, self.sharing
+        a, sharing = self.moments.a, self.sharing
         units = state.codes - self.grid.zero
         values = units * state.scale[sharing.scales]
-        rest = values @ a - self.grid.weight @ b
+        rest = self.moments.gradient(self.grid.weight, values).astype(np.float64)
         slope = sharing.over_scales(rest * units)
         curve = sharing.over_scales(np.einsum("gkk->gk", a)[:, None, :] * units * units)
         way = -slope / np.where(curve > 0, curve, np.inf)
         change = units * way[sharing.scales]
         gain = -sharing.over_units((rest * change).sum(axis=2))
-        cost = sharing.over_units(((change @ a) * change).sum(axis=2))
+        cost = sharing.over_units(((change.astype(a.dtype, copy=False) @ a) * change).sum(axis=2))
         length = gain / np.where(cost > 0, cost, np.inf)
         return self.state(state.codes, state.scale + length[sharing.of_scale] * way)
 
@@ -241,7 +241,8 @@ class _Learner:
         self._a = (moments.a / size).astype(np.float32)
         self._target = (grid.weight / first).astype(np.float32)
         # Gradient at v = w: 0 unless the two streams differ. Afterwards only v - w is multiplied.
-        rest = grid.weight @ (moments.a - moments.b)
+        pulled = moments.pull(grid.weight)
+        rest = np.zeros_like(grid.weight) if pulled is None else -pulled
         self._rest = (rest / size / first).astype(np.float32)
         self._ratio = np.ascontiguousarray(grid.scale[:, :, : self._sharing.scales.shape[2]] / first, np.float32)
         self._zero = np.ascontiguousarray(grid.zero, np.float32)

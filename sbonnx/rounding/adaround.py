@@ -139,7 +139,7 @@ def first_codes(start: Start, grid: Grid, moments: Moments, qparams: QParams) ->
     """
     if start == "gptq":
         return Gptq().solve(grid, moments, qparams)[0]
-    if not (np.isfinite(moments.a).all() and np.isfinite(moments.b).all()):
+    if not moments.is_finite:
         raise NumericError("the inputs of the layer hold NaN or infinite values")
     return np.clip(np.rint(grid.ratio()), grid.qmin, grid.qmax)
 
@@ -150,7 +150,7 @@ def best_alone(grid: Grid, codes: Array, moments: Moments) -> Array:
     It is at least half a code away from a code that coordinate descent would change. If the input is constant 0, it is
     the weight itself.
     """
-    rest = grid.values(codes) @ moments.a - grid.weight @ moments.b
+    rest = moments.gradient(grid.weight, grid.values(codes))
     square = np.einsum("gkk->gk", moments.a)
     moves = alive(square)
     step = np.where(moves, 1.0 / np.where(moves, square, 1.0), 0.0)[:, None, :] * rest / grid.scale

@@ -89,8 +89,13 @@ class Rounded:
 
 
 class Rounder(ABC):
-    """Rounding method: computes codes from a weight, its scale and the moments of its inputs. Deterministic."""
+    """Rounding method: computes codes from a weight, its scale and the moments of its inputs. Deterministic.
 
+    Attributes:
+        by_output: outputs are rounded independently of each other, with the given scales.
+    """
+
+    by_output: bool = False
     needs_moments: bool = True
     moves_scales: bool = False
     keeps_zeros: bool = False

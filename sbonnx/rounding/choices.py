@@ -146,7 +146,7 @@ class _SoftProblem:
         size = np.maximum(square.max(axis=1), np.finfo(np.float32).tiny)[:, None, None]
         # Dead inputs get the factor 0, so that their gradient and their regularizer are 0.
         curve = np.where(moves, size[:, :, 0] / np.where(moves, square, 1.0), 0.0)[:, None, :]
-        rest = choice.values(np.zeros_like(share)) @ moments.a - choice.weight @ moments.b
+        rest = moments.gradient(choice.weight, choice.values(np.zeros_like(share)))
         first = choice.scale[:, :, :1]
         ratio = choice.scale / first
         uniform = bool((ratio == 1.0).all())

@@ -10,9 +10,9 @@ import numpy as np
 from sbonnx.errors import NumericError
 from sbonnx.moments import Moments
 from sbonnx.rounding.base import Grid, Rounder
-from sbonnx.rounding.search.beam import Planes, columns, search, shift
+from sbonnx.rounding.search.beam import Planes, columns, search
 from sbonnx.rounding.search.descent import descend
-from sbonnx.rounding.search.factor import Order, ordered_factor
+from sbonnx.rounding.search.factor import Order, factor_of
 from sbonnx.rounding.search.tabu import tabu
 from sbonnx.spec import Array, QParams
 
@@ -33,7 +33,7 @@ class Gptq(Rounder):
     damping * mean(diag A) = M M'``, M upper triangular, of the moments in the order of the columns, the squared error
     is, up to a constant, a sum over columns k of ``((w - v) M + Z)_k^2``. Minimizing these terms in turn gives
 
-        v_k = round(w_k + (Z_k + sum over j < k of (w_j - v_j) M_jk) / M_kk),   Z M' = w (B - A)
+        v_k = round(w_k + (Z_k + sum over j < k of (w_j - v_j) M_jk) / M_kk),   Z M' = w F
 
     Z is 0 if float and quantized inputs are the same. No inverse is needed. With more than one beam the best few
     roundings of the columns so far are kept as candidates, see `sbonnx.rounding.search.beam`.
@@ -52,6 +52,7 @@ class Gptq(Rounder):
     """
 
     keeps_zeros = True
+    by_output = True
 
     damping: float = 0.01
     order: Order = "pivot"
@@ -70,15 +71,15 @@ class Gptq(Rounder):
         Raises:
             NumericError: the moments contain NaN or Inf.
         """
-        if not (np.isfinite(moments.a).all() and np.isfinite(moments.b).all()):
+        if not moments.is_finite:
             raise NumericError("the inputs of the layer hold NaN or infinite values")
-        order, factor = ordered_factor(moments.a, self.damping, self.order)
+        factor = factor_of(moments, self.damping, self.order)
         # more beams for few columns, where they are cheap, and one for a single column
         inputs = moments.layout.inputs
         beams = 1 if inputs == 1 or self.beams == 1 else self.beams * int(np.clip(FEW // inputs, 1, MORE))
-        found = self._search(Planes.of(grid, order, factor, shift(grid, moments)), beams)
+        found = self._search(Planes.of(grid, factor, moments.pull(grid.weight)), beams)
+        codes = columns(found, np.argsort(factor.order, axis=1))
         del factor
-        codes = columns(found, np.argsort(order, axis=1))
         codes = tabu(grid, codes, moments, self.steps)
         return descend(grid, codes, moments, self.sweeps), qparams
 

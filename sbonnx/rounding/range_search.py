@@ -14,9 +14,9 @@ from sbonnx.errors import NumericError
 from sbonnx.linear.layer import LinearLayer
 from sbonnx.moments import Moments
 from sbonnx.rounding.base import FAR, Grid, kept_zeros
-from sbonnx.rounding.search.beam import Planes, columns, search, shift
+from sbonnx.rounding.search.beam import Planes, columns, search
 from sbonnx.rounding.search.descent import alive
-from sbonnx.rounding.search.factor import ordered_factor
+from sbonnx.rounding.search.factor import factor_of
 from sbonnx.spec import MIN_SCALE, Array, Bounds, QParams, QuantSpec, ScaleRule, params_from_bounds
 
 By = Literal["gptq", "nearest", "diagonal"]
@@ -85,7 +85,7 @@ def search_bounds(  # noqa: PLR0913 - one search, all of its settings
         return bounds
     if candidates < 2:
         raise ValueError("at least two candidates are needed")
-    if not (np.isfinite(moments.a).all() and np.isfinite(moments.b).all()):
+    if not moments.is_finite:
         raise NumericError("the inputs of the layer hold NaN or infinite values")
     make = partial(params_from_bounds, spec=spec, rule=rule, scale_dtype=scale_dtype, least=least)
     start = make(bounds)
@@ -210,8 +210,8 @@ class _Part:
         inner = _inner(moments, chosen)
         if by != "gptq":
             return _Part(chosen, own.weight, inner, None, None, None, by)
-        order, factor = ordered_factor(inner.a, DAMPING, "pivot")
-        planes = Planes.of(own, order, factor, shift(own, inner))
+        factor = factor_of(inner, DAMPING, "pivot")
+        order, planes = factor.order, Planes.of(own, factor, inner.pull(own.weight))
         # Damping gives inputs that are always 0 a nonzero moment, which must not count in the cost.
         seen = np.take_along_axis(alive(np.einsum("gkk->gk", inner.a)), order, axis=1)
         zeros = kept_zeros(grid.weight)
@@ -271,15 +271,16 @@ def _inner(moments: Moments, chosen: Array) -> Moments:
     The shift by quantized inputs counts only if the class is the whole layer. Unseen inputs
     have no cost, but if a class has only unseen inputs, all of them get equal cost.
     """
-    a, b, c = moments.a, moments.b, moments.c
-    if chosen.shape != (1, a.shape[1]):
+    whole = chosen.shape == (1, moments.a.shape[1]) and (np.diff(chosen) == 1).all()
+    a = moments.a
+    if not whole:
         a = a[:, chosen[:, :, None], chosen[:, None, :]].reshape(-1, chosen.shape[1], chosen.shape[1])
-        b = c = a
     square = np.einsum("gkk->gk", a)
     unseen = ~np.any(alive(square), axis=1)
     if unseen.any():
-        a = np.where(unseen[:, None, None], np.eye(a.shape[1]), a)
         # An unseen group has no input shift either.
-        b = c = a
+        whole, a = False, np.where(unseen[:, None, None], np.eye(a.shape[1], dtype=a.dtype), a)
+    if whole:
+        return moments
     mean = np.zeros(square.shape)
-    return Moments(moments.layout, moments.rows, a, b, c, mean, mean)
+    return Moments(moments.layout, moments.rows, a, None, None, mean, mean)

@@ -12,28 +12,23 @@ from sbonnx.spec import Array
 from tests.support.linear_ops import layer_of
 
 
-def moments_of(x: Array, quantized: Array, outputs: int) -> Moments:
+def moments_of(x: Array, quantized: Array, outputs: int, *, of_errors: bool = False) -> Moments:
     """Of rows (G, n, K); the same object for both is one stream."""
-    groups, rows, inputs = x.shape
+    groups, _, inputs = x.shape
     layout = layer_of("Conv", {"group": groups}, (groups * outputs, inputs, 1))
-    a = quantized.swapaxes(1, 2) @ quantized
-    if x is quantized:
-        mean = x.mean(axis=1)
-        return Moments(layout, rows, a, a, a, mean, mean)
-    b, c = x.swapaxes(1, 2) @ quantized, x.swapaxes(1, 2) @ x
-    return Moments(layout, rows, a, b, c, x.mean(axis=1), quantized.mean(axis=1))
+    return Moments.of_rows(layout, x, quantized, of_errors=of_errors)
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.tuples(*[st.integers(1, 4)] * 4), st.booleans(), st.integers(0, 2**16))
-def test_against_rows(sizes: tuple[int, int, int, int], two: bool, seed: int) -> None:
+@given(st.tuples(*[st.integers(1, 4)] * 4), st.booleans(), st.booleans(), st.integers(0, 2**16))
+def test_against_rows(sizes: tuple[int, int, int, int], two: bool, of_errors: bool, seed: int) -> None:
     """Squared error, mean error, and the squared error that is left when a bias takes up the mean."""
     groups, rows, inputs, outputs = sizes
     random = np.random.default_rng(seed)
     x = random.normal(1.0, 1.0, (groups, rows, inputs))
     quantized = x + random.normal(0.5, 0.3, x.shape) if two else x
     weight, other = random.normal(size=(2, groups, outputs, inputs))
-    found = moments_of(x, quantized, outputs)
+    found = moments_of(x, quantized, outputs, of_errors=of_errors)
     assert found.is_one_stream is not two
     gap = x @ weight.swapaxes(1, 2) - quantized @ other.swapaxes(1, 2)
     np.testing.assert_allclose(found.error(weight, other), (gap**2).mean(axis=1), rtol=1e-9, atol=1e-9)
@@ -45,11 +40,12 @@ def test_against_rows(sizes: tuple[int, int, int, int], two: bool, seed: int) ->
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-def test_a_share_of_the_error_of_the_inputs(share: float) -> None:
+@pytest.mark.parametrize("of_errors", [False, True])
+def test_a_share_of_the_error_of_the_inputs(share: float, of_errors: bool) -> None:
     random = np.random.default_rng(0)
     x = random.normal(1.0, 1.0, (2, 30, 4))
     quantized = x + random.normal(0.5, 0.3, x.shape)
-    found = moments_of(x, quantized, 3).towards(share)
+    found = moments_of(x, quantized, 3, of_errors=of_errors).towards(share)
     expected = moments_of(quantized + share * (x - quantized), quantized, 3)
     for name in ("a", "b", "c", "mean", "mean_quantized"):
         np.testing.assert_allclose(getattr(found, name), getattr(expected, name), rtol=1e-9, atol=1e-9)
@@ -62,3 +58,30 @@ def test_an_error_of_nothing_is_never_negative() -> None:
     error = moments_of(x, x.copy(), 4).error(weight, weight)
     assert (error >= 0).all()
     assert error.max() == pytest.approx(0.0, abs=1e-4)
+
+
+@pytest.mark.parametrize("share", [0.4, 1.0])
+def test_moments_of_errors_are_the_same_moments(share: float) -> None:
+    """Centred, a share, shrunk, and over two sets of samples; in place it is the same and no matrix is copied."""
+    random = np.random.default_rng(3)
+    weight, other = random.normal(size=(2, 2, 3, 5))
+    forms = []
+    for of_errors in (False, True):
+        one, more = (
+            moments_of(x, x + np.random.default_rng(1).normal(0.2, 0.3, x.shape), 3, of_errors=of_errors)
+            for x in (np.random.default_rng(seed).normal(1, 1, (2, 40, 5)) for seed in (4, 5))
+        )
+        first = one.merged(more).centred().towards(share).shrunk(0.3)
+        joined = one.merged(more, in_place=True)
+        second = joined.centred(in_place=True).shrunk(0.3, in_place=True).towards(share)
+        assert second.a is one.a
+        assert not of_errors or second.cross is one.cross
+        forms += [first, second]
+    for form in forms:
+        for name in ("a", "b", "c", "rows"):
+            np.testing.assert_allclose(getattr(form, name), getattr(forms[0], name), rtol=1e-9, atol=1e-9, err_msg=name)
+        for name in ("error", "gradient"):
+            found, wanted = (getattr(each, name)(weight, other) for each in (form, forms[0]))
+            np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-9)
+        pulls = [np.asarray(each.pull(weight)) for each in (form, forms[0])]
+        np.testing.assert_allclose(pulls[0], pulls[1], rtol=1e-9, atol=1e-9)

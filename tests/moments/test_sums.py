@@ -49,8 +49,7 @@ def by_hand(case: Linear, samples: list[tuple[Array, Array]]) -> Moments:
     x, quantized = (
         np.concatenate([case.geometry.rows(sample[i]) for sample in samples], axis=1).astype(np.float64) for i in (0, 1)
     )
-    a, b, c = (left.swapaxes(1, 2) @ right for left, right in ((quantized, quantized), (x, quantized), (x, x)))
-    return Moments(case.layout, x.shape[1], a, b, c, x.mean(axis=1), quantized.mean(axis=1))
+    return Moments.of_rows(case.layout, x, quantized)
 
 
 def check_against_onnxruntime(case: Linear, way: str, seed: int) -> None:
@@ -119,6 +118,33 @@ def test_one_stream_is_half_of_two(name: str) -> None:
     assert found.b is found.a
     assert found.c is found.a
     close(found, by_hand(case, [(x, x)]))
+
+
+@pytest.mark.parametrize("name", FIXED)
+@pytest.mark.parametrize("way", WAYS)
+def test_compact_sums_of_two_sets(name: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float32 and of errors, whose products have one matrix for both sets; panels of three rows."""
+    monkeypatch.setattr("sbonnx.moments.sums.WIDE", 0)
+    monkeypatch.setattr("sbonnx.moments.products.PANEL", 3)
+    case = FIXED[name]
+    samples = [inputs_of(case, seed) for seed in range(4)]
+    one, other = (sums_of(case, way, compact=True) for _ in range(2))
+    other.share_errors(one)
+    for number, (x, quantized) in enumerate(samples):
+        (other if number == 2 else one).add(x, quantized, sample=number)
+    parts = one.moments(), other.moments()
+    assert all(part.of_errors for part in parts)
+    assert {np.asarray(total).dtype for part in parts for total in (part.a, part.cross)} == {np.dtype(np.float32)}
+    assert parts[0].square is parts[1].square
+    wanted = [by_hand(case, [samples[at] for at in some]) for some in ((0, 1, 3), (2,))]
+    for part, expected in zip(parts, wanted, strict=True):
+        for symmetric in (part.a, np.asarray(part.square)):
+            np.testing.assert_array_equal(symmetric, symmetric.swapaxes(1, 2))
+        for key in ("a", "b", "mean", "mean_quantized"):
+            left, right = getattr(part, key), getattr(expected, key)
+            np.testing.assert_allclose(left, right, rtol=0, atol=1e-5 * max(np.abs(right).max(), 1.0), err_msg=key)
+    joined, whole = parts[0].merged(parts[1], in_place=True), by_hand(case, samples)
+    np.testing.assert_allclose(joined.c, whole.c, rtol=0, atol=1e-5 * max(np.abs(whole.c).max(), 1.0))
 
 
 @settings(max_examples=50, deadline=None)
@@ -261,7 +287,7 @@ def test_the_same_on_a_gpu(name: str, way: str) -> None:
     case = FIXED[name]
     samples = [inputs_of(case, i) for i in range(3)]
     sums = sums_of(case, way, device="cuda")
-    assert sums._arrays.zeros((1,)).is_cuda
+    assert sums._arrays.zeros((1,), "float64").is_cuda
     for number, sample in enumerate(samples):
         sums.add(*sample, sample=number)
     close(sums.moments(), by_hand(case, samples))

@@ -36,9 +36,8 @@ def inputs(rows: int, columns: int = 12) -> Array:
 def moments(x: Array, pruned: Array) -> Moments:
     """Sums over the rows of both networks, one matrix."""
     assert isinstance(LAYOUT, LinearLayer)
-    products = [one.T @ other for one, other in ((pruned, pruned), (x, pruned), (x, x))]
-    means = [value.mean(axis=0)[None] for value in (x, pruned)]
-    return Moments(LAYOUT, len(x), *(product[None] for product in products), *means)
+    one = pruned[None]
+    return Moments.of_rows(LAYOUT, one if x is pruned else x[None], one)
 
 
 def reader(rows: int = 400, size: int = 6) -> ReaderMoments:
@@ -110,7 +109,7 @@ def test_refit_is_ridge_regression_on_the_rows(centred: bool, skips: bool) -> No
     expected = np.linalg.lstsq(rows, wanted, rcond=None)[0].T
 
     fit = moments(x, pruned)
-    empty = Moments(fit.layout, 0, fit.a * 0, fit.b * 0, fit.c * 0, fit.mean * 0, fit.mean * 0)
+    empty = replace(fit, rows=0, a=fit.a * 0, cross=None, square=None, mean=fit.mean * 0, mean_quantized=fit.mean * 0)
     products = SkipProducts(300, d.T @ x / 300, d.T @ pruned / 300, (d**2).mean(axis=0), d.mean(axis=0))
     found = refit(
         weight,

@@ -65,11 +65,7 @@ class Layer:
     def moments(self) -> Moments:
         """By their definition, in float64."""
         x, y = self.x.astype(np.float64), self.quantized.astype(np.float64)
-        a = y.transpose(0, 2, 1) @ y
-        if self.x is self.quantized:
-            return Moments(self.layout, x.shape[1], a, a, a, x.mean(axis=1), x.mean(axis=1))
-        b, c = x.transpose(0, 2, 1) @ y, x.transpose(0, 2, 1) @ x
-        return Moments(self.layout, x.shape[1], a, b, c, x.mean(axis=1), y.mean(axis=1))
+        return Moments.of_rows(self.layout, x, x if self.x is self.quantized else y)
 
     def error(self, rounded: Rounded) -> Array:
         """Mean over the rows of the squared output error, output by output, (G, O): written out."""

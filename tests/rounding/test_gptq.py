@@ -14,8 +14,8 @@ from sbonnx.rounding import Rounded
 from sbonnx.rounding import base as native
 from sbonnx.rounding.base import Grid
 from sbonnx.rounding.gptq import Gptq
-from sbonnx.rounding.search.beam import Planes, search, shift
-from sbonnx.rounding.search.factor import Order, ordered_factor
+from sbonnx.rounding.search.beam import Planes, search
+from sbonnx.rounding.search.factor import Factor, Order, ordered_factor
 from sbonnx.spec import Array, QuantSpec
 from tests.rounding.layers import CASES, CHANNELS, Case, Layer, layer
 
@@ -77,10 +77,10 @@ def test_all_beams_are_all_codes() -> None:
     one = layer(Case("Gemm", (3, 6), QuantSpec(bits=8, axis=0), {"transB": 1}))
     order, factor = ordered_factor(one.moments.a, 0.0, "none")
     grid = Grid.of(one.weight, one.qparams, one.layout)
-    codes, cost = search(Planes.of(grid, order, factor), 64, 64)
+    codes, cost = search(Planes.of(grid, Factor.from_matrix(order, factor)), 64, 64)
     error = one.moments.error(grid.weight, grid.values(codes)) * one.moments.rows
     np.testing.assert_allclose(cost, error, rtol=1e-4)
-    fewer = [search(Planes.of(grid, order, factor), beams, 64)[1] for beams in (32, 4, 1)]
+    fewer = [search(Planes.of(grid, Factor.from_matrix(order, factor)), beams, 64)[1] for beams in (32, 4, 1)]
     assert all((cost <= other * (1 + 1e-6)).all() for other in fewer)
 
 
@@ -90,7 +90,7 @@ def test_the_cost_of_the_search_is_the_error() -> None:
     moments = one.moments
     grid = Grid.of(one.weight, one.qparams, one.layout)
     order, factor = ordered_factor(moments.a, 0.0, "pivot")
-    codes, cost = search(Planes.of(grid, order, factor, shift(grid, moments)), 4, 2)
+    codes, cost = search(Planes.of(grid, Factor.from_matrix(order, factor), moments.pull(grid.weight)), 4, 2)
     codes = np.take_along_axis(codes, np.argsort(order, axis=1)[:, None], axis=2)
     ideal = grid.weight @ moments.b @ np.linalg.inv(moments.a)
     floor = moments.error(grid.weight, ideal) * moments.rows
@@ -155,7 +155,7 @@ def test_compiled_as_in_numpy(case: str, beams: int) -> None:
     one = layer(CASES[case])
     grid = Grid.of(one.weight, one.qparams, one.layout)
     order, factor = ordered_factor(one.moments.a, 0.01, "pivot")
-    planes = Planes.of(grid, order, factor, shift(grid, one.moments))
+    planes = Planes.of(grid, Factor.from_matrix(order, factor), one.moments.pull(grid.weight))
     found = search(planes, beams, 5)
     for name, value in (("loops", None), ("WORTH", 0)):
         with pytest.MonkeyPatch.context() as patch:
@@ -166,7 +166,7 @@ def test_compiled_as_in_numpy(case: str, beams: int) -> None:
 
 def test_what_cannot_be() -> None:
     one = layer(CASES["conv"])
-    moments: Moments = replace(one.moments, b=np.full_like(one.moments.b, np.nan))
+    moments: Moments = replace(one.moments, cross=np.full_like(one.moments.a, np.nan))
     with pytest.raises(NumericError, match="NaN"):
         Gptq().round(one.weight, one.qparams, moments)
     with pytest.raises(ValueError, match="beams"):

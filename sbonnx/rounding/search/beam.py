@@ -6,11 +6,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sbonnx.moments import Moments
 from sbonnx.native import address
 from sbonnx.rounding import base
 from sbonnx.rounding.base import Grid, over_rows
-from sbonnx.rounding.search.factor import back_substitute
+from sbonnx.rounding.search.factor import Factor
 from sbonnx.spec import Array
 
 
@@ -36,24 +35,20 @@ class Planes:
     qmax: int
 
     @staticmethod
-    def of(grid: Grid, order: Array, factor: Array, right: Array | None = None) -> Planes:
-        """Create the problem of `grid` by `factor` M (G, K, K) of its moments, damped or not, in `order` (G, K).
+    def of(grid: Grid, factor: Factor, right: Array | None = None) -> Planes:
+        """Create the problem of `grid` by the `factor` of its moments, damped or not, with columns in its order.
 
-        If quantized inputs differ from the float inputs, `right` is ``w (B - A)``, (G, O, K).
+        If quantized inputs differ from the float inputs, `right` is ``w F`` (`Moments.pull`), (G, O, K).
         """
-        weight, scale, zero = (columns(part, order) for part in (grid.weight, grid.scale, grid.zero))
-        pivots = np.einsum("gkk->gk", factor)
-        target = weight
-        if right is not None:
-            target = weight + back_substitute(columns(right, order), factor) / pivots[:, None, :]
-        unit = factor / pivots[:, None, :]
+        weight, scale, zero = (columns(part, factor.order) for part in (grid.weight, grid.scale, grid.zero))
+        target = weight if right is None else weight + factor.shift(columns(right, factor.order))
         return Planes(
             weight.astype(np.float32),
             scale.astype(np.float32),
             zero.astype(np.float32),
             target.astype(np.float32),
-            unit.astype(np.float32),
-            np.square(pivots).astype(np.float32),
+            factor.unit,
+            np.square(factor.pivots).astype(np.float32),
             grid.qmin,
             grid.qmax,
         )
@@ -71,11 +66,6 @@ class Planes:
             factor=self.factor[groups],
             pivots=self.pivots[groups],
         )
-
-
-def shift(grid: Grid, moments: Moments) -> Array | None:
-    """Return the target shift for quantized inputs, ``w (B - A)``, (G, O, K); None if there is only one stream."""
-    return None if moments.is_one_stream else grid.weight @ (moments.b - moments.a)
 
 
 def columns(matrices: Array, order: Array) -> Array:

@@ -42,7 +42,7 @@ def descend(grid: Grid, codes: Array, moments: Moments, sweeps: int) -> Array:
     before = np.array(codes, np.float64)
     if sweeps == 0 or before.size == 0:
         return before
-    rest = grid.values(before) @ moments.a - grid.weight @ moments.b
+    rest = moments.gradient(grid.weight, grid.values(before))
     diagonal = np.einsum("gkk->gk", moments.a)
     moves = alive(diagonal)
     step = np.where(moves, -1.0 / np.where(moves, diagonal, 1.0), 0.0)[:, None, :] / grid.scale

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
 
 from sbonnx.errors import NumericError
+from sbonnx.moments import WIDE, Moments
 from sbonnx.rounding.search.descent import alive
 from sbonnx.spec import Array
 
@@ -16,10 +18,12 @@ Order = Literal["pivot", "activation", "none"]
 BLOCK: Final = 64
 """Columns of a factor that are computed one by one before a matrix product updates all others."""
 
-LARGE: Final = 1024
-"""Larger matrices are factored in float32 (half the time and memory) if the damping is at least `SAFE_DAMPING`."""
 SAFE_DAMPING: Final = 1e-3
-"""Damping next to which the float32 rounding error of K products is negligible."""
+"""Damping next to which the float32 rounding error of K products is negligible: larger matrices than `WIDE` are
+factored in float32 if they have as much."""
+
+STRIP: Final = 1 << 22
+"""Numbers of a float32 matrix that are changed at a time, so that no second matrix is allocated."""
 
 DAMPING_GROWTH: Final = 10.0
 DAMPING_TRIES: Final = 6
@@ -32,7 +36,7 @@ def damped(a: Array, damping: float) -> Array:
     Inputs that are constant 0 get the mean as their diagonal entry, so that they keep their nearest codes and the
     matrix is not singular.
     """
-    out = np.array(a, np.float32 if a.shape[1] > LARGE and damping >= SAFE_DAMPING else np.float64)
+    out = np.array(a, np.float32 if a.shape[1] > WIDE and damping >= SAFE_DAMPING else np.float64)
     diagonal = np.einsum("gkk->gk", out)
     mean = diagonal.mean(axis=1, keepdims=True)
     mean = np.where(mean > 0, mean, 1.0)
@@ -75,7 +79,10 @@ def ordered_factor(a: Array, damping: float, order: Order) -> tuple[Array, Array
 def _factor(a: Array, order: Order) -> tuple[Array, Array]:
     if order == "pivot":
         chosen, lower = pivoted_cholesky(a)
-        return chosen[:, ::-1], lower[:, ::-1, ::-1]
+        if lower.dtype == np.float64:
+            return chosen[:, ::-1], lower[:, ::-1, ::-1]
+        _reverse(lower)
+        return chosen[:, ::-1], lower
     diagonal = np.einsum("gkk->gk", a)
     by = np.zeros_like(diagonal) if order == "none" else diagonal
     columns = np.argsort(-by, axis=1, kind="stable")
@@ -88,10 +95,10 @@ def pivoted_cholesky(a: Array) -> tuple[Array, Array]:
     """Compute a Cholesky factorization that always pivots on the smallest pivot: ``L L' = a`` in that order.
 
     Args:
-        a: symmetric, positive definite, (G, K, K), float64 or float32; overwritten.
+        a: symmetric, positive definite, (G, K, K), float64 or float32; overwritten by L.
 
     Returns:
-        chosen, intp (G, K); L, lower triangular, (G, K, K), of the type of `a`.
+        chosen, intp (G, K); L, lower triangular, (G, K, K): `a`.
 
     Raises:
         numpy.linalg.LinAlgError: a pivot is not positive.
@@ -100,19 +107,22 @@ def pivoted_cholesky(a: Array) -> tuple[Array, Array]:
     """
     groups, count = a.shape[:2]
     chosen = np.tile(np.arange(count), (groups, 1))
-    lower = np.zeros_like(a)
     for start in range(0, count, BLOCK):
         end = min(start + BLOCK, count)
-        _panel(a, lower, chosen, start, end)
-        panel = lower[:, end:, start:end]
-        a[:, end:, end:] -= panel @ panel.transpose(0, 2, 1)
-    return chosen, lower
+        _panel(a, chosen, start, end)
+        panel = a[:, end:, start:end]
+        step = count if a.dtype == np.float64 else max(STRIP // max(groups * count, 1), 1)
+        for first in range(0, count - end, step):
+            a[:, end + first : end + first + step, end:] -= panel[:, first : first + step] @ panel.transpose(0, 2, 1)
+    for k in range(count):
+        a[:, k, k + 1 :] = 0
+    return chosen, a
 
 
-def _panel(a: Array, lower: Array, chosen: Array, start: int, end: int) -> None:
-    """Compute the columns `start` to `end` of `lower`, swapping rows and columns of all three arrays on the way.
+def _panel(a: Array, chosen: Array, start: int, end: int) -> None:
+    """Compute the columns `start` to `end` of L in `a`, swapping rows and columns on the way.
 
-    From `start` on, `a` contains the Schur complement of the columns before `start`.
+    Before `start`, `a` contains L below its diagonal, and from `start` on the Schur complement of these columns.
     """
     every = np.arange(len(a))
     pivots = np.einsum("gkk->gk", a).copy()
@@ -121,17 +131,17 @@ def _panel(a: Array, lower: Array, chosen: Array, start: int, end: int) -> None:
         pivot = pivots[every, pick]
         if not (pivot > 0).all():
             raise np.linalg.LinAlgError("a pivot is not positive")
-        moved = [a[:, :, start:], a.transpose(0, 2, 1)[:, :, start:], lower[:, :, :c], chosen, pivots]
+        moved = [a, a.transpose(0, 2, 1)[:, :, c:], chosen, pivots]
         if len(a) == 1:
             _swap([rows[0] for rows in moved], int(pick[0]), c)
         else:
             for rows in moved:
                 rows[every, pick], rows[every, c] = rows[every, c], rows[every, pick]
-        known = lower[:, c:, start:c]
+        known = a[:, c:, start:c]
         column = a[:, c:, c] - (known @ known[:, 0, :, None])[:, :, 0]
         column[:, 0] = pivot
         column /= np.sqrt(pivot)[:, None]
-        lower[:, c:, c] = column
+        a[:, c:, c] = column
         pivots[:, c:] -= column * column
 
 
@@ -142,6 +152,66 @@ def _swap(arrays: Sequence[Array], one: int, other: int) -> None:
             kept = rows[one].copy()
             rows[one] = rows[other]
             rows[other] = kept
+
+
+def _reverse(matrices: Array) -> None:
+    """Reverse the rows and the columns of each of (G, K, K) in place."""
+    for matrix in matrices:
+        flat = matrix.reshape(-1)
+        for first in range(0, flat.size // 2, STRIP):
+            last = min(first + STRIP, flat.size // 2)
+            head, tail = flat[first:last], flat[flat.size - last : flat.size - first]
+            kept = head.copy()
+            head[:] = tail[::-1]
+            tail[:] = kept[::-1]
+
+
+@dataclass(frozen=True)
+class Factor:
+    """Factor M of the damped moments of a layer, see `ordered_factor`, as the search needs it.
+
+    Attributes:
+        order: index of the k-th column to round, intp (G, K).
+        pivots: M_kk, (G, K).
+        unit: M_jk / M_kk, float32 (G, K, K).
+        whole: M, (G, K, K) in float64; None if M is float32, which `unit` replaces.
+    """
+
+    order: Array
+    pivots: Array
+    unit: Array
+    whole: Array | None
+
+    @staticmethod
+    def of(a: Array, damping: float, order: Order) -> Factor:
+        """Factor second moments, see `ordered_factor`."""
+        return Factor.from_matrix(*ordered_factor(a, damping, order))
+
+    @staticmethod
+    def from_matrix(order: Array, factor: Array) -> Factor:
+        """Create it from M (G, K, K); a float32 M is overwritten."""
+        pivots = np.einsum("gkk->gk", factor).copy()
+        if factor.dtype == np.float32 and factor.flags.c_contiguous:
+            return Factor(order, pivots, np.divide(factor, pivots[:, None, :], out=factor), None)
+        return Factor(order, pivots, (factor / pivots[:, None, :]).astype(np.float32), factor)
+
+    def shift(self, right: Array) -> Array:
+        """Return ``Z_k / M_kk`` of the solution of ``Z M' = right``, (G, O, K), with the columns in `order`."""
+        if self.whole is not None:
+            return np.asarray(back_substitute(right, self.whole) / self.pivots[:, None, :])
+        return np.asarray(back_substitute(right, self.unit) / np.square(self.pivots)[:, None, :])
+
+
+def factor_of(moments: Moments, damping: float, order: Order) -> Factor:
+    """Return the factor of the moments of a layer; that of a layer with more than `WIDE` inputs is kept with them."""
+    key = ("factor", damping, order)
+    if key in moments.memo:
+        found: Factor = moments.memo[key]
+        return found
+    found = Factor.of(moments.a, damping, order)
+    if moments.layout.inputs > WIDE:
+        moments.memo[key] = found
+    return found
 
 
 def back_substitute(right: Array, factor: Array) -> Array:

@@ -96,8 +96,9 @@ class _TabuProblem:
 
     @staticmethod
     def of(grid: Grid, codes: Array, moments: Moments, part: tuple[slice, slice]) -> _TabuProblem:
-        a, b = moments.a[part[0]], moments.b[part[0]]
-        rest = (codes[part] - grid.zero[part]) * grid.scale[part] @ a - grid.weight[part] @ b
+        own = moments.part(part[0])
+        a, values = own.a, (codes[part] - grid.zero[part]) * grid.scale[part]
+        rest = own.gradient(grid.weight[part], values)
         moves = alive(np.einsum("gkk->gk", a))
         return _TabuProblem(
             _padded(a),
@@ -196,6 +197,6 @@ class _TabuState:
 
 
 def _padded(rows: Array) -> Array:
-    """Convert to contiguous float32 with the last axis padded with zeros."""
-    more = -rows.shape[-1] % LANES
-    return np.pad(np.ascontiguousarray(rows, np.float32), [(0, 0)] * (rows.ndim - 1) + [(0, more)])
+    """Convert to contiguous float32 with the last axis padded with zeros; `rows` itself if it is so."""
+    more, short = -rows.shape[-1] % LANES, np.ascontiguousarray(rows, np.float32)
+    return np.pad(short, [(0, 0)] * (rows.ndim - 1) + [(0, more)]) if more else short
