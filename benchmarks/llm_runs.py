@@ -22,9 +22,9 @@ from benchmarks.scores import Estimate, estimate
 from benchmarks.w8a8_runs import process
 from sbonnx.errors import SbonnxError
 from sbonnx.llm.decoding import DecoderSession, decoder_feed
-from sbonnx.llm.evaluate import TokenSums, score_window
 from sbonnx.llm.folder import copy_rest, model_place
 from sbonnx.llm.layout import Decoder, read_decoder
+from sbonnx.llm.scores import TokenSums, score_windows
 from sbonnx.llm.speed import peak_memory, time_tokens
 from sbonnx.llm.windows import read_windows
 from sbonnx.spec import Array
@@ -124,8 +124,7 @@ class DecoderBench:
 
     def evaluate(self, decoder: Decoder) -> Record:
         """Return size, perplexity, mean divergence from float and agreement, with intervals over windows."""
-        session, reference = (DecoderSession(each, threads=1) for each in (decoder, self.decoder))
-        sums = [score_window(row, session, reference) for row in self.ids]
+        sums = list(score_windows(self.ids, decoder, self.decoder, threads=1))
         return {"mb": decoder.bytes / 1e6, **{name: asdict(figure) for name, figure in figures(sums).items()}}
 
     def speed(self, ways: Mapping[str, DecoderWay], rounds: int) -> Record:

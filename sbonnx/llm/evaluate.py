@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -14,6 +14,7 @@ from sbonnx.llm.decoding import DecoderSession
 from sbonnx.llm.divergence import worst_block
 from sbonnx.llm.generation import GenAIRun, generate_with_genai
 from sbonnx.llm.layout import Decoder, read_decoder
+from sbonnx.llm.scores import TokenSums, log_softmax, score_windows
 from sbonnx.llm.speed import DecodingSpeed, compare_speed, peak_memory
 from sbonnx.llm.texts import Texts
 from sbonnx.llm.windows import TOKENS, read_windows
@@ -167,15 +168,12 @@ def evaluate_windows(
     """
     limits = limits or DecoderLimits()
     _require_alike(decoder, against)
-    session = DecoderSession(decoder)
-    reference = None if against is None else DecoderSession(against)
-    score = sum((score_window(row, session, reference) for row in ids), TokenSums())
-    greedy, continuation = ((), 0) if reference is None else _divergence(ids, session, reference)
-    cached, uncached = _through_caches(ids[:CACHED_WINDOWS], session)
+    score = sum(score_windows(ids, decoder, against), TokenSums())
+    greedy, continuation = ((), 0) if against is None else _divergence(ids, decoder, against)
+    cached, uncached = _through_caches(ids[:CACHED_WINDOWS], decoder)
     problems = list(_problems(score, limits, against is not None, cached, uncached))
     if problems and against is not None:
         problems.extend(_begin(decoder, against, ids[0]))
-    del session, reference  # before others are timed
     notes = [] if decoder.cache else ["the decoder has no caches: nothing was decoded token by token"]
     speed: tuple[DecodingSpeed, ...] = ()
     memory: tuple[int | None, int | None] = (None, None)
@@ -215,106 +213,37 @@ def _require_alike(decoder: Decoder, against: Decoder | None) -> None:
         )
 
 
-@dataclass(frozen=True)
-class TokenSums:
-    """Sums over the positions of windows; sums of windows are added.
-
-    Attributes:
-        loss, float_loss: negative log likelihoods of the next tokens, in nats.
-        predicted: number of next tokens.
-        positions: number of predicted distributions.
-        kl: Kullback-Leibler divergences from float, in nats.
-        agreed: positions whose most likely token is that of float.
-    """
-
-    loss: float = 0.0
-    float_loss: float = 0.0
-    predicted: int = 0
-    positions: int = 0
-    kl: float = 0.0
-    agreed: int = 0
-
-    def __add__(self, other: TokenSums) -> TokenSums:
-        return TokenSums(*(one + two for one, two in zip(astuple(self), astuple(other), strict=True)))
-
-    @property
-    def perplexity(self) -> float:
-        """Exp of the mean negative log likelihood."""
-        return float(np.exp(self.loss / self.predicted))
-
-    @property
-    def float_perplexity(self) -> float:
-        """Perplexity of the float decoder."""
-        return float(np.exp(self.float_loss / self.predicted))
-
-
-def score_window(ids: Array, session: DecoderSession, reference: DecoderSession | None = None) -> TokenSums:
-    """Run a window and compare it with float; logits of one piece are in memory at a time.
-
-    Args:
-        ids: token ids, (length,).
-        reference: the float decoder; None: its figures are 0.
-    """
-    size = min(_piece(each, len(ids)) for each in (session, reference) if each is not None)
-    pairs: Iterator[Any] = session.pieces(ids, size)
-    if reference is not None:
-        pairs = zip(session.pieces(ids, size), reference.pieces(ids, size), strict=True)
-    found = TokenSums()
-    for pair in pairs:
-        (begin, logits), compared = pair if reference is not None else (pair, None)
-        found += _sums(ids, begin, _log_softmax(logits), None if compared is None else _log_softmax(compared[1]))
-    return found
-
-
-def _sums(ids: Array, begin: int, log_p: Array, log_float: Array | None) -> TokenSums:
-    following = ids[begin + 1 : begin + 1 + len(log_p)]
-    rows = np.arange(len(following))
-    found = TokenSums(-float(log_p[rows, following].sum()), 0.0, len(following), len(log_p))
-    if log_float is None:
-        return found
-    return replace(
-        found,
-        float_loss=-float(log_float[rows, following].sum()),
-        kl=float((np.exp(log_float) * (log_float - log_p)).sum()),
-        agreed=int((log_p.argmax(-1) == log_float.argmax(-1)).sum()),
-    )
-
-
-def _piece(session: DecoderSession, length: int) -> int:
-    """Return the tokens of a piece; a decoder without caches runs whole windows."""
-    return min(session.piece, length) if session.decoder.cache else length
-
-
-def _log_softmax(logits: Array) -> Array:
-    """Return log probabilities in float64."""
-    values = logits.astype(np.float64)
-    values -= values.max(-1, keepdims=True)
-    values -= np.log(np.exp(values).sum(-1, keepdims=True))
-    return values
-
-
-def _divergence(ids: Array, session: DecoderSession, reference: DecoderSession) -> tuple[tuple[int, ...], int]:
+def _divergence(ids: Array, decoder: Decoder, against: Decoder) -> tuple[tuple[int, ...], int]:
     """Return tokens until the first difference by prompt, and the number of tokens generated."""
     length = max(1, ids.shape[1] // PROMPT_SHARE)
-    contexts = [each.decoder.context for each in (session, reference) if each.decoder.context]
+    contexts = [each.context for each in (decoder, against) if each.context]
     count = min([CONTINUATION, *(context - length for context in contexts)])
+    prompts = ids[:PROMPTS, :length]
+    floats, tokens = (_greedy(each, prompts, count, mapped=each is against) for each in (against, decoder))
     found = []
-    for row in ids[:PROMPTS]:
-        pairs = zip(session.greedy(row[:length], count), reference.greedy(row[:length], count), strict=True)
+    for pair in zip(tokens, floats, strict=True):
+        pairs = zip(*pair, strict=True)
         found.append(next((at for at, (one, other) in enumerate(pairs) if one != other), count))
     return tuple(found), count
 
 
-def _through_caches(ids: Array, session: DecoderSession) -> tuple[float | None, float | None]:
+def _greedy(decoder: Decoder, prompts: Array, count: int, *, mapped: bool) -> list[list[int]]:
+    """Return the tokens that follow each prompt. The session is closed before this returns."""
+    session = DecoderSession(decoder, mapped=mapped)
+    return [session.greedy(prompt, count) for prompt in prompts]
+
+
+def _through_caches(ids: Array, decoder: Decoder) -> tuple[float | None, float | None]:
     """Return the perplexities token by token after a prompt, and at once; (None, None) without caches."""
-    if not session.decoder.cache:
+    if not decoder.cache:
         return None, None
+    session = DecoderSession(decoder)
     losses = [0.0, 0.0]
     for row in ids:
         for which, (size, first) in enumerate(((1, max(1, len(row) // PROMPT_SHARE)), (len(row), None))):
             for begin, logits in session.pieces(row, size, first=first):
                 following = row[begin + 1 : begin + 1 + len(logits)]
-                losses[which] -= float(_log_softmax(logits)[np.arange(len(following)), following].sum())
+                losses[which] -= float(log_softmax(logits)[np.arange(len(following)), following].sum())
     count = len(ids) * (ids.shape[1] - 1)
     return float(np.exp(losses[0] / count)), float(np.exp(losses[1] / count))
 

@@ -25,6 +25,9 @@ ROUNDS: Final = 3
 PROMPT: Final = 128
 """Tokens of the prompt, at most."""
 
+TOGETHER: Final = 1 << 30
+"""Bytes of two models above which they are timed one after the other, as both would not fit into memory."""
+
 DECODED: Final = 16
 """Tokens that are decoded one by one in a round."""
 
@@ -52,6 +55,8 @@ class DecodingSpeed:
 def compare_speed(decoder: Decoder, against: Decoder | None, ids: Array) -> tuple[DecodingSpeed, ...]:
     """Measure speed with one thread and with all, in turn with the float decoder.
 
+    Models of more than `TOGETHER` bytes are measured one after the other, so that one is open at a time.
+
     Args:
         ids: tokens of the prompt, (length,); at most the first 128 are used.
     """
@@ -60,9 +65,15 @@ def compare_speed(decoder: Decoder, against: Decoder | None, ids: Array) -> tupl
     prompt = ids[: max(1, limit)]
     found = []
     for threads in dict.fromkeys((1, cores())):
-        sessions = [DecoderSession(each, threads=threads) for each in (decoder, against) if each is not None]
-        times = [[time_tokens(session, prompt, decoded) for session in sessions] for _ in range(ROUNDS)]
-        first, rates = [[median(one[at][which] for one in times) for at in range(len(sessions))] for which in (0, 1)]
+        decoders = [each for each in (decoder, against) if each is not None]
+        together = sum(each.bytes for each in decoders) <= TOGETHER
+        first, rates = [], []
+        for some in [decoders] if together else [[each] for each in decoders]:
+            sessions = [DecoderSession(each, threads=threads) for each in some]
+            times = [[time_tokens(session, prompt, decoded) for session in sessions] for _ in range(ROUNDS)]
+            del sessions  # before the next are opened
+            first += [median(one[at][0] for one in times) for at in range(len(some))]
+            rates += [median(one[at][1] for one in times) for at in range(len(some))]
         found.append(
             DecodingSpeed(
                 threads,

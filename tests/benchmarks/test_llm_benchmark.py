@@ -17,9 +17,8 @@ from benchmarks.llm_table import HEADER, SPEED_HEADER, acceptance, lines, speed_
 from benchmarks.llm_ways import CACHES, ORT, OURS, DecoderWay, ways
 from benchmarks.scores import Estimate
 from sbonnx import llm as decoders
-from sbonnx.llm.decoding import DecoderSession
-from sbonnx.llm.evaluate import TokenSums, score_window
 from sbonnx.llm.layout import read_decoder
+from sbonnx.llm.scores import TokenSums, score_windows
 from tests.llm.tiny_decoder import token_windows, write_folder
 
 W4 = "w4 g32"
@@ -37,8 +36,7 @@ def test_figures_are_those_of_the_evaluation(tmp_path: Path) -> None:
     folder, ids = write_folder(tmp_path / "m"), token_windows()
     decoders.quantize(folder, output=tmp_path / "q", overrides=["MIN_WEIGHT_SIZE=0"], latency=False)
     found = decoders.evaluate(tmp_path / "q", ids, against=folder, latency=False)
-    session, reference = (DecoderSession(read_decoder(each), threads=1) for each in (tmp_path / "q", folder))
-    sums = [score_window(row, session, reference) for row in ids]
+    sums = list(score_windows(ids, read_decoder(tmp_path / "q"), read_decoder(folder), threads=1))
     made = figures(sums)
     for name, figure in made.items():
         assert figure.value == pytest.approx(getattr(found, name), rel=1e-6)

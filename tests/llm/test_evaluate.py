@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +14,14 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from sbonnx.errors import DataError
+from sbonnx.errors import DataError, OutputError
+from sbonnx.llm import scores, speed
 from sbonnx.llm.decoding import DecoderSession
 from sbonnx.llm.divergence import worst_block
 from sbonnx.llm.evaluate import DecoderLimits, evaluate, evaluate_windows
 from sbonnx.llm.generation import generate_with_genai
 from sbonnx.llm.layout import read_decoder
+from sbonnx.runtime import open_session
 from tests.conftest import PACK
 from tests.llm.tiny_decoder import decoder_model, perplexity, token_windows, write_folder
 
@@ -82,6 +86,70 @@ def test_limits_and_wrong_caches_are_problems(tmp_path: Path) -> None:
     forgets = read_decoder(write_folder(tmp_path / "c", decoder_model(forgets=True)))
     (problem,) = evaluate_windows(forgets, token_windows(), latency=False).problems
     assert "the caches are wrong" in problem
+
+
+def test_one_session_is_open_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Peak memory is that of one model, and logits of float in a scratch file of any size give the same figures."""
+    alive: weakref.WeakSet[Any] = weakref.WeakSet()
+    most: list[int] = []
+
+    class Counted:
+        def __init__(self, *arguments: Any) -> None:
+            self.session = open_session(*arguments)
+            alive.add(self)
+            most.append(len(alive))
+
+        def run(self, *arguments: Any) -> Any:
+            return self.session.run(*arguments)
+
+    monkeypatch.setattr("sbonnx.llm.decoding.open_session", Counted)
+    plain, other = (
+        read_decoder(write_folder(tmp_path / name, model)) for name, model in (("a", None), ("b", disturbed(0.1)))
+    )
+    ids = token_windows()
+    found = evaluate_windows(other, ids, against=plain, latency=False)
+    assert max(most) == 1
+    monkeypatch.setattr(scores, "SCRATCH", 3 * 4 * 64 * ids.shape[1])
+    before = len(most)
+    assert evaluate_windows(other, ids, against=plain, latency=False) == found
+    assert len(most) - before > before
+    monkeypatch.setattr(speed, "TOGETHER", 0)
+    speed.compare_speed(other, plain, ids[0])
+    assert max(most) == 1
+
+
+def test_large_float_models_stay_in_the_mapped_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same figures up to float rounding, and only the float model has this option."""
+    mapped: list[bool] = []
+
+    def opened(source: Any, options: Any) -> Any:
+        with contextlib.suppress(RuntimeError):  # onnxruntime's error for an option that is not set
+            mapped.append(options.get_session_config_entry("session.disable_prepacking") == "1")
+            return open_session(source, options)
+        mapped.append(False)
+        return open_session(source, options)
+
+    plain = read_decoder(write_folder(tmp_path / "a"))
+    other = read_decoder(write_folder(tmp_path / "b", disturbed()))
+    ids = token_windows()
+    expected = evaluate_windows(other, ids, against=plain, latency=False)
+    monkeypatch.setattr("sbonnx.llm.decoding.open_session", opened)
+    monkeypatch.setattr("sbonnx.llm.decoding.MAPPED", 0)
+    found = evaluate_windows(other, ids, against=plain, latency=False)
+    assert mapped == [True, False, True, False, False]
+    assert found.kl == pytest.approx(expected.kl, rel=1e-3)
+    assert found.float_perplexity == pytest.approx(expected.float_perplexity, rel=1e-5)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is a device of Linux")
+def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = read_decoder(write_folder(tmp_path / "a"))
+    with (
+        Path("/dev/full").open("w+b", buffering=0) as full,
+        pytest.raises(OutputError, match=r"No space left on device.*point TMPDIR to a larger disk"),
+    ):
+        monkeypatch.setattr(scores, "_scratch", lambda: full)
+        evaluate_windows(plain, token_windows(), against=plain, latency=False)
 
 
 @pytest.mark.slow
