@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.random_decoder import DecoderSize, write_random_decoder
 from sbonnx.llm.decoding import DecoderSession
 from sbonnx.llm.layout import read_decoder
-from tests.llm.random_decoder import DecoderSize, write_random_decoder
 
 ROOT = Path(__file__).resolve().parents[2]
 
