@@ -296,7 +296,7 @@ def _fold(plan: LagPlan, sums: Sequence[Any], matrix: Any, zeros: Callable[..., 
     step = max(SLAB // (8 * groups * taps * taps * channels), 1)
     for first in range(0, channels, step):
         some = slice(first, min(first + step, channels))
-        blocks = zeros((groups, some.stop - first, taps, taps, channels))
+        blocks = zeros((groups, some.stop - first, taps, taps, channels), "float64")
         for (k, number), terms in plan.entries.items():
             blocks[:, :, k, number] = sum(sign * sums[piece][:, some] for piece, sign in terms.items())
             if same and k != number:
