@@ -29,7 +29,7 @@ class LabelledFeed:
 
 @dataclass(frozen=True)
 class Naming:
-    """Which arrays of the feeds are inputs of the model; decided by the first feed, equal for all.
+    """Arrays of the feeds that are inputs of the model; decided by the first feed, equal for all.
 
     Attributes:
         inputs: inputs of the model.

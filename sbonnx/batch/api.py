@@ -151,7 +151,7 @@ def look(wished: BatchRequest, *, force: bool = False) -> Todo:
 def only_judged(wished: BatchRequest, settled: Mapping[str, Outcome]) -> tuple[Step, ...]:
     """Return the steps with intact files of which only the acceptance thresholds changed.
 
-    Metrics are code of the user, which runs in a process of its own: such steps are not among them.
+    Steps with a metric are not among them: its code is the user's and runs in a separate process.
     """
     intact = Intact(wished.places)
     open_steps = (step for step in wished.steps if step.kind == "quantize" and step.key not in settled)
