@@ -30,7 +30,7 @@ demo: $(VENV)/.run
 	$(BIN)/sbonnx demo $(ARGS)
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 $(ARGS)
+	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal $(ARGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check
@@ -45,7 +45,7 @@ format: $(VENV)/.dev
 
 coverage: $(VENV)/.dev
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -q -n auto --maxprocesses 4 -m 'not slow' $(ARGS)
+	$(BIN)/coverage run -m pytest -q -n auto --maxprocesses 4 --dist worksteal -m 'not slow' $(ARGS)
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
 
@@ -63,10 +63,10 @@ peers:
 	$(PYTHON) -m benchmarks.lowbit_peers.environments --folder $(PEERS) $(ARGS)
 
 test-oldest: .venv-oldest/.made
-	.venv-oldest/bin/python -m pytest -q -n auto --maxprocesses 4 -m "not slow" $(ARGS)
+	.venv-oldest/bin/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal -m "not slow" $(ARGS)
 
 test-interpreted: $(VENV)/.dev
-	SBONNX_COMPILED=0 $(BIN)/python -m pytest -q -n auto --maxprocesses 4 -m "not slow" $(ARGS)
+	SBONNX_COMPILED=0 $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal -m "not slow" $(ARGS)
 
 test-wheel: wheel
 	rm -rf .venv-wheel

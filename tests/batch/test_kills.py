@@ -68,6 +68,10 @@ def small(output: Path) -> BatchRequest:
     return BatchRequest("kills", Places(output), jobs, jobs, (*first, *rest))
 
 
+PATIENCE = 600.0
+"""Seconds for all kills of a batch, on a busy machine."""
+
+
 @dataclass
 class Killer:
     """Runs a batch again and again, and kills something of it each time it has waited.
@@ -90,9 +94,11 @@ class Killer:
     def torment(self, kills: int, wait: tuple[float, float]) -> None:
         """So many kills, each a random while after the one before, while steps are at work."""
         batch = self.start()
+        deadline = time.monotonic() + PATIENCE
         try:
             while self.kills.total() < kills:
                 began = time.monotonic()
+                assert began < deadline, f"the batch has no more steps and does not end, after {self.kills}"
                 while not workers(batch.pid) and batch.poll() is None and time.monotonic() - began < 30:
                     time.sleep(0.005)
                 time.sleep(self.chance.uniform(*wait))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -20,13 +19,12 @@ from sbonnx.cli.output.error_lines import line_of
 from sbonnx.errors import DataError, DeviceError, ModelError
 from tests.support.bad_place import good_place
 from tests.support.coverage import unmeasured
+from tests.support.limits import limited
 
 ROOT = Path(__file__).resolve().parents[2]
 
 NAME = "\x1b[2J\x9b31m\u202etxt\u2066\x7f"
 """Control characters that clear a screen, change colours and reverse text."""
-
-LIMITS = {"memory": resource.RLIMIT_AS, "file_size": resource.RLIMIT_FSIZE}
 
 
 @pytest.fixture
@@ -36,15 +34,10 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def sbonnx(*arguments: str, redirections: str = "", **limits: int) -> subprocess.CompletedProcess[str]:
     """Run a process in the working directory."""
-
-    def limit() -> None:
-        for name, value in limits.items():
-            resource.setrlimit(LIMITS[name], (value, value))
-
     command = ["sh", "-c", f'exec "$@" {redirections}', "sh", sys.executable, "-m", "sbonnx", *arguments]
     environment = {**(unmeasured() if limits else os.environ), "PYTHONPATH": str(ROOT)}
     return subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=120, check=False, preexec_fn=limit
+        limited(command, **limits), env=environment, capture_output=True, text=True, timeout=120, check=False
     )
 
 
@@ -89,7 +82,7 @@ def test_reader_closes_both_streams(place: Path) -> None:
 @pytest.mark.parametrize("arguments", [("plan", "m.onnx"), ("--help",)], ids=["a verb", "help"])
 def test_unwritable_stdout(arguments: tuple[str, ...], place: Path) -> None:
     """Reported once, and not again at exit."""
-    done = sbonnx(*arguments, redirections="> full", file_size=0)
+    done = sbonnx(*arguments, redirections="> full", RLIMIT_FSIZE=0)
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
     assert done.stderr.startswith("OSError: a file would be larger than allowed (ulimit -f)")
 
@@ -168,7 +161,7 @@ def test_messages_of_memory_errors(error: Exception, line: str) -> None:
 @pytest.mark.parametrize("megabytes", [120, 200])
 def test_little_memory(megabytes: int, place: Path) -> None:
     """One line, whatever fails first: threads, libraries or arrays. Native code may end the process."""
-    done = sbonnx("quantize", "m.onnx", "--data", "d.npz", "-o", "out/q.onnx", memory=megabytes << 20)
+    done = sbonnx("quantize", "m.onnx", "--data", "d.npz", "-o", "out/q.onnx", RLIMIT_AS=megabytes << 20)
     assert done.returncode
     assert done.stderr.startswith("MemoryError: there is not enough memory") and "--memory" in done.stderr
     assert len(done.stderr.splitlines()) == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from sbonnx.cli import main
 from tests.conftest import PACK
 from tests.llm.tiny_decoder import token_windows, write_folder
 from tests.support.coverage import unmeasured
+from tests.support.limits import limited
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = " ".join(f"w{number % 62}" for number in range(600))
@@ -150,13 +150,12 @@ def test_a_full_disk(place: Path) -> None:
     before = contents(place)
     words = ["quantize", "m", "-o", "q", "--quiet", "--set", "MIN_WEIGHT_SIZE=0"]
     done = subprocess.run(
-        [sys.executable, "-m", "sbonnx", "llm", *words],
+        limited([sys.executable, "-m", "sbonnx", "llm", *words], RLIMIT_FSIZE=16384),
         env={**unmeasured(), "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (16384, 16384)),
     )
     assert done.returncode == 2
     assert done.stderr.splitlines() == ["OutputError: 'q/model.onnx' cannot be written: File too large"]
