@@ -166,6 +166,7 @@ def test_calibration_on_resnet18(tmp_path: Path) -> None:
             assert np.array_equal(codes, other.codes[key]), (way, key)
 
 
+@pytest.mark.slow
 def test_placement_on_resnet18(tmp_path: Path) -> None:
     """All weighted layers but the stem read pairs; the skip branch of each add reads the pair of the block's input."""
     model = networks.resnet18()

@@ -56,6 +56,7 @@ def test_demo(tmp_path: Path) -> None:
         assert rows[backend]["worst"]
 
 
+@pytest.mark.slow
 def test_table_and_second_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for _ in range(2):
         assert main(["demo", "--out", str(tmp_path)]) == 0

@@ -113,6 +113,7 @@ def test_repeating_defaults_changes_no_byte(resnet: Files, tmp_path: Path) -> No
     assert found == dict.fromkeys(REPEATED, plain)
 
 
+@pytest.mark.slow
 def test_raising_layers_to_8_bits_never_lowers_the_signal_to_noise(pack: Path, resnet: Files, tmp_path: Path) -> None:
     """At W4A4. Layers raised to 8 bits and rounded to nearest lost up to 5.5 dB; chance on 64 samples is up to 0.6."""
     name, evaluated = "cifar_resnet20", load_pack(pack)

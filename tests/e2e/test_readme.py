@@ -72,6 +72,7 @@ def commands() -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith("#")]
 
 
+@pytest.mark.slow
 def test_sbonnx_commands_run_in_order(workplace: Path) -> None:
     lines = [shlex.split(line, comments=True) for line in commands() if line.startswith("sbonnx ")]
     assert lines, "the README shows no command"

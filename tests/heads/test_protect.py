@@ -232,6 +232,7 @@ def test_nothing_is_done_for_a_simulated_runtime_or_without_integers() -> None:
     assert protect(prepared.graph, state, data, lambda _: prepared.plan, lambda _: 1.0, RunOptions()) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["onnxruntime", "tensorrt"])
 def test_leaky_detector_with_a_pyramid(backend: str, pack: Path) -> None:
     """Box and class branches on two scales: all of the loss in the head is avoided, as by leaving it out by name."""
