@@ -42,11 +42,12 @@ def environment() -> dict[str, str]:
 
 
 def _processor() -> str:
-    """Model of the processor, or at least its architecture."""
+    """Model of the processor by name and numbers, as virtual machines share names; or at least its architecture."""
     listed = Path("/proc/cpuinfo")
     lines = listed.read_text(encoding="utf-8").splitlines() if listed.is_file() else []
-    named = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-    return named or platform.machine()
+    fields = ("model name", "cpu family", "model", "stepping")
+    values = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in reversed(lines))}
+    return " ".join(values[name] for name in fields if name in values) or platform.machine()
 
 
 def _version(package: str) -> str:
