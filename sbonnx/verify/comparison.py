@@ -70,8 +70,8 @@ class Comparison:
             alternately in this process, with onnxruntime's default number of threads. 0 if not measured.
         median_ms_float, median_ms_quantized: median latency of the same runs.
         latency_runs: number of runs of each model.
-        latency_interval: confidence interval of the ratio quantized / float, from pairs of runs; None if not measured
-            or of too few runs.
+        latency_ratio: median of the ratios quantized / float of pairs of runs, below 1 is faster; None if not measured.
+        latency_interval: its confidence interval; None if not measured or of too few runs.
         levels: errors by output and optimization level; empty if not measured.
         levels_left_out: optimization levels that were not opened, because the graph is large.
         kernels: integer kernels on onnxruntime's CPU provider; None if not counted.
@@ -91,6 +91,7 @@ class Comparison:
     median_ms_float: float = 0.0
     median_ms_quantized: float = 0.0
     latency_runs: int = 0
+    latency_ratio: float | None = None
     latency_interval: tuple[float, float] | None = None
     levels: tuple[LevelDifference, ...] = ()
     levels_left_out: tuple[str, ...] = ()
@@ -100,11 +101,6 @@ class Comparison:
     calibration: tuple[OutputDifference, ...] = ()
     quality: tuple[OutputQuality, ...] = ()
     evaluation: Evaluation | None = None
-
-    @property
-    def latency_ratio(self) -> float | None:
-        """Median latency of the quantized model divided by that of the float model: below 1 is faster."""
-        return self.median_ms_quantized / self.median_ms_float if self.median_ms_float else None
 
     @property
     def size_ratio(self) -> float | None:
@@ -158,7 +154,7 @@ class Comparison:
         """Convert to plain values for JSON."""
         plain = asdict(replace(self, kernels=None))
         kernels = None if self.kernels is None else self.kernels.to_dict()
-        return {**plain, "kernels": kernels, "latency_ratio": self.latency_ratio, "size_ratio": self.size_ratio}
+        return {**plain, "kernels": kernels, "size_ratio": self.size_ratio}
 
 
 def _collapsed(error: OutputDifference) -> str:

@@ -295,13 +295,16 @@ class Latency:
         best: shortest run of each.
         middle: median run of each.
         runs: number of runs of each.
-        ratio: confidence interval of the median of the ratios quantized / float, run by run.
+        interval: confidence interval of `ratio`.
+        ratio: median of the ratios quantized / float, run by run; 0 if not measured. On a busy machine, the ratio of
+            the medians scatters more, and may lie outside the interval.
     """
 
     best: tuple[float, float] = (0.0, 0.0)
     middle: tuple[float, float] = (0.0, 0.0)
     runs: int = 0
-    ratio: Interval = UNKNOWN
+    interval: Interval = UNKNOWN
+    ratio: float = 0.0
 
 
 def side_by_side(one: Any, other: Any, feeds: Feeds) -> Latency:
@@ -314,8 +317,9 @@ def side_by_side(one: Any, other: Any, feeds: Feeds) -> Latency:
         DataError: a model cannot run on these feeds.
     """
     taken = alternately((one, other), feeds, seconds=SECONDS, most=RUNS[1])
-    ratios = of_median(np.array(taken[1]) / np.array(taken[0]))
-    return Latency((min(taken[0]), min(taken[1])), (median(taken[0]), median(taken[1])), len(taken[0]), ratios)
+    ratios = np.array(taken[1]) / np.array(taken[0])
+    best, middle = (min(taken[0]), min(taken[1])), (median(taken[0]), median(taken[1]))
+    return Latency(best, middle, len(taken[0]), of_median(ratios), float(np.median(ratios)))
 
 
 def alternately(models: Sequence[Any], feeds: Feeds, *, seconds: float, most: int) -> list[list[float]]:

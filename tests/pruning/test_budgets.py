@@ -240,6 +240,7 @@ def test_a_slower_file_is_a_problem_only_with_a_latency_budget(monkeypatch: pyte
         times: dict[str, Any] = {
             "median_ms_float": 1.0,
             "median_ms_quantized": 1.2,
+            "latency_ratio": 1.2,
             "latency_interval": (1.1, 1.3),
             "latency_runs": 9,
         }

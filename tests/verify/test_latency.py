@@ -15,6 +15,7 @@ from benchmarks.detectors import ssd
 from sbonnx import pipeline
 from sbonnx.search.advice import advise
 from sbonnx.stages.state import PipelineState, Request, read_recipe
+from sbonnx.verify import sessions
 from sbonnx.verify.comparison import SLOWER
 from sbonnx.verify.intervals import UNKNOWN, of_median
 from sbonnx.verify.sessions import Latency
@@ -24,7 +25,7 @@ FEEDS = [{"x": np.random.default_rng(seed).standard_normal((1, 64, 56, 56)).asty
 
 
 def measured(ratio: float, spread: float) -> Latency:
-    return Latency((9.0, 9.0 * ratio), (10.0, 10.0 * ratio), 40, (ratio - spread, ratio + spread))
+    return Latency((9.0, 9.0 * ratio), (10.0, 10.0 * ratio), 40, (ratio - spread, ratio + spread), ratio)
 
 
 IMAGES = [
@@ -74,7 +75,7 @@ def test_the_measured_time_does_not_change_the_file(tmp_path: Path, monkeypatch:
 def test_the_advice_names_the_layers_to_leave_in_float(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first change is measured to be slow still; the second is not."""
     slow, fast = measured(1.02, 0.0), measured(0.9, 0.05)
-    slow = replace(slow, ratio=(1.03, 1.2))
+    slow = replace(slow, interval=(1.03, 1.2))
     state = finished(monkeypatch, [slow, slow, fast], detector=True)
     monkeypatch.setattr("sbonnx.search.advice.problems_of", lambda *_: ())  # of random weights
     advice = advise(state, 600.0)
@@ -87,6 +88,17 @@ def test_the_advice_names_the_layers_to_leave_in_float(monkeypatch: pytest.Monke
     layers = {reader.node for site in changed.plan.of_role("weight") for reader in site.readers}
     before = {reader.node for site in state.prepared.plan.of_role("weight") for reader in site.readers}
     assert layers and layers < before
+
+
+def test_the_ratio_lies_in_its_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that becomes busy in the middle moves the medians of the times apart, and not the ratio of the pairs."""
+    floats = [1.0] * 10 + [10.0] * 11
+    quantized = [0.9] * 11 + [9.0] * 10
+    monkeypatch.setattr(sessions, "alternately", lambda *_, **__: [floats, quantized])
+    found = sessions.side_by_side(None, None, {})
+    assert found.middle == (10.0, 0.9)
+    assert found.ratio == pytest.approx(0.9)
+    assert found.interval[0] <= found.ratio <= found.interval[1]
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=0, max_size=60))
