@@ -211,7 +211,7 @@ def _line(name: str, path: str, value: Any, info: FieldInfo) -> str:
 
 
 _PAIRS: Final = {"type": "array", "description": "the ancestor's form: [KEY, value, KEY, value, ...]"}
-_WIDTHS: Final = [{"type": "integer"}, {"type": "string", "pattern": "^[wW][0-9]+[aA][0-9]+$|^[0-9]+$"}]
+_WIDTHS: Final = [{"type": "integer"}, {"type": "string", "pattern": "^[wW][0-9]+([aA][0-9]+)?$|^[0-9]+$"}]
 
 
 def json_schema() -> dict[str, Any]:

@@ -21,7 +21,7 @@ from sbonnx.recipe.schema import Recipe
 from sbonnx.recipe.sections.base import Section, canonical, children, nested_value, overlay, problems
 from sbonnx.recipe.sections.sparsity import modern_key
 from sbonnx.recipe.sections.stages import BY_OUTPUT
-from sbonnx.recipe.value_types import both_bits
+from sbonnx.recipe.value_types import bits_by_side
 from sbonnx.spec import FP8_BITS
 
 AUTO: Final = "auto"
@@ -112,7 +112,7 @@ def _assignments(name: Any, value: Any) -> Iterator[tuple[tuple[str, ...], Any]]
     """Yield the key paths and values that one override sets."""
     if isinstance(name, str) and name.lower() == BITS:
         fp8 = isinstance(value, str) and value.lower() == FP8
-        for side, width in ({"W": FP8_BITS, "A": FP8_BITS} if fp8 else both_bits(value)).items():
+        for side, width in ({"W": FP8_BITS, "A": FP8_BITS} if fp8 else bits_by_side(value)).items():
             yield (side, "QUANTIZER", "BIT"), width
             if fp8:
                 yield (side, "QUANTIZER", "DTYPE"), FP8

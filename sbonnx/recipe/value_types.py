@@ -33,7 +33,7 @@ _FLOAT = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]{1,3})?")
 _TYPE_NAME = re.compile(r"[a-z][a-z0-9_]*\+?")
 _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,3})?")
 _BOTH_SIDES = re.compile(r"u?int([0-9]{1,2})", re.IGNORECASE)
-_PER_SIDE = re.compile(r"w([0-9]{1,2})a([0-9]{1,2})", re.IGNORECASE)
+_PER_SIDE = re.compile(r"w([0-9]{1,2})(?:a([0-9]{1,2}))?", re.IGNORECASE)
 _PERCENT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*%\s*")
 
 MIN_BITS: Final = 2
@@ -125,18 +125,19 @@ def bits(value: object) -> int:
     return _accepted(integer(value), lambda width: width == 0 or MIN_BITS <= width <= MAX_BITS, text, value)
 
 
-def both_bits(value: object) -> dict[str, int]:
-    """Read ``w8a8``, ``int8`` or ``8`` as {"W": 8, "A": 8}; 32 means float, which becomes 0."""
+def bits_by_side(value: object) -> dict[str, int]:
+    """Read ``w8a8``, ``int8`` or ``8`` as {"W": 8, "A": 8}, ``w8`` as {"W": 8}; 32 means float, which becomes 0."""
     both = _BOTH_SIDES.fullmatch(value) if isinstance(value, str) else None
     value = both[1] if both else value
     match = _PER_SIDE.fullmatch(value) if isinstance(value, str) else None
-    widths: list[object] = [int(match[1]), int(match[2])] if match else [value, value]
+    widths: dict[str, object] = {"W": match[1], "A": match[2]} if match else {"W": value, "A": value}
+    if match and match[2] is None:
+        del widths["A"]
     try:
-        weight, activation = (bits(0 if integer(width) == FLOAT_BITS else width) for width in widths)
+        return {side: bits(0 if integer(width) == FLOAT_BITS else width) for side, width in widths.items()}
     except Wrong as problem:
-        text = f"must be a form like w8a8, int8 or 8, with widths 0 or {MIN_BITS} to {MAX_BITS} (32 or 0: float)"
+        text = f"must be a form like w8a8, w4, int8 or 8, with widths 0 or {MIN_BITS} to {MAX_BITS} (32 or 0: float)"
         raise Wrong(text, value=value) from problem
-    return {"W": weight, "A": activation}
 
 
 def whole(text: str, low: int, high: int | None = None, **schema: int) -> ValueReader:

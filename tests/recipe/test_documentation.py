@@ -22,7 +22,7 @@ DOC = Path(__file__).resolve().parents[2] / "docs" / "recipe.md"
 GOOD: list[str] = [
     "BACKEND: tensorrt\nW: {QSCHEME: per-channel-symmetric, QUANTIZER: {TYPE: LSQ, BIT: 8}, OBSERVER: {TYPE: MSE}}",
     "A:\n  OBSERVER: {LAYOUT: NLC}\n  SPECIFIC: [{'*ln*': [QUANTIZER.DISABLE, true], x: {QUANTIZER.BIT: 4}}]",
-    "FIRST_BITS: w8a8\nLAST_BITS: 8\nEXCLUDE: op:Softmax\nINCLUDE: [a, b]\nRANGES: {x: [0, 1]}",
+    "FIRST_BITS: w8a8\nLAST_BITS: w8\nEXCLUDE: op:Softmax\nINCLUDE: [a, b]\nRANGES: {x: [0, 1]}",
     "FIRST_BITS: {W: 8}\nSHARED_SCALES: [[a, b]]\nQUANTIZE_INPUTS_OF: {ADD: true}\nDEVICE: cuda:0\nSAMPLES: 3",
     "CALIBRATION: {ASYM: true, GRANULARITY: Layer, WORKERS: 2, THREADS: 1, CACHE: here, FEEDBACK: {h: h0}, SEED: 1}",
     "CALIBRATION: {ASYM: {ENABLE: true, RANGES: false}, PICK: random, MEMORY: 1 GiB, CACHE: none}",
@@ -38,7 +38,7 @@ BAD: list[str] = [
     "W: {QUANTIZER: {BITS: 8}}",
     "W: {QUANTIZER: [8]}",
     "A: {OBSERVER: {PERCENTILE: {ALPHA: 99.9}}}",
-    "FIRST_BITS: w8",
+    "FIRST_BITS: 8w",
     "A: {SPECIFIC: [{x: {QUANTIZER: {BITT: 3}}}]}",
     "RANGES: {x: [0]}",
     "W: {OBSERVER: {MOVING_AVERAGE: {EMA_RATIO: 0.9}}}",

@@ -31,6 +31,31 @@ def test_defaults_by_backend(source: str | None, backend: str, weights: str, act
     assert (recipe.w.observer.type, recipe.a.observer.type) == ("minmax", nearest)
 
 
+@pytest.mark.parametrize(
+    ("bits", "widths"),
+    [
+        ("w4a8", (4, 8)),
+        ("w4", (4, 6)),
+        ("W4", (4, 6)),
+        ("int4", (4, 4)),
+        (4, (4, 4)),
+        ("w32a16", (0, 16)),
+        ("w32", (0, 6)),
+    ],
+)
+def test_bits_of_weights_alone_leave_those_of_activations(bits: str | int, widths: tuple[int, int]) -> None:
+    recipe = load({"BACKEND": "virtual", "A": {"QUANTIZER": {"BIT": 6}}}, overrides={"bits": bits})
+    assert (recipe.w.quantizer.bit, recipe.a.quantizer.bit) == widths
+    ends = load({"BACKEND": "virtual", "FIRST_BITS": bits}).first_bits
+    assert (ends.w, ends.a) == (widths[0], None if str(bits).lower() in ("w4", "w32") else widths[1])
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "tensorrt", "virtual"])
+def test_bits_of_weights_alone_in_a_mode_without_activations(backend: str) -> None:
+    recipe = load(None, backend=backend, overrides={"mode": "weight_only", "bits": "w4"})
+    assert (recipe.mode, recipe.w.quantizer.bit) == ("weight_only", 4)
+
+
 def test_missing_scheme_and_bits_come_from_the_backend() -> None:
     recipe = load({"BACKEND": "TensorRT"})
     assert (recipe.a.qscheme, recipe.a.quantizer.bit) == ("per-tensor-symmetric", 8)

@@ -18,7 +18,7 @@ from sbonnx.recipe import yaml_text
 from sbonnx.recipe.loading import BITS, WHOLE, all_keys
 from sbonnx.recipe.names import SHORT_FORMS, VERSIONED
 from sbonnx.recipe.problem import KeyOrigin, Wrong, nearest, one_of, short
-from sbonnx.recipe.value_types import both_bits, share_or_percent
+from sbonnx.recipe.value_types import bits_by_side, share_or_percent
 
 UNITS: Final = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 TIMES: Final = {"s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0}
@@ -53,7 +53,7 @@ def _bits(value: object) -> tuple[str, ...]:
     found = _texts(value)
     for one in found:
         if one.lower() != FP8:
-            both_bits(one)
+            bits_by_side(one)
     return found
 
 

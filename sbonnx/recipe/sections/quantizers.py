@@ -380,11 +380,11 @@ class QuantizeInputsOf(Section):
 
 @final
 class SideBits(Section):
-    """FIRST_BITS and LAST_BITS: a bit width for each side, written ``{W: 8, A: 8}``, ``w8a8`` or ``8``."""
+    """FIRST_BITS and LAST_BITS: a bit width for each side, written ``{W: 8, A: 8}``, ``w8a8``, ``w8`` or ``8``."""
 
     w: value_types.Bits | None = new_key(None, "width of the weight", "0, 2 to 16", shown="that of W")
     a: value_types.Bits | None = new_key(None, "width of the inputs", "0, 2 to 16", shown="that of A")
 
     @classmethod
     def _expand(cls, data: Any) -> Any:
-        return data if data is None or isinstance(data, Mapping) else value_types.both_bits(data)
+        return data if data is None or isinstance(data, Mapping) else value_types.bits_by_side(data)
