@@ -9,9 +9,10 @@ from typing import Final, final
 
 import numpy as np
 
-from sbonnx.calib.observers.base import TILE, ObserverTarget, Solver, as_stored, coarsened, mirrored
+from sbonnx.calib.observers.base import TILE, ObserverTarget, Solver, as_stored, coarsened
 from sbonnx.calib.observers.cumulative import Curve
 from sbonnx.calib.observers.quantization_error import bin_means, guessed_error, quantization_error
+from sbonnx.calib.observers.value_errors import clipping_ends, step_means
 from sbonnx.calib.sketches import Distribution, Sketch
 from sbonnx.spec import Array, Bounds, QParams, QuantSpec, ScaleRule
 
@@ -62,14 +63,16 @@ def _step_errors(distribution: Distribution, target: ObserverTarget) -> StepErro
     if distribution.ranges == 1 and steps <= CURVE_STEPS:
         curve = Curve.of(distribution)
         return lambda scale, lowest, highest: curve.errors(scale[:, 0], lowest[:, 0], highest[:, 0], steps)[:, None]
-    mean = _means_of_values if distribution.exact else _means_of_bins
     weights = distribution.counts / np.maximum(distribution.counts.sum(axis=1, keepdims=True), 1)
     if distribution.exact:
-        weights = weights.astype(np.float32)
+        shares = weights.astype(np.float32)
+        return lambda scale, lowest, highest: (
+            step_means(distribution.left, shares, scale, lowest, highest) * scale * scale
+        )
 
     def errors(scale: Array, lowest: Array, highest: Array) -> Array:
         rows = zip(scale, lowest, highest, strict=True)
-        return np.stack([mean(distribution, weights, s, a, b) * s * s for s, a, b in rows])
+        return np.stack([_means_of_bins(distribution, weights, s, a, b) * s * s for s, a, b in rows])
 
     return errors
 
@@ -90,18 +93,6 @@ def _true_errors(distributions: Sequence[Distribution], params: QParams) -> Arra
     return np.concatenate([quantization_error(one, _params_of(params, place)) for one, place in pairs])
 
 
-def _means_of_values(distribution: Distribution, weights: Array, scale: Array, lowest: Array, highest: Array) -> Array:
-    """Compute the mean squared error of single values in steps, float64 (C,); in float32, to rank candidates only."""
-    wide = [np.asarray(x, np.float32)[:, None] for x in (1 / scale, lowest, highest)]
-    u = distribution.left * wide[0]
-    nearest = np.rint(u)
-    np.clip(nearest, wide[1], wide[2], out=nearest)
-    u -= nearest
-    u *= u
-    u *= weights
-    return np.asarray(u.sum(axis=1), np.float64)
-
-
 def _means_of_bins(distribution: Distribution, weights: Array, scale: Array, lowest: Array, highest: Array) -> Array:
     """Compute the mean squared error of uniformly filled bins in steps, float64 (C,)."""
     wide, bottom, top = scale[:, None], lowest[:, None], highest[:, None]
@@ -113,25 +104,14 @@ def _means_of_bins(distribution: Distribution, weights: Array, scale: Array, low
 def least_ends(distribution: Distribution, error: Array) -> tuple[Array, Array]:
     """Compute the ends (lo, hi), float64 (C,): a range with an end closer to 0 clips away more than `error` per value.
 
-    Clipping at t costs sum over x > t of (x - t)^2, which decreases in t. It is evaluated at the left edges of the
-    bins, so the cost is never overestimated.
+    The cost of clipping decreases in the end. It is evaluated at the left edges of the bins, so it is never
+    overestimated.
 
     Args:
         error: mean squared error of the range to improve on, float64 (C,).
     """
-    budget = error * distribution.total
-    return -_least_end(mirrored(distribution), budget), _least_end(distribution, budget)
-
-
-def _least_end(distribution: Distribution, budget: Array) -> Array:
-    """Return the largest edge at which clipping costs more than `budget`, float64 (C,); 0 if there is none."""
-    x = np.maximum(distribution.left.astype(np.float64), 0.0)
-    weights = np.where(distribution.left > 0, distribution.counts, 0)[:, ::-1]
-    x = x[:, ::-1]
-    first = weights * x
-    count, total, squares = (np.cumsum(values, axis=1) for values in (weights, first, first * x))
-    cost = squares - 2 * x * total + x * x * count  # from the largest x down, so it increases
-    return np.asarray(np.where(cost > budget[:, None], x, 0.0).max(axis=1, initial=0.0))
+    below, above = clipping_ends(distribution, error * distribution.total)
+    return -below, above
 
 
 GOLDEN: Final = (5**0.5 - 1) / 2

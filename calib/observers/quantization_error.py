@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from sbonnx.calib.observers.base import TILE, row_tiles, rows_of
+from sbonnx.calib.observers.value_errors import squared_errors
 from sbonnx.calib.sketches import Distribution
 from sbonnx.spec import Array, QParams
 
@@ -42,7 +43,7 @@ def guessed_error(distribution: Distribution, params: QParams) -> Array:
     It is correct for values that fill such bins uniformly, and arbitrary for others: the multiples of one step, for
     example, have no error at all. In fp8, whose steps are an 8th of the value or more, no bin is that wide.
     """
-    if params.spec.is_fp8:
+    if params.spec.is_fp8 or distribution.exact:
         return np.zeros(distribution.ranges)
     return _mean(distribution, params, least_width=0.5)
 
@@ -59,24 +60,28 @@ def _mean(distribution: Distribution, params: QParams, least_width: float) -> Ar
         part, mine = rows_of(distribution, rows), QParams(scale[rows], zero[rows], spec)
         for start in range(0, part.left.shape[1], TILE):
             columns = slice(start, start + TILE)
-            squares = _squares(part, mine, columns)
-            squares *= part.counts[:, columns]
-            if least_width:
-                widths = part.right[:, columns] - part.left[:, columns]
-                squares *= widths >= least_width * mine.scale.astype(np.float64)[:, None]
-            totals[rows] += squares.sum(axis=1)
+            totals[rows] += _sums(part, mine, columns, least_width)
     return np.asarray(totals / np.maximum(distribution.total, 1))
 
 
-def _squares(distribution: Distribution, params: QParams, columns: slice) -> Array:
-    """Compute the mean squared error of each bin in `columns`, float64 (C, bins)."""
-    left = distribution.left[:, columns]
+def _sums(distribution: Distribution, params: QParams, columns: slice, least_width: float) -> Array:
+    """Compute the sum of `_mean` over the bins in `columns`, float64 (C,)."""
+    left, counts = distribution.left[:, columns], distribution.counts[:, columns]
     if distribution.exact:
-        off = left.astype(np.float64) - params.fake_quant(left)
-        return np.asarray(off * off)
+        return squared_errors(left, counts, params)
+    squares = _squares(left, distribution.right[:, columns], params)
+    squares *= counts
+    if least_width:
+        widths = distribution.right[:, columns] - left
+        squares *= widths >= least_width * params.scale.astype(np.float64)[:, None]
+    return np.asarray(squares.sum(axis=1))
+
+
+def _squares(left: Array, right: Array, params: QParams) -> Array:
+    """Compute the mean squared error of bins, float64 (C, bins), whose values are not known exactly."""
     if params.spec.is_fp8:
-        width = (distribution.right[:, columns] - left) / POINTS
-        total = np.zeros((distribution.ranges, left.shape[1]))
+        width = (right - left) / POINTS
+        total = np.zeros(np.broadcast_shapes(left.shape, params.scale[:, None].shape))
         for place in range(POINTS):
             x = np.broadcast_to(left + (place + 0.5) * width, total.shape).astype(np.float32)
             off = x.astype(np.float64) - params.fake_quant(x)
@@ -85,7 +90,7 @@ def _squares(distribution: Distribution, params: QParams, columns: slice) -> Arr
     scale = params.scale.astype(np.float64)[:, None]
     zero = params.zero_point.astype(np.float64)[:, None]
     lowest, highest = params.spec.qmin - zero, params.spec.qmax - zero
-    means = bin_means(left / scale, distribution.right[:, columns] / scale, lowest, highest)
+    means = bin_means(left / scale, right / scale, lowest, highest)
     return np.asarray(means * (scale * scale))
 
 

@@ -1,16 +1,18 @@
-/* The two loops of calibration without a fast numpy function: minimum and maximum in one pass, and a histogram of
- * leading bits. kernels.py has the same in numpy, with equal results, for installations without compiled code.
+/* The loops of calibration without a fast numpy function: minimum and maximum in one pass, a histogram of leading bits,
+ * and the errors of candidate ranges. kernels.py and observers/value_errors.py have the same in numpy, with equal
+ * results, for installations without compiled code. No product may be fused with a sum (-ffp-contract=off).
  *
- * Arrays are passed as addresses: the stable ABI of Python 3.10 has no buffers. kernels.py checks types and sizes. */
+ * Arrays are passed as addresses: the stable ABI of Python 3.10 has no buffers. The callers check types and sizes. */
 
 #define Py_LIMITED_API 0x030A0000
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
 #if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && defined(__GLIBC__)
-#define FASTEST __attribute__((target_clones("avx2", "default")))
+#define FASTEST __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define FASTEST
 #endif
@@ -246,11 +248,189 @@ static PyObject *panel(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* Errors of candidate ranges for rows of single values. Squares are summed in the order of numpy: 8 lanes in blocks of
+ * at most 128 values, and the sums of halves above that. */
+
+enum { SUMMED = 128, LANES = 8 };
+
+#define SUM_BLOCK(type, name)                                                                                         \
+    static inline type name(const type *x, Py_ssize_t n)                                                              \
+    {                                                                                                                 \
+        Py_ssize_t i = 0;                                                                                             \
+        type total = 0;                                                                                               \
+        if (n >= LANES) {                                                                                             \
+            type lane[LANES];                                                                                         \
+            for (int j = 0; j < LANES; j++)                                                                           \
+                lane[j] = x[j];                                                                                       \
+            for (i = LANES; i + LANES <= n; i += LANES)                                                               \
+                for (int j = 0; j < LANES; j++)                                                                       \
+                    lane[j] += x[i + j];                                                                              \
+            total = ((lane[0] + lane[1]) + (lane[2] + lane[3])) + ((lane[4] + lane[5]) + (lane[6] + lane[7]));        \
+        }                                                                                                             \
+        for (; i < n; i++)                                                                                            \
+            total += x[i];                                                                                            \
+        return total;                                                                                                 \
+    }
+
+SUM_BLOCK(float, sum_floats)
+SUM_BLOCK(double, sum_doubles)
+
+static Py_ssize_t half(Py_ssize_t n) { return n / 2 - n / 2 % LANES; }
+
+/* Integers of a candidate range: 1 / scale or scale, lowest and highest (minus the zero point for `step_sum`). */
+typedef struct {
+    float scale, lowest, highest, zero;
+} Grid;
+
+/* Sum of weights * (u - clip(rint(u)))^2 with u = x * scale, in float32. */
+FASTEST static float step_block(const float *restrict x, const float *restrict weights, Py_ssize_t n, Grid grid)
+{
+    float squares[SUMMED];
+    for (Py_ssize_t i = 0; i < n; i++) {
+        const float u = x[i] * grid.scale;
+        float q = rintf(u);
+        q = q < grid.lowest ? grid.lowest : q;
+        q = q > grid.highest ? grid.highest : q;
+        const float off = u - q;
+        squares[i] = off * off * weights[i];
+    }
+    return sum_floats(squares, n);
+}
+
+static float step_sum(const float *x, const float *weights, Py_ssize_t n, Grid grid)
+{
+    if (n <= SUMMED)
+        return step_block(x, weights, n, grid);
+    const Py_ssize_t k = half(n);
+    const float first = step_sum(x, weights, k, grid);
+    return first + step_sum(x + k, weights + k, n - k, grid);
+}
+
+/* Sum of counts * (x - dequantize(quantize(x)))^2: values as `QParams` computes them, squares in float64. */
+FASTEST static double value_block(const float *restrict x, const double *restrict counts, Py_ssize_t n, Grid grid)
+{
+    double squares[SUMMED];
+    for (Py_ssize_t i = 0; i < n; i++) {
+        float q = rintf(x[i] / grid.scale) + grid.zero;
+        q = q < grid.lowest ? grid.lowest : q;
+        q = q > grid.highest ? grid.highest : q;
+        const float near = (q - grid.zero) * grid.scale;
+        const double off = (double)x[i] - (double)near;
+        squares[i] = off * off * counts[i];
+    }
+    return sum_doubles(squares, n);
+}
+
+static double value_sum(const float *x, const double *counts, Py_ssize_t n, Grid grid)
+{
+    if (n <= SUMMED)
+        return value_block(x, counts, n, grid);
+    const Py_ssize_t k = half(n);
+    const double first = value_sum(x, counts, k, grid);
+    return first + value_sum(x + k, counts + k, n - k, grid);
+}
+
+/* The largest x at which clipping, sum over y > x of counts * (y - x)^2, costs more than `budget`; 0 if there is none.
+ * Values are in ascending order; `step` -1 reads them from the last one, 1 the negated values from the first one. */
+static double clipping_end(const float *x, const double *counts, Py_ssize_t n, int step, double budget)
+{
+    double count = 0.0, total = 0.0, squares = 0.0;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        const Py_ssize_t k = step > 0 ? i : n - 1 - i;
+        const double y = step > 0 ? -(double)x[k] : (double)x[k];
+        if (!(y > 0.0))
+            break;
+        const double first = counts[k] * y;
+        count += counts[k];
+        total += first;
+        squares += first * y;
+        if (squares - 2.0 * y * total + y * y * count > budget)
+            return y;
+    }
+    return 0.0;
+}
+
+/* step_errors(x, weights, rows, columns, own, inverse, lowest, highest, candidates, sums)
+ *
+ * x: float32 (rows, columns). weights: float32 (rows, columns), or (1, columns) without `own`. inverse, lowest, highest,
+ * sums: float32 (candidates, rows). */
+static PyObject *step_errors(PyObject *self, PyObject *args)
+{
+    unsigned long long x, weights, inverse, lowest, highest, sums;
+    Py_ssize_t rows, columns, candidates;
+    int own;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "KKnnpKKKnK", &x, &weights, &rows, &columns, &own, &inverse, &lowest, &highest,
+                          &candidates, &sums))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    for (Py_ssize_t row = 0; row < rows; row++)
+        for (Py_ssize_t at = row; at < candidates * rows; at += rows) {
+            const Grid grid = {AT(const float, inverse)[at], AT(const float, lowest)[at], AT(const float, highest)[at],
+                               0.0f};
+            AT(float, sums)[at] = step_sum(AT(const float, x) + row * columns,
+                                           AT(const float, weights) + (own ? row * columns : 0), columns, grid);
+        }
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+/* value_errors(x, counts, rows, columns, own, scale, zero, qmin, qmax, sums)
+ *
+ * x: float32 (rows, columns). counts: float64 (rows, columns), or (1, columns) without `own`. scale, zero: float32
+ * (rows,). sums: float64 (rows,). */
+static PyObject *value_errors(PyObject *self, PyObject *args)
+{
+    unsigned long long x, counts, scale, zero, sums;
+    Py_ssize_t rows, columns;
+    int own, qmin, qmax;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "KKnnpKKiiK", &x, &counts, &rows, &columns, &own, &scale, &zero, &qmin, &qmax, &sums))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    for (Py_ssize_t row = 0; row < rows; row++) {
+        const Grid grid = {AT(const float, scale)[row], (float)qmin, (float)qmax, AT(const float, zero)[row]};
+        AT(double, sums)[row] = value_sum(AT(const float, x) + row * columns,
+                                          AT(const double, counts) + (own ? row * columns : 0), columns, grid);
+    }
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+/* clipping_ends(x, counts, rows, columns, own, budget, lo, hi): as `clipping_end`, for the negated values and the values.
+ *
+ * x: float32 (rows, columns), ascending. counts: float64 (rows, columns), or (1, columns) without `own`. budget, lo, hi:
+ * float64 (rows,). */
+static PyObject *clipping_ends(PyObject *self, PyObject *args)
+{
+    unsigned long long x, counts, budget, lo, hi;
+    Py_ssize_t rows, columns;
+    int own;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "KKnnpKKK", &x, &counts, &rows, &columns, &own, &budget, &lo, &hi))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    for (Py_ssize_t row = 0; row < rows; row++) {
+        const float *values = AT(const float, x) + row * columns;
+        const double *each = AT(const double, counts) + (own ? row * columns : 0);
+        const double most = AT(const double, budget)[row];
+        AT(double, lo)[row] = clipping_end(values, each, columns, 1, most);
+        AT(double, hi)[row] = clipping_end(values, each, columns, -1, most);
+    }
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
     {"extremes", extremes, METH_VARARGS, "extremes(x, rows, columns, lo, hi) -> bool"},
     {"count", count, METH_VARARGS,
      "count(x, rows, columns, mantissa, slots, counts, n_slots, table, lo, hi, missing, start) -> int"},
     {"panel", panel, METH_VARARGS, "panel(jobs, n, table, lo, hi, status)"},
+    {"step_errors", step_errors, METH_VARARGS,
+     "step_errors(x, weights, rows, columns, own, inverse, lowest, highest, candidates, sums)"},
+    {"value_errors", value_errors, METH_VARARGS,
+     "value_errors(x, counts, rows, columns, own, scale, zero, qmin, qmax, sums)"},
+    {"clipping_ends", clipping_ends, METH_VARARGS, "clipping_ends(x, counts, rows, columns, own, budget, lo, hi)"},
     {NULL, NULL, 0, NULL},
 };
 
