@@ -68,6 +68,7 @@ THIRD_PARTIES: dict[str, frozenset[str] | None] = {
             "llm.speed",
         }
     ),
+    "openvino": frozenset({"backends.openvino.runtime"}),
     "torch": frozenset(
         {
             "qat",
@@ -99,9 +100,9 @@ THIRD_PARTIES: dict[str, frozenset[str] | None] = {
     "google": frozenset({"graph", "patterns.simplify.infer"}),
 }
 INSIDE_FUNCTIONS = frozenset(
-    {"onnxruntime", "torch", "distributed", "fsspec", "tokenizers", "PIL", "soundfile", "soxr"}
+    {"onnxruntime", "openvino", "torch", "distributed", "fsspec", "tokenizers", "PIL", "soundfile", "soxr"}
 )
-"""Imported when they are needed: torch is an extra, and onnxruntime takes its time."""
+"""Imported when they are needed: torch and openvino are extras, and onnxruntime takes its time."""
 ON_TORCH = frozenset({"qat", "qat.onnx_to_torch", "qat.training"})
 """Made of torch's modules: nothing imports these but who wants to train."""
 ONLY_FOR_TYPES = frozenset({"typing_extensions"})

@@ -7,6 +7,7 @@ from typing import Final
 from sbonnx import plugins
 from sbonnx.backends.base import Backend, Rule
 from sbonnx.backends.onnxruntime.backend import ONNXRUNTIME
+from sbonnx.backends.openvino.backend import OPENVINO
 from sbonnx.backends.tensorrt.backend import TENSORRT, of_version
 from sbonnx.backends.virtual import VIRTUAL
 from sbonnx.plugins.registry import Registry, instance_of
@@ -18,6 +19,7 @@ BACKENDS: Final[Registry[Backend]] = Registry(
         "virtual": VIRTUAL,
         "onnxruntime": ONNXRUNTIME,
         "tensorrt": TENSORRT,
+        "openvino": OPENVINO,
     },
 )
 """Every backend by its recipe name, those of installed packages included."""

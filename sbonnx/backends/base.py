@@ -8,6 +8,7 @@ from functools import wraps
 from typing import Any, Final, Literal
 
 from sbonnx.backends.onnxruntime.costs import KernelCosts
+from sbonnx.backends.runtime_types import Runtime
 from sbonnx.backends.tensorrt.profiles import INT4_BITS, VersionProfile
 from sbonnx.graph import Body, Graph, Node, edit, query
 from sbonnx.ops import ELEMENTWISE, MATRIX_PRODUCTS
@@ -22,6 +23,11 @@ def never(node: Node) -> str | None:
 def any_type(node: Node, spec: QuantSpec) -> str | None:
     """Return None: no reason against any weight type (default of `Backend.unfit`)."""
     return None
+
+
+def any_zero_point(node: Node, index: int) -> bool:
+    """Return False: no input needs the zero point 0 (default of `Backend.centred`)."""
+    return False
 
 
 def interpolates(node: Node) -> str | None:
@@ -124,8 +130,11 @@ class Backend:
         linear: weighted ops whose weights and inputs are quantized.
         slow_linear: returns the reason why a weighted op stays float although its type is in `linear`, or None.
         linear_output: weighted ops that also need a pair after them (and after an activation that folds into them).
+        writes_float: integer kernels of these ops can write float as well, so they run in integers at outputs of the
+            graph too.
         rules: placement at all other ops; the first rule whose `ops` contain the op applies.
-        folds: activations that the runtime folds into the preceding op, so that the pair is placed after them.
+        folds: activations that the runtime folds into the preceding op, so that the pair is placed after them: op
+            types, or block kinds written ``block:gelu``.
         joins_concat: quantized tensors around a Concat share one scale.
         int32_bias: biases become int32 codes with scale s_x * s_w.
         embedding: tables of Gather are quantized, with one scale per row.
@@ -146,6 +155,9 @@ class Backend:
         profile: version profile, for runtimes that have several.
         blocks: returns the numbers of channels that the kernels of an op compute at a time, in descending order, in
             float or in integers. They are those of a documented machine, not of the one that runs.
+        centred: returns whether input `index` of an op needs a symmetric type, with zero point 0, whatever the recipe's
+            scheme.
+        runtime: executes files on this machine, for verification; None: onnxruntime takes its place.
     """
 
     name: str
@@ -171,6 +183,9 @@ class Backend:
     scales: ScaleLimits = ANY_SCALE
     profile: VersionProfile | None = None
     blocks: Callable[..., tuple[int, ...]] = any_count
+    centred: Callable[[Node, int], bool] = any_zero_point
+    writes_float: bool = False
+    runtime: Runtime | None = None
 
     def channel_multiple(self, op: str, channels: int, *, integers: bool = False) -> int:
         """Return the number of which the channels of an op should be a multiple, so that fewer take less time.

@@ -177,7 +177,7 @@ def decibel(text: str) -> str:
 def _backends(_: str) -> Iterable[str]:
     from sbonnx.recipe.names import VERSIONED
 
-    return ("onnxruntime", "tensorrt", "virtual", *VERSIONED)
+    return ("onnxruntime", "openvino", "tensorrt", "virtual", *VERSIONED)
 
 
 def _recipe_keys(typed: str) -> Iterable[str]:
@@ -214,9 +214,9 @@ PREPROCESS: Final = option(
 )
 OUTPUT: Final = option("--output -o", Path, "The quantized model to write.")
 BACKEND: Final = option(
-    "--backend onnxruntime|tensorrt[@VERSION]|virtual",
+    "--backend onnxruntime|openvino|tensorrt[@VERSION]|virtual",
     str,
-    "Target runtime, such as tensorrt@10 (short: ort, trt@10).",
+    "Target runtime, such as tensorrt@10 (short: ort, ov, trt@10).",
     shown="the recipe's, or onnxruntime",
     choices=_backends,
 )

@@ -11,7 +11,7 @@ from typing import Any, Final
 from sbonnx.html_report import formatting
 from sbonnx.html_report.formatting import number, text
 from sbonnx.html_report.layer_views import Layers, layers_of
-from sbonnx.report.verdict import ON_CPU, Verdict, group_notes, verdict_of
+from sbonnx.report.verdict import Verdict, group_notes, runtime_of, verdict_of
 
 PLACES: Final = 1500
 """Maximum number of node names listed for all refusals, and for all patterns; the rest are counted."""
@@ -281,8 +281,8 @@ def _headline(report: Mapping[str, Any], metrics: Mapping[str, Any]) -> Iterable
 
 
 def _on_cpu(report: Mapping[str, Any]) -> bool:
-    """Whether latency and kernels, which are measured in onnxruntime, are those of the runtime of the file."""
-    return text(report.get("backend")) in (ON_CPU, "")
+    """Whether latency and kernels are those of the runtime of the file."""
+    return text(report.get("backend")) in (runtime_of(report.get("metrics") or {}), "")
 
 
 def _pairs(report: Mapping[str, Any], metrics: Mapping[str, Any]) -> Iterable[PropertyRow]:

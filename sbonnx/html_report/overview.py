@@ -13,7 +13,7 @@ from sbonnx.html_report import formatting
 from sbonnx.html_report.batch_charts import HeatMap, Scatter, Sparkline, heat_map, scatter, sparkline
 from sbonnx.html_report.formatting import number, text
 from sbonnx.html_report.network import Network, bits_of, least, network_of
-from sbonnx.report.verdict import ON_CPU
+from sbonnx.report.verdict import runtime_of
 
 STATUSES: Final = {
     "done": "good",
@@ -245,7 +245,7 @@ def _job(
 def _own_metrics(report: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the metrics without the latency if it is that of another runtime."""
     metrics = report.get("metrics") or {}
-    return metrics if text(report.get("backend")) in (ON_CPU, "") else {**metrics, "latency_ratio": None}
+    return metrics if text(report.get("backend")) in (runtime_of(metrics), "") else {**metrics, "latency_ratio": None}
 
 
 def acceptance_of(outcome: Mapping[str, Any]) -> tuple[AcceptanceRow, ...]:

@@ -46,6 +46,7 @@ METHODS: Final = {
         128 * 128, None, "the scale of the input is computed at run time", "its kernel is slower than float"
     ),
     ("onnxruntime", WEIGHT_ONLY): Method(32 * 32, 32, "MatMulNBits reads a fraction of the bytes"),
+    ("openvino", WEIGHT_ONLY): Method(32 * 32, 32, "read in fewer bytes, computed in float"),
     ("tensorrt", WEIGHT_ONLY): Method(32 * 32, None, "read in 4 bits, computed in high precision"),
     ("virtual", WEIGHT_ONLY): Method(0, 32, "weights alone are rounded"),
 }

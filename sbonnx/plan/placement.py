@@ -98,7 +98,8 @@ class Placer(SiteBuilder):
         )
         if isinstance(node.inputs[at.data], Constant):
             slow = "both inputs are constants"
-        if node.op in self.backend.linear_output and self._behind_fold(node).name in self.survey.outputs:
+        ends = node.op in self.backend.linear_output and self._behind_fold(node).name in self.survey.outputs
+        if ends and not self.backend.writes_float:
             slow = f"it writes an output of the graph, which stays float, and {node.op} has no integer kernel for that"
         if slow is not None:
             self.drafts.refuse("quantize", node.name, slow)
@@ -257,10 +258,15 @@ class Placer(SiteBuilder):
         """Return the tensor that the kernel of `node` writes: its output, or that of an activation folded into it."""
         tensor = node.outputs[0]
         readers = query.readers(tensor)
-        if len(readers) == 1 and tensor.name not in self.survey.outputs:
-            follower, index = readers[0]
-            if follower.op in self.backend.folds and index == 0:
-                return follower.outputs[0]
+        if not readers or tensor.name in self.survey.outputs:
+            return tensor
+        follower, index = readers[0]
+        block = self.survey.block_of.get(follower.name)
+        if block is not None and f"block:{block.kind}" in self.backend.folds:
+            inside = block.inputs == (tensor.name,) and all(reader.name in block.nodes for reader, _ in readers)
+            return self.survey.nodes[block.nodes[-1]].outputs[0] if inside else tensor
+        if len(readers) == 1 and follower.op in self.backend.folds and index == 0:
+            return follower.outputs[0]
         return tensor
 
     def _written(self, tensor: Tensor) -> bool:

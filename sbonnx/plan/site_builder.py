@@ -97,6 +97,8 @@ class SiteBuilder:
         if obstacle is not None:
             self.drafts.refuse("quantize input", node.name, f"'{tensor.name}': {obstacle}")
             return None
+        if self.backend.centred(node, index):
+            settings = replace(settings, symmetric=True)
         spec = spec_of(self.backend, "a", settings, self._channels(node, tensor, settings))
         if tensor.name in self.written:
             key = self.written[tensor.name]  # all readers already have this pair

@@ -38,6 +38,10 @@ LIMITS: Final[dict[str, dict[str, SideLimits]]] = {
         "W": SideLimits(_BYTES, names.WEIGHT_SCHEMES),
         "A": SideLimits((*_BYTES, 16), ("per-tensor-affine", "per-tensor-symmetric")),
     },
+    "openvino": {
+        "W": SideLimits(_BYTES, (*_SYMMETRIC, names.BY_WIDTH)),
+        "A": SideLimits((8,), ("per-tensor-affine", "per-tensor-symmetric")),
+    },
     "tensorrt": {
         "W": SideLimits((4, 8), _SYMMETRIC),
         "A": SideLimits((8,), ("per-tensor-symmetric",)),
@@ -48,6 +52,7 @@ MODE_LIMITS: Final[dict[tuple[str, str], dict[str, SideLimits]]] = {
     # unsigned weights (affine ones) run no faster than float
     ("onnxruntime", "dynamic"): {"W": SideLimits((8,), _SYMMETRIC), "A": SideLimits((8,), ("per-tensor-affine",))},
     ("onnxruntime", "weight_only"): {"W": SideLimits(_BYTES, _PER_CHANNEL), "A": _ANY},
+    ("openvino", "weight_only"): {"W": SideLimits((4, 8), _PER_CHANNEL), "A": _ANY},
     ("tensorrt", "weight_only"): {"W": SideLimits((4,), ("per-channel-symmetric",)), "A": _ANY},
     ("virtual", "weight_only"): {"W": _ANY, "A": _ANY},
 }

@@ -18,7 +18,13 @@ PruningStrategyName = Literal["auto", "obs", "output", "l1norm", "l2norm", "rand
 VERSIONED: Final = tuple(f"tensorrt@{version}" for version in VERSIONS)
 """Backend names with a version."""
 
-BACKEND_ALIASES: Final = {"ort": "onnxruntime", "onnx": "onnxruntime", "cpu": "onnxruntime", "trt": "tensorrt"}
+BACKEND_ALIASES: Final = {
+    "ort": "onnxruntime",
+    "onnx": "onnxruntime",
+    "cpu": "onnxruntime",
+    "trt": "tensorrt",
+    "ov": "openvino",
+}
 """Short names of backends, with or without a version: ``trt@10``."""
 
 SCHEMES: Final[tuple[str, ...]] = get_args(Scheme)

@@ -29,7 +29,7 @@ COLLAPSED_DB: Final = 3.0
 """Signal-to-noise ratio in dB below which an output is considered lost."""
 
 ON_CPU: Final = "onnxruntime"
-"""Backend whose latency and integer kernels are those of this machine."""
+"""Backend whose runtime executes files if no other does."""
 
 _NAMES: Final = re.compile(r"'[^']*'")
 _NUMBERS: Final = re.compile(r"(?<![\w.])[-+]?\d[\d.,]*(?:e[-+]?\d+)?(?![\w])")
@@ -70,7 +70,7 @@ def verdict_of(
     Args:
         metrics: `sbonnx.verify.Comparison.to_dict`, also after a round trip through JSON; empty: nothing was compared.
         problems: sentences of the report about what is unusable or misses a limit.
-        backend: runtime of the file. The latency in onnxruntime says nothing about another one.
+        backend: runtime of the file. The latency in another one (`runtime_of`) is left out.
     """
     accuracy, text = _accuracy(metrics, problems)
     clauses = [text]
@@ -225,10 +225,15 @@ def _evaluated(evaluation: Mapping[str, Any]) -> str:
     )
 
 
+def runtime_of(metrics: Mapping[str, Any]) -> str:
+    """Return the backend whose runtime executed the compared file: latency and kernels are of that one."""
+    return str(metrics.get("runtime") or ON_CPU)
+
+
 def _speed(metrics: Mapping[str, Any], backend: str) -> str:
     """Return a clause about the time of a run on this machine; "" if it was not measured or is of another runtime."""
     ratio = _float(metrics.get("latency_ratio"))
-    if backend != ON_CPU or not 0 < ratio < math.inf:
+    if backend != runtime_of(metrics) or not 0 < ratio < math.inf:
         return ""
     low, high = (_float(end) for end in metrics.get("latency_interval") or (math.nan, math.nan))
     if 1 / AS_FAST <= ratio <= AS_FAST or low <= 1 <= high:

@@ -11,17 +11,16 @@ from typing import Final
 from sbonnx import graph as graphs
 from sbonnx import precision, profile
 from sbonnx import verify as proof
+from sbonnx.backends import Backend
 from sbonnx.graph.storage.temporary import temporary_folder
 from sbonnx.recipe import Recipe
+from sbonnx.report.verdict import ON_CPU
 from sbonnx.stages.state import PipelineState, PrunedModel, original_of
 from sbonnx.verify.comparison import SLOWER
 from sbonnx.verify.ort_options import VerifyOptions
 
 OLDEST_OPSET: Final = 7
 """Oldest opset that onnxruntime has kernels for."""
-
-COUNTED: Final = "onnxruntime"
-"""Backend for which ops without an integer kernel become refusals. For others the count of kernels is only a figure."""
 
 UNCOMPARED: Final = "no data was given: the file was checked and opened at every level, and not compared with float"
 """Note in the report of a mode that needs no data and got none."""
@@ -88,6 +87,7 @@ def _verified(
     prepared, report, samples = state.prepared, state.report, state.data
     recipe, device = prepared.recipe, prepared.recipe.device
     judged = VerifyOptions.of(prepared.plan, prepared.backend)
+    runtime, absent = _runtime_of(prepared.backend)
     comparison = proof.check(
         reference,
         path,
@@ -99,6 +99,7 @@ def _verified(
         latency=recipe.verify.latency,
         keep_io=recipe.keep_io or prepared.plan.float_type == "fp32",
         options=judged,
+        runtime=runtime,
     )
     if size is not None:
         comparison = replace(comparison, bytes_quantized=size)
@@ -124,19 +125,28 @@ def _verified(
     # the distance of a pruned model from the original was asked for
     below = tuple(limits.quality(comparison)) if isinstance(state.request.model, PrunedModel) else ()
     problems.extend(problem for problem in limits.problems(comparison) if problem not in below)
-    left_float = comparison.kernels.refusals() if comparison.kernels and prepared.backend.name == COUNTED else ()
+    # of another runtime, the count of kernels is only a figure
+    own = comparison.runtime == prepared.backend.name
+    left_float = comparison.kernels.refusals() if comparison.kernels and own else ()
     verified = replace(
         report,
         metrics=comparison.to_dict(),
         refusals=(*report.refusals, *left_float),
         layers=tuple(row.to_dict() for row in profile.worst_first(layers)),
         problems=tuple(problems),
-        notes=(*report.notes, *notes, *below, *judged.notes, *_notes(state, comparison)),
+        notes=(*report.notes, *notes, *absent, *below, *judged.notes, *_notes(comparison, own=own)),
     )
     return replace(state, report=verified, comparison=comparison)
 
 
-def _notes(state: PipelineState, comparison: proof.Comparison) -> tuple[str, ...]:
-    """Return the notes of the comparison. That it is slower in onnxruntime says nothing about another runtime."""
-    own = state.prepared.backend.name == COUNTED
+def _runtime_of(backend: Backend) -> tuple[str, tuple[str, ...]]:
+    """Return the backend whose runtime executes the file, and a note if it is not the file's own but could be."""
+    if backend.runtime is None:
+        return ON_CPU, ()
+    why = backend.runtime.absent()
+    return (backend.name, ()) if why is None else (ON_CPU, (f"the file was executed in onnxruntime only. {why}",))
+
+
+def _notes(comparison: proof.Comparison, *, own: bool) -> tuple[str, ...]:
+    """Return the notes of the comparison. That it is slower in one runtime says nothing about another one."""
     return tuple(note for note in comparison.notes() if own or not note.startswith(SLOWER))

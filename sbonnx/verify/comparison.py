@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from sbonnx.errors import RecipeError
 from sbonnx.metrics import OutputDifference
-from sbonnx.report.verdict import COLLAPSED_DB
+from sbonnx.report.verdict import COLLAPSED_DB, ON_CPU
 from sbonnx.verify.kernel_count import Kernels
 from sbonnx.verify.labelled import Evaluation
 from sbonnx.verify.quality import OutputQuality
@@ -74,12 +74,13 @@ class Comparison:
         latency_interval: its confidence interval; None if not measured or of too few runs.
         levels: errors by output and optimization level; empty if not measured.
         levels_left_out: optimization levels that were not opened, because the graph is large.
-        kernels: integer kernels on onnxruntime's CPU provider; None if not counted.
+        kernels: integer kernels of the runtime; None if not counted.
         dot_product: whether the CPU adds 8-bit products without saturation (VNNI, AMX).
         held_out: number of hold-out samples that `feeds` consist of; 0: none were held out.
         calibration: errors by output on calibration samples, if `outputs` are from a hold-out set.
         quality: figures of each output by its nature, on the same feeds as `outputs`.
         evaluation: a metric of the float and the quantized model on labelled data; None if none was asked for.
+        runtime: backend whose runtime gave the outputs of the quantized model, latencies and kernels.
     """
 
     outputs: tuple[OutputDifference, ...]
@@ -101,6 +102,7 @@ class Comparison:
     calibration: tuple[OutputDifference, ...] = ()
     quality: tuple[OutputQuality, ...] = ()
     evaluation: Evaluation | None = None
+    runtime: str = ON_CPU
 
     @property
     def size_ratio(self) -> float | None:

@@ -15,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 import onnx
 
+from sbonnx.backends import BACKENDS
 from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.cpu import has_dot_product
 from sbonnx.errors import DataError, ModelError
@@ -22,6 +23,7 @@ from sbonnx.graph import check_file, read_proto
 from sbonnx.graph.storage.model_file import open_model
 from sbonnx.graph.storage.temporary import temporary_folder
 from sbonnx.metrics import OutputDifference, OutputDifferences
+from sbonnx.report.verdict import ON_CPU
 from sbonnx.verify.comparison import Comparison, LevelDifference
 from sbonnx.verify.intervals import UNKNOWN
 from sbonnx.verify.ort_options import ALL_TRANSFORMERS, VerifyOptions
@@ -179,6 +181,7 @@ def compare(  # noqa: PLR0913 - public entry point
     limit: int | None = None,
     without: Sequence[str] = (),
     depth: Depth = Depth(),
+    runtime: str = ON_CPU,
 ) -> Comparison:
     """Run both models on the same feeds and measure the differences of the outputs.
 
@@ -190,19 +193,22 @@ def compare(  # noqa: PLR0913 - public entry point
         limit: maximum number of feeds, also of `seen`.
         without: onnxruntime graph transformers to disable in the quantized model's session.
         depth: optional measurements.
+        runtime: name of the backend whose runtime executes the quantized model. Optimization levels are those of
+            onnxruntime in any case, and so are the outputs of the float model.
 
     Raises:
         ModelError: a model does not load, or the interfaces differ.
+        DeviceError: the runtime is not installed.
         DataError: there are no feeds, or a model cannot run one.
     """
-    read = read_proto(quantized)
+    read, own = read_proto(quantized), BACKENDS[runtime].runtime
     sizes = file_bytes(float_model) if isinstance(float_model, Path) else len(float_model), file_bytes(quantized, read)
     together = sum(sizes) <= TOGETHER_BYTES
     with ExitStack() as stack:
         folder = stack.enter_context(temporary_folder()) if depth.kernels else None
         # with one model open at a time the graph of level "all" is not written, and kernels are counted in "extended"
         levels = ENDS if together and len(read.graph.node) > MANY_NODES else LEVEL_NAMES
-        models = Models(float_model, quantized, device, without, together, folder, levels, data is not None)
+        models = Models(float_model, quantized, device, without, together, folder, levels, data is not None, own)
         rows: tuple[LevelDifference, ...] = ()
         if depth.levels:
             try:
@@ -219,7 +225,7 @@ def compare(  # noqa: PLR0913 - public entry point
                 raise DataError("there is nothing to compare: the data has no feeds")
             if depth.latency and together:
                 feed = next(iter(data)) if timed is None else timed
-                took = side_by_side(models.open_float(), models.open_quantized(), feed)
+                took = side_by_side(models.executed_float(), models.executed(), feed)
         return Comparison(
             outputs=found.differences,
             calibration=found.calibration,
@@ -238,6 +244,7 @@ def compare(  # noqa: PLR0913 - public entry point
             levels_left_out=tuple(level for level in LEVEL_NAMES if depth.levels and level not in levels),
             kernels=models.kernels(read) if depth.kernels else None,
             dot_product=has_dot_product(),
+            runtime=ON_CPU if own is None else runtime,
         )
 
 
@@ -253,6 +260,7 @@ def check(  # noqa: PLR0913 - public entry point
     latency: bool = True,
     keep_io: bool = True,
     options: VerifyOptions = ALL_TRANSFORMERS,
+    runtime: str = ON_CPU,
 ) -> Comparison:
     """Validate the file with onnx.checker (full check) and compare interface and outputs with all of `Depth`.
 
@@ -270,7 +278,16 @@ def check(  # noqa: PLR0913 - public entry point
         session(quantized, device=device, packs=data is not None)
     depth = Depth(latency=latency, levels=True, kernels=True, strict=True, keep_io=keep_io)
     return compare(
-        float_model, quantized, data, seen=seen, timed=timed, device=device, limit=limit, without=without, depth=depth
+        float_model,
+        quantized,
+        data,
+        seen=seen,
+        timed=timed,
+        device=device,
+        limit=limit,
+        without=without,
+        depth=depth,
+        runtime=runtime,
     )
 
 
@@ -310,7 +327,7 @@ class _Sums:
 
 def _together(models: Models, sets: Sequence[Callable[[], Iterator[Feeds]]]) -> tuple[_Outputs, list[int]]:
     """Run both models on each feed of each set. Return the differences, and the number of feeds per set."""
-    one, other = models.open_float(), models.open_quantized()
+    one, other = models.open_float(), models.executed()
     names = _same_outputs(output_names(one), output_names(other))
     sums, done = _Sums(models, names, len(sets)), []
     for which, walk in enumerate(sets):
@@ -337,7 +354,7 @@ def _apart(models: Models, sets: Sequence[Callable[[], Iterator[Feeds]]]) -> tup
                 count += 1
             done.append(count)
         model = None  # release the session before the next is opened
-        model = models.open_quantized()
+        model = models.executed()
         _same_outputs(names, output_names(model))
         sums = _Sums(models, names, len(sets))
         for which, walk in enumerate(sets):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from sbonnx.backends.runtime_types import ExecutedLayer
 from sbonnx.ops import (
     CONTROL_FLOW,
     INTEGER_ON_CPU,
@@ -138,7 +139,7 @@ class FloatOp:
 
 @dataclass(frozen=True)
 class Kernels:
-    """Integer coverage of a quantized file on onnxruntime's CPU provider.
+    """Integer coverage of a quantized file on onnxruntime's CPU provider, or in the runtime that executed it.
 
     Planned ops are those between pairs that could have an integer kernel: ops with a quantized weight, ops of
     `INTEGER_ON_CPU` whose inputs all come from pairs and whose output goes into one, and ops that are already integer
@@ -250,6 +251,59 @@ def count(quantized: onnx.ModelProto, chosen: onnx.ModelProto, executed: onnx.Mo
         stranded=tuple(optimised.stranded({id(place[1]) for place in places if place is not None})),
         weights_in_integers=in_integers / sum(sizes) if sum(sizes) else 1.0,
     )
+
+
+def count_layers(quantized: onnx.ModelProto, layers: Iterable[ExecutedLayer], title: str) -> Kernels:
+    """Count the kernels that a runtime other than onnxruntime executes for a quantized file.
+
+    Args:
+        quantized: the file; external data is not needed.
+        layers: the executed kernels.
+        title: name of the runtime, for reasons.
+    """
+    layer_of: dict[str, ExecutedLayer] = {}
+    counts: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}
+    for layer in layers:
+        counts[layer.integer][layer.kind] += 1
+        layer_of.update(dict.fromkeys(layer.names, layer))
+    planned = [(body, node) for body in bodies(quantized) for node in body.nodes if _is_planned(body, node)]
+    rows: dict[bool, list[FloatOp]] = {True: [], False: []}
+    folded, read, total = 0, 0, 0
+    for body, node in planned:
+        names = (node.name, *node.output)
+        own = next((layer_of[name] for name in names if name in layer_of), None)
+        weight = _weight(body, node)
+        size = 0 if weight is None else math.prod(weight.dims)
+        total += size
+        if own is None:
+            folded += 1
+        if own is None or own.integer:
+            read += size
+            continue
+        why = next(_bad_pairs(body, node), f"{title} executes it as {own.kind} in float")
+        rows[weight is not None].append(FloatOp(node.name or str(node.output[0]), node.op_type, why))
+    total += sum(
+        math.prod(weight.dims)
+        for body in bodies(quantized)
+        for node in body.nodes
+        if not _is_planned(body, node) and (weight := _weight(body, node)) is not None
+    )
+    return Kernels(
+        integer=dict(counts[True].most_common()),
+        floating=dict(counts[False].most_common()),
+        planned=len(planned),
+        folded=folded,
+        float_weighted=tuple(rows[True]),
+        float_planned=tuple(rows[False]),
+        weights_in_integers=read / total if total else 1.0,
+    )
+
+
+def _bad_pairs(body: Body, node: onnx.NodeProto) -> Iterator[str]:
+    """Yield the inputs of a node that are float."""
+    for name in node.input[:2] if node.op_type in LINEAR else data_inputs(body, node):
+        if name and body.pair(name) is None:
+            yield f"its input '{name}' is float"
 
 
 def _is_planned(body: Body, node: onnx.NodeProto) -> bool:

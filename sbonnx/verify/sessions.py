@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 
+from sbonnx.backends.runtime_types import Runtime
 from sbonnx.calib.data import InputSpec
 from sbonnx.calib.engine.runner import providers
 from sbonnx.cpu import CPU, cores
@@ -23,7 +24,7 @@ from sbonnx.input_files import native_source
 from sbonnx.runtime import open_session, reason, session_options
 from sbonnx.spec import Array
 from sbonnx.verify.intervals import UNKNOWN, Interval, of_median
-from sbonnx.verify.kernel_count import Kernels, count
+from sbonnx.verify.kernel_count import Kernels, count, count_layers
 
 Feeds = Mapping[str, Array]
 
@@ -215,6 +216,7 @@ class Models:
         folder: where optimized graphs are written for counting; None: nothing is counted.
         levels: the optimization levels to open, from `LEVEL_NAMES`.
         runs: the sessions are run, so their weights are packed.
+        runtime: executes the quantized model, and the float one for times; None: onnxruntime.
     """
 
     floats: Path | bytes
@@ -225,6 +227,7 @@ class Models:
     folder: Path | None = None
     levels: Sequence[str] = LEVEL_NAMES
     runs: bool = True
+    runtime: Runtime | None = None
     _open: dict[str, Any] = field(default_factory=dict)
     _unwritten: str = ""
 
@@ -248,6 +251,26 @@ class Models:
             made = session(self.quantized, level=level, device=self.device, without=self.without, packs=self.runs)
         return self._kept(level, made) if level == "all" else made
 
+    def executed(self) -> Any:
+        """Return the session of the quantized model in its runtime.
+
+        Raises:
+            ModelError: the runtime rejects the model.
+        """
+        return self.open_quantized() if self.runtime is None else self._own("own quantized", self.quantized)
+
+    def executed_float(self) -> Any:
+        """Return the session of the float model in the runtime of the quantized one, for times.
+
+        Raises:
+            ModelError: the runtime rejects the model.
+        """
+        return self.open_float() if self.runtime is None else self._own("own float", self.floats)
+
+    def _own(self, name: str, model: Path | bytes) -> Any:
+        assert self.runtime is not None
+        return self._open[name] if name in self._open else self._kept(name, self.runtime.open(model, None))
+
     def _kept(self, name: str, made: Any) -> Any:
         if self.together:
             self._open[name] = made
@@ -269,6 +292,8 @@ class Models:
 
     def kernels(self, model: onnx.ModelProto) -> Kernels:
         """Count the integer kernels on the CPU; `model`: contents of the quantized file."""
+        if self.runtime is not None:
+            return count_layers(model, self.executed().layers(), self.runtime.title)
         found: dict[str, onnx.ModelProto] = {}
         wanted = [level for level in WRITTEN if level in self.levels]
         for level in wanted:

@@ -152,10 +152,10 @@ def comparison_facts(
 
     Args:
         calibrated: the model was calibrated on the compared feeds, unless samples were held out.
-        backend: runtime of the file. Latency and kernels are shown if they are its own, those of onnxruntime.
+        backend: runtime of the file. Latency and kernels are shown if it executed the file.
     """
     from sbonnx.progress import size_text
-    from sbonnx.report.verdict import ON_CPU
+    from sbonnx.report.verdict import runtime_of
 
     if not metrics:
         return {}
@@ -163,11 +163,12 @@ def comparison_facts(
     if metrics["size_ratio"] is not None:
         before, after = size_text(metrics["bytes_float"]), size_text(metrics["bytes_quantized"])
         facts["size"] = f"{before} -> {after} ({metrics['size_ratio']:.2f} of float)"
-    if metrics["latency_ratio"] is not None and backend == ON_CPU:
+    own = backend == runtime_of(metrics)
+    if metrics["latency_ratio"] is not None and own:
         times = f"{metrics['median_ms_float']:.3g} ms -> {metrics['median_ms_quantized']:.3g} ms"
         best = f"best {metrics['ms_float']:.3g} -> {metrics['ms_quantized']:.3g}"
         facts["latency"] = f"{times} ({metrics['latency_ratio']:.2f} of float, side by side; {best})"
-    facts["integer kernels"] = _kernels(metrics["kernels"]) if backend == ON_CPU else None
+    facts["integer kernels"] = _kernels(metrics["kernels"]) if own else None
     facts["optimisation levels"] = _levels(metrics)
     facts["compared on"] = _compared(metrics, calibrated)
     return facts

@@ -1,0 +1,1 @@
+"""OpenVINO on Intel-architecture CPUs: rules, costs and execution."""

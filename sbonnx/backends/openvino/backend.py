@@ -1,0 +1,115 @@
+"""OpenVINO on CPU: uint8 activations, int8 symmetric weights, pairs where its low-precision transformations use them.
+
+The rules follow experiments: tiny graphs, compiled, with the types of the executed kernels read back (docs/openvino.md,
+tests/backends/openvino).
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from sbonnx.backends.base import ON_REQUEST, Backend, Rule, interpolates
+from sbonnx.backends.openvino.runtime import OPENVINO_RUNTIME
+from sbonnx.graph import Constant, Graph, Node
+from sbonnx.ops import ACTIVATIONS, ADDS, CONCATS, CONVOLUTIONS, MATRIX_PRODUCTS, PICKS_MAX, POOLS, REDUCES, RESIZES
+from sbonnx.spec import QuantSpec
+
+RULES: Final = (
+    Rule(
+        "add",
+        ADDS,
+        "all",
+        when="inputs_integer",
+        output=True,
+        switch="add",
+        why="a sum of integers is fused into the convolution before it",
+    ),
+    Rule(
+        "concat",
+        CONCATS,
+        "all",
+        when="between_linear",
+        output=True,
+        switch="concat",
+        why="inputs of one scale are concatenated as integers",
+    ),
+    Rule(
+        "pool",
+        POOLS | (REDUCES & {"ReduceMean"}),
+        "first",
+        when="input_written",
+        output=True,
+        switch="pool",
+        why="a pool between two pairs reads and writes integers",
+    ),
+    Rule(
+        "max",
+        PICKS_MAX & {"MaxPool"},
+        "first",
+        when="input_written",
+        output=True,
+        one_scale=True,
+        switch="pool",
+        why="a MaxPool behind a pair picks integers",
+    ),
+    Rule(
+        "resize",
+        RESIZES,
+        "first",
+        when="input_written",
+        output=True,
+        one_scale=True,
+        switch="resize",
+        unless=interpolates,
+        why="a nearest Resize behind a pair copies integers",
+    ),
+    *ON_REQUEST,
+)
+
+FUSED_BLOCKS: Final = frozenset({"block:gelu", "block:silu", "block:hardswish", "block:mish"})
+"""Blocks that OpenVINO recognizes and fuses into the kernel before them."""
+
+
+def never_slow(node: Node) -> str | None:
+    """Return None: every weighted op has an integer kernel."""
+    return None
+
+
+def spec(side: Literal["w", "a"], bits: int, symmetric: bool, axis: int | None) -> QuantSpec:
+    """Return signed types for weights and for symmetric activations, unsigned ones for affine activations."""
+    return QuantSpec(bits=bits, signed=side == "w" or symmetric, symmetric=symmetric, axis=axis)
+
+
+def centred(node: Node, index: int) -> bool:
+    """Return whether the integer kernel of an op needs an input with zero point 0.
+
+    ConvTranspose and products of two activations do: with another zero point they run in float.
+    """
+    if node.op == "ConvTranspose":
+        return index == 0
+    return node.op in MATRIX_PRODUCTS and not any(isinstance(tensor, Constant) for tensor in node.inputs[:2])
+
+
+def legalise(graph: Graph) -> list[str]:
+    """Change nothing: OpenVINO reads the pairs as they are."""
+    return []
+
+
+OPENVINO: Final = Backend(
+    name="openvino",
+    linear=frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"}),
+    slow_linear=never_slow,
+    linear_output=CONVOLUTIONS,
+    writes_float=True,
+    rules=RULES,
+    folds=ACTIVATIONS | FUSED_BLOCKS,
+    joins_concat=False,
+    int32_bias=False,
+    embedding=False,
+    any_bits=False,
+    spec=spec,
+    legalise=legalise,
+    centred=centred,
+    saturates=True,
+    runtime=OPENVINO_RUNTIME,
+)

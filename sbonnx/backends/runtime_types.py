@@ -1,0 +1,72 @@
+"""Runtimes other than onnxruntime that execute files on this machine, as verification uses them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Input or output of a model, with the attributes of onnxruntime's `NodeArg`.
+
+    Attributes:
+        name: as in the ONNX file.
+        type: ``tensor(float)``.
+        shape: sizes; None where a size is dynamic.
+    """
+
+    name: str
+    type: str
+    shape: tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class ExecutedLayer:
+    """Kernel that a runtime executes.
+
+    Attributes:
+        kind: its name in the runtime, such as "Convolution".
+        names: names of the nodes and tensors of the file that it computes.
+        integer: it computes on 8-bit integers.
+    """
+
+    kind: str
+    names: frozenset[str]
+    integer: bool
+
+
+class RuntimeSession(Protocol):
+    """Opened model, with the methods of onnxruntime's `InferenceSession` that verification calls."""
+
+    def get_inputs(self) -> Sequence[Entry]:
+        """Return the inputs in the order of the file."""
+
+    def get_outputs(self) -> Sequence[Entry]:
+        """Return the outputs in the order of the file."""
+
+    def run(self, names: Sequence[str] | None, feeds: Mapping[str, Any]) -> list[Any]:
+        """Run the model on arrays by input name, and return its outputs in order; `names` is None."""
+
+    def layers(self) -> list[ExecutedLayer]:
+        """Return the kernels that it executes."""
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """Runtime that executes files on this machine.
+
+    Attributes:
+        title: its name, for people.
+        absent: returns why it cannot run here and how to install it, or None.
+        open: opens a file or a serialized model for a number of threads (None: its default); raises ModelError.
+    """
+
+    title: str
+    absent: Callable[[], str | None]
+    open: Callable[[Path | bytes, int | None], RuntimeSession]
+
+
+__all__ = ["Entry", "ExecutedLayer", "Runtime", "RuntimeSession"]
