@@ -23,6 +23,7 @@ from sbonnx.cli.examples import EXAMPLES
 from sbonnx.lint import RULES
 from sbonnx.lint.findings import LintRule
 from tests.lint.seeded import ASIDE, CASES
+from tests.lint.test_openvino import SEEDED as SEEDED_OPENVINO
 from tests.lint.test_ort import SEEDED
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -107,8 +108,9 @@ def _rule(rule: LintRule) -> str:
 
 def seeded(rule: str) -> tuple[onnx.ModelProto, onnx.ModelProto] | None:
     """Return the tests' models of a rule: one that breaks it, one that does not; None if it needs a machine's state."""
-    if rule in SEEDED:
-        bad, good = SEEDED[rule]
+    seeded = {**SEEDED, **SEEDED_OPENVINO}
+    if rule in seeded:
+        bad, good = seeded[rule]
         return bad(), good()
     pair = {**CASES, **ASIDE}.get(rule)
     return (pair[0].model(), pair[1].model()) if pair else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -69,4 +69,9 @@ class Runtime:
     open: Callable[[Path | bytes, int | None], RuntimeSession]
 
 
-__all__ = ["Entry", "ExecutedLayer", "Runtime", "RuntimeSession"]
+def layers_by_name(layers: Iterable[ExecutedLayer]) -> dict[str, ExecutedLayer]:
+    """Return the kernel that computes each node or tensor, by name."""
+    return {name: layer for layer in layers for name in layer.names}
+
+
+__all__ = ["Entry", "ExecutedLayer", "Runtime", "RuntimeSession", "layers_by_name"]

@@ -14,6 +14,7 @@ from sbonnx.backends.tensorrt.profiles import PROFILES
 from sbonnx.errors import RecipeError
 from sbonnx.graph import Graph
 from sbonnx.lint.findings import Finding, LintRule, Severity
+from sbonnx.lint.openvino import OPENVINO_RULES
 from sbonnx.lint.ort import ORT_RULES
 from sbonnx.lint.tensorrt import TENSORRT
 from sbonnx.lint.view import View
@@ -22,10 +23,11 @@ from sbonnx.plugins.registry import instance_of
 RULES: Final[dict[str, tuple[LintRule, ...]]] = {
     "tensorrt": TENSORRT,
     "onnxruntime": ORT_RULES,
+    "openvino": OPENVINO_RULES,
 }
 """Rules by family of the target, in the order of the report."""
 
-TARGETS: Final = (*(profile.target for profile in PROFILES.values()), "onnxruntime")
+TARGETS: Final = (*(profile.target for profile in PROFILES.values()), "onnxruntime", "openvino")
 
 
 def rules_for(target: str) -> tuple[LintRule, ...]:

@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from sbonnx.backends.runtime_types import ExecutedLayer
+from sbonnx.backends.runtime_types import ExecutedLayer, layers_by_name
 from sbonnx.ops import (
     CONTROL_FLOW,
     INTEGER_ON_CPU,
@@ -261,11 +261,9 @@ def count_layers(quantized: onnx.ModelProto, layers: Iterable[ExecutedLayer], ti
         layers: the executed kernels.
         title: name of the runtime, for reasons.
     """
-    layer_of: dict[str, ExecutedLayer] = {}
-    counts: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}
-    for layer in layers:
-        counts[layer.integer][layer.kind] += 1
-        layer_of.update(dict.fromkeys(layer.names, layer))
+    layers = list(layers)
+    layer_of = layers_by_name(layers)
+    counts = {kind: Counter(layer.kind for layer in layers if layer.integer is kind) for kind in (True, False)}
     planned = [(body, node) for body in bodies(quantized) for node in body.nodes if _is_planned(body, node)]
     rows: dict[bool, list[FloatOp]] = {True: [], False: []}
     folded, read, total = 0, 0, 0

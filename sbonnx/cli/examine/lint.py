@@ -29,7 +29,7 @@ MOST_REFORMATS: Final = 8
 
 MODEL: Final = options.argument("model", "MODEL", "The ONNX model with Q/DQ, made by any tool.")
 TARGET: Final = options.option(
-    "--target tensorrt@11|tensorrt@10|tensorrt@8.6|onnxruntime", str, "The runtime whose rules are checked."
+    "--target tensorrt@11|tensorrt@10|tensorrt@8.6|onnxruntime|openvino", str, "The runtime whose rules are checked."
 )
 SARIF: Final = options.option("--sarif FILE", Path, "Write the findings as SARIF 2.1.0, for CI.")
 FORMATS: Final = ("text", "json", "github", "junit", "sarif")
@@ -70,6 +70,7 @@ def run(given: Arguments) -> int:
     from sbonnx.lint import TARGETS, ci_formats, lint, rules_for
     from sbonnx.lint.findings import sarif as to_sarif
     from sbonnx.lint.fix import fix as fix_model
+    from sbonnx.lint.fix import fixes_for
     from sbonnx.recipe.names import full_backend
 
     model, target, output = given[MODEL], given[TARGET], given[OUTPUT]
@@ -79,6 +80,8 @@ def run(given: Arguments) -> int:
     if output is not None and not fix:
         raise OutputError("-o names the model that --fix writes: add --fix")
     target = full_backend(target)
+    if fix and target in TARGETS and not fixes_for(target):
+        raise RecipeError(f"--fix: nothing is fixed for {target}: quantize the model again, with --requantize and data")
     if given[ENGINE_PROFILE] is not None and given[ENGINE_LAYERS] is None:
         raise RecipeError("--engine-profile has the times of layers: add --engine-layers")
     if given[ENGINE_LAYERS] is not None and not target.startswith("tensorrt"):

@@ -52,6 +52,7 @@ FIXES: Final[dict[str, tuple[Fix, ...]]] = {
         Fix(("O05", "O06"), "biases to the scale of the product", parameters.biases),
         Fix(("O25",), "reported only", parameters.report_rescaling),
     ),
+    "openvino": (),
 }
 """Fixes by family of the target, in the order of application. `tests/lint/test_fix.py` checks every row."""
 

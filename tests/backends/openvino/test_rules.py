@@ -1,0 +1,59 @@
+"""The rules of docs/openvino.md, each shown by the executed graph of a tiny model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from sbonnx.backends.openvino.runtime import OPENVINO_RUNTIME, OpenVinoSession
+from sbonnx.backends.runtime_types import layers_by_name
+from sbonnx.errors import ModelError
+from tests.backends.openvino.graphs import SHOWN
+
+pytest.importorskip("openvino", reason="OpenVINO is not installed")
+
+DOC = Path(__file__).resolve().parents[3] / "docs" / "openvino.md"
+IN_TABLE = {True: "integers", False: "float", None: "does not compile"}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_rule(name: str) -> None:
+    shown = SHOWN[name]
+    model = shown.make().SerializeToString()
+    if shown.integer is None:
+        with pytest.raises(ModelError, match="OpenVINO refuses the model"):
+            OpenVinoSession(model, 1)
+        return
+    layers = OpenVinoSession(model, 1).layers()
+    named = layers_by_name(layers)
+    products = [layer for layer in layers if layer.kind == "FullyConnected"]  # loses its name in float
+    found = named.get(shown.node) or named.get("op") or products[0]
+    assert found.integer is shown.integer, found
+
+
+@pytest.mark.parametrize("name", [name for name, shown in SHOWN.items() if shown.integer is not None])
+def test_values_are_those_of_onnxruntime(name: str) -> None:
+    """In float32, with one step of rounding: OpenVINO rounds some ties the other way."""
+    model = SHOWN[name].make()
+    shape = [size.dim_value for size in model.graph.input[0].type.tensor_type.shape.dim]
+    feeds = {"x": np.random.default_rng(1).normal(0, 1, shape).astype(np.float32)}
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    (wanted,) = onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, feeds)
+    (found,) = OpenVinoSession(model.SerializeToString(), 1, precision="f32").run(None, feeds)
+    assert found.shape == wanted.shape
+    error = float(np.square(found - wanted).sum() / np.square(wanted).sum())
+    assert error < 1e-3, f"{-10 * np.log10(error):.1f} dB"
+
+
+def test_document_has_every_rule() -> None:
+    text = DOC.read_text(encoding="utf-8")
+    for shown in SHOWN.values():
+        assert f"| {shown.text} | {IN_TABLE[shown.integer]} |" in text
+
+
+def test_it_is_not_absent() -> None:
+    assert OPENVINO_RUNTIME.absent() is None

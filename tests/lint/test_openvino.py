@@ -1,0 +1,107 @@
+"""OpenVINO's rules: each finds the mistake that was seeded for it, and says nothing of the clean twin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from sbonnx.backends.openvino.runtime import OPENVINO_RUNTIME
+from sbonnx.lint import lint
+from sbonnx.lint import openvino as rules_of_openvino
+from sbonnx.lint.openvino import OPENVINO_RULES
+from tests.backends.openvino.graphs import SHOWN, between, conv, net, single, softmax, weight
+from tests.support.extras import needs_openvino
+
+Made = Callable[[], onnx.ModelProto]
+
+
+def computed() -> onnx.ModelProto:
+    """A scale that is computed."""
+    it = net()
+    scale = it.op("ReduceMax", it.op("Abs", "x"), keepdims=0)
+    y = it.op(
+        "DequantizeLinear", it.op("QuantizeLinear", "x", scale, it.keep(128, "uint8")), scale, it.keep(128, "uint8")
+    )
+    return it.done(conv(it, y, "op"))
+
+
+def alone(*, data: bool, quantized: bool) -> Made:
+    """A convolution with a pair on its input, its weight, both or none."""
+
+    def make() -> onnx.ModelProto:
+        it = net()
+        x = it.pair("x", zero=128) if data else "x"
+        w = weight(it, 16, 16, 3, 3) if quantized else it.keep(it.rng.normal(0, 0.1, (16, 16, 3, 3)))
+        return it.done(conv(it, x, "op", w=w))
+
+    return make
+
+
+def shown(name: str) -> Made:
+    return SHOWN[name].make
+
+
+SEEDED: dict[str, tuple[Made, Made]] = {
+    "V01": (single(scale=0.0, zero=128), single(zero=128)),
+    "V02": (computed, single(zero=128)),
+    "V03": (shown("weight zero"), shown("channels")),
+    "V04": (shown("u16"), shown("u8")),
+    "V05": (shown("transposed zero"), shown("transposed")),
+    "V06": (shown("activations u8"), shown("activations i8")),
+    "V07": (shown("recurrent weights"), shown("recurrent")),
+    "V08": (alone(data=False, quantized=True), alone(data=True, quantized=True)),
+    "V09": (alone(data=True, quantized=False), alone(data=False, quantized=False)),
+    "V10": (shown("concat scales"), shown("concat same")),
+    "V11": (shown("max before"), shown("max")),
+    "V12": (between("AveragePool", kernel_shape=[2, 2]), shown("average")),
+    "V13": (softmax, single(zero=128)),
+}
+"""A model with the mistake, and one without, by rule. V14 and V15 need the compiled model."""
+
+REFUSED = frozenset({"V14"})
+"""What else is found if the mistake keeps the model from being compiled."""
+
+
+def found(model: Any) -> set[str]:
+    return {one.rule for one in lint(model, "openvino")}
+
+
+@pytest.mark.parametrize("rule", SEEDED)
+def test_a_seeded_mistake_is_found_by_its_rule_alone(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules_of_openvino, "OPENVINO_RUNTIME", replace(OPENVINO_RUNTIME, absent=lambda: "not asked"))
+    bad, good = SEEDED[rule]
+    assert found(bad()) == {rule}
+    assert found(good()) == set()
+
+
+@needs_openvino
+@pytest.mark.parametrize("rule", ["V03", "V05", "V07", "V10"])
+def test_the_compiled_model_adds_no_second_finding(rule: str) -> None:
+    bad, good = SEEDED[rule]
+    assert found(bad()) - REFUSED == {rule}
+    assert found(good()) == set()
+
+
+@needs_openvino
+def test_a_model_that_does_not_compile_is_refused() -> None:
+    (one,) = [one for one in lint(SHOWN["recurrent weights"].make(), "openvino") if one.rule == "V14"]
+    assert one.severity == "error"
+    assert "OpenVINO refuses the model: " in one.why
+
+
+@needs_openvino
+def test_ops_in_float_for_other_reasons_are_found_in_the_compiled_model() -> None:
+    it = net()
+    w = it.codes(it.weight(16, 16, 3, 3), np.full(16, 0.01, np.float32), 0, "int8", 1)  # scales of input channels
+    assert found(it.done(conv(it, it.pair("x", zero=128), "op", w=w))) == {"V15"}
+
+
+def test_every_rule_is_tested() -> None:
+    ids = [rule.id for rule in OPENVINO_RULES]
+    assert ids == sorted(set(ids))
+    assert set(ids) - set(SEEDED) == {"V14", "V15"}
