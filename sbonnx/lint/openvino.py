@@ -38,6 +38,7 @@ from sbonnx.ops import (
 Found = Iterator[tuple[str, str, str]]
 
 BYTES: Final = frozenset({"int8", "uint8"})
+NARROW: Final = frozenset({"int4", "uint4", "int2", "uint2"})
 
 
 KEEPS_CODES: Final = CONCATS | POOLS | RESIZES | PADS
@@ -78,6 +79,15 @@ def weight_zero_point(view: View) -> Found:
         data, weight = _pairs_of(view, node)
         if data and weight is not None and weight.codes in BYTES and _has_zero(weight):
             why = f"{weight.codes} weights have a zero point: {node.op} runs in float"
+            yield str(node.name), str(weight.output.name), why
+
+
+def narrow_weight(view: View) -> Found:
+    """Find weights of fewer than 8 bits whose op reads quantized activations, without a Cast to int8."""
+    for node in view.weighted:
+        data, weight = _pairs_of(view, node)
+        if data and weight is not None and weight.codes in NARROW and read.is_stored(view, weight):
+            why = f"{weight.codes} weights behind quantized activations: {node.op} runs in float"
             yield str(node.name), str(weight.output.name), why
 
 
@@ -232,6 +242,7 @@ def refused(view: View) -> Found:
 
 
 _STATIC_CAUSES: Final = (
+    narrow_weight,
     weight_zero_point,
     transposed_zero_point,
     concat_scales,
@@ -348,13 +359,20 @@ OPENVINO_RULES: Final = (
     ),
     LintRule(
         "V14",
+        "weights behind quantized activations are int8 for the kernel",
+        "warning",
+        "put a Cast to int8 between the stored weight and its DequantizeLinear",
+        narrow_weight,
+    ),
+    LintRule(
+        "V15",
         "OpenVINO compiles the model",
         "error",
         "fix what its message names",
         refused,
     ),
     LintRule(
-        "V15",
+        "V16",
         "no linear op between pairs runs in float",
         "warning",
         "remove the pairs around the op",

@@ -39,7 +39,7 @@ LIMITS: Final[dict[str, dict[str, SideLimits]]] = {
         "A": SideLimits((*_BYTES, 16), ("per-tensor-affine", "per-tensor-symmetric")),
     },
     "openvino": {
-        "W": SideLimits(_BYTES, (*_SYMMETRIC, names.BY_WIDTH)),
+        "W": SideLimits(_BYTES, _SYMMETRIC),
         "A": SideLimits((8,), ("per-tensor-affine", "per-tensor-symmetric")),
     },
     "tensorrt": {

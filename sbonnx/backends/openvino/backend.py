@@ -111,5 +111,6 @@ OPENVINO: Final = Backend(
     legalise=legalise,
     centred=centred,
     saturates=True,
+    packs_weights=True,
     runtime=OPENVINO_RUNTIME,
 )

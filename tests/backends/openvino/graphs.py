@@ -75,6 +75,20 @@ def weighted(**how: Any) -> Callable[[], onnx.ModelProto]:
     return make
 
 
+def packed(*, cast: bool) -> Callable[[], onnx.ModelProto]:
+    """Pair, convolution with an int4 weight, after a Cast to int8 or not."""
+
+    def make() -> onnx.ModelProto:
+        it = net()
+        codes = it.rng.integers(-8, 8, (C, C, 3, 3))
+        it.stored.append(onnx.helper.make_tensor("codes", onnx.TensorProto.INT4, codes.shape, codes.ravel().tolist()))
+        w = it.op("Cast", "codes", to=onnx.TensorProto.INT8) if cast else "codes"
+        w = it.op("DequantizeLinear", w, it.keep(np.linspace(0.04, 0.08, C)), axis=0)
+        return it.done(conv(it, it.pair("x", zero=128), "op", w=w))
+
+    return make
+
+
 def grouped(groups: int) -> Callable[[], onnx.ModelProto]:
     def make() -> onnx.ModelProto:
         it = net()
@@ -215,6 +229,8 @@ SHOWN: Final[dict[str, Shown]] = {
     "tensor": Shown("int8 weights, one scale", weighted(channels=False), "op_out", True),
     "weight zero": Shown("int8 weights with a zero point", weighted(zero=3), "op_out", False),
     "weight u8": Shown("uint8 weights, zero point 128", weighted(zero=128, kind="uint8", offset=128), "op_out", False),
+    "weight int4": Shown("int4 weights, read by the DequantizeLinear", packed(cast=False), "op_out", False),
+    "weight cast": Shown("int4 weights, a Cast to int8 before the DequantizeLinear", packed(cast=True), "op_out", True),
     "depthwise": Shown("depthwise convolutions", grouped(C), "op_out", True),
     "grouped": Shown("grouped convolutions", grouped(4), "op_out", True),
     "transposed": Shown("ConvTranspose, input uint8 with zero point 0", transposed(zero=0), "op_out", True),
