@@ -8,6 +8,7 @@ from sbonnx import plugins
 from sbonnx.backends.base import Backend, Rule
 from sbonnx.backends.onnxruntime.backend import ONNXRUNTIME
 from sbonnx.backends.openvino.backend import OPENVINO
+from sbonnx.backends.runtime_types import Entry, ExecutedLayer, Runtime, RuntimeSession
 from sbonnx.backends.tensorrt.backend import TENSORRT, of_version
 from sbonnx.backends.virtual import VIRTUAL
 from sbonnx.plugins.registry import Registry, instance_of
@@ -30,4 +31,13 @@ def backend_for(name: str, version: str | None = None) -> Backend:
     return of_version(version) if name == TENSORRT.name and version is not None else BACKENDS[name]
 
 
-__all__ = ["BACKENDS", "Backend", "Rule", "backend_for"]
+__all__ = [
+    "BACKENDS",
+    "Backend",
+    "Entry",
+    "ExecutedLayer",
+    "Rule",
+    "Runtime",
+    "RuntimeSession",
+    "backend_for",
+]

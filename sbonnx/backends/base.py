@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Final, Literal
 
-from sbonnx.backends.onnxruntime.costs import KernelCosts
+from sbonnx.backends.kernel_costs import KernelCosts
 from sbonnx.backends.runtime_types import Runtime
 from sbonnx.backends.tensorrt.profiles import INT4_BITS, VersionProfile
 from sbonnx.graph import Body, Graph, Node, edit, query
@@ -130,8 +130,7 @@ class Backend:
         linear: weighted ops whose weights and inputs are quantized.
         slow_linear: returns the reason why a weighted op stays float although its type is in `linear`, or None.
         linear_output: weighted ops that also need a pair after them (and after an activation that folds into them).
-        writes_float: integer kernels of these ops can write float as well, so they run in integers at outputs of the
-            graph too.
+            They stay float where they write an output of the graph.
         rules: placement at all other ops; the first rule whose `ops` contain the op applies.
         folds: activations that the runtime folds into the preceding op, so that the pair is placed after them: op
             types, or block kinds written ``block:gelu``.
@@ -184,7 +183,6 @@ class Backend:
     profile: VersionProfile | None = None
     blocks: Callable[..., tuple[int, ...]] = any_count
     centred: Callable[[Node, int], bool] = any_zero_point
-    writes_float: bool = False
     runtime: Runtime | None = None
 
     def channel_multiple(self, op: str, channels: int, *, integers: bool = False) -> int:

@@ -12,7 +12,7 @@ from typing import Final
 from weakref import WeakKeyDictionary
 
 from sbonnx import graph as graphs
-from sbonnx.backends.onnxruntime.costs import IMAGE_RANK
+from sbonnx.backends.kernel_costs import IMAGE_RANK
 from sbonnx.backends.onnxruntime.kernel_variants import DOT, LANES, float_conv
 from sbonnx.backends.onnxruntime.ort_nbits import slow_path
 from sbonnx.errors import DeviceError, SbonnxError

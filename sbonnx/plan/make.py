@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Final
 
 from sbonnx.backends import Backend
-from sbonnx.backends.onnxruntime.costs import KernelCosts
+from sbonnx.backends.kernel_costs import KernelCosts
 from sbonnx.cpu import has_dot_product
 from sbonnx.graph import Graph
 from sbonnx.plan.cost_partition import slower_in_integers

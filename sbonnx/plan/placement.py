@@ -98,9 +98,8 @@ class Placer(SiteBuilder):
         )
         if isinstance(node.inputs[at.data], Constant):
             slow = "both inputs are constants"
-        ends = node.op in self.backend.linear_output and self._behind_fold(node).name in self.survey.outputs
-        if ends and not self.backend.writes_float:
-            slow = f"it writes an output of the graph, which stays float, and {node.op} has no integer kernel for that"
+        if node.op in self.backend.linear_output and self._behind_fold(node).name in self.survey.outputs:
+            slow = f"it writes an output of the graph, which stays float, and so does {node.op}"
         if slow is not None:
             self.drafts.refuse("quantize", node.name, slow)
             return

@@ -3,7 +3,7 @@
 The time is a sum over nodes (in float or in integers) and over tensors (a QuantizeLinear or DequantizeLinear where
 kernels of one kind read what those of the other kind write, and conversions of the layout). The minimum cut finds the
 division of least time (`cost_partition`), `GraphTimes.of_plan` is the time of a plan, and the search of widths reads
-the prices of layers. The backend knows its kernels (`backends.onnxruntime.costs`).
+the prices of layers. The backend knows its kernels (`backends.kernel_costs`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from enum import Enum
 from math import prod
 from typing import Final
 
-from sbonnx.backends.onnxruntime.costs import KernelCosts, Price, elements
+from sbonnx.backends.kernel_costs import KernelCosts, Price, elements
 from sbonnx.graph import Constant, Graph, Node, Tensor, query
 from sbonnx.linear.layer import channel_axes, weight_index
 from sbonnx.ops import LINEAR, MATRIX_PRODUCTS, MOVES_DATA, RECTIFIERS
@@ -86,8 +86,7 @@ class GraphTimes:
             if not names:
                 continue
             producer = query.producer(tensor)
-            # a matrix product in integers writes float
-            in_float = producer is None or producer.op in MATRIX_PRODUCTS
+            in_float = producer is None or costs.writes_float(producer)
             writer = Side.FLOATS if producer is None or in_float else producer.name
             blocks = {node.name for node, index in readers if costs.reads_blocks(node, index, blocked)}
             written = tensor.name in blocked

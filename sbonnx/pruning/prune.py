@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from sbonnx import graph as graphs
-from sbonnx.backends.onnxruntime.costs import KernelCosts
+from sbonnx.backends.kernel_costs import KernelCosts
 from sbonnx.calib.data.dataset import Dataset
 from sbonnx.calib.engine.samples import CanonicalSamples, SampleSplitter, canonical_samples
 from sbonnx.calib.engine.threads import one_blas_thread

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from sbonnx.backends import BACKENDS, Backend, backend_for
-from sbonnx.backends.onnxruntime.costs import KernelCosts
+from sbonnx.backends.kernel_costs import KernelCosts
 from sbonnx.errors import RecipeError
 from sbonnx.graph import Graph
 from sbonnx.linear.sparsity import SparsityPattern

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from sbonnx.backends import Backend
-from sbonnx.backends.onnxruntime.costs import KernelCosts
+from sbonnx.backends.kernel_costs import KernelCosts
 from sbonnx.calib.observers import OBSERVERS
 from sbonnx.plan import Plan, costs_of, make, plan_times
 from sbonnx.search.bit_groups import pattern_of

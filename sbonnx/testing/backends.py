@@ -11,8 +11,10 @@ from onnx import ModelProto, numpy_helper
 
 from sbonnx.api import quantize
 from sbonnx.backends import BACKENDS
+from sbonnx.metrics import ratio_db
 from sbonnx.report import Report
 from sbonnx.spec import Array
+from sbonnx.verify import session
 
 LEAST_SQNR_DB: Final = 20.0
 """SQNR that 8 bits reach on every model of `MODELS`."""
@@ -68,7 +70,9 @@ def check_backend(name: str) -> None:
 
     The clauses, for small networks of all kinds of operators: the result is valid ONNX and runs in onnxruntime; its
     outputs have the names and shapes of the float model, and at least 20 dB; each linear op is quantized or refused
-    with a reason; quantizing again gives the same bytes; a recipe can leave every node in float.
+    with a reason; quantizing again gives the same bytes; a recipe can leave every node in float. If the backend has a
+    runtime that is installed, reports name it as the one that executed the file, and its sessions have the inputs and
+    outputs of the file, compute at least 20 dB of onnxruntime's values, and name their kernels.
 
     Args:
         name: of an installed or built-in backend.
@@ -86,6 +90,7 @@ def check_backend(name: str) -> None:
         problems = [problem for problem in report.problems if not problem.startswith(NOTHING)]
         assert not problems, f"{where}: {problems}"
         _check_result(where, model, report)
+        _check_runtime(where, name, model, feeds[0], report)
         quantized += bool(report.sites)
         again = _quantized(model, feeds, name)
         assert _bytes(report) == _bytes(again), f"{where}: the same inputs give the same bytes"
@@ -109,6 +114,25 @@ def _check_result(where: str, model: ModelProto, report: Report) -> None:
     refused = {refusal.where: refusal.why for refusal in report.refusals}
     assert all(why.strip() for why in refused.values()), f"{where}: a refusal has a reason"
     assert quantized_nodes or refused, f"{where}: nothing is quantized, and nothing is refused"
+
+
+def _check_runtime(where: str, name: str, model: ModelProto, feed: dict[str, Array], report: Report) -> None:
+    runtime = BACKENDS[name].runtime
+    if runtime is None or runtime.absent() is not None:
+        return
+    assert report.metrics["runtime"] == name, f"{where}: its runtime executes the file"
+    assert report.quantized is not None
+    opened = runtime.open(report.quantized.SerializeToString(), 1)
+    for given, declared in ((opened.get_inputs(), model.graph.input), (opened.get_outputs(), model.graph.output)):
+        names = [entry.name for entry in given]
+        assert names == [value.name for value in declared], f"{where}: {runtime.title} has the names of the file"
+    found = opened.run(None, feed)
+    wanted = session(model.SerializeToString()).run(None, feed)
+    for one, other in zip(found, wanted, strict=True):
+        assert one.shape == other.shape, f"{where}: {runtime.title} computes tensors of the same shapes"
+        error = ratio_db(float(np.square(other).sum()), float(np.square(one - other).sum()))
+        assert error >= LEAST_SQNR_DB, f"{where}: {runtime.title} computes {error:.1f} dB"
+    assert opened.layers(), f"{where}: {runtime.title} names its kernels"
 
 
 def _quantized(model: ModelProto, feeds: list[dict[str, Array]], name: str, **overrides: Any) -> Report:

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 import sbonnx
 from sbonnx import graph as graphs
-from sbonnx.backends.onnxruntime.costs import BUNDLED, KINDS, KernelCosts, Price, load_costs
+from sbonnx.backends.kernel_costs import KINDS, KernelCosts, Price
+from sbonnx.backends.onnxruntime.costs import BUNDLED, OrtKernelCosts, load_costs
 from sbonnx.errors import RecipeError
 from sbonnx.graph import Node, Tensor, query
 from sbonnx.pipeline import prepare
@@ -41,7 +42,7 @@ BRANCHES = """agraph (float[N,4,8,8] x) => (float[N,4,8,8] y) {
 }"""
 
 
-class Prices(KernelCosts):
+class Prices(OrtKernelCosts):
     """Prices by chance; those of an op do not change."""
 
     def __init__(self, seed: int) -> None:

@@ -7,7 +7,8 @@ import pytest
 
 from benchmarks.detectors import DETECTORS
 from sbonnx import graph as graphs
-from sbonnx.backends.onnxruntime.costs import KernelCosts, load_costs
+from sbonnx.backends.kernel_costs import KernelCosts
+from sbonnx.backends.onnxruntime.costs import load_costs
 from sbonnx.graph import Graph, Node
 from sbonnx.pipeline import prepare
 from sbonnx.plan import Plan, plan_times

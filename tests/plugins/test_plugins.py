@@ -45,12 +45,12 @@ def installed(folder: Path, points: str, source: Path | None = None) -> dict[str
     return {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
 
 
-def example(folder: Path) -> dict[str, str]:
-    """Environment with the example package."""
-    text = (EXAMPLE / "pyproject.toml").read_text()
+def example(folder: Path, package: Path = EXAMPLE) -> dict[str, str]:
+    """Environment with an example package."""
+    text = (package / "pyproject.toml").read_text()
     tables = re.findall(r'^\[project\.entry-points\."(.+?)"\]\n((?:.+\n)+)', text, re.MULTILINE)
     points = "".join(f"[{group}]\n{rows}".replace('"', "") for group, rows in tables)
-    return installed(folder, points, EXAMPLE / "src")
+    return installed(folder, points, package / "src")
 
 
 def sbonnx(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -63,6 +63,17 @@ def test_the_example_keeps_the_contracts(tmp_path: Path) -> None:
     done = subprocess.run(command, env=example(tmp_path), capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "4 passed" in done.stdout
+
+
+def test_the_backend_with_a_runtime_keeps_the_contract(tmp_path: Path) -> None:
+    package = ROOT / "examples" / "plugin_backend"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(package / "tests")]
+    environment = example(tmp_path / "site", package)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
 
 
 def test_plugins_are_used_by_name(tmp_path: Path) -> None:

@@ -6,20 +6,28 @@ times differ between machines, but ratios of 2 and more hardly do (docs/decision
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cache
-from math import inf, prod
+from math import prod
 from pathlib import Path
 from typing import Final
 
+from sbonnx.backends.kernel_costs import (
+    IMAGE_RANK,
+    Amounts,
+    KernelCosts,
+    Price,
+    channels,
+    conv_sizes,
+    elements,
+    matrix_amounts,
+    positions,
+    read_table,
+)
 from sbonnx.backends.onnxruntime import kernel_variants
 from sbonnx.backends.onnxruntime.kernel_variants import FOLDED_TAPS, LANES, LARGEST_WIDENING
-from sbonnx.errors import RecipeError
 from sbonnx.graph import Constant, Node, Tensor, query
-from sbonnx.input_files import read_regular
-from sbonnx.linear.layer import channel_axes
 from sbonnx.ops import (
     BLOCKED_POOLS,
     CONCATS,
@@ -34,114 +42,19 @@ from sbonnx.ops import (
 
 BUNDLED: Final = Path(__file__).with_name("kernel_costs.json")
 
-LARGEST: Final = 16 << 20
-"""Size limit of a table in bytes; the bundled one has 20 thousand."""
-
-UNKNOWN: Final = 32
-"""Assumed size of a dynamic dimension: makes an image large (32 x 32) and a sequence short. The batch counts as 1."""
-
 MOST_TAPS: Final = 49
-IMAGE_RANK: Final = 4
-
-KINDS: Final = ("fixed_ns", "mac_ns", "read_ns", "write_ns", "weight_ns", "piece_ns")
 
 
 @dataclass(frozen=True)
-class Amounts:
-    """Properties of a node that the time of its kernel depends on.
-
-    Attributes:
-        macs: multiplications, or values compared or added by a pool.
-        read, write, weights: values.
-        pieces: runs of adjacent values that are gathered or copied one by one: positions times taps of a convolution.
-    """
-
-    macs: float = 0.0
-    read: float = 0.0
-    write: float = 0.0
-    weights: float = 0.0
-    pieces: float = 0.0
-
-
-@dataclass(frozen=True)
-class Fit:
-    """Linear cost model of one kernel, in ns: fixed, and per unit of `Amounts`."""
-
-    fixed_ns: float
-    mac_ns: float
-    read_ns: float
-    write_ns: float
-    weight_ns: float
-    piece_ns: float
-
-    def ns(self, amounts: Amounts) -> float:
-        """Compute the time of one run in nanoseconds."""
-        return (
-            self.fixed_ns
-            + self.mac_ns * amounts.macs
-            + self.read_ns * amounts.read
-            + self.write_ns * amounts.write
-            + self.weight_ns * amounts.weights
-            + self.piece_ns * amounts.pieces
-        )
-
-
-@dataclass(frozen=True)
-class Price:
-    """Cost of one node in nanoseconds per sample, in float and in integers."""
-
-    floats: float
-    integers: float
-
-
-def elements(tensor: Tensor) -> int:
-    """Count the values of a tensor for one sample; dynamic dimensions count as `UNKNOWN`."""
-    shape = query.shape(tensor)
-    if shape is None:
-        return UNKNOWN
-    sizes = [
-        size if isinstance(size, int) and size > 0 else (1 if at == 0 else UNKNOWN) for at, size in enumerate(shape)
-    ]
-    return prod(sizes)
-
-
-def positions(tensor: Tensor) -> int:
-    """Count the positions of a feature map (N, C, ...) for one sample: the product of all sizes after the channels."""
-    shape = query.shape(tensor) or ()
-    return prod(size if isinstance(size, int) and size > 0 else UNKNOWN for size in shape[2:])
-
-
-def channels(tensor: Tensor) -> int | None:
-    """Return the number of channels of a feature map, or None if it is none or has an unknown number."""
-    shape = query.shape(tensor)
-    size = shape[1] if shape is not None and len(shape) == IMAGE_RANK else None
-    return size if isinstance(size, int) and size > 0 else None
-
-
-@dataclass(frozen=True)
-class KernelCosts:
-    """Table of kernel costs.
+class OrtKernelCosts(KernelCosts):
+    """Table of the costs of onnxruntime's kernels.
 
     Attributes:
         fits: by kernel, variant and input type ("float" or "u8").
         block: channels per block of the float layout of convolutions on the measured machine.
     """
 
-    fits: Mapping[tuple[str, str, str], Fit]
     block: int = LANES
-
-    def slowed(self, factor: float) -> KernelCosts:
-        """Return the table with kernels on integers that take `factor` times as long."""
-        fits = {
-            key: Fit(*(factor * getattr(fit, kind) for kind in KINDS)) if key[2] == "u8" else fit
-            for key, fit in self.fits.items()
-        }
-        return KernelCosts(fits, self.block)
-
-    def ns(self, kernel: str, variant: str, kind: str, amounts: Amounts) -> float:
-        """Compute the time of a kernel in nanoseconds; 0 for one that is not in the table."""
-        fit = self.fits.get((kernel, variant, kind))
-        return 0.0 if fit is None else fit.ns(amounts)
 
     def quantize(self, tensor: Tensor, *, reorder: bool) -> float:
         """Compute the time of a QuantizeLinear after a float kernel; `reorder`: from blocks of channels."""
@@ -180,6 +93,10 @@ class KernelCosts:
     def reorder_output(self, tensor: Tensor) -> float:
         """Compute the time of a ReorderOutput: from blocks of channels to channels first."""
         return self.ns("ReorderOutput", "", "float", Amounts(read=elements(tensor), write=elements(tensor)))
+
+    def writes_float(self, node: Node) -> bool:
+        """Return whether the node is a matrix product: MatMulIntegerToFloat and QGemm write float."""
+        return node.op in MATRIX_PRODUCTS
 
     def fused(self, node: Node) -> Tensor | None:
         """Return the tensor over which a node is fused into the preceding convolution in float, or None.
@@ -264,7 +181,7 @@ class KernelCosts:
 
     def _float_variant(self, node: Node) -> str:
         """Return the variant of a Conv in float; on machines whose table has no blocked kernels, the plain one."""
-        inner, taps, outputs, groups = _sizes(node)
+        inner, taps, outputs, groups = conv_sizes(node)
         variant = kernel_variants.float_conv(inner, outputs, taps, groups, self.block)
         plain = variant.replace("blocked", "plain")
         known = ("Conv", variant, "float") in self.fits or ("Conv", plain, "float") not in self.fits
@@ -272,13 +189,13 @@ class KernelCosts:
 
     def _conv(self, node: Node) -> Price | None:
         """Return None for unmeasured kernels: 1-D and 3-D convolutions, ConvTranspose and very large filters."""
-        _, taps, _, _ = _sizes(node)
+        _, taps, _, _ = conv_sizes(node)
         if node.op != "Conv" or query.rank(node.inputs[1]) != IMAGE_RANK or taps > MOST_TAPS:
             return None
         return Price(self._float_conv(node), self._integer_conv(node))
 
     def _float_conv(self, node: Node) -> float:
-        inner, taps, outputs, groups = _sizes(node)
+        inner, taps, outputs, groups = conv_sizes(node)
         variant, places, read = self._float_variant(node), positions(node.outputs[0]), elements(node.inputs[0])
         if variant.endswith("blocked"):
             outputs = kernel_variants.padded(outputs, self.block)
@@ -290,7 +207,7 @@ class KernelCosts:
 
     def _integer_conv(self, node: Node) -> float:
         """Return the time in integers, with the zero channels that `legalise` adds (`align`, `widen_stems`)."""
-        inner, taps, outputs, groups = _sizes(node)
+        inner, taps, outputs, groups = conv_sizes(node)
         places, read, before = positions(node.outputs[0]), elements(node.inputs[0]), 0.0
         if groups > 1 and inner == 1:
             wide = kernel_variants.padded(groups, LANES)
@@ -310,22 +227,9 @@ class KernelCosts:
         )
 
     def _product(self, node: Node) -> Price:
-        shape = query.shape(node.inputs[1]) or ()
-        sizes = [size if isinstance(size, int) else UNKNOWN for size in shape]
-        write = elements(node.outputs[0])
-        _, axis = channel_axes(node.op, node.attrs, len(sizes))
-        inner = 1 if axis is None else sizes[axis]
-        amounts = Amounts(write * inner, elements(node.inputs[0]), write, prod(sizes))
+        amounts = matrix_amounts(node)
         kernel = "QGemm" if node.op == "Gemm" else "MatMulIntegerToFloat"
         return Price(self.ns(node.op, "", "float", amounts), self.ns(kernel, "", "u8", amounts))
-
-
-def _sizes(node: Node) -> tuple[int, int, int, int]:
-    """Return input channels per group, taps, output channels and groups of a convolution."""
-    shape = query.shape(node.inputs[1]) or ()
-    sizes = [max(size, 1) if isinstance(size, int) else UNKNOWN for size in shape]
-    outputs, inner = (*sizes[:2], 1, 1)[:2]
-    return inner, prod(sizes[2:]), outputs, max(int(node.attrs.get("group", 1)), 1)
 
 
 def _window(node: Node) -> str:
@@ -360,35 +264,11 @@ SMALL_WINDOW: Final = 6
 
 
 @cache
-def load_costs(path: str | None = None) -> KernelCosts:
+def load_costs(path: str | None = None) -> OrtKernelCosts:
     """Load the table from a file that ``benchmarks.kernels`` wrote; None: the bundled one.
 
     Raises:
         RecipeError: the file cannot be read, or is not such a table.
     """
-    try:
-        table = json.loads(read_regular(path or BUNDLED, LARGEST))
-        rows, machine = table["fits"], table.get("machine", {})
-        fits = {
-            (row["kernel"], row["variant"], row["type"]): Fit(**{kind: _cost(row[kind]) for kind in KINDS})
-            for row in rows
-        }
-        block = int(_cost(machine.get("block", LANES)))
-        if not block:
-            raise ValueError("a block has 0 channels")
-    except (OSError, ValueError, OverflowError, KeyError, TypeError, RecursionError) as error:
-        reason = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {str(error)[:100]}"
-        raise RecipeError(
-            f"KERNEL_COSTS: {path} is not a table of kernel costs ({reason}); write one with "
-            "python -m benchmarks.kernels --output FILE"
-        ) from error
-    return KernelCosts(fits, block)
-
-
-def _cost(value: object) -> float:
-    """Convert a JSON value to nanoseconds; raise TypeError or ValueError if it is not a number of at least 0."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"a cost is a number, not {type(value).__name__}")
-    if not 0 <= value < inf:
-        raise ValueError(f"a cost is 0 or more, not {value}")
-    return float(value)
+    fits, machine = read_table(path or BUNDLED, "python -m benchmarks.kernels --table FILE", lowest={"block": LANES})
+    return OrtKernelCosts(fits, int(machine["block"]))

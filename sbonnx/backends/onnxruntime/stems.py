@@ -14,8 +14,8 @@ from typing import Final
 import numpy as np
 
 from sbonnx.backends.base import in_every_scope
+from sbonnx.backends.kernel_costs import UNKNOWN
 from sbonnx.backends.onnxruntime.convolutions import IntegerConv, integer_conv, like, set_channels, widen
-from sbonnx.backends.onnxruntime.costs import UNKNOWN
 from sbonnx.backends.onnxruntime.kernel_variants import DOT, FOLDED_TAPS
 from sbonnx.graph import Body, Node, Tensor, Variable, edit, query
 from sbonnx.ops import QUANTIZE

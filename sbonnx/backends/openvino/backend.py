@@ -100,7 +100,6 @@ OPENVINO: Final = Backend(
     linear=frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"}),
     slow_linear=never_slow,
     linear_output=CONVOLUTIONS,
-    writes_float=True,
     rules=RULES,
     folds=ACTIVATIONS | FUSED_BLOCKS,
     joins_concat=False,

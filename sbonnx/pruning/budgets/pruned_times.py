@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sbonnx import graph as graphs
-from sbonnx.backends.onnxruntime.costs import KernelCosts
+from sbonnx.backends.kernel_costs import KernelCosts
 from sbonnx.channels.ids import varies
 from sbonnx.graph import Constant, Graph, Node, Tensor
 from sbonnx.graph.query import output_names, rank, shape, tensors_by_name

@@ -1,0 +1,1 @@
+"""A backend for int8 microcontroller kernels."""

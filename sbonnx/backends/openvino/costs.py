@@ -1,0 +1,111 @@
+"""Cost model of OpenVINO's CPU kernels, from a table of measurements that can be repeated on any machine.
+
+``python -m benchmarks.openvino_kernels`` writes such a table. Float kernels of the bundled one are those of OpenVINO's
+default on its machine, bfloat16: where they compute in float32, integers pay more often.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from sbonnx.backends.kernel_costs import (
+    Amounts,
+    KernelCosts,
+    Price,
+    conv_sizes,
+    elements,
+    matrix_amounts,
+    positions,
+    read_table,
+)
+from sbonnx.graph import Node, Tensor
+from sbonnx.ops import ADDS, CONVOLUTIONS, MATRIX_PRODUCTS
+
+BUNDLED: Final = Path(__file__).with_name("kernel_costs.json")
+
+LANES: Final = 16
+"""Channels that a kernel computes at a time; the last block is padded."""
+
+DEPTH: Final = 32
+"""Input channels of integer convolutions, of which there are whole blocks; the last one is padded."""
+
+
+def conv_variant(inner: int, taps: int, groups: int) -> str:
+    """Return the variant of a convolution.
+
+    Args:
+        inner: input channels per group.
+        taps: size of the kernel in positions.
+        groups: number of groups.
+    """
+    if groups > 1:
+        return "depthwise" if inner == 1 else "grouped"
+    return "1x1" if taps == 1 else "3x3"
+
+
+def conv_amounts(node_sizes: tuple[int, int, int, int], places: int, read: int, *, integers: bool) -> Amounts:
+    """Return the amounts of a convolution, with channels in whole blocks.
+
+    Args:
+        node_sizes: input channels per group, taps, output channels and groups.
+        places: positions of the output.
+        read: values of the input.
+        integers: whether the kernel computes on integers.
+    """
+    inner, taps, outputs, groups = node_sizes
+    if groups == 1:
+        inner = -(-inner // DEPTH) * DEPTH if integers else inner
+        outputs = -(-outputs // LANES) * LANES
+    return Amounts(float(places * outputs * inner * taps), read, places * outputs, outputs * inner * taps)
+
+
+@dataclass(frozen=True)
+class OpenVinoCosts(KernelCosts):
+    """Table of the costs of OpenVINO's kernels.
+
+    Activations, and the pairs behind them, are fused into the kernels before them and are not priced; nor are sums.
+    """
+
+    def of(self, node: Node) -> Price | None:
+        """Return both costs of a node, or None for an op without measurements."""
+        if node.op in MATRIX_PRODUCTS:
+            amounts = matrix_amounts(node)
+            return Price(*(self.ns("FullyConnected", "", kind, amounts) for kind in ("float", "u8")))
+        if node.op in ADDS:
+            return Price(0.0, 0.0)  # fused into a convolution on both sides
+        if node.op not in CONVOLUTIONS or node.op == "ConvTranspose":
+            return None
+        sizes = conv_sizes(node)
+        places, read = positions(node.outputs[0]), elements(node.inputs[0])
+        floats, integers = (
+            self.ns("Convolution", conv_variant(sizes[0], sizes[1], sizes[3]), kind, amounts)
+            for kind, amounts in (
+                ("float", conv_amounts(sizes, places, read, integers=False)),
+                ("u8", conv_amounts(sizes, places, read, integers=True)),
+            )
+        )
+        return Price(floats, integers)
+
+    def quantize(self, tensor: Tensor, *, reorder: bool) -> float:
+        """Compute the time of a QuantizeLinear that no kernel before it computes; `reorder` has no meaning."""
+        size = elements(tensor)
+        return self.ns("Quantize", "", "float", Amounts(read=size, write=size))
+
+    def dequantize(self, tensor: Tensor, *, reorder: bool) -> float:
+        """Compute the time of a DequantizeLinear that is a kernel of its own; `reorder` has no meaning."""
+        size = elements(tensor)
+        return self.ns("Dequantize", "", "u8", Amounts(read=size, write=size))
+
+
+@cache
+def load_costs(path: str | None = None) -> OpenVinoCosts:
+    """Load the table from a file that ``benchmarks.openvino_kernels`` wrote; None: the bundled one.
+
+    Raises:
+        RecipeError: the file cannot be read, or is not such a table.
+    """
+    fits, _ = read_table(path or BUNDLED, "python -m benchmarks.openvino_kernels --table FILE")
+    return OpenVinoCosts(fits)
