@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sbonnx.calib.data.data_path import DataPath, Preprocessing, with_preprocess
-from sbonnx.calib.data.files import open_path
+from sbonnx.calib.data.files import READERS, Reader, open_path
 from sbonnx.calib.data.labels import LabelledFeed, Naming, cut_labels, loaded_labels, naming_of
 from sbonnx.calib.data.objects import Pick, Sampling, Source, open_object
 from sbonnx.calib.data.readers.python_file import open_python
@@ -30,12 +30,13 @@ def open_source(data: Any, inputs: Sequence[InputSpec], sampling: Sampling = ALL
     if isinstance(data, (str, os.PathLike)):
         if names_function(os.fspath(data)) and not os.path.exists(data):
             return open_python(os.fspath(data), sampling)
-        return open_path(data, inputs)
+        return open_path(data, inputs, sampling)
     return open_object(data, sampling)
 
 
 __all__ = [
     "ALL",
+    "READERS",
     "DataPath",
     "Feed",
     "InputSpec",
@@ -43,6 +44,7 @@ __all__ = [
     "Naming",
     "Pick",
     "Preprocessing",
+    "Reader",
     "Sampling",
     "Source",
     "cut",

@@ -1,25 +1,39 @@
-"""Feeds from files and folders: npz, npy, Polygraphy JSON, ONNX test data."""
+"""Feeds from files and folders: npz, npy, Polygraphy JSON, ONNX test data, formats of plug-ins."""
 
 from __future__ import annotations
 
 import base64
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from sbonnx import plugins
 from sbonnx.calib.data.data_path import DataPath
-from sbonnx.calib.data.objects import Source, listed
-from sbonnx.calib.data.readers.media_files import MediaFiles, find_media, kind_of, natural
+from sbonnx.calib.data.objects import Sampling, Source, listed
+from sbonnx.calib.data.readers.media_files import MEDIA, MediaFiles, find_media, kind_of, natural
 from sbonnx.calib.data.readers.open_media import open_media
+from sbonnx.calib.data.readers.python_file import open_call
 from sbonnx.calib.data.stored_arrays import StoredArray, first_line, lengths_of_files, open_stored, stored_in
 from sbonnx.calib.data.validate import InputSpec
 from sbonnx.errors import DataError
 from sbonnx.input_files import check_regular, read_regular
+from sbonnx.plugins.registry import Registry, function
 
 KNOWN = (".npz", ".npy", ".json")
+
+Reader = Callable[[Path, Sequence[InputSpec]], Any]
+"""Function of a path and the inputs of the model that returns or yields feeds, in any form that objects may have.
+
+A generator function is called again for each iteration.
+"""
+
+READERS: Final[Registry[Reader]] = Registry(
+    plugins.READERS, function, {}, {suffix[1:] for suffix in KNOWN}.union(*({s[1:] for s in m} for m in MEDIA.values()))
+)
+"""Readers of installed packages by file suffix, in lower case and without the dot."""
 
 MAX_JSON: Final = 1 << 30
 """Maximum size in bytes of a JSON file, which is read whole and kept. Larger data needs a binary format."""
@@ -28,26 +42,38 @@ MAX_PROTO: Final = (1 << 31) - 1
 """Largest message in bytes that protobuf reads."""
 
 
-def open_path(data: str | os.PathLike[str], inputs: Sequence[InputSpec]) -> Source:
-    """Open the reader for a file or folder, by its contents.
+def open_path(data: str | os.PathLike[str], inputs: Sequence[InputSpec], sampling: Sampling) -> Source:
+    """Open the reader for a file or folder: that of its suffix, else by its contents.
+
+    Args:
+        sampling: as in `open_source`.
 
     Raises:
         DataError: it does not exist, or holds no supported data, or several kinds.
+        RecipeError: the plug-in for its suffix is not usable.
     """
     path, preprocess = Path(data), data.preprocess if isinstance(data, DataPath) else None
-    media = _media(path)
-    if media is not None:
-        return open_media(*media, inputs, preprocess)
-    source = _open_arrays(path, inputs)
+    reader = READERS.get(path.suffix.lower()[1:]) if os.path.exists(path) else None
+    if reader is not None:
+        source = _of_plugin(path, reader, inputs, sampling)
+    else:
+        media = _media(path)
+        if media is not None:
+            return open_media(*media, inputs, preprocess)
+        source = _open_arrays(path, inputs, sampling)
     if preprocess is None:
         return source
     note = f"the preprocessing is not applied to '{path}', which holds arrays"
     return replace(source, notes=(*source.notes, note))
 
 
-def _open_arrays(path: Path, inputs: Sequence[InputSpec]) -> Source:
+def _of_plugin(path: Path, reader: Reader, inputs: Sequence[InputSpec], sampling: Sampling) -> Source:
+    return open_call(str(path), lambda: reader(path, inputs), sampling)
+
+
+def _open_arrays(path: Path, inputs: Sequence[InputSpec], sampling: Sampling) -> Source:
     if os.path.isdir(path):  # False also for names that the system does not allow
-        return _open_folder(path, inputs)
+        return _open_folder(path, inputs, sampling)
     try:
         check_regular(path)
     except FileNotFoundError as error:
@@ -59,7 +85,8 @@ def _open_arrays(path: Path, inputs: Sequence[InputSpec]) -> Source:
     if path.suffix == ".json":
         return _polygraphy(path)
     raise DataError(
-        f"'{path}' is no data file: give {', '.join(KNOWN)}, images, audio or texts, a folder of them, or data.py:f"
+        f"'{path}' is no data file: give {', '.join([*KNOWN, *(f'.{suffix}' for suffix in READERS)])}, images, audio "
+        "or texts, a folder of them, or data.py:f"
     )
 
 
@@ -95,7 +122,7 @@ def _children(folder: Path) -> list[Path]:
     return entries
 
 
-def _open_folder(folder: Path, inputs: Sequence[InputSpec]) -> Source:
+def _open_folder(folder: Path, inputs: Sequence[InputSpec], sampling: Sampling) -> Source:
     entries = _children(folder)
     files = {suffix: [e for e in entries if e.is_file() and e.suffix == suffix] for suffix in (*KNOWN, ".pb")}
     folders = [entry for entry in entries if entry.is_dir()]
@@ -118,6 +145,11 @@ def _open_folder(folder: Path, inputs: Sequence[InputSpec]) -> Source:
     if not entries:
         raise DataError(f"folder '{folder}' is empty: put .npz files (one feed each) or images in it")
     suffixes = sorted({entry.suffix or entry.name for entry in entries})
+    readable = [suffix for suffix in suffixes if suffix.lower()[1:] in READERS]
+    if readable:
+        return _of_plugin_files(
+            folder, readable, [entry for entry in entries if entry.suffix in readable], inputs, sampling
+        )
     raise DataError(
         f"folder '{folder}' holds no .npz, .npy, test_data_set_*, images, audio or texts "
         f"({', '.join(suffixes[:3])} found): preprocess the samples as for inference and save each with np.savez"
@@ -132,6 +164,19 @@ def _of_files(folder: Path, paths: list[Path], load: Any) -> Source:
 
     lengths = None if load is not open_stored else lambda: lengths_of_files(paths)
     return listed(f"folder '{folder}'", len(paths), at, lengths)
+
+
+def _of_plugin_files(
+    folder: Path, suffixes: list[str], paths: list[Path], inputs: Sequence[InputSpec], sampling: Sampling
+) -> Source:
+    """Return the source for the feeds of all files of one format of a plug-in."""
+    if len(suffixes) > 1:
+        raise DataError(f"folder '{folder}' mixes {' and '.join(suffixes)}: keep one kind of data in it")
+    reader = READERS[suffixes[0].lower()[1:]]
+    return Source(
+        f"folder '{folder}'",
+        lambda: (pair for path in paths for pair in _of_plugin(path, reader, inputs, sampling).feeds()),
+    )
 
 
 def _of_input_folders(folder: Path, inputs: Sequence[InputSpec]) -> Source:

@@ -16,7 +16,7 @@ from sbonnx.metrics.output_differences import (
     ratio_db,
     sqnr_db,
 )
-from sbonnx.metrics.task import TASK_METRICS, TaskMetricKind, task_metric
+from sbonnx.metrics.task import TASK_METRICS, MetricDefinition, TaskMetricKind, task_metric
 
 __all__ = [
     "IMAGE_RANK",
@@ -24,6 +24,7 @@ __all__ = [
     "TASK_METRICS",
     "LossKind",
     "Metric",
+    "MetricDefinition",
     "OutputDifference",
     "OutputDifferences",
     "TaskMetric",

@@ -10,17 +10,26 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
+from sbonnx import plugins
 from sbonnx.errors import DataError, RecipeError
 from sbonnx.metrics.arrays import TaskMetric, counts_of, joined
 from sbonnx.metrics.classification import F1, Auc, Correlation, TopK
 from sbonnx.metrics.dense import MeanIoU, Perplexity, SquaredError
 from sbonnx.metrics.detection import COCO_OVERLAPS, MeanAveragePrecision
+from sbonnx.plugins.registry import Registry, instance_of
 from sbonnx.python_files import load_function, names_function
 from sbonnx.spec import Array
 
 
-class _Maker(Protocol):
-    def __call__(self, output: str | None, labels: str | None) -> TaskMetric: ...
+class MetricMaker(Protocol):
+    """Function that creates a metric without samples."""
+
+    def __call__(self, output: str | None, labels: str | None) -> TaskMetric:
+        """Create a metric of an output and of labels, both by name; None: the only output, the usual labels.
+
+        Raises:
+            RecipeError: the metric takes no output by name, and there is one.
+        """
 
 
 @dataclass(frozen=True)
@@ -58,10 +67,15 @@ class TaskMetricKind:
 
 
 @dataclass(frozen=True)
-class _Row:
-    """A metric of the table: how it is made, and its properties."""
+class MetricDefinition:
+    """A metric of the table or of a plug-in: how it is made, and its properties, which are those of `TaskMetricKind`.
 
-    make: _Maker
+    Attributes:
+        make: creates an empty one.
+        higher_is_better, share, unit: as in `TaskMetricKind`.
+    """
+
+    make: MetricMaker
     higher_is_better: bool = True
     share: bool = True
     unit: str = ""
@@ -73,23 +87,25 @@ def _map(overlaps: tuple[float, ...], output: str | None, labels: str | None) ->
     return MeanAveragePrecision(overlaps, labels)
 
 
-_ROWS: Final[Mapping[str, _Row]] = {
-    "top1": _Row(partial(TopK, 1)),
-    "top5": _Row(partial(TopK, 5)),
-    "f1": _Row(F1),
-    "auc": _Row(Auc),
-    "miou": _Row(MeanIoU),
-    "map50": _Row(partial(_map, COCO_OVERLAPS[:1])),
-    "map": _Row(partial(_map, COCO_OVERLAPS)),
-    "pearson": _Row(partial(Correlation, False)),
-    "spearman": _Row(partial(Correlation, True)),
-    "perplexity": _Row(Perplexity, higher_is_better=False, share=False),
-    "mse": _Row(partial(SquaredError, False), higher_is_better=False, share=False),
-    "psnr": _Row(partial(SquaredError, True), share=False, unit="dB"),
+_BUILT_IN: Final[Mapping[str, MetricDefinition]] = {
+    "top1": MetricDefinition(partial(TopK, 1)),
+    "top5": MetricDefinition(partial(TopK, 5)),
+    "f1": MetricDefinition(F1),
+    "auc": MetricDefinition(Auc),
+    "miou": MetricDefinition(MeanIoU),
+    "map50": MetricDefinition(partial(_map, COCO_OVERLAPS[:1])),
+    "map": MetricDefinition(partial(_map, COCO_OVERLAPS)),
+    "pearson": MetricDefinition(partial(Correlation, False)),
+    "spearman": MetricDefinition(partial(Correlation, True)),
+    "perplexity": MetricDefinition(Perplexity, higher_is_better=False, share=False),
+    "mse": MetricDefinition(partial(SquaredError, False), higher_is_better=False, share=False),
+    "psnr": MetricDefinition(partial(SquaredError, True), share=False, unit="dB"),
 }
 
-TASK_METRICS: Final = tuple(_ROWS)
-"""Names of the metrics; each can be followed by a colon and the name of an output."""
+TASK_METRICS: Final = Registry(
+    plugins.METRICS, instance_of(MetricDefinition, "sbonnx.metrics.MetricDefinition"), _BUILT_IN
+)
+"""Metrics by name, with those of installed packages; a name can be followed by a colon and the name of an output."""
 
 
 @dataclass
@@ -147,12 +163,11 @@ def task_metric(named: str, labels: str | None = None) -> TaskMetricKind:
         better = not getattr(function, "lower_is_better", False)
         return TaskMetricKind(named, partial(ScriptedMetric, named, function), better, share=False)
     name, colon, output = named.partition(":")
-    row = _ROWS.get(name.lower())
+    row = TASK_METRICS.get(name.lower())
     if row is None or (colon and not output):
-        close = difflib.get_close_matches(name.lower(), TASK_METRICS, n=1)
+        close = difflib.get_close_matches(name.lower(), list(TASK_METRICS), n=1)
         hint = f"did you mean {close[0]}? " if close else ""
         raise RecipeError(f"there is no metric '{named}': {hint}use {', '.join(TASK_METRICS)} or script.py:function")
     make = partial(row.make, output=output or None, labels=labels)
-    if name.lower() in ("map", "map50"):
-        make()  # an output by name is an error
+    make()  # raises the error of a metric that takes no output by name
     return TaskMetricKind(named, make, row.higher_is_better, row.share, row.unit)

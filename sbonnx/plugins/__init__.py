@@ -13,10 +13,12 @@ from __future__ import annotations
 from sbonnx.plugins.registry import (
     BACKENDS,
     LINT_RULES,
+    METRICS,
     OBSERVERS,
+    READERS,
     ROUNDINGS,
     Registry,
     plugins_of,
 )
 
-__all__ = ["BACKENDS", "LINT_RULES", "OBSERVERS", "ROUNDINGS", "Registry", "plugins_of"]
+__all__ = ["BACKENDS", "LINT_RULES", "METRICS", "OBSERVERS", "READERS", "ROUNDINGS", "Registry", "plugins_of"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Final, Generic, TypeVar
@@ -20,6 +20,12 @@ BACKENDS: Final = "sbonnx.backends"
 
 LINT_RULES: Final = "sbonnx.lint_rules"
 """Objects of `sbonnx.lint.LintRule`; the name of the entry point is ``FAMILY.ID``, such as ``onnxruntime.X1``."""
+
+METRICS: Final = "sbonnx.metrics"
+"""Objects of `sbonnx.metrics.MetricDefinition`."""
+
+READERS: Final = "sbonnx.readers"
+"""Functions `sbonnx.calib.data.Reader`; the name of the entry point is the suffix of the files, such as ``h5``."""
 
 Part = TypeVar("Part")
 
@@ -67,18 +73,25 @@ class Registry(MutableMapping[str, Part], Generic[Part]):
     A name that is built in stays so: an installed package that defines it as well is an error where it is looked up.
     """
 
-    def __init__(self, group: str, check: Callable[[object], str | None], builtin: Mapping[str, Part]) -> None:
+    def __init__(
+        self,
+        group: str,
+        check: Callable[[object], str | None],
+        builtin: Mapping[str, Part],
+        reserved: Collection[str] = (),
+    ) -> None:
         """Create the table.
 
         Args:
             group: of the entry points.
             check: returns why a loaded object is no such part, or None.
             builtin: parts of sbonnx by name.
+            reserved: names of built-in parts that are not in the table.
         """
         self.group = group
         self._check = check
         self._parts: dict[str, Part] = dict(builtin)
-        self._builtin = frozenset(builtin)
+        self._builtin = frozenset(builtin).union(reserved)
 
     def __getitem__(self, name: str) -> Part:
         """Return a part; import it if it is one of an installed package.
@@ -131,3 +144,8 @@ def instance_of(kind: type, name: str) -> Callable[[object], str | None]:
         return None if isinstance(part, kind) else f"is no {name}"
 
     return check
+
+
+def function(part: object) -> str | None:
+    """Check for functions."""
+    return None if callable(part) and not isinstance(part, type) else "is no function"

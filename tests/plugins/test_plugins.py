@@ -7,27 +7,37 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+import onnx.parser
 import pytest
+from onnx import ModelProto
 
+from examples.plugin.src.sbonnx_example_plugin.metric import BalancedAccuracy
+from sbonnx import graph as graphs
 from sbonnx import testing
 from sbonnx.assets import digits
 from sbonnx.backends import BACKENDS
 from sbonnx.backends.virtual import VIRTUAL
+from sbonnx.calib.data import READERS, InputSpec
+from sbonnx.calib.data.dataset import read
 from sbonnx.calib.observers import OBSERVERS, Observer
 from sbonnx.calib.observers.base import Needs
 from sbonnx.calib.sketches import Sketch
-from sbonnx.errors import RecipeError
+from sbonnx.errors import DataError, RecipeError
+from sbonnx.metrics import TASK_METRICS, MetricDefinition, task_metric
 from sbonnx.moments import Moments
 from sbonnx.plugins import registry
 from sbonnx.rounding import ROUNDERS, Rounded, Rounder
 from sbonnx.rounding.adaround import BLOCKS
 from sbonnx.spec import Array, Bounds, QParams, QuantSpec, ScaleRule
+from sbonnx.testing.metrics import LabelledOutputs
+from sbonnx.verify.labelled import EvaluationData, evaluate
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "plugin"
@@ -62,7 +72,7 @@ def test_the_example_keeps_the_contracts(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(EXAMPLE / "tests")]
     done = subprocess.run(command, env=example(tmp_path), capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "4 passed" in done.stdout
+    assert "6 passed" in done.stdout
 
 
 def test_the_backend_with_a_runtime_keeps_the_contract(tmp_path: Path) -> None:
@@ -130,6 +140,140 @@ def test_a_broken_plugin_is_one_line(tmp_path: Path, points: str, arguments: tup
     assert said in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert not target.exists()
+
+
+EXAMPLE_PARTS = {
+    registry.METRICS: EntryPoint("balanced", "examples.plugin.src.sbonnx_example_plugin.metric:BALANCED", "m"),
+    registry.READERS: EntryPoint("csv", "examples.plugin.src.sbonnx_example_plugin.reader:read_table", "r"),
+}
+
+
+@pytest.fixture
+def points(monkeypatch: pytest.MonkeyPatch) -> dict[str, EntryPoint]:
+    """Installed entry points by group: those of the example. Tables forget what they have loaded."""
+    found = dict(EXAMPLE_PARTS)
+    monkeypatch.setattr(
+        registry, "_installed", lambda group: {found[group].name: found[group]} if group in found else {}
+    )
+    for table in (TASK_METRICS, READERS):
+        monkeypatch.setattr(table, "_parts", dict(table._parts))
+    return found
+
+
+@pytest.mark.usefixtures("points")
+def test_a_metric_of_a_plugin_equals_scikit_learn() -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    rng = np.random.default_rng(0)
+    scores, labels = rng.normal(size=(60, 4)), np.minimum(rng.geometric(0.5, 60) - 1, 3)
+    metric = task_metric("balanced:s").make()
+    for start in range(0, 60, 7):
+        batch = slice(start, start + 7)
+        metric.add({"s": scores[batch], "other": labels[batch]}, {"label": labels[batch]})
+    assert metric.value() == pytest.approx(metrics.balanced_accuracy_score(labels, scores.argmax(1)))
+    weights = rng.integers(0, 3, 60)
+    expected = metrics.balanced_accuracy_score(labels, scores.argmax(1), sample_weight=weights)
+    assert metric.value(weights) == pytest.approx(expected)
+
+
+def classifier() -> ModelProto:
+    return onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[N,3] x) => (float[N,3] y) { y = Identity(x) }'
+    )
+
+
+@pytest.mark.usefixtures("points")
+def test_files_of_a_plugin_are_data_alone_and_in_folders(tmp_path: Path) -> None:
+    (tmp_path / "10.csv").write_text("a,b,c,label\n7,8,9,2\n")
+    (tmp_path / "2.CSV").write_text("a,b,c,label\n1,2,3,0\n4,6,5,1\n")
+    alone = read(tmp_path / "2.CSV", graphs.load(classifier()))
+    assert [feed["x"].tolist() for feed in alone] == [[[1, 2, 3]], [[4, 6, 5]]]
+    assert [feed["x"].tolist() for feed in read(tmp_path / "2.CSV", alone.inputs, limit=1)] == [[[1, 2, 3]]]
+    (tmp_path / "2.CSV").rename(tmp_path / "2.csv")
+    whole = read(tmp_path, graphs.load(classifier()))
+    assert [feed["x"][0, 0] for feed in whole] == [1, 4, 7]
+    assert [piece.labels["label"][0] for _, piece in whole.labelled()] == [0, 1, 2]
+    found = evaluate({"float": classifier().SerializeToString()}, EvaluationData(str(tmp_path), "balanced"))
+    assert found.rows[0].metric.value == pytest.approx(2 / 3)
+    (tmp_path / "3.csv").write_text("a,b,c,label\n7,8,nine,2\n")
+    with pytest.raises(DataError, match=r"3\.csv', row 1: could not convert string to float: 'nine'"):
+        list(read(tmp_path, whole.inputs))
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "value", "said"),
+    [
+        (registry.METRICS, "balanced", "json:dumps", "json:dumps is no sbonnx.metrics.MetricDefinition"),
+        (registry.METRICS, "top1", "json:dumps", "plug-in 'top1' of .* has the name of a built-in one: rename it"),
+        (registry.READERS, "csv", "acme_nowhere:f", "cannot be imported: ModuleNotFoundError"),
+        (registry.READERS, "csv", "json:JSONDecoder", "json:JSONDecoder is no function"),
+        (registry.READERS, "jpg", "json:dumps", "plug-in 'jpg' of .* has the name of a built-in one: rename it"),
+        (registry.READERS, "npz", "json:dumps", "plug-in 'npz' of .* has the name of a built-in one: rename it"),
+    ],
+)
+def test_broken_metrics_and_readers(
+    tmp_path: Path, points: dict[str, EntryPoint], group: str, name: str, value: str, said: str
+) -> None:
+    points[group] = EntryPoint(name, value, group)
+    (tmp_path / f"rows.{name}").write_text("")
+    with pytest.raises(RecipeError, match=said):
+        if group == registry.METRICS:
+            task_metric(name)
+        else:
+            read(tmp_path / f"rows.{name}", graphs.load(classifier()))
+
+
+def test_a_reader_that_fails_is_one_line(tmp_path: Path, points: dict[str, EntryPoint]) -> None:
+    points[registry.READERS] = EntryPoint("csv", "json:loads", "r")
+    (tmp_path / "rows.csv").write_text("a")
+    with pytest.raises(DataError, match=r"rows\.csv' failed: TypeError: loads\(\) takes 1 positional"):
+        read(tmp_path / "rows.csv", graphs.load(classifier()))
+
+
+def labelled_feeds(scale: float) -> list[tuple[dict[str, Array], dict[str, Array]]]:
+    """Return scores of 4 classes with noise, and their classes."""
+    rng = np.random.default_rng(1)
+    rows = rng.integers(0, 4, (5, 12))
+    return [({"scores": np.eye(4)[row] + scale * rng.normal(size=(12, 4))}, {"label": row}) for row in rows]
+
+
+@pytest.mark.parametrize("name", ["top1", "f1", "auc", "mse", "spearman"])
+def test_built_in_metrics_keep_the_contract(name: str) -> None:
+    def shaped(feeds: list[tuple[dict[str, Array], dict[str, Array]]]) -> list[LabelledOutputs]:
+        if name in ("mse", "spearman"):
+            return [({"y": out["scores"].max(1)}, {"label": out["scores"].max(1) ** 2 + 1}) for out, _ in feeds]
+        return [({"y": out["scores"]}, known) for out, known in feeds]
+
+    good, bad = labelled_feeds(0.2), labelled_feeds(2.0)
+    feeds, worse = shaped(good), shaped(bad)
+    if name in ("mse", "spearman"):
+        worse = [({"y": -out["y"]}, known) for out, known in feeds]
+    testing.check_metric(name, feeds, worse)
+
+
+def test_a_metric_that_depends_on_the_order_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def last(self: BalancedAccuracy, weights: Array | None = None) -> float:
+        return float(self._rows[-1][:, 1].mean())
+
+    monkeypatch.setattr(BalancedAccuracy, "value", last)
+    monkeypatch.setitem(TASK_METRICS, "last", MetricDefinition(BalancedAccuracy))
+    feeds = [({"y": np.eye(2)}, {"label": np.array(row)}) for row in ([0, 1], [1, 1])]
+    with pytest.raises(AssertionError, match="the order of the feeds does not matter"):
+        testing.check_metric("last", feeds, feeds)
+
+
+def test_a_reader_that_can_be_read_only_once_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "rows.once").write_text("1 2 3")
+    files = [tmp_path / "rows.once"]
+
+    def once(path: Path, inputs: Sequence[InputSpec]) -> Iterator[Array]:
+        if path.stat().st_size:
+            values = np.loadtxt(path, np.float32, ndmin=2)
+            yield values + len(files)
+            files.append(path)
+
+    monkeypatch.setitem(READERS, "once", once)
+    with pytest.raises(AssertionError, match="each iteration gives the same values"):
+        testing.check_reader(files[0], classifier())
 
 
 def test_a_broken_plugin_that_is_not_used_harms_nothing(tmp_path: Path) -> None:

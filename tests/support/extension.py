@@ -1,4 +1,4 @@
-"""Parts of a third party: an observer, a rounding, a pattern, a lint rule and a backend, one table line each.
+"""Parts of a third party: those of examples/plugin and a pattern, one table line each.
 
 Supported: Abs of a Relu.
 Refused: any other Abs.
@@ -9,58 +9,23 @@ Equations: |max(x, 0)| = max(x, 0).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import ClassVar, Final, final
+from typing import Final
 
-import numpy as np
-
+from examples.plugin.src.sbonnx_example_plugin.backend import CONVOLVER
+from examples.plugin.src.sbonnx_example_plugin.lint_rule import NAMED_NODES
+from examples.plugin.src.sbonnx_example_plugin.observer import Trimmed
+from examples.plugin.src.sbonnx_example_plugin.rounding import HalfUp
 from sbonnx import backends, lint, patterns
-from sbonnx.backends.virtual import VIRTUAL
-from sbonnx.calib.observers import OBSERVERS, Observer, Percentile
-from sbonnx.calib.observers.base import Needs
-from sbonnx.calib.sketches import Sketch
-from sbonnx.lint.findings import LintRule
-from sbonnx.lint.view import View
-from sbonnx.moments import Moments
+from sbonnx.calib.observers import OBSERVERS
 from sbonnx.patterns import Edit, Match, Op, Pattern, Var
 from sbonnx.patterns.example_model import sample
-from sbonnx.rounding import ROUNDERS, Grid, Rounder
-from sbonnx.spec import Array, Bounds, QParams, QuantSpec, ScaleRule
+from sbonnx.rounding import ROUNDERS
 
 OBSERVER: Final = "trimmed"
 ROUNDING: Final = "half_up"
 PATTERN: Final = "abs_of_relu"
-RULE: Final = "X1"
-BACKEND: Final = "third_party"
-
-
-@final
-@dataclass(frozen=True)
-class Trimmed(Observer):
-    """Percentile at a fixed share.
-
-    Attributes:
-        share: of the values that are left out at each end.
-    """
-
-    share: float = 0.005
-    needs: ClassVar[Needs] = "histogram"
-
-    def bounds(self, sketch: Sketch, spec: QuantSpec, rule: ScaleRule = "exact") -> Bounds:
-        """Compute the range; see `Observer.bounds`."""
-        return Percentile(self.share).bounds(sketch, spec, rule)
-
-
-@final
-class HalfUp(Rounder):
-    """Rounds to nearest, halves upwards."""
-
-    needs_moments = False
-
-    def solve(self, grid: Grid, moments: Moments, qparams: QParams) -> tuple[Array, QParams]:
-        """Round every weight; see `Rounder.solve`."""
-        return np.clip(np.floor(grid.ratio() + 0.5), grid.qmin, grid.qmax), qparams
+RULE: Final = NAMED_NODES.id
+BACKEND: Final = CONVOLVER.name
 
 
 def _drop_abs(match: Match, edit: Edit) -> None:
@@ -78,22 +43,13 @@ ABS_OF_RELU: Final = Pattern(
 )
 
 
-def _long_names(view: View) -> Iterator[tuple[str, str, str]]:
-    for node in view.graph.nodes:
-        if len(node.name) > 3:
-            yield node.name, "", "its name is longer than 3 characters"
-
-
-NAMES: Final = LintRule(RULE, "names are short", "info", "shorten the name", _long_names)
-
-
 def register() -> None:
     """Add the parts: one line each."""
     OBSERVERS[OBSERVER] = Trimmed
     ROUNDERS[ROUNDING] = HalfUp
     patterns.FUSE = (*patterns.FUSE, ABS_OF_RELU)
-    lint.RULES["onnxruntime"] = (*lint.RULES["onnxruntime"], NAMES)
-    backends.BACKENDS[BACKEND] = replace(VIRTUAL, name=BACKEND)
+    lint.RULES["onnxruntime"] = (*lint.RULES["onnxruntime"], NAMED_NODES)
+    backends.BACKENDS[BACKEND] = CONVOLVER
 
 
 def pytest_configure() -> None:

@@ -1,4 +1,4 @@
-"""Feeds of a function in a Python file, `data.py:load_data`."""
+"""Feeds of functions: of a Python file, `data.py:load_data`, or of a plug-in."""
 
 from __future__ import annotations
 
@@ -20,7 +20,18 @@ def open_python(named: str, sampling: Sampling) -> Source:
         RecipeError: the function cannot be loaded.
         DataError: it fails, or returns no feeds.
     """
-    function = load_function(named, "data")
+    return open_call(named, load_function(named, "data"), sampling)
+
+
+def open_call(named: str, function: Callable[[], Any], sampling: Sampling) -> Source:
+    """Open the feeds that a function without parameters returns or yields.
+
+    Args:
+        named: of the data, for messages.
+
+    Raises:
+        DataError: it fails, or returns no feeds.
+    """
     found = _called(named, function)
     if isinstance(found, Iterator):
         return Source(f"'{named}'", lambda: _numbered(named, iter(_called(named, function))))
