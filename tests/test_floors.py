@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"__init__", "__main__"}),
     frozenset({"cli"}),
-    frozenset({"batch", "llm", "testing"}),
+    frozenset({"batch", "integrations", "llm", "testing"}),
     frozenset({"api", "quant_model", "sparse_model"}),
     frozenset({"search", "qat"}),
     frozenset({"pipeline"}),
@@ -83,7 +83,7 @@ THIRD_PARTIES: dict[str, frozenset[str] | None] = {
     "xxhash": frozenset({"graph.digests"}),
     "threadpoolctl": frozenset({"calib.engine.threads"}),
     "pydantic": frozenset({"recipe", "batch.jobs.jobfile"}),
-    "yaml": frozenset({"recipe", "cli", "batch.jobs.jobfile", "calib.data.readers.settings"}),
+    "yaml": frozenset({"recipe", "cli", "batch.jobs.jobfile", "calib.data.readers.settings", "integrations.mlflow"}),
     "PIL": frozenset({"calib.data.readers.images", "calib.data.readers.image_settings"}),
     "typer": frozenset({"cli"}),
     "tomli": frozenset({"cli.configuration"}),  # tomllib, before Python 3.11
@@ -96,6 +96,9 @@ THIRD_PARTIES: dict[str, frozenset[str] | None] = {
     "psutil": frozenset({"batch", "cli", "llm"}),
     "distributed": frozenset({"batch.dask.cluster", "batch.dask.cluster_check", "batch.dask.cluster_tasks"}),
     "fsspec": frozenset({"batch.remote"}),
+    "filelock": frozenset({"batch.process.locks", "batch.remote"}),
+    "olive": frozenset({"integrations.olive"}),
+    "mlflow": frozenset({"integrations.mlflow"}),
     # protobuf, which onnx brings: the errors that it raises on a bad or too large model
     "google": frozenset({"graph", "patterns.simplify.infer"}),
 }

@@ -13,7 +13,6 @@ import os
 import re
 import secrets
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,14 +22,13 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.request import url2pathname
 
+from filelock import lock_descriptor
+
 from sbonnx.batch.digests import is_inside
 from sbonnx.batch.jobs.job import Job
 from sbonnx.errors import DataError, DeviceError, ModelError, OutputError, SbonnxError
 from sbonnx.graph.digests import combined, file_digest, text
 from sbonnx.graph.storage.model_file import external_names
-
-if sys.platform != "win32":
-    import fcntl
 
 FOLDER: Final = "remote"
 """Subfolder of the state folder with downloads."""
@@ -124,8 +122,7 @@ def fetch(name: str, folder: Path, *, what: str = "model") -> Fetched:
         got = _current(fs, where, files, home)
         if got is None:
             with open(home / "lock", "w") as file:
-                if sys.platform != "win32":
-                    fcntl.flock(file, fcntl.LOCK_EX)
+                lock_descriptor(file.fileno())
                 # check again: another process may have downloaded it
                 got = _current(fs, where, files, home) or _download(fs, where, files, home, beside=what == "model")
     return got

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from filelock import lock_descriptor
+
 from sbonnx.batch.jobs.job import Places, Tell
 from sbonnx.errors import OutputError
 
-if sys.platform != "win32":
-    import fcntl
-
-TAKEN: Final = (errno.EWOULDBLOCK, errno.EACCES, errno.EAGAIN)
+HOLDER: Final = 1
+"""Offset of the process id in a lock file: on Windows, byte 0 of a locked file cannot be read."""
 
 
 def lock_path(places: Places, key: str) -> Path:
@@ -28,7 +26,7 @@ def take(path: Path, *, wait: bool = False) -> int | None:
     """Lock `path` and return the open file. Closing it, or the end of the process, releases the lock.
 
     The file is never removed, because then two processes could hold a lock on different files of that name. The locks
-    are flock(2), so that they are released when a process is killed.
+    are flock(2), on Windows LockFileEx, so that they are released when a process is killed.
 
     Args:
         wait: whether to block until the lock is free.
@@ -41,20 +39,22 @@ def take(path: Path, *, wait: bool = False) -> int | None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
     except OSError as error:
         raise OutputError(f"'{path}' cannot be written: {error.strerror or error}") from error
-    if sys.platform == "win32":  # no flock: concurrent processes are not detected
-        return fd
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        locked = lock_descriptor(fd, blocking=wait)
     except OSError as error:
         os.close(fd)
-        if error.errno in TAKEN:
-            return None
         raise OutputError(
             f"'{path}' cannot be locked ({error.strerror}): use an output folder on a file system with locks"
         ) from error
+    except BaseException:  # an interrupt while it waits
+        os.close(fd)
+        raise
+    if not locked:
+        os.close(fd)
+        return None
     return fd
 
 
@@ -77,13 +77,16 @@ def batch_lock(places: Places) -> Iterator[None]:
     path = places.state / "lock"
     fd = take(path)
     if fd is None:
-        holder = path.read_text(errors="replace").strip() or "unknown"
+        with path.open("rb", buffering=0) as file:
+            file.seek(HOLDER)
+            holder = file.read().decode(errors="replace").strip() or "unknown"
         raise OutputError(
             f"a batch is running in '{places.output}' (process {holder}): wait until it has ended, or terminate it"
         )
     try:
         os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        os.lseek(fd, HOLDER, os.SEEK_SET)
+        os.write(fd, f"{os.getpid()}\n".encode())
         yield
     finally:
         os.ftruncate(fd, 0)

@@ -1,0 +1,263 @@
+"""Model folders of Hugging Face: a folder with a float model in, a folder with `*_quantized.onnx` out.
+
+The names are those of Optimum's ORTQuantizer, so that ``ORTModelFor….from_pretrained(folder,
+file_name="model_quantized.onnx")`` loads the result. Optimum itself is not needed to quantize.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from sbonnx import api
+from sbonnx import graph as graphs
+from sbonnx.calib.data import InputSpec, Preprocessing
+from sbonnx.calib.data.dataset import input_specs
+from sbonnx.errors import DataError, ModelError
+from sbonnx.graph.storage.model_file import external_names
+from sbonnx.graph.storage.output_folder import OutputFolder
+from sbonnx.progress import Progress
+from sbonnx.report import Report
+from sbonnx.terminal import json_values
+from sbonnx.version import __version__
+
+CONFIG: Final = "ort_config.json"
+"""File of Optimum's ORTConfig, with the recipe and the figures under the key "sbonnx"."""
+
+SUFFIX: Final = "_quantized"
+SUBFOLDER: Final = "onnx"
+"""Folder of the ONNX files in repositories of the hub."""
+
+PROCESSORS: Final = ("preprocessor_config.json", "tokenizer.json")
+"""Files that say how images and texts become inputs."""
+
+OTHER_WEIGHTS: Final = frozenset({".safetensors", ".bin", ".h5", ".msgpack", ".ckpt", ".pt", ".pth", ".ot"})
+"""Suffixes of weights for other frameworks, which are left out; external data of ONNX files has its own rule."""
+
+TYPES: Final = {
+    name.replace("Q", "").lower(): name for name in ("QInt4", "QUInt4", "QInt8", "QUInt8", "QInt16", "QUInt16")
+}
+"""Names of onnxruntime.quantization.QuantType, which Optimum's configuration uses, by type."""
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """A folder with a configuration and ONNX files.
+
+    Attributes:
+        folder: its path.
+        models: ONNX files by name without suffix, such as ``model`` or ``encoder_model``.
+    """
+
+    folder: Path
+    models: Mapping[str, Path]
+
+    @classmethod
+    def read(cls, folder: str | os.PathLike[str]) -> ModelFolder:
+        """Find the ONNX files of a folder, in it or in its subfolder ``onnx``; quantized ones are left out.
+
+        Raises:
+            ModelError: it is no folder, or has no ONNX file.
+        """
+        path = Path(folder)
+        if not path.is_dir():
+            raise ModelError(f"there is no folder '{path}': give the folder with config.json and model.onnx")
+        for place in (path, path / SUBFOLDER):
+            files = [file for file in sorted(place.glob("*.onnx")) if not file.stem.endswith(SUFFIX)]
+            if files:
+                return cls(path, {file.stem: file for file in files})
+        raise ModelError(
+            f"folder '{path}' has no .onnx file: export the model first, as with optimum-cli export onnx --model NAME DIR"
+        )
+
+    @property
+    def preprocess(self) -> Path | None:
+        """Configuration of the image processor, or the tokenizer; None: the folder has neither."""
+        return next((self.folder / name for name in PROCESSORS if (self.folder / name).is_file()), None)
+
+
+def quantize_folder(  # noqa: PLR0913 - public entry point
+    folder: str | os.PathLike[str],
+    data: Any,
+    output: str | os.PathLike[str],
+    *,
+    files: Sequence[str] | None = None,
+    backend: str | None = None,
+    recipe: Any = None,
+    split: int | None = None,
+    preprocess: Preprocessing | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+    **overrides: Any,
+) -> dict[str, Report]:
+    """Quantize the ONNX files of a model folder, and copy its configuration, tokenizer and processor.
+
+    Args:
+        folder: with config.json, tokenizer or image processor, and model.onnx or several files
+            (encoder_model.onnx, decoder_model.onnx, ...), in it or in its subfolder ``onnx``.
+        data: calibration data as `sbonnx.quantize` takes it, or a `datasets.Dataset` with columns named as the inputs,
+            or with rows of texts as a file (.txt, .jsonl), which are tokenized with the folder's tokenizer.json.
+            For several files: a dict of data by file name without suffix. None: no ranges are measured (MODE dynamic or
+            weight_only).
+        output: folder to create.
+        files: names without suffix of the files to quantize; None: all, or those that `data` names. Other files are
+            copied as they are.
+        backend, recipe, split, progress, overrides: as in `sbonnx.quantize`, for every file.
+        preprocess: as in `sbonnx.quantize`; None: the image processor or the tokenizer of the folder.
+        force: replace an output folder of an earlier run.
+
+    Returns:
+        The reports by file name without suffix.
+
+    Raises:
+        SbonnxError: a subclass, for every error that the user can fix. No partial folder is left.
+    """
+    source = ModelFolder.read(folder)
+    chosen = _chosen(source, data, files)
+    graphs_by_name = {name: graphs.load(source.models[name]) for name in chosen}
+    inputs = [path for graph in graphs_by_name.values() for path in graph.info.files]
+    target = OutputFolder(Path(output), source.folder, tuple(inputs), CONFIG, force)
+    reports: dict[str, Report] = {}
+    with target.staged() as stage:
+        for name, feeds in chosen.items():
+            path = source.models[name]
+            place = stage / path.relative_to(source.folder).with_name(f"{name}{SUFFIX}.onnx")
+            place.parent.mkdir(exist_ok=True)
+            report = api.quantize(
+                path,
+                rows_as_feeds(feeds, input_specs(graphs_by_name[name])),
+                backend=backend,
+                recipe=recipe,
+                output=place,
+                split=split,
+                preprocess=_preprocess(source, feeds) if preprocess is None else preprocess,
+                progress=progress,
+                **overrides,
+            )
+            reports[name] = replace(report, output=str(target.target / place.relative_to(stage)))
+        config = ort_config(reports, external_data=any(external_names(place) for place in stage.rglob("*.onnx")))
+        target.copy_source(stage, skipped=_left_out(source, chosen))
+        text = json.dumps(json_values(config), indent=2, ensure_ascii=False, allow_nan=False)
+        graphs.write_text(stage / CONFIG, f"{text}\n")
+    return reports
+
+
+def _chosen(source: ModelFolder, data: Any, files: Sequence[str] | None) -> dict[str, Any]:
+    """Return the calibration data of each file to quantize, by name without suffix.
+
+    Raises:
+        ModelError: there is no such file.
+        DataError: several files and not one data set for each.
+    """
+    names = ", ".join(source.models)
+    by_file = isinstance(data, Mapping) and bool(data) and all(str(key) in source.models for key in data)
+    wanted = [name.removesuffix(".onnx") for name in files] if files is not None else list(data) if by_file else None
+    if wanted is None:
+        if len(source.models) > 1 and data is not None:
+            raise DataError(
+                f"folder '{source.folder}' has {names}, whose inputs differ: give data for each, "
+                f"data={{'{next(iter(source.models))}': ...}}, or files=[...] with one name"
+            )
+        wanted = list(source.models)
+    unknown = [name for name in wanted if name not in source.models]
+    if unknown:
+        raise ModelError(f"folder '{source.folder}' has no '{unknown[0]}.onnx': it has {names}")
+    if not by_file and len(wanted) > 1 and data is not None:
+        raise DataError(f"{', '.join(wanted)}: give data for each, data={{'{wanted[0]}': ...}}")
+    missing = [name for name in wanted if by_file and name not in data]
+    if missing:
+        raise DataError(f"there is no data for '{missing[0]}': the data is for {', '.join(map(str, data))}")
+    return {name: data[name] if by_file else data for name in wanted}
+
+
+def _left_out(source: ModelFolder, chosen: Mapping[str, Any]) -> list[Path]:
+    """Return files of the folder that are not copied: other frameworks' weights, hidden files, what is written anew."""
+    replaced = {source.models[name].with_name(f"{name}{SUFFIX}.onnx") for name in chosen}
+    return [
+        path
+        for path in source.folder.rglob("*")
+        if path in replaced
+        or path.suffix.lower() in OTHER_WEIGHTS
+        or any(part.startswith(".") for part in path.relative_to(source.folder).parts)
+    ]
+
+
+def _preprocess(source: ModelFolder, data: Any) -> Path | None:
+    """Return the processor of the folder if the data is a path that may need one."""
+    is_path = isinstance(data, (str, os.PathLike)) and Path(data).suffix not in (".npz", ".npy", ".json", ".py")
+    return source.preprocess if is_path else None
+
+
+def rows_as_feeds(data: Any, inputs: Sequence[InputSpec]) -> Any:
+    """Return the rows of a `datasets.Dataset` as feeds of one sample; other data unchanged.
+
+    Columns named as inputs become arrays with a batch axis, as they are stored or as lists; other columns are left out.
+
+    Raises:
+        DataError: an input has no column.
+    """
+    columns = getattr(data, "column_names", None)
+    if not isinstance(columns, list):
+        return data
+    names = [spec.name for spec in inputs]
+    missing = [name for name in names if name not in columns]
+    if missing:
+        raise DataError(
+            f"the data set has no column '{missing[0]}', an input of the model; it has {', '.join(columns)}: "
+            "tokenize or preprocess it first, with Dataset.map"
+        )
+    return _Rows(data, names)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Feeds of a data set that can be iterated repeatedly."""
+
+    data: Any
+    names: Sequence[str]
+
+    def __iter__(self) -> Iterator[dict[str, np.ndarray[Any, Any]]]:
+        for row in self.data:
+            yield {name: np.asarray(row[name])[None] for name in self.names}
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+
+def ort_config(reports: Mapping[str, Report], *, external_data: bool) -> dict[str, Any]:
+    """Return the content of ort_config.json: fields of Optimum's ORTConfig, and under "sbonnx" recipe and figures."""
+    first = next(iter(reports.values()))
+    return {
+        "opset": None,
+        "one_external_file": True,
+        "use_external_data_format": external_data,
+        "optimization": {},
+        "quantization": {
+            "is_static": first.settings["MODE"] == "static",
+            "format": "QDQ",
+            "mode": "QLinearOps" if first.settings["MODE"] == "static" else "IntegerOps",
+            "activations_dtype": _usual_type(first, "activation", "QUInt8"),
+            "weights_dtype": _usual_type(first, "weight", "QInt8"),
+        },
+        "sbonnx": {
+            "version": __version__,
+            "recipe": first.settings,
+            "files": {
+                name: {"output": Path(report.output or "").name, "problems": report.problems, "metrics": report.metrics}
+                for name, report in reports.items()
+            },
+        },
+    }
+
+
+def _usual_type(report: Report, role: str, default: str) -> str:
+    """Return the type that most tensors of a role have, as Optimum names it."""
+    labels = [site["label"].split()[0] for site in report.sites if site["role"] == role]
+    types = [label for label in labels if label in TYPES]
+    return TYPES[max(sorted(set(types)), key=types.count)] if types else default
