@@ -8,7 +8,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test check format coverage docs train wheel peers clean test-oldest test-interpreted test-wheel fuzz
+.PHONY: help demo test check format coverage docs train wheel sdist sbom peers clean
+.PHONY: test-oldest test-interpreted test-wheel fuzz
 
 help:
 	@echo 'make demo      quantize the bundled model for every backend, in a virtual environment of its own'
@@ -19,6 +20,8 @@ help:
 	@echo 'make docs      build the documentation site into build/site; a warning is an error'
 	@echo 'make train     train and export the bundled model again (installs torch)'
 	@echo 'make wheel     build the wheel and the source distribution into dist/'
+	@echo 'make sdist     build the source distribution into dist/, with the same bytes on every machine'
+	@echo 'make sbom      write the bill of materials (CycloneDX) of an installation with onnxruntime into dist/'
 	@echo 'make peers     an environment for each peer that the benchmarks run beside ours, in .peers/'
 	@echo 'make test-oldest       fast tests with the oldest supported packages, in .venv-oldest/'
 	@echo 'make test-interpreted  fast tests without the compiled loops'
@@ -56,8 +59,22 @@ docs: $(VENV)/.dev
 train: $(VENV)/.examples
 	$(BIN)/python examples/digits/train.py $(ARGS)
 
-wheel: $(VENV)/.dev
-	$(BIN)/python -m build
+wheel: sdist
+	$(BIN)/python -m build --wheel
+
+sdist: $(VENV)/.dev
+	$(BIN)/python .ci/sdist.py
+
+sbom:
+	rm -rf .venv-sbom
+	$(PYTHON) -m venv .venv-sbom
+	$(PYTHON) -m venv .venv-sbom/tool
+	.venv-sbom/tool/bin/python -m pip install --quiet --disable-pip-version-check 'cyclonedx-bom>=7'
+	.venv-sbom/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt '.[cpu]'
+	.venv-sbom/bin/python -m pip uninstall --quiet --yes pip setuptools
+	mkdir -p dist
+	.venv-sbom/tool/bin/cyclonedx-py environment .venv-sbom/bin/python --pyproject pyproject.toml --mc-type application \
+		--output-reproducible --validate -o dist/sbonnx.cdx.json
 
 peers:
 	$(PYTHON) -m benchmarks.lowbit_peers.environments --folder $(PEERS) $(ARGS)
@@ -78,7 +95,7 @@ fuzz: $(VENV)/.dev
 	$(BIN)/python -m tests.fuzz --cases 10000 $(ARGS)
 
 clean:
-	rm -rf $(VENV) .venv-oldest .venv-wheel .peers build dist sbonnx-demo sbonnx.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-oldest .venv-wheel .venv-sbom .peers build dist sbonnx-demo sbonnx.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
 
 # Stamps: a package set is installed again only when what it is made from changed.
 $(VENV)/.made:

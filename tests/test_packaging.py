@@ -247,6 +247,8 @@ def test_the_source_distribution_builds_the_same_wheel(tmp_path: Path) -> None:
     assert {"LICENSE", "README.md", "pyproject.toml", "patterns/__init__.py", "calib/__init__.py"} <= inside
     assert "calib/sketches/_kernels.c" in inside
     assert not [name for name in inside if name.startswith(("sbonnx/patterns/", "sbonnx/calib/"))]
+    for link in LINKS:  # as git writes links where the file system has none
+        (tree / "sbonnx" / link).write_text(f"../{link}")
     command = [
         sys.executable,
         "-m",
@@ -257,7 +259,52 @@ def test_the_source_distribution_builds_the_same_wheel(tmp_path: Path) -> None:
         str(tmp_path / "again"),
         str(tree),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     (wheel,) = (tmp_path / "again").iterdir()
     assert packed_files(wheel) == package_files()
+
+
+@pytest.mark.slow
+def test_the_source_distribution_has_the_same_bytes_on_every_day(tmp_path: Path) -> None:
+    """Trees with other times and modes, as other clones have them."""
+    pytest.importorskip("build", reason="the dev extra is not installed")
+    made = []
+    for name, time, mode in (("one", 1_000_000_000, 0o664), ("two", 1_700_000_000, 0o600)):
+        tree = copied(tmp_path / name)
+        for path in tree.rglob("*"):
+            if path.is_file() and not path.is_symlink():
+                os.utime(path, (time, time))
+                path.chmod(mode)
+        done = subprocess.run(
+            [sys.executable, str(ROOT / ".ci" / "sdist.py"), "--tree", str(tree), "--outdir", str(tmp_path / name)],
+            env={**os.environ, "SOURCE_DATE_EPOCH": "1750000000"},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=600,
+        )
+        assert done.returncode == 0, done.stderr
+        made.append(Path(done.stdout.strip()).read_bytes())
+    assert made[0] == made[1]
+    (archive,) = (tmp_path / "one").glob("*.tar.gz")
+    with tarfile.open(archive) as tar:
+        assert {(entry.mtime, entry.uname, entry.uid) for entry in tar.getmembers()} == {(1_750_000_000, "", 0)}
+
+
+def test_one_wheel_a_system() -> None:
+    """Wheels are built for the oldest Python, whose stable interface all later ones have."""
+    settings = PROJECT["tool"]["cibuildwheel"]
+    oldest = PROJECT["project"]["requires-python"].removeprefix(">=3.")
+    assert settings["build"] == f"cp3{oldest}-*"
+    assert PROJECT["tool"]["distutils"]["bdist_wheel"]["py_limited_api"] == f"cp3{oldest}"
+    assert set(settings["test-extras"]) <= PROJECT["project"]["optional-dependencies"].keys()
+
+
+def test_the_workflows_run_commands_that_exist() -> None:
+    """Every `make` target of a workflow is one of the Makefile."""
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    workflows = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+    assert {path.name for path in workflows} == {"ci.yml", "release.yml"}
+    for path in workflows:
+        assert set(re.findall(r"run: make ([a-z-]+)", path.read_text())) <= targets

@@ -57,7 +57,7 @@ def open_path(data: str | os.PathLike[str], inputs: Sequence[InputSpec], samplin
     if reader is not None:
         source = _of_plugin(path, reader, inputs, sampling)
     else:
-        media = _media(path)
+        media = media_at(path)
         if media is not None:
             return open_media(*media, inputs, preprocess)
         source = _open_arrays(path, inputs, sampling)
@@ -90,7 +90,7 @@ def _open_arrays(path: Path, inputs: Sequence[InputSpec], sampling: Sampling) ->
     )
 
 
-def _media(path: Path) -> tuple[str, MediaFiles] | None:
+def media_at(path: Path) -> tuple[str, MediaFiles] | None:
     """Return the kind and the files of images, audio or texts at a path; None if it holds others."""
     if not os.path.isdir(path):
         kind = kind_of(path)

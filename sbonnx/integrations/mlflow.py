@@ -21,7 +21,8 @@ FOLDER: Final = "sbonnx"
 LONGEST: Final = 500
 """Characters of a parameter's value that are logged; stores of MLflow limit them (250 to 6,000)."""
 
-KEYWORDS: Final = frozenset({"output", "input", "name"})
+ROW_NAMES: Final = ("name", "output")
+"""Keys that name a row of figures, by preference; other rows have their position."""
 
 
 def log_report(report: Report | Mapping[str, Any], *, prefix: str = "", model: bool = True) -> str:
@@ -29,8 +30,8 @@ def log_report(report: Report | Mapping[str, Any], *, prefix: str = "", model: b
 
     Parameters: model, backend and the keys of the recipe (``W.QUANTIZER.BIT``). Metrics: counts of nodes and quantized
     tensors, figures of the comparison by output (``outputs.logits.sqnr_db``), sizes, latency, the metric on labelled
-    data. Tags: ``sbonnx.ok``, ``sbonnx.verdict``. Artifacts in ``sbonnx/``: report.json, report.html, recipe.yaml and the
-    quantized model.
+    data. Tags: ``sbonnx.ok``, ``sbonnx.verdict``. Artifacts in ``sbonnx/``: report.json, report.html, recipe.yaml and
+    the quantized model.
 
     Args:
         report: a report, or its values (`Report.to_dict`, or a JSON file of ``--report`` or of a batch job).
@@ -108,7 +109,7 @@ def _numbers(value: Any, above: str = "") -> Iterator[tuple[str, Any]]:
             yield from _numbers(inner, f"{above}.{_name(str(key))}" if above else _name(str(key)))
     elif isinstance(value, list):
         for number, row in enumerate(value):
-            named = [row[key] for key in KEYWORDS if isinstance(row, Mapping) and isinstance(row.get(key), str)]
+            named = [row[key] for key in ROW_NAMES if isinstance(row, Mapping) and isinstance(row.get(key), str)]
             yield from _numbers(row, f"{above}.{_name(named[0]) if named else number}")
     else:
         yield above, value

@@ -1,5 +1,6 @@
-"""A pass of Olive. ``python -m sbonnx.integrations.olive > packages.json`` writes the package configuration for it:
+"""A pass of Olive, and the package configuration that Olive finds it by.
 
+    python -m sbonnx.integrations.olive > packages.json
     olive run --config run.json --package-config packages.json
 
 In run.json, the pass is ``{"type": "SbonnxQuantization", "data_config": ..., "backend": ..., "recipe": {...}}``.

@@ -17,8 +17,9 @@ import numpy as np
 
 from sbonnx import api
 from sbonnx import graph as graphs
-from sbonnx.calib.data import InputSpec, Preprocessing
+from sbonnx.calib.data import DataPath, InputSpec, Preprocessing
 from sbonnx.calib.data.dataset import input_specs
+from sbonnx.calib.data.files import media_at
 from sbonnx.errors import DataError, ModelError
 from sbonnx.graph.storage.model_file import external_names
 from sbonnx.graph.storage.output_folder import OutputFolder
@@ -73,7 +74,8 @@ class ModelFolder:
             if files:
                 return cls(path, {file.stem: file for file in files})
         raise ModelError(
-            f"folder '{path}' has no .onnx file: export the model first, as with optimum-cli export onnx --model NAME DIR"
+            f"folder '{path}' has no .onnx file: export the model first, as with optimum-cli export onnx --model NAME "
+            "FOLDER"
         )
 
     @property
@@ -190,8 +192,10 @@ def _left_out(source: ModelFolder, chosen: Mapping[str, Any]) -> list[Path]:
 
 def _preprocess(source: ModelFolder, data: Any) -> Path | None:
     """Return the processor of the folder if the data is a path that may need one."""
-    is_path = isinstance(data, (str, os.PathLike)) and Path(data).suffix not in (".npz", ".npy", ".json", ".py")
-    return source.preprocess if is_path else None
+    if isinstance(data, DataPath) and data.preprocess is not None:
+        return None
+    needs_it = isinstance(data, (str, os.PathLike)) and media_at(Path(data)) is not None
+    return source.preprocess if needs_it else None
 
 
 def rows_as_feeds(data: Any, inputs: Sequence[InputSpec]) -> Any:

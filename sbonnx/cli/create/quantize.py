@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sbonnx.cli import options
 from sbonnx.cli.evaluation import evaluation_of
@@ -19,7 +19,7 @@ from sbonnx.cli.output.tables import (
     show_refusals,
     show_search,
 )
-from sbonnx.errors import OutputError
+from sbonnx.errors import ModelError, OutputError
 
 if TYPE_CHECKING:
     from sbonnx.report import Report
@@ -89,21 +89,21 @@ def run(given: Arguments) -> int:
     check_report(given[options.REPORT], others, force=force)
     _check_trtexec(given[options.TRTEXEC], rules.name, [*others, given[options.REPORT]], force=force)
     progress = given.progress()
+    settings: dict[str, Any] = {
+        "recipe": recipe,
+        "force": force,
+        "verify": not given[options.NO_VERIFY],
+        "split": given[options.SPLIT],
+        "trt_cache": trt_cache,
+        "save_recipe": save_recipe,
+        "progress": progress,
+        "evaluation": evaluation,
+    }
     try:
-        report = quantize(
-            model,
-            data,
-            recipe=recipe,
-            output=output,
-            force=force,
-            verify=not given[options.NO_VERIFY],
-            split=given[options.SPLIT],
-            trt_cache=trt_cache,
-            save_recipe=save_recipe,
-            progress=progress,
-            evaluation=evaluation,
-            advise=not given[options.NO_ADVICE],
-        )
+        if model.is_dir():
+            report = _of_folder(model, data, output, settings)
+        else:
+            report = quantize(model, data, output=output, advise=not given[options.NO_ADVICE], **settings)
     finally:
         progress.close()
     if report.advice:
@@ -111,6 +111,24 @@ def run(given: Arguments) -> int:
         command = given.command("quantize", overrides) if overrides else ""
         report = replace(report, advice={**report.advice, "command": command})
     return show_report(given, report)
+
+
+def _of_folder(folder: Path, data: Any, output: Path, settings: dict[str, Any]) -> Report:
+    """Quantize the model of a folder of Hugging Face.
+
+    Raises:
+        ModelError: the folder has several.
+    """
+    from sbonnx.integrations.optimum import ModelFolder, quantize_folder
+
+    models = ModelFolder.read(folder).models
+    if len(models) > 1:
+        raise ModelError(
+            f"folder '{folder}' has {', '.join(f'{name}.onnx' for name in models)}: give one file, or use "
+            "sbonnx.integrations.optimum.quantize_folder with data for each (decoders: sbonnx llm quantize)"
+        )
+    (report,) = quantize_folder(folder, data, output, **settings).values()
+    return report
 
 
 def check_report(file: Path | None, taken: Sequence[Path], *, force: bool) -> None:
