@@ -99,6 +99,19 @@ def json_values(value: Any) -> Any:
     return json_values(value.tolist()) if hasattr(value, "tolist") else str(value)  # NumPy, without importing it
 
 
+SCHEMA_VERSIONS: Final[Mapping[str, int]] = {}
+"""Versions of the schemas of JSON outputs that are above 1. A key that is removed or changes its meaning raises it."""
+
+
+def versioned(schema: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a JSON output with the name and version of its schema as first keys, `schema` and `schema_version`.
+
+    Args:
+        schema: a key of `sbonnx.cli.schemas.published.SCHEMAS`.
+    """
+    return {"schema": schema, "schema_version": SCHEMA_VERSIONS.get(schema, 1), **values}
+
+
 def map_strings(change: Callable[[str], str], value: Any) -> Any:
     """Apply a function to all strings in nested JSON values, including keys."""
     if isinstance(value, str):
@@ -110,4 +123,13 @@ def map_strings(change: Callable[[str], str], value: Any) -> Any:
     return value
 
 
-__all__ = ["LINE_LENGTH", "escaped", "json_escaped", "json_values", "map_strings", "one_line", "relative_paths"]
+__all__ = [
+    "LINE_LENGTH",
+    "escaped",
+    "json_escaped",
+    "json_values",
+    "map_strings",
+    "one_line",
+    "relative_paths",
+    "versioned",
+]

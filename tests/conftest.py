@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import signal
 import threading
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from sbonnx.cli.output import printer
+from sbonnx.terminal import versioned
 
 ROOT = Path(__file__).resolve().parents[1]
 PACK = Path(os.environ.get("SBONNX_PACK") or ROOT.parent / "shared" / "data")
@@ -25,6 +31,20 @@ def pack() -> Path:
     if not (PACK / "manifest.json").is_file():
         pytest.skip("the real models are neither in ../shared/data nor where SBONNX_PACK points")
     return PACK
+
+
+@pytest.fixture(autouse=True)
+def checked_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Validate every JSON output of the command line against its schema."""
+
+    def checked(schema: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        from tests.support.json_schemas import check
+
+        output = versioned(schema, values)
+        check(json.loads(printer.to_json(output)))
+        return output
+
+    monkeypatch.setattr(printer, "versioned", checked)
 
 
 def has_gpu() -> bool:

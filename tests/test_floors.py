@@ -82,7 +82,9 @@ THIRD_PARTIES: dict[str, frozenset[str] | None] = {
     ),
     "xxhash": frozenset({"graph.digests"}),
     "threadpoolctl": frozenset({"calib.engine.threads"}),
-    "pydantic": frozenset({"recipe", "batch.jobs.jobfile"}),
+    "pydantic": frozenset({"recipe", "batch.jobs.jobfile", "cli"}),
+    # of pydantic, which takes its typed dictionaries alone before Python 3.12; elsewhere only for types
+    "typing_extensions": frozenset({"cli"}),
     "yaml": frozenset({"recipe", "cli", "batch.jobs.jobfile", "calib.data.readers.settings", "integrations.mlflow"}),
     "PIL": frozenset({"calib.data.readers.images", "calib.data.readers.image_settings"}),
     "typer": frozenset({"cli"}),

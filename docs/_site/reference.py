@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import re
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +22,7 @@ import typer
 from sbonnx import cli
 from sbonnx.cli.app import build
 from sbonnx.cli.examples import EXAMPLES
+from sbonnx.cli.schemas.published import SCHEMAS, json_schema
 from sbonnx.lint import RULES
 from sbonnx.lint.findings import LintRule
 from tests.lint.seeded import ASIDE, CASES
@@ -133,10 +136,23 @@ def _value(tensor: onnx.TensorProto) -> str:
     return f" = {values}" if values.ndim == 0 else ""
 
 
+def json_output() -> str:
+    """Return the schema of every JSON output."""
+    return "\n".join(
+        f'\n## {name}\n\n{schema["description"]}\n\n??? note "Schema"\n\n{_indented(schema)}\n'
+        for name, schema in ((name, json_schema(name)) for name in SCHEMAS)
+    )
+
+
+def _indented(schema: dict[str, Any]) -> str:
+    return textwrap.indent(f"```json\n{json.dumps(schema, indent=2)}\n```", "    ")
+
+
 PAGES: Final[dict[str, Callable[[], str]]] = {
     "reference/command_line.md": command_line,
     "reference/recipe_defaults.md": recipe_defaults,
     "reference/lint_rules.md": lint_rules,
+    "reference/json_output.md": json_output,
 }
 OUTSIDE: Final = re.compile(r"\]\((?!https?:|#|docs/)([^)]+)\)")
 """Links of the repository's root to files outside `docs/`, which are relative to `docs/` on a page of the site."""

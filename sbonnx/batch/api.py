@@ -24,7 +24,7 @@ from sbonnx.batch.repair_command import advice_of
 from sbonnx.batch.state import State, past, peek
 from sbonnx.batch.step_progress import Quiet
 from sbonnx.errors import RecipeError, SbonnxError
-from sbonnx.terminal import json_values
+from sbonnx.terminal import json_values, versioned
 from sbonnx.version import __version__
 
 REPORTS: Final = ("report.json", "report.html", "report.xml")
@@ -181,7 +181,7 @@ def write_reports(report: BatchReport, places: Places) -> None:
     from sbonnx.html_report import batch_page, junit
 
     values = plain(report)
-    plain_text = json.dumps(values, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    plain_text = json.dumps(versioned("batch", values), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     for name, text in zip(REPORTS, (plain_text, batch_page(values), junit(values)), strict=True):
         graphs.write_text(places.output / name, text)
 

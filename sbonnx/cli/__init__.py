@@ -26,7 +26,7 @@ YOUNG_OBJECTS: Final = 50_000
 Graphs are many objects that live long. At 9,375 nodes looking at them again and again took a third of planning.
 """
 
-WITHOUT_CONFIGURATION: Final = frozenset({"help", "version", "completion", "explain", "doctor"})
+WITHOUT_CONFIGURATION: Final = frozenset({"help", "version", "completion", "explain", "doctor", "schema"})
 """Commands that work with a wrong configuration too."""
 
 INTERRUPT_CODE: Final = 130

@@ -12,7 +12,7 @@ import typer
 from typer.completion import completion_init  # type: ignore[attr-defined]
 from typer.core import TyperCommand, TyperGroup
 
-from sbonnx.cli.about import completion, doctor, explain, version
+from sbonnx.cli.about import completion, doctor, explain, schema, version
 from sbonnx.cli.configuration import Configuration
 from sbonnx.cli.create import batch, demo, init, llm, prune, qat, quantize, recipe, simplify
 from sbonnx.cli.examine import bench, compare, diff, inspect, lint, plan, profile, run, view
@@ -24,7 +24,7 @@ from sbonnx.cli.output.error_lines import guard
 VERBS: Final = (
     *(quantize, batch, qat, prune, simplify, init, recipe, demo),
     *(inspect, plan, lint, run, bench, compare, diff, evaluation, profile, view),
-    *(explain, doctor, version, completion),
+    *(explain, doctor, schema, version, completion),
 )
 
 GROUPS: Final = (llm,)

@@ -49,6 +49,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "doctor": ("sbonnx doctor",),
     "view": ("sbonnx view report.json", "sbonnx view report.json --no-open -o report.html"),
+    "schema": ("sbonnx schema", "sbonnx schema quantize > quantize.schema.json"),
     "version": ("sbonnx version --json",),
     "completion": (
         'eval "$(sbonnx completion bash)"  # in ~/.bashrc',

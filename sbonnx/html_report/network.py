@@ -287,8 +287,8 @@ def _on_cpu(report: Mapping[str, Any]) -> bool:
 
 def _pairs(report: Mapping[str, Any], metrics: Mapping[str, Any]) -> Iterable[PropertyRow]:
     counts = report.get("counts") or {}
-    if counts.get("nodes before") is not None:
-        before, after = counts["nodes before"], counts.get("nodes quantized")
+    if counts.get("nodes_before") is not None:
+        before, after = counts["nodes_before"], counts.get("nodes_quantized")
         yield PropertyRow("nodes", formatting.count(before), formatting.count(after), "")
     if metrics.get("bytes_float") is not None:
         sizes = (formatting.size(metrics.get(f"bytes_{side}")) for side in ("float", "quantized"))

@@ -125,6 +125,7 @@ class PruningReport:
         """Return plain values for ``json.dumps``; problems and the verdict come first."""
         verdict = {"accuracy": self.verdict.accuracy, "text": self.verdict.text}
         plain = asdict(replace(self, pruned=None))
+        del plain["pruned"]
         return {"ok": self.ok, "problems": self.problems, "verdict": verdict, **plain}
 
 

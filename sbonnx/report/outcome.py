@@ -137,4 +137,5 @@ class Report:
         """Return plain values for ``json.dumps``; problems and the verdict come first."""
         verdict = {"accuracy": self.verdict.accuracy, "text": self.verdict.text}
         plain = asdict(replace(self, quantized=None))
+        del plain["quantized"]
         return {"ok": self.ok, "problems": self.problems, "verdict": verdict, **plain}

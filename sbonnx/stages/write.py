@@ -153,9 +153,9 @@ def _report(state: PipelineState) -> Report:
         output=None if request.output is None else os.fspath(Path(request.output)),
         backend=prepared.backend.name,
         counts={
-            "nodes before": prepared.nodes_before,
-            "nodes float": sum(len(body.nodes) for _, body in query.scopes(prepared.graph)),
-            "nodes quantized": sum(len(body.nodes) for _, body in query.scopes(state.quantized)),
+            "nodes_before": prepared.nodes_before,
+            "nodes_float": sum(len(body.nodes) for _, body in query.scopes(prepared.graph)),
+            "nodes_quantized": sum(len(body.nodes) for _, body in query.scopes(state.quantized)),
             "activations": sum(site.role == "activation" for site in solved),
             "weights": sum(site.role == "weight" for site in solved),
             "biases": sum(site.role == "bias" for site in solved),

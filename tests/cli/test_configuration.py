@@ -25,7 +25,7 @@ def below(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def recipe(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     assert main(["recipe", "--json", *words]) == 0
-    value: dict[str, Any] = json.loads(capsys.readouterr().out)
+    value: dict[str, Any] = json.loads(capsys.readouterr().out)["recipe"]
     return value
 
 

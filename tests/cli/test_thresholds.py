@@ -46,7 +46,7 @@ def test_quantize(wish: str, place: Path, capfd: pytest.CaptureFixture[str]) -> 
     assert (place / "q.onnx").exists()
     assert main([*COMMAND, "--set", wish, "--force", "--json"]) == 1
     report = json.loads(capfd.readouterr().out)
-    assert list(report)[:2] == ["ok", "problems"]
+    assert list(report)[2:4] == ["ok", "problems"]
     assert report["ok"] is False and ASKED[wish] in report["problems"][0]
     assert main([*COMMAND, "--set", wish, "--force", "--no-verify", "--quiet"]) == 0
 
@@ -92,5 +92,5 @@ def test_compare(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
         out, err = capfd.readouterr()
         value = json.loads(out)
         assert message in value["problems"][0] and message in err
-        assert list(value)[:2] == ["ok", "problems"]
+        assert list(value)[2:4] == ["ok", "problems"]
         assert value["kernels"]["share"] == 1.0 and value["levels"]

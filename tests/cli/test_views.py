@@ -118,7 +118,7 @@ def test_a_recipe_resolved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     resolved.write_text(capsys.readouterr().out)
     assert recipes.load(resolved) == recipes.load(path, overrides={"a_bit": 6})
     assert main(["recipe", str(path), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["W"]["QUANTIZER"]["BIT"] == 4
+    assert json.loads(capsys.readouterr().out)["recipe"]["W"]["QUANTIZER"]["BIT"] == 4
 
 
 def test_the_schema(capsys: pytest.CaptureFixture[str]) -> None:

@@ -64,7 +64,7 @@ def network(layers: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         "model": "m.onnx",
         "output": "q.onnx",
         "backend": "onnxruntime",
-        "counts": {"nodes before": 9, "nodes quantized": 20, "activations": 3, "weights": 2, "biases": 1, "samples": 8},
+        "counts": {"nodes_before": 9, "nodes_quantized": 20, "activations": 3, "weights": 2, "biases": 1, "samples": 8},
         "metrics": metrics,
         "layers": tuple(layers),
         "applied": ({"pattern": "fuse_bn", "node": "bn_0"}, {"pattern": "fuse_bn", "node": "bn_1"}),

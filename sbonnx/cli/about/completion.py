@@ -36,7 +36,7 @@ def run(given: Arguments) -> int:
             "return 0", "[[ ${COMPREPLY[0]} == *= ]] && compopt -o nospace 2>/dev/null\n    return 0"
         )
     printer = given.printer()
-    printer.value({"shell": shell, "script": script})
+    printer.value("completion", {"shell": shell, "script": script})
     if not printer.as_json:
         Printer().text(script)
     return 0

@@ -27,7 +27,7 @@ OPTIONS: Final = options.COMMON
 
 def run(given: Arguments) -> int:
     printer, facts = given.printer(), _facts()
-    printer.value(facts)
+    printer.value("doctor", facts)
     cpu, memory = facts["cpu"], facts["memory"]
     printer.facts(
         f"sbonnx {facts['sbonnx']}",

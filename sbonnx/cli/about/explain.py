@@ -50,7 +50,7 @@ OPTIONS: Final = (
 def run(given: Arguments) -> int:
     printer, subject, model = given.printer(), given[SUBJECT], given[MODEL]
     facts = _general(subject) if model is None else _node(given, model, subject)
-    printer.value(facts)
+    printer.value("explain", facts)
     shown = {
         name.replace("_", " "): "; ".join(map(str, value)) if isinstance(value, list) else value
         for name, value in facts.items()

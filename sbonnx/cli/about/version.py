@@ -26,6 +26,6 @@ def run(given: Arguments) -> int:
     from sbonnx.native import missing
 
     printer = given.printer()
-    printer.value({"version": __version__, "missing_compiled_loops": list(missing())})
+    printer.value("version", {"version": __version__, "missing_compiled_loops": list(missing())})
     printer.line(version_line())
     return 0

@@ -57,7 +57,7 @@ def run(given: Arguments) -> int:
         if row.outcome.status != "done" and (quiet or row.up_to_date) and not json_progress:
             line = f"{row.job.name}: {row.outcome.status}: {relative_paths(row.outcome.reason)}"
             print(one_line(line, LINE_LENGTH), file=sys.stderr)
-    printer.value(plain(report))
+    printer.value("batch", plain(report))
     printer.table(f"{report.title}", COLUMNS, [_row(row) for row in report.rows])
     counts = Counter(row.outcome.status for row in report.rows)
     ends = ", ".join(f"{count} {status}" for status, count in counts.most_common())
@@ -110,7 +110,9 @@ def _preview(printer: Printer, wished: BatchRequest, workers: int | None, *, for
     jobs = [
         {"name": job.name, "model": job.model, "backend": job.backend, "output": job.output} for job in wished.chosen
     ]
-    printer.value({"title": wished.title, "jobs": jobs, "steps": steps, "seconds": wall, "faults": faults})
+    printer.value(
+        "batch-dry-run", {"title": wished.title, "jobs": jobs, "steps": steps, "seconds": wall, "faults": faults}
+    )
     for name, reason in faults.items():
         print(one_line(f"{name}: cannot run: {reason}", LINE_LENGTH), file=sys.stderr)
     columns = ("job", "for", "state", "seconds, about", "output")

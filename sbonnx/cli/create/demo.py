@@ -53,7 +53,9 @@ def run(given: Arguments) -> int:
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"the files in '{out}' are complete, but some are missing") from None
     problems = _problems(rows)
-    printer.value({"models": rows, "problems": problems, "ok": not problems, "seconds": time.perf_counter() - begin})
+    printer.value(
+        "demo", {"models": rows, "problems": problems, "ok": not problems, "seconds": time.perf_counter() - begin}
+    )
     _tables(printer, rows)
     for row in rows:
         printer.line(f"{row['model']}: {row['file']}")

@@ -42,7 +42,7 @@ def run(given: Arguments) -> int:
         text = "\n".join(_recipe(model, recipe, graphs.load(model), head_layout(prepared.graph)))
     if output is not None:
         graphs.write_text(output, f"{text}\n")
-    printer.value({"kind": "jobs" if given[JOBS] else "recipe", "model": model, "output": output, "text": text})
+    printer.value("init", {"kind": "jobs" if given[JOBS] else "recipe", "model": model, "output": output, "text": text})
     if output is None:
         printer.text(text)
     else:

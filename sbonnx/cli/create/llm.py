@@ -153,7 +153,7 @@ def run_inspect(given: Arguments) -> int:
     """Show layers, bit widths, caches, ties and tokenizer."""
     printer, decoder = given.printer(), _decoder(given)
     facts = describe(decoder)
-    printer.value(facts)
+    printer.value("llm-inspect", facts)
     cache = facts["cache"]
     sizes = facts["sizes"]
     printer.facts(
@@ -161,7 +161,7 @@ def run_inspect(given: Arguments) -> int:
         {
             "format": facts["format"],
             "model": f"{facts['model']} ({_size(facts['bytes'])})",
-            "inputs": ", ".join(f"{role} {name}" for role, name in facts["inputs"].items()),
+            "inputs": ", ".join(f"{role.replace('_', ' ')} {name}" for role, name in facts["inputs"].items()),
             "layers": f"{sizes['layers']}, blocks found: {len(facts['blocks'])}",
             "hidden size": sizes["hidden"],
             "heads": f"{sizes['heads']}, key/value heads {sizes['kv_heads']}, head size {sizes['head_size']}",
@@ -187,7 +187,7 @@ def describe(decoder: Decoder) -> dict[str, Any]:
         "tokens": decoder.tokens,
         "mask": decoder.mask,
         "positions": decoder.positions,
-        "cache branch": decoder.branch,
+        "cache_branch": decoder.branch,
     }
     parts: list[tuple[str, Iterable[DecoderWeight]]] = [
         ("embedding", () if structure.embedding is None else (structure.embedding,)),
@@ -241,6 +241,7 @@ def run_quantize(given: Arguments) -> int:
     from sbonnx.cli.output.printer import to_json
     from sbonnx.graph import write_text
     from sbonnx.llm import quantize
+    from sbonnx.terminal import versioned
 
     output, page = required_output(given[OUTPUT]), given[options.REPORT]
     check_report(page, [given[SOURCE]], force=given[options.FORCE])
@@ -270,12 +271,12 @@ def run_quantize(given: Arguments) -> int:
     values = report.to_dict()
     if page is not None:
         if page.suffix.lower() == ".json":
-            write_text(page, to_json(values) + "\n")
+            write_text(page, to_json(versioned("quantize", values)) + "\n")
         else:
             from sbonnx.html_report import single_page
 
             write_text(page, single_page(values))
-    printer.value(values)
+    printer.value("quantize", values)
     figures = report.metrics.get("llm", {})
     printer.facts(report.model, {"quantized": f"{report.counts['weights']} weights", **_facts(figures)})
     _show_speed(printer, figures)
@@ -312,7 +313,7 @@ def run_evaluate(given: Arguments) -> int:
     printer = given.printer()
     code = printer.problems(found.problems)
     values = found.to_dict()
-    printer.value(values)
+    printer.value("llm-evaluate", values)
     printer.facts(str(given[SOURCE]), _facts(values))
     _show_speed(printer, values)
     for note in found.notes:
@@ -357,7 +358,7 @@ def run_adapt(given: Arguments) -> int:
     printer = given.printer()
     code = printer.problems(found.after.problems)
     before, after = found.before.to_dict(), found.after.to_dict()
-    printer.value(found.to_dict())
+    printer.value("llm-adapt", found.to_dict())
     printer.facts(f"{given[SOURCE]}, before", _facts(before))
     printer.facts(f"{output}, {found.weights} adapters", _facts(after))
     _show_speed(printer, after)

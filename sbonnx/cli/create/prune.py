@@ -133,6 +133,7 @@ def run(given: Arguments) -> int:
     from sbonnx import graph as graphs
     from sbonnx.cli.output.printer import to_json
     from sbonnx.pruning.verified import no_gain, prune
+    from sbonnx.terminal import versioned
 
     if given[PLAN]:
         return _show_dimensions(given)
@@ -161,7 +162,7 @@ def run(given: Arguments) -> int:
     finally:
         progress.close()
     if page is not None:
-        graphs.write_text(page, to_json(report.to_dict()) + "\n")
+        graphs.write_text(page, to_json(versioned("prune", report.to_dict())) + "\n")
     return _show_report(given, report, told)
 
 
@@ -176,7 +177,7 @@ def _show_report(given: Arguments, report: PruningReport, told: Iterable[str] = 
     """Print the report, without the notes that were told before."""
     printer = given.printer()
     code = printer.problems(report.problems)
-    printer.value(report.to_dict())
+    printer.value("prune", report.to_dict())
     asked = report.asked.items()
     printer.facts(
         report.model,
@@ -237,13 +238,14 @@ def _show_dimensions(given: Arguments) -> int:
         return _show_sparse(given, choose_sparse(found, recipe.sparse.pattern, pruning_of(recipe, graph).layers))
     pinned = found.pinned()
     printer.value(
+        "prune-dimensions",
         {
             "model": given[options.MODEL],
             "dimensions": [
                 {"writers": each.writers, "readers": each.readers, "groups": each.size} for each in found.dimensions
             ],
             "pinned": pinned,
-        }
+        },
     )
     printer.table(
         "dimensions: any group of channels can be removed in place of another",
@@ -267,7 +269,7 @@ def _show_sparse(given: Arguments, chosen: Sequence[SparseChoice]) -> int:
         }
         for each in chosen
     ]
-    printer.value({"model": given[options.MODEL], "sparse": rows})
+    printer.value("prune-sparse", {"model": given[options.MODEL], "sparse": rows})
     printer.table(
         "weights that become sparse",
         ("layer", "pattern", "weights", "TensorRT, or why it stays dense"),

@@ -20,6 +20,7 @@ from sbonnx.cli.output.tables import (
     show_search,
 )
 from sbonnx.errors import ModelError, OutputError
+from sbonnx.terminal import versioned
 
 if TYPE_CHECKING:
     from sbonnx.report import Report
@@ -179,7 +180,7 @@ def show_report(given: Arguments, report: Report) -> int:
     printer, file = given.printer(), given[options.REPORT]
     if file is not None:
         if file.suffix.lower() == JSON:
-            text = to_json(report.to_dict()) + "\n"
+            text = to_json(versioned("quantize", report.to_dict())) + "\n"
         else:
             from sbonnx.html_report import single_page
 
@@ -191,14 +192,14 @@ def show_report(given: Arguments, report: Report) -> int:
     code = printer.problems(report.problems)
     if report.advice:
         printer.advice(report.advice["text"], report.advice["command"])
-    printer.value(report.to_dict())
+    printer.value("quantize", report.to_dict())
     counts = report.counts
     metrics = report.metrics
     printer.facts(
         f"{report.model} for {report.backend}",
         {
-            "nodes": f"{counts['nodes before']} in the file, {counts['nodes float']} simplified and fused, "
-            f"{counts['nodes quantized']} with Q/DQ",
+            "nodes": f"{counts['nodes_before']} in the file, {counts['nodes_float']} simplified and fused, "
+            f"{counts['nodes_quantized']} with Q/DQ",
             "pruned": pruned_text(report.pruning),
             "quantized": f"{counts['activations']} activations, {counts['weights']} weights, {counts['biases']} biases",
             "calibrated on": f"{counts['samples']} samples" if counts["samples"] else "no samples: no range was needed",

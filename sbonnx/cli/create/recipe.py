@@ -6,7 +6,7 @@ from typing import Final
 
 from sbonnx.cli import options
 from sbonnx.cli.options import Arguments
-from sbonnx.cli.output.printer import Printer
+from sbonnx.cli.output.printer import Printer, to_json
 from sbonnx.errors import RecipeError
 
 HELP: Final = "Print the default recipe with comments. With FILE, check that recipe and print it resolved."
@@ -26,11 +26,11 @@ def run(given: Arguments) -> int:
     if given[SCHEMA]:
         if file is not None:
             raise RecipeError("the schema is the same for every recipe: leave FILE or --schema out")
-        Printer(as_json=True).value(recipes.json_schema())
+        Printer().text(to_json(recipes.json_schema()))
         return 0
     overrides = given.overrides()
     recipe, _ = read_recipe(file, given[options.BACKEND], overrides)
-    printer.value(recipe.to_dict())
+    printer.value("recipe", {"recipe": recipe.to_dict()})
     if file is None and not overrides:
         printer.text(recipes.annotated_default(recipe.backend).rstrip())
     else:

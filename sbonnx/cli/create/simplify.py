@@ -78,6 +78,7 @@ def run(given: Arguments) -> int:
     refusals = [refusal for applied in done for refusal in applied.refusals]
     metrics: dict[str, Any] = {} if comparison is None else comparison.to_dict()
     printer.value(
+        "simplify",
         {
             "model": model,
             "output": target,
@@ -89,7 +90,7 @@ def run(given: Arguments) -> int:
             "quality": metrics.get("quality", []),
             "problems": problems,
             "ok": not problems,
-        }
+        },
     )
     printer.facts(str(model), {"nodes": f"{before} -> {after}"})
     first = {match.pattern: match.node for match in reversed(fired)}

@@ -67,7 +67,7 @@ def run(given: Arguments) -> int:
                 progress.advance()
     finally:
         progress.close()
-    printer.value({"models": models, "rows": [row.to_dict() for row in rows]})
+    printer.value("bench", {"models": models, "rows": [row.to_dict() for row in rows]})
     printer.table(
         f"latency in milliseconds, with 95 % intervals ({'random inputs' if given[options.DATA] is None else 'data'})",
         ("model", "threads", "batch", "median", "interval", "best", "95th percentile", "samples/s", *_ratio(models)),

@@ -66,7 +66,9 @@ def run(given: Arguments) -> int:
     files = {"float": float_model, "quantized": quant_model}
     verdict = verdict_of(metrics, problems=problems)
     summary = {"accuracy": verdict.accuracy, "text": verdict.text}
-    printer.value({"ok": not problems, "problems": problems, "verdict": summary, **files, **metrics, "advice": advice})
+    printer.value(
+        "compare", {"ok": not problems, "problems": problems, "verdict": summary, **files, **metrics, "advice": advice}
+    )
     printer.facts(f"{quant_model} against {float_model}", comparison_facts(metrics))
     show_outputs(printer, "outputs against float", metrics)
     show_evaluation(printer, metrics)

@@ -25,7 +25,7 @@ def run(given: Arguments) -> int:
 
     printer, files, top = given.printer(), (given[FIRST], given[SECOND]), max(given[TOP], 0)
     found = difference(*(graphs.load(file, opset=1) for file in files))
-    printer.value({"first": files[0], "second": files[1], **found.to_dict()})
+    printer.value("diff", {"first": files[0], "second": files[1], **found.to_dict()})
     for file, pairs in zip(files, (found.first_pairs, found.second_pairs), strict=True):
         printer.table(f"quantized in {file} only: {len(pairs)}", ("tensor", "type"), list(pairs.items())[:top])
     printer.table(

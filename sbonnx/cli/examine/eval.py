@@ -59,7 +59,7 @@ def run(given: Arguments) -> int:
     finally:
         progress.close()
     printer = given.printer()
-    printer.value({"ok": True, **found.to_dict()})
+    printer.value("eval", {"ok": True, **found.to_dict()})
     title, columns, rows = evaluation_rows(found.to_dict())
     printer.table(title, columns, rows)
     return 0

@@ -26,7 +26,7 @@ def run(given: Arguments) -> int:
     printer, model = given.printer(), given[options.MODEL]
     graph = graphs.load(model, opset=1)  # opset 1: no conversion to a newer opset
     facts = _facts(graph) | {"file": model, "bytes": file_bytes(model)}
-    printer.value(facts)
+    printer.value("inspect", facts)
     printer.facts(
         str(model),
         {

@@ -113,7 +113,7 @@ def run(given: Arguments) -> int:
     }
     if engine is not None:
         value["engine"] = engine.to_dict()
-    printer.value({**value, "output": output, "fixed": [row.to_dict() for row in rows]} if fix else value)
+    printer.value("lint", {**value, "output": output, "fixed": [row.to_dict() for row in rows]} if fix else value)
     if form == "github":
         text = ci_formats.github(findings, checked)
     elif form == "junit":

@@ -45,7 +45,7 @@ def run(given: Arguments) -> int:
     value: dict[str, Any] = to_dict(plan)
     if output is not None:
         graphs.write_text(output, to_json(value) + "\n")
-    printer.value(value)
+    printer.value("plan", value)
     counts = Counter(site.group for site in plan.sites)
     tensors = {site.key: site.tensor for site in plan.sites}
     printer.table(

@@ -91,7 +91,7 @@ def run(given: Arguments) -> int:
         graphs.write_text(mermaid, to_mermaid(graph, profile.losses()))
     rows = profile.layers if sort == GRAPH else profile.worst_first(_column(sort))
     shown = replace(profile, layers=rows[:top])
-    printer.value(shown.to_dict())
+    printer.value("profile", shown.to_dict())
     _tables(printer, f"{quantized or model}", profile, shown, _column(sort))
     if mermaid is not None:
         printer.line(f"written: {mermaid}")

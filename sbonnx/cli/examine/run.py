@@ -79,7 +79,7 @@ def run(given: Arguments) -> int:
         if writer is not None:
             writer.close()
     rows = outputs.rows()
-    printer.value({"model": model, "feeds": outputs.feeds, "output": output, "outputs": rows})
+    printer.value("run", {"model": model, "feeds": outputs.feeds, "output": output, "outputs": rows})
     printer.table(
         f"{model}: {outputs.feeds} {'feed' if outputs.feeds == 1 else 'feeds'}",
         ("output", "type", "shape", "min", "mean", "max", "not finite"),

@@ -41,7 +41,7 @@ def run(given: Arguments) -> int:
         output = folder / f"{file.stem}.html"
     graphs.write_text(output, page)
     opened = False if given[NO_OPEN] else webbrowser.open(output.resolve().as_uri())
-    printer.value({"page": output, "opened": opened})
+    printer.value("view", {"page": output, "opened": opened})
     printer.line(f"written: {output}")
     if not (opened or given[NO_OPEN]):
         printer.note("no browser was found: open the file yourself")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
 from sbonnx.cli.output.error_lines import BELOW_QUALITY, DONE
-from sbonnx.terminal import LINE_LENGTH, escaped, json_escaped, one_line
+from sbonnx.terminal import LINE_LENGTH, escaped, json_escaped, one_line, versioned
 
 if TYPE_CHECKING:
     from sbonnx.report.verdict import Verdict
@@ -124,9 +124,14 @@ class Printer:
         if self.tables:
             print(escaped(text, keep="\n"))
 
-    def value(self, value: Any) -> None:
+    def value(self, schema: str, value: Mapping[str, Any]) -> None:
+        """Print a result as JSON, with the name and version of its schema; nothing without `as_json`.
+
+        Args:
+            schema: a key of `sbonnx.cli.schemas.published.SCHEMAS`.
+        """
         if self.as_json:
-            text = to_json(value)
+            text = to_json(versioned(schema, value))
             utf = (sys.stdout.encoding or "utf").lower().startswith("utf")
             print(text if utf else json.dumps(json.loads(text), indent=2))
 

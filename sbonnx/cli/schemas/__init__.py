@@ -1,0 +1,1 @@
+"""JSON outputs of the command line as types, and their published schemas."""

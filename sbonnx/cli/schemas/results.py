@@ -1,0 +1,666 @@
+"""JSON outputs of the commands that create files: quantization, pruning, batches."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from typing_extensions import NotRequired, TypedDict
+
+from sbonnx.batch.jobs.job import JobResult, Outcome
+from sbonnx.cli.schemas.llm import LlmEvaluateOutput
+from sbonnx.metrics import OutputDifference
+from sbonnx.profile import LayerError
+from sbonnx.pruning.fine_tuning import FineTuneRow
+from sbonnx.pruning.prune import PrunedDimension
+from sbonnx.pruning.sparsity.stage import SparseLayer
+from sbonnx.pruning.two_streams import LayerRefit
+from sbonnx.report import Fired, Refusal
+from sbonnx.report.verdict import Accuracy
+from sbonnx.verify import Evaluation, FloatOp, LevelDifference
+from sbonnx.verify.quality import OutputQuality
+
+
+class Nothing(TypedDict):
+    """An object without keys, where there is no result."""
+
+
+class VerdictText(TypedDict):
+    """The verdict.
+
+    Attributes:
+        accuracy: whether the accuracy of the float model is kept.
+        text: one sentence.
+    """
+
+    accuracy: Accuracy
+    text: str
+
+
+class KernelCounts(TypedDict):
+    """Integer kernels on onnxruntime's CPU provider.
+
+    Attributes:
+        in_integers: number of planned ops that run in integers.
+        share: the same as a share of the planned ops with a kernel; null if nothing was planned or counted.
+        integer, floating: number of kernels by operator.
+        quantize, dequantize: number of remaining QuantizeLinear and DequantizeLinear kernels.
+        planned: number of planned ops.
+        folded: planned ops without their own kernel: fused into another, or removed.
+        float_weighted: planned ops with a weight that run in float.
+        float_planned: other planned ops that run in float.
+        stranded: unplanned ops that run in float between a DQ and a Q.
+        weights_in_integers: share of the weight values of linear ops that integer kernels read.
+        skipped: reason why nothing was counted, or "".
+    """
+
+    in_integers: int
+    share: float | None
+    integer: dict[str, int]
+    floating: dict[str, int]
+    quantize: int
+    dequantize: int
+    planned: int
+    folded: int
+    float_weighted: list[FloatOp]
+    float_planned: list[FloatOp]
+    stranded: list[FloatOp]
+    weights_in_integers: float
+    skipped: str
+
+
+class ComparisonFigures(TypedDict):
+    """Comparison of a file with its float model, on the same feeds.
+
+    Attributes:
+        outputs: errors by output, in graph order.
+        feeds: number of feeds that `outputs` were measured on.
+        bytes_float, bytes_quantized: sizes of the files with their external data; 0 if there is no file.
+        ms_float, ms_quantized: best latency of one run of the first feed, in milliseconds; 0 if not measured.
+        median_ms_float, median_ms_quantized: median latency of the same runs.
+        latency_runs: number of runs of each model.
+        latency_interval: 95 % interval of the ratio quantized / float; null if not measured.
+        levels: errors by output and optimization level of onnxruntime.
+        levels_left_out: optimization levels that were not opened, because the graph is large.
+        kernels: integer kernels; null if not counted.
+        dot_product: whether the CPU adds 8-bit products without saturation (VNNI, AMX).
+        held_out: number of hold-out samples that the feeds consist of; 0: none were held out.
+        calibration: errors by output on calibration samples, if `outputs` are from a hold-out set.
+        quality: figures of each output by its nature.
+        evaluation: a metric of both models on labelled data; null if none was asked for.
+        latency_ratio: median latency of the file divided by that of float; null if not measured.
+        size_ratio: size of the file divided by that of float; null if there is no file.
+        llm: evaluation of a decoder (llm quantize).
+    """
+
+    outputs: list[OutputDifference]
+    feeds: int
+    bytes_float: int
+    bytes_quantized: int
+    ms_float: float
+    ms_quantized: float
+    median_ms_float: float
+    median_ms_quantized: float
+    latency_runs: int
+    latency_interval: tuple[float, float] | None
+    levels: list[LevelDifference]
+    levels_left_out: list[str]
+    kernels: KernelCounts | None
+    dot_product: bool
+    held_out: int
+    calibration: list[OutputDifference]
+    quality: list[OutputQuality]
+    evaluation: Evaluation | None
+    latency_ratio: float | None
+    size_ratio: float | None
+    llm: NotRequired[LlmEvaluateOutput]
+
+
+class LlmFigures(TypedDict):
+    """Figures of a decoder without a comparison of outputs.
+
+    Attributes:
+        llm: its evaluation.
+    """
+
+    llm: LlmEvaluateOutput
+
+
+class NodeCounts(TypedDict):
+    """Counts.
+
+    Attributes:
+        nodes_before: nodes in the file.
+        nodes_float: nodes after simplification and fusion.
+        nodes_quantized: nodes with Q/DQ.
+        activations, weights, biases: quantized tensors.
+        samples: feeds of calibration.
+    """
+
+    nodes_before: int
+    nodes_float: int
+    nodes_quantized: int
+    activations: int
+    weights: int
+    biases: int
+    samples: int
+
+
+class QuantizedTensor(TypedDict):
+    """A quantized tensor.
+
+    Attributes:
+        tensor: its name.
+        role: activation, weight or bias.
+        label: quantized type, such as "int8 axis 0".
+        bits: bit width.
+        node: its first reader, or "".
+    """
+
+    tensor: str
+    role: Literal["activation", "weight", "bias"]
+    label: str
+    bits: int
+    node: str
+
+
+class ScoreFigures(TypedDict):
+    """Score of a trial on the hold-out set.
+
+    Attributes:
+        error: energy of the error of the outputs divided by that of the outputs, mean over outputs.
+        loss: the loss that a limit refers to.
+        sqnr_db: signal-to-noise ratio of the worst output in dB.
+        changed: share of samples whose top-1 class differs from float; null without classes.
+    """
+
+    error: float
+    loss: float
+    sqnr_db: float
+    changed: float | None
+
+
+class SearchStep(TypedDict):
+    """A trial of the recipe search.
+
+    Attributes:
+        what: name of the step.
+        keys: values by key of the recipe.
+        kept: whether the step was kept.
+        gain_db: reduction of the error energy in dB; null if the step was not measured.
+        why: if the step could not be tried, the reason.
+        error, loss, sqnr_db, changed: its score.
+    """
+
+    what: str
+    keys: dict[str, Any]
+    kept: bool
+    gain_db: float | None
+    why: str
+    error: NotRequired[float]
+    loss: NotRequired[float]
+    sqnr_db: NotRequired[float]
+    changed: NotRequired[float | None]
+
+
+class WidthChoice(ScoreFigures):
+    """A measured choice of widths.
+
+    Attributes:
+        what: its name.
+        cost: its cost, in the unit of the budget.
+        predicted: the predicted loss.
+        widths: number of layers by weight width and of tensors by activation width, such as {"w4": 12}.
+        kept: whether it was chosen.
+        error, loss, sqnr_db, changed: its score.
+    """
+
+    what: str
+    cost: float
+    predicted: float | None
+    widths: dict[str, int]
+    kept: bool
+
+
+class WidthSearch(TypedDict):
+    """Search for widths by layer.
+
+    Attributes:
+        unit: unit of costs: "bits", "size", "bit_operations" or "latency".
+        target: the budget in that unit, or the text of the requested loss.
+        met: whether the target was reached.
+        tried: the measured choices.
+        weights, activations: chosen bit width of weights by layer, and of activations by tensor.
+        front: cost and predicted loss of the Pareto-optimal choices.
+    """
+
+    unit: str
+    target: float | str
+    met: bool
+    tried: list[WidthChoice]
+    weights: dict[str, int]
+    activations: dict[str, int]
+    front: list[tuple[float, float]]
+
+
+class SearchFigures(TypedDict):
+    """Search for a recipe.
+
+    Attributes:
+        trials: number of networks that were calibrated and evaluated.
+        judged_on: number of feeds of the evaluation.
+        held_out: whether these are disjoint from the calibration feeds.
+        loss: kind of the loss.
+        plain: score of the recipe as given; null if it was not measured.
+        best: score of the chosen recipe.
+        steps: the trials, in order.
+        mixed: search for widths; null without.
+    """
+
+    trials: int
+    judged_on: int
+    held_out: bool
+    loss: str
+    plain: ScoreFigures | None
+    best: ScoreFigures
+    steps: list[SearchStep]
+    mixed: WidthSearch | None
+
+
+class AdviceFields(TypedDict):
+    """The next change to try.
+
+    Attributes:
+        what: the change in words.
+        overrides: the change as KEY=VALUE.
+        tested: whether it was measured.
+        repaired: whether the measured result has no output below its line.
+        figure: name of the figure of the worst output.
+        before, after: its value with the interval, and the measured one; "" if it was not tried.
+        tried: all measured changes, with the values of that figure.
+        search: after a search, what was tried.
+        text: one clause.
+        command: the command line to run (command line only).
+    """
+
+    what: str
+    overrides: list[str]
+    tested: bool
+    repaired: bool
+    figure: str
+    before: str
+    after: str
+    tried: list[tuple[str, str]]
+    search: str
+    text: str
+    command: NotRequired[str]
+
+
+class RemovedSide(TypedDict):
+    """Removed channels of a layer.
+
+    Attributes:
+        layer: name of the node.
+        side: input or output channels.
+        channels: their indices.
+    """
+
+    layer: str
+    side: Literal["in", "out"]
+    channels: list[int]
+
+
+class RemovedChannels(TypedDict):
+    """The pruning plan.
+
+    Attributes:
+        version: version of its form.
+        removed: removed channels by layer.
+    """
+
+    version: int
+    removed: list[RemovedSide]
+
+
+class PruneOutput(TypedDict):
+    """Report of prune.
+
+    Attributes:
+        ok: whether there are no problems.
+        problems: reasons why the result is unusable or below a limit.
+        verdict: accuracy, speed and size in one sentence.
+        model, output: the float model and the path of the result; null: in memory.
+        macs, size: remaining share of the multiplications, and of the bytes of all constants.
+        latency: remaining share of the estimated time of a sample; null without a table of kernel costs.
+        asked, reached: the budget or maximum loss, by name, and what was reached.
+        dimensions: groups of channels: layers, number before and after, error if pruned alone.
+        sparse: layers whose weight became sparse.
+        layers: refitted layers.
+        refusals: what was not done, with reasons.
+        tuned: outcome of fine-tuning; null without.
+        metrics: comparison with the original; empty without data.
+        plan: the removed channels.
+        notes: findings, one sentence each.
+    """
+
+    ok: bool
+    problems: list[str]
+    verdict: VerdictText
+    model: str
+    output: str | None
+    macs: float
+    size: float
+    latency: float | None
+    asked: dict[str, float]
+    reached: dict[str, float]
+    dimensions: list[PrunedDimension]
+    sparse: list[SparseLayer]
+    layers: list[LayerRefit]
+    refusals: list[Refusal]
+    tuned: FineTuneRow | None
+    metrics: ComparisonFigures | Nothing
+    plan: RemovedChannels
+    notes: list[str]
+
+
+class QuantizeOutput(TypedDict):
+    """Report of a quantization: quantize, qat, llm quantize, and each job of a batch.
+
+    Attributes:
+        ok: whether there are no problems.
+        problems: reasons why the result is unusable or misses a limit.
+        verdict: accuracy, speed and size in one sentence.
+        model, output, backend: the float model, the path of the result (null: in memory), the runtime.
+        counts: nodes and quantized tensors.
+        metrics: comparison with float; empty if the file was not verified.
+        layers: error of each quantized activation, worst first.
+        sites: all quantized tensors in network order.
+        applied: applied patterns.
+        refusals: what was not done, with reasons.
+        settings: the resolved recipe, by its own keys.
+        notes: findings, one sentence each.
+        search: what a search tried; empty without one.
+        advice: the next change to try; empty without one.
+        pruning: report of pruning; empty without.
+        engine_command: command line of trtexec; "" for other runtimes.
+    """
+
+    ok: bool
+    problems: list[str]
+    verdict: VerdictText
+    model: str
+    output: str | None
+    backend: str
+    counts: NodeCounts
+    metrics: ComparisonFigures | LlmFigures | Nothing
+    layers: list[LayerError]
+    sites: list[QuantizedTensor]
+    applied: list[Fired]
+    refusals: list[Refusal]
+    settings: dict[str, Any]
+    notes: list[str]
+    search: SearchFigures | Nothing
+    advice: AdviceFields | Nothing
+    pruning: PruneOutput | Nothing
+    engine_command: str
+
+
+class DimensionRow(TypedDict):
+    """Groups of channels of which any can be removed in place of another.
+
+    Attributes:
+        writers, readers: layers that write and read the channels.
+        groups: number of groups.
+    """
+
+    writers: list[str]
+    readers: list[str]
+    groups: int
+
+
+class PruneDimensionsOutput(TypedDict):
+    """Output of prune --plan.
+
+    Attributes:
+        model: the model.
+        dimensions: what can be removed together.
+        pinned: what cannot be removed, with reasons.
+    """
+
+    model: str
+    dimensions: list[DimensionRow]
+    pinned: list[Refusal]
+
+
+class SparseRow(TypedDict):
+    """A layer and the pattern that its weight gets.
+
+    Attributes:
+        layer: name of the node.
+        values: number of values of its weight.
+        pattern: such as "2:4"; null: it stays dense.
+        why: reason why it stays dense; null if it does not.
+        tensorrt: what TensorRT is expected to do with it.
+    """
+
+    layer: str
+    values: int
+    pattern: str | None
+    why: str | None
+    tensorrt: str
+
+
+class PruneSparseOutput(TypedDict):
+    """Output of prune --plan with a pattern.
+
+    Attributes:
+        model: the model.
+        sparse: layers with weights.
+    """
+
+    model: str
+    sparse: list[SparseRow]
+
+
+class HistoryRow(TypedDict):
+    """Figures of a run of a job.
+
+    Attributes:
+        finished: UTC, ISO 8601.
+        status: status of the job.
+        sqnr_db: lowest signal-to-noise ratio of the outputs in dB.
+        size_ratio, latency_ratio: relative to float.
+    """
+
+    finished: str
+    status: str
+    sqnr_db: float | None
+    size_ratio: float | None
+    latency_ratio: float | None
+
+
+class BatchOutput(TypedDict):
+    """Report of a batch.
+
+    Attributes:
+        ok: whether all jobs are done.
+        exit_code: exit code of the command.
+        title: title of the job file.
+        version: version of sbonnx.
+        started, finished: UTC, ISO 8601.
+        rows: one per job, in the order of the job file. The report of its outcome has the schema "quantize".
+        steps: outcomes of all steps, by key.
+        titles: titles of all steps, by key.
+        history: figures of the last runs by name of the job, oldest first.
+    """
+
+    ok: bool
+    exit_code: int
+    title: str
+    version: str
+    started: str
+    finished: str
+    rows: list[JobResult]
+    steps: dict[str, Outcome]
+    titles: dict[str, str]
+    history: dict[str, list[HistoryRow]]
+
+
+class PlannedJob(TypedDict):
+    """A job.
+
+    Attributes:
+        name: its name.
+        model, backend, output: the float model, the runtime and the file to write.
+    """
+
+    name: str
+    model: str
+    backend: str
+    output: str
+
+
+class PlannedStep(TypedDict):
+    """A step of a batch.
+
+    Attributes:
+        key: digest of its inputs.
+        kind: calibrate or quantize.
+        title: display name.
+        jobs: names of the jobs that need it.
+        to_be_run: whether it is not up to date.
+        seconds: expected time; null if unknown.
+    """
+
+    key: str
+    kind: str
+    title: str
+    jobs: list[str]
+    to_be_run: bool
+    seconds: float | None
+
+
+class BatchDryRunOutput(TypedDict):
+    """Output of batch --dry-run.
+
+    Attributes:
+        title: title of the job file.
+        jobs: the jobs.
+        steps: the steps.
+        seconds: expected wall time; null if unknown.
+        faults: reasons why jobs cannot run, by name of the job.
+    """
+
+    title: str
+    jobs: list[PlannedJob]
+    steps: list[PlannedStep]
+    seconds: float | None
+    faults: dict[str, str]
+
+
+class SimplifyOutput(TypedDict):
+    """Output of simplify.
+
+    Attributes:
+        model, output: the files.
+        nodes_before, nodes_after: numbers of nodes.
+        applied: applied patterns.
+        refusals: what was not done, with reasons.
+        outputs: errors by output against the original; empty if it was not run.
+        quality: figures of each output by its nature.
+        problems: reasons why the result is unusable.
+        ok: whether there are no problems.
+    """
+
+    model: str
+    output: str
+    nodes_before: int
+    nodes_after: int
+    applied: list[Fired]
+    refusals: list[Refusal]
+    outputs: list[OutputDifference]
+    quality: list[OutputQuality]
+    problems: list[str]
+    ok: bool
+
+
+class InitOutput(TypedDict):
+    """Output of init.
+
+    Attributes:
+        kind: what was written.
+        model: the model.
+        output: the file; null: none.
+        text: its text.
+    """
+
+    kind: Literal["recipe", "jobs"]
+    model: str
+    output: str | None
+    text: str
+
+
+class RecipeOutput(TypedDict):
+    """Output of recipe.
+
+    Attributes:
+        recipe: the resolved recipe, whose own schema `sbonnx recipe --schema` prints.
+    """
+
+    recipe: dict[str, Any]
+
+
+class WorstLayer(TypedDict):
+    """A layer.
+
+    Attributes:
+        node, tensor, label: node, quantized tensor and its type.
+        alone_db, sqnr_db: isolated and accumulated signal-to-noise ratio in dB.
+    """
+
+    node: str
+    tensor: str
+    label: str
+    alone_db: float
+    sqnr_db: float
+
+
+class DemoRow(TypedDict):
+    """A model of the demo.
+
+    Attributes:
+        model: "float", or the runtime.
+        accuracy: share of correct classes.
+        bytes: size of the file.
+        file: the file.
+        agreement: share of samples with the class of float.
+        sqnr_db: signal-to-noise ratio in dB.
+        latency_ratio: latency relative to float.
+        worst: layers with the largest error.
+        problems: reasons why the result is unusable.
+    """
+
+    model: str
+    accuracy: float
+    bytes: int
+    file: str
+    agreement: NotRequired[float | None]
+    sqnr_db: NotRequired[float]
+    latency_ratio: NotRequired[float | None]
+    worst: NotRequired[list[WorstLayer]]
+    problems: NotRequired[list[str]]
+
+
+class DemoOutput(TypedDict):
+    """Output of demo.
+
+    Attributes:
+        models: the float model, then one for each runtime.
+        problems: reasons why a result is unusable.
+        ok: whether there are no problems.
+        seconds: duration.
+    """
+
+    models: list[DemoRow]
+    problems: list[str]
+    ok: bool
+    seconds: float
