@@ -26,8 +26,8 @@ from sbonnx.version import __version__
 
 if TYPE_CHECKING:
     from sbonnx.api import quantize
-    from sbonnx.calib.data import DataPath
-    from sbonnx.progress import Progress
+    from sbonnx.calib.data import DataPath, DataRows
+    from sbonnx.progress import Progress, Silent
     from sbonnx.pruning.verified import PruningReport, prune
     from sbonnx.quant_model import QuantModel
     from sbonnx.recipe import parse_qconfig
@@ -37,11 +37,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DataPath",
+    "DataRows",
     "EvaluationData",
     "Progress",
     "PruningReport",
     "QuantModel",
     "Report",
+    "Silent",
     "SparseModel",
     "__version__",
     "evaluate",
@@ -52,11 +54,13 @@ __all__ = [
 
 _HOMES: Final = {
     "DataPath": "sbonnx.calib.data",
+    "DataRows": "sbonnx.calib.data",
     "EvaluationData": "sbonnx.verify.labelled",
     "Progress": "sbonnx.progress",
     "PruningReport": "sbonnx.pruning.verified",
     "QuantModel": "sbonnx.quant_model",
     "Report": "sbonnx.report",
+    "Silent": "sbonnx.progress",
     "SparseModel": "sbonnx.sparse_model",
     "evaluate": "sbonnx.verify.labelled",
     "parse_qconfig": "sbonnx.recipe",

@@ -13,7 +13,7 @@ from sbonnx import graph as graphs
 from sbonnx import pipeline
 from sbonnx.calib.data import Preprocessing, with_preprocess
 from sbonnx.errors import RecipeError
-from sbonnx.progress import Progress, shown_in_notebooks
+from sbonnx.progress import Progress, shown_by_default
 from sbonnx.recipe import as_yaml
 from sbonnx.report import Report
 from sbonnx.search import Metric, SearchResult, open_trials, search
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sbonnx.recipe.keywords import RecipeKeywords
 
 
-@shown_in_notebooks
+@shown_by_default
 def quantize(  # noqa: PLR0913 - public entry point
     model: Source,
     data: Any,
@@ -66,7 +66,7 @@ def quantize(  # noqa: PLR0913 - public entry point
         split: cut arrays with a long leading axis into batches of this many samples.
         preprocess: how images, audio and texts become inputs, if `data` is a path of them: a preset such as
             "imagenet", the path of a YAML or JSON file, or its keys and values (docs/data.md).
-        progress: receiver of progress updates; None: a bar in notebooks, else nothing.
+        progress: receiver of progress updates; None: a bar in notebooks and on terminals. `sbonnx.Silent()` shows none.
         trt_cache: path for TensorRT's calibration cache.
         save_recipe: path for the recipe that was run, as YAML. Passing it as `recipe` reproduces the same file.
         metric: maps the (quantized, float) outputs of one feed, by name, to a loss. ``max_loss`` then limits its mean

@@ -278,10 +278,10 @@ class Bar(Progress):
         self._tally = _Tally()
         self._said = 0.0
         self._task: Any = None
-        self._bar.start()
 
     def start(self, what: str, total: int | None) -> None:
-        """Show a new bar for the stage."""
+        """Show a new bar for the stage, also after `close`."""
+        self._bar.start()
         if self._task is not None:
             self._bar.remove_task(self._task)
         self._tally.start(what, total)
@@ -307,7 +307,7 @@ class Bar(Progress):
         self._bar.advance(self._task, pieces)
 
     def close(self) -> None:
-        """Remove the bar."""
+        """Remove the bar. Idempotent."""
         self._bar.stop()
 
 
@@ -371,14 +371,15 @@ def in_notebook() -> bool:
     return getattr(shell, "kernel", None) is not None
 
 
-def shown_in_notebooks(function: Callable[P, R]) -> Callable[P, R]:
-    """Show a `NotebookBar` during a function in a notebook, if its keyword ``progress`` is None or absent."""
+def shown_by_default(function: Callable[P, R]) -> Callable[P, R]:
+    """Show a bar during a function in a notebook or on a terminal, if its keyword ``progress`` is None or absent."""
 
     @wraps(function)
     def shown(*args: P.args, **kwargs: P.kwargs) -> R:
-        if kwargs.get("progress") is not None or not in_notebook():
+        notebook = in_notebook()
+        if kwargs.get("progress") is not None or not (notebook or sys.stderr.isatty()):
             return function(*args, **kwargs)
-        bar = NotebookBar()
+        bar: Progress = NotebookBar() if notebook else Bar()
         try:
             kwargs["progress"] = bar
             return function(*args, **kwargs)

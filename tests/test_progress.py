@@ -23,7 +23,7 @@ from sbonnx.progress import (
     _peak,
     make_progress,
     memory_in_use,
-    shown_in_notebooks,
+    shown_by_default,
     size_text,
 )
 
@@ -266,7 +266,7 @@ def test_notebooks_show_a_bar_by_default(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(progress_module, "in_notebook", lambda: True)
     monkeypatch.setattr(progress_module, "import_module", lambda name: fake)
 
-    @shown_in_notebooks
+    @shown_by_default
     def work(*, progress: Progress | None = None) -> Progress | None:
         if progress is not None:
             progress.start("work", 2)
@@ -278,3 +278,34 @@ def test_notebooks_show_a_bar_by_default(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "work: 0 of 2" in fake.pages[0] and fake.pages[-1] == "", "closed at the end"
     monkeypatch.setattr(progress_module, "in_notebook", lambda: False)
     assert work() is None
+
+
+class FakeTerminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_terminals_show_a_bar_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stage after stage: a stage that closes its display does not hide those that follow it."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", terminal := FakeTerminal())
+
+    @shown_by_default
+    def work(*, progress: Progress | None = None) -> Progress | None:
+        if progress is not None:
+            for stage in ("calibration", "training"):
+                progress.start(stage, 2)
+                progress.advance(2)
+                progress.close()
+        return progress
+
+    assert isinstance(work(), Bar)
+    shown = terminal.getvalue()
+    assert "calibration" in shown and "training" in shown
+    assert isinstance(work(progress=Silent()), Silent) and terminal.getvalue() == shown
+
+
+@pytest.mark.parametrize("name", ["prepare", "train"])
+def test_training_shows_a_bar_by_default(name: str) -> None:
+    qat = pytest.importorskip("sbonnx.qat", exc_type=ImportError)
+    assert getattr(qat, name).__wrapped__.__name__ == name

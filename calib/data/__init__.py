@@ -6,11 +6,12 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from sbonnx.calib.data.data_path import DataPath, Preprocessing, with_preprocess
+from sbonnx.calib.data.data_path import DataPath, DataRows, Preprocessing, with_preprocess
 from sbonnx.calib.data.files import READERS, Reader, open_path
 from sbonnx.calib.data.labels import LabelledFeed, Naming, cut_labels, loaded_labels, naming_of
 from sbonnx.calib.data.objects import Pick, Sampling, Source, open_object
 from sbonnx.calib.data.readers.python_file import open_python
+from sbonnx.calib.data.readers.rows import open_rows
 from sbonnx.calib.data.validate import Feed, InputSpec, cut, fitted, named, without_defaults
 from sbonnx.python_files import names_function
 
@@ -31,6 +32,8 @@ def open_source(data: Any, inputs: Sequence[InputSpec], sampling: Sampling = ALL
         if names_function(os.fspath(data)) and not os.path.exists(data):
             return open_python(os.fspath(data), sampling)
         return open_path(data, inputs, sampling)
+    if isinstance(data, DataRows):
+        return open_rows(data, inputs)
     return open_object(data, sampling)
 
 
@@ -38,6 +41,7 @@ __all__ = [
     "ALL",
     "READERS",
     "DataPath",
+    "DataRows",
     "Feed",
     "InputSpec",
     "LabelledFeed",

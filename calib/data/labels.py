@@ -6,6 +6,8 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import numpy as np
+
 from sbonnx.calib.data.stored_arrays import StoredArray
 from sbonnx.calib.data.validate import InputSpec, as_array, by_position
 
@@ -102,6 +104,17 @@ def _missing(raw: Mapping[Any, Any], inputs: Sequence[InputSpec]) -> list[str]:
 
 def _unnamed(values: Sequence[Any]) -> dict[str, Any]:
     return {LABEL if number == 0 else f"{LABEL}_{number}": value for number, value in enumerate(values)}
+
+
+def batched_labels(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the labels of samples as one array (numbers) or list by name, of those names that all samples have."""
+    found: dict[str, Any] = {}
+    for name in samples[0] if samples else ():
+        if all(name in labels for labels in samples):
+            values = [labels[name] for labels in samples]
+            plain = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
+            found[name] = np.array(values) if plain else values
+    return found
 
 
 def cut_labels(labels: Mapping[str, Any], total: int, start: int, stop: int) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from sbonnx.graph.storage.temporary import temporary_folder
 from sbonnx.metrics import Metric
 from sbonnx.options import RunOptions
 from sbonnx.plan.node_infos import node_infos
-from sbonnx.progress import Progress, Silent, shown_in_notebooks
+from sbonnx.progress import Progress, Silent, shown_by_default
 from sbonnx.pruning.budgets.budget import Budget
 from sbonnx.pruning.prune import Pruned, measure_graph, prune_graph
 from sbonnx.pruning.settings import Pruning, pruning_of
@@ -159,7 +159,7 @@ def fuse(found: Pruned) -> None:
         sort(graph)
 
 
-@shown_in_notebooks
+@shown_by_default
 def prune(  # noqa: PLR0913 - public entry point
     model: str | os.PathLike[str] | onnx.ModelProto,
     data: Any = None,
@@ -191,7 +191,7 @@ def prune(  # noqa: PLR0913 - public entry point
         evaluation: labelled data and a metric, which is computed for the original and the pruned model, see
             ``report.metrics["evaluation"]``; ``max_loss`` then limits the loss in it.
         quantized: the pruned model will be quantized, so that MULTIPLE: auto is for kernels in integers.
-        progress: receiver of progress updates; None: a bar in notebooks, else nothing.
+        progress: receiver of progress updates; None: a bar in notebooks and on terminals. `sbonnx.Silent()` shows none.
         settings: recipe keys by keyword. A goal is needed, here or in the recipe: `macs`, `size` or `latency` (share of
             the multiplications, of the bytes of all constants, or of the estimated time that may remain), `max_loss`
             (loss on hold-out samples up to which multiplications are removed), `ratio` (share of the channels to

@@ -25,7 +25,7 @@ from sbonnx.graph.edit import Names, add_constant, replace_input
 from sbonnx.graph.query import constant, node_by_name, readers, shape, tensors_by_name
 from sbonnx.patterns import FUSE, SIMPLIFY, apply
 from sbonnx.plan import Solution
-from sbonnx.progress import Progress
+from sbonnx.progress import Progress, shown_by_default
 from sbonnx.qat.adapters import Adapters, add_adapters
 from sbonnx.qat.agreement import disagreements
 from sbonnx.qat.fakequant import FakeQuant, quant_parameters
@@ -65,6 +65,7 @@ COMPARED: Final = 8
 """Number of feeds on which the exported file is compared with the module."""
 
 
+@shown_by_default
 def prepare(  # noqa: PLR0913 - public entry point
     model: Source,
     data: Any,
@@ -102,7 +103,7 @@ def prepare(  # noqa: PLR0913 - public entry point
             the same inputs and outputs: the original of a pruned `model`. None: `model`, before pruning if the recipe
             has SPARSE.
         device: torch device of the module; "auto": "cuda" if available, else "cpu".
-        progress: progress display of the calibration.
+        progress: progress display of the calibration; None: a bar in notebooks and on terminals.
 
     Raises:
         SbonnxError: see `sbonnx.quantize`, `trainable`, `set_teacher` and `add_adapters`.
@@ -143,6 +144,7 @@ def _float_graph(model: str | os.PathLike[str] | onnx.ModelProto) -> Graph:
     return graph
 
 
+@shown_by_default
 def train(  # noqa: PLR0913 - public entry point
     module: nn.Module,
     data: Any,

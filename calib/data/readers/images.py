@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from sbonnx.calib.data.labels import LABEL, LabelledFeed
+from sbonnx.calib.data.labels import LABEL, LabelledFeed, batched_labels
 from sbonnx.calib.data.objects import Source
 from sbonnx.calib.data.readers.image_settings import ImageSettings
 from sbonnx.calib.data.readers.media_files import MediaFiles
@@ -72,8 +72,47 @@ def image_input(inputs: Sequence[InputSpec], layout: str | None) -> ImageInput:
     return ImageInput(spec, layout, channels, size, batch or 1)
 
 
+@dataclass(frozen=True)
+class Picture:
+    """One image.
+
+    Attributes:
+        where: where it is from, for messages.
+        decode: returns it in a mode of Pillow ("RGB" or "L").
+        labels: its labels by name.
+    """
+
+    where: str
+    decode: Callable[[str], Any]
+    labels: Mapping[str, Any] = field(default_factory=dict)
+
+
 def open_images(files: MediaFiles, inputs: Sequence[InputSpec], settings: ImageSettings) -> Source:
-    """Open a folder of images: one image a feed, or as many as the model's fixed batch size.
+    """Open a folder of images, see `open_pictures`."""
+
+    def at(place: int) -> Picture:
+        path = files.paths[place]
+        labels = {LABEL: files.labels[path]} if path in files.labels else {}
+        return Picture(f"'{path}'", partial(decode, path), labels)
+
+    return open_pictures(files.name, len(files.paths), at, inputs, settings, files.notes)
+
+
+def open_pictures(
+    name: str,
+    total: int,
+    picture_at: Callable[[int], Picture],
+    inputs: Sequence[InputSpec],
+    settings: ImageSettings,
+    notes: Sequence[str] = (),
+) -> Source:
+    """Open images: one image a feed, or as many as the model's fixed batch size.
+
+    Args:
+        name: origin, for messages.
+        total: number of images.
+        picture_at: returns the n-th one.
+        notes: one sentence each about data that is not used.
 
     Raises:
         DataError: Pillow is missing, the settings do not fit the model, or there are fewer images than a batch.
@@ -84,41 +123,25 @@ def open_images(files: MediaFiles, inputs: Sequence[InputSpec], settings: ImageS
         raise DataError(f"images need the package Pillow, which is not installed: {INSTALL}") from error
     target = image_input(inputs, settings.layout)
     transform = settings.bound(target.spec, target.channels, target.size)
-    batch, count = target.batch, len(files.paths) // target.batch
+    batch, count = target.batch, total // target.batch
     if not count:
-        raise DataError(
-            f"{files.name} holds {len(files.paths)} images, and a batch of the model has {batch}: add images"
-        )
-    notes = list(files.notes)
-    if len(files.paths) % batch:
-        notes.append(
-            f"the last {len(files.paths) % batch} images of {files.name} are no whole batch of {batch}: not used"
-        )
+        raise DataError(f"{name} holds {total} images, and a batch of the model has {batch}: add images")
+    if total % batch:
+        notes = (*notes, f"the last {total % batch} images of {name} are no whole batch of {batch}: not used")
 
     def at(place: int) -> tuple[str, LabelledFeed]:
-        paths = files.paths[place * batch : (place + 1) * batch]
+        pictures = [picture_at(number) for number in range(place * batch, (place + 1) * batch)]
         images = []
-        for path in paths:
-            x = transform.apply(partial(decode, path))
+        for picture in pictures:
+            x = transform.apply(picture.decode)
             images.append(x.transpose(2, 0, 1) if target.layout == "nchw" else x)
-        where = f"'{paths[0]}'" if batch == 1 else f"'{paths[0]}' to '{paths[-1].name}'"
+        where = pictures[0].where if batch == 1 else f"{pictures[0].where} to {pictures[-1].where}"
         _check_equal([x.shape for x in images], where)
         stacked = np.stack(images) if target.spec.shape is not None and len(target.spec.shape) == 4 else images[0]
-        return where, LabelledFeed({target.spec.name: stacked}, batch_labels(files.labels, paths))
+        return where, LabelledFeed({target.spec.name: stacked}, batched_labels([each.labels for each in pictures]))
 
     lengths = [batch] * count
-    return Source(
-        files.name, lambda: (at(place) for place in range(count)), count, at, lambda: lengths, notes=tuple(notes)
-    )
-
-
-def batch_labels(labels: Mapping[Path, Any], paths: Sequence[Path]) -> dict[str, Any]:
-    """Return the labels of some files as one array (numbers) or list; nothing if one file has none."""
-    if any(path not in labels for path in paths):
-        return {}
-    values = [labels[path] for path in paths]
-    plain = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
-    return {LABEL: np.array(values) if plain else values}
+    return Source(name, lambda: (at(place) for place in range(count)), count, at, lambda: lengths, notes=tuple(notes))
 
 
 def _check_equal(shapes: Sequence[tuple[int, ...]], where: str) -> None:
@@ -127,26 +150,39 @@ def _check_equal(shapes: Sequence[tuple[int, ...]], where: str) -> None:
 
 
 def decode(path: Path, mode: str) -> Any:
-    """Decode an image file, turned upright by its EXIF orientation, as a PIL image in a mode ("RGB" or "L").
-
-    Transparency is dropped, as `Image.convert` does; of an animation, the first frame is read.
+    """Decode an image file as a PIL image in a mode, see `upright`.
 
     Raises:
         DataError: the file is damaged, no image, or has more than 8 bits a channel.
     """
-    from PIL import Image, ImageOps
+    from PIL import Image
 
     try:
         check_regular(path)
         with Image.open(path) as image:
-            if image.mode.startswith(DEEP_MODES):
-                raise DataError(f"'{path}' has more than 8 bits a pixel (mode {image.mode}): convert it to 8 bits")
-            image.load()
-            return ImageOps.exif_transpose(image).convert(mode)
+            return upright(image, mode, f"'{path}'")
     except DataError:
         raise
     except Exception as error:  # Pillow's plugins raise OSError, ValueError, SyntaxError, struct.error, ...
-        reason = "it is no image that Pillow reads" if type(error).__name__ == "UnidentifiedImageError" else ""
-        raise DataError(
-            f"image '{path}' cannot be decoded: {reason or first_line(error)}; copy it again or remove it"
-        ) from error
+        raise DataError(f"image '{path}' cannot be decoded: {reason_of(error)}; copy it again or remove it") from error
+
+
+def reason_of(error: Exception) -> str:
+    """Return why Pillow cannot decode an image, as a clause."""
+    return "it is no image that Pillow reads" if type(error).__name__ == "UnidentifiedImageError" else first_line(error)
+
+
+def upright(image: Any, mode: str, where: str) -> Any:
+    """Return a PIL image in a mode ("RGB" or "L"), turned upright by its EXIF orientation.
+
+    Transparency is dropped, as `Image.convert` does; of an animation, the first frame is read.
+
+    Raises:
+        DataError: it has more than 8 bits a channel.
+    """
+    from PIL import ImageOps
+
+    if image.mode.startswith(DEEP_MODES):
+        raise DataError(f"{where} has more than 8 bits a pixel (mode {image.mode}): convert it to 8 bits")
+    image.load()
+    return ImageOps.exif_transpose(image).convert(mode)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from sbonnx.calib.data.labels import LABEL, LabelledFeed
+from sbonnx.calib.data.labels import LABEL, LabelledFeed, batched_labels
 from sbonnx.calib.data.objects import Source
 from sbonnx.calib.data.readers.media_files import MediaFiles
 from sbonnx.calib.data.readers.settings import Settings, truth, whole
@@ -41,56 +41,59 @@ ROLES: Final = {
 
 @dataclass(frozen=True)
 class Text:
-    """One sample: a text or a pair of texts, with its label if it has one."""
+    """One sample: a text or a pair of texts, with its labels by name."""
 
     where: str
     text: str
     pair: str | None = None
-    labels: tuple[Any, ...] = ()
+    labels: Mapping[str, Any] = field(default_factory=dict)
 
 
 def open_texts(files: MediaFiles, inputs: Sequence[InputSpec], settings: Settings) -> Source:
     """Open text files: each line of .txt is a sample, each row of .jsonl one with "text", "text_pair", "label".
 
-    One sample a feed, or as many as the model's fixed batch size, padded to equal length.
+    Raises:
+        DataError: a file cannot be read, or see `tokenized`.
+    """
+    return tokenized(files.name, [text for path in files.paths for text in _read(path)], inputs, settings, files.notes)
+
+
+def tokenized(
+    name: str, texts: Sequence[Text], inputs: Sequence[InputSpec], settings: Settings, notes: Sequence[str] = ()
+) -> Source:
+    """Open texts: one sample a feed, or as many as the model's fixed batch size, padded to equal length.
+
+    Args:
+        name: origin, for messages.
+        notes: one sentence each about data that is not used.
 
     Raises:
-        DataError: the settings, a file or the inputs do not fit, or the package tokenizers is missing.
+        DataError: the settings or the inputs do not fit, or the package tokenizers is missing.
     """
     settings.check_keys(KEYS, "texts")
     roles = _roles(inputs)
     length, batch = _fixed(inputs, roles, 1), _fixed(inputs, roles, 0) or 1
     tokenizer = _tokenizer(settings, length)
-    texts = [text for path in files.paths for text in _read(path)]
     count = len(texts) // batch
     if not count:
-        raise DataError(f"{files.name} holds {len(texts)} texts, and a batch of the model has {batch}: add texts")
-    notes = list(files.notes)
+        raise DataError(f"{name} holds {len(texts)} texts, and a batch of the model has {batch}: add texts")
     if len(texts) % batch:
-        notes.append(f"the last {len(texts) % batch} texts of {files.name} are no whole batch of {batch}: not used")
+        notes = (*notes, f"the last {len(texts) % batch} texts of {name} are no whole batch of {batch}: not used")
 
     def at(place: int) -> tuple[str, LabelledFeed]:
         rows = texts[place * batch : (place + 1) * batch]
         found = tokenizer.encode_batch([row.text if row.pair is None else (row.text, row.pair) for row in rows])
-        feed = {name: np.array([getattr(each, role) for each in found], np.int64) for name, role in roles.items()}
-        return rows[0].where, LabelledFeed(feed, _labels(rows))
+        feed = {key: np.array([getattr(each, role) for each in found], np.int64) for key, role in roles.items()}
+        return rows[0].where, LabelledFeed(feed, batched_labels([row.labels for row in rows]))
 
     return Source(
-        files.name,
+        name,
         lambda: (at(place) for place in range(count)),
         count,
         at,
         lambda: [batch] * count,
         notes=tuple(notes),
     )
-
-
-def _labels(rows: Sequence[Text]) -> dict[str, Any]:
-    if not all(row.labels for row in rows):
-        return {}
-    values = [row.labels[0] for row in rows]
-    plain = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
-    return {LABEL: np.array(values) if plain else values}
 
 
 def _roles(inputs: Sequence[InputSpec]) -> dict[str, str]:
@@ -184,4 +187,4 @@ def _row(line: str, where: str) -> Text:
     text, pair = (row.get("text"), row.get("text_pair")) if isinstance(row, dict) else (None, None)
     if not isinstance(text, str) or not isinstance(pair, (str, type(None))):
         raise DataError(f'{where} must be an object with a string "text", and "text_pair" and "label" if it has them')
-    return Text(where, text, pair, (row[LABEL],) if LABEL in row else ())
+    return Text(where, text, pair, {LABEL: row[LABEL]} if LABEL in row else {})
