@@ -48,7 +48,11 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "sbonnx explain /layer1/conv1/Conv --model model.onnx --backend tensorrt@10",
     ),
     "doctor": ("sbonnx doctor",),
-    "view": ("sbonnx view report.json", "sbonnx view report.json --no-open -o report.html"),
+    "view": (
+        "sbonnx view report.json",
+        "sbonnx view model.onnx --backend tensorrt",
+        "sbonnx view model.onnx model_int8.onnx --data calib.npz --no-open -o graph.html",
+    ),
     "schema": ("sbonnx schema", "sbonnx schema quantize > quantize.schema.json"),
     "version": ("sbonnx version --json",),
     "completion": (

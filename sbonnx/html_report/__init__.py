@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from sbonnx.html_report import formatting
 from sbonnx.html_report.cards import Card, report_card
 from sbonnx.html_report.junit_xml import junit
-from sbonnx.html_report.network import network_of
+from sbonnx.html_report.network import graph_page_of, network_of
 from sbonnx.html_report.overview import COLUMNS, RESULT_COLUMNS, overview_of
 from sbonnx.version import __version__
 
@@ -34,6 +34,23 @@ def single_page(report: Mapping[str, Any]) -> str:
     """
     network = network_of(report)
     return _environment().get_template("single.html.j2").render(network=network, version=__version__)
+
+
+def graph_page(details: Mapping[str, Any], *, title: str, more: str = "", notes: Sequence[str] = ()) -> str:
+    """Render the page of a graph: nodes with types, ranges, losses and refusals.
+
+    Args:
+        details: `sbonnx.profile.Details.to_dict`.
+        title: name of the model.
+        more: what the page is about, behind the title.
+        notes: listed at the end, after those of the details.
+
+    Returns:
+        The text of an HTML file, as for `single_page`.
+    """
+    page = graph_page_of(details, notes)
+    template = _environment().get_template("graph_page.html.j2")
+    return template.render(page=page, title=title, more=more, version=__version__)
 
 
 def render_card(card: Card) -> str:
@@ -71,7 +88,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    for name in ("plain", "decibel", "ratio", "percent", "count", "size", "seconds", "raw"):
+    for name in ("plain", "decibel", "ratio", "percent", "count", "size", "seconds", "raw", "pieces"):
         environment.filters[name] = getattr(formatting, name)
     for name in ("style", "script"):
         content = _read_file(f"page.{'css' if name == 'style' else 'js'}").strip()
@@ -86,4 +103,4 @@ def _read_file(name: str) -> str:
     return resources.files("sbonnx.html_report").joinpath(name).read_text(encoding="utf-8")
 
 
-__all__ = ["Card", "batch_page", "junit", "render_card", "report_card", "single_page"]
+__all__ = ["Card", "batch_page", "graph_page", "junit", "render_card", "report_card", "single_page"]

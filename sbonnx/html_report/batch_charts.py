@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from sbonnx.html_report.charts import Tick, shade
 from sbonnx.html_report.formatting import count, decibel, number, plain, text
-from sbonnx.html_report.layer_views import Tick
 
 SPARK_WIDTH: Final = 84
 SPARK_HEIGHT: Final = 22
@@ -20,16 +20,12 @@ FEWEST_RUNS: Final = 2
 FEWEST_PAIRS: Final = 2
 """Number of pairs of model and target from which a heat map is drawn."""
 
-SCATTER_WIDTH: Final = 720
 SCATTER_HEIGHT: Final = 260
-SCATTER_LEFT: Final = 46
 SCATTER_BOTTOM: Final = 34
+"""Height of the scatter chart and of its horizontal axis in pixels."""
 
 HIGHEST_DB: Final = 60.0
 """Upper limit of the axis of the SQNR, for files that equal float."""
-
-SHADES: Final = (10.0, 15.0, 20.0, 25.0, 30.0, 40.0)
-"""SQNR in dB at which the shade of a cell of the heat map changes: below the first is the darkest."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +70,7 @@ def _cell(job: Any, *, several: bool) -> HeatCell:
     shown = job.status if value is None else f"{decibel(value)}{'' if job.tone == 'good' else ' ✗'}"
     label = f"{job.name}: {job.status}" + ("" if value is None else f", SQNR {decibel(value)} dB")
     told = f"{job.bits}: {shown}" if several and job.bits else shown
-    return HeatCell(job.anchor, told, label, None if value is None else _shade(value), job.tone)
-
-
-def _shade(value: float) -> int:
-    return sum(value >= limit for limit in SHADES)
+    return HeatCell(job.anchor, told, label, shade(value), job.tone)
 
 
 @dataclass(frozen=True)
@@ -115,7 +107,7 @@ def sparkline(runs: Sequence[Mapping[str, Any]], key: str = "sqnr_db") -> Sparkl
 
 @dataclass(frozen=True)
 class ScatterPoint:
-    """One job: position, tone, section and tooltip."""
+    """One job: position, percent of the width and pixels from the top; tone, section and tooltip."""
 
     x: float
     y: float
@@ -126,11 +118,9 @@ class ScatterPoint:
 
 @dataclass(frozen=True)
 class Scatter:
-    """SQNR against time relative to float, one point a job."""
+    """SQNR against time relative to float, one point a job. Horizontal positions are percentages of the width."""
 
-    width: int
     height: int
-    left: int
     bottom: float
     one: float
     xs: tuple[Tick, ...]
@@ -161,7 +151,7 @@ def scatter(jobs: Sequence[Any], latency: int, sqnr: int = 0) -> Scatter | None:
     bottom = SCATTER_HEIGHT - SCATTER_BOTTOM
 
     def x(time: float) -> float:
-        return round(SCATTER_LEFT + (SCATTER_WIDTH - SCATTER_LEFT - 12) * time / right, 1)
+        return round(100 * time / right, 2)
 
     def y(value: float) -> float:
         return round(bottom - (bottom - 12) * (value - low) / (high - low), 1)
@@ -175,4 +165,4 @@ def scatter(jobs: Sequence[Any], latency: int, sqnr: int = 0) -> Scatter | None:
         )
         for job, time, value in found
     )
-    return Scatter(SCATTER_WIDTH, SCATTER_HEIGHT, SCATTER_LEFT, bottom, x(1.0), xs, ys, points)
+    return Scatter(SCATTER_HEIGHT, bottom, x(1.0), xs, ys, points)

@@ -21,6 +21,9 @@ _SIGNED: Final = re.compile(
     r"([?&][^=&#\s]*(?:sig|token|key|secret|password|credential)[^=&#\s]*=)[^&#\s]+", re.IGNORECASE
 )
 
+_PIECES: Final = re.compile(r"[^/._\-:,\s]*[/._\-:,\s]+|[^/._\-:,\s]+")
+"""A part of a name with the separators after it."""
+
 _STEP: Final = 1000
 _UNITS: Final = ("B", "kB", "MB", "GB", "TB")
 _SIZE_DIGITS: Final = 3
@@ -136,12 +139,9 @@ def seconds(value: object) -> str:
     return f"{minutes // _MINUTE} h {minutes % _MINUTE:02d} min"
 
 
-def shortened(name: str, most: int) -> str:
-    """Elide the middle of a name longer than `most` characters, because both ends distinguish layers."""
-    if len(name) <= most:
-        return name
-    tail = (most - 1) * 3 // 5
-    return f"{name[: most - 1 - tail]}…{name[-tail:]}"
+def pieces(name: str) -> list[str]:
+    """Split a name after separators, where a line may break: ``["/layer1/", "layer1.", "0/", "Conv"]``."""
+    return _PIECES.findall(name)
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

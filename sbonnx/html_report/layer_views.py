@@ -1,4 +1,4 @@
-"""Layers of a report page: table rows, and the geometry of the charts that the templates draw as inline SVG."""
+"""Layers of a report page: table rows, the worst layers with the cause of their loss, and their charts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from sbonnx.html_report.formatting import count, decibel, number, shortened, text
+from sbonnx.html_report.charts import (
+    HOVERED,
+    Bars,
+    HistogramChart,
+    Strip,
+    bar_chart,
+    histogram_chart,
+    strip_chart,
+)
+from sbonnx.html_report.formatting import decibel, number, text
 
 ROLES: Final = ("activation", "weight", "bias")
 
@@ -17,43 +26,29 @@ ALL_NAMED: Final = 24
 
 WORST: Final = 20
 
-HOVERED: Final = 400
-"""Maximum number of layers of a strip with tooltips; more are too narrow to hover over."""
+EXPLAINED: Final = 3
+"""Number of layers that are named with the cause of their loss."""
 
-WIDTH: Final = 1080
-"""Width of the drawing in SVG units; the page scales it."""
+MOSTLY: Final = 0.75
+"""Share of the error energy from which weights or inputs are called the cause."""
 
-NAMES_WIDTH: Final = 320
-"""Width of the label column, for names of `NAME_LENGTH` characters of monospaced text."""
-
-NAME_LENGTH: Final = 44
-VALUES_WIDTH: Final = 46
-"""Space right of the bars, for the value of a bar that fills the axis."""
-
-ROW_HEIGHT: Final = 30
-BAR_HEIGHT: Final = 10
-TOP: Final = 22
-STRIP_HEIGHT: Final = 150
-STRIP_LEFT: Final = 34
-
-STEP_DB: Final = 10
-HIGHEST_DB: Final = 80.0
-"""Upper limit of the axis. Higher values mean no visible loss, and longer bars would only compress the others."""
-
-LOWEST_DB: Final = -30.0
+VISIBLE_DB: Final = 40.0
+"""SQNR of a layer's outputs above which its loss needs no explanation."""
 
 
 @dataclass(frozen=True)
 class LayerRow:
-    """A quantized activation, and the weights of the layer that reads it.
+    """A quantized layer: with details, one row for each node; without, one for each quantized activation.
 
     Attributes:
         order: position in the network, from 1; None if the report does not contain it.
-        node, tensor: names of the first reader and of the quantized tensor. The tensor is "" if the row is only about
-            weights: the input is not quantized, or in the row of its first reader.
+        node, op, tensor: the layer, its operator ("" if unknown), and the quantized tensor. The tensor is "" if the row
+            is about a node with several, or about weights only.
         activation, weights: types; "" if not quantized.
-        isolated, accumulated: isolated and accumulated SQNR of the tensor in dB.
-        scale: scale of the first channel.
+        isolated, accumulated: isolated and accumulated SQNR in dB, of the tensor, or with details of the layer's
+            outputs.
+        by_weights, by_inputs: isolated SQNR of the outputs in dB with only the weights, or only the inputs, quantized.
+        scale: scale of the first channel of the tensor.
     """
 
     order: int | None
@@ -63,7 +58,20 @@ class LayerRow:
     weights: str
     isolated: float | None
     accumulated: float | None
-    scale: float | None
+    scale: float | None = None
+    op: str = ""
+    by_weights: float | None = None
+    by_inputs: float | None = None
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One of the worst layers, and the cause of its loss, as texts."""
+
+    node: str
+    op: str
+    loss: str
+    why: str
 
 
 @dataclass(frozen=True)
@@ -72,73 +80,6 @@ class Widths:
 
     label: str
     counts: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class ChartBar:
-    """A horizontal bar: x and width; `label` is the value as text, at its end. cut: the value is outside the axis."""
-
-    x: float
-    width: float
-    y: float
-    label: str
-    at: float
-    cut: bool
-
-
-@dataclass(frozen=True)
-class BarRow:
-    """One row of the bar chart: label, position and two bars (None: no value)."""
-
-    name: str
-    label: str
-    y: float
-    isolated: ChartBar | None
-    accumulated: ChartBar | None
-
-
-@dataclass(frozen=True)
-class Tick:
-    """One grid line of the axis: position and label."""
-
-    at: float
-    label: str
-
-
-@dataclass(frozen=True)
-class Bars:
-    """A bar chart with layer names: the worst layers, or all layers of a small network."""
-
-    width: int
-    height: float
-    top: int
-    names: int
-    zero: float
-    ticks: tuple[Tick, ...]
-    rows: tuple[BarRow, ...]
-
-
-@dataclass(frozen=True)
-class Hit:
-    """Hover area of one layer in the strip, and its tooltip text."""
-
-    x: float
-    width: float
-    tooltip: str
-
-
-@dataclass(frozen=True)
-class Strip:
-    """All layers of a network side by side: columns for the accumulated, marks for the isolated SQNR."""
-
-    width: int
-    height: float
-    left: int
-    bottom: float
-    ticks: tuple[Tick, ...]
-    columns: str
-    marks: str
-    hits: tuple[Hit, ...]
 
 
 @dataclass(frozen=True)
@@ -152,6 +93,9 @@ class Layers:
         bars, strip: charts; None if nothing was measured, or (strip) if the bars already show all layers.
         widths: types with counts by `ROLES`; without weights if the report does not contain them.
         complete: whether weights and biases are included.
+        causes: the worst layers with the cause of their loss; empty without details.
+        histograms: of the tensors that lose most; empty without details.
+        by_part: whether rows have figures of weights and inputs, measured at the outputs of the layers.
     """
 
     rows: tuple[LayerRow, ...]
@@ -161,6 +105,9 @@ class Layers:
     strip: Strip | None
     widths: tuple[Widths, ...]
     complete: bool
+    causes: tuple[Cause, ...] = ()
+    histograms: tuple[HistogramChart, ...] = ()
+    by_part: bool = False
 
     @property
     def with_weights(self) -> bool:
@@ -173,8 +120,9 @@ class Layers:
 
 def layers_of(report: Mapping[str, Any], most: int) -> Layers:
     """Build the view of the layers of one report, with at most `most` rows."""
-    sites = report.get("sites") or ()
-    rows = _rows(report.get("layers") or (), sites)
+    sites, details = report.get("sites") or (), report.get("details") or {}
+    profiled = (details.get("profile") or {}).get("layers") or ()
+    rows = _profiled_rows(profiled, sites) if profiled else _rows(report.get("layers") or (), sites)
     measured = [row for row in rows if row.isolated is not None or row.accumulated is not None]
     ordered = bool(measured) and all(row.order is not None for row in measured)
     in_order = sorted(measured, key=lambda row: row.order or 0) if ordered else measured
@@ -184,17 +132,94 @@ def layers_of(report: Mapping[str, Any], most: int) -> Layers:
         rows=tuple(rows[:most]),
         total=len(rows),
         ordered=ordered,
-        bars=bar_chart(_labelled(shown)) if shown else None,
-        strip=None if small else strip_chart(_labelled(in_order), hovered=min(most, HOVERED)),
+        bars=_bars(shown) if shown else None,
+        strip=None if small else _strip(in_order, hovered=min(most, HOVERED)),
         widths=_widths(report, sites),
         complete=bool(sites),
+        causes=_causes(measured) if profiled else (),
+        histograms=tuple(
+            chart for row in details.get("histograms") or () if (chart := histogram_chart(row)) is not None
+        ),
+        by_part=bool(profiled),
     )
 
 
-def _labelled(rows: Sequence[LayerRow]) -> list[LayerRow]:
-    """Make the node names unique: if a node reads several tensors, the tensor is named too."""
+def _bars(rows: Sequence[LayerRow]) -> Bars:
+    parts = any(row.by_weights is not None or row.by_inputs is not None for row in rows)
+    series: dict[tuple[str, str], list[float | None]] = {}
+    if parts:
+        series["weights", "weights: only the weights of the layer quantized"] = [row.by_weights for row in rows]
+        series["inputs", "inputs: only its input activations quantized"] = [row.by_inputs for row in rows]
+    else:
+        series["weights", "isolated: only this tensor quantized"] = [row.isolated for row in rows]
+    series["gathered", "accumulated: everything before it quantized too"] = [row.accumulated for row in rows]
+    return bar_chart(_names(rows), series)
+
+
+def _strip(rows: Sequence[LayerRow], *, hovered: int) -> Strip:
+    isolated, accumulated = [row.isolated for row in rows], [row.accumulated for row in rows]
+    return strip_chart(_names(rows), isolated, accumulated, hovered=hovered)
+
+
+def _names(rows: Sequence[LayerRow]) -> list[str]:
+    """Return unique names: if a node reads several tensors, the tensor is named too."""
     times = Counter(row.node for row in rows)
-    return [row if times[row.node] == 1 else replace(row, node=f"{row.node} ← {row.tensor}") for row in rows]
+    return [row.node if times[row.node] == 1 else f"{row.node} ← {row.tensor}" for row in rows]
+
+
+def _causes(rows: Sequence[LayerRow]) -> tuple[Cause, ...]:
+    """Name the layers that lose most on their own, and say whether by their weights or by their inputs."""
+    lossy = sorted((row for row in rows if _or_last(row.isolated) < VISIBLE_DB), key=lambda row: _or_last(row.isolated))
+    return tuple(Cause(row.node, row.op, f"{decibel(row.isolated)} dB", _why(row)) for row in lossy[:EXPLAINED])
+
+
+def _why(row: LayerRow) -> str:
+    parts = {
+        f"its weights ({row.weights})" if row.weights else "its weights": row.by_weights,
+        f"its inputs ({row.activation})" if row.activation else "its inputs": row.by_inputs,
+    }
+    noise = {
+        name: 10 ** (-value / 10)
+        for name, value in parts.items()
+        if value is not None and not math.isnan(value) and value > -math.inf
+    }
+    total = sum(noise.values())
+    if not total:
+        return "the cause is not known"
+    (first, most), *others = sorted(noise.items(), key=lambda pair: -pair[1])
+    figures = " and ".join(f"{decibel(parts[name])} dB by {name}" for name, _ in [(first, most), *others])
+    if not others:
+        return f"{first}, the only quantized part"
+    return f"mostly {first}: {figures}" if most / total >= MOSTLY else f"weights and inputs: {figures}"
+
+
+def _profiled_rows(layers: Sequence[Mapping[str, Any]], sites: Sequence[Mapping[str, Any]]) -> list[LayerRow]:
+    """Return one row per node of a profile, in network order before sorting; worst first."""
+    types: dict[tuple[str, str], list[str]] = {}
+    for site in sites:
+        types.setdefault((text(site.get("node")), text(site.get("role"))), []).append(text(site.get("label")))
+    rows = []
+    for order, layer in enumerate(layers, 1):
+        node = text(layer.get("node"))
+        weights = _listed(types.get((node, "weight"), ()))
+        others = [
+            label for label in text(layer.get("label")).split(", ") if label not in types.get((node, "weight"), ())
+        ]
+        rows.append(
+            LayerRow(
+                order=order,
+                node=node,
+                op=text(layer.get("op")),
+                tensor=text(layer.get("tensor")),
+                activation=_listed(types.get((node, "activation"), others)),
+                weights=weights,
+                isolated=number(layer.get("alone")),
+                accumulated=number(layer.get("gathered")),
+                by_weights=number(layer.get("weights")),
+                by_inputs=number(layer.get("activations")),
+            )
+        )
+    return sorted(rows, key=lambda row: (_or_last(row.isolated), _or_last(row.accumulated)))
 
 
 def _rows(layers: Sequence[Mapping[str, Any]], sites: Sequence[Mapping[str, Any]]) -> list[LayerRow]:
@@ -225,7 +250,7 @@ def _rows(layers: Sequence[Mapping[str, Any]], sites: Sequence[Mapping[str, Any]
         node = text(site.get("node"))
         if site.get("role") == "weight" and node not in seen:
             seen.add(node)
-            rows.append(LayerRow(order.get(_place(site)), node, "", "", _listed(weights[node]), None, None, None))
+            rows.append(LayerRow(order.get(_place(site)), node, "", "", _listed(weights[node]), None, None))
     rank = {place: index for index, place in enumerate(sorted({row.order for row in rows if row.order}), 1)}
     return [row if row.order is None else replace(row, order=rank[row.order]) for row in rows]
 
@@ -250,92 +275,3 @@ def _widths(report: Mapping[str, Any], sites: Sequence[Mapping[str, Any]]) -> tu
     labels = dict.fromkeys(label for label, _ in counts)
     widths = [Widths(label, tuple(counts[label, role] for role in ROLES)) for label in labels]
     return tuple(sorted(widths, key=lambda row: (-sum(row.counts), row.label)))
-
-
-@dataclass(frozen=True)
-class _Axis:
-    """Linear map from dB to SVG units: `low` is at `start`, `high` at `end`."""
-
-    low: float
-    high: float
-    start: float
-    end: float
-
-    def at(self, value: float) -> float:
-        inside = min(max(value, self.low), self.high)
-        return round(self.start + (self.end - self.start) * (inside - self.low) / (self.high - self.low), 1)
-
-    def ticks(self) -> tuple[Tick, ...]:
-        step = 2 * STEP_DB if self.high - self.low > 5 * STEP_DB else STEP_DB
-        first = math.ceil(self.low / step) * step
-        return tuple(Tick(self.at(value), count(value)) for value in range(first, int(self.high) + 1, step))
-
-
-def _axis(layers: Sequence[LayerRow], start: float, end: float) -> _Axis:
-    """Build an axis that covers all finite values in whole steps, and 0."""
-    values = [value for layer in layers for value in (layer.isolated, layer.accumulated) if value is not None]
-    finite = [value for value in values if math.isfinite(value)]
-    high = math.ceil(max([*finite, STEP_DB]) / STEP_DB) * STEP_DB
-    low = math.floor(min([*finite, 0.0]) / STEP_DB) * STEP_DB
-    return _Axis(max(low, LOWEST_DB), min(high, HIGHEST_DB), start, end)
-
-
-def bar_chart(layers: Sequence[LayerRow]) -> Bars:
-    """Build a bar chart with one row per layer, in the given order."""
-    axis = _axis(layers, NAMES_WIDTH, WIDTH - VALUES_WIDTH)
-    rows = []
-    for index, layer in enumerate(layers):
-        y = TOP + index * ROW_HEIGHT
-        rows.append(
-            BarRow(
-                name=layer.node,
-                label=shortened(layer.node, NAME_LENGTH),
-                y=y + ROW_HEIGHT / 2,
-                isolated=_bar(axis, layer.isolated, y + 4),
-                accumulated=_bar(axis, layer.accumulated, y + 5 + BAR_HEIGHT),
-            )
-        )
-    return Bars(WIDTH, TOP + len(layers) * ROW_HEIGHT + 4, TOP, NAMES_WIDTH - 10, axis.at(0), axis.ticks(), tuple(rows))
-
-
-def _bar(axis: _Axis, value: float | None, y: float) -> ChartBar | None:
-    if value is None or math.isnan(value):
-        return None
-    zero, end = axis.at(0), axis.at(value)
-    return ChartBar(
-        x=min(zero, end),
-        width=max(round(abs(end - zero), 1), 1.0),
-        y=y,
-        label=decibel(value),
-        at=max(zero, end) + 5,
-        cut=not axis.low <= value <= axis.high,
-    )
-
-
-def strip_chart(layers: Sequence[LayerRow], *, hovered: int) -> Strip:
-    """Build a strip of all layers as columns, in the given order. Columns and marks are one SVG path each.
-
-    Args:
-        hovered: maximum number of layers for which tooltips are added.
-    """
-    bottom = float(STRIP_HEIGHT - 8)
-    axis = _axis(layers, bottom, 12)
-    pitch = (WIDTH - STRIP_LEFT - 4) / max(len(layers), 1)
-    gap = 2 if pitch > 6 else pitch * 0.2
-    wide = _short(max(pitch - gap, 0.4))
-    columns, marks, hits = [], [], []
-    zero = axis.at(0)
-    for index, layer in enumerate(layers):
-        x = STRIP_LEFT + index * pitch + gap / 2
-        if layer.accumulated is not None and not math.isnan(layer.accumulated):
-            columns.append(f"M{_short(x)} {_short(zero)}h{wide}V{_short(axis.at(layer.accumulated))}h-{wide}z")
-        if layer.isolated is not None and not math.isnan(layer.isolated):
-            marks.append(f"M{_short(x)} {_short(axis.at(layer.isolated))}h{wide}")
-        if len(layers) <= hovered:
-            tooltip = f"{layer.node}: {decibel(layer.accumulated)} dB, isolated {decibel(layer.isolated)} dB"
-            hits.append(Hit(round(x - gap / 2, 1), round(pitch, 1), tooltip))
-    return Strip(WIDTH, STRIP_HEIGHT, STRIP_LEFT, bottom, axis.ticks(), "".join(columns), "".join(marks), tuple(hits))
-
-
-def _short(value: float) -> str:
-    return f"{value:.1f}".removesuffix(".0")

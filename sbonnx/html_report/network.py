@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from sbonnx.html_report import formatting
 from sbonnx.html_report.formatting import number, text
+from sbonnx.html_report.graph_view import GraphView, graph_view
 from sbonnx.html_report.layer_views import Layers, layers_of
 from sbonnx.report.verdict import Verdict, group_notes, runtime_of, verdict_of
 
@@ -20,6 +21,8 @@ ALL_ROWS: Final = 4000
 """Maximum number of layer rows on a page of one network, for speed; the JSON has all layers."""
 
 FP8: Final = "fp8"
+
+ROLE_NAMES: Final = {"activation": "activations", "weight": "weights", "bias": "biases"}
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,7 @@ class Network:
         outputs, levels: rows of the comparison, as in the report.
         kernels: (name, text) of the integer kernels.
         layers: see `Layers`.
+        graph: None if the report has no details.
         refused, applied: grouped refusals and patterns.
         settings: (key, value), flat.
         search: results of the recipe search, as in the report; {} without a search.
@@ -108,6 +112,7 @@ class Network:
     levels: tuple[Mapping[str, Any], ...]
     kernels: tuple[tuple[str, str], ...]
     layers: Layers
+    graph: GraphView | None
     refused: PlaceGroups
     applied: PlaceGroups
     settings: tuple[tuple[str, str], ...]
@@ -147,22 +152,63 @@ def network_of(
             backend=text(report.get("backend")),
         ),
         following=formatting.address((report.get("advice") or {}).get("command") or report.get("engine_command")),
-        notes=tuple(
-            NoteKind(group.notes[0], group.notes[1:])
-            for group in group_notes([*_advice(report), *map(text, _all(report, "notes"))])
-        ),
+        notes=_note_kinds([*_advice(report), *_all(report, "notes"), *_all(report.get("details") or {}, "notes")]),
         headline=tuple(_headline(report, metrics)),
         pairs=tuple(_pairs(report, metrics)),
         outputs=tuple(_with_quality(metrics)),
         levels=tuple(metrics.get("levels") or ()),
         kernels=tuple(_kernels(metrics.get("kernels"))) if _on_cpu(report) else (),
         layers=layers_of(report, rows),
+        graph=graph_view(report.get("details") or {}),
         refused=_grouped(refusals, places),
         applied=_grouped(applied, places),
         settings=tuple(pair for pair in formatting.flat(report.get("settings") or {}) if pair not in without),
         search=report.get("search") or {},
         counts=tuple((text(name), formatting.count(value)) for name, value in (report.get("counts") or {}).items()),
     )
+
+
+@dataclass(frozen=True)
+class GraphPage:
+    """View model of the page of a graph; see `Network` for its fields."""
+
+    headline: tuple[Figure, ...]
+    graph: GraphView | None
+    layers: Layers
+    refused: PlaceGroups
+    notes: tuple[NoteKind, ...]
+
+
+def graph_page_of(details: Mapping[str, Any], notes: Sequence[str]) -> GraphPage:
+    """Build the view of `sbonnx.profile.Details.to_dict`."""
+    nodes = details.get("nodes") or ()
+    sites: dict[tuple[str, str], Mapping[str, Any]] = {}
+    for node in nodes:
+        for read in node.get("reads") or ():
+            sites.setdefault((text(read.get("role")), text(read.get("tensor"))), {**read, "node": node.get("name")})
+    refusals = [
+        (what, why, text(node.get("name")))
+        for node in nodes
+        for what, _, why in (text(one).partition(": ") for one in node.get("refusals") or ())
+    ]
+    graph = graph_view(details)
+    counts = Counter(role for role, _ in sites)
+    named = ", ".join(f"{formatting.count(counts[role])} {name}" for role, name in ROLE_NAMES.items() if counts[role])
+    headline = [Figure("Nodes", formatting.count(len(nodes)), f"{len({node.get('op') for node in nodes})} operators")]
+    if graph is not None:
+        headline.append(Figure("With quantized inputs", formatting.count(graph.quantized), named))
+        headline.append(Figure("With something not done", formatting.count(graph.refused), "see the reasons below"))
+    return GraphPage(
+        headline=tuple(headline),
+        graph=graph,
+        layers=layers_of({"details": details, "sites": tuple(sites.values())}, ALL_ROWS),
+        refused=_grouped(refusals, PLACES),
+        notes=_note_kinds([*_all(details, "notes"), *notes]),
+    )
+
+
+def _note_kinds(notes: Iterable[Any]) -> tuple[NoteKind, ...]:
+    return tuple(NoteKind(group.notes[0], group.notes[1:]) for group in group_notes(map(text, notes)))
 
 
 def _all(report: Mapping[str, Any], key: str) -> Sequence[Any]:

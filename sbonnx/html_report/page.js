@@ -73,6 +73,19 @@
     table.parentElement.before(tools);
   }
 
+  // On narrow screens a row is a card, and each cell is labelled with the head of its column.
+  function labelled(table) {
+    const heads = [...table.tHead.rows[0].cells].map((head) => head.textContent.trim());
+    for (const row of table.tBodies[0].rows) {
+      let column = 0;
+      for (const cell of row.cells) {
+        cell.dataset.label = heads[column];
+        column += cell.colSpan;
+      }
+    }
+    table.classList.add("labelled");
+  }
+
   function chips(names, choose) {
     const buttons = names.map((name) => {
       const button = document.createElement("button");
@@ -99,6 +112,7 @@
     }
   }
 
+  document.querySelectorAll("table:not(.heat)").forEach(labelled);
   document.querySelectorAll("table.sorts").forEach(sortable);
   document.querySelectorAll("table.filters").forEach(filterable);
   addEventListener("hashchange", unfold);

@@ -12,8 +12,11 @@ from sbonnx.profile.checkers import (
     Profile,
     make_measure,
 )
+from sbonnx.profile.details import Details, details
+from sbonnx.profile.histograms import TensorHistogram
 from sbonnx.profile.imported_file import Subject, same_model, subject_of
 from sbonnx.profile.layer_losses import LayerError, errors, first_lost, losses, node_errors, worst_first
+from sbonnx.profile.node_rows import NodeRow
 from sbonnx.profile.replacements import Candidate, Part
 from sbonnx.profile.sensitivity import Sensitivities, Sensitivity, sensitivity
 from sbonnx.profile.walk import WalkOptions
@@ -24,15 +27,19 @@ __all__ = [
     "Candidate",
     "Checker",
     "Column",
+    "Details",
     "LayerError",
     "LayerLoss",
     "Measure",
+    "NodeRow",
     "Part",
     "Profile",
     "Sensitivities",
     "Sensitivity",
     "Subject",
+    "TensorHistogram",
     "WalkOptions",
+    "details",
     "errors",
     "first_lost",
     "losses",

@@ -316,6 +316,7 @@ def export(
     verify: bool = True,
     split: int | None = None,
     evaluation: EvaluationData | None = None,
+    details: bool = False,
 ) -> Report:
     """Export the trained module to a quantized ONNX file, and verify the file as `sbonnx.quantize` does.
 
@@ -330,6 +331,7 @@ def export(
         verify: verify the file.
         split: see `sbonnx.quantize`.
         evaluation: labelled data and a metric, computed for the float and the trained model; see `sbonnx.quantize`.
+        details: measure what the page shows beyond the figures; see `sbonnx.quantize`.
 
     Raises:
         SbonnxError: a subclass. No partial file is left behind.
@@ -341,7 +343,9 @@ def export(
     prepared, solution = learned(module)
     samples = None if data is None else datasets.read(data, prepared.graph, split=split)
     division = None if samples is None else HeldOutSplit(samples, samples)
-    request = Request(model, prepared.recipe, prepared.backend, output=target, force=force, verify=verify)
+    request = Request(
+        model, prepared.recipe, prepared.backend, output=target, force=force, verify=verify, details=details
+    )
     request = replace(request, evaluation=evaluation)
     report = pipeline.write(request, prepared, solution, division)
     if not verify or samples is None:

@@ -5,7 +5,18 @@ from __future__ import annotations
 from sbonnx.plan import BITS
 from sbonnx.qdq.from_qoperator import is_integer_op, unfold
 from sbonnx.qdq.insert import insert, opset_needed
-from sbonnx.qdq.requantize import Pair, make_float, read
+from sbonnx.qdq.requantize import Pair, is_quantized, make_float, read
 from sbonnx.qdq.strip import strip
 
-__all__ = ["BITS", "Pair", "insert", "is_integer_op", "make_float", "opset_needed", "read", "strip", "unfold"]
+__all__ = [
+    "BITS",
+    "Pair",
+    "insert",
+    "is_integer_op",
+    "is_quantized",
+    "make_float",
+    "opset_needed",
+    "read",
+    "strip",
+    "unfold",
+]

@@ -121,6 +121,11 @@ def _quantized(graph: Graph) -> Iterator[Node]:
     return (node for node in query.all_nodes(graph) if node.op in QDQ or is_integer_op(node))
 
 
+def is_quantized(graph: Graph) -> bool:
+    """Return whether a graph has Q/DQ nodes or integer operators."""
+    return next(_quantized(graph), None) is not None
+
+
 def make_float(graph: Graph, *, requantize: bool) -> tuple[Refusal, ...]:
     """Ensure that a graph is float. In place.
 

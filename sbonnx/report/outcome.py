@@ -57,6 +57,8 @@ class Report:
             empty if there is none, or it was not asked for.
         pruning: the report of `sbonnx.prune` if the recipe has SPARSE, else empty.
         problems: reasons why the result is unusable or misses a limit (empty if there are none).
+        details: for pages, if asked for: nodes of the graph, losses by weights and inputs, histograms of the worst
+            tensors, see `sbonnx.profile.Details`; else empty.
         engine_command: command line of ``trtexec`` that builds and measures an engine; "" for other runtimes, or
             without an output path.
     """
@@ -76,6 +78,7 @@ class Report:
     search: dict[str, Any] = field(default_factory=dict)
     advice: dict[str, Any] = field(default_factory=dict)
     pruning: dict[str, Any] = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict)
     engine_command: str = ""
     quantized: onnx.ModelProto | None = field(default=None, repr=False, compare=False)
 
@@ -96,7 +99,10 @@ class Report:
         return render_card(report_card(json_values(self.to_dict())))
 
     def to_html(self) -> str:
-        """Return the whole report as the text of an HTML page, with charts of all layers."""
+        """Return the whole report as the text of an HTML page, with charts of all layers.
+
+        With ``quantize(..., details=True)`` it has the graph, causes of the losses and histograms too.
+        """
         from sbonnx.html_report import single_page
 
         return single_page(json_values(self.to_dict()))

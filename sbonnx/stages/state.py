@@ -93,6 +93,7 @@ class Request:
         force: overwrite files.
         verify: check the file and compare it with the float model.
         evaluation: labelled data and the metric to compute on it; None: none.
+        details: measure what pages show beyond the figures of the report, see `sbonnx.profile.details`.
     """
 
     model: Source
@@ -106,6 +107,7 @@ class Request:
     force: bool = False
     verify: bool = True
     evaluation: EvaluationData | None = None
+    details: bool = False
 
     @property
     def files(self) -> list[Path]:

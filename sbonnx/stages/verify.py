@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from sbonnx import verify as proof
 from sbonnx.backends import Backend
 from sbonnx.graph.storage.temporary import temporary_folder
 from sbonnx.recipe import Recipe
+from sbonnx.report import Refusal
 from sbonnx.report.verdict import ON_CPU
 from sbonnx.stages.state import PipelineState, PrunedModel, original_of
 from sbonnx.verify.comparison import SLOWER
@@ -136,6 +137,8 @@ def _verified(
         problems=tuple(problems),
         notes=(*report.notes, *notes, *absent, *below, *judged.notes, *_notes(comparison, own=own)),
     )
+    if state.request.details:
+        verified = replace(verified, details=_details(state, verified.refusals).to_dict())
     return replace(state, report=verified, comparison=comparison)
 
 
@@ -145,6 +148,21 @@ def _runtime_of(backend: Backend) -> tuple[str, tuple[str, ...]]:
         return ON_CPU, ()
     why = backend.runtime.absent()
     return (backend.name, ()) if why is None else (ON_CPU, (f"the file was executed in onnxruntime only. {why}",))
+
+
+def _details(state: PipelineState, refusals: Sequence[Refusal]) -> profile.Details:
+    """Measure what pages show beyond the figures. Scales that are computed at run time have no losses."""
+    prepared, recipe = state.prepared, state.prepared.recipe
+    static = recipe.mode != "dynamic" and state.data is not None
+    options = profile.WalkOptions(PROFILE_FEEDS, recipe.device, recipe.calibration.memory, recipe.calibration.threads)
+    return profile.details(
+        prepared.graph,
+        prepared.plan,
+        state.solution,
+        state.data.judged if static and state.data is not None else None,
+        refusals=refusals,
+        options=options,
+    )
 
 
 def _notes(comparison: proof.Comparison, *, own: bool) -> tuple[str, ...]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html.parser import HTMLParser
 
-VOID = {"meta", "link", "input", "br", "img", "hr"}
-CLOSED = {"rect", "line", "path"}
+VOID = {"meta", "link", "input", "br", "img", "hr", "wbr"}
+CLOSED = {"rect", "line", "path", "circle"}
 """Self-closing elements of SVG."""
 
 

@@ -41,6 +41,41 @@ def sites_of(layers: list[dict[str, Any]], label: str = "int4 axis 0") -> list[d
     return found
 
 
+def node(name: str, *inputs: str, op: str = "Conv", scope: str = "", **more: Any) -> dict[str, Any]:
+    """A row of `sbonnx.profile.NodeRow`."""
+    reads = [{"tensor": f"{name}_in", "role": "activation", "label": "uint8", "bits": 8, "low": 0.0, "high": 6.0}]
+    row = {"name": name, "op": op, "scope": scope, "inputs": inputs, "shape": ("N", 8), "reads": reads, "refusals": ()}
+    return {**row, **more}
+
+
+def profiled(name: str, weights: Any, activations: Any, alone: Any = 20.0, gathered: Any = 15.0) -> dict[str, Any]:
+    """A row of `sbonnx.profile.LayerLoss`."""
+    figures = {"alone": alone, "weights": weights, "activations": activations, "gathered": gathered}
+    return {"node": name, "op": "Conv", "tensor": f"{name}_out", "scope": "", "label": "uint8", **figures, "feeds": 4}
+
+
+def details(nodes: list[dict[str, Any]], layers: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+    """Details in the form of `sbonnx.profile.Details.to_dict`, with a histogram for each layer."""
+    histogram = {
+        "role": "activation",
+        "label": "uint8",
+        "unit": "value",
+        "low": -1.0,
+        "high": 3.0,
+        "counts": (1, 20, 3, 0),
+        "covered": (0.0, 2.0),
+        "step": 0.5,
+        "clipped": 0.25,
+    }
+    rows = layers or []
+    return {
+        "nodes": nodes,
+        "profile": {"measure": "sqnr", "layers": rows},
+        "histograms": [{"tensor": row["tensor"], **histogram} for row in rows],
+        "notes": (),
+    }
+
+
 def network(layers: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
     """A report in the form of `Report.to_dict`."""
     output = {"name": "y", "mse": 1e-4, "max_abs": 0.1, "sqnr_db": 31.25, "cosine": 0.9999, "agreement": 0.975}

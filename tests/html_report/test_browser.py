@@ -10,7 +10,18 @@ import pytest
 
 from sbonnx.html_report import batch_page, single_page
 from tests.html_report.browser import Browser
-from tests.html_report.reports import EVIL, batch, job, layer, network, one_of_each, sites_of
+from tests.html_report.reports import (
+    EVIL,
+    batch,
+    details,
+    job,
+    layer,
+    network,
+    node,
+    one_of_each,
+    profiled,
+    sites_of,
+)
 
 NAMES = (
     "[...document.querySelectorAll('table[aria-label=jobs] tbody tr')].filter(r => !r.hidden)"
@@ -49,7 +60,7 @@ CONTRAST = """(() => {
       const r = ratio(parts(e instanceof SVGElement ? style.fill : style.color), behind(e));
       if (r < texts[0]) texts = [r, e.outerHTML.slice(0, 120)];
     }
-    if (e.matches('rect.alone, rect.gathered, path.gathered')) {
+    if (e.matches('rect.weights, rect.inputs, rect.gathered, path.gathered, path.bin')) {
       const r = ratio(parts(getComputedStyle(e).fill), behind(e));
       if (r < bars[0]) bars = [r, e.outerHTML.slice(0, 120)];
     }
@@ -96,35 +107,86 @@ def test_the_page_of_a_real_model(chromium: Browser, tmp_path: Path, digits_repo
     assert names == set(places)
     tiles = chromium.run("[...document.querySelectorAll('.tile b')].map(e => e.textContent)")
     assert f"{digits_report['metrics']['outputs'][0]['sqnr_db']:.1f} dB" in tiles
-    bars = chromium.run("document.querySelectorAll('svg.chart rect.gathered').length")
-    assert bars == len(digits_report["layers"])
+    assert chromium.run("document.querySelectorAll('.bars .name').length") == len(digits_report["layers"])
 
 
 def test_lengths_of_bars(chromium: Browser, tmp_path: Path) -> None:
+    """A larger loss is a longer bar, on one scale for all layers and series."""
     figures = [(40.0, 30.0), (20.0, 10.0), (35.0, -5.0), (50.0, float("inf"))]
     layers = [layer(f"n{index}", *pair) for index, pair in enumerate(figures)]
     shown(chromium, single_page(network(layers, sites=sites_of(layers))), tmp_path)
     found = chromium.run(
-        "[...document.querySelectorAll('svg.chart g')].map(g => [...g.querySelectorAll('rect')]"
-        ".map(r => [r.getBBox().x, r.getBBox().width]))"
+        "[...document.querySelectorAll('.bars li:not(.axis)')].map(e => ['weights', 'gathered'].map(kind => "
+        "(r => r ? r.getBoundingClientRect().width : 0)(e.querySelector('rect.' + kind))))"
     )
-    (gathered, alone), (lower, _), (below, _), (all_there, _) = found
-    unit = alone[1] / 40
-    assert gathered[1] == pytest.approx(30 * unit, abs=0.2) and lower[1] == pytest.approx(10 * unit, abs=0.2)
-    zero = alone[0]
-    assert below[0] + below[1] == pytest.approx(zero, abs=0.2) and below[1] == pytest.approx(5 * unit, abs=0.2)
-    assert all_there[1] == pytest.approx(50 * unit, abs=0.2)
-    labels = chromium.run("[...document.querySelectorAll('svg.chart text.value')].map(e => e.textContent)")
-    assert labels == ["30.0", "40.0", "10.0", "20.0", "−5.0", "35.0", "∞", "50.0"]
+    whole = chromium.run("document.querySelector('.bars li:not(.axis) svg').getBoundingClientRect().width")
+    for bars, values in zip(found, figures, strict=True):
+        for bar, value in zip(bars, values, strict=True):
+            assert bar == pytest.approx(max(50 - value, 0) / 60 * whole, abs=0.5)
+    labels = chromium.run("[...document.querySelectorAll('.bars .values > span')].map(e => e.lastChild.data.trim())")
+    assert labels == ["40.0", "30.0", "20.0", "10.0", "35.0", "−5.0", "50.0", "∞"]
+
+
+SCROLLING = (
+    "[...document.querySelectorAll('.wide')].filter(e => e.scrollWidth > e.clientWidth + 1)"
+    ".map(e => e.textContent.slice(0, 80))"
+)
+"""Tables that must be scrolled sideways."""
 
 
 @pytest.mark.parametrize("width", [1280, 400])
 def test_the_overview_fits(width: int, chromium: Browser, tmp_path: Path) -> None:
-    """No page is wider than its window; on a small one the table scrolls by itself."""
+    """Nothing is wider than the window; on a small one rows are cards with labelled figures."""
     shown(chromium, batch_page(one_of_each()), tmp_path, width=width)
+    chromium.run("document.querySelectorAll('details').forEach(d => { d.open = true; })")
     assert chromium.run("document.documentElement.scrollWidth") <= width
-    if width == 1280:
-        assert chromium.run("(e => e.scrollWidth - e.clientWidth)(document.querySelector('.wide'))") <= 0
+    assert chromium.run(SCROLLING) == []
+    labels = chromium.run(
+        "[...document.querySelector('table[aria-label=jobs] tbody tr').cells]"
+        ".map(c => getComputedStyle(c, '::before').content)"
+    )
+    assert ('"status"' in labels) is (width == 400)
+
+
+def explained(nodes: int = 30) -> dict[str, Any]:
+    """A report with details: a chain with a skip connection every three nodes."""
+    names = [f"/layer{index // 5}/layer{index // 5}.{index}/conv/Conv" for index in range(nodes)]
+    rows = [
+        node(
+            name,
+            *([names[index - 1]] if index else ()),
+            *([names[index - 3]] if index >= 3 and not index % 3 else ()),
+        )
+        for index, name in enumerate(names)
+    ]
+    rows[4]["refusals"] = ("quantize: it would be slower in integers: about 24 µs a sample, in float 29",)
+    layers = [profiled(name, 15.0 + index, 40.0 - index, 14.0 + index) for index, name in enumerate(names)]
+    return network([], details=details(rows, layers[:8]))
+
+
+@pytest.mark.parametrize("width", [1280, 420])
+def test_details_fit(width: int, chromium: Browser, tmp_path: Path) -> None:
+    """Charts, histograms and graph are as wide as the page; an opened node shows the whole reason of its refusal."""
+    shown(chromium, single_page(explained()), tmp_path, width=width)
+    assert chromium.run("document.documentElement.scrollWidth") <= width
+    assert chromium.run(SCROLLING) == []
+    assert chromium.run("(g => g.scrollWidth - g.clientWidth)(document.querySelector('.graph'))") <= 0
+    drawn = chromium.run("[...document.querySelectorAll('.nodes > li .lane')].map(e => e.getAttribute('d'))")
+    assert len(drawn) == 30 and all("C" in path for path in drawn[3::3]), "a curve from the lane of the skipped nodes"
+    cut = "(e => e.scrollWidth > e.clientWidth)(document.querySelector('.reason'))"
+    assert chromium.run(cut) is (width == 420)
+    chromium.run("document.querySelector('.refused summary').click()")
+    assert not chromium.run(cut)
+    assert "about 24 µs a sample" in chromium.run("document.querySelector('.refusal').textContent")
+
+
+def test_large_graphs_are_collapsed(chromium: Browser, tmp_path: Path) -> None:
+    shown(chromium, single_page(explained(400)), tmp_path)
+    titles = chromium.run(
+        "[...document.querySelectorAll('.graph > ol > li > details > summary .node')].map(e => e.innerText)"
+    )
+    assert titles == [f"/layer{index}" for index in range(80)]
+    assert chromium.run("document.querySelectorAll('.graph ol ol > li').length") == 400
 
 
 def test_the_overview(chromium: Browser, tmp_path: Path) -> None:
@@ -190,10 +252,14 @@ def test_without_scripts(chromium: Browser, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("page", ["single", "batch"])
+@pytest.mark.parametrize("page", ["single", "details", "batch"])
 def test_readable_in_light_and_dark(page: str, dark: bool, chromium: Browser, tmp_path: Path) -> None:
     layers = [layer(f"n{index}", 40.0, index - 3.0) for index in range(40)]
-    made = single_page(network(layers, ok=False, problems=("bad",))) if page == "single" else batch_page(one_of_each())
+    made = {
+        "single": lambda: single_page(network(layers, ok=False, problems=("bad",))),
+        "details": lambda: single_page(explained()),
+        "batch": lambda: batch_page(one_of_each()),
+    }[page]()
     shown(chromium, made, tmp_path, dark=dark)
     found = chromium.run(CONTRAST)
     assert found["seen"] > 100
@@ -215,7 +281,7 @@ def test_names_are_only_text(chromium: Browser, tmp_path: Path) -> None:
         assert chromium.run("document.title") != "taken"
         assert chromium.run(
             "[document.scripts.length, document.images.length,"
-            " document.querySelectorAll('b:not(.tile b, summary b)').length]"
+            " document.querySelectorAll('b:not(.tile b, summary b, figcaption b, .causes b, .inside b)').length]"
         ) == [1, 0, 0]
         cells = chromium.run(
             "[...document.querySelectorAll('table[aria-label=layers] td.mono')].map(e => e.textContent)"
@@ -243,4 +309,4 @@ def test_a_thousand_layers(chromium: Browser, tmp_path: Path) -> None:
         " return performance.now() - start; })()"
     )
     assert took < 2000
-    assert chromium.run("document.querySelectorAll('svg.chart').length") == 2
+    assert chromium.run("document.querySelectorAll('.framed .plot').length") == 1

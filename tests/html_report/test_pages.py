@@ -14,10 +14,21 @@ import pytest
 
 from sbonnx.batch.jobs.job import BatchReport, Job, JobResult, Outcome, Status
 from sbonnx.cli.output.printer import to_json
-from sbonnx.html_report import batch_page, formatting, layer_views, single_page
+from sbonnx.html_report import batch_page, charts, formatting, single_page
 from sbonnx.html_report.overview import STATUSES, overview_of
 from tests.html_report.markup import Page
-from tests.html_report.reports import EVIL, batch, job, layer, network, one_of_each, sites_of
+from tests.html_report.reports import (
+    EVIL,
+    batch,
+    details,
+    job,
+    layer,
+    network,
+    node,
+    one_of_each,
+    profiled,
+    sites_of,
+)
 
 
 def pages() -> dict[str, str]:
@@ -26,12 +37,15 @@ def pages() -> dict[str, str]:
         [layer(name) for name in EVIL], notes=EVIL, refusals=[{"what": n, "where": n, "why": n} for n in EVIL]
     )
     wide = [layer(f"n{index}", 30.0, 50.0 - index) for index in range(60)]
+    nodes = [node(name, *EVIL[:1], refusals=[f"quantize: {name}"]) for name in EVIL]
+    explained = network([], details=details(nodes, [profiled(name, 20.0, 30.0) for name in EVIL]))
     return {
         "one": single_page(network([layer("conv1"), layer("conv2")])),
         "bare": single_page({"model": "m", "output": None, "backend": "onnxruntime"}),
         "unmeasured": single_page(network([], metrics={})),
         "many layers": single_page(network(wide, sites=sites_of(wide))),
         "evil": single_page(evil),
+        "evil details": single_page(explained),
         "batch": batch_page(one_of_each()),
         "evil batch": batch_page(
             batch([job(name, "failed", reason=name, report=evil) for name in EVIL], title=EVIL[0])
@@ -71,18 +85,21 @@ def test_policy_allows_inline_content_only(name: str) -> None:
 
 
 def test_names_do_not_become_markup() -> None:
-    for name in ("evil", "evil batch"):
+    for name in ("evil", "evil details", "evil batch"):
         page = Page(PAGES[name])
         assert not {"img", "i"} & {tag for tag, _ in page.elements}
+        words = page.words.replace("\n", "")
         for given in EVIL:
-            assert formatting.text(given) in page.words
+            assert formatting.text(given) in words
 
 
 def test_charts_have_texts_and_a_table() -> None:
-    """Each chart has a title and a description, and the table has all its figures."""
+    """Drawings have names, bars are lists with names and values, and the table has all figures."""
     page = Page(PAGES["many layers"])
-    drawings = [attrs for tag, attrs in page.elements if tag == "svg" and attrs.get("role") == "img"]
-    assert len(drawings) == 2 and all("aria-labelledby" in attrs for attrs in drawings)
+    (drawing,) = [attrs for tag, attrs in page.elements if tag == "svg" and attrs.get("role") == "img"]
+    assert drawing["aria-label"] == "SQNR of every layer, in the order of the network"
+    (bars,) = [attrs for tag, attrs in page.elements if tag == "ol"]
+    assert bars["aria-label"] == "SQNR of the worst 20 layers"
     for index in range(60):
         assert f"{50.0 - index:.1f}".replace("-", formatting.MINUS) in page.words and f"n{index}" in page.words
 
@@ -90,10 +107,10 @@ def test_charts_have_texts_and_a_table() -> None:
 def test_layers_in_network_order_if_known() -> None:
     layers = [layer("third", 40.0, 10.0), layer("first", 40.0, 30.0), layer("second", 40.0, 20.0)]
     in_order = sorted(layers, key=lambda row: ("first", "second", "third").index(row["node"]))
-    drawn = re.findall(r'class="name"[^>]*>(\w+)<', single_page(network(layers, sites=sites_of(in_order))))
+    drawn = re.findall(r'class="name mono">(\w+)<', single_page(network(layers, sites=sites_of(in_order))))
     assert drawn == ["first", "second", "third"]
     plain = single_page(network(layers))
-    assert re.findall(r'class="name"[^>]*>(\w+)<', plain) == ["third", "second", "first"]
+    assert re.findall(r'class="name mono">(\w+)<', plain) == ["third", "second", "first"]
     assert "Worst first" in plain
 
 
@@ -240,22 +257,61 @@ def test_number_formats() -> None:
         formatting.seconds(59.6): "1 min 00 s",
         formatting.seconds(3725): "1 h 02 min",
         formatting.count(1234567): "1\u202f234\u202f567",
-        formatting.shortened("abcdefghij", 7): "abc…hij",
-        formatting.shortened("abc", 7): "abc",
     }
     assert list(texts) == list(texts.values())
 
 
+def test_lines_break_after_separators_only() -> None:
+    name = "/layer1/layer1.0/conv_dw:0 ← x-y"
+    pieces = formatting.pieces(name)
+    assert "".join(pieces) == name
+    assert pieces == ["/", "layer1/", "layer1.", "0/", "conv_", "dw:", "0 ", "← ", "x-", "y"]
+    assert formatting.pieces("") == []
+    assert "/<wbr>layer1/<wbr>layer1.<wbr>0" in single_page(network([layer("/layer1/layer1.0")]))
+
+
 def test_axis_with_any_values() -> None:
-    odd: list[Any] = [None, math.nan, math.inf, -math.inf, 1e9, -1e9, 0.0]
-    drawn = layer_views.bar_chart([layer_views.LayerRow(None, "n", "x", "", "", value, value, None) for value in odd])
-    for row in drawn.rows:
-        for bar in (row.isolated, row.accumulated):
-            assert bar is None or layer_views.NAMES_WIDTH <= bar.x <= bar.x + bar.width <= layer_views.WIDTH
-    assert [row.isolated is None for row in drawn.rows] == [True, True, *[False] * 5]
-    strip = layer_views.strip_chart(
-        [layer_views.LayerRow(None, "n", "x", "", "", value, value, None) for value in odd], hovered=10
-    )
+    """All lengths are within the drawing; a larger loss is longer."""
+    odd: list[Any] = [None, math.nan, math.inf, -math.inf, 1e9, -1e9, 0.0, 70.0]
+    names = [f"n{index}" for index in range(len(odd))]
+    drawn = charts.bar_chart(names, {("weights", "w"): odd})
+    lengths = [group.bars[0].width for group in drawn.groups]
+    assert lengths == pytest.approx([0, 0, 0, 100, 0, 100, 72.73, 9.09])
+    strip = charts.strip_chart(names, odd, odd, hovered=10)
     heights = [float(value) for value in re.findall(r"V(-?[\d.]+)", strip.columns)]
-    assert len(heights) == 5 and all(0 <= value <= strip.height for value in heights)
-    assert layer_views.bar_chart([]).rows == () and layer_views.strip_chart([], hovered=1).columns == ""
+    assert len(heights) == 6 and all(0 <= value <= strip.height for value in heights)
+    assert heights[0] > heights[1], "no loss is at the bottom"
+    assert charts.bar_chart([], {("a", "b"): []}).groups == ()
+    assert charts.strip_chart([], [], [], hovered=1).columns == ""
+
+
+def test_the_worst_layers_are_named_with_their_cause() -> None:
+    layers = [
+        profiled("few/bits", 10.0, 30.0, alone=9.9),
+        profiled("clipped", 40.0, 12.0, alone=12.0),
+        profiled("both", 20.0, 19.0, alone=16.5),
+        profiled("pool", None, 25.0, alone=25.0),
+    ]
+    sites = [{"tensor": "w", "role": "weight", "label": "int4 axis 0", "bits": 4, "node": "few/bits"}]
+    page = Page(single_page(network([], details=details([node("few/bits")], layers), sites=sites)))
+    words = page.words.replace("\n", "")
+    assert "few/bitsConv: 9.9 dB, mostly its weights (int4 axis 0): 10.0 dB by its weights (int4 axis 0) and" in words
+    assert "clippedConv: 12.0 dB, mostly its inputs (uint8): 12.0 dB by its inputs" in words
+    assert "bothConv: 16.5 dB, weights and inputs: 19.0 dB by its inputs (uint8) and 20.0 dB by its weights" in words
+    assert "poolConv: 25.0" not in words, "three are named"
+
+
+def test_histograms_show_what_is_clipped() -> None:
+    (row,) = details([], [profiled("a", 1.0, 2.0)])["histograms"]
+    chart = charts.histogram_chart(row)
+    assert chart is not None
+    assert chart.covered == (25.0, 75.0)
+    assert [mark.label for mark in chart.marks] == ["−1", "0", "2", "3"]
+    assert chart.sentence == "values −1 to 3, range 0 to 2: 25.00 % of the values are clipped"
+    bars = [float(x) for x in re.findall(r"M([\d.]+) 90", chart.bars)]
+    assert bars == [0.0, 25.0, 50.0], "no bar for an empty bin"
+    assert chart.levels.count("M") == 5
+    wide = charts.histogram_chart({**row, "covered": (-8.0, 8.0), "clipped": 0.0, "unit": "step"})
+    assert wide is not None and wide.levels == ""
+    assert wide.sentence.endswith("of the channel's scale: no value is clipped; the values use 25.00 % of the range")
+    assert charts.histogram_chart({"tensor": "x"}) is None

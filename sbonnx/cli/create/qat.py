@@ -139,4 +139,7 @@ def _trained(given: Arguments, data: Path | DataPath, output: Path) -> Report:
         progress.close()
     verify = not given[options.NO_VERIFY]
     force = given[options.FORCE]
-    return qat.export(module, output, data, split=split, force=force, verify=verify, evaluation=evaluation)
+    details = given[options.REPORT] is not None
+    return qat.export(
+        module, output, data, split=split, force=force, verify=verify, evaluation=evaluation, details=details
+    )

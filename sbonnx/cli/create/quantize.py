@@ -99,6 +99,7 @@ def run(given: Arguments) -> int:
         "save_recipe": save_recipe,
         "progress": progress,
         "evaluation": evaluation,
+        "details": given[options.REPORT] is not None,
     }
     try:
         if model.is_dir():

@@ -1,4 +1,4 @@
-"""``sbonnx view``: open the report page of a quantization in the browser."""
+"""``sbonnx view``: open the page of a report, or the graph of a model, in the browser."""
 
 from __future__ import annotations
 
@@ -6,24 +6,47 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sbonnx.cli import options
 from sbonnx.cli.options import Arguments
-from sbonnx.errors import DataError
+from sbonnx.errors import DataError, RecipeError
 
-HELP: Final = "Open the page of a report in the browser. The report is the JSON of quantize or batch."
+if TYPE_CHECKING:
+    from sbonnx.profile import Details
 
-REPORT: Final = options.argument(
-    "report", "REPORT.json", "What --report FILE.json or --json of quantize, qat or batch wrote."
+HELP: Final = (
+    "Open a report or the graph of a model in the browser. The graph shows bits, ranges, and why nodes stay float; "
+    "with data, layers are coloured by their loss."
 )
+
+FILE: Final = options.argument(
+    "file", "FILE", "A model (float, or quantized by any tool), or the JSON of --report or --json of a verb."
+)
+QUANT: Final = options.optional_argument("quantized", "QUANT", "A quantized file of the float model FILE.")
 OUTPUT: Final = replace(options.OUTPUT, help="The HTML file to write instead of a temporary one.")
 NO_OPEN: Final = options.switch("--no-open", "Only write the page.")
 
-OPTIONS: Final = (REPORT, OUTPUT, NO_OPEN, options.FORCE, *options.COMMON)
+OPTIONS: Final = (
+    FILE,
+    QUANT,
+    options.DATA,
+    options.BACKEND,
+    options.RECIPE,
+    *options.FEEDS,
+    OUTPUT,
+    NO_OPEN,
+    options.FORCE,
+    *options.COMMON,
+)
 
 KEYS: Final = {"counts", "metrics", "settings"}
 """Keys of the report of one model that the page needs; that of a batch has `rows`."""
+
+JSON: Final = ".json"
+
+FEEDS: Final = 8
+"""Default number of feeds on which losses are measured."""
 
 
 def run(given: Arguments) -> int:
@@ -32,13 +55,14 @@ def run(given: Arguments) -> int:
 
     from sbonnx import graph as graphs
 
-    printer, file, output = given.printer(), given[REPORT], given[OUTPUT]
+    printer, file, output = given.printer(), given[FILE], given[OUTPUT]
+    inputs = [Path(path) for path in (file, given[QUANT], given[options.DATA]) if path is not None]
     if output is not None:
-        graphs.check_target(output, inputs=[file], force=given[options.FORCE])
-    page = _page(file)
+        graphs.check_target(output, inputs=inputs, force=given[options.FORCE])
+    page = _report_page(given) if file.suffix.lower() == JSON else _graph_page(given)
     if output is None:
         folder = Path(tempfile.mkdtemp(prefix="sbonnx-view-"))  # remains: the browser reads it after the end
-        output = folder / f"{file.stem}.html"
+        output = folder / f"{(given[QUANT] or file).stem}.html"
     graphs.write_text(output, page)
     opened = False if given[NO_OPEN] else webbrowser.open(output.resolve().as_uri())
     printer.value("view", {"page": output, "opened": opened})
@@ -48,14 +72,18 @@ def run(given: Arguments) -> int:
     return 0
 
 
-def _page(file: Path) -> str:
+def _report_page(given: Arguments) -> str:
     """Render the page of a report.
 
     Raises:
         DataError: the file cannot be read, or is no report.
+        RecipeError: an option applies to models only.
     """
     from sbonnx.html_report import batch_page, single_page
 
+    file = given[FILE]
+    if any((given[QUANT], given[options.DATA], given[options.BACKEND], given[options.RECIPE])):
+        raise RecipeError(f"{file} is a report: QUANT, --data, --backend and --recipe apply to models; leave them out")
     try:
         report = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -75,3 +103,62 @@ def _rendered(render: Any, report: Mapping[str, Any], file: Path) -> str:
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DataError(f"the report '{file}' is not complete, or of another version: write it again") from error
     return page
+
+
+def _graph_page(given: Arguments) -> str:
+    """Render the page of a model: of a float one, what a recipe would quantize; of a quantized one, its pairs.
+
+    Raises:
+        RecipeError: options that exclude each other.
+        ModelError: a file cannot be read.
+    """
+    from sbonnx import graph as graphs
+    from sbonnx.html_report import graph_page
+    from sbonnx.qdq import is_quantized
+
+    file, quantized = given[FILE], given[QUANT]
+    planned = given[options.BACKEND] is not None or given[options.RECIPE] is not None
+    if quantized is None and not is_quantized(graphs.load(file, opset=1)):
+        if given[options.DATA] is not None:
+            raise RecipeError(
+                f"{file} is a float model, which has no losses: give its quantized file as well, or use "
+                "sbonnx quantize --report FILE.html"
+            )
+        found, backend = _planned(given)
+        more = f"float, with the types that are planned for {backend}"
+        return graph_page(found.to_dict(), title=file.name, more=more)
+    if planned:
+        raise RecipeError(f"{quantized or file} is quantized already: leave --backend and --recipe out")
+    found, notes = _quantized(given)
+    more = f"quantized, against {file.name}" if quantized else "quantized"
+    return graph_page(found.to_dict(), title=(quantized or file).name, more=more, notes=notes)
+
+
+def _planned(given: Arguments) -> tuple[Details, str]:
+    """Describe a float model with the types that the recipe plans, and return the name of the backend."""
+    from sbonnx import pipeline
+    from sbonnx.profile import details
+    from sbonnx.stages.state import read_recipe
+
+    recipe, rules = read_recipe(given[options.RECIPE], given[options.BACKEND], ())
+    prepared = pipeline.prepare(given[FILE], recipe, rules)
+    refusals = dict.fromkeys((*prepared.refusals, *prepared.plan.refusals))
+    return details(prepared.graph, prepared.plan, None, None, refusals=refusals), rules.name
+
+
+def _quantized(given: Arguments) -> tuple[Details, tuple[str, ...]]:
+    """Describe the pairs of a quantized file, with its losses if there is a float model and data."""
+    from sbonnx.calib.data import dataset as datasets
+    from sbonnx.profile import WalkOptions, details, same_model, subject_of
+
+    model, quantized, data = given[FILE], given[QUANT], given[options.DATA]
+    if data is not None and quantized is None:
+        raise RecipeError(f"losses of {model} are against its float model: sbonnx view FLOAT {model} --data DATA")
+    subject = subject_of(model, quantized or model)
+    notes, feeds = subject.notes if quantized else (), None
+    if data is not None:
+        limit = given[options.SAMPLES] or FEEDS
+        feeds = datasets.read(given.required_data(), subject.graph, split=given[options.SPLIT], limit=limit)
+        notes = (*notes, *same_model(subject, model, feeds))
+    walk = WalkOptions(device=given[options.DEVICE] or "cpu")
+    return details(subject.graph, subject.plan, subject.solution, feeds, options=walk), notes

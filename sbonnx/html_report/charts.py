@@ -1,0 +1,277 @@
+"""Geometry of charts: axes in dB on which longer is worse, bars, strips of layers, histograms, shades of loss.
+
+Horizontal positions are percentages of the width of the drawing: charts fit any screen, and texts are not scaled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sbonnx.html_report.formatting import count, decibel, number, percent, plain, text
+
+STEP_DB: Final = 10
+HIGHEST_DB: Final = 80.0
+"""Upper limit of an axis. Higher values mean no visible loss, and would only compress the others."""
+
+LOWEST_DB: Final = -30.0
+
+SHADES: Final = (10.0, 15.0, 20.0, 25.0, 30.0, 40.0)
+"""SQNR in dB at which the shade changes: below the first is the strongest."""
+
+BAR_PITCH: Final = 13
+"""Height of a bar with its gap, in pixels."""
+
+STRIP_HEIGHT: Final = 130
+HOVERED: Final = 400
+"""Maximum number of layers of a strip with tooltips; more are too narrow to hover over."""
+
+HISTOGRAM_HEIGHT: Final = 90
+FEW_LEVELS: Final = 16
+"""Number of quantized values up to which a histogram marks each."""
+
+NEAR_BORDER: Final = 12.0
+"""Distance from a border, in percent, within which the label of a mark is aligned with the border."""
+
+
+def shade(value: float | None) -> int | None:
+    """Return the shade of an SQNR in dB: 0 (lowest) to 6; None if there is none."""
+    return None if value is None or math.isnan(value) else sum(value >= limit for limit in SHADES)
+
+
+@dataclass(frozen=True)
+class Tick:
+    """A grid line: position in percent, or pixels on a vertical axis, and label."""
+
+    at: float
+    label: str
+
+
+@dataclass(frozen=True)
+class LossAxis:
+    """Linear map from dB to lengths: `best` is 0, `worst` is `full`."""
+
+    best: float
+    worst: float
+    full: float = 100.0
+
+    def at(self, value: float) -> float:
+        """Return the length of a value, which is cut at the ends of the axis."""
+        inside = min(max(value, self.worst), self.best)
+        return round(self.full * (self.best - inside) / (self.best - self.worst), 2)
+
+    def ticks(self) -> tuple[Tick, ...]:
+        """Return grid lines in whole steps, from the best value to the worst."""
+        step = 2 * STEP_DB if self.best - self.worst > 5 * STEP_DB else STEP_DB
+        first = math.floor(self.best / step) * step
+        return tuple(Tick(self.at(value), count(value)) for value in range(first, int(self.worst) - 1, -step))
+
+
+def loss_axis(values: Sequence[float | None], full: float = 100.0) -> LossAxis:
+    """Build an axis that covers all finite values in whole steps, and 0 dB."""
+    finite = [value for value in values if value is not None and math.isfinite(value)]
+    best = math.ceil(max([*finite, STEP_DB]) / STEP_DB) * STEP_DB
+    worst = math.floor(min([*finite, 0.0]) / STEP_DB) * STEP_DB
+    return LossAxis(min(best, HIGHEST_DB), max(worst, LOWEST_DB), full)
+
+
+@dataclass(frozen=True)
+class LossBar:
+    """One bar: series, length in percent, vertical position in pixels, value as text."""
+
+    kind: str
+    width: float
+    y: int
+    label: str
+
+
+@dataclass(frozen=True)
+class BarGroup:
+    """The bars of one layer."""
+
+    name: str
+    bars: tuple[LossBar, ...]
+
+
+@dataclass(frozen=True)
+class Bars:
+    """A bar chart: (class, title) of the series, grid lines, and one group for each layer.
+
+    Attributes:
+        height: of a group in pixels.
+    """
+
+    series: tuple[tuple[str, str], ...]
+    ticks: tuple[Tick, ...]
+    groups: tuple[BarGroup, ...]
+    height: int
+
+
+def bar_chart(names: Sequence[str], series: Mapping[tuple[str, str], Sequence[float | None]]) -> Bars:
+    """Build a bar chart of SQNRs in dB, the groups in the given order.
+
+    Args:
+        series: values by (class, title) of the series. Series without any value are left out.
+    """
+    used = {key: values for key, values in series.items() if any(value is not None for value in values)}
+    axis = loss_axis([value for values in used.values() for value in values])
+    groups = [
+        BarGroup(
+            name,
+            tuple(
+                LossBar(kind, _length(axis, values[index]), BAR_PITCH * place, decibel(values[index]))
+                for place, ((kind, _), values) in enumerate(used.items())
+            ),
+        )
+        for index, name in enumerate(names)
+    ]
+    return Bars(tuple(used), axis.ticks(), tuple(groups), BAR_PITCH * len(used))
+
+
+def _length(axis: LossAxis, value: float | None) -> float:
+    return 0.0 if value is None or math.isnan(value) else axis.at(value)
+
+
+@dataclass(frozen=True)
+class Hit:
+    """Hover area of one layer in the strip, in units of the strip, and its tooltip text."""
+
+    x: float
+    width: float
+    tooltip: str
+
+
+@dataclass(frozen=True)
+class Strip:
+    """All layers of a network side by side: columns for the accumulated, marks for the isolated SQNR.
+
+    Attributes:
+        width: number of layers; the drawing is stretched to the width of the page.
+        height: in pixels, which are the unit of vertical positions.
+    """
+
+    width: int
+    height: int
+    ticks: tuple[Tick, ...]
+    columns: str
+    marks: str
+    hits: tuple[Hit, ...]
+
+
+def strip_chart(
+    names: Sequence[str], isolated: Sequence[float | None], accumulated: Sequence[float | None], *, hovered: int
+) -> Strip:
+    """Build a strip of all layers as columns, in the given order. Columns and marks are one SVG path each.
+
+    Args:
+        hovered: maximum number of layers for which tooltips are added.
+    """
+    axis = loss_axis([*isolated, *accumulated], STRIP_HEIGHT - 12)
+    bottom = STRIP_HEIGHT - 2
+
+    def y(value: float) -> str:
+        return f"{bottom - axis.at(value):.1f}"
+
+    columns, marks, hits = [], [], []
+    for x, (name, alone, gathered) in enumerate(zip(names, isolated, accumulated, strict=True)):
+        if gathered is not None and not math.isnan(gathered):
+            columns.append(f"M{x}.1 {bottom}h.8V{y(gathered)}h-.8z")
+        if alone is not None and not math.isnan(alone):
+            marks.append(f"M{x}.1 {y(alone)}h.8")
+        if len(names) <= hovered:
+            hits.append(Hit(x, 1, f"{name}: {decibel(gathered)} dB, isolated {decibel(alone)} dB"))
+    ticks = tuple(Tick(round(bottom - tick.at, 1), tick.label) for tick in axis.ticks())
+    return Strip(max(len(names), 1), STRIP_HEIGHT, ticks, "".join(columns), "".join(marks), tuple(hits))
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A labelled position of a histogram: in percent of its width, with the SVG text-anchor of the label."""
+
+    at: float
+    label: str
+    anchor: str
+
+
+@dataclass(frozen=True)
+class HistogramChart:
+    """Histogram of one tensor, in percent of its width and in pixels of its height.
+
+    Attributes:
+        title: the tensor.
+        more: role and quantized type.
+        bars: SVG path of the bars, whose heights are logarithms of the counts.
+        covered: (left, right) ends of the range that the quantized values cover.
+        levels: SVG path of the quantized values if there are few; "" otherwise.
+        marks: smallest and largest value, and the ends of the range.
+        sentence: how much is clipped, and how the range relates to the values.
+    """
+
+    title: str
+    more: str
+    height: int
+    bars: str
+    covered: tuple[float, float]
+    levels: str
+    marks: tuple[Mark, ...]
+    sentence: str
+
+
+def histogram_chart(row: Mapping[str, Any]) -> HistogramChart | None:
+    """Draw a row of `sbonnx.profile.TensorHistogram.to_dict`; None if it is not complete."""
+    low, high, step = (number(row.get(key)) for key in ("low", "high", "step"))
+    counts = [number(one) or 0.0 for one in row.get("counts") or ()]
+    ends = [number(one) for one in row.get("covered") or ()]
+    if low is None or high is None or step is None or not counts or len(ends) != 2 or None in ends or high <= low:
+        return None
+    first, last = (end for end in ends if end is not None)
+    left, right = min(low, first), max(high, last)
+
+    def at(value: float) -> float:
+        return round(100 * (value - left) / (right - left), 2)
+
+    most = math.log1p(max(counts)) or 1.0
+    wide = (high - low) / len(counts)
+    bars = []
+    for index, times in enumerate(counts):
+        if times:
+            x, up = at(low + index * wide), (HISTOGRAM_HEIGHT - 8) * math.log1p(times) / most
+            bars.append(f"M{x} {HISTOGRAM_HEIGHT}v-{up:.1f}H{at(low + (index + 1) * wide)}V{HISTOGRAM_HEIGHT}z")
+    levels = round((last - first) / step) + 1 if step > 0 else 0
+    drawn = [at(first + index * step) for index in range(levels)] if levels <= FEW_LEVELS else []
+    marks = {at(value): value for value in (low, high, first, last)}
+    return HistogramChart(
+        title=text(row.get("tensor")),
+        more=f"{text(row.get('role'))}, {text(row.get('label'))}",
+        height=HISTOGRAM_HEIGHT,
+        bars="".join(bars),
+        covered=(at(first), at(last)),
+        levels="".join(f"M{x} 0V{HISTOGRAM_HEIGHT}" for x in drawn),
+        marks=tuple(
+            Mark(x, plain(value, 3), "start" if x < NEAR_BORDER else "end" if x > 100 - NEAR_BORDER else "middle")
+            for x, value in sorted(_apart(marks).items())
+        ),
+        sentence=_histogram_sentence(row, (low, high), (first, last)),
+    )
+
+
+def _apart(marks: Mapping[float, float]) -> dict[float, float]:
+    """Leave out marks whose labels would overlap with one before."""
+    found: dict[float, float] = {}
+    for x, value in marks.items():
+        if all(abs(x - other) > 2 * NEAR_BORDER for other in found):
+            found[x] = value
+    return found
+
+
+def _histogram_sentence(row: Mapping[str, Any], values: tuple[float, float], covered: tuple[float, float]) -> str:
+    share = number(row.get("clipped")) or 0.0
+    unit = " steps of the channel's scale" if row.get("unit") == "step" else ""
+    clipped = f"{percent(share)} of the values are clipped" if share else "no value is clipped"
+    used = (min(values[1], covered[1]) - max(values[0], covered[0])) / (covered[1] - covered[0])
+    unused = f"; the values use {percent(max(used, 0.0))} of the range" if used < 0.75 else ""
+    return f"values {plain(values[0], 3)} to {plain(values[1], 3)}, range {plain(covered[0], 3)} to " + (
+        f"{plain(covered[1], 3)}{unit}: {clipped}{unused}"
+    )
