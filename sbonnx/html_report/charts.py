@@ -32,6 +32,9 @@ HISTOGRAM_HEIGHT: Final = 90
 FEW_LEVELS: Final = 16
 """Number of quantized values up to which a histogram marks each."""
 
+LEAST_SHARE: Final = 1e-4
+"""Smallest share that is printed as a figure."""
+
 NEAR_BORDER: Final = 12.0
 """Distance from a border, in percent, within which the label of a mark is aligned with the border."""
 
@@ -269,7 +272,10 @@ def _apart(marks: Mapping[float, float]) -> dict[float, float]:
 def _histogram_sentence(row: Mapping[str, Any], values: tuple[float, float], covered: tuple[float, float]) -> str:
     share = number(row.get("clipped")) or 0.0
     unit = " steps of the channel's scale" if row.get("unit") == "step" else ""
-    clipped = f"{percent(share)} of the values are clipped" if share else "no value is clipped"
+    beyond = values[0] < covered[0] or values[1] > covered[1]
+    none = "no value is more than half a step outside" if beyond else "no value is clipped"
+    shown = percent(share) if share >= LEAST_SHARE else "less than 0.01 %"
+    clipped = f"{shown} of the values are clipped" if share else none
     used = (min(values[1], covered[1]) - max(values[0], covered[0])) / (covered[1] - covered[0])
     unused = f"; the values use {percent(max(used, 0.0))} of the range" if used < 0.75 else ""
     return f"values {plain(values[0], 3)} to {plain(values[1], 3)}, range {plain(covered[0], 3)} to " + (

@@ -280,15 +280,14 @@ def lanes(names: Sequence[str], inputs: Sequence[Sequence[str]]) -> list[Lanes]:
     lane_of: dict[int, int] = {}
     rows = []
     for index, row in enumerate(makers):
-        for lane, maker in enumerate(held):
-            if maker is not None and last[maker] <= index:
+        for lane, carried in enumerate(held):
+            if carried is not None and last[carried] <= index:
                 held[lane] = None
-        own = next((lane_of[maker] for maker in row if held[lane_of[maker]] is None), None)
-        if own is None:
-            own = held.index(None) if None in held else len(held)
+        freed = [lane_of[maker] for maker in row if held[lane_of[maker]] is None]
+        own = freed[0] if freed else held.index(None) if None in held else len(held)
         if own == len(held):
             held.append(None)
-        through = [lane for lane, maker in enumerate(held) if maker is not None]
+        through = [lane for lane, carried in enumerate(held) if carried is not None]
         reading = [lane_of[maker] for maker in row]
         goes_on = index in last
         if goes_on:

@@ -1,6 +1,7 @@
 "use strict";
 (function () {
   const FEW = 8; // tables with fewer rows have no filter
+  const MANY = 7; // tables with more columns become cards on tablets too
 
   function value(row, column) {
     let cell = null;
@@ -74,16 +75,19 @@
   }
 
   // On narrow screens a row is a card, and each cell is labelled with the head of its column.
-  function labelled(table) {
+  function cards(table) {
     const heads = [...table.tHead.rows[0].cells].map((head) => head.textContent.trim());
+    const narrow = matchMedia("(max-width: " + (heads.length > MANY ? 1000 : 640) + "px)");
+    const apply = () => table.classList.toggle("cards", narrow.matches);
     for (const row of table.tBodies[0].rows) {
       let column = 0;
       for (const cell of row.cells) {
-        cell.dataset.label = heads[column];
+        cell.dataset.label = cell.colSpan > 1 ? "" : heads[column];
         column += cell.colSpan;
       }
     }
-    table.classList.add("labelled");
+    narrow.addEventListener("change", apply);
+    apply();
   }
 
   function chips(names, choose) {
@@ -112,7 +116,7 @@
     }
   }
 
-  document.querySelectorAll("table:not(.heat)").forEach(labelled);
+  document.querySelectorAll("table:not(.heat)").forEach(cards);
   document.querySelectorAll("table.sorts").forEach(sortable);
   document.querySelectorAll("table.filters").forEach(filterable);
   addEventListener("hashchange", unfold);

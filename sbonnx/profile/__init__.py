@@ -12,11 +12,11 @@ from sbonnx.profile.checkers import (
     Profile,
     make_measure,
 )
-from sbonnx.profile.details import Details, details
 from sbonnx.profile.histograms import TensorHistogram
 from sbonnx.profile.imported_file import Subject, same_model, subject_of
 from sbonnx.profile.layer_losses import LayerError, errors, first_lost, losses, node_errors, worst_first
 from sbonnx.profile.node_rows import NodeRow
+from sbonnx.profile.page_details import Details, details
 from sbonnx.profile.replacements import Candidate, Part
 from sbonnx.profile.sensitivity import Sensitivities, Sensitivity, sensitivity
 from sbonnx.profile.walk import WalkOptions

@@ -126,7 +126,7 @@ class _Counter:
         values = np.asarray(x, np.float32)
         if self.unit == "step":
             scale, zero = (self.params.along(one, values.shape) for one in (self.params.scale, self.params.zero_point))
-            values = values / scale + zero.astype(np.float32)
+            values = np.asarray(values / scale + zero.astype(np.float32), np.float32)
         self.sketch.observe(values)
         low, high = self.covered
         self.outside += int(np.count_nonzero((values < low - self.step / 2) | (values > high + self.step / 2)))

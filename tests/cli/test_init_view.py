@@ -84,3 +84,36 @@ def test_no_report(text: str | None, message: str, tmp_path: Path, capsys: pytes
     captured = capsys.readouterr()
     assert message in captured.err
     assert len(captured.err.splitlines()) == 1
+
+
+def test_page_of_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A float model with what is planned, a quantized one with its ranges, and both with losses."""
+    quant, data = str(tmp_path / "q.onnx"), ["--data", str(digits().calib), "--split", "64"]
+    assert main(["quantize", MODEL, *data, "-o", quant, "--effort", "fast", "--no-verify", "--quiet"]) == 0
+    pages = {
+        "planned": [MODEL, "--backend", "tensorrt"],
+        "ranges": [quant],
+        "losses": [MODEL, quant, *data],
+    }
+    texts = {}
+    for name, arguments in pages.items():
+        page = tmp_path / f"{name}.html"
+        assert main(["view", *arguments, "-o", str(page), "--no-open", "--quiet"]) == 0
+        texts[name] = page.read_text()
+    assert "planned for tensorrt" in texts["planned"] and 'class="refusal"' in texts["planned"]
+    assert "int8 axis 0" in texts["planned"] and "by weights" not in texts["planned"]
+    assert re.search(r"uint8, 0 to \d", texts["ranges"]) and "by weights" not in texts["ranges"]
+    assert "by weights" in texts["losses"] and "Tensors that lose most" in texts["losses"]
+    capsys.readouterr()
+    wrong = {
+        "is a float model, which has no losses": [MODEL, *data],
+        "are against its float model: sbonnx view FLOAT": [quant, *data],
+        "is quantized already: leave --backend": [quant, "--backend", "ort"],
+        "no Q/DQ pairs": [MODEL, MODEL],
+        "is a report: QUANT": [str(tmp_path / "r.json"), quant],
+        "exists: give --force": [quant, "-o", str(tmp_path / "planned.html")],
+    }
+    for message, arguments in wrong.items():
+        assert main(["view", *arguments, "--no-open"]) == 2, message
+        captured = capsys.readouterr().err
+        assert message in captured and len(captured.splitlines()) == 1

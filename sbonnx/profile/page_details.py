@@ -107,8 +107,11 @@ def worst_sites(plan: Plan, solution: Solution, layers: Sequence[LayerLoss]) -> 
             read.setdefault((reader.node, site.role), site)
     costs: dict[str, tuple[float, Site]] = {}
     for layer in layers:
-        for role, value in (("weight", layer.weights), ("activation", layer.activations)):
-            site = read.get((layer.node, role))
-            if site is not None and value is not None and math.isfinite(value):
-                costs[site.key] = min(costs.get(site.key, (math.inf, site)), (value, site), key=lambda pair: pair[0])
+        figures: dict[Role, float | None] = {"weight": layer.weights, "activation": layer.activations}
+        for role, value in figures.items():
+            found = read.get((layer.node, role))
+            if found is not None and value is not None and math.isfinite(value):
+                costs[found.key] = min(
+                    costs.get(found.key, (math.inf, found)), (value, found), key=lambda pair: pair[0]
+                )
     return [site for _, site in sorted(costs.values(), key=lambda pair: pair[0])[:WORST]]

@@ -1,0 +1,168 @@
+"""Charts on the page of results, drawn from its tables while the site is built.
+
+Each chart is an SVG file in light and in dark colours, which the theme shows by its `#only-light` and `#only-dark`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from io import StringIO
+from typing import Any, Final
+
+import matplotlib as mpl
+import mkdocs_gen_files
+from cycler import cycler
+
+PAGE: Final = "results.md"
+TITLE: Final = "# Results\n"
+
+Table = list[dict[str, str]]
+Series = Mapping[str, Sequence[float | None]]
+
+COLOURS: Final = {
+    "light": {"text": "#333333", "grid": "#dddddd", "bars": ["#3949ab", "#e65100", "#2e7d32", "#8e24aa", "#757575"]},
+    "dark": {"text": "#dddddd", "grid": "#444444", "bars": ["#9fa8da", "#ffb74d", "#81c784", "#ce93d8", "#bdbdbd"]},
+}
+
+MODELS: Final = {
+    "mobilenetv2_tin200": "mobilenetv2",
+    "mobilenetv1_tin200": "mobilenetv1",
+    "ultraface_rfb320": "ultraface",
+}
+"""Shorter names of models, for the axes."""
+
+
+def table_of(text: str, section: str) -> Table:
+    """Return the first table of a section of the results, each row by the names of the columns.
+
+    Raises:
+        ValueError: there is no such section, or it has no table.
+    """
+    found = re.search(rf"<!-- begin {section} -->(.*?)<!-- end {section} -->", text, re.DOTALL)
+    lines = None if found is None else re.search(r"(?:^\|.*\|\n)+", found[1], re.MULTILINE)
+    if lines is None:
+        raise ValueError(f"{PAGE} has no table in its section '{section}'")
+    head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines[0].splitlines())
+    return [dict(zip(head, row, strict=True)) for row in rows]
+
+
+def number(cell: str) -> float | None:
+    """Return the first number of a cell; None if it begins with another text."""
+    found = re.match(r"-?\d+(?:\.\d+)?", cell.replace("\u2212", "-"))
+    return None if found is None else float(found[0])
+
+
+def accuracy(text: str) -> tuple[list[str], Series]:
+    """Return the SQNR of the outputs by model and quantizer, at 8 bits for onnxruntime."""
+    rows = [row for row in table_of(text, "w8a8") if row["quantizer"] != "float"]
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    quantizers = list(dict.fromkeys(row["quantizer"] for row in rows))
+    cells = {(row["model"], row["quantizer"]): number(row["SQNR, dB"]) for row in rows}
+    return models, {name: [cells.get((model, name)) for model in models] for name in quantizers}
+
+
+def latency(text: str) -> tuple[list[str], Series]:
+    """Return the time of default files over float by model."""
+    rows = table_of(text, "default latency")
+    return [row["model"] for row in rows], {"time ÷ float": [number(row["÷ float"]) for row in rows]}
+
+
+def calibration(text: str) -> tuple[list[str], Series]:
+    """Return CPU seconds of whole commands by model."""
+    rows = table_of(text, "w8a8 cost")
+    columns = {
+        "sbonnx --effort fast": "fast, CPU s",
+        "sbonnx": "default, CPU s",
+        "onnxruntime quantize_static": "CPU s",
+    }
+    return [row["model"] for row in rows], {
+        name: [number(row[column]) for row in rows] for name, column in columns.items()
+    }
+
+
+def memory(text: str) -> tuple[list[str], Series]:
+    """Return peaks of memory in MB of calibration by model: ours with mse, and the calibrators of onnxruntime."""
+    rows = {row["figure"]: row for row in table_of(text, "calibration")}
+    models = [name for name in next(iter(rows.values())) if name != "figure"]
+
+    def values(figure: str) -> list[float | None]:
+        return [number(rows[figure][model]) for model in models]
+
+    extra = values("mse, peak \u2212 that of the float loop")
+    ours = [
+        None if base is None or more is None else base + more
+        for base, more in zip(values("float loop, peak"), extra, strict=True)
+    ]
+    peers = {f"onnxruntime {name}": values(f"peer's {name}, peak") for name in ("MinMax", "Percentile", "Entropy")}
+    return models, {"sbonnx mse": ours, **peers}
+
+
+CHARTS: Final = {
+    "accuracy": (accuracy, "SQNR of the outputs at 8 bits", "dB, more is better"),
+    "latency": (latency, "Time of a run of default files on CPU", "of float, less is better"),
+    "time": (calibration, "CPU time of the whole command", "s, less is better"),
+    "memory": (memory, "Peak of memory of a calibration", "MB, less is better"),
+}
+"""Charts by name of their files: function, title and unit."""
+
+
+def drawn(names: Sequence[str], series: Series, unit: str, scheme: str) -> str:
+    """Draw grouped bars as SVG.
+
+    Args:
+        scheme: a key of `COLOURS`.
+    """
+    from matplotlib import pyplot as plt
+
+    colours: Any = COLOURS[scheme]
+    text = dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), colours["text"])
+    settings = {**text, "svg.fonttype": "none", "svg.hashsalt": "sbonnx", "font.family": "sans-serif", "font.size": 11}
+    with mpl.rc_context({**settings, "axes.prop_cycle": cycler(color=colours["bars"])}):
+        figure, axes = plt.subplots(figsize=(5.4, 3.7), layout="constrained")
+        width = 0.84 / len(series)
+        for index, (label, values) in enumerate(series.items()):
+            places = [place - 0.42 + (index + 0.5) * width for place in range(len(names))]
+            axes.bar(places, [0.0 if value is None else value for value in values], width, label=label)
+        axes.set_xticks(range(len(names)), [MODELS.get(name, name) for name in names], rotation=35, ha="right")
+        axes.set_ylabel(unit)
+        axes.grid(axis="y", color=colours["grid"], linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.spines[:].set_visible(False)
+        if len(series) > 1:
+            axes.legend(
+                frameon=False,
+                ncols=2 if len(series) == 4 else 3,
+                loc="lower center",
+                bbox_to_anchor=(0.45, 1.0),
+                fontsize=9,
+            )
+        else:
+            axes.axhline(1.0, color=colours["text"], linewidth=1)
+        out = StringIO()
+        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
+        plt.close(figure)
+    return out.getvalue()
+
+
+def main() -> None:
+    """Write the charts, and put them before the tables."""
+    mpl.use("svg")
+    with mkdocs_gen_files.open(PAGE, "r") as file:
+        text = file.read()
+    parts = ['\n<div class="grid" markdown>\n']
+    for name, (read, title, unit) in CHARTS.items():
+        names, series = read(text)
+        images = []
+        for scheme in COLOURS:
+            path = f"results_{name}_{scheme}.svg"
+            with mkdocs_gen_files.open(path, "w") as out:
+                out.write(drawn(names, series, unit, scheme))
+            images.append(f"![{title}: {unit}]({path}#only-{scheme})")
+        parts.append(f"<div markdown>\n**{title}** ({unit})\n\n{' '.join(images)}\n</div>\n")
+    parts.append("</div>\n\nThe charts are drawn from the tables below, which have intervals, settings and versions.\n")
+    with mkdocs_gen_files.open(PAGE, "w") as out:
+        out.write(text.replace(TITLE, TITLE + "\n".join(parts), 1))
+
+
+main()

@@ -1,0 +1,83 @@
+"""Pages against the rules of axe-core: nothing serious, on screens and phones, light and dark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sbonnx.html_report import batch_page, graph_page, single_page
+from tests.html_report.browser import Browser
+from tests.html_report.reports import details, job, network, node, one_of_each, profiled, sites_of
+from tests.html_report.test_batch_charts import row
+
+VIOLATIONS = """axe.run({resultTypes: ["violations"]}).then(found => found.violations.map(
+  one => [one.id, one.impact, one.nodes.length, one.nodes[0].html.slice(0, 200)]))"""
+
+SERIOUS = ("serious", "critical")
+
+
+@pytest.fixture(scope="module")
+def axe() -> str:
+    """The script of axe-core."""
+    spec = find_spec("axe_core_python")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("axe-core-python is not installed")
+    return Path(spec.submodule_search_locations[0], "axe.min.js").read_text(encoding="utf-8")
+
+
+def explained() -> dict[str, Any]:
+    """A report with every section of its page."""
+    names = [f"/block{index // 4}/conv{index}" for index in range(30)]
+    nodes = [node(name, *names[max(index - 1, 0) : index]) for index, name in enumerate(names)]
+    nodes[3]["refusals"] = ("quantize: it is shared",)
+    layers = [profiled(name, 10.0 + index, 30.0 - index) for index, name in enumerate(names)]
+    sites = sites_of([{"node": name, "tensor": f"{name}_in", "label": "uint8"} for name in names])
+    return network([], details=details(nodes, layers), sites=sites, problems=("too far off",), ok=False)
+
+
+def batch_report() -> dict[str, Any]:
+    whole = one_of_each()
+    rows = [
+        *whole["rows"],
+        row("a", "onnxruntime", 41.0),
+        row("b", "onnxruntime", 12.0, 1.5),
+        row("b", "virtual", None),
+    ]
+    runs = [{"sqnr_db": value} for value in (30.0, 31.0, 32.0)]
+    return {**whole, "rows": [*rows, job("one", report=explained())], "history": {"a-onnxruntime": runs}}
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "single": lambda: single_page(explained()),
+    "batch": lambda: batch_page(batch_report()),
+    "graph": lambda: graph_page(explained()["details"], title="m.onnx", more="float", notes=["one"]),
+}
+
+
+@pytest.mark.parametrize(("dark", "width"), [(False, 1280), (True, 420)])
+@pytest.mark.parametrize("name", PAGES)
+def test_no_serious_violation(name: str, dark: bool, width: int, axe: str, chromium: Browser, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    path.write_text(PAGES[name](), encoding="utf-8")
+    chromium.open(path, dark=dark, width=width)
+    chromium.run("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+    chromium.run(f"{axe};0")
+    answer = chromium.call("Runtime.evaluate", expression=VIOLATIONS, awaitPromise=True, returnByValue=True)
+    found = answer["result"]["value"]
+    assert [one for one in found if one[1] in SERIOUS] == []
+    assert chromium.wrong == []
+    assert chromium.run("document.documentElement.scrollWidth") <= width
+
+
+def test_a_violation_is_found(axe: str, chromium: Browser, tmp_path: Path) -> None:
+    """A check of the check itself."""
+    path = tmp_path / "bad.html"
+    path.write_text("<!doctype html><title>x</title><p><img src='data:,'><input>", encoding="utf-8")
+    chromium.open(path)
+    chromium.run(f"{axe};0")
+    answer = chromium.call("Runtime.evaluate", expression=VIOLATIONS, awaitPromise=True, returnByValue=True)
+    assert {"image-alt", "label"} <= {one[0] for one in answer["result"]["value"]}
