@@ -37,7 +37,7 @@ def test_table(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert {line.partition(" ")[0] for line in rows} >= set(LAYERS)
     bars = [len(re.findall("[█▏▎▍▌▋▊▉]", line)) for line in out.splitlines() if "█" in line]
     assert bars == sorted(bars, reverse=True)
-    assert bars[0] == 24
+    assert bars[0] == 8
 
 
 def test_json(place: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 NUMBER: Final = re.compile(r"[-+]?(\d[\d.,]*(e[-+]?\d+)?|inf|nan)( (%|[kMGT]?B))?")
 """A number, optionally with a unit: ``0.99``, ``-inf``, ``74.3 kB``, ``99.1 %``."""
 
+BAR: Final = re.compile("[█▏▎▍▌▋▊▉]*")
+"""A bar of block characters, which a line break would shorten."""
+
 PIPE_WIDTH: Final = 100_000
 """Table width when stdout is not a terminal, so that nothing is truncated or wrapped."""
 
@@ -81,7 +84,10 @@ class Printer:
         table = Table(box=box.SIMPLE_HEAD if terminal else None, pad_edge=False, show_header=headed)
         for index, column in enumerate(columns):
             numeric = all(not row[index] or NUMBER.fullmatch(row[index]) for row in texts)
-            table.add_column(Text(column), justify="right" if numeric else "left", overflow="fold")
+            drawn = all(BAR.fullmatch(row[index]) for row in texts)
+            table.add_column(
+                Text(column), justify="right" if numeric else "left", overflow="fold", no_wrap=numeric or drawn
+            )
         for row in texts:
             table.add_row(*map(Text, row))
         console = Console(file=sys.stdout, width=None if terminal else PIPE_WIDTH, highlight=False)

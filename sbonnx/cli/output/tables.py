@@ -22,7 +22,7 @@ MOST_OUTPUTS: Final = 4
 FRONT_POINTS: Final = 8
 """Rows of the Pareto front in the table; the JSON has all of them."""
 
-BAR_WIDTH: Final = 24
+BAR_WIDTH: Final = 8
 """Width of the longest bar in characters."""
 
 EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
