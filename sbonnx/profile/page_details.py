@@ -30,7 +30,7 @@ DEFAULTS: Final = WalkOptions(limit=8)
 
 @dataclass(frozen=True)
 class Details:
-    """See `details`.
+    """Values that a page shows beside the figures of a report; see `details`.
 
     Attributes:
         nodes: all nodes of the prepared float graph.
