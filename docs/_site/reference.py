@@ -49,8 +49,9 @@ def _verb(path: str, command: Any) -> Iterator[str]:
     yield f"\n## {path}\n\n{_plain(command.help or '')}\n"
     yield f"\n```text\n{' '.join([path, *command.collect_usage_pieces(context)])}\n```\n"
     rows = [_option(parameter) for parameter in command.params if not getattr(parameter, "hidden", False)]
-    yield "| argument or option | value | default | meaning |\n|---|---|---|---|"
+    yield '<div class="options" markdown>\n\n| argument or option | value | default | meaning |\n|---|---|---|---|'
     yield from rows
+    yield "\n</div>"
     examples = EXAMPLES.get(path.partition(" ")[2], ())
     if examples:
         yield "\n".join(["", "```console", *(f"$ {line}" for line in examples), "```"])
