@@ -99,9 +99,19 @@ def subject(pack: Any, name: str) -> dict[str, Any]:
     return entry
 
 
-def outputs(pack: Any, name: str, path: Path | None = None, limit: int | None = None) -> Outputs:
-    """Run a file on the evaluation data of a model; None: the float file."""
-    recorder = _Recorder(pack._session(str(path or pack.model_path(name)), threads=1))
+def outputs(
+    pack: Any, name: str, path: Path | None = None, limit: int | None = None, session: Any | None = None
+) -> Outputs:
+    """Run a file on the evaluation data of a model.
+
+    Args:
+        pack: evaluation module of the model pack.
+        name: of the model.
+        path: the file; None: the float file.
+        limit: number of samples; None: all.
+        session: opened file, for another runtime than onnxruntime.
+    """
+    recorder = _Recorder(session or pack._session(str(path or pack.model_path(name)), threads=1))
     entry = subject(pack, name)
     decoded = pack._outputs(entry, recorder, limit)
     if entry["kind"] == "vad":  # the other output is the state

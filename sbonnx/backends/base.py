@@ -131,6 +131,8 @@ class Backend:
         slow_linear: returns the reason why a weighted op stays float although its type is in `linear`, or None.
         linear_output: weighted ops that also need a pair after them (and after an activation that folds into them).
             They stay float where they write an output of the graph.
+        writes_float: kernels of `linear_output` write integers or float: the pair after them is placed only if a reader
+            wants integers.
         rules: placement at all other ops; the first rule whose `ops` contain the op applies.
         folds: activations that the runtime folds into the preceding op, so that the pair is placed after them: op
             types, or block kinds written ``block:gelu``.
@@ -183,6 +185,7 @@ class Backend:
     profile: VersionProfile | None = None
     blocks: Callable[..., tuple[int, ...]] = any_count
     centred: Callable[[Node, int], bool] = any_zero_point
+    writes_float: bool = False
     runtime: Runtime | None = None
 
     def channel_multiple(self, op: str, channels: int, *, integers: bool = False) -> int:

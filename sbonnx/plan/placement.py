@@ -27,11 +27,13 @@ class Placer(SiteBuilder):
         integer: names of the weighted ops with both data and weight quantized.
         ruled: names of the other ops with pairs on inputs and output, by a rule that the recipe does not name.
         declined: ops that stay float, with the reason.
+        capable: ops whose kernels write integers if a reader wants them, by the tensor that they write.
     """
 
     integer: set[str] = field(default_factory=set)
     ruled: set[str] = field(default_factory=set)
     declined: Mapping[str, str] = field(default_factory=dict)
+    capable: dict[str, Node] = field(default_factory=dict)
 
     def run(self) -> None:
         """Place every site. Rules that depend on the readers are applied in a second walk, backwards."""
@@ -67,6 +69,9 @@ class Placer(SiteBuilder):
                     late.append((place, rule))
                 elif rule is not None:
                     self._at_rule(place, rule)
+        for name, node in self.capable.items():
+            if self.drafts.has_activation(name):
+                self._linear_output(node)
         for place, rule in reversed(late):
             if self._asked(rule) or any(self._read_quantized(tensor) for tensor in place.node.outputs):
                 self._at_rule(place, rule)
@@ -116,7 +121,13 @@ class Placer(SiteBuilder):
             elif node.op == "MatMul":
                 self._bias_after(place, data, weight)
         if data is not None and weight is not None and node.op in self.backend.linear_output:
-            self._output(node, f"output of {node.op}: the integer kernel writes integers", "linear output")
+            if self.backend.writes_float:
+                self.capable[self._behind_fold(node).name] = node
+            else:
+                self._linear_output(node)
+
+    def _linear_output(self, node: Node) -> None:
+        self._output(node, f"output of {node.op}: the integer kernel writes integers", "linear output")
 
     def _bias_after(self, place: Place, data: str, weight: str) -> None:
         """Quantize the bias in the Add after a MatMul: with static shapes onnxruntime fuses the two into a Gemm.
@@ -270,7 +281,7 @@ class Placer(SiteBuilder):
 
     def _written(self, tensor: Tensor) -> bool:
         """Return whether an integer kernel writes `tensor`, directly or through data movement."""
-        while tensor.name not in self.written:
+        while tensor.name not in self.written and tensor.name not in self.capable:
             producer = query.producer(tensor)
             if producer is None or producer.op not in MOVES_DATA:
                 return False

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final, Literal
 
 from sbonnx.backends.base import ON_REQUEST, Backend, Rule, interpolates
+from sbonnx.backends.openvino.costs import load_costs
 from sbonnx.backends.openvino.runtime import OPENVINO_RUNTIME
 from sbonnx.graph import Constant, Graph, Node
 from sbonnx.ops import ACTIVATIONS, ADDS, CONCATS, CONVOLUTIONS, MATRIX_PRODUCTS, PICKS_MAX, POOLS, REDUCES, RESIZES
@@ -100,6 +101,7 @@ OPENVINO: Final = Backend(
     linear=frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"}),
     slow_linear=never_slow,
     linear_output=CONVOLUTIONS,
+    writes_float=True,
     rules=RULES,
     folds=ACTIVATIONS | FUSED_BLOCKS,
     joins_concat=False,
@@ -109,6 +111,7 @@ OPENVINO: Final = Backend(
     spec=spec,
     legalise=legalise,
     centred=centred,
+    costs=load_costs,
     saturates=True,
     packs_weights=True,
     runtime=OPENVINO_RUNTIME,
