@@ -2,9 +2,9 @@
 
     python -m benchmarks.openvino [--models NAME ...] [--limit 64] [--rounds 15] [--records FILE] [--write]
 
-`make peers` builds NNCF's environment first. Each model is quantized at W8A8 by `sbonnx quantize --backend openvino`, by
-`sbonnx quantize` (for onnxruntime) and by NNCF with its defaults, on the same samples. Records are kept in a file, so an
-interrupted run continues.
+`make peers` builds NNCF's environment first. Each model is quantized at W8A8 by `sbonnx quantize --backend openvino`,
+by `sbonnx quantize` (for onnxruntime) and by NNCF with its defaults, on the same samples. Records are kept in a file,
+so an interrupted run continues.
 """
 
 from __future__ import annotations
@@ -135,10 +135,10 @@ def main() -> int:
     text = (
         "## OpenVINO beside NNCF\n\n"
         f"`python -m benchmarks.openvino --write`; OpenVINO {version()}, {environments.PEERS['nncf'].versions}. W8A8, "
-        f"defaults of both tools, the same calibration samples; SQNR of the outputs against the float model in "
+        "defaults of both tools, the same calibration samples; SQNR of the outputs against the float model in "
         f"onnxruntime, on {options.limit} evaluation samples, executed in OpenVINO with its defaults. Float kernels "
-        "compute in bfloat16 there, so the float model itself has an error. Times: CPU time of one thread, batch 1, the "
-        "files alternating in one process, with 95 % intervals.\n\n"
+        "compute in bfloat16 there, so the float model itself has an error. Times: CPU time of one thread, batch 1, "
+        "the files alternating in one process, with 95 % intervals.\n\n"
         f"{table(HEADER, [cells(name, record) for name, record in records.items()])}\n\n{summary(records)}"
     )
     print(text)

@@ -31,6 +31,9 @@ SHORT, LONG = 2, 12
 
 LEAST_SECONDS: Final = 0.004
 
+FEW: Final = 3
+"""Channels of an image."""
+
 LEAST_NS: Final = 100.0
 
 QUICK: Final = 20
@@ -136,6 +139,31 @@ def crossings(length: int, channels: int, side: int, *, integers: bool) -> bytes
     return net.done(x)
 
 
+def pooled(length: int, channels: int, side: int, *, integers: bool) -> bytes:
+    """Build a chain of MaxPool and 1 x 1 convolution; in integers, the pair between them is a kernel of its own."""
+    net = ChainGraph((1, channels, side, side), integers)
+    x = net.op("Relu", "x")
+    for _ in range(length):
+        x = net.op("MaxPool", x, kernel_shape=[3, 3], pads=[1] * 4)
+        x = net.pair(x) if integers else x
+        bias = net.keep(np.zeros(channels, np.float32))
+        x = net.op("Relu", net.op("Conv", x, net.weight(0, channels, channels, 1, 1), bias))
+    return net.done(x)
+
+
+def stems(length: int, outputs: int, side: int, *, integers: bool) -> bytes:
+    """Build a chain of 3 x 3 convolutions of 3 channels, each with a 1 x 1 convolution back to 3."""
+    net = ChainGraph((1, FEW, side, side), integers)
+    x = net.op("Relu", "x")
+    x = net.pair(x) if integers else x
+    for _ in range(length):
+        for out, into, kernel in ((outputs, FEW, 3), (FEW, outputs, 1)):
+            w, bias = net.weight(0, out, into, kernel, kernel), net.keep(np.zeros(out, np.float32))
+            x = net.op("Relu", net.op("Conv", x, w, bias, pads=[kernel // 2] * 4))
+            x = net.pair(x) if integers else x
+    return net.done(x)
+
+
 def per_kernel(make: Callable[[int, bool], bytes], rounds: int) -> tuple[float, float]:
     """Return ns of one kernel in float and in integers; `make` gets length and integers."""
     kinds = [(integers, length) for integers in (False, True) for length in (SHORT, LONG)]
@@ -164,7 +192,7 @@ def measured(rounds: int) -> Iterator[Row]:
     for sizes in CONVOLUTIONS:
         channels, side, kernel, groups = sizes
         groups = groups or channels
-        both = per_kernel(lambda length, integers, s=sizes: convolutions(length, s, integers=integers), rounds)
+        both = _convolution(sizes, rounds)
         own = channels // groups, kernel * kernel, channels, groups
         for kind, ns in zip(("float", "u8"), both, strict=True):
             amounts = conv_amounts(own, side * side, channels * side * side, integers=kind == "u8")
@@ -174,18 +202,32 @@ def measured(rounds: int) -> Iterator[Row]:
         for kind, ns in zip(("float", "u8"), both, strict=True):
             row = {"macs": rows * size * size, "reads": 0, "writes": rows * size, "weights": size * size}
             yield {"kernel": "FullyConnected", "variant": "", "type": kind, "ns": ns, "pieces": 0, **row}
+    for outputs, side in ((16, 64), (16, 112), (32, 64)):
+        both = per_kernel(lambda length, integers, a=(outputs, side): stems(length, *a, integers=integers), rounds)
+        back = _convolution((outputs, side, 1, 1), rounds)
+        own = FEW, 9, outputs, 1
+        for kind, ns, other in zip(("float", "u8"), both, back, strict=True):
+            amounts = conv_amounts(own, side * side, FEW * side * side, integers=kind == "u8")
+            yield _row("Convolution", conv_variant(FEW, 9, 1), kind, ns - other, amounts)
     for channels, side in ((16, 112), (32, 56), (64, 56), (128, 28)):
-        both = per_kernel(lambda length, integers, a=(channels, side): crossings(length, *a, integers=integers), rounds)
         values = channels * side * side
         row = {"macs": 0, "reads": values, "writes": values, "weights": 0, "pieces": 0}
-        extra = max(both[1] - both[0], 0.0)  # a quantization and a dequantization, half each
-        yield {"kernel": "Quantize", "variant": "", "type": "float", "ns": extra / 2, **row}
-        yield {"kernel": "Dequantize", "variant": "", "type": "u8", "ns": extra / 2, **row}
+        both = per_kernel(lambda length, integers, a=(channels, side): pooled(length, *a, integers=integers), rounds)
+        alone = _convolution((channels, side, 1, 1), rounds)
+        extra = (both[1] - alone[1]) - (both[0] - alone[0])
+        yield {"kernel": "Quantize", "variant": "", "type": "float", "ns": extra, **row}
+        both = per_kernel(lambda length, integers, a=(channels, side): crossings(length, *a, integers=integers), rounds)
+        # a quantization and a dequantization, fused into one kernel each: half of both
+        yield {"kernel": "Dequantize", "variant": "", "type": "u8", "ns": (both[1] - both[0]) / 2, **row}
+
+
+def _convolution(sizes: tuple[int, int, int, int], rounds: int) -> tuple[float, float]:
+    return per_kernel(lambda length, integers: convolutions(length, sizes, integers=integers), rounds)
 
 
 def _row(kernel: str, variant: str, kind: str, ns: float, amounts: Any) -> Row:
-    # the weights of these sizes are proportional to multiplications
-    read = {"macs": amounts.macs, "reads": amounts.read, "writes": amounts.write, "weights": 0}
+    # the weights of these sizes are proportional to multiplications, and values read to values written
+    read = {"macs": amounts.macs, "reads": 0, "writes": amounts.write, "weights": 0}
     return {"kernel": kernel, "variant": variant, "type": kind, "ns": ns, "pieces": 0, **read}
 
 

@@ -33,6 +33,10 @@ DEPTH: Final = 32
 """Input channels of integer convolutions, of which there are whole blocks; the last one is padded."""
 
 
+FEW: Final = 8
+"""Input channels below which a convolution is that of an image, whose kernels differ."""
+
+
 def conv_variant(inner: int, taps: int, groups: int) -> str:
     """Return the variant of a convolution.
 
@@ -43,6 +47,8 @@ def conv_variant(inner: int, taps: int, groups: int) -> str:
     """
     if groups > 1:
         return "depthwise" if inner == 1 else "grouped"
+    if inner < FEW:
+        return "few"
     return "1x1" if taps == 1 else "3x3"
 
 
@@ -57,7 +63,7 @@ def conv_amounts(node_sizes: tuple[int, int, int, int], places: int, read: int, 
     """
     inner, taps, outputs, groups = node_sizes
     if groups == 1:
-        inner = -(-inner // DEPTH) * DEPTH if integers else inner
+        inner = -(-inner // DEPTH) * DEPTH if integers and inner >= FEW else inner
         outputs = -(-outputs // LANES) * LANES
     return Amounts(float(places * outputs * inner * taps), read, places * outputs, outputs * inner * taps)
 
