@@ -48,6 +48,9 @@ LIMITS: Final[dict[str, dict[str, SideLimits]]] = {
     },
 }
 
+BY_CHANNEL: Final = frozenset({"onnxruntime", "openvino"})
+"""Backends whose integer kernels run on the CPU, with one scale per channel of a weight."""
+
 MODE_LIMITS: Final[dict[tuple[str, str], dict[str, SideLimits]]] = {
     # unsigned weights (affine ones) run no faster than float
     ("onnxruntime", "dynamic"): {"W": SideLimits((8,), _SYMMETRIC), "A": SideLimits((8,), ("per-tensor-affine",))},
@@ -127,8 +130,8 @@ class BackendLimits:
         if kind != "fp32" and self.backend == TENSORRT and self.version == "8.6":
             text = "must be fp32 for TensorRT 8.6, whose parser reads no Q/DQ of half precision"
             yield Wrong(text, "Build the engine of the fp32 file with --fp16", path=("HIGH_PRECISION",), value=kind)
-        if kind != "fp32" and self.backend == "onnxruntime":
-            text = "must be fp32 for the backend onnxruntime, whose integer CPU kernels read and write only float32"
+        if kind != "fp32" and self.backend in BY_CHANNEL:
+            text = f"must be fp32 for the backend {self.backend}, whose integer CPU kernels read and write only float32"
             hint = "BACKEND: tensorrt and BACKEND: virtual support fp16 and bf16"
             yield Wrong(text, hint, path=("HIGH_PRECISION",), value=kind)
 
@@ -219,8 +222,8 @@ class BackendLimits:
         if size is None:
             return
         path = (*part.path, "BLOCK_SIZE")
-        if self.backend == "onnxruntime" and self.mode != "weight_only":
-            text = "is for MODE: weight_only on onnxruntime, whose integer kernels have one scale per channel"
+        if self.backend in BY_CHANNEL and self.mode != "weight_only":
+            text = f"is for MODE: weight_only on {self.backend}, whose integer kernels have one scale per channel"
             yield Wrong(text, "Use none", path=path, value=size)
         elif self.backend == TENSORRT and part.keys.quantizer.bit != INT4_BITS:
             yield Wrong("is for weights of 4 bits on tensorrt: use none, or BIT: 4", path=path, value=size)

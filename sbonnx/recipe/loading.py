@@ -251,7 +251,7 @@ def load(source: Source = None, *, backend: str | None = None, overrides: Overri
     Args:
         source: a YAML file, a dict in the YAML's keys (any case, nested or dotted), a `Recipe` (the keys that its
             source set), None for the defaults, or "auto" for those with AUTO enabled.
-        backend: virtual, onnxruntime, tensorrt or openvino, the last also as tensorrt@10. None: that of the source, else
+        backend: a name of `BACKENDS`, or one with a version: tensorrt@10. None: that of the source, else
             onnxruntime.
         overrides: a mapping from key paths ("W.QUANTIZER.BIT", any case) or short forms ("w_bit", "bits") to
             values, or texts "KEY=VALUE" whose values are parsed as YAML. They take precedence.

@@ -161,7 +161,7 @@ class Recipe(Section):
     )
     heads: Annotated[Literal["auto", "none"], value_types.ANY_CASE] = new_key(
         "auto",
-        "onnxruntime and tensorrt: regions of detectors (head, its branches, neck, stem) stay float where quantizing "
+        "all but virtual: regions of detectors (head, its branches, neck, stem) stay float where quantizing "
         "them costs more at the outputs, measured, than it saves in time",
         "auto, none",
     )

@@ -46,7 +46,7 @@ FILES: list[tuple[str | bytes, str]] = [
     ("A: {OBSERVER: {LAYOUT: NHWC}}\n", "'A.OBSERVER.LAYOUT' in r.yaml line 1 must be NCHW or NLC, got 'NHWC'"),
     ("W: 8\n", "'W' in r.yaml line 1 must be a mapping of keys to values, got 8"),
     ("SCHEDULE: [FUSE_BN]\n", "'SCHEDULE' in r.yaml line 1 must be a mapping"),
-    ("BACKEND: tensort\n", "'BACKEND' in r.yaml line 1 must be virtual, onnxruntime, tensorrt or openvino, got 'tensort'"),
+    ("BACKEND: tensort\n", "'BACKEND' in r.yaml line 1 must be virtual, onnxruntime, tensorrt or openvino, got 'tens"),
     ("BACKEND: [tensorrt]\n", "'BACKEND' in r.yaml line 1 must be virtual, onnxruntime, tensorrt or openvino"),
     ("DEVICE: gpu\n", "'DEVICE' in r.yaml line 1 must be auto, cpu, cuda or cuda:N, got 'gpu'"),
     ("A:\n  SPECIFIC:\n    conv: [QUANTIZER.BIT, 8]\n", "'A.SPECIFIC' in r.yaml line 2 must be a list, got"),

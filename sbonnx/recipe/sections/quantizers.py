@@ -55,7 +55,7 @@ class MovingAverage(Section):
     ema_ratio: value_types.Ratio = key(0.9, "weight of the old value in `moving_average`", "0 to below 1")
 
 
-_BIT = ("width of a code; 0 leaves the side float", "0, 2 to 16; onnxruntime: 0, 2 to 8{}; tensorrt: 0, 8")
+_BIT = ("width of a code; 0 leaves the side float", "0, 2 to 16; onnxruntime: 0, 2 to 8{}; tensorrt: 0, 8{}")
 _DTYPE = ("integers of BIT bits, or floats of 8 bits (E4M3)", "int, fp8 (tensorrt from 10 on, virtual; symmetric)")
 _DISABLE = ("leave this side float", "true, false")
 
@@ -68,7 +68,9 @@ class WeightQuantizer(Section):
         "uniform", "how weights are rounded or trained", "uniform, dorefa, lsq, lsq+ (lsq_plus), adaround"
     )
     disable: value_types.Flag = key(False, *_DISABLE)
-    bit: value_types.Bits = key(8, _BIT[0], f"{_BIT[1].format('')}; tensorrt from 10 on: 4 where inputs stay float")
+    bit: value_types.Bits = key(
+        8, _BIT[0], f"{_BIT[1].format('', '; openvino: 0, 2 to 8')}; tensorrt from 10 on: 4 where inputs stay float"
+    )
     dtype: value_types.DtypeName = new_key("int", *_DTYPE)
 
 
@@ -80,7 +82,7 @@ class ActivationQuantizer(Section):
         "uniform", "how activations are quantized or trained", "uniform, dorefa, lsq, lsq+ (lsq_plus), pact"
     )
     disable: value_types.Flag = key(False, *_DISABLE)
-    bit: value_types.Bits = key(8, _BIT[0], _BIT[1].format(", 16"))
+    bit: value_types.Bits = key(8, _BIT[0], _BIT[1].format(", 16", "; openvino: 0, 8"))
     dtype: value_types.DtypeName = new_key("int", *_DTYPE)
     pact: Pact = Pact()
 
@@ -260,15 +262,15 @@ class _WeightSettings(Section):
     qscheme: value_types.WeightSchemeName = key(
         "per-channel-symmetric",
         _SCHEME,
-        "per-channel-symmetric, per-channel-affine, per-tensor-symmetric, per-tensor-affine; tensorrt: symmetric ones; "
-        "onnxruntime: auto: per-channel-affine below 8 bits (but for quantizers that learn), else "
+        "per-channel-symmetric, per-channel-affine, per-tensor-symmetric, per-tensor-affine; openvino and tensorrt: "
+        "symmetric ones; onnxruntime: auto: per-channel-affine below 8 bits (but for quantizers that learn), else "
         "per-channel-symmetric",
         shown="per-channel-symmetric; onnxruntime: auto",
     )
     block_size: value_types.BlockSize = new_key(
         value_types.NO_BLOCKS,
         "how many values along the summed axis of a MatMul or Gemm share a scale",
-        "none, 16, 32, 64, 128, 256; tensorrt: 64, 128 with 4 bits; onnxruntime: with MODE weight_only",
+        "none, 16, 32, 64, 128, 256; tensorrt: 64, 128 with 4 bits; onnxruntime and openvino: with MODE weight_only",
         shown="none; tensorrt with 4 bits: 128, or 64 where that divides the axis",
     )
     quantizer: WeightQuantizer = WeightQuantizer()
@@ -288,7 +290,7 @@ class _ActivationSettings(Section):
         "per-tensor-affine",
         _SCHEME,
         "per-tensor-affine, per-tensor-symmetric, per-channel-affine, per-channel-symmetric; "
-        "onnxruntime: per-tensor ones; tensorrt: per-tensor-symmetric",
+        "onnxruntime and openvino: per-tensor ones; tensorrt: per-tensor-symmetric",
         shown="per-tensor-affine; tensorrt: per-tensor-symmetric",
     )
     quantizer: ActivationQuantizer = ActivationQuantizer()
