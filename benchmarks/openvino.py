@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -130,7 +131,7 @@ def main() -> int:
         folder.mkdir(parents=True, exist_ok=True)
         bench = Bench(load_pack(options.pack), folder, options.peers, limit=options.limit)
         for name in options.models:
-            records[name] = kept.record((name, "openvino"), lambda name=name: measure(bench, name, options.rounds))
+            records[name] = kept.record((name, "openvino"), partial(measure, bench, name, options.rounds))
             print(cells(name, records[name]), file=sys.stderr, flush=True)
     text = (
         "## OpenVINO beside NNCF\n\n"

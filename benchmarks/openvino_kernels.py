@@ -198,12 +198,12 @@ def measured(rounds: int) -> Iterator[Row]:
             amounts = conv_amounts(own, side * side, channels * side * side, integers=kind == "u8")
             yield _row("Convolution", conv_variant(own[0], own[1], groups), kind, ns, amounts)
     for size, rows in PRODUCTS:
-        both = per_kernel(lambda length, integers, a=(size, rows): products(length, *a, integers=integers), rounds)
+        both = per_kernel(_chain(products, size, rows), rounds)
         for kind, ns in zip(("float", "u8"), both, strict=True):
             row = {"macs": rows * size * size, "reads": 0, "writes": rows * size, "weights": size * size}
             yield {"kernel": "FullyConnected", "variant": "", "type": kind, "ns": ns, "pieces": 0, **row}
     for outputs, side in ((16, 64), (16, 112), (32, 64)):
-        both = per_kernel(lambda length, integers, a=(outputs, side): stems(length, *a, integers=integers), rounds)
+        both = per_kernel(_chain(stems, outputs, side), rounds)
         back = _convolution((outputs, side, 1, 1), rounds)
         own = FEW, 9, outputs, 1
         for kind, ns, other in zip(("float", "u8"), both, back, strict=True):
@@ -212,13 +212,17 @@ def measured(rounds: int) -> Iterator[Row]:
     for channels, side in ((16, 112), (32, 56), (64, 56), (128, 28)):
         values = channels * side * side
         row = {"macs": 0, "reads": values, "writes": values, "weights": 0, "pieces": 0}
-        both = per_kernel(lambda length, integers, a=(channels, side): pooled(length, *a, integers=integers), rounds)
+        both = per_kernel(_chain(pooled, channels, side), rounds)
         alone = _convolution((channels, side, 1, 1), rounds)
         extra = (both[1] - alone[1]) - (both[0] - alone[0])
         yield {"kernel": "Quantize", "variant": "", "type": "float", "ns": extra, **row}
-        both = per_kernel(lambda length, integers, a=(channels, side): crossings(length, *a, integers=integers), rounds)
+        both = per_kernel(_chain(crossings, channels, side), rounds)
         # a quantization and a dequantization, fused into one kernel each: half of both
         yield {"kernel": "Dequantize", "variant": "", "type": "u8", "ns": (both[1] - both[0]) / 2, **row}
+
+
+def _chain(make: Callable[..., bytes], *sizes: int) -> Callable[[int, bool], bytes]:
+    return lambda length, integers: make(length, *sizes, integers=integers)
 
 
 def _convolution(sizes: tuple[int, int, int, int], rounds: int) -> tuple[float, float]:

@@ -48,7 +48,7 @@ class RuntimeSession(Protocol):
         """Return the outputs in the order of the file."""
 
     def run(self, names: Sequence[str] | None, feeds: Mapping[str, Any]) -> list[Any]:
-        """Run the model on arrays by input name, and return its outputs in order; `names` is None."""
+        """Run the model on arrays by input name, and return the named outputs; None: all, in the order of the file."""
 
     def layers(self) -> list[ExecutedLayer]:
         """Return the kernels that it executes."""

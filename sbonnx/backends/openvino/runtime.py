@@ -125,9 +125,10 @@ class OpenVinoSession:
         return self._outputs
 
     def run(self, names: Sequence[str] | None, feeds: Mapping[str, Any]) -> list[Any]:
-        """Run the model; inputs that are missing in `feeds` raise KeyError."""
+        """Run the model and return the named outputs, or all; inputs that are missing in `feeds` raise KeyError."""
         results = self._request.infer([feeds[entry.name] for entry in self._inputs], share_inputs=True)
-        return [results[place] for place in range(len(self._outputs))]
+        found = {entry.name: results[place] for place, entry in enumerate(self._outputs)}
+        return [found[name] for name in (found if names is None else names)]
 
     def layers(self) -> list[ExecutedLayer]:
         """Return the kernels of the executed graph."""

@@ -161,7 +161,7 @@ def between(kind: str, *, before: bool = True, after: bool = False, **attributes
         it = net()
         y = conv(it, it.pair("x", zero=128), "first")
         y = it.pair(y, zero=128) if before else y
-        extra = ["", it.keep(np.float32([1, 1, 2, 2]))] if kind == "Resize" else []
+        extra = ["", it.keep(np.array([1, 1, 2, 2]))] if kind == "Resize" else []
         y = it.op(kind, y, *extra, name="op", **attributes)
         y = it.pair(y, zero=128) if after else y
         return it.done(conv(it, y, "last", kernel=1) if before or after else y)
@@ -216,9 +216,13 @@ def blocks(bits: int, size: int) -> Callable[[], onnx.ModelProto]:
     return make
 
 
-NEAREST: Final = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
-POOL: Final = {"kernel_shape": [2, 2], "strides": [2, 2]}
-I8: Final = {"kind": "int8"}
+NEAREST: Final[dict[str, Any]] = {
+    "mode": "nearest",
+    "coordinate_transformation_mode": "asymmetric",
+    "nearest_mode": "floor",
+}
+POOL: Final[dict[str, Any]] = {"kernel_shape": [2, 2], "strides": [2, 2]}
+I8: Final[dict[str, Any]] = {"kind": "int8"}
 
 SHOWN: Final[dict[str, Shown]] = {
     "u8": Shown("uint8 activations with any zero point", single(zero=100), "op_out", True),

@@ -8,7 +8,7 @@ from sbonnx.backends import Backend, Rule
 from sbonnx.graph import Node
 from sbonnx.ops import ADDS, CONCATS, POOLS, RECTIFIERS
 from sbonnx.spec import QuantSpec
-from sbonnx_mcu.runtime import REFERENCE
+from .runtime import REFERENCE
 
 RULES = (
     Rule("add", ADDS, "all", when="inputs_integer", output=True, switch="add", why="arm_elementwise_add_s8"),

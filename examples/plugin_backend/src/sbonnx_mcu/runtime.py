@@ -37,9 +37,8 @@ class ReferenceSession:
         return [_entry(value) for value in self._model.graph.output]
 
     def run(self, names: Sequence[str] | None, feeds: Mapping[str, Any]) -> list[Any]:
-        """Run the model."""
-        outputs: list[Any] = self._evaluator.run(None, dict(feeds))
-        return outputs
+        """Run the model and return the named outputs, or all."""
+        return list(self._evaluator.run(None if names is None else list(names), dict(feeds)))
 
     def layers(self) -> list[ExecutedLayer]:
         """Return one kernel for each node; it computes between pairs in float, as the reference does."""
