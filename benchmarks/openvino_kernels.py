@@ -164,6 +164,28 @@ def stems(length: int, outputs: int, side: int, *, integers: bool) -> bytes:
     return net.done(x)
 
 
+MOVES: Final = 5
+"""Ops of `shuffled` that move a whole tensor: Reshape, Transpose, Reshape, two halves by Gather, Concat."""
+
+
+def shuffled(length: int, channels: int, side: int, *, integers: bool) -> bytes:
+    """Build a chain of channel shuffle, split and Concat, each with a 1 x 1 convolution."""
+    net = ChainGraph((1, channels, side, side), integers)
+    x = net.op("Relu", "x")
+    x = net.pair(x) if integers else x
+    for _ in range(length):
+        half = channels // 2
+        x = net.op("Reshape", x, net.keep(np.array([half, 2, side * side])))
+        x = net.op("Transpose", x, perm=[1, 0, 2])
+        x = net.op("Reshape", x, net.keep(np.array([2, 1, half, side, side])))
+        halves = [net.op("Gather", x, net.keep(np.array(place)), axis=0) for place in (0, 1)]
+        x = net.op("Concat", *halves, axis=1)
+        bias = net.keep(np.zeros(channels, np.float32))
+        x = net.op("Relu", net.op("Conv", x, net.weight(0, channels, channels, 1, 1), bias))
+        x = net.pair(x) if integers else x
+    return net.done(x)
+
+
 def per_kernel(make: Callable[[int, bool], bytes], rounds: int) -> tuple[float, float]:
     """Return ns of one kernel in float and in integers; `make` gets length and integers."""
     kinds = [(integers, length) for integers in (False, True) for length in (SHORT, LONG)]
@@ -216,6 +238,11 @@ def measured(rounds: int) -> Iterator[Row]:
         alone = _convolution((channels, side, 1, 1), rounds)
         extra = (both[1] - alone[1]) - (both[0] - alone[0])
         yield {"kernel": "Quantize", "variant": "", "type": "float", "ns": extra, **row}
+        moved = per_kernel(_chain(shuffled, channels, side // 2), rounds)
+        still = _convolution((channels, side // 2, 1, 1), rounds)
+        quarter = {**row, "reads": 0, "writes": values // 4}
+        for kind, ns, other in zip(("float", "u8"), moved, still, strict=True):
+            yield {"kernel": "Move", "variant": "", "type": kind, "ns": (ns - other) / MOVES, **quarter}
         both = per_kernel(_chain(crossings, channels, side), rounds)
         # a quantization and a dequantization, fused into one kernel each: half of both
         yield {"kernel": "Dequantize", "variant": "", "type": "u8", "ns": (both[1] - both[0]) / 2, **row}

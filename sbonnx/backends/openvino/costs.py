@@ -22,7 +22,7 @@ from sbonnx.backends.kernel_costs import (
     read_table,
 )
 from sbonnx.graph import Node, Tensor
-from sbonnx.ops import ADDS, CONVOLUTIONS, MATRIX_PRODUCTS
+from sbonnx.ops import ADDS, CONCATS, CONVOLUTIONS, MATRIX_PRODUCTS, MOVES_DATA
 
 BUNDLED: Final = Path(__file__).with_name("kernel_costs.json")
 
@@ -80,6 +80,9 @@ class OpenVinoCosts(KernelCosts):
         if node.op in MATRIX_PRODUCTS:
             amounts = matrix_amounts(node)
             return Price(*(self.ns("FullyConnected", "", kind, amounts) for kind in ("float", "u8")))
+        if node.op in MOVES_DATA | CONCATS:
+            moved = Amounts(write=elements(node.outputs[0]))
+            return Price(*(self.ns("Move", "", kind, moved) for kind in ("float", "u8")))
         if node.op in ADDS:
             return Price(0.0, 0.0)  # fused into a convolution on both sides
         if node.op not in CONVOLUTIONS or node.op == "ConvTranspose":

@@ -8,6 +8,7 @@ from sbonnx.backends import Backend, Rule
 from sbonnx.graph import Node
 from sbonnx.ops import ADDS, CONCATS, POOLS, RECTIFIERS
 from sbonnx.spec import QuantSpec
+
 from .runtime import REFERENCE
 
 RULES = (
