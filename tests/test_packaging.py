@@ -31,6 +31,7 @@ DATA = (
     "assets/digits_calib.npz",
     "assets/digits_eval.npz",
     "backends/onnxruntime/kernel_costs.json",
+    "backends/openvino/kernel_costs.json",
     "html_report/base.html.j2",
     "html_report/batch.html.j2",
     "html_report/card.html.j2",
