@@ -1,6 +1,7 @@
 """NNCF on one model: `python -m benchmarks.lowbit_peers.nncf_onnx '{"method": ...}'` by its own Python.
 
-Methods: nearest (fast bias correction, its default) and accurate (``fast_bias_correction=False``). 8 bits: its ONNX
+Methods: nearest (fast bias correction, its default), accurate (``fast_bias_correction=False``) and compress (weights
+alone, int4). 8 bits: its ONNX
 backend has no other width. Preset mixed (symmetric weights, asymmetric activations), statistics of all samples, one
 sample a batch. onnxruntime's basic optimizations fold batch norms first, if
 there are any: NNCF corrects only biases that a layer has.
@@ -13,16 +14,26 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import Final
 
 import onnx
 
 from benchmarks.lowbit_peers import measured
+
+COMPRESS: Final = "compress"
+"""Method that compresses weights alone."""
+
+BLOCKS_SINCE: Final = 21
+"""Opset whose DequantizeLinear has blocks."""
 
 
 def quantize(job: measured.Job, samples: measured.Feeds) -> None:
     """Quantize the float file and save the Q/DQ file."""
     import nncf
 
+    if job["method"] == COMPRESS:
+        onnx.save(compressed(job["model"]), job["output"])
+        return
     model = folded(job["model"])
     attends = any(node.op_type == "Softmax" for node in model.graph.node[:-1])
     quantized = nncf.quantize(
@@ -34,6 +45,28 @@ def quantize(job: measured.Job, samples: measured.Feeds) -> None:
         fast_bias_correction=job["method"] != "accurate",
     )
     onnx.save(quantized, job["output"])
+
+
+def compressed(path: str) -> onnx.ModelProto:
+    """Compress the weights of all matrix products to int4 with zero points, in blocks of 32, without data.
+
+    Tables of embeddings stay float: OpenVINO rejects NNCF's form of them if the number of rows is no multiple of 32.
+    """
+    import nncf
+    from onnx import version_converter
+
+    model = onnx.load(path)
+    if model.opset_import[0].version < BLOCKS_SINCE:
+        model = version_converter.convert_version(model, BLOCKS_SINCE)
+    compressed: onnx.ModelProto = nncf.compress_weights(
+        model,
+        mode=nncf.CompressWeightsMode.INT4_ASYM,
+        group_size=32,
+        all_layers=True,
+        ratio=1.0,
+        ignored_scope=nncf.IgnoredScope(types=["Gather"]),
+    )
+    return compressed
 
 
 def folded(path: str) -> onnx.ModelProto:
