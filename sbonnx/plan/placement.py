@@ -70,8 +70,9 @@ class Placer(SiteBuilder):
                 elif rule is not None:
                     self._at_rule(place, rule)
         for name, node in self.capable.items():
-            if self.drafts.has_activation(name):
-                self._linear_output(node)
+            keys = self.drafts.activation_keys(name)
+            if len(keys) == 1:  # several types: each reader keeps its own
+                self._share(self._behind_fold(node), keys[0])
         for place, rule in reversed(late):
             if self._asked(rule) or any(self._read_quantized(tensor) for tensor in place.node.outputs):
                 self._at_rule(place, rule)
@@ -124,10 +125,14 @@ class Placer(SiteBuilder):
             if self.backend.writes_float:
                 self.capable[self._behind_fold(node).name] = node
             else:
-                self._linear_output(node)
+                self._output(node, f"output of {node.op}: the integer kernel writes integers", "linear output")
 
-    def _linear_output(self, node: Node) -> None:
-        self._output(node, f"output of {node.op}: the integer kernel writes integers", "linear output")
+    def _share(self, tensor: Tensor, key: str) -> None:
+        """Let every reader of a tensor have its one site, so that the kernel before it writes integers alone."""
+        self.written[tensor.name] = key
+        for reader, index in query.readers(tensor):
+            if self._wants_integers(reader, tensor) and tensor.name not in self.survey.outputs:
+                self.drafts.by_key[key].readers[Reader(reader.name, index)] = None
 
     def _bias_after(self, place: Place, data: str, weight: str) -> None:
         """Quantize the bias in the Add after a MatMul: with static shapes onnxruntime fuses the two into a Gemm.

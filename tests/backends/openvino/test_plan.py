@@ -28,7 +28,7 @@ def planned(body: str, **weights: tuple[int, ...]) -> Report:
     for node in model.graph.node:
         node.name = node.output[0]
     feeds = [{"x": rng.normal(0, 1, (1, 32, 14, 14)).astype(np.float32)} for _ in range(4)]
-    return sbonnx.quantize(model, feeds, backend="openvino", verify=False, KERNEL_COSTS="none")
+    return sbonnx.quantize(model, feeds, backend="openvino", verify=False, kernel_costs="none")
 
 
 def activations(report: Report) -> dict[str, str]:
