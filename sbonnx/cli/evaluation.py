@@ -5,24 +5,27 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sbonnx.cli import options
-from sbonnx.cli.options import Arguments
+from sbonnx.cli.options import Arguments, CommandOption
 from sbonnx.errors import RecipeError
 
 if TYPE_CHECKING:
     from sbonnx.verify import EvaluationData
 
 
-def evaluation_of(given: Arguments) -> EvaluationData | None:
+def evaluation_of(given: Arguments, row: CommandOption[str | None] = options.METRIC) -> EvaluationData | None:
     """Return the labelled data and the metric of ``--eval``; None without it.
+
+    Args:
+        row: the option of the metric.
 
     Raises:
         RecipeError: one of ``--eval`` and ``--metric`` is given without the other, or the metric does not exist.
     """
     from sbonnx.verify import EvaluationData
 
-    data, metric = given.data(options.EVAL), given[options.METRIC]
+    data, metric = given.data(options.EVAL), given[row]
     if data is None:
-        alone = next((row for row in options.EVALUATING if given.values[row] is not None), None)
+        alone = next((each for each in options.EVALUATING if given.values.get(each) is not None), None)
         if alone is not None:
             raise RecipeError(f"{alone.flags[0]} is for labelled data: give it with --eval DATA")
         return None

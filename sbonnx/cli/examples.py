@@ -40,7 +40,10 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "compare": ("sbonnx compare model.onnx model.int8.onnx --data test/ --min-sqnr 20",),
     "eval": ("sbonnx eval model.onnx model.int8.onnx --data test/ --metric top1",),
     "diff": ("sbonnx diff model.int8.onnx model.best.onnx", "sbonnx diff yesterday.onnx today.onnx --json"),
-    "profile": ("sbonnx profile model.onnx model.int8.onnx --data calib/",),
+    "profile": (
+        "sbonnx profile model.onnx model.int8.onnx --data calib/",
+        "sbonnx profile model.onnx model.int8.onnx --data calib/ --eval test/ --metric top1 --top 5",
+    ),
     "demo": ("sbonnx demo",),
     "explain": (
         "sbonnx explain T04",

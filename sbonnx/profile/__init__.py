@@ -15,6 +15,7 @@ from sbonnx.profile.checkers import (
 from sbonnx.profile.histograms import TensorHistogram
 from sbonnx.profile.imported_file import Subject, same_model, subject_of
 from sbonnx.profile.layer_losses import LayerError, errors, first_lost, losses, node_errors, worst_first
+from sbonnx.profile.metric_losses import LayerMetric, MetricLosses, metric_losses
 from sbonnx.profile.node_rows import NodeRow
 from sbonnx.profile.page_details import Details, details
 from sbonnx.profile.replacements import Candidate, Part
@@ -30,7 +31,9 @@ __all__ = [
     "Details",
     "LayerError",
     "LayerLoss",
+    "LayerMetric",
     "Measure",
+    "MetricLosses",
     "NodeRow",
     "Part",
     "Profile",
@@ -44,6 +47,7 @@ __all__ = [
     "first_lost",
     "losses",
     "make_measure",
+    "metric_losses",
     "node_errors",
     "same_model",
     "sensitivity",

@@ -189,7 +189,6 @@ class LabelledLoss:
         """
         self.kind = evaluation.kind()
         self._evaluation = evaluation
-        self._decode = evaluation.decoder()
         self._reference = evaluate({"the float model": model}, evaluation, device=device).rows[0].metric.value
 
     def of(self, run_feed: Callable[[dict[str, Array]], Mapping[str, Any]], inputs: Graph) -> float:
@@ -199,12 +198,34 @@ class LabelledLoss:
             run_feed: runs one feed and returns the outputs by name.
             inputs: graph whose inputs the variant has.
         """
-        metric, names = self.kind.make(), [tensor.name for tensor in inputs.outputs]
-        for where, labelled in self._evaluation.open(inputs).labelled():
-            found = run_feed(labelled.feed)
-            add_feed(metric, {name: found[name] for name in names}, labelled.labels, where, self._decode)
+        metric = filled_metric(self._evaluation, run_feed, inputs)
         loss = self.kind.loss(self._reference, metric.value())
         return loss if loss == loss else math.inf
+
+
+def filled_metric(
+    evaluation: EvaluationData,
+    run_feed: Callable[[dict[str, Array]], Mapping[str, Any]],
+    graph: Graph,
+    feeds_done: Callable[[], None] | None = None,
+) -> TaskMetric:
+    """Return the metric of a variant of a model, with all samples of the labelled data.
+
+    Args:
+        run_feed: runs one feed and returns the outputs by name.
+        graph: graph whose inputs and outputs the variant has.
+        feeds_done: called after each feed.
+
+    Raises: see `evaluate`.
+    """
+    metric, decode = evaluation.kind().make(), evaluation.decoder()
+    names = [tensor.name for tensor in graph.outputs]
+    for where, labelled in evaluation.open(graph).labelled():
+        found = run_feed(labelled.feed)
+        add_feed(metric, {name: found[name] for name in names}, labelled.labels, where, decode)
+        if feeds_done is not None:
+            feeds_done()
+    return metric
 
 
 def add_feed(

@@ -121,3 +121,43 @@ def test_bars() -> None:
         "██",
         "██",
     ]
+
+
+def test_loss_in_a_task_metric(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Against files in which only one layer is quantized, or all but one, evaluated in onnxruntime."""
+    from sbonnx.assets import digits
+
+    model, data, labelled = (str(path) for path in (digits().model, digits().calib, digits().eval))
+    plain = ["--bits", "w2a3", "--backend", "virtual", "--set", "rounding=nearest", "--set", "bias_correction=none"]
+    fixed = ["--split", "64", *plain, "--observer", "minmax"]
+    evaluated = ["--eval", labelled, "--metric", "top1", "--json"]
+    assert main(["profile", model, "--data", data, *fixed, *evaluated, "--top", "2"]) == 0
+    found = json.loads(capfd.readouterr().out)["evaluation"]
+    assert (found["metric"], found["samples"], found["share"], len(found["layers"])) == ("top1", 450, True, 2)
+    assert found["layers"][0]["alone"]["loss"] >= found["layers"][1]["alone"]["loss"]
+    row = found["layers"][0]
+    files = {"quantized": [], "alone": ["--include", row["node"]], "kept": ["--exclude", row["node"]]}
+    names = [str(tmp_path / f"{name}.onnx") for name in files]
+    for name, more in zip(names, files.values(), strict=True):
+        command = ["quantize", model, "--data", data, *fixed, "-o", name, "--no-verify", "--quiet", *more]
+        assert main(command) == 0
+    assert main(["eval", model, *names, "--data", labelled, "--metric", "top1", "--json"]) == 0
+    values = [each["metric"]["value"] for each in json.loads(capfd.readouterr().out)["rows"]]
+    mine = [found["float"], found["quantized"], row["alone"], row["kept_float"]]
+    assert [each["metric"]["value"] for each in mine] == pytest.approx(values, abs=1 / 450)
+    assert row["gain"] == pytest.approx(mine[1]["loss"] - mine[3]["loss"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--metric", "top1"], "--metric top1: there are mse, sqnr, cosine, max, kl; a task metric needs --eval DATA"),
+        (["--eval", "d.npz"], "--eval computes a metric: name it with --metric"),
+        (["--labels", "y"], "--labels is for labelled data: give it with --eval DATA"),
+    ],
+)
+def test_task_metrics_that_lack_something(
+    words: list[str], message: str, place: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*COMMAND, *words]) == 2
+    assert message in capfd.readouterr().err

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sbonnx.cli import options
+from sbonnx.cli.evaluation import evaluation_of
 from sbonnx.cli.options import Arguments
 from sbonnx.cli.output.printer import Printer
-from sbonnx.cli.output.tables import bar
+from sbonnx.cli.output.tables import bar, metric_text
 from sbonnx.errors import RecipeError
 
 if TYPE_CHECKING:
     from sbonnx.graph import Graph
-    from sbonnx.profile import Column, Profile
+    from sbonnx.plan.types import Plan, Solution
+    from sbonnx.profile import Column, MetricLosses, Profile
+    from sbonnx.verify import EvaluationData
+    from sbonnx.verify.labelled import MetricRow
 
 HELP: Final = (
     "Show the quantization error of each layer. The model is quantized by the recipe, or a quantized file of "
@@ -28,21 +32,34 @@ GRAPH: Final = "graph"
 TITLES: Final = {"alone": "isolated", "weights": "weights", "activations": "inputs", "gathered": "accumulated"}
 """Column titles of the table."""
 
+MEASURE: Final = "sqnr"
+"""Error measure without --metric."""
+
+EVALUATED: Final = 10
+"""Layers whose loss in a task metric is measured, without --top."""
+
+EVALUATING: Final = tuple(row for row in options.EVALUATING if row is not options.METRIC)
+
 DEFAULT_MEMORY: Final = "512 MiB"
 """Memory limit for buffered activations if a quantized file is profiled."""
 
 QUANT: Final = options.optional_argument(
     "quantized", "QUANT", "A quantized file of that model; without it, the model is quantized by the recipe."
 )
-METRIC: Final = options.setting(
-    "--metric sqnr|mse|cosine|max|kl", "sqnr", "Error measure at the outputs of each layer."
+METRIC: Final = options.option(
+    "--metric sqnr|mse|cosine|max|kl",
+    str,
+    "Error measure at the outputs of each layer. With --eval: the task metric instead, such as top1 or map50.",
+    shown="sqnr",
 )
 SORT: Final = options.setting(
     "--sort graph|alone|weights|activations|gathered",
     "alone",
     "Worst first by a column (alone: isolated, gathered: accumulated error), or in graph order.",
 )
-TOP: Final = options.option("--top N", int, "Show only the first N rows.")
+TOP: Final = options.option(
+    "--top N", int, "Show only the first N rows. With --eval: measure the metric of N layers, 10 by default."
+)
 MERMAID: Final = options.option("--mermaid FILE", Path, "Write the graph, coloured by loss, as a Mermaid chart.")
 
 OPTIONS: Final = (
@@ -62,6 +79,7 @@ OPTIONS: Final = (
     SORT,
     TOP,
     MERMAID,
+    *EVALUATING,
     options.FORCE,
     *options.COMMON_WITH_PROGRESS,
 )
@@ -73,36 +91,99 @@ def run(given: Arguments) -> int:
 
     model, quantized, mermaid = given[options.MODEL], given[QUANT], given[MERMAID]
     printer, sort, top = given.printer(), given[SORT], given[TOP]
-    _check_words(given[METRIC], sort, top)
+    evaluation = evaluation_of(given, METRIC)
+    _check_words(_measure(given), sort, top)
     data = given.required_data()
     recipe_flags = given.overrides(without=(options.DEVICE, options.SAMPLES, options.MEMORY))
     if mermaid is not None:
         inputs = [model, Path(data), *([quantized] if quantized else [])]
         graphs.check_target(mermaid, inputs=inputs, force=given[options.FORCE])
     if quantized is None:
-        graph, profile = _profile_recipe(given)
+        found = _profile_recipe(given)
     elif any((recipe_flags, given[options.RECIPE], given[options.BACKEND])):
         raise RecipeError(
             f"{quantized} is quantized already: leave --recipe, --backend, --bits and other options of the recipe out"
         )
     else:
-        graph, profile = _profile_file(given, quantized)
+        found = _profile_file(given, quantized)
+    graph, profile = found.graph, found.profile
     if mermaid is not None:
         graphs.write_text(mermaid, to_mermaid(graph, profile.losses()))
     rows = profile.layers if sort == GRAPH else profile.worst_first(_column(sort))
     shown = replace(profile, layers=rows[:top])
-    printer.value("profile", shown.to_dict())
+    metric = None if evaluation is None else _metric_losses(given, found, evaluation)
+    printer.value("profile", {**shown.to_dict(), "evaluation": None if metric is None else metric.to_dict()})
     _tables(printer, f"{quantized or model}", profile, shown, _column(sort))
+    if metric is not None:
+        _metric_table(printer, metric)
     if mermaid is not None:
         printer.line(f"written: {mermaid}")
     return 0
+
+
+@dataclass(frozen=True)
+class _Profiled:
+    """A profile, and the network that it is of."""
+
+    graph: Graph
+    plan: Plan
+    solution: Solution
+    profile: Profile
+
+
+def _measure(given: Arguments) -> str:
+    return given[METRIC] or MEASURE if given[options.EVAL] is None else MEASURE
+
+
+def _metric_losses(given: Arguments, found: _Profiled, evaluation: EvaluationData) -> MetricLosses:
+    """Measure the loss in the task metric of the layers with the largest isolated error."""
+    from sbonnx.profile import metric_losses
+
+    rows = [row for row in found.profile.worst_first("alone") if not row.scope]
+    nodes = [row.node for row in rows[: given[TOP] or EVALUATED]]
+    progress = given.progress()
+    try:
+        progress.start("evaluation", None)
+        return metric_losses(
+            found.graph,
+            found.plan,
+            found.solution,
+            nodes,
+            evaluation,
+            device=given[options.DEVICE] or "cpu",
+            feeds_done=progress.advance,
+        )
+    finally:
+        progress.close()
+
+
+def _metric_table(printer: Printer, found: MetricLosses) -> None:
+    facts = {"share": found.share, "unit": found.unit}
+
+    def cells(row: MetricRow) -> tuple[str, str | None]:
+        difference = None if row.difference is None else metric_text(asdict(row.difference), facts, sign=True)
+        return metric_text(asdict(row.metric), facts), difference
+
+    printer.table(
+        f"{found.metric} of {found.samples} labelled samples, 95 % intervals",
+        ("network", found.metric, "difference"),
+        [("float", *cells(found.float)), ("quantized", *cells(found.quantized))],
+    )
+    printer.table(
+        f"{found.metric} of the {len(found.layers)} layers with the largest isolated error, against float",
+        ("layer", "op", "quantized alone", "loss", "all but this quantized", "loss"),
+        [
+            (row.node, row.op, cells(row.alone)[0], row.alone.loss, cells(row.kept_float)[0], row.kept_float.loss)
+            for row in found.layers
+        ],
+    )
 
 
 def _check_words(metric: str, sort: str, top: int | None) -> None:
     from sbonnx.profile import COLUMNS, MEASURES
 
     if metric not in MEASURES:
-        raise RecipeError(f"--metric {metric}: there are {', '.join(MEASURES)}")
+        raise RecipeError(f"--metric {metric}: there are {', '.join(MEASURES)}; a task metric needs --eval DATA")
     if sort not in (GRAPH, *COLUMNS):
         raise RecipeError(f"--sort {sort}: there are {', '.join((GRAPH, *COLUMNS))}")
     if top is not None and top < 1:
@@ -116,7 +197,7 @@ def _column(sort: str) -> Column:
     return next((column for column in COLUMNS if column == sort), COLUMNS[0])
 
 
-def _profile_recipe(given: Arguments) -> tuple[Graph, Profile]:
+def _profile_recipe(given: Arguments) -> _Profiled:
     from sbonnx.pipeline import solve
     from sbonnx.profile import WalkOptions, losses
     from sbonnx.stages.state import Request, read_recipe
@@ -131,13 +212,13 @@ def _profile_recipe(given: Arguments) -> tuple[Graph, Profile]:
         state.prepared.plan,
         state.solution,
         () if state.data is None else state.data.every,
-        checker=given[METRIC],
+        checker=_measure(given),
         options=WalkOptions(None, recipe.device, recipe.calibration.memory, recipe.calibration.threads),
     )
-    return state.prepared.graph, profile
+    return _Profiled(state.prepared.graph, state.prepared.plan, state.solution, profile)
 
 
-def _profile_file(given: Arguments, quantized: Path) -> tuple[Graph, Profile]:
+def _profile_file(given: Arguments, quantized: Path) -> _Profiled:
     from sbonnx.calib.data import dataset as datasets
     from sbonnx.profile import WalkOptions, losses, same_model, subject_of
 
@@ -152,10 +233,11 @@ def _profile_file(given: Arguments, quantized: Path) -> tuple[Graph, Profile]:
         subject.plan,
         subject.solution,
         feeds,
-        checker=given[METRIC],
+        checker=_measure(given),
         options=WalkOptions(device=given[options.DEVICE] or "cpu", memory=given[options.MEMORY] or DEFAULT_MEMORY),
     )
-    return subject.graph, replace(profile, notes=(*notes, *profile.notes))
+    profile = replace(profile, notes=(*notes, *profile.notes))
+    return _Profiled(subject.graph, subject.plan, subject.solution, profile)
 
 
 def _tables(printer: Printer, title: str, profile: Profile, shown: Profile, column: Column) -> None:

@@ -11,7 +11,7 @@ from sbonnx.lint.engine_layers import PlannedOp
 from sbonnx.lint.findings import Finding, Severity
 from sbonnx.lint.fix import Fixed
 from sbonnx.plan.types import Site
-from sbonnx.profile import LayerLoss
+from sbonnx.profile import LayerLoss, MetricLosses
 from sbonnx.qdq.difference import ConstantDifference, PairDifference
 from sbonnx.report import Refusal
 from sbonnx.spec import ScaleLimits
@@ -324,6 +324,7 @@ class ProfileOutput(TypedDict):
         outputs: the measure at each output of the quantized network.
         layers: figures by layer, in the order of --sort.
         notes: messages about the figures.
+        evaluation: loss of layers in a task metric (--eval); null without.
     """
 
     measure: str
@@ -333,6 +334,7 @@ class ProfileOutput(TypedDict):
     outputs: dict[str, float]
     layers: list[LayerLoss]
     notes: list[str]
+    evaluation: MetricLosses | None
 
 
 class SchemaOutput(TypedDict):
