@@ -48,6 +48,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "explain": (
         "sbonnx explain T04",
         "sbonnx explain W.ROUNDING.TYPE",
+        "sbonnx explain 'it would be slower in integers'",
         "sbonnx explain /layer1/conv1/Conv --model model.onnx --backend tensorrt@10",
     ),
     "doctor": ("sbonnx doctor",),

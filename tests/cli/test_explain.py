@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from sbonnx.errors import DeviceError
 from sbonnx.lint import RULES
 from sbonnx.patterns import FUSE, SIMPLIFY
 from sbonnx.recipe.loading import all_keys
+from sbonnx.report.reasons import REASONS
 
 MODEL = str(digits().model)
 
@@ -61,7 +63,7 @@ def test_a_node_of_a_model(capsys: pytest.CaptureFixture[str]) -> None:
     plan = capsys.readouterr().out
     refused = explained(["node_linear", *trt], capsys)
     assert refused["verdict"].startswith("stays float")
-    assert refused["not_done"][0].removeprefix("quantize: ") in plan
+    assert refused["not_done"][0].removeprefix("quantize: ").removesuffix(" (R03)") in plan
     excluded = explained(["node_conv2d_7", *trt, "--exclude", "node_conv2d_7"], capsys)
     assert excluded["verdict"].startswith("stays float")
     assert excluded["quantized"] == []
@@ -71,7 +73,7 @@ def test_a_node_of_a_model(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["roundingx"], "'roundingx' is no lint rule, recipe key or pattern. Did you mean rounding,"),
+        (["roundingx"], "'roundingx' is no lint rule, recipe key, pattern or known reason. Did you mean rounding,"),
         (["node_con", "--model", MODEL], "has no node or tensor 'node_con'. Nearest: 'node_conv2d'"),
         (["x", "--model", "absent.onnx"], "'absent.onnx' does not exist"),
     ],
@@ -103,3 +105,29 @@ def test_doctor_without_a_runtime(capsys: pytest.CaptureFixture[str], monkeypatc
     out = capsys.readouterr().out
     assert "onnxruntime      not usable" in out
     assert "note: onnxruntime is not installed: pip install 'sbonnx[cpu]'" in out
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("it would be slower in integers: about 24 µs a sample, in float 29", "R02"),
+        ("float16 has no integer kernels on onnxruntime's CPU", "R10"),
+        ("a group has 1 input and 1 output channels; TensorRT's integer kernels want multiples of 4", "R03"),
+        ("'850': 5 scales are raised to 6.1e-05", "R12"),
+        ("r04", "R04"),
+    ],
+)
+def test_the_text_of_a_reason(text: str, code: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = explained([text], capsys)
+    assert found["subject"] == code and found["meaning"] and found["fix"]
+
+
+def test_reasons_have_a_page_and_one_code() -> None:
+    assert len({reason.code for reason in REASONS}) == len(REASONS)
+    for reason in REASONS:
+        assert (Path(__file__).parents[2] / reason.page).is_file(), reason.code
+
+
+def test_a_refusal_names_its_code(capsys: pytest.CaptureFixture[str]) -> None:
+    found = explained(["node_linear", "--model", MODEL, "--exclude", "node_linear"], capsys)
+    assert any(text.endswith("(R04)") for text in found["not_done"])

@@ -1,4 +1,4 @@
-"""``sbonnx explain``: the meaning of a lint rule, recipe key or pattern, and the treatment of a node."""
+"""``sbonnx explain``: the meaning of a lint rule, recipe key, pattern or reason, and the treatment of a node."""
 
 from __future__ import annotations
 
@@ -9,28 +9,31 @@ from typing import TYPE_CHECKING, Any, Final
 from sbonnx.cli import options
 from sbonnx.cli.options import Arguments, CommandOption
 from sbonnx.errors import RecipeError
+from sbonnx.report.reasons import REASONS, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from sbonnx.stages.state import Prepared
 
-HELP: Final = "Explain a lint rule, a recipe key or a pattern. With --model: why a node or tensor is quantized or not."
+HELP: Final = (
+    "Explain a lint rule, recipe key, pattern or reason. With --model: why a node or tensor is quantized or not."
+)
 
 
 def _subjects(typed: str) -> Iterable[str]:
     from sbonnx.recipe.loading import all_keys
 
     keys = (name.lower() if typed.islower() else name for name in all_keys())
-    return (*_rules(), *_patterns(), *keys)
+    return (*_rules(), *_patterns(), *keys, *(reason.code for reason in REASONS))
 
 
 SUBJECT: Final[CommandOption[str]] = CommandOption(
     "subject",
     (),
     str,
-    "Id of a lint rule (T04), key of the recipe (W.ROUNDING.TYPE), name of a pattern (fuse_bn); with --model: name of "
-    "a node or tensor.",
+    "Id of a lint rule (T04), key of the recipe (W.ROUNDING.TYPE), name of a pattern (fuse_bn), text or code of a "
+    "reason or note (R02); with --model: name of a node or tensor.",
     "CODE|KEY|NODE",
     inspect.Parameter.empty,
     choices=_subjects,
@@ -108,10 +111,13 @@ def _general(subject: str) -> dict[str, Any]:
         ]
         kind = "section of the recipe" if "keys" in key else "key of the recipe"
         return {"subject": key.pop("key"), "kind": kind, **key, "option": flags}
+    if (reason := reason_of(subject)) is not None:
+        facts = {"meaning": reason.meaning, "fix": reason.fix, "page": reason.page}
+        return {"subject": reason.code, "kind": "reason of a refusal or note", **facts}
     hint = suggestion(subject, (*rules, *patterns, *all_keys(), *SHORT_FORMS), count=3)
     raise RecipeError(
-        f"'{subject}' is no lint rule, recipe key or pattern. {hint}{' ' if hint else ''}For a node of a model, "
-        "give --model"
+        f"'{subject}' is no lint rule, recipe key, pattern or known reason. {hint}{' ' if hint else ''}"
+        "For a node of a model, give --model"
     )
 
 
@@ -148,7 +154,7 @@ def _node(given: Arguments, model: Path, subject: str) -> dict[str, Any]:
         for site in prepared.plan.sites
         if site.tensor == subject or any(reader.node == subject for reader in site.readers)
     ]
-    refusals = [f"{row.what}: {row.why}" for row in prepared.refusals if row.where in names]
+    refusals = [f"{row.what}: {row.why}{_code(row.why)}" for row in prepared.refusals if row.where in names]
     return {
         "subject": subject,
         "kind": f"{'tensor' if node is None else node.op} in {model}, for {prepared.plan.backend}",
@@ -157,6 +163,11 @@ def _node(given: Arguments, model: Path, subject: str) -> dict[str, Any]:
         "not_done": refusals,
         "applied_here": [fired.pattern for fired in prepared.applied if fired.node == subject],
     }
+
+
+def _code(why: str) -> str:
+    reason = reason_of(why)
+    return "" if reason is None else f" ({reason.code})"
 
 
 def _verdict(prepared: Prepared, subject: str, *, is_node: bool, quantized: bool, refused: bool) -> str:

@@ -367,6 +367,7 @@ class ExplainOutput(TypedDict):
         kind: its kind, such as "lint rule".
         severity, must_hold, fix, targets: of a lint rule.
         valid_because: of a pattern.
+        meaning, page: of a reason, with `fix`.
         short_forms, description, values, default, example, option, keys: of a recipe key or section.
         verdict, quantized, not_done, applied_here: of a node or tensor of a model.
     """
@@ -378,6 +379,8 @@ class ExplainOutput(TypedDict):
     fix: NotRequired[str]
     targets: NotRequired[list[str]]
     valid_because: NotRequired[str]
+    meaning: NotRequired[str]
+    page: NotRequired[str]
     short_forms: NotRequired[list[str]]
     description: NotRequired[str]
     values: NotRequired[Any]
