@@ -260,3 +260,10 @@ def table(family: str) -> str:
 def test_document_lists_the_rules(family: str) -> None:
     """When this fails: replace the table in docs/lint.md by the text of `table(family)`."""
     assert table(family) in (Path(__file__).resolve().parents[2] / "docs" / "lint.md").read_text()
+
+
+def test_a_float_model_has_nothing_to_check(capsys: pytest.CaptureFixture[str]) -> None:
+    from sbonnx.assets import digits
+
+    assert main(["lint", str(digits().model), "--target", "ort"]) == 0
+    assert "note: the model has no Q/DQ pairs and no integer operators" in capsys.readouterr().out

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sbonnx.cli import options
 from sbonnx.cli.options import Arguments
-from sbonnx.cli.output.printer import Printer
+from sbonnx.cli.output.printer import Printer, decibels
 from sbonnx.cli.output.tables import percent
 from sbonnx.errors import OutputError
 
@@ -140,7 +140,11 @@ def _tables(printer: Printer, rows: list[dict[str, Any]]) -> None:
         "worst layers (SQNR, dB)",
         ("model", "node", "tensor", "type", "isolated", "accumulated"),
         [
-            (row["model"], worst["node"], worst["tensor"], worst["label"], worst["alone_db"], worst["sqnr_db"])
+            (
+                row["model"],
+                *(worst[key] for key in ("node", "tensor", "label")),
+                *map(decibels, (worst["alone_db"], worst["sqnr_db"])),
+            )
             for row in rows[1:]
             for worst in row["worst"]
         ],

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sbonnx.cli import options
 from sbonnx.cli.evaluation import evaluation_of
 from sbonnx.cli.options import Arguments, required_output
-from sbonnx.cli.output.printer import to_json
+from sbonnx.cli.output.printer import decibels, to_json
 from sbonnx.cli.output.tables import (
     comparison_facts,
     pruned_text,
@@ -161,6 +161,10 @@ def _check_trtexec(file: Path | None, backend: str, taken: Sequence[Path | None]
         graphs.check_target(file, inputs=[path for path in taken if path is not None], force=force)
 
 
+def _samples(count: int) -> str:
+    return f"{count} sample{'s' * (count != 1)}" if count else "no samples: no range was needed"
+
+
 def _following(given: Arguments, report: Report) -> list[str]:
     """Return the commands to run next: the advice, the layers with the largest loss, or the build of an engine."""
     commands = []
@@ -203,7 +207,7 @@ def show_report(given: Arguments, report: Report) -> int:
             f"{counts['nodes_quantized']} with Q/DQ",
             "pruned": pruned_text(report.pruning),
             "quantized": f"{counts['activations']} activations, {counts['weights']} weights, {counts['biases']} biases",
-            "calibrated on": f"{counts['samples']} samples" if counts["samples"] else "no samples: no range was needed",
+            "calibrated on": _samples(counts["samples"]),
             **comparison_facts(metrics, calibrated=bool(counts["samples"]), backend=report.backend),
         },
     )
@@ -213,7 +217,10 @@ def show_report(given: Arguments, report: Report) -> int:
     printer.table(
         "worst layers (SQNR, dB)",
         ("node", "tensor", "type", "isolated", "accumulated"),
-        [(row["node"], row["tensor"], row["label"], row["alone_db"], row["sqnr_db"]) for row in worst],
+        [
+            (row["node"], row["tensor"], row["label"], decibels(row["alone_db"]), decibels(row["sqnr_db"]))
+            for row in worst
+        ],
     )
     verbose = bool(given.values.get(options.VERBOSE))
     show_refusals(printer, report.refusals, verbose=verbose)

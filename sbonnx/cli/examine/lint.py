@@ -27,6 +27,10 @@ SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "info")
 MOST_REFORMATS: Final = 8
 """Reformats in the table; the JSON has all of them."""
 
+UNQUANTIZED: Final = (
+    "the model has no Q/DQ pairs and no integer operators: there is nothing to check; quantize it first"
+)
+
 MODEL: Final = options.argument("model", "MODEL", "The ONNX model with Q/DQ, made by any tool.")
 TARGET: Final = options.option(
     "--target tensorrt@11|tensorrt@10|tensorrt@8.6|onnxruntime|openvino", str, "The runtime whose rules are checked."
@@ -101,6 +105,7 @@ def run(given: Arguments) -> int:
         rows = done.rows
     findings = sorted(lint(checked, target), key=lambda finding: SEVERITIES.index(finding.severity))
     engine = _engine(given, checked)
+    notes = [] if _is_quantized(checked) else [UNQUANTIZED]
     if sarif is not None:
         graphs.write_text(sarif, to_json(to_sarif(findings, rules, checked)) + "\n")
     counts = Counter(finding.severity for finding in findings)
@@ -110,6 +115,7 @@ def run(given: Arguments) -> int:
         "rules": len(rules),
         "counts": {severity: counts[severity] for severity in SEVERITIES},
         "findings": [finding.to_dict() for finding in findings],
+        "notes": notes,
     }
     if engine is not None:
         value["engine"] = engine.to_dict()
@@ -127,10 +133,22 @@ def run(given: Arguments) -> int:
     if engine is not None:
         _engine_tables(printer, engine)
     summary = ", ".join(_counted(counts[severity], severity) for severity in SEVERITIES)
+    printer.notes(notes)
     printer.line(f"{checked} for {target}: {len(rules)} rules, {summary}")
     for path in filter(None, (output, sarif)):
         printer.line(f"written: {path}")
     return BELOW_QUALITY if counts["error"] else DONE
+
+
+def _is_quantized(model: Path) -> bool:
+    """Whether a file has quantized operators of any form."""
+    from sbonnx import graph as graphs
+    from sbonnx.graph import query
+
+    return any(
+        "Quant" in node.op or "Integer" in node.op or "NBits" in node.op or node.op.startswith("QLinear")
+        for node in query.all_nodes(graphs.load(model, opset=1))
+    )
 
 
 def _form(given: Arguments) -> str:

@@ -17,7 +17,10 @@ from sbonnx.terminal import LINE_LENGTH, escaped, json_escaped, one_line, versio
 if TYPE_CHECKING:
     from sbonnx.report.verdict import Verdict
 
-NUMBER: Final = re.compile(r"[-+]?(\d[\d.,]*(e[-+]?\d+)?|inf|nan)( (%|[kMGT]?B))?")
+EXACT: Final = "exact"
+"""Signal-to-noise ratio of a tensor without any error, such as before the first quantized layer."""
+
+NUMBER: Final = re.compile(rf"[-+]?(\d[\d.,]*(e[-+]?\d+)?|inf|nan)( (%|[kMGT]?B))?|{EXACT}")
 """A number, optionally with a unit: ``0.99``, ``-inf``, ``74.3 kB``, ``99.1 %``."""
 
 BAR: Final = re.compile("[█▏▎▍▌▋▊▉]*")
@@ -47,6 +50,11 @@ def json_value(value: Any) -> Any:
 def to_json(value: Any) -> str:
     """Format `value` as indented JSON without a trailing newline and without terminal control characters."""
     return json_escaped(json.dumps(json_value(value), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def decibels(value: float) -> float | str:
+    """Return a signal-to-noise ratio for a table."""
+    return EXACT if value == math.inf else value
 
 
 def cell(value: object) -> str:

@@ -165,6 +165,7 @@ class LintOutput(TypedDict):
         rules: number of rules.
         counts: findings by severity.
         findings: the findings, most severe first.
+        notes: one sentence each.
         engine: layers of the engine (--engine-layers).
         output: the fixed model (--fix).
         fixed: what was fixed (--fix).
@@ -175,6 +176,7 @@ class LintOutput(TypedDict):
     rules: int
     counts: SeverityCounts
     findings: list[Finding]
+    notes: list[str]
     engine: NotRequired[EngineRows]
     output: NotRequired[str]
     fixed: NotRequired[list[Fixed]]

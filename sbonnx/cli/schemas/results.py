@@ -133,7 +133,7 @@ class NodeCounts(TypedDict):
         nodes_float: nodes after simplification and fusion.
         nodes_quantized: nodes with Q/DQ.
         activations, weights, biases: quantized tensors.
-        samples: feeds of calibration.
+        samples: samples of calibration.
     """
 
     nodes_before: int
