@@ -152,6 +152,9 @@ class _MessagePipe:
     def _write(self, line: str) -> None:
         rest = memoryview(b"\n" + line.encode() + b"\n")
         try:
+            if sys.platform == "win32":  # a pipe has a handle there, which os.write does not take
+                self._sink.send_bytes(rest)
+                return
             while rest:
                 rest = rest[os.write(self._sink.fileno(), rest) :]
         except BrokenPipeError:  # the parent is gone
@@ -159,8 +162,9 @@ class _MessagePipe:
 
 
 def _end() -> None:
-    with contextlib.suppress(OSError):
-        os.killpg(0, signal.SIGKILL)
+    if sys.platform != "win32":
+        with contextlib.suppress(OSError):
+            os.killpg(0, signal.SIGKILL)
     os._exit(1)
 
 
@@ -173,10 +177,11 @@ def _end_with_parent(alive: Connection) -> None:
     there is no prctl: Linux sends that signal when the thread dies that started this process, which in a parent with
     threads is before its pipes are closed, so this process would end first and leave its children behind.
     """
-    with contextlib.suppress(OSError):
-        os.setsid()
-    fd = alive.fileno()
+    if sys.platform != "win32":
+        with contextlib.suppress(OSError):
+            os.setsid()
     if sys.platform == "linux":
+        fd = alive.fileno()
         parent = multiprocessing.parent_process()
         if parent is None or parent.pid != os.getppid():  # the fork server started this process
             with contextlib.suppress(OSError, AttributeError):
@@ -191,7 +196,8 @@ def _end_with_parent(alive: Connection) -> None:
             Path("/proc/self/oom_score_adj").write_text("500")
 
     def wait() -> None:
-        os.read(fd, 1)
+        with contextlib.suppress(EOFError, OSError):
+            alive.recv_bytes()
         _end()
 
     threading.Thread(target=wait, daemon=True, name="until the parent ends").start()

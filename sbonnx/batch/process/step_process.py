@@ -8,6 +8,7 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -117,7 +118,8 @@ class StepProcess:
             sink.close()
             alive.close()
         self._pipe: Connection = source
-        os.set_blocking(source.fileno(), False)
+        if sys.platform != "win32":
+            os.set_blocking(source.fileno(), False)
         self._began = time.monotonic()  # after the start: the first process waits for the fork server
         self.pid = int(self._process.pid or 0)
         self._scratch = None if root is None else root / f"{step.key}.{self.pid}"
@@ -161,9 +163,8 @@ class StepProcess:
         for _ in range(READS):
             if self._pipe.closed:
                 break
-            try:
-                got = os.read(self._pipe.fileno(), TOLD)
-            except BlockingIOError:
+            got = self._received()
+            if got is None:
                 break
             if not got:
                 self._pipe.close()
@@ -176,6 +177,18 @@ class StepProcess:
             self._hear(line, tell)
         if len(self._unread) > LONGEST:
             self.kill("crashed", f"it wrote more than {size_text(LONGEST)} without a line break to sbonnx's own pipe")
+
+    def _received(self) -> bytes | None:
+        """Read what the pipe has; None if it has nothing now, b"" at its end."""
+        if sys.platform == "win32":
+            try:
+                return self._pipe.recv_bytes() if self._pipe.poll() else None
+            except (EOFError, OSError):
+                return b""
+        try:
+            return os.read(self._pipe.fileno(), TOLD)
+        except BlockingIOError:
+            return None
 
     def _hear(self, line: bytes, tell: Tell | None) -> None:
         """Handle a line. Invalid lines are ignored, because the code of a metric can write anything to the pipe."""

@@ -52,6 +52,18 @@ def without(module: ModuleType, names: tuple[str, ...]) -> ModuleType:
     return found
 
 
+class RealSys:
+    """`sys` with its real platform, for modules of the standard library that read it when they are called."""
+
+    platform = sys.platform
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(sys, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(sys, name, value)
+
+
 if os.environ.get("SBONNX_TEST_WINDOWS"):
     for name in FIRST:
         importlib.import_module(name)
@@ -61,4 +73,6 @@ if os.environ.get("SBONNX_TEST_WINDOWS"):
     sys.modules["signal"] = without(signal, POSIX_SIGNALS)
     for name in POSIX_MODULES:
         sys.modules[name] = None  # type: ignore[assignment]  # importing it raises ModuleNotFoundError
+    for name in ("multiprocessing.spawn", "multiprocessing.util", "subprocess", "shutil"):
+        sys.modules[name].sys = RealSys()  # type: ignore[attr-defined]
     sys.platform = "win32"
