@@ -1,3 +1,3 @@
 """Package version, the single source for the package, its metadata and written files."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
