@@ -1,9 +1,10 @@
-"""Accuracy and speed of decoders with block-wise weights, beside onnxruntime's quantizers for MatMulNBits.
+"""Accuracy and speed of decoders with block-wise weights, beside onnxruntime's quantizers and other peers.
 
     python -m benchmarks.llm [--only sbonnx] [--again] [--forms "w4 g32"] [--write]
 
-Records are kept in a file, so an interrupted run continues; ``--only sbonnx --again`` measures the rows of sbonnx again
-and reads those of onnxruntime from that file.
+Peers other than onnxruntime need their environments (`make peers ARGS=onnx_quantize`). Records are kept in a file, so
+an interrupted run continues; ``--only sbonnx --again`` measures the rows of sbonnx again and reads the others from
+that file.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ import numpy as np
 from benchmarks import llm_table
 from benchmarks.kept import Kept, Record
 from benchmarks.llm_runs import DECODED, FLOAT, PROMPT, DecoderBench
-from benchmarks.llm_ways import ORT, OURS, TIMED, DecoderWay, ways
+from benchmarks.llm_ways import GROUPS, ORT, OURS, TIMED, DecoderWay, ways
 from benchmarks.lowbit_peers import environments
 from benchmarks.results import arguments, table, write_section
 
 MODEL: Final = "classics_llama"
+QUANTIZERS: Final = (OURS, ORT, GROUPS)
 
 ABOUT: Final = """`python -m benchmarks.llm --write`. {model} of the pack in the form of onnxruntime-genai: a trained \
 Llama of 0.92 M parameters with a tied embedding. `sbonnx llm quantize` without a setting (embedding and head 8 bits \
@@ -38,7 +40,9 @@ the most likely token of float, each with its 95 % interval (bootstrap over wind
 CPU s: of the whole process; ours evaluates the file too, and the rows of onnxruntime may be of an earlier run, whose \
 CPU s do not compare. onnxruntime stores 3 bits in 4. Its GPTQ propagates no \
 errors (it takes the update of the remaining columns from below the diagonal of an upper triangular matrix, which is \
-0), so without `mse` it equals rounding to nearest."""
+0), so without `mse` it equals rounding to nearest. {groups} rounds to nearest, leaves the embedding float, and \
+writes DequantizeLinear of 4-bit integers in functions; it has no width below 4 bits, no AWQ and no HQQ, and its GPTQ \
+has one scale for an output and feeds one input of the model, so it does not calibrate decoders with caches."""
 
 SPEED: Final = """CPU time of one thread, prompt of {prompt} tokens, {decoded} further tokens, {rounds} rounds in \
 which the three files alternate; medians with the smallest and largest, ratios of each round. 4 bits in blocks of 32, \
@@ -76,7 +80,7 @@ def main() -> int:
     known = list(dict.fromkeys(form for form, _ in ways()))
     parser = arguments(__doc__)
     parser.add_argument("--forms", nargs="*", default=known, choices=known, help="widths and block sizes")
-    parser.add_argument("--only", nargs="*", default=[OURS, ORT], choices=[OURS, ORT], help="quantizers to run")
+    parser.add_argument("--only", nargs="*", default=QUANTIZERS, choices=QUANTIZERS, help="quantizers to run")
     parser.add_argument("--again", action="store_true", help="measure the rows of --only again")
     parser.add_argument("--windows", type=int, default=64, help="windows of the evaluation, at most 160")
     parser.add_argument("--rounds", type=int, default=15, help="rounds of the speed comparison; 0: none")
@@ -98,7 +102,12 @@ def main() -> int:
         speed = bench.speed(TIMED, options.rounds) if options.rounds else kept.get("speed")
         calibration = len(bench.windows)
     about = ABOUT.format(
-        model=MODEL, version=version("onnxruntime"), calibration=calibration, windows=len(ids), length=ids.shape[1]
+        model=MODEL,
+        version=version("onnxruntime"),
+        groups=environments.PEERS[GROUPS].versions.split(",")[0],
+        calibration=calibration,
+        windows=len(ids),
+        length=ids.shape[1],
     )
     text = text_of(measured(kept, options.forms), speed, about)
     print(text)

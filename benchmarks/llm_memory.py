@@ -34,24 +34,28 @@ class Shape:
     Attributes:
         about: of the row.
         size: sizes of the decoder.
-        blocks: number of blocks of the decoder that it stands for; the time of the measured ones is multiplied.
     """
 
     about: str
     size: DecoderSize
-    blocks: int
 
 
 SHAPES: Final[Mapping[str, Shape]] = {
     "2 GB": Shape(
-        "8 blocks of 2048 / 5632, 32,000 tokens",
+        "8 blocks of 2048 / 5632, 32,000 tokens, float32",
         DecoderSize(hidden=2048, inner=5632, layers=8, heads=16, kv_heads=8, vocabulary=32000, context=LENGTH),
-        8,
     ),
-    "8 B": Shape(
-        "1 block of 4096 / 14,336 of an 8 B model, 512 tokens",
-        DecoderSize(hidden=4096, inner=14336, layers=1, heads=32, kv_heads=8, vocabulary=512, context=LENGTH),
-        32,
+    "8 B, head": Shape(
+        "2 of 32 blocks of 4096 / 14,336, 128,256 tokens, float16",
+        DecoderSize(
+            hidden=4096, inner=14336, layers=2, heads=32, kv_heads=8, vocabulary=128256, context=LENGTH, half=True
+        ),
+    ),
+    "8 B, block": Shape(
+        "1 of 32 blocks of 4096 / 14,336, 512 tokens, float16",
+        DecoderSize(
+            hidden=4096, inner=14336, layers=1, heads=32, kv_heads=8, vocabulary=512, context=LENGTH, half=True
+        ),
     ),
 }
 
@@ -81,18 +85,16 @@ HEADER: Final = (
     "peak, GB",
     "peak / weights",
     "CPU s",
-    "CPU s of all blocks",
     "alone",
 )
 
-ABOUT: Final = """`python -m benchmarks.llm_memory --write`. Decoders with random float32 weights in the form of \
+ABOUT: Final = """`python -m benchmarks.llm_memory --write`. Decoders with random weights in the form of \
 onnxruntime-genai, `sbonnx llm quantize --no-latency` (4 bits in blocks of 32, embedding and head 8 bits) in a \
-process of its own. Peak: VmHWM, in which pages of the mapped weights count too; CPU s: of the process, with its check \
-and, with texts, the evaluation of an eighth of the windows. CPU s of all blocks: those times the blocks of the whole \
-model over the measured ones (embedding and head of an 8 B model, 1.05 G weights, are not in it). One block is in \
-memory at a time, so the peak of more blocks differs by the pages that are mapped. Alone: layers whose moments and \
-errors exceed `--memory` (2 GiB by default), which are fitted to their quantized inputs without compensation. Time \
-with texts grows with the tokens; the peak grows by what fits into `--memory`."""
+process of its own. Peak: VmHWM, in which pages of the mapped weights count too; CPU s: of the process, with its \
+check and, with texts, the evaluation of an eighth of the windows. Of 8 B decoders some of the blocks are measured: \
+one block is in memory at a time, so the peak of more blocks differs by the pages that are mapped. Alone: layers \
+whose moments and errors exceed `--memory` (2 GiB by default), which are fitted to their quantized inputs without \
+compensation. Time with texts grows with the tokens; the peak grows by what fits into `--memory`."""
 
 
 def measure(name: str, way: str, windows: int) -> Record:
@@ -135,7 +137,6 @@ def line(name: str, way: str, record: Record) -> list[str]:
         f"{record['peak'] / 1e9:.2f}",
         f"{record['peak'] / record['weights']:.2f}",
         f"{record['cpu']:.0f}",
-        f"{record['cpu'] * shape.blocks / shape.size.layers:.0f}",
         str(record["alone"]) if record["tokens"] else "",
     ]
 

@@ -16,7 +16,8 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks.kept import Kept, Record
-from benchmarks.llm_ways import OURS, DecoderWay
+from benchmarks.llm_ways import ORT, OURS, DecoderWay
+from benchmarks.lowbit_peers import environments
 from benchmarks.lowbit_peers.measured import NUMBER
 from benchmarks.scores import Estimate, estimate
 from benchmarks.w8a8_runs import process
@@ -88,12 +89,17 @@ class DecoderBench:
         return read_decoder(target), cpu
 
     def command(self, way: DecoderWay, target: Path) -> list[str]:
-        """Return the command line that writes a setting's decoder into the folder `target`."""
+        """Return the command line that writes a setting's decoder into the folder `target`.
+
+        Raises:
+            ChildProcessError: the peer has no environment; with the reason.
+        """
         if way.quantizer == OURS:
             flags = ["--bits", f"w{way.bits}", "--block-size", str(way.block), "--no-latency", "--quiet"]
             sets = [word for setting in way.settings for word in ("--set", setting)]
             files = [str(self.source), "--text", str(self.calibration), "-o", str(target)]
             return [sys.executable, "-m", "sbonnx", "llm", "quantize", *files, *flags, *sets]
+        python, script = peer_command(way.quantizer)
         target.mkdir()
         copy_rest(self.decoder, target)
         job = {
@@ -106,7 +112,7 @@ class DecoderBench:
             "level": way.level,
             "batch": 1,
         }
-        return [sys.executable, "-m", "benchmarks.lowbit_peers.onnxruntime_nbits", json.dumps(job)]
+        return [python, "-m", script, json.dumps(job)]
 
     @cached_property
     def windows(self) -> Array:
@@ -154,6 +160,20 @@ class DecoderBench:
             }
 
         return self.kept.record(("speed",), measure)
+
+
+def peer_command(name: str) -> tuple[str, str]:
+    """Return the interpreter and the script of a peer; onnxruntime's runs with this interpreter.
+
+    Raises:
+        ChildProcessError: the peer has no environment; with the reason.
+    """
+    if name == ORT:
+        return sys.executable, "benchmarks.lowbit_peers.onnxruntime_nbits"
+    why = environments.absent(environments.FOLDER, name)
+    if why is not None:
+        raise ChildProcessError(why)
+    return str(environments.python_of(environments.FOLDER, name)), environments.PEERS[name].script
 
 
 def figures(sums: list[TokenSums]) -> dict[str, Estimate]:

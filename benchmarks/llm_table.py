@@ -61,16 +61,15 @@ def _requirements(records: Records) -> Iterator[tuple[bool, str]]:
         yield share <= KL_SHARE, f"KL at w4 g32 over that of {ORT}'s default: {share:.2f}, {limit}"
     for form in dict.fromkeys(form for form, _ in records):
         mine = records.get((form, f"{OURS} default"))
-        peers = {row: one for (at, row), one in records.items() if at == form and row.startswith(ORT)}
+        peers = {row: one for (at, row), one in records.items() if at == form and not row.startswith(OURS)}
         scored = {row: one for row, one in peers.items() if not one["note"]}
         if mine is None or mine["note"] or not scored:
             continue
         ahead = [row for row, one in scored.items() if _better(mine, one)]
         best = min(scored, key=lambda row: scored[row]["kl"]["value"])
-        lowest = f"{scored[best]['kl']['value']:.4f} ({best.removeprefix(ORT).strip()})"
         text = (
             f"lower KL and perplexity at {form}, in no larger file, than {len(ahead)} of {len(scored)} settings of "
-            f"{ORT}; KL {mine['kl']['value']:.4f}, its lowest {lowest}"
+            f"others; KL {mine['kl']['value']:.4f}, their lowest {scored[best]['kl']['value']:.4f} ({best})"
         )
         yield len(ahead) == len(scored), text
     plain = records.get((FLOAT, FLOAT))

@@ -1,4 +1,4 @@
-"""Quantizers of decoders compared with each other: ours, and those of onnxruntime for MatMulNBits."""
+"""Quantizers of decoders compared with each other: ours, those of onnxruntime for MatMulNBits, and other peers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Final
 
 OURS: Final = "sbonnx"
 ORT: Final = "onnxruntime"
+GROUPS: Final = "onnx_quantize"
 CACHES: Final = "float weights"
 """Form of decoders whose caches alone are quantized."""
 
@@ -17,10 +18,10 @@ class DecoderWay:
     """One setting of a quantizer.
 
     Attributes:
-        quantizer: `OURS` or `ORT`.
+        quantizer: `OURS`, `ORT` or a peer with an environment of its own.
         bits, block: width and block size of the weights.
         settings: KEY=VALUE for our command.
-        method: method of `benchmarks.lowbit_peers.onnxruntime_nbits`.
+        method: method of the peer's script in `benchmarks.lowbit_peers`.
         level: accuracy level of MatMulNBits; None: the default of the quantizer.
     """
 
@@ -66,6 +67,12 @@ ORT_METHODS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
 }
 """Methods of onnxruntime, and the forms that they are measured at: k-quant and GPTQ have 4 bits only."""
 
+GROUPS_METHODS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
+    "asymmetric": ("asymmetric", ("w4 g32", "w4 g128")),
+    "asymmetric, mse": ("asymmetric mse", ("w4 g32", "w4 g128")),
+}
+"""Methods of onnx_quantize, which has no weights below 4 bits, and the forms that they are measured at."""
+
 TIMED: Final[Mapping[str, DecoderWay]] = {
     OURS: DecoderWay(OURS, 4, 32),
     ORT: DecoderWay(ORT, 4, 32, method="asymmetric", level=4),
@@ -81,8 +88,9 @@ def ways() -> dict[tuple[str, str], DecoderWay]:
             way = DecoderWay(OURS, bits, block, tuple(text.format(bits=bits) for text in settings))
             if way.form in forms:
                 found[way.form, f"{OURS} {name}"] = way
-        for name, (method, forms) in ORT_METHODS.items():
-            way = DecoderWay(ORT, bits, block, method=method)
-            if way.form in forms:
-                found[way.form, f"{ORT} {name}"] = way
+        for quantizer, methods in ((ORT, ORT_METHODS), (GROUPS, GROUPS_METHODS)):
+            for name, (method, forms) in methods.items():
+                way = DecoderWay(quantizer, bits, block, method=method)
+                if way.form in forms:
+                    found[way.form, f"{quantizer} {name}"] = way
     return found

@@ -254,7 +254,7 @@ class QParams:
         if x.size <= AT_ONCE:
             return self._codes(x)
         codes = np.empty(x.shape, self.spec.dtype)
-        for part, params in self._parts(x.shape):
+        for part, params in self.parts(x.shape):
             codes[part] = params._codes(x[part])
         return codes
 
@@ -267,7 +267,7 @@ class QParams:
                 return np.asarray(np.clip(ratio, self.spec.qmin, self.spec.qmax).astype(self.spec.dtype))
         return self._whole_codes(x).astype(self.spec.dtype)
 
-    def _parts(self, shape: tuple[int, ...]) -> Iterator[tuple[slice, QParams]]:
+    def parts(self, shape: tuple[int, ...]) -> Iterator[tuple[slice, QParams]]:
         """Yield slices along the leading axis of a tensor, of about `AT_ONCE` values each, with their parameters."""
         block = self.spec.block_size
         size = block if block is not None and self.spec.axis == 0 else 1
@@ -296,7 +296,7 @@ class QParams:
         if codes.size <= AT_ONCE:
             return self._floats(codes)
         values = np.empty(codes.shape, np.float32)
-        for part, params in self._parts(codes.shape):
+        for part, params in self.parts(codes.shape):
             values[part] = params._floats(codes[part])
         return values
 

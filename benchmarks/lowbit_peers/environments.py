@@ -35,7 +35,7 @@ class Peer:
         script: module that quantizes (or prunes) with the peer, run by the Python of its environment.
         versions: versions for the tables.
         torch: install torch first.
-        quantizes: False for peers that prune only.
+        quantizes: False for peers that prune only, or quantize the weights of decoders only.
     """
 
     packages: Sequence[str]
@@ -127,6 +127,15 @@ PEERS: Final[Mapping[str, Peer]] = {
         "benchmarks.lowbit_peers.onnxsim_qdq",
         "onnxsim 0.8.1, onnx 1.23.2, onnxruntime 1.31.1",
         torch=False,
+    ),
+    "onnx_quantize": Peer(
+        ("onnx==1.23.2", "onnxruntime==1.31.1", "numpy", "onnx-quantize==0.2.0"),
+        (),
+        "import onnx_quantize",
+        "benchmarks.lowbit_peers.onnx_quantize_groups",
+        "onnx_quantize 0.2.0, onnx 1.23.2, onnxruntime 1.31.1",
+        torch=False,
+        quantizes=False,
     ),
     "torch-pruning": Peer(
         # those of sbonnx, whose importer makes the torch module, and of torch.onnx

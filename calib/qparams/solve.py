@@ -26,6 +26,7 @@ from sbonnx.graph.storage.weights import release_pages, spill_large
 from sbonnx.plan.magnitudes import KINDS
 from sbonnx.plan.types import Plan, Site, Solution
 from sbonnx.report import Refusal
+from sbonnx.rounding.base import nearest_codes
 from sbonnx.rounding.hqq import hqq_bounds
 from sbonnx.spec import AT_ONCE, Array, Bounds, QParams, QuantSpec, ScaleRule, params_from_bounds
 
@@ -89,11 +90,16 @@ def _is_finite(weight: Array) -> bool:
 
 
 def _pieces(values: Array) -> Iterator[tuple[slice, Array]]:
-    """Yield slices along the leading axis, of about `AT_ONCE` values each, and the values: temporaries stay small."""
+    """Yield slices along the leading axis, of about `AT_ONCE` values each, and the values: temporaries stay small.
+
+    Pages of mapped values are released after each slice.
+    """
     rows = max(1, AT_ONCE // max(1, values[:1].size))
     for start in range(0, len(values), rows):
         part = slice(start, start + rows)
         yield part, values[part]
+        if len(values) > rows:
+            release_pages()
 
 
 def _block_bounds(weight: Array, spec: QuantSpec, observer: Observer, rule: ScaleRule) -> Bounds:
@@ -291,7 +297,7 @@ def solution_of(
         if site.role == "weight" and site.key in qparams:
             weight = weight_of(site, tensors[site.tensor])
             made = qparams[site.key]
-            codes[site.key] = spill_large(made.quantize(weight) if solve is None else solve(site, weight, made))
+            codes[site.key] = spill_large(nearest_codes(weight, made) if solve is None else solve(site, weight, made))
             release_pages()
         elif site.role == "bias":
             found = bias_codes(site, weight_of(site, tensors[site.tensor]), qparams)

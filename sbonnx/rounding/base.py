@@ -11,10 +11,11 @@ from typing import Final, final
 import numpy as np
 
 from sbonnx.cpu import cores
+from sbonnx.graph.storage.weights import release_pages
 from sbonnx.linear.layer import LinearLayer
 from sbonnx.moments import Moments
 from sbonnx.native import compiled
-from sbonnx.spec import Array, QParams
+from sbonnx.spec import AT_ONCE, Array, QParams
 
 SPARSE: Final = 0.25
 """Share of zeros from which a weight is sparse (3:4 has a quarter): its zeros are kept by every rounding."""
@@ -88,6 +89,17 @@ class Rounded:
     nearest: float | None = None
 
 
+def nearest_codes(weight: Array, qparams: QParams) -> Array:
+    """Quantize a weight; a large one slice by slice, and pages of a mapped one are released after each."""
+    if weight.size <= AT_ONCE:
+        return qparams.quantize(weight)
+    codes = np.empty(weight.shape, qparams.spec.dtype)
+    for part, params in qparams.parts(weight.shape):
+        codes[part] = params.quantize(weight[part])
+        release_pages()
+    return codes
+
+
 class Rounder(ABC):
     """Rounding method: computes codes from a weight, its scale and the moments of its inputs. Deterministic.
 
@@ -111,7 +123,7 @@ class Rounder(ABC):
             qparams: scale and zero point, per tensor, along ``qparams.spec.axis`` or in blocks.
             moments: of the layer's inputs, centred if its bias will compensate the mean error. None: round to nearest.
         """
-        nearest = qparams.quantize(weight)
+        nearest = nearest_codes(weight, qparams)
         if moments is None or not self.needs_moments or qparams.spec.is_fp8:
             return Rounded(nearest, qparams)
         layout = moments.layout

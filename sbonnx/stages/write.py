@@ -22,6 +22,7 @@ from sbonnx.backends.tensorrt.trtexec import EngineInput, engine_command
 from sbonnx.graph import query
 from sbonnx.graph.storage.output_files import staged
 from sbonnx.graph.storage.temporary import temporary_folder
+from sbonnx.graph.storage.weights import release_pages
 from sbonnx.options import RunOptions
 from sbonnx.plan import Plan, Site, Solution
 from sbonnx.recipe.names import FLOAT
@@ -102,6 +103,7 @@ def save(state: PipelineState, options: RunOptions) -> PipelineState:
     report = _report(state)
     with _place(state) as path:
         graphs.save(state.quantized, path)
+        release_pages()
         if request.output is None:
             report = replace(report, quantized=onnx.load(str(path)))
         state = replace(state, report=report)

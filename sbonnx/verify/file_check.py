@@ -32,6 +32,7 @@ from sbonnx.verify.sessions import (
     ENDS,
     LEVEL_NAMES,
     MANY_NODES,
+    OFF,
     Feeds,
     Latency,
     Models,
@@ -50,7 +51,6 @@ FEEDS: Final = 4
 SECONDS: Final = 0.05
 """Time in seconds after which level "off", the slowest, starts no further feed; the others run the same number."""
 
-OFF: Final = LEVEL_NAMES[0]
 FLOAT: Final = "float"
 
 

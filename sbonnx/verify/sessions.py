@@ -30,6 +30,7 @@ Feeds = Mapping[str, Array]
 
 LEVEL_NAMES: Final = ("off", "basic", "extended", "all")
 """onnxruntime's optimization levels, from the graph as stored to the default."""
+OFF: Final = LEVEL_NAMES[0]
 
 MANY_NODES: Final = 20_000
 """Nodes of the quantized file above which only `ENDS` of the levels are opened.
@@ -38,7 +39,7 @@ onnxruntime (1.31) sorts the graph in every pass of its optimization, in a time 
 DequantizeLinear nodes of constants: 2 CPU seconds a level at 7,700 nodes, 20 to 28 at 25,600.
 """
 
-ENDS: Final = (LEVEL_NAMES[0], LEVEL_NAMES[-1])
+ENDS: Final = (OFF, LEVEL_NAMES[-1])
 """The graph as stored, and the default, which users run."""
 
 BESIDE_BYTES: Final = 1024
@@ -232,9 +233,10 @@ class Models:
     _unwritten: str = ""
 
     def open_float(self) -> Any:
-        """Return a session of the float model."""
+        """Return a session of the float model; not optimized if it is not run, as folding copies weights."""
         if "float" not in self._open or not self.together:
-            return self._kept("float", session(self.floats, device=self.device, packs=self.runs))
+            level = "all" if self.runs else OFF
+            return self._kept("float", session(self.floats, level=level, device=self.device, packs=self.runs))
         return self._open["float"]
 
     def open_quantized(self, level: str = "all") -> Any:

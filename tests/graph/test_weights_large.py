@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from onnx import TensorProto, helper
 from sbonnx.graph import load, save
 from sbonnx.graph.edit import Names, add_constant
 from sbonnx.graph.query import constant, tensors_by_name
-from sbonnx.graph.storage.weights import SPILL_BYTES, array_chunks, spill
+from sbonnx.graph.storage.weights import SPILL_BYTES, ScratchFiles, array_chunks, release_pages, spill
 from tests.support.models import run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -104,7 +105,7 @@ def test_an_all_in_one_file_is_mapped_not_held(tmp_path: Path) -> None:
     for node in graph.nodes[:2]:
         node.inputs[1] = add_constant(graph, "large", np.ones(1 << 26, np.float32), names)
     middle = tmp_path / "middle.onnx"
-    save(graph, middle)
+    save(graph, middle, external_over=1 << 30)
     assert middle.stat().st_size > 1 << 29
     script = ROUND_TRIP.replace('"h3"', '"h2"').replace(".values.sum()", ".values[:10].sum()")
     command = [sys.executable, "-c", script, str(middle), str(tmp_path / "again.onnx")]
@@ -148,3 +149,29 @@ def test_spilled_values_are_the_same_values() -> None:
         assert back.dtype == values.dtype
         np.testing.assert_array_equal(back, values)
         assert b"".join(array_chunks(back)) == b"".join(array_chunks(values))
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").is_file(), reason="resident pages are read from /proc")
+def test_pages_of_every_scratch_file_are_released() -> None:
+    """Arrays keep the map of their scratch file, also when later arrays are placed in another one."""
+    files = ScratchFiles(1 << 20)
+    arrays = [files.place(np.full(1 << 18, number, np.float32)).load() for number in range(3)]
+
+    def resident() -> int:
+        """Resident kilobytes of the arrays' maps."""
+        starts = [array.__array_interface__["data"][0] for array in arrays]
+        found, inside = 0, False
+        for line in Path("/proc/self/smaps").read_text().splitlines():
+            first, _, rest = line.partition(" ")
+            if re.fullmatch("[0-9a-f]+-[0-9a-f]+", first):
+                begin, end = (int(edge, 16) for edge in first.split("-"))
+                inside = any(begin <= start < end for start in starts)
+            elif inside and first == "Rss:":
+                found += int(rest.split()[0])
+        return found
+
+    assert [float(array.sum()) for array in arrays] == [0.0, float(1 << 18), float(2 << 18)]
+    assert resident() >= 3 * 1024
+    release_pages()
+    assert resident() == 0
+    assert [float(array[-1]) for array in arrays] == [0.0, 1.0, 2.0]

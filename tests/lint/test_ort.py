@@ -141,17 +141,21 @@ def sigmoid(top: float) -> onnx.ModelProto:
     return after("Sigmoid", scale=top / 256)
 
 
-def in_blocks(level: int) -> onnx.ModelProto:
-    """A product of a weight of 8 bits in blocks, at an accuracy level."""
-    sizes: dict[str, Any] = {"K": 32, "N": 4, "bits": 8, "block_size": 32, "accuracy_level": level}
-    codes = np.full((4, 1, 32), 130, np.uint8)
-    node = onnx.helper.make_node("MatMulNBits", ["x", "b", "s"], ["y"], "product", domain="com.microsoft", **sizes)
+def in_blocks(level: int, bits: int = 8, block: int = 32, zero: Any = None) -> onnx.ModelProto:
+    """A product of a weight in blocks at an accuracy level, with zero points of the type `zero`."""
+    sizes: dict[str, Any] = {"K": block, "N": 4, "bits": bits, "block_size": block, "accuracy_level": level}
+    stored: dict[str, Any] = {
+        "b": np.full((4, 1, block * bits // 8), 130, np.uint8),
+        "s": np.full((4, 1), 0.01, np.float32),
+    }
+    if zero is not None:
+        stored["z"] = np.full((4, 1), 8, zero)
+    node = onnx.helper.make_node("MatMulNBits", ["x", *stored], ["y"], "product", domain="com.microsoft", **sizes)
     values = [
         onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["N", size])
-        for name, size in (("x", 32), ("y", 4))
+        for name, size in (("x", block), ("y", 4))
     ]
-    scales = np.full((4, 1), 0.01, np.float32)
-    constants = [onnx.numpy_helper.from_array(codes, "b"), onnx.numpy_helper.from_array(scales, "s")]
+    constants = [onnx.numpy_helper.from_array(array, name) for name, array in stored.items()]
     graph = onnx.helper.make_graph([node], "g", values[:1], values[1:], constants)
     imports = [onnx.helper.make_opsetid("", 21), onnx.helper.make_opsetid("com.microsoft", 1)]
     return onnx.helper.make_model(graph, opset_imports=imports, ir_version=10)
@@ -230,6 +234,33 @@ def test_findings_name_their_place() -> None:
     assert one.severity == "warning"
     assert "float" in one.why
     assert "pair" in one.mend
+
+
+@pytest.mark.parametrize(
+    ("bits", "block", "level", "zero", "factor"),
+    [
+        *((8, 32, level, None, "20 to 45") for level in (0, 1, 2, 3)),
+        (8, 128, 0, None, "20 to 45"),
+        (2, 64, 0, None, "28 to 42"),
+        (2, 16, 4, None, "28 to 42"),
+        (2, 256, 4, None, "28 to 42"),
+        (4, 32, 4, np.float32, "21"),
+        *((4, block, level, None, "") for block in (32, 128) for level in (0, 1, 4)),
+        *((8, block, 4, np.uint8, "") for block in (32, 128)),
+        *((2, block, 4, None, "") for block in (32, 64, 128)),
+    ],
+)
+def test_slow_kernels_are_named_with_their_factor(bits: int, block: int, level: int, zero: Any, factor: str) -> None:
+    """The table of measured kernels: lint names each slow combination, and no other."""
+    whys = [one.why for one in found(in_blocks(level, bits, block, zero)) if one.rule == "O34"]
+    assert len(whys) == bool(factor)
+    assert all(f"{factor} times the time of the float MatMul" in why for why in whys)
+
+
+@pytest.mark.parametrize(("bits", "block"), [(3, 32), (4, 512)])
+def test_blocks_that_onnxruntime_does_not_load_are_refused(bits: int, block: int) -> None:
+    (one,) = [each for each in found(in_blocks(4, bits, block)) if each.rule == "O31"]
+    assert one.severity == "error"
 
 
 # --- rules that depend on the machine ---------------------------------------------------------------------------------

@@ -41,6 +41,11 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+def slow_kernels(folder: Path) -> list[str]:
+    """Slow products that lint names in a written file."""
+    return [one.why for one in lint(folder / "model.onnx", "onnxruntime") if one.rule == "O34"]
+
+
 def test_a_folder_for_the_same_program(folder: Path, tmp_path: Path) -> None:
     before, output = contents(folder), tmp_path / "q"
     report = llm.quantize(folder, token_windows(), output=output, overrides=SMALL, latency=False)
@@ -53,6 +58,7 @@ def test_a_folder_for_the_same_program(folder: Path, tmp_path: Path) -> None:
     assert all(after[name] == before[name] for name in before if name != "model.onnx")
     assert (output / "notes.bin").stat().st_nlink == 2
     assert (output / "config.json").stat().st_nlink == 1
+    assert not slow_kernels(output)
     figures = report.metrics["llm"]
     assert figures["windows"] == 2
     assert 0 < figures["kl"] < 0.2
@@ -115,6 +121,7 @@ def test_average_bits_give_each_layer_its_width(folder: Path, tmp_path: Path) ->
     sizes = [weight.rows * weight.columns for weight in every]
     average = sum(weight.bits * size for weight, size in zip(every, sizes, strict=True)) / sum(sizes)
     assert 4.0 < average <= 4.8
+    assert all("blocks of 16" in why for why in slow_kernels(output))
     assert report.search["mixed"]["unit"] == "bits"
 
 
@@ -365,7 +372,26 @@ def test_export_forms(tmp_path: Path, name: str, ties: str, largest: float) -> N
     assert after < largest * before
     decoder = read_decoder(tmp_path / "q")
     assert decoder.ties == ties
+    assert not slow_kernels(tmp_path / "q")
     assert {weight.bits for block in decoder.structure.blocks for weight in block.weights} == {4}
     if figures["genai"] is not None and figures["genai"]["installed"]:
         row = read_windows(decoder, ids).held_out[0]
         assert list(figures["genai"]["tokens"]) == DecoderSession(decoder, threads=1).greedy(row[:16], 16)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not STRUCTURES.is_dir(), reason=f"no models in {STRUCTURES}")
+def test_a_tied_decoder_beside_the_shared_embeddings_of_the_builder(tmp_path: Path) -> None:
+    """The builder of onnxruntime-genai has 4 bits in blocks of 32, symmetric. Ours is smaller and nearer to float."""
+    source, random = STRUCTURES / "genai_qwen3_tied_fp32", np.random.default_rng(0)
+    ids, held_out = random.integers(3, 319, (24, 64)), random.integers(3, 319, (12, 64))
+    overrides = ["MIN_WEIGHT_SIZE=0", "EMBEDDING_BITS=4"]
+    llm.quantize(source, ids, output=tmp_path / "q", block_size=64, overrides=overrides, latency=False)
+    folders = (tmp_path / "q", STRUCTURES / "genai_qwen3_int4_shared")
+    ours, theirs = (read_decoder(folder) for folder in folders)
+    assert ours.ties == theirs.ties == "shared"
+    assert ours.bytes < theirs.bytes
+    found = [llm.evaluate(folder, held_out, against=source, latency=False).kl for folder in folders]
+    assert found[0] is not None
+    assert found[1] is not None
+    assert found[0] < 0.85 * found[1]

@@ -15,8 +15,11 @@ from sbonnx.errors import OutputError, SbonnxError
 from sbonnx.graph.exporter import Skeleton
 from sbonnx.graph.storage.temporary import MARKER, temporary_folder
 
-EXTERNAL_BYTES: Final = 3 << 29
-"""If the weights have more than 1.5 GiB, they are written to a separate file: protobuf's limit is 2 GiB in all."""
+EXTERNAL_BYTES: Final = 1 << 28
+"""If the weights have more than 256 MiB, they are written to a separate file, which checkers and runtimes map.
+
+They hold up to five copies of a model file in memory, and protobuf limits it to 2 GiB.
+"""
 
 ALIGNMENT: Final = 4096
 """Each tensor of a data file starts at a page boundary, so that runtimes can map it."""

@@ -94,7 +94,8 @@ def _state(status: os.stat_result) -> FileState:
     return FileState((status.st_dev, status.st_ino), status.st_size, status.st_mtime_ns)
 
 
-_MAPPED: Final[weakref.WeakSet[WeightBytes]] = weakref.WeakSet()
+_MAPPED: Final[weakref.WeakSet[mmap.mmap]] = weakref.WeakSet()
+"""Maps in use: arrays keep the map, and not the `WeightBytes` that they were loaded from."""
 
 
 class WeightBytes:
@@ -109,7 +110,7 @@ class WeightBytes:
         self.path = path
         self.state = state
         if isinstance(buffer, mmap.mmap):
-            _MAPPED.add(self)
+            _MAPPED.add(buffer)
 
     @classmethod
     def map(cls, path: Path) -> WeightBytes:
@@ -196,8 +197,8 @@ def _release_pages(buffer: mmap.mmap | bytes, first: int = 0, last: int | None =
 
 def release_pages() -> None:
     """Release the pages of all maps that were read: they do not count as memory of the process until read again."""
-    for source in list(_MAPPED):
-        _release_pages(source.buffer)
+    for buffer in list(_MAPPED):
+        _release_pages(buffer)
 
 
 def array_chunks(values: Array) -> Iterator[bytes | memoryview]:

@@ -1,0 +1,34 @@
+"""onnx_quantize on one decoder, weights only: `python -m benchmarks.lowbit_peers.onnx_quantize_groups JOB`.
+
+JOB is JSON with model, output, bits (4 or 8), block and method: asymmetric or symmetric, with the switch "mse". Its
+GPTQ is not run: it has one scale for an output, not one for a block, and feeds the first input of the model alone.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.lowbit_peers import measured
+
+
+def quantize(job: measured.Job, samples: measured.Feeds) -> None:
+    """Quantize all MatMul and Gemm of the float file, and save it with external data."""
+    import onnx
+    import onnx_quantize
+
+    kind, *switches = job["method"].split()
+    configuration = onnx_quantize.QConfig(
+        is_static=False,
+        weights_only=True,
+        weights_dtype=onnx_quantize.QuantType.from_string(f"uint{job['bits']}"),
+        weights_symmetric=kind == "symmetric",
+        group_size=job["block"],
+        mse="mse" in switches,
+    )
+    model = onnx_quantize.quantize(onnx.load(job["model"]), configuration)
+    output = Path(job["output"])
+    onnx.save(model, output, save_as_external_data=True, location=f"{output.name}.data")
+
+
+if __name__ == "__main__":
+    raise SystemExit(measured.main(quantize, "onnx_quantize"))
