@@ -89,6 +89,7 @@ class ComparisonFigures(TypedDict):
         evaluation: a metric of both models on labelled data; null if none was asked for.
         latency_ratio: median latency of the file divided by that of float; null if not measured.
         size_ratio: size of the file divided by that of float; null if there is no file.
+        runtime: backend whose runtime gave the outputs, latencies and kernels.
         llm: evaluation of a decoder (llm quantize).
     """
 
@@ -112,6 +113,7 @@ class ComparisonFigures(TypedDict):
     evaluation: Evaluation | None
     latency_ratio: float | None
     size_ratio: float | None
+    runtime: str
     llm: NotRequired[LlmEvaluateOutput]
 
 
@@ -382,6 +384,7 @@ class QuantizeOutput(TypedDict):
         advice: the next change to try; empty without one.
         pruning: report of pruning; empty without.
         engine_command: command line of trtexec; "" for other runtimes.
+        details: graph, losses by cause and histograms, for pages; empty if not asked for. Its form may change.
     """
 
     ok: bool
@@ -402,6 +405,7 @@ class QuantizeOutput(TypedDict):
     advice: AdviceFields | Nothing
     pruning: PruneOutput | Nothing
     engine_command: str
+    details: dict[str, Any]
 
 
 class DimensionRow(TypedDict):
