@@ -8,23 +8,51 @@ from __future__ import annotations
 
 import posixpath
 import re
+from pathlib import Path
 from typing import Any, Final
 
 LINK: Final = re.compile(r"(?<!!)\[(?P<text>[^\]]+)\]\((?P<target>[^)\s#]+)(?P<anchor>#[^)\s]*)?\)")
 
-PAGES: Final = {
+ROOT: Final = Path(__file__).resolve().parents[2]
+
+COPIED: Final = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
-    "README.md": "index.md",
+    "examples/README.md": "examples/index.md",
+    **{
+        path.relative_to(ROOT).as_posix(): f"examples/{path.parent.name}.md"
+        for path in sorted((ROOT / "examples").glob("*/README.md"))
+    },
 }
-"""Files of the repository's root that are pages of the site."""
+"""Page of each file outside `docs/` that is copied to the site."""
+
+PAGES: Final = {**COPIED, "README.md": "index.md"}
+"""Page that a link to a file outside `docs/` leads to."""
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
     """Rewrite the links of a page; called by MkDocs."""
     folder = posixpath.dirname(page.file.src_uri)
     return LINK.sub(lambda match: rewritten(match, folder, config.repo_url or ""), markdown)
+
+
+def copied(markdown: str, source: str) -> str:
+    """Return the text of a file outside `docs/` with links relative to its page.
+
+    Args:
+        markdown: the text.
+        source: path of the file, a key of `COPIED`.
+    """
+    folder = posixpath.join("docs", posixpath.dirname(COPIED[source]))
+
+    def moved(match: re.Match[str]) -> str:
+        target = match["target"]
+        if "://" not in target:
+            target = posixpath.relpath(posixpath.join(posixpath.dirname(source), target), folder)
+        return f"[{match['text']}]({target}{match['anchor'] or ''})"
+
+    return LINK.sub(moved, markdown)
 
 
 def rewritten(match: re.Match[str], folder: str, repository: str) -> str:

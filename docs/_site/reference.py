@@ -12,13 +12,13 @@ import json
 import re
 import textwrap
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, Final
 
 import mkdocs_gen_files
 import onnx
 import typer
 
+from docs._site.links import COPIED, ROOT, copied
 from sbonnx import cli
 from sbonnx.cli.app import build
 from sbonnx.cli.examples import EXAMPLES
@@ -29,7 +29,6 @@ from tests.lint.seeded import ASIDE, CASES
 from tests.lint.test_openvino import SEEDED as SEEDED_OPENVINO
 from tests.lint.test_ort import SEEDED
 
-ROOT: Final = Path(__file__).resolve().parents[2]
 MARKUP: Final = re.compile(r"\[/?(?:bold|dim|italic|cyan|yellow)[^\]]*\]")
 
 
@@ -155,21 +154,16 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
     "reference/lint_rules.md": lint_rules,
     "reference/json_output.md": json_output,
 }
-OUTSIDE: Final = re.compile(r"\]\((?!https?:|#|docs/)([^)]+)\)")
-"""Links of the repository's root to files outside `docs/`, which are relative to `docs/` on a page of the site."""
-
-COPIED: Final = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md", "security.md": "SECURITY.md"}
 
 
 def main() -> None:
-    """Append the generated parts to their pages, and add the pages of the repository's root."""
+    """Append the generated parts to their pages, and add the pages that are files outside `docs/`."""
     for page, make in PAGES.items():
         with mkdocs_gen_files.open(page, "a") as out:
             out.write(make())
-    for page, source in COPIED.items():
-        text = OUTSIDE.sub(r"](../\1)", (ROOT / source).read_text(encoding="utf-8"))
+    for source, page in COPIED.items():
         with mkdocs_gen_files.open(page, "w") as out:
-            out.write(re.sub(r"\]\(docs/", "](", text))
+            out.write(copied((ROOT / source).read_text(encoding="utf-8"), source))
 
 
 main()

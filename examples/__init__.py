@@ -1,0 +1,1 @@
+"""Runnable recipes by kind of model; examples/README.md is the index."""
