@@ -17,21 +17,16 @@ import sbonnx
 from sbonnx import cli
 from sbonnx.assets import digits
 from tests.e2e.test_readme import Block, blocks
+from tests.support import doc_pages
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-PAGES = [DOCS / "tutorial.md", *sorted((DOCS / "howto").glob("*.md")), *sorted((DOCS / "migration").glob("*.md"))]
+PAGES = sorted(path for path in DOCS.rglob("*.md") if path.parent.name not in ("decisions", "reference"))
+TOLD = {DOCS / "tutorial.md", *(DOCS / "howto").glob("*.md"), *(DOCS / "migration").glob("*.md")}
+"""Pages that tell the reader to copy the bundled files; the names of the others are those of the reader's files."""
+
 RUN = {"sh", "python"}
 WITH_BLOCKS = [path for path in PAGES if any(block.language in RUN for block in blocks(path))]
-
-
-@pytest.fixture
-def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty current folder with the bundled files in it."""
-    for path in (digits().model, digits().calib, digits().eval):
-        shutil.copy(path, tmp_path)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def commands(block: Block) -> list[list[str]]:
@@ -42,12 +37,19 @@ def commands(block: Block) -> list[list[str]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", WITH_BLOCKS, ids=lambda path: path.relative_to(DOCS).as_posix())
 def test_blocks_run_in_order(
-    page: Path, workplace: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    page: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Commands and programs of a page share a folder, as for a reader who follows it; `bash` blocks need own files."""
+    """Commands and programs of a page share a folder, as for a reader; `bash` and `py` blocks need the reader's own."""
+    monkeypatch.chdir(tmp_path)
     module = ModuleType("page")
     monkeypatch.setitem(sys.modules, "page", module)
     names = vars(module)
+    if page in TOLD:
+        for path in (digits().model, digits().calib, digits().eval):
+            shutil.copy(path, tmp_path)
+    else:
+        doc_pages.write_files(tmp_path, page.stem)
+        names.update(doc_pages.names())
     for block in blocks(page):
         if block.language == "python":
             exec(compile("\n" * block.line + block.text, str(page), "exec"), names)
