@@ -51,8 +51,10 @@ class Detector(nn.Module):
 
     def forward(self, input: Tensor, state: Tensor, sr: Tensor) -> tuple[Tensor, Tensor]:
         if bool(sr == 16000):
-            return self.wide(input, state)
-        return self.narrow(input, state)
+            result: tuple[Tensor, Tensor] = self.wide(input, state)
+        else:
+            result = self.narrow(input, state)
+        return result
 
 
 def loss(network: nn.Module, batch: Sequence[Tensor]) -> Tensor:
