@@ -36,6 +36,8 @@ DATA = (
     "html_report/batch.html.j2",
     "html_report/card.html.j2",
     "html_report/chart.html.j2",
+    "html_report/graph.html.j2",
+    "html_report/graph_page.html.j2",
     "html_report/network.html.j2",
     "html_report/page.css",
     "html_report/page.js",
