@@ -61,7 +61,9 @@ class SbonnxQuantization(Pass):
                 description="Calibration data as a path that sbonnx reads, instead of data_config.",
             ),
             "backend": PassConfigParam(
-                type_=str | None, default_value=None, description="Runtime: onnxruntime (default), tensorrt, virtual."
+                type_=str | None,
+                default_value=None,
+                description="Runtime: onnxruntime (default), openvino, tensorrt, virtual.",
             ),
             "recipe": PassConfigParam(
                 type_=dict[str, Any] | str | None,
