@@ -77,7 +77,7 @@ def test_requirements() -> None:
     assert ahead.startswith("met: ") and "than 1 of 1" in ahead
     share, ahead = acceptance({**held, (W4, OWN): record(0.004), (W4, f"{ORT} HQQ"): record(0.002)})
     assert share.startswith("**missed**") and "0.40" in share
-    assert ahead.startswith("**missed**") and "than 1 of 2" in ahead and "(HQQ)" in ahead
+    assert ahead.startswith("**missed**") and "than 1 of 2" in ahead and "(onnxruntime HQQ)" in ahead
     (_, larger) = acceptance({**held, (W4, OWN): record(0.003, mb=1.1)})
     assert larger.startswith("**missed**")
     two = acceptance(

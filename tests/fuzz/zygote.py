@@ -24,7 +24,7 @@ ADDRESS_SPACE: Final = 8 << 30
 """Bytes of address space of a child, so that a runaway case cannot exhaust the machine."""
 
 POLL: Final = 0.002
-SKIPPED: Final = ("torch", "distributed")
+SKIPPED: Final = ("torch", "distributed", "olive")
 PROOF: Final = "proof.json"
 """File in which a child reports whether the result computes the same as its model."""
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 from sbonnx.cli import options
 from sbonnx.cli.options import Arguments, CommandOption
 from sbonnx.errors import RecipeError
-from sbonnx.report.reasons import REASONS, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,6 +22,7 @@ HELP: Final = (
 
 def _subjects(typed: str) -> Iterable[str]:
     from sbonnx.recipe.loading import all_keys
+    from sbonnx.report.reasons import REASONS
 
     keys = (name.lower() if typed.islower() else name for name in all_keys())
     return (*_rules(), *_patterns(), *keys, *(reason.code for reason in REASONS))
@@ -92,6 +92,7 @@ def _general(subject: str) -> dict[str, Any]:
     from sbonnx.recipe.loading import all_keys
     from sbonnx.recipe.names import SHORT_FORMS
     from sbonnx.recipe.problem import suggestion
+    from sbonnx.report.reasons import reason_of
 
     rules, patterns = _rules(), _patterns()
     by_id = {name.lower(): rule for name, rule in rules.items()}
@@ -166,6 +167,8 @@ def _node(given: Arguments, model: Path, subject: str) -> dict[str, Any]:
 
 
 def _code(why: str) -> str:
+    from sbonnx.report.reasons import reason_of
+
     reason = reason_of(why)
     return "" if reason is None else f" ({reason.code})"
 
