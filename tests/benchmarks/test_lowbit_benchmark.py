@@ -183,6 +183,7 @@ def test_peers_that_learn_get_fewer_samples_of_large_nets_only() -> None:
     assert fewer_samples("squeezenet11", replace(learns, learns=False))[0] is None
 
 
+@pytest.mark.slow
 def test_a_child_quantizes_and_says_what_it_cost(small: Path) -> None:
     bench = _bench(small)
     line = bench.ours("small", "nearest", Way({"w_bit": 4, "rounding": "nearest"}))

@@ -51,6 +51,7 @@ COMMANDS = {
 ELSEWHERE = {"demo", "llm-inspect", "llm-evaluate", "llm-adapt"}
 
 
+@pytest.mark.slow
 def test_every_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     Path("jobs.yaml").write_text(JOBS)

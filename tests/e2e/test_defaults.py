@@ -107,6 +107,7 @@ REPEATED: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 def test_repeating_defaults_changes_no_byte(resnet: Files, tmp_path: Path) -> None:
     plain = digest(resnet, tmp_path / "q.onnx", bits="w4a8")
     found = {name: digest(resnet, tmp_path / "q.onnx", recipe, bits="w4a8") for name, recipe in REPEATED.items()}

@@ -75,6 +75,7 @@ def test_the_example_keeps_the_contracts(tmp_path: Path) -> None:
     assert "6 passed" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_backend_with_a_runtime_keeps_the_contract(tmp_path: Path) -> None:
     package = ROOT / "examples" / "plugin_backend"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(package / "tests")]

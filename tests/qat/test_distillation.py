@@ -140,6 +140,7 @@ def apart(module: torch.nn.Module, names: tuple[str, ...]) -> float:
         return float(torch.stack([relative_error(found[name], wanted[name]) for name in names]).mean())
 
 
+@pytest.mark.slow
 def test_training_brings_inner_tensors_nearer(tmp_path: Path) -> None:
     """With their loss more than without; a checkpoint of the one is refused by the other."""
     found, path, settings = {}, tmp_path / "run.pt", Settings(epochs=60, batch=32)
