@@ -7,6 +7,7 @@ float.
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import inf, prod
@@ -102,7 +103,7 @@ def channels(tensor: Tensor) -> int | None:
 
 
 @dataclass(frozen=True)
-class KernelCosts:
+class KernelCosts(ABC):
     """Table of kernel costs of one runtime.
 
     Attributes:
@@ -124,17 +125,17 @@ class KernelCosts:
         fit = self.fits.get((kernel, variant, kind))
         return 0.0 if fit is None else fit.ns(amounts)
 
+    @abstractmethod
     def of(self, node: Node) -> Price | None:
         """Return both costs of a node, or None for an op without measurements."""
-        raise NotImplementedError
 
+    @abstractmethod
     def quantize(self, tensor: Tensor, *, reorder: bool) -> float:
         """Compute the time of a QuantizeLinear after a float kernel; `reorder`: from blocks of channels."""
-        raise NotImplementedError
 
+    @abstractmethod
     def dequantize(self, tensor: Tensor, *, reorder: bool) -> float:
         """Compute the time of a DequantizeLinear before float kernels; `reorder`: into blocks of channels."""
-        raise NotImplementedError
 
     def writes_float(self, node: Node) -> bool:
         """Return whether the integer kernel of a node writes float in any case."""
