@@ -133,10 +133,11 @@ def objects(draw: st.DrawFn, part: Mapping[str, Any], root: Mapping[str, Any]) -
 
 @st.composite
 def documents(draw: st.DrawFn, schema: Mapping[str, Any], base: Mapping[str, Any]) -> bytes:
-    """A YAML file: from a schema over `base`, damaged, or strange from the start."""
+    """A YAML file: from a schema, over or under the sound `base`; damaged; or strange from the start."""
     kind = draw(st.sampled_from(("schema", "schema", "schema", "schema", "raw", "damaged")))
     if kind == "raw":
         return draw(st.sampled_from(RAW)).encode("utf-8")
-    value = {**base, **draw(objects(schema, schema))}
+    drawn = draw(objects(schema, schema))
+    value = {**base, **drawn} if draw(st.booleans()) else {**drawn, **base}
     content = yaml.safe_dump(value, allow_unicode=draw(st.booleans()), sort_keys=False).encode("utf-8", "replace")
     return draw(damaged(content)) if kind == "damaged" else content
