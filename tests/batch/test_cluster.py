@@ -38,7 +38,7 @@ from tests.batch.test_remote import Server
 from tests.calib.cache.caching import complete
 
 
-@pytest.mark.parametrize("shards", [1, 2, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("shards", [2, pytest.param(5, marks=pytest.mark.slow)])
 def test_same_bytes_as_the_local_engine(shards: int, both: Cluster, alone: Path, tmp_path: Path) -> None:
     """One calibration on one worker or cut into shards: files and statistics are those of the local engine, and every
     sample went through the float model once.

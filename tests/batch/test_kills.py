@@ -172,7 +172,7 @@ def test_small_steps(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_small_steps_for_longer(seed: int, tmp_path: Path) -> None:
     killer = Killer([sys.executable, "-c", SMALL, str(tmp_path)], random.Random(seed))
-    killer.torment(25, (0.0, 0.15))
+    killer.torment(16, (0.0, 0.15))
     killer.complete()
     check_small(tmp_path)
 

@@ -6,18 +6,18 @@ import pytest
 
 from benchmarks.corpus import FOLDERS, survey
 
-LEAST = {"light": 3, "pytorch-converted": 6, "node": 33}
+LEAST = {"light": 1, "pytorch-converted": 8, "node": 30}
 """Cases that must come out quantized for the virtual backend: so that refusing everything does not pass."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("backend", "first"), [("onnxruntime", 0), ("tensorrt", 1), ("virtual", 2)])
+@pytest.mark.parametrize(("backend", "first"), [("onnxruntime", 0), ("tensorrt", 2), ("virtual", 4)])
 def test_no_model_of_the_onnx_package_crashes(backend: str, first: int) -> None:
-    """Each model for one backend. ``python -m benchmarks.corpus`` runs each for all."""
-    outcomes = survey(FOLDERS, backend, first, 3)
+    """Each sixth model for a backend. ``python -m benchmarks.corpus`` runs each for all."""
+    outcomes = survey(FOLDERS, backend, first, 6)
     crashed = [f"{outcome.folder}/{outcome.case}: {outcome.why}" for outcome in outcomes if outcome.kind == "crashed"]
     assert not crashed, "\n".join(crashed)
-    assert len(outcomes) > 1900 / 3
+    assert len(outcomes) > 1900 / 6
     if backend == "virtual":
         for folder, least in LEAST.items():
             assert sum(o.kind == "quantized" for o in outcomes if o.folder == folder) >= least, folder

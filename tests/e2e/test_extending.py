@@ -48,6 +48,7 @@ def extended(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setitem(table, name, row)
 
 
+@pytest.mark.slow
 def test_the_contract_suites_hold() -> None:
     """Every contract test of the new rows, in a new process whose tables have them."""
     names = f"({extension.OBSERVER} or {extension.ROUNDING} or {extension.PATTERN}) and not document"

@@ -101,11 +101,11 @@ def test_a_limit_takes_the_first_samples(zoo_model: onnx.ModelProto) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "count"), [("digits", 32), ("cifar_resnet20", 8), ("mobilenetv2_tin200", 4)])
+@pytest.mark.parametrize(("name", "count"), [("digits", 32), ("cifar_resnet20", 8)])
 def test_real_models(name: str, count: int, pack: Path, tmp_path: Path) -> None:
-    """Three orders and three seeds, 1, 2 and 4 threads; one is depthwise.
+    """Three orders and three seeds, 1, 2 and 4 threads.
 
-    The bundled model at all widths, with and without the compiled loops; the others, whose sums take numpy minutes, at
+    The bundled model at all widths, with and without the compiled loops; the other, whose sums take numpy minutes, at
     4 bits and with the loops alone.
     """
     widths = WIDTHS if name == "digits" else ("w4a8",)

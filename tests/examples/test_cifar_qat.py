@@ -32,6 +32,7 @@ def scores(path: Path, images: np.ndarray) -> np.ndarray:
     return np.asarray(session.run(None, {"input": images})[0])
 
 
+@pytest.mark.slow
 def test_one_epoch(example: ModuleType, pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What it writes agrees with the float network on images that it was not given."""
     model, images = pack / "models" / "cifar_resnet20.onnx", pack / "data" / "cifar_calib.npz"

@@ -13,6 +13,7 @@ from sbonnx.assets import digits
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "prune" / "prune_and_quantize.py"
 
 
+@pytest.mark.slow
 def test_half_of_the_multiplications(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec = importlib.util.spec_from_file_location("prune_and_quantize", SCRIPT)
     assert spec is not None and spec.loader is not None

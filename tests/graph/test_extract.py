@@ -180,6 +180,7 @@ def test_a_piece_of_a_loop_body() -> None:
         extract(graph, ["bias"], ["next"], scope="Loop_0/body")
 
 
+@pytest.mark.slow
 def test_ten_thousand_pieces_of_ten_thousand_nodes() -> None:
     """Each piece costs what it holds, not what the graph holds."""
     graph = load(long_chain(10_000))

@@ -58,6 +58,7 @@ PAGES: dict[str, Callable[[], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dark", "width"), [(False, 1280), (True, 420)])
 @pytest.mark.parametrize("name", PAGES)
 def test_no_serious_violation(name: str, dark: bool, width: int, axe: str, chromium: Browser, tmp_path: Path) -> None:

@@ -129,6 +129,7 @@ def check(path_or_model: Path | onnx.ModelProto, feeds: Feeds | None, patterns: 
     return "equal"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", DIVERSE)
 def test_models_of_the_backend_tests(folder: str) -> None:
     outcomes: Counter[str] = Counter()

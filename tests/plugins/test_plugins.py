@@ -68,6 +68,7 @@ def sbonnx(environment: dict[str, str], *arguments: str) -> subprocess.Completed
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_the_example_keeps_the_contracts(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(EXAMPLE / "tests")]
     done = subprocess.run(command, env=example(tmp_path), capture_output=True, text=True, check=False, cwd=tmp_path)

@@ -91,6 +91,7 @@ def prove(name: str, pack: Path, folder: Path, count: int, **wishes: Any) -> Non
         assert not [one for one in lint(target, f"tensorrt@{version}") if one.severity == "error"]
 
 
+@pytest.mark.slow
 def test_a_convolutional_net(pack: Path, tmp_path: Path) -> None:
     prove("cifar_resnet20", pack, tmp_path, 8)
 

@@ -317,6 +317,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in KiB on Linux")
 def test_memory_does_not_grow_with_the_data() -> None:
     """50 times the data: 5 MiB of feeds, 12 MiB of each activation in each stream, that must not stay."""

@@ -83,6 +83,7 @@ def alone(folder: Path, case: str) -> tuple[dict[str, Any], Any]:
     return worker.steps(module, x, target), module.eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_both_processes_have_the_same_gradients_and_parameters(trained: Path, case: str) -> None:
     (gradients, state), (other_gradients, other_state) = (torch.load(trained / f"{case}_{rank}.pt") for rank in (0, 1))

@@ -152,6 +152,7 @@ calibrate(graph, plan_linear(graph, observer=ObserverChoice("mse")), Slow(), cac
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("granularity", ["auto"])
 def test_killed_and_resumed(graph: Graph, tmp_path: Path, granularity: Any) -> None:
     cache, temporary = tmp_path / "cache", tmp_path / "tmp"
