@@ -307,5 +307,6 @@ def test_terminals_show_a_bar_by_default(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("name", ["prepare", "train"])
 def test_training_shows_a_bar_by_default(name: str) -> None:
+    pytest.importorskip("torch")
     qat = pytest.importorskip("sbonnx.qat", exc_type=ImportError)
     assert getattr(qat, name).__wrapped__.__name__ == name

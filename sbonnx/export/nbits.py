@@ -295,4 +295,6 @@ def _table(node: Node) -> tuple[EmbeddingTable, Codes] | str | None:
     length = codes.shape[table.row_axis]
     if length % count:
         return f"its rows have {length} values, and {count} codes share a byte"
+    if odd is None and count == 2 and length // codes.block % count:
+        return f"its rows have {length // codes.block} blocks: onnxruntime before 1.27 misreads their zero points"
     return odd or (table, codes)

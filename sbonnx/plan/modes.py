@@ -174,9 +174,14 @@ class ModePlacer(SiteBuilder):
         return nbits_kernels.default_block(settings.bits, block) if fast and block is not None else block
 
     def _table_block(self, settings: TensorSettings, length: int) -> int | None:
-        """Return the largest block size, up to that of the settings, that divides a row of a table; None: none does."""
+        """Return the largest block size, up to that of the settings, that divides a row of a table; None: none does.
+
+        Zero points of 4 bits must fill the bytes of a row: before 1.27, onnxruntime's GatherBlockQuantized reads those
+        of a row with an odd number of blocks from a wrong byte.
+        """
         block = self._block(settings)
-        while block is not None and block >= MIN_BLOCK and length % block:
+        paired = self.backend.block_products and settings.bits <= 4
+        while block is not None and block >= MIN_BLOCK and length % (2 * block if paired else block):
             block //= 2
         return block if block is None or block >= MIN_BLOCK else None
 
@@ -207,7 +212,8 @@ class ModePlacer(SiteBuilder):
         elif size is not None:
             spec = replace(spec, axis=table.row_axis, block_size=size)
         elif self.backend.block_products:
-            self._refuse(node, f"rows of {length} values divide into no blocks of {MIN_BLOCK} or more")
+            even = "an even number of " if settings.bits <= 4 else ""
+            self._refuse(node, f"rows of {length} values do not divide into {even}blocks of {MIN_BLOCK} or more")
             return
         why = "rows of an embedding: weights alone are rounded"
         self._add(place, Reader(table.reader.name, 0), table.matrix, spec, settings, why)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
@@ -158,7 +159,13 @@ def test_messages_of_memory_errors(error: Exception, line: str) -> None:
     assert line_of(error).startswith(line)
 
 
-@pytest.mark.parametrize("megabytes", [120, 200])
+OLD_NUMPY = pytest.mark.skipif(
+    tuple(map(int, np.__version__.split(".")[:2])) < (2, 1),
+    reason="the OpenBLAS of numpy 2.0 waits at the exit for a thread that has no memory",
+)
+
+
+@pytest.mark.parametrize("megabytes", [pytest.param(120, marks=OLD_NUMPY), 200])
 def test_little_memory(megabytes: int, place: Path) -> None:
     """One line, whatever fails first: threads, libraries or arrays. Native code may end the process."""
     done = sbonnx("quantize", "m.onnx", "--data", "d.npz", "-o", "out/q.onnx", RLIMIT_AS=megabytes << 20)

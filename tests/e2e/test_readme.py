@@ -17,7 +17,7 @@ import pytest
 from sbonnx.assets import digits
 
 ROOT = Path(__file__).resolve().parents[2]
-SKIPPED_FOLDERS = {".venv", ".peers", ".git", "build", "dist", "node_modules"}
+SKIPPED_FOLDERS = {"build", "dist", "node_modules"}
 CONSOLE = "import sys; from sbonnx.cli import main; sys.exit(main())"
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -34,9 +34,13 @@ class Block:
 
 
 def documents() -> list[Path]:
-    """Every Markdown file of the repository."""
-    found = (path for path in ROOT.rglob("*.md") if not SKIPPED_FOLDERS & set(path.relative_to(ROOT).parts))
-    return sorted(path for path in found if path.resolve() == path)
+    """Every Markdown file of the repository, but those of hidden folders."""
+
+    def is_ours(path: Path) -> bool:
+        folders = path.relative_to(ROOT).parts[:-1]
+        return not SKIPPED_FOLDERS & set(folders) and not any(name.startswith(".") for name in folders)
+
+    return sorted(path for path in ROOT.rglob("*.md") if path.resolve() == path and is_ours(path))
 
 
 def blocks(path: Path) -> Iterator[Block]:

@@ -257,9 +257,8 @@ def test_slow_kernels_are_named_with_their_factor(bits: int, block: int, level: 
     assert all(f"{factor} times the time of the float MatMul" in why for why in whys)
 
 
-@pytest.mark.parametrize(("bits", "block"), [(3, 32), (4, 512)])
-def test_blocks_that_onnxruntime_does_not_load_are_refused(bits: int, block: int) -> None:
-    (one,) = [each for each in found(in_blocks(4, bits, block)) if each.rule == "O31"]
+def test_blocks_that_onnxruntime_does_not_load_are_refused() -> None:
+    (one,) = [each for each in found(in_blocks(4, 3, 32)) if each.rule == "O31"]
     assert one.severity == "error"
 
 

@@ -16,8 +16,9 @@ from sbonnx.errors import DataError, DeviceError, ModelError, NumericError, Reci
 from sbonnx.llm.decoding import DecoderSession
 from sbonnx.llm.evaluate import evaluate_windows
 from sbonnx.llm.generation import generate_with_genai
-from sbonnx.llm.kv_cache import cache_bounds, quantize_caches, read_attention
+from sbonnx.llm.kv_cache import OLDEST_KERNEL, cache_bounds, quantize_caches, read_attention
 from sbonnx.llm.layout import Decoder, read_decoder
+from sbonnx.runtime import version
 from sbonnx.spec import Array
 from tests.conftest import PACK
 from tests.llm.grouped_decoder import (
@@ -31,6 +32,8 @@ from tests.llm.grouped_decoder import (
     write_grouped_folder,
 )
 from tests.llm.tiny_decoder import decoder_model, token_windows, write_folder
+
+pytestmark = pytest.mark.skipif(version() < OLDEST_KERNEL, reason="onnxruntime has no kernel for quantized caches")
 
 CLASSICS, STRUCTURES = PACK / "classics_llama", PACK / "llm_structures"
 SMALL = ["MIN_WEIGHT_SIZE=0", "CALIBRATION.THREADS=1", "EFFORT=fast", "W.ROUNDING.TYPE=nearest"]

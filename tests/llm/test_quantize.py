@@ -15,6 +15,7 @@ import pytest
 from onnx import numpy_helper
 
 from sbonnx import llm
+from sbonnx.backends.onnxruntime.backend import has_two_bits
 from sbonnx.cli import main
 from sbonnx.errors import OutputError, RecipeError
 from sbonnx.graph.storage.temporary import sweep
@@ -105,6 +106,7 @@ def test_texts_round_better_than_none(folder: Path, tmp_path: Path) -> None:
     assert report.metrics["llm"]["kl"] < plain.kl
 
 
+@pytest.mark.skipif(not has_two_bits(), reason="onnxruntime has no kernel for 2 bits")
 def test_average_bits_give_each_layer_its_width(folder: Path, tmp_path: Path) -> None:
     """Widths that the file holds, within the budget; embedding and head, 8 bits, count."""
     overrides = [*SMALL, "W.ROUNDING.TYPE=nearest", "MIXED.FEEDS=4"]

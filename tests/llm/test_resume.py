@@ -16,8 +16,10 @@ import pytest
 from sbonnx import llm, quantize
 from sbonnx.calib.cache.sketch_database import DATABASE, get_rows, reading
 from sbonnx.errors import DataError
+from sbonnx.llm.kv_cache import OLDEST_KERNEL
 from sbonnx.llm.layout import read_decoder
 from sbonnx.reconstruct.layer_fit import LayerFitter
+from sbonnx.runtime import version
 from tests.conftest import PACK
 from tests.llm.grouped_decoder import grouped_model, write_grouped_folder
 from tests.llm.tiny_decoder import decoder_model, token_windows, write_folder
@@ -146,6 +148,7 @@ def test_biases_and_measured_ranges(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (tmp_path / "q.onnx").read_bytes() == (tmp_path / "whole.onnx").read_bytes()
 
 
+@pytest.mark.skipif(version() < OLDEST_KERNEL, reason="onnxruntime has no kernel for quantized caches")
 def test_widths_and_quantized_caches_after_an_interrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`average_bits` with `kv_bits`: widths of layers, 8-bit caches, and the same bytes."""
     folder, cache = write_grouped_folder(tmp_path / "m", grouped_model(1)), {"CALIBRATION.CACHE": str(tmp_path / "c")}

@@ -89,6 +89,9 @@ class _Generator(GenerateJsonSchema):
             return bool(field.get("required", total))
         return True  # fields of a frozen value are always written
 
+    def dict_schema(self, schema: Any) -> dict[str, Any]:
+        return {"additionalProperties": True, **super().dict_schema(schema)}  # pydantic before 2.11 leaves it out
+
     def typed_dict_schema(self, schema: Any) -> dict[str, Any]:
         return _described(super().typed_dict_schema(schema), schema["cls"])
 
