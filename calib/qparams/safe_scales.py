@@ -38,6 +38,9 @@ CODE_ERROR: Final = 256
 FINE: Final = 2.0**23
 """Quantized bias of a channel without weights, whose scale is free: the resolution of float32."""
 
+BYTE_BITS: Final = 8
+"""Widest activations whose products are summed in int32."""
+
 COARSER: Final = 2.0
 """Maximum factor for raising a scale shared by channels or ops for the bias of one: the others lose precision."""
 
@@ -143,7 +146,8 @@ def with_headroom(
         s_w >= (r sum|w| + |b| / s_x) / (2^31 - 1 - 2^10 - 256 K)
 
     with r the largest distance of a quantized activation from its zero point and K the number of values summed: then no
-    sum of products with its bias overflows int32. The scale of a channel is raised only if its bias is about 2^16 times
+    sum of products with its bias overflows int32. Activations of more than 8 bits have no kernels with int32 sums: only
+    the bias counts. The scale of a channel is raised only if its bias is about 2^16 times
     what its weights can add to it, so the precision that its weights lose is below the float32 resolution of the bias
     times K. A channel without weights has a scale for its bias alone. One scale for all channels, and the scales of a
     weight that several ops read, are raised by `COARSER` at most; if that is not enough the weight stays float. (A
@@ -187,6 +191,8 @@ def _needed(weight: Array, bias: Array, data: QParams, made: QParams) -> Array:
     """Compute the smallest scale of each channel, float32 of the shape of the weight's scale; see `with_headroom`."""
     zero = data.zero_point.astype(np.int64)
     reach = float(np.max(np.maximum(data.spec.qmax - zero, zero - data.spec.qmin)))
+    if data.spec.bits > BYTE_BITS:
+        reach = 0.0
     size = np.abs(np.asarray(weight, np.float64))
     axis = made.spec.axis
     summed = size.size // (bias.size if axis is None else weight.shape[axis])

@@ -8,6 +8,7 @@ from sbonnx import plugins
 from sbonnx.backends.base import Backend, Rule
 from sbonnx.backends.onnxruntime.backend import ONNXRUNTIME
 from sbonnx.backends.openvino.backend import OPENVINO
+from sbonnx.backends.qnn.backend import QNN
 from sbonnx.backends.runtime_types import Entry, ExecutedLayer, Runtime, RuntimeSession
 from sbonnx.backends.tensorrt.backend import TENSORRT, of_version
 from sbonnx.backends.virtual import VIRTUAL
@@ -21,6 +22,7 @@ BACKENDS: Final[Registry[Backend]] = Registry(
         "onnxruntime": ONNXRUNTIME,
         "tensorrt": TENSORRT,
         "openvino": OPENVINO,
+        "qnn": QNN,
     },
 )
 """Every backend by its recipe name, those of installed packages included."""

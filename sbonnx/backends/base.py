@@ -25,6 +25,11 @@ def any_type(node: Node, spec: QuantSpec) -> str | None:
     return None
 
 
+def any_range(node: Node, spec: QuantSpec) -> tuple[float, float] | None:
+    """Return None: no output has a prescribed range (default of `Backend.output_range`)."""
+    return None
+
+
 def any_zero_point(node: Node, index: int) -> bool:
     """Return False: no input needs the zero point 0 (default of `Backend.centred`)."""
     return False
@@ -63,7 +68,7 @@ WIDE: Final = 2
 """Blocks of channels above which the smaller one is not needed: fewer leave a choice of one or two numbers."""
 
 
-Inputs = Literal["all", "first", "skip", "none"]
+Inputs = Literal["all", "first", "skip", "none", "unit"]
 When = Literal[
     "always", "input_written", "between_linear", "inputs_integer", "output_read_quantized", "not_after_producer"
 ]
@@ -77,7 +82,8 @@ class Rule:
         name: short name, for reports.
         ops: op types, or block kinds written ``block:gelu``.
         inputs: which float activation inputs get a pair: "all" of them, the "first", only the "skip" branch of a
-            residual Add, or "none".
+            residual Add, "none", or "unit": all of them, and each output gets a pair as well, so that the op and the
+            pairs around it are one node unit.
         when: condition of the rule.
             "always"; "input_written": an integer kernel writes one of its inputs;
             "between_linear": as "input_written", and a linear op follows, so the op is not part of the model's end;
@@ -85,6 +91,8 @@ class Rule:
             an integer kernel as well;
             "output_read_quantized": the readers of its output read integers;
             "not_after_producer": unless it directly follows a convolution, linear, batch norm or add.
+        constants: of a node unit, which float constants are quantized: "none", "operands" (all, in the type of
+            activations), or "parameters" (scale and bias of a normalization, as a weight and an int32 bias).
         output: also place a pair after the op, so that an integer kernel can write integers.
         one_scale: inputs and output share one scale.
         switch: key of ``QUANTIZE_INPUTS_OF`` with which a recipe overrides `default`.
@@ -97,6 +105,7 @@ class Rule:
     ops: frozenset[str]
     inputs: Inputs
     when: When = "always"
+    constants: Literal["none", "operands", "parameters"] = "none"
     output: bool = False
     one_scale: bool = False
     switch: str | None = None
@@ -145,6 +154,12 @@ class Backend:
         costs: loads the kernel costs from the path of a table (None: the bundled one). None if nothing was measured:
             then every op with an integer kernel is quantized.
         saturates: on CPUs without 8-bit dot products its kernels add two products in 16 bits.
+        writes_outputs: outputs of the graph get a pair as well. Without, they stay float, and so does an op of
+            `linear_output` that writes one.
+        opens: kinds of recognised blocks whose nodes are placed one by one.
+        one_scale: weighted ops whose weights have one scale, whatever the recipe says, and a zero point if the recipe
+            leaves the scheme to the width.
+        output_range: returns the range that the runtime prescribes for the output of an op in a type, or None.
         judged_without: onnxruntime graph transformers to disable when onnxruntime is used in place of this runtime.
         packs_weights: weights of up to 4 bits are 8-bit codes in the graph, packed when the file is written.
         block_products: has products of block-wise weights (MatMulNBits), for the mode weight_only.
@@ -173,6 +188,10 @@ class Backend:
     any_bits: bool
     spec: Callable[[Literal["w", "a"], int, bool, int | None], QuantSpec]
     legalise: Callable[[Any], list[str]]
+    writes_outputs: bool = False
+    opens: frozenset[str] = frozenset()
+    one_scale: frozenset[str] = frozenset()
+    output_range: Callable[[Node, QuantSpec], tuple[float, float] | None] = any_range
     judged_without: tuple[str, ...] = ()
     packs_weights: bool = False
     block_products: bool = False

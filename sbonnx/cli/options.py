@@ -177,7 +177,7 @@ def decibel(text: str) -> str:
 def _backends(_: str) -> Iterable[str]:
     from sbonnx.recipe.names import VERSIONED
 
-    return ("onnxruntime", "openvino", "tensorrt", "virtual", *VERSIONED)
+    return ("onnxruntime", "openvino", "qnn", "tensorrt", "virtual", *VERSIONED)
 
 
 def _recipe_keys(typed: str) -> Iterable[str]:
@@ -214,7 +214,7 @@ PREPROCESS: Final = option(
 )
 OUTPUT: Final = option("--output -o", Path, "The quantized model to write.")
 BACKEND: Final = option(
-    "--backend onnxruntime|openvino|tensorrt[@VERSION]|virtual",
+    "--backend onnxruntime|openvino|qnn|tensorrt[@VERSION]|virtual",
     str,
     "Target runtime, such as tensorrt@10 (short: ort, ov, trt@10).",
     shown="the recipe's, or onnxruntime",

@@ -63,7 +63,7 @@ class SbonnxQuantization(Pass):
             "backend": PassConfigParam(
                 type_=str | None,
                 default_value=None,
-                description="Runtime: onnxruntime (default), openvino, tensorrt, virtual.",
+                description="Runtime: onnxruntime (default), openvino, qnn, tensorrt, virtual.",
             ),
             "recipe": PassConfigParam(
                 type_=dict[str, Any] | str | None,

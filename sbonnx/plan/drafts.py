@@ -28,6 +28,8 @@ class Draft:
     rule: str
     rounding: RoundingChoice = field(default_factory=RoundingChoice)
     follows: tuple[str, str] | None = None
+    fixed: tuple[float, float] | None = None
+    leaves: bool = False
     readers: dict[Reader, None] = field(default_factory=dict)
 
 
@@ -114,6 +116,8 @@ class Drafts:
                 rounding=draft.rounding,
                 follows=draft.follows,
                 scope=draft.scope,
+                fixed=draft.fixed,
+                leaves=draft.leaves,
             )
             for key, draft in self.by_key.items()
         )
@@ -158,12 +162,13 @@ def _tie_concat(node: Node, drafts: Drafts, *, whole: bool) -> None:
 
     An input read only by the Concat is requantized to the scale of the Concat's output, so quantizing it once with
     that scale loses less. An input that already shares a scale keeps it; otherwise the groups of a whole network
-    would merge into one.
+    would merge into one. A prescribed range is not shared.
     """
     keys = [key for tensor in node.inputs for key in drafts.activation_keys(tensor.name)[:1]]
     if not whole:
         shared = {tensor.name for tensor in node.inputs if len(query.readers(tensor)) > 1}
-        keys = [key for key in keys if drafts.by_key[key].tensor not in shared and drafts.is_alone(key)]
+        free = (key for key in keys if drafts.by_key[key].fixed is None and drafts.is_alone(key))
+        keys = [key for key in free if drafts.by_key[key].tensor not in shared]
         keys = keys if drafts.has_activation(node.outputs[0].name) else []
     for key in drafts.activation_keys(node.outputs[0].name)[:1]:
         keys.insert(0, key)

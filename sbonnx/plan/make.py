@@ -87,7 +87,7 @@ class Planner:
             drafts = Drafts()
             ModePlacer(survey, recipe, backend, drafts, short_weights=self._short).run()
         sites = tuple(
-            site if site.role == "bias" else replace(site, fixed=recipe.fixed_range(site.tensor))
+            site if site.role == "bias" else replace(site, fixed=recipe.fixed_range(site.tensor) or site.fixed)
             for site in drafts.sites()
             if site.readers or site.role == "activation"
         )

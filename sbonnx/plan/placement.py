@@ -12,8 +12,11 @@ from sbonnx.graph import Constant, Node, Tensor, query
 from sbonnx.ops import ADDS, EMBEDDING, INTEGER_OPS, LINEAR, MOVES_DATA, NORMS, RECURRENT
 from sbonnx.patterns import Block
 from sbonnx.plan.site_builder import SiteBuilder, spec_of, weight_spec
-from sbonnx.plan.survey import LinearInputs, Place, weighted
+from sbonnx.plan.survey import FLOATS, LinearInputs, Place, weighted
 from sbonnx.plan.types import Reader
+
+NORM_SCALE, NORM_BIAS = 1, 2
+"""Inputs of a normalization that hold its scale and its bias."""
 
 PRODUCERS = frozenset(LINEAR) | {"BatchNormalization"} | ADDS
 """Ops whose directly following activation gets no pair in between."""
@@ -41,7 +44,7 @@ class Placer(SiteBuilder):
         for place in self.survey.places:
             node = place.node
             block = self.survey.block_of.get(node.name)
-            if block is not None:
+            if block is not None and block.kind not in self.backend.opens and not self._is_unit(block, node):
                 if node.name == block.nodes[0]:
                     self._at_block(place, block)
                 continue
@@ -86,6 +89,10 @@ class Placer(SiteBuilder):
 
     def _at_linear(self, place: Place, at: LinearInputs) -> None:
         node = place.node
+        unit = self.backend.rule_for(node.op)
+        if at.weight == 0 and unit is not None and unit.inputs == "unit":
+            self._at_unit(place, unit)
+            return
         if at.weight == 0 and not self.backend.any_bits:
             self.drafts.refuse("quantize", node.name, f"{self.backend.name} wants the constant on the right of MatMul")
             return
@@ -104,7 +111,8 @@ class Placer(SiteBuilder):
         )
         if isinstance(node.inputs[at.data], Constant):
             slow = "both inputs are constants"
-        if node.op in self.backend.linear_output and self._behind_fold(node).name in self.survey.outputs:
+        ends = self._behind_fold(node).name in self.survey.outputs
+        if node.op in self.backend.linear_output and ends and not self.backend.writes_outputs:
             slow = f"it writes an output of the graph, which stays float, and so does {node.op}"
         if slow is not None:
             self.drafts.refuse("quantize", node.name, slow)
@@ -119,7 +127,7 @@ class Placer(SiteBuilder):
         if data is not None and weight is not None and self.backend.int32_bias:
             if at.bias is not None:
                 self.bias(place, node, at.bias, data, weight)
-            elif node.op == "MatMul":
+            elif node.op == "MatMul" and self.backend.rule_for("Add") not in self._units:
                 self._bias_after(place, data, weight)
         if data is not None and weight is not None and node.op in self.backend.linear_output:
             if self.backend.writes_float:
@@ -203,6 +211,9 @@ class Placer(SiteBuilder):
         if node.name in self.declined:
             self.drafts.refuse("quantize", node.name, self.declined[node.name])
             return
+        if rule.inputs == "unit":
+            self._at_unit(place, rule)
+            return
         dynamic = [
             i for i, tensor in enumerate(node.inputs) if not isinstance(tensor, Constant) and not tensor.is_empty()
         ]
@@ -228,6 +239,43 @@ class Placer(SiteBuilder):
         if rule.one_scale and after is not None and keys[0] is not None:
             self.drafts.join(keys[0], after)
 
+    @property
+    def _units(self) -> tuple[Rule, ...]:
+        """Rules of the backend that place whole node units."""
+        return tuple(rule for rule in self.backend.rules if rule.inputs == "unit")
+
+    def _is_unit(self, block: Block, node: Node) -> bool:
+        """Return whether a recognised block is one node for which the backend has a rule of node units."""
+        return len(block.nodes) == 1 and self.backend.rule_for(node.op) in self._units
+
+    def _at_unit(self, place: Place, rule: Rule) -> None:
+        """Place pairs at every float input and output of a node, and integers for its float constants."""
+        node = place.node
+        if any(tensor.name in self.written for tensor in node.outputs):
+            return  # folded into the op before it
+        dynamic = [i for i, tensor in enumerate(node.inputs) if self.survey.quantizable(tensor) is None]
+        constants = [i for i, value in enumerate(node.inputs) if isinstance(value, Constant) and value.dtype in FLOATS]
+        if not dynamic and (not constants or rule.constants != "operands"):
+            return
+        for index in dynamic:
+            if self.settings_of("a", node, node.inputs[index]) is None:
+                return  # a unit is quantized as a whole
+        keys = {index: self.activation(node, index, rule.why, rule.name) for index in dynamic}
+        if rule.constants == "parameters":
+            self._parameters(place, keys.get(0), constants)
+        for index in constants if rule.constants == "operands" else ():
+            self.operand(place, index, f"constant of {node.op}")
+        for tensor in node.outputs:
+            self._output(node, rule.why, rule.name, tensor if len(node.outputs) > 1 else None)
+
+    def _parameters(self, place: Place, data: str | None, constants: list[int]) -> None:
+        """Quantize the scale of a normalization as a weight, and its bias to int32."""
+        if data is None or NORM_SCALE not in constants:
+            return
+        weight = self.weight(place, NORM_SCALE, None, f"scale of {place.node.op}")
+        if weight is not None and NORM_BIAS in constants:
+            self.bias(place, place.node, NORM_BIAS, data, weight)
+
     def _continues_integers(self, rule: Rule, node: Node, dynamic: list[int]) -> bool:
         """Return whether an op continues a run of integer kernels, if its rule requires that.
 
@@ -246,21 +294,30 @@ class Placer(SiteBuilder):
             done or self.drafts.has_activation(tensor.name) for done, tensor in zip(written, tensors, strict=True)
         )
 
-    def _output(self, node: Node, why: str, rule: str) -> str | None:
-        """Add a pair after `node` and any activation folded into it. Return its key, or None if nothing reads it."""
-        tensor = self._behind_fold(node)
-        if tensor.name in self.survey.outputs or not query.readers(tensor):
-            return None  # graph outputs stay float
+    def _output(self, node: Node, why: str, rule: str, tensor: Tensor | None = None) -> str | None:
+        """Add a pair after `node` and any activation folded into it. Return its key, or None if nothing reads it.
+
+        Args:
+            tensor: the output; None: the first one, or that of the folded activation.
+        """
+        tensor = self._behind_fold(node) if tensor is None else tensor
+        leaves = tensor.name in self.survey.outputs
+        if leaves and not (self.backend.writes_outputs and self.survey.scope_of[tensor.name] == ""):
+            return None
+        if not leaves and not query.readers(tensor):
+            return None
         if query.dtype(tensor) == np.dtype(np.float16):
             return None  # no integer kernel writes float16, and onnxruntime rejects the QLinearConcat it creates itself
         settings = self.recipe.settings("a", node=node.name, op=node.op, tensor=tensor.name)
         if not settings.enabled or self.survey.quantizable(tensor) is not None:
             return None
         readers = [use for use in query.readers(tensor) if self._wants_integers(use[0], tensor)]
-        if not readers:
+        if not readers and not leaves:
             return None
         spec = spec_of(self.backend, "a", settings, None)
         key = self.written[tensor.name] = self.open_site(tensor, spec, settings, why, rule)
+        draft = self.drafts.by_key[key]
+        draft.leaves, draft.fixed = leaves, self.backend.output_range(node, spec)
         for reader, index in readers:
             self.drafts.by_key[key].readers[Reader(reader.name, index)] = None
         return key

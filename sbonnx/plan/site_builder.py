@@ -150,6 +150,24 @@ class SiteBuilder:
             return None
         return self.drafts.add(weight_draft(place, tensor, spec, settings, why, "weight"), Reader(node.name, index))
 
+    def operand(self, place: Place, index: int, why: str) -> str | None:
+        """Add a site for the float constant at input `index`, in the type of activations. Return None if refused."""
+        node = place.node
+        tensor = node.inputs[index]
+        settings = self.settings_of("a", node, tensor)
+        if settings is None:
+            return None
+        draft = Draft(
+            tensor=tensor.name,
+            role="weight",
+            spec=spec_of(self.backend, "a", settings, None),
+            observer=ObserverChoice(),
+            scope=place.scope,
+            why=why,
+            rule="operand",
+        )
+        return self.drafts.add(draft, Reader(node.name, index))
+
     def bias(self, place: Place, node: Node, index: int, data: str, weight: str) -> None:
         """Add an int32 site for a constant bias, with the product of the scales of the sites `data` and `weight`."""
         tensor = node.inputs[index]
@@ -176,6 +194,9 @@ def spec_of(backend: Backend, side: Literal["w", "a"], settings: TensorSettings,
 
 def weight_spec(backend: Backend, node: Node, index: int, axis: int | None, settings: TensorSettings) -> QuantSpec:
     """Return the type of the weight at input `index`, block-wise if the recipe or the bit width requires it."""
+    if node.op in backend.one_scale:
+        axis = None
+        settings = replace(settings, symmetric=settings.symmetric and not settings.by_width)
     spec = spec_of(backend, "w", settings, axis if settings.per_channel else None)
     taken = backend.int4_blocks if backend.alone(spec) else ()
     return in_blocks(node, index, spec, settings.block_size, taken)

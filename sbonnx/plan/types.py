@@ -63,10 +63,11 @@ class Site:
         group: sites of one group share one scale and zero point, computed from the union of their ranges.
         observer: how the range is measured.
         rounding: how a weight is rounded.
-        fixed: a range fixed by hand instead of a measured one.
+        fixed: a range fixed by hand, or prescribed by the backend, instead of a measured one.
         follows: for a bias, the keys of the activation and weight whose scales are multiplied.
         scope: "" for the main graph, else the path of the branch: "node/attribute[/node/attribute]".
         rule: name of the backend's rule that placed it, or "linear", "linear output", "weight", "bias".
+        leaves: the tensor is an output of the graph, which gets the dequantized tensor as well.
     """
 
     key: str
@@ -82,6 +83,7 @@ class Site:
     follows: tuple[str, str] | None = None
     scope: str = ""
     rule: str = ""
+    leaves: bool = False
 
 
 @dataclass(frozen=True)

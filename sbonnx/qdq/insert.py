@@ -97,6 +97,8 @@ class _PairWriter:
         else:
             after = self._activation(site, tensor, qparams)
         self._rewire(site, after)
+        if site.leaves:
+            self._leave(tensor, after)
         release_pages()
         return True
 
@@ -105,6 +107,11 @@ class _PairWriter:
             if reader in self.solution.unread:
                 continue
             edit.replace_input(self.nodes[reader.node], reader.index, after)
+
+    def _leave(self, tensor: Tensor, after: Tensor) -> None:
+        """Let the outputs of the graph that are `tensor` be `after`, under the name of `tensor`."""
+        self.graph.outputs[:] = [after if output is tensor else output for output in self.graph.outputs]
+        tensor.name, after.name = self.names.fresh(f"{tensor.name}_float"), tensor.name
 
     def _add(self, site: Site, anchor: Node | None, nodes: list[Node]) -> None:
         """Record nodes to insert after `anchor` (None: at the front) in the scope of the site."""

@@ -42,14 +42,18 @@ LIMITS: Final[dict[str, dict[str, SideLimits]]] = {
         "W": SideLimits(_BYTES, _SYMMETRIC),
         "A": SideLimits((8,), ("per-tensor-affine", "per-tensor-symmetric")),
     },
+    "qnn": {
+        "W": SideLimits((8,), (*_SYMMETRIC, "per-tensor-affine", names.BY_WIDTH)),
+        "A": SideLimits((8, 16), ("per-tensor-affine", "per-tensor-symmetric")),
+    },
     "tensorrt": {
         "W": SideLimits((4, 8), _SYMMETRIC),
         "A": SideLimits((8,), ("per-tensor-symmetric",)),
     },
 }
 
-BY_CHANNEL: Final = frozenset({"onnxruntime", "openvino"})
-"""Backends whose integer kernels run on the CPU, with one scale per channel of a weight."""
+BY_CHANNEL: Final = frozenset({"onnxruntime", "openvino", "qnn"})
+"""Backends whose integer kernels read and write float32 at most, with one scale per channel of a weight."""
 
 MODE_LIMITS: Final[dict[tuple[str, str], dict[str, SideLimits]]] = {
     # unsigned weights (affine ones) run no faster than float
@@ -131,7 +135,7 @@ class BackendLimits:
             text = "must be fp32 for TensorRT 8.6, whose parser reads no Q/DQ of half precision"
             yield Wrong(text, "Build the engine of the fp32 file with --fp16", path=("HIGH_PRECISION",), value=kind)
         if kind != "fp32" and self.backend in BY_CHANNEL:
-            text = f"must be fp32 for the backend {self.backend}, whose integer CPU kernels read and write only float32"
+            text = f"must be fp32 for the backend {self.backend}, whose integer kernels read and write only float32"
             hint = "BACKEND: tensorrt and BACKEND: virtual support fp16 and bf16"
             yield Wrong(text, hint, path=("HIGH_PRECISION",), value=kind)
 

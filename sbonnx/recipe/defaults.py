@@ -46,6 +46,8 @@ BY_BACKEND: Final[Mapping[tuple[str, str], Mapping[str, Any]]] = {
     ("onnxruntime", STATIC): _of(BY_WIDTH, "per-tensor-affine", a_observer="mse"),
     ("tensorrt", STATIC): _of("per-channel-symmetric", "per-tensor-symmetric", a_observer="mse"),
     ("openvino", STATIC): _of(SYMMETRIC, "per-tensor-affine", a_observer="mse"),
+    # HEADS: a region in float would leave the processor that the file is for
+    ("qnn", STATIC): {**_of(BY_WIDTH, "per-tensor-affine", a_observer="mse"), "HEADS": "none"},
     ("onnxruntime", "dynamic"): _of("per-channel-symmetric", "per-tensor-affine", a_observer="mse"),
     # at 4 bits a zero point gains 0.9 dB and an MSE-optimal range another 0.3, for an eighth of a bit per weight
     # language models repeat themselves with a head of 4 bits, and a tied head shares the table of the embedding

@@ -164,6 +164,7 @@ class Recipe(Section):
         "all but virtual: regions of detectors (head, its branches, neck, stem) stay float where quantizing "
         "them costs more at the outputs, measured, than it saves in time",
         "auto, none",
+        shown="auto; qnn: none",
     )
     llm: Llm = Llm()
     auto: Auto = Auto()

@@ -95,7 +95,7 @@ def test_what_a_backend_lacks_is_one_line(backend: str, wishes: dict[str, Any], 
 
 
 def test_unknown_versions_of_a_backend() -> None:
-    known = "virtual, onnxruntime, tensorrt or openvino"
+    known = "virtual, onnxruntime, tensorrt, openvino or qnn"
     with pytest.raises(RecipeError, match=rf"the backend must be {known}, got 'tensorrt@7'"):
         load(backend="tensorrt@7")
     with pytest.raises(RecipeError, match=r"'BACKEND' in the recipe is tensorrt@11, but the backend tensorrt@10 was"):

@@ -69,7 +69,9 @@ class WeightQuantizer(Section):
     )
     disable: value_types.Flag = key(False, *_DISABLE)
     bit: value_types.Bits = key(
-        8, _BIT[0], f"{_BIT[1].format('', '; openvino: 0, 2 to 8')}; tensorrt from 10 on: 4 where inputs stay float"
+        8,
+        _BIT[0],
+        f"{_BIT[1].format('', '; openvino: 0, 2 to 8; qnn: 0, 8')}; tensorrt from 10 on: 4 where inputs stay float",
     )
     dtype: value_types.DtypeName = new_key("int", *_DTYPE)
 
@@ -82,7 +84,7 @@ class ActivationQuantizer(Section):
         "uniform", "how activations are quantized or trained", "uniform, dorefa, lsq, lsq+ (lsq_plus), pact"
     )
     disable: value_types.Flag = key(False, *_DISABLE)
-    bit: value_types.Bits = key(8, _BIT[0], _BIT[1].format(", 16", "; openvino: 0, 8"))
+    bit: value_types.Bits = key(8, _BIT[0], _BIT[1].format(", 16", "; openvino: 0, 8; qnn: 0, 8, 16"))
     dtype: value_types.DtypeName = new_key("int", *_DTYPE)
     pact: Pact = Pact()
 
@@ -263,9 +265,10 @@ class _WeightSettings(Section):
         "per-channel-symmetric",
         _SCHEME,
         "per-channel-symmetric, per-channel-affine, per-tensor-symmetric, per-tensor-affine; openvino and tensorrt: "
-        "symmetric ones; onnxruntime: auto: per-channel-affine below 8 bits (but for quantizers that learn), else "
+        "symmetric ones; qnn: all but per-channel-affine, auto: per-channel-symmetric, but per-tensor-affine for "
+        "MatMul and Gemm; onnxruntime: auto: per-channel-affine below 8 bits (but for quantizers that learn), else "
         "per-channel-symmetric",
-        shown="per-channel-symmetric; onnxruntime: auto",
+        shown="per-channel-symmetric; onnxruntime and qnn: auto",
     )
     block_size: value_types.BlockSize = new_key(
         value_types.NO_BLOCKS,
@@ -290,7 +293,7 @@ class _ActivationSettings(Section):
         "per-tensor-affine",
         _SCHEME,
         "per-tensor-affine, per-tensor-symmetric, per-channel-affine, per-channel-symmetric; "
-        "onnxruntime and openvino: per-tensor ones; tensorrt: per-tensor-symmetric",
+        "onnxruntime, openvino and qnn: per-tensor ones; tensorrt: per-tensor-symmetric",
         shown="per-tensor-affine; tensorrt: per-tensor-symmetric",
     )
     quantizer: ActivationQuantizer = ActivationQuantizer()

@@ -1,0 +1,1 @@
+"""Qualcomm's QNN execution provider of onnxruntime: rules, and per-tensor overrides. No device is needed or used."""

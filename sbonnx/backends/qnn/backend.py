@@ -1,0 +1,115 @@
+"""QNN execution provider of onnxruntime: every supported op is a node unit, with pairs at its inputs and outputs.
+
+The provider takes a node with the DequantizeLinear nodes before it and the QuantizeLinear nodes after it as one
+operation on integers. A node without them computes in float, or on the CPU where the HTP has no float.
+
+Source: operators, types and axes that the provider's builders and onnxruntime's `get_qnn_qdq_config` accept
+(docs/qnn.md). Nothing was run on a Qualcomm device.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from sbonnx.backends.base import Backend, Rule, never
+from sbonnx.backends.qnn.rectifiers import settle_rectifiers
+from sbonnx.graph import Graph, Node
+from sbonnx.ops import (
+    ADDS,
+    CONCATS,
+    ELEMENTWISE,
+    MATRIX_PRODUCTS,
+    MOVES_DATA,
+    PADS,
+    PICKS_MAX,
+    POOLS,
+    RECTIFIERS,
+    REDUCES,
+    RESIZES,
+)
+from sbonnx.spec import QuantSpec
+
+WIDE: Final = 16
+"""Bits of wide activations."""
+
+OPERANDS: Final = (
+    ADDS | ELEMENTWISE | MATRIX_PRODUCTS | CONCATS | {"Max", "Min", "Pow", "PRelu", "Where", "Sum", "Mean", "Gather"}
+)
+"""Ops that may read a float constant, which is quantized in the type of the activations."""
+
+NORMALIZATIONS: Final = frozenset({"LayerNormalization", "InstanceNormalization", "RMSNormalization"})
+"""Normalizations with a scale and a bias."""
+
+OTHERS: Final = (
+    RECTIFIERS
+    | POOLS
+    | PICKS_MAX
+    | RESIZES
+    | PADS
+    | REDUCES
+    | (MOVES_DATA - {"Identity", "Gather"})
+    | {"ReduceMax", "ReduceMin", "ReduceProd", "Sigmoid", "Tanh", "LeakyRelu", "Elu", "HardSigmoid", "HardSwish"}
+    | {"Gelu", "ThresholdedRelu", "Softmax", "LogSoftmax", "LpNormalization", "LRN", "GridSample", "Einsum", "TopK"}
+    | {"Abs", "Exp", "Log", "Neg", "Sqrt", "Reciprocal", "Sin", "Cos", "ArgMax", "ArgMin", "CumSum"}
+)
+"""Other ops that the provider has a builder for."""
+
+UNIT: Final = "the QNN provider runs it in integers as a node unit, with pairs at every input and output"
+
+RULES: Final = (
+    Rule("node unit with operands", OPERANDS, "unit", constants="operands", why=UNIT),
+    Rule("normalization unit", NORMALIZATIONS, "unit", constants="parameters", why=UNIT),
+    Rule("node unit", OTHERS, "unit", why=UNIT),
+)
+
+OPENED: Final = frozenset({"silu", "hardswish", "attention_softmax"})
+"""Decomposed blocks whose ops all have builders. GELU needs Erf, and the sums of squares in a normalization need more
+than 8 bits: their native ops are node units, and decomposed they stay float."""
+
+
+def spec(side: Literal["w", "a"], bits: int, symmetric: bool, axis: int | None) -> QuantSpec:
+    """Return unsigned types for activations, and signed ones for symmetric weights; affine weights are unsigned."""
+    return QuantSpec(bits=bits, signed=side == "w" and symmetric, symmetric=symmetric, axis=axis)
+
+
+def output_range(node: Node, spec: QuantSpec) -> tuple[float, float] | None:
+    """Return the range that QNN prescribes for the 16-bit output of a Sigmoid or Tanh: scales 2^-16 and 2^-15."""
+    if spec.bits != WIDE:
+        return None
+    top = spec.qmax + 1
+    if node.op == "Sigmoid":
+        return 0.0, spec.qmax / top
+    return (-1.0, (spec.qmax - top // 2) / (top // 2)) if node.op == "Tanh" else None
+
+
+def unfit(node: Node, spec: QuantSpec) -> str | None:
+    """Return the reason why the QNN provider does not support weights of a type at an op, or None."""
+    if node.op == "ConvTranspose" and spec.axis is not None and int(node.attrs.get("group", 1)) > 1:
+        return "its groups share the scales of output channels: use per-tensor-symmetric weights"
+    return None
+
+
+def legalise(graph: Graph) -> list[str]:
+    """Make node units of rectifiers, or remove those without effect. In place; return what was done."""
+    return settle_rectifiers(graph)
+
+
+QNN: Final = Backend(
+    name="qnn",
+    linear=frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"}),
+    slow_linear=never,
+    linear_output=frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"}),
+    rules=RULES,
+    folds=RECTIFIERS,
+    joins_concat=False,
+    int32_bias=True,
+    embedding=False,
+    any_bits=False,
+    spec=spec,
+    legalise=legalise,
+    unfit=unfit,
+    writes_outputs=True,
+    opens=OPENED,
+    one_scale=MATRIX_PRODUCTS,
+    output_range=output_range,
+)

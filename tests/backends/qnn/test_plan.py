@@ -1,0 +1,161 @@
+"""Files for the QNN provider: node units everywhere, types and axes that it takes, and rectifiers without effect."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+from onnxruntime.quantization import CalibrationDataReader, QuantType
+from onnxruntime.quantization import quantize as ort_quantize
+from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config
+
+from sbonnx import quantize
+from sbonnx.spec import Array
+from sbonnx.testing import check_backend
+from sbonnx.verify import session
+from tests.backends.qnn.graphs import feeds_for, parsed
+
+RESIDUAL = """g (float[N,8,8,8] x) => (float[N,8,8,8] y, float[N,10] z) {
+    a = Conv<kernel_shape=[3,3], pads=[1,1,1,1]>(x, w0)
+    b = Clip(a, low, high)
+    c = Mul(b, k)
+    d = ConvTranspose<kernel_shape=[1,1]>(c, w1)
+    e = Add(d, b)
+    y = Sigmoid(e)
+    f = GlobalAveragePool(e)
+    g = Flatten(f)
+    z = MatMul(g, w2)
+}"""
+WEIGHTS = {"w0": (8, 8, 3, 3), "w1": (8, 8, 1, 1), "w2": (8, 10), "k": (8, 1, 1)}
+
+
+def residual() -> onnx.ModelProto:
+    return parsed(RESIDUAL, WEIGHTS, low=np.float32(0), high=np.float32(6))
+
+
+def initializers(model: onnx.ModelProto) -> dict[str, Array]:
+    return {value.name: numpy_helper.to_array(value) for value in model.graph.initializer}
+
+
+def units(model: onnx.ModelProto) -> list[str]:
+    """Return the ops with an input that no DequantizeLinear writes, or an output that not only QuantizeLinear reads."""
+    makers = {name: node.op_type for node in model.graph.node for name in node.output}
+    floats = {value.name for value in model.graph.initializer if value.data_type == onnx.TensorProto.FLOAT}
+    broken = []
+    for node in model.graph.node:
+        if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+            continue
+        readers = [user.op_type for user in model.graph.node if node.output[0] in user.input]
+        read = node.input[:1] if node.op_type == "Clip" else node.input  # its bounds are attributes of the integer op
+        inputs = [name for name in read if name in makers or name in floats]
+        alone = [name for name in inputs if makers.get(name) != "DequantizeLinear"]
+        if alone or readers != ["QuantizeLinear"]:
+            broken.append(node.name)
+    return broken
+
+
+def quantized(model: onnx.ModelProto, **settings: Any) -> tuple[onnx.ModelProto, Any]:
+    report = quantize(model, feeds_for(model), backend="qnn", **settings)
+    assert not report.problems
+    assert report.quantized is not None
+    return report.quantized, report
+
+
+def test_the_contract() -> None:
+    check_backend("qnn")
+
+
+@pytest.mark.parametrize("bits", ["w8a8", "w8a16"])
+def test_every_op_is_a_node_unit(bits: str) -> None:
+    model, report = quantized(residual(), bits=bits)
+    assert units(model) == []
+    assert [value.name for value in model.graph.output] == ["y", "z"]
+    assert min(output["sqnr_db"] for output in report.metrics["outputs"]) > {"w8a8": 25, "w8a16": 35}[bits]
+
+
+def test_types_and_axes() -> None:
+    model, _ = quantized(residual(), bits="w8a16")
+    values = initializers(model)
+    axes = {node.input[0]: {a.name: a.i for a in node.attribute}.get("axis") for node in model.graph.node}
+    assert values["x_zero_point"].dtype == np.uint16
+    assert values["k_quantized"].dtype == np.uint16, "an operand has the type of the activations"
+    for weight, axis in (("w0", 0), ("w1", 1)):
+        assert values[f"{weight}_quantized"].dtype == np.int8
+        assert values[f"{weight}_scale"].shape == (8,)
+        assert axes[f"{weight}_quantized"] == axis
+    assert values["w2_scale"].shape == (), "the provider takes no scales per channel at MatMul"
+    assert values["y_scale"] == 2.0**-16, "prescribed for Sigmoid"
+    assert values["y_zero_point"] == 0
+
+
+def test_rectifiers_between_op_and_pair_have_no_effect_or_are_units() -> None:
+    model, _ = quantized(residual())
+    assert "Clip" not in {node.op_type for node in model.graph.node}
+    other, _ = quantized(residual(), RANGES={"b": [-2, 7]})
+    assert "Clip" in {node.op_type for node in other.graph.node}
+    assert units(other) == []
+
+
+def test_excluded_nodes_stay_float_and_outputs_can() -> None:
+    model, _ = quantized(residual(), EXCLUDE=["tensor:y"])
+    (sigmoid,) = (node for node in model.graph.node if node.op_type == "Sigmoid")
+    assert list(sigmoid.output) == ["y"]
+
+
+def test_wide_activations_are_not_summed_in_int32() -> None:
+    model = parsed("g (float[N,2048] x) => (float[N,8] y) { y = Gemm(x, w, b) }", {"w": (2048, 8)}, b=np.ones(8))
+    wide, report = quantized(model, bits="w8a16")
+    assert units(wide) == []
+    assert not report.refusals
+
+
+def test_a_prescribed_range_is_not_that_of_a_concat() -> None:
+    text = """g (float[N,8,8,8] x) => (float[N,16,8,8] y) {
+        a = Conv<kernel_shape=[1,1]>(x, w)
+        b = Sigmoid(a)
+        y = Concat<axis=1>(a, b)
+    }"""
+    model, report = quantized(parsed(text, {"w": (8, 8, 1, 1)}), bits="w8a16")
+    values = initializers(model)
+    assert values["b_scale"] == 2.0**-16 != values["y_scale"]
+    assert report.metrics["outputs"][0]["sqnr_db"] > 35
+
+
+def test_matrix_products_have_one_scale_and_a_zero_point_by_default() -> None:
+    text = "g (float[N,32] x) => (float[N,8] y) { y = MatMul(x, w) }"
+    kinds = [
+        initializers(quantized(parsed(text, {"w": (32, 8)}), **settings)[0])["w_quantized"].dtype
+        for settings in ({}, {"w_qscheme": "per-channel-symmetric"})
+    ]
+    assert kinds == [np.uint8, np.int8]
+
+
+class _Reader(CalibrationDataReader):  # type: ignore[misc]
+    def __init__(self, feeds: list[dict[str, Array]]) -> None:
+        self.feeds = iter(feeds)
+
+    def get_next(self) -> dict[str, Array] | None:
+        return next(self.feeds, None)
+
+
+def test_no_less_accurate_than_the_quantizer_of_onnxruntime(tmp_path: Any) -> None:
+    model, path, out = residual(), tmp_path / "float.onnx", tmp_path / "ort.onnx"
+    onnx.save(model, path)
+    feeds = feeds_for(model)
+    config = get_qnn_qdq_config(str(path), _Reader(feeds), weight_type=QuantType.QInt8, per_channel=True)
+    ort_quantize(str(path), str(out), config)
+    ours, _ = quantized(model)
+    wanted = [session(path).run(None, feed) for feed in feeds]
+
+    def noise(source: Any) -> Array:
+        run = session(source)
+        rows = [
+            [np.square(u - v).sum() for u, v in zip(run.run(None, feed), want, strict=True)]
+            for feed, want in zip(feeds, wanted, strict=True)
+        ]
+        return np.asarray(np.sum(rows, axis=0))
+
+    assert (noise(ours.SerializeToString()) <= 1.05 * noise(out)).all()
