@@ -42,6 +42,7 @@ def quantize(  # noqa: PLR0913 - public entry point
     preprocess: Preprocessing | None = None,
     progress: Progress | None = None,
     trt_cache: str | os.PathLike[str] | None = None,
+    write_overrides: str | os.PathLike[str] | None = None,
     save_recipe: str | os.PathLike[str] | None = None,
     metric: Metric | None = None,
     evaluation: EvaluationData | None = None,
@@ -69,6 +70,8 @@ def quantize(  # noqa: PLR0913 - public entry point
             "imagenet", the path of a YAML or JSON file, or its keys and values (docs/data.md).
         progress: receiver of progress updates; None: a bar in notebooks and on terminals. `sbonnx.Silent()` shows none.
         trt_cache: path for TensorRT's calibration cache.
+        write_overrides: path for the types and scales of all tensors, as JSON in the form of onnxruntime's
+            TensorQuantOverrides (docs/qnn.md).
         save_recipe: path for the recipe that was run, as YAML. Passing it as `recipe` reproduces the same file.
         metric: maps the (quantized, float) outputs of one feed, by name, to a loss. ``max_loss`` then limits its mean
             over the hold-out set, instead of changed classes or the error of the outputs.
@@ -97,7 +100,7 @@ def quantize(  # noqa: PLR0913 - public entry point
         raise RecipeError("max_loss is of one metric: give metric, or evaluation")
     if evaluation is not None and not verify:
         raise RecipeError("an evaluation is part of the verification: do not switch it off")
-    _check_targets((output, save_recipe, trt_cache), (model, data), force=force)
+    _check_targets((output, save_recipe, trt_cache, write_overrides), (model, data), force=force)
     found = None
     request = Request(
         model,
@@ -107,6 +110,7 @@ def quantize(  # noqa: PLR0913 - public entry point
         split=split,
         output=output,
         trt_cache=trt_cache,
+        write_overrides=write_overrides,
         force=force,
         verify=verify,
         evaluation=evaluation,

@@ -41,6 +41,7 @@ from sbonnx.stages.write import (
     legalise,
     save,
     write_calibration_cache,
+    write_overrides,
 )
 
 Stage = Callable[[PipelineState, RunOptions], PipelineState]
@@ -95,6 +96,7 @@ STAGES: Final[tuple[Stage, ...]] = (
     *MEASURE,
     choose_accuracy_levels,  # of block-wise products, by the data
     write_calibration_cache,
+    write_overrides,
     *INSERT,
     save,  # and verify, before the file is moved to its place
 )

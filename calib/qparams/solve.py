@@ -158,6 +158,12 @@ def qparams_of(site: Site, bounds: Bounds, tensor: Tensor, plan: Plan) -> QParam
         NumericError: the range cannot be represented; the message names the tensor.
     """
     scale_dtype = scale_type(tensor, plan)
+    if site.given is not None:
+        scale, zero = np.asarray(site.given.scale, scale_dtype), np.asarray(site.given.zero_point, site.spec.dtype)
+        shape = () if site.spec.axis is None else (tensor.shape[site.spec.axis],)
+        wide = (np.broadcast_to(values.squeeze() if values.size == 1 else values, shape) for values in (scale, zero))
+        scale, zero = (np.ascontiguousarray(values).reshape(shape) for values in wide)
+        return QParams(scale.astype(np.float32), zero, site.spec)
     try:
         least = limits_for(plan, tensor).least
         found = params_from_bounds(bounds, site.spec, rule=plan.scale_rule, scale_dtype=scale_dtype, least=least)

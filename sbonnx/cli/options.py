@@ -378,6 +378,16 @@ EVAL_SPLIT: Final = option("--eval-split N", int, "Split the leading axis of --e
 SAVE_RECIPE: Final = option(
     "--save-recipe FILE", Path, "Write the resolved recipe, including the results of searches, for further runs.", FILES
 )
+OVERRIDES: Final = option(
+    "--overrides FILE",
+    Path,
+    "Types, scales and ranges of single tensors: JSON of onnxruntime's TensorQuantOverrides (qnn).",
+    QUANTIZATION,
+    key="tensor_overrides",
+)
+WRITE_OVERRIDES: Final = option(
+    "--write-overrides FILE", Path, "Also write types and scales as such JSON, for onnxruntime's quantizer.", FILES
+)
 TRT_CACHE: Final = option("--trt-cache FILE", Path, "Also write the ranges as a calibration cache of TensorRT.", FILES)
 REQUANTIZE: Final = recipe_switch(
     "--requantize", "Remove the Q/DQ pairs of an already quantized model first.", QUANTIZATION

@@ -17,7 +17,7 @@ import numpy as np
 from sbonnx.errors import ModelError, RecipeError
 from sbonnx.graph.storage.output_files import write_bytes
 from sbonnx.plan.magnitudes import Magnitudes
-from sbonnx.plan.types import Gain, ObserverChoice, Plan, Reader, RoundingChoice, Site, Solution
+from sbonnx.plan.types import Gain, GivenParams, ObserverChoice, Plan, Reader, RoundingChoice, Site, Solution
 from sbonnx.report import Refusal
 from sbonnx.spec import FP8, Array, Bounds, QParams, QuantSpec, ScaleLimits
 
@@ -139,6 +139,10 @@ def to_dict(plan: Plan) -> dict[str, Any]:
     return {"format": PLAN_FORMAT, **asdict(plan)}
 
 
+def _given(row: Mapping[str, Any] | None) -> GivenParams | None:
+    return None if row is None else GivenParams(tuple(row["scale"]), tuple(row["zero_point"]))
+
+
 def from_dict(values: dict[str, Any]) -> Plan:
     """Rebuild the plan that `to_dict` wrote.
 
@@ -160,6 +164,7 @@ def from_dict(values: dict[str, Any]) -> Plan:
                         "observer": ObserverChoice(**row["observer"]),
                         "rounding": RoundingChoice(**row["rounding"]),
                         "fixed": None if row["fixed"] is None else tuple(row["fixed"]),
+                        "given": _given(row.get("given")),
                         "follows": None if row["follows"] is None else tuple(row["follows"]),
                     }
                 )

@@ -10,13 +10,16 @@ from typing import Final
 
 from sbonnx.backends import Backend
 from sbonnx.backends.kernel_costs import KernelCosts
+from sbonnx.backends.qnn.overrides import read_overrides
 from sbonnx.cpu import has_dot_product
 from sbonnx.graph import Graph
+from sbonnx.graph.query import tensors_by_name
 from sbonnx.plan.cost_partition import slower_in_integers
 from sbonnx.plan.drafts import Drafts, tie
 from sbonnx.plan.modes import ModePlacer
 from sbonnx.plan.placement import Placer
 from sbonnx.plan.survey import Survey
+from sbonnx.plan.tensor_overrides import overridden
 from sbonnx.plan.times import GraphTimes
 from sbonnx.plan.types import Plan, Site
 from sbonnx.recipe import Recipe
@@ -91,6 +94,10 @@ class Planner:
             for site in drafts.sites()
             if site.readers or site.role == "activation"
         )
+        if recipe.tensor_overrides is not None:
+            sites, without = overridden(sites, read_overrides(recipe.tensor_overrides), tensors_by_name(survey.graph))
+            for refusal in without:
+                drafts.refuse(refusal.what, refusal.where, refusal.why)
         return Plan(
             sites=sites,
             refusals=(*drafts.refusals, *_idle(sites, recipe, backend)),

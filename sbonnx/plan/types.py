@@ -50,6 +50,14 @@ class RoundingChoice:
 
 
 @dataclass(frozen=True)
+class GivenParams:
+    """Scales and zero points that are set, not computed: one, or one for each channel."""
+
+    scale: tuple[float, ...]
+    zero_point: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Site:
     """One planned Q/DQ pair.
 
@@ -68,6 +76,8 @@ class Site:
         scope: "" for the main graph, else the path of the branch: "node/attribute[/node/attribute]".
         rule: name of the backend's rule that placed it, or "linear", "linear output", "weight", "bias".
         leaves: the tensor is an output of the graph, which gets the dequantized tensor as well.
+        given: scales and zero points that are set; `fixed` is the range that they cover.
+        after: key of the site of the same tensor whose dequantized values this one quantizes; None: the float values.
     """
 
     key: str
@@ -84,6 +94,8 @@ class Site:
     scope: str = ""
     rule: str = ""
     leaves: bool = False
+    given: GivenParams | None = None
+    after: str | None = None
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,7 @@ class _PairWriter:
         self.bodies = dict(query.scopes(graph))
         self.beside_pairs = {reader.node for site in plan.of_role("activation") for reader in site.readers}
         self.new: dict[str, dict[str | None, list[Node]]] = {}
+        self.dequantized: dict[str, Tensor] = {}
         self.constants: dict[tuple[str, str, bytes], Constant] = {}
 
     def write(self, site: Site) -> bool:
@@ -176,11 +177,13 @@ class _PairWriter:
         exact = exact and not (site.spec.is_fp8 and self.backend.clips_fp8)
         numbers = self._numbers(site, qparams, kind, native)
         nodes = [] if exact else self._clip(site, tensor, qparams, kind)
-        source = nodes[-1].outputs[0] if nodes else tensor
+        floats = tensor if site.after is None else self.dequantized[site.after]
+        source = nodes[-1].outputs[0] if nodes else floats
         quantize = self._node("QuantizeLinear", site.tensor, [source, *numbers], native, shape, **_along(site.spec))
         codes = quantize.outputs[0]
         dequantize = self._node("DequantizeLinear", site.tensor, [codes, *numbers], kind, shape, **_along(site.spec))
         self._add(site, query.producer(tensor), [*nodes, quantize, dequantize])
+        self.dequantized[site.key] = dequantize.outputs[0]
         return dequantize.outputs[0]
 
     def _clip(self, site: Site, tensor: Tensor, qparams: QParams, kind: Any) -> list[Node]:

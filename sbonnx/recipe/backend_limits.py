@@ -139,6 +139,12 @@ class BackendLimits:
             hint = "BACKEND: tensorrt and BACKEND: virtual support fp16 and bf16"
             yield Wrong(text, hint, path=("HIGH_PRECISION",), value=kind)
 
+    def override_problems(self, path: str | None) -> Iterator[Wrong]:
+        """Check that the backend has overrides of single tensors."""
+        if path is not None and self.backend != "qnn":
+            hint = "W.SPECIFIC, A.SPECIFIC and RANGES do the same for other backends"
+            yield Wrong("is for the backend qnn", hint, path=("TENSOR_OVERRIDES",), value=path)
+
     def bits_problems(self, side: str, path: Path, bits: int) -> Iterator[Wrong]:
         """Check that the backend supports a bit width in this mode."""
         allowed = sides(self.backend, self.mode)[side].bits

@@ -79,6 +79,7 @@ class RecipeKeywords(TypedDict, total=False):
     high_precision: str
     keep_io: bool
     kernel_costs: str | os.PathLike[str]
+    tensor_overrides: str | os.PathLike[str] | None
     reduce_range: bool | None
     simplify: bool
     requantize: bool

@@ -137,6 +137,11 @@ class Recipe(Section):
         "onnxruntime: what its kernels cost, by which an op that would be slower in integers stays float",
         "bundled, none (rules alone), a file that `python -m benchmarks.kernels --output` wrote",
     )
+    tensor_overrides: value_types.OptionalFile = new_key(
+        None,
+        "qnn: types, scales and ranges of single tensors, in the form of onnxruntime's TensorQuantOverrides",
+        "a JSON file, none",
+    )
     reduce_range: value_types.Flag | None = new_key(
         None,
         "onnxruntime: weights of 7 bits, which do not saturate on x86 CPUs without VNNI",
@@ -218,6 +223,7 @@ class Recipe(Section):
         if self.embedding_bits is not None:
             yield from limits.bits_problems("W", ("EMBEDDING_BITS",), self.embedding_bits)
         yield from limits.precision_problems(self.high_precision)
+        yield from limits.override_problems(self.tensor_overrides)
         yield from limits.type_problems(self._parts, ends)
         if self.schedule.bn_tuning and not is_per_channel(self.w.qscheme):
             text = "must be per-channel-symmetric or per-channel-affine when SCHEDULE.BN_TUNING is true"

@@ -296,6 +296,13 @@ def _folder(value: object) -> str | None:
     return None if text.lower() == "none" else text
 
 
+def _file(value: object) -> str | None:
+    text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(text, str) or not text.strip() or "\0" in text:
+        raise Wrong("must be the path of a file, or none", value=value)
+    return None if text.lower() == "none" else text
+
+
 def _kernel_costs(value: object) -> str:
     if not isinstance(value, str | os.PathLike) or not os.fspath(value) or "\0" in str(value):
         raise Wrong("must be bundled, none or the path of a file", value=value)
@@ -498,6 +505,7 @@ Device = Annotated[str, ValueReader(_device, _DEVICES)]
 Memory = Annotated[str, ValueReader(_memory, {"type": ["string", "integer"], "pattern": "^ *[0-9]"})]
 ModeName = Annotated[names.Mode, ANY_CASE]
 Folder = Annotated[str | None, ValueReader(_folder, _TEXT)]
+OptionalFile = Annotated[str | None, ValueReader(_file, _TEXT)]
 KernelCosts = Annotated[str, ValueReader(_kernel_costs, _TEXT)]
 Feedback = Annotated[dict[str, str], ValueReader(_feedback, {"type": "object", "additionalProperties": _TEXT})]
 Pattern = Annotated[str, ValueReader(_pattern, _TEXT)]

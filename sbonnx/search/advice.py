@@ -241,7 +241,9 @@ def _measured(state: PipelineState, recipe: Recipe, *, latency: bool = False) ->
     assert data is not None
     given = request.data if isinstance(request.data, (str, os.PathLike)) else data.every
     split = request.split if given is request.data else None
-    request = replace(request, recipe=recipe, data=given, split=split, output=None, trt_cache=None)
+    request = replace(
+        request, recipe=recipe, data=given, split=split, output=None, trt_cache=None, write_overrides=None
+    )
     options: RunOptions = run_options(recipe)
     stages = (*pipeline.PREPARE, read_data, *pipeline.MEASURE, *pipeline.INSERT)
     try:

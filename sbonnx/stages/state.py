@@ -90,6 +90,7 @@ class Request:
         fusions: names of the patterns of `sbonnx.patterns.FUSE` to apply, or prefixes of them; None: all.
         output: path of the result; None: the result stays in memory.
         trt_cache: path for TensorRT's calibration cache.
+        write_overrides: path for the types and scales of all tensors, as overrides of onnxruntime's quantizer.
         force: overwrite files.
         verify: check the file and compare it with the float model.
         evaluation: labelled data and the metric to compute on it; None: none.
@@ -104,6 +105,7 @@ class Request:
     fusions: Sequence[str] | None = None
     output: str | os.PathLike[str] | None = None
     trt_cache: str | os.PathLike[str] | None = None
+    write_overrides: str | os.PathLike[str] | None = None
     force: bool = False
     verify: bool = True
     evaluation: EvaluationData | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from sbonnx.graph.storage.temporary import temporary_folder
 from sbonnx.graph.storage.weights import release_pages
 from sbonnx.options import RunOptions
 from sbonnx.plan import Plan, Site, Solution
+from sbonnx.plan.tensor_overrides import overrides_of
 from sbonnx.recipe.names import FLOAT
 from sbonnx.report import Report
 from sbonnx.spec import Bounds
@@ -40,7 +42,7 @@ def check_targets(state: PipelineState, options: RunOptions) -> PipelineState:
     """
     request = state.request
     taken = request.files
-    for target in (request.output, request.trt_cache):
+    for target in (request.output, request.trt_cache, request.write_overrides):
         if target is not None:
             graphs.check_target(Path(target), inputs=taken, force=request.force)
             taken.append(Path(target))
@@ -53,6 +55,21 @@ def write_calibration_cache(state: PipelineState, options: RunOptions) -> Pipeli
     if request.trt_cache is not None:
         ranges = _ranges(state.prepared.plan, state.solution)
         calibration_cache.write_calibration_cache(request.trt_cache, ranges, force=request.force)
+    return state
+
+
+def write_overrides(state: PipelineState, options: RunOptions) -> PipelineState:
+    """Write the types and scales of all tensors as overrides of onnxruntime's quantizer, if the request names a file.
+
+    Raises:
+        OutputError: see `check_target`.
+    """
+    request = state.request
+    if request.write_overrides is not None:
+        target = Path(request.write_overrides)
+        graphs.check_target(target, (), force=request.force)
+        text = json.dumps(overrides_of(state.prepared.plan, state.solution), indent=1)
+        graphs.write_text(target, text + "\n")
     return state
 
 

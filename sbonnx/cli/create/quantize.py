@@ -64,6 +64,8 @@ OPTIONS: Final = (
     *options.EVALUATING,
     options.SAVE_RECIPE,
     options.TRT_CACHE,
+    options.OVERRIDES,
+    options.WRITE_OVERRIDES,
     options.REQUANTIZE,
     options.HIGH_PRECISION,
     options.NO_KEEP_IO,
@@ -84,9 +86,10 @@ def run(given: Arguments) -> int:
     model, output, force = given[options.MODEL], required_output(given[options.OUTPUT]), given[options.FORCE]
     evaluation = evaluation_of(given)
     trt_cache, save_recipe = given[options.TRT_CACHE], given[options.SAVE_RECIPE]
+    write_overrides = given[options.WRITE_OVERRIDES]
     recipe, rules = read_recipe(given[options.RECIPE], given[options.BACKEND], given.overrides())
     data = given.required_data() if recipe.mode == "static" else given.data()
-    others = [Path(path) for path in (model, output, data, save_recipe, trt_cache) if path is not None]
+    others = [Path(path) for path in (model, output, data, save_recipe, trt_cache, write_overrides) if path is not None]
     check_report(given[options.REPORT], others, force=force)
     _check_trtexec(given[options.TRTEXEC], rules.name, [*others, given[options.REPORT]], force=force)
     progress = given.progress()
@@ -96,6 +99,7 @@ def run(given: Arguments) -> int:
         "verify": not given[options.NO_VERIFY],
         "split": given[options.SPLIT],
         "trt_cache": trt_cache,
+        "write_overrides": write_overrides,
         "save_recipe": save_recipe,
         "progress": progress,
         "evaluation": evaluation,

@@ -23,6 +23,7 @@ OPTIONS: Final = (
     options.FORMAT,
     options.SET,
     *options.NODES,
+    options.OVERRIDES,
     options.REQUANTIZE,
     OUTPUT,
     options.FORCE,
