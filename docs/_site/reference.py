@@ -28,6 +28,7 @@ from sbonnx.lint.findings import LintRule
 from tests.lint.seeded import ASIDE, CASES
 from tests.lint.test_openvino import SEEDED as SEEDED_OPENVINO
 from tests.lint.test_ort import SEEDED
+from tests.lint.test_qnn import SEEDED as SEEDED_QNN
 
 MARKUP: Final = re.compile(r"\[/?(?:bold|dim|italic|cyan|yellow)[^\]]*\]")
 
@@ -111,7 +112,7 @@ def _rule(rule: LintRule) -> str:
 
 def seeded(rule: str) -> tuple[onnx.ModelProto, onnx.ModelProto] | None:
     """Return the tests' models of a rule: one that breaks it, one that does not; None if it needs a machine's state."""
-    seeded = {**SEEDED, **SEEDED_OPENVINO}
+    seeded = {**SEEDED, **SEEDED_OPENVINO, **SEEDED_QNN}
     if rule in seeded:
         bad, good = seeded[rule]
         return bad(), good()

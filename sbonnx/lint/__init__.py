@@ -16,6 +16,7 @@ from sbonnx.graph import Graph
 from sbonnx.lint.findings import Finding, LintRule, Severity
 from sbonnx.lint.openvino import OPENVINO_RULES
 from sbonnx.lint.ort import ORT_RULES
+from sbonnx.lint.qnn import QNN_RULES
 from sbonnx.lint.tensorrt import TENSORRT
 from sbonnx.lint.view import View
 from sbonnx.plugins.registry import instance_of
@@ -24,10 +25,11 @@ RULES: Final[dict[str, tuple[LintRule, ...]]] = {
     "tensorrt": TENSORRT,
     "onnxruntime": ORT_RULES,
     "openvino": OPENVINO_RULES,
+    "qnn": QNN_RULES,
 }
 """Rules by family of the target, in the order of the report."""
 
-TARGETS: Final = (*(profile.target for profile in PROFILES.values()), "onnxruntime", "openvino")
+TARGETS: Final = (*(profile.target for profile in PROFILES.values()), "onnxruntime", "openvino", "qnn")
 
 
 def rules_for(target: str) -> tuple[LintRule, ...]:

@@ -148,7 +148,7 @@ class View:
     Attributes:
         graph: the model, with its opset as in the file.
         target: such as "tensorrt@11".
-        family: "tensorrt", "onnxruntime" or "openvino".
+        family: "tensorrt", "onnxruntime", "openvino" or "qnn".
         release: its version, such as "11"; "" if the target names none.
         opset: opset of the default domain, as in the file.
     """

@@ -55,6 +55,7 @@ _EXAMPLES: Final = {
     "W.ROUNDING.GPTQ.STEPS": "8",
     "W.ROUNDING.GPTQ.SWEEPS": "20",
     "CALIBRATION.CACHE": "calibration-cache",
+    "TENSOR_OVERRIDES": "none",
     "CALIBRATION.FEEDBACK": "{state_out: state_in}",
     "MIXED.BUDGET.BITS": "4",
     "MIXED.BUDGET.SIZE": "0.2",

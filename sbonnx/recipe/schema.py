@@ -141,6 +141,7 @@ class Recipe(Section):
         None,
         "qnn: types, scales and ranges of single tensors, in the form of onnxruntime's TensorQuantOverrides",
         "a JSON file, none",
+        shown="none",
     )
     reduce_range: value_types.Flag | None = new_key(
         None,

@@ -33,7 +33,9 @@ UNQUANTIZED: Final = (
 
 MODEL: Final = options.argument("model", "MODEL", "The ONNX model with Q/DQ, made by any tool.")
 TARGET: Final = options.option(
-    "--target tensorrt@11|tensorrt@10|tensorrt@8.6|onnxruntime|openvino", str, "The runtime whose rules are checked."
+    "--target tensorrt@11|tensorrt@10|tensorrt@8.6|onnxruntime|openvino|qnn",
+    str,
+    "The runtime whose rules are checked.",
 )
 SARIF: Final = options.option("--sarif FILE", Path, "Write the findings as SARIF 2.1.0, for CI.")
 FORMATS: Final = ("text", "json", "github", "junit", "sarif")

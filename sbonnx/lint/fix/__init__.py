@@ -53,6 +53,7 @@ FIXES: Final[dict[str, tuple[Fix, ...]]] = {
         Fix(("O25",), "reported only", parameters.report_rescaling),
     ),
     "openvino": (),
+    "qnn": (),
 }
 """Fixes by family of the target, in the order of application. `tests/lint/test_fix.py` checks every row."""
 
