@@ -276,6 +276,12 @@ SAMPLES: Final = recipe_option(
     shown="all",
 )
 DEVICE: Final = recipe_option("--device cpu|cuda|auto", str, "Device that runs the model.")
+RUNTIME: Final = option(
+    "--runtime onnxruntime|openvino",
+    str,
+    "Runtime that executes the models.",
+    shown="that of the file's backend, if installed",
+)
 MEMORY: Final = recipe_option(
     "--memory SIZE",
     str,

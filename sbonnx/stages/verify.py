@@ -11,14 +11,13 @@ from typing import Final
 from sbonnx import graph as graphs
 from sbonnx import precision, profile
 from sbonnx import verify as proof
-from sbonnx.backends import Backend
 from sbonnx.graph.storage.temporary import temporary_folder
 from sbonnx.recipe import Recipe
 from sbonnx.report import Refusal
-from sbonnx.report.verdict import ON_CPU
 from sbonnx.stages.state import PipelineState, PrunedModel, original_of
 from sbonnx.verify.comparison import SLOWER
 from sbonnx.verify.ort_options import VerifyOptions
+from sbonnx.verify.runtimes import runtime_of
 
 OLDEST_OPSET: Final = 7
 """Oldest opset that onnxruntime has kernels for."""
@@ -88,7 +87,8 @@ def _verified(
     prepared, report, samples = state.prepared, state.report, state.data
     recipe, device = prepared.recipe, prepared.recipe.device
     judged = VerifyOptions.of(prepared.plan, prepared.backend)
-    runtime, absent = _runtime_of(prepared.backend)
+    runtime, why = runtime_of(prepared.backend)
+    absent = (f"the file was executed in onnxruntime only. {why}",) if why else ()
     comparison = proof.check(
         reference,
         path,
@@ -140,14 +140,6 @@ def _verified(
     if state.request.details:
         verified = replace(verified, details=_details(state, verified.refusals).to_dict())
     return replace(state, report=verified, comparison=comparison)
-
-
-def _runtime_of(backend: Backend) -> tuple[str, tuple[str, ...]]:
-    """Return the backend whose runtime executes the file, and a note if it is not the file's own but could be."""
-    if backend.runtime is None:
-        return ON_CPU, ()
-    why = backend.runtime.absent()
-    return (backend.name, ()) if why is None else (ON_CPU, (f"the file was executed in onnxruntime only. {why}",))
 
 
 def _details(state: PipelineState, refusals: Sequence[Refusal]) -> profile.Details:

@@ -32,6 +32,7 @@ from sbonnx.report import Report
 from sbonnx.spec import Bounds
 from sbonnx.stages.state import PipelineState, PrunedModel, original_of
 from sbonnx.stages.verify import verify
+from sbonnx.verify.runtimes import RECORDED
 
 
 def check_targets(state: PipelineState, options: RunOptions) -> PipelineState:
@@ -74,9 +75,11 @@ def write_overrides(state: PipelineState, options: RunOptions) -> PipelineState:
 
 
 def insert(state: PipelineState, options: RunOptions) -> PipelineState:
-    """Copy the graph and insert the Q/DQ pairs of the solution."""
+    """Copy the graph and insert the Q/DQ pairs of the solution. A backend with a runtime of its own is recorded."""
     graph = graphs.copy(state.prepared.graph)
     qdq.insert(graph, state.prepared.plan, state.solution)
+    if state.prepared.backend.runtime is not None:
+        graph.info.metadata[RECORDED] = state.prepared.backend.name
     return replace(state, quantized=graph)
 
 

@@ -11,8 +11,10 @@ from typing import Any, Final
 import numpy as np
 
 from sbonnx.errors import DataError
+from sbonnx.report.verdict import ON_CPU
 from sbonnx.verify.intervals import Interval, of_median
-from sbonnx.verify.sessions import Feeds, alternately, run, session
+from sbonnx.verify.runtimes import open_in
+from sbonnx.verify.sessions import Feeds, alternately, run
 
 WARM_UPS: Final = 3
 """Runs before the clock starts: memory is allocated and caches are filled."""
@@ -53,7 +55,15 @@ class Speed:
         return asdict(self)
 
 
-def benchmark(models: Sequence[Path], feeds: Feeds, *, threads: int, seconds: float, device: str) -> list[Speed]:
+def benchmark(
+    models: Sequence[Path],
+    feeds: Feeds,
+    *,
+    threads: int,
+    seconds: float,
+    device: str,
+    runtime: str = ON_CPU,
+) -> list[Speed]:
     """Run models alternately on one feed, each first in turn, so that a busy machine affects all equally.
 
     Args:
@@ -61,12 +71,13 @@ def benchmark(models: Sequence[Path], feeds: Feeds, *, threads: int, seconds: fl
         feeds: arrays by input name, batch axis included.
         threads: threads inside operators.
         seconds: time limit of all models together; 5 runs of each at least.
+        runtime: name of the runtime that executes them, see `sbonnx.verify.runtimes.chosen_runtime`.
 
     Raises:
-        ModelError: onnxruntime refuses a model.
+        ModelError: the runtime refuses a model.
         DataError: a model cannot run on the feed.
     """
-    sessions = [session(model, device=device, threads=threads) for model in models]
+    sessions = [open_in(runtime, model, device=device, threads=threads) for model in models]
     for model, opened in zip(models, sessions, strict=True):
         for _ in range(WARM_UPS):
             try:

@@ -19,10 +19,12 @@ from sbonnx.graph import Graph
 from sbonnx.metrics import TaskMetric, TaskMetricKind, task_metric
 from sbonnx.metrics.classification import TopK
 from sbonnx.python_files import load_function
+from sbonnx.report.verdict import ON_CPU
 from sbonnx.spec import Array
 from sbonnx.verify import intervals
 from sbonnx.verify.intervals import Interval
-from sbonnx.verify.sessions import input_specs, output_names, run, session
+from sbonnx.verify.runtimes import open_in
+from sbonnx.verify.sessions import input_specs, output_names, run
 
 Decode = Callable[[dict[str, Any]], Any]
 
@@ -140,12 +142,14 @@ def evaluate(
     *,
     device: str = "cpu",
     feeds_done: Callable[[], None] | None = None,
+    runtimes: Mapping[str, str] | None = None,
 ) -> Evaluation:
     """Compute the metric of models on the same labelled data. One model is open at a time.
 
     Args:
         models: files (or serialized models) by name.
         feeds_done: called after each feed of each model.
+        runtimes: name of the runtime of each model, see `sbonnx.verify.runtimes.chosen_runtime`; without: onnxruntime.
 
     Raises:
         DataError: the data, its labels or the outputs do not fit the metric; a model cannot run a feed.
@@ -157,7 +161,8 @@ def evaluate(
         metrics[name] = kind.make()
         try:
             source = model if isinstance(model, bytes) else Path(model)
-            for where, outputs, labels in _outputs(source, evaluation, device):
+            runtime = (runtimes or {}).get(name, ON_CPU)
+            for where, outputs, labels in _outputs(source, evaluation, device, runtime):
                 add_feed(metrics[name], outputs, labels, where, decode)
                 if feeds_done is not None:
                     feeds_done()
@@ -256,10 +261,10 @@ def as_outputs(decoded: Any) -> dict[str, Any]:
 
 
 def _outputs(
-    model: Path | bytes, evaluation: EvaluationData, device: str
+    model: Path | bytes, evaluation: EvaluationData, device: str, runtime: str = ON_CPU
 ) -> Iterator[tuple[str, dict[str, Any], Mapping[str, Any]]]:
     """Run a model and yield (where, outputs by name, labels by name)."""
-    opened = session(model, device=device)
+    opened = open_in(runtime, model, device=device)
     names = output_names(opened)
     for number, (where, labelled) in enumerate(evaluation.open(input_specs(opened)).labelled()):
         yield where, dict(zip(names, run(opened, labelled.feed, number), strict=True)), labelled.labels

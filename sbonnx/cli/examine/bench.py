@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sbonnx.graph import Graph
     from sbonnx.verify import Feeds
 
-HELP: Final = "Measure latency and throughput in onnxruntime. Several models run alternately, compared with the first."
+HELP: Final = "Measure latency and throughput. Several models run alternately, compared with the first."
 
 MODELS: Final[CommandOption[list[Path]]] = CommandOption(
     "models",
@@ -39,6 +39,7 @@ OPTIONS: Final = (
     SECONDS,
     options.PREPROCESS,
     options.DEVICE,
+    options.RUNTIME,
     SHAPE,
     SEED,
     *options.COMMON_WITH_PROGRESS,
@@ -48,6 +49,7 @@ OPTIONS: Final = (
 def run(given: Arguments) -> int:
     from sbonnx import graph as graphs
     from sbonnx.verify.benchmark import Speed, benchmark
+    from sbonnx.verify.runtimes import chosen_runtime
 
     printer, models = given.printer(), given[MODELS]
     threads = _numbers("--threads", given[THREADS])
@@ -55,6 +57,8 @@ def run(given: Arguments) -> int:
     if given[SECONDS] <= 0:
         raise DataError(f"--seconds {given[SECONDS]}: the time limit is above 0")
     loaded = [graphs.load(model, opset=1) for model in models]  # validates the files, for clear error messages
+    device = given[options.DEVICE] or "cpu"
+    runtime = chosen_runtime(given[options.RUNTIME], models, device=device)
     feeds = [_feed(given, loaded[0], batch) for batch in batches]
     rows: list[Speed] = []
     progress = given.progress()
@@ -62,14 +66,15 @@ def run(given: Arguments) -> int:
         progress.start("benchmark", len(feeds) * len(threads))
         for feed in feeds:
             for count in threads:
-                device = given[options.DEVICE] or "cpu"
-                rows += benchmark(models, feed, threads=count, seconds=given[SECONDS], device=device)
+                seconds = given[SECONDS]
+                rows += benchmark(models, feed, threads=count, seconds=seconds, device=device, runtime=runtime)
                 progress.advance()
     finally:
         progress.close()
-    printer.value("bench", {"models": models, "rows": [row.to_dict() for row in rows]})
+    printer.value("bench", {"models": models, "runtime": runtime, "rows": [row.to_dict() for row in rows]})
+    inputs = "random inputs" if given[options.DATA] is None else "data"
     printer.table(
-        f"latency in milliseconds, with 95 % intervals ({'random inputs' if given[options.DATA] is None else 'data'})",
+        f"latency in milliseconds in {runtime}, with 95 % intervals ({inputs})",
         ("model", "threads", "batch", "median", "interval", "best", "95th percentile", "samples/s", *_ratio(models)),
         [
             (

@@ -23,6 +23,7 @@ OPTIONS: Final = (
     QUANT,
     options.DATA,
     *options.FEEDS,
+    options.RUNTIME,
     *options.EVALUATING,
     options.MAX_METRIC_LOSS,
     *options.LIMITS,
@@ -36,6 +37,7 @@ def run(given: Arguments) -> int:
     from sbonnx.calib.data import dataset as datasets
     from sbonnx.calib.input_check import data_notes
     from sbonnx.report import verdict_of
+    from sbonnx.verify.runtimes import chosen_runtime
 
     printer, float_model, quant_model = given.printer(), given[FLOAT], given[QUANT]
     rows = {row.key.removeprefix("VERIFY."): row for row in options.LIMITS}
@@ -48,11 +50,12 @@ def run(given: Arguments) -> int:
     for note in data_notes(graph, feeds):
         printer.note(note)
     device, depth = given[options.DEVICE] or "cpu", verify.Depth(levels=True, kernels=True)
-    comparison = verify.compare(float_model, quant_model, feeds, device=device, depth=depth)
+    runtime = chosen_runtime(given[options.RUNTIME], [quant_model], device=device)
+    comparison = verify.compare(float_model, quant_model, feeds, device=device, depth=depth, runtime=runtime)
     missed: tuple[str, ...] = ()
     if evaluation is not None:
         models = {"float": float_model, "quantized": quant_model}
-        found = verify.evaluate(models, evaluation, device=device)
+        found = verify.evaluate(models, evaluation, device=device, runtimes={"quantized": runtime})
         comparison = replace(comparison, evaluation=found)
         missed = () if max_loss is None else tuple(filter(None, [found.problem(max_loss, "--max-loss")]))
     metrics = comparison.to_dict()

@@ -29,6 +29,7 @@ OPTIONS: Final = (
     options.LABELS,
     options.DECODE,
     *options.FEEDS,
+    options.RUNTIME,
     *options.COMMON_WITH_PROGRESS,
 )
 
@@ -36,6 +37,7 @@ OPTIONS: Final = (
 def run(given: Arguments) -> int:
     from sbonnx import graph as graphs
     from sbonnx.verify import labelled
+    from sbonnx.verify.runtimes import chosen_runtime
 
     models, named = given[MODELS], given[options.METRIC]
     if named is None:
@@ -50,16 +52,17 @@ def run(given: Arguments) -> int:
     )
     for model in models:
         graphs.load(model)  # validates the file, for a clear error message
+    device = given[options.DEVICE] or "cpu"
+    runtimes = {str(model): chosen_runtime(given[options.RUNTIME], [model], device=device) for model in models}
     progress = given.progress()
     try:
         progress.start("evaluation", None)
         names = {str(model): model for model in models}
-        device = given[options.DEVICE] or "cpu"
-        found = labelled.evaluate(names, data, device=device, feeds_done=progress.advance)
+        found = labelled.evaluate(names, data, device=device, feeds_done=progress.advance, runtimes=runtimes)
     finally:
         progress.close()
     printer = given.printer()
-    printer.value("eval", {"ok": True, **found.to_dict()})
+    printer.value("eval", {"ok": True, "runtimes": [runtimes[str(model)] for model in models], **found.to_dict()})
     title, columns, rows = evaluation_rows(found.to_dict())
     printer.table(title, columns, rows)
     return 0

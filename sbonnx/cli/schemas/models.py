@@ -222,10 +222,12 @@ class BenchOutput(TypedDict):
 
     Attributes:
         models: the files.
+        runtime: the runtime that executed them.
         rows: one for each model, number of threads and batch size.
     """
 
     models: list[str]
+    runtime: str
     rows: list[Speed]
 
 
@@ -296,6 +298,7 @@ class EvalOutput(TypedDict):
 
     Attributes:
         ok: always true.
+        runtimes: the runtime that executed each model.
         metric: name of the metric.
         unit: "dB" or "".
         higher_is_better: direction.
@@ -306,6 +309,7 @@ class EvalOutput(TypedDict):
     """
 
     ok: bool
+    runtimes: list[str]
     metric: str
     unit: str
     higher_is_better: bool
