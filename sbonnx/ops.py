@@ -159,6 +159,9 @@ KEEPS_VALUES: Final = QDQ | {"Identity", "Cast", "Dropout"}
 BITS: Final = "__bits"
 """Attribute of both nodes of a Q/DQ pair that holds the bit width."""
 
+RECTIFIED: Final = "__rectified"
+"""Attribute of a QuantizeLinear that holds the bounds of the Relu (0) or Clip (two) that was removed before it."""
+
 INTEGER_OPS: Final = frozenset(
     {"QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear"}
 )

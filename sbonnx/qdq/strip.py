@@ -27,6 +27,7 @@ from sbonnx.ops import (
     POOLS,
     QDQ,
     QUANTIZE,
+    RECTIFIED,
     RECTIFIERS,
     RESIZES,
 )
@@ -330,8 +331,12 @@ def _at_least_0(tensor: Tensor) -> bool:
 def lost(quantize: Node) -> tuple[float, float | None] | None:
     """Return the bounds of the Relu (0, None) or Clip that a QuantizeLinear replaces, or None.
 
-    Pairs written by sbonnx come after the activations of the model, so none is lost there; graph inputs have none.
+    Pairs written by sbonnx come after the activations of the model, so none is lost there unless an attribute says so;
+    graph inputs have none.
     """
+    removed = quantize.attrs.get(RECTIFIED)
+    if removed is not None:
+        return float(removed[0]), float(removed[1]) if len(removed) > 1 else None
     found = numbers(quantize)
     if BITS in quantize.attrs or found is None or found.scale.size != 1 or not is_integer(found.zero.dtype):
         return None

@@ -1,7 +1,8 @@
 """Rewrite of activations between an op and the pair behind it, with the same results.
 
 The pair of an op is planned behind the Relu or Clip that follows. In the file, the QuantizeLinear of a node unit has to
-follow its op. If the codes saturate where the activation does, it has no effect and is removed. Else it becomes a node
+follow its op. If the codes saturate where the activation does, it has no effect and is removed; its bounds are kept in
+an attribute, from which `sbonnx.qdq.strip` restores it. Else it becomes a node
 unit: a pair with the parameters of the one behind it is inserted before it. Rounding is monotonic, so that
 ``Q(Clip(DQ(Q(x))))`` equals ``Q(Clip(x))`` for the same parameters.
 """
@@ -14,7 +15,7 @@ import numpy as np
 
 from sbonnx.backends.base import in_every_scope
 from sbonnx.graph import Body, Node, Tensor, edit, query
-from sbonnx.ops import DEQUANTIZE, QUANTIZE, RECTIFIERS
+from sbonnx.ops import DEQUANTIZE, QUANTIZE, RECTIFIED, RECTIFIERS
 from sbonnx.spec import Array
 
 
@@ -30,6 +31,7 @@ def settle_rectifiers(body: Body, names: edit.Names) -> Iterator[str]:
         quantize, dequantize = pair
         if _has_no_effect(node, quantize):
             edit.replace_input(quantize, 0, node.inputs[0])
+            quantize.attrs[RECTIFIED] = [0.0] if node.op == "Relu" else [*(_bounds(node) or ())]
             yield f"{node.name}: removed, since the codes behind it saturate at its bounds"
             continue
         tensor: Tensor = node.inputs[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ from onnxruntime.quantization import CalibrationDataReader, QuantType
 from onnxruntime.quantization import quantize as ort_quantize
 from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config
 
-from sbonnx import quantize
+from sbonnx import graph as graphs
+from sbonnx import qdq, quantize
 from sbonnx.spec import Array
 from sbonnx.testing import check_backend
 from sbonnx.verify import session
@@ -97,6 +99,29 @@ def test_rectifiers_between_op_and_pair_have_no_effect_or_are_units() -> None:
     other, _ = quantized(residual(), RANGES={"b": [-2, 7]})
     assert "Clip" in {node.op_type for node in other.graph.node}
     assert units(other) == []
+
+
+@pytest.mark.parametrize("top", [0.5, 6.0])
+def test_a_removed_rectifier_is_restored_with_its_pairs(top: float, tmp_path: Path) -> None:
+    text = """g (float[N,8,8,8] x) => (float[N,8,8,8] y) {
+        a = Conv<kernel_shape=[3,3], pads=[1,1,1,1]>(x, w0)
+        b = Clip(a, low, high)
+        c = Conv<kernel_shape=[3,3], pads=[1,1,1,1]>(b, w1)
+        d = Relu(c)
+        y = ConvTranspose<kernel_shape=[1,1]>(d, w2)
+    }"""
+    weights = {"w0": (8, 8, 3, 3), "w1": (8, 8, 3, 3), "w2": (8, 8, 1, 1)}
+    floats = parsed(text, weights, low=0.0, high=top)
+    model, _ = quantized(floats)
+    assert not {"Relu", "Clip"} & {node.op_type for node in model.graph.node}
+    graph = graphs.load(model)
+    qdq.strip(graph)
+    graphs.save(graph, tmp_path / "restored.onnx")
+    restored = onnx.load(str(tmp_path / "restored.onnx"))
+    assert [node.op_type for node in restored.graph.node] == ["Conv", "Clip", "Conv", "Relu", "ConvTranspose"]
+    (feed, *_) = feeds_for(floats)
+    wanted, found = (session(one.SerializeToString()).run(None, feed)[0] for one in (floats, restored))
+    assert np.square(wanted - found).sum() < 1e-2 * np.square(wanted).sum()
 
 
 def test_excluded_nodes_stay_float_and_outputs_can() -> None:
