@@ -110,7 +110,7 @@ def test_a_removed_rectifier_is_restored_with_its_pairs(top: float, tmp_path: Pa
         d = Relu(c)
         y = ConvTranspose<kernel_shape=[1,1]>(d, w2)
     }"""
-    weights = {"w0": (8, 8, 3, 3), "w1": (8, 8, 3, 3), "w2": (8, 8, 1, 1)}
+    weights: dict[str, tuple[int, ...]] = {"w0": (8, 8, 3, 3), "w1": (8, 8, 3, 3), "w2": (8, 8, 1, 1)}
     floats = parsed(text, weights, low=0.0, high=top)
     model, _ = quantized(floats)
     assert not {"Relu", "Clip"} & {node.op_type for node in model.graph.node}
