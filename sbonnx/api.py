@@ -59,7 +59,7 @@ def quantize(  # noqa: PLR0913 - public entry point
         model: path or ModelProto. It is never modified.
         data: calibration data: path or any reader that `sbonnx.calib.data.dataset.read` accepts. None if the mode
             measures nothing (dynamic, weight_only); the result is then not compared with the float model.
-        backend: "onnxruntime" (default), "tensorrt" or "virtual".
+        backend: "onnxruntime" (default), "openvino", "qnn", "tensorrt" or "virtual".
         recipe: None (the backend's 8-bit defaults), "auto" (the defaults and changes that reduce the error), a path,
             or a nested dict.
         output, force: path of the result, and whether to overwrite a file; None keeps the result in memory
