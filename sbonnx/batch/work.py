@@ -46,7 +46,7 @@ from sbonnx.pipeline import prepare
 from sbonnx.progress import Progress
 from sbonnx.recipe import Recipe, load
 from sbonnx.report import Report
-from sbonnx.stages.measure import divided
+from sbonnx.stages.measure import divided, equalizes_by_data
 from sbonnx.stages.pruned import measure_first
 from sbonnx.stages.state import Prepared, Request, run_options
 from sbonnx.terminal import escaped, json_values, map_strings
@@ -235,13 +235,16 @@ def _free_settings(row: ResolvedJob, cache: Path | None, threads: int) -> dict[s
 
 
 def _prepared(row: ResolvedJob) -> Prepared | None:
-    """Prepare the graph and plan of a job; None if there is nothing to measure or the preparation fails."""
+    """Prepare the graph and plan of a job; None if there is nothing to share or the preparation fails.
+
+    Statistics are not shared if equalization changes the graph by its data, as SmoothQuant does in transformers.
+    """
     try:
         recipe = recipe_of(row.real)
         prepared = prepare(row.real.model, recipe, backend_for(recipe.backend, recipe.version))
     except SbonnxError:
         return None
-    return prepared if prepared.plan.of_role("activation") else None
+    return prepared if prepared.plan.of_role("activation") and not equalizes_by_data(prepared) else None
 
 
 def _fill_caches(

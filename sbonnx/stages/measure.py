@@ -90,6 +90,18 @@ def divided(data: Any, prepared: Prepared, split: int | None) -> HeldOutSplit | 
     return divide_sequences(steps, calibration.feedback.values(), share, unrolled)
 
 
+def equalizes_by_data(prepared: Prepared) -> bool:
+    """Return whether `equalize_activations` changes the graph: statistics of the prepared one then do not fit it."""
+    return prepared.recipe.equalize.awq or _equalizes_ranges(prepared)
+
+
+def _equalizes_ranges(prepared: Prepared) -> bool:
+    settings = equalization_of(prepared.recipe)
+    if settings.only_after_norms and not settings.absorb_bias:
+        return bool(wanted_ranges(prepared.graph, settings))
+    return settings.needs_ranges
+
+
 def equalize_activations(state: PipelineState, options: RunOptions) -> PipelineState:
     """Equalize by measured activations, in place, and plan the changed graph again.
 
@@ -105,11 +117,10 @@ def equalize_activations(state: PipelineState, options: RunOptions) -> PipelineS
         return _scale_by_activations(state, options)
     if state.data is None:
         return state.refused(Refusal("equalize", "EQUALIZE", "there are no data to measure the ranges of channels on"))
-    graph = prepared.graph
-    wanted = wanted_ranges(graph, settings)
-    if settings.only_after_norms and not settings.absorb_bias and not wanted:
+    if not _equalizes_ranges(prepared):
         return _scale_by_activations(state, options)
-    ranges = channel_ranges(graph, wanted, state.data.fit, _with_own_cache(state, options))
+    graph = prepared.graph
+    ranges = channel_ranges(graph, wanted_ranges(graph, settings), state.data.fit, _with_own_cache(state, options))
     done = equalize_measured(graph, settings, ranges)
     plan = make(graph, prepared.recipe, prepared.backend, observers=frozenset(OBSERVERS))
     kept = [refusal for refusal in prepared.refusals if refusal not in prepared.plan.refusals]

@@ -24,6 +24,7 @@ from sbonnx.batch.jobs.steps import steps_of
 from sbonnx.batch.outcomes import from_json, read_made
 from sbonnx.batch.work import run_step
 from sbonnx.errors import OutputError
+from tests.support.models import model
 
 pytestmark = pytest.mark.skipif(not digits().model.is_file(), reason="the bundled model is not there")
 
@@ -396,3 +397,27 @@ def test_a_file_that_changes_meanwhile(place: Path) -> None:
     assert [one.status for one in found] == ["refused", "refused"]
     assert all("was changed while the batch ran" in one.reason for one in found)
     assert list(places.state.rglob("steps/*")) == []
+
+
+def test_a_network_that_smooth_quant_changes(place: Path) -> None:
+    """Its statistics are those of the equalized graph, which no other job has: the file is that of a single run."""
+    text = """
+    g (float[N,8,16] x) => (float[N,8,16] y) {
+        a = LayerNormalization <axis: int = -1> (x, scale, shift)
+        b = MatMul (a, w)
+        c = Relu (b)
+        y = MatMul (c, v)
+    }"""
+    scale = np.linspace(0.1, 8, 16).astype(np.float32)
+    onnx.save(model(text, scale=scale, shift=16, w=(16, 16), v=(16, 16)), str(place / "m.onnx"))
+    data = np.random.default_rng(1).normal(size=(8, 8, 16)).astype(np.float32)
+    np.savez(place / "d.npz", x=data)
+    settings: dict[str, Any] = {"verify.latency": False, "kernel_costs": "none"}
+    report = quantize(place / "m.onnx", place / "d.npz", split=1, output=place / "single.onnx", **settings)
+    assert "smooth_quant" in {fired.pattern for fired in report.applied}
+    outcomes = run_all([own(place)], Places(place / "out"))
+    assert {title: (one.status, one.reason) for title, one in outcomes.items()} == {
+        "calibrate m.onnx": ("done", ""),
+        "quantize a": ("done", ""),
+    }
+    assert (place / "out" / "a.onnx").read_bytes() == (place / "single.onnx").read_bytes()
