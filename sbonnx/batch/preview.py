@@ -15,16 +15,16 @@ from sbonnx.errors import SbonnxError
 def faults_of(jobs: Iterable[Job], state: Path) -> dict[str, str]:
     """Return the reasons, by name, of the jobs that cannot run: their recipe, model or data cannot be read.
 
-    Each model is opened once, with its weights left on disk, and of each data set the first sample is read and checked
-    against the inputs of the model. Nothing is run.
+    Each model is opened once, with its weights left on disk, and of each data set the first sample is read,
+    preprocessed and checked against the inputs of the model. Nothing is run.
 
     Args:
         state: state folder of the batch, for downloads of URLs.
     """
-    seen: dict[tuple[str, str | None, int | None], str] = {}
+    seen: dict[tuple[str, str | None, int | None, str | None], str] = {}
     faults: dict[str, str] = {}
     for job in jobs:
-        key = (job.model, job.data, job.split)
+        key = (job.model, job.data, job.split, job.preprocess)
         if key not in seen:
             seen[key] = _read_fault(job, state)
         reason = _recipe_fault(job, state) or seen[key]
@@ -37,12 +37,14 @@ def _read_fault(job: Job, state: Path) -> str:
     """Return the reason why the model or the first sample cannot be read; "" if both can."""
     from sbonnx import graph as graphs
     from sbonnx.calib.data import dataset as datasets
+    from sbonnx.calib.data import with_preprocess
 
     try:
         real = localized(reveal_job(job), state / "remote")
         graph = graphs.load(real.model)
         if real.data is not None:
-            next(iter(datasets.read(real.data, graph, split=real.split, limit=1)))
+            data = with_preprocess(real.data, real.preprocess)
+            next(iter(datasets.read(data, graph, split=real.split, limit=1)))
     except SbonnxError as error:
         return str(error)
     return ""

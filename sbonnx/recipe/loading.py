@@ -209,12 +209,17 @@ def _source(source: Source) -> tuple[dict[str, Any], KeyOrigin]:
         raise origin.error(problem) from problem
 
 
+def similar_backend(name: str) -> str:
+    """Return a question with the backend, or the short form of one, that is most similar to a name, or ""."""
+    return suggestion(name, (*BACKENDS, *names.VERSIONED, *names.BACKEND_ALIASES))
+
+
 def _backend_name(backend: object) -> str:
     """Return the name in lower case, with an optional version: ``tensorrt@10``."""
     name = names.full_backend(backend) if isinstance(backend, str) else ""
     if name in BACKENDS or name in names.VERSIONED:
         return name
-    hint = suggestion(name, (*BACKENDS, *names.VERSIONED))
+    hint = similar_backend(name)
     raise RecipeError(f"the backend must be {one_of(BACKENDS)}, got {short(backend)}{hint and f'. {hint}'}")
 
 

@@ -74,6 +74,7 @@ PROBLEMS = {
     "jobs that are no list": ("output: o\njobs: {a: b}", ["'jobs'", "must be a list"]),
     "no model": ("output: o\njobs: [{bits: w8a8}]", ["jobs.0.model", "is missing"]),
     "an unknown backend": ("output: o\nmatrix: {backend: tensort}\njobs: [{model: a.onnx}]", ["tensorrt?"]),
+    "a backend close to a short name": ("output: o\nmatrix: {backend: ortt}\njobs: [{model: a.onnx}]", ["mean ort?"]),
     "bits that are none": ("output: o\njobs: [{model: a.onnx, bits: [w8a8, w9x]}]", ["jobs.0.bits", "w9x"]),
     "an unknown key of the recipe": (
         "output: o\njobs: [{model: a.onnx, set: {sampels: 3}}]",

@@ -162,3 +162,17 @@ def test_a_dry_run_opens_models_and_data(place: Path, capfd: pytest.CaptureFixtu
     assert list((place / "out").glob("*.onnx")) == []
     assert main(["batch", "jobs.yaml", "--dry-run", "--json", "--only", "m-*"]) == 0
     assert json.loads(capfd.readouterr().out)["faults"] == {}
+
+
+def test_a_dry_run_preprocesses_images(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Of two jobs with the same images, the one without a preprocessing cannot run."""
+    image = pytest.importorskip("PIL.Image")
+    (place / "photos").mkdir()
+    image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(place / "photos" / "a.png")
+    job = "  - {model: m.onnx, data: photos, backend: ort"
+    jobs = f"output: out\njobs:\n{job}, name: good, preprocess: unit}}\n{job}, name: bad}}\n"
+    (place / "jobs.yaml").write_text(jobs)
+    assert main(["batch", "jobs.yaml", "--dry-run"]) == 1
+    seen = capfd.readouterr()
+    assert "1 jobs cannot run" in seen.out
+    assert seen.err.startswith("bad: cannot run: folder 'photos' holds images, which need --preprocess")

@@ -15,8 +15,8 @@ from sbonnx.backends import BACKENDS
 from sbonnx.batch.jobs.job import Job, encodable
 from sbonnx.errors import RecipeError
 from sbonnx.recipe import yaml_text
-from sbonnx.recipe.loading import BITS, WHOLE, all_keys
-from sbonnx.recipe.names import SHORT_FORMS, VERSIONED
+from sbonnx.recipe.loading import BITS, WHOLE, all_keys, similar_backend
+from sbonnx.recipe.names import SHORT_FORMS, VERSIONED, full_backend
 from sbonnx.recipe.problem import KeyOrigin, Wrong, nearest, one_of, short
 from sbonnx.recipe.value_types import bits_by_side, share_or_percent
 
@@ -40,12 +40,10 @@ def _texts(value: object) -> tuple[str, ...]:
 
 
 def _backends(value: object) -> tuple[str, ...]:
-    found = tuple(one.lower() for one in _texts(value))
+    found = tuple(full_backend(one) for one in _texts(value))
     for name in found:
         if name not in BACKENDS and name not in VERSIONED:
-            close = nearest(name, (*BACKENDS, *VERSIONED))
-            hint = f"Did you mean {close[0]}?" if close else ""
-            raise Wrong(f"must be {one_of(BACKENDS)}", hint, value=name)
+            raise Wrong(f"must be {one_of(BACKENDS)}", similar_backend(name), value=name)
     return found
 
 
