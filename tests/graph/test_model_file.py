@@ -34,18 +34,28 @@ def written(path: Path, content: bytes | str) -> Path:
 
 
 FILES: dict[str, tuple[Callable[[Path], Path], str]] = {
-    "missing": (lambda folder: folder / "none.onnx", "does not exist"),
-    "missing folder": (lambda folder: folder / "none" / "m.onnx", "there is no folder"),
+    "missing": (lambda folder: folder / "none.onnx", "does not exist: check the path"),
+    "missing folder": (lambda folder: folder / "none" / "m.onnx", "there is no folder .*, check the path"),
     "folder": (lambda folder: folder, "is a folder"),
     "empty": (lambda folder: written(folder / "m.onnx", b""), r"is empty \(0 bytes\)"),
-    "text": (lambda folder: written(folder / "m.onnx", "hello, this is no model\n" * 9), "it is a text file"),
+    "text": (
+        lambda folder: written(folder / "m.onnx", "hello, this is no model\n" * 9),
+        "a text file: give the .onnx file",
+    ),
     "json": (lambda folder: written(folder / "m.onnx", '{"a": [1, 2, 3]}'), "it is a text file"),
-    "git lfs": (lambda folder: written(folder / "m.onnx", "version https://git-lfs.github.com/spec/v1\n"), "text file"),
-    "noise": (lambda folder: written(folder / "m.onnx", np.random.default_rng(0).bytes(5000)), "not an ONNX model"),
+    "git lfs": (
+        lambda folder: written(folder / "m.onnx", "version https://git-lfs.github.com/spec/v1\n"),
+        "run git lfs pull",
+    ),
+    "noise": (
+        lambda folder: written(folder / "m.onnx", np.random.default_rng(0).bytes(5000)),
+        r"cut off \(.*\): copy or export",
+    ),
     "zeros": (lambda folder: written(folder / "m.onnx", bytes(5000)), "not an ONNX model"),
     "other protobuf": (lambda folder: written(folder / "m.onnx", b"\x12\x03abc"), r"no graph|no ir_version"),
     "graph only": (lambda folder: written(folder / "m.onnx", good().graph.SerializeToString()), "not an ONNX model"),
-    "png": (lambda folder: written(folder / "m.png", b"\x89PNG\r\n\x1a\n" + bytes(100)), "not an ONNX model"),
+    "png": (lambda folder: written(folder / "m.png", b"\x89PNG\r\n\x1a\n" + bytes(100)), "image: give the .onnx file"),
+    "jpeg": (lambda folder: written(folder / "m.jpg", b"\xff\xd8\xff\xe0" + bytes(100)), "image: give the .onnx file"),
     "zip": (lambda folder: written(folder / "m.pt", b"PK\x03\x04" + bytes(100)), "it is a zip archive"),
 }
 

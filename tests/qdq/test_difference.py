@@ -80,4 +80,4 @@ def test_changes_are_found(quantized: Path, tmp_path: Path, capsys: pytest.Captu
 
 def test_bad_input(quantized: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diff", str(quantized), "absent.onnx"]) == 2
-    assert capsys.readouterr().err == "ModelError: 'absent.onnx' does not exist\n"
+    assert capsys.readouterr().err == "ModelError: 'absent.onnx' does not exist: check the path\n"

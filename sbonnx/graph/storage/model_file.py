@@ -33,12 +33,16 @@ SHOWN: Final = 100
 INVALID: Final = (onnx.checker.ValidationError, onnx.shape_inference.InferenceError)
 
 NOT_ONNX: Final = "it is not an ONNX model, or it is cut off"
+AGAIN: Final = "copy or export it again"
 
 OTHER_FILES: Final = (
     (0, b"PK\x03\x04", "it is a zip archive, as .npz and PyTorch's files are: export the model to ONNX"),
     (0, b"\x89HDF\r\n", "it is an HDF5 file (Keras): export the model to ONNX"),
     (0, b"\x1f\x8b", "it is compressed with gzip: unpack it first"),
-    (0, b"\x93NUMPY", "it is an .npy array"),
+    (0, b"\x93NUMPY", "it is an .npy array: give the .onnx file"),
+    (0, b"\x89PNG\r\n", "it is an image: give the .onnx file"),
+    (0, b"\xff\xd8\xff", "it is an image: give the .onnx file"),
+    (0, b"version https://git-lfs", "it is a pointer of Git LFS: run git lfs pull"),
     (4, b"TFL3", "it is a TensorFlow Lite model: export the model to ONNX"),
     (4, b"ORTM", "it is in onnxruntime's own format: give the .onnx file it was made from"),
 )
@@ -131,23 +135,23 @@ def _require_file(path: Path) -> None:
     if not path.is_file():
         raise ModelError(f"'{path}' is not a regular file")
     if path.stat().st_size == 0:
-        raise ModelError(f"'{path}' is empty (0 bytes): copy or export it again")
+        raise ModelError(f"'{path}' is empty (0 bytes): {AGAIN}")
 
 
 def _near(path: Path) -> str:
     if not path.parent.is_dir():
-        return f": there is no folder '{path.parent}'"
+        return f": there is no folder '{path.parent}', check the path"
     names = [entry.name for entry in path.parent.iterdir() if entry.is_file()]
     close = difflib.get_close_matches(path.name, names, n=3, cutoff=0.6)
     close = close or [name for name in sorted(names) if name.endswith(".onnx")][:3]
-    return f". Similar names there: {', '.join(close)}" if close else ""
+    return f": check the path. Similar names there: {', '.join(close)}" if close else ": check the path"
 
 
 def _parse(source: WeightBytes, label: str) -> OpenedModel:
     start = bytes(source.buffer[:64])
     hint = next((f": {what}" for at, magic, what in OTHER_FILES if start[at:].startswith(magic)), "")
-    if all(byte in b"\t\r\n" or 32 <= byte < 127 for byte in start):
-        hint = ": it is a text file"
+    if not hint and all(byte in b"\t\r\n" or 32 <= byte < 127 for byte in start):
+        hint = ": it is a text file: give the .onnx file, or export the model to ONNX"
     try:
         skeleton, spans = detach(source.buffer, largest=INLINE_BYTES)
         try:
@@ -159,14 +163,14 @@ def _parse(source: WeightBytes, label: str) -> OpenedModel:
         text = f"its graphs are nested deeper than protobuf reads, about {MAX_BODIES} levels"
         raise ModelError(f"{label} cannot be read: {text}") from None
     except (ValueError, DecodeError) as error:
-        reason = f" ({error})" if isinstance(error, ValueError) and not hint else ""
-        raise ModelError(f"{label} cannot be read{hint or ': ' + NOT_ONNX}{reason}") from None
+        reason = f" ({error})" if isinstance(error, ValueError) else ""
+        raise ModelError(f"{label} cannot be read{hint or f': {NOT_ONNX}{reason}: {AGAIN}'}") from None
     if not model.HasField("graph") or not model.ir_version:
         lacks = "graph" if not model.HasField("graph") else "ir_version"
-        raise ModelError(f"{label} cannot be read{hint or ': ' + NOT_ONNX} (no {lacks})")
+        raise ModelError(f"{label} cannot be read{hint or f': {NOT_ONNX} (no {lacks}): {AGAIN}'}")
     broken = next((text for text in texts(model) if isinstance(text, bytes)), None)
     if broken is not None:
-        raise ModelError(f"{label} cannot be read: the name {broken!r} in it is not text, the file is damaged")
+        raise ModelError(f"{label} cannot be read: the name {broken!r} in it is not text, the file is damaged: {AGAIN}")
     return OpenedModel(model, [Payload(source, span.offset, span.length) for span in spans])
 
 
