@@ -275,11 +275,16 @@ class NoteGroup:
         return f"{self.text} (and {more} more of this kind)" if more else self.text
 
 
+def without_names(text: str) -> str:
+    """Return a text with quoted names replaced by empty quotes: texts that differ in names alone become equal."""
+    return _NAMES.sub("''", text)
+
+
 def group_notes(notes: Iterable[str]) -> Iterator[NoteGroup]:
     """Yield the kinds of notes in order of their first note. Equal notes count once."""
     groups: dict[str, dict[str, None]] = {}
     for note in notes:
-        kind = _NUMBERS.sub("0", _NAMES.sub("''", note))
+        kind = _NUMBERS.sub("0", without_names(note))
         groups.setdefault(kind, {})[note] = None
     for group in groups.values():
         yield NoteGroup(next(iter(group)), tuple(group))

@@ -21,6 +21,8 @@ from sbonnx.cli import VERBS, main, options
 from sbonnx.cli.app import GROUPS, build
 from sbonnx.cli.examples import EXAMPLES
 from sbonnx.cli.output.printer import Printer, json_value, to_json
+from sbonnx.cli.output.tables import show_refusals
+from sbonnx.report import Refusal
 from sbonnx.version import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -151,6 +153,31 @@ def test_piped_tables_are_not_truncated(capsys: pytest.CaptureFixture[str]) -> N
     assert head.split() == ["name", "value"]
     assert first == f"{long}    0.5"
     assert second == "short [red]"
+
+
+@pytest.mark.parametrize(("width", "columns"), [(80, ["layer", "dB", "bars"]), (32, ["layer", "dB"]), (20, ["layer"])])
+def test_columns_of_narrow_terminals(
+    width: int, columns: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names stay on one line, as long as there is something else to leave out."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(width))
+    name = "/layer1/conv1/Conv"
+    Printer().table("t", ("layer", "dB", "bars"), [(name, 12.5, "████████")], optional=("bars", "dB"))
+    lines = capsys.readouterr().out.splitlines()
+    assert re.sub(r"\x1b\[[0-9;]*m", "", lines[2]).split() == columns
+    assert any(name in line for line in lines)
+
+
+def test_reasons_that_differ_in_names_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    refusals = [Refusal("Conv", f"n{index}", f"its input 'x{index}' is int4") for index in range(3)]
+    refusals.append(Refusal("Conv", "n9", "its input 'x9' is int2"))
+    show_refusals(Printer(), refusals)
+    rows = [line.split("  ") for line in capsys.readouterr().out.splitlines()[2:4]]
+    texts = [[text.strip() for text in row if text.strip()] for row in rows]
+    assert texts == [["3", "Conv", "its input 'x0' is int4", "n0"], ["1", "Conv", "its input 'x9' is int2", "n9"]]
+    show_refusals(Printer(), refusals, verbose=True)
+    assert "its input 'x2' is int4" in capsys.readouterr().out
 
 
 def test_json_of_other_types() -> None:

@@ -9,7 +9,7 @@ from typing import Final
 from sbonnx.cli import options
 from sbonnx.cli.evaluation import evaluation_of
 from sbonnx.cli.options import Arguments
-from sbonnx.cli.output.tables import comparison_facts, show_evaluation, show_outputs
+from sbonnx.cli.output.tables import comparison_facts, show_evaluation, show_outputs, show_refusals
 from sbonnx.errors import RecipeError
 
 HELP: Final = "Compare a quantized model with its float model. Error of each output, size, latency, integer kernels."
@@ -27,6 +27,7 @@ OPTIONS: Final = (
     *options.EVALUATING,
     options.MAX_METRIC_LOSS,
     *options.LIMITS,
+    options.VERBOSE,
     *options.COMMON,
 )
 
@@ -36,7 +37,7 @@ def run(given: Arguments) -> int:
     from sbonnx import verify
     from sbonnx.calib.data import dataset as datasets
     from sbonnx.calib.input_check import data_notes
-    from sbonnx.report import verdict_of
+    from sbonnx.report import Refusal, verdict_of
     from sbonnx.verify.runtimes import chosen_runtime
 
     printer, float_model, quant_model = given.printer(), given[FLOAT], given[QUANT]
@@ -76,9 +77,8 @@ def run(given: Arguments) -> int:
     show_outputs(printer, "outputs against float", metrics)
     show_evaluation(printer, metrics)
     left = () if comparison.kernels is None else comparison.kernels.left_float
-    printer.table(
-        "in float between Q/DQ pairs", ("node", "op", "why"), [(node.node, node.op, node.why) for node in left]
-    )
+    refusals = [Refusal(one.op, one.node, one.why) for one in left]
+    show_refusals(printer, refusals, title="in float between Q/DQ pairs", verbose=given[options.VERBOSE])
     printer.verdict(verdict, [advice["command"]] if advice else [])
     return code
 

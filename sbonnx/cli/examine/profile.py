@@ -258,11 +258,13 @@ def _tables(printer: Printer, title: str, profile: Profile, shown: Profile, colu
         share = losses.get(row.node, 0.0) / most if most else 0.0
         rows.append((row.node, row.op, row.label, *(row.value(name) for name in COLUMNS), bar(share)))
     titles = [TITLES[name] for name in COLUMNS]
+    bars = f"{TITLES[column]} loss"
     counted = f"{len(shown.layers)} of {len(profile.layers)} layers"
     printer.table(
-        f"{counted}: {values['measure']}{unit} of the outputs of each, against float; bars: {TITLES[column]} loss",
-        ("layer", "op", "reads", *titles, "loss"),
+        f"{counted}: {values['measure']}{unit} of the outputs of each, against float",
+        ("layer", "op", "reads", *titles, bars),
         rows,
+        optional=(bars, "op", "reads"),
     )
     for note in profile.notes:
         printer.note(note)

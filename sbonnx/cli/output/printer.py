@@ -26,6 +26,9 @@ NUMBER: Final = re.compile(rf"[-+]?(\d[\d.,]*(e[-+]?\d+)?|inf|nan)( (%|[kMGT]?B)
 BAR: Final = re.compile("[█▏▎▍▌▋▊▉]*")
 """A bar of block characters, which a line break would shorten."""
 
+COLUMN_GAP: Final = 3
+"""Characters between the columns of a table on a terminal."""
+
 PIPE_WIDTH: Final = 100_000
 """Table width when stdout is not a terminal, so that nothing is truncated or wrapped."""
 
@@ -68,6 +71,21 @@ def cell(value: object) -> str:
     return one_line(value)
 
 
+def _fitting(
+    columns: Sequence[str], texts: list[list[str]], width: int, optional: Sequence[str]
+) -> tuple[Sequence[str], list[list[str]]]:
+    """Return columns and rows of a table, without the first of the `optional` columns until it fits."""
+    from rich.cells import cell_len
+
+    for name in optional:
+        widths = [max(map(cell_len, column)) for column in zip(columns, *texts, strict=True)]
+        if sum(widths) + COLUMN_GAP * (len(widths) - 1) <= width:
+            break
+        kept = [index for index, column in enumerate(columns) if column != name]
+        columns, texts = [columns[index] for index in kept], [[row[index] for index in kept] for row in texts]
+    return columns, texts
+
+
 @final
 class Printer:
     """Prints tables unless `as_json` or `quiet`; JSON if `as_json`, and then nothing else on stdout."""
@@ -77,9 +95,19 @@ class Printer:
         self.tables = not (as_json or quiet)
 
     def table(
-        self, title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, headed: bool = True
+        self,
+        title: str,
+        columns: Sequence[str],
+        rows: Iterable[Sequence[object]],
+        *,
+        headed: bool = True,
+        optional: Sequence[str] = (),
     ) -> None:
-        """Print a table; nothing if there are no rows. Columns of numbers are right-aligned."""
+        """Print a table; nothing if there are no rows. Columns of numbers are right-aligned.
+
+        Args:
+            optional: columns that are left out, in this order, as long as the table is wider than the terminal.
+        """
         texts = [[cell(value) for value in row] for row in rows]
         if not self.tables or not texts:
             return
@@ -89,6 +117,8 @@ class Printer:
         from rich.text import Text
 
         terminal = sys.stdout.isatty()
+        console = Console(file=sys.stdout, width=None if terminal else PIPE_WIDTH, highlight=False)
+        columns, texts = _fitting(columns, texts, console.width, optional)
         table = Table(box=box.SIMPLE_HEAD if terminal else None, pad_edge=False, show_header=headed)
         for index, column in enumerate(columns):
             numeric = all(not row[index] or NUMBER.fullmatch(row[index]) for row in texts)
@@ -98,7 +128,6 @@ class Printer:
             )
         for row in texts:
             table.add_row(*map(Text, row))
-        console = Console(file=sys.stdout, width=None if terminal else PIPE_WIDTH, highlight=False)
         with console.capture() as captured:
             console.print(Text(one_line(title), style="bold"))
             console.print(table)

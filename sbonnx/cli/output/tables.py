@@ -126,22 +126,28 @@ def bar(share: float, width: int = BAR_WIDTH) -> str:
     return "█" * whole + (EIGHTHS[part] if part else "")
 
 
-def show_refusals(printer: Printer, refusals: Iterable[Refusal], *, verbose: bool = False) -> None:
+def show_refusals(
+    printer: Printer, refusals: Iterable[Refusal], *, title: str = "not done", verbose: bool = False
+) -> None:
     """Show one line per reason, the most frequent first: how often, what was not done, why, the first place.
+
+    Reasons that differ in quoted names alone are one; the first is shown.
 
     Args:
         verbose: show each place.
     """
+    from sbonnx.report.verdict import without_names
+
     every = list(refusals)
     if verbose:
-        printer.table("not done", ("what", "why", "at"), [(one.what, one.why, one.where) for one in every])
+        printer.table(title, ("what", "why", "at"), [(one.what, one.why, one.where) for one in every])
         return
-    counts = Counter((refusal.what, refusal.why) for refusal in every)
-    first = {(refusal.what, refusal.why): refusal.where for refusal in reversed(every)}
+    counts = Counter((one.what, without_names(one.why)) for one in every)
+    first = {(one.what, without_names(one.why)): one for one in reversed(every)}
     printer.table(
-        "not done",
+        title,
         ("times", "what", "why", "first at"),
-        [(count, what, why, first[what, why]) for (what, why), count in counts.most_common()],
+        [(count, first[kind].what, first[kind].why, first[kind].where) for kind, count in counts.most_common()],
     )
 
 
