@@ -296,9 +296,3 @@ def test_an_override_that_the_backend_refuses_is_said_to_be_one(tmp_path: Path) 
 def test_unknown_backend_argument(backend: Any) -> None:
     with pytest.raises(RecipeError, match=r"the backend must be virtual, onnxruntime, tensorrt, openvino or qnn, got"):
         load(None, backend=backend)
-
-
-@pytest.mark.parametrize(("typed", "meant"), [("ortt", "ort"), ("trt10", "trt"), ("OVV", "ov")])
-def test_the_backend_that_was_meant(typed: str, meant: str) -> None:
-    with pytest.raises(RecipeError, match=rf"Did you mean {meant}\?$"):
-        load(None, backend=typed)

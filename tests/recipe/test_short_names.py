@@ -34,6 +34,7 @@ def test_regular_expressions_need_no_quotes() -> None:
     assert recipe.load(overrides=[f"EXCLUDE={expression}"]).exclude == (expression,)
 
 
-def test_suggestion() -> None:
-    with pytest.raises(RecipeError, match=r"got 'trtt'\. Did you mean tensorrt\?"):
-        recipe.load(backend="trtt")
+@pytest.mark.parametrize(("typed", "meant"), [("trtt", "trt"), ("ortt", "ort"), ("tensort", "tensorrt"), ("OVV", "ov")])
+def test_suggestion(typed: str, meant: str) -> None:
+    with pytest.raises(RecipeError, match=rf"got '{typed}'\. Did you mean {meant}\?"):
+        recipe.load(backend=typed)
