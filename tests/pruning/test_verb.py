@@ -44,6 +44,8 @@ def test_the_verb_prunes_verifies_and_reports(
     small = onnx.load(output)
     assert [value.name for value in (*small.graph.input, *small.graph.output)] == ["x", "y"]
     assert any(entry.key == "sbonnx.pruned" for node in small.graph.node for entry in node.metadata_props)
+    assert main([*arguments, "--report", str(tmp_path / "r.html"), "--force"]) == 2
+    assert "r.html: the suffix selects the format: use .json\n" in capsys.readouterr().err
     # the same file again, and a limit that it misses
     assert main([*arguments, "--min-sqnr", "90", "--force", "--json"]) == 1
     assert "dB signal to error, and 90 are asked for" in json.loads(capsys.readouterr().out)["problems"][0]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from sbonnx.cli import options
+from sbonnx.cli.create.quantize import JSON, check_report
 from sbonnx.cli.evaluation import evaluation_of
 from sbonnx.cli.options import Arguments, CommandOption, required_output
 from sbonnx.cli.output.tables import comparison_facts, percent, show_evaluation, show_outputs, show_refusals
@@ -139,8 +140,7 @@ def run(given: Arguments) -> int:
         return _show_dimensions(given)
     model, output, force = given[options.MODEL], required_output(given[OUTPUT]), given[options.FORCE]
     page = given[REPORT]
-    if page is not None:
-        graphs.check_target(page, inputs=[model, output], force=force)
+    check_report(page, [model, output], force=force, suffixes=(JSON,))
     recipe = _recipe(given)
     told = no_gain(recipe.backend) if recipe.sparse.pattern is not None else []
     for note in told:

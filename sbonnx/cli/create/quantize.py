@@ -137,17 +137,19 @@ def _of_folder(folder: Path, data: Any, output: Path, settings: dict[str, Any]) 
     return report
 
 
-def check_report(file: Path | None, taken: Sequence[Path], *, force: bool) -> None:
+def check_report(
+    file: Path | None, taken: Sequence[Path], *, force: bool, suffixes: Sequence[str] = (JSON, *PAGES)
+) -> None:
     """Check that the report file can be written, before the work begins.
 
     Raises:
-        OutputError: its suffix is neither JSON nor HTML, or it cannot be written.
+        OutputError: its suffix is none of `suffixes`, or it cannot be written.
     """
     from sbonnx import graph as graphs
 
     if file is not None:
-        if file.suffix.lower() not in (JSON, *PAGES):
-            raise OutputError(f"--report {file}: the suffix selects the format: use .json or .html")
+        if file.suffix.lower() not in suffixes:
+            raise OutputError(f"--report {file}: the suffix selects the format: use {' or '.join(suffixes[:2])}")
         graphs.check_target(file, inputs=taken, force=force)
 
 
