@@ -15,10 +15,13 @@ from sbonnx.assets import digits
 from sbonnx.cli import main
 from sbonnx.cli.about.explain import _general
 from sbonnx.errors import DeviceError
+from sbonnx.heads.protect import REASON as HEAD
 from sbonnx.lint import RULES
 from sbonnx.patterns import FUSE, SIMPLIFY
+from sbonnx.plan.modes import CONVOLUTION
 from sbonnx.recipe.loading import all_keys
-from sbonnx.report.reasons import REASONS
+from sbonnx.report.reasons import REASONS, reason_of
+from tests.support.reason_texts import reason_texts
 
 MODEL = str(digits().model)
 
@@ -131,3 +134,19 @@ def test_reasons_have_a_page_and_one_code() -> None:
 def test_a_refusal_names_its_code(capsys: pytest.CaptureFixture[str]) -> None:
     found = explained(["node_linear", "--model", MODEL, "--exclude", "node_linear"], capsys)
     assert any(text.endswith("(R04)") for text in found["not_done"])
+
+
+OTHER_REASONS = (*CONVOLUTION.values(), HEAD.format("head"), "it would be slower in integers: its kernel takes about 9")
+"""Reasons that are module constants, or that a function returns by name of the node."""
+
+
+@pytest.mark.parametrize("text", [*reason_texts(), *OTHER_REASONS])
+def test_every_reason_of_a_plan_is_explained(text: str) -> None:
+    """A new reason needs an entry in `REASONS`, whose pattern finds it."""
+    assert reason_of(text) is not None
+
+
+def test_reasons_are_found_in_the_source() -> None:
+    """At every place where a plan or a scale refuses something."""
+    functions = {where.rpartition(" ")[2] for where in reason_texts().values()}
+    assert functions >= {"_at_linear", "_obstacles", "_gemm", "quantizable", "weight", "slow_linear", "unfit", "tie"}
