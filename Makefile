@@ -111,6 +111,7 @@ $(VENV)/.made:
 	@touch $@
 
 $(VENV)/.run: $(VENV)/.made pyproject.toml constraints.txt
+	@echo 'installing sbonnx and onnxruntime into $(VENV), about a minute'
 	$(PIP) -e '.[cpu]'
 	@touch $@
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from sbonnx.assets import digits
+from sbonnx.cli.app import rows_of_commands
 
 ROOT = Path(__file__).resolve().parents[2]
 SKIPPED_FOLDERS = {"build", "dist", "node_modules"}
@@ -33,14 +34,14 @@ class Block:
     line: int
 
 
+def _is_skipped(folder: str) -> bool:
+    return folder in SKIPPED_FOLDERS or folder.startswith(".")
+
+
 def documents() -> list[Path]:
     """Every Markdown file of the repository, but those of hidden folders."""
-
-    def is_ours(path: Path) -> bool:
-        folders = path.relative_to(ROOT).parts[:-1]
-        return not SKIPPED_FOLDERS & set(folders) and not any(name.startswith(".") for name in folders)
-
-    return sorted(path for path in ROOT.rglob("*.md") if path.resolve() == path and is_ours(path))
+    found = (path for path in ROOT.rglob("*.md") if not any(map(_is_skipped, path.relative_to(ROOT).parts)))
+    return sorted(path for path in found if path.resolve() == path)
 
 
 def blocks(path: Path) -> Iterator[Block]:
@@ -100,6 +101,32 @@ def test_other_commands_exist() -> None:
             assert named <= extras, line
         else:
             assert words[0] in ("sbonnx", "git", "cd"), f"not checked by anything: {line}"
+
+
+def unknown_options(line: str) -> list[str]:
+    """Return the options of a command line of sbonnx that the command does not have."""
+    words = shlex.split(line, comments=True)[1:]
+    tables = rows_of_commands()
+    verb = next((name for name in (" ".join(words[:2]), words[0]) if name in tables), None) if words else None
+    if verb is None:  # `sbonnx --version`, `sbonnx VERB -h`, a plug-in's
+        return []
+    flags = {flag for row in tables[verb] for flag in row.flags} | {"--help", "-h"}
+    options = [word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)]
+    return [option for option in options if option not in flags]
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_commands_have_the_options_that_are_shown(path: Path) -> None:
+    """In every block of a shell, also in those that are not run."""
+    text = "\n".join(block.text for block in blocks(path) if block.language in ("sh", "bash", "console"))
+    lines = (line.strip().removeprefix("$ ") for line in text.replace("\\\n", " ").splitlines())
+    wrong = {line: unknown_options(line) for line in lines if line.startswith("sbonnx ")}
+    assert not {line: options for line, options in wrong.items() if options}
+
+
+def test_an_option_that_is_not_there() -> None:
+    assert unknown_options("sbonnx batch nightly.yaml --html report.html --workers 2") == ["--html"]
+    assert unknown_options("sbonnx llm quantize folder -o out --bits w4  # --nothing") == []
 
 
 @pytest.mark.parametrize("path", documents(), ids=lambda path: path.relative_to(ROOT).as_posix())
