@@ -273,7 +273,11 @@ class SearchResult:
         """Reasons why the result misses the goal."""
         if self.goal.reached(self.best):
             return ()
-        widest = "" if self.outcome is None else " with the widest types that the backend takes"
+        widest = ""
+        if self.outcome is not None and self.plain is not None:
+            widest = " with the widest types that the backend takes"
+        elif self.outcome is not None:  # widths were chosen from the candidates of MIXED alone
+            widest = " with the widest candidates (MIXED.WEIGHTS, MIXED.ACTIVATIONS)"
         return (
             f"{self.goal.text} was asked for on the feeds held out, and is not reached{widest}: "
             f"{self.goal.figures(self.best)}",
