@@ -374,6 +374,10 @@ def _unmatched(
         hint = f"For tensors write 'tensor:{found.body}'"
     elif is_name and found.body in {node.op for node in nodes}:
         hint = f"For an operator type write 'op:{found.body}'"
+    elif is_name and (below := sum(name.startswith(f"{found.body.rstrip('/')}/") for name in pool)):
+        hint = f"For the {below} node{'s' * (below > 1)} below it write '{found.body.rstrip('/')}/*'"
+    elif is_name and found.kind == "name" and re.search(r"[|()^$\\]", found.body):
+        hint = f"For a regular expression write 're:{found.body}'"
     else:
         hint = _nearest_names(found.body, what, pool)
     if whole is not None:

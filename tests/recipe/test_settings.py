@@ -155,6 +155,8 @@ def test_patterns_that_mean_something_pass(source: dict[str, Any]) -> None:
         ({"INCLUDE": ["layer1_0_conv2"]}, "Nearest: '/layer1/layer1.0/conv1/Conv'"),
         ({"INCLUDE": ["op:conv"]}, "matches no operator type of the model, got 'op:conv'. Nearest: 'Conv'"),
         ({"INCLUDE": ["Conv"]}, "For an operator type write 'op:Conv'"),
+        ({"EXCLUDE": ["/layer1/layer1.0"]}, "below it write '/layer1/layer1.0/*'"),
+        ({"EXCLUDE": ["Conv_(19|20)"]}, "got 'Conv_(19|20)'. For a regular expression write 're:Conv_(19|20)'"),
         ({"EXCLUDE": ["logits"]}, "For tensors write 'tensor:logits'"),
         (
             {"SKIP_TRACE_MODULES": ["tensor:logit"]},
