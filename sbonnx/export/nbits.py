@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ from sbonnx.backends.onnxruntime import backend as ort
 from sbonnx.backends.onnxruntime.ort_nbits import MIN_BLOCK
 from sbonnx.export.conversion import Codes, Converted, Product, dequantized, product
 from sbonnx.graph import Body, Graph, Node, Tensor, Variable, edit, query
-from sbonnx.graph.storage.weights import release_pages
+from sbonnx.graph.storage.weights import release_pages, spill_pieces
 from sbonnx.linear.embedding import EmbeddingTable, table_of
 from sbonnx.ops import CONTRIB, EMBEDDING
 from sbonnx.plan import BITS
@@ -115,6 +115,19 @@ def pack(codes: Array, bits: int) -> Array:
     return np.asarray(packed, np.uint8)
 
 
+def packed_rows(codes: Array, bits: int) -> Array:
+    """Return codes (V, H) as bytes, (V, ceil(H * bits / 8)), mapped from a scratch file if they are large."""
+    count, length = codes.shape
+
+    def pieces() -> Iterator[Array]:
+        step = max(1, AT_ONCE // max(1, length))
+        for start in range(0, count, step):
+            yield np.ascontiguousarray(pack(unsigned(codes[start : start + step], bits), bits))
+            release_pages()
+
+    return spill_pieces(pieces(), (count, -(-length * bits // 8)))
+
+
 def unsigned(codes: Array, bits: int) -> Array:
     """Convert codes or zero points to MatMulNBits' form: uint8, with signed values shifted to start at 0."""
     offset = 0 if str(codes.dtype).startswith("u") else 1 << (bits - 1)
@@ -134,19 +147,25 @@ def blocked(
         bits: storage bits of a code; None: those of its type.
 
     Returns:
-        B: uint8, (N, blocks, block * bits / 8). scales: (N, blocks). zero points: uint8,
-        (N, ceil(blocks * bits / 8)), also where they are the operator's default, which differed between its kernels.
+        B: uint8, (N, blocks, block * bits / 8), mapped from a scratch file if it is large. scales: (N, blocks). zero
+        points: uint8, (N, ceil(blocks * bits / 8)), also where they are the operator's default, which differed between
+        its kernels.
     """
     bits = WIDTHS[str(zero.dtype)] if bits is None else bits
     summed, width = codes.shape
     count = scale.shape[0]
     zeros = np.ascontiguousarray(unsigned(zero, bits).T)
-    packed = np.empty((width, count, block * bits // 8), np.uint8)
-    step = max(1, AT_ONCE // max(1, summed))
-    for part in (slice(start, start + step) for start in range(0, width, step)):
-        rows = np.repeat(zeros[part], block, axis=1)
-        rows[:, :summed] = unsigned(codes[:, part], bits).T
-        packed[part] = pack(rows.reshape(-1, count, block), bits)
+
+    def pieces() -> Iterator[Array]:
+        step = max(1, AT_ONCE // max(1, summed))
+        for start in range(0, width, step):
+            part = slice(start, start + step)
+            rows = np.repeat(zeros[part], block, axis=1)
+            rows[:, :summed] = unsigned(codes[:, part], bits).T
+            yield pack(rows.reshape(-1, count, block), bits)
+            release_pages()
+
+    packed = spill_pieces(pieces(), (width, count, block * bits // 8))
     return packed, np.ascontiguousarray(scale.T), pack(zeros, bits)
 
 
@@ -242,9 +261,7 @@ class _BlockWriter:
             values, scale, zero = np.asarray(codes.values), codes.scale, codes.zero
             if table.turned:
                 values, scale, zero = values.T, scale.T, zero.T
-            step = max(1, AT_ONCE // max(1, values.shape[1]))
-            parts = [pack(unsigned(values[at : at + step], bits), bits) for at in range(0, len(values), step)]
-            packed, zeros = np.concatenate(parts), pack(unsigned(zero, bits), bits)
+            packed, zeros = packed_rows(values, bits), pack(unsigned(zero, bits), bits)
             arrays = {"blocks": packed, "scales": scale, "zero_points": zeros}
             self.tables[key] = [
                 edit.add_constant(body, f"{stem}_{name}", np.ascontiguousarray(array), self.names)

@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from sbonnx.graph import Body, Constant, Graph, Node, Tensor, Variable, edit, query
+from sbonnx.graph.storage.weights import release_pages
 from sbonnx.linear.layer import weight_index
 from sbonnx.ops import EMBEDDING, MATRIX_PRODUCTS
 from sbonnx.spec import Array
@@ -117,7 +118,13 @@ def _equal(one: Array, other: Array) -> bool:
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     step = max(1, CHUNK // max(one.shape[1], 1))
-    return all(np.array_equal(one[at : at + step], other[at : at + step]) for at in range(0, len(one), step))
+    for at in range(0, len(one), step):
+        same = np.array_equal(one[at : at + step], other[at : at + step])
+        if len(one) > step:
+            release_pages()
+        if not same:
+            return False
+    return True
 
 
 def _transposed(body: Body, weight: Constant, names: edit.Names) -> Tensor:

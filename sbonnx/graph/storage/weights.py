@@ -10,7 +10,7 @@ import os
 import tempfile
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import prod
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple, final
@@ -257,8 +257,13 @@ class ScratchFiles:
         Args:
             values: any ONNX type except text.
         """
-        kind = onnx_dtype(values.dtype)
-        size = byte_size(kind, values.size)
+        return self.place_chunks(array_chunks(values), onnx_dtype(values.dtype), values.shape)
+
+    def place_chunks(
+        self, chunks: Iterable[bytes | memoryview], onnx_type: int, dims: tuple[int, ...]
+    ) -> MappedWeights:
+        """Write the stored bytes of values of a type and shape, in pieces, to a file."""
+        size = byte_size(onnx_type, prod(dims))
         with self._lock:
             if self._file is None or self._process != os.getpid() or self._used + size > len(self._source):
                 file: IO[bytes] = tempfile.TemporaryFile(prefix="sbonnx-")  # noqa: SIM115 - it outlives this call
@@ -269,12 +274,12 @@ class ScratchFiles:
             self._used = -(-(start + size) // ALIGN) * ALIGN
             source, file = self._source, self._file  # `file` must stay open until all is written
         at = start
-        for chunk in array_chunks(values):
+        for chunk in chunks:
             view = memoryview(chunk).cast("B")
             while view:
                 written = os.pwrite(file.fileno(), view, at)
                 at, view = at + written, view[written:]
-        return MappedWeights(source, start, kind, tuple(values.shape))
+        return MappedWeights(source, start, onnx_type, tuple(dims))
 
 
 _SCRATCH: Final = ScratchFiles()
@@ -291,6 +296,18 @@ def spill_large(values: Array) -> Array:
     if _is_small(values) or onnx_dtype(values.dtype) in PACKED_BITS:
         return values
     return _SCRATCH.place(values).load() if hasattr(os, "pwrite") else spill(values)
+
+
+def spill_pieces(pieces: Iterable[Array], shape: tuple[int, ...]) -> Array:
+    """Return bytes of a shape, mapped from a scratch file if they are many, so that one piece at a time is in memory.
+
+    Args:
+        pieces: uint8, slices of the result along its first axis, in order.
+    """
+    if prod(shape) < SCRATCH_BYTES or not hasattr(os, "pwrite"):
+        return spill_large(np.concatenate(list(pieces)))
+    written = (chunk for piece in pieces for chunk in array_chunks(piece))
+    return _SCRATCH.place_chunks(written, onnx_dtype(np.uint8), shape).load()
 
 
 def spill_packed(values: Array) -> Array | MappedWeights:

@@ -6,6 +6,7 @@ import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes  # noqa: F401 - registers its types with numpy
 import numpy as np
 import pytest
 
@@ -60,7 +61,7 @@ def test_slices_of_channels_are_the_whole(axis: int | None, monkeypatch: pytest.
 
 
 def test_memory_of_temporary_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Relative to the float32 weight: ranges take 1/4 of it, codes 1/4, dequantized values 1, packed codes 1/8."""
+    """Relative to the float32 weight: ranges take 1/4 of it, codes 1/4, dequantized values 1, packed codes none."""
     at_once(monkeypatch, 1 << 16)
     weight = np.random.default_rng(0).standard_normal((512, 4096)).astype(np.float32)
     site = site_of(QuantSpec(bits=4, symmetric=False, signed=False, axis=0, block_size=32), "minmax")
@@ -78,4 +79,23 @@ def test_memory_of_temporary_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     assert peak(lambda: solve.weight_bounds(site, weight)) < 0.8
     assert peak(lambda: params.quantize(weight)) < 0.6
     assert peak(lambda: params.dequantize(codes)) < 1.5
-    assert peak(lambda: nbits.blocked(*packed, block=32, bits=4)) < 0.5
+    assert peak(lambda: nbits.blocked(*packed, block=32, bits=4)) < 0.12
+    assert peak(lambda: nbits.packed_rows(packed[0], 4)) < 0.12
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_slices_of_packed_codes_are_the_whole(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below and above the size from which packed codes are written to a scratch file."""
+    random = np.random.default_rng(0)
+    for count, length in ((96, 50), (1300, 1000)):
+        codes = random.integers(0, 1 << bits, (length, count), np.uint8)
+        zero = random.integers(0, 1 << bits, (-(-length // 16), count), np.uint8)
+        kind = {2: "uint4", 4: "uint4", 8: "uint8"}[bits]
+        data = codes.astype(kind), np.ones(zero.shape, np.float32), zero.astype(kind)
+        at_once(monkeypatch, 1 << 22)
+        whole = [*nbits.blocked(*data, block=16, bits=bits), nbits.packed_rows(codes.T, bits)]
+        at_once(monkeypatch, FEW)
+        slices = [*nbits.blocked(*data, block=16, bits=bits), nbits.packed_rows(codes.T, bits)]
+        for one, other in zip(slices, whole, strict=True):
+            np.testing.assert_array_equal(one, other)
+        np.testing.assert_array_equal(whole[3], nbits.pack(codes.T, bits))
