@@ -5,7 +5,7 @@ With few samples they are regularized, by factors that are estimated on a hold-o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -44,8 +44,8 @@ class Moments:
         mean_quantized: sum of x' / n, float64 (G, K); the same object as `mean` if x' = x.
         of_errors: `cross` and `square` are F and E, not B and C.
         share: factor of the errors in F and E, see `towards`; 1 with B and C.
-        memo: what was derived from `a`, such as a factor, by a key of whoever derived it; shared with moments of the
-            same `a`.
+        memo: what was derived from `a`, such as a factor, by a key of whoever derived it, and products of the last
+            weight; shared with moments of the same `a`.
     """
 
     layout: LinearLayer
@@ -108,6 +108,8 @@ class Moments:
 
     def part(self, groups: slice) -> Moments:
         """Return the moments of some groups, in views of the same matrices."""
+        if groups == slice(None):
+            return self
         a, cross, square = self.a[groups], self.cross, self.square
         cross, square = (None if one is None else one[groups] for one in (cross, square))
         mean, quantized = self.mean[groups], self.mean_quantized[groups]
@@ -119,7 +121,32 @@ class Moments:
             return None
         if not self.of_errors:
             return np.asarray(weight @ (self.cross - self.a))
-        return np.asarray(self.share * (weight.astype(self.a.dtype) @ self.cross))
+        return np.asarray(self.share * self._pulled(weight))
+
+    def _pulled(self, weight: Array) -> Array:
+        """Return ``W F`` in the type of `a`, (G, O, K), computed once for the last weight."""
+        return self._once("pulled", weight, self.cross, lambda w, cross: w @ cross)
+
+    def _error_of_inputs(self, weight: Array) -> Array:
+        """Return ``tr(W E W')`` of each output, float64 (G, O), computed once for the last weight."""
+
+        def energy(w: Array, square: Array) -> Array:
+            return np.asarray(np.einsum("gok,gok->go", w @ square, w, dtype=np.float64))
+
+        return self._once("error of inputs", weight, self.square, energy)
+
+    def _once(self, name: str, weight: Array, total: Array | None, run: Callable[[Array, Array], Array]) -> Array:
+        """Return ``run(weight, total)``, which is stored until another weight or matrix is given.
+
+        A layer is rounded in several steps, each of which compares errors with the same weight.
+        """
+        assert total is not None, "the moments have one stream"
+        last = self.memo.get(name)
+        if last is None or last[1] is not total or last[0].__array_interface__ != weight.__array_interface__:
+            last = weight, total, run(weight.astype(self.a.dtype, copy=False), total)
+            self.memo[name] = last
+        found: Array = last[2]
+        return found
 
     def gradient(self, weight: Array, quantized: Array) -> Array:
         """Return half the gradient of the error by V, ``V A - W B``, (G, O, K), in the type of `a`.
@@ -206,9 +233,8 @@ class Moments:
             d = (w - v).astype(self.a.dtype, copy=False)
             total = np.einsum("gok,gok->go", d @ self.a, d, dtype=np.float64)
             if self.cross is not None and self.square is not None:
-                w = w.astype(self.a.dtype, copy=False)
-                total += 2 * self.share * np.einsum("gok,gok->go", w @ self.cross, d, dtype=np.float64)
-                total += self.share**2 * np.einsum("gok,gok->go", w @ self.square, w, dtype=np.float64)
+                total += 2 * self.share * np.einsum("gok,gok->go", self._pulled(weight), d, dtype=np.float64)
+                total += self.share**2 * self._error_of_inputs(weight)
         else:
             total = np.einsum("gok,gok->go", w @ self.square - 2 * (v @ self.cross.transpose(0, 2, 1)), w)
             total += np.einsum("gok,gok->go", v @ self.a, v)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -85,3 +87,37 @@ def test_moments_of_errors_are_the_same_moments(share: float) -> None:
             np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-9)
         pulls = [np.asarray(each.pull(weight)) for each in (form, forms[0])]
         np.testing.assert_allclose(pulls[0], pulls[1], rtol=1e-9, atol=1e-9)
+
+
+def test_products_of_a_weight_are_those_of_this_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are stored for the last weight and matrices, and shared with views and other shares of the errors."""
+    random = np.random.default_rng(0)
+    x = random.normal(size=(1, 30, 6)).astype(np.float32)
+    quantized = x + random.normal(0.5, 0.3, x.shape).astype(np.float32)
+    weights = random.normal(size=(3, 1, 4, 6)).astype(np.float32)
+    other = np.rint(weights[0])
+    found = moments_of(x, quantized, 4, of_errors=True)
+    forms = [found, found.towards(0.5), found.centred(), found.shrunk(0.2), found.part(slice(None))]
+    for weight in (*weights, weights[0], weights[0][:, :2], weights[0].copy()):
+        for number, form in enumerate(forms):
+            fresh = moments_of(x, quantized, 4, of_errors=True)
+            fresh = [fresh, fresh.towards(0.5), fresh.centred(), fresh.shrunk(0.2), fresh][number]
+            rows = other[:, : weight.shape[1]]
+            np.testing.assert_array_equal(form.error(weight, rows), fresh.error(weight, rows))
+            np.testing.assert_array_equal(form.gradient(weight, rows), fresh.gradient(weight, rows))
+    products: list[str] = []
+    once = Moments._once
+
+    def counted(self: Moments, name: str, weight: Array, total: Array | None, run: Any) -> Array:
+        def counting(w: Array, matrix: Array) -> Array:
+            products.append(name)
+            return np.asarray(run(w, matrix))
+
+        return once(self, name, weight, total, counting)
+
+    monkeypatch.setattr(Moments, "_once", counted)
+    found = moments_of(x, quantized, 4, of_errors=True)
+    for values in (other, other + 1):
+        found.gradient(weights[0], values)
+        found.error(weights[0][:], values)
+    assert sorted(products) == ["error of inputs", "pulled"]
