@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
+from sbonnx import llm
 from sbonnx.cli import main
+from sbonnx.errors import ModelError
+from sbonnx.llm.layout import read_decoder
+from sbonnx.reconstruct.layer_fit import LayerFitter
 from tests.conftest import PACK
-from tests.llm.tiny_decoder import token_windows, write_folder
+from tests.llm.tiny_decoder import decoder_model, perplexity, token_windows, write_folder
 from tests.support.coverage import unmeasured
 from tests.support.limits import limited
 
@@ -145,12 +153,10 @@ def test_a_model_that_is_no_decoder(name: str, capsys: pytest.CaptureFixture[str
     assert "for models that are no decoders there are sbonnx inspect and" in said(["inspect", str(path)], capsys)
 
 
-def test_a_full_disk(place: Path) -> None:
-    """No file may be larger than the limit, and the written model has 30 kB."""
-    before = contents(place)
-    words = ["quantize", "m", "-o", "q", "--quiet", "--set", "MIN_WEIGHT_SIZE=0"]
+def on_full_disk(words: Sequence[str], size: int) -> list[str]:
+    """Run a command that fails, in which no file may be larger than `size` bytes; return the lines of stderr."""
     done = subprocess.run(
-        limited([sys.executable, "-m", "sbonnx", "llm", *words], RLIMIT_FSIZE=16384),
+        limited([sys.executable, "-m", "sbonnx", "llm", *words], RLIMIT_FSIZE=size),
         env={**unmeasured(), "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
@@ -158,5 +164,111 @@ def test_a_full_disk(place: Path) -> None:
         check=False,
     )
     assert done.returncode == 2
-    assert done.stderr.splitlines() == ["OutputError: 'q/model.onnx' cannot be written: File too large"]
+    return done.stderr.splitlines()
+
+
+def test_a_full_disk(place: Path) -> None:
+    """The written model has 30 kB."""
+    before = contents(place)
+    said = on_full_disk(["quantize", "m", "-o", "q", "--quiet", "--set", "MIN_WEIGHT_SIZE=0"], 16384)
+    assert said == ["OutputError: 'q/model.onnx' cannot be written: File too large"]
     assert contents(place) == before
+
+
+@pytest.mark.slow
+def test_a_full_disk_and_the_run_after_it(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk is full while layers are stored, then while the model is written: both runs go on where they ended."""
+    np.savez(place / "ids.npz", ids=token_windows())
+    before = contents(place)
+    words = ["quantize", "m", "--text", "ids.npz", "-o", "q", "--quiet", "--no-latency", "--set", "MIN_WEIGHT_SIZE=0"]
+    cached, output, take, rounded = [*words, "--cache", "c"], place / "q", LayerFitter._take, []
+
+    def counted(self: LayerFitter, one: Any, layer: Any, choice: Any) -> None:
+        rounded.append(layer.node.name)
+        take(self, one, layer, choice)
+
+    def written(words: Sequence[str]) -> tuple[bytes, int]:
+        rounded.clear()
+        assert main(["llm", *words]) == 0
+        content = (output / "model.onnx").read_bytes()
+        shutil.rmtree(output)
+        return content, len(rounded)
+
+    monkeypatch.setattr(LayerFitter, "_take", counted)
+    whole, layers = written(words)
+    assert contents(place) == before
+    assert on_full_disk(cached, 30000) == ["OutputError: 'c/sketches.sqlite' cannot be written: disk I/O error"]
+    assert contents(place).keys() - before.keys() == {str(place / "c"), str(place / "c" / "sketches.sqlite")}
+    resumed, others = written(cached)
+    assert resumed == whole
+    assert 0 < others < layers
+    stored = contents(place)
+    assert on_full_disk(cached, 16384) == ["OutputError: 'q/model.onnx' cannot be written: File too large"]
+    assert contents(place) == stored
+    assert written(cached) == (whole, 0)
+
+
+def externally(folder: Path) -> Path:
+    """Move the weights of a folder's model to a data file, and return that."""
+    model = onnx.load(folder / "model.onnx")
+    onnx.save(model, folder / "model.onnx", save_as_external_data=True, location="model.onnx.data", size_threshold=0)
+    return folder / "model.onnx.data"
+
+
+@pytest.mark.parametrize("verb", ["quantize", "evaluate", "inspect"])
+@pytest.mark.parametrize("kept", [0.0, 0.5, 0.999])
+def test_data_that_is_cut_off(verb: str, kept: float, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = externally(place / "m")
+    content = data.read_bytes()
+    data.write_bytes(content[: int(kept * len(content))])
+    np.savez(place / "ids.npz", ids=token_windows())
+    before = contents(place)
+    more = {"quantize": ["--text", "ids.npz", "-o", "q"], "evaluate": ["--text", "ids.npz"], "inspect": []}[verb]
+    line = said([verb, "m", *more], capsys)
+    assert "of 'model.onnx.data', which has only" in line and "the file is cut off" in line, line
+    assert contents(place) == before
+
+
+def mixed_model(*, casts: bool) -> onnx.ModelProto:
+    """Return the tiny decoder with float16 weights in one layer, and with casts also in its embedding and another."""
+    model = decoder_model()
+    halves = {"l0_wo", *(("embedding", "l1_wo") if casts else ())}
+    for one in model.graph.initializer:
+        if one.name in halves:
+            one.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(one).astype(np.float16), one.name))
+    if not casts:
+        return model
+    nodes, wide, narrow = [], TensorProto.FLOAT, TensorProto.FLOAT16
+    for node in model.graph.node:
+        weight = next((name for name in node.input if name in halves), None)
+        output = node.output[0]
+        if weight == "l1_wo":  # the product is of float32, by a Cast of its weight
+            nodes.append(helper.make_node("Cast", [weight], ["wide"], to=wide))
+            node.input[1] = "wide"
+        if weight == "l0_wo":  # the product is of float16
+            nodes.append(helper.make_node("Cast", [node.input[0]], ["narrow"], to=narrow))
+            node.input[0] = "narrow"
+        if weight in ("l0_wo", "embedding"):
+            node.output[0] = f"{output}_narrow"
+        nodes.append(node)
+        if weight in ("l0_wo", "embedding"):
+            nodes.append(helper.make_node("Cast", [f"{output}_narrow"], [output], to=wide))
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    return model
+
+
+def test_weights_of_two_types(tmp_path: Path) -> None:
+    """With casts all are quantized; without, the product of two types is named."""
+    write_folder(tmp_path / "wrong", mixed_model(casts=False))
+    write_folder(tmp_path / "right", mixed_model(casts=True))
+    with pytest.raises(ModelError, match=r"tensor\(float16\) in node \(n_l0_y\)"):
+        llm.quantize(tmp_path / "wrong", token_windows(), output=tmp_path / "q", overrides={"MIN_WEIGHT_SIZE": 0})
+    assert not (tmp_path / "q").exists()
+    llm.quantize(
+        tmp_path / "right", token_windows(), output=tmp_path / "q", overrides={"MIN_WEIGHT_SIZE": 0}, latency=False
+    )
+    weights = read_decoder(tmp_path / "q").structure.weights
+    assert Counter(weight.bits for weight in weights) == {4: 8, 8: 2}
+    one, other = (perplexity(tmp_path / name / "model.onnx", token_windows(4))[1] for name in ("right", "q"))
+    assert np.corrcoef(one.reshape(-1), other.reshape(-1))[0, 1] > 0.95
