@@ -2,9 +2,9 @@
 
     python -m benchmarks.llm [--only sbonnx] [--again] [--forms "w4 g32"] [--write]
 
-Peers other than onnxruntime need their environments (`make peers ARGS=onnx_quantize`). Records are kept in a file, so
-an interrupted run continues; ``--only sbonnx --again`` measures the rows of sbonnx again and reads the others from
-that file.
+Peers other than onnxruntime need their environments (`make peers ARGS="onnx_quantize auto_round"`); the reference of
+GPTQ in torch uses that of auto_round. Records are kept in a file, so an interrupted run continues; ``--only sbonnx
+--again`` measures the rows of sbonnx again and reads the others from that file.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import numpy as np
 from benchmarks import llm_table
 from benchmarks.kept import Kept, Record
 from benchmarks.llm_runs import DECODED, FLOAT, PROMPT, DecoderBench
-from benchmarks.llm_ways import GROUPS, ORT, OURS, TIMED, DecoderWay, ways
+from benchmarks.llm_ways import AUTO, GROUPS, METHODS, OURS, TIMED, DecoderWay, ways
 from benchmarks.lowbit_peers import environments
 from benchmarks.results import arguments, table, write_section
 
 MODEL: Final = "classics_llama"
-QUANTIZERS: Final = (OURS, ORT, GROUPS)
+QUANTIZERS: Final = (OURS, *METHODS)
 
 ABOUT: Final = """`python -m benchmarks.llm --write`. {model} of the pack in the form of onnxruntime-genai: a trained \
 Llama of 0.92 M parameters with a tied embedding. `sbonnx llm quantize` without a setting (embedding and head 8 bits \
@@ -41,8 +41,13 @@ CPU s: of the whole process; ours evaluates the file too, and the rows of onnxru
 CPU s do not compare. onnxruntime stores 3 bits in 4. Its GPTQ propagates no \
 errors (it takes the update of the remaining columns from below the diagonal of an upper triangular matrix, which is \
 0), so without `mse` it equals rounding to nearest. {groups} rounds to nearest, leaves the embedding float, and \
-writes DequantizeLinear of 4-bit integers in functions; it has no width below 4 bits, no AWQ and no HQQ, and its GPTQ \
-has one scale for an output and feeds one input of the model, so it does not calibrate decoders with caches."""
+writes DequantizeLinear of 4-bit integers in functions; its version converter fails above opset 21, so the file of \
+opset 22 is labelled 21, in which its operators are the same. It has no width below 4 bits, no AWQ and no HQQ, and its \
+GPTQ has one scale for an output and feeds one input of the model, so it does not calibrate decoders with caches. \
+{auto} fits scales and codes of a block by gradients, in transformers, to which the weights are carried, and leaves \
+embedding and head float; its codes are written as MatMulNBits. torch GPTQ is a plain reference of the paper's \
+algorithm in torch, in one thread, written in the same way (`benchmarks/lowbit_peers/torch_gptq_llama.py`). Both \
+calibrate on the same windows."""
 
 SPEED: Final = """CPU time of one thread, prompt of {prompt} tokens, {decoded} further tokens, {rounds} rounds in \
 which the three files alternate; medians with the smallest and largest, ratios of each round. 4 bits in blocks of 32, \
@@ -105,6 +110,7 @@ def main() -> int:
         model=MODEL,
         version=version("onnxruntime"),
         groups=environments.PEERS[GROUPS].versions.split(",")[0],
+        auto=environments.PEERS[AUTO].versions.split(",")[0],
         calibration=calibration,
         windows=len(ids),
         length=ids.shape[1],

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks.kept import Kept, Record
-from benchmarks.llm_ways import ORT, OURS, DecoderWay
+from benchmarks.llm_ways import AUTO, ORT, OURS, TORCH, DecoderWay
 from benchmarks.lowbit_peers import environments
 from benchmarks.lowbit_peers.measured import NUMBER
 from benchmarks.scores import Estimate, estimate
@@ -170,10 +170,12 @@ def peer_command(name: str) -> tuple[str, str]:
     """
     if name == ORT:
         return sys.executable, "benchmarks.lowbit_peers.onnxruntime_nbits"
-    why = environments.absent(environments.FOLDER, name)
+    place = AUTO if name == TORCH else name
+    why = environments.absent(environments.FOLDER, place)
     if why is not None:
         raise ChildProcessError(why)
-    return str(environments.python_of(environments.FOLDER, name)), environments.PEERS[name].script
+    script = "benchmarks.lowbit_peers.torch_gptq_llama" if name == TORCH else environments.PEERS[name].script
+    return str(environments.python_of(environments.FOLDER, place)), script
 
 
 def figures(sums: list[TokenSums]) -> dict[str, Estimate]:

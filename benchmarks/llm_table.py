@@ -8,7 +8,7 @@ from typing import Final
 from benchmarks.calibration_table import Cell
 from benchmarks.kept import Record
 from benchmarks.llm_runs import FLOAT
-from benchmarks.llm_ways import CACHES, ORT, OURS
+from benchmarks.llm_ways import CACHES, ORT, OURS, TORCH
 from benchmarks.scores import Estimate
 from benchmarks.w8a8_table import shown
 
@@ -59,6 +59,13 @@ def _requirements(records: Records) -> Iterator[tuple[bool, str]]:
         share = own["kl"]["value"] / plain["kl"]["value"]
         limit = f"at most {KL_SHARE:.2f}"
         yield share <= KL_SHARE, f"KL at w4 g32 over that of {ORT}'s default: {share:.2f}, {limit}"
+    torch = records.get(("w4 g32", f"{TORCH} GPTQ"))
+    if own is not None and torch is not None and not (own["note"] or torch["note"]):
+        text = (
+            f"CPU seconds at w4 g32 over those of GPTQ in torch, whole processes, ours with its evaluation: "
+            f"{own['cpu']:.1f} / {torch['cpu']:.1f}, at most 1"
+        )
+        yield own["cpu"] <= torch["cpu"], text
     for form in dict.fromkeys(form for form, _ in records):
         mine = records.get((form, f"{OURS} default"))
         peers = {row: one for (at, row), one in records.items() if at == form and not row.startswith(OURS)}

@@ -9,6 +9,9 @@ from typing import Final
 OURS: Final = "sbonnx"
 ORT: Final = "onnxruntime"
 GROUPS: Final = "onnx_quantize"
+AUTO: Final = "auto_round"
+TORCH: Final = "torch"
+"""The reference of GPTQ in `benchmarks.lowbit_peers.torch_gptq_llama`, in the environment of `AUTO`."""
 CACHES: Final = "float weights"
 """Form of decoders whose caches alone are quantized."""
 
@@ -73,6 +76,21 @@ GROUPS_METHODS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
 }
 """Methods of onnx_quantize, which has no weights below 4 bits, and the forms that they are measured at."""
 
+AUTO_METHODS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
+    "asymmetric": ("asymmetric", ("w4 g32", "w4 g128")),
+    "symmetric (default)": ("symmetric", ("w4 g32",)),
+}
+"""Methods of auto-round, and the forms that they are measured at."""
+
+TORCH_METHODS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
+    "GPTQ": ("gptq", ("w4 g32", "w4 g128")),
+    "GPTQ, actorder": ("gptq actorder", ("w4 g32",)),
+}
+"""Methods of the reference in torch, and the forms that they are measured at."""
+
+METHODS: Final = {ORT: ORT_METHODS, GROUPS: GROUPS_METHODS, AUTO: AUTO_METHODS, TORCH: TORCH_METHODS}
+"""Methods by quantizer, in the order of the table."""
+
 TIMED: Final[Mapping[str, DecoderWay]] = {
     OURS: DecoderWay(OURS, 4, 32),
     ORT: DecoderWay(ORT, 4, 32, method="asymmetric", level=4),
@@ -88,7 +106,7 @@ def ways() -> dict[tuple[str, str], DecoderWay]:
             way = DecoderWay(OURS, bits, block, tuple(text.format(bits=bits) for text in settings))
             if way.form in forms:
                 found[way.form, f"{OURS} {name}"] = way
-        for quantizer, methods in ((ORT, ORT_METHODS), (GROUPS, GROUPS_METHODS)):
+        for quantizer, methods in METHODS.items():
             for name, (method, forms) in methods.items():
                 way = DecoderWay(quantizer, bits, block, method=method)
                 if way.form in forms:

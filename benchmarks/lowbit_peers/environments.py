@@ -137,6 +137,14 @@ PEERS: Final[Mapping[str, Peer]] = {
         torch=False,
         quantizes=False,
     ),
+    "auto_round": Peer(
+        ("auto-round==0.16.1", "transformers==5.23.0", "onnx==1.23.2"),
+        (),
+        "import auto_round, onnx",
+        "benchmarks.lowbit_peers.auto_round_llama",
+        "auto-round 0.16.1, transformers 5.23.0, torch 2.13.0",
+        quantizes=False,
+    ),
     "torch-pruning": Peer(
         # those of sbonnx, whose importer makes the torch module, and of torch.onnx
         (

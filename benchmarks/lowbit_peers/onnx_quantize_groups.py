@@ -7,8 +7,12 @@ GPTQ is not run: it has one scale for an output, not one for a block, and feeds 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, Final
 
 from benchmarks.lowbit_peers import measured
+
+LATEST: Final = 21
+"""Opset that it converts files to."""
 
 
 def quantize(job: measured.Job, samples: measured.Feeds) -> None:
@@ -25,9 +29,26 @@ def quantize(job: measured.Job, samples: measured.Feeds) -> None:
         group_size=job["block"],
         mse="mse" in switches,
     )
-    model = onnx_quantize.quantize(onnx.load(job["model"]), configuration)
+    model = onnx_quantize.quantize(labelled(onnx.load(job["model"])), configuration)
     output = Path(job["output"])
     onnx.save(model, output, save_as_external_data=True, location=f"{output.name}.data")
+
+
+def labelled(model: Any) -> Any:
+    """Label a model of a newer opset as `LATEST`, in place: its version converter does not go back.
+
+    Raises:
+        ValueError: an operator of the model is another one in that opset.
+    """
+    import onnx
+
+    (own,) = (each for each in model.opset_import if not each.domain)
+    ops = {node.op_type for node in model.graph.node if not node.domain and onnx.defs.has(node.op_type)}
+    changed = [op for op in sorted(ops) if onnx.defs.get_schema(op, own.version).since_version > LATEST]
+    if changed:
+        raise ValueError(f"opset {own.version} changed {', '.join(changed)}: the model cannot be labelled {LATEST}")
+    own.version = min(own.version, LATEST)
+    return model
 
 
 if __name__ == "__main__":

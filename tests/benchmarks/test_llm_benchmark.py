@@ -14,7 +14,7 @@ from benchmarks import llm
 from benchmarks.kept import Kept, Record
 from benchmarks.llm_runs import FLOAT, DecoderBench, figures
 from benchmarks.llm_table import HEADER, SPEED_HEADER, acceptance, lines, speed_lines
-from benchmarks.llm_ways import CACHES, ORT, OURS, DecoderWay, ways
+from benchmarks.llm_ways import CACHES, ORT, OURS, TORCH, DecoderWay, ways
 from benchmarks.scores import Estimate
 from sbonnx import llm as decoders
 from sbonnx.llm.layout import read_decoder
@@ -75,6 +75,8 @@ def test_requirements() -> None:
     share, ahead = acceptance(held)
     assert share.startswith("met: KL at w4 g32") and "0.30" in share
     assert ahead.startswith("met: ") and "than 1 of 1" in ahead
+    *_, cost, ahead = acceptance({**held, (W4, f"{TORCH} GPTQ"): {**record(0.010), "cpu": 1.9}})
+    assert cost.startswith("**missed**: CPU seconds") and "2.0 / 1.9" in cost and "than 2 of 2" in ahead
     share, ahead = acceptance({**held, (W4, OWN): record(0.004), (W4, f"{ORT} HQQ"): record(0.002)})
     assert share.startswith("**missed**") and "0.40" in share
     assert ahead.startswith("**missed**") and "than 1 of 2" in ahead and "(onnxruntime HQQ)" in ahead
