@@ -42,7 +42,9 @@ CPU s do not compare. onnxruntime stores 3 bits in 4. Its GPTQ propagates no \
 errors (it takes the update of the remaining columns from below the diagonal of an upper triangular matrix, which is \
 0), so without `mse` it equals rounding to nearest. {groups} rounds to nearest, leaves the embedding float, and \
 writes DequantizeLinear of 4-bit integers in functions; its version converter fails above opset 21, so the file of \
-opset 22 is labelled 21, in which its operators are the same. It has no width below 4 bits, no AWQ and no HQQ, and its \
+opset 22 is labelled 21, in which its operators are the same. What it writes then lacks the weight that head and \
+embedding share, and scales of products that read one tensor (they are named after it), so onnxruntime rejects it. \
+It has no width below 4 bits, no AWQ and no HQQ, and its \
 GPTQ has one scale for an output and feeds one input of the model, so it does not calibrate decoders with caches. \
 {auto} fits scales and codes of a block by gradients, in transformers, to which the weights are carried, and leaves \
 embedding and head float; its codes are written as MatMulNBits. torch GPTQ is a plain reference of the paper's \

@@ -18,6 +18,9 @@ from sbonnx.spec import Array
 STRIP: Final = 1 << 22
 """Numbers of a matrix that are changed at a time, so that no second matrix is allocated."""
 
+STORED: Final = 1 << 23
+"""Largest weight whose products with the moments are stored."""
+
 
 @dataclass(frozen=True)
 class Moments:
@@ -138,9 +141,12 @@ class Moments:
     def _once(self, name: str, weight: Array, total: Array | None, run: Callable[[Array, Array], Array]) -> Array:
         """Return ``run(weight, total)``, which is stored until another weight or matrix is given.
 
-        A layer is rounded in several steps, each of which compares errors with the same weight.
+        A layer is rounded in several steps, each of which compares errors with the same weight. Products of more than
+        `STORED` weights are computed again: such layers are rounded in slices.
         """
         assert total is not None, "the moments have one stream"
+        if weight.size > STORED:
+            return run(weight.astype(self.a.dtype, copy=False), total)
         last = self.memo.get(name)
         if last is None or last[1] is not total or last[0].__array_interface__ != weight.__array_interface__:
             last = weight, total, run(weight.astype(self.a.dtype, copy=False), total)
