@@ -111,7 +111,7 @@ def compensation_of(weight: Array, fit: Moments, held: HeldPairs, *, bias: bool)
 
 def _best(weight: Array, fit: Moments, held: HeldPairs, centred: bool) -> tuple[float, Compensation]:
     """Return the least mean logarithm of the errors and the compensation that has it."""
-    w = weight.astype(np.float32).transpose(0, 2, 1)
+    w = weight.astype(np.float32, copy=False).transpose(0, 2, 1)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         d = _compensating(weight, fit, centred)
         shift = (fit.mean - fit.mean_quantized, fit.mean_quantized) if centred else (0 * fit.mean, 0 * fit.mean)
