@@ -199,7 +199,7 @@ REASONS: Final = (
     ),
     Reason(
         "R27",
-        r"a table has no input|divide into no blocks",
+        r"a table has no input|do not divide into",
         "rows of an embedding are quantized in blocks, and have no input whose scale could be computed",
         "MODE: weight_only, with a --block-size that divides the rows",
         "docs/recipe.md",
@@ -217,6 +217,13 @@ REASONS: Final = (
         "the range of the tensor is too large or too small for a scale that all runtimes represent",
         "check the data for outliers, or fix the range (RANGES)",
         "docs/recipe.md",
+    ),
+    Reason(
+        "R28",
+        r"was fused away, or is a bias|reduce_range is for kernels",
+        "an override of a single tensor names a tensor without a scale of its own, or what the kernels do not need",
+        "remove the entry, or name a tensor of `sbonnx plan`",
+        "docs/qnn.md",
     ),
 )
 """Kinds of reasons. The first whose pattern is found in a text applies."""
