@@ -32,7 +32,7 @@ from sbonnx.graph.shape_inference import infer_shapes
 from sbonnx.graph.storage.model_file import THE_MODEL, open_model
 from sbonnx.graph.storage.output_files import EXTERNAL_BYTES, write_model
 from sbonnx.graph.storage.weights import MappedWeights
-from sbonnx.graph.validation import free_sizes, require_no_traps, validate
+from sbonnx.graph.validation import free_sizes, require_no_traps, require_one_float_type, validate
 from sbonnx.ops import QDQ
 from sbonnx.spec import Array
 
@@ -104,6 +104,7 @@ def _load(source: str | os.PathLike[str] | ModelProto, opset: int) -> Graph:
         info.notes.append(f"the model has {pairs} QuantizeLinear and DequantizeLinear nodes already")
     graph = build(model, opened.payloads, info)
     require_no_traps(graph)
+    require_one_float_type(graph)
     return graph
 
 

@@ -27,7 +27,7 @@ from onnx.numpy_helper import to_array
 
 from sbonnx.errors import ModelError
 from sbonnx.graph.local_functions import Key, attribute_types, key_of
-from sbonnx.graph.model import Constant, Graph, Node
+from sbonnx.graph.model import Constant, Graph, Node, Tensor
 from sbonnx.graph.protos import (
     body_protos,
     describe,
@@ -45,6 +45,9 @@ MAX_RANK: Final = 64
 
 MAX_ELEMENTS: Final = 1 << 62
 """Maximum elements of a tensor: countable in 64 bits."""
+
+FLOAT_NAMES: Final = ("float16", "float32", "float64", "bfloat16")
+"""Types of which arithmetic operators take one."""
 
 FIELDS: Final[dict[int, str]] = {
     AttributeProto.FLOAT: "f",
@@ -343,6 +346,45 @@ def free_sizes(values: Sequence[ValueInfoProto]) -> int:
             dim.ClearField("dim_value")
         changed += bool(dims)
     return changed
+
+
+@lru_cache(maxsize=4096)
+def type_parameters(op: str, version: int) -> tuple[tuple[str, ...], bool]:
+    """Return the type parameters of an operator's inputs, and whether the last one is repeated (variadic inputs).
+
+    An input of a fixed type has an empty name; the tuple is empty if onnx has no such operator.
+    """
+    try:
+        schema = onnx.defs.get_schema(op, version)
+    except onnx.defs.SchemaError:
+        return (), False
+    named = {constraint.type_param_str for constraint in schema.type_constraints}
+    names = tuple(one.type_str if one.type_str in named and one.is_homogeneous else "" for one in schema.inputs)
+    return names, bool(names) and schema.inputs[-1].option == onnx.defs.OpSchema.FormalParameterOption.Variadic
+
+
+def require_one_float_type(graph: Graph) -> None:
+    """Check that no node has inputs of two float types where its operator allows one.
+
+    Raises:
+        ModelError: a node does.
+    """
+    for node in all_nodes(graph):
+        if node.domain not in (None, "", "ai.onnx"):
+            continue
+        names, repeated = type_parameters(node.op, graph.opset)
+        seen: dict[str, Tensor] = {}
+        for position, tensor in enumerate(node.inputs):
+            name = names[position] if position < len(names) else names[-1] if repeated else ""
+            kind = dtype(tensor) if name else None
+            if kind is None or not str(kind).startswith(FLOAT_NAMES):
+                continue
+            other = seen.setdefault(name, tensor)
+            if dtype(other) != kind:
+                raise ModelError(
+                    f"node '{node.name}' ({node.op}) takes '{other.name}' of {dtype(other)} and '{tensor.name}' of "
+                    f"{kind}, which must have one type: insert a Cast, or export the model in one float type"
+                )
 
 
 def require_no_traps(graph: Graph) -> None:

@@ -213,3 +213,29 @@ def test_a_range_without_a_length(place: int, value: float) -> None:
     applied = apply(graph, SIMPLIFY)
     assert all("not known" in refusal.why for refusal in applied.refusals)
     assert applied.refusals or ops(graph) == ["Add"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("y = MatMul (x, h)", r"node '.*' \(MatMul\) takes 'x' of float32 and 'h' of float16"),
+        ("y = Concat <axis = 0> (x, x, h)", r"\(Concat\) takes 'x' of float32 and 'h' of float16"),
+        (
+            "c = Constant <value = bool {1}> () y = Where (c, h, x)",
+            r"\(Where\) takes 'h' of float16 and 'x' of float32",
+        ),
+    ],
+)
+def test_inputs_of_two_float_types(text: str, says: str) -> None:
+    """onnxruntime refuses such a node only when the file is loaded, which is after the work."""
+    proto = model(f"g (float[2,2] x) => (float[a,b] y) {{ {text} }}", h=np.ones((2, 2), np.float16))
+    with pytest.raises(Exception, match="different types"):
+        ort.InferenceSession(proto.SerializeToString())
+    with pytest.raises(ModelError, match=says):
+        load(proto)
+
+
+def test_float_types_of_other_parameters_may_differ() -> None:
+    """What a Cast reads and what it writes are two type parameters."""
+    text = "g (float[2,4] x) => (float[2,4] y) { n = Cast <to = 10> (x) w = Cast <to = 1> (n) y = Add (w, x) }"
+    load(model(text))
