@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 import time
@@ -407,12 +408,21 @@ def _reporting_as_output(target: Path, job: Job) -> Iterator[None]:
 
 
 def _renamed(text: str, target: Path, job: Job) -> str:
-    return text.replace(str(target), job.output)
+    """Replace the temporary path of the file, and that of files beside it, by the output path."""
+    beside = str(target.with_suffix("")), str(Path(job.output).with_suffix(""))
+    return text.replace(str(target), job.output).replace(*beside)
 
 
 def _report_values(report: Report, job: Job, wishes: Recipe, target: Path) -> dict[str, Any]:
     """Convert the report to JSON values, with the output path and recipe of the job."""
-    told = replace(report, model=job.model, output=job.output, settings=wishes.to_dict())
+    words = (_renamed(word, target, job) for word in shlex.split(report.engine_command))
+    told = replace(
+        report,
+        model=job.model,
+        output=job.output,
+        settings=wishes.to_dict(),
+        engine_command=shlex.join(words),  # quoted again: the output path may need it
+    )
     values = told.to_dict()
     values["metrics"] = {**values["metrics"], "own": []}
     found: dict[str, Any] = map_strings(partial(_renamed, target=target, job=job), json_values(values))

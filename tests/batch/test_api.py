@@ -113,6 +113,9 @@ def test_only_some_and_the_rest_later(place: Path) -> None:
     whole = batch(jobs, output=place / "out", watch=rest)
     assert rest.titles == ["quantize b-trt"]
     assert statuses(whole) == {"a-ort": "done", "b-trt": "done"}
+    told = (place / "out" / "report.json").read_text()
+    assert f"--saveEngine={place / 'out' / 'b-trt.engine'}" in told
+    assert ".sbonnx/steps" not in told, "a folder that is gone"
     with pytest.raises(RecipeError, match="no job's name matches 'c-\\*'"):
         batch(jobs, only="c-*", output=place / "out")
 
