@@ -9,6 +9,7 @@ from typing import Any, Final
 from sbonnx.cli import options
 from sbonnx.cli.options import Arguments
 from sbonnx.cli.output.printer import to_json
+from sbonnx.cli.output.tables import show_refusals
 
 HELP: Final = "Show what would be quantized and why. Refusals are listed with their reasons; no data is needed."
 
@@ -27,6 +28,7 @@ OPTIONS: Final = (
     options.REQUANTIZE,
     OUTPUT,
     options.FORCE,
+    options.VERBOSE,
     *options.COMMON,
 )
 
@@ -65,8 +67,7 @@ def run(given: Arguments) -> int:
             for site in plan.sites
         ],
     )
-    refusals = [(refusal.what, refusal.where, refusal.why) for refusal in prepared.refusals]
-    printer.table("not done", ("what", "where", "why"), refusals)
+    show_refusals(printer, prepared.refusals, verbose=given[options.VERBOSE])
     if output is not None:
         printer.line(f"written: {output}")
     return 0
