@@ -39,6 +39,7 @@ from sbonnx.graph.protos import (
 )
 from sbonnx.graph.query import all_nodes, constant, dtype
 from sbonnx.graph.storage.weights import byte_size
+from sbonnx.ops import QDQ
 
 MAX_RANK: Final = 64
 """Maximum dimensions of a tensor: numpy's limit."""
@@ -366,11 +367,13 @@ def type_parameters(op: str, version: int) -> tuple[tuple[str, ...], bool]:
 def require_one_float_type(graph: Graph) -> None:
     """Check that no node has inputs of two float types where its operator allows one.
 
+    Types of scales are left to lint, which names and repairs them.
+
     Raises:
         ModelError: a node does.
     """
     for node in all_nodes(graph):
-        if node.domain not in (None, "", "ai.onnx"):
+        if node.domain not in (None, "", "ai.onnx") or node.op in QDQ:
             continue
         names, repeated = type_parameters(node.op, graph.opset)
         seen: dict[str, Tensor] = {}
