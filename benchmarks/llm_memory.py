@@ -88,8 +88,8 @@ HEADER: Final = (
     "alone",
 )
 
-ABOUT: Final = """`python -m benchmarks.llm_memory --write`. Decoders with random weights in the form of \
-onnxruntime-genai, `sbonnx llm quantize --no-latency` (4 bits in blocks of 32, embedding and head 8 bits) in a \
+ABOUT: Final = """`python -m benchmarks.llm_memory --write`. Decoders with random weights, exported as \
+onnxruntime-genai folders, `sbonnx llm quantize --no-latency` (4 bits in blocks of 32, embedding and head 8 bits) in a \
 process of its own. Peak: VmHWM, in which pages of the mapped weights count too; CPU s: of the process, with its \
 check and, with texts, the evaluation of an eighth of the windows. Of 8 B decoders some of the blocks are measured: \
 one block is in memory at a time, so the peak of more blocks differs by the pages that are mapped. Alone: layers \

@@ -147,11 +147,11 @@ def with_headroom(
 
     with r the largest distance of a quantized activation from its zero point and K the number of values summed: then no
     sum of products with its bias overflows int32. Activations of more than 8 bits have no kernels with int32 sums: only
-    the bias counts. The scale of a channel is raised only if its bias is about 2^16 times
-    what its weights can add to it, so the precision that its weights lose is below the float32 resolution of the bias
-    times K. A channel without weights has a scale for its bias alone. One scale for all channels, and the scales of a
-    weight that several ops read, are raised by `COARSER` at most; if that is not enough the weight stays float. (A
-    float bias with an integer weight is not possible: onnxruntime quantizes it to int32 itself, and it overflows.)
+    the bias counts. The scale of a channel is raised only if its bias is about 2^16 times what its weights can add to
+    it, so the precision that its weights lose is below the float32 resolution of the bias times K. A channel without
+    weights has a scale for its bias alone. One scale for all channels, and the scales of a weight that several ops
+    read, are raised by `COARSER` at most; if that is not enough the weight stays float. (A float bias with an integer
+    weight is not possible: onnxruntime quantizes it to int32 itself, and it overflows.)
 
     Returns:
         The scales and zero points by site key; weights that stay float; a note for each weight that was changed.

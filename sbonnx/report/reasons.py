@@ -221,7 +221,7 @@ REASONS: Final = (
     Reason(
         "R28",
         r"was fused away, or is a bias|reduce_range is for kernels",
-        "an override of a single tensor names a tensor without a scale of its own, or what the kernels do not need",
+        "an override names a tensor that has no scale, or asks for a reduced range, which these kernels do not need",
         "remove the entry, or name a tensor of `sbonnx plan`",
         "docs/qnn.md",
     ),

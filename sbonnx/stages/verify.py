@@ -17,7 +17,7 @@ from sbonnx.report import Refusal
 from sbonnx.stages.state import PipelineState, PrunedModel, original_of
 from sbonnx.verify.comparison import SLOWER
 from sbonnx.verify.ort_options import VerifyOptions
-from sbonnx.verify.runtimes import runtime_of
+from sbonnx.verify.runtimes import runtime_here
 
 OLDEST_OPSET: Final = 7
 """Oldest opset that onnxruntime has kernels for."""
@@ -87,7 +87,7 @@ def _verified(
     prepared, report, samples = state.prepared, state.report, state.data
     recipe, device = prepared.recipe, prepared.recipe.device
     judged = VerifyOptions.of(prepared.plan, prepared.backend)
-    runtime, why = runtime_of(prepared.backend)
+    runtime, why = runtime_here(prepared.backend)
     absent = (f"the file was executed in onnxruntime only. {why}",) if why else ()
     comparison = proof.check(
         reference,

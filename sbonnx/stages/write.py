@@ -75,7 +75,7 @@ def write_overrides(state: PipelineState, options: RunOptions) -> PipelineState:
 
 
 def insert(state: PipelineState, options: RunOptions) -> PipelineState:
-    """Copy the graph and insert the Q/DQ pairs of the solution. A backend with a runtime of its own is recorded."""
+    """Copy the graph and insert the Q/DQ pairs of the solution. The metadata name a backend that has a runtime."""
     graph = graphs.copy(state.prepared.graph)
     qdq.insert(graph, state.prepared.plan, state.solution)
     if state.prepared.backend.runtime is not None:

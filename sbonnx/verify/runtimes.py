@@ -1,4 +1,4 @@
-"""Which runtime executes a file, and sessions in it."""
+"""Choice of the runtime that executes a file, and sessions in it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from sbonnx.report.verdict import ON_CPU
 from sbonnx.verify.sessions import session
 
 RECORDED: Final = "sbonnx.backend"
-"""Entry of a file's metadata that names its backend; written for backends with a runtime of their own."""
+"""Entry of a file's metadata that names its backend; written if the backend has a runtime."""
 
 CPU: Final = "cpu"
 
 
-def runtime_of(backend: Backend) -> tuple[str, str]:
+def runtime_here(backend: Backend) -> tuple[str, str]:
     """Return the name of the runtime that executes a backend's files here, and why it is not their own; "" if it is."""
     why = None if backend.runtime is None else backend.runtime.absent()
     return (ON_CPU, why or "") if backend.runtime is None or why is not None else (backend.name, "")
@@ -38,7 +38,7 @@ def chosen_runtime(wanted: str | None, files: Iterable[Path], *, device: str = C
     """
     if wanted is None:
         recorded = (_recorded(path) for path in files) if device == CPU else ()
-        found = (runtime_of(BACKENDS[name])[0] for name in recorded if name in BACKENDS)
+        found = (runtime_here(BACKENDS[name])[0] for name in recorded if name in BACKENDS)
         return next((name for name in found if name != ON_CPU), ON_CPU)
     name = full_backend(wanted)
     runtime = BACKENDS[name].runtime if name in BACKENDS else None
@@ -71,4 +71,4 @@ def open_in(name: str, model: Path | bytes, *, device: str = CPU, threads: int |
     return session(model, device=device, threads=threads) if runtime is None else runtime.open(model, threads)
 
 
-__all__ = ["RECORDED", "chosen_runtime", "open_in", "runtime_of"]
+__all__ = ["RECORDED", "chosen_runtime", "open_in", "runtime_here"]

@@ -236,6 +236,6 @@ def test_inputs_of_two_float_types(text: str, says: str) -> None:
 
 
 def test_float_types_of_other_parameters_may_differ() -> None:
-    """What a Cast reads and what it writes are two type parameters."""
+    """The input and the output of a Cast have different type parameters."""
     text = "g (float[2,4] x) => (float[2,4] y) { n = Cast <to = 10> (x) w = Cast <to = 1> (n) y = Add (w, x) }"
     load(model(text))

@@ -2,9 +2,9 @@
 
 The pair of an op is planned behind the Relu or Clip that follows. In the file, the QuantizeLinear of a node unit has to
 follow its op. If the codes saturate where the activation does, it has no effect and is removed; its bounds are kept in
-an attribute, from which `sbonnx.qdq.strip` restores it. Else it becomes a node
-unit: a pair with the parameters of the one behind it is inserted before it. Rounding is monotonic, so that
-``Q(Clip(DQ(Q(x))))`` equals ``Q(Clip(x))`` for the same parameters.
+an attribute, from which `sbonnx.qdq.strip` restores it. Else it becomes a node unit: a pair with the parameters of the
+one behind it is inserted before it. Rounding is monotonic, so that ``Q(Clip(DQ(Q(x))))`` equals ``Q(Clip(x))`` for the
+same parameters.
 """
 
 from __future__ import annotations
