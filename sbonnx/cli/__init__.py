@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import gc
 import signal
 import sys
@@ -28,6 +29,9 @@ Graphs are many objects that live long. At 9,375 nodes looking at them again and
 
 WITHOUT_CONFIGURATION: Final = frozenset({"help", "version", "completion", "explain", "doctor", "schema"})
 """Commands that work with a wrong configuration too."""
+
+REPEAT_SECONDS: Final = 0.05
+"""Time after which a discarded interrupt is repeated: callbacks and destructors are shorter."""
 
 INTERRUPT_CODE: Final = 130
 """Exit code of typer for an interrupt while it parses the command line."""
@@ -91,7 +95,8 @@ def _usage_line(error: Any) -> str:
 def _undisturbed(debug: bool) -> Iterator[None]:
     """Hide third-party warnings unless ``--debug``, because stderr carries a single line per error.
 
-    SIGTERM cleans up like an interrupt.
+    SIGTERM cleans up like an interrupt. Python discards an interrupt that arrives in a callback or destructor: it is
+    repeated.
     """
     with warnings.catch_warnings():
         if not debug:
@@ -99,10 +104,21 @@ def _undisturbed(debug: bool) -> Iterator[None]:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+        before, hook = signal.signal(signal.SIGTERM, signal.default_int_handler), sys.unraisablehook
+
+        def repeat(unraisable: Any) -> None:
+            if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+                hook(unraisable)
+                return
+            again = threading.Timer(REPEAT_SECONDS, _thread.interrupt_main, (signal.SIGTERM,))
+            again.daemon = True
+            again.start()
+
+        sys.unraisablehook = repeat
         try:
             yield
         finally:
+            sys.unraisablehook = hook
             signal.signal(signal.SIGTERM, before if before is not None else signal.SIG_DFL)
 
 

@@ -172,6 +172,34 @@ def test_signals(sent: signal.Signals, place: Path, command: Callable[..., subpr
     assert {path.name for path in place.rglob("*")} == before
 
 
+SWALLOWED = """
+import signal, sys, weakref
+from sbonnx import cli
+from sbonnx.cli.create import quantize
+
+class Thing: pass
+
+def run(given):
+    thing = Thing()
+    watch = weakref.ref(thing, lambda _: [signal.raise_signal(getattr(signal, sys.argv[1])) for _ in range(3)])
+    del thing
+    for _ in range(10**9):
+        pass
+
+quantize.run = run
+sys.exit(cli.main(["quantize", "m.onnx", "--data", "d.npz", "-o", "out/q.onnx"]))
+"""
+
+
+@pytest.mark.parametrize("sent", ["SIGINT", "SIGTERM"])
+def test_a_signal_in_a_callback(sent: str, place: Path) -> None:
+    """Python discards an exception of a weak reference's callback."""
+    command = [sys.executable, "-c", SWALLOWED, sent]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    check_line(done.returncode, done.stdout, done.stderr, ("interrupted; nothing was written",))
+
+
 def wait_until_open(path: Path, pid: int) -> None:
     """Until a process has a file open; a minute at most."""
     for _ in range(6000):
