@@ -13,6 +13,7 @@ from typing import Final, Generic, TypeVar, final
 import numpy as np
 
 from sbonnx.calib.engine.runner import providers
+from sbonnx.calib.engine.threads import pool_of
 from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.cpu import CPU, cores
 from sbonnx.errors import DataError
@@ -140,7 +141,7 @@ class Walk(Generic[T]):
         """
         with ExitStack() as stack:
             store = stack.enter_context(TensorStore(self._options.memory))
-            pool = stack.enter_context(ThreadPoolExecutor(self._threads))
+            pool = stack.enter_context(pool_of(self._threads))
             self._load(store, data)
             for step in self.steps:
                 if step.choice:

@@ -8,7 +8,7 @@ import time
 import pytest
 from threadpoolctl import threadpool_info
 
-from sbonnx.calib.engine.threads import TRIED, in_order, one_blas_thread
+from sbonnx.calib.engine.threads import TRIED, in_order, one_blas_thread, pool_of
 
 
 @pytest.mark.parametrize("count", [0, 3, TRIED, 40])
@@ -28,11 +28,21 @@ def test_results_come_in_the_order_of_the_items(count: int, least: float, second
     assert bool(others) is (seconds >= least and count > (TRIED if least else 0))
 
 
-def test_one_blas_thread() -> None:
+def blas_threads() -> list[int]:
+    """Threads of each BLAS library."""
+    return [one["num_threads"] for one in threadpool_info() if one["user_api"] == "blas"]
+
+
+def test_products_stay_on_one_thread() -> None:
+    """In `one_blas_thread` and in the threads of a pool; as before after them."""
     import numpy as np
 
     np.ones((2, 2)) @ np.ones((2, 2))
-    before = [one["num_threads"] for one in threadpool_info() if one["user_api"] == "blas"]
+    before = blas_threads()
     with one_blas_thread():
-        assert {one["num_threads"] for one in threadpool_info() if one["user_api"] == "blas"} <= {1}
-    assert [one["num_threads"] for one in threadpool_info() if one["user_api"] == "blas"] == before
+        assert set(blas_threads()) <= {1}
+    with pool_of(2) as pool:
+        assert set(pool.submit(blas_threads).result()) <= {1}
+    for _, found in in_order(lambda _: blas_threads(), iter(range(3)), 2):
+        assert set(found) <= {1}
+    assert blas_threads() == before
