@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -184,7 +185,10 @@ def levels_table() -> str:
     return "\n".join(["| level | modules |", "|---|---|", *rows])
 
 
-IMPORTS = [found for module, path in MODULES.items() for found in imports_of(module, path)]
+@cache
+def imports() -> tuple[Import, ...]:
+    """All imports of the product. Read once, by the first test, and not when tests are collected."""
+    return tuple(found for module, path in MODULES.items() for found in imports_of(module, path))
 
 
 def is_third_party(found: Import) -> bool:
@@ -199,12 +203,12 @@ def test_every_module_has_a_floor() -> None:
 
 def test_sources_are_found() -> None:
     assert {"sbonnx", "sbonnx.spec", "sbonnx.patterns", "sbonnx.calib.observers"} <= MODULES.keys()
-    assert len(IMPORTS) > 50
+    assert len(imports()) > 50
 
 
 def test_imports_run_strictly_down() -> None:
     wrong = []
-    for found in IMPORTS:
+    for found in imports():
         if found.target.split(".")[0] != "sbonnx":
             continue
         here, there = unit_of(found.module), unit_of(found.target)
@@ -217,19 +221,19 @@ def test_imports_run_strictly_down() -> None:
 
 def test_imports_name_real_modules() -> None:
     """`from sbonnx.x import y` where neither sbonnx.x nor sbonnx.x.y is a file."""
-    wrong = [str(found) for found in IMPORTS if found.target.startswith("sbonnx.") and found.target not in MODULES]
+    wrong = [str(found) for found in imports() if found.target.startswith("sbonnx.") and found.target not in MODULES]
     assert not wrong, "\n".join(wrong)
 
 
 def test_the_top_level_folders_have_one_name() -> None:
     """`import patterns` works in a clone, and loads a second copy of every module."""
-    wrong = [str(found) for found in IMPORTS if found.target.split(".")[0] in ("patterns", "calib")]
+    wrong = [str(found) for found in imports() if found.target.split(".")[0] in ("patterns", "calib")]
     assert not wrong, "\n".join(wrong)
 
 
 def test_third_parties_stay_in_their_places() -> None:
     wrong = []
-    for found in filter(is_third_party, IMPORTS):
+    for found in filter(is_third_party, imports()):
         top = found.target.split(".")[0]
         if top in ONLY_FOR_TYPES and found.for_types:
             continue
@@ -254,7 +258,7 @@ def test_onnxruntime_comes_through_one_door() -> None:
     assert places is not None
     wrong = [
         str(found)
-        for found in IMPORTS
+        for found in imports()
         if found.target == "sbonnx.runtime" and found.module.removeprefix("sbonnx.") not in places
     ]
     assert not wrong, "\n".join(wrong)
@@ -263,7 +267,7 @@ def test_onnxruntime_comes_through_one_door() -> None:
 def test_packages_import_each_other_without_a_ring() -> None:
     """Module-level imports have no cycle, inside packages either."""
     reads: dict[str, set[str]] = {module: set() for module in MODULES}
-    for found in IMPORTS:
+    for found in imports():
         if not (found.in_function or found.for_types) and found.target in MODULES and found.target != found.module:
             reads[found.module].add(found.target)
     done: set[str] = set()
@@ -302,7 +306,7 @@ def test_modules_import_alone_and_light() -> None:
 
     Modules that others import are loaded with those, and nothing depends on the order: imports have no cycle.
     """
-    imported = {found.target for found in IMPORTS if not (found.in_function or found.for_types)}
+    imported = {found.target for found in imports() if not (found.in_function or found.for_types)}
     names = [
         name
         for name in MODULES
