@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -170,36 +171,45 @@ CONTRIB = frozenset({"FusedMatMul", "FastGelu", "BiasGelu", "QuickGelu", "SkipLa
 """Ops of onnxruntime that may be named: there are no schemas for them here."""
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_quoted_op_types_exist(path: Path) -> None:
+@cache
+def named_in(path: Path) -> tuple[list[tuple[int, str]], list[tuple[int, set[str]]]]:
+    """Quoted op types, and literals that look like sets of op types, of a source file."""
+    tree = ast.parse(path.read_text())
+    return list(quoted_ops(tree)), list(op_sets(tree))
+
+
+def place(path: Path, line: int) -> str:
+    return f"{path.relative_to(ROOT).as_posix()}:{line}"
+
+
+def test_quoted_op_types_exist() -> None:
     """A misspelt op type never matches, and nothing says so."""
+    assert len(SOURCES) > 400
+    known = STANDARD | CONTRIB
+    wrong = [f"{place(path, line)}: '{op}'" for path in SOURCES for line, op in named_in(path)[0] if op not in known]
+    assert not wrong, "no such ONNX op:\n" + "\n".join(wrong)
+
+
+def test_lists_of_op_types_stand_in_one_table() -> None:
+    """Three op types in one literal are knowledge: they belong into `ops.py`, under a name.
+
+    A backend says which ops its runtime accepts, a pattern which ops it matches: knowledge of their own.
+    """
+    asked = [path for path in SOURCES if not {"backends", "patterns"} & set(path.parts)]
     wrong = [
-        f"line {line}: '{op}'" for line, op in quoted_ops(ast.parse(path.read_text())) if op not in STANDARD | CONTRIB
+        f"{place(path, line)}: {sorted(ops)}" for path in asked for line, ops in named_in(path)[1] if len(ops) >= 3
     ]
-    assert not wrong, f"no such ONNX op: {wrong}"
-
-
-# A backend says which ops its runtime accepts, a pattern which ops it matches: knowledge of their own.
-ASK_THE_TABLE = [path for path in SOURCES if not {"backends", "patterns"} & set(path.parts)]
-
-
-@pytest.mark.parametrize("path", ASK_THE_TABLE, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_lists_of_op_types_stand_in_one_table(path: Path) -> None:
-    """Three op types in one literal are knowledge: they belong into `ops.py`, under a name."""
-    wrong = [f"line {line}: {sorted(ops)}" for line, ops in op_sets(ast.parse(path.read_text())) if len(ops) >= 3]
     assert not wrong, "\n".join(wrong)
 
 
-NOT_BACKENDS = [path for path in SOURCES if "backends" not in path.parts]
-
-
-@pytest.mark.parametrize("path", NOT_BACKENDS, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_no_set_of_the_table_is_written_again(path: Path) -> None:
+def test_no_set_of_the_table_is_written_again() -> None:
     """Two copies of one set drift apart: a third linear op would be added to one of them."""
     named = {frozenset(SETS[name]): name for name in OP_SETS if len(SETS[name]) >= 3}
     wrong = [
-        f"line {line}: that is ops.{named[frozenset(found)]}"
-        for line, found in op_sets(ast.parse(path.read_text()))
-        if frozenset(found) in named
+        f"{place(path, line)}: that is ops.{named[frozenset(ops)]}"
+        for path in SOURCES
+        if "backends" not in path.parts
+        for line, ops in named_in(path)[1]
+        if frozenset(ops) in named
     ]
     assert not wrong, "\n".join(wrong)

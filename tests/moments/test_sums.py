@@ -249,7 +249,7 @@ def test_memory_is_bounded_whatever_the_number_of_samples(way: str, two: bool) -
     case = Linear("Conv", (1, 64, 14, 14), (8, 64, 3, 3), {"pads": [1] * 4})
     streams = inputs_of(case, 0) if two else (case.input(0),)
     peaks = []
-    for count in (12, 60):
+    for count in (6, 24):
         tracemalloc.start()
         sums = sums_of(case, way, two_streams=two)
         for number in range(count):

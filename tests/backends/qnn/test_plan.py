@@ -16,7 +16,6 @@ from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config
 from sbonnx import graph as graphs
 from sbonnx import qdq, quantize
 from sbonnx.spec import Array
-from sbonnx.testing import check_backend
 from sbonnx.verify import session
 from tests.backends.qnn.graphs import feeds_for, parsed
 
@@ -64,10 +63,6 @@ def quantized(model: onnx.ModelProto, **settings: Any) -> tuple[onnx.ModelProto,
     assert not report.problems
     assert report.quantized is not None
     return report.quantized, report
-
-
-def test_the_contract() -> None:
-    check_backend("qnn")
 
 
 @pytest.mark.parametrize("bits", ["w8a8", "w8a16"])
