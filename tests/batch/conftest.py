@@ -12,9 +12,12 @@ if TYPE_CHECKING:
     from tests.batch.clusters import Cluster
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A cluster of two workers, of which one has a GPU, as it says."""
+    """A cluster of two workers, of which one has a GPU, as it says.
+
+    Of one module: three idle processes of a cluster take about a tenth of a core.
+    """
     from tests.batch.clusters import GIB, Cluster  # skips where Dask is missing
 
     made = Cluster(tmp_path_factory.mktemp("cluster"))
@@ -26,7 +29,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         made.close()
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a batch that the local engine ran."""
     from sbonnx.batch.engine import LocalEngine

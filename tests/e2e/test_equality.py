@@ -87,7 +87,7 @@ def assert_equal_within_a_quantum(
                     assert (apart > room * 1e-3).mean() <= RARE, name
 
 
-@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("bits", [8, 4, 2])
 @pytest.mark.parametrize("weights", SCHEMES)
 @pytest.mark.parametrize("activations", SCHEMES)
 def test_residual_block(bits: int, weights: str, activations: str, tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_real_models(name: str, backend: str, bits: int, pack: Path, tmp_path: P
     assert spec is not None and spec.loader is not None
     data = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(data)
-    feeds = data.load_calib(name, limit=4)
+    feeds = data.load_calib(name, limit=2)
     config = {"BACKEND": backend, "SCHEDULE": {"FUSE_BN": True}}
     rounding = "gptq" if bits < 8 and name == "cifar_resnet20" else "nearest"
     config |= {"W": {"QUANTIZER": {"BIT": bits}, "ROUNDING": rounding}, "A": {"QUANTIZER": {"BIT": bits}}}

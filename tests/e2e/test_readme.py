@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from sbonnx import cli
 from sbonnx.assets import digits
 from sbonnx.cli.app import rows_of_commands
 
 ROOT = Path(__file__).resolve().parents[2]
 SKIPPED_FOLDERS = {"build", "dist", "node_modules"}
-CONSOLE = "import sys; from sbonnx.cli import main; sys.exit(main())"
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+\s+(.*)$", re.MULTILINE)
@@ -78,14 +75,12 @@ def commands() -> list[str]:
 
 
 @pytest.mark.slow
-def test_sbonnx_commands_run_in_order(workplace: Path) -> None:
+@pytest.mark.usefixtures("workplace")
+def test_sbonnx_commands_run_in_order(capfd: pytest.CaptureFixture[str]) -> None:
     lines = [shlex.split(line, comments=True) for line in commands() if line.startswith("sbonnx ")]
     assert lines, "the README shows no command"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     for _, *arguments in lines:
-        command = [sys.executable, "-c", CONSOLE, *arguments]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, f"sbonnx {shlex.join(arguments)}\n{done.stdout}{done.stderr}"
+        assert cli.main(arguments) == 0, f"sbonnx {shlex.join(arguments)}\n{capfd.readouterr()}"
 
 
 def test_other_commands_exist() -> None:

@@ -190,9 +190,9 @@ NOT_REPEATABLE = ("random", "bernoulli", "training_dropout", "dropout_default_ma
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("opset", [13, 21])
-def test_the_node_cases_of_onnx(opset: int) -> None:
-    """More than 1,800 models of one operator each, with inputs."""
+@pytest.mark.parametrize(("opset", "first"), [(13, 0), (21, 1)])
+def test_the_node_cases_of_onnx(opset: int, first: int) -> None:
+    """More than 1,800 models of one operator each, with inputs: every other one, most operators in both opsets."""
     from onnx.backend.test.case.node import collect_testcases
 
     counts: dict[str, int] = {}
@@ -200,7 +200,7 @@ def test_the_node_cases_of_onnx(opset: int) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         cases = collect_testcases(None)
-    for case in cases:
+    for case in cases[first::2]:
         assert case.model is not None and case.data_sets is not None
         values = case.data_sets[0][0]
         arrays = [numpy_helper.to_array(v) if isinstance(v, onnx.TensorProto) else v for v in values]
@@ -215,4 +215,4 @@ def test_the_node_cases_of_onnx(opset: int) -> None:
         if what not in FINE:
             wrong[case.name] = what
     assert not wrong
-    assert counts["same"] > 1100 and counts["refused"] < 30, counts
+    assert counts["same"] > 550 and counts["refused"] < 20, counts

@@ -86,17 +86,11 @@ def prove(name: str, pack: Path, folder: Path, count: int, **wishes: Any) -> Non
     for path in (half, target):
         assert_nothing_overflows(path, feeds[:4])
     for version in ("11", "10"):
-        wrong = [one for one in lint(target, f"tensorrt@{version}") if one.rule in ("T05", "T15", "T18", "T19")]
-        assert not wrong
-        assert not [one for one in lint(target, f"tensorrt@{version}") if one.severity == "error"]
-
-
-@pytest.mark.slow
-def test_a_convolutional_net(pack: Path, tmp_path: Path) -> None:
-    prove("cifar_resnet20", pack, tmp_path, 8)
+        found = lint(target, f"tensorrt@{version}")
+        assert not [one for one in found if one.rule in ("T05", "T15", "T18", "T19") or one.severity == "error"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model(name: str, pack: Path, tmp_path: Path) -> None:
-    prove(name, pack, tmp_path, 24)
+    prove(name, pack, tmp_path, 8)
