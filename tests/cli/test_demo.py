@@ -60,9 +60,13 @@ def test_demo(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_table_and_second_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for _ in range(2):
-        assert main(["demo", "--out", str(tmp_path)]) == 0
-        out = capsys.readouterr().out
+    """Files of an earlier run are replaced."""
+    earlier = [tmp_path / f"digits_{name}.onnx" for name in ("float", *BACKENDS)]
+    for path in earlier:
+        path.write_text("earlier")
+    assert main(["demo", "--out", str(tmp_path)]) == 0
+    assert all(path.stat().st_size > 1000 for path in earlier)
+    out = capsys.readouterr().out
     for word in ("accuracy", "agreement with float", "worst layers", *BACKENDS, str(tmp_path / "digits_tensorrt.onnx")):
         assert word in out
 

@@ -211,7 +211,7 @@ def test_it_saves_a_mobile_net(pack: Path) -> None:
     """Per-tensor weights by cross-layer scales, per-channel ones by SmoothQuant: nearer to float, by themselves."""
     sys.path.insert(0, str(pack))
     evaluation = importlib.import_module("eval")
-    samples = evaluation.load_calib("mobilenetv2_tin200")
+    samples = evaluation.load_calib("mobilenetv2_tin200", limit=128)
     source = pack / "models" / "mobilenetv2_tin200.onnx"
 
     def db(feeds: list[dict[str, Array]], **how: Any) -> float:

@@ -18,7 +18,7 @@ def test_together_they_are_best_with_depthwise_convolutions(pack: Path, tmp_path
     assert spec is not None and spec.loader is not None
     own: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(own)
-    feeds = list(own.load_calib("mobilenetv1_tin200", limit=64))
+    feeds = list(own.load_calib("mobilenetv1_tin200", limit=32))
     found = []
     for rounding in ("nearest", "gptq"):
         for correction in ("none", "empirical"):
