@@ -25,8 +25,8 @@ def any_type(node: Node, spec: QuantSpec) -> str | None:
     return None
 
 
-def any_range(node: Node, spec: QuantSpec) -> tuple[float, float] | None:
-    """Return None: no output has a prescribed range (default of `Backend.output_range`)."""
+def any_params(node: Node, spec: QuantSpec) -> tuple[float, int] | None:
+    """Return None: no output has a prescribed scale (default of `Backend.output_params`)."""
     return None
 
 
@@ -159,7 +159,8 @@ class Backend:
         opens: kinds of recognised blocks whose nodes are placed one by one.
         one_scale: weighted ops whose weights have one scale, whatever the recipe says, and a zero point if the recipe
             leaves the scheme to the width.
-        output_range: returns the range that the runtime prescribes for the output of an op in a type, or None.
+        output_params: returns the scale and zero point that the runtime prescribes for the output of an op in a type,
+            or None.
         judged_without: onnxruntime graph transformers to disable when onnxruntime is used in place of this runtime.
         packs_weights: weights of up to 4 bits are 8-bit codes in the graph, packed when the file is written.
         block_products: has products of block-wise weights (MatMulNBits), for the mode weight_only.
@@ -191,7 +192,7 @@ class Backend:
     writes_outputs: bool = False
     opens: frozenset[str] = frozenset()
     one_scale: frozenset[str] = frozenset()
-    output_range: Callable[[Node, QuantSpec], tuple[float, float] | None] = any_range
+    output_params: Callable[[Node, QuantSpec], tuple[float, int] | None] = any_params
     judged_without: tuple[str, ...] = ()
     packs_weights: bool = False
     block_products: bool = False

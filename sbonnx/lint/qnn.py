@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from sbonnx.backends.qnn.backend import QNN, WIDE
+from sbonnx.backends.qnn.backend import PRESCRIBED, QNN
 from sbonnx.graph import Constant, Node, Tensor, query
 from sbonnx.lint import ort_numbers as numbers
 from sbonnx.lint import ort_read as read
@@ -24,15 +24,6 @@ Found = Iterator[tuple[str, str, str]]
 
 ACTIVATION_TYPES: Final = frozenset({"uint8", "int8", "uint16", "int16"})
 WEIGHT_TYPES: Final = frozenset({"uint8", "int8", "uint16", "int16", "uint4", "int4", "int32"})
-
-PRESCRIBED: Final = {
-    ("Sigmoid", "uint16"): (2.0**-16, 0),
-    ("Sigmoid", "int16"): (2.0**-15, 0),
-    ("Tanh", "uint16"): (2.0**-15, 1 << (WIDE - 1)),
-    ("Tanh", "int16"): (2.0**-15, 0),
-}
-"""Scales and zero points that QNN prescribes for 16-bit outputs."""
-
 
 COMPUTED_ON_LOAD: Final = frozenset({"BatchNormalization"})
 """Ops with a builder that reads their constants in any form; sbonnx folds them into other ops."""

@@ -9,7 +9,7 @@ from sbonnx.backends.base import fills_zero
 from sbonnx.graph import Node, Tensor, query
 from sbonnx.ops import CONCATS, MOVES_DATA, PADS, PICKS_MAX
 from sbonnx.plan.survey import Survey
-from sbonnx.plan.types import ObserverChoice, Reader, Role, RoundingChoice, Site
+from sbonnx.plan.types import GivenParams, ObserverChoice, Reader, Role, RoundingChoice, Site
 from sbonnx.recipe import Recipe
 from sbonnx.report import Refusal
 from sbonnx.spec import QuantSpec
@@ -29,6 +29,7 @@ class Draft:
     rounding: RoundingChoice = field(default_factory=RoundingChoice)
     follows: tuple[str, str] | None = None
     fixed: tuple[float, float] | None = None
+    given: GivenParams | None = None
     leaves: bool = False
     readers: dict[Reader, None] = field(default_factory=dict)
 
@@ -117,6 +118,7 @@ class Drafts:
                 follows=draft.follows,
                 scope=draft.scope,
                 fixed=draft.fixed,
+                given=draft.given,
                 leaves=draft.leaves,
             )
             for key, draft in self.by_key.items()

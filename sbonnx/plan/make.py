@@ -10,16 +10,16 @@ from typing import Final
 
 from sbonnx.backends import Backend
 from sbonnx.backends.kernel_costs import KernelCosts
-from sbonnx.backends.qnn.overrides import read_overrides
 from sbonnx.cpu import has_dot_product
 from sbonnx.graph import Graph
 from sbonnx.graph.query import tensors_by_name
 from sbonnx.plan.cost_partition import slower_in_integers
 from sbonnx.plan.drafts import Drafts, tie
 from sbonnx.plan.modes import ModePlacer
+from sbonnx.plan.override_file import read_overrides
 from sbonnx.plan.placement import Placer
 from sbonnx.plan.survey import Survey
-from sbonnx.plan.tensor_overrides import overridden
+from sbonnx.plan.tensor_overrides import overridden, share_given
 from sbonnx.plan.times import GraphTimes
 from sbonnx.plan.types import Plan, Site
 from sbonnx.recipe import Recipe
@@ -90,14 +90,16 @@ class Planner:
             drafts = Drafts()
             ModePlacer(survey, recipe, backend, drafts, short_weights=self._short).run()
         sites = tuple(
-            site if site.role == "bias" else replace(site, fixed=recipe.fixed_range(site.tensor) or site.fixed)
+            site if site.role == "bias" else _with_range(site, recipe)
             for site in drafts.sites()
             if site.readers or site.role == "activation"
         )
         if recipe.tensor_overrides is not None:
-            sites, without = overridden(sites, read_overrides(recipe.tensor_overrides), tensors_by_name(survey.graph))
+            overrides, tensors = read_overrides(recipe.tensor_overrides), tensors_by_name(survey.graph)
+            sites, without = overridden(sites, overrides, tensors, backend)
             for refusal in without:
                 drafts.refuse(refusal.what, refusal.where, refusal.why)
+        sites = share_given(sites)
         return Plan(
             sites=sites,
             refusals=(*drafts.refusals, *_idle(sites, recipe, backend)),
@@ -140,6 +142,12 @@ def costs_of(recipe: Recipe, backend: Backend) -> KernelCosts | None:
         RecipeError: the file that it names is not such a table.
     """
     return backend.kernel_costs(recipe.kernel_costs)
+
+
+def _with_range(site: Site, recipe: Recipe) -> Site:
+    """Return a site with the range that the recipe fixes for its tensor."""
+    fixed = recipe.fixed_range(site.tensor)
+    return site if fixed is None else replace(site, fixed=fixed, given=None)
 
 
 def _short_weights(recipe: Recipe, backend: Backend) -> bool:

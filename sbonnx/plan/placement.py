@@ -13,7 +13,7 @@ from sbonnx.ops import ADDS, EMBEDDING, INTEGER_OPS, LINEAR, MOVES_DATA, NORMS, 
 from sbonnx.patterns import Block
 from sbonnx.plan.site_builder import SiteBuilder, spec_of, weight_spec
 from sbonnx.plan.survey import FLOATS, LinearInputs, Place, weighted
-from sbonnx.plan.types import Reader
+from sbonnx.plan.types import GivenParams, Reader
 
 NORM_SCALE, NORM_BIAS = 1, 2
 """Inputs of a normalization that hold its scale and its bias."""
@@ -317,7 +317,11 @@ class Placer(SiteBuilder):
         spec = spec_of(self.backend, "a", settings, None)
         key = self.written[tensor.name] = self.open_site(tensor, spec, settings, why, rule)
         draft = self.drafts.by_key[key]
-        draft.leaves, draft.fixed = leaves, self.backend.output_range(node, spec)
+        draft.leaves = leaves
+        prescribed = self.backend.output_params(node, spec)
+        if prescribed is not None:
+            draft.given = GivenParams((prescribed[0],), (prescribed[1],))
+            draft.fixed = draft.given.covered(spec)
         for reader, index in readers:
             self.drafts.by_key[key].readers[Reader(reader.name, index)] = None
         return key

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from sbonnx.backends.qnn.overrides import TensorOverride, type_name
+from sbonnx.backends import Backend
 from sbonnx.errors import RecipeError
-from sbonnx.graph import Tensor
+from sbonnx.graph import Tensor, query
+from sbonnx.plan.override_file import TensorOverride, type_name
 from sbonnx.plan.types import GivenParams, Plan, Site, Solution
 from sbonnx.report import Refusal
 from sbonnx.spec import Bounds, QuantSpec, params_from_bounds
@@ -20,12 +21,13 @@ WHAT = "override quantization"
 
 
 def overridden(
-    sites: Iterable[Site], overrides: Mapping[str, TensorOverride], tensors: Mapping[str, Tensor]
+    sites: Iterable[Site], overrides: Mapping[str, TensorOverride], tensors: Mapping[str, Tensor], backend: Backend
 ) -> tuple[tuple[Site, ...], tuple[Refusal, ...]]:
-    """Apply overrides to sites; what shares a scale with a site of a fixed scale gets it as well.
+    """Apply overrides to sites.
 
     Args:
         tensors: of the graph, by name.
+        backend: may prescribe scales in the overriding type.
 
     Returns:
         The sites, those of converted types behind the sites that they convert, and overrides without effect.
@@ -36,17 +38,16 @@ def overridden(
     found: list[Site] = []
     for site in sites:
         override = overrides.get(site.tensor)
-        found += [site] if override is None or site.role == "bias" else _changed(site, override, tensors[site.tensor])
+        if override is None or site.role == "bias":
+            found.append(site)
+        else:
+            found += _changed(site, override, tensors[site.tensor], backend)
     weights = {site.key: site.spec.axis for site in found if site.role == "weight"}
-    given = {site.group: site for site in found if site.given is not None}
     result = []
     for site in found:
         if site.role == "bias" and site.follows is not None:
             axis = None if weights.get(site.follows[1]) is None else 0
             site = replace(site, spec=replace(site.spec, axis=axis))
-        shared = given.get(site.group)
-        if shared is not None and site.given is None and site.role != "bias":
-            site = replace(site, spec=shared.spec, given=shared.given, fixed=shared.fixed)
         result.append(site)
     quantized = {site.tensor for site in result if site.role != "bias"}
     refusals = [
@@ -62,9 +63,20 @@ def overridden(
     return tuple(result), tuple(refusals)
 
 
-def _changed(site: Site, override: TensorOverride, tensor: Tensor) -> list[Site]:
+def share_given(sites: Sequence[Site]) -> tuple[Site, ...]:
+    """Give set scales to every site that shares a scale with a site of one."""
+    given = {site.group: site for site in sites if site.given is not None}
+    return tuple(
+        replace(site, spec=given[site.group].spec, given=given[site.group].given, fixed=given[site.group].fixed)
+        if site.group in given and site.given is None and site.role != "bias"
+        else site
+        for site in sites
+    )
+
+
+def _changed(site: Site, override: TensorOverride, tensor: Tensor, backend: Backend) -> list[Site]:
     """Return a site with its override, and the site that converts it."""
-    base = _with(site, override, tensor)
+    base = _prescribed(_with(site, override, tensor), site, tensor, backend)
     if override.convert is None:
         return [base]
     if site.role == "weight":
@@ -76,6 +88,17 @@ def _changed(site: Site, override: TensorOverride, tensor: Tensor) -> list[Site]
     converted = replace(site, key=key, group=key, leaves=False, fixed=None, readers=tuple(chosen), after=base.key)
     kept = tuple(reader for reader in site.readers if reader not in chosen)
     return [replace(base, readers=kept), _with(converted, override.convert, tensor)]
+
+
+def _prescribed(site: Site, before: Site, tensor: Tensor, backend: Backend) -> Site:
+    """Return an overridden site with the scale that the backend prescribes for its type, unless a range is set."""
+    producer = query.producer(tensor)
+    if producer is None or site.role == "weight" or (site.given, site.fixed) != (before.given, before.fixed):
+        return site
+    if site.fixed is not None and site.given is None:
+        return site
+    params = backend.output_params(producer, site.spec)
+    return replace(site, given=None, fixed=None) if params is None else _given(site, (params[0],), (params[1],))
 
 
 def _with(site: Site, override: TensorOverride, tensor: Tensor) -> Site:
@@ -123,10 +146,9 @@ def _spec(site: Site, override: TensorOverride, tensor: Tensor) -> QuantSpec:
 
 def _given(site: Site, scale: Sequence[float], zero_point: Sequence[int]) -> Site:
     """Return a site with fixed scales and zero points, and the range that they cover."""
-    low = min((site.spec.qmin - zero) * one for one, zero in zip(scale, zero_point, strict=True))
-    high = max((site.spec.qmax - zero) * one for one, zero in zip(scale, zero_point, strict=True))
+    given = GivenParams(tuple(scale), tuple(zero_point))
     rounding = replace(site.rounding, scale="observer")
-    return replace(site, given=GivenParams(tuple(scale), tuple(zero_point)), fixed=(low, high), rounding=rounding)
+    return replace(site, given=given, fixed=given.covered(site.spec), rounding=rounding)
 
 
 def overrides_of(plan: Plan, solution: Solution) -> dict[str, list[dict[str, Any]]]:

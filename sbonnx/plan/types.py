@@ -56,6 +56,13 @@ class GivenParams:
     scale: tuple[float, ...]
     zero_point: tuple[int, ...]
 
+    def covered(self, spec: QuantSpec) -> tuple[float, float]:
+        """Return the lowest and highest value that a type represents with them, over all channels."""
+        pairs = list(zip(self.scale, self.zero_point, strict=True))
+        return min((spec.qmin - zero) * one for one, zero in pairs), max(
+            (spec.qmax - zero) * one for one, zero in pairs
+        )
+
 
 @dataclass(frozen=True)
 class Site:

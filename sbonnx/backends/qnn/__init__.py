@@ -1,1 +1,1 @@
-"""Qualcomm's QNN execution provider of onnxruntime: rules, and per-tensor overrides. No device is needed or used."""
+"""QNN execution provider of onnxruntime, for Qualcomm devices: rules. No device is needed or used."""

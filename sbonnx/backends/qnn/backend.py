@@ -72,14 +72,18 @@ def spec(side: Literal["w", "a"], bits: int, symmetric: bool, axis: int | None) 
     return QuantSpec(bits=bits, signed=side == "w" and symmetric, symmetric=symmetric, axis=axis)
 
 
-def output_range(node: Node, spec: QuantSpec) -> tuple[float, float] | None:
-    """Return the range that QNN prescribes for the 16-bit output of a Sigmoid or Tanh: scales 2^-16 and 2^-15."""
-    if spec.bits != WIDE:
-        return None
-    top = spec.qmax + 1
-    if node.op == "Sigmoid":
-        return 0.0, spec.qmax / top
-    return (-1.0, (spec.qmax - top // 2) / (top // 2)) if node.op == "Tanh" else None
+PRESCRIBED: Final = {
+    ("Sigmoid", "uint16"): (2.0**-16, 0),
+    ("Sigmoid", "int16"): (2.0**-15, 0),
+    ("Tanh", "uint16"): (2.0**-15, 1 << (WIDE - 1)),
+    ("Tanh", "int16"): (2.0**-15, 0),
+}
+"""Scales and zero points that QNN prescribes for outputs, by op and type."""
+
+
+def output_params(node: Node, spec: QuantSpec) -> tuple[float, int] | None:
+    """Return the scale and zero point that QNN prescribes for the output of an op in a type, or None."""
+    return PRESCRIBED.get((node.op, spec.dtype.name))
 
 
 def unfit(node: Node, spec: QuantSpec) -> str | None:
@@ -111,5 +115,5 @@ QNN: Final = Backend(
     writes_outputs=True,
     opens=OPENED,
     one_scale=MATRIX_PRODUCTS,
-    output_range=output_range,
+    output_params=output_params,
 )

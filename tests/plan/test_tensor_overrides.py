@@ -11,11 +11,13 @@ import onnx
 import pytest
 from onnx import numpy_helper
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config
 from onnxruntime.quantization.tensor_quant_overrides import TensorQuantOverridesHelper
 
 from sbonnx import quantize
-from sbonnx.backends.qnn.overrides import TensorOverride, read_overrides
 from sbonnx.errors import RecipeError
+from sbonnx.lint import lint
+from sbonnx.plan.override_file import TensorOverride, read_overrides
 from sbonnx.spec import Array
 from sbonnx.verify import session
 from tests.backends.qnn.graphs import feeds_for, parsed
@@ -181,3 +183,36 @@ def test_bad_overrides_are_one_line(overrides: Any, said: str, tmp_path: Path) -
 def test_other_backends_have_no_overrides(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="'TENSOR_OVERRIDES' in the overrides is for the backend qnn"):
         quantize(model(), feeds_for(model(), 1), tensor_overrides=written(tmp_path, {}))
+
+
+@pytest.mark.parametrize(("kind", "scale"), [("QInt16", 2.0**-15), ("QUInt16", 2.0**-16)])
+def test_scales_that_the_runtime_prescribes_are_those_of_the_overriding_type(
+    kind: str, scale: float, tmp_path: Path
+) -> None:
+    """As get_qnn_qdq_config has them; the rule Q10 finds any other."""
+    made, path = model(), tmp_path / "float.onnx"
+    onnx.save(made, path)
+    overrides: dict[str, Any] = {"b": [{"quant_type": kind}]}
+    report = quantize(made, feeds_for(made), backend="qnn", tensor_overrides=written(tmp_path, overrides), verify=False)
+    assert report.quantized is not None
+    ours = numbers(report.quantized)
+    overrides["b"][0]["quant_type"] = QuantType.from_string(kind)
+    config = get_qnn_qdq_config(str(path), Reader(feeds_for(made)), init_overrides=overrides, add_qtype_converts=False)
+    theirs = config.extra_options["TensorQuantOverrides"]["b"][0]
+    assert (ours["b_scale"], ours["b_zero_point"]) == (theirs["scale"], theirs["zero_point"]) == (scale, 0)
+    assert "Q10" not in {finding.rule for finding in lint(report.quantized, "qnn")}
+
+
+def test_prescribed_scales_have_their_zero_point_in_symmetric_recipes_too() -> None:
+    made = parsed(TEXT.replace("Mul(a, b)", "Transpose<perm=[0,1,3,2]>(b)"), {"w0": (4, 4, 3, 3), "w1": (4, 4, 1, 1)})
+    feeds, symmetric = feeds_for(made), "per-tensor-symmetric"
+    report = quantize(made, feeds, backend="qnn", verify=False, bits="w8a16", a_qscheme=symmetric)
+    assert report.quantized is not None
+    ours = numbers(report.quantized)
+    for tensor in "bc":  # c is moved data, and shares the scale
+        assert ours[f"{tensor}_scale"] == 2.0**-16
+        assert ours[f"{tensor}_zero_point"] == 0
+    assert lint(report.quantized, "qnn") == []
+    again = quantize(made, feeds, backend="qnn", verify=False, ranges={"b": [0, 2]}, bits="w8a16")
+    assert again.quantized is not None
+    assert numbers(again.quantized)["b_scale"] == np.float32(2 / 65535)
