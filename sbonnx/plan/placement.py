@@ -111,8 +111,7 @@ class Placer(SiteBuilder):
         )
         if isinstance(node.inputs[at.data], Constant):
             slow = "both inputs are constants"
-        ends = self._behind_fold(node).name in self.survey.outputs
-        if node.op in self.backend.linear_output and ends and not self.backend.writes_outputs:
+        if node.op in self.backend.linear_output and self._writes_float_output(node):
             slow = f"it writes an output of the graph, which stays float, and so does {node.op}"
         if slow is not None:
             self.drafts.refuse("quantize", node.name, slow)
@@ -134,6 +133,16 @@ class Placer(SiteBuilder):
                 self.capable[self._behind_fold(node).name] = node
             else:
                 self._output(node, f"output of {node.op}: the integer kernel writes integers", "linear output")
+
+    def _writes_float_output(self, node: Node) -> bool:
+        """Return whether a node, or an activation folded into it, writes an output of the graph that stays float."""
+        written = [self._behind_fold(node), *node.outputs[1:]]
+        return not self._pairs_outputs and any(tensor.name in self.survey.outputs for tensor in written)
+
+    @property
+    def _pairs_outputs(self) -> bool:
+        """Whether outputs of the graph get pairs."""
+        return self.backend.writes_outputs and self.recipe.quantizes_graph("outputs")
 
     def _share(self, tensor: Tensor, key: str) -> None:
         """Let every reader of a tensor have its one site, so that the kernel before it writes integers alone."""
@@ -253,6 +262,10 @@ class Placer(SiteBuilder):
         node = place.node
         if any(tensor.name in self.written for tensor in node.outputs):
             return  # folded into the op before it
+        if self._writes_float_output(node):
+            why = f"it writes an output of the graph, which stays float, and so does {node.op}"
+            self.drafts.refuse("quantize", node.name, why)
+            return
         dynamic = [i for i, tensor in enumerate(node.inputs) if self.survey.quantizable(tensor) is None]
         constants = [i for i, value in enumerate(node.inputs) if isinstance(value, Constant) and value.dtype in FLOATS]
         if not dynamic and (not constants or rule.constants != "operands"):
@@ -302,7 +315,7 @@ class Placer(SiteBuilder):
         """
         tensor = self._behind_fold(node) if tensor is None else tensor
         leaves = tensor.name in self.survey.outputs
-        if leaves and not (self.backend.writes_outputs and self.survey.scope_of[tensor.name] == ""):
+        if leaves and not (self._pairs_outputs and self.survey.scope_of[tensor.name] == ""):
             return None
         if not leaves and not query.readers(tensor):
             return None

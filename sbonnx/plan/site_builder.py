@@ -85,6 +85,9 @@ class SiteBuilder:
             what = "quantize weight" if side == "w" else "quantize input"
             self.drafts.refuse(what, node.name, f"the recipe says so ({settings.why})")
             return None
+        if side == "a" and tensor.name in self.survey.inputs and not self.recipe.quantizes_graph("inputs"):
+            self.drafts.refuse("quantize input", node.name, f"'{tensor.name}': the recipe says so (QUANTIZE_IO)")
+            return None
         return settings
 
     def activation(self, node: Node, index: int, why: str, rule: str) -> str | None:

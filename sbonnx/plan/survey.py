@@ -44,6 +44,7 @@ class Survey:
         self.in_loop: dict[str, str] = {}
         self.scope_of: dict[str, str] = {}
         self.enclosing: dict[str, tuple[str, ...]] = {}
+        self.inputs: frozenset[str] = frozenset(tensor.name for tensor in graph.inputs)
         self.outputs: set[str] = query.output_names(graph)
         self._visit(graph, ("",), None)
         self.blocks: tuple[Block, ...] = find_blocks(graph)

@@ -145,6 +145,12 @@ class BackendLimits:
             hint = "W.SPECIFIC, A.SPECIFIC and RANGES do the same for other backends"
             yield Wrong("is for the backend qnn", hint, path=("TENSOR_OVERRIDES",), value=path)
 
+    def graph_end_problems(self, ends: str | None) -> Iterator[Wrong]:
+        """Check that the backend has pairs at outputs of the graph. Backends of plug-ins may have them."""
+        if ends in ("both", "outputs") and self.backend in LIMITS and self.backend != "qnn":
+            hint = "Kernels of other runtimes write float outputs"
+            yield Wrong("must be inputs or none for all backends but qnn", hint, path=("QUANTIZE_IO",), value=ends)
+
     def bits_problems(self, side: str, path: Path, bits: int) -> Iterator[Wrong]:
         """Check that the backend supports a bit width in this mode."""
         allowed = sides(self.backend, self.mode)[side].bits

@@ -56,6 +56,7 @@ _EXAMPLES: Final = {
     "W.ROUNDING.GPTQ.SWEEPS": "20",
     "CALIBRATION.CACHE": "calibration-cache",
     "TENSOR_OVERRIDES": "none",
+    "QUANTIZE_IO": "inputs",
     "CALIBRATION.FEEDBACK": "{state_out: state_in}",
     "MIXED.BUDGET.BITS": "4",
     "MIXED.BUDGET.SIZE": "0.2",

@@ -74,6 +74,7 @@ class RecipeKeywords(TypedDict, total=False):
     ranges: Mapping[str, Any]
     shared_scales: Any
     quantize_inputs_of: Mapping[str, bool]
+    quantize_io: str
     scale_rule: str
     weights: str
     high_precision: str

@@ -11,6 +11,7 @@ WeightScheme = Literal[Scheme, "auto"]
 SideName = Literal["w", "a"]
 Place = Literal["", "first", "last"]
 Mode = Literal["static", "dynamic", "weight_only"]
+GraphEnds = Literal["both", "inputs", "outputs", "none"]
 
 PruningTypeName = Literal["structured", "unstructured"]
 PruningStrategyName = Literal["auto", "obs", "output", "l1norm", "l2norm", "random"]

@@ -117,6 +117,12 @@ class Recipe(Section):
         (), "groups of tensors that get one common scale and zero point", "list of lists of tensor patterns"
     )
     quantize_inputs_of: QuantizeInputsOf = QuantizeInputsOf()
+    quantize_io: Annotated[names.GraphEnds, value_types.ANY_CASE] | None = new_key(
+        None,
+        "which inputs and outputs of the graph have pairs; an op that reads or writes one without stays float",
+        "inputs, none; qnn: both, outputs",
+        shown="inputs; qnn: both",
+    )
     scale_rule: Annotated[ScaleRule, value_types.ANY_CASE] = new_key(
         "exact", "how a range becomes a scale; `sparsebit` gives the ancestor's numbers", "exact, sparsebit"
     )
@@ -225,6 +231,7 @@ class Recipe(Section):
             yield from limits.bits_problems("W", ("EMBEDDING_BITS",), self.embedding_bits)
         yield from limits.precision_problems(self.high_precision)
         yield from limits.override_problems(self.tensor_overrides)
+        yield from limits.graph_end_problems(self.quantize_io)
         yield from limits.type_problems(self._parts, ends)
         if self.schedule.bn_tuning and not is_per_channel(self.w.qscheme):
             text = "must be per-channel-symmetric or per-channel-affine when SCHEDULE.BN_TUNING is true"
@@ -339,6 +346,10 @@ class Recipe(Section):
         """Return the range of `tensor` fixed in RANGES, or None. The first pattern that matches wins."""
         pattern = tensor_hit(self.ranges, tensor)
         return None if pattern is None else self.ranges[pattern]
+
+    def quantizes_graph(self, ends: Literal["inputs", "outputs"]) -> bool:
+        """Whether inputs, or outputs, of the graph may have pairs."""
+        return self.quantize_io in (None, "both", ends)
 
     def shared_group(self, tensor: str) -> int | None:
         """Return the position in SHARED_SCALES of the first group that contains `tensor`, or None."""

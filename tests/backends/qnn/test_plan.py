@@ -15,6 +15,8 @@ from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config
 
 from sbonnx import graph as graphs
 from sbonnx import qdq, quantize
+from sbonnx.errors import RecipeError
+from sbonnx.lint import lint
 from sbonnx.spec import Array
 from sbonnx.verify import session
 from tests.backends.qnn.graphs import feeds_for, parsed
@@ -123,6 +125,56 @@ def test_excluded_nodes_stay_float_and_outputs_can() -> None:
     model, _ = quantized(residual(), EXCLUDE=["tensor:y"])
     (sigmoid,) = (node for node in model.graph.node if node.op_type == "Sigmoid")
     assert list(sigmoid.output) == ["y"]
+
+
+ENDS = """g (float[N,8,8,8] x) => (float[N,8,8,8] y, float[N,8,8,8] z) {
+    a = Transpose<perm=[0,1,3,2]>(x)
+    b = Conv<kernel_shape=[1,1]>(a, w0)
+    c = Conv<kernel_shape=[1,1]>(b, w1)
+    d = Conv<kernel_shape=[1,1]>(c, w2)
+    y = Relu(d)
+    z = Sigmoid(c)
+}"""
+
+
+@pytest.mark.parametrize(
+    ("ends", "floats"),
+    [
+        ("both", set()),
+        ("inputs", {"d", "y", "z"}),
+        ("outputs", {"a"}),
+        ("none", {"a", "d", "y", "z"}),
+    ],
+)
+def test_inputs_and_outputs_of_the_graph_are_quantized_on_request(ends: str, floats: set[str]) -> None:
+    source = parsed(ENDS, {"w0": (8, 8, 1, 1), "w1": (8, 8, 1, 1), "w2": (8, 8, 1, 1)})
+    model, report = quantized(source, quantize_io=ends)
+    quantizers = {node.input[0] for node in model.graph.node if node.op_type == "QuantizeLinear"}
+    makers = {name: node.op_type for node in model.graph.node for name in node.output}
+    for name, quantizes in (("x", ends in ("both", "inputs")), ("y", ends in ("both", "outputs"))):
+        assert (name in quantizers or makers.get(name) == "DequantizeLinear") is quantizes, name
+    assert {finding.node for finding in lint(model, "qnn")} == floats - {"y"}  # floats on both sides
+    assert set(units(model)) == floats - {"a"}  # which does not see inputs of the graph
+    assert {refusal.where for refusal in report.refusals} <= floats
+
+
+def test_other_backends_write_float_outputs() -> None:
+    source = parsed(ENDS, {"w0": (8, 8, 1, 1), "w1": (8, 8, 1, 1), "w2": (8, 8, 1, 1)})
+    with pytest.raises(RecipeError, match="'QUANTIZE_IO' in the overrides must be inputs or none for all backends but"):
+        quantize(source, feeds_for(source), quantize_io="both")
+    report = quantize(source, feeds_for(source), kernel_costs="none", quantize_io="none", verify=False)
+    assert "x" not in {site["tensor"] for site in report.sites}
+
+
+def test_the_quantizer_of_onnxruntime_quantizes_inputs_and_outputs(tmp_path: Path) -> None:
+    """The default of QUANTIZE_IO is what its tool for QNN does."""
+    model, path, out = residual(), tmp_path / "float.onnx", tmp_path / "ort.onnx"
+    onnx.save(model, path)
+    ort_quantize(str(path), str(out), get_qnn_qdq_config(str(path), _Reader(feeds_for(model))))
+    for theirs in (onnx.load(str(out)), quantized(model)[0]):
+        makers = {name: node.op_type for node in theirs.graph.node for name in node.output}
+        assert {makers["y"], makers["z"]} == {"DequantizeLinear"}
+        assert [node.op_type for node in theirs.graph.node if "x" in node.input] == ["QuantizeLinear"]
 
 
 def test_wide_activations_are_not_summed_in_int32() -> None:
