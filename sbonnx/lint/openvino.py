@@ -131,7 +131,10 @@ def recurrent_weights(view: View) -> Found:
             continue
         for tensor in node.inputs[1:3]:
             if read.dequantized(view, tensor) is not None:
-                why = f"{node.op} with a dequantized weight does not compile where activations are quantized"
+                data = view.dequantizer(node.inputs[0])
+                integer = data is not None and not _has_zero(data)
+                effect = "runs in integers, with wrong states" if integer else "does not compile"
+                why = f"{node.op} with a dequantized weight {effect} where activations are quantized"
                 yield str(node.name), str(tensor.name), why
                 break
 

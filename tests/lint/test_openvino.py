@@ -96,6 +96,21 @@ def test_a_model_that_does_not_compile_is_refused() -> None:
 
 
 @needs_openvino
+@pytest.mark.parametrize(
+    ("name", "effect"),
+    [
+        ("recurrent float", "does not compile"),
+        ("recurrent i8", "runs in integers, with wrong states"),
+        ("gru i8", "runs in integers, with wrong states"),
+    ],
+)
+def test_what_dequantized_weights_of_recurrent_ops_lead_to(name: str, effect: str) -> None:
+    findings = lint(SHOWN[name].make(), "openvino")
+    assert [one.rule for one in findings if effect in one.why] == ["V07"]
+    assert ("V15" in {one.rule for one in findings}) is (effect == "does not compile")
+
+
+@needs_openvino
 def test_ops_in_float_for_other_reasons_are_found_in_the_compiled_model() -> None:
     it = net()
     w = it.codes(it.weight(16, 16, 3, 3), np.full(16, 0.01, np.float32), 0, "int8", 1)  # scales of input channels

@@ -24,12 +24,14 @@ class Shown:
         make: builds the model.
         node: output of the op.
         integer: whether it runs in integers; None: OpenVINO does not compile the model.
+        wrong: it runs, with other results than the file describes.
     """
 
     text: str
     make: Callable[[], onnx.ModelProto]
     node: str
     integer: bool | None
+    wrong: bool = False
 
 
 def net() -> Net:
@@ -189,29 +191,112 @@ def softmax() -> onnx.ModelProto:
     return it.done(it.op("Softmax", it.pair("x", zero=128), name="op", axis=1))
 
 
-def recurrent(*, quantized: bool) -> Callable[[], onnx.ModelProto]:
+def recurrent(kind: str = "LSTM", *, zero: int | None, data: bool = True, **attributes: Any) -> Callable[[], Any]:
+    """LSTM or GRU with float weights (`zero` None), or with dequantized ones and a pair on its input."""
+
     def make() -> onnx.ModelProto:
-        it = Net((8, 1, 32))
-        shapes = [(1, 256, 32), (1, 256, 64)]
-        parts = [weight(it, *shape, axis=1) if quantized else it.keep(it.rng.normal(0, 0.1, shape)) for shape in shapes]
-        x = it.pair("x", zero=128) if quantized else "x"
-        it.nodes.append(onnx.helper.make_node("LSTM", [x, *parts], ["op_out"], "op", hidden_size=64))
-        return it.done("op_out")
+        it = Net((16, 1, 32))
+        gates = {"LSTM": 4, "GRU": 3}[kind]
+        shapes = [(1, gates * 64, 32), (1, gates * 64, 64)]
+        floats = zero is None
+        values = [it.rng.normal(0, 1 / np.sqrt(shape[-1]), shape) for shape in shapes]
+        scales = [np.abs(part).max((0, 2)).astype(np.float32) / 127 for part in values]
+        parts = [
+            it.keep(part) if floats else it.codes(np.rint(part / scale[:, None]), scale, 0, "int8", 1)
+            for part, scale in zip(values, scales, strict=True)
+        ]
+        x = "x" if zero is None else it.pair("x", 1 / 127, zero, "int8" if zero == 0 else "uint8")
+        it.nodes.append(
+            onnx.helper.make_node(kind, [x if data else "x", *parts], ["op_out"], "op", hidden_size=64, **attributes)
+        )
+        return it.done("op_out") if data or zero is None else it.done("op_out", it.op("Sin", x))
 
     return make
 
 
-def blocks(bits: int, size: int) -> Callable[[], onnx.ModelProto]:
-    """MatMul of one row with a constant of 256 x 64 in blocks."""
+def normalized() -> onnx.ModelProto:
+    it = Net((1, 32, 64))
+    x = it.pair("x", zero=128)
+    return it.done(it.op("LayerNormalization", x, it.keep(np.ones(64)), it.keep(np.zeros(64)), name="op"))
+
+
+def attention(*, pairs: bool) -> Callable[[], onnx.ModelProto]:
+    """Softmax(x x') x, with int8 pairs at both factors of both products or without pairs."""
+
+    def make() -> onnx.ModelProto:
+        it = Net((1, 4, 32, 32))
+
+        def factor(tensor: str, scale: float = 0.05) -> str:
+            return it.pair(tensor, scale, 0, "int8") if pairs else tensor
+
+        turned = it.op("Transpose", "x", perm=[0, 1, 3, 2])
+        scores = it.op("Mul", it.op("MatMul", factor("x"), factor(turned)), it.keep(0.17))
+        shares = it.op("Softmax", scores, name="shares", axis=-1)
+        return it.done(it.op("MatMul", factor(shares, 1 / 127), factor("x"), name="op"))
+
+    return make
+
+
+def read_twice(kind: str) -> Callable[[], onnx.ModelProto]:
+    """Convolution that is read by a convolution behind a pair, and by a float op, behind that pair, or by another."""
+
+    def make() -> onnx.ModelProto:
+        it = net()
+        y = it.op("Relu", conv(it, it.pair("x", zero=128), "op"))
+        pair = it.pair(y, 0.05, 20)
+        last = conv(it, pair, "last", kernel=1)
+        if kind == "scales":
+            return it.done(last, conv(it, it.pair(y, 0.03, 10), "other", kernel=1))
+        return it.done(last, it.op("Sin", pair if kind == "pair" else y))
+
+    return make
+
+
+def block(*, both: bool) -> Callable[[], onnx.ModelProto]:
+    """Residual block without a convolution in its short branch; its long branch has a pair at its end or not."""
+
+    def make() -> onnx.ModelProto:
+        it = net()
+        x = it.pair(it.op("Relu", conv(it, it.pair("x", zero=128), "first")), 0.04)
+        y = it.pair(it.op("Relu", conv(it, x, "left")), 0.04)
+        y = conv(it, y, "right")
+        y = it.op("Add", it.pair(y, zero=128) if both else y, x, name="op")
+        return it.done(conv(it, it.pair(y, zero=128), "last", kernel=1))
+
+    return make
+
+
+def input_channels() -> onnx.ModelProto:
+    it = net()
+    scale = np.linspace(0.004, 0.008, C).astype(np.float32)
+    return it.done(conv(it, it.pair("x", zero=128), "op", w=it.codes(it.weight(C, C, 3, 3), scale, 0, "int8", 1)))
+
+
+def integer_bias() -> onnx.ModelProto:
+    it = net()
+    w = it.codes(it.weight(C, C, 3, 3), 0.006)
+    bias = it.codes(np.arange(C), 0.05 * 0.006, 0, "int32")
+    return it.done(it.op("Conv", it.pair("x", zero=128), w, bias, name="op", pads=[1] * 4))
+
+
+def blocks(bits: int, size: int, *, zero: bool = False) -> Callable[[], onnx.ModelProto]:
+    """MatMul of one row with a constant of 256 x 64, with a scale for each block of rows, or each column (`size` 0)."""
 
     def make() -> onnx.ModelProto:
         it = Net((1, 256))
-        kind = onnx.TensorProto.INT4 if bits == 4 else onnx.TensorProto.INT8
-        codes = it.rng.integers(-(1 << bits - 1), 1 << bits - 1, (256, 64))
+        kind = {4: onnx.TensorProto.INT4, 8: onnx.TensorProto.INT8}[bits]
+        kind = onnx.TensorProto.UINT4 if zero else kind
+        low = 0 if zero else -(1 << bits - 1)
+        codes = it.rng.integers(low, low + (1 << bits), (256, 64))
         it.stored.append(onnx.helper.make_tensor("codes", kind, codes.shape, codes.ravel().tolist()))
-        scale = it.keep(it.rng.uniform(0.005, 0.01, (256 // size, 64)))
-        w = it.op("DequantizeLinear", "codes", scale, axis=0, block_size=size)
-        return it.done(it.op("MatMul", "x", w, name="op"))
+        shape = (256 // size, 64) if size else (64,)
+        numbers = [it.keep(it.rng.uniform(0.005, 0.01, shape))]
+        if zero:
+            points = it.rng.integers(6, 10, shape)
+            it.stored.append(onnx.helper.make_tensor("zero", kind, shape, points.ravel().tolist()))
+            numbers.append("zero")
+        along: dict[str, Any] = {"axis": 0, "block_size": size} if size else {"axis": 1}
+        return it.done(it.op("MatMul", "x", it.op("DequantizeLinear", "codes", *numbers, **along), name="op"))
 
     return make
 
@@ -277,11 +362,59 @@ SHOWN: Final[dict[str, Shown]] = {
         "Add, both inputs between pairs: fused into a convolution", residual(first=True, second=True), "op_out", True
     ),
     "softmax": Shown("Softmax behind a pair", softmax, "op_out", False),
-    "recurrent": Shown("LSTM with float weights", recurrent(quantized=False), "op_out", False),
+    "normalized": Shown("LayerNormalization behind a pair", normalized, "op_out", False),
+    "add projection": Shown(
+        "Add of two convolutions, a pair on one input: fused into the other",
+        residual(first=True, second=False),
+        "op_out",
+        True,
+    ),
+    "add none": Shown("Add of two convolutions, no pair", residual(first=False, second=False), "op_out", False),
+    "add block": Shown("Add of a residual block, both inputs between pairs", block(both=True), "op_out", True),
+    "input channels": Shown("int8 weights, one scale an input channel", input_channels, "op_out", False),
+    "product rows": Shown("MatMul with a constant, one scale a row", product(axis=0), "op_out", False),
+    "integer bias": Shown("int32 bias behind a DequantizeLinear", integer_bias, "op_out", True),
+    "attention": Shown("attention, int8 pairs at both products", attention(pairs=True), "op_out", True),
+    "attention float": Shown("attention without pairs", attention(pairs=False), "op_out", False),
+    "read in float": Shown("convolution read by a pair and by a float op", read_twice("float"), "op_out", True),
+    "pair in float": Shown("convolution whose pair a float op reads as well", read_twice("pair"), "op_out", True),
+    "read in scales": Shown("convolution with two pairs of different scales", read_twice("scales"), "op_out", True),
+    "recurrent": Shown("LSTM with float weights", recurrent(zero=None), "op_out", False),
     "recurrent weights": Shown(
-        "LSTM with dequantized weights, in a model with activation pairs", recurrent(quantized=True), "op_out", None
+        "LSTM with dequantized weights, input with a zero point", recurrent(zero=128), "op_out", None
+    ),
+    "recurrent float": Shown(
+        "LSTM with dequantized weights, float input, in a model with activation pairs",
+        recurrent(zero=128, data=False),
+        "op_out",
+        None,
+    ),
+    "recurrent i8": Shown(
+        "LSTM with dequantized weights, input int8 with zero point 0", recurrent(zero=0), "op_out", True, wrong=True
+    ),
+    "gru i8": Shown(
+        "GRU with dequantized weights, input int8 with zero point 0",
+        recurrent("GRU", zero=0),
+        "op_out",
+        True,
+        wrong=True,
+    ),
+    "gru linear": Shown(
+        "GRU with linear_before_reset, dequantized weights, input int8 with zero point 0",
+        recurrent("GRU", zero=0, linear_before_reset=1),
+        "op_out",
+        None,
     ),
     "blocks 4": Shown("MatMul, int4 weight in blocks of 64, float input", blocks(4, 64), "op_out", False),
+    "blocks 4 small": Shown("MatMul, int4 weight in blocks of 16, float input", blocks(4, 16), "op_out", False),
+    "blocks 4 zero": Shown(
+        "MatMul, uint4 weight in blocks of 32 with zero points, float input", blocks(4, 32, zero=True), "op_out", False
+    ),
+    "columns 4": Shown("MatMul, int4 weight, one scale a column, float input", blocks(4, 0), "op_out", False),
     "blocks 8": Shown("MatMul, int8 weight in blocks of 128, float input", blocks(8, 128), "op_out", False),
+    "columns 8": Shown("MatMul, int8 weight, one scale a column, float input", blocks(8, 0), "op_out", False),
 }
-"""Graphs by name. Weight-only products compute in float, and read the codes: see `reads_codes` in the tests."""
+"""Graphs by name. Weight-only products compute in float, and read the codes: see `PACKED` in the tests."""
+
+PACKED: Final = ("blocks 4", "blocks 4 small", "blocks 4 zero", "columns 4", "blocks 8", "columns 8")
+"""Graphs of weight-only products."""

@@ -11,7 +11,7 @@ import pytest
 from sbonnx.backends.openvino.runtime import OPENVINO_RUNTIME, OpenVinoSession
 from sbonnx.backends.runtime_types import layers_by_name
 from sbonnx.errors import ModelError
-from tests.backends.openvino.graphs import SHOWN
+from tests.backends.openvino.graphs import PACKED, SHOWN
 
 pytest.importorskip("openvino", reason="OpenVINO is not installed")
 
@@ -29,24 +29,51 @@ def test_rule(name: str) -> None:
         return
     layers = OpenVinoSession(model, 1).layers()
     named = layers_by_name(layers)
-    products = [layer for layer in layers if layer.kind == "FullyConnected"]  # loses its name in float
-    found = named.get(shown.node) or named.get("op") or products[0]
+    nameless = [layer for layer in layers if layer.kind in ("FullyConnected", "RNNSeq")]  # in float, or transposed
+    found = nameless[0] if name.startswith(("recurrent", "gru")) else None
+    found = found or named.get(shown.node) or named.get("op") or nameless[0]
     assert found.integer is shown.integer, found
 
 
-@pytest.mark.parametrize("name", [name for name, shown in SHOWN.items() if shown.integer is not None])
-def test_values_are_those_of_onnxruntime(name: str) -> None:
-    """In float32, with one step of rounding: OpenVINO rounds some ties the other way."""
+def deviation(name: str) -> float:
+    """Squared error of OpenVINO against onnxruntime, in float32, relative to the squared outputs."""
     model = SHOWN[name].make()
     shape = [size.dim_value for size in model.graph.input[0].type.tensor_type.shape.dim]
     feeds = {"x": np.random.default_rng(1).normal(0, 1, shape).astype(np.float32)}
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    (wanted,) = onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, feeds)
-    (found,) = OpenVinoSession(model.SerializeToString(), 1, precision="f32").run(None, feeds)
+    wanted, *_ = onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, feeds)
+    found, *_ = OpenVinoSession(model.SerializeToString(), 1, precision="f32").run(None, feeds)
     assert found.shape == wanted.shape
-    error = float(np.square(found - wanted).sum() / np.square(wanted).sum())
+    return float(np.square(found - wanted).sum() / np.square(wanted).sum())
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, shown in SHOWN.items() if shown.integer is not None and not shown.wrong]
+)
+def test_values_are_those_of_onnxruntime(name: str) -> None:
+    """With one step of rounding: OpenVINO rounds some ties the other way."""
+    error = deviation(name)
     assert error < 1e-3, f"{-10 * np.log10(error):.1f} dB"
+
+
+@pytest.mark.parametrize("name", [name for name, shown in SHOWN.items() if shown.wrong])
+def test_integer_sequences_compute_other_states_than_the_file_describes(name: str) -> None:
+    """The reason why LSTM and GRU stay float. If this fails, a newer OpenVINO is exact: quantize them."""
+    assert deviation(name) > 1e-2
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_weight_only_products_read_the_codes(name: str) -> None:
+    """The weight of the executed product is the constant of codes, of as many bits."""
+    session = OpenVinoSession(SHOWN[name].make().SerializeToString(), 1)
+    (executed,) = (
+        node
+        for node in session._compiled.get_runtime_model().get_ordered_ops()
+        if str(node.get_rt_info()["layerType"].astype(str)) == "FullyConnected"
+    )
+    weight = executed.input(1).get_source_output()
+    assert weight.get_element_type().bitwidth == (8 if name.endswith("8") else 4)
 
 
 def test_document_has_every_rule() -> None:
