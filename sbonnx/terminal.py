@@ -78,10 +78,13 @@ def _without_middle(text: str, length: int) -> str:
     return f"{text[:head]}{ELLIPSIS}{text[-tail:]}"
 
 
-def relative_paths(text: str) -> str:
-    """Shorten the paths in a text that are below the working folder to relative ones."""
-    folder = os.getcwd().rstrip(os.sep) + os.sep
-    return text if folder == os.sep else re.sub(rf"(?<![\w./\\-]){re.escape(folder)}(?=[^\s/\\])", "", text)
+def relative_paths(text: str, *folders: str | os.PathLike[str]) -> str:
+    """Shorten the paths in a text that are below the working folder, or else below `folders`, to relative ones."""
+    for one in (os.getcwd(), *folders):
+        folder = os.fspath(one).rstrip(os.sep) + os.sep
+        if folder != os.sep:
+            text = re.sub(rf"(?<![\w./\\-]){re.escape(folder)}(?=[^\s/\\])", "", text)
+    return text
 
 
 def json_values(value: Any) -> Any:

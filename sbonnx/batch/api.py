@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Final, Protocol, final
 
 from sbonnx.batch.accept import READS
@@ -24,7 +25,7 @@ from sbonnx.batch.repair_command import advice_of
 from sbonnx.batch.state import State, past, peek
 from sbonnx.batch.step_progress import Quiet
 from sbonnx.errors import RecipeError, SbonnxError
-from sbonnx.terminal import json_values, versioned
+from sbonnx.terminal import json_values, map_strings, relative_paths, versioned
 from sbonnx.version import __version__
 
 REPORTS: Final = ("report.json", "report.html", "report.xml")
@@ -121,7 +122,7 @@ def fulfil(
         report = _report(wished, left, outcomes, began)
         state.record(report.rows, report.finished)
         report = replace(report, history=state.history(row.job.name for row in report.rows))
-        write_reports(report, wished.places)
+        write_reports(report, wished.places, wished.folder)
         prune(wished.places)
     return report
 
@@ -171,8 +172,8 @@ def estimates(steps: Sequence[Step], known: Mapping[str, float]) -> dict[str, fl
     return {key: known.get(key, seconds * rates[len(rates) // 2]) for key, seconds in guesses.items()} | dict(known)
 
 
-def write_reports(report: BatchReport, places: Places) -> None:
-    """Write `REPORTS`, each atomically.
+def write_reports(report: BatchReport, places: Places, folder: Path | None = None) -> None:
+    """Write `REPORTS`, each atomically. Page and XML have paths relative to the working folder, or else to `folder`.
 
     Raises:
         OutputError: they cannot be written.
@@ -181,8 +182,10 @@ def write_reports(report: BatchReport, places: Places) -> None:
     from sbonnx.html_report import batch_page, junit
 
     values = plain(report)
+    folders = () if folder is None else (folder,)
+    readable: dict[str, Any] = map_strings(lambda text: relative_paths(text, *folders), values)
     plain_text = json.dumps(versioned("batch", values), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    for name, text in zip(REPORTS, (plain_text, batch_page(values), junit(values)), strict=True):
+    for name, text in zip(REPORTS, (plain_text, batch_page(readable), junit(readable)), strict=True):
         graphs.write_text(places.output / name, text)
 
 

@@ -338,6 +338,7 @@ def _quantize_into(row: ResolvedJob, places: Places, folder: Path, tell: Tell, t
             preprocess=real.preprocess,
             progress=progress,
             evaluation=_evaluation_of(real),
+            details=True,
         )
     return Outcome(
         row.work,
@@ -425,5 +426,7 @@ def _report_values(report: Report, job: Job, wishes: Recipe, target: Path) -> di
     )
     values = told.to_dict()
     values["metrics"] = {**values["metrics"], "own": []}
+    if values["details"]:
+        values["details"] = {**values["details"], "nodes": []}  # the page of a batch has no graphs: they are large
     found: dict[str, Any] = map_strings(partial(_renamed, target=target, job=job), json_values(values))
     return found

@@ -68,6 +68,7 @@ def quantize(  # noqa: PLR0913 - public entry point
     present: str | None = None,
     force: bool = False,
     latency: bool = True,
+    details: bool = False,
     progress: Progress | None = None,
     overrides: Mapping[str, Any] | Sequence[str] = (),
 ) -> Report:
@@ -91,6 +92,8 @@ def quantize(  # noqa: PLR0913 - public entry point
         tokenizer, past, present: see `read_decoder`.
         force: replace a folder that an earlier run wrote.
         latency: measure speed and memory.
+        details: with texts, measure what the page (``report.to_html()``) shows beyond the figures, see
+            `sbonnx.quantize`.
         progress: receiver of progress updates.
         overrides: values by key, or texts "KEY=VALUE"; the last word.
 
@@ -128,7 +131,7 @@ def quantize(  # noqa: PLR0913 - public entry point
         # the evaluation compares with float by logits; without texts, the file is checked and opened
         verify = windows is None
         report = quantization.quantize(
-            decoder.model, feeds, recipe=settings, output=place, verify=verify, progress=progress
+            decoder.model, feeds, recipe=settings, output=place, verify=verify, progress=progress, details=details
         )
         if settings.llm.kv_bits is not None and windows is not None:
             quantize_caches(place, decoder, windows.calibration, settings.llm.kv_bits)

@@ -137,13 +137,19 @@ def _verified(
         problems=tuple(problems),
         notes=(*report.notes, *notes, *absent, *below, *judged.notes, *_notes(comparison, own=own)),
     )
-    if state.request.details:
-        verified = replace(verified, details=_details(state, verified.refusals).to_dict())
-    return replace(state, report=verified, comparison=comparison)
+    return with_details(replace(state, report=verified, comparison=comparison))
+
+
+def with_details(state: PipelineState) -> PipelineState:
+    """Add to the report what pages show beyond the figures, if the request asks for it."""
+    if not state.request.details:
+        return state
+    found = _details(state, state.report.refusals)
+    return replace(state, report=replace(state.report, details=found.to_dict()))
 
 
 def _details(state: PipelineState, refusals: Sequence[Refusal]) -> profile.Details:
-    """Measure what pages show beyond the figures. Scales that are computed at run time have no losses."""
+    """Measure the details of a page. Scales that are computed at run time have no losses."""
     prepared, recipe = state.prepared, state.prepared.recipe
     static = recipe.mode != "dynamic" and state.data is not None
     options = profile.WalkOptions(PROFILE_FEEDS, recipe.device, recipe.calibration.memory, recipe.calibration.threads)

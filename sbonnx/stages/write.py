@@ -31,7 +31,7 @@ from sbonnx.recipe.names import FLOAT
 from sbonnx.report import Report
 from sbonnx.spec import Bounds
 from sbonnx.stages.state import PipelineState, PrunedModel, original_of
-from sbonnx.stages.verify import verify
+from sbonnx.stages.verify import verify, with_details
 from sbonnx.verify.runtimes import RECORDED
 
 
@@ -127,7 +127,7 @@ def save(state: PipelineState, options: RunOptions) -> PipelineState:
         if request.output is None:
             report = replace(report, quantized=onnx.load(str(path)))
         state = replace(state, report=report)
-        return verify(state, path) if request.verify else state
+        return verify(state, path) if request.verify else with_details(state)
 
 
 @contextmanager

@@ -175,7 +175,8 @@ def test_an_output_that_cannot_be_written_is_said_and_tried_again(place: Path) -
 def test_the_reports(place: Path) -> None:
     """All three say the same of each job, and nothing in JSON is beyond JSON."""
     (place / "bad.onnx").write_bytes(b"no model")
-    batch([job(place, "good"), job(place, "bad", model=str(place / "bad.onnx"))], output=place / "out")
+    good = job(place, "good", "virtual", overrides=(*FAST, ("bits", "w4a8")))
+    batch([good, job(place, "bad", model=str(place / "bad.onnx"))], output=place / "out")
 
     def refuse(text: str) -> float:
         raise AssertionError(text)
@@ -192,6 +193,24 @@ def test_the_reports(place: Path) -> None:
     suite = ET.parse(place / "out" / "report.xml").getroot()
     assert len(list(suite.iter("testcase"))) >= 2
     assert len(list(suite.iter("failure"))) + len(list(suite.iter("error"))) >= 1
+    assert "Ranked by the error" in page, "the worst layers are named with the cause of their loss"
+    assert "its weights" in page or "its inputs" in page
+    assert not values["rows"][0]["outcome"]["report"]["details"]["nodes"], "graphs would make the page large"
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_paths_in_page_and_xml_are_relative(here: bool, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the working folder or, as in a nightly run from elsewhere, to that of the job file."""
+    (place / "bad.onnx").write_bytes(b"no model")
+    (place / "jobs.yaml").write_text("{output: out, jobs: [{model: bad.onnx, data: calib}]}")
+    (place / "elsewhere").mkdir()
+    monkeypatch.chdir(place if here else place / "elsewhere")
+    (row,) = batch(place / "jobs.yaml").rows
+    assert str(place / "bad.onnx") in row.outcome.reason
+    for name in ("report.html", "report.xml"):
+        text = (place / "out" / name).read_text()
+        assert "bad.onnx" in text
+        assert str(place) not in text
 
 
 def test_a_dry_run_does_nothing(place: Path) -> None:

@@ -230,8 +230,10 @@ def test_the_commands(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     np.savez(tmp_path / "t.npz", ids=token_windows())
     text = ["--text", str(tmp_path / "t.npz"), "--no-latency"]
     arguments = ["llm", "quantize", str(folder), *text, "-o", str(tmp_path / "q"), "--set", "MIN_WEIGHT_SIZE=0"]
-    assert main([*arguments, "--bits", "w4"]) == 0
+    assert main([*arguments, "--bits", "w4", "--report", str(tmp_path / "page.html")]) == 0
     out = capsys.readouterr().out
+    page = (tmp_path / "page.html").read_text()
+    assert "Ranked by the error" in page and "its weights" in page, "the worst layers with their cause"
     assert "perplexity" in out
     assert f"written: {tmp_path / 'q'}" in out
     assert main(["llm", "inspect", str(tmp_path / "q")]) == 0

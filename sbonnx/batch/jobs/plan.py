@@ -24,6 +24,7 @@ class BatchRequest:
         chosen: the jobs selected for this run.
         steps: steps of the chosen jobs, each after its dependencies. Shared measurements cover all jobs, chosen or
             not, so that they do not depend on the selection.
+        folder: that of the job file, or of the outputs; paths below it are relative in texts for people.
     """
 
     title: str
@@ -31,6 +32,7 @@ class BatchRequest:
     jobs: tuple[Job, ...]
     chosen: tuple[Job, ...]
     steps: tuple[Step, ...]
+    folder: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -90,10 +92,12 @@ def wish(
     from sbonnx.batch.jobs.matrix import selected
     from sbonnx.batch.jobs.steps import steps_of
 
+    base: Path | None = None
     if isinstance(jobs, (str, os.PathLike)):
         from sbonnx.batch.jobs.jobfile import read_jobs
 
         title, folder, found = read_jobs(jobs)
+        base = Path(jobs).absolute().parent
     else:
         if output is None:
             raise RecipeError("a batch of jobs without a job file has no folder: pass output=")
@@ -101,7 +105,7 @@ def wish(
         _check(found, Places(folder))
     chosen = selected(found, only)
     places = Places(folder)
-    return BatchRequest(title, places, found, chosen, _needed(steps_of(found, places.state), chosen))
+    return BatchRequest(title, places, found, chosen, _needed(steps_of(found, places.state), chosen), base or folder)
 
 
 def todo(

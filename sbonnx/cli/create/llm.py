@@ -261,6 +261,7 @@ def run_quantize(given: Arguments) -> int:
             present=given[PRESENT],
             force=given[options.FORCE],
             latency=not given[NO_LATENCY],
+            details=page is not None,
             progress=progress,
             overrides=given.overrides(),
         )

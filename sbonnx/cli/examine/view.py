@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sbonnx.cli import options
 from sbonnx.cli.options import Arguments
 from sbonnx.errors import DataError, RecipeError
+from sbonnx.terminal import map_strings, relative_paths
 
 if TYPE_CHECKING:
     from sbonnx.profile import Details
@@ -93,7 +94,7 @@ def _report_page(given: Arguments) -> str:
     if isinstance(report, Mapping) and report.keys() >= KEYS:
         return _rendered(single_page, report, file)
     if isinstance(report, Mapping) and "rows" in report and "title" in report:
-        return _rendered(batch_page, report, file)
+        return _rendered(batch_page, map_strings(relative_paths, report), file)
     raise DataError(f"'{file}' is no report of quantize, qat or batch: write it with --report FILE.json")
 
 
