@@ -12,7 +12,7 @@ from sbonnx.html_report import formatting
 from sbonnx.html_report.formatting import number, text
 from sbonnx.html_report.graph_view import GraphView, graph_view
 from sbonnx.html_report.layer_views import Layers, layers_of
-from sbonnx.report.verdict import Verdict, group_notes, runtime_of, verdict_of
+from sbonnx.report.verdict import Verdict, allowed_loss, group_notes, runtime_of, verdict_of
 
 PLACES: Final = 1500
 """Maximum number of node names listed for all refusals, and for all patterns; the rest are counted."""
@@ -150,6 +150,7 @@ def network_of(
             metrics,
             problems=[text(one) for one in _all(report, "problems")],
             backend=text(report.get("backend")),
+            max_loss=allowed_loss(report.get("settings") or {}),
         ),
         following=formatting.address((report.get("advice") or {}).get("command") or report.get("engine_command")),
         notes=_note_kinds([*_advice(report), *_all(report, "notes"), *_all(report.get("details") or {}, "notes")]),
@@ -304,6 +305,30 @@ def _evaluation(evaluation: Mapping[str, Any]) -> Iterable[Figure]:
     yield Figure(text(evaluation["metric"]), value, where)
 
 
+def _decoder(figures: Mapping[str, Any]) -> Iterable[Figure]:
+    """Yield the figures of a decoder beside those of float."""
+    if not figures:
+        return
+    before = f"float {formatting.plain(figures['float_perplexity'])}, " if figures.get("float_perplexity") else ""
+    yield Figure(
+        "Perplexity",
+        formatting.plain(figures["perplexity"]),
+        f"{before}{formatting.count(figures.get('tokens'))} tokens",
+    )
+    if figures.get("agreement") is not None:
+        more = f"as float, KL {formatting.plain(figures.get('kl'), 3)} nats"
+        yield Figure("Same top token", formatting.percent(figures["agreement"]), more)
+    size_float, size = figures.get("bytes") or (None, None)
+    if size_float and size:
+        sizes = f"{formatting.size(size_float)} → {formatting.size(size)}"
+        yield Figure("Size", f"{formatting.ratio(size / size_float)} ×", sizes)
+    for row in tuple(figures.get("speed") or ())[:1]:
+        where = f"{formatting.count(row['threads'])} threads, prompt of {formatting.count(row['prompt'])}"
+        if row.get("float_tokens_per_second"):
+            where = f"float {formatting.plain(row['float_tokens_per_second'], 3)}, {where}"
+        yield Figure("Tokens a second", formatting.plain(row["tokens_per_second"], 3), where)
+
+
 def _headline(report: Mapping[str, Any], metrics: Mapping[str, Any]) -> Iterable[Figure]:
     outputs = metrics.get("outputs") or ()
     sqnr, agreement = least(outputs, "sqnr_db"), least(outputs, "agreement")
@@ -313,6 +338,7 @@ def _headline(report: Mapping[str, Any], metrics: Mapping[str, Any]) -> Iterable
     if agreement is not None:
         yield Figure("Agreement", formatting.percent(agreement), f"same best class as float{_agreement_range(metrics)}")
     yield from _evaluation(metrics.get("evaluation") or {})
+    yield from _decoder(metrics.get("llm") or {})
     if metrics.get("size_ratio") is not None:
         sizes = f"{formatting.size(metrics.get('bytes_float'))} → {formatting.size(metrics.get('bytes_quantized'))}"
         yield Figure("Size", f"{formatting.ratio(metrics['size_ratio'])} ×", sizes)

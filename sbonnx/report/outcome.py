@@ -8,7 +8,7 @@ from typing import Any
 import onnx
 
 from sbonnx.report.plots import TOP, bar_chart, optional
-from sbonnx.report.verdict import Verdict, verdict_of
+from sbonnx.report.verdict import Verdict, allowed_loss, verdict_of
 from sbonnx.terminal import json_values
 
 
@@ -90,7 +90,9 @@ class Report:
     @property
     def verdict(self) -> Verdict:
         """Accuracy, speed and size against float in one sentence."""
-        return verdict_of(self.metrics, problems=self.problems, backend=self.backend)
+        return verdict_of(
+            self.metrics, problems=self.problems, backend=self.backend, max_loss=allowed_loss(self.settings)
+        )
 
     def _repr_html_(self) -> str:
         """Return the summary that notebooks show."""

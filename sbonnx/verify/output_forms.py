@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import onnx
@@ -30,6 +31,11 @@ ENDS: Final[Mapping[str, End]] = {
     "TopK": "selection",
 }
 
+SCORES: Final = re.compile(
+    r"(?<![a-z])(logits?|class(es|ifiers?|ification)?|probs?|probability|probabilities|scores?)(?![a-z])", re.IGNORECASE
+)
+"""Words in names of outputs, layers and weights that mean scores of classes."""
+
 STEPS: Final = 64
 """Maximum number of operators that are followed back from an output."""
 
@@ -41,10 +47,12 @@ class OutputForm:
     Attributes:
         end: kind of the last operator that changes values.
         axis: axis of a softmax as the file has it, None if its tensor is moved on the way to the output.
+        named: whether the output, or the operator that gives its values, has a name that means scores of classes.
     """
 
     end: End = "other"
     axis: int | None = None
+    named: bool = False
 
 
 UNKNOWN_FORM: Final = OutputForm()
@@ -54,7 +62,12 @@ def output_forms(model: onnx.ModelProto) -> dict[str, OutputForm]:
     """Return the structure behind each output of a model, by name."""
     opset = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
     made = _makers(model.graph)
-    return {output.name: _form(output.name, (made,), opset) for output in model.graph.output}
+    forms = {output.name: _form(output.name, (made,), opset) for output in model.graph.output}
+    return {name: replace(form, named=form.named or _is_score(name)) for name, form in forms.items()}
+
+
+def _is_score(name: str) -> bool:
+    return SCORES.search(name) is not None
 
 
 _Makers = Mapping[str, tuple[onnx.NodeProto, int]]
@@ -86,8 +99,9 @@ def _of_node(node: onnx.NodeProto, index: int, moved: bool, opset: int) -> Outpu
     if node.op_type in RECURRENT:
         return OutputForm("recurrent" if index > 0 else "other")  # from the second on they are states
     end = ENDS.get(node.op_type, "other")
+    named = end == "other" and any(map(_is_score, (node.name, *node.input[1:])))
     if end != "softmax" or moved:
-        return OutputForm(end)
+        return OutputForm(end, named=named)
     given = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), None)
     return OutputForm(end, given if given is not None else -1 if opset >= 13 else 1)
 

@@ -42,6 +42,7 @@ class OutputSamples:
         divergences: mean KL divergence of a position, in nats.
         tops: top float class of each position.
         peaks: probability of that class.
+        margins: logarithm of its ratio to the probability of the second class.
         probabilities: whether all float positions are probabilities, or logarithms of them.
         classes, positions: number of classes, and of class vectors of a sample; 0 if the shape is not that of classes.
     """
@@ -62,6 +63,7 @@ class OutputSamples:
     divergences: list[float] = field(default_factory=list)
     tops: list[int] = field(default_factory=list)
     peaks: list[float] = field(default_factory=list)
+    margins: list[float] = field(default_factory=list)
     probabilities: bool = True
     classes: int = 0
     positions: int = 0
@@ -91,6 +93,11 @@ class OutputSamples:
         for ref, val in zip(reference, value, strict=True) if split else [(reference, value)]:
             self.same_shape.append(True)
             self._add_sample(np.asarray(ref), np.asarray(val))
+
+    @property
+    def one_class(self) -> bool:
+        """Whether several positions have the same top class."""
+        return len(self.tops) > 1 and len(set(self.tops)) == 1
 
     def variation(self) -> float:
         """Return the energy of the float samples around their mean, summed; 0 if it is unknown.
@@ -178,6 +185,8 @@ class OutputSamples:
         self.divergences.append(float((p * (np.log(p) - np.log(q))).sum(1).mean()))
         self.tops.extend(top.tolist())
         self.peaks.extend(p.max(1).tolist())
+        second, first = np.partition(np.log(p), -2, axis=1)[:, -2:].T
+        self.margins.extend((first - second).tolist())
 
     def _add_decisions(self, ref: Array, val: Array) -> None:
         """Add independent probabilities: decisions at 0.5 for one, the top class for several."""

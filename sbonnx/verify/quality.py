@@ -25,7 +25,7 @@ UNITS: Final[Mapping[FigureName, str]] = {"SQNR": "dB", "SNR": "dB", "KL": "nats
 """Units of figures; the others are shares or ratios."""
 
 LINES: Final[Mapping[Nature, Mapping[FigureName, float | None]]] = {
-    "classes": {"agreement": 0.75, "KL": 0.1},
+    "classes": {"agreement": 0.75, "KL": 0.1, "relative error": 0.2},
     "embedding": {"cosine": 0.98},
     "regression": {"relative error": 0.2},
     "signal": {"SNR": 15.0},
@@ -35,7 +35,10 @@ LINES: Final[Mapping[Nature, Mapping[FigureName, float | None]]] = {
     "labels": {"equal values": 0.75},
     "detections": {},
 }
-"""Figures of each nature with their lines, None without one. docs/verification.md has the reason of each."""
+"""Figures of each nature with their lines, None without one. docs/verification.md has the reason of each.
+
+Classes have a relative error only if all samples have one top class: their agreement says nothing then.
+"""
 
 
 @dataclass(frozen=True)
@@ -142,6 +145,8 @@ def _quality(name: str, samples: OutputSamples, outputs: int) -> OutputQuality:
         value = ratio_db(float(energies[:, 0].sum()), float(energies[:, 1].sum()))
         figures.append(_figure("SQNR", value, _in_db(intervals.of_ratio(energies[:, 1], energies[:, 0])), None))
     for kind, line in LINES[nature].items():
+        if nature == "classes" and kind == "relative error" and not samples.one_class:
+            continue
         figures.extend(_figure(kind, *found, line) for found in _measured(kind, samples, energies))
     if nature == "detections":
         same = sum(samples.same_shape)

@@ -73,6 +73,29 @@ GRAPHS = {
 }
 
 
+@pytest.mark.parametrize("count", [1, 3, 8])
+@pytest.mark.parametrize("output", ["y", "logits"])
+def test_logits_of_few_samples_of_one_class(output: str, count: int) -> None:
+    """The first samples of a sorted folder. Their number does not decide; the lead of the top class varies."""
+    proto = model(
+        f"agraph (float[N,4] x) => (float[N,3] {output}) {{ {output} = MatMul (x, w) }}",
+        w=np.array([[3, 0, 1], [0, 1, 0], [1, 0, 2], [0, 0, 0]], np.float32),
+    )
+    feeds = [{"x": np.array([[1 + index % 3, 0.3 * index % 1, 0.2, 1]], np.float32)} for index in range(count)]
+    (found,) = judged(proto, feeds).values()
+    assert found.nature == "classes", found.why
+    assert found.figure("agreement") is not None
+    assert (found.figure("relative error") is None) is (count == 1), "agreement on one class says little"
+
+
+def test_a_value_that_always_leads_is_no_class() -> None:
+    """Measurements in units of their own: the first is the largest by nearly the same distance."""
+    proto = model("agraph (float[N,3] x) => (float[N,3] y) { y = Neg (x) }")
+    feeds = [{"x": np.array([[-5 - 0.01 * index, -1, -0.5]], np.float32)} for index in range(8)]
+    (found,) = judged(proto, feeds).values()
+    assert found.nature == "regression", found.why
+
+
 @pytest.mark.parametrize("name", GRAPHS)
 def test_of_a_graph(name: str) -> None:
     body, output, nature = GRAPHS[name]

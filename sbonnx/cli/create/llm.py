@@ -285,6 +285,7 @@ def run_quantize(given: Arguments) -> int:
     for note in report.notes:
         printer.note(note)
     printer.line(f"written: {report.output}")
+    printer.verdict(report.verdict)
     return code
 
 
