@@ -13,7 +13,15 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from sbonnx.html_report import formatting
-from sbonnx.html_report.cards import Card, report_card
+from sbonnx.html_report.cards import (
+    Card,
+    batch_card,
+    comparison_card,
+    decoder_card,
+    evaluation_card,
+    pruning_card,
+    report_card,
+)
 from sbonnx.html_report.junit_xml import junit
 from sbonnx.html_report.network import graph_page_of, network_of
 from sbonnx.html_report.overview import COLUMNS, RESULT_COLUMNS, overview_of
@@ -103,4 +111,17 @@ def _read_file(name: str) -> str:
     return resources.files("sbonnx.html_report").joinpath(name).read_text(encoding="utf-8")
 
 
-__all__ = ["Card", "batch_page", "graph_page", "junit", "render_card", "report_card", "single_page"]
+__all__ = [
+    "Card",
+    "batch_card",
+    "batch_page",
+    "comparison_card",
+    "decoder_card",
+    "evaluation_card",
+    "graph_page",
+    "junit",
+    "pruning_card",
+    "render_card",
+    "report_card",
+    "single_page",
+]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from sbonnx.html_report import formatting
+from sbonnx.html_report.formatting import text
 from sbonnx.html_report.layer_views import layers_of
-from sbonnx.html_report.network import network_of
+from sbonnx.html_report.network import decoder_figures, network_of
+from sbonnx.html_report.overview import overview_of
+from sbonnx.report.verdict import figure_text, runtime_of, verdict_of
 
 Tone = Literal["good", "warn", "bad", "idle"]
 
@@ -75,4 +79,126 @@ def report_card(report: Mapping[str, Any]) -> Card:
         rows=rows,
         total=layers.total,
         hint="all: .layers_frame(), .plot(), .to_html()",
+    )
+
+
+def comparison_card(metrics: Mapping[str, Any]) -> Card:
+    """Summarize a comparison with float: the verdict, and the figures of each output.
+
+    Args:
+        metrics: `sbonnx.verify.Comparison.to_dict`.
+    """
+    verdict = verdict_of(metrics, backend=runtime_of(metrics))
+    rows = [
+        (
+            text(row["name"]),
+            text(row["nature"]),
+            *("; ".join(map(figure_text, part)) for part in (row["figures"][:1], row["figures"][1:])),
+        )
+        for row in metrics.get("quality") or ()
+    ]
+    return Card(
+        title=f"Quantized against float on {formatting.count(metrics['feeds'])} feeds",
+        sentence=verdict.text,
+        tone=TONE_OF[verdict.accuracy],
+        columns=("output", "nature", "SQNR", "by nature"),
+        rows=rows,
+        hint="all: .outputs, .quality, .kernels",
+    )
+
+
+def evaluation_card(evaluation: Mapping[str, Any]) -> Card:
+    """Summarize a metric on labelled data: a row for each model.
+
+    Args:
+        evaluation: `sbonnx.verify.Evaluation.to_dict`.
+    """
+    several = len(evaluation["rows"]) > 1
+    verdict = verdict_of({"evaluation": evaluation}) if several else None
+    columns = ("model", text(evaluation["metric"]), *(("difference from the first",) if several else ()))
+    return Card(
+        title=f"{evaluation['metric']} on {formatting.count(evaluation['samples'])} labelled samples",
+        sentence=f"{verdict.clauses[0]}." if verdict is not None else "",
+        tone="idle" if verdict is None else TONE_OF[verdict.accuracy],
+        columns=columns,
+        rows=[
+            (text(row["model"]), _with_interval(row["metric"]), _with_interval(row.get("difference")))[: len(columns)]
+            for row in evaluation["rows"]
+        ],
+        hint="all: .rows",
+    )
+
+
+def _with_interval(value: Mapping[str, Any] | None) -> str:
+    if value is None:
+        return ""
+    known = all(map(math.isfinite, (float(value["low"]), float(value["high"]))))
+    ends = f" ({formatting.plain(value['low'])} to {formatting.plain(value['high'])})" if known else ""
+    return f"{formatting.plain(value['value'])}{ends}"
+
+
+def pruning_card(report: Mapping[str, Any]) -> Card:
+    """Summarize a pruning: the verdict, what remains, and the dimensions that lost channels.
+
+    Args:
+        report: `sbonnx.PruningReport.to_dict`.
+    """
+    verdict = report["verdict"]
+    shares = (("multiplications", "macs"), ("bytes of constants", "size"), ("estimated time", "latency"))
+    cut = [row for row in report["dimensions"] if row["after"] < row["before"]]
+    return Card(
+        title=f"{text(report['model']).rpartition('/')[2]}, pruned",
+        sentence=text(verdict["text"]),
+        tone=TONE_OF[verdict["accuracy"]] if report["ok"] else "bad",
+        facts=[(name, f"{formatting.percent(report[key])} remain") for name, key in shares if report[key] is not None],
+        columns=("channels of", "before", "after"),
+        rows=[
+            (text(next(iter(row["writers"]), "")), formatting.count(row["before"]), formatting.count(row["after"]))
+            for row in cut
+        ],
+        hint="all: .dimensions, .layers, .refusals",
+    )
+
+
+def decoder_card(figures: Mapping[str, Any], name: str = "") -> Card:
+    """Summarize the evaluation of a decoder: the verdict if it was compared with float, and its figures.
+
+    Args:
+        figures: `sbonnx.llm.DecoderEvaluation.to_dict`.
+        name: title; "": that of the model.
+    """
+    verdict = verdict_of({"llm": figures}, problems=figures["problems"]) if figures["against"] else None
+    tone: Tone = "bad" if figures["problems"] else "idle" if verdict is None else TONE_OF[verdict.accuracy]
+    return Card(
+        title=name or text(figures["model"]),
+        sentence="" if verdict is None else verdict.text,
+        tone=tone,
+        facts=[(figure.name, f"{figure.value} ({figure.more})") for figure in decoder_figures(figures)],
+        columns=("threads", "prompt", "first token, ms", "tokens/s"),
+        rows=[
+            (
+                *(formatting.count(row[key]) for key in ("threads", "prompt")),
+                *(formatting.plain(row[key], 3) for key in ("first_token", "tokens_per_second")),
+            )
+            for row in figures["speed"]
+        ],
+        hint="all: .to_dict()",
+    )
+
+
+def batch_card(report: Mapping[str, Any]) -> Card:
+    """Summarize a batch: a row for each job, failures first.
+
+    Args:
+        report: `dataclasses.asdict` of a `sbonnx.batch.jobs.job.BatchReport`.
+    """
+    batch = overview_of(report)
+    done = ", ".join(f"{formatting.count(count)} {status}" for status, _, count in batch.counts)
+    return Card(
+        title=f"Batch {batch.title}: {formatting.count(len(batch.jobs))} job{'s' * (len(batch.jobs) != 1)}",
+        sentence=f"{done}; took {batch.took}." if batch.took else f"{done}.",
+        tone="good" if batch.ok else "bad",
+        columns=("job", "status", "SQNR, dB", "reason"),
+        rows=[(job.name, job.status, job.cells[0].text, job.reason) for job in batch.jobs],
+        hint="all: .rows; page: report.html in the output folder",
     )

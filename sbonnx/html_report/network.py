@@ -305,7 +305,7 @@ def _evaluation(evaluation: Mapping[str, Any]) -> Iterable[Figure]:
     yield Figure(text(evaluation["metric"]), value, where)
 
 
-def _decoder(figures: Mapping[str, Any]) -> Iterable[Figure]:
+def decoder_figures(figures: Mapping[str, Any]) -> Iterable[Figure]:
     """Yield the figures of a decoder beside those of float."""
     if not figures:
         return
@@ -338,7 +338,7 @@ def _headline(report: Mapping[str, Any], metrics: Mapping[str, Any]) -> Iterable
     if agreement is not None:
         yield Figure("Agreement", formatting.percent(agreement), f"same best class as float{_agreement_range(metrics)}")
     yield from _evaluation(metrics.get("evaluation") or {})
-    yield from _decoder(metrics.get("llm") or {})
+    yield from decoder_figures(metrics.get("llm") or {})
     if metrics.get("size_ratio") is not None:
         sizes = f"{formatting.size(metrics.get('bytes_float'))} → {formatting.size(metrics.get('bytes_quantized'))}"
         yield Figure("Size", f"{formatting.ratio(metrics['size_ratio'])} ×", sizes)

@@ -11,6 +11,7 @@ import numpy as np
 
 from sbonnx import graph as graphs
 from sbonnx.errors import RecipeError
+from sbonnx.html_report import decoder_card, render_card
 from sbonnx.llm.adapter_file import ADAPTER, list_inputs, write_adapter
 from sbonnx.llm.decoding import decoder_feed
 from sbonnx.llm.evaluate import DecoderEvaluation, evaluate_windows
@@ -53,6 +54,14 @@ class AdaptedDecoder:
     before: DecoderEvaluation
     after: DecoderEvaluation
     adapter: str | None = None
+
+    def _repr_html_(self) -> str:
+        """Return the summary that notebooks show."""
+        cards = (
+            decoder_card(found.to_dict(), f"{self.output}, {when} training of {self.weights} weights")
+            for found, when in ((self.before, "before"), (self.after, "after"))
+        )
+        return "".join(map(render_card, cards))
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for ``json.dumps``."""

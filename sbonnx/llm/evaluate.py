@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from sbonnx.errors import DataError, ModelError
+from sbonnx.html_report import decoder_card, render_card
 from sbonnx.llm.decoding import DecoderSession
 from sbonnx.llm.divergence import worst_block
 from sbonnx.llm.generation import GenAIRun, generate_with_genai
@@ -106,6 +107,10 @@ class DecoderEvaluation:
     def ok(self) -> bool:
         """Whether no limit is violated."""
         return not self.problems
+
+    def _repr_html_(self) -> str:
+        """Return the summary that notebooks show."""
+        return render_card(decoder_card(self.to_dict()))
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for ``json.dumps``; problems come first."""

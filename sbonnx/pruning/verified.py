@@ -26,6 +26,7 @@ from sbonnx.graph.edit import sort
 from sbonnx.graph.query import tensors_by_name
 from sbonnx.graph.storage.output_files import staged
 from sbonnx.graph.storage.temporary import temporary_folder
+from sbonnx.html_report import pruning_card, render_card
 from sbonnx.metrics import Metric
 from sbonnx.options import RunOptions
 from sbonnx.plan.node_infos import node_infos
@@ -120,6 +121,10 @@ class PruningReport:
     def verdict(self) -> Verdict:
         """Accuracy, speed and size against the original in one sentence."""
         return verdict_of(self.metrics, problems=self.problems)
+
+    def _repr_html_(self) -> str:
+        """Return the summary that notebooks show."""
+        return render_card(pruning_card(self.to_dict()))
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for ``json.dumps``; problems and the verdict come first."""

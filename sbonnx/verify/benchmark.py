@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from sbonnx.errors import DataError
+from sbonnx.html_report import Card, render_card
 from sbonnx.report.verdict import ON_CPU
 from sbonnx.verify.intervals import Interval, of_median
 from sbonnx.verify.runtimes import open_in
@@ -49,6 +50,19 @@ class Speed:
     samples_per_second: float
     ratio: float
     ratio_interval: Interval
+
+    def _repr_html_(self) -> str:
+        """Return the summary that notebooks show."""
+        low, high = self.interval_ms
+        facts = [
+            ("median", f"{self.median_ms:.3g} ms ({low:.3g} to {high:.3g})"),
+            ("best", f"{self.best_ms:.3g} ms"),
+            ("95th percentile", f"{self.p95_ms:.3g} ms"),
+            ("samples/s", f"{self.samples_per_second:.3g}"),
+            ("time of the first model", f"{self.ratio:.3g} ×"),
+        ]
+        title = f"{self.model}, {self.threads} threads, {self.batch} samples a run"
+        return render_card(Card(title, facts=facts))
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""

@@ -8,8 +8,10 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from sbonnx.errors import RecipeError
+from sbonnx.html_report import comparison_card, render_card
 from sbonnx.metrics import OutputDifference
 from sbonnx.report.verdict import COLLAPSED_DB, ON_CPU
+from sbonnx.terminal import json_values
 from sbonnx.verify.kernel_count import Kernels
 from sbonnx.verify.labelled import Evaluation
 from sbonnx.verify.quality import OutputQuality
@@ -103,6 +105,10 @@ class Comparison:
     quality: tuple[OutputQuality, ...] = ()
     evaluation: Evaluation | None = None
     runtime: str = ON_CPU
+
+    def _repr_html_(self) -> str:
+        """Return the summary that notebooks show."""
+        return render_card(comparison_card(json_values(self.to_dict())))
 
     @property
     def size_ratio(self) -> float | None:

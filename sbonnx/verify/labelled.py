@@ -16,6 +16,7 @@ from sbonnx.calib.data.dataset import Dataset
 from sbonnx.calib.data.validate import InputSpec
 from sbonnx.errors import DataError
 from sbonnx.graph import Graph
+from sbonnx.html_report import evaluation_card, render_card
 from sbonnx.metrics import TaskMetric, TaskMetricKind, task_metric
 from sbonnx.metrics.classification import TopK
 from sbonnx.python_files import load_function
@@ -125,6 +126,10 @@ class Evaluation:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
         return asdict(self)
+
+    def _repr_html_(self) -> str:
+        """Return the summary that notebooks show."""
+        return render_card(evaluation_card(self.to_dict()))
 
     def problem(self, max_loss: float, name: str = "max_loss") -> str:
         """Return a sentence if the second model's loss is above a limit, or unknown; else ""."""

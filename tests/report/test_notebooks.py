@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
+from sbonnx.batch.jobs.job import BatchReport, Job, JobResult, Outcome
 from sbonnx.html_report import Card, render_card
+from sbonnx.llm import AdaptedDecoder, DecoderEvaluation
+from sbonnx.metrics import OutputDifference
 from sbonnx.profile import LayerLoss, Profile
+from sbonnx.pruning.verified import PruningReport
+from sbonnx.qdq.difference import ModelDifference, PairDifference
 from sbonnx.quant_model import QuantModel
 from sbonnx.report import Refusal, Report
+from sbonnx.verify import Comparison, Evaluation
+from sbonnx.verify.benchmark import Speed
+from sbonnx.verify.labelled import MetricRow, MetricValue
+from sbonnx.verify.quality import OutputQuality, QualityFigure
 from tests.support.models import residual
 
 ROWS = tuple(
@@ -63,6 +73,71 @@ def test_a_profile() -> None:
     shown = texts(Profile("sqnr", rows, {"y": 31.5}, 4)._repr_html_())
     assert "3 layers on 4 feeds" in shown and "output y: 31.5 dB" in shown
     assert shown.index("n2") < shown.index("n1") < shown.index("n0"), "worst first"
+
+
+QUALITY = OutputQuality(
+    "y", "embedding", "a long vector", 9, (QualityFigure("cosine", 0.995, 0.993, 0.997, line=0.98),)
+)
+OUTPUT = OutputDifference("y", 0.1, 0.2, 30.0, 0.995, None, 0, 9, 0, False, False, -1.0, 1.0)
+DECODER = DecoderEvaluation("q", "m", 2, 1000, 36.5, 36.4, 0.002, 0.97, bytes=(400, 100))
+PAIR = PairDifference("w", ("int8", "int4"), None, None, (1, 1))
+JOB = Job("a", str(Path("m.onnx").absolute()), None, "tensorrt", "q.onnx")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (
+            Evaluation(
+                "top1", "", True, True, 500, "wilson",
+                (
+                    MetricRow("m.onnx", MetricValue(0.9, 0.88, 0.92)),
+                    MetricRow("q.onnx", MetricValue(0.87, 0.85, 0.89), MetricValue(-0.03, -0.04, -0.02), 0.03),
+                ),
+            ),
+            ["top1 on 500 labelled samples", "Accuracy lost: top1 0.9000 -> 0.8700", "q.onnx 0.87 (0.85 to 0.89)"],
+        ),
+        (
+            Evaluation("top1", "", True, True, 5, "wilson", (MetricRow("m.onnx", MetricValue(0.9, 0.88, 0.92)),)),
+            ["top1 on 5 labelled samples", "m.onnx 0.9 (0.88 to 0.92)"],
+        ),
+        (
+            Comparison((OUTPUT,), 9, 400, 100, quality=(QUALITY,)),
+            ["on 9 feeds", "Accuracy kept: cosine 0.9950", "4 times smaller", "y embedding"],
+        ),
+        (
+            Speed("q.onnx", 2, 8, 50, 1.5, 1.2, 1.9, (1.4, 1.6), 5333.0, 0.5, (0.4, 0.6)),
+            ["q.onnx, 2 threads, 8 samples a run", "median: 1.5 ms (1.4 to 1.6)", "time of the first model: 0.5"],
+        ),
+        (
+            ModelDifference({"a": "int8"}, {}, (PAIR,), 5, (), 2, (), (), {}),
+            ["different", "quantized in the first only: 1", "equally: 5", "w int8 int4"],
+        ),
+        (
+            PruningReport(
+                "a/m.onnx", None, 0.6, 0.7, dimensions=({"writers": ["conv"], "before": 32, "after": 20},)
+            ),
+            ["m.onnx, pruned Accuracy unknown", "multiplications: 60.00 % remain", "conv 32 20"],
+        ),
+        (DECODER, ["q Accuracy kept: perplexity 36.4 -> 36.5 (+0.3 %)", "Perplexity: 36.5 (float 36.4", "97.00 %"]),
+        (
+            AdaptedDecoder("q2", 7, (2.0, 1.0), replace(DECODER, perplexity=45.0), DECODER),
+            ["q2, before training of 7 weights Accuracy lost", "q2, after training of 7 weights Accuracy kept"],
+        ),
+        (
+            BatchReport(
+                "nightly", "1", "2026-01-01T00:00:00+00:00", "2026-01-01T00:01:00+00:00",
+                (JobResult(JOB, Outcome("k", "refused", reason=f"'{JOB.model}' is no model")),),
+            ),
+            ["Batch nightly: 1 job 1 refused; took 1 min 00 s.", "a refused", "'m.onnx' is no model"],
+        ),
+    ],
+    ids=lambda value: type(value).__name__,
+)  # fmt: skip
+def test_results_show_a_summary(value: Any, expected: list[str]) -> None:
+    page = ElementTree.fromstring(f"<div>{value._repr_html_()}</div>")
+    shown = " ".join(" ".join(page.itertext()).split())
+    assert not [text for text in expected if text not in shown], shown
 
 
 def test_charts() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +87,7 @@ def test_the_worst_of_several_outputs_is_named() -> None:
 
 
 def test_limits_of_closeness_are_stricter_than_the_quality_lines() -> None:
-    lines: Mapping[str, Mapping[str, float | None]] = {key: {**value} for key, value in LINES.items()}
+    lines = {str(key): {str(name): line for name, line in value.items()} for key, value in LINES.items()}
     for nature, limits in CLOSE.items():
         for name, limit in limits.items():
             line = lines[nature][name]

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 
 from sbonnx.calib.data.readers.settings import PRESETS
+from sbonnx.html_report import batch_card, render_card
 from sbonnx.python_files import names_function
-from sbonnx.terminal import map_strings
+from sbonnx.terminal import json_values, map_strings, relative_paths
 
 Status = Literal["done", "unaccepted", "refused", "failed", "crashed", "out of memory", "timed out", "skipped"]
 """Status of an ended step.
@@ -317,6 +318,10 @@ class BatchReport:
     def ok(self) -> bool:
         """Whether all jobs are done."""
         return all(row.outcome.status in FINE for row in self.rows)
+
+    def _repr_html_(self) -> str:
+        """Return the summary that notebooks show."""
+        return render_card(batch_card(map_strings(relative_paths, json_values(self))))
 
     @property
     def exit_code(self) -> int:
