@@ -78,6 +78,9 @@ def _requirements(records: Records) -> Iterator[tuple[bool, str]]:
             f"lower KL and perplexity at {form}, in no larger file, than {len(ahead)} of {len(scored)} settings of "
             f"others; KL {mine['kl']['value']:.4f}, their lowest {scored[best]['kl']['value']:.4f} ({best})"
         )
+        for row in (row for row in scored if row not in ahead):
+            text += f"; {row} has perplexity {scored[row]['perplexity']['value']:.4f}"
+            text += f" and KL {scored[row]['kl']['value']:.4f}, ours {mine['perplexity']['value']:.4f}"
         yield len(ahead) == len(scored), text
     plain = records.get((FLOAT, FLOAT))
     for bits, largest in CACHE_INCREASES.items():

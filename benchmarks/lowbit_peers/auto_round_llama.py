@@ -143,7 +143,7 @@ def pack(model: Any, module: Any, job: measured.Job) -> None:
         grouped = weight.reshape(rows, -1, block)
         codes = np.rint(grouped / scale[..., None] + zero[..., None])
         assert codes.min() >= 0 and codes.max() <= 15, "codes beyond 4 bits"
-        far = np.abs((codes - zero[..., None]) * scale[..., None] - grouped) > scale[..., None] / 8
+        far = np.abs((codes - zero[..., None]) * scale[..., None] - grouped) > np.abs(scale[..., None]) / 8
         assert not far.any(), "weights that are no codes"
         packed = codes.astype(np.uint8)
         zeros = np.pad(zero.astype(np.uint8), ((0, 0), (0, zero.shape[1] % 2)))
@@ -182,10 +182,10 @@ def _scale(layer: Any) -> Any:
 
 
 def _zero_point(layer: Any) -> Any:
-    zero, like = layer.zp, _scale(layer)
-    return np.broadcast_to(zero.float().numpy().reshape(-1, 1) if zero.ndim else float(zero), (like.size, 1)).reshape(
-        like.shape
-    )
+    """Return one zero point for each scale; symmetric codes have a single integer for all of them."""
+    zero = np.asarray(getattr(layer.zp, "float", lambda: layer.zp)(), np.float32)
+    shape = _scale(layer).shape
+    return zero.reshape(shape) if zero.size > 1 else np.full(shape, zero.item(), np.float32)
 
 
 if __name__ == "__main__":
