@@ -37,14 +37,14 @@ def feeds(count: int = 4, batch: int = 2) -> list[dict[str, Array]]:
     return [{"x": rng.standard_normal((batch, 3, 8, 8)).astype(np.float32)} for _ in range(count)]
 
 
-@pytest.mark.parametrize("backend", ["onnxruntime", "tensorrt", "virtual"])
-def test_the_bytes_do_not_depend_on_batching_order_of_batches_or_threads(backend: str, tmp_path: Path) -> None:
+def test_the_bytes_do_not_depend_on_batching_and_order_of_batches(tmp_path: Path) -> None:
+    """For TensorRT; tests/e2e/test_same_bytes.py has the other backends."""
     images = np.load(digits().calib)["image"][:24]
     seen = set()
-    for number, size in enumerate((1, 3, 8, 24)):
+    for number, size in enumerate((1, 8, 24)):
         batches = [{"image": images[i : i + size]} for i in range(0, 24, size)]
         path = tmp_path / f"{number}.onnx"
-        sbonnx.quantize(digits().model, batches[::-1], backend=backend, output=path, verify=False)
+        sbonnx.quantize(digits().model, batches[::-1], backend="tensorrt", output=path, verify=False)
         seen.add(digest(path))
     assert len(seen) == 1
 
