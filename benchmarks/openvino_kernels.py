@@ -3,7 +3,8 @@
     python -m benchmarks.openvino_kernels [--table FILE] [--rounds 9]
 
 One thread, CPU time. Each kernel is timed in chains of two lengths, whose difference holds whole kernels without the
-overhead of a run: with the activation and the pair that are fused into them. Float kernels have OpenVINO's default type
+overhead of a run: with the activation and the pair that are fused into them. Convolutions of images are measured by
+OpenVINO's profile. Float kernels have OpenVINO's default type
 on this machine (bfloat16 where it can compute so), as users run it.
 """
 
@@ -19,11 +20,12 @@ from typing import Any, Final
 
 import numpy as np
 import onnx
+import openvino
 from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.kernel_timing import fit
 from benchmarks.kernels import cost_table, machine
-from sbonnx.backends.openvino.costs import conv_amounts, conv_variant
+from sbonnx.backends.openvino.costs import conv_amounts, conv_variant, pool_amounts, transposed_amounts
 from sbonnx.backends.openvino.runtime import OpenVinoSession, version
 
 SHORT, LONG = 2, 12
@@ -48,6 +50,25 @@ CONVOLUTIONS: Final = (
 )
 PRODUCTS: Final = ((384, 1), (768, 1), (128, 32), (384, 32), (384, 128), (768, 32))
 """Sizes of square matrices, and rows."""
+
+
+POOLS: Final = tuple(
+    (channels, side, kernel) for channels, side in ((16, 56), (64, 28), (64, 56), (128, 28)) for kernel in (3, 5)
+)
+"""Channels, side and kernel."""
+
+STEMS: Final = (
+    *((16, 32, 3, 1), (16, 64, 3, 1), (32, 64, 3, 1), (16, 112, 3, 1), (32, 64, 3, 2), (24, 352, 3, 2)),
+    *((32, 224, 3, 2), (64, 224, 3, 2), (16, 240, 3, 2), (64, 112, 7, 2), (64, 224, 7, 2)),
+)
+"""Output channels, side, kernel and stride."""
+
+STEM_ROUNDS: Final = 300
+
+TRANSPOSED: Final = tuple(
+    (channels, side, kernel) for channels, side in ((16, 28), (32, 28), (64, 14), (128, 14)) for kernel in (2, 4)
+)
+"""Channels, side and kernel of ConvTranspose with stride 2."""
 
 
 @dataclass
@@ -151,17 +172,53 @@ def pooled(length: int, channels: int, side: int, *, integers: bool) -> bytes:
     return net.done(x)
 
 
-def stems(length: int, outputs: int, side: int, *, integers: bool) -> bytes:
-    """Build a chain of 3 x 3 convolutions of 3 channels, each with a 1 x 1 convolution back to 3."""
-    net = ChainGraph((1, FEW, side, side), integers)
+def between(length: int, op: str, channels: int, side: int, kernel: int, *, integers: bool) -> bytes:
+    """Build a chain of pools or ConvTranspose between pairs, each with a 1 x 1 convolution that keeps the size."""
+    net = ChainGraph((1, channels, side, side), integers)
     x = net.op("Relu", "x")
     x = net.pair(x) if integers else x
     for _ in range(length):
-        for out, into, kernel in ((outputs, FEW, 3), (FEW, outputs, 1)):
-            w, bias = net.weight(0, out, into, kernel, kernel), net.keep(np.zeros(out, np.float32))
-            x = net.op("Relu", net.op("Conv", x, w, bias, pads=[kernel // 2] * 4))
-            x = net.pair(x) if integers else x
+        stride = 1
+        if op == "ConvTranspose":
+            stride, pads = 2, [kernel // 2 - 1] * 4
+            x = net.op(
+                "Relu", net.op(op, x, net.weight(1, channels, channels, kernel, kernel), pads=pads, strides=[2, 2])
+            )
+        else:
+            x = net.op(op, x, kernel_shape=[kernel] * 2, pads=[kernel // 2] * 4)
+        x = net.pair(x) if integers else x
+        bias = net.keep(np.zeros(channels, np.float32))
+        w = net.weight(0, channels, channels, 1, 1)
+        x = net.op("Relu", net.op("Conv", x, w, bias, strides=[stride] * 2))
+        x = net.pair(x) if integers else x
     return net.done(x)
+
+
+def stem_ns(outputs: int, side: int, kernel: int, stride: int, *, integers: bool) -> float:
+    """Return ns of a convolution of an image of 3 channels, before a 1 x 1 convolution.
+
+    Such kernels are no chain: OpenVINO's own profile has the time of one, in whole microseconds.
+    """
+    net = ChainGraph((1, FEW, side, side), integers)
+    x = net.pair("x") if integers else "x"
+    for channels, taps, step in ((FEW, kernel, stride), (outputs, 1, 1)):
+        w, bias = net.weight(0, outputs, channels, taps, taps), net.keep(np.zeros(outputs, np.float32))
+        x = net.op("Relu", net.op("Conv", x, w, bias, pads=[taps // 2] * 4, strides=[step] * 2))
+        x = net.pair(x) if integers else x
+    name = next(node.name for node in net.nodes if node.op_type == "Conv")
+    settings = {"PERF_COUNT": "YES", "INFERENCE_NUM_THREADS": "1", "PERFORMANCE_HINT": "LATENCY"}
+    core = openvino.Core()
+    request = core.compile_model(core.read_model(net.done(x)), "CPU", settings).create_infer_request()
+    feed = np.random.default_rng(0).normal(0, 1, net.shape).astype(np.float32)
+    times: list[float] = []
+    for _ in range(STEM_ROUNDS):
+        request.infer([feed])
+        times += [
+            1e9 * row.cpu_time.total_seconds()
+            for row in request.get_profiling_info()
+            if row.node_name.partition("/")[0] == name
+        ]
+    return min(times)
 
 
 MOVES: Final = 5
@@ -224,13 +281,13 @@ def measured(rounds: int) -> Iterator[Row]:
         for kind, ns in zip(("float", "u8"), both, strict=True):
             row = {"macs": rows * size * size, "reads": 0, "writes": rows * size, "weights": size * size}
             yield {"kernel": "FullyConnected", "variant": "", "type": kind, "ns": ns, "pieces": 0, **row}
-    for outputs, side in ((16, 64), (16, 112), (32, 64)):
-        both = per_kernel(_chain(stems, outputs, side), rounds)
-        back = _convolution((outputs, side, 1, 1), rounds)
-        own = FEW, 9, outputs, 1
-        for kind, ns, other in zip(("float", "u8"), both, back, strict=True):
-            amounts = conv_amounts(own, side * side, FEW * side * side, integers=kind == "u8")
-            yield _row("Convolution", conv_variant(FEW, 9, 1), kind, ns - other, amounts)
+    for outputs, side, kernel, stride in STEMS:
+        own = FEW, kernel**2, outputs, 1
+        for kind in ("float", "u8"):
+            places = (side // stride) ** 2
+            amounts = conv_amounts(own, places, FEW * side * side, integers=kind == "u8")
+            ns = stem_ns(outputs, side, kernel, stride, integers=kind == "u8")
+            yield _row("Convolution", conv_variant(FEW, kernel**2, 1), kind, ns, amounts)
     for channels, side in ((16, 112), (32, 56), (64, 56), (128, 28)):
         values = channels * side * side
         row = {"macs": 0, "reads": values, "writes": values, "weights": 0, "pieces": 0}
@@ -248,7 +305,20 @@ def measured(rounds: int) -> Iterator[Row]:
         yield {"kernel": "Dequantize", "variant": "", "type": "u8", "ns": (both[1] - both[0]) / 2, **row}
 
 
-def _chain(make: Callable[..., bytes], *sizes: int) -> Callable[[int, bool], bytes]:
+def measured_between(rounds: int) -> Iterator[Row]:
+    """Yield rows of pools and ConvTranspose: chains of them and of a convolution, less the convolution."""
+    for op, sizes in (("MaxPool", POOLS), ("AveragePool", POOLS), ("ConvTranspose", TRANSPOSED)):
+        for channels, side, kernel in sizes:
+            both = per_kernel(_chain(between, op, channels, side, kernel), rounds)
+            alone = _convolution((channels, side, 1, 1), rounds)
+            for kind, ns, other in zip(("float", "u8"), both, alone, strict=True):
+                amounts = pool_amounts(channels, side * side, kernel**2, integers=kind == "u8")
+                if op == "ConvTranspose":
+                    amounts = transposed_amounts((channels, kernel**2, channels, 1), side * side, 4 * side * side)
+                yield _row(op, "", kind, ns - other, amounts)
+
+
+def _chain(make: Callable[..., bytes], *sizes: int | str) -> Callable[[int, bool], bytes]:
     return lambda length, integers: make(length, *sizes, integers=integers)
 
 
@@ -280,7 +350,7 @@ def main() -> int:
     parser.add_argument("--table", type=Path, help="JSON file for the table that KERNEL_COSTS reads")
     parser.add_argument("--rounds", type=int, default=9, help="measurements of each chain")
     options = parser.parse_args()
-    rows = list(measured(options.rounds))
+    rows = [*measured(options.rounds), *measured_between(options.rounds)]
     for row in rows:
         print(json.dumps(row))
     known = machine(1)

@@ -152,7 +152,7 @@ def float_weight(view: View) -> Found:
     for node in view.weighted:
         data, weight = _pairs_of(view, node)
         if data and weight is None and isinstance(node.inputs[LINEAR[node.op].weight], Constant):
-            why = f"the weight of {node.op} is float: it runs in float, and the pair before it only costs"
+            why = f"the weight of {node.op} is float: it runs in float, although its input is quantized"
             yield str(node.name), str(node.inputs[1 - LINEAR[node.op].weight].name), why
 
 
@@ -329,7 +329,7 @@ OPENVINO_RULES: Final = (
         "V09",
         "where the activation is quantized, so is the weight",
         "warning",
-        "quantize the weight, or remove the pair",
+        "quantize the weight, or remove the pair if nothing else reads it",
         float_weight,
     ),
     LintRule(

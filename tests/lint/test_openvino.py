@@ -11,6 +11,7 @@ import onnx
 import pytest
 
 from sbonnx.backends.openvino.runtime import OPENVINO_RUNTIME
+from sbonnx.backends.runtime_types import layers_by_name
 from sbonnx.lint import lint
 from sbonnx.lint import openvino as rules_of_openvino
 from sbonnx.lint.openvino import OPENVINO_RULES
@@ -86,6 +87,16 @@ def test_the_compiled_model_adds_no_second_finding(rule: str) -> None:
     bad, good = SEEDED[rule]
     assert found(bad()) - REFUSED == {rule}
     assert found(good()) == set()
+
+
+@needs_openvino
+@pytest.mark.parametrize("rule", ["V03", "V04", "V05", "V06", "V08", "V09", "V14"])
+def test_ops_that_a_finding_says_run_in_float_do_so(rule: str) -> None:
+    """In the compiled model; those of the clean twin run in integers, but for V09, whose twin is all float."""
+    bad, good = SEEDED[rule]
+    for made, integer in ((bad, False), (good, rule != "V09")):
+        layers = layers_by_name(OPENVINO_RUNTIME.open(made().SerializeToString(), None).layers())
+        assert (layers.get("op_out") or layers["op"]).integer is integer
 
 
 @needs_openvino

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +16,7 @@ from sbonnx.backends.kernel_costs import (
     Amounts,
     KernelCosts,
     Price,
+    channels,
     conv_sizes,
     elements,
     matrix_amounts,
@@ -23,6 +25,9 @@ from sbonnx.backends.kernel_costs import (
 )
 from sbonnx.graph import Node, Tensor
 from sbonnx.ops import ADDS, CONCATS, CONVOLUTIONS, MATRIX_PRODUCTS, MOVES_DATA
+
+WINDOWED: Final = frozenset({"MaxPool", "AveragePool"})
+"""Pools that have prices; global ones read their input once, in float and in integers."""
 
 BUNDLED: Final = Path(__file__).with_name("kernel_costs.json")
 
@@ -68,6 +73,34 @@ def conv_amounts(node_sizes: tuple[int, int, int, int], places: int, read: int, 
     return Amounts(float(places * outputs * inner * taps), read, places * outputs, outputs * inner * taps)
 
 
+POOL_LANES: Final = 64
+"""Channels that an integer pool computes at a time; the last block is padded."""
+
+
+def pool_amounts(channels: int, places: int, taps: int, *, integers: bool) -> Amounts:
+    """Return the amounts of a pool.
+
+    Args:
+        channels: number of channels.
+        places: positions of the output.
+        taps: size of the window in positions.
+        integers: whether the kernel computes on integers, with channels in whole blocks.
+    """
+    channels = -(-channels // POOL_LANES) * POOL_LANES if integers else channels
+    return Amounts(float(places * channels * taps), 0, places * channels, 0)
+
+
+def transposed_amounts(node_sizes: tuple[int, int, int, int], places: int, grown: int) -> Amounts:
+    """Return the amounts of a ConvTranspose.
+
+    Args:
+        node_sizes: input channels, taps, output channels per group, and groups.
+        places, grown: positions of the input and of the output.
+    """
+    inner, taps, outputs, groups = node_sizes
+    return Amounts(float(places * inner * outputs * taps), 0, grown * outputs * groups, 0)
+
+
 @dataclass(frozen=True)
 class OpenVinoCosts(KernelCosts):
     """Table of the costs of OpenVINO's kernels.
@@ -85,7 +118,14 @@ class OpenVinoCosts(KernelCosts):
             return Price(*(self.ns("Move", "", kind, moved) for kind in ("float", "u8")))
         if node.op in ADDS:
             return Price(0.0, 0.0)  # fused into a convolution on both sides
-        if node.op not in CONVOLUTIONS or node.op == "ConvTranspose":
+        if node.op in WINDOWED:
+            return self._pool(node)
+        if node.op == "ConvTranspose":
+            outputs, taps, inner, groups = conv_sizes(node)
+            own = inner, taps, outputs, groups
+            amounts = transposed_amounts(own, positions(node.inputs[0]), positions(node.outputs[0]))
+            return Price(*(self.ns("ConvTranspose", "", kind, amounts) for kind in ("float", "u8")))
+        if node.op not in CONVOLUTIONS:
             return None
         sizes = conv_sizes(node)
         places, read = positions(node.outputs[0]), elements(node.inputs[0])
@@ -97,6 +137,16 @@ class OpenVinoCosts(KernelCosts):
             )
         )
         return Price(floats, integers)
+
+    def _pool(self, node: Node) -> Price | None:
+        count = channels(node.inputs[0])
+        if count is None:
+            return None
+        taps, places = prod(node.attrs.get("kernel_shape", ())), positions(node.outputs[0])
+        return Price(
+            self.ns(node.op, "", "float", pool_amounts(count, places, taps, integers=False)),
+            self.ns(node.op, "", "u8", pool_amounts(count, places, taps, integers=True)),
+        )
 
     def quantize(self, tensor: Tensor, *, reorder: bool) -> float:
         """Compute the time of a QuantizeLinear that no kernel before it computes; `reorder` has no meaning."""

@@ -9,8 +9,9 @@ import pytest
 from onnx import numpy_helper
 
 import sbonnx
+from sbonnx import graph as graphs
 from sbonnx.backends import BACKENDS
-from sbonnx.backends.kernel_costs import Amounts
+from sbonnx.backends.kernel_costs import Amounts, Price
 from sbonnx.errors import RecipeError
 from sbonnx.recipe import load
 from sbonnx.report import Report
@@ -57,6 +58,39 @@ def test_costs_are_those_of_the_table() -> None:
     }
     assert times["1x1", "float"] > 1.5 * times["1x1", "u8"]
     assert times["depthwise", "float"] < times["depthwise", "u8"]
+
+
+def price(text: str, **weights: tuple[int, ...]) -> Price:
+    """Cost of the only node of a graph, by the bundled table."""
+    model = onnx.parser.parse_model(text)
+    for name, shape in weights.items():
+        model.graph.initializer.append(numpy_helper.from_array(np.ones(shape, np.float32), name))
+    costs = BACKENDS["openvino"].kernel_costs("bundled")
+    assert costs is not None
+    found = costs.of(graphs.load(model).nodes[0])
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("op", ["MaxPool", "AveragePool"])
+def test_integer_pools_have_blocks_of_64_channels(op: str) -> None:
+    few, many = (
+        price(
+            f'<ir_version: 8, opset_import: ["" : 17]> g (float[1,{size},56,56] x) => (float[1,{size},56,56] y) '
+            f"{{ y = {op}<kernel_shape = [5,5], pads = [2,2,2,2]>(x) }}"
+        )
+        for size in (16, 64)
+    )
+    assert few.integers == many.integers > 1.5 * few.floats
+    assert many.integers < many.floats
+
+
+def test_transposed_convolutions_have_a_price() -> None:
+    head = '<ir_version: 8, opset_import: ["" : 17]> g (float[1,128,14,14] x) => (float[1,64,28,28] y) '
+    found = price(head + "{ y = ConvTranspose<strides = [2,2], pads = [1,1,1,1]>(x, w) }", w=(128, 64, 4, 4))
+    half = price(head + "{ y = ConvTranspose<strides = [2,2], group = 2, pads = [1,1,1,1]>(x, w) }", w=(128, 32, 4, 4))
+    assert found.integers < found.floats
+    assert half.integers < found.integers
 
 
 @pytest.mark.parametrize(
