@@ -33,7 +33,13 @@ def test_every_case_is_recorded() -> None:
     assert list(RECORDED.digests) == list(CASES)
 
 
-@pytest.mark.parametrize("name", CASES)
+LONG = {"digits, auto", "digits, batch", "mobilenetv2_tin200, w8a8", "fastestdet, w8a8", "cifar_resnet20, w4a4"}
+"""Cases of seconds."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in CASES]
+)
 def test_the_files_are_the_same(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     if case.packed and not (PACK / "manifest.json").is_file():
