@@ -198,7 +198,7 @@ def graph_page_of(details: Mapping[str, Any], notes: Sequence[str]) -> GraphPage
     headline = [Figure("Nodes", formatting.count(len(nodes)), f"{len({node.get('op') for node in nodes})} operators")]
     if graph is not None:
         headline.append(Figure("With quantized inputs", formatting.count(graph.quantized), named))
-        headline.append(Figure("With something not done", formatting.count(graph.refused), "see the reasons below"))
+        headline.append(Figure("With something not done", formatting.count(graph.refused), _see(graph)))
     return GraphPage(
         headline=tuple(headline),
         graph=graph,
@@ -206,6 +206,10 @@ def graph_page_of(details: Mapping[str, Any], notes: Sequence[str]) -> GraphPage
         refused=_grouped(refusals, PLACES),
         notes=_note_kinds([*_all(details, "notes"), *notes]),
     )
+
+
+def _see(graph: GraphView) -> str:
+    return "see the reasons below" if graph.refused else "nothing was refused"
 
 
 def _note_kinds(notes: Iterable[Any]) -> tuple[NoteKind, ...]:

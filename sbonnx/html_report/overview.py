@@ -18,7 +18,7 @@ from sbonnx.report.verdict import runtime_of
 STATUSES: Final = {
     "done": "good",
     "unaccepted": "warn",
-    "refused": "warn",
+    "refused": "bad",
     "failed": "bad",
     "crashed": "bad",
     "out of memory": "bad",

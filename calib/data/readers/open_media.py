@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from sbonnx.calib.data.data_path import Preprocessing
 from sbonnx.calib.data.objects import Source
@@ -15,6 +16,13 @@ from sbonnx.calib.data.readers.texts import open_texts
 from sbonnx.calib.data.validate import InputSpec
 from sbonnx.errors import DataError
 
+NEEDED: Final = {
+    "images": f"{', '.join(PRESETS)}, or a file",
+    "audio": "a YAML file with sample_rate, or a preprocessor_config.json",
+    "texts": "the tokenizer.json of the model, or a file that names it",
+}
+"""Preprocessing by kind of files."""
+
 
 def open_media(kind: str, files: MediaFiles, inputs: Sequence[InputSpec], preprocess: Preprocessing | None) -> Source:
     """Open files of one kind.
@@ -25,7 +33,7 @@ def open_media(kind: str, files: MediaFiles, inputs: Sequence[InputSpec], prepro
     if preprocess is None:
         raise DataError(
             f"{files.name} holds {kind}, which need --preprocess (preprocess=) as for inference: "
-            f"{', '.join(PRESETS)} for images, or a file; see docs/data.md"
+            f"{NEEDED[kind]}; see docs/data.md"
         )
     settings = read_settings(preprocess)
     if kind == "audio":

@@ -72,7 +72,7 @@ def test_wrong_texts(texts: Path) -> None:
         ),
         (texts, (*bert(), pixels), "texts fill input_ids, .*, and the model needs 'pixels'"),
         (texts, bert(batch=3), "holds 2 texts, and a batch of the model has 3"),
-        (None, bert(), "holds texts, which need --preprocess"),
+        (None, bert(), r"holds texts, which need --preprocess .*: the tokenizer.json of the model"),
     ):
         with pytest.raises(DataError, match=says) as caught:
             read(DataPath(texts / "t.jsonl", settings), inputs)
