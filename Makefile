@@ -25,7 +25,7 @@ help:
 	@echo 'make peers     an environment for each peer that the benchmarks run beside ours, in .peers/'
 	@echo 'make test-oldest       fast tests with the oldest supported packages, in .venv-oldest/'
 	@echo 'make test-interpreted  fast tests without the compiled loops'
-	@echo 'make test-wheel        install the wheel in a new environment and quantize the bundled model there'
+	@echo 'make test-wheel        install the wheel in a new environment, without a compiler, and run the smoke tests there'
 	@echo 'make fuzz              10,000 cases of wrong models, data, recipes and job files through the command line'
 	@echo 'make clean     remove the virtual environment and everything that was built'
 
@@ -88,8 +88,9 @@ test-interpreted: $(VENV)/.dev
 test-wheel: wheel
 	rm -rf .venv-wheel
 	$(PYTHON) -m venv .venv-wheel
-	.venv-wheel/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "$$(ls dist/*.whl)[cpu]"
-	cd .venv-wheel && bin/sbonnx --version && bin/sbonnx demo --out demo
+	CC=/bin/false .venv-wheel/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		--only-binary :all: "$$(ls -t dist/*.whl | head -1)[cpu]" hypothesis jsonschema pytest pytest-timeout
+	.venv-wheel/bin/python .ci/smoke.py
 
 fuzz: $(VENV)/.dev
 	$(BIN)/python -m tests.fuzz --cases 10000 $(ARGS)

@@ -14,7 +14,7 @@ import pytest
 from sbonnx import isolation
 from tests.support.coverage import unmeasured
 
-ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = Path(isolation.__file__).resolve().parent
 
 SHADOWED = (
     *("__future__", "json", "select", "threading", "multiprocessing", "queue", "importlib", "contextlib", "typing"),
@@ -59,7 +59,7 @@ def test_a_source_checkout_runs_as_a_module(tmp_path: Path, run_in: str) -> None
     package.mkdir(parents=True)
     (tmp_path / "elsewhere").mkdir()
     for name in ("__init__", "errors", "version"):
-        shutil.copy(ROOT / "sbonnx" / f"{name}.py", package)
+        shutil.copy(PACKAGE / f"{name}.py", package)
     (package / "__main__.py").write_text("import sbonnx, sys; print(sbonnx.__file__, *sys.path, sep='\\n')")
     environment = {**os.environ, "PYTHONPATH": "" if run_in == "checkout" else str(package.parent)}
     asked = [sys.executable, "-m", "sbonnx"]
