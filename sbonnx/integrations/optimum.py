@@ -17,12 +17,13 @@ import numpy as np
 
 from sbonnx import api
 from sbonnx import graph as graphs
-from sbonnx.calib.data import DataPath, InputSpec, Preprocessing
-from sbonnx.calib.data.dataset import input_specs
+from sbonnx.calib.data import DataPath, InputSpec, Preprocessing, with_preprocess
+from sbonnx.calib.data.dataset import input_specs, read
 from sbonnx.calib.data.files import media_at
 from sbonnx.errors import DataError, ModelError
 from sbonnx.graph.storage.model_file import external_names
 from sbonnx.graph.storage.output_folder import OutputFolder
+from sbonnx.integrations.decoder_feeds import DECODERS, ENCODER, FIRST, DecoderFeeds, TokenIds
 from sbonnx.progress import Progress
 from sbonnx.report import Report
 from sbonnx.terminal import json_values
@@ -79,6 +80,11 @@ class ModelFolder:
         )
 
     @property
+    def is_encoder_decoder(self) -> bool:
+        """Whether the folder has an encoder, and a decoder that can run without a past."""
+        return ENCODER in self.models and any(name in self.models for name in FIRST)
+
+    @property
     def preprocess(self) -> Path | None:
         """Configuration of the image processor, or the tokenizer; None: the folder has neither."""
         return next((self.folder / name for name in PROCESSORS if (self.folder / name).is_file()), None)
@@ -105,8 +111,11 @@ def quantize_folder(  # noqa: PLR0913 - public entry point
             (encoder_model.onnx, decoder_model.onnx, ...), in it or in its subfolder ``onnx``.
         data: calibration data as `sbonnx.quantize` takes it, or a `datasets.Dataset` with columns named as the inputs,
             or with rows of texts as a file (.txt, .jsonl), which are tokenized with the folder's tokenizer.json.
-            For several files: a dict of data by file name without suffix. None: no ranges are measured (MODE dynamic or
-            weight_only).
+            For several files: a dict of data by file name without suffix, or a folder with an entry for each
+            (``text_model.npz``, ``vision_model/``); files that it does not name are copied. For an encoder-decoder
+            model, the data of the encoder is enough: the decoders get its states and the tokens that the float models
+            decode.
+            None: no ranges are measured (MODE dynamic or weight_only).
         output: folder to create.
         files: names without suffix of the files to quantize; None: all, or those that `data` names. Other files are
             copied as they are.
@@ -121,8 +130,14 @@ def quantize_folder(  # noqa: PLR0913 - public entry point
         SbonnxError: a subclass, for every error that the user can fix. No partial folder is left.
     """
     source = ModelFolder.read(folder)
-    chosen = _chosen(source, data, files)
+    chosen, decoders = _chosen(source, data, files)
     graphs_by_name = {name: graphs.load(source.models[name]) for name in chosen}
+    for name, feeds in chosen.items():
+        chosen[name] = with_preprocess(feeds, _processor(source, feeds) if preprocess is None else preprocess)
+    if decoders:
+        encoder, tokens = graphs.load(source.models[ENCODER]), TokenIds.read(source.folder)
+        feeds = read(rows_as_feeds(chosen[decoders[0]], input_specs(encoder)), encoder, split=split)
+        chosen |= {name: DecoderFeeds(source.models, name, feeds, tokens) for name in decoders}
     inputs = [path for graph in graphs_by_name.values() for path in graph.info.files]
     target = OutputFolder(Path(output), source.folder, tuple(inputs), CONFIG, force)
     reports: dict[str, Report] = {}
@@ -137,8 +152,7 @@ def quantize_folder(  # noqa: PLR0913 - public entry point
                 backend=backend,
                 recipe=recipe,
                 output=place,
-                split=split,
-                preprocess=_preprocess(source, feeds) if preprocess is None else preprocess,
+                split=None if name in decoders else split,
                 progress=progress,
                 **overrides,
             )
@@ -150,32 +164,47 @@ def quantize_folder(  # noqa: PLR0913 - public entry point
     return reports
 
 
-def _chosen(source: ModelFolder, data: Any, files: Sequence[str] | None) -> dict[str, Any]:
-    """Return the calibration data of each file to quantize, by name without suffix.
+def _chosen(source: ModelFolder, data: Any, files: Sequence[str] | None) -> tuple[dict[str, Any], list[str]]:
+    """Return the calibration data of each file to quantize, by name, and the decoders that got that of the encoder.
 
     Raises:
         ModelError: there is no such file.
         DataError: several files and not one data set for each.
     """
+    by_file = _data_by_file(source, data)
+    derived = by_file is None and data is not None and source.is_encoder_decoder
+    if files is not None:
+        wanted = [name.removesuffix(".onnx") for name in files]
+    elif by_file is not None:
+        wanted = list(by_file)
+    else:
+        wanted = [name for name in source.models if not derived or name in (ENCODER, *DECODERS)]
     names = ", ".join(source.models)
-    by_file = isinstance(data, Mapping) and bool(data) and all(str(key) in source.models for key in data)
-    wanted = [name.removesuffix(".onnx") for name in files] if files is not None else list(data) if by_file else None
-    if wanted is None:
-        if len(source.models) > 1 and data is not None:
-            raise DataError(
-                f"folder '{source.folder}' has {names}, whose inputs differ: give data for each, "
-                f"data={{'{next(iter(source.models))}': ...}}, or files=[...] with one name"
-            )
-        wanted = list(source.models)
     unknown = [name for name in wanted if name not in source.models]
     if unknown:
         raise ModelError(f"folder '{source.folder}' has no '{unknown[0]}.onnx': it has {names}")
-    if not by_file and len(wanted) > 1 and data is not None:
-        raise DataError(f"{', '.join(wanted)}: give data for each, data={{'{wanted[0]}': ...}}")
-    missing = [name for name in wanted if by_file and name not in data]
+    if by_file is None:
+        if data is not None and len(wanted) > 1 and not derived:
+            raise DataError(
+                f"folder '{source.folder}' has {names}, whose inputs differ: give a folder with data for each, such as "
+                f"{wanted[0]}.npz (decoders that generate text: sbonnx llm quantize)"
+            )
+        return dict.fromkeys(wanted, data), [name for name in wanted if derived and name in DECODERS]
+    missing = [name for name in wanted if name not in by_file]
     if missing:
-        raise DataError(f"there is no data for '{missing[0]}': the data is for {', '.join(map(str, data))}")
-    return {name: data[name] if by_file else data for name in wanted}
+        raise DataError(f"there is no data for '{missing[0]}': the data is for {', '.join(by_file)}")
+    return {name: by_file[name] for name in wanted}, []
+
+
+def _data_by_file(source: ModelFolder, data: Any) -> dict[str, Any] | None:
+    """Return data that names files of the model folder: a dict, or a folder with an entry for each; None for other."""
+    if isinstance(data, Mapping):
+        return dict(data) if data and all(str(key) in source.models for key in data) else None
+    if len(source.models) == 1 or not isinstance(data, (str, os.PathLike)) or not os.path.isdir(data):
+        return None
+    named = {entry.name if entry.is_dir() else entry.stem: entry for entry in sorted(Path(data).iterdir())}
+    preprocess = data.preprocess if isinstance(data, DataPath) else None
+    return {name: DataPath(named[name], preprocess) for name in source.models if name in named} or None
 
 
 def _left_out(source: ModelFolder, chosen: Mapping[str, Any]) -> list[Path]:
@@ -190,8 +219,8 @@ def _left_out(source: ModelFolder, chosen: Mapping[str, Any]) -> list[Path]:
     ]
 
 
-def _preprocess(source: ModelFolder, data: Any) -> Path | None:
-    """Return the processor of the folder if the data is a path that may need one."""
+def _processor(source: ModelFolder, data: Any) -> Path | None:
+    """Return the processor of the folder if the data is a path that may need one and has none."""
     if isinstance(data, DataPath) and data.preprocess is not None:
         return None
     needs_it = isinstance(data, (str, os.PathLike)) and media_at(Path(data)) is not None

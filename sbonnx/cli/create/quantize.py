@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -19,7 +19,7 @@ from sbonnx.cli.output.tables import (
     show_refusals,
     show_search,
 )
-from sbonnx.errors import ModelError, OutputError
+from sbonnx.errors import OutputError
 from sbonnx.terminal import versioned
 
 if TYPE_CHECKING:
@@ -37,6 +37,14 @@ TENSORRT: Final = "tensorrt"
 WORST: Final = 5
 """Layers shown in the table; the JSON has all of them."""
 
+OF_ONE_MODEL: Final = (
+    options.EVAL,
+    options.SAVE_RECIPE,
+    options.TRT_CACHE,
+    options.WRITE_OVERRIDES,
+    options.TRTEXEC,
+)
+"""Options that a folder with several models does not take."""
 
 OPTIONS: Final = (
     options.MODEL,
@@ -107,11 +115,14 @@ def run(given: Arguments) -> int:
     }
     try:
         if model.is_dir():
-            report = _of_folder(model, data, output, settings)
+            reports = _of_folder(given, data, output, settings)
         else:
-            report = quantize(model, data, output=output, advise=not given[options.NO_ADVICE], **settings)
+            reports = {"": quantize(model, data, output=output, advise=not given[options.NO_ADVICE], **settings)}
     finally:
         progress.close()
+    if len(reports) > 1:
+        return _show_reports(given, reports)
+    (report,) = reports.values()
     if report.advice:
         overrides = report.advice["overrides"]
         command = given.command("quantize", overrides) if overrides else ""
@@ -119,22 +130,41 @@ def run(given: Arguments) -> int:
     return show_report(given, report)
 
 
-def _of_folder(folder: Path, data: Any, output: Path, settings: dict[str, Any]) -> Report:
-    """Quantize the model of a folder of Hugging Face.
+def _of_folder(given: Arguments, data: Any, output: Path, settings: dict[str, Any]) -> dict[str, Report]:
+    """Quantize the models of a folder of Hugging Face; returns the reports by file name without suffix.
 
     Raises:
-        ModelError: the folder has several.
+        OutputError: the folder has several models, and an option is for one.
     """
     from sbonnx.integrations.optimum import ModelFolder, quantize_folder
 
+    folder = given[options.MODEL]
     models = ModelFolder.read(folder).models
     if len(models) > 1:
-        raise ModelError(
-            f"folder '{folder}' has {', '.join(f'{name}.onnx' for name in models)}: give one file, or use "
-            "sbonnx.integrations.optimum.quantize_folder with data for each (decoders: sbonnx llm quantize)"
-        )
-    (report,) = quantize_folder(folder, data, output, **settings).values()
-    return report
+        wrong = [f"leave out {row.flags[0]}" for row in OF_ONE_MODEL if given.values.get(row) is not None]
+        page = given[options.REPORT]
+        if page is not None and page.suffix.lower() != JSON:
+            wrong.append("use --report FILE.json")
+        if wrong:
+            names = ", ".join(f"{name}.onnx" for name in models)
+            raise OutputError(f"folder '{folder}' has several models ({names}): {wrong[0]}, or give one file")
+    return quantize_folder(folder, data, output, **settings)
+
+
+def _show_reports(given: Arguments, reports: Mapping[str, Report]) -> int:
+    """Print the reports of several models, write the file of ``--report``, and return the highest exit code."""
+    from sbonnx import graph as graphs
+
+    values: dict[str, Any] = {
+        "ok": all(report.ok for report in reports.values()),
+        "files": {name: report.to_dict() for name, report in reports.items()},
+    }
+    file = given[options.REPORT]
+    if file is not None:
+        graphs.write_text(file, to_json(versioned("quantize-folder", values)) + "\n")
+    printer = given.printer()
+    printer.value("quantize-folder", values)
+    return max(_print_report(given, report) for report in reports.values())
 
 
 def check_report(
@@ -200,10 +230,16 @@ def show_report(given: Arguments, report: Report) -> int:
     script = given.values.get(options.TRTEXEC)
     if script is not None:
         graphs.write_text(script, f"#!/bin/sh\n{report.engine_command}\n")
+    printer.value("quantize", report.to_dict())
+    return _print_report(given, report)
+
+
+def _print_report(given: Arguments, report: Report) -> int:
+    """Print problems, advice and tables, and return the exit code."""
+    printer = given.printer()
     code = printer.problems(report.problems)
     if report.advice:
         printer.advice(report.advice["text"], report.advice["command"])
-    printer.value("quantize", report.to_dict())
     counts = report.counts
     metrics = report.metrics
     printer.facts(

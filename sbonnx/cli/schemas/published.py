@@ -24,6 +24,7 @@ NOT_FINITE: Final = ("inf", "-inf", "nan")
 
 SCHEMAS: Final[dict[str, Any]] = {
     "quantize": results.QuantizeOutput,
+    "quantize-folder": results.QuantizeFolderOutput,
     "batch": results.BatchOutput,
     "batch-dry-run": results.BatchDryRunOutput,
     "prune": results.PruneOutput,

@@ -408,6 +408,18 @@ class QuantizeOutput(TypedDict):
     details: dict[str, Any]
 
 
+class QuantizeFolderOutput(TypedDict):
+    """Reports of a folder with several models.
+
+    Attributes:
+        ok: whether no report has problems.
+        files: reports by file name without suffix.
+    """
+
+    ok: bool
+    files: dict[str, QuantizeOutput]
+
+
 class DimensionRow(TypedDict):
     """Groups of channels of which any can be removed in place of another.
 
