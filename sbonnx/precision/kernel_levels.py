@@ -14,7 +14,6 @@ Weights of 2 and 8 bits have no fast float kernel and stay at level 4. Source: o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -92,33 +91,52 @@ def level_errors(
     resources = WalkOptions(FEEDS, options.device, options.memory, options.threads)
     walk: Walk[LevelErrors | None] = Walk(graph, by_layer, reads=sites, options=resources)
 
+    weights: _Weights | None = None
+
     def look(piece: StepSession, sample: LayerSample) -> LevelErrors | None:
-        reader, site = by_layer[piece.step.layer]
-        return _errors(piece, sample.inputs, reader, site, solution)
+        return None if weights is None else weights.errors(sample.inputs[piece.data])
 
     found: dict[str, LevelErrors] = {}
     for piece, seen in walk(data, look):
+        weights = _weights(piece, *by_layer[piece.step.layer], solution)  # before the first feed runs
         rows = [errors for errors in seen if errors is not None]
         if rows:
             found[piece.step.layer] = sum(rows, LevelErrors(0.0, 0.0))
     return found
 
 
-def _errors(
-    piece: StepSession, inputs: Mapping[str, Array], reader: Reader, site: Site, solution: Solution
-) -> LevelErrors | None:
-    """Return the errors of a layer on one feed; None for operators that are no product of rows with a matrix."""
+@dataclass(frozen=True)
+class _Weights:
+    """Weight of a layer as the file holds it.
+
+    Attributes:
+        written: the dequantized weight, float32 (K, N).
+        error: `written` minus the float weight.
+        block: values along K that share a scale.
+    """
+
+    written: Array
+    error: Array
+    block: int
+
+    def errors(self, inputs: Array) -> LevelErrors:
+        """Return the errors of the layer on its inputs, float (..., K)."""
+        rows = inputs.reshape(-1, self.written.shape[0]).astype(np.float32, copy=False)
+        return LevelErrors(
+            _energy((rounded_rows(rows, self.block) - rows) @ self.written),
+            _energy(rows @ self.error),
+        )
+
+
+def _weights(piece: StepSession, reader: Reader, site: Site, solution: Solution) -> _Weights | None:
+    """Return the weight of a layer; None for operators that are no product of rows with a matrix."""
     weight = piece.constants()[reader.index]
     layer = LinearLayer.of_shape(piece.op, piece.attributes, weight.shape) if weight.ndim == 2 else "no matrix"
     written = solution.dequantized(site, np.float32)
     if isinstance(layer, str) or written is None or layer.trans_a:
         return None
-    matrix, exact = (layer.matrices(values.astype(np.float32))[0].T for values in (written, weight))
-    rows = inputs[piece.data].reshape(-1, matrix.shape[0]).astype(np.float32)
-    return LevelErrors(
-        _energy((rounded_rows(rows, site.spec.block_size or rows.shape[1]) - rows) @ matrix),
-        _energy(rows @ (matrix - exact)),
-    )
+    matrix, exact = (layer.matrices(values.astype(np.float32, copy=False))[0].T for values in (written, weight))
+    return _Weights(matrix, matrix - exact, site.spec.block_size or len(matrix))
 
 
 def rounded_rows(rows: Array, block: int) -> Array:
