@@ -63,7 +63,7 @@ def test_removed_equals_masked_bit_for_bit(steps: list[str], seed: int) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=600, deadline=None)
 @given(st.lists(st.sampled_from(sorted(STEPS)), max_size=7), st.integers(0, 2**20))
 def test_removed_equals_masked_on_many_graphs(steps: list[str], seed: int) -> None:
     check_same(*random_model(steps, seed), seed)
