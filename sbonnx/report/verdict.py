@@ -126,7 +126,8 @@ def _accuracy(metrics: Mapping[str, Any], problems: Sequence[str], max_loss: flo
     evaluation = metrics.get("evaluation")
     if evaluation and len(evaluation.get("rows") or ()) > 1:
         state = _state_of_metric(evaluation["rows"][1], max_loss)
-        return state, f"Accuracy {state}: {_evaluated(evaluation)}"
+        more = ": evaluate more samples" if state == "uncertain" else ""
+        return state, f"Accuracy {state}: {_evaluated(evaluation)}{more}"
     decoder = metrics.get("llm") or {}
     if decoder.get("float_perplexity"):
         return _of_decoder(decoder)

@@ -170,7 +170,7 @@ def test_labels_come_first(difference: tuple[float, float, float], accuracy: str
     assert found.accuracy == accuracy
     assert found.text == (
         f"Accuracy {accuracy}: top1 0.9120 -> {0.912 + change:.4f}, difference {change:+.4f} "
-        f"({low:+.4f} to {high:+.4f}) on 500 labelled samples."
+        f"({low:+.4f} to {high:+.4f}) on 500 labelled samples{': evaluate more samples' * (accuracy == 'uncertain')}."
     )
 
 
