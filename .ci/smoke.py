@@ -54,7 +54,7 @@ def main() -> int:
         commands = (
             ["-c", LOOPS, str(ROOT)],
             ["-m", "sbonnx", "demo", "--out", "demo"],
-            ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", *TESTS],
+            ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=ci", "-m", "not slow", *TESTS],
         )
         for command in commands[1:] if given.loops == "no" else commands:
             done = subprocess.run([sys.executable, *command], cwd=folder, env=environment, check=False)

@@ -87,6 +87,12 @@ def check_cell(made: onnx.ModelProto, tensor: str, scale: float, zero_point: int
     assert int(zero) == zero_point
 
 
+def test_the_migration_guide_has_these_cells() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "migration" / "sparsebit.md").read_text(encoding="utf-8")
+    for observer, cells in GOLDEN.items():
+        assert f"| {observer} | {' | '.join(f'{scale:.6f}, {zero}' for scale, zero in cells)} |" in page
+
+
 def test_the_table_is_fed_what_it_was_made_of() -> None:
     x = activation()
     assert (float(x.min()), float(x.max())) == pytest.approx((-3.584, 12.036158), abs=1e-6)
