@@ -79,8 +79,7 @@ def _requirements(records: Records) -> Iterator[tuple[bool, str]]:
             f"others; KL {mine['kl']['value']:.4f}, their lowest {scored[best]['kl']['value']:.4f} ({best})"
         )
         for row in (row for row in scored if row not in ahead):
-            text += f"; {row} has perplexity {scored[row]['perplexity']['value']:.4f}"
-            text += f" and KL {scored[row]['kl']['value']:.4f}, ours {mine['perplexity']['value']:.4f}"
+            text += f"; {_figures(row, scored[row])}, {_figures('ours', mine)}"
         yield len(ahead) == len(scored), text
     plain = records.get((FLOAT, FLOAT))
     for bits, largest in CACHE_INCREASES.items():
@@ -94,6 +93,11 @@ def _requirements(records: Records) -> Iterator[tuple[bool, str]]:
         if plain is not None and mine is not None and not mine["note"]:
             ratio = mine["perplexity"]["value"] / plain["perplexity"]["value"]
             yield ratio <= TWO_BIT_RATIO, f"perplexity at {form} over float: {ratio:.3f}, at most {TWO_BIT_RATIO:.3f}"
+
+
+def _figures(name: str, record: Record) -> str:
+    kl, perplexity = record["kl"]["value"], record["perplexity"]["value"]
+    return f"{name} has perplexity {perplexity:.3f} and KL {kl:.4f} in {record['mb']:.2f} MB"
 
 
 def _better(mine: Record, other: Record) -> bool:
