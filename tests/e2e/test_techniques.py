@@ -14,12 +14,11 @@ from sbonnx.spec import Array
 
 SAMPLES: Final = 16
 LIMIT: Final = 64
-"""Calibration and evaluation samples of a model: few, so that all cases together take about a minute."""
+"""Calibration and evaluation samples of a model: few, so that all cases together take less than a minute."""
 QUICK: Final = {"W.ROUNDING.GPTQ.BEAMS": 1, "W.ROUNDING.GPTQ.STEPS": 0}
 
 SUBJECTS: Final = (
     ("cifar_resnet20", 4),
-    ("mobilenetv1_tin200", 8),
     ("ultraface_rfb320", 8),
 )
 DETECTORS: Final = ("ultraface_rfb320",)

@@ -320,7 +320,7 @@ def test_a_trained_decoder_at_2_bits(pack: Path, tmp_path: Path) -> None:
     llm.quantize(source, calibration, output=base, bits=2, latency=False)
     adapted_folder = llm.adapt(base, calibration, output=tmp_path / "out", against=source, form="inputs", latency=False)
     before, after = (
-        llm.evaluate(tmp_path / "out", held_out[:32], against=source, adapter=adapter, latency=False)
+        llm.evaluate(tmp_path / "out", held_out[:8], against=source, adapter=adapter, latency=False)
         for adapter in (None, adapted_folder.adapter)
     )
     assert before.kl is not None
