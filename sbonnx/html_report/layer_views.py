@@ -114,6 +114,11 @@ class Layers:
         return any(row.weights for row in self.rows)
 
     @property
+    def with_inputs(self) -> bool:
+        """Whether any layer has quantized inputs; those of decoders have none."""
+        return any(row.activation for row in self.rows) or not self.with_weights
+
+    @property
     def with_order(self) -> bool:
         return any(row.order is not None for row in self.rows)
 

@@ -301,6 +301,17 @@ def test_the_worst_layers_are_named_with_their_cause() -> None:
     assert "poolConv: 25.0" not in words, "three are named"
 
 
+def test_layers_without_quantized_inputs_have_no_columns_of_them() -> None:
+    """As those of decoders."""
+    layers = [profiled("a", 20.0, None)]
+    weights = ({"node": "a", "tensor": "w", "role": "weight", "label": "int4"},)
+    layers[0]["label"] = "int4"
+    page = single_page(network([], details=details([node("a")], layers), sites=weights))
+    assert "by weights, dB" in page and "by inputs, dB" not in page
+    both = (*weights, {"node": "a", "tensor": "x", "role": "activation", "label": "uint8"})
+    assert "by inputs, dB" in single_page(network([], details=details([node("a")], layers), sites=both))
+
+
 def test_histograms_show_what_is_clipped() -> None:
     (row,) = details([], [profiled("a", 1.0, 2.0)])["histograms"]
     chart = charts.histogram_chart(row)
