@@ -6,7 +6,10 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
+from onnx import numpy_helper
 
 from sbonnx.assets import digits
 from sbonnx.cli import main
@@ -25,6 +28,20 @@ def test_models_side_by_side(tmp_path: Path, capfd: pytest.CaptureFixture[str]) 
     first, second = report["rows"]
     assert first["metric"]["low"] < first["metric"]["value"] < first["metric"]["high"]
     assert second["difference"] == {"value": 0.0, "low": 0.0, "high": 0.0}
+
+
+def test_the_verdict_of_compare_knows_the_limit(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A loss of accuracy that --max-loss allows is no loss."""
+    model = onnx.load(MODEL)
+    (bias,) = (one for one in model.graph.initializer if one.name == model.graph.node[-1].input[2])
+    shifted = numpy_helper.to_array(bias) + np.eye(1, 10, dtype=np.float32)[0] * np.float32(3.8)
+    bias.CopyFrom(numpy_helper.from_array(shifted, bias.name))
+    onnx.save(model, tmp_path / "shifted.onnx")
+    command = ["compare", MODEL, str(tmp_path / "shifted.onnx"), "--data", DATA, "--eval", DATA, "--metric", "top1"]
+    main([*command, "--max-loss", "10%"])
+    said = capfd.readouterr().out.strip().splitlines()[-1]
+    assert said.startswith("Accuracy kept: top1 0.9911 -> 0.9"), said
+    assert "difference -0.0" in said, "more than the 1 % that no limit allows"
 
 
 WRONG = {

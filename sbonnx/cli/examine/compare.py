@@ -68,12 +68,12 @@ def run(given: Arguments) -> int:
         advice = {"text": "show which layers lose most", "command": command}
         printer.advice(advice["text"], advice["command"])
     files = {"float": float_model, "quantized": quant_model}
-    verdict = verdict_of(metrics, problems=problems)
+    verdict = verdict_of(metrics, problems=problems, backend=comparison.runtime, max_loss=max_loss)
     summary = {"accuracy": verdict.accuracy, "text": verdict.text}
     printer.value(
         "compare", {"ok": not problems, "problems": problems, "verdict": summary, **files, **metrics, "advice": advice}
     )
-    printer.facts(f"{quant_model} against {float_model}", comparison_facts(metrics))
+    printer.facts(f"{quant_model} against {float_model}", comparison_facts(metrics, backend=comparison.runtime))
     show_outputs(printer, "outputs against float", metrics)
     show_evaluation(printer, metrics)
     left = () if comparison.kernels is None else comparison.kernels.left_float
