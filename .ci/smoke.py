@@ -37,7 +37,7 @@ LOOPS: Final = """
 import pathlib, sys, sbonnx
 from sbonnx.native import missing
 place = pathlib.Path(sbonnx.__file__).resolve()
-sys.exit(f"{place} is in the checkout" if pathlib.Path(sys.argv[1]) in place.parents else " ".join(missing()) or 0)
+sys.exit(f"{place} is the checkout" if pathlib.Path(sys.argv[1]) == place.parents[1] else " ".join(missing()) or 0)
 """
 """Program that fails with a message: where sbonnx is imported from, or the compiled loops that are missing."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -301,6 +302,9 @@ def test_one_wheel_a_system() -> None:
     oldest = PROJECT["project"]["requires-python"].removeprefix(">=3.")
     assert settings["build"] == f"cp3{oldest}-*"
     assert PROJECT["tool"]["distutils"]["bdist_wheel"]["py_limited_api"] == f"cp3{oldest}"
+    tools = runpy.run_path(str(ROOT / ".ci" / "smoke.py"))["TOOLS"]
+    assert settings["test-requires"] == list(tools) and settings["test-command"].endswith("/.ci/smoke.py")
+    assert f'[cpu]" {" ".join(tools)}\n' in (ROOT / "Makefile").read_text()
     assert set(settings["test-extras"]) <= PROJECT["project"]["optional-dependencies"].keys()
 
 
