@@ -17,6 +17,9 @@ def fit(
 ) -> nn.Module:
     """Train a network with AdamW and a one-cycle schedule; return it in eval mode.
 
+    Runs on one thread: networks of this size gain little from more, and threads that wait for each other in every
+    operator take many times as long on a busy machine.
+
     Args:
         data: tensors with the samples along their first axis, passed to `loss` in batches.
         loss: `(network, batch of each tensor) -> scalar`.
@@ -25,13 +28,18 @@ def fit(
     steps = epochs * -(-len(data[0]) // batch)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.2)
     generator = torch.Generator().manual_seed(0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     network.train()
-    for _ in range(epochs):
-        for rows in torch.randperm(len(data[0]), generator=generator).split(batch):
-            optimizer.zero_grad()
-            loss(network, [tensor[rows] for tensor in data]).backward()
-            optimizer.step()
-            schedule.step()
+    try:
+        for _ in range(epochs):
+            for rows in torch.randperm(len(data[0]), generator=generator).split(batch):
+                optimizer.zero_grad()
+                loss(network, [tensor[rows] for tensor in data]).backward()
+                optimizer.step()
+                schedule.step()
+    finally:
+        torch.set_num_threads(threads)
     return network.eval()
 
 
