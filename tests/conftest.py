@@ -37,7 +37,7 @@ def pack() -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def brief_latency() -> Iterator[None]:
-    """Measure latencies for a tenth of the time, with no fewer runs than at least: most tests are not about them."""
+    """Measure latency for a tenth of the time, still at least `sessions.RUNS[0]` rounds: few tests are about it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sessions, "SECONDS", sessions.SECONDS / 10)
         yield
