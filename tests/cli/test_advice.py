@@ -94,6 +94,7 @@ def test_compare_names_the_profile_of_the_same_files(place: Path, capfd: pytest.
     assert "advice: " not in err and json.loads(out)["advice"] == {}, "sizes are no matter of layers"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "next_thing", "command"),
     [

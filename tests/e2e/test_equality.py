@@ -155,7 +155,9 @@ def test_every_weighted_op(bits: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["cifar_resnet20", "minilm_l6", "silero_vad", "ultraface_rfb320"])
-@pytest.mark.parametrize(("backend", "bits"), [("onnxruntime", 8), ("tensorrt", 8), ("virtual", 4)])
+@pytest.mark.parametrize(
+    ("backend", "bits"), [("onnxruntime", 8), pytest.param("tensorrt", 8, marks=pytest.mark.slow), ("virtual", 4)]
+)
 def test_real_models(name: str, backend: str, bits: int, pack: Path, tmp_path: Path) -> None:
     """Outputs of trained models on their own data."""
     import importlib.util

@@ -66,6 +66,7 @@ def test_order_batches_and_threads(case: str, zoo_model: onnx.ModelProto) -> Non
     assert digest(zoo_model, SAMPLES, shuffle=2, split=7, threads=4, **wishes) == wanted
 
 
+@pytest.mark.slow
 def test_compiled_loops_and_hash_seeds(zoo_model: onnx.ModelProto, tmp_path: Path) -> None:
     """In another process with another seed, without the loops."""
     path, data = tmp_path / "zoo.onnx", tmp_path / "zoo.npz"

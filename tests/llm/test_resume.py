@@ -148,6 +148,7 @@ def test_biases_and_measured_ranges(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (tmp_path / "q.onnx").read_bytes() == (tmp_path / "whole.onnx").read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(version() < OLDEST_KERNEL, reason="onnxruntime has no kernel for quantized caches")
 def test_widths_and_quantized_caches_after_an_interrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`average_bits` with `kv_bits`: widths of layers, 8-bit caches, and the same bytes."""
