@@ -122,7 +122,8 @@ def measure(name: str, way: str, windows: int) -> Record:
         if done.returncode or not report.is_file():
             raise RuntimeError((done.stderr.strip().splitlines() or ["no output"])[-1])
         figures = json.loads(lines[-1])
-        alone = report.read_text(encoding="utf-8").count("fitted to its quantized inputs")
+        refusals = json.loads(report.read_text(encoding="utf-8"))["refusals"]
+        alone = sum("fitted to its quantized inputs" in one["why"] for one in refusals)
         return {**figures, "weights": weights, "tokens": tokens, "alone": alone}
 
 
