@@ -46,9 +46,9 @@ COMMANDS = {
     "version": "version",
     "completion": "completion bash",
 }
-"""In an order in which files of one are read by the next. The demo, `qat` and decoders have their own tests."""
+"""In an order in which files of one are read by the next. Others have tests of their own."""
 
-ELSEWHERE = {"demo", "llm-inspect", "llm-evaluate", "llm-adapt"}
+ELSEWHERE = {"demo", "llm-inspect", "llm-evaluate", "llm-adapt", "quantize-folder"}
 
 
 @pytest.mark.slow
