@@ -15,7 +15,9 @@ from onnx import helper, numpy_helper, parser
 
 from sbonnx import ops
 
-ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = Path(ops.__file__).resolve().parent
+"""Of the checkout, where patterns and calib are links, or installed."""
+
 SCHEMAS = onnx.defs.get_all_schemas_with_history()
 STANDARD = frozenset(schema.name for schema in SCHEMAS if schema.domain in ops.STANDARD_DOMAINS)
 RANDOM = np.random.default_rng(0)
@@ -130,8 +132,9 @@ def test_integer_ops_make_or_read_integers() -> None:
 
 def source_files() -> list[Path]:
     """Every source file but the table itself."""
-    found = (path for folder in ("sbonnx", "patterns", "calib") for path in (ROOT / folder).rglob("*.py"))
-    return sorted(path for path in found if path.resolve() == path and path.name != "ops.py")
+    folders = (PACKAGE, *((PACKAGE / name).resolve() for name in ("patterns", "calib")))
+    found = {path.resolve() for folder in folders for path in folder.rglob("*.py")}
+    return sorted(path for path in found if path.name != "ops.py")
 
 
 SOURCES = source_files()
@@ -179,7 +182,7 @@ def named_in(path: Path) -> tuple[list[tuple[int, str]], list[tuple[int, set[str
 
 
 def place(path: Path, line: int) -> str:
-    return f"{path.relative_to(ROOT).as_posix()}:{line}"
+    return f"{path.relative_to(PACKAGE.parent).as_posix()}:{line}"
 
 
 def test_quoted_op_types_exist() -> None:
