@@ -88,11 +88,11 @@ HEADER: Final = (
     "alone",
 )
 
-ABOUT: Final = """`python -m benchmarks.llm_memory --write`. Decoders with random weights, exported as \
-onnxruntime-genai folders, `sbonnx llm quantize --no-latency` (4 bits in blocks of 32, embedding and head 8 bits) in a \
-process of its own. Peak: VmHWM, in which pages of the mapped weights count too; CPU s: of the process, with its \
-check and, with texts, the evaluation of an eighth of the windows. Of 8 B decoders some of the blocks are measured: \
-one block is in memory at a time, so the peak of more blocks differs by the pages that are mapped. Alone: layers \
+ABOUT: Final = """`python -m benchmarks.llm_memory --write`. The decoders have random weights and \
+are in the form of onnxruntime-genai. Each row is one process of `sbonnx llm quantize --no-latency` (4 bits in blocks \
+of 32, embedding and head 8 bits). Peak: VmHWM, which includes pages of the mapped weights. CPU s: of the process, \
+with the check of the file and, with texts, the evaluation on an eighth of the windows. Only some of the blocks of \
+an 8 B decoder are measured: one block is in memory at a time, so further blocks add only mapped pages. Alone: layers \
 whose moments and errors exceed `--memory` (2 GiB by default), which are fitted to their quantized inputs without \
 compensation. Time with texts grows with the tokens; the peak grows by what fits into `--memory`."""
 

@@ -77,7 +77,7 @@ class TokenIds:
 
 
 @dataclass(frozen=True)
-class DecoderFeeds:
+class EncoderDecoderFeeds:
     """Feeds of a decoder, computed in each iteration; only the decoded tokens are stored.
 
     Attributes:

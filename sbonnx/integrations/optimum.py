@@ -23,7 +23,7 @@ from sbonnx.calib.data.files import media_at
 from sbonnx.errors import DataError, ModelError
 from sbonnx.graph.storage.model_file import external_names
 from sbonnx.graph.storage.output_folder import OutputFolder
-from sbonnx.integrations.decoder_feeds import DECODERS, ENCODER, FIRST, DecoderFeeds, TokenIds
+from sbonnx.integrations.decoder_feeds import DECODERS, ENCODER, FIRST, EncoderDecoderFeeds, TokenIds
 from sbonnx.progress import Progress
 from sbonnx.report import Report
 from sbonnx.terminal import json_values
@@ -137,7 +137,7 @@ def quantize_folder(  # noqa: PLR0913 - public entry point
     if decoders:
         encoder, tokens = graphs.load(source.models[ENCODER]), TokenIds.read(source.folder)
         feeds = read(rows_as_feeds(chosen[decoders[0]], input_specs(encoder)), encoder, split=split)
-        chosen |= {name: DecoderFeeds(source.models, name, feeds, tokens) for name in decoders}
+        chosen |= {name: EncoderDecoderFeeds(source.models, name, feeds, tokens) for name in decoders}
     inputs = [path for graph in graphs_by_name.values() for path in graph.info.files]
     target = OutputFolder(Path(output), source.folder, tuple(inputs), CONFIG, force)
     reports: dict[str, Report] = {}

@@ -91,14 +91,14 @@ def level_errors(
     resources = WalkOptions(FEEDS, options.device, options.memory, options.threads)
     walk: Walk[LevelErrors | None] = Walk(graph, by_layer, reads=sites, options=resources)
 
-    weights: _Weights | None = None
+    weights: _WrittenWeight | None = None
 
     def look(piece: StepSession, sample: LayerSample) -> LevelErrors | None:
         return None if weights is None else weights.errors(sample.inputs[piece.data])
 
     found: dict[str, LevelErrors] = {}
     for piece, seen in walk(data, look):
-        weights = _weights(piece, *by_layer[piece.step.layer], solution)  # before the first feed runs
+        weights = _written_weight(piece, *by_layer[piece.step.layer], solution)  # before the first feed runs
         rows = [errors for errors in seen if errors is not None]
         if rows:
             found[piece.step.layer] = sum(rows, LevelErrors(0.0, 0.0))
@@ -106,7 +106,7 @@ def level_errors(
 
 
 @dataclass(frozen=True)
-class _Weights:
+class _WrittenWeight:
     """Weight of a layer as the file holds it.
 
     Attributes:
@@ -128,7 +128,7 @@ class _Weights:
         )
 
 
-def _weights(piece: StepSession, reader: Reader, site: Site, solution: Solution) -> _Weights | None:
+def _written_weight(piece: StepSession, reader: Reader, site: Site, solution: Solution) -> _WrittenWeight | None:
     """Return the weight of a layer; None for operators that are no product of rows with a matrix."""
     weight = piece.constants()[reader.index]
     layer = LinearLayer.of_shape(piece.op, piece.attributes, weight.shape) if weight.ndim == 2 else "no matrix"
@@ -136,7 +136,7 @@ def _weights(piece: StepSession, reader: Reader, site: Site, solution: Solution)
     if isinstance(layer, str) or written is None or layer.trans_a:
         return None
     matrix, exact = (layer.matrices(values.astype(np.float32, copy=False))[0].T for values in (written, weight))
-    return _Weights(matrix, matrix - exact, site.spec.block_size or len(matrix))
+    return _WrittenWeight(matrix, matrix - exact, site.spec.block_size or len(matrix))
 
 
 def rounded_rows(rows: Array, block: int) -> Array:

@@ -14,7 +14,7 @@ from sbonnx import graph as graphs
 from sbonnx.calib.data.dataset import read
 from sbonnx.cli import main
 from sbonnx.errors import DataError, ModelError, OutputError
-from sbonnx.integrations.decoder_feeds import TOKENS, DecoderFeeds, TokenIds
+from sbonnx.integrations.decoder_feeds import TOKENS, EncoderDecoderFeeds, TokenIds
 from sbonnx.integrations.optimum import ModelFolder, quantize_folder
 from tests.support.models import model, run
 
@@ -215,8 +215,8 @@ def test_decoders_get_what_the_float_models_decode(encoder_decoder: Path, tmp_pa
     encoder = graphs.load(models["encoder_model"])
     data = read(tmp_path / "calib.npz", encoder, split=2)
     tokens = TokenIds.read(encoder_decoder)
-    first = list(DecoderFeeds(models, "decoder_model", data, tokens))
-    later = list(DecoderFeeds(models, "decoder_with_past_model", data, tokens))
+    first = list(EncoderDecoderFeeds(models, "decoder_model", data, tokens))
+    later = list(EncoderDecoderFeeds(models, "decoder_with_past_model", data, tokens))
     assert len(first) == len(later) == 3
     places = set()
     for feed, decoder_feed, past_feed in zip(data, first, later, strict=True):
