@@ -9,10 +9,17 @@ from .blocks import Block, find_blocks
 from .edit import Edit
 from .engine import Applied, Pattern, Sweep, apply
 from .fuse.batchnorm import FUSE_BN, FUSE_BN_BEFORE
-from .fuse.canonical import CLIP_TO_RELU, EINSUM_TO_MATMUL, FOLD_GEMM_FACTORS, MATMUL_ADD_TO_GEMM
+from .fuse.canonical import (
+    CLIP_TO_RELU,
+    EINSUM_TO_MATMUL,
+    FOLD_GEMM_FACTORS,
+    MATMUL_ADD_TO_GEMM,
+    MATMUL_WITHOUT_UNIT_AXES,
+)
 from .fuse.constant import FUSE_CONSTANT, FUSE_CONSTANT_BEFORE, FUSE_SCALE_OF_BIASED
 from .fuse.pad import FUSE_PAD_AVERAGE_POOL, FUSE_PAD_CONV, FUSE_PAD_MAX_POOL
 from .match import Match
+from .simplify.axes import ALL_AXES
 from .simplify.branches import INLINE_IF
 from .simplify.collapse import COLLAPSE
 from .simplify.fold import FOLD
@@ -27,6 +34,7 @@ SIMPLIFY: tuple[Pattern | Sweep, ...] = (
     DEAD,  # before the patterns: a dead reader counts as a second reader
     *NO_OPS,
     *COLLAPSE,
+    *ALL_AXES,
     *SHAPES,  # their constants are folded in the next round
     NODES,
     INITIALIZERS,  # last: folding creates equal constants
@@ -36,6 +44,7 @@ FUSE: tuple[Pattern | Sweep, ...] = (
     # First patterns that create plain layers, into which other patterns can fold.
     EINSUM_TO_MATMUL,
     FOLD_GEMM_FACTORS,
+    MATMUL_WITHOUT_UNIT_AXES,
     MATMUL_ADD_TO_GEMM,
     FUSE_PAD_CONV,
     FUSE_PAD_AVERAGE_POOL,

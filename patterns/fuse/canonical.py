@@ -1,11 +1,12 @@
-"""Rewrites Einsum, MatMul with Add, factors of Gemm and Clip as the forms that fusion, planning and runtimes know.
+"""Rewrites Einsum, MatMul, factors of Gemm and Clip as the forms that fusion, planning and runtimes know.
 
-Supported: Einsum of data and a float weight that is summed over a shared axis; MatMul of matrices with a bias per
-column; alpha and beta of a Gemm with constants; Clip with the lower bound 0 only.
-Refused: equations with an ellipsis, a diagonal, an axis of all three terms, or a sum over one input alone; Gemm with a
-computed bias and beta; values out of range of the weight's type.
-Equations: a sum of products over shared axes is a matrix product; x W + b = Gemm(x, W, b); alpha x W + beta b =
-x (alpha W) + (beta b); max(x, 0) = Relu(x).
+Supported: Einsum of data and a float weight that is summed over a shared axis; MatMul with a weight whose leading axes
+have size 1; MatMul of matrices with a bias per column; alpha and beta of a Gemm with constants; Clip with the lower
+bound 0 only.
+Refused: equations with an ellipsis, a diagonal, an axis of all three terms, or a sum over one input alone; a MatMul
+weight of more axes than its input; Gemm with a computed bias and beta; values out of range of the weight's type.
+Equations: a sum of products over shared axes is a matrix product; axes of size 1 broadcast; x W + b = Gemm(x, W, b);
+alpha x W + beta b = x (alpha W) + (beta b); max(x, 0) = Relu(x).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 import onnx
 
 from sbonnx.graph import Node, Tensor
-from sbonnx.graph.query import constant
+from sbonnx.graph.query import constant, rank
 
 from ..edit import Edit
 from ..engine import Pattern
@@ -39,6 +40,26 @@ from .linear import (
 )
 
 SAME = Affine(np.float64(1.0).reshape(()), np.float64(0.0).reshape(()))
+
+
+def _without_unit_axes(match: Match) -> tuple[int, ...]:
+    """Return the shape of the weight without leading axes of size 1; at least a matrix."""
+    shape = tuple(match["w"].shape)
+    while len(shape) > 2 and shape[0] == 1:
+        shape = shape[1:]
+    return shape
+
+
+def _check_rank(match: Match) -> str | None:
+    data, weight = rank(match["x"]), len(match["w"].shape)
+    if data is None or data < weight:
+        return f"the {weight} axes of '{match['w'].name}' are those of the output: its input has {data or 'unknown'}"
+    return None
+
+
+def _drop_unit_axes(match: Match, edit: Edit) -> None:
+    matrix = edit.constant(match["w"].name, match.array("w").reshape(_without_unit_axes(match)), instead=match["w"])
+    edit.replace(match.root.outputs[0], edit.node("MatMul", [match["x"], matrix], name=match.root.name))
 
 
 def _is_linear(match: Match) -> bool:
@@ -107,6 +128,21 @@ def _gemm(bias: str) -> onnx.ModelProto:
         b=(4,),
     )
 
+
+def _batched(axes: str) -> onnx.ModelProto:
+    return sample(f"g (float[{axes}3,5] x) => (float[1,3,4] y) {{ y = MatMul (x, w) }}", w=(1, 5, 4))
+
+
+MATMUL_WITHOUT_UNIT_AXES = Pattern(
+    name="matmul_without_unit_axes",
+    tree=Op("MatMul", Var("x"), Const("w")),
+    where=lambda match: len(_without_unit_axes(match)) < len(match["w"].shape),
+    check=_check_rank,
+    rewrite=_drop_unit_axes,
+    source="MatMul broadcasts the axes of its factors before the last two",
+    example=lambda: _batched("1,"),
+    counter_example=lambda: _batched(""),
+)
 
 MATMUL_ADD_TO_GEMM = Pattern(
     name="matmul_add_to_gemm",

@@ -145,6 +145,9 @@ class SiteBuilder:
         if settings is None:
             return None
         spec = weight_spec(self.backend, node, index, axis, settings)
+        if settings.per_channel and in_batches(node, index):
+            why_one = f"'{tensor.name}' is a batch of matrices: integer kernels want one scale for the whole tensor"
+            self.drafts.refuse("quantize weight per channel", node.name, why_one)
         if self.short_weights and spec == replace(spec, bits=8, signed=True, kind="int"):
             spec = replace(spec, bits=7)
         why_not = f"'{tensor.name}' is empty" if 0 in tensor.shape else self.backend.unfit(node, spec)
@@ -200,9 +203,16 @@ def weight_spec(backend: Backend, node: Node, index: int, axis: int | None, sett
     if node.op in backend.one_scale:
         axis = None
         settings = replace(settings, symmetric=settings.symmetric and not settings.by_width)
+    if in_batches(node, index):
+        axis = None
     spec = spec_of(backend, "w", settings, axis if settings.per_channel else None)
     taken = backend.int4_blocks if backend.alone(spec) else ()
     return in_blocks(node, index, spec, settings.block_size, taken)
+
+
+def in_batches(node: Node, index: int) -> bool:
+    """Return whether the weight at input `index` is a batch of matrices."""
+    return node.op == "MatMul" and len(node.inputs[index].shape) > 2
 
 
 def block_for(length: int, wanted: int | None, taken: Sequence[int]) -> int | None:

@@ -160,6 +160,8 @@ class Survey:
         producer = query.producer(tensor)
         if producer is not None and producer.op in DEQUANTIZE:
             return "the model quantizes it already"
+        if producer is not None and producer.op == "AveragePool" and set(producer.attrs.get("dilations", ())) - {1}:
+            return f"onnxruntime has no integer kernel for the dilations of '{producer.name}'"
         return None
 
 

@@ -154,6 +154,10 @@ FIRST_OF_UNROLLED = "ReduceMean"
 """First op of a normalization that is written in single ops."""
 
 
+SUMMED: Final = ("float16", "float32", "float64")
+"""Types that Sum supports: unlike Add, it has no integers."""
+
+
 @in_every_scope()
 def write_sums(body: Body, names: edit.Names) -> Iterator[str]:
     """Replace residual Adds before a layer normalization by Sums."""
@@ -167,7 +171,7 @@ def write_sums(body: Body, names: edit.Names) -> Iterator[str]:
 
 
 def _is_residual_sum(node: Node) -> bool:
-    if node.op not in ADDS:
+    if node.op not in ADDS or str(query.dtype(node.outputs[0])) not in SUMMED:
         return False
     for tensor in node.inputs:
         producer = query.producer(tensor)
