@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -36,6 +36,13 @@ def biases_of(graph: Graph) -> dict[str, Constant]:
     held = _held(graph)
     found = {node.name: _own(node, held) for _, body in scopes(graph) for node in body.nodes}
     return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+
+def common_bias(graph: Graph, nodes: Sequence[Node]) -> Constant | None:
+    """Return the constant that is added to the outputs of each of `nodes` and is used nowhere else, as `bias_of`."""
+    held = _held(graph)
+    found = [_own(node, held, len(nodes)) for node in nodes]
+    return found[0] if all(tensor is found[0] for tensor in found) else None
 
 
 def give_biases(graph: Graph) -> tuple[str, ...]:
@@ -89,8 +96,8 @@ def bias_reader(node: Node) -> tuple[Node, int] | None:
     return uses[0][0], 1 - uses[0][1]
 
 
-def _own(node: Node, held: frozenset[int]) -> Constant | None:
-    """Implement `bias_of`; `held`: ids of the outputs of the graph and its bodies."""
+def _own(node: Node, held: frozenset[int], uses: int = 1) -> Constant | None:
+    """Implement `bias_of`; `held`: ids of the outputs of the graph and its bodies; `uses`: times that it is read."""
     outputs = outputs_of(node)
     place = None if outputs is None else bias_reader(node)
     scaled = node.op == "Gemm" and float(node.attrs.get("beta", 1.0)) != 1.0
@@ -104,7 +111,7 @@ def _own(node: Node, held: frozenset[int]) -> Constant | None:
     fits = floating and len(shape) > 0 and shape[-1] == outputs and all(dim == 1 for dim in shape[:-1])
     if not isinstance(tensor, Constant) or not fits:  # (O,) or (1, ..., O)
         return None
-    return tensor if len(readers(tensor)) == 1 and id(tensor) not in held else None
+    return tensor if len(readers(tensor)) == uses and id(tensor) not in held else None
 
 
 def _wanted(node: Node) -> Array | None:

@@ -203,7 +203,7 @@ class WindowSums:
     """
 
     def __init__(self, geometry: Geometry, space: tuple[int, ...], pairs: Pairs, streams: int, arrays: Arrays) -> None:
-        self._layout, self._channels = geometry.layer, geometry.channels
+        self._geometry, self._layout, self._channels = geometry, geometry.layer, geometry.channels
         self._pairs, self._arrays, self._space = pairs, arrays, space
         channels = geometry.layer.groups * geometry.channels
         self._tables = geometry.sources((1, channels, *space))
@@ -219,9 +219,9 @@ class WindowSums:
         self._waiting: list[Streams] = []
         self._count = 0
 
-    def fits(self, space: tuple[int, ...]) -> bool:
-        """Return whether inputs of this spatial size can be added."""
-        return space == self._space
+    def fits(self, geometry: Geometry, space: tuple[int, ...]) -> bool:
+        """Return whether inputs of this spatial size can be added, which an op of this geometry reads."""
+        return (geometry, space) == (self._geometry, self._space)
 
     def add(self, inputs: Streams, weights: Array) -> None:
         """Add inputs (N, C, *space), float32, with their weights (N,). They are copied if they are buffered."""

@@ -80,6 +80,7 @@ class MomentSums:
         *,
         sample: int | Sequence[int],
         weights: Array | None = None,
+        geometry: Geometry | None = None,
     ) -> None:
         """Accumulate the op's input activations of one or several samples. The arrays may be reused afterwards.
 
@@ -88,6 +89,7 @@ class MomentSums:
             quantized: the input in the quantized network, if there are two streams.
             sample: number of the sample, for the picks, or the numbers of samples stacked along the leading axis.
             weights: factor of each sample in all sums, float64 of its length, see `sample_weights`; None: 1.
+            geometry: of another op with the same weight that reads this input; None: that of the sums.
 
         Raises:
             ValueError: wrong number of streams, streams of different shapes, an input that the op cannot read, or the
@@ -99,28 +101,29 @@ class MomentSums:
         if quantized is not None and self._compact:
             with np.errstate(over="ignore", invalid="ignore"):
                 streams = (np.subtract(x, quantized, dtype=np.result_type(x, quantized, np.float32)), quantized)
-        count = self._geometry.count(x.shape)
+        geometry = self._geometry if geometry is None else geometry
+        count = geometry.count(x.shape)
         samples = [sample] if isinstance(sample, int) else sample
         picks = self._picks(count, samples)
         weights = np.ones(len(samples)) if weights is None else weights
-        if self._by_lags(x.shape, count if picks is None else len(picks)):
+        if self._by_lags(geometry, x.shape, count if picks is None else len(picks)):
             self._count += float(weights.sum()) * (count // len(samples))
-            if self._windows is not None and not self._windows.fits(x.shape[2:]):
+            if self._windows is not None and not self._windows.fits(geometry, x.shape[2:]):
                 self._fold()
             if self._windows is None:
-                self._windows = WindowSums(self._geometry, x.shape[2:], self._pairs, self._streams, self._arrays)
+                self._windows = WindowSums(geometry, x.shape[2:], self._pairs, self._streams, self._arrays)
             wide = tuple(np.asarray(stream, np.float32) for stream in streams)
             self._windows.add(wide, np.repeat(weights, len(x) // len(samples)))
             return
         weights = np.repeat(weights, count // len(samples))[slice(None) if picks is None else picks]  # of the rows
         self._count += float(weights.sum())
-        if picks is None and not self._geometry.kernel:
-            self._rows.add(tuple(self._geometry.rows(stream) for stream in streams), weights)
+        if picks is None and not geometry.kernel:
+            self._rows.add(tuple(geometry.rows(stream) for stream in streams), weights)
         else:
             width = self._layout.groups * self._layout.inputs
             for part in parts(count if picks is None else len(picks), width):
                 some = part if picks is None else picks[part]
-                rows = tuple(self._geometry.rows(stream, some) for stream in streams)
+                rows = tuple(geometry.rows(stream, some) for stream in streams)
                 self._rows.add(rows, weights[part])
 
     def merge(self, other: MomentSums) -> None:
@@ -184,14 +187,14 @@ class MomentSums:
         found = [picked_rows(each, wanted, self._seed, sample) for sample in samples]
         return np.concatenate([some + number * each for number, some in enumerate(found)])
 
-    def _by_lags(self, shape: tuple[int, ...], rows: int) -> bool:
+    def _by_lags(self, geometry: Geometry, shape: tuple[int, ...], rows: int) -> bool:
         """Return whether sums by lags over a whole input are no more work than the products of `rows` unfolded rows."""
-        kernel = self._geometry.kernel
+        kernel = geometry.kernel
         if not kernel or not 0 < math.prod(kernel) <= MOST_TAPS:
             return False
         groups, inputs = self._layout.groups, self._layout.inputs
         unfolded = math.prod(kernel) * 15.0 + groups * inputs * (1.5 + 0.4 * inputs / speed(inputs))
-        return _nanoseconds(self._geometry, self._pairs, shape) <= rows * len(self._pairs) * unfolded
+        return _nanoseconds(geometry, self._pairs, shape) <= rows * len(self._pairs) * unfolded
 
     def _fold(self) -> None:
         """Add the sums by lags to the row sums."""

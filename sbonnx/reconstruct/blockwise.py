@@ -93,6 +93,7 @@ def _merged(cuts: Sequence[int], layers: Sequence[int]) -> list[int]:
 
 
 WHAT: Final = "round in blocks"
+SHARED: Final = "several blocks read this weight: its codes stay as they were"
 
 
 def wants_blocks(plan: Plan) -> bool:
@@ -214,8 +215,12 @@ class _BlockwiseRounding:
                     progress.advance(int(unit.closes))
 
     def _learn(self, number: int, segment: Segment, places: Sequence[Sample]) -> None:
-        inside = {Reader(node, index) for node in segment.nodes for index in (0, 1)}
-        sites = {key: site for key, site in self.sites.items() if inside & set(site.readers)}
+        inside = set(segment.nodes)
+        read = {key: site for key, site in self.sites.items() if any(one.node in inside for one in site.readers)}
+        sites = {key: site for key, site in read.items() if all(one.node in inside for one in site.readers)}
+        for site in (site for key, site in read.items() if key not in sites):
+            refusal = Refusal(WHAT, site.tensor, SHARED)
+            self.refusals += [] if refusal in self.refusals else [refusal]
         weights = self._weights(sites)
         if not weights:
             return

@@ -125,7 +125,7 @@ class LayerFitter:
         """Return the number of rows per sample that a layer uses; None: all."""
         if not self.options.rows:
             return None
-        return rows_a_sample(layer.layout.inputs, self.samples, self.options.rows)
+        return rows_a_sample(layer.layout.inputs, self.samples * len(layer.uses), self.options.rows)
 
     def _resolution(self, layer: Layer) -> float | None:
         """Return the error of the input of a layer that counts as none; None if the input is not quantized."""
@@ -153,7 +153,7 @@ class LayerFitter:
 
     def _restored(self, layer: Layer) -> bool:
         """Restore a layer from the cache; return whether it was there."""
-        found = None if self.stored is None else self.stored.load(layer.site.key)
+        found = None if self.stored is None else self.stored.load(layer.key)
         if found is not None:
             restore_layer(self.numbers, self.gains, layer, found)
         return found is not None
@@ -162,7 +162,7 @@ class LayerFitter:
         """Store a rounded layer in the cache."""
         found = {} if self.stored is None else stored_layer(self.numbers, self.gains, layer)
         if found and self.stored is not None:
-            self.stored.save(layer.site.key, found)
+            self.stored.save(layer.key, found)
 
     def _choice(self, one: Seen, layer: Layer) -> tuple[Compensation, float]:
         """Return what a layer compensates, and by how much its correlations shrink: by parts of the moments."""

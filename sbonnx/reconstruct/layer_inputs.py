@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from sbonnx.correct.biases import biases_of
+from sbonnx.correct.biases import biases_of, common_bias
 from sbonnx.graph import Constant, Graph, Node
 from sbonnx.linear.im2col import Geometry, geometry_of
 from sbonnx.linear.layer import LinearLayer
 from sbonnx.moments import HeldRows, Means, MeanSums, Moments, MomentSums, bytes_for, is_held, sample_weights
 from sbonnx.moments.share import HELD_BYTES
-from sbonnx.ops import LINEAR
+from sbonnx.ops import CONVOLUTIONS, LINEAR
 from sbonnx.plan.types import Plan, Reader, Site
 from sbonnx.report import Refusal
 from sbonnx.rounding import ROUNDERS
@@ -34,7 +34,9 @@ class Layer:
         geometry: input geometry of the node.
         rounds: whether the rounding uses input statistics; else only the bias is corrected.
         bias: the constant that can compensate a mean error, or None.
-        alone: fitted to its inputs in the quantized network only, as their errors need too much memory.
+        alone: fitted to one stream of inputs: those of the quantized network, as their errors need too much memory, or
+            those of the float network if `others` read the same weight.
+        others: further nodes that multiply rows with the same weight, which is fitted to the inputs of all.
     """
 
     node: Node = field(compare=False)
@@ -46,6 +48,17 @@ class Layer:
     rounds: bool = True
     bias: Constant | None = field(default=None, compare=False)
     alone: bool = False
+    others: tuple[Layer, ...] = ()
+
+    @property
+    def uses(self) -> tuple[Layer, ...]:
+        """The layer and all others that read its weight."""
+        return (self, *self.others)
+
+    @property
+    def key(self) -> str:
+        """Name of what is computed for it: the weight and its bias, or a bias alone."""
+        return self.site.key if self.rounds else f"{self.site.key} at {self.node.name}"
 
     @property
     def layout(self) -> LinearLayer:
@@ -78,26 +91,45 @@ def layers_of(graph: Graph, plan: Plan, *, correct: bool) -> tuple[list[Layer], 
     """
     read = {reader: site for site in plan.sites for reader in site.readers}
     biases = biases_of(graph) if correct else {}
-    layers: list[Layer] = []
+    by_weight: dict[str, list[Layer]] = {}
     refusals: list[Refusal] = []
-    taken: set[str] = set()
     for node in graph.nodes:
         kind = LINEAR.get(node.op)
         site = None if kind is None else read.get(Reader(node.name, kind.weight))
-        if kind is None or site is None or site.role != "weight" or site.key in taken:
+        if kind is None or site is None or site.role != "weight":
             continue
         if not looks_at_inputs(site) and node.name not in biases:
             continue
-        taken.add(site.key)
         layout = LinearLayer.of_rows(node)
+        same = by_weight.setdefault(site.key, [])
         if layout is None:
             refusals.append(Refusal(WHAT, node.name, f"{node.op} of such a weight has no rows: to the nearest code"))
-            continue
-        index = 1 - kind.weight  # of the data input
-        reads, geometry = read.get(Reader(node.name, index)), geometry_of(layout, node.attrs)
-        tensor, bias = node.inputs[index].name, biases.get(node.name)
-        layers.append(Layer(node, site, index, tensor, reads, geometry, looks_at_inputs(site), bias))
-    return layers, refusals
+        elif same and _matrix_of(same[0].layout) != _matrix_of(layout):
+            why = f"reads the weight of '{same[0].node.name}' in another layout: fitted to the inputs of that alone"
+            refusals.append(Refusal(WHAT, node.name, why))
+        else:
+            index = 1 - kind.weight  # of the data input
+            reads, geometry = read.get(Reader(node.name, index)), geometry_of(layout, node.attrs)
+            tensor, bias = node.inputs[index].name, biases.get(node.name)
+            same.append(Layer(node, site, index, tensor, reads, geometry, looks_at_inputs(site), bias))
+    order = {id(node): number for number, node in enumerate(graph.nodes)}
+    layers = [layer for same in by_weight.values() if same for layer in _fitted_together(graph, same, correct=correct)]
+    return sorted(layers, key=lambda layer: (order[id(layer.node)], not layer.rounds)), refusals
+
+
+def _matrix_of(layout: LinearLayer) -> object:
+    """Return how a layer reads the matrices of its weight: equal for layers whose moments can be added."""
+    return layout.shape, layout.out_axis, layout.in_axis, layout.group, layout.op in CONVOLUTIONS and layout.op
+
+
+def _fitted_together(graph: Graph, same: Sequence[Layer], *, correct: bool) -> list[Layer]:
+    """Return the layers for the nodes that read one weight: one that rounds it, and one for each separate bias."""
+    first = same[0]
+    if len(same) == 1 or not first.rounds:
+        return list(same)
+    bias = common_bias(graph, [layer.node for layer in same]) if correct else None
+    alone = [replace(layer, rounds=False) for layer in same if layer.bias is not None]
+    return [replace(first, bias=bias, others=tuple(same[1:])), *alone]
 
 
 def in_budget(
@@ -139,9 +171,7 @@ class Watched:
 
     Attributes:
         name: of these sums.
-        tensor: the input.
-        site: through which it is read.
-        layers: that read it.
+        layers: that read it; the first says which tensors are summed, see `uses`.
         sums: with the layout of the first layer.
         held: sums of every fifth sample, the hold-out set, if one is needed; see `shrinkage_of`. None after `moments`.
         rows: of the same samples; see `share_of`.
@@ -153,8 +183,6 @@ class Watched:
     """
 
     name: str
-    tensor: str
-    site: Site | None
     layers: list[Layer]
     sums: MomentSums
     held: MomentSums | None = None
@@ -165,25 +193,39 @@ class Watched:
     joined: Moments | None = None
     fitted: dict[tuple[bool, float], Moments] = field(default_factory=dict)
 
-    def add(self, value: Array, quantized: Array | None, samples: Sequence[int]) -> None:
-        """Accumulate one sample, or several stacked along the leading axis; `samples`: their ranks in content order."""
+    @property
+    def uses(self) -> tuple[Layer, ...]:
+        """The layers whose inputs are summed."""
+        return self.layers[0].uses
+
+    def add(self, value: Array, quantized: Array | None, samples: Sequence[int], use: int = 0) -> None:
+        """Accumulate one sample, or several stacked along the leading axis.
+
+        Args:
+            value, quantized: an input in the float and in the quantized network.
+            samples: their ranks in the order of contents.
+            use: index of the layer among `uses` that reads them.
+        """
         weights = _weights(value, quantized, len(samples), self.resolution)
         _keep_held(self.rows, value, quantized, samples)
         if self.alone and quantized is not None:
             value, quantized = quantized, None
+        geometry = self.uses[use].geometry
+        numbers = [(use << 32) + sample for sample in samples]  # each use picks rows of its own
         if self.held is None:
-            self.sums.add(value, quantized, sample=samples, weights=weights)
+            self.sums.add(value, quantized, sample=numbers, weights=weights, geometry=geometry)
             return
         for sums, held in ((self.sums, False), (self.held, True)):
             at = [place for place, sample in enumerate(samples) if is_held(sample) is held]
             if at:
-                some = [samples[place] for place in at]
+                some = [numbers[place] for place in at]
                 whole = len(some) == len(samples)
                 sums.add(
                     value if whole else value[at],
                     quantized if whole or quantized is None else quantized[at],
                     sample=some,
                     weights=None if weights is None else weights[at],
+                    geometry=geometry,
                 )
 
     def means(self, layer: Layer) -> Means:
@@ -232,15 +274,19 @@ class WatchedMeans:
     """Mean accumulator of one input, for layers of which only biases are corrected. See `Watched`."""
 
     name: str
-    tensor: str
-    site: Site | None
     layers: list[Layer]
     sums: MeanSums
     rows: HeldRows | None = None
     resolution: float | None = None
 
-    def add(self, value: Array, quantized: Array | None, samples: Sequence[int]) -> None:
-        """Accumulate one sample, or several stacked along the leading axis."""
+    @property
+    def uses(self) -> tuple[Layer, ...]:
+        """The layer whose inputs are summed."""
+        return (self.layers[0],)
+
+    def add(self, value: Array, quantized: Array | None, samples: Sequence[int], use: int = 0) -> None:
+        """Accumulate one sample, or several stacked along the leading axis. `use`: as for `Watched`; there is one."""
+        del use
         self.sums.add(
             value, quantized, sample=samples, weights=_weights(value, quantized, len(samples), self.resolution)
         )
@@ -293,20 +339,18 @@ def watched(
     """
     found: dict[object, Seen] = {}
     for layer in layers:
-        reads = None if layer.reads is None else layer.reads.key
-        key = (
-            layer.tensor,
-            reads,
-            layer.rounds,
-            layer.alone,
-            replace(layer.geometry, layer=layer.layout.with_one_output()),
-        )
+        inputs = [
+            (use.tensor, None if use.reads is None else use.reads.key, _one_output(use.geometry)) for use in layer.uses
+        ]
+        key = (*inputs, layer.rounds, layer.alone)
         name = f"{layer.tensor}/{len(found)}"
-        if key not in found and not layer.rounds:
+        if key in found:
+            found[key].layers.append(layer)
+        elif not layer.rounds:
             means = MeanSums(layer.geometry, two_streams=two_streams)
             rows_held = HeldRows(layer.geometry, samples=hold_out, seed=seed) if hold_out else None
-            found[key] = WatchedMeans(name, layer.tensor, layer.reads, [], means, rows_held, resolution(layer))
-        elif key not in found:
+            found[key] = WatchedMeans(name, [layer], means, rows_held, resolution(layer))
+        else:
             sums = [
                 MomentSums(
                     layer.geometry,
@@ -317,14 +361,16 @@ def watched(
                 )
                 for _ in range(1 + (hold_out > 0))
             ]
-            seen = Watched(
-                name, layer.tensor, layer.reads, [], sums[0], resolution=resolution(layer), alone=layer.alone
-            )
+            seen = Watched(name, [layer], sums[0], resolution=resolution(layer), alone=layer.alone)
             if hold_out:
                 seen.held = sums[1]
             if hold_out and not layer.alone:
                 sums[1].share_errors(sums[0])
                 seen.rows = HeldRows(layer.geometry, samples=hold_out, seed=seed)
             found[key] = seen
-        found[key].layers.append(layer)
     return list(found.values())
+
+
+def _one_output(geometry: Geometry) -> Geometry:
+    """Return the geometry without the outputs of its layer: equal for layers that read their input in the same way."""
+    return replace(geometry, layer=geometry.layer.with_one_output())

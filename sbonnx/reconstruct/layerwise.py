@@ -1,16 +1,17 @@
 """Layer-wise weight reconstruction: computes the second moments of each layer's inputs, then rounds its weight.
 
 A float and a quantized stream of activations advance together. When they reach a layer, all layers before it are
-quantized; its moments are accumulated over the samples, and its weight is rounded. The work is linear in the number of
-layers. Memory holds two sets of activations of the samples at a time (in a `TensorStore` each) and the moments of the
-current layers, independent of the number of samples.
+quantized; its moments are accumulated over the samples, and its weight is rounded. A weight that several nodes read is
+rounded before, by the inputs of all of them in the float network. The work is linear in the number of layers. Memory
+holds two sets of activations of the samples at a time (in a `TensorStore` each) and the moments of the current layers,
+independent of the number of samples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -70,6 +71,8 @@ def walk_rounding(
         DataError, ModelError, DeviceError: see `LayerRunner`.
     """
     layers, refusals = layers_of(graph, plan, correct=settings.correct)
+    if settings.quantized:  # the inputs of the later uses depend on the weight: one stream
+        layers = [replace(layer, alone=True) if layer.others else layer for layer in layers]
     layers, large = in_budget(
         layers,
         max(options.memory_bytes, LEAST_MEMORY),
@@ -82,7 +85,7 @@ def walk_rounding(
         if settings.quantized:
             walk.through_stages(inputs)
         else:
-            walk.in_float()
+            walk.in_float(layers, lambda _, value: value)
     found = fit.numbers
     declined = (*refusals, *large, *fit.refusals)
     return StreamResult(found.bounds, found.codes, found.scales, found.moved, found.constants, fit.gains, declined)
@@ -108,6 +111,10 @@ class _LayerwiseRounding:
 
     def through_stages(self, inputs: QuantizedInputs | None) -> None:
         """Run both streams stage by stage. The outputs of a stage are inputs of the layers in later stages."""
+        tied = [layer for layer in self.layers if layer.others]
+        if tied:
+            self.in_float(tied, self.fit.fake_quant)
+        self.layers = [layer for layer in self.layers if not layer.others]
         moves = inputs is not None and inputs.moves_ranges
         sites = measured_sites(self.graph, self.fit.plan, self.fit.floats) if moves else {}
         readers = frozenset(Reader(layer.node.name, layer.index) for layer in self.layers)
@@ -120,27 +127,32 @@ class _LayerwiseRounding:
         sums = self.fit.watch([layer for layer in self.layers if layer.tensor not in made])
         for unit in self.units if sums else ():
             for watched in sums:
-                value = np.asarray(unit.feed[watched.tensor])
-                watched.add(value, self.fit.fake_quant(watched.site, value), [unit.rank])
+                (use,) = watched.uses
+                value = np.asarray(unit.feed[use.tensor])
+                watched.add(value, self.fit.fake_quant(use.reads, value), [unit.rank])
         self.fit.take(sums)
         stages = _Stages(self, segments, uses_of(self.fit.plan, inputs or QuantizedInputs()))
         stages.run(sites)
 
     # --- one stream --------------------------------------------------------------------------------
 
-    def in_float(self) -> None:
-        """Round all layers by inputs of the float network, in as many passes as their moments need memory."""
-        passes = within(
-            self.layers, lambda layer: layer.bytes_of_moments(two_streams=False), max(self.memory, LEAST_MEMORY)
-        )
-        for number, layers in enumerate(passes):
+    def in_float(self, layers: Sequence[Layer], read: Callable[[Site | None, Array], Array]) -> None:
+        """Round layers by inputs of the float network, in as many passes as their moments need memory.
+
+        Args:
+            layers: of the walk.
+            read: converts an input to what a layer reads through its site.
+        """
+        passes = within(layers, lambda layer: layer.bytes_of_moments(two_streams=False), max(self.memory, LEAST_MEMORY))
+        for number, some in enumerate(passes):
             self.options.progress.start(f"rounding by float inputs, pass {number + 1}", self.units.feeds)
-            sums = self.fit.watch(layers)
-            tensors = [watched.tensor for watched in sums]
+            sums = self.fit.watch(some)
+            tensors = [use.tensor for watched in sums for use in watched.uses]
             for unit, known in run_float(self.graph, tensors, self.units, self.options, lambda _, known: known):
                 for watched in sums:
-                    if watched.tensor in known:
-                        watched.add(np.asarray(known[watched.tensor]), None, [unit.rank])
+                    for place, use in enumerate(watched.uses):
+                        if use.tensor in known:
+                            watched.add(read(use.reads, np.asarray(known[use.tensor])), None, [unit.rank], place)
             self.fit.take(sums)
 
 
@@ -155,6 +167,7 @@ class _Stages(LayerVisitor[list[dict[str, Array]]]):
         self.segments = segments
         self.uses = uses
         self.sums: Sequence[Seen] = ()
+        self.tensors: dict[str, str] = {}  # that the sums are of, by their name
         self.sketches: dict[tuple[str, int | None], Sketch] = {}
         self.wanted: list[str] = []
 
@@ -181,7 +194,8 @@ class _Stages(LayerVisitor[list[dict[str, Array]]]):
         self.sums = walk.fit.watch([one for one in walk.layers if one.tensor in segment.observed])
         wishes = wishes_of([site for name in segment.observed for site in self.sites.get(name, ())])
         self.sketches = {key: wish.sketch(key[1]) for key, wish in wishes.items()}
-        self.wanted = list(dict.fromkeys([*(one.tensor for one in self.sums), *(name for name, _ in self.sketches)]))
+        self.tensors = {one.name: one.uses[0].tensor for one in self.sums}
+        self.wanted = list(dict.fromkeys([*self.tensors.values(), *(name for name, _ in self.sketches)]))
         pieces = (
             segment.model(walk.graph, numbers.tensors),
             quantized(segment, graph=walk.graph, numbers=numbers, uses=self.uses),
@@ -193,9 +207,9 @@ class _Stages(LayerVisitor[list[dict[str, Array]]]):
         """Return the wanted tensors of both streams, and the inputs of the layers as the file quantizes them."""
         plain, rounded = ({name: np.asarray(known[name]) for name in self.wanted if name in known} for known in streams)
         fed = {
-            one.name: self.walk.fit.fake_quant(one.site, rounded[one.tensor])
+            one.name: self.walk.fit.fake_quant(one.uses[0].reads, rounded[self.tensors[one.name]])
             for one in self.sums
-            if one.tensor in rounded
+            if self.tensors[one.name] in rounded
         }
         return [plain, rounded, fed]
 
@@ -205,7 +219,7 @@ class _Stages(LayerVisitor[list[dict[str, Array]]]):
         _check_finite(rounded, self.wanted, unit)
         for one in self.sums:
             if one.name in fed:
-                one.add(plain[one.tensor], fed[one.name], [part.rank for part in unit.members])
+                one.add(plain[self.tensors[one.name]], fed[one.name], [part.rank for part in unit.members])
         for key, sketch in self.sketches.items():
             for part, value in _by_sample(rounded[key[0]], unit):
                 sketch.observe(value, part.index, part.samples)

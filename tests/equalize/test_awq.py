@@ -182,3 +182,19 @@ def test_moments_in_several_passes_give_the_same() -> None:
         kinds.append((notes, run(graphs.to_proto(ready.graph), feeds[0])["y"]))
     assert [one.tensor for one in kinds[0][0]] == [one.tensor for one in kinds[1][0]] == ["x", "g"]
     np.testing.assert_allclose(kinds[0][1], kinds[1][1], rtol=1e-4, atol=1e-4)
+
+
+def test_a_weight_that_several_products_read_is_left_alone() -> None:
+    """Their inputs need other scales, and a copy of the weight for each would make the file larger."""
+    text = """agraph (float[N,64] x) => (float[N,64] y) {
+        h = MatMul (x, w)
+        e = Erf (h)
+        o = MatMul (e, w)
+        y = LeakyRelu (o)
+    }"""
+    ready = prepared(model(text, w=(WIDE, WIDE)), mode="weight_only", **{"w.rounding.type": "nearest"})
+    data = datasets.read([{"x": uneven(16, WIDE)}], ready.graph)
+    done, refusals = scale_by_activations(ready.graph, ready.plan, data)
+    assert not done
+    assert [one.why for one in refusals] == [aware.SHARED.format(ready.graph.nodes[0].name)]
+    assert ready.graph.nodes[0].inputs[1] is ready.graph.nodes[2].inputs[1]

@@ -23,7 +23,7 @@ def sums_of(case: Linear, way: str = "as it likes", **more: object) -> MomentSum
     """Sums that take this way wherever there is one."""
     sums = MomentSums(case.geometry, **{"two_streams": True, **more})  # type: ignore[arg-type]
     if (lags := WAYS[way]) is not None and (case.geometry.kernel or not lags):
-        sums._by_lags = lambda shape, rows: lags  # type: ignore[method-assign]
+        sums._by_lags = lambda geometry, shape, rows: lags  # type: ignore[method-assign]
     return sums
 
 
@@ -190,8 +190,8 @@ def test_all_rows_are_taken_where_lags_are_less_work_than_a_few() -> None:
     """49 windows of 512 channels: half of them unfolded would be several times the work of all by lags."""
     case = Linear("Conv", (1, 512, 7, 7), (4, 512, 3, 3), {"pads": [1] * 4})
     sums = sums_of(case, rows_a_sample=24, two_streams=False)
-    assert sums._by_lags(case.reads, 24)
-    assert not sums._by_lags(case.reads, 1)
+    assert sums._by_lags(case.geometry, case.reads, 24)
+    assert not sums._by_lags(case.geometry, case.reads, 1)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -379,3 +379,19 @@ def test_one_bad_sample_does_not_decide() -> None:
         fitted = weight @ np.linalg.solve(found.a[0], found.b[0].T).T
         errors.append(sum(np.square(x @ weight.T - quantized @ fitted.T).sum() for x, quantized in good))
     assert errors[1] < 1e-3 * errors[2]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_inputs_of_several_convolutions_with_one_weight(way: str) -> None:
+    """Other strides, pads and sizes: the rows of all."""
+    some = Linear("Conv", (1, 3, 9, 8), (4, 3, 3, 3), {"pads": [1, 1, 1, 1]})
+    others = Linear("Conv", (2, 3, 7, 9), (4, 3, 3, 3), {"strides": [2, 2], "dilations": [2, 1]})
+    sums = sums_of(some, way, two_streams=False)
+    rows = []
+    for sample in range(3):
+        for case in (some, others):
+            x = case.input(sample)
+            sums.add(x, sample=sample, geometry=case.geometry)
+            rows.append(case.geometry.rows(x).astype(np.float64))
+    joined = np.concatenate(rows, axis=1)
+    close(sums.moments(), Moments.of_rows(some.layout, joined, joined))

@@ -93,6 +93,23 @@ def error(ready: Prepared, found: StreamResult, proto: onnx.ModelProto) -> float
     return float(sum(((run(proto, x)[name] - run(quantized, x)[name]) ** 2).sum() for x in feeds))
 
 
+def test_a_weight_that_several_blocks_read_keeps_its_codes() -> None:
+    """Each block would learn other codes, and the blocks before would have been learned with those of none."""
+    text = """agraph (float[N,4,8,8] x) => (float[N,4,8,8] y) {
+        a = Conv <pads = [1, 1, 1, 1]> (x, w)
+        b = Relu(a)
+        c = Conv <pads = [1, 1, 1, 1]> (b, w)
+        d = Relu(c)
+        y = Conv (d, w2)
+    }"""
+    ready = prepared(model(text, w=(4, 4, 3, 3), w2=(4, 4, 1, 1)), scope="layer")
+    found = walked(ready)
+    numbers = QuantState(ready.graph, ready.plan, walked(ready, learn=False).bounds, plainly(None))
+    assert list(found.gains) == ["w2"]
+    assert [(one.where, one.why) for one in found.refusals] == [("w", blockwise.SHARED)]
+    np.testing.assert_array_equal(found.codes["w"], numbers.codes_of(ready.plan.by_key()["w"]))
+
+
 def without_last(found: StreamResult, plain: StreamResult) -> StreamResult:
     """`found` with the nearest codes, and what was measured, in its last block: the first one has w0, b0 and x."""
     codes = {key: codes for key, codes in found.codes.items() if key == "w0"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -241,19 +242,82 @@ def test_weights_alone_are_rounded_by_what_they_meet() -> None:
     assert error(ready, found, fresh) < 0.5 * error(plain, nearest, fresh)
 
 
-def test_shared_weights_and_rows() -> None:
-    """A weight that two nodes read is rounded by the first of them; both take its codes."""
+BRANCHES = """agraph (float[N,1,8] x, float[N,1,8] z) => (float[N,1,6] y, float[N,1,6] v) {
+    a = MatMul(x, w)
+    y = Add(a, b)
+    c = MatMul(z, w)
+    v = Add(c, b)
+}"""
+"""A weight and its bias that two nodes read, of inputs that have little in common."""
+
+JOINED = """agraph (float[N,1,8] x) => (float[N,1,6] y) {
+    a = MatMul(x, w)
+    y = Add(a, b)
+}"""
+
+
+def two_inputs(count: int = 24, seed: int = 0) -> tuple[Array, Array]:
+    """Small inputs along one direction, and large ones along the others."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((count, 1)) * np.linspace(0.5, 1.5, 8) + 0.01 * rng.standard_normal((count, 8))
+    z = (rng.standard_normal((count, 8)) + 0.5) @ np.random.default_rng(7).standard_normal((8, 8)) * 2
+    return x[:, None].astype(np.float32), z[:, None].astype(np.float32)
+
+
+def test_a_shared_weight_is_fitted_to_the_inputs_of_all_its_nodes() -> None:
+    """As one layer that reads the inputs of both; its bias too. Sums of integers do not depend on the order."""
+    x, z = (np.round(4 * values) for values in two_inputs())
+    settings: dict[str, Any] = {"w_bit": 3, "CALIBRATION.MOMENTS": "float", "bias_correction": "empirical"}
+    recipe, backend = read_recipe(None, "virtual", settings)
+    solutions = []
+    for text, feeds in ((BRANCHES, [{"x": x, "z": z}]), (JOINED, [{"x": np.concatenate([x, z])}])):
+        ready = prepare(model(text, w=(8, 6), b=6), recipe, backend)
+        solutions.append(solved(ready, feeds, replace(reconstruction_of(ready) or Reconstruction(), rows=0)))
+    shared, joined = solutions
+    np.testing.assert_array_equal(shared.codes["w"], joined.codes["w"])
+    np.testing.assert_array_equal(shared.qparams["w"].scale, joined.qparams["w"].scale)
+    np.testing.assert_allclose(shared.constants["b"], joined.constants["b"], rtol=1e-5, atol=1e-6)
+    assert not np.array_equal(shared.constants["b"], tensors_by_name(ready.graph)["b"].values)
+
+
+@pytest.mark.parametrize("inputs", ["quantized", "float"])
+def test_the_outputs_of_a_shared_weight_are_closer_than_with_the_nearest_codes(inputs: str, tmp_path: Path) -> None:
+    x, z = two_inputs(64)
+    float_model, path = model(BRANCHES, w=(8, 6), b=6), tmp_path / "q.onnx"
+    errors = []
+    for wishes in ({"CALIBRATION.MOMENTS": inputs}, {"rounding": "nearest"}):
+        settings: dict[str, Any] = {"w_bit": 3, "bias_correction": "none", **wishes}
+        feeds = [{"x": x, "z": z}]
+        sbonnx.quantize(float_model, feeds, backend="virtual", output=path, verify=False, force=True, **settings)
+        fresh = dict(zip("xz", two_inputs(64, seed=1), strict=True))
+        floats, found = run(float_model, fresh), run(str(path), fresh)
+        errors.append([float(np.square(found[name] - floats[name]).mean()) for name in ("y", "v")])
+    assert sum(errors[0]) < 0.9 * sum(errors[1])
+
+
+def test_a_shared_weight_without_a_shared_bias() -> None:
+    """Each node's bias is corrected by the mean of its own inputs; a node that reads it transposed is left out."""
     text = """agraph (float[N,8] x) => (float[N,8] y) {
-        a = MatMul(x, w)
+        a = Gemm(x, w, b1)
         r = Relu(a)
-        y = MatMul(r, w)
+        c = Gemm(r, w, b2)
+        d = Gemm <transB = 1> (c, w)
+        y = MatMul(d, w)
     }"""
-    rng = np.random.default_rng(0)
-    feeds = [{"x": rng.standard_normal((4, 8)).astype(np.float32) @ rng.standard_normal((8, 8)).astype(np.float32)}]
-    recipe, backend = read_recipe(None, "virtual", {"w_bit": 4})
-    ready = prepare(model(text, w=(8, 8)), recipe, backend)
-    found = solved(ready, feeds, replace(reconstruction_of(ready) or Reconstruction(), rows=2))
+    x = two_inputs()[1][:, 0]
+    wishes: dict[str, Any] = {"w_bit": 4, "bias_correction": "empirical", "W.QSCHEME": "per-tensor-symmetric"}
+    recipe, backend = read_recipe(None, "virtual", {**wishes, "CALIBRATION.MOMENTS": "float"})
+    float_model = model(text, w=(8, 8), b1=8, b2=8)
+    ready = prepare(float_model, recipe, backend)
+    found = solved(ready, [{"x": x}], replace(reconstruction_of(ready) or Reconstruction(), rows=2))
     assert set(found.gains) == {"w"}
+    w, b1, b2 = (onnx.numpy_helper.to_array(one) for one in float_model.graph.initializer)
+    error = w - found.qparams["w"].dequantize(found.codes["w"])
+    np.testing.assert_allclose(found.constants["b1"], b1 + x.mean(0) @ error, atol=1e-4)
+    np.testing.assert_allclose(found.constants["b2"], b2 + np.maximum(x @ w + b1, 0).mean(0) @ error, atol=1e-3)
+    assert [refusal.why for refusal in found.refusals if "layout" in refusal.why] == [
+        f"reads the weight of '{ready.graph.nodes[0].name}' in another layout: fitted to the inputs of that alone"
+    ]
 
 
 def test_a_model_that_needs_no_data_is_rounded_by_what_it_was_fed() -> None:
