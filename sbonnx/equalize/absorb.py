@@ -8,9 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from sbonnx.equalize.scale_trace import Traced, Weight
+from sbonnx.equalize.scale_trace import ConstantEditor, Traced, Weight
 from sbonnx.graph import Graph, Node
-from sbonnx.graph.edit import Names
 from sbonnx.graph.query import output_names, readers, shape
 from sbonnx.linear.im2col import reads_padding
 from sbonnx.ops import LINEAR
@@ -56,7 +55,7 @@ def absorb(graph: Graph, traced: Traced, lows: Mapping[str, Array]) -> tuple[tup
     """
     by_node = {id(weight.node): weight for weight in traced.weights}
     held = output_names(graph)
-    names = Names(graph)
+    editor = ConstantEditor(graph)
     done: list[str] = []
     refused: list[Refusal] = []
     for weight in traced.weights:
@@ -72,7 +71,7 @@ def absorb(graph: Graph, traced: Traced, lows: Mapping[str, Array]) -> tuple[tup
         if why is not None:
             refused.append(Refusal(WHAT, weight.node.name, why))
             continue
-        _move(graph, weight, [by_node[id(node)] for node, _ in readers(relu.outputs[0])], np.maximum(low, 0.0), names)
+        _move(graph, weight, [by_node[id(node)] for node, _ in readers(relu.outputs[0])], np.maximum(low, 0.0), editor)
         done.append(weight.node.name)
     return tuple(done), tuple(refused)
 
@@ -93,12 +92,12 @@ def _why_not(weight: Weight, relu: Node, by_node: Mapping[int, Weight], held: se
     return None
 
 
-def _move(graph: Graph, weight: Weight, after: list[Weight], c: Array, names: Names) -> None:
+def _move(graph: Graph, weight: Weight, after: list[Weight], c: Array, editor: ConstantEditor) -> None:
     """Subtract c from one bias, and add its effect to the biases of the next layers, in place."""
-    weight.set_bias(_wide(weight) - c / weight.layer.beta, names)
+    weight.set_bias(_wide(weight) - c / weight.layer.beta, editor)
     for reader in after:
         through = reader.layer.through(reader.values, c)
-        reader.set_bias(_wide(reader) + reader.layer.alpha * through / reader.layer.beta, names)
+        reader.set_bias(_wide(reader) + reader.layer.alpha * through / reader.layer.beta, editor)
     normal = graph.info.normals.get(weight.node.outputs[0].name)
     if normal is not None:
         graph.info.normals[weight.node.outputs[0].name] = replace(normal, mean=normal.mean - c)

@@ -30,8 +30,9 @@ from sbonnx.calib.engine.threads import one_blas_thread
 from sbonnx.calib.qparams.solve import weight_bounds
 from sbonnx.equalize.channel_scales import apply
 from sbonnx.equalize.rules import RULES
-from sbonnx.equalize.scale_trace import Traced, trace
+from sbonnx.equalize.scale_trace import ConstantEditor, Traced, trace
 from sbonnx.graph import Body, Graph, Node, Tensor, Variable, edit, query
+from sbonnx.graph.constant_edits import ConstantEdit
 from sbonnx.linear.layer import LinearLayer
 from sbonnx.moments import Moments
 from sbonnx.ops import LINEAR, MATRIX_PRODUCTS
@@ -122,7 +123,7 @@ def awq(graph: Graph, layers: Mapping[str, Aware], *, multiply: bool = True) -> 
     traced = trace(graph, RULES)
     log = np.zeros(len(traced.groups.fixed))
     taken = traced.groups.fixed.copy()
-    names = edit.Names(graph)
+    editor = ConstantEditor(graph)
     multiplied: list[tuple[_ProductSet, Array]] = []
     ends = query.output_names(graph)
     for one in _sets(graph, layers):
@@ -149,7 +150,7 @@ def awq(graph: Graph, layers: Mapping[str, Aware], *, multiply: bool = True) -> 
         refusals += [Refusal(STEP, one.tensor, why) for one in done if not one.multiplied]
         done = [one for one in done if one.multiplied]
     for one, s in multiplied:
-        _multiply(one, s, names)
+        _multiply(one, s, editor)
     edit.sort(graph)
     return done, refusals
 
@@ -240,19 +241,20 @@ def _groups(traced: Traced, one: _ProductSet, length: int) -> Array | None:
     return None if any(np.isin(traced.groups.of[w.inputs], groups).any() for w in others) else groups
 
 
-def _multiply(one: _ProductSet, s: Array, names: edit.Names) -> None:
+def _multiply(one: _ProductSet, s: Array, editor: ConstantEditor) -> None:
     """Insert a Mul so that the products read the tensor times 1 / s, and multiply their weights by s, in place."""
     kind = query.dtype(one.tensor)
-    inverse = edit.add_constant(one.body, f"{one.tensor.name}_inverse_scale", (1 / s).astype(kind), names)
-    scaled = Variable(names.fresh(f"{one.tensor.name}_scaled"), kind, one.tensor.shape)
+    inverse = edit.add_constant(one.body, f"{one.tensor.name}_inverse_scale", (1 / s).astype(kind), editor.names)
+    scaled = Variable(editor.names.fresh(f"{one.tensor.name}_scaled"), kind, one.tensor.shape)
     stem = f"{one.tensor.name}_Mul"
-    edit.add_node(one.body, "Mul", [one.tensor, inverse], names=names, stem=stem, outputs=[scaled])
+    edit.add_node(one.body, "Mul", [one.tensor, inverse], names=editor.names, stem=stem, outputs=[scaled])
     exact = 1 / np.asarray(query.constant(inverse), np.float64)
     for node in one.nodes:
         index, weight = LINEAR[node.op].weight, _weight(node)
         layer = LinearLayer.of_rows(node)
         assert layer is not None
-        edit.set_constant(node, index, layer.scale_inputs(weight, exact), names)
+        scales = ConstantEdit("channels", inputs=exact)
+        editor.replace(node, index, layer.scale_inputs(weight, exact), scales)
         edit.replace_input(node, 1 - index, scaled)
 
 

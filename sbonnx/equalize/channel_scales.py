@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from sbonnx.channels.ids import along
-from sbonnx.equalize.scale_trace import Clips, Traced, Vector, put_ceiling, put_relu
+from sbonnx.equalize.scale_trace import Clips, ConstantEditor, Traced, Vector, put_ceiling, put_relu
 from sbonnx.graph import Graph
-from sbonnx.graph.edit import Names, set_constant, sort, sweep
+from sbonnx.graph.constant_edits import ConstantEdit
+from sbonnx.graph.edit import sort, sweep
 from sbonnx.graph.query import constant
 from sbonnx.spec import Array
 
@@ -25,7 +26,7 @@ def apply(graph: Graph, traced: Traced, scales: Array, *, clips: Clips = "channe
         the reason if nothing was changed: a constant would not be finite; else None.
     """
     s = scales[traced.groups.of]
-    names = Names(graph)
+    editor = ConstantEditor(graph)
     made = [weight.scaled(s[weight.inputs], s[weight.outputs]) for weight in traced.weights]
     vectors = [_scaled(vector, s) for vector in traced.vectors]
     for (values, bias), weight in zip(made, traced.weights, strict=True):
@@ -34,19 +35,19 @@ def apply(graph: Graph, traced: Traced, scales: Array, *, clips: Clips = "channe
             return f"the weight or bias of '{weight.node.name}' would not be finite"
     for weight, (values, bias) in zip(traced.weights, made, strict=True):
         if (s[weight.inputs] != 1).any() or (s[weight.outputs] != 1).any():
-            weight.set_values(values, names)
+            edit = ConstantEdit("channels", inputs=s[weight.inputs], outputs=s[weight.outputs])
+            weight.set_values(values, editor, edit)
             if bias is not None:
-                weight.set_bias(bias, names)
-    for vector, values in zip(traced.vectors, vectors, strict=True):
-        old = constant(vector.node.inputs[vector.index])
-        assert old is not None
-        set_constant(vector.node, vector.index, values.astype(old.dtype), names)
+                weight.set_bias(bias, editor)
+    for vector, (values, factor) in zip(traced.vectors, vectors, strict=True):
+        if (factor != 1).any():
+            editor.replace(vector.node, vector.index, values, ConstantEdit("times", factor))
     for ceiling in traced.ceilings:
         factor = s[ceiling.ids]
         if clips == "relu":
-            put_relu(ceiling, names)
+            put_relu(ceiling, editor.names)
         elif (factor != 1).any():
-            put_ceiling(ceiling, (ceiling.high / factor).astype(np.float32), names)
+            put_ceiling(ceiling, (ceiling.high / factor).astype(np.float32), editor.names)
     for name, normal in list(graph.info.normals.items()):
         ids = traced.ids.get(name)
         over = along(ids, 1, len(normal.mean))
@@ -59,10 +60,10 @@ def apply(graph: Graph, traced: Traced, scales: Array, *, clips: Clips = "channe
     return None
 
 
-def _scaled(vector: Vector, s: Array) -> Array:
-    values = constant(vector.node.inputs[vector.index])
-    assert values is not None
+def _scaled(vector: Vector, s: Array) -> tuple[Array, Array]:
+    """Return the scaled constant in its type, and the factor of its values."""
+    old = constant(vector.node.inputs[vector.index])
+    assert old is not None
     times = np.float64(1) if vector.times is None else s[vector.times]
     over = np.float64(1) if vector.over is None else s[vector.over]
-    made: Array = values * times / over
-    return made.reshape(values.shape)
+    return (old * times / over).reshape(old.shape).astype(old.dtype), np.asarray(times / over)

@@ -14,11 +14,31 @@ import numpy as np
 from sbonnx.channels.ids import ChannelGroups
 from sbonnx.channels.trace import Trace, walk
 from sbonnx.graph import Body, Graph, Node, Tensor, Variable
+from sbonnx.graph.constant_edits import ConstantEdit, added_bias
 from sbonnx.graph.edit import Names, add_constant, add_node, replace_input, replace_output, set_constant
 from sbonnx.graph.query import constant, scopes
 from sbonnx.linear.layer import LinearLayer
 from sbonnx.ops import LINEAR
 from sbonnx.spec import Array
+
+
+class ConstantEditor:
+    """Replaces constants of a graph in place, and records how they changed.
+
+    Attributes:
+        names: the names that are taken.
+        edits: the record, that of the graph.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.names, self.edits = Names(graph), graph.info.edits
+
+    def replace(self, node: Node, index: int, values: Array, edit: ConstantEdit) -> None:
+        """Replace the constant input `index` of a node."""
+        before = node.inputs[index].name
+        set_constant(node, index, values, self.names)
+        earlier = () if edit.kind == "is" else self.edits.get(before, ())
+        self.edits[node.inputs[index].name] = (*earlier, edit)
 
 
 @dataclass(frozen=True)
@@ -54,19 +74,20 @@ class Weight:
         index = LINEAR[self.node.op].bias
         return None if index is None or index >= len(self.node.inputs) else constant(self.node.inputs[index])
 
-    def set_values(self, values: Array, names: Names) -> None:
-        """Replace the weight in place, keeping its type and name."""
-        set_constant(self.node, self.layer.index, values.astype(self.values.dtype), names)
+    def set_values(self, values: Array, editor: ConstantEditor, edit: ConstantEdit) -> None:
+        """Replace the weight in place, keeping its type and name; `edit` says how it changed."""
+        editor.replace(self.node, self.layer.index, values.astype(self.values.dtype), edit)
 
-    def set_bias(self, values: Array, names: Names) -> None:
+    def set_bias(self, values: Array, editor: ConstantEditor) -> None:
         """Replace the bias in place, in the type of the weight. A bias is added if the node has none."""
         index = LINEAR[self.node.op].bias
         assert index is not None
         values = values.astype(self.values.dtype)
         if index < len(self.node.inputs) and self.node.inputs[index].name:
-            set_constant(self.node, index, values, names)
+            editor.replace(self.node, index, values, ConstantEdit("is", values))
             return
-        made = add_constant(self.body, f"{self.node.name}.bias", values, names)
+        made = add_constant(self.body, added_bias(self.node.name), values, editor.names)
+        editor.edits[made.name] = (ConstantEdit("is", values),)
         if index < len(self.node.inputs):  # optional input with an empty name
             replace_input(self.node, index, made)
         else:

@@ -8,9 +8,10 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from sbonnx.equalize.scale_trace import Traced, Weight
+from sbonnx.equalize.scale_trace import ConstantEditor, Traced, Weight
 from sbonnx.graph import Graph, Tensor
-from sbonnx.graph.edit import Names, add_constant, add_node, replace_input
+from sbonnx.graph.constant_edits import ConstantEdit
+from sbonnx.graph.edit import add_constant, add_node, replace_input
 from sbonnx.graph.query import producer, shape
 from sbonnx.ops import CONVOLUTIONS, MATRIX_PRODUCTS, NORMS
 from sbonnx.spec import Array, Bounds
@@ -165,7 +166,9 @@ def pinned_products(traced: Traced) -> tuple[Fed, ...]:
     return tuple(Fed(weights[0].node.inputs[0], tuple(weights)) for weights in found.values())
 
 
-def put_mul(graph: Graph, fed: Fed, maxima: Array, strength: float, *, per_channel: bool, names: Names) -> Array | None:
+def put_mul(
+    graph: Graph, fed: Fed, maxima: Array, strength: float, *, per_channel: bool, editor: ConstantEditor
+) -> Array | None:
     """Insert one Mul, so that the layers read x / s, and multiply their weights by s, in place.
 
     Args:
@@ -187,15 +190,15 @@ def put_mul(graph: Graph, fed: Fed, maxima: Array, strength: float, *, per_chann
     scales = np.exp(log)
     kind = fed.weights[0].values.dtype
     body = fed.weights[0].body
-    factor = add_constant(body, f"{fed.tensor.name}/smooth", (1 / scales).astype(kind), names)
+    factor = add_constant(body, f"{fed.tensor.name}/smooth", (1 / scales).astype(kind), editor.names)
     stem = f"{fed.weights[0].node.name}/Mul"
-    output = add_node(body, "Mul", [fed.tensor, factor], names=names, stem=stem).outputs[0]
+    output = add_node(body, "Mul", [fed.tensor, factor], names=editor.names, stem=stem).outputs[0]
     output.dtype, output.shape = fed.tensor.dtype, fed.tensor.shape
     rounded = 1 / (1 / scales).astype(kind).astype(np.float64)
     for weight in fed.weights:
         replace_input(weight.node, 0, output)
         values, _ = weight.scaled(rounded, np.ones(weight.layer.out_channels))
-        weight.set_values(values, names)
+        weight.set_values(values, editor, ConstantEdit("channels", inputs=rounded))
     return scales
 
 

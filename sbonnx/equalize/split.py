@@ -8,9 +8,9 @@ from typing import Final
 
 import numpy as np
 
-from sbonnx.equalize.scale_trace import Traced, Weight
+from sbonnx.equalize.scale_trace import ConstantEditor, Traced, Weight
 from sbonnx.graph import Graph, Node, Tensor
-from sbonnx.graph.edit import Names
+from sbonnx.graph.constant_edits import ConstantEdit
 from sbonnx.graph.query import output_names, readers, shape
 from sbonnx.ops import CONVOLUTIONS
 from sbonnx.report import Refusal
@@ -63,7 +63,7 @@ def split_channels(
     """
     by_node = {id(weight.node): weight for weight in traced.weights}
     held = output_names(graph)
-    names = Names(graph)
+    editor = ConstantEditor(graph)
     done: list[str] = []
     refused: list[Refusal] = []
     for maker in traced.weights:
@@ -77,7 +77,7 @@ def split_channels(
                 Refusal(WHAT, maker.node.name, chain.refusal or "the error of the next weights would not fall")
             )
             continue
-        _split(chain, picked, names)
+        _split(chain, picked, editor)
         done += [weight.node.name for weight in chain.after]
     return tuple(done), tuple(refused)
 
@@ -142,20 +142,23 @@ def _picked(after: Sequence[Weight], share: float, *, per_channel: bool) -> Arra
     return np.sort(best) if least <= PAYS else order[:0]
 
 
-def _split(chain: _Chain, picked: Array, names: Names) -> None:
+def _split(chain: _Chain, picked: Array, editor: ConstantEditor) -> None:
     """Append copies of the `picked` channels, in place: rows of the maker are copied, columns of its readers halved."""
     maker = chain.maker
     twice = np.concatenate([np.arange(maker.layer.out_channels), picked])
     bias = maker.bias
-    maker.set_values(np.take(maker.values, twice, maker.layer.out_axis), names)
+    axis = maker.layer.out_axis
+    maker.set_values(np.take(maker.values, twice, axis), editor, ConstantEdit("repeat", twice, axis))
     if bias is not None and bias.ndim and bias.shape[-1] > 1:
-        maker.set_bias(np.take(bias, twice, bias.ndim - 1), names)
+        maker.set_bias(np.take(bias, twice, bias.ndim - 1), editor)
     for weight in chain.after:
         axis = weight.layer.in_axis
         factor = np.ones(len(twice))
         factor[picked] = factor[maker.layer.out_channels :] = 0.5
         wide = factor.reshape([-1 if place == axis else 1 for place in range(weight.values.ndim)])
-        weight.set_values(np.take(weight.values, twice, axis) * wide, names)
+        repeated = np.take(weight.values, twice, axis)
+        weight.set_values(repeated, editor, ConstantEdit("repeat", twice, axis))
+        weight.set_values(repeated * wide, editor, ConstantEdit("times", wide))
     for tensor in chain.tensors:
         size = shape(tensor)
         if size is not None:

@@ -15,10 +15,10 @@ from sbonnx.equalize.absorb import absorb, before_relus
 from sbonnx.equalize.channel_scales import apply
 from sbonnx.equalize.cross_layer import cross_layer_scales
 from sbonnx.equalize.rules import RULES
-from sbonnx.equalize.scale_trace import Clips, Traced, trace
+from sbonnx.equalize.scale_trace import Clips, ConstantEditor, Traced, trace
 from sbonnx.equalize.split import split_channels
 from sbonnx.graph import Graph
-from sbonnx.graph.edit import Names, sort
+from sbonnx.graph.edit import sort
 from sbonnx.graph.query import producer, scopes
 from sbonnx.options import RunOptions, without_cache
 from sbonnx.plan.types import Plan, Site
@@ -172,7 +172,7 @@ def equalize_measured(graph: Graph, settings: Equalization, ranges: Mapping[str,
 def _smooth(graph: Graph, settings: Equalization, maxima: Mapping[str, Array], done: Equalized) -> None:
     assert settings.smooth is not None
     _, product = settings.smooth
-    names = Names(graph)
+    editor = ConstantEditor(graph)
     if settings.only_after_norms:
         done = Equalized(done.fired)  # nobody asked for the layers that it does not suit
     traced = trace(graph, RULES, settings.clips)
@@ -182,7 +182,7 @@ def _smooth(graph: Graph, settings: Equalization, maxima: Mapping[str, Array], d
         why = "its inputs were not measured: no sample reached it"
         if found is not None:
             why = "its channels have similar ranges: a Mul before it would gain too little"
-            if smooth.put_mul(graph, one, found, product, per_channel=settings.per_channel, names=names) is not None:
+            if smooth.put_mul(graph, one, found, product, per_channel=settings.per_channel, editor=editor) is not None:
                 done.fired += [Fired(SMOOTH_MUL, weight.node.name) for weight in one.weights]
                 continue
         done.refusals += [Refusal(SMOOTH, weight.node.name, why) for weight in one.weights]

@@ -175,5 +175,6 @@ def copy(graph: Graph) -> Graph:
         graphs=dict(info.graphs),
         defaults=dict(info.defaults),
         normals=dict(info.normals),
+        edits=dict(info.edits),
     )
     return copied

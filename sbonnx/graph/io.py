@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError, EncodeError
 from onnx import ModelProto
 
 from sbonnx.errors import ModelError
+from sbonnx.graph.constant_edits import from_metadata
 from sbonnx.graph.digests import array_digests
 from sbonnx.graph.exporter import read_type, skeleton
 from sbonnx.graph.importer import build, make_dense
@@ -92,6 +93,7 @@ def _load(source: str | os.PathLike[str] | ModelProto, opset: int) -> Graph:
     if own < opset:
         model = _convert_opset(model, opset, opened.label, info)
     info.metadata = {entry.key: entry.value for entry in model.metadata_props}
+    info.edits = from_metadata(info.metadata)
     if model.training_info:
         info.notes.append("training information dropped: the graph is changed for inference")
     for name in ("producer_name", "producer_version", "domain", "model_version", "doc_string"):

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import onnx
 import onnx_graphsurgeon as gs
 
+from sbonnx.graph.constant_edits import Edits
 from sbonnx.graph.storage.weights import WeightBytes
 
 Node = gs.Node
@@ -68,6 +69,7 @@ class ModelInfo:
         defaults: their values by name, in memory or in the file (`MappedWeights`).
         normals: batch-norm statistics by tensor name; kept when batch norms are folded. Code that scales a tensor must
             update them (`Normal.through`).
+        edits: changes of constants by equalization, see `sbonnx.graph.constant_edits`; saved with a quantized file.
         rows_apart: the model treats the rows of a batch independently; None: not tested yet.
     """
 
@@ -86,6 +88,7 @@ class ModelInfo:
     overridable: tuple[str, ...] = ()
     defaults: dict[str, Any] = field(default_factory=dict)
     normals: dict[str, Normal] = field(default_factory=dict)
+    edits: Edits = field(default_factory=dict)
     rows_apart: bool | None = None
 
 

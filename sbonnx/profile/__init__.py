@@ -12,8 +12,9 @@ from sbonnx.profile.checkers import (
     Profile,
     make_measure,
 )
+from sbonnx.profile.file_losses import file_losses
 from sbonnx.profile.histograms import TensorHistogram
-from sbonnx.profile.imported_file import Subject, same_model, subject_of
+from sbonnx.profile.imported_file import Subject, subject_of
 from sbonnx.profile.layer_losses import LayerError, errors, first_lost, losses, node_errors, worst_first
 from sbonnx.profile.metric_losses import LayerMetric, MetricLosses, metric_losses
 from sbonnx.profile.node_rows import NodeRow
@@ -44,12 +45,12 @@ __all__ = [
     "WalkOptions",
     "details",
     "errors",
+    "file_losses",
     "first_lost",
     "losses",
     "make_measure",
     "metric_losses",
     "node_errors",
-    "same_model",
     "sensitivity",
     "subject_of",
     "worst_first",

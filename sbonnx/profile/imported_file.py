@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -13,10 +12,10 @@ import onnx
 
 from sbonnx import graph as graphs
 from sbonnx import patterns, qdq
-from sbonnx.calib.engine.runner import LayerRunner
 from sbonnx.errors import ModelError
 from sbonnx.graph import Constant, Graph, Node, Tensor, edit, query
-from sbonnx.metrics import sqnr_db
+from sbonnx.graph.constant_edits import ConstantEdit, Edits, added_bias
+from sbonnx.linear.layer import LinearLayer
 from sbonnx.ops import ADDS, LINEAR, QDQ
 from sbonnx.plan.types import Plan, Reader, Role, Site, Solution
 from sbonnx.spec import Array, QParams
@@ -36,8 +35,17 @@ CORRECTED: Final = "_corrected"
 STORED: Final = ("_float", CORRECTED, "_quantized", "_rounded")
 """Suffixes of the names of stored constants, last one first."""
 
-SAME_MODEL_DB: Final = 50.0
-"""Minimum signal-to-noise ratio in dB between the float model and the quantized one with its pairs removed."""
+SCALED: Final = 0.25
+"""Maximum share of the squared difference of two weights that remains after channels are scaled, if they were scaled.
+
+Fitted scales also follow rounding errors, by about the inverse of the number of weights that share one.
+"""
+
+SHARED: Final = 8
+"""Minimum number of weights that share a fitted scale: a scale of a single weight would explain any rounding."""
+
+SWEEPS: Final = 4
+"""Iterations of the fit of scales for input and output channels."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,10 @@ def subject_of(float_model: Source, quantized: Source) -> Subject:
     the node of the same name, in the float model as stored or simplified and fused; it must have the shape of the
     quantized weight and be close to it. A weight that is not found counts as not rounded, which a note reports.
 
+    If the weights were equalized (SmoothQuant, AWQ, cross-layer scales, split channels), the float weight gets the same
+    changes: those that the file's metadata record, else, for files of other tools, scales of its channels fitted to the
+    quantized weight.
+
     Raises:
         ModelError: a file cannot be read, or the second has no pairs.
     """
@@ -76,36 +88,13 @@ def subject_of(float_model: Source, quantized: Source) -> Subject:
         )
     qdq.strip(graph)
     edit.sort(graph)
-    made = _Made(graph, _Floats(float_model))
+    made = _Made(graph, _Floats(float_model, graph.info.edits))
     for reader, qparams in reads.items():
         made.add(reader, qparams)
     made.find_biases()
     return Subject(
         graph, Plan(tuple(made.sites())), made.solution(), (*made.notes(), *(str(refusal) for refusal in refusals))
     )
-
-
-def same_model(subject: Subject, float_model: Source, data: Iterable[Mapping[str, Array]]) -> tuple[str, ...]:
-    """Return notes if the file without its pairs differs from the float model, by the outputs of the first feed."""
-    feeds = next(islice(iter(data), 1), None)
-    if feeds is None:
-        return ()
-    with LayerRunner(graphs.load(float_model), optimisation="off", name="the float model") as one:
-        expected = one.run(feeds)
-    with LayerRunner(subject.graph, optimisation="off", name="the quantized model without its pairs") as other:
-        found = other.run(feeds)
-    notes = []
-    for name in sorted(expected.keys() & found.keys()):
-        ref, value = expected[name], found[name]
-        if getattr(ref, "dtype", None) is None or ref.dtype.kind != "f":
-            continue
-        alike = -np.inf if ref.shape != value.shape else sqnr_db(ref, value)
-        if alike < SAME_MODEL_DB:
-            why = "the losses are those of its pairs alone, against itself without them"
-            notes.append(
-                f"'{name}' of the quantized file without its pairs is {alike:.1f} dB from the float model: {why}"
-            )
-    return tuple(notes)
 
 
 def _reads(graph: Graph) -> dict[Reader, QParams]:
@@ -120,12 +109,13 @@ def _reads(graph: Graph) -> dict[Reader, QParams]:
 
 
 class _Floats:
-    """Constants of the float model, as stored and after simplification and fusion."""
+    """Constants of the float model, as stored and after simplification and fusion, with the changes of equalization."""
 
-    def __init__(self, model: Source) -> None:
+    def __init__(self, model: Source, edits: Edits) -> None:
         plain, fused = graphs.load(model), graphs.load(model)
         patterns.apply(fused, patterns.SIMPLIFY)
         patterns.apply(fused, patterns.FUSE)
+        self._edits = edits
         self._graphs = (fused, plain)
         self._tensors = [query.tensors_by_name(graph) for graph in self._graphs]
         self._nodes = [query.node_by_name(graph) for graph in self._graphs]
@@ -134,32 +124,53 @@ class _Floats:
         """Return whether the float model, simplified and fused, has a node of that name."""
         return node in self._nodes[0]
 
-    def near(self, name: str, reader: Reader, rounded: Array) -> tuple[Array, Node | None] | None:
-        """Return the float constant that was rounded to `rounded`, and its only reader if there is just one.
+    def near(self, name: str, reader: Reader, op: Node, rounded: Array) -> _FloatWeight | None:
+        """Return the float constant that was rounded to `rounded`; None if no such constant is found.
 
-        Return None if no such constant is found.
+        Args:
+            name: of the constant in the file.
+            reader, op: the node of the file that reads it.
         """
-        for tensor, value in self._candidates(name, reader):
+        edits = self._edits_of(name, reader)
+        for tensor, stored in self._candidates(name, reader):
+            edited = _edited(stored, edits, op, reader.index)
+            if edited is None or edited.shape != rounded.shape or edited.dtype.kind != "f":
+                continue
+            value, scales = (edited, None) if edits else _fitted_to(edited, rounded, op, reader.index)
             if _is_near(value, rounded):
                 uses = query.readers(tensor)
-                return value, uses[0][0] if len(uses) == 1 else None
+                return _FloatWeight(value, uses[0][0] if len(uses) == 1 else None, scales)
         return None
 
-    def bias(self, name: str, reader: Reader, shape: tuple[int, ...], layer: Node | None) -> Array | None:
+    def bias(
+        self, name: str, reader: Reader, op: Node, shape: tuple[int, ...], weight: _FloatWeight | None
+    ) -> Array | None:
         """Return the bias of a node whose weight was found, zeros if it has none; None if that is unknown.
 
-        A corrected bias may differ by any amount, so it is matched by name and position only, and by `layer`, the
-        reader of the weight in the float model: an integer operator has another name.
+        A corrected bias may differ by any amount, so it is matched by name and position only, and by the reader of the
+        weight in the float model: an integer operator has another name.
         """
+        edits = self._edits_of(name, reader) or self._edits.get(added_bias(reader.node), ())
+        if edits and edits[0].kind == "is":
+            made = _edited(np.zeros(shape, np.float32), edits, op, reader.index)
+            return made if made is not None and made.shape == shape else None
+        layer = None if weight is None else weight.reader
         own = [] if layer is None else list(layer.inputs)[reader.index : reader.index + 1]
         there = [value for tensor in own if (value := query.constant(tensor)) is not None]
-        for value in (*there, *(value for _, value in self._candidates(name, reader))):
-            if value.shape == shape and value.dtype.kind == "f":
-                return value
+        for stored in (*there, *(value for _, value in self._candidates(name, reader))):
+            value = _edited(stored, edits, op, reader.index)
+            if value is not None and value.shape == shape and value.dtype.kind == "f":
+                scales = None if weight is None else weight.scales
+                return value if scales is None or scales.shape != shape[-1:] else np.asarray(value * scales)
         known = [nodes[reader.node] for nodes in self._nodes if reader.node in nodes]
         known += [] if layer is None else [layer]
         bare = any(len(node.inputs) <= reader.index or not node.inputs[reader.index].name for node in known)
         return np.zeros(shape, np.float32) if bare else None
+
+    def _edits_of(self, name: str, reader: Reader) -> tuple[ConstantEdit, ...]:
+        """Return the changes of a constant by its name in the file, or by that of the same input in the float model."""
+        there = [tensor.name for tensor, _ in self._candidates(name, reader)]
+        return next((self._edits[each] for each in (*_names(name), *there) if each in self._edits), ())
 
     def _candidates(self, name: str, reader: Reader) -> Iterator[tuple[Tensor, Array]]:
         """Yield constants of the same name, and the same input of the node of the same name."""
@@ -170,6 +181,81 @@ class _Floats:
                 value = query.constant(tensor)
                 if value is not None:
                     yield tensor, value
+
+
+@dataclass(frozen=True)
+class _FloatWeight:
+    """A weight of the float model, with the changes of equalization.
+
+    Attributes:
+        value: its values.
+        reader: its only reader in the float model; None: it has several.
+        scales: fitted factors of its output channels, (channels,); None: none were fitted.
+    """
+
+    value: Array
+    reader: Node | None
+    scales: Array | None
+
+
+def _edited(value: Array, edits: Sequence[ConstantEdit], op: Node, index: int) -> Array | None:
+    """Return a float constant after the recorded changes; None if they do not fit it."""
+    for one in edits:
+        if one.kind == "channels":
+            layer = LinearLayer.of_shape(op.op, op.attrs, value.shape, index)
+            sizes = (np.size(one.inputs), np.size(one.outputs))
+            if not isinstance(layer, LinearLayer):
+                return None
+            if sizes[0] not in (0, layer.in_channels) or sizes[1] not in (0, layer.out_channels):
+                return None
+            value = layer.scale_inputs(value, one.inputs) if sizes[0] else value
+            value = layer.scale_outputs(value, 1 / one.outputs.astype(np.float64)) if sizes[1] else value
+        elif one.kind == "repeat":
+            if one.axis >= value.ndim or np.max(one.values, initial=0) >= value.shape[one.axis]:
+                return None
+            value = np.take(value, one.values, one.axis)
+        elif one.kind == "times":
+            try:
+                value = (value * one.values).reshape(value.shape).astype(value.dtype)
+            except ValueError:
+                return None
+        else:
+            value = np.asarray(one.values)
+    return value
+
+
+def _fitted_to(value: Array, rounded: Array, op: Node, index: int) -> tuple[Array, Array | None]:
+    """Scale the channels of a weight to fit its rounded form, if scales explain most of the difference.
+
+        rounded_oi = r_o s_i value_oi,      r, s: alternating least squares, first for the input channels
+
+    Returns:
+        the weight and r; the weight as it is and None if it was not scaled.
+    """
+    layer = LinearLayer.of_shape(op.op, op.attrs, value.shape, index)
+    before = float(((value.astype(np.float64) - rounded) ** 2).sum())
+    if not isinstance(layer, LinearLayer) or not before:
+        return value, None
+    w, target = (layer.by_channel(array.astype(np.float64)) for array in (value, rounded))
+    r, s = np.ones(layer.out_shape), np.ones(layer.in_shape)
+    for _ in range(SWEEPS):
+        s = _least_squares(w * r, target, (1, 3), s)
+        r = _least_squares(w * s, target, (2, 3), r)
+    if not float(((w * r * s - target) ** 2).sum()) <= SCALED * before:
+        return value, None
+    return layer.scale_outputs(layer.scale_inputs(value, s.reshape(-1)), r.reshape(-1)), r.reshape(-1)
+
+
+def _least_squares(basis: Array, target: Array, axes: tuple[int, int], known: Array) -> Array:
+    """Return the factors of `basis`, one for each index of the other axes; `known` where it is 0, or not positive.
+
+    Fewer than `SHARED` weights of one factor: all are `known`.
+    """
+    if basis.size < SHARED * known.size:
+        return known
+    energy = (basis**2).sum(axes, keepdims=True)
+    found = np.divide((basis * target).sum(axes, keepdims=True), energy, out=np.zeros_like(known), where=energy > 0)
+    return np.where(found > 0, found, known)
 
 
 def _names(name: str) -> tuple[str, ...]:
@@ -201,7 +287,7 @@ class _Made:
         self._gone: list[str] = []
         self._unknown: list[str] = []
         self._matched: set[Reader] = set()
-        self._layers: dict[str, Node | None] = {}  # nodes of the float model, by name of the node in the quantized one
+        self._weights: dict[str, _FloatWeight] = {}  # by name of the node that reads them in the quantized model
 
     def add(self, reader: Reader, qparams: QParams) -> None:
         """Add one quantized use."""
@@ -232,7 +318,7 @@ class _Made:
             tensor = node.inputs[place.index] if place.index < len(node.inputs) else None
             if isinstance(tensor, Constant) and len(query.readers(tensor)) == 1:
                 rounded = _value(tensor)
-                value = self._floats.bias(tensor.name, place, rounded.shape, self._layers.get(place.node))
+                value = self._floats.bias(tensor.name, place, node, rounded.shape, self._weights.get(place.node))
                 if value is not None and not np.array_equal(value, rounded):
                     made = self._constant(tensor, value)
                     self._constants[made.name] = rounded
@@ -260,12 +346,12 @@ class _Made:
 
     def _weight(self, tensor: Constant, reader: Reader) -> Constant:
         """Return the float weight, or the rounded one if none is found."""
-        found = self._floats.near(tensor.name, reader, _value(tensor))
+        found = self._floats.near(tensor.name, reader, self._nodes[reader.node], _value(tensor))
         if found is None:
             self._unknown.append(reader.node)
             return tensor
-        value, self._layers[reader.node] = found
-        return self._constant(tensor, value)
+        self._weights[reader.node] = found
+        return self._constant(tensor, found.value)
 
     def _constant(self, tensor: Constant, value: Array) -> Constant:
         """Create a constant to replace `tensor`, with its type."""

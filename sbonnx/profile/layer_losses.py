@@ -71,6 +71,7 @@ def losses(
     checker: Checker = "sqnr",
     columns: Sequence[Column] = COLUMNS,
     options: WalkOptions = DEFAULTS,
+    end: Callable[[Values, Values], None] | None = None,
 ) -> Profile:
     """Measure the loss of each node with a quantized input at its outputs, including branches of If.
 
@@ -86,6 +87,7 @@ def losses(
             once per layer, output, column and feed, and averaged.
         columns: figures to measure.
         options: number of feeds, device, memory for stored activations, threads.
+        end: called with the outputs of each feed, in float and quantized, in order; for this, "gathered" is required.
 
     Raises:
         RecipeError: there is no such measure.
@@ -108,7 +110,13 @@ def losses(
     parts = {column: Solved(plan, solution, PART_OF[column]) for column in columns if column in PART_OF}
     layers: list[LayerLoss] = []
     notes: list[str] = []
-    for piece, seen in walk(data, _looking(parts, uses), end=ends.add):
+
+    def add(floats: Values, quantized: Values) -> None:
+        ends.add(floats, quantized)
+        if end is not None:
+            end(floats, quantized)
+
+    for piece, seen in walk(data, _looking(parts, uses), end=add):
         sums = _LayerMeasures(checker).all_of(seen)
         row = sums.filled(rows[piece.step.layer])
         layers.append(row)

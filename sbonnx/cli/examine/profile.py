@@ -220,15 +220,16 @@ def _profile_recipe(given: Arguments) -> _Profiled:
 
 def _profile_file(given: Arguments, quantized: Path) -> _Profiled:
     from sbonnx.calib.data import dataset as datasets
-    from sbonnx.profile import WalkOptions, losses, same_model, subject_of
+    from sbonnx.profile import WalkOptions, file_losses, subject_of
 
     model = given[options.MODEL]
     subject = subject_of(model, quantized)
     feeds = datasets.read(
         given.required_data(), subject.graph, split=given[options.SPLIT], limit=given[options.SAMPLES]
     )
-    notes = (*subject.notes, *same_model(subject, model, feeds))
-    profile = losses(
+    profile = file_losses(
+        model,
+        quantized,
         subject.graph,
         subject.plan,
         subject.solution,
@@ -236,7 +237,7 @@ def _profile_file(given: Arguments, quantized: Path) -> _Profiled:
         checker=_measure(given),
         options=WalkOptions(device=given[options.DEVICE] or "cpu", memory=given[options.MEMORY] or DEFAULT_MEMORY),
     )
-    profile = replace(profile, notes=(*notes, *profile.notes))
+    profile = replace(profile, notes=(*subject.notes, *profile.notes))
     return _Profiled(subject.graph, subject.plan, subject.solution, profile)
 
 

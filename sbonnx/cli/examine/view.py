@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -150,7 +151,7 @@ def _planned(given: Arguments) -> tuple[Details, str]:
 def _quantized(given: Arguments) -> tuple[Details, tuple[str, ...]]:
     """Describe the pairs of a quantized file, with its losses if there is a float model and data."""
     from sbonnx.calib.data import dataset as datasets
-    from sbonnx.profile import WalkOptions, details, same_model, subject_of
+    from sbonnx.profile import WalkOptions, details, file_losses, subject_of
 
     model, quantized, data = given[FILE], given[QUANT], given[options.DATA]
     if data is not None and quantized is None:
@@ -160,6 +161,6 @@ def _quantized(given: Arguments) -> tuple[Details, tuple[str, ...]]:
     if data is not None:
         limit = given[options.SAMPLES] or FEEDS
         feeds = datasets.read(given.required_data(), subject.graph, split=given[options.SPLIT], limit=limit)
-        notes = (*notes, *same_model(subject, model, feeds))
     walk = WalkOptions(device=given[options.DEVICE] or "cpu")
-    return details(subject.graph, subject.plan, subject.solution, feeds, options=walk), notes
+    profiled = partial(file_losses, model, quantized or model)
+    return details(subject.graph, subject.plan, subject.solution, feeds, options=walk, profiled=profiled), notes
