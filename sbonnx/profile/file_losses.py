@@ -42,8 +42,8 @@ def file_losses(
 ) -> Profile:
     """Measure the losses of the layers of an imported file, and its outputs as `sbonnx compare` does.
 
-    The outputs are those of the float file in onnxruntime, and of the quantized one in its runtime. If the layers explain
-    another loss than the files have, by more than `AGREES_DB`, the first notes say so and why.
+    The outputs are those of the float file in onnxruntime, and of the quantized one in its runtime. If the layers
+    explain another loss than the files have, by more than `AGREES_DB`, the first notes say so and why.
 
     Args:
         float_model, quantized: the files.
