@@ -4,14 +4,16 @@ Supported: nodes of the standard domain whose inputs are constants, in every sco
 Refused: random ops, custom domains, nodes with bodies, sequences, RoiAlign (unbounded work), integer divisions
 before their operands are known (an overflow in the kernel kills the process), and QuantizeLinear / DequantizeLinear
 with all dependent nodes (a quantized model must remain quantized). A result may be at most 1 MiB larger than the
-constants it is computed from. Nodes with results of unknown size are run only if they are small.
+constants it is computed from, and one that the file would store at most a tenth of the weights of the model larger, or
+16 KiB: matrices that small models compute (Fourier transforms, mel filters) would be most of the file, and runtimes
+compute them once, when they load it. Nodes with results of unknown size are run only if they are small.
 Equations: f(c) is a constant if c is one.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import ceil, isfinite, nan, prod
 from typing import Any, Final
@@ -22,7 +24,7 @@ import onnx
 from sbonnx.errors import DeviceError
 from sbonnx.graph import Body, Constant, Graph, Node, Tensor, Variable, serialize
 from sbonnx.graph.edit import Names, replace_input, sweep
-from sbonnx.graph.query import Array, all_nodes, bodies, constant, dtype, readers, scopes
+from sbonnx.graph.query import Array, all_nodes, all_tensors, bodies, constant, dtype, readers, scopes
 from sbonnx.graph.storage.weights import SPILL_BYTES, spill
 from sbonnx.graph.validation import may_trap, require_no_traps
 from sbonnx.ops import QDQ, RANDOM
@@ -39,8 +41,16 @@ NAME: Final = "fold_constants"
 GROWTH_BYTES: Final = 1 << 20
 """Maximum growth of a folded tensor over the constants it is computed from, in bytes."""
 
+STORED_SHARE: Final = 0.1
+"""Maximum growth of a tensor that the file would store, as a share of the weights of the model."""
+
+STORED_BYTES: Final = 16 << 10
+"""Growth of a stored tensor that is always allowed, in bytes."""
+
 UNKNOWN_BYTES: Final = 1 << 20
 """Maximum size of the constants of a node whose result size is unknown, in bytes."""
+
+LARGE: Final = "'{}' would take {:.0f} KiB of the file, its constants take {:.0f}: computed when the file is loaded"
 
 BATCH_BYTES: Final = 256 << 20
 """Size of the results of one session in bytes; more results need several sessions."""
@@ -86,10 +96,12 @@ def fold(graph: Graph) -> list[Fired | Refusal]:
     require_no_traps(graph)
     _make_range_bounds_scalar(graph)
     infer_shapes(graph)
+    growth = max(STORED_BYTES, min(GROWTH_BYTES, int(STORED_SHARE * _bytes_of_weights(graph))))
     outcomes: list[Fired | Refusal] = []
     names: Names | None = None
     for _, scope in list(scopes(graph)):
         plan = _plan(scope)
+        _leave_large(plan, scope, growth)
         outcomes += plan.refusals
         if plan.nodes:
             names = names or Names(graph)
@@ -134,6 +146,40 @@ def _plan(scope: Body) -> _Plan:
     return plan
 
 
+def _leave_large(plan: _Plan, scope: Body, growth: int) -> None:
+    """Take the nodes out of a plan, in place, whose results would grow the file by more than `growth` bytes each.
+
+    Nodes that read such a result are taken out too; small operands of both are folded.
+    """
+    outputs = {id(tensor) for tensor in scope.outputs}
+    nodes, removed = plan.nodes, True
+    while removed:
+        planned, removed = {id(node) for node in nodes}, False
+        makers = {id(tensor) for node in nodes for tensor in node.outputs}
+        for node in reversed(nodes):
+            for tensor in node.outputs:
+                size, given = plan.bytes[id(tensor)], sum(plan.leaves[id(tensor)].values())
+                if size is None or size <= given + growth or not _is_stored(tensor, planned, outputs):
+                    continue
+                planned.discard(id(node))
+                plan.refusals.append(Refusal(NAME, node.name, LARGE.format(tensor.name, size / 2**10, given / 2**10)))
+                break
+        kept: list[Node] = []
+        makers -= {id(tensor) for node in nodes if id(node) in planned for tensor in node.outputs}
+        for node in nodes:
+            if id(node) in planned and not any(id(tensor) in makers for tensor in node.inputs):
+                kept.append(node)
+            else:
+                makers.update(id(tensor) for tensor in node.outputs)
+        removed, nodes = len(kept) < len(nodes), kept
+    plan.nodes = nodes
+
+
+def _is_stored(tensor: Tensor, planned: Collection[int], outputs: Collection[int]) -> bool:
+    """Return whether a tensor would be a constant of the file: a node outside the plan reads it, or it is an output."""
+    return id(tensor) in outputs or any(id(reader) not in planned for reader, _ in readers(tensor))
+
+
 def _foldable(node: Node, outputs: set[int]) -> bool:
     if (
         node.domain not in STANDARD
@@ -171,6 +217,13 @@ def _leaves(read: Sequence[Tensor], plan: _Plan) -> dict[int, int]:
     if len(leaves) > 64:  # keeps long chains linear: only the largest matter
         leaves = dict(sorted(leaves.items(), key=lambda item: -item[1])[:64])
     return leaves
+
+
+def _bytes_of_weights(graph: Graph) -> int:
+    """Return the bytes of all constants."""
+    constants = {id(tensor): tensor for tensor in all_tensors(graph) if isinstance(tensor, Constant)}
+    kinds = ((tensor, dtype(tensor)) for tensor in constants.values())
+    return sum(prod(tensor.shape) * kind.itemsize for tensor, kind in kinds if kind is not None)
 
 
 def _bytes(node: Node, tensor: Tensor) -> int | None:
@@ -239,12 +292,7 @@ class _Folding:
 
     def wanted(self, nodes: Iterable[Node]) -> list[Tensor]:
         """Return the tensors that nodes outside the plan read, or that are outputs."""
-        return [
-            tensor
-            for node in nodes
-            for tensor in node.outputs
-            if id(tensor) in self.outputs or any(id(reader) not in self.planned for reader, _ in readers(tensor))
-        ]
+        return [tensor for node in nodes for tensor in node.outputs if _is_stored(tensor, self.planned, self.outputs)]
 
     def compute(self, nodes: list[Node]) -> list[Fired | Refusal]:
         """Run nodes and store the results; if onnxruntime fails on them together, run independent parts separately."""

@@ -12,6 +12,7 @@ import pytest
 from sbonnx.graph import load, to_proto
 from sbonnx.graph.query import all_nodes
 from sbonnx.patterns import SIMPLIFY, apply
+from sbonnx.patterns.simplify import fold
 from sbonnx.patterns.simplify.no_ops import reshapes_nothing
 from tests.patterns.checks import assert_same_outputs, assert_sound, random_feeds
 from tests.patterns.simplified import INT64, ints, ops, simplified, target
@@ -255,3 +256,34 @@ def test_upsample_is_resize_after_loading(mode: str) -> None:
     apply(graph, SIMPLIFY)
     assert ops(graph) == ["Resize"]
     assert_same_outputs(before, assert_sound(graph), random_feeds(before))
+
+
+# -- computed matrices
+
+FOURIER = """g (float[N,64] x) => (float[N,512] y) {
+    rows = Range(zero, n, step) columns = Range(zero, m, step)
+    r = Reshape(rows, upright) angle = Mul(r, columns) scaled = Mul(angle, pitch) basis = Cos(scaled)
+    total = ReduceSum(basis) near = Add(x, total) a = MatMul(near, w) b = MatMul(near, basis) c = Mul(a, gain)
+    y = Add(b, c) }"""
+"""A 64 x 512 matrix that is computed from a few numbers, a sum of it, and a weight."""
+
+
+@pytest.mark.parametrize(("share", "stays"), [(0.1, True), (2.0, False)])
+def test_a_computed_matrix_that_would_be_most_of_the_file_stays(
+    share: float, stays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the size of the weights. Small operands are folded, and so is what is small again."""
+    monkeypatch.setattr(fold, "STORED_SHARE", share)
+    numbers = {name: np.float32(value) for name, value in {"zero": 0, "n": 64, "m": 512, "step": 1}.items()}
+    proto = model(FOURIER, **numbers, upright=ints(64, 1), pitch=np.float32(0.01), w=(64, 512), gain=(512,))
+    graph = load(proto)
+    applied = apply(graph, SIMPLIFY)
+    made = to_proto(graph)
+    kinds = Counter(node.op_type for node in made.graph.node)
+    assert "Range" not in kinds
+    assert kinds["Cos"] == stays
+    bytes_before, bytes_after = (sum(one.ByteSize() for one in one.graph.initializer) for one in (proto, made))
+    assert (bytes_after < bytes_before + fold.STORED_BYTES) == stays
+    refused = [refusal for refusal in applied.refusals if "of the file" in refusal.why]
+    assert bool(refused) == stays
+    assert_same_outputs(proto, made, random_feeds(proto))
