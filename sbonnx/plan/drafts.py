@@ -72,6 +72,10 @@ class Drafts:
             known.readers[reader] = None
         return key
 
+    def keys_of(self, tensor: str) -> list[str]:
+        """Return the keys of all sites on a tensor."""
+        return list(self._keys.get(tensor, ()))
+
     def activation_keys(self, tensor: str) -> list[str]:
         """Return the keys of the activation sites on a tensor."""
         return [key for key in self._keys.get(tensor, ()) if self.by_key[key].role == "activation"]
@@ -176,3 +180,36 @@ def _tie_concat(node: Node, drafts: Drafts, *, whole: bool) -> None:
         keys.insert(0, key)
     for other in keys[1:]:
         drafts.join(keys[0], other)
+
+
+def feed_bodies(survey: Survey, recipe: Recipe, drafts: Drafts) -> dict[str, str]:
+    """Let Loop, Scan and the nodes of their bodies read dequantized weights that linear nodes outside have as integers.
+
+    The file would hold such a weight twice, as integers and as floats. In place, in `drafts`; below 8 bits, and in
+    fp8, the weight is not quantized instead, as nothing was measured inside the body.
+
+    Returns:
+        the nodes whose weight is not quantized, each with the reason.
+    """
+    declined: dict[str, str] = {}
+    for draft in drafts.by_key.values():
+        reader = next(iter(draft.readers), None)
+        if draft.role != "weight" or reader is None:
+            continue
+        tensor = survey.nodes[reader.node].inputs[reader.index]
+        known = {one for key in drafts.keys_of(draft.tensor) for one in drafts.by_key[key].readers}
+        others = [(node, index) for node, index in query.readers(tensor) if Reader(node.name, index) not in known]
+        inside = [use for use in others if query.bodies(use[0]) or use[0].name in survey.in_loop]
+        wanted = (recipe.settings("w", node=node.name, op=node.op, tensor=tensor.name).enabled for node, _ in inside)
+        if not inside or inside != others or not all(wanted):
+            continue
+        if draft.spec.bits >= 8 and not draft.spec.is_fp8:
+            draft.readers |= {Reader(node.name, index): None for node, index in inside}
+            continue
+        loop = survey.in_loop.get(inside[0][0].name, inside[0][0].name)
+        why = (
+            f"the body of '{loop}' needs its weight in float: with {draft.spec.bits} bits the file would hold it twice"
+        )
+        declined |= dict.fromkeys((one.node for one in draft.readers), why)
+        draft.readers.clear()
+    return declined

@@ -14,7 +14,7 @@ from sbonnx.cpu import has_dot_product
 from sbonnx.graph import Graph
 from sbonnx.graph.query import tensors_by_name
 from sbonnx.plan.cost_partition import slower_in_integers
-from sbonnx.plan.drafts import Drafts, tie
+from sbonnx.plan.drafts import Drafts, feed_bodies, tie
 from sbonnx.plan.modes import ModePlacer
 from sbonnx.plan.override_file import read_overrides
 from sbonnx.plan.placement import Placer
@@ -89,6 +89,8 @@ class Planner:
         else:
             drafts = Drafts()
             ModePlacer(survey, recipe, backend, drafts, short_weights=self._short).run()
+            for name, why in feed_bodies(survey, recipe, drafts).items():
+                drafts.refuse("quantize", name, why)
         sites = tuple(
             site if site.role == "bias" else _with_range(site, recipe)
             for site in drafts.sites()
@@ -117,6 +119,9 @@ class Planner:
         The costs of the backend's kernels decide which are slower.
         """
         drafts, placer = self._walked(declined)
+        twice = feed_bodies(self._survey, self._recipe, drafts)
+        if twice:
+            return self._placed({**twice, **declined})
         if self._times is None:
             return drafts
         backend, nodes = self._backend, self._survey.nodes
@@ -125,7 +130,10 @@ class Planner:
         continues = frozenset(name for name, rule in rules.items() if rule is not None and rule.name in first)
         able = placer.integer | placer.ruled
         slower = slower_in_integers(self._survey, able, backend.folds, self._times, continues)
-        return self._walked({**slower, **declined})[0] if slower else drafts
+        if slower:
+            drafts, _ = self._walked({**slower, **declined})
+            feed_bodies(self._survey, self._recipe, drafts)
+        return drafts
 
     def _walked(self, declined: Mapping[str, str]) -> tuple[Drafts, Placer]:
         """Place the sites that the rules ask for, except at `declined` nodes."""

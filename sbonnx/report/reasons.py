@@ -72,7 +72,7 @@ REASONS: Final = (
     ),
     Reason(
         "R06",
-        r"it is in the body of '",
+        r"it is in the body of '|the body of '.*' needs its weight in float",
         "operators in the body of Loop or Scan run a varying number of steps, whose tensors are not calibrated",
         "unroll the loop in the export",
         "docs/architecture.md",
