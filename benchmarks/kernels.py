@@ -27,7 +27,7 @@ from benchmarks.kernel_chains import measured
 from benchmarks.kernel_elementwise import FAMILIES, rows
 from benchmarks.kernel_timing import COLUMNS, MEASURES, Case, fit, time_case
 from benchmarks.results import table, write_section
-from sbonnx.cpu import has_dot_product
+from sbonnx.cpu import target_cpu
 
 Row = dict[str, Any]
 
@@ -90,7 +90,7 @@ def machine(threads: int) -> dict[str, Any]:
     return {
         "cpu": said.get("model name", platform.processor()),
         "architecture": platform.machine(),
-        "dot_product": has_dot_product(),
+        "dot_product": target_cpu().exact,
         "onnxruntime": onnxruntime.__version__,
         "block": block(),
         "threads": threads,

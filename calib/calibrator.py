@@ -277,7 +277,8 @@ def calibrate(graph: Graph, plan: Plan, data: Any, options: RunOptions | None = 
     """Measure the activations of `plan` in the float network.
 
     Samples are streamed through onnxruntime sessions over `graph`. The result is bit-identical for any batch size (see
-    `SampleSplitter`), number of threads and granularity, and, except for the moving average, any order of the data.
+    `SampleSplitter`) and number of threads, and, except for the moving average, any order of the data. At another
+    granularity, ranges may differ in their last bits: where a segment ends, onnxruntime may sum in another layout.
 
     Args:
         graph: simplified and fused; not changed.

@@ -76,7 +76,14 @@ def onnxruntime() -> ModuleType:
     return module
 
 
-def session_options(level: str = "all", *, threads: int | None = None) -> Any:
+EXACT_PRODUCTS: Final = ("session.x64quantprecision", "1")
+"""Session option for kernels of x86 that add 8-bit products without saturation, as other CPUs do.
+
+Where kernels saturate, onnxruntime then stores int8 weights as uint8; elsewhere the option has no effect.
+"""
+
+
+def session_options(level: str = "all", *, threads: int | None = None, exact: bool = False) -> Any:
     """Create session options: no log, no spinning threads.
 
     Idle pools that spin cost more than the work where there are many sessions.
@@ -84,12 +91,15 @@ def session_options(level: str = "all", *, threads: int | None = None) -> Any:
     Args:
         level: key of `LEVELS`.
         threads: threads inside operators; None: number of cores.
+        exact: see `EXACT_PRODUCTS`.
     """
     ort = onnxruntime()
     options = ort.SessionOptions()
     options.log_severity_level = 4  # errors are raised as well, and warnings are for the model's author
     options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, LEVELS[level])
     options.inter_op_num_threads = 1
+    if exact:
+        options.add_session_config_entry(*EXACT_PRODUCTS)
     if threads is not None:
         options.intra_op_num_threads = threads
     for pool in ("intra_op", "inter_op"):

@@ -405,6 +405,13 @@ HIGH_PRECISION: Final = recipe_option(
     QUANTIZATION,
     shown="fp32",
 )
+TARGET_CPU: Final = recipe_option(
+    "--cpu this|avx2|avx512|vnni|amx|arm64|arm64-dot",
+    str,
+    "CPU that will run the file; decides how large 8-bit weights may be.",
+    QUANTIZATION,
+    shown="this",
+)
 NO_KEEP_IO: Final = switch(
     "--no-keep-io",
     "With --high-precision: convert the inputs and outputs of the model too.",

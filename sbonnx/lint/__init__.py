@@ -52,12 +52,15 @@ def _plugged_in(family: str) -> Iterator[LintRule]:
             yield rule
 
 
-def lint(model: str | os.PathLike[str] | ModelProto | Graph, target: str = TARGETS[0]) -> list[Finding]:
+def lint(
+    model: str | os.PathLike[str] | ModelProto | Graph, target: str = TARGETS[0], *, cpu: str = ""
+) -> list[Finding]:
     """Find everything in a model that a runtime would reject, misread or run slowly. The model is not changed.
 
     Args:
         model: path, ModelProto or graph, quantized by any tool.
         target: one of `TARGETS`.
+        cpu: "this" or a key of `sbonnx.cpu.CPUS`, the CPU that will run the file; "": as its metadata says, else this.
 
     Returns:
         The findings by rule, in the order of `RULES`, and in node order within a rule.
@@ -68,7 +71,7 @@ def lint(model: str | os.PathLike[str] | ModelProto | Graph, target: str = TARGE
     """
     rules = rules_for(target)
     graph = model if isinstance(model, Graph) else graphs.load(model, opset=1)  # opset=1: no version conversion
-    view = View(graph, target)
+    view = View(graph, target, cpu)
     return [
         Finding(rule.id, rule.severity, node, tensor, why, rule.mend)
         for rule in rules

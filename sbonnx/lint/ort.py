@@ -262,5 +262,12 @@ ORT_RULES: Final = (
         "prune with MULTIPLE: auto, or pad to the next multiple of 16 channels with zeros, which takes less time",
         kernels.unblocked_channels,
     ),
+    LintRule(
+        "O36",
+        "uint8 x int8 products do not saturate on the CPU that the file is for",
+        "error",
+        "quantize again with --cpu and that CPU, or use uint8 weights: slower, and exact",
+        numbers.saturates_there,
+    ),
 )
 """Rules in the order of the report: parameters, types, placement, counted kernels."""

@@ -7,7 +7,6 @@ from typing import Final
 
 import numpy as np
 
-from sbonnx.cpu import has_dot_product
 from sbonnx.graph import query
 from sbonnx.lint import ort_read as read
 from sbonnx.lint.ort_read import Weighted
@@ -213,13 +212,19 @@ def _saturating(view: View) -> Found:
 
 def saturates_here(view: View) -> Found:
     """Find ops that saturate on this machine."""
-    if not has_dot_product():
+    if view.cpu is None and view.saturates:
+        yield from _saturating(view)
+
+
+def saturates_there(view: View) -> Found:
+    """Find ops that saturate on the CPU that the file is for."""
+    if view.cpu is not None and view.saturates:
         yield from _saturating(view)
 
 
 def saturates_elsewhere(view: View) -> Found:
     """Report once that ops would saturate on other machines."""
-    if has_dot_product():
+    if view.cpu is None and not view.saturates:
         found = list(_saturating(view))
         if found:
             node, tensor, why = found[0]

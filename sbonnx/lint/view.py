@@ -9,6 +9,7 @@ from typing import Final
 
 import numpy as np
 
+from sbonnx.cpu import CPUS, RECORDED_CPU, THIS, target_cpu
 from sbonnx.graph import Body, Constant, Graph, Node, Tensor, query
 from sbonnx.ops import DEQUANTIZE, LINEAR, MOVES_DATA, PICKS_MAX, QDQ, QUANTIZE, UNPACKS
 from sbonnx.spec import Array
@@ -151,13 +152,21 @@ class View:
         family: "tensorrt", "onnxruntime", "openvino" or "qnn".
         release: its version, such as "11"; "" if the target names none.
         opset: opset of the default domain, as in the file.
+        cpu: kind of CPU that the file is for, by request or by its metadata; None: not known.
     """
 
-    def __init__(self, graph: Graph, target: str) -> None:
+    def __init__(self, graph: Graph, target: str, cpu: str = "") -> None:
         self.graph = graph
         self.target = target
         self.family, _, self.release = target.partition("@")
         self.opset: int = graph.opset
+        named = cpu or graph.info.metadata.get(RECORDED_CPU, "")
+        self.cpu = target_cpu(named) if named in CPUS or named == THIS else None
+
+    @property
+    def saturates(self) -> bool:
+        """Whether 8-bit products saturate on the CPU that the file is for; if none is known, on this one."""
+        return not (self.cpu or target_cpu()).exact
 
     @cached_property
     def scopes(self) -> list[tuple[str, Body]]:

@@ -177,6 +177,7 @@ def from_dict(values: dict[str, Any]) -> Plan:
             weights_alone=values["weights_alone"],
             float_type=values["float_type"],
             scales=ScaleLimits(**values["scales"]),
+            cpu=values.get("cpu", ""),
         )
     except (KeyError, TypeError) as error:
         raise RecipeError(f"the plan is damaged ({error}). Plan again.") from error

@@ -10,7 +10,7 @@ from typing import Final
 
 from sbonnx.backends import Backend
 from sbonnx.backends.kernel_costs import KernelCosts
-from sbonnx.cpu import has_dot_product
+from sbonnx.cpu import THIS, target_cpu
 from sbonnx.graph import Graph
 from sbonnx.graph.query import tensors_by_name
 from sbonnx.plan.cost_partition import slower_in_integers
@@ -111,6 +111,7 @@ class Planner:
             weights_alone=backend.any_bits or recipe.mode != "static",
             float_type=recipe.high_precision,
             scales=backend.scales,
+            cpu=target_cpu(recipe.cpu).name if backend.saturates else "",
         )
 
     def _placed(self, declined: Mapping[str, str]) -> Drafts:
@@ -162,7 +163,7 @@ def _short_weights(recipe: Recipe, backend: Backend) -> bool:
     """Return whether 8-bit weights get 7 bits: if int16 sums of two products would saturate, or as the recipe says."""
     if not backend.saturates:
         return False
-    return not has_dot_product() if recipe.reduce_range is None else recipe.reduce_range
+    return not target_cpu(recipe.cpu).exact if recipe.reduce_range is None else recipe.reduce_range
 
 
 def _idle(sites: Sequence[Site], recipe: Recipe, backend: Backend) -> Iterator[Refusal]:
@@ -171,6 +172,8 @@ def _idle(sites: Sequence[Site], recipe: Recipe, backend: Backend) -> Iterator[R
     if not recipe.schedule.disable_unnecessary_quant and not separates:
         why = f"{backend.name} folds activations into the op before: no pair stands between"
         yield Refusal("quantize before activations", "SCHEDULE.DISABLE_UNNECESSARY_QUANT", why)
+    if recipe.cpu != THIS and not backend.saturates:
+        yield Refusal("choose weights for a CPU", "CPU", f"files for {backend.name} compute the same on every CPU")
     for key, kind in recipe.learned_types():
         why = f"{kind} needs training: ranges are those of the observer; to train, use sbonnx qat or init_QAT()"
         yield Refusal(LEARNS, key, why)

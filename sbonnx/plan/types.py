@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, get_args
 
 import numpy as np
 
+from sbonnx.cpu import CPUS
 from sbonnx.html_report import Card, render_card
 from sbonnx.plan.magnitudes import Magnitudes
 from sbonnx.report import Refusal
@@ -118,6 +119,8 @@ class Plan:
         float_type: type that the file's float32 tensors are converted to; scales are rounded to it.
         weights: how weights are stored: integer codes + DQ, or float + Q + DQ.
         scales: smallest and largest scale that the runtime supports.
+        cpu: key of `sbonnx.cpu.CPUS`, the kind of CPU that the file is for; "" if kernels of the backend compute the
+            same on all.
     """
 
     sites: tuple[Site, ...]
@@ -128,6 +131,7 @@ class Plan:
     weights_alone: bool = True
     float_type: FloatName = "fp32"
     scales: ScaleLimits = ANY_SCALE
+    cpu: str = ""
 
     def _repr_html_(self) -> str:
         """Return the summary that notebooks show: counts of sites by role, and reasons of what is not quantized."""
@@ -141,6 +145,11 @@ class Plan:
             hint="all: .sites, .refusals",
         )
         return render_card(card)
+
+    @property
+    def exact_products(self) -> bool:
+        """Whether the kernels that the file is for add 8-bit products without saturation."""
+        return not self.cpu or CPUS[self.cpu].exact
 
     def of_role(self, role: Role) -> tuple[Site, ...]:
         """Return the sites of one role, in order."""

@@ -14,7 +14,7 @@ from sbonnx.recipe.schema import Recipe, key_paths
 REQUIRED: Final = frozenset({"W.QSCHEME", "W.QUANTIZER.BIT", "A.QSCHEME", "A.QUANTIZER.BIT"})
 """Keys without a default in Sparsebit: each of its configurations sets them."""
 
-ONLY_ONNXRUNTIME: Final = frozenset({"KERNEL_COSTS", "REDUCE_RANGE"})
+ONLY_ONNXRUNTIME: Final = frozenset({"CPU", "KERNEL_COSTS", "REDUCE_RANGE"})
 """Keys of `SPARSEBIT` without effect on other backends."""
 
 

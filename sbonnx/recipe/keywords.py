@@ -81,6 +81,7 @@ class RecipeKeywords(TypedDict, total=False):
     keep_io: bool
     kernel_costs: str | os.PathLike[str]
     tensor_overrides: str | os.PathLike[str] | None
+    cpu: str
     reduce_range: bool | None
     simplify: bool
     requantize: bool

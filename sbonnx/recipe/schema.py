@@ -149,11 +149,19 @@ class Recipe(Section):
         "a JSON file, none",
         shown="none",
     )
+    cpu: Annotated[Literal["this", "avx2", "avx512", "vnni", "amx", "arm64", "arm64-dot"], value_types.ANY_CASE] = (
+        new_key(
+            "this",
+            "onnxruntime, openvino: CPU that will run the file; without VNNI or AMX (avx2, avx512), x86 kernels add "
+            "two 8-bit products in 16 bits, and weights are kept small enough for that",
+            "this (the CPU of this machine), avx2, avx512, vnni, amx, arm64, arm64-dot",
+        )
+    )
     reduce_range: value_types.Flag | None = new_key(
         None,
-        "onnxruntime: weights of 7 bits, which do not saturate on x86 CPUs without VNNI",
+        "onnxruntime, openvino: weights of 7 bits, which do not saturate on x86 CPUs without VNNI",
         "true, false",
-        shown="true where this machine's CPU lacks VNNI",
+        shown="true if the 8-bit products of CPU saturate",
     )
     simplify: value_types.Flag = new_key(True, "simplify the graph first", "true, false")
     requantize: value_types.Flag = new_key(

@@ -263,6 +263,7 @@ def _measured(state: PipelineState, recipe: Recipe, *, latency: bool = False) ->
             device=recipe.device,
             limit=recipe.verify.feeds,
             without=judged.without,
+            exact=judged.exact,
             timed=next(iter(data.every)),
             depth=Depth(latency=latency),
         )

@@ -20,6 +20,7 @@ from sbonnx.backends.tensorrt import calibration_cache
 from sbonnx.backends.tensorrt.backend import TENSORRT
 from sbonnx.backends.tensorrt.profiles import INT4_BITS
 from sbonnx.backends.tensorrt.trtexec import EngineInput, engine_command
+from sbonnx.cpu import RECORDED_CPU
 from sbonnx.graph import query
 from sbonnx.graph.constant_edits import to_metadata
 from sbonnx.graph.storage.output_files import staged
@@ -76,12 +77,13 @@ def write_overrides(state: PipelineState, options: RunOptions) -> PipelineState:
 
 
 def insert(state: PipelineState, options: RunOptions) -> PipelineState:
-    """Copy the graph and insert the Q/DQ pairs of the solution. The metadata name a backend that has a runtime."""
+    """Copy the graph and insert the Q/DQ pairs of the solution. The metadata name backend and CPU."""
     graph = graphs.copy(state.prepared.graph)
     qdq.insert(graph, state.prepared.plan, state.solution)
     graph.info.metadata.update(to_metadata(graph.info.edits))
-    if state.prepared.backend.runtime is not None:
-        graph.info.metadata[RECORDED] = state.prepared.backend.name
+    graph.info.metadata[RECORDED] = state.prepared.backend.name
+    if state.prepared.plan.cpu:
+        graph.info.metadata[RECORDED_CPU] = state.prepared.plan.cpu
     return replace(state, quantized=graph)
 
 

@@ -91,7 +91,7 @@ def benchmark(
         ModelError: the runtime refuses a model.
         DataError: a model cannot run on the feed.
     """
-    sessions = [open_in(runtime, model, device=device, threads=threads) for model in models]
+    sessions = [open_in(runtime, model, device=device, threads=threads, timed=True) for model in models]
     for model, opened in zip(models, sessions, strict=True):
         for _ in range(WARM_UPS):
             try:

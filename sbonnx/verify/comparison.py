@@ -28,6 +28,8 @@ FAIR_DB: Final = 15.0
 
 LARGE_GRAPH: Final = "optimizing a graph this large takes long, and users run 'all'"
 
+SATURATED: Final = "there, integer operators saturate on this CPU, and not on the CPU that the file is for"
+
 SLOWER: Final = "slower than float on this machine"
 
 NOTICEABLE: Final = 1.02
@@ -75,7 +77,8 @@ class Comparison:
         latency_ratio: median of the ratios quantized / float of pairs of runs, below 1 is faster; None if not measured.
         latency_interval: its confidence interval; None if not measured or of too few runs.
         levels: errors by output and optimization level; empty if not measured.
-        levels_left_out: optimization levels that were not opened, because the graph is large.
+        levels_left_out: optimization levels that were not opened: the graph is large, or this CPU would compute
+            something else there than the CPU that the file is for.
         kernels: integer kernels of the runtime; None if not counted.
         dot_product: whether the CPU adds 8-bit products without saturation (VNNI, AMX).
         held_out: number of hold-out samples that `feeds` consist of; 0: none were held out.
@@ -141,7 +144,8 @@ class Comparison:
             found.insert(0, f"{SLOWER}: a run takes {self.latency_figure()} of its time, {self.latency_runs} runs each")
         if self.levels_left_out:
             names = " and ".join(f"'{level}'" for level in self.levels_left_out)
-            found.append(f"onnxruntime's levels {names} were not opened: {LARGE_GRAPH}")
+            why = SATURATED if "off" in self.levels_left_out else LARGE_GRAPH
+            found.append(f"onnxruntime's levels {names} were not opened: {why}")
         return tuple(found)
 
     def _unlike(self) -> Iterator[tuple[OutputDifference, str]]:

@@ -17,7 +17,7 @@ import onnx
 
 from sbonnx.backends import BACKENDS
 from sbonnx.calib.storage.tensor_store import TensorStore
-from sbonnx.cpu import has_dot_product
+from sbonnx.cpu import target_cpu
 from sbonnx.errors import DataError, ModelError
 from sbonnx.graph import check_file, read_proto
 from sbonnx.graph.storage.model_file import open_model
@@ -32,7 +32,7 @@ from sbonnx.verify.sessions import (
     ENDS,
     LEVEL_NAMES,
     MANY_NODES,
-    OFF,
+    OPTIMIZED,
     Feeds,
     Latency,
     Models,
@@ -44,6 +44,9 @@ from sbonnx.verify.sessions import (
     session,
     side_by_side,
 )
+
+INTEGER_PRODUCTS: Final = frozenset({"QLinearConv", "QLinearMatMul", "QGemm", "MatMulInteger", "ConvInteger"})
+"""Operators that multiply integers in the file itself, so at every level."""
 
 FEEDS: Final = 4
 """Maximum number of feeds run at every level."""
@@ -66,7 +69,7 @@ def differences(
     strict: bool = True,
     keep_io: bool = True,
 ) -> tuple[LevelDifference, ...]:
-    """Compare the outputs at each of `models.levels` with the float model and with level "off".
+    """Compare the outputs at each of `models.levels` with the float model and with the first of those levels.
 
     Args:
         data: feeds; the first `FEEDS` are run, or `limit` if that is less.
@@ -81,15 +84,16 @@ def differences(
     most = FEEDS if limit is None else min(FEEDS, limit)
     rows: list[LevelDifference] = []
     with TensorStore(WAITING_BYTES) as store:
-        opened = models.open_quantized(OFF)
+        base = models.levels[0]
+        opened = models.open_quantized(base)
         offered = interface(opened, keep_io=keep_io)
-        done = _run(store, OFF, opened, islice(iter(data), most), SECONDS)
+        done = _run(store, base, opened, islice(iter(data), most), SECONDS)
         opened = None  # release a session before the next is opened
         opened = models.open_float()
         wanted, names = interface(opened, keep_io=keep_io), output_names(opened)
         _run(store, FLOAT, opened, islice(iter(data), done))
         for level in models.levels:
-            if level != OFF:
+            if level != base:
                 opened = None
                 opened = models.open_quantized(level)
                 offered = interface(opened, keep_io=keep_io)
@@ -97,7 +101,7 @@ def differences(
             if strict and not same_interface(offered, wanted):
                 raise Interface(level)
             if len(offered[1]) == len(names):
-                rows.extend(_rows(level, names, done, store))
+                rows.extend(_rows(level, base, names, done, store))
     return tuple(rows)
 
 
@@ -117,19 +121,19 @@ def _run(store: TensorStore, who: str, model: Any, data: Iterator[Feeds], second
     return done
 
 
-def _rows(level: str, names: list[str], done: int, store: TensorStore) -> Iterator[LevelDifference]:
+def _rows(level: str, base: str, names: list[str], done: int, store: TensorStore) -> Iterator[LevelDifference]:
     """Compare one level's outputs, if they have the same shape as in float."""
     found = {}
-    for reference in (FLOAT, OFF):
+    for reference in (FLOAT, base):
         errors = OutputDifferences(names)
         for index in range(done):
             errors.add(_kept(store, reference, index, names), _kept(store, level, index, names))
         found[reference] = {error.name: error for error in errors.result() if error.compared}
     for name, error in found[FLOAT].items():
-        other = found[OFF].get(name)
+        other = found[base].get(name)
         if other is not None:
             yield LevelDifference(level, name, _db(error), _db(other), other.max_abs, done)
-    if level != OFF:
+    if level != base:
         for index in range(done):
             for place in range(len(names)):
                 store.drop((level, index, place))
@@ -182,6 +186,7 @@ def compare(  # noqa: PLR0913 - public entry point
     without: Sequence[str] = (),
     depth: Depth = Depth(),
     runtime: str = ON_CPU,
+    exact: bool = False,
 ) -> Comparison:
     """Run both models on the same feeds and measure the differences of the outputs.
 
@@ -195,6 +200,7 @@ def compare(  # noqa: PLR0913 - public entry point
         depth: optional measurements.
         runtime: name of the backend whose runtime executes the quantized model. Optimization levels are those of
             onnxruntime in any case, and so are the outputs of the float model.
+        exact: 8-bit products of the quantized model do not saturate, see `sbonnx.runtime.EXACT_PRODUCTS`.
 
     Raises:
         ModelError: a model does not load, or the interfaces differ.
@@ -208,7 +214,9 @@ def compare(  # noqa: PLR0913 - public entry point
         folder = stack.enter_context(temporary_folder()) if depth.kernels else None
         # with one model open at a time the graph of level "all" is not written, and kernels are counted in "extended"
         levels = ENDS if together and len(read.graph.node) > MANY_NODES else LEVEL_NAMES
-        models = Models(float_model, quantized, device, without, together, folder, levels, data is not None, own)
+        if exact and not target_cpu().exact and any(node.op_type in INTEGER_PRODUCTS for node in read.graph.node):
+            levels = OPTIMIZED  # at the others, onnxruntime ignores its option for exact products
+        models = Models(float_model, quantized, device, without, together, folder, levels, data is not None, own, exact)
         rows: tuple[LevelDifference, ...] = ()
         if depth.levels:
             try:
@@ -243,7 +251,7 @@ def compare(  # noqa: PLR0913 - public entry point
             levels=rows,
             levels_left_out=tuple(level for level in LEVEL_NAMES if depth.levels and level not in levels),
             kernels=models.kernels(read) if depth.kernels else None,
-            dot_product=has_dot_product(),
+            dot_product=exact or target_cpu().exact,
             runtime=ON_CPU if own is None else runtime,
         )
 
@@ -275,7 +283,7 @@ def check(  # noqa: PLR0913 - public entry point
     check_file(quantized)
     without = options.without
     if without and options.opens:
-        session(quantized, device=device, packs=data is not None)
+        session(quantized, device=device, packs=data is not None, exact=options.exact)
     depth = Depth(latency=latency, levels=True, kernels=True, strict=True, keep_io=keep_io)
     return compare(
         float_model,
@@ -288,6 +296,7 @@ def check(  # noqa: PLR0913 - public entry point
         without=without,
         depth=depth,
         runtime=runtime,
+        exact=options.exact,
     )
 
 

@@ -39,11 +39,13 @@ class VerifyOptions:
     Attributes:
         without: names of onnxruntime's graph transformers to disable.
         opens: whether to also open it at every optimization level with all transformers, as users will.
+        exact: 8-bit products do not saturate, as on the CPU or in the runtime that the file is for.
         notes: for the report.
     """
 
     without: tuple[str, ...] = ()
     opens: bool = True
+    exact: bool = False
     notes: tuple[str, ...] = ()
 
     @classmethod
@@ -58,7 +60,7 @@ class VerifyOptions:
         if fp8 or channels:
             without.extend(FUSES_PAIRS)
         notes = tuple(note for note, applies in ((NO_FP8, fp8), (NO_CHANNELS, channels)) if applies)
-        return cls(tuple(dict.fromkeys(without)), opens=not fp8, notes=notes)
+        return cls(tuple(dict.fromkeys(without)), opens=not fp8, exact=plan.exact_products, notes=notes)
 
 
 ALL_TRANSFORMERS: Final = VerifyOptions()

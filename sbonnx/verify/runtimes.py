@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from sbonnx.backends import BACKENDS, Backend
+from sbonnx.cpu import CPUS, RECORDED_CPU
 from sbonnx.errors import DeviceError, RecipeError
-from sbonnx.graph import read_proto
+from sbonnx.graph.storage.model_file import open_model
 from sbonnx.recipe.names import full_backend
 from sbonnx.report.verdict import ON_CPU
 from sbonnx.verify.sessions import session
 
 RECORDED: Final = "sbonnx.backend"
-"""Entry of a file's metadata that names its backend; written if the backend has a runtime."""
+"""Entry of a file's metadata that names its backend."""
 
 CPU: Final = "cpu"
 
@@ -54,21 +55,41 @@ def chosen_runtime(wanted: str | None, files: Iterable[Path], *, device: str = C
 
 
 def _recorded(path: Path) -> str:
-    return next((entry.value for entry in read_proto(path).metadata_props if entry.key == RECORDED), "")
+    return _metadata(path).get(RECORDED, "")
 
 
-def open_in(name: str, model: Path | bytes, *, device: str = CPU, threads: int | None = None) -> Any:
+def _metadata(path: Path) -> dict[str, str]:
+    return {entry.key: entry.value for entry in open_model(path).model.metadata_props}
+
+
+def exact_products(path: Path) -> bool:
+    """Whether a file of ours is for kernels that add 8-bit products exactly: of another runtime, or of a CPU with VNNI.
+
+    onnxruntime runs it so here too, see `sbonnx.runtime.EXACT_PRODUCTS`. Another tool's file names no CPU.
+    """
+    named = _metadata(path)
+    backend, cpu = BACKENDS.get(named.get(RECORDED, "")), CPUS.get(named.get(RECORDED_CPU, ""))
+    return cpu.exact if cpu is not None else backend is not None and not backend.saturates
+
+
+def open_in(
+    name: str, model: Path | bytes, *, device: str = CPU, threads: int | None = None, timed: bool = False
+) -> Any:
     """Open a model in a runtime.
 
     Args:
         name: as `chosen_runtime` returns it.
         threads: threads inside operators; None: the default of the runtime.
+        timed: with the kernels that this CPU has, also if the file is for others; see `exact_products`.
 
     Raises:
         ModelError: the runtime rejects the model.
     """
     runtime = BACKENDS[name].runtime
-    return session(model, device=device, threads=threads) if runtime is None else runtime.open(model, threads)
+    if runtime is not None:
+        return runtime.open(model, threads)
+    exact = isinstance(model, Path) and not timed and exact_products(model)
+    return session(model, device=device, threads=threads, exact=exact)
 
 
-__all__ = ["RECORDED", "chosen_runtime", "open_in", "runtime_here"]
+__all__ = ["RECORDED", "chosen_runtime", "exact_products", "open_in", "runtime_here"]

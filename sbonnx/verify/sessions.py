@@ -42,6 +42,9 @@ DequantizeLinear nodes of constants: 2 CPU seconds a level at 7,700 nodes, 20 to
 ENDS: Final = (OFF, LEVEL_NAMES[-1])
 """The graph as stored, and the default, which users run."""
 
+OPTIMIZED: Final = LEVEL_NAMES[2:]
+"""Levels at which onnxruntime makes the products of integer operators exact, see `EXACT_PRODUCTS`."""
+
 BESIDE_BYTES: Final = 1024
 """Minimum bytes of weights that are stored in a separate file next to an optimized graph, which is limited to 2 GB."""
 
@@ -63,6 +66,7 @@ def session(
     write: Path | None = None,
     packs: bool = True,
     threads: int | None = None,
+    exact: bool = False,
 ) -> Any:
     """Create an onnxruntime session of a file (or serialized model) at an optimization level.
 
@@ -71,13 +75,14 @@ def session(
         write: where to write the optimized graph; its larger weights are stored in a second file.
         packs: pack weights for the kernels; else mapped weights are not read before they are used.
         threads: threads inside operators; None: number of cores that this process may use.
+        exact: 8-bit products do not saturate, see `sbonnx.runtime.EXACT_PRODUCTS`.
 
     Raises:
         ModelError: onnxruntime rejects the model, or cannot write; the message has the first line of its error.
     """
     # onnxruntime ignores the process's CPU affinity
     threads = threads or (cores() if cores() < (os.cpu_count() or 1) else None)
-    options = session_options(level, threads=threads)
+    options = session_options(level, threads=threads, exact=exact)
     if not packs:
         options.add_session_config_entry("session.disable_prepacking", "1")
     if write is not None:
@@ -218,6 +223,7 @@ class Models:
         levels: the optimization levels to open, from `LEVEL_NAMES`.
         runs: the sessions are run, so their weights are packed.
         runtime: executes the quantized model, and the float one for times; None: onnxruntime.
+        exact: 8-bit products of the quantized model do not saturate: it is for kernels that do not, and this CPU's may.
     """
 
     floats: Path | bytes
@@ -229,6 +235,7 @@ class Models:
     levels: Sequence[str] = LEVEL_NAMES
     runs: bool = True
     runtime: Runtime | None = None
+    exact: bool = False
     _open: dict[str, Any] = field(default_factory=dict)
     _unwritten: str = ""
 
@@ -250,7 +257,7 @@ class Models:
         path = self._place(level) if providers(self.device) == [CPU] else None
         made = self._written(level, path) if path is not None else None
         if made is None:
-            made = session(self.quantized, level=level, device=self.device, without=self.without, packs=self.runs)
+            made = self._session(level, device=self.device)
         return self._kept(level, made) if level == "all" else made
 
     def executed(self) -> Any:
@@ -278,6 +285,9 @@ class Models:
             self._open[name] = made
         return made
 
+    def _session(self, level: str, **more: Any) -> Any:
+        return session(self.quantized, level=level, without=self.without, packs=self.runs, exact=self.exact, **more)
+
     def _place(self, level: str) -> Path | None:
         """Return the path for the optimized graph of a level, or None if it is not needed."""
         wanted = self.folder is not None and level in WRITTEN and (self.together or level != "all")
@@ -287,7 +297,7 @@ class Models:
     def _written(self, level: str, path: Path) -> Any | None:
         """Return a session whose optimized graph is written to `path`, or None if that fails."""
         try:
-            return session(self.quantized, level=level, without=self.without, write=path, packs=self.runs)
+            return self._session(level, write=path)
         except ModelError as error:  # the model itself, or the disk: the caller retries without writing
             self._unwritten = f"its optimised graph could not be written next to temporary files ({error})"
             return None

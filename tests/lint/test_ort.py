@@ -17,7 +17,7 @@ from sbonnx.assets import digits
 from sbonnx.errors import DeviceError
 from sbonnx.lint import Finding, View, lint
 from sbonnx.lint import ort_kernels as kernels
-from sbonnx.lint import ort_numbers as numbers
+from sbonnx.lint import view as views
 from sbonnx.lint.ort import ORT_RULES
 from tests.lint.qdq_models import CHANNELS, Net
 from tests.support.models import model as written
@@ -224,7 +224,7 @@ def test_a_seeded_mistake_is_found_by_its_rule_alone(rule: str) -> None:
 def test_every_rule_is_tested() -> None:
     ids = [rule.id for rule in ORT_RULES]
     assert ids == sorted(set(ids))
-    assert set(ids) - set(SEEDED) == {"O29", "O30", "O32", "O33"}  # below
+    assert set(ids) - set(SEEDED) == {"O29", "O30", "O32", "O33", "O36"}  # below
 
 
 def test_findings_name_their_place() -> None:
@@ -269,11 +269,22 @@ def test_blocks_that_onnxruntime_does_not_load_are_refused() -> None:
 def test_saturation_is_as_grave_as_the_cpu(
     has: bool, rule: str, severity: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(numbers, "has_dot_product", lambda: has)
+    monkeypatch.setattr(views, "target_cpu", lambda *_: cpu.CPUS["vnni" if has else "avx2"])
     (one,) = found(conv(w=weight(most=127)))
     assert (one.rule, one.severity) == (rule, severity)
     assert "reduce_range" in one.mend
     assert rules(conv(w=weight(most=64))) == set()
+
+
+@pytest.mark.parametrize(("name", "errors"), [("avx2", 1), ("avx512", 1), ("vnni", 0), ("arm64", 0)])
+def test_saturation_on_the_cpu_that_a_file_is_for_is_an_error(name: str, errors: int) -> None:
+    """By request, and by the file's metadata, on any machine."""
+    model = conv(w=weight(most=127))
+    by_request = lint(model, "onnxruntime", cpu=name)
+    onnx.helper.set_model_props(model, {cpu.RECORDED_CPU: name})
+    for rows in (by_request, lint(model, "onnxruntime")):
+        assert [(one.rule, one.severity) for one in rows] == [("O36", "error")] * errors
+    assert not lint(conv(w=weight(most=64)), "onnxruntime", cpu=name)
 
 
 def test_depthwise_kernels_do_not_saturate() -> None:
@@ -298,7 +309,7 @@ def test_what_the_cpu_has(machine: str, flags: str, has: bool, tmp_path: Path, m
     monkeypatch.setattr("sbonnx.cpu.CPU_FLAGS", tmp_path / "cpuinfo")
     if flags:
         (tmp_path / "cpuinfo").write_text(f"processor : 0\n{flags}\n")
-    assert cpu.has_dot_product() is has
+    assert cpu.target_cpu().exact is has
 
 
 # --- rules on the optimised graph -------------------------------------------------------------------------------------

@@ -56,7 +56,7 @@ def _facts() -> dict[str, Any]:
 
     import psutil
 
-    from sbonnx.cpu import CPU_FLAGS, cores, has_dot_product
+    from sbonnx.cpu import CPU_FLAGS, cores, target_cpu
     from sbonnx.native import missing
 
     text = CPU_FLAGS.read_text(errors="replace") if CPU_FLAGS.exists() else ""
@@ -78,7 +78,7 @@ def _facts() -> dict[str, Any]:
             "cores": cores(),
             "of": os.cpu_count(),
             "features": [flag for flag in FEATURES if flag in flags],
-            "exact_products": has_dot_product(),
+            "exact_products": target_cpu().exact,
         },
         "memory": {"total": memory.total, "available": memory.available},
         "temporary": {"folder": folder, "free": shutil.disk_usage(folder).free},

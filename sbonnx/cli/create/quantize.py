@@ -75,6 +75,7 @@ OPTIONS: Final = (
     options.OVERRIDES,
     options.WRITE_OVERRIDES,
     options.REQUANTIZE,
+    options.TARGET_CPU,
     options.HIGH_PRECISION,
     options.NO_KEEP_IO,
     options.NO_VERIFY,

@@ -38,7 +38,7 @@ def run(given: Arguments) -> int:
     from sbonnx.calib.data import dataset as datasets
     from sbonnx.calib.input_check import data_notes
     from sbonnx.report import Refusal, verdict_of
-    from sbonnx.verify.runtimes import chosen_runtime
+    from sbonnx.verify.runtimes import chosen_runtime, exact_products
 
     printer, float_model, quant_model = given.printer(), given[FLOAT], given[QUANT]
     rows = {row.key.removeprefix("VERIFY."): row for row in options.LIMITS}
@@ -52,7 +52,9 @@ def run(given: Arguments) -> int:
         printer.note(note)
     device, depth = given[options.DEVICE] or "cpu", verify.Depth(levels=True, kernels=True)
     runtime = chosen_runtime(given[options.RUNTIME], [quant_model], device=device)
-    comparison = verify.compare(float_model, quant_model, feeds, device=device, depth=depth, runtime=runtime)
+    comparison = verify.compare(
+        float_model, quant_model, feeds, device=device, depth=depth, runtime=runtime, exact=exact_products(quant_model)
+    )
     missed: tuple[str, ...] = ()
     if evaluation is not None:
         models = {"float": float_model, "quantized": quant_model}

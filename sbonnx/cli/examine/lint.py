@@ -37,6 +37,12 @@ TARGET: Final = options.option(
     str,
     "The runtime whose rules are checked.",
 )
+CPU: Final = options.option(
+    "--cpu this|avx2|avx512|vnni|amx|arm64|arm64-dot",
+    str,
+    "With --target onnxruntime: the CPU that will run the file.",
+    shown="that of the file's metadata, else this",
+)
 SARIF: Final = options.option("--sarif FILE", Path, "Write the findings as SARIF 2.1.0, for CI.")
 FORMATS: Final = ("text", "json", "github", "junit", "sarif")
 OUTPUT_FORMAT: Final = options.option(
@@ -60,6 +66,7 @@ ENGINE_PROFILE: Final = options.option(
 OPTIONS: Final = (
     MODEL,
     TARGET,
+    CPU,
     OUTPUT_FORMAT,
     SARIF,
     FIX,
@@ -73,6 +80,7 @@ OPTIONS: Final = (
 
 def run(given: Arguments) -> int:
     from sbonnx import graph as graphs
+    from sbonnx.cpu import CPUS, THIS
     from sbonnx.lint import TARGETS, ci_formats, lint, rules_for
     from sbonnx.lint.findings import sarif as to_sarif
     from sbonnx.lint.fix import fix as fix_model
@@ -85,7 +93,11 @@ def run(given: Arguments) -> int:
         raise RecipeError(f"--target is missing: name the runtime, one of {', '.join(TARGETS)}")
     if output is not None and not fix:
         raise OutputError("-o names the model that --fix writes: add --fix")
-    target = full_backend(target)
+    target, cpu = full_backend(target), given[CPU] or ""
+    if cpu not in ("", THIS, *CPUS):
+        raise RecipeError(f"--cpu '{cpu}' is not known: choose one of {', '.join((THIS, *CPUS))}")
+    if cpu and target != "onnxruntime":
+        raise RecipeError(f"--cpu is about kernels of onnxruntime, and --target is {target}")
     if fix and target in TARGETS and not fixes_for(target):
         raise RecipeError(f"--fix: nothing is fixed for {target}: quantize the model again, with --requantize and data")
     if given[ENGINE_PROFILE] is not None and given[ENGINE_LAYERS] is None:
@@ -102,10 +114,10 @@ def run(given: Arguments) -> int:
     if fix:
         checked = required_output(output)
         graphs.check_target(checked, inputs=[model], force=force)
-        done = fix_model(model, target)
+        done = fix_model(model, target, cpu=cpu)
         graphs.save(done.graph, checked, force=force)
         rows = done.rows
-    findings = sorted(lint(checked, target), key=lambda finding: SEVERITIES.index(finding.severity))
+    findings = sorted(lint(checked, target, cpu=cpu), key=lambda finding: SEVERITIES.index(finding.severity))
     engine = _engine(given, checked)
     notes = [] if _is_quantized(checked) else [UNQUANTIZED]
     if sarif is not None:

@@ -49,6 +49,7 @@ OPTIONS: Final = (
 def run(given: Arguments) -> int:
     from sbonnx import graph as graphs
     from sbonnx import verify
+    from sbonnx.verify.runtimes import exact_products
     from sbonnx.verify.sessions import output_names
     from sbonnx.verify.sessions import run as run_session
 
@@ -57,7 +58,7 @@ def run(given: Arguments) -> int:
         _check_output(output, [model], force=given[options.FORCE])
     graph = graphs.load(model, opset=1)
     count, feeds = _feeds(given, graph)
-    session = verify.session(model, device=given[options.DEVICE] or "cpu")
+    session = verify.session(model, device=given[options.DEVICE] or "cpu", exact=exact_products(model))
     names = output_names(session)
     outputs = _Statistics(names)
     writer = (

@@ -108,6 +108,7 @@ class PlanOutput(TypedDict):
         refusals: what is not quantized, with reasons.
         backend: the runtime.
         scale_rule, weights, weights_alone, float_type, scales: rules of the runtime.
+        cpu: kind of CPU that the file is for; "" if the kernels of the backend compute the same on all.
     """
 
     format: int
@@ -119,6 +120,7 @@ class PlanOutput(TypedDict):
     weights_alone: bool
     float_type: str
     scales: ScaleLimits
+    cpu: str
 
 
 class SeverityCounts(TypedDict):

@@ -81,7 +81,7 @@ def fixes_for(target: str) -> tuple[Fix, ...]:
     return FIXES[target.partition("@")[0]]
 
 
-def fix(model: str | os.PathLike[str] | ModelProto | Graph, target: str) -> FixedModel:
+def fix(model: str | os.PathLike[str] | ModelProto | Graph, target: str, *, cpu: str = "") -> FixedModel:
     """Apply all automatic fixes. The model is not changed: the result is a new graph.
 
     No fix needs data: scales that require calibration are reported, not invented. Removing a pair restores the float
@@ -90,6 +90,7 @@ def fix(model: str | os.PathLike[str] | ModelProto | Graph, target: str) -> Fixe
     Args:
         model: path, ModelProto or graph, quantized by any tool.
         target: one of `sbonnx.lint.TARGETS`.
+        cpu: see `sbonnx.lint.lint`.
 
     Raises:
         ModelError: the file cannot be read, or is not valid ONNX.
@@ -100,7 +101,7 @@ def fix(model: str | os.PathLike[str] | ModelProto | Graph, target: str) -> Fixe
     for _ in range(ROUNDS):
         rows: list[Fixed] = []
         for one in fixes_for(target):
-            fixed = list(one.apply(Bench(graph, target)))
+            fixed = list(one.apply(Bench(graph, target, cpu)))
             if any(row.done for row in fixed):  # remove nodes without use
                 edit.sweep(graph)
                 edit.sort(graph)

@@ -69,10 +69,10 @@ class Bench:
         view: the view that the rules read.
     """
 
-    def __init__(self, graph: Graph, target: str) -> None:
+    def __init__(self, graph: Graph, target: str, cpu: str = "") -> None:
         self.graph = graph
         self.target = target
-        self.view = View(graph, target)
+        self.view = View(graph, target, cpu)
         self.names = edit.Names(graph)
         self._scopes: dict[int, Body] = {id(node): body for _, body in query.scopes(graph) for node in body.nodes}
         self._floats: dict[int, Tensor] = {}

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from sbonnx.cpu import has_dot_product
 from sbonnx.graph import Node, Tensor, edit, query
 from sbonnx.lint import ort_read, tensorrt_placement
 from sbonnx.lint.fix.bench import Bench, Fixed, code_type
@@ -208,10 +207,10 @@ def signed_weights(bench: Bench) -> Iterator[Fixed]:
         if rule is None:
             continue
         # without 8-bit dot products, a CPU adds int8 x uint8 products in 16 bits
-        steps = None if rule != "O12" or has_dot_product() else ort_read.steps(bench.view, one)
+        steps = None if rule != "O12" or not bench.view.saturates else ort_read.steps(bench.view, one)
         saturates = steps is None or bool((np.abs(steps) > SAFE_CODE).any())
-        if rule == "O12" and not has_dot_product() and saturates:
-            why = "int8 codes of that size saturate on this CPU, uint8 ones do not: quantize again with reduce_range"
+        if rule == "O12" and bench.view.saturates and saturates:
+            why = "int8 codes of that size saturate on this kind of CPU, uint8 ones do not: quantize again with --cpu"
             yield Fixed(rule, one.name, str(one.data.name), why, done=False)
         else:
             yield constant(bench, rule, one)
