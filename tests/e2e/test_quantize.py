@@ -194,7 +194,7 @@ def test_strip_gives_the_float_graph_back() -> None:
     """Weights within half a quantum, no Q/DQ left, interface and outputs kept."""
     proto = residual()
     for backend in ("onnxruntime", "tensorrt", "virtual"):
-        report = sbonnx.quantize(proto, feeds(), backend=backend, verify=False)
+        report = sbonnx.quantize(proto, feeds(), backend=backend, verify=False, cpu="vnni")
         assert report.quantized is not None
         graph = graphs.load(report.quantized)
         pairs = qdq.read(graph)

@@ -80,7 +80,7 @@ def test_numbers_are_those_of_the_formula(rows: int, offset: float, spread: floa
     rng = np.random.default_rng(seed)
     weight = rng.standard_normal((160, 128)).astype(np.float32)
     made, _ = without_data(
-        model("agraph (float[N,160] x) => (float[N,128] y) { y = MatMul (x, w) }", w=weight), mode="dynamic"
+        model("agraph (float[N,160] x) => (float[N,128] y) { y = MatMul (x, w) }", w=weight), mode="dynamic", cpu="vnni"
     )
     x = ((rng.standard_normal((rows, 160)) + offset) * spread).astype(np.float32)
     expected = reference(x, weight)
@@ -142,20 +142,21 @@ def test_other_backends_and_the_simulation_refuse(tmp_path: Path) -> None:
 
 
 def test_no_data_is_needed_and_the_report_says_what_was_not_compared(tmp_path: Path) -> None:
-    report = sbonnx.quantize(attention(), None, mode="dynamic", output=tmp_path / "q.onnx")
+    keys: dict[str, Any] = {"mode": "dynamic", "cpu": "vnni"}
+    report = sbonnx.quantize(attention(), None, output=tmp_path / "q.onnx", **keys)
     assert report.ok, report.problems
     assert any("not compared with float" in note for note in report.notes)
     assert any("4 MatMulInteger" in note for note in report.notes)
     assert not report.metrics["outputs"]
     rng = np.random.default_rng(0)  # of its own: on some draws the attention of random weights tips over
     feeds = [{"x": rng.standard_normal((1, 7, 128)).astype(np.float32)} for _ in range(3)]
-    compared = sbonnx.quantize(attention(), feeds, mode="dynamic", output=tmp_path / "p.onnx")
+    compared = sbonnx.quantize(attention(), feeds, output=tmp_path / "p.onnx", **keys)
     assert compared.ok and compared.metrics["outputs"][0]["sqnr_db"] > 30
     assert (tmp_path / "p.onnx").read_bytes() == (tmp_path / "q.onnx").read_bytes()
 
 
 def test_the_plan_carries_its_rule() -> None:
-    plan = prepared(attention(), mode="dynamic").plan
+    plan = prepared(attention(), mode="dynamic", cpu="vnni").plan
     assert not plan.of_role("activation")
     assert {site.spec.label() for site in plan.sites} == {"int8 axis 1"}
     assert all("at run time" in site.why for site in plan.sites)

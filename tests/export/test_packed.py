@@ -45,7 +45,7 @@ def net(opset: int = 17) -> onnx.ModelProto:
 
 def made(**wishes: object) -> tuple[Prepared, Solution, onnx.ModelProto]:
     """What was planned, the numbers, and the file."""
-    ready = prepared(net(), **{"w.rounding.type": "nearest", "kernel_costs": "none", **wishes})
+    ready = prepared(net(), **{"w.rounding.type": "nearest", "kernel_costs": "none", "cpu": "vnni", **wishes})
     solution = solved(ready, DATA)
     return ready, solution, written(ready, solution)[0]
 

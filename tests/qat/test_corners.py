@@ -125,7 +125,7 @@ CASES: dict[str, Case] = {
 def test_untrained_it_is_the_file_of_calibration(name: str, tmp_path: Path) -> None:
     text, weights, feeds, wishes, wanted = CASES[name]
     proto = model(text, **weights)
-    chosen = {"backend": "virtual", "bits": "w8a8", **wishes}
+    chosen = {"backend": "virtual", "bits": "w8a8", "cpu": "vnni", **wishes}
     module = qat.prepare(proto, feeds, **chosen)
     planned = {site.tensor: site.spec.label() for some in origin_of(module).sites.values() for site in some}
     assert wanted.items() <= planned.items(), planned

@@ -41,20 +41,55 @@ def batchnorm(prefix: str, channels: int, seed: int = 1) -> dict[str, Array]:
 
 
 def run(proto: onnx.ModelProto | str, feeds: dict[str, Array], *, level: str = "off") -> dict[str, Array]:
-    """Outputs of a model (or file) in onnxruntime, by name."""
+    """Outputs of a model (or file) in onnxruntime, by name. 8-bit products are exact on every CPU."""
     import onnxruntime as ort
 
+    from sbonnx.cpu import target_cpu
+    from sbonnx.runtime import EXACT_PRODUCTS
+
     options = ort.SessionOptions()
+    options.add_session_config_entry(*EXACT_PRODUCTS)
     options.log_severity_level = 4
     options.intra_op_num_threads = 1  # how a product is cut among threads changes the order of its sums
     options.graph_optimization_level = {
         "off": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
         "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
     }[level]
+    if not target_cpu().exact and level == "off":  # where onnxruntime ignores the option
+        proto = with_unsigned_weights(onnx.load(proto) if isinstance(proto, str) else proto)
     source = proto if isinstance(proto, str) else proto.SerializeToString()
     session = ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     names = [value.name for value in session.get_outputs()]
     return dict(zip(names, session.run(names, feeds), strict=True))
+
+
+WEIGHTS_OF_INTEGER_OPS = {
+    "QLinearConv": (3, 5),
+    "QLinearMatMul": (3, 5),
+    "QGemm": (3, 5),
+    "MatMulInteger": (1, 3),
+    "ConvInteger": (1, 3),
+}
+"""Positions of the weight and of its zero point."""
+
+
+def with_unsigned_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy whose integer operators have uint8 weights: the same products, by kernels that are exact on every CPU."""
+    proto = onnx.ModelProto.FromString(proto.SerializeToString())
+    stored = {tensor.name: tensor for tensor in proto.graph.initializer}
+    for node in proto.graph.node:
+        at, zero = WEIGHTS_OF_INTEGER_OPS.get(node.op_type, (0, 0))
+        weight = stored.get(node.input[at]) if at else None
+        if weight is None or weight.data_type != onnx.TensorProto.INT8:
+            continue
+        given = stored[node.input[zero]] if len(node.input) > zero and node.input[zero] else None
+        zeros = np.zeros((), np.int8) if given is None else onnx.numpy_helper.to_array(given)
+        node.input.extend([""] * (zero + 1 - len(node.input)))
+        for place, value in ((at, onnx.numpy_helper.to_array(weight)), (zero, zeros)):
+            name = f"{node.output[0]}_unsigned_{place}"
+            proto.graph.initializer.append(onnx.numpy_helper.from_array((value ^ np.int8(-128)).view(np.uint8), name))
+            node.input[place] = name
+    return proto
 
 
 RESIDUAL = """
@@ -72,10 +107,11 @@ agraph (float[N,3,8,8] x) => (float[N,10] y) {
 }"""
 
 
-def residual(**more: Any) -> onnx.ModelProto:
+def residual(channels: int = 8, **more: Any) -> onnx.ModelProto:
     """A conv stem, one residual block, global pool and classifier; every node named."""
-    shapes: dict[str, Any] = {"ws": (8, 3, 3, 3), "bs": 8, "w1": (8, 8, 3, 3), "b1": 8, "w2": (8, 8, 3, 3), "b2": 8}
-    proto = model(RESIDUAL, **shapes, wf=(10, 8), bf=10, **more)
+    c, inner = channels, (channels, channels, 3, 3)
+    shapes: dict[str, Any] = {"ws": (c, 3, 3, 3), "bs": c, "w1": inner, "b1": c, "w2": inner, "b2": c}
+    proto = model(RESIDUAL, **shapes, wf=(10, c), bf=10, **more)
     names = ("stem", "stem_relu", "conv1", "relu1", "conv2", "add", "relu2", "gap", "flat", "fc")
     for node, name in zip(proto.graph.node, names, strict=True):
         node.name = name

@@ -43,7 +43,7 @@ def test_whatever_becomes_of_the_activations(cheap: bool, memory: int, monkeypat
 
     monkeypatch.setattr(TensorStore, "close", closing)
     monkeypatch.setattr(TensorStore, "cheaper_to_recompute", lambda *_: cheap)
-    graph = load(residual())
+    graph = load(residual(channels=6))  # not a multiple of 8: onnxruntime sums in one layout wherever a layer ends
     plan = plan_linear(graph)
     found = calibrate(graph, plan, FEEDS, granularity="layer", memory=memory)
     assert same(found, calibrate(graph, plan, FEEDS))
