@@ -119,6 +119,11 @@ class Comparison:
         return self.bytes_quantized / self.bytes_float if self.bytes_float else None
 
     @property
+    def larger(self) -> bool:
+        """Whether the quantized file is larger than the float one."""
+        return (self.size_ratio or 0.0) > 1.0
+
+    @property
     def slower(self) -> bool:
         """Whether the quantized model is slower than the float one, beyond chance, `NOTICEABLE` and `CALL_MS`."""
         longer = self.median_ms_quantized - self.median_ms_float
@@ -142,11 +147,22 @@ class Comparison:
         found = [text for error, text in self._unlike() if error.sqnr_db >= FAIR_DB]
         if self.slower:
             found.insert(0, f"{SLOWER}: a run takes {self.latency_figure()} of its time, {self.latency_runs} runs each")
+        grown = self.bytes_quantized - self.bytes_float
+        if self.larger and grown > GROWN_BYTES:
+            found.append(f"{LARGER}: {self.size_ratio:.2f} times its size, {grown:,} bytes more{self._weights_left()}")
         if self.levels_left_out:
             names = " and ".join(f"'{level}'" for level in self.levels_left_out)
             why = SATURATED if "off" in self.levels_left_out else LARGE_GRAPH
             found.append(f"onnxruntime's levels {names} were not opened: {why}")
         return tuple(found)
+
+    def _weights_left(self) -> str:
+        """Return which weights are still float, as the end of a sentence; "" if not counted, or few are."""
+        kernels = self.kernels
+        if kernels is None or kernels.skipped or kernels.weights_in_integers > MOST_WEIGHTS:
+            return ""
+        ops = ", ".join(list(kernels.float_weights)[:3])
+        return f"; {1 - kernels.weights_in_integers:.0%} of the weights stay float ({ops})"
 
     def _unlike(self) -> Iterator[tuple[OutputDifference, str]]:
         """Yield the outputs that are much worse on the hold-out set than on calibration samples."""
@@ -166,7 +182,7 @@ class Comparison:
         """Convert to plain values for JSON."""
         plain = asdict(replace(self, kernels=None))
         kernels = None if self.kernels is None else self.kernels.to_dict()
-        return {**plain, "kernels": kernels, "size_ratio": self.size_ratio}
+        return {**plain, "kernels": kernels, "size_ratio": self.size_ratio, "larger": self.larger}
 
 
 def _collapsed(error: OutputDifference) -> str:
@@ -182,6 +198,15 @@ def _collapsed(error: OutputDifference) -> str:
         return f"output '{error.name}' is lost in error: {error.sqnr_db:.1f} dB signal to noise"
     return ""
 
+
+LARGER: Final = "the file is larger than the float one"
+"""Beginning of the note about a file that saves no bytes."""
+
+GROWN_BYTES: Final = 16 << 10
+"""Growth of a file up to which it has no note: that of names and scales."""
+
+MOST_WEIGHTS: Final = 0.9
+"""Share of the weights in integers above which the others are not named."""
 
 LEVELS_DB: Final = 20.0
 """Signal-to-noise ratio in dB against level "off" above which a level agrees with it."""

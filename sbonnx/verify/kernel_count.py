@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -16,6 +16,7 @@ from onnx import numpy_helper
 from sbonnx.backends.runtime_types import ExecutedLayer, layers_by_name
 from sbonnx.ops import (
     CONTROL_FLOW,
+    DEQUANTIZE,
     INTEGER_ON_CPU,
     LINEAR,
     MATRIX_PRODUCTS,
@@ -27,6 +28,10 @@ from sbonnx.ops import (
 )
 from sbonnx.report import Refusal
 from sbonnx.verify.model_index import CODES, Body, bodies
+
+FLOAT_TYPES: Final = frozenset(
+    {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE}
+)
 
 EIGHT_BITS: Final = frozenset({onnx.TensorProto.INT8, onnx.TensorProto.UINT8})
 
@@ -154,7 +159,9 @@ class Kernels:
         float_weighted: planned ops with a weight that run in float.
         float_planned: other planned ops that run in float.
         stranded: unplanned ops that run in float between a DQ and a Q.
-        weights_in_integers: share of the weight values of linear ops that integer kernels read; 1 without weights.
+        weights_in_integers: share of all weight values that integer kernels read; 1 without weights. Weights are the
+            constants of linear, recurrent and integer ops, and all others of more than one axis.
+        float_weights: number of the other weight values, by the op that reads them.
         skipped: reason why nothing was counted, or "".
     """
 
@@ -168,6 +175,7 @@ class Kernels:
     float_planned: tuple[FloatOp, ...] = ()
     stranded: tuple[FloatOp, ...] = ()
     weights_in_integers: float = 1.0
+    float_weights: Mapping[str, int] = field(default_factory=dict)
     skipped: str = ""
 
     @property
@@ -214,6 +222,7 @@ class Kernels:
             **vars(self),
             "integer": dict(self.integer),
             "floating": dict(self.floating),
+            "float_weights": dict(self.float_weights),
             **rows,
         }
 
@@ -239,9 +248,6 @@ def count(quantized: onnx.ModelProto, chosen: onnx.ModelProto, executed: onnx.Mo
         kept.remove(id(node))
         row = FloatOp(node.name or str(node.output[0]), node.op_type, reason(body, node, place[1]))
         (others if _weight(body, node) is None else weighted).append(row)
-    weights = [(id(node), weight) for body, node in within if (weight := _weight(body, node)) is not None]
-    sizes = [math.prod(weight.dims) for _, weight in weights]
-    in_integers = sum(size for (node_id, _), size in zip(weights, sizes, strict=True) if node_id in kept)
     return Kernels(
         **_kernels(chosen if executed is None else executed),
         planned=len(planned),
@@ -249,7 +255,7 @@ def count(quantized: onnx.ModelProto, chosen: onnx.ModelProto, executed: onnx.Mo
         float_weighted=tuple(weighted),
         float_planned=tuple(others),
         stranded=tuple(optimised.stranded({id(place[1]) for place in places if place is not None})),
-        weights_in_integers=in_integers / sum(sizes) if sum(sizes) else 1.0,
+        **_weights(quantized, kept),
     )
 
 
@@ -266,26 +272,18 @@ def count_layers(quantized: onnx.ModelProto, layers: Iterable[ExecutedLayer], ti
     counts = {kind: Counter(layer.kind for layer in layers if layer.integer is kind) for kind in (True, False)}
     planned = [(body, node) for body in bodies(quantized) for node in body.nodes if _is_planned(body, node)]
     rows: dict[bool, list[FloatOp]] = {True: [], False: []}
-    folded, read, total = 0, 0, 0
+    folded = 0
+    kept: set[int] = set()
     for body, node in planned:
         names = (node.name, *node.output)
         own = next((layer_of[name] for name in names if name in layer_of), None)
-        weight = _weight(body, node)
-        size = 0 if weight is None else math.prod(weight.dims)
-        total += size
         if own is None:
             folded += 1
         if own is None or own.integer:
-            read += size
+            kept.add(id(node))
             continue
         why = next(_bad_pairs(body, node), f"{title} executes it as {own.kind} in float")
-        rows[weight is not None].append(FloatOp(node.name or str(node.output[0]), node.op_type, why))
-    total += sum(
-        math.prod(weight.dims)
-        for body in bodies(quantized)
-        for node in body.nodes
-        if not _is_planned(body, node) and (weight := _weight(body, node)) is not None
-    )
+        rows[_weight(body, node) is not None].append(FloatOp(node.name or str(node.output[0]), node.op_type, why))
     return Kernels(
         integer=dict(counts[True].most_common()),
         floating=dict(counts[False].most_common()),
@@ -293,8 +291,50 @@ def count_layers(quantized: onnx.ModelProto, layers: Iterable[ExecutedLayer], ti
         folded=folded,
         float_weighted=tuple(rows[True]),
         float_planned=tuple(rows[False]),
-        weights_in_integers=read / total if total else 1.0,
+        **_weights(quantized, kept),
     )
+
+
+def _weights(model: onnx.ModelProto, integer: Collection[int]) -> dict[str, Any]:
+    """Count the weight values, each constant once: the figures of `Kernels` about weights.
+
+    Of a weight that several nodes read, the share of nodes counts that read it in integers.
+
+    Args:
+        integer: ids of the nodes that run in integers.
+    """
+    sizes: dict[str, tuple[str, int]] = {}  # by constant: the op that reads it, and its values
+    uses: dict[str, list[bool]] = {}  # by constant: whether each linear node reads it in integers
+    for body in bodies(model):
+        scales = {name for node in body.nodes if body.reads_codes(node) or node.op_type in QDQ for name in node.input}
+        for node in body.nodes:
+            weight = _weight(body, node)
+            if weight is not None:
+                sizes[weight.name] = (node.op_type, _values(weight, node))
+                uses.setdefault(weight.name, []).append(id(node) in integer)
+        for name, readers in body.readers.items():
+            pairs = [node for node in readers if node.op_type in DEQUANTIZE and node.input[0] == name]
+            behind = [one for pair in pairs for one in body.readers.get(pair.output[0], ())]
+            constant, users = body.constants.get(name), behind or readers
+            if constant is None or constant.name in sizes or (name in scales and not behind):
+                continue
+            if (behind or constant.data_type in FLOAT_TYPES) and sum(dim > 1 for dim in constant.dims) > 1:
+                sizes[constant.name] = (users[0].op_type, math.prod(constant.dims))
+    total = sum(size for _, size in sizes.values())
+    left: Counter[str] = Counter()
+    for name, (op, size) in sizes.items():
+        kept = uses.get(name, [False])
+        left[op] += size - size * sum(kept) // len(kept)
+    left += Counter()  # without zeros
+    share = 1 - sum(left.values()) / total if total else 1.0
+    return {"weights_in_integers": share, "float_weights": dict(left.most_common())}
+
+
+def _values(weight: onnx.TensorProto, node: onnx.NodeProto) -> int:
+    """Return the number of values of a weight, of which a byte holds several if the op says so."""
+    bits = next((attribute.i for attribute in node.attribute if attribute.name == "bits"), 8)
+    packed = weight.data_type == onnx.TensorProto.UINT8 and 0 < bits < 8
+    return math.prod(weight.dims) * 8 // bits if packed else math.prod(weight.dims)
 
 
 def _bad_pairs(body: Body, node: onnx.NodeProto) -> Iterator[str]:

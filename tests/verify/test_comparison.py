@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from sbonnx.errors import RecipeError
 from sbonnx.metrics import OutputDifference
 from sbonnx.verify import Comparison, FloatOp, Kernels, LevelDifference, Limits
+from sbonnx.verify.comparison import LARGER
 
 GOOD = OutputDifference("y", 0.1, 0.5, 18.0, 0.98, None, 0, 10, 0, False, False, -1.0, 1.0)
 OTHER = replace(GOOD, name="z", sqnr_db=40.0, cosine=0.9999)
@@ -44,6 +45,18 @@ def test_what_is_kept_says_nothing() -> None:
     limits = Limits({"y": 18.0, "z": 40.0}, {"z": 0.999}, 0.3, 1.2, 0.66)
     assert limits.problems(MEASURED) == ()
     assert Limits().problems(MEASURED) == ()
+
+
+def test_a_file_that_is_larger_says_so_and_which_weights_are_float() -> None:
+    assert not MEASURED.larger and not MEASURED.notes()
+    kernels = Kernels(weights_in_integers=0.05, float_weights={"LSTM": 90, "GRU": 5})
+    grown = replace(MEASURED, bytes_float=100_000, bytes_quantized=140_500, kernels=kernels)
+    assert grown.to_dict()["larger"] is True
+    assert grown.notes() == (
+        f"{LARGER}: 1.41 times its size, 40,500 bytes more; 95% of the weights stay float (LSTM, GRU)",
+    )
+    assert not replace(grown, bytes_float=140_000).notes()  # names and scales
+    assert replace(grown, kernels=None).notes() == (f"{LARGER}: 1.41 times its size, 40,500 bytes more",)
 
 
 def test_a_lost_output_is_named_once() -> None:

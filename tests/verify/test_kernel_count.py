@@ -199,3 +199,27 @@ def test_a_share_is_none_where_nothing_is_counted() -> None:
     assert Kernels(planned=3, skipped="no room").share is None
     assert Kernels(skipped="no room").summary() == "not counted: no room"
     assert NUMBERS["w"].dtype == np.int8
+
+
+def test_all_weights_count(tmp_path: Path) -> None:
+    """Those of recurrent ops, tables and constant operands too, each once; biases and scales do not."""
+    body = (
+        f"{CONV} {END.replace('y =', 'd =')} i = Shape (x) e = Gather (table, i) "
+        "l, last, state = LSTM <hidden_size = 4> (rows, input_weights, hidden_weights, gates) "
+        "p = MatMul (rows, shared) n = MatMul (p, shared) o = Add (n, plane) y = Identity (d)"
+    )
+    constants = {
+        "table": np.ones((200, 5), np.float32),
+        "input_weights": np.ones((1, 16, 6), np.float32),
+        "hidden_weights": np.ones((1, 16, 4), np.float32),
+        "gates": np.ones((1, 32), np.float32),
+        "shared": np.ones((6, 6), np.float32),
+        "plane": np.ones((1, 1, 6, 6), np.float32),
+    }
+    outputs = "float y, float e, float l, float o"
+    text = f"agraph ({IMAGE} x, float[3,1,6] rows) => ({outputs}) {{ {body} }}"
+    proto = named(model(text, **needed(body, constants)))
+    found = counted(proto, tmp_path)
+    conv = int(np.prod(next(one.dims for one in proto.graph.initializer if len(one.dims) == 4)))
+    assert found.float_weights == {"Gather": 1000, "LSTM": 160, "MatMul": 36, "Add": 36}
+    assert found.weights_in_integers == pytest.approx(conv / (conv + 1232))

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from sbonnx.report import Refusal
     from sbonnx.verify.quality import OutputQuality
 
+NAMED: Final = 0.01
+"""Least share of the weights of a kind of op that is named."""
+
 MOST_KERNELS: Final = 4
 """Kinds of integer kernels in the table; the JSON has all of them."""
 
@@ -201,9 +204,17 @@ def _kernels(kernels: dict[str, Any] | None) -> str | None:
         return f"not counted: {kernels['skipped']}"
     folded = f", {kernels['folded']} more folded away" if kernels["folded"] else ""
     text = f"{kernels['in_integers']} of {kernels['planned'] - kernels['folded']} planned ops{folded}"
-    text += f"; {percent(kernels['weights_in_integers'])} of the weights"
+    text += f"; {percent(kernels['weights_in_integers'])} of the weights{_float_weights(kernels)}"
     most = ", ".join(f"{name} {count}" for name, count in list(kernels["integer"].items())[:MOST_KERNELS])
     return f"{text}; {most}" if most else text
+
+
+def _float_weights(kernels: dict[str, Any]) -> str:
+    """Name the ops whose weights stay float, if they are at least `NAMED` of all weights."""
+    left = kernels.get("float_weights") or {}
+    total = sum(left.values()) / (1 - kernels["weights_in_integers"]) if left else 0.0
+    named = [f"{op} {percent(count / total)}" for op, count in left.items() if count >= NAMED * total]
+    return f" (float: {', '.join(named[:MOST_KERNELS])})" if named else ""
 
 
 def _levels(metrics: dict[str, Any]) -> str | None:

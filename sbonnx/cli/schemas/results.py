@@ -49,7 +49,8 @@ class KernelCounts(TypedDict):
         float_weighted: planned ops with a weight that run in float.
         float_planned: other planned ops that run in float.
         stranded: unplanned ops that run in float between a DQ and a Q.
-        weights_in_integers: share of the weight values of linear ops that integer kernels read.
+        weights_in_integers: share of all weight values that integer kernels read.
+        float_weights: number of the other weight values, by the op that reads them.
         skipped: reason why nothing was counted, or "".
     """
 
@@ -65,6 +66,7 @@ class KernelCounts(TypedDict):
     float_planned: list[FloatOp]
     stranded: list[FloatOp]
     weights_in_integers: float
+    float_weights: dict[str, int]
     skipped: str
 
 
@@ -89,6 +91,7 @@ class ComparisonFigures(TypedDict):
         evaluation: a metric of both models on labelled data; null if none was asked for.
         latency_ratio: median latency of the file divided by that of float; null if not measured.
         size_ratio: size of the file divided by that of float; null if there is no file.
+        larger: whether the file is larger than that of float.
         runtime: backend whose runtime gave the outputs, latencies and kernels.
         llm: evaluation of a decoder (llm quantize).
     """
@@ -113,6 +116,7 @@ class ComparisonFigures(TypedDict):
     evaluation: Evaluation | None
     latency_ratio: float | None
     size_ratio: float | None
+    larger: bool
     runtime: str
     llm: NotRequired[LlmEvaluateOutput]
 
