@@ -11,9 +11,14 @@ from typing import Final
 from sbonnx import graph as graphs
 from sbonnx import precision, profile
 from sbonnx import verify as proof
+from sbonnx.cpu import target_cpu
 from sbonnx.graph.storage.temporary import temporary_folder
+from sbonnx.lint import View
+from sbonnx.lint.ort_numbers import saturates_there
+from sbonnx.plan import Plan
 from sbonnx.recipe import Recipe
 from sbonnx.report import Refusal
+from sbonnx.report.verdict import ON_CPU
 from sbonnx.stages.state import PipelineState, PrunedModel, original_of
 from sbonnx.verify.comparison import SLOWER
 from sbonnx.verify.ort_options import VerifyOptions
@@ -97,11 +102,12 @@ def _verified(
         timed=None if samples is None else next(iter(samples.every)),
         device=device,
         limit=recipe.verify.feeds,
-        latency=recipe.verify.latency,
+        latency=recipe.verify.latency and prepared.plan.cpu in ("", target_cpu().name),
         keep_io=recipe.keep_io or prepared.plan.float_type == "fp32",
         options=judged,
         runtime=runtime,
     )
+    comparison = replace(comparison, cpu=prepared.plan.cpu)
     if size is not None:
         comparison = replace(comparison, bytes_quantized=size)
     evaluation, max_loss, missed = state.request.evaluation, recipe.mixed.max_loss, ""
@@ -116,7 +122,7 @@ def _verified(
         layers = profile.errors(
             prepared.graph, prepared.plan, state.solution, samples.judged, limit=PROFILE_FEEDS, device=device
         )
-    problems = [*report.problems, *comparison.problems()]
+    problems = [*report.problems, *comparison.problems(), *_unknown_sums(prepared.plan, path)]
     if comparison.problems():
         begin = profile.first_lost(layers)
         if begin is not None:
@@ -138,6 +144,19 @@ def _verified(
         notes=(*report.notes, *notes, *absent, *below, *judged.notes, *_notes(comparison, own=own)),
     )
     return with_details(replace(state, report=verified, comparison=comparison))
+
+
+def _unknown_sums(plan: Plan, path: Path) -> Iterator[str]:
+    """Yield a problem if sums may saturate on the CPU that the file is for, and do not here."""
+    if plan.exact_products or not target_cpu().exact:
+        return
+    layers = [node for node, _, _ in saturates_there(View(graphs.load(path, opset=1), ON_CPU, plan.cpu))]
+    if layers:
+        more = f" and {len(layers) - 1} more" if len(layers) > 1 else ""
+        yield (
+            f"sums of '{layers[0]}'{more} can saturate on {plan.cpu} and not on this CPU, whose numbers are others: "
+            "leave REDUCE_RANGE unset, or verify the file there"
+        )
 
 
 def with_details(state: PipelineState) -> PipelineState:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
+from sbonnx.cpu import target_cpu
 from sbonnx.errors import RecipeError
 from sbonnx.html_report import comparison_card, render_card
 from sbonnx.metrics import OutputDifference
@@ -80,11 +81,12 @@ class Comparison:
         levels_left_out: optimization levels that were not opened: the graph is large, or this CPU would compute
             something else there than the CPU that the file is for.
         kernels: integer kernels of the runtime; None if not counted.
-        dot_product: whether the CPU adds 8-bit products without saturation (VNNI, AMX).
+        dot_product: whether 8-bit products were added without saturation, as with VNNI or AMX.
         held_out: number of hold-out samples that `feeds` consist of; 0: none were held out.
         calibration: errors by output on calibration samples, if `outputs` are from a hold-out set.
         quality: figures of each output by its nature, on the same feeds as `outputs`.
         evaluation: a metric of the float and the quantized model on labelled data; None if none was asked for.
+        cpu: kind of CPU that the quantized file is for, see `Plan.cpu`; "" if unknown, or the same on all.
         runtime: backend whose runtime gave the outputs of the quantized model, latencies and kernels.
     """
 
@@ -107,6 +109,7 @@ class Comparison:
     calibration: tuple[OutputDifference, ...] = ()
     quality: tuple[OutputQuality, ...] = ()
     evaluation: Evaluation | None = None
+    cpu: str = ""
     runtime: str = ON_CPU
 
     def _repr_html_(self) -> str:
@@ -128,6 +131,11 @@ class Comparison:
         """Whether the quantized model is slower than the float one, beyond chance, `NOTICEABLE` and `CALL_MS`."""
         longer = self.median_ms_quantized - self.median_ms_float
         return self.latency_interval is not None and self.latency_interval[0] > NOTICEABLE and longer > CALL_MS
+
+    @property
+    def for_other_cpu(self) -> bool:
+        """Whether the file is for another kind of CPU than this one, whose times say nothing."""
+        return self.cpu not in ("", target_cpu().name)
 
     def latency_figure(self) -> str:
         """Return the latency ratio with its interval, as text."""
@@ -316,7 +324,7 @@ class Limits:
                 worst = min(apart, key=lambda one: one.off_db)
                 levels = " and ".join(f"'{one.level}'" for one in apart)
                 asked = "" if self.levels_db is None else f", {self._name('LEVELS_DB')} asks for {self.levels_db:g}"
-                why = "" if comparison.dot_product else "; this CPU has no VNNI: its uint8 x int8 products saturate"
+                why = "" if comparison.dot_product else "; 8-bit products of this CPU saturate: it has no VNNI"
                 yield (
                     f"output '{name}' depends on onnxruntime's optimisation level: at {levels} it is "
                     f"{worst.off_db:.1f} dB from that at 'off'{asked} ({worst.sqnr_db:.1f} dB from float, "
@@ -334,6 +342,7 @@ class Limits:
             key = f"{self._name('MAX_LATENCY_RATIO')} allows {self.max_latency_ratio:g}"
             if latency is None:
                 why = "models over 1 GiB are opened one after the other" if comparison.feeds else "there was no data"
+                why = f"the file is for another CPU, {comparison.cpu}" if comparison.for_other_cpu else why
                 yield f"the latency was not measured: {why}; {key}"
             elif latency > self.max_latency_ratio:
                 yield f"a run takes {latency:.3f} of the float time, {key}"

@@ -91,7 +91,7 @@ def test_levels() -> None:
     assert "'all' it is 6.1 dB from that at 'off' (6.0 dB from float, at 'off' 30.0 dB)" in problem
     assert "VNNI" not in problem
     (problem,) = Limits().problems(replace(levels(30.0, 6.0, 6.1), dot_product=False))
-    assert "this CPU has no VNNI" in problem
+    assert "8-bit products of this CPU saturate" in problem
     (problem,) = Limits(levels_db=50.0).problems(levels(30.0, 29.9, 45.0))
     assert "VERIFY.LEVELS_DB asks for 50" in problem
 

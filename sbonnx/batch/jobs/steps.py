@@ -16,6 +16,7 @@ from sbonnx.batch.jobs.job import Acceptance, Job, JobEvaluation, Limits, Step
 from sbonnx.batch.jobs.outputs import Inputs, file_name
 from sbonnx.batch.redaction import reveal_job, revealed
 from sbonnx.batch.remote import fetch, is_url, local_path
+from sbonnx.cpu import target_cpu
 from sbonnx.errors import RecipeError, SbonnxError
 from sbonnx.graph.digests import combined, text
 from sbonnx.python_files import names_function
@@ -132,6 +133,7 @@ def job_inputs(job: Job, digests: Digests, state: Path | None = None) -> JobInpu
         plain = recipe.to_dict()
         for key in ("MEMORY", "WORKERS", "THREADS", "CACHE"):  # without effect on results
             plain["CALIBRATION"].pop(key, None)
+        plain["CPU"] = target_cpu(recipe.cpu).name  # "this" differs from machine to machine
         costs = str(recipe.kernel_costs)
         own = "" if costs in ("bundled", "none") else digests.of(Path(costs))
         wishes = _joined("recipe", repr(_sorted(plain)), own)

@@ -224,9 +224,9 @@ def _levels(metrics: dict[str, Any]) -> str | None:
         return None
     least = min(row["off_db"] for row in rows)
     agree = "agree" if least == math.inf else f"agree to {least:.1f} dB"
-    products = "adds 8-bit products exactly" if metrics["dot_product"] else "has no VNNI: 8-bit products saturate"
+    products = "exact" if metrics["dot_product"] else "saturating"
     feeds = rows[0]["feeds"]
-    return f"{agree} ({feeds} feed{'s' * (feeds != 1)}; this CPU {products})"
+    return f"{agree} ({feeds} feed{'s' * (feeds != 1)}, {products} 8-bit products)"
 
 
 def show_search(printer: Printer, search: Mapping[str, Any]) -> None:

@@ -84,7 +84,8 @@ class ComparisonFigures(TypedDict):
         levels: errors by output and optimization level of onnxruntime.
         levels_left_out: optimization levels that were not opened, because the graph is large.
         kernels: integer kernels; null if not counted.
-        dot_product: whether the CPU adds 8-bit products without saturation (VNNI, AMX).
+        dot_product: whether 8-bit products were added without saturation, as with VNNI or AMX.
+        cpu: kind of CPU that the file is for; "" if unknown, or the same on all.
         held_out: number of hold-out samples that the feeds consist of; 0: none were held out.
         calibration: errors by output on calibration samples, if `outputs` are from a hold-out set.
         quality: figures of each output by its nature.
@@ -110,6 +111,7 @@ class ComparisonFigures(TypedDict):
     levels_left_out: list[str]
     kernels: KernelCounts | None
     dot_product: bool
+    cpu: str
     held_out: int
     calibration: list[OutputDifference]
     quality: list[OutputQuality]
