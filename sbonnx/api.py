@@ -114,6 +114,7 @@ def quantize(  # noqa: PLR0913 - public entry point
         force=force,
         verify=verify,
         evaluation=evaluation,
+        max_loss=wishes.mixed.max_loss,
         details=details,
     )
     if evaluation is not None:

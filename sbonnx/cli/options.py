@@ -342,8 +342,14 @@ EFFORT: Final = recipe_option(
 MAX_LOSS: Final = recipe_option(
     "--max-loss SHARE",
     str,
-    "Maximum loss on held-out samples, such as 0.5%; layers get more bits until it is met.",
+    "Maximum loss on held-out samples, such as 0.5%; layers get more bits than --bits until it is met.",
     QUALITY,
+)
+MINIMIZE: Final = recipe_option(
+    "--minimize bits",
+    str,
+    "Within --max-loss, choose the fewest bits for each layer, also below --bits.",
+    QUANTIZATION,
 )
 TARGET_SQNR: Final = recipe_option(
     "--min-sqnr DB",

@@ -44,6 +44,7 @@ class RecipeKeywords(TypedDict, total=False):
     awq: Any
     average_bits: float
     max_loss: float | str
+    minimize: str
     held_out: Any
     min_sqnr: Any
     min_cosine: Any

@@ -101,6 +101,7 @@ SHORT_FORMS: Final = {
     "awq": "EQUALIZE.AWQ",
     "average_bits": "MIXED.BUDGET.BITS",
     "max_loss": "MIXED.MAX_LOSS",
+    "minimize": "MIXED.MINIMIZE",
     "held_out": "VERIFY.HELD_OUT",
     "min_sqnr": "VERIFY.MIN_SQNR_DB",
     "min_cosine": "VERIFY.MIN_COSINE",

@@ -41,6 +41,9 @@ MAX_BITS: Final = 16
 BLOCK_SIZES: Final = (16, 32, 64, 128, 256)
 """Block sizes of the runtimes' kernels."""
 
+AMBIGUOUS: Final = 0.1
+"""Smallest number that is not taken for a share without a percent sign: 0.5 may be meant as 50 % or as 0.5 %."""
+
 NO_BLOCKS: Final = "none"
 
 FLOAT_BITS: Final = 32
@@ -176,10 +179,18 @@ def real(text: str, **bounds: float) -> ValueReader:
 
 
 def share_or_percent(value: object) -> float:
-    """Read a share as a number from 0 to 1, or in percent: ``0.005`` or ``0.5%``."""
+    """Read a share as a number from 0 to 1, or in percent: ``0.005`` or ``0.5%``.
+
+    A number of `AMBIGUOUS` and more may be meant in percent, and is refused.
+    """
     match = _PERCENT.fullmatch(value) if isinstance(value, str) else None
     found = float(match[1]) / 100 if match else number(value)
-    return _accepted(found, lambda share: 0 <= share <= 1, "a share, 0 to 1 or in percent such as 0.5%", value)
+    share = _accepted(found, lambda share: 0 <= share <= 1, "a share, 0 to 1 or in percent such as 0.5%", value)
+    if share >= AMBIGUOUS and not match:
+        raise Wrong(
+            f"must have a percent sign from {AMBIGUOUS:g} on: write {share:g}% or {share * 100:g}%", value=value
+        )
+    return share
 
 
 def _widths(value: object) -> tuple[int, ...]:

@@ -125,7 +125,8 @@ def _accuracy(metrics: Mapping[str, Any], problems: Sequence[str], max_loss: flo
         return "lost", f"Accuracy lost: {unusable}"
     evaluation = metrics.get("evaluation")
     if evaluation and len(evaluation.get("rows") or ()) > 1:
-        state = _state_of_metric(evaluation["rows"][1], max_loss)
+        own = evaluation.get("max_loss")
+        state = _state_of_metric(evaluation["rows"][1], max_loss if own is None else _float(own))
         more = ": evaluate more samples" if state == "uncertain" else ""
         return state, f"Accuracy {state}: {_evaluated(evaluation)}{more}"
     decoder = metrics.get("llm") or {}

@@ -146,7 +146,7 @@ def after_search(state: PipelineState, search: SearchResult) -> Advice | None:
     elif isinstance(mixed.target, float):
         change = Remedy(f"raise MIXED.BUDGET.{mixed.unit.upper()}, {mixed.target:g}", {})
     elif search.plain is None and not mixed.met:
-        change = Remedy("let the search widen inputs too (--recipe auto, recipe='auto'), or set MIXED.ACTIVATIONS", {})
+        change = Remedy("let the search widen inputs too: set MIXED.ACTIVATIONS", {})
     elif mixed.met:
         change = Remedy("ask for less loss (MIXED.MAX_LOSS), or for a signal to noise (VERIFY.MIN_SQNR_DB)", {})
     figure, (value,) = _figures(before, [before])

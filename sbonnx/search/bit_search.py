@@ -119,14 +119,12 @@ FRONT_ROWS: Final = 64
 
 
 def choose(trials: Trials, recipe: Recipe) -> MixedOutcome:
-    """Choose a bit width for each layer, as the MIXED section of the recipe requires.
+    """Choose a bit width for each layer within the budget of the MIXED section of the recipe.
 
     Raises:
         RecipeError: there is nothing to choose, or the budget is below the cost of the cheapest choice.
     """
     here = survey(trials, recipe)
-    if recipe.mixed.max_loss is not None:
-        return for_loss(trials, here, Goal(recipe.mixed.max_loss, None, trials.judge.kind))
     name, budget = next((name, value) for name, value in recipe.mixed.budget if value is not None)
     return for_budget(trials, here, cast(CostName, name), float(budget), recipe.mixed.solver)
 

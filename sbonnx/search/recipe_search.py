@@ -248,6 +248,7 @@ class SearchResult:
     Attributes:
         recipe: the final recipe, to be run on all feeds and saved.
         plain, best: scores of the given recipe and of `recipe` on the hold-out set; `plain` is None if not measured.
+        stepped: whether steps were tried.
         attempts: the trials of steps, in order.
         outcome: result of the mixed precision search, if there was one.
         trials: number of networks that were calibrated and evaluated.
@@ -260,6 +261,7 @@ class SearchResult:
     recipe: Recipe
     plain: Score | None
     best: Score
+    stepped: bool
     attempts: tuple[Attempt, ...]
     outcome: MixedOutcome | None
     trials: int
@@ -294,7 +296,9 @@ class SearchResult:
         """Notes for the report, one sentence each."""
         where = f"{self.judged} feeds held out" if self.divided else f"the {self.judged} feeds that it calibrated on"
         notes = [f"search: {self.trials} trials, judged on {where}"]
-        if self.plain is not None:
+        if self.plain is not None and not self.stepped and self.outcome is None:
+            notes.append(f"{self.goal.text}: reached at the widths of the recipe, {self.goal.figures(self.plain)}")
+        if self.plain is not None and self.stepped:
             kept = [one for one in self.attempts if one.kept]
             said = "; ".join(f"{one.what} (+{one.gain_db:.2f} dB)" for one in kept) or "no step gained"
             notes.append(
@@ -329,10 +333,11 @@ def search(trials: Trials, recipe: Recipe, decided: frozenset[str]) -> SearchRes
     attempts: list[Attempt] = []
     plain: Score | None = None
     best = recipe
-    if recipe.auto.enable:
+    if recipe.auto.enable or _limited(recipe):
         plain = trials.score(recipe, "plain recipe")
+    if recipe.auto.enable and plain is not None:
         best = _stepped(trials, recipe, plain, decided, attempts)
-    outcome = _mixed(trials, best, goal, searched=recipe.auto.enable)
+    outcome = _mixed(trials, best, goal)
     final = settled(best) if outcome is None else outcome.recipe
     score = trials.score(best, "result") if outcome is None else outcome.best.score
     if plain is not None and recipe.mixed.max_loss is None and not _budgeted(recipe) and score.error > plain.error:
@@ -341,6 +346,7 @@ def search(trials: Trials, recipe: Recipe, decided: frozenset[str]) -> SearchRes
         recipe=final,
         plain=plain,
         best=score,
+        stepped=recipe.auto.enable,
         attempts=tuple(attempts),
         outcome=outcome,
         trials=trials.count,
@@ -356,6 +362,11 @@ def goal_of(recipe: Recipe, trials: Trials) -> Goal:
     least = recipe.verify.min_sqnr_db
     floor = max(least.values(), default=None) if isinstance(least, Mapping) else least
     return Goal(recipe.mixed.max_loss, floor, trials.judge.kind)
+
+
+def _limited(recipe: Recipe) -> bool:
+    """Return whether widths may only rise, until the loss is within its limit."""
+    return recipe.mixed.max_loss is not None and recipe.mixed.minimize == "none"
 
 
 def _budgeted(recipe: Recipe) -> bool:
@@ -383,10 +394,11 @@ def _stepped(trials: Trials, recipe: Recipe, plain: Score, decided: frozenset[st
     return best
 
 
-def _mixed(trials: Trials, recipe: Recipe, goal: Goal, *, searched: bool) -> MixedOutcome | None:
+def _mixed(trials: Trials, recipe: Recipe, goal: Goal) -> MixedOutcome | None:
+    """Choose widths within a budget, the fewest bits within a loss, or wider ones if the goal is missed."""
     if _budgeted(recipe):
         return choose(trials, recipe)
-    if not searched:
+    if recipe.mixed.minimize != "none":
         return for_loss(trials, survey(trials, recipe), goal)
     if not goal.asked or goal.reached(trials.score(recipe, "result of the steps")):
         return None

@@ -15,6 +15,7 @@ from sbonnx.pipeline import prepare, quantized_graph, solve
 from sbonnx.plan import Solution
 from sbonnx.progress import Progress, Silent, count_samples
 from sbonnx.recipe import Recipe
+from sbonnx.recipe.names import FLOAT
 from sbonnx.search.evaluation import Judge, Samples, Score, divide
 from sbonnx.stages.measure import divided
 from sbonnx.stages.state import Prepared, Request, Source, source_of
@@ -120,6 +121,28 @@ class Trials:
             return file_bytes(path) / before
 
 
+def _check_candidates(recipe: Recipe) -> None:
+    """Check that a limit of the loss alone does not come with widths below those of the recipe.
+
+    Raises:
+        RecipeError: it does.
+    """
+    mixed = recipe.mixed
+    if mixed.max_loss is None or mixed.minimize != "none":
+        return
+    for key, side, now, candidates in (
+        ("WEIGHTS", "W", recipe.w.quantizer.bit, mixed.weights),
+        ("ACTIVATIONS", "A", recipe.a.quantizer.bit, mixed.activations),
+    ):
+        narrower = [str(bits) for bits in candidates if bits != FLOAT and (now == FLOAT or bits < now)]
+        if narrower:
+            own = "float" if now == FLOAT else f"{now} bits"
+            raise RecipeError(
+                f"MIXED.{key} has {', '.join(narrower)} bits and {side} has {own}: MAX_LOSS alone only gives layers "
+                "more bits. Drop them, or set MIXED.MINIMIZE: bits (--minimize bits) for the fewest within the loss"
+            )
+
+
 def open_trials(
     model: Source,
     data: Any,
@@ -138,11 +161,12 @@ def open_trials(
 
     Raises:
         DataError: there is no calibration data.
-        RecipeError: MIXED has several goals.
+        RecipeError: MIXED has several goals, or widths that none of them allows.
         ModelError: the model cannot be used.
     """
     if recipe.mixed.contradiction is not None:
         raise RecipeError(recipe.mixed.contradiction)
+    _check_candidates(recipe)
     plain = changed(settled(recipe), {"EQUALIZE": None})  # with CLIP: relu it changes what the model computes
     base = prepare(model, plain, rules)
     given = None if data is None else divided(data, base, split)

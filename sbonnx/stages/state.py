@@ -94,6 +94,7 @@ class Request:
         force: overwrite files.
         verify: check the file and compare it with the float model.
         evaluation: labelled data and the metric to compute on it; None: none.
+        max_loss: loss in that metric that the result may have; None: no limit.
         details: measure what pages show beyond the figures of the report, see `sbonnx.profile.details`.
     """
 
@@ -109,6 +110,7 @@ class Request:
     force: bool = False
     verify: bool = True
     evaluation: EvaluationData | None = None
+    max_loss: float | None = None
     details: bool = False
 
     @property

@@ -110,12 +110,13 @@ def _verified(
     comparison = replace(comparison, cpu=prepared.plan.cpu)
     if size is not None:
         comparison = replace(comparison, bytes_quantized=size)
-    evaluation, max_loss, missed = state.request.evaluation, recipe.mixed.max_loss, ""
+    evaluation, max_loss, missed = state.request.evaluation, state.request.max_loss, ""
+    max_loss = recipe.mixed.max_loss if max_loss is None else max_loss
     if evaluation is not None:
         models = {"float": reference, "quantized": path}
-        comparison = replace(comparison, evaluation=proof.evaluate(models, evaluation, device=device))
-        assert comparison.evaluation is not None
-        missed = "" if max_loss is None else comparison.evaluation.problem(max_loss)
+        found = replace(proof.evaluate(models, evaluation, device=device), max_loss=max_loss)
+        comparison = replace(comparison, evaluation=found)
+        missed = "" if max_loss is None else found.problem(max_loss)
     layers: tuple[profile.LayerError, ...] = ()
     if samples is not None:
         comparison = replace(comparison, held_out=samples.count)

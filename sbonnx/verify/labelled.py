@@ -113,6 +113,7 @@ class Evaluation:
         samples: number of samples.
         interval: how the intervals were computed: "wilson" (differences: "bootstrap") or "bootstrap".
         rows: one for each model, in order.
+        max_loss: loss that was allowed; None: no limit was set.
     """
 
     metric: str
@@ -122,6 +123,7 @@ class Evaluation:
     samples: int
     interval: str
     rows: tuple[MetricRow, ...]
+    max_loss: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""

@@ -45,9 +45,10 @@ def test_quantize_and_compare_show_the_metric_of_both(
 
 
 def test_searches_judge_by_the_metric(tmp_path: Path) -> None:
-    """2-bit weights lose accuracy; layers get more bits until the labelled loss is met."""
+    """2-bit weights lose accuracy; the fewest bits within the labelled loss are chosen."""
     evaluation = sbonnx.EvaluationData(DATA.eval, "top1", split=90)
     keys: dict[str, Any] = {"MIXED.WEIGHTS": [2, 8], "effort": "fast", "evaluation": evaluation, "backend": "virtual"}
+    keys["minimize"] = "bits"
     report = sbonnx.quantize(DATA.model, DATA.calib, output=tmp_path / "q.onnx", split=32, max_loss="1%", **keys)
     assert report.ok, report.problems
     float_row, row = report.metrics["evaluation"]["rows"]
@@ -55,6 +56,18 @@ def test_searches_judge_by_the_metric(tmp_path: Path) -> None:
     assert float_row["metric"]["value"] == top1(DATA.model)
     bits = {site["bits"] for site in report.sites if site["role"] == "weight"}
     assert 2 in bits, "some layers keep 2 bits"
+
+
+def test_the_verdict_is_by_the_limit(tmp_path: Path) -> None:
+    """A loss within the limit is none, although it is larger than the one of a verdict without a limit."""
+    evaluation = sbonnx.EvaluationData(DATA.eval, "top1", split=90)
+    keys: dict[str, Any] = {"effort": "fast", "rounding": "nearest", "evaluation": evaluation, "backend": "virtual"}
+    report = sbonnx.quantize(DATA.model, DATA.calib, split=32, bits="w2a4", max_loss="8%", details=False, **keys)
+    found = report.metrics["evaluation"]
+    loss = found["rows"][1]["loss"]
+    assert found["max_loss"] == 0.08 and 0.01 < loss <= 0.08
+    assert report.verdict.accuracy == "kept"
+    assert not any("max_loss allows" in problem for problem in report.problems)
 
 
 def test_pruning_and_training_show_the_metric(
@@ -82,7 +95,7 @@ def test_labels_are_checked_before_the_work() -> None:
         sbonnx.quantize(DATA.model, DATA.calib, evaluation=sbonnx.EvaluationData(DATA.calib, "top1"))
     with pytest.raises(RecipeError, match="give metric, or evaluation"):
         evaluation = sbonnx.EvaluationData(DATA.eval, "top1")
-        sbonnx.quantize(DATA.model, DATA.calib, evaluation=evaluation, metric=lambda x, y: 0.0, max_loss=0.1)
+        sbonnx.quantize(DATA.model, DATA.calib, evaluation=evaluation, metric=lambda x, y: 0.0, max_loss=0.01)
     found = sbonnx.evaluate({"digits": DATA.model}, sbonnx.EvaluationData(DATA.eval, "top5"))
     assert found.rows[0].metric.value > 0.99
 

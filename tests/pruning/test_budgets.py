@@ -163,7 +163,7 @@ def test_the_nearest_network_is_written_if_a_budget_cannot_be_met(
 def test_a_loss_limits_what_is_removed() -> None:
     found = {}
     for limit in (0.05, 0.3):
-        report = sbonnx.prune(wide(16), feeds(64), max_loss=limit, loss="relative")
+        report = sbonnx.prune(wide(16), feeds(64), max_loss=f"{limit:%}", loss="relative")
         assert report.ok, report.problems
         assert report.reached["max_loss"] <= limit
         found[limit] = report
@@ -180,7 +180,7 @@ def test_a_metric_of_the_user_and_a_loss_that_cannot_be_met() -> None:
         assert changed.keys() == plain.keys() == {"y"}
         return 1.0
 
-    report = sbonnx.prune(wide(16), feeds(64), max_loss=0.5, metric=always)
+    report = sbonnx.prune(wide(16), feeds(64), max_loss="50%", metric=always)
     assert not report.ok
     assert "the loss is 1, and 0.5 is asked for" in report.problems[0]
     assert report.pruned is not None

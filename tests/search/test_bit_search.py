@@ -21,6 +21,8 @@ from sbonnx.recipe.node_patterns import matcher
 from sbonnx.search import SensitivitySurvey, Trials, choose, open_trials, survey
 from sbonnx.search.bit_costs import costs_of
 from sbonnx.search.bit_groups import ACTIVATION, WEIGHT, pattern_of, with_choices
+from sbonnx.search.bit_search import for_loss
+from sbonnx.search.recipe_search import goal_of
 from sbonnx.stages.state import read_recipe
 from tests.support.models import residual
 
@@ -150,13 +152,14 @@ def test_times_are_those_of_the_kernels() -> None:
 
 
 def test_a_loss_that_must_be_kept() -> None:
-    trials, recipe = trials_of({"max_loss": "5%", "MIXED.LOSS": "relative", "MIXED.WEIGHTS": [2, 4, 8]})
-    found = choose(trials, recipe)
+    keys = {"MIXED.LOSS": "relative", "minimize": "bits"}
+    trials, recipe = trials_of({"max_loss": "5%", "MIXED.WEIGHTS": [2, 4, 8], **keys})
+    found = for_loss(trials, survey(trials, recipe), goal_of(recipe, trials))
     assert found.met and found.best.score.loss <= 0.05
     cheaper = [one for one in found.tried if one.cost < found.best.cost]
     assert all(one.score.loss > 0.05 for one in cheaper)
-    again, recipe = trials_of({"max_loss": 1e-6, "MIXED.LOSS": "relative", "MIXED.WEIGHTS": [2, 4]})
-    lost = choose(again, recipe)
+    again, recipe = trials_of({"max_loss": 1e-6, "MIXED.WEIGHTS": [2, 4], **keys})
+    lost = for_loss(again, survey(again, recipe), goal_of(recipe, again))
     assert not lost.met and len(lost.tried) == 1 and "not reached" in lost.notes[0]
 
 
@@ -166,8 +169,15 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no such times": ({"MIXED.BUDGET.LATENCY": 0.5}, "no times are known for the backend virtual"),
     "fp8": ({"bits": "fp8", "average_bits": 4}, "widths of integers"),
     "two budgets": ({"average_bits": 4, "MIXED.BUDGET.SIZE": 0.2}, "2 goals, BUDGET.BITS, BUDGET.SIZE"),
-    "a budget and a loss": ({"average_bits": 4, "max_loss": 0.1}, "2 goals, BUDGET.BITS, MAX_LOSS"),
+    "a budget and a loss": ({"average_bits": 4, "max_loss": 0.05}, "2 goals, BUDGET.BITS, MAX_LOSS"),
     "no share": ({"max_loss": "50"}, "must be a share"),
+    "half a percent or a half": ({"max_loss": "0.5"}, "write 0.5% or 50%"),
+    "a number, half a percent or a half": ({"max_loss": 0.5}, "write 0.5% or 50%"),
+    "narrower widths": (
+        {"bits": "w4a8", "max_loss": "1%", "MIXED.WEIGHTS": [2, 4]},
+        "MAX_LOSS alone only gives layers more bits",
+    ),
+    "fewest bits of no loss": ({"minimize": "bits"}, "set MIXED.MAX_LOSS"),
     "no width": ({"MIXED.WEIGHTS": [1]}, "must be 0 .float. or a whole number of bits"),
 }
 

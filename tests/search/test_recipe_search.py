@@ -158,6 +158,18 @@ def test_what_cannot_be_reached_is_said(place: Path) -> None:
     assert not report.search["mixed"]["met"]
 
 
+@pytest.mark.parametrize(("limit", "widths"), [("20%", {4}), ("5%", {4, 8, 16, 0}), ("0.1%", {8, 16, 0})])
+def test_a_limit_only_raises_bits(limit: str, widths: set[int], place: Path) -> None:
+    """From the widths asked for, which stay if they are good enough; with MINIMIZE, fewer bits are tried as well."""
+    keys: dict[str, Any] = {"bits": "w4a8", "rounding": "nearest", "MIXED.LOSS": "relative", "backend": "virtual"}
+    report = quantized(place, "q.onnx", max_loss=limit, **keys)
+    found = {site["bits"] for site in report.sites if site["role"] == "weight"}
+    assert found <= widths and (report.search["mixed"] is None) == (found == {4})
+    assert report.search["best"]["loss"] <= float(limit.rstrip("%")) / 100
+    fewest = quantized(place, "q.onnx", max_loss="20%", minimize="bits", force=True, **keys)
+    assert min(site["bits"] for site in fewest.sites if site["role"] == "weight") < 4
+
+
 def test_a_metric_of_the_user(place: Path) -> None:
     seen = []
 
@@ -165,7 +177,7 @@ def test_a_metric_of_the_user(place: Path) -> None:
         seen.append(set(made) | set(plain))
         return float(np.abs(made["y"] - plain["y"]).max() / np.abs(plain["y"]).max())
 
-    keys = {"MIXED.WEIGHTS": [4, 8], "W.ROUNDING": "nearest"}
+    keys = {"MIXED.WEIGHTS": [4, 8], "W.ROUNDING": "nearest", "minimize": "bits"}
     report = quantized(place, "q.onnx", max_loss="2%", metric=metric, backend="virtual", **keys)
     assert seen and all(names == {"y"} for names in seen)
     assert report.search["loss"] == "metric"

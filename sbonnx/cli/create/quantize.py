@@ -69,6 +69,7 @@ OPTIONS: Final = (
     options.MAX_LOSS,
     options.TARGET_SQNR,
     options.AVERAGE_BITS,
+    options.MINIMIZE,
     *options.EVALUATING,
     options.SAVE_RECIPE,
     options.TRT_CACHE,

@@ -62,7 +62,8 @@ def run(given: Arguments) -> int:
     finally:
         progress.close()
     printer = given.printer()
-    printer.value("eval", {"ok": True, "runtimes": [runtimes[str(model)] for model in models], **found.to_dict()})
+    figures = {key: value for key, value in found.to_dict().items() if key != "max_loss"}  # nothing is limited here
+    printer.value("eval", {"ok": True, "runtimes": [runtimes[str(model)] for model in models], **figures})
     title, columns, rows = evaluation_rows(found.to_dict())
     printer.table(title, columns, rows)
     return 0

@@ -268,9 +268,14 @@ class Mixed(Section):
     budget: Budget = Budget()
     max_loss: value_types.Percentage | None = new_key(
         None,
-        "what may be lost on samples held out: layers get more bits until it is kept",
+        "what may be lost on samples held out: layers get more bits than W and A have until it is kept",
         "0 to 1, or in percent: 0.5%",
         shown="none",
+    )
+    minimize: Annotated[Literal["none", "bits"], value_types.ANY_CASE] = new_key(
+        "none",
+        "within MAX_LOSS, choose the widths with the fewest bit operations, also below those of W and A",
+        "none, bits",
     )
     loss: Annotated[Literal["auto", "top1", "relative"], value_types.ANY_CASE] = new_key(
         "auto",
@@ -299,13 +304,20 @@ class Mixed(Section):
     @property
     def wanted(self) -> bool:
         """Whether bit widths are to be chosen for each layer."""
-        return self.max_loss is not None or any(value is not None for _, value in self.budget)
+        return (
+            self.max_loss is not None or self.minimize != "none" or any(value is not None for _, value in self.budget)
+        )
 
     @property
     def contradiction(self) -> str | None:
-        """Error text if more than one goal is set, else None."""
+        """Error text if more than one goal is set, or MINIMIZE without its limit, else None."""
         given = [f"BUDGET.{name.upper()}" for name, value in self.budget if value is not None]
         given += [] if self.max_loss is None else ["MAX_LOSS"]
+        if self.minimize != "none" and self.max_loss is None:
+            return (
+                f"MIXED.MINIMIZE: {self.minimize} chooses the fewest bits within a loss: set MIXED.MAX_LOSS "
+                "(--max-loss 0.5%) as well"
+            )
         if len(given) < 2:
             return None
         return f"MIXED has {len(given)} goals, {', '.join(given)}: widths are chosen for one of them. Drop the others"
