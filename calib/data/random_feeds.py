@@ -1,8 +1,9 @@
-"""Random feeds for runs whose values do not matter: latency, and whether a model runs."""
+"""Random feeds for runs whose values do not matter: latency, equality of two models, and whether a model runs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 from typing import Final
 
 import numpy as np
@@ -17,6 +18,18 @@ INDEX_END: Final = 2
 """Integers are 0 or 1: valid indices of most tables, and valid masks."""
 
 MAX_VALUES: Final = 1 << 30
+
+BATCH: Final = 2
+"""Guess for a dynamic first axis; the other one is 1."""
+
+LENGTHS: Final = (8, 32, 64, 224, 1)
+"""Guesses for the other dynamic axes: short texts and small images first."""
+
+LARGEST_GUESS: Final = 1 << 26
+"""Maximum number of elements of an input with guessed axes."""
+
+SEEDS: Final = (0, 1)
+"""Seeds of a guess, one feed each: feeds may take different branches of the model."""
 
 
 def random_feed(inputs: Sequence[InputSpec], *, batch: int = 1, shapes: Shapes | None = None, seed: int = 0) -> Feed:
@@ -42,6 +55,39 @@ def random_feed(inputs: Sequence[InputSpec], *, batch: int = 1, shapes: Shapes |
         for spec in inputs
         if not spec.optional
     }
+
+
+def guessed_feeds(specs: Sequence[InputSpec]) -> Iterator[list[Feed]]:
+    """Yield feeds for each guess of the dynamic axes: normal floats, integers 0 or 1, the text "a"; deterministic.
+
+    Raises:
+        DataError: an input is too large.
+    """
+    batches = (BATCH, 1) if any(spec.shape and not isinstance(spec.shape[0], int) for spec in specs) else (BATCH,)
+    fixed = all(isinstance(dim, int) for spec in specs for dim in (spec.shape or ())[1:])
+    for length in LENGTHS[:1] if fixed else LENGTHS:
+        for batch in batches:
+            yield [_guessed(specs, batch, length, seed) for seed in SEEDS]
+
+
+def _guessed(specs: Sequence[InputSpec], batch: int, length: int, seed: int) -> Feed:
+    rng = np.random.default_rng(seed)
+    named: dict[str, int] = {}
+    feed: Feed = {}
+    for spec in specs:
+        shape = []
+        for axis, dim in enumerate(spec.shape or ()):
+            guess = batch if axis == 0 else length
+            shape.append(named.setdefault(dim, guess) if isinstance(dim, str) else guess if dim is None else dim)
+        if prod(shape) > LARGEST_GUESS:
+            raise DataError(f"input '{spec.name}' of shape {shape} is too large for a synthetic feed: give --data")
+        if spec.dtype is None or spec.dtype.kind == "O":
+            feed[spec.name] = np.full(shape, "a", dtype=object)
+        elif spec.dtype.kind in "iub":
+            feed[spec.name] = np.asarray(rng.integers(0, INDEX_END, shape)).astype(spec.dtype)
+        else:
+            feed[spec.name] = np.asarray(rng.standard_normal(shape)).astype(spec.dtype)
+    return feed
 
 
 def _shape(spec: InputSpec, batch: int, given: tuple[int, ...] | None) -> tuple[int, ...]:
@@ -78,4 +124,4 @@ def _values(rng: np.random.Generator, spec: InputSpec, shape: tuple[int, ...]) -
     return rng.standard_normal(shape, np.float32).astype(kind)
 
 
-__all__ = ["Shapes", "random_feed"]
+__all__ = ["Shapes", "guessed_feeds", "random_feed"]

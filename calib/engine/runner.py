@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 import numpy as np
 import onnx
 
+from sbonnx.backends.onnxruntime.graph_transformers import broken_rewrites
 from sbonnx.calib.engine.session import Session, SessionModel, opened, options_for, ort_values
 from sbonnx.cpu import CPU, CUDA, cores
 from sbonnx.errors import DeviceError, ModelError
@@ -156,16 +157,45 @@ class LayerRunner(Session):
         any_layout: Collection[str] = (),
     ) -> None:
         chosen = providers(device)
-        model = _session_model(
-            graph, chosen, threads=threads, optimisation=optimisation, name=name, any_layout=any_layout
-        )
-        super().__init__(model, chosen, threads=threads, name=name)
+        self._graph, self._level = graph, optimisation
+        build = partial(_session_model, graph, chosen, threads=threads, optimisation=optimisation, name=name)
+        self._build = partial(build, any_layout=any_layout)
+        try:
+            super().__init__(self._build(), chosen, threads=threads, name=name)
+        except ModelError:
+            model = self._repaired(None)
+            if model is None:
+                raise
+            super().__init__(model, chosen, threads=threads, name=name)
         if device.startswith("cuda") and self.provider != CUDA:
             self.close()
             raise DeviceError(
                 f"device '{device}' was asked for and onnxruntime fell back to {self.provider}: its CUDA libraries do "
                 "not load; check the driver, CUDA and cuDNN versions, or use device 'cpu'"
             )
+
+    def _repaired(self, feeds: Mapping[str, Array] | None) -> SessionModel | None:
+        """Leave out the rewrites of onnxruntime that fail, if the graph as stored runs `feeds` (None: opens).
+
+        They are added to `broken_rewrites` of the graph, which later sessions leave out.
+        """
+        known = self._graph.info.broken_rewrites
+        if self._level == "off":
+            return None
+        if self.disabled != tuple(known):  # another session found them
+            return self._build()
+        content, weights = serialize(self._graph)
+        values = ort_values(weights)
+
+        def attempt(names: Sequence[str]) -> None:
+            options = options_for(self._threads, self._level, values, self._chosen)
+            session = opened(content, options, self._chosen, self.name, (*known, *names))
+            if feeds is not None:
+                session.run(None, {spec.name: feeds[spec.name] for spec in self.input_specs if spec.name in feeds})
+
+        found = broken_rewrites(attempt)
+        known.extend(found)
+        return self._build() if found else None
 
 
 def _session_model(
@@ -187,16 +217,17 @@ def _session_model(
         ModelError: onnxruntime rejects the model.
     """
     content, weights = serialize(graph)
+    plain = SessionModel(content, weights, optimisation, disabled=tuple(graph.info.broken_rewrites))
     if not any_layout or list(chosen) != [CPU] or optimisation != "all":
-        return SessionModel(content, weights, optimisation)
+        return plain
     options = partial(options_for, threads, optimisation, ort_values(weights), chosen)
     try:
-        return _blocked(content, options, any_layout, name)
+        return _blocked(plain, options, any_layout, name)
     except (ModelError, OSError):  # for example a full disk; an error of the model itself is raised when it is opened
-        return SessionModel(content, weights, optimisation)
+        return plain
 
 
-def _blocked(model: bytes, options: Callable[[], Any], outputs: Collection[str], name: str) -> SessionModel:
+def _blocked(model: SessionModel, options: Callable[[], Any], outputs: Collection[str], name: str) -> SessionModel:
     """Return `model` as optimised by onnxruntime, with `outputs` taken before they are reordered."""
     with temporary_folder() as folder:
         path, beside = folder / "optimised.onnx", "weights.bin"
@@ -206,7 +237,7 @@ def _blocked(model: bytes, options: Callable[[], Any], outputs: Collection[str],
         chosen.add_session_config_entry("session.optimized_model_external_initializers_file_name", beside)
         chosen.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
         chosen.add_session_config_entry("session.disable_prepacking", "1")  # this session is not run
-        opened(model, chosen, [CPU], name)
+        opened(model.content, chosen, [CPU], name, model.disabled)
         proto = onnx.load(path, load_external_data=False)
         weights = weights_beside(proto, folder / beside)
         content, aliases = unblocked(proto, outputs)

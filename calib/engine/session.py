@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import re
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
@@ -35,12 +36,14 @@ class SessionModel:
         weights: large external weights, by name.
         level: key of `LEVELS`.
         aliases: outputs that have another name in `content`, with that name.
+        disabled: onnxruntime's graph transformers that do not run.
     """
 
     content: bytes = field(repr=False)
     weights: Mapping[str, Array] = field(default_factory=dict, repr=False)
     level: str = "all"
     aliases: Mapping[str, str] = field(default_factory=dict)
+    disabled: Sequence[str] = ()
 
 
 class Session:
@@ -57,6 +60,7 @@ class Session:
 
     Attributes:
         input_specs, output_names: inputs and outputs of the session.
+        disabled: onnxruntime's graph transformers that do not run.
 
     Raises:
         ModelError: onnxruntime rejects the model.
@@ -65,11 +69,17 @@ class Session:
     def __init__(self, model: SessionModel, chosen: Sequence[Any], *, threads: int | None, name: str) -> None:
         self.name = name
         self.provider = "none"
+        self._chosen, self._threads = chosen, threads
+        self._replaced = threading.Lock()
+        self._open(model)
+
+    def _open(self, model: SessionModel) -> None:
+        self.disabled = tuple(model.disabled)
         self._aliases = dict(model.aliases)
         # the session reads the arrays in place, so they must live as long as it does
         self._weights = ort_values(model.weights)
-        options = options_for(threads, model.level, self._weights, chosen)
-        self._session: Any = opened(model.content, options, chosen, name)
+        options = options_for(self._threads, model.level, self._weights, self._chosen)
+        self._session: Any = opened(model.content, options, self._chosen, self.name, model.disabled)
         self.provider = str(self._session.get_providers()[0])
         self.input_specs = tuple(_spec(value) for value in self._session.get_inputs())
         called = {alias: name for name, alias in self._aliases.items()}
@@ -94,6 +104,8 @@ class Session:
         try:
             values = session.run([self._aliases.get(name, name) for name in names], given)
         except Exception as error:  # onnxruntime's exceptions have no common base but Exception
+            if self.recover(session, given):
+                return self.run(feeds, outputs, where=where)
             raise DataError(f"{self.name} cannot run on {where}: {reason(error)}") from error
         return dict(zip(names, values, strict=True))
 
@@ -115,11 +127,36 @@ class Session:
             session.run_with_iobinding(binding)
             return binding
         except Exception as error:  # see `run`
+            if self.recover(session, feeds):
+                return self.run_bound(feeds, places, where=where)
             raise DataError(f"{self.name} cannot run on {where}: {reason(error)}") from error
+
+    def recover(self, failed: Any, feeds: Mapping[str, Array]) -> bool:
+        """Replace onnxruntime's session after `failed` could not run `feeds`; return whether another run makes sense.
+
+        Args:
+            failed: session in which they were run; another thread may have replaced it.
+        """
+        with self._replaced:
+            if failed is not self._session:
+                return self._session is not None
+            model = self._repaired(feeds)
+            if model is None:
+                return False
+            self._open(model)
+            return True
+
+    def _repaired(self, feeds: Mapping[str, Array]) -> SessionModel | None:
+        """Return another form of the model that runs these feeds, or None."""
+        return None
 
     def bind(self, outputs: Sequence[str]) -> Bound:
         """Bind `outputs` to buffers that every run reuses; each thread needs its own."""
-        return Bound(self, self._opened(), outputs, self._aliases)
+        return Bound(self, outputs)
+
+    def opened(self) -> tuple[Any, Mapping[str, str]]:
+        """Return onnxruntime's session, and the names in it of outputs that are called otherwise."""
+        return self._opened(), self._aliases
 
     def close(self) -> None:
         """Free the session. Idempotent."""
@@ -163,14 +200,17 @@ def options_for(threads: int | None, level: str, weights: Mapping[str, Any], cho
     return options
 
 
-def opened(content: bytes, options: Any, chosen: Sequence[Any], name: str) -> Any:
+def opened(content: bytes, options: Any, chosen: Sequence[Any], name: str, disabled: Sequence[str] = ()) -> Any:
     """Open onnxruntime's session over serialized `content`.
+
+    Args:
+        disabled: names of graph transformers that do not run.
 
     Raises:
         ModelError: onnxruntime rejects the model.
     """
     try:
-        return open_session(content, options, chosen)
+        return open_session(content, options, chosen, disabled=disabled)
     except Exception as error:  # see `Session.run`
         raise ModelError(f"onnxruntime cannot load {name}: {reason(error)}") from error
 
@@ -188,16 +228,20 @@ class Bound:
 
     Args:
         runner: owner of the session.
-        session: onnxruntime's session.
         outputs: outputs to compute.
-        aliases: names of outputs that differ in the session.
     """
 
-    def __init__(self, runner: Session, session: Any, outputs: Sequence[str], aliases: Mapping[str, str]) -> None:
+    def __init__(self, runner: Session, outputs: Sequence[str]) -> None:
         self._runner = runner
-        self._session = session
         self._outputs = tuple(outputs)
-        self._names = [aliases.get(name, name) for name in outputs]
+        self._bind()
+
+    def _bind(self) -> None:
+        """Take over the session that the runner has now."""
+        runner = self._runner
+        self._session, aliases = runner.opened()
+        session = self._session
+        self._names = [aliases.get(name, name) for name in self._outputs]
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._binding: Any = None
         self._views: list[Array] | None = None
@@ -233,6 +277,9 @@ class Bound:
                     self._views = None
             return self._first(given, shapes)
         except Exception as error:  # onnxruntime's exceptions have no common base but Exception
+            if self._runner.recover(self._session, given):
+                self._bind()
+                return self.run(feeds, where=where)
             raise DataError(f"{self._runner.name} cannot run on {where}: {reason(error)}") from error
 
     def _run_binding(self, given: Mapping[str, Array]) -> None:

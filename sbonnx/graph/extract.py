@@ -64,6 +64,7 @@ def extract(
         original_opset=graph.info.original_opset,
         values=graph.info.values,
         files=graph.info.files,
+        broken_rewrites=graph.info.broken_rewrites,
     )
     domains = list(graph.import_domains or ())
     name = f"{graph.name}_piece"

@@ -71,6 +71,8 @@ class ModelInfo:
             update them (`Normal.through`).
         edits: changes of constants by equalization, see `sbonnx.graph.constant_edits`; saved with a quantized file.
         rows_apart: the model treats the rows of a batch independently; None: not tested yet.
+        broken_rewrites: graph transformers of onnxruntime with which the float model does not run. One list for a graph
+            and its pieces: sessions add to it, and leave them out.
     """
 
     path: Path | None = None
@@ -90,6 +92,7 @@ class ModelInfo:
     normals: dict[str, Normal] = field(default_factory=dict)
     edits: Edits = field(default_factory=dict)
     rows_apart: bool | None = None
+    broken_rewrites: list[str] = field(default_factory=list)
 
 
 class Graph(gs.Graph):  # type: ignore[misc]

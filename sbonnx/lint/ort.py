@@ -269,5 +269,12 @@ ORT_RULES: Final = (
         "quantize again with --cpu and that CPU, or use uint8 weights: slower, and exact",
         numbers.saturates_there,
     ),
+    LintRule(
+        "O37",
+        "the model runs after onnxruntime's own rewrites",
+        "error",
+        "leave the op float, or disable the rewrite in every session of the file",
+        kernels.broken_by_rewrites,
+    ),
 )
 """Rules in the order of the report: parameters, types, placement, counted kernels."""

@@ -6,16 +6,20 @@ Outside integer kernels, pairs cost time and accuracy.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
-from typing import Final
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from sbonnx import graph as graphs
 from sbonnx.backends.kernel_costs import IMAGE_RANK
+from sbonnx.backends.onnxruntime.graph_transformers import blame, broken_rewrites, failing_node
 from sbonnx.backends.onnxruntime.kernel_variants import DOT, LANES, float_conv
 from sbonnx.backends.onnxruntime.ort_nbits import slow_path
-from sbonnx.errors import DeviceError, SbonnxError
+from sbonnx.calib.data.dataset import input_specs
+from sbonnx.calib.data.random_feeds import guessed_feeds
+from sbonnx.calib.data.validate import Feed
+from sbonnx.errors import DataError, DeviceError, SbonnxError
 from sbonnx.graph import Constant, Graph, Node, query
 from sbonnx.graph.storage.temporary import temporary_folder
 from sbonnx.lint import ort_read as read
@@ -279,12 +283,16 @@ class Counted:
 
     Attributes:
         graph: the optimized graph, or None.
-        refused: reason why onnxruntime rejects the model, or "".
+        refused: reason why onnxruntime rejects the model as stored, or "".
+        broken: its own rewrites that break the model, with node and way out, or "".
+        node: at which they do, or "".
         skipped: reason why nothing could be counted, or "".
     """
 
     graph: Graph | None = None
     refused: str = ""
+    broken: str = ""
+    node: str = ""
     skipped: str = ""
 
 
@@ -312,12 +320,73 @@ def _count(view: View) -> Counted:
             graphs.save(view.graph, source)
         except SbonnxError as error:
             return Counted(skipped=str(error))
+        found = _broken(view.graph, str(source))
         try:
             open_session(str(source), options)
+            return replace(found, graph=graphs.read_executed(target))
+        except SbonnxError as error:
+            return replace(found, skipped=str(error))
         except Exception as error:  # onnxruntime's own exceptions share no base class
-            said = " ".join(str(error).replace(f"Load model from {source} failed:", "").split())
-            return Counted(refused=said.replace(str(source), "the model"))
-        return Counted(graph=graphs.load(target, opset=1))
+            return found if found.broken else Counted(refused=_said(error, str(source)))
+
+
+def _broken(graph: Graph, source: str) -> Counted:
+    """Find rewrites of onnxruntime after which the model at `source` does not load or run, although it does as stored.
+
+    It is run on feeds of guessed sizes; those that it cannot run as stored say nothing.
+    """
+
+    def opened(level: str, names: tuple[str, ...] = ()) -> Any:
+        return open_session(source, session_options(level), disabled=names)
+
+    def blamed(error: Exception, feed: Feed | None) -> Counted:
+        def attempt(names: tuple[str, ...]) -> None:
+            session = opened("all", names)
+            if feed is not None:
+                session.run(None, feed)
+
+        said = _said(error, source)
+        return Counted(broken=blame(broken_rewrites(attempt), said), node=failing_node(said)[1])
+
+    try:
+        session = opened("all")
+    except Exception as error:  # onnxruntime's own exceptions share no base class
+        try:
+            opened("off")
+        except Exception:
+            return Counted()  # the model itself
+        return blamed(error, None)
+    plain = None
+    for feed in _feeds(graph):
+        try:
+            session.run(None, feed)
+            break
+        except Exception as error:
+            plain = plain or opened("off")
+            try:
+                plain.run(None, feed)
+            except Exception:
+                continue
+            return blamed(error, feed)
+    return Counted()
+
+
+def _feeds(graph: Graph) -> Iterator[Feed]:
+    """Yield feeds of guessed sizes; none if an integer division by zero could end the process."""
+    for node in query.all_nodes(graph):
+        kind = query.dtype(node.inputs[1]) if node.op in ("Div", "Mod") and len(node.inputs) > 1 else None
+        if kind is not None and kind.kind in "iu" and not isinstance(node.inputs[1], Constant):
+            return
+    try:
+        yield from (feeds[0] for feeds in guessed_feeds(input_specs(graph)))
+    except DataError:  # an input is too large
+        return
+
+
+def _said(error: Exception, source: str) -> str:
+    """Return onnxruntime's message on one line, without the path of the temporary file."""
+    said = " ".join(str(error).replace(f"Load model from {source} failed:", "").split())
+    return said.replace(source, "the model")
 
 
 def refused(view: View) -> Found:
@@ -325,6 +394,13 @@ def refused(view: View) -> Found:
     why = counted(view).refused
     if why:
         yield "", "", why
+
+
+def broken_by_rewrites(view: View) -> Found:
+    """Report rewrites of onnxruntime after which the model does not load or run."""
+    found = counted(view)
+    if found.broken:
+        yield found.node, "", found.broken
 
 
 def not_counted(view: View) -> Found:

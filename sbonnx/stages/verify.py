@@ -142,7 +142,9 @@ def _verified(
         refusals=(*report.refusals, *left_float),
         layers=tuple(row.to_dict() for row in profile.worst_first(layers)),
         problems=tuple(problems),
-        notes=(*report.notes, *notes, *absent, *below, *judged.notes, *_notes(comparison, own=own)),
+        notes=tuple(
+            dict.fromkeys((*report.notes, *notes, *absent, *below, *judged.notes, *_notes(comparison, own=own)))
+        ),
     )
     return with_details(replace(state, report=verified, comparison=comparison))
 

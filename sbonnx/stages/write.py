@@ -16,6 +16,7 @@ import onnx
 from sbonnx import export, precision, qdq
 from sbonnx import graph as graphs
 from sbonnx import native as loops
+from sbonnx.backends.onnxruntime.graph_transformers import without_rewrites
 from sbonnx.backends.tensorrt import calibration_cache
 from sbonnx.backends.tensorrt.backend import TENSORRT
 from sbonnx.backends.tensorrt.profiles import INT4_BITS
@@ -173,7 +174,8 @@ def _report(state: PipelineState) -> Report:
     if not solved and not only_converted and not only_caches:
         why = f"; first reason: {refusals[0]}" if refusals else ""
         problems = (*problems, f"nothing was quantized{why}")
-    model = original_of(request.model)
+    model, broken = original_of(request.model), prepared.graph.info.broken_rewrites
+    left_out = (without_rewrites(broken),) if broken else ()
     return Report(
         model="model in memory" if isinstance(model, onnx.ModelProto) else os.fspath(model),
         output=None if request.output is None else os.fspath(Path(request.output)),
@@ -191,7 +193,7 @@ def _report(state: PipelineState) -> Report:
         applied=prepared.applied,
         refusals=(*refusals, *state.unwritten),
         settings=recipe.to_dict(),
-        notes=(*state.quantized.info.notes, *solution.notes, *loops.notes()),
+        notes=(*state.quantized.info.notes, *solution.notes, *loops.notes(), *left_out),
         problems=problems,
         pruning=request.model.report.to_dict() if isinstance(request.model, PrunedModel) else {},
         engine_command=_engine_command(state, solved),

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
+from sbonnx.backends.onnxruntime.graph_transformers import without_rewrites
 from sbonnx.cpu import target_cpu
 from sbonnx.errors import RecipeError
 from sbonnx.html_report import comparison_card, render_card
@@ -88,6 +89,7 @@ class Comparison:
         evaluation: a metric of the float and the quantized model on labelled data; None if none was asked for.
         cpu: kind of CPU that the quantized file is for, see `Plan.cpu`; "" if unknown, or the same on all.
         runtime: backend whose runtime gave the outputs of the quantized model, latencies and kernels.
+        broken_in_float: onnxruntime's own rewrites that break the float model; both models ran without them.
     """
 
     outputs: tuple[OutputDifference, ...]
@@ -111,6 +113,7 @@ class Comparison:
     evaluation: Evaluation | None = None
     cpu: str = ""
     runtime: str = ON_CPU
+    broken_in_float: tuple[str, ...] = ()
 
     def _repr_html_(self) -> str:
         """Return the summary that notebooks show."""
@@ -158,6 +161,8 @@ class Comparison:
         grown = self.bytes_quantized - self.bytes_float
         if self.larger and grown > GROWN_BYTES:
             found.append(f"{LARGER}: {self.size_ratio:.2f} times its size, {grown:,} bytes more{self._weights_left()}")
+        if self.broken_in_float:
+            found.append(without_rewrites(self.broken_in_float))
         if self.levels_left_out:
             names = " and ".join(f"'{level}'" for level in self.levels_left_out)
             why = SATURATED if "off" in self.levels_left_out else LARGE_GRAPH
@@ -189,6 +194,7 @@ class Comparison:
     def to_dict(self) -> dict[str, Any]:
         """Convert to plain values for JSON."""
         plain = asdict(replace(self, kernels=None))
+        del plain["broken_in_float"]  # a note
         kernels = None if self.kernels is None else self.kernels.to_dict()
         return {**plain, "kernels": kernels, "size_ratio": self.size_ratio, "larger": self.larger}
 

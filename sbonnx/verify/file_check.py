@@ -218,6 +218,9 @@ def compare(  # noqa: PLR0913 - public entry point
             levels = OPTIMIZED  # at the others, onnxruntime ignores its option for exact products
         models = Models(float_model, quantized, device, without, together, folder, levels, data is not None, own, exact)
         rows: tuple[LevelDifference, ...] = ()
+        feed = None if data is None else next(iter(data), None)
+        if together and feed is not None:
+            models.leave_out_broken(feed)
         if depth.levels:
             try:
                 rows = differences(models, data or (), limit=limit, strict=depth.strict, keep_io=depth.keep_io)
@@ -252,6 +255,7 @@ def compare(  # noqa: PLR0913 - public entry point
             levels_left_out=tuple(level for level in LEVEL_NAMES if depth.levels and level not in levels),
             kernels=models.kernels(read) if depth.kernels else None,
             dot_product=exact or target_cpu().exact,
+            broken_in_float=models.broken_in_float,
             runtime=ON_CPU if own is None else runtime,
         )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from sbonnx.backends.onnxruntime.graph_transformers import original_name
 from sbonnx.backends.runtime_types import ExecutedLayer, layers_by_name
 from sbonnx.ops import (
     CONTROL_FLOW,
@@ -116,9 +116,6 @@ def data_inputs(body: Body, node: onnx.NodeProto) -> list[str]:
 def _text(node: onnx.NodeProto, name: str) -> str:
     return next((attribute.s.decode() for attribute in node.attribute if attribute.name == name), "")
 
-
-RENAMED: Final = re.compile(r"(_token_\d+)+$|/[A-Za-z]*Fusion$|/duplicated$")
-"""Suffixes that onnxruntime appends to the names of nodes it creates from others."""
 
 Place = tuple[Body, onnx.NodeProto]
 """A node, and the body that contains it."""
@@ -398,7 +395,7 @@ class _Optimised:
             for node in body.nodes:
                 if node.op_type not in QDQ:
                     self.by_output.update((name, (body, node)) for name in node.output if name)
-                    self.by_name.setdefault(RENAMED.sub("", node.name), (body, node))
+                    self.by_name.setdefault(original_name(node.name), (body, node))
                     weight = _weight(body, node)
                     if weight is not None:
                         self.by_weight.setdefault(weight.name, []).append((body, node))
@@ -426,7 +423,7 @@ class _Optimised:
                     continue
                 read = [one for out in node.output for one in body.readers.get(out, ())]
                 if _weight_pair(body, node) is not None or any(one.op_type in QUANTIZE for one in read):
-                    name = RENAMED.sub("", node.name) or str(node.output[0])
+                    name = original_name(node.name) or str(node.output[0])
                     yield FloatOp(name, node.op_type, reason(body, node, node))
 
 

@@ -6,14 +6,17 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import ml_dtypes
 import numpy as np
 import onnx
 
+from sbonnx.backends.onnxruntime.graph_transformers import blame, broken_rewrites
 from sbonnx.backends.runtime_types import Runtime
 from sbonnx.calib.data import InputSpec
 from sbonnx.calib.engine.runner import providers
@@ -53,6 +56,61 @@ HALF: Final = np.dtype(np.float16)
 FLOATS: Final = ("tensor(float16)", "tensor(bfloat16)")
 """Types that replace float32 in narrowed inputs and outputs of a model."""
 
+
+class BrokenByRewrite(ModelError):
+    """Raised for a model that runs as stored and that onnxruntime's own rewrites break.
+
+    Attributes:
+        names: the graph transformers, as in ``disabled_optimizers``.
+    """
+
+    def __init__(self, text: str, names: tuple[str, ...] = ()) -> None:
+        super().__init__(text)
+        self.names = names
+
+
+@dataclass(frozen=True)
+class _Opening:
+    """Arguments with which a session was opened."""
+
+    model: Path | bytes
+    level: str
+    device: str
+    without: tuple[str, ...]
+    exact: bool
+
+    @property
+    def name(self) -> str:
+        return str(self.model) if isinstance(self.model, Path) else "the model"
+
+    def broken(self, error: Exception, feeds: Mapping[str, Array] | None) -> BrokenByRewrite | None:
+        """Return the error that names the rewrites, if the model runs `feeds` (None: opens) as stored; else None."""
+
+        def attempt(level: str, names: tuple[str, ...]) -> None:
+            opened = self.open(level, names)
+            if feeds is not None:
+                opened.run(None, feeds)
+
+        if self.level == OFF:
+            return None
+        try:
+            attempt(OFF, ())
+        except Exception:  # onnxruntime's own exceptions share no base class
+            return None  # the model itself, or the feeds
+        names = broken_rewrites(lambda some: attempt(self.level, some))
+        text = f"{self.name} does not run at optimisation level '{self.level}': {blame(names, str(error))}"
+        return BrokenByRewrite(" ".join(text.split()), names)
+
+    def open(self, level: str, names: tuple[str, ...] = ()) -> Any:
+        """Open another session, without these graph transformers as well."""
+        source = native_source(self.model) if isinstance(self.model, Path) else self.model
+        options = session_options(level, threads=cores(), exact=self.exact)
+        return open_session(source, options, providers(self.device), disabled=(*self.without, *names))
+
+
+_OPENINGS: Final[WeakKeyDictionary[Any, _Opening]] = WeakKeyDictionary()
+"""Arguments by session, to explain an error of a run."""
+
 Entry = tuple[str, str, tuple[Any, ...]]
 """Name, type and shape of an input or output; dynamic axes by their name."""
 
@@ -78,8 +136,10 @@ def session(
         exact: 8-bit products do not saturate, see `sbonnx.runtime.EXACT_PRODUCTS`.
 
     Raises:
+        BrokenByRewrite: onnxruntime rejects what its own rewrites make of the model.
         ModelError: onnxruntime rejects the model, or cannot write; the message has the first line of its error.
     """
+    opening = _Opening(model, level, device, tuple(without), exact)
     # onnxruntime ignores the process's CPU affinity
     threads = threads or (cores() if cores() < (os.cpu_count() or 1) else None)
     options = session_options(level, threads=threads, exact=exact)
@@ -92,10 +152,16 @@ def session(
         options.add_session_config_entry(f"{prefix}_min_size_in_bytes", str(BESIDE_BYTES))
     try:
         source = native_source(model) if isinstance(model, Path) else model
-        return open_session(source, options, providers(device), disabled=without)
+        opened = open_session(source, options, providers(device), disabled=without)
     except Exception as error:  # onnxruntime's own exceptions share no base class
-        name = model if isinstance(model, Path) else "the model"
-        raise ModelError(f"onnxruntime refuses {name} at optimisation level '{level}': {reason(error)}") from error
+        if exact:  # onnxruntime 1.32 cannot prepare a weight that two nodes share for exact products
+            plain = partial(session, model, level=level, device=device, without=without)
+            return plain(write=write, packs=packs, threads=threads)
+        broken = opening.broken(error, None) if write is None else None
+        text = f"onnxruntime refuses {opening.name} at optimisation level '{level}': {reason(error)}"
+        raise broken or ModelError(text) from error
+    _OPENINGS[opened] = opening
+    return opened
 
 
 def run(model: Any, feeds: Feeds, index: int) -> list[Any]:
@@ -107,6 +173,7 @@ def run(model: Any, feeds: Feeds, index: int) -> list[Any]:
         index: number of the feed, for messages.
 
     Raises:
+        BrokenByRewrite: onnxruntime's own rewrites of the model cannot run them, and the model as stored can.
         DataError: the model cannot run on these feeds.
     """
     wanted = {entry.name: HALF if entry.type == "tensor(float16)" else None for entry in model.get_inputs()}
@@ -118,7 +185,9 @@ def run(model: Any, feeds: Feeds, index: int) -> list[Any]:
     try:
         outputs: list[Any] = model.run(None, given)
     except Exception as error:  # onnxruntime's own exceptions share no base class
-        raise DataError(f"the model cannot run feed {index}: {reason(error)}") from error
+        opening = _OPENINGS.get(model)
+        broken = None if opening is None else opening.broken(error, given)
+        raise broken or DataError(f"the model cannot run feed {index}: {reason(error)}") from error
     return outputs
 
 
@@ -224,6 +293,7 @@ class Models:
         runs: the sessions are run, so their weights are packed.
         runtime: executes the quantized model, and the float one for times; None: onnxruntime.
         exact: 8-bit products of the quantized model do not saturate: it is for kernels that do not, and this CPU's may.
+        broken_in_float: graph transformers that break the float model, and are disabled for both.
     """
 
     floats: Path | bytes
@@ -236,6 +306,7 @@ class Models:
     runs: bool = True
     runtime: Runtime | None = None
     exact: bool = False
+    broken_in_float: tuple[str, ...] = ()
     _open: dict[str, Any] = field(default_factory=dict)
     _unwritten: str = ""
 
@@ -243,8 +314,25 @@ class Models:
         """Return a session of the float model; not optimized if it is not run, as folding copies weights."""
         if "float" not in self._open or not self.together:
             level = "all" if self.runs else OFF
-            return self._kept("float", session(self.floats, level=level, device=self.device, packs=self.runs))
+            disabled = self.broken_in_float
+            made = session(self.floats, level=level, device=self.device, without=disabled, packs=self.runs)
+            return self._kept("float", made)
         return self._open["float"]
+
+    def leave_out_broken(self, feeds: Feeds) -> None:
+        """Disable the rewrites that break the float model on `feeds` in the sessions of both models.
+
+        Raises:
+            DataError, ModelError: the float model does not run as stored either.
+        """
+        try:
+            run(self.open_float(), feeds, 0)
+        except BrokenByRewrite as error:
+            if not error.names:
+                raise
+            self._open.clear()
+            self.broken_in_float = error.names
+            self.without = (*self.without, *error.names)
 
     def open_quantized(self, level: str = "all") -> Any:
         """Return a session of the quantized model at a level, and write its optimized graph if that is needed.

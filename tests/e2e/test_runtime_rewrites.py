@@ -11,6 +11,8 @@ import onnxruntime as ort
 import pytest
 
 import sbonnx
+from sbonnx import verify
+from sbonnx.errors import ModelError
 from sbonnx.spec import Array
 from tests.support.models import model
 
@@ -23,7 +25,8 @@ def outputs(source: onnx.ModelProto | Path, feeds: list[dict[str, Array]], level
     options.log_severity_level = 4
     content = str(source) if isinstance(source, Path) else source.SerializeToString()
     session = ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    return np.asarray(np.concatenate([session.run(None, feed)[0] for feed in feeds]), np.float64)
+    found = [np.asarray(session.run(None, feed)[0], np.float64) for feed in feeds]
+    return np.concatenate(found)
 
 
 def assert_near_float(proto: onnx.ModelProto, feeds: list[dict[str, Array]], file: Path, least: float = 22.0) -> None:
@@ -49,7 +52,7 @@ def normal(*shape: int, seed: int = 0, count: int = 4) -> list[dict[str, Array]]
 
 def kernel(*shape: int) -> Array:
     rng = np.random.default_rng(len(shape))
-    return (rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
+    return np.asarray(rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:])), np.float32)
 
 
 BETWEEN = """agraph (float[1,16,8,8] x) => (float[1,16,1,1] y) {
@@ -180,3 +183,72 @@ def test_integer_sums_before_a_mean(kind: str, mode: str, tmp_path: Path) -> Non
     feeds = [{**feed, "i": rng.integers(-5, 9, (2, 6, 32)).astype(kind)} for feed in normal(2, 6, 32)]
     recipe = {"MODE": mode, "MIN_WEIGHT_SIZE": 1, "W": {"QUANTIZER": {"BIT": 8}}}
     assert_near_float(proto, feeds, quantized(proto, feeds, tmp_path, recipe=recipe))
+
+
+NORM = """agraph (float[N,6,DEPTH] x) => (float[N,6,8] y) {
+    h = MatMul (x, w1)
+    m = ReduceMean <axes = [-1]> (h)
+    d = Sub (h, m)
+    p = Pow (SQUARED, two)
+    v = ReduceMean <axes = [-1]> (p)
+    e = Add (v, eps)
+    s = Sqrt (e)
+    n = Div (SQUARED, s)
+    g = Mul (n, gamma)
+    z = Add (g, beta)
+    y = MatMul (z, w2)
+}"""
+
+
+@pytest.mark.parametrize("opset", [13, 17])
+@pytest.mark.parametrize("squared", ["d", "h"])
+def test_a_norm_that_onnxruntime_fuses_wrongly_is_calibrated_as_it_is(squared: str, opset: int, tmp_path: Path) -> None:
+    """The scale widens the result, which fused normalizations do not support; the float model runs at 'off' alone."""
+    numbers = {"two": np.float32(2), "eps": np.float32(1e-2)}
+    text = NORM.replace("SQUARED", squared).replace("DEPTH", "16")
+    proto = model(text, opset=opset, w1=kernel(16, 1), w2=kernel(32, 8), gamma=32, beta=32, **numbers)
+    feeds = normal(4, 6, 16)
+    with pytest.raises(Exception, match=r"NormFusion|NumPy-broadcastable"):
+        outputs(proto, feeds, "ORT_ENABLE_ALL")
+    path = tmp_path / "q.onnx"
+    report = sbonnx.quantize(proto, feeds, output=path, recipe={"KERNEL_COSTS": "none"})
+    assert report.counts["activations"]
+    notes = [note for note in report.notes if "LayerNormFusion" in note]
+    assert len(notes) == 1
+    assert "disabled_optimizers" in notes[0]
+    reference, got = (outputs(one, feeds, "ORT_DISABLE_ALL") for one in (proto, path))
+    assert 10 * np.log10((reference**2).sum() / ((got - reference) ** 2).sum()) > 20
+
+
+def test_a_file_that_a_rewrite_breaks_is_an_error_that_names_it(tmp_path: Path) -> None:
+    """One zero point for each column of a batch of matrices, as a file of other tools has it."""
+    text = """agraph (float[2,3,4,8] x) => (float[2,3,4,6] y) {
+        q = QuantizeLinear (x, s, mid)
+        d = DequantizeLinear (q, s, mid)
+        w = DequantizeLinear <axis = 2> (codes, ws, wz)
+        m = MatMul (d, w)
+        y = Tanh (m)
+    }"""
+    codes = np.random.default_rng(0).integers(-90, 90, (3, 8, 6)).astype(np.int8)
+    scales = {
+        "s": np.float32(0.03),
+        "mid": np.uint8(128),
+        "ws": np.full(6, 0.01, np.float32),
+        "wz": np.zeros(6, np.int8),
+    }
+    proto = model(text, codes=codes, **scales)
+    proto.graph.node[3].name = "product"
+    path = tmp_path / "q.onnx"
+    onnx.save(proto, path)
+    floats = model(
+        "agraph (float[2,3,4,8] x) => (float[2,3,4,6] y) { m = MatMul (x, w) y = Tanh (m) }", w=codes * np.float32(0.01)
+    )
+    for run in (verify.check, verify.compare):
+        with pytest.raises(ModelError) as caught:
+            run(floats.SerializeToString(), path, normal(2, 3, 4, 8))
+        text = str(caught.value)
+        assert f"{path} does not run at optimisation level" in text
+        assert "'QDQSelectorActionTransformer'" in text
+        assert "--exclude 'product'" in text
+        assert "disabled_optimizers=['QDQSelectorActionTransformer']" in text
+        assert "\n" not in text

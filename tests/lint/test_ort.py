@@ -117,6 +117,18 @@ def matmul(pair: bool = False, rows: int = CHANNELS, most: int = 60) -> onnx.Mod
     return net.done(net.pair(y) if pair else y)
 
 
+def batch_of_weights(columns: bool) -> onnx.ModelProto:
+    """A product with a batch of matrices; one zero point for each column breaks onnxruntime's MatMulIntegerToFloat."""
+    net = Net(("N", 3, 4, CHANNELS))
+    scale = np.full(CHANNELS, 0.01) if columns else 0.01
+    zero = np.zeros(CHANNELS) if columns else 0
+    return net.done(
+        net.op(
+            "Tanh", net.op("MatMul", net.pair("x"), net.codes(net.weight(3, CHANNELS, CHANNELS), scale, zero, axis=2))
+        )
+    )
+
+
 def pool(scale: float) -> onnx.ModelProto:
     return after("MaxPool", scale=scale, kernel_shape=[2, 2])
 
@@ -210,6 +222,7 @@ SEEDED: dict[str, tuple[Made, Made]] = {
     "O31": (refused, lambda: weight_only(True)),
     "O34": (lambda: in_blocks(0), lambda: in_blocks(4)),
     "O35": (lambda: floats(63), lambda: floats(64)),
+    "O37": (lambda: batch_of_weights(True), lambda: batch_of_weights(False)),
 }
 """By rule: the mistake and the clean twin."""
 
@@ -260,6 +273,40 @@ def test_slow_kernels_are_named_with_their_factor(bits: int, block: int, level: 
 def test_blocks_that_onnxruntime_does_not_load_are_refused() -> None:
     (one,) = [each for each in found(in_blocks(4, 3, 32)) if each.rule == "O31"]
     assert one.severity == "error"
+
+
+def test_a_rewrite_that_breaks_the_model_is_named_with_the_node_and_the_way_out() -> None:
+    (one,) = [each for each in found(batch_of_weights(True)) if each.rule == "O37"]
+    assert one.severity == "error"
+    assert one.node.startswith("matmul")
+    assert "'QDQSelectorActionTransformer'" in one.why
+    assert "disabled_optimizers=['QDQSelectorActionTransformer']" in one.why
+
+
+@pytest.mark.parametrize("opset", [13, 16, 17])
+def test_a_layer_norm_that_onnxruntime_fuses_has_findings(opset: int) -> None:
+    """Below opset 17 its optimized graph has an operator that the opset does not have."""
+    text = """agraph (float[N,6,8] x) => (float[N,6,4] y) {
+        q = QuantizeLinear (x, s, z)
+        l = DequantizeLinear (q, s, z)
+        d = Sigmoid (l)
+        m = ReduceMean <axes = [-1]> (d)
+        c = Sub (d, m)
+        p = Pow (c, two)
+        v = ReduceMean <axes = [-1]> (p)
+        e = Add (v, eps)
+        r = Sqrt (e)
+        n = Div (c, r)
+        g = Mul (n, gamma)
+        b = Add (g, beta)
+        y = MatMul (b, w)
+    }"""
+    scalars = {"s": np.float32(0.03), "z": np.uint8(128), "two": np.float32(2), "eps": np.float32(1e-5)}
+    proto = written(text, opset=opset, gamma=8, beta=8, w=(8, 4), **scalars)
+    assert "O23" in rules(proto)
+    counted = kernels.counted(View(graphs.load(proto, opset=1), "onnxruntime"))
+    assert counted.graph is not None
+    assert "LayerNormalization" in {node.op for node in counted.graph.nodes}
 
 
 # --- rules that depend on the machine ---------------------------------------------------------------------------------

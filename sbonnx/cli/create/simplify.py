@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,7 +14,6 @@ from sbonnx.cli.output.tables import show_outputs
 from sbonnx.errors import DataError
 
 if TYPE_CHECKING:
-    from sbonnx.calib.data import InputSpec
     from sbonnx.graph import Graph
     from sbonnx.spec import Array
     from sbonnx.verify import Comparison
@@ -27,18 +25,6 @@ EQUAL_DB: Final = 80.0
 
 EQUAL_HALF_DB: Final = 40.0
 """Threshold for models that compute in half precision (float16 or bfloat16: 50 to 70 dB)."""
-
-BATCH: Final = 2
-"""Size of a dynamic first axis."""
-
-LENGTHS: Final = (8, 32, 64, 224, 1)
-"""Sizes to try for the other dynamic axes: short texts and small images first."""
-
-LARGEST: Final = 1 << 26
-"""Maximum number of elements of one synthetic input."""
-
-SEEDS: Final = (0, 1)
-"""Seeds, one feed each: feeds may take different branches of the model."""
 
 OUTPUT: Final = replace(options.OUTPUT, help="The model to write.")
 NO_FUSE: Final = options.switch("--no-fuse", "Do not fuse batch norms and other operators.")
@@ -119,50 +105,16 @@ def _verify(given: Arguments, simplified: Path, graph: Graph) -> tuple[Compariso
     from sbonnx import graph as graphs
     from sbonnx import verify
     from sbonnx.calib.data import dataset as datasets
+    from sbonnx.calib.data.random_feeds import guessed_feeds
 
     model, data = given[options.MODEL], given.data()
     if data is not None:
         feeds = datasets.read(data, graph, split=given[options.SPLIT], limit=given[options.SAMPLES])
         return verify.check(model, simplified, feeds), ""
-    guessed, why = _first_accepted(graphs.load(model), _synthetic_feeds(datasets.input_specs(graph)))
+    guessed, why = _first_accepted(graphs.load(model), guessed_feeds(datasets.input_specs(graph)))
     if not guessed:
         return None, f"not verified: the model does not run on synthetic feeds ({why}): give --data"
     return verify.check(model, simplified, guessed), ""
-
-
-def _synthetic_feeds(specs: Sequence[InputSpec]) -> Iterator[list[dict[str, Array]]]:
-    """Yield feeds for each guess of the dynamic axes: normal floats, integers 0 or 1, deterministic.
-
-    Raises:
-        DataError: an input is too large.
-    """
-    batches = (BATCH, 1) if any(spec.shape and not isinstance(spec.shape[0], int) for spec in specs) else (BATCH,)
-    fixed = all(isinstance(dim, int) for spec in specs for dim in (spec.shape or ())[1:])
-    for length in LENGTHS[:1] if fixed else LENGTHS:
-        for batch in batches:
-            yield [_feed(specs, batch, length, seed) for seed in SEEDS]
-
-
-def _feed(specs: Sequence[InputSpec], batch: int, length: int, seed: int) -> dict[str, Array]:
-    import numpy as np
-
-    rng = np.random.default_rng(seed)
-    named: dict[str, int] = {}
-    feed: dict[str, Array] = {}
-    for spec in specs:
-        shape = []
-        for axis, dim in enumerate(spec.shape or ()):
-            guess = batch if axis == 0 else length
-            shape.append(named.setdefault(dim, guess) if isinstance(dim, str) else guess if dim is None else dim)
-        if prod(shape) > LARGEST:
-            raise DataError(f"input '{spec.name}' of shape {shape} is too large for a synthetic feed: give --data")
-        if spec.dtype is None or spec.dtype.kind == "O":
-            feed[spec.name] = np.full(shape, "a", dtype=object)
-        elif spec.dtype.kind in "iub":
-            feed[spec.name] = np.asarray(rng.integers(0, 2, shape)).astype(spec.dtype)
-        else:
-            feed[spec.name] = np.asarray(rng.standard_normal(shape)).astype(spec.dtype)
-    return feed
 
 
 def _first_accepted(graph: Graph, guessed: Iterable[list[dict[str, Array]]]) -> tuple[list[dict[str, Array]], str]:
@@ -180,7 +132,7 @@ def _first_accepted(graph: Graph, guessed: Iterable[list[dict[str, Array]]]) -> 
                     why = str(error)
                     continue
                 return feeds, ""
-        except DataError as error:  # raised by `_synthetic_feeds`
+        except DataError as error:  # raised by `guessed_feeds`
             why = str(error)
     return [], why
 
