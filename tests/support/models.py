@@ -80,8 +80,10 @@ def with_unsigned_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
     for node in proto.graph.node:
         at, zero = WEIGHTS_OF_INTEGER_OPS.get(node.op_type, (0, 0))
         weight = stored.get(node.input[at]) if at else None
-        if weight is None or weight.data_type != onnx.TensorProto.INT8:
-            continue
+        moved = stored.get(node.input[2]) if at and len(node.input) > 2 else None  # zero point of the activation
+        signed = moved is not None and moved.data_type == onnx.TensorProto.INT8
+        if weight is None or weight.data_type != onnx.TensorProto.INT8 or signed:
+            continue  # products of int8 and int8 are exact
         given = stored[node.input[zero]] if len(node.input) > zero and node.input[zero] else None
         zeros = np.zeros((), np.int8) if given is None else onnx.numpy_helper.to_array(given)
         node.input.extend([""] * (zero + 1 - len(node.input)))
