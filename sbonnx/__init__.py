@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from sbonnx.progress import Progress, Silent
     from sbonnx.pruning.verified import PruningReport, prune
     from sbonnx.quant_model import QuantModel
-    from sbonnx.recipe import parse_qconfig
+    from sbonnx.recipe import parse_qconfig, parse_sconfig
     from sbonnx.report import Report
     from sbonnx.sparse_model import SparseModel
     from sbonnx.verify.labelled import EvaluationData, evaluate
@@ -48,6 +48,7 @@ __all__ = [
     "__version__",
     "evaluate",
     "parse_qconfig",
+    "parse_sconfig",
     "prune",
     "quantize",
 ]
@@ -64,6 +65,7 @@ _HOMES: Final = {
     "SparseModel": "sbonnx.sparse_model",
     "evaluate": "sbonnx.verify.labelled",
     "parse_qconfig": "sbonnx.recipe",
+    "parse_sconfig": "sbonnx.recipe",
     "prune": "sbonnx.pruning.verified",
     "quantize": "sbonnx.api",
 }

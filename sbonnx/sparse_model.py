@@ -14,7 +14,7 @@ from sbonnx import patterns
 from sbonnx.backends import backend_for
 from sbonnx.calib.data import dataset as datasets
 from sbonnx.calib.data.dataset import FeedBuffer
-from sbonnx.calib.engine.runner import LayerRunner
+from sbonnx.calib.engine.runner import LayerRunner, providers
 from sbonnx.errors import LifeCycleError, ModelError
 from sbonnx.graph import Constant, Graph, Node
 from sbonnx.graph.query import producer, tensors_by_name
@@ -98,6 +98,29 @@ class SparseModel:
         if self._fed is not None:
             self._fed.close()
             self._fed = None
+
+    def to(self, device: Any) -> Self:
+        """Run on another device: "cpu", "cuda", "cuda:1", or a torch.device.
+
+        Raises:
+            DeviceError: the device is not available.
+        """
+        providers(str(device))
+        if self._runner is not None:
+            self._runner.close()
+            self._runner = None
+        self._recipe = self._recipe.on_device(str(device))
+        if self._trained is not None:
+            self._trained.to(device)
+        return self
+
+    def cuda(self, device: int | None = None) -> Self:
+        """Run on a GPU, by default the first one. Raises: as `to`."""
+        return self.to("cuda" if device is None else f"cuda:{device}")
+
+    def cpu(self) -> Self:
+        """Run on the CPU."""
+        return self.to("cpu")
 
     # --- what is pruned -----------------------------------------------------------------------------
 

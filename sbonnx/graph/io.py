@@ -30,7 +30,7 @@ from sbonnx.graph.protos import (
     sort_protos,
 )
 from sbonnx.graph.shape_inference import infer_shapes
-from sbonnx.graph.storage.model_file import THE_MODEL, open_model
+from sbonnx.graph.storage.model_file import label_of, open_model
 from sbonnx.graph.storage.output_files import EXTERNAL_BYTES, write_model
 from sbonnx.graph.storage.weights import MappedWeights
 from sbonnx.graph.validation import free_sizes, require_no_traps, require_one_float_type, validate
@@ -53,7 +53,7 @@ def load(source: str | os.PathLike[str] | ModelProto, *, opset: int = 13) -> Gra
     Raises:
         ModelError: the file cannot be read, or the model is not valid ONNX or not supported; names the file.
     """
-    label = THE_MODEL if isinstance(source, ModelProto) else f"'{os.fspath(source)}'"
+    label = label_of(source)
     try:
         return _load(source, opset)
     except ModelError as error:

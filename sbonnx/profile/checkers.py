@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -15,9 +16,10 @@ from sbonnx.html_report import Card, render_card
 from sbonnx.metrics import IMAGE_RANK, ratio_db
 from sbonnx.report.plots import TOP, bar_chart
 from sbonnx.spec import Array
+from sbonnx.torchnet import torch_module
 
-Checker = str | Callable[[Array, Array], float]
-"""A name in `MEASURES`, or a function of (quantized, float) tensors."""
+Checker = str | Callable[[Any, Any], Any]
+"""A name in `MEASURES`, or a function of (quantized, float) arrays or torch tensors that returns a number."""
 
 EQUAL: Final = 0.0
 """Loss of a tensor that is equal to the float one."""
@@ -161,16 +163,39 @@ class Kl(Measure):
 
 @final
 class Averaged(Measure):
-    """Mean of a user function, called once per tensor and feed."""
+    """Mean of a user function, called once per tensor and feed.
 
-    def __init__(self, function: Callable[[Array, Array], float]) -> None:
+    A function that fails on arrays, such as torch.nn.functional.mse_loss, is called with torch tensors if torch is
+    loaded.
+    """
+
+    def __init__(self, function: Callable[[Any, Any], Any]) -> None:
         self._function, self._values = function, list[float]()
+        self._on_tensors = False
 
     def add(self, quantized: Array, reference: Array) -> None:
-        self._values.append(float(self._function(quantized, reference)))
+        self._values.append(float(self._called(quantized, reference)))
+
+    def _called(self, quantized: Array, reference: Array) -> Any:
+        if self._on_tensors:
+            return self._function(_tensor(quantized), _tensor(reference))
+        try:
+            return self._function(quantized, reference)
+        except (AttributeError, TypeError):
+            if "torch" not in sys.modules:
+                raise
+            found = self._function(_tensor(quantized), _tensor(reference))
+        self._on_tensors = True
+        return found
 
     def result(self) -> float:
         return float(np.mean(self._values)) if self._values else math.nan
+
+
+def _tensor(values: Array) -> Any:
+    """Copy an array to a torch tensor; bfloat16 as float32."""
+    wide = values.astype(np.float32) if values.dtype.kind == "V" else values
+    return torch_module().from_numpy(np.array(wide))
 
 
 MEASURES: Final[dict[str, type[Measure]]] = {

@@ -6,17 +6,22 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
-from sbonnx.errors import RecipeError
+import numpy as np
+
+from sbonnx.calib.observers import make_observer
+from sbonnx.calib.sketches import Sketch
+from sbonnx.errors import LifeCycleError, RecipeError
 from sbonnx.graph.query import node_by_name
 from sbonnx.plan import Site
 from sbonnx.recipe import Recipe, load
+from sbonnx.recipe.names import full_backend
 from sbonnx.recipe.node_patterns import matcher
 from sbonnx.recipe.problem import most_similar
 from sbonnx.recipe.resolve import changed, changes
 from sbonnx.recipe.sections.base import overlay
 from sbonnx.recipe.torch_modules import ModuleCall, candidates
 from sbonnx.search.bit_groups import pattern_of
-from sbonnx.spec import Array, QParams
+from sbonnx.spec import Array, Bounds, QParams, params_from_bounds
 
 if TYPE_CHECKING:
     from sbonnx.quant_model.pipeline_steps import PipelineSteps
@@ -110,6 +115,68 @@ class TensorQuantizer:
         """Keep this side permanently in float, in the exported file too."""
         self.model._set_keys(self.layer, self.side, {"QUANTIZER": {"DISABLE": True}})
 
+    def set_backend(self, backend: str) -> None:
+        """Accept the backend of the model: all quantizers of a file have the same one.
+
+        Raises:
+            RecipeError: it is another one.
+        """
+        own = self.model.prepared.backend.name
+        if full_backend(str(backend).lower()) != own:
+            raise RecipeError(f"a file is for one backend, and this model is for {own}: QuantModel(..., backend='...')")
+
+    def enable_export_onnx(self) -> None:
+        """No-op: `QuantModel.export_onnx` writes Q/DQ pairs itself, whatever the state of the quantizers."""
+
+    disable_export_onnx = enable_export_onnx
+
+    def update_observer(self, x: Any) -> None:
+        """Observe an array or tensor, for `calc_qparams` of this quantizer, beside the feeds of the model.
+
+        Raises:
+            RecipeError: this side stays float, or has a scale for each channel.
+        """
+        assert self._one_range.spec.axis is None
+        array = np.asarray(x.detach().cpu().numpy() if hasattr(x, "detach") else x, np.float32)
+        self.model._observed.setdefault((self.side, self.layer.name), Sketch()).observe(array)
+
+    def calc_qparams(self) -> tuple[Array, Array]:
+        """Set the range of what `update_observer` observed, by the observer of this quantizer.
+
+        Returns:
+            Scale and zero point.
+
+        Raises:
+            LifeCycleError: nothing was observed here, or the model has scales already.
+            RecipeError: see `update_observer`.
+        """
+        sketch = self.model._observed.get((self.side, self.layer.name))
+        if sketch is None:
+            raise LifeCycleError(
+                f"call {self.layer.name}.{self.side}_quantizer.update_observer(x) before calc_qparams()"
+            )
+        site = self._planned
+        observer = make_observer(site.observer.name, site.observer.arguments)
+        bounds = observer.bounds(sketch, site.spec, self.model.prepared.plan.scale_rule)
+        return self.calc_qparams_with_minmax(bounds.lo, bounds.hi)
+
+    def calc_qparams_with_minmax(self, min_val: Any, max_val: Any) -> tuple[Array, Array]:
+        """Fix the range of this quantizer, before `QuantModel.calc_qparams` computes the others.
+
+        Returns:
+            Scale and zero point.
+
+        Raises:
+            LifeCycleError: there are scales already.
+            RecipeError: this side stays float, or has a scale for each channel.
+        """
+        ends = (float(np.min(np.asarray(min_val))), float(np.max(np.asarray(max_val))))
+        site, plan = self._one_range, self.model.prepared.plan
+        self.model._set_ranges(self.layer, {one.tensor: ends for one in self.sites()})
+        bounds = Bounds(*(np.asarray(end, np.float32) for end in ends))
+        found = params_from_bounds(bounds, site.spec, rule=plan.scale_rule)
+        return found.scale, found.zero_point
+
     def enable_quant(self) -> None:
         """Apply this quantizer in the simulated forward, overriding `set_quant`, until the next `set_quant`."""
         self.model._switch(self.layer, self.side, on=True)
@@ -146,6 +213,21 @@ class TensorQuantizer:
         if not sites:
             raise RecipeError(f"the {self.side} of '{self.layer.name}' stays float: it has no scale")
         return sites[0]
+
+    @property
+    def _one_range(self) -> Site:
+        """The first site, which has one scale.
+
+        Raises:
+            RecipeError: the side stays float, or has a scale for each channel.
+        """
+        site = self._planned
+        if site.spec.axis is not None:
+            raise RecipeError(
+                f"the {self.side} of '{self.layer.name}' has a scale for each channel, which QuantModel.calc_qparams "
+                "computes; one range needs QSCHEME: per-tensor-..."
+            )
+        return site
 
     @property
     def is_symmetric(self) -> bool:
@@ -298,3 +380,10 @@ def with_keys(model: PipelineSteps, nodes: Iterable[str], side: Side, keys: dict
         known = next((one.model_dump(mode="json", by_alias=True, exclude_unset=True) for one in matching), {})
         entries.append({pattern_of(node, "node"): overlay(known, keys)})
     return load(recipe, overrides={f"{name}.SPECIFIC": [*entries, *recipe.to_dict()[name]["SPECIFIC"]]})
+
+
+def with_ranges(recipe: Recipe, ranges: Mapping[str, tuple[float, float]]) -> Recipe:
+    """Return the recipe with fixed ranges of tensors, before those that it has."""
+    fixed = {pattern_of(tensor, "tensor"): list(ends) for tensor, ends in ranges.items()}
+    others = {pattern: ends for pattern, ends in recipe.to_dict()["RANGES"].items() if pattern not in fixed}
+    return load(recipe, overrides={"RANGES": {**fixed, **others}})

@@ -257,8 +257,9 @@ class QuantModel(LayerControls):
 
         Args:
             data: feeds, any reader.
-            checker: any function of (quantized output, float output), called for each feed and averaged; or the name
-                of a metric over all feeds: "mse", "sqnr" (decibel), "cosine", "max", "kl".
+            checker: a function of (quantized output, float output) that returns a number, called for each feed and
+                averaged: of numpy arrays, or of torch tensors, such as torch.nn.functional.mse_loss; or the name of a
+                metric over all feeds: "mse", "sqnr" (decibel), "cosine", "max", "kl".
             is_async: True: isolated error (only this node is quantized); False: accumulated error (all nodes before
                 it are quantized as well).
             part: "both", "weights" or "activations": what is quantized. Nodes without such sites are omitted.

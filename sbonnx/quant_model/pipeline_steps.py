@@ -14,12 +14,13 @@ from sbonnx.calib.data.dataset import FeedBuffer
 from sbonnx.calib.engine.runner import providers
 from sbonnx.calib.held_out import HeldOutSplit
 from sbonnx.calib.quantized.forward import Forward
+from sbonnx.calib.sketches import Sketch
 from sbonnx.correct.batchnorm_tuning import Reference, tune_norms
 from sbonnx.errors import DataError, LifeCycleError, RecipeError
 from sbonnx.options import without_cache
 from sbonnx.pipeline import MEASURE, prepare, run
 from sbonnx.plan import Solution
-from sbonnx.quant_model.layer_access import Side, Switch, switched, with_keys
+from sbonnx.quant_model.layer_access import Side, Switch, switched, with_keys, with_ranges
 from sbonnx.recipe import Recipe
 from sbonnx.recipe.torch_modules import ModuleCall
 from sbonnx.reconstruct.solve import QuantizedInputs
@@ -73,6 +74,7 @@ class PipelineSteps:
         self._tuning: FeedBuffer | None = None
         self._quant = (False, False)
         self._switches: dict[Switch, bool] = {}
+        self._observed: dict[tuple[Side, str], Sketch] = {}  # by single quantizers
         self._forward: Forward | None = None
 
     @property
@@ -159,6 +161,7 @@ class PipelineSteps:
         self.solution = None
         self._quant = (False, False)
         self._switches = {}
+        self._observed = {}
         self._fed = FeedBuffer(self.prepared.graph)
         self._calibrator = self._new_calibrator()
 
@@ -297,6 +300,18 @@ class PipelineSteps:
                 f"change '{layer.name}' before calc_qparams(), or after prepare_calibration(): its scales are there"
             )
         self._change_recipe(with_keys(self, layer.nodes, side, keys))
+
+    def _set_ranges(self, layer: ModuleCall, ranges: Mapping[str, tuple[float, float]]) -> None:
+        """Fix the ranges of tensors that a layer reads.
+
+        Raises:
+            LifeCycleError: there are scales already.
+        """
+        if self.solution is not None:
+            raise LifeCycleError(
+                f"set the range of '{layer.name}' before calc_qparams(), or after prepare_calibration()"
+            )
+        self._change_recipe(with_ranges(self._recipe, ranges))
 
     def _switch(self, layer: ModuleCall, side: Side, *, on: bool) -> None:
         """Switch one quantizer of the simulated forward.

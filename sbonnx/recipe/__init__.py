@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from sbonnx.recipe.ancestor import other_defaults
 from sbonnx.recipe.documentation import annotated_default, as_yaml, json_schema, key_facts, table
-from sbonnx.recipe.loading import AUTO, backend_of, load, parse_qconfig, update_config
+from sbonnx.recipe.loading import AUTO, backend_of, load, parse_qconfig, parse_sconfig, update_config
 from sbonnx.recipe.resolve import TensorSettings
 from sbonnx.recipe.schema import Recipe
 
@@ -23,6 +23,7 @@ __all__ = [
     "load",
     "other_defaults",
     "parse_qconfig",
+    "parse_sconfig",
     "table",
     "update_config",
 ]

@@ -290,8 +290,20 @@ def parse_qconfig(path: str | os.PathLike[str]) -> Recipe:
         RecipeError: as in `load`.
     """
     if not isinstance(path, str | os.PathLike):
-        raise RecipeError(f"parse_qconfig requires the path of a YAML file, got {short(path)}")
+        raise RecipeError(f"parse_qconfig and parse_sconfig require the path of a YAML file, got {short(path)}")
     return load(FilePath(path))  # a Path is always a file, even one called "auto"
+
+
+def parse_sconfig(path: str | os.PathLike[str]) -> Recipe:
+    """Load the recipe of a YAML file with SPARSE or SPARSER; the name is that of Sparsebit's function.
+
+    Raises:
+        RecipeError: as in `load`, or nothing is to be pruned.
+    """
+    recipe = parse_qconfig(path)
+    if not recipe.sparse.wanted:
+        raise RecipeError(f"{os.fspath(path)} prunes nothing: set SPARSE.RATIO, a budget, or Sparsebit's SPARSER")
+    return recipe
 
 
 def update_config(config: Recipe, key: str, value: Any) -> Recipe:

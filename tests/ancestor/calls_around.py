@@ -34,6 +34,18 @@ def _(it: Context) -> None:
     assert largest["/fc/Gemm"] ** 2 >= alone["/fc/Gemm"]
 
 
+@call("get_quantization_error(data, checker=torch.nn.functional.mse_loss), the ancestor's default")
+def _(it: Context) -> None:
+    model, data = it.quantized(bits="w4a4"), torch.from_numpy(IMAGES)
+    own = model.get_quantization_error(data)
+    for checker in (torch.nn.functional.mse_loss, torch.nn.MSELoss()):
+        assert model.get_quantization_error(data, checker=checker) == pytest.approx(own, rel=1e-4)
+    largest = QuantizationErrorProfiler(model).apply(data, checker=torch.dist)
+    assert largest.keys() == own.keys()
+    with pytest.raises(TypeError, match="0 positional arguments"):
+        model.get_quantization_error(data, checker=lambda: 0.0)
+
+
 @call("dump_mermaid(file), export_mermaid(file)")
 def _(it: Context) -> None:
     model, chart = it.model(), io.StringIO()

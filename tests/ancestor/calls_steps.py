@@ -11,7 +11,9 @@ import onnx
 import pytest
 import torch
 
-from sbonnx.errors import DataError, DeviceError, RecipeError
+import sbonnx
+from sbonnx import quantization, sparse
+from sbonnx.errors import DataError, DeviceError, ModelError, RecipeError
 from sbonnx.quant_model import GraphVisitor, LifeCycleError, QuantModel, SharedData
 from sbonnx.recipe import parse_qconfig, update_config
 from sbonnx.spec import Array
@@ -263,6 +265,63 @@ def _(it: Context) -> None:
     np.testing.assert_allclose(model(IMAGES)["y"], FLOAT, atol=1e-5)
     model.export_onnx(it.folder / "q.onnx")
     np.testing.assert_allclose(it.exported(), both, atol=1e-5, err_msg="a file has all quantizers")
+
+
+@call("quantizer.calc_qparams_with_minmax(min_val, max_val)")
+def _(it: Context) -> None:
+    model = it.fed()
+    quantizer = model.model.conv2.input_quantizer
+    scale, zero_point = quantizer.calc_qparams_with_minmax(torch.tensor(-1.0), torch.tensor(3.0))
+    model.calc_qparams()
+    assert float(quantizer.scale) == float(scale) == pytest.approx(4 / 255, rel=1e-6)
+    assert int(quantizer.zero_point) == int(zero_point) == 64
+    with pytest.raises(LifeCycleError, match="before calc_qparams"):
+        quantizer.calc_qparams_with_minmax(0.0, 1.0)
+    with pytest.raises(RecipeError, match="a scale for each channel"):
+        it.fed().model.conv1.weight_quantizer.calc_qparams_with_minmax(0.0, 1.0)
+
+
+@call("quantizer.update_observer(x), .calc_qparams()")
+def _(it: Context) -> None:
+    model = it.fed()
+    quantizer = model.model.conv2.input_quantizer
+    with pytest.raises(LifeCycleError, match="update_observer"):
+        quantizer.calc_qparams()
+    quantizer.update_observer(torch.tensor([-2.0, 1.0]))
+    quantizer.update_observer(np.array([4.0, 0.5], np.float32))
+    scale, _ = quantizer.calc_qparams()
+    model.calc_qparams()
+    assert float(quantizer.scale) == float(scale) == pytest.approx(6 / 255, rel=1e-6)
+
+
+@call("quantizer.set_backend(backend), .enable_export_onnx(), .disable_export_onnx()")
+def _(it: Context) -> None:
+    model = it.quantized()
+    quantizer = model.model.conv1.input_quantizer
+    quantizer.set_backend(model.prepared.backend.name)
+    quantizer.enable_export_onnx()
+    quantizer.disable_export_onnx()
+    with pytest.raises(RecipeError, match="one backend"):
+        quantizer.set_backend("tensorrt")
+
+
+@call("QuantModel(torch module)")
+def _(it: Context) -> None:
+    with pytest.raises(ModelError, match=r"Linear is a torch module, .* files: torch\.onnx\.export\(model, "):
+        QuantModel(torch.nn.Linear(2, 2))
+
+
+@call("from sparsebit.quantization import ..., from sparsebit.sparse import SparseModel, parse_sconfig")
+def _(it: Context) -> None:
+    assert quantization.QuantModel is QuantModel and quantization.parse_qconfig is sbonnx.parse_qconfig
+    path = it.folder / "sconfig.yaml"
+    path.write_text("SPARSER: {TYPE: structed, STRATEGY: l1norm, RATIO: 0.5}\n")
+    with sparse.SparseModel(residual_block(), sparse.parse_sconfig(path)).to("cpu") as model:
+        model.calc_params()
+        assert model(IMAGES)["y"].shape == FLOAT.shape
+    path.write_text("W: {QUANTIZER: {BIT: 8}}\n")
+    with pytest.raises(RecipeError, match="prunes nothing"):
+        sparse.parse_sconfig(path)
 
 
 @call("layer.set_quant(w_quant, a_quant)")

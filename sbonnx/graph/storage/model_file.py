@@ -35,8 +35,11 @@ INVALID: Final = (onnx.checker.ValidationError, onnx.shape_inference.InferenceEr
 NOT_ONNX: Final = "it is not an ONNX model, or it is cut off"
 AGAIN: Final = "copy or export it again"
 
+EXPORT: Final = "torch.onnx.export(model, (example_input,), 'model.onnx', dynamo=True), then give 'model.onnx'"
+"""Hint for models of PyTorch."""
+
 OTHER_FILES: Final = (
-    (0, b"PK\x03\x04", "it is a zip archive, as .npz and PyTorch's files are: export the model to ONNX"),
+    (0, b"PK\x03\x04", f"it is a zip archive, as .npz and PyTorch's files are: export the model to ONNX: {EXPORT}"),
     (0, b"\x89HDF\r\n", "it is an HDF5 file (Keras): export the model to ONNX"),
     (0, b"\x1f\x8b", "it is compressed with gzip: unpack it first"),
     (0, b"\x93NUMPY", "it is an .npy array: give the .onnx file"),
@@ -75,6 +78,21 @@ class OpenedModel:
     def label(self) -> str:
         """Name of the model in messages."""
         return f"'{self.path}'" if self.path is not None else THE_MODEL
+
+
+def label_of(source: object) -> str:
+    """Return the name of a model in messages.
+
+    Raises:
+        ModelError: it is neither a path nor a model.
+    """
+    if isinstance(source, str | os.PathLike):
+        return f"'{os.fspath(source)}'"
+    if isinstance(source, ModelProto):
+        return THE_MODEL
+    kind = type(source).__name__
+    what = f"{kind} is a torch module" if hasattr(source, "state_dict") else f"a model cannot be of type {kind}"
+    raise ModelError(f"{what}, and sbonnx reads ONNX files: {EXPORT}")
 
 
 def open_model(source: str | os.PathLike[str] | ModelProto) -> OpenedModel:
