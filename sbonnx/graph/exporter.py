@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,15 @@ from sbonnx.graph.storage.weights import INLINE_BYTES, MappedWeights, chunks, nu
 
 METADATA_IR = 10
 """First IR version in which nodes, tensors and values have metadata_props."""
+
+NODES_KEY = "sbonnx.nodes"
+"""Key in the metadata of a model of sbonnx's own metadata of nodes, as JSON, for files of older IR versions.
+
+Raising the IR version for them would make a file that older runtimes refuse.
+"""
+
+OWN = "sbonnx."
+"""Prefix of the keys of sbonnx's own metadata."""
 
 
 @dataclass
@@ -81,16 +91,22 @@ def skeleton(graph: Graph, *, info: bool = True, inline: int = INLINE_BYTES, hoi
     Raises:
         ModelError: a graph input has no known type, or an attribute no form in ONNX.
     """
-    writer = _GraphExporter(graph.info if info else ModelInfo(values=graph.info.values), inline)
+    imports = _imports(graph)
+    wants = ir_version_for(imports) if graph.opset > graph.info.original_opset else 0
+    version = max(graph.info.ir_version, wants)
+    source = graph.info if info else ModelInfo(values=graph.info.values)
+    writer = _GraphExporter(source, inline, has_node_metadata=version >= METADATA_IR)
     writer.place_constants(graph, hoist=hoist)
     model = copied(graph.info.model) if info else ModelProto()
     model.graph.CopyFrom(writer.graph(graph, ""))
     if info:
         for key, value in graph.info.metadata.items():
             model.metadata_props.add(key=key, value=value)
-    model.opset_import.extend(_imports(graph))
-    wants = max(ir_version_for(model.opset_import), METADATA_IR if writer.wrote_metadata else 0)
-    model.ir_version = max(graph.info.ir_version, wants)
+        if writer.node_metadata:
+            text = json.dumps(writer.node_metadata, separators=(",", ":"), sort_keys=True)
+            model.metadata_props.add(key=NODES_KEY, value=text)
+    model.opset_import.extend(imports)
+    model.ir_version = max(version, METADATA_IR if writer.wrote_metadata else 0)
     return Skeleton(model, writer.payloads, writer.names)
 
 
@@ -106,9 +122,11 @@ def _imports(graph: Graph) -> list[onnx.OperatorSetIdProto]:
 class _GraphExporter:
     """Converter of all scopes, which share payloads."""
 
-    def __init__(self, info: ModelInfo, inline: int) -> None:
+    def __init__(self, info: ModelInfo, inline: int, *, has_node_metadata: bool) -> None:
         self.info = info
         self.inline = inline
+        self.has_node_metadata = has_node_metadata
+        self.node_metadata: dict[str, dict[str, str]] = {}
         self.payloads: list[Array | MappedWeights] = []
         self.names: list[str] = []
         self.wrote_metadata = False
@@ -178,8 +196,18 @@ class _GraphExporter:
         carrier = self.info.nodes.get(node.name)
         if carrier is not None:
             proto.MergeFrom(carrier)
-            self.wrote_metadata |= bool(carrier.metadata_props)
+            if not self.has_node_metadata:
+                self._move_own_metadata(proto)
+            self.wrote_metadata |= bool(proto.metadata_props)
         return proto
+
+    def _move_own_metadata(self, proto: NodeProto) -> None:
+        """Move sbonnx's own entries from the metadata of a node to `node_metadata`."""
+        own = {entry.key: entry.value for entry in proto.metadata_props if entry.key.startswith(OWN)}
+        if own:
+            self.node_metadata[proto.name] = own
+            kept = [entry for entry in proto.metadata_props if entry.key not in own]
+            replace_entries(proto.metadata_props, kept)
 
     def attribute(self, node: Node, name: str, value: Any, where: str) -> AttributeProto:
         if isinstance(value, AttributeProto):  # a type without a Python value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from pathlib import Path
 
@@ -14,10 +15,10 @@ from onnx import ModelProto
 from sbonnx.errors import ModelError
 from sbonnx.graph.constant_edits import from_metadata
 from sbonnx.graph.digests import array_digests
-from sbonnx.graph.exporter import read_type, skeleton
+from sbonnx.graph.exporter import NODES_KEY, read_type, skeleton
 from sbonnx.graph.importer import build, make_dense
 from sbonnx.graph.local_functions import inline
-from sbonnx.graph.model import Graph, ModelInfo
+from sbonnx.graph.model import Graph, ModelInfo, set_node_metadata
 from sbonnx.graph.opset_convert import NEWEST, convert_opset, default_opset, require_known_ops
 from sbonnx.graph.protos import (
     ONNX_ERRORS,
@@ -29,6 +30,7 @@ from sbonnx.graph.protos import (
     single_line,
     sort_protos,
 )
+from sbonnx.graph.query import all_nodes
 from sbonnx.graph.shape_inference import infer_shapes
 from sbonnx.graph.storage.model_file import label_of, open_model
 from sbonnx.graph.storage.output_files import EXTERNAL_BYTES, write_model
@@ -39,6 +41,13 @@ from sbonnx.spec import Array
 
 SESSION_BYTES = 64 << 10
 """Weights from this size on are passed to a session separately from the model."""
+
+OPSET_REASONS = {
+    13: "rewrites, and Q/DQ with a scale for each channel, need it",
+    19: "scales in half precision and fp8 need it",
+    21: "Q/DQ of 4 or 16 bits or in blocks need it",
+}
+"""Reasons for a newer opset than that of the file."""
 
 LONGEST_VECTOR = 1 << 16
 """Shape arithmetic uses vectors of a few elements; if the model has a longer one, values are not propagated."""
@@ -105,9 +114,31 @@ def _load(source: str | os.PathLike[str] | ModelProto, opset: int) -> Graph:
     if pairs:
         info.notes.append(f"the model has {pairs} QuantizeLinear and DequantizeLinear nodes already")
     graph = build(model, opened.payloads, info)
+    _read_node_metadata(graph)
     require_no_traps(graph)
     require_one_float_type(graph)
     return graph
+
+
+def _read_node_metadata(graph: Graph) -> None:
+    """In place. Give nodes the metadata that the exporter wrote into that of the model.
+
+    Raises:
+        ModelError: it is damaged.
+    """
+    text = graph.info.metadata.pop(NODES_KEY, "")
+    if not text:
+        return
+    try:
+        rows = [(name, key, value) for name, some in json.loads(text).items() for key, value in some.items()]
+    except (AttributeError, ValueError) as error:
+        raise ModelError(
+            f"the metadata '{NODES_KEY}' cannot be read ({error}): remove it or write the file again"
+        ) from error
+    names = {node.name for node in all_nodes(graph)}
+    for name, key, value in rows:
+        if name in names:
+            set_node_metadata(graph, name, key, str(value))
 
 
 def read_executed(path: Path) -> Graph:
@@ -176,8 +207,11 @@ def _name_nodes(model: ModelProto, info: ModelInfo) -> None:
 
 def _convert_opset(model: ModelProto, opset: int, label: str, info: ModelInfo) -> ModelProto:
     converted = convert_opset(model, opset, label)
-    converted.ir_version = info.ir_version = max(model.ir_version, ir_version_for(converted.opset_import))
-    info.notes.append(f"opset converted from {info.original_opset} to {opset}")
+    before = model.ir_version
+    converted.ir_version = info.ir_version = max(before, ir_version_for(converted.opset_import))
+    raised = f", and IR version {before} raised to {info.ir_version}" if info.ir_version > before else ""
+    why = f": {OPSET_REASONS[opset]}" if opset in OPSET_REASONS else ""
+    info.notes.append(f"opset converted from {info.original_opset} to {opset}{raised}{why}")
     sort_protos(converted.graph)
     _name_nodes(converted, ModelInfo())  # new nodes of the converter: not noted
     return converted

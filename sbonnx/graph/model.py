@@ -121,7 +121,11 @@ class Graph(gs.Graph):  # type: ignore[misc]
 
 
 def set_node_metadata(graph: Graph, node_name: str, key: str, value: str) -> None:
-    """Set one entry of a node's metadata_props (saved with the model; needs IR version 10, raised on save)."""
+    """Set one entry of a node's metadata_props.
+
+    It is saved with the model: at the node from IR version 10 on. Below, keys that begin with "sbonnx." are saved in
+    the metadata of the model, and others raise the IR version.
+    """
     carrier = graph.info.nodes.setdefault(node_name, onnx.NodeProto())
     for entry in carrier.metadata_props:
         if entry.key == key:
