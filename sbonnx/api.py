@@ -13,7 +13,9 @@ from sbonnx import graph as graphs
 from sbonnx import pipeline
 from sbonnx.calib.data import Preprocessing, with_preprocess
 from sbonnx.errors import RecipeError
+from sbonnx.input_files import protecting
 from sbonnx.progress import Progress, shown_by_default
+from sbonnx.python_files import input_paths
 from sbonnx.recipe import as_yaml
 from sbonnx.report import Report
 from sbonnx.search import Metric, SearchResult, open_trials, search
@@ -100,7 +102,9 @@ def quantize(  # noqa: PLR0913 - public entry point
         raise RecipeError("max_loss is of one metric: give metric, or evaluation")
     if evaluation is not None and not verify:
         raise RecipeError("an evaluation is part of the verification: do not switch it off")
-    _check_targets((output, save_recipe, trt_cache, write_overrides), (model, data), force=force)
+    inputs = input_paths([model, data, wishes.tensor_overrides], [recipe])
+    with protecting([*inputs, *([] if evaluation is None else evaluation.inputs())]):
+        _check_targets(output, (save_recipe, trt_cache, write_overrides), force=force)
     found = None
     request = Request(
         model,
@@ -140,12 +144,12 @@ def quantize(  # noqa: PLR0913 - public entry point
     return report if found is None else _with_search(report, found)
 
 
-def _check_targets(targets: Iterable[Any], inputs: Iterable[Any], *, force: bool) -> None:
-    """Run `check_target` on each target, with the earlier targets counted as inputs."""
-    taken = [Path(one) for one in inputs if isinstance(one, (str, os.PathLike))]
-    for target in targets:
+def _check_targets(output: Any, others: Iterable[Any], *, force: bool) -> None:
+    """Run `check_target` on the model and on other targets, with the earlier targets counted as inputs."""
+    taken: list[Path] = []
+    for target in (output, *others):
         if target is not None:
-            graphs.check_target(Path(target), inputs=taken, force=force)
+            graphs.check_target(Path(target), inputs=taken, force=force, model=target is output)
             taken.append(Path(target))
 
 

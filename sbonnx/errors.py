@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import errno
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 NO_RUNTIME: Final = "onnxruntime is not installed: pip install 'sbonnx[cpu]' (or 'sbonnx[gpu]' for NVIDIA)"
@@ -44,6 +46,44 @@ class DeviceError(SbonnxError):
 
 class LifeCycleError(SbonnxError):
     """A step was called before a step that it requires."""
+
+
+REASON_LENGTH: Final = 300
+"""Maximum length of the quoted message of foreign code."""
+
+
+@contextmanager
+def foreign_code(failure: Callable[[str], SbonnxError]) -> Iterator[None]:
+    """Convert exceptions of code that is not part of sbonnx, in the context: scripts of users, packages in native code.
+
+    Those that are no `Exception` are converted too: SystemExit of a script, which would end the run with the script's
+    exit code, and PanicException of packages in Rust. Errors of sbonnx and interrupts are not changed.
+
+    Args:
+        failure: returns the error for a reason, see `reason_of`.
+    """
+    try:
+        yield
+    except (SbonnxError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise failure(reason_of(error)) from error
+
+
+def reason_of(error: BaseException) -> str:
+    """Return type and message of an exception, on one line."""
+    kind = "it calls sys.exit, SystemExit" if isinstance(error, SystemExit) else type(error).__name__
+    return f"{kind}: {' '.join(text_of(error)[:REASON_LENGTH].split())}"
+
+
+def text_of(error: BaseException) -> str:
+    """Return the message of an exception; "" if its own code for that fails."""
+    try:
+        return str(error)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        return ""
 
 
 _OUT_OF_MEMORY: Final = re.compile(
@@ -87,7 +127,7 @@ def memory_failure(error: BaseException) -> BaseException | None:
             return None if explained else error
         if isinstance(error, OSError) and error.errno == errno.ENOMEM:
             return error
-        if not isinstance(error, SbonnxError) and is_memory_message(str(error)):
+        if not isinstance(error, SbonnxError) and is_memory_message(text_of(error)):
             return error
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__) or error
     return None

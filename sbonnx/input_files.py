@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
-from typing import IO, Final
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, Final
 
 KINDS: Final = {
     stat.S_IFIFO: "a FIFO (named pipe)",
@@ -17,6 +21,32 @@ KINDS: Final = {
 """Names of the file types, by `stat.S_IFMT`, that reading would block on or never finish."""
 
 _PIECE: Final = 1 << 20
+
+LARGEST_JSON: Final = 1 << 26
+"""Default maximum size in bytes of a JSON file, which takes about ten times as much memory."""
+
+_protected: list[Path] = []
+"""Inputs of the runs that are in progress, see `protecting`."""
+
+
+@contextmanager
+def protecting(inputs: Iterable[str | os.PathLike[str] | None]) -> Iterator[None]:
+    """Refuse outputs at these files, and in these folders, within the context (`graph.check_target`).
+
+    Args:
+        inputs: whatever names the inputs of a run; names of nothing that exists have no effect.
+    """
+    count = len(_protected)
+    _protected.extend(Path(path) for path in inputs if path is not None and os.path.exists(path))
+    try:
+        yield
+    finally:
+        del _protected[count:]
+
+
+def protected_inputs() -> tuple[Path, ...]:
+    """Return the files and folders of `protecting`."""
+    return tuple(_protected)
 
 
 def native_source(path: str | os.PathLike[str]) -> str | bytes:
@@ -69,14 +99,45 @@ def read_regular(path: str | os.PathLike[str], largest: int) -> bytes:
         OSError: as in `open_regular`, or it is larger.
     """
     with open_regular(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        content = b"" if size > largest else file.read(size)
-        while size <= largest and (more := file.read(_PIECE)):  # it grows, or the file system reports no size
-            content += more
-            size = len(content)
+        return read_opened(file, largest)
+
+
+def read_opened(file: IO[bytes], largest: int) -> bytes:
+    """Read an opened file of at most `largest` bytes.
+
+    Raises:
+        OSError: it is larger.
+    """
+    size = os.fstat(file.fileno()).st_size
+    content = b"" if size > largest else file.read(size)
+    while size <= largest and (more := file.read(_PIECE)):  # it grows, or the file system reports no size
+        content += more
+        size = len(content)
     if size > largest:
-        raise OSError(errno.EFBIG, f"it has {size} bytes, and at most {largest} are read", os.fspath(path))
+        raise OSError(errno.EFBIG, f"it has {size} bytes, and at most {largest} are read", file.name)
     return content
+
+
+def read_json(path: str | os.PathLike[str], largest: int = LARGEST_JSON) -> Any:
+    """Read a JSON file of at most `largest` bytes.
+
+    Raises:
+        OSError: as in `read_regular`.
+        ValueError: it is not UTF-8, not JSON, or nested too deeply.
+    """
+    return parse_json(read_regular(path, largest).decode("utf-8"))
+
+
+def parse_json(text: str) -> Any:
+    """Parse JSON.
+
+    Raises:
+        ValueError: it is not JSON, or nested too deeply.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def _regular_size(found: os.stat_result, path: str | os.PathLike[str]) -> int:

@@ -4,18 +4,35 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from sbonnx.errors import RecipeError
+from sbonnx.errors import RecipeError, foreign_code
 
 
 def names_function(text: str) -> bool:
     """Return whether a text has the form ``script.py:function``."""
     file, colon, name = text.rpartition(":")
     return bool(colon) and file.endswith(".py") and name.isidentifier()
+
+
+def input_paths(paths: Iterable[object], words: Iterable[object] = ()) -> list[str]:
+    """Return the files and folders that values name; of ``script.py:function``, the file.
+
+    Args:
+        paths: paths; other values have none.
+        words: paths of files, or words such as presets, which may also be names of folders.
+    """
+    found = [_file_of(os.fspath(each)) for each in paths if isinstance(each, (str, os.PathLike))]
+    files = [_file_of(os.fspath(each)) for each in words if isinstance(each, (str, os.PathLike))]
+    return [*found, *filter(os.path.isfile, files)]
+
+
+def _file_of(text: str) -> str:
+    return text.rpartition(":")[0] if names_function(text) and not os.path.exists(text) else text
 
 
 def load_function(named: str, option: str) -> Callable[..., Any]:
@@ -38,12 +55,9 @@ def load_function(named: str, option: str) -> Callable[..., Any]:
     if spec is None or spec.loader is None:
         raise RecipeError(f"{option}: '{file}' is not a Python file")
     module = importlib.util.module_from_spec(spec)
-    with _importing_from(path.resolve().parent):
-        try:
-            spec.loader.exec_module(module)
-        except Exception as error:  # any exception of the user's code
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise RecipeError(f"{option}: '{file}' cannot be loaded: {reason}") from error
+    failing = foreign_code(lambda reason: RecipeError(f"{option}: '{file}' cannot be loaded: {reason}"))
+    with _importing_from(path.resolve().parent), failing:
+        spec.loader.exec_module(module)
     function = getattr(module, name, None)
     if not callable(function):
         raise RecipeError(f"{option}: '{file}' has no function '{name}'")

@@ -109,7 +109,6 @@ def build(configuration: Configuration | None = None) -> typer.Typer:
     Args:
         configuration: file whose options are named in the output of commands that use them.
     """
-    file = None if configuration is None else configuration.file
     if completion.VARIABLE in os.environ:  # set by the completion scripts
         completion_init()
     style: Literal["rich"] | None = "rich" if sys.stdout.isatty() else None
@@ -119,14 +118,14 @@ def build(configuration: Configuration | None = None) -> typer.Typer:
         for verb in VERBS:
             *_, package, name = verb.__name__.split(".")
             if package == panel:
-                function = guard(command(verb.OPTIONS, verb.run, file))
+                function = guard(command(verb.OPTIONS, verb.run, configuration))
                 settings: Any = {"cls": Command, "context_settings": CONTEXT, "rich_help_panel": heading}
                 app.command(name, help=verb.HELP, **settings)(function)
     for group in GROUPS:
         inner = typer.Typer(help=group.HELP, no_args_is_help=True, rich_markup_mode=style, cls=Group)
         inner.callback(cls=Group, context_settings=CONTEXT)(_group)
         for each in group.COMMANDS:
-            function = guard(command(each.options, each.run, file))
+            function = guard(command(each.options, each.run, configuration))
             inner.command(each.name, help=each.help, cls=Command, context_settings=CONTEXT)(function)
         name = group.__name__.rpartition(".")[2]
         app.add_typer(inner, name=name, help=group.HELP, rich_help_panel="Language models")

@@ -1,15 +1,23 @@
-"""Configuration files: options of the command line in ``sbonnx.toml`` or ``[tool.sbonnx]`` of ``pyproject.toml``."""
+"""Configuration files: options of the command line in ``sbonnx.toml`` or ``[tool.sbonnx]`` of ``pyproject.toml``.
+
+They come with the folder in which a command is started, so they cannot make it run code, connect or write: see
+`CommandOption.typed` and `_checked`. Files that other users can write are passed over.
+"""
 
 from __future__ import annotations
 
+import os
+import stat
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from sbonnx.cli.options import CommandOption
 from sbonnx.errors import RecipeError
+from sbonnx.input_files import open_regular, read_opened
+from sbonnx.python_files import names_function
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -18,6 +26,12 @@ else:
 
 NAME: Final = "sbonnx.toml"
 PROJECT: Final = "pyproject.toml"
+
+LARGEST: Final = 1 << 18
+"""Maximum size of a file in bytes."""
+
+ROOTS: Final = (".git", ".hg", ".svn", ".jj")
+"""Entries of the topmost folder of a repository."""
 
 SET: Final = "set"
 """Table of recipe keys, as of ``--set``."""
@@ -31,12 +45,14 @@ class Configuration:
     """Options of one file.
 
     Attributes:
-        file: where they are written.
+        file: where they are written; None: there is no file.
         values: options by name at the top, which hold for every command that has them; tables by command.
+        notes: one sentence each about files that were passed over.
     """
 
-    file: Path
+    file: Path | None
     values: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
 
     def default_map(self, commands: Commands) -> dict[str, Any]:
         """Return the defaults of options as click takes them, nested by command.
@@ -44,7 +60,8 @@ class Configuration:
         Paths are relative to the folder of the file.
 
         Raises:
-            RecipeError: a name that is no option or command, or a value of a wrong type.
+            RecipeError: a name that is no option or command, a value of a wrong type, or an option or value that is
+                not taken from configuration files.
         """
         known = {row.name for rows in commands.values() for row in rows if row.flags} | {SET}
         tables = {words.split()[0] for words in commands}
@@ -82,19 +99,40 @@ class Configuration:
     def _value(self, row: CommandOption[Any], name: str, value: Any) -> Any:
         from sbonnx.cli.output.printer import to_json
 
+        if not _is_plain(value):
+            raise RecipeError(f"'{name}' in {self.file} has a value of a wrong type: {value!r:.80}")
         if name == SET:
             if not isinstance(value, Mapping):
                 raise RecipeError(f"'set' in {self.file} is a table of recipe keys, such as set = {{SAMPLES = 32}}")
             return [f"{key}={each if isinstance(each, str) else to_json(each)}" for key, each in value.items()]
+        self._check_harmless(row, value)
         if row.type is bool and not isinstance(value, bool):
             raise RecipeError(f"'{name}' in {self.file} is true or false, got {value!r}")
         repeated = "list" in str(row.type)
         if isinstance(value, list) != repeated and not isinstance(value, str | int | float):
-            raise RecipeError(f"'{name}' in {self.file} has a value of a wrong type: {value!r}")
+            raise RecipeError(f"'{name}' in {self.file} has a value of a wrong type: {value!r:.80}")
         if repeated and not isinstance(value, list):
             value = [value]
-        is_path = "Path" in str(row.type) or (name == "recipe" and value != "auto")
-        return str(self.file.parent / value) if is_path and isinstance(value, str) else value
+        is_path = row.is_path or (name == "recipe" and value != "auto")
+        return str(Path(self.file or "").parent / value) if is_path and isinstance(value, str) else value
+
+    def _check_harmless(self, row: CommandOption[Any], value: Any) -> None:
+        """Check that an option may be taken from a configuration file.
+
+        Raises:
+            RecipeError: it writes, replaces or connects, or its value is a function of a Python file.
+        """
+        if row.typed:
+            raise RecipeError(
+                f"'{row.name}' in {self.file} is not taken from configuration files, which can come with a downloaded "
+                f"folder: remove it there and type {row.flags[0]}"
+            )
+        for each in value if isinstance(value, list) else [value]:
+            if isinstance(each, str) and names_function(each):
+                raise RecipeError(
+                    f"'{row.name}' in {self.file} is the function '{each}': code is not run from configuration files, "
+                    f"which can come with a downloaded folder: remove it there and type {row.flags[0]} {each}"
+                )
 
     def _unknown(self, name: str, known: Iterable[str]) -> RecipeError:
         from sbonnx.recipe.problem import suggestion
@@ -103,30 +141,97 @@ class Configuration:
         return RecipeError(f"'{name}' in {self.file} is no option or command. {hint}".rstrip())
 
 
-def find(folder: Path) -> Configuration | None:
+def find(folder: Path) -> Configuration:
     """Find the configuration of a folder: in it, or in the nearest folder above; ``sbonnx.toml`` goes first.
+
+    The search ends at the root of a repository or at the home folder. Files that another user owns or can write to, or
+    whose folder is such, are passed over with a note.
 
     Raises:
         RecipeError: the file cannot be read, or is not TOML.
     """
-    for place in (folder, *folder.parents):
+    notes: list[str] = []
+    for place in _working_tree(folder):
         for name in (NAME, PROJECT):
             file = place / name
-            if not file.is_file():
+            if not os.path.lexists(file):
                 continue
             try:
-                values = tomllib.loads(file.read_text(encoding="utf-8"))
+                values, reason = _read(file)
             except OSError as error:
+                if name == PROJECT:
+                    continue
                 raise RecipeError(f"the configuration {file} cannot be read: {error.strerror or error}") from error
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 if name == PROJECT:  # the file of other tools, which report it
                     continue
-                raise RecipeError(f"the configuration {file} is not TOML: {error}") from error
-            if name == PROJECT:
-                values = values.get("tool", {}).get("sbonnx")
-            if isinstance(values, Mapping):
-                return Configuration(file, values)
+                raise RecipeError(f"the configuration {file} is not TOML: {str(error)[:200]}") from error
+            if not isinstance(values, Mapping):
+                continue
+            if reason is None:
+                return Configuration(file, values, tuple(notes))
+            notes.append(f"the configuration {file} is not used: {reason}; make it yours alone, or remove it")
+    return Configuration(None, {}, tuple(notes))
+
+
+def _working_tree(folder: Path) -> Iterator[Path]:
+    """Yield a folder and those above it, up to the root of a repository or the home folder."""
+    home = os.path.realpath(os.path.expanduser("~"))
+    for place in (folder, *folder.parents):
+        yield place
+        if os.path.realpath(place) == home or any(os.path.lexists(place / name) for name in ROOTS):
+            return
+
+
+def _read(file: Path) -> tuple[Any, str | None]:
+    """Read the options of a file.
+
+    Returns:
+        The options, None if it has none, and why they must not be used.
+
+    Raises:
+        OSError: it cannot be read, or is too large.
+        ValueError, RecursionError: it is not TOML.
+    """
+    with open_regular(file) as opened:
+        reason = _who_writes(os.fstat(opened.fileno()), "it") or _who_writes(os.stat(file.parent), "its folder")
+        values: Any = tomllib.loads(read_opened(opened, LARGEST).decode("utf-8"))
+    if file.name == PROJECT:
+        tool = values.get("tool")
+        values = tool.get("sbonnx") if isinstance(tool, Mapping) else None
+    return values, reason
+
+
+def _who_writes(found: os.stat_result, what: str) -> str | None:
+    """Return why a file or folder can be changed by other users than this one and root; None if it cannot."""
+    if sys.platform == "win32":
+        return None
+    import grp
+    import pwd
+
+    user = os.geteuid()
+    if found.st_uid not in (user, 0):
+        return f"{what} belongs to another user (id {found.st_uid})"
+    if found.st_mode & stat.S_IWOTH:
+        return f"all users can write to {what}"
+    if found.st_mode & stat.S_IWGRP and found.st_gid != 0:
+        try:
+            group, own = grp.getgrgid(found.st_gid), pwd.getpwuid(user)
+        except KeyError:
+            return f"group {found.st_gid} can write to {what}"
+        # many systems give every user a group of that name, which nobody else is in
+        if group.gr_name != own.pw_name or set(group.gr_mem) - {own.pw_name}:
+            return f"group {group.gr_name} can write to {what}"
     return None
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether a value of TOML has a counterpart in JSON: it holds no dates and times."""
+    if isinstance(value, Mapping):
+        return all(map(_is_plain, value.values()))
+    if isinstance(value, list):
+        return all(map(_is_plain, value))
+    return isinstance(value, (str, int, float))
 
 
 def _name(option: str) -> str:

@@ -19,9 +19,12 @@ import typer
 
 from sbonnx.cli.output.printer import Printer
 from sbonnx.errors import DataError, OutputError, RecipeError
+from sbonnx.input_files import protecting
+from sbonnx.python_files import input_paths
 
 if TYPE_CHECKING:
     from sbonnx.calib.data import DataPath
+    from sbonnx.cli.configuration import Configuration
     from sbonnx.progress import Progress
 
 T = TypeVar("T")
@@ -43,6 +46,8 @@ class CommandOption(Generic[T]):
         convert: value of the recipe key from the value of the option; None: the same.
         shown: default in the help, of options whose default is decided elsewhere, such as in the recipe.
         choices: values that the shell completes, by what is typed already; None: those of the metavar.
+        writes: the value is the path of something that is written; other paths are inputs.
+        typed: the option is never taken from a configuration file.
     """
 
     name: str
@@ -56,6 +61,13 @@ class CommandOption(Generic[T]):
     convert: Callable[[Any], object] | None = None
     shown: str = ""
     choices: Callable[[str], Iterable[str]] | None = None
+    writes: bool = False
+    typed: bool = False
+
+    @property
+    def is_path(self) -> bool:
+        """Whether every value is a path."""
+        return "Path" in str(self.type)
 
     def parameter(self) -> inspect.Parameter:
         """Return the parameter that declares this option to typer."""
@@ -97,6 +109,11 @@ def option(usage: str, kind: type[T], help: str, group: str = "", **more: Any) -
         more: further fields of `CommandOption`.
     """
     return _row(usage, kind | None, help, group, **more)
+
+
+def output_option(usage: str, help: str, group: str = "") -> CommandOption[Path | None]:
+    """Declare an option for a path that is written."""
+    return _row(usage, Path | None, help, group, writes=True, typed=True)
 
 
 def recipe_option(usage: str, kind: type[T], help: str, group: str = "", **more: Any) -> CommandOption[T | None]:
@@ -212,7 +229,7 @@ PREPROCESS: Final = option(
     "How images, audio and texts become inputs: imagenet, inception, caffe, yolo, unit, raw; YAML or JSON; a Hugging "
     "Face preprocessor_config.json or tokenizer.json.",
 )
-OUTPUT: Final = option("--output -o", Path, "The quantized model to write.")
+OUTPUT: Final = output_option("--output -o", "The quantized model to write.")
 BACKEND: Final = option(
     "--backend onnxruntime|openvino|qnn|tensorrt[@VERSION]|virtual",
     str,
@@ -309,6 +326,7 @@ CACHE: Final = recipe_option(
     "Cache of calibration statistics: for runs with other settings, and to resume interrupted runs.",
     CALIBRATION,
     shown="none",
+    writes=True,
 )
 ASYM: Final = recipe_switch(
     "--asym", "Measure each layer with quantized inputs: everything before it is quantized.", CALIBRATION
@@ -387,8 +405,8 @@ MAX_METRIC_LOSS: Final = option(
     EVALUATION,
 )
 EVAL_SPLIT: Final = option("--eval-split N", int, "Split the leading axis of --eval into batches of N.", EVALUATION)
-SAVE_RECIPE: Final = option(
-    "--save-recipe FILE", Path, "Write the resolved recipe, including the results of searches, for further runs.", FILES
+SAVE_RECIPE: Final = output_option(
+    "--save-recipe FILE", "Write the resolved recipe, including the results of searches, for further runs.", FILES
 )
 OVERRIDES: Final = option(
     "--overrides FILE",
@@ -397,10 +415,10 @@ OVERRIDES: Final = option(
     QUANTIZATION,
     key="tensor_overrides",
 )
-WRITE_OVERRIDES: Final = option(
-    "--write-overrides FILE", Path, "Also write types and scales as such JSON, for onnxruntime's quantizer.", FILES
+WRITE_OVERRIDES: Final = output_option(
+    "--write-overrides FILE", "Also write types and scales as such JSON, for onnxruntime's quantizer.", FILES
 )
-TRT_CACHE: Final = option("--trt-cache FILE", Path, "Also write the ranges as a calibration cache of TensorRT.", FILES)
+TRT_CACHE: Final = output_option("--trt-cache FILE", "Also write the ranges as a calibration cache of TensorRT.", FILES)
 REQUANTIZE: Final = recipe_switch(
     "--requantize", "Remove the Q/DQ pairs of an already quantized model first.", QUANTIZATION
 )
@@ -450,16 +468,16 @@ MIN_INTEGER: Final = option(
     QUALITY,
     key="VERIFY.MIN_INTEGER",
 )
-REPORT: Final = option(
-    "--report FILE.json|FILE.html", Path, "Write the whole report, as JSON or as an HTML page.", FILES
+REPORT: Final = output_option(
+    "--report FILE.json|FILE.html", "Write the whole report, as JSON or as an HTML page.", FILES
 )
-FORCE: Final = switch("--force", "Overwrite existing files.", TERMINAL)
+FORCE: Final = switch("--force", "Overwrite existing files.", TERMINAL, typed=True)
 JSON: Final = switch("--json", "One JSON value on stdout instead of tables.", TERMINAL)
 JSON_PROGRESS: Final = switch("--json-progress", "Progress as JSON lines on stderr, for scripts.", TERMINAL)
 QUIET: Final = switch("--quiet -q", "No tables and no progress, only problems and errors.", TERMINAL)
 VERBOSE: Final = switch("--verbose -v", "List every note and every reason, not one line for each kind.", TERMINAL)
-TRTEXEC: Final = option(
-    "--trtexec FILE", Path, "Also write the trtexec command line that builds the engine (tensorrt).", FILES
+TRTEXEC: Final = output_option(
+    "--trtexec FILE", "Also write the trtexec command line that builds the engine (tensorrt).", FILES
 )
 DEBUG: Final = switch("--debug", "Show the traceback of an error.", TERMINAL)
 """Read by `error_lines.guard`, which runs every command."""
@@ -498,6 +516,15 @@ class Arguments:
     def __getitem__(self, option: CommandOption[T]) -> T:
         value: T = self.values[option]
         return value
+
+    def inputs(self) -> list[str]:
+        """Return the files and folders that the options name and that are read."""
+        read = {row: value if isinstance(value, list) else [value] for row, value in self.values.items()}
+        paths, words = (
+            [each for row, values in read.items() if row.is_path is kind and not row.writes for each in values]
+            for kind in (True, False)
+        )
+        return input_paths(paths, words)
 
     def overrides(self, *, without: Collection[CommandOption[Any]] = ()) -> list[str]:
         """Format the options that set recipe keys, then ``--set``, as ``KEY=VALUE``."""
@@ -609,21 +636,25 @@ def required_output(output: Path | None) -> Path:
 
 
 def command(
-    options: Sequence[CommandOption[Any]], run: Callable[[Arguments], int], configuration: Path | None = None
+    options: Sequence[CommandOption[Any]], run: Callable[[Arguments], int], configuration: Configuration | None = None
 ) -> Callable[..., int]:
     """Wrap `run` in a function whose signature declares `options` to typer.
 
     Args:
-        configuration: file of the defaults that click takes from a map.
+        configuration: of the defaults that click takes from a map.
     """
+    file = None if configuration is None else configuration.file
 
     def verb(ctx: typer.Context, **values: Any) -> int:
         configured = [row for row in options if _is_configured(ctx, row)]
         recipe_keys = (ctx.default_map or {}).get(SET.name) or () if SET in options else ()
         given = Arguments({row: values[row.name] for row in options}, tuple(recipe_keys))
         if configured:
-            given.printer().line(f"configuration: {configuration} ({', '.join(row.name for row in configured)})")
-        return run(given)
+            given.printer().line(f"configuration: {file} ({', '.join(row.name for row in configured)})")
+        for note in () if configuration is None else configuration.notes:
+            given.printer().note(note)
+        with protecting((*given.inputs(), file)):
+            return run(given)
 
     context = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
     verb.__dict__["__signature__"] = inspect.Signature([context, *(row.parameter() for row in options)])

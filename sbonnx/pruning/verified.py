@@ -27,6 +27,7 @@ from sbonnx.graph.query import tensors_by_name
 from sbonnx.graph.storage.output_files import staged
 from sbonnx.graph.storage.temporary import temporary_folder
 from sbonnx.html_report import pruning_card, render_card
+from sbonnx.input_files import protecting
 from sbonnx.metrics import Metric
 from sbonnx.options import RunOptions
 from sbonnx.plan.node_infos import node_infos
@@ -34,6 +35,7 @@ from sbonnx.progress import Progress, Silent, shown_by_default
 from sbonnx.pruning.budgets.budget import Budget
 from sbonnx.pruning.prune import Pruned, measure_graph, prune_graph
 from sbonnx.pruning.settings import Pruning, pruning_of
+from sbonnx.python_files import input_paths
 from sbonnx.recipe import Recipe, names
 from sbonnx.report import Refusal
 from sbonnx.report.verdict import Verdict, verdict_of
@@ -216,8 +218,9 @@ def prune(  # noqa: PLR0913 - public entry point
     wishes = recipes.load(recipe, overrides=overrides)
     target = None if output is None else Path(output)
     if target is not None:
-        inputs = [Path(one) for one in (model, data) if isinstance(one, (str, os.PathLike))]
-        graphs.check_target(target, inputs=inputs, force=force)
+        inputs = input_paths([model, data], [recipe])
+        with protecting([*inputs, *([] if evaluation is None else evaluation.inputs())]):
+            graphs.check_target(target, (), force=force, model=True)
     graph, wishes = load_for_pruning(model, wishes)
     options = _options_of(wishes, progress)
     limits = verify.Limits(min_sqnr_db=wishes.verify.min_sqnr_db)

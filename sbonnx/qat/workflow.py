@@ -23,9 +23,11 @@ from sbonnx.errors import DataError, ModelError, RecipeError
 from sbonnx.graph import Graph
 from sbonnx.graph.edit import Names, add_constant, replace_input
 from sbonnx.graph.query import constant, node_by_name, readers, shape, tensors_by_name
+from sbonnx.input_files import protecting
 from sbonnx.patterns import FUSE, SIMPLIFY, apply
 from sbonnx.plan import Solution
 from sbonnx.progress import Progress, shown_by_default
+from sbonnx.python_files import input_paths
 from sbonnx.qat.adapters import Adapters, add_adapters
 from sbonnx.qat.agreement import disagreements
 from sbonnx.qat.fakequant import FakeQuant, quant_parameters
@@ -339,7 +341,8 @@ def export(
     if evaluation is not None and not verify:
         raise RecipeError("an evaluation is part of the verification: do not switch it off")
     target, origin, model = Path(path), origin_of(module), source_of(module)
-    graphs.check_target(target, inputs=[Path(model)] if isinstance(model, (str, os.PathLike)) else [], force=force)
+    with protecting(input_paths([model, data])):
+        graphs.check_target(target, (), force=force, model=True)
     prepared, solution = learned(module)
     samples = None if data is None else datasets.read(data, prepared.graph, split=split)
     division = None if samples is None else HeldOutSplit(samples, samples)

@@ -14,12 +14,12 @@ import numpy as np
 from sbonnx.calib.data import dataset as datasets
 from sbonnx.calib.data.dataset import Dataset
 from sbonnx.calib.data.validate import InputSpec
-from sbonnx.errors import DataError
+from sbonnx.errors import DataError, foreign_code
 from sbonnx.graph import Graph
 from sbonnx.html_report import evaluation_card, render_card
 from sbonnx.metrics import TaskMetric, TaskMetricKind, task_metric
 from sbonnx.metrics.classification import TopK
-from sbonnx.python_files import load_function
+from sbonnx.python_files import input_paths, load_function
 from sbonnx.report.verdict import ON_CPU
 from sbonnx.spec import Array
 from sbonnx.verify import intervals
@@ -49,6 +49,10 @@ class EvaluationData:
     decode: str | None = None
     split: int | None = None
     limit: int | None = None
+
+    def inputs(self) -> list[str]:
+        """Return the files and folders that it names."""
+        return input_paths([self.data], [self.metric, self.decode])
 
     def kind(self) -> TaskMetricKind:
         """Return the metric.
@@ -249,13 +253,8 @@ def add_feed(
         DataError: outputs or labels do not fit; the message names the feed.
     """
     if decode is not None:
-        try:
+        with foreign_code(lambda reason: DataError(f"--decode failed on {where}: {reason}")):
             outputs = as_outputs(decode(dict(outputs)))
-        except DataError:
-            raise
-        except Exception as error:  # any exception of the user's code
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise DataError(f"--decode failed on {where}: {reason}") from error
     try:
         metric.add(outputs, labels)
     except DataError as error:

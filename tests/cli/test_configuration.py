@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -95,3 +98,103 @@ def test_other_projects_are_passed_over(below: Path, tmp_path: Path, capsys: pyt
     (tmp_path / "a" / "pyproject.toml").write_text("[project]\nname = 'x'\n")
     (below / "pyproject.toml").write_text("a b")
     assert recipe([], capsys)["BACKEND"] == "virtual"
+
+
+EVIL = "from pathlib import Path\nPath('ran').touch()\n\n\ndef go(*_):\n    return []\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ('[quantize]\ndata = "evil.py:go"', "'data' in {file} is the function 'evil.py:go'"),
+        ('[quantize]\nmetric = "evil.py:go"', "'metric' in {file} is the function 'evil.py:go'"),
+        ('decode = "evil.py:go"', "'decode' in {file} is the function 'evil.py:go'"),
+        ('[batch]\nscheduler = "tcp://127.0.0.1:1"', "'scheduler' in {file} is not taken from configuration files"),
+        ("force = true", "'force' in {file} is not taken from configuration files"),
+        ('report = "r.json"', "'report' in {file} is not taken from configuration files"),
+        ('[quantize]\nsave-recipe = "r.yaml"', "'save_recipe' in {file} is not taken from configuration files"),
+        ('[quantize]\noutput = "q.onnx"', "'output' in {file} is not taken from configuration files"),
+        ('[demo]\nout = "there"', "'out' in {file} is not taken from configuration files"),
+    ],
+)
+def test_no_code_no_outputs(
+    text: str, named: str, below: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file that comes with a folder starts no script, connects to nothing and writes nothing."""
+    file = tmp_path / "sbonnx.toml"
+    file.write_text(text)
+    (tmp_path / "evil.py").write_text(EVIL)
+    assert main(["plan", MODEL]) == 2
+    assert named.format(file=file) in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["evil.py", "sbonnx.toml"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no owners")
+@pytest.mark.parametrize("place", ["file", "folder"])
+def test_files_of_others_are_passed_over(
+    place: str, below: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file that other users own or can write to is not used, nor one in a folder of them; the output says so."""
+    file = tmp_path / "sbonnx.toml"
+    file.write_text('backend = "tensorrt"\n')
+    subject = file if place == "file" else tmp_path
+    assert recipe([], capsys)["BACKEND"] == "tensorrt"
+    mode = subject.stat().st_mode
+    subject.chmod(mode | stat.S_IWOTH)
+    assert recipe([], capsys)["BACKEND"] == "onnxruntime"
+    assert main(["plan", MODEL]) == 0
+    assert f"note: the configuration {file} is not used: all users can write to it" in capsys.readouterr().out.replace(
+        "its folder", "it"
+    )
+    subject.chmod(mode)
+    if os.geteuid() == 0:
+        os.chown(subject, 65534, 65534)
+        assert recipe([], capsys)["BACKEND"] == "onnxruntime"
+        os.chown(subject, 0, 65534)
+        subject.chmod(mode | stat.S_IWGRP)
+        assert recipe([], capsys)["BACKEND"] == "onnxruntime"
+
+
+def test_the_search_ends_with_the_working_tree(
+    below: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the root of a repository, and at the home folder."""
+    (tmp_path / "sbonnx.toml").write_text('backend = "virtual"\n')
+    (below / ".git").mkdir()
+    assert recipe([], capsys)["BACKEND"] == "onnxruntime"
+    (below / ".git").rmdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "a"))
+    assert recipe([], capsys)["BACKEND"] == "onnxruntime"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert recipe([], capsys)["BACKEND"] == "virtual"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("pyproject.toml", "tool = 3"),
+        ("pyproject.toml", "tool = []"),
+        ("pyproject.toml", "a = " + "[" * 100_000),
+        ("pyproject.toml", "a = '" + "x" * (1 << 19) + "'"),
+        ("sbonnx.toml", "a = " + "[" * 100_000),
+        ("sbonnx.toml", "# " + "x" * (1 << 19)),
+        ("sbonnx.toml", "set = {SAMPLES = 2001-01-01}"),
+        ("sbonnx.toml", "backend = 2001-01-01"),
+        ("sbonnx.toml", "exclude = [[2001-01-01]]"),
+    ],
+)
+def test_hostile_toml(name: str, content: str, below: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Deep, large and unusual files: those of other tools are passed over, ours are one line."""
+    (tmp_path / name).write_text(content)
+    code = main(["plan", MODEL, "--quiet"])
+    err = capsys.readouterr().err
+    assert (code, err) == (0, "") if name == "pyproject.toml" else code == 2
+    assert "internal error" not in err
+    assert len(err.splitlines()) == (name == "sbonnx.toml")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no FIFOs")
+def test_a_fifo_is_no_configuration(below: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / "sbonnx.toml")
+    assert main(["plan", MODEL]) == 2
+    assert "it is a FIFO (named pipe), not a regular file" in capsys.readouterr().err

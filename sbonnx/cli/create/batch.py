@@ -34,7 +34,7 @@ DRY_RUN: Final = options.switch(
     "Open models and first samples, run nothing: show what is up to date, what cannot run, and the expected time.",
 )
 FORCE: Final = options.switch("--force", "Repeat finished jobs.")
-SCHEDULER: Final = options.option("--scheduler ADDRESS", str, "Run on the workers of this Dask scheduler.")
+SCHEDULER: Final = options.option("--scheduler ADDRESS", str, "Run on the workers of this Dask scheduler.", typed=True)
 
 OPTIONS: Final = (JOBS, WORKERS, ONLY, DRY_RUN, FORCE, SCHEDULER, *options.COMMON_WITH_PROGRESS)
 

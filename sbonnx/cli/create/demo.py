@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,7 +28,11 @@ WORST: Final = 3
 BATCH: Final = 32
 
 
-OUT: Final = options.setting("--out DIR", Path("sbonnx-demo"), "Output folder; files of an earlier demo are replaced.")
+OUT: Final = replace(
+    options.setting("--out DIR", Path("sbonnx-demo"), "Output folder; files of an earlier demo are replaced."),
+    writes=True,
+    typed=True,
+)
 
 OPTIONS: Final = (OUT, *options.COMMON)
 

@@ -93,7 +93,7 @@ AUGMENT: Final = _sparse(
 RECIPE: Final = replace(options.RECIPE, help="A recipe, YAML, whose section SPARSE is read; options win.")
 MASKED: Final = options.switch("--masked", "Write zero weights instead of removing channels: shapes unchanged.", GOAL)
 PLAN: Final = options.switch("--plan", "List dimensions and pinned layers with reasons, and write nothing.", GOAL)
-REPORT: Final = options.option("--report FILE.json", Path, "Write the whole report as JSON.", options.FILES)
+REPORT: Final = options.output_option("--report FILE.json", "Write the whole report as JSON.", options.FILES)
 
 OPTIONS: Final = (
     options.MODEL,

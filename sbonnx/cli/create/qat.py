@@ -53,8 +53,8 @@ ADAPTERS: Final = options.option(
     "--adapters RANK", int, "Train low-rank adapters (LoRA) of this rank instead of the weights.", TRAINING
 )
 SEED: Final = options.setting("--seed N", 0, "Random seed of the order of samples.", TRAINING)
-CHECKPOINT: Final = options.option(
-    "--checkpoint FILE", Path, "Checkpoint: written during training, resumed from if it exists.", TRAINING
+CHECKPOINT: Final = options.output_option(
+    "--checkpoint FILE", "Checkpoint: written during training, resumed from if it exists.", TRAINING
 )
 
 SETTINGS: Final[tuple[CommandOption[Any], ...]] = (EPOCHS, BATCH, RATE, SCALE_RATE, AVERAGE, INNER_WEIGHT, SEED)
@@ -96,7 +96,7 @@ def run(given: Arguments) -> int:
     inputs = [given[options.MODEL], Path(data)]
     checkpoint, force = given[CHECKPOINT], given[options.FORCE]
     check_report(given[options.REPORT], [*inputs, output], force=force)
-    graphs.check_target(output, inputs=inputs, force=force)
+    graphs.check_target(output, inputs=inputs, force=force, model=True)
     if checkpoint is not None:
         graphs.check_target(checkpoint, inputs=[*inputs, output], force=True)
     return show_report(given, _trained(given, data, output))

@@ -43,7 +43,7 @@ CPU: Final = options.option(
     "With --target onnxruntime: the CPU that will run the file.",
     shown="that of the file's metadata, else this",
 )
-SARIF: Final = options.option("--sarif FILE", Path, "Write the findings as SARIF 2.1.0, for CI.")
+SARIF: Final = options.output_option("--sarif FILE", "Write the findings as SARIF 2.1.0, for CI.")
 FORMATS: Final = ("text", "json", "github", "junit", "sarif")
 OUTPUT_FORMAT: Final = options.option(
     f"--output-format {'|'.join(FORMATS)}",
@@ -113,7 +113,7 @@ def run(given: Arguments) -> int:
     rows: tuple[Fixed, ...] = ()
     if fix:
         checked = required_output(output)
-        graphs.check_target(checked, inputs=[model], force=force)
+        graphs.check_target(checked, inputs=[model], force=force, model=True)
         done = fix_model(model, target, cpu=cpu)
         graphs.save(done.graph, checked, force=force)
         rows = done.rows

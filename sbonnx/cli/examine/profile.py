@@ -60,7 +60,7 @@ SORT: Final = options.setting(
 TOP: Final = options.option(
     "--top N", int, "Show only the first N rows. With --eval: measure the metric of N layers, 10 by default."
 )
-MERMAID: Final = options.option("--mermaid FILE", Path, "Write the graph, coloured by loss, as a Mermaid chart.")
+MERMAID: Final = options.output_option("--mermaid FILE", "Write the graph, coloured by loss, as a Mermaid chart.")
 
 OPTIONS: Final = (
     options.MODEL,

@@ -190,7 +190,9 @@ class _Statistics:
 
 def _check_output(output: Path, inputs: list[Path], *, force: bool) -> None:
     from sbonnx import graph as graphs
+    from sbonnx.graph.storage.output_files import check_outside_inputs
 
+    check_outside_inputs(output)
     if output.suffix.lower() == ".npz":
         graphs.check_target(output, inputs=inputs, force=force)
     elif output.suffix and not output.is_dir():

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from sbonnx.cli.output.streams import last_native_message
-from sbonnx.errors import DeviceError, SbonnxError, memory_failure, out_of_memory
+from sbonnx.errors import DeviceError, SbonnxError, memory_failure, out_of_memory, reason_of
 from sbonnx.terminal import LINE_LENGTH, escaped, one_line
 
 DONE: Final = 0
@@ -59,13 +59,22 @@ def _text_of(error: BaseException) -> str:
         return f"interrupted; {error}" if error.args else INTERRUPTED
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         return "OSError: too many files are open: raise the limit (ulimit -n), or use fewer --workers"
+    if isinstance(error, FileNotFoundError) and error.filename is None and _is_working_folder_gone():
+        return "OSError: the working folder was removed during the run or before it: change to another folder"
     if isinstance(error, OSError) and error.errno in OS_CAUSES:
         where = f" at '{error.filename}'" if error.filename else ""
         return f"OSError: {OS_CAUSES[error.errno]}{where}: free space or choose another location"
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({os.path.basename(frames[-1].filename)} line {frames[-1].lineno})" if frames else ""
-    kind = type(error).__name__
-    return f"internal error: {kind}: {error}{where}{_native(error)}; this is a bug in sbonnx: run again with --debug"
+    return f"internal error: {reason_of(error)}{where}{_native(error)}; this is a bug in sbonnx: run again with --debug"
+
+
+def _is_working_folder_gone() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _native(error: BaseException) -> str:
@@ -92,7 +101,7 @@ def guard(run: Callable[..., int]) -> Callable[..., int]:
         try:
             code = run(*args, **keywords)
             sys.stdout.flush()  # a failed write must be an error with an exit code, not a message at exit
-        except (Exception, KeyboardInterrupt) as error:
+        except BaseException as error:  # foreign code raises SystemExit, and other exceptions that are no Exception
             return report(error, debug=bool(keywords.get("debug")))
         return code
 

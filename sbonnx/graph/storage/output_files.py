@@ -13,7 +13,9 @@ from typing import Final
 
 from sbonnx.errors import OutputError, SbonnxError
 from sbonnx.graph.exporter import Skeleton
+from sbonnx.graph.storage.model_file import external_names
 from sbonnx.graph.storage.temporary import MARKER, temporary_folder
+from sbonnx.input_files import protected_inputs
 
 EXTERNAL_BYTES: Final = 1 << 28
 """If the weights have more than 256 MiB, they are written to a separate file, which checkers and runtimes map.
@@ -31,6 +33,11 @@ SPECIAL: Final = {
     stat.S_IFSOCK: "a socket",
 }
 """File types that are never replaced. A rename over /dev/null by root would remove the device."""
+
+OTHER_FORMATS: Final = frozenset(
+    {".textproto", ".pbtxt", ".txtpb", ".prototxt", ".json", ".onnxjson", ".onnxtext", ".onnxtxt", ".ort"}
+)
+"""Suffixes by which `onnx.load` reads other formats (`onnx.serialization.registry`), and onnxruntime its own."""
 
 
 def write_model(
@@ -50,7 +57,7 @@ def write_model(
     data = path.with_name(f"{path.name}.data")
     targets = [path, data] if external else [path]
     for target in targets:
-        check_target(target, inputs, force=force)
+        check_target(target, inputs, force=force, model=target is path)
     with _reporting(path), _temporary(path) as temporary:
         if not external:
             _write(temporary, made.pieces())
@@ -102,20 +109,24 @@ def replacing(path: Path) -> Iterator[Path]:
         move(temporary, path)
 
 
-def check_target(path: Path, inputs: Iterable[Path], *, force: bool) -> None:
+def check_target(path: Path, inputs: Iterable[Path], *, force: bool, model: bool = False) -> None:
     """Check, before the work begins, that a file may be written here.
 
     A symlink to a regular file counts as that file; writing replaces the link, not its target.
 
     Args:
-        inputs: files that must not be overwritten, including outputs of the same run that do not exist yet.
+        inputs: files that must not be overwritten, including outputs of the same run that do not exist yet. Those of
+            `protecting` are added.
         force: an existing file may be replaced.
+        model: it is a model, whose suffix must not be of another format, in which onnx and runtimes would read it.
 
     Raises:
         OutputError: a folder, device, FIFO or socket, or a symlink to one; its folder is missing or not writable; an
-            input; or it exists and `force` is False.
+            input, external data of a model included; in an input folder; or it exists and `force` is False.
     """
     there = is_replaceable(path)
+    if model and path.suffix.lower() in OTHER_FORMATS:
+        raise OutputError(f"'{path}': models are written as protobuf, and {path.suffix} is another format: use .onnx")
     folder = path.parent
     if not os.path.isdir(folder):
         raise OutputError(f"there is no folder '{folder}' to write '{path.name}' to: create it first")
@@ -126,8 +137,30 @@ def check_target(path: Path, inputs: Iterable[Path], *, force: bool) -> None:
     if any(_same(path, given) for given in inputs):
         kind = "an input of this run" if there else "another output of this run"
         raise OutputError(f"'{path}' is {kind}: give another name for the output")
+    check_outside_inputs(path)
     if there and not force:
         raise OutputError(f"'{path}' exists: give --force (force=True) to replace it")
+
+
+def check_outside_inputs(path: Path) -> None:
+    """Check that a file or folder is no input of `protecting`, no external data of one, and in no input folder.
+
+    Raises:
+        OutputError: it is.
+    """
+    place, there = Path(os.path.realpath(path.parent)) / path.name, os.path.exists(path)
+    for given in protected_inputs():
+        if given.is_dir():
+            if place.is_relative_to(os.path.realpath(given)):
+                raise OutputError(f"'{path}' is in '{given}', an input of this run: name a file outside of it")
+        elif there and any(_same(path, each) for each in _files_of(given)):
+            raise OutputError(f"'{path}' is an input of this run: give another name for the output")
+
+
+def _files_of(given: Path) -> Iterator[Path]:
+    yield given
+    if given.suffix.lower() == ".onnx":
+        yield from (given.parent / name for name in external_names(given))
 
 
 def is_replaceable(path: Path) -> bool:
@@ -223,7 +256,7 @@ def staged(target: Path, inputs: Iterable[Path] = (), *, force: bool = False) ->
         OutputError: as in `check_target`; or the folder cannot be written to.
     """
     inputs = list(inputs)
-    check_target(target, inputs, force=force)
+    check_target(target, inputs, force=force, model=True)
     with ExitStack() as stack:
         try:
             folder = stack.enter_context(temporary_folder(next_to=target))

@@ -1,0 +1,111 @@
+"""Outputs of all verbs are never written over an input, nor into a folder that is read, ``--force`` or not."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import onnx
+import pytest
+
+from sbonnx.assets import digits
+from sbonnx.cli import main
+from sbonnx.cli.app import rows_of_commands
+from sbonnx.cli.options import Arguments
+from sbonnx.errors import OutputError
+
+SCRIPT = """import numpy as np
+
+def feeds():
+    return [{"image": np.zeros((1, 1, 8, 8), np.float32)}]
+
+def metric(*_):
+    return 0.0
+
+def decode(outputs):
+    return outputs
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with one file of each kind of input."""
+    monkeypatch.chdir(tmp_path)
+    files = digits()
+    shutil.copyfile(files.model, "m.onnx")
+    shutil.copyfile(files.calib, "calib.npz")
+    shutil.copyfile(files.eval, "test.npz")
+    Path("s.py").write_text(SCRIPT)
+    Path("r.yaml").write_text("SAMPLES: 2\n")
+    Path("o.json").write_text("{}")
+    Path("p.yaml").write_text("scale: 1\n")
+    Path("sbonnx.toml").write_text("quiet = true\n")
+    Path("feeds").mkdir()
+    shutil.copyfile(files.calib, "feeds/a.npz")
+    model = onnx.load(files.model)
+    onnx.save(model, "big.onnx", save_as_external_data=True, location="big.weights", size_threshold=0)
+    return tmp_path
+
+
+QUANTIZE = "quantize m.onnx --data calib.npz --force"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"{QUANTIZE} --eval test.npz --metric top1 -o test.npz",
+        f"{QUANTIZE} --eval test.npz --metric top1 -o q.onnx --save-recipe test.npz",
+        f"{QUANTIZE} --recipe r.yaml -o r.yaml",
+        f"{QUANTIZE} --recipe r.yaml -o q.onnx --save-recipe r.yaml",
+        "quantize m.onnx --data s.py:feeds -o s.py --force",
+        f"{QUANTIZE} --eval test.npz --metric s.py:metric -o s.py",
+        f"{QUANTIZE} --eval test.npz --metric top1 --decode s.py:decode -o s.py",
+        f"{QUANTIZE} --preprocess p.yaml -o p.yaml",
+        f"{QUANTIZE} --backend qnn --overrides o.json -o q.onnx --report o.json",
+        f"{QUANTIZE} -o sbonnx.toml",
+        "quantize big.onnx --data calib.npz --force -o big.weights",
+        "quantize m.onnx --data feeds --force -o feeds/q.onnx",
+        "quantize m.onnx --data feeds --force -o feeds/a.npz",
+        "run m.onnx --data calib.npz -o calib.npz --force",
+        "run m.onnx --data feeds -o feeds/b.npz",
+        "run m.onnx --data feeds -o feeds/out",
+        "plan m.onnx --recipe r.yaml -o r.yaml --force",
+        "view m.onnx --recipe r.yaml -o r.yaml --force --no-open",
+        "prune m.onnx --data calib.npz --recipe r.yaml --macs 0.5 -o r.yaml --force",
+        "prune m.onnx --data calib.npz --macs 0.5 --eval test.npz --metric top1 -o test.npz --force",
+        "init m.onnx -o sbonnx.toml --force",
+        "lint m.onnx --target onnxruntime --sarif sbonnx.toml --force",
+    ],
+)
+def test_inputs_are_kept(line: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line, before the work begins, and every file is as before."""
+    before = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+    assert main(line.split()) == 2
+    err = capsys.readouterr().err
+    assert "an input of this run" in err
+    assert len(err.splitlines()) == 1
+    assert {path: path.read_bytes() for path in place.rglob("*") if path.is_file()} == before
+
+
+def test_inputs_are_kept_by_functions(place: Path) -> None:
+    """The same for callers of the package."""
+    import sbonnx
+
+    evaluation = sbonnx.EvaluationData("test.npz", "top1")
+    for output, recipe in (("r.yaml", "r.yaml"), ("test.npz", None), ("feeds/q.onnx", None)):
+        with pytest.raises(OutputError, match="an input of this run"):
+            sbonnx.quantize("m.onnx", "feeds", recipe=recipe, output=output, evaluation=evaluation, force=True)
+    sbonnx.quantize("m.onnx", "calib.npz", output="test.npz", force=True, verify=False)  # no input of this run
+
+
+def test_every_path_is_an_input_or_an_output(place: Path) -> None:
+    """Each option of every verb that takes a path is one of both."""
+    Path("x").touch()
+    outputs = {"output", "report", "save_recipe", "trt_cache", "write_overrides", "trtexec", "cache", "sarif"}
+    outputs |= {"mermaid", "checkpoint", "out"}
+    for words, rows in rows_of_commands().items():
+        for row in rows:
+            if row.is_path:
+                listed = "list" in str(row.type)
+                read = Arguments({row: [Path("x")] if listed else Path("x")}).inputs()
+                assert read == ([] if row.name in outputs else ["x"]), (words, row.name)
