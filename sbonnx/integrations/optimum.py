@@ -158,7 +158,8 @@ def quantize_folder(  # noqa: PLR0913 - public entry point
             )
             reports[name] = replace(report, output=str(target.target / place.relative_to(stage)))
         config = ort_config(reports, external_data=any(external_names(place) for place in stage.rglob("*.onnx")))
-        target.copy_source(stage, skipped=_left_out(source, chosen))
+        notes = target.copy_source(stage, skipped=_left_out(source, chosen))
+        reports = {name: replace(report, notes=(*report.notes, *notes)) for name, report in reports.items()}
         text = json.dumps(json_values(config), indent=2, ensure_ascii=False, allow_nan=False)
         graphs.write_text(stage / CONFIG, f"{text}\n")
     return reports

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
@@ -12,6 +12,7 @@ import numpy as np
 from sbonnx import graph as graphs
 from sbonnx.errors import RecipeError
 from sbonnx.html_report import decoder_card, render_card
+from sbonnx.input_files import protecting
 from sbonnx.llm.adapter_file import ADAPTER, list_inputs, write_adapter
 from sbonnx.llm.decoding import decoder_feed
 from sbonnx.llm.evaluate import DecoderEvaluation, evaluate_windows
@@ -20,6 +21,7 @@ from sbonnx.llm.layout import Decoder, read_decoder
 from sbonnx.llm.texts import Texts
 from sbonnx.llm.windows import TOKENS, read_windows
 from sbonnx.progress import Progress
+from sbonnx.python_files import input_paths
 from sbonnx.spec import Array
 from sbonnx.version import __version__
 
@@ -125,7 +127,8 @@ def adapt(  # noqa: PLR0913 - public entry point
     if inputs and not isinstance(adapters, int) and adapters.norms:
         raise RecipeError("adapters as inputs share one base, whose norms stay as they are: use Adapters(norms=False)")
     target = Path(output)
-    check_folder(target, decoder, force=force)
+    with protecting(input_paths([texts, tokenizer, against])):
+        check_folder(target, decoder, force=force)
     windows = read_windows(decoder, texts, window=window, tokens=tokens)
     graph = graphs.load(decoder.model)
     fixed = {} if decoder.branch is None else {decoder.branch: np.array([False])}  # whole windows, without a past
@@ -149,10 +152,11 @@ def adapt(  # noqa: PLR0913 - public entry point
             list_inputs(place, factors)
             adapter = place.with_name(ADAPTER)
             write_adapter(adapter, factors)
-        copy_rest(decoder, stage)
+        notes = copy_rest(decoder, stage)
         written = read_decoder(stage if decoder.folder is not None else place, adapter=adapter)
         before = evaluate_windows(decoder, windows.held_out, against=reference, latency=False)
         after = evaluate_windows(written, windows.held_out, against=reference, latency=latency)
+        after = replace(after, notes=(*after.notes, *notes))
         file = None if adapter is None else str(target / adapter.relative_to(stage))
         result = AdaptedDecoder(str(target), len(low_ranks(module)), tuple(trained.losses), before, after, file)
         write_provenance(stage, _adapter_provenance(result, decoder, windows.digest()))

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from sbonnx import api as quantization
 from sbonnx.errors import DataError, RecipeError
+from sbonnx.input_files import protecting
 from sbonnx.llm.evaluate import DecoderEvaluation, DecoderLimits, evaluate_windows
 from sbonnx.llm.folder import check_folder, copy_rest, model_place, staged_folder, write_provenance
 from sbonnx.llm.kv_cache import quantize_caches, read_attention
@@ -18,6 +19,7 @@ from sbonnx.llm.layout import Decoder, read_decoder
 from sbonnx.llm.texts import Texts
 from sbonnx.llm.windows import DecoderFeeds, TokenWindows, read_windows
 from sbonnx.progress import Progress
+from sbonnx.python_files import input_paths
 from sbonnx.recipe import Recipe, load
 from sbonnx.report import Report
 from sbonnx.spec import Array
@@ -115,7 +117,8 @@ def quantize(  # noqa: PLR0913 - public entry point
         texts=texts is not None,
     )
     target = Path(output)
-    check_folder(target, decoder, force=force)
+    with protecting(input_paths([texts, tokenizer], [recipe])):
+        check_folder(target, decoder, force=force)
     if settings.llm.kv_bits is not None:
         read_attention(decoder)  # before the work begins
         if texts is None:
@@ -135,7 +138,7 @@ def quantize(  # noqa: PLR0913 - public entry point
         )
         if settings.llm.kv_bits is not None and windows is not None:
             quantize_caches(place, decoder, windows.calibration, settings.llm.kv_bits)
-        copy_rest(decoder, stage)
+        report = replace(report, notes=(*report.notes, *copy_rest(decoder, stage)))
         evaluation = None
         if windows is not None:
             written = read_decoder(_entry(decoder, stage, place), past=past, present=present)

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final
 
-from sbonnx.graph.storage.output_folder import OutputFolder
+from sbonnx.graph.storage.output_folder import OutputFolder, is_own_file, left_out_notes
 from sbonnx.llm.layout import CONFIG, GENAI_CONFIG, TOKENIZER, TOKENIZER_CONFIG, Decoder
 from sbonnx.llm.texts import TEMPLATE_FILE
 
@@ -45,25 +45,31 @@ def model_place(decoder: Decoder, stage: Path) -> Path:
     return place
 
 
-def copy_rest(decoder: Decoder, stage: Path) -> None:
+def copy_rest(decoder: Decoder, stage: Path) -> list[str]:
     """Copy configuration and tokenizer files into the output folder, and link everything else.
 
     The float model and its external data are left out. A single file gets its tokenizer and configurations beside it.
 
+    Returns:
+        A note about files that are not copied; see `OutputFolder.copy_source`.
+
     Raises:
         OSError: a file cannot be copied.
     """
-    if decoder.folder is None:
-        for name in COPIED:
-            path = decoder.beside(name)
-            if path is not None:
-                shutil.copyfile(path, stage / name)
-        if decoder.tokenizer is not None:
-            shutil.copyfile(decoder.tokenizer, stage / TOKENIZER)
-        return
-    _folder(stage, decoder).copy_source(stage, copied=COPIED)
-    if decoder.tokenizer is not None and not (stage / TOKENIZER).exists():
-        shutil.copyfile(decoder.tokenizer, stage / TOKENIZER)
+    notes: list[str] = []
+    if decoder.folder is not None:
+        notes = _folder(stage, decoder).copy_source(stage, copied=COPIED)
+    else:
+        near = [path for name in sorted(COPIED) if (path := decoder.beside(name)) is not None]
+        for path in near:
+            if is_own_file(path, path.parent):
+                shutil.copyfile(path, stage / path.name)
+        notes = left_out_notes(decoder.model.parent, [each.name for each in near if not is_own_file(each, each.parent)])
+    tokenizer, places = decoder.tokenizer, (decoder.folder, decoder.model.parent, decoder.model.parent.parent)
+    found = tokenizer in [None if place is None else place / TOKENIZER for place in places]
+    if tokenizer is not None and not found and (decoder.folder is None or not (stage / TOKENIZER).exists()):
+        shutil.copyfile(tokenizer, stage / TOKENIZER)  # the caller named it
+    return notes
 
 
 def write_provenance(stage: Path, values: dict[str, Any]) -> None:

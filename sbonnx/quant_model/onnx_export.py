@@ -52,7 +52,7 @@ def write_onnx(graph: Graph, export: OnnxExport) -> Path | None:
     target, feeds, extra_info, opset = export.target, export.feeds, export.extra_info, export.opset
     extra = target.with_name(f"{target.stem}{EXTRA_SUFFIX}{target.suffix}")
     for path in (target, *([extra] if extra_info else [])):
-        graphs.check_target(path, inputs=graph.info.files, force=export.force)
+        graphs.check_target(path, inputs=graph.info.files, force=export.force, model=True)
     if opset is not None:
         graph = _in_opset(graph, opset)
     fed = [(feeds or {}).get(tensor.name) for tensor in graph.inputs]

@@ -48,7 +48,7 @@ def check_targets(state: PipelineState, options: RunOptions) -> PipelineState:
     taken = request.files
     for target in (request.output, request.trt_cache, request.write_overrides):
         if target is not None:
-            graphs.check_target(Path(target), inputs=taken, force=request.force)
+            graphs.check_target(Path(target), inputs=taken, force=request.force, model=target is request.output)
             taken.append(Path(target))
     return state
 

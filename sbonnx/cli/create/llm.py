@@ -364,6 +364,8 @@ def run_adapt(given: Arguments) -> int:
     printer.facts(f"{given[SOURCE]}, before", _facts(before))
     printer.facts(f"{output}, {found.weights} adapters", _facts(after))
     _show_speed(printer, after)
+    for note in found.after.notes:
+        printer.note(note)
     printer.line(f"written: {output}")
     return code
 

@@ -49,7 +49,7 @@ def run(given: Arguments) -> int:
 
     printer, model, force = given.printer(), given[options.MODEL], given[options.FORCE]
     target = required_output(given[OUTPUT])
-    graphs.check_target(target, inputs=[model], force=force)
+    graphs.check_target(target, inputs=[model], force=force, model=True)
     graph = graphs.load(model)
     before = _count(graph)
     steps = (patterns.SIMPLIFY,) if given[NO_FUSE] else (patterns.SIMPLIFY, patterns.FUSE)

@@ -275,11 +275,20 @@ def _external_file(where: str, location: str, opened: OpenedModel) -> Path:
     if Path(location).is_absolute() or not file.is_relative_to(folder):
         raise ModelError(
             f"tensor '{where}' has its values in '{location}', outside the model's folder: refused. "
-            f"Put the file next to {opened.label}"
+            f"Put the file next to {opened.label}{_hub_hint(folder)}"
         )
     if not regular:
         raise ModelError(f"'{location}' with the values of tensor '{where}' is missing next to {opened.label}")
     return file
+
+
+def _hub_hint(folder: Path) -> str:
+    """Return how to get files without links, for a folder in the cache of the Hugging Face hub."""
+    names = [part for part in folder.parts if part.startswith("models--")]
+    if not names or "snapshots" not in folder.parts:
+        return ""
+    name = names[-1].removeprefix("models--").replace("--", "/")
+    return f": `hf download {name} --local-dir FOLDER` writes files instead of links to the cache"
 
 
 def read_proto(path: str | os.PathLike[str]) -> ModelProto:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from sbonnx.errors import OutputError
-from sbonnx.graph.storage.temporary import MARKER, SUFFIX, temporary_folder
+from sbonnx.graph.storage.temporary import MARKER, REPLACED, SUFFIX, restore, sweep_once, temporary_folder
+from sbonnx.input_files import check_regular, protected_inputs
+
+SHOWN: Final = 5
+"""Names of files in a note."""
 
 
 @dataclass(frozen=True)
@@ -38,16 +43,15 @@ class OutputFolder:
             OutputError: it is the input, contains it or is in it, exists and `force` is not set, is no folder of an
                 earlier run, or its parent folder is missing or not writable.
         """
-        target, inputs = self.target, [path.resolve() for path in self.inputs]
+        sweep_once(self.target.absolute().parent)  # a killed run may have left the folder that it was replacing
+        target, inputs = self.target, [path.resolve() for path in (*self.inputs, *protected_inputs())]
         if self.source is not None:
             inputs.append(self.source.resolve())
         there = target.resolve()
         if any(there == path or there in path.parents for path in inputs):
             raise OutputError(f"'{target}' is or contains the input: give another name for the output folder")
-        if self.source is not None and self.source.resolve() in there.parents:
-            raise OutputError(
-                f"'{target}' is in the input folder, and would be copied with it next time: give a name outside of it"
-            )
+        if any(path in there.parents for path in inputs):
+            raise OutputError(f"'{target}' is in an input folder, and would be read with it: give a name outside of it")
         parent = target.absolute().parent
         if not parent.is_dir():
             raise OutputError(f"there is no folder '{parent}' to write '{target.name}' to: create it first")
@@ -70,7 +74,8 @@ class OutputFolder:
     def staged(self) -> Iterator[Path]:
         """Yield a hidden folder next to `target`, which becomes `target` when the block ends.
 
-        After an exception, an interrupt or a kill, `target` is as before.
+        After an exception or an interrupt, `target` is as before; after a kill, as before or as a complete run leaves
+        it, at the latest when the next run in this place begins.
 
         Raises:
             OutputError: as in `check`, or the disk is full.
@@ -87,33 +92,43 @@ class OutputFolder:
                     raise OutputError(str(error).replace(str(stage), str(target))) from error
                 self.check()
                 if target.exists():
-                    os.replace(target, temporary / "replaced")
+                    (temporary / REPLACED).mkdir()
+                    os.replace(target, temporary / REPLACED / target.name)
                 try:
                     os.replace(stage, target)
-                except OSError:
-                    with suppress(OSError):
-                        os.replace(temporary / "replaced", target)
+                except BaseException:
+                    restore(temporary)
                     raise
         except OSError as error:
             raise OutputError(f"'{target}' cannot be written: {error.strerror or error}") from error
 
-    def copy_source(self, stage: Path, *, skipped: Collection[Path] = (), copied: Collection[str] = ()) -> None:
+    def copy_source(self, stage: Path, *, skipped: Collection[Path] = (), copied: Collection[str] = ()) -> list[str]:
         """Place the files of the source folder in the staged folder, except `inputs` and `skipped`.
+
+        Only regular files of the folder are placed, see `is_own_file`. A link in a downloaded folder may lead to any
+        file of the user, which would be published with the output.
 
         Args:
             stage: folder that `staged` yields.
             skipped: more files that are left out.
             copied: names of files that may be edited, which are copied; others are hard-linked where possible.
 
+        Returns:
+            A note about what was left out because it is not such a file; none if there is nothing.
+
         Raises:
             OSError: a file cannot be copied.
         """
         assert self.source is not None
-        left_out = {path.resolve() for path in (*self.inputs, *skipped)}
-        for path in sorted(self.source.rglob("*")):
+        left_out = {os.path.realpath(path) for path in (*self.inputs, *skipped)}
+        foreign: list[str] = []
+        for path in _entries(self.source):
             inside = path.relative_to(self.source)
             hidden = any(part == MARKER or (part.startswith(".") and part.endswith(SUFFIX)) for part in inside.parts)
-            if path.is_dir() or path.resolve() in left_out or hidden or inside.name == self.provenance:
+            if hidden or inside.name == self.provenance or os.path.realpath(path) in left_out:
+                continue
+            if not is_own_file(path, self.source):
+                foreign.append(str(inside))
                 continue
             place = stage / inside
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -121,6 +136,41 @@ class OutputFolder:
                 shutil.copyfile(path, place)
             else:
                 _link(path, place)
+        return left_out_notes(self.source, foreign)
+
+
+def left_out_notes(folder: Path, names: Sequence[str]) -> list[str]:
+    """Return a note about entries of a folder that are not copied, if there are any."""
+    if not names:
+        return []
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    listed = ", ".join(f"'{name}'" for name in names[:SHOWN])
+    return [
+        f"not copied from '{folder}': {listed}{more}: only regular files are copied, and no links out of the folder"
+    ]
+
+
+def is_own_file(path: Path, folder: Path) -> bool:
+    """Whether a path is a regular file of a folder, links resolved.
+
+    In the cache of the Hugging Face hub (``models--NAME/snapshots/REVISION``), links to its ``blobs`` count too.
+    """
+    try:
+        check_regular(path)
+        real = path.resolve(strict=True)
+    except (OSError, RuntimeError):  # RuntimeError: links in a circle, before Python 3.13
+        return False
+    top = folder.resolve()
+    blobs = [each.parent.parent / "blobs" for each in (top, top.parent) if each.parent.name == "snapshots"]
+    return any(real.is_relative_to(root) for root in (top, *(each for each in blobs if not each.is_symlink())))
+
+
+def _entries(folder: Path) -> Iterator[Path]:
+    """Yield the entries of a folder and its subfolders, without folders, sorted; links to folders are not followed."""
+    for root, folders, files in os.walk(folder):
+        folders.sort()
+        links = [name for name in folders if os.path.islink(os.path.join(root, name))]
+        yield from (Path(root, name) for name in sorted((*files, *links)))
 
 
 def _link(path: Path, place: Path) -> None:

@@ -27,6 +27,9 @@ PREFIX: Final = "sbonnx-"
 SUFFIX: Final = ".sbonnx"
 """Name suffix of all of them. Those next to outputs are hidden."""
 
+REPLACED: Final = "replaced"
+"""Subfolder with what is being replaced next to the temporary folder, see `restore`."""
+
 MARKER: Final = ".sbonnx-lock"
 MAGIC: Final = b"temporary folder of sbonnx; removed when nobody has a lock on this file\n"
 
@@ -52,10 +55,7 @@ def temporary_folder(next_to: Path | None = None) -> Iterator[Path]:
     else:
         short = os.fsencode(next_to.name)[:NAME_BYTES].decode(errors="ignore")
         parent, prefix = next_to.parent, f".{short}."
-    resolved = os.path.realpath(parent)
-    if resolved not in _swept:
-        _swept.add(resolved)
-        sweep(parent)
+    sweep_once(parent)
     folder, lock = _locked_folder(parent, prefix)
     try:
         yield folder
@@ -114,8 +114,28 @@ def _remove(folder: Path, lock: int | None) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+def restore(folder: str | Path) -> None:
+    """Move what a temporary folder was to replace back to its place, if nothing is there."""
+    with suppress(FileNotFoundError):
+        for name in os.listdir(os.path.join(folder, REPLACED)):
+            place = os.path.join(os.path.dirname(folder), name)
+            if not os.path.lexists(place):
+                os.rename(os.path.join(folder, REPLACED, name), place)
+
+
+def sweep_once(parent: Path) -> None:
+    """Call `sweep`, once in this process for each folder."""
+    resolved = os.path.realpath(parent)
+    if resolved not in _swept:
+        _swept.add(resolved)
+        sweep(parent)
+
+
 def sweep(parent: Path) -> None:
-    """Remove the temporary folders in `parent` whose processes have ended. Symlinks are not followed."""
+    """Remove the temporary folders in `parent` whose processes have ended. Symlinks are not followed.
+
+    What they were replacing is restored.
+    """
     if sys.platform == "win32":
         return
     try:
@@ -147,6 +167,7 @@ def _remove_abandoned(path: str) -> None:
                         return
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     if text == MAGIC:
+                        restore(path)
                         _empty(folder)
                     elif os.listdir(folder) != [MARKER]:
                         return
