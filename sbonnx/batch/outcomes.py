@@ -12,7 +12,7 @@ from typing import Any, Final, get_args
 from sbonnx.batch.accept import unchanged
 from sbonnx.batch.digests import Digests
 from sbonnx.batch.jobs.job import FINE, Outcome, Places, Status, Step
-from sbonnx.errors import SbonnxError
+from sbonnx.errors import SbonnxError, reason_of
 from sbonnx.terminal import json_values
 
 FILE: Final = "outcome.json"
@@ -91,7 +91,7 @@ def outcome_of(key: str, error: BaseException) -> Outcome:
     name = type(error).__name__
     if isinstance(error, SbonnxError):
         return Outcome(key, "refused", str(error), finished=now(), error=name)
-    return Outcome(key, "failed", " ".join(f"{name}: {error}".split()), finished=now(), error=name)
+    return Outcome(key, "failed", reason_of(error), finished=now(), error=name)
 
 
 def now() -> str:

@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from sbonnx import plugins
-from sbonnx.errors import DataError, RecipeError
+from sbonnx.errors import DataError, RecipeError, foreign_code
 from sbonnx.metrics.arrays import TaskMetric, counts_of, joined
 from sbonnx.metrics.classification import F1, Auc, Correlation, TopK
 from sbonnx.metrics.dense import MeanIoU, Perplexity, SquaredError
@@ -130,11 +130,8 @@ class ScriptedMetric:
         return len(joined(self._values))
 
     def add(self, outputs: Mapping[str, Array], labels: Mapping[str, Any]) -> None:
-        try:
+        with foreign_code(lambda reason: DataError(f"'{self.named}' failed: {reason}")):
             values = np.asarray(self.function(dict(outputs), dict(labels)), np.float64)
-        except Exception as error:  # any exception of the user's code
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise DataError(f"'{self.named}' failed: {reason}") from error
         values = values.reshape(1) if values.ndim == 0 else values
         pairs = np.stack([values, np.ones_like(values)], 1) if values.ndim == 1 else values
         if pairs.ndim != 2 or pairs.shape[1] != 2:

@@ -7,7 +7,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Final, Generic, TypeVar
 
-from sbonnx.errors import RecipeError
+from sbonnx.errors import RecipeError, foreign_code
 
 OBSERVERS: Final = "sbonnx.observers"
 """Subclasses of `sbonnx.calib.observers.Observer`."""
@@ -46,14 +46,12 @@ def load(point: EntryPoint, check: Callable[[object], str | None]) -> object:
         RecipeError: it cannot be imported, or is no such part; the message names package, entry point and reason.
     """
     owner = point.dist.name if point.dist is not None else "an installed package"
-    try:
+    named = f"plug-in '{point.name}' of {owner} ({point.group})"
+    with foreign_code(lambda reason: RecipeError(f"{named} cannot be imported: {reason}")):
         part: object = point.load()
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise RecipeError(f"plug-in '{point.name}' of {owner} ({point.group}) cannot be imported: {reason}") from error
     wrong = check(part)
     if wrong is not None:
-        raise RecipeError(f"plug-in '{point.name}' of {owner} ({point.group}): {point.value} {wrong}")
+        raise RecipeError(f"{named}: {point.value} {wrong}")
     return part
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 from sbonnx.calib.data.objects import Sampling, Source, open_object
-from sbonnx.errors import DataError, SbonnxError
+from sbonnx.errors import DataError, foreign_code
 from sbonnx.python_files import load_function
 
 
@@ -45,27 +46,21 @@ def open_call(named: str, function: Callable[[], Any], sampling: Sampling) -> So
 
 
 def _called(named: str, function: Callable[[], Any]) -> Any:
-    try:
+    with _user_code(named):
         return function()
-    except Exception as error:
-        raise _failure(named, error) from error
 
 
 def _numbered(named: str, feeds: Iterator[Any]) -> Iterator[tuple[str, Any]]:
     number = 0
     while True:
-        try:
-            feed = next(feeds)
-        except StopIteration:
-            return
-        except Exception as error:
-            raise _failure(named, error) from error
+        with _user_code(named):
+            try:
+                feed = next(feeds)
+            except StopIteration:
+                return
         yield f"feed {number} of '{named}'", feed
         number += 1
 
 
-def _failure(named: str, error: Exception) -> SbonnxError:
-    if isinstance(error, SbonnxError):
-        return error
-    reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-    return DataError(f"'{named}' failed: {reason}; --debug shows where")
+def _user_code(named: str) -> AbstractContextManager[None]:
+    return foreign_code(lambda reason: DataError(f"'{named}' failed: {reason}; --debug shows where"))
