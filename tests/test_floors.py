@@ -92,8 +92,8 @@ THIRD_PARTIES: dict[str, frozenset[str] | None] = {
     "tomli": frozenset({"cli.configuration"}),  # tomllib, before Python 3.11
     "tomllib": frozenset({"cli.configuration"}),
     "rich": frozenset({"cli", "progress", "batch.step_progress"}),
-    "jinja2": frozenset({"html_report", "llm.texts"}),
-    "tokenizers": frozenset({"llm.texts", "calib.data.readers.texts"}),
+    "jinja2": frozenset({"html_report", "isolation.chat_template"}),
+    "tokenizers": frozenset({"calib.data.readers.tokenizer_file"}),
     "soundfile": frozenset({"calib.data.readers.audio"}),
     "soxr": frozenset({"calib.data.readers.audio"}),
     "psutil": frozenset({"batch", "cli", "llm"}),

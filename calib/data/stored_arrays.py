@@ -152,6 +152,22 @@ class StoredArray:
                     file.read(1)  # reads to the end of a zip member, which verifies its checksum
         return values
 
+    def first(self, count: int) -> Array:
+        """Read at most `count` items of the first axis, and no more of the file where its order allows that.
+
+        Raises:
+            DataError: as `load`.
+        """
+        header = self._header
+        if header.fortran_order or not header.shape or count >= header.shape[0]:
+            return self.load()[:count]
+        shape = (count, *header.shape[1:])
+        with _faults_of(self._what), self._start() as file:
+            file.read(header.length)
+            content = file.read(prod(shape) * header.dtype.itemsize)
+            values: Array = np.frombuffer(content, header.dtype, prod(shape)).reshape(shape).copy()
+        return values
+
     @cached_property
     def _head(self) -> bytes:
         with _faults_of(self._what), self._start() as file:

@@ -6,7 +6,6 @@ the encoder on its calibration data, then greedy decoding.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 
 from sbonnx.calib.data.dataset import Dataset
 from sbonnx.errors import DataError
+from sbonnx.input_files import read_json
 from sbonnx.spec import Array
 from sbonnx.verify.sessions import run, session
 
@@ -61,9 +61,11 @@ class TokenIds:
         for name in reversed(CONFIGS):
             if (folder / name).is_file():
                 try:
-                    values = json.loads((folder / name).read_text(encoding="utf-8"))
+                    values = read_json(folder / name)
                 except (OSError, ValueError) as error:
                     raise DataError(f"'{folder / name}' cannot be read: {error}") from error
+                if not isinstance(values, dict):
+                    raise DataError(f"'{folder / name}' must have a JSON object")
                 settings |= {key: value for key, value in values.items() if value is not None}
         start = settings.get("decoder_start_token_id", settings.get("bos_token_id"))
         if not isinstance(start, int):

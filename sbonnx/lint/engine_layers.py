@@ -7,7 +7,6 @@ and with no engine.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -17,6 +16,7 @@ from typing import Any, Final, Literal
 from sbonnx.errors import DataError
 from sbonnx.graph import Graph, Node
 from sbonnx.graph.query import scopes
+from sbonnx.input_files import read_json
 
 QUANTIZED: Final = re.compile(r"\b(int8|fp8|int4|fp4|e4m3)", re.IGNORECASE)
 """Quantized types in "Format/Datatype"."""
@@ -25,6 +25,9 @@ METADATA: Final = re.compile(r"\[ONNX Layer: ([^\]]*)\]")
 """Node names in the metadata of a layer."""
 
 PAIR_OPS: Final = frozenset({"QuantizeLinear", "DequantizeLinear"})
+
+LARGEST: Final = 1 << 28
+"""Maximum size in bytes of a file of layers or times."""
 
 DETAILED: Final = "build the engine with --profilingVerbosity=detailed"
 
@@ -194,8 +197,8 @@ def _times(path: Path) -> dict[str, float]:
 
 def _read(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return read_json(path, LARGEST)
     except OSError as error:
         raise DataError(f"'{path}' cannot be read: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise DataError(f"'{path}' is not JSON: {error}") from error

@@ -18,6 +18,7 @@ import onnx
 from sbonnx.errors import ModelError
 from sbonnx.graph.protos import sort_protos
 from sbonnx.graph.storage.model_file import open_model
+from sbonnx.input_files import read_json
 from sbonnx.llm.structure import DecoderStructure, read_structure
 from sbonnx.spec import Array
 
@@ -297,7 +298,7 @@ def _genai(folder: Path) -> _Place:
     name = decoder.get("filename")
     if not isinstance(name, str):
         raise ModelError(f"'{folder / GENAI_CONFIG}' does not name the model (model.decoder.filename)")
-    if not name or not (folder / name).resolve().is_relative_to(folder.resolve()):
+    if not _is_inside(folder, name):
         raise ModelError(
             f"'{folder / GENAI_CONFIG}' names a model outside of its folder (model.decoder.filename is '{name}'): move "
             "it into the folder"
@@ -306,8 +307,8 @@ def _genai(folder: Path) -> _Place:
     sizes = {
         **{field: _count(folder, decoder, key) for field, key in GENAI_SIZES.items()},
         **{field: _count(folder, model, key) for field, key in GENAI_MODEL_SIZES.items()},
-        "bos": model.get("bos_token_id"),
-        "eos": _ids(model.get("eos_token_id")),
+        "bos": next(iter(_token_ids(folder, model, "bos_token_id")), None),
+        "eos": _token_ids(folder, model, "eos_token_id"),
     }
     named = {
         "tokens": inputs.get("input_ids"),
@@ -326,6 +327,15 @@ def _genai(folder: Path) -> _Place:
     )
 
 
+def _is_inside(folder: Path, name: str) -> bool:
+    """Whether a name is one of a file in a folder, links resolved."""
+    try:
+        real = Path(os.path.realpath(folder / name))
+    except ValueError:  # a NUL, half of a surrogate pair
+        return False
+    return bool(name) and real.is_relative_to(os.path.realpath(folder))
+
+
 def _section(folder: Path, decoder: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     """Return the names of inputs or outputs in genai_config.json; {} if there are none."""
     value = decoder.get(key)
@@ -337,11 +347,25 @@ def _section(folder: Path, decoder: Mapping[str, Any], key: str) -> Mapping[str,
 def _count(folder: Path, section: Mapping[str, Any], key: str) -> int | None:
     """Return a size in genai_config.json; None if it is absent."""
     value = section.get(key)
-    if value is not None and not (isinstance(value, int) and value > 0):
+    if value is not None and not _is_whole(value, lowest=1):
         raise ModelError(
-            f"'{key}' in '{folder / GENAI_CONFIG}' is {json.dumps(value)}: a whole number above 0 is needed"
+            f"'{key}' in '{folder / GENAI_CONFIG}' is {json.dumps(value)[:80]}: a whole number above 0 is needed"
         )
     return value
+
+
+def _is_whole(value: Any, lowest: int = 0) -> bool:
+    """Whether a value of JSON is an integer of 32 bits, as sizes and token ids are."""
+    return isinstance(value, int) and not isinstance(value, bool) and lowest <= value < 1 << 31
+
+
+def _token_ids(folder: Path, section: Mapping[str, Any], key: str) -> tuple[int, ...]:
+    """Return one or several token ids in genai_config.json; () if they are absent."""
+    value = section.get(key)
+    listed = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(map(_is_whole, listed)):
+        raise ModelError(f"'{key}' in '{folder / GENAI_CONFIG}' is {json.dumps(value)[:80]}: token ids are needed")
+    return tuple(listed)
 
 
 def _patterns(section: Mapping[str, Any], *keys: str) -> tuple[str, ...]:
@@ -377,10 +401,10 @@ def _sizes(config: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
     config = {**config, **text} if isinstance(text, dict) else config
     sizes: dict[str, Any] = {}
     for name, keys in SIZE_KEYS.items():
-        value = next((config[key] for key in keys if isinstance(config.get(key), int)), 0)
-        if value > 0:
+        value = next((config[key] for key in keys if _is_whole(config.get(key), lowest=1)), None)
+        if value is not None:
             sizes[name] = value
-    if isinstance(config.get("bos_token_id"), int):
+    if _is_whole(config.get("bos_token_id")):
         sizes["bos"] = config["bos_token_id"]
     if eos := _ids(config.get("eos_token_id")):
         sizes["eos"] = eos
@@ -389,13 +413,15 @@ def _sizes(config: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
 
 def _ids(value: Any) -> tuple[int, ...]:
     listed = value if isinstance(value, list) else [value]
-    return tuple(each for each in listed if isinstance(each, int))
+    return tuple(each for each in listed if _is_whole(each))
 
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        value = read_json(path)
+    except OSError as error:
+        raise ModelError(f"'{path}' cannot be read: {error.strerror or error}") from None
+    except ValueError as error:
         raise ModelError(f"'{path}' cannot be read as JSON: {error}") from None
     if not isinstance(value, dict):
         raise ModelError(f"'{path}' must have a JSON object, and has {type(value).__name__}")
@@ -463,7 +489,7 @@ def _read_graph(place: _Place, graph: onnx.GraphProto, data: tuple[Path, ...]) -
         structure=structure,
         constants=keep,
         layers=len({each.layer for each in cache}) or sizes.get("layers"),
-        hidden=sizes.get("hidden") or structure.hidden,
+        hidden=structure.hidden or sizes.get("hidden"),
         heads=sizes.get("heads"),
         kv_heads=kv_heads or sizes.get("kv_heads") or sizes.get("heads"),
         head_size=sizes.get("head_size"),

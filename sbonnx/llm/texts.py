@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
-import json
+import io
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, TextIO, final
 
+from sbonnx.calib.data.readers.tokenizer_file import INSTALL, TokenizerFile
 from sbonnx.errors import DataError
+from sbonnx.input_files import open_regular, parse_json, read_json, read_regular
+from sbonnx.isolation.chat_template import ChatTemplate, TemplateFault
 from sbonnx.llm.layout import SENTENCEPIECE, TOKENIZER, TOKENIZER_CONFIG, Decoder
 
-INSTALL: Final = "pip install 'sbonnx[llm]'"
 TEMPLATE_FILE: Final = "chat_template.jinja"
 TEXT_SUFFIXES: Final = (".txt", ".jsonl")
 
 PIECE: Final = 1 << 20
-"""Characters of a text file that are read at a time; pieces end at a line."""
+"""Characters of a text that are tokenized at a time; pieces end at a line, or within a long line at a blank."""
+
+LONGEST_LINE: Final = 1 << 20
+"""Characters of a line that a piece may have beyond `PIECE`."""
+
+LARGEST_ROW: Final = 1 << 26
+"""Maximum length of a line of .jsonl in characters."""
+
+LARGEST_TEMPLATE: Final = 1 << 20
+"""Maximum size of a chat template in bytes."""
 
 SPECIAL: Final = ("bos_token", "eos_token", "pad_token", "unk_token")
 """Special tokens that chat templates may name."""
@@ -45,21 +57,20 @@ class TextTokenizer:
         self._tokenizer = _open(decoder)
         self._decoder = decoder
         self._config = _optional_json(decoder, TOKENIZER_CONFIG)
-        self.size: int = self._tokenizer.get_vocab_size()
+        self.size = self._tokenizer.size
         self.bos = self._first_token()
         named = self._named("eos_token")
-        self.eos = decoder.eos[0] if decoder.eos else None if named is None else self._tokenizer.token_to_id(named)
-        self._template: Any = None
+        self.eos = decoder.eos[0] if decoder.eos else None if named is None else self._tokenizer.id_of(named)
+        self._template: ChatTemplate | None = None
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text, without special tokens around it."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        ids: list[int] = self._tokenizer.encode([text], special=False)[0].ids
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of token ids."""
-        text: str = self._tokenizer.decode(list(ids))
-        return text
+        return self._tokenizer.decode(list(ids))
 
     def chat(self, messages: list[Any], where: str) -> str:
         """Render messages with the chat template.
@@ -71,21 +82,18 @@ class TextTokenizer:
         Raises:
             DataError: there is no chat template, or it rejects the messages.
         """
-        import jinja2
-
         template = self._chat_template(where)
-        names = {name: text for name in SPECIAL if (text := self._named(name)) is not None}
         try:
-            return str(template.render(messages=messages, add_generation_prompt=False, **names))
-        except (jinja2.TemplateError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
+            return template.render(messages)
+        except TemplateFault as error:
+            self._template = None  # its process may have ended
             raise DataError(f"{where}: the chat template rejects the messages: {error}") from error
 
-    def _chat_template(self, where: str) -> Any:
-        """Compile the chat template, in a sandbox: it comes with the model."""
+    def _chat_template(self, where: str) -> ChatTemplate:
+        """Compile the chat template."""
         if self._template is None:
-            from jinja2 import TemplateError
-            from jinja2.sandbox import ImmutableSandboxedEnvironment
-
+            if find_spec("jinja2") is None:
+                raise DataError(f"messages need the package jinja2, which is not installed: {INSTALL}")
             path = self._decoder.beside(TEMPLATE_FILE)
             text = self._config.get("chat_template") if path is None else _read(path)
             if isinstance(text, list):  # several by name
@@ -96,11 +104,10 @@ class TextTokenizer:
                     f"{where}: messages need a chat template, and there is none in {TEMPLATE_FILE} or "
                     f"{TOKENIZER_CONFIG}: give texts instead"
                 )
-            environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-            environment.globals["raise_exception"] = _raise
+            names = {name: token for name in SPECIAL if (token := self._named(name)) is not None}
             try:
-                self._template = environment.from_string(text)
-            except TemplateError as error:
+                self._template = ChatTemplate(text, names)
+            except (TemplateFault, OSError) as error:
                 raise DataError(
                     f"the chat template of '{self._decoder.model.parent}' has an error: {error}: correct it, or give "
                     "texts"
@@ -110,13 +117,12 @@ class TextTokenizer:
     def _first_token(self) -> int | None:
         """Return the token that the tokenizer puts before every text, or that its configuration asks for."""
         probe = "a"
-        plain, full = self.encode(probe), self._tokenizer.encode(probe, add_special_tokens=True).ids
+        plain, full = self.encode(probe), self._tokenizer.encode([probe])[0].ids
         if full[:1] != plain[:1] and full:
             return int(full[0])
         named = self._named("bos_token")
         if self._config.get("add_bos_token") and named is not None:
-            found: int | None = self._tokenizer.token_to_id(named)
-            return found
+            return self._tokenizer.id_of(named)
         return None
 
     def _named(self, name: str) -> str | None:
@@ -126,11 +132,7 @@ class TextTokenizer:
         return value if isinstance(value, str) else None
 
 
-def _raise(message: str) -> None:
-    raise ValueError(message)
-
-
-def _open(decoder: Decoder) -> Any:
+def _open(decoder: Decoder) -> TokenizerFile:
     if decoder.tokenizer is None:
         given = next((name for name in SENTENCEPIECE if decoder.beside(name) is not None), None)
         if given is not None:
@@ -139,14 +141,7 @@ def _open(decoder: Decoder) -> Any:
                 "transformers, AutoTokenizer.from_pretrained(FOLDER, use_fast=True).save_pretrained(FOLDER)"
             )
         raise DataError(f"'{decoder.model.parent}' has no {TOKENIZER}: give it with --tokenizer FILE")
-    try:
-        from tokenizers import Tokenizer
-    except ImportError as error:
-        raise DataError(f"texts need the package tokenizers, which is not installed: {INSTALL}") from error
-    try:
-        return Tokenizer.from_file(str(decoder.tokenizer))
-    except Exception as error:  # the package raises Exception itself
-        raise DataError(f"'{decoder.tokenizer}' cannot be read as a tokenizer: {error}") from error
+    return TokenizerFile(decoder.tokenizer)
 
 
 def _optional_json(decoder: Decoder, name: str) -> dict[str, Any]:
@@ -155,8 +150,10 @@ def _optional_json(decoder: Decoder, name: str) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        value = read_json(path)
+    except OSError as error:
+        raise DataError(f"'{path}' cannot be read: {error.strerror or error}") from None
+    except ValueError as error:
         raise DataError(f"'{path}' cannot be read as JSON: {error}") from None
     return value if isinstance(value, dict) else {}
 
@@ -179,7 +176,7 @@ def read_documents(texts: Texts, tokenizer: TextTokenizer) -> Iterator[Iterable[
     for number, text in enumerate(texts):
         if not isinstance(text, str):
             raise DataError(f"text {number} is of type {type(text).__name__}: texts are strings")
-        yield [text]
+        yield _pieces(io.StringIO(text), Path())
 
 
 def _read_path(path: Path, tokenizer: TextTokenizer) -> Iterator[Iterable[str]]:
@@ -192,7 +189,7 @@ def _read_path(path: Path, tokenizer: TextTokenizer) -> Iterator[Iterable[str]]:
         return
     if path.suffix not in TEXT_SUFFIXES:
         raise DataError(f"'{path}' is no text: known are .txt, .jsonl and folders of them")
-    with _readable(path), open(path, encoding="utf-8") as opened:
+    with _readable(path), io.TextIOWrapper(open_regular(path), encoding="utf-8") as opened:
         if path.suffix == ".txt":
             yield _pieces(opened, path)
         else:
@@ -212,28 +209,50 @@ def _readable(path: Path) -> Iterator[None]:
 
 def _read(path: Path) -> str:
     with _readable(path):
-        return path.read_text(encoding="utf-8")
+        return read_regular(path, LARGEST_TEMPLATE).decode("utf-8")
 
 
 def _pieces(file: TextIO, path: Path) -> Iterator[str]:
-    """Yield the text of a file in pieces that end at a line."""
+    """Yield a text in pieces that end at a line, or before a blank of a line that is too long for a piece."""
+    rest = ""
     with _readable(path):
-        while text := file.read(PIECE):
-            yield text + file.readline()
+        while text := rest + file.read(PIECE):
+            rest = ""
+            more = file.readline(LONGEST_LINE)
+            text += more
+            if len(more) == LONGEST_LINE and not more.endswith("\n"):
+                cut = max(text.rfind(blank) for blank in " \t\n")
+                if cut > 0:
+                    text, rest = text[:cut], text[cut:]
+            yield text
 
 
-def _lines(file: Iterable[str], path: Path, tokenizer: TextTokenizer) -> Iterator[Iterable[str]]:
-    for number, line in enumerate(file, 1):
+def _rows(file: TextIO, path: Path) -> Iterator[str]:
+    """Yield the lines of a file.
+
+    Raises:
+        DataError: a line is too long.
+    """
+    number = 0
+    while line := file.readline(LARGEST_ROW + 1):
+        number += 1
+        if len(line) > LARGEST_ROW:
+            raise DataError(f"'{path}' line {number} has more than {LARGEST_ROW} characters: cut it into several")
+        yield line
+
+
+def _lines(file: TextIO, path: Path, tokenizer: TextTokenizer) -> Iterator[Iterable[str]]:
+    for number, line in enumerate(_rows(file, path), 1):
         if not line.strip():
             continue
         where = f"'{path}' line {number}"
         try:
-            row = json.loads(line)
+            row = parse_json(line)
         except ValueError as error:
             raise DataError(f"{where} is no JSON: {error}") from None
         if isinstance(row, dict) and isinstance(row.get("text"), str):
-            yield [row["text"]]
+            yield _pieces(io.StringIO(row["text"]), path)
         elif isinstance(row, dict) and isinstance(row.get("messages"), list):
-            yield [tokenizer.chat(row["messages"], where)]
+            yield _pieces(io.StringIO(tokenizer.chat(row["messages"], where)), path)
         else:
             raise DataError(f'{where} has neither "text" nor "messages"')

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import os
-import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, final
-from zipfile import BadZipFile
 
 import numpy as np
 
 from sbonnx.calib.data import Feed
 from sbonnx.calib.data.objects import rank
+from sbonnx.calib.data.stored_arrays import StoredArray, open_stored
 from sbonnx.errors import DataError, RecipeError
 from sbonnx.llm.decoding import DecoderSession, decoder_feed
 from sbonnx.llm.layout import Decoder
@@ -106,7 +105,8 @@ def read_windows(
     ready = _ready(texts)
     if ready is not None:
         length = window_length(decoder, int(ready.shape[1]))
-        ids = ready[: max(1, tokens // length)]
+        count = max(1, tokens // length)
+        ids = (ready.first(count) if isinstance(ready, StoredArray) else ready[:count]).astype(np.int64)
     else:
         length = window_length(decoder, window)
         tokenizer = TextTokenizer(decoder)
@@ -121,38 +121,24 @@ def read_windows(
     return TokenWindows(ids)
 
 
-def _ready(texts: Any) -> Array | None:
-    """Return windows of token ids that are given as such; None for texts.
+def _ready(texts: Any) -> Array | StoredArray | None:
+    """Return windows of token ids that are given as such; None for texts. Those of files are not read yet.
 
     Raises:
         DataError: they are not integers of shape (windows, length).
     """
     if isinstance(texts, (str, os.PathLike)) and Path(texts).suffix == ".npz":
-        path, texts = texts, _stored_windows(Path(texts))
+        path, stored = texts, open_stored(Path(texts))
+        texts = stored.get("ids") if isinstance(stored, Mapping) else None
         if texts is None:
             raise DataError(f"'{path}' has no array 'ids' of token windows: write it with numpy.savez(FILE, ids=...)")
-    if not isinstance(texts, np.ndarray):
+    if not isinstance(texts, (np.ndarray, StoredArray)):
         return None
-    if texts.ndim != 2 or texts.dtype.kind not in "iu" or texts.shape[0] < 1 or texts.shape[1] < SHORTEST:
+    if len(texts.shape) != 2 or texts.dtype.kind not in "iu" or texts.shape[0] < 1 or texts.shape[1] < SHORTEST:
         raise DataError(
             f"windows of tokens are integers of shape (windows, length), got {texts.dtype} of {texts.shape}"
         )
-    return texts.astype(np.int64)
-
-
-def _stored_windows(path: Path) -> Array | None:
-    """Return the array "ids" of an .npz file; None if the file has none, or is no .npz file.
-
-    Raises:
-        DataError: it cannot be read.
-    """
-    try:
-        arrays = np.load(path)
-        return None if isinstance(arrays, np.ndarray) else arrays["ids"]
-    except OSError as error:
-        raise DataError(f"'{path}' cannot be read: {error.strerror or error}") from None
-    except (EOFError, KeyError, ValueError, BadZipFile, zlib.error):
-        return None
+    return texts
 
 
 def packed(documents: Iterable[Iterable[str]], tokenizer: TextTokenizer, length: int, tokens: int) -> Array:

@@ -10,13 +10,13 @@ Source: onnxruntime.quantization.tensor_quant_overrides, get_qnn_qdq_config.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from sbonnx.errors import RecipeError
+from sbonnx.input_files import read_json
 from sbonnx.spec import QuantSpec
 
 TYPES: Final[Mapping[str, tuple[int, bool]]] = {
@@ -73,7 +73,7 @@ def read_overrides(path: str | Path) -> dict[str, TensorOverride]:
         RecipeError: the file cannot be read, or is no such file; the message names tensor, key and value.
     """
     try:
-        value = json.loads(Path(path).read_text(encoding="utf-8"))
+        value = read_json(path)
     except (OSError, ValueError) as error:
         raise RecipeError(f"TENSOR_OVERRIDES: '{path}' cannot be read as JSON ({error})") from error
     if not isinstance(value, dict):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,14 +13,17 @@ from sbonnx.calib.data.labels import LABEL, LabelledFeed, batched_labels
 from sbonnx.calib.data.objects import Source
 from sbonnx.calib.data.readers.media_files import MediaFiles
 from sbonnx.calib.data.readers.settings import Settings, truth, whole
+from sbonnx.calib.data.readers.tokenizer_file import TokenizerFile
 from sbonnx.calib.data.validate import InputSpec
 from sbonnx.errors import DataError
-from sbonnx.input_files import read_regular
+from sbonnx.input_files import parse_json, read_regular
 
-INSTALL: Final = "pip install 'sbonnx[llm]'"
 KEYS: Final = ("tokenizer", "max_length", "pad")
 LARGEST: Final = 1 << 28
 """Maximum size in bytes of a file of texts."""
+
+MOST_TOKENS: Final = 1 << 16
+"""Maximum number of tokens of a sample, at about 1 KB of memory each."""
 
 DEFAULT_LENGTH: Final = 128
 """Maximum number of tokens where neither the model, the settings nor the tokenizer limits it."""
@@ -82,7 +84,7 @@ def tokenized(
 
     def at(place: int) -> tuple[str, LabelledFeed]:
         rows = texts[place * batch : (place + 1) * batch]
-        found = tokenizer.encode_batch([row.text if row.pair is None else (row.text, row.pair) for row in rows])
+        found = tokenizer.encode([row.text if row.pair is None else (row.text, row.pair) for row in rows])
         feed = {key: np.array([getattr(each, role) for each in found], np.int64) for key, role in roles.items()}
         return rows[0].where, LabelledFeed(feed, batched_labels([row.labels for row in rows]))
 
@@ -128,35 +130,26 @@ def _fixed(inputs: Sequence[InputSpec], roles: dict[str, str], axis: int) -> int
     return next((size for size in sizes if size is not None), None)
 
 
-def _tokenizer(settings: Settings, length: int | None) -> Any:
+def _tokenizer(settings: Settings, length: int | None) -> TokenizerFile:
     """Open the tokenizer, with truncation and padding for inputs of a fixed length (None: dynamic)."""
-    try:
-        from tokenizers import Tokenizer
-    except ImportError as error:
-        raise DataError(f"texts need the package tokenizers, which is not installed: {INSTALL}") from error
     name = settings.value("tokenizer", "", _path, "the path of a tokenizer.json")
     if not name:
         raise DataError(f"{settings.where} has no tokenizer: set tokenizer to the path of a tokenizer.json")
     path = settings.folder / name
-    path = path / "tokenizer.json" if path.is_dir() else path
-    try:
-        tokenizer = Tokenizer.from_str(read_regular(path, LARGEST).decode("utf-8"))
-    except OSError as error:
-        raise DataError(f"the tokenizer '{path}' cannot be read: {error.strerror}") from error
-    except Exception as error:  # the package raises Exception itself
-        raise DataError(f"'{path}' cannot be read as a tokenizer: {' '.join(str(error).split())[:200]}") from error
+    tokenizer = TokenizerFile(path / "tokenizer.json" if path.is_dir() else path)
     given = settings.value("max_length", None, whole, "an integer above 0")
     if given is not None and length is not None and given > length:
         raise DataError(f"{settings.where}: max_length is {given}, and the inputs of the model have {length} tokens")
-    own = (tokenizer.truncation or {}).get("max_length")
-    tokenizer.enable_truncation(given or length or own or DEFAULT_LENGTH)
-    padding = tokenizer.padding or {}
-    token = padding.get("pad_token") or next(
-        (each for each in PADDING if tokenizer.token_to_id(each) is not None), None
-    )
-    number = padding.get("pad_id", tokenizer.token_to_id(token) if token else 0)
+    if max(given or 0, length or 0) > MOST_TOKENS:
+        what = "max_length" if length is None else "the number of tokens of the model's inputs"
+        raise DataError(f"{settings.where}: {what} is {given or length}, and texts have at most {MOST_TOKENS} tokens")
+    own = tokenizer.truncation.get("max_length")
+    own = min(own, MOST_TOKENS) if isinstance(own, int) and own > 0 else DEFAULT_LENGTH
+    padding = tokenizer.padding
+    token = padding.get("pad_token") or next((each for each in PADDING if tokenizer.id_of(each) is not None), None)
+    number = padding.get("pad_id", (tokenizer.id_of(token) or 0) if token else 0)
     pads = length or (given if settings.value("pad", False, truth, "true or false") else None)
-    tokenizer.enable_padding(length=pads, pad_id=number, pad_token=token or "[PAD]")
+    tokenizer.limit(given or length or own, pads, number, token or "[PAD]")
     return tokenizer
 
 
@@ -181,8 +174,8 @@ def _read(path: Path) -> Iterator[Text]:
 
 def _row(line: str, where: str) -> Text:
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        row = parse_json(line)
+    except ValueError as error:
         raise DataError(f"{where} is no JSON: {str(error)[:100]}") from error
     text, pair = (row.get("text"), row.get("text_pair")) if isinstance(row, dict) else (None, None)
     if not isinstance(text, str) or not isinstance(pair, (str, type(None))):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sbonnx.cli import options
 from sbonnx.cli.options import Arguments
 from sbonnx.errors import DataError, RecipeError
+from sbonnx.input_files import read_json
 from sbonnx.terminal import map_strings, relative_paths
 
 if TYPE_CHECKING:
@@ -46,6 +46,9 @@ KEYS: Final = {"counts", "metrics", "settings"}
 """Keys of the report of one model that the page needs; that of a batch has `rows`."""
 
 JSON: Final = ".json"
+
+LARGEST: Final = 1 << 29
+"""Maximum size of a report in bytes."""
 
 FEEDS: Final = 8
 """Default number of feeds on which losses are measured."""
@@ -87,7 +90,7 @@ def _report_page(given: Arguments) -> str:
     if any((given[QUANT], given[options.DATA], given[options.BACKEND], given[options.RECIPE])):
         raise RecipeError(f"{file} is a report: QUANT, --data, --backend and --recipe apply to models; leave them out")
     try:
-        report = json.loads(file.read_text(encoding="utf-8"))
+        report = read_json(file, LARGEST)
     except OSError as error:
         raise DataError(f"the report '{file}' cannot be read: {error.strerror or error}") from error
     except ValueError as error:
@@ -102,7 +105,7 @@ def _report_page(given: Arguments) -> str:
 def _rendered(render: Any, report: Mapping[str, Any], file: Path) -> str:
     try:
         page: str = render(report)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
         raise DataError(f"the report '{file}' is not complete, or of another version: write it again") from error
     return page
 
