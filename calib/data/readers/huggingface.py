@@ -36,8 +36,15 @@ def from_config(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Translate a preprocessor_config.json to settings of images.
 
     Raises:
-        DataError: it holds a step that has no counterpart here, or no image processor.
+        DataError: it holds a step that has no counterpart here, a value of a wrong type, or no image processor.
     """
+    try:
+        return _from_config(values, where)
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise DataError(f"{where} has a value of a wrong type: {error}") from error
+
+
+def _from_config(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     kind = str(values.get("image_processor_type") or values.get("feature_extractor_type") or "")
     if "sampling_rate" in values:
         return {"sample_rate": values["sampling_rate"], "normalize": bool(values.get("do_normalize"))}
@@ -48,7 +55,7 @@ def from_config(values: Mapping[str, Any], where: str) -> dict[str, Any]:
         found["resize"] = "none"
     if values.get("do_center_crop"):
         size = values.get("crop_size")
-        found["crop"] = [size["height"], size["width"]] if isinstance(size, Mapping) else size
+        found["crop"] = [size.get("height"), size.get("width")] if isinstance(size, Mapping) else size
     if values.get("do_rescale", True):
         found["scale"] = values.get("rescale_factor", 1 / 255)
     if values.get("do_normalize", not kind.startswith(UNNORMALIZED)):

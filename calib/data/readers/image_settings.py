@@ -36,6 +36,9 @@ KEYS: Final = (
 )
 RESIZES: Final = ("model", "shorter", "letterbox", "none")
 SIZE: Final = "a number of pixels or [height, width]"
+MOST_PIXELS: Final = 89_478_485
+"""Maximum number of pixels of an image, stored or resized: Pillow's limit for its warning of a decompression bomb."""
+
 LIMIT: Final = 1 << 14
 """Maximum height and width in pixels that images are resized to."""
 
@@ -170,16 +173,21 @@ class ImageTransform:
     reverse: bool
     dtype: np.dtype[Any]
 
-    def apply(self, decode: Callable[[str], Any]) -> Array:
+    def apply(self, decode: Callable[[str], Any], where: str) -> Array:
         """Return the preprocessed image, shape (height, width, channels).
 
         Args:
             decode: returns the image in a mode of Pillow.
+            where: names it in messages.
+
+        Raises:
+            DataError: it becomes too large.
         """
         settings = self.settings
-        image = self._resized(decode(self.mode))
+        image = self._resized(decode(self.mode), where)
         crop = self.target if settings.crop == "model" else settings.crop
         if crop is not None:
+            check_pixels(crop, f"{where} is cropped to")
             image = center_crop(image, crop, round if settings.crop_offset == "even" else int)
         x = np.asarray(image, np.uint8)
         x = x[..., None] if x.ndim == 2 else x[..., ::-1] if self.reverse else x
@@ -189,24 +197,31 @@ class ImageTransform:
         y: Array = (x.astype(np.float32) * np.float32(settings.scale) - mean) / std
         return y.astype(self.dtype, copy=False)
 
-    def _resized(self, image: Any) -> Any:
-        settings, target = self.settings, self.target
+    def _resized(self, image: Any, where: str) -> Any:
+        settings = self.settings
         if settings.resize == "none":
             return image
-        if isinstance(settings.resize, int):
-            return self._to(image, shorter_side(image, settings.resize))
-        if isinstance(settings.resize, tuple):
-            return self._to(image, settings.resize)
-        assert target is not None
+        size = self._size_of(image)
+        check_pixels(size, f"{where} of {image.height} x {image.width} pixels is resized to")
         if settings.resize == "letterbox":
-            return letterbox(image, target, settings.fill, self._to)
-        if settings.resize == "model":
-            return self._to(image, target)
+            return letterbox(image, size, settings.fill, self._to)
+        return self._to(image, size)
+
+    def _size_of(self, image: Any) -> Size:
+        """Return the size to which an image is resized."""
+        settings, target = self.settings, self.target
+        if isinstance(settings.resize, int):
+            return shorter_side(image, settings.resize)
+        if isinstance(settings.resize, tuple):
+            return settings.resize
+        assert target is not None
+        if settings.resize in ("letterbox", "model"):
+            return target
         height, width = (int(side / settings.crop_pct) for side in target)
         if height == width:
-            return self._to(image, shorter_side(image, height))
+            return shorter_side(image, height)
         ratio = max(height / image.height, width / image.width)
-        return self._to(image, (max(height, round(image.height * ratio)), max(width, round(image.width * ratio))))
+        return max(height, round(image.height * ratio)), max(width, round(image.width * ratio))
 
     def _to(self, image: Any, size: Size) -> Any:
         from PIL import Image
@@ -215,6 +230,22 @@ class ImageTransform:
         if (image.height, image.width) == size:
             return image
         return image.resize((width, height), Image.Resampling[self.settings.interpolation.upper()])
+
+
+def check_pixels(size: Size, what: str) -> None:
+    """Check the number of pixels of an image.
+
+    Args:
+        what: beginning of the message.
+
+    Raises:
+        DataError: it has more than `MOST_PIXELS`.
+    """
+    height, width = size
+    if height * width > MOST_PIXELS:
+        raise DataError(
+            f"{what} {height} x {width} pixels, and at most {MOST_PIXELS} are decoded: make it smaller, or remove it"
+        )
 
 
 def shorter_side(image: Any, side: int) -> Size:
@@ -253,7 +284,7 @@ def letterbox(image: Any, size: Size, fill: int, resized: Callable[[Any, Size], 
 
 def _size(value: Any) -> Size:
     height, width = (value, value) if isinstance(value, int) else value
-    if max(whole(height), whole(width)) > LIMIT:
+    if max(whole(height), whole(width)) > LIMIT or height * width > MOST_PIXELS:
         raise ValueError("too large")
     return height, width
 

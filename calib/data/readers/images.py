@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,7 +13,7 @@ import numpy as np
 
 from sbonnx.calib.data.labels import LABEL, LabelledFeed, batched_labels
 from sbonnx.calib.data.objects import Source
-from sbonnx.calib.data.readers.image_settings import ImageSettings
+from sbonnx.calib.data.readers.image_settings import ImageSettings, check_pixels
 from sbonnx.calib.data.readers.media_files import MediaFiles
 from sbonnx.calib.data.stored_arrays import first_line
 from sbonnx.calib.data.validate import InputSpec
@@ -21,8 +22,14 @@ from sbonnx.input_files import check_regular
 
 INSTALL: Final = "pip install 'sbonnx[images]'"
 
+FORMATS: Final = ("JPEG", "PNG", "BMP", "WEBP", "TIFF", "PPM", "GIF")
+"""Formats of the suffixes that are read. Pillow looks at the contents and knows more: for PostScript, it runs gs."""
+
 DEEP_MODES: Final = ("I", "F")
 """Prefixes of Pillow's modes of more than 8 bits, whose conversion to RGB clips."""
+
+DEEP_PIXELS: Final = re.compile(r";16[BLNRS]")
+"""Names of stored pixels with 16 bits a channel, whose lower 8 bits Pillow drops."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +140,7 @@ def open_pictures(
         pictures = [picture_at(number) for number in range(place * batch, (place + 1) * batch)]
         images = []
         for picture in pictures:
-            x = transform.apply(picture.decode)
+            x = transform.apply(picture.decode, picture.where)
             images.append(x.transpose(2, 0, 1) if target.layout == "nchw" else x)
         where = pictures[0].where if batch == 1 else f"{pictures[0].where} to {pictures[-1].where}"
         _check_equal([x.shape for x in images], where)
@@ -159,7 +166,7 @@ def decode(path: Path, mode: str) -> Any:
 
     try:
         check_regular(path)
-        with Image.open(path) as image:
+        with Image.open(path, formats=FORMATS) as image:
             return upright(image, mode, f"'{path}'")
     except DataError:
         raise
@@ -178,11 +185,27 @@ def upright(image: Any, mode: str, where: str) -> Any:
     Transparency is dropped, as `Image.convert` does; of an animation, the first frame is read.
 
     Raises:
-        DataError: it has more than 8 bits a channel.
+        DataError: it has more than 8 bits a channel, or too many pixels.
     """
     from PIL import ImageOps
 
-    if image.mode.startswith(DEEP_MODES):
-        raise DataError(f"{where} has more than 8 bits a pixel (mode {image.mode}): convert it to 8 bits")
+    check_pixels(image.size[::-1], f"{where} has")
+    if _is_deep(image):
+        raise DataError(f"{where} has more than 8 bits a channel (mode {image.mode}): convert it to 8 bits")
     image.load()
     return ImageOps.exif_transpose(image).convert(mode)
+
+
+def _is_deep(image: Any) -> bool:
+    """Whether an image that is not loaded yet is stored with more than 8 bits a channel."""
+    if image.mode.startswith(DEEP_MODES):
+        return True
+    for tile in getattr(image, "tile", ()):  # (codec, place, offset, arguments)
+        arguments = tile[3] if isinstance(tile[3], tuple) else (tile[3],)
+        if any(DEEP_PIXELS.search(each) for each in arguments if isinstance(each, str)):
+            return True
+        if (
+            str(tile[0]).startswith("ppm") and isinstance(arguments[-1], int) and arguments[-1] > 255
+        ):  # the maximum value
+            return True
+    return False

@@ -17,7 +17,7 @@ import numpy as np
 from sbonnx.calib.data.data_path import DataRows
 from sbonnx.calib.data.objects import Source
 from sbonnx.calib.data.readers.image_settings import ImageSettings
-from sbonnx.calib.data.readers.images import Picture, decode, open_pictures, reason_of, upright
+from sbonnx.calib.data.readers.images import FORMATS, Picture, decode, open_pictures, reason_of, upright
 from sbonnx.calib.data.readers.settings import read_settings
 from sbonnx.calib.data.readers.texts import Text, tokenized
 from sbonnx.calib.data.validate import InputSpec
@@ -127,7 +127,7 @@ def _decode(value: Any, where: str, mode: str) -> Any:
         return decode(Path(value["path"]), mode)
     try:
         if isinstance(value, Mapping):
-            value = Image.open(io.BytesIO(value["bytes"]))
+            value = Image.open(io.BytesIO(value["bytes"]), formats=FORMATS)
         elif isinstance(value, np.ndarray):
             value = Image.fromarray(value[..., 0] if value.ndim == 3 and value.shape[2] == 1 else value)
         return upright(value, mode, where)

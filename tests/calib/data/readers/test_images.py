@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import struct
+import tracemalloc
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -142,7 +145,7 @@ def test_modes_and_orientation(tmp_path: Path) -> None:
     image.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "b.png", exif=exif)
     assert np.array_equal(only(read(DataPath(tmp_path / "b.png", "raw"), nchw()))[0], pixels(image).transpose(2, 0, 1))
     Image.fromarray(np.zeros((32, 32), np.uint16)).save(tmp_path / "c.png")
-    with pytest.raises(DataError, match=r"c\.png' has more than 8 bits a pixel \(mode I;16\)"):
+    with pytest.raises(DataError, match=r"c\.png' has more than 8 bits a channel \(mode I;16\)"):
         read(DataPath(tmp_path / "c.png", "raw"), nchw())
 
 
@@ -321,3 +324,93 @@ def test_a_config_with_steps_that_have_no_counterpart(tmp_path: Path) -> None:
         (tmp_path / "c.json").write_text(json.dumps({"do_rescale": True, "do_normalize": False, **config}))
         with pytest.raises(DataError, match=says):
             read(DataPath(tmp_path / "a.png", tmp_path / "c.json"), nchw())
+
+
+def png(width: int, height: int, depth: int, color: int, rows: bytes) -> bytes:
+    """A PNG file, by its specification."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("color", [0, 2, 4, 6])
+def test_16_bits_of_png_are_refused(color: int, tmp_path: Path) -> None:
+    """Grey, colours, and both with transparency; with 8 bits they are read."""
+    channels = {0: 1, 2: 3, 4: 2, 6: 4}[color]
+    for depth in (8, 16):
+        rows = (b"\0" + bytes(range(1, 1 + 4 * channels * depth // 8))) * 4
+        (tmp_path / "a.png").write_bytes(png(4, 4, depth, color, rows))
+        path = DataPath(tmp_path / "a.png", "unit")
+        if depth == 8:
+            assert only(read(path, nchw(4, 4))).shape == (1, 3, 4, 4)
+        else:
+            with pytest.raises(DataError, match="has more than 8 bits a channel"):
+                read(path, nchw(4, 4))
+
+
+@pytest.mark.parametrize(("kind", "channels"), [("P6", 3), ("P5", 1)])
+def test_16_bits_of_ppm_are_refused(kind: str, channels: int, tmp_path: Path) -> None:
+    for most, size in ((255, 1), (100, 1), (1023, 2), (65535, 2)):
+        values = bytes(4 * 4 * channels * size)
+        (tmp_path / "a.ppm").write_bytes(f"{kind} 4 4 {most}\n".encode() + values)
+        path = DataPath(tmp_path / "a.ppm", "unit")
+        if size == 1:
+            assert only(read(path, nchw(4, 4))).shape == (1, 3, 4, 4)
+        else:
+            with pytest.raises(DataError, match="has more than 8 bits a channel"):
+                read(path, nchw(4, 4))
+
+
+def test_no_other_program_reads_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PostScript with the suffix of an image is not given to Ghostscript."""
+    monkeypatch.setattr("PIL.EpsImagePlugin.has_ghostscript", lambda: True)
+    monkeypatch.setattr("subprocess.check_call", lambda *_, **__: pytest.fail("a program was started"))
+    content = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
+    for name in ("a.png", "b.jpg", "c.tif"):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(DataError, match="it is no image that Pillow reads"):
+            list(read(DataPath(tmp_path / name, "unit"), nchw(8, 8)))
+
+
+def test_files_with_the_suffix_of_another_format_are_read(tmp_path: Path) -> None:
+    """ImageNet has a PNG that is named .JPEG."""
+    picture(32, 32).save(tmp_path / "a.png")
+    (tmp_path / "a.png").rename(tmp_path / "b.jpeg")
+    assert only(read(DataPath(tmp_path / "b.jpeg", "unit"), nchw())).shape == (1, 3, 32, 32)
+
+
+@pytest.mark.parametrize("preset", ["imagenet", "unit"])
+def test_small_files_of_many_pixels(preset: str, tmp_path: Path) -> None:
+    """138 bytes that are resized to 5 million pixels a row; 20 kB with 169 million pixels."""
+    Image.new("L", (65_000, 1)).save(tmp_path / "a.png")
+    (tmp_path / "b.png").write_bytes(png(13_000, 13_000, 1, 0, b""))
+    names = {"imagenet": ["a.png", "b.png"], "unit": ["b.png"]}[preset]
+    for name in names:
+        tracemalloc.start()
+        with pytest.raises(DataError, match=r"pixels, and at most 89478485 are decoded: make it smaller") as caught:
+            list(read(DataPath(tmp_path / name, preset), nchw(224, 224)))
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert f"'{tmp_path / name}'" in str(caught.value)
+        assert peak < 8 << 20
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"crop_size": {}, "do_center_crop": True, "size": {"height": 8, "width": 8}},
+        {"size": {"height": "a", "width": 8}},
+        {"size": {"shortest_edge": 8}, "image_processor_type": "PoolFormerImageProcessor", "crop_pct": "x"},
+        {"size": 8, "resample": [1]},
+        {"size": {"shortest_edge": 10**30}},
+    ],
+)
+def test_wrong_values_of_hugging_face(values: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    picture(32, 32).save(tmp_path / "a" / "a.png")
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"do_normalize": False, **values}))
+    with pytest.raises(DataError):
+        list(read(DataPath(tmp_path / "a", tmp_path / "preprocessor_config.json"), nchw(8, 8)))
