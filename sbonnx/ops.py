@@ -69,6 +69,9 @@ SELECTS: Final = frozenset({"NonMaxSuppression", "TopK", "ArgMax", "ArgMin", "No
 READS_SHAPE: Final = frozenset({"Shape", "Size"})
 """The output depends on the shape of the input only."""
 
+SHAPED_BY_VALUES: Final = frozenset({"NonZero", "Unique", "Compress", "NonMaxSuppression"})
+"""The shape of the output depends on the values of the inputs."""
+
 PICKS_MAX: Final = frozenset({"MaxPool", "GlobalMaxPool"})
 """The output is a selection of the input's values: the op commutes with quantization, the scale is shared."""
 

@@ -19,7 +19,7 @@ from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.errors import DataError
 from sbonnx.graph import Graph
 from sbonnx.graph.digests import array_digests, combined
-from sbonnx.graph.query import shape
+from sbonnx.graph.query import branches_on_values, shape
 from sbonnx.spec import Array
 
 MOST: Final = 16
@@ -45,7 +45,7 @@ def width_for(graph: Graph, names: Sequence[str], units: Iterator[Sample], devic
     """
     room = min(CACHE, int(memory * PART))
     some = list(islice(units, 2))
-    if len(some) < 2 or not names or not _alike(*some) or not _has_dynamic_batches(graph):
+    if len(some) < 2 or not names or not _alike(*some) or not _may_run_apart(graph):
         return 1
     inputs = tuple(tensor.name for tensor in graph.inputs)
     width = 1
@@ -89,10 +89,15 @@ def _alike(one: Sample, other: Sample) -> bool:
     )
 
 
-def _has_dynamic_batches(graph: Graph) -> bool:
-    """Return whether every input has a dynamic leading axis."""
+def _may_run_apart(graph: Graph) -> bool:
+    """Return whether every input has a dynamic leading axis, and no control flow depends on the values of a batch.
+
+    The condition of such an If is a scalar of the whole batch. A trial says only whether the rows that are tried take
+    the same branch.
+    """
     shapes = [shape(tensor) for tensor in graph.inputs]
-    return bool(shapes) and all(dims and not isinstance(dims[0], int) for dims in shapes)
+    dynamic = bool(shapes) and all(dims and not isinstance(dims[0], int) for dims in shapes)
+    return dynamic and not branches_on_values(graph)
 
 
 SHARE: Final = 8
@@ -192,7 +197,8 @@ class SampleSplitter:
 
     onnxruntime's sums over a batch may differ in the last bits from those of its single rows, so a batch of eight is
     run as eight batches of one: the same results for any batch size. Whether rows are independent is decided by the
-    inputs (all need a dynamic leading axis) and by a test on two rows of the first batch.
+    inputs (all need a dynamic leading axis), by control flow (none depends on values), and by a test on two rows of the
+    first batch.
 
     Args:
         graph: the model.
@@ -202,7 +208,7 @@ class SampleSplitter:
     def __init__(self, graph: Graph, *, device: str = "cpu") -> None:
         self._graph = graph
         self._device = device
-        self._apart = graph.info.rows_apart if _has_dynamic_batches(graph) else False
+        self._apart = graph.info.rows_apart if _may_run_apart(graph) else False
 
     def units(self, items: Iterable[tuple[str, Feed]], first: int = 0) -> Iterator[Sample]:
         """Yield the units of (where, feed) pairs, in order; `first` is the index of the first unit."""

@@ -12,7 +12,7 @@ import onnx
 from sbonnx.graph.model import Body, Constant, Node, Tensor, Variable
 from sbonnx.graph.protos import topological_order
 from sbonnx.graph.storage.weights import MappedWeights
-from sbonnx.ops import UNPACKS
+from sbonnx.ops import READS_SHAPE, SHAPED_BY_VALUES, UNPACKS
 from sbonnx.spec import Array as Array
 
 
@@ -187,6 +187,46 @@ def dependencies(node: Node) -> Iterator[Tensor]:
     yield from node.inputs
     for _, body in bodies(node):
         yield from captured(body)
+
+
+def branches_on_values(graph: Body) -> bool:
+    """Return whether an If chooses its branch, or a Loop ends, by values of the inputs; their shapes do not count."""
+    return _FollowedValues({id(tensor) for tensor in graph.inputs}).branch_in(graph)
+
+
+class _FollowedValues:
+    """Tensors that depend on values of the inputs of a graph, by id.
+
+    Attributes:
+        values: their values do.
+        shapes: their shapes do.
+    """
+
+    def __init__(self, values: set[int]) -> None:
+        self.values = values
+        self.shapes: set[int] = set()
+
+    def branch_in(self, body: Body) -> bool:
+        """Follow the values through a body; return whether its control flow depends on them."""
+        return any(self._branch_at(node) for node in body.nodes)
+
+    def _branch_at(self, node: Node) -> bool:
+        read = [id(tensor) for tensor in dependencies(node)]
+        by_value, by_shape = any(name in self.values for name in read), any(name in self.shapes for name in read)
+        deciding = {"If": 1, "Loop": 2}.get(node.op, 0)  # the condition; the number of rounds and the condition
+        if any(id(tensor) in self.values for tensor in node.inputs[:deciding]):
+            return True
+        for _, body in bodies(node):
+            if by_value:
+                self.values.update(id(tensor) for tensor in body.inputs[2 * (node.op == "Loop") :])
+            if self.branch_in(body) or (node.op == "Loop" and id(body.outputs[0]) in self.values):
+                return True
+        outputs = [id(tensor) for tensor in node.outputs]
+        if by_shape if node.op in READS_SHAPE else by_value:
+            self.values.update(outputs)
+        if (by_shape and node.op not in READS_SHAPE) or (by_value and node.op in SHAPED_BY_VALUES):
+            self.shapes.update(outputs)
+        return False
 
 
 def ordered(nodes: Sequence[Node]) -> list[Node]:
