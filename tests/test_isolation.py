@@ -14,7 +14,7 @@ import pytest
 from sbonnx import isolation
 from tests.support.coverage import unmeasured
 
-PACKAGE = Path(isolation.__file__).resolve().parent
+PACKAGE = Path(isolation.__file__).resolve().parents[1]
 
 SHADOWED = (
     *("__future__", "json", "select", "threading", "multiprocessing", "queue", "importlib", "contextlib", "typing"),

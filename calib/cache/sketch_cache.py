@@ -114,7 +114,10 @@ class SketchCache:
         self._begin()
 
     def load(self, keys: Iterable[SketchKey]) -> dict[SketchKey, Sketch]:
-        """Return new copies of those sketches that are in the cache."""
+        """Return new copies of those sketches that are in the cache; none if one of them is damaged.
+
+        A run that observes fewer tensors may compute them with other last bits, so all of them are measured again.
+        """
         found: dict[SketchKey, Sketch] = {}
         damaged = 0
         try:
@@ -134,6 +137,7 @@ class SketchCache:
             return {}
         if damaged:
             self.note_damage(damaged)
+            return {}
         self._stored.update(found)
         return found
 

@@ -13,6 +13,7 @@ from sbonnx.cli import main
 from sbonnx.cli.app import rows_of_commands
 from sbonnx.cli.options import Arguments
 from sbonnx.errors import OutputError
+from sbonnx.graph.storage.output_files import OTHER_FORMATS
 
 SCRIPT = """import numpy as np
 
@@ -109,3 +110,27 @@ def test_every_path_is_an_input_or_an_output(place: Path) -> None:
                 listed = "list" in str(row.type)
                 read = Arguments({row: [Path("x")] if listed else Path("x")}).inputs()
                 assert read == ([] if row.name in outputs else ["x"]), (words, row.name)
+
+
+@pytest.mark.parametrize("suffix", [".json", ".textproto", ".onnxtxt", ".ORT"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "quantize m.onnx --data calib.npz -o q{}",
+        "simplify m.onnx -o q{}",
+        "prune m.onnx --data calib.npz --macs 0.5 -o q{}",
+        "qat m.onnx --data calib.npz -o q{}",
+    ],
+)
+def test_suffixes_of_other_formats(line: str, suffix: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`onnx.load` would read the written file in the format of its suffix."""
+    assert main(line.format(suffix).split()) == 2
+    assert f"'q{suffix}': models are written as protobuf, and {suffix} is another format" in capsys.readouterr().err
+    assert not Path(f"q{suffix}").exists()
+
+
+def test_other_formats_are_those_of_onnx() -> None:
+    from onnx.serialization import registry
+
+    formats = {suffix for suffix, name in registry._extension_to_format.items() if name != "protobuf"}
+    assert formats | {".ort"} == OTHER_FORMATS

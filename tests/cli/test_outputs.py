@@ -169,12 +169,12 @@ def test_folder_removed_during_the_run(
     "more",
     [
         ("--report", "out/q.json"),
-        ("--save-recipe", "out/q.json"),
-        ("--trt-cache", "out/q.json", "--backend", "tensorrt"),
+        ("--save-recipe", "out/q.onnx"),
+        ("--trt-cache", "out/q.onnx", "--backend", "tensorrt"),
     ],
     ids=lambda more: more[0],
 )
 def test_two_outputs_of_one_name(more: tuple[str, ...], place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     before = state(place)
-    check_line(main(line(*more, out="out/q.json")), *capfd.readouterr(), ("OutputError", "another output of this run"))
+    check_line(main(line(*more, out=more[1])), *capfd.readouterr(), ("OutputError", "another output of this run"))
     assert state(place) == before

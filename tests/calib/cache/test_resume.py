@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from onnx import helper
 
 from sbonnx.calib import calibrator as calibrators
 from sbonnx.calib.cache.sketch_cache import CalibrationCache, SketchKey
+from sbonnx.calib.cache.sketch_database import DATABASE
 from sbonnx.calib.data.dataset import read
 from sbonnx.calib.engine import observation as observe
 from sbonnx.calib.engine.sample_runner import Key, SampleRunner
@@ -147,7 +149,7 @@ class Slow:
             time.sleep(float(sys.argv[2]))
             yield feed
 
-graph = load(residual())
+graph = load(residual(channels=6))
 calibrate(graph, plan_linear(graph, observer=ObserverChoice("mse")), Slow(), cache=sys.argv[1])
 """
 
@@ -171,3 +173,26 @@ def test_killed_and_resumed(graph: Graph, tmp_path: Path, granularity: Any) -> N
     assert checkpoints(cache) == 0
     found = calibrate(graph, plan_with(graph, "mse"), FEEDS, cache=cache, granularity=granularity)
     assert same(found, calibrate(graph, plan_with(graph, "mse"), FEEDS))
+
+
+def test_damage_repeats_the_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that observes fewer tensors may sum in another order, so the run after damage observes all of them."""
+    observed: list[set[Key]] = []
+
+    def noting(graph: Graph, segments: Any, wishes: dict[Key, Any], **options: Any) -> Any:
+        observed.append(set(wishes))
+        return observe.Observation(graph, segments, wishes, **options)
+
+    monkeypatch.setattr(calibrators, "Observation", noting)
+    graph = load(residual(channels=8))
+    plan = plan_with(graph, "minmax")
+    whole = calibrate(graph, plan, FEEDS[:2], cache=tmp_path)
+    for _ in range(2):
+        with sqlite3.connect(tmp_path / DATABASE) as db:
+            db.execute("UPDATE sketches SET payload = x'00' WHERE rowid = (SELECT MIN(rowid) FROM sketches)")
+        db.close()
+        again = calibrate(graph, plan, FEEDS[:2], cache=tmp_path)
+        assert same(again, whole)
+        assert [note for note in again.notes if "1 damaged entries" in note]
+    assert len(observed) == 3 and observed[0] == observed[1] == observed[2]
+    assert len(observed[0]) == 4
