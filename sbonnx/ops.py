@@ -185,6 +185,9 @@ INTEGER_ON_CPU: Final = (
 )
 """Ops that onnxruntime computes with integer CPU kernels between Q/DQ, each tested alone (1.31, uint8 values)."""
 
+DECODES: Final = frozenset({"Cast", "Sub", "Mul"})
+"""Ops that turn packed codes of a weight into codes or floats, folded when a file is loaded."""
+
 RECURRENT: Final = frozenset({"LSTM", "GRU", "RNN"})
 
 RANDOM: Final = frozenset(

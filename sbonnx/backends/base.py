@@ -148,6 +148,7 @@ class Backend:
         joins_concat: quantized tensors around a Concat share one scale.
         int32_bias: biases become int32 codes with scale s_x * s_w.
         embedding: tables of Gather are quantized, with one scale per row.
+        recurrent: weights of LSTM, GRU and RNN, which compute in float, are stored in 8 bits.
         spec: maps side, bits, symmetry and axis of a recipe to a `QuantSpec`.
         any_bits: accepts every width from 2 to 16.
         legalise: rewrites a graph into the form that the runtime needs, in place; returns what was done.
@@ -195,6 +196,7 @@ class Backend:
     output_params: Callable[[Node, QuantSpec], tuple[float, int] | None] = any_params
     judged_without: tuple[str, ...] = ()
     packs_weights: bool = False
+    recurrent: bool = False
     block_products: bool = False
     clips_fp8: bool = True
     costs: Callable[[str | None], KernelCosts] | None = None

@@ -12,7 +12,7 @@ from sbonnx.backends.onnxruntime import ort_nbits as nbits_kernels
 from sbonnx.backends.onnxruntime.ort_nbits import MIN_BLOCK
 from sbonnx.graph import Constant, Node, Tensor, query
 from sbonnx.linear.embedding import table_of
-from sbonnx.ops import DEQUANTIZE, EMBEDDING, INTEGER_OPS, LINEAR, MATRIX_PRODUCTS
+from sbonnx.ops import DEQUANTIZE, EMBEDDING, INTEGER_OPS, LINEAR, MATRIX_PRODUCTS, RECURRENT
 from sbonnx.plan.site_builder import SiteBuilder, in_blocks, weight_draft
 from sbonnx.plan.survey import LinearInputs, Place, weighted
 from sbonnx.plan.types import Reader
@@ -87,6 +87,9 @@ class ModePlacer(SiteBuilder):
                 self._at_table(place)
             elif node.op in LINEAR:
                 self._at_linear(place)
+            elif node.op in RECURRENT:
+                self._refuse(node, f"{node.op}: its state is computed inside, out of reach of Q/DQ")
+                self.recurrent(place)
 
     def _refuse(self, node: Node, why: str) -> None:
         self.drafts.refuse("quantize", node.name, why)

@@ -55,6 +55,8 @@ class Placer(SiteBuilder):
                     else "is quantized already"
                 )
                 self.drafts.refuse("quantize", node.name, f"{node.op}: {why}")
+                if node.op in RECURRENT:
+                    self.recurrent(place)
                 continue
             if node.name in self.survey.in_loop:
                 self._refuse_loop(node)

@@ -65,7 +65,7 @@ REASONS: Final = (
     ),
     Reason(
         "R05",
-        r"its input stays float|the weight of the same op stays float|int4 for weights alone",
+        r"its input (stays|weights stay) float|the weight of the same op stays float|int4 for weights alone",
         "a weight is quantized only with the input of the same operator: alone, it gains no integer kernel",
         "see why the input stays float; MODE: weight_only quantizes weights alone",
         "docs/recipe.md",

@@ -16,6 +16,7 @@ from sbonnx.backends.onnxruntime.graph_transformers import original_name
 from sbonnx.backends.runtime_types import ExecutedLayer, layers_by_name
 from sbonnx.ops import (
     CONTROL_FLOW,
+    DECODES,
     DEQUANTIZE,
     INTEGER_ON_CPU,
     LINEAR,
@@ -310,8 +311,7 @@ def _weights(model: onnx.ModelProto, integer: Collection[int]) -> dict[str, Any]
                 sizes[weight.name] = (node.op_type, _values(weight, node))
                 uses.setdefault(weight.name, []).append(id(node) in integer)
         for name, readers in body.readers.items():
-            pairs = [node for node in readers if node.op_type in DEQUANTIZE and node.input[0] == name]
-            behind = [one for pair in pairs for one in body.readers.get(pair.output[0], ())]
+            behind = _behind_codes(body, name)
             constant, users = body.constants.get(name), behind or readers
             if constant is None or constant.name in sizes or (name in scales and not behind):
                 continue
@@ -325,6 +325,19 @@ def _weights(model: onnx.ModelProto, integer: Collection[int]) -> dict[str, Any]
     left += Counter()  # without zeros
     share = 1 - sum(left.values()) / total if total else 1.0
     return {"weights_in_integers": share, "float_weights": dict(left.most_common())}
+
+
+def _behind_codes(body: Body, name: str) -> list[onnx.NodeProto]:
+    """Return the nodes that read a constant of codes as floats; none if it holds no codes."""
+    found: list[onnx.NodeProto] = []
+    names = [name] if name in body.codes and name in body.constants else []
+    while names:
+        for node in body.readers.get(names.pop(), ()):
+            if node.op_type in DECODES | DEQUANTIZE:
+                names += node.output
+            else:
+                found.append(node)
+    return found
 
 
 def _values(weight: onnx.TensorProto, node: onnx.NodeProto) -> int:

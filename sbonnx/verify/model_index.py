@@ -10,7 +10,7 @@ from typing import Final
 
 import onnx
 
-from sbonnx.ops import DEQUANTIZE, QDQ, QUANTIZE, STANDARD_DOMAINS
+from sbonnx.ops import DECODES, DEQUANTIZE, QDQ, QUANTIZE, STANDARD_DOMAINS
 
 CODES: Final = frozenset(
     getattr(onnx.TensorProto, name)
@@ -58,9 +58,11 @@ class Body:
         return maker if maker is not None and maker.op_type in DEQUANTIZE else None
 
     def stored(self, pair: onnx.NodeProto) -> onnx.TensorProto | None:
-        """Return the constant of a DequantizeLinear, or None: its codes, or floats before a QuantizeLinear."""
+        """Return the constant of a DequantizeLinear, or None: its codes, also packed, or floats of a QuantizeLinear."""
         maker = self.makers.get(pair.input[0])
         name = maker.input[0] if maker is not None and maker.op_type in QUANTIZE else pair.input[0]
+        while (maker := self.makers.get(name)) is not None and maker.op_type in DECODES:
+            name = maker.input[0]
         return self.constants.get(name)
 
     def activation(self, tensor: str) -> bool:

@@ -39,7 +39,7 @@ def quantized(path: Path, **settings: Any) -> tuple[Any, onnx.ModelProto, list[A
     proto = model(LOOP, w0=w0, w=w)
     feeds = [{"x": rng.standard_normal((1, 64)).astype(np.float32)} for _ in range(16)]
     report = sbonnx.quantize(proto, feeds, output=path, verify=False, **settings)
-    outputs = [run(one, feeds[0], level="all")["y"] for one in (proto, str(path))]
+    outputs = [run(one, feeds[0], level="off")["y"] for one in (proto, str(path))]
     return report, onnx.load(path), outputs
 
 

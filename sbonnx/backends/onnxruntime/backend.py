@@ -14,7 +14,7 @@ from sbonnx.backends.onnxruntime.convolutions import align
 from sbonnx.backends.onnxruntime.costs import load_costs
 from sbonnx.backends.onnxruntime.exact_biases import keep_rounded_biases, shield_convolutions
 from sbonnx.backends.onnxruntime.kernel_variants import LANES
-from sbonnx.backends.onnxruntime.rewrites import centre_weights, clip_codes, pad_codes, write_sums
+from sbonnx.backends.onnxruntime.rewrites import centre_weights, clip_codes, decode_at_load, pad_codes, write_sums
 from sbonnx.backends.onnxruntime.stems import widen_stems
 from sbonnx.graph import Graph, Node, query
 from sbonnx.ops import ADDS, CONCATS, CONVOLUTIONS, MULTIPLIES, PADS, PICKS_MAX, POOLS, RECTIFIERS, RESIZES
@@ -132,6 +132,7 @@ def legalise(graph: Graph) -> list[str]:
         write_sums,
         shield_convolutions,
         keep_rounded_biases,
+        decode_at_load,
     )
     return [change for step in steps for change in step(graph)]
 
@@ -177,6 +178,7 @@ ONNXRUNTIME: Final = Backend(
     costs=load_costs,
     saturates=True,
     packs_weights=True,
+    recurrent=True,
     block_products=True,
     blocks=blocks,
 )

@@ -13,6 +13,9 @@ A Pad works on codes: onnxruntime moves pairs past Transpose, Slice and the like
 A residual Add before a layer normalization becomes a Sum: onnxruntime fuses Add and LayerNormalization into
 SkipLayerNormalization, whose CPU kernel takes 4 to 6 times as long as the two separate ops (docs/decisions/0007). A Sum
 is not fused, and can include a bias.
+
+The DequantizeLinear of a weight that LSTM, GRU, RNN or a Loop reads in float becomes a Cast and a Mul, which
+onnxruntime folds when it loads the file; it would run a DequantizeLinear each time.
 """
 
 from __future__ import annotations
@@ -21,10 +24,11 @@ from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
+import onnx
 
 from sbonnx.backends.base import PAD_VALUE, fills_zero, in_every_scope
 from sbonnx.graph import Body, Constant, Node, Tensor, Variable, edit, query
-from sbonnx.ops import ADDS, DEQUANTIZE, LINEAR, PADS, QUANTIZE
+from sbonnx.ops import ADDS, CONTROL_FLOW, DEQUANTIZE, LINEAR, PADS, QUANTIZE, RECURRENT
 from sbonnx.spec import SAFE_CODE, Array
 
 
@@ -190,3 +194,29 @@ def _terms(node: Node, outputs: set[str]) -> list[Tensor]:
         if any(isinstance(term, Constant) for term in inner.inputs):
             return [*inner.inputs, node.inputs[1 - index]]
     return list(node.inputs)
+
+
+@in_every_scope()
+def decode_at_load(body: Body, names: edit.Names) -> Iterator[str]:
+    """Let recurrent ops and control flow read weights through Cast and Mul instead of a DequantizeLinear."""
+    for node in list(body.nodes):
+        if node.op not in DEQUANTIZE or node.attrs.get("block_size") or not isinstance(node.inputs[0], Constant):
+            continue
+        uses = [use for use in query.readers(node.outputs[0]) if use[0].op in RECURRENT | CONTROL_FLOW]
+        scale, zero = query.constant(node.inputs[1]), query.constant(query.optional_input(node, 2))
+        if not uses or scale is None or (zero is not None and zero.any()):
+            continue
+        codes, output = node.inputs[0], node.outputs[0]
+        kind, rank = np.dtype(scale.dtype), len(codes.shape)
+        axis = int(node.attrs.get("axis", 1)) % rank
+        along = scale.reshape([-1 if at == axis else 1 for at in range(rank)]) if scale.size > 1 else scale.reshape(())
+        factor = edit.add_constant(body, f"{codes.name}_factor", along, names)
+        wide, decoded = (
+            Variable(names.fresh(f"{codes.name}_{part}"), kind, list(codes.shape)) for part in ("wide", "decoded")
+        )
+        to = int(onnx.helper.np_dtype_to_tensor_dtype(kind))
+        edit.add_node(body, "Cast", [codes], names=names, stem=f"{codes.name}_Cast", attrs={"to": to}, outputs=[wide])
+        edit.add_node(body, "Mul", [wide, factor], names=names, stem=f"{codes.name}_Mul", outputs=[decoded])
+        for user, index in uses:
+            edit.replace_input(user, index, decoded)
+        yield f"{output.name}: folded when the file is loaded"

@@ -1,0 +1,78 @@
+"""Weights of recurrent operators: 8 bits in the file, floats once it is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+import sbonnx
+from sbonnx.spec import Array
+from tests.support.models import model, run
+
+NET = """agraph (float[8,N,24] x) => (float[8,D,N,32] y) {{
+    a, la{more} = {op} <hidden_size = 32, direction = "{way}"> (x, w1, r1)
+    b = Transpose <perm = [0,2,1,3]> (a)
+    c = Reshape (b, shape)
+    y, ly = {op} <hidden_size = 32, direction = "{way}"> (c, w2, r2)
+}}"""
+GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+
+
+def recurrent(op: str, *, both: bool) -> tuple[onnx.ModelProto, list[dict[str, Array]]]:
+    """Two layers, the second of which reads what the first computes."""
+    rng, directions, gates = np.random.default_rng(0), 1 + both, 32 * GATES[op]
+    text = NET.format(op=op, more=", lc" if op == "LSTM" else "", way="bidirectional" if both else "forward")
+    sizes = {"w1": 24, "r1": 32, "w2": 32 * directions, "r2": 32}
+    weights = {
+        name: (rng.standard_normal((directions, gates, size)) / size**0.5).astype(np.float32)
+        for name, size in sizes.items()
+    }
+    proto = model(text, shape=np.array([8, -1, 32 * directions], np.int64), **weights)
+    return proto, [{"x": rng.standard_normal((8, 1, 24)).astype(np.float32)} for _ in range(8)]
+
+
+@pytest.mark.parametrize("op", GATES)
+@pytest.mark.parametrize("both", [False, True])
+def test_weights_are_stored_in_8_bits(op: str, both: bool, tmp_path: Path) -> None:
+    """But those that a model input is multiplied with, whose features may differ in scale."""
+    proto, feeds = recurrent(op, both=both)
+    path = tmp_path / "q.onnx"
+    report = sbonnx.quantize(proto, feeds, output=path, verify=False)
+    file = onnx.load(path)
+    kinds = {one.data_type for one in file.graph.initializer if len(one.dims) == 3 and one.dims[2] != 24}
+    assert kinds <= {onnx.TensorProto.INT8, onnx.TensorProto.FLOAT}
+    codes = [one for one in file.graph.initializer if one.data_type == onnx.TensorProto.INT8 and len(one.dims) == 3]
+    assert len(codes) == 3
+    assert sum("input weights stay float" in refusal.why for refusal in report.refusals) == 1
+    for level in ("off", "all"):
+        floats, found = (run(one, feeds[0], level=level)["y"] for one in (proto, str(path)))
+        assert 10 * np.log10(np.sum(floats**2) / np.sum((floats - found) ** 2)) > 30
+
+
+@pytest.mark.parametrize("settings", [{}, {"mode": "dynamic"}, {"mode": "weight_only"}, {"bits": "w4a8"}])
+def test_onnxruntime_decodes_them_when_it_loads_the_file(settings: dict[str, Any], tmp_path: Path) -> None:
+    proto, feeds = recurrent("LSTM", both=False)
+    path = tmp_path / "q.onnx"
+    report = sbonnx.quantize(proto, feeds, output=path, **settings)
+    assert sum(site["role"] == "weight" for site in report.sites) == 3
+    assert report.metrics["kernels"]["float_weights"].keys() == {"LSTM"}
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.optimized_model_filepath = str(tmp_path / "loaded.onnx")
+    onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    loaded = onnx.load(tmp_path / "loaded.onnx")
+    assert {node.op_type for node in loaded.graph.node} <= {"LSTM", "Transpose", "Reshape"}
+
+
+def test_other_runtimes_and_excluded_layers_keep_floats(tmp_path: Path) -> None:
+    proto, feeds = recurrent("GRU", both=False)
+    for number, settings in enumerate(({"backend": "virtual"}, {"recipe": {"EXCLUDE": ["op:GRU"]}})):
+        path = tmp_path / f"{number}.onnx"
+        sbonnx.quantize(proto, feeds, output=path, verify=False, **settings)  # type: ignore[arg-type]
+        kinds = [one.data_type for one in onnx.load(path).graph.initializer if len(one.dims) == 3]
+        assert kinds == [onnx.TensorProto.FLOAT] * 4
