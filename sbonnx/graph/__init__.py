@@ -13,6 +13,7 @@ from sbonnx.graph.model import (
     Normal,
     Tensor,
     Variable,
+    drop_debug_metadata,
     node_metadata,
     set_node_metadata,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "check_target",
     "copy",
     "digest",
+    "drop_debug_metadata",
     "extract",
     "load",
     "node_metadata",

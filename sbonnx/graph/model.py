@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -138,3 +138,43 @@ def node_metadata(graph: Graph, node_name: str) -> dict[str, str]:
     """Return the metadata_props of a node as a new dict."""
     carrier = graph.info.nodes.get(node_name)
     return {} if carrier is None else {entry.key: entry.value for entry in carrier.metadata_props}
+
+
+DEBUG_METADATA: Final = ("pkg.torch.onnx.", "pkg.torch.export.", "pkg.onnxscript.")
+"""Prefixes of metadata that exporters write for debugging: stack traces, classes, nodes of the traced program."""
+
+MODULE_PATHS: Final = "pkg.torch.onnx.name_scopes"
+"""Metadata of torch's exporter that patterns of recipes read (`sbonnx.recipe.torch_modules`)."""
+
+TORCH_NAMESPACE: Final = "namespace"
+"""Key without a prefix that torch's exporter adds to a node: classes of the modules around it."""
+
+
+def drop_debug_metadata(graph: Graph) -> int:
+    """Remove the debug metadata of exporters from nodes, tensors, values and scopes; return the number of its bytes.
+
+    Entries of others, and those that sbonnx reads, stay. Stack traces name folders of the machine of the export, and
+    in files of small quantized models they are most bytes.
+    """
+    info, total = graph.info, 0
+
+    def cleaned(carriers: dict[str, Any]) -> dict[str, Any]:
+        nonlocal total
+        found = {}
+        for name, carrier in carriers.items():
+            keys = {entry.key for entry in carrier.metadata_props}
+            dropped = {key for key in keys if key.startswith(DEBUG_METADATA) and key != MODULE_PATHS}
+            dropped |= {TORCH_NAMESPACE} & keys if dropped else set()
+            if dropped:
+                kept = [entry for entry in carrier.metadata_props if entry.key not in dropped]
+                before, shared, carrier = carrier.ByteSize(), carrier, type(carrier)()
+                carrier.CopyFrom(shared)  # the original graph has it too
+                del carrier.metadata_props[:]
+                carrier.metadata_props.extend(kept)
+                total += before - carrier.ByteSize()
+            found[name] = carrier
+        return found
+
+    info.nodes, info.tensors = cleaned(info.nodes), cleaned(info.tensors)
+    info.values, info.graphs = cleaned(info.values), cleaned(info.graphs)
+    return total

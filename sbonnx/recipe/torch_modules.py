@@ -22,7 +22,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
-SCOPES: Final = "pkg.torch.onnx.name_scopes"
+from sbonnx.graph.model import MODULE_PATHS
+
+SCOPES: Final = MODULE_PATHS
 """Metadata of torch's exporter: paths of the modules around a node, outermost first, then the node's own name."""
 
 MAX_SCOPES: Final = 20_000

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import onnx
@@ -77,9 +77,19 @@ def write_overrides(state: PipelineState, options: RunOptions) -> PipelineState:
     return state
 
 
+NOTED_BYTES: Final = 1024
+"""Bytes of metadata from which it is noted that they are left out."""
+
+
 def insert(state: PipelineState, options: RunOptions) -> PipelineState:
-    """Copy the graph and insert the Q/DQ pairs of the solution. The metadata name backend and CPU."""
+    """Copy the graph and insert the Q/DQ pairs of the solution. The metadata name backend and CPU.
+
+    Metadata that exporters write for debugging is left out.
+    """
     graph = graphs.copy(state.prepared.graph)
+    debug = graphs.drop_debug_metadata(graph)
+    if debug >= NOTED_BYTES:
+        graph.info.notes.append(f"{debug:,} bytes of the exporter's debug metadata (stack traces, classes) left out")
     qdq.insert(graph, state.prepared.plan, state.solution)
     graph.info.metadata.update(to_metadata(graph.info.edits))
     graph.info.metadata[RECORDED] = state.prepared.backend.name

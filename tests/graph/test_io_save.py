@@ -14,8 +14,20 @@ import onnx
 import pytest
 from onnx import ModelProto, helper, numpy_helper
 
+import sbonnx
 from sbonnx.errors import ModelError, OutputError
-from sbonnx.graph import Graph, digest, exporter, load, node_metadata, save, set_node_metadata, to_proto
+from sbonnx.graph import (
+    Graph,
+    copy,
+    digest,
+    drop_debug_metadata,
+    exporter,
+    load,
+    node_metadata,
+    save,
+    set_node_metadata,
+    to_proto,
+)
 from sbonnx.graph.edit import Names, add_constant
 from sbonnx.graph.query import tensors_by_name
 from tests.graph.editing import insert_after
@@ -220,6 +232,41 @@ def test_metadata_survives(tmp_path: Path) -> None:
         node.ClearField("domain")  # the text form writes the default out
     save(load(made), tmp_path / "m.onnx")
     assert onnx.load(tmp_path / "m.onnx") == made
+
+
+def test_debug_metadata_of_exporters_is_not_in_quantized_files(tmp_path: Path) -> None:
+    """As torch's exporter writes it. The entries of users, and the paths of modules, are."""
+    made = source()
+    made.ir_version = 10
+    trace = 'File "/home/author/export.py", line 32, in forward' * 40
+    debug = {
+        "namespace": ": __main__.Net/layer1: torch.nn.Linear",
+        "pkg.torch.onnx.class_hierarchy": "['__main__.Net', 'torch.nn.Linear']",
+        "pkg.torch.onnx.fx_node": "%linear : [num_users=1]",
+        "pkg.torch.onnx.stack_trace": trace,
+    }
+    kept = {"pkg.torch.onnx.name_scopes": "['', 'layer1', 'linear']", "owner": "me"}
+    for node in made.graph.node:
+        for key, value in {**debug, **kept}.items():
+            node.metadata_props.add(key=key, value=value)
+    made.graph.metadata_props.add(key="pkg.torch.export.ExportedProgram.graph_signature", value="inputs: x")
+    made.graph.input[0].metadata_props.add(key="namespace", value="of a user")
+    graph = load(made)
+    before = to_proto(graph).SerializeToString()
+    copied = copy(graph)
+    dropped = drop_debug_metadata(copied)
+    file = to_proto(copied)
+    assert to_proto(graph).SerializeToString() == before
+    assert dropped == pytest.approx(len(before) - len(file.SerializeToString()), abs=16)
+    for node in file.graph.node:
+        assert {entry.key: entry.value for entry in node.metadata_props} == kept
+    assert not file.graph.metadata_props
+    assert [entry.value for entry in file.graph.input[0].metadata_props] == ["of a user"]
+    assert drop_debug_metadata(copied) == 0
+    feeds = [{"x": np.ones([4 if isinstance(size, str) else size for size in graph.inputs[0].shape], np.float32)}]
+    report = sbonnx.quantize(made, feeds, output=tmp_path / "q.onnx", backend="virtual", verify=False)
+    assert trace not in (tmp_path / "q.onnx").read_bytes().decode(errors="replace")
+    assert any("debug metadata" in note for note in report.notes)
 
 
 @pytest.mark.parametrize(
