@@ -32,6 +32,7 @@ DATA = (
     "assets/digits_calib.npz",
     "assets/digits_eval.npz",
     "backends/onnxruntime/kernel_costs.json",
+    "backends/onnxruntime/kernel_costs_avx2.json",
     "backends/openvino/kernel_costs.json",
     "html_report/base.html.j2",
     "html_report/batch.html.j2",

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 from sbonnx.backends.kernel_costs import KernelCosts
 from sbonnx.backends.runtime_types import Runtime
 from sbonnx.backends.tensorrt.profiles import INT4_BITS, VersionProfile
+from sbonnx.cpu import THIS, TargetCpu, target_cpu
 from sbonnx.graph import Body, Graph, Node, edit, query
 from sbonnx.ops import ELEMENTWISE, MATRIX_PRODUCTS
 from sbonnx.spec import ANY_SCALE, QuantSpec, ScaleLimits
@@ -152,8 +153,8 @@ class Backend:
         spec: maps side, bits, symmetry and axis of a recipe to a `QuantSpec`.
         any_bits: accepts every width from 2 to 16.
         legalise: rewrites a graph into the form that the runtime needs, in place; returns what was done.
-        costs: loads the kernel costs from the path of a table (None: the bundled one). None if nothing was measured:
-            then every op with an integer kernel is quantized.
+        costs: loads the kernel costs from the path of a table, or those bundled for a CPU. None if nothing was
+            measured: then every op with an integer kernel is quantized.
         saturates: on CPUs without 8-bit dot products its kernels add two products in 16 bits.
         writes_outputs: outputs of the graph get a pair as well. Without, they stay float, and so does an op of
             `linear_output` that writes one.
@@ -199,7 +200,7 @@ class Backend:
     recurrent: bool = False
     block_products: bool = False
     clips_fp8: bool = True
-    costs: Callable[[str | None], KernelCosts] | None = None
+    costs: Callable[[str | None, TargetCpu], KernelCosts] | None = None
     saturates: bool = False
     unfit: Callable[[Node, QuantSpec], str | None] = any_type
     int4_blocks: tuple[int, ...] = ()
@@ -227,15 +228,15 @@ class Backend:
         """Return whether weights of this type need inputs that stay float (weight-only)."""
         return bool(self.int4_blocks) and not spec.is_fp8 and spec.bits <= INT4_BITS
 
-    def kernel_costs(self, table: str) -> KernelCosts | None:
-        """Return the table that KERNEL_COSTS selects, or None.
+    def kernel_costs(self, table: str, cpu: str = THIS) -> KernelCosts | None:
+        """Return the table that KERNEL_COSTS and CPU select, or None.
 
         Raises:
             RecipeError: the file cannot be read.
         """
         if self.costs is None or table == "none":
             return None
-        return self.costs(None if table == "bundled" else table)
+        return self.costs(None if table == "bundled" else table, target_cpu(cpu))
 
     def rule_for(self, kind: str) -> Rule | None:
         """Return the first rule for an op type or ``block:kind``, or None."""

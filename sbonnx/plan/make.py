@@ -150,7 +150,7 @@ def costs_of(recipe: Recipe, backend: Backend) -> KernelCosts | None:
     Raises:
         RecipeError: the file that it names is not such a table.
     """
-    return backend.kernel_costs(recipe.kernel_costs)
+    return backend.kernel_costs(recipe.kernel_costs, recipe.cpu)
 
 
 def _with_range(site: Site, recipe: Recipe) -> Site:

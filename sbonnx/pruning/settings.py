@@ -8,6 +8,7 @@ from typing import Literal
 
 from sbonnx.backends import BACKENDS, Backend, backend_for
 from sbonnx.backends.kernel_costs import KernelCosts
+from sbonnx.cpu import THIS
 from sbonnx.errors import RecipeError
 from sbonnx.graph import Graph
 from sbonnx.linear.sparsity import SparsityPattern
@@ -72,7 +73,7 @@ class Pruning:
             blocks of the backend's kernels.
         rounds: number of measurements, each on the network that the round before left.
         backend: runtime whose kernels `multiple` and times are for.
-        kernel_costs: table of its kernel costs, see `Backend.kernel_costs`.
+        kernel_costs, cpu: table of its kernel costs, see `Backend.kernel_costs`.
         integers: the network will be quantized.
         least: share of each dimension that always remains, with a budget.
         refit: refit the remaining weights on inputs from the pruned network.
@@ -95,6 +96,7 @@ class Pruning:
     rounds: int = 1
     backend: Backend = BACKENDS[BACKEND]
     kernel_costs: str = "bundled"
+    cpu: str = THIS
     integers: bool = False
     least: float = 0.1
     refit: bool = True
@@ -106,7 +108,7 @@ class Pruning:
     @property
     def costs(self) -> KernelCosts | None:
         """Table of kernel costs; None: times are not estimated."""
-        return self.backend.kernel_costs(self.kernel_costs)
+        return self.backend.kernel_costs(self.kernel_costs, self.cpu)
 
     @property
     def budget(self) -> Budget | None:
@@ -165,7 +167,7 @@ def pruning_of(recipe: Recipe, graph: Graph, *, integers: bool = False, metric: 
             layers.setdefault(name, LayerPruning(change.ratio, change.strategy, change.skip, key_path(path)))
     backend = backend_for(recipe.backend, recipe.version)
     budget = section.budget
-    if budget.latency is not None and backend.kernel_costs(recipe.kernel_costs) is None:
+    if budget.latency is not None and backend.kernel_costs(recipe.kernel_costs, recipe.cpu) is None:
         none = f"backend {backend.name} has no table of kernel costs"
         why = none if backend.costs is None else "KERNEL_COSTS is none"
         hint = "set BACKEND: onnxruntime and KERNEL_COSTS, or BUDGET.MACS"
@@ -186,6 +188,7 @@ def pruning_of(recipe: Recipe, graph: Graph, *, integers: bool = False, metric: 
         rounds=section.rounds,
         backend=backend,
         kernel_costs=recipe.kernel_costs,
+        cpu=recipe.cpu,
         integers=integers,
         least=section.least,
         refit=section.refit == "pruned",

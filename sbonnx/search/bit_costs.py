@@ -116,7 +116,7 @@ def _latency(
     backend: Backend,
 ) -> Costs:
     """Latency of the layers in ns from the kernel cost table; Q/DQ pairs between float and integer ops are ignored."""
-    table = backend.kernel_costs(recipe.kernel_costs)
+    table = backend.kernel_costs(recipe.kernel_costs, recipe.cpu)
     if table is None:
         why = "its kernels were not measured" if backend.costs is None else "KERNEL_COSTS is none"
         raise RecipeError(

@@ -14,6 +14,7 @@ from typing import Final
 from sbonnx.backends import Backend
 from sbonnx.backends.kernel_costs import KernelCosts
 from sbonnx.calib.observers import OBSERVERS
+from sbonnx.cpu import TargetCpu
 from sbonnx.plan import Plan, costs_of, make, plan_times
 from sbonnx.search.bit_groups import pattern_of
 from sbonnx.search.remedies import Remedy
@@ -61,8 +62,8 @@ def slowed(backend: Backend, factor: float) -> Backend:
     if load is None:
         return backend
 
-    def costs(path: str | None) -> KernelCosts:
-        return load(path).slowed(factor)
+    def costs(path: str | None, cpu: TargetCpu) -> KernelCosts:
+        return load(path, cpu).slowed(factor)
 
     return replace(backend, costs=costs)
 

@@ -1,7 +1,8 @@
 """Cost model of onnxruntime's CPU kernels, from a table of measurements that can be repeated on any machine.
 
-``python -m benchmarks.kernels`` writes such a table; `kernel_costs.json` is the mean of two servers with VNNI. Absolute
-times differ between machines, but ratios of 2 and more hardly do (docs/decisions/0007).
+``python -m benchmarks.kernels`` writes such a table; `kernel_costs.json` is the mean of two servers with VNNI,
+`kernel_costs_avx2.json` that of one server whose AVX-512 and VNNI were hidden from onnxruntime. Absolute times differ
+between machines, but ratios of 2 and more hardly do (docs/decisions/0007).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from sbonnx.backends.kernel_costs import (
 )
 from sbonnx.backends.onnxruntime import kernel_variants
 from sbonnx.backends.onnxruntime.kernel_variants import FOLDED_TAPS, LANES, LARGEST_WIDENING
+from sbonnx.cpu import CPUS, TargetCpu
 from sbonnx.graph import Constant, Node, Tensor, query
 from sbonnx.ops import (
     BLOCKED_POOLS,
@@ -41,6 +43,8 @@ from sbonnx.ops import (
 )
 
 BUNDLED: Final = Path(__file__).with_name("kernel_costs.json")
+BUNDLED_AVX2: Final = Path(__file__).with_name("kernel_costs_avx2.json")
+"""Tables of CPUs with and without 8-bit dot products. No ARM64 CPU was measured: they are priced like VNNI."""
 
 MOST_TAPS: Final = 49
 
@@ -264,11 +268,13 @@ SMALL_WINDOW: Final = 6
 
 
 @cache
-def load_costs(path: str | None = None) -> OrtKernelCosts:
-    """Load the table from a file that ``benchmarks.kernels`` wrote; None: the bundled one.
+def load_costs(path: str | None = None, cpu: TargetCpu = CPUS["vnni"]) -> OrtKernelCosts:
+    """Load the table from a file that ``benchmarks.kernels`` wrote; None: the one that is bundled for a CPU.
 
     Raises:
         RecipeError: the file cannot be read, or is not such a table.
     """
-    fits, machine = read_table(path or BUNDLED, "python -m benchmarks.kernels --table FILE", lowest={"block": LANES})
+    bundled = BUNDLED if cpu.exact else BUNDLED_AVX2
+    command = "python -m benchmarks.kernels --table FILE"
+    fits, machine = read_table(path or bundled, command, lowest={"block": LANES})
     return OrtKernelCosts(fits, int(machine["block"]))

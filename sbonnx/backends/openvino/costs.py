@@ -23,6 +23,7 @@ from sbonnx.backends.kernel_costs import (
     positions,
     read_table,
 )
+from sbonnx.cpu import CPUS, TargetCpu
 from sbonnx.graph import Node, Tensor
 from sbonnx.ops import ADDS, CONCATS, CONVOLUTIONS, MATRIX_PRODUCTS, MOVES_DATA
 
@@ -160,7 +161,7 @@ class OpenVinoCosts(KernelCosts):
 
 
 @cache
-def load_costs(path: str | None = None) -> OpenVinoCosts:
+def load_costs(path: str | None = None, cpu: TargetCpu = CPUS["vnni"]) -> OpenVinoCosts:
     """Load the table from a file that ``benchmarks.openvino_kernels`` wrote; None: the bundled one.
 
     Raises:
