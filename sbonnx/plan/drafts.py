@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from sbonnx.backends import Backend
 from sbonnx.backends.base import fills_zero
@@ -13,6 +14,9 @@ from sbonnx.plan.types import GivenParams, ObserverChoice, Reader, Role, Roundin
 from sbonnx.recipe import Recipe
 from sbonnx.report import Refusal
 from sbonnx.spec import QuantSpec
+
+SHORT_BITS: Final = 7
+"""Width of 8-bit weights that are shortened for kernels whose sums saturate."""
 
 
 @dataclass
@@ -185,7 +189,7 @@ def _tie_concat(node: Node, drafts: Drafts, *, whole: bool) -> None:
 def feed_bodies(survey: Survey, recipe: Recipe, drafts: Drafts) -> dict[str, str]:
     """Let Loop, Scan and the nodes of their bodies read dequantized weights that linear nodes outside have as integers.
 
-    The file would hold such a weight twice, as integers and as floats. In place, in `drafts`; below 8 bits, and in
+    The file would hold such a weight twice, as integers and as floats. In place, in `drafts`; below 7 bits, and in
     fp8, the weight is not quantized instead, as nothing was measured inside the body.
 
     Returns:
@@ -203,7 +207,7 @@ def feed_bodies(survey: Survey, recipe: Recipe, drafts: Drafts) -> dict[str, str
         wanted = (recipe.settings("w", node=node.name, op=node.op, tensor=tensor.name).enabled for node, _ in inside)
         if not inside or inside != others or not all(wanted):
             continue
-        if draft.spec.bits >= 8 and not draft.spec.is_fp8:
+        if draft.spec.bits >= SHORT_BITS and not draft.spec.is_fp8:
             draft.readers |= {Reader(node.name, index): None for node, index in inside}
             continue
         loop = survey.in_loop.get(inside[0][0].name, inside[0][0].name)

@@ -19,6 +19,7 @@ from sbonnx import verify
 from sbonnx.backends import BACKENDS
 from sbonnx.backends.onnxruntime.costs import load_costs
 from sbonnx.cli import main
+from sbonnx.cpu import target_cpu
 from sbonnx.errors import RecipeError
 from sbonnx.graph import Graph
 from sbonnx.graph.query import output_names
@@ -56,7 +57,7 @@ def wide(channels: int = 64) -> onnx.ModelProto:
 
 
 def estimate(graph: Graph) -> float:
-    return GraphTimes.of(graph.nodes, output_names(graph), load_costs()).of_division(())
+    return GraphTimes.of(graph.nodes, output_names(graph), load_costs(None, target_cpu())).of_division(())
 
 
 @settings(max_examples=60, deadline=None)
@@ -65,7 +66,7 @@ def test_the_time_of_counts_is_that_of_the_pruned_graph(steps: list[str], seed: 
     graph, _ = load_for_pruning(random_model(steps, seed)[0])
     rng, found = np.random.default_rng(seed), dependencies(graph)
     orders = [dimension.removable(rng.permutation(dimension.size).tolist()) for dimension in found.dimensions]
-    times = PrunedTimes(graph, found, orders, load_costs())
+    times = PrunedTimes(graph, found, orders, load_costs(None, target_cpu()))
     for _ in range(3):
         removed = np.array([rng.integers(0, len(order) + 1) for order in orders], np.int64)
         chosen = [order[:count] for order, count in zip(orders, removed.tolist(), strict=True)]
