@@ -20,6 +20,9 @@ SWITCH: Final = "SBONNX_COMPILED"
 
 MODULES: Final = ("sbonnx.calib.sketches._kernels", "sbonnx.moments._lags", "sbonnx.rounding._search")
 
+VERSIONS: Final = {"sbonnx.rounding._search": 2}
+"""Constant VERSION of modules whose functions have changed: a module of older sources is not used."""
+
 
 def missing() -> list[str]:
     """Return the names of the C modules that were not compiled or are disabled."""
@@ -32,18 +35,19 @@ def notes() -> tuple[str, ...]:
     if not absent:
         return ()
     which = "the compiled loops" if len(absent) == len(MODULES) else ", ".join(absent)
-    why = f"{SWITCH}=0" if os.environ.get(SWITCH) == "0" else "no C compiler at installation"
+    why = f"{SWITCH}=0" if os.environ.get(SWITCH) == "0" else "not compiled at installation, or from older sources"
     return (f"numpy ran in place of {which} ({why}): slower, with the same result",)
 
 
 def compiled(name: str) -> ModuleType | None:
-    """Import a C module by its full name; None if it was not compiled or is disabled."""
+    """Import a C module by its full name; None if it was not compiled, from older sources, or is disabled."""
     if os.environ.get(SWITCH) == "0":
         return None
     try:
-        return import_module(name)
+        module = import_module(name)
     except ImportError:
         return None
+    return module if name not in VERSIONS or getattr(module, "VERSION", None) == VERSIONS[name] else None
 
 
 def address(x: NDArray[Any]) -> int:

@@ -29,7 +29,10 @@ MIN_SCALE: Final = float(np.float32(2.0**-126))
 PAIR_LIMIT: Final = (1 << 15) - 1
 """Saturation limit of VPMADDUBSW, which sums two neighbouring products in int16."""
 
-SAFE_CODE: Final = PAIR_LIMIT // (2 * 255)
+PAIR_SUM: Final = PAIR_LIMIT // 255
+"""Largest sum of the sizes of two neighbouring weight codes of one sign, times 255 each, within `PAIR_LIMIT`: 128."""
+
+SAFE_CODE: Final = PAIR_SUM // 2
 """Largest weight code for which no two neighbours can exceed `PAIR_LIMIT`: 64, the limit of reduce_range."""
 
 MIN_SCALE_FP16: Final = 2.0**-14
@@ -77,6 +80,10 @@ UNUSED_SCALE: Final = 1.0
 """Scale of a range that contains only zero: any scale is exact, 1 is safe in every float type."""
 
 
+PAIRED: Final = (8, True, True, None, "int")
+"""Bits, sign, symmetry, block size and kind of types that may have limits of pairs."""
+
+
 @dataclass(frozen=True)
 class QuantSpec:
     """Format of a quantized tensor: integers, or 8-bit floats.
@@ -89,6 +96,8 @@ class QuantSpec:
         block_size: length of a block along ``axis`` that shares a scale, or None.
         narrow: exclude the lowest code, so that the signed range is symmetric about 0.
         kind: "int", or "fp8" for codes of type float8_e4m3fn: 8 bits, signed, symmetric, not narrow.
+        pairs: axes of a weight over which products are summed, in the order of the kernel, the slowest first; codes of
+            neighbours in this order never exceed `PAIR_SUM`, see `pair_limits`. Empty: no such limit.
     """
 
     bits: int = 8
@@ -98,8 +107,10 @@ class QuantSpec:
     block_size: int | None = None
     narrow: bool = False
     kind: Kind = "int"
+    pairs: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "pairs", tuple(self.pairs))  # a list, if it comes from JSON
         if not 2 <= self.bits <= 16 and self.bits != BIAS_BITS:
             raise ValueError(f"bits must be between 2 and 16, or {BIAS_BITS}, got {self.bits}")
         if self.axis is not None and self.axis < 0:
@@ -108,6 +119,16 @@ class QuantSpec:
             raise ValueError("a block size needs an axis and must be positive")
         if self.is_fp8 and (self.bits, self.signed, self.symmetric, self.narrow) != (FP8_BITS, True, True, False):
             raise ValueError("fp8 has 8 bits and a sign, and its range is symmetric")
+        if self.pairs and (self.bits, self.signed, self.symmetric, self.block_size, self.kind) != PAIRED:
+            raise ValueError("limits of pairs are for symmetric signed integers of 8 bits without blocks")
+
+    def short(self) -> QuantSpec:
+        """Return the 7-bit type, whose codes are within `SAFE_CODE`, so that no two neighbours exceed `PAIR_LIMIT`."""
+        return replace(self, bits=7, pairs=())
+
+    def unpaired(self) -> QuantSpec:
+        """Return a type without limits of pairs that is as safe, for scales that are set by hand."""
+        return self.short() if self.pairs else self
 
     @property
     def is_fp8(self) -> bool:
@@ -166,6 +187,7 @@ class QuantSpec:
             text += " sym"
         if not self.symmetric and self.signed:
             text += " affine"
+        text += " pair-safe" if self.pairs else ""
         text = text if self.axis is None else f"{text} axis {self.axis}"
         return text if self.block_size is None else f"{text} blocks of {self.block_size}"
 
@@ -270,7 +292,7 @@ class QParams:
     def parts(self, shape: tuple[int, ...]) -> Iterator[tuple[slice, QParams]]:
         """Yield slices along the leading axis of a tensor, of about `AT_ONCE` values each, with their parameters."""
         block = self.spec.block_size
-        size = block if block is not None and self.spec.axis == 0 else 1
+        size = block if block is not None and self.spec.axis == 0 else 1 + (0 in self.spec.pairs)
         rows = max(size, AT_ONCE // max(prod(shape[1:]), 1) // size * size)
         for start in range(0, shape[0], rows):
             part = slice(start, min(start + rows, shape[0]))
@@ -289,7 +311,17 @@ class QParams:
             q += zero
         if q.size and np.isnan(q.min()):
             q = np.asarray(np.where(np.isnan(q), zero, q))
-        return np.clip(q, self.spec.qmin, self.spec.qmax, out=q)
+        return np.clip(q, *self.code_limits(x), out=q)
+
+    def code_limits(self, x: Array) -> tuple[Array, Array]:
+        """Return the lowest and the highest code of each value of `x`: of the type, or of its pairs (`pair_limits`)."""
+        if not self.spec.pairs:
+            return np.asarray(self.spec.qmin), np.asarray(self.spec.qmax)
+        ratio, axes = np.nan_to_num(x / self.along(self.scale, x.shape)), self.spec.pairs
+        rows = _kernel_rows(ratio, axes)
+        low, high = pair_limits(rows.reshape(*rows.shape[: -len(axes)], -1), rows.shape[-1])
+        back = range(-len(axes), 0)
+        return np.moveaxis(low.reshape(rows.shape), back, axes), np.moveaxis(high.reshape(rows.shape), back, axes)
 
     def dequantize(self, codes: Array) -> Array:
         """Dequantize codes to float32: ``(q - zero_point) * scale``."""
@@ -325,6 +357,74 @@ class QParams:
         return Bounds((low - zero).astype(np.float32) * self.scale, (high - zero).astype(np.float32) * self.scale)
 
 
+def _kernel_rows(values: Array, axes: tuple[int, ...]) -> Array:
+    """Move the axes of the products' sum behind all others, in the order of the kernel."""
+    return np.moveaxis(values, axes, range(-len(axes), 0))
+
+
+def _pairings(count: int, channels: int) -> tuple[int, ...]:
+    """Return lengths of runs whose values a kernel adds in pairs: the whole row, and each tap if channels may be added.
+
+    An odd number of channels is padded by some rewrites (`sbonnx.backends.onnxruntime`), so both orders are possible.
+    """
+    return (count,) if channels % 2 == 0 or channels == count else (count, channels)
+
+
+def pair_limits(rows: Any, channels: int) -> tuple[Any, Any]:
+    """Compute the lowest and the highest code of each weight so that no two neighbours exceed `PAIR_SUM` in one sign.
+
+    x86 CPUs without 8-bit dot products add the products of inputs 2j and 2j + 1 in 16 bits, which saturate. Codes
+    within these limits cannot: the highest codes of two neighbours sum to `PAIR_SUM`, and so do the lowest ones. What
+    the positive parts p, q of two weights leave is divided equally:
+
+        highest of p = round((PAIR_SUM + p - q) / 2), within [1, PAIR_SUM - 1];   highest of q = PAIR_SUM - that
+
+    Each weight has at least the codes -1, 0 and 1, and its nearest code if those of both neighbours are safe.
+
+    Args:
+        rows: weights in units of codes, in the order of the kernel along the last axis: taps, then input channels;
+            an array, or a tensor of torch.
+        channels: number of input channels.
+
+    Returns:
+        Of the type of `rows`.
+    """
+    return -_shares((-rows).clip(0, PAIR_LIMIT), channels), _shares(rows.clip(0, PAIR_LIMIT), channels)
+
+
+def _shares(sizes: Any, channels: int) -> Any:
+    """Divide `PAIR_SUM` between neighbours of one sign, see `pair_limits`."""
+    found = sizes.clip(PAIR_SUM - 1, PAIR_SUM - 1)
+    for length in _pairings(sizes.shape[-1], channels):
+        split = (*sizes.shape[:-1], sizes.shape[-1] // length, length)
+        first, second = slice(0, length // 2 * 2, 2), slice(1, length // 2 * 2, 2)
+        run, own = sizes.reshape(split), found.reshape(split)  # `own` shares the memory of `found`
+        share = ((PAIR_SUM + run[..., first] - run[..., second]) / 2).round().clip(1, PAIR_SUM - 1)
+        own[..., first] = own[..., first].clip(None, share)
+        own[..., second] = own[..., second].clip(None, PAIR_SUM - share)
+    return found
+
+
+def pair_sums(rows: Array, channels: int) -> Array:
+    """Return the largest sum of the sizes of two neighbours of one sign, `rows` and `channels` as for `pair_limits`."""
+    most = np.zeros(rows.shape[:-1], rows.dtype)
+    for length in _pairings(rows.shape[-1], channels):
+        run = rows.reshape(*rows.shape[:-1], rows.shape[-1] // length, length)
+        pairs = np.pad(run, [(0, 0)] * (run.ndim - 1) + [(0, length % 2)])
+        for part in (np.maximum(pairs, 0), np.maximum(-pairs, 0)):
+            most = np.maximum(most, (part[..., 0::2] + part[..., 1::2]).max(axis=(-1, -2), initial=0))
+    return most
+
+
+def pair_scale(weight: Array, spec: QuantSpec) -> Array:
+    """Compute the smallest scale at which no two neighbours exceed `PAIR_SUM`, float64, () or (C,) along the axis."""
+    rows = _kernel_rows(np.asarray(weight, np.float32), spec.pairs)
+    sums = pair_sums(rows.reshape(*rows.shape[: -len(spec.pairs)], -1), rows.shape[-1]).astype(np.float64)
+    left = [axis for axis in range(weight.ndim) if axis not in spec.pairs]
+    over = tuple(place for place, axis in enumerate(left) if axis != spec.axis)
+    return np.asarray(sums.max(axis=over, initial=0.0) / PAIR_SUM)
+
+
 def _round_scale(scale: Array, scale_dtype: Any, floor: float) -> Array:
     """Round `scale` to `scale_dtype`, never below `floor`, and return it as float32.
 
@@ -349,6 +449,14 @@ def exact_scale(bounds: Bounds, spec: QuantSpec, rule: ScaleRule = "exact") -> A
     if rule == "sparsebit":
         return np.asarray(2 * np.maximum(-lo, hi) / steps)
     return np.maximum(-lo / (spec.centre - spec.qmin), hi / (spec.qmax - spec.centre))
+
+
+def pair_bounds(weight: Array, spec: QuantSpec, bounds: Bounds, rule: ScaleRule = "exact") -> Bounds:
+    """Widen bounds of a weight so that its pairs fit at the scale of these bounds; by the share that bounds clip."""
+    scale, whole = (exact_scale(one, spec, rule) for one in (bounds, bounds_of(weight, spec.axis)))
+    wanted = pair_scale(weight, spec) * np.minimum(scale / np.where(whole > 0, whole, 1.0), 1.0)
+    factor = np.maximum(wanted / np.where(scale > 0, scale, 1.0), 1.0)
+    return Bounds(np.asarray(bounds.lo * factor, np.float32), np.asarray(bounds.hi * factor, np.float32))
 
 
 def params_from_bounds(

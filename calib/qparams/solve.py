@@ -28,7 +28,7 @@ from sbonnx.plan.types import Plan, Site, Solution
 from sbonnx.report import Refusal
 from sbonnx.rounding.base import nearest_codes
 from sbonnx.rounding.hqq import hqq_bounds
-from sbonnx.spec import AT_ONCE, Array, Bounds, QParams, QuantSpec, ScaleRule, params_from_bounds
+from sbonnx.spec import AT_ONCE, Array, Bounds, QParams, QuantSpec, ScaleRule, pair_bounds, params_from_bounds
 
 Solve = Callable[[Site, Array, QParams], Array]
 """Rounds a weight: site, float weight, scales → quantized values of the weight's shape."""
@@ -77,9 +77,11 @@ def weight_bounds(site: Site, weight: Array, rule: ScaleRule = "exact") -> Bound
     if site.spec.block_size is not None:
         found = _block_bounds(weight, site.spec, observer, rule)
     else:
-        found = observer.bounds(Sketch.of(weight, site.spec.axis), site.spec, rule)
+        found = observer.bounds(Sketch.of(weight, site.spec.axis), replace(site.spec, pairs=()), rule)
     if site.rounding.scale == "hqq":
         found = hqq_bounds(weight, site.spec, found, rule)
+    if site.spec.pairs:
+        found = pair_bounds(weight, site.spec, found, rule)
     return Bounds(spill_large(found.lo), spill_large(found.hi))
 
 

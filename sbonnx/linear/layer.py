@@ -11,7 +11,7 @@ import numpy as np
 
 from sbonnx.graph import Constant, Node
 from sbonnx.ops import CONVOLUTIONS, LINEAR, MATRIX_PRODUCTS
-from sbonnx.spec import Array, QParams
+from sbonnx.spec import Array, QParams, QuantSpec, pair_limits
 
 
 def channel_axes(op: str, attributes: Mapping[str, Any], rank: int, index: int = 1) -> tuple[int | None, int | None]:
@@ -131,6 +131,11 @@ class LinearLayer:
         return self.in_channels // self.group * math.prod(self.kernel)
 
     @property
+    def depthwise(self) -> bool:
+        """Whether each group of several has one input and one output channel."""
+        return self.group > 1 and self.in_channels == self.out_channels == self.group
+
+    @property
     def out_channels(self) -> int:
         """Channels of the output. All batches of a MatMul weight have the same ones."""
         return self.shape[self.out_axis] * (self.group if self.op == "ConvTranspose" else 1)
@@ -166,6 +171,27 @@ class LinearLayer:
         """Broadcast scales or zero points of `qparams` to all weights, (G, O, K), dtype as `values`; read only."""
         wide = qparams.along(values, self.shape)
         return self.matrices(np.broadcast_to(wide, self.shape))
+
+    def code_limits(self, ratio: Array, spec: QuantSpec) -> tuple[Array, Array]:
+        """Return the lowest and the highest code of each weight, (G, O, K); read only.
+
+        Args:
+            ratio: weights in units of codes, (G, O, K).
+            spec: their type; limits of pairs (`sbonnx.spec.pair_limits`) depend on the weights.
+        """
+        if not spec.pairs:
+            return np.broadcast_to(float(spec.qmin), ratio.shape), np.broadcast_to(float(spec.qmax), ratio.shape)
+        channels = self.in_channels // self.group
+        low, high = (
+            end.reshape(*ratio.shape[:2], -1, channels).swapaxes(2, 3).reshape(ratio.shape)
+            for end in pair_limits(self.taps_first(ratio), channels)
+        )
+        return low, high
+
+    def taps_first(self, matrices: Array) -> Array:
+        """Return (G, O, K) with the columns in the order of channels-last kernels: taps, then input channels."""
+        wide = matrices.reshape(*matrices.shape[:2], self.in_channels // self.group, -1)
+        return np.asarray(wide.swapaxes(2, 3).reshape(matrices.shape))
 
     def by_channel(self, weight: Array) -> Array:
         """Return `weight` as (group, outputs, inputs, rest), a view; rest: taps of the kernel, or batches of a MatMul.

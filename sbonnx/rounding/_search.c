@@ -26,6 +26,7 @@ static const float BARRED = 3e38f;
 typedef struct {
     float *rest, *slope, *curve, *up, *down; /* half gradient; 2 scale; scale^2 A_kk; penalty: 0 or BARRED */
     int32_t *codes, *best, *barred;          /* barred: locked reverse steps, 2 k + went up */
+    const int32_t *low, *high;               /* lowest and highest codes */
 } Row;
 
 /* Compute rest += t * line. Return the column of the cheapest step (the first of equals) and its cost in `cost`. */
@@ -61,7 +62,7 @@ FASTEST static Py_ssize_t cheapest(const Row *row, const float *line, float t, P
 
 /* Run the search; the best codes are in row->best. */
 static void search_row(const Row *row, const float *a, const float *zeros, Py_ssize_t columns, Py_ssize_t padded,
-                       int qmin, int qmax, Py_ssize_t steps, Py_ssize_t tenure)
+                       Py_ssize_t steps, Py_ssize_t tenure)
 {
     int32_t *codes = row->codes;
     const float *line = zeros;
@@ -80,13 +81,13 @@ static void search_row(const Row *row, const float *a, const float *zeros, Py_ss
         if (*place >= 0) {
             const int32_t freed = *place >> 1;
             if (*place & 1)
-                row->down[freed] = codes[freed] > qmin ? 0.0f : BARRED;
+                row->down[freed] = codes[freed] > row->low[freed] ? 0.0f : BARRED;
             else
-                row->up[freed] = codes[freed] < qmax ? 0.0f : BARRED;
+                row->up[freed] = codes[freed] < row->high[freed] ? 0.0f : BARRED;
         }
         codes[k] += went_up ? 1 : -1;
-        row->up[k] = went_up && codes[k] < qmax ? 0.0f : BARRED;
-        row->down[k] = !went_up && codes[k] > qmin ? 0.0f : BARRED;
+        row->up[k] = went_up && codes[k] < row->high[k] ? 0.0f : BARRED;
+        row->down[k] = !went_up && codes[k] > row->low[k] ? 0.0f : BARRED;
         *place = (int32_t)(2 * k + went_up);
         t = 0.5f * (went_up ? row->slope[k] : -row->slope[k]);
         line = a + k * padded;
@@ -100,18 +101,18 @@ static void search_row(const Row *row, const float *a, const float *zeros, Py_ss
 
 #define AT(type, name) ((type *)(uintptr_t)(name))
 
-/* tabu(a, rest, scale, dead, codes, outputs, columns, padded, first, last, qmin, qmax, steps, tenure)
+/* tabu(a, rest, scale, dead, codes, low, high, outputs, columns, padded, apart, first, last, steps, tenure)
  *
  * a: float32 (groups, columns, padded). rest, scale: float32 (groups, outputs, padded). dead: float32 (groups, padded),
- * 0 or BARRED. codes: int32 (groups, outputs, columns), changed in place. Rows first to last of groups x outputs. */
+ * 0 or BARRED. codes: int32 (groups, outputs, columns), changed in place. low, high: int32 rows of columns, `apart` from
+ * one output to the next, 0 or columns. Rows first to last of groups x outputs. */
 static PyObject *tabu(PyObject *self, PyObject *args)
 {
-    unsigned long long a, rest, scale, dead, codes;
-    Py_ssize_t outputs, columns, padded, first, last, steps, tenure;
-    int qmin, qmax;
+    unsigned long long a, rest, scale, dead, codes, low, high;
+    Py_ssize_t outputs, columns, padded, apart, first, last, steps, tenure;
     (void)self;
-    if (!PyArg_ParseTuple(args, "KKKKKnnnnniinn", &a, &rest, &scale, &dead, &codes, &outputs, &columns, &padded, &first,
-                          &last, &qmin, &qmax, &steps, &tenure))
+    if (!PyArg_ParseTuple(args, "KKKKKKKnnnnnnnn", &a, &rest, &scale, &dead, &codes, &low, &high, &outputs, &columns,
+                          &padded, &apart, &first, &last, &steps, &tenure))
         return NULL;
     float *space = PyMem_Malloc((5 * padded + columns + tenure) * sizeof *space);
     if (!space)
@@ -125,15 +126,16 @@ static PyObject *tabu(PyObject *self, PyObject *args)
         const float *size = AT(const float, scale) + i * padded, *off = AT(const float, dead) + group * padded;
         Row row = {AT(float, rest) + i * padded,   space, space + padded, space + 2 * padded, space + 3 * padded,
                    AT(int32_t, codes) + i * columns, (int32_t *)(space + 5 * padded),
-                   (int32_t *)(space + 5 * padded) + columns};
+                   (int32_t *)(space + 5 * padded) + columns,
+                   AT(const int32_t, low) + i * apart, AT(const int32_t, high) + i * apart};
         for (Py_ssize_t k = 0; k < padded; k++) {
             const int there = k < columns && off[k] == 0.0f;
             row.slope[k] = 2.0f * size[k];
             row.curve[k] = there ? size[k] * size[k] * matrix[k * padded + k] : 0.0f;
-            row.up[k] = there && row.codes[k] < qmax ? 0.0f : BARRED;
-            row.down[k] = there && row.codes[k] > qmin ? 0.0f : BARRED;
+            row.up[k] = there && row.codes[k] < row.high[k] ? 0.0f : BARRED;
+            row.down[k] = there && row.codes[k] > row.low[k] ? 0.0f : BARRED;
         }
-        search_row(&row, matrix, zeros, columns, padded, qmin, qmax, steps, tenure);
+        search_row(&row, matrix, zeros, columns, padded, steps, tenure);
         memcpy(row.codes, row.best, columns * sizeof *row.codes);
     }
     Py_END_ALLOW_THREADS
@@ -144,8 +146,7 @@ static PyObject *tabu(PyObject *self, PyObject *args)
 /* State of one output in a block of columns. */
 typedef struct {
     Py_ssize_t beams, width;
-    int qmin, qmax;
-    const float *weight, *scale, *zero, *pivot, *triangle; /* (width,), except triangle: (width, width) */
+    const float *weight, *scale, *zero, *low, *high, *pivot, *triangle; /* (width,); triangle: (width, width) */
     float *free, *next;                                    /* (beams, width): optimal unrounded values */
     float *cost, *costs, *choices;                         /* (beams,), (2 beams,), (2 beams,) */
     int32_t *order, *parents;                              /* (beams,), (width, beams) */
@@ -167,10 +168,10 @@ static void cheapest_few(const Beam *b)
     }
 }
 
-static inline float within(float code, const Beam *b)
+static inline float within(float code, float low, float high)
 {
-    code = code < (float)b->qmin ? (float)b->qmin : code;
-    return code > (float)b->qmax ? (float)b->qmax : code;
+    code = code < low ? low : code;
+    return code > high ? high : code;
 }
 
 FASTEST static void carry(const float *restrict from, float *restrict to, float lost, const float *restrict line,
@@ -185,9 +186,10 @@ FASTEST static void price(const Beam *b, Py_ssize_t k)
 {
     const Py_ssize_t beams = b->beams, width = b->width;
     const float scale = b->scale[k], zero = b->zero[k], each = scale * scale * b->pivot[k];
+    const float low = b->low[k], high = b->high[k];
     for (Py_ssize_t i = 0; i < beams; i++) {
-        const float ratio = b->free[i * width + k] / scale + zero, near = rintf(ratio), first = within(near, b);
-        const float second = within(near + (ratio > near ? 1.0f : -1.0f), b);
+        const float ratio = b->free[i * width + k] / scale + zero, near = rintf(ratio), first = within(near, low, high);
+        const float second = within(near + (ratio > near ? 1.0f : -1.0f), low, high);
         const float here = ratio - first, there = ratio - second;
         b->choices[i] = first;
         b->choices[beams + i] = second;
@@ -219,20 +221,19 @@ static void round_column(Beam *b, Py_ssize_t k)
     b->next = free;
 }
 
-/* beam(free, weight, scale, zero, pivots, triangle, cost, codes, began, outputs, beams, width, first, last, qmin, qmax)
+/* beam(free, weight, scale, zero, low, high, pivots, triangle, cost, codes, began, outputs, beams, width, first, last)
  *
- * float32: free (rows, beams, width), overwritten; weight, scale, zero (rows, width); pivots (groups, width); triangle
- * (groups, width, width); cost (rows, beams), changed in place; codes (rows, beams, width), output. began: int64 (rows,
+ * float32: free (rows, beams, width), overwritten; weight, scale, zero, low, high (rows, width): low and high are the
+ * lowest and highest codes; pivots (groups, width); triangle (groups, width, width); cost (rows, beams), changed in place; codes (rows, beams, width), output. began: int64 (rows,
  * beams), output: the initial beam, numbered over all rows, that each final beam started from. Rows first to last of
  * groups x outputs. */
 static PyObject *beam(PyObject *self, PyObject *args)
 {
-    unsigned long long free, weight, scale, zero, pivots, triangle, cost, codes, began;
+    unsigned long long free, weight, scale, zero, low, high, pivots, triangle, cost, codes, began;
     Py_ssize_t outputs, beams, width, first, last;
-    int qmin, qmax;
     (void)self;
-    if (!PyArg_ParseTuple(args, "KKKKKKKKKnnnnnii", &free, &weight, &scale, &zero, &pivots, &triangle, &cost, &codes,
-                          &began, &outputs, &beams, &width, &first, &last, &qmin, &qmax))
+    if (!PyArg_ParseTuple(args, "KKKKKKKKKKKnnnnn", &free, &weight, &scale, &zero, &low, &high, &pivots, &triangle,
+                          &cost, &codes, &began, &outputs, &beams, &width, &first, &last))
         return NULL;
     float *space = PyMem_Malloc((3 * beams * width + 5 * beams) * sizeof *space);
     if (!space)
@@ -241,9 +242,10 @@ static PyObject *beam(PyObject *self, PyObject *args)
     float *next = space, *steps = space + beams * width, *pair = space + 3 * beams * width;
     for (Py_ssize_t row = first; row < last; row++) {
         const Py_ssize_t group = row / outputs;
-        Beam b = {beams, width, qmin, qmax,
+        Beam b = {beams, width,
                   AT(const float, weight) + row * width, AT(const float, scale) + row * width,
-                  AT(const float, zero) + row * width, AT(const float, pivots) + group * width,
+                  AT(const float, zero) + row * width, AT(const float, low) + row * width,
+                  AT(const float, high) + row * width, AT(const float, pivots) + group * width,
                   AT(const float, triangle) + group * width * width,
                   AT(float, free) + row * beams * width, next,
                   AT(float, cost) + row * beams, pair, pair + 2 * beams,
@@ -274,13 +276,13 @@ FASTEST static void add_line(float *restrict rest, const float *restrict line, f
 
 /* Return the first column from `k` on whose code is not optimal given the others, with its optimum in `best`; or
  * `columns`. */
-FASTEST static Py_ssize_t next_to_move(const float *codes, const float *rest, const float *step, Py_ssize_t k,
-                                       Py_ssize_t columns, float qmin, float qmax, float *best)
+FASTEST static Py_ssize_t next_to_move(const float *codes, const float *rest, const float *step, const float *low,
+                                       const float *high, Py_ssize_t k, Py_ssize_t columns, float *best)
 {
     for (; k < columns; k++) {
         float code = rintf(codes[k] + rest[k] * step[k]);
-        code = code < qmin ? qmin : code;
-        code = code > qmax ? qmax : code;
+        code = code < low[k] ? low[k] : code;
+        code = code > high[k] ? high[k] : code;
         if (code != codes[k]) {
             *best = code;
             break;
@@ -289,18 +291,18 @@ FASTEST static Py_ssize_t next_to_move(const float *codes, const float *rest, co
     return k;
 }
 
-/* descend(a, rest, step, scale, codes, outputs, columns, first, last, qmin, qmax, sweeps)
+/* descend(a, rest, step, scale, codes, low, high, outputs, columns, apart, first, last, sweeps)
  *
  * float32: a (groups, columns, columns); rest, step, scale and codes (groups, outputs, columns); rest is overwritten,
- * codes are changed in place. Rows first to last of groups x outputs. */
+ * codes are changed in place. low, high: float32 rows of columns, `apart` from one output to the next, 0 or columns. Rows
+ * first to last of groups x outputs. */
 static PyObject *descend(PyObject *self, PyObject *args)
 {
-    unsigned long long a, rest, step, scale, codes;
-    Py_ssize_t outputs, columns, first, last, sweeps;
-    int qmin, qmax;
+    unsigned long long a, rest, step, scale, codes, low, high;
+    Py_ssize_t outputs, columns, apart, first, last, sweeps;
     (void)self;
-    if (!PyArg_ParseTuple(args, "KKKKKnnnniin", &a, &rest, &step, &scale, &codes, &outputs, &columns, &first, &last,
-                          &qmin, &qmax, &sweeps))
+    if (!PyArg_ParseTuple(args, "KKKKKKKnnnnnn", &a, &rest, &step, &scale, &codes, &low, &high, &outputs, &columns,
+                          &apart, &first, &last, &sweeps))
         return NULL;
     Py_BEGIN_ALLOW_THREADS
     for (Py_ssize_t row = first; row < last; row++) {
@@ -310,7 +312,8 @@ static PyObject *descend(PyObject *self, PyObject *args)
         for (Py_ssize_t sweep = 0, moved = 1; sweep < sweeps && moved; sweep++) {
             moved = 0;
             for (Py_ssize_t k = 0;; k++) {
-                k = next_to_move(mine, left, AT(const float, step) + at, k, columns, (float)qmin, (float)qmax, &best);
+                k = next_to_move(mine, left, AT(const float, step) + at, AT(const float, low) + row * apart,
+                                 AT(const float, high) + row * apart, k, columns, &best);
                 if (k == columns)
                     break;
                 add_line(left, matrix + k * columns, (best - mine[k]) * AT(const float, scale)[at + k], columns);
@@ -327,18 +330,24 @@ PyObject *learn(PyObject *self, PyObject *args); /* _learn.c */
 
 static PyMethodDef methods[] = {
     {"beam", beam, METH_VARARGS,
-     "beam(free, weight, scale, zero, pivots, triangle, cost, codes, began, outputs, beams, width, first, last, qmin, "
-     "qmax)"},
+     "beam(free, weight, scale, zero, low, high, pivots, triangle, cost, codes, began, outputs, beams, width, first, "
+     "last)"},
     {"descend", descend, METH_VARARGS,
-     "descend(a, rest, step, scale, codes, outputs, columns, first, last, qmin, qmax, sweeps)"},
+     "descend(a, rest, step, scale, codes, low, high, outputs, columns, apart, first, last, sweeps)"},
     {"learn", learn, METH_VARARGS,
      "learn(panels, rest, curve, ratio, u, schedule, magic, outputs, columns, padded, first, last, steps)"},
     {"tabu", tabu, METH_VARARGS,
-     "tabu(a, rest, scale, dead, codes, outputs, columns, padded, first, last, qmin, qmax, steps, tenure)"},
+     "tabu(a, rest, scale, dead, codes, low, high, outputs, columns, padded, apart, first, last, steps, tenure)"},
     {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_search", "Compiled loops of rounding.", -1, methods,
                                     NULL, NULL, NULL, NULL};
 
-PyMODINIT_FUNC PyInit__search(void) { return PyModule_Create(&module); }
+PyMODINIT_FUNC PyInit__search(void)
+{
+    PyObject *made = PyModule_Create(&module);
+    if (made && PyModule_AddIntConstant(made, "VERSION", 2) < 0) /* as in sbonnx/native.py */
+        Py_CLEAR(made);
+    return made;
+}

@@ -78,7 +78,7 @@ class AdaQuant(Rounder):
             NumericError: the moments contain NaN or Inf.
         """
         problem = _LayerProblem(grid, moments, _Sharing.of(qparams, moments), qparams)
-        nearest = np.clip(np.rint(grid.ratio()), grid.qmin, grid.qmax)
+        nearest = grid.nearest()
         found = problem.state(nearest, problem.given)
         first = first_codes(self.start, grid, moments, qparams)
         found = problem.better(found, problem.state(first, found.scale))
@@ -199,7 +199,7 @@ class _LayerProblem:
 
     def silent_nearest(self, state: _AdaQuantState) -> Array:
         """Return the codes of `state`, with the nearest ones for inputs that are constant 0 and have no effect."""
-        nearest = np.clip(np.rint(self.grid_of(state.scale).ratio()), self.grid.qmin, self.grid.qmax)
+        nearest = self.grid_of(state.scale).nearest()
         moves = alive(np.einsum("gkk->gk", self.moments.a))[:, None, :]
         return np.where(moves, state.codes, nearest)
 
@@ -233,7 +233,7 @@ class _Learner:
 
     def __init__(self, problem: _LayerProblem, codes: Array) -> None:
         grid, moments, self._sharing = problem.grid, problem.moments, problem.sharing
-        self._qmin, self._qmax = grid.qmin, grid.qmax
+        self._low, self._high = (np.asarray(end, np.float32) for end in (grid.qmin, grid.qmax))
         square = np.einsum("gkk->gk", moments.a)
         moves = alive(square)
         size = np.maximum(square.max(axis=1), np.finfo(np.float32).tiny)[:, None, None]
@@ -266,7 +266,7 @@ class _Learner:
 
     def step(self, rate: float, scale_rate: float) -> None:
         """Perform one step of Adam for weights and scales. Remember the previous state if it is the best so far."""
-        codes = np.clip(np.rint(self._u), self._qmin, self._qmax)
+        codes = np.clip(np.rint(self._u), self._low, self._high)
         units = codes - self._zero
         scale = np.exp(self._t)[self._sharing.scales] * self._ratio
         values = units * scale
@@ -280,7 +280,7 @@ class _Learner:
         product *= scale
         product *= self._curve
         self._adams[0].step(self._u, product, rate)
-        np.clip(self._u, self._qmin - 0.5, self._qmax + 0.5, out=self._u)
+        np.clip(self._u, self._low - np.float32(0.5), self._high + np.float32(0.5), out=self._u)
         self._adams[1].step(self._t, slope, scale_rate)
 
     def best(self) -> tuple[Array, Array]:

@@ -120,7 +120,8 @@ class AdaRound(AnnealedRounder):
         value = grid.ratio() if self.start == "nearest" else best_alone(grid, first, moments)
         low = lower_codes(grid, first, value)
         # The same weights on a grid with the codes 0 and 1.
-        choice = replace(grid, zero=grid.zero - low, qmin=0, qmax=1)
+        lower, upper = (np.broadcast_to(float(end), low.shape) for end in (0, 1))
+        choice = replace(grid, zero=grid.zero - low, qmin=lower, qmax=upper)
         share = np.clip(value - low, MARGIN, 1.0 - MARGIN)
         betas = [self.beta(step) for step in range(self.iterations)]
         chosen = learn_choices(choice, moments, share, self.lr, self.weight, betas)
@@ -141,7 +142,7 @@ def first_codes(start: Start, grid: Grid, moments: Moments, qparams: QParams) ->
         return Gptq().solve(grid, moments, qparams)[0]
     if not moments.is_finite:
         raise NumericError("the inputs of the layer hold NaN or infinite values")
-    return np.clip(np.rint(grid.ratio()), grid.qmin, grid.qmax)
+    return grid.nearest()
 
 
 def best_alone(grid: Grid, codes: Array, moments: Moments) -> Array:
@@ -217,7 +218,7 @@ class SoftBlocks(AnnealedRounder):
         """Return the initial codes of the block optimization."""
         if self.start == "gptq":
             return Gptq().solve(grid, moments, qparams)
-        return np.clip(np.rint(grid.ratio()), grid.qmin, grid.qmax), qparams
+        return grid.nearest(), qparams
 
     def settled(self, step: int) -> float:
         """Return the share of weights that are frozen at one of their codes at `step`.
@@ -259,13 +260,14 @@ class Choice:
     u: Any = field(init=False)
 
     def __post_init__(self) -> None:
-        spec, shape = self.qparams.spec, self.weight.shape
+        shape = self.weight.shape
         scale = self._tensor(self.qparams.along(self.qparams.scale, shape))
         zero = self.qparams.along(self.qparams.zero_point, shape).astype(np.float64)
         ratio = self.weight.astype(np.float64) / self.qparams.along(self.qparams.scale, shape) + zero
         codes = self.codes.astype(np.float64)
         value = codes + np.clip(ratio - codes, -LEAN, LEAN)
-        low = np.clip(np.where(value < codes, codes - 1, codes), spec.qmin, spec.qmax - 1)
+        lowest, highest = self.qparams.code_limits(self.weight.astype(np.float64))
+        low = np.clip(np.where(value < codes, codes - 1, codes), lowest, highest - 1)
         share = np.clip(value - low, MARGIN, 1 - MARGIN)
         self._scale, self._zero, self._low = scale, self._tensor(zero), self._tensor(low)
         self.u = self._tensor(-np.log((ZETA - GAMMA) / (share - GAMMA) - 1.0)).requires_grad_(True)

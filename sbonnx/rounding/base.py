@@ -6,7 +6,7 @@ import itertools
 from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Final, final
+from typing import Any, Final, final
 
 import numpy as np
 
@@ -38,25 +38,26 @@ class Grid:
         weight: float64.
         scale: float64, one for each weight; read only.
         zero: float64, zero point for each weight; read only.
-        qmin, qmax: the lowest and highest code.
+        qmin, qmax: the lowest and highest code of each weight, any type; read only.
     """
 
     weight: Array
     scale: Array
     zero: Array
-    qmin: int
-    qmax: int
+    qmin: Array
+    qmax: Array
 
     @staticmethod
     def of(weight: Array, qparams: QParams, layout: LinearLayer) -> Grid:
         """Create the grid of a weight in its file layout."""
-        return Grid(
-            layout.matrices(np.asarray(weight, np.float64)),
-            layout.spread(qparams.scale.astype(np.float64), qparams),
-            layout.spread(qparams.zero_point.astype(np.float64), qparams),
-            qparams.spec.qmin,
-            qparams.spec.qmax,
-        )
+        matrices = layout.matrices(np.asarray(weight, np.float64))
+        scale = layout.spread(qparams.scale.astype(np.float64), qparams)
+        zero = layout.spread(qparams.zero_point.astype(np.float64), qparams)
+        return Grid(matrices, scale, zero, *layout.code_limits(matrices / scale, qparams.spec))
+
+    def nearest(self) -> Array:
+        """Return the nearest code of each weight, float64 (G, O, K)."""
+        return np.clip(np.rint(self.ratio()), self.qmin, self.qmax)
 
     def keeping_zeros(self) -> Grid:
         """Return the grid on which zeros of a sparse weight have no other code: their neighbours are `FAR` away."""
@@ -129,11 +130,12 @@ class Rounder(ABC):
         layout = moments.layout
         grid = Grid.of(weight, qparams, layout)
         codes, moved = self.solve(grid.keeping_zeros() if self.keeps_zeros else grid, moments, qparams)
+        codes = np.clip(codes, grid.qmin, grid.qmax)
         return _better(grid, moments, qparams, moved, layout.matrices(nearest), codes)
 
     @abstractmethod
     def solve(self, grid: Grid, moments: Moments, qparams: QParams) -> tuple[Array, QParams]:
-        """Compute codes (G, O, K) as integers of any type within [qmin, qmax], and their scales.
+        """Compute codes (G, O, K) as integers of any type within the grid's limits, and their scales.
 
         Args:
             grid: the weight and its quantization grid.
@@ -176,13 +178,20 @@ class Nearest(Rounder):
 
     def solve(self, grid: Grid, moments: Moments, qparams: QParams) -> tuple[Array, QParams]:
         """Round every weight to the nearest code; see `Rounder.solve`."""
-        return np.clip(np.rint(grid.ratio()), grid.qmin, grid.qmax), qparams
+        return grid.nearest(), qparams
 
 
 loops = compiled("sbonnx.rounding._search")
 
 WORTH: Final = 1 << 22
 """Numbers to read below which a single thread is used."""
+
+
+def limit_rows(ends: Array, kind: Any) -> tuple[Array, int]:
+    """Return limits (G, O, K) as contiguous rows for a loop, and the distance between rows: 0 if there is only one."""
+    if ends.strides[:2] == (0, 0):
+        return np.ascontiguousarray(ends[0, 0], kind), 0
+    return np.ascontiguousarray(ends, kind), ends.shape[2]
 
 
 def over_rows(

@@ -14,7 +14,7 @@ from sbonnx.errors import NumericError
 from sbonnx.linear.layer import LinearLayer
 from sbonnx.moments import Moments
 from sbonnx.rounding.base import FAR, Grid, kept_zeros
-from sbonnx.rounding.search.beam import Planes, columns, search
+from sbonnx.rounding.search.beam import Planes, columns, limits_in, search
 from sbonnx.rounding.search.descent import alive
 from sbonnx.rounding.search.factor import factor_of
 from sbonnx.spec import MIN_SCALE, Array, Bounds, QParams, QuantSpec, ScaleRule, params_from_bounds
@@ -244,15 +244,18 @@ class _Part:
     def _cost(self, scale: Array, zero: Array, spec: QuantSpec) -> Array:
         """Compute the costs for `scale` and `zero` (G * classes, n * O, B), the outputs repeated n times."""
         times = scale.shape[1] // self.weight.shape[1]
+        weight = np.tile(self.weight, (1, times, 1))
+        # a type with pairs has one class of columns, those of the layer
+        low, high = self.moments.layout.code_limits(weight / scale, spec)
         if self.planes is not None and self.order is not None:
             if self.spacing is not None:
                 scale = scale * np.tile(self.spacing, (1, times, 1))
             scale, zero = (columns(each, self.order).astype(np.float32) for each in (scale, zero))
             weight, target = (np.tile(each, (1, times, 1)) for each in (self.planes.weight, self.planes.target))
-            planes = replace(self.planes, weight=weight, target=target, scale=scale, zero=zero)
+            low, high = (limits_in(each, self.order) for each in (low, high))
+            planes = replace(self.planes, weight=weight, target=target, scale=scale, zero=zero, low=low, high=high)
             return search(planes, 1, BLOCK)[1].astype(np.float64)
-        weight = np.tile(self.weight, (1, times, 1))
-        found = (np.clip(np.rint(weight / scale + zero), spec.qmin, spec.qmax) - zero) * scale
+        found = (np.clip(np.rint(weight / scale + zero), low, high) - zero) * scale
         if self.by == "nearest":
             error: Array = self.moments.error(weight, found)
             return error

@@ -11,7 +11,8 @@ import numpy as np
 from sbonnx.linear.layer import LinearLayer
 from sbonnx.moments import Moments
 from sbonnx.rounding import Rounded
-from sbonnx.spec import Array, Bounds, QParams, QuantSpec, bounds_of, params_from_bounds
+from sbonnx.rounding.base import Grid
+from sbonnx.spec import Array, Bounds, QParams, QuantSpec, bounds_of, pair_bounds, params_from_bounds
 from tests.support.linear_ops import layer_of
 
 ROWS = 400
@@ -46,6 +47,10 @@ CASES: dict[str, Case] = {
     "matmul, blocks": Case("MatMul", (36, 5), QuantSpec(bits=4, axis=0, block_size=16), two=True),
     "matmul, affine blocks": Case("MatMul", (32, 5), QuantSpec(bits=3, axis=0, block_size=16, symmetric=False)),
     "matmul, batches": Case("MatMul", (2, 12, 4), QuantSpec(bits=4)),
+    "conv, pairs": Case("Conv", (6, 3, 2, 2), QuantSpec(axis=0, pairs=(2, 3, 1)), two=True),
+    "conv, groups, pairs": Case("Conv", (6, 4, 3), QuantSpec(axis=0, pairs=(2, 1)), {"group": 2}),
+    "matmul, pairs": Case("MatMul", (11, 6), QuantSpec(axis=1, pairs=(0,))),
+    "gemm, one scale, pairs": Case("Gemm", (7, 24), QuantSpec(pairs=(1,)), {"transB": 1}, two=True),
     "one input": Case("Gemm", (1, 4), QuantSpec(bits=3, axis=1), two=True),
     "one weight": Case("Gemm", (1, 1), QuantSpec(bits=4)),
 }
@@ -79,7 +84,8 @@ class Layer:
 def scales(weight: Array, spec: QuantSpec) -> QParams:
     """Scale and zero point over the range of each tensor, channel or block."""
     if spec.block_size is None or spec.axis is None:
-        return params_from_bounds(bounds_of(weight, spec.axis), spec)
+        bounds = bounds_of(weight, spec.axis)
+        return params_from_bounds(pair_bounds(weight, spec, bounds) if spec.pairs else bounds, spec)
     cuts = np.arange(0, weight.shape[spec.axis], spec.block_size)
     lo = np.minimum.reduceat(weight, cuts, axis=spec.axis)
     hi = np.maximum.reduceat(weight, cuts, axis=spec.axis)
@@ -91,6 +97,12 @@ def rows(generator: np.random.Generator, groups: int, inputs: int, count: int = 
     mix = generator.normal(size=(groups, inputs, inputs)) + 2.0 * np.eye(inputs)
     loud = np.exp(generator.normal(0.0, 0.7, (groups, 1, inputs)))
     return np.asarray(np.maximum(generator.normal(size=(groups, count, inputs)) @ mix + 0.3, 0.0) * loud, np.float32)
+
+
+def any_codes(grid: Grid, seed: int) -> Array:
+    """Random codes within the limits of each weight."""
+    share = np.random.default_rng(seed).random(grid.weight.shape)
+    return np.asarray(np.rint(grid.qmin + share * (grid.qmax - grid.qmin)))
 
 
 def layer(case: Case, seed: int = 0) -> Layer:

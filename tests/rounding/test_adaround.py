@@ -27,9 +27,8 @@ def grid_of(one: Layer) -> Grid:
 
 def beside(one: Layer) -> tuple[Array, Array]:
     """The lower and the upper code beside each weight, as it lies in the file."""
-    spec = one.qparams.spec
-    ratio = one.layout.from_matrices(grid_of(one).ratio())
-    low = np.clip(np.floor(ratio), spec.qmin, spec.qmax - 1)
+    grid = grid_of(one)
+    low = one.layout.from_matrices(np.clip(np.floor(grid.ratio()), grid.qmin, grid.qmax - 1))
     return low, low + 1
 
 

@@ -43,7 +43,7 @@ def parts(one: Layer) -> tuple[Grid, Moments, Array]:
     grid = Grid.of(one.weight, one.qparams, one.layout)
     low = np.clip(np.floor(grid.ratio()), grid.qmin, grid.qmax - 1)
     return (
-        replace(grid, zero=grid.zero - low, qmin=0, qmax=1),
+        replace(grid, zero=grid.zero - low, qmin=np.zeros_like(low), qmax=np.ones_like(low)),
         one.moments,
         np.clip(grid.ratio() - low, 0.01, 0.99),
     )

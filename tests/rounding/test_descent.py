@@ -11,13 +11,13 @@ from sbonnx.rounding import base as native
 from sbonnx.rounding.base import Grid
 from sbonnx.rounding.search.descent import descend
 from sbonnx.spec import Array
-from tests.rounding.layers import CASES, CHANNELS, Case, Layer, layer
+from tests.rounding.layers import CASES, CHANNELS, Case, Layer, any_codes, layer
 
 by_case = pytest.mark.parametrize("case", CASES)
 
 
 def nearest(grid: Grid) -> Array:
-    return np.asarray(np.clip(np.rint(grid.ratio()), grid.qmin, grid.qmax))
+    return grid.nearest()
 
 
 def error(one: Layer, grid: Grid, codes: Array) -> Array:
@@ -30,13 +30,13 @@ def test_no_single_code_is_better(case: str) -> None:
     one = layer(CASES[case])
     grid = Grid.of(one.weight, one.qparams, one.layout)
     codes = descend(grid, nearest(grid), one.moments, 1000)
-    assert codes.min() >= grid.qmin and codes.max() <= grid.qmax
+    assert (codes >= grid.qmin).all() and (codes <= grid.qmax).all()
     ended = error(one, grid, codes)
     tolerance = 1e-5 * error(one, grid, nearest(grid)) + 1e-12
     for k in range(codes.shape[2]):
-        for code in range(grid.qmin, grid.qmax + 1):
+        for code in range(int(grid.qmin.min()), int(grid.qmax.max()) + 1):
             other = codes.copy()
-            other[:, :, k] = code
+            other[:, :, k] = np.clip(code, grid.qmin[:, :, k], grid.qmax[:, :, k])
             assert (error(one, grid, other) >= ended - tolerance).all()
 
 
@@ -46,7 +46,7 @@ def test_each_sweep_is_no_worse(seed: int, sweeps: int, case: str) -> None:
     """From any codes; what was given is left as it was."""
     one = layer(CASES[case], seed)
     grid = Grid.of(one.weight, one.qparams, one.layout)
-    begin = np.random.default_rng(seed).integers(grid.qmin, grid.qmax + 1, grid.weight.shape)
+    begin = any_codes(grid, seed)
     before = begin.copy()
     less, more = (descend(grid, begin, one.moments, count) for count in (sweeps, sweeps + 1))
     np.testing.assert_array_equal(begin, before)
@@ -60,7 +60,7 @@ def test_compiled_as_in_numpy(seed: int, sweeps: int, case: str) -> None:
     """Bit for bit, on every kind of layer, from any codes."""
     one = layer(CASES[case] if case else Case("Gemm", (9, 70), CHANNELS, {"transB": 1}, two=True), seed)
     grid = Grid.of(one.weight, one.qparams, one.layout)
-    begin = np.random.default_rng(seed).integers(grid.qmin, grid.qmax + 1, grid.weight.shape)
+    begin = any_codes(grid, seed)
     ours = descend(grid, begin, one.moments, sweeps)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "loops", None)

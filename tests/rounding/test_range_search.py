@@ -12,7 +12,7 @@ from sbonnx.errors import NumericError
 from sbonnx.rounding import Rounded
 from sbonnx.rounding.gptq import Gptq
 from sbonnx.rounding.range_search import By, search_bounds
-from sbonnx.spec import Array, Bounds, QuantSpec, bounds_of, params_from_bounds
+from sbonnx.spec import Array, Bounds, QuantSpec, bounds_of, pair_bounds, params_from_bounds
 from tests.rounding.layers import CASES, Case, Layer, layer
 
 BYS: tuple[By, ...] = get_args(By)
@@ -22,7 +22,8 @@ def bounds(one: Layer) -> Bounds:
     """The range of each tensor, channel or block."""
     spec = one.qparams.spec
     if spec.block_size is None or spec.axis is None:
-        return bounds_of(one.weight, spec.axis)
+        plain = bounds_of(one.weight, spec.axis)
+        return pair_bounds(one.weight, spec, plain) if spec.pairs else plain
     cuts = np.arange(0, one.weight.shape[spec.axis], spec.block_size)
     return Bounds(*(end.reduceat(one.weight, cuts, axis=spec.axis) for end in (np.minimum, np.maximum)))
 

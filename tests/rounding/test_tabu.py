@@ -18,7 +18,7 @@ from sbonnx.rounding.search import tabu as module
 from sbonnx.rounding.search.descent import descend
 from sbonnx.rounding.search.tabu import tabu
 from sbonnx.spec import Array, QuantSpec
-from tests.rounding.layers import CASES, CHANNELS, Case, Layer, layer
+from tests.rounding.layers import CASES, CHANNELS, Case, Layer, any_codes, layer
 
 WIDE = Case("Gemm", (9, 70), CHANNELS, {"transB": 1}, two=True)
 compiled = pytest.mark.skipif(native.loops is None, reason="not compiled: no C compiler where it was installed")
@@ -29,7 +29,7 @@ def grid_of(one: Layer) -> Grid:
 
 
 def nearest(grid: Grid) -> Array:
-    return np.asarray(np.clip(np.rint(grid.ratio()), grid.qmin, grid.qmax))
+    return grid.nearest()
 
 
 def error(one: Layer, grid: Grid, codes: Array) -> Array:
@@ -42,7 +42,9 @@ def test_it_finds_the_best_of_all_codes() -> None:
     for seed in range(8):
         one = layer(Case("Gemm", (5, 6), QuantSpec(bits=2, axis=0), {"transB": 1}, two=bool(seed % 2)), seed)
         grid = grid_of(one)
-        every = np.array(list(itertools.product(range(grid.qmin, grid.qmax + 1), repeat=6)), np.float64)
+        every = np.array(
+            list(itertools.product(range(int(grid.qmin.min()), int(grid.qmax.max()) + 1), repeat=6)), np.float64
+        )
         losses = np.stack([error(one, grid, np.broadcast_to(codes, grid.weight.shape)) for codes in every])
         found = tabu(grid, nearest(grid), one.moments, 50)
         ratios.append(error(one, grid, found) / losses.min(axis=0))
@@ -58,14 +60,14 @@ def test_compiled_as_in_numpy(seed: int, steps: int, case: str) -> None:
     """Bit for bit, on every kind of layer, from any codes; what was given is left as it was."""
     one = layer(CASES[case] if case else WIDE, seed)
     grid = grid_of(one)
-    begin = np.random.default_rng(seed).integers(grid.qmin, grid.qmax + 1, grid.weight.shape)
+    begin = any_codes(grid, seed)
     before = begin.copy()
     found = tabu(grid, begin, one.moments, steps)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "loops", None)
         np.testing.assert_array_equal(found, tabu(grid, begin, one.moments, steps))
     np.testing.assert_array_equal(begin, before)
-    assert found.min() >= grid.qmin and found.max() <= grid.qmax
+    assert (found >= grid.qmin).all() and (found <= grid.qmax).all()
     np.testing.assert_array_equal(found, np.rint(found))
     assert (error(one, grid, found) <= error(one, grid, begin)).all()
 

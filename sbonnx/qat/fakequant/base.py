@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sbonnx.errors import DataError, NumericError, RecipeError
-from sbonnx.qat.fakequant.functions import extremes, mean_magnitude, shape_of_scale, spread
+from sbonnx.qat.fakequant.functions import extremes, mean_magnitude, shape_of_scale, spread, widened
 from sbonnx.spec import (
     ANY_SCALE,
     UNUSED_SCALE,
@@ -22,6 +22,8 @@ from sbonnx.spec import (
     QuantSpec,
     ScaleLimits,
     ScaleRule,
+    pair_bounds,
+    pair_limits,
     params_from_bounds,
 )
 
@@ -160,6 +162,23 @@ class FakeQuant(nn.Module, ABC):  # type: ignore[misc]
     def extra_repr(self) -> str:
         return f"{self.name!r}, {self.role}, {self.spec.label()}" + ("" if self.enabled else ", off")
 
+    def within_pairs(self, x: Tensor, scale: Tensor) -> Tensor:
+        """Clip a weight to the limits of its pairs, if its type has them (`sbonnx.spec.pair_limits`).
+
+        Args:
+            x: the values that are rounded.
+            scale: their scale, broadcasts against `x`.
+        """
+        axes = self.spec.pairs
+        if not axes:
+            return x
+        last = tuple(range(-len(axes), 0))
+        with torch.no_grad():
+            rows = (widened(x) / scale).movedim(axes, last)
+            limits = pair_limits(rows.reshape(*rows.shape[: -len(axes)], -1), rows.shape[-1])
+            low, high = ((end.reshape(rows.shape).movedim(last, axes) * scale).to(x.dtype) for end in limits)
+        return torch.clamp(x, low, high)
+
     def spread(self, values: Tensor, x: Tensor) -> Tensor:
         """Reshape `values`, one for each scale, so that they broadcast against `x`."""
         return spread(values, self.spec, tuple(x.shape))
@@ -196,7 +215,14 @@ class FakeQuant(nn.Module, ABC):  # type: ignore[misc]
 
     def covering_all(self, x: Tensor, rule: ScaleRule = "exact") -> tuple[Tensor, Tensor]:
         """Compute scale and zero point of the min-max range of `x` (already validated)."""
-        return self.covering(*extremes(x, self.spec), rule=rule)
+        return self.covering(*self.with_pairs(x, *extremes(x, self.spec)), rule=rule)
+
+    def with_pairs(self, x: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+        """Widen the range of a weight whose type has limits of pairs, see `sbonnx.spec.pair_bounds`."""
+        if not self.spec.pairs:
+            return low, high
+        wide = pair_bounds(_numpy(x), self.spec, Bounds(_numpy(low), _numpy(high)))
+        return torch.from_numpy(wide.lo), torch.from_numpy(wide.hi)
 
     def by_magnitude(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the initial scale of LSQ, ``2 mean|x| / sqrt(qmax)``, and the zero point.

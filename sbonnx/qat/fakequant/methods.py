@@ -46,7 +46,8 @@ class FixedGrid(FakeQuant):
 
     def quantized(self, x: Tensor) -> Tensor:
         scale, zero_point = self.spread(self.scale, x), self.spread(self.zero_point, x)
-        return fake_quantize(self.reshaped(x), scale, zero_point, self._qmin, self._qmax).to(x.dtype)
+        values = self.within_pairs(self.reshaped(x), scale)
+        return fake_quantize(values, scale, zero_point, self._qmin, self._qmax).to(x.dtype)
 
     def grid(self) -> tuple[Tensor, Tensor]:
         return self.scale, self.zero_point
@@ -141,7 +142,7 @@ class LearnedScale(FakeQuant):
         factor = self.gradient_factor(x, self.scale.numel())
         scale = positive(self.scale, self.limits.least, self.limits.most, factor)
         spread = self.spread(scale, x), self.spread(self.rounded_zero_point(self.zero_point, factor), x)
-        return fake_quantize_learned(x, *spread, self._qmin, self._qmax)
+        return fake_quantize_learned(self.within_pairs(x, spread[0]), *spread, self._qmin, self._qmax)
 
     def grid(self) -> tuple[Tensor, Tensor]:
         scale = positive(self.scale.detach(), self.limits.least, self.limits.most)
@@ -203,7 +204,7 @@ class LsqPlus(LearnedScale):
             self.begin_at(*self.covering_all(x, self.scale_rule))
             return
         mean, deviation = (each.cpu() for each in mean_and_deviation(x, self.spec))
-        low, high = mean - DEVIATIONS * deviation, mean + DEVIATIONS * deviation
+        low, high = self.with_pairs(x, mean - DEVIATIONS * deviation, mean + DEVIATIONS * deviation)
         if self.spec.symmetric:
             scale = self.usable(2.0 * torch.maximum(low.abs(), high.abs()) / (self._qmax - self._qmin))
             self.begin_at(scale, torch.full(scale.shape, float(self.spec.centre)))

@@ -22,7 +22,7 @@ class Planes:
         target: the weight, shifted to compensate quantized inputs.
         factor: M_jk / M_kk, (G, K, K), unit upper triangular.
         pivots: M_kk squared, (G, K).
-        qmin, qmax: of the grid.
+        low, high: of the grid, see `limits_in`.
     """
 
     weight: Array
@@ -31,8 +31,8 @@ class Planes:
     target: Array
     factor: Array
     pivots: Array
-    qmin: int
-    qmax: int
+    low: Array
+    high: Array
 
     @staticmethod
     def of(grid: Grid, factor: Factor, right: Array | None = None) -> Planes:
@@ -49,20 +49,23 @@ class Planes:
             target.astype(np.float32),
             factor.unit,
             np.square(factor.pivots).astype(np.float32),
-            grid.qmin,
-            grid.qmax,
+            limits_in(grid.qmin, factor.order),
+            limits_in(grid.qmax, factor.order),
         )
 
     def part(self, groups: slice, outputs: slice) -> Planes:
         """Return the problem of some groups and outputs."""
         weight, scale = self.weight[groups, outputs], self.scale[groups, outputs]
         zero, target = self.zero[groups, outputs], self.target[groups, outputs]
+        low, high = self.low[groups, outputs], self.high[groups, outputs]
         return replace(
             self,
             weight=weight,
             scale=scale,
             zero=zero,
             target=target,
+            low=low,
+            high=high,
             factor=self.factor[groups],
             pivots=self.pivots[groups],
         )
@@ -71,6 +74,13 @@ class Planes:
 def columns(matrices: Array, order: Array) -> Array:
     """Permute the columns of each group of (G, O, K) to `order` (G, K)."""
     return np.asarray(np.take_along_axis(matrices, order[:, None, :], axis=2))
+
+
+def limits_in(ends: Array, order: Array) -> Array:
+    """Return limits of codes (G, O, K) as float32 with the columns in `order`; a view if all are equal."""
+    if ends.strides == (0, 0, 0):
+        return np.broadcast_to(ends[:1, :1, :1].astype(np.float32), ends.shape)
+    return columns(ends, order).astype(np.float32)
 
 
 def search(planes: Planes, beams: int, block: int) -> tuple[Array, Array]:
@@ -161,18 +171,21 @@ class _Beams:
         width = free.shape[2]
         triangle = np.ascontiguousarray(planes.factor[:, part, part])
         pivots = np.ascontiguousarray(planes.pivots[:, part])
-        weight, scale, zero = (
-            np.ascontiguousarray(each[:, :, part]) for each in (planes.weight, planes.scale, planes.zero)
+        weight, scale, zero, low, high = (
+            np.ascontiguousarray(each[:, :, part])
+            for each in (planes.weight, planes.scale, planes.zero, planes.low, planes.high)
         )
         if base.loops is not None:
-            return self._compiled(free, (weight, scale, zero, pivots, triangle), planes.qmin, planes.qmax)
-        weight, scale, zero = (np.moveaxis(each, 2, 0).reshape(width, -1, 1) for each in (weight, scale, zero))
+            return self._compiled(free, (weight, scale, zero, low, high, pivots, triangle))
+        weight, scale, zero, low, high = (
+            np.moveaxis(each, 2, 0).reshape(width, -1, 1) for each in (weight, scale, zero, low, high)
+        )
         pivots = np.repeat(pivots.T, self.outputs, axis=1)[:, :, None]
         free = free.reshape(-1, width)
         steps: list[tuple[Array, Array]] = []
         for k in range(width):
             at = free[:, k].reshape(self.cost.shape)
-            code, parents = self._choose(at, scale[k], zero[k], pivots[k], planes.qmin, planes.qmax)
+            code, parents = self._choose(at, scale[k], zero[k], pivots[k], low[k], high[k])
             steps.append((code.reshape(-1), parents))
             if k + 1 == width:
                 break
@@ -183,30 +196,28 @@ class _Beams:
             free[:, k + 1 :] = rest
         return self._trace(steps)
 
-    def _compiled(
-        self, free: Array, block: tuple[Array, Array, Array, Array, Array], qmin: int, qmax: int
-    ) -> tuple[Array, Array]:
+    def _compiled(self, free: Array, block: tuple[Array, ...]) -> tuple[Array, Array]:
         """Run the compiled loop of `round_block`, one output after another."""
         codes, began = np.empty_like(free), np.empty(self.cost.size, np.int64)
         rows, width = len(self.cost), free.shape[2]
         arrays = tuple(address(each) for each in (free, *block, self.cost, codes, began))
         before = (*arrays, self.outputs, self.beams, width)
-        over_rows("beam", before, rows, (qmin, qmax), rows * self.beams * width * width // 2)
+        over_rows("beam", before, rows, (), rows * self.beams * width * width // 2)
         return codes, began
 
     def _choose(
-        self, free: Array, scale: Array, zero: Array, pivot: Array, qmin: int, qmax: int
+        self, free: Array, scale: Array, zero: Array, pivot: Array, low: Array, high: Array
     ) -> tuple[Array, Array]:
         """Choose the codes (G * O, beams) of one column; return them and their parent rows, (G * O * beams,)."""
         ratio = free / scale + zero
         near = np.rint(ratio)
-        first = np.clip(near, qmin, qmax)
+        first = np.clip(near, low, high)
         weight = scale * scale * pivot
         better = self.cost + weight * np.square(ratio - first)
         if self.beams == 1:
             self.cost = better
             return first, self.first[:, 0]
-        second = np.clip(near + np.where(ratio > near, 1, -1).astype(np.float32), qmin, qmax)
+        second = np.clip(near + np.where(ratio > near, 1, -1).astype(np.float32), low, high)
         worse = np.where(first == second, np.inf, self.cost + weight * np.square(ratio - second))
         costs = np.concatenate([better, worse], axis=1)
         picks = costs.argsort(axis=1, kind="stable")[:, : self.beams]

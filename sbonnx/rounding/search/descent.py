@@ -11,7 +11,7 @@ import numpy as np
 from sbonnx.moments import Moments
 from sbonnx.native import address
 from sbonnx.rounding import base
-from sbonnx.rounding.base import Grid, over_rows
+from sbonnx.rounding.base import Grid, limit_rows, over_rows
 from sbonnx.spec import Array
 
 DEAD: Final = 1e-10
@@ -53,22 +53,24 @@ def descend(grid: Grid, codes: Array, moments: Moments, sweeps: int) -> Array:
 
 @dataclass(frozen=True)
 class _State:
-    """Codes and intermediate results of the descent, float32 (G, O, K), except `a`, (G, K, K)."""
+    """Codes and intermediate results of the descent, float32 (G, O, K), except `a`, (G, K, K); limits of the grid."""
 
     codes: Array
     rest: Array
     step: Array
     scale: Array
     a: Array
-    qmin: int
-    qmax: int
+    low: Array
+    high: Array
 
     def compiled(self, sweeps: int) -> Array:
         """Return the codes after `sweeps` sweeps, float64. Processes one output after another."""
         groups, outputs, columns = self.codes.shape
         arrays = (address(each) for each in (self.a, self.rest, self.step, self.scale, self.codes))
         rows = groups * outputs
-        over_rows("descend", (*arrays, outputs, columns), rows, (self.qmin, self.qmax, sweeps), rows * columns * sweeps)
+        (low, apart), (high, _) = (limit_rows(end, np.float32) for end in (self.low, self.high))
+        before = (*arrays, address(low), address(high), outputs, columns, apart)
+        over_rows("descend", before, rows, (sweeps,), rows * columns * sweeps)
         return self.codes.astype(np.float64)
 
     def in_numpy(self, sweeps: int) -> Array:
@@ -88,17 +90,20 @@ class _State:
 
     def only(self, moved: Array, axis: int) -> _State:
         """Select the rows (axis 1) or the groups (axis 0) given by the mask `moved`."""
-        codes, rest, step, scale = (
-            np.compress(moved, part, axis) for part in (self.codes, self.rest, self.step, self.scale)
+        codes, rest, step, scale, low, high = (
+            np.compress(moved, part, axis)
+            for part in (self.codes, self.rest, self.step, self.scale, self.low, self.high)
         )
-        return replace(self, codes=codes, rest=rest, step=step, scale=scale, a=self.a if axis else self.a[moved])
+        a = self.a if axis else self.a[moved]
+        return replace(self, codes=codes, rest=rest, step=step, scale=scale, a=a, low=low, high=high)
 
     def sweep(self) -> Array:
         """Perform one pass over all columns. Return which outputs (G, O) changed."""
         changed = np.zeros(self.codes.shape[:2], bool)
         for k in range(self.codes.shape[2]):
             old = self.codes[:, :, k]
-            new = np.clip(np.rint(old + self.rest[:, :, k] * self.step[:, :, k]), self.qmin, self.qmax)
+            new = np.rint(old + self.rest[:, :, k] * self.step[:, :, k])
+            new = np.clip(new, self.low[:, :, k], self.high[:, :, k]).astype(np.float32)
             delta = (new - old) * self.scale[:, :, k]
             where = np.nonzero(delta)
             if where[0].size:

@@ -11,7 +11,7 @@ import numpy as np
 from sbonnx.moments import Moments
 from sbonnx.native import address
 from sbonnx.rounding import base
-from sbonnx.rounding.base import Grid, over_rows
+from sbonnx.rounding.base import Grid, limit_rows, over_rows
 from sbonnx.rounding.search.descent import alive
 from sbonnx.spec import Array
 
@@ -94,7 +94,7 @@ class _TabuProblem:
         scale: float32 (G, O, P).
         dead: float32 (G, P), 0 if the input is not constant 0, else `BARRED`.
         codes: int32 (G, O, K), changed in place.
-        qmin, qmax: of the grid.
+        low, high: of the grid.
     """
 
     a: Array
@@ -102,8 +102,8 @@ class _TabuProblem:
     scale: Array
     dead: Array
     codes: Array
-    qmin: int
-    qmax: int
+    low: Array
+    high: Array
 
     @staticmethod
     def of(grid: Grid, codes: Array, a: Array, rest: Array, part: tuple[slice, slice]) -> _TabuProblem:
@@ -115,8 +115,8 @@ class _TabuProblem:
             _padded(grid.scale[part]),
             _padded(np.where(moves, np.float32(0), BARRED)),
             np.array(codes, np.int32, order="C"),
-            grid.qmin,
-            grid.qmax,
+            grid.qmin[part],
+            grid.qmax[part],
         )
 
     def search(self, steps: int) -> None:
@@ -127,8 +127,9 @@ class _TabuProblem:
                 _TabuState.of(self, group).go(steps, tenure(columns))
             return
         arrays = (address(each) for each in (self.a, self.rest, self.scale, self.dead, self.codes))
-        before = (*arrays, outputs, columns, self.a.shape[2])
-        after = (self.qmin, self.qmax, steps, tenure(columns))
+        (low, apart), (high, _) = (limit_rows(end, np.int32) for end in (self.low, self.high))
+        before = (*arrays, address(low), address(high), outputs, columns, self.a.shape[2], apart)
+        after = (steps, tenure(columns))
         rows = groups * outputs
         over_rows("tabu", before, rows, after, rows * steps * columns)
 
@@ -144,8 +145,8 @@ class _TabuState:
     up: Array
     down: Array
     codes: Array
-    qmin: int
-    qmax: int
+    low: Array
+    high: Array
 
     @staticmethod
     def of(problem: _TabuProblem, group: int) -> _TabuState:
@@ -155,12 +156,10 @@ class _TabuState:
         more = (0, padded - columns)
         there = np.pad(problem.dead[group, :columns] == 0, more)
         square = np.pad(np.diagonal(a), more)
-        wide = np.pad(codes, ((0, 0), more))
-        up, down = (np.where(there & (wide != end), np.float32(0), BARRED) for end in (problem.qmax, problem.qmin))
+        wide, low, high = (np.pad(each, ((0, 0), more)) for each in (codes, problem.low[group], problem.high[group]))
+        up, down = (np.where(there & room, np.float32(0), BARRED) for room in (wide < high, wide > low))
         curve = np.where(there, scale * scale * square, np.float32(0))
-        return _TabuState(
-            a, problem.rest[group], np.float32(2) * scale, curve, up, down, codes, problem.qmin, problem.qmax
-        )
+        return _TabuState(a, problem.rest[group], np.float32(2) * scale, curve, up, down, codes, low, high)
 
     def go(self, steps: int, tenure: int) -> None:
         """Write the best codes found to `codes`."""
@@ -190,16 +189,16 @@ class _TabuState:
     def _free(self, rows: Array, steps: Array) -> None:
         """Unlock the steps (2 k + went up) of `rows`; negative entries are ignored."""
         went_up = (steps & 1) == 1
-        for side, end, these in ((self.down, self.qmin, went_up), (self.up, self.qmax, ~went_up)):
+        for side, end, these in ((self.down, self.low, went_up), (self.up, self.high, ~went_up)):
             row, k = rows[these & (steps >= 0)], steps[these & (steps >= 0)] >> 1
-            side[row, k] = np.where(self.codes[row, k] != end, np.float32(0), BARRED)
+            side[row, k] = np.where(self.codes[row, k] != end[row, k], np.float32(0), BARRED)
 
     def _step(self, rows: Array, k: Array, went_up: Array) -> None:
         """Change one code of each of `rows`."""
         self.codes[rows, k] += np.where(went_up, 1, -1)
         code = self.codes[rows, k]
-        self.up[rows, k] = np.where(went_up & (code < self.qmax), np.float32(0), BARRED)
-        self.down[rows, k] = np.where(~went_up & (code > self.qmin), np.float32(0), BARRED)
+        self.up[rows, k] = np.where(went_up & (code < self.high[rows, k]), np.float32(0), BARRED)
+        self.down[rows, k] = np.where(~went_up & (code > self.low[rows, k]), np.float32(0), BARRED)
         slope = self.slope[rows, k]
         half = np.float32(0.5) * np.where(went_up, slope, -slope)
         self.rest[rows] += half[:, None] * self.a[k]
