@@ -26,6 +26,11 @@ def any_type(node: Node, spec: QuantSpec) -> str | None:
     return None
 
 
+def short_weights(node: Node, index: int, spec: QuantSpec) -> QuantSpec:
+    """Return a weight type with one bit less (default of `Backend.safe_sums`)."""
+    return spec.short()
+
+
 def any_params(node: Node, spec: QuantSpec) -> tuple[float, int] | None:
     """Return None: no output has a prescribed scale (default of `Backend.output_params`)."""
     return None
@@ -156,6 +161,8 @@ class Backend:
         costs: loads the kernel costs from the path of a table, or those bundled for a CPU. None if nothing was
             measured: then every op with an integer kernel is quantized.
         saturates: on CPUs without 8-bit dot products its kernels add two products in 16 bits.
+        safe_sums: returns the type of the 8-bit signed weight at input `index` of a node for which such sums do not
+            saturate.
         writes_outputs: outputs of the graph get a pair as well. Without, they stay float, and so does an op of
             `linear_output` that writes one.
         opens: kinds of recognised blocks whose nodes are placed one by one.
@@ -202,6 +209,7 @@ class Backend:
     clips_fp8: bool = True
     costs: Callable[[str | None, TargetCpu], KernelCosts] | None = None
     saturates: bool = False
+    safe_sums: Callable[[Node, int, QuantSpec], QuantSpec] = short_weights
     unfit: Callable[[Node, QuantSpec], str | None] = any_type
     int4_blocks: tuple[int, ...] = ()
     scales: ScaleLimits = ANY_SCALE

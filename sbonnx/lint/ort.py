@@ -213,14 +213,14 @@ _STATIC: Final = (
         "O29",
         "uint8 x int8 products do not saturate on this CPU",
         "warning",
-        "quantize the weights again with reduce_range (7 bits), or use uint8 weights: slower, and exact",
+        "quantize the weights again on this CPU, or with reduce_range (7 bits), or use uint8 weights, which are slower",
         numbers.saturates_here,
     ),
     LintRule(
         "O30",
         "uint8 x int8 products do not saturate on x86 CPUs without VNNI or AMX",
         "info",
-        "where the model must run there, quantize its weights again with reduce_range (7 bits)",
+        "where the model must run there, quantize its weights again on such a CPU, or with reduce_range (7 bits)",
         numbers.saturates_elsewhere,
     ),
 )

@@ -8,10 +8,11 @@ from typing import Final
 import numpy as np
 
 from sbonnx.graph import query
+from sbonnx.linear.layer import LinearLayer
 from sbonnx.lint import ort_read as read
 from sbonnx.lint.ort_read import Weighted
 from sbonnx.lint.view import Quantizer, View
-from sbonnx.spec import MIN_SCALE, SAFE_CODE, Array
+from sbonnx.spec import MIN_SCALE, PAIR_SUM, Array, pair_sums
 
 Found = Iterator[tuple[str, str, str]]
 
@@ -201,12 +202,16 @@ def _saturating(view: View) -> Found:
     """Find uint8 x int8 products with codes so large that the sum of two can overflow 16 bits."""
     for linear in read.weighted(view):
         x, w = linear.x, linear.w
-        if x is None or w is None or x.codes != "uint8" or w.codes != "int8" or linear.depthwise:
+        if x is None or w is None or x.codes != "uint8" or w.codes != "int8":
+            continue
+        codes = read.stored_codes(view, w)
+        layer = None if codes is None else LinearLayer.of_shape(linear.node.op, linear.node.attrs, codes.shape)
+        if codes is None or not codes.size or not isinstance(layer, LinearLayer) or layer.depthwise:
             continue  # depthwise kernels multiply in 16 bits and add in 32
-        codes = read.steps(view, w)
-        most = 0.0 if codes is None or not codes.size else float(np.abs(codes).max())
-        if most > SAFE_CODE:
-            why = f"weight codes reach {most:.0f}; past {SAFE_CODE} uint8 x int8 saturates at 16 bits without VNNI"
+        rows = layer.taps_first(layer.matrices(codes))
+        most = pair_sums(rows, rows.shape[-1]).max()
+        if most > PAIR_SUM:
+            why = f"two neighbours reach {most:.0f}; past {PAIR_SUM} uint8 x int8 saturates at 16 bits without VNNI"
             yield linear.node.name, linear.node.inputs[1].name, why
 
 

@@ -147,6 +147,16 @@ def steps(view: View, one: Quantizer) -> Array | None:
     return np.asarray(value.astype(np.float64) - _along(zero, along if zero.size > 1 else [1] * value.ndim))
 
 
+def stored_codes(view: View, one: Quantizer) -> Array | None:
+    """Return the codes of a dequantized int8 constant as kernels read them, with the zero point, as float64."""
+    found = steps(view, one)
+    if found is None or one.zero is None:
+        zero = np.zeros(1)
+    else:
+        zero = _along(one.zero, [-1 if one.zero.size > 1 and at == axis_of(one) else 1 for at in range(found.ndim)])
+    return None if found is None else np.clip(np.rint(found) + zero, -128, 127)
+
+
 def _along(values: Array, shape: list[int]) -> Array:
     return np.asarray(values.astype(np.float64).reshape(shape))
 

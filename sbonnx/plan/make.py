@@ -156,11 +156,11 @@ def costs_of(recipe: Recipe, backend: Backend) -> KernelCosts | None:
 def _with_range(site: Site, recipe: Recipe) -> Site:
     """Return a site with the range that the recipe fixes for its tensor."""
     fixed = recipe.fixed_range(site.tensor)
-    return site if fixed is None else replace(site, fixed=fixed, given=None)
+    return site if fixed is None else replace(site, spec=site.spec.unpaired(), fixed=fixed, given=None)
 
 
 def _short_weights(recipe: Recipe, backend: Backend) -> bool:
-    """Return whether 8-bit weights get 7 bits: if int16 sums of two products would saturate, or as the recipe says."""
+    """Return whether 8-bit weights must suit int16 sums of two products: on CPUs that need it, or by the recipe."""
     if not backend.saturates:
         return False
     return not target_cpu(recipe.cpu).exact if recipe.reduce_range is None else recipe.reduce_range

@@ -150,8 +150,8 @@ class ModePlacer(SiteBuilder):
             if node.name in self.survey.heads and axis is not None:
                 size = self._table_block(settings, weight.shape[1 - axis]) or size
             spec = in_blocks(node, index, spec, size, self.backend.int4_blocks)
-        if self.recipe.mode == DYNAMIC and self.short_weights:
-            spec = replace(spec, bits=7)
+        if self.recipe.mode == DYNAMIC:
+            spec = self.safe_sums(node, index, spec)
         self._add(place, Reader(node.name, index), weight, spec, settings, why)
         if self.backend.block_products and self.recipe.mode == WEIGHT_ONLY and spec.block_size is not None:
             stored = nbits_kernels.stored_bits(spec.bits)

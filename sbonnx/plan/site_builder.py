@@ -69,7 +69,7 @@ class SiteBuilder:
         drafts: collects the sites.
         written: site key by tensor, for tensors that an integer kernel writes. All readers get the dequantized
             tensor, because the producer must write integers only; readers that the recipe keeps float are excepted.
-        short_weights: 8-bit weights get 7 bits.
+        short_weights: 8-bit weights get types whose products do not saturate in 16 bits, see `safe_sums`.
     """
 
     survey: Survey
@@ -156,8 +156,7 @@ class SiteBuilder:
         if settings.per_channel and in_batches(node, index):
             why_one = f"'{tensor.name}' is a batch of matrices: integer kernels want one scale for the whole tensor"
             self.drafts.refuse("quantize weight per channel", node.name, why_one)
-        if self.short_weights and spec == replace(spec, bits=8, signed=True, kind="int"):
-            spec = replace(spec, bits=7)
+        spec = self.safe_sums(node, index, spec)
         why_not = f"'{tensor.name}' is empty" if 0 in tensor.shape else self.backend.unfit(node, spec)
         if why_not is not None:
             self.drafts.refuse("quantize weight", node.name, why_not)
@@ -200,6 +199,15 @@ class SiteBuilder:
         while (producer := query.producer(tensor)) is not None and producer.op in MOVES_DATA:
             tensor = producer.inputs[0]
         return tensor.name in self.survey.inputs
+
+    def safe_sums(self, node: Node, index: int, spec: QuantSpec) -> QuantSpec:
+        """Return the type of a weight whose sums of two products fit 16 bits, where they must; `spec` elsewhere.
+
+        If the recipe asks for it (REDUCE_RANGE), it has 7 bits, else as many as the backend's kernels allow.
+        """
+        if not self.short_weights or spec != replace(spec, bits=8, signed=True, kind="int"):
+            return spec
+        return spec.short() if self.recipe.reduce_range else self.backend.safe_sums(node, index, spec)
 
     def operand(self, place: Place, index: int, why: str) -> str | None:
         """Add a site for the float constant at input `index`, in the type of activations. Return None if refused."""

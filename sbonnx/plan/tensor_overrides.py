@@ -41,6 +41,7 @@ def overridden(
         if override is None or site.role == "bias":
             found.append(site)
         else:
+            site = replace(site, spec=site.spec.unpaired())
             found += _changed(site, override, tensors[site.tensor], backend)
     weights = {site.key: site.spec.axis for site in found if site.role == "weight"}
     result = []

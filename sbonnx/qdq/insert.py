@@ -130,6 +130,8 @@ class _PairWriter:
                 "granularity": f"blocks of {site.spec.block_size}" if site.spec.block_size is not None else granularity,
                 "scheme": "symmetric" if site.spec.symmetric else "affine",
             }
+            if site.spec.pairs:
+                metadata["sums"] = "pair-safe"
             for key, value in metadata.items():
                 set_node_metadata(self.graph, node.name, f"sbonnx.{key}", value)
 

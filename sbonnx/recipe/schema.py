@@ -159,9 +159,9 @@ class Recipe(Section):
     )
     reduce_range: value_types.Flag | None = new_key(
         None,
-        "onnxruntime, openvino: weights of 7 bits, which do not saturate on x86 CPUs without VNNI",
+        "onnxruntime, openvino: weights of 7 bits for any CPU; false: 8 bits, also where products of CPU saturate",
         "true, false",
-        shown="true if the 8-bit products of CPU saturate",
+        shown="false, with pair-safe weights where 8-bit products of CPU saturate",
     )
     simplify: value_types.Flag = new_key(True, "simplify the graph first", "true, false")
     requantize: value_types.Flag = new_key(

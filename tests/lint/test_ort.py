@@ -334,10 +334,31 @@ def test_saturation_on_the_cpu_that_a_file_is_for_is_an_error(name: str, errors:
     assert not lint(conv(w=weight(most=64)), "onnxruntime", cpu=name)
 
 
-def test_depthwise_kernels_do_not_saturate() -> None:
+@pytest.mark.parametrize(
+    ("codes", "zero", "saturates"),
+    [
+        ((100, 28, -100, -28), 0, False),
+        ((100, 29, 0, 0), 0, True),
+        ((0, 0, -100, -29), 0, True),
+        ((127, -127, -127, 127), 0, False),
+        ((0, 100, 100, 0), 0, False),  # inputs 1 and 2 are not added in 16 bits
+        ((65, 65, 0, 0), 60, True),  # codes are multiplied, not their distances from a zero point
+        ((60, 60, 60, 60), -60, False),
+    ],
+)
+def test_sums_are_those_of_two_neighbours(codes: tuple[int, ...], zero: int, saturates: bool) -> None:
+    """As onnxruntime's kernels add them, see tests/backends/onnxruntime/test_paired_sums.py."""
+    rows = np.broadcast_to(np.array(codes)[:, None, None], (CHANNELS, CHANNELS, 1, 1))
+    assert bool(rules(conv(w=lambda net: net.codes(rows, 0.01, zero))) & {"O29", "O30"}) == saturates
+
+
+@pytest.mark.parametrize(("outputs", "saturates"), [(CHANNELS, False), (2 * CHANNELS, True)])
+def test_depthwise_kernels_do_not_saturate(outputs: int, saturates: bool) -> None:
+    """Those with several outputs per channel are not depthwise kernels."""
     net = Net()
-    w = net.codes(net.weight(CHANNELS, 1, 1, 1, most=127))
-    assert rules(net.done(net.pair(net.conv(net.pair("x"), w, group=CHANNELS)))) == set()
+    w = net.codes(np.full((outputs, 1, 3, 3), 127))
+    found_rules = rules(net.done(net.pair(net.conv(net.pair("x"), w, group=CHANNELS))))
+    assert bool(found_rules & {"O29", "O30"}) == saturates
 
 
 @pytest.mark.parametrize(

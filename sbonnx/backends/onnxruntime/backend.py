@@ -14,6 +14,7 @@ from sbonnx.backends.onnxruntime.convolutions import align
 from sbonnx.backends.onnxruntime.costs import load_costs
 from sbonnx.backends.onnxruntime.exact_biases import keep_rounded_biases, shield_convolutions
 from sbonnx.backends.onnxruntime.kernel_variants import LANES
+from sbonnx.backends.onnxruntime.paired_sums import safe_sums
 from sbonnx.backends.onnxruntime.rewrites import centre_weights, clip_codes, decode_at_load, pad_codes, write_sums
 from sbonnx.backends.onnxruntime.stems import widen_stems
 from sbonnx.graph import Graph, Node, query
@@ -177,6 +178,7 @@ ONNXRUNTIME: Final = Backend(
     legalise=legalise,
     costs=load_costs,
     saturates=True,
+    safe_sums=safe_sums,
     packs_weights=True,
     recurrent=True,
     block_products=True,

@@ -36,7 +36,9 @@ def run(given: Arguments) -> int:
             "system": facts["system"],
             "compiled loops": "all" if not facts["missing_loops"] else f"missing: {', '.join(facts['missing_loops'])}",
             "CPU": f"{cpu['cores']} cores, {' '.join(cpu['features']) or 'no features of integer kernels'}",
-            "8-bit products": "exact" if cpu["exact_products"] else "saturate: weights get 7 bits (REDUCE_RANGE)",
+            "8-bit products": "exact"
+            if cpu["exact_products"]
+            else "saturate: weights get 8 bits, pair-safe (REDUCE_RANGE)",
             "memory": f"{_size(memory['available'])} of {_size(memory['total'])} available",
             "temporary files": f"{facts['temporary']['folder']}, {_size(facts['temporary']['free'])} free",
             "onnxruntime": _runtime_text(facts["onnxruntime"]),
