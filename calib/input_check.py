@@ -56,6 +56,10 @@ SPREAD: Final = (0.03, 10.0)
 data is too small or too large. Measured on SqueezeNet and FastestDet: 2.7 and 4.5, 0.27 and 0.81 for right data."""
 
 
+CONSTANT_VALUES: Final = 16
+"""Number of values of a feed from which equal ones are no coincidence."""
+
+
 @dataclass(frozen=True)
 class FirstLayer:
     """The first layer behind an image input, and what it tells about its input.
@@ -125,14 +129,34 @@ def _first_node(image: Tensor) -> tuple[Node | None, bool]:
     return None, False
 
 
-def data_notes(graph: Graph, data: Dataset) -> tuple[str, ...]:
-    """Return all notes on data for a float model as it is in its file: those of the reader and of `check_inputs`.
+def doubts_about(layer: FirstLayer | None, data: Dataset) -> tuple[str, ...]:
+    """Return the findings about data: that of `constant_data`, else those of `check_inputs` with the first layer.
 
     Raises:
         DataError: see `check_inputs`.
     """
-    layer = first_layer_of(graph)
-    return data.notes if layer is None else (*data.notes, *check_inputs(layer, data))
+    constant = constant_data(data)
+    return (constant,) if constant else () if layer is None else check_inputs(layer, data)
+
+
+def constant_data(data: Dataset) -> str:
+    """Return a sentence if each input is one number over all samples, such as zeros of a reader that failed; else "".
+
+    Reads up to the first difference.
+    """
+    values: dict[str, Array] = {}
+    most = 0
+    for _, feed in data.items():
+        for name, array in feed.items():
+            if array.size:
+                first = values.setdefault(name, array.reshape(-1)[:1])
+                most = max(most, array.size)
+                if not (array == first).all():
+                    return ""
+    if most < CONSTANT_VALUES:
+        return ""
+    what = ", ".join(f"'{name}' is {first[0]:.6g} everywhere" for name, first in list(values.items())[:4])
+    return f"{data.name} holds no information: input {what}: check how the data is read and preprocessed"
 
 
 def check_inputs(layer: FirstLayer, data: Dataset) -> tuple[str, ...]:

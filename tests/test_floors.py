@@ -96,7 +96,7 @@ THIRD_PARTIES: dict[str, frozenset[str] | None] = {
     "tokenizers": frozenset({"calib.data.readers.tokenizer_file"}),
     "soundfile": frozenset({"calib.data.readers.audio"}),
     "soxr": frozenset({"calib.data.readers.audio"}),
-    "psutil": frozenset({"batch", "cli", "llm"}),
+    "psutil": frozenset({"batch", "cli", "llm", "verify"}),
     "distributed": frozenset({"batch.dask.cluster", "batch.dask.cluster_check", "batch.dask.cluster_tasks"}),
     "fsspec": frozenset({"batch.remote"}),
     "filelock": frozenset({"batch.process.locks", "batch.remote"}),

@@ -475,7 +475,7 @@ FORCE: Final = switch("--force", "Overwrite existing files.", TERMINAL, typed=Tr
 JSON: Final = switch("--json", "One JSON value on stdout instead of tables.", TERMINAL)
 JSON_PROGRESS: Final = switch("--json-progress", "Progress as JSON lines on stderr, for scripts.", TERMINAL)
 QUIET: Final = switch("--quiet -q", "No tables and no progress, only problems and errors.", TERMINAL)
-VERBOSE: Final = switch("--verbose -v", "List every note and every reason, not one line for each kind.", TERMINAL)
+VERBOSE: Final = switch("--verbose -v", "Print all that was measured, every note and every reason.", TERMINAL)
 TRTEXEC: Final = output_option(
     "--trtexec FILE", "Also write the trtexec command line that builds the engine (tensorrt).", FILES
 )

@@ -5,18 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from sbonnx.html_report import formatting
 from sbonnx.html_report.formatting import text
 from sbonnx.html_report.layer_views import layers_of
 from sbonnx.html_report.network import decoder_figures, network_of
 from sbonnx.html_report.overview import overview_of
-from sbonnx.report.verdict import figure_text, runtime_of, verdict_of
+from sbonnx.report.verdict import Tone, figure_text, runtime_of, verdict_of
 
-Tone = Literal["good", "warn", "bad", "idle"]
-
-TONE_OF: Final[Mapping[str, Tone]] = {"kept": "good", "lost": "bad", "uncertain": "warn", "unknown": "idle"}
+TONE_OF: Final[Mapping[str, Tone]] = {
+    "kept": "good",
+    "lost": "bad",
+    "uncertain": "warn",
+    "doubtful": "warn",
+    "unknown": "idle",
+}
 """Tone of a card by `sbonnx.report.verdict.Accuracy`."""
 
 MOST_ROWS: Final = 8
@@ -73,7 +77,7 @@ def report_card(report: Mapping[str, Any]) -> Card:
     return Card(
         title=f"{network.model.rpartition('/')[2]} for {network.backend}",
         sentence=network.verdict.text,
-        tone=TONE_OF[network.verdict.accuracy] if network.ok else "bad",
+        tone=network.verdict.tone,
         facts=[(figure.name, f"{figure.value} ({figure.more})") for figure in network.headline],
         columns=("worst layers", "input", "type", "isolated, dB", "accumulated, dB"),
         rows=rows,
@@ -92,16 +96,16 @@ def comparison_card(metrics: Mapping[str, Any]) -> Card:
     rows = [
         (
             text(row["name"]),
-            text(row["nature"]),
             *("; ".join(map(figure_text, part)) for part in (row["figures"][:1], row["figures"][1:])),
+            text(row.get("state")),
         )
         for row in metrics.get("quality") or ()
     ]
     return Card(
         title=f"Quantized against float on {formatting.count(metrics['feeds'])} feeds",
         sentence=verdict.text,
-        tone=TONE_OF[verdict.accuracy],
-        columns=("output", "nature", "SQNR", "by nature"),
+        tone=verdict.tone,
+        columns=("output", "SQNR", "other figures", "accuracy"),
         rows=rows,
         hint="all: .outputs, .quality, .kernels",
     )
@@ -118,8 +122,8 @@ def evaluation_card(evaluation: Mapping[str, Any]) -> Card:
     columns = ("model", text(evaluation["metric"]), *(("difference from the first",) if several else ()))
     return Card(
         title=f"{evaluation['metric']} on {formatting.count(evaluation['samples'])} labelled samples",
-        sentence=f"{verdict.clauses[0]}." if verdict is not None else "",
-        tone="idle" if verdict is None else TONE_OF[verdict.accuracy],
+        sentence=verdict.text if verdict is not None else "",
+        tone="idle" if verdict is None else verdict.tone,
         columns=columns,
         rows=[
             (text(row["model"]), _with_interval(row["metric"]), _with_interval(row.get("difference")))[: len(columns)]
@@ -168,7 +172,7 @@ def decoder_card(figures: Mapping[str, Any], name: str = "") -> Card:
         name: title; "": that of the model.
     """
     verdict = verdict_of({"llm": figures}, problems=figures["problems"]) if figures["against"] else None
-    tone: Tone = "bad" if figures["problems"] else "idle" if verdict is None else TONE_OF[verdict.accuracy]
+    tone: Tone = "bad" if figures["problems"] else "idle" if verdict is None else verdict.tone
     return Card(
         title=name or text(figures["model"]),
         sentence="" if verdict is None else verdict.text,

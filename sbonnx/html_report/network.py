@@ -12,7 +12,17 @@ from sbonnx.html_report import formatting
 from sbonnx.html_report.formatting import number, text
 from sbonnx.html_report.graph_view import GraphView, graph_view
 from sbonnx.html_report.layer_views import Layers, layers_of
-from sbonnx.report.verdict import Verdict, allowed_loss, group_notes, runtime_of, verdict_of
+from sbonnx.report.verdict import (
+    LOWER_IS_BETTER,
+    Verdict,
+    allowed_loss,
+    figure_text,
+    group_notes,
+    interval_text,
+    limit_text,
+    runtime_of,
+    verdict_of,
+)
 
 PLACES: Final = 1500
 """Maximum number of node names listed for all refusals, and for all patterns; the rest are counted."""
@@ -261,23 +271,23 @@ def _advice(report: Mapping[str, Any]) -> Iterable[str]:
 
 
 def _with_quality(metrics: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
-    """Yield the rows of the outputs with "nature" and "figures", a text, those below their line marked."""
+    """Yield the rows of the outputs with their "state" and "figures", a text with the limits."""
     quality = {row.get("name"): row for row in metrics.get("quality") or ()}
     for output in metrics.get("outputs") or ():
         row = quality.get(output.get("name")) or {}
         figures = "; ".join(map(_figure_text, row.get("figures") or ()))
-        yield {**output, "nature": row.get("nature"), "figures": figures}
+        yield {**output, "state": row.get("state"), "figures": figures}
 
 
 def _figure_text(figure: Mapping[str, Any]) -> str:
-    """Format a figure of `sbonnx.verify.quality` with its interval and its line."""
-    value, low, high = (formatting.plain(figure.get(key), 4) for key in ("value", "low", "high"))
-    ends = [number(figure.get(key)) for key in ("low", "high")]
-    known = all(end is not None and math.isfinite(end) for end in ends)
-    unit = f" {figure['unit']}" if figure.get("unit") else ""
-    interval = f" ({low} to {high})" if known else ""
-    line = "" if figure.get("line") is None else f", line {formatting.plain(figure['line'], 4)}"
-    return f"{text(figure.get('name'))} {value}{unit}{interval}" + line
+    """Format a figure of `sbonnx.verify.quality` with its interval and its limits."""
+    name, text_ = text(figure.get("name")), figure_text(figure)
+    limits = [
+        f"{word} {limit_text(name, number(figure[key]))}"
+        for word, key in (("kept up to" if name in LOWER_IS_BETTER else "kept from", "kept"), ("lost from", "line"))
+        if figure.get(key) is not None
+    ]
+    return ", ".join((text_, *limits))
 
 
 def _agreement_range(metrics: Mapping[str, Any]) -> str:
@@ -292,9 +302,8 @@ def _agreement_range(metrics: Mapping[str, Any]) -> str:
         return ""
     figure, samples = min(rows, key=lambda pair: number(pair[0].get("value")) or 0.0)
     low, high = (number(figure.get(key)) for key in ("low", "high"))
-    known = low is not None and high is not None and math.isfinite(low) and math.isfinite(high)
-    ends = f", {formatting.percent(low)} to {formatting.percent(high)}" if known else ""
-    return f"{ends} of {formatting.count(samples)} samples"
+    ends = "" if low is None or high is None else interval_text(100 * low, 100 * high)
+    return f"{ends}, {formatting.count(samples)} samples"
 
 
 def _evaluation(evaluation: Mapping[str, Any]) -> Iterable[Figure]:
@@ -304,8 +313,11 @@ def _evaluation(evaluation: Mapping[str, Any]) -> Iterable[Figure]:
         return
     value, before = (formatting.plain(row["metric"]["value"], 4) for row in (rows[1], rows[0]))
     difference = rows[1].get("difference") or {}
-    change, low, high = (formatting.plain(difference.get(key), 3) for key in ("value", "low", "high"))
-    where = f"float {before}, difference {change} ({low} to {high}), {formatting.count(evaluation['samples'])} samples"
+    change, low, high = (number(difference.get(key)) for key in ("value", "low", "high"))
+    known = low is not None and high is not None and interval_text(low, high)
+    ends = f" ({formatting.plain(low, 3)} to {formatting.plain(high, 3)})" if known else ""
+    samples = formatting.count(evaluation["samples"])
+    where = f"float {before}, difference {formatting.plain(change, 3)}{ends}, {samples} samples"
     yield Figure(text(evaluation["metric"]), value, where)
 
 
@@ -325,7 +337,7 @@ def decoder_figures(figures: Mapping[str, Any]) -> Iterable[Figure]:
     size_float, size = figures.get("bytes") or (None, None)
     if size_float and size:
         sizes = f"{formatting.size(size_float)} → {formatting.size(size)}"
-        yield Figure("Size", f"{formatting.ratio(size / size_float)} ×", sizes)
+        yield Figure("Size", _factor(size / size_float, "smaller", "larger"), sizes)
     for row in tuple(figures.get("speed") or ())[:1]:
         where = f"{formatting.count(row['threads'])} threads, prompt of {formatting.count(row['prompt'])}"
         if row.get("float_tokens_per_second"):
@@ -340,20 +352,28 @@ def _headline(report: Mapping[str, Any], metrics: Mapping[str, Any]) -> Iterable
     if sqnr is not None:
         yield Figure("SQNR", f"{formatting.decibel(sqnr)} dB", several)
     if agreement is not None:
-        yield Figure("Agreement", formatting.percent(agreement), f"same best class as float{_agreement_range(metrics)}")
+        yield Figure("Agreement", formatting.percent(agreement), f"same class as float{_agreement_range(metrics)}")
     yield from _evaluation(metrics.get("evaluation") or {})
     yield from decoder_figures(metrics.get("llm") or {})
     if metrics.get("size_ratio") is not None:
         sizes = f"{formatting.size(metrics.get('bytes_float'))} → {formatting.size(metrics.get('bytes_quantized'))}"
-        yield Figure("Size", f"{formatting.ratio(metrics['size_ratio'])} ×", sizes)
+        yield Figure("Size", _factor(metrics["size_ratio"], "smaller", "larger"), sizes)
     if metrics.get("latency_ratio") is not None and _on_cpu(report):
         times = " → ".join(formatting.plain(metrics.get(f"median_ms_{side}"), 3) for side in ("float", "quantized"))
-        yield Figure("Latency", f"{formatting.ratio(metrics['latency_ratio'])} ×", f"{times} ms")
+        yield Figure("Time of a run", f"{formatting.ratio(metrics['latency_ratio'])} of float", f"{times} ms")
     counts = report.get("counts") or {}
     if "weights" in counts:
         tensors = sum(int(counts.get(role, 0)) for role in ("activations", "weights", "biases"))
         named = ", ".join(f"{formatting.count(counts.get(role, 0))} {role}" for role in ("activations", "weights"))
         yield Figure("Quantized", f"{formatting.count(tensors)} tensors", named)
+
+
+def _factor(ratio: Any, less: str, more: str) -> str:
+    """Format a ratio to float as a factor: ``2.44 × smaller``."""
+    value = number(ratio)
+    if value is None or not value > 0:
+        return ""
+    return f"{formatting.ratio(1 / value)} × {less}" if value < 1 else f"{formatting.ratio(value)} × {more}"
 
 
 def _on_cpu(report: Mapping[str, Any]) -> bool:

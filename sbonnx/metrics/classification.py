@@ -41,11 +41,17 @@ class TopK:
     output: str | None = None
     labels: str | None = None
     _hits: list[Array] = field(default_factory=list)
+    _classes: int = 0
 
     @property
     def count(self) -> int:
         """Number of samples."""
         return len(joined(self._hits))
+
+    @property
+    def chance(self) -> float | None:
+        """Value if classes are guessed; None before the first samples."""
+        return self.k / self._classes if self._classes else None
 
     @property
     def hits(self) -> Array:
@@ -57,6 +63,7 @@ class TopK:
         scores = class_scores(only_output(outputs, self.output, name), name)
         if scores.shape[1] <= self.k and self.k > 1:
             raise DataError(f"{name}: the output has only {scores.shape[1]} classes: use top1")
+        self._classes = scores.shape[1]
         truth = class_numbers(only_label(labels, self.labels, name), scores.shape[0], scores.shape[1], name)
         own = scores[np.arange(len(truth)), truth][:, None]
         before = np.arange(scores.shape[1]) < truth[:, None]

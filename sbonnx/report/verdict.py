@@ -8,45 +8,30 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-Accuracy = Literal["kept", "lost", "uncertain", "unknown"]
+Accuracy = Literal["kept", "lost", "uncertain", "doubtful", "unknown"]
+
+OutputState = Literal["kept", "lost", "uncertain", "unjudged"]
+"""State that the figures of one output prove, see `sbonnx.verify.quality.state_of`."""
+
+Tone = Literal["good", "warn", "bad", "idle"]
+
+Mark = Literal["ok", "=", "??", "!!", "XX"]
+"""Good, no difference, unclear, not wanted, bad."""
 
 LOWER_IS_BETTER: Final = frozenset({"KL", "relative error"})
 """Figures of `sbonnx.verify.quality` of which less is better."""
 
-SHARES: Final = frozenset({"agreement", "equal values", "same shape"})
+SHARES: Final = frozenset({"agreement", "equal values", "same shape", "relative error"})
 """Figures that are printed in percent."""
 
-HIDDEN: Final = frozenset({"KL", "SNR"})
-"""Figures that the sentence leaves out where it has others: agreement says more than KL, and SQNR is near to SNR."""
+AS_FAST: Final = (0.95, 1.05)
+"""Latency ratios of a model that is as fast as float."""
 
-AS_FAST: Final = 1.02
-"""Latency ratio up to which (and down to whose inverse) a model is as fast as float."""
+AS_LARGE: Final = (0.99, 1.01)
+"""Size ratios of a file that has the size of the float one."""
 
-BEFORE_ANY_LINE: Final = -1e6
-"""Rank of figures without a line, before those with one."""
-
-CLOSE: Final[Mapping[str, Mapping[str, float]]] = {
-    "classes": {"agreement": 0.95, "KL": 0.02, "relative error": 0.1},
-    "embedding": {"cosine": 0.99},
-    "regression": {"relative error": 0.1},
-    "signal": {"SNR": 20.0},
-    "sequence": {"relative error": 0.25},
-    "features": {"relative error": 0.1},
-    "labels": {"equal values": 0.95},
-}
-"""Values by nature and figure up to which outputs are close to float: accuracy is called kept without labelled data.
-
-Stricter than the quality lines of `sbonnx.verify.quality`; docs/verification.md has the reason of each.
-"""
-
-CLOSE_DB: Final = 20.0
-"""Signal-to-noise ratio from which an output without such a figure is close to float: an error of 1 % of the energy."""
-
-DETECTIONS: Final = "detections"
-"""Nature of outputs whose rows cannot be matched: unless they are equal, nothing is known without labels."""
-
-UNJUDGED: Final = frozenset({"state"})
-"""Natures whose errors are judged by the other outputs, which they influence."""
+SMALLER: Final = 0.95
+"""Size ratio from which on a file is no gain in size."""
 
 CLOSE_LOSS: Final = 0.01
 """Loss in a metric on labelled data up to which accuracy is kept: the 99 % of float that MLPerf inference requires."""
@@ -54,14 +39,34 @@ CLOSE_LOSS: Final = 0.01
 LOST_LOSS: Final = 0.1
 """Increase of the perplexity, relative to float, from which accuracy is lost."""
 
+ENOUGH_LABELS: Final = 6
+"""Number of labelled samples from which the interval of a loss proves something."""
+
 COLLAPSED_DB: Final = 3.0
 """Signal-to-noise ratio in dB below which an output is considered lost."""
 
 ON_CPU: Final = "onnxruntime"
 """Backend whose runtime executes files if no other does."""
 
+WITHOUT_ERROR: Final = frozenset({"state", "detections", "labels"})
+"""Natures of outputs whose values cannot be compared by their error: nobody reads them, their rows cannot be matched,
+or they are numbers of something."""
+
+MARKS: Final[Mapping[str, Mark]] = {"kept": "ok", "lost": "XX", "uncertain": "??", "unknown": "??"}
+"""Mark of the accuracy by its state."""
+
+MEASURE: Final = "measure it on labelled data (--eval)"
+
 _NAMES: Final = re.compile(r"'[^']*'")
 _NUMBERS: Final = re.compile(r"(?<![\w.])[-+]?\d[\d.,]*(?:e[-+]?\d+)?(?![\w])")
+
+
+@dataclass(frozen=True)
+class VerdictRow:
+    """One clause of a verdict, and its mark."""
+
+    mark: Mark
+    text: str
 
 
 @dataclass(frozen=True)
@@ -69,21 +74,39 @@ class Verdict:
     """Summary of a result.
 
     Attributes:
-        accuracy: "kept": the metric on labelled data, or without one each output, is close to float; "lost": it is not,
-            with its whole 95 % interval, or an output is unusable; "uncertain": in between, or measured on too few
-            samples; "unknown": nothing was compared.
-        clauses: accuracy, limits that are missed, speed, size; one clause each.
+        accuracy: "kept": the metric on labelled data, or without one each output, is close to float, with its 95 %
+            interval; "lost": it is not, with its interval, or an output is unusable; "uncertain": in between, or
+            measured on too few samples; "doubtful": the data does not look like that of the model, so figures say
+            little; "unknown": nothing was compared.
+        rows: data in doubt, accuracy, limits that are missed, speed, size; one clause each.
         ok: whether accuracy is not lost and no limit is missed.
+        gained: whether the file is smaller or faster than float, or it is not known.
     """
 
     accuracy: Accuracy
-    clauses: tuple[str, ...]
+    rows: tuple[VerdictRow, ...]
     ok: bool
+    gained: bool = True
+
+    @property
+    def clauses(self) -> tuple[str, ...]:
+        """The texts of the rows."""
+        return tuple(row.text for row in self.rows)
 
     @property
     def text(self) -> str:
         """The sentence."""
-        return f"{'; '.join(self.clauses)}."
+        text = "; ".join(self.clauses)
+        return f"{text[:1].upper()}{text[1:]}."
+
+    @property
+    def tone(self) -> Tone:
+        """Colour of the sentence."""
+        if self.accuracy == "lost" or not self.ok:
+            return "bad"
+        if self.accuracy == "unknown":
+            return "idle"
+        return "good" if self.accuracy == "kept" and self.gained else "warn"
 
 
 def verdict_of(
@@ -96,7 +119,7 @@ def verdict_of(
     """Summarize a comparison with float.
 
     Accuracy is that of the task metric if labelled data was evaluated, or the perplexity of a decoder; else of the
-    figure that is closest to its quality line, and of the signal-to-noise ratio (SQNR) of the worst output.
+    output that is furthest from float.
 
     Args:
         metrics: `sbonnx.verify.Comparison.to_dict`, also after a round trip through JSON; empty: nothing was compared.
@@ -104,13 +127,47 @@ def verdict_of(
         backend: runtime of the file. The latency in another one (`runtime_of`) is left out.
         max_loss: loss in the task metric that the recipe allows; None: `CLOSE_LOSS`.
     """
-    accuracy, text = _accuracy(metrics, problems, CLOSE_LOSS if max_loss is None else max_loss)
-    clauses = [text]
-    if problems and accuracy != "lost":
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        clauses.append(f"{problems[0].rstrip('.')}{more}")
-    clauses += [clause for clause in (_speed(metrics, backend), _size(metrics)) if clause]
-    return Verdict(accuracy, tuple(clauses), not problems and accuracy != "lost")
+    state, evidence, hint = _accuracy(metrics, problems, CLOSE_LOSS if max_loss is None else max_loss)
+    doubts = doubts_of(metrics)
+    rows: list[VerdictRow] = []
+    if doubts:
+        rows.append(VerdictRow("??", f"data in doubt: {_first(doubts)}"))
+        if state not in ("unknown", "lost"):
+            rows.append(VerdictRow("??", f"on this data, {evidence}"))
+        state = "lost" if state == "lost" and problems else "doubtful"
+    else:
+        where = " on the calibration data" if _calibrated(metrics) else ""
+        rows.append(VerdictRow(MARKS[state], f"accuracy {state}{where}: {evidence}{hint}"))
+    if problems and state != "lost":
+        rows.append(VerdictRow("XX", _first(problems)))
+    gains = [row for row in (_speed(metrics, backend), _size(metrics)) if row is not None]
+    gained = not _nothing_gained(metrics, backend)
+    if gained:
+        rows += gains
+    else:
+        place = len(rows) if problems or state in ("lost", "doubtful") else 0
+        rows.insert(place, VerdictRow("!!", f"nothing gained: {', '.join(row.text for row in reversed(gains))}"))
+    return Verdict(state, tuple(rows), not problems and state != "lost", gained)
+
+
+def _first(sentences: Sequence[str]) -> str:
+    """Return the first sentence, and how many more there are."""
+    more = f" (and {len(sentences) - 1} more)" if len(sentences) > 1 else ""
+    return f"{sentences[0].rstrip('.')}{more}"
+
+
+def doubts_of(metrics: Mapping[str, Any]) -> list[str]:
+    """Return the sentences about data that does not look like that of the model, or labels that do not fit it."""
+    doubts = [str(one) for one in metrics.get("doubts") or ()]
+    evaluation = metrics.get("evaluation") or {}
+    rows, chance = evaluation.get("rows") or (), evaluation.get("chance")
+    if rows and chance is not None and _float(rows[0]["metric"].get("low")) <= _float(chance):
+        before = _metric_text(rows[0]["metric"], evaluation)
+        doubts.append(
+            f"the float model has {evaluation['metric']} {before}, and guessing {_float(chance):.3g}: "
+            "check the labels and the preprocessing"
+        )
+    return doubts
 
 
 def allowed_loss(settings: Mapping[str, Any]) -> float | None:
@@ -119,33 +176,51 @@ def allowed_loss(settings: Mapping[str, Any]) -> float | None:
     return None if found is None else _float(found)
 
 
-def _accuracy(metrics: Mapping[str, Any], problems: Sequence[str], max_loss: float) -> tuple[Accuracy, str]:
+def _calibrated(metrics: Mapping[str, Any]) -> bool:
+    """Whether the outputs were compared on the samples of the calibration, and nothing better is known."""
+    evaluated = len((metrics.get("evaluation") or {}).get("rows") or ()) > 1
+    return bool(metrics.get("calibrated")) and not evaluated and not metrics.get("llm") and bool(metrics.get("feeds"))
+
+
+Found = tuple[Accuracy, str, str]
+"""State of the accuracy, what was measured, and what it means: a limit, and what to do."""
+
+
+def _accuracy(metrics: Mapping[str, Any], problems: Sequence[str], max_loss: float) -> Found:
     unusable = _unusable(metrics)
     if unusable:
-        return "lost", f"Accuracy lost: {unusable}"
+        return "lost", unusable, ""
     evaluation = metrics.get("evaluation")
     if evaluation and len(evaluation.get("rows") or ()) > 1:
         own = evaluation.get("max_loss")
-        state = _state_of_metric(evaluation["rows"][1], max_loss if own is None else _float(own))
-        more = ": evaluate more samples" if state == "uncertain" else ""
-        return state, f"Accuracy {state}: {_evaluated(evaluation)}{more}"
+        max_loss = max_loss if own is None else _float(own)
+        state = state_of_metric(evaluation, max_loss)
+        points = f"point{'s' * (max_loss != CLOSE_LOSS)}"
+        most = f"{100 * max_loss:g} {points if evaluation.get('share') else '%'}"
+        more = f", a loss of up to {most} is kept: evaluate more samples" if state == "uncertain" else ""
+        return state, _evaluated(evaluation), more
     decoder = metrics.get("llm") or {}
     if decoder.get("float_perplexity"):
         return _of_decoder(decoder)
     return _of_outputs(metrics, problems)
 
 
-def _state_of_metric(row: Mapping[str, Any], max_loss: float) -> Accuracy:
-    """Return the state of a task metric: a loss above the limit is certain if the difference is significant."""
-    if _float(row.get("loss")) <= max_loss:
-        return "kept"
-    difference = row.get("difference") or {}
-    low, high = _float(difference.get("low")), _float(difference.get("high"))
-    known = math.isfinite(low) and math.isfinite(high)
-    return "uncertain" if known and low <= 0 <= high else "lost"
+def state_of_metric(evaluation: Mapping[str, Any], max_loss: float) -> Accuracy:
+    """Return the state of a task metric: the interval of the loss is below the limit, above it, or contains it."""
+    first, row = evaluation["rows"][:2]
+    loss, difference = _float(row.get("loss")), row.get("difference") or {}
+    if math.isnan(loss):
+        return "lost"
+    scale = 1.0 if evaluation.get("share") else abs(_float(first["metric"].get("value")))
+    sign = -1.0 if evaluation.get("higher_is_better", True) else 1.0
+    ends = sorted(sign * _float(difference.get(end)) / scale for end in ("low", "high")) if scale else [math.nan] * 2
+    if not all(map(math.isfinite, ends)) or int(evaluation.get("samples") or 0) < ENOUGH_LABELS:
+        return "uncertain"
+    low, high = min(ends[0], loss), max(ends[1], loss)
+    return "kept" if high <= max_loss else "lost" if low > max_loss else "uncertain"
 
 
-def _of_decoder(figures: Mapping[str, Any]) -> tuple[Accuracy, str]:
+def _of_decoder(figures: Mapping[str, Any]) -> Found:
     before, after = _float(figures["float_perplexity"]), _float(figures.get("perplexity"))
     rise = after / before - 1
     state: Accuracy = "kept" if rise <= CLOSE_LOSS else "lost" if not rise < LOST_LOSS else "uncertain"
@@ -153,101 +228,101 @@ def _of_decoder(figures: Mapping[str, Any]) -> tuple[Accuracy, str]:
     same = "" if agreement is None else f", the same top token at {100 * _float(agreement):.1f} % of positions"
     more = ": measure the task that it is for" if state == "uncertain" else ""
     text = f"perplexity {before:.4g} -> {after:.4g} ({100 * rise:+.1f} %) on {figures.get('tokens'):,} tokens{same}"
-    return state, f"Accuracy {state}: {text}{more}"
+    return state, text, more
 
 
-def _of_outputs(metrics: Mapping[str, Any], problems: Sequence[str]) -> tuple[Accuracy, str]:
-    """Return the state of the outputs against float, without labels."""
-    rows = [row for row in metrics.get("quality") or () if row.get("figures")]
-    rows = [row for row in rows if row.get("nature") not in UNJUDGED] or rows
-    judged = [(row, figure) for row in rows for figure in row["figures"]]
-    if not judged:
+def _of_outputs(metrics: Mapping[str, Any], problems: Sequence[str]) -> Found:
+    """Return the state of the outputs against float, without labels: that of the worst one."""
+    every = [row for row in metrics.get("quality") or () if row.get("figures")]
+    rows = [row for row in every if row.get("state") != "unjudged"]
+    if not rows:
         if not metrics.get("feeds"):
-            return "unknown", "Accuracy unknown: nothing was compared with float"
-        return ("lost" if problems else "unknown"), "Outputs compared with float"
-    outputs = len(metrics.get("outputs") or rows)
-    below = [pair for pair in judged if _is_below(pair[1])]
-    if below:
-        row, figure = below[0]
-        return "lost", f"Accuracy lost: {_named(row, outputs)}{figure_text(figure)}, the line is {_line(figure)}"
-    row, figure = _least_margin(judged)
-    where, samples = _named(row, outputs), _samples(row, metrics)
-    if _is_close(judged):
-        line = f"the line is {_line(figure)}: compare on more samples"
-        return "uncertain", f"Accuracy uncertain: {where}{figure_text(figure)} on {samples}, {line}"
-    away = [one for one in rows if not _is_near_float(one)]
-    if away:
-        row = away[0] if row not in away else row
-        figure = _least_margin([(row, one) for one in row["figures"]])[1]
-        text = f"{_named(row, outputs)}{figure_text(figure)} on {_samples(row, metrics)}"
-        return "uncertain", f"Accuracy uncertain: {text}, {_near(row, figure)}: measure it on labelled data (--eval)"
-    if not all(map(_is_proved, rows)):
-        text = f"{where}{figure_text(figure)} on {samples}"
-        return "uncertain", f"Accuracy uncertain: {text}: compare on more samples"
-    ordered = sorted(row["figures"], key=lambda one: one["name"] == "SQNR")  # SQNR last
-    known = [one for one in ordered if one["name"] not in HIDDEN] or ordered
-    return "kept", f"Accuracy kept: {where}{', '.join(map(figure_text, known))} on {samples}"
+            return "unknown", "nothing was compared with float", ""
+        return ("lost" if problems else "unknown"), "there is no output that can be compared", ""
+    states = [_state(row) for row in rows]
+    state: Accuracy = "lost" if "lost" in states else "uncertain" if "uncertain" in states else "kept"
+    row, figure = _least_margin([(row, one) for row in rows if _state(row) == state for one in _telling(row, state)])
+    named = f"'{row.get('name')}'" if len(every) > 1 else ""
+    joint = "of" if figure["name"] == "agreement" else "on"
+    text = f"{_described(row, figure, named)} {joint} {_samples(row, metrics)}"
+    if state == "lost":
+        return state, text, f", lost from {limit_text(figure['name'], figure.get('line'))} on"
+    if state == "kept":
+        return state, text, ""
+    if row.get("nature") == "detections":
+        subject = named or "the output"
+        return state, f"{subject} lists detections, which cannot be matched", f": {MEASURE}"
+    if _is_near(figure):
+        return state, text, ", which is too few to tell: compare on more samples"
+    word = "up to" if figure["name"] in LOWER_IS_BETTER else "from"
+    return state, text, f", kept {word} {limit_text(figure['name'], figure.get('kept'))}: {MEASURE}"
 
 
-def _limit_of(row: Mapping[str, Any], figure: Mapping[str, Any]) -> float | None:
-    """Return the value from which a figure is close to float; None if it says nothing for this nature."""
-    known = CLOSE.get(row.get("nature") or "", {})
-    names = {one["name"] for one in row["figures"]} & known.keys()
-    if names:
-        return known.get(figure["name"])
-    return CLOSE_DB if figure["name"] == "SQNR" else None
+def _state(row: Mapping[str, Any]) -> Accuracy:
+    """Return what the figures of an output prove; older reports do not say it."""
+    state = row.get("state")
+    return "kept" if state == "kept" else "lost" if state == "lost" else "uncertain"
 
 
-def _is_near_float(row: Mapping[str, Any]) -> bool:
-    """Whether an output equals float, or all of its figures that have a limit are on the good side."""
+def _telling(row: Mapping[str, Any], state: Accuracy) -> Sequence[Mapping[str, Any]]:
+    """Return the figures that the sentence may show: of classes that are kept, how many are those of float."""
+    if state == "lost":
+        return [figure for figure in row["figures"] if _is_lost(figure)] or list(row["figures"])
+    if any(figure["name"] == "agreement" for figure in row["figures"]):
+        classes = [figure for figure in row["figures"] if figure["name"] in ("agreement", "KL")]
+        return [figure for figure in classes if not _is_near(figure)] or classes[:1]
+    return list(row["figures"])
+
+
+def _is_lost(figure: Mapping[str, Any]) -> bool:
+    """Whether the value of a figure is one that accuracy is lost with."""
+    line, value = _float(figure.get("line")), _float(figure.get("value"))  # comparisons with NaN are false
+    return value >= line if figure["name"] in LOWER_IS_BETTER else value <= line
+
+
+def _described(row: Mapping[str, Any], figure: Mapping[str, Any], named: str) -> str:
+    """Say in words how far an output is from float."""
+    value = value_text(figure["name"], *_ends(figure), "")
+    subject = named or ("the outputs" if row.get("nature") != "classes" else "")
     if _is_equal(row):
-        return True
-    if row.get("nature") == DETECTIONS:
-        return False
-    for figure in row["figures"]:
-        limit, value = _limit_of(row, figure), _float(figure.get("value"))
-        if limit is not None and not (value <= limit if figure["name"] in LOWER_IS_BETTER else value >= limit):
-            return False
-    return True
+        return f"{named or 'the output'} is equal to that of float"
+    if figure["name"] == "relative error":
+        if _is_near(figure):
+            return f"{named + ' is' if named else 'outputs'} within {value} of float"
+        return f"{named + ' differs' if named else 'outputs differ'} from float by {value}"
+    if figure["name"] == "agreement":
+        return f"{named + ' has ' if named else ''}the same class as float for {value}"
+    if figure["name"] == "KL":
+        return f"the probabilities{f' of {named}' if named else ''} change (KL divergence {value})"
+    if figure["name"] == "equal values":
+        return f"{value} of the values{f' of {named}' if named else ''} are those of float"
+    return f"{subject}{' has' if named else ' have'} {value} dB signal to noise"
 
 
-def _is_proved(row: Mapping[str, Any]) -> bool:
-    """Whether the interval of a figure proves that the output is above its quality line; one sample has none."""
-    if _is_equal(row):
+def _is_near(figure: Mapping[str, Any]) -> bool:
+    """Whether a figure has a value that accuracy is kept with."""
+    kept, value = _float(figure.get("kept")), _float(figure.get("value"))
+    if math.isnan(kept):
         return True
-    for figure in row["figures"]:
-        _, low, high = _ends(figure)
-        line = _limit_of(row, figure) if figure.get("line") is None else _float(figure["line"])
-        if line is not None and math.isfinite(low) and math.isfinite(high):
-            worst = high if figure["name"] in LOWER_IS_BETTER else low
-            if worst <= line if figure["name"] in LOWER_IS_BETTER else worst >= line:
-                return True
-    return False
+    return value <= kept if figure["name"] in LOWER_IS_BETTER else value >= kept
 
 
 def _is_equal(row: Mapping[str, Any]) -> bool:
-    return any(figure.get("unit") == "dB" and _float(figure.get("value")) == math.inf for figure in row["figures"])
-
-
-def _near(row: Mapping[str, Any], figure: Mapping[str, Any]) -> str:
-    """Describe the distance of a figure from float."""
-    limit = _limit_of(row, figure)
-    if row.get("nature") == DETECTIONS:
-        return "whose rows cannot be matched"
-    if limit is None:
-        return "which is not close to float"
-    shown = f"{100 * limit:g} %" if figure["name"] in SHARES else f"{limit:g}"
-    return f"close to float is {shown}{f' {unit}' if (unit := figure.get('unit')) else ''}"
+    first = row["figures"][0]
+    return _float(first.get("value")) == (1.0 if first["name"] == "equal values" else math.inf)
 
 
 def _unusable(metrics: Mapping[str, Any]) -> str:
     """Return a clause about an output that is constant, not finite or of another shape; "" without any."""
+    natures = {row.get("name"): row.get("nature") for row in metrics.get("quality") or ()}
     for row in metrics.get("outputs") or ():
-        name = f"output '{row.get('name')}'"
-        if not row.get("compared", 1):
+        name, nature = f"output '{row.get('name')}'", natures.get(row.get("name"))
+        if not row.get("compared", 1) and nature != "detections":
             return f"{name} has another shape than in float"
         if row.get("not_finite"):
             return f"{name} has NaN or infinite values where float has none"
+        if nature in WITHOUT_ERROR:
+            continue
         if row.get("constant") or row.get("frozen"):
             return f"{name} is the same for every sample"
         if _float(row.get("sqnr_db")) < COLLAPSED_DB:
@@ -255,65 +330,47 @@ def _unusable(metrics: Mapping[str, Any]) -> str:
     return ""
 
 
-def below_line(name: str, value: float, low: float, high: float, line: float | None) -> bool:
-    """Whether a figure, with its whole interval, is on the wrong side of its line.
-
-    Args:
-        name: name of the figure, which says whether less is better.
-        low, high: ends of the 95 % interval. Without one (-inf, inf: a single sample), the value decides.
-        line: None: there is none.
-    """
-    if line is None or math.isnan(value):
-        return False
-    if name in LOWER_IS_BETTER:
-        return value > line and (low > line or low == -math.inf)
-    return value < line and (high < line or high == math.inf)
-
-
 def value_text(name: str, value: float, low: float, high: float, unit: str) -> str:
-    """Format a figure with its 95 % interval: ``93.8 % (79.9 to 98.3)``."""
+    """Format a figure with its 95 % confidence interval: ``93.8 % (79.9 to 98.3)``."""
     factor, unit = (100, " %") if name in SHARES else (1, f" {unit}" if unit else "")
-    digits = ".4f" if name == "cosine" else ".3g" if unit != " dB" else ".1f"
-    texts = [f"{factor * one:{digits}}" for one in (value, low, high)]
-    known = math.isfinite(low) and math.isfinite(high)
-    return f"{texts[0]}{unit} ({texts[1]} to {texts[2]})" if known else f"{texts[0]}{unit}"
+    digits = ".3g" if unit != " dB" else ".1f"
+    return f"{factor * value:{digits}}{unit}{interval_text(factor * low, factor * high, digits)}"
 
 
-def _is_below(figure: Mapping[str, Any]) -> bool:
-    return below_line(figure["name"], *_ends(figure), figure.get("line"))
+def interval_text(low: float, high: float, digits: str = ".3g", more: str = "") -> str:
+    """Format an interval: `` (79.9 to 98.3)``; "" if it is unknown or narrower than the digits, except `more`."""
+    ends = [f"{end:{digits}}" for end in (low, high)]
+    known = math.isfinite(low) and math.isfinite(high) and ends[0] != ends[1]
+    parts = [f"{ends[0]} to {ends[1]}"] if known else []
+    parts += [more] if more else []
+    return f" ({'; '.join(parts)})" if parts else ""
+
+
+def limit_text(name: str, limit: float | None) -> str:
+    """Format a limit of a figure: ``75 %``."""
+    value = _float(limit)
+    return f"{100 * value:g} %" if name in SHARES else f"{value:g} dB" if name == "SQNR" else f"{value:g}"
 
 
 def _ends(figure: Mapping[str, Any]) -> tuple[float, float, float]:
     return _float(figure.get("value")), _float(figure.get("low")), _float(figure.get("high"))
 
 
-def _is_close(judged: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> bool:
-    """Whether the value of a figure is on the wrong side of its line and its interval contains the line."""
-    for _, figure in judged:
-        line, value = figure.get("line"), _float(figure.get("value"))
-        if line is not None and (value > line if figure["name"] in LOWER_IS_BETTER else value < line):
-            return True
-    return False
-
-
 def _least_margin(
     judged: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]],
 ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Return the figure nearest to its line, by the ratio of what is lost to what may be lost.
+    """Return the figure that has used most of what may be lost; SQNR and figures without limits come last."""
 
-    Without lines, it is the lowest SQNR.
-    """
-
-    def used(pair: tuple[Mapping[str, Any], Mapping[str, Any]]) -> float:
-        figure, line = pair[1], _float(pair[1].get("line"))
+    def used(pair: tuple[Mapping[str, Any], Mapping[str, Any]]) -> tuple[bool, float]:
+        figure, line, kept = pair[1], _float(pair[1].get("line")), _float(pair[1].get("kept"))
         value, name = _float(figure.get("value")), figure["name"]
-        if math.isnan(line) or math.isnan(value):
-            return BEFORE_ANY_LINE - value if name == "SQNR" else -math.inf
+        decides = not math.isnan(line) or not math.isnan(kept)
+        limit = line if not math.isnan(line) else kept
+        if name == "SQNR":
+            return decides and value < line, -value
         if name in LOWER_IS_BETTER:
-            return value / line
-        if figure.get("unit") == "dB":
-            return line / value if value > 0 else math.inf
-        return (1 - value) / (1 - line)
+            return decides, value / limit if decides else value
+        return decides, (1 - value) / (1 - limit) if decides else 1 - value
 
     return max(judged, key=used)
 
@@ -324,35 +381,24 @@ def _samples(row: Mapping[str, Any], metrics: Mapping[str, Any]) -> str:
     return f"{count}{held} sample{'s' * (count != 1)}"
 
 
-def _named(row: Mapping[str, Any], outputs: int) -> str:
-    return f"'{row.get('name')}' has " if outputs > 1 else ""
-
-
 def figure_text(figure: Mapping[str, Any]) -> str:
     """Format a figure with its name: ``agreement 93.8 % (79.9 to 98.3)``."""
     return f"{figure['name']} {value_text(figure['name'], *_ends(figure), figure.get('unit') or '')}"
 
 
-def _line(figure: Mapping[str, Any]) -> str:
-    line = _float(figure.get("line"))
-    return f"{100 * line:g} %" if figure["name"] in SHARES else f"{line:g}"
+def _metric_text(value: Mapping[str, Any], evaluation: Mapping[str, Any]) -> str:
+    unit = f" {evaluation['unit']}" if evaluation.get("unit") else ""
+    return f"{_float(value.get('value')):{'.4f' if evaluation.get('share') else '.5g'}}{unit}"
 
 
 def _evaluated(evaluation: Mapping[str, Any]) -> str:
     """Format the task metric of both models, and the difference with its interval."""
-    first, second = (row["metric"] for row in evaluation["rows"][:2])
-    digits = ".4f" if evaluation.get("share") else ".5g"
-    unit = f" {evaluation['unit']}" if evaluation.get("unit") else ""
-    values = [_float(one.get("value")) for one in (first, second)]
+    before, after = (_metric_text(row["metric"], evaluation) for row in evaluation["rows"][:2])
     change = evaluation["rows"][1].get("difference") or {}
-    ends = [_float(change.get(key)) for key in ("value", "low", "high")]
-    apart = ""
-    if all(map(math.isfinite, ends)):
-        apart = f", difference {ends[0]:+{digits}} ({ends[1]:+{digits}} to {ends[2]:+{digits}})"
-    return (
-        f"{evaluation['metric']} {values[0]:{digits}} -> {values[1]:{digits}}{unit}{apart} "
-        f"on {evaluation.get('samples')} labelled samples"
-    )
+    value, low, high = _ends(change)
+    digits = "+.4f" if evaluation.get("share") else "+.5g"
+    apart = f", difference {value:{digits}}{interval_text(low, high, digits)}" if math.isfinite(value) else ""
+    return f"{evaluation['metric']} {after}, float {before}{apart} on {evaluation.get('samples')} labelled samples"
 
 
 def runtime_of(metrics: Mapping[str, Any]) -> str:
@@ -360,24 +406,58 @@ def runtime_of(metrics: Mapping[str, Any]) -> str:
     return str(metrics.get("runtime") or ON_CPU)
 
 
-def _speed(metrics: Mapping[str, Any], backend: str) -> str:
-    """Return a clause about the time of a run on this machine; "" if it was not measured or is of another runtime."""
+def _speed(metrics: Mapping[str, Any], backend: str) -> VerdictRow | None:
+    """Return a clause about the time of a run on this machine; None if it was not measured or is of another runtime."""
     decoder = metrics.get("llm") or {}
     if decoder:
         return _decoding_speed(decoder)
+    found = _latency(metrics, backend)
+    return None if found is None else speed_row(*found, busy=bool(metrics.get("busy")))
+
+
+def _latency(metrics: Mapping[str, Any], backend: str) -> tuple[float, float, float] | None:
+    """Return the latency ratio with its interval; None if it was not measured or is of another runtime."""
     ratio = _float(metrics.get("latency_ratio"))
     if backend != runtime_of(metrics) or not 0 < ratio < math.inf:
-        return ""
-    low, high = (_float(end) for end in metrics.get("latency_interval") or (math.nan, math.nan))
-    if 1 / AS_FAST <= ratio <= AS_FAST or low <= 1 <= high:
-        return "as fast as float on this CPU"
+        return None
+    low, high = (_float(end) for end in metrics.get("latency_interval") or (-math.inf, math.inf))
+    return ratio, low, high
+
+
+def speed_row(ratio: float, low: float, high: float, *, busy: bool) -> VerdictRow:
+    """Say how fast a model is: ``1.5 times faster (1.4 to 1.6) on this CPU``.
+
+    As fast as float: the whole interval is within `AS_FAST`, and the machine was not busy. An interval that contains 1
+    says nothing else.
+
+    Args:
+        ratio: time of a run relative to float.
+        low, high: its 95 % interval; not finite if there were too few runs.
+        busy: whether other processes used the processor.
+    """
+    known, load = math.isfinite(low) and math.isfinite(high), "the machine is busy" if busy else ""
+    if not known:
+        return VerdictRow("??", f"speed unclear ({load or 'too few runs'})")
+    if AS_FAST[0] <= low <= high <= AS_FAST[1] and not busy:
+        return VerdictRow("=", f"as fast as float{interval_text(low, high)} on this CPU")
+    if low <= 1 <= high or AS_FAST[0] <= low <= high <= AS_FAST[1]:
+        return VerdictRow("??", f"speed unclear ({low:.3g} to {high:.3g} of float{f'; {load}' if load else ''})")
     faster = ratio < 1
     times, ends = (1 / ratio, (1 / high, 1 / low)) if faster else (ratio, (low, high))
-    interval = f" ({ends[0]:.3g} to {ends[1]:.3g})" if all(map(math.isfinite, ends)) else ""
-    return f"{times:.3g} times {'faster' if faster else 'slower'}{interval} on this CPU"
+    text = f"{times:.3g} times {'faster' if faster else 'slower'}{interval_text(*ends, more=load)} on this CPU"
+    return VerdictRow("ok" if faster else "!!", text)
 
 
-def _decoding_speed(figures: Mapping[str, Any]) -> str:
+def _nothing_gained(metrics: Mapping[str, Any], backend: str) -> bool:
+    """Whether a file is neither smaller nor faster than float, as far as both were measured."""
+    found, size = _latency(metrics, backend), _float(metrics.get("size_ratio"))
+    if found is None or not SMALLER < size < math.inf:
+        return False
+    _, low, high = found
+    return bool(math.isfinite(high) and (low > 1 or AS_FAST[0] <= low <= high <= AS_FAST[1]))
+
+
+def _decoding_speed(figures: Mapping[str, Any]) -> VerdictRow | None:
     """Return a clause about the tokens per second of a decoder, each model with its best number of threads."""
     rows = figures.get("speed") or ()
     own, before = (
@@ -385,16 +465,22 @@ def _decoding_speed(figures: Mapping[str, Any]) -> str:
         for key in ("tokens_per_second", "float_tokens_per_second")
     )
     if not math.isfinite(own / before):
-        return ""
-    return f"{own / before:.3g} times the tokens/s of float on this CPU"
+        return None
+    return VerdictRow("ok" if own > before else "!!", f"{own / before:.3g} times the tokens/s of float on this CPU")
 
 
-def _size(metrics: Mapping[str, Any]) -> str:
+def _size(metrics: Mapping[str, Any]) -> VerdictRow | None:
     before, after = (metrics.get("llm") or {}).get("bytes") or (None, None)
     ratio = _float(metrics.get("size_ratio")) if not before else _float(after) / before
     if not 0 < ratio < math.inf:
-        return ""
-    return f"{1 / ratio:.3g} times smaller" if ratio < 1 else f"{ratio:.3g} times the size"
+        return None
+    if AS_LARGE[0] <= ratio <= AS_LARGE[1]:
+        return VerdictRow("=", "the same size")
+    return (
+        VerdictRow("ok", f"{1 / ratio:.3g} times smaller")
+        if ratio < 1
+        else VerdictRow("!!", f"{ratio:.3g} times larger")
+    )
 
 
 def _float(value: Any) -> float:

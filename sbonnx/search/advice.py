@@ -169,7 +169,10 @@ def _faster(state: PipelineState, before: Comparison) -> Advice | None:
 
 
 def problems_of(state: PipelineState, comparison: Comparison) -> tuple[str, ...]:
-    """List the outputs that are lost, or below a limit or quality line."""
+    """List the outputs that are lost, or below a limit; if labels prove a loss, by their figures."""
+    evaluation = comparison.evaluation
+    if evaluation is not None and evaluation.problem(evaluation.max_loss):
+        comparison = replace(comparison, evaluation=None)
     return limits_of(state.prepared.recipe).below(comparison)
 
 

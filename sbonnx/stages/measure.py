@@ -11,7 +11,7 @@ from sbonnx.calib.cache.sketch_cache import PRUNING
 from sbonnx.calib.calibrator import MeasuredRanges
 from sbonnx.calib.data import dataset as datasets
 from sbonnx.calib.held_out import HeldOutSplit, divide, divide_sequences
-from sbonnx.calib.input_check import check_inputs
+from sbonnx.calib.input_check import check_inputs, constant_data
 from sbonnx.calib.observers import OBSERVERS
 from sbonnx.calib.qparams.solve import weights_alone
 from sbonnx.calib.recurrent import read_steps, unroll
@@ -47,16 +47,22 @@ def read_data(state: PipelineState, options: RunOptions) -> PipelineState:
     """Read the calibration feeds and split off the hold-out set.
 
     Raises:
-        DataError: see `divided`.
+        DataError: see `divided`; or the data is constant.
         RecipeError: a limit of the recipe names an output that the model does not have.
     """
     prepared = state.prepared
     limits_of(prepared.recipe).check_outputs([output.name for output in prepared.graph.outputs])
     data = divided(state.request.data, prepared, state.request.split)
-    if data is not None and prepared.first_layer is not None:
-        prepared.graph.info.notes.extend(check_inputs(prepared.first_layer, data.every))
+    doubts: tuple[str, ...] = ()
+    if data is not None:
+        constant = constant_data(data.every)
+        if constant:
+            raise DataError(constant)
+        if prepared.first_layer is not None:
+            doubts = check_inputs(prepared.first_layer, data.every)
+    prepared.graph.info.notes.extend(doubts)
     # what is kept, such as in a module for training, has no second graph
-    return replace(state, data=data, prepared=replace(prepared, first_layer=None))
+    return replace(state, data=data, doubts=doubts, prepared=replace(prepared, first_layer=None))
 
 
 def divided(data: Any, prepared: Prepared, split: int | None) -> HeldOutSplit | None:

@@ -169,6 +169,7 @@ class PipelineState:
         prepared: graph and plan.
         opset: minimum opset of the graph.
         data: calibration and hold-out samples; None: none needed or none given.
+        doubts: sentences about data that does not look like that of the model.
         rounding: how weights are rounded, in place of what the recipe says.
         ranges: measured ranges of activations; None: nothing was measured.
         solution: scales, zero points and quantized weights.
@@ -182,6 +183,7 @@ class PipelineState:
     prepared: Prepared
     opset: int = BASE_OPSET
     data: HeldOutSplit | None = None
+    doubts: tuple[str, ...] = ()
     rounding: WeightRounding | None = None
     ranges: MeasuredRanges | None = None
     solution: Solution = field(default_factory=lambda: Solution({}, {}, {}))

@@ -116,10 +116,11 @@ def _verified(
         models = {"float": reference, "quantized": path}
         found = replace(proof.evaluate(models, evaluation, device=device), max_loss=max_loss)
         comparison = replace(comparison, evaluation=found)
-        missed = "" if max_loss is None else found.problem(max_loss)
+        missed = found.problem(max_loss)
     layers: tuple[profile.LayerError, ...] = ()
     if samples is not None:
-        comparison = replace(comparison, held_out=samples.count)
+        calibrated = not samples.count and bool(report.counts.get("samples"))
+        comparison = replace(comparison, held_out=samples.count, calibrated=calibrated, doubts=state.doubts)
         layers = profile.errors(
             prepared.graph, prepared.plan, state.solution, samples.judged, limit=PROFILE_FEEDS, device=device
         )

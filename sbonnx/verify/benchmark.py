@@ -12,8 +12,9 @@ import numpy as np
 
 from sbonnx.errors import DataError
 from sbonnx.html_report import Card, render_card
-from sbonnx.report.verdict import ON_CPU
+from sbonnx.report.verdict import ON_CPU, interval_text
 from sbonnx.verify.intervals import Interval, of_median
+from sbonnx.verify.load import OtherLoad
 from sbonnx.verify.runtimes import open_in
 from sbonnx.verify.sessions import Feeds, alternately, run
 
@@ -37,6 +38,7 @@ class Speed:
         samples_per_second: `batch` over the median.
         ratio: median of the ratios of times to those of the first model, run by run; 1 for the first model.
         ratio_interval: 95 % confidence interval of `ratio`.
+        busy: whether other processes used the processors meanwhile.
     """
 
     model: str
@@ -50,16 +52,16 @@ class Speed:
     samples_per_second: float
     ratio: float
     ratio_interval: Interval
+    busy: bool = False
 
     def _repr_html_(self) -> str:
         """Return the summary that notebooks show."""
-        low, high = self.interval_ms
         facts = [
-            ("median", f"{self.median_ms:.3g} ms ({low:.3g} to {high:.3g})"),
+            ("median", f"{self.median_ms:.3g} ms{interval_text(*self.interval_ms)}"),
             ("best", f"{self.best_ms:.3g} ms"),
             ("95th percentile", f"{self.p95_ms:.3g} ms"),
             ("samples/s", f"{self.samples_per_second:.3g}"),
-            ("time of the first model", f"{self.ratio:.3g} ×"),
+            ("time relative to the first model", f"{self.ratio:.3g} of it"),
         ]
         title = f"{self.model}, {self.threads} threads, {self.batch} samples a run"
         return render_card(Card(title, facts=facts))
@@ -98,12 +100,14 @@ def benchmark(
                 run(opened, feeds, 0)
             except DataError as error:
                 raise DataError(f"{model}: {error}") from error
+    load = OtherLoad()
     times = np.array(alternately(sessions, feeds, seconds=seconds, most=MAX_RUNS))
     batch = next((value.shape[0] for value in feeds.values() if value.ndim), 1)
-    return [_speed(model, threads, batch, row, times[0]) for model, row in zip(models, times, strict=True)]
+    busy = load.busy
+    return [_speed(model, threads, batch, row, times[0], busy=busy) for model, row in zip(models, times, strict=True)]
 
 
-def _speed(model: Path, threads: int, batch: int, times: Any, reference: Any) -> Speed:
+def _speed(model: Path, threads: int, batch: int, times: Any, reference: Any, *, busy: bool) -> Speed:
     middle = median(times.tolist())
     ratios = times / reference
     return Speed(
@@ -118,6 +122,7 @@ def _speed(model: Path, threads: int, batch: int, times: Any, reference: Any) ->
         samples_per_second=1000 * batch / middle,
         ratio=float(np.median(ratios)),
         ratio_interval=of_median(ratios),
+        busy=busy,
     )
 
 

@@ -12,10 +12,11 @@ from sbonnx.cpu import target_cpu
 from sbonnx.errors import RecipeError
 from sbonnx.html_report import comparison_card, render_card
 from sbonnx.metrics import OutputDifference
-from sbonnx.report.verdict import COLLAPSED_DB, ON_CPU
+from sbonnx.report.verdict import COLLAPSED_DB, ON_CPU, WITHOUT_ERROR
 from sbonnx.terminal import json_values
 from sbonnx.verify.kernel_count import Kernels
 from sbonnx.verify.labelled import Evaluation
+from sbonnx.verify.natures import Nature
 from sbonnx.verify.quality import OutputQuality
 
 GAP_DB: Final = 6.0
@@ -78,14 +79,17 @@ class Comparison:
         latency_runs: number of runs of each model.
         latency_ratio: median of the ratios quantized / float of pairs of runs, below 1 is faster; None if not measured.
         latency_interval: its confidence interval; None if not measured or of too few runs.
+        busy: whether other processes used the processors while latencies were measured.
         levels: errors by output and optimization level; empty if not measured.
         levels_left_out: optimization levels that were not opened: the graph is large, or this CPU would compute
             something else there than the CPU that the file is for.
         kernels: integer kernels of the runtime; None if not counted.
         dot_product: whether 8-bit products were added without saturation, as with VNNI or AMX.
         held_out: number of hold-out samples that `feeds` consist of; 0: none were held out.
+        calibrated: whether `feeds` are those of the calibration.
+        doubts: sentences about data that does not look like that of the model, see `sbonnx.calib.input_check`.
         calibration: errors by output on calibration samples, if `outputs` are from a hold-out set.
-        quality: figures of each output by its nature, on the same feeds as `outputs`.
+        quality: figures of each output, and what they prove, on the same feeds as `outputs`.
         evaluation: a metric of the float and the quantized model on labelled data; None if none was asked for.
         cpu: kind of CPU that the quantized file is for, see `Plan.cpu`; "" if unknown, or the same on all.
         runtime: backend whose runtime gave the outputs of the quantized model, latencies and kernels.
@@ -103,11 +107,14 @@ class Comparison:
     latency_runs: int = 0
     latency_ratio: float | None = None
     latency_interval: tuple[float, float] | None = None
+    busy: bool = False
     levels: tuple[LevelDifference, ...] = ()
     levels_left_out: tuple[str, ...] = ()
     kernels: Kernels | None = None
     dot_product: bool = True
     held_out: int = 0
+    calibrated: bool = False
+    doubts: tuple[str, ...] = ()
     calibration: tuple[OutputDifference, ...] = ()
     quality: tuple[OutputQuality, ...] = ()
     evaluation: Evaluation | None = None
@@ -149,9 +156,12 @@ class Comparison:
 
     def problems(self) -> tuple[str, ...]:
         """List the reasons why the quantized model is unusable, one sentence per output."""
-        found = [_collapsed(error) for error in self.outputs]
-        found += [text for error, text in self._unlike() if error.sqnr_db < FAIR_DB and not _collapsed(error)]
+        found = [self._collapsed(error) for error in self.outputs]
+        found += [text for error, text in self._unlike() if error.sqnr_db < FAIR_DB and not self._collapsed(error)]
         return tuple(text for text in found if text)
+
+    def _collapsed(self, error: OutputDifference) -> str:
+        return _collapsed(error, next((one.nature for one in self.quality if one.name == error.name), None))
 
     def notes(self) -> tuple[str, ...]:
         """Warnings about outputs that pass the threshold, one sentence for each output, and levels left out."""
@@ -180,7 +190,10 @@ class Comparison:
     def _unlike(self) -> Iterator[tuple[OutputDifference, str]]:
         """Yield the outputs that are much worse on the hold-out set than on calibration samples."""
         calibrated = {error.name: error for error in self.calibration}
+        natures = {output.name: output.nature for output in self.quality}
         for error in self.outputs:
+            if natures.get(error.name) in WITHOUT_ERROR:
+                continue
             other = calibrated.get(error.name, error)
             chance = SURE * math.hypot(error.spread_db, other.spread_db)
             if other.sqnr_db - error.sqnr_db > max(GAP_DB, chance):
@@ -189,7 +202,7 @@ class Comparison:
 
     def collapsed(self) -> frozenset[str]:
         """Return the names of unusable outputs: of another shape, not finite, constant, frozen or lost in error."""
-        return frozenset(error.name for error in self.outputs if _collapsed(error))
+        return frozenset(error.name for error in self.outputs if self._collapsed(error))
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to plain values for JSON."""
@@ -199,11 +212,13 @@ class Comparison:
         return {**plain, "kernels": kernels, "size_ratio": self.size_ratio, "larger": self.larger}
 
 
-def _collapsed(error: OutputDifference) -> str:
-    if not error.compared:
+def _collapsed(error: OutputDifference, nature: Nature | None) -> str:
+    if not error.compared and nature != "detections":
         return f"output '{error.name}' has another shape than in float on all {error.mismatched} feeds"
     if error.not_finite:
         return f"output '{error.name}' has {error.not_finite} NaN or infinite values where float has none"
+    if nature in WITHOUT_ERROR:
+        return ""
     if error.constant:
         return f"output '{error.name}' is the constant {error.low:.6g}, whatever the input"
     if error.frozen:
@@ -310,7 +325,9 @@ class Limits:
                 yield f"output '{error.name}' {figure}, {self._name('MIN_COSINE')} asks for {least:g}"
 
     def quality(self, comparison: Comparison) -> Iterator[str]:
-        """Yield the outputs below their quality line, except outputs for which the user set a threshold."""
+        """Yield the outputs that are lost, except outputs for which the user set a threshold. Labels decide alone."""
+        if comparison.evaluation is not None:
+            return
         lost = comparison.collapsed()
         for output in comparison.quality:
             limited = any(_for(least, output.name) is not None for least in (self.min_sqnr_db, self.min_cosine))

@@ -251,6 +251,7 @@ def compare(  # noqa: PLR0913 - public entry point
             latency_runs=took.runs,
             latency_ratio=took.ratio or None,
             latency_interval=took.interval if took.interval != UNKNOWN else None,
+            busy=took.busy,
             levels=rows,
             levels_left_out=tuple(level for level in LEVEL_NAMES if depth.levels and level not in levels),
             kernels=models.kernels(read) if depth.kernels else None,

@@ -55,6 +55,21 @@ def wilson(hits: int, count: int) -> Interval:
     return (centre - half if hits else 0.0), (centre + half if hits < count else 1.0)
 
 
+def paired(gained: int, lost: int, count: int) -> Interval:
+    """Compute the interval of a difference of two shares on the same samples: Agresti and Min (2005), adjusted Wald.
+
+    Half a sample is added to each of the four cells of hits and misses: without any change, the interval is not empty.
+
+    Args:
+        gained, lost: samples that are a hit of the second alone, and of the first alone.
+        count: number of samples.
+    """
+    total = count + 2
+    difference = (gained - lost) / total
+    half = NORMAL * math.sqrt(max((gained + lost + 1) / total - difference**2, 0.0) / total)
+    return difference - half, difference + half
+
+
 def of_mean(values: Array) -> Interval:
     """Compute Student's interval of the mean of independent values, shape (samples,)."""
     if len(values) < 2 or not np.isfinite(values).all():

@@ -20,7 +20,7 @@ from sbonnx.html_report import evaluation_card, render_card
 from sbonnx.metrics import TaskMetric, TaskMetricKind, task_metric
 from sbonnx.metrics.classification import TopK
 from sbonnx.python_files import input_paths, load_function
-from sbonnx.report.verdict import ON_CPU
+from sbonnx.report.verdict import CLOSE_LOSS, ON_CPU, state_of_metric
 from sbonnx.spec import Array
 from sbonnx.verify import intervals
 from sbonnx.verify.intervals import Interval
@@ -115,7 +115,8 @@ class Evaluation:
         higher_is_better: direction.
         share: differences are absolute; else `MetricRow.loss` is relative.
         samples: number of samples.
-        interval: how the intervals were computed: "wilson" (differences: "bootstrap") or "bootstrap".
+        interval: how the intervals were computed: "wilson" (differences: of paired shares) or "bootstrap".
+        chance: value of the metric if classes are guessed; None if it is unknown.
         rows: one for each model, in order.
         max_loss: loss that was allowed; None: no limit was set.
     """
@@ -128,6 +129,7 @@ class Evaluation:
     interval: str
     rows: tuple[MetricRow, ...]
     max_loss: float | None = None
+    chance: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -137,9 +139,18 @@ class Evaluation:
         """Return the summary that notebooks show."""
         return render_card(evaluation_card(self.to_dict()))
 
-    def problem(self, max_loss: float, name: str = "max_loss") -> str:
-        """Return a sentence if the second model's loss is above a limit, or unknown; else ""."""
+    def problem(self, max_loss: float | None, name: str = "max_loss") -> str:
+        """Return a sentence if the second model's loss is above a limit, or unknown; else "".
+
+        Args:
+            max_loss: limit of the user, for the loss itself; None: `CLOSE_LOSS`, for its whole interval.
+            name: of the limit.
+        """
         first, second = self.rows[0], self.rows[1]
+        if max_loss is None:
+            if state_of_metric(self.to_dict(), CLOSE_LOSS) != "lost":
+                return ""
+            max_loss, name = CLOSE_LOSS, "without a limit, an accuracy that is kept"
         if second.loss <= max_loss:
             return ""
         change = f"{self.metric} goes from {first.metric.value:.5g} to {second.metric.value:.5g}"
@@ -287,13 +298,24 @@ def summarized(kind: TaskMetricKind, metrics: Mapping[str, TaskMetric]) -> Evalu
         own = _own_interval(metric, draws[number])
         difference = None
         if number:
-            low, high = intervals.percentile(draws[number] - draws[0])
+            low, high = _difference(filled[0], metric, draws[number] - draws[0])
             difference = MetricValue(values[number] - values[0], low, high)
         rows.append(
             MetricRow(name, MetricValue(values[number], *own), difference, kind.loss(values[0], values[number]))
         )
     interval = "wilson" if wilson else "bootstrap"
-    return Evaluation(kind.name, kind.unit, kind.higher_is_better, kind.share, filled[0].count, interval, tuple(rows))
+    chance = filled[0].chance if isinstance(filled[0], TopK) else None
+    count, share = filled[0].count, kind.share
+    return Evaluation(kind.name, kind.unit, kind.higher_is_better, share, count, interval, tuple(rows), chance=chance)
+
+
+def _difference(first: TaskMetric, other: TaskMetric, draws: Array) -> Interval:
+    """Return the interval of a difference: of shares in closed form, as equal decisions on few samples prove little."""
+    if isinstance(first, TopK) and isinstance(other, TopK):
+        gained = int(((other.hits > 0) & (first.hits == 0)).sum())
+        lost = int(((other.hits == 0) & (first.hits > 0)).sum())
+        return intervals.paired(gained, lost, first.count)
+    return intervals.percentile(draws)
 
 
 def _own_interval(metric: TaskMetric, draws: Array) -> Interval:

@@ -11,30 +11,38 @@ import onnx
 
 from sbonnx.ops import KEEPS_VALUES, RECURRENT, RESHAPES
 
-End = Literal["softmax", "sigmoid", "tanh", "norm", "recurrent", "selection", "other"]
+End = Literal["softmax", "linear", "recurrent", "selection", "index", "other"]
 
-LAYOUT: Final = KEEPS_VALUES | RESHAPES | {"ReduceMean", "GlobalAveragePool"}
+POOLS: Final = frozenset({"ReduceMean", "GlobalAveragePool"})
+
+LAYOUT: Final = KEEPS_VALUES | RESHAPES | POOLS
 """Operators that are passed on the way back from an output: the same values in another form, or averages of them."""
+
+AFFINE: Final = frozenset({"Add", "Sub", "Mul", "Div"})
+"""Operators that are passed if their other input is a constant: biases and temperatures of logits."""
 
 ENDS: Final[Mapping[str, End]] = {
     "Softmax": "softmax",
     "LogSoftmax": "softmax",
-    "Sigmoid": "sigmoid",
-    "HardSigmoid": "sigmoid",
-    "Tanh": "tanh",
-    "LpNormalization": "norm",
-    "LayerNormalization": "norm",
-    "SimplifiedLayerNormalization": "norm",
-    "RMSNormalization": "norm",
-    "BatchNormalization": "norm",
+    "Gemm": "linear",
+    "MatMul": "linear",
+    "MatMulNBits": "linear",
     "NonMaxSuppression": "selection",
     "TopK": "selection",
+    "ArgMax": "index",
+    "ArgMin": "index",
 }
 
 SCORES: Final = re.compile(
     r"(?<![a-z])(logits?|class(es|ifiers?|ification)?|probs?|probability|probabilities|scores?)(?![a-z])", re.IGNORECASE
 )
 """Words in names of outputs, layers and weights that mean scores of classes."""
+
+STATES: Final = re.compile(
+    r"present|past|cache|(?<!hidden[_.])state|(?<![a-z])(next|new)(?![a-z])|(?<![a-z])[hc](n|0|_?[n0]|_?out|_?in|_?next|_?prev|_?new)?(?![a-z0-9])",
+    re.IGNORECASE,
+)
+"""Parts of names of caches and recurrent states: present.0.key, cache_last_time, stateN, hn, c_out."""
 
 STEPS: Final = 64
 """Maximum number of operators that are followed back from an output."""
@@ -46,13 +54,18 @@ class OutputForm:
 
     Attributes:
         end: kind of the last operator that changes values.
-        axis: axis of a softmax as the file has it, None if its tensor is moved on the way to the output.
+        classes: length of the axis after the batch axis, if it is static and no other axis follows that is longer
+            than 1; else 0. Classes have such an axis.
+        pooled: values are averaged over positions on the way to the output.
         named: whether the output, or the operator that gives its values, has a name that means scores of classes.
+        state: whether the name is that of a cache or a recurrent state.
     """
 
     end: End = "other"
-    axis: int | None = None
+    classes: int = 0
+    pooled: bool = False
     named: bool = False
+    state: bool = False
 
 
 UNKNOWN_FORM: Final = OutputForm()
@@ -60,10 +73,23 @@ UNKNOWN_FORM: Final = OutputForm()
 
 def output_forms(model: onnx.ModelProto) -> dict[str, OutputForm]:
     """Return the structure behind each output of a model, by name."""
-    opset = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
     made = _makers(model.graph)
-    forms = {output.name: _form(output.name, (made,), opset) for output in model.graph.output}
-    return {name: replace(form, named=form.named or _is_score(name)) for name, form in forms.items()}
+    forms = {}
+    for output in model.graph.output:
+        form = _form(output.name, (made,))
+        forms[output.name] = replace(
+            form,
+            classes=_class_axis(output),
+            named=form.named or _is_score(output.name),
+            state=STATES.search(output.name) is not None,
+        )
+    return forms
+
+
+def _class_axis(output: onnx.ValueInfoProto) -> int:
+    """Return the length of the axis that may be one of classes: of (batch, classes) or (batch, classes, 1, ...)."""
+    axes = [axis.dim_value if axis.HasField("dim_value") else 0 for axis in output.type.tensor_type.shape.dim]
+    return axes[1] if len(axes) > 1 and axes[1] > 1 and all(axis == 1 for axis in axes[2:]) else 0
 
 
 def _is_score(name: str) -> bool:
@@ -77,33 +103,44 @@ def _makers(graph: onnx.GraphProto) -> _Makers:
     return {name: (node, index) for node in graph.node for index, name in enumerate(node.output) if name}
 
 
-def _form(name: str, scopes: tuple[_Makers, ...], opset: int) -> OutputForm:
-    moved = False
+def _form(name: str, scopes: tuple[_Makers, ...]) -> OutputForm:
+    pooled = named = False
     for _ in range(STEPS):
         found = next((makers[name] for makers in scopes if name in makers), None)
         if found is None:
-            return UNKNOWN_FORM
+            return OutputForm(pooled=pooled)
         node, index = found
         if node.op_type == "If":
-            forms = {_form(body.output[index].name, (_makers(body), *scopes), opset) for body in _bodies(node)}
-            form = forms.pop() if len(forms) == 1 else UNKNOWN_FORM
-            return OutputForm(form.end) if moved else form
+            forms = {_form(body.output[index].name, (_makers(body), *scopes)) for body in _bodies(node)}
+            return replace(forms.pop(), pooled=pooled) if len(forms) == 1 else UNKNOWN_FORM
+        if node.op_type in AFFINE and (passed := _variable_input(node, scopes)):
+            name, named = passed, named or _says_scores(node)
+            continue
         if node.op_type not in LAYOUT or not node.input:
-            return _of_node(node, index, moved, opset)
-        moved |= node.op_type not in KEEPS_VALUES
+            return replace(_of_node(node, index), pooled=pooled, named=named or _says_scores(node))
+        pooled |= node.op_type in POOLS
         name = node.input[0]
     return UNKNOWN_FORM
 
 
-def _of_node(node: onnx.NodeProto, index: int, moved: bool, opset: int) -> OutputForm:
+def _variable_input(node: onnx.NodeProto, scopes: tuple[_Makers, ...]) -> str:
+    """Return the only input that another operator computes; "" if there are none or several."""
+    names = [one for one in node.input if (made := _made(one, scopes)) is not None and made.op_type != "Constant"]
+    return names[0] if len(names) == 1 else ""
+
+
+def _made(name: str, scopes: tuple[_Makers, ...]) -> onnx.NodeProto | None:
+    return next((makers[name][0] for makers in scopes if name in makers), None)
+
+
+def _of_node(node: onnx.NodeProto, index: int) -> OutputForm:
     if node.op_type in RECURRENT:
         return OutputForm("recurrent" if index > 0 else "other")  # from the second on they are states
-    end = ENDS.get(node.op_type, "other")
-    named = end == "other" and any(map(_is_score, (node.name, *node.input[1:])))
-    if end != "softmax" or moved:
-        return OutputForm(end, named=named)
-    given = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), None)
-    return OutputForm(end, given if given is not None else -1 if opset >= 13 else 1)
+    return OutputForm(ENDS.get(node.op_type, "other"))
+
+
+def _says_scores(node: onnx.NodeProto) -> bool:
+    return any(map(_is_score, (node.name, *node.input[1:])))
 
 
 def _bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:

@@ -1,4 +1,4 @@
-"""Quality of each output by its nature: figures with confidence intervals, and the lines below which it is too low."""
+"""Quality of each output: figures with confidence intervals, and whether they prove that accuracy is kept or lost."""
 
 from __future__ import annotations
 
@@ -11,34 +11,60 @@ import numpy as np
 import onnx
 
 from sbonnx.metrics import ratio_db
-from sbonnx.report.verdict import below_line, value_text
+from sbonnx.report.verdict import LOWER_IS_BETTER, OutputState, limit_text, value_text
 from sbonnx.spec import Array
 from sbonnx.verify import intervals
 from sbonnx.verify.intervals import Interval
 from sbonnx.verify.natures import Nature, nature_of
 from sbonnx.verify.output_forms import UNKNOWN_FORM, output_forms
-from sbonnx.verify.output_samples import OutputSamples
+from sbonnx.verify.output_samples import OutputSamples, SampleSpread, rows_of
 
-FigureName = Literal["SQNR", "SNR", "agreement", "KL", "relative error", "cosine", "equal values", "same shape"]
+FigureName = Literal["SQNR", "relative error", "agreement", "KL", "equal values", "same shape"]
 
-UNITS: Final[Mapping[FigureName, str]] = {"SQNR": "dB", "SNR": "dB", "KL": "nats"}
+UNITS: Final[Mapping[FigureName, str]] = {"SQNR": "dB", "KL": "nats"}
 """Units of figures; the others are shares or ratios."""
 
-LINES: Final[Mapping[Nature, Mapping[FigureName, float | None]]] = {
-    "classes": {"agreement": 0.75, "KL": 0.1, "relative error": 0.2},
-    "embedding": {"cosine": 0.98},
-    "regression": {"relative error": 0.2},
-    "signal": {"SNR": 15.0},
-    "state": {"relative error": None},
-    "sequence": {"relative error": 0.35},
-    "features": {"relative error": 0.25},
-    "labels": {"equal values": 0.75},
-    "detections": {},
-}
-"""Figures of each nature with their lines, None without one. docs/verification.md has the reason of each.
 
-Classes have a relative error only if all samples have one top class: their agreement says nothing then.
-"""
+@dataclass(frozen=True)
+class FigureLimits:
+    """Limits of one figure: up to `kept` accuracy is kept, from `lost` on it is lost; None: it does not decide that."""
+
+    kept: float | None
+    lost: float | None
+
+
+LIMITS: Final[Mapping[FigureName, FigureLimits]] = {
+    "SQNR": FigureLimits(None, 6.0),
+    "relative error": FigureLimits(0.1, 0.5),
+    "agreement": FigureLimits(0.95, 0.75),
+    "KL": FigureLimits(0.02, 0.1),
+    "equal values": FigureLimits(0.95, 0.75),
+    "same shape": FigureLimits(None, None),
+}
+"""Limits of the figures, whatever the output. docs/verification.md has the reason of each."""
+
+FIGURES: Final[Mapping[Nature, tuple[FigureName, ...]]] = {
+    "values": ("SQNR", "relative error"),
+    "classes": ("SQNR", "agreement", "KL", "relative error"),
+    "labels": ("equal values",),
+    "detections": ("SQNR", "same shape"),
+    "state": ("SQNR", "relative error"),
+}
+"""Figures of each nature. Of classes, agreement and KL are left out if all samples have one top class."""
+
+ENOUGH: Final = 6
+"""Number of samples from which an interval may prove that accuracy is kept."""
+
+ENOUGH_CLASSES: Final = 32
+"""Number of samples from which classes may prove it without a small error: few samples hold no close decision."""
+
+RESOLVED: Final = 1e-4
+"""Least variation between samples, as a share of the energy of an output, whose loss is proved: 40 dB below, an 8-bit
+code of the output has little left of it. Boxes of a detector, around their anchors, have 5e-4 (ultraface)."""
+
+ALIKE: Final = 0.05
+"""Share of the variation of the inputs between samples below which samples are too alike to prove that the variation of
+an output is lost, such as frames of one recording. Photographs of different things have 0.9."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +72,12 @@ class QualityFigure:
     """One figure of an output, with its 95 % confidence interval over the samples.
 
     Attributes:
-        name: a name of `LINES`, or "SQNR".
+        name: a name of `LIMITS`.
         value: in `unit`.
         low, high: ends of the interval; -inf, inf if the samples are too few.
         unit: "dB", "nats", or "" for shares and ratios.
-        line: the quality line, None without one.
+        kept: value up to which accuracy is kept; None: the figure does not decide that.
+        line: value from which accuracy is lost; None: the figure does not decide that.
     """
 
     name: FigureName
@@ -58,15 +85,46 @@ class QualityFigure:
     low: float
     high: float
     unit: str = ""
+    kept: float | None = None
     line: float | None = None
 
     @property
     def below(self) -> bool:
-        """Whether the whole interval, and with it the value, is on the wrong side of the line.
+        """Whether accuracy is lost by this figure: its whole interval is on the wrong side of `line`.
 
-        Without an interval (one sample), the value decides.
+        Without an interval (one sample), only the ratio of an output to its error decides.
         """
-        return below_line(self.name, self.value, self.low, self.high, self.line)
+        if self.line is None or math.isnan(self.value):
+            return False
+        if not self.known:
+            return self.name == "SQNR" and self.value < self.line
+        return self.low > self.line if self.name in LOWER_IS_BETTER else self.high < self.line
+
+    @property
+    def known(self) -> bool:
+        """Whether it has an interval."""
+        return math.isfinite(self.low) and math.isfinite(self.high)
+
+    @property
+    def near(self) -> bool:
+        """Whether its value is one of those that accuracy is kept with."""
+        if self.kept is None:
+            return True
+        return self.value <= self.kept if self.name in LOWER_IS_BETTER else self.value >= self.kept
+
+    @property
+    def proved(self) -> bool:
+        """Whether its whole interval is."""
+        if self.kept is None or not self.known:
+            return False
+        return self.high <= self.kept if self.name in LOWER_IS_BETTER else self.low >= self.kept
+
+    @property
+    def may_be_lost(self) -> bool:
+        """Whether its interval contains values from `line` on; True without an interval."""
+        if self.line is None:
+            return False
+        return not self.known or (self.high >= self.line if self.name in LOWER_IS_BETTER else self.low <= self.line)
 
     def text(self) -> str:
         """Format value and interval: ``93.8 % (79.9 to 98.3)``."""
@@ -79,10 +137,11 @@ class OutputQuality:
 
     Attributes:
         name: name of the output.
-        nature: a key of `LINES`.
+        nature: a key of `FIGURES`.
         why: the reason for the nature.
         samples: number of samples compared.
-        figures: "SQNR", then those of the nature.
+        figures: those of the nature.
+        state: what they prove: "kept", "lost", "uncertain"; "unjudged" for states, whose effect is in other outputs.
     """
 
     name: str
@@ -90,25 +149,52 @@ class OutputQuality:
     why: str
     samples: int
     figures: tuple[QualityFigure, ...]
+    state: OutputState = "uncertain"
 
     @property
     def problem(self) -> str:
-        """Sentence about the figures below their lines; "" without any."""
-        bad = [figure for figure in self.figures if figure.below]
-        if not bad:
+        """Sentence about an output whose figures prove that accuracy is lost; "" for others."""
+        if self.state != "lost":
             return ""
-        parts = (f"{figure.name} {figure.text()}, line {_line_text(figure)}" for figure in bad)
-        what = f"output '{self.name}' ({self.nature}, {self.samples} samples)"
-        return f"{what} is below the quality line: {'; '.join(parts)}"
+        bad = [figure for figure in self.figures if figure.below]
+        parts = (
+            f"{figure.name} {figure.text()}, lost from {limit_text(figure.name, figure.line)} on" for figure in bad
+        )
+        return f"output '{self.name}' is far from float on {self.samples} samples: {'; '.join(parts)}"
 
     def figure(self, name: FigureName) -> QualityFigure | None:
         """Return a figure by name, or None."""
         return next((figure for figure in self.figures if figure.name == name), None)
 
 
-def _line_text(figure: QualityFigure) -> str:
-    line = figure.line if figure.line is not None else math.nan
-    return f"{100 * line:g} %" if figure.name in ("agreement", "equal values") else f"{line:g}"
+def state_of(nature: Nature, figures: Sequence[QualityFigure], samples: int) -> OutputState:
+    """Decide what the figures of an output prove.
+
+    Lost: a whole interval is on the wrong side of its limit. Kept: the interval of the relative error is within its
+    limit as a whole, and there are `ENOUGH` samples; or all figures of classes are within their limits, the interval of
+    KL as a whole, none contains values that are lost, and there are `ENOUGH_CLASSES`. Decisions that change although
+    the probabilities hardly do (agreement low, KL within its limit) prove no loss.
+    """
+    if nature == "state":
+        return "unjudged"
+    exact = math.inf if nature != "labels" else 1.0
+    if figures and figures[0].value == exact:
+        return "kept"
+    if nature == "detections":
+        return "uncertain"
+    by_name = {figure.name: figure for figure in figures}
+    sure = "KL" not in by_name or not by_name["KL"].near
+    if any(figure.below and (sure or figure.name != "agreement") for figure in figures):
+        return "lost"
+    error = by_name.pop("relative error", None)
+    if not by_name.keys() - {"SQNR"}:  # values
+        return "kept" if error is not None and error.proved and samples >= ENOUGH else "uncertain"
+    within = all(figure.near for figure in by_name.values())
+    if error is not None and error.proved and within and samples >= ENOUGH:
+        return "kept"
+    sure = within and not any(figure.may_be_lost for figure in by_name.values())
+    proved = any(figure.proved for figure in by_name.values())
+    return "kept" if sure and proved and samples >= ENOUGH_CLASSES else "uncertain"
 
 
 class QualitySamples:
@@ -123,41 +209,73 @@ class QualitySamples:
         """
         forms = {} if model is None else output_forms(model)
         self._outputs = [(name, OutputSamples(forms.get(name, UNKNOWN_FORM))) for name in names]
+        self._differences = _InputDifferences()
         self._inputs = [] if model is None else [value.name for value in model.graph.input]
 
     def add(self, reference: Sequence[Any], value: Sequence[Any], feeds: Mapping[str, Array]) -> None:
         """Add the outputs of one feed, in the order of the names."""
-        ordered = [feeds[name] for name in self._inputs if name in feeds] or list(feeds.values())
+        ordered = {name: feeds[name] for name in self._inputs if name in feeds} or dict(feeds)
         for (_, samples), ref, val in zip(self._outputs, reference, value, strict=True):
             samples.add(ref, val, ordered)
+        self._differences.add(ordered)
 
     def result(self) -> tuple[OutputQuality, ...]:
         """Return the quality of each output that was compared."""
-        many = len(self._outputs)
-        return tuple(_quality(name, samples, many) for name, samples in self._outputs if samples.same_shape)
-
-
-def _quality(name: str, samples: OutputSamples, outputs: int) -> OutputQuality:
-    nature, why = nature_of(samples, outputs)
-    energies = np.asarray(samples.energies, np.float64).reshape(-1, 2)
-    figures: list[QualityFigure] = []
-    if len(energies):
-        value = ratio_db(float(energies[:, 0].sum()), float(energies[:, 1].sum()))
-        figures.append(_figure("SQNR", value, _in_db(intervals.of_ratio(energies[:, 1], energies[:, 0])), None))
-    for kind, line in LINES[nature].items():
-        if nature == "classes" and kind == "relative error" and not samples.one_class:
-            continue
-        figures.extend(_figure(kind, *found, line) for found in _measured(kind, samples, energies))
-    if nature == "detections":
-        same = sum(samples.same_shape)
-        figures.append(
-            _figure("same shape", same / len(samples.same_shape), intervals.wilson(same, len(samples.same_shape)), None)
+        many, alike = len(self._outputs), self._differences.alike
+        return tuple(
+            _quality(name, one, many, place, alike=alike)
+            for place, (name, one) in enumerate(self._outputs)
+            if one.same_shape
         )
-    return OutputQuality(name, nature, why, len(samples.same_shape), tuple(figures))
 
 
-def _figure(name: FigureName, value: float, interval: Interval, line: float | None) -> QualityFigure:
-    return QualityFigure(name, value, *interval, UNITS.get(name, ""), line)
+class _InputDifferences:
+    """Accumulates whether the samples of the inputs differ, feed by feed."""
+
+    def __init__(self) -> None:
+        self._spreads: dict[str, SampleSpread] = {}
+        self._sums: dict[str, tuple[float, int]] = {}
+        self._differ = False
+
+    def add(self, feeds: Mapping[str, Array]) -> None:
+        """Add the samples of one feed."""
+        rows = rows_of(feeds.values())
+        for name, array in feeds.items():
+            if array.dtype.kind not in "fiub" or not array.size:
+                continue
+            spread = self._spreads.setdefault(name, SampleSpread())
+            for sample in array if array.ndim and len(array) == rows else [array]:
+                spread.add(np.asarray(sample, np.float64))
+            total, count = self._sums.get(name, (0.0, 0))
+            self._sums[name] = total + float(array.sum(dtype=np.float64)), count + array.size
+            self._differ |= array.dtype.kind != "f" and spread.variation() > 0
+
+    @property
+    def alike(self) -> bool:
+        """Whether the samples of all inputs are nearly the same, by `ALIKE`."""
+        if self._differ:
+            return False
+        for name, spread in self._spreads.items():
+            total, count = self._sums[name]
+            around = spread.energy - total * total / count
+            if spread.several_shapes or spread.variation() > ALIKE * around:
+                return False
+        return True
+
+
+def _quality(name: str, samples: OutputSamples, outputs: int, place: int, *, alike: bool) -> OutputQuality:
+    nature, why = nature_of(samples, outputs, place)
+    kinds = FIGURES[nature]
+    if nature == "classes" and samples.one_class:
+        kinds = FIGURES["values"]
+    figures = tuple(figure for kind in kinds for figure in _measured(kind, samples, alike, decides="KL" not in kinds))
+    count = len(samples.same_shape)
+    return OutputQuality(name, nature, why, count, figures, state_of(nature, figures, count))
+
+
+def _figure(name: FigureName, value: float, interval: Interval, *, decides: bool = True) -> QualityFigure:
+    limits = LIMITS[name]
+    return QualityFigure(name, value, *interval, UNITS.get(name, ""), limits.kept, limits.lost if decides else None)
 
 
 def _in_db(interval: Interval) -> Interval:
@@ -166,21 +284,23 @@ def _in_db(interval: Interval) -> Interval:
     return (-10 * math.log10(high), -10 * math.log10(low)) if 0 < low and math.isfinite(high) else intervals.UNKNOWN
 
 
-def _measured(name: FigureName, samples: OutputSamples, energies: Array) -> Iterator[tuple[float, Interval]]:
-    """Yield value and interval of a figure; nothing if it has no value."""
+def _measured(name: FigureName, samples: OutputSamples, alike: bool, *, decides: bool) -> Iterator[QualityFigure]:
+    """Yield a figure; nothing if it has no value. `decides`: the relative error may prove a loss."""
+    energies = np.asarray(samples.energies, np.float64).reshape(-1, 2)
     if name == "agreement" and samples.agree:
-        yield _share(samples.agree)
+        yield _figure(name, *_share(samples.agree))
     elif name == "equal values" and samples.equal:
-        yield _share(samples.equal)
+        yield _figure(name, *_share(samples.equal), decides=not samples.wide_integers or samples.form.end == "index")
+    elif name == "same shape":
+        yield _figure(name, *_share([float(one) for one in samples.same_shape]))
     elif name == "KL" and samples.divergences:
-        yield _mean(samples.divergences, least=0.0)
-    elif name == "cosine" and samples.cosines:
-        yield _mean(samples.cosines, least=-1.0, most=1.0)
-    elif name == "SNR" and len(energies):
+        yield _figure(name, *_mean(samples.divergences, least=0.0))
+    elif name == "SQNR" and len(energies):
         value = ratio_db(float(energies[:, 0].sum()), float(energies[:, 1].sum()))
-        yield value, _in_db(intervals.of_ratio(energies[:, 1], energies[:, 0]))
+        interval = _in_db(intervals.of_ratio(energies[:, 1], energies[:, 0]))
+        yield _figure(name, value, interval, decides=bool(energies[:, 0].any()))
     elif name == "relative error" and len(energies):
-        yield _relative_error(samples, energies)
+        yield _relative_error(samples, energies, decides=decides and not alike)
 
 
 def _share(values: Sequence[float]) -> tuple[float, Interval]:
@@ -195,17 +315,19 @@ def _mean(values: Sequence[float], least: float, most: float = math.inf) -> tupl
     return float(np.mean(values)), (max(low, least) if low > -math.inf else low, min(high, most))
 
 
-def _relative_error(samples: OutputSamples, energies: Array) -> tuple[float, Interval]:
+def _relative_error(samples: OutputSamples, energies: Array, *, decides: bool) -> QualityFigure:
     """Return the root of the energy of the error over that of the variation between samples, and its interval.
 
     Anchors, background scores and other values that every sample has in common would hide the error of the rest. The
     denominator is the variation of all samples; with one sample, different shapes or no variation, it is the energy.
+    It proves no loss where there is next to no variation to lose (`RESOLVED`), or samples are alike.
     """
     noise, signal = energies[:, 1], energies[:, 0]
-    varied = samples.variation()
+    varied = samples.spread.variation()
     below = np.full(len(noise), varied / len(noise)) if varied > 0 else signal
+    decides = bool(decides and varied >= RESOLVED * signal.sum())
     if not below.sum():
-        return (math.inf if noise.sum() else 0.0), intervals.UNKNOWN
+        return _figure("relative error", math.inf if noise.sum() else 0.0, intervals.UNKNOWN, decides=decides)
     low, high = intervals.of_ratio(noise, below)
     root = (math.sqrt(low), math.sqrt(high)) if low > 0 and math.isfinite(high) else intervals.UNKNOWN
-    return math.sqrt(float(noise.sum() / below.sum())), root
+    return _figure("relative error", math.sqrt(float(noise.sum() / below.sum())), root, decides=decides)

@@ -28,6 +28,7 @@ from sbonnx.runtime import open_session, reason, session_options
 from sbonnx.spec import Array
 from sbonnx.verify.intervals import UNKNOWN, Interval, of_median
 from sbonnx.verify.kernel_count import Kernels, count, count_layers
+from sbonnx.verify.load import OtherLoad
 
 Feeds = Mapping[str, Array]
 
@@ -423,6 +424,7 @@ class Latency:
         interval: confidence interval of `ratio`.
         ratio: median of the ratios quantized / float, run by run; 0 if not measured. On a busy machine, the ratio of
             the medians scatters more, and may lie outside the interval.
+        busy: whether other processes used the processors meanwhile.
     """
 
     best: tuple[float, float] = (0.0, 0.0)
@@ -430,6 +432,7 @@ class Latency:
     runs: int = 0
     interval: Interval = UNKNOWN
     ratio: float = 0.0
+    busy: bool = False
 
 
 def side_by_side(one: Any, other: Any, feeds: Feeds) -> Latency:
@@ -441,10 +444,12 @@ def side_by_side(one: Any, other: Any, feeds: Feeds) -> Latency:
     Raises:
         DataError: a model cannot run on these feeds.
     """
+    load = OtherLoad()
     taken = alternately((one, other), feeds, seconds=SECONDS, most=RUNS[1])
+    busy = load.busy
     ratios = np.array(taken[1]) / np.array(taken[0])
     best, middle = (min(taken[0]), min(taken[1])), (median(taken[0]), median(taken[1]))
-    return Latency(best, middle, len(taken[0]), of_median(ratios), float(np.median(ratios)))
+    return Latency(best, middle, len(taken[0]), of_median(ratios), float(np.median(ratios)), busy)
 
 
 def alternately(models: Sequence[Any], feeds: Feeds, *, seconds: float, most: int) -> list[list[float]]:

@@ -12,7 +12,7 @@ from sbonnx import graph as graphs
 from sbonnx.assets import digits
 from sbonnx.calib import held_out
 from sbonnx.calib.data import dataset as datasets
-from sbonnx.calib.held_out import FEWEST, FEWEST_SEQUENCES, MOST, HeldOutSplit, divide, divide_sequences
+from sbonnx.calib.held_out import FEWEST, FEWEST_SEQUENCES, LEAST, MOST, HeldOutSplit, divide, divide_sequences
 from sbonnx.calib.recurrent import unroll
 from sbonnx.cli.output.tables import comparison_facts
 from tests.calib.recurrent import BACK, step
@@ -67,7 +67,7 @@ def test_equal_samples_are_on_one_side() -> None:
 
 def test_few_samples_are_all_calibrated_on_and_many_held_out_are_enough() -> None:
     assert division(batches(IMAGES[: FEWEST - 1], 1)).held is None
-    assert division(batches(IMAGES[:FEWEST], 1)).count == FEWEST // 8
+    assert division(batches(IMAGES[:FEWEST], 1)).count == LEAST
     assert division(batches(IMAGES, 8), share=0).held is None
     assert division(batches(IMAGES, 32), share=0.5).count == MOST
     assert division(batches(IMAGES[:FEWEST], 1), share=0.99).fit.count == 1
@@ -168,6 +168,6 @@ def test_a_recurrent_file_that_does_not_generalize_is_a_problem() -> None:
         if found.held is not None and np.abs(np.concatenate([feed["x"] for feed in found.held])).max() > 1:
             break
     report = sbonnx.quantize(proto, data, backend="virtual", a_observer="minmax", feedback=BACK)
-    assert "output 'next' is lost in error" in report.problems[0]
+    assert "output 'y' is lost in error" in report.problems[0]
     assert report.metrics["calibration"][0]["sqnr_db"] > 30
     assert sbonnx.quantize(proto, data, backend="virtual", a_observer="minmax", feedback=BACK, held_out=0).ok

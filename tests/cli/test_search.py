@@ -25,7 +25,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_auto(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["-o", "q.onnx", "--recipe", "auto", "--bits", "w4a8", "--save-recipe", "r.yaml", "--set", "observer=mse"]
-    assert main([*COMMAND, *flags]) == 0
+    assert main([*COMMAND, *flags, "-v"]) == 0
     out = capsys.readouterr().out
     assert "search steps, evaluated on 4 feeds held out" in out and "plain recipe" in out
     assert main(["quantize", "m.onnx", "--data", "d.npz", "--split", "2", "-o", "q2.onnx", "--recipe", "r.yaml"]) == 0
@@ -34,7 +34,7 @@ def test_auto(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_widths(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--average-bits", "4", "--set", "MIXED.WEIGHTS=2/4/8"]
-    assert main([*COMMAND, "-o", "q.onnx", *flags]) == 0
+    assert main([*COMMAND, "-o", "q.onnx", *flags, "-v"]) == 0
     out = capsys.readouterr().out
     assert "widths, cost in bits for 4" in out and "Pareto front" in out
     assert main([*COMMAND, "-o", "q2.onnx", *flags, "--json"]) == 0

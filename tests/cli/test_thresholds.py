@@ -42,7 +42,7 @@ def test_quantize(wish: str, place: Path, capfd: pytest.CaptureFixture[str]) -> 
     line, *others = err.splitlines()
     assert [other.split()[0] for other in others] in ([], ["advice:"]), "advice is for outputs, and one line"
     assert line.startswith("below quality: ") and ASKED[wish] in line
-    assert "written: q.onnx" in out
+    assert "m.onnx -> q.onnx" in out
     assert (place / "q.onnx").exists()
     assert main([*COMMAND, "--set", wish, "--force", "--json"]) == 1
     report = json.loads(capfd.readouterr().out)
@@ -53,7 +53,7 @@ def test_quantize(wish: str, place: Path, capfd: pytest.CaptureFixture[str]) -> 
 
 def test_ops_that_stay_float(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     flags = ["--set", "a_qscheme=per-tensor-symmetric", "--set", "min_integer=1"]
-    assert main([*COMMAND, *flags]) == 1
+    assert main([*COMMAND, *flags, "--verbose"]) == 1
     out, err = capfd.readouterr()
     assert "VERIFY.MIN_INTEGER asks for 1 (first: 'stem': the Relu after it stays in float" in err
     assert "integer kernel" in out and "planned ops" in out and "optimisation levels" in out
@@ -65,7 +65,7 @@ def test_reason_before_the_tables(place: Path, capfd: pytest.CaptureFixture[str]
     home = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, env=home)
     lines = [line for line in done.stdout.splitlines() if line.strip()]
-    first = next(at for at, line in enumerate(lines) if "m.onnx for onnxruntime" in line)
+    first = next(at for at, line in enumerate(lines) if "m.onnx -> q.onnx" in line)
     assert done.returncode == 1
     assert any(line.startswith("below quality: output 'y'") for line in lines[:first])
 

@@ -127,13 +127,15 @@ def test_bits_of_layers() -> None:
 def test_outputs_by_nature_and_advice() -> None:
     """Figures with interval and line, and the command to try next; names are text."""
     report = network([])
-    figure = {"name": "KL", "value": 0.25, "low": 0.125, "high": 0.5, "unit": "nats", "line": 0.1}
+    figure = {"name": "KL", "value": 0.25, "low": 0.125, "high": 0.5, "unit": "nats", "kept": 0.02, "line": 0.1}
     lonely = {"name": "SQNR", "value": 31.25, "low": "-inf", "high": "inf", "unit": "dB", "line": None}
-    report["metrics"]["quality"] = [{"name": "y", "nature": "classes", "figures": [lonely, figure]}]
+    report["metrics"]["quality"] = [
+        {"name": "y", "nature": "classes", "state": "lost", "samples": 16, "figures": [lonely, figure]}
+    ]
     report["advice"] = {"text": "use 8-bit weights", "overrides": ["bits=w8a8"], "command": "sbonnx quantize '<m>'"}
     page = single_page(report)
-    assert "SQNR 31.25 dB; KL 0.25 nats (0.125 to 0.5), line 0.1" in page
-    assert "classes" in page
+    assert "SQNR 31.2 dB; KL 0.25 nats (0.125 to 0.5), kept up to 0.02, lost from 0.1" in page
+    assert "lost" in page
     assert "advice: use 8-bit weights: sbonnx quantize &#39;&lt;m&gt;&#39;" in page
 
 
@@ -148,7 +150,7 @@ def test_agreement_has_its_interval_and_a_metric_on_labels_its_own_tile() -> Non
     rows = [{"model": "float", "metric": before}, {"model": "quantized", "metric": after, "difference": change}]
     report["metrics"]["evaluation"] = {"metric": "top1", "samples": 500, "rows": rows}
     page = single_page(report)
-    assert "same best class as float, 64.00 % to 96.50 % of 16 samples" in page
+    assert "same class as float (64 to 96.5), 16 samples" in page
     assert "float 0.91, difference −0.01 (−0.02 to 0.005), 500 samples" in page
 
 

@@ -144,12 +144,12 @@ def test_the_command_line_takes_a_folder_with_several_models(
     assert found["schema"] == "quantize-folder" and found["ok"] is True
     assert {name: report["counts"]["samples"] for name, report in found["files"].items()} == {
         "model": 8,
-        "text_model": 32,
+        "text_model": 26,
     }
     assert json.loads((tmp_path / "report.json").read_text()) == found
     assert main([*given, "--force", "--min-sqnr", "200"]) == 1
     shown = capsys.readouterr().out
-    assert all(f"written: {tmp_path / 'int8' / name}_quantized.onnx" in shown for name in ("model", "text_model"))
+    assert all(f"-> {tmp_path / 'int8' / name}_quantized.onnx" in shown for name in ("model", "text_model"))
     for option, hint in (
         ("--report=page.html", "use --report FILE.json"),
         ("--save-recipe=r.yaml", "leave out --save-recipe"),

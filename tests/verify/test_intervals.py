@@ -49,3 +49,16 @@ def test_coverage() -> None:
 def test_energies_that_are_not_finite_have_no_interval() -> None:
     assert intervals.of_ratio(np.array([1.0, math.inf]), np.ones(2)) == intervals.UNKNOWN
     assert intervals.of_mean(np.array([1.0, math.nan])) == intervals.UNKNOWN
+
+
+@pytest.mark.parametrize(("share", "changed"), [(0.01, 0.02), (0.05, 0.1), (0.0, 0.05)])
+def test_paired_differences_are_covered(share: float, changed: float) -> None:
+    """Of 2,000 sets of 200 samples, about 95 % of the intervals contain the difference; none is empty."""
+    rng, count = np.random.default_rng(2), 200
+    lost, gained = (changed + share) / 2, (changed - share) / 2
+    draws = rng.multinomial(count, [gained, lost, 1 - gained - lost], 2000)
+    ends = np.array([intervals.paired(int(a), int(b), count) for a, b, _ in draws])
+    assert 0.93 < ((ends[:, 0] <= -share) & (-share <= ends[:, 1])).mean() < 0.99
+    assert (ends[:, 1] > ends[:, 0]).all()
+    low, high = intervals.paired(0, 0, 10)
+    assert low < -0.1 and high > 0.1, "ten equal decisions prove little"

@@ -28,7 +28,8 @@ def test_equals_a_plain_loop_and_compares_side_by_side() -> None:
     assert found.samples == len(data["label"])
     assert (first.metric.low, first.metric.high) == intervals.wilson(round(expected * found.samples), found.samples)
     assert first.difference is None and second.difference is not None
-    assert (second.difference.low, second.difference.high) == (0.0, 0.0), "paired: the same samples are drawn"
+    assert (second.difference.low, second.difference.high) == intervals.paired(0, 0, found.samples), "paired"
+    assert found.chance == 0.1
     assert found.problem(0.0) == ""
 
 

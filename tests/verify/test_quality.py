@@ -10,16 +10,21 @@ import pytest
 
 from sbonnx.spec import Array
 from sbonnx.verify import Comparison, Limits
-from sbonnx.verify.quality import OutputQuality, QualityFigure, QualitySamples
+from sbonnx.verify.quality import LIMITS, FigureName, OutputQuality, QualityFigure, QualitySamples, state_of
+from tests.support.models import model
 
 RNG = np.random.default_rng(5)
 
 
-def quality(reference: Array, value: Array) -> OutputQuality:
-    """Of one output whose feeds are single samples; the input has another shape."""
-    samples = QualitySamples(["y"], None)
-    for ref, val in zip(reference, value, strict=True):
-        samples.add([ref[None]], [val[None]], {"x": np.zeros((1, 7), np.float32)})
+def quality(reference: Array, value: Array, name: str = "y", inputs: Array | None = None) -> OutputQuality:
+    """Of one output whose feeds are single samples; the input has another shape, and differs between samples."""
+    proto = model(
+        f"agraph (float[N,7] x) => (float[N,{reference.shape[1]}] {name}) {{ {name} = MatMul (x, w) }}", w=(7, 3)
+    )
+    samples = QualitySamples([name], proto if reference.ndim == 2 else None)
+    given = RNG.standard_normal((len(reference), 7)) if inputs is None else inputs
+    for ref, val, x in zip(reference, value, given, strict=True):
+        samples.add([ref[None]], [val[None]], {"x": x[None].astype(np.float32)})
     (found,) = samples.result()
     return found
 
@@ -31,12 +36,12 @@ def value_of(found: OutputQuality, name: str) -> float:
 def test_classes_by_hand() -> None:
     logits = (6 * RNG.standard_normal((40, 5))).astype(np.float32)
     other = logits + (2 * RNG.standard_normal(logits.shape)).astype(np.float32)
-    found = quality(logits, other)
+    found = quality(logits, other, "logits")
     p, q = (np.exp(x.astype(np.float64)) / np.exp(x.astype(np.float64)).sum(1, keepdims=True) for x in (logits, other))
     assert found.nature == "classes" and found.samples == 40
     assert value_of(found, "agreement") == pytest.approx((logits.argmax(1) == other.argmax(1)).mean())
     assert value_of(found, "KL") == pytest.approx((p * np.log(p / q)).sum(1).mean(), rel=1e-3)
-    assert [figure.name for figure in found.figures] == ["SQNR", "agreement", "KL"]
+    assert [figure.name for figure in found.figures] == ["SQNR", "agreement", "KL", "relative error"]
 
 
 def test_probabilities_are_no_logits() -> None:
@@ -51,7 +56,7 @@ def test_what_all_samples_share_does_not_hide_an_error() -> None:
     anchors = 100 * RNG.standard_normal((30, 4))
     reference = anchors + RNG.standard_normal((16, 30, 4))
     found = quality(reference, np.broadcast_to(anchors, reference.shape))
-    assert found.nature == "regression"
+    assert found.nature == "values"
     assert value_of(found, "SQNR") > 35
     spread = reference.var(0, ddof=1).sum() * 16
     assert value_of(found, "relative error") == pytest.approx(math.sqrt(((reference - anchors) ** 2).sum() / spread))
@@ -67,12 +72,92 @@ def test_more_samples_give_a_narrower_interval() -> None:
     reference = RNG.standard_normal((64, 100))
     value = reference + 0.1 * RNG.standard_normal(reference.shape)
     few, many = (quality(reference[:count], value[:count]) for count in (8, 64))
-    assert few.nature == "embedding"
-    assert [figure.name for figure in few.figures] == ["SQNR", "cosine"]
+    assert few.nature == "values"
+    assert [figure.name for figure in few.figures] == ["SQNR", "relative error"]
     for one, other in zip(few.figures, many.figures, strict=True):
         assert one.low < one.value < one.high
         assert other.high - other.low < one.high - one.low
-    assert quality(reference, value) == quality(reference, value), "nothing is drawn by chance"
+    inputs = RNG.standard_normal((64, 7))
+    once, again = (quality(reference, value, inputs=inputs) for _ in range(2))
+    assert once == again, "nothing is drawn by chance"
+
+
+def test_no_variation_is_no_proof_of_a_loss() -> None:
+    """A cache of a common prefix, 39 dB from float: its error is many times what differs between samples."""
+    common = RNG.standard_normal((1, 64))
+    reference = common + 1e-4 * RNG.standard_normal((12, 64))
+    found = quality(reference, reference + 10 ** (-39 / 20) * RNG.standard_normal(reference.shape))
+    assert value_of(found, "relative error") > 50 and value_of(found, "SQNR") == pytest.approx(39, abs=1)
+    assert found.state == "uncertain"
+
+
+def test_samples_that_are_alike_prove_no_loss() -> None:
+    """Frames of one recording: what differs between them is little, and of the rest nothing is lost."""
+    reference = 10 * RNG.standard_normal((1, 64)) + 0.3 * RNG.standard_normal((12, 64))
+    value = reference + 0.3 * RNG.standard_normal(reference.shape)
+    inputs = RNG.standard_normal((1, 7)) + 0.01 * RNG.standard_normal((12, 7))
+    assert quality(reference, value).state == "lost"
+    assert quality(reference, value, inputs=inputs).state == "uncertain"
+
+
+def figure(name: FigureName, value: float, low: float, high: float) -> QualityFigure:
+    return QualityFigure(name, value, low, high, "", LIMITS[name].kept, LIMITS[name].lost)
+
+
+EXACT = figure("SQNR", 40.0, 39.0, 41.0)
+
+
+@pytest.mark.parametrize(
+    ("figures", "samples", "state"),
+    [
+        ([EXACT, figure("relative error", 0.05, 0.04, 0.06)], 6, "kept"),
+        ([EXACT, figure("relative error", 0.05, 0.04, 0.06)], 4, "uncertain"),
+        ([EXACT, figure("relative error", 0.09, 0.07, 0.12)], 64, "uncertain"),
+        ([EXACT, figure("relative error", 0.3, 0.2, 0.4)], 64, "uncertain"),
+        ([EXACT, figure("relative error", 0.9, 0.4, 1.4)], 64, "uncertain"),
+        ([EXACT, figure("relative error", 0.9, 0.6, 1.4)], 64, "lost"),
+        ([figure("SQNR", 4.0, -math.inf, math.inf)], 1, "lost"),
+        ([figure("SQNR", 8.0, -math.inf, math.inf)], 1, "uncertain"),
+        ([figure("SQNR", math.inf, -math.inf, math.inf)], 1, "kept"),
+    ],
+)
+def test_what_figures_prove(figures: list[QualityFigure], samples: int, state: str) -> None:
+    assert state_of("values", figures, samples) == state
+    assert state_of("state", figures, samples) == "unjudged"
+
+
+@pytest.mark.parametrize(
+    ("agreement", "divergence", "error", "samples", "state"),
+    [
+        ((1.0, 0.94, 1.0), (0.01, 0.005, 0.015), (0.2, 0.15, 0.25), 64, "kept"),
+        ((1.0, 0.61, 1.0), (0.001, 0.0, 0.002), (0.2, 0.15, 0.25), 6, "uncertain"),
+        ((1.0, 0.61, 1.0), (0.001, 0.0, 0.002), (0.03, 0.02, 0.04), 6, "kept"),
+        ((1.0, 0.51, 1.0), (0.001, 0.0, 0.002), (0.03, 0.02, 0.04), 4, "uncertain"),
+        ((0.5, 0.4, 0.6), (0.3, 0.2, 0.4), (0.6, 0.5, 0.7), 64, "lost"),
+        ((0.5, 0.4, 0.6), (0.001, 0.0, 0.002), (0.1, 0.05, 0.2), 64, "uncertain"),
+        ((0.9, 0.8, 0.95), (0.04, 0.03, 0.05), (0.05, 0.04, 0.06), 64, "uncertain"),
+    ],
+)
+def test_what_classes_prove(
+    agreement: tuple[float, float, float],
+    divergence: tuple[float, float, float],
+    error: tuple[float, float, float],
+    samples: int,
+    state: str,
+) -> None:
+    """Few equal decisions prove nothing, but a small error does; decisions between equal probabilities are no loss."""
+    last = replace(figure("relative error", *error), line=None)
+    figures = [EXACT, figure("agreement", *agreement), figure("KL", *divergence), last]
+    assert state_of("classes", figures, samples) == state
+
+
+def test_bytes_of_an_image_are_values_and_other_integers_are_not() -> None:
+    reference = RNG.integers(0, 256, (12, 48)).astype(np.uint8)
+    value = np.clip(reference.astype(np.int64) + RNG.integers(-2, 3, reference.shape), 0, 255).astype(np.uint8)
+    found = quality(reference, value)
+    assert found.nature == "values" and found.state == "kept"
+    found = quality(reference.astype(np.int64), value.astype(np.int64))
+    assert found.nature == "labels" and found.state == "uncertain", "they may be numbers of something"
 
 
 LOW = QualityFigure("agreement", 0.7, 0.5, 0.85, line=0.75)
@@ -83,11 +168,12 @@ LOW = QualityFigure("agreement", 0.7, 0.5, 0.85, line=0.75)
     [
         (LOW, False),
         (replace(LOW, high=0.74), True),
-        (replace(LOW, low=-math.inf, high=math.inf), True),
+        (replace(LOW, low=-math.inf, high=math.inf), False),
+        (QualityFigure("SQNR", 5.0, -math.inf, math.inf, line=6.0), True),
         (replace(LOW, line=None), False),
-        (QualityFigure("KL", 0.2, 0.05, 0.4, "nats", 0.1), False),
-        (QualityFigure("KL", 0.2, 0.11, 0.4, "nats", 0.1), True),
-        (QualityFigure("KL", 0.05, -math.inf, math.inf, "nats", 0.1), False),
+        (QualityFigure("KL", 0.2, 0.05, 0.4, line=0.1), False),
+        (QualityFigure("KL", 0.2, 0.11, 0.4, line=0.1), True),
+        (QualityFigure("KL", 0.05, -math.inf, math.inf, line=0.1), False),
     ],
 )
 def test_only_a_whole_interval_is_below_the_line(figure: QualityFigure, below: bool) -> None:
@@ -95,12 +181,12 @@ def test_only_a_whole_interval_is_below_the_line(figure: QualityFigure, below: b
 
 
 def test_a_limit_of_the_user_replaces_the_line() -> None:
-    bad = OutputQuality("y", "classes", "10 logits", 32, (QualityFigure("agreement", 0.4, 0.3, 0.5, line=0.75),))
+    bad = OutputQuality(
+        "y", "classes", "10 logits", 32, (QualityFigure("agreement", 0.4, 0.3, 0.5, line=0.75),), "lost"
+    )
     comparison = Comparison((), 4, 1000, 300, quality=(bad,))
     (problem,) = Limits().problems(comparison)
-    assert problem == (
-        "output 'y' (classes, 32 samples) is below the quality line: agreement 40 % (30 to 50), line 75 %"
-    )
+    assert problem == ("output 'y' is far from float on 32 samples: agreement 40 % (30 to 50), lost from 75 % on")
     assert Limits(min_sqnr_db={"z": 5.0}).below(comparison) == (problem,)
     assert Limits(min_sqnr_db=5.0).below(comparison) == ()
     assert Limits(min_cosine={"y": 0.5}).below(comparison) == ()

@@ -11,6 +11,7 @@ from sbonnx.cli import options
 from sbonnx.cli.evaluation import evaluation_of
 from sbonnx.cli.options import Arguments, required_output
 from sbonnx.cli.output.printer import decibels, to_json
+from sbonnx.cli.output.summary import facts_of, show_summary
 from sbonnx.cli.output.tables import (
     comparison_facts,
     pruned_text,
@@ -126,8 +127,8 @@ def run(given: Arguments) -> int:
         return _show_reports(given, reports)
     (report,) = reports.values()
     if report.advice:
-        overrides = report.advice["overrides"]
-        command = given.command("quantize", overrides) if overrides else ""
+        overrides, helps = report.advice["overrides"], report.advice["tested"] and report.advice["repaired"]
+        command = given.command("quantize", overrides) if overrides and helps else ""
         report = replace(report, advice={**report.advice, "command": command})
     return show_report(given, report)
 
@@ -204,16 +205,25 @@ def _samples(count: int) -> str:
 
 
 def _following(given: Arguments, report: Report) -> list[str]:
-    """Return the commands to run next: the advice, the layers with the largest loss, or the build of an engine."""
-    commands = []
+    """Return the next command: a change that was measured to help; of a lost result, what shows where it is lost."""
     if report.advice.get("command"):
-        commands.append(report.advice["command"])
-    elif report.verdict.accuracy in ("lost", "uncertain") and given.values.get(options.DATA):
-        files = (Path(report.model), Path(report.output or ""))
-        commands.append(given.other_command("profile", (options.DATA, *options.FEEDS), files))
-    if report.engine_command and report.verdict.ok:
-        commands.append(report.engine_command)
-    return commands
+        return [report.advice["command"]]
+    if report.verdict.accuracy == "lost" and given.values.get(options.DATA) and report.output:
+        files = (Path(report.model), Path(report.output))
+        return [given.other_command("profile", (options.DATA, *options.FEEDS), files)]
+    return []
+
+
+def _facts(given: Arguments, report: Report) -> list[tuple[str, str]]:
+    """Return the rows below the verdict."""
+    facts = facts_of(report)
+    script = given.values.get(options.TRTEXEC)
+    if report.engine_command:
+        command = f"sh {script}" if script is not None else report.engine_command
+        facts.append(("engine", f"{command} (not measured here)"))
+    page = given.values.get(options.REPORT)
+    facts.append(("details", "-v, or --report FILE.html" if page is None else str(page)))
+    return facts
 
 
 def show_report(given: Arguments, report: Report) -> int:
@@ -237,13 +247,23 @@ def show_report(given: Arguments, report: Report) -> int:
 
 
 def _print_report(given: Arguments, report: Report) -> int:
-    """Print problems, advice and tables, and return the exit code."""
+    """Print problems, the verdict and facts, all tables if asked for, and return the exit code."""
     printer = given.printer()
     code = printer.problems(report.problems)
     if report.advice:
         printer.advice(report.advice["text"], report.advice["command"])
-    counts = report.counts
-    metrics = report.metrics
+    show_summary(printer, report, _facts(given, report))
+    if given.values.get(options.VERBOSE):
+        printer.line("")
+        _print_details(given, report)
+    for command in _following(given, report):
+        printer.line(f"next: {command}")
+    return code
+
+
+def _print_details(given: Arguments, report: Report) -> None:
+    """Print all that was measured and not done."""
+    printer, counts, metrics = given.printer(), report.counts, report.metrics
     printer.facts(
         f"{report.model} for {report.backend}",
         {
@@ -266,10 +286,6 @@ def _print_report(given: Arguments, report: Report) -> int:
             for row in worst
         ],
     )
-    verbose = bool(given.values.get(options.VERBOSE))
-    show_refusals(printer, report.refusals, verbose=verbose)
+    show_refusals(printer, report.refusals, verbose=True)
     show_search(printer, report.search)
-    printer.notes(report.notes, every=verbose)
-    printer.line(f"written: {report.output}")
-    printer.verdict(report.verdict, _following(given, report))
-    return code
+    printer.notes(report.notes, every=True)

@@ -14,6 +14,7 @@ from sbonnx.errors import DataError
 if TYPE_CHECKING:
     from sbonnx.graph import Graph
     from sbonnx.verify import Feeds
+    from sbonnx.verify.benchmark import Speed
 
 HELP: Final = "Measure latency and throughput. Several models run alternately, compared with the first."
 
@@ -48,7 +49,7 @@ OPTIONS: Final = (
 
 def run(given: Arguments) -> int:
     from sbonnx import graph as graphs
-    from sbonnx.verify.benchmark import Speed, benchmark
+    from sbonnx.verify.benchmark import benchmark
     from sbonnx.verify.runtimes import chosen_runtime
 
     printer, models = given.printer(), given[MODELS]
@@ -86,9 +87,7 @@ def run(given: Arguments) -> int:
                 row.best_ms,
                 row.p95_ms,
                 f"{row.samples_per_second:,.0f}" if row.samples_per_second >= 100 else row.samples_per_second,
-                *_ratio(
-                    models, f"{row.ratio:.3g} ({_range(row.ratio_interval)})" if row.model != str(models[0]) else ""
-                ),
+                *_ratio(models, _ratio_text(row) if row.model != str(models[0]) else ""),
             )
             for place, row in enumerate(rows)
         ],
@@ -96,13 +95,22 @@ def run(given: Arguments) -> int:
     return 0
 
 
-def _ratio(models: list[Path], text: str = "time of the first") -> tuple[str, ...]:
+def _ratio(models: list[Path], text: str = "time relative to the first") -> tuple[str, ...]:
     """Return the last column, which one model alone does not have."""
     return (text,) if len(models) > 1 else ()
 
 
+def _ratio_text(row: Speed) -> str:
+    from sbonnx.report.verdict import interval_text
+
+    low, high = row.ratio_interval
+    return f"{row.ratio:.3g}{interval_text(low, high, more='the machine is busy' if row.busy else '')}"
+
+
 def _range(interval: tuple[float, float]) -> str:
-    return f"{interval[0]:.3g} to {interval[1]:.3g}"
+    from sbonnx.report.verdict import interval_text
+
+    return interval_text(*interval).strip(" ()")
 
 
 def _feed(given: Arguments, graph: Graph, batch: int | None) -> Feeds:

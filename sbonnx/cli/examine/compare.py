@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from sbonnx.cli import options
 from sbonnx.cli.evaluation import evaluation_of
 from sbonnx.cli.options import Arguments
 from sbonnx.cli.output.tables import comparison_facts, show_evaluation, show_outputs, show_refusals
 from sbonnx.errors import RecipeError
+
+if TYPE_CHECKING:
+    from sbonnx.graph import Graph
 
 HELP: Final = "Compare a quantized model with its float model. Error of each output, size, latency, integer kernels."
 
@@ -36,7 +39,7 @@ def run(given: Arguments) -> int:
     from sbonnx import graph as graphs
     from sbonnx import verify
     from sbonnx.calib.data import dataset as datasets
-    from sbonnx.calib.input_check import data_notes
+    from sbonnx.calib.input_check import doubts_about, first_layer_of
     from sbonnx.report import Refusal, verdict_of
     from sbonnx.verify.runtimes import chosen_runtime, exact_products
 
@@ -45,22 +48,24 @@ def run(given: Arguments) -> int:
     thresholds: dict[str, float | None] = {key.lower(): given[row] for key, row in rows.items()}
     limits = verify.Limits(**thresholds, names={key: row.flags[0] for key, row in rows.items()})
     source, evaluation, max_loss = given.required_data(), evaluation_of(given), _max_loss(given)
-    graphs.load(quant_model)  # validates the file, for a clear error message
+    quantized = graphs.load(quant_model)  # validates the file, for a clear error message
     graph = graphs.load(float_model)
+    _check_order(float_model, graph, quant_model, quantized)
     feeds = datasets.read(source, graph, split=given[options.SPLIT], limit=given[options.SAMPLES])
-    for note in data_notes(graph, feeds):
-        printer.note(note)
+    printer.notes(feeds.notes)
+    doubts = doubts_about(first_layer_of(graph), feeds)
     device, depth = given[options.DEVICE] or "cpu", verify.Depth(levels=True, kernels=True)
     runtime = chosen_runtime(given[options.RUNTIME], [quant_model], device=device)
     comparison = verify.compare(
         float_model, quant_model, feeds, device=device, depth=depth, runtime=runtime, exact=exact_products(quant_model)
     )
+    comparison = replace(comparison, doubts=doubts)
     missed: tuple[str, ...] = ()
     if evaluation is not None:
         models = {"float": float_model, "quantized": quant_model}
         found = verify.evaluate(models, evaluation, device=device, runtimes={"quantized": runtime})
         comparison = replace(comparison, evaluation=found)
-        missed = () if max_loss is None else tuple(filter(None, [found.problem(max_loss, "--max-loss")]))
+        missed = tuple(filter(None, [found.problem(max_loss, "--max-loss")]))
     metrics = comparison.to_dict()
     problems = (*comparison.problems(), *missed, *limits.problems(comparison))
     code = printer.problems(problems)
@@ -83,6 +88,22 @@ def run(given: Arguments) -> int:
     show_refusals(printer, refusals, title="in float between Q/DQ pairs", verbose=given[options.VERBOSE])
     printer.verdict(verdict, [advice["command"]] if advice else [])
     return code
+
+
+def _check_order(float_model: Path, graph: Graph, quant_model: Path, quantized: Graph) -> None:
+    """Check that not the first file is the quantized one, and the second is not.
+
+    Raises:
+        ModelError: the files are in the other order.
+    """
+    from sbonnx.errors import ModelError
+    from sbonnx.qdq import is_quantized
+
+    if is_quantized(graph) and not is_quantized(quantized):
+        raise ModelError(
+            f"{float_model} is quantized and {quant_model} is not: give the float model first, sbonnx compare "
+            f"{quant_model} {float_model}"
+        )
 
 
 def _max_loss(given: Arguments) -> float | None:

@@ -31,23 +31,23 @@ BAR_WIDTH: Final = 8
 EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
 """Block characters, filled from the left by 0 to 8 eighths."""
 
-OUTPUT_COLUMNS: Final = ("output", "nature", "SQNR", "by nature", "max error")
+OUTPUT_COLUMNS: Final = ("output", "accuracy", "SQNR", "other figures", "max error")
 
 SHOWN_OUTPUTS: Final = 5
 """Outputs in the table; the JSON and HTML reports have all of them."""
 
 
 def show_outputs(printer: Printer, title: str, metrics: Mapping[str, Any]) -> None:
-    """Show one line per output, those below their quality line first: nature, figures and 95 % intervals."""
+    """Show one line per output, those that are lost first: what figures prove, figures and 95 % intervals."""
     errors = {row["name"]: row for row in metrics.get("outputs", ())}
     found = [_quality_of(row) for row in metrics.get("quality", ())]
     found.sort(key=lambda row: not row.problem)
     rows = [
         (
             row.name,
-            row.nature,
+            row.state,
             next((figure.text() for figure in row.figures if figure.name == "SQNR"), None),
-            ", ".join(f"{figure.name} {figure.text()}" for figure in row.figures if figure.name not in ("SQNR", "SNR")),
+            ", ".join(f"{figure.name} {figure.text()}" for figure in row.figures if figure.name != "SQNR"),
             errors.get(row.name, {}).get("max_abs"),
         )
         for row in found[:SHOWN_OUTPUTS]
@@ -164,7 +164,7 @@ def comparison_facts(
         backend: runtime of the file. Latency and kernels are shown if it executed the file.
     """
     from sbonnx.progress import size_text
-    from sbonnx.report.verdict import runtime_of
+    from sbonnx.report.verdict import interval_text, runtime_of
 
     if not metrics:
         return {}
@@ -175,8 +175,8 @@ def comparison_facts(
     own = backend == runtime_of(metrics)
     if metrics["latency_ratio"] is not None and own:
         times = f"{metrics['median_ms_float']:.3g} ms -> {metrics['median_ms_quantized']:.3g} ms"
-        best = f"best {metrics['ms_float']:.3g} -> {metrics['ms_quantized']:.3g}"
-        facts["latency"] = f"{times} ({metrics['latency_ratio']:.2f} of float, side by side; {best})"
+        low, high = metrics["latency_interval"] or (-math.inf, math.inf)
+        facts["latency"] = f"{times} (ratio of pairs of runs {metrics['latency_ratio']:.3g}{interval_text(low, high)})"
     facts["integer kernels"] = _kernels(metrics["kernels"]) if own else None
     facts["optimisation levels"] = _levels(metrics)
     facts["compared on"] = _compared(metrics, calibrated)
@@ -204,17 +204,18 @@ def _kernels(kernels: dict[str, Any] | None) -> str | None:
         return f"not counted: {kernels['skipped']}"
     folded = f", {kernels['folded']} more folded away" if kernels["folded"] else ""
     text = f"{kernels['in_integers']} of {kernels['planned'] - kernels['folded']} planned ops{folded}"
-    text += f"; {percent(kernels['weights_in_integers'])} of the weights{_float_weights(kernels)}"
+    left = f" (float: {named})" if (named := float_weights(kernels)) else ""
+    text += f"; {percent(kernels['weights_in_integers'])} of the weights{left}"
     most = ", ".join(f"{name} {count}" for name, count in list(kernels["integer"].items())[:MOST_KERNELS])
     return f"{text}; {most}" if most else text
 
 
-def _float_weights(kernels: dict[str, Any]) -> str:
-    """Name the ops whose weights stay float, if they are at least `NAMED` of all weights."""
+def float_weights(kernels: Mapping[str, Any]) -> str:
+    """Return the ops whose weights stay float, if they are at least `NAMED` of all weights: ``LSTM 96 %``."""
     left = kernels.get("float_weights") or {}
     total = sum(left.values()) / (1 - kernels["weights_in_integers"]) if left else 0.0
     named = [f"{op} {percent(count / total)}" for op, count in left.items() if count >= NAMED * total]
-    return f" (float: {', '.join(named[:MOST_KERNELS])})" if named else ""
+    return ", ".join(named[:MOST_KERNELS])
 
 
 def _levels(metrics: dict[str, Any]) -> str | None:

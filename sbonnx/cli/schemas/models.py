@@ -308,6 +308,7 @@ class EvalOutput(TypedDict):
         samples: number of samples.
         interval: how the intervals were computed.
         rows: one for each model, in order.
+        chance: value of the metric if classes are guessed; null if unknown.
     """
 
     ok: bool
@@ -319,6 +320,7 @@ class EvalOutput(TypedDict):
     samples: int
     interval: str
     rows: list[MetricRow]
+    chance: float | None
 
 
 class ProfileOutput(TypedDict):

@@ -81,14 +81,17 @@ class ComparisonFigures(TypedDict):
         median_ms_float, median_ms_quantized: median latency of the same runs.
         latency_runs: number of runs of each model.
         latency_interval: 95 % interval of the ratio quantized / float; null if not measured.
+        busy: whether other processes used the processors while latencies were measured.
         levels: errors by output and optimization level of onnxruntime.
         levels_left_out: optimization levels that were not opened, because the graph is large.
         kernels: integer kernels; null if not counted.
         dot_product: whether 8-bit products were added without saturation, as with VNNI or AMX.
         cpu: kind of CPU that the file is for; "" if unknown, or the same on all.
         held_out: number of hold-out samples that the feeds consist of; 0: none were held out.
+        calibrated: whether the feeds are those of the calibration.
+        doubts: sentences about data that does not look like that of the model.
         calibration: errors by output on calibration samples, if `outputs` are from a hold-out set.
-        quality: figures of each output by its nature.
+        quality: figures of each output, and what they prove.
         evaluation: a metric of both models on labelled data; null if none was asked for.
         latency_ratio: median latency of the file divided by that of float; null if not measured.
         size_ratio: size of the file divided by that of float; null if there is no file.
@@ -107,12 +110,15 @@ class ComparisonFigures(TypedDict):
     median_ms_quantized: float
     latency_runs: int
     latency_interval: tuple[float, float] | None
+    busy: bool
     levels: list[LevelDifference]
     levels_left_out: list[str]
     kernels: KernelCounts | None
     dot_product: bool
     cpu: str
     held_out: int
+    calibrated: bool
+    doubts: list[str]
     calibration: list[OutputDifference]
     quality: list[OutputQuality]
     evaluation: Evaluation | None
@@ -588,7 +594,7 @@ class SimplifyOutput(TypedDict):
         applied: applied patterns.
         refusals: what was not done, with reasons.
         outputs: errors by output against the original; empty if it was not run.
-        quality: figures of each output by its nature.
+        quality: figures of each output, and what they prove.
         problems: reasons why the result is unusable.
         ok: whether there are no problems.
     """

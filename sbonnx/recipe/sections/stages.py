@@ -144,7 +144,7 @@ class Verification(Section):
     )
     held_out: value_types.Ratio = new_key(
         0.0625,
-        "share of the samples that is not calibrated on, to verify on; 64 at most, none of fewer than 64; 0: none, "
+        "share of the samples that is not calibrated on, to verify on; 6 to 64, none of fewer than 32; 0: none, "
         "and the samples calibrated on are verified on",
         "0 to below 1",
     )
