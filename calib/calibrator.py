@@ -20,11 +20,13 @@ from sbonnx.calib.engine.sample_runner import Key, StatsRequest
 from sbonnx.calib.engine.samples import SampleSplitter
 from sbonnx.calib.engine.schedule import branches_of, schedule_of
 from sbonnx.calib.observers import make_observer
+from sbonnx.calib.qparams.masks import without_masks
 from sbonnx.calib.sketches import Sketch
 from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.errors import DataError
 from sbonnx.graph import Graph
 from sbonnx.options import RunOptions
+from sbonnx.patterns.blocks.masks import mask_ways
 from sbonnx.plan.types import Plan, Site
 from sbonnx.progress import count_samples
 from sbonnx.report import Refusal
@@ -73,7 +75,8 @@ class Calibrator:
         self._threads = samples_at_once(self.options)
         self._rows = SampleSplitter(graph, device=self.options.device)
         self._sites = {site.key: site for site in plan.of_role("activation") if site.fixed is None}
-        self._wishes = wishes_of(self._sites.values())
+        self._ways = mask_ways(graph)
+        self._wishes = wishes_of(self._sites.values(), self._ways)
         if self.options.cache is not None:
             self._wishes = dict.fromkeys(self._wishes, EVERYTHING)
         self._known: dict[Key, Sketch] = {}  # statistics read from the cache
@@ -206,7 +209,12 @@ class Calibrator:
         for sites in alike.values():
             first = sites[0]
             observer = make_observer(first.observer.name, first.observer.arguments)
-            sketches = [found[site.tensor, site.spec.axis] for site in sites]
+            sketches = []
+            for site in sites:
+                sketch, note = without_masks(site, found[site.tensor, site.spec.axis], self._ways)
+                sketches.append(sketch)
+                if note is not None and note not in self._notes:
+                    self._notes += (note,)
             ranges = observer.bounds_of(sketches, first.spec, self.plan.scale_rule)
             solved.update((site.key, bounds) for site, bounds in zip(sites, ranges, strict=True))
         return {key: solved[key] for key in self._sites if key in solved}

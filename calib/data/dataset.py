@@ -31,6 +31,7 @@ from sbonnx.errors import DataError
 from sbonnx.graph import Graph
 from sbonnx.graph.query import dtype, shape
 from sbonnx.graph.storage.weights import MappedWeights
+from sbonnx.patterns.blocks.masks import mask_ways
 from sbonnx.spec import Array
 
 MEMORY: Final = 64 << 20
@@ -273,7 +274,10 @@ def read(
 
 def input_specs(graph: Graph) -> tuple[InputSpec, ...]:
     """Return names, types and shapes of the inputs of `graph`, in order."""
-    return tuple(InputSpec(tensor.name, dtype(tensor), shape(tensor)) for tensor in graph.inputs)
+    ways = mask_ways(graph)
+    return tuple(
+        InputSpec(tensor.name, dtype(tensor), shape(tensor), masks=tensor.name in ways) for tensor in graph.inputs
+    )
 
 
 def input_defaults(graph: Graph) -> dict[str, Callable[[], Array]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -28,12 +28,14 @@ class InputSpec:
         dtype: element type (object for strings), or None if the input is not a tensor.
         shape: dimensions: a number, the name of a dynamic one, or None; None if the rank is unknown.
         optional: it has a default value and may be left out.
+        masks: it may hold minus infinity: an attention mask, of which a softmax makes zeros.
     """
 
     name: str
     dtype: np.dtype[Any] | None
     shape: tuple[int | str | None, ...] | None
     optional: bool = False
+    masks: bool = field(default=False, compare=False)
 
     def __str__(self) -> str:
         kind = "any value" if self.dtype is None else "string" if self.dtype.kind == "O" else str(self.dtype)
@@ -209,7 +211,7 @@ def _fit_array(x: Array, spec: InputSpec, where: str) -> Array:
     if spec.shape is not None:
         _check_shape(x.shape, spec.shape, found)
     if x.dtype.kind == "f":
-        _check_finite(x, f"input '{spec.name}' of {where}")
+        _check_finite(x, f"input '{spec.name}' of {where}", masks=spec.masks)
     return np.ascontiguousarray(_cast(x, spec, found)) if x.ndim else _cast(x, spec, found)
 
 
@@ -234,9 +236,9 @@ def _check_shape(shape: tuple[int, ...], wanted: tuple[int | str | None, ...], f
             raise DataError(f"{found}: axis {axis} must be {want}; {fix}")
 
 
-def _check_finite(x: Array, what: str) -> None:
-    """Raise DataError for NaN or Inf; the message names the first sample with one."""
-    finite = np.isfinite(x)
+def _check_finite(x: Array, what: str, *, masks: bool) -> None:
+    """Raise DataError for NaN or Inf, but -Inf of `masks`; the message names the first sample with one."""
+    finite = np.isfinite(x) | (np.isneginf(x) & masks)
     if finite.all():
         return
     nan, inf = int(np.isnan(x).sum()), int(np.isinf(x).sum())
@@ -255,7 +257,7 @@ def _cast(x: Array, spec: InputSpec, found: str) -> Array:
     if want.kind == "f":
         with np.errstate(over="ignore"):
             y = x.astype(want)
-        if not np.isfinite(y).all():
+        if (np.isfinite(x) & ~np.isfinite(y)).any():
             raise DataError(f"{found}: its largest value {np.abs(x).max():.4g} does not fit {want}")
         return y
     limits = np.iinfo(want)

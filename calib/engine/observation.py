@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
@@ -23,6 +23,7 @@ from sbonnx.errors import DataError, ModelError, NumericError
 from sbonnx.graph import Graph
 from sbonnx.graph.extract import extract
 from sbonnx.graph.query import dtype, scopes, tensors_by_name
+from sbonnx.patterns.blocks.masks import mask_ways
 from sbonnx.plan.types import Site
 from sbonnx.progress import Progress
 from sbonnx.spec import Array
@@ -72,12 +73,17 @@ def first_nonfinite(graph: Graph, segment: Segment, tensor: str, known: Mapping[
     return None
 
 
-def wishes_of(sites: Iterable[Site]) -> dict[Key, StatsRequest]:
-    """Return the statistics that the observers of `sites` need, by tensor and axis."""
+def wishes_of(sites: Iterable[Site], masks: Collection[str] = ()) -> dict[Key, StatsRequest]:
+    """Return the statistics that the observers of `sites` need, by tensor and axis.
+
+    Args:
+        masks: tensors that may hold masks, which a histogram tells from other values.
+    """
     wishes: dict[Key, StatsRequest] = {}
     for site in sites:
         needs = make_observer(site.observer.name, site.observer.arguments).needs
-        wish = StatsRequest("histogram" if needs == "histogram" else "range", needs == "track")
+        histogram = needs == "histogram" or (site.tensor in masks and site.spec.axis is None)
+        wish = StatsRequest("histogram" if histogram else "range", needs == "track")
         key = (site.tensor, site.spec.axis)
         wishes[key] = wishes.get(key, wish) | wish
     return wishes
@@ -122,7 +128,9 @@ class Observation:
         self._any_layout = any_layout
         self._place = place_on(providers(device))
         self._tolerant = tolerant
-        self._on_device = (self._place != "cpu" if on_device is None else on_device) and not tolerant
+        self._masks = frozenset(mask_ways(graph)) & {tensor for tensor, _ in wishes}
+        reduces = not tolerant and not self._masks
+        self._on_device = (self._place != "cpu" if on_device is None else on_device) and reduces
         self._index = tensors_by_name(graph)
         self._found = {key: wish.sketch(key[1]) for key, wish in wishes.items()}
         self._lanes: list[SampleRunner | DeviceSampleRunner] = []
@@ -245,7 +253,7 @@ class Observation:
                 lane = (
                     DeviceSampleRunner(self._watched)
                     if on_device
-                    else SampleRunner(self._watched, tolerant=self._tolerant)
+                    else SampleRunner(self._watched, tolerant=self._tolerant, masks=self._masks)
                 )
                 self._lanes.append(lane)
             else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -50,9 +50,13 @@ class SampleRunner:
 
     Args:
         tolerant: non-finite values are counted and raise no error.
+        masks: tensors of which minus infinity is counted and raises no error.
     """
 
-    def __init__(self, wishes: Mapping[Key, StatsRequest], *, tolerant: bool = False) -> None:
+    def __init__(
+        self, wishes: Mapping[Key, StatsRequest], *, tolerant: bool = False, masks: Collection[str] = ()
+    ) -> None:
+        self._masks = masks
         self._wishes = wishes
         self._tolerant = tolerant
         self.sketches = {key: wish.sketch(key[1]) for key, wish in wishes.items()}
@@ -81,8 +85,9 @@ class SampleRunner:
             known.update(zip(segment.outputs, values, strict=True))
         for tensors, panel in self._panels_of(number, segment):
             bad = panel.observe([known[name] for name in tensors], unit.index, unit.samples) if tensors else []
-            if bad and not self._tolerant:
-                raise blame(number, tensors[bad[0]], known, unit)
+            for name in () if self._tolerant else (tensors[at] for at in bad):
+                if name not in self._masks or not np.less(known[name], np.inf).all():  # NaN is not less
+                    raise blame(number, name, known, unit)
 
     def settle(self) -> None:
         """Complete the sketches."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from sbonnx.calib.observers import make_observer
+from sbonnx.calib.qparams.masks import without_masks
 from sbonnx.calib.qparams.safe_scales import limits_for, unfit
 from sbonnx.calib.qparams.solve import (
     Solve,
@@ -24,6 +25,7 @@ from sbonnx.calib.sketches import Sketch
 from sbonnx.graph import Graph
 from sbonnx.graph.query import tensors_by_name
 from sbonnx.graph.storage.weights import release_pages, spill_large
+from sbonnx.patterns.blocks.masks import mask_ways
 from sbonnx.plan.types import Gain, Plan, Site
 from sbonnx.report import Refusal
 from sbonnx.spec import Array, Bounds, QParams
@@ -106,6 +108,7 @@ class QuantState:
     def __post_init__(self) -> None:
         self.bounds = dict(self.floats)
         self.tensors = tensors_by_name(self.graph)
+        self.ways = mask_ways(self.graph)
         self._sites = self.plan.by_key()
         self._alone = {site.key for site in left_alone(self.plan, self.floats)}
         self._params: dict[str, QParams | None] = {}
@@ -122,6 +125,7 @@ class QuantState:
     def measure(self, site: Site, sketch: Sketch) -> None:
         """Set the range of an activation from its sketch in the stream."""
         observer = make_observer(site.observer.name, site.observer.arguments)
+        sketch, _ = without_masks(site, sketch, self.ways)
         self.limit(site, observer.bounds(sketch, site.spec, self.plan.scale_rule))
 
     def limit(self, site: Site, bounds: Bounds) -> None:

@@ -85,7 +85,7 @@ def walk_quantized(
     if stages:
         if not inputs.rounding:
             numbers.round_all()
-        wishes = wishes_of(chain.from_iterable(sites.values()))
+        wishes = wishes_of(chain.from_iterable(sites.values()), numbers.ways)
         observation = Observation(graph, stages, wishes, device=options.device, threads=samples_at_once(options))
         units = SampleSplitter(graph, device=options.device).units(data.items())
         options.progress.start("quantized stream", data.count)

@@ -72,6 +72,15 @@ class Pages:
             self.add_pages(new)
         self.counts[:, self.slots[theirs]] += other.counts[:, other.slots[theirs]]
 
+    def clear_below(self, cut: float) -> None:
+        """Set the counts of all bins below a negative number to 0, in place."""
+        bins = 1 << self.mantissa
+        pages = np.flatnonzero(self.slots >= 0)
+        keys = pages[:, None] * bins + np.arange(bins)
+        near = np.ldexp(1 + keys % bins / bins, keys // bins % 256 - 127)  # the end of the bin next to zero
+        below = (keys >= 256 * bins) & (near >= -cut)
+        self.counts[:, self.slots[pages]] = np.where(below, 0, self.counts[:, self.slots[pages]])
+
     def count(self, x: Array) -> tuple[Array, Array, bool]:
         """Count `x` and return its extremes: float32 (rows, columns >= 1), contiguous; see `extremes`.
 

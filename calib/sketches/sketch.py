@@ -182,6 +182,36 @@ class Sketch:
         values = np.asarray(values, np.float32)
         return Distribution(values, values, np.broadcast_to(np.int64(1), (1, values.shape[1])), lo, hi, exact=True)
 
+    def floored(self, cut: float, floor: float) -> Sketch:
+        """Return a copy without infinite values and values below `cut`, in whose place is one value `floor`.
+
+        Of samples that are tracked, `floor` becomes the smallest value.
+
+        No value may be between `cut` and the next one below it by less than the width of a bin.
+
+        Raises:
+            ValueError: the sketch has channels.
+        """
+        if self.axis is not None:
+            raise ValueError("this sketch has channels")
+        made = Sketch.from_arrays(self.to_arrays())
+        made._keep, made.inf = self._keep, 0
+        made._raw = [raw[:, raw[0] >= cut] for raw in made._raw]
+        count = sum(raw.size for raw in made._raw)
+        if made.pages is not None:
+            made.pages.clear_below(cut)
+            count += int(made.pages.counts.sum())
+        made.elements = made.nan + count
+        made._lo = None if made._lo is None else np.maximum(made._lo, np.float32(floor))
+        if self.tracks:
+            places, _, high = self._track.sorted(1)
+            made._track = Track()
+            for (index, row), hi in zip(places.tolist(), high.tolist(), strict=True):
+                made._track.append(index, row, [floor], hi)
+        made._take(np.full((1, 1), floor, np.float32))
+        made.elements += 1
+        return made
+
     def track(self) -> tuple[Array, Array]:
         """Return the extremes of every sample in the order of the data: float32 (S,) or (S, C).
 

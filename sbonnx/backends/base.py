@@ -165,6 +165,7 @@ class Backend:
             saturate.
         writes_outputs: outputs of the graph get a pair as well. Without, they stay float, and so does an op of
             `linear_output` that writes one.
+        quantizes_masks: constants of attention masks are quantized, so they must be finite numbers.
         opens: kinds of recognised blocks whose nodes are placed one by one.
         one_scale: weighted ops whose weights have one scale, whatever the recipe says, and a zero point if the recipe
             leaves the scheme to the width.
@@ -199,6 +200,7 @@ class Backend:
     spec: Callable[[Literal["w", "a"], int, bool, int | None], QuantSpec]
     legalise: Callable[[Any], list[str]]
     writes_outputs: bool = False
+    quantizes_masks: bool = False
     opens: frozenset[str] = frozenset()
     one_scale: frozenset[str] = frozenset()
     output_params: Callable[[Node, QuantSpec], tuple[float, int] | None] = any_params

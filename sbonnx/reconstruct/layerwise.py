@@ -192,7 +192,7 @@ class _Stages(LayerVisitor[list[dict[str, Array]]]):
         """Open the float and the quantized stage, and start the sums and sketches of its outputs."""
         walk, numbers = self.walk, self.walk.fit.numbers
         self.sums = walk.fit.watch([one for one in walk.layers if one.tensor in segment.observed])
-        wishes = wishes_of([site for name in segment.observed for site in self.sites.get(name, ())])
+        wishes = wishes_of([site for name in segment.observed for site in self.sites.get(name, ())], numbers.ways)
         self.sketches = {key: wish.sketch(key[1]) for key, wish in wishes.items()}
         self.tensors = {one.name: one.uses[0].tensor for one in self.sums}
         self.wanted = list(dict.fromkeys([*self.tensors.values(), *(name for name, _ in self.sketches)]))

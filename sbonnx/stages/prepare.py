@@ -21,6 +21,7 @@ from sbonnx.graph import Graph, edit, query
 from sbonnx.linear.embedding import tie_tables
 from sbonnx.ops import LINEAR
 from sbonnx.options import RunOptions
+from sbonnx.patterns.blocks.masks import bound_masks
 from sbonnx.plan import Plan, make
 from sbonnx.plan.node_infos import node_infos
 from sbonnx.recipe import other_defaults
@@ -115,6 +116,9 @@ def plan(state: PipelineState, options: RunOptions) -> PipelineState:
     if recipe.mode == "weight_only" and prepared.backend.block_products:
         tied = [Fired("tie_tables", name) for name in tie_tables(graph)]
         prepared = replace(prepared, applied=(*prepared.applied, *tied))
+    if prepared.backend.quantizes_masks and recipe.mode == "static":
+        bounded = [Fired("bound_mask", name) for name in bound_masks(graph)]
+        prepared = replace(prepared, applied=(*prepared.applied, *bounded))
     edit.sort(graph)
     made = make(graph, recipe, prepared.backend, observers=frozenset(OBSERVERS))
     _note_half_precision(graph, made)

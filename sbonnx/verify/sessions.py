@@ -233,6 +233,7 @@ def input_specs(model: Any) -> tuple[InputSpec, ...]:
             entry.name,
             np.dtype(ELEMENTS[element]) if (element := entry.type[len("tensor(") : -1]) in ELEMENTS else None,
             tuple(entry.shape) if entry.shape else None,
+            masks=True,  # whether a softmax reads it is not known: outputs that are not finite are reported
         )
         for entry in model.get_inputs()
     )

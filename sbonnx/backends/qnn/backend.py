@@ -113,6 +113,7 @@ QNN: Final = Backend(
     legalise=legalise,
     unfit=unfit,
     writes_outputs=True,
+    quantizes_masks=True,
     opens=OPENED,
     one_scale=MATRIX_PRODUCTS,
     output_params=output_params,
