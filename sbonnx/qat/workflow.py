@@ -185,7 +185,10 @@ def train(  # noqa: PLR0913 - public entry point
     prepared = origin.prepared
     if fixed_batch(prepared) is not None:
         chosen = replace(chosen, batch=1)
-    twin = float_twin(module, device=str(next(iter(module.parameters())).device))
+    trainable = next(iter(module.parameters()), None)
+    if trainable is None:
+        raise ModelError("the model has neither weights nor scales that can be trained: use sbonnx.quantize")
+    twin = float_twin(module, device=str(trainable.device))
     if inner is None:
         inner = BLOCKS if loss in (distillation, with_divergence) else ()
     original = teacher_graph(origin)

@@ -406,3 +406,17 @@ def test_an_unreadable_file(tmp_path: Path) -> None:
 def test_an_opset_that_does_not_exist_is_refused(opset: int) -> None:
     with pytest.raises(ModelError, match=f"opset {opset} was requested; onnx .* supports 1 to"):
         load(good(), opset=opset)
+
+
+def test_external_data_in_the_cache_of_the_hub(tmp_path: Path) -> None:
+    """The links lead out of the folder: the error names the command that writes files."""
+    folder, blobs = tmp_path / "models--org--name" / "snapshots" / "1f", tmp_path / "models--org--name" / "blobs"
+    folder.mkdir(parents=True)
+    blobs.mkdir()
+    onnx.save(model("agraph (float[N,4] x) => (float[N,4] y) { y = MatMul (x, w) }", w=(4, 4)), tmp_path / "m.onnx")
+    proto = onnx.load(tmp_path / "m.onnx")
+    onnx.save(proto, folder / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=0)
+    (folder / "m.data").rename(blobs / "c0")
+    (folder / "m.data").symlink_to("../../blobs/c0")
+    with pytest.raises(ModelError, match=r"`hf download org/name --local-dir FOLDER` writes files"):
+        load(folder / "m.onnx")

@@ -188,6 +188,10 @@ class _Statistics:
         ]
 
 
+LONGEST_NAME: Final = (1 << 16) - 1
+"""Bytes of a name in a zip archive."""
+
+
 def _check_output(output: Path, inputs: list[Path], *, force: bool) -> None:
     from sbonnx import graph as graphs
     from sbonnx.graph.storage.output_files import check_outside_inputs
@@ -214,6 +218,8 @@ def _npz(arrays: dict[str, Any]) -> bytes:
         for name, value in arrays.items():
             if not isinstance(value, np.ndarray) or value.dtype.kind == "O":
                 raise OutputError(f"the output '{name}' is no array of numbers and cannot be saved in .npz: drop -o")
+            if len(f"{name}.npy".encode()) > LONGEST_NAME:
+                raise OutputError(f"the name of the output '{name[:40]}...' is too long for .npz: drop -o")
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
                 np.lib.format.write_array(file, value, allow_pickle=False)
     return buffer.getvalue()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import ClassVar
 
 import numpy as np
@@ -108,7 +109,7 @@ class RemovalTrace(Trace):
 
     def cut(self, node: Node, index: int, axis: int, ids: Array) -> None:
         """Slice an axis of a constant along ids, (length of the axis,) or (length of the axis, n)."""
-        self.cuts.append(Cut(node, index, axis, ids.reshape(len(ids), -1)))
+        self.cuts.append(Cut(node, index, axis, ids.reshape(len(ids), prod(ids.shape[1:]))))
 
     def hold(self, ids: Array, axes: Iterable[int], why: str) -> bool:
         """Require that no entries are removed along these axes of ids: channels along other axes go as a whole.
@@ -121,7 +122,8 @@ class RemovalTrace(Trace):
         if held and not rest:
             self.ids.pin(ids, why)
         elif held:
-            rows = np.moveaxis(ids, rest, range(len(rest))).reshape([ids.shape[axis] for axis in rest] + [-1])
+            length = prod(size for axis, size in enumerate(ids.shape) if axis not in rest)  # may be 0
+            rows = np.moveaxis(ids, rest, range(len(rest))).reshape([ids.shape[axis] for axis in rest] + [length])
             self.ids.unite(rows[..., :1], rows, why)
         return bool(rest) or not held
 

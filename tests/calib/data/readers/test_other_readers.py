@@ -83,6 +83,45 @@ def test_wrong_texts(texts: Path) -> None:
             read(DataPath(texts / "t.jsonl", texts), bert())
 
 
+@pytest.mark.parametrize("pad", [{}, {"truncation": {"stride": 99, "max_length": -4}, "padding": {"strategy": "x"}}])
+@pytest.mark.parametrize(
+    ("text", "more", "inputs", "says"),
+    [
+        (
+            "a",
+            {"max_length": 1 << 20, "pad": True},
+            bert(),
+            "max_length is 1048576, and texts have at most 65536 tokens",
+        ),
+        ("a", {}, bert(1 << 30), "number of tokens of the model's inputs is 1073741824, and texts have at most 65536"),
+        ("\\ud800", {}, bert(), "tokenizer.json' cannot encode a text: "),
+        ("a " * (1 << 23), {}, bert(), "a text has 16777216 characters, and at most 8388608 are tokenized at once"),
+    ],
+)
+def test_hostile_texts(
+    pad: dict[str, Any], text: str, more: dict[str, Any], inputs: tuple[InputSpec, ...], says: str, texts: Path
+) -> None:
+    """Also with a truncation and a padding in the file that the package does not read."""
+    path = texts / "tokenizer.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **pad}))
+    (texts / "t.jsonl").write_text(f'{{"text": "{text}"}}')
+    with pytest.raises(DataError, match=says):
+        list(read(DataPath(texts / "t.jsonl", {"tokenizer": str(path), **more}), inputs))
+    (texts / "t.jsonl").write_text('{"text": "a cat"}')
+    (feed,) = read(DataPath(texts / "t.jsonl", {"tokenizer": str(path)}), bert())
+    assert feed["input_ids"].tolist() == [[1, 3, 4, 2]]
+
+
+def test_a_tokenizer_that_panics(texts: Path) -> None:
+    """Its exception is no `Exception`."""
+    path = texts / "tokenizer.json"
+    values = json.loads(path.read_text())
+    values["post_processor"]["special_tokens"] = {}
+    path.write_text(json.dumps(values))
+    with pytest.raises(DataError, match=r"tokenizer\.json' cannot encode a text: PanicException"):
+        list(read(DataPath(texts / "t.jsonl", {"tokenizer": str(path)}), bert()))
+
+
 def test_audio_is_mono_resampled_and_in_windows(tmp_path: Path) -> None:
     soundfile, soxr = pytest.importorskip("soundfile"), pytest.importorskip("soxr")
     stereo = np.random.default_rng(0).uniform(-0.5, 0.5, (2500, 2)).astype(np.float32)
