@@ -88,6 +88,19 @@ def test_inputs_are_kept(line: str, place: Path, capsys: pytest.CaptureFixture[s
     assert {path: path.read_bytes() for path in place.rglob("*") if path.is_file()} == before
 
 
+def test_models_next_to_the_model(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder of the ONNX model zoo has a model and test_data_set_*: the result may be next to the model."""
+    shutil.copyfile("m.onnx", "feeds/m.onnx")
+    words = ["quantize", "feeds/m.onnx", "--data", "feeds", "--no-verify", "--no-advice", "--force", "-o"]
+    for _ in range(2):
+        assert main([*words, "feeds/q.onnx"]) == 0
+    for name in ("a.npz", "b.npz", "m.onnx"):
+        assert main([*words, f"feeds/{name}"]) == 2
+        assert "an input of this run" in capsys.readouterr().err
+    assert main([*words, "q.onnx", "--report", "feeds/r.json"]) == 2
+    assert Path("feeds/m.onnx").read_bytes() == Path("m.onnx").read_bytes()
+
+
 def test_inputs_are_kept_by_functions(place: Path) -> None:
     """The same for callers of the package."""
     import sbonnx

@@ -14,7 +14,7 @@ from typing import Final
 from sbonnx.errors import OutputError, SbonnxError
 from sbonnx.graph.exporter import Skeleton
 from sbonnx.graph.storage.model_file import external_names
-from sbonnx.graph.storage.temporary import MARKER, temporary_folder
+from sbonnx.graph.storage.temporary import MARKER, SUFFIX, temporary_folder
 from sbonnx.input_files import protected_inputs
 
 EXTERNAL_BYTES: Final = 1 << 28
@@ -33,6 +33,8 @@ SPECIAL: Final = {
     stat.S_IFSOCK: "a socket",
 }
 """File types that are never replaced. A rename over /dev/null by root would remove the device."""
+
+MODEL_SUFFIX: Final = ".onnx"
 
 OTHER_FORMATS: Final = frozenset(
     {".textproto", ".pbtxt", ".txtpb", ".prototxt", ".json", ".onnxjson", ".onnxtext", ".onnxtxt", ".ort"}
@@ -149,9 +151,16 @@ def check_outside_inputs(path: Path) -> None:
         OutputError: it is.
     """
     place, there = Path(os.path.realpath(path.parent)) / path.name, os.path.exists(path)
-    for given in protected_inputs():
+    if place.parent.name.endswith(SUFFIX):  # staged
+        place = place.parents[1] / place.name
+    inputs = protected_inputs()
+    with_models = {os.path.realpath(given.parent) for given in inputs if given.suffix.lower() == MODEL_SUFFIX}
+    for given in inputs:
         if given.is_dir():
-            if place.is_relative_to(os.path.realpath(given)):
+            folder = os.path.realpath(given)
+            # a model next to the input model, in a folder that has test_data_set_* too
+            beside = str(place.parent) == folder in with_models and MODEL_SUFFIX in path.suffixes
+            if place.is_relative_to(folder) and not beside:
                 raise OutputError(f"'{path}' is in '{given}', an input of this run: name a file outside of it")
         elif there and any(_same(path, each) for each in _files_of(given)):
             raise OutputError(f"'{path}' is an input of this run: give another name for the output")
@@ -159,7 +168,7 @@ def check_outside_inputs(path: Path) -> None:
 
 def _files_of(given: Path) -> Iterator[Path]:
     yield given
-    if given.suffix.lower() == ".onnx":
+    if given.suffix.lower() == MODEL_SUFFIX:
         yield from (given.parent / name for name in external_names(given))
 
 
