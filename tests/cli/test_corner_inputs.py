@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -30,7 +31,8 @@ def said(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_a_name_that_no_archive_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    name, shape = "y" * (1 << 16), ["N", 2]
+    name = "y" * (1 << 16)
+    shape: list[str | int | None] = ["N", 2]
     x, y = (helper.make_tensor_value_info(each, TensorProto.FLOAT, shape) for each in ("x", name))
     graph = helper.make_graph([helper.make_node("Relu", ["x"], [name])], "g", [x], [y])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
@@ -47,7 +49,7 @@ def test_a_name_that_no_archive_holds(tmp_path: Path, capsys: pytest.CaptureFixt
     ],
 )
 def test_pruning_of_empty_products(
-    text: str, weights: dict[str, tuple[int, int]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    text: str, weights: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     onnx.save(model(f"agraph (float[N,4] x) => (float[N,3] y) {{ {text} }}", **weights), tmp_path / "m.onnx")
     np.savez(tmp_path / "d.npz", x=np.zeros((2, 4), np.float32))
@@ -64,15 +66,16 @@ def test_training_of_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "neither weights nor scales that can be trained" in said(words, capsys)
 
 
-def _fifo(path: Path) -> None:
-    os.mkfifo(path)
+def _large(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 3 << 30)
 
 
 REPORTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "deep": (lambda path: path.write_text("[" * 100_000), "is no JSON"),
-    "fifo": (_fifo, "it is a FIFO (named pipe), not a regular file"),
+    "fifo": (os.mkfifo, "it is a FIFO (named pipe), not a regular file"),
     "device": (lambda path: path.symlink_to("/dev/zero"), "it is a device, not a regular file"),
-    "too large": (lambda path: (path.touch(), os.truncate(path, 3 << 30)), "at most 536870912 are read"),
+    "too large": (_large, "at most 536870912 are read"),
 }
 
 
