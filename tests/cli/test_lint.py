@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 
@@ -15,6 +16,7 @@ from sbonnx.lint import RULES, TARGETS, rules_for
 from sbonnx.lint.fix import FIXES
 from tests.lint.qdq_models import Net
 from tests.lint.seeded import CASES
+from tests.support.models import model
 
 
 def net(scale: float = 0.05, output: bool = True) -> onnx.ModelProto:
@@ -267,3 +269,11 @@ def test_a_float_model_has_nothing_to_check(capsys: pytest.CaptureFixture[str]) 
 
     assert main(["lint", str(digits().model), "--target", "ort"]) == 0
     assert "note: the model has no Q/DQ pairs and no integer operators" in capsys.readouterr().out
+
+
+def test_a_model_with_quantized_weights_alone_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It has DequantizeLinear nodes only."""
+    text = "agraph (float[2,4] x) => (float[2,3] y) { w = DequantizeLinear (codes, scale) y = MatMul (x, w) }"
+    onnx.save(model(text, codes=np.ones((4, 3), np.int8), scale=np.float32(0.1)), tmp_path / "w.onnx")
+    assert main(["lint", str(tmp_path / "w.onnx"), "--target", "ort"]) == 0
+    assert "no Q/DQ pairs" not in capsys.readouterr().out

@@ -19,6 +19,7 @@ from sbonnx.spec import Array
 from tests.lint.qdq_models import CHANNELS, Net
 from tests.lint.seeded import BLOCKS, CASES, CONCAT, CONV, F32, I8, MORE, RESIDUAL, Case, pair
 from tests.lint.test_ort import SEEDED
+from tests.support.models import model as written
 from tests.support.models import run
 
 ISLANDS = Case(
@@ -322,3 +323,29 @@ def test_pairs_that_movers_part_share_the_scale_of_a_concat() -> None:
     graph = fix(case.model(), "tensorrt@11").graph
     assert not rules(graph, "tensorrt@11") & {"P06", "P07"}
     assert [node.op for node in graph.nodes].count("QuantizeLinear") == 4
+
+
+@pytest.mark.parametrize("level", ["off", "all"])
+def test_scales_behind_output_types_become_half_precision_together(level: str) -> None:
+    """From opset 23 on, onnxruntime has no kernel for a QuantizeLinear of float16 with a float32 scale."""
+    text = """agraph (float16[4,32] x) => (float16[4,16] y) {
+        q = QuantizeLinear (x, s, z)
+        d = DequantizeLinear <output_dtype = 10> (q, s, z)
+        w = DequantizeLinear <output_dtype = 10, axis = 1> (codes, ws, wz)
+        m = MatMul (d, w)
+        y = Relu (m)
+    }"""
+    rng = np.random.default_rng(0)
+    codes = rng.integers(-100, 100, (32, 16)).astype(np.int8)
+    scales = {"s": F32(2**-5), "z": np.int8(0), "ws": np.full(16, 2**-7, F32), "wz": np.zeros(16, np.int8)}
+    proto = written(text, opset=23, codes=codes, **scales)
+    done = fix_for(proto, "tensorrt@11")
+    assert [row.rule for row in done.rows] == ["T15", "T15", "T15"]
+    assert all(row.done and row.exact for row in done.rows)
+    assert not [one for one in lint(done.graph, "tensorrt@11") if one.severity == "error"]
+    fixed = graphs.to_proto(done.graph)
+    assert {tensor.data_type for tensor in fixed.graph.initializer} == {onnx.TensorProto.FLOAT16, onnx.TensorProto.INT8}
+    x = rng.standard_normal((4, 32)).astype(np.float16)
+    rounded = np.clip(np.rint(x.astype(F32) * 32), -128, 127) / 32
+    wanted = np.maximum(rounded @ (codes / 128.0), 0)
+    np.testing.assert_allclose(run(fixed, {"x": x}, level=level)["y"], wanted, rtol=2e-3, atol=2e-2)

@@ -160,7 +160,7 @@ def _is_quantized(model: Path) -> bool:
     from sbonnx.graph import query
 
     return any(
-        "Quant" in node.op or "Integer" in node.op or "NBits" in node.op or node.op.startswith("QLinear")
+        "quant" in node.op.lower() or "Integer" in node.op or "NBits" in node.op or node.op.startswith("QLinear")
         for node in query.all_nodes(graphs.load(model, opset=1))
     )
 

@@ -114,8 +114,26 @@ def float_constants(bench: Bench) -> Iterator[Fixed]:
 
 
 def typed_scales(bench: Bench) -> Iterator[Fixed]:
-    """T15: Convert the scale of a QuantizeLinear to the type of its input; its DequantizeLinear gets the same value."""
+    """T15: Convert the scale of a QuantizeLinear to the type of its input; its DequantizeLinear gets the same value.
+
+    Scales of the DequantizeLinear nodes that return half precision by ``output_dtype`` follow, of weights too: an op
+    between scales of two types has no kernel.
+    """
     named = {name for name, _, _ in tensorrt_parameters.mixed_types(bench.view)}
+    yield from _typed_inputs(bench, named)
+    for one in bench.view.quantizers if named else ():
+        kind, old = query.dtype(one.output), bench.numbers(one)
+        if one.quantizes or kind is None or old is None or not one.node.attrs.get("output_dtype"):
+            continue
+        scale = np.asarray(old.scale.astype(kind))
+        if one.scale_type != str(kind) and _good(scale).all():
+            exact = bool((scale.astype(np.float64) == old.scale.astype(np.float64)).all())
+            edit.replace_input(one.node, 1, bench.constant(one.scale_name, scale))
+            del one.node.attrs["output_dtype"]  # the type of the scale is the default
+            yield Fixed("T15", one.name, one.scale_name, f"the scale stored as {kind}", exact=exact)
+
+
+def _typed_inputs(bench: Bench, named: set[str]) -> Iterator[Fixed]:
     for one in bench.view.quantizers:
         if not one.quantizes or one.name not in named:
             continue
