@@ -40,22 +40,25 @@ def batchnorm(prefix: str, channels: int, seed: int = 1) -> dict[str, Array]:
     }
 
 
-def run(proto: onnx.ModelProto | str, feeds: dict[str, Array], *, level: str = "off") -> dict[str, Array]:
-    """Outputs of a model (or file) in onnxruntime, by name. 8-bit products are exact on every CPU."""
+def run(
+    proto: onnx.ModelProto | str, feeds: dict[str, Array], *, level: str = "off", exact: bool = True
+) -> dict[str, Array]:
+    """Outputs of a model (or file) in onnxruntime, by name. 8-bit products are exact on every CPU if `exact`."""
     import onnxruntime as ort
 
     from sbonnx.cpu import target_cpu
     from sbonnx.runtime import EXACT_PRODUCTS
 
     options = ort.SessionOptions()
-    options.add_session_config_entry(*EXACT_PRODUCTS)
+    if exact:
+        options.add_session_config_entry(*EXACT_PRODUCTS)
     options.log_severity_level = 4
     options.intra_op_num_threads = 1  # how a product is cut among threads changes the order of its sums
     options.graph_optimization_level = {
         "off": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
         "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
     }[level]
-    if not target_cpu().exact and level == "off":  # where onnxruntime ignores the option
+    if exact and not target_cpu().exact and level == "off":  # where onnxruntime ignores the option
         proto = with_unsigned_weights(onnx.load(proto) if isinstance(proto, str) else proto)
     source = proto if isinstance(proto, str) else proto.SerializeToString()
     session = ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
