@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from sbonnx.search import Metric, SearchResult, open_trials, search
 from sbonnx.search.advice import advise as advice_for
 from sbonnx.search.advice import after_search
 from sbonnx.stages.state import Request, Source, read_recipe
-from sbonnx.verify import EvaluationData, check_labels
+from sbonnx.verify import EvaluationData, check_labels, use_libraries
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -50,6 +50,7 @@ def quantize(  # noqa: PLR0913 - public entry point
     evaluation: EvaluationData | None = None,
     advise: bool = False,
     details: bool = False,
+    ort_libraries: Sequence[str | os.PathLike[str]] = (),
     **overrides: Unpack[RecipeKeywords],
 ) -> Report:
     """Quantize a float ONNX model and verify the result.
@@ -85,6 +86,7 @@ def quantize(  # noqa: PLR0913 - public entry point
             it says what the search tried, and what is next.
         details: measure what the page (``report.to_html()``) shows beyond the figures: losses of each layer by weights
             and by inputs, histograms of the worst tensors, and the graph. Costs about 10 ms of CPU time a layer.
+        ort_libraries: libraries of custom operators that onnxruntime loads, for all later sessions of the process.
         overrides: recipe keys by keyword, such as ``bits="w4a8"``, ``max_loss="0.5%"`` or ``device="cuda"``.
 
     Returns:
@@ -94,6 +96,8 @@ def quantize(  # noqa: PLR0913 - public entry point
     Raises:
         SbonnxError: a subclass, for every error that the user can fix. No partial file is left.
     """
+    if ort_libraries:
+        use_libraries(ort_libraries)
     wishes, rules = read_recipe(recipe, backend, overrides)
     data = with_preprocess(data, preprocess)
     if metric is not None and wishes.mixed.max_loss is None:

@@ -24,6 +24,22 @@ class ModelError(SbonnxError):
     """The model file or graph cannot be used as it is."""
 
 
+class UnknownOperatorError(ModelError):
+    """onnxruntime does not know an operator of a model.
+
+    Attributes:
+        domain, op: of its type.
+    """
+
+    def __init__(self, domain: str, op: str) -> None:
+        self.domain, self.op = domain, op
+        kind = f"{domain}:{op}" if domain else op
+        super().__init__(
+            f"onnxruntime does not know the operator {kind}: give the library of custom operators that has it "
+            "(--ort-library FILE.so, or ort_libraries in Python)"
+        )
+
+
 class DataError(SbonnxError):
     """The calibration or evaluation data does not fit the model."""
 

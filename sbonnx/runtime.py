@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from types import ModuleType
 from typing import Any, Final
 
 from sbonnx.cpu import CPU, CUDA
-from sbonnx.errors import NO_RUNTIME, DeviceError
+from sbonnx.errors import NO_RUNTIME, DeviceError, UnknownOperatorError
 
 TELEMETRY_SWITCH: Final = "ORT_DISABLE_TELEMETRY"
 """Environment variable that turns onnxruntime's telemetry off. A value set by the user is respected, "0" included."""
@@ -83,8 +83,39 @@ Where kernels saturate, onnxruntime then stores int8 weights as uint8; elsewhere
 """
 
 
+LIBRARIES: Final = "SBONNX_ORT_LIBRARIES"
+"""Environment variable with the libraries of custom operators, which child processes inherit."""
+
+_UNREGISTERED: Final = re.compile(r"(?P<domain>[\w.]*):(?P<op>\w+)\(-?\d+\) is not a registered function/op")
+
+
+def use_libraries(paths: Iterable[str | os.PathLike[str]]) -> None:
+    """Let all later sessions of this process, and of its child processes, load libraries of custom operators.
+
+    Args:
+        paths: shared libraries that export ``RegisterCustomOps``; they are added to those of earlier calls.
+
+    Raises:
+        DeviceError: a path is no file, or onnxruntime cannot load it.
+    """
+    known = _libraries()
+    for path in map(os.path.abspath, paths):
+        if not os.path.isfile(path):
+            raise DeviceError(f"'{path}' does not exist: --ort-library takes a library of custom operators")
+        try:
+            onnxruntime().SessionOptions().register_custom_ops_library(path)
+        except Exception as error:  # onnxruntime's exceptions share no base class
+            raise DeviceError(f"onnxruntime cannot load custom operators from '{path}': {reason(error)}") from error
+        known = known if path in known else (*known, path)
+    os.environ[LIBRARIES] = os.pathsep.join(known)
+
+
+def _libraries() -> tuple[str, ...]:
+    return tuple(filter(None, os.environ.get(LIBRARIES, "").split(os.pathsep)))
+
+
 def session_options(level: str = "all", *, threads: int | None = None, exact: bool = False) -> Any:
-    """Create session options: no log, no spinning threads.
+    """Create session options: no log, no spinning threads, and the libraries of `use_libraries`.
 
     Idle pools that spin cost more than the work where there are many sessions.
 
@@ -100,6 +131,8 @@ def session_options(level: str = "all", *, threads: int | None = None, exact: bo
     options.inter_op_num_threads = 1
     if exact:
         options.add_session_config_entry(*EXACT_PRODUCTS)
+    for path in _libraries():
+        options.register_custom_ops_library(path)
     if threads is not None:
         options.intra_op_num_threads = threads
     for pool in ("intra_op", "inter_op"):
@@ -119,8 +152,18 @@ def open_session(
         options: see `session_options`.
         providers: execution providers.
         disabled: names of graph transformers that do not run.
+
+    Raises:
+        UnknownOperatorError: a custom operator is not registered. Other errors are onnxruntime's.
     """
-    return onnxruntime().InferenceSession(model, options, providers=list(providers), disabled_optimizers=list(disabled))
+    ort, given = onnxruntime(), {"providers": list(providers), "disabled_optimizers": list(disabled)}
+    try:
+        return ort.InferenceSession(model, options, **given)
+    except Exception as error:  # onnxruntime's exceptions share no base class
+        found = _UNREGISTERED.search(str(error))
+        if found is None:
+            raise
+        raise UnknownOperatorError(found["domain"], found["op"]) from error
 
 
 def reason(error: BaseException) -> str:

@@ -14,7 +14,8 @@ import numpy as np
 
 from sbonnx.calib.data import InputSpec
 from sbonnx.cpu import CPU
-from sbonnx.errors import DataError, ModelError
+from sbonnx.errors import DataError, ModelError, UnknownOperatorError
+from sbonnx.graph.protos import first_node
 from sbonnx.runtime import onnxruntime, open_session, reason, session_options
 from sbonnx.spec import Array
 
@@ -211,6 +212,9 @@ def opened(content: bytes, options: Any, chosen: Sequence[Any], name: str, disab
     """
     try:
         return open_session(content, options, chosen, disabled=disabled)
+    except UnknownOperatorError as error:
+        node = first_node(content, error.domain, error.op)
+        raise ModelError(f"onnxruntime cannot load {name}: at node '{node}', {error}") from error
     except Exception as error:  # see `Session.run`
         raise ModelError(f"onnxruntime cannot load {name}: {reason(error)}") from error
 

@@ -293,6 +293,11 @@ SAMPLES: Final = recipe_option(
     shown="all",
 )
 DEVICE: Final = recipe_option("--device cpu|cuda|auto", str, "Device that runs the model.")
+ORT_LIBRARY: Final = repeated(
+    "--ort-library FILE.so", "Library of custom operators that onnxruntime loads for every session"
+)
+"""Read by `command`, before the verb runs."""
+
 RUNTIME: Final = option(
     "--runtime onnxruntime|openvino",
     str,
@@ -653,6 +658,11 @@ def command(
             given.printer().line(f"configuration: {file} ({', '.join(row.name for row in configured)})")
         for note in () if configuration is None else configuration.notes:
             given.printer().note(note)
+        libraries = given[ORT_LIBRARY] if ORT_LIBRARY in options else None
+        if libraries:
+            from sbonnx.verify import use_libraries
+
+            use_libraries(libraries)
         with protecting((*given.inputs(), file)):
             return run(given)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
@@ -277,3 +278,20 @@ def describe(node: NodeProto) -> str:
 def ir_version_for(domains: Sequence[onnx.OperatorSetIdProto]) -> int:
     """Return the lowest IR version that supports these opsets."""
     return int(onnx.helper.find_min_ir_version_for(list(domains), ignore_unknown=True))
+
+
+def first_node(model: onnx.ModelProto | bytes | str | os.PathLike[str], domain: str, op: str) -> str:
+    """Return the name of the first node of a type, or of its first output, in the main graph or a body; "": none."""
+    if isinstance(model, bytes):
+        proto = onnx.ModelProto.FromString(model)
+    elif isinstance(model, onnx.ModelProto):
+        proto = model
+    else:
+        proto = onnx.load(os.fspath(model), load_external_data=False)
+    graphs = [proto.graph]
+    for graph in graphs:
+        for node in graph.node:
+            if (node.domain, node.op_type) == (domain, op):
+                return str(node.name or node.output[0])
+            graphs += [attribute.g for attribute in node.attribute if attribute.HasField("g")]
+    return ""

@@ -21,10 +21,12 @@ from sbonnx.backends.runtime_types import Runtime
 from sbonnx.calib.data import InputSpec
 from sbonnx.calib.engine.runner import providers
 from sbonnx.cpu import CPU, cores
-from sbonnx.errors import DataError, ModelError
+from sbonnx.errors import DataError, ModelError, UnknownOperatorError
 from sbonnx.graph import read_proto
+from sbonnx.graph.protos import first_node
 from sbonnx.input_files import native_source
 from sbonnx.runtime import open_session, reason, session_options
+from sbonnx.runtime import use_libraries as use_libraries
 from sbonnx.spec import Array
 from sbonnx.verify.intervals import UNKNOWN, Interval, of_median
 from sbonnx.verify.kernel_count import Kernels, count, count_layers
@@ -154,6 +156,9 @@ def session(
     try:
         source = native_source(model) if isinstance(model, Path) else model
         opened = open_session(source, options, providers(device), disabled=without)
+    except UnknownOperatorError as error:
+        node = first_node(model, error.domain, error.op)
+        raise ModelError(f"onnxruntime refuses {opening.name}: at node '{node}', {error}") from error
     except Exception as error:  # onnxruntime's own exceptions share no base class
         if exact:  # onnxruntime 1.32 cannot prepare a weight that two nodes share for exact products
             plain = partial(session, model, level=level, device=device, without=without)

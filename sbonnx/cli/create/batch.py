@@ -36,7 +36,7 @@ DRY_RUN: Final = options.switch(
 FORCE: Final = options.switch("--force", "Repeat finished jobs.")
 SCHEDULER: Final = options.option("--scheduler ADDRESS", str, "Run on the workers of this Dask scheduler.", typed=True)
 
-OPTIONS: Final = (JOBS, WORKERS, ONLY, DRY_RUN, FORCE, SCHEDULER, *options.COMMON_WITH_PROGRESS)
+OPTIONS: Final = (JOBS, WORKERS, ONLY, DRY_RUN, FORCE, SCHEDULER, options.ORT_LIBRARY, *options.COMMON_WITH_PROGRESS)
 
 
 def run(given: Arguments) -> int:

@@ -126,6 +126,7 @@ OPTIONS: Final = (
     REPORT,
     options.FORCE,
     options.VERBOSE,
+    options.ORT_LIBRARY,
     *options.COMMON_WITH_PROGRESS,
 )
 

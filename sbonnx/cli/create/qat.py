@@ -85,6 +85,7 @@ OPTIONS: Final = (
     options.NO_VERIFY,
     options.REPORT,
     options.FORCE,
+    options.ORT_LIBRARY,
     *options.COMMON_WITH_PROGRESS,
 )
 

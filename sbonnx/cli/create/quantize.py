@@ -86,6 +86,7 @@ OPTIONS: Final = (
     options.TRTEXEC,
     options.FORCE,
     options.VERBOSE,
+    options.ORT_LIBRARY,
     *options.COMMON_WITH_PROGRESS,
 )
 

@@ -38,6 +38,7 @@ OPTIONS: Final = (
     options.SPLIT,
     options.SAMPLES,
     options.FORCE,
+    options.ORT_LIBRARY,
     *options.COMMON,
 )
 

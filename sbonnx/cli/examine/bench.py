@@ -43,6 +43,7 @@ OPTIONS: Final = (
     options.RUNTIME,
     SHAPE,
     SEED,
+    options.ORT_LIBRARY,
     *options.COMMON_WITH_PROGRESS,
 )
 

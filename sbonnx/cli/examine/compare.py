@@ -31,6 +31,7 @@ OPTIONS: Final = (
     options.MAX_METRIC_LOSS,
     *options.LIMITS,
     options.VERBOSE,
+    options.ORT_LIBRARY,
     *options.COMMON,
 )
 

@@ -30,6 +30,7 @@ OPTIONS: Final = (
     options.DECODE,
     *options.FEEDS,
     options.RUNTIME,
+    options.ORT_LIBRARY,
     *options.COMMON_WITH_PROGRESS,
 )
 

@@ -74,6 +74,7 @@ OPTIONS: Final = (
     ENGINE_LAYERS,
     ENGINE_PROFILE,
     options.FORCE,
+    options.ORT_LIBRARY,
     *options.COMMON,
 )
 

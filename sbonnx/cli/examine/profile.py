@@ -81,6 +81,7 @@ OPTIONS: Final = (
     MERMAID,
     *EVALUATING,
     options.FORCE,
+    options.ORT_LIBRARY,
     *options.COMMON_WITH_PROGRESS,
 )
 

@@ -42,6 +42,7 @@ OPTIONS: Final = (
     *options.FEEDS,
     *RANDOM,
     options.FORCE,
+    options.ORT_LIBRARY,
     *options.COMMON_WITH_PROGRESS,
 )
 
