@@ -49,6 +49,9 @@ OPSET_REASONS = {
 }
 """Reasons for a newer opset than that of the file."""
 
+MOST_NAMED = 5
+"""Initializers that a note names."""
+
 LONGEST_VECTOR = 1 << 16
 """Shape arithmetic uses vectors of a few elements; if the model has a longer one, values are not propagated."""
 
@@ -174,7 +177,12 @@ def _remove_initializer_inputs(model: ModelProto, info: ModelInfo) -> None:
             continue
         if scope is model.graph:
             info.overridable = listed
-        info.notes.append(f"{len(listed)} initializers were listed among the inputs: they are constants now")
+        names = ", ".join(f"'{name}'" for name in listed[:MOST_NAMED])
+        more = f" and {len(listed) - MOST_NAMED} more" if len(listed) > MOST_NAMED else ""
+        info.notes.append(
+            f"{len(listed)} initializers were listed among the inputs: they are constants now, which a caller cannot "
+            f"replace ({names}{more})"
+        )
         replace_entries(scope.input, [one for one in scope.input if one.name not in held])
     info.ir_version = model.ir_version
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sbonnx.cli import options
 from sbonnx.cli.options import Arguments, required_output
 from sbonnx.cli.output.tables import show_outputs
-from sbonnx.errors import DataError
+from sbonnx.errors import DataError, ModelError
 
 if TYPE_CHECKING:
     from sbonnx.graph import Graph
@@ -59,7 +59,7 @@ def run(given: Arguments) -> int:
     with staged(target, graph.info.files, force=force) as path:
         graphs.save(graph, path)
         comparison, reason = _verify(given, path, graph)
-        problems = _problems(comparison, graph) if comparison is not None else [reason]
+        problems = _problems(comparison, graph) if comparison is not None else list(filter(None, [reason]))
     after = _count(graph)
     fired = [match for applied in done for match in applied.fired]
     refusals = [refusal for applied in done for refusal in applied.refusals]
@@ -102,20 +102,40 @@ def _count(graph: Graph) -> int:
 
 
 def _verify(given: Arguments, simplified: Path, graph: Graph) -> tuple[Comparison | None, str]:
-    """Compare both files on ``--data``, or on synthetic feeds. Return None and the reason if neither is possible."""
+    """Compare both files on ``--data``, or on synthetic feeds.
+
+    Return None and the reason if neither is possible. If onnxruntime cannot open the model, there is a note instead.
+    """
     from sbonnx import graph as graphs
     from sbonnx import verify
     from sbonnx.calib.data import dataset as datasets
     from sbonnx.calib.data.random_feeds import guessed_feeds
 
     model, data = given[options.MODEL], given.data()
+    original = graphs.load(model)
+    unopened = _why_unopened(original)
+    if unopened:
+        graphs.check_file(simplified)
+        graph.info.notes.append(f"not verified by execution: {unopened}")
+        return None, ""
     if data is not None:
         feeds = datasets.read(data, graph, split=given[options.SPLIT], limit=given[options.SAMPLES])
         return verify.check(model, simplified, feeds), ""
-    guessed, why = _first_accepted(graphs.load(model), guessed_feeds(datasets.input_specs(graph)))
+    guessed, why = _first_accepted(original, guessed_feeds(datasets.input_specs(graph)))
     if not guessed:
         return None, f"not verified: the model does not run on synthetic feeds ({why}): give --data"
     return verify.check(model, simplified, guessed), ""
+
+
+def _why_unopened(graph: Graph) -> str:
+    """Return why onnxruntime cannot open the model, or ""."""
+    from sbonnx.calib.engine.runner import LayerRunner
+
+    try:
+        LayerRunner(graph, optimisation="off").close()
+    except ModelError as error:
+        return str(error)
+    return ""
 
 
 def _first_accepted(graph: Graph, guessed: Iterable[list[dict[str, Array]]]) -> tuple[list[dict[str, Array]], str]:

@@ -1,0 +1,60 @@
+"""`sbonnx simplify` of models that onnxruntime cannot run, and of initializers that are inputs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from sbonnx.cli import main
+from tests.support.models import model
+
+
+def saved(proto: onnx.ModelProto, folder: Path) -> str:
+    onnx.save(proto, folder / "m.onnx")
+    return str(folder / "m.onnx")
+
+
+def custom() -> onnx.ModelProto:
+    """An operator that nobody has, between no-ops."""
+    nodes = [
+        ("Identity", "x", "a", ""),
+        ("Unheard", "a", "b", "elsewhere"),
+        ("Identity", "b", "c", ""),
+        ("Relu", "c", "y", ""),
+    ]
+    made = [helper.make_node(op, [x], [y], name=f"{op}_{y}", domain=domain) for op, x, y, domain in nodes]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 4]) for name in "xy"]
+    graph = helper.make_graph(made, "g", ends[:1], ends[1:])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("elsewhere", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
+
+
+def bfloat() -> onnx.ModelProto:
+    return model(
+        "agraph (bfloat16[2,4] x) => (bfloat16[2,4] y) { a = Identity (x) b = Softplus (a) y = Relu (b) }", opset=22
+    )
+
+
+@pytest.mark.parametrize("make", [custom, bfloat])
+def test_models_that_do_not_run_are_simplified_with_a_note(
+    make: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert callable(make)
+    out = tmp_path / "s.onnx"
+    assert main(["simplify", saved(make(), tmp_path), "-o", str(out)]) == 0
+    assert "note: not verified by execution: onnxruntime cannot load the model" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    assert [node.op_type for node in onnx.load(out).graph.node if node.op_type == "Identity"] == []
+
+
+def test_initializers_that_were_inputs_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    proto = model("agraph (float[2,4] x) => (float[2,4] y) { y = Add (x, shift) }", shift=np.ones(4, np.float32))
+    proto.graph.input.append(helper.make_tensor_value_info("shift", TensorProto.FLOAT, [4]))
+    assert numpy_helper.to_array(proto.graph.initializer[0]).all()
+    assert main(["simplify", saved(proto, tmp_path), "-o", str(tmp_path / "s.onnx")]) == 0
+    assert "which a caller cannot replace ('shift')" in " ".join(capsys.readouterr().out.split())
