@@ -102,7 +102,9 @@ class Verdict:
     @property
     def tone(self) -> Tone:
         """Colour of the sentence."""
-        if self.accuracy == "lost" or not self.ok:
+        if self.accuracy == "doubtful":
+            return "warn"
+        if not self.ok:
             return "bad"
         if self.accuracy == "unknown":
             return "idle"
@@ -134,7 +136,7 @@ def verdict_of(
         rows.append(VerdictRow("??", f"data in doubt: {_first(doubts)}"))
         if state not in ("unknown", "lost"):
             rows.append(VerdictRow("??", f"on this data, {evidence}"))
-        state = "lost" if state == "lost" and problems else "doubtful"
+        state = "doubtful"
     else:
         where = " on the calibration data" if _calibrated(metrics) else ""
         rows.append(VerdictRow(MARKS[state], f"accuracy {state}{where}: {evidence}{hint}"))

@@ -1,0 +1,243 @@
+"""Verdicts on files whose true state is known: none says "kept" of a bad file, next to none "lost" of a good one.
+
+True states are those of a task: top-1 of all labelled digits, and R² of numbers whose labels are known, both of
+onnxruntime's outputs in plain numpy. A file is good if it loses at most 1 % of it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+import sbonnx
+from benchmarks.accuracy import load_pack
+from sbonnx import graph as graphs
+from sbonnx import verify
+from sbonnx.assets import digits
+from sbonnx.calib.data import dataset as datasets
+from sbonnx.calib.input_check import doubts_about, first_layer_of
+from sbonnx.report.verdict import Verdict, verdict_of
+from sbonnx.spec import Array
+from sbonnx.verify import Depth, EvaluationData
+from tests.support.models import model, run
+
+LOSS = 0.01
+"""Loss up to which accuracy is kept."""
+
+COUNTS = (1, 2, 4, 6, 8, 16, 32, 64, 100)
+"""Numbers of samples that files are compared on."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A verdict beside the truth.
+
+    Attributes:
+        name: file, data and number of samples.
+        verdict: the one that was given.
+        loss: what the file really loses; for figures of wrong data, which prove nothing, what no verdict is right with.
+    """
+
+    name: str
+    verdict: Verdict
+    loss: float
+
+    @property
+    def wrong(self) -> str:
+        """Kind of the error: "" if there is none."""
+        kept, lost = (self.verdict.accuracy == state for state in ("kept", "lost"))
+        return "false kept" if kept and self.loss > LOSS else "false lost" if lost and self.loss <= LOSS else ""
+
+
+def with_noise(proto: onnx.ModelProto, share: float) -> onnx.ModelProto:
+    """Return a copy with noise on each weight, of a share of its standard deviation."""
+    rng, changed = np.random.default_rng(4), onnx.ModelProto()
+    changed.CopyFrom(proto)
+    for tensor in changed.graph.initializer:
+        values = numpy_helper.to_array(tensor)
+        if values.dtype == np.float32 and values.ndim >= 2:
+            noisy = values + (share * values.std() * rng.standard_normal(values.shape)).astype(np.float32)
+            tensor.CopyFrom(numpy_helper.from_array(noisy.astype(np.float32), tensor.name))
+    return changed
+
+
+def compared(floats: Path, other: Path, feeds: list[dict[str, Array]], labels: EvaluationData | None = None) -> Verdict:
+    """Return the verdict of a comparison, with what is found about the data and on labels, as `compare` does."""
+    graph = graphs.load(floats)
+    data = datasets.read(feeds, graph)
+    doubts = doubts_about(first_layer_of(graph), data)
+    found = replace(verify.compare(floats, other, data, depth=Depth(latency=False)), doubts=doubts)
+    if labels is not None:
+        found = replace(found, evaluation=verify.evaluate({"float": floats, "other": other}, labels))
+    return verdict_of(found.to_dict(), problems=found.problems())
+
+
+IMAGES = np.load(digits().calib)["image"]
+LABELLED = np.load(digits().eval)
+
+WRONG_DATA: dict[str, Callable[[Array], Array]] = {
+    "times 255": lambda x: 255 * x,
+    "over 255": lambda x: x / 255,
+    "zeros": lambda x: 0 * x,
+    "shifted": lambda x: x - 2,
+}
+
+
+def digit_files(folder: Path) -> dict[str, Path]:
+    """Write the digits network with noise, and quantized to several widths."""
+    proto = onnx.load(digits().model)
+    files = {}
+    for share in (0.01, 0.05, 0.6, 1.0):
+        files[f"noise {share}"] = folder / f"noise{share}.onnx"
+        onnx.save(with_noise(proto, share), files[f"noise {share}"])
+    for bits in ("w8a8", "w4a8", "w2a2"):
+        files[bits] = folder / f"{bits}.onnx"
+        settings = {"VERIFY": {"LATENCY": False}}
+        sbonnx.quantize(
+            digits().model,
+            digits().calib,
+            recipe=settings,
+            bits=bits,
+            backend="virtual",
+            output=files[bits],
+            effort="fast",
+        )
+    return files
+
+
+def top1(file: Path) -> float:
+    scores = run(onnx.load(file), {"image": LABELLED["image"]}, level="all")["scores"]
+    return float((scores.argmax(1) == LABELLED["label"]).mean())
+
+
+def cases_of_digits(folder: Path) -> Iterator[Case]:
+    before = top1(digits().model)
+    for name, file in digit_files(folder).items():
+        loss = before - top1(file)
+        for count in COUNTS:
+            feeds = [{"image": image[None]} for image in IMAGES[:count]]
+            yield Case(f"digits {name}, {count} samples", compared(digits().model, file, feeds), loss)
+        for kind, change in WRONG_DATA.items():
+            feeds = [{"image": change(image[None])} for image in IMAGES[:32]]
+            found = compared(digits().model, file, feeds)
+            yield Case(f"digits {name}, {kind}", found, np.inf if found.accuracy != "lost" else -np.inf)
+        inverted = [{"image": 1 - image[None]} for image in IMAGES[:32]]  # wrong too, and not to be seen
+        yield Case(f"digits {name}, inverted", compared(digits().model, file, inverted), loss)
+        for count in (4, 50, 450):
+            labels = folder / f"labels{count}.npz"
+            np.savez(labels, image=LABELLED["image"][:count], label=LABELLED["label"][:count])
+            feeds = [{"image": image[None]} for image in IMAGES[:8]]
+            found = compared(digits().model, file, feeds, EvaluationData(labels, "top1"))
+            yield Case(f"digits {name}, {count} labels", found, loss)
+        np.savez(folder / "mixed.npz", image=LABELLED["image"], label=(LABELLED["label"] * 7 + 3)[::-1] % 10)
+        feeds = [{"image": image[None]} for image in IMAGES[:32]]
+        found = compared(digits().model, file, feeds, EvaluationData(folder / "mixed.npz", "top1"))
+        yield Case(f"digits {name}, other labels", found, np.inf if found.accuracy != "lost" else -np.inf)
+
+
+NETWORKS = {
+    "numbers": "agraph (float[N,16] x) => (float[N,6] y) { a = MatMul (x, w) b = Tanh (a) y = MatMul (b, v) }",
+    "numbers around anchors": """agraph (float[N,16] x) => (float[N,6] y) {
+        a = MatMul (x, w) b = Tanh (a) c = MatMul (b, v) y = Add (c, anchors) }""",
+    "scores of positions": """agraph (float[N,16] x) => (float[N,6,1] y) {
+        a = MatMul (x, w) b = Tanh (a) c = MatMul (b, v) d = Sigmoid (c) y = Reshape (d, six) }""",
+    "numbers beside a cache": """agraph (float[N,16] x, float[N,2,4,3] past) => (float[N,6] y, float[N,2,4,3] present) {
+        a = MatMul (x, w) b = Tanh (a) y = MatMul (b, v) present = Add (past, bias) }""",
+}
+
+
+def cases_of_numbers(folder: Path) -> Iterator[Case]:
+    rng = np.random.default_rng(8)
+    for name, text in NETWORKS.items():
+        values: dict[str, Any] = {"w": rng.standard_normal((16, 32)) / 4, "v": rng.standard_normal((32, 6)) / 6}
+        values |= {"anchors": 30 * rng.standard_normal(6), "six": np.array([0, 6, 1]), "bias": np.array([0.0])}
+        used = {
+            key: value.astype(np.float32) if value.dtype.kind == "f" else value
+            for key, value in values.items()
+            if f" {key})" in text
+        }
+        proto = model(text, **used)
+        floats = folder / f"{name}.onnx"
+        onnx.save(proto, floats)
+        cache = rng.standard_normal((1, 2, 4, 3)).astype(np.float32)
+        feeds = [{"x": rng.standard_normal((1, 16)).astype(np.float32), "past": cache} for _ in range(600)]
+        feeds = [{key: feed[key] for key in ("x", "past") if f" {key}" in text.partition("=>")[0]} for feed in feeds]
+        plain = outputs(proto, feeds)
+        for share in (0.02, 0.06, 0.3, 0.9):
+            other = with_noise(proto, share)
+            for tensor in other.graph.initializer:  # the cache is 39 dB from float, whatever the rest is
+                if tensor.name == "bias":
+                    tensor.CopyFrom(numpy_helper.from_array(np.array([0.011], np.float32), "bias"))
+            file = folder / "other.onnx"
+            onnx.save(other, file)
+            around = ((plain - plain.mean(0)) ** 2).sum()
+            loss = float(((outputs(other, feeds) - plain) ** 2).sum() / around)  # of R², if labels are the float values
+            for count in COUNTS:
+                yield Case(f"{name}, noise {share}, {count} samples", compared(floats, file, feeds[:count]), loss)
+
+
+def outputs(proto: onnx.ModelProto, feeds: list[dict[str, Array]]) -> Array:
+    whole = {name: np.concatenate([feed[name] for feed in feeds]) for name in feeds[0]}
+    found: Array = run(proto, whole, level="all")["y"].astype(np.float64)
+    return found
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> list[Case]:
+    folder = tmp_path_factory.mktemp("verdicts")
+    return [*cases_of_digits(folder), *cases_of_numbers(folder)]
+
+
+def test_no_bad_file_is_called_kept(cases: list[Case]) -> None:
+    assert len(cases) >= 60
+    assert [(case.name, case.loss) for case in cases if case.wrong == "false kept"] == []
+
+
+def test_next_to_no_good_file_is_called_lost(cases: list[Case]) -> None:
+    wrong = [(case.name, case.loss, case.verdict.text) for case in cases if case.wrong == "false lost"]
+    assert len(wrong) <= 1, wrong
+
+
+def test_verdicts_decide_where_there_is_enough_data(cases: list[Case]) -> None:
+    """A verdict that is never sure would pass the tests above."""
+    enough = [case for case in cases if case.name.endswith((" 64 samples", " 100 samples"))]
+    counts = Counter((case.loss <= LOSS, case.verdict.accuracy) for case in enough)
+    assert counts[True, "kept"] > 0.6 * sum(count for (good, _), count in counts.items() if good), counts
+    assert counts[False, "lost"] > 0.4 * sum(count for (good, _), count in counts.items() if not good), counts
+
+
+def test_wrong_data_is_seen(cases: list[Case]) -> None:
+    wrong = [case for case in cases if case.name.rpartition(", ")[2] in (*WRONG_DATA, "other labels")]
+    assert len(wrong) > 30 and {case.verdict.accuracy for case in wrong} == {"doubtful"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "metric"), [("cifar_resnet20", "clean:top1"), ("ultraface_rfb320", "f1_with_float")])
+def test_of_a_real_model(name: str, metric: str, pack: Path, tmp_path: Path) -> None:
+    """Files of several widths, compared on 1 to 32 samples beside their metric."""
+    tools = load_pack(pack)
+    floats, feeds = pack / "models" / f"{name}.onnx", tools.load_calib(name, limit=32)[:32]
+    before = tools.evaluate(name, str(floats)).get(metric, 1.0) if metric != "f1_with_float" else 1.0
+    found = []
+    for bits in ("w8a8", "w2a2"):
+        file = tmp_path / f"{bits}.onnx"
+        settings = {"VERIFY": {"LATENCY": False}}
+        sbonnx.quantize(floats, feeds, recipe=settings, bits=bits, backend="virtual", output=file, effort="fast")
+        loss = before - tools.evaluate(name, str(file))[metric]
+        limit = LOSS if metric != "f1_with_float" else 0.1
+        found += [
+            Case(f"{bits}, {count} samples", compared(floats, file, feeds[:count]), loss if loss > limit else 0.0)
+            for count in (1, 4, 8, 16, 32)
+        ]
+        wrong = [{key: 255 * value for key, value in feed.items()} for feed in feeds[:16]]
+        seen = compared(floats, file, wrong)
+        found.append(Case(f"{bits}, wrong data", seen, np.inf if seen.accuracy != "lost" else -np.inf))
+    assert [case for case in found if case.wrong] == []
