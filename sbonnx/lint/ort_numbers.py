@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from sbonnx.graph import query
+from sbonnx.graph import Node, query
 from sbonnx.linear.layer import LinearLayer
 from sbonnx.lint import ort_read as read
 from sbonnx.lint.ort_read import Weighted
@@ -198,6 +198,18 @@ def wide_activation(view: View) -> Found:
             yield one.name, one.output.name, f"activation in {one.codes}: no integer kernel reads it"
 
 
+def largest_pair(node: Node, codes: Array) -> float:
+    """Return the largest sum of two neighbouring codes of one sign whose products a kernel adds in 16 bits; 0: none.
+
+    Depthwise kernels multiply in 16 bits and add in 32.
+    """
+    layer = LinearLayer.of_shape(node.op, node.attrs, codes.shape)
+    if not codes.size or not isinstance(layer, LinearLayer) or layer.depthwise:
+        return 0.0
+    rows = layer.taps_first(layer.matrices(codes))
+    return float(pair_sums(rows, rows.shape[-1]).max())
+
+
 def _saturating(view: View) -> Found:
     """Find uint8 x int8 products with codes so large that the sum of two can overflow 16 bits."""
     for linear in read.weighted(view):
@@ -205,11 +217,7 @@ def _saturating(view: View) -> Found:
         if x is None or w is None or x.codes != "uint8" or w.codes != "int8":
             continue
         codes = read.stored_codes(view, w)
-        layer = None if codes is None else LinearLayer.of_shape(linear.node.op, linear.node.attrs, codes.shape)
-        if codes is None or not codes.size or not isinstance(layer, LinearLayer) or layer.depthwise:
-            continue  # depthwise kernels multiply in 16 bits and add in 32
-        rows = layer.taps_first(layer.matrices(codes))
-        most = pair_sums(rows, rows.shape[-1]).max()
+        most = 0.0 if codes is None else largest_pair(linear.node, codes)
         if most > PAIR_SUM:
             why = f"two neighbours reach {most:.0f}; past {PAIR_SUM} uint8 x int8 saturates at 16 bits without VNNI"
             yield linear.node.name, linear.node.inputs[1].name, why

@@ -299,6 +299,24 @@ def test_on_a_cpu_that_saturates_uint8_weights_stay() -> None:
     assert fix(model, "onnxruntime").done
 
 
+@pytest.mark.parametrize(
+    ("kind", "codes", "zero", "done"),
+    [
+        ("uint8", (228, 156, 28, 100), 128, True),  # 100 and 28, -100 and -28
+        ("uint8", (228, 157, 128, 128), 128, False),
+        ("int8", (50, 50, 0, 0), -20, False),  # exact as it is, 70 and 70 would not be
+        ("int8", (50, 40, 0, 0), -19, True),
+        ("int8", (70, 70, 0, 0), 10, True),  # not exact as it is
+    ],
+)
+def test_on_a_cpu_that_saturates_pairs_decide(kind: str, codes: tuple[int, ...], zero: int, done: bool) -> None:
+    net = Net()
+    rows = np.broadcast_to(np.array(codes)[:, None, None], (CHANNELS, CHANNELS, 1, 1))
+    model = net.done(net.pair(net.conv(net.pair("x"), net.codes(rows, 0.01, zero, kind))))
+    rows_of_rule = [row for row in fix_for(model, "onnxruntime", cpu="avx2").rows if row.rule in ("O12", "O13")]
+    assert [row.done for row in rows_of_rule] == [done]
+
+
 def test_a_newer_opset_than_the_parser_reads_is_told() -> None:
     """int4 needs opset 21, the parser of 8.6 reads 17."""
     case = MORE["T14"][0]

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 
 from sbonnx.graph import Node, Tensor, edit, query
-from sbonnx.lint import ort_read, tensorrt_placement
+from sbonnx.lint import ort_numbers, ort_read, tensorrt_placement
 from sbonnx.lint.fix.bench import Bench, Fixed, code_type
 from sbonnx.lint.view import Quantizer
 from sbonnx.ops import DEQUANTIZE
 from sbonnx.qdq.arithmetic import QDQParams, is_integer, limits
-from sbonnx.spec import SAFE_CODE, Array
+from sbonnx.spec import PAIR_SUM, Array
 
 SIGNED: Final = {"uint8": "int8", "int8": "int8", "uint4": "int4", "int4": "int4"}
 """Signed type of the same bit width, for types whose signed form runtimes support."""
@@ -197,33 +197,42 @@ def unsigned_activations(bench: Bench) -> Iterator[Fixed]:
 
 def signed_weights(bench: Bench) -> Iterator[Fixed]:
     """O12, O13: Convert stored weights to int8 with zero point 0."""
-    named = {
-        id(weight.node): rule
-        for rule, weight in _weights(bench)
-        if weight.codes == "uint8" or (weight.zero is not None and np.any(weight.zero))
-    }
+    named: dict[int, str] = {}
+    readers: dict[int, list[Node]] = {}
+    for rule, weight, node in _weights(bench):
+        if weight.codes == "uint8" or (weight.zero is not None and np.any(weight.zero)):
+            named[id(weight.node)] = rule
+            readers.setdefault(id(weight.node), []).append(node)
     for one in bench.view.distinct:
-        rule = named.get(id(one.node))
-        if rule is None:
+        kind = named.get(id(one.node))
+        if kind is None:
             continue
-        # without 8-bit dot products, a CPU adds int8 x uint8 products in 16 bits
-        steps = None if rule != "O12" or not bench.view.saturates else ort_read.steps(bench.view, one)
-        saturates = steps is None or bool((np.abs(steps) > SAFE_CODE).any())
-        if rule == "O12" and bench.view.saturates and saturates:
-            why = "int8 codes of that size saturate on this kind of CPU, uint8 ones do not: quantize again with --cpu"
-            yield Fixed(rule, one.name, str(one.data.name), why, done=False)
+        if bench.view.saturates and _would_saturate(bench, one, readers[id(one.node)]):
+            why = "int8 codes of that size saturate on this kind of CPU, these do not: quantize again with --cpu"
+            yield Fixed(kind, one.name, str(one.data.name), why, done=False)
         else:
-            yield constant(bench, rule, one)
+            yield constant(bench, kind, one)
 
 
-def _weights(bench: Bench) -> Iterator[tuple[str, Quantizer]]:
-    """Yield the rule and the node to change for the quantized weight of each linear op."""
+def _would_saturate(bench: Bench, one: Quantizer, nodes: Sequence[Node]) -> bool:
+    """Return whether sums of two products saturate with zero point 0 that do not now: never with uint8 weights."""
+    steps = ort_read.steps(bench.view, one)
+    if steps is None:
+        return one.codes == "uint8"
+    before = np.zeros(steps.shape) if one.codes == "uint8" else ort_read.stored_codes(bench.view, one)
+    after = (ort_numbers.largest_pair(node, np.clip(np.rint(steps), -128, 127)) for node in nodes)
+    own = (PAIR_SUM + 1 if before is None else ort_numbers.largest_pair(node, before) for node in nodes)
+    return any(new > PAIR_SUM >= old for new, old in zip(after, own, strict=True))
+
+
+def _weights(bench: Bench) -> Iterator[tuple[str, Quantizer, Node]]:
+    """Yield for the quantized weight of each linear op the rule, the node to change, and the op."""
     for node in bench.view.weighted:
         tensor = bench.view.weight(node)
         back = None if tensor is None else bench.view.dequantizer(tensor)
         if back is not None and back.codes in SIGNED:
             before = bench.view.quantizer_of(back.data)
-            yield "O12" if back.codes == "uint8" else "O13", back if before is None else before
+            yield "O12" if back.codes == "uint8" else "O13", back if before is None else before, node
 
 
 def concats(bench: Bench) -> Iterator[Fixed]:
