@@ -13,6 +13,7 @@ from .fuse.canonical import (
     CLIP_TO_RELU,
     EINSUM_TO_MATMUL,
     FOLD_GEMM_FACTORS,
+    GEMM_WITHOUT_ADDEND,
     MATMUL_ADD_TO_GEMM,
     MATMUL_WITHOUT_UNIT_AXES,
 )
@@ -43,6 +44,7 @@ SIMPLIFY: tuple[Pattern | Sweep, ...] = (
 FUSE: tuple[Pattern | Sweep, ...] = (
     # First patterns that create plain layers, into which other patterns can fold.
     EINSUM_TO_MATMUL,
+    GEMM_WITHOUT_ADDEND,  # before its factor 0 is multiplied with an infinite constant
     FOLD_GEMM_FACTORS,
     MATMUL_WITHOUT_UNIT_AXES,
     MATMUL_ADD_TO_GEMM,

@@ -1,8 +1,8 @@
 """Rewrites Einsum, MatMul, factors of Gemm and Clip as the forms that fusion, planning and runtimes know.
 
 Supported: Einsum of data and a float weight that is summed over a shared axis; MatMul with a weight whose leading axes
-have size 1; MatMul of matrices with a bias per column; alpha and beta of a Gemm with constants; Clip with the lower
-bound 0 only.
+have size 1; MatMul of matrices with a bias per column; alpha and beta of a Gemm with constants, beta 0 with any addend;
+Clip with the lower bound 0 only.
 Refused: equations with an ellipsis, a diagonal, an axis of all three terms, or a sum over one input alone; a MatMul
 weight of more axes than its input; Gemm with a computed bias and beta; values out of range of the weight's type.
 Equations: a sum of products over shared axes is a matrix product; axes of size 1 broadcast; x W + b = Gemm(x, W, b);
@@ -163,6 +163,32 @@ FOLD_GEMM_FACTORS = Pattern(
     source="Gemm is alpha * x W + beta * b: with constants, x (alpha W) + (beta b)",
     example=lambda: _gemm("b"),
     counter_example=lambda: _gemm("c"),
+)
+
+
+def _drop_addend(match: Match, edit: Edit) -> None:
+    node = match["gemm"]
+    attrs = {key: value for key, value in node.attrs.items() if key != "beta"}
+    edit.replace(node.outputs[0], edit.node("Gemm", [match["a"], match["w"]], attrs, name=node.name))
+
+
+def _addend(beta: float) -> onnx.ModelProto:
+    """Create a Gemm with an infinite addend, which runtimes do not read if beta is 0."""
+    return sample(
+        f"g (float[3,5] x) => (float[3,4] y) {{ y = Gemm <beta = {beta}> (x, w, c) }}",
+        w=(5, 4),
+        c=np.full(4, np.inf if beta == 0 else 1, np.float32),
+    )
+
+
+GEMM_WITHOUT_ADDEND = Pattern(
+    name="gemm_without_addend",
+    tree=Op("Gemm", Var("a"), Var("w"), Var("c"), name="gemm"),
+    where=lambda match: match.attribute("gemm", "beta") == 0.0,
+    rewrite=_drop_addend,
+    source="0 times C is left out, also where C is infinite: BLAS does not read it",
+    example=lambda: _addend(0.0),
+    counter_example=lambda: _addend(0.5),
 )
 
 
