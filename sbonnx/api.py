@@ -14,7 +14,7 @@ from sbonnx import pipeline
 from sbonnx.calib.data import Preprocessing, with_preprocess
 from sbonnx.errors import RecipeError
 from sbonnx.input_files import protecting
-from sbonnx.progress import Progress, shown_by_default
+from sbonnx.progress import Progress, by_keyword, shown_by_default
 from sbonnx.python_files import input_paths
 from sbonnx.recipe import as_yaml
 from sbonnx.report import Report
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 
 @shown_by_default
+@by_keyword("model and data", "sbonnx.quantize('m.onnx', 'samples/', output='q.onnx')", most=2)
 def quantize(  # noqa: PLR0913 - public entry point
     model: Source,
     data: Any,

@@ -389,6 +389,26 @@ def shown_by_default(function: Callable[P, R]) -> Callable[P, R]:
     return shown
 
 
+def by_keyword(what: str, example: str, *, most: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Limit the positional arguments of a function, with an error that shows a call.
+
+    Args:
+        what: the arguments that may be positional.
+        most: their number.
+    """
+
+    def decorated(function: Callable[P, R]) -> Callable[P, R]:
+        @wraps(function)
+        def called(*args: P.args, **kwargs: P.kwargs) -> R:
+            if len(args) > most:
+                raise TypeError(f"{len(args)} arguments by position, where {what} may be; name the others: {example}")
+            return function(*args, **kwargs)
+
+        return called
+
+    return decorated
+
+
 def make_progress(*, quiet: bool = False, as_json: bool = False, stream: IO[str] | None = None) -> Progress:
     """Choose the display for a stream (None: stderr): JSON if requested, nothing if quiet, a bar on a terminal, else
     lines.

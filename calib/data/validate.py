@@ -8,8 +8,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
+import ml_dtypes
 import numpy as np
 
 from sbonnx.calib.data.stored_arrays import StoredArray
@@ -17,6 +18,10 @@ from sbonnx.errors import DataError
 from sbonnx.spec import Array
 
 Feed = dict[str, Array]
+
+BFLOAT16: Final = np.dtype(ml_dtypes.bfloat16)
+RAW_BFLOAT16: Final = np.dtype("V2")
+"""Type of bfloat16 arrays that NumPy has read from a file."""
 
 
 @dataclass(frozen=True)
@@ -254,6 +259,10 @@ def _cast(x: Array, spec: InputSpec, found: str) -> Array:
         return x
     if want.kind == "O":
         return x.astype(object)
+    if want == BFLOAT16:
+        y = x.view(want) if x.dtype == RAW_BFLOAT16 else x.astype(want)
+        _check_finite(y, f"input '{spec.name}'")
+        return y
     if want.kind == "f":
         with np.errstate(over="ignore"):
             y = x.astype(want)
@@ -272,6 +281,8 @@ def _check_type(dtype: np.dtype[Any], spec: InputSpec, found: str) -> None:
     if want is None or dtype == want:
         return
     have, kind = dtype.kind, want.kind
+    if want == BFLOAT16 and (have == "f" or dtype == RAW_BFLOAT16):
+        return
     if (kind == "O" and have in "OUS") or have == kind == "f" or (kind in "iu" and have in "iub"):
         return
     if kind == "f" and have == "u":

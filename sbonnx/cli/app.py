@@ -39,6 +39,9 @@ PANELS: Final = {"create": "Create", "examine": "Examine", "about": "About sbonn
 
 CONTEXT: Final = {"max_content_width": 110, "help_option_names": ["-h", "--help"]}
 
+ONCE: Final = "--backend"
+"""Option of which a second value would be another result, not a correction."""
+
 DEFAULT: Final = re.compile(r"\[default: \((.*?)\)\]")
 """typer puts a default that is a text in parentheses."""
 
@@ -58,6 +61,23 @@ def _write_panels(formatter: Any, panels: Panels) -> None:
 
 class Command(TyperCommand):
     """A command whose help shows the panels of options without rich too, and ends with examples."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the words of the command line; click takes the last of an option that is given twice.
+
+        Raises:
+            UsageError: `ONCE` is given twice.
+        """
+        words = args[: args.index("--")] if "--" in args else args
+        values = [
+            after if equals else next(iter(words[place + 1 : place + 2]), "")
+            for place, (word, equals, after) in enumerate(word.partition("=") for word in words)
+            if word == ONCE
+        ]
+        if len(set(values)) > 1:
+            several = "sbonnx batch quantizes for several"
+            raise typer.BadParameter(f"{ONCE} is given {len(values)} times, {', '.join(values)}: one a run; {several}")
+        return list(super().parse_args(ctx, args))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         panels: Panels = {}

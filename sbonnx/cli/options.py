@@ -318,13 +318,6 @@ GRANULARITY: Final = recipe_option(
     CALIBRATION,
     shown="auto",
 )
-WORKERS: Final = recipe_option(
-    "--workers N",
-    int,
-    "No effect: samples run on threads.",
-    CALIBRATION,
-    shown="1",
-)
 CACHE: Final = recipe_option(
     "--cache FOLDER",
     Path,
@@ -596,7 +589,7 @@ class Arguments:
         """
         data = self.data()
         if data is None:
-            raise DataError(f"--data is missing: DATA is {DATA_FORMATS}")
+            raise DataError(f"--data is missing: give --data FILE or FOLDER ({DATA_FORMATS}): docs/data.md")
         return data
 
     def printer(self) -> Printer:

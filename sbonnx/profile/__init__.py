@@ -5,6 +5,7 @@ from __future__ import annotations
 from sbonnx.profile.checkers import (
     COLUMNS,
     MEASURES,
+    TITLES,
     Checker,
     Column,
     LayerLoss,
@@ -26,6 +27,7 @@ from sbonnx.profile.walk import WalkOptions
 __all__ = [
     "COLUMNS",
     "MEASURES",
+    "TITLES",
     "Candidate",
     "Checker",
     "Column",

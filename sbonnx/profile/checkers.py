@@ -243,6 +243,13 @@ def _log_softmax(x: Array, axis: int) -> Array:
 
 Column = Literal["alone", "weights", "activations", "gathered"]
 COLUMNS: Final[tuple[Column, ...]] = ("alone", "weights", "activations", "gathered")
+TITLES: Final[dict[Column, str]] = {
+    "alone": "isolated",
+    "weights": "weights",
+    "activations": "inputs",
+    "gathered": "accumulated",
+}
+"""Names of the figures in tables and charts."""
 
 
 @dataclass(frozen=True)
@@ -327,7 +334,7 @@ class Profile:
         card = Card(
             title=f"{name}{f' ({unit})' if unit else ''} of {len(self.layers)} layers on {self.feeds} feeds",
             facts=outputs,
-            columns=("layer", "op", "inputs", *COLUMNS),
+            columns=("layer", "op", "reads", *(TITLES[name] for name in COLUMNS)),
             rows=rows,
             hint="all: .layers, .plot()",
         )
@@ -349,12 +356,18 @@ class Profile:
         """
         rows = self.worst_first(column or "alone")[:top]
         wanted = COLUMNS if column is None else (column,)
-        series: dict[str, list[float | None]] = {name: [row.value(name) for row in rows] for name in wanted}
+        series: dict[str, list[float | None]] = {TITLES[name]: [row.value(name) for row in rows] for name in wanted}
         measured = {name: values for name, values in series.items() if any(value is not None for value in values)}
-        name, unit = name_of(self.checker), kind_of(self.checker).unit
+        kind = kind_of(self.checker)
+        name, unit = name_of(self.checker), kind.unit
         title = f"worst {len(rows)} of {len(self.layers)} layers"
         return bar_chart(
-            [row.node for row in rows], measured, title=title, unit=f"{name}, {unit}" if unit else name, ax=ax
+            [row.node for row in rows],
+            measured,
+            title=title,
+            unit=f"{name}, {unit}" if unit else name,
+            higher_is_better=kind.higher_is_better,
+            ax=ax,
         )
 
     def to_dict(self) -> dict[str, Any]:

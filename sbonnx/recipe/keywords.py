@@ -30,7 +30,6 @@ class RecipeKeywords(TypedDict, total=False):
     bn_tuning: Any
     memory: int | str
     granularity: str
-    workers: int
     threads: int | None
     cache: str | os.PathLike[str] | None
     asym: Any

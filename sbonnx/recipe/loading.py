@@ -42,6 +42,10 @@ WHOLE: Final = ("RANGES", "W.SPECIFIC", "A.SPECIFIC", "SPARSE.SPECIFIC", "CALIBR
 """Keys whose inner names are chosen by the user."""
 
 
+MEANT: Final = {"BIT": "QUANTIZER.BIT", "BITS": "QUANTIZER.BIT", "SCHEME": "QSCHEME"}
+"""Ends of key paths that are often written for others."""
+
+
 def all_keys(section: type[Section] = Recipe, prefix: str = "") -> Iterator[str]:
     """Yield every key path, with dots."""
     inner = children(section)
@@ -80,6 +84,10 @@ def _path(name: Any) -> tuple[str, ...]:
     if fixed is not None:
         raise RecipeError(f"{short(name)} cannot be set alone: names inside it contain dots. Set {fixed} as a whole")
     forms = [BITS, *names.SHORT_FORMS]
+    last = full.upper().rpartition(".")
+    meant = MEANT.get(last[2])
+    if meant is not None and f"{last[0]}.{meant}" in known:
+        raise RecipeError(f"{short(name)} is not a key of the recipe. Did you mean {last[0]}.{meant}?")
     hint = f"{suggestion(name, [*forms, *known], count=3)} Write a key path, or one of {', '.join(forms)}".lstrip()
     raise RecipeError(f"{short(name)} is not a key of the recipe. {hint}")
 
@@ -130,8 +138,8 @@ def _assignments(name: Any, value: Any) -> Iterator[tuple[tuple[str, ...], Any]]
         raise problem.under(*path) from problem
 
 
-def apply_overrides(data: dict[str, Any], overrides: Overrides) -> tuple[dict[str, Any], frozenset[str]]:
-    """Apply `overrides` to `data` (canonical keys); also return the key paths that were set (dots, lower case).
+def apply_overrides(data: dict[str, Any], overrides: Overrides) -> tuple[dict[str, Any], dict[str, str]]:
+    """Apply `overrides` to `data` (canonical keys); also return the names as typed by key path (dots, lower case).
 
     A mapping for a section is merged into it; lists and mappings of patterns replace the old value.
     None resets a key to its default.
@@ -139,23 +147,23 @@ def apply_overrides(data: dict[str, Any], overrides: Overrides) -> tuple[dict[st
     Raises:
         RecipeError: an unknown key, a key that is set twice, or text that is not KEY=VALUE.
     """
-    paths: set[tuple[str, ...]] = set()
+    paths: dict[tuple[str, ...], str] = {}
     for name, value in _pairs(overrides):
         try:
             found = list(_assignments(name, value))
         except Wrong as problem:
             named = problem if problem.path else problem.under(str(name))
-            origin = KeyOrigin(overridden=frozenset({".".join(map(str, named.path)).lower()}))
+            origin = KeyOrigin(overridden={".".join(map(str, named.path)).lower(): str(name)})
             raise origin.error(named) from problem
         for path, leaf in found:
             if path in paths:
                 raise RecipeError(f"'{'.'.join(path)}' is set twice in the overrides")
-            paths.add(path)
+            paths[path] = str(name)
             for spelling in TWINS if path in TWINS else (path,):
                 data = _without(data, spelling)
             if leaf is not None:
                 data = overlay(data, nested_value(path, leaf))
-    return _with_full_backend(data), frozenset(".".join(path).lower() for path in paths)
+    return _with_full_backend(data), {".".join(path).lower(): name for path, name in paths.items()}
 
 
 def _plain(value: Any, depth: int = 0) -> Any:
@@ -220,6 +228,10 @@ def _backend_name(backend: object) -> str:
     if name in BACKENDS or name in names.VERSIONED:
         return name
     hint = similar_backend(name)
+    own, _, version = name.partition("@")
+    versions = [known.partition("@")[2] for known in names.VERSIONED if known.startswith(f"{own}@")]
+    if version and versions:
+        raise RecipeError(f"{own} has no version {short(version)}: write {one_of(f'{own}@{one}' for one in versions)}")
     raise RecipeError(f"the backend must be {one_of(BACKENDS)}, got {short(backend)}{hint and f'. {hint}'}")
 
 
@@ -272,7 +284,7 @@ def load(source: Source = None, *, backend: str | None = None, overrides: Overri
         data, overridden = apply_overrides(data, pairs)
     except RecursionError as error:
         raise RecipeError("the overrides are nested too deeply") from error
-    origin = KeyOrigin(origin.name, origin.lines, overridden | origin.overridden)
+    origin = KeyOrigin(origin.name, origin.lines, {**origin.overridden, **overridden})
     if backend is not None and "backend" not in overridden:
         data = _with_backend(data, origin, backend)
     try:

@@ -87,7 +87,6 @@ SHORT_FORMS: Final = {
     "bn_tuning": "SCHEDULE.BN_TUNING",
     "memory": "CALIBRATION.MEMORY",
     "granularity": "CALIBRATION.GRANULARITY",
-    "workers": "CALIBRATION.WORKERS",
     "threads": "CALIBRATION.THREADS",
     "cache": "CALIBRATION.CACHE",
     "asym": "CALIBRATION.ASYM",

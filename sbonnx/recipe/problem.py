@@ -138,12 +138,12 @@ class KeyOrigin:
     Attributes:
         name: the file as the user named it, or "" for a dict or the defaults.
         lines: line number (from 1) by key path, joined with dots, in lower case.
-        overridden: key paths, in the same form, that a keyword or flag set.
+        overridden: names as typed, by the key path, in the same form, that a keyword or flag set.
     """
 
     name: str = ""
     lines: Mapping[str, int] = field(default_factory=dict)
-    overridden: frozenset[str] = frozenset()
+    overridden: Mapping[str, str] = field(default_factory=dict)
 
     def where(self, path: Path) -> str:
         """Describe the place of a key: ``in resnet.yaml line 12``, ``in the recipe`` or ``in the overrides``."""
@@ -158,8 +158,11 @@ class KeyOrigin:
 
     def error(self, problem: Wrong, others: int = 0) -> RecipeError:
         """Create the exception for `problem`; `others` is the number of further problems."""
-        where = self.where(problem.path)
-        subject = f"'{key_path(problem.path)}' {where}" if problem.path else f"the recipe {where}"
+        where, path = self.where(problem.path), key_path(problem.path)
+        subject = f"'{path}' {where}" if problem.path else f"the recipe {where}"
+        typed = self.overridden.get(path.lower(), path)
+        if not f"{path}.".lower().startswith(f"{typed}.".lower()):
+            subject = f"'{typed}' ({path})"
         if not problem.path and where == "in the recipe":
             subject = "the recipe"
         text = f"{subject} {problem.text}"

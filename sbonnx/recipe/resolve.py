@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 from sbonnx.recipe.defaults import DEFAULT, EFFORTS, WidthDefaults, Widths, by_width, is_symmetric, with_rounding
 from sbonnx.recipe.names import BY_WIDTH, FLOAT, NEAREST, is_per_channel
@@ -29,6 +29,10 @@ from sbonnx.recipe.value_types import MAX_BITS
 from sbonnx.spec import Kind
 
 Observer = WeightObserver | ActivationObserver
+
+
+OTHER_NAMES: Final = {"entropy": "kl_histogram", "kl": "kl_histogram", "histogram": "mse", "max": "minmax"}
+"""Observers by their names in other tools."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +196,10 @@ class Part:
             kinds.append(("ROUNDING", self.keys.rounding.type, roundings))
         for kind, found, table in kinds:
             if table is not None and found not in table and not self.is_float:
-                hint = suggestion(found, table, cutoff=0.6)
+                other = OTHER_NAMES.get(found)
+                hint = (
+                    f"{other} is what others call {found}" if other in table else suggestion(found, table, cutoff=0.6)
+                )
                 yield Wrong(f"must be {one_of(sorted(table))}", hint, path=(*self.path, kind, "TYPE"), value=found)
 
     @cached_property

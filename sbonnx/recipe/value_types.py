@@ -44,6 +44,9 @@ BLOCK_SIZES: Final = (16, 32, 64, 128, 256)
 AMBIGUOUS: Final = 0.1
 """Smallest number that is not taken for a share without a percent sign: 0.5 may be meant as 50 % or as 0.5 %."""
 
+LEAST_BYTES: Final = 1 << 16
+"""Smallest number that is taken for a number of bytes: smaller ones lack a unit."""
+
 NO_BLOCKS: Final = "none"
 
 FLOAT_BITS: Final = 32
@@ -297,6 +300,8 @@ def _memory(value: object) -> str:
         raise problem from error
     if size < 1:
         raise Wrong("must be more than 0 bytes", value=value)
+    if number_of_bytes is not None and size < LEAST_BYTES:
+        raise Wrong(f"is {size} bytes: write a unit, such as '{size} MiB' or '{size} GiB'", value=value)
     return text.strip()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 import onnx
 
@@ -38,7 +38,11 @@ class Fired:
     node: str
 
 
-@dataclass(frozen=True)
+COLUMNS: Final = {"alone_db": "isolated", "sqnr_db": "accumulated"}
+"""Names of the figures of `Report.layers` in tables and charts."""
+
+
+@dataclass(frozen=True, repr=False)
 class Report:
     """Outcome of one quantization: rows for people, plain values for JSON.
 
@@ -94,6 +98,10 @@ class Report:
             self.metrics, problems=self.problems, backend=self.backend, max_loss=allowed_loss(self.settings)
         )
 
+    def __repr__(self) -> str:
+        where = "in memory" if self.output is None else self.output
+        return f"Report({self.model} -> {where}, {self.backend}: {self.verdict.text})"
+
     def _repr_html_(self) -> str:
         """Return the summary that notebooks show."""
         from sbonnx.html_report import render_card, report_card  # which reads `sbonnx.report.verdict`
@@ -112,13 +120,15 @@ class Report:
     def layers_frame(self) -> Any:
         """Return the losses by layer as a pandas DataFrame, worst first.
 
-        Columns are those of `layers`: node, tensor, label (type), scale, and the isolated (alone_db) and accumulated
-        (sqnr_db) signal-to-noise ratio in dB.
+        Columns are node, tensor, label (type), scale, and the isolated and accumulated signal-to-noise ratio in dB:
+        the rows of `layers`, where these are alone_db and sqnr_db.
 
         Raises:
             ImportError: pandas is not installed.
         """
-        return optional("pandas", "layers_frame()").DataFrame(list(self.layers))
+        return optional("pandas", "layers_frame()").DataFrame(
+            [{COLUMNS.get(key, key): value for key, value in row.items()} for row in self.layers]
+        )
 
     def plot(self, top: int = TOP, ax: Any = None) -> Any:
         """Draw the isolated and accumulated SQNR of the layers with the largest loss.
@@ -139,7 +149,9 @@ class Report:
             "accumulated": [row["sqnr_db"] for row in rows],
         }
         title = f"worst {len(rows)} of {len(self.layers)} layers"
-        return bar_chart([row["node"] for row in rows], series, title=title, unit="SQNR, dB", ax=ax)
+        return bar_chart(
+            [row["node"] for row in rows], series, title=title, unit="SQNR, dB", higher_is_better=True, ax=ax
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for ``json.dumps``; problems and the verdict come first."""

@@ -36,14 +36,16 @@ def bar_chart(
     *,
     title: str,
     unit: str,
+    higher_is_better: bool = False,
     ax: Any = None,
 ) -> Any:
-    """Draw horizontal bars, one group for each name, the first on top.
+    """Draw horizontal bars, one group for each name, the first on top. A longer bar is a larger loss.
 
     Args:
         names: labels of the groups.
         series: values by name of the series; None and NaN leave a gap, infinite ones too, with a mark.
         title, unit: labels of the chart and of its axis.
+        higher_is_better: bars go from the largest value down to each one, and the axis is inverted.
         ax: matplotlib axes to draw into; None: new ones, as high as the names need.
 
     Returns:
@@ -56,19 +58,23 @@ def bar_chart(
         plt = optional("matplotlib.pyplot", "plot()")
         _, ax = plt.subplots(figsize=(8, 0.8 + 0.3 * max(len(names), 2)), layout="constrained")
     height = 0.8 / max(len(series), 1)
+    every = [value for values in series.values() for value in values if value is not None and math.isfinite(value)]
+    base = math.ceil(max(every, default=0.0) / 10) * 10.0 if higher_is_better else 0.0
     for index, (label, values) in enumerate(series.items()):
         places = [place - 0.4 + (index + 0.5) * height for place in range(len(names))]
-        drawn = [value if value is not None and math.isfinite(value) else 0.0 for value in values]
-        ax.barh(places, drawn, height, label=label)
+        drawn = [value - base if value is not None and math.isfinite(value) else 0.0 for value in values]
+        ax.barh(places, drawn, height, left=base, label=label)
         for place, value in zip(places, values, strict=True):
             if value is not None and math.isinf(value):
-                ax.text(0, place, " ∞" if value > 0 else " −∞", va="center", fontsize="small")
+                ax.text(base, place, " ∞" if value > 0 else " −∞", va="center", fontsize="small")
     ax.set_yticks(range(len(names)), [_shortened(name) for name in names])
     ax.invert_yaxis()
-    ax.set_xlabel(unit)
+    if higher_is_better:
+        ax.invert_xaxis()
+    ax.set_xlabel(f"{unit}: a longer bar is a larger loss")
     ax.set_title(title)
     if len(series) > 1:
-        ax.legend()
+        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=len(series))  # below, not over the bars
     return ax
 
 

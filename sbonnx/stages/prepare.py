@@ -54,10 +54,6 @@ def load(state: PipelineState, options: RunOptions) -> PipelineState:
     why = "no node in the file belongs to it, so that nothing needs to be skipped. "
     refusals += [Refusal("skip", f"SKIP_TRACE_MODULES '{name}'", why + hint) for name, hint in skipped.items()]
     graph.info.notes.extend(filter(None, [other_defaults(recipe)]))
-    if recipe.calibration.workers > 1:
-        graph.info.notes.append(
-            f"CALIBRATION.WORKERS: {recipe.calibration.workers} has no effect: samples run on threads of one process"
-        )
     prepared = Prepared(
         graph,
         Plan(()),

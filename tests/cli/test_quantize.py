@@ -106,7 +106,6 @@ def test_options_become_overrides() -> None:
     """Whatever characters a path or a name contains. What is not given overrides nothing."""
     given = Arguments(
         {
-            options.WORKERS: 2,
             options.CACHE: Path('a: "b" #c'),
             options.ASYM: True,
             options.BITS: None,
@@ -120,7 +119,7 @@ def test_options_become_overrides() -> None:
     )
     recipe = load(None, overrides=given.overrides())
     found = recipe.calibration
-    assert (found.workers, found.cache, found.asym.enable, found.seed) == (2, 'a: "b" #c', True, 1)
+    assert (found.cache, found.asym.enable, found.seed) == ('a: "b" #c', True, 1)
     assert (found.feedback, found.memory, recipe.keep_io) == ({"stateN": "state", "h.out": "h=in"}, "1 GiB", False)
     assert given.overrides(without=[*given.values][:-1]) == ["CALIBRATION.SEED=1"]
     assert Arguments({options.FEEDBACK: [], options.SET: None}).overrides() == []

@@ -53,7 +53,7 @@ WILD: Final[tuple[Any, ...]] = (
 SMALL: Final = 40
 """Largest number drawn where the schema has no bound: iterations and samples must stay few."""
 
-EXPENSIVE: Final = frozenset({"AUTO", "MIXED", "CACHE", "ITERATIONS", "WORKERS", "DEVICE", "scheduler", "output"})
+EXPENSIVE: Final = frozenset({"AUTO", "MIXED", "CACHE", "ITERATIONS", "THREADS", "DEVICE", "scheduler", "output"})
 """Keys that are left as they are: long searches, folders of their own, other machines."""
 
 FITTING: Final = ("*", "Conv_0", "c", "x", "w", "re:^c", "missing", "none", "auto", "m.onnx", "d.npz", "w4a8", "m") * 2

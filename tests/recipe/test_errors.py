@@ -89,7 +89,7 @@ FILES: list[tuple[str | bytes, str]] = [
     ("CALIBRATION: {MEMORY: lots}\n", "'CALIBRATION.MEMORY' in r.yaml line 1 must be a size such as '2 GiB'"),
     ("CALIBRATION: {MEMORY: 0 GiB}\n", "must be more than 0 bytes"),
     ("CALIBRATION: {GRANULARITY: node}\n", "must be auto, whole, budget or layer, got 'node'"),
-    ("CALIBRATION: {WORKERS: 0}\n", "'CALIBRATION.WORKERS' in r.yaml line 1 must be a whole number, 1 or more, got 0"),
+    ("CALIBRATION: {THREADS: 0}\n", "'CALIBRATION.THREADS' in r.yaml line 1 must be a whole number, 1 or more, got 0"),
     ("CALIBRATION: {CACHE: on}\n", "must be the path of a folder, or none, got True"),
     ("CALIBRATION: {ASYM: 1}\n", "'CALIBRATION.ASYM.ENABLE' in r.yaml line 1 must be true or false, got 1"),
     ("CALIBRATION: {ASYM: {ENABLED: true}}\n", "'CALIBRATION.ASYM.ENABLED' in r.yaml line 1"),
@@ -264,7 +264,8 @@ def test_what_is_wrong_everywhere_is_said_once() -> None:
         ({5: 4}, "the name of an override is text, got 5"),
         ({"bits": "w1"}, "'bits' in the overrides must be a form like w8a8"),
         ({"bits": None}, "got None"),
-        ({"w_bit": "eight"}, "'W.QUANTIZER.BIT' in the overrides must be 0 (float)"),
+        ({"w_bit": "eight"}, "'w_bit' (W.QUANTIZER.BIT) must be 0 (float)"),
+        ({"W.QUANTIZER.BIT": "eight"}, "'W.QUANTIZER.BIT' in the overrides must be 0 (float)"),
         ({"w": 3}, "'W' in the overrides must be a mapping of keys to values, got 3"),
         ({"w": {"BIT": 3}}, "'W.BIT' in the overrides is not a key of the recipe"),
         ({"RANGES.x": [0, 1]}, "Set RANGES as a whole"),
@@ -288,7 +289,7 @@ def test_bad_overrides(overrides: Any, message: str) -> None:
 def test_an_override_that_the_backend_refuses_is_said_to_be_one(tmp_path: Path) -> None:
     file = tmp_path / "r.yaml"
     file.write_text("W: {QUANTIZER: {BIT: 8}}\nA: {QUANTIZER: {BIT: 8}}\n")
-    with pytest.raises(RecipeError, match=r"'W.QUANTIZER.BIT' in the overrides must be 4 or 8 for the backend tens"):
+    with pytest.raises(RecipeError, match=r"'bits' .W.QUANTIZER.BIT. must be 4 or 8 for the backend tens"):
         load(file, backend="tensorrt", overrides={"bits": "w5a8"})
 
 

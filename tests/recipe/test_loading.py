@@ -95,7 +95,7 @@ def test_overrides_win_over_the_recipe() -> None:
         ("CALIBRATION.MEMORY=512 MB", "calibration.memory", "512 MB"),
         ("memory=1GiB", "calibration.memory", "1GiB"),
         ("granularity=Layer", "calibration.granularity", "layer"),
-        ("workers=4", "calibration.workers", 4),
+        ("threads=4", "calibration.threads", 4),
         ("CALIBRATION.THREADS=2", "calibration.threads", 2),
         ("cache=some/folder", "calibration.cache", "some/folder"),
         ("cache=None", "calibration.cache", None),
@@ -129,7 +129,7 @@ def test_flags(override: str, path: str, expected: Any) -> None:
 
 def test_calibration_without_a_word() -> None:
     found = load(None).calibration
-    assert (found.memory, found.granularity, found.workers, found.threads) == ("2 GiB", "auto", 1, None)
+    assert (found.memory, found.granularity, found.threads) == ("2 GiB", "auto", None)
     assert (found.cache, found.feedback, found.pick, found.seed) == (None, {}, "first", 0)
     assert (found.asym.enable, found.asym.ranges, found.asym.rounding) == (None, True, True)
 

@@ -61,9 +61,8 @@ RECIPES = some(
     SAMPLES=st.integers(1, 10**6),
     SIMPLIFY=FLAGS,
     CALIBRATION=some(
-        MEMORY=st.sampled_from(["2 GiB", "1"]),
+        MEMORY=st.sampled_from(["2 GiB", "100000"]),
         GRANULARITY=st.sampled_from(["auto", "LAYER"]),
-        WORKERS=st.integers(1, 64),
         THREADS=st.integers(1, 64),
         CACHE=NAMES.filter(lambda name: name.strip() and "\0" not in name),
         ASYM=st.one_of(FLAGS, some(ENABLE=FLAGS, RANGES=FLAGS, ROUNDING=FLAGS)),

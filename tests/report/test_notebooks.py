@@ -145,21 +145,24 @@ def test_charts() -> None:
     matplotlib.use("Agg")
     ax = report().plot(top=3)
     assert [label.get_text() for label in ax.get_yticklabels()] == ["n0", "n1", "n2"]
-    assert [bar.get_width() for bar in ax.patches] == [30.0, 31.0, 32.0, 20.0, 21.0, 22.0]
+    assert [bar.get_width() for bar in ax.patches] == [-10.0, -9.0, -8.0, -20.0, -19.0, -18.0]
+    assert {bar.get_x() + bar.get_width() for bar in ax.patches} == {20.0, 21.0, 22.0, 30.0, 31.0, 32.0}
+    assert ax.xaxis_inverted() and ax.get_xlabel() == "SQNR, dB: a longer bar is a larger loss"
     losses = (
         LayerLoss("a", "Conv", "t", "", "int8", alone=12.0, weights=float("inf")),
         LayerLoss("b" * 60, "Conv", "t", "", "int8", alone=11.0, weights=None),
     )
     ax = Profile("sqnr", losses, {}, 4).plot()
-    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["alone", "weights"]
-    assert [bar.get_width() for bar in ax.patches] == [11.0, 12.0, 0.0, 0.0]
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["isolated", "weights"]
+    assert [bar.get_width() for bar in ax.patches] == [-9.0, -8.0, 0.0, 0.0]
     assert [text.get_text().strip() for text in ax.texts] == ["∞"]
 
 
 def test_a_table() -> None:
     pandas = pytest.importorskip("pandas", reason="an extra: sbonnx[plot]")
     frame = report().layers_frame()
-    assert isinstance(frame, pandas.DataFrame) and list(frame["sqnr_db"]) == [row["sqnr_db"] for row in ROWS]
+    assert isinstance(frame, pandas.DataFrame) and list(frame["accumulated"]) == [row["sqnr_db"] for row in ROWS]
+    assert list(frame["isolated"]) == [row["alone_db"] for row in ROWS]
 
 
 @pytest.mark.parametrize(("module", "call"), [("pandas", "layers_frame"), ("matplotlib.pyplot", "plot")])

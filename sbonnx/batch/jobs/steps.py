@@ -131,7 +131,7 @@ def job_inputs(job: Job, digests: Digests, state: Path | None = None) -> JobInpu
     try:
         recipe = recipe_of(real, state)
         plain = recipe.to_dict()
-        for key in ("MEMORY", "WORKERS", "THREADS", "CACHE"):  # without effect on results
+        for key in ("MEMORY", "THREADS", "CACHE"):  # without effect on results
             plain["CALIBRATION"].pop(key, None)
         plain["CPU"] = target_cpu(recipe.cpu).name  # "this" differs from machine to machine
         costs = str(recipe.kernel_costs)

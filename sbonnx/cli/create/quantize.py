@@ -61,7 +61,6 @@ OPTIONS: Final = (
     *options.FEEDS,
     options.MEMORY,
     options.GRANULARITY,
-    options.WORKERS,
     options.CACHE,
     options.ASYM,
     options.FEEDBACK,

@@ -38,6 +38,7 @@ OPTIONS: Final = (
     THREADS,
     BATCH,
     SECONDS,
+    options.SPLIT,
     options.PREPROCESS,
     options.DEVICE,
     options.RUNTIME,
@@ -55,7 +56,11 @@ def run(given: Arguments) -> int:
 
     printer, models = given.printer(), given[MODELS]
     threads = _numbers("--threads", given[THREADS])
-    batches: list[int | None] = [None] if given[BATCH] is None else [*_numbers("--batch", given[BATCH])]
+    if given[BATCH] is not None and given[options.SPLIT] is not None:
+        raise DataError("--batch and --split are both the samples of a run: drop one")
+    batches: list[int | None] = [given[options.SPLIT]]
+    if given[BATCH] is not None:
+        batches = [*_numbers("--batch", given[BATCH])]
     if given[SECONDS] <= 0:
         raise DataError(f"--seconds {given[SECONDS]}: the time limit is above 0")
     loaded = [graphs.load(model, opset=1) for model in models]  # validates the files, for clear error messages

@@ -73,6 +73,7 @@ OPTIONS: Final = (
     OUTPUT,
     ENGINE_LAYERS,
     ENGINE_PROFILE,
+    options.VERBOSE,
     options.FORCE,
     options.ORT_LIBRARY,
     *options.COMMON,
@@ -144,7 +145,7 @@ def run(given: Arguments) -> int:
     if text:
         Printer().text(text)
     _fix_tables(printer, rows)
-    _tables(printer, findings)
+    _tables(printer, findings, verbose=given[options.VERBOSE])
     if engine is not None:
         _engine_tables(printer, engine)
     summary = ", ".join(_counted(counts[severity], severity) for severity in SEVERITIES)
@@ -233,15 +234,27 @@ def _fix_tables(printer: Printer, rows: tuple[Fixed, ...]) -> None:
     )
 
 
-def _tables(printer: Printer, findings: list[Finding]) -> None:
-    """Show one table per severity, the most severe first."""
+def _tables(printer: Printer, findings: list[Finding], *, verbose: bool) -> None:
+    """Show one table per severity, the most severe first; one line for each kind of finding, or each if `verbose`.
+
+    Findings of a rule whose reasons differ in quoted names alone are of one kind; the first is shown.
+    """
+    from sbonnx.report.verdict import without_names
+
     for severity in SEVERITIES:
+        some = [finding for finding in findings if finding.severity == severity]
+        kinds: dict[tuple[str, str], list[Finding]] = {}
+        for number, finding in enumerate(some):
+            kinds.setdefault((finding.rule, f"{number}" if verbose else without_names(finding.why)), []).append(finding)
+        several = len(kinds) < len(some)
         rows = [
-            (finding.rule, finding.node or None, finding.tensor or None, finding.why, finding.mend)
-            for finding in findings
-            if finding.severity == severity
+            (*((len(alike),) if several else ()), one.rule, one.node or None, one.tensor or None, one.why, one.mend)
+            for alike in kinds.values()
+            for one in alike[:1]
         ]
-        printer.table(_counted(len(rows), severity), ("rule", "node", "tensor", "why", "fix"), rows)
+        titles = ("times", "rule", "first node", "first tensor", "why", "fix")
+        plain = ("rule", "node", "tensor", "why", "fix")
+        printer.table(_counted(len(some), severity), titles if several else plain, rows)
 
 
 def _counted(count: int, severity: Severity) -> str:

@@ -29,9 +29,6 @@ HELP: Final = (
 GRAPH: Final = "graph"
 """Sort key: graph order."""
 
-TITLES: Final = {"alone": "isolated", "weights": "weights", "activations": "inputs", "gathered": "accumulated"}
-"""Column titles of the table."""
-
 MEASURE: Final = "sqnr"
 """Error measure without --metric."""
 
@@ -243,7 +240,7 @@ def _profile_file(given: Arguments, quantized: Path) -> _Profiled:
 
 
 def _tables(printer: Printer, title: str, profile: Profile, shown: Profile, column: Column) -> None:
-    from sbonnx.profile import COLUMNS
+    from sbonnx.profile import COLUMNS, TITLES
 
     values = profile.to_dict()
     unit = f" {values['unit']}" if values["unit"] else ""

@@ -108,9 +108,6 @@ class Calibration(Section):
         "what runs at a time: the whole graph, pieces whose outputs fit MEMORY, or single layers over all the data",
         "auto (whole where it fits, else budget; layer for ASYM), whole, budget, layer",
     )
-    workers: value_types.Count = new_key(
-        1, "kept for recipes that name it: samples run on threads of one process", "1 or more"
-    )
     threads: value_types.Count | None = new_key(
         None, "samples that run at a time, on one thread each", "1 or more", shown="one a core"
     )

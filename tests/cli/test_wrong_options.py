@@ -1,0 +1,97 @@
+"""Options that are often written wrongly: one line that says what to write, and exit code 2."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+
+import sbonnx
+from sbonnx.cli import main
+from tests.support.models import model, residual
+
+QUANTIZE = ("quantize", "m.onnx", "--data", "d.npz", "-o", "q.onnx")
+
+WRONG: dict[str, tuple[tuple[str, ...], str]] = {
+    "an observer of another tool": (
+        (*QUANTIZE, "--observer", "entropy"),
+        "'observer' (A.OBSERVER.TYPE) must be",
+    ),
+    "its name here": ((*QUANTIZE, "--observer", "entropy"), "kl_histogram is what others call entropy"),
+    "a width": ((*QUANTIZE, "--bits", "w5a9"), "'bits' (A.QUANTIZER.BIT) must be"),
+    "a short path": ((*QUANTIZE, "--set", "W.BITS=4"), "Did you mean W.QUANTIZER.BIT?"),
+    "memory without a unit": ((*QUANTIZE, "--memory", "10"), "is 10 bytes: write a unit, such as '10 MiB'"),
+    "a version": ((*QUANTIZE, "--backend", "trt@9"), "write tensorrt@11, tensorrt@10 or tensorrt@8.6"),
+    "two backends": (
+        (*QUANTIZE, "--backend", "virtual", "--backend=tensorrt"),
+        "--backend is given 2 times, virtual, tensorrt: one a run; sbonnx batch quantizes for several",
+    ),
+    "no data": (("quantize", "m.onnx", "-o", "q.onnx"), "--data is missing: give --data FILE or FOLDER"),
+    "a loss without a percent sign": ((*QUANTIZE, "--max-loss", "0.5"), "write 0.5% or 50%"),
+    "two batches": (("bench", "m.onnx", "--batch", "2", "--split", "2"), "--batch and --split"),
+    "a file of PyTorch": (("inspect", "m.pt"), "torch.onnx.export(model, (example_input,), 'model.onnx'"),
+    "an option that is gone": ((*QUANTIZE, "--workers", "2"), "No such option: --workers"),
+}
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    onnx.save(residual(), str(tmp_path / "m.onnx"))
+    np.savez(tmp_path / "d.npz", x=np.random.default_rng(0).standard_normal((8, 3, 8, 8)).astype(np.float32))
+    (tmp_path / "m.pt").write_bytes(b"PK\x03\x04" + bytes(100))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong(case: str, place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    words, text = WRONG[case]
+    assert main([*words]) == 2
+    assert text in " ".join(capfd.readouterr().err.split())
+
+
+def test_the_same_backend_twice(place: Path) -> None:
+    assert main([*QUANTIZE, "--backend", "virtual", "--backend", "virtual", "-q"]) in (0, 1)
+
+
+def test_a_report_is_one_line_and_settings_have_names(place: Path) -> None:
+    report = sbonnx.quantize("m.onnx", "d.npz", backend="virtual", verify=False)
+    assert repr(report) == str(report) == f"Report(m.onnx -> in memory, virtual: {report.verdict.text})"
+    quantize: Any = sbonnx.quantize
+    with pytest.raises(
+        TypeError, match="3 arguments by position, where model and data may be; name the others: sbonnx"
+    ):
+        quantize("m.onnx", "d.npz", "q.onnx")
+
+
+LINE = "agraph (bfloat16[N,4] x) => (bfloat16[N,4] y) { y = Relu (x) }"
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+def test_files_of_bfloat16(kind: str, place: Path) -> None:
+    """NumPy writes bfloat16 as V2; float32 is rounded."""
+    from sbonnx import graph as graphs
+    from sbonnx.calib.data import dataset as datasets
+
+    values = np.random.default_rng(0).standard_normal((6, 4)).astype(ml_dtypes.bfloat16)
+    np.savez(place / "b.npz", x=values.astype(kind) if kind == "float32" else values)
+    (feed,) = datasets.read(place / "b.npz", graphs.load(model(LINE, opset=18)))
+    assert feed["x"].dtype == ml_dtypes.bfloat16
+    np.testing.assert_array_equal(feed["x"].astype(np.float32), values.astype(np.float32))
+
+
+def test_lint_shows_kinds(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Findings that differ in names alone are one line, with their number; -v lists all."""
+    assert main([*QUANTIZE, "-q", "--bits", "w8a8"]) in (0, 1)
+    found = []
+    for flags in ([], ["-v"]):
+        capfd.readouterr()
+        main(["lint", "q.onnx", "--target", "tensorrt@10", *flags])
+        found.append(capfd.readouterr().out)
+    assert "times" in found[0] and "first tensor" in found[0] and "times" not in found[1]
+    assert len(found[0].splitlines()) < len(found[1].splitlines())
+    assert found[0].splitlines()[-1] == found[1].splitlines()[-1], "the counts are those of all"
