@@ -84,7 +84,7 @@ def test_options_of_quantize(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["quantize", "--help"]) == 0
     out = capsys.readouterr().out
     flags = "--data --output --backend --recipe --bits --set --force --split --samples --device --no-verify --report"
-    flags += " --memory --granularity --workers --cache --asym --feedback --trt-cache --json-progress"
+    flags += " --memory --granularity --cache --asym --feedback --trt-cache --json-progress"
     assert not [flag for flag in flags.split() if flag not in out]
     assert "-o" in out
     assert "MODEL" in out
