@@ -261,7 +261,7 @@ def _cast(x: Array, spec: InputSpec, found: str) -> Array:
         return x.astype(object)
     if want == BFLOAT16:
         y = x.view(want) if x.dtype == RAW_BFLOAT16 else x.astype(want)
-        _check_finite(y, f"input '{spec.name}'")
+        _check_finite(y, f"input '{spec.name}'", masks=spec.masks)
         return y
     if want.kind == "f":
         with np.errstate(over="ignore"):
