@@ -27,6 +27,9 @@ from sbonnx.spec import CODES_SINCE, Array
 WORTH: Final = 512
 """Minimum number of codes for which packing saves more of the file than the Cast adds."""
 
+SUB_BYTES: Final = 256
+"""Bytes in the file of a Sub, a second Cast and their tensors."""
+
 NARROW: Final[dict[str, tuple[Any, ...]]] = {
     "int8": (ml_dtypes.int2, ml_dtypes.int4),
     "uint8": (ml_dtypes.uint2, ml_dtypes.uint4),
@@ -87,16 +90,22 @@ class PackedCodes:
 
 
 def _narrow(codes: Array, axis: int, opset: int) -> PackedCodes | None:
-    """Return `codes` in the narrowest type of the opset that holds them, if needed after centring each channel."""
+    """Return `codes` in the narrowest type of the opset that holds them, after centring each channel if that helps."""
     kind = _narrowest(codes, opset)
-    if kind is not None:
-        return PackedCodes(codes.astype(kind))
     others = tuple(at for at in range(codes.ndim) if at != axis % codes.ndim)
     low, high = (end(codes, axis=others, keepdims=True).astype(np.int32) for end in (np.min, np.max))
     middles = -((low + high + 1) // 2) if codes.dtype == np.int8 else -low
     moved = (codes + middles).astype(codes.dtype)
-    kind = _narrowest(moved, opset)
-    return None if kind is None else PackedCodes(moved.astype(kind), middles)
+    centred = _narrowest(moved, opset)
+    if centred is not None and (kind is None or _saves(codes.size, kind, centred) > middles.nbytes + SUB_BYTES):
+        return PackedCodes(moved.astype(centred), middles)
+    return None if kind is None else PackedCodes(codes.astype(kind))
+
+
+def _saves(count: int, kind: Any, narrower: Any) -> int:
+    """Return the bytes that `count` codes save in another packed type."""
+    bits = [int(ml_dtypes.iinfo(one).bits) for one in (kind, narrower)]  # type: ignore[no-untyped-call]
+    return count * (bits[0] - bits[1]) // 8
 
 
 def _narrowest(codes: Array, opset: int) -> Any:
