@@ -22,7 +22,7 @@ from tests.support import doc_pages
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(path for path in DOCS.rglob("*.md") if path.parent.name not in ("decisions", "reference"))
-TOLD = {DOCS / "tutorial.md", *(DOCS / "howto").glob("*.md"), *(DOCS / "migration").glob("*.md")}
+TOLD = {DOCS / "tutorial.md", DOCS / "tour.md", *(DOCS / "howto").glob("*.md"), *(DOCS / "migration").glob("*.md")}
 """Pages that tell the reader to copy the bundled files; the names of the others are those of the reader's files."""
 
 RUN = {"sh", "python"}
