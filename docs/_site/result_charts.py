@@ -16,6 +16,8 @@ from cycler import cycler
 
 PAGE: Final = "results.md"
 TITLE: Final = "# Results\n"
+HOME: Final = "index.md"
+BEFORE: Final = "## What it promises\n"
 
 Table = list[dict[str, str]]
 Series = Mapping[str, Sequence[float | None]]
@@ -146,7 +148,7 @@ def drawn(names: Sequence[str], series: Series, unit: str, scheme: str) -> str:
 
 
 def main() -> None:
-    """Write the charts, and put them before the tables."""
+    """Write the charts, and put them before the tables, and on the home page."""
     mpl.use("svg")
     with mkdocs_gen_files.open(PAGE, "r") as file:
         text = file.read()
@@ -160,9 +162,16 @@ def main() -> None:
                 out.write(drawn(names, series, unit, scheme))
             images.append(f"![{title}: {unit}]({path}#only-{scheme})")
         parts.append(f"<div markdown>\n**{title}** ({unit})\n\n{' '.join(images)}\n</div>\n")
-    parts.append("</div>\n\nThe charts are drawn from the tables below, which have intervals, settings and versions.\n")
+    parts.append("</div>\n\n")
+    below = "The charts are drawn from the tables below, which have intervals, settings and versions.\n"
     with mkdocs_gen_files.open(PAGE, "w") as out:
-        out.write(text.replace(TITLE, TITLE + "\n".join(parts), 1))
+        out.write(text.replace(TITLE, TITLE + "\n".join((*parts, below)), 1))
+    with mkdocs_gen_files.open(HOME, "r") as file:
+        home = file.read()
+    more = f"All models, tools and intervals: [Results]({PAGE}).\n\n"
+    assert BEFORE in home, f"{HOME} has no heading {BEFORE!r}"
+    with mkdocs_gen_files.open(HOME, "w") as out:
+        out.write(home.replace(BEFORE, "\n".join((*parts, more, BEFORE)), 1))
 
 
 main()

@@ -55,6 +55,7 @@ class Report:
         applied, refusals: what patterns and planning did and did not do.
         settings: the resolved recipe.
         notes: what loading changed in the model (converted opset, inlined functions, ...).
+        cpu: kind of CPU that the file is for, a key of `sbonnx.cpu.CPUS`; "" if it is the same for all.
         quantized: the model itself if no output path was given (left out of `to_dict`).
         search: what AUTO and MIXED tried, see `sbonnx.search.SearchResult`; empty if there was no search.
         advice: the next change to try if outputs are below their quality lines, see `sbonnx.search.advice.Advice`;
@@ -84,6 +85,7 @@ class Report:
     pruning: dict[str, Any] = field(default_factory=dict)
     details: dict[str, Any] = field(default_factory=dict)
     engine_command: str = ""
+    cpu: str = ""
     quantized: onnx.ModelProto | None = field(default=None, repr=False, compare=False)
 
     @property

@@ -207,6 +207,7 @@ def _report(state: PipelineState) -> Report:
         problems=problems,
         pruning=request.model.report.to_dict() if isinstance(request.model, PrunedModel) else {},
         engine_command=_engine_command(state, solved),
+        cpu=plan.cpu,
     )
 
 

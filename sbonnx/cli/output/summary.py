@@ -51,20 +51,31 @@ def facts_of(report: Report) -> list[Fact]:
 
 
 def _weights(report: Report) -> str:
-    """Say that weights are a bit narrower than asked for, and how many of all weights stay float; "" without either."""
+    """Say for which CPUs the weights are, and how many of all weights stay float; "" without either."""
     from sbonnx.cli.output.tables import float_weights
 
-    asked = ((report.settings.get("W") or {}).get("QUANTIZER") or {}).get("BIT")
-    narrow = asked == FULL and any(site["role"] == "weight" and site["bits"] == FULL - 1 for site in report.sites)
-    cpu = report.metrics.get("cpu") or "the CPU that runs the file"
-    parts = [f"7 bits, because products of 8 bits saturate on {cpu}; for other CPUs: --cpu"] if narrow else []
     kernels = report.metrics.get("kernels") or {}
     stays = float_weights(kernels) if kernels and not kernels.get("skipped") else ""
-    return "; ".join([*parts, *([f"some stay float: {stays}"] if stays else [])])
+    parts = [_for_cpu(report), f"some stay float: {stays}" if stays else ""]
+    return "; ".join(filter(None, parts))
+
+
+def _for_cpu(report: Report) -> str:
+    """Say how the CPU that will run the file decided the weights; "" if it did not."""
+    from sbonnx.cpu import CPUS, THIS
+
+    bits = {site["bits"] for site in report.sites if site["role"] == "weight"} & {FULL, FULL - 1}
+    if not report.cpu or not bits:
+        return ""
+    own = f"this CPU ({report.cpu})" if report.settings.get("CPU") == THIS else CPUS[report.cpu].title
+    if CPUS[report.cpu].exact:
+        return f"for CPUs with exact 8-bit products, as {own}; for older x86 CPUs: --cpu avx2"
+    how = "7 bits" if FULL not in bits else "8 bits, sums of two products fit into 16"
+    return f"{how}: {own} has no 8-bit dot products; for other CPUs: --cpu vnni"
 
 
 FULL: Final = 8
-"""Bits of weights that have one less where products would saturate."""
+"""Bits of weights whose products may saturate; those of REDUCE_RANGE have one less."""
 
 
 def left_in_float(report: Report) -> str:

@@ -396,6 +396,7 @@ class QuantizeOutput(TypedDict):
         advice: the next change to try; empty without one.
         pruning: report of pruning; empty without.
         engine_command: command line of trtexec; "" for other runtimes.
+        cpu: kind of CPU that the file is for; "" if it is the same for all.
         details: graph, losses by cause and histograms, for pages; empty if not asked for. Its form may change.
     """
 
@@ -417,6 +418,7 @@ class QuantizeOutput(TypedDict):
     advice: AdviceFields | Nothing
     pruning: PruneOutput | Nothing
     engine_command: str
+    cpu: str
     details: dict[str, Any]
 
 
