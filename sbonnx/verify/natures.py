@@ -78,7 +78,7 @@ def _is_cache(samples: OutputSamples, *, first: bool) -> bool:
             return True
         if not other and not first and STATES.search(name) is not None:
             return True
-    return samples.form.state and len(samples.array) == CACHE_RANK
+    return samples.form.cache and len(samples.array) == CACHE_RANK
 
 
 def _are_logits(samples: OutputSamples) -> bool:

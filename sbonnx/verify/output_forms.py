@@ -44,6 +44,9 @@ STATES: Final = re.compile(
 )
 """Parts of names of caches and recurrent states: present.0.key, cache_last_time, stateN, hn, c_out."""
 
+CACHES: Final = re.compile("present|past|cache", re.IGNORECASE)
+"""Those of caches."""
+
 STEPS: Final = 64
 """Maximum number of operators that are followed back from an output."""
 
@@ -59,6 +62,7 @@ class OutputForm:
         pooled: values are averaged over positions on the way to the output.
         named: whether the output, or the operator that gives its values, has a name that means scores of classes.
         state: whether the name is that of a cache or a recurrent state.
+        cache: whether it is that of a cache, which needs no input on the first run.
     """
 
     end: End = "other"
@@ -66,6 +70,7 @@ class OutputForm:
     pooled: bool = False
     named: bool = False
     state: bool = False
+    cache: bool = False
 
 
 UNKNOWN_FORM: Final = OutputForm()
@@ -82,6 +87,7 @@ def output_forms(model: onnx.ModelProto) -> dict[str, OutputForm]:
             classes=_class_axis(output),
             named=form.named or _is_score(output.name),
             state=STATES.search(output.name) is not None,
+            cache=CACHES.search(output.name) is not None,
         )
     return forms
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -141,7 +141,8 @@ class OutputQuality:
         why: the reason for the nature.
         samples: number of samples compared.
         figures: those of the nature.
-        state: what they prove: "kept", "lost", "uncertain"; "unjudged" for states, whose effect is in other outputs.
+        state: what they prove: "kept", "lost", "uncertain"; "unjudged" for states, whose effect is in other outputs,
+            and for labels of few samples beside other outputs.
     """
 
     name: str
@@ -177,8 +178,7 @@ def state_of(nature: Nature, figures: Sequence[QualityFigure], samples: int) -> 
     """
     if nature == "state":
         return "unjudged"
-    exact = math.inf if nature != "labels" else 1.0
-    if figures and figures[0].value == exact:
+    if figures and figures[0].name == "SQNR" and figures[0].value == math.inf:
         return "kept"
     if nature == "detections":
         return "uncertain"
@@ -222,11 +222,13 @@ class QualitySamples:
     def result(self) -> tuple[OutputQuality, ...]:
         """Return the quality of each output that was compared."""
         many, alike = len(self._outputs), self._differences.alike
-        return tuple(
+        found = tuple(
             _quality(name, one, many, place, alike=alike)
             for place, (name, one) in enumerate(self._outputs)
             if one.same_shape
         )
+        others = any(one.nature not in ("labels", "state") for one in found)
+        return tuple(_beside_others(one) if others else one for one in found)
 
 
 class _InputDifferences:
@@ -263,6 +265,12 @@ class _InputDifferences:
         return True
 
 
+def _beside_others(output: OutputQuality) -> OutputQuality:
+    """Return an output without a verdict of its own if it is labels of too few samples: other outputs tell more."""
+    few = output.nature == "labels" and output.state == "uncertain" and all(one.near for one in output.figures)
+    return replace(output, state="unjudged") if few else output
+
+
 def _quality(name: str, samples: OutputSamples, outputs: int, place: int, *, alike: bool) -> OutputQuality:
     nature, why = nature_of(samples, outputs, place)
     kinds = FIGURES[nature]
@@ -270,7 +278,10 @@ def _quality(name: str, samples: OutputSamples, outputs: int, place: int, *, ali
         kinds = FIGURES["values"]
     figures = tuple(figure for kind in kinds for figure in _measured(kind, samples, alike, decides="KL" not in kinds))
     count = len(samples.same_shape)
-    return OutputQuality(name, nature, why, count, figures, state_of(nature, figures, count))
+    state = state_of(nature, figures, count)
+    if state == "kept" and not all(samples.same_shape):
+        state = "uncertain"
+    return OutputQuality(name, nature, why, count, figures, state)
 
 
 def _figure(name: FigureName, value: float, interval: Interval, *, decides: bool = True) -> QualityFigure:

@@ -126,6 +126,12 @@ def test_branches_that_end_alike() -> None:
     assert output_forms(proto("Relu"))["y"].end == "other"
 
 
+def test_features_with_the_name_of_a_state() -> None:
+    """A map called c0 beside others, without an input that it could come from."""
+    proto = model("agraph (float[N,3,8,8] x) => (float[N,3,8,8] e0, float[N,3,8,8] c0) { e0 = Neg (x) c0 = Relu (x) }")
+    assert {output.nature for output in judged(proto, images()).values()} == {"values"}
+
+
 def test_states() -> None:
     """The state of an LSTM, and an output with the shape of a further input."""
     proto = model("""agraph (float[N,6] x, float[2,N,5] h) => (float[N,6] y, float[2,N,5] hn) {

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 import numpy as np
+import onnx
 import pytest
 
 from sbonnx.spec import Array
@@ -149,6 +150,35 @@ def test_what_classes_prove(
     last = replace(figure("relative error", *error), line=None)
     figures = [EXACT, figure("agreement", *agreement), figure("KL", *divergence), last]
     assert state_of("classes", figures, samples) == state
+
+
+LABELS = "agraph (float[N,7] x) => (float[N,3] y, int64[N,1] best) { y = MatMul (x, w) best = ArgMax <axis=1> (y) }"
+
+
+@pytest.mark.parametrize(("count", "state"), [(1, "uncertain"), (16, "uncertain"), (100, "kept")])
+def test_few_equal_labels_prove_nothing(count: int, state: str) -> None:
+    """Beside the scores that they come from, they need no proof of their own."""
+    proto = model(LABELS, w=(7, 3))
+    alone = onnx.ModelProto()
+    alone.CopyFrom(proto)
+    del alone.graph.output[0]
+    one, both = QualitySamples(["best"], alone), QualitySamples(["y", "best"], proto)
+    for scores in RNG.standard_normal((count, 1, 3)).astype(np.float32):
+        best, feed = scores.argmax(1, keepdims=True), {"x": RNG.standard_normal((1, 7)).astype(np.float32)}
+        one.add([best], [best], feed)
+        both.add([scores, best], [1.01 * scores, best], feed)
+    assert one.result()[0].nature == "labels" and one.result()[0].state == state
+    assert [output.state for output in both.result()][1] == ("unjudged" if state == "uncertain" else "kept")
+
+
+def test_detections_of_another_number_are_not_kept() -> None:
+    """Rows that are equal on the other samples prove nothing."""
+    samples = QualitySamples(["y"], None)
+    for number in range(12):
+        rows = RNG.standard_normal((3 + number % 2, 4))
+        samples.add([rows], [rows if number else rows[:2]], {"x": RNG.standard_normal((1, 7))})
+    (found,) = samples.result()
+    assert found.nature == "detections" and found.state == "uncertain"
 
 
 def test_bytes_of_an_image_are_values_and_other_integers_are_not() -> None:
