@@ -27,6 +27,9 @@ SHARES: Final = frozenset({"agreement", "equal values", "same shape", "relative 
 AS_FAST: Final = (0.95, 1.05)
 """Latency ratios of a model that is as fast as float."""
 
+WIDE: Final = 2.0
+"""Factor between the ends of an interval of times from which on those of a busy machine say nothing."""
+
 AS_LARGE: Final = (0.99, 1.01)
 """Size ratios of a file that has the size of the float one."""
 
@@ -442,7 +445,7 @@ def speed_row(ratio: float, low: float, high: float, *, busy: bool) -> VerdictRo
         return VerdictRow("??", f"speed unclear ({load or 'too few runs'})")
     if AS_FAST[0] <= low <= high <= AS_FAST[1] and not busy:
         return VerdictRow("=", f"as fast as float{interval_text(low, high)} on this CPU")
-    if low <= 1 <= high or AS_FAST[0] <= low <= high <= AS_FAST[1]:
+    if low <= 1 <= high or AS_FAST[0] <= low <= high <= AS_FAST[1] or (busy and high > WIDE * low):
         return VerdictRow("??", f"speed unclear ({low:.3g} to {high:.3g} of float{f'; {load}' if load else ''})")
     faster = ratio < 1
     times, ends = (1 / ratio, (1 / high, 1 / low)) if faster else (ratio, (low, high))

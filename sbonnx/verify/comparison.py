@@ -12,7 +12,7 @@ from sbonnx.cpu import target_cpu
 from sbonnx.errors import RecipeError
 from sbonnx.html_report import comparison_card, render_card
 from sbonnx.metrics import OutputDifference
-from sbonnx.report.verdict import COLLAPSED_DB, ON_CPU, WITHOUT_ERROR
+from sbonnx.report.verdict import COLLAPSED_DB, ON_CPU, WIDE, WITHOUT_ERROR
 from sbonnx.terminal import json_values
 from sbonnx.verify.kernel_count import Kernels
 from sbonnx.verify.labelled import Evaluation
@@ -139,8 +139,10 @@ class Comparison:
     @property
     def slower(self) -> bool:
         """Whether the quantized model is slower than the float one, beyond chance, `NOTICEABLE` and `CALL_MS`."""
-        longer = self.median_ms_quantized - self.median_ms_float
-        return self.latency_interval is not None and self.latency_interval[0] > NOTICEABLE and longer > CALL_MS
+        if self.latency_interval is None:
+            return False
+        (low, high), longer = self.latency_interval, self.median_ms_quantized - self.median_ms_float
+        return low > NOTICEABLE and longer > CALL_MS and not (self.busy and high > WIDE * low)
 
     @property
     def for_other_cpu(self) -> bool:

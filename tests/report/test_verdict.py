@@ -188,6 +188,7 @@ def test_a_float_model_that_guesses(before: float, doubtful: bool) -> None:
         (1.03, (1.01, 1.04), False, "as fast as float (1.01 to 1.04) on this CPU"),
         (1.0, (0.6, 1.8), False, "speed unclear (0.6 to 1.8 of float)"),
         (1.0, (0.6, 1.8), True, "speed unclear (0.6 to 1.8 of float; the machine is busy)"),
+        (2.4, (1.1, 8.3), True, "speed unclear (1.1 to 8.3 of float; the machine is busy)"),
         (0.9, (0.8, 1.001), False, "speed unclear (0.8 to 1 of float)"),
         (5.0, (4.0, 6.0), False, "5 times slower (4 to 6) on this CPU"),
         (0.5, (0.4, 0.625), True, "2 times faster (1.6 to 2.5; the machine is busy) on this CPU"),
