@@ -42,6 +42,9 @@ FEWEST: Final = 12
 AT_MOST: Final = "max_"
 """Prefix of the keys with an upper limit; all others have a lower limit."""
 
+LOSS: Final = "loss"
+"""Name of the loss in the metric of `eval`, which `max_loss` limits."""
+
 OWN: Final = "min_metric."
 """Prefix of the keys of a job's own metrics."""
 
@@ -49,7 +52,7 @@ NAMES: Final = {
     "min_sqnr": "SQNR",
     "min_agreement": "agreement",
     "max_size_ratio": "size ratio",
-    "max_loss": "loss",
+    "max_loss": LOSS,
     "max_latency_ratio": "latency ratio",
 }
 """Display names of the keys of a job file."""
@@ -280,15 +283,20 @@ def _cells(
             thresholds[row.column] = row
     outputs = metrics.get("outputs") or ()
     own: Mapping[str, Any] = next(iter(metrics.get("own") or ()), {}) or _labelled(metrics.get("evaluation") or {})
+    limited = bool(metrics.get("evaluation")) and "metric" in thresholds and thresholds["metric"].name == LOSS
     measured = {
         "sqnr": (least(outputs, "sqnr_db"), formatting.decibel),
         "agreement": (least(outputs, "agreement"), formatting.percent),
-        "metric": (number(own.get("quantized")) if "metric" not in thresholds else None, formatting.plain),
+        "metric": (number(own.get("quantized")) if "metric" not in thresholds or limited else None, formatting.plain),
         "size": (number(metrics.get("size_ratio")), formatting.ratio),
         "latency": (number(metrics.get("latency_ratio")), formatting.ratio),
     }
     for column, (value, display) in measured.items():
         judged = thresholds.get(column)
+        if column == "metric" and judged is not None and limited:
+            limit = f"{text(own.get('name'))}, {judged.name} {judged.measured} {judged.threshold}"
+            yield Cell(display(value), value, limit, judged.met)
+            continue
         value = judged.value if judged is not None and (value is None or not judged.met) else value
         if judged is not None:
             yield Cell(

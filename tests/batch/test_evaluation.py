@@ -14,6 +14,7 @@ from sbonnx.batch.jobs.job import Job, JobEvaluation
 from sbonnx.batch.jobs.jobfile import read_jobs
 from sbonnx.batch.jobs.steps import steps_of
 from sbonnx.batch.repair_command import advice_of
+from sbonnx.cli.create.batch import _row
 from sbonnx.errors import RecipeError
 from sbonnx.html_report.overview import overview_of
 
@@ -97,4 +98,8 @@ def test_both_models_are_evaluated_and_judged(file: Path) -> None:
         command = advice_of(jobs[0], strict)["command"]
         assert "--eval" in command and "--metric f1" in command and "AUTO.ENABLE=true" in command
     shown = overview_of(asdict(report))
-    assert shown.jobs[1].cells[2].threshold == "loss ≤ 0.9"
+    cell, row = shown.jobs[1].cells[2], found["rows"][1]
+    assert cell.value == row["metric"]["value"] and cell.met
+    assert cell.threshold.startswith("top1, loss ") and cell.threshold.endswith(" ≤ 0.9")
+    figures = f"top1 {row['metric']['value']:.4f} ({row['difference']['value']:+.4f})"
+    assert _row(report.rows[1])[2] == figures, "in the table of the terminal as well"

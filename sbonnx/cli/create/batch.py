@@ -11,6 +11,7 @@ from sbonnx.cli import options
 from sbonnx.cli.options import Arguments
 from sbonnx.cli.output.error_lines import BELOW_QUALITY, DONE
 from sbonnx.cli.output.printer import Printer
+from sbonnx.cli.output.tables import metric_text
 from sbonnx.terminal import LINE_LENGTH, one_line, relative_paths
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 HELP: Final = "Quantize many models for many targets. Finished jobs are not repeated; a crash affects a single job."
 
-COLUMNS: Final = ("job", "status", "lowest SQNR, dB", "size", "seconds", "reason")
+COLUMNS: Final = ("job", "status", "metric", "lowest SQNR, dB", "size", "seconds", "reason")
 
 REASON_WIDTH: Final = 100
 """Characters of a reason in the table; stderr and the report have the full text."""
@@ -123,6 +124,17 @@ def _preview(printer: Printer, wished: BatchRequest, workers: int | None, *, for
     return BELOW_QUALITY if faults else DONE
 
 
+def _metric(metrics: dict[str, Any]) -> str | None:
+    """Return the metric on labelled data: name, value and difference from float; None if none was computed."""
+    evaluation = metrics.get("evaluation") or {}
+    rows = evaluation.get("rows") or ()
+    if not rows:
+        return None
+    value, difference = (rows[-1].get(key) for key in ("metric", "difference"))
+    change = f" ({metric_text(difference, evaluation, sign=True).partition(' (')[0]})" if difference else ""
+    return f"{evaluation['metric']} {metric_text(value, evaluation).partition(' (')[0]}{change}"
+
+
 def _row(row: JobResult) -> tuple[object, ...]:
     from sbonnx.progress import size_text
 
@@ -134,6 +146,7 @@ def _row(row: JobResult) -> tuple[object, ...]:
     return (
         row.job.name,
         f"{row.outcome.status}{', up to date' if row.up_to_date else ''}",
+        _metric(metrics),
         min(signals, default=None),
         size_text(size) if isinstance(size, int) else None,
         None if row.up_to_date else round(row.outcome.seconds, 1),
