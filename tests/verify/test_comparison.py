@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sbonnx.cli.output.tables import comparison_facts
 from sbonnx.errors import RecipeError
 from sbonnx.metrics import OutputDifference
 from sbonnx.verify import Comparison, FloatOp, Kernels, LevelDifference, Limits
@@ -101,3 +102,15 @@ def test_the_threshold_is_the_border(figure: float, least: float) -> None:
     one = replace(MEASURED, outputs=(replace(GOOD, sqnr_db=figure),))
     problems = Limits(min_sqnr_db=least).problems(one)
     assert bool(problems) is (figure < least and not one.collapsed())
+
+
+def test_operators_in_float_are_counted_by_type() -> None:
+    """What has no integer kernel has no refusal each: the facts name the most frequent ones, the figures all."""
+    counts = {"Add": 50, "Softmax": 12, "LayerNormalization": 25, "Erf": 12, "Tanh": 1, "Sub": 1, "Div": 1, "Sqrt": 1}
+    kernels = Kernels(planned=4, floating=counts)
+    figures = replace(MEASURED, kernels=kernels).to_dict()
+    expected = "Add 50, Softmax 12, LayerNormalization 25, Erf 12, Tanh 1, Sub 1, 2 more types"
+    assert comparison_facts(figures)["float kernels"] == expected
+    assert figures["kernels"]["floating"] == counts
+    assert comparison_facts(replace(MEASURED, kernels=Kernels(planned=4)).to_dict())["float kernels"] == "none"
+    assert comparison_facts(replace(MEASURED, kernels=None).to_dict())["float kernels"] is None

@@ -19,6 +19,9 @@ NAMED: Final = 0.01
 MOST_KERNELS: Final = 4
 """Kinds of integer kernels in the table; the JSON has all of them."""
 
+MOST_FLOAT_KERNELS: Final = 6
+"""Kinds of float kernels in the table; the JSON has all of them."""
+
 MOST_OUTPUTS: Final = 4
 """Outputs whose SQNR on calibration samples is shown; the JSON has all of them."""
 
@@ -178,6 +181,7 @@ def comparison_facts(
         low, high = metrics["latency_interval"] or (-math.inf, math.inf)
         facts["latency"] = f"{times} (ratio of pairs of runs {metrics['latency_ratio']:.3g}{interval_text(low, high)})"
     facts["integer kernels"] = _kernels(metrics["kernels"]) if own else None
+    facts["float kernels"] = _float_kernels(metrics["kernels"]) if own else None
     facts["optimisation levels"] = _levels(metrics)
     facts["compared on"] = _compared(metrics, calibrated)
     return facts
@@ -208,6 +212,16 @@ def _kernels(kernels: dict[str, Any] | None) -> str | None:
     text += f"; {percent(kernels['weights_in_integers'])} of the weights{left}"
     most = ", ".join(f"{name} {count}" for name, count in list(kernels["integer"].items())[:MOST_KERNELS])
     return f"{text}; {most}" if most else text
+
+
+def _float_kernels(kernels: dict[str, Any] | None) -> str | None:
+    """Describe the operators that compute in float, by type; None if nothing was planned or counted."""
+    if kernels is None or kernels["skipped"] or not kernels["planned"]:
+        return None
+    counts = kernels["floating"]
+    named = [f"{op} {count}" for op, count in list(counts.items())[:MOST_FLOAT_KERNELS]]
+    others = len(counts) - len(named)
+    return ", ".join(named) + (f", {others} more types" if others else "") if named else "none"
 
 
 def float_weights(kernels: Mapping[str, Any]) -> str:
