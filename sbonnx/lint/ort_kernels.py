@@ -323,11 +323,12 @@ def _count(view: View) -> Counted:
         found = _broken(view.graph, str(source))
         try:
             open_session(str(source), options)
+        except Exception as error:  # onnxruntime's own exceptions share no base class
+            return found if found.broken else Counted(refused=_said(error, str(source)))
+        try:
             return replace(found, graph=graphs.read_executed(target))
         except SbonnxError as error:
             return replace(found, skipped=str(error))
-        except Exception as error:  # onnxruntime's own exceptions share no base class
-            return found if found.broken else Counted(refused=_said(error, str(source)))
 
 
 def _broken(graph: Graph, source: str) -> Counted:
