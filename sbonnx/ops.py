@@ -170,6 +170,9 @@ INTEGER_OPS: Final = frozenset(
 )
 """Ops of an already quantized model in a format without Q/DQ."""
 
+INTEGER_PRODUCTS: Final = (INTEGER_OPS - {"DynamicQuantizeLinear"}) | {"QGemm"}
+"""Ops that multiply integers in the file itself, so at every optimization level; QGemm is onnxruntime's own."""
+
 INTEGER_CONVOLUTIONS: Final = frozenset({"QLinearConv", "ConvInteger"})
 """Integer convolutions: their weights have the output channels first. In the other integer ops they are last."""
 

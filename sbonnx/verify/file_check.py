@@ -23,6 +23,7 @@ from sbonnx.graph import check_file, read_proto
 from sbonnx.graph.storage.model_file import open_model
 from sbonnx.graph.storage.temporary import temporary_folder
 from sbonnx.metrics import OutputDifference, OutputDifferences
+from sbonnx.ops import INTEGER_PRODUCTS
 from sbonnx.report.verdict import ON_CPU
 from sbonnx.verify.comparison import Comparison, LevelDifference
 from sbonnx.verify.intervals import UNKNOWN
@@ -44,9 +45,6 @@ from sbonnx.verify.sessions import (
     session,
     side_by_side,
 )
-
-INTEGER_PRODUCTS: Final = frozenset({"QLinearConv", "QLinearMatMul", "QGemm", "MatMulInteger", "ConvInteger"})
-"""Operators that multiply integers in the file itself, so at every level."""
 
 FEEDS: Final = 4
 """Maximum number of feeds run at every level."""

@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 import onnx
 
-from sbonnx.ops import KEEPS_VALUES, RECURRENT, RESHAPES
+from sbonnx.ops import ADDS, ELEMENTWISE, KEEPS_VALUES, RECURRENT, RESHAPES
 
 End = Literal["softmax", "linear", "recurrent", "selection", "index", "other"]
 
@@ -18,7 +18,7 @@ POOLS: Final = frozenset({"ReduceMean", "GlobalAveragePool"})
 LAYOUT: Final = KEEPS_VALUES | RESHAPES | POOLS
 """Operators that are passed on the way back from an output: the same values in another form, or averages of them."""
 
-AFFINE: Final = frozenset({"Add", "Sub", "Mul", "Div"})
+AFFINE: Final = ADDS | ELEMENTWISE
 """Operators that are passed if their other input is a constant: biases and temperatures of logits."""
 
 ENDS: Final[Mapping[str, End]] = {

@@ -87,7 +87,7 @@ def test_pruning_and_training_show_the_metric(
     qat = ["qat", str(DATA.model), "--data", str(DATA.calib), "--split", "32", "-o", "t.onnx", "--epochs", "1"]
     assert main([*qat, *LABELLED, "--samples", "2"]) == 0
     out = capfd.readouterr().out
-    assert "top1 of 450 labelled samples" in out and f"{top1(tmp_path / 't.onnx'):.4f} (" in out
+    assert f"top1 {top1(tmp_path / 't.onnx'):.4f}, float 0." in out and "450 labelled samples" in out
 
 
 def test_labels_are_checked_before_the_work() -> None:
