@@ -225,6 +225,13 @@ REASONS: Final = (
         "remove the entry, or name a tensor of `sbonnx plan`",
         "docs/qnn.md",
     ),
+    Reason(
+        "R29",
+        r"compute the same on every CPU",
+        "the kernels of this backend do not depend on the CPU, so CPU changes nothing",
+        "drop --cpu, or choose the backend onnxruntime",
+        "docs/onnxruntime.md",
+    ),
 )
 """Kinds of reasons. The first whose pattern is found in a text applies."""
 
