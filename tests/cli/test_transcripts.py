@@ -6,7 +6,6 @@ from collections import Counter
 
 import pytest
 
-from sbonnx.cpu import target_cpu
 from tests.transcripts import FOLDER, help_texts, quantize_output
 
 WRITE = "if this is wanted: python -m tests.transcripts"
@@ -21,8 +20,6 @@ def test_help() -> None:
 
 def test_output_of_quantize() -> None:
     """The words of each block: where tables wrap depends on the figures."""
-    if not target_cpu().exact:
-        pytest.skip("weights of 7 bits on this CPU, which the output says")
     stored, found = (FOLDER / "quantize.txt").read_text(), quantize_output()
     for stored_block, found_block in zip(stored.split("\n\n"), found.split("\n\n"), strict=True):
         assert Counter(found_block.split()) == Counter(stored_block.split()), WRITE

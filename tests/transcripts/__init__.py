@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pty
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
+import numpy as np
+
+from sbonnx import quantize
 from sbonnx.assets import digits
 from sbonnx.cli.app import GROUPS, VERBS
+from sbonnx.cli.output.printer import Printer
+from sbonnx.cli.output.summary import facts_of, show_summary
 
 FOLDER: Final = Path(__file__).parent
 ROOT: Final = FOLDER.parents[1]
@@ -30,23 +37,31 @@ for words in sys.argv[1].splitlines():
 """
 
 
-def run(lines: list[str], folder: Path, *, terminal: bool = False) -> str:
-    """Run command lines in one process and return its stdout, of a pipe or terminal of 80 columns."""
+def run(lines: list[str], folder: Path, *, terminal: bool = False, errors: bool = False) -> str:
+    """Run command lines in one process and return its stdout, of a pipe or terminal of 80 columns.
+
+    Args:
+        errors: return its stderr too; else there must be nothing in it.
+    """
     variables = {"COLUMNS": "80", "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "TERM": "dumb"}
     command = [sys.executable, "-c", TERMINAL, "\n".join(lines)]
     reader, writer = pty.openpty() if terminal else os.pipe()
     with os.fdopen(writer, "wb") as stdout:
         process = subprocess.Popen(
-            command, cwd=folder, env={**os.environ, **variables}, stdout=stdout, stderr=subprocess.PIPE
+            command,
+            cwd=folder,
+            env={**os.environ, **variables},
+            stdout=stdout,
+            stderr=subprocess.STDOUT if errors else subprocess.PIPE,
         )
     parts = []
     with suppress(OSError):  # of a terminal whose other end is closed
         while part := os.read(reader, 4096):
             parts.append(part)
     os.close(reader)
-    errors = process.communicate()[1].decode()
-    if process.returncode or errors:
-        raise AssertionError(f"exit code {process.returncode}: {errors}")
+    told = (process.communicate()[1] or b"").decode()
+    if process.returncode or told:
+        raise AssertionError(f"exit code {process.returncode}: {told}")
     return b"".join(parts).decode().replace("\r\n", "\n")
 
 
@@ -67,15 +82,40 @@ def help_texts() -> str:
     return f"typer {version('typer')}\n\n{text}"
 
 
+CASES: Final = {
+    "good": "",
+    "lost": "--bits w2a2 --set rounding=nearest --set heads=none",
+    "doubtful": "--data bytes.npz",
+    "TensorRT": "--backend tensorrt",
+}
+"""Results of each kind, by options that lead to them."""
+
+
 def quantize_output() -> str:
-    """Return the output of `quantize`, without latencies; figures, which depend on the machine, are 0."""
-    words = "quantize digits.onnx --data calib.npz -o digits.int8.onnx --set VERIFY.LATENCY=false"
+    """Return the output of `quantize` for results of each kind, without latencies; figures are 0.
+
+    Figures depend on the machine. A slow result has a latency that is set by hand.
+    """
+    words = "quantize digits.onnx -o digits.int8.onnx --force --cpu vnni --set VERIFY.LATENCY=false"
+    lines = [f"{words} {'' if '--data' in more else '--data calib.npz'} {more}" for more in CASES.values()]
     with TemporaryDirectory() as folder:
+        images = np.load(digits().calib)["image"]
         (Path(folder) / "digits.onnx").write_bytes(digits().model.read_bytes())
         (Path(folder) / "calib.npz").write_bytes(digits().calib.read_bytes())
-        text = run([words], Path(folder), terminal=True)
-    text = re.sub(r"(?<![\w.])\d+(\.\d+)?(e[-+]?\d+)?(?![\w])", "0", text)
+        np.savez(Path(folder) / "bytes.npz", image=255 * images)
+        text = run([" ".join(line.split()) for line in lines], Path(folder), terminal=True, errors=True)
+    text = re.sub(r"(?<![\w.])\d+(\.\d+)?(e[-+]?\d+)?(?![\w])", "0", f"{text}{slow_output()}")
     return re.sub(r" +$", "", re.sub(r"(?<=\S) {2,}", "  ", re.sub("─+", "──", text)), flags=re.MULTILINE)
+
+
+def slow_output() -> str:
+    """Return the summary of a result that is slower than float."""
+    report = quantize(digits().model, digits().calib, samples=64, cpu="vnni", **{"verify.latency": False})
+    slow = {"latency_ratio": 1.8, "latency_interval": (1.6, 1.9), "busy": False}
+    report = replace(report, model="digits.onnx", output="digits.int8.onnx", metrics={**report.metrics, **slow})
+    with redirect_stdout(io.StringIO()) as shown:
+        show_summary(Printer(), report, facts_of(report))
+    return f"$ # a file that is slower than float\n{shown.getvalue()}\n"
 
 
 TRANSCRIPTS: Final = {"help.txt": help_texts, "quantize.txt": quantize_output}
