@@ -123,10 +123,11 @@ class SketchCache:
         try:
             with reading(self.path) as db:
                 for key in keys:
-                    where = "binding = ? AND run = '' AND samples = 0 AND key = ?"
-                    for row in get_rows(db, where, (self.binding, json.dumps(key))):
+                    where, wanted = "binding = ? AND run = '' AND samples = 0 AND key = ?", json.dumps(key)
+                    for row in get_rows(db, where, (self.binding, wanted)):
                         sketch = _unpacked(row)
-                        if sketch is None:
+                        # a damaged index finds whole rows of other keys
+                        if sketch is None or row is None or (row.binding, row.key) != (self.binding, wanted):
                             damaged += 1
                         else:
                             found[key] = sketch
@@ -171,7 +172,8 @@ class SketchCache:
                         for row, sketch in unpacked
                         if row is not None and sketch is not None
                     }
-                    if rows[0] is not None and len(found) == len(rows) == rows[0].row_count:
+                    own = all(row is not None and (row.run, row.samples) == (run, samples) for row in rows)
+                    if own and rows[0] is not None and len(found) == len(rows) == rows[0].row_count:
                         return samples, found
                     self.note_damage(len(rows))
         except FileNotFoundError:

@@ -97,9 +97,9 @@ def test_messages_of_native_code_need_debug(place: Path) -> None:
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9), "r.onnx")
     line = ("simplify", "r.onnx", "-o", "out/q.onnx")
     done = sbonnx(*line)
-    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
-    assert "(unclosed" in done.stderr
-    assert "re2.cc" in sbonnx(*line, "--debug").stderr
+    assert done.returncode == 0 and not done.stderr  # simplified, and not proved by a run
+    assert "(unclosed" in done.stdout
+    assert "re2.cc" in sbonnx(*line, "--force", "--debug").stderr
 
 
 STREAMS = """

@@ -87,7 +87,7 @@ def test_a_linear_layer_behind_a_rectified_pool() -> None:
 
 def test_what_is_not_known_is_named() -> None:
     text = "g (float[N,4,5,5] x) => (float[N,c,h,u] y) { y = Conv (x, w) }"
-    _, report = quantized(text, {"w": (5, 4, 3, 3)}, [{"x": np.ones((1, 4, 5, 5), np.float32)}])
+    _, report = quantized(text, {"w": (5, 4, 3, 3)}, [{"x": np.arange(100, dtype=np.float32).reshape(1, 4, 5, 5)}])
     (said,) = [refusal for refusal in report.refusals if refusal.what == "correct bias"]
     assert said.why == "no batch norm determines the mean of its input"
 

@@ -179,7 +179,7 @@ def test_the_flags_of_the_command_line(tmp_path: Path, capsys: pytest.CaptureFix
     onnx.save(residual(), str(tmp_path / "m.onnx"))
     np.savez(tmp_path / "d.npz", x=np.concatenate([feed["x"] for feed in FEEDS]))
     command = ["quantize", str(tmp_path / "m.onnx"), "--data", str(tmp_path / "d.npz"), "--backend", "tensorrt"]
-    assert main([*command, "--high-precision", "fp16", "--no-keep-io", "-o", str(tmp_path / "q.onnx")]) == 0
+    assert main([*command, "--high-precision", "fp16", "--no-keep-io", "-v", "-o", str(tmp_path / "q.onnx")]) == 0
     assert "0 stay float32" in capsys.readouterr().out
     kinds = types(onnx.load(str(tmp_path / "q.onnx")))
     assert kinds["x"] == kinds["y"] == "fp16"
