@@ -16,7 +16,7 @@ from functools import cache
 from types import ModuleType
 from typing import Any, Final
 
-from sbonnx.cpu import CPU, CUDA
+from sbonnx.cpu import CPU, CUDA, target_cpu
 from sbonnx.errors import NO_RUNTIME, DeviceError, UnknownOperatorError
 
 TELEMETRY_SWITCH: Final = "ORT_DISABLE_TELEMETRY"
@@ -79,7 +79,7 @@ def onnxruntime() -> ModuleType:
 EXACT_PRODUCTS: Final = ("session.x64quantprecision", "1")
 """Session option for kernels of x86 that add 8-bit products without saturation, as other CPUs do.
 
-Where kernels saturate, onnxruntime then stores int8 weights as uint8; elsewhere the option has no effect.
+onnxruntime then stores int8 weights as uint8, whose kernels are slower. It does so on CPUs that need it not, too.
 """
 
 
@@ -122,14 +122,14 @@ def session_options(level: str = "all", *, threads: int | None = None, exact: bo
     Args:
         level: key of `LEVELS`.
         threads: threads inside operators; None: number of cores.
-        exact: see `EXACT_PRODUCTS`.
+        exact: 8-bit products do not saturate; sets `EXACT_PRODUCTS` where this CPU's do.
     """
     ort = onnxruntime()
     options = ort.SessionOptions()
     options.log_severity_level = 4  # errors are raised as well, and warnings are for the model's author
     options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, LEVELS[level])
     options.inter_op_num_threads = 1
-    if exact:
+    if exact and not target_cpu().exact:
         options.add_session_config_entry(*EXACT_PRODUCTS)
     for path in _libraries():
         options.register_custom_ops_library(path)

@@ -50,7 +50,7 @@ def run(
     from sbonnx.runtime import EXACT_PRODUCTS
 
     options = ort.SessionOptions()
-    if exact:
+    if exact and not target_cpu().exact:
         options.add_session_config_entry(*EXACT_PRODUCTS)
     options.log_severity_level = 4
     options.intra_op_num_threads = 1  # how a product is cut among threads changes the order of its sums

@@ -14,7 +14,7 @@ from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -110,7 +110,8 @@ def quantize_output() -> str:
 
 def slow_output() -> str:
     """Return the summary of a result that is slower than float."""
-    report = quantize(digits().model, digits().calib, samples=64, cpu="vnni", **{"verify.latency": False})
+    settings: dict[str, Any] = {"verify.latency": False, "cpu": "vnni", "samples": 64}
+    report = quantize(digits().model, digits().calib, **settings)
     slow = {"latency_ratio": 1.8, "latency_interval": (1.6, 1.9), "busy": False}
     report = replace(report, model="digits.onnx", output="digits.int8.onnx", metrics={**report.metrics, **slow})
     with redirect_stdout(io.StringIO()) as shown:

@@ -48,6 +48,17 @@ def test_what_this_cpu_is_called_is_what_its_kernels_compute(exact: bool) -> Non
     assert (y == 255 * 127 * 64).all() == (exact or target_cpu().exact)
 
 
+def test_kernels_that_are_exact_are_those_of_users() -> None:
+    """onnxruntime's option halves their speed, so it is set only where products saturate."""
+    text = session_options("all", exact=True)
+    given = {"session.x64quantprecision": "1"} if not target_cpu().exact else {}
+    for key, value in given.items():
+        assert text.get_session_config_entry(key) == value
+    if not given:
+        with pytest.raises(RuntimeError, match="does not have configuration"):
+            text.get_session_config_entry("session.x64quantprecision")
+
+
 @pytest.mark.parametrize("name", CPUS)
 def test_the_file_names_its_cpu_and_its_weights_suit_it(name: str, tmp_path: Path) -> None:
     report = quantized(tmp_path / "q.onnx", cpu=name, verify=False)
