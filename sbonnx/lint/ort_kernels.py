@@ -354,8 +354,8 @@ def _broken(graph: Graph, source: str) -> Counted:
     except Exception as error:  # onnxruntime's own exceptions share no base class
         try:
             opened("off")
-        except Exception:
-            return Counted()  # the model itself
+        except Exception:  # the stored model does not load either: no rewrite is to blame
+            return Counted()
         return blamed(error, None)
     plain = None
     for feed in _feeds(graph):
@@ -366,7 +366,7 @@ def _broken(graph: Graph, source: str) -> Counted:
             plain = plain or opened("off")
             try:
                 plain.run(None, feed)
-            except Exception:
+            except Exception:  # the stored model does not run on these guessed sizes either: try the next
                 continue
             return blamed(error, feed)
     return Counted()

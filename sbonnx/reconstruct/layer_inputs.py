@@ -211,7 +211,7 @@ class Watched:
         if self.alone and quantized is not None:
             value, quantized = quantized, None
         geometry = self.uses[use].geometry
-        numbers = [(use << 32) + sample for sample in samples]  # each use picks rows of its own
+        numbers = [(use << 32) + sample for sample in samples]  # each use selects different rows
         if self.held is None:
             self.sums.add(value, quantized, sample=numbers, weights=weights, geometry=geometry)
             return

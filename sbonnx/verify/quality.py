@@ -266,7 +266,7 @@ class _InputDifferences:
 
 
 def _beside_others(output: OutputQuality) -> OutputQuality:
-    """Return an output without a verdict of its own if it is labels of too few samples: other outputs tell more."""
+    """Return an output of labels on too few samples as unjudged; other outputs decide the verdict."""
     few = output.nature == "labels" and output.state == "uncertain" and all(one.near for one in output.figures)
     return replace(output, state="unjudged") if few else output
 

@@ -102,7 +102,7 @@ def test_models_next_to_the_model(place: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_inputs_are_kept_by_functions(place: Path) -> None:
-    """The same for callers of the package."""
+    """Functions of the package do not overwrite their inputs either."""
     import sbonnx
 
     evaluation = sbonnx.EvaluationData("test.npz", "top1")

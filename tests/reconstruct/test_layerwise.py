@@ -296,7 +296,7 @@ def test_the_outputs_of_a_shared_weight_are_closer_than_with_the_nearest_codes(i
 
 
 def test_a_shared_weight_without_a_shared_bias() -> None:
-    """Each node's bias is corrected by the mean of its own inputs; a node that reads it transposed is left out."""
+    """Correct each node's bias by the mean of that node's inputs; skip a node that reads the weight transposed."""
     text = """agraph (float[N,8] x) => (float[N,8] y) {
         a = Gemm(x, w, b1)
         r = Relu(a)

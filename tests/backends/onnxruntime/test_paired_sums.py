@@ -39,7 +39,7 @@ def channels_last(codes: Array, group: int) -> Array:
 
 
 def ort(node: onnx.NodeProto, x: Array, kind: int, **constants: Any) -> Array:
-    """What the kernels of this machine compute."""
+    """Run the model with the kernels of this machine."""
     graph = helper.make_graph(
         [node],
         "one",
