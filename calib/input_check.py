@@ -155,7 +155,7 @@ def constant_data(data: Dataset) -> str:
                     return ""
     if most < CONSTANT_VALUES:
         return ""
-    what = ", ".join(f"'{name}' is {first[0]:.6g} everywhere" for name, first in list(values.items())[:4])
+    what = ", ".join(f"'{name}' is {first[0] + 0:.6g} everywhere" for name, first in list(values.items())[:4])
     return f"{data.name} holds no information: input {what}: check how the data is read and preprocessed"
 
 
