@@ -5,15 +5,21 @@ ARGS ?=
 VENV := .venv
 PEERS ?= .peers
 BIN := $(VENV)/bin
+PYTEST := pytest -q -n auto --maxprocesses 4 --dist worksteal
+FAST := -m "not slow"
+LANE_test := $(FAST)
+LANE_test-rest := -m slow
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test check format coverage docs train wheel sdist sbom peers clean
+.PHONY: help demo test test-rest test-all check format coverage docs train wheel sdist sbom peers clean
 .PHONY: test-avx2 test-oldest test-interpreted test-wheel fuzz
 
 help:
 	@echo 'make demo      quantize the bundled model for every backend, in a virtual environment of its own'
-	@echo 'make test      run the tests; ARGS="-m '"'not slow'"'" leaves out the slow ones'
+	@echo 'make test      the fast lane: every subject, a sample of its cases; ARGS="tests/graph" runs a part'
+	@echo 'make test-rest the other lane: slow tests, and the cases that the fast lane leaves out'
+	@echo 'make test-all  both lanes in one run'
 	@echo 'make check     formatting, lint, types, import floors and size budget'
 	@echo 'make format    format and mend what ruff can mend'
 	@echo 'make coverage  run the fast tests, list the lines they miss; fails below the threshold'
@@ -33,15 +39,15 @@ help:
 demo: $(VENV)/.run
 	$(BIN)/sbonnx demo $(ARGS)
 
-test: $(VENV)/.dev
-	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal $(ARGS)
+test test-rest test-all: $(VENV)/.dev
+	$(BIN)/python -m $(PYTEST) $(LANE_$@) $(ARGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/codespell
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q -m "not slow" tests/test_floors.py tests/test_tiny.py
+	$(BIN)/python -m pytest -q $(FAST) tests/test_floors.py tests/test_tiny.py
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix-only
@@ -49,7 +55,7 @@ format: $(VENV)/.dev
 
 coverage: $(VENV)/.dev
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -q -n auto --maxprocesses 4 --dist worksteal -m 'not slow' $(ARGS)
+	$(BIN)/coverage run -m $(PYTEST) $(FAST) $(ARGS)
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
 
@@ -82,13 +88,13 @@ peers:
 
 test-avx2: $(VENV)/.dev
 	$(BIN)/python .ci/mask/run.py \
-		$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal -m "not slow" $(ARGS)
+		$(BIN)/python -m $(PYTEST) $(FAST) $(ARGS)
 
 test-oldest: .venv-oldest/.made
-	.venv-oldest/bin/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal -m "not slow" $(ARGS)
+	.venv-oldest/bin/python -m $(PYTEST) $(FAST) $(ARGS)
 
 test-interpreted: $(VENV)/.dev
-	SBONNX_COMPILED=0 $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal -m "not slow" $(ARGS)
+	SBONNX_COMPILED=0 $(BIN)/python -m $(PYTEST) $(FAST) $(ARGS)
 
 test-wheel: wheel
 	rm -rf .venv-wheel

@@ -17,6 +17,7 @@ import pytest
 from sbonnx.cli.output import printer
 from sbonnx.terminal import versioned
 from sbonnx.verify import sessions
+from tests.support.lanes import divide
 
 ROOT = Path(__file__).resolve().parents[1]
 PACK = Path(os.environ.get("SBONNX_PACK") or ROOT.parent / "shared" / "data")
@@ -89,8 +90,10 @@ def runtime_version() -> tuple[int, ...]:
     return tuple(int(part) for part in onnxruntime.__version__.split(".")[:2])
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked `gpu` are skipped, with the reason, where nothing can run them; likewise on an old onnxruntime."""
+    """Divide the lanes; skip tests marked `gpu` where nothing can run them, and others on an old onnxruntime."""
+    divide(items)
     if runtime_version() < (1, 24):
         for item in items:
             for part, why in BEFORE_1_24.items():

@@ -28,6 +28,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("when", SCRIPTS)
 @pytest.mark.parametrize("kind", RAISED)

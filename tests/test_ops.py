@@ -185,6 +185,7 @@ def place(path: Path, line: int) -> str:
     return f"{path.relative_to(PACKAGE.parent).as_posix()}:{line}"
 
 
+@pytest.mark.slow
 def test_quoted_op_types_exist() -> None:
     """A misspelt op type never matches, and nothing says so."""
     assert len(SOURCES) > 400

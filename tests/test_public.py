@@ -57,6 +57,7 @@ def test_without_onnxruntime() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, f"onnxruntime {said}\n", "")
 
 
+@pytest.mark.slow
 def test_the_command_line_without_onnxruntime(tmp_path: Path) -> None:
     """One line and exit code 2."""
     model, data = digits().model, digits().calib

@@ -36,6 +36,7 @@ sbonnx.runtime.onnxruntime()
 """
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("home", "script"),
     [("writable", OPEN), ("a file", OPEN), ("writable", DIRECT), ("writable", REPLACED)],

@@ -132,6 +132,7 @@ def test_any_scale_and_zero_point_equal_onnxruntime(x: Array, spec: QuantSpec, s
     assert_same(x, QParams(np.array(scale, np.float32), np.array(zero, spec.dtype), spec))
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(
     hnp.arrays(np.float32, hnp.array_shapes(min_dims=2, max_dims=4, max_side=5), elements=FLOATS),
@@ -144,6 +145,7 @@ def test_per_channel_equals_onnxruntime(x: Array, spec: QuantSpec, data: st.Data
     assert_same(x, params_from_bounds(finite_bounds(x, spec), spec))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("bits", range(2, 17))
 @pytest.mark.parametrize("signed", [True, False])
 @pytest.mark.parametrize("symmetric", [True, False])

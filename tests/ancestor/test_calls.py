@@ -23,6 +23,7 @@ def it(tmp_path: Path) -> Iterator[Context]:
     context.close()
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", CALLS)
 def test_call(name: str, it: Context) -> None:
     CALLS[name](it)

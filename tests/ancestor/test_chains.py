@@ -116,6 +116,7 @@ def pairs(first: str, second: str, folder: Path, *, qadd: bool = False) -> Place
     return placed(exported(chain(first, second), virtual(fuse=False, qadd=qadd), folder))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("qadd", [False, True], ids=["", "qadd"])
 @pytest.mark.parametrize(("first", "second"), ANCESTOR)
 def test_no_pair_in_the_chains_of_the_ancestor(first: str, second: str, qadd: bool, tmp_path: Path) -> None:
@@ -125,6 +126,7 @@ def test_no_pair_in_the_chains_of_the_ancestor(first: str, second: str, qadd: bo
     assert (first == "Add" and qadd) == ("make_t" in found.activations.get("a", []))
 
 
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize(("first", "second"), WIDER)
 def test_no_pair_in_more_chains_than_the_ancestor_knew(first: str, second: str, tmp_path: Path) -> None:
     found = pairs(first, second, tmp_path)
@@ -132,6 +134,7 @@ def test_no_pair_in_more_chains_than_the_ancestor_knew(first: str, second: str, 
     assert found.activations["y"] == ["make_z"]
 
 
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize(("first", "second"), QUANTIZED)
 def test_a_pair_stands_before_other_activations(first: str, second: str, tmp_path: Path) -> None:
     found = pairs(first, second, tmp_path)

@@ -88,6 +88,7 @@ def test_mhsa_with_quantized_products(text: str, tmp_path: Path) -> None:
     assert len({tuple(numbers.input[1:]) for numbers in made.graph.node if numbers.op_type == "QuantizeLinear"}) == 6
 
 
+@pytest.mark.slow
 def test_deit_tiny(tmp_path: Path) -> None:
     """A patch embedding, 12 blocks and a head, two images of 224 pixels: every Linear, nothing inside a norm."""
     model = networks.deit_tiny()
@@ -136,6 +137,7 @@ WAYS = {
 }
 
 
+@pytest.mark.slow
 def test_calibration_on_resnet18(tmp_path: Path) -> None:
     """Four random images, four ways; with asym only ranges behind the first quantized layer move, and by little."""
     model = networks.resnet18()
@@ -217,6 +219,7 @@ def check_extra_info(model: onnx.ModelProto, feeds: dict[str, Array], folder: Pa
         ort.InferenceSession(str(extra), providers=["CPUExecutionProvider"])
 
 
+@pytest.mark.slow
 def test_extra_info(tmp_path: Path) -> None:
     """A hand-built ResNet-20: 20 inputs of weighted layers, one pool, and what the adds read beside."""
     model = networks.resnet20()
@@ -224,6 +227,7 @@ def test_extra_info(tmp_path: Path) -> None:
     check_extra_info(model, feeds, tmp_path, pairs=32)
 
 
+@pytest.mark.slow
 def test_extra_info_of_a_trained_network(pack: Path, tmp_path: Path) -> None:
     model = onnx.load(str(pack / "models" / "cifar_resnet20.onnx"))
     (value,) = model.graph.input

@@ -25,6 +25,7 @@ from sbonnx.batch.repair_command import advice_of
 SECRET = "it's a $HOME folder"
 
 
+@pytest.mark.slow
 def test_the_command_runs_and_leads_to_a_repair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a folder that is a secret and needs quoting."""
     monkeypatch.setenv("VAULT", SECRET)

@@ -57,6 +57,7 @@ def runs(report: BatchReport) -> dict[str, int]:
     return {report.titles[key]: one.counters.get("runs", 0) for key, one in report.steps.items()}
 
 
+@pytest.mark.slow
 def test_the_whole_of_it(place: Path) -> None:
     """The files are those of `sbonnx.quantize`, byte for byte; measured once; nothing the second time; one recipe
     changed: its job only, and without the float model.
@@ -103,6 +104,7 @@ def test_the_whole_of_it(place: Path) -> None:
     assert sketches and all(path.stat().st_mtime > time.time() - 86400 for path in sketches), "used, and kept"
 
 
+@pytest.mark.slow
 def test_only_some_and_the_rest_later(place: Path) -> None:
     """What is shared is measured as for all of them, so that the rest finds it."""
     jobs = [job(place, "a-ort"), job(place, "b-trt", "tensorrt")]
@@ -120,6 +122,7 @@ def test_only_some_and_the_rest_later(place: Path) -> None:
         batch(jobs, only="c-*", output=place / "out")
 
 
+@pytest.mark.slow
 def test_a_refusal_is_remembered_and_force_tries_again(place: Path) -> None:
     (place / "bad.onnx").write_bytes(b"no model")
     jobs = [job(place, "good"), job(place, "bad", model=str(place / "bad.onnx"))]
@@ -139,6 +142,7 @@ def test_a_refusal_is_remembered_and_force_tries_again(place: Path) -> None:
     assert statuses(batch(jobs, output=place / "out"))["bad"] == "done"
 
 
+@pytest.mark.slow
 def test_corrupt_data_costs_its_own_job(place: Path) -> None:
     (place / "corrupt.npz").write_bytes((place / "d.npz").read_bytes()[:500])
     jobs = [job(place, "good"), job(place, "bad", data=str(place / "corrupt.npz"))]
@@ -147,6 +151,7 @@ def test_corrupt_data_costs_its_own_job(place: Path) -> None:
     assert "corrupt.npz" in report.rows[1].outcome.reason
 
 
+@pytest.mark.slow
 def test_an_output_that_was_removed_or_changed_comes_back(place: Path) -> None:
     jobs = [job(place, "a")]
     batch(jobs, output=place / "out")
@@ -162,6 +167,7 @@ def test_an_output_that_was_removed_or_changed_comes_back(place: Path) -> None:
         assert seen.titles == []
 
 
+@pytest.mark.slow
 def test_an_output_that_cannot_be_written_is_said_and_tried_again(place: Path) -> None:
     jobs = [job(place, "a")]
     (place / "out" / "a.onnx").mkdir(parents=True)
@@ -172,6 +178,7 @@ def test_an_output_that_cannot_be_written_is_said_and_tried_again(place: Path) -
     assert statuses(batch(jobs, output=place / "out")) == {"a": "done"}
 
 
+@pytest.mark.slow
 def test_the_reports(place: Path) -> None:
     """All three say the same of each job, and nothing in JSON is beyond JSON."""
     (place / "bad.onnx").write_bytes(b"no model")
@@ -213,6 +220,7 @@ def test_paths_in_page_and_xml_are_relative(here: bool, place: Path, monkeypatch
         assert str(place) not in text
 
 
+@pytest.mark.slow
 def test_a_dry_run_does_nothing(place: Path) -> None:
     jobs = [job(place, "a"), job(place, "b", "tensorrt")]
     batch(jobs, only="a", output=place / "out")

@@ -38,6 +38,7 @@ from tests.batch.test_remote import Server
 from tests.calib.cache.caching import complete
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shards", [2, pytest.param(5, marks=pytest.mark.slow)])
 def test_same_bytes_as_the_local_engine(shards: int, both: Cluster, alone: Path, tmp_path: Path) -> None:
     """One calibration on one worker or cut into shards: files and statistics are those of the local engine, and every
@@ -121,6 +122,7 @@ def test_a_second_run_measures_nothing(both: Cluster, tmp_path: Path) -> None:
     assert [one.status for one in more.values()] == ["done"]
 
 
+@pytest.mark.slow
 def test_a_step_that_crashes_costs_itself_alone(both: Cluster, tmp_path: Path) -> None:
     before = both.client.run(os.getpid)
     steps = [
@@ -151,6 +153,7 @@ def test_a_step_that_crashes_costs_itself_alone(both: Cluster, tmp_path: Path) -
     assert both.client.run(os.getpid) == before
 
 
+@pytest.mark.slow
 def test_a_sample_that_is_not_finite_is_refused_as_on_one_machine(both: Cluster, tmp_path: Path) -> None:
     """One shard meets it, the other does not: the step measures by itself then, and the reason is the same."""
     with np.load(ASSETS / "digits_calib.npz") as held:
@@ -176,6 +179,7 @@ def test_what_crashed_once_is_tried_again(both: Cluster, tmp_path: Path) -> None
     assert [end[1::2] for end in seen.ends] == [("crashed", True), ("done", False)]
 
 
+@pytest.mark.slow
 def test_limits_hold_on_workers(both: Cluster, tmp_path: Path) -> None:
     steps = [
         works.step_of("hang-a", tmp_path, seconds=1.0),
@@ -229,6 +233,7 @@ def _hang_on_first(step: Step, places: Places, tell: Any, threads: int) -> Outco
     return works.make(step, places, {})
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_nothing_at_work(both: Cluster, tmp_path: Path) -> None:
     def at(title: str, stage: str) -> None:
         if (tmp_path / "hang-a.pid").exists() and (tmp_path / "hang-a.pid").read_text():

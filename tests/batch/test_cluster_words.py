@@ -26,6 +26,7 @@ from tests.batch.clusters import (
 from tests.calib.cache.caching import KEYS, opened, seen
 
 
+@pytest.mark.slow
 def test_steps_go_where_their_resources_are(both: Cluster, tmp_path: Path) -> None:
     """A recipe for CUDA runs on the worker with the GPU, a step that needs more memory than the other has there too."""
     gpu = works.step_of("gpu", tmp_path)
@@ -51,6 +52,7 @@ def test_no_worker_with_a_gpu_is_said() -> None:
     assert (wanted, why) == ({"GPU": 1}, None)  # nobody says what memory there is: nobody is asked for it
 
 
+@pytest.mark.slow
 def test_a_worker_of_another_version_is_refused(both: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = cluster_tasks.installed()
     monkeypatch.setattr(cluster_check, "installed", lambda: {**found, "onnxruntime": "0.1"})
@@ -195,6 +197,7 @@ def test_files_of_a_worker_stay_in_the_state(name: str, tmp_path: Path) -> None:
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_a_worker_that_sends_such_files_costs_its_step(
     both: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -73,6 +73,7 @@ def run(steps: Sequence[Step], places: Places, workers: int = 2, **more: object)
     return engine.run(steps, places, seen), seen
 
 
+@pytest.mark.slow
 def test_the_bad_ones_cost_only_themselves(places: Places) -> None:
     """Crash, memory, time, refusal: each is reported as such; the others are done."""
     names = ["segfault", "one", "suicide", "refuse", "two", "fail", "leave", "three"]
@@ -134,6 +135,7 @@ def test_a_ring_is_no_batch(places: Places) -> None:
         run(steps, places)
 
 
+@pytest.mark.slow
 def test_crashes_are_tried_again_and_refusals_are_not(places: Places) -> None:
     out = places.output
     steps = [
@@ -244,6 +246,7 @@ def test_workers() -> None:
         LocalEngine(0)
 
 
+@pytest.mark.slow
 def test_the_cost_of_a_process(places: Places) -> None:
     """Far below half a second a step, beyond the work itself."""
     run([works.step_of("first", places.output)], places)  # the server of forks is started once
@@ -282,6 +285,7 @@ def batch_of(places: Places, *names: str) -> Iterator[subprocess.Popen[bytes]]:
         process.communicate()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_the_parent_is_ended(number: int, places: Places) -> None:
     """Its processes end; what is half done is nowhere, and the next run does all of it."""

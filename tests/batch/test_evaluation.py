@@ -82,6 +82,7 @@ def test_what_is_wrong_is_said(file: Path, keys: str) -> None:
         read_jobs(file)
 
 
+@pytest.mark.slow
 def test_both_models_are_evaluated_and_judged(file: Path) -> None:
     _, _, jobs = read_jobs(file)
     report = batch(file, workers=2)

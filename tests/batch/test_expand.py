@@ -193,6 +193,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize(("text", "said"), REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be(models: Path, text: str, said: str) -> None:
     """Before anything runs."""

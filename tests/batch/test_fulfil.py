@@ -130,6 +130,7 @@ sys.exit(guard(run)())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_polite_end(number: int, tmp_path: Path) -> None:
     """One line that says how far it is; no process stays; the state is good."""

@@ -159,6 +159,7 @@ def done_attempts(places: Places) -> Counter[str]:
         db.close()
 
 
+@pytest.mark.slow
 def test_small_steps(tmp_path: Path) -> None:
     killer = Killer([sys.executable, "-c", SMALL, str(tmp_path)], random.Random(7))
     killer.torment(5, (0.0, 0.15))

@@ -50,6 +50,7 @@ def overwrite(path: Path) -> None:
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "damage", ["output", "kept", *(pytest.param(one, marks=SLOW) for one in ("output deleted", "both", "kept deleted"))]
 )
@@ -69,6 +70,7 @@ def test_damaged_files_are_not_up_to_date(damage: str, place: Path, monkeypatch:
     assert fresh(run(place, own(place))) == {"a": False}
 
 
+@pytest.mark.slow
 def test_a_model_rewritten_in_place(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other weights, with the old size and mtime; a file that was only touched runs nothing."""
     monkeypatch.setattr("sbonnx.batch.digests.SETTLED_NS", 0)
@@ -139,6 +141,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("what", [one if one in QUICK else pytest.param(one, marks=SLOW) for one in CHANGES])
 def test_a_changed_metric_is_run_again_alone(what: str, metric: Path, place: Path) -> None:
     """Modules and data count; nothing is quantized again, and no bytecode hides an edit of equal size."""
@@ -154,6 +157,7 @@ def test_a_changed_metric_is_run_again_alone(what: str, metric: Path, place: Pat
     assert fresh(run(place, accepting(place, 5.0))) == {"a": False}
 
 
+@pytest.mark.slow
 def test_another_acceptance_quantizes_nothing(metric: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Thresholds, a metric that comes or goes; also in a batch of jobs that differ in nothing else."""
     first = run(place, own(place))
@@ -214,6 +218,7 @@ def test_history_of_the_last_runs(place: Path, monkeypatch: pytest.MonkeyPatch) 
     assert written["history"]["a"][-1] == newest
 
 
+@pytest.mark.slow
 def test_force_runs_metrics_of_both_models_again(metric: Path, place: Path) -> None:
     """The metric may depend on files that cannot be found statically."""
     run(place, accepting(place, 5.0))
@@ -233,6 +238,7 @@ def test_a_metric_that_fails_keeps_the_work(metric: Path, place: Path) -> None:
     assert statuses(again) == {"a": "done"} and runs(again) == [0]
 
 
+@pytest.mark.slow
 def test_metrics_that_do_harm_cost_their_own_job(place: Path) -> None:
     """The batch goes on, and the report is written."""
     scribble = (

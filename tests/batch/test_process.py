@@ -88,6 +88,7 @@ def test_a_step_that_is_done(places: Places) -> None:
     assert stray(places) == []
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("name", "limits", "status", "reason"),
     [
@@ -150,6 +151,7 @@ print(run_isolated(StepProcess(step, places, work=works.work, method=sys.argv[1]
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_no_module_of_the_working_folder_is_run(method: str, tmp_path: Path) -> None:
     """Modules beside downloaded models; the process of a step has imported none of them before."""
@@ -328,6 +330,7 @@ run_isolated(process, lambda *a: None)
 """Without a guard, as people write scripts: the processes do not run it again."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 @pytest.mark.parametrize("name", ["hang", "hang_deaf", "eat_in_child"])
 def test_it_dies_with_its_parent(name: str, method: str, places: Places) -> None:
@@ -348,6 +351,7 @@ def test_it_dies_with_its_parent(name: str, method: str, places: Places) -> None
     until(lambda: all(gone(one.pid) for one in family), 5)
 
 
+@pytest.mark.slow
 def test_the_server_of_forks_is_killed(places: Places) -> None:
     """It takes its processes with it, and the next step has another."""
     assert run("simple", places).status == "done"

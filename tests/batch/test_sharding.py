@@ -83,6 +83,7 @@ def assert_same(one: Solution, two: Solution) -> None:
         assert own.scale.tobytes() == other.scale.tobytes() and own.zero_point.tobytes() == other.zero_point.tobytes()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("of", [1, 2, 3, 5])
 def test_merged_shards_are_the_sketches_of_one_process(of: int, tmp_path: Path) -> None:
     """Every array of every sketch, places of samples included; in any order of merging."""
@@ -100,6 +101,7 @@ def test_merged_shards_are_the_sketches_of_one_process(of: int, tmp_path: Path) 
         assert all(mine[name].tobytes() == theirs[name].tobytes() for name in mine), key
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("observer", ["minmax", "percentile", "mse", "kl_histogram", "moving_average", "aciq"])
 def test_from_shards_in_a_cache_come_the_same_scales(
     observer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

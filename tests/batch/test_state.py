@@ -133,6 +133,7 @@ with State(places) as state:
 """
 
 
+@pytest.mark.slow
 def test_one_batch_at_a_time(places: Places) -> None:
     """The second names the first; when that is killed nothing is in the way, and its attempt is closed."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

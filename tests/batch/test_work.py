@@ -96,6 +96,7 @@ def test_who_is_refused_says_why(night: Night) -> None:
     assert not places.made(found.key).exists()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", [name for name in TARGETS if name != "trt-w4a8"])
 def test_the_file_is_that_of_a_single_run(night: Night, name: str, tmp_path: Path) -> None:
     """In all integers, and but for their last bits in floats: a batch observes the tensors of all targets at once."""
@@ -147,6 +148,7 @@ def test_what_is_made_is_not_made_again(night: Night, monkeypatch: pytest.Monkey
     assert (first.read_bytes(), second.read_bytes()) == wanted
 
 
+@pytest.mark.slow
 def test_a_new_target_needs_no_inference(night: Night) -> None:
     """Another observer is solved from the statistics that are there."""
     places, jobs, _ = night

@@ -105,6 +105,7 @@ def test_ranges_are_apart_by_widths() -> None:
     assert apart((0.0, 2.0), (-0.5, 2.0)) == 0.25
 
 
+@pytest.mark.slow
 def test_a_child_gives_the_ranges_of_the_values(subject: Subject) -> None:
     told = spawn(subject, "ours:minmax", 3)
     values = np.concatenate([feed["image"] for feed in subject.samples(3)])

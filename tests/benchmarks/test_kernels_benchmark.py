@@ -31,6 +31,7 @@ def tiny_cases() -> Iterator[Case]:
         yield from make(TINY)
 
 
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("case", list(tiny_cases()), ids=lambda case: f"{case.kernel} {case.variant} {case.dtype}")
 def test_every_kernel_runs(case: Case) -> None:
     assert [node.op_type for node in repeated(case, 3).graph.node].count(case.kernel) >= 3
@@ -102,6 +103,7 @@ def run(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
     return np.asarray(session(model).run(None, {"x": x})[0])
 
 
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize("chain", CHAIN_OF.values(), ids=CHAIN_OF)
 def test_pairs_change_little(chain: Chain) -> None:
     """The Q/DQ form of every placement computes what the float chain does, up to its scales."""

@@ -59,6 +59,7 @@ def test_commands(tmp_path: Path) -> None:
     assert (tmp_path / "o" / "config.json").is_file() and not (tmp_path / "o" / "model.onnx").exists()
 
 
+@pytest.mark.slow
 def test_a_failure_is_a_note(tmp_path: Path) -> None:
     source, text = write_folder(tmp_path / "m"), tmp_path / "calib.npz"
     np.savez(text, ids=token_windows(16))

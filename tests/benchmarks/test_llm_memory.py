@@ -11,6 +11,7 @@ from benchmarks.kept import Kept
 from benchmarks.random_decoder import DecoderSize
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="peaks of processes are read from /proc")
 def test_a_small_decoder_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     size = DecoderSize(hidden=256, inner=256, layers=1, heads=4, kv_heads=2, vocabulary=256, context=llm_memory.LENGTH)

@@ -122,6 +122,7 @@ def test_several_seeds_count_by_their_mean() -> None:
     assert mean_of(runs[:1]) is runs[0]
 
 
+@pytest.mark.slow
 def test_only_rows_that_are_asked_for_and_fit_the_model_are_run(small: Path) -> None:
     ways = {"nearest": Way({"w_bit": 4, "rounding": "nearest"}), "other": Way({}), "elsewhere": Way({}, only=(CIFAR,))}
     peers = {"NNCF": PeerWay("nncf", "nearest", 4, lacks="8 bits only"), "cle": PeerWay("aimet", "x", 4, only=(CIFAR,))}
@@ -132,6 +133,7 @@ def test_only_rows_that_are_asked_for_and_fit_the_model_are_run(small: Path) -> 
     assert found[-1].note == "cannot be had: 8 bits only"
 
 
+@pytest.mark.slow
 def test_rows_measured_before_are_not_measured_again(small: Path, tmp_path: Path) -> None:
     """Rows that are not asked for are in the table if they were measured; what was left out is said."""
     table = Table("t", "", ("small",), {"a": Way({"rounding": "nearest"}), "b": Way({"w_bit": 4})}, {}, {})
@@ -195,6 +197,7 @@ def test_a_child_quantizes_and_says_what_it_cost(small: Path) -> None:
     assert twice.way == "gptq, mean of 2 seeds (1.0000 to 1.0000)" and twice.scores == (1.0, 2.0)
 
 
+@pytest.mark.slow
 def test_losses_by_layer_are_told(small: Path) -> None:
     told = lowbit_effort.child(_bench(small), "small", {**lowbit_effort.FLOAT_INPUTS, "rounding": "gptq"}, gains=True)
     assert len(told["gains"]) == 2

@@ -40,6 +40,7 @@ def test_a_fixed_model_has_one_batch(tmp_path: Path) -> None:
     assert list(Subject("m", tmp_path / "m.onnx", feeds, feeds).batches()) == [1]
 
 
+@pytest.mark.slow
 def test_latency(subject: Subject, tmp_path: Path) -> None:
     lines = targets_latency.measure(subject, tmp_path, 2)
     assert [line.batch for line in lines] == [1, 8]
@@ -63,6 +64,7 @@ def test_the_best_of_the_peer_is_what_is_compared() -> None:
     assert "- m, c: fails: no" in targets_latency.text([line], 2)
 
 
+@pytest.mark.slow
 def test_lint(subject: Subject) -> None:
     own = targets_lint.our_rows(subject)
     assert [row[1] for row in own] == list(targets_lint.VERSIONS)

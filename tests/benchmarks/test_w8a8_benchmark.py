@@ -54,6 +54,7 @@ def test_energies_are_those_of_samples() -> None:
     assert scores.energies(steps, steps, streams=True)[0].tolist() == [2, 2]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", scores.METRICS)
 def test_figures_of_the_float_file_are_those_of_the_pack(pack: Path, name: str) -> None:
     """The metric is the one that the pack's evaluation gives, on the same samples."""

@@ -45,6 +45,7 @@ def peak(feeds: int, granularity: str) -> int:
     return int(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in KiB on Linux")
 def test_memory_does_not_grow_with_the_data() -> None:
     """25 times the data: 12 MiB of feeds and 100 MiB of activations more, that must not stay."""
@@ -111,6 +112,7 @@ with Forward(graph, plan, solution) as quantized, Forward(graph, plan, solution,
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_forward_shares_its_weights_with_the_session(tmp_path: Path) -> None:
     """128 MiB of weights, once float and once rounded: neither is held as a copy."""

@@ -152,6 +152,7 @@ def test_few_sequences_are_all_calibrated_on() -> None:
     assert (picked.metrics["held_out"], picked.counts["samples"]) == (4, 60)
 
 
+@pytest.mark.slow
 def test_a_recurrent_file_that_does_not_generalize_is_a_problem() -> None:
     """The only loud sequence is the one held out."""
     proto = step()

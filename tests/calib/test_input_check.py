@@ -90,6 +90,7 @@ def test_models_that_tell_nothing() -> None:
     assert first_layer_of(graphs.load(model(GRAY))) is None
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.skipif(not PACK.is_dir(), reason="the development pack is not there")
 @pytest.mark.parametrize(
     ("name", "order"),

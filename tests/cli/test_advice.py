@@ -48,6 +48,7 @@ def advice_of(err: str) -> str:
     return line[line.rindex(": sbonnx ") + 2 :]
 
 
+@pytest.mark.slow
 def test_the_command_repairs(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main([*COMMAND, *WORSE, "--json"]) == 1
     out, err = capfd.readouterr()
@@ -68,6 +69,7 @@ def test_the_command_repairs(place: Path, capfd: pytest.CaptureFixture[str]) -> 
     assert agreement["value"] > 0.9
 
 
+@pytest.mark.slow
 def test_without_advice(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main([*COMMAND, *WORSE, "--no-advice", "--quiet"]) == 1
     assert "advice" not in capfd.readouterr().err
@@ -77,6 +79,7 @@ def test_without_advice(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert not report.ok and report.advice == {}, "nothing is tried unless it is asked for"
 
 
+@pytest.mark.slow
 def test_compare_names_the_profile_of_the_same_files(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main([*COMMAND, *WORSE, "--no-advice", "--quiet"]) == 1
     capfd.readouterr()

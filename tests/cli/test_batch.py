@@ -36,6 +36,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_tables(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Of a dry run, of a run, and of a second run in which all is up to date."""
     assert main(["batch", "jobs.yaml", "--dry-run"]) == 0
@@ -70,6 +71,7 @@ def test_tables(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert "3 steps to be run, about " in capfd.readouterr().out
 
 
+@pytest.mark.slow
 def test_json(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["batch", "jobs.yaml", "--json", "--json-progress", "--only", "*-tensorrt"]) == 0
     seen = capfd.readouterr()
@@ -92,6 +94,7 @@ def test_json(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert [one["name"] for one in plan["jobs"]] == ["m-onnxruntime", "m-tensorrt"]
 
 
+@pytest.mark.slow
 def test_refused_job(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Exit code 1, and the reason printed once; the other job is done."""
     (place / "bad.onnx").write_bytes(b"no model")

@@ -25,6 +25,7 @@ done
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
 def test_bash(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Commands, options, backends, recipe keys; files where nothing else fits (``complete -o default``)."""

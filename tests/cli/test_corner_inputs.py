@@ -87,6 +87,7 @@ def test_reports_that_are_none(kind: str, tmp_path: Path, capsys: pytest.Capture
     assert message in said(["view", str(tmp_path / "r.json"), "--no-open", "-o", str(tmp_path / "p.html")], capsys)
 
 
+@pytest.mark.slow
 @posix
 def test_a_working_folder_that_was_removed(tmp_path: Path) -> None:
     """Relative paths lead nowhere: the line says why."""

@@ -34,6 +34,7 @@ def accuracy(path: Path) -> float:
         return float((scores.argmax(1) == arrays["label"]).mean())
 
 
+@pytest.mark.slow
 def test_demo(tmp_path: Path) -> None:
     out = tmp_path / "demo"
     begin = time.perf_counter()

@@ -32,6 +32,7 @@ def test_models_side_by_side(tmp_path: Path, capfd: pytest.CaptureFixture[str]) 
     assert second["difference"] == {"value": 0.0, "low": low, "high": high} and report["chance"] == 0.1
 
 
+@pytest.mark.slow
 def test_the_verdict_of_compare_knows_the_limit(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A loss of accuracy that --max-loss allows is no loss."""
     model = onnx.load(MODEL)

@@ -16,6 +16,7 @@ from sbonnx.cli import main
 MODEL = str(digits().model)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("backend", ["onnxruntime", "trt@10"])
 def test_recipe_and_its_suggestions_load(backend: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As written it is the default recipe; each suggestion alone is valid for the model."""
@@ -44,6 +45,7 @@ def test_job_file_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert len(jobs) == 2
 
 
+@pytest.mark.slow
 def test_page(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The page of the report, written to a temporary or a named file, and opened unless that is declined."""
     opened: list[str] = []
@@ -86,6 +88,7 @@ def test_no_report(text: str | None, message: str, tmp_path: Path, capsys: pytes
     assert len(captured.err.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_page_of_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A float model with what is planned, a quantized one with its ranges, and both with losses."""
     quant, data = str(tmp_path / "q.onnx"), ["--data", str(digits().calib), "--split", "64"]

@@ -51,6 +51,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 QUANTIZE = "quantize m.onnx --data calib.npz --force"
 
 
+@pytest.mark.sampled(13)
 @pytest.mark.parametrize(
     "line",
     [
@@ -88,6 +89,7 @@ def test_inputs_are_kept(line: str, place: Path, capsys: pytest.CaptureFixture[s
     assert {path: path.read_bytes() for path in place.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.slow
 def test_models_next_to_the_model(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A folder of the ONNX model zoo has a model and test_data_set_*: the result may be next to the model."""
     shutil.copyfile("m.onnx", "feeds/m.onnx")

@@ -61,6 +61,7 @@ def test_help_lists_every_verb(arguments: list[str], capsys: pytest.CaptureFixtu
         assert verb.HELP.partition(".")[0] in out
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", NAMES)
 def test_help_of_each_verb(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name, "--help"]) == 0
@@ -133,6 +134,7 @@ def test_quiet_prints_nothing(command: str, capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 def test_reader_closes_the_pipe() -> None:
     """``sbonnx plan ... | head -1`` exits with 0."""
     command = [sys.executable, "-m", "sbonnx", "plan", str(digits().model), "--json"]

@@ -123,6 +123,7 @@ def test_bars() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_loss_in_a_task_metric(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Against files in which only one layer is quantized, or all but one, evaluated in onnxruntime."""
     from sbonnx.assets import digits

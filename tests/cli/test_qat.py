@@ -24,6 +24,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_trains_and_writes(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A complete checkpoint is exported without further training."""
     line = ["qat", MODEL, "--data", "data.npz", "--split", "16", "-o", "q.onnx", "--bits", "w4a8"]
@@ -61,6 +62,7 @@ def test_defaults_are_those_of_settings() -> None:
     assert Settings(**{row.name: row.default for row in command.SETTINGS}) == Settings()
 
 
+@pytest.mark.slow
 def test_augment(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     line = ["qat", MODEL, "--data", "data.npz", "--split", "16", "-o", "q.onnx", "--bits", "w4a8", "--quiet"]
     assert main([*line, "--epochs", "1", "--augment", "shift,mixup", "--checkpoint", "run.pt", "--no-verify"]) == 0
@@ -68,6 +70,7 @@ def test_augment(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert "checkpoint of other augmentations" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_adapters_train_in_place_of_the_weights(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     line = ["qat", MODEL, "--data", "data.npz", "--split", "16", "-o", "a.onnx", "--bits", "w4a8", "--adapters", "2"]
     assert main([*line, "--epochs", "1", "--batch", "16", "--lr", "0.01", "--json", "--quiet"]) == 0

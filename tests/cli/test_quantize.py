@@ -177,6 +177,7 @@ def test_calibration_cache_of_tensorrt(place: Path, capsys: pytest.CaptureFixtur
     assert not (place / "other.onnx").exists()
 
 
+@pytest.mark.slow
 def test_a_recipe(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (place / "r.yaml").write_text("BACKEND: tensorrt\nW: {QSCHEME: per-tensor-symmetric}\n")
     assert main([*COMMAND, "--recipe", "r.yaml", "--json"]) == 0

@@ -24,6 +24,7 @@ def command(verb: str = "quantize") -> list[str]:
     return [verb, str(digits().model), "--data", str(digits().calib), "-o", "q.onnx"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["r.html", "R.HTM"])
 def test_a_page(name: str, place: Path) -> None:
     """The page has the layers of the JSON report of the same run."""

@@ -67,6 +67,7 @@ def test_every_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert verbs <= SCHEMAS.keys() | OF_COMMANDS.keys()
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_a_published_schema(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """It is valid, all its keys are snake_case, and every object and top-level key has a description."""

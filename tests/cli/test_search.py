@@ -23,6 +23,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_auto(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["-o", "q.onnx", "--recipe", "auto", "--bits", "w4a8", "--save-recipe", "r.yaml", "--set", "observer=mse"]
     assert main([*COMMAND, *flags, "-v"]) == 0
@@ -32,6 +33,7 @@ def test_auto(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (place / "q.onnx").read_bytes() == (place / "q2.onnx").read_bytes()
 
 
+@pytest.mark.slow
 def test_widths(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--average-bits", "4", "--set", "MIXED.WEIGHTS=2/4/8"]
     assert main([*COMMAND, "-o", "q.onnx", *flags, "-v"]) == 0

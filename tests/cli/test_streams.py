@@ -42,6 +42,7 @@ def sbonnx(*arguments: str, redirections: str = "", **limits: int) -> subprocess
     )
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("redirections", [">&-", ">&- 2>&- <&-"])
 def test_closed_streams(redirections: str, place: Path) -> None:
     """The command succeeds; the written file does not become a stream."""
@@ -68,6 +69,7 @@ def test_an_error_with_stdout_closed(place: Path) -> None:
     assert done.returncode == 2 and done.stderr.startswith("ModelError: 'none.onnx' does not exist")
 
 
+@pytest.mark.slow
 def test_reader_closes_both_streams(place: Path) -> None:
     """``2>&1 | head -1`` during the work, which is finished anyway."""
     source, sink = os.pipe()
@@ -80,6 +82,7 @@ def test_reader_closes_both_streams(place: Path) -> None:
     onnx.checker.check_model("out/q.onnx")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("arguments", [("plan", "m.onnx"), ("--help",)], ids=["a verb", "help"])
 def test_unwritable_stdout(arguments: tuple[str, ...], place: Path) -> None:
     """Reported once, and not again at exit."""
@@ -88,6 +91,7 @@ def test_unwritable_stdout(arguments: tuple[str, ...], place: Path) -> None:
     assert done.stderr.startswith("OSError: a file would be larger than allowed (ulimit -f)")
 
 
+@pytest.mark.slow
 def test_messages_of_native_code_need_debug(place: Path) -> None:
     """RE2 in onnxruntime prints two lines before the exception is raised."""
     node = helper.make_node("RegexFullMatch", ["s"], ["y"], pattern="(unclosed")
@@ -165,6 +169,7 @@ OLD_NUMPY = pytest.mark.skipif(
 )
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("megabytes", [pytest.param(120, marks=OLD_NUMPY), 200])
 def test_little_memory(megabytes: int, place: Path) -> None:
     """One line, whatever fails first: threads, libraries or arrays. Native code may end the process."""

@@ -35,6 +35,7 @@ ASKED = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("wish", ASKED)
 def test_quantize(wish: str, place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main([*COMMAND, "--set", wish]) == 1
@@ -59,6 +60,7 @@ def test_ops_that_stay_float(place: Path, capfd: pytest.CaptureFixture[str]) -> 
     assert "integer kernel" in out and "planned ops" in out and "optimisation levels" in out
 
 
+@pytest.mark.slow
 def test_reason_before_the_tables(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Both streams in one file, as in a log."""
     command = [sys.executable, "-m", "sbonnx", *COMMAND, "--set", "min_sqnr=90"]

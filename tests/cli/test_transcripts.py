@@ -18,6 +18,7 @@ def test_help() -> None:
     assert found == stored, WRITE
 
 
+@pytest.mark.slow
 def test_output_of_quantize() -> None:
     """The words of each block: where tables wrap depends on the figures."""
     stored, found = (FOLDER / "quantize.txt").read_text(), quantize_output()

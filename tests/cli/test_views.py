@@ -78,6 +78,7 @@ def test_inspect_sees_branches(tmp_path: Path, capsys: pytest.CaptureFixture[str
 # --- plan ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("backend", ["onnxruntime", "tensorrt", "virtual"])
 def test_plan_shows_every_site_and_refusal(backend: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "plan.json"

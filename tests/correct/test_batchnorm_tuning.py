@@ -231,6 +231,7 @@ def logits(quantized: onnx.ModelProto, feeds: list[dict[str, Array]]) -> Array:
     return np.concatenate([next(iter(run(quantized, feed).values())) for feed in feeds])
 
 
+@pytest.mark.slow
 def test_a_trained_network_gets_nearer_to_float(pack: Path) -> None:
     """cifar_resnet20 as exported with its batch norms; measured on other images than those it was tuned on."""
     file = pack / "models" / "cifar_resnet20.onnx"

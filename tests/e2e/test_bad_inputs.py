@@ -195,6 +195,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return good_place(tmp_path, monkeypatch)
 
 
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize("bad", TABLE, ids=lambda bad: bad.name)
 def test_one_line_and_nothing_left(bad: Bad, place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     bad.make(place)

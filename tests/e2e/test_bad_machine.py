@@ -151,6 +151,7 @@ def command(place: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         process.communicate()
 
 
+@pytest.mark.slow
 def test_a_process_ends_with_the_line(place: Path, command: Callable[..., subprocess.Popen[str]]) -> None:
     before = state(place)
     process = command(*line(feeds="e.npz"))
@@ -159,6 +160,7 @@ def test_a_process_ends_with_the_line(place: Path, command: Callable[..., subpro
     assert state(place) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_signals(sent: signal.Signals, place: Path, command: Callable[..., subprocess.Popen[str]]) -> None:
     """Sent while it reads data that take much longer than the test."""

@@ -56,6 +56,7 @@ WIDTHS: Mapping[str, tuple[Mapping[str, Any], tuple[str, ...]]] = {
 """Wishes by name, and some of the backends that support them."""
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("width", "backend"), [(w, b) for w, (_, backends) in WIDTHS.items() for b in backends])
 def test_an_empty_recipe_writes_the_same_bytes_as_none(small: Files, tmp_path: Path, width: str, backend: str) -> None:
     wishes = dict(WIDTHS[width][0])
@@ -66,6 +67,7 @@ def test_an_empty_recipe_writes_the_same_bytes_as_none(small: Files, tmp_path: P
     assert digest(small, tmp_path / "q.onnx", tmp_path / "backend.yaml", **wishes) == plain
 
 
+@pytest.mark.slow
 def test_step_by_step_too(small: Files, tmp_path: Path) -> None:
     model, feeds = small
     found = set()
@@ -107,6 +109,7 @@ REPEATED: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 def test_repeating_defaults_changes_no_byte(small: Files, tmp_path: Path) -> None:
     plain = digest(small, tmp_path / "q.onnx", bits="w4a8")
     found = {name: digest(small, tmp_path / "q.onnx", recipe, bits="w4a8") for name, recipe in REPEATED.items()}

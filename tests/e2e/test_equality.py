@@ -87,6 +87,7 @@ def assert_equal_within_a_quantum(
                     assert (apart > room * 1e-3).mean() <= RARE, name
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("bits", [8, 4, 2])
 @pytest.mark.parametrize("weights", SCHEMES)
 @pytest.mark.parametrize("activations", SCHEMES)
@@ -96,6 +97,7 @@ def test_residual_block(bits: int, weights: str, activations: str, tmp_path: Pat
     assert_equal_within_a_quantum(residual(), recipe(bits, weights, activations), feeds, tmp_path)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("bits", [*BITS, 5, 7, 12, 16])
 def test_digits(bits: int, tmp_path: Path) -> None:
     images = np.load(digits().calib)["image"]
@@ -104,6 +106,7 @@ def test_digits(bits: int, tmp_path: Path) -> None:
     assert_equal_within_a_quantum(Path(digits().model), schemes, feeds, tmp_path)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("backend", ["onnxruntime", "tensorrt"])
 @pytest.mark.parametrize("weights", ["codes", "qdq"])
 def test_digits_for_runtimes(backend: str, weights: str, tmp_path: Path) -> None:
@@ -154,6 +157,7 @@ def test_every_weighted_op(bits: int, tmp_path: Path) -> None:
         assert_equal_within_a_quantum(proto, config, feeds, folder)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["cifar_resnet20", "minilm_l6", "silero_vad", "ultraface_rfb320"])
 @pytest.mark.parametrize(
     ("backend", "bits"), [("onnxruntime", 8), pytest.param("tensorrt", 8, marks=pytest.mark.slow), ("virtual", 4)]

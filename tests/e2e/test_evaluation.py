@@ -26,6 +26,7 @@ def top1(model: Path) -> float:
     return float((scores.argmax(1) == stored["label"]).mean())
 
 
+@pytest.mark.slow
 def test_quantize_and_compare_show_the_metric_of_both(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -44,6 +45,7 @@ def test_quantize_and_compare_show_the_metric_of_both(
     assert "--max-loss limits the loss in a metric: give --eval" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_searches_judge_by_the_metric(tmp_path: Path) -> None:
     """2-bit weights lose accuracy; the fewest bits within the labelled loss are chosen."""
     evaluation = sbonnx.EvaluationData(DATA.eval, "top1", split=90)
@@ -58,6 +60,7 @@ def test_searches_judge_by_the_metric(tmp_path: Path) -> None:
     assert 2 in bits, "some layers keep 2 bits"
 
 
+@pytest.mark.slow
 def test_the_verdict_is_by_the_limit(tmp_path: Path) -> None:
     """A loss within the limit is none, although it is larger than the one of a verdict without a limit."""
     evaluation = sbonnx.EvaluationData(DATA.eval, "top1", split=90)
@@ -70,6 +73,7 @@ def test_the_verdict_is_by_the_limit(tmp_path: Path) -> None:
     assert not any("max_loss allows" in problem for problem in report.problems)
 
 
+@pytest.mark.slow
 def test_pruning_and_training_show_the_metric(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

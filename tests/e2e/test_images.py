@@ -43,6 +43,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_every_way_in_gives_the_same_bytes(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     photos = sbonnx.DataPath("photos", "p.yaml")
     feeds = [{"x": feed["x"]} for feed in read(photos, load(place / "m.onnx"))]

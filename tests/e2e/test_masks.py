@@ -78,6 +78,7 @@ MASKS = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("bits", "least"), [("w8a8", 25.0), ("w8a16", 32.0)])
 @pytest.mark.parametrize(("form", "low"), MASKS)
 def test_scores_behind_masks_keep_their_range(form: str, low: float, bits: str, least: float, tmp_path: Path) -> None:

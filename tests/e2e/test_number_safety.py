@@ -123,12 +123,14 @@ def check(proto: onnx.ModelProto, way: str) -> None:
         assert error <= noise * np.sqrt(np.mean(reference**2)), (level, error)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("case", TABLE)
 def test_hostile_weights(case: str, way: str) -> None:
     check(built(*TABLE[case]), way)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("way", ["onnxruntime", "onnxruntime, one scale a weight", "tensorrt"])
 @pytest.mark.parametrize("case", TABLE)
 def test_hostile_weights_behind_quantized_layers(case: str, way: str) -> None:
@@ -137,6 +139,7 @@ def test_hostile_weights_behind_quantized_layers(case: str, way: str) -> None:
     check(built(OTHER, ONES, w2, b2), way)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("way", WAYS)
 def test_one_weight_in_two_layers(way: str) -> None:
     """The bias of one layer would cost the other its resolution."""
@@ -148,6 +151,7 @@ EXPONENTS = st.lists(st.integers(-30, 30) | st.just(-400), min_size=CHANNELS, ma
 """Powers of ten; -400 makes a dead channel."""
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(
     weights=EXPONENTS.filter(lambda found: max(found) < 20),

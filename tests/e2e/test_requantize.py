@@ -71,6 +71,7 @@ def test_requantizing_finds_the_same_sites_and_quality(backend: str) -> None:
     assert quality(again.quantized) > quality(made) - 3
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("first", BACKENDS)
 def test_from_one_runtime_to_another(first: str) -> None:
     for second in BACKENDS:
@@ -157,6 +158,7 @@ def test_the_steps_ask_for_it_as_well() -> None:
         assert quant.prepared.plan.sites
 
 
+@pytest.mark.slow
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = tmp_path / "q.onnx", tmp_path / "r.onnx"
     data = ["--data", str(digits().calib), "--split", "32", "--quiet", "--no-verify"]

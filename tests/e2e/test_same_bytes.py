@@ -58,6 +58,7 @@ def plain(model: onnx.ModelProto, case: str) -> str:
     return KNOWN[case]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", ZOO)
 def test_order_batches_and_threads(case: str, zoo_model: onnx.ModelProto) -> None:
     wishes = {"backend": "virtual", **ZOO[case]}
@@ -77,6 +78,7 @@ def test_compiled_loops_and_hash_seeds(zoo_model: onnx.ModelProto, tmp_path: Pat
     assert dict(zip(ZOO, found, strict=True)) == {case: plain(zoo_model, case) for case in ZOO}
 
 
+@pytest.mark.slow
 def test_blocks_learned_in_torch(zoo_model: onnx.ModelProto) -> None:
     """Batches are drawn by rank."""
     pytest.importorskip("torch")
@@ -86,6 +88,7 @@ def test_blocks_learned_in_torch(zoo_model: onnx.ModelProto) -> None:
     assert digest(zoo_model, SAMPLES, shuffle=1, split=5, **wishes) == wanted
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("bits", WIDTHS)
 def test_the_bundled_model(bits: str, some_digits: Path) -> None:
     data = dict(np.load(some_digits))

@@ -24,6 +24,7 @@ def feeds(pack: Path) -> list[dict[str, Array]]:
     return [{"input": window[None], "state": state, "sr": np.array(16000)} for window in windows]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("backend", ["onnxruntime", "tensorrt", "virtual"])
 def test_the_branch_that_ran_is_quantized_and_the_other_refused(
     backend: str, pack: Path, feeds: list[dict[str, Array]], tmp_path: Path
@@ -56,6 +57,7 @@ def test_it_runs_at_every_level_at_both_rates(pack: Path, feeds: list[dict[str, 
     assert len(onnx.load(str(path)).graph.input) == 3
 
 
+@pytest.mark.slow
 def test_one_recording_with_its_state(pack: Path, tmp_path: Path) -> None:
     """Windows in a row, the state led back: ranges over real states are wider than over zeros alone."""
     audio = np.load(pack / "data" / "audio_calib.npz")["X"].astype(np.float32) / 32768

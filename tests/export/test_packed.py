@@ -168,6 +168,7 @@ def test_newer_files_hold_two_bits_in_two() -> None:
     assert str(query.dtype(cast.inputs[0])) == "int2"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("scheme", ["auto", "per-channel-symmetric", "per-tensor-symmetric"])
 def test_two_bits_of_a_recipe_are_two_bits_in_newer_files(scheme: str, tmp_path: Path) -> None:
     """Codes about zero points per channel, the default below 8 bits, are centred first. onnxruntime runs them."""

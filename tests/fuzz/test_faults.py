@@ -89,6 +89,7 @@ def test_killed_at_random_moments(argv: tuple[str, ...], bench: Bench) -> None:
     assert bench.left("out/q.onnx", "kept") == []
 
 
+@pytest.mark.slow
 def test_a_full_disk(bench: Bench) -> None:
     assert bench.run(QUANTIZE)["code"] == 0, bench.said
     good = bench.content()

@@ -29,6 +29,7 @@ def zygote() -> Iterator[Zygote]:
         yield server
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("row", known(), ids=lambda row: row.name)
 def test_what_once_ended_badly(zygote: Zygote, row: Known) -> None:
     case = row.case()

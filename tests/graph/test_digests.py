@@ -283,6 +283,7 @@ def test_another_process_finds_the_same() -> None:
     assert seeds == {outputs_digest(load(residual()))}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", REAL)
 def test_real_models(name: str, pack: Path, tmp_path: Path) -> None:
     """Loaded again, saved and loaded, with weights beside the file: the same; one weight's last bit: its followers."""

@@ -302,6 +302,7 @@ def long_chain(count: int) -> ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
+@pytest.mark.slow
 def test_ten_thousand_nodes_and_a_tensor_that_all_of_them_read() -> None:
     """Quadratic ways take minutes here."""
     graph = load(long_chain(10_000))

@@ -88,6 +88,7 @@ MODELS: dict[str, Callable[[], ModelProto]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_what_runs_is_accepted(name: str, tmp_path: Path) -> None:
     source, simple, quantized = (tmp_path / f"{stem}.onnx" for stem in "msq")

@@ -43,6 +43,7 @@ def feeds_of(name: str, manifest: dict[str, Any]) -> dict[str, Array]:
     return feeds
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("opset", [13, 21])
 @pytest.mark.parametrize("name", NAMES)
 def test_real_models_answer_as_before(name: str, opset: int, pack: Path, tmp_path: Path) -> None:
@@ -159,6 +160,7 @@ UNPROVED: dict[str, tuple[str, ...]] = {
 FINE = {"same", "unproved", "refused"}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("opset", [13, 21])
 @pytest.mark.parametrize("kind", ["simple", "pytorch-operator", "pytorch-converted"])
 def test_the_models_of_onnx(kind: str, opset: int) -> None:

@@ -167,6 +167,7 @@ def feeds_of(source: ModelProto, given: dict[str, Any]) -> dict[str, Array]:
     return feeds
 
 
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("name", FINE)
 def test_the_lift_keeps_the_answers(name: str) -> None:
     opset, text, given = FINE[name]

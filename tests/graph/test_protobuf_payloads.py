@@ -131,6 +131,7 @@ def damaged() -> list[bytes]:
     return made
 
 
+@pytest.mark.slow
 def test_damaged_files_are_refused_or_read_but_never_crash(tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("damaged") / "m.onnx"
     refused = 0

@@ -84,6 +84,7 @@ def names(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
+@pytest.mark.slow
 def test_leftovers_of_a_killed_process_are_swept_by_the_next(place: Path, writing: Start) -> None:
     """Not while it lives. Model and data, a report, scratch files; nothing that lies beside or that a link leads to."""
     process = writing()
@@ -100,6 +101,7 @@ def test_leftovers_of_a_killed_process_are_swept_by_the_next(place: Path, writin
     assert names(place) == ["out", "out/other.onnx", "out/precious", "tmp"]
 
 
+@pytest.mark.slow
 def test_what_a_child_still_uses_stays(place: Path, writing: Start) -> None:
     process = writing("fork")
     process.wait()
@@ -122,6 +124,7 @@ print("ready", flush=True)
 """
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("end", ["", "time.sleep(600)"], ids=["a proper end", "killed"])
 def test_the_socket_of_a_fork_server(end: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("s")  # names of sockets are short

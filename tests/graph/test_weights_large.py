@@ -123,6 +123,7 @@ def _renamed(tensor: TensorProto, number: int) -> TensorProto:
     return copied
 
 
+@pytest.mark.slow
 def test_a_large_new_constant_goes_to_a_scratch_file_and_survives_saving(tmp_path: Path) -> None:
     values = np.arange(SPILL_BYTES // 4, dtype=np.int32)
     ends = [helper.make_tensor_value_info(name, TensorProto.INT32, [1]) for name in ("x", "y")]

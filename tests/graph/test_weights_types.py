@@ -59,6 +59,7 @@ def raw(values: Array) -> bytes:
     return packed
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("shape", [(7,), (), (0,), (3, 0, 2), (601, 9)], ids=str)
 @pytest.mark.parametrize("name", TYPES)
 def test_every_type_is_bit_exact(name: str, shape: tuple[int, ...], tmp_path: Path) -> None:

@@ -84,6 +84,7 @@ def test_pre_commit_runs_the_hook(files: Path) -> None:
         assert "sbonnx lint" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_steps_of_the_action(files: Path) -> None:
     install, step = ACTION["runs"]["steps"]
     assert (ROOT / ".github" / "actions" / "lint" / "../../..").resolve() == ROOT

@@ -139,6 +139,7 @@ def test_the_input_keeps_the_order_of_channels(name: str) -> None:
         assert np.array_equal(row, first[0] if across else first[:, 0])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", FIXED)
 @pytest.mark.parametrize("axis", [None, 0, 1])
 def test_every_weight_has_its_scale(name: str, axis: int | None) -> None:

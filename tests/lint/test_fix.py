@@ -81,6 +81,7 @@ def test_a_claimed_finding_is_gone_and_none_is_new(rule: str) -> None:
     assert model.SerializeToString(deterministic=True) == before
 
 
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("rule", [*CASES, *SEEDED])
 def test_the_second_time_nothing_is_done(rule: str) -> None:
     """Of the table, and of every rule: what is mended stays so, and the file is valid."""
@@ -93,6 +94,7 @@ def test_the_second_time_nothing_is_done(rule: str) -> None:
     assert graphs.to_proto(again.graph) == graphs.to_proto(graphs.load(written, opset=1))
 
 
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("rule", [*CASES, *SEEDED])
 def test_a_clean_model_stays_as_it_is(rule: str) -> None:
     if rule in CASES:

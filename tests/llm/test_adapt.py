@@ -123,6 +123,7 @@ def logits_of_file(path: Path, base: Path, adapter: Path | None = None) -> Any:
     return np.asarray(found, np.float32)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("base", BASES)
 def test_the_file_computes_what_the_module_does(
     folders: dict[str, tuple[Path, Path]], tmp_path: Path, base: str
@@ -216,6 +217,7 @@ def test_the_table_of_a_tied_decoder_is_not_changed(tmp_path: Path) -> None:
     assert len(low_ranks(adapted(graph, 2, mode="inside"))) == 8
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("base", "with_float", "form"),
     [

@@ -120,6 +120,7 @@ def said(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return line
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("case", CASES)
 def test_one_line_and_nothing_written(case: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("tokenizers", reason="the package tokenizers is not installed")
@@ -167,6 +168,7 @@ def on_full_disk(words: Sequence[str], size: int) -> list[str]:
     return done.stderr.splitlines()
 
 
+@pytest.mark.slow
 def test_a_full_disk(place: Path) -> None:
     """The written model has 30 kB."""
     before = contents(place)

@@ -147,6 +147,7 @@ CASES: dict[str, tuple[Callable[[Path], object], str, str]] = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("case", CASES)
 def test_one_line(case: str, place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     change, text, message = CASES[case]

@@ -78,6 +78,7 @@ def test_a_folder_for_the_same_program(folder: Path, tmp_path: Path) -> None:
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
+@pytest.mark.slow
 def test_the_bytes_are_those_of_the_verb_quantize(folder: Path, tmp_path: Path) -> None:
     ids = token_windows()
     llm.quantize(folder, ids, output=tmp_path / "q", bits="w4", block_size=16, overrides=SMALL, latency=False)
@@ -93,6 +94,7 @@ def test_the_bytes_are_those_of_the_verb_quantize(folder: Path, tmp_path: Path) 
     assert (tmp_path / "q" / "model.onnx").read_bytes() == (tmp_path / "model.onnx").read_bytes()
 
 
+@pytest.mark.slow
 def test_texts_round_better_than_none(folder: Path, tmp_path: Path) -> None:
     """Rounded to nearest, the same weights have a larger error."""
     ids = token_windows(64)
@@ -106,6 +108,7 @@ def test_texts_round_better_than_none(folder: Path, tmp_path: Path) -> None:
     assert report.metrics["llm"]["kl"] < plain.kl
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not has_two_bits(), reason="onnxruntime has no kernel for 2 bits")
 def test_average_bits_give_each_layer_its_width(folder: Path, tmp_path: Path) -> None:
     """Widths that the file holds, within the budget; embedding and head, 8 bits, count."""
@@ -221,6 +224,7 @@ def test_recipes_of_decoders() -> None:
         recipe_for(None, None, {"MODE": "static"})
 
 
+@pytest.mark.slow
 def test_the_commands(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["llm", "inspect", str(folder), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)

@@ -72,6 +72,7 @@ def quantized(folder: Path, output: Path, cache: Path | None, **more: Any) -> by
     return (output / "model.onnx").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_run_killed_twice(tmp_path: Path, rounded: list[str]) -> None:
     folder = write_folder(tmp_path / "m")
     whole = quantized(folder, tmp_path / "whole", None)
@@ -89,6 +90,7 @@ def test_a_run_killed_twice(tmp_path: Path, rounded: list[str]) -> None:
     assert rounded == []
 
 
+@pytest.mark.slow
 def test_what_the_layers_belong_to(tmp_path: Path, rounded: list[str]) -> None:
     """Other settings round again and replace the layers; damage is noted; another model is an error."""
     folder, cache = write_folder(tmp_path / "m"), tmp_path / "cache"

@@ -37,6 +37,7 @@ def agrees(metric: TaskMetric, expected: Any, rng: np.random.Generator, *arrays:
     assert metric.value(counts) == pytest.approx(expected(*again), abs=1e-12)
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(SEEDS, st.integers(6, 9), st.integers(20, 60), st.integers(1, 4))
 def test_classification_equals_scikit_learn(seed: int, classes: int, samples: int, parts: int) -> None:

@@ -49,6 +49,7 @@ def test_the_error_is_between_that_of_all_and_that_of_each_alone(
     np.testing.assert_allclose(found.error(weight, other), together, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [20, 60, 200, 1000])
 def test_it_is_the_best_multiple_of_the_correlations(count: int) -> None:
     """Tried: all shrinkages, against correlations of 10,000 rows. The mean over ten draws."""

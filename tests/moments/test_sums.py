@@ -69,18 +69,21 @@ def check_against_onnxruntime(case: Linear, way: str, seed: int) -> None:
     np.testing.assert_allclose(mean, errors, rtol=1e-4, atol=1e-5 * np.sqrt(energy * max(found.rows, 1)))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", FIXED)
 def test_the_corners_say_what_onnxruntime_says(name: str, way: str) -> None:
     check_against_onnxruntime(FIXED[name], way, 5)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(linear_ops(), st.sampled_from(list(WAYS)), st.integers(0, 2**16))
 def test_moments_say_what_onnxruntime_says(case: Linear, way: str, seed: int) -> None:
     check_against_onnxruntime(case, way, seed)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(linear_ops(), st.sampled_from(list(WAYS)), st.integers(0, 2**16), st.integers(1, 40), st.integers(1, 2000))
 def test_chunks_do_not_matter(case: Linear, way: str, seed: int, rows: int, size: int) -> None:
@@ -120,6 +123,7 @@ def test_one_stream_is_half_of_two(name: str) -> None:
     close(found, by_hand(case, [(x, x)]))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", FIXED)
 @pytest.mark.parametrize("way", WAYS)
 def test_compact_sums_of_two_sets(name: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,6 +247,7 @@ def test_long_sums_keep_their_digits() -> None:
     np.testing.assert_allclose(centred, np.cov(x.T, bias=True), rtol=0, atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["by lags", "by rows"])
 @pytest.mark.parametrize("two", [False, True])
 def test_memory_is_bounded_whatever_the_number_of_samples(way: str, two: bool) -> None:
@@ -261,6 +266,7 @@ def test_memory_is_bounded_whatever_the_number_of_samples(way: str, two: bool) -
     assert peaks[1] <= bytes_for(case.layout, two)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", FIXED)
 def test_the_same_by_torch(name: str, way: str) -> None:
@@ -277,6 +283,7 @@ def test_the_same_by_torch(name: str, way: str) -> None:
     close(sums.moments(), by_hand(case, samples))
 
 
+@pytest.mark.sampled
 @pytest.mark.gpu
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", FIXED)

@@ -359,6 +359,7 @@ def test_native(call: str) -> None:
     assert (block.kind, block.inputs, block.output) == (kind, ("x",), "y")
 
 
+@pytest.mark.slow
 def test_a_long_model_takes_no_longer_than_its_length() -> None:
     """600 attentions and GELUs: seconds if a tree were searched in more than a few ways."""
     layer = (

@@ -49,6 +49,7 @@ def test_example_fires_and_computes_the_same(name: str) -> None:
         assert_same_outputs(before, after, random_feeds(before, dynamic=dynamic, seed=seed), tolerance=tolerance)
 
 
+@pytest.mark.sampled(16)
 @every
 def test_counter_example_stays_as_it_is(name: str) -> None:
     before = CATALOGUE[name].counter_example()
@@ -90,6 +91,7 @@ def test_twice_is_once(name: str) -> None:
     assert [(node.op, node.name) for node in graph.nodes] == once
 
 
+@pytest.mark.sampled(16)
 @every
 def test_the_whole_catalogue_keeps_what_the_examples_compute(name: str) -> None:
     for before in (CATALOGUE[name].example(), CATALOGUE[name].counter_example()):

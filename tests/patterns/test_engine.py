@@ -326,6 +326,7 @@ def test_visits_grow_linearly(monkeypatch: pytest.MonkeyPatch) -> None:
     assert visits(1000) <= 10 * visits(100) * 1.05
 
 
+@pytest.mark.slow
 def test_a_chain_collapses_in_one_go() -> None:
     """Each rewrite makes the next possible; order and links stay right through a thousand of them."""
     collapse = pattern(Op("Abs", Op("Abs", Var("x"))), to_abs)
@@ -335,6 +336,7 @@ def test_a_chain_collapses_in_one_go() -> None:
     assert_sound(graph)
 
 
+@pytest.mark.slow
 def test_many_readers_of_one_tensor_stay_cheap() -> None:
     """2,000 nodes read one tensor and one constant."""
     nodes = [onnx.helper.make_node("Identity", ["x"], ["a"], name="root")]

@@ -66,6 +66,7 @@ def before(layer: Layer, *, opset: int = 17) -> onnx.ModelProto:
     )
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("opset", [13, 17, 21])
 @pytest.mark.parametrize("name", LAYERS)
 def test_after_every_layer(name: str, opset: int) -> None:
@@ -339,6 +340,7 @@ def convolutions(draw: st.DrawFn) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(convolutions())
 def test_any_convolution(source: onnx.ModelProto) -> None:

@@ -52,6 +52,7 @@ def before(layer: Layer, use: str, k: np.ndarray) -> onnx.ModelProto:
     return model(text, **layer.weights(), k=k)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("name", LAYERS)
 def test_one_number_a_channel_after_every_layer(name: str, use: str) -> None:
@@ -61,6 +62,7 @@ def test_one_number_a_channel_after_every_layer(name: str, use: str) -> None:
     assert not applied.refusals
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("opset", [13, 21])
 @pytest.mark.parametrize("shape", [(), (1,), (4, 1), (1, 4, 1), (1, 1, 1)])
 def test_operand_shapes_after_a_convolution(shape: tuple[int, ...], opset: int) -> None:
@@ -90,6 +92,7 @@ def test_division_by_zero_is_refused() -> None:
     assert "not be finite" in applied.refusals[0].why
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("name", [name for name in LAYERS if not name.startswith("transpose")])
 def test_before_every_layer(name: str, use: str) -> None:

@@ -53,6 +53,7 @@ def feeds_of(name: str, model: onnx.ModelProto) -> Feeds:
     return feeds
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_real_model(name: str, pack: Path) -> None:
     path = pack / "models" / f"{name}.onnx"

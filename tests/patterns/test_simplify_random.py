@@ -147,6 +147,7 @@ class Generator:
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, GRAPHS, 50))
 def test_random_graphs_keep_their_outputs(first: int) -> None:
     fired: set[str] = set()

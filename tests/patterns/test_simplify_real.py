@@ -50,6 +50,7 @@ def counted(graph: Graph) -> Counter[str]:
     return Counter(node.op for node in all_nodes(graph))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TRAINED)
 def test_trained_models_compute_the_same(pack: Path, name: str) -> None:
     path = pack / "models" / f"{name}.onnx"

@@ -42,6 +42,7 @@ def test_what_is_no_solution_is_refused(tmp_path: Path) -> None:
             load_solution(tmp_path / name)
 
 
+@pytest.mark.slow
 def test_damage_is_refused(tmp_path: Path) -> None:
     wishes, rules = read_recipe(None, "virtual", {})
     prepared = prepare(residual(), wishes, rules)

@@ -92,6 +92,7 @@ def price_of(survey: Survey, able: set[str], integers: set[str], costs: KernelCo
     return total
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10**6))
 def test_the_cut_is_the_cheapest_of_all_divisions(seed: int) -> None:
@@ -216,6 +217,7 @@ def test_no_table(text: str, tmp_path: Path) -> None:
         plan_of(pooled(), kernel_costs=str(path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("wanted", "limit"), [(True, 64), (False, 128)])
 def test_reduced_range(wanted: bool, limit: int) -> None:
     """Weights of 7 bits: two products of a byte and a weight fit 16 bits, which CPUs without VNNI add them in."""

@@ -25,6 +25,7 @@ def smallest_cut(network: FlowNetwork, inner: list[str]) -> set[str]:
     return side
 
 
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("seed", range(60))
 def test_equals_the_best_of_all_cuts(seed: int) -> None:
     chance = random.Random(seed)

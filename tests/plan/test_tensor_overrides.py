@@ -67,6 +67,7 @@ def for_onnxruntime(path: Path) -> dict[str, list[dict[str, Any]]]:
     return overrides
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("bits", ["w8a8", "w8a16"])
 def test_onnxruntime_computes_with_the_scales_that_are_written(bits: str, tmp_path: Path) -> None:
     source, path, theirs = tmp_path / "float.onnx", tmp_path / "overrides.json", tmp_path / "theirs.onnx"
@@ -185,6 +186,7 @@ def test_other_backends_have_no_overrides(tmp_path: Path) -> None:
         quantize(model(), feeds_for(model(), 1), tensor_overrides=written(tmp_path, {}))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("kind", "scale"), [("QInt16", 2.0**-15), ("QUInt16", 2.0**-16)])
 def test_scales_that_the_runtime_prescribes_are_those_of_the_overriding_type(
     kind: str, scale: float, tmp_path: Path

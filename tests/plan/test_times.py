@@ -95,6 +95,7 @@ def prepared(proto: onnx.ModelProto) -> Prepared:
     return prepare(proto, recipe, backend)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", DETECTORS)
 def test_no_plan_of_a_small_detector_is_slower_than_float(name: str) -> None:
     found = prepared(DETECTORS[name]())

@@ -93,6 +93,7 @@ def test_the_backend_with_a_runtime_keeps_the_contract(tmp_path: Path) -> None:
     assert "1 passed" in done.stdout
 
 
+@pytest.mark.slow
 def test_plugins_are_used_by_name(tmp_path: Path) -> None:
     files, environment = digits(), example(tmp_path / "site")
     target = str(tmp_path / "out.onnx")
@@ -108,6 +109,7 @@ def test_plugins_are_used_by_name(tmp_path: Path) -> None:
     assert "convolver" in missing.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("points", "arguments", "said"),
     [
@@ -292,12 +294,14 @@ def test_a_reader_that_can_be_read_only_once_is_found(tmp_path: Path, monkeypatc
         testing.check_reader(files[0], classifier())
 
 
+@pytest.mark.slow
 def test_a_broken_plugin_that_is_not_used_harms_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install_here(tmp_path / "site", "[sbonnx.observers]\ngone = acme_nowhere:Thing\n", monkeypatch)
     assert "gone" in OBSERVERS
     assert cli.main(["plan", str(digits().model)]) == 0
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", OBSERVERS)
 def test_built_in_observers_keep_the_contract(name: str) -> None:
     testing.check_observer(name)
@@ -308,6 +312,7 @@ def test_built_in_roundings_keep_the_contract(name: str) -> None:
     testing.check_rounding(name, FAST.get(name))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", BACKENDS)
 def test_built_in_backends_keep_the_contract(name: str) -> None:
     testing.check_backend(name)

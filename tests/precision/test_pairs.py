@@ -69,6 +69,7 @@ def test_the_codes_are_those_of_the_rounded_scales() -> None:
         assert np.abs(codes.astype(int)).max(axis=tuple(range(1, codes.ndim))).min() >= 126
 
 
+@pytest.mark.slow
 def test_fp16_and_fp32_of_one_model_agree() -> None:
     wide = quantized(residual(), FEEDS, high_precision="fp32")
     for level in ("off", "all"):

@@ -91,6 +91,7 @@ def finite(outputs: dict[str, Array]) -> bool:
     return all(np.isfinite(value).all() for value in outputs.values())
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(chosen=steps(), kind=st.sampled_from(["fp16", "fp16", "bf16"]), keep_io=st.booleans(), scale=st.floats(-5, 4))
 def test_any_graph_comes_out_typed(chosen: list[Step], kind: str, keep_io: bool, scale: float) -> None:

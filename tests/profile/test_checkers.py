@@ -43,6 +43,7 @@ def test_the_formula(name: str) -> None:
     assert measure.result() == pytest.approx(EXPECTED[name], rel=1e-9)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", MEASURES)
 @given(cuts=st.lists(st.integers(1, 5), max_size=3, unique=True))
 def test_how_the_feeds_are_cut_does_not_matter(name: str, cuts: list[int]) -> None:

@@ -73,6 +73,7 @@ def test_histograms_are_those_of_the_float_model(quantized: Path) -> None:
         assert np.abs(np.subtract(row.counts, expected)).sum() <= 0.05 * values.size
 
 
+@pytest.mark.slow
 def test_weights_are_in_steps_of_their_channel(quantized: Path) -> None:
     """A value beyond half a step outside of the codes is clipped."""
     report = sbonnx.quantize(
@@ -134,6 +135,7 @@ def test_nothing_is_measured_of_many_layers(quantized: Path, monkeypatch: pytest
     assert "more than 3" in found.notes[0] and "sbonnx profile" in found.notes[0]
 
 
+@pytest.mark.slow
 def test_a_report_has_details_only_if_asked() -> None:
     given = (digits().model, digits().calib)
     assert sbonnx.quantize(*given, split=64, effort="fast").details == {}

@@ -113,6 +113,7 @@ def profiled(float_model: Any, quantized: Any, feeds: list[dict[str, Any]]) -> P
     return file_losses(float_model, quantized, subject.graph, subject.plan, subject.solution, feeds)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES)
 def test_equalized_files(case: str, tmp_path: Path) -> None:
     """The outputs are those of onnxruntime, and the layers have the figures of the run that wrote the file."""

@@ -46,6 +46,7 @@ WISHES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wishes", WISHES)
 def test_a_file_has_the_profile_of_its_plan(wishes: str, tmp_path: Path) -> None:
     """The file knows its codes and scales, the float model its weights: together they are plan and solution."""
@@ -64,6 +65,7 @@ def test_a_file_has_the_profile_of_its_plan(wishes: str, tmp_path: Path) -> None
     assert found.outputs["scores"] == pytest.approx(expected.outputs["scores"], abs=0.5), "of onnxruntime's kernels"
 
 
+@pytest.mark.slow
 def test_integer_operators(tmp_path: Path) -> None:
     recipe, rules = read_recipe(None, "onnxruntime", {"format": "qoperator"})
     state = solve(Request(MODEL, recipe, rules, data=DATA))
@@ -137,6 +139,7 @@ def test_a_file_without_pairs() -> None:
         subject_of(MODEL, MODEL)
 
 
+@pytest.mark.slow
 def test_the_file_is_not_touched(tmp_path: Path) -> None:
     path, _ = made(tmp_path, "onnxruntime")
     before = path.read_bytes()

@@ -75,6 +75,7 @@ def squared(values: list[Array], references: list[Array]) -> float:
     return float((diff**2).mean())
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("column", [*ROLES, "gathered"])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_each_layer_as_a_file_of_its_own(column: Column, threads: int) -> None:
@@ -276,6 +277,7 @@ def test_no_feeds() -> None:
         losses(graph, plan, solution, [])
 
 
+@pytest.mark.slow
 def test_the_voice_detector_of_the_pack(pack: Path) -> None:
     """Recurrent, with branches of If and states as inputs: every planned layer has a figure or a note."""
     wishes, rules = read_recipe(None, "onnxruntime", {})

@@ -40,6 +40,7 @@ def eight() -> tuple[Any, Any, Plan, Solution]:
     return (proto, graph, *at(graph, Candidate(8, 8)))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("given", [False, True], ids=["derived", "solved"])
 def test_each_layer_at_each_width(given: bool, eight: tuple[Any, Any, Plan, Solution]) -> None:
     """At the layer and at the output: onnxruntime on a file in which that layer alone is quantized, at that width."""

@@ -60,6 +60,7 @@ def estimate(graph: Graph) -> float:
     return GraphTimes.of(graph.nodes, output_names(graph), load_costs(None, target_cpu())).of_division(())
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.sampled_from(sorted(STEPS)), max_size=8), st.integers(0, 2**20))
 def test_the_time_of_counts_is_that_of_the_pruned_graph(steps: list[str], seed: int) -> None:
@@ -76,6 +77,7 @@ def test_the_time_of_counts_is_that_of_the_pruned_graph(steps: list[str], seed: 
     assert times(np.zeros(len(orders), np.int64)) == pytest.approx(estimate(graph), rel=1e-12)
 
 
+@pytest.mark.slow
 def test_a_latency_budget_is_met_in_whole_blocks(tmp_path: Path) -> None:
     graph = graphs.load(wide())
     found = pruned(graph, latency=0.6, multiple="auto")
@@ -86,6 +88,7 @@ def test_a_latency_budget_is_met_in_whole_blocks(tmp_path: Path) -> None:
     assert not found.unaligned
 
 
+@pytest.mark.slow
 def test_more_channels_can_take_less_time() -> None:
     """45 channels of 64 are no multiple of 4, so that no kernel works on blocks of them; 48 are."""
     loose = pruned(graphs.load(wide()), ratio=0.3)
@@ -132,6 +135,7 @@ def test_a_latency_budget_needs_kernel_costs() -> None:
         sbonnx.prune(wide(), feeds(), latency=0.7, kernel_costs="none")
 
 
+@pytest.mark.slow
 def test_bytes_of_constants_are_counted_on_the_file() -> None:
     proto = wide()
     report = sbonnx.prune(proto, feeds(), size=0.5)
@@ -144,6 +148,7 @@ def test_bytes_of_constants_are_counted_on_the_file() -> None:
     assert after <= 0.5 * before
 
 
+@pytest.mark.slow
 def test_the_nearest_network_is_written_if_a_budget_cannot_be_met(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -161,6 +166,7 @@ def test_the_nearest_network_is_written_if_a_budget_cannot_be_met(
     assert onnx.load(output).graph.node
 
 
+@pytest.mark.slow
 def test_a_loss_limits_what_is_removed() -> None:
     found = {}
     for limit in (0.05, 0.3):
@@ -176,6 +182,7 @@ def test_a_loss_limits_what_is_removed() -> None:
     assert found[0.3].reached["max_loss"] == pytest.approx(10 ** (-rows[0]["sqnr_db"] / 20), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_metric_of_the_user_and_a_loss_that_cannot_be_met() -> None:
     def always(changed: Any, plain: Any) -> float:
         assert changed.keys() == plain.keys() == {"y"}
@@ -203,6 +210,7 @@ def test_bisection_finds_the_smallest_share_within_a_loss() -> None:
     assert smallest_within(trial, 0.2, 0.001).share == max(tried)
 
 
+@pytest.mark.slow
 def test_rounds_measure_what_remains_and_meet_the_budget() -> None:
     graph = inverted()
     found = [pruned(inverted(), macs=0.5, rounds=3) for _ in range(2)]

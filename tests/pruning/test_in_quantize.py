@@ -49,6 +49,7 @@ def sqnr(want: onnx.ModelProto, got: onnx.ModelProto, data: Iterable[Mapping[str
     return float(10 * np.log10(np.square(left).sum() / np.square(left - right).sum()))
 
 
+@pytest.mark.slow
 def test_pruned_then_quantized(files: tuple[Path, Path], tmp_path: Path) -> None:
     model, data = files
     recipe = {"SPARSE": {"BUDGET": {"MACS": 0.7}}}
@@ -115,6 +116,7 @@ def test_without_data_for_weights_alone(files: tuple[Path, Path]) -> None:
     assert [row["after"] for row in report.pruning["dimensions"]] == [4, 8]
 
 
+@pytest.mark.slow
 def test_a_search_works_on_the_pruned_model(files: tuple[Path, Path]) -> None:
     report = sbonnx.quantize(*files, recipe={"SPARSE": {"RATIO": 0.5}}, average_bits=6, backend="virtual", split=1)
     assert report.search["mixed"]
@@ -159,6 +161,7 @@ def test_quant_model_says_where_to_prune(files: tuple[Path, Path]) -> None:
         sbonnx.QuantModel(files[0], {"SPARSE": {"RATIO": 0.5}})
 
 
+@pytest.mark.slow
 def test_without_a_goal_nothing_changes(files: tuple[Path, Path]) -> None:
     found = [sbonnx.quantize(*files, recipe=recipe, split=1) for recipe in (None, {"SPARSER": {"RATIO": 0}})]
     assert not found[1].pruning

@@ -44,6 +44,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return passes
 
 
+@pytest.mark.slow
 def test_budgets_share_a_measurement_in_the_cache(
     files: tuple[Path, Path], tmp_path: Path, measured: list[int]
 ) -> None:
@@ -72,6 +73,7 @@ def test_budgets_share_a_measurement_in_the_cache(
     assert len(list((cache / "pruning").glob("*.json"))) == 2
 
 
+@pytest.mark.slow
 def test_a_batch_measures_once_for_three_budgets(files: tuple[Path, Path], tmp_path: Path, measured: list[int]) -> None:
     model, data = map(str, files)
     jobs = [

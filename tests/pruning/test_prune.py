@@ -151,6 +151,7 @@ def test_refusals_name_the_reason() -> None:
         prune_graph(only, None, Pruning(ratio=0.5))
 
 
+@pytest.mark.slow
 def test_layers_with_their_own_settings() -> None:
     """The stem writes the residual stream together with p; e and d write the inner dimension."""
     stem, expand, depthwise, project = (f"Conv_{number}" for number in range(4))

@@ -56,6 +56,7 @@ def check_same(proto: onnx.ModelProto, feed: dict[str, np.ndarray], seed: int) -
         np.testing.assert_array_equal(got[name], value)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.sampled_from(sorted(STEPS)), max_size=9), st.integers(0, 2**20))
 def test_removed_equals_masked_bit_for_bit(steps: list[str], seed: int) -> None:
@@ -85,6 +86,7 @@ def check_most(proto: onnx.ModelProto, seed: int) -> None:
     assert all(0 not in (tensor.shape or ()) for node in graph.nodes for tensor in node.outputs)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.sampled_from(sorted(STEPS)), max_size=12), st.integers(0, 2**20))
 @example(["join", "shuffle", "conv", "point", "halves", "conv", "concat", "join", "gather"], 924)
@@ -93,6 +95,7 @@ def test_the_largest_plan_leaves_no_tensor_empty(steps: list[str], seed: int) ->
     check_most(random_model(steps, seed)[0], seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["cifar_resnet20", "fastestdet", "minilm_l6", "mobilenetv2_tin200", "ultraface_rfb320"]
 )

@@ -62,6 +62,7 @@ def test_two_of_four_in_the_file(data: bool) -> None:
     assert bool(found.layers) == data
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("pattern", [TWO_OF_FOUR, Unstructured(0.5)])
 def test_refit_leaves_less_error_than_magnitude(pattern: SparsityPattern) -> None:
     graph = inverted()
@@ -77,6 +78,7 @@ def test_the_share_of_zeros_is_that_of_each_layer() -> None:
         assert row.tensorrt.startswith("no sparse kernels")
 
 
+@pytest.mark.slow
 def test_two_runs_write_the_same_bytes() -> None:
     first, second = (file_of(sparsified(inverted(), TWO_OF_FOUR).graph).SerializeToString() for _ in range(2))
     assert first == second
@@ -112,6 +114,7 @@ def test_batches_of_matrices_and_transposed_gemm() -> None:
     assert np.square(want - got).mean() < 0.3 * np.square(want).mean()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", ["w4a32", "w8a8"])
 @pytest.mark.parametrize("rounding", ["gptq", "adaround"])
 def test_zeros_are_exact_in_the_quantized_file(bits: str, rounding: str) -> None:
@@ -149,6 +152,7 @@ def test_settings_of_single_layers() -> None:
         sparsified(inverted(), TWO_OF_FOUR, layers=layers)
 
 
+@pytest.mark.slow
 def test_zeros_by_error_after_refit_are_best() -> None:
     graph = inverted()
     best, output, norms = (
@@ -167,6 +171,7 @@ def test_strategies_are_those_of_weights_and_need_data() -> None:
         sparsified(inverted(), TWO_OF_FOUR, data=False, strategy="obs")
 
 
+@pytest.mark.slow
 def test_prune_writes_and_compares_the_file(tmp_path: Path) -> None:
     path = tmp_path / "sparse.onnx"
     report = sbonnx.prune(file_of(inverted()), feeds(), pattern="2:4", output=path, threads=1)
@@ -180,6 +185,7 @@ def test_prune_writes_and_compares_the_file(tmp_path: Path) -> None:
     assert [row["zeros"] / row["values"] for row in other.sparse] == [0.5] * 3
 
 
+@pytest.mark.slow
 def test_a_recipe_makes_weights_sparse_and_quantizes_them() -> None:
     recipe = {"SPARSE": {"TYPE": "2:4"}, "BACKEND": "tensorrt"}
     report = sbonnx.quantize(file_of(inverted()), feeds(), recipe=recipe, bits="w8a8", verify=False)

@@ -65,6 +65,7 @@ def distance(model: Any) -> float:
     return float(np.square(got - want).sum() / np.square(want).sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("goal", GOALS, ids=str)
 def test_fine_tuning_keeps_the_zeros_of_sparse_weights(goal: dict[str, Any]) -> None:
     more: dict[str, Any] = {**goal, "strategy": "l1norm", "refit": False, "threads": 1}
@@ -78,6 +79,7 @@ def test_fine_tuning_keeps_the_zeros_of_sparse_weights(goal: dict[str, Any]) -> 
     assert distance(report.pruned) < 0.8 * distance(plain.pruned)
 
 
+@pytest.mark.slow
 def test_the_verb_fine_tunes_sparse_weights(tmp_path: Path) -> None:
     model, data, output, page = (tmp_path / name for name in ("m.onnx", "d.npz", "s.onnx", "r.json"))
     onnx.save(original(), model)
@@ -90,6 +92,7 @@ def test_the_verb_fine_tunes_sparse_weights(tmp_path: Path) -> None:
     assert [most_in_a_group(*stored[row["layer"]], 4) for row in report["sparse"]] == [2, 2, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", ["lsq", "dorefa", "lsq+"])
 def test_quantization_aware_training_keeps_the_zeros_of_a_sparse_model(weights: str, tmp_path: Path) -> None:
     module = qat.prepare(sparse_model(), feeds(64), teacher=original(), bits="w4a8", weights=weights)
@@ -103,6 +106,7 @@ def test_quantization_aware_training_keeps_the_zeros_of_a_sparse_model(weights: 
     assert distance(str(paths[1])) < distance(str(paths[0]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["inside", "outside"])
 def test_adapters_keep_zeros(mode: Any, tmp_path: Path) -> None:
     module = qat.prepare(sparse_model(), feeds(64), bits="w4a8", adapters=qat.Adapters(rank=1, mode=mode),
@@ -116,6 +120,7 @@ def test_adapters_keep_zeros(mode: Any, tmp_path: Path) -> None:
     assert_zero(tmp_path / "merged.onnx", zeros_of(sparse_model()))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("goal", [{"TYPE": "2:4"}, {"RATIO": 0.5}], ids=str)
 def test_a_recipe_with_sparse_trains_towards_the_model_before_pruning(goal: dict[str, Any], tmp_path: Path) -> None:
     recipe = {"SPARSE": {**goal, "REFIT": "none", "STRATEGY": "l1norm"}}

@@ -102,6 +102,7 @@ def test_it_begins_where_calibration_ended(mode: Any) -> None:
     np.testing.assert_array_equal(outputs(module, feeds[0]), outputs(plain, feeds[0]))
 
 
+@pytest.mark.slow
 def test_the_untrained_file_is_that_of_calibration(tmp_path: Path) -> None:
     for name, adapters in (("plain", None), ("adapted", 4)):
         module = qat.prepare(MODEL, FEEDS, backend="onnxruntime", bits="w4a8", adapters=adapters)
@@ -144,6 +145,7 @@ def test_outside_is_the_layer_with_a_branch(name: str) -> None:
     np.testing.assert_allclose(outputs(module, feeds[0]), expected, atol=1e-4 * np.abs(expected).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "bits", "falls"), [("virtual", "w2a8", 0.8), ("onnxruntime", "w4a8", 2.0)])
 def test_training_moves_adapters_and_the_file_has_the_codes_of_the_module(
     backend: str, bits: str, falls: float, tmp_path: Path
@@ -168,6 +170,7 @@ def test_training_moves_adapters_and_the_file_has_the_codes_of_the_module(
     assert (tmp_path / "inside.onnx").read_bytes() == (tmp_path / "merged.onnx").read_bytes()
 
 
+@pytest.mark.slow
 def test_the_file_is_of_the_structure_of_calibration(tmp_path: Path) -> None:
     module = qat.prepare(MODEL, FEEDS, bits="w4a8", adapters=4)
     qat.export(module, tmp_path / "start.onnx", verify=False)
@@ -246,6 +249,7 @@ def _dequantized(module: Any, name: str) -> Any:
     raise AssertionError(name)
 
 
+@pytest.mark.slow
 def test_the_state_goes_from_module_to_module(tmp_path: Path) -> None:
     first, second = (
         qat.prepare(MODEL, FEEDS, bits="w4a8", rounding="nearest", adapters=qat.Adapters(4, seed=seed))

@@ -38,6 +38,7 @@ def told(module: Any, path: Path) -> list[str]:
         return disagreements(module, origin_of(module), origin_of(module).solution, path, FEEDS)
 
 
+@pytest.mark.slow
 def test_the_file_of_a_module_agrees(written: tuple[Any, Path]) -> None:
     assert told(*written) == []
 

@@ -121,6 +121,7 @@ CASES: dict[str, Case] = {
 """Text, weights, feeds, wishes, and what some tensors must become: a case that quantizes nothing proves nothing."""
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", CASES)
 def test_untrained_it_is_the_file_of_calibration(name: str, tmp_path: Path) -> None:
     text, weights, feeds, wishes, wanted = CASES[name]

@@ -93,6 +93,7 @@ def test_both_processes_have_the_same_gradients_and_parameters(trained: Path, ca
         assert torch.equal(state[name], other_state[name]), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [case for case in CASES if case.endswith("frozen")])
 def test_gradients_are_those_of_the_doubled_batch(trained: Path, case: str) -> None:
     """The scale of an activation learns by 1 / sqrt(values in it), and each process sees half of them."""

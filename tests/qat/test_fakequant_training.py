@@ -78,6 +78,7 @@ def train(net: Any, steps: int = 150) -> tuple[float, float]:
     return losses[0], losses[-1]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("weights", "activations"),
     [
@@ -115,6 +116,7 @@ def learned_error(method: str, spec: QuantSpec, x: Any, scale: float, zero: int)
     return module, torch.nn.functional.mse_loss(module(x), x).item()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("method", ["lsq", "lsq+"])
 @pytest.mark.parametrize("factor", [0.2, 5.0])
 def test_a_learned_scale_finds_the_best(method: str, factor: float) -> None:
@@ -187,6 +189,7 @@ def test_scales_stay_wide_in_a_narrow_model(method: str) -> None:
     assert all(each.is_meta for each in module.state_dict().values())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("spec", "shape", "training"), COMPILED)
 def test_compiled(method: str, spec: QuantSpec, shape: tuple[int, ...], training: bool) -> None:
@@ -204,6 +207,7 @@ def test_compiled(method: str, spec: QuantSpec, shape: tuple[int, ...], training
         assert torch.equal(eager, graph)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["lsq", "lsq+"])
 def test_compiled_for_any_batch(method: str) -> None:
     """The number of values enters the gradient; no other size makes a new graph."""

@@ -68,6 +68,7 @@ def cases(draw: Any) -> tuple[QParams, Array]:
     return qparams, np.asarray(x, np.float32)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("method", METHODS)
 @settings(max_examples=150, deadline=None)
 @given(case=cases())
@@ -87,6 +88,7 @@ def test_evaluation_is_the_files_arithmetic(method: str, case: tuple[QParams, Ar
     assert np.array_equal(bits_of(got.detach().numpy()), bits_of(found.fake_quant(x)))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("method", sorted(PER_WEIGHT))
 @settings(max_examples=100, deadline=None)
 @given(case=cases())

@@ -57,6 +57,7 @@ def module_of(case: str, weights: str, activations: str) -> Any:
     return module
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("method", "case"),
     [*(("lsq", case) for case in WISHES), ("lsq+", "w2a2 affine"), ("uniform", "w4a4"), ("dorefa", "w4a4")],
@@ -83,6 +84,7 @@ def test_untrained_it_goes_back_to_the_file_of_calibration(method: str, case: st
             np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
+@pytest.mark.slow
 def test_prepare_and_quantize_calibrate_alike(tmp_path: Path) -> None:
     """From file to file, by the two front doors."""
     wishes = WISHES["onnxruntime w8a8"]
@@ -100,6 +102,7 @@ def spoil(module: Any) -> None:
                 value.add_(0.3 * value.std() * torch.randn(value.shape, generator=random))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("method", "backend"),
     [("lsq", "virtual"), ("lsq+", "virtual"), ("pact", "virtual"), ("dorefa", "virtual"), ("lsq", "onnxruntime")],
@@ -202,6 +205,7 @@ def test_a_weight_begins_within_its_code(symmetric: bool) -> None:
     np.testing.assert_array_equal(begun[codes == nearest], weight[codes == nearest])
 
 
+@pytest.mark.slow
 def test_what_cannot_be_trained_or_written(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="MODE: dynamic has no ranges"):
         qat.prepare(MODEL, FEEDS, mode="dynamic")
@@ -224,6 +228,7 @@ def test_what_cannot_be_trained_or_written(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_life_cycle_of_the_ancestor(tmp_path: Path) -> None:
     with sbonnx.QuantModel(MODEL, {"BACKEND": "virtual"}, bits="w4a4") as quant:
         quant.prepare_calibration()

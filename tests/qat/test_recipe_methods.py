@@ -45,6 +45,7 @@ def test_the_names_are_those_of_the_training_methods() -> None:
     assert {*LEARNED, "uniform"} == set(METHODS)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("weights", "activations", "classes"),
     [

@@ -326,6 +326,7 @@ def test_what_leads_nowhere_is_left_out() -> None:
     assert list(dict(module.named_parameters())) == ["w"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_torch_compile_takes_the_whole_graph(dynamic: bool) -> None:
     torch._dynamo.reset()

@@ -62,6 +62,7 @@ HEAVY = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in HEAVY else name for name in light_models()]
 )

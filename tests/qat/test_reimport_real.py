@@ -51,6 +51,7 @@ def real_feeds(pack: Path, name: str) -> Any:
     return (dict(feeds) for feeds in reader.load_calib(name))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", ["as it is", pytest.param("simplified", marks=pytest.mark.slow), "fused"])
 @pytest.mark.parametrize("name", TRAINED)
 def test_trained_models(pack: Path, name: str, form: str) -> None:
@@ -98,6 +99,7 @@ def test_a_step_of_training_lowers_the_loss(pack: Path) -> None:
     assert losses[-1] < 0.8 * losses[0]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", TRAINED)
 def test_everything_follows_the_module_to_its_device(pack: Path, name: str) -> None:
     """On torch's device without data, where a tensor that stayed behind cannot meet the others."""

@@ -114,6 +114,7 @@ def test_what_is_not_decided_or_decided_otherwise(branches: Any, tmp_path: Path)
         qat.export(module, tmp_path / "trained.onnx", feeds)
 
 
+@pytest.mark.slow
 def test_a_voice_detector(pack: Path, tmp_path: Path) -> None:
     """Two rates in one file: the one that is trained goes on from calibration, the other stays float."""
     audio = np.load(pack / "data" / "audio_calib.npz")["X"].astype(np.float32) / 32768

@@ -41,6 +41,7 @@ def changed() -> Any:
     return module
 
 
+@pytest.mark.slow
 def test_a_state_dict_goes_into_a_module_prepared_anew(changed: Any, tmp_path: Path) -> None:
     """By the plain way of torch, without code in the file; and what is exported is the same file."""
     torch.save(changed.state_dict(), tmp_path / "state.pt")
@@ -53,6 +54,7 @@ def test_a_state_dict_goes_into_a_module_prepared_anew(changed: Any, tmp_path: P
     assert (tmp_path / "fresh.onnx").read_bytes() == (tmp_path / "changed.onnx").read_bytes()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("way", ["deepcopy", "pickle", "torch.save"])
 def test_copies_are_whole(changed: Any, way: str, tmp_path: Path) -> None:
     """They compute the same, are trained alone, and know the graph that they go back into."""
@@ -102,6 +104,7 @@ def test_in_double_precision_and_back(tmp_path: Path) -> None:
     assert torch.equal(wide.float().eval()(X)["scores"], want)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
 def test_in_half_precision(kind: Any, tmp_path: Path) -> None:
     """Scales stay float32, and with them the file's; weights are rounded, and so may come out a code away."""
@@ -151,6 +154,7 @@ def test_export_is_of_what_eval_mode_computes(tmp_path: Path) -> None:
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
 
 
+@pytest.mark.slow
 def test_what_wraps_a_module_is_looked_through(tmp_path: Path) -> None:
     module = prepared()
     averaged = torch.optim.swa_utils.AveragedModel(module)

@@ -26,6 +26,7 @@ def calibrated(config: dict[str, Any], bits: str) -> tuple[QuantModel, dict[str,
     return quant, feeds
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("bits", ["w8a8", "w4a4", "w3a2", "w2a3", "w5a7", "w12a9", "w16a16"])
 @pytest.mark.parametrize("weights", ["codes", "qdq"])
 @pytest.mark.parametrize("scheme", ["symmetric", "affine"])

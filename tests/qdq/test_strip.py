@@ -94,6 +94,7 @@ def test_a_residual_block_comes_back(name: str) -> None:
     undone(*inserted(residual(), feeds, SETTINGS[name]))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("net", ["cifar_resnet20", "squeezenet11"])
 def test_real_models_come_back(net: str, name: str, pack: Path) -> None:
@@ -196,6 +197,7 @@ def nets(draw: st.DrawFn) -> onnx.ModelProto:
     return net.done(net.op("Conv", tensors[-1], net.keep(net.rng.standard_normal((CHANNELS, CHANNELS, 1, 1)))))
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(nets(), st.sampled_from(list(SETTINGS)))
 def test_any_net_comes_back(net: onnx.ModelProto, name: str) -> None:

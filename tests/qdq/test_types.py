@@ -51,6 +51,7 @@ WISHES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("which", ["residual", "wide"])
 @pytest.mark.parametrize("form", ["codes", "qdq"])
 @pytest.mark.parametrize("wishes", WISHES, ids=lambda wishes: " ".join(map(str, wishes.values())))

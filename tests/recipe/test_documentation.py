@@ -176,6 +176,7 @@ def test_the_schema_refuses_what_does_not_load(text: str) -> None:
     assert not valid(json_schema(), value, json_schema())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("jsonschema") is None, reason="jsonschema is not installed")
 def test_the_schema_with_a_real_validator() -> None:
     validator = importlib.import_module("jsonschema").Draft202012Validator

@@ -132,6 +132,7 @@ FILES: list[tuple[str | bytes, str]] = [
 ]
 
 
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize(("content", "message"), FILES, ids=range(len(FILES)))
 def test_bad_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | bytes, message: str) -> None:
     monkeypatch.chdir(tmp_path)

@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -83,6 +84,7 @@ JUNK = st.recursive(
 )
 
 
+@pytest.mark.slow
 @SETTINGS
 @given(RECIPES)
 def test_a_recipe_survives_a_trip_through_yaml(source: dict[str, Any]) -> None:

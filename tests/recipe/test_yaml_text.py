@@ -36,6 +36,7 @@ def refused(run: Callable[[], object]) -> str:
     return said
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("unit", ["9", "1.", "a", " ", "[", "a*", "%"])
 def test_long_texts_as_values_and_names(unit: str) -> None:
     huge, long = (unit * (size // len(unit)) for size in (MB, LONGEST))
@@ -50,6 +51,7 @@ def test_long_texts_as_values_and_names(unit: str) -> None:
     assert refused(lambda: load(backend=huge))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("content", "says"),
     [
@@ -84,6 +86,7 @@ def test_special_files(tmp_path: Path) -> None:
     assert "cannot be read" in refused(lambda: load(tmp_path / "loop.yaml"))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("slow", ["re:(a+)+", "re:" + "a*" * 60 + "b", "re:(a|aa)*(b|c*)"])
 def test_regular_expressions_without_end(slow: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_patterns, "TIME_LIMIT", 1.0)

@@ -122,6 +122,7 @@ def without_last(found: StreamResult, plain: StreamResult) -> StreamResult:
     )
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("arguments", [{}, {"drop": 0.0, "scale_lr": 0.01, "bias_lr": 0.01}])
 def test_the_error_is_that_of_the_written_file(arguments: dict[str, Any]) -> None:
     """Of the last block over that of its nearest codes, which onnxruntime computes as well."""

@@ -39,6 +39,7 @@ def rounded(memory: str, inputs: str = "quantized") -> tuple[Solution, float]:
         tracemalloc.stop()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("memory", "inputs", "most"),
     [("1 GiB", "quantized", 4.7), ("264 MiB", "quantized", 2.0), ("1 GiB", "float", 2.0)],

@@ -72,6 +72,7 @@ def test_single_steps_are_those_in_numpy(seed: int, case: str, late: bool) -> No
     np.testing.assert_array_equal(ours, wanted)
 
 
+@pytest.mark.sampled(11)
 @compiled
 @pytest.mark.parametrize("case", ["conv", "conv, groups", "depthwise", "matmul, blocks", "gemm", ""])
 @pytest.mark.parametrize("count", [100, 400, STEPS])

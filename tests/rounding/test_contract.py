@@ -37,6 +37,7 @@ def alone(one: Layer, index: int) -> Layer:
     return replace(one, weight=weight, qparams=scales(weight, one.qparams.spec), layout=layout)
 
 
+@pytest.mark.sampled(20)
 @by_name
 @by_case
 def test_codes_are_codes(name: str, case: str) -> None:
@@ -54,6 +55,7 @@ def test_codes_are_codes(name: str, case: str) -> None:
         assert found.qparams is one.qparams
 
 
+@pytest.mark.sampled(20)
 @by_name
 @by_case
 def test_never_worse_than_nearest(name: str, case: str) -> None:
@@ -69,6 +71,7 @@ def test_never_worse_than_nearest(name: str, case: str) -> None:
         assert (error <= plain * (1 + 1e-5) + 1e-9).all()
 
 
+@pytest.mark.sampled(20)
 @by_name
 @by_case
 def test_the_same_again(name: str, case: str) -> None:

@@ -24,6 +24,7 @@ def error(one: Layer, grid: Grid, codes: Array) -> Array:
     return one.moments.error(grid.weight, grid.values(codes))
 
 
+@pytest.mark.sampled(9)
 @by_case
 def test_no_single_code_is_better(case: str) -> None:
     """Where it ends, every other code of every weight was tried by brute force: none gains."""

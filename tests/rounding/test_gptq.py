@@ -147,6 +147,7 @@ def test_parts_of_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
         np.testing.assert_array_equal(whole.codes, parts.codes)
 
 
+@pytest.mark.sampled
 @pytest.mark.skipif(native.loops is None, reason="not compiled: no C compiler where it was installed")
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("beams", [1, 3, 8])

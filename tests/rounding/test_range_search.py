@@ -40,6 +40,7 @@ def nearest_error(one: Layer) -> Array:
     return one.error(Rounded(one.qparams.quantize(one.weight), one.qparams))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("by", BYS)
 @pytest.mark.parametrize("case", CASES)
 def test_bounds_are_bounds(case: str, by: By) -> None:

@@ -36,6 +36,7 @@ def error(one: Layer, grid: Grid, codes: Array) -> Array:
     return one.moments.error(grid.weight, grid.values(codes))
 
 
+@pytest.mark.slow
 def test_it_finds_the_best_of_all_codes() -> None:
     """Two bits and six inputs, 40 outputs: the least of all 4,096 roundings, or close to it."""
     ratios = []

@@ -31,6 +31,7 @@ def test_who_keeps_zeros() -> None:
     assert KEEPING == ["nearest", "gptq", "blocks"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", KEEPING)
 @pytest.mark.parametrize("case", [case for case in CASES if case not in ("one weight", "one input")])
 def test_zeros_stay_zero(name: str, case: str) -> None:

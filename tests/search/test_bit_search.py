@@ -63,6 +63,7 @@ def survey_of_weights() -> SensitivitySurvey:
     return survey(*trials_of({"average_bits": 4, "MIXED.WEIGHTS": [2, 4, 8]}))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("budget", [2.5, 4, 5.7])
 @pytest.mark.parametrize("solver", ["exact", "greedy"])
 def test_bits_on_average(budget: float, solver: str) -> None:
@@ -94,6 +95,7 @@ def test_losses_are_those_of_the_layer_alone() -> None:
         assert losses[name][3] == pytest.approx(trials.score(alone, name).error, rel=0.02), name
 
 
+@pytest.mark.slow
 def test_what_the_recipe_fixes_stays_and_counts() -> None:
     trials, recipe = trials_of({"average_bits": 5, "FIRST_BITS": "w8a8", "W.SPECIFIC": [{"fc": ["QUANTIZER.BIT", 6]}]})
     here = survey(trials, recipe)
@@ -151,6 +153,7 @@ def test_times_are_those_of_the_kernels() -> None:
     assert costs.figure(sum(costs.of(layer, 0, 8) for layer in here.layers)) == pytest.approx(1)
 
 
+@pytest.mark.slow
 def test_a_loss_that_must_be_kept() -> None:
     keys = {"MIXED.LOSS": "relative", "minimize": "bits"}
     trials, recipe = trials_of({"max_loss": "5%", "MIXED.WEIGHTS": [2, 4, 8], **keys})
@@ -182,6 +185,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("case", WRONG)
 def test_what_cannot_be(case: str) -> None:
     keys, message = WRONG[case]

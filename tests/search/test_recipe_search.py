@@ -39,6 +39,7 @@ def quantized(place: Path, name: str, **how: Any) -> sbonnx.Report:
     return sbonnx.quantize(place / "m.onnx", FEEDS, output=place / name, **how)
 
 
+@pytest.mark.slow
 def test_what_it_finds_is_no_worse_and_can_be_run_again(place: Path) -> None:
     report = quantized(place, "auto.onnx", recipe="auto", rounding="gptq", save_recipe=place / "found.yaml")
     found = report.search
@@ -93,6 +94,7 @@ def test_samples_that_verify_the_result_are_not_tried_on() -> None:
     assert tried and not tried & {row.tobytes() for feed in verified for row in feed["x"]}
 
 
+@pytest.mark.slow
 def test_what_was_decided_is_not_tried(place: Path) -> None:
     report = quantized(place, "q.onnx", recipe="auto", observer="mse", rounding="nearest", weight_scale="observer")
     tried = {key for step in report.search["steps"] for key in step["keys"]}
@@ -122,6 +124,7 @@ def test_a_step_that_makes_it_worse_is_off() -> None:
     assert found.recipe.a.observer.type == recipe.a.observer.type
 
 
+@pytest.mark.slow
 def test_the_search_ends_after_steps_without_gain() -> None:
     """With a judge to whom all recipes are equal."""
     recipe, rules = read_recipe("auto", "onnxruntime", {"bits": "w4a8"})
@@ -139,6 +142,7 @@ def test_the_search_ends_after_steps_without_gain() -> None:
     assert not [one for one in found.attempts if one.kept]
 
 
+@pytest.mark.slow
 def test_more_bits_where_they_are_needed(place: Path) -> None:
     plain = {"observer": "mse", "weight_scale": "observer", "rounding": "nearest", "smooth_quant": False}
     report = quantized(place, "q.onnx", recipe="auto", min_sqnr=34, **{"MIXED.LOSS": "relative"}, **plain)
@@ -150,6 +154,7 @@ def test_more_bits_where_they_are_needed(place: Path) -> None:
     assert not report.problems
 
 
+@pytest.mark.slow
 def test_what_cannot_be_reached_is_said(place: Path) -> None:
     keys = {"MIXED.WEIGHTS": [4], "MIXED.ACTIVATIONS": [8, 16], "MIXED.LOSS": "relative", "asym": False}
     report = quantized(place, "q.onnx", recipe="auto", max_loss=1e-5, rounding="nearest", observer="mse", **keys)
@@ -158,6 +163,7 @@ def test_what_cannot_be_reached_is_said(place: Path) -> None:
     assert not report.search["mixed"]["met"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("limit", "widths"), [("20%", {4}), ("5%", {4, 8, 16, 0}), ("0.1%", {8, 16, 0})])
 def test_a_limit_only_raises_bits(limit: str, widths: set[int], place: Path) -> None:
     """From the widths asked for, which stay if they are good enough; with MINIMIZE, fewer bits are tried as well."""

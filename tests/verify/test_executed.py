@@ -49,6 +49,7 @@ def compared(path: Path, output: Path, feeds: list[dict[str, Array]]) -> verify.
     return kernels
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["cifar_resnet20", "squeezenet11", "fastestdet", "minilm_l6"])
 def test_the_kernels_counted_are_those_that_run(name: str, pack: Path, tmp_path: Path) -> None:
     sys.path.insert(0, str(pack))

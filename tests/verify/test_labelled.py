@@ -33,6 +33,7 @@ def test_equals_a_plain_loop_and_compares_side_by_side() -> None:
     assert found.problem(0.0) == ""
 
 
+@pytest.mark.slow
 def test_the_interval_of_the_bootstrap_covers_the_mean() -> None:
     """About 57 of 60 intervals of 95 % contain the mean of a normal distribution."""
     rng = np.random.default_rng(0)

@@ -58,6 +58,7 @@ def test_a_file_slower_than_float_says_so_in_one_line(monkeypatch: pytest.Monkey
     assert state.report.metrics["latency_interval"] == (pytest.approx(1.2), pytest.approx(1.4))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("latency", [measured(0.5, 0.1), measured(1.3, 0.4), measured(1.01, 0.001), Latency()])
 def test_others_do_not(latency: Latency, monkeypatch: pytest.MonkeyPatch) -> None:
     state = finished(monkeypatch, [latency])
@@ -65,6 +66,7 @@ def test_others_do_not(latency: Latency, monkeypatch: pytest.MonkeyPatch) -> Non
     assert advise(state, 600.0) is None
 
 
+@pytest.mark.slow
 def test_the_measured_time_does_not_change_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = [tmp_path / "slow.onnx", tmp_path / "fast.onnx"]
     for file, ratio in zip(files, (1.5, 0.5), strict=True):
@@ -72,6 +74,7 @@ def test_the_measured_time_does_not_change_the_file(tmp_path: Path, monkeypatch:
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
+@pytest.mark.slow
 def test_the_advice_names_the_layers_to_leave_in_float(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first change is measured to be slow still; the second is not."""
     slow, fast = measured(1.02, 0.0), measured(0.9, 0.05)

@@ -29,6 +29,7 @@ def quantized() -> Report:
     return sbonnx.quantize(files.model, files.calib, backend="openvino", split=32)
 
 
+@pytest.mark.slow
 @needs_openvino
 def test_reports_are_of_the_runtime() -> None:
     report = quantized()
@@ -89,6 +90,7 @@ def test_backends_without_a_runtime_are_one_line(name: str, capfd: pytest.Captur
     assert len(err.splitlines()) == 1
 
 
+@pytest.mark.slow
 @needs_openvino
 def test_commands_execute_in_another_runtime(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     files, path = digits(), tmp_path / "digits.onnx"

@@ -39,6 +39,7 @@ def scores(file: Path, level: str) -> Array:
     return found
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("backend", "wishes"),
     [

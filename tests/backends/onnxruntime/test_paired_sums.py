@@ -239,6 +239,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("case", "settings"),
     [
@@ -257,6 +258,7 @@ def test_dynamic(case: str) -> None:
     assert assert_exact(quantized(case, mode="dynamic"), 1) > 64
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("level", ["off", "all"])
 @pytest.mark.parametrize("case", [*LAYERS, *PRODUCTS])
 def test_extreme_inputs(case: str, level: str) -> None:

@@ -19,6 +19,7 @@ DOC = Path(__file__).resolve().parents[3] / "docs" / "openvino.md"
 IN_TABLE = {True: "integers", False: "float", None: "does not compile"}
 
 
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize("name", SHOWN)
 def test_rule(name: str) -> None:
     shown = SHOWN[name]
@@ -48,6 +49,7 @@ def deviation(name: str) -> float:
     return float(np.square(found - wanted).sum() / np.square(wanted).sum())
 
 
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize(
     "name", [name for name, shown in SHOWN.items() if shown.integer is not None and not shown.wrong]
 )

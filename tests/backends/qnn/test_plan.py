@@ -137,6 +137,7 @@ ENDS = """g (float[N,8,8,8] x) => (float[N,8,8,8] y, float[N,8,8,8] z) {
 }"""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("ends", "floats"),
     [

@@ -88,6 +88,7 @@ NAMES = st.text(st.characters(exclude_categories=("C", "Z"), exclude_characters=
 LIMITS = st.floats(-(2.0**100), 2.0**100, width=32)
 
 
+@pytest.mark.slow
 @given(st.dictionaries(NAMES, st.tuples(LIMITS, LIMITS), min_size=1, max_size=5))
 def test_what_is_written_is_read(
     tmp_path_factory: pytest.TempPathFactory, ranges: dict[str, tuple[float, float]]

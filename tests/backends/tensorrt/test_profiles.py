@@ -69,6 +69,7 @@ def test_types_are_as_old_as_onnx_says() -> None:
         assert min(versions, default=0) == since, kind
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("bits", "opset"), [("w8a8", 13), ("fp8", 19), ("w4a0", 21)], ids=["int8", "fp8", "int4 weights"]
 )
@@ -175,6 +176,7 @@ def test_4_bits_for_some_weights_among_8() -> None:
     assert not [one for one in lint(report.quantized, "tensorrt@11") if one.severity != "info"]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("wanted", "found"), [(None, 128), (64, 64)])
 def test_blocks_are_128_where_that_divides(wanted: int | None, found: int) -> None:
     proto = mlp()

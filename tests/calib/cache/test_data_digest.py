@@ -65,6 +65,7 @@ def test_the_name_and_type_of_an_input_count() -> None:
     assert data_digest(read(feed, [InputSpec("x", np.dtype(np.float16), X.shape)])) != first
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(st.text(max_size=3), min_size=1, max_size=3), min_size=2, max_size=2, unique_by=tuple))
 def test_texts_count_one_by_one(pair: list[list[str]]) -> None:
     spec = [InputSpec("x", np.dtype(object), ("N",))]
@@ -77,6 +78,7 @@ def test_a_feed_that_does_not_fit_is_an_error() -> None:
         of([FEEDS[0], {"x": np.array([[1, np.nan, 2]], np.float32)}])
 
 
+@pytest.mark.slow
 def test_data_are_never_all_in_memory() -> None:
     def feeds() -> Iterator[tuple[str, Any]]:
         for number in range(300):

@@ -60,6 +60,7 @@ def no_inference(monkeypatch: pytest.MonkeyPatch) -> Any:
     return lambda: monkeypatch.setattr(observe, "LayerRunner", refuse)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("granularity", ["whole", "layer"])
 def test_other_observers_run_nothing(graph: Graph, tmp_path: Path, granularity: Any, no_inference: Any) -> None:
     plain = {name: calibrate(graph, plan_with(graph, name), FEEDS) for name in OBSERVERS}
@@ -81,6 +82,7 @@ def test_a_changed_weight_runs_what_depends_on_it(graph: Graph, tmp_path: Path) 
         calibrate(graph, plan_with(graph, "minmax"), FEEDS[:-1], cache=tmp_path)
 
 
+@pytest.mark.slow
 def test_rounds_between_checkpoints_change_nothing(
     graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,6 +92,7 @@ def test_rounds_between_checkpoints_change_nothing(
     assert checkpoints(tmp_path) == 0
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on_where_it_stopped(
     graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,6 +50,7 @@ ARRAYS = npst.arrays(
 ) | npst.arrays(np.int64, npst.array_shapes(), elements=st.integers(0, 1 << 34))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(st.dictionaries(st.text(max_size=5), ARRAYS, max_size=4))
 def test_any_arrays_are_packed_without_loss(arrays: dict[str, Array]) -> None:
@@ -131,6 +132,7 @@ def test_a_truncated_database_is_replaced(kept: int, tmp_path: Path) -> None:
     assert len(healed.load(KEYS)) == len(KEYS) and not healed.notes
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=50)
 @given(st.data())
 def test_flipped_bits_never_give_wrong_values(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
@@ -259,6 +261,7 @@ def child(code: str, folder: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 def test_processes_on_one_database(tmp_path: Path) -> None:
     """Four write and read at once; each finds all of its sketches."""
     code = """
@@ -284,6 +287,7 @@ def test_processes_on_one_database(tmp_path: Path) -> None:
     assert files(tmp_path / "c") == [DATABASE]
 
 
+@pytest.mark.slow
 @POSIX
 def test_killed_at_any_moment(tmp_path: Path) -> None:
     """SIGKILL while rows are written: all confirmed rows are there and correct. The next write removes a journal."""

@@ -77,6 +77,7 @@ ZEROS = npy(np.zeros(BIG // 4, np.float32))
 BOMB = npz(ZEROS, method=zipfile.ZIP_DEFLATED)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
@@ -185,6 +186,7 @@ def working_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("whole_folder", [False, True])
 @pytest.mark.parametrize("name", ["d.npz", "d.npy", "d.json", "x/d.npy", "test_data_set_0/input_0.pb"])
 @pytest.mark.parametrize(
@@ -255,6 +257,7 @@ def test_test_sets_hold_the_model_s_inputs_in_order(tmp_path: Path) -> None:
     assert list(feed) == ["x"] and np.array_equal(feed["x"], sample())
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("suffix", [".npy", ".npz", "compressed.npz"])
 @pytest.mark.parametrize("dtype", ["f4", ">f8", "f2", "i1", "u8", "?", "U5", "S3"])
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (5,), (2, 3, 4), (70, 80, 9)])

@@ -62,6 +62,7 @@ def test_one_stream_or_batches(name: str, data: Array, rule: ScaleRule, axis: in
         assert_same(whole, solved(name, data, axis=axis))
 
 
+@pytest.mark.sampled(9)
 @by_name
 @by_rule
 @pytest.mark.parametrize("spec", [SPEC, QuantSpec(), QuantSpec(bits=16)], ids=["uint4", "int8", "int16"])

@@ -57,6 +57,7 @@ def test_the_error_of_bins_is_close(name: str, share: float) -> None:
     np.testing.assert_allclose(quantization_error(sketch.distribution(), params), true_error(seen, params), rtol=0.05)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", DATA)
 @pytest.mark.parametrize("exact", [True, False])
 def test_least_error_is_that_of_a_dense_grid(name: str, exact: bool) -> None:

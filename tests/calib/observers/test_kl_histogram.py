@@ -81,6 +81,7 @@ def by_hand(x: Array, spec: QuantSpec) -> tuple[float, float]:
     return max(float(x.min()), -t), min(float(x.max()), t)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("family", ["normal", "relu", "laplace", "heavy tails", "gelu", "single outlier", "spikes"])
 @pytest.mark.parametrize("spec", [QuantSpec(bits=4), QuantSpec(bits=3, signed=False, symmetric=False), ONE_SIDED])
 def test_thresholds_by_brute_force(family: str, spec: QuantSpec) -> None:

@@ -36,6 +36,7 @@ def whole(x: Array) -> Bounds:
     return Bounds(x.min(), x.max())
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(x=st.one_of(small, large), spec=specs, rule=rules)
 def test_never_worse_than_minmax_on_the_sketch(x: Array, spec: QuantSpec, rule: ScaleRule) -> None:

@@ -40,6 +40,7 @@ def test_channels(name: str, axis: int | None) -> None:
     assert (found.hi <= rows.max(axis=1)).all()
 
 
+@pytest.mark.sampled(7)
 @by_name
 @pytest.mark.parametrize(("axis", "size"), [(1, 16), (1, 7), (1, 100), (0, 4), (2, 3)])
 def test_blocks_are_channels(name: str, axis: int, size: int) -> None:

@@ -146,6 +146,7 @@ def test_nan_that_quantization_brings_about_is_named() -> None:
         calibrate(graph, plan, feeds, asym=QuantizedInputs())
 
 
+@pytest.mark.slow
 def test_it_helps_a_real_model_at_4_bits(pack: Path) -> None:
     """SqueezeNet, ranges of least error: outputs on images held out come closer to float."""
     spec = importlib.util.spec_from_file_location("pack_eval", pack / "eval.py")
