@@ -19,16 +19,19 @@ from typing import Any, Final
 
 import numpy as np
 import onnx
+from onnxruntime import InferenceSession
 
 import sbonnx
 from benchmarks.accuracy import load_pack
 from benchmarks.detectors import DETECTORS, SIDE
 from benchmarks.kernel_timing import session
 from benchmarks.results import arguments, table, write_section
+from benchmarks.scores import Estimate
+from benchmarks.w8a8_table import shown
 from sbonnx.pipeline import solve
 from sbonnx.plan import Plan, costs_of, plan_times
 from sbonnx.stages.state import Request, read_recipe
-from sbonnx.verify.intervals import Interval, of_median
+from sbonnx.verify.intervals import of_median
 
 PACKED: Final = (
     *("cifar_resnet20", "mobilenetv2_tin200", "mobilenetv1_tin200", "squeezenet11", "minilm_l6"),
@@ -49,18 +52,15 @@ class Row:
 
     name: str
     ms: float
-    ratio: float
-    interval: Interval
+    ratio: Estimate
     estimated: float | None
     layers: tuple[int, int]
 
     def cells(self) -> list[str]:
         """Return the cells of the table."""
-        low, high = self.interval
-        verdict = "**slower**" if low > 1 else "faster" if high < 1 else "as fast"
+        verdict = "**slower**" if self.ratio.low > 1 else "faster" if self.ratio.high < 1 else "as fast"
         estimated = "–" if self.estimated is None else f"{self.estimated:.2f}"
-        ratio = f"{self.ratio:.2f} ({low:.2f} to {high:.2f})"
-        return [self.name, f"{self.ms:.2f}", ratio, estimated, "{} of {}".format(*self.layers), verdict]
+        return [self.name, f"{self.ms:.2f}", shown(self.ratio, 2), estimated, "{} of {}".format(*self.layers), verdict]
 
 
 def subject(name: str, pack: Any, folder: Path) -> tuple[Path, list[dict[str, Any]]]:
@@ -73,9 +73,8 @@ def subject(name: str, pack: Any, folder: Path) -> tuple[Path, list[dict[str, An
     return path, [{"image": rng.normal(0, 1, (1, 3, SIDE, SIDE)).astype(np.float32)} for _ in range(SAMPLES)]
 
 
-def runner(path: Path, feed: Mapping[str, Any]) -> Callable[[], float]:
-    """Return a function that measures the CPU seconds of one run on one thread."""
-    opened = session(path, optimise=True)
+def runner(opened: InferenceSession, feed: Mapping[str, Any]) -> Callable[[], float]:
+    """Return a function that measures the CPU seconds of one run."""
     given = {value.name: feed[value.name] for value in opened.get_inputs()}
 
     def run() -> float:
@@ -89,24 +88,29 @@ def runner(path: Path, feed: Mapping[str, Any]) -> Callable[[], float]:
     return run
 
 
+def paired(reference: Callable[[], float], measured: Callable[[], float], rounds: int) -> tuple[float, Estimate]:
+    """Measure in turn, in alternating order; returns the median of the reference, and the ratio with its interval."""
+    taken: list[list[float]] = [[], []]
+    for turn in range(rounds):
+        for which in (0, 1) if turn % 2 == 0 else (1, 0):
+            taken[which].append((reference, measured)[which]())
+    ratios = np.array(taken[1]) / np.array(taken[0])
+    return float(np.median(taken[0])), Estimate(float(np.median(ratios)), *of_median(ratios))
+
+
 def measure(name: str, pack: Any, folder: Path, rounds: int) -> Row:
     """Quantize one model with the defaults and measure it."""
     model, feeds = subject(name, pack, folder)
     path = folder / f"{name}.onnx"
     report = sbonnx.quantize(model, feeds, backend="onnxruntime", output=path, verify=False)
-    runs = [runner(model, feeds[0]), runner(path, feeds[0])]
-    taken: list[list[float]] = [[], []]
-    for turn in range(rounds):
-        for which in (0, 1) if turn % 2 == 0 else (1, 0):
-            taken[which].append(runs[which]())
-    ratios = np.array(taken[1]) / np.array(taken[0])
+    float_run, run = (runner(session(file, optimise=True), feeds[0]) for file in (model, path))
+    seconds, ratio = paired(float_run, run, rounds)
     linear = {site["node"] for site in report.sites if site["role"] == "weight"}
     float_layers = {refusal.where for refusal in report.refusals if refusal.what == "quantize"}
     return Row(
         name,
-        1000 * float(np.median(taken[0])),
-        float(np.median(ratios)),
-        of_median(ratios),
+        1000 * seconds,
+        ratio,
         estimated_ratio(model, feeds),
         (len(linear), len(linear) + len(float_layers - linear)),
     )
@@ -147,7 +151,7 @@ def main() -> int:
             print(" | ".join(rows[-1].cells()), flush=True)
     if options.write:
         write_section("default latency", text(rows, options.rounds))
-    return int(any(row.interval[0] > 1 for row in rows))
+    return int(any(row.ratio.low > 1 for row in rows))
 
 
 if __name__ == "__main__":

@@ -60,12 +60,15 @@ class Case:
         return max((values.size for values in self.constants.values()), default=0)
 
 
-def session(model: Model, *, threads: int = 1, optimise: bool = False) -> onnxruntime.InferenceSession:
-    """Create a CPU session, without optimization or with all optimizations."""
+def session(
+    model: Model, *, threads: int = 1, optimise: bool = False, entries: Mapping[str, str] | None = None
+) -> onnxruntime.InferenceSession:
+    """Create a CPU session, without optimization or with all optimizations; `entries`: its configuration entries."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 4
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    for key, value in {"session.intra_op.allow_spinning": "0", **(entries or {})}.items():
+        options.add_session_config_entry(key, value)
     levels = onnxruntime.GraphOptimizationLevel
     options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimise else levels.ORT_DISABLE_ALL
     return onnxruntime.InferenceSession(source(model), options, providers=["CPUExecutionProvider"])

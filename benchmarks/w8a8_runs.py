@@ -132,9 +132,9 @@ class Bench:
             _save(feeds_of(path), {key + NUMBER: np.stack([feed[key] for feed in feeds]) for key in feeds[0]})
         return path, True
 
-    def evaluate(self, name: str, path: Path) -> scores.Scores:
-        """Evaluate a file."""
-        found = scores.outputs(self.pack, name, path, self.limit)
+    def evaluate(self, name: str, path: Path, session: Any | None = None) -> scores.Scores:
+        """Evaluate a file; `session`: the opened file, for other options than the pack's."""
+        found = scores.outputs(self.pack, name, path, self.limit, session)
         return scores.evaluate(self.pack, name, self._float(name), found, self.limit)
 
     def _float(self, name: str) -> scores.Outputs:
