@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from benchmarks import llm
-from benchmarks.kept import Kept, Record
+from benchmarks.kept import Record
 from benchmarks.llm_runs import FLOAT, DecoderBench, figures
-from benchmarks.llm_table import HEADER, SPEED_HEADER, acceptance, lines, speed_lines
-from benchmarks.llm_ways import CACHES, ORT, OURS, TORCH, DecoderWay, ways
+from benchmarks.llm_table import HEADER, SPEED_HEADER, acceptance, speed_lines
+from benchmarks.llm_ways import CACHES, ORT, OURS, TORCH, DecoderWay
 from benchmarks.scores import Estimate
 from sbonnx import llm as decoders
 from sbonnx.llm.layout import read_decoder
@@ -59,18 +59,6 @@ def test_commands(tmp_path: Path) -> None:
     assert (tmp_path / "o" / "config.json").is_file() and not (tmp_path / "o" / "model.onnx").exists()
 
 
-@pytest.mark.slow
-def test_a_failure_is_a_note(tmp_path: Path) -> None:
-    source, text = write_folder(tmp_path / "m"), tmp_path / "calib.npz"
-    np.savez(text, ids=token_windows(16))
-    bench = DecoderBench(source, text, token_windows(), tmp_path, Kept(tmp_path / "kept.jsonl"))
-    found = bench.measure(W4, "wrong", DecoderWay(OURS, 4, 32, ("ACCURACY_LEVEL=9",)))
-    assert found["note"].startswith("fails: ") and "level" in found["note"].lower()
-    assert Kept(tmp_path / "kept.jsonl").get(W4, "wrong") == found
-    (line,) = lines({(W4, "wrong"): found})
-    assert len(line) == len(HEADER)
-
-
 def test_requirements() -> None:
     held = {(FLOAT, FLOAT): record(0.0), (W4, OWN): record(0.003), (W4, PLAIN): record(0.010)}
     share, ahead = acceptance(held)
@@ -108,11 +96,3 @@ def test_tables() -> None:
     text = llm.text_of(held, speed, "About.")
     assert text.startswith("## Decoders") and "### Speed and memory" in text
     assert {row.count("|") for row in text.splitlines() if row.startswith(f"| {W4}")} == {len(HEADER) + 1}
-
-
-def test_settings_are_named_once() -> None:
-    found = ways()
-    assert len(set(found.values())) == len(found)
-    assert {way.bits for (_, row), way in found.items() if "GPTQ" in row and way.quantizer == ORT} == {4}
-    assert {way.bits for (form, _), way in found.items() if form == CACHES} == {0}
-    assert found["w2 g32", f"{OURS} embedding and head as narrow"].settings == ("EMBEDDING_BITS=2",)

@@ -14,11 +14,9 @@ import pytest
 
 from benchmarks import lowbit_adaround, lowbit_effort
 from benchmarks.calibration_subjects import save_feeds
-from benchmarks.kept import Kept
-from benchmarks.lowbit import ahead_text
 from benchmarks.lowbit_peers import environments, measured
-from benchmarks.lowbit_runs import Bench, Effort, fewer_samples, run
-from benchmarks.lowbit_table import HEADER, Cost, Line, beside, best_peer, lost, mean_of, rows, verdict
+from benchmarks.lowbit_runs import Bench, Effort
+from benchmarks.lowbit_table import Cost, Line, beside, best_peer, lost, mean_of
 from benchmarks.lowbit_ways import ACCURACY, ALL_SAMPLES, PeerWay, Table, Way
 from sbonnx.pipeline import prepare
 from sbonnx.stages.state import read_recipe
@@ -62,20 +60,6 @@ def test_the_metric_that_counts_is_lost_against_float() -> None:
     assert lost(replace(OURS, scores=()), FLOAT) is None
 
 
-@pytest.mark.parametrize(("allowed", "said"), [(0.006, "≤ 0.60: met"), (0.002, "≤ 0.20: **missed**")])
-def test_a_loss_is_held_against_its_goal(allowed: float, said: str) -> None:
-    assert verdict(OURS, FLOAT, {CIFAR: allowed}) == said
-    assert verdict(replace(OURS, main=False), FLOAT, {CIFAR: allowed}) == ""
-    assert verdict(OURS, FLOAT, {}) == ""
-    assert "**missed**" in verdict(replace(OURS, scores=(), note="fails"), FLOAT, {CIFAR: allowed})
-
-
-def test_a_spearman_correlation_is_not_in_points() -> None:
-    line = Line("minilm_l6", "default", (0.804, 0.99), main=True)
-    reference = Line("minilm_l6", "float", (0.8085,), by="float")
-    assert verdict(line, reference, {"minilm_l6": 0.005}) == "≤ 0.0050: met"
-
-
 def test_the_peer_that_counts_is_the_most_accurate_one() -> None:
     worse = replace(PEER, way="AIMET min-max", scores=(0.99, 0.70), cost=Cost(1.0, 1.0, 1.0))
     failed = replace(PEER, way="AIMET SeqMSE", scores=(), note="fails")
@@ -94,22 +78,6 @@ def test_beside_the_peer_both_accuracy_and_time_count() -> None:
     assert beside(OURS, cheap).endswith(": met")
     assert beside(replace(OURS, scores=(0.9, 0.79)), cheap).endswith(": **missed**")
     assert beside(PEER, PEER) == beside(OURS, None) == ""
-
-
-def test_rows_have_a_cell_a_column() -> None:
-    failed = Line(CIFAR, "broken", note="fails: no such thing")
-    found = rows([FLOAT, OURS, failed, PEER], {CIFAR: 0.006})
-    assert {len(row) for row in found} == {len(HEADER)}
-    assert found[1][1:6] == ["**default**", "0.9000", "0.7970", "0.30", "≤ 0.60: met"]
-    assert found[2][2] == "fails: no such thing"
-
-
-def test_one_row_is_to_be_better_than_another_on_each_model() -> None:
-    table = Table("", "", (CIFAR,), {}, {}, ahead=("mixed", "plain"))
-    plain, mixed = replace(OURS, way="plain"), replace(OURS, way="mixed", scores=(0.9, 0.799))
-    assert "loses 0.10, plain 0.30: met" in ahead_text([FLOAT, plain, mixed], table)
-    assert "**missed**" in ahead_text([FLOAT, plain, replace(plain, way="mixed")], table)
-    assert "**missed**" in ahead_text([FLOAT, plain, replace(mixed, scores=())], table)
 
 
 def test_several_seeds_count_by_their_mean() -> None:
@@ -133,40 +101,6 @@ def test_only_rows_that_are_asked_for_and_fit_the_model_are_run(small: Path) -> 
     assert found[-1].note == "cannot be had: 8 bits only"
 
 
-@pytest.mark.slow
-def test_rows_measured_before_are_not_measured_again(small: Path, tmp_path: Path) -> None:
-    """Rows that are not asked for are in the table if they were measured; what was left out is said."""
-    table = Table("t", "", ("small",), {"a": Way({"rounding": "nearest"}), "b": Way({"w_bit": 4})}, {}, {})
-    bench, path = _bench(small), tmp_path / "kept.jsonl"
-    bench.effort, bench.kept = replace(bench.effort, only=("a",)), Kept(path)
-    first = list(bench.lines(table, ["small"]))
-    assert [line.way for line in first] == ["float", "a"] and first[1].cost is not None
-    bench.effort, bench.kept = replace(bench.effort, only=("b",), times=False), Kept(path)
-    again = list(bench.lines(table, ["small"]))
-    assert again[:2] == first
-    assert again[2].way == "b" and again[2].scores and again[2].cost is None
-    assert len(path.read_text().splitlines()) == 3
-    peers = {"NNCF": PeerWay("nncf", "nearest", 8), "other": PeerWay("nncf", "x", 8, only=(CIFAR,))}
-    bench.effort = replace(bench.effort, peers=small)
-    assert bench.left_out(replace(table, peers=peers), ["small"]) == ["NNCF on small"]
-
-
-def test_accuracy_alone_is_compared_without_seconds() -> None:
-    assert beside(replace(OURS, cost=None), PEER) == "+0.10 against AIMET AdaRound: accuracy met, CPU not compared"
-    assert beside(replace(OURS, cost=None, scores=(0.9, 0.79)), PEER).endswith("**missed**")
-
-
-def test_each_method_of_aimet_runs_with_its_range_schemes() -> None:
-    """Min-max alone is not its best: a rival is the best of all its documented schemes."""
-    seen: dict[str, set[str]] = {}
-    for way in ACCURACY["w4a8"].peers.values():
-        if way.peer == "aimet":
-            seen.setdefault(way.method.removeprefix("cle+"), set()).add(way.scheme)
-    sqnr = {"min_max", "activations:tf_enhanced"}
-    assert seen["nearest"] >= {*sqnr, "tf_enhanced", "percentile"} and seen["seqmse"] >= sqnr
-    assert seen["adaround"] >= {*sqnr, "tf_enhanced"}
-
-
 @pytest.mark.parametrize("which", ACCURACY)
 def test_every_setting_is_a_recipe(which: str) -> None:
     for way in ACCURACY[which].ways.values():
@@ -176,13 +110,6 @@ def test_every_setting_is_a_recipe(which: str) -> None:
         assert found.verify.held_out == 0.0
         assert found.w.quantizer.bit == overrides.get("w_bit", 8)
     assert set(ACCURACY[which].goals) <= set(ACCURACY[which].models)
-
-
-def test_peers_that_learn_get_fewer_samples_of_large_nets_only() -> None:
-    learns = PeerWay("aimet", "adaround", 4, learns=True)
-    assert fewer_samples(CIFAR, learns) == (None, 32)
-    assert fewer_samples("squeezenet11", learns)[0] is not None
-    assert fewer_samples("squeezenet11", replace(learns, learns=False))[0] is None
 
 
 @pytest.mark.slow
@@ -195,13 +122,6 @@ def test_a_child_quantizes_and_says_what_it_cost(small: Path) -> None:
     assert bench.ours("small", "wrong", Way({"rounding": "magic"}, seeds=2)).note.startswith("fails: ")
     twice = bench.ours("small", "gptq", Way({"w_bit": 4, "rounding": "gptq"}, seeds=2))
     assert twice.way == "gptq, mean of 2 seeds (1.0000 to 1.0000)" and twice.scores == (1.0, 2.0)
-
-
-@pytest.mark.slow
-def test_losses_by_layer_are_told(small: Path) -> None:
-    told = lowbit_effort.child(_bench(small), "small", {**lowbit_effort.FLOAT_INPUTS, "rounding": "gptq"}, gains=True)
-    assert len(told["gains"]) == 2
-    assert all(loss <= nearest for loss, nearest in told["gains"].values())
 
 
 def test_losses_of_other_inputs_are_not_compared() -> None:
@@ -227,36 +147,6 @@ def test_both_forms_of_adaround_find_better_codes_than_the_nearest(small: Path) 
         assert pair.moments.error < 1 and pair.batches.error < 1.02
         assert pair.sums <= pair.moments.seconds
         assert len(lowbit_adaround.row(pair)) == 10
-
-
-def test_a_peer_that_is_not_there_says_why(tmp_path: Path) -> None:
-    assert environments.absent(tmp_path, "aimet") == "not built: make peers"
-    (tmp_path / "aimet").mkdir()
-    (tmp_path / "aimet" / environments.WHY_NOT).write_text("`pip` fails: no such wheel\n")
-    bench = replace(_bench(tmp_path), effort=Effort(peers=tmp_path))
-    line = bench.peer(CIFAR, "AIMET AdaRound", PeerWay("aimet", "adaround", 4, learns=True))
-    assert line.note == "cannot be had: `pip` fails: no such wheel" and line.by == "peer"
-    (tmp_path / "aimet" / environments.READY).write_text("")
-    assert environments.absent(tmp_path, "aimet") is None
-
-
-@pytest.mark.parametrize("name", environments.PEERS)
-def test_torch_is_installed_before_all_else_and_nothing_names_another(name: str) -> None:
-    peer = environments.PEERS[name]
-    commands = environments.steps(peer, Path("python"))
-    assert (commands[0][-1] == environments.TORCH) == peer.torch
-    named = {word.partition("==")[0] for word in [*peer.packages, *peer.alone]}
-    assert not named & {"torch", "torchvision", "torchaudio"}
-    alone = [command for command in commands if "--no-deps" in command]
-    assert [command[-1] for command in alone] == list(peer.alone[-1:])
-
-
-def test_what_a_child_prints_before_its_last_line_does_not_matter() -> None:
-    assert run([sys.executable, "-c", "print('hello'); print('{\"cpu\": 1}')"], None) == {"cpu": 1}
-    with pytest.raises(ChildProcessError, match="gone wrong"):
-        run([sys.executable, "-c", "raise SystemExit('gone wrong')"], None)
-    with pytest.raises(ChildProcessError, match="more than"):
-        run([sys.executable, "-c", "import time; time.sleep(20)"], 0.2)
 
 
 def test_a_peer_is_told_what_it_cost_apart_from_what_it_prints(tmp_path: Path) -> None:

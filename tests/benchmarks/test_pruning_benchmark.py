@@ -12,8 +12,7 @@ import pytest
 from benchmarks.pruning_files import correct_statistics, sizes
 from benchmarks.pruning_scores import judge
 from benchmarks.pruning_sparse import zeros_of
-from benchmarks.pruning_ways import ONNXSIM, NotRun, Subject, bisected
-from benchmarks.results import not_measured
+from benchmarks.pruning_ways import bisected
 from benchmarks.scores import divergences
 from tests.support.models import model, run
 
@@ -74,12 +73,6 @@ def test_the_least_ratio_that_meets_the_share_is_taken() -> None:
     assert bisected(lambda _: 1.0, 0.5) == pytest.approx(1 - 2**-7)
 
 
-def test_a_peer_that_is_not_built_is_no_result(tmp_path: Path) -> None:
-    plain, _, feeds = files(tmp_path)
-    with pytest.raises(NotRun, match="make peers"):
-        Subject(plain, feeds, tmp_path, peers=tmp_path).run_peer(ONNXSIM, tmp_path / "out.onnx")
-
-
 def test_divergence_is_that_of_probabilities() -> None:
     reference, found = np.log([[0.5, 0.5], [0.9, 0.1]]), np.log([[0.75, 0.25], [0.9, 0.1]]) + 3
     np.testing.assert_allclose(
@@ -125,10 +118,3 @@ def test_zeros_are_counted_in_groups_of_input_channels(tmp_path: Path) -> None:
         path = tmp_path / "net.onnx"
         onnx.save(model(text, w1=first, w2=weight), str(path))
         assert zeros_of(path) == (0.5, fitting)
-
-
-def test_rows_without_a_record_are_listed() -> None:
-    assert not_measured([]) == ""
-    assert (
-        not_measured([("a", "0.5", "w"), ("b", "0.5", "w"), ("a", "1", "w")]) == " Not measured: 0.5, w: a, b; 1, w: a."
-    )

@@ -34,12 +34,6 @@ def test_samples_are_stacked_along_the_open_axis(tmp_path: Path) -> None:
     assert {name: value.shape for name, value in made_of.items()} == {"state": (2, 5, 3), "x": (5, 4), "rate": ()}
 
 
-def test_a_fixed_model_has_one_batch(tmp_path: Path) -> None:
-    onnx.save(model("g (float[1,4] x) => (float[1,4] y) { y = Relu(x) }"), str(tmp_path / "m.onnx"))
-    feeds = [{"x": np.zeros((1, 4), np.float32)}] * 8
-    assert list(Subject("m", tmp_path / "m.onnx", feeds, feeds).batches()) == [1]
-
-
 @pytest.mark.slow
 def test_latency(subject: Subject, tmp_path: Path) -> None:
     lines = targets_latency.measure(subject, tmp_path, 2)
