@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 
 .DELETE_ON_ERROR:
 .PHONY: help demo test test-rest test-all check format coverage docs train wheel sdist sbom peers clean
-.PHONY: test-avx2 test-oldest test-interpreted test-wheel fuzz
+.PHONY: golden test-avx2 test-oldest test-interpreted test-wheel fuzz
 
 help:
 	@echo 'make demo      quantize the bundled model for every backend, in a virtual environment of its own'
@@ -29,6 +29,7 @@ help:
 	@echo 'make sdist     build the source distribution into dist/, with the same bytes on every machine'
 	@echo 'make sbom      write the bill of materials (CycloneDX) of an installation with onnxruntime into dist/'
 	@echo 'make peers     an environment for each peer that the benchmarks run beside ours, in .peers/'
+	@echo 'make golden            compare golden files with those of the commit that recorded them, where tests skip their digests'
 	@echo 'make test-avx2         fast tests as on an x86 CPU without AVX-512, VNNI and AMX (Linux; needs objdump and a C compiler)'
 	@echo 'make test-oldest       fast tests with the oldest supported packages, in .venv-oldest/'
 	@echo 'make test-interpreted  fast tests without the compiled loops'
@@ -85,6 +86,9 @@ sbom:
 
 peers:
 	$(PYTHON) -m benchmarks.lowbit_peers.environments --folder $(PEERS) $(ARGS)
+
+golden: $(VENV)/.dev
+	$(BIN)/python -m tests.golden.elsewhere $(ARGS)
 
 test-avx2: $(VENV)/.dev
 	$(BIN)/python .ci/mask/run.py \
