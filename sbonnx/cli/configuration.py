@@ -18,6 +18,7 @@ from sbonnx.cli.options import CommandOption
 from sbonnx.errors import RecipeError
 from sbonnx.input_files import open_regular, read_opened
 from sbonnx.python_files import names_function
+from sbonnx.recipe.names import FILE_KEYS, SHORT_FORMS
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -104,17 +105,29 @@ class Configuration:
         if name == SET:
             if not isinstance(value, Mapping):
                 raise RecipeError(f"'set' in {self.file} is a table of recipe keys, such as set = {{SAMPLES = 32}}")
-            return [f"{key}={each if isinstance(each, str) else to_json(each)}" for key, each in value.items()]
+            given = {key: self._recipe_value((str(key),), each) for key, each in value.items()}
+            return [f"{key}={each if isinstance(each, str) else to_json(each)}" for key, each in given.items()]
         self._check_harmless(row, value)
         if row.type is bool and not isinstance(value, bool):
             raise RecipeError(f"'{name}' in {self.file} is true or false, got {value!r}")
         repeated = "list" in str(row.type)
         if isinstance(value, list) != repeated and not isinstance(value, str | int | float):
             raise RecipeError(f"'{name}' in {self.file} has a value of a wrong type: {value!r:.80}")
-        if repeated and not isinstance(value, list):
-            value = [value]
-        is_path = row.is_path or (name == "recipe" and value != "auto")
-        return str(Path(self.file or "").parent / value) if is_path and isinstance(value, str) else value
+        if isinstance(value, str) and (row.is_path or (row.is_word is not None and not row.is_word(value))):
+            value = self._beside(value)
+        return [value] if repeated and not isinstance(value, list) else value
+
+    def _recipe_value(self, path: tuple[str, ...], value: Any) -> Any:
+        """Return the value of a recipe key, whose path may be nested; files are relative to this file."""
+        if isinstance(value, Mapping):
+            return {key: self._recipe_value((*path, str(key)), each) for key, each in value.items()}
+        key = ".".join(path)
+        words = FILE_KEYS.get(SHORT_FORMS.get(key.lower(), key).upper())
+        is_file = words is not None and isinstance(value, str) and value.lower() not in words
+        return self._beside(value) if is_file else value
+
+    def _beside(self, path: str) -> str:
+        return str(Path(self.file or "").parent / path)
 
     def _check_harmless(self, row: CommandOption[Any], value: Any) -> None:
         """Check that an option may be taken from a configuration file.

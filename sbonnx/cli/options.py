@@ -47,6 +47,7 @@ class CommandOption(Generic[T]):
         shown: default in the help, of options whose default is decided elsewhere, such as in the recipe.
         choices: values that the shell completes, by what is typed already; None: those of the metavar.
         writes: the value is the path of something that is written; other paths are inputs.
+        is_word: whether a value is a word, such as ``auto``, and not the path of a file; None: all are, or `is_path`.
         typed: the option is never taken from a configuration file.
     """
 
@@ -62,6 +63,7 @@ class CommandOption(Generic[T]):
     shown: str = ""
     choices: Callable[[str], Iterable[str]] | None = None
     writes: bool = False
+    is_word: Callable[[str], bool] | None = None
     typed: bool = False
 
     @property
@@ -206,6 +208,12 @@ def _recipe_keys(typed: str) -> Iterable[str]:
     return (f"{name.lower() if typed.islower() else name}=" for name in names)
 
 
+def _is_preset(text: str) -> bool:
+    from sbonnx.calib.data.readers.settings import PRESETS
+
+    return text in PRESETS
+
+
 def _observers(_: str) -> Iterable[str]:
     from sbonnx.recipe.names import OBSERVERS
 
@@ -228,6 +236,7 @@ PREPROCESS: Final = option(
     str,
     "How images, audio and texts become inputs: imagenet, inception, caffe, yolo, unit, raw; YAML or JSON; a Hugging "
     "Face preprocessor_config.json or tokenizer.json.",
+    is_word=_is_preset,
 )
 OUTPUT: Final = output_option("--output -o", "The quantized model to write.")
 BACKEND: Final = option(
@@ -237,7 +246,12 @@ BACKEND: Final = option(
     shown="the recipe's, or onnxruntime",
     choices=_backends,
 )
-RECIPE: Final = option("--recipe FILE|auto", str, "The recipe, YAML: what to quantize and how.")
+RECIPE: Final = option(
+    "--recipe FILE|auto",
+    str,
+    "The recipe, YAML: what to quantize and how.",
+    is_word=lambda text: text.lower() == "auto",
+)
 BITS: Final = recipe_option(
     "--bits w8a8|fp8",
     str,
@@ -294,9 +308,9 @@ SAMPLES: Final = recipe_option(
 )
 DEVICE: Final = recipe_option("--device cpu|cuda|auto", str, "Device that runs the model.")
 ORT_LIBRARY: Final = repeated(
-    "--ort-library FILE.so", "Library of custom operators that onnxruntime loads for every session"
+    "--ort-library FILE.so", "Library of custom operators that onnxruntime loads for every session", typed=True
 )
-"""Read by `command`, before the verb runs."""
+"""Read by `command`, before the verb runs. Native code: never taken from a configuration file."""
 
 RUNTIME: Final = option(
     "--runtime onnxruntime|openvino",

@@ -114,6 +114,9 @@ SHORT_FORMS: Final = {
 }
 """Short forms of key paths, for keywords and flags. ``bits`` is one more: it sets two keys."""
 
+FILE_KEYS: Final = {"CALIBRATION.CACHE": ("none",), "TENSOR_OVERRIDES": ("none",), "KERNEL_COSTS": ("bundled", "none")}
+"""Keys whose value is the path of a file or folder, with the words that it can be instead."""
+
 PRUNING_FORMS: Final = {
     "type": "SPARSE.TYPE",
     "pattern": "SPARSE.TYPE",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
@@ -13,6 +14,12 @@ import pytest
 
 from sbonnx.assets import digits
 from sbonnx.cli import main
+from sbonnx.cli.configuration import find
+from sbonnx.cli.create import quantize
+from sbonnx.errors import RecipeError
+from sbonnx.recipe import load
+from sbonnx.recipe.loading import all_keys
+from sbonnx.recipe.names import FILE_KEYS
 
 MODEL = str(digits().model)
 
@@ -69,6 +76,36 @@ def test_paths_are_relative_to_the_file(below: Path, tmp_path: Path) -> None:
     assert (below / "q.onnx").exists()
 
 
+def test_settings_and_keys_that_are_files(
+    below: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of --preprocess and --recipe, and recipe keys that name files; words such as presets are no files."""
+    (tmp_path / "r.yaml").write_text("SAMPLES: 3\n")
+    keys = 'KERNEL_COSTS = "costs.json", CALIBRATION.CACHE = "cache", tensor_overrides = "none"'
+    (tmp_path / "sbonnx.toml").write_text(f'preprocess = "raw.yaml"\nrecipe = "r.yaml"\nset = {{ {keys} }}\n')
+    values = find(below).default_map({"quantize": quantize.OPTIONS})["quantize"]
+    assert values["preprocess"] == str(tmp_path / "raw.yaml")
+    assert values["recipe"] == str(tmp_path / "r.yaml")
+    settings = load(None, overrides=values["set"])
+    assert settings.kernel_costs == str(tmp_path / "costs.json")
+    assert settings.calibration.cache == str(tmp_path / "cache")
+    assert settings.tensor_overrides is None
+    (tmp_path / "sbonnx.toml").write_text('preprocess = "imagenet"\nrecipe = "AUTO"\n')
+    values = find(below).default_map({"quantize": quantize.OPTIONS})["quantize"]
+    assert (values["preprocess"], values["recipe"]) == ("imagenet", "AUTO")
+
+
+def test_keys_that_are_files_are_known() -> None:
+    """No other key takes a path, apart from patterns of names."""
+    taken = set()
+    for key in all_keys():
+        for backend in ("onnxruntime", "qnn"):
+            with contextlib.suppress(RecipeError):
+                load(None, backend=backend, overrides=[f"{key}=some/file.x"])
+                taken.add(key)
+    assert taken - {"INCLUDE", "EXCLUDE", "SKIP_TRACE_MODULES"} == set(FILE_KEYS)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -108,6 +145,7 @@ EVIL = "from pathlib import Path\nPath('ran').touch()\n\n\ndef go(*_):\n    retu
     [
         ('[quantize]\ndata = "evil.py:go"', "'data' in {file} is the function 'evil.py:go'"),
         ('[quantize]\nmetric = "evil.py:go"', "'metric' in {file} is the function 'evil.py:go'"),
+        ('ort-library = ["evil.so"]', "'ort_library' in {file} is not taken from configuration files"),
         ('decode = "evil.py:go"', "'decode' in {file} is the function 'evil.py:go'"),
         ('[batch]\nscheduler = "tcp://127.0.0.1:1"', "'scheduler' in {file} is not taken from configuration files"),
         ("force = true", "'force' in {file} is not taken from configuration files"),
