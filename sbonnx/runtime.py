@@ -9,9 +9,10 @@ once at import, prevents all of that, in child processes too.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from types import ModuleType
 from typing import Any, Final
@@ -108,6 +109,18 @@ def use_libraries(paths: Iterable[str | os.PathLike[str]]) -> None:
             raise DeviceError(f"onnxruntime cannot load custom operators from '{path}': {reason(error)}") from error
         known = known if path in known else (*known, path)
     os.environ[LIBRARIES] = os.pathsep.join(known)
+
+
+@contextlib.contextmanager
+def libraries_of(paths: Iterable[str | os.PathLike[str]]) -> Iterator[None]:
+    """Load libraries of custom operators for the sessions inside alone; otherwise as `use_libraries`."""
+    before = os.environ.get(LIBRARIES, "")
+    try:
+        if paths := tuple(paths):
+            use_libraries(paths)
+        yield
+    finally:
+        os.environ[LIBRARIES] = before
 
 
 def _libraries() -> tuple[str, ...]:

@@ -6,12 +6,15 @@ model then fails at its default optimization level, although the float model run
 
 Supported: Resize with scales or sizes and Pad with pads, constant or computed, if the rank of the input is known;
 AveragePool whose dilations are all 1.
-Refused: Resize with keep_aspect_ratio_policy whose sizes are rounded or unknown before a run; Resize with
-a region of interest that is not constant; Pad with computed axes.
-Equations: the other axes have scale 1, the size of the input, pads 0, and the region from 0 to 1.
+Refused: Resize with a region of interest that is not constant; Resize whose sizes keep_aspect_ratio_policy rounds up or
+computes, with antialias, exclude_outside, or coordinates that depend on sizes; Pad with computed axes.
+Equations: the other axes have scale 1, the size of the input, pads 0, and the region from 0 to 1. With
+keep_aspect_ratio_policy, sizes = floor(scale * in + 1/2), of an input whose edges are repeated.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import onnx
@@ -48,24 +51,64 @@ def _resized_axes(match: Match) -> list[int]:
     return [axis % dims for axis in axes]
 
 
-def _policy_sizes(match: Match, axes: list[int]) -> tuple[list[int], np.float32] | str:
-    """Return sizes on `axes` under keep_aspect_ratio_policy and their scale, or why a scale cannot give them.
+def _has_policy(match: Match) -> bool:
+    return "sizes" in match and match.attribute("resize", "keep_aspect_ratio_policy") != "stretch"
 
-    Source: ONNX Resize: scale = min (not_larger) or max (not_smaller) of sizes / in; sizes = round(scale * in).
+
+def _policy_scale(match: Match, axes: list[int]) -> np.float32 | None:
+    """Return the scale of `axes` under keep_aspect_ratio_policy if it is known and alone gives the sizes, else None.
+
+    Source: ONNX Resize: scale = min (not_larger) or max (not_smaller) of sizes / in; sizes = round(scale * in). With
+    scales as input, the sizes are floor(scale * in).
     """
     wanted, own = constant(match["sizes"]), sizes(match["x"])
-    known = [None if own is None else own[axis] for axis in axes]
-    if wanted is None or None in known:
-        return "its sizes with keep_aspect_ratio_policy depend on the input"
+    known = [size for axis in axes if own is not None and (size := own[axis])]
+    if wanted is None or len(known) < len(axes):
+        return None
     pick = min if match.attribute("resize", "keep_aspect_ratio_policy") == "not_larger" else max
-    inner = [size for size in known if size]
-    if len(inner) < len(axes):
-        return "its input is empty"
-    scale = pick(np.float32(want) / np.float32(size) for want, size in zip(integers(wanted), inner, strict=True))
-    made = [float(scale) * size for size in inner]
-    if any(size != int(size) for size in made):
-        return f"its sizes with keep_aspect_ratio_policy are rounded from {made}"
-    return [int(size) for size in made], np.float32(scale)
+    scale = pick(np.float32(want) / np.float32(size) for want, size in zip(integers(wanted), known, strict=True))
+    made = [scale * np.float32(size) for size in known]
+    return None if any(size - np.floor(size) >= 0.5 for size in made) else np.float32(scale)
+
+
+def _why_not_policy(match: Match) -> str | None:
+    """Return why sizes that keep_aspect_ratio_policy rounds up, or that are computed, cannot be written as scales."""
+    mode = match.attribute("resize", "coordinate_transformation_mode")
+    if mode not in ("half_pixel", "asymmetric"):
+        return f"its coordinates ({mode}) depend on sizes that keep_aspect_ratio_policy rounds"
+    for name in ("antialias", "exclude_outside"):
+        if match.attribute("resize", name):
+            return f"{name} is by the edge of its input, and keep_aspect_ratio_policy rounds its sizes"
+    return None
+
+
+def _resize_by_policy(match: Match, axes: list[int], attrs: dict[str, Any], edit: Edit) -> Tensor:
+    """Return the Resize by a computed scale, of an input with repeated edges, cut to the rounded sizes.
+
+    The edge is repeated ceil(1 / scale) times, so that floor(scale * in) has at least the rounded size. Coordinates
+    beyond the edge read the edge in a Resize.
+    """
+    stem, x, dims = match["resize"].name, match["x"], rank(match["x"])
+    assert dims is not None
+
+    def node(op: str, *inputs: Tensor | None, **attributes: Any) -> Tensor:
+        return edit.node(op, list(inputs), attributes, name=f"{stem}_{op}")
+
+    def vector(values: list[float], kind: Any = INT64) -> Tensor:
+        return edit.constant(f"{stem}_constant", np.array(values, kind))
+
+    single = int(onnx.TensorProto.FLOAT)
+    pick = "ReduceMin" if attrs.pop("keep_aspect_ratio_policy") == "not_larger" else "ReduceMax"
+    own = node("Cast", node("Gather", node("Shape", x), vector(axes)), to=single)
+    scale = node(pick, node("Div", node("Cast", match["sizes"], to=single), own), keepdims=1)
+    ends = node("Cast", node("Floor", node("Add", node("Mul", scale, own), vector([0.5], np.float32))), to=7)
+    more = node("Cast", node("Ceil", node("Reciprocal", scale)), to=7)
+    rest, resized = range(dims), [axes.index(axis) if axis in axes else -1 for axis in range(dims)]
+    none, one = vector([0]), vector([1.0], np.float32)
+    pads = node("Concat", *([none] * dims), *(more if resized[axis] >= 0 else none for axis in rest), axis=0)
+    scales = node("Concat", *(scale if resized[axis] >= 0 else one for axis in rest), axis=0)
+    made = node("Resize", node("Pad", x, pads, mode="edge"), None, scales, **attrs)
+    return node("Slice", made, vector([0] * len(axes)), ends, vector(axes))
 
 
 def _check_resize(match: Match) -> str | None:
@@ -79,15 +122,17 @@ def _check_resize(match: Match) -> str | None:
     given = constant(match["scales"] if "sizes" not in match else match["sizes"])
     if given is not None and given.size != len(axes):
         return f"it has {given.size} numbers for {len(axes)} axes"
-    if "sizes" in match and match.attribute("resize", "keep_aspect_ratio_policy") != "stretch":
-        found = _policy_sizes(match, axes)
-        return found if isinstance(found, str) else None
-    return None
+    return _why_not_policy(match) if _has_policy(match) and _policy_scale(match, axes) is None else None
 
 
 def _resize_all(match: Match, edit: Edit) -> None:
     node, x, axes, dims = match["resize"], match["x"], _resized_axes(match), rank(match["x"])
     assert dims is not None
+    scale = _policy_scale(match, axes) if _has_policy(match) else None
+    if scale is None and _has_policy(match):
+        attrs = {key: value for key, value in node.attrs.items() if key != "axes"}
+        edit.replace(node.outputs[0], _resize_by_policy(match, axes, attrs, edit))
+        return
     order = [axes.index(axis) if axis in axes else len(axes) + axis for axis in range(dims)]
     kept = ("axes", "keep_aspect_ratio_policy")
     attrs = {key: value for key, value in node.attrs.items() if key not in kept}
@@ -100,10 +145,8 @@ def _resize_all(match: Match, edit: Edit) -> None:
     ones = np.ones(dims, np.float32)
     if lengths is None:
         scales = _on_all_axes(scales, edit.constant(f"{node.name}_ones", ones), order, node.name, edit)
-    elif match.attribute("resize", "keep_aspect_ratio_policy") != "stretch":
-        found = _policy_sizes(match, axes)
-        assert not isinstance(found, str)
-        ones[axes] = found[1]
+    elif scale is not None:
+        ones[axes] = scale
         scales, lengths = edit.constant(f"{node.name}_scales", ones), None
     else:
         own = sizes(x)
@@ -131,11 +174,11 @@ def _resize_counter_example() -> onnx.ModelProto:
     return sample(
         """g (float[1,2,4,6] x) => (float[1,2,H,W] y) {
             a = Relu(x)
-            b = Resize <mode="linear", axes=[2,3], keep_aspect_ratio_policy="not_larger"> (a, , , s)
+            b = Resize <mode="linear", axes=[2,3], antialias=1, keep_aspect_ratio_policy="not_larger"> (a, , , s)
             y = Sigmoid(b)
         }""",
         opset=19,
-        s=np.array([7, 7], INT64),
+        s=np.array([5, 9], INT64),
     )
 
 

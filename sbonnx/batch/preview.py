@@ -21,10 +21,10 @@ def faults_of(jobs: Iterable[Job], state: Path) -> dict[str, str]:
     Args:
         state: state folder of the batch, for downloads of URLs.
     """
-    seen: dict[tuple[str, str | None, int | None, str | None], str] = {}
+    seen: dict[tuple[object, ...], str] = {}
     faults: dict[str, str] = {}
     for job in jobs:
-        key = (job.model, job.data, job.split, job.preprocess)
+        key = (job.model, job.data, job.split, job.preprocess, job.ort_libraries)
         if key not in seen:
             seen[key] = _read_fault(job, state)
         reason = _recipe_fault(job, state) or seen[key]
@@ -38,13 +38,15 @@ def _read_fault(job: Job, state: Path) -> str:
     from sbonnx import graph as graphs
     from sbonnx.calib.data import dataset as datasets
     from sbonnx.calib.data import with_preprocess
+    from sbonnx.verify import libraries_of
 
     try:
         real = localized(reveal_job(job), state / "remote")
-        graph = graphs.load(real.model)
-        if real.data is not None:
-            data = with_preprocess(real.data, real.preprocess)
-            next(iter(datasets.read(data, graph, split=real.split, limit=1)))
+        with libraries_of(real.ort_libraries):
+            graph = graphs.load(real.model)
+            if real.data is not None:
+                data = with_preprocess(real.data, real.preprocess)
+                next(iter(datasets.read(data, graph, split=real.split, limit=1)))
     except SbonnxError as error:
         return str(error)
     return ""

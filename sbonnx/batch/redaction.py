@@ -116,6 +116,7 @@ def reveal_job(job: Job) -> Job:
         data=of(job.data),
         preprocess=of(job.preprocess),
         recipe=of(job.recipe),
+        ort_libraries=tuple(map(revealed, job.ort_libraries)),
         output=revealed(job.output),
         overrides=tuple((key, revealed(value)) for key, value in job.overrides),
         accept=replace(job.accept, metric=of(job.accept.metric)),

@@ -33,7 +33,7 @@ from sbonnx.batch.jobs.steps import (
 from sbonnx.batch.outcomes import FILE, FILES, JUDGED_ALONE, Intact, made_before, now, outcome_of, to_json
 from sbonnx.batch.process.cleanup import clear, used
 from sbonnx.batch.process.locks import lock_path, take_when_free
-from sbonnx.batch.redaction import Redactor, reveal_job
+from sbonnx.batch.redaction import Redactor, reveal_job, revealed
 from sbonnx.batch.remote import localized
 from sbonnx.batch.step_progress import StepProgress
 from sbonnx.calib.data import with_preprocess
@@ -51,7 +51,7 @@ from sbonnx.stages.measure import divided, equalizes_by_data
 from sbonnx.stages.pruned import measure_first
 from sbonnx.stages.state import Prepared, Request, run_options
 from sbonnx.terminal import escaped, json_values, map_strings
-from sbonnx.verify import EvaluationData
+from sbonnx.verify import EvaluationData, libraries_of
 from sbonnx.version import __version__
 
 PLANS: Final = "plans"
@@ -108,9 +108,9 @@ def run_step(step: Step, places: Places, tell: Tell, threads: int = 1, *, walk: 
         outcome = made_before(step, places)
         if outcome is None:
             work = partial(_calibrate, walk=walk) if step.kind == "calibrate" else _quantize
-            outcome = work(
-                step, places, tell, threads, partial(_create_output, step=step, places=places, redactor=redactor)
-            )
+            keep = partial(_create_output, step=step, places=places, redactor=redactor)
+            with libraries_of(map(revealed, step.jobs[0].ort_libraries)):
+                outcome = work(step, places, tell, threads, keep)
         publish(step, places)
     except Exception as error:
         if not isinstance(error, SbonnxError):

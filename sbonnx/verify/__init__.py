@@ -7,7 +7,7 @@ from sbonnx.verify.comparison import Comparison, LevelDifference, Limits
 from sbonnx.verify.file_check import Depth, check, compare
 from sbonnx.verify.kernel_count import FloatOp, Kernels
 from sbonnx.verify.labelled import Evaluation, EvaluationData, LabelledLoss, check_labels, evaluate
-from sbonnx.verify.sessions import LEVEL_NAMES, Feeds, file_bytes, session, use_libraries
+from sbonnx.verify.sessions import LEVEL_NAMES, Feeds, file_bytes, libraries_of, session, use_libraries
 
 __all__ = [
     "COLLAPSED_DB",
@@ -27,6 +27,7 @@ __all__ = [
     "compare",
     "evaluate",
     "file_bytes",
+    "libraries_of",
     "session",
     "use_libraries",
 ]

@@ -25,6 +25,7 @@ from sbonnx.errors import DataError, ModelError, UnknownOperatorError
 from sbonnx.graph import read_proto
 from sbonnx.graph.protos import first_node
 from sbonnx.input_files import native_source
+from sbonnx.runtime import libraries_of as libraries_of
 from sbonnx.runtime import open_session, reason, session_options
 from sbonnx.runtime import use_libraries as use_libraries
 from sbonnx.spec import Array

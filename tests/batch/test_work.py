@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,14 @@ from sbonnx.assets import digits
 from sbonnx.batch.accept import unchanged
 from sbonnx.batch.digests import Digests
 from sbonnx.batch.jobs.job import Acceptance, Job, Outcome, Places, Step
-from sbonnx.batch.jobs.outputs import publish
+from sbonnx.batch.jobs.jobfile import read_jobs
+from sbonnx.batch.jobs.outputs import Inputs, publish
 from sbonnx.batch.jobs.steps import steps_of
 from sbonnx.batch.outcomes import from_json, read_made
+from sbonnx.batch.preview import faults_of
 from sbonnx.batch.work import run_step
 from sbonnx.errors import OutputError
+from sbonnx.runtime import LIBRARIES
 from tests.support.models import model
 
 pytestmark = pytest.mark.skipif(not digits().model.is_file(), reason="the bundled model is not there")
@@ -427,3 +431,35 @@ def test_a_network_that_smooth_quant_changes(place: Path) -> None:
         "quantize a": ("done", ""),
     }
     assert (place / "out" / "a.onnx").read_bytes() == (place / "single.onnx").read_bytes()
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="the test compiles a library")
+def test_libraries_of_custom_operators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ort_libraries` of a job file: loaded for the sessions of that job alone, and part of its digests."""
+    monkeypatch.setenv(LIBRARIES, "")
+    log, library = tmp_path / "log", tmp_path / "ops.so"
+    code = (
+        "#include <stdio.h>\nvoid *RegisterCustomOps(void *options, const void *api) {\n"
+        f'  FILE *f = fopen("{log}", "a"); fputc(49, f); fclose(f); return 0; }}\n'
+    )
+    (tmp_path / "ops.c").write_text(code)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "ops.c"], check=True)
+    entry = f"{{model: '{digits().model}', data: '{digits().calib}', split: 64, set: {{VERIFY.LATENCY: false}}"
+    (tmp_path / "jobs.yaml").write_text(
+        f"output: out\njobs:\n- {entry}, ort_libraries: ops.so, name: with}}\n- {entry}, name: without}}\n"
+        f"- {entry}, ort_libraries: [absent.so], name: absent}}\n"
+    )
+    _, output, jobs = read_jobs(tmp_path / "jobs.yaml")
+    assert [job.ort_libraries for job in jobs] == [(str(library),), (), (str(tmp_path / "absent.so"),)]
+    places = Places(output)
+    found = steps_of(jobs, places.state)
+    assert len({step.key for step in found}) == 6, "a library changes the digests of both steps"
+    steps = {step.title: step for step in found}
+    assert run_step(steps["quantize without"], places, quiet, 1).status == "done"
+    assert not log.exists()
+    assert run_step(steps["quantize with"], places, quiet, 1).status == "done"
+    assert log.read_text().count("1") > 1 and os.environ[LIBRARIES] == ""
+    outcome = run_step(steps["quantize absent"], places, quiet, 1)
+    assert outcome.status == "refused" and "absent.so' does not exist" in outcome.reason
+    assert set(faults_of(jobs, places.state)) == {"absent"}
+    assert "the library of 'with'" in str(Inputs(jobs).over(str(library)))

@@ -85,6 +85,17 @@ def test_resize_with_axes_between_convolutions(case: str, backend: str, tmp_path
     assert_near_float(proto, feeds, quantized(proto, feeds, tmp_path, backend=backend))
 
 
+@pytest.mark.parametrize("backend", ["onnxruntime", "qnn"])
+@pytest.mark.parametrize("mode", ["linear", "nearest"])
+def test_resize_that_keeps_the_aspect_ratio_by_rounding(mode: str, backend: str, tmp_path: Path) -> None:
+    """9 columns become 7.875, which are 8."""
+    op = f'Resize <axes = [2,3], mode = "{mode}", keep_aspect_ratio_policy = "not_larger"> (a, , , s)'
+    text = BETWEEN.replace("OP", op).replace("8,8", "8,9")
+    proto = model(text, opset=19, w1=kernel(16, 16, 3, 3), w2=kernel(16, 16, 3, 3), s=np.array([7, 8], INT64))
+    feeds = normal(1, 16, 8, 9)
+    assert_near_float(proto, feeds, quantized(proto, feeds, tmp_path, backend=backend))
+
+
 PADS: dict[str, tuple[str, list[int], list[int]]] = {
     "edge": ('Pad <mode = "edge"> (a, p, , axes)', [1, 1], [3]),
     "reflect": ('Pad <mode = "reflect"> (a, p, , axes)', [1, 1, 1, 1], [2, 3]),

@@ -26,6 +26,25 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
         'Resize <axes = [2,3], mode = "linear", keep_aspect_ratio_policy = "not_larger"> (a, , , s)',
         {"s": np.array([8, 13], INT64)},
     ),
+    "rounded down": (
+        'Resize <axes = [2,3], mode = "cubic", keep_aspect_ratio_policy = "not_larger"> (a, , , s)',
+        {"s": np.array([11, 13], INT64)},
+    ),
+    **{
+        f"rounded up, {mode}": (
+            f'Resize <axes = [3,2], mode = "{mode}", {how}> (a, , , s)',
+            {"s": np.array([9, 5], INT64)},
+        )
+        for mode, how in (
+            ("linear", 'keep_aspect_ratio_policy = "not_larger"'),
+            ("nearest", 'keep_aspect_ratio_policy = "not_smaller", coordinate_transformation_mode = "asymmetric"'),
+            ("cubic", 'keep_aspect_ratio_policy = "not_larger"'),
+        )
+    },
+    "computed policy": (
+        'Resize <axes = [2,3], mode = "linear", keep_aspect_ratio_policy = "not_smaller"> (a,,,more)',
+        {},
+    ),
     "not smaller": (
         'Resize <axes = [3,2], mode = "linear", keep_aspect_ratio_policy = "not_smaller"> (a, , , s)',
         {"s": np.array([9, 3], INT64)},
@@ -59,12 +78,17 @@ def test_all_axes_give_the_same_bits(form: str, batch: str) -> None:
         assert node.op_type != "Pad" or len(node.input) < 4
     read = {name for node in simple.graph.node for name in node.input}
     assert {tensor.name for tensor in simple.graph.initializer} <= read
+    tolerance = 1e-6 if "rounded up" in form else 0.0  # the edge is a mean of equal values
     for seed, dynamic in enumerate((2, 1, 3)):
-        assert_same_outputs(proto, simple, random_feeds(proto, dynamic=dynamic, seed=seed))
+        feeds = random_feeds(proto, dynamic=dynamic, seed=seed)
+        assert_same_outputs(proto, simple, feeds, tolerance=tolerance)
 
 
-def test_sizes_that_are_rounded_keep_their_axes() -> None:
-    op = 'Resize <axes = [2,3], mode = "linear", keep_aspect_ratio_policy = "not_larger"> (x, , , s)'
+@pytest.mark.parametrize(
+    "given", ["antialias = 1", "exclude_outside = 1", 'coordinate_transformation_mode = "pytorch_half_pixel"']
+)
+def test_sizes_that_are_rounded_up_keep_their_axes(given: str) -> None:
+    op = f'Resize <axes = [2,3], mode = "cubic", keep_aspect_ratio_policy = "not_larger", {given}> (x, , , s)'
     text = f"agraph (float[1,2,4,6] x) => (float[A,B,C,D] y) {{ y = {op} }}"
-    graph = graphs.load(model(text, opset=19, s=np.array([7, 7], INT64)))
-    assert any("rounded" in refusal.why for refusal in apply(graph, SIMPLIFY).refusals)
+    graph = graphs.load(model(text, opset=19, s=np.array([5, 9], INT64)))
+    assert any("keep_aspect_ratio_policy" in refusal.why for refusal in apply(graph, SIMPLIFY).refusals)

@@ -118,6 +118,7 @@ class Job:
         accept, limits: see `Acceptance` and `Limits`.
         evaluation: labelled data and a metric; None: none.
         outside_output: whether the output may be outside the folder of the batch.
+        ort_libraries: paths of libraries of custom operators, see `sbonnx.runtime.use_libraries`.
     """
 
     name: str
@@ -133,6 +134,7 @@ class Job:
     evaluation: JobEvaluation | None = None
     outside_output: bool = False
     preprocess: str | None = None
+    ort_libraries: tuple[str, ...] = ()
 
     @property
     def preprocess_file(self) -> str | None:

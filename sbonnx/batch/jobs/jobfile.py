@@ -219,6 +219,7 @@ class DefaultKeys(ShapeKeys):
         None, description="how images, audio and texts become inputs: a preset such as imagenet, or a YAML or JSON file"
     )
     split: Annotated[int, Field(ge=1)] | None = Field(None, description="split feeds into batches of this many samples")
+    ort_libraries: Names | None = Field(None, description="libraries of custom operators that onnxruntime loads")
     set: Settings = Field((), description="values of the recipe by key")
     eval: EvalKeys = EvalKeys()
     accept: AcceptKeys = AcceptKeys()

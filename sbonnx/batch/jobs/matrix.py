@@ -104,6 +104,7 @@ def _of_entry(file: JobFile, entry: JobKeys, base: Path, output: Path, number: i
                 output=_output(entry.output, name, output, values, here),
                 split=entry.split if entry.split is not None else file.defaults.split,
                 preprocess=_preprocess(entry, file.defaults, base),
+                ort_libraries=_libraries(entry, file.defaults, base),
                 recipe=source,
                 overrides=overrides,
                 accept=_accept(file.defaults, entry, base),
@@ -222,6 +223,12 @@ def _preprocess(entry: JobKeys, defaults: DefaultKeys, base: Path) -> str | None
     if text is None or text in PRESETS or is_url(wanted := revealed(text)):
         return text
     return Redactor(names_in(text)).text(os.path.abspath(base / wanted))
+
+
+def _libraries(entry: JobKeys, defaults: DefaultKeys, base: Path) -> tuple[str, ...]:
+    """Return the absolute paths of the libraries of custom operators."""
+    names = entry.ort_libraries if entry.ort_libraries is not None else defaults.ort_libraries or ()
+    return tuple(Redactor(names_in(name)).text(os.path.abspath(base / revealed(name))) for name in names)
 
 
 def _recipe(text: str | None, base: Path, here: tuple[Any, ...]) -> str | None:

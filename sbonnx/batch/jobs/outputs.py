@@ -89,7 +89,8 @@ class Inputs:
                 "the metric": None if metric is None else metric.rpartition(":")[0],
                 "the labelled data": None if job.evaluation is None else job.evaluation.data,
             }
-            for what, name in names.items():
+            libraries = [("the library", name) for name in job.ort_libraries]
+            for what, name in (*names.items(), *libraries):
                 if name is not None and name not in seen:
                     seen.add(name)
                     self._add(what, name, job.name)

@@ -122,6 +122,8 @@ def job_inputs(job: Job, digests: Digests, state: Path | None = None) -> JobInpu
     """
     real = reveal_job(job)
     model = _digest(real.model, "model", digests, state)
+    if real.ort_libraries:
+        model = _joined("custom operators", model, *(digests.of(Path(library)) for library in real.ort_libraries))
     data = "none" if real.data is None else _digest(real.data, "data", digests, state)
     if real.preprocess is not None and data not in ("none", MISSING):
         file = real.preprocess_file

@@ -100,6 +100,7 @@ QUANTIZE_OPTIONS: Final = (
     *NAMES,
     *LENGTHS,
     options.DEVICE,
+    options.ORT_LIBRARY,
     options.MEMORY,
     options.CACHE,
     options.REQUANTIZE,
@@ -118,6 +119,7 @@ EVALUATE_OPTIONS: Final = (
     *LENGTHS,
     *LIMITS,
     NO_LATENCY,
+    options.ORT_LIBRARY,
     options.SET,
     *options.COMMON,
 )
@@ -132,6 +134,7 @@ ADAPT_OPTIONS: Final[tuple[CommandOption[Any], ...]] = (
     TOKENIZER,
     *LENGTHS,
     options.DEVICE,
+    options.ORT_LIBRARY,
     NO_LATENCY,
     options.SET,
     options.FORCE,
