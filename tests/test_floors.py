@@ -93,7 +93,7 @@ THIRD_PARTIES: dict[str, frozenset[str] | None] = {
     "tomllib": frozenset({"cli.configuration"}),
     "rich": frozenset({"cli", "progress", "batch.step_progress"}),
     "jinja2": frozenset({"html_report", "isolation.chat_template"}),
-    "tokenizers": frozenset({"calib.data.readers.tokenizer_file"}),
+    "tokenizers": frozenset({"calib.data.readers.normalizers", "calib.data.readers.tokenizer_file"}),
     "soundfile": frozenset({"calib.data.readers.audio"}),
     "soxr": frozenset({"calib.data.readers.audio"}),
     "psutil": frozenset({"batch", "cli", "llm", "verify"}),

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final, final
 
+from sbonnx.calib.data.readers.normalizers import TREE_HEADER, normalized_length, normalizers_of
 from sbonnx.errors import DataError, foreign_code
 from sbonnx.input_files import read_json
 
@@ -18,10 +19,9 @@ LARGEST: Final = 1 << 27
 """Maximum size of the file in bytes; that of a vocabulary of 256,000 tokens has 35 MB."""
 
 LONGEST_TEXT: Final = 1 << 23
-"""Maximum length in characters of a text that is tokenized at once, at up to 140 bytes of memory each."""
-
-TREE_HEADER: Final = 4
-"""Bytes of a precompiled charsmap before its tree: the size of the tree, little-endian."""
+"""Maximum length in characters of a text that is tokenized at once, normalized or not, at up to 140 bytes of memory
+each.
+"""
 
 
 @final
@@ -62,6 +62,7 @@ class TokenizerFile:
         with self._native("cannot be read as a tokenizer"):
             self._tokenizer = Tokenizer.from_str(json.dumps({**values, "truncation": None, "padding": None}))
             self.size: int = self._tokenizer.get_vocab_size()
+        self._normalizers = list(normalizers_of(values.get("normalizer")))
 
     def id_of(self, token: str) -> int | None:
         """Return the id of a token; None if the vocabulary does not have it."""
@@ -78,11 +79,16 @@ class TokenizerFile:
         Raises:
             DataError: the tokenizer fails, or a text is too long.
         """
-        longest = max((sum(map(len, [text] if isinstance(text, str) else text)) for text in texts), default=0)
-        if longest > LONGEST_TEXT:
-            raise DataError(
-                f"a text has {longest} characters, and at most {LONGEST_TEXT} are tokenized at once: split it"
-            )
+        for text in texts:
+            parts = [text] if isinstance(text, str) else text
+            length = sum(map(len, parts))
+            with self._native("cannot normalize a text"):
+                longest = sum(normalized_length(part, self._normalizers, LONGEST_TEXT) for part in parts)
+            if longest > LONGEST_TEXT:
+                what = f"has {length} characters"
+                if length <= LONGEST_TEXT:
+                    what += f", which the normalizer of '{self._path}' makes more than {LONGEST_TEXT}"
+                raise DataError(f"a text {what}, and at most {LONGEST_TEXT} are tokenized at once: split it")
         with self._native("cannot encode a text"):
             found: list[Any] = self._tokenizer.encode_batch(list(texts), add_special_tokens=special)
         return found
