@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 from sbonnx.errors import DeviceError, ModelError
 
 Tensor = Any
 """A `torch.Tensor`; untyped, because torch is imported lazily."""
+
+
+COMPILE_CACHE: Final = "TORCHINDUCTOR_CACHE_DIR"
+"""Environment variable with torch's folder of compiled code, which torch sets where it creates the folder."""
 
 
 class Unfit(Exception):
@@ -34,8 +42,21 @@ def torch_module(hint: str = "") -> ModuleType:
         raise DeviceError(f"torch is not installed: pip install 'sbonnx[qat]'{hint}") from error
     except (ImportError, OSError) as error:  # OSError: its shared libraries do not load
         raise DeviceError(f"torch is installed but does not load: {str(error).splitlines()[0]}") from error
+    _remove_compile_cache_at_exit()
     module: ModuleType = torch
     return module
+
+
+@cache
+def _remove_compile_cache_at_exit() -> None:
+    """Remove an empty folder of compiled code when the process ends: importing optimizers creates it in TMPDIR."""
+
+    def remove() -> None:
+        with contextlib.suppress(KeyError, OSError):  # it was not created, or is in use
+            os.rmdir(os.environ[COMPILE_CACHE])
+
+    if COMPILE_CACHE not in os.environ:
+        atexit.register(remove)
 
 
 @dataclass(frozen=True)
