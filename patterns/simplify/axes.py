@@ -14,6 +14,7 @@ keep_aspect_ratio_policy, sizes = floor(scale * in + 1/2), of an input whose edg
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -94,7 +95,7 @@ def _resize_by_policy(match: Match, axes: list[int], attrs: dict[str, Any], edit
     def node(op: str, *inputs: Tensor | None, **attributes: Any) -> Tensor:
         return edit.node(op, list(inputs), attributes, name=f"{stem}_{op}")
 
-    def vector(values: list[float], kind: Any = INT64) -> Tensor:
+    def vector(values: Sequence[float], kind: Any = INT64) -> Tensor:
         return edit.constant(f"{stem}_constant", np.array(values, kind))
 
     single = int(onnx.TensorProto.FLOAT)
