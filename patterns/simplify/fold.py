@@ -4,9 +4,9 @@ Supported: nodes of the standard domain whose inputs are constants, in every sco
 Refused: random ops, custom domains, nodes with bodies, sequences, RoiAlign (unbounded work), integer divisions
 before their operands are known (an overflow in the kernel kills the process), and QuantizeLinear / DequantizeLinear
 with all dependent nodes (a quantized model must remain quantized). A result may be at most 1 MiB larger than the
-constants it is computed from, and one that the file would store at most a tenth of the weights of the model larger, or
-16 KiB: matrices that small models compute (Fourier transforms, mel filters) would be most of the file, and runtimes
-compute them once, when they load it. Nodes with results of unknown size are run only if they are small.
+constants it is computed from, and all that the file would store together at most a tenth of the weights of the model
+larger, or 16 KiB: matrices that small models compute (Fourier transforms, mel filters) would be most of the file, and
+runtimes compute them once, when they load it. Nodes with results of unknown size are run only if they are small.
 Equations: f(c) is a constant if c is one.
 """
 
@@ -42,10 +42,10 @@ GROWTH_BYTES: Final = 1 << 20
 """Maximum growth of a folded tensor over the constants it is computed from, in bytes."""
 
 STORED_SHARE: Final = 0.1
-"""Maximum growth of a tensor that the file would store, as a share of the weights of the model."""
+"""Maximum growth of all tensors that the file would store, as a share of the weights of the model."""
 
 STORED_BYTES: Final = 16 << 10
-"""Growth of a stored tensor that is always allowed, in bytes."""
+"""Growth of all stored tensors that is always allowed, in bytes."""
 
 UNKNOWN_BYTES: Final = 1 << 20
 """Maximum size of the constants of a node whose result size is unknown, in bytes."""
@@ -96,12 +96,12 @@ def fold(graph: Graph) -> list[Fired | Refusal]:
     require_no_traps(graph)
     _make_range_bounds_scalar(graph)
     infer_shapes(graph)
-    growth = max(STORED_BYTES, min(GROWTH_BYTES, int(STORED_SHARE * _bytes_of_weights(graph))))
+    growth = max(STORED_BYTES, int(STORED_SHARE * (_bytes_of_weights(graph) - graph.info.folded)))
     outcomes: list[Fired | Refusal] = []
     names: Names | None = None
     for _, scope in list(scopes(graph)):
         plan = _plan(scope)
-        _leave_large(plan, scope, growth)
+        graph.info.folded += _leave_large(plan, scope, growth - graph.info.folded)
         outcomes += plan.refusals
         if plan.nodes:
             names = names or Names(graph)
@@ -146,33 +146,41 @@ def _plan(scope: Body) -> _Plan:
     return plan
 
 
-def _leave_large(plan: _Plan, scope: Body, growth: int) -> None:
-    """Take the nodes out of a plan, in place, whose results would grow the file by more than `growth` bytes each.
+def _leave_large(plan: _Plan, scope: Body, growth: int) -> int:
+    """Take the nodes with the largest results out of a plan, in place, until the file grows by at most `growth` bytes.
 
     Nodes that read such a result are taken out too; small operands of both are folded.
+
+    Returns:
+        the number of bytes by which the file grows.
     """
     outputs = {id(tensor) for tensor in scope.outputs}
-    nodes, removed = plan.nodes, True
-    while removed:
-        planned, removed = {id(node) for node in nodes}, False
-        makers = {id(tensor) for node in nodes for tensor in node.outputs}
-        for node in reversed(nodes):
-            for tensor in node.outputs:
-                size, given = plan.bytes[id(tensor)], sum(plan.leaves[id(tensor)].values())
-                if size is None or size <= given + growth or not _is_stored(tensor, planned, outputs):
-                    continue
-                planned.discard(id(node))
-                plan.refusals.append(Refusal(NAME, node.name, LARGE.format(tensor.name, size / 2**10, given / 2**10)))
-                break
-        kept: list[Node] = []
-        makers -= {id(tensor) for node in nodes if id(node) in planned for tensor in node.outputs}
-        for node in nodes:
-            if id(node) in planned and not any(id(tensor) in makers for tensor in node.inputs):
-                kept.append(node)
+    while True:
+        planned = {id(node) for node in plan.nodes}
+        stored = [
+            (max(0, size - sum(plan.leaves[id(tensor)].values())), place, tensor)
+            for place, node in enumerate(plan.nodes)
+            for tensor in node.outputs
+            if (size := plan.bytes[id(tensor)]) is not None and _is_stored(tensor, planned, outputs)
+        ]
+        total, large = 0, set()
+        for more, place, tensor in sorted(stored, key=lambda row: row[:2]):
+            if more and (more > GROWTH_BYTES or total + more > growth):
+                large.add(id(tensor))
+                size, given = plan.bytes[id(tensor)] or 0, sum(plan.leaves[id(tensor)].values())
+                why = LARGE.format(tensor.name, size / 2**10, given / 2**10)
+                plan.refusals.append(Refusal(NAME, plan.nodes[place].name, why))
             else:
-                makers.update(id(tensor) for tensor in node.outputs)
-        removed, nodes = len(kept) < len(nodes), kept
-    plan.nodes = nodes
+                total += more
+        if not large:
+            return total
+        kept: list[Node] = []
+        for node in plan.nodes:
+            if any(id(tensor) in large for tensor in (*node.inputs, *node.outputs)):
+                large.update(id(tensor) for tensor in node.outputs)
+            else:
+                kept.append(node)
+        plan.nodes = kept
 
 
 def _is_stored(tensor: Tensor, planned: Collection[int], outputs: Collection[int]) -> bool:

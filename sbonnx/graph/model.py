@@ -70,6 +70,7 @@ class ModelInfo:
         normals: batch-norm statistics by tensor name; kept when batch norms are folded. Code that scales a tensor must
             update them (`Normal.through`).
         edits: changes of constants by equalization, see `sbonnx.graph.constant_edits`; saved with a quantized file.
+        folded: bytes by which constant folding has made the constants larger.
         rows_apart: the model treats the rows of a batch independently; None: not tested yet.
         broken_rewrites: graph transformers of onnxruntime with which the float model does not run. One list for a graph
             and its pieces: sessions add to it, and leave them out.
@@ -91,6 +92,7 @@ class ModelInfo:
     defaults: dict[str, Any] = field(default_factory=dict)
     normals: dict[str, Normal] = field(default_factory=dict)
     edits: Edits = field(default_factory=dict)
+    folded: int = 0
     rows_apart: bool | None = None
     broken_rewrites: list[str] = field(default_factory=list)
 

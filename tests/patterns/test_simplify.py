@@ -287,3 +287,26 @@ def test_a_computed_matrix_that_would_be_most_of_the_file_stays(
     refused = [refusal for refusal in applied.refusals if "of the file" in refusal.why]
     assert bool(refused) == stays
     assert_same_outputs(proto, made, random_feeds(proto))
+
+
+def test_many_computed_matrices_together() -> None:
+    """Each would be allowed alone; together, over all rounds, they grow the file by at most what one may."""
+    count, size = 8, 48
+    lines = " ".join(
+        f"m{each} = Mul(column{each}, row) c{each} = Cos(m{each}) x{each + 1} = MatMul(x{each}, c{each})"
+        for each in range(count)
+    )
+    numbers: dict[str, Any] = {
+        f"column{each}": np.arange(size, dtype=np.float32).reshape(-1, 1) * each for each in range(count)
+    }
+    text = f"g (float[N,{size}] x0) => (float[N,{size}] x{count}) {{ {lines} }}"
+    proto = model(text, row=np.arange(size, dtype=np.float32).reshape(1, -1) / size, **numbers)
+    graph = load(proto)
+    apply(graph, SIMPLIFY)
+    made = to_proto(graph)
+    bytes_before, bytes_after = (sum(one.ByteSize() for one in one.graph.initializer) for one in (proto, made))
+    assert 0 < bytes_after - bytes_before <= fold.STORED_BYTES
+    assert 0 < graph.info.folded <= fold.STORED_BYTES
+    kinds = Counter(node.op_type for node in made.graph.node)
+    assert 0 < kinds["Cos"] < count
+    assert_same_outputs(proto, made, random_feeds(proto))
