@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from sbonnx.graph import Body, Graph, Node, Tensor, Variable, edit, query
-from sbonnx.ops import CONTRIB, INTEGER_OPS, MOVES_DATA, PADS, PICKS_MAX, QUANTIZE, STANDARD_DOMAINS
+from sbonnx.ops import CONTRIB, INTEGER_OPS, MOVES_DATA, PADS, PICKS_MAX, QUANTIZE, RECURRENT, STANDARD_DOMAINS
 from sbonnx.qdq import integer_products
 from sbonnx.qdq.arithmetic import QDQParams, numbers
 from sbonnx.qdq.integer_products import OPERATORS, WHAT, IntegerOperator, Unfolder
@@ -49,6 +49,36 @@ def unfold(graph: Graph) -> tuple[tuple[Fired, ...], tuple[Refusal, ...]]:
         edit.sweep(graph)
         edit.sort(graph)
     return tuple(work.fired), (*work.refusals, *lifted.refusals)
+
+
+def pair_recurrent(graph: Graph) -> None:
+    """Write the weights of recurrent operators that a Cast and a Mul decode as Q/DQ pairs. In place.
+
+    `backends.onnxruntime.rewrites.decode_at_load` writes them so.
+    """
+    work = Unfolder(graph)
+    for _, body in list(query.scopes(graph)):
+        for node in [node for node in body.nodes if node.op == "Mul"]:
+            users = [use for use in query.readers(node.outputs[0]) if use[0].op in RECURRENT]
+            maker, scale = query.producer(node.inputs[0]), query.constant(node.inputs[1])
+            if not users or maker is None or maker.op != "Cast" or scale is None:
+                continue
+            codes = query.constant(maker.inputs[0])
+            axes = [axis for axis, size in enumerate(scale.shape) if size > 1]
+            if (
+                codes is None
+                or codes.dtype not in (np.int8, np.uint8)
+                or len(axes) > 1
+                or scale.ndim not in (0, codes.ndim)
+            ):
+                continue
+            values = scale.reshape(-1 if axes else ())
+            factors = edit.add_constant(graph, f"{node.name}_scale", values, work.names)
+            decoded = work.dequantize(body, maker.inputs[0], factors, None, axes[0] if axes else None)
+            for user, index in users:
+                edit.replace_input(user, index, decoded)
+    edit.sweep(graph)
+    edit.sort(graph)
 
 
 def _scope(work: Unfolder, body: Body) -> None:

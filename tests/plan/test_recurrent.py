@@ -11,6 +11,8 @@ import onnxruntime
 import pytest
 
 import sbonnx
+from sbonnx.profile.file_losses import file_losses
+from sbonnx.profile.imported_file import subject_of
 from sbonnx.spec import Array
 from tests.support.models import model, run
 
@@ -76,3 +78,18 @@ def test_other_runtimes_and_excluded_layers_keep_floats(tmp_path: Path) -> None:
         sbonnx.quantize(proto, feeds, output=path, verify=False, **settings)  # type: ignore[arg-type]
         kinds = [one.data_type for one in onnx.load(path).graph.initializer if len(one.dims) == 3]
         assert kinds == [onnx.TensorProto.FLOAT] * 4
+
+
+@pytest.mark.parametrize("op", GATES)
+def test_the_profile_has_their_rows(op: str, tmp_path: Path) -> None:
+    """Losses by weights alone; together, the layers explain the loss of the file."""
+    proto, feeds = recurrent(op, both=True)
+    path = tmp_path / "q.onnx"
+    sbonnx.quantize(proto, feeds, output=path, verify=False)
+    subject = subject_of(proto, path)
+    assert not [note for note in subject.notes if "not those of the float model" in note]
+    found = file_losses(proto, path, subject.graph, subject.plan, subject.solution, feeds)
+    assert [(row.op, row.label) for row in found.layers] == [(op, "int8 axis 1")] * 2
+    for row in found.layers:
+        assert row.weights is not None and 30 < row.weights < 60
+    assert not found.notes
