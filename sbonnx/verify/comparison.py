@@ -182,12 +182,12 @@ class Comparison:
         return tuple(found)
 
     def _weights_left(self) -> str:
-        """Return which weights are still float, as the end of a sentence; "" if not counted, or few are."""
+        """Return which weights float operators read, as the end of a sentence; "" if not counted, or few are."""
         kernels = self.kernels
         if kernels is None or kernels.skipped or kernels.weights_in_integers > MOST_WEIGHTS:
             return ""
         ops = ", ".join(list(kernels.float_weights)[:3])
-        return f"; {1 - kernels.weights_in_integers:.0%} of the weights stay float ({ops})"
+        return f"; {1 - kernels.weights_in_integers:.0%} of the weights are read by float operators ({ops})"
 
     def _unlike(self) -> Iterator[tuple[OutputDifference, str]]:
         """Yield the outputs that are much worse on the hold-out set than on calibration samples."""

@@ -54,7 +54,7 @@ def test_a_file_that_is_larger_says_so_and_which_weights_are_float() -> None:
     grown = replace(MEASURED, bytes_float=100_000, bytes_quantized=140_500, kernels=kernels)
     assert grown.to_dict()["larger"] is True
     assert grown.notes() == (
-        f"{LARGER}: 1.41 times its size, 40,500 bytes more; 95% of the weights stay float (LSTM, GRU)",
+        f"{LARGER}: 1.41 times its size, 40,500 bytes more; 95% of the weights are read by float operators (LSTM, GRU)",
     )
     assert not replace(grown, bytes_float=140_000).notes()  # names and scales
     assert replace(grown, kernels=None).notes() == (f"{LARGER}: 1.41 times its size, 40,500 bytes more",)

@@ -225,7 +225,7 @@ def _float_kernels(kernels: dict[str, Any] | None) -> str | None:
 
 
 def float_weights(kernels: Mapping[str, Any]) -> str:
-    """Return the ops whose weights stay float, if they are at least `NAMED` of all weights: ``LSTM 96 %``."""
+    """Return the float ops that read weights, if they are at least `NAMED` of all weights: ``LSTM 96 %``."""
     left = kernels.get("float_weights") or {}
     total = sum(left.values()) / (1 - kernels["weights_in_integers"]) if left else 0.0
     named = [f"{op} {percent(count / total)}" for op, count in left.items() if count >= NAMED * total]
