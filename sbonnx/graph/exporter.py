@@ -14,7 +14,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 from sbonnx.errors import ModelError
 from sbonnx.graph.model import Body, Constant, Graph, ModelInfo, Node, Tensor, Variable
 from sbonnx.graph.protos import copied, ir_version_for, replace_entries, tensor_protos
-from sbonnx.graph.query import Array, all_nodes, bodies, constant, ordered, stored_values
+from sbonnx.graph.query import Array, all_nodes, bodies, constant, ordered, readers, stored_values
 from sbonnx.graph.storage import protobuf_payloads
 from sbonnx.graph.storage.weights import INLINE_BYTES, MappedWeights, chunks, numpy_dtype, onnx_dtype, stored_bytes
 
@@ -157,6 +157,11 @@ class _GraphExporter:
         stored = tensor._values
         return stored.dtype != object and stored_bytes(stored) > self.inline
 
+    def is_default(self, tensor: Constant) -> bool:
+        """Whether a constant is the default of an input, and nothing was computed from it since it was loaded."""
+        uses = self.info.default_uses.get(tensor.name)
+        return uses == len(readers(tensor)) and tensor._values is self.info.defaults.get(tensor.name)
+
     def graph(self, scope: Body, path: str) -> GraphProto:
         """Convert one scope; `path` is "" for the main graph, else "node/attribute[/node/attribute]"."""
         proto = copied(self.info.graphs.get(path) or GraphProto())
@@ -164,8 +169,12 @@ class _GraphExporter:
         proto.node.extend(self.node(node, path) for node in ordered(scope.nodes))
         for tensor in self.homes.get(id(scope), ()):
             self.tensor(tensor, proto.initializer.add())
+        defaults = [] if path else [tensor for tensor in self.homes.get(id(scope), ()) if self.is_default(tensor)]
+        for name in () if path else (name for name, uses in self.info.default_uses.items() if not uses):
+            defaults.append(Constant(name, self.info.defaults[name]))
+            self.tensor(defaults[-1], proto.initializer.add())
         interface = {tensor.name for tensor in [*scope.inputs, *scope.outputs]}
-        proto.input.extend(self.value(tensor, must_have_type=path == "") for tensor in scope.inputs)
+        proto.input.extend(self.value(tensor, must_have_type=path == "") for tensor in (*scope.inputs, *defaults))
         proto.output.extend(self.value(tensor) for tensor in scope.outputs)
         for node in scope.nodes:
             for tensor in node.outputs:

@@ -175,6 +175,7 @@ def copy(graph: Graph) -> Graph:
         values=dict(info.values),
         graphs=dict(info.graphs),
         defaults=dict(info.defaults),
+        default_uses=dict(info.default_uses),
         normals=dict(info.normals),
         edits=dict(info.edits),
     )

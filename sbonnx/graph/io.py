@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from sbonnx.graph.digests import array_digests
 from sbonnx.graph.exporter import NODES_KEY, read_type, skeleton
 from sbonnx.graph.importer import build, make_dense
 from sbonnx.graph.local_functions import inline
-from sbonnx.graph.model import Graph, ModelInfo, set_node_metadata
+from sbonnx.graph.model import Graph, ModelInfo, Node, set_node_metadata
 from sbonnx.graph.opset_convert import NEWEST, convert_opset, default_opset, require_known_ops
 from sbonnx.graph.protos import (
     ONNX_ERRORS,
@@ -30,13 +31,13 @@ from sbonnx.graph.protos import (
     single_line,
     sort_protos,
 )
-from sbonnx.graph.query import all_nodes
+from sbonnx.graph.query import all_nodes, readers, tensors_by_name
 from sbonnx.graph.shape_inference import infer_shapes
 from sbonnx.graph.storage.model_file import label_of, open_model
 from sbonnx.graph.storage.output_files import EXTERNAL_BYTES, write_model
 from sbonnx.graph.storage.weights import MappedWeights
 from sbonnx.graph.validation import free_sizes, require_no_traps, require_one_float_type, validate
-from sbonnx.ops import QDQ
+from sbonnx.ops import LINEAR, QDQ, RECURRENT
 from sbonnx.spec import Array
 
 SESSION_BYTES = 64 << 10
@@ -48,6 +49,9 @@ OPSET_REASONS = {
     21: "Q/DQ of 4 or 16 bits or in blocks need it",
 }
 """Reasons for a newer opset than that of the file."""
+
+IR_WITH_DEFAULTS = 4
+"""First IR version in which an initializer need not be an input."""
 
 MOST_NAMED = 5
 """Initializers that a note names."""
@@ -77,6 +81,7 @@ def _load(source: str | os.PathLike[str] | ModelProto, opset: int) -> Graph:
     opened = open_model(source)
     model = opened.model
     info = ModelInfo(opened.path, tuple(opened.files), tuple(opened.sources), model.ir_version)
+    own_ir = model.ir_version
     own = info.original_opset = default_opset(model, opened.label)
     if not 1 <= opset <= NEWEST:
         raise ModelError(f"opset {opset} was requested; onnx {onnx.__version__} supports 1 to {NEWEST}")
@@ -88,7 +93,7 @@ def _load(source: str | os.PathLike[str] | ModelProto, opset: int) -> Graph:
     freed += sum(free_sizes(function.value_info) for function in model.functions)
     if freed:
         info.notes.append(f"{freed} tensors had sizes below 0: read as dynamic")
-    _remove_initializer_inputs(model, info)
+    listed = _remove_initializer_inputs(model, info)
     validate(model)
     if model.functions:
         count = len(model.functions)
@@ -118,6 +123,8 @@ def _load(source: str | os.PathLike[str] | ModelProto, opset: int) -> Graph:
         info.notes.append(f"the model has {pairs} QuantizeLinear and DequantizeLinear nodes already")
     graph = build(model, opened.payloads, info)
     _read_node_metadata(graph)
+    if listed:
+        _note_listed(graph, listed, defaults=own_ir >= IR_WITH_DEFAULTS)
     require_no_traps(graph)
     require_one_float_type(graph)
     return graph
@@ -161,11 +168,12 @@ def read_executed(path: Path) -> Graph:
     return build(model, opened.payloads, info)
 
 
-def _remove_initializer_inputs(model: ModelProto, info: ModelInfo) -> None:
-    """In place. Remove initializers from the inputs: they are constants.
+def _remove_initializer_inputs(model: ModelProto, info: ModelInfo) -> tuple[str, ...]:
+    """In place. Remove initializers from the inputs: they are constants. Return those of all scopes.
 
     Before IR version 4 every initializer had to be an input, and onnx's tools fail otherwise: the version is raised.
     """
+    found: list[str] = []
     for scope in graph_protos(model.graph):
         held = {tensor.name for tensor in scope.initializer}
         held.update(sparse.values.name for sparse in scope.sparse_initializer)
@@ -177,14 +185,36 @@ def _remove_initializer_inputs(model: ModelProto, info: ModelInfo) -> None:
             continue
         if scope is model.graph:
             info.overridable = listed
-        names = ", ".join(f"'{name}'" for name in listed[:MOST_NAMED])
-        more = f" and {len(listed) - MOST_NAMED} more" if len(listed) > MOST_NAMED else ""
-        info.notes.append(
-            f"{len(listed)} initializers were listed among the inputs: they are constants now, which a caller cannot "
-            f"replace ({names}{more})"
-        )
+        found += listed
         replace_entries(scope.input, [one for one in scope.input if one.name not in held])
     info.ir_version = model.ir_version
+    return tuple(found)
+
+
+def _note_listed(graph: Graph, listed: Sequence[str], *, defaults: bool) -> None:
+    """In place. Note what becomes of initializers that were listed among the inputs.
+
+    Exporters listed all weights, first because they had to, then by habit: runtimes do not optimize what a caller may
+    replace. A list without weights of layers is meant: its initializers are defaults of inputs.
+
+    Args:
+        defaults: whether the IR version has defaults of inputs.
+    """
+    tensors = tensors_by_name(graph)
+    uses = {name: readers(tensors[name]) if name in tensors else [] for name in graph.info.overridable}
+    names = ", ".join(f"'{name}'" for name in listed[:MOST_NAMED])
+    more = f" and {len(listed) - MOST_NAMED} more" if len(listed) > MOST_NAMED else ""
+    if defaults and not any(_is_weight(node, index) for users in uses.values() for node, index in users):
+        graph.info.default_uses = {name: len(users) for name, users in uses.items()}
+        why = "their values are used, and those from which nothing else is computed stay inputs with a default"
+    else:
+        why = "they are constants now, which a caller cannot replace"
+    graph.info.notes.append(f"{len(listed)} initializers were listed among the inputs: {why} ({names}{more})")
+
+
+def _is_weight(node: Node, index: int) -> bool:
+    """Return whether an input is a weight or bias of a layer, or a parameter of a batch norm."""
+    return index > 0 and (node.op in LINEAR or node.op in RECURRENT or node.op == "BatchNormalization")
 
 
 def _name_nodes(model: ModelProto, info: ModelInfo) -> None:

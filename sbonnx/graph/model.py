@@ -66,6 +66,8 @@ class ModelInfo:
         nodes, tensors, values: by node, initializer and tensor name.
         graphs: by scope path ("" is the main graph).
         overridable: initializers that the file listed among its inputs, and that `load` removed from there.
+        default_uses: of those that are meant as defaults of inputs, the number of uses in the loaded graph. `exporter`
+            lists those again of which nothing else was computed.
         defaults: their values by name, in memory or in the file (`MappedWeights`).
         normals: batch-norm statistics by tensor name; kept when batch norms are folded. Code that scales a tensor must
             update them (`Normal.through`).
@@ -89,6 +91,7 @@ class ModelInfo:
     values: dict[str, onnx.ValueInfoProto] = field(default_factory=dict)
     graphs: dict[str, onnx.GraphProto] = field(default_factory=dict)
     overridable: tuple[str, ...] = ()
+    default_uses: dict[str, int] = field(default_factory=dict)
     defaults: dict[str, Any] = field(default_factory=dict)
     normals: dict[str, Normal] = field(default_factory=dict)
     edits: Edits = field(default_factory=dict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import onnx
 import pytest
 from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+import sbonnx
 from sbonnx.graph import Constant, Graph, load, to_proto
 from sbonnx.graph.query import (
     all_nodes,
@@ -121,6 +123,37 @@ def test_initializers_listed_among_the_inputs_are_constants() -> None:
     assert [tensor.name for tensor in graph.inputs] == ["x"] and graph.info.overridable == ("w",)
     assert graph.info.ir_version >= 4
     assert any("listed among the inputs" in note for note in graph.info.notes)
+
+
+LISTED = """g (float[N,8] x, float limit, float[8] shift, float[8] unused) => (float[N,8] y, float[8] z) {
+    a = MatMul(x, w)
+    b = Min(a, limit)
+    z = Neg(shift)
+    y = Add(b, z)
+}"""
+
+
+@pytest.mark.parametrize(("ir", "more"), [(8, ()), (8, ("w",)), (3, ("w",))])
+def test_defaults_of_inputs_stay_inputs(ir: int, more: tuple[str, ...], tmp_path: Path) -> None:
+    """If they are meant: weights are not among them. And if nothing was computed from them."""
+    source = parsed(LISTED, '"": 13', ir=ir)
+    rng = np.random.default_rng(0)
+    values = {"limit": np.float32(0.5), "shift": rng.standard_normal(8), "unused": np.zeros(8)}
+    for name, value in {**values, "w": rng.standard_normal((8, 8))}.items():
+        source.graph.initializer.append(numpy_helper.from_array(np.asarray(value, np.float32), name))
+        if name in more:
+            source.graph.input.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, value.shape))
+    feeds = [{"x": rng.standard_normal((4, 8)).astype(np.float32)} for _ in range(8)]
+    path = tmp_path / "q.onnx"
+    report = sbonnx.quantize(source, feeds, output=path)
+    written = onnx.load(path)
+    assert [one.name for one in written.graph.input] == (["x"] if more else ["x", "limit", "unused"])
+    assert any(("stay inputs with a default" in note) == (not more) for note in report.notes if "were listed" in note)
+    if not more:
+        other = {**feeds[0], "limit": np.array(-0.5, np.float32)}
+        wanted, found = (run(one, other)["y"] for one in (source, written))
+        assert 10 * np.log10(np.sum(wanted**2) / np.sum((wanted - found) ** 2)) > 25
+        assert not np.allclose(wanted, run(source, feeds[0])["y"], atol=0.1)
 
 
 UNSORTED = """g (bool c, float[2,3] x) => (float[2,3] y) {
