@@ -242,7 +242,7 @@ class SparseModel:
         self._trained = None
         require_fine_tuning(found.graph, FineTuning(0))
         from sbonnx.qat.module import set_teacher, trainable
-        from sbonnx.qat.training.finetune import freeze
+        from sbonnx.training.finetune import freeze
 
         prepared = Prepared(found.graph, Plan(()), recipe, backend_for(recipe.backend, recipe.version))
         module = trainable(prepared, Solution({}, {}, {}), device=device or recipe.device, zeros=0.0)

@@ -24,8 +24,8 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"pipeline"}),
     frozenset({"stages"}),
     frozenset({"equalize", "heads", "precision", "pruning"}),
-    frozenset({"reconstruct", "calib.shared_calibration", "qat.training"}),
-    frozenset({"calib.calibrator", "correct", "profile", "qat.onnx_to_torch"}),
+    frozenset({"reconstruct", "calib.shared_calibration", "training"}),
+    frozenset({"calib.calibrator", "correct", "profile", "torchnet.onnx_to_torch"}),
     frozenset({"calib.cache", "calib.quantized", "calib.recurrent", "calib.held_out", "calib.input_check"})
     | {"verify", "lint"},
     frozenset({"calib.engine", "calib.qparams", "qdq", "export"}),
@@ -73,8 +73,8 @@ THIRD_PARTIES: dict[str, frozenset[str] | None] = {
     "torch": frozenset(
         {
             "qat",
-            "qat.onnx_to_torch",
-            "qat.training",
+            "torchnet.onnx_to_torch",
+            "training",
             "torchnet",
             "rounding.adaround",
             "calib.engine.cuda",
@@ -109,7 +109,7 @@ INSIDE_FUNCTIONS = frozenset(
     {"onnxruntime", "openvino", "torch", "distributed", "fsspec", "tokenizers", "PIL", "soundfile", "soxr"}
 )
 """Imported when they are needed: torch and openvino are extras, and onnxruntime takes its time."""
-ON_TORCH = frozenset({"qat", "qat.onnx_to_torch", "qat.training"})
+ON_TORCH = frozenset({"qat", "torchnet.onnx_to_torch", "training"})
 ON_OLIVE = "sbonnx.integrations.olive"  # a pass of Olive derives from its class
 """Made of torch's modules: nothing imports these but who wants to train."""
 ONLY_FOR_TYPES = frozenset({"typing_extensions"})

@@ -5,9 +5,9 @@ times squared gradient of a sample). Gradients need labels; here these are the c
 ``scope``: "local" removes the same share of each group, "global" ranks the channels of all groups together. ``share``
 is the share of the multiplications that may remain: the least ratio that meets it is taken.
 
-The ONNX file becomes a torch module by `sbonnx.qat.onnx_to_torch`, and its convolutions, fully connected layers and
-batch norms become torch's own modules, the only ones that torch-pruning knows. Layers whose outputs reach an output of
-the model or a Pad (zero-padded shortcuts, which it cannot follow) are ignored layers. Statistics of batch norms are
+The ONNX file becomes a torch module by `sbonnx.torchnet.onnx_to_torch`, and its convolutions, fully connected layers
+and batch norms become torch's own modules, the only ones that torch-pruning knows. Layers whose outputs reach an output
+of the model or a Pad (zero-padded shortcuts, which it cannot follow) are ignored layers. Statistics of batch norms are
 measured again on the pruned network, and torch.onnx writes the file.
 """
 
@@ -25,8 +25,8 @@ from torch import fx, nn
 
 from benchmarks.lowbit_peers import measured
 from sbonnx import graph as graphs
-from sbonnx.qat.onnx_to_torch.reimport import META, reimport
 from sbonnx.torchnet import Call
+from sbonnx.torchnet.onnx_to_torch.reimport import META, reimport
 
 STEPS: Final = 7
 """Bisections of the ratio."""

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import kl_div, log_softmax
 
 from sbonnx import qat
-from sbonnx.qat.training.batches import make_augment
+from sbonnx.training.batches import make_augment
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

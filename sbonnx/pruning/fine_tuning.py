@@ -69,7 +69,7 @@ def require_fine_tuning(graph: Graph, tuning: FineTuning) -> None:
         ModelError: torch cannot train the graph; the message names the node.
         RecipeError: there is no such augmentation.
     """
-    from sbonnx.qat.training.finetune import augmentation, require_trainable
+    from sbonnx.training.finetune import augmentation, require_trainable
 
     augmentation(graph, tuning.augment)
     require_trainable(graph)
@@ -104,8 +104,8 @@ def fine_tune(
         DeviceError, ModelError, RecipeError: see `require_fine_tuning`.
         DataError: there are no samples.
     """
-    from sbonnx.qat.training.finetune import finetune
-    from sbonnx.qat.training.loop import Settings
+    from sbonnx.training.finetune import finetune
+    from sbonnx.training.loop import Settings
 
     tuning = settings.finetune
     assert tuning is not None

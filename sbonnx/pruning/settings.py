@@ -47,7 +47,7 @@ class FineTuning:
         epochs: number of passes over the samples.
         lr: peak learning rate, relative to the magnitude of each weight; see `sbonnx.qat.Settings`.
         augment: "auto", "none", or names of augmentations, separated by commas; see
-            `sbonnx.qat.training.finetune.augmentation`.
+            `sbonnx.training.finetune.augmentation`.
     """
 
     epochs: int

@@ -15,11 +15,11 @@ from sbonnx.qat.adapters import Adapters, adapter_parameters, adapter_state, add
 from sbonnx.qat.fakequant import METHODS, quant_parameters  # noqa: E402
 from sbonnx.qat.lora import Merged, merge  # noqa: E402
 from sbonnx.qat.module import float_twin, trainable  # noqa: E402
-from sbonnx.qat.onnx_to_torch.reimport import parameter_name, reimport, site_of  # noqa: E402
-from sbonnx.qat.training.batches import make_augment  # noqa: E402
-from sbonnx.qat.training.distillation import distillation, with_divergence  # noqa: E402
-from sbonnx.qat.training.loop import Settings, Trained  # noqa: E402
 from sbonnx.qat.workflow import export, prepare, train  # noqa: E402
+from sbonnx.torchnet.onnx_to_torch.reimport import parameter_name, reimport, site_of  # noqa: E402
+from sbonnx.training.batches import make_augment  # noqa: E402
+from sbonnx.training.distillation import distillation, with_divergence  # noqa: E402
+from sbonnx.training.loop import Settings, Trained  # noqa: E402
 
 __all__ = [
     "METHODS",

@@ -17,10 +17,10 @@ from sbonnx.plan import Site
 from sbonnx.qat.fakequant import FakeQuant, quant_parameters
 from sbonnx.qat.lora import ADAPTERS, Inside, LowRank, Outside, low_ranks
 from sbonnx.qat.module import QUANTIZERS, origin_of, weight_parameter
-from sbonnx.qat.onnx_to_torch.importer import GET_ATTR
-from sbonnx.qat.onnx_to_torch.operators import NodeModule
-from sbonnx.qat.onnx_to_torch.reimport import NodeInput, parameter_name, site_of
 from sbonnx.torchnet import Call
+from sbonnx.torchnet.onnx_to_torch.importer import GET_ATTR
+from sbonnx.torchnet.onnx_to_torch.operators import NodeModule
+from sbonnx.torchnet.onnx_to_torch.reimport import NodeInput, parameter_name, site_of
 
 Mode = Literal["inside", "outside"]
 

@@ -22,8 +22,8 @@ from sbonnx.plan import Site, Solution
 from sbonnx.precision import emulated
 from sbonnx.qat.fakequant import FakeQuant
 from sbonnx.qat.module import ModuleOrigin, unwrapped
-from sbonnx.qat.onnx_to_torch.reimport import site_of
 from sbonnx.spec import Array
+from sbonnx.torchnet.onnx_to_torch.reimport import site_of
 
 PLACEHOLDER: Final = "placeholder"
 """Kind of an input in a `torch.fx` graph."""

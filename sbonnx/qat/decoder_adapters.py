@@ -29,17 +29,17 @@ from sbonnx.precision import widened
 from sbonnx.progress import Progress
 from sbonnx.qat.adapters import Adapters, Mode, adapter_parameters
 from sbonnx.qat.lora import ADAPTERS, LowRank, Outside, low_ranks
-from sbonnx.qat.onnx_to_torch.importer import GET_ATTR
-from sbonnx.qat.onnx_to_torch.operators import NodeModule
-from sbonnx.qat.onnx_to_torch.reimport import CALL_MODULE, META, reimport
-from sbonnx.qat.onnx_to_torch.write_back import write_parameters
 from sbonnx.qat.requantized import PACKED, Requantized, requantized_nodes, write_values
-from sbonnx.qat.training import loop
-from sbonnx.qat.training.distillation import Outputs, divergence
-from sbonnx.qat.training.loop import Objective, Settings, Trained
 from sbonnx.spec import Array, QuantSpec
 from sbonnx.torchnet import FUNCTIONS, Call, compute
+from sbonnx.torchnet.onnx_to_torch.importer import GET_ATTR
+from sbonnx.torchnet.onnx_to_torch.operators import NodeModule
+from sbonnx.torchnet.onnx_to_torch.reimport import CALL_MODULE, META, reimport
+from sbonnx.torchnet.onnx_to_torch.write_back import write_parameters
 from sbonnx.torchnet.ops.decoders import nbits_matrix
+from sbonnx.training import loop
+from sbonnx.training.distillation import Outputs, divergence
+from sbonnx.training.loop import Objective, Settings, Trained
 
 PLAIN: Final = ("MatMul", "Gemm")
 DEQUANTIZE: Final = "DequantizeLinear"

@@ -17,10 +17,10 @@ from sbonnx.errors import ModelError
 from sbonnx.ops import CONVOLUTIONS
 from sbonnx.qat.fakequant import FakeQuant
 from sbonnx.qat.module import origin_of
-from sbonnx.qat.onnx_to_torch.reimport import CALL_MODULE, parameter_name
-from sbonnx.qat.training.loop import LEAST_SIZE
-from sbonnx.qat.training.masks import masked
 from sbonnx.torchnet import FUNCTIONS, Call, compute
+from sbonnx.torchnet.onnx_to_torch.reimport import CALL_MODULE, parameter_name
+from sbonnx.training.loop import LEAST_SIZE
+from sbonnx.training.masks import masked
 
 ADAPTERS: Final = "adapters"
 """Name of the submodule that holds the adapters."""

@@ -21,17 +21,17 @@ from sbonnx.plan import Site, Solution
 from sbonnx.plan.make import LEARNS
 from sbonnx.qat.fakequant import METHODS, BiasCodes, FakeQuant, Role, make_fake_quant
 from sbonnx.qat.fakequant.methods import ParameterizedClipping
-from sbonnx.qat.onnx_to_torch.operators import NodeModule
-from sbonnx.qat.onnx_to_torch.reimport import META, parameter_name, reimport, site_of
-from sbonnx.qat.onnx_to_torch.write_back import set_values
-from sbonnx.qat.training.distillation import require_same_interface
-from sbonnx.qat.training.masks import keep_zeros
 from sbonnx.recipe import TensorSettings
 from sbonnx.recipe.names import LEARNED, UNIFORM, SideName
 from sbonnx.report import Refusal
 from sbonnx.rounding.base import SPARSE
 from sbonnx.spec import Array, QParams, ScaleLimits
 from sbonnx.stages.state import Prepared, Source
+from sbonnx.torchnet.onnx_to_torch.operators import NodeModule
+from sbonnx.torchnet.onnx_to_torch.reimport import META, parameter_name, reimport, site_of
+from sbonnx.torchnet.onnx_to_torch.write_back import set_values
+from sbonnx.training.distillation import require_same_interface
+from sbonnx.training.masks import keep_zeros
 
 DEFAULT: Final = "lsq"
 """Default method, if neither the call nor the recipe names one."""

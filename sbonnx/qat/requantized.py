@@ -24,9 +24,9 @@ from sbonnx.export.nbits import pack
 from sbonnx.graph import Constant, Graph
 from sbonnx.graph.query import tensors_by_name
 from sbonnx.qat.lora import LowRank
-from sbonnx.qat.onnx_to_torch.reimport import CALL_MODULE
-from sbonnx.qat.onnx_to_torch.write_back import set_values
 from sbonnx.torchnet import Call, compute
+from sbonnx.torchnet.onnx_to_torch.reimport import CALL_MODULE
+from sbonnx.torchnet.onnx_to_torch.write_back import set_values
 from sbonnx.torchnet.ops.decoders import matmul_nbits, nbits_parts
 from sbonnx.torchnet.ops.quantized import dequantize_parts
 

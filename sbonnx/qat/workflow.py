@@ -43,11 +43,14 @@ from sbonnx.qat.module import (
     unwrapped,
     weight_parameter,
 )
-from sbonnx.qat.onnx_to_torch.reimport import META
-from sbonnx.qat.onnx_to_torch.write_back import differ, set_values, write_parameters
-from sbonnx.qat.training import loop
-from sbonnx.qat.training.batches import Augment, make_augment, names_of
-from sbonnx.qat.training.distillation import (
+from sbonnx.recipe.names import BY_WIDTH
+from sbonnx.report import Report
+from sbonnx.stages.state import Prepared, PrunedModel, Request, Source, original_of, read_recipe
+from sbonnx.torchnet.onnx_to_torch.reimport import META
+from sbonnx.torchnet.onnx_to_torch.write_back import differ, set_values, write_parameters
+from sbonnx.training import loop
+from sbonnx.training.batches import Augment, make_augment, names_of
+from sbonnx.training.distillation import (
     BLOCKS,
     Loss,
     Taps,
@@ -57,10 +60,7 @@ from sbonnx.qat.training.distillation import (
     with_divergence,
     with_inner,
 )
-from sbonnx.qat.training.loop import Objective, Settings, Trained
-from sbonnx.recipe.names import BY_WIDTH
-from sbonnx.report import Report
-from sbonnx.stages.state import Prepared, PrunedModel, Request, Source, original_of, read_recipe
+from sbonnx.training.loop import Objective, Settings, Trained
 from sbonnx.verify import EvaluationData
 
 COMPARED: Final = 8
@@ -160,20 +160,20 @@ def train(  # noqa: PLR0913 - public entry point
     progress: Progress | None = None,
     **overrides: Any,
 ) -> Trained:
-    """Train `module` in place by distillation from its float network on `data`; see `sbonnx.qat.training.loop.train`.
+    """Train `module` in place by distillation from its float network on `data`; see `sbonnx.training.loop.train`.
 
     Args:
         module: result of `prepare`.
         data: as for `sbonnx.quantize`; held in memory.
         settings: see `Settings`.
-        loss, checkpoint, progress: see `sbonnx.qat.training.loop.train`.
+        loss, checkpoint, progress: see `sbonnx.training.loop.train`.
         inner: intermediate tensors whose error is added to the loss with weight ``settings.inner_weight``: their names
             in the graph, or "blocks" for the outputs of its residual blocks (see
-            `sbonnx.qat.training.distillation.inner_tensors`). With another teacher than the model itself, those that
+            `sbonnx.training.distillation.inner_tensors`). With another teacher than the model itself, those that
             have the same shape in both. None: "blocks" with a loss of this package, no
             tensors with a user-defined loss. (): no tensors.
         augment: augmentation of each batch, applied before both networks: a function, or names of
-            `sbonnx.qat.training.batches.AUGMENTATIONS`, such as "flip,shift".
+            `sbonnx.training.batches.AUGMENTATIONS`, such as "flip,shift".
         split: number of samples per piece into which each feed is split.
         overrides: single settings, such as ``epochs=20``, that override `settings`.
 

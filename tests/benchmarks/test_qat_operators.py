@@ -13,8 +13,8 @@ torch = pytest.importorskip("torch")
 
 from benchmarks.qat_operators import INLINED, LIMITS, RUNTIME_LIMITS, UNWRITTEN, WHY, coverage, page  # noqa: E402
 from sbonnx.graph.opset_convert import NEWEST  # noqa: E402
-from sbonnx.qat.onnx_to_torch.shape_arith import SIZES  # noqa: E402
 from sbonnx.torchnet import FUNCTIONS, NUMBERS, RUNTIME_FUNCTIONS  # noqa: E402
+from sbonnx.torchnet.onnx_to_torch.shape_arith import SIZES  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 

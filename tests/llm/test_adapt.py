@@ -26,7 +26,7 @@ from sbonnx.llm.adapter_file import list_inputs, write_adapter  # noqa: E402
 from sbonnx.llm.decoding import decoder_feed  # noqa: E402
 from sbonnx.qat.decoder_adapters import DEFAULTS, adapted, changed_scales, write_adapters  # noqa: E402
 from sbonnx.qat.lora import low_ranks  # noqa: E402
-from sbonnx.qat.onnx_to_torch.reimport import META  # noqa: E402
+from sbonnx.torchnet.onnx_to_torch.reimport import META  # noqa: E402
 from tests.llm.grouped_decoder import grouped_model  # noqa: E402
 from tests.llm.tiny_decoder import decoder_model, merged_model, token_windows, write_folder  # noqa: E402
 

@@ -117,7 +117,7 @@ def test_a_diverged_training_keeps_the_weights_before() -> None:
 
 def test_augmentation_follows_from_the_input() -> None:
     pytest.importorskip("torch")
-    from sbonnx.qat.training.finetune import augmentation
+    from sbonnx.training.finetune import augmentation
 
     def network(dims: str) -> Graph:
         return graphs.load(model(f"agraph (float[{dims}] x) => (float[{dims}] y) {{ y = Relu (x) }}"))
@@ -210,7 +210,7 @@ def test_fine_tuning_needs_data() -> None:
 
 def test_augmentations_are_those_of_the_recipe() -> None:
     pytest.importorskip("torch")
-    from sbonnx.qat.training.batches import AUGMENTATIONS
+    from sbonnx.training.batches import AUGMENTATIONS
 
     assert tuple(AUGMENTATIONS) == names.AUGMENTATIONS
 

@@ -16,7 +16,7 @@ import torch.distributed as distributed
 from torch.nn.parallel import DistributedDataParallel
 
 from sbonnx import qat
-from sbonnx.qat.training.loop import freeze_norms
+from sbonnx.training.loop import freeze_norms
 
 STEPS = 3
 RATE = 0.01

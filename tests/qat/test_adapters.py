@@ -19,9 +19,9 @@ from sbonnx.assets import digits  # noqa: E402
 from sbonnx.errors import ModelError, RecipeError  # noqa: E402
 from sbonnx.qat.lora import LowRank, low_ranks  # noqa: E402
 from sbonnx.qat.module import float_twin, origin_of, weight_parameter  # noqa: E402
-from sbonnx.qat.training.loop import _optimizer  # noqa: E402
 from sbonnx.qat.workflow import learned  # noqa: E402
 from sbonnx.spec import Array  # noqa: E402
+from sbonnx.training.loop import _optimizer  # noqa: E402
 from tests.support.models import model, run  # noqa: E402
 
 MODEL = str(digits().model)

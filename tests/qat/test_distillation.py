@@ -19,9 +19,9 @@ from sbonnx import qat
 from sbonnx.assets import digits
 from sbonnx.errors import DataError, RecipeError
 from sbonnx.qat.module import float_twin, origin_of
-from sbonnx.qat.onnx_to_torch.reimport import reimport
-from sbonnx.qat.training.distillation import Taps, distillation, inner_tensors, relative_error, with_inner
-from sbonnx.qat.training.loop import Settings
+from sbonnx.torchnet.onnx_to_torch.reimport import reimport
+from sbonnx.training.distillation import Taps, distillation, inner_tensors, relative_error, with_inner
+from sbonnx.training.loop import Settings
 
 RNG = np.random.default_rng(0)
 

@@ -15,9 +15,9 @@ torch = pytest.importorskip("torch")
 
 from sbonnx import graph as graphs  # noqa: E402
 from sbonnx.errors import ModelError  # noqa: E402
-from sbonnx.qat.onnx_to_torch.operators import NodeModule  # noqa: E402
-from sbonnx.qat.onnx_to_torch.reimport import parameter_name, reimport, site_of  # noqa: E402
 from sbonnx.spec import Array  # noqa: E402
+from sbonnx.torchnet.onnx_to_torch.operators import NodeModule  # noqa: E402
+from sbonnx.torchnet.onnx_to_torch.reimport import parameter_name, reimport, site_of  # noqa: E402
 from tests.support import models  # noqa: E402
 from tests.support.models import batchnorm, residual, run  # noqa: E402
 

@@ -16,7 +16,7 @@ from sbonnx import graph as graphs  # noqa: E402
 from sbonnx import llm  # noqa: E402
 from sbonnx.llm import read_decoder  # noqa: E402
 from sbonnx.llm.decoding import decoder_feed  # noqa: E402
-from sbonnx.qat.onnx_to_torch.reimport import META, reimport  # noqa: E402
+from sbonnx.torchnet.onnx_to_torch.reimport import META, reimport  # noqa: E402
 
 torch.set_num_threads(1)
 

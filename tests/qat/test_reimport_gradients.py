@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from sbonnx import graph as graphs  # noqa: E402
-from sbonnx.qat.onnx_to_torch.reimport import reimport  # noqa: E402
+from sbonnx.torchnet.onnx_to_torch.reimport import reimport  # noqa: E402
 from tests.torchnet.test_functions import CASES, OTHERS, feeds_of, model_of  # noqa: E402
 
 torch.set_num_threads(1)

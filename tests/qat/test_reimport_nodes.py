@@ -13,8 +13,8 @@ torch = pytest.importorskip("torch")
 
 from sbonnx import graph as graphs  # noqa: E402
 from sbonnx.errors import ModelError  # noqa: E402
-from sbonnx.qat.onnx_to_torch.reimport import reimport  # noqa: E402
 from sbonnx.torchnet import FUNCTIONS, Unfit, as_tensor  # noqa: E402
+from sbonnx.torchnet.onnx_to_torch.reimport import reimport  # noqa: E402
 
 torch.set_num_threads(1)
 

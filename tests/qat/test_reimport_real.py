@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 from sbonnx import graph as graphs  # noqa: E402
 from sbonnx.patterns import FUSE, SIMPLIFY, apply  # noqa: E402
-from sbonnx.qat.onnx_to_torch.reimport import reimport  # noqa: E402
+from sbonnx.torchnet.onnx_to_torch.reimport import reimport  # noqa: E402
 from tests.support.models import run  # noqa: E402
 
 torch.set_num_threads(1)

@@ -16,8 +16,8 @@ from sbonnx import graph as graphs  # noqa: E402
 from sbonnx import pipeline, qat  # noqa: E402
 from sbonnx.errors import DataError, ModelError  # noqa: E402
 from sbonnx.qat.module import keep_source, origin_of, trainable  # noqa: E402
-from sbonnx.qat.onnx_to_torch.reimport import reimport, specialize  # noqa: E402
 from sbonnx.stages.state import Request, read_recipe  # noqa: E402
+from sbonnx.torchnet.onnx_to_torch.reimport import reimport, specialize  # noqa: E402
 from tests.qat.sent_back import assert_same_file, constants  # noqa: E402
 from tests.support.models import model, residual, run  # noqa: E402
 

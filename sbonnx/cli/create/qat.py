@@ -105,8 +105,8 @@ def run(given: Arguments) -> int:
 
 def _trained(given: Arguments, data: Path | DataPath, output: Path) -> Report:
     from sbonnx import qat
-    from sbonnx.qat.training.batches import make_augment
     from sbonnx.stages.state import read_recipe
+    from sbonnx.training.batches import make_augment
     from sbonnx.verify import check_labels
 
     model, split, method, names = given[options.MODEL], given[options.SPLIT], given[METHOD], given[AUGMENT]

@@ -14,8 +14,8 @@ from sbonnx.graph import Constant, Graph
 from sbonnx.graph import Tensor as GraphTensor
 from sbonnx.graph.query import constant, dtype, ordered, output_names, producer, readers, shape, tensors_by_name
 from sbonnx.ops import ENDS_BLOCKS, LINEAR
-from sbonnx.qat.onnx_to_torch.operators import NodeModule
 from sbonnx.spec import Array
+from sbonnx.torchnet.onnx_to_torch.operators import NodeModule
 
 Outputs = Mapping[str, Tensor]
 Loss = Callable[[Outputs, Outputs], Tensor]

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from sbonnx.errors import DataError, NumericError
 from sbonnx.graph import check_target
 from sbonnx.progress import Progress, Silent
-from sbonnx.qat.onnx_to_torch.operators import BatchNorm
-from sbonnx.qat.training.batches import Augment, ShuffledBatches
-from sbonnx.qat.training.checkpoint import Average, read_checkpoint, write_checkpoint
-from sbonnx.qat.training.distillation import Loss, distillation
 from sbonnx.spec import Array
+from sbonnx.torchnet.onnx_to_torch.operators import BatchNorm
+from sbonnx.training.batches import Augment, ShuffledBatches
+from sbonnx.training.checkpoint import Average, read_checkpoint, write_checkpoint
+from sbonnx.training.distillation import Loss, distillation
 
 Optimizer = Literal["adam", "sgd"]
 

@@ -6,8 +6,8 @@ from typing import Final, cast, final
 
 from torch import Tensor, fx, nn
 
-from sbonnx.qat.onnx_to_torch.importer import GET_ATTR
-from sbonnx.qat.onnx_to_torch.reimport import META
+from sbonnx.torchnet.onnx_to_torch.importer import GET_ATTR
+from sbonnx.torchnet.onnx_to_torch.reimport import META
 
 MASKS: Final = "masks"
 """Name of the submodule that holds the masks."""

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 from sbonnx import graph as graphs  # noqa: E402
-from sbonnx.qat.onnx_to_torch.operators import ShapeArithmetic  # noqa: E402
-from sbonnx.qat.onnx_to_torch.reimport import reimport  # noqa: E402
-from sbonnx.qat.onnx_to_torch.shape_arith import SIZES  # noqa: E402
 from sbonnx.torchnet import Call  # noqa: E402
+from sbonnx.torchnet.onnx_to_torch.operators import ShapeArithmetic  # noqa: E402
+from sbonnx.torchnet.onnx_to_torch.reimport import reimport  # noqa: E402
+from sbonnx.torchnet.onnx_to_torch.shape_arith import SIZES  # noqa: E402
 from tests.support.models import model, run  # noqa: E402
 
 torch.set_num_threads(1)

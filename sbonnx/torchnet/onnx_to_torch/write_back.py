@@ -10,8 +10,8 @@ from torch import fx
 from sbonnx.errors import ModelError
 from sbonnx.graph import Constant, Graph
 from sbonnx.graph.query import constant, tensors_by_name
-from sbonnx.qat.onnx_to_torch.reimport import META
 from sbonnx.spec import Array
+from sbonnx.torchnet.onnx_to_torch.reimport import META
 
 
 def write_parameters(graph: Graph, module: fx.GraphModule) -> None:

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from sbonnx.qat.onnx_to_torch.shape_arith import SIZES
 from sbonnx.torchnet import Call, Unfit, compute, function_of
+from sbonnx.torchnet.onnx_to_torch.shape_arith import SIZES
 
 
 class NodeModule(nn.Module):  # type: ignore[misc]

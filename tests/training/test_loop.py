@@ -19,10 +19,10 @@ import torch
 from torch import nn
 
 from sbonnx.errors import DataError, NumericError, OutputError
-from sbonnx.qat.training.batches import ShuffledBatches
-from sbonnx.qat.training.checkpoint import Average
-from sbonnx.qat.training.distillation import distillation, divergence, relative_error, with_divergence
-from sbonnx.qat.training.loop import Objective, Settings, freeze_norms, train
+from sbonnx.training.batches import ShuffledBatches
+from sbonnx.training.checkpoint import Average
+from sbonnx.training.distillation import distillation, divergence, relative_error, with_divergence
+from sbonnx.training.loop import Objective, Settings, freeze_norms, train
 
 SHORT = Settings(epochs=4, batch=8, lr=0.1, check_every=3)
 

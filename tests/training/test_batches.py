@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 import torch
 
 from sbonnx.errors import RecipeError
-from sbonnx.qat.training.batches import AUGMENTATIONS, cutmix, flip, make_augment, mixup, names_of, shift
+from sbonnx.training.batches import AUGMENTATIONS, cutmix, flip, make_augment, mixup, names_of, shift
 
 
 def chance(seed: int = 0) -> torch.Generator:

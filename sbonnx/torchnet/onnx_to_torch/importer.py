@@ -17,10 +17,16 @@ from sbonnx.errors import ModelError
 from sbonnx.graph import Constant, Graph, Node, Tensor
 from sbonnx.graph.query import attribute, constant, dtype, readers, shape
 from sbonnx.ops import MAKES_TENSORS, TAKES_NUMBERS
-from sbonnx.qat.onnx_to_torch.operators import BatchNorm, NodeModule, ShapeArithmetic, SizesToTensor, TensorCreation
-from sbonnx.qat.onnx_to_torch.shape_arith import LONGEST, SIZES
 from sbonnx.spec import Array
 from sbonnx.torchnet import FUNCTIONS, NUMBERS, Call, Unfit, as_tensor, compute
+from sbonnx.torchnet.onnx_to_torch.operators import (
+    BatchNorm,
+    NodeModule,
+    ShapeArithmetic,
+    SizesToTensor,
+    TensorCreation,
+)
+from sbonnx.torchnet.onnx_to_torch.shape_arith import LONGEST, SIZES
 
 GET_ATTR: Final = "get_attr"
 """torch.fx opcode of nodes that read a parameter or a buffer."""

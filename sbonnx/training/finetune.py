@@ -22,10 +22,11 @@ from sbonnx.errors import ModelError, NumericError
 from sbonnx.graph import Graph
 from sbonnx.graph.query import dtype, node_by_name, shape
 from sbonnx.options import RunOptions
-from sbonnx.qat.onnx_to_torch.reimport import META, reimport
-from sbonnx.qat.onnx_to_torch.write_back import write_parameters
-from sbonnx.qat.training.batches import CHANNELS, Batch, ShuffledBatches, make_augment
-from sbonnx.qat.training.distillation import (
+from sbonnx.spec import Array
+from sbonnx.torchnet.onnx_to_torch.reimport import META, reimport
+from sbonnx.torchnet.onnx_to_torch.write_back import write_parameters
+from sbonnx.training.batches import CHANNELS, Batch, ShuffledBatches, make_augment
+from sbonnx.training.distillation import (
     BLOCKS,
     Kept,
     Taps,
@@ -35,9 +36,8 @@ from sbonnx.qat.training.distillation import (
     shared_tensors,
     with_inner,
 )
-from sbonnx.qat.training.loop import Objective, Settings, train
-from sbonnx.qat.training.masks import keep_zeros
-from sbonnx.spec import Array
+from sbonnx.training.loop import Objective, Settings, train
+from sbonnx.training.masks import keep_zeros
 
 Feed = Mapping[str, Array]
 """One input of the model: arrays by name."""

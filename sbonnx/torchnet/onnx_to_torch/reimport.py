@@ -15,9 +15,9 @@ from sbonnx.graph.edit import replace_input
 from sbonnx.graph.query import all_nodes, bodies, dtype, ordered, readers, shape
 from sbonnx.ops import STANDARD_DOMAINS
 from sbonnx.patterns import SIMPLIFY, apply
-from sbonnx.qat.onnx_to_torch.importer import GraphImporter
-from sbonnx.qat.onnx_to_torch.operators import NodeModule
 from sbonnx.torchnet import function_of
+from sbonnx.torchnet.onnx_to_torch.importer import GraphImporter
+from sbonnx.torchnet.onnx_to_torch.operators import NodeModule
 
 BRANCH: Final = "If"
 
