@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from sbonnx.cpu import target_cpu
 from tests.golden.cases import SUBJECTS, Case
 
 FILE: Final = Path(__file__).parent / "digests.json"
@@ -33,10 +34,11 @@ class Recorded:
 
 
 def environment() -> dict[str, str]:
-    """Versions of the packages that compute and write, and the processor with its vector instructions."""
+    """Versions of the packages that compute and write, the processor, and the kernels that onnxruntime has for it."""
     config: Any = np.show_config(mode="dicts")
     return {
         "processor": f"{_processor()}: {' '.join(config['SIMD Extensions'].get('found', ()))}",
+        "kernels": target_cpu().name,
         **{name: _version(name) for name in PACKAGES},
     }
 

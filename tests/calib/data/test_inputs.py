@@ -90,7 +90,8 @@ def test_images_of_different_sizes() -> None:
     )
     sizes = [(32, 32), (20, 48), (5, 7), (64, 16)]
     feeds = [{"x": normal(2, 3, high, wide, seed=high, scale=wide / 16)} for high, wide in sizes]
-    assert_calibrated(proto, feeds, ["x", "r"], kernel_costs="none")
+    # ranges are measured behind rounded weights, which the pair limits of other CPUs make up to 1 % smaller
+    assert_calibrated(proto, feeds, ["x", "r"], kernel_costs="none", cpu="vnni")
 
 
 def test_several_inputs_of_several_types() -> None:
