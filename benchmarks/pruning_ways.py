@@ -17,7 +17,8 @@ import sbonnx
 from benchmarks.lowbit_peers.environments import FOLDER, ROOT, absent, python_of
 from benchmarks.pruning_files import Feed, correct_statistics, sizes
 from sbonnx import graph as graphs
-from sbonnx.pruning.verified import load_for_pruning
+from sbonnx import recipe as recipes
+from sbonnx.pipeline import prepare_pruning
 
 ONNXSIM: Final = "onnxsim"
 TORCH_PRUNING: Final = "torch-pruning"
@@ -143,7 +144,7 @@ def tuned(subject: Subject) -> tuple[Path, float]:
     The file has unchanged shapes; its multiplications are those of the file without the channels.
     """
     plain, masked, output = (subject.path(name) for name in ("float.onnx", "masked.onnx", "pruned.onnx"))
-    graphs.save(load_for_pruning(subject.model)[0], plain)
+    graphs.save(prepare_pruning(subject.model, recipes.load()).prepared.graph, plain)
     ratio, begin = _ratio(subject), time.process_time()
     sbonnx.prune(subject.model, ratio=ratio, strategy="l1norm", masked=True, output=masked, threads=1)
     correct_statistics(plain, masked, output, subject.feeds)

@@ -25,10 +25,10 @@ from sbonnx.errors import NO_RUNTIME
 from sbonnx.version import __version__
 
 if TYPE_CHECKING:
-    from sbonnx.api import quantize
+    from sbonnx.api import prune, quantize
     from sbonnx.calib.data import DataPath, DataRows
     from sbonnx.progress import Progress, Silent
-    from sbonnx.pruning.verified import PruningReport, prune
+    from sbonnx.pruning.result import PruningReport
     from sbonnx.quant_model import QuantModel
     from sbonnx.recipe import parse_qconfig, parse_sconfig
     from sbonnx.report import Report
@@ -58,7 +58,7 @@ _HOMES: Final = {
     "DataRows": "sbonnx.calib.data",
     "EvaluationData": "sbonnx.verify.labelled",
     "Progress": "sbonnx.progress",
-    "PruningReport": "sbonnx.pruning.verified",
+    "PruningReport": "sbonnx.pruning.result",
     "QuantModel": "sbonnx.quant_model",
     "Report": "sbonnx.report",
     "Silent": "sbonnx.progress",
@@ -66,7 +66,7 @@ _HOMES: Final = {
     "evaluate": "sbonnx.verify.labelled",
     "parse_qconfig": "sbonnx.recipe",
     "parse_sconfig": "sbonnx.recipe",
-    "prune": "sbonnx.pruning.verified",
+    "prune": "sbonnx.api",
     "quantize": "sbonnx.api",
 }
 """Modules of the public names."""

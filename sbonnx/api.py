@@ -1,4 +1,4 @@
-"""Entry point `sbonnx.quantize`: optional recipe search, then quantization and verification."""
+"""Entry points `sbonnx.quantize` and `sbonnx.prune`: settings and checks; the stages are in `sbonnx.pipeline`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from sbonnx.calib.data import Preprocessing, with_preprocess
 from sbonnx.errors import RecipeError
 from sbonnx.input_files import protecting
 from sbonnx.progress import Progress, by_keyword, shown_by_default
+from sbonnx.pruning.result import PruningReport
 from sbonnx.python_files import input_paths
-from sbonnx.recipe import as_yaml
+from sbonnx.recipe import as_yaml, names
 from sbonnx.report import Report
 from sbonnx.search import Metric, SearchResult, open_trials, search
 from sbonnx.search.advice import advise as advice_for
 from sbonnx.search.advice import after_search
-from sbonnx.stages.state import Request, Source, read_recipe
+from sbonnx.stages.state import PruneOptions, Request, Source, read_recipe
 from sbonnx.verify import EvaluationData, check_labels, use_libraries
 
 if TYPE_CHECKING:
@@ -107,8 +108,7 @@ def quantize(  # noqa: PLR0913 - public entry point
         raise RecipeError("max_loss is of one metric: give metric, or evaluation")
     if evaluation is not None and not verify:
         raise RecipeError("an evaluation is part of the verification: do not switch it off")
-    inputs = input_paths([model, data, wishes.tensor_overrides], [recipe])
-    with protecting([*inputs, *([] if evaluation is None else evaluation.inputs())]):
+    with protecting(_inputs((model, data, wishes.tensor_overrides), recipe, evaluation)):
         _check_targets(output, (save_recipe, trt_cache, write_overrides), force=force)
     found = None
     request = Request(
@@ -130,9 +130,7 @@ def quantize(  # noqa: PLR0913 - public entry point
         check_labels(request.source, evaluation, device=wishes.device)
     if wishes.auto.enable or wishes.mixed.wanted:
         request = pipeline.pruned(request, progress)
-        trials = open_trials(
-            request.model, data, wishes, rules, split=split, metric=metric, evaluation=evaluation, progress=progress
-        )
+        trials = open_trials(request, metric=metric, progress=progress)
         found = search(trials, wishes, wishes.decided)
         trials.progress.what = ""
         wishes = found.recipe
@@ -147,6 +145,83 @@ def quantize(  # noqa: PLR0913 - public entry point
     if save_recipe is not None:
         graphs.write_text(Path(save_recipe), as_yaml(wishes))
     return report if found is None else _with_search(report, found)
+
+
+@shown_by_default
+def prune(  # noqa: PLR0913 - public entry point
+    model: Source,
+    data: Any = None,
+    *,
+    recipe: Any = None,
+    masked: bool = False,
+    output: str | os.PathLike[str] | None = None,
+    force: bool = False,
+    split: int | None = None,
+    metric: Metric | None = None,
+    evaluation: EvaluationData | None = None,
+    quantized: bool = False,
+    progress: Progress | None = None,
+    **settings: Any,
+) -> PruningReport:
+    """Remove channels from a float ONNX model, refit the remaining weights, and verify the result.
+
+    Args:
+        model: path or ModelProto. It is never modified.
+        data: calibration data: path or any reader that `sbonnx.calib.data.dataset.read` accepts, or a `HeldOutSplit`.
+            None: only with `ratio`, by norms of the weights and without refit.
+        recipe: path, nested dict or `Recipe`, of which the section SPARSE is read, and DEVICE, SAMPLES, CALIBRATION
+            and VERIFY.MIN_SQNR_DB. None: no file.
+        masked: write the masked model: shapes unchanged, weights that read removed channels zero.
+        output, force: path of the result, and whether to overwrite a file; None keeps it in memory
+            (`PruningReport.pruned`).
+        split: cut arrays with a long leading axis into batches of this many samples.
+        metric: maps the (pruned, float) outputs of one feed, by name, to a loss, which ``max_loss`` then limits.
+        evaluation: labelled data and a metric, which is computed for the original and the pruned model, see
+            ``report.metrics["evaluation"]``; ``max_loss`` then limits the loss in it.
+        quantized: the pruned model will be quantized, so that MULTIPLE: auto is for kernels in integers.
+        progress: receiver of progress updates; None: a bar in notebooks and on terminals. `sbonnx.Silent()` shows none.
+        settings: recipe keys by keyword. A goal is needed, here or in the recipe: `macs`, `size` or `latency` (share of
+            the multiplications, of the bytes of all constants, or of the estimated time that may remain), `max_loss`
+            (loss on hold-out samples up to which multiplications are removed), `ratio` (share of the channels to
+            remove from each dimension), `sparsity` (share of the weights of each layer that become zero) or `pattern`
+            (of zeros, "2:4"). Others are `strategy`, `multiple`, `rounds`, `least`, `loss`, `refit`,
+            `specific`, `finetune` (epochs), `lr` and `augment` (SPARSE in docs/recipe.md), `backend`, `min_sqnr`,
+            `samples`, `device`, `memory` and `threads`.
+
+    Returns:
+        The report. ``report.ok`` is False if the result misses the budget or another limit (the nearest network is
+        written then), is slower than the original with a `latency` budget, or fails verification.
+
+    Raises:
+        SbonnxError: a subclass, for every error that the user can fix. No partial file is left.
+    """
+    overrides = {names.PRUNING_FORMS.get(name, name): value for name, value in settings.items()}
+    wishes, rules = read_recipe(recipe, None, overrides)
+    if metric is not None and evaluation is not None:
+        raise RecipeError("max_loss is of one metric: give metric, or evaluation")
+    if evaluation is not None and data is None:
+        raise RecipeError("an evaluation is part of the verification: give calibration data")
+    with protecting(_inputs((model, data), recipe, evaluation)):
+        _check_targets(output, (), force=force)
+    request = Request(
+        model,
+        wishes,
+        rules,
+        data=data,
+        split=split,
+        output=output,
+        force=force,
+        evaluation=evaluation,
+        pruning=PruneOptions(masked, metric, quantized),
+    )
+    if evaluation is not None:
+        check_labels(request.source, evaluation, device=wishes.device)
+    return pipeline.prune_only(request, progress)
+
+
+def _inputs(given: Iterable[Any], recipe: Any, evaluation: EvaluationData | None) -> list[str]:
+    """Return the files that are read, which no output may replace."""
+    return [*input_paths(list(given), [recipe]), *([] if evaluation is None else evaluation.inputs())]
 
 
 def _check_targets(output: Any, others: Iterable[Any], *, force: bool) -> None:

@@ -11,12 +11,13 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Final
 
-from sbonnx.backends import Backend
+from sbonnx.backends import Backend, backend_for
 from sbonnx.calib.held_out import HeldOutSplit
 from sbonnx.graph import Graph
 from sbonnx.options import RunOptions
 from sbonnx.plan import Solution
 from sbonnx.progress import Progress
+from sbonnx.pruning.result import PruningReport
 from sbonnx.recipe import Recipe
 from sbonnx.report import Report
 from sbonnx.stages.measure import (
@@ -31,8 +32,14 @@ from sbonnx.stages.measure import (
     tune_batchnorms,
 )
 from sbonnx.stages.prepare import equalize_weights, fuse, load, needed_opset, plan, simplify
-from sbonnx.stages.pruned import prune_first
-from sbonnx.stages.state import PipelineState, Prepared, Request, Source, run_options
+from sbonnx.stages.prune import (
+    fuse_before_pruning,
+    measure_for_pruning,
+    prune,
+    read_pruning_data,
+    save_pruned,
+)
+from sbonnx.stages.state import PipelineState, Prepared, PrunedModel, PruneOptions, Request, Source, run_options
 from sbonnx.stages.write import (
     check_targets,
     convert_float,
@@ -57,6 +64,32 @@ def raise_opset(state: PipelineState, options: RunOptions) -> PipelineState:
     if state.prepared.graph.opset >= needed:
         return state
     return run((load, simplify, fuse, equalize_weights, plan), replace(state, opset=needed), options)
+
+
+PREPARE_PRUNING: Final[tuple[Stage, ...]] = (load, simplify, fuse_before_pruning)
+"""From a file to a graph whose channels can be removed. No data is read."""
+
+PRUNE: Final[tuple[Stage, ...]] = (
+    *PREPARE_PRUNING,
+    read_pruning_data,
+    prune,  # groups of channels and their order, sensitivities, removal, refit, fine-tuning
+    save_pruned,  # and verify
+)
+"""From a request to a pruned float model and its report."""
+
+
+def prune_first(state: PipelineState, options: RunOptions) -> PipelineState:
+    """Prune the model if the recipe has SPARSE: the following stages read the pruned model, unless there is one.
+
+    Raises:
+        RecipeError: SPARSE has no goal, or several.
+    """
+    recipe = state.request.recipe
+    if recipe.sparse.problem is not None:
+        raise recipe.origin.error(recipe.sparse.problem)
+    if not recipe.sparse.wanted or state.request.pruned is not None:
+        return state
+    return run(PRUNE, state, options)
 
 
 PREPARE: Final[tuple[Stage, ...]] = (
@@ -134,17 +167,61 @@ def pruned(request: Request, progress: Progress | None = None) -> Request:
     return prune_first(PipelineState.of(request), run_options(request.recipe, progress)).request
 
 
-def prepare(model: Source, recipe: Recipe, backend: Backend, *, fusions: Sequence[str] | None = None) -> Prepared:
+def prepare_pruning(model: Source, recipe: Recipe) -> PipelineState:
+    """Load, simplify and fuse a model to prune. The state has its graph, and the recipe resolved for it.
+
+    Raises:
+        ModelError: the file cannot be used, or is quantized.
+        RecipeError: a pattern of the recipe matches nothing.
+    """
+    backend = backend_for(recipe.backend, recipe.version)
+    request = Request(model, recipe, backend, pruning=PruneOptions())
+    return run(PREPARE_PRUNING, PipelineState.of(request), run_options(recipe))
+
+
+def prune_only(request: Request, progress: Progress | None = None) -> PruningReport:
+    """Prune a model, write it and verify it.
+
+    Raises:
+        SbonnxError: a subclass; see `sbonnx.prune`.
+    """
+    options = run_options(request.recipe, progress)
+    pruned = run((check_targets, *PRUNE), PipelineState.of(request), options).request.pruned
+    assert pruned is not None
+    return pruned.report
+
+
+def measure_pruning(request: Request, progress: Progress | None = None) -> None:
+    """Measure what `prune_first` reads from the cache of the recipe, if pruning measures anything.
+
+    Raises:
+        SbonnxError: a subclass; see `sbonnx.prune`.
+    """
+    stages = (*PREPARE_PRUNING, read_pruning_data, measure_for_pruning)
+    run(stages, PipelineState.of(request), run_options(request.recipe, progress))
+
+
+def prepare(
+    model: Source,
+    recipe: Recipe,
+    backend: Backend,
+    *,
+    fusions: Sequence[str] | None = None,
+    pruned: PrunedModel | None = None,
+) -> Prepared:
     """Load `model`, simplify and fuse it, and plan. The file is not modified.
 
     Args:
         fusions: names of the patterns of `sbonnx.patterns.FUSE` to apply, or prefixes of them; None: all.
+        pruned: the model in place of `model`.
 
     Raises:
         ModelError: the file cannot be used, is quantized already, or is newer than the runtime reads.
         RecipeError: a pattern of the recipe matches nothing, or asks for something that does not exist.
     """
-    return run(PREPARE, PipelineState.of(Request(model, recipe, backend, fusions=fusions)), RunOptions()).prepared
+    return run(
+        PREPARE, PipelineState.of(Request(model, recipe, backend, fusions=fusions, pruned=pruned)), RunOptions()
+    ).prepared
 
 
 def solve(request: Request, progress: Progress | None = None) -> PipelineState:

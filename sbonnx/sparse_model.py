@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,22 +16,23 @@ from sbonnx.backends import backend_for
 from sbonnx.calib.data import dataset as datasets
 from sbonnx.calib.data.dataset import FeedBuffer
 from sbonnx.calib.engine.runner import LayerRunner, providers
+from sbonnx.calib.held_out import HeldOutSplit
 from sbonnx.errors import LifeCycleError, ModelError
 from sbonnx.graph import Constant, Graph, Node
-from sbonnx.graph.query import producer, tensors_by_name
+from sbonnx.graph.query import producer
 from sbonnx.graph.storage.output_files import staged
 from sbonnx.ops import LINEAR
 from sbonnx.options import without_cache
+from sbonnx.pipeline import prepare_pruning
 from sbonnx.plan import Plan, Solution
-from sbonnx.plan.node_infos import node_infos
 from sbonnx.pruning.fine_tuning import require_fine_tuning
 from sbonnx.pruning.groups.channel_removal import restore
-from sbonnx.pruning.prune import Pruned, prune_graph
+from sbonnx.pruning.prune import Pruned
 from sbonnx.pruning.settings import FineTuning, pruning_of
-from sbonnx.pruning.verified import SAME, fuse, removal_error, simplify
 from sbonnx.recipe import Recipe, load, names
 from sbonnx.spec import Array
-from sbonnx.stages.state import Prepared, Source, model_of, run_options
+from sbonnx.stages.prune import SAME, prune, removal_error
+from sbonnx.stages.state import Prepared, Source, run_options
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -73,12 +75,9 @@ class SparseModel:
 
     def __init__(self, model: Source, config: Any = None, **overrides: Any) -> None:
         keys = {names.PRUNING_FORMS.get(name, name): value for name, value in overrides.items()}
-        graph = graphs.load(model_of(model))
         self._recipe = load(config, overrides=keys)
-        self._nodes, self._tensors = node_infos(graph), list(tensors_by_name(graph))
-        self._resolved()
-        simplify(graph, self._recipe)
-        self._graph = graph
+        self._state = prepare_pruning(model, self._recipe)
+        self._graph = self._state.prepared.graph
         self.pruned: Pruned | None = None
         self._fed: FeedBuffer | None = None
         self._runner: LayerRunner | None = None
@@ -144,7 +143,8 @@ class SparseModel:
             LifeCycleError: the channels were chosen already.
         """
         found = tuple(dict.fromkeys(name for node in self._graph.nodes for name in _layers_before(node)))
-        known = {node.name for node in self._nodes}
+        assert self._state.original is not None
+        known = {node.name for node in self._state.original.nodes}
         self._add_entries([{f"node:{name}": {"RATIO": 0.0}} for name in found if name in known], BEFORE_ADD)
         return found
 
@@ -154,12 +154,14 @@ class SparseModel:
             raise LifeCycleError(f"call {step}() before calc_params(); prepare_calibration() begins again")
         before = self._recipe.to_dict()["SPARSE"]["SPECIFIC"]
         recipe = load(self._recipe, overrides={"SPARSE.SPECIFIC": [*entries, *before]})
-        recipe.for_model(self._nodes, self._tensors)
+        self._resolved(recipe)
         self._recipe = recipe
 
-    def _resolved(self) -> Recipe:
+    def _resolved(self, recipe: Recipe | None = None) -> Recipe:
         """Return the recipe with its patterns resolved."""
-        return self._recipe.for_model(self._nodes, self._tensors)[0]
+        original = self._state.original
+        assert original is not None
+        return (recipe or self._recipe).for_model(original.nodes, original.tensors)[0]
 
     # --- running ------------------------------------------------------------------------------------
 
@@ -203,10 +205,13 @@ class SparseModel:
         """
         if self.pruned is not None:
             raise LifeCycleError("calc_params() was called already; prepare_calibration() begins again")
-        recipe, graph = self._resolved(), graphs.copy(self._graph)
+        recipe = self._resolved()
         data = self._fed.dataset() if self._fed is not None and self._fed.count else None
-        found = prune_graph(graph, data, pruning_of(recipe, graph), without_cache(run_options(recipe)))
-        fuse(found)
+        prepared = replace(self._state.prepared, graph=graphs.copy(self._graph), recipe=recipe)
+        split = None if data is None else HeldOutSplit(data, data)
+        state = replace(self._state, prepared=prepared, data=split)
+        found = prune(state, without_cache(run_options(recipe))).removed
+        assert found is not None
         worst = 0.0 if data is None else removal_error(found, data)
         if worst > SAME:
             raise ModelError(f"removing channels differs from masking them by {worst:.1e}: please report this model")

@@ -43,12 +43,11 @@ from sbonnx.errors import DataError, SbonnxError
 from sbonnx.graph import Graph
 from sbonnx.graph.digests import combined, file_digest, text
 from sbonnx.graph.storage.output_files import write_bytes
-from sbonnx.pipeline import prepare
+from sbonnx.pipeline import measure_pruning, prepare
 from sbonnx.progress import Progress
 from sbonnx.recipe import Recipe, load
 from sbonnx.report import Report
 from sbonnx.stages.measure import divided, equalizes_by_data
-from sbonnx.stages.pruned import measure_first
 from sbonnx.stages.state import Prepared, Request, run_options
 from sbonnx.terminal import escaped, json_values, map_strings
 from sbonnx.verify import EvaluationData, libraries_of
@@ -224,7 +223,7 @@ def _measure_for_pruning(
                 data=with_preprocess(row.real.data, row.real.preprocess),
                 split=row.real.split,
             )
-            measure_first(request, progress)
+            measure_pruning(request, progress)
 
 
 def _free_settings(row: ResolvedJob, cache: Path | None, threads: int) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from sbonnx.recipe.names import LEARNED, UNIFORM, SideName
 from sbonnx.report import Refusal
 from sbonnx.rounding.base import SPARSE
 from sbonnx.spec import Array, QParams, ScaleLimits
-from sbonnx.stages.state import Prepared, Source
+from sbonnx.stages.state import Prepared, PrunedModel, Source
 from sbonnx.torchnet.onnx_to_torch.operators import NodeModule
 from sbonnx.torchnet.onnx_to_torch.reimport import META, parameter_name, reimport, site_of
 from sbonnx.torchnet.onnx_to_torch.write_back import set_values
@@ -228,13 +228,13 @@ def trainable(  # noqa: PLR0913 - public entry point
     return module.eval()
 
 
-def keep_source(module: fx.GraphModule, model: Source) -> None:
-    """Store the float model that the exported file is compared with."""
-    module.meta[META][SOURCE] = model
+def keep_source(module: fx.GraphModule, model: Source, pruned: PrunedModel | None = None) -> None:
+    """Store the float model that the exported file is compared with, and the pruned one that was quantized."""
+    module.meta[META][SOURCE] = model, pruned
 
 
-def source_of(module: nn.Module) -> Source:
-    """Return the float model that `keep_source` stored.
+def source_of(module: nn.Module) -> tuple[Source, PrunedModel | None]:
+    """Return what `keep_source` stored.
 
     Raises:
         ModelError: no model was stored, or the module was not made by `trainable`.
@@ -242,7 +242,7 @@ def source_of(module: nn.Module) -> Source:
     stored = unwrapped(module).meta[META]
     if SOURCE not in stored:
         raise ModelError("the module has no float model: make it with sbonnx.qat.prepare, or call keep_source")
-    source: Source = stored[SOURCE]
+    source: tuple[Source, PrunedModel | None] = stored[SOURCE]
     return source
 
 

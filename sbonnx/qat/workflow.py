@@ -45,7 +45,7 @@ from sbonnx.qat.module import (
 )
 from sbonnx.recipe.names import BY_WIDTH
 from sbonnx.report import Report
-from sbonnx.stages.state import Prepared, PrunedModel, Request, Source, original_of, read_recipe
+from sbonnx.stages.state import Prepared, Request, Source, read_recipe
 from sbonnx.torchnet.onnx_to_torch.reimport import META
 from sbonnx.torchnet.onnx_to_torch.write_back import differ, set_values, write_parameters
 from sbonnx.training import loop
@@ -129,10 +129,10 @@ def prepare(  # noqa: PLR0913 - public entry point
         fixed=fixed,
         shapes=shapes,
     )
-    source = state.request.model
-    keep_source(module, source if teacher is None else teacher)
-    if teacher is not None or isinstance(source, PrunedModel):
-        set_teacher(module, _float_graph(original_of(source) if teacher is None else teacher))
+    original, pruned = (state.request.model, state.request.pruned) if teacher is None else (teacher, None)
+    keep_source(module, original, pruned)
+    if teacher is not None or pruned is not None:
+        set_teacher(module, _float_graph(original))
     if adapters is not None:
         add_adapters(module, adapters)
     return module
@@ -343,7 +343,7 @@ def export(
     """
     if evaluation is not None and not verify:
         raise RecipeError("an evaluation is part of the verification: do not switch it off")
-    target, origin, model = Path(path), origin_of(module), source_of(module)
+    target, origin, (model, pruned) = Path(path), origin_of(module), source_of(module)
     with protecting(input_paths([model, data])):
         graphs.check_target(target, (), force=force, model=True)
     prepared, solution = learned(module)
@@ -352,7 +352,7 @@ def export(
     request = Request(
         model, prepared.recipe, prepared.backend, output=target, force=force, verify=verify, details=details
     )
-    request = replace(request, evaluation=evaluation)
+    request = replace(request, evaluation=evaluation, pruned=pruned)
     report = pipeline.write(request, prepared, solution, division)
     if not verify or samples is None:
         return report

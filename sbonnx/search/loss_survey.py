@@ -12,7 +12,6 @@ from sbonnx.backends import Backend
 from sbonnx.backends.onnxruntime.ort_nbits import WIDTHS as KERNEL_WIDTHS
 from sbonnx.errors import RecipeError, SbonnxError
 from sbonnx.graph import query
-from sbonnx.pipeline import prepare
 from sbonnx.plan import Plan, Solution
 from sbonnx.profile import Candidate, Sensitivities, WalkOptions, sensitivity
 from sbonnx.recipe import Recipe
@@ -33,7 +32,7 @@ from sbonnx.search.bit_groups import (
 )
 from sbonnx.search.pareto import Front
 from sbonnx.search.trials import Trials, changed, settled
-from sbonnx.stages.state import Prepared, Source, original_of
+from sbonnx.stages.state import Prepared, Source
 
 WEIGHTS: Final = (2, 3, 4, 8)
 """Default candidate widths of weights if the recipe names none, limited to those of the backend."""
@@ -117,9 +116,9 @@ def survey(
     """
     plain = settled(recipe)
     weights, activations = _widths(recipe, trials.rules, weights, activations)
-    names = _Names.of(trials.model)
+    names = _Names.of(trials.request.model)
     at_widths = {bits: changed(plain, {"W.QUANTIZER.BIT": bits}) for bits in weights if bits}
-    plans = {bits: prepare(trials.model, wider, trials.rules).plan for bits, wider in at_widths.items()}
+    plans = {bits: trials.prepare(wider).plan for bits, wider in at_widths.items()}
     choosable, unnamed = _choosable(plans, weights, names)
     if not choosable and len(activations) < 2:
         raise RecipeError(
@@ -189,7 +188,7 @@ class _Names:
     @staticmethod
     def of(model: Source) -> _Names:
         """Collect the names of a model, before pruning."""
-        graph = graphs.load(original_of(model))
+        graph = graphs.load(model)
         nodes = frozenset(node.name for _, body in query.scopes(graph) for node in body.nodes)
         return _Names(nodes, frozenset(query.tensors_by_name(graph)))
 

@@ -20,7 +20,6 @@ from sbonnx.search.bit_search import MixedOutcome, choose, for_loss
 from sbonnx.search.evaluation import Goal, Score
 from sbonnx.search.loss_survey import survey
 from sbonnx.search.trials import Trials, changed, settled
-from sbonnx.stages.state import model_of
 
 BATCH_NORM: Final = "BatchNormalization"
 LOW_BITS: Final = 4
@@ -374,7 +373,7 @@ def _budgeted(recipe: Recipe) -> bool:
 
 
 def _stepped(trials: Trials, recipe: Recipe, plain: Score, decided: frozenset[str], attempts: list[Attempt]) -> Recipe:
-    steps = steps_for(Situation.of(recipe, graphs.load(model_of(trials.model))), decided)
+    steps = steps_for(Situation.of(recipe, graphs.load(trials.request.float_model)), decided)
     best, score = recipe, plain
     idle = 0
     for number, step in enumerate(steps):

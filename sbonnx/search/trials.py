@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, final
 
 from sbonnx import graph as graphs
@@ -18,8 +18,8 @@ from sbonnx.recipe import Recipe
 from sbonnx.recipe.names import FLOAT
 from sbonnx.search.evaluation import Judge, Samples, Score, divide
 from sbonnx.stages.measure import divided
-from sbonnx.stages.state import Prepared, Request, Source, source_of
-from sbonnx.verify import EvaluationData, LabelledLoss, file_bytes
+from sbonnx.stages.state import Prepared, Request
+from sbonnx.verify import LabelledLoss, file_bytes
 
 
 def settled(keys: Recipe | dict[str, Any]) -> Recipe:
@@ -70,21 +70,28 @@ class Trials:
     """Calibrates and evaluates recipes for one model.
 
     Attributes:
-        model: the float model.
-        rules: the backend.
+        request: the float model, the backend, and what to evaluate by.
         samples: calibration set and hold-out set.
         judge: evaluates solutions.
         progress: prefixed with the name of the trial.
         count: number of trials so far.
     """
 
-    model: Source
-    rules: Backend
+    request: Request
     samples: Samples
     judge: Judge
     progress: TrialProgress
     count: int = 0
     _known: dict[str, Score] = field(default_factory=dict)
+
+    @property
+    def rules(self) -> Backend:
+        """The backend."""
+        return self.request.backend
+
+    def prepare(self, recipe: Recipe) -> Prepared:
+        """Return the graph and plan of a recipe. Raises: see `sbonnx.pipeline.prepare`."""
+        return _prepared(self.request, recipe)
 
     def trial(self, recipe: Recipe) -> Recipe:
         """Return `recipe` for a trial: the given feeds in order, no cache, no hold-out, nothing to search."""
@@ -96,7 +103,8 @@ class Trials:
         Raises: see `sbonnx.pipeline.solve`.
         """
         self.progress.what = what
-        state = solve(Request(self.model, self.trial(recipe), self.rules, data=self.samples.fit), self.progress)
+        request = replace(self.request, recipe=self.trial(recipe), data=self.samples.fit, split=None)
+        state = solve(request, self.progress)
         return state.prepared, state.solution
 
     def score(self, recipe: Recipe, what: str) -> Score:
@@ -113,7 +121,7 @@ class Trials:
     def size_ratio(self, recipe: Recipe) -> float:
         """Return the size of the quantized file of a recipe, divided by that of the float model."""
         prepared, solution = self.solve(recipe, "the size of the file")
-        source = source_of(self.model)
+        source = self.request.source
         before = len(source) if isinstance(source, bytes) else file_bytes(source)
         with temporary_folder() as folder:
             path = folder / "sized.onnx"
@@ -143,38 +151,34 @@ def _check_candidates(recipe: Recipe) -> None:
             )
 
 
-def open_trials(
-    model: Source,
-    data: Any,
-    recipe: Recipe,
-    rules: Backend,
-    *,
-    split: int | None = None,
-    metric: Metric | None = None,
-    evaluation: EvaluationData | None = None,
-    progress: Progress | None = None,
-) -> Trials:
-    """Create trials for `recipe`: split the feeds as it requires, and prepare the float model for comparison.
+def _prepared(request: Request, recipe: Recipe) -> Prepared:
+    return prepare(request.model, recipe, request.backend, pruned=request.pruned)
+
+
+def open_trials(request: Request, *, metric: Metric | None = None, progress: Progress | None = None) -> Trials:
+    """Create trials of recipes: split the feeds as the recipe requires, and prepare the float model for comparison.
 
     Args:
-        metric, evaluation: the loss that MIXED.MAX_LOSS limits: of a function of outputs, or of a task metric.
+        request: model, recipe and data. With an evaluation, MIXED.MAX_LOSS limits the loss in its metric.
+        metric: the loss that MIXED.MAX_LOSS limits, a function of outputs.
 
     Raises:
         DataError: there is no calibration data.
         RecipeError: MIXED has several goals, or widths that none of them allows.
         ModelError: the model cannot be used.
     """
+    recipe, evaluation = request.recipe, request.evaluation
     if recipe.mixed.contradiction is not None:
         raise RecipeError(recipe.mixed.contradiction)
     _check_candidates(recipe)
     plain = changed(settled(recipe), {"EQUALIZE": None})  # with CLIP: relu it changes what the model computes
-    base = prepare(model, plain, rules)
-    given = None if data is None else divided(data, base, split)
+    base = _prepared(request, plain)
+    given = None if request.data is None else divided(request.data, base, request.split)
     if given is None:
         raise DataError("AUTO and MIXED judge what they try on samples that are held out: give calibration data")
     samples = divide(given.fit, base.graph, recipe.auto.held_out, recipe.auto.samples)
     own = metric is not None or (evaluation is not None and recipe.mixed.max_loss is not None)
     kind: LossKind = "metric" if own else loss_kind(recipe.mixed.loss, base.graph)
-    labelled = LabelledLoss(source_of(model), evaluation, device=recipe.device) if own and evaluation else None
+    labelled = LabelledLoss(request.source, evaluation, device=recipe.device) if own and evaluation else None
     judge = Judge(base.graph, samples.held, kind, recipe.device, metric, labelled)
-    return Trials(model, rules, samples, judge, TrialProgress(progress or Silent()))
+    return Trials(request, samples, judge, TrialProgress(progress or Silent()))

@@ -31,7 +31,6 @@ from sbonnx.report import Fired, Refusal
 from sbonnx.stages.state import (
     PipelineState,
     Prepared,
-    PrunedModel,
     equalization_of,
     reconstruction_of,
     round_by_site,
@@ -65,21 +64,29 @@ def read_data(state: PipelineState, options: RunOptions) -> PipelineState:
     return replace(state, data=data, doubts=doubts, prepared=replace(prepared, first_layer=None))
 
 
-def divided(data: Any, prepared: Prepared, split: int | None) -> HeldOutSplit | None:
+def divided(data: Any, prepared: Prepared, split: int | None, share: float | None = None) -> HeldOutSplit | None:
     """Read the calibration feeds and split off the hold-out set; a recurrent model is unrolled. None if not needed.
+
+    Args:
+        data: any reader of `sbonnx.calib.data.dataset.read`, or a split, which is returned.
+        split: cut arrays with a long leading axis into batches of this many samples.
+        share: of the samples, to hold out; None: VERIFY.HELD_OUT if anything is measured.
 
     Raises:
         DataError: there is no data and the recipe measures something.
     """
     recipe, calibration, graph = prepared.recipe, prepared.recipe.calibration, prepared.graph
+    if isinstance(data, HeldOutSplit):
+        return data
     if data is None:
         if prepared.needs_data:
             why = "HIGH_PRECISION wants ranges" if recipe.mode != "static" else "MODE: static measures activations"
             raise DataError(f"calibration data is missing: {why}. Give some; MODE: weight_only at fp32 needs none")
         return None
-    rounds = reconstruction_of(prepared) is not None
-    measures = prepared.needs_data or rounds or recipe.equalize.awq or recipe.sparse.wanted
-    share = recipe.verify.held_out if measures else 0.0
+    if share is None:
+        rounds = reconstruction_of(prepared) is not None
+        measures = prepared.needs_data or rounds or recipe.equalize.awq or recipe.sparse.wanted
+        share = recipe.verify.held_out if measures else 0.0
     limit, pick, seed = recipe.samples, calibration.pick, calibration.seed
     if not calibration.feedback:
         samples = datasets.read(data, graph, split=split, limit=limit, pick=pick, seed=seed)
@@ -178,7 +185,7 @@ def calibrate(state: PipelineState, options: RunOptions) -> PipelineState:
 
 def _with_own_cache(state: PipelineState, options: RunOptions) -> RunOptions:
     """Return the options with a folder inside the cache for a pruned model: each budget makes another model."""
-    if options.cache is None or not isinstance(state.request.model, PrunedModel):
+    if options.cache is None or state.request.pruned is None:
         return options
     inside = Path(options.cache) / PRUNING
     inside.mkdir(parents=True, exist_ok=True)

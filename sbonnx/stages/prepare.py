@@ -27,7 +27,7 @@ from sbonnx.plan.node_infos import node_infos
 from sbonnx.recipe import other_defaults
 from sbonnx.recipe.torch_modules import Modules
 from sbonnx.report import Fired, Refusal
-from sbonnx.stages.state import BASE_OPSET, PipelineState, Prepared, PrunedModel, equalization_of, model_of
+from sbonnx.stages.state import BASE_OPSET, Original, PipelineState, Prepared, equalization_of
 
 BATCH_NORM: Final = "fuse_bn"
 """Name prefix of the patterns that apply only if the recipe folds batch norms."""
@@ -40,31 +40,32 @@ def load(state: PipelineState, options: RunOptions) -> PipelineState:
         ModelError: the file cannot be used, or is quantized already.
         RecipeError: a pattern of the recipe matches nothing.
     """
-    request, model = state.request, state.request.model
-    graph = graphs.load(model_of(model), opset=state.opset)
-    nodes_before = sum(len(body.nodes) for _, body in query.scopes(graph))
+    request, pruned = state.request, state.request.pruned
+    graph = graphs.load(request.float_model, opset=state.opset)
+    count = sum(len(body.nodes) for _, body in query.scopes(graph))
     refusals = list(qdq.make_float(graph, requantize=request.recipe.requantize))
-    infos, tensors = node_infos(graph), list(query.tensors_by_name(graph))
-    if isinstance(model, PrunedModel):
-        graph.info.files, graph.info.original_opset = model.files, model.opset
-        graph.info.notes = list(model.report.notes)
-        nodes_before, infos, tensors = model.node_count, list(model.nodes), list(model.tensors)
-        refusals += model.report.refusals
-    recipe, skipped = request.recipe.for_model(infos, tensors)
+    if pruned is None:
+        infos, tensors = tuple(node_infos(graph)), tuple(query.tensors_by_name(graph))
+        original = Original(infos, tensors, graph.info.files, graph.info.original_opset, count)
+    else:
+        original = pruned.original
+        graph.info.files, graph.info.original_opset = original.files, original.opset
+        graph.info.notes = list(pruned.report.notes)
+        refusals += pruned.report.refusals
+    recipe, skipped = request.recipe.for_model(original.nodes, original.tensors)
     why = "no node in the file belongs to it, so that nothing needs to be skipped. "
     refusals += [Refusal("skip", f"SKIP_TRACE_MODULES '{name}'", why + hint) for name, hint in skipped.items()]
-    graph.info.notes.extend(filter(None, [other_defaults(recipe)]))
     prepared = Prepared(
         graph,
         Plan(()),
         recipe,
         request.backend,
-        nodes_before,
+        original.node_count,
         refusals=tuple(refusals),
-        layers=Modules(infos),
+        layers=Modules(original.nodes),
         first_layer=first_layer_of(graph),
     )
-    return replace(state, prepared=prepared)
+    return replace(state, prepared=prepared, original=original)
 
 
 def simplify(state: PipelineState, options: RunOptions) -> PipelineState:
@@ -76,6 +77,7 @@ def fuse(state: PipelineState, options: RunOptions) -> PipelineState:
     """Apply the fusing patterns, in place; record batch norms and add biases where later stages need them."""
     prepared, chosen = state.prepared, state.request.fusions
     graph, recipe = prepared.graph, prepared.recipe
+    graph.info.notes.extend(filter(None, [other_defaults(recipe)]))
     folds = recipe.schedule.fuse_bn or recipe.schedule.bn_tuning
     fusions = [
         pattern
@@ -122,7 +124,7 @@ def plan(state: PipelineState, options: RunOptions) -> PipelineState:
     if recipe.auto.enable or recipe.mixed.wanted:
         why = "only sbonnx.quantize and the verb quantize try recipes: this is the one that they begin with"
         refusals.insert(0, Refusal("search", "AUTO" if recipe.auto.enable else "MIXED", why))
-    if recipe.sparse.wanted and not isinstance(state.request.model, PrunedModel):
+    if recipe.sparse.wanted and state.request.pruned is None:
         why = "nothing is pruned without a run on data: this is the plan of the model as it was given"
         refusals.insert(0, Refusal("prune", "SPARSE", why))
     state = replace(state, prepared=replace(prepared, plan=made))

@@ -17,10 +17,12 @@ from sbonnx.calib.held_out import HeldOutSplit
 from sbonnx.calib.input_check import FirstLayer
 from sbonnx.equalize import Equalization
 from sbonnx.graph import Graph
+from sbonnx.metrics import Metric
 from sbonnx.options import RunOptions
 from sbonnx.plan import Plan, Site, Solution
 from sbonnx.progress import Progress, Silent
-from sbonnx.pruning.verified import PruningReport
+from sbonnx.pruning.prune import Pruned
+from sbonnx.pruning.result import PruningReport
 from sbonnx.recipe import Recipe
 from sbonnx.recipe.names import is_per_channel
 from sbonnx.recipe.torch_modules import Modules, NodeInfo
@@ -39,24 +41,28 @@ SMOOTH: Final = (0.3, 0.5)
 
 
 @dataclass(frozen=True)
-class PrunedModel:
-    """A pruned float model in place of the original, see `sbonnx.stages.pruned`.
+class Original:
+    """Names and counts of the model as it was given, by which recipes are resolved and reports count.
 
     Attributes:
-        original: what was pruned, and what results are compared with.
-        report: of the pruning, with the model.
-        nodes, tensors: nodes and names of tensors of the original, by which patterns of recipes are resolved.
-        files: files of the original.
-        opset, node_count: of the original.
+        nodes, tensors: nodes, with the torch modules that they belong to, and names of tensors.
+        files: files that the model was read from.
+        opset, node_count: opset, and number of nodes, branches included.
     """
 
-    original: str | os.PathLike[str] | onnx.ModelProto
-    report: PruningReport
     nodes: tuple[NodeInfo, ...]
     tensors: tuple[str, ...]
     files: tuple[Path, ...]
     opset: int
     node_count: int
+
+
+@dataclass(frozen=True)
+class PrunedModel:
+    """The pruned float model that takes the place of the original, with the report of its pruning."""
+
+    report: PruningReport
+    original: Original
 
     @property
     def proto(self) -> onnx.ModelProto:
@@ -65,17 +71,22 @@ class PrunedModel:
         return self.report.pruned
 
 
-Source = str | os.PathLike[str] | onnx.ModelProto | PrunedModel
+@dataclass(frozen=True)
+class PruneOptions:
+    """What `sbonnx.prune` is asked for beside the recipe.
+
+    Attributes:
+        masked: write the masked model: shapes unchanged, weights that read removed channels zero.
+        metric: loss of one feed, which MAX_LOSS limits.
+        integers: the pruned model will be quantized, so that MULTIPLE: auto is for kernels in integers.
+    """
+
+    masked: bool = False
+    metric: Metric | None = None
+    integers: bool = False
 
 
-def model_of(model: Source) -> str | os.PathLike[str] | onnx.ModelProto:
-    """Return the model to load: the pruned one if there is one."""
-    return model.proto if isinstance(model, PrunedModel) else model
-
-
-def original_of(model: Source) -> str | os.PathLike[str] | onnx.ModelProto:
-    """Return the model before pruning."""
-    return model.original if isinstance(model, PrunedModel) else model
+Source = str | os.PathLike[str] | onnx.ModelProto
 
 
 @dataclass(frozen=True)
@@ -96,6 +107,8 @@ class Request:
         evaluation: labelled data and the metric to compute on it; None: none.
         max_loss: loss in that metric that the result may have; None: no limit.
         details: measure what pages show beyond the figures of the report, see `sbonnx.profile.details`.
+        pruning: the pruned model is the result; None: it is quantized if the recipe has SPARSE.
+        pruned: the model that is quantized in place of `model`; None: `model` itself.
     """
 
     model: Source
@@ -112,17 +125,28 @@ class Request:
     evaluation: EvaluationData | None = None
     max_loss: float | None = None
     details: bool = False
+    pruning: PruneOptions | None = None
+    pruned: PrunedModel | None = None
 
     @property
     def files(self) -> list[Path]:
         """The input files, which no output may replace."""
-        sources = (original_of(self.model), self.data)
-        return [Path(source) for source in sources if isinstance(source, (str, os.PathLike))]
+        return [Path(source) for source in (self.model, self.data) if isinstance(source, (str, os.PathLike))]
+
+    @property
+    def float_model(self) -> Source:
+        """The model to quantize: the pruned one if there is one."""
+        return self.model if self.pruned is None else self.pruned.proto
 
     @property
     def source(self) -> Path | bytes:
-        """The model in the form that a session opens."""
-        return source_of(self.model)
+        """The original model in the form that a session opens."""
+        return self.model.SerializeToString() if isinstance(self.model, onnx.ModelProto) else Path(self.model)
+
+    @property
+    def label(self) -> str:
+        """The model in reports."""
+        return "model in memory" if isinstance(self.model, onnx.ModelProto) else os.fspath(self.model)
 
 
 @dataclass(frozen=True)
@@ -168,8 +192,10 @@ class PipelineState:
         request: what was asked for.
         prepared: graph and plan.
         opset: minimum opset of the graph.
+        original: names and counts of the model as it was given.
         data: calibration and hold-out samples; None: none needed or none given.
         doubts: sentences about data that does not look like that of the model.
+        removed: the pruned graph; None: nothing was pruned.
         rounding: how weights are rounded, in place of what the recipe says.
         ranges: measured ranges of activations; None: nothing was measured.
         solution: scales, zero points and quantized weights.
@@ -182,8 +208,10 @@ class PipelineState:
     request: Request
     prepared: Prepared
     opset: int = BASE_OPSET
+    original: Original | None = None
     data: HeldOutSplit | None = None
     doubts: tuple[str, ...] = ()
+    removed: Pruned | None = None
     rounding: WeightRounding | None = None
     ranges: MeasuredRanges | None = None
     solution: Solution = field(default_factory=lambda: Solution({}, {}, {}))
@@ -201,12 +229,6 @@ class PipelineState:
         """Return the state with further refusals of the preparation, each once."""
         known = dict.fromkeys((*self.prepared.refusals, *refusals))
         return replace(self, prepared=replace(self.prepared, refusals=tuple(known)))
-
-
-def source_of(model: Source) -> Path | bytes:
-    """Return the input of a session: the path, or the bytes of a model in memory; of a pruned model, the original."""
-    model = original_of(model)
-    return model.SerializeToString() if isinstance(model, onnx.ModelProto) else Path(model)
 
 
 def read_recipe(

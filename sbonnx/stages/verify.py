@@ -19,7 +19,7 @@ from sbonnx.plan import Plan
 from sbonnx.recipe import Recipe
 from sbonnx.report import Refusal
 from sbonnx.report.verdict import ON_CPU
-from sbonnx.stages.state import PipelineState, PrunedModel, original_of
+from sbonnx.stages.state import PipelineState
 from sbonnx.verify.comparison import SLOWER
 from sbonnx.verify.ort_options import VerifyOptions
 from sbonnx.verify.runtimes import runtime_here
@@ -81,7 +81,7 @@ def reference_of(state: PipelineState) -> Iterator[Path | bytes]:
         return
     with temporary_folder() as folder:
         converted = folder / "converted.onnx"
-        graphs.save(graphs.load(original_of(state.request.model)), converted)
+        graphs.save(graphs.load(state.request.model), converted)
         yield converted
 
 
@@ -132,7 +132,7 @@ def _verified(
     problems += [missed] if missed else []
     limits = limits_of(recipe)
     # the distance of a pruned model from the original was asked for
-    below = tuple(limits.quality(comparison)) if isinstance(state.request.model, PrunedModel) else ()
+    below = tuple(limits.quality(comparison)) if state.request.pruned is not None else ()
     problems.extend(problem for problem in limits.problems(comparison) if problem not in below)
     # of another runtime, the count of kernels is only a figure
     own = comparison.runtime == prepared.backend.name

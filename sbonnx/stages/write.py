@@ -33,7 +33,7 @@ from sbonnx.plan.tensor_overrides import overrides_of
 from sbonnx.recipe.names import FLOAT
 from sbonnx.report import Report
 from sbonnx.spec import Bounds
-from sbonnx.stages.state import PipelineState, PrunedModel, original_of
+from sbonnx.stages.state import PipelineState
 from sbonnx.stages.verify import verify, with_details
 from sbonnx.verify.runtimes import RECORDED
 
@@ -136,7 +136,7 @@ def save(state: PipelineState, options: RunOptions) -> PipelineState:
     """
     request = state.request
     report = _report(state)
-    with _place(state) as path:
+    with placed(request.output, state.prepared.graph.info.files, force=request.force) as path:
         graphs.save(state.quantized, path)
         release_pages()
         if request.output is None:
@@ -146,16 +146,20 @@ def save(state: PipelineState, options: RunOptions) -> PipelineState:
 
 
 @contextmanager
-def _place(state: PipelineState) -> Iterator[Path]:
-    """Yield the path where the model is verified: staged next to its target, or in a temporary folder."""
-    request = state.request
-    if request.output is not None:
-        inputs: Sequence[Path] = state.prepared.graph.info.files
-        with staged(Path(request.output), inputs, force=request.force) as path:
+def placed(output: str | os.PathLike[str] | None, inputs: Sequence[Path], *, force: bool) -> Iterator[Path]:
+    """Yield the path where a model is verified: staged next to its target, or in a temporary folder.
+
+    Args:
+        output: the target; None: the model stays in memory.
+        inputs: files that it may not replace.
+        force: overwrite a file.
+    """
+    if output is not None:
+        with staged(Path(output), inputs, force=force) as path:
             yield path
         return
     with temporary_folder() as folder:
-        yield folder / "quantized.onnx"
+        yield folder / "model.onnx"
 
 
 def _ranges(plan: Plan, solution: Solution) -> dict[str, Bounds]:
@@ -178,16 +182,16 @@ def _report(state: PipelineState) -> Report:
     refusals = (*prepared.refusals, *solution.refusals)
     only_converted = recipe.high_precision != "fp32" and recipe.w.quantizer.bit == recipe.a.quantizer.bit == FLOAT
     problems: tuple[str, ...] = ()
-    if isinstance(request.model, PrunedModel):
-        problems = tuple(f"pruning: {problem}" for problem in request.model.report.problems)
+    if request.pruned is not None:
+        problems = tuple(f"pruning: {problem}" for problem in request.pruned.report.problems)
     only_caches = recipe.llm.kv_bits is not None and recipe.w.quantizer.bit == FLOAT
     if not solved and not only_converted and not only_caches:
         why = f"; first reason: {refusals[0]}" if refusals else ""
         problems = (*problems, f"nothing was quantized{why}")
-    model, broken = original_of(request.model), prepared.graph.info.broken_rewrites
+    broken = prepared.graph.info.broken_rewrites
     left_out = (without_rewrites(broken),) if broken else ()
     return Report(
-        model="model in memory" if isinstance(model, onnx.ModelProto) else os.fspath(model),
+        model=request.label,
         output=None if request.output is None else os.fspath(Path(request.output)),
         backend=prepared.backend.name,
         counts={
@@ -205,7 +209,7 @@ def _report(state: PipelineState) -> Report:
         settings=recipe.to_dict(),
         notes=(*state.quantized.info.notes, *solution.notes, *loops.notes(), *left_out),
         problems=problems,
-        pruning=request.model.report.to_dict() if isinstance(request.model, PrunedModel) else {},
+        pruning={} if request.pruned is None else request.pruned.report.to_dict(),
         engine_command=_engine_command(state, solved),
         cpu=plan.cpu,
     )

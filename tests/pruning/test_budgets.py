@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import sbonnx
 from sbonnx import graph as graphs
+from sbonnx import recipe as recipes
 from sbonnx import verify
 from sbonnx.backends import BACKENDS
 from sbonnx.backends.onnxruntime.costs import load_costs
@@ -23,13 +24,13 @@ from sbonnx.cpu import target_cpu
 from sbonnx.errors import RecipeError
 from sbonnx.graph import Graph
 from sbonnx.graph.query import output_names
+from sbonnx.pipeline import prepare_pruning
 from sbonnx.plan.times import GraphTimes
 from sbonnx.pruning.budgets.channel_counts import multiples_of
 from sbonnx.pruning.budgets.loss_limit import LossTrial, smallest_within
 from sbonnx.pruning.budgets.pruned_times import PrunedTimes
 from sbonnx.pruning.groups.channel_removal import remove
 from sbonnx.pruning.groups.dimensions import dependencies
-from sbonnx.pruning.verified import load_for_pruning
 from tests.pruning.random_graphs import STEPS, random_model
 from tests.pruning.test_prune import error, feeds, inverted, pruned
 from tests.support.models import model, run
@@ -64,7 +65,7 @@ def estimate(graph: Graph) -> float:
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.sampled_from(sorted(STEPS)), max_size=8), st.integers(0, 2**20))
 def test_the_time_of_counts_is_that_of_the_pruned_graph(steps: list[str], seed: int) -> None:
-    graph, _ = load_for_pruning(random_model(steps, seed)[0])
+    graph = prepare_pruning(random_model(steps, seed)[0], recipes.load()).prepared.graph
     rng, found = np.random.default_rng(seed), dependencies(graph)
     orders = [dimension.removable(rng.permutation(dimension.size).tolist()) for dimension in found.dimensions]
     times = PrunedTimes(graph, found, orders, load_costs(None, target_cpu()))

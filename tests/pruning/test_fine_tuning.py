@@ -216,7 +216,7 @@ def test_augmentations_are_those_of_the_recipe() -> None:
 
 
 def test_without_torch_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name == "sbonnx.qat" or name.startswith("sbonnx.qat.")]:
+    for name in [name for name in sys.modules if name.startswith(("sbonnx.qat", "sbonnx.training"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(DeviceError, match=r"torch is not installed: pip install 'sbonnx\[qat\]'$"):

@@ -19,8 +19,8 @@ from sbonnx.calib.data import dataset as datasets
 from sbonnx.calib.held_out import HeldOutSplit, divide
 from sbonnx.cli import main
 from sbonnx.errors import RecipeError
-from sbonnx.pruning import verified
-from sbonnx.stages.state import PrunedModel, Request, read_recipe
+from sbonnx.pruning.prune import prune_graph
+from sbonnx.stages.state import Request, read_recipe
 from tests.pruning.test_prune import feeds, inverted
 from tests.support.models import run
 
@@ -64,7 +64,7 @@ def test_pruned_then_quantized(files: tuple[Path, Path], tmp_path: Path) -> None
     figure = report.metrics["outputs"][0]["sqnr_db"]
     assert figure == pytest.approx(sqnr(original, quantized, held_out(files).judged), abs=0.05)
     # quantization costs little on top of pruning
-    verified.prune(model, data, recipe=recipe, split=1, output=small)
+    sbonnx.prune(model, data, recipe=recipe, split=1, output=small)
     assert sqnr(original, quantized) > sqnr(original, onnx.load(small)) - 1
     sbonnx.quantize(model, data, recipe=recipe, output=again, split=1)
     assert output.read_bytes() == again.read_bytes()
@@ -73,22 +73,22 @@ def test_pruned_then_quantized(files: tuple[Path, Path], tmp_path: Path) -> None
 def test_pruning_does_not_see_the_samples_of_verification(
     files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[HeldOutSplit] = []
-    prune = verified.prune
+    seen: list[Any] = []
 
-    def recorded(model: Any, data: Any, **rest: Any) -> verified.PruningReport:
-        seen.append(data)
-        return prune(model, data, **rest)
+    def recorded(graph: Any, fit: Any, settings: Any, options: Any, judged: Any) -> Any:
+        seen.append((fit, judged))
+        return prune_graph(graph, fit, settings, options, judged)
 
-    monkeypatch.setattr("sbonnx.stages.pruned.prune", recorded)
+    monkeypatch.setattr("sbonnx.stages.prune.prune_graph", recorded)
     report = sbonnx.quantize(*files, recipe={"SPARSE": {"RATIO": 0.25}}, split=1)
     parts = held_out(files)
     assert report.metrics["held_out"] == parts.count == 6
     held = {feed["x"].tobytes() for feed in parts.judged}
     assert len(held) == 6
-    assert {feed["x"].tobytes() for feed in seen[0].judged} == held
-    assert len(list(seen[0].fit)) == SAMPLES - 6
-    assert not {feed["x"].tobytes() for feed in seen[0].fit} & held
+    fit, judged = seen[0]
+    assert {feed["x"].tobytes() for feed in judged} == held
+    assert len(list(fit)) == SAMPLES - 6
+    assert not {feed["x"].tobytes() for feed in fit} & held
 
 
 def test_patterns_name_nodes_of_the_original(files: tuple[Path, Path]) -> None:
@@ -176,13 +176,13 @@ def test_a_trained_network_pruned_then_quantized(pack: Path, tmp_path: Path) -> 
     data = list(tools.load_calib("cifar_resnet20", limit=160))
     recipe, rules = read_recipe({"SPARSE": {"BUDGET": {"MACS": 0.75}}}, None, {"threads": 1})
     request = pipeline.pruned(Request(model, recipe, rules, data=data))
-    assert isinstance(request.model, PrunedModel)
-    assert request.model.report.macs <= 0.75
+    assert request.pruned is not None
+    assert request.pruned.report.macs <= 0.75
     report = pipeline.quantize(request).report
     assert report.ok, report.problems
     assert report.quantized is not None
     figures = []
-    for number, proto in enumerate((request.model.proto, report.quantized)):
+    for number, proto in enumerate((request.pruned.proto, report.quantized)):
         onnx.save(proto, tmp_path / f"{number}.onnx")
         metrics = tools.evaluate("cifar_resnet20", str(tmp_path / f"{number}.onnx"), limit=200, threads=1)
         figures.append(next(value for key, value in metrics.items() if key.endswith("db")))

@@ -40,7 +40,7 @@ def test_a_pruned_model_is_trained_towards_the_original(tmp_path: Path) -> None:
     before = error()
     qat.train(module, data, epochs=6)
     assert error() < 0.7 * before
-    assert source_of(module) is original  # which `export` compares the file with
+    assert source_of(module)[0] is original  # which `export` compares the file with
     origin = origin_of(module)
     again = pickle.loads(pickle.dumps(origin))
     assert again.teacher is not None and origin.teacher is not None

@@ -15,7 +15,7 @@ from sbonnx.html_report import Card, render_card
 from sbonnx.llm import AdaptedDecoder, DecoderEvaluation
 from sbonnx.metrics import OutputDifference
 from sbonnx.profile import LayerLoss, Profile
-from sbonnx.pruning.verified import PruningReport
+from sbonnx.pruning.result import PruningReport
 from sbonnx.qdq.difference import ModelDifference, PairDifference
 from sbonnx.quant_model import QuantModel
 from sbonnx.report import Refusal, Report

@@ -23,7 +23,7 @@ from sbonnx.search.bit_costs import costs_of
 from sbonnx.search.bit_groups import ACTIVATION, WEIGHT, pattern_of, with_choices
 from sbonnx.search.bit_search import for_loss
 from sbonnx.search.recipe_search import goal_of
-from sbonnx.stages.state import read_recipe
+from sbonnx.stages.state import Request, read_recipe
 from tests.support.models import residual
 
 FEEDS = [{"x": x} for x in np.random.default_rng(0).standard_normal((24, 2, 3, 8, 8)).astype(np.float32)]
@@ -34,7 +34,7 @@ QUICK: dict[str, Any] = {"W.ROUNDING": "nearest", "MIXED.FEEDS": 4}
 
 def trials_of(keys: dict[str, Any], *, backend: str = "virtual") -> tuple[Trials, Recipe]:
     recipe, rules = read_recipe(None, backend, {**QUICK, "held_out": 0, **keys})
-    return open_trials(residual(), FEEDS, recipe, rules), recipe
+    return open_trials(Request(residual(), recipe, rules, data=FEEDS)), recipe
 
 
 def weight_bits(plan: Plan) -> dict[str, int]:

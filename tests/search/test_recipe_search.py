@@ -22,7 +22,7 @@ from sbonnx.search import Score, open_trials, search
 from sbonnx.search.evaluation import divide
 from sbonnx.search.recipe_search import PATIENCE, STEPS, Situation, steps_for
 from sbonnx.spec import Array
-from sbonnx.stages.state import read_recipe
+from sbonnx.stages.state import Request, read_recipe
 from tests.support.models import residual, run
 
 FEEDS = [{"x": x} for x in np.random.default_rng(0).standard_normal((16, 2, 3, 8, 8)).astype(np.float32)]
@@ -60,7 +60,7 @@ def test_what_it_finds_is_no_worse_and_can_be_run_again(place: Path) -> None:
 def test_scores_are_those_of_the_file(place: Path) -> None:
     """The recipe of a trial run apart, on the same feeds: its file in onnxruntime, against float, on those held out."""
     recipe, rules = read_recipe("auto", "virtual", {"bits": "w4a8", "W.ROUNDING": "nearest", "held_out": 0})
-    trials = open_trials(residual(), FEEDS, recipe, rules)
+    trials = open_trials(Request(residual(), recipe, rules, data=FEEDS))
     fit, held = list(trials.samples.fit), list(trials.samples.held)
     score = trials.score(recipe, "plain")
     sbonnx.quantize(residual(), fit, recipe=trials.trial(recipe), output=place / "q.onnx", verify=False)
@@ -79,14 +79,14 @@ def test_boxes_have_no_changed_classes() -> None:
     proto.graph.output.append(onnx.helper.make_tensor_value_info("y2", onnx.TensorProto.FLOAT, None))
     proto.graph.node.append(onnx.helper.make_node("Neg", ["y"], ["y2"], name="neg"))
     recipe, rules = read_recipe(None, "virtual", {"W.ROUNDING": "nearest", "held_out": 0})
-    score = open_trials(proto, FEEDS, recipe, rules).score(recipe, "plain")
+    score = open_trials(Request(proto, recipe, rules, data=FEEDS)).score(recipe, "plain")
     assert score.changed is None and score.sqnr_db > 10
 
 
 def test_samples_that_verify_the_result_are_not_tried_on() -> None:
     recipe, rules = read_recipe("auto", "virtual", {})
     feeds = [{"x": x} for x in np.random.default_rng(0).standard_normal((16, 8, 3, 8, 8)).astype(np.float32)]
-    samples = open_trials(residual(), feeds, recipe, rules).samples
+    samples = open_trials(Request(residual(), recipe, rules, data=feeds)).samples
     graph = load(residual())
     verified = held_out.divide(datasets.read(feeds, graph), graph, recipe.verify.held_out).held
     assert verified is not None
@@ -108,7 +108,7 @@ def test_what_was_decided_is_not_tried(place: Path) -> None:
 def test_a_step_that_makes_it_worse_is_off() -> None:
     """With a judge that likes nothing but smoothed inputs."""
     recipe, rules = read_recipe("auto", "onnxruntime", {"bits": "w4a8", "W.ROUNDING": "nearest"})
-    trials = open_trials(residual(), FEEDS, recipe, rules)
+    trials = open_trials(Request(residual(), recipe, rules, data=FEEDS))
 
     class Fake:
         kind = "relative"
@@ -128,7 +128,7 @@ def test_a_step_that_makes_it_worse_is_off() -> None:
 def test_the_search_ends_after_steps_without_gain() -> None:
     """With a judge to whom all recipes are equal."""
     recipe, rules = read_recipe("auto", "onnxruntime", {"bits": "w4a8"})
-    trials = open_trials(residual(), FEEDS, recipe, rules)
+    trials = open_trials(Request(residual(), recipe, rules, data=FEEDS))
 
     class Fake:
         kind = "relative"

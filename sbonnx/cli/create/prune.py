@@ -15,8 +15,8 @@ from sbonnx.cli.options import Arguments, CommandOption, required_output
 from sbonnx.cli.output.tables import comparison_facts, percent, show_evaluation, show_outputs, show_refusals
 
 if TYPE_CHECKING:
+    from sbonnx.pruning.result import PruningReport
     from sbonnx.pruning.sparsity.choice import SparseChoice
-    from sbonnx.pruning.verified import PruningReport
     from sbonnx.recipe import Recipe
 
 T = TypeVar("T")
@@ -133,8 +133,9 @@ OPTIONS: Final = (
 
 def run(given: Arguments) -> int:
     from sbonnx import graph as graphs
+    from sbonnx.api import prune
     from sbonnx.cli.output.printer import to_json
-    from sbonnx.pruning.verified import no_gain, prune
+    from sbonnx.pruning.result import no_gain
     from sbonnx.terminal import versioned
 
     if given[PLAN]:
@@ -227,13 +228,14 @@ def _following(given: Arguments, report: PruningReport) -> list[str]:
 
 def _show_dimensions(given: Arguments) -> int:
     """List what can be removed together, and what never is."""
+    from sbonnx.pipeline import prepare_pruning
     from sbonnx.pruning.groups.dimensions import dependencies
     from sbonnx.pruning.settings import pruning_of
     from sbonnx.pruning.sparsity.choice import choose_sparse
-    from sbonnx.pruning.verified import load_for_pruning
 
     printer = given.printer()
-    graph, recipe = load_for_pruning(given[options.MODEL], _recipe(given))
+    prepared = prepare_pruning(given[options.MODEL], _recipe(given)).prepared
+    graph, recipe = prepared.graph, prepared.recipe
     found = dependencies(graph)
     if recipe.sparse.pattern is not None:
         return _show_sparse(given, choose_sparse(found, recipe.sparse.pattern, pruning_of(recipe, graph).layers))

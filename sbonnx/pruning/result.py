@@ -1,0 +1,196 @@
+"""Report of a pruning: what was removed, what it reaches of its goal, and the comparison with the original."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final
+
+import onnx
+
+from sbonnx.html_report import pruning_card, render_card
+from sbonnx.pruning.budgets.budget import Budget
+from sbonnx.pruning.prune import Pruned
+from sbonnx.pruning.settings import Pruning
+from sbonnx.report import Refusal
+from sbonnx.report.verdict import Verdict, verdict_of
+from sbonnx.verify.comparison import NOTICEABLE, SLOWER, Comparison
+
+BUDGET_TEXT: Final[dict[Budget, str]] = {
+    "macs": "multiplications",
+    "size": "bytes of constants",
+    "latency": "estimated time",
+}
+
+ROUNDING: Final = 1e-9
+"""Relative error of shares that are sums of floats."""
+
+NO_SPARSE_KERNELS: Final = (
+    "{} has no kernels for sparse weights: the file does not run faster, and its zeros only compress well"
+)
+"""Note for backends other than TensorRT."""
+
+UNCOMPARED: Final = "no data was given: the file was checked, and not compared with the original"
+
+
+@dataclass(frozen=True)
+class PruningReport:
+    """Outcome of `prune`.
+
+    Attributes:
+        model, output: the float model and the path of the result.
+        macs, size: remaining share of the multiplications, and of the bytes of all constants.
+        latency: remaining share of the time of a sample in float by the table of kernel costs; None without a table.
+            `metrics` has the measured one, ``latency_ratio``.
+        asked, reached: the budget or MAX_LOSS, by its name, and what the file has; empty with a ratio.
+        dimensions: one row per dimension: layers that write and read it, groups before and after, error alone.
+        sparse: one row per layer whose weight became sparse: pattern, values, zeros, and what TensorRT does with it.
+        layers: one row per refitted layer: columns, strength, error on hold-out samples without and with the refit.
+        refusals: pinned channels and layers that were not refitted, with the reason.
+        tuned: outcome of fine-tuning, see `FineTuneRow`; None without.
+        metrics: comparison with the original, see `sbonnx.verify`; empty without data.
+        plan: removed channels, see `PruningPlan.to_dict`.
+        notes: changes and findings of loading and verification.
+        problems: reasons why the result is unusable or below a limit.
+        pruned: the model itself if no output path was given (left out of `to_dict`).
+    """
+
+    model: str
+    output: str | None
+    macs: float
+    size: float
+    latency: float | None = None
+    asked: dict[str, float] = field(default_factory=dict)
+    reached: dict[str, float] = field(default_factory=dict)
+    dimensions: tuple[dict[str, Any], ...] = ()
+    sparse: tuple[dict[str, Any], ...] = ()
+    layers: tuple[dict[str, Any], ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+    tuned: dict[str, Any] | None = None
+    metrics: dict[str, Any] = field(default_factory=dict)
+    plan: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+    pruned: onnx.ModelProto | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def ok(self) -> bool:
+        """Whether there are no problems."""
+        return not self.problems
+
+    @property
+    def verdict(self) -> Verdict:
+        """Accuracy, speed and size against the original in one sentence."""
+        return verdict_of(self.metrics, problems=self.problems)
+
+    def _repr_html_(self) -> str:
+        """Return the summary that notebooks show."""
+        return render_card(pruning_card(self.to_dict()))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for ``json.dumps``; problems and the verdict come first."""
+        verdict = {"accuracy": self.verdict.accuracy, "text": self.verdict.text}
+        plain = asdict(replace(self, pruned=None))
+        del plain["pruned"]
+        return {"ok": self.ok, "problems": self.problems, "verdict": verdict, **plain}
+
+
+def report_of(
+    model: str,
+    output: str | None,
+    done: Pruned,
+    settings: Pruning,
+    comparison: Comparison | None,
+    *,
+    notes: tuple[str, ...] = (),
+    problems: tuple[str, ...] = (),
+    pruned: onnx.ModelProto | None = None,
+) -> PruningReport:
+    """Return the report of a pruned network.
+
+    Args:
+        model, output: the float model and the path of the result.
+        done, settings: the result and what was asked for.
+        comparison: with the original; None: not compared.
+        notes, problems: of loading and of the check of the file; those of the goal are added.
+        pruned: the model, if it was not written.
+    """
+    asked, reached = _goal(done, settings)
+    return PruningReport(
+        model=model,
+        output=output,
+        macs=done.macs,
+        size=done.size,
+        latency=done.latency,
+        asked=asked,
+        reached=reached,
+        dimensions=tuple(asdict(row) for row in done.dimensions),
+        sparse=tuple(asdict(row) for row in done.sparse),
+        layers=tuple(asdict(row) for row in done.layers),
+        refusals=done.refusals,
+        tuned=None if done.tuned is None else asdict(done.tuned),
+        metrics={} if comparison is None else comparison.to_dict(),
+        plan=done.plan.to_dict(),
+        notes=(*notes, *_notes(done, settings, comparison)),
+        problems=(*_missed(done, settings, comparison), *problems),
+        pruned=pruned,
+    )
+
+
+def _goal(done: Pruned, settings: Pruning) -> tuple[dict[str, float], dict[str, float]]:
+    """Return what was asked for and what was reached, by name."""
+    if settings.max_loss is not None and done.loss is not None:
+        return {"max_loss": settings.max_loss}, {"max_loss": done.loss}
+    reached = None if settings.budget is None else done.of(settings.budget)
+    if settings.budget is None or settings.share is None or reached is None:
+        return {}, {}
+    return {settings.budget: settings.share}, {settings.budget: reached}
+
+
+def _missed(done: Pruned, settings: Pruning, found: Comparison | None) -> Iterator[str]:
+    """Yield one problem for a budget or loss that was not reached, and for a file that is slower."""
+    for name, limit in _goal(done, settings)[0].items():
+        reached = _goal(done, settings)[1][name]
+        if name == "max_loss" and reached > limit:
+            yield (
+                f"the loss is {reached:.3g}, and {limit:g} is asked for: even with {done.macs:.3f} of the "
+                "multiplications; this network was written"
+            )
+        elif name != "max_loss" and reached > limit * (1 + ROUNDING):
+            yield (
+                f"{reached:.3f} of the {BUDGET_TEXT[settings.budget or 'macs']} remain, and {limit:g} are asked for: "
+                f"the nearest network was written; ask for more, or lower LEAST ({settings.least:g}) or MULTIPLE"
+            )
+    if settings.latency is not None and found is not None and found.slower:
+        yield (
+            f"the file is {SLOWER}: a run takes {found.latency_figure()} of its time; its kernels differ from the "
+            "table of KERNEL_COSTS (python -m benchmarks.kernels measures one)"
+        )
+
+
+def _notes(done: Pruned, settings: Pruning, found: Comparison | None) -> Iterator[str]:
+    asked, interval = settings.latency, None if found is None else found.latency_interval
+    if done.tuned is not None and done.tuned.note:
+        yield done.tuned.note
+    if settings.pattern is not None:
+        yield from no_gain(settings.backend.name)
+    if found is None:
+        yield UNCOMPARED
+    elif settings.pattern is not None:
+        pass  # the same kernels: a measured difference is noise
+    elif settings.latency is None or not found.slower:
+        yield from found.notes()
+    if asked is not None and found is not None and interval is not None and interval[0] > NOTICEABLE * asked:
+        yield f"a run takes {found.latency_figure()} of the time in float on this machine, {asked:g} by the table"
+    if done.unaligned:
+        first = done.unaligned[0]
+        yield (
+            f"numbers of channels that do not fill whole blocks of the kernels of {settings.backend.name}: "
+            f"{len(done.unaligned)} (first: {first.after} of {first.before} of '{first.name}'); the latency falls less "
+            "than the multiplications, and MULTIPLE: auto avoids it"
+        )
+
+
+def no_gain(backend: str) -> list[str]:
+    """Return a note if a backend runs sparse weights no faster."""
+    return [] if backend.startswith("tensorrt") else [NO_SPARSE_KERNELS.format(backend)]

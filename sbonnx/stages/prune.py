@@ -1,0 +1,200 @@
+"""Stages of pruning: from a float graph and samples to a smaller float model and its report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import onnx
+
+from sbonnx import graph as graphs
+from sbonnx import patterns
+from sbonnx import verify as proof
+from sbonnx.calib.data.dataset import Dataset
+from sbonnx.calib.engine.runner import LayerRunner
+from sbonnx.calib.held_out import divide
+from sbonnx.graph import Graph, edit
+from sbonnx.options import RunOptions
+from sbonnx.pruning.prune import Pruned, measure_graph, prune_graph
+from sbonnx.pruning.result import report_of
+from sbonnx.pruning.settings import Pruning, pruning_of
+from sbonnx.recipe.names import STATIC
+from sbonnx.stages.measure import divided
+from sbonnx.stages.prepare import BATCH_NORM
+from sbonnx.stages.state import PipelineState, PrunedModel
+from sbonnx.stages.verify import limits_of
+from sbonnx.stages.write import placed
+from sbonnx.verify.comparison import Comparison
+
+HELD_OUT: Final = 0.1
+"""Share of the samples on which the file is verified, and which pruning does not see."""
+
+HELD_OUT_FOR_LOSS: Final = 0.25
+"""Share of the samples with MAX_LOSS, on which trial networks are evaluated as well."""
+
+SAME: Final = 1e-4
+"""Difference of the removed from the masked network, relative to the largest output, that sums of other length make.
+
+It is 1e-6 on trained networks; a wrong slice makes 1e-2 and more.
+"""
+
+PROVED_ON: Final = 4
+"""Feeds on which removed and masked network are compared."""
+
+
+def fuse_before_pruning(state: PipelineState, options: RunOptions) -> PipelineState:
+    """Apply the fusing patterns, in place. Batch norms stay if SPARSE.FUSE_BN is false."""
+    graph, folds = state.prepared.graph, state.prepared.recipe.sparse.fuse_bn
+    patterns.apply(graph, [pattern for pattern in patterns.FUSE if folds or not pattern.name.startswith(BATCH_NORM)])
+    edit.sort(graph)
+    return state
+
+
+def read_pruning_data(state: PipelineState, options: RunOptions) -> PipelineState:
+    """Read the samples, if there are any, and split off those that the pruned network is judged on.
+
+    Before a quantization they are those that the quantized file is judged on. MAX_LOSS is judged on others, which
+    neither pruning nor that verification sees.
+
+    Raises:
+        DataError: see `divided`.
+        RecipeError: a limit of the recipe names an output that the model does not have; or see `pruning_of`.
+    """
+    request, prepared = state.request, state.prepared
+    limits_of(prepared.recipe).check_outputs([output.name for output in prepared.graph.outputs])
+    _settings(state)  # what is wrong is said before data is read
+    if request.data is None:
+        return state
+    share = HELD_OUT if prepared.recipe.sparse.max_loss is None else HELD_OUT_FOR_LOSS
+    if request.pruning is not None:
+        return replace(state, data=divided(request.data, prepared, request.split, share))
+    data = divided(request.data, prepared, request.split)
+    if data is not None and prepared.recipe.sparse.max_loss is not None:
+        data = divide(data.fit, prepared.graph, share, device=options.device)
+    return replace(state, data=data)
+
+
+def measure_for_pruning(state: PipelineState, options: RunOptions) -> PipelineState:
+    """Measure what `prune` reads from the cache of the recipe: it is the same for budgets of different size."""
+    if state.data is not None and state.prepared.recipe.sparse.max_loss is None:
+        measure_graph(state.prepared.graph, state.data.fit, _settings(state), options)
+    return state
+
+
+def prune(state: PipelineState, options: RunOptions) -> PipelineState:
+    """Choose and remove channels, and refit the remaining weights.
+
+    Raises:
+        SbonnxError: a subclass; see `prune_graph`.
+    """
+    request, settings, data = state.request, _settings(state), state.data
+    if request.evaluation is not None and settings.max_loss is not None and request.pruning is not None:
+        labelled = proof.LabelledLoss(request.source, request.evaluation, device=options.device)
+        settings = replace(settings, labelled=labelled)
+    fit, judged = (None, None) if data is None else (data.fit, data.judged)
+    removed = prune_graph(state.prepared.graph, fit, settings, options, judged)
+    for graph in (removed.graph, removed.masked):
+        patterns.apply(graph, patterns.FUSE)
+        edit.sort(graph)
+    return replace(state, removed=removed)
+
+
+def save_pruned(state: PipelineState, options: RunOptions) -> PipelineState:
+    """Save the pruned model and verify it. Before a quantization, it takes the place of the original in memory.
+
+    Raises:
+        SbonnxError: a subclass. No partial file is left.
+    """
+    request, graph, removed = state.request, state.prepared.graph, state.removed
+    assert removed is not None and state.original is not None
+    output = None if request.pruning is None else request.output
+    masked = request.pruning is not None and request.pruning.masked
+    with placed(output, graph.info.files, force=request.force) as path:
+        graphs.save(removed.masked if masked else removed.graph, path)
+        comparison, problems = _verified(state, removed, path, options)
+        model: onnx.ModelProto | None = graphs.read_proto(path) if output is None else None
+    report = report_of(
+        request.label,
+        None if output is None else str(Path(output)),
+        removed,
+        _settings(state),
+        comparison,
+        notes=tuple(graph.info.notes),
+        problems=problems,
+        pruned=model,
+    )
+    return replace(state, request=replace(request, pruned=PrunedModel(report, state.original)))
+
+
+def _settings(state: PipelineState) -> Pruning:
+    """Return the pruning settings of the recipe for the model."""
+    asked, recipe = state.request.pruning, state.prepared.recipe
+    if asked is None:
+        return pruning_of(recipe, state.prepared.graph, integers=recipe.mode == STATIC)
+    return pruning_of(recipe, state.prepared.graph, integers=asked.integers, metric=asked.metric)
+
+
+def _verified(
+    state: PipelineState, removed: Pruned, path: Path, options: RunOptions
+) -> tuple[Comparison | None, tuple[str, ...]]:
+    """Check the file, compare it with the original, and compare removed with masked channels."""
+    request, data = state.request, state.data
+    graphs.check_file(path)
+    if data is None:
+        return None, ()
+    depth = proof.Depth(latency=True, levels=True, strict=True)
+    found = proof.compare(request.source, path, data.judged, seen=data.seen, device=options.device, depth=depth)
+    found = replace(found, held_out=data.count)
+    # before a quantization, limits are those of its result
+    least = None if request.pruning is None else limits_of(state.prepared.recipe).min_sqnr_db
+    asked = dict(least) if isinstance(least, Mapping) else dict.fromkeys((error.name for error in found.outputs), least)
+    problems = [
+        f"output '{error.name}' has {error.sqnr_db:.1f} dB signal to error, and {bound:g} are asked for"
+        for error in found.outputs
+        if (bound := asked.get(error.name)) is not None and error.sqnr_db < bound
+    ]
+    problems += [
+        f"output '{error.name}' holds {error.not_finite} values that are not finite, or has another shape"
+        for error in found.outputs
+        if error.not_finite or error.mismatched
+    ]
+    worst = 0.0 if removed.masked is removed.graph else removal_error(removed, data.judged)
+    if worst > SAME:
+        problems.append(
+            f"removing channels differs from masking them by {worst:.1e} of the largest output: the file computes "
+            "something else than was fitted; please report this model"
+        )
+    if request.evaluation is not None and request.pruning is not None:
+        models = {"float": request.source, "pruned": path}
+        found = replace(found, evaluation=proof.evaluate(models, request.evaluation, device=options.device))
+    return found, tuple(problems)
+
+
+def removal_error(removed: Pruned, data: Dataset) -> float:
+    """Return the largest difference of the removed from the masked network, relative to the largest output."""
+    names = [tensor.name for tensor in removed.graph.outputs]
+    worst = 0.0
+    with ExitStack() as stack:
+        masked, small = (stack.enter_context(_runner(graph)) for graph in (removed.masked, removed.graph))
+        for where, feed in islice(data.items(), PROVED_ON):
+            want = {name: np.array(value) for name, value in masked.run(feed, names, where=where).items()}
+            got = small.run(feed, names, where=where)
+            for name in names:
+                left, right = want[name], np.asarray(got[name])
+                if left.dtype.kind != "f":
+                    continue
+                if left.shape != right.shape:
+                    return float("inf")
+                if left.size:
+                    largest = float(np.abs(left).max()) or 1.0
+                    worst = max(worst, float(np.abs(left - right).max()) / largest)
+    return worst
+
+
+def _runner(graph: Graph) -> LayerRunner:
+    return LayerRunner(graph, threads=1, optimisation="off", name="the pruned model")
