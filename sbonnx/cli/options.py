@@ -188,6 +188,25 @@ def feedback_pairs(feedback: Sequence[str]) -> dict[str, str]:
     return inputs
 
 
+def output_tasks(tasks: Sequence[str]) -> str | dict[str, str]:
+    """Parse ``TASK``, or ``OUTPUT=TASK`` into tasks by output.
+
+    Raises:
+        RecipeError: both are given, or an output twice.
+    """
+    if len(tasks) == 1 and "=" not in tasks[0]:
+        return tasks[0]
+    found: dict[str, str] = {}
+    for text in tasks:
+        output, equals, task = text.rpartition("=")
+        if not equals or not output or not task or output in found:
+            raise RecipeError(
+                f"--task is one task of all outputs, or OUTPUT=TASK once for each, got '{' '.join(tasks)}'"
+            )
+        found[output] = task
+    return found
+
+
 def decibel(text: str) -> str:
     """Strip the unit from a number of decibel: ``20dB`` -> ``20``."""
     return text.strip().lower().removesuffix("db").strip() or text
@@ -218,6 +237,12 @@ def _observers(_: str) -> Iterable[str]:
     from sbonnx.recipe.names import OBSERVERS
 
     return OBSERVERS
+
+
+def _output_tasks(_: str) -> Iterable[str]:
+    from sbonnx.recipe.names import OUTPUT_TASKS
+
+    return OUTPUT_TASKS
 
 
 QUANTIZATION: Final = "Quantization"
@@ -457,6 +482,16 @@ NO_KEEP_IO: Final = switch(
 )
 NO_VERIFY: Final = switch("--no-verify", "Do not compare the result with the float model.", QUALITY)
 NO_ADVICE: Final = switch("--no-advice", "Below the quality line: do not look for a change that repairs it.", QUALITY)
+TASK: Final = repeated(
+    "--task TASK|OUTPUT=TASK",
+    "What outputs mean, if the graph does not prove it: classification, segmentation, tokens, detection (after NMS), "
+    "embedding or regression; selects the figures that decide without labels",
+    QUALITY,
+    key="VERIFY.TASK",
+    convert=output_tasks,
+    shown="by the graph",
+    choices=_output_tasks,
+)
 MIN_SQNR: Final = option(
     "--min-sqnr DB", float, "Exit 1 if the SQNR of an output is lower.", QUALITY, key="VERIFY.MIN_SQNR_DB"
 )

@@ -12,7 +12,7 @@ from sbonnx.html_report.formatting import text
 from sbonnx.html_report.layer_views import layers_of
 from sbonnx.html_report.network import decoder_figures, network_of
 from sbonnx.html_report.overview import overview_of
-from sbonnx.report.verdict import Tone, figure_text, runtime_of, verdict_of
+from sbonnx.report.verdict import Tone, figure_text, runtime_of, state_text, verdict_of
 
 TONE_OF: Final[Mapping[str, Tone]] = {
     "kept": "good",
@@ -97,7 +97,7 @@ def comparison_card(metrics: Mapping[str, Any]) -> Card:
         (
             text(row["name"]),
             *("; ".join(map(figure_text, part)) for part in (row["figures"][:1], row["figures"][1:])),
-            text(row.get("state")),
+            state_text(row.get("state"), row.get("decided_by")),
         )
         for row in metrics.get("quality") or ()
     ]

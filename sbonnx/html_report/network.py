@@ -13,14 +13,16 @@ from sbonnx.html_report.formatting import number, text
 from sbonnx.html_report.graph_view import GraphView, graph_view
 from sbonnx.html_report.layer_views import Layers, layers_of
 from sbonnx.report.verdict import (
-    LOWER_IS_BETTER,
     Verdict,
     allowed_loss,
     figure_text,
     group_notes,
     interval_text,
-    limit_text,
+    kept_text,
+    latency_text,
+    lost_text,
     runtime_of,
+    state_text,
     verdict_of,
 )
 
@@ -276,18 +278,14 @@ def _with_quality(metrics: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
     for output in metrics.get("outputs") or ():
         row = quality.get(output.get("name")) or {}
         figures = "; ".join(map(_figure_text, row.get("figures") or ()))
-        yield {**output, "state": row.get("state"), "figures": figures}
+        yield {**output, "state": state_text(row.get("state"), row.get("decided_by")), "figures": figures}
 
 
 def _figure_text(figure: Mapping[str, Any]) -> str:
     """Format a figure of `sbonnx.verify.quality` with its interval and its limits."""
     name, text_ = text(figure.get("name")), figure_text(figure)
-    limits = [
-        f"{word} {limit_text(name, number(figure[key]))}"
-        for word, key in (("kept up to" if name in LOWER_IS_BETTER else "kept from", "kept"), ("lost from", "line"))
-        if figure.get(key) is not None
-    ]
-    return ", ".join((text_, *limits))
+    limits = kept_text(name, number(figure.get("kept"))), lost_text(name, number(figure.get("line")))
+    return ", ".join(filter(None, (text_, *limits)))
 
 
 def _agreement_range(metrics: Mapping[str, Any]) -> str:
@@ -342,6 +340,10 @@ def decoder_figures(figures: Mapping[str, Any]) -> Iterable[Figure]:
         where = f"{formatting.count(row['threads'])} threads, prompt of {formatting.count(row['prompt'])}"
         if row.get("float_tokens_per_second"):
             where = f"float {formatting.plain(row['float_tokens_per_second'], 3)}, {where}"
+        if row.get("ratio") is not None:
+            low, high = row.get("ratio_interval") or (math.nan, math.nan)
+            text_ = latency_text(float(row["ratio"]), float(low), float(high), busy=bool(row.get("busy")))
+            where = f"{where}, {text_} of its time a token"
         yield Figure("Tokens a second", formatting.plain(row["tokens_per_second"], 3), where)
 
 
@@ -360,7 +362,9 @@ def _headline(report: Mapping[str, Any], metrics: Mapping[str, Any]) -> Iterable
         yield Figure("Size", _factor(metrics["size_ratio"], "smaller", "larger"), sizes)
     if metrics.get("latency_ratio") is not None and _on_cpu(report):
         times = " → ".join(formatting.plain(metrics.get(f"median_ms_{side}"), 3) for side in ("float", "quantized"))
-        yield Figure("Time of a run", f"{formatting.ratio(metrics['latency_ratio'])} of float", f"{times} ms")
+        low, high = (number(end) or math.nan for end in metrics.get("latency_interval") or (None, None))
+        share = latency_text(float(metrics["latency_ratio"]), low, high, busy=bool(metrics.get("busy")))
+        yield Figure("Time of a run", f"{share} of float", f"{times} ms")
     counts = report.get("counts") or {}
     if "weights" in counts:
         tensors = sum(int(counts.get(role, 0)) for role in ("activations", "weights", "biases"))

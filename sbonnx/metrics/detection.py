@@ -172,6 +172,33 @@ def match(iou: Array, thresholds: tuple[float, ...]) -> Array:
     return hits
 
 
+PARTNERS: Final = 0.5
+"""IoU from which on boxes of one class in two models are the same detection."""
+
+
+def overlap_share(one: Boxes, other: Boxes) -> float | None:
+    """Return how much the detections of two models overlap, in boxes and scores; None if there are none.
+
+        sum over pairs of 2 min(s, s') IoU  /  (sum of s + sum of s')
+
+    Pairs are detections of one class: by falling score, each with the free one of the highest IoU, from `PARTNERS` on.
+    """
+    scores, others = (np.maximum(boxes.scores, 0.0) for boxes in (one, other))
+    total, shared = float(scores.sum() + others.sum()), 0.0
+    if not total:
+        return None
+    for number in np.intersect1d(one.classes, other.classes):
+        rows, columns = np.flatnonzero(one.classes == number), np.flatnonzero(other.classes == number)
+        rows = rows[np.argsort(-scores[rows], kind="stable")]
+        free = overlaps(one.corners[rows], other.corners[columns])
+        for row, place in enumerate(rows):
+            best = int(free[row].argmax())
+            if free[row, best] >= PARTNERS:
+                shared += 2 * min(scores[place], others[columns[best]]) * free[row, best]
+                free[:, best] = -1.0
+    return float(shared / total)
+
+
 def detections(outputs: Mapping[str, Array]) -> list[Boxes]:
     """Return the detections of each image of a feed.
 

@@ -65,6 +65,7 @@ _EXAMPLES: Final = {
     "MIXED.MAX_LOSS": "0.5%",
     "MIXED.WEIGHTS": "[2, 4, 8]",
     "MIXED.ACTIVATIONS": "[8, 16, float]",
+    "VERIFY.TASK": "segmentation",
     "VERIFY.MIN_SQNR_DB": "20",
     "VERIFY.MIN_COSINE": "0.99",
     "VERIFY.LEVELS_DB": "20",

@@ -50,6 +50,7 @@ class RecipeKeywords(TypedDict, total=False):
     max_size: float
     max_latency: float
     min_integer: float
+    task: str | Mapping[str, str]
     max_perplexity: Any
     min_agreement: Any
     window: int

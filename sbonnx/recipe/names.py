@@ -11,6 +11,7 @@ WeightScheme = Literal[Scheme, "auto"]
 SideName = Literal["w", "a"]
 Place = Literal["", "first", "last"]
 Mode = Literal["static", "dynamic", "weight_only"]
+OutputTask = Literal["classification", "segmentation", "tokens", "detection", "embedding", "regression"]
 GraphEnds = Literal["both", "inputs", "outputs", "none"]
 
 PruningTypeName = Literal["structured", "unstructured"]
@@ -54,6 +55,9 @@ ONLY_INTEGERS: Final = frozenset({"kl_histogram", "aciq"})
 
 ONLY_WEIGHTS: Final = frozenset({"adaround"})
 ONLY_ACTIVATIONS: Final = frozenset({"pact", "moving_average"})
+
+OUTPUT_TASKS: Final[tuple[str, ...]] = get_args(OutputTask)
+"""Meanings of outputs that VERIFY.TASK names, see `sbonnx.verify.output_tasks`."""
 
 MODES: Final[tuple[str, ...]] = get_args(Mode)
 STATIC: Final = "static"
@@ -107,6 +111,7 @@ SHORT_FORMS: Final = {
     "max_size": "VERIFY.MAX_SIZE_RATIO",
     "max_latency": "VERIFY.MAX_LATENCY_RATIO",
     "min_integer": "VERIFY.MIN_INTEGER",
+    "task": "VERIFY.TASK",
     "max_perplexity": "VERIFY.MAX_PERPLEXITY",
     "min_agreement": "VERIFY.MIN_AGREEMENT",
     "window": "LLM.WINDOW",

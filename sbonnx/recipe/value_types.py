@@ -234,19 +234,35 @@ def _strength(value: object) -> float | bool | str:
         raise Wrong("must be auto, true, false or a number from 0 to 1", value=value) from problem
 
 
-def _by_output(text: str, schema: dict[str, Any], **bounds: float) -> ValueReader:
-    """Return a reader of one number, or {output: number}."""
+def _by_output(read_one: Callable[[object, str], Any], kind: str, one: dict[str, Any]) -> ValueReader:
+    """Return a reader of one value for all outputs, or {output: value}.
 
-    def read(value: object) -> float | dict[str, float]:
+    Args:
+        read_one: reads a value; its second argument ends the text that says what is accepted.
+        kind: name of a value, for that text.
+        one: JSON schema of a value.
+    """
+
+    def read(value: object) -> Any:
         if not isinstance(value, Mapping):
-            return float(real(f"{text}, or a mapping {{output: number}}", **bounds).read(value))
+            return read_one(value, f", or a mapping {{output: {kind}}}")
         for name in value:
             if not isinstance(name, str) or not name:
                 raise Wrong(f"has the key {short(name)}: outputs are named in text")
-        return {name: real(f"{text} for output {short(name)}", **bounds).read(one) for name, one in value.items()}
+        return {name: read_one(each, f" for output {short(name)}") for name, each in value.items()}
 
-    numbers = {"type": "object", "additionalProperties": {"type": "number"}}
-    return ValueReader(read, {"anyOf": [schema, numbers]})
+    return ValueReader(read, {"anyOf": [one, {"type": "object", "additionalProperties": one}]})
+
+
+def _numbers_by_output(text: str, schema: dict[str, Any], **bounds: float) -> ValueReader:
+    """Return a reader of one number, or {output: number}."""
+    return _by_output(lambda value, more: float(real(f"{text}{more}", **bounds).read(value)), "number", schema)
+
+
+def _output_task(value: object, more: str) -> str:
+    if not isinstance(value, str) or value.lower() not in names.OUTPUT_TASKS:
+        raise Wrong(f"must be {one_of(names.OUTPUT_TASKS)}{more}", value=value)
+    return value.lower()
 
 
 def _version(value: object) -> str:
@@ -532,8 +548,13 @@ TensorGroup = Annotated[tuple[TensorPattern, ...], ValueReader(items, _TEXTS)]
 Multiple = Annotated[int | Literal["auto"], ValueReader(_multiple, _MULTIPLES)]
 Strength = Annotated[float | bool | Literal["auto"], ValueReader(_strength, _STRENGTHS)]
 Decibel = Annotated[float, ValueReader(real("a number of decibel", **_DECIBEL).read, _NUMBER)]
-DecibelByOutput = Annotated[float | dict[str, float], _by_output("a number of decibel", _NUMBER, **_DECIBEL)]
-CosineByOutput = Annotated[float | dict[str, float], _by_output("a cosine, -1 to 1", _COSINE, minimum=-1, maximum=1)]
+DecibelByOutput = Annotated[float | dict[str, float], _numbers_by_output("a number of decibel", _NUMBER, **_DECIBEL)]
+CosineByOutput = Annotated[
+    float | dict[str, float], _numbers_by_output("a cosine, -1 to 1", _COSINE, minimum=-1, maximum=1)
+]
+TaskByOutput = Annotated[
+    names.OutputTask | dict[str, names.OutputTask], _by_output(_output_task, "task", {"enum": list(names.OUTPUT_TASKS)})
+]
 Percentage = Annotated[float, ValueReader(share_or_percent, _NUMBER_OR_TEXT)]
 PruningType = Annotated[str, ValueReader(_pruning_type, _PRUNING_TYPES)]
 PruningStrategy = Annotated[names.PruningStrategyName, ANY_CASE]

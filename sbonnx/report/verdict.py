@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 Accuracy = Literal["kept", "lost", "uncertain", "doubtful", "unknown"]
 
 OutputState = Literal["kept", "lost", "uncertain", "unjudged"]
-"""State that the figures of one output prove, see `sbonnx.verify.quality.state_of`."""
+"""State that the figures of one output prove, see `sbonnx.verify.quality.judge`."""
 
 Tone = Literal["good", "warn", "bad", "idle"]
 
@@ -21,7 +21,7 @@ Mark = Literal["ok", "=", "??", "!!", "XX"]
 LOWER_IS_BETTER: Final = frozenset({"KL", "relative error"})
 """Figures of `sbonnx.verify.quality` of which less is better."""
 
-SHARES: Final = frozenset({"agreement", "equal values", "same shape", "relative error"})
+SHARES: Final = frozenset({"agreement", "equal values", "detection overlap", "same shape", "relative error"})
 """Figures that are printed in percent."""
 
 AS_FAST: Final = (0.95, 1.05)
@@ -30,11 +30,8 @@ AS_FAST: Final = (0.95, 1.05)
 WIDE: Final = 2.0
 """Factor between the ends of an interval of times from which on those of a busy machine say nothing."""
 
-AS_LARGE: Final = (0.99, 1.01)
-"""Size ratios of a file that has the size of the float one."""
-
-SMALLER: Final = 0.95
-"""Size ratio from which on a file is no gain in size."""
+AS_LARGE: Final = (0.95, 1.05)
+"""Size ratios of a file that has about the size of the float one, and is no gain in size."""
 
 CLOSE_LOSS: Final = 0.01
 """Loss in a metric on labelled data up to which accuracy is kept: the 99 % of float that MLPerf inference requires."""
@@ -47,6 +44,8 @@ ENOUGH_LABELS: Final = 6
 
 COLLAPSED_DB: Final = 3.0
 """Signal-to-noise ratio in dB below which an output is considered lost."""
+
+BUSY: Final = "the machine is busy"
 
 ON_CPU: Final = "onnxruntime"
 """Backend whose runtime executes files if no other does."""
@@ -167,9 +166,11 @@ def doubts_of(metrics: Mapping[str, Any]) -> list[str]:
     evaluation = metrics.get("evaluation") or {}
     rows, chance = evaluation.get("rows") or (), evaluation.get("chance")
     if rows and chance is not None and _float(rows[0]["metric"].get("low")) <= _float(chance):
-        before = _metric_text(rows[0]["metric"], evaluation)
+        metric = rows[0]["metric"]
+        ends = interval_text(_float(metric.get("low")), _float(metric.get("high")))
         doubts.append(
-            f"the float model has {evaluation['metric']} {before}, and guessing {_float(chance):.3g}: "
+            f"the float model has {evaluation['metric']} {_metric_text(metric, evaluation)}{ends}, which guessing may "
+            f"have too ({_float(chance):.3g}): "
             "check the labels and the preprocessing"
         )
     return doubts
@@ -200,10 +201,8 @@ def _accuracy(metrics: Mapping[str, Any], problems: Sequence[str], max_loss: flo
         own = evaluation.get("max_loss")
         max_loss = max_loss if own is None else _float(own)
         state = state_of_metric(evaluation, max_loss)
-        points = f"point{'s' * (max_loss != CLOSE_LOSS)}"
-        most = f"{100 * max_loss:g} {points if evaluation.get('share') else '%'}"
-        more = f", a loss of up to {most} is kept: evaluate more samples" if state == "uncertain" else ""
-        return state, _evaluated(evaluation), more
+        hint = f", {kept_loss_text(evaluation, max_loss)}"
+        return state, _evaluated(evaluation), f"{hint}: evaluate more samples" if state == "uncertain" else hint
     decoder = metrics.get("llm") or {}
     if decoder.get("float_perplexity"):
         return _of_decoder(decoder)
@@ -212,28 +211,51 @@ def _accuracy(metrics: Mapping[str, Any], problems: Sequence[str], max_loss: flo
 
 def state_of_metric(evaluation: Mapping[str, Any], max_loss: float) -> Accuracy:
     """Return the state of a task metric: the interval of the loss is below the limit, above it, or contains it."""
-    first, row = evaluation["rows"][:2]
-    loss, difference = _float(row.get("loss")), row.get("difference") or {}
+    loss, low, high = _loss(evaluation)
     if math.isnan(loss):
         return "lost"
+    if not math.isfinite(low) or not math.isfinite(high) or int(evaluation.get("samples") or 0) < ENOUGH_LABELS:
+        return "uncertain"
+    return "kept" if high <= max_loss else "lost" if low > max_loss else "uncertain"
+
+
+def _loss(evaluation: Mapping[str, Any]) -> tuple[float, float, float]:
+    """Return the loss in a task metric and its interval: of shares absolute, else relative to float."""
+    first, row = evaluation["rows"][:2]
+    loss, difference = _float(row.get("loss")), row.get("difference") or {}
     scale = 1.0 if evaluation.get("share") else abs(_float(first["metric"].get("value")))
     sign = -1.0 if evaluation.get("higher_is_better", True) else 1.0
     ends = sorted(sign * _float(difference.get(end)) / scale for end in ("low", "high")) if scale else [math.nan] * 2
-    if not all(map(math.isfinite, ends)) or int(evaluation.get("samples") or 0) < ENOUGH_LABELS:
-        return "uncertain"
-    low, high = min(ends[0], loss), max(ends[1], loss)
-    return "kept" if high <= max_loss else "lost" if low > max_loss else "uncertain"
+    return loss, min(ends[0], loss), max(ends[1], loss)
+
+
+def loss_text(evaluation: Mapping[str, Any]) -> str:
+    """Format the loss in a task metric with its interval: ``a loss of 2.5 points (1.9 to 3.1)``."""
+    loss, low, high = _loss(evaluation)
+    if not math.isfinite(loss):
+        return "no loss that is a number"
+    return f"a loss of {100 * loss:.3g} {_loss_unit(evaluation, loss)}{interval_text(100 * low, 100 * high)}"
+
+
+def kept_loss_text(evaluation: Mapping[str, Any], limit: float = CLOSE_LOSS) -> str:
+    """Format the loss in a task metric up to which accuracy is kept: ``kept up to 1 point``, ``kept up to 4 %``."""
+    return f"kept up to {100 * limit:g} {_loss_unit(evaluation, limit)}"
+
+
+def _loss_unit(evaluation: Mapping[str, Any], loss: float) -> str:
+    return "%" if not evaluation.get("share") else "point" if math.isclose(loss, 0.01) else "points"
 
 
 def _of_decoder(figures: Mapping[str, Any]) -> Found:
     before, after = _float(figures["float_perplexity"]), _float(figures.get("perplexity"))
     rise = after / before - 1
     state: Accuracy = "kept" if rise <= CLOSE_LOSS else "lost" if not rise < LOST_LOSS else "uncertain"
+    limit = f"lost from +{100 * LOST_LOSS:g} % on" if state == "lost" else f"kept up to +{100 * CLOSE_LOSS:g} %"
     agreement = figures.get("agreement")
     same = "" if agreement is None else f", the same top token at {100 * _float(agreement):.1f} % of positions"
     more = ": measure the task that it is for" if state == "uncertain" else ""
-    text = f"perplexity {before:.4g} -> {after:.4g} ({100 * rise:+.1f} %) on {figures.get('tokens'):,} tokens{same}"
-    return state, text, more
+    text = f"perplexity {before:.4g} -> {after:.4g} ({100 * rise:+.1f} %) on {figures.get('tokens'):,} tokens"
+    return state, text, f", {limit}{same}{more}"
 
 
 def _of_outputs(metrics: Mapping[str, Any], problems: Sequence[str]) -> Found:
@@ -246,21 +268,23 @@ def _of_outputs(metrics: Mapping[str, Any], problems: Sequence[str]) -> Found:
         return ("lost" if problems else "unknown"), "there is no output that can be compared", ""
     states = [_state(row) for row in rows]
     state: Accuracy = "lost" if "lost" in states else "uncertain" if "uncertain" in states else "kept"
-    row, figure = _least_margin([(row, one) for row in rows if _state(row) == state for one in _telling(row, state)])
+    row, figure = max(
+        ((row, figure) for row in rows if _state(row) == state for figure in _deciding(row)),
+        key=lambda pair: _used(pair[1], state),
+    )
     named = f"'{row.get('name')}'" if len(every) > 1 else ""
-    joint = "of" if figure["name"] == "agreement" else "on"
-    text = f"{_described(row, figure, named)} {joint} {_samples(row, metrics)}"
-    if state == "lost":
-        return state, text, f", lost from {limit_text(figure['name'], figure.get('line'))} on"
-    if state == "kept":
+    if state == "uncertain" and row.get("nature") == "detections" and not row.get("decided_by"):
+        return state, f"{named or 'the output'} lists detections, which cannot be matched", f": {MEASURE}"
+    of = figure["name"] == "same shape" or (figure["name"] == "agreement" and not _positions(row))
+    text = f"{_described(row, figure, named)} {'of' if of else 'on'} {_samples(row, metrics)}"
+    if _is_equal(figure):
         return state, text, ""
-    if row.get("nature") == "detections":
-        subject = named or "the output"
-        return state, f"{subject} lists detections, which cannot be matched", f": {MEASURE}"
-    if _is_near(figure):
-        return state, text, ", which is too few to tell: compare on more samples"
-    word = "up to" if figure["name"] in LOWER_IS_BETTER else "from"
-    return state, text, f", kept {word} {limit_text(figure['name'], figure.get('kept'))}: {MEASURE}"
+    limit = lost_text(figure["name"], figure.get("line")) if state == "lost" else ""
+    limit = limit or kept_text(figure["name"], figure.get("kept"))
+    hint = f"{', ' if limit else ''}{limit}{_same_class(row, figure)}"
+    if state == "uncertain":
+        hint += ": too few samples to tell, compare on more" if _is_near(figure) else f": {MEASURE}"
+    return state, text, hint
 
 
 def _state(row: Mapping[str, Any]) -> Accuracy:
@@ -269,39 +293,48 @@ def _state(row: Mapping[str, Any]) -> Accuracy:
     return "kept" if state == "kept" else "lost" if state == "lost" else "uncertain"
 
 
-def _telling(row: Mapping[str, Any], state: Accuracy) -> Sequence[Mapping[str, Any]]:
-    """Return the figures that the sentence may show: of classes that are kept, how many are those of float."""
-    if state == "lost":
-        return [figure for figure in row["figures"] if _is_lost(figure)] or list(row["figures"])
-    if any(figure["name"] == "agreement" for figure in row["figures"]):
-        classes = [figure for figure in row["figures"] if figure["name"] in ("agreement", "KL")]
-        return [figure for figure in classes if not _is_near(figure)] or classes[:1]
-    return list(row["figures"])
+def _deciding(row: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """Return the figure that decided the state of an output; all of them if the report does not say which one did."""
+    return [figure for figure in row["figures"] if figure["name"] == row.get("decided_by")] or row["figures"]
 
 
-def _is_lost(figure: Mapping[str, Any]) -> bool:
-    """Whether the value of a figure is one that accuracy is lost with."""
-    line, value = _float(figure.get("line")), _float(figure.get("value"))  # comparisons with NaN are false
-    return value >= line if figure["name"] in LOWER_IS_BETTER else value <= line
+def _same_class(row: Mapping[str, Any], deciding: Mapping[str, Any]) -> str:
+    """Return how many classes are those of float, if another figure decided; "" without classes."""
+    found = next((figure for figure in row["figures"] if figure["name"] == "agreement"), deciding)
+    if found is deciding:
+        return ""
+    return f", the same class as float for {value_text('agreement', *_ends(found), '')}{_positions(row)}"
+
+
+def _positions(row: Mapping[str, Any]) -> str:
+    """Return whose classes agree, if a sample has several: " of the pixels"."""
+    nature = row.get("nature")
+    return f" of the {nature}" if nature in ("pixels", "tokens") else ""
 
 
 def _described(row: Mapping[str, Any], figure: Mapping[str, Any], named: str) -> str:
     """Say in words how far an output is from float."""
-    value = value_text(figure["name"], *_ends(figure), "")
-    subject = named or ("the outputs" if row.get("nature") != "classes" else "")
-    if _is_equal(row):
+    name = figure["name"]
+    value = value_text(name, *_ends(figure), figure.get("unit") or "")
+    if _is_equal(figure):
         return f"{named or 'the output'} is equal to that of float"
-    if figure["name"] == "relative error":
+    if name == "relative error":
         if _is_near(figure):
             return f"{named + ' is' if named else 'outputs'} within {value} of float"
         return f"{named + ' differs' if named else 'outputs differ'} from float by {value}"
-    if figure["name"] == "agreement":
-        return f"{named + ' has ' if named else ''}the same class as float for {value}"
-    if figure["name"] == "KL":
-        return f"the probabilities{f' of {named}' if named else ''} change (KL divergence {value})"
-    if figure["name"] == "equal values":
+    if name == "agreement":
+        return f"{named + ' has ' if named else ''}the same class as float for {value}{_positions(row)}"
+    if name == "KL":
+        return f"the KL divergence of the probabilities{f' of {named}' if named else ''} is {value}"
+    if name == "equal values":
         return f"{value} of the values{f' of {named}' if named else ''} are those of float"
-    return f"{subject}{' has' if named else ' have'} {value} dB signal to noise"
+    if name == "centred cosine":
+        return f"the centred cosine of {named or 'the vectors'} to those of float is {value}"
+    if name == "detection overlap":
+        return f"the detections{f' of {named}' if named else ''} overlap with those of float by {value}"
+    if name == "same shape":
+        return f"{named or 'the output'} has the shape of float for {value}"
+    return f"{named + ' has' if named else 'the outputs have'} {value} SQNR"
 
 
 def _is_near(figure: Mapping[str, Any]) -> bool:
@@ -312,9 +345,8 @@ def _is_near(figure: Mapping[str, Any]) -> bool:
     return value <= kept if figure["name"] in LOWER_IS_BETTER else value >= kept
 
 
-def _is_equal(row: Mapping[str, Any]) -> bool:
-    first = row["figures"][0]
-    return _float(first.get("value")) == (1.0 if first["name"] == "equal values" else math.inf)
+def _is_equal(figure: Mapping[str, Any]) -> bool:
+    return figure["name"] == "SQNR" and _float(figure.get("value")) == math.inf
 
 
 def _unusable(metrics: Mapping[str, Any]) -> str:
@@ -331,8 +363,15 @@ def _unusable(metrics: Mapping[str, Any]) -> str:
         if row.get("constant") or row.get("frozen"):
             return f"{name} is the same for every sample"
         if _float(row.get("sqnr_db")) < COLLAPSED_DB:
-            return f"{name} is lost in error: {_float(row['sqnr_db']):.1f} dB signal to noise"
+            return f"{name} is lost in error: {collapsed_text(_float(row['sqnr_db']))}"
     return ""
+
+
+def collapsed_text(sqnr_db: float) -> str:
+    """Format the SQNR of an output that is lost, with its limit: ``SQNR 1.0 dB, lost below 3 dB``."""
+    return (
+        f"SQNR {value_text('SQNR', sqnr_db, math.nan, math.nan, 'dB')}, lost below {limit_text('SQNR', COLLAPSED_DB)}"
+    )
 
 
 def value_text(name: str, value: float, low: float, high: float, unit: str) -> str:
@@ -357,27 +396,47 @@ def limit_text(name: str, limit: float | None) -> str:
     return f"{100 * value:g} %" if name in SHARES else f"{value:g} dB" if name == "SQNR" else f"{value:g}"
 
 
+def kept_text(name: str, limit: float | None) -> str:
+    """Format the limit that accuracy is kept within: ``kept up to 10 %``; "" without one."""
+    word = "up to" if name in LOWER_IS_BETTER else "from"
+    return "" if limit is None else f"kept {word} {limit_text(name, limit)}"
+
+
+def lost_text(name: str, limit: float | None) -> str:
+    """Format the limit from which accuracy is lost: ``lost from 50 % on``; "" without one."""
+    if limit is None:
+        return ""
+    text = limit_text(name, limit)
+    return f"lost from {text} on" if name in LOWER_IS_BETTER else f"lost up to {text}"
+
+
+def state_text(state: str | None, decided_by: str | None) -> str:
+    """Format the state of an output with the figure that decided it: ``kept (relative error)``."""
+    return f"{state or ''} ({decided_by})" if decided_by else state or ""
+
+
 def _ends(figure: Mapping[str, Any]) -> tuple[float, float, float]:
     return _float(figure.get("value")), _float(figure.get("low")), _float(figure.get("high"))
 
 
-def _least_margin(
-    judged: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]],
-) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Return the figure that has used most of what may be lost; SQNR and figures without limits come last."""
+def used_share(name: str, value: float, limit: float | None) -> float:
+    """Return how much of what may be lost is lost: 1 at the limit; -inf without a limit."""
+    if limit is None or math.isnan(limit):
+        return -math.inf
+    if name == "SQNR":
+        return 10 ** ((limit - value) / 20)
+    if name in LOWER_IS_BETTER:
+        return value / limit
+    return (1 - value) / (1 - limit) if limit < 1 else math.inf if value < 1 else 0.0
 
-    def used(pair: tuple[Mapping[str, Any], Mapping[str, Any]]) -> tuple[bool, float]:
-        figure, line, kept = pair[1], _float(pair[1].get("line")), _float(pair[1].get("kept"))
-        value, name = _float(figure.get("value")), figure["name"]
-        decides = not math.isnan(line) or not math.isnan(kept)
-        limit = line if not math.isnan(line) else kept
-        if name == "SQNR":
-            return decides and value < line, -value
-        if name in LOWER_IS_BETTER:
-            return decides, value / limit if decides else value
-        return decides, (1 - value) / (1 - limit) if decides else 1 - value
 
-    return max(judged, key=used)
+def _used(figure: Mapping[str, Any], state: Accuracy) -> float:
+    """Return how much of what may be lost is lost by a figure, at the end of its interval that decides."""
+    name, (value, low, high) = figure["name"], _ends(figure)
+    worse, better = (high, low) if name in LOWER_IS_BETTER else (low, high)
+    end = worse if state == "kept" else better if state == "lost" else value
+    limit = figure.get("kept") if state != "lost" or figure.get("line") is None else figure.get("line")
+    return used_share(name, end if math.isfinite(end) else value, limit)
 
 
 def _samples(row: Mapping[str, Any], metrics: Mapping[str, Any]) -> str:
@@ -397,13 +456,10 @@ def _metric_text(value: Mapping[str, Any], evaluation: Mapping[str, Any]) -> str
 
 
 def _evaluated(evaluation: Mapping[str, Any]) -> str:
-    """Format the task metric of both models, and the difference with its interval."""
+    """Format the task metric of both models, and the loss with its interval."""
     before, after = (_metric_text(row["metric"], evaluation) for row in evaluation["rows"][:2])
-    change = evaluation["rows"][1].get("difference") or {}
-    value, low, high = _ends(change)
-    digits = "+.4f" if evaluation.get("share") else "+.5g"
-    apart = f", difference {value:{digits}}{interval_text(low, high, digits)}" if math.isfinite(value) else ""
-    return f"{evaluation['metric']} {after}, float {before}{apart} on {evaluation.get('samples')} labelled samples"
+    what, samples = evaluation["metric"], evaluation.get("samples")
+    return f"{what} {after}, float {before}, {loss_text(evaluation)} on {samples} labelled samples"
 
 
 def runtime_of(metrics: Mapping[str, Any]) -> str:
@@ -413,20 +469,31 @@ def runtime_of(metrics: Mapping[str, Any]) -> str:
 
 def _speed(metrics: Mapping[str, Any], backend: str) -> VerdictRow | None:
     """Return a clause about the time of a run on this machine; None if it was not measured or is of another runtime."""
-    decoder = metrics.get("llm") or {}
-    if decoder:
-        return _decoding_speed(decoder)
     found = _latency(metrics, backend)
-    return None if found is None else speed_row(*found, busy=bool(metrics.get("busy")))
+    return None if found is None else speed_row(*found[:3], busy=found[3])
 
 
-def _latency(metrics: Mapping[str, Any], backend: str) -> tuple[float, float, float] | None:
-    """Return the latency ratio with its interval; None if it was not measured or is of another runtime."""
-    ratio = _float(metrics.get("latency_ratio"))
-    if backend != runtime_of(metrics) or not 0 < ratio < math.inf:
+def _latency(metrics: Mapping[str, Any], backend: str) -> tuple[float, float, float, bool] | None:
+    """Return the latency ratio, its interval and whether the machine was busy.
+
+    None if it was not measured or is of another runtime. That of decoders is of the time of a token, with the number of
+    threads with which float is fastest.
+    """
+    timed, names = metrics, ("latency_ratio", "latency_interval")
+    if metrics.get("llm"):
+        rows: Sequence[Mapping[str, Any]] = metrics["llm"].get("speed") or ({},)
+        names = "ratio", "ratio_interval"
+        timed = max(rows, key=lambda row: _float(row.get("float_tokens_per_second") or 0.0))
+    ratio, interval = (timed.get(name) for name in names)
+    if backend != runtime_of(metrics) or not 0 < _float(ratio) < math.inf:
         return None
-    low, high = (_float(end) for end in metrics.get("latency_interval") or (-math.inf, math.inf))
-    return ratio, low, high
+    low, high = (_float(end) for end in interval or (-math.inf, math.inf))
+    return _float(ratio), low, high, bool(timed.get("busy"))
+
+
+def latency_text(ratio: float, low: float, high: float, *, busy: bool) -> str:
+    """Format a latency ratio: ``0.52 (0.5 to 0.55; the machine is busy)``."""
+    return f"{ratio:.3g}{interval_text(low, high, more=BUSY if busy else '')}"
 
 
 def speed_row(ratio: float, low: float, high: float, *, busy: bool) -> VerdictRow:
@@ -440,7 +507,7 @@ def speed_row(ratio: float, low: float, high: float, *, busy: bool) -> VerdictRo
         low, high: its 95 % interval; not finite if there were too few runs.
         busy: whether other processes used the processor.
     """
-    known, load = math.isfinite(low) and math.isfinite(high), "the machine is busy" if busy else ""
+    known, load = math.isfinite(low) and math.isfinite(high), BUSY if busy else ""
     if not known:
         return VerdictRow("??", f"speed unclear ({load or 'too few runs'})")
     if AS_FAST[0] <= low <= high <= AS_FAST[1] and not busy:
@@ -455,32 +522,25 @@ def speed_row(ratio: float, low: float, high: float, *, busy: bool) -> VerdictRo
 
 def _nothing_gained(metrics: Mapping[str, Any], backend: str) -> bool:
     """Whether a file is neither smaller nor faster than float, as far as both were measured."""
-    found, size = _latency(metrics, backend), _float(metrics.get("size_ratio"))
-    if found is None or not SMALLER < size < math.inf:
+    found, size = _latency(metrics, backend), _size_ratio(metrics)
+    if found is None or not AS_LARGE[0] <= size < math.inf:
         return False
-    _, low, high = found
+    _, low, high, _ = found
     return bool(math.isfinite(high) and (low > 1 or AS_FAST[0] <= low <= high <= AS_FAST[1]))
 
 
-def _decoding_speed(figures: Mapping[str, Any]) -> VerdictRow | None:
-    """Return a clause about the tokens per second of a decoder, each model with its best number of threads."""
-    rows = figures.get("speed") or ()
-    own, before = (
-        max((value for row in rows if (value := _float(row.get(key))) > 0), default=math.nan)
-        for key in ("tokens_per_second", "float_tokens_per_second")
-    )
-    if not math.isfinite(own / before):
-        return None
-    return VerdictRow("ok" if own > before else "!!", f"{own / before:.3g} times the tokens/s of float on this CPU")
+def _size_ratio(metrics: Mapping[str, Any]) -> float:
+    """Return the size of the file over that of float; NaN if it is unknown."""
+    before, after = (metrics.get("llm") or {}).get("bytes") or (None, None)
+    return _float(after) / before if before else _float(metrics.get("size_ratio"))
 
 
 def _size(metrics: Mapping[str, Any]) -> VerdictRow | None:
-    before, after = (metrics.get("llm") or {}).get("bytes") or (None, None)
-    ratio = _float(metrics.get("size_ratio")) if not before else _float(after) / before
+    ratio = _size_ratio(metrics)
     if not 0 < ratio < math.inf:
         return None
     if AS_LARGE[0] <= ratio <= AS_LARGE[1]:
-        return VerdictRow("=", "the same size")
+        return VerdictRow("=", "about the same size")
     return (
         VerdictRow("ok", f"{1 / ratio:.3g} times smaller")
         if ratio < 1

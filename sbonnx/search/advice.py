@@ -269,6 +269,7 @@ def _measured(state: PipelineState, recipe: Recipe, *, latency: bool = False) ->
             exact=judged.exact,
             timed=next(iter(data.every)),
             depth=Depth(latency=latency),
+            task=recipe.verify.task,
         )
 
 
@@ -279,11 +280,12 @@ def _worst_db(comparison: Comparison) -> float:
 
 
 def _figures(before: Comparison, found: Iterable[Comparison]) -> tuple[str, list[str]]:
-    """Return the name of the figure that is worst in `before`, that below its line, else the SQNR, and its values."""
+    """Return the name of the figure that decided that `before` is lost, else the SQNR, and its values."""
     bad = next((one for one in before.quality if one.problem), None)
     worst = min(before.outputs, key=lambda error: error.sqnr_db, default=None)
     output = bad.name if bad is not None else "" if worst is None else worst.name
-    kind: FigureName = next((figure.name for figure in bad.figures if figure.below), "SQNR") if bad else "SQNR"
+    decided_by = None if bad is None or bad.name in before.collapsed() else bad.decided_by
+    kind: FigureName = decided_by or "SQNR"
     several = f" of '{output}'" if len(before.quality) > 1 else ""
     values = []
     for comparison in found:

@@ -36,7 +36,7 @@ from sbonnx.stages.state import (
     round_by_site,
     rounding_of,
 )
-from sbonnx.stages.verify import limits_of
+from sbonnx.stages.verify import check_outputs
 
 UNSEEN: Final = "no data was given: weights go to the nearest codes, and their rounding did not see what layers meet"
 """Note if input-aware rounding has no data: weights are rounded to nearest."""
@@ -47,10 +47,10 @@ def read_data(state: PipelineState, options: RunOptions) -> PipelineState:
 
     Raises:
         DataError: see `divided`; or the data is constant.
-        RecipeError: a limit of the recipe names an output that the model does not have.
+        RecipeError: see `check_outputs`.
     """
     prepared = state.prepared
-    limits_of(prepared.recipe).check_outputs([output.name for output in prepared.graph.outputs])
+    check_outputs(prepared)
     data = divided(state.request.data, prepared, state.request.split)
     doubts: tuple[str, ...] = ()
     if data is not None:

@@ -27,7 +27,7 @@ from sbonnx.recipe.names import STATIC
 from sbonnx.stages.measure import divided
 from sbonnx.stages.prepare import BATCH_NORM
 from sbonnx.stages.state import PipelineState, PrunedModel
-from sbonnx.stages.verify import limits_of
+from sbonnx.stages.verify import check_outputs, limits_of
 from sbonnx.stages.write import placed
 from sbonnx.verify.comparison import Comparison
 
@@ -63,10 +63,10 @@ def read_pruning_data(state: PipelineState, options: RunOptions) -> PipelineStat
 
     Raises:
         DataError: see `divided`.
-        RecipeError: a limit of the recipe names an output that the model does not have; or see `pruning_of`.
+        RecipeError: see `check_outputs` and `pruning_of`.
     """
     request, prepared = state.request, state.prepared
-    limits_of(prepared.recipe).check_outputs([output.name for output in prepared.graph.outputs])
+    check_outputs(prepared)
     _settings(state)  # what is wrong is said before data is read
     if request.data is None:
         return state
@@ -148,7 +148,15 @@ def _verified(
     if data is None:
         return None, ()
     depth = proof.Depth(latency=True, levels=True, strict=True)
-    found = proof.compare(request.source, path, data.judged, seen=data.seen, device=options.device, depth=depth)
+    found = proof.compare(
+        request.source,
+        path,
+        data.judged,
+        seen=data.seen,
+        device=options.device,
+        depth=depth,
+        task=state.prepared.recipe.verify.task,
+    )
     found = replace(found, held_out=data.count)
     # before a quantization, limits are those of its result
     least = None if request.pruning is None else limits_of(state.prepared.recipe).min_sqnr_db

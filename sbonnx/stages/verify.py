@@ -19,7 +19,7 @@ from sbonnx.plan import Plan
 from sbonnx.recipe import Recipe
 from sbonnx.report import Refusal
 from sbonnx.report.verdict import ON_CPU
-from sbonnx.stages.state import PipelineState
+from sbonnx.stages.state import PipelineState, Prepared
 from sbonnx.verify.comparison import SLOWER
 from sbonnx.verify.ort_options import VerifyOptions
 from sbonnx.verify.runtimes import runtime_here
@@ -51,6 +51,17 @@ def limits_of(recipe: Recipe) -> proof.Limits:
         min_integer=section.min_integer,
         levels_db=section.levels_db,
     )
+
+
+def check_outputs(prepared: Prepared) -> None:
+    """Check that the outputs that limits and tasks of the recipe name exist, and can have these tasks.
+
+    Raises:
+        RecipeError: one does not, or cannot.
+    """
+    section, graph = prepared.recipe.verify, prepared.graph
+    limits_of(prepared.recipe).check_outputs([output.name for output in graph.outputs])
+    proof.check_tasks(section.task, graph)
 
 
 def verify(state: PipelineState, path: Path) -> PipelineState:
@@ -106,6 +117,7 @@ def _verified(
         keep_io=recipe.keep_io or prepared.plan.float_type == "fp32",
         options=judged,
         runtime=runtime,
+        task=recipe.verify.task,
     )
     comparison = replace(comparison, cpu=prepared.plan.cpu)
     if size is not None:

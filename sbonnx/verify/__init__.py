@@ -7,6 +7,7 @@ from sbonnx.verify.comparison import Comparison, LevelDifference, Limits
 from sbonnx.verify.file_check import Depth, check, compare
 from sbonnx.verify.kernel_count import FloatOp, Kernels
 from sbonnx.verify.labelled import Evaluation, EvaluationData, LabelledLoss, check_labels, evaluate
+from sbonnx.verify.natures import Tasks, check_tasks
 from sbonnx.verify.sessions import LEVEL_NAMES, Feeds, file_bytes, libraries_of, session, use_libraries
 
 __all__ = [
@@ -22,8 +23,10 @@ __all__ = [
     "LabelledLoss",
     "LevelDifference",
     "Limits",
+    "Tasks",
     "check",
     "check_labels",
+    "check_tasks",
     "compare",
     "evaluate",
     "file_bytes",

@@ -12,7 +12,7 @@ from sbonnx.cpu import target_cpu
 from sbonnx.errors import RecipeError
 from sbonnx.html_report import comparison_card, render_card
 from sbonnx.metrics import OutputDifference
-from sbonnx.report.verdict import COLLAPSED_DB, ON_CPU, WIDE, WITHOUT_ERROR
+from sbonnx.report.verdict import AS_FAST, COLLAPSED_DB, ON_CPU, WIDE, WITHOUT_ERROR, collapsed_text
 from sbonnx.terminal import json_values
 from sbonnx.verify.kernel_count import Kernels
 from sbonnx.verify.labelled import Evaluation
@@ -36,7 +36,7 @@ SATURATED: Final = "there, integer operators saturate on this CPU, and not on th
 SLOWER: Final = "slower than float on this machine"
 
 NOTICEABLE: Final = 1.02
-"""Latency ratio up to which a file counts as fast as float."""
+"""Latency ratio up to which a file does not count as slower than float, whatever the width of its interval."""
 
 CALL_MS: Final = 0.02
 """Difference in milliseconds up to which it does: about the time that calling a session takes."""
@@ -138,11 +138,12 @@ class Comparison:
 
     @property
     def slower(self) -> bool:
-        """Whether the quantized model is slower than the float one, beyond chance, `NOTICEABLE` and `CALL_MS`."""
+        """Whether the quantized model is slower than float, beyond chance, `NOTICEABLE`, `AS_FAST` and `CALL_MS`."""
         if self.latency_interval is None:
             return False
         (low, high), longer = self.latency_interval, self.median_ms_quantized - self.median_ms_float
-        return low > NOTICEABLE and longer > CALL_MS and not (self.busy and high > WIDE * low)
+        sure = high > AS_FAST[1] and not (self.busy and high > WIDE * low)
+        return low > NOTICEABLE and longer > CALL_MS and sure
 
     @property
     def for_other_cpu(self) -> bool:
@@ -226,7 +227,7 @@ def _collapsed(error: OutputDifference, nature: Nature | None) -> str:
     if error.frozen:
         return f"output '{error.name}' is the same for every sample, in float it is not"
     if error.sqnr_db < COLLAPSED_DB:
-        return f"output '{error.name}' is lost in error: {error.sqnr_db:.1f} dB signal to noise"
+        return f"output '{error.name}' is lost in error: {collapsed_text(error.sqnr_db)}"
     return ""
 
 
@@ -319,7 +320,7 @@ class Limits:
                 continue  # `Comparison.problems` already reports it
             least = _for(self.min_sqnr_db, error.name)
             if least is not None and error.sqnr_db < least:
-                figure = f"has {error.sqnr_db:.2f} dB signal to noise"
+                figure = f"has {error.sqnr_db:.2f} dB SQNR"
                 yield f"output '{error.name}' {figure}, {self._name('MIN_SQNR_DB')} asks for {least:g}"
             least = _for(self.min_cosine, error.name)
             if least is not None and error.cosine < least:

@@ -27,6 +27,7 @@ from sbonnx.ops import INTEGER_PRODUCTS
 from sbonnx.report.verdict import ON_CPU
 from sbonnx.verify.comparison import Comparison, LevelDifference
 from sbonnx.verify.intervals import UNKNOWN
+from sbonnx.verify.natures import CLASSES, Tasks
 from sbonnx.verify.ort_options import ALL_TRANSFORMERS, VerifyOptions
 from sbonnx.verify.quality import OutputQuality, QualitySamples
 from sbonnx.verify.sessions import (
@@ -185,6 +186,7 @@ def compare(  # noqa: PLR0913 - public entry point
     depth: Depth = Depth(),
     runtime: str = ON_CPU,
     exact: bool = False,
+    task: Tasks = None,
 ) -> Comparison:
     """Run both models on the same feeds and measure the differences of the outputs.
 
@@ -199,8 +201,11 @@ def compare(  # noqa: PLR0913 - public entry point
         runtime: name of the backend whose runtime executes the quantized model. Optimization levels are those of
             onnxruntime in any case, and so are the outputs of the float model.
         exact: 8-bit products of the quantized model do not saturate, see `sbonnx.runtime.EXACT_PRODUCTS`.
+        task: what outputs mean ("segmentation", ...), or {output: task}: selects the figures of their quality. None: by
+            the structure of the float model.
 
     Raises:
+        RecipeError: an output cannot have the task that is given.
         ModelError: a model does not load, or the interfaces differ.
         DeviceError: the runtime is not installed.
         DataError: there are no feeds, or a model cannot run one.
@@ -229,7 +234,7 @@ def compare(  # noqa: PLR0913 - public entry point
         took, done = Latency(), [0]
         if data is not None:
             sets = [partial(islice, one, limit) for one in ([data] if seen is None else [data, seen])]
-            found, done = (_together if together else _apart)(models, sets)
+            found, done = (_together if together else _apart)(models, sets, task)
             if not done[0]:
                 raise DataError("there is nothing to compare: the data has no feeds")
             if depth.latency and together:
@@ -272,6 +277,7 @@ def check(  # noqa: PLR0913 - public entry point
     keep_io: bool = True,
     options: VerifyOptions = ALL_TRANSFORMERS,
     runtime: str = ON_CPU,
+    task: Tasks = None,
 ) -> Comparison:
     """Validate the file with onnx.checker (full check) and compare interface and outputs with all of `Depth`.
 
@@ -300,6 +306,7 @@ def check(  # noqa: PLR0913 - public entry point
         depth=depth,
         runtime=runtime,
         exact=options.exact,
+        task=task,
     )
 
 
@@ -315,11 +322,11 @@ class _Outputs:
 class _Sums:
     """Accumulates the outputs of each set of feeds; the first set is the compared one."""
 
-    def __init__(self, models: Models, names: list[str], sets: int) -> None:
+    def __init__(self, models: Models, names: list[str], sets: int, task: Tasks) -> None:
         floats = models.floats
         read = open_model(floats).model if isinstance(floats, Path) else onnx.load_from_string(floats)
         self._differences = [OutputDifferences(names) for _ in range(sets)]
-        self._quality = QualitySamples(names, read)
+        self._quality = QualitySamples(names, read, task)
 
     def add(self, which: int, reference: list[Any], value: list[Any], feeds: Feeds) -> None:
         self._differences[which].add(reference, value)
@@ -327,21 +334,26 @@ class _Sums:
             self._quality.add(reference, value, feeds)
 
     def result(self) -> _Outputs:
-        """Return the differences; only outputs of classes have an agreement."""
+        """Return the differences; only outputs of classes have an agreement, that of their quality."""
         quality = self._quality.result()
+        agreements = {output.name: output.figure("agreement") for output in quality if output.nature in CLASSES}
         classes = {output.name for output in quality if output.nature == "classes"}
         sets = [
             tuple(error if error.name in classes else replace(error, agreement=None) for error in errors.result())
             for errors in self._differences
         ]
+        sets[0] = tuple(
+            replace(error, agreement=figure.value) if (figure := agreements.get(error.name)) is not None else error
+            for error in sets[0]
+        )
         return _Outputs(sets[0], sets[1] if len(sets) > 1 else (), quality)
 
 
-def _together(models: Models, sets: Sequence[Callable[[], Iterator[Feeds]]]) -> tuple[_Outputs, list[int]]:
+def _together(models: Models, sets: Sequence[Callable[[], Iterator[Feeds]]], task: Tasks) -> tuple[_Outputs, list[int]]:
     """Run both models on each feed of each set. Return the differences, and the number of feeds per set."""
     one, other = models.open_float(), models.executed()
     names = _same_outputs(output_names(one), output_names(other))
-    sums, done = _Sums(models, names, len(sets)), []
+    sums, done = _Sums(models, names, len(sets), task), []
     for which, walk in enumerate(sets):
         count = 0
         for feeds in walk():
@@ -351,7 +363,7 @@ def _together(models: Models, sets: Sequence[Callable[[], Iterator[Feeds]]]) -> 
     return sums.result(), done
 
 
-def _apart(models: Models, sets: Sequence[Callable[[], Iterator[Feeds]]]) -> tuple[_Outputs, list[int]]:
+def _apart(models: Models, sets: Sequence[Callable[[], Iterator[Feeds]]], task: Tasks) -> tuple[_Outputs, list[int]]:
     """Run `_together` with one model open at a time. Float outputs are stored, on disk if there are many."""
     with TensorStore(WAITING_BYTES) as store:
         model = models.open_float()
@@ -368,7 +380,7 @@ def _apart(models: Models, sets: Sequence[Callable[[], Iterator[Feeds]]]) -> tup
         model = None  # release the session before the next is opened
         model = models.executed()
         _same_outputs(names, output_names(model))
-        sums = _Sums(models, names, len(sets))
+        sums = _Sums(models, names, len(sets), task)
         for which, walk in enumerate(sets):
             for number, feeds in enumerate(walk()):
                 keys = [(which, number, place) for place in range(len(names))]

@@ -20,7 +20,7 @@ from sbonnx.html_report import evaluation_card, render_card
 from sbonnx.metrics import TaskMetric, TaskMetricKind, task_metric
 from sbonnx.metrics.classification import TopK
 from sbonnx.python_files import input_paths, load_function
-from sbonnx.report.verdict import CLOSE_LOSS, ON_CPU, state_of_metric
+from sbonnx.report.verdict import CLOSE_LOSS, ON_CPU, kept_loss_text, loss_text, state_of_metric
 from sbonnx.spec import Array
 from sbonnx.verify import intervals
 from sbonnx.verify.intervals import Interval
@@ -147,13 +147,13 @@ class Evaluation:
             name: of the limit.
         """
         first, second = self.rows[0], self.rows[1]
+        change = f"{self.metric} goes from {first.metric.value:.5g} to {second.metric.value:.5g}"
         if max_loss is None:
             if state_of_metric(self.to_dict(), CLOSE_LOSS) != "lost":
                 return ""
-            max_loss, name = CLOSE_LOSS, "without a limit, an accuracy that is kept"
+            return f"{change}, {loss_text(self.to_dict())} on {self.samples} samples, {kept_loss_text(self.to_dict())}"
         if second.loss <= max_loss:
             return ""
-        change = f"{self.metric} goes from {first.metric.value:.5g} to {second.metric.value:.5g}"
         how = "" if self.share else " (relative)"
         return f"{change}, a loss of {second.loss:.4g}{how} on {self.samples} samples; {name} allows {max_loss:g}"
 

@@ -6,14 +6,45 @@ order; the first that applies decides. docs/verification.md explains them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
 import numpy as np
 
+from sbonnx.errors import DataError, RecipeError
+from sbonnx.graph import Graph, query
+from sbonnx.metrics.arrays import shown
+from sbonnx.metrics.detection import LAYOUTS, Boxes, detections
+from sbonnx.recipe.names import OutputTask
+from sbonnx.recipe.problem import one_of
+from sbonnx.spec import Array
 from sbonnx.verify.output_forms import STATES
 from sbonnx.verify.output_samples import OutputSamples
 
-Nature = Literal["values", "classes", "labels", "detections", "state"]
+Nature = Literal["values", "classes", "pixels", "tokens", "embedding", "labels", "detections", "state"]
+
+CLASSES: Final[frozenset[Nature]] = frozenset({"classes", "pixels", "tokens"})
+"""Natures whose figures are those of decisions between classes: one a sample, or one at each position."""
+
+GIVEN: Final[Mapping[OutputTask, Nature]] = {
+    "classification": "classes",
+    "segmentation": "pixels",
+    "tokens": "tokens",
+    "detection": "detections",
+    "embedding": "embedding",
+    "regression": "values",
+}
+"""Nature of outputs whose task is given. Of integers, those of classes are labels."""
+
+TAKES: Final[Mapping[OutputTask, str]] = {
+    "classification": "(batch, classes), further axes of length 1, or integers",
+    "segmentation": "(batch, classes, height, width), (batch, height, width, classes), or integers",
+    "tokens": "(batch, steps, classes), or integers",
+    "detection": f"detections after NMS, {LAYOUTS}",
+    "embedding": "(batch, values) and further axes of length 1, float",
+    "regression": "any shape",
+}
+"""Shapes that tasks take."""
 
 PEAK: Final = 0.2
 """Mean top probability of logits, on a scale from 0 (that of equal logits) to 1. Measured on float models: 0.31 to 0.97
@@ -30,6 +61,105 @@ CACHE_RANK: Final = 4
 """Rank of keys and values of attention: (batch, heads, steps, values). They need no input: the first run has none."""
 
 
+Tasks = OutputTask | Mapping[str, OutputTask] | None
+"""Meaning of outputs that the user names: one task for all but states, or one by output."""
+
+
+def tasks_of(tasks: Tasks, outputs: Sequence[str]) -> dict[str, OutputTask]:
+    """Return the tasks by output.
+
+    Raises:
+        RecipeError: an output does not exist.
+    """
+    if not isinstance(tasks, Mapping):
+        return {} if tasks is None else dict.fromkeys(outputs, tasks)
+    for name in tasks:
+        if name not in outputs:
+            there = ", ".join(f"'{one}'" for one in outputs)
+            raise RecipeError(
+                f"a task is given for output '{name}', and the model has no such output: there are {there}"
+            )
+    return dict(tasks)
+
+
+def check_tasks(tasks: Tasks, graph: Graph) -> None:
+    """Check that the outputs of a model can have these tasks, as far as its shapes say it.
+
+    Raises:
+        RecipeError: an output cannot, or does not exist.
+    """
+    chosen = tasks_of(tasks, [output.name for output in graph.outputs])
+    known: dict[str, Array] = {}
+    for output in graph.outputs:
+        task, shape, kind = chosen.get(output.name), query.shape(output), query.dtype(output)
+        if task is None or shape is None or (not isinstance(tasks, Mapping) and STATES.search(output.name)):
+            continue
+        check_task(task, output.name, shape, real=kind is None or np.dtype(kind).kind == "f")
+        sizes = [axis for axis in shape if isinstance(axis, int)]
+        if task == "detection" and len(sizes) == len(shape):
+            known[output.name] = np.zeros(sizes, np.float32)
+    if len(known) == list(chosen.values()).count("detection") > 0:
+        read_detections(known)
+
+
+def read_detections(outputs: Mapping[str, Array]) -> list[Boxes]:
+    """Return the detections of each image of a feed, see `sbonnx.metrics.detection.detections`.
+
+    Raises:
+        RecipeError: the outputs are no detections.
+    """
+    try:
+        return detections(outputs)
+    except DataError as error:
+        listed = ", ".join(f"'{name}' {shown(value)}" for name, value in outputs.items())
+        raise RecipeError(
+            f"the task detection does not fit the outputs {listed}: it takes {TAKES['detection']}. Regression fits; of "
+            "a detector without NMS, only labels can say more (--eval with --decode)"
+        ) from error
+
+
+def check_task(task: OutputTask, name: str, shape: Sequence[int | str | None], *, real: bool) -> None:
+    """Check that an output can have a task. Lengths that are unknown fit everywhere.
+
+    Args:
+        shape: of the output, with the batch axis.
+        real: whether it is float.
+
+    Raises:
+        RecipeError: it cannot.
+    """
+    if _fits(task, shape, real=real):
+        return
+    others = [other for other in GIVEN if other != "detection" and _fits(other, shape, real=real)]
+    sizes = ", ".join("?" if not isinstance(axis, int) else str(axis) for axis in shape)
+    raise RecipeError(
+        f"the task {task} does not fit output '{name}', {'float' if real else 'integers'} ({sizes}): it takes "
+        f"{TAKES[task]}. {one_of(others).capitalize()} fit{'s' * (len(others) == 1)}; name the output if another one "
+        f"is meant: --task OUTPUT={task}"
+    )
+
+
+def _fits(task: OutputTask, shape: Sequence[int | str | None], *, real: bool) -> bool:
+    vector = len(shape) > 1 and sum(isinstance(axis, int) and axis != 1 for axis in shape[1:]) <= 1
+    if task == "classification":
+        return vector or len(shape) == 1
+    if task == "segmentation":
+        return len(shape) > (3 if real else 1)
+    if task == "tokens":
+        return len(shape) > (1 if real else 0)
+    if task == "embedding":
+        return real and vector and any(axis != 1 for axis in shape[1:])
+    return True
+
+
+def given_nature(task: OutputTask, samples: OutputSamples) -> tuple[Nature, str]:
+    """Return the nature of an output whose task is given, and the reason."""
+    nature = GIVEN[task]
+    if nature in CLASSES and samples.kind != "f":
+        nature = "labels"
+    return nature, f"the task {task} is given"
+
+
 def nature_of(samples: OutputSamples, outputs: int, place: int = 0) -> tuple[Nature, str]:
     """Decide the nature of an output.
 
@@ -41,26 +171,33 @@ def nature_of(samples: OutputSamples, outputs: int, place: int = 0) -> tuple[Nat
         The nature, and the reason in a few words.
     """
     form = samples.form
-    if outputs > 1 and form.end == "recurrent":
-        return "state", "state of a recurrent operator"
-    if outputs > 1 and _is_cache(samples, first=place == 0):
-        return "state", "a cache or state, by its name and the input of its shape"
+    if state := state_reason(samples, outputs, place):
+        return "state", state
     if samples.varies or form.end == "selection":
         return "detections", "its length depends on the values"
     if form.end == "index" or samples.kind == "b":
         return "labels", "indices" if form.end == "index" else "truth values"
     if samples.wide_integers:
         return "labels", "integers"
-    if samples.agree and form.end == "softmax":
+    if samples.scores.agree and form.end == "softmax":
         return "classes", f"a softmax over {samples.classes}"
-    if samples.agree and samples.probabilities:
+    if samples.scores.agree and samples.probabilities:
         return "classes", f"{samples.classes} probabilities"
-    if samples.agree and (form.end == "linear" or form.pooled):
+    if samples.scores.agree and (form.end == "linear" or form.pooled):
         if form.named:
             return "classes", f"{samples.classes} values, by their name"
         if samples.classes >= MANY and _are_logits(samples):
             return "classes", f"{samples.classes} logits of a linear layer"
     return "values", "its structure does not say more"
+
+
+def state_reason(samples: OutputSamples, outputs: int, place: int) -> str:
+    """Return why an output is a state; "" if it is none. The arguments are those of `nature_of`."""
+    if outputs > 1 and samples.form.end == "recurrent":
+        return "state of a recurrent operator"
+    if outputs > 1 and _is_cache(samples, first=place == 0):
+        return "a cache or state, by its name and the input of its shape"
+    return ""
 
 
 def _is_cache(samples: OutputSamples, *, first: bool) -> bool:
@@ -83,9 +220,9 @@ def _is_cache(samples: OutputSamples, *, first: bool) -> bool:
 
 def _are_logits(samples: OutputSamples) -> bool:
     """Whether the softmax of the float values is confident, and its top class depends on the sample."""
-    if not samples.peaks:
+    if not samples.scores.peaks:
         return False
     even = 1 / samples.classes
-    peaked = float(np.mean(samples.peaks)) >= even + PEAK * (1 - even)
-    saturated = 1 - float(np.median(samples.peaks)) < SATURATED
+    peaked = float(np.mean(samples.scores.peaks)) >= even + PEAK * (1 - even)
+    saturated = 1 - float(np.median(samples.scores.peaks)) < SATURATED
     return peaked and not saturated and not samples.one_class

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 
+from sbonnx.recipe.names import OutputTask
 from sbonnx.spec import Array
 from sbonnx.verify.output_forms import UNKNOWN_FORM, OutputForm
 
@@ -17,6 +18,67 @@ FLOOR: Final = 1e-7
 SUM_ERROR: Final = 0.02
 """Maximum distance of a sum of probabilities from 1."""
 
+AT_ONCE: Final = 1 << 20
+"""Scores of classes that are converted to probabilities at a time: maps have many."""
+
+
+@dataclass
+class ClassSamples:
+    """Decisions between classes, one entry a sample.
+
+    A sample has one decision, or one at each position (pixel, step). Its figures are means over the classes that float
+    decides for, each with the same weight, so that a background that is nearly everywhere does not hide the rest.
+
+    Attributes:
+        independent: scores are probabilities that do not exclude each other, as after a sigmoid; a single one is that
+            of the second of two classes.
+        agree: share of equal top classes.
+        divergences: KL divergence of the probabilities, in nats.
+        tops: top classes of float, of all samples.
+        peaks: probability of the top class, of samples with one decision.
+    """
+
+    independent: bool = False
+    agree: list[float] = field(default_factory=list)
+    divergences: list[float] = field(default_factory=list)
+    tops: set[int] = field(default_factory=set)
+    peaks: list[float] = field(default_factory=list)
+
+    def add(self, ref: Array, val: Array, given: bool) -> None:
+        """Add a sample: scores in float and quantized, shape (positions, classes).
+
+        Args:
+            given: they are probabilities; else logits. Of independent ones, they always are.
+        """
+        step = max(1, AT_ONCE // ref.shape[1])
+        parts = [self._compared(ref[at : at + step], val[at : at + step], given) for at in range(0, len(ref), step)]
+        top, same, divergence, peak = (np.concatenate(part) for part in zip(*parts, strict=True))
+        kinds, places, counts = np.unique(top, return_inverse=True, return_counts=True)
+        weights = 1 / (len(kinds) * counts[places])
+        self.agree.append(float((weights * same).sum()))
+        self.divergences.append(float((weights * divergence).sum()))
+        self.tops.update(kinds.tolist())
+        if len(ref) == 1:
+            self.peaks.append(float(peak[0]))
+
+    def _compared(self, ref: Array, val: Array, given: bool) -> tuple[Array, Array, Array, Array]:
+        """Return top classes of float, whether they are equal, divergences and top probabilities of positions."""
+        if self.independent:
+            p, q = (np.clip(rows, FLOOR, 1 - FLOOR) for rows in (ref, val))
+            divergence = p * (np.log(p) - np.log(q)) + (1 - p) * (np.log1p(-p) - np.log1p(-q))
+        else:
+            p, q = (_probabilities(rows if rows.shape[1] > 1 else _two_classes(rows), given) for rows in (ref, val))
+            divergence = p * (np.log(p) - np.log(q))
+        if self.independent and p.shape[1] == 1:
+            p, q = (np.concatenate([1 - rows, rows], 1) for rows in (p, q))
+        top = p.argmax(1)
+        return top, top == q.argmax(1), divergence.sum(1), p.max(1)
+
+
+def _two_classes(logits: Array) -> Array:
+    """Return logits of two classes, shape (rows, 2), from those of the second one."""
+    return np.concatenate([np.zeros_like(logits), logits], 1)
+
 
 @dataclass
 class OutputSamples:
@@ -24,6 +86,8 @@ class OutputSamples:
 
     Attributes:
         form: structure behind the output.
+        choose: returns what the output means, as the user says, from its shapes; None: its structure decides.
+        task: what it returned.
         shape: of one sample of the first feed, without the batch axis.
         array: shape of the whole output on the first feed.
         kind: kind of its type, as numpy's `dtype.kind`: "f", "i", "u" or "b".
@@ -33,15 +97,18 @@ class OutputSamples:
         energies: (energy of the float sample, energy of its error), rows.
         equal: share of equal values.
         same_shape: whether the quantized sample has the shape of the float one.
-        agree: whether the top class is the same; empty if the shape is not that of classes.
-        divergences: KL divergence of the probabilities, in nats.
-        tops: top float class.
-        peaks: probability of that class.
-        probabilities: whether all float samples are probabilities, or logarithms of them.
+        scores: its decisions, if it may be logits or probabilities of classes that exclude each other.
+        shares: its decisions, if it may be probabilities that do not.
+        probabilities: whether all float samples are probabilities of classes that exclude each other, or logarithms of
+            them.
+        within: whether all float values are within 0 and 1.
         classes: number of classes; 0 if the shape is not that of classes.
+        vectors: (float, quantized) vector of each sample, of embeddings.
     """
 
     form: OutputForm = UNKNOWN_FORM
+    choose: Callable[[OutputSamples], OutputTask | None] = lambda samples: None
+    task: OutputTask | None = None
     shape: tuple[int, ...] | None = None
     array: tuple[int, ...] = ()
     kind: str = "f"
@@ -51,13 +118,14 @@ class OutputSamples:
     energies: list[tuple[float, float]] = field(default_factory=list)
     equal: list[float] = field(default_factory=list)
     same_shape: list[bool] = field(default_factory=list)
-    agree: list[float] = field(default_factory=list)
-    divergences: list[float] = field(default_factory=list)
-    tops: list[int] = field(default_factory=list)
-    peaks: list[float] = field(default_factory=list)
+    scores: ClassSamples = field(default_factory=ClassSamples)
+    shares: ClassSamples = field(default_factory=lambda: ClassSamples(independent=True))
     probabilities: bool = True
+    within: bool = True
     classes: int = 0
+    vectors: list[tuple[Array, Array]] = field(default_factory=list)
     spread: SampleSpread = field(default_factory=lambda: SampleSpread())  # noqa: PLW0108 - defined below
+    _class_axis: int | None = None
     _shapes: dict[Any, tuple[int, ...]] = field(default_factory=dict)
 
     def add(self, reference: Any, value: Any, inputs: Mapping[str, Array]) -> None:
@@ -83,9 +151,14 @@ class OutputSamples:
             self._add_sample(np.asarray(ref), np.asarray(val))
 
     @property
+    def decisions(self) -> ClassSamples:
+        """The decisions between classes: of independent probabilities, if the task is given and values are such."""
+        return self.shares if self.task is not None and self.within and not self.probabilities else self.scores
+
+    @property
     def one_class(self) -> bool:
         """Whether several samples have the same top class."""
-        return len(self.tops) > 1 and len(set(self.tops)) == 1
+        return len(self.decisions.agree) > 1 and len(self.decisions.tops) == 1
 
     def _open(self, reference: Array, inputs: Mapping[str, Array], split: bool) -> None:
         self.shape = reference.shape[1:] if split else reference.shape
@@ -93,28 +166,59 @@ class OutputSamples:
         self.kind = reference.dtype.kind
         self.wide_integers = self.kind in "iu" and reference.dtype.itemsize > 1
         self.inputs = tuple((name, array.dtype.kind == "f", array.shape) for name, array in inputs.items())
-        fits = self.kind == "f" and split and self.form.classes == int(np.prod(self.shape)) > 1
-        self.classes = self.form.classes if fits else 0
+        self.task = self.choose(self)
+        self._class_axis = class_axis(self.task, reference.shape) if self.kind == "f" else None
+        if self._class_axis is not None:
+            self.classes = reference.shape[self._class_axis]
+        elif self.task == "classification":
+            self.classes = int(self.kind == "f")
+        elif self.kind == "f" and split and self.form.classes == int(np.prod(self.shape)) > 1 and self.task is None:
+            self.classes = self.form.classes
 
     def _add_sample(self, ref: Array, val: Array) -> None:
         self.equal.append(float((ref == val).mean()))
         ref, val = ref.astype(np.float64), val.astype(np.float64)
-        if self.classes == ref.size and np.isfinite(ref).all() and np.isfinite(val).all():
-            self._add_classes(ref.reshape(1, -1), val.reshape(1, -1))
+        fits = self.task is not None or self.classes == ref.size
+        if self.classes and fits and np.isfinite(ref).all() and np.isfinite(val).all():
+            self._add_classes(*(self._positions(one) for one in (ref, val)))
+        if self.task == "embedding":
+            self.vectors.append((ref.reshape(-1), val.reshape(-1)))
         known = np.isfinite(ref) & np.isfinite(val)
         ref, val = np.where(known, ref, 0), np.where(known, val, 0)
         self.energies.append((float((ref**2).sum()), float(((ref - val) ** 2).sum())))
         self.spread.add(ref)
 
+    def _positions(self, sample: Array) -> Array:
+        """Return scores of a sample by position, shape (positions, classes)."""
+        axis = self._class_axis
+        if axis is None or -axis > sample.ndim:
+            return sample.reshape(1, -1)
+        return np.moveaxis(sample, axis, -1).reshape(-1, sample.shape[axis])
+
     def _add_classes(self, ref: Array, val: Array) -> None:
-        given = _is_probability(ref)
-        self.probabilities &= given or _is_probability(np.exp(np.minimum(ref, 1.0)))
-        p, q = (_probabilities(one, given) for one in (ref, val))
-        top = p.argmax(1)
-        self.agree.append(float((top == q.argmax(1)).mean()))
-        self.divergences.append(float((p * (np.log(p) - np.log(q))).sum(1).mean()))
-        self.tops.extend(top.tolist())
-        self.peaks.extend(p.max(1).tolist())
+        several = ref.shape[1] > 1
+        given = several and _is_probability(ref)
+        self.probabilities &= several and (given or _is_probability(np.exp(np.minimum(ref, 1.0))))
+        self.scores.add(ref, val, given)
+        if self.task is not None:
+            self.within &= bool((ref >= 0).all() and (ref <= 1).all())
+            self.shares.add(ref, val, True)
+
+
+def class_axis(task: OutputTask | None, shape: Sequence[int]) -> int | None:
+    """Return the axis of the classes of an output, counted from the end; None if its task has no classes.
+
+    Args:
+        shape: with the batch axis. Maps have their classes on axis 1 (NCHW), or on the last one if that is the shortest
+            of all but the first. Vectors have them on the axis that is longer than 1, or one score a sample.
+    """
+    if task == "tokens":
+        return -1
+    if task == "segmentation":
+        return -1 if shape[-1] < min(shape[1:-1]) else 1 - len(shape)
+    if task == "classification":
+        return next((axis for axis in range(1, len(shape)) if shape[axis] != 1), 1) - len(shape) if shape[1:] else None
+    return None
 
 
 def rows_of(inputs: Iterable[Array]) -> int:

@@ -3,23 +3,45 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, Literal
 
 import numpy as np
 import onnx
 
 from sbonnx.metrics import ratio_db
-from sbonnx.report.verdict import LOWER_IS_BETTER, OutputState, limit_text, value_text
+from sbonnx.metrics.detection import overlap_share
+from sbonnx.recipe.names import OutputTask
+from sbonnx.report.verdict import LOWER_IS_BETTER, OutputState, lost_text, used_share, value_text
 from sbonnx.spec import Array
 from sbonnx.verify import intervals
 from sbonnx.verify.intervals import Interval
-from sbonnx.verify.natures import Nature, nature_of
+from sbonnx.verify.natures import (
+    CLASSES,
+    Nature,
+    Tasks,
+    check_task,
+    given_nature,
+    nature_of,
+    read_detections,
+    state_reason,
+    tasks_of,
+)
 from sbonnx.verify.output_forms import UNKNOWN_FORM, output_forms
 from sbonnx.verify.output_samples import OutputSamples, SampleSpread, rows_of
 
-FigureName = Literal["SQNR", "relative error", "agreement", "KL", "equal values", "same shape"]
+FigureName = Literal[
+    "SQNR",
+    "relative error",
+    "agreement",
+    "KL",
+    "centred cosine",
+    "detection overlap",
+    "equal values",
+    "same shape",
+]
 
 UNITS: Final[Mapping[FigureName, str]] = {"SQNR": "dB", "KL": "nats"}
 """Units of figures; the others are shares or ratios."""
@@ -38,19 +60,26 @@ LIMITS: Final[Mapping[FigureName, FigureLimits]] = {
     "relative error": FigureLimits(0.1, 0.5),
     "agreement": FigureLimits(0.95, 0.75),
     "KL": FigureLimits(0.02, 0.1),
+    "centred cosine": FigureLimits(0.97, 0.7),
+    "detection overlap": FigureLimits(0.95, 0.5),
     "equal values": FigureLimits(0.95, 0.75),
-    "same shape": FigureLimits(None, None),
+    "same shape": FigureLimits(1.0, None),
 }
 """Limits of the figures, whatever the output. docs/verification.md has the reason of each."""
 
 FIGURES: Final[Mapping[Nature, tuple[FigureName, ...]]] = {
     "values": ("SQNR", "relative error"),
     "classes": ("SQNR", "agreement", "KL", "relative error"),
+    "pixels": ("SQNR", "agreement", "KL", "relative error"),
+    "tokens": ("SQNR", "agreement", "KL", "relative error"),
+    "embedding": ("SQNR", "centred cosine", "relative error"),
     "labels": ("equal values",),
     "detections": ("SQNR", "same shape"),
     "state": ("SQNR", "relative error"),
 }
-"""Figures of each nature. Of classes, agreement and KL are left out if all samples have one top class."""
+"""Figures of each nature. Of classes, agreement and KL are left out if all samples have one top class. Outputs of which
+some samples have another shape than in float have "same shape" too.
+"""
 
 ENOUGH: Final = 6
 """Number of samples from which an interval may prove that accuracy is kept."""
@@ -143,6 +172,7 @@ class OutputQuality:
         figures: those of the nature.
         state: what they prove: "kept", "lost", "uncertain"; "unjudged" for states, whose effect is in other outputs,
             and for labels of few samples beside other outputs.
+        decided_by: name of the figure that decided the state; None if none did.
     """
 
     name: str
@@ -151,15 +181,15 @@ class OutputQuality:
     samples: int
     figures: tuple[QualityFigure, ...]
     state: OutputState = "uncertain"
+    decided_by: FigureName | None = None
 
     @property
     def problem(self) -> str:
         """Sentence about an output whose figures prove that accuracy is lost; "" for others."""
         if self.state != "lost":
             return ""
-        bad = [figure for figure in self.figures if figure.below]
         parts = (
-            f"{figure.name} {figure.text()}, lost from {limit_text(figure.name, figure.line)} on" for figure in bad
+            f"{figure.name} {figure.text()}, {lost_text(figure.name, figure.line)}" for figure in _losing(self.figures)
         )
         return f"output '{self.name}' is far from float on {self.samples} samples: {'; '.join(parts)}"
 
@@ -168,67 +198,158 @@ class OutputQuality:
         return next((figure for figure in self.figures if figure.name == name), None)
 
 
-def state_of(nature: Nature, figures: Sequence[QualityFigure], samples: int) -> OutputState:
-    """Decide what the figures of an output prove.
+Judgement = tuple[OutputState, FigureName | None]
+"""State of an output, and the figure that decided it."""
+
+
+def judge(nature: Nature, figures: Sequence[QualityFigure], samples: int) -> Judgement:
+    """Decide what the figures of an output prove, and by which of them.
 
     Lost: a whole interval is on the wrong side of its limit. Kept: the interval of the relative error is within its
-    limit as a whole, and there are `ENOUGH` samples; or all figures of classes are within their limits, the interval of
-    KL as a whole, none contains values that are lost, and there are `ENOUGH_CLASSES`. Decisions that change although
-    the probabilities hardly do (agreement low, KL within its limit) prove no loss.
+    limit as a whole, and there are `ENOUGH` samples; or all figures of classes are within their limits, an interval of
+    them as a whole, none contains values that are lost, and there are `ENOUGH_CLASSES`. Decisions that change although
+    the probabilities hardly do (agreement low, KL within its limit) prove no loss. Uncertain: the figure that is not
+    within its limit, or whose interval is too wide.
     """
-    if nature == "state":
-        return "unjudged"
-    if figures and figures[0].name == "SQNR" and figures[0].value == math.inf:
-        return "kept"
-    if nature == "detections":
-        return "uncertain"
     by_name = {figure.name: figure for figure in figures}
-    sure = "KL" not in by_name or not by_name["KL"].near
-    if any(figure.below and (sure or figure.name != "agreement") for figure in figures):
-        return "lost"
+    shape = by_name.pop("same shape", None)
+    apart = shape is not None and not shape.near
+    if nature == "state":
+        return "unjudged", None
+    if not apart and "SQNR" in by_name and by_name["SQNR"].value == math.inf:
+        return "kept", "SQNR"
+    if nature == "detections" and "detection overlap" not in by_name:
+        return "uncertain", None
+    losing = _losing(figures)
+    if losing:
+        return "lost", max(losing, key=lambda figure: used_share(figure.name, figure.value, figure.line)).name
+    if apart:
+        return "uncertain", "same shape"
     error = by_name.pop("relative error", None)
-    if not by_name.keys() - {"SQNR"}:  # values
-        return "kept" if error is not None and error.proved and samples >= ENOUGH else "uncertain"
-    within = all(figure.near for figure in by_name.values())
-    if error is not None and error.proved and within and samples >= ENOUGH:
-        return "kept"
-    sure = within and not any(figure.may_be_lost for figure in by_name.values())
-    proved = any(figure.proved for figure in by_name.values())
-    return "kept" if sure and proved and samples >= ENOUGH_CLASSES else "uncertain"
+    by_name.pop("SQNR", None)
+    close = error is not None and error.proved and samples >= ENOUGH
+    if not by_name:  # values
+        return "kept" if close else "uncertain", None if error is None else error.name
+    far = [figure for figure in by_name.values() if not figure.near]
+    if far:
+        return "uncertain", max(far, key=lambda figure: used_share(figure.name, figure.value, figure.kept)).name
+    if close:
+        return "kept", "relative error"
+    open_ = [figure for figure in by_name.values() if figure.may_be_lost]
+    if open_:
+        return "uncertain", open_[0].name
+    ordered = sorted(by_name.values(), key=lambda figure: (not figure.proved, figure.name != "KL"))
+    return "kept" if ordered[0].proved and samples >= ENOUGH_CLASSES else "uncertain", ordered[0].name
+
+
+def _losing(figures: Sequence[QualityFigure]) -> list[QualityFigure]:
+    """Return the figures that prove a loss: an agreement does not while KL is within its limit."""
+    sure = all(figure.name != "KL" or not figure.near for figure in figures)
+    return [figure for figure in figures if figure.below and (sure or figure.name != "agreement")]
 
 
 class QualitySamples:
     """Accumulates the outputs of both models, feed by feed."""
 
-    def __init__(self, names: Sequence[str], model: onnx.ModelProto | None) -> None:
+    def __init__(self, names: Sequence[str], model: onnx.ModelProto | None, tasks: Tasks = None) -> None:
         """Create it.
 
         Args:
             names: outputs, in order.
             model: the float model, whose structure helps to decide natures; None: values alone decide.
+            tasks: what outputs mean, as the user says.
+
+        Raises:
+            RecipeError: an output of `tasks` does not exist.
         """
-        forms = {} if model is None else output_forms(model)
-        self._outputs = [(name, OutputSamples(forms.get(name, UNKNOWN_FORM))) for name in names]
+        forms, chosen = {} if model is None else output_forms(model), tasks_of(tasks, names)
+
+        def choose(place: int) -> Callable[[OutputSamples], OutputTask | None]:
+            return partial(self._task_of, chosen.get(names[place]), place, not isinstance(tasks, Mapping))
+
+        self._outputs = [
+            (name, OutputSamples(forms.get(name, UNKNOWN_FORM), choose(place))) for place, name in enumerate(names)
+        ]
+        self._detections = _DetectionSamples()
         self._differences = _InputDifferences()
         self._inputs = [] if model is None else [value.name for value in model.graph.input]
 
     def add(self, reference: Sequence[Any], value: Sequence[Any], feeds: Mapping[str, Array]) -> None:
-        """Add the outputs of one feed, in the order of the names."""
+        """Add the outputs of one feed, in the order of the names.
+
+        Raises:
+            RecipeError: an output cannot have the task that is given.
+        """
         ordered = {name: feeds[name] for name in self._inputs if name in feeds} or dict(feeds)
         for (_, samples), ref, val in zip(self._outputs, reference, value, strict=True):
             samples.add(ref, val, ordered)
+        self._detections.add(
+            {
+                name: (ref, val)
+                for (name, samples), ref, val in zip(self._outputs, reference, value, strict=True)
+                if samples.task == "detection"
+            }
+        )
         self._differences.add(ordered)
 
     def result(self) -> tuple[OutputQuality, ...]:
         """Return the quality of each output that was compared."""
         many, alike = len(self._outputs), self._differences.alike
         found = tuple(
-            _quality(name, one, many, place, alike=alike)
+            self._detections.quality(name, one)
+            if one.task == "detection"
+            else _quality(name, one, many, place, alike=alike)
             for place, (name, one) in enumerate(self._outputs)
             if one.same_shape
         )
         others = any(one.nature not in ("labels", "state") for one in found)
         return tuple(_beside_others(one) if others else one for one in found)
+
+    def _task_of(
+        self, task: OutputTask | None, place: int, everywhere: bool, samples: OutputSamples
+    ) -> OutputTask | None:
+        """Return the task of an output after its first feed: none of a state, unless it is named.
+
+        Raises:
+            RecipeError: the output cannot have it.
+        """
+        if task is None or (everywhere and state_reason(samples, len(self._outputs), place)):
+            return None
+        check_task(task, self._outputs[place][0], samples.array, real=samples.kind == "f")
+        return task
+
+
+class _DetectionSamples:
+    """Accumulates detections of both models, which may be in several outputs: boxes, scores, classes."""
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        self._shares: list[float] = []
+        self._count = 0
+
+    def add(self, outputs: Mapping[str, tuple[Array, Array]]) -> None:
+        """Add the detections of one feed, (float, quantized) by output. Images without any say nothing."""
+        if not outputs:
+            return
+        self._names = list(outputs)
+        floats, others = (read_detections({name: pair[which] for name, pair in outputs.items()}) for which in (0, 1))
+        for one, other in zip(floats, others, strict=True):
+            share = overlap_share(one, other)
+            if share is not None:
+                self._shares.append(share)
+                self._count += len(one.scores)
+
+    def quality(self, name: str, samples: OutputSamples) -> OutputQuality:
+        """Return the quality of an output: the first one has the figure of all."""
+        nature, why = given_nature("detection", samples)
+        count = len(self._shares)
+        figures: tuple[QualityFigure, ...] = ()
+        if self._shares and name == self._names[0]:
+            same = all(share == 1.0 for share in self._shares)
+            value = (1.0, intervals.wilson(self._count, self._count)) if same else _mean(self._shares, 0.0, 1.0)
+            figures = (_figure("detection overlap", *value),)
+        state, by = judge(nature, figures, count)
+        return OutputQuality(name, nature, why, count, figures, state if figures else "unjudged", by)
 
 
 class _InputDifferences:
@@ -272,16 +393,19 @@ def _beside_others(output: OutputQuality) -> OutputQuality:
 
 
 def _quality(name: str, samples: OutputSamples, outputs: int, place: int, *, alike: bool) -> OutputQuality:
-    nature, why = nature_of(samples, outputs, place)
+    if samples.task is None:
+        nature, why = nature_of(samples, outputs, place)
+    else:
+        nature, why = given_nature(samples.task, samples)
     kinds = FIGURES[nature]
-    if nature == "classes" and samples.one_class:
+    if nature in CLASSES and samples.one_class:
         kinds = FIGURES["values"]
-    figures = tuple(figure for kind in kinds for figure in _measured(kind, samples, alike, decides="KL" not in kinds))
+    if not all(samples.same_shape) and "same shape" not in kinds:
+        kinds = (*kinds, "same shape")
+    decides = not {"KL", "centred cosine"} & set(kinds)
+    figures = tuple(figure for kind in kinds for figure in _measured(kind, samples, alike, decides=decides))
     count = len(samples.same_shape)
-    state = state_of(nature, figures, count)
-    if state == "kept" and not all(samples.same_shape):
-        state = "uncertain"
-    return OutputQuality(name, nature, why, count, figures, state)
+    return OutputQuality(name, nature, why, count, figures, *judge(nature, figures, count))
 
 
 def _figure(name: FigureName, value: float, interval: Interval, *, decides: bool = True) -> QualityFigure:
@@ -298,14 +422,16 @@ def _in_db(interval: Interval) -> Interval:
 def _measured(name: FigureName, samples: OutputSamples, alike: bool, *, decides: bool) -> Iterator[QualityFigure]:
     """Yield a figure; nothing if it has no value. `decides`: the relative error may prove a loss."""
     energies = np.asarray(samples.energies, np.float64).reshape(-1, 2)
-    if name == "agreement" and samples.agree:
-        yield _figure(name, *_share(samples.agree))
+    if name == "agreement" and samples.decisions.agree:
+        yield _figure(name, *_share(samples.decisions.agree))
+    elif name == "centred cosine" and samples.vectors:
+        yield _figure(name, *_mean(_centred_cosines(samples.vectors), -1.0, 1.0))
     elif name == "equal values" and samples.equal:
         yield _figure(name, *_share(samples.equal), decides=not samples.wide_integers or samples.form.end == "index")
     elif name == "same shape":
         yield _figure(name, *_share([float(one) for one in samples.same_shape]))
-    elif name == "KL" and samples.divergences:
-        yield _figure(name, *_mean(samples.divergences, least=0.0))
+    elif name == "KL" and samples.decisions.divergences:
+        yield _figure(name, *_mean(samples.decisions.divergences, least=0.0))
     elif name == "SQNR" and len(energies):
         value = ratio_db(float(energies[:, 0].sum()), float(energies[:, 1].sum()))
         interval = _in_db(intervals.of_ratio(energies[:, 1], energies[:, 0]))
@@ -324,6 +450,19 @@ def _share(values: Sequence[float]) -> tuple[float, Interval]:
 def _mean(values: Sequence[float], least: float, most: float = math.inf) -> tuple[float, Interval]:
     low, high = intervals.of_mean(np.asarray(values, np.float64))
     return float(np.mean(values)), (max(low, least) if low > -math.inf else low, min(high, most))
+
+
+def _centred_cosines(vectors: Sequence[tuple[Array, Array]]) -> list[float]:
+    """Return the cosine of the float and the quantized vector of each sample, less the mean of those of float.
+
+    What all vectors have in common does not tell samples apart. A vector that is equal to the mean has 1 if both are.
+    """
+    middle = np.mean([ref for ref, _ in vectors], 0) if len(vectors) > 1 else 0.0
+    found = []
+    for ref, val in ((ref - middle, val - middle) for ref, val in vectors):
+        norm = float(np.linalg.norm(ref) * np.linalg.norm(val))
+        found.append(float(ref @ val) / norm if norm else float(np.array_equal(ref, val)))
+    return found
 
 
 def _relative_error(samples: OutputSamples, energies: Array, *, decides: bool) -> QualityFigure:

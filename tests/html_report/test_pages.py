@@ -134,7 +134,7 @@ def test_outputs_by_nature_and_advice() -> None:
     ]
     report["advice"] = {"text": "use 8-bit weights", "overrides": ["bits=w8a8"], "command": "sbonnx quantize '<m>'"}
     page = single_page(report)
-    assert "SQNR 31.2 dB; KL 0.25 nats (0.125 to 0.5), kept up to 0.02, lost from 0.1" in page
+    assert "SQNR 31.2 dB; KL 0.25 nats (0.125 to 0.5), kept up to 0.02, lost from 0.1 on" in page
     assert "lost" in page
     assert "advice: use 8-bit weights: sbonnx quantize &#39;&lt;m&gt;&#39;" in page
 

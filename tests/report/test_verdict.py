@@ -11,7 +11,8 @@ import pytest
 import sbonnx
 from benchmarks.accuracy import load_pack
 from sbonnx.report.verdict import group_notes, interval_text, value_text, verdict_of
-from sbonnx.verify.quality import LIMITS
+from sbonnx.verify.natures import Nature
+from sbonnx.verify.quality import LIMITS, QualityFigure, judge
 
 
 def figure(name: Any, value: float, low: float, high: float, *, decides: bool = True) -> dict[str, Any]:
@@ -27,11 +28,18 @@ def figure(name: Any, value: float, low: float, high: float, *, decides: bool = 
     }
 
 
-def metrics(*rows: tuple[str, str, list[dict[str, Any]]], nature: str = "values", **more: Any) -> dict[str, Any]:
+def metrics(*rows: tuple[str, str, list[dict[str, Any]]], nature: Nature = "values", **more: Any) -> dict[str, Any]:
     """Rows are (name, state, figures) of outputs."""
     outputs = [{"name": name, "compared": 9, "sqnr_db": 30.0, "not_finite": 0} for name, _, _ in rows]
     quality = [
-        {"name": name, "nature": nature, "state": state, "samples": 64, "figures": figures}
+        {
+            "name": name,
+            "nature": nature,
+            "state": state,
+            "samples": 64,
+            "figures": figures,
+            "decided_by": judge(nature, [QualityFigure(**one) for one in figures], 64)[1],
+        }
         for name, state, figures in rows
     ]
     return {"outputs": outputs, "quality": quality, "feeds": 4, "held_out": 64, **more}
@@ -49,7 +57,8 @@ def test_kept_with_speed_and_size() -> None:
     )
     assert found.accuracy == "kept" and found.ok and found.tone == "good"
     assert found.text == (
-        "Accuracy kept: the same class as float for 98 % (96 to 99) of 64 held-out samples; "
+        "Accuracy kept: the KL divergence of the probabilities is 0.01 (0.005 to 0.015) on 64 held-out samples, "
+        "kept up to 0.02, the same class as float for 98 % (96 to 99); "
         "2 times faster (1.6 to 2.5) on this CPU; 4 times smaller."
     )
     assert [row.mark for row in found.rows] == ["ok", "ok", "ok"]
@@ -72,6 +81,60 @@ def test_the_worst_of_several_outputs_is_named() -> None:
     )
 
 
+SAME = figure("agreement", 1.0, 0.61, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("figures", "samples", "text"),
+    [
+        (
+            [SQNR, SAME, figure("KL", 0.001, 0.0, 0.002), figure("relative error", 0.03, 0.02, 0.04, decides=False)],
+            6,
+            "Accuracy kept: outputs within 3 % (2 to 4) of float on 6 samples, kept up to 10 %, the same class as "
+            "float for 100 % (61 to 100).",
+        ),
+        (
+            [SQNR, SAME, figure("KL", 0.001, 0.0, 0.002), figure("relative error", 0.2, 0.1, 0.3, decides=False)],
+            6,
+            "Accuracy uncertain: the same class as float for 100 % (61 to 100) of 6 samples, kept from 95 %: too few "
+            "samples to tell, compare on more.",
+        ),
+        (
+            [SQNR, figure("agreement", 0.4, 0.1, 0.76), figure("KL", 0.2, 0.11, 0.4)],
+            6,
+            "Accuracy lost: the KL divergence of the probabilities is 0.2 (0.11 to 0.4) on 6 samples, lost from 0.1 "
+            "on, the same class as float for 40 % (10 to 76).",
+        ),
+        (
+            [figure("SQNR", 4.0, 3.0, 5.0), SAME, figure("KL", 0.001, 0.0, 0.002)],
+            6,
+            "Accuracy lost: the outputs have 4.0 dB (3.0 to 5.0) SQNR on 6 samples, lost up to 6 dB, the same class as "
+            "float for 100 % (61 to 100).",
+        ),
+        (
+            [SQNR, ERROR, figure("same shape", 0.5, 0.2, 0.8)],
+            6,
+            "Accuracy uncertain: the output has the shape of float for 50 % (20 to 80) of 6 samples, kept from 100 %: "
+            "measure it on labelled data (--eval).",
+        ),
+    ],
+)
+def test_the_figure_that_decided_is_named(figures: list[dict[str, Any]], samples: int, text: str) -> None:
+    nature: Nature = "classes" if any(one["name"] == "KL" for one in figures) else "values"
+    state, by = judge(nature, [QualityFigure(**one) for one in figures], samples)
+    values = metrics(("y", state, figures), nature=nature, held_out=0)
+    values["quality"][0] |= {"samples": samples, "decided_by": by}
+    found = verdict_of(values)
+    assert found.text == text and found.accuracy == state
+
+
+def test_the_worst_output_is_that_whose_interval_is_closest_to_the_limit() -> None:
+    narrow = figure("relative error", 0.09, 0.089, 0.091)
+    wide = figure("relative error", 0.08, 0.05, 0.099)
+    found = verdict_of(metrics(("a", "kept", [SQNR, narrow]), ("b", "kept", [SQNR, wide])))
+    assert "'b' is within 8 % (5 to 9.9) of float" in found.text
+
+
 def test_states_do_not_decide() -> None:
     state = ("cache", "unjudged", [SQNR, figure("relative error", 52.0, 40.0, 60.0, decides=False)])
     assert verdict_of(metrics(KEPT, state)).accuracy == "kept"
@@ -87,7 +150,10 @@ def test_too_few_samples() -> None:
     values = metrics(("y", "uncertain", [figure("SQNR", 40.0, -math.inf, math.inf), ERROR]))
     values["quality"][0]["samples"] = 1
     text = verdict_of(values).text
-    assert "on 1 held-out sample, which is too few to tell: compare on more samples" in text
+    assert (
+        "within 3 % (2 to 4) of float on 1 held-out sample, kept up to 10 %: too few samples to tell, compare on more"
+        in text
+    )
 
 
 def test_rows_of_detections_cannot_be_matched() -> None:
@@ -101,7 +167,9 @@ def test_rows_of_detections_cannot_be_matched() -> None:
 
 def test_figures_of_calibration_data_say_so() -> None:
     text = verdict_of(metrics(KEPT, held_out=0, calibrated=True)).text
-    assert text.startswith("Accuracy kept on the calibration data: outputs within 3 % (2 to 4) of float on 64 samples")
+    assert text.startswith(
+        "Accuracy kept on the calibration data: outputs within 3 % (2 to 4) of float on 64 samples, "
+    )
 
 
 DOUBT = "input 'x' holds values from 0 to 255, which looks too large for the model"
@@ -161,11 +229,22 @@ def test_labels_decide_by_the_interval_of_the_loss(
     found = verdict_of(metrics(far, evaluation=labelled(difference)), max_loss=max_loss)
     assert found.accuracy == accuracy
     change, low, high = difference
-    ends = f" ({low:+.4f} to {high:+.4f})" if math.isfinite(low) else ""
-    more = ", a loss of up to 1 point is kept: evaluate more samples" * (accuracy == "uncertain")
+    ends = f" ({-100 * high:.3g} to {-100 * low:.3g})" if math.isfinite(low) else ""
+    limit = "2 points" if max_loss else "1 point"
+    more = ": evaluate more samples" * (accuracy == "uncertain")
     assert found.text == (
-        f"Accuracy {accuracy}: top1 {0.912 + change:.4f}, float 0.9120, difference {change:+.4f}{ends} "
-        f"on 500 labelled samples{more}."
+        f"Accuracy {accuracy}: top1 {0.912 + change:.4f}, float 0.9120, a loss of {-100 * change:.3g} points{ends} "
+        f"on 500 labelled samples, kept up to {limit}{more}."
+    )
+
+
+def test_a_relative_loss_decides_and_is_printed() -> None:
+    """Of a metric that is no share, the loss relative to float decides: 0.4 dB of 32 are more than 1 %."""
+    value = labelled((-0.4, -0.45, -0.35), before=32.0) | {"metric": "psnr", "unit": "dB", "share": False}
+    value["rows"][1]["loss"] = 0.0125
+    assert verdict_of(metrics(KEPT, evaluation=value)).text == (
+        "Accuracy lost: psnr 31.6 dB, float 32 dB, a loss of 1.25 % (1.09 to 1.41) on 500 labelled samples, "
+        "kept up to 1 %."
     )
 
 
@@ -178,6 +257,8 @@ def test_a_float_model_that_guesses(before: float, doubtful: bool) -> None:
     found = verdict_of(metrics(KEPT, evaluation=labelled((0.0, -0.004, 0.004), before=before, chance=0.1)))
     assert (found.accuracy == "doubtful") is doubtful
     assert ("check the labels" in found.text) is doubtful
+    ends = f"top1 {before:.4f} ({before - 0.02:.3g} to {before + 0.02:.3g}), which guessing may have too (0.1)"
+    assert (ends in found.text) is doubtful, "the interval decides"
 
 
 @pytest.mark.parametrize(
@@ -205,8 +286,14 @@ def test_speed(ratio: float, interval: tuple[float, float] | None, busy: bool, t
 @pytest.mark.parametrize(
     ("size", "latency", "first"),
     [
-        (0.999, (1.2, (1.1, 1.3)), "Nothing gained: the same size, 1.2 times slower (1.1 to 1.3) on this CPU; acc"),
+        (
+            0.999,
+            (1.2, (1.1, 1.3)),
+            "Nothing gained: about the same size, 1.2 times slower (1.1 to 1.3) on this CPU; acc",
+        ),
         (2.98, (1.0, (0.99, 1.01)), "Nothing gained: 2.98 times larger, as fast as float (0.99 to 1.01) on this CPU"),
+        (0.96, (1.2, (1.1, 1.3)), "Nothing gained: about the same size, 1.2 times slower"),
+        (0.94, (1.2, (1.1, 1.3)), "Accuracy kept"),
         (2.98, (0.5, (0.4, 0.6)), "Accuracy kept"),
         (2.98, None, "Accuracy kept"),
         (0.5, (1.2, (1.1, 1.3)), "Accuracy kept"),
@@ -231,21 +318,50 @@ def test_no_interval_without_width_or_end() -> None:
     ("after", "accuracy"), [(36.5, "kept"), (37.9, "uncertain"), (45.0, "lost"), (math.nan, "lost")]
 )
 def test_decoders_by_their_perplexity(after: float, accuracy: str) -> None:
-    speed = [
-        {"tokens_per_second": 100.0, "float_tokens_per_second": 40.0},
-        {"tokens_per_second": 120.0, "float_tokens_per_second": 60.0},
-    ]
+    speed = [token_time(40.0, 0.7), token_time(60.0, 0.5, (0.4, 0.625)), token_time(50.0, 0.1)]
     decoder = {"perplexity": after, "float_perplexity": 36.41, "agreement": 0.97, "tokens": 1022, "speed": speed}
     found = verdict_of({"llm": {**decoder, "bytes": (400, 100)}})
     assert found.accuracy == accuracy
-    assert "on 1,022 tokens, the same top token at 97.0 % of positions" in found.text
-    assert found.text.endswith("; 2 times the tokens/s of float on this CPU; 4 times smaller.")
+    limit = "lost from +10 % on" if accuracy == "lost" else "kept up to +1 %"
+    assert f"on 1,022 tokens, {limit}, the same top token at 97.0 % of positions" in found.text
+    assert found.text.endswith("; 2 times faster (1.6 to 2.5) on this CPU; 4 times smaller.")
+
+
+def token_time(
+    float_rate: float, ratio: float, interval: tuple[float, float] | None = None, busy: bool = False
+) -> dict[str, Any]:
+    return {"float_tokens_per_second": float_rate, "ratio": ratio, "ratio_interval": interval, "busy": busy}
+
+
+@pytest.mark.parametrize(
+    ("row", "text"),
+    [
+        (token_time(40.0, 0.5, None, True), "speed unclear (the machine is busy)"),
+        (token_time(40.0, 0.5, None), "speed unclear (too few runs)"),
+        (token_time(40.0, 1.0, (0.6, 1.8), True), "speed unclear (0.6 to 1.8 of float; the machine is busy)"),
+        (token_time(40.0, 1.0, (0.97, 1.02)), "as fast as float (0.97 to 1.02) on this CPU"),
+        (token_time(40.0, 2.0, (1.9, 2.1)), "2 times slower (1.9 to 2.1) on this CPU"),
+        ({"tokens_per_second": 9.0, "float_tokens_per_second": 3.0}, None),
+    ],
+)
+def test_speed_of_decoders_in_the_words_of_other_models(row: dict[str, Any], text: str | None) -> None:
+    """Tokens per second without an interval, as in older reports, say nothing."""
+    decoder = {"perplexity": 36.5, "float_perplexity": 36.41, "tokens": 1022, "speed": [row], "bytes": (400, 100)}
+    clauses = verdict_of({"llm": decoder}).clauses
+    assert clauses[1:] == ((text,) if text else ()) + ("4 times smaller",)
+    assert "faster" not in verdict_of({"llm": decoder}, backend="tensorrt").text, "onnxruntime ran it"
+
+
+def test_a_decoder_that_gains_nothing() -> None:
+    speed = [token_time(40.0, 1.2, (1.1, 1.3))]
+    decoder = {"perplexity": 36.5, "float_perplexity": 36.41, "tokens": 1022, "speed": speed, "bytes": (400, 400)}
+    assert verdict_of({"llm": decoder}).text.startswith("Nothing gained: about the same size, 1.2 times slower")
 
 
 def test_an_unusable_output_is_lost_whatever_its_figures() -> None:
     values = metrics(KEPT)
     values["outputs"][0]["sqnr_db"] = 1.0
-    assert "lost in error: 1.0 dB" in verdict_of(values).text
+    assert "lost in error: SQNR 1.0 dB, lost below 3 dB" in verdict_of(values).text
     values["outputs"][0]["not_finite"] = 7
     found = verdict_of(values, problems=["output 'y' has 7 NaN"])
     assert found.accuracy == "lost" and "NaN or infinite" in found.text

@@ -26,8 +26,8 @@ MEASURED = Comparison(
 @pytest.mark.parametrize(
     ("limits", "problem"),
     [
-        ({"min_sqnr_db": 20.0}, "output 'y' has 18.00 dB signal to noise, VERIFY.MIN_SQNR_DB asks for 20"),
-        ({"min_sqnr_db": {"y": 18.5}}, "output 'y' has 18.00 dB signal to noise, VERIFY.MIN_SQNR_DB asks for 18.5"),
+        ({"min_sqnr_db": 20.0}, "output 'y' has 18.00 dB SQNR, VERIFY.MIN_SQNR_DB asks for 20"),
+        ({"min_sqnr_db": {"y": 18.5}}, "output 'y' has 18.00 dB SQNR, VERIFY.MIN_SQNR_DB asks for 18.5"),
         ({"min_cosine": 0.99}, "output 'y' has the cosine 0.980000 to the float one, VERIFY.MIN_COSINE asks for 0.99"),
         ({"max_size_ratio": 0.26}, "the file has 0.300 of the float size, VERIFY.MAX_SIZE_RATIO allows 0.26"),
         ({"max_latency_ratio": 1.0}, "a run takes 1.200 of the float time, VERIFY.MAX_LATENCY_RATIO allows 1"),
@@ -62,7 +62,7 @@ def test_a_file_that_is_larger_says_so_and_which_weights_are_float() -> None:
 
 def test_a_lost_output_is_named_once() -> None:
     lost = replace(MEASURED, outputs=(replace(GOOD, sqnr_db=1.0), OTHER))
-    assert lost.problems() == ("output 'y' is lost in error: 1.0 dB signal to noise",)
+    assert lost.problems() == ("output 'y' is lost in error: SQNR 1.0 dB, lost below 3 dB",)
     assert Limits(min_sqnr_db=20.0).problems(lost) == ()
 
 

@@ -59,7 +59,9 @@ def test_a_file_slower_than_float_says_so_in_one_line(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("latency", [measured(0.5, 0.1), measured(1.3, 0.4), measured(1.01, 0.001), Latency()])
+@pytest.mark.parametrize(
+    "latency", [measured(0.5, 0.1), measured(1.3, 0.4), measured(1.035, 0.01), measured(1.01, 0.001), Latency()]
+)
 def test_others_do_not(latency: Latency, monkeypatch: pytest.MonkeyPatch) -> None:
     state = finished(monkeypatch, [latency])
     assert lines(state) == []

@@ -1,7 +1,8 @@
 """Verdicts on files whose true state is known: none says "kept" of a bad file, next to none "lost" of a good one.
 
-True states are those of a task: top-1 of all labelled digits, and R² of numbers whose labels are known, both of
-onnxruntime's outputs in plain numpy. A file is good if it loses at most 1 % of it.
+True states are those of a task: top-1 of all labelled digits, R² of numbers whose labels are known, the accuracy that a
+calibrated model expects of its classes, nearest neighbours, and mAP, of onnxruntime's outputs. A file is good if it
+loses at most 1 % of it. The sentence of every verdict shows the figure that decided, with its interval and limit.
 """
 
 from __future__ import annotations
@@ -24,9 +25,12 @@ from sbonnx import verify
 from sbonnx.assets import digits
 from sbonnx.calib.data import dataset as datasets
 from sbonnx.calib.input_check import doubts_about, first_layer_of
-from sbonnx.report.verdict import Verdict, verdict_of
+from sbonnx.metrics.detection import MeanAveragePrecision
+from sbonnx.recipe.names import OutputTask
+from sbonnx.report.verdict import Verdict, kept_text, value_text, verdict_of
 from sbonnx.spec import Array
 from sbonnx.verify import Depth, EvaluationData
+from sbonnx.verify.quality import QualityFigure
 from tests.support.models import model, run
 
 LOSS = 0.01
@@ -34,6 +38,10 @@ LOSS = 0.01
 
 COUNTS = (1, 2, 4, 6, 8, 16, 32, 64, 100)
 """Numbers of samples that files are compared on."""
+
+
+FEW_COUNTS = (4, 16, 32, 100)
+"""Those of files whose task is given."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +52,13 @@ class Case:
         name: file, data and number of samples.
         verdict: the one that was given.
         loss: what the file really loses; for figures of wrong data, which prove nothing, what no verdict is right with.
+        metrics: what the verdict is of.
     """
 
     name: str
     verdict: Verdict
     loss: float
+    metrics: dict[str, Any]
 
     @property
     def wrong(self) -> str:
@@ -69,15 +79,30 @@ def with_noise(proto: onnx.ModelProto, share: float) -> onnx.ModelProto:
     return changed
 
 
-def compared(floats: Path, other: Path, feeds: list[dict[str, Array]], labels: EvaluationData | None = None) -> Verdict:
-    """Return the verdict of a comparison, with what is found about the data and on labels, as `compare` does."""
+def compared(
+    floats: Path,
+    other: Path,
+    feeds: list[dict[str, Array]],
+    labels: EvaluationData | None = None,
+    task: OutputTask | None = None,
+) -> dict[str, Any]:
+    """Return the figures of a comparison, with what is found about the data and on labels, as `compare` does."""
     graph = graphs.load(floats)
     data = datasets.read(feeds, graph)
     doubts = doubts_about(first_layer_of(graph), data)
-    found = replace(verify.compare(floats, other, data, depth=Depth(latency=False)), doubts=doubts)
+    found = replace(verify.compare(floats, other, data, depth=Depth(latency=False), task=task), doubts=doubts)
     if labels is not None:
         found = replace(found, evaluation=verify.evaluate({"float": floats, "other": other}, labels))
-    return verdict_of(found.to_dict(), problems=found.problems())
+    return found.to_dict() | {"problems": found.problems()}
+
+
+def case(name: str, metrics: dict[str, Any], loss: float) -> Case:
+    return Case(name, verdict_of(metrics, problems=metrics["problems"]), loss, metrics)
+
+
+def case_of_wrong_data(name: str, metrics: dict[str, Any]) -> Case:
+    found = case(name, metrics, 0.0)
+    return replace(found, loss=np.inf if found.verdict.accuracy != "lost" else -np.inf)
 
 
 IMAGES = np.load(digits().calib)["image"]
@@ -118,29 +143,47 @@ def top1(file: Path) -> float:
     return float((scores.argmax(1) == LABELLED["label"]).mean())
 
 
+def neighbours_lost(file: Path) -> float:
+    """Accuracy of nearest neighbours by the cosine of the scores that is lost."""
+    accuracies = []
+    for each in (digits().model, file):
+        scores = run(onnx.load(each), {"image": LABELLED["image"]}, level="all")["scores"].astype(np.float64)
+        scores /= np.linalg.norm(scores, axis=1, keepdims=True)
+        alike = scores @ scores.T
+        np.fill_diagonal(alike, -2)
+        accuracies.append((LABELLED["label"][alike.argmax(1)] == LABELLED["label"]).mean())
+    return float(accuracies[0] - accuracies[1])
+
+
 def cases_of_digits(folder: Path) -> Iterator[Case]:
     before = top1(digits().model)
     for name, file in digit_files(folder).items():
         loss = before - top1(file)
         for count in COUNTS:
             feeds = [{"image": image[None]} for image in IMAGES[:count]]
-            yield Case(f"digits {name}, {count} samples", compared(digits().model, file, feeds), loss)
+            yield case(f"digits {name}, {count} samples", compared(digits().model, file, feeds), loss)
+            if count not in FEW_COUNTS:
+                continue
+            task: OutputTask
+            for task, lost in (("classification", loss), ("regression", loss), ("embedding", neighbours_lost(file))):
+                found = compared(digits().model, file, feeds, task=task)
+                yield case(f"digits {name} as {task}, {count} samples", found, lost)
         for kind, change in WRONG_DATA.items():
             feeds = [{"image": change(image[None])} for image in IMAGES[:32]]
             found = compared(digits().model, file, feeds)
-            yield Case(f"digits {name}, {kind}", found, np.inf if found.accuracy != "lost" else -np.inf)
+            yield case_of_wrong_data(f"digits {name}, {kind}", found)
         inverted = [{"image": 1 - image[None]} for image in IMAGES[:32]]  # wrong too, and not to be seen
-        yield Case(f"digits {name}, inverted", compared(digits().model, file, inverted), loss)
+        yield case(f"digits {name}, inverted", compared(digits().model, file, inverted), loss)
         for count in (4, 50, 450):
             labels = folder / f"labels{count}.npz"
             np.savez(labels, image=LABELLED["image"][:count], label=LABELLED["label"][:count])
             feeds = [{"image": image[None]} for image in IMAGES[:8]]
             found = compared(digits().model, file, feeds, EvaluationData(labels, "top1"))
-            yield Case(f"digits {name}, {count} labels", found, loss)
+            yield case(f"digits {name}, {count} labels", found, loss)
         np.savez(folder / "mixed.npz", image=LABELLED["image"], label=(LABELLED["label"] * 7 + 3)[::-1] % 10)
         feeds = [{"image": image[None]} for image in IMAGES[:32]]
         found = compared(digits().model, file, feeds, EvaluationData(folder / "mixed.npz", "top1"))
-        yield Case(f"digits {name}, other labels", found, np.inf if found.accuracy != "lost" else -np.inf)
+        yield case_of_wrong_data(f"digits {name}, other labels", found)
 
 
 NETWORKS = {
@@ -181,7 +224,117 @@ def cases_of_numbers(folder: Path) -> Iterator[Case]:
             around = ((plain - plain.mean(0)) ** 2).sum()
             loss = float(((outputs(other, feeds) - plain) ** 2).sum() / around)  # of R², if labels are the float values
             for count in COUNTS:
-                yield Case(f"{name}, noise {share}, {count} samples", compared(floats, file, feeds[:count]), loss)
+                yield case(f"{name}, noise {share}, {count} samples", compared(floats, file, feeds[:count]), loss)
+
+
+TASKS: dict[str, tuple[OutputTask, str, tuple[int, ...]]] = {
+    "maps": (
+        "segmentation",
+        """agraph (float[N,3,12,12] x) => (float[N,4,12,12] y) {
+            a = Conv <pads = [1,1,1,1]> (x, w) b = Tanh (a) c = Conv (b, v) y = Add (c, background) }""",
+        (3, 12, 12),
+    ),
+    "steps": (
+        "tokens",
+        """agraph (float[N,12,8] x) => (float[N,12,6] y) {
+            a = MatMul (x, w) b = Tanh (a) c = MatMul (b, v) y = Softmax <axis = 2> (c) }""",
+        (12, 8),
+    ),
+    "tags": (
+        "classification",
+        """agraph (float[N,16] x) => (float[N,5] y) {
+            a = MatMul (x, w) b = Tanh (a) c = MatMul (b, v) y = Sigmoid (c) }""",
+        (16,),
+    ),
+    "boxes": (
+        "detection",
+        """agraph (float[N,16] x) => (float[N,4,6] y) {
+            a = MatMul (x, w) b = Tanh (a) c = MatMul (b, v) r = Reshape (c, rows)
+            m = Mul (r, size) p = Add (m, anchors)
+            e, s, k = Split <axis = 2> (p, parts) t = Sigmoid (s) i = Relu (k) y = Concat <axis = 2> (e, t, i) }""",
+        (16,),
+    ),
+}
+
+
+def cases_of_tasks(folder: Path) -> Iterator[Case]:
+    rng = np.random.default_rng(12)
+    corners = 40 * np.arange(4)[:, None] + np.array([0, 0, 20, 20])
+    values: dict[str, dict[str, Any]] = {
+        "maps": {
+            "w": rng.standard_normal((16, 3, 3, 3)) / 3,
+            "v": rng.standard_normal((4, 16, 1, 1)),
+            "background": np.array([3, 0, 0, -1])[:, None, None],
+        },
+        "steps": {"w": rng.standard_normal((8, 32)) / 2, "v": rng.standard_normal((32, 6))},
+        "tags": {"w": rng.standard_normal((16, 32)) / 4, "v": rng.standard_normal((32, 5)) / 2},
+        "boxes": {
+            "w": rng.standard_normal((16, 32)) / 4,
+            "v": rng.standard_normal((32, 24)) / 6,
+            "rows": np.array([0, 4, 6]),
+            "size": np.array([2, 2, 2, 2, 2, 0]),
+            "anchors": np.concatenate([corners, np.zeros((4, 1)), np.arange(4)[:, None] % 2], 1)[None],
+            "parts": np.array([4, 1, 1]),
+        },
+    }
+    for name, (task, text, shape) in TASKS.items():
+        used: dict[str, Any] = {
+            key: x if key in ("rows", "parts") else np.asarray(x, np.float32) for key, x in values[name].items()
+        }
+        proto, floats = model(text, **used), folder / f"{name}.onnx"
+        onnx.save(proto, floats)
+        feeds = [{"x": rng.standard_normal((1, *shape)).astype(np.float32)} for _ in range(600)]
+        plain = outputs(proto, feeds)
+        for share in (0.02, 0.06, 0.3, 0.9):
+            other, file = onnx.ModelProto(), folder / "other.onnx"
+            other.CopyFrom(proto)
+            noisy = {tensor.name: tensor for tensor in with_noise(proto, share).graph.initializer}
+            for tensor in other.graph.initializer:
+                if tensor.name in ("w", "v"):
+                    tensor.CopyFrom(noisy[tensor.name])
+            onnx.save(other, file)
+            loss = LOST[name](plain, outputs(other, feeds))
+            for count in FEW_COUNTS:
+                found = compared(floats, file, feeds[:count], task=task)
+                yield case(f"{name}, noise {share}, {count} samples", found, loss)
+
+
+def expected_loss(p: Array, q: Array) -> float:
+    """Accuracy that float loses by the decisions of another model if labels are as probable as it says.
+
+    The mean over positions, or over the classes of float if that is more. Shapes (positions, classes).
+    """
+    rows, top = np.arange(len(p)), p.argmax(1)
+    lost = p[rows, top] - p[rows, q.argmax(1)]
+    return float(max(lost.mean(), np.mean([lost[top == kind].mean() for kind in np.unique(top)])))
+
+
+def softmax(rows: Array) -> Array:
+    powers = np.exp(rows - rows.max(-1, keepdims=True))
+    found: Array = powers / powers.sum(-1, keepdims=True)
+    return found
+
+
+def map_lost(plain: Array, other: Array) -> float:
+    """mAP at an IoU of 0.5 that is lost; true boxes are those of float with a score above 0.5, moved by a tenth."""
+    truth = plain.copy()
+    truth[..., :4] += np.random.default_rng(3).uniform(-2, 2, truth[..., :4].shape)
+    scores = []
+    for found in (plain, other):
+        metric = MeanAveragePrecision((0.5,))
+        for image, true in zip(found, truth, strict=True):
+            wanted = true[true[:, 4] > 0.5]
+            metric.add({"y": image}, {"boxes": wanted[None, :, :4], "classes": wanted[None, :, 5].round().astype(int)})
+        scores.append(metric.value())
+    return scores[0] - scores[1]
+
+
+LOST: dict[str, Callable[[Array, Array], float]] = {
+    "maps": lambda p, q: expected_loss(*(softmax(np.moveaxis(x, 1, -1).reshape(-1, 4)) for x in (p, q))),
+    "steps": lambda p, q: expected_loss(p.reshape(-1, 6), q.reshape(-1, 6)),
+    "tags": lambda p, q: float((np.maximum(p, 1 - p) - np.where(q > 0.5, p, 1 - p)).mean()),
+    "boxes": map_lost,
+}
 
 
 def outputs(proto: onnx.ModelProto, feeds: list[dict[str, Array]]) -> Array:
@@ -193,7 +346,37 @@ def outputs(proto: onnx.ModelProto, feeds: list[dict[str, Array]]) -> Array:
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory: pytest.TempPathFactory) -> list[Case]:
     folder = tmp_path_factory.mktemp("verdicts")
-    return [*cases_of_digits(folder), *cases_of_numbers(folder)]
+    return [*cases_of_digits(folder), *cases_of_numbers(folder), *cases_of_tasks(folder)]
+
+
+def test_the_sentence_shows_the_figure_that_decided(cases: list[Case]) -> None:
+    """Value, interval and limit of the sentence are those of the figure, and prove the state."""
+    judged = [
+        one for one in cases if one.metrics["evaluation"] is None and one.verdict.accuracy in ("kept", "uncertain")
+    ]
+    assert len(judged) > 200
+    for one in judged:
+        found = [row for row in one.metrics["quality"] if row["decided_by"]]
+        rows = [row for row in found if row["state"] == one.verdict.accuracy]
+        shown = [
+            figure
+            for row in rows
+            for figure in row["figures"]
+            if figure["name"] == row["decided_by"]
+            and value_text(figure["name"], *ends(figure), figure["unit"]) in text_of(one)
+        ]
+        assert shown, (one.name, text_of(one))
+        if one.verdict.accuracy == "kept":
+            assert all(QualityFigure(**figure).proved for figure in shown), (one.name, text_of(one))
+            assert kept_text(shown[0]["name"], shown[0]["kept"]) in text_of(one)
+
+
+def text_of(one: Case) -> str:
+    return next(row.text for row in one.verdict.rows if row.text.startswith("accuracy"))
+
+
+def ends(figure: dict[str, Any]) -> tuple[float, float, float]:
+    return figure["value"], figure["low"], figure["high"]
 
 
 def test_no_bad_file_is_called_kept(cases: list[Case]) -> None:
@@ -234,10 +417,9 @@ def test_of_a_real_model(name: str, metric: str, pack: Path, tmp_path: Path) -> 
         loss = before - tools.evaluate(name, str(file))[metric]
         limit = LOSS if metric != "f1_with_float" else 0.1
         found += [
-            Case(f"{bits}, {count} samples", compared(floats, file, feeds[:count]), loss if loss > limit else 0.0)
+            case(f"{bits}, {count} samples", compared(floats, file, feeds[:count]), loss if loss > limit else 0.0)
             for count in (1, 4, 8, 16, 32)
         ]
         wrong = [{key: 255 * value for key, value in feed.items()} for feed in feeds[:16]]
-        seen = compared(floats, file, wrong)
-        found.append(Case(f"{bits}, wrong data", seen, np.inf if seen.accuracy != "lost" else -np.inf))
+        found.append(case_of_wrong_data(f"{bits}, wrong data", compared(floats, file, wrong)))
     assert [case for case in found if case.wrong] == []

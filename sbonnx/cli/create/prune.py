@@ -122,6 +122,7 @@ OPTIONS: Final = (
     *options.FEEDS,
     options.MEMORY,
     options.MIN_SQNR,
+    options.TASK,
     *options.EVALUATING,
     REPORT,
     options.FORCE,

@@ -81,6 +81,7 @@ OPTIONS: Final = (
     options.SET,
     *options.NODES,
     *options.FEEDS,
+    options.TASK,
     *options.EVALUATING,
     options.NO_VERIFY,
     options.REPORT,

@@ -70,6 +70,7 @@ OPTIONS: Final = (
     options.TARGET_SQNR,
     options.AVERAGE_BITS,
     options.MINIMIZE,
+    options.TASK,
     *options.EVALUATING,
     options.SAVE_RECIPE,
     options.TRT_CACHE,

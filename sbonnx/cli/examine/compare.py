@@ -14,6 +14,7 @@ from sbonnx.errors import RecipeError
 
 if TYPE_CHECKING:
     from sbonnx.graph import Graph
+    from sbonnx.verify import Tasks
 
 HELP: Final = "Compare a quantized model with its float model. Error of each output, size, latency, integer kernels."
 
@@ -27,6 +28,7 @@ OPTIONS: Final = (
     options.DATA,
     *options.FEEDS,
     options.RUNTIME,
+    options.TASK,
     *options.EVALUATING,
     options.MAX_METRIC_LOSS,
     *options.LIMITS,
@@ -49,16 +51,25 @@ def run(given: Arguments) -> int:
     thresholds: dict[str, float | None] = {key.lower(): given[row] for key, row in rows.items()}
     limits = verify.Limits(**thresholds, names={key: row.flags[0] for key, row in rows.items()})
     source, evaluation, max_loss = given.required_data(), evaluation_of(given), _max_loss(given)
+    task = _task(given)
     quantized = graphs.load(quant_model)  # validates the file, for a clear error message
     graph = graphs.load(float_model)
     _check_order(float_model, graph, quant_model, quantized)
+    verify.check_tasks(task, graph)
     feeds = datasets.read(source, graph, split=given[options.SPLIT], limit=given[options.SAMPLES])
     printer.notes(feeds.notes)
     doubts = doubts_about(first_layer_of(graph), feeds)
     device, depth = given[options.DEVICE] or "cpu", verify.Depth(levels=True, kernels=True)
     runtime = chosen_runtime(given[options.RUNTIME], [quant_model], device=device)
     comparison = verify.compare(
-        float_model, quant_model, feeds, device=device, depth=depth, runtime=runtime, exact=exact_products(quant_model)
+        float_model,
+        quant_model,
+        feeds,
+        device=device,
+        depth=depth,
+        runtime=runtime,
+        exact=exact_products(quant_model),
+        task=task,
     )
     comparison = replace(comparison, doubts=doubts)
     missed: tuple[str, ...] = ()
@@ -121,6 +132,18 @@ def _max_loss(given: Arguments) -> float | None:
     if given[options.EVAL] is None:
         raise RecipeError("--max-loss limits the loss in a metric: give --eval DATA and --metric")
     return recipes.load(None, overrides=[f"max_loss={value}"]).mixed.max_loss
+
+
+def _task(given: Arguments) -> Tasks:
+    """Parse ``--task``.
+
+    Raises:
+        RecipeError: there is no such task.
+    """
+    from sbonnx import recipe as recipes
+
+    value = given[options.TASK]
+    return None if not value else recipes.load(None, overrides={"task": options.output_tasks(value)}).verify.task
 
 
 def _can_profile(float_model: Path, quant_model: Path) -> bool:

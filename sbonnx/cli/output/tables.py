@@ -42,13 +42,15 @@ SHOWN_OUTPUTS: Final = 5
 
 def show_outputs(printer: Printer, title: str, metrics: Mapping[str, Any]) -> None:
     """Show one line per output, those that are lost first: what figures prove, figures and 95 % intervals."""
+    from sbonnx.report.verdict import state_text
+
     errors = {row["name"]: row for row in metrics.get("outputs", ())}
     found = [_quality_of(row) for row in metrics.get("quality", ())]
     found.sort(key=lambda row: not row.problem)
     rows = [
         (
             row.name,
-            row.state,
+            state_text(row.state, row.decided_by),
             next((figure.text() for figure in row.figures if figure.name == "SQNR"), None),
             ", ".join(f"{figure.name} {figure.text()}" for figure in row.figures if figure.name != "SQNR"),
             errors.get(row.name, {}).get("max_abs"),

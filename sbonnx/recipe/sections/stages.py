@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, ClassVar, Final, Literal, final
 
-from sbonnx.recipe import value_types
+from sbonnx.recipe import names, value_types
 from sbonnx.recipe.problem import Wrong
 from sbonnx.recipe.sections.base import Section, new_key
 
-BY_OUTPUT: Final = ("VERIFY.MIN_SQNR_DB", "VERIFY.MIN_COSINE")
-"""Keys that accept a mapping from outputs to numbers."""
+BY_OUTPUT: Final = ("VERIFY.TASK", "VERIFY.MIN_SQNR_DB", "VERIFY.MIN_COSINE")
+"""Keys that accept a mapping from outputs to values."""
 
 
 @final
@@ -146,6 +146,13 @@ class Verification(Section):
         "0 to below 1",
     )
     latency: value_types.Flag = new_key(True, "time both models side by side", "true, false")
+    task: value_types.TaskByOutput | None = new_key(
+        None,
+        "what outputs mean, where it cannot be proved from the graph: selects the figures that the verdict without "
+        "labels is based on",
+        f"{', '.join(names.OUTPUT_TASKS)}; {{output: task}}",
+        shown="by the graph",
+    )
     min_sqnr_db: value_types.DecibelByOutput | None = new_key(
         None,
         "signal to noise that outputs must reach against float, in decibel; below 3 they always count as lost",
