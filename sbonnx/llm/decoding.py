@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any, Final, final
 
 import numpy as np
@@ -132,13 +133,17 @@ class DecoderSession:
         Args:
             prompt: (length,).
         """
-        ids, cache, found = prompt[None], None, []
-        for _ in range(count):
+        return list(islice(self.decode(prompt), count))
+
+    def decode(self, prompt: Array) -> Iterator[int]:
+        """Yield the next tokens without end, each the most likely one; see `greedy`."""
+        ids, cache = prompt[None], None
+        while True:
             logits, after = self(ids, cache)
-            found.append(int(np.argmax(logits[0, -1])))
-            token = np.asarray([[found[-1]]], np.int64)
+            found = int(np.argmax(logits[0, -1]))
+            yield found
+            token = np.asarray([[found]], np.int64)
             if self.decoder.cache:
                 ids, cache = token, after
             else:
                 ids = np.concatenate([ids, token], axis=1)
-        return found

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -18,15 +20,21 @@ from sbonnx.isolation import python_command
 from sbonnx.llm.decoding import DecoderSession
 from sbonnx.llm.layout import Decoder, read_decoder
 from sbonnx.spec import Array
+from sbonnx.verify.intervals import UNKNOWN, Interval
+from sbonnx.verify.load import OtherLoad
+from sbonnx.verify.sessions import in_turn, latency_of
 
 ROUNDS: Final = 3
-"""Rounds in which all decoders are timed in turn, so that a busy machine affects them equally; medians are reported."""
+"""Number of times that the prompt is read and tokens are decoded; medians are reported."""
 
 PROMPT: Final = 128
 """Tokens of the prompt, at most."""
 
 TOGETHER: Final = 1 << 30
-"""Bytes of two models above which they are timed one after the other, as both would not fit into memory."""
+"""Bytes of two models above which they are timed one after the other, as both would not fit into memory.
+
+The load of a machine then affects one of them alone: on a busy machine, the ratio has no interval.
+"""
 
 DECODED: Final = 16
 """Tokens that are decoded one by one in a round."""
@@ -39,9 +47,12 @@ class DecodingSpeed:
     Attributes:
         threads: threads inside operators.
         prompt: tokens of the prompt.
-        first_token, float_first_token: time from the prompt to the first token, in milliseconds.
-        tokens_per_second, float_tokens_per_second: tokens decoded one by one.
-        Figures of the float decoder are None without one.
+        first_token, float_first_token: median time from the prompt to the first token, in milliseconds.
+        tokens_per_second, float_tokens_per_second: tokens decoded one by one, by the median time of a token.
+        ratio: median of the ratios of the times of a token, this over float, token by token; below 1 is faster.
+        ratio_interval: its 95 % confidence interval; None if it is unknown.
+        busy: whether other processes used the processors meanwhile.
+        Figures of the float decoder, and the ratio, are None without one.
     """
 
     threads: int
@@ -50,10 +61,13 @@ class DecodingSpeed:
     tokens_per_second: float
     float_first_token: float | None = None
     float_tokens_per_second: float | None = None
+    ratio: float | None = None
+    ratio_interval: Interval | None = None
+    busy: bool = False
 
 
 def compare_speed(decoder: Decoder, against: Decoder | None, ids: Array) -> tuple[DecodingSpeed, ...]:
-    """Measure speed with one thread and with all, in turn with the float decoder.
+    """Measure speed with one thread and with all, in turn with the float decoder, token by token.
 
     Models of more than `TOGETHER` bytes are measured one after the other, so that one is open at a time.
 
@@ -63,28 +77,36 @@ def compare_speed(decoder: Decoder, against: Decoder | None, ids: Array) -> tupl
     decoded = DECODED if decoder.context is None else min(DECODED, decoder.context - 1)
     limit = PROMPT if decoder.context is None else min(PROMPT, decoder.context - decoded)
     prompt = ids[: max(1, limit)]
-    found = []
-    for threads in dict.fromkeys((1, cores())):
-        decoders = [each for each in (decoder, against) if each is not None]
-        together = sum(each.bytes for each in decoders) <= TOGETHER
-        first, rates = [], []
-        for some in [decoders] if together else [[each] for each in decoders]:
-            sessions = [DecoderSession(each, threads=threads) for each in some]
-            times = [[time_tokens(session, prompt, decoded) for session in sessions] for _ in range(ROUNDS)]
-            del sessions  # before the next are opened
-            first += [median(one[at][0] for one in times) for at in range(len(some))]
-            rates += [median(one[at][1] for one in times) for at in range(len(some))]
-        found.append(
-            DecodingSpeed(
-                threads,
-                len(prompt),
-                1000 * first[0],
-                1 / rates[0],
-                1000 * first[1] if against is not None else None,
-                1 / rates[1] if against is not None else None,
-            )
-        )
-    return tuple(found)
+    return tuple(_speed(decoder, against, prompt, decoded, threads) for threads in dict.fromkeys((1, cores())))
+
+
+def _speed(decoder: Decoder, against: Decoder | None, prompt: Array, decoded: int, threads: int) -> DecodingSpeed:
+    decoders = [each for each in (against, decoder) if each is not None]
+    together = sum(each.bytes for each in decoders) <= TOGETHER
+    load = OtherLoad()
+    first: list[list[float]] = []
+    tokens: list[list[float]] = []
+    for some in [decoders] if together else [[each] for each in decoders]:
+        sessions = [DecoderSession(each, threads=threads) for each in some]
+        timed = [_timed(sessions, prompt, decoded) for _ in range(ROUNDS)]
+        del sessions  # before the next are opened
+        for which in range(len(some)):
+            first.append([each[which][0] for each in timed])
+            tokens.append([ms for each in timed for ms in each[which][1:]])
+    busy, own = load.busy, (median(first[-1]), 1000 / median(tokens[-1]))
+    if against is None:
+        return DecodingSpeed(threads, len(prompt), *own, busy=busy)
+    found = latency_of(tokens[0], tokens[1], busy=busy)
+    known = found.interval != UNKNOWN and (together or not busy)
+    interval = found.interval if known else None
+    before = median(first[0]), 1000 / median(tokens[0])
+    return DecodingSpeed(threads, len(prompt), *own, *before, found.ratio, interval, busy)
+
+
+def _timed(sessions: Sequence[DecoderSession], prompt: Array, decoded: int) -> list[list[float]]:
+    """Return the milliseconds until the first token, and of each further one, by session."""
+    runs = [partial(next, session.decode(prompt)) for session in sessions]
+    return in_turn(runs, seconds=math.inf, most=1 + decoded)
 
 
 def time_tokens(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -453,32 +453,49 @@ def side_by_side(one: Any, other: Any, feeds: Feeds) -> Latency:
     """
     load = OtherLoad()
     taken = alternately((one, other), feeds, seconds=SECONDS, most=RUNS[1])
-    busy = load.busy
-    ratios = np.array(taken[1]) / np.array(taken[0])
-    best, middle = (min(taken[0]), min(taken[1])), (median(taken[0]), median(taken[1]))
-    return Latency(best, middle, len(taken[0]), of_median(ratios), float(np.median(ratios)), busy)
+    return latency_of(taken[0], taken[1], busy=load.busy)
+
+
+def latency_of(float_ms: Sequence[float], quantized_ms: Sequence[float], *, busy: bool) -> Latency:
+    """Compute the latency from the milliseconds of runs in turn.
+
+    Args:
+        busy: whether other processes used the processors meanwhile.
+    """
+    ratios = np.array(quantized_ms) / np.array(float_ms)
+    best, middle = (min(float_ms), min(quantized_ms)), (median(float_ms), median(quantized_ms))
+    return Latency(best, middle, len(float_ms), of_median(ratios), float(np.median(ratios)), busy)
 
 
 def alternately(models: Sequence[Any], feeds: Feeds, *, seconds: float, most: int) -> list[list[float]]:
-    """Run models in turn, in reverse order every other round, so that a busy machine affects all equally.
+    """Run models on one feed with `in_turn`.
 
     Args:
         models: onnxruntime sessions.
-        seconds: time limit, but at least `RUNS[0]` rounds run.
-        most: largest number of rounds.
-
-    Returns:
-        The milliseconds of each run, by model.
+        seconds, most: see `in_turn`.
 
     Raises:
         DataError: a model cannot run on these feeds.
     """
-    taken: list[list[float]] = [[] for _ in models]
+    return in_turn([partial(run, model, feeds, 0) for model in models], seconds=seconds, most=most)
+
+
+def in_turn(runs: Sequence[Callable[[], Any]], *, seconds: float, most: int) -> list[list[float]]:
+    """Call functions in turn, in reverse order every other round, so that a busy machine affects all equally.
+
+    Args:
+        seconds: time limit, but at least `RUNS[0]` rounds run.
+        most: largest number of rounds.
+
+    Returns:
+        The milliseconds of each call, by function.
+    """
+    taken: list[list[float]] = [[] for _ in runs]
     begin = time.perf_counter()
     for turn in range(most):
-        for which in range(len(models)) if turn % 2 == 0 else reversed(range(len(models))):
+        for which in range(len(runs)) if turn % 2 == 0 else reversed(range(len(runs))):
             start = time.perf_counter()
-            run(models[which], feeds, 0)
+            runs[which]()
             taken[which].append(1000 * (time.perf_counter() - start))
         if turn + 1 >= RUNS[0] and time.perf_counter() - begin > seconds:
             break

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import weakref
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -150,6 +152,42 @@ def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ):
         monkeypatch.setattr(scores, "_scratch", lambda: full)
         evaluate_windows(plain, token_windows(), against=plain, latency=False)
+
+
+class Clocked:
+    """Session whose steps take given times, without a model."""
+
+    def __init__(self, ticks: list[float], slow: float, clock: list[float]) -> None:
+        self.ticks, self.slow, self.clock = ticks, slow, clock
+
+    def decode(self, prompt: Any) -> Iterator[int]:
+        for tick in self.ticks:
+            self.clock[0] += tick * self.slow
+            yield 0
+
+
+@pytest.mark.parametrize("busy", [False, True])
+@pytest.mark.parametrize("together", [False, True])
+def test_the_ratio_is_that_of_tokens_in_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, busy: bool, together: bool
+) -> None:
+    """Tokens take longer and longer, as on a machine whose load rises: pairs are half as long all the same."""
+    plain, other = (read_decoder(write_folder(tmp_path / name)) for name in ("a", "b"))
+    clock, ticks = [0.0], [1.0, *(0.01 * (1 + place) for place in range(speed.DECODED))]
+
+    def opened(decoder: Any, **_: Any) -> Clocked:
+        return Clocked(ticks, 0.5 if decoder is other else 1.0, clock)
+
+    monkeypatch.setattr(speed, "DecoderSession", opened)
+    monkeypatch.setattr(speed, "TOGETHER", 1 << 30 if together else 0)
+    monkeypatch.setattr("sbonnx.verify.sessions.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr(speed, "OtherLoad", lambda: SimpleNamespace(busy=busy))
+    row = speed.compare_speed(other, plain, token_windows()[0])[0]
+    assert row.ratio == pytest.approx(0.5) and row.busy is busy
+    assert row.first_token == pytest.approx(500) and row.float_first_token == pytest.approx(1000)
+    assert row.float_tokens_per_second == pytest.approx(row.tokens_per_second / 2)
+    known = together or not busy
+    assert row.ratio_interval == (pytest.approx((0.5, 0.5)) if known else None), "load affects one of the two alone"
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect as signatures
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -406,6 +407,8 @@ def _facts(figures: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _show_speed(printer: Printer, figures: Mapping[str, Any]) -> None:
+    from sbonnx.report.verdict import latency_text
+
     rows = [
         (
             row["threads"],
@@ -414,10 +417,13 @@ def _show_speed(printer: Printer, figures: Mapping[str, Any]) -> None:
             row["float_first_token"],
             row["tokens_per_second"],
             row["float_tokens_per_second"],
+            None
+            if row["ratio"] is None
+            else latency_text(row["ratio"], *(row["ratio_interval"] or (-math.inf, math.inf)), busy=row["busy"]),
         )
         for row in figures.get("speed", ())
     ]
-    columns = ("threads", "prompt", "first token, ms", "float", "tokens/s", "float")
+    columns = ("threads", "prompt", "first token, ms", "float", "tokens/s", "float", "time of a token, of float")
     printer.table("speed", columns, rows)
 
 
