@@ -11,6 +11,9 @@ LANE_test := $(FAST)
 LANE_test-rest := -m slow
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
+# Without stored bytecode, every process that a test starts compiles the package, and every run rewrites all assertions.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DELETE_ON_ERROR:
 .PHONY: help demo test test-rest test-all check format coverage docs train wheel sdist sbom peers clean
 .PHONY: golden test-avx2 test-oldest test-interpreted test-wheel fuzz

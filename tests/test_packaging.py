@@ -311,7 +311,8 @@ def test_one_wheel_a_system() -> None:
 
 def test_the_workflows_run_commands_that_exist() -> None:
     """Every `make` target of a workflow is one of the Makefile."""
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    rules = re.findall(r"^([a-z -]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    targets = set(" ".join(rules).split())
     workflows = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
     assert {path.name for path in workflows} == {"ci.yml", "release.yml"}
     for path in workflows:

@@ -79,8 +79,11 @@ QUANTIZE = "quantize m.onnx --data calib.npz --force"
         "lint m.onnx --target onnxruntime --sarif sbonnx.toml --force",
     ],
 )
-def test_inputs_are_kept(line: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inputs_are_kept(
+    line: str, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One line, before the work begins, and every file is as before."""
+    monkeypatch.setattr("sys.dont_write_bytecode", True)  # of a metric's script
     before = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
     assert main(line.split()) == 2
     err = capsys.readouterr().err
