@@ -55,7 +55,7 @@ class ClassSamples:
         top, same, divergence, peak = (np.concatenate(part) for part in zip(*parts, strict=True))
         kinds, places, counts = np.unique(top, return_inverse=True, return_counts=True)
         weights = 1 / (len(kinds) * counts[places])
-        self.agree.append(float((weights * same).sum()))
+        self.agree.append(1.0 if same.all() else float((weights * same).sum()))  # not 1 - 1e-16: it is a hit
         self.divergences.append(float((weights * divergence).sum()))
         self.tops.update(kinds.tolist())
         if len(ref) == 1:

@@ -82,6 +82,13 @@ def test_tokens_by_hand() -> None:
     assert value(found, "KL") == pytest.approx(np.mean(divergences))
 
 
+def test_equal_decisions_of_few_samples_have_an_interval() -> None:
+    """Weights of classes do not sum to 1 exactly; that of an interval without width would prove something."""
+    scores = 3 * RNG.standard_normal((6, 49, 7))
+    found = judged([(one, 1.001 * one) for one in scores], "tokens").figure("agreement")
+    assert found is not None and found.value == 1.0 and found.low == pytest.approx(0.61, abs=0.01)
+
+
 def test_one_score_is_a_decision_between_two_classes() -> None:
     """A probability above 0.5, or a logit above 0: some logits are within 0 and 1."""
     logits = np.array([[0.2], [3.0], [-2.0], [0.8]])
