@@ -8,6 +8,7 @@ from onnx import TensorProto, helper
 
 from sbonnx import graph as graphs
 from sbonnx.backends.onnxruntime.costs import load_costs
+from sbonnx.cpu import CPUS
 from sbonnx.pipeline import prepare
 from sbonnx.stages.state import read_recipe
 from tests.support.models import model
@@ -26,6 +27,18 @@ def test_integer_convolutions_are_cheaper_and_pools_dearer() -> None:
     assert conv.integers < conv.floats / 2
     assert pool is not None
     assert pool.integers > pool.floats * 2
+
+
+@pytest.mark.parametrize("cpu", ["vnni", "avx2"])
+@pytest.mark.parametrize("groups", [2, 16])
+def test_several_outputs_of_one_channel_are_no_depthwise_convolution(groups: int, cpu: str) -> None:
+    """onnxruntime has no kernel for them: in integers, each group copies its windows."""
+    text = f"""agraph (float[1,{groups},200,96] x) => (float[1,64,200,96] y) {{
+        y = Conv <pads = [1,1,1,1], group = {groups}> (x, w)
+    }}"""
+    price = load_costs(cpu=CPUS[cpu]).of(graphs.load(model(text, w=(64, 1, 3, 3))).nodes[0])
+    assert price is not None
+    assert price.integers > 2 * price.floats
 
 
 @pytest.mark.parametrize("text", ["y = Conv (x, w)", "y = Exp (x)"])

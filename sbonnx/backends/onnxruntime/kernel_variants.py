@@ -46,9 +46,9 @@ def integer_conv(inner: int, outputs: int, taps: int, groups: int) -> str:
         taps: size of the kernel in positions.
         groups: number of groups.
     """
-    if groups > 1 and inner == 1:
+    if groups > 1 and inner == 1 and outputs == groups:
         return _depthwise(taps) if groups % LANES == 0 else "depthwise odd"
-    if groups > 1:
+    if groups > 1:  # several outputs of one channel too: the depthwise kernel writes as many channels as it reads
         return _grouped(inner)
     name = "1x1" if taps == 1 else "3x3"
     return name if inner % DOT == 0 and outputs % DOT == 0 and outputs >= LANES else f"{name} odd"
@@ -60,8 +60,8 @@ def float_conv(inner: int, outputs: int, taps: int, groups: int, block: int) -> 
     Args:
         block: channels per block.
     """
-    if groups > 1 and inner == 1:
-        return f"{_depthwise(taps)} {'blocked' if outputs == groups and groups % DOT == 0 else 'plain'}"
+    if groups > 1 and inner == 1 and outputs == groups:
+        return f"{_depthwise(taps)} {'blocked' if groups % DOT == 0 else 'plain'}"
     if groups > 1:
         blocked = inner % block == 0 and outputs // groups % block == 0
         return f"{_grouped(inner)} {'blocked' if blocked else 'plain'}"
