@@ -218,7 +218,9 @@ def _source(source: Source) -> tuple[dict[str, Any], KeyOrigin]:
 
 
 def similar_backend(name: str) -> str:
-    """Return a question with the backend, or the short form of one, that is most similar to a name, or ""."""
+    """Return a hint: the backend, or the short form of one, that is most similar to a name; or ""."""
+    if "," in name:
+        return "One backend a run: sbonnx batch quantizes for several"
     return suggestion(name, (*BACKENDS, *names.VERSIONED, *names.BACKEND_ALIASES))
 
 

@@ -169,7 +169,8 @@ def _place(mark: yaml.Mark | None) -> str:
 
 
 def _reason(problem: str | None) -> str:
-    return " ".join((problem or "syntax error").split())
+    text = " ".join((problem or "syntax error").split())
+    return f"{text}: indent with blanks" if "'\\t'" in text else text
 
 
 def read(path: str | os.PathLike[str]) -> tuple[Any, Lines]:

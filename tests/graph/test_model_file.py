@@ -84,6 +84,8 @@ def test_what_the_user_may_have_meant(tmp_path: Path) -> None:
     written(tmp_path / "resnet18.onnx", good().SerializeToString())
     with pytest.raises(ModelError, match=r"Similar names there: resnet18\.onnx"):
         load(tmp_path / "resnet-18.onnx")
+    with pytest.raises(ModelError, match=r"Models there: resnet18\.onnx"):
+        load(tmp_path / "b.onnx")
     with pytest.raises(ModelError, match=r"one of its files: resnet18\.onnx"):
         load(tmp_path)
 

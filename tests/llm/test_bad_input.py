@@ -71,7 +71,7 @@ CASES: dict[str, tuple[Edit, tuple[str, ...], str]] = {
     "configuration is a list": (genai([]), (), "must have a JSON object, and has list"),
     "no decoder": (genai({"model": {}}), (), "has no model.decoder"),
     "no file name": (genai({"model": {"decoder": {}}}), (), "does not name the model"),
-    "no such file": (described(filename="n.onnx"), (), "check the path. Similar names there: model.onnx"),
+    "no such file": (described(filename="n.onnx"), (), "check the path. Models there: model.onnx"),
     "file elsewhere": (described(filename="../m.onnx"), (), "outside of its folder (model.decoder.filename is"),
     "absolute file": (described(filename="/m.onnx"), (), "outside of its folder (model.decoder.filename is"),
     "names in a list": (described(inputs=["input_ids"]), (), "model.decoder.inputs of"),

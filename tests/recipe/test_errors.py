@@ -109,6 +109,7 @@ FILES: list[tuple[str | bytes, str]] = [
     ("W: {QUANTIZER: {BIT: 8}\nA: 3\n", "r.yaml is not YAML: line 2, column 1: expected ',' or '}'"),
     ("a: b: c\n", "r.yaml is not YAML: line 1, column 5"),
     ("\tW: 1\n", "r.yaml is not YAML: line 1, column 1"),
+    ("W:\n\tBIT: 1\n", "that cannot start any token: indent with blanks"),
     ("W: 1\n---\nA: 1\n", "r.yaml is not YAML: line 2"),
     ("W: *nothing\n", "r.yaml is not YAML: line 1, column 4: found undefined alias"),
     ('W: "\\UFFFFFFFF"\n', "r.yaml is not YAML"),
@@ -292,6 +293,15 @@ def test_an_override_that_the_backend_refuses_is_said_to_be_one(tmp_path: Path) 
     file.write_text("W: {QUANTIZER: {BIT: 8}}\nA: {QUANTIZER: {BIT: 8}}\n")
     with pytest.raises(RecipeError, match=r"'bits' .W.QUANTIZER.BIT. must be 4 or 8 for the backend tens"):
         load(file, backend="tensorrt", overrides={"bits": "w5a8"})
+
+
+def test_near_keys_and_several_backends() -> None:
+    """A near key needs no list of all of them."""
+    with pytest.raises(RecipeError) as caught:
+        load({"W": {"QUANTIZER": {"BITT": 4}}})
+    assert "Did you mean BIT?" in str(caught.value) and "Keys here" not in str(caught.value)
+    with pytest.raises(RecipeError, match="One backend a run: sbonnx batch quantizes for several"):
+        load(None, backend="onnxruntime,tensorrt")
 
 
 @pytest.mark.parametrize("backend", ["tflite", "", 5])

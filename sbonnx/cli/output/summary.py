@@ -89,5 +89,5 @@ def left_in_float(report: Report) -> str:
     kind, times = counts.most_common(1)[0]
     first = next(one for one in left if without_names(one.why) == kind)
     others = f"; {len(counts) - 1} other reason{'s' * (len(counts) != 2)}" if len(counts) > 1 else ""
-    many = f", {times} times: " if len(counts) > 1 else ": "
+    many = f", {times} times: " if len(counts) > 1 < times else ": "
     return f"{len(left)} place{'s' * (len(left) != 1)}, such as '{first.where}'{many}{first.why}{others}"

@@ -159,10 +159,14 @@ def _require_file(path: Path) -> None:
 def _near(path: Path) -> str:
     if not path.parent.is_dir():
         return f": there is no folder '{path.parent}', check the path"
-    names = [entry.name for entry in path.parent.iterdir() if entry.is_file()]
-    close = difflib.get_close_matches(path.name, names, n=3, cutoff=0.6)
-    close = close or [name for name in sorted(names) if name.endswith(".onnx")][:3]
-    return f": check the path. Similar names there: {', '.join(close)}" if close else ": check the path"
+    stems: dict[str, list[str]] = {}  # the suffix makes all names similar
+    for entry in sorted(path.parent.iterdir()):
+        if entry.is_file():
+            stems.setdefault(entry.stem, []).append(entry.name)
+    close = [name for stem in difflib.get_close_matches(path.stem, stems, n=3, cutoff=0.6) for name in stems[stem]]
+    models = [name for names in stems.values() for name in names if name.endswith(".onnx")]
+    found = f"Similar names there: {', '.join(close[:3])}" if close else f"Models there: {', '.join(models[:3])}"
+    return f": check the path. {found}" if close or models else ": check the path"
 
 
 def _parse(source: WeightBytes, label: str) -> OpenedModel:

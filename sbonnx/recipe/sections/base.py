@@ -202,7 +202,7 @@ def section_at(top: type[Section], path: Path) -> type[Section]:
 def unknown_key(section: type[Section], path: Path) -> Wrong:
     """Return the problem for a key that `section` does not have."""
     known = [name.upper() for name in section.model_fields]
-    hint = f"{suggestion(str(path[-1]), known, cutoff=0.6)} Keys here: {', '.join(known)}".lstrip()
+    hint = suggestion(str(path[-1]), known, cutoff=0.6) or f"Keys here: {', '.join(known)}"
     return Wrong("is not a key of the recipe", hint, path=path)
 
 
