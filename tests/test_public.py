@@ -29,6 +29,10 @@ def test_public_names(name: str) -> None:
     assert name in dir(sbonnx)
 
 
+def test_only_public_names_are_listed() -> None:
+    assert dir(sbonnx) == sorted(sbonnx.__all__)
+
+
 def test_unknown_names() -> None:
     with pytest.raises(AttributeError, match="'sbonnx' has no attribute 'quantise'"):
         _ = sbonnx.quantise  # type: ignore[attr-defined]

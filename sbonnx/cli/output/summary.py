@@ -52,10 +52,13 @@ def facts_of(report: Report) -> list[Fact]:
 
 def _weights(report: Report) -> str:
     """Say for which CPUs the weights are, and how many of all weights float operators read; "" without either."""
+    from sbonnx.backends import BACKENDS
     from sbonnx.cli.output.tables import float_weights
 
     kernels = report.metrics.get("kernels") or {}
-    stays = float_weights(kernels) if kernels and not kernels.get("skipped") else ""
+    backend = BACKENDS.get(report.backend)
+    runs_here = report.backend == "onnxruntime" or (backend is not None and backend.runtime is not None)
+    stays = float_weights(kernels) if runs_here and kernels and not kernels.get("skipped") else ""
     parts = [_for_cpu(report), f"some in float operators: {stays}" if stays else ""]
     return "; ".join(filter(None, parts))
 
