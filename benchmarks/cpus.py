@@ -110,25 +110,30 @@ def lines(kept: Kept, models: Sequence[str]) -> list[list[str]]:
 
 def verdict(kept: Kept, models: Sequence[str]) -> str:
     """Compare the default files for AVX2 with 7-bit weights and with the files for VNNI."""
-    compared: list[dict[str, Record]] = []
+    compared: dict[str, dict[str, Record]] = {}
     for name in models:
         records = {file: record for file in FILES if (record := kept.get(name, file)) is not None}
         if {VNNI, SHORT, PAIRS} <= records.keys():
-            compared.append(records)
+            compared[name] = records
     if not compared:
         return "**No model was measured with all files.**"
-    lost = [_value(each[VNNI], "sqnr") - _value(each[PAIRS], "sqnr") for each in compared]
-    gained = [_value(each[PAIRS], "sqnr") - _value(each[SHORT], "sqnr") for each in compared]
-    kept_metric = [_value(each[PAIRS], "metric") >= _value(each[SHORT], "metric") for each in compared]
-    ratios = {file: [_value(each[file], "ratio") for each in compared if file in each] for file in FILES}
-    times = ", ".join(f"{file} {statistics.median(held):.2f}" for file, held in ratios.items() if held)
+    lost = [_value(each[VNNI], "sqnr") - _value(each[PAIRS], "sqnr") for each in compared.values()]
+    gained = [_value(each[PAIRS], "sqnr") - _value(each[SHORT], "sqnr") for each in compared.values()]
+    files = (PAIRS, SHORT, VNNI)
+    close = {file: sum(_holds(each[file], kept.get(name, FLOAT)) for name, each in compared.items()) for file in files}
+    times = {file: statistics.median(_value(each[file], "ratio") for each in compared.values()) for file in files}
+    exact = [_value(e[EXACT], "ratio") / _value(e[PAIRS], "ratio") for e in compared.values() if EXACT in e]
     count = len(compared)
-    return (
-        f"**Pair-safe weights on AVX2: SQNR {statistics.median(gained):+.1f} dB against 7 bits (median; "
+    said = (
+        f"Pair-safe weights on AVX2: SQNR {statistics.median(gained):+.1f} dB against 7 bits (median; "
         f"{min(gained):+.1f} to {max(gained):+.1f}), at most {CLOSE_DB} dB below VNNI on "
-        f"{sum(loss <= CLOSE_DB for loss in lost)} of {count} models; metric at least that of 7 bits on "
-        f"{sum(kept_metric)} of {count}. CPU time relative to float (median): {times}.**"
+        f"{sum(loss <= CLOSE_DB for loss in lost)} of {count} models. Float's metric is within the interval of "
+        f"{', '.join(f'{file} on {hits} of {count}' for file, hits in close.items())}. CPU time relative to float "
+        f"(median): {', '.join(f'{file} {time:.2f}' for file, time in times.items())}."
     )
+    if exact:
+        said += f" Exact products take {min(exact):.2f} to {max(exact):.2f} times that of pair-safe weights."
+    return f"**{said}**"
 
 
 def section(kept: Kept, models: Sequence[str], rounds: int) -> str:
@@ -142,6 +147,12 @@ def section(kept: Kept, models: Sequence[str], rounds: int) -> str:
 
 def _value(record: Record, what: str) -> float:
     return float(record[what]["value"])
+
+
+def _holds(record: Record, reference: Record | None) -> bool:
+    """Whether the interval of the metric contains the metric of another record; without one: no."""
+    metric = Estimate(**record["metric"])
+    return reference is not None and metric.low <= _value(reference, "metric") <= metric.high
 
 
 def command(cpu: str) -> list[str]:

@@ -14,6 +14,7 @@ from benchmarks.cpus import EXACT, FILES, PAIRS, SHORT, VNNI, command, lines, me
 from benchmarks.kept import Kept
 from benchmarks.scores import Estimate
 from benchmarks.w8a8_runs import Bench
+from benchmarks.w8a8_table import FLOAT
 from sbonnx.cpu import CPUS, TargetCpu
 
 MODEL = "cifar_resnet20"
@@ -65,13 +66,16 @@ def test_a_record_has_scores_and_a_ratio_of_times(pack: Path, tmp_path: Path) ->
 
 
 def test_the_default_is_compared_with_seven_bits_and_with_vnni() -> None:
-    files = {VNNI: (30.0, 0.9, 0.4), SHORT: (26.0, 0.8, 0.6), PAIRS: (29.6, 0.9, 0.6)}
-    worse = {VNNI: (30.0, 0.9, 0.2), SHORT: (30.0, 0.9, 0.4), PAIRS: (29.0, 0.8, 0.5)}
+    files = {FLOAT: (99.0, 3.0, 1.0), VNNI: (30.0, 3.0, 0.4), SHORT: (26.0, 1.9, 0.6), PAIRS: (29.6, 2.1, 0.6)}
+    worse = {FLOAT: (99.0, 3.0, 1.0), VNNI: (30.0, 3.0, 0.2), SHORT: (30.0, 1.0, 0.4), PAIRS: (29.0, 4.1, 0.5)}
+    worse[EXACT] = (30.0, 3.0, 0.7)
     incomplete = {VNNI: (30.0, 0.9, 0.9)}
     said = verdict(kept(files, worse, incomplete), ("0", "1", "2"))
     assert "SQNR +1.3 dB against 7 bits (median; -1.0 to +3.6)" in said
-    assert "at most 0.5 dB below VNNI on 1 of 2 models" in said and "7 bits on 1 of 2." in said
-    assert said.endswith("VNNI 0.30, AVX2, 7 bits 0.50, AVX2, pair-safe 0.55.**")
+    assert "at most 0.5 dB below VNNI on 1 of 2 models" in said
+    assert "interval of AVX2, pair-safe on 1 of 2, AVX2, 7 bits on 0 of 2, VNNI on 2 of 2." in said
+    assert "AVX2, pair-safe 0.55, AVX2, 7 bits 0.50, VNNI 0.30." in said
+    assert said.endswith("take 1.40 to 1.40 times that of pair-safe weights.**")
     assert verdict(kept(incomplete), ("0",)) == "**No model was measured with all files.**"
 
 
