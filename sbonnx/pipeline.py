@@ -1,12 +1,13 @@
 """The whole program: the stages from a float model to a verified quantized file, in order.
 
-Each stage is one function ``(state, options) -> state``. `quantize` runs them all; planning, searches, QAT and
-`QuantModel` run a part of them. docs/architecture.md describes the stages in the same order.
+Each stage is one function ``(state, options) -> state`` that declares what it needs and what it sets. `quantize` runs
+them all; planning, pruning, searches, QAT and `QuantModel` run a part of them. docs/architecture.md describes the
+stages in the same order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Final
@@ -20,6 +21,7 @@ from sbonnx.progress import Progress
 from sbonnx.pruning.result import PruningReport
 from sbonnx.recipe import Recipe
 from sbonnx.report import Report
+from sbonnx.stages.contract import Stage, stage
 from sbonnx.stages.measure import (
     calibrate,
     choose_accuracy_levels,
@@ -51,9 +53,8 @@ from sbonnx.stages.write import (
     write_overrides,
 )
 
-Stage = Callable[[PipelineState, RunOptions], PipelineState]
 
-
+@stage(needs=("graph", "plan"), sets=("graph", "plan"))
 def raise_opset(state: PipelineState, options: RunOptions) -> PipelineState:
     """Prepare the model again at a newer opset if the integer types of the plan need one.
 
@@ -69,6 +70,9 @@ def raise_opset(state: PipelineState, options: RunOptions) -> PipelineState:
 PREPARE_PRUNING: Final[tuple[Stage, ...]] = (load, simplify, fuse_before_pruning)
 """From a file to a graph whose channels can be removed. No data is read."""
 
+MEASURE_PRUNING: Final[tuple[Stage, ...]] = (*PREPARE_PRUNING, read_pruning_data, measure_for_pruning)
+"""What several budgets share, into the cache of the recipe."""
+
 PRUNE: Final[tuple[Stage, ...]] = (
     *PREPARE_PRUNING,
     read_pruning_data,
@@ -78,6 +82,7 @@ PRUNE: Final[tuple[Stage, ...]] = (
 """From a request to a pruned float model and its report."""
 
 
+@stage()
 def prune_first(state: PipelineState, options: RunOptions) -> PipelineState:
     """Prune the model if the recipe has SPARSE: the following stages read the pruned model, unless there is one.
 
@@ -121,17 +126,27 @@ INSERT: Final[tuple[Stage, ...]] = (
 )
 """From a solution to the quantized graph."""
 
-STAGES: Final[tuple[Stage, ...]] = (
-    check_targets,
+SOLVE: Final[tuple[Stage, ...]] = (
     prune_first,  # SPARSE: a smaller float model takes the place of the original
     *PREPARE,
     read_data,
     *MEASURE,
+)
+"""From a request to a solution."""
+
+WRITE: Final[tuple[Stage, ...]] = (
+    *INSERT,
+    save,  # and verify, before the file is moved to its place
+)
+"""From a solution to a verified file and its report."""
+
+STAGES: Final[tuple[Stage, ...]] = (
+    check_targets,
+    *SOLVE,
     choose_accuracy_levels,  # of block-wise products, by the data
     write_calibration_cache,
     write_overrides,
-    *INSERT,
-    save,  # and verify, before the file is moved to its place
+    *WRITE,
 )
 """From a request to a verified file and its report."""
 
@@ -142,8 +157,8 @@ def run(stages: Iterable[Stage], state: PipelineState, options: RunOptions) -> P
     Raises:
         SbonnxError: a subclass, for every error that the user can fix.
     """
-    for stage in stages:
-        state = stage(state, options)
+    for each in stages:
+        state = each(state, options)
     return state
 
 
@@ -197,8 +212,7 @@ def measure_pruning(request: Request, progress: Progress | None = None) -> None:
     Raises:
         SbonnxError: a subclass; see `sbonnx.prune`.
     """
-    stages = (*PREPARE_PRUNING, read_pruning_data, measure_for_pruning)
-    run(stages, PipelineState.of(request), run_options(request.recipe, progress))
+    run(MEASURE_PRUNING, PipelineState.of(request), run_options(request.recipe, progress))
 
 
 def prepare(
@@ -232,7 +246,7 @@ def solve(request: Request, progress: Progress | None = None) -> PipelineState:
     """
     options = run_options(request.recipe, progress)
     with closing(options.progress):
-        return run((prune_first, *PREPARE, read_data, *MEASURE), PipelineState.of(request), options)
+        return run(SOLVE, PipelineState.of(request), options)
 
 
 def quantized_graph(prepared: Prepared, solution: Solution) -> Graph:
@@ -253,4 +267,4 @@ def write(request: Request, prepared: Prepared, solution: Solution, samples: Hel
         SbonnxError: a subclass. No partial file is left.
     """
     state = PipelineState(request, prepared, solution=solution, data=samples)
-    return run((*INSERT, save), state, RunOptions()).report
+    return run(WRITE, state, RunOptions()).report

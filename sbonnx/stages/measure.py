@@ -28,6 +28,7 @@ from sbonnx.precision.kernel_levels import with_accuracy_levels
 from sbonnx.precision.measure import with_magnitudes
 from sbonnx.reconstruct import solve
 from sbonnx.report import Fired, Refusal
+from sbonnx.stages.contract import stage
 from sbonnx.stages.state import (
     PipelineState,
     Prepared,
@@ -42,6 +43,7 @@ UNSEEN: Final = "no data was given: weights go to the nearest codes, and their r
 """Note if input-aware rounding has no data: weights are rounded to nearest."""
 
 
+@stage(needs=("graph", "plan"), sets=("data",))
 def read_data(state: PipelineState, options: RunOptions) -> PipelineState:
     """Read the calibration feeds and split off the hold-out set.
 
@@ -115,6 +117,7 @@ def _equalizes_ranges(prepared: Prepared) -> bool:
     return settings.needs_ranges
 
 
+@stage(needs=("graph", "plan", "data"), sets=("graph", "plan"))
 def equalize_activations(state: PipelineState, options: RunOptions) -> PipelineState:
     """Equalize by measured activations, in place, and plan the changed graph again.
 
@@ -171,6 +174,7 @@ def _scale_by_activations(state: PipelineState, options: RunOptions) -> Pipeline
     return replace(state, prepared=prepared, ranges=None)
 
 
+@stage(needs=("graph", "plan", "data"), sets=("ranges",))
 def calibrate(state: PipelineState, options: RunOptions) -> PipelineState:
     """Measure the ranges of activations, unless they were measured already or nothing needs data."""
     prepared, data = state.prepared, state.data
@@ -192,6 +196,7 @@ def _with_own_cache(state: PipelineState, options: RunOptions) -> RunOptions:
     return replace(options, cache=inside / outputs_digest(state.prepared.graph))
 
 
+@stage(needs=("graph", "plan", "data", "ranges"), sets=("solution",))
 def reconstruct(state: PipelineState, options: RunOptions) -> PipelineState:
     """Round the weights, with the input activations of their layers where the recipe says so."""
     prepared = state.prepared
@@ -206,6 +211,7 @@ def reconstruct(state: PipelineState, options: RunOptions) -> PipelineState:
     return replace(state, solution=solution)
 
 
+@stage(needs=("graph", "plan", "data", "solution"), sets=("plan", "solution"))
 def protect_heads(state: PipelineState, options: RunOptions) -> PipelineState:
     """Leave regions of detectors in float whose quantization costs more at the outputs than it saves (HEADS: auto)."""
     prepared, data = state.prepared, state.data
@@ -228,6 +234,7 @@ def protect_heads(state: PipelineState, options: RunOptions) -> PipelineState:
     return replace(state, prepared=prepared, solution=solution)
 
 
+@stage(needs=("graph", "plan", "data", "solution"), sets=("solution",))
 def measure_magnitudes(state: PipelineState, options: RunOptions) -> PipelineState:
     """Measure the magnitudes of float tensors if the remaining float part is to be in half precision."""
     data = None if state.data is None else state.data.fit
@@ -235,6 +242,7 @@ def measure_magnitudes(state: PipelineState, options: RunOptions) -> PipelineSta
     return replace(state, solution=with_magnitudes(state.solution, prepared.graph, prepared.plan, data, options))
 
 
+@stage(needs=("graph", "plan", "data", "solution"), sets=("solution",))
 def choose_accuracy_levels(state: PipelineState, options: RunOptions) -> PipelineState:
     """Choose the accuracy level of each block-wise product by its errors on the data (ACCURACY_LEVEL: auto)."""
     prepared, recipe = state.prepared, state.prepared.recipe
@@ -245,6 +253,7 @@ def choose_accuracy_levels(state: PipelineState, options: RunOptions) -> Pipelin
     return replace(state, solution=solution)
 
 
+@stage(needs=("graph", "plan", "solution"), sets=("solution",))
 def correct_biases(state: PipelineState, options: RunOptions) -> PipelineState:
     """Correct biases by batch-norm statistics if the recipe asks for it (by measured errors: see `reconstruct`)."""
     prepared = state.prepared
@@ -253,6 +262,7 @@ def correct_biases(state: PipelineState, options: RunOptions) -> PipelineState:
     return replace(state, solution=correct_analytically(prepared.graph, prepared.plan, state.solution))
 
 
+@stage(needs=("graph", "plan", "data", "solution"), sets=("solution",))
 def tune_batchnorms(state: PipelineState, options: RunOptions) -> PipelineState:
     """Re-estimate batch-norm statistics in the quantized network if the recipe asks for it."""
     prepared, solution = state.prepared, state.solution

@@ -27,12 +27,14 @@ from sbonnx.plan.node_infos import node_infos
 from sbonnx.recipe import other_defaults
 from sbonnx.recipe.torch_modules import Modules
 from sbonnx.report import Fired, Refusal
-from sbonnx.stages.state import BASE_OPSET, Original, PipelineState, Prepared, equalization_of
+from sbonnx.stages.contract import stage
+from sbonnx.stages.state import ABSENT, BASE_OPSET, Original, PipelineState, Prepared, equalization_of
 
 BATCH_NORM: Final = "fuse_bn"
 """Name prefix of the patterns that apply only if the recipe folds batch norms."""
 
 
+@stage(sets=("graph",))
 def load(state: PipelineState, options: RunOptions) -> PipelineState:
     """Load the model at `state.opset`, remove its Q/DQ pairs if the recipe requantizes, and resolve names of layers.
 
@@ -57,7 +59,7 @@ def load(state: PipelineState, options: RunOptions) -> PipelineState:
     refusals += [Refusal("skip", f"SKIP_TRACE_MODULES '{name}'", why + hint) for name, hint in skipped.items()]
     prepared = Prepared(
         graph,
-        Plan(()),
+        ABSENT,
         recipe,
         request.backend,
         original.node_count,
@@ -68,11 +70,13 @@ def load(state: PipelineState, options: RunOptions) -> PipelineState:
     return replace(state, prepared=prepared, original=original)
 
 
+@stage(needs=("graph",), sets=("graph",))
 def simplify(state: PipelineState, options: RunOptions) -> PipelineState:
     """Apply the simplifying patterns, in place."""
     return _applied(state, patterns.SIMPLIFY) if state.prepared.recipe.simplify else state
 
 
+@stage(needs=("graph",), sets=("graph",))
 def fuse(state: PipelineState, options: RunOptions) -> PipelineState:
     """Apply the fusing patterns, in place; record batch norms and add biases where later stages need them."""
     prepared, chosen = state.prepared, state.request.fusions
@@ -97,12 +101,14 @@ def fuse(state: PipelineState, options: RunOptions) -> PipelineState:
     return replace(state, prepared=replace(state.prepared, corrects=corrects))
 
 
+@stage(needs=("graph",), sets=("graph",))
 def equalize_weights(state: PipelineState, options: RunOptions) -> PipelineState:
     """Equalize by weights alone, in place."""
     done = equalize(state.prepared.graph, equalization_of(state.prepared.recipe))
     return _extended(state, done.fired, done.refusals)
 
 
+@stage(needs=("graph",), sets=("graph", "plan"))
 def plan(state: PipelineState, options: RunOptions) -> PipelineState:
     """Decide which tensor is quantized to which integers.
 

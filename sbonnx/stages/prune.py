@@ -24,6 +24,7 @@ from sbonnx.pruning.prune import Pruned, measure_graph, prune_graph
 from sbonnx.pruning.result import report_of
 from sbonnx.pruning.settings import Pruning, pruning_of
 from sbonnx.recipe.names import STATIC
+from sbonnx.stages.contract import stage
 from sbonnx.stages.measure import divided
 from sbonnx.stages.prepare import BATCH_NORM
 from sbonnx.stages.state import PipelineState, PrunedModel
@@ -47,6 +48,7 @@ PROVED_ON: Final = 4
 """Feeds on which removed and masked network are compared."""
 
 
+@stage(needs=("graph",), sets=("graph",))
 def fuse_before_pruning(state: PipelineState, options: RunOptions) -> PipelineState:
     """Apply the fusing patterns, in place. Batch norms stay if SPARSE.FUSE_BN is false."""
     graph, folds = state.prepared.graph, state.prepared.recipe.sparse.fuse_bn
@@ -55,6 +57,7 @@ def fuse_before_pruning(state: PipelineState, options: RunOptions) -> PipelineSt
     return state
 
 
+@stage(needs=("graph",), sets=("data",))
 def read_pruning_data(state: PipelineState, options: RunOptions) -> PipelineState:
     """Read the samples, if there are any, and split off those that the pruned network is judged on.
 
@@ -73,12 +76,13 @@ def read_pruning_data(state: PipelineState, options: RunOptions) -> PipelineStat
     share = HELD_OUT if prepared.recipe.sparse.max_loss is None else HELD_OUT_FOR_LOSS
     if request.pruning is not None:
         return replace(state, data=divided(request.data, prepared, request.split, share))
-    data = divided(request.data, prepared, request.split)
+    data = divided(request.data, prepared, request.split, prepared.recipe.verify.held_out)
     if data is not None and prepared.recipe.sparse.max_loss is not None:
         data = divide(data.fit, prepared.graph, share, device=options.device)
     return replace(state, data=data)
 
 
+@stage(needs=("graph", "data"))
 def measure_for_pruning(state: PipelineState, options: RunOptions) -> PipelineState:
     """Measure what `prune` reads from the cache of the recipe: it is the same for budgets of different size."""
     if state.data is not None and state.prepared.recipe.sparse.max_loss is None:
@@ -86,6 +90,7 @@ def measure_for_pruning(state: PipelineState, options: RunOptions) -> PipelineSt
     return state
 
 
+@stage(needs=("graph", "data"), sets=("removed",))
 def prune(state: PipelineState, options: RunOptions) -> PipelineState:
     """Choose and remove channels, and refit the remaining weights.
 
@@ -104,6 +109,7 @@ def prune(state: PipelineState, options: RunOptions) -> PipelineState:
     return replace(state, removed=removed)
 
 
+@stage(needs=("graph", "data", "removed"), sets=("pruned",))
 def save_pruned(state: PipelineState, options: RunOptions) -> PipelineState:
     """Save the pruned model and verify it. Before a quantization, it takes the place of the original in memory.
 

@@ -31,6 +31,7 @@ from sbonnx.reconstruct.solve import QuantizedInputs, Reconstruction, WeightRoun
 from sbonnx.report import Fired, Refusal, Report
 from sbonnx.rounding import make_rounder
 from sbonnx.spec import Array, QParams
+from sbonnx.stages.contract import Value
 from sbonnx.verify import Comparison, EvaluationData
 
 BASE_OPSET: Final = 13
@@ -85,6 +86,9 @@ class PruneOptions:
     metric: Metric | None = None
     integers: bool = False
 
+
+ABSENT: Final[Any] = None
+"""A value of the state before its stage has run: the contract of stages keeps others from reading it."""
 
 Source = str | os.PathLike[str] | onnx.ModelProto
 
@@ -167,7 +171,7 @@ class Prepared:
     """
 
     graph: Graph
-    plan: Plan
+    plan: Plan  # absent until the stage `plan`
     recipe: Recipe
     backend: Backend
     nodes_before: int = 0
@@ -186,7 +190,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class PipelineState:
-    """Values that the stages have produced so far; a field keeps its default until its stage has run.
+    """Values that the stages have produced so far; absent until the stage that sets them has run, see `Stage`.
 
     Attributes:
         request: what was asked for.
@@ -206,7 +210,7 @@ class PipelineState:
     """
 
     request: Request
-    prepared: Prepared
+    prepared: Prepared = ABSENT
     opset: int = BASE_OPSET
     original: Original | None = None
     data: HeldOutSplit | None = None
@@ -214,16 +218,31 @@ class PipelineState:
     removed: Pruned | None = None
     rounding: WeightRounding | None = None
     ranges: MeasuredRanges | None = None
-    solution: Solution = field(default_factory=lambda: Solution({}, {}, {}))
-    quantized: Graph = field(default_factory=Graph)
+    solution: Solution = ABSENT
+    quantized: Graph = ABSENT
     unwritten: tuple[Refusal, ...] = ()
-    report: Report = field(default_factory=lambda: Report("", None, ""))
+    report: Report = ABSENT
     comparison: Comparison | None = None
 
     @classmethod
     def of(cls, request: Request) -> PipelineState:
         """Return the state before the first stage."""
-        return cls(request, Prepared(Graph(), Plan(()), request.recipe, request.backend))
+        return cls(request)
+
+    @property
+    def present(self) -> frozenset[Value]:
+        """The values that are set, apart from those that can be None."""
+        prepared = self.prepared
+        values: dict[Value, object] = {
+            "graph": prepared,
+            "plan": None if prepared is None else prepared.plan,
+            "solution": self.solution,
+            "quantized": self.quantized,
+            "report": self.report,
+            "removed": self.removed,
+            "pruned": self.request.pruned,
+        }
+        return frozenset(name for name, value in values.items() if value is not None)
 
     def refused(self, *refusals: Refusal) -> PipelineState:
         """Return the state with further refusals of the preparation, each once."""

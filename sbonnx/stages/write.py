@@ -33,11 +33,13 @@ from sbonnx.plan.tensor_overrides import overrides_of
 from sbonnx.recipe.names import FLOAT
 from sbonnx.report import Report
 from sbonnx.spec import Bounds
+from sbonnx.stages.contract import stage
 from sbonnx.stages.state import PipelineState
 from sbonnx.stages.verify import verify, with_details
 from sbonnx.verify.runtimes import RECORDED
 
 
+@stage()
 def check_targets(state: PipelineState, options: RunOptions) -> PipelineState:
     """Check that the outputs can be written, before any work is done.
 
@@ -53,6 +55,7 @@ def check_targets(state: PipelineState, options: RunOptions) -> PipelineState:
     return state
 
 
+@stage(needs=("plan", "solution"))
 def write_calibration_cache(state: PipelineState, options: RunOptions) -> PipelineState:
     """Write TensorRT's calibration cache if the request names one."""
     request = state.request
@@ -62,6 +65,7 @@ def write_calibration_cache(state: PipelineState, options: RunOptions) -> Pipeli
     return state
 
 
+@stage(needs=("plan", "solution"))
 def write_overrides(state: PipelineState, options: RunOptions) -> PipelineState:
     """Write the types and scales of all tensors as overrides of onnxruntime's quantizer, if the request names a file.
 
@@ -81,6 +85,7 @@ NOTED_BYTES: Final = 1024
 """Bytes of metadata from which it is noted that they are left out."""
 
 
+@stage(needs=("graph", "plan", "solution"), sets=("quantized",))
 def insert(state: PipelineState, options: RunOptions) -> PipelineState:
     """Copy the graph and insert the Q/DQ pairs of the solution. The metadata name backend and CPU.
 
@@ -98,6 +103,7 @@ def insert(state: PipelineState, options: RunOptions) -> PipelineState:
     return replace(state, quantized=graph)
 
 
+@stage(needs=("plan", "solution", "quantized"), sets=("quantized",))
 def convert_float(state: PipelineState, options: RunOptions) -> PipelineState:
     """Convert the float part of the quantized graph to the type of HIGH_PRECISION, in place."""
     plan, graph = state.prepared.plan, state.quantized
@@ -109,6 +115,7 @@ def convert_float(state: PipelineState, options: RunOptions) -> PipelineState:
     return replace(state, unwritten=(*state.unwritten, *done.refusals))
 
 
+@stage(needs=("quantized",), sets=("quantized",))
 def legalise(state: PipelineState, options: RunOptions) -> PipelineState:
     """Make the quantized graph legal for the runtime, in place, without changing any value."""
     backend, graph = state.prepared.backend, state.quantized
@@ -119,6 +126,7 @@ def legalise(state: PipelineState, options: RunOptions) -> PipelineState:
     return state
 
 
+@stage(needs=("solution", "quantized"), sets=("quantized",))
 def convert_format(state: PipelineState, options: RunOptions) -> PipelineState:
     """Replace Q/DQ pairs by the operators of the recipe's MODE and FORMAT, in place."""
     converted = export.finish(state.quantized, state.prepared.recipe, state.solution.levels)
@@ -128,6 +136,7 @@ def convert_format(state: PipelineState, options: RunOptions) -> PipelineState:
     return replace(state, unwritten=(*state.unwritten, *converted.refusals))
 
 
+@stage(needs=("graph", "plan", "data", "solution", "quantized"), sets=("report",))
 def save(state: PipelineState, options: RunOptions) -> PipelineState:
     """Save the file next to its target, verify it there, and move it into place.
 

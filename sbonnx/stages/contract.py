@@ -1,0 +1,68 @@
+"""Contract of stages: what a stage needs, and what it sets.
+
+The values that stages pass on are fields of `sbonnx.stages.state.PipelineState`. They are absent (None) until the stage
+that sets them has run; a stage in the wrong place is an error before it computes anything. As the passes of onnx-ir
+declare what they require and ensure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import update_wrapper
+from typing import TYPE_CHECKING, Final, Literal, final
+
+from sbonnx.options import RunOptions
+
+if TYPE_CHECKING:
+    from sbonnx.stages.state import PipelineState
+
+Value = Literal["graph", "plan", "data", "ranges", "solution", "quantized", "report", "removed", "pruned"]
+"""A value of the state: the float graph, its plan, samples, ranges of activations, scales and weights, the quantized
+graph, the report, the graph without channels, the pruned model."""
+
+MayBeNone: Final[frozenset[Value]] = frozenset({"data", "ranges"})
+"""Values that can be None after their stage has run: there was nothing to read or to measure."""
+
+
+@final
+class Stage:
+    """A function ``(state, options) -> state`` with its contract.
+
+    Attributes:
+        needs: values that earlier stages set.
+        sets: values that are set when it has run. A stage that edits the graph in place sets it.
+    """
+
+    __name__: str
+
+    def __init__(
+        self,
+        run: Callable[[PipelineState, RunOptions], PipelineState],
+        needs: Iterable[Value],
+        sets: Iterable[Value],
+    ) -> None:
+        self._run = run
+        self.needs = frozenset(needs)
+        self.sets = frozenset(sets)
+        update_wrapper(self, run)
+
+    def __repr__(self) -> str:
+        return f"<stage {self.__name__}>"
+
+    def __call__(self, state: PipelineState, options: RunOptions) -> PipelineState:
+        """Run the stage.
+
+        Raises:
+            RuntimeError: a value that it needs is absent: the order of the stages is wrong.
+        """
+        absent = sorted(self.needs - MayBeNone - state.present)
+        if absent:
+            raise RuntimeError(f"stage {self.__name__} needs {', '.join(absent)}, which no stage before it has set")
+        return self._run(state, options)
+
+
+def stage(
+    *, needs: Iterable[Value] = (), sets: Iterable[Value] = ()
+) -> Callable[[Callable[[PipelineState, RunOptions], PipelineState]], Stage]:
+    """Declare the contract of a stage, see `Stage`."""
+    return lambda run: Stage(run, needs, sets)
