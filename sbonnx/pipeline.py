@@ -71,7 +71,7 @@ PREPARE_PRUNING: Final[tuple[Stage, ...]] = (load, simplify, fuse_before_pruning
 """From a file to a graph whose channels can be removed. No data is read."""
 
 MEASURE_PRUNING: Final[tuple[Stage, ...]] = (*PREPARE_PRUNING, read_pruning_data, measure_for_pruning)
-"""What several budgets share, into the cache of the recipe."""
+"""From a file and samples to the measurements that several budgets share."""
 
 PRUNE: Final[tuple[Stage, ...]] = (
     *PREPARE_PRUNING,

@@ -74,7 +74,7 @@ class PrunedModel:
 
 @dataclass(frozen=True)
 class PruneOptions:
-    """What `sbonnx.prune` is asked for beside the recipe.
+    """Options of `sbonnx.prune` beside its recipe.
 
     Attributes:
         masked: write the masked model: shapes unchanged, weights that read removed channels zero.
