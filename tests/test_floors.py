@@ -56,6 +56,7 @@ THIRD_PARTIES: dict[str, frozenset[str] | None] = {
             "calib.engine.session",
             "cli.about.doctor",
             "verify.sessions",
+            "verify.other_cpu.saturating_session",
             "profile",
             "backends.onnxruntime.backend",
             "patterns.simplify.fold",

@@ -473,6 +473,12 @@ TARGET_CPU: Final = recipe_option(
     QUANTIZATION,
     shown="this",
 )
+FILE_CPU: Final = option(
+    "--cpu this|avx2|avx512|vnni|amx|arm64|arm64-dot",
+    str,
+    "CPU that will run the file with onnxruntime.",
+    shown="that of the file's metadata, else this",
+)
 NO_KEEP_IO: Final = switch(
     "--no-keep-io",
     "With --high-precision: convert the inputs and outputs of the model too.",
@@ -640,6 +646,21 @@ class Arguments:
         if data is None:
             raise DataError(f"--data is missing: give --data FILE or FOLDER ({DATA_FORMATS}): docs/data.md")
         return data
+
+    def file_cpu(self, runtime: str) -> str:
+        """Return the kind of CPU that a file is for, by name; "" if none is given.
+
+        Raises:
+            RecipeError: there is no such kind, or the runtime is not onnxruntime.
+        """
+        from sbonnx.cpu import CPUS, THIS, target_cpu
+
+        name = self[FILE_CPU] or ""
+        if name not in ("", THIS, *CPUS):
+            raise RecipeError(f"--cpu '{name}' is not known: choose one of {', '.join((THIS, *CPUS))}")
+        if name and runtime != "onnxruntime":
+            raise RecipeError(f"--cpu is about kernels of onnxruntime, and {runtime} is another runtime")
+        return target_cpu(name).name if name else ""
 
     def printer(self) -> Printer:
         return Printer(as_json=self[JSON], quiet=self[QUIET])

@@ -141,6 +141,7 @@ def verdict_of(
         state = "doubtful"
     else:
         where = " on the calibration data" if _calibrated(metrics) else ""
+        where += f", computed as {metrics.get('cpu')} CPUs compute it" if metrics.get("saturating") else ""
         rows.append(VerdictRow(MARKS[state], f"accuracy {state}{where}: {evidence}{hint}"))
     if problems and state != "lost":
         rows.append(VerdictRow("XX", _first(problems)))

@@ -119,7 +119,7 @@ def _verified(
         runtime=runtime,
         task=recipe.verify.task,
     )
-    comparison = replace(comparison, cpu=prepared.plan.cpu)
+    comparison = _with_unknown_sums(replace(comparison, cpu=prepared.plan.cpu), prepared.plan, path)
     if size is not None:
         comparison = replace(comparison, bytes_quantized=size)
     evaluation, max_loss, missed = state.request.evaluation, state.request.max_loss, ""
@@ -136,7 +136,7 @@ def _verified(
         layers = profile.errors(
             prepared.graph, prepared.plan, state.solution, samples.judged, limit=PROFILE_FEEDS, device=device
         )
-    problems = [*report.problems, *comparison.problems(), *_unknown_sums(prepared.plan, path)]
+    problems = [*report.problems, *comparison.problems(), *comparison.unknown()]
     if comparison.problems():
         begin = profile.first_lost(layers)
         if begin is not None:
@@ -162,17 +162,12 @@ def _verified(
     return with_details(replace(state, report=verified, comparison=comparison))
 
 
-def _unknown_sums(plan: Plan, path: Path) -> Iterator[str]:
-    """Yield a problem if sums may saturate on the CPU that the file is for, and do not here."""
-    if plan.exact_products or not target_cpu().exact:
-        return
-    layers = [node for node, _, _ in saturates_there(View(graphs.load(path, opset=1), ON_CPU, plan.cpu))]
-    if layers:
-        more = f" and {len(layers) - 1} more" if len(layers) > 1 else ""
-        yield (
-            f"sums of '{layers[0]}'{more} can saturate on {plan.cpu} and not on this CPU, whose numbers are others: "
-            "leave REDUCE_RANGE unset, or verify the file there"
-        )
+def _with_unknown_sums(comparison: proof.Comparison, plan: Plan, path: Path) -> proof.Comparison:
+    """Add the operators that can saturate on the CPU that the file is for, if onnxruntime compared no outputs."""
+    if (comparison.runtime == ON_CPU and comparison.feeds) or plan.exact_products or not target_cpu().exact:
+        return comparison
+    found = saturates_there(View(graphs.load(path, opset=1), ON_CPU, plan.cpu))
+    return replace(comparison, unknown_sums=tuple(node for node, _, _ in found))
 
 
 def with_details(state: PipelineState) -> PipelineState:

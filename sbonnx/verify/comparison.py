@@ -85,6 +85,9 @@ class Comparison:
             something else there than the CPU that the file is for.
         kernels: integer kernels of the runtime; None if not counted.
         dot_product: whether 8-bit products were added without saturation, as with VNNI or AMX.
+        saturating: operators whose sums can saturate on the CPU that the file is for and do not on this one; they were
+            computed in numpy.
+        unknown_sums: such operators that were computed as on this CPU, because there is no numpy code for them.
         held_out: number of hold-out samples that `feeds` consist of; 0: none were held out.
         calibrated: whether `feeds` are those of the calibration.
         doubts: sentences about data that does not look like that of the model, see `sbonnx.calib.input_check`.
@@ -112,6 +115,8 @@ class Comparison:
     levels_left_out: tuple[str, ...] = ()
     kernels: Kernels | None = None
     dot_product: bool = True
+    saturating: tuple[str, ...] = ()
+    unknown_sums: tuple[str, ...] = ()
     held_out: int = 0
     calibrated: bool = False
     doubts: tuple[str, ...] = ()
@@ -163,6 +168,16 @@ class Comparison:
         found += [text for error, text in self._unlike() if error.sqnr_db < FAIR_DB and not self._collapsed(error)]
         return tuple(text for text in found if text)
 
+    def unknown(self) -> tuple[str, ...]:
+        """Say which sums are not those of the CPU that the file is for, in one sentence or none."""
+        if not self.unknown_sums:
+            return ()
+        more = f" and {len(self.unknown_sums) - 1} more" if len(self.unknown_sums) > 1 else ""
+        return (
+            f"sums of '{self.unknown_sums[0]}'{more} can saturate on {self.cpu} and not on this CPU, whose numbers are "
+            "others: leave REDUCE_RANGE unset, or verify the file there",
+        )
+
     def _collapsed(self, error: OutputDifference) -> str:
         return _collapsed(error, next((one.nature for one in self.quality if one.name == error.name), None))
 
@@ -174,6 +189,11 @@ class Comparison:
         grown = self.bytes_quantized - self.bytes_float
         if self.larger and grown > GROWN_BYTES:
             found.append(f"{LARGER}: {self.size_ratio:.2f} times its size, {grown:,} bytes more{self._weights_left()}")
+        if self.saturating:
+            found.append(
+                f"{len(self.saturating)} integer operators saturate on {self.cpu} and not on this CPU: their sums were "
+                f"computed as {self.cpu} CPUs compute them"
+            )
         if self.broken_in_float:
             found.append(without_rewrites(self.broken_in_float))
         if self.levels_left_out:
@@ -350,7 +370,8 @@ class Limits:
                 worst = min(apart, key=lambda one: one.off_db)
                 levels = " and ".join(f"'{one.level}'" for one in apart)
                 asked = "" if self.levels_db is None else f", {self._name('LEVELS_DB')} asks for {self.levels_db:g}"
-                why = "" if comparison.dot_product else "; 8-bit products of this CPU saturate: it has no VNNI"
+                own = comparison.cpu if comparison.saturating else "this CPU"
+                why = "" if comparison.dot_product else f"; 8-bit products of {own} saturate: it has no VNNI"
                 yield (
                     f"output '{name}' depends on onnxruntime's optimisation level: at {levels} it is "
                     f"{worst.off_db:.1f} dB from that at 'off'{asked} ({worst.sqnr_db:.1f} dB from float, "

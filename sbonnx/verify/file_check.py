@@ -185,7 +185,7 @@ def compare(  # noqa: PLR0913 - public entry point
     without: Sequence[str] = (),
     depth: Depth = Depth(),
     runtime: str = ON_CPU,
-    exact: bool = False,
+    exact: bool | None = None,
     task: Tasks = None,
 ) -> Comparison:
     """Run both models on the same feeds and measure the differences of the outputs.
@@ -200,7 +200,8 @@ def compare(  # noqa: PLR0913 - public entry point
         depth: optional measurements.
         runtime: name of the backend whose runtime executes the quantized model. Optimization levels are those of
             onnxruntime in any case, and so are the outputs of the float model.
-        exact: 8-bit products of the quantized model do not saturate, see `sbonnx.runtime.EXACT_PRODUCTS`.
+        exact: whether sums of 8-bit products of the quantized model are exact, see `sbonnx.verify.session`. If they
+            saturate and do not on this CPU, there is no latency.
         task: what outputs mean ("segmentation", ...), or {output: task}: selects the figures of their quality. None: by
             the structure of the float model.
 
@@ -237,7 +238,7 @@ def compare(  # noqa: PLR0913 - public entry point
             found, done = (_together if together else _apart)(models, sets, task)
             if not done[0]:
                 raise DataError("there is nothing to compare: the data has no feeds")
-            if depth.latency and together:
+            if depth.latency and together and (own is not None or not models.saturating):
                 feed = next(iter(data)) if timed is None else timed
                 took = side_by_side(models.executed_float(), models.executed(), feed)
         return Comparison(
@@ -258,7 +259,9 @@ def compare(  # noqa: PLR0913 - public entry point
             levels=rows,
             levels_left_out=tuple(level for level in LEVEL_NAMES if depth.levels and level not in levels),
             kernels=models.kernels(read) if depth.kernels else None,
-            dot_product=exact or target_cpu().exact,
+            dot_product=target_cpu().exact if exact is None else exact,
+            saturating=tuple(models.saturating) if own is None else (),
+            unknown_sums=tuple(models.unknown_sums) if own is None else (),
             broken_in_float=models.broken_in_float,
             runtime=ON_CPU if own is None else runtime,
         )

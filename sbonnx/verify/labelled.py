@@ -165,6 +165,7 @@ def evaluate(
     device: str = "cpu",
     feeds_done: Callable[[], None] | None = None,
     runtimes: Mapping[str, str] | None = None,
+    cpu: str = "",
 ) -> Evaluation:
     """Compute the metric of models on the same labelled data. One model is open at a time.
 
@@ -172,6 +173,7 @@ def evaluate(
         models: files (or serialized models) by name.
         feeds_done: called after each feed of each model.
         runtimes: name of the runtime of each model, see `sbonnx.verify.runtimes.chosen_runtime`; without: onnxruntime.
+        cpu: kind of CPU that the models are for, see `sbonnx.verify.runtimes.exact_products`.
 
     Raises:
         DataError: the data, its labels or the outputs do not fit the metric; a model cannot run a feed.
@@ -184,7 +186,7 @@ def evaluate(
         try:
             source = model if isinstance(model, bytes) else Path(model)
             runtime = (runtimes or {}).get(name, ON_CPU)
-            for where, outputs, labels in _outputs(source, evaluation, device, runtime):
+            for where, outputs, labels in _outputs(source, evaluation, device, runtime, cpu):
                 add_feed(metrics[name], outputs, labels, where, decode)
                 if feeds_done is not None:
                     feeds_done()
@@ -278,10 +280,10 @@ def as_outputs(decoded: Any) -> dict[str, Any]:
 
 
 def _outputs(
-    model: Path | bytes, evaluation: EvaluationData, device: str, runtime: str = ON_CPU
+    model: Path | bytes, evaluation: EvaluationData, device: str, runtime: str = ON_CPU, cpu: str = ""
 ) -> Iterator[tuple[str, dict[str, Any], Mapping[str, Any]]]:
     """Run a model and yield (where, outputs by name, labels by name)."""
-    opened = open_in(runtime, model, device=device)
+    opened = open_in(runtime, model, device=device, cpu=cpu)
     names = output_names(opened)
     for number, (where, labelled) in enumerate(evaluation.open(input_specs(opened)).labelled()):
         yield where, dict(zip(names, run(opened, labelled.feed, number), strict=True)), labelled.labels

@@ -39,13 +39,13 @@ class VerifyOptions:
     Attributes:
         without: names of onnxruntime's graph transformers to disable.
         opens: whether to also open it at every optimization level with all transformers, as users will.
-        exact: 8-bit products do not saturate, as on the CPU or in the runtime that the file is for.
+        exact: whether sums of 8-bit products are exact where the file will run; None: as on this CPU.
         notes: for the report.
     """
 
     without: tuple[str, ...] = ()
     opens: bool = True
-    exact: bool = False
+    exact: bool | None = None
     notes: tuple[str, ...] = ()
 
     @classmethod

@@ -58,29 +58,41 @@ def _recorded(path: Path) -> str:
     return _metadata(path).get(RECORDED, "")
 
 
+def recorded_cpu(path: Path) -> str:
+    """Return the kind of CPU that a file of ours is for; "" if it names none."""
+    return _metadata(path).get(RECORDED_CPU, "")
+
+
 def _metadata(path: Path) -> dict[str, str]:
     return {entry.key: entry.value for entry in open_model(path).model.metadata_props}
 
 
-def exact_products(path: Path) -> bool:
-    """Whether a file of ours is for kernels that add 8-bit products exactly: of another runtime, or of a CPU with VNNI.
+def exact_products(path: Path, cpu: str = "") -> bool | None:
+    """Whether a file is for kernels that add 8-bit products exactly: of another runtime, or of a CPU with VNNI.
 
-    onnxruntime runs it so here too, see `sbonnx.runtime.EXACT_PRODUCTS`. Another tool's file names no CPU.
+    Args:
+        cpu: kind of CPU that the file is for; "": as its metadata says.
+
+    Returns:
+        None if it is not known, as for files of other tools. `sbonnx.verify.session` computes here what they do.
     """
     named = _metadata(path)
-    backend, cpu = BACKENDS.get(named.get(RECORDED, "")), CPUS.get(named.get(RECORDED_CPU, ""))
-    return cpu.exact if cpu is not None else backend is not None and not backend.saturates
+    backend, kind = BACKENDS.get(named.get(RECORDED, "")), CPUS.get(cpu or named.get(RECORDED_CPU, ""))
+    if kind is not None:
+        return kind.exact
+    return True if backend is not None and not backend.saturates else None
 
 
 def open_in(
-    name: str, model: Path | bytes, *, device: str = CPU, threads: int | None = None, timed: bool = False
+    name: str, model: Path | bytes, *, device: str = CPU, threads: int | None = None, timed: bool = False, cpu: str = ""
 ) -> Any:
     """Open a model in a runtime.
 
     Args:
         name: as `chosen_runtime` returns it.
         threads: threads inside operators; None: the default of the runtime.
-        timed: with the kernels that this CPU has, also if the file is for others; see `exact_products`.
+        timed: with the kernels that this CPU has, also if the file is for others.
+        cpu: kind of CPU that a file is for, see `exact_products`.
 
     Raises:
         ModelError: the runtime rejects the model.
@@ -88,8 +100,8 @@ def open_in(
     runtime = BACKENDS[name].runtime
     if runtime is not None:
         return runtime.open(model, threads)
-    exact = isinstance(model, Path) and not timed and exact_products(model)
+    exact = exact_products(model, cpu) if isinstance(model, Path) and not timed else None
     return session(model, device=device, threads=threads, exact=exact)
 
 
-__all__ = ["RECORDED", "chosen_runtime", "exact_products", "open_in", "runtime_here"]
+__all__ = ["RECORDED", "chosen_runtime", "exact_products", "open_in", "recorded_cpu", "runtime_here"]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
-from weakref import WeakKeyDictionary
 
 import ml_dtypes
 import numpy as np
@@ -20,10 +21,11 @@ from sbonnx.backends.onnxruntime.graph_transformers import blame, broken_rewrite
 from sbonnx.backends.runtime_types import Runtime
 from sbonnx.calib.data import InputSpec
 from sbonnx.calib.engine.runner import providers
-from sbonnx.cpu import CPU, cores
+from sbonnx.cpu import CPU, cores, target_cpu
 from sbonnx.errors import DataError, ModelError, UnknownOperatorError
 from sbonnx.graph import read_proto
 from sbonnx.graph.protos import first_node
+from sbonnx.graph.storage.temporary import temporary_folder
 from sbonnx.input_files import native_source
 from sbonnx.runtime import libraries_of as libraries_of
 from sbonnx.runtime import open_session, reason, session_options
@@ -32,6 +34,7 @@ from sbonnx.spec import Array
 from sbonnx.verify.intervals import UNKNOWN, Interval, of_median
 from sbonnx.verify.kernel_count import Kernels, count, count_layers
 from sbonnx.verify.load import OtherLoad
+from sbonnx.verify.other_cpu.saturating_session import SaturatingSession
 
 Feeds = Mapping[str, Array]
 
@@ -81,7 +84,7 @@ class _Opening:
     level: str
     device: str
     without: tuple[str, ...]
-    exact: bool
+    exact: bool | None
 
     @property
     def name(self) -> str:
@@ -108,11 +111,11 @@ class _Opening:
     def open(self, level: str, names: tuple[str, ...] = ()) -> Any:
         """Open another session, without these graph transformers as well."""
         source = native_source(self.model) if isinstance(self.model, Path) else self.model
-        options = session_options(level, threads=cores(), exact=self.exact)
+        options = session_options(level, threads=cores(), exact=bool(self.exact))
         return open_session(source, options, providers(self.device), disabled=(*self.without, *names))
 
 
-_OPENINGS: Final[WeakKeyDictionary[Any, _Opening]] = WeakKeyDictionary()
+_OPENINGS: Final[weakref.WeakKeyDictionary[Any, _Opening]] = weakref.WeakKeyDictionary()
 """Arguments by session, to explain an error of a run."""
 
 Entry = tuple[str, str, tuple[Any, ...]]
@@ -128,7 +131,7 @@ def session(
     write: Path | None = None,
     packs: bool = True,
     threads: int | None = None,
-    exact: bool = False,
+    exact: bool | None = None,
 ) -> Any:
     """Create an onnxruntime session of a file (or serialized model) at an optimization level.
 
@@ -137,16 +140,19 @@ def session(
         write: where to write the optimized graph; its larger weights are stored in a second file.
         packs: pack weights for the kernels; else mapped weights are not read before they are used.
         threads: threads inside operators; None: number of cores that this process may use.
-        exact: 8-bit products do not saturate, see `sbonnx.runtime.EXACT_PRODUCTS`.
+        exact: whether sums of 8-bit products are exact, by `sbonnx.runtime.EXACT_PRODUCTS` if this CPU's saturate, or
+            saturate, computed by a `SaturatingSession` if this CPU's do not; None: as on this CPU.
 
     Raises:
         BrokenByRewrite: onnxruntime rejects what its own rewrites make of the model.
         ModelError: onnxruntime rejects the model, or cannot write; the message has the first line of its error.
     """
+    if exact is False and packs and target_cpu().exact and providers(device) == [CPU]:
+        return _saturating(model, write, threads, level=level, device=device, without=without)
     opening = _Opening(model, level, device, tuple(without), exact)
     # onnxruntime ignores the process's CPU affinity
     threads = threads or (cores() if cores() < (os.cpu_count() or 1) else None)
-    options = session_options(level, threads=threads, exact=exact)
+    options = session_options(level, threads=threads, exact=bool(exact))
     if not packs:
         options.add_session_config_entry("session.disable_prepacking", "1")
     if write is not None:
@@ -169,6 +175,19 @@ def session(
         raise broken or ModelError(text) from error
     _OPENINGS[opened] = opening
     return opened
+
+
+def _saturating(model: Path | bytes, write: Path | None, threads: int | None, **more: Any) -> Any:
+    """Create a session whose sums saturate as on CPUs without 8-bit dot products, which this CPU has."""
+    with ExitStack() as stack:
+        path = write or stack.enter_context(temporary_folder()) / "optimized.onnx"
+        opened = session(model, write=path, threads=threads, **more)
+        cut = SaturatingSession(opened, path, threads)
+        if not (cut.computed or cut.unknown):
+            return opened
+        weakref.finalize(cut, stack.pop_all().close)
+    _OPENINGS[cut] = _OPENINGS[opened]
+    return cut
 
 
 def run(model: Any, feeds: Feeds, index: int) -> list[Any]:
@@ -300,8 +319,9 @@ class Models:
         levels: the optimization levels to open, from `LEVEL_NAMES`.
         runs: the sessions are run, so their weights are packed.
         runtime: executes the quantized model, and the float one for times; None: onnxruntime.
-        exact: 8-bit products of the quantized model do not saturate: it is for kernels that do not, and this CPU's may.
+        exact: whether sums of 8-bit products of the quantized model are exact, see `session`.
         broken_in_float: graph transformers that break the float model, and are disabled for both.
+        saturating, unknown_sums: operators that onnxruntime's session at level "all" has, see `SaturatingSession`.
     """
 
     floats: Path | bytes
@@ -313,8 +333,10 @@ class Models:
     levels: Sequence[str] = LEVEL_NAMES
     runs: bool = True
     runtime: Runtime | None = None
-    exact: bool = False
+    exact: bool | None = None
     broken_in_float: tuple[str, ...] = ()
+    saturating: Sequence[str] = ()
+    unknown_sums: Sequence[str] = ()
     _open: dict[str, Any] = field(default_factory=dict)
     _unwritten: str = ""
 
@@ -354,7 +376,11 @@ class Models:
         made = self._written(level, path) if path is not None else None
         if made is None:
             made = self._session(level, device=self.device)
-        return self._kept(level, made) if level == "all" else made
+        if level != "all":
+            return made
+        if isinstance(made, SaturatingSession):
+            self.saturating, self.unknown_sums = made.computed, made.unknown
+        return self._kept(level, made)
 
     def executed(self) -> Any:
         """Return the session of the quantized model in its runtime.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,14 @@ import onnx
 import pytest
 
 import sbonnx
+from sbonnx.cli import main
 from sbonnx.cpu import CPUS, RECORDED_CPU, target_cpu
 from sbonnx.lint import lint
+from sbonnx.report.verdict import verdict_of
 from sbonnx.runtime import open_session, session_options
 from sbonnx.spec import Array
+from sbonnx.verify.other_cpu import saturating_session
+from sbonnx.verify.other_cpu.saturating_sums import LAYOUTS
 from sbonnx.verify.runtimes import RECORDED, exact_products, open_in
 from tests.support.models import model, run
 
@@ -22,6 +27,9 @@ WIDE: dict[str, Any] = {
     "w1": np.random.default_rng(1).uniform(-1, 1, (64, 64)).astype(np.float32),
     "w2": np.random.default_rng(2).uniform(-1, 1, (64, 64)).astype(np.float32),
 }
+SATURATING_DB = 14.5
+"""SQNR of 8-bit weights by onnxruntime's kernels without VNNI."""
+
 TWO = "agraph (float[N,64] x) => (float[N,64] y) { h = MatMul (x, w1) r = Relu (h) y = MatMul (r, w2) }"
 
 
@@ -82,11 +90,46 @@ def test_figures_of_a_file_for_exact_kernels_are_theirs(tmp_path: Path) -> None:
     np.testing.assert_allclose(opened, exact, rtol=1e-5)
 
 
-def test_sums_that_this_cpu_cannot_compute_are_a_problem(tmp_path: Path) -> None:
-    """Weights of 8 bits, by request, for kernels that saturate: not judged by kernels that do not."""
+def test_figures_of_a_file_for_saturating_kernels_are_theirs(tmp_path: Path) -> None:
+    """Weights of 8 bits, by request: the same loss on CPUs that saturate and, computed in numpy, on others."""
     report = quantized(tmp_path / "q.onnx", cpu="avx2", reduce_range=False)
-    assert any("can saturate on avx2" in problem for problem in report.problems) == target_cpu().exact
+    (problem,) = report.problems
+    assert "at 'extended' and 'all'" in problem
+    assert "8-bit products of avx2 saturate" in problem or not target_cpu().exact
+    assert report.metrics["outputs"][0]["sqnr_db"] == pytest.approx(SATURATING_DB, abs=0.1)
+    assert bool(report.metrics["saturating"]) == target_cpu().exact
+    assert not report.metrics["unknown_sums"]
+    computed = "2 integer operators saturate on avx2 and not on this CPU"
+    assert any(computed in note for note in report.notes) == target_cpu().exact
+    assert ("computed as avx2 CPUs compute it" in verdict_of(report.metrics).text) == target_cpu().exact
     assert quantized(tmp_path / "s.onnx", cpu="avx2").ok
+
+
+def test_compare_judges_any_file_as_another_cpu_computes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file for exact kernels, on CPUs that it is not for."""
+    onnx.save(model(TWO, **WIDE), tmp_path / "f.onnx")
+    np.savez(tmp_path / "x.npz", x=np.concatenate([feed["x"] for feed in feeds()]))
+    quantized(tmp_path / "q.onnx", cpu="vnni", verify=False)
+    words = ["compare", "f.onnx", "q.onnx", "--data", "x.npz", "--json"]
+    found = {}
+    for cpu in ("avx2", "vnni"):
+        main([str(tmp_path / word) if "." in word else word for word in words] + ["--cpu", cpu])
+        found[cpu] = json.loads(capsys.readouterr().out)
+        assert (found[cpu]["latency_ratio"] is None) == (target_cpu().name != cpu)
+    assert found["vnni"]["outputs"][0]["sqnr_db"] > SATURATING_DB + 10
+    assert found["avx2"]["outputs"][0]["sqnr_db"] == pytest.approx(SATURATING_DB, abs=0.1)
+    assert ("computed as avx2 CPUs compute it" in found["avx2"]["verdict"]["text"]) == target_cpu().exact
+    assert main(["compare", str(tmp_path / "f.onnx"), str(tmp_path / "q.onnx"), "--data", "x", "--cpu", "z80"]) == 2
+
+
+@pytest.mark.skipif(not target_cpu().exact, reason="this CPU computes saturating sums itself")
+def test_sums_that_are_not_computed_are_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels that are computed in numpy are left out here."""
+    monkeypatch.setattr(saturating_session, "NOT_COMPUTED", frozenset(LAYOUTS))
+    monkeypatch.setattr(saturating_session, "LAYOUTS", {})
+    report = quantized(tmp_path / "q.onnx", cpu="avx2", reduce_range=False)
+    assert any("can saturate on avx2 and not on this CPU" in problem for problem in report.problems)
+    assert len(report.metrics["unknown_sums"]) == 2
 
 
 @pytest.mark.parametrize("backend", ["tensorrt", "qnn", "virtual"])

@@ -28,6 +28,7 @@ OPTIONS: Final = (
     options.DATA,
     *options.FEEDS,
     options.RUNTIME,
+    options.FILE_CPU,
     options.TASK,
     *options.EVALUATING,
     options.MAX_METRIC_LOSS,
@@ -43,8 +44,9 @@ def run(given: Arguments) -> int:
     from sbonnx import verify
     from sbonnx.calib.data import dataset as datasets
     from sbonnx.calib.input_check import doubts_about, first_layer_of
+    from sbonnx.cpu import target_cpu
     from sbonnx.report import Refusal, verdict_of
-    from sbonnx.verify.runtimes import chosen_runtime, exact_products
+    from sbonnx.verify.runtimes import chosen_runtime, exact_products, recorded_cpu
 
     printer, float_model, quant_model = given.printer(), given[FLOAT], given[QUANT]
     rows = {row.key.removeprefix("VERIFY."): row for row in options.LIMITS}
@@ -59,8 +61,11 @@ def run(given: Arguments) -> int:
     feeds = datasets.read(source, graph, split=given[options.SPLIT], limit=given[options.SAMPLES])
     printer.notes(feeds.notes)
     doubts = doubts_about(first_layer_of(graph), feeds)
-    device, depth = given[options.DEVICE] or "cpu", verify.Depth(levels=True, kernels=True)
+    device = given[options.DEVICE] or "cpu"
     runtime = chosen_runtime(given[options.RUNTIME], [quant_model], device=device)
+    cpu = given.file_cpu(runtime)
+    depth = verify.Depth(latency=cpu in ("", target_cpu().name), levels=True, kernels=True)
+    exact = exact_products(quant_model, cpu)
     comparison = verify.compare(
         float_model,
         quant_model,
@@ -68,18 +73,19 @@ def run(given: Arguments) -> int:
         device=device,
         depth=depth,
         runtime=runtime,
-        exact=exact_products(quant_model),
+        exact=exact,
         task=task,
     )
-    comparison = replace(comparison, doubts=doubts)
+    cpu = cpu or (recorded_cpu(quant_model) if comparison.saturating or comparison.unknown_sums else "")
+    comparison = replace(comparison, doubts=doubts, cpu=cpu)
     missed: tuple[str, ...] = ()
     if evaluation is not None:
         models = {"float": float_model, "quantized": quant_model}
-        found = verify.evaluate(models, evaluation, device=device, runtimes={"quantized": runtime})
+        found = verify.evaluate(models, evaluation, device=device, runtimes={"quantized": runtime}, cpu=cpu)
         comparison = replace(comparison, evaluation=found)
         missed = tuple(filter(None, [found.problem(max_loss, "--max-loss")]))
     metrics = comparison.to_dict()
-    problems = (*comparison.problems(), *missed, *limits.problems(comparison))
+    problems = (*comparison.problems(), *comparison.unknown(), *missed, *limits.problems(comparison))
     code = printer.problems(problems)
     advice: dict[str, str] = {}
     if limits.below(comparison) and _can_profile(float_model, quant_model):

@@ -37,12 +37,6 @@ TARGET: Final = options.option(
     str,
     "The runtime whose rules are checked.",
 )
-CPU: Final = options.option(
-    "--cpu this|avx2|avx512|vnni|amx|arm64|arm64-dot",
-    str,
-    "With --target onnxruntime: the CPU that will run the file.",
-    shown="that of the file's metadata, else this",
-)
 SARIF: Final = options.output_option("--sarif FILE", "Write the findings as SARIF 2.1.0, for CI.")
 FORMATS: Final = ("text", "json", "github", "junit", "sarif")
 OUTPUT_FORMAT: Final = options.option(
@@ -66,7 +60,7 @@ ENGINE_PROFILE: Final = options.option(
 OPTIONS: Final = (
     MODEL,
     TARGET,
-    CPU,
+    options.FILE_CPU,
     OUTPUT_FORMAT,
     SARIF,
     FIX,
@@ -82,7 +76,6 @@ OPTIONS: Final = (
 
 def run(given: Arguments) -> int:
     from sbonnx import graph as graphs
-    from sbonnx.cpu import CPUS, THIS
     from sbonnx.lint import TARGETS, ci_formats, lint, rules_for
     from sbonnx.lint.findings import sarif as to_sarif
     from sbonnx.lint.fix import fix as fix_model
@@ -95,11 +88,8 @@ def run(given: Arguments) -> int:
         raise RecipeError(f"--target is missing: name the runtime, one of {', '.join(TARGETS)}")
     if output is not None and not fix:
         raise OutputError("-o names the model that --fix writes: add --fix")
-    target, cpu = full_backend(target), given[CPU] or ""
-    if cpu not in ("", THIS, *CPUS):
-        raise RecipeError(f"--cpu '{cpu}' is not known: choose one of {', '.join((THIS, *CPUS))}")
-    if cpu and target != "onnxruntime":
-        raise RecipeError(f"--cpu is about kernels of onnxruntime, and --target is {target}")
+    target = full_backend(target)
+    cpu = given.file_cpu(target)
     if fix and target in TARGETS and not fixes_for(target):
         raise RecipeError(f"--fix: nothing is fixed for {target}: quantize the model again, with --requantize and data")
     if given[ENGINE_PROFILE] is not None and given[ENGINE_LAYERS] is None:

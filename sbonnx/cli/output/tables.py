@@ -184,6 +184,8 @@ def comparison_facts(
         facts["latency"] = f"{times} (ratio of pairs of runs {metrics['latency_ratio']:.3g}{interval_text(low, high)})"
     facts["integer kernels"] = _kernels(metrics["kernels"]) if own else None
     facts["float kernels"] = _float_kernels(metrics["kernels"]) if own else None
+    if metrics["saturating"]:
+        facts["saturating sums"] = f"{len(metrics['saturating'])} ops, computed as {metrics['cpu']} CPUs compute them"
     facts["optimisation levels"] = _levels(metrics)
     facts["compared on"] = _compared(metrics, calibrated)
     return facts

@@ -86,6 +86,8 @@ class ComparisonFigures(TypedDict):
         levels_left_out: optimization levels that were not opened, because the graph is large.
         kernels: integer kernels; null if not counted.
         dot_product: whether 8-bit products were added without saturation, as with VNNI or AMX.
+        saturating: operators whose sums can saturate on the CPU that the file is for, computed as it does.
+        unknown_sums: such operators that were computed as on this CPU.
         cpu: kind of CPU that the file is for; "" if unknown, or the same on all.
         held_out: number of hold-out samples that the feeds consist of; 0: none were held out.
         calibrated: whether the feeds are those of the calibration.
@@ -115,6 +117,8 @@ class ComparisonFigures(TypedDict):
     levels_left_out: list[str]
     kernels: KernelCounts | None
     dot_product: bool
+    saturating: list[str]
+    unknown_sums: list[str]
     cpu: str
     held_out: int
     calibrated: bool

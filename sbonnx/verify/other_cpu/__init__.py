@@ -1,0 +1,1 @@
+"""Computation of what another kind of CPU than this one computes."""
