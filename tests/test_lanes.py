@@ -17,9 +17,9 @@ ROOT = Path(__file__).resolve().parents[1]
 class Case:
     """As much of a `pytest.Item` as is read."""
 
-    def __init__(self, test: str, **indices: int) -> None:
-        self.nodeid = f"{test}[{'-'.join(map(str, indices.values()))}]"
-        self.callspec = SimpleNamespace(indices=indices)
+    def __init__(self, test: str, **params: int) -> None:
+        self.nodeid = f"{test}[{'-'.join(map(str, params.values()))}]"
+        self.callspec = SimpleNamespace(params=params)
         self.markers = {"sampled": pytest.mark.sampled(2).mark if test == "spread" else pytest.mark.sampled.mark}
         if test == "whole":
             self.markers.clear()
@@ -53,6 +53,16 @@ def test_the_cases_left_out_are_slow() -> None:
     fast = [case.nodeid for case in (*product, *spread_out, *whole) if not case.get_closest_marker("slow")]
     assert fast[:6] == [*(f"product[{pair}]" for pair in ("0-0", "1-1", "2-2", "3-0")), "spread[0]", "spread[4]"]
     assert len(fast) == 6 + len(whole)
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("a", range(4))
+@pytest.mark.parametrize("b", "xyz")
+def test_this_product_is_sampled(a: int, b: str, request: pytest.FixtureRequest) -> None:
+    """By what pytest itself says of cases: 4 of the 12 are fast, and all others slow."""
+    cases = [item for item in request.session.items if item.nodeid.startswith(request.node.nodeid.partition("[")[0])]
+    fast = [item for item in cases if not item.get_closest_marker("slow")]
+    assert len(fast) in (0, 4) or len(cases) == 1  # one was asked for by name
 
 
 def test_the_commands_run_both_lanes() -> None:

@@ -20,8 +20,8 @@ def divide(items: Sequence[pytest.Item]) -> None:
     for group in cases.values():
         marker = group[0].get_closest_marker("sampled")
         assert marker is not None
-        indices = [each.callspec.indices for each in group]  # type: ignore[attr-defined]
-        kept = spread(len(group), *marker.args) if marker.args else covering(indices)
+        values = [{name: id(value) for name, value in each.callspec.params.items()} for each in group]  # type: ignore[attr-defined]
+        kept = spread(len(group), *marker.args) if marker.args else covering(values)
         for index in sorted({*range(len(group))} - kept):
             group[index].add_marker("slow")
 
