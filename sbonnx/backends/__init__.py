@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from sbonnx import plugins
-from sbonnx.backends.base import Backend, Rule
+from sbonnx.backends.base import Backend, Files, Numbers
 from sbonnx.backends.onnxruntime.backend import ONNXRUNTIME
 from sbonnx.backends.openvino.backend import OPENVINO
+from sbonnx.backends.placement_rules import Placement, Rule
 from sbonnx.backends.qnn.backend import QNN
 from sbonnx.backends.runtime_types import Entry, ExecutedLayer, Runtime, RuntimeSession
 from sbonnx.backends.tensorrt.backend import TENSORRT, of_version
@@ -38,6 +39,9 @@ __all__ = [
     "Backend",
     "Entry",
     "ExecutedLayer",
+    "Files",
+    "Numbers",
+    "Placement",
     "Rule",
     "Runtime",
     "RuntimeSession",

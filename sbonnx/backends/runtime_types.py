@@ -1,4 +1,4 @@
-"""Runtimes other than onnxruntime that execute files on this machine, as verification uses them."""
+"""Values that backends exchange with runtimes: files that they execute on this machine, inputs of engines."""
 
 from __future__ import annotations
 
@@ -69,9 +69,24 @@ class Runtime:
     open: Callable[[Path | bytes, int | None], RuntimeSession]
 
 
+@dataclass(frozen=True)
+class EngineInput:
+    """Shape of one input of the network.
+
+    Attributes:
+        name: as in the file.
+        shape: dimensions; None where the size is dynamic.
+        seen: dimensions of the calibration data, for the optimization profile; None without data.
+    """
+
+    name: str
+    shape: tuple[int | None, ...]
+    seen: tuple[int, ...] | None = None
+
+
 def layers_by_name(layers: Iterable[ExecutedLayer]) -> dict[str, ExecutedLayer]:
     """Return the kernel that computes each node or tensor, by name."""
     return {name: layer for layer in layers for name in layer.names}
 
 
-__all__ = ["Entry", "ExecutedLayer", "Runtime", "RuntimeSession", "layers_by_name"]
+__all__ = ["EngineInput", "Entry", "ExecutedLayer", "Runtime", "RuntimeSession", "layers_by_name"]

@@ -4,9 +4,23 @@ from __future__ import annotations
 
 from typing import Final
 
-from sbonnx.backends.base import Backend, Rule, copies, never, signed_when_symmetric
+from sbonnx.backends.base import Backend, Files, Numbers
 from sbonnx.backends.onnxruntime.exact_biases import keep_biases
-from sbonnx.ops import ACTIVATIONS, ADDS, CONCATS, ELEMENTWISE, MATRIX_PRODUCTS, POOLS, REDUCES, RESIZES, SOFTMAX
+from sbonnx.backends.placement_rules import Placement, Rule, copies
+from sbonnx.graph import Graph
+from sbonnx.ops import (
+    ACTIVATIONS,
+    ADDS,
+    CONCATS,
+    ELEMENTWISE,
+    EMBEDDING,
+    LINEAR,
+    MATRIX_PRODUCTS,
+    POOLS,
+    REDUCES,
+    RESIZES,
+    SOFTMAX,
+)
 
 NORM_OPS: Final = frozenset({"LayerNormalization", "RMSNormalization", "GroupNormalization"})
 NORM_BLOCKS: Final = frozenset({"block:layernorm", "block:rmsnorm", "block:groupnorm"})
@@ -43,17 +57,18 @@ RULES: Final = (
     Rule("resize", RESIZES, "first", switch="resize", unless=copies, why="input of an interpolating resize"),
 )
 
+
+class VirtualFiles(Files):
+    """Q/DQ of any width, as onnxruntime simulates them."""
+
+    def legalise(self, graph: Graph) -> list[str]:
+        """Keep float biases that onnxruntime would round. In place; return what was done."""
+        return keep_biases(graph)
+
+
 VIRTUAL: Final = Backend(
     name="virtual",
-    linear=frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"}),
-    slow_linear=never,
-    linear_output=frozenset(),
-    rules=RULES,
-    folds=ACTIVATIONS,
-    joins_concat=False,
-    int32_bias=False,
-    embedding=True,
-    any_bits=True,
-    spec=signed_when_symmetric,
-    legalise=keep_biases,
+    placement=Placement(linear=frozenset(LINEAR), rules=RULES, folds=ACTIVATIONS, stored=EMBEDDING),
+    numbers=Numbers(any_bits=True),
+    files=VirtualFiles(),
 )

@@ -20,11 +20,11 @@ def finish(graph: Graph, recipe: Recipe, levels: Mapping[str, int] | None = None
     backend, converted = BACKENDS[recipe.backend], None
     if recipe.mode == "dynamic":
         converted = dynamic.convert(graph)
-    elif recipe.mode == "weight_only" and backend.block_products:
+    elif recipe.mode == "weight_only" and backend.files.block_products:
         converted = nbits.convert(graph, accuracy_level=recipe.usual_level, levels=levels)
     elif recipe.format == "qoperator":
         converted = qoperator.convert(graph)
-    if backend.packs_weights and recipe.weights == "codes":
+    if backend.files.packs_weights and recipe.weights == "codes":
         packed.pack(graph)
     return converted
 

@@ -30,12 +30,12 @@ COMPUTED_ON_LOAD: Final = frozenset({"BatchNormalization"})
 
 
 def _supported(node: Node) -> bool:
-    return node.op in QNN.linear | COMPUTED_ON_LOAD or QNN.rule_for(node.op) is not None
+    return node.op in QNN.placement.linear | COMPUTED_ON_LOAD or QNN.placement.rule_for(node.op) is not None
 
 
 def _float_inputs(node: Node) -> list[Tensor]:
     """Return the float inputs of a node that the integer operation reads as integers."""
-    rule = QNN.rule_for(node.op)
+    rule = QNN.placement.rule_for(node.op)
     keeps = node.op not in LINEAR and (rule is None or rule.constants == "none")
     floats = [tensor for tensor in node.inputs if not tensor.is_empty() and query.dtype(tensor) in FLOATS]
     return [tensor for tensor in floats if not (keeps and isinstance(tensor, Constant))]
@@ -135,7 +135,7 @@ def mixed_widths(view: View) -> Found:
 
 def _activations(view: View, node: Node) -> list[Tensor]:
     """Return the inputs of a node whose type is that of its output: all but weights, biases and parameters."""
-    rule = QNN.rule_for(node.op)
+    rule = QNN.placement.rule_for(node.op)
     if view.weight(node) is not None:
         return [node.inputs[1 - LINEAR[node.op].weight]]
     first = rule is None or rule.constants == "parameters"

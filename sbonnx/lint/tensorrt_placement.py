@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from sbonnx.backends.tensorrt.backend import FEW, slow_linear, unfit
+from sbonnx.backends.tensorrt.backend import FEW, TENSORRT
 from sbonnx.graph import Node, Tensor, query
 from sbonnx.linear.layer import channel_axes
 from sbonnx.lint.tensorrt_parameters import Site
@@ -312,7 +312,9 @@ def tiny(view: View) -> Iterator[Site]:
             shape = query.shape(node.inputs[1])
             if shape is None or len(shape) < 3 or any(not isinstance(dim, int) for dim in shape):
                 continue
-            why = (unfit(node, QuantSpec(kind="fp8")) if one.codes == FP8 else None) or slow_linear(node)
+            why = (
+                TENSORRT.numbers.unfit(node, QuantSpec(kind="fp8")) if one.codes == FP8 else None
+            ) or TENSORRT.placement.slow_linear(node)
         else:
             why = _tiny_product(node)
         if why:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from sbonnx.backends import Backend
-from sbonnx.backends.base import fills_zero
+from sbonnx.backends.placement_rules import fills_zero
 from sbonnx.graph import Node, Tensor, query
 from sbonnx.ops import CONCATS, MOVES_DATA, PADS, PICKS_MAX
 from sbonnx.plan.survey import Survey
@@ -146,7 +146,7 @@ def tie(survey: Survey, recipe: Recipe, backend: Backend, drafts: Drafts) -> Non
             _tie_to_origin(tensor, key, drafts)
     for place in survey.places:
         if place.node.op in CONCATS:
-            _tie_concat(place.node, drafts, whole=backend.joins_concat)
+            _tie_concat(place.node, drafts, whole=backend.numbers.joins_concat)
     first: dict[int, str] = {}
     for key, draft in drafts.by_key.items():
         group = recipe.shared_group(draft.tensor) if draft.role == "activation" else None

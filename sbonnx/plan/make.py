@@ -108,10 +108,10 @@ class Planner:
             backend=backend.name,
             scale_rule=recipe.scale_rule,
             weights=recipe.weights,
-            weights_alone=backend.any_bits or recipe.mode != "static",
+            weights_alone=backend.numbers.any_bits or recipe.mode != "static",
             float_type=recipe.high_precision,
-            scales=backend.scales,
-            cpu=target_cpu(recipe.cpu).name if backend.saturates else "",
+            scales=backend.numbers.scales,
+            cpu=target_cpu(recipe.cpu).name if backend.numbers.saturates else "",
         )
 
     def _placed(self, declined: Mapping[str, str]) -> Drafts:
@@ -126,11 +126,11 @@ class Planner:
         if self._times is None:
             return drafts
         backend, nodes = self._backend, self._survey.nodes
-        first = {rule.name for rule in backend.rules if rule.inputs == "first" and rule.when in CONTINUES}
-        rules = {name: backend.rule_for(nodes[name].op) for name in placer.ruled}
+        first = {rule.name for rule in backend.placement.rules if rule.inputs == "first" and rule.when in CONTINUES}
+        rules = {name: backend.placement.rule_for(nodes[name].op) for name in placer.ruled}
         continues = frozenset(name for name, rule in rules.items() if rule is not None and rule.name in first)
         able = placer.integer | placer.ruled
-        slower = slower_in_integers(self._survey, able, backend.folds, self._times, continues)
+        slower = slower_in_integers(self._survey, able, backend.placement.folds, self._times, continues)
         if slower:
             drafts, _ = self._walked({**slower, **declined})
             feed_bodies(self._survey, self._recipe, drafts)
@@ -161,18 +161,18 @@ def _with_range(site: Site, recipe: Recipe) -> Site:
 
 def _short_weights(recipe: Recipe, backend: Backend) -> bool:
     """Return whether 8-bit weights must suit int16 sums of two products: on CPUs that need it, or by the recipe."""
-    if not backend.saturates:
+    if not backend.numbers.saturates:
         return False
     return not target_cpu(recipe.cpu).exact if recipe.reduce_range is None else recipe.reduce_range
 
 
 def _idle(sites: Sequence[Site], recipe: Recipe, backend: Backend) -> Iterator[Refusal]:
     """Yield refusals for recipe requests without effect: due to the backend, or because no quantized tensor matches."""
-    separates = any(rule.when == "not_after_producer" for rule in backend.rules)
+    separates = any(rule.when == "not_after_producer" for rule in backend.placement.rules)
     if not recipe.schedule.disable_unnecessary_quant and not separates:
         why = f"{backend.name} folds activations into the op before: no pair stands between"
         yield Refusal("quantize before activations", "SCHEDULE.DISABLE_UNNECESSARY_QUANT", why)
-    if recipe.cpu != THIS and not backend.saturates:
+    if recipe.cpu != THIS and not backend.numbers.saturates:
         yield Refusal("choose weights for a CPU", "CPU", f"files for {backend.name} compute the same on every CPU")
     for key, kind in recipe.learned_types():
         why = f"{kind} needs training: ranges are those of the observer; to train, use sbonnx qat or init_QAT()"

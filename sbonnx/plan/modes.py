@@ -30,7 +30,7 @@ class Method:
     Attributes:
         smallest: minimum number of weights for which a product is quantized, if the recipe gives none.
         block: block size along the reduction axis, if the recipe gives none; None: the largest of the backend's
-            `int4_blocks` that divides the axis, or no blocks.
+            `block_sizes` that divides the axis, or no blocks.
         why: reason given for its sites, for people.
         below: reason given for smaller weights.
     """
@@ -144,16 +144,16 @@ class ModePlacer(SiteBuilder):
         settings = self.settings_of("w", node, weight)
         if settings is None:
             return
-        spec = self.backend.spec("w", settings.bits, settings.symmetric, axis if settings.per_channel else None)
+        spec = self.numbers.spec("w", settings.bits, settings.symmetric, axis if settings.per_channel else None)
         if settings.per_channel:
             size = self._block(settings)
             if node.name in self.survey.heads and axis is not None:
                 size = self._table_block(settings, weight.shape[1 - axis]) or size
-            spec = in_blocks(node, index, spec, size, self.backend.int4_blocks)
+            spec = in_blocks(node, index, spec, size, self.numbers.block_sizes(spec))
         if self.recipe.mode == DYNAMIC:
             spec = self.safe_sums(node, index, spec)
         self._add(place, Reader(node.name, index), weight, spec, settings, why)
-        if self.backend.block_products and self.recipe.mode == WEIGHT_ONLY and spec.block_size is not None:
+        if self.backend.files.block_products and self.recipe.mode == WEIGHT_ONLY and spec.block_size is not None:
             stored = nbits_kernels.stored_bits(spec.bits)
             slow = nbits_kernels.slow_path(stored, spec.block_size, self.recipe.usual_level)
             if slow is not None:
@@ -163,7 +163,7 @@ class ModePlacer(SiteBuilder):
         self, place: Place, reader: Reader, weight: Tensor, spec: QuantSpec, settings: TensorSettings, why: str
     ) -> None:
         """Add a site for one reader of a weight: one for all readers of the same codes, in any scope."""
-        unfit = self.backend.unfit(place.node, spec)
+        unfit = self.numbers.unfit(place.node, spec)
         if unfit is not None:
             self.drafts.refuse("quantize weight", place.node.name, unfit)
             return
@@ -173,7 +173,7 @@ class ModePlacer(SiteBuilder):
     def _block(self, settings: TensorSettings) -> int | None:
         """Return the block size of the recipe, else that of the method; 2-bit kernels need larger ones (`SMALL`)."""
         block = settings.block_size or self._method.block
-        fast = settings.block_size is None and block is not None and self.backend.block_products
+        fast = settings.block_size is None and block is not None and self.backend.files.block_products
         return nbits_kernels.default_block(settings.bits, block) if fast and block is not None else block
 
     def _table_block(self, settings: TensorSettings, length: int) -> int | None:
@@ -183,7 +183,7 @@ class ModePlacer(SiteBuilder):
         of a row with an odd number of blocks from a wrong byte.
         """
         block = self._block(settings)
-        paired = self.backend.block_products and settings.bits <= 4
+        paired = self.backend.files.block_products and settings.bits <= 4
         while block is not None and block >= MIN_BLOCK and length % (2 * block if paired else block):
             block //= 2
         return block if block is None or block >= MIN_BLOCK else None
@@ -196,7 +196,9 @@ class ModePlacer(SiteBuilder):
         rows, length = table.matrix.shape[1 - table.row_axis], table.matrix.shape[table.row_axis]
         wanted = self.recipe.quantize_inputs_of.embedding
         if wanted is None:
-            wanted = self.backend.block_products and self.recipe.mode == WEIGHT_ONLY and rows in self.survey.vocabulary
+            wanted = (
+                self.backend.files.block_products and self.recipe.mode == WEIGHT_ONLY and rows in self.survey.vocabulary
+            )
         if not wanted or not str(query.dtype(table.matrix)).startswith("float"):
             return
         if self.recipe.mode == DYNAMIC:
@@ -208,13 +210,13 @@ class ModePlacer(SiteBuilder):
         settings = self.settings_of("w", node, table.matrix)
         if settings is None:
             return
-        spec = self.backend.spec("w", settings.bits, settings.symmetric, 1 - table.row_axis)
+        spec = self.numbers.spec("w", settings.bits, settings.symmetric, 1 - table.row_axis)
         size = self._table_block(settings, length)
         if not settings.per_channel:
             spec = replace(spec, axis=None)
         elif size is not None:
             spec = replace(spec, axis=table.row_axis, block_size=size)
-        elif self.backend.block_products:
+        elif self.backend.files.block_products:
             even = "an even number of " if settings.bits <= 4 else ""
             self._refuse(node, f"rows of {length} values do not divide into {even}blocks of {MIN_BLOCK} or more")
             return

@@ -44,7 +44,7 @@ class Placer(SiteBuilder):
         for place in self.survey.places:
             node = place.node
             block = self.survey.block_of.get(node.name)
-            if block is not None and block.kind not in self.backend.opens and not self._is_unit(block, node):
+            if block is not None and block.kind not in self.rules.opens and not self._is_unit(block, node):
                 if node.name == block.nodes[0]:
                     self._at_block(place, block)
                 continue
@@ -62,14 +62,14 @@ class Placer(SiteBuilder):
                 self._refuse_loop(node)
                 continue
             at = weighted(node)
-            if node.op in self.backend.linear and at is not None:
+            if node.op in self.rules.linear and at is not None:
                 self._at_linear(place, at)
             elif node.op in LINEAR and at is not None:
                 self.drafts.refuse("quantize", node.name, f"{self.backend.name} has no integer kernel for {node.op}")
             elif node.op in EMBEDDING and isinstance(node.inputs[0], Constant):
                 self._at_embedding(place)
             else:
-                rule = self.backend.rule_for(node.op)
+                rule = self.rules.rule_for(node.op)
                 if rule is not None and rule.when == "output_read_quantized":
                     late.append((place, rule))
                 elif rule is not None:
@@ -91,47 +91,47 @@ class Placer(SiteBuilder):
 
     def _at_linear(self, place: Place, at: LinearInputs) -> None:
         node = place.node
-        unit = self.backend.rule_for(node.op)
-        if at.weight == 0 and unit is not None and unit.inputs == "unit":
+        unit = self.rules.unit_for(node.op)
+        if at.weight == 0 and unit is not None:
             self._at_unit(place, unit)
             return
-        if at.weight == 0 and not self.backend.any_bits:
+        if at.weight == 0 and not self.numbers.any_bits:
             self.drafts.refuse("quantize", node.name, f"{self.backend.name} wants the constant on the right of MatMul")
             return
         wanted = self.recipe.settings(
             "w", node=node.name, op=node.op, tensor=node.inputs[at.weight].name, place=self.survey.place_of(node)
         )
         kind = weight_spec(self.backend, node, at.weight, at.axis, wanted) if wanted.enabled else None
-        if kind is not None and self.backend.alone(kind) and not isinstance(node.inputs[at.data], Constant):
+        if kind is not None and self.numbers.block_sizes(kind) and not isinstance(node.inputs[at.data], Constant):
             if self.weight(place, at.weight, at.axis, f"weight of {node.op}, whose input stays float") is not None:
                 self.drafts.refuse("quantize input", node.name, f"{self.backend.name} has int4 for weights alone")
             return
         slow = (
             self.declined.get(node.name)
-            or self.backend.slow_linear(node)
-            or (None if kind is None else self.backend.unfit(node, kind))
+            or self.rules.slow_linear(node)
+            or (None if kind is None else self.numbers.unfit(node, kind))
         )
         if isinstance(node.inputs[at.data], Constant):
             slow = "both inputs are constants"
-        if node.op in self.backend.linear_output and self._writes_float_output(node):
+        if node.op in self.rules.linear_output and self._writes_float_output(node):
             slow = f"it writes an output of the graph, which stays float, and so does {node.op}"
         if slow is not None:
             self.drafts.refuse("quantize", node.name, slow)
             return
         data = self.activation(node, at.data, f"input of {node.op}", "linear")
-        if data is None and not self.backend.any_bits:
+        if data is None and not self.numbers.any_bits:
             self.drafts.refuse("quantize weight", node.name, "its input stays float")
             return
         weight = self.weight(place, at.weight, at.axis, f"weight of {node.op}")
         if data is not None and weight is not None:
             self.integer.add(node.name)
-        if data is not None and weight is not None and self.backend.int32_bias:
+        if data is not None and weight is not None and self.numbers.int32_bias:
             if at.bias is not None:
                 self.bias(place, node, at.bias, data, weight)
-            elif node.op == "MatMul" and self.backend.rule_for("Add") not in self._units:
+            elif node.op == "MatMul" and self.rules.unit_for("Add") is None:
                 self._bias_after(place, data, weight)
-        if data is not None and weight is not None and node.op in self.backend.linear_output:
-            if self.backend.writes_float:
+        if data is not None and weight is not None and node.op in self.rules.linear_output:
+            if self.rules.writes_float:
                 self.capable[self._behind_fold(node).name] = node
             else:
                 self._output(node, f"output of {node.op}: the integer kernel writes integers", "linear output")
@@ -144,7 +144,7 @@ class Placer(SiteBuilder):
     @property
     def _pairs_outputs(self) -> bool:
         """Whether outputs of the graph get pairs."""
-        return self.backend.writes_outputs and self.recipe.quantizes_graph("outputs")
+        return self.rules.writes_outputs and self.recipe.quantizes_graph("outputs")
 
     def _share(self, tensor: Tensor, key: str) -> None:
         """Let every reader of a tensor have its one site, so that the kernel before it writes integers alone."""
@@ -173,7 +173,7 @@ class Placer(SiteBuilder):
     def _at_embedding(self, place: Place) -> None:
         node = place.node
         wanted = self.recipe.quantize_inputs_of.embedding
-        if wanted is False or (wanted is None and not self.backend.embedding):
+        if wanted is False or (wanted is None and node.op not in self.rules.stored):
             return
         table = node.inputs[0]
         if query.dtype(table) is None or not str(query.dtype(table)).startswith("float") or len(table.shape) != 2:
@@ -182,7 +182,7 @@ class Placer(SiteBuilder):
             self.weight(place, 0, 0, "rows of an embedding")
 
     def _at_block(self, place: Place, block: Block) -> None:
-        rule = self.backend.rule_for(f"block:{block.kind}")
+        rule = self.rules.rule_for(f"block:{block.kind}")
         if rule is None or rule.inputs == "none" or not self._acts(rule) or not block.inputs:
             return
         names = set(block.nodes)
@@ -250,14 +250,9 @@ class Placer(SiteBuilder):
         if rule.one_scale and after is not None and keys[0] is not None:
             self.drafts.join(keys[0], after)
 
-    @property
-    def _units(self) -> tuple[Rule, ...]:
-        """Rules of the backend that place whole node units."""
-        return tuple(rule for rule in self.backend.rules if rule.inputs == "unit")
-
     def _is_unit(self, block: Block, node: Node) -> bool:
         """Return whether a recognised block is one node for which the backend has a rule of node units."""
-        return len(block.nodes) == 1 and self.backend.rule_for(node.op) in self._units
+        return len(block.nodes) == 1 and self.rules.unit_for(node.op) is not None
 
     def _at_unit(self, place: Place, rule: Rule) -> None:
         """Place pairs at every float input and output of a node, and integers for its float constants."""
@@ -333,7 +328,7 @@ class Placer(SiteBuilder):
         key = self.written[tensor.name] = self.open_site(tensor, spec, settings, why, rule)
         draft = self.drafts.by_key[key]
         draft.leaves = leaves
-        prescribed = self.backend.output_params(node, spec)
+        prescribed = self.numbers.output_params(node, spec)
         if prescribed is not None:
             draft.given = GivenParams((prescribed[0],), (prescribed[1],))
             draft.fixed = draft.given.covered(spec)
@@ -353,10 +348,10 @@ class Placer(SiteBuilder):
             return tensor
         follower, index = readers[0]
         block = self.survey.block_of.get(follower.name)
-        if block is not None and f"block:{block.kind}" in self.backend.folds:
+        if block is not None and f"block:{block.kind}" in self.rules.folds:
             inside = block.inputs == (tensor.name,) and all(reader.name in block.nodes for reader, _ in readers)
             return self.survey.nodes[block.nodes[-1]].outputs[0] if inside else tensor
-        if len(readers) == 1 and follower.op in self.backend.folds and index == 0:
+        if len(readers) == 1 and follower.op in self.rules.folds and index == 0:
             return follower.outputs[0]
         return tensor
 

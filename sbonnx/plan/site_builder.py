@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from sbonnx.backends import Backend
+from sbonnx.backends import Backend, Numbers, Placement
 from sbonnx.errors import RecipeError
 from sbonnx.graph import Constant, Node, Tensor, query
 from sbonnx.linear.layer import channel_axes
@@ -79,6 +79,16 @@ class SiteBuilder:
     written: dict[str, str] = field(default_factory=dict)
     short_weights: bool = False
 
+    @property
+    def rules(self) -> Placement:
+        """Placement of the backend."""
+        return self.backend.placement
+
+    @property
+    def numbers(self) -> Numbers:
+        """Types and scales of the backend."""
+        return self.backend.numbers
+
     def settings_of(self, side: Literal["w", "a"], node: Node, tensor: Tensor) -> TensorSettings | None:
         """Return the recipe's settings for one input, or None if it keeps that input float (recorded as a refusal)."""
         settings = self.recipe.settings(
@@ -108,7 +118,7 @@ class SiteBuilder:
         if obstacle is not None:
             self.drafts.refuse("quantize input", node.name, f"'{tensor.name}': {obstacle}")
             return None
-        if self.backend.centred(node, index):
+        if self.numbers.centred(node, index):
             settings = replace(settings, symmetric=True)
         spec = spec_of(self.backend, "a", settings, self._channels(node, tensor, settings))
         if tensor.name in self.written:
@@ -157,7 +167,7 @@ class SiteBuilder:
             why_one = f"'{tensor.name}' is a batch of matrices: integer kernels want one scale for the whole tensor"
             self.drafts.refuse("quantize weight per channel", node.name, why_one)
         spec = self.safe_sums(node, index, spec)
-        why_not = f"'{tensor.name}' is empty" if 0 in tensor.shape else self.backend.unfit(node, spec)
+        why_not = f"'{tensor.name}' is empty" if 0 in tensor.shape else self.numbers.unfit(node, spec)
         if why_not is not None:
             self.drafts.refuse("quantize weight", node.name, why_not)
             return None
@@ -171,7 +181,7 @@ class SiteBuilder:
         bands in 8 bits, and 28.7 dB without.
         """
         node = place.node
-        for index in RECURRENT_WEIGHTS if self.backend.recurrent else ():
+        for index in RECURRENT_WEIGHTS if node.op in self.rules.stored else ():
             tensor = node.inputs[index]
             if not isinstance(tensor, Constant) or query.dtype(tensor) != np.dtype(np.float32) or 0 in tensor.shape:
                 continue
@@ -182,7 +192,7 @@ class SiteBuilder:
             settings = self.settings_of("w", node, tensor)
             if settings is None or settings.bits > RECURRENT_BITS or settings.dtype != "int":
                 continue
-            spec = self.backend.spec("w", RECURRENT_BITS, True, 1 if settings.per_channel else None)
+            spec = self.numbers.spec("w", RECURRENT_BITS, True, 1 if settings.per_channel else None)
             draft = Draft(
                 tensor=tensor.name,
                 role="weight",
@@ -207,7 +217,7 @@ class SiteBuilder:
         """
         if not self.short_weights or spec != replace(spec, bits=8, signed=True, kind="int"):
             return spec
-        return spec.short() if self.recipe.reduce_range else self.backend.safe_sums(node, index, spec)
+        return spec.short() if self.recipe.reduce_range else self.numbers.safe_sums(node, index, spec)
 
     def operand(self, place: Place, index: int, why: str) -> str | None:
         """Add a site for the float constant at input `index`, in the type of activations. Return None if refused."""
@@ -248,19 +258,18 @@ class SiteBuilder:
 
 def spec_of(backend: Backend, side: Literal["w", "a"], settings: TensorSettings, axis: int | None) -> QuantSpec:
     """Return the type that the recipe asks for, as the backend spells it."""
-    return replace(backend.spec(side, settings.bits, settings.symmetric, axis), kind=settings.dtype)
+    return replace(backend.numbers.spec(side, settings.bits, settings.symmetric, axis), kind=settings.dtype)
 
 
 def weight_spec(backend: Backend, node: Node, index: int, axis: int | None, settings: TensorSettings) -> QuantSpec:
     """Return the type of the weight at input `index`, block-wise if the recipe or the bit width requires it."""
-    if node.op in backend.one_scale:
+    if node.op in backend.numbers.one_scale:
         axis = None
         settings = replace(settings, symmetric=settings.symmetric and not settings.by_width)
     if in_batches(node, index):
         axis = None
     spec = spec_of(backend, "w", settings, axis if settings.per_channel else None)
-    taken = backend.int4_blocks if backend.alone(spec) else ()
-    return in_blocks(node, index, spec, settings.block_size, taken)
+    return in_blocks(node, index, spec, settings.block_size, backend.numbers.block_sizes(spec))
 
 
 def in_batches(node: Node, index: int) -> bool:

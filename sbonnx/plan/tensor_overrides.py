@@ -98,7 +98,7 @@ def _prescribed(site: Site, before: Site, tensor: Tensor, backend: Backend) -> S
         return site
     if site.fixed is not None and site.given is None:
         return site
-    params = backend.output_params(producer, site.spec)
+    params = backend.numbers.output_params(producer, site.spec)
     return replace(site, given=None, fixed=None) if params is None else _given(site, (params[0],), (params[1],))
 
 

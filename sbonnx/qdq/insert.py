@@ -176,7 +176,7 @@ class _PairWriter:
         shape = query.shape(tensor)
         native = stored_type("activation", site.spec)
         exact = site.spec.fills_dtype and site.spec.native_dtype == native
-        exact = exact and not (site.spec.is_fp8 and self.backend.clips_fp8)
+        exact = exact and not (site.spec.is_fp8 and self.backend.numbers.clips_fp8)
         numbers = self._numbers(site, qparams, kind, native)
         nodes = [] if exact else self._clip(site, tensor, qparams, kind)
         floats = tensor if site.after is None else self.dequantized[site.after]
@@ -238,7 +238,7 @@ class _PairWriter:
         such weights are int8 here and packed in the file (`sbonnx.export.packed`).
         """
         native = stored_type("weight", site.spec)
-        if self.backend.packs_weights and site.spec.block_size is None:
+        if self.backend.files.packs_weights and site.spec.block_size is None:
             return site.spec.dtype
         beside = any(reader.node in self.beside_pairs for reader in site.readers)
         if site.spec.block_size is None or not beside or np.dtype(native) not in BYTES:

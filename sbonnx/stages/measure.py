@@ -216,7 +216,7 @@ def protect_heads(state: PipelineState, options: RunOptions) -> PipelineState:
     """Leave regions of detectors in float whose quantization costs more at the outputs than it saves (HEADS: auto)."""
     prepared, data = state.prepared, state.data
     recipe, backend, graph = prepared.recipe, prepared.backend, prepared.graph
-    if recipe.heads == "none" or recipe.mode != "static" or data is None or backend.any_bits:
+    if recipe.heads == "none" or recipe.mode != "static" or data is None or backend.numbers.any_bits:
         return state
 
     time_of = plan_times(graph, costs_of(recipe, backend))
@@ -246,7 +246,7 @@ def measure_magnitudes(state: PipelineState, options: RunOptions) -> PipelineSta
 def choose_accuracy_levels(state: PipelineState, options: RunOptions) -> PipelineState:
     """Choose the accuracy level of each block-wise product by its errors on the data (ACCURACY_LEVEL: auto)."""
     prepared, recipe = state.prepared, state.prepared.recipe
-    blockwise = recipe.mode == "weight_only" and prepared.backend.block_products
+    blockwise = recipe.mode == "weight_only" and prepared.backend.files.block_products
     if recipe.accuracy_level != "auto" or not blockwise or state.data is None:
         return state
     solution = with_accuracy_levels(state.solution, prepared.graph, prepared.plan, state.data.fit, options)

@@ -10,8 +10,6 @@ import numpy as np
 
 from sbonnx import graph as graphs
 from sbonnx import patterns, precision, qdq
-from sbonnx.backends import Backend
-from sbonnx.backends.tensorrt.profiles import VERSIONS
 from sbonnx.calib.input_check import first_layer_of
 from sbonnx.calib.observers import OBSERVERS
 from sbonnx.correct import give_biases, own_statistics, record_normals
@@ -117,10 +115,10 @@ def plan(state: PipelineState, options: RunOptions) -> PipelineState:
     """
     prepared = state.prepared
     graph, recipe = prepared.graph, prepared.recipe
-    if recipe.mode == "weight_only" and prepared.backend.block_products:
+    if recipe.mode == "weight_only" and prepared.backend.files.block_products:
         tied = [Fired("tie_tables", name) for name in tie_tables(graph)]
         prepared = replace(prepared, applied=(*prepared.applied, *tied))
-    if prepared.backend.quantizes_masks and recipe.mode == "static":
+    if prepared.backend.placement.quantizes_masks and recipe.mode == "static":
         bounded = [Fired("bound_mask", name) for name in bound_masks(graph)]
         prepared = replace(prepared, applied=(*prepared.applied, *bounded))
     edit.sort(graph)
@@ -149,24 +147,11 @@ def needed_opset(prepared: Prepared) -> int:
     half = half or (prepared.plan.float_type != "fp32" and bool(sites))
     pairs = qdq.opset_needed([(site.role, site.spec) for site in sites], half=half)
     needed = max(BASE_OPSET, precision.OPSET[prepared.plan.float_type], pairs)
-    _check_readable(prepared.graph, needed, prepared.backend)
+    info = prepared.graph.info
+    why = prepared.backend.files.unreadable(info.original_opset, needed=needed)
+    if why is not None:
+        raise ModelError(f"{info.path or 'the model'} {why}")
     return needed
-
-
-def _check_readable(graph: Graph, needed: int, backend: Backend) -> None:
-    """Check that the runtime's parser supports the opset of the result.
-
-    Raises:
-        ModelError: it is newer than the opset that the version is documented for.
-    """
-    profile, own = backend.profile, graph.info.original_opset
-    if profile is None or max(own, needed) <= profile.newest_opset:
-        return
-    what = f"has opset {own}" if own > profile.newest_opset else f"needs opset {needed} for the types of its Q/DQ"
-    raise ModelError(
-        f"{graph.info.path or 'the model'} {what}; the parser of {profile.name} reads up to {profile.newest_opset}: "
-        f"export it with that opset or an older one, or quantize for a newer version (such as tensorrt@{VERSIONS[0]})"
-    )
 
 
 def _applied(state: PipelineState, chosen: Any) -> PipelineState:

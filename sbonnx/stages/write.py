@@ -17,10 +17,9 @@ from sbonnx import export, precision, qdq
 from sbonnx import graph as graphs
 from sbonnx import native as loops
 from sbonnx.backends.onnxruntime.graph_transformers import without_rewrites
+from sbonnx.backends.runtime_types import EngineInput
 from sbonnx.backends.tensorrt import calibration_cache
-from sbonnx.backends.tensorrt.backend import TENSORRT
 from sbonnx.backends.tensorrt.profiles import INT4_BITS
-from sbonnx.backends.tensorrt.trtexec import EngineInput, engine_command
 from sbonnx.cpu import RECORDED_CPU
 from sbonnx.graph import query
 from sbonnx.graph.constant_edits import to_metadata
@@ -119,7 +118,7 @@ def convert_float(state: PipelineState, options: RunOptions) -> PipelineState:
 def legalise(state: PipelineState, options: RunOptions) -> PipelineState:
     """Make the quantized graph legal for the runtime, in place, without changing any value."""
     backend, graph = state.prepared.backend, state.quantized
-    changes = backend.legalise(graph)
+    changes = backend.files.legalise(graph)
     if changes:
         more = f", and {len(changes) - 1} more such changes" if len(changes) > 1 else ""
         graph.info.notes.append(f"written as {backend.name} wants it, with the same numbers: {changes[0]}{more}")
@@ -227,7 +226,7 @@ def _report(state: PipelineState) -> Report:
 def _engine_command(state: PipelineState, solved: Iterable[Site]) -> str:
     """Return the command that builds an engine from the output file; "" if the runtime has none."""
     prepared, output = state.prepared, state.request.output
-    if prepared.backend.name != TENSORRT.name or prepared.backend.profile is None or output is None:
+    if output is None:
         return ""
     feed = {} if state.data is None else next(iter(state.data.every), {})
     inputs = [
@@ -240,7 +239,7 @@ def _engine_command(state: PipelineState, solved: Iterable[Site]) -> str:
     ]
     types = {"fp8" if site.spec.is_fp8 else "int4" if site.spec.bits == INT4_BITS else "int8" for site in solved}
     strong = prepared.plan.float_type != "fp32"
-    return engine_command(os.fspath(output), prepared.backend.profile, inputs, types=types, strong=strong)
+    return prepared.backend.files.engine_command(os.fspath(output), inputs, types=types, strong=strong)
 
 
 def _site_row(site: Site) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def exact_products(path: Path, cpu: str = "") -> bool | None:
     backend, kind = BACKENDS.get(named.get(RECORDED, "")), CPUS.get(cpu or named.get(RECORDED_CPU, ""))
     if kind is not None:
         return kind.exact
-    return True if backend is not None and not backend.saturates else None
+    return True if backend is not None and not backend.numbers.saturates else None
 
 
 def open_in(

@@ -21,7 +21,7 @@ from examples.plugin.src.sbonnx_example_plugin.metric import BalancedAccuracy
 from sbonnx import cli, testing
 from sbonnx import graph as graphs
 from sbonnx.assets import digits
-from sbonnx.backends import BACKENDS
+from sbonnx.backends import BACKENDS, Placement
 from sbonnx.backends.virtual import VIRTUAL
 from sbonnx.calib.data import READERS, InputSpec
 from sbonnx.calib.data.dataset import read
@@ -332,7 +332,7 @@ def test_an_observer_that_leaves_the_data_is_found(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_backend_that_quantizes_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(BACKENDS, "idle", replace(VIRTUAL, name="idle", linear=frozenset(), rules=(), embedding=False))
+    monkeypatch.setitem(BACKENDS, "idle", replace(VIRTUAL, name="idle", placement=Placement(frozenset())))
     with pytest.raises(AssertionError, match="quantizes nothing"):
         testing.check_backend("idle")
 

@@ -103,12 +103,12 @@ def test_more_channels_can_take_less_time() -> None:
 
 
 def test_numbers_of_channels_by_backend() -> None:
-    onnxruntime, tensorrt = BACKENDS["onnxruntime"], BACKENDS["tensorrt"]
+    onnxruntime, tensorrt = BACKENDS["onnxruntime"].placement, BACKENDS["tensorrt"].placement
     assert [onnxruntime.channel_multiple("Conv", count) for count in (16, 32, 33, 256)] == [8, 8, 16, 16]
     assert onnxruntime.channel_multiple("MatMul", 768) == 1
     assert [tensorrt.channel_multiple("Conv", count) for count in (16, 256)] == [8, 8]
     assert [tensorrt.channel_multiple("Gemm", count, integers=True) for count in (64, 65)] == [8, 32]
-    assert BACKENDS["virtual"].channel_multiple("Conv", 256) == 1
+    assert BACKENDS["virtual"].placement.channel_multiple("Conv", 256) == 1
     # two channels of a side in one group: half as many groups fill a block
     shuffled = graphs.load(
         model(
@@ -125,7 +125,7 @@ def test_numbers_of_channels_by_backend() -> None:
     found = dependencies(shuffled)
     assert [
         (dimension.size, multiple)
-        for dimension, multiple in zip(found.dimensions, multiples_of(found, onnxruntime), strict=True)
+        for dimension, multiple in zip(found.dimensions, multiples_of(found, BACKENDS["onnxruntime"]), strict=True)
     ] == [(24, 8), (32, 8)]
 
 

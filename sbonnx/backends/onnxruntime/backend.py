@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from sbonnx.backends.base import ON_REQUEST, Backend, Rule, fills_zero, interpolates
+from sbonnx.backends.base import Backend, Files, Numbers
 from sbonnx.backends.onnxruntime.convolutions import align
 from sbonnx.backends.onnxruntime.costs import load_costs
 from sbonnx.backends.onnxruntime.exact_biases import keep_rounded_biases, shield_convolutions
@@ -17,8 +17,9 @@ from sbonnx.backends.onnxruntime.kernel_variants import LANES
 from sbonnx.backends.onnxruntime.paired_sums import safe_sums
 from sbonnx.backends.onnxruntime.rewrites import centre_weights, clip_codes, decode_at_load, pad_codes, write_sums
 from sbonnx.backends.onnxruntime.stems import widen_stems
+from sbonnx.backends.placement_rules import ON_REQUEST, Placement, Rule, fills_zero, interpolates
 from sbonnx.graph import Graph, Node, query
-from sbonnx.ops import ADDS, CONCATS, CONVOLUTIONS, MULTIPLIES, PADS, PICKS_MAX, POOLS, RECTIFIERS, RESIZES
+from sbonnx.ops import ADDS, CONCATS, CONVOLUTIONS, MULTIPLIES, PADS, PICKS_MAX, POOLS, RECTIFIERS, RECURRENT, RESIZES
 from sbonnx.runtime import version
 from sbonnx.spec import QuantSpec
 
@@ -122,65 +123,74 @@ def has_two_bits() -> bool:
     return version() >= TWO_BITS_SINCE
 
 
-def legalise(graph: Graph) -> list[str]:
-    """Rewrite ops that onnxruntime runs slowly, without changing the results. In place; return what was done."""
-    steps = (
-        centre_weights,
-        clip_codes,
-        pad_codes,
-        align,
-        widen_stems,
-        write_sums,
-        shield_convolutions,
-        keep_rounded_biases,
-        decode_at_load,
-    )
-    return [change for step in steps for change in step(graph)]
+STEPS: Final = (
+    centre_weights,
+    clip_codes,
+    pad_codes,
+    align,
+    widen_stems,
+    write_sums,
+    shield_convolutions,
+    keep_rounded_biases,
+    decode_at_load,
+)
+"""Rewrites of ops that onnxruntime runs slowly, in order."""
 
 
-def no_kernel(node: Node) -> str | None:
-    """Return the reason why a weighted op cannot run in integers, or None."""
-    if query.dtype(node.outputs[0]) == np.dtype(np.float16):
-        return "float16 has no integer kernels on onnxruntime's CPU, where pairs only cost; quantize the float32 model"
-    return None
+class OrtPlacement(Placement):
+    """Kernels of onnxruntime's CPU provider."""
+
+    def slow_linear(self, node: Node) -> str | None:
+        """Return the reason why a weighted op cannot run in integers, or None."""
+        if query.dtype(node.outputs[0]) == np.dtype(np.float16):
+            return (
+                "float16 has no integer kernels on onnxruntime's CPU, where pairs only cost; quantize the float32 model"
+            )
+        return None
+
+    def blocks(self, op: str, *, integers: bool = False) -> tuple[int, ...]:
+        """Return blocks of 16 channels, and of 8 for few channels, of convolutions; matrix products have no steps.
+
+        16 is the block of AVX-512, in float and in integers, and of the bundled table of kernel costs. With AVX2 it is
+        8, of which 16 is a multiple.
+        """
+        return (LANES, LANES // 2) if op in CONVOLUTIONS else (1,)
 
 
-def blocks(op: str, *, integers: bool = False) -> tuple[int, ...]:
-    """Return blocks of 16 channels, and of 8 for few channels, of convolutions; times of matrix products have no steps.
+class OrtNumbers(Numbers):
+    """Unsigned activations (signed ones run in float kernels) and signed weights."""
 
-    16 is the block of AVX-512, in float and in integers, and of the bundled table of kernel costs. With AVX2 it is 8,
-    of which 16 is a multiple.
-    """
-    return (LANES, LANES // 2) if op in CONVOLUTIONS else (1,)
+    def spec(self, side: Literal["w", "a"], bits: int, symmetric: bool, axis: int | None) -> QuantSpec:
+        """Return unsigned types for activations and signed types for weights.
+
+        Affine weights are signed too, with a zero point: QLinearConv of onnxruntime 1.31 takes 3.5 times as long for
+        unsigned ones (Conv 64x64x3x3 at 56x56), QLinearMatMul 1.7 times.
+        """
+        return QuantSpec(bits=bits, signed=side == "w", symmetric=symmetric, axis=axis)
+
+    def safe_sums(self, node: Node, index: int, spec: QuantSpec) -> QuantSpec:
+        """Return a type whose weights are bounded by pairs; see `sbonnx.backends.onnxruntime.paired_sums`."""
+        return safe_sums(node, index, spec)
 
 
-def spec(side: Literal["w", "a"], bits: int, symmetric: bool, axis: int | None) -> QuantSpec:
-    """Return unsigned types for activations (signed ones run in float kernels) and signed types for weights.
+class OrtFiles(Files):
+    """Q/DQ that onnxruntime's graph transformers fuse."""
 
-    Affine weights are signed too, with a zero point: QLinearConv of onnxruntime 1.31 takes 3.5 times as long for
-    unsigned ones (Conv 64x64x3x3 at 56x56), QLinearMatMul 1.7 times.
-    """
-    return QuantSpec(bits=bits, signed=side == "w", symmetric=symmetric, axis=axis)
+    def legalise(self, graph: Graph) -> list[str]:
+        """Rewrite ops that onnxruntime runs slowly, without changing the results. In place; return what was done."""
+        return [change for step in STEPS for change in step(graph)]
 
 
 ONNXRUNTIME: Final = Backend(
     name="onnxruntime",
-    linear=frozenset({"Conv", "Gemm", "MatMul"}),
-    slow_linear=no_kernel,
-    linear_output=frozenset({"Conv"}),
-    rules=RULES,
-    folds=RECTIFIERS,
-    joins_concat=False,
-    int32_bias=True,
-    embedding=False,
-    any_bits=False,
-    spec=spec,
-    legalise=legalise,
+    placement=OrtPlacement(
+        linear=frozenset({"Conv", "Gemm", "MatMul"}),
+        rules=RULES,
+        linear_output=frozenset({"Conv"}),
+        folds=RECTIFIERS,
+        stored=RECURRENT,
+    ),
+    numbers=OrtNumbers(int32_bias=True, saturates=True),
+    files=OrtFiles(packs_weights=True, block_products=True),
     costs=load_costs,
-    saturates=True,
-    safe_sums=safe_sums,
-    packs_weights=True,
-    recurrent=True,
-    block_products=True,
-    blocks=blocks,
 )

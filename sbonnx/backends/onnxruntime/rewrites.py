@@ -26,7 +26,8 @@ from typing import Final
 import numpy as np
 import onnx
 
-from sbonnx.backends.base import PAD_VALUE, fills_zero, in_every_scope
+from sbonnx.backends.base import in_every_scope
+from sbonnx.backends.placement_rules import PAD_VALUE, fills_zero
 from sbonnx.graph import Body, Constant, Node, Tensor, Variable, edit, query
 from sbonnx.ops import ADDS, CONTROL_FLOW, DEQUANTIZE, LINEAR, PADS, QUANTIZE, RECURRENT
 from sbonnx.spec import SAFE_CODE, Array

@@ -8,11 +8,23 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from sbonnx.backends.base import ON_REQUEST, Backend, Rule, interpolates
+from sbonnx.backends.base import Backend, Files, Numbers
 from sbonnx.backends.openvino.costs import load_costs
 from sbonnx.backends.openvino.runtime import OPENVINO_RUNTIME
-from sbonnx.graph import Constant, Graph, Node
-from sbonnx.ops import ACTIVATIONS, ADDS, CONCATS, CONVOLUTIONS, MATRIX_PRODUCTS, PICKS_MAX, POOLS, REDUCES, RESIZES
+from sbonnx.backends.placement_rules import ON_REQUEST, Placement, Rule, interpolates
+from sbonnx.graph import Constant, Node
+from sbonnx.ops import (
+    ACTIVATIONS,
+    ADDS,
+    CONCATS,
+    CONVOLUTIONS,
+    LINEAR,
+    MATRIX_PRODUCTS,
+    PICKS_MAX,
+    POOLS,
+    REDUCES,
+    RESIZES,
+)
 from sbonnx.spec import QuantSpec
 
 RULES: Final = (
@@ -71,48 +83,34 @@ FUSED_BLOCKS: Final = frozenset({"block:gelu", "block:silu", "block:hardswish", 
 """Blocks that OpenVINO recognizes and fuses into the kernel before them."""
 
 
-def never_slow(node: Node) -> str | None:
-    """Return None: every weighted op has an integer kernel."""
-    return None
+class OpenVinoNumbers(Numbers):
+    """Signed weights, and activations that are signed if they are symmetric."""
 
+    def spec(self, side: Literal["w", "a"], bits: int, symmetric: bool, axis: int | None) -> QuantSpec:
+        """Return signed types for weights and for symmetric activations, unsigned ones for affine activations."""
+        return QuantSpec(bits=bits, signed=side == "w" or symmetric, symmetric=symmetric, axis=axis)
 
-def spec(side: Literal["w", "a"], bits: int, symmetric: bool, axis: int | None) -> QuantSpec:
-    """Return signed types for weights and for symmetric activations, unsigned ones for affine activations."""
-    return QuantSpec(bits=bits, signed=side == "w" or symmetric, symmetric=symmetric, axis=axis)
+    def centred(self, node: Node, index: int) -> bool:
+        """Return whether the integer kernel of an op needs an input with zero point 0.
 
-
-def centred(node: Node, index: int) -> bool:
-    """Return whether the integer kernel of an op needs an input with zero point 0.
-
-    ConvTranspose and products of two activations do: with another zero point they run in float.
-    """
-    if node.op == "ConvTranspose":
-        return index == 0
-    return node.op in MATRIX_PRODUCTS and not any(isinstance(tensor, Constant) for tensor in node.inputs[:2])
-
-
-def legalise(graph: Graph) -> list[str]:
-    """Change nothing: OpenVINO reads the pairs as they are."""
-    return []
+        ConvTranspose and products of two activations do: with another zero point they run in float.
+        """
+        if node.op == "ConvTranspose":
+            return index == 0
+        return node.op in MATRIX_PRODUCTS and not any(isinstance(tensor, Constant) for tensor in node.inputs[:2])
 
 
 OPENVINO: Final = Backend(
     name="openvino",
-    linear=frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"}),
-    slow_linear=never_slow,
-    linear_output=CONVOLUTIONS,
-    writes_float=True,
-    rules=RULES,
-    folds=ACTIVATIONS | FUSED_BLOCKS,
-    joins_concat=False,
-    int32_bias=False,
-    embedding=False,
-    any_bits=False,
-    spec=spec,
-    legalise=legalise,
-    centred=centred,
+    placement=Placement(
+        linear=frozenset(LINEAR),
+        rules=RULES,
+        linear_output=CONVOLUTIONS,
+        writes_float=True,
+        folds=ACTIVATIONS | FUSED_BLOCKS,
+    ),
+    numbers=OpenVinoNumbers(saturates=True),
+    files=Files(packs_weights=True),
     costs=load_costs,
-    saturates=True,
-    packs_weights=True,
     runtime=OPENVINO_RUNTIME,
 )

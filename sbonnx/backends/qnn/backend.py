@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from sbonnx.backends.base import Backend, Rule, never
+from sbonnx.backends.base import Backend, Files, Numbers
+from sbonnx.backends.placement_rules import Placement, Rule
 from sbonnx.backends.qnn.rectifiers import settle_rectifiers
 from sbonnx.graph import Graph, Node
 from sbonnx.ops import (
     ADDS,
     CONCATS,
     ELEMENTWISE,
+    LINEAR,
     MATRIX_PRODUCTS,
     MOVES_DATA,
     PADS,
@@ -67,11 +69,6 @@ OPENED: Final = frozenset({"silu", "hardswish", "attention_softmax"})
 than 8 bits: their native ops are node units, and decomposed they stay float."""
 
 
-def spec(side: Literal["w", "a"], bits: int, symmetric: bool, axis: int | None) -> QuantSpec:
-    """Return unsigned types for activations, and signed ones for symmetric weights; affine weights are unsigned."""
-    return QuantSpec(bits=bits, signed=side == "w" and symmetric, symmetric=symmetric, axis=axis)
-
-
 PRESCRIBED: Final = {
     ("Sigmoid", "uint16"): (2.0**-16, 0),
     ("Sigmoid", "int16"): (2.0**-15, 0),
@@ -81,40 +78,42 @@ PRESCRIBED: Final = {
 """Scales and zero points that QNN prescribes for outputs, by op and type."""
 
 
-def output_params(node: Node, spec: QuantSpec) -> tuple[float, int] | None:
-    """Return the scale and zero point that QNN prescribes for the output of an op in a type, or None."""
-    return PRESCRIBED.get((node.op, spec.dtype.name))
+class QnnNumbers(Numbers):
+    """Unsigned activations and affine weights, signed symmetric weights, prescribed scales of some outputs."""
+
+    def spec(self, side: Literal["w", "a"], bits: int, symmetric: bool, axis: int | None) -> QuantSpec:
+        """Return unsigned types for activations, and signed ones for symmetric weights; affine weights are unsigned."""
+        return QuantSpec(bits=bits, signed=side == "w" and symmetric, symmetric=symmetric, axis=axis)
+
+    def output_params(self, node: Node, spec: QuantSpec) -> tuple[float, int] | None:
+        """Return the scale and zero point that QNN prescribes for the output of an op in a type, or None."""
+        return PRESCRIBED.get((node.op, spec.dtype.name))
+
+    def unfit(self, node: Node, spec: QuantSpec) -> str | None:
+        """Return the reason why the QNN provider does not support weights of a type at an op, or None."""
+        if node.op == "ConvTranspose" and spec.axis is not None and int(node.attrs.get("group", 1)) > 1:
+            return "its groups share the scales of output channels: use per-tensor-symmetric weights"
+        return None
 
 
-def unfit(node: Node, spec: QuantSpec) -> str | None:
-    """Return the reason why the QNN provider does not support weights of a type at an op, or None."""
-    if node.op == "ConvTranspose" and spec.axis is not None and int(node.attrs.get("group", 1)) > 1:
-        return "its groups share the scales of output channels: use per-tensor-symmetric weights"
-    return None
+class QnnFiles(Files):
+    """Q/DQ with rectifiers that the provider can read."""
 
-
-def legalise(graph: Graph) -> list[str]:
-    """Make node units of rectifiers, or remove those without effect. In place; return what was done."""
-    return settle_rectifiers(graph)
+    def legalise(self, graph: Graph) -> list[str]:
+        """Make node units of rectifiers, or remove those without effect. In place; return what was done."""
+        return settle_rectifiers(graph)
 
 
 QNN: Final = Backend(
     name="qnn",
-    linear=frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"}),
-    slow_linear=never,
-    linear_output=frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"}),
-    rules=RULES,
-    folds=RECTIFIERS,
-    joins_concat=False,
-    int32_bias=True,
-    embedding=False,
-    any_bits=False,
-    spec=spec,
-    legalise=legalise,
-    unfit=unfit,
-    writes_outputs=True,
-    quantizes_masks=True,
-    opens=OPENED,
-    one_scale=MATRIX_PRODUCTS,
-    output_params=output_params,
+    placement=Placement(
+        linear=frozenset(LINEAR),
+        rules=RULES,
+        linear_output=frozenset(LINEAR),
+        writes_outputs=True,
+        folds=RECTIFIERS,
+        opens=OPENED,
+    ),
+    numbers=QnnNumbers(int32_bias=True, one_scale=MATRIX_PRODUCTS),
+    files=QnnFiles(),
 )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
-from sbonnx.backends.base import ON_REQUEST, Backend, Rule
+from sbonnx.backends.base import Backend, Files, Numbers
+from sbonnx.backends.placement_rules import ON_REQUEST, Placement, Rule
+from sbonnx.backends.runtime_types import EngineInput
 from sbonnx.backends.tensorrt.profiles import (
     FP8_WINDOW,
     INT4_BITS,
@@ -15,10 +18,12 @@ from sbonnx.backends.tensorrt.profiles import (
     MIN_SCALE,
     PROFILES,
     VERSIONS,
+    VersionProfile,
 )
-from sbonnx.graph import Constant, Node, query
+from sbonnx.backends.tensorrt.trtexec import engine_command
+from sbonnx.graph import Constant, Graph, Node, query
 from sbonnx.linear.layer import LinearLayer
-from sbonnx.ops import ADDS, CONVOLUTIONS, POOLS, QDQ
+from sbonnx.ops import ADDS, CONVOLUTIONS, LINEAR, POOLS, QDQ
 from sbonnx.spec import QuantSpec, ScaleLimits
 
 RULES: Final = (
@@ -55,33 +60,6 @@ FEW: Final = 16
 """Rows or columns of weights below which a product leaves its integer kernel mostly empty."""
 
 
-def slow_linear(node: Node) -> str | None:
-    """Return the reason why TensorRT would not run a weighted op in integers, or would not run it faster.
-
-    Few channels are typical of a stem that reads an image; there, symmetric quantization would also lose one bit.
-
-    Source: the convolution layer's API notes for groups; the exclusions of NVIDIA's own quantizer for few channels and
-    small products; user reports that depthwise int8 is slower than fp16.
-    """
-    if node.op not in CONVOLUTIONS:
-        return _small_product(node)
-    layer = LinearLayer.of_shape(node.op, node.attrs, tuple(node.inputs[1].shape or ()))
-    if isinstance(layer, str):
-        return "the shape of its weight is not known, or none of a convolution"
-    groups, sizes = layer.group, (layer.in_channels // layer.group, layer.out_channels // layer.group)
-    if groups > 1 and any(size % GROUP_MULTIPLE for size in sizes):
-        return (
-            f"a group has {sizes[0]} input and {sizes[1]} output channels; "
-            f"TensorRT's integer kernels want multiples of {GROUP_MULTIPLE}, others are slower than fp16"
-        )
-    if groups == 1 and any(size < FEW_CHANNELS and size % CHANNEL_MULTIPLE for size in sizes):
-        return (
-            f"it reads {sizes[0]} and writes {sizes[1]} channels; TensorRT's integer kernels compute 32 at a time, "
-            f"and fewer than {FEW_CHANNELS} fill them only as a multiple of {CHANNEL_MULTIPLE}"
-        )
-    return None
-
-
 def _small_product(node: Node) -> str | None:
     shape: tuple[int, ...] = next((tensor.shape for tensor in node.inputs[1::-1] if isinstance(tensor, Constant)), ())
     if len(shape) < 2 or min(shape[-2:]) >= FEW:
@@ -90,29 +68,6 @@ def _small_product(node: Node) -> str | None:
         f"a weight of {shape[-2]} by {shape[-1]}; fewer than {FEW} rows or columns leave TensorRT's integer kernels "
         "mostly empty"
     )
-
-
-def unfit(node: Node, spec: QuantSpec) -> str | None:
-    """Return the reason why TensorRT would not support weights of this type at a weighted op, or gain nothing by it.
-
-    Source: the quantize layer's header for int4 (blocks of 64 or 128 along one of the last two dimensions, two codes
-    per byte); NVIDIA's own quantizer for what it excludes from fp8.
-    """
-    shape = node.inputs[1].shape
-    if spec.is_fp8:
-        return _unfit_for_fp8(node) if node.op in CONVOLUTIONS else None
-    if spec.bits > INT4_BITS:
-        return None
-    if spec.block_size is None or spec.axis is None:
-        return f"TensorRT takes int4 weights in blocks along the summed axis of MatMul and Gemm, not in {node.op}"
-    length = shape[spec.axis]
-    if shape[-1] % 2:
-        return f"its weight has an odd last dimension, {shape[-1]}; TensorRT stores two int4 codes a byte"
-    if spec.block_size not in INT4_BLOCKS or length % spec.block_size:
-        sizes = " or ".join(map(str, INT4_BLOCKS))
-        asked = "" if spec.block_size in INT4_BLOCKS else f", not of {spec.block_size}"
-        return f"it sums over {length} values; TensorRT takes int4 in whole blocks of {sizes}{asked}"
-    return None
 
 
 def _unfit_for_fp8(node: Node) -> str | None:
@@ -128,63 +83,138 @@ INTEGER_BLOCK: Final = 32
 """Channels that integer kernels compute at a time."""
 
 
-def blocks(op: str, *, integers: bool = False) -> tuple[int, ...]:
-    """Return blocks of 8 channels in fp16; in int8 of 32, and of 8 for few channels.
-
-    Source: NVIDIA's guide to performance of convolutions and matrix products on tensor cores.
-    """
-    return (INTEGER_BLOCK, CHANNEL_MULTIPLE) if integers else (CHANNEL_MULTIPLE,)
-
-
-def spec(side: Literal["w", "a"], bits: int, symmetric: bool, axis: int | None) -> QuantSpec:
-    """Return a signed symmetric type; recipe validation has excluded all others."""
-    return QuantSpec(bits=bits, signed=True, symmetric=True, axis=axis)
-
-
-def legalise(graph: Any) -> list[str]:
-    """Write explicitly what TensorRT's parser needs and ONNX leaves to defaults. In place; return what was done.
-
-    The axis of a vector of scales is written out (ONNX takes 1 when absent, TensorRT's parser 0).
-    """
-    done = []
-    for _, body in query.scopes(graph):
-        for node in body.nodes:
-            shape = query.shape(node.inputs[1]) if node.op in QDQ else None
-            if shape is not None and len(shape) == 1 and "axis" not in node.attrs:
-                node.attrs["axis"] = 1
-                done.append(f"{node.name}: axis 1 written out")
-    return done
-
-
 ROUNDS_BIASES: Final = "WeightBiasQuantization"
 """onnxruntime's graph transformer that quantizes a float bias to int32, with a scale that underflows in float16.
 
 TensorRT keeps float biases, so its files are verified without it.
 """
 
+
+class TrtPlacement(Placement):
+    """Integer kernels of tensor cores, which compute blocks of channels."""
+
+    def slow_linear(self, node: Node) -> str | None:
+        """Return the reason why TensorRT would not run a weighted op in integers, or would not run it faster.
+
+        Few channels are typical of a stem that reads an image; there, symmetric quantization would also lose one bit.
+
+        Source: the convolution layer's API notes for groups; the exclusions of NVIDIA's own quantizer for few channels
+        and small products; user reports that depthwise int8 is slower than fp16.
+        """
+        if node.op not in CONVOLUTIONS:
+            return _small_product(node)
+        layer = LinearLayer.of_shape(node.op, node.attrs, tuple(node.inputs[1].shape or ()))
+        if isinstance(layer, str):
+            return "the shape of its weight is not known, or none of a convolution"
+        groups, sizes = layer.group, (layer.in_channels // layer.group, layer.out_channels // layer.group)
+        if groups > 1 and any(size % GROUP_MULTIPLE for size in sizes):
+            return (
+                f"a group has {sizes[0]} input and {sizes[1]} output channels; "
+                f"TensorRT's integer kernels want multiples of {GROUP_MULTIPLE}, others are slower than fp16"
+            )
+        if groups == 1 and any(size < FEW_CHANNELS and size % CHANNEL_MULTIPLE for size in sizes):
+            return (
+                f"it reads {sizes[0]} and writes {sizes[1]} channels; TensorRT's integer kernels compute 32 at a time, "
+                f"and fewer than {FEW_CHANNELS} fill them only as a multiple of {CHANNEL_MULTIPLE}"
+            )
+        return None
+
+    def blocks(self, op: str, *, integers: bool = False) -> tuple[int, ...]:
+        """Return blocks of 8 channels in fp16; in int8 of 32, and of 8 for few channels.
+
+        Source: NVIDIA's guide to performance of convolutions and matrix products on tensor cores.
+        """
+        return (INTEGER_BLOCK, CHANNEL_MULTIPLE) if integers else (CHANNEL_MULTIPLE,)
+
+
+class TrtNumbers(Numbers):
+    """Signed symmetric types; 4 bits for weights alone, in blocks."""
+
+    def spec(self, side: Literal["w", "a"], bits: int, symmetric: bool, axis: int | None) -> QuantSpec:
+        """Return a signed symmetric type; recipe validation has excluded all others."""
+        return QuantSpec(bits=bits, signed=True, symmetric=True, axis=axis)
+
+    def unfit(self, node: Node, spec: QuantSpec) -> str | None:
+        """Return the reason why TensorRT would not support weights of a type at a weighted op, or gain nothing by it.
+
+        Source: the quantize layer's header for int4 (blocks of 64 or 128 along one of the last two dimensions, two
+        codes per byte); NVIDIA's own quantizer for what it excludes from fp8.
+        """
+        shape = node.inputs[1].shape
+        if spec.is_fp8:
+            return _unfit_for_fp8(node) if node.op in CONVOLUTIONS else None
+        if spec.bits > INT4_BITS:
+            return None
+        if spec.block_size is None or spec.axis is None:
+            return f"TensorRT takes int4 weights in blocks along the summed axis of MatMul and Gemm, not in {node.op}"
+        length = shape[spec.axis]
+        if shape[-1] % 2:
+            return f"its weight has an odd last dimension, {shape[-1]}; TensorRT stores two int4 codes a byte"
+        if spec.block_size not in INT4_BLOCKS or length % spec.block_size:
+            sizes = " or ".join(map(str, INT4_BLOCKS))
+            asked = "" if spec.block_size in INT4_BLOCKS else f", not of {spec.block_size}"
+            return f"it sums over {length} values; TensorRT takes int4 in whole blocks of {sizes}{asked}"
+        return None
+
+    def block_sizes(self, spec: QuantSpec) -> tuple[int, ...]:
+        """Return the block sizes of 4-bit weights; those of 8 bits and of fp8 have one scale per channel."""
+        return INT4_BLOCKS if not spec.is_fp8 and spec.bits <= INT4_BITS else ()
+
+
+@dataclass(frozen=True)
+class TrtFiles(Files):
+    """Files for the parser of one version.
+
+    Attributes:
+        profile: the version.
+    """
+
+    profile: VersionProfile = PROFILES[VERSIONS[0]]
+
+    def legalise(self, graph: Graph) -> list[str]:
+        """Write explicitly what TensorRT's parser needs and ONNX leaves to defaults. In place; return what was done.
+
+        The axis of a vector of scales is written out (ONNX takes 1 when absent, TensorRT's parser 0).
+        """
+        done = []
+        for _, body in query.scopes(graph):
+            for node in body.nodes:
+                shape = query.shape(node.inputs[1]) if node.op in QDQ else None
+                if shape is not None and len(shape) == 1 and "axis" not in node.attrs:
+                    node.attrs["axis"] = 1
+                    done.append(f"{node.name}: axis 1 written out")
+        return done
+
+    def unreadable(self, opset: int, *, needed: int) -> str | None:
+        """Return why the parser does not read a result: its opset is newer than the version is documented for."""
+        newest = self.profile.newest_opset
+        if max(opset, needed) <= newest:
+            return None
+        what = f"has opset {opset}" if opset > newest else f"needs opset {needed} for the types of its Q/DQ"
+        return (
+            f"{what}; the parser of {self.profile.name} reads up to {newest}: export it with that opset or an older "
+            f"one, or quantize for a newer version (such as tensorrt@{VERSIONS[0]})"
+        )
+
+    def engine_command(self, file: str, inputs: Iterable[EngineInput], *, types: Collection[str], strong: bool) -> str:
+        """Return the command line of trtexec; see `sbonnx.backends.tensorrt.trtexec`."""
+        return engine_command(file, self.profile, inputs, types=types, strong=strong)
+
+
+FILES: Final = TrtFiles(judged_without=(ROUNDS_BIASES,))
+
 TENSORRT: Final = Backend(
     name="tensorrt",
-    linear=frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"}),
-    slow_linear=slow_linear,
-    linear_output=frozenset(),
-    rules=RULES,
-    folds=frozenset({"Relu", "Clip", "Sigmoid", "LeakyRelu", "Tanh"}),
-    joins_concat=True,
-    int32_bias=False,
-    embedding=False,
-    any_bits=False,
-    spec=spec,
-    legalise=legalise,
-    judged_without=(ROUNDS_BIASES,),
-    clips_fp8=False,
-    unfit=unfit,
-    int4_blocks=INT4_BLOCKS,
-    scales=ScaleLimits(MIN_SCALE, MAX_SCALE),
-    profile=PROFILES[VERSIONS[0]],
-    blocks=blocks,
+    placement=TrtPlacement(
+        linear=frozenset(LINEAR),
+        rules=RULES,
+        folds=frozenset({"Relu", "Clip", "Sigmoid", "LeakyRelu", "Tanh"}),
+    ),
+    numbers=TrtNumbers(joins_concat=True, scales=ScaleLimits(MIN_SCALE, MAX_SCALE), clips_fp8=False),
+    files=FILES,
 )
 
 
 def of_version(version: str) -> Backend:
     """Return the backend for one version of `VERSIONS`."""
-    return replace(TENSORRT, profile=PROFILES[version])
+    return replace(TENSORRT, files=replace(FILES, profile=PROFILES[version]))

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Final
 
+from sbonnx.backends.runtime_types import EngineInput
 from sbonnx.backends.tensorrt.profiles import VersionProfile
 
 NEWEST_WEAK: Final = "10"
@@ -21,21 +21,6 @@ NEWEST_WEAK: Final = "10"
 INT8: Final = "int8"
 FP8: Final = "fp8"
 INT4: Final = "int4"
-
-
-@dataclass(frozen=True)
-class EngineInput:
-    """Shape of one input of the network.
-
-    Attributes:
-        name: as in the file.
-        shape: dimensions; None where the size is dynamic.
-        seen: dimensions of the calibration data, for the optimization profile; None without data.
-    """
-
-    name: str
-    shape: tuple[int | None, ...]
-    seen: tuple[int, ...] | None = None
 
 
 def engine_command(

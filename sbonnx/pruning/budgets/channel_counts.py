@@ -12,8 +12,8 @@ from sbonnx.pruning.groups.dimensions import Dependencies, Dimension
 def multiples_of(found: Dependencies, backend: Backend, *, integers: bool = False) -> tuple[int, ...]:
     """Return, by dimension, the number of which its remaining groups should be a multiple.
 
-    It is the largest that one of its layers asks for, see `Backend.channel_multiple`. Layers with several channels in a
-    group need fewer groups.
+    It is the largest that one of its layers asks for, see `Placement.channel_multiple`. Layers with several channels in
+    a group need fewer groups.
 
     Args:
         integers: the model will be quantized.
@@ -24,5 +24,5 @@ def multiples_of(found: Dependencies, backend: Backend, *, integers: bool = Fals
 
 def _multiples(dimension: Dimension, backend: Backend, ops: dict[str, str], integers: bool) -> Iterator[int]:
     for side, channels in dimension.channels.items():
-        multiple = backend.channel_multiple(ops[side.layer], channels.size, integers=integers)
+        multiple = backend.placement.channel_multiple(ops[side.layer], channels.size, integers=integers)
         yield multiple // gcd(multiple, channels.shape[1])

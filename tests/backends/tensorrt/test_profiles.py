@@ -12,7 +12,7 @@ import sbonnx
 from sbonnx import lint as linting
 from sbonnx.backends import BACKENDS, backend_for
 from sbonnx.backends.tensorrt import profiles
-from sbonnx.backends.tensorrt.backend import unfit
+from sbonnx.backends.tensorrt.backend import ROUNDS_BIASES, TENSORRT, TrtFiles
 from sbonnx.backends.tensorrt.profiles import FP4, PROFILES, VERSIONS
 from sbonnx.errors import ModelError
 from sbonnx.graph import load, query
@@ -49,8 +49,8 @@ def test_the_table() -> None:
     assert [profile.only_strong for profile in PROFILES.values()] == [True, False, False]
     targets = [name for name in TARGETS if name.startswith("tensorrt")]
     assert [profile.target for profile in PROFILES.values()] == targets
-    assert backend_for("tensorrt").profile == PROFILES["11"]
-    assert backend_for("tensorrt", "8.6").profile == PROFILES["8.6"]
+    assert backend_for("tensorrt").files == TrtFiles(judged_without=(ROUNDS_BIASES,), profile=PROFILES["11"])
+    assert backend_for("tensorrt", "8.6").files == TrtFiles(judged_without=(ROUNDS_BIASES,), profile=PROFILES["8.6"])
     assert backend_for("virtual") is BACKENDS["virtual"]
     assert linting.tensorrt.STRONGLY_TYPED == ("tensorrt@11",)
 
@@ -125,7 +125,7 @@ REFUSED: list[tuple[str, Any, QuantSpec, str | None]] = [
 def test_which_products_take_which_types(call: str, shape: tuple[int, int], spec: QuantSpec, why: str | None) -> None:
     summed = shape[1] if "transB" in call else shape[0]
     graph = load(model(f"agraph (float[4,{summed}] x) => (float[4,N] y) {{ y = {call} }}", w=shape))
-    found = unfit(graph.nodes[0], spec)
+    found = TENSORRT.numbers.unfit(graph.nodes[0], spec)
     assert found is None if why is None else found is not None and why in found
 
 
@@ -141,7 +141,7 @@ def test_which_products_take_which_types(call: str, shape: tuple[int, int], spec
 def test_which_convolutions_take_fp8(weight: tuple[int, ...], group: int, why: str | None) -> None:
     text = "agraph (float[1,64,8,8] x) => (float[1,64,H,W] y) { c = Conv <group = GROUP> (x, w) y = Relu (c) }"
     proto = model(text.replace("GROUP", str(group)), w=weight)
-    found = unfit(load(proto).nodes[0], F8)
+    found = TENSORRT.numbers.unfit(load(proto).nodes[0], F8)
     assert found is None if why is None else found is not None and why in found
     report = sbonnx.quantize(proto, feeds(proto), backend="tensorrt", bits="fp8", verify=False)
     refused = [one.why for one in report.refusals if one.what == "quantize"]

@@ -6,8 +6,9 @@ import shlex
 
 import pytest
 
+from sbonnx.backends.runtime_types import EngineInput
 from sbonnx.backends.tensorrt.profiles import PROFILES
-from sbonnx.backends.tensorrt.trtexec import EngineInput, engine_command
+from sbonnx.backends.tensorrt.trtexec import engine_command
 
 PRECISIONS = {"--int8", "--fp16", "--fp8", "--int4", "--stronglyTyped"}
 

@@ -1,7 +1,8 @@
 """A backend: an imagined accelerator that runs convolutions, and the additions behind them, in integers.
 
-A backend is data: which weighted operators have integer kernels (`linear`), rules for the inputs of other operators,
-and the types that the runtime takes. This one begins with `virtual`, which can simulate any width, and narrows it.
+A backend is three objects: a `Placement` (which weighted operators have integer kernels, rules for the inputs of other
+operators), `Numbers` (types and scales) and `Files` (the form that the runtime reads). This one begins with `virtual`,
+which can simulate any width, and narrows it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from sbonnx.backends import Backend, Rule
+from sbonnx.backends import Backend, Placement, Rule
 from sbonnx.backends.virtual import VIRTUAL
 
 RULES: Final = (
@@ -17,5 +18,8 @@ RULES: Final = (
 )
 
 CONVOLVER: Final[Backend] = replace(
-    VIRTUAL, name="convolver", linear=frozenset({"Conv"}), rules=RULES, embedding=False, joins_concat=True
+    VIRTUAL,
+    name="convolver",
+    placement=Placement(linear=frozenset({"Conv"}), rules=RULES, folds=VIRTUAL.placement.folds),
+    numbers=replace(VIRTUAL.numbers, joins_concat=True),
 )

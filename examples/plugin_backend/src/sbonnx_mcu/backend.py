@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-from sbonnx.backends import Backend, Rule
+from sbonnx.backends import Backend, Numbers, Placement, Rule
 from sbonnx.graph import Node
 from sbonnx.ops import ADDS, CONCATS, POOLS, RECTIFIERS
 from sbonnx.spec import QuantSpec
@@ -27,38 +27,33 @@ RULES = (
 )
 
 
-def slow_linear(node: Node) -> str | None:
-    """Return why a weighted op stays float, or None."""
-    return f"{node.attrs['group']} groups: only depthwise kernels have groups" if _grouped(node) else None
+class Kernels(Placement):
+    """Kernels for convolutions without groups, depthwise ones and matrix products."""
+
+    def slow_linear(self, node: Node) -> str | None:
+        """Return why a weighted op stays float, or None."""
+        groups = int(node.attrs.get("group", 1))
+        if node.op == "Conv" and groups > 1 and groups != node.inputs[1].shape[0]:
+            return f"{groups} groups: only depthwise kernels have groups"
+        return None
 
 
-def _grouped(node: Node) -> bool:
-    groups = int(node.attrs.get("group", 1))
-    return node.op == "Conv" and groups > 1 and groups != node.inputs[1].shape[0]
+class Int8(Numbers):
+    """Signed types: with zero points for activations, without for weights."""
 
-
-def spec(side: Literal["w", "a"], bits: int, symmetric: bool, axis: int | None) -> QuantSpec:
-    """Return signed types: with zero points for activations, without for weights."""
-    return QuantSpec(bits=bits, signed=True, symmetric=symmetric or side == "w", axis=axis)
-
-
-def legalise(graph: Any) -> list[str]:
-    """Change nothing: the converter of the kernels reads the pairs as they are."""
-    return []
+    def spec(self, side: Literal["w", "a"], bits: int, symmetric: bool, axis: int | None) -> QuantSpec:
+        """Return the type for a side, width, symmetry and axis of a recipe."""
+        return QuantSpec(bits=bits, signed=True, symmetric=symmetric or side == "w", axis=axis)
 
 
 MCU = Backend(
     name="mcu",
-    linear=frozenset({"Conv", "Gemm", "MatMul"}),
-    slow_linear=slow_linear,
-    linear_output=frozenset({"Conv"}),
-    rules=RULES,
-    folds=RECTIFIERS,
-    joins_concat=True,
-    int32_bias=True,
-    embedding=False,
-    any_bits=False,
-    spec=spec,
-    legalise=legalise,
+    placement=Kernels(
+        linear=frozenset({"Conv", "Gemm", "MatMul"}),
+        rules=RULES,
+        linear_output=frozenset({"Conv"}),
+        folds=RECTIFIERS,
+    ),
+    numbers=Int8(int32_bias=True, joins_concat=True),
     runtime=REFERENCE,
 )
