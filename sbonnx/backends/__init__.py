@@ -6,12 +6,14 @@ from typing import Final
 
 from sbonnx import plugins
 from sbonnx.backends.base import Backend, Files, Numbers
+from sbonnx.backends.mode_limits import ModeLimits, SideLimits
 from sbonnx.backends.onnxruntime.backend import ONNXRUNTIME
 from sbonnx.backends.openvino.backend import OPENVINO
 from sbonnx.backends.placement_rules import Placement, Rule
 from sbonnx.backends.qnn.backend import QNN
 from sbonnx.backends.runtime_types import Entry, ExecutedLayer, Runtime, RuntimeSession
 from sbonnx.backends.tensorrt.backend import TENSORRT, of_version
+from sbonnx.backends.tensorrt.profiles import VERSIONS
 from sbonnx.backends.virtual import VIRTUAL
 from sbonnx.plugins.registry import Registry, instance_of
 
@@ -29,9 +31,14 @@ BACKENDS: Final[Registry[Backend]] = Registry(
 """Every backend by its recipe name, those of installed packages included."""
 
 
+def versions_of(name: str) -> tuple[str, ...]:
+    """Return the versions of a backend that a recipe may name, newest first; empty if it has none."""
+    return VERSIONS if name == TENSORRT.name else ()
+
+
 def backend_for(name: str, version: str | None = None) -> Backend:
     """Return the backend that a recipe names, for the version that it names."""
-    return of_version(version) if name == TENSORRT.name and version is not None else BACKENDS[name]
+    return of_version(str(version)) if version in versions_of(name) else BACKENDS[name]
 
 
 __all__ = [
@@ -40,10 +47,13 @@ __all__ = [
     "Entry",
     "ExecutedLayer",
     "Files",
+    "ModeLimits",
     "Numbers",
     "Placement",
     "Rule",
     "Runtime",
     "RuntimeSession",
+    "SideLimits",
     "backend_for",
+    "versions_of",
 ]

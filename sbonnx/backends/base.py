@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Literal
 
 from sbonnx.backends.kernel_costs import KernelCosts
+from sbonnx.backends.mode_limits import ANY_STATIC, STATIC, ModeLimits
 from sbonnx.backends.placement_rules import Placement
 from sbonnx.backends.runtime_types import EngineInput, Runtime
 from sbonnx.cpu import THIS, TargetCpu, target_cpu
@@ -26,7 +27,11 @@ class Numbers:
         one_scale: weighted ops whose weights have one scale, whatever the recipe says, and a zero point if the recipe
             leaves the scheme to the width.
         scales: smallest and largest scale.
-        clips_fp8: Max and Min before fp8 pairs prevent fusions that do not support them.
+        fp8: quantization to 8-bit floats: "kernels" compute on it, from both inputs, and Max and Min before the pairs
+            would prevent their fusion; "simulated"; or "none".
+        only_channels: integer kernels read and write float32 at most, with one scale per channel of a weight: neither
+            half precision nor, with static activations, blocks.
+        tensor_overrides: types, scales and ranges of single tensors can be given in a file (TENSOR_OVERRIDES).
         saturates: on CPUs without 8-bit dot products its kernels add two products in 16 bits.
     """
 
@@ -35,7 +40,9 @@ class Numbers:
     joins_concat: bool = False
     one_scale: frozenset[str] = frozenset()
     scales: ScaleLimits = ANY_SCALE
-    clips_fp8: bool = True
+    fp8: Literal["none", "simulated", "kernels"] = "none"
+    only_channels: bool = False
+    tensor_overrides: bool = False
     saturates: bool = False
 
     def spec(self, side: Literal["w", "a"], bits: int, symmetric: bool, axis: int | None) -> QuantSpec:
@@ -78,17 +85,25 @@ class Files:
 
     Attributes:
         packs_weights: weights of up to 4 bits are 8-bit codes in the graph, packed when the file is written.
-        block_products: has products of block-wise weights (MatMulNBits), for the mode weight_only.
+        integer_operators: has onnxruntime's operators on integers: QLinearConv and similar ones for FORMAT qoperator,
+            products with weights in blocks (MatMulNBits) for the mode weight_only.
         judged_without: onnxruntime graph transformers to disable when onnxruntime is used in place of this runtime.
+        builds_engine: an engine is built from the file, by the command of `engine_command`.
     """
 
     packs_weights: bool = False
-    block_products: bool = False
+    integer_operators: bool = False
     judged_without: tuple[str, ...] = ()
+    builds_engine: bool = False
 
     def legalise(self, graph: Graph) -> list[str]:
         """Rewrite a graph into the form that the runtime needs, in place; return what was done."""
         return []
+
+    @property
+    def version(self) -> str | None:
+        """Version of the runtime, if it has several."""
+        return None
 
     def unreadable(self, opset: int, *, needed: int) -> str | None:
         """Return why the runtime's parser does not read a result, and what to do about it, or None.
@@ -100,7 +115,7 @@ class Files:
         return None
 
     def engine_command(self, file: str, inputs: Iterable[EngineInput], *, types: Collection[str], strong: bool) -> str:
-        """Return the command line that builds an engine from a file; "" if the runtime reads the file itself.
+        """Return the command line that builds an engine from a file; "" without `builds_engine`.
 
         Args:
             file: path of the ONNX file.
@@ -120,6 +135,7 @@ class Backend:
         placement: what is quantized, and where pairs belong.
         numbers: types and scales.
         files: what it reads.
+        modes: limits and defaults by mode; a recipe that asks for another mode is refused.
         costs: loads the kernel costs from the path of a table, or those bundled for a CPU. None if nothing was
             measured: then every op with an integer kernel is quantized.
         runtime: executes files on this machine, for verification; None: onnxruntime takes its place.
@@ -129,6 +145,7 @@ class Backend:
     placement: Placement
     numbers: Numbers = field(default_factory=Numbers)
     files: Files = field(default_factory=Files)
+    modes: Mapping[str, ModeLimits] = field(default_factory=lambda: {STATIC: ANY_STATIC})
     costs: Callable[[str | None, TargetCpu], KernelCosts] | None = None
     runtime: Runtime | None = None
 

@@ -125,6 +125,7 @@ class Placement:
         opens: kinds of recognised blocks whose nodes are placed one by one.
         stored: ops that compute in float and whose weights are stored in 8 bits: Gather (tables of embeddings, with
             one scale per row), LSTM, GRU and RNN.
+        skips_zeros: kernels compute less for weights with 2 zeros in 4 values.
     """
 
     linear: frozenset[str]
@@ -135,6 +136,7 @@ class Placement:
     folds: frozenset[str] = frozenset()
     opens: frozenset[str] = frozenset()
     stored: frozenset[str] = frozenset()
+    skips_zeros: bool = False
 
     def slow_linear(self, node: Node) -> str | None:
         """Return the reason why a weighted op stays float although its type is in `linear`, or None."""

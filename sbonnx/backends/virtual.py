@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from sbonnx.backends.base import Backend, Files, Numbers
+from sbonnx.backends.mode_limits import ANY_BITS, ANY_STATIC, SCHEMES, ModeLimits, SideLimits
 from sbonnx.backends.onnxruntime.exact_biases import keep_biases
 from sbonnx.backends.placement_rules import Placement, Rule, copies
 from sbonnx.graph import Graph
@@ -69,6 +70,14 @@ class VirtualFiles(Files):
 VIRTUAL: Final = Backend(
     name="virtual",
     placement=Placement(linear=frozenset(LINEAR), rules=RULES, folds=ACTIVATIONS, stored=EMBEDDING),
-    numbers=Numbers(any_bits=True),
+    numbers=Numbers(any_bits=True, fp8="simulated"),
     files=VirtualFiles(),
+    modes={
+        "static": ANY_STATIC,
+        "weight_only": ModeLimits(
+            weights=SideLimits(ANY_BITS, SCHEMES, "per-channel-symmetric", 4, "mse"),
+            activations=ANY_STATIC.activations,
+            block=32,
+        ),
+    },
 )

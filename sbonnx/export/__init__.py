@@ -20,7 +20,7 @@ def finish(graph: Graph, recipe: Recipe, levels: Mapping[str, int] | None = None
     backend, converted = BACKENDS[recipe.backend], None
     if recipe.mode == "dynamic":
         converted = dynamic.convert(graph)
-    elif recipe.mode == "weight_only" and backend.files.block_products:
+    elif recipe.mode == "weight_only" and backend.files.integer_operators:
         converted = nbits.convert(graph, accuracy_level=recipe.usual_level, levels=levels)
     elif recipe.format == "qoperator":
         converted = qoperator.convert(graph)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sbonnx import api as quantization
+from sbonnx.backends import BACKENDS
 from sbonnx.errors import DataError, RecipeError
 from sbonnx.input_files import protecting
 from sbonnx.llm.evaluate import DecoderEvaluation, DecoderLimits, evaluate_windows
@@ -22,7 +23,7 @@ from sbonnx.progress import Progress
 from sbonnx.python_files import input_paths
 from sbonnx.recipe import Recipe, load
 from sbonnx.report import Report
-from sbonnx.spec import Array
+from sbonnx.spec import Array, QuantSpec
 from sbonnx.version import __version__
 
 DEFAULTS: Final[dict[str, Any]] = {
@@ -32,6 +33,8 @@ DEFAULTS: Final[dict[str, Any]] = {
     "VERIFY.HELD_OUT": 0.0,
 }
 """Recipe of a decoder. Windows are held out here."""
+
+INT4: Final = QuantSpec(bits=4)
 
 BLOCK: Final = 32
 NARROW_BLOCK: Final = 64
@@ -189,7 +192,7 @@ def recipe_for(
         keys["LLM.KV_BITS"] = kv_bits
     settings = load(load(settings, overrides=keys), overrides=overrides)
     _require_weight_only(settings)
-    if settings.llm.kv_bits is not None and settings.backend == "tensorrt":
+    if settings.llm.kv_bits is not None and BACKENDS[settings.backend].files.builds_engine:
         raise RecipeError("caches are quantized for kernels of onnxruntime: leave out --kv (LLM.KV_BITS)")
     return load(settings, overrides=_defaults_by_width(settings, texts=texts))
 
@@ -198,7 +201,7 @@ def _defaults_by_width(settings: Recipe, *, texts: bool) -> dict[str, Any]:
     """Return block size and rounding by the width of the weights, if the recipe does not decide them."""
     keys: dict[str, Any] = {}
     narrow = settings.w.quantizer.bit == NARROW and settings.mixed.budget.bits is None
-    if "W.BLOCK_SIZE" not in settings.decided and settings.backend != "tensorrt":
+    if "W.BLOCK_SIZE" not in settings.decided and not BACKENDS[settings.backend].numbers.block_sizes(INT4):
         keys["W.BLOCK_SIZE"] = NARROW_BLOCK if narrow else BLOCK
     if narrow and texts and settings.effort != "fast" and not settings.decided & NARROW_ROUNDING.keys():
         keys |= NARROW_ROUNDING

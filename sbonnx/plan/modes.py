@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 
+from sbonnx.backends.mode_limits import ModeLimits
 from sbonnx.backends.onnxruntime import ort_nbits as nbits_kernels
 from sbonnx.backends.onnxruntime.ort_nbits import MIN_BLOCK
 from sbonnx.graph import Constant, Node, Tensor, query
@@ -22,43 +23,6 @@ from sbonnx.spec import QuantSpec
 DYNAMIC: Final = "dynamic"
 WEIGHT_ONLY: Final = "weight_only"
 
-
-@dataclass(frozen=True)
-class Method:
-    """Parameters of a mode on one backend.
-
-    Attributes:
-        smallest: minimum number of weights for which a product is quantized, if the recipe gives none.
-        block: block size along the reduction axis, if the recipe gives none; None: the largest of the backend's
-            `block_sizes` that divides the axis, or no blocks.
-        why: reason given for its sites, for people.
-        below: reason given for smaller weights.
-    """
-
-    smallest: int
-    block: int | None
-    why: str
-    below: str = "next to no bytes are saved"
-
-
-METHODS: Final = {
-    ("onnxruntime", DYNAMIC): Method(
-        128 * 128, None, "the scale of the input is computed at run time", "its kernel is slower than float"
-    ),
-    ("onnxruntime", WEIGHT_ONLY): Method(32 * 32, 32, "MatMulNBits reads a fraction of the bytes"),
-    ("openvino", WEIGHT_ONLY): Method(32 * 32, 32, "read in fewer bytes, computed in float"),
-    ("tensorrt", WEIGHT_ONLY): Method(32 * 32, None, "read in 4 bits, computed in high precision"),
-    ("virtual", WEIGHT_ONLY): Method(0, 32, "weights alone are rounded"),
-}
-"""Parameters of the modes other than `static`, by backend and mode.
-
-Times were measured on onnxruntime 1.31's CPU kernels, with AVX-512 VNNI.
-
-dynamic is for speed: DynamicQuantizeMatMul is faster than float from 128 x 128 weights on (0.91 of its time at 8 rows,
-0.63 at 64; 1.1 at 1). weight_only is for size, so nearly every matrix is quantized: 32 x 32 float weights are 4 kB.
-MatMulNBits is also faster for one row from 256 x 256 on (0.89), and 5 times faster from 768 x 768 on; above 8 rows it
-is slower than float at any size.
-"""
 
 CONVOLUTION: Final = {
     DYNAMIC: "onnxruntime's ConvInteger takes 1.3 to 6 times the time of a float Conv",
@@ -102,11 +66,16 @@ class ModePlacer(SiteBuilder):
             return
         if self.recipe.mode == DYNAMIC and self.settings_of("a", node, node.inputs[at.data]) is None:
             return
-        self._weight(place, at.weight, at.axis, f"weight of {node.op}: {self._method.why}")
+        self._weight(place, at.weight, at.axis, f"weight of {node.op}: {self._limits.why}")
 
     @property
-    def _method(self) -> Method:
-        return METHODS[self.backend.name, self.recipe.mode]
+    def _in_products(self) -> bool:
+        """Whether the file has MatMulNBits in place of products."""
+        return self.recipe.mode == WEIGHT_ONLY and self.backend.files.integer_operators
+
+    @property
+    def _limits(self) -> ModeLimits:
+        return self.backend.modes[self.recipe.mode]
 
     def _obstacles(self, place: Place, at: LinearInputs | None) -> Iterator[str]:
         """Yield the reasons why the product of a node stays float; nothing if it can be quantized."""
@@ -132,9 +101,9 @@ class ModePlacer(SiteBuilder):
         if self.recipe.mode == DYNAMIC and kind != np.dtype(np.float32):
             yield f"its type is {kind}, scales are computed from float32 only"
         size, asked = int(np.prod(weight.shape)), self.recipe.min_weight_size
-        least = self._method.smallest if asked is None else asked
+        least = self._limits.smallest if asked is None else asked
         if size < least:
-            why = "" if asked is not None else f", below which {self._method.below}"
+            why = "" if asked is not None else f", below which {self._limits.below}"
             yield f"it has {size} weights; MIN_WEIGHT_SIZE is {least}{why}"
 
     def _weight(self, place: Place, index: int, axis: int | None, why: str) -> None:
@@ -153,7 +122,7 @@ class ModePlacer(SiteBuilder):
         if self.recipe.mode == DYNAMIC:
             spec = self.safe_sums(node, index, spec)
         self._add(place, Reader(node.name, index), weight, spec, settings, why)
-        if self.backend.files.block_products and self.recipe.mode == WEIGHT_ONLY and spec.block_size is not None:
+        if self._in_products and spec.block_size is not None:
             stored = nbits_kernels.stored_bits(spec.bits)
             slow = nbits_kernels.slow_path(stored, spec.block_size, self.recipe.usual_level)
             if slow is not None:
@@ -171,9 +140,9 @@ class ModePlacer(SiteBuilder):
         self.drafts.add(weight_draft(home, weight, spec, settings, why, self.recipe.mode), reader)
 
     def _block(self, settings: TensorSettings) -> int | None:
-        """Return the block size of the recipe, else that of the method; 2-bit kernels need larger ones (`SMALL`)."""
-        block = settings.block_size or self._method.block
-        fast = settings.block_size is None and block is not None and self.backend.files.block_products
+        """Return the block size of the recipe, else that of the mode; 2-bit kernels need larger ones (`SMALL`)."""
+        block = settings.block_size or self._limits.block
+        fast = settings.block_size is None and block is not None and self.backend.files.integer_operators
         return nbits_kernels.default_block(settings.bits, block) if fast and block is not None else block
 
     def _table_block(self, settings: TensorSettings, length: int) -> int | None:
@@ -183,7 +152,7 @@ class ModePlacer(SiteBuilder):
         of a row with an odd number of blocks from a wrong byte.
         """
         block = self._block(settings)
-        paired = self.backend.files.block_products and settings.bits <= 4
+        paired = self.backend.files.integer_operators and settings.bits <= 4
         while block is not None and block >= MIN_BLOCK and length % (2 * block if paired else block):
             block //= 2
         return block if block is None or block >= MIN_BLOCK else None
@@ -197,7 +166,9 @@ class ModePlacer(SiteBuilder):
         wanted = self.recipe.quantize_inputs_of.embedding
         if wanted is None:
             wanted = (
-                self.backend.files.block_products and self.recipe.mode == WEIGHT_ONLY and rows in self.survey.vocabulary
+                self.backend.files.integer_operators
+                and self.recipe.mode == WEIGHT_ONLY
+                and rows in self.survey.vocabulary
             )
         if not wanted or not str(query.dtype(table.matrix)).startswith("float"):
             return
@@ -216,7 +187,7 @@ class ModePlacer(SiteBuilder):
             spec = replace(spec, axis=None)
         elif size is not None:
             spec = replace(spec, axis=table.row_axis, block_size=size)
-        elif self.backend.files.block_products:
+        elif self.backend.files.integer_operators:
             even = "an even number of " if settings.bits <= 4 else ""
             self._refuse(node, f"rows of {length} values do not divide into {even}blocks of {MIN_BLOCK} or more")
             return

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import onnx
 
+from sbonnx.backends import Backend
 from sbonnx.html_report import pruning_card, render_card
 from sbonnx.pruning.budgets.budget import Budget
 from sbonnx.pruning.prune import Pruned
@@ -28,7 +29,7 @@ ROUNDING: Final = 1e-9
 NO_SPARSE_KERNELS: Final = (
     "{} has no kernels for sparse weights: the file does not run faster, and its zeros only compress well"
 )
-"""Note for backends other than TensorRT."""
+"""Note for backends without such kernels."""
 
 UNCOMPARED: Final = "no data was given: the file was checked, and not compared with the original"
 
@@ -173,7 +174,7 @@ def _notes(done: Pruned, settings: Pruning, found: Comparison | None) -> Iterato
     if done.tuned is not None and done.tuned.note:
         yield done.tuned.note
     if settings.pattern is not None:
-        yield from no_gain(settings.backend.name)
+        yield from no_gain(settings.backend)
     if found is None:
         yield UNCOMPARED
     elif settings.pattern is not None:
@@ -191,6 +192,6 @@ def _notes(done: Pruned, settings: Pruning, found: Comparison | None) -> Iterato
         )
 
 
-def no_gain(backend: str) -> list[str]:
+def no_gain(backend: Backend) -> list[str]:
     """Return a note if a backend runs sparse weights no faster."""
-    return [] if backend.startswith("tensorrt") else [NO_SPARSE_KERNELS.format(backend)]
+    return [] if backend.placement.skips_zeros else [NO_SPARSE_KERNELS.format(backend.name)]

@@ -16,6 +16,7 @@ from torch import fx, nn
 
 from sbonnx import graph as graphs
 from sbonnx import pipeline
+from sbonnx.backends.mode_limits import BY_WIDTH
 from sbonnx.calib.data import dataset as datasets
 from sbonnx.calib.held_out import HeldOutSplit
 from sbonnx.correct.biases import with_corrections
@@ -43,7 +44,6 @@ from sbonnx.qat.module import (
     unwrapped,
     weight_parameter,
 )
-from sbonnx.recipe.names import BY_WIDTH
 from sbonnx.report import Report
 from sbonnx.stages.state import Prepared, Request, Source, read_recipe
 from sbonnx.torchnet.onnx_to_torch.reimport import META

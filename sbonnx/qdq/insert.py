@@ -176,7 +176,7 @@ class _PairWriter:
         shape = query.shape(tensor)
         native = stored_type("activation", site.spec)
         exact = site.spec.fills_dtype and site.spec.native_dtype == native
-        exact = exact and not (site.spec.is_fp8 and self.backend.numbers.clips_fp8)
+        exact = exact and not (site.spec.is_fp8 and self.backend.numbers.fp8 != "kernels")
         numbers = self._numbers(site, qparams, kind, native)
         nodes = [] if exact else self._clip(site, tensor, qparams, kind)
         floats = tensor if site.after is None else self.dequantized[site.after]

@@ -6,16 +6,14 @@ import json
 from collections.abc import Iterator
 from typing import Final
 
-from sbonnx.recipe.defaults import BACKEND, SPARSEBIT, TWINS, value_at
+from sbonnx.backends import BACKENDS
+from sbonnx.recipe.defaults import SPARSEBIT, TWINS, value_at
 from sbonnx.recipe.documentation import maker_by_key
 from sbonnx.recipe.problem import key_path
 from sbonnx.recipe.schema import Recipe, key_paths
 
 REQUIRED: Final = frozenset({"W.QSCHEME", "W.QUANTIZER.BIT", "A.QSCHEME", "A.QUANTIZER.BIT"})
 """Keys without a default in Sparsebit: each of its configurations sets them."""
-
-ONLY_ONNXRUNTIME: Final = frozenset({"CPU", "KERNEL_COSTS", "REDUCE_RANGE"})
-"""Keys of `SPARSEBIT` without effect on other backends."""
 
 
 def is_for_sparsebit(recipe: Recipe) -> bool:
@@ -31,7 +29,9 @@ def is_for_sparsebit(recipe: Recipe) -> bool:
 def _others(recipe: Recipe) -> Iterator[str]:
     """Yield ``KEY: value`` for each key that the recipe leaves at a default other than Sparsebit's."""
     resolved = recipe.to_dict()
-    idle = {key_path(TWINS[1])} | (set() if recipe.backend == BACKEND else ONLY_ONNXRUNTIME)
+    backend, idle = BACKENDS[recipe.backend], {key_path(TWINS[1])}  # keys without effect
+    idle |= {"KERNEL_COSTS"} if backend.costs is None else set()
+    idle |= set() if backend.numbers.saturates else {"REDUCE_RANGE"}
     for key in sorted(key_paths(SPARSEBIT) - recipe.decided - idle):
         ours, theirs = (value_at(values, key.split(".")) for values in (resolved, SPARSEBIT))
         if ours != theirs and not isinstance(theirs, dict):

@@ -11,9 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
-from sbonnx.backends.tensorrt.profiles import VERSIONS
+from sbonnx.backends import BACKENDS, versions_of
+from sbonnx.backends.mode_limits import BY_WIDTH, STATIC, Scheme
+from sbonnx.backends.virtual import VIRTUAL
 from sbonnx.ops import CONVOLUTIONS
-from sbonnx.recipe.names import BY_WIDTH, FLOAT, FULL_BITS, LEARNED, NEAREST, STATIC, UNIFORM, Scheme
+from sbonnx.recipe.names import FLOAT, FULL_BITS, LEARNED, NEAREST, UNIFORM
 from sbonnx.recipe.problem import Wrong, key_path
 from sbonnx.recipe.sections.base import nested_value, overlay
 from sbonnx.recipe.sections.quantizers import ScaleName
@@ -22,50 +24,10 @@ from sbonnx.recipe.value_types import MAX_BITS, type_name
 BACKEND: Final = "onnxruntime"
 """Backend if no source names one."""
 
-TENSORRT: Final = "tensorrt"
-
 SYMMETRIC: Final = "per-channel-symmetric"
 
 TWINS: Final = (("A", "QADD", "ENABLE_QUANT"), ("QUANTIZE_INPUTS_OF", "ADD"))
 """Two spellings of one key: Sparsebit's, and that of sbonnx."""
-
-
-def _of(
-    weights: str, activations: str, *, bits: int = 8, w_observer: str = "minmax", a_observer: str
-) -> dict[str, Any]:
-    """Return the defaults of one backend in one mode: schemes, width of weights, observers."""
-    return {
-        "W": {"QSCHEME": weights, "QUANTIZER": {"BIT": bits}, "OBSERVER": {"TYPE": w_observer}},
-        "A": {"QSCHEME": activations, "QUANTIZER": {"BIT": 8}, "OBSERVER": {"TYPE": a_observer}},
-    }
-
-
-BY_BACKEND: Final[Mapping[tuple[str, str], Mapping[str, Any]]] = {
-    # activations for a runtime: on trained models the range of least squared error is closer to float than min-max
-    ("virtual", STATIC): _of("per-channel-symmetric", "per-tensor-affine", a_observer="minmax"),
-    ("onnxruntime", STATIC): _of(BY_WIDTH, "per-tensor-affine", a_observer="mse"),
-    ("tensorrt", STATIC): _of("per-channel-symmetric", "per-tensor-symmetric", a_observer="mse"),
-    ("openvino", STATIC): _of(SYMMETRIC, "per-tensor-affine", a_observer="mse"),
-    # HEADS: a region in float would leave the processor that the file is for
-    ("qnn", STATIC): {**_of(BY_WIDTH, "per-tensor-affine", a_observer="mse"), "HEADS": "none"},
-    ("onnxruntime", "dynamic"): _of("per-channel-symmetric", "per-tensor-affine", a_observer="mse"),
-    # at 4 bits a zero point gains 0.9 dB and an MSE-optimal range another 0.3, for an eighth of a bit per weight
-    # language models repeat themselves with a head of 4 bits, and a tied head shares the table of the embedding
-    ("onnxruntime", "weight_only"): {
-        **_of("per-channel-affine", "per-tensor-affine", bits=4, w_observer="mse", a_observer="mse"),
-        "EMBEDDING_BITS": 8,
-    },
-    ("tensorrt", "weight_only"): _of(
-        "per-channel-symmetric", "per-tensor-symmetric", bits=4, w_observer="mse", a_observer="mse"
-    ),
-    ("openvino", "weight_only"): _of(
-        "per-channel-affine", "per-tensor-affine", bits=4, w_observer="mse", a_observer="mse"
-    ),
-    ("virtual", "weight_only"): _of(
-        "per-channel-symmetric", "per-tensor-affine", bits=4, w_observer="mse", a_observer="minmax"
-    ),
-}
-"""Defaults by backend and mode, in the keys of the YAML. A backend without a row has those of "virtual"."""
 
 
 @dataclass(frozen=True)
@@ -179,9 +141,19 @@ def complete(data: dict[str, Any]) -> dict[str, Any]:
     return overlay(overlay({"BACKEND": backend, **ours}, theirs), data)
 
 
-def _by_backend(backend: str, mode: str) -> Mapping[str, Any]:
-    """Return the row of `BY_BACKEND`; that of static for a mode that the backend lacks (which is refused elsewhere)."""
-    return BY_BACKEND.get((backend, mode)) or BY_BACKEND.get((backend, STATIC)) or BY_BACKEND["virtual", STATIC]
+def _by_backend(backend: str, mode: str) -> dict[str, Any]:
+    """Return the defaults of a backend in a mode, in the keys of the YAML.
+
+    They are those of static for a mode that the backend lacks, and those of "virtual" for an unknown backend (both are
+    refused elsewhere).
+    """
+    modes = BACKENDS.get(backend, VIRTUAL).modes
+    limits = modes.get(mode, modes[STATIC])
+    sides = {
+        name: {"QSCHEME": side.scheme, "QUANTIZER": {"BIT": side.width}, "OBSERVER": {"TYPE": side.observer}}
+        for name, side in limits.sides.items()
+    }
+    return {**sides, **limits.defaults}
 
 
 def with_rounding(weights: Mapping[str, Any]) -> dict[str, Any]:
@@ -197,15 +169,16 @@ def with_rounding(weights: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_version(data: dict[str, Any]) -> dict[str, Any]:
-    """Split ``BACKEND: tensorrt@10`` into BACKEND and VERSION; a recipe for TensorRT without one gets the newest."""
+    """Split ``BACKEND: tensorrt@10`` into BACKEND and VERSION; without one, a backend with versions gets the newest."""
     backend, given = data.get("BACKEND"), data.get("VERSION")
     if not isinstance(backend, str):
         return data
     name, at, version = backend.partition("@")
-    if name.lower() != TENSORRT or (at and version not in VERSIONS):
+    versions = versions_of(name.lower())
+    if not versions or (at and version not in versions):
         return data  # invalid names are reported by validation
     if not at:
-        return {**data, "VERSION": VERSIONS[0] if given is None else given}
+        return {**data, "VERSION": versions[0] if given is None else given}
     if given is not None and str(given).removesuffix(".0") != version:
         raise Wrong(f"contradicts BACKEND: {backend}: drop one", path=("VERSION",), value=given)
     return {**data, "BACKEND": name, "VERSION": version}

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Final, Literal, get_args
 
+from sbonnx.backends.mode_limits import BY_WIDTH
 from sbonnx.backends.tensorrt.profiles import VERSIONS
 
-Scheme = Literal["per-tensor-symmetric", "per-tensor-affine", "per-channel-symmetric", "per-channel-affine"]
-WeightScheme = Literal[Scheme, "auto"]
 SideName = Literal["w", "a"]
 Place = Literal["", "first", "last"]
 Mode = Literal["static", "dynamic", "weight_only"]
@@ -28,12 +27,6 @@ BACKEND_ALIASES: Final = {
     "ov": "openvino",
 }
 """Short names of backends, with or without a version: ``trt@10``."""
-
-SCHEMES: Final[tuple[str, ...]] = get_args(Scheme)
-BY_WIDTH: Final = "auto"
-"""Scheme of weights that depends on the bit width, see `sbonnx.recipe.defaults.is_symmetric`."""
-
-WEIGHT_SCHEMES: Final[tuple[str, ...]] = get_args(WeightScheme)
 
 QUANTIZERS: Final = ("uniform", "dorefa", "lsq", "lsq+", "pact", "adaround")
 """Quantizer types of Sparsebit. Others may be plugged in: `Recipe.check_types` checks them."""
@@ -60,8 +53,6 @@ OUTPUT_TASKS: Final[tuple[str, ...]] = get_args(OutputTask)
 """Meanings of outputs that VERIFY.TASK names, see `sbonnx.verify.output_tasks`."""
 
 MODES: Final[tuple[str, ...]] = get_args(Mode)
-STATIC: Final = "static"
-"""Mode in which scales of activations are calibrated."""
 
 FLOAT: Final = 0
 """The bit width for float, not quantized. Every backend accepts it."""

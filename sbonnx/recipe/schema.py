@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal, final
 
 from pydantic import BeforeValidator, ModelWrapValidatorHandler, PrivateAttr, model_validator
 
-from sbonnx.backends import BACKENDS
+from sbonnx.backends import BACKENDS, backend_for
+from sbonnx.backends.mode_limits import STATIC
 from sbonnx.recipe import defaults as default_values
 from sbonnx.recipe import names, value_types
 from sbonnx.recipe.backend_limits import BackendLimits
@@ -218,7 +219,7 @@ class Recipe(Section):
 
     def _limit_problems(self) -> Iterator[Wrong]:
         yield from self.verify.problems()
-        limits = BackendLimits(self.backend, self.mode, self.version)
+        limits = BackendLimits(backend_for(self.backend, self.version), self.mode, self.version)
         yield from limits.search_problems(auto=self.auto.enable, mixed=self.mixed.wanted)
         unsupported = tuple(limits.mode_problems(self.format, self.weights))
         if unsupported:
@@ -276,7 +277,7 @@ class Recipe(Section):
     @property
     def _narrowest(self) -> int:
         """Least width of the sides that are quantized."""
-        sides = (self.w, self.a) if self.mode == names.STATIC else (self.w,)
+        sides = (self.w, self.a) if self.mode == STATIC else (self.w,)
         widths = (side.quantizer.bit for side in sides if not side.quantizer.disable)
         return min(filter(None, widths), default=value_types.MAX_BITS)
 
@@ -294,7 +295,7 @@ class Recipe(Section):
         """
         if self.bias_correction != "auto":
             return self.bias_correction == "empirical"
-        measured = self.mode == names.STATIC and self.weight_settings.enabled
+        measured = self.mode == STATIC and self.weight_settings.enabled
         return (depthwise and measured) or self._rounds_by_inputs(ops)
 
     def _rounds_by_inputs(self, ops: Collection[str]) -> bool:

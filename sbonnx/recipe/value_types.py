@@ -18,6 +18,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar, get_args
 from pydantic import BeforeValidator, GetCoreSchemaHandler, GetJsonSchemaHandler
 
 from sbonnx.backends import BACKENDS
+from sbonnx.backends.mode_limits import ANY_BITS, Scheme, WeightScheme
 from sbonnx.backends.tensorrt.profiles import VERSIONS, Version
 from sbonnx.errors import RecipeError
 from sbonnx.linear.sparsity import sparsity_pattern
@@ -36,8 +37,7 @@ _BOTH_SIDES = re.compile(r"u?int([0-9]{1,2})", re.IGNORECASE)
 _PER_SIDE = re.compile(r"w([0-9]{1,2})(?:a([0-9]{1,2}))?", re.IGNORECASE)
 _PERCENT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*%\s*")
 
-MIN_BITS: Final = 2
-MAX_BITS: Final = 16
+MIN_BITS, MAX_BITS = ANY_BITS[0], ANY_BITS[-1]
 BLOCK_SIZES: Final = (16, 32, 64, 128, 256)
 """Block sizes of the runtimes' kernels."""
 
@@ -531,8 +531,8 @@ VersionName = Annotated[Version, ValueReader(_version, {"anyOf": [{"enum": list(
 DtypeName = Annotated[Kind, ANY_CASE]
 BlockSize = Annotated[int | str, ValueReader(_block_size, _BLOCKS)]
 BackendName = Annotated[str, AnyCase(BACKENDS)]
-SchemeName = Annotated[names.Scheme, ANY_CASE]
-WeightSchemeName = Annotated[names.WeightScheme, ANY_CASE]
+SchemeName = Annotated[Scheme, ANY_CASE]
+WeightSchemeName = Annotated[WeightScheme, ANY_CASE]
 Device = Annotated[str, ValueReader(_device, _DEVICES)]
 Memory = Annotated[str, ValueReader(_memory, {"type": ["string", "integer"], "pattern": "^ *[0-9]"})]
 ModeName = Annotated[names.Mode, ANY_CASE]

@@ -159,8 +159,8 @@ def _widths(
     recipe: Recipe, rules: Backend, weights: Sequence[int], activations: Sequence[int]
 ) -> tuple[list[int], list[int]]:
     """Return the candidate widths of both sides, ascending, float last."""
-    stored = recipe.mode == "weight_only" and rules.files.block_products  # 3 bits would take the bytes of 4
-    limits = sides(recipe.backend, recipe.mode)
+    stored = recipe.mode == "weight_only" and rules.files.integer_operators  # 3 bits would take the bytes of 4
+    limits = sides(rules, recipe.mode)
     wishes = recipe.mixed
     both = []
     for side, given, asked, default in (

@@ -401,7 +401,7 @@ def _mixed(trials: Trials, recipe: Recipe, goal: Goal) -> MixedOutcome | None:
         return for_loss(trials, survey(trials, recipe), goal)
     if not goal.asked or goal.reached(trials.score(recipe, "result of the steps")):
         return None
-    limits = sides(recipe.backend, recipe.mode)
+    limits = sides(trials.rules, recipe.mode)
     weights = recipe.mixed.weights or _more(recipe.w.quantizer.bit, MORE_WEIGHTS, limits["W"].bits)
     inputs = recipe.mixed.activations or _more(recipe.a.quantizer.bit, MORE_INPUTS, limits["A"].bits)
     return for_loss(trials, survey(trials, recipe, weights, inputs if recipe.mode == "static" else ()), goal)

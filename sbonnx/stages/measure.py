@@ -246,7 +246,7 @@ def measure_magnitudes(state: PipelineState, options: RunOptions) -> PipelineSta
 def choose_accuracy_levels(state: PipelineState, options: RunOptions) -> PipelineState:
     """Choose the accuracy level of each block-wise product by its errors on the data (ACCURACY_LEVEL: auto)."""
     prepared, recipe = state.prepared, state.prepared.recipe
-    blockwise = recipe.mode == "weight_only" and prepared.backend.files.block_products
+    blockwise = recipe.mode == "weight_only" and prepared.backend.files.integer_operators
     if recipe.accuracy_level != "auto" or not blockwise or state.data is None:
         return state
     solution = with_accuracy_levels(state.solution, prepared.graph, prepared.plan, state.data.fit, options)

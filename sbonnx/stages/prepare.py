@@ -10,6 +10,7 @@ import numpy as np
 
 from sbonnx import graph as graphs
 from sbonnx import patterns, precision, qdq
+from sbonnx.backends import Backend
 from sbonnx.calib.input_check import first_layer_of
 from sbonnx.calib.observers import OBSERVERS
 from sbonnx.correct import give_biases, own_statistics, record_normals
@@ -115,7 +116,7 @@ def plan(state: PipelineState, options: RunOptions) -> PipelineState:
     """
     prepared = state.prepared
     graph, recipe = prepared.graph, prepared.recipe
-    if recipe.mode == "weight_only" and prepared.backend.files.block_products:
+    if recipe.mode == "weight_only" and prepared.backend.files.integer_operators:
         tied = [Fired("tie_tables", name) for name in tie_tables(graph)]
         prepared = replace(prepared, applied=(*prepared.applied, *tied))
     if prepared.backend.placement.quantizes_masks and recipe.mode == "static":
@@ -123,7 +124,7 @@ def plan(state: PipelineState, options: RunOptions) -> PipelineState:
         prepared = replace(prepared, applied=(*prepared.applied, *bounded))
     edit.sort(graph)
     made = make(graph, recipe, prepared.backend, observers=frozenset(OBSERVERS))
-    _note_half_precision(graph, made)
+    _note_half_precision(graph, made, prepared.backend)
     refusals = list(made.refusals)
     if recipe.auto.enable or recipe.mixed.wanted:
         why = "only sbonnx.quantize and the verb quantize try recipes: this is the one that they begin with"
@@ -167,9 +168,9 @@ def _extended(state: PipelineState, fired: Iterable[Fired], refusals: Iterable[R
     )
 
 
-def _note_half_precision(graph: Graph, plan: Plan) -> None:
+def _note_half_precision(graph: Graph, plan: Plan, backend: Backend) -> None:
     """Add a note that float16 has no integer kernels on onnxruntime's CPU, so that Q/DQ gain nothing there."""
-    if plan.backend != "virtual":
+    if not backend.numbers.any_bits:
         return  # onnxruntime's backend leaves float16 alone, and TensorRT computes it
     tensors = query.tensors_by_name(graph)
     half = plan.float_type == "fp16" and bool(plan.sites)

@@ -15,6 +15,7 @@ import onnx
 from sbonnx import graph as graphs
 from sbonnx import patterns
 from sbonnx import verify as proof
+from sbonnx.backends.mode_limits import STATIC
 from sbonnx.calib.data.dataset import Dataset
 from sbonnx.calib.engine.runner import LayerRunner
 from sbonnx.calib.held_out import divide
@@ -23,7 +24,6 @@ from sbonnx.options import RunOptions
 from sbonnx.pruning.prune import Pruned, measure_graph, prune_graph
 from sbonnx.pruning.result import report_of
 from sbonnx.pruning.settings import Pruning, pruning_of
-from sbonnx.recipe.names import STATIC
 from sbonnx.stages.contract import stage
 from sbonnx.stages.measure import divided
 from sbonnx.stages.prepare import BATCH_NORM

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 import sbonnx
 from sbonnx import graph as graphs
+from sbonnx.backends import BACKENDS
 from sbonnx.calib.data import dataset as datasets
 from sbonnx.calib.qparams.solve import weights_alone
 from sbonnx.equalize import awq as aware
@@ -17,7 +19,6 @@ from sbonnx.equalize.awq import WRITES_OUTPUT, Aware, Scaled, scale_by_activatio
 from sbonnx.graph.query import constant
 from sbonnx.options import RunOptions
 from sbonnx.pipeline import quantized_graph
-from sbonnx.plan import modes
 from sbonnx.spec import Array
 from sbonnx.stages.state import Prepared, round_by_site
 from tests.export.writing import ops, prepared, sqnr
@@ -54,8 +55,9 @@ CHAIN = """agraph (float[N,64] x) => (float[N,32] y) {
 @pytest.fixture(autouse=True)
 def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small products count as large."""
-    small = {key: modes.Method(1, method.block, method.why) for key, method in modes.METHODS.items()}
-    monkeypatch.setattr(modes, "METHODS", small)
+    for name in BACKENDS:
+        modes = {mode: replace(limits, smallest=1) for mode, limits in BACKENDS[name].modes.items()}
+        monkeypatch.setitem(BACKENDS, name, replace(BACKENDS[name], modes=modes))
 
 
 def uneven(*shape: int) -> Array:

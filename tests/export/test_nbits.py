@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,10 @@ from hypothesis import strategies as st
 from onnx import numpy_helper
 
 import sbonnx
+from sbonnx.backends import BACKENDS
 from sbonnx.backends.onnxruntime import backend as ort
 from sbonnx.errors import DataError
 from sbonnx.export.nbits import blocked, pack
-from sbonnx.plan import modes
 from sbonnx.spec import Array
 from tests.export.writing import kernels, ops, prepared, solved, sqnr, without_data, written
 from tests.support.models import model, run
@@ -29,8 +30,9 @@ PRODUCT = "agraph (float[N,K] x) => (float[N,M] y) { y = MatMul (x, w) }"
 @pytest.fixture(autouse=True)
 def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small products count as large: what pays is another test."""
-    small = {key: modes.Method(1, method.block, method.why) for key, method in modes.METHODS.items()}
-    monkeypatch.setattr(modes, "METHODS", small)
+    for name in BACKENDS:
+        modes = {mode: replace(limits, smallest=1) for mode, limits in BACKENDS[name].modes.items()}
+        monkeypatch.setitem(BACKENDS, name, replace(BACKENDS[name], modes=modes))
 
 
 def fields(proto: onnx.ModelProto) -> tuple[dict[str, Any], list[Array | None]]:

@@ -8,12 +8,13 @@ import numpy as np
 import onnx
 import pytest
 
+from sbonnx.backends import BACKENDS
 from sbonnx.pipeline import prepare
 from sbonnx.plan import Plan, from_dict, to_dict
-from sbonnx.plan.modes import METHODS
-from sbonnx.recipe.backend_limits import MODE_LIMITS
 from sbonnx.stages.state import read_recipe
 from tests.support.models import model, residual
+
+MODES = [(name, mode) for name in BACKENDS for mode in BACKENDS[name].modes if mode != "static"]
 
 TWO = """
 agraph (float[N,384] x) => (float[N,8] y, float[N,3] z) {
@@ -32,12 +33,8 @@ def planned(proto: onnx.ModelProto, backend: str, mode: str, **overrides: Any) -
     return prepare(proto, recipe, rules).plan
 
 
-def test_the_modes_of_the_plan_are_those_of_the_recipe() -> None:
-    assert METHODS.keys() == MODE_LIMITS.keys()
-
-
 def test_no_mode_quantizes_an_activation_or_a_bias() -> None:
-    for backend, mode in METHODS:
+    for backend, mode in MODES:
         plan = planned(two(), backend, mode)
         assert plan.sites and {site.role for site in plan.sites} == {"weight"}
         assert plan.weights_alone
@@ -45,10 +42,10 @@ def test_no_mode_quantizes_an_activation_or_a_bias() -> None:
 
 
 @pytest.mark.parametrize("asked", [None, 0, 1000, 10**6])
-@pytest.mark.parametrize(("backend", "mode"), METHODS)
+@pytest.mark.parametrize(("backend", "mode"), MODES)
 def test_small_weights_are_refused_by_their_size(backend: str, mode: str, asked: int | None) -> None:
     plan = planned(two(), backend, mode, **({} if asked is None else {"min_weight_size": asked}))
-    method = METHODS[backend, mode]
+    method = BACKENDS[backend].modes[mode]
     smallest, why = (method.smallest, f", below which {method.below}") if asked is None else (asked, "")
     sizes = {"MatMul_0": 384 * 256, "MatMul_1": 256 * 8, "Gemm_0": 3 * 256}
     taken = {reader.node for site in plan.sites for reader in site.readers}
@@ -76,7 +73,7 @@ def test_blocks_lie_along_the_summed_axis(backend: str, block: int) -> None:
 
 
 def test_convolutions_say_why_they_stay_float() -> None:
-    for backend, mode in METHODS:
+    for backend, mode in MODES:
         refusals = {refusal.where: refusal.why for refusal in planned(residual(), backend, mode).refusals}
         assert refusals["conv1"].startswith("Conv: ")
 

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import yaml
 
+from sbonnx import backends
 from sbonnx.batch.jobs.jobfile import read_jobs
 from sbonnx.batch.jobs.steps import recipe_of
 from sbonnx.errors import RecipeError
 from sbonnx.recipe import Recipe, annotated_default, as_yaml, load
-from sbonnx.recipe.defaults import BY_BACKEND, EFFORTS, by_width, widths_of
+from sbonnx.recipe.defaults import EFFORTS, by_width, widths_of
 from sbonnx.recipe.documentation import maker_by_key
 from sbonnx.stages.state import read_recipe
 
@@ -98,15 +99,16 @@ def test_the_backend_without_a_word() -> None:
 
 def test_every_default_is_a_key() -> None:
     """A misspelt key in the table would be refused as a user's would, but only where that row is used."""
-    for (backend, mode), keys in BY_BACKEND.items():
+    for backend, mode in [(name, mode) for name in backends.BACKENDS for mode in backends.BACKENDS[name].modes]:
+        limits = backends.BACKENDS[backend].modes[mode]
         resolved = load({"BACKEND": backend, "MODE": mode}).to_dict()
-        for side in keys.keys() - {"W", "A"}:
-            assert resolved[side] == keys[side]
-        for side in ("W", "A"):
-            values = keys[side]
-            assert resolved[side]["QSCHEME"] == values["QSCHEME"]
-            assert resolved[side]["QUANTIZER"]["BIT"] == values["QUANTIZER"]["BIT"]
-            assert resolved[side]["OBSERVER"]["TYPE"] == values["OBSERVER"]["TYPE"]
+        for key, value in limits.defaults.items():
+            assert resolved[key] == value
+        for name, side in limits.sides.items():
+            assert side.width in side.bits and side.scheme in side.schemes
+            assert resolved[name]["QSCHEME"] == side.scheme
+            assert resolved[name]["QUANTIZER"]["BIT"] == side.width
+            assert resolved[name]["OBSERVER"]["TYPE"] == side.observer
     assert set(maker_by_key().values()) == {"ancestor", "new"}
 
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from sbonnx.backends import BACKENDS
+from sbonnx.backends.mode_limits import SCHEMES
 from sbonnx.recipe import annotated_default, json_schema, load, table
-from sbonnx.recipe.backend_limits import LIMITS
 from sbonnx.recipe.keywords import RecipeKeywords
 from sbonnx.recipe.loading import all_keys
-from sbonnx.recipe.names import SCHEMES, SHORT_FORMS
+from sbonnx.recipe.names import SHORT_FORMS
 from sbonnx.recipe.yaml_text import parse
 
 DOC = Path(__file__).resolve().parents[2] / "docs" / "recipe.md"
@@ -69,7 +69,7 @@ def test_the_document_has_every_short_form_and_limit() -> None:
         assert f"| `{name}` | `{key}` |" in text
     for backend in BACKENDS:
         row = next(line for line in text.splitlines() if line.startswith(f"| `{backend}` | "))
-        for side in LIMITS[backend].values():
+        for side in BACKENDS[backend].modes["static"].sides.values():
             if len(side.bits) > 2:
                 runs = f"{side.bits[0]} to {side.bits[-1]}", f"{side.bits[0]} to {side.bits[-2]}, {side.bits[-1]}"
                 assert any(run in row for run in runs)

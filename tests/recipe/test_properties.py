@@ -11,10 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sbonnx.backends import BACKENDS
+from sbonnx.backends.mode_limits import SCHEMES
 from sbonnx.errors import RecipeError
 from sbonnx.recipe import Recipe, as_yaml, load
 from sbonnx.recipe.loading import all_keys
-from sbonnx.recipe.names import OBSERVERS, ONLY_ACTIVATIONS, ONLY_WEIGHTS, QUANTIZERS, SCHEMES
+from sbonnx.recipe.names import OBSERVERS, ONLY_ACTIVATIONS, ONLY_WEIGHTS, QUANTIZERS
 from sbonnx.recipe.yaml_text import parse
 
 BITS = st.sampled_from([0, *range(2, 17)])

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final, Literal
 
 from sbonnx.backends.base import Backend, Files, Numbers
+from sbonnx.backends.mode_limits import BYTES, FREE, PER_CHANNEL, PER_TENSOR, SYMMETRIC, ModeLimits, SideLimits
 from sbonnx.backends.openvino.costs import load_costs
 from sbonnx.backends.openvino.runtime import OPENVINO_RUNTIME
 from sbonnx.backends.placement_rules import ON_REQUEST, Placement, Rule, interpolates
@@ -109,8 +110,21 @@ OPENVINO: Final = Backend(
         writes_float=True,
         folds=ACTIVATIONS | FUSED_BLOCKS,
     ),
-    numbers=OpenVinoNumbers(saturates=True),
+    numbers=OpenVinoNumbers(saturates=True, only_channels=True),
     files=Files(packs_weights=True),
+    modes={
+        "static": ModeLimits(
+            weights=SideLimits(BYTES, SYMMETRIC, "per-channel-symmetric"),
+            activations=SideLimits((8,), PER_TENSOR, "per-tensor-affine", observer="mse"),
+        ),
+        "weight_only": ModeLimits(
+            weights=SideLimits((4, 8), PER_CHANNEL, "per-channel-affine", 4, "mse"),
+            activations=FREE,
+            smallest=32 * 32,
+            block=32,
+            why="read in fewer bytes, computed in float",
+        ),
+    },
     costs=load_costs,
     runtime=OPENVINO_RUNTIME,
 )

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Final, Literal
 
 from sbonnx.backends.base import Backend, Files, Numbers
+from sbonnx.backends.mode_limits import BY_WIDTH, PER_TENSOR, SYMMETRIC, ModeLimits, SideLimits
 from sbonnx.backends.placement_rules import Placement, Rule
 from sbonnx.backends.qnn.rectifiers import settle_rectifiers
 from sbonnx.graph import Graph, Node
@@ -114,6 +115,13 @@ QNN: Final = Backend(
         folds=RECTIFIERS,
         opens=OPENED,
     ),
-    numbers=QnnNumbers(int32_bias=True, one_scale=MATRIX_PRODUCTS),
+    numbers=QnnNumbers(int32_bias=True, one_scale=MATRIX_PRODUCTS, only_channels=True, tensor_overrides=True),
     files=QnnFiles(),
+    modes={
+        "static": ModeLimits(
+            weights=SideLimits((8,), (*SYMMETRIC, "per-tensor-affine", BY_WIDTH), BY_WIDTH),
+            activations=SideLimits((8, WIDE), PER_TENSOR, "per-tensor-affine", observer="mse"),
+            defaults={"HEADS": "none"},  # a region in float would leave the processor that the file is for
+        )
+    },
 )

@@ -8,6 +8,7 @@ from math import prod
 from typing import Final, Literal
 
 from sbonnx.backends.base import Backend, Files, Numbers
+from sbonnx.backends.mode_limits import FREE, SYMMETRIC, ModeLimits, SideLimits
 from sbonnx.backends.placement_rules import ON_REQUEST, Placement, Rule
 from sbonnx.backends.runtime_types import EngineInput
 from sbonnx.backends.tensorrt.profiles import (
@@ -185,6 +186,11 @@ class TrtFiles(Files):
                     done.append(f"{node.name}: axis 1 written out")
         return done
 
+    @property
+    def version(self) -> str | None:
+        """Version of the parser."""
+        return self.profile.version
+
     def unreadable(self, opset: int, *, needed: int) -> str | None:
         """Return why the parser does not read a result: its opset is newer than the version is documented for."""
         newest = self.profile.newest_opset
@@ -201,7 +207,7 @@ class TrtFiles(Files):
         return engine_command(file, self.profile, inputs, types=types, strong=strong)
 
 
-FILES: Final = TrtFiles(judged_without=(ROUNDS_BIASES,))
+FILES: Final = TrtFiles(judged_without=(ROUNDS_BIASES,), builds_engine=True)
 
 TENSORRT: Final = Backend(
     name="tensorrt",
@@ -209,9 +215,22 @@ TENSORRT: Final = Backend(
         linear=frozenset(LINEAR),
         rules=RULES,
         folds=frozenset({"Relu", "Clip", "Sigmoid", "LeakyRelu", "Tanh"}),
+        skips_zeros=True,
     ),
-    numbers=TrtNumbers(joins_concat=True, scales=ScaleLimits(MIN_SCALE, MAX_SCALE), clips_fp8=False),
+    numbers=TrtNumbers(joins_concat=True, scales=ScaleLimits(MIN_SCALE, MAX_SCALE), fp8="kernels"),
     files=FILES,
+    modes={
+        "static": ModeLimits(
+            weights=SideLimits((4, 8), SYMMETRIC, "per-channel-symmetric"),
+            activations=SideLimits((8,), ("per-tensor-symmetric",), "per-tensor-symmetric", observer="mse"),
+        ),
+        "weight_only": ModeLimits(
+            weights=SideLimits((4,), ("per-channel-symmetric",), "per-channel-symmetric", 4, "mse"),
+            activations=replace(FREE, scheme="per-tensor-symmetric"),
+            smallest=32 * 32,
+            why="read in 4 bits, computed in high precision",
+        ),
+    },
 )
 
 

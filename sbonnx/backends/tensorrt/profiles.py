@@ -48,12 +48,14 @@ class VersionProfile:
         newest_opset: the newest opset that its parser is documented for.
         codes: supported types of quantized tensors, as NumPy names of ONNX's types.
         only_strong: every op is computed in the type that the file says; in older versions this is a build option.
+        half_pairs: the parser reads Q/DQ pairs with scales in half precision.
     """
 
     version: Version
     newest_opset: int
     codes: frozenset[str]
     only_strong: bool = False
+    half_pairs: bool = True
 
     @property
     def name(self) -> str:
@@ -69,6 +71,6 @@ class VersionProfile:
 PROFILES: Final[dict[str, VersionProfile]] = {
     "11": VersionProfile("11", 25, frozenset({"int8", FP8, "int4", FP4}), only_strong=True),
     "10": VersionProfile("10", 24, frozenset({"int8", FP8, "int4", FP4})),
-    "8.6": VersionProfile("8.6", 17, frozenset({"int8"})),
+    "8.6": VersionProfile("8.6", 17, frozenset({"int8"}), half_pairs=False),
 }
 """Profiles by version, newest first. FP4 since 10.8."""

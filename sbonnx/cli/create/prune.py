@@ -135,6 +135,7 @@ OPTIONS: Final = (
 def run(given: Arguments) -> int:
     from sbonnx import graph as graphs
     from sbonnx.api import prune
+    from sbonnx.backends import BACKENDS
     from sbonnx.cli.output.printer import to_json
     from sbonnx.pruning.result import no_gain
     from sbonnx.terminal import versioned
@@ -145,7 +146,7 @@ def run(given: Arguments) -> int:
     page = given[REPORT]
     check_report(page, [model, output], force=force, suffixes=(JSON,))
     recipe = _recipe(given)
-    told = no_gain(recipe.backend) if recipe.sparse.pattern is not None else []
+    told = no_gain(BACKENDS[recipe.backend]) if recipe.sparse.pattern is not None else []
     for note in told:
         given.printer().note(note)
     evaluation = evaluation_of(given)

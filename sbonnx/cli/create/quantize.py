@@ -24,6 +24,7 @@ from sbonnx.errors import OutputError
 from sbonnx.terminal import versioned
 
 if TYPE_CHECKING:
+    from sbonnx.backends import Backend
     from sbonnx.report import Report
 
 HELP: Final = "Quantize a float model and verify the result. Outputs are compared with float in onnxruntime."
@@ -31,9 +32,6 @@ HELP: Final = "Quantize a float model and verify the result. Outputs are compare
 JSON: Final = ".json"
 PAGES: Final = (".html", ".htm")
 """File name suffixes of HTML reports."""
-
-TENSORRT: Final = "tensorrt"
-"""Backend whose engines trtexec builds."""
 
 WORST: Final = 5
 """Layers shown in the table; the JSON has all of them."""
@@ -103,7 +101,7 @@ def run(given: Arguments) -> int:
     data = given.required_data() if recipe.mode == "static" else given.data()
     others = [Path(path) for path in (model, output, data, save_recipe, trt_cache, write_overrides) if path is not None]
     check_report(given[options.REPORT], others, force=force)
-    _check_trtexec(given[options.TRTEXEC], rules.name, [*others, given[options.REPORT]], force=force)
+    _check_trtexec(given[options.TRTEXEC], rules, [*others, given[options.REPORT]], force=force)
     progress = given.progress()
     settings: dict[str, Any] = {
         "recipe": recipe,
@@ -187,7 +185,7 @@ def check_report(
         graphs.check_target(file, inputs=taken, force=force)
 
 
-def _check_trtexec(file: Path | None, backend: str, taken: Sequence[Path | None], *, force: bool) -> None:
+def _check_trtexec(file: Path | None, backend: Backend, taken: Sequence[Path | None], *, force: bool) -> None:
     """Check that the file of the command line can be written, before the work begins.
 
     Raises:
@@ -196,8 +194,9 @@ def _check_trtexec(file: Path | None, backend: str, taken: Sequence[Path | None]
     from sbonnx import graph as graphs
 
     if file is not None:
-        if backend != TENSORRT:
-            raise OutputError(f"--trtexec {file}: {backend} builds no engine: use --backend tensorrt, or leave it out")
+        if not backend.files.builds_engine:
+            name = backend.name
+            raise OutputError(f"--trtexec {file}: {name} builds no engine: use --backend tensorrt, or leave it out")
         graphs.check_target(file, inputs=[path for path in taken if path is not None], force=force)
 
 

@@ -57,7 +57,7 @@ def _weights(report: Report) -> str:
 
     kernels = report.metrics.get("kernels") or {}
     backend = BACKENDS.get(report.backend)
-    runs_here = report.backend == "onnxruntime" or (backend is not None and backend.runtime is not None)
+    runs_here = backend is not None and (backend.files.integer_operators or backend.runtime is not None)
     stays = float_weights(kernels) if runs_here and kernels and not kernels.get("skipped") else ""
     parts = [_for_cpu(report), f"some in float operators: {stays}" if stays else ""]
     return "; ".join(filter(None, parts))
