@@ -81,7 +81,7 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Files:
-    """What a runtime reads, and how its files are verified. A backend overrides the methods for its own form.
+    """Form of the files that a runtime reads, and how they are verified. A backend overrides the methods.
 
     Attributes:
         packs_weights: weights of up to 4 bits are 8-bit codes in the graph, packed when the file is written.
@@ -105,14 +105,17 @@ class Files:
         """Version of the runtime, if it has several."""
         return None
 
-    def unreadable(self, opset: int, *, needed: int) -> str | None:
-        """Return why the runtime's parser does not read a result, and what to do about it, or None.
+    def check_opset(self, model: str, opset: int, *, needed: int) -> None:
+        """Check that the runtime's parser reads the opset of a result.
 
         Args:
+            model: name or path of the model.
             opset: of the model as it was given.
             needed: by the types of its Q/DQ.
+
+        Raises:
+            ModelError: it does not.
         """
-        return None
 
     def engine_command(self, file: str, inputs: Iterable[EngineInput], *, types: Collection[str], strong: bool) -> str:
         """Return the command line that builds an engine from a file; "" without `builds_engine`.
@@ -135,7 +138,7 @@ class Backend:
         placement: what is quantized, and where pairs belong.
         numbers: types and scales.
         files: what it reads.
-        modes: limits and defaults by mode; a recipe that asks for another mode is refused.
+        modes: limits and defaults by mode, static among them; a recipe that asks for another mode is refused.
         costs: loads the kernel costs from the path of a table, or those bundled for a CPU. None if nothing was
             measured: then every op with an integer kernel is quantized.
         runtime: executes files on this machine, for verification; None: onnxruntime takes its place.

@@ -1,4 +1,4 @@
-"""Where a runtime wants Q/DQ pairs: its tables of operators and rules, and the decisions about single nodes."""
+"""Placement of Q/DQ pairs for a runtime: tables of operators and rules, and decisions about single nodes."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ WIDE: Final = 2
 
 @dataclass(frozen=True)
 class Placement:
-    """What a runtime computes or stores in integers, and where its pairs belong.
+    """Operators that a runtime computes or stores in integers, and the positions of their pairs.
 
     A backend gives the tables, and overrides the methods for nodes that its kernels treat differently.
 

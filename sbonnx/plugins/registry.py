@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Final, Generic, TypeVar
@@ -105,6 +106,14 @@ class Registry(MutableMapping[str, Part], Generic[Part]):
         if point is not None and name not in self._parts:
             self._parts[name] = load(point, self._check)  # type: ignore[assignment]  # `check` has seen it
         return self._parts[name]
+
+    def usable(self) -> dict[str, Part]:
+        """Return all parts by name, without plug-ins that cannot be imported: only their use is an error."""
+        parts = {}
+        for name in self:
+            with suppress(RecipeError):
+                parts[name] = self[name]
+        return parts
 
     def __setitem__(self, name: str, part: Part) -> None:
         self._parts[name] = part

@@ -6,6 +6,7 @@ Floor 1. `docs/recipe.md` has the table of all keys.
 from __future__ import annotations
 
 from sbonnx.recipe.ancestor import other_defaults
+from sbonnx.recipe.backend_limits import limits_table
 from sbonnx.recipe.documentation import annotated_default, as_yaml, json_schema, key_facts, table
 from sbonnx.recipe.loading import AUTO, backend_of, load, parse_qconfig, parse_sconfig, update_config
 from sbonnx.recipe.resolve import TensorSettings
@@ -20,6 +21,7 @@ __all__ = [
     "backend_of",
     "json_schema",
     "key_facts",
+    "limits_table",
     "load",
     "other_defaults",
     "parse_qconfig",

@@ -1,17 +1,18 @@
-"""Limits of each backend, and checks of what a recipe requests."""
+"""Limits of each backend: checks of what a recipe requests, and their text for documentation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from sbonnx.backends import BACKENDS, Backend
-from sbonnx.backends.mode_limits import STATIC, SideLimits
+from sbonnx.backends.mode_limits import ANY_BITS, SCHEMES, STATIC, WEIGHT_SCHEMES, SideLimits
 from sbonnx.backends.tensorrt.profiles import INT4_BITS, PROFILES, VERSIONS, Version
 from sbonnx.backends.virtual import VIRTUAL
 from sbonnx.recipe import names
-from sbonnx.recipe.names import FLOAT, is_per_channel
+from sbonnx.recipe.names import FLOAT, FULL_BITS, is_per_channel
 from sbonnx.recipe.problem import Path, Wrong, one_of
 from sbonnx.recipe.resolve import Part
 from sbonnx.recipe.sections.quantizers import SideBits
@@ -27,18 +28,18 @@ def sides(backend: Backend, mode: str) -> dict[str, SideLimits]:
 
 def _backends(fits: Callable[[Backend], bool], prefix: str = "") -> str:
     """Return the names of the backends for which a condition is true, as a text."""
-    return " and ".join(f"{prefix}{name}" for name in sorted(BACKENDS) if fits(BACKENDS[name]))
+    return " and ".join(f"{prefix}{name}" for name, other in sorted(BACKENDS.usable().items()) if fits(other))
 
 
-def _bits_text(bits: tuple[int, ...]) -> str:
-    """Format widths as ``2 to 8 or 16``: each run by its ends."""
-    runs: list[list[int]] = []
+def _runs(bits: Iterable[int]) -> list[str]:
+    """Format widths as ``2 to 8``, ``16``: each run by its ends."""
+    ends: list[list[int]] = []
     for width in bits:
-        if runs and width == runs[-1][-1] + 1:
-            runs[-1].append(width)
+        if ends and width == ends[-1][-1] + 1:
+            ends[-1].append(width)
         else:
-            runs.append([width])
-    return one_of([f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs])
+            ends.append([width])
+    return [f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in ends]
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ class BackendLimits:
         hint = "" if self.backend.numbers.any_bits else "BACKEND: virtual supports other widths"
         if side == "W" and self.mode == STATIC and modes:
             hint = f"MODE: {modes[0]} supports it; BACKEND: virtual supports other widths"
-        text = f"must be {_bits_text(allowed)} for the backend {self.backend.name}{self._suffix} (or 0 for float)"
+        text = f"must be {one_of(_runs(allowed))} for the backend {self.backend.name}{self._suffix} (or 0 for float)"
         yield Wrong(text, hint, path=path, value=bits)
 
     def part_problems(self, part: Part) -> Iterator[Wrong]:
@@ -222,3 +223,111 @@ class BackendLimits:
         elif self.mode == STATIC and not part.pattern and not float_inputs:
             hint = "Leave activations float (bits: w4a0), choose MODE: weight_only, or set 4 bits in W.SPECIFIC"
             yield Wrong(f"is for weights only on {self.backend.name}", hint, path=path, value=bit)
+
+
+def _widths(backend: Backend, side: str, mode: str = STATIC) -> str:
+    """Format the widths of a side; those of weights whose inputs stay float say so where inputs have integers."""
+    bits = backend.modes[mode].sides[side].bits
+    alone = side == "W" and mode == STATIC
+    narrow = [width for width in bits if alone and backend.numbers.block_sizes(QuantSpec(bits=width))]
+    return ", ".join(
+        [*(f"{run} with float inputs" for run in _runs(narrow)), *_runs(w for w in bits if w not in narrow)]
+    )
+
+
+def _allowed_widths(backend: Backend, side: str) -> str:
+    limits = backend.modes[STATIC].sides[side]
+    return "" if limits.bits == ANY_BITS else f"{FLOAT}, {_widths(backend, side)}"
+
+
+def _allowed_schemes(backend: Backend, side: str) -> str:
+    limits = backend.modes[STATIC].sides[side]
+    missing = [scheme for scheme in (WEIGHT_SCHEMES if side == "W" else SCHEMES) if scheme not in limits.schemes]
+    text = f"all but {missing[0]}" if len(missing) == 1 else ", ".join(limits.schemes) if missing else ""
+    alone = " and ".join(sorted(backend.numbers.one_scale)) if side == "W" else ""
+    return f"{text}, one scale for {alone}" if text and alone else text
+
+
+ALLOWED: Final[Mapping[str, Callable[[Backend], str]]] = {
+    "W.QUANTIZER.BIT": lambda backend: _allowed_widths(backend, "W"),
+    "A.QUANTIZER.BIT": lambda backend: _allowed_widths(backend, "A"),
+    "W.QSCHEME": lambda backend: _allowed_schemes(backend, "W"),
+    "A.QSCHEME": lambda backend: _allowed_schemes(backend, "A"),
+}
+"""Values of keys that a backend allows in static mode, as text; "" if all."""
+
+DEFAULTS: Final[Mapping[str, Callable[[Backend], str]]] = {
+    "W.QSCHEME": lambda backend: backend.modes[STATIC].weights.scheme,
+    "A.QSCHEME": lambda backend: backend.modes[STATIC].activations.scheme,
+    "W.OBSERVER.TYPE": lambda backend: backend.modes[STATIC].weights.observer,
+    "A.OBSERVER.TYPE": lambda backend: backend.modes[STATIC].activations.observer,
+}
+"""Defaults of keys that each backend has in static mode."""
+
+
+def _by_text(texts: Mapping[str, str]) -> list[str]:
+    """Format texts by backend as ``onnxruntime and qnn: text``, those of equal text together."""
+    names: dict[str, list[str]] = {}
+    for name, text in texts.items():
+        names.setdefault(text, []).append(name)
+    return [f"{_joined(same)}: {text}" for text, same in names.items() if text]
+
+
+def _joined(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def allowed_text(path: str, text: str) -> str:
+    """Return the allowed values of a key, with the limits of the backends.
+
+    Args:
+        path: of the key.
+        text: what the key accepts.
+    """
+    limits = ALLOWED.get(path)
+    texts = {} if limits is None else {name: limits(backend) for name, backend in BACKENDS.usable().items()}
+    return "; ".join([text, *_by_text(texts)])
+
+
+def default_text(path: str, text: str) -> str:
+    """Return the default of a key, with those of backends and modes that differ.
+
+    Args:
+        path: of the key.
+        text: the default of other backends, if none of `DEFAULTS`.
+    """
+    if path in DEFAULTS:
+        values = {name: DEFAULTS[path](backend) for name, backend in BACKENDS.usable().items()}
+        text = Counter(values.values()).most_common(1)[0][0]
+        return "; ".join([text, *_by_text({name: value for name, value in values.items() if value != text})])
+    texts = {
+        name if mode == STATIC else f"{name} with {mode}": str(limits.defaults[path])
+        for name, backend in BACKENDS.usable().items()
+        for mode, limits in backend.modes.items()
+        if path in limits.defaults
+    }
+    return "; ".join([text, *_by_text(texts)])
+
+
+def limits_table() -> str:
+    """Format the limits of all backends and modes as a Markdown table, as in docs/recipe.md."""
+    lines = ["| backend | mode | bits of W | W.QSCHEME | bits of A | A.QSCHEME |", "|---|---|---|---|---|---|"]
+    for name, backend in BACKENDS.usable().items():
+        for mode, limits in backend.modes.items():
+            inputs = ["float", ""] if mode == "weight_only" else _cells(backend, "A", mode, limits.activations)
+            cells = (f"`{name}`", mode, *_cells(backend, "W", mode, limits.weights), *inputs)
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cells(backend: Backend, side: str, mode: str, limits: SideLimits) -> list[str]:
+    """Return widths and schemes of a side, with the defaults where there is a choice."""
+    schemes: list[str] = list(limits.schemes)
+    if set(SCHEMES) <= set(schemes):
+        schemes = ["any", limits.scheme]
+    if len(schemes) > 1:
+        schemes = [f"{name} (default)" if name == limits.scheme else name for name in schemes]
+    widths = _widths(backend, side, mode)
+    if limits.width != FULL_BITS and len(limits.bits) > 1:
+        widths += f"; default {limits.width}"
+    return [widths, ", ".join(schemes)]

@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 
 from sbonnx.backends import BACKENDS
 from sbonnx.recipe import yaml_text
+from sbonnx.recipe.backend_limits import allowed_text, default_text
 from sbonnx.recipe.loading import all_keys, load
 from sbonnx.recipe.names import SHORT_FORMS
 from sbonnx.recipe.schema import Recipe
@@ -115,11 +116,16 @@ def maker_by_key() -> dict[str, str]:
     return {key: str(_extra(info)["x-maker"]) for key, info in _keys(Recipe)}
 
 
-def _default(info: FieldInfo) -> str:
+def _default(path: str, info: FieldInfo) -> str:
     value = info.default
     if isinstance(value, tuple | dict) and not value:
         return "none"
-    return str(_extra(info).get("x-default", value if isinstance(value, str) else json.dumps(value)))
+    text = str(_extra(info).get("x-default", value if isinstance(value, str) else json.dumps(value)))
+    return default_text(path, text)
+
+
+def _allowed(path: str, info: FieldInfo) -> str:
+    return allowed_text(path, str(_extra(info)["x-allowed"]))
 
 
 def _find(schema: dict[str, Any], key: str) -> dict[str, Any]:
@@ -138,8 +144,8 @@ def table() -> str:
     schema = json_schema()
     lines = ["| key | type | default | allowed | meaning | origin |", "|---|---|---|---|---|---|"]
     for key, info in _keys(Recipe):
-        kind, extra = _type(_find(schema, key)), _extra(info)
-        cells = (f"`{key}`", kind, _default(info), extra["x-allowed"], str(info.description), extra["x-maker"])
+        kind, maker = _type(_find(schema, key)), str(_extra(info)["x-maker"])
+        cells = (f"`{key}`", kind, _default(key, info), _allowed(key, info), str(info.description), maker)
         lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -166,8 +172,8 @@ def key_facts(name: str) -> dict[str, Any] | None:
         "key": path,
         "short_forms": forms,
         "description": str(info.description),
-        "values": _extra(info)["x-allowed"],
-        "default": _default(info),
+        "values": _allowed(path, info),
+        "default": _default(path, info),
         "example": _EXAMPLES.get(path),
     }
 
@@ -197,7 +203,7 @@ def _annotated(section: type[Section], data: dict[str, Any], prefix: str, indent
             yield f"{indent}{name}:"
             yield from _annotated(inner[name], data.get(name, {}), f"{path}.", f"{indent}  ")
             continue
-        comment = f"{info.description} ({_extra(info)['x-allowed']})"
+        comment = f"{info.description} ({_allowed(path, info)})"
         yield from textwrap.wrap(
             comment, _WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}#   ", break_long_words=False
         )
@@ -208,7 +214,7 @@ def _line(name: str, path: str, value: Any, info: FieldInfo) -> str:
     """Format ``KEY: value``, commented out if there is no value."""
     if value is None:
         example = _EXAMPLES.get(path, "8" if "_BITS" in path else "true")
-        return f"# {name}: {example}  # default: {_default(info)}"
+        return f"# {name}: {example}  # default: {_default(path, info)}"
     written = yaml.safe_dump(value, default_flow_style=True, width=_WIDTH).splitlines()[0]
     return f"{name}: {written}" + (f"  # such as {_EXAMPLES[path]}" if not value and path in _EXAMPLES else "")
 

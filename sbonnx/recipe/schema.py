@@ -111,7 +111,7 @@ class Recipe(Section):
         "width of embedding tables, and of the head of a language model: the last linear layer, if it has one output "
         "for each row of a table",
         "0 (float), 2 to 16",
-        shown="onnxruntime with weight_only: 8; else that of W",
+        shown="that of W",
     )
     ranges: Ranges = new_key({}, "ranges fixed by hand, instead of observed ones", "{tensor pattern: [lo, hi]}")
     shared_scales: SharedScales = new_key(
@@ -185,7 +185,6 @@ class Recipe(Section):
         "all but virtual: regions of detectors (head, its branches, neck, stem) stay float where quantizing "
         "them costs more at the outputs, measured, than it saves in time",
         "auto, none",
-        shown="auto; qnn: none",
     )
     llm: Llm = Llm()
     auto: Auto = Auto()

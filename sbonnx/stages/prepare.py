@@ -15,7 +15,6 @@ from sbonnx.calib.input_check import first_layer_of
 from sbonnx.calib.observers import OBSERVERS
 from sbonnx.correct import give_biases, own_statistics, record_normals
 from sbonnx.equalize import equalize
-from sbonnx.errors import ModelError
 from sbonnx.graph import Graph, edit, query
 from sbonnx.linear.embedding import tie_tables
 from sbonnx.ops import LINEAR
@@ -149,9 +148,7 @@ def needed_opset(prepared: Prepared) -> int:
     pairs = qdq.opset_needed([(site.role, site.spec) for site in sites], half=half)
     needed = max(BASE_OPSET, precision.OPSET[prepared.plan.float_type], pairs)
     info = prepared.graph.info
-    why = prepared.backend.files.unreadable(info.original_opset, needed=needed)
-    if why is not None:
-        raise ModelError(f"{info.path or 'the model'} {why}")
+    prepared.backend.files.check_opset(str(info.path or "the model"), info.original_opset, needed=needed)
     return needed
 
 

@@ -32,6 +32,7 @@ from sbonnx.errors import DataError, RecipeError
 from sbonnx.metrics import TASK_METRICS, MetricDefinition, task_metric
 from sbonnx.moments import Moments
 from sbonnx.plugins import registry
+from sbonnx.recipe import limits_table, load
 from sbonnx.rounding import ROUNDERS, Rounded, Rounder
 from sbonnx.rounding.adaround import BLOCKS
 from sbonnx.spec import Array, Bounds, QParams, QuantSpec, ScaleRule
@@ -302,6 +303,15 @@ def test_a_broken_plugin_that_is_not_used_harms_nothing(tmp_path: Path, monkeypa
 
 
 @pytest.mark.sampled(1)
+def test_texts_about_backends_leave_out_a_broken_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_here(tmp_path / "site", "[sbonnx.backends]\ngone = acme_nowhere:Thing\n", monkeypatch)
+    assert "gone" in BACKENDS and "gone" not in BACKENDS.usable()
+    assert "`gone`" not in limits_table()
+    assert cli.main(["recipe"]) == 0
+    with pytest.raises(RecipeError, match=r"for the backends tensorrt and virtual, with MODE: static"):
+        load(None, overrides={"bits": "fp8"})
+
+
 @pytest.mark.parametrize("name", OBSERVERS)
 def test_built_in_observers_keep_the_contract(name: str) -> None:
     testing.check_observer(name)

@@ -69,7 +69,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("tensorrt@8.6", {"bits": "w4a0"}, "requires int4, which TensorRT 8.6 does not have"),
     ("tensorrt@8.6", {"mode": "weight_only"}, "'MODE' in the overrides requires int4, which TensorRT 8.6 does not"),
     ("tensorrt@8.6", {"last_bits": {"W": 4}}, "'LAST_BITS.W' in the overrides requires int4"),
-    ("onnxruntime", {"bits": "fp8"}, "onnxruntime's CPU has no kernels that compute on fp8"),
+    ("onnxruntime", {"bits": "fp8"}, "onnxruntime has no kernels that compute on fp8"),
     ("virtual", {"bits": "fp8", "mode": "weight_only"}, "with MODE: static"),
     ("virtual", {"w_bit": 4, "W.QUANTIZER.DTYPE": "fp8"}, "must be 8 (or 0 for float) with DTYPE: fp8, got 4"),
     ("virtual", {"bits": "fp8", "a_qscheme": "per-tensor-affine"}, "must be symmetric with DTYPE: fp8"),

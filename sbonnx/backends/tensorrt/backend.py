@@ -22,6 +22,7 @@ from sbonnx.backends.tensorrt.profiles import (
     VersionProfile,
 )
 from sbonnx.backends.tensorrt.trtexec import engine_command
+from sbonnx.errors import ModelError
 from sbonnx.graph import Constant, Graph, Node, query
 from sbonnx.linear.layer import LinearLayer
 from sbonnx.ops import ADDS, CONVOLUTIONS, LINEAR, POOLS, QDQ
@@ -191,15 +192,15 @@ class TrtFiles(Files):
         """Version of the parser."""
         return self.profile.version
 
-    def unreadable(self, opset: int, *, needed: int) -> str | None:
-        """Return why the parser does not read a result: its opset is newer than the version is documented for."""
+    def check_opset(self, model: str, opset: int, *, needed: int) -> None:
+        """Check that the parser is documented for the opset of a result; see `Files.check_opset`."""
         newest = self.profile.newest_opset
         if max(opset, needed) <= newest:
-            return None
+            return
         what = f"has opset {opset}" if opset > newest else f"needs opset {needed} for the types of its Q/DQ"
-        return (
-            f"{what}; the parser of {self.profile.name} reads up to {newest}: export it with that opset or an older "
-            f"one, or quantize for a newer version (such as tensorrt@{VERSIONS[0]})"
+        raise ModelError(
+            f"{model} {what}; the parser of {self.profile.name} reads up to {newest}: export it with that opset or an "
+            f"older one, or quantize for a newer version (such as tensorrt@{VERSIONS[0]})"
         )
 
     def engine_command(self, file: str, inputs: Iterable[EngineInput], *, types: Collection[str], strong: bool) -> str:

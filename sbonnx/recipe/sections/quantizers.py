@@ -55,7 +55,7 @@ class MovingAverage(Section):
     ema_ratio: value_types.Ratio = key(0.9, "weight of the old value in `moving_average`", "0 to below 1")
 
 
-_BIT = ("width of a code; 0 leaves the side float", "0, 2 to 16; onnxruntime: 0, 2 to 8{}; tensorrt: 0, 8{}")
+_BIT = ("width of a code; 0 leaves the side float", "0, 2 to 16")
 _DTYPE = ("integers of BIT bits, or floats of 8 bits (E4M3)", "int, fp8 (tensorrt from 10 on, virtual; symmetric)")
 _DISABLE = ("leave this side float", "true, false")
 
@@ -68,11 +68,7 @@ class WeightQuantizer(Section):
         "uniform", "how weights are rounded or trained", "uniform, dorefa, lsq, lsq+ (lsq_plus), adaround"
     )
     disable: value_types.Flag = key(False, *_DISABLE)
-    bit: value_types.Bits = key(
-        8,
-        _BIT[0],
-        f"{_BIT[1].format('', '; openvino: 0, 2 to 8; qnn: 0, 8')}; tensorrt from 10 on: 4 where inputs stay float",
-    )
+    bit: value_types.Bits = key(8, *_BIT)
     dtype: value_types.DtypeName = new_key("int", *_DTYPE)
 
 
@@ -84,7 +80,7 @@ class ActivationQuantizer(Section):
         "uniform", "how activations are quantized or trained", "uniform, dorefa, lsq, lsq+ (lsq_plus), pact"
     )
     disable: value_types.Flag = key(False, *_DISABLE)
-    bit: value_types.Bits = key(8, _BIT[0], _BIT[1].format(", 16", "; openvino: 0, 8; qnn: 0, 8, 16"))
+    bit: value_types.Bits = key(8, *_BIT)
     dtype: value_types.DtypeName = new_key("int", *_DTYPE)
     pact: Pact = Pact()
 
@@ -108,7 +104,6 @@ class ActivationObserver(Section):
         "minmax",
         "how the range of an activation is chosen",
         "minmax, moving_average, mse, percentile, kl_histogram, aciq, auto",
-        shown="mse; virtual: minmax",
     )
     percentile: Percentile = Percentile()
     aciq: Aciq = Aciq()
@@ -264,11 +259,9 @@ class _WeightSettings(Section):
     qscheme: value_types.WeightSchemeName = key(
         "per-channel-symmetric",
         _SCHEME,
-        "per-channel-symmetric, per-channel-affine, per-tensor-symmetric, per-tensor-affine; openvino and tensorrt: "
-        "symmetric ones; qnn: all but per-channel-affine, auto: per-channel-symmetric, but per-tensor-affine for "
-        "MatMul and Gemm; onnxruntime: auto: per-channel-affine below 8 bits (but for quantizers that learn), else "
-        "per-channel-symmetric",
-        shown="per-channel-symmetric; onnxruntime and qnn: auto",
+        "auto (per-channel-affine below 8 bits, but for quantizers that learn; per-tensor-affine where a backend has "
+        "one scale; else per-channel-symmetric), per-channel-symmetric, per-channel-affine, per-tensor-symmetric, "
+        "per-tensor-affine",
     )
     block_size: value_types.BlockSize = new_key(
         value_types.NO_BLOCKS,
@@ -292,9 +285,7 @@ class _ActivationSettings(Section):
     qscheme: value_types.SchemeName = key(
         "per-tensor-affine",
         _SCHEME,
-        "per-tensor-affine, per-tensor-symmetric, per-channel-affine, per-channel-symmetric; "
-        "onnxruntime, openvino and qnn: per-tensor ones; tensorrt: per-tensor-symmetric",
-        shown="per-tensor-affine; tensorrt: per-tensor-symmetric",
+        "per-tensor-affine, per-tensor-symmetric, per-channel-affine, per-channel-symmetric",
     )
     quantizer: ActivationQuantizer = ActivationQuantizer()
     observer: ActivationObserver = ActivationObserver()

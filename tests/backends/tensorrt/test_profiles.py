@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import sbonnx
 from sbonnx import lint as linting
 from sbonnx.backends import BACKENDS, backend_for
 from sbonnx.backends.tensorrt import profiles
-from sbonnx.backends.tensorrt.backend import ROUNDS_BIASES, TENSORRT, TrtFiles
+from sbonnx.backends.tensorrt.backend import FILES, TENSORRT
 from sbonnx.backends.tensorrt.profiles import FP4, PROFILES, VERSIONS
 from sbonnx.errors import ModelError
 from sbonnx.graph import load, query
@@ -49,8 +50,8 @@ def test_the_table() -> None:
     assert [profile.only_strong for profile in PROFILES.values()] == [True, False, False]
     targets = [name for name in TARGETS if name.startswith("tensorrt")]
     assert [profile.target for profile in PROFILES.values()] == targets
-    assert backend_for("tensorrt").files == TrtFiles(judged_without=(ROUNDS_BIASES,), profile=PROFILES["11"])
-    assert backend_for("tensorrt", "8.6").files == TrtFiles(judged_without=(ROUNDS_BIASES,), profile=PROFILES["8.6"])
+    assert backend_for("tensorrt").files == replace(FILES, profile=PROFILES["11"])
+    assert backend_for("tensorrt", "8.6").files == replace(FILES, profile=PROFILES["8.6"])
     assert backend_for("virtual") is BACKENDS["virtual"]
     assert linting.tensorrt.STRONGLY_TYPED == ("tensorrt@11",)
 
