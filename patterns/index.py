@@ -59,10 +59,6 @@ class GraphIndex:
         """Return whether a tensor is an output of the graph or of a body."""
         return id(tensor) in self._outputs
 
-    def is_input(self, tensor: Tensor) -> bool:
-        """Return whether a tensor is an input of the graph or of a body."""
-        return id(tensor) in self._inputs
-
     def used(self, tensor: Tensor) -> bool:
         """Return whether a node reads a tensor, or it is an output."""
         return bool(tensor.outputs) or id(tensor) in self._outputs

@@ -64,10 +64,6 @@ class Match:
         """Return whether a tensor is an output of the graph or of a body."""
         return self._index.is_output(tensor)
 
-    def is_input(self, tensor: Tensor) -> bool:
-        """Return whether a tensor is an input of the graph or of a body."""
-        return self._index.is_input(tensor)
-
     def used(self, tensor: Tensor) -> bool:
         """Return whether a node reads a tensor, or it is an output."""
         return self._index.used(tensor)

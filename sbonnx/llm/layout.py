@@ -178,11 +178,6 @@ class Decoder:
     ties: Literal["shared", "stored twice", "no"] = "no"
 
     @property
-    def cache_dtype(self) -> np.dtype[Any] | None:
-        """Element type of the caches; None without a cache."""
-        return self.cache[0].dtype if self.cache else None
-
-    @property
     def token_bytes(self) -> int:
         """Bytes of all caches for one token of one sequence."""
         return sum(each.heads * each.width * each.dtype.itemsize for each in self.cache)

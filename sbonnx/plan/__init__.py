@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sbonnx.ops import BITS
-from sbonnx.plan.archive import from_dict, load_solution, save_solution, to_dict
+from sbonnx.plan.archive import from_dict, to_dict
 from sbonnx.plan.make import Planner, costs_of, make
 from sbonnx.plan.times import plan_times
 from sbonnx.plan.types import ObserverChoice, Plan, Reader, Role, Site, Solution
@@ -19,9 +19,7 @@ __all__ = [
     "Solution",
     "costs_of",
     "from_dict",
-    "load_solution",
     "make",
     "plan_times",
-    "save_solution",
     "to_dict",
 ]

@@ -65,7 +65,7 @@ def test_attention_of_stored_integers(tmp_path: Path, bits: int) -> None:
     """Codes and logits of prefill and of every decoded token follow the formulas, from the float keys and values."""
     source, ids = write_grouped_folder(tmp_path / "m", grouped_model(1)), token_windows()
     decoder = quantized_copy(source, tmp_path / "q", bits, ids[:8])
-    assert decoder.cache_dtype == (np.int8 if bits == 8 else np.uint8)
+    assert decoder.cache[0].dtype == (np.int8 if bits == 8 else np.uint8)
     assert (decoder.head_size, decoder.cache[0].bits, decoder.cache[0].head_size) == (HEAD_SIZE, bits, HEAD_SIZE)
     stored = constants(tmp_path / "q" / "model.onnx")
     row, top = ids[12], 2 ** (bits - 1) - 1
@@ -173,7 +173,7 @@ def test_the_command_and_force(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert main([*command, "--kv", "8"]) == 2
     assert "give --force" in capsys.readouterr().err
     assert main([*command, "--set", "LLM.KV_BITS=8", "--force"]) == 0
-    assert read_decoder(target).cache_dtype == np.int8
+    assert read_decoder(target).cache[0].dtype == np.int8
 
 
 def test_nothing_is_left_of_a_run_that_fails_at_the_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +243,7 @@ def test_weights_of_a_decoder_with_quantized_caches(tmp_path: Path) -> None:
     quantized_copy(write_grouped_folder(tmp_path / "m"), tmp_path / "k", 8, token_windows())
     report = llm.quantize(tmp_path / "k", token_windows(), output=tmp_path / "q", overrides=SMALL, latency=False)
     assert report.ok, report.problems
-    assert read_decoder(tmp_path / "q").cache_dtype == np.int8
+    assert read_decoder(tmp_path / "q").cache[0].dtype == np.int8
 
 
 @pytest.mark.slow

@@ -41,7 +41,7 @@ def test_every_export_form(name: str) -> None:
     assert structure.embedding is not None
     assert structure.head is not None
     stored = {weight.label() for block in structure.blocks for weight in block.weights}
-    form = (decoder.format, str(decoder.cache_dtype), decoder.ties, *stored, structure.embedding.label())
+    form = (decoder.format, str(decoder.cache[0].dtype), decoder.ties, *stored, structure.embedding.label())
     assert form == STRUCTURES[name]
     assert (decoder.layers, decoder.hidden, decoder.heads, decoder.head_size) == (2, 64, 4, 16)
     assert (decoder.vocabulary, decoder.context, decoder.eos) == (319, 128, (1,))

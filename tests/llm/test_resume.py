@@ -173,7 +173,7 @@ def test_widths_and_quantized_caches_after_an_interrupt(tmp_path: Path, monkeypa
     whole = write("whole")
     decoder = read_decoder(tmp_path / "whole")
     assert len({weight.bits for weight in decoder.structure.weights}) > 1
-    assert decoder.cache_dtype == np.int8
+    assert decoder.cache[0].dtype == np.int8
     with monkeypatch.context() as patch:
         patch.setattr(LayerFitter, "_take", interrupted)
         with pytest.raises(KeyboardInterrupt):

@@ -149,23 +149,6 @@ def test_bfloat16_is_said_to_be_emulated() -> None:
     assert report.metrics["bytes_quantized"] == pytest.approx(size, rel=0.05)
 
 
-def test_a_saved_solution_remembers_how_large_tensors_were(tmp_path: Path) -> None:
-    """Loaded again, it gives the same file."""
-    from sbonnx.plan import load_solution, save_solution
-
-    with sbonnx.QuantModel(residual(), backend="tensorrt", high_precision="fp16") as steps:
-        steps.prepare_calibration()
-        for feed in FEEDS:
-            steps(feed)
-        solution = steps.calc_qparams()
-        save_solution(solution, tmp_path / "solution.npz")
-        steps.export_onnx(tmp_path / "first.onnx")
-        steps.solution = load_solution(tmp_path / "solution.npz")
-        steps.export_onnx(tmp_path / "second.onnx")
-    assert solution.magnitudes
-    assert (tmp_path / "first.onnx").read_bytes() == (tmp_path / "second.onnx").read_bytes()
-
-
 def test_blocks_of_int4_weights_in_half_precision() -> None:
     proto = model("agraph (float[N,256] x) => (float[N,256] y) { m = MatMul (x, w)  y = Tanh (m) }", w=(256, 256))
     rng = np.random.default_rng(0)

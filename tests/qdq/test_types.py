@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 from sbonnx import graph as graphs
 from sbonnx import qdq
 from sbonnx.pipeline import quantized_graph
-from sbonnx.plan import load_solution, save_solution
 from sbonnx.quant_model import QuantModel
 from sbonnx.spec import FP8, Array, QuantSpec
 from tests.support.models import model, residual, run
@@ -112,23 +110,3 @@ def test_stored_types() -> None:
             graph = quantized_graph(quant.prepared, quant.solution)
         kinds = {str(t.dtype) for t in graphs.query.tensors_by_name(graph).values() if t.name.endswith("_quantized")}
         assert kinds == {wanted}, wishes
-
-
-@pytest.mark.parametrize("wishes", [{"bits": "fp8"}, {"bits": "w4a8", "block_size": 16}])
-def test_a_solution_survives_its_file(wishes: dict[str, Any], tmp_path: Path) -> None:
-    quant, _ = calibrated("wide", **wishes)
-    with quant:
-        assert quant.solution is not None
-        save_solution(quant.solution, tmp_path / "s.npz")
-        back = load_solution(tmp_path / "s.npz")
-        assert back.unread == quant.solution.unread
-        for key, qparams in quant.solution.qparams.items():
-            assert back.qparams[key].spec == qparams.spec
-            assert back.qparams[key].zero_point.dtype == qparams.zero_point.dtype
-            np.testing.assert_array_equal(back.qparams[key].scale, qparams.scale)
-        for key, codes in quant.solution.codes.items():
-            assert back.codes[key].dtype == codes.dtype
-            np.testing.assert_array_equal(back.codes[key].view(np.uint8), codes.view(np.uint8))
-        assert graphs.to_proto(quantized_graph(quant.prepared, back)) == graphs.to_proto(
-            quantized_graph(quant.prepared, quant.solution)
-        )

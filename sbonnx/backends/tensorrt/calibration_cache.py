@@ -27,19 +27,14 @@ from typing import Final
 
 import numpy as np
 
-from sbonnx.errors import DataError, NumericError, OutputError
+from sbonnx.errors import NumericError, OutputError
 from sbonnx.graph import check_target, write_text
-from sbonnx.input_files import read_regular
-from sbonnx.spec import MIN_SCALE, UNUSED_SCALE, Array, Bounds
+from sbonnx.spec import MIN_SCALE, UNUSED_SCALE, Bounds
 
 VERSION: Final = "TRT-8601-EntropyCalibration2"
 """Default first line. trtexec recalibrates on random data if the algorithm is not EntropyCalibration2."""
 
 _VERSION: Final = re.compile(r"TRT-\d+-\w+")
-_LINE: Final = re.compile(r"(?P<name>.+): ?(?P<bits>[0-9a-fA-F]{1,8})")
-
-LARGEST: Final = 64 << 20
-"""Size limit in bytes of a file to read; each line holds one tensor."""
 
 HIGHEST: Final = 127
 """Highest code of symmetric int8."""
@@ -100,29 +95,4 @@ def write_calibration_cache(
     write_text(target, "\n".join(lines) + "\n")
 
 
-def read_calibration_cache(path: str | os.PathLike[str]) -> tuple[str, dict[str, Array]]:
-    """Read the first line, and each tensor's scale by name (float32, ()), in the order of the file.
-
-    Raises:
-        DataError: the file cannot be read or is not a calibration cache; names the line.
-    """
-    try:
-        lines = read_regular(path, LARGEST).decode().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise DataError(f"'{path}' cannot be read: {reason}") from error
-    if not lines or not _VERSION.fullmatch(lines[0].strip()):
-        raise DataError(f"'{path}' is not a TensorRT calibration cache: its first line must be like {VERSION}")
-    scales: dict[str, Array] = {}
-    for number, line in enumerate(lines[1:], 2):
-        if not line.strip():
-            continue
-        found = _LINE.fullmatch(line.strip())
-        if not found:
-            raise DataError(f"line {number} of '{path}' is not 'tensor: hexadecimal scale': {line[:60]!r}")
-        # TensorRT omits leading zeros
-        scales[found["name"]] = np.array(struct.unpack(">f", bytes.fromhex(found["bits"].zfill(8)))[0], np.float32)
-    return lines[0].strip(), scales
-
-
-__all__ = ["VERSION", "read_calibration_cache", "scale_of", "write_calibration_cache"]
+__all__ = ["VERSION", "scale_of", "write_calibration_cache"]

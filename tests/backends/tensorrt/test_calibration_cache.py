@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import struct
 from pathlib import Path
 
@@ -11,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbonnx.backends.tensorrt.calibration_cache import read_calibration_cache, scale_of, write_calibration_cache
-from sbonnx.errors import DataError, NumericError, OutputError
+from sbonnx.backends.tensorrt.calibration_cache import scale_of, write_calibration_cache
+from sbonnx.errors import NumericError, OutputError
 from sbonnx.spec import Bounds
 
 SAMPLE = """TRT-7000-EntropyCalibration2
@@ -26,13 +25,6 @@ ip2: 3e691968
 prob: 3c010a14
 """
 """As printed in the readme of TensorRT's sampleINT8 (MNIST)."""
-
-OF_TENSORRT = """TRT-7202-EntropyCalibration2
-data: 3f9839e4
-(Unnamed Layer* 0) [Convolution]_output: 404efcc8
-input_1:0: 3c010a14
-"""
-"""Lines of files that TensorRT wrote: names with spaces, brackets and colons."""
 
 
 def of(lo: float, hi: float) -> Bounds:
@@ -73,17 +65,6 @@ def test_onnxruntime_finds_the_ranges(tmp_path: Path) -> None:
     assert onnxruntime_reads(path.read_text()) == pytest.approx({"x": 2.0, "conv/out": 3.25, "low": 4.0}, rel=1e-6)
 
 
-def test_what_tensorrt_wrote_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "m.cache"
-    path.write_text(OF_TENSORRT)
-    version, scales = read_calibration_cache(path)
-    assert version == "TRT-7202-EntropyCalibration2"
-    assert list(scales) == ["data", "(Unnamed Layer* 0) [Convolution]_output", "input_1:0"]
-    assert scales["input_1:0"] == pytest.approx(1 / 127, rel=1e-3)
-    path.write_text("TRT-8601-EntropyCalibration2\na: 0\nb: f\n\n")  # without leading zeros
-    assert read_calibration_cache(path)[1] == {"a": 0.0, "b": np.float32(15 * 2.0**-149)}
-
-
 NAMES = st.text(st.characters(exclude_categories=("C", "Z"), exclude_characters="\n"), min_size=1, max_size=20)
 LIMITS = st.floats(-(2.0**100), 2.0**100, width=32)
 
@@ -96,10 +77,11 @@ def test_what_is_written_is_read(
     path = tmp_path_factory.mktemp("trt") / "m.cache"
     bounds = {name: of(min(pair), max(pair)) for name, pair in ranges.items()}
     write_calibration_cache(path, bounds)
-    _, scales = read_calibration_cache(path)
-    assert list(scales) == list(bounds)
-    for name, found in scales.items():
-        assert found.dtype == np.float32 and found == np.float32(scale_of(bounds[name]))
+    pairs = [line.rsplit(": ", 1) for line in path.read_text().splitlines()[1:]]
+    assert [name for name, _ in pairs] == list(bounds)
+    for name, digits in pairs:
+        (found,) = struct.unpack(">f", bytes.fromhex(digits))
+        assert found == np.float32(scale_of(bounds[name]))
         absmax = max(abs(bound) for bound in ranges[name])
         assert absmax == 0 or found == np.float32(absmax / 127) or absmax / 127 < 2.0**-126
 
@@ -146,27 +128,3 @@ def test_a_file_that_is_there_is_kept(tmp_path: Path) -> None:
     write_calibration_cache(path, {"a": of(0, 127)}, force=True)
     assert path.read_text() == "TRT-8601-EntropyCalibration2\na: 3f800000\n"
     assert [one.name for one in tmp_path.iterdir()] == ["m.cache"]
-
-
-@pytest.mark.parametrize(
-    ("content", "why"),
-    [
-        (b"", "its first line must be like TRT-8601"),
-        (b"a: 3f800000\n", "its first line must be like TRT-8601"),
-        (b"TRT-8601-EntropyCalibration2\na 3f800000\n", r"line 2 of .* is not 'tensor: hexadecimal scale'"),
-        (b"TRT-8601-EntropyCalibration2\na: 3f800000\nb: 0.25\n", "line 3 of"),
-        (b"TRT-8601-EntropyCalibration2\na: 3f80000011\n", "line 2 of"),
-        (b"\xff\xfe\x00", "it is not text"),
-    ],
-)
-def test_files_that_are_none(content: bytes, why: str, tmp_path: Path) -> None:
-    path = tmp_path / "m.cache"
-    path.write_bytes(content)
-    with pytest.raises(DataError, match=why) as caught:
-        read_calibration_cache(path)
-    assert "\n" not in str(caught.value) and re.search(re.escape(str(path)), str(caught.value))
-
-
-def test_no_file(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="No such file"):
-        read_calibration_cache(tmp_path / "m.cache")
