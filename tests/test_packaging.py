@@ -49,7 +49,7 @@ SOURCES = {
     "sbonnx.calib.sketches._kernels": ["sbonnx/calib/sketches/_kernels.c"],
     "sbonnx.graph._pages": ["sbonnx/graph/_pages.c"],
     "sbonnx.moments._lags": ["sbonnx/moments/_lags.c"],
-    "sbonnx.rounding._search": ["sbonnx/rounding/_search.c", "sbonnx/rounding/_learn.c"],
+    "sbonnx.rounding._search": ["sbonnx/rounding/_search.c"],
 }
 """What is compiled, where there is a compiler, and from which files, which are not handed out."""
 JUNK = {"__pycache__", ".mypy_cache", ".ruff_cache"}

@@ -326,16 +326,12 @@ static PyObject *descend(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-PyObject *learn(PyObject *self, PyObject *args); /* _learn.c */
-
 static PyMethodDef methods[] = {
     {"beam", beam, METH_VARARGS,
      "beam(free, weight, scale, zero, low, high, pivots, triangle, cost, codes, began, outputs, beams, width, first, "
      "last)"},
     {"descend", descend, METH_VARARGS,
      "descend(a, rest, step, scale, codes, low, high, outputs, columns, apart, first, last, sweeps)"},
-    {"learn", learn, METH_VARARGS,
-     "learn(panels, rest, curve, ratio, u, schedule, magic, outputs, columns, padded, first, last, steps)"},
     {"tabu", tabu, METH_VARARGS,
      "tabu(a, rest, scale, dead, codes, low, high, outputs, columns, padded, apart, first, last, steps, tenure)"},
     {NULL, NULL, 0, NULL},

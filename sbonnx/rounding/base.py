@@ -194,20 +194,18 @@ def limit_rows(ends: Array, kind: Any) -> tuple[Array, int]:
     return np.ascontiguousarray(ends, kind), ends.shape[2]
 
 
-def over_rows(
-    name: str, before: tuple[int, ...], rows: int, after: tuple[int, ...], reads: int, *, first: int = 0
-) -> None:
+def over_rows(name: str, before: tuple[int, ...], rows: int, after: tuple[int, ...], reads: int) -> None:
     """Call the loop `name` as ``(*before, first, last, *after)`` on chunks of rows, with threads.
 
     Args:
         reads: total number of values read, which decides about threads.
     """
     loop = getattr(loops, name)
-    threads = min(cores(), rows - first) if reads >= WORTH else 1
+    threads = min(cores(), rows) if reads >= WORTH else 1
     if threads == 1:
-        loop(*before, first, rows, *after)
+        loop(*before, 0, rows, *after)
         return
-    edges = [first + (rows - first) * i // threads for i in range(threads + 1)]
+    edges = [rows * i // threads for i in range(threads + 1)]
     with ThreadPoolExecutor(threads, thread_name_prefix="sbonnx-rounding") as pool:
         parts = [pool.submit(loop, *(*before, begin, end, *after)) for begin, end in itertools.pairwise(edges)]
     for part in parts:

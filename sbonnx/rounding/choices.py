@@ -8,11 +8,8 @@ from typing import Final, final
 
 import numpy as np
 
-from sbonnx.cpu import cores
 from sbonnx.moments import Moments
-from sbonnx.native import address
-from sbonnx.rounding import base
-from sbonnx.rounding.base import Grid, over_rows
+from sbonnx.rounding.base import Grid
 from sbonnx.rounding.search.descent import alive
 from sbonnx.spec import Array
 
@@ -69,20 +66,11 @@ GAMMA: Final = -0.1
 LOOK: Final = 25
 """Interval in steps at which weights that have reached 0 or 1 are frozen."""
 
-PANEL: Final = 16
-"""Columns of the matrix that the compiled loop reads together."""
-
-SIDE_BY_SIDE: Final = 64
-"""Outputs that the compiled loop processes together."""
-
 STEPS_OF_A: Final = 2.0**-22
 """Step to which twice the moments (at most 2) are rounded, so that float32 represents them exactly."""
 
 MANTISSA: Final = 52
 """Sums of integers below 2^52 are exact in float64, and so is rounding by adding 1.5 * 2^52."""
-
-AT_A_TIME: Final = 1 << 36
-"""Approximate number of multiply-adds of one compiled call: a few seconds, so that Ctrl-C is handled in time."""
 
 
 def learn_choices(
@@ -93,10 +81,9 @@ def learn_choices(
             minimise over u:   |w x - v x'|^2  +  weight * sum_k c_k (1 - |2 h(u_k) - 1|^beta),   c_k = scale_k^2 A_kk
             v = (h(u) - zero) * scale,   h(u) = clip(1.2 sigmoid(u) - 0.1, 0, 1)
 
-        A choice that has reached 0 or 1 stays there: it is clipped, its gradient is 0, and its momentum points further
-            out. The compiled loop therefore multiplies fewer and fewer rows and columns, output by output. The numpy
-            fallback gives bit-identical results: factors of products are rounded so that sums are exact in any order,
-            and all other float32 operations are the same.
+    A choice that has reached 0 or 1 stays there: it is clipped, its gradient is 0, and its momentum points further out.
+    The same quantized weights result with any BLAS and any number of threads: factors of products are rounded so that
+    sums are exact in any order, and all other operations are elementwise in float32.
 
     Args:
         choice: grid with the codes 0 and 1.
@@ -109,8 +96,7 @@ def learn_choices(
     Returns:
         float64 (G, O, K).
     """
-    problem = _SoftProblem.of(choice, moments, share)
-    u = problem.in_numpy(rate, weight, betas) if base.loops is None else problem.compiled(rate, weight, betas)
+    u = _SoftProblem.of(choice, moments, share).solve(rate, weight, betas)
     return (u >= 0.0).astype(np.float64)
 
 
@@ -166,8 +152,8 @@ class _SoftProblem:
         """Constant that rounds a float64 to multiples of `unit` when added and subtracted."""
         return 1.5 * 2.0**MANTISSA * self.unit
 
-    def in_numpy(self, rate: float, weight: float, betas: Sequence[float | None]) -> Array:
-        """Run Adam in numpy and return the final u."""
+    def solve(self, rate: float, weight: float, betas: Sequence[float | None]) -> Array:
+        """Run Adam and return the final u."""
         soft = _Soft(self)
         for step, (exponent, strength, pace, scale) in enumerate(_schedule(rate, weight, betas)):
             soft.look()
@@ -175,30 +161,6 @@ class _SoftProblem:
                 break
             soft.move(exponent, strength, pace, scale)
         return soft.u
-
-    def compiled(self, rate: float, weight: float, betas: Sequence[float | None]) -> Array:
-        """Run Adam in the compiled loop and return the final u."""
-        groups, outputs, columns = self.u.shape
-        padded = columns + -columns % PANEL
-        wide = np.pad(self.a, ((0, 0), (0, 0), (0, padded - columns)))
-        panels = np.ascontiguousarray(wide.reshape(groups, columns, -1, PANEL).swapaxes(1, 2), np.float32)
-        ratio = np.ones_like(self.curve) if self.ratio is None else self.ratio
-        rest, curve, ratio, u = (self._row(each, padded) for each in (self.rest, self.curve, ratio, self.u))
-        schedule = _schedule(rate, weight, betas)
-        arrays = (address(each) for each in (panels, rest, curve, ratio, u, schedule))
-        before = (*arrays, self.magic, outputs, columns, padded)
-        rows, work = groups * outputs, columns * padded * len(betas)
-        size = max(SIDE_BY_SIDE, AT_A_TIME // max(work, 1)) * cores()
-        for first in range(0, rows, size):
-            last = min(first + size, rows)
-            over_rows("learn", before, last, (len(betas),), (last - first) * work, first=first)
-        return np.asarray(u[:, :, :columns])
-
-    def _row(self, values: Array, padded: int) -> Array:
-        """Broadcast an array to every output, padded with zeros."""
-        row = np.zeros((*self.u.shape[:2], padded), values.dtype)
-        row[:, :, : values.shape[2]] = values
-        return row
 
 
 def _in_steps(values: Array, step: float) -> Array:
@@ -226,7 +188,7 @@ def _schedule(rate: float, weight: float, betas: Sequence[float | None]) -> Arra
 
 @final
 class _Soft:
-    """Soft choices of one layer and their optimization in numpy, with the same operations as `_learn.c`."""
+    """Soft choices of one layer and their optimization."""
 
     def __init__(self, problem: _SoftProblem) -> None:
         shape = problem.u.shape
@@ -274,7 +236,6 @@ class _Soft:
 ONE, TWO = np.float32(1), np.float32(2)
 SPREAD: Final = np.float32(ZETA) - np.float32(GAMMA)
 DECAYED, DECAYED_SQUARE = np.float32(0.1), np.float32(0.001)
-"""Must equal the constants in `_learn.c`."""
 
 TAYLOR: Final = tuple(ONE / np.float32(each) for each in (720, 120, 24, 6, 2, 1, 1))
 """Taylor coefficients of the exponential, highest power first."""
@@ -284,7 +245,7 @@ ODD: Final = tuple(ONE / np.float32(each) for each in (7, 5, 3, 1))
 
 
 def _exponential(x: Array) -> Array:
-    """Compute e^x in float32 as in `_learn.c`."""
+    """Compute e^x in float32 by elementary operations: the same bits with every numpy and processor."""
     magic = np.float32(12582912.0)
     x = np.fmin(np.fmax(x, np.float32(-87)), np.float32(88))
     n = (x * np.float32(1.44269504) + magic) - magic
@@ -298,7 +259,7 @@ def _exponential(x: Array) -> Array:
 
 
 def _logarithm(x: Array) -> Array:
-    """Compute the natural logarithm of x in [0, 1] in float32 as in `_learn.c`."""
+    """Compute the natural logarithm of x in [0, 1] in float32, as `_exponential`."""
     shifted = x.view(np.int32) - 0x3F3504F3
     n = (shifted >> 23).astype(np.float32)
     m = ((shifted & 0x007FFFFF) + 0x3F3504F3).view(np.float32)
