@@ -25,6 +25,7 @@ from sbonnx.batch.repair_command import advice_of
 from sbonnx.batch.state import State, past, peek
 from sbonnx.batch.step_progress import Quiet
 from sbonnx.errors import RecipeError, SbonnxError
+from sbonnx.plugins import ENGINES, optional_part
 from sbonnx.terminal import json_values, map_strings, relative_paths, versioned
 from sbonnx.version import __version__
 
@@ -39,7 +40,7 @@ WOULD: Final = "it would be run now"
 
 
 class Engine(Protocol):
-    """Interface of engines that run steps: `LocalEngine`, `cluster.DaskEngine`."""
+    """Interface of engines that run steps: `LocalEngine`, and those of the group `sbonnx.plugins.ENGINES`."""
 
     def run(self, steps: Sequence[Step], places: Places, watch: Watch) -> dict[str, Outcome]:
         """Run steps as specified by `LocalEngine.run`."""
@@ -115,9 +116,7 @@ def fulfil(
             if scheduler is None and cluster is None:
                 engine = LocalEngine(workers, expected=lambda step: state.expected(step) or guess(step))
             else:
-                from sbonnx.batch.dask.cluster import DaskEngine
-
-                engine = DaskEngine(scheduler if cluster is None else cluster)
+                engine = optional_part(ENGINES, "dask")(scheduler if cluster is None else cluster)
         outcomes = _run(engine, wished, left, Recorder(state, watch or Quiet()))
         report = _report(wished, left, outcomes, began)
         state.record(report.rows, report.finished)

@@ -12,13 +12,28 @@ from __future__ import annotations
 
 from sbonnx.plugins.registry import (
     BACKENDS,
+    ENGINES,
     LINT_RULES,
     METRICS,
+    MODEL_FOLDERS,
     OBSERVERS,
     READERS,
     ROUNDINGS,
     Registry,
+    optional_part,
     plugins_of,
 )
 
-__all__ = ["BACKENDS", "LINT_RULES", "METRICS", "OBSERVERS", "READERS", "ROUNDINGS", "Registry", "plugins_of"]
+__all__ = [
+    "BACKENDS",
+    "ENGINES",
+    "LINT_RULES",
+    "METRICS",
+    "MODEL_FOLDERS",
+    "OBSERVERS",
+    "READERS",
+    "ROUNDINGS",
+    "Registry",
+    "optional_part",
+    "plugins_of",
+]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapp
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from sbonnx.errors import RecipeError, foreign_code
 
@@ -28,7 +28,31 @@ METRICS: Final = "sbonnx.metrics"
 READERS: Final = "sbonnx.readers"
 """Functions `sbonnx.calib.data.Reader`; the name of the entry point is the suffix of the files, such as ``h5``."""
 
+ENGINES: Final = "sbonnx.engines"
+"""Functions that return a `sbonnx.batch.engine.Engine` for a cluster or the address of its scheduler."""
+
+MODEL_FOLDERS: Final = "sbonnx.model_folders"
+"""Modules with `ModelFolder` and `quantize_folder`, for the folders of another library."""
+
+OPTIONAL: Final = (
+    EntryPoint("dask", "sbonnx.batch.dask.cluster:DaskEngine", ENGINES),
+    EntryPoint("optimum", "sbonnx.integrations.optimum", MODEL_FOLDERS),
+)
+"""Parts that are in sbonnx's own distribution and need another library: the core imports them on first use only."""
+
 Part = TypeVar("Part")
+
+
+def optional_part(group: str, name: str) -> Any:
+    """Import a part of `OPTIONAL`, or the one of an installed package that takes its place.
+
+    Raises:
+        RecipeError: as `load`.
+    """
+    point = _installed(group).get(name)
+    if point is None:
+        point = next(point for point in OPTIONAL if (point.group, point.name) == (group, name))
+    return load(point, lambda _: None)
 
 
 @cache
@@ -46,7 +70,7 @@ def load(point: EntryPoint, check: Callable[[object], str | None]) -> object:
     Raises:
         RecipeError: it cannot be imported, or is no such part; the message names package, entry point and reason.
     """
-    owner = point.dist.name if point.dist is not None else "an installed package"
+    owner = "sbonnx" if point in OPTIONAL else point.dist.name if point.dist is not None else "an installed package"
     named = f"plug-in '{point.name}' of {owner} ({point.group})"
     with foreign_code(lambda reason: RecipeError(f"{named} cannot be imported: {reason}")):
         part: object = point.load()

@@ -21,6 +21,7 @@ from sbonnx.cli.output.tables import (
     show_search,
 )
 from sbonnx.errors import OutputError
+from sbonnx.plugins import MODEL_FOLDERS, optional_part
 from sbonnx.terminal import versioned
 
 if TYPE_CHECKING:
@@ -138,10 +139,9 @@ def _of_folder(given: Arguments, data: Any, output: Path, settings: dict[str, An
     Raises:
         OutputError: the folder has several models, and an option is for one.
     """
-    from sbonnx.integrations.optimum import ModelFolder, quantize_folder
-
+    optimum = optional_part(MODEL_FOLDERS, "optimum")
     folder = given[options.MODEL]
-    models = ModelFolder.read(folder).models
+    models = optimum.ModelFolder.read(folder).models
     if len(models) > 1:
         wrong = [f"leave out {row.flags[0]}" for row in OF_ONE_MODEL if given.values.get(row) is not None]
         page = given[options.REPORT]
@@ -150,7 +150,8 @@ def _of_folder(given: Arguments, data: Any, output: Path, settings: dict[str, An
         if wrong:
             names = ", ".join(f"{name}.onnx" for name in models)
             raise OutputError(f"folder '{folder}' has several models ({names}): {wrong[0]}, or give one file")
-    return quantize_folder(folder, data, output, **settings)
+    reports: dict[str, Report] = optimum.quantize_folder(folder, data, output, **settings)
+    return reports
 
 
 def _show_reports(given: Arguments, reports: Mapping[str, Report]) -> int:
