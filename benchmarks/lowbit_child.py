@@ -46,13 +46,13 @@ def quantize(job: Told, samples: Samples) -> Told:
         found = _losses(job, samples, wishes)
     else:
         report = sbonnx.quantize(job["model"], samples, output=job["output"], force=True, verify=False, **wishes)
-        found = {"refusals": [str(refusal) for refusal in report.refusals if refusal.what in NOT_DONE]}
+        found = {"refusals": [str(refusal) for refusal in report.refusals if refusal.what == NOT_DONE]}
     cost = {"cpu": cpu_seconds() - start, "wall": time.perf_counter() - begin, "peak_mb": peak_mb()}
     return cost | found
 
 
-NOT_DONE = ("round by inputs", "round in blocks")
-"""Refusals of layers that were not reconstructed."""
+NOT_DONE = "round by inputs"
+"""Refusal of a layer that was not reconstructed."""
 
 
 def _losses(job: Told, samples: Samples, wishes: Told) -> Told:

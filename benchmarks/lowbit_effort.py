@@ -23,7 +23,6 @@ COUNTS: Final = (64, 256, 1024)
 ROUNDINGS: Final[Mapping[str, Overrides]] = {
     "gptq": {"rounding": "gptq"},
     "adaround by moments": {"rounding": "adaround"},
-    "adaround on batches, blocks": {"rounding": "adaround", "W.ROUNDING.ADAROUND.LOSS": "batches"},
 }
 MEMORY: Final = "4 MiB"
 """Memory budget below half of one tensor of the smallest number of samples, so that caches have the same size in all

@@ -102,7 +102,6 @@ def _aimet_nearest(w_bit: int) -> dict[str, PeerWay]:
 
 _W4A8: Final = {"w_bit": 4, "a_bit": 8}
 _NEAREST: Final = {"rounding": "nearest", "BIAS_CORRECTION": "none"}
-_BATCHES: Final = {"rounding": "adaround", "W.ROUNDING.ADAROUND.LOSS": "batches"}
 
 
 def _w4a8() -> Table:
@@ -121,7 +120,6 @@ def _w4a8() -> Table:
             "gptq, zero points of 0": Way({**_W4A8, "w_qscheme": "per-channel-symmetric"}),
             "adaround by moments": Way({**_W4A8, "rounding": "adaround"}),
             "adaquant": Way({**_W4A8, "rounding": "adaquant"}),
-            "adaround on batches, blocks": Way({**_W4A8, **_BATCHES}, only=("cifar_resnet20",)),
             "gptq, equalized": Way({**_W4A8, "cross_layer": True}),
             "gptq, batch norms tuned": Way({**_W4A8, "bn_tuning": True}, only=("cifar_resnet20",)),
             "auto": Way({**_W4A8, "recipe": "auto"}),
@@ -182,22 +180,16 @@ _EDGES: Final = {"FIRST_BITS": 8, "LAST_BITS": 8}
 
 def _w4a4() -> Table:
     """Return the table of 4-bit weights and activations."""
-    blocks = {**_W4A4, **_BATCHES}
-    by_layer = {**blocks, "W.ROUNDING.ADAROUND.SCOPE": "layer", "W.ROUNDING.ADAROUND.DROP": 0.0}
     return Table(
         "W4A4",
         "All layers at 4 bits, but for the rows that say that the first and the last have 8, as the papers do.",
         ("cifar_resnet20",),
         {
             "nearest, min-max": Way({**_W4A4, **_NEAREST, "w_observer": "minmax"}),
-            "gptq": Way(_W4A4),
+            "default (gptq)": Way(_W4A4, main=True),
             "gptq, quick": Way({**_W4A4, **QUICK}, rival=True),
             "adaround by moments": Way({**_W4A4, "rounding": "adaround"}),
-            "adaround on batches, layers": Way(by_layer),
-            "adaround on batches, blocks": Way({**blocks, "W.ROUNDING.ADAROUND.DROP": 0.0}),
-            "adaround on batches, blocks, QDrop": Way(blocks, main=True),
-            "gptq, ends 8 bits": Way({**_W4A4, **_EDGES}),
-            "adaround on batches, blocks, QDrop, ends 8 bits": Way({**blocks, **_EDGES}, main=True),
+            "default (gptq), ends 8 bits": Way({**_W4A4, **_EDGES}, main=True),
         },
         {"cifar_resnet20": 0.04},
         {

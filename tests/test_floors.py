@@ -77,7 +77,6 @@ THIRD_PARTIES: dict[str, frozenset[str] | None] = {
             "torchnet.onnx_to_torch",
             "training",
             "torchnet",
-            "rounding.adaround",
             "calib.engine.cuda",
             "moments.products",
         }

@@ -2,7 +2,7 @@
 
 `scale_trace` traces the scales of channels through the graph (`sbonnx.channels`), by the rules in `rules`, to constants
 that can absorb them. `cross_layer` and `smooth` compute scales, `channel_scales` applies them. `absorb` moves biases,
-`split` splits outlier channels, `awq` scales the inputs of products. `steps` runs them.
+`awq` scales the inputs of products. `steps` runs them.
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ from sbonnx.equalize.channel_scales import apply
 from sbonnx.equalize.cross_layer import cross_layer_scales
 from sbonnx.equalize.rules import RULES
 from sbonnx.equalize.scale_trace import Clips, ConstantEditor, Traced, trace
-from sbonnx.equalize.split import split_channels
 from sbonnx.graph import Graph
 from sbonnx.graph.edit import sort
 from sbonnx.graph.query import producer, scopes
@@ -37,7 +36,6 @@ class Equalization:
         smooth: SmoothQuant strength for convolutions and for matrix products: move channel ranges from layer inputs
             into their weights. None: off, for all or for convolutions.
         only_after_norms: only in networks in which a product reads a normalization; other layers are no refusals.
-        split: maximum number of channels added by outlier channel splitting, as a share of the channels of a layer.
         per_channel: whether weights get one scale per output channel.
         bits: bit width of the quantized weights.
     """
@@ -47,14 +45,13 @@ class Equalization:
     absorb_bias: bool = False
     smooth: tuple[float | None, float] | None = None
     only_after_norms: bool = False
-    split: float = 0.0
     per_channel: bool = True
     bits: int = 8
 
     @property
     def any(self) -> bool:
         """Whether any transformation is enabled."""
-        return self.cross_layer or self.absorb_bias or self.smooth is not None or self.split > 0
+        return self.cross_layer or self.absorb_bias or self.smooth is not None
 
     @property
     def needs_ranges(self) -> bool:
@@ -104,7 +101,6 @@ CROSS_LAYER: Final = "equalize_cross_layer"
 ABSORB: Final = "absorb_bias"
 SMOOTH: Final = "smooth_quant"
 SMOOTH_MUL: Final = "smooth_quant_mul"
-SPLIT: Final = "split_channels"
 
 
 @dataclass
@@ -121,7 +117,7 @@ class Equalized:
 
 
 def equalize(graph: Graph, settings: Equalization) -> Equalized:
-    """Apply the transformations that need no data, in place: cross-layer scales and channel splitting.
+    """Apply the transformations that need no data, in place: cross-layer scales.
 
     The function of the graph is unchanged up to rounding.
     """
@@ -129,12 +125,6 @@ def equalize(graph: Graph, settings: Equalization) -> Equalized:
     if settings.cross_layer:
         traced = trace(graph, RULES, settings.clips)
         _scale(graph, traced, cross_layer_scales(traced, graph.info.normals), settings, CROSS_LAYER, done)
-    if settings.split > 0:
-        fired, refusals = split_channels(
-            graph, trace(graph, RULES, "keep"), settings.split, per_channel=settings.per_channel
-        )
-        done.fired += [Fired(SPLIT, name) for name in fired]
-        done.refusals += refusals
     return done
 
 

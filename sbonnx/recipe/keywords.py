@@ -39,7 +39,6 @@ class RecipeKeywords(TypedDict, total=False):
     cross_layer: Any
     absorb_bias: bool
     smooth_quant: Any
-    split_channels: Any
     awq: Any
     average_bits: float
     max_loss: float | str

@@ -76,10 +76,13 @@ def _path(name: Any) -> tuple[str, ...]:
     """Resolve `name`, a path in any case or a short form, to a key path."""
     if not isinstance(name, str):
         raise RecipeError(f"the name of an override is text, got {short(name)}")
-    full = modern_key(names.SHORT_FORMS.get(name.lower(), name))
+    full = modern_key(names.SHORT_FORMS.get(name.lower(), names.REMOVED_FORMS.get(name.lower(), name)))
     known = set(all_keys())
     if full.upper() in known:
         return tuple(full.upper().split("."))
+    gone = names.REMOVED.get(".".join(full.upper().split(".")[-2:]))
+    if gone is not None:
+        raise RecipeError(f"the key {short(name)} was removed. {gone}")
     fixed = next((key for key in WHOLE if full.upper().startswith(f"{key}.")), None)
     if fixed is not None:
         raise RecipeError(f"{short(name)} cannot be set alone: names inside it contain dots. Set {fixed} as a whole")
@@ -193,6 +196,20 @@ def _plain(value: Any, depth: int = 0) -> Any:
     return value
 
 
+def _without_removed(data: Any, parent: str = "") -> Any:
+    """Leave out keys of earlier versions with values that ask for nothing: saved recipes have every key."""
+    if isinstance(data, list):
+        return [_without_removed(value, parent) for value in data]
+    if not isinstance(data, dict):
+        return data
+    kept = {}
+    for name, value in data.items():
+        key = f"{parent}.{name}"
+        if key not in names.REMOVED or value != names.REMOVED_DEFAULTS.get(key, value):
+            kept[name] = _without_removed(value, str(name))
+    return kept
+
+
 def _source(source: Source) -> tuple[dict[str, Any], KeyOrigin]:
     """Return the keys that `source` sets, in canonical form, and their origin."""
     if isinstance(source, Recipe):
@@ -212,7 +229,7 @@ def _source(source: Source) -> tuple[dict[str, Any], KeyOrigin]:
     elif not isinstance(source, Mapping):
         raise RecipeError(f"a recipe is a file, a dict, 'auto' or None, got {short(source)}")
     try:
-        return canonical(Recipe, _plain(data)), origin
+        return _without_removed(canonical(Recipe, _plain(data))), origin
     except Wrong as problem:
         raise origin.error(problem) from problem
 

@@ -91,7 +91,6 @@ SHORT_FORMS: Final = {
     "cross_layer": "EQUALIZE.CROSS_LAYER",
     "absorb_bias": "EQUALIZE.ABSORB_BIAS",
     "smooth_quant": "EQUALIZE.SMOOTH_QUANT",
-    "split_channels": "EQUALIZE.SPLIT_CHANNELS",
     "awq": "EQUALIZE.AWQ",
     "average_bits": "MIXED.BUDGET.BITS",
     "max_loss": "MIXED.MAX_LOSS",
@@ -112,6 +111,24 @@ SHORT_FORMS: Final = {
 
 FILE_KEYS: Final = {"CALIBRATION.CACHE": ("none",), "TENSOR_OVERRIDES": ("none",), "KERNEL_COSTS": ("bundled", "none")}
 """Keys whose value is the path of a file or folder, with the words that it can be instead."""
+
+_BATCHES = "It was for LOSS: batches, which was removed too"
+
+REMOVED: Final = {
+    "ADAROUND.LOSS": "AdaRound is by second moments, as accurate and 30 times faster. Below 4 bits, train: sbonnx qat",
+    "ADAROUND.SCOPE": _BATCHES,
+    "ADAROUND.DROP": _BATCHES,
+    "ADAROUND.SCALE_LR": _BATCHES,
+    "EQUALIZE.SPLIT_CHANNELS": "Write W.QSCHEME: per-channel-symmetric, which is more accurate in a smaller file",
+    "CALIBRATION.WORKERS": "It had no effect: samples run on CALIBRATION.THREADS",
+}
+"""Keys of earlier versions by the last two parts of their path, and what to do now."""
+
+REMOVED_FORMS: Final = {"split_channels": "EQUALIZE.SPLIT_CHANNELS", "workers": "CALIBRATION.WORKERS"}
+"""Short forms of key paths that were removed."""
+
+REMOVED_DEFAULTS: Final = {"ADAROUND.LOSS": "moments", "EQUALIZE.SPLIT_CHANNELS": 0}
+"""Values of keys in `REMOVED` that ask for nothing. Other keys there do nothing alone."""
 
 PRUNING_FORMS: Final = {
     "type": "SPARSE.TYPE",

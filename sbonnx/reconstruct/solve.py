@@ -14,7 +14,6 @@ from sbonnx.graph import Graph
 from sbonnx.graph.query import tensors_by_name
 from sbonnx.options import RunOptions
 from sbonnx.plan.types import Plan, Solution
-from sbonnx.reconstruct.blockwise import walk_blocks, wants_blocks
 from sbonnx.reconstruct.branch_models import walk_branches
 from sbonnx.reconstruct.layer_fit import Reconstruction, gain_notes
 from sbonnx.reconstruct.layerwise import walk_rounding
@@ -73,8 +72,6 @@ def reconstruct(
 
             walked = walk(graph, plan, sorted_units)
             walked = walk_branches(graph, plan, sorted_units, walked, walk, options)
-            if wants_blocks(plan):
-                walked = walk_blocks(graph, plan, sorted_units, walked, settings.seed, options)
         notes = () if stored is None else tuple(note for note in stored.notes if note not in ranges.notes)
     elif rounding.inputs is not None and rounding.inputs.moves_ranges:
         walked = walk_quantized(graph, plan, data, ranges.bounds, rounding.inputs, rounding.solve, options)

@@ -1,4 +1,4 @@
-"""Weight rounding methods: nearest, GPTQ, AdaRound, AdaQuant, block reconstruction.
+"""Weight rounding methods: nearest, GPTQ, AdaRound, AdaQuant.
 
 To add a method: a module in this package and an entry in `ROUNDERS`.
 """
@@ -12,7 +12,7 @@ from sbonnx import plugins
 from sbonnx.errors import RecipeError
 from sbonnx.plugins.registry import Registry, subclass_of
 from sbonnx.rounding.adaquant import AdaQuant
-from sbonnx.rounding.adaround import BLOCKS, AdaRound, SoftBlocks
+from sbonnx.rounding.adaround import AdaRound
 from sbonnx.rounding.base import Grid, Nearest, Rounded, Rounder
 from sbonnx.rounding.gptq import Gptq
 
@@ -24,7 +24,6 @@ ROUNDERS: Final[Registry[type[Rounder]]] = Registry(
         "adaround": AdaRound,
         "adaquant": AdaQuant,
         "gptq": Gptq,
-        BLOCKS: SoftBlocks,
     },
 )
 """Every rounding by its recipe name, those of installed packages included."""

@@ -287,7 +287,6 @@ def equalization_of(recipe: Recipe) -> Equalization:
         absorb_bias=section.absorb_bias,
         smooth=_smoothing(recipe),
         only_after_norms=section.smooth_quant == "auto",
-        split=section.split_channels,
         per_channel=is_per_channel(recipe.w.qscheme),
         bits=recipe.w.quantizer.bit,
     )

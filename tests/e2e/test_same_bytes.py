@@ -78,16 +78,6 @@ def test_compiled_loops_and_hash_seeds(zoo_model: onnx.ModelProto, tmp_path: Pat
     assert dict(zip(ZOO, found, strict=True)) == {case: plain(zoo_model, case) for case in ZOO}
 
 
-@pytest.mark.slow
-def test_blocks_learned_in_torch(zoo_model: onnx.ModelProto) -> None:
-    """Batches are drawn by rank."""
-    pytest.importorskip("torch")
-    batches: dict[str, Any] = {"W.ROUNDING.ADAROUND.LOSS": "batches", "W.ROUNDING.ADAROUND.ITERATIONS": 40}
-    wishes: dict[str, Any] = {"backend": "virtual", "bits": "w3a8", "rounding": "adaround", **batches}
-    wanted = digest(zoo_model, SAMPLES, split=8, **wishes)
-    assert digest(zoo_model, SAMPLES, shuffle=1, split=5, **wishes) == wanted
-
-
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("bits", WIDTHS)
 def test_the_bundled_model(bits: str, some_digits: Path) -> None:

@@ -162,23 +162,6 @@ def test_a_bias_that_is_never_cut_moves_to_the_next_layer() -> None:
     assert len(refused) == 1 and "pads with zeros" in refused[0].why
 
 
-def test_outliers_are_cut_in_two_where_that_pays() -> None:
-    second = RNG.uniform(-1, 1, (5, 16, 1, 1)).astype(np.float32)
-    second[:, 3] *= 4
-    proto, feeds = model(PAIR, w=(16, 3, 3, 3), b=16, v=second, d=5), images()
-    for per_channel in (True, False):
-        graph = graphs.load(proto)
-        done = equalize(graph, Equalization(split=0.1, per_channel=per_channel))
-        close(proto, graph, feeds)
-        assert [row.node for row in done.fired] == [graph.nodes[2].name]
-        first, cut = weights(graph)
-        assert first.shape == (17, 3, 3, 3) and cut.shape == (5, 17, 1, 1)
-        np.testing.assert_array_equal(cut[:, 16], second[:, 3] / 2)
-    even = model(PAIR, w=(16, 3, 3, 3), b=16, v=np.ones((5, 16, 1, 1), np.float32), d=5)
-    done = equalize(graphs.load(even), Equalization(split=0.1))
-    assert not done.fired and "would not fall" in done.refusals[0].why
-
-
 def test_the_recipe_asks_for_it_and_the_report_says_what_was_done() -> None:
     proto, feeds = pair(), images()
     report = sbonnx.quantize(proto, feeds, smooth_quant=0.4, cross_layer=True, backend="virtual")

@@ -241,18 +241,9 @@ CASES: Final[Mapping[str, Case]] = {
         "zoo", bits="w4a8", w_qscheme="per-channel-affine", weight_scale="hqq", **_NEAREST, **_VIRTUAL
     ),
     "zoo, float inputs": _quantize("zoo", bits="w4a8", **_FLOAT_INPUTS),
-    "zoo, adaround on batches": _quantize(
-        "zoo",
-        torch=True,
-        bits="w4a4",
-        rounding="adaround",
-        **_VIRTUAL,
-        **{"W.ROUNDING.ADAROUND.LOSS": "batches", "W.ROUNDING.ADAROUND.ITERATIONS": 10},
-    ),
     # equalization and correction
     "zoo, cross layer": _quantize("zoo", cross_layer=True, absorb_bias=True, **_NEAREST),
     "zoo, smooth quant": _quantize("zoo", smooth_quant=True, **_NEAREST),
-    "zoo, split channels": _quantize("zoo", split_channels=0.05, **_NEAREST, **_VIRTUAL),
     "attention, awq": _quantize("attention", awq=True, MIN_WEIGHT_SIZE=1, **{**_BLOCKS, "block_size": 16}),
     "zoo, batch norms tuned": _quantize("zoo", bits="w4a8", bn_tuning=True, **_VIRTUAL),
     "zoo, analytic biases": _quantize("zoo", BIAS_CORRECTION="analytic", **_NEAREST),

@@ -34,7 +34,6 @@ from sbonnx.moments import Moments
 from sbonnx.plugins import registry
 from sbonnx.recipe import limits_table, load
 from sbonnx.rounding import ROUNDERS, Rounded, Rounder
-from sbonnx.rounding.adaround import BLOCKS
 from sbonnx.spec import Array, Bounds, QParams, QuantSpec, ScaleRule
 from sbonnx.testing.metrics import LabelledOutputs
 from sbonnx.verify.labelled import EvaluationData, evaluate
@@ -42,7 +41,6 @@ from sbonnx.verify.labelled import EvaluationData, evaluate
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "plugin"
 CONSOLE = "import sys; from sbonnx.cli import main; sys.exit(main())"
-FAST = {"adaround": {"iterations": 100}, "adaquant": {"iterations": 100}}
 
 
 def write_metadata(folder: Path, points: str) -> None:
@@ -302,7 +300,6 @@ def test_a_broken_plugin_that_is_not_used_harms_nothing(tmp_path: Path, monkeypa
     assert cli.main(["plan", str(digits().model)]) == 0
 
 
-@pytest.mark.sampled(1)
 def test_texts_about_backends_leave_out_a_broken_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install_here(tmp_path / "site", "[sbonnx.backends]\ngone = acme_nowhere:Thing\n", monkeypatch)
     assert "gone" in BACKENDS and "gone" not in BACKENDS.usable()
@@ -310,16 +307,6 @@ def test_texts_about_backends_leave_out_a_broken_one(tmp_path: Path, monkeypatch
     assert cli.main(["recipe"]) == 0
     with pytest.raises(RecipeError, match=r"for the backends tensorrt and virtual, with MODE: static"):
         load(None, overrides={"bits": "fp8"})
-
-
-@pytest.mark.parametrize("name", OBSERVERS)
-def test_built_in_observers_keep_the_contract(name: str) -> None:
-    testing.check_observer(name)
-
-
-@pytest.mark.parametrize("name", [name for name in ROUNDERS if name != BLOCKS])
-def test_built_in_roundings_keep_the_contract(name: str) -> None:
-    testing.check_rounding(name, FAST.get(name))
 
 
 @pytest.mark.sampled(1)

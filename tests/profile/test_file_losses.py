@@ -103,7 +103,6 @@ CASES: dict[str, tuple[Any, str, dict[str, Any], str]] = {
     "smooth, int8 kernels": (rows, "onnxruntime", {"smooth_quant": 0.5}, "smooth_quant"),
     "smooth and equalize": (rows, "virtual", {"smooth_quant": 0.7, "cross_layer": True}, "smooth_quant"),
     "awq": (rows, "virtual", {"awq": True, "bits": "w4a8", "mode": "weight_only", "block_size": 16}, "awq"),
-    "split": (plain, "virtual", {"split_channels": 0.2, "w_qscheme": "per-tensor-symmetric"}, "split_channels"),
 }
 
 

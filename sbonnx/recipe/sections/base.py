@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.config import JsonDict
 
+from sbonnx.recipe.names import REMOVED
 from sbonnx.recipe.problem import ManyWrong, Path, Wrong, short, suggestion
 from sbonnx.runtime import best_device
 
@@ -201,6 +202,9 @@ def section_at(top: type[Section], path: Path) -> type[Section]:
 
 def unknown_key(section: type[Section], path: Path) -> Wrong:
     """Return the problem for a key that `section` does not have."""
+    gone = REMOVED.get(".".join(map(str, path[-2:])))
+    if gone is not None:
+        return Wrong("was removed", gone, path=path)
     known = [name.upper() for name in section.model_fields]
     hint = suggestion(str(path[-1]), known, cutoff=0.6) or f"Keys here: {', '.join(known)}"
     return Wrong("is not a key of the recipe", hint, path=path)

@@ -21,9 +21,6 @@ Layout = Annotated[Literal["NCHW", "NLC"], value_types.ANY_CASE]
 AUTO: Final = "auto"
 """The rounding chosen by bit width and by whether there are data."""
 
-BLOCKS: Final = "blocks"
-"""Name of ADAROUND with LOSS: batches in a plan: a separate rounding, with the same arguments and more."""
-
 
 @final
 class Pact(Section):
@@ -176,33 +173,6 @@ class AdaRound(Section):
     sweeps: value_types.CountOrNone = new_key(
         20, "passes of coordinate descent between the two codes afterwards, while any changes", "0 or more"
     )
-    loss: Annotated[Literal["moments", "batches"], value_types.ANY_CASE] = new_key(
-        "moments",
-        "the error of the layer by second moments, or of what follows it on batches of samples (with torch)",
-        "moments, batches",
-    )
-    scope: Annotated[Literal["block", "layer"], value_types.ANY_CASE] = new_key(
-        "block",
-        "with LOSS: batches, whose output has its error taken: of all layers between two places where one tensor "
-        "carries everything (a residual block), or of each layer with what follows it",
-        "block, layer",
-    )
-    drop: value_types.Share = new_key(
-        0.5, "with LOSS: batches, share of activations that a step takes from the float network", "0 to 1"
-    )
-    scale_lr: value_types.Share = new_key(
-        0.01,
-        "with LOSS: batches, learning rate of the scales of activations, relative; 0: they stay as observed",
-        "0 to 1",
-    )
-
-    def named(self) -> tuple[str, dict[str, float | str | bool | None]]:
-        """Return the rounding method and its keyword arguments."""
-        chosen = dict(self)
-        by_batches = chosen.pop("loss") == "batches"
-        for name in ("sweeps",) if by_batches else ("scope", "drop", "scale_lr"):
-            del chosen[name]
-        return BLOCKS if by_batches else "adaround", chosen
 
 
 @final
@@ -243,9 +213,7 @@ class Rounding(Section):
 
     def named(self, name: str) -> tuple[str, dict[str, float | str | bool | None]]:
         """Return the rounding method for `name`, and its keyword arguments; None: by width and EFFORT."""
-        if name == "adaround":
-            return self.adaround.named()
-        chosen = {"gptq": self.gptq, "adaquant": self.adaquant}.get(name)
+        chosen = {"gptq": self.gptq, "adaround": self.adaround, "adaquant": self.adaquant}.get(name)
         return name, {} if chosen is None else dict(chosen)
 
 

@@ -15,7 +15,7 @@ BY_OUTPUT: Final = ("VERIFY.TASK", "VERIFY.MIN_SQNR_DB", "VERIFY.MIN_COSINE")
 
 @final
 class Equalize(Section):
-    """EQUALIZE: cross-layer equalization, SmoothQuant, AWQ, channel splitting."""
+    """EQUALIZE: cross-layer equalization, SmoothQuant, AWQ."""
 
     cross_layer: value_types.Flag = new_key(
         False,
@@ -30,9 +30,6 @@ class Equalize(Section):
         "ranges of channels moved from inputs of layers into their weights (Xiao 2023); the number is the strength",
         "auto (0.5 for matrix products of static networks in which one reads a normalization, as in transformers), "
         "false, true (0.5 for matrix products, 0.3 for convolutions), 0 to 1; wants data",
-    )
-    split_channels: value_types.Ratio = new_key(
-        0.0, "outlier channels cut in two, at most this share of a layer's (Zhao 2019)", "0 to below 1"
     )
     awq: value_types.Flag = new_key(
         False,
