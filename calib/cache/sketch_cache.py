@@ -9,28 +9,32 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import numpy as np
+
 from sbonnx.calib.cache.data_digest import data_digest
-from sbonnx.calib.cache.sketch_database import (
-    DATABASE,
+from sbonnx.calib.cache.entries import (
+    CHECKPOINT,
     FORMAT,
-    DamagedError,
-    SketchRow,
-    get_identity,
-    get_rows,
-    put_identity,
-    put_rows,
-    reading,
-    remove_database,
-    writing,
+    HEADER,
+    ROUNDED,
+    SKETCH,
+    file_name,
+    read_entry,
+    remove_abandoned,
+    remove_files,
+    sketch_of,
+    write_entry,
+    write_file,
 )
 from sbonnx.calib.data.dataset import Dataset
 from sbonnx.calib.engine.sample_runner import Key, StatsRequest
 from sbonnx.calib.sketches import Sketch
 from sbonnx.calib.sketches.sketch import FORMAT as SKETCH_FORMAT
-from sbonnx.errors import DataError, OutputError, SbonnxError
+from sbonnx.errors import DataError, OutputError
 from sbonnx.graph import Graph
 from sbonnx.graph.digests import combined, outputs_digest, tensor_digests, text
-from sbonnx.input_files import read_regular
+from sbonnx.input_files import LARGEST_JSON, read_regular
+from sbonnx.spec import Array
 
 CHECKPOINT_EVERY: Final = 30.0
 """Seconds between checkpoints: the most work that a killed run loses."""
@@ -41,9 +45,10 @@ EVERYTHING: Final = StatsRequest("histogram", track=True)
 PRUNING: Final = "pruning"
 """Folder in a cache with the measurements of pruning, and the caches of pruned models."""
 
-OLD_HEADER: Final = "cache.json"
-OLD_KIND: Final = b"sbonnx calibration cache"
-MAX_OLD_HEADER: Final = 1 << 20
+KIND: Final = "sbonnx calibration cache"
+
+OLD_DATABASE: Final = "sketches.sqlite"
+"""The cache of version 0.2."""
 
 
 class SketchKey(NamedTuple):
@@ -59,7 +64,7 @@ def run_key(keys: Iterable[SketchKey]) -> str:
 
 
 class SketchCache:
-    """Sketches of one model's tensors on one data set, in a database in a folder.
+    """Sketches of one model's tensors on one data set, in files of a folder (see `entries`).
 
         cache = SketchCache(folder, model="m.onnx", model_digest=..., data="folder 'calib'", data_digest=...,
                             settings={"onnxruntime": "1.31.1", "device": "cpu", "optimisation": "all"})
@@ -67,11 +72,12 @@ class SketchCache:
         cache.save({SketchKey(digests["conv1"]): sketch})
 
     The cache of another model or of other data is an error. Other settings (a newer onnxruntime, another device) change
-    the last bits: their sketches are in the same database, and each run reads only those of its own settings; `notes`
+    the last bits: their sketches are in the same folder, and each run reads only those of its own settings; `notes`
     says so if there are none yet. Sketches that no run needs any more are not removed until the folder is deleted.
 
-    A process may be killed at any moment, and several processes may use the folder at once. Each row has a checksum and
-    is bound to model, data and settings: damaged rows are skipped, noted, and measured again. Not thread-safe.
+    A process may be killed at any moment, and several processes may use the folder at once. Each file has a checksum
+    and says which model, data and settings it belongs to: damaged ones are removed, noted, and measured again. Not
+    thread-safe.
 
     Args:
         folder: created if missing (its parent is not).
@@ -80,7 +86,7 @@ class SketchCache:
         settings: other settings that the results depend on.
 
     Attributes:
-        path: of the database.
+        folder: of the cache.
         binding: digest of model, data and settings.
         notes: problems and unused contents, one sentence each.
 
@@ -100,17 +106,17 @@ class SketchCache:
         settings: Mapping[str, str],
     ) -> None:
         self.folder = folder
-        self.path = folder / DATABASE
         self.notes: list[str] = []
         self._identity: dict[str, Any] = {
+            "kind": KIND,
+            "format": FORMAT,
             "model": {"name": model, "digest": model_digest},
             "data": {"name": data, "digest": data_digest},
             "settings": {**dict(sorted(settings.items())), "sketches": str(SKETCH_FORMAT)},
         }
-        self._content = json.dumps(self._identity, indent=1)
         bound = [str(FORMAT), model_digest, data_digest, json.dumps(self._identity["settings"], sort_keys=True)]
         self.binding = text(combined("binding", *(part.encode() for part in bound)))
-        self._stored: set[SketchKey] = set()  # complete sketches that are known to be in the database
+        self._stored: set[SketchKey] = set()  # complete sketches that are known to be in the folder
         self._begin()
 
     def load(self, keys: Iterable[SketchKey]) -> dict[SketchKey, Sketch]:
@@ -118,29 +124,20 @@ class SketchCache:
 
         A run that observes fewer tensors may compute them with other last bits, so all of them are measured again.
         """
-        found: dict[SketchKey, Sketch] = {}
-        damaged = 0
-        try:
-            with reading(self.path) as db:
-                for key in keys:
-                    where, wanted = "binding = ? AND run = '' AND samples = 0 AND key = ?", json.dumps(key)
-                    for row in get_rows(db, where, (self.binding, wanted)):
-                        sketch = _unpacked(row)
-                        # a damaged index finds whole rows of other keys
-                        if sketch is None or row is None or (row.binding, row.key) != (self.binding, wanted):
-                            damaged += 1
-                        else:
-                            found[key] = sketch
-        except FileNotFoundError:
-            return {}
-        except DamagedError:
-            self.discard()
-            return {}
+        sketches: dict[SketchKey, Sketch] = {}
+        damaged = []
+        for key in keys:
+            path = self._path(key)
+            sketch = sketch_of(read_entry(path, self._entry(key)))
+            if sketch is not None:
+                sketches[key] = sketch
+            elif path.exists():
+                damaged.append(path)
         if damaged:
-            self.note_damage(damaged)
+            self.discard(damaged)
             return {}
-        self._stored.update(found)
-        return found
+        self._stored.update(sketches)
+        return sketches
 
     def save(self, sketches: Mapping[SketchKey, Sketch]) -> None:
         """Store complete sketches.
@@ -149,10 +146,11 @@ class SketchCache:
             ValueError: a sketch does not match its key, or is not of `EVERYTHING`.
             OutputError: the folder cannot be written to.
         """
-        rows = [self._row(key, sketch) for key, sketch in sketches.items() if key not in self._stored]
-        if rows:
-            self.write(rows)
-            self._stored.update(sketches)
+        _check(sketches)
+        for key, sketch in sketches.items():
+            if key not in self._stored:
+                write_entry(self._path(key), self._entry(key), sketch.to_arrays())
+        self._stored.update(sketches)
 
     def load_checkpoint(self, run: str) -> tuple[int, dict[SketchKey, Sketch]] | None:
         """Return (samples done, sketches to continue with) of the checkpoint with the most samples, or None.
@@ -160,27 +158,27 @@ class SketchCache:
         Args:
             run: see `run_key`.
         """
-        where, values = "binding = ? AND run = ?", (self.binding, run)
-        try:
-            with reading(self.path) as db:
-                query = f"SELECT DISTINCT samples FROM sketches WHERE {where} ORDER BY samples DESC"
-                for samples in [samples for (samples,) in db.execute(query, values)]:
-                    rows = list(get_rows(db, f"{where} AND samples = ?", (*values, samples)))
-                    unpacked = [(row, _unpacked(row)) for row in rows]
-                    found = {
-                        SketchKey(*json.loads(row.key)): sketch
-                        for row, sketch in unpacked
-                        if row is not None and sketch is not None
-                    }
-                    own = all(row is not None and (row.run, row.samples) == (run, samples) for row in rows)
-                    if own and rows[0] is not None and len(found) == len(rows) == rows[0].row_count:
-                        return samples, found
-                    self.note_damage(len(rows))
-        except FileNotFoundError:
-            pass
-        except DamagedError:
-            self.discard()
+        for path in sorted(self._checkpoints(run), reverse=True):
+            keys, arrays = self._checkpoint(path, run)
+            sketches = [sketch_of(each) for each in arrays]
+            if keys and None not in sketches:
+                return _samples_of(path), {
+                    key: sketch for key, sketch in zip(keys, sketches, strict=True) if sketch is not None
+                }
+            self.discard([path])
         return None
+
+    def _checkpoint(self, path: Path, run: str) -> tuple[list[SketchKey], list[dict[str, Array]]]:
+        """Return the keys and the arrays of the sketches of a checkpoint; empty if it is damaged."""
+        found = read_entry(path, {"binding": self.binding, "run": run, "samples": _samples_of(path)})
+        if found is None:
+            return [], []
+        keys = [SketchKey(*key) for key in json.loads(found.pop("keys").tobytes())]
+        arrays: list[dict[str, Array]] = [{} for _ in keys]
+        for name, values in found.items():
+            number, _, part = name.partition(".")
+            arrays[int(number)][part] = values
+        return keys, arrays
 
     def save_checkpoint(self, samples: int, sketches: Mapping[SketchKey, Sketch], run: str) -> None:
         """Store the sketches after the first `samples` samples. Replaces the previous checkpoint.
@@ -193,23 +191,17 @@ class SketchCache:
             ValueError: as in `save`.
             OutputError: the folder cannot be written to.
         """
-        rows = [self._row(key, sketch, run, samples, len(sketches)) for key, sketch in sketches.items()]
-        self.write(rows, delete=("binding = ? AND run = ? AND samples <= ?", (self.binding, run, samples)))
+        _check(sketches)
+        arrays = {"keys": np.frombuffer(json.dumps(list(sketches)).encode(), np.uint8)}
+        for number, sketch in enumerate(sketches.values()):
+            arrays.update((f"{number}.{name}", values) for name, values in sketch.to_arrays().items())
+        path = self.folder / file_name(self.binding, CHECKPOINT, _digest(run), f"{samples:012d}")
+        write_entry(path, {"binding": self.binding, "run": run, "samples": samples}, arrays)
+        remove_files(other for other in self._checkpoints(run) if _samples_of(other) < samples)
 
     def clear_checkpoint(self, run: str) -> None:
-        """Remove the checkpoints of a run.
-
-        Raises:
-            OutputError: the folder cannot be written to.
-        """
-        where, values = "binding = ? AND run = ?", (self.binding, run)
-        try:
-            with reading(self.path) as db:
-                if db.execute(f"SELECT 1 FROM sketches WHERE {where} LIMIT 1", values).fetchone() is None:
-                    return
-        except (FileNotFoundError, DamagedError):
-            return
-        self.write([], delete=(where, values))
+        """Remove the checkpoints of a run."""
+        remove_files(self._checkpoints(run))
 
     # --- the folder -------------------------------------------------------------------------------
 
@@ -218,67 +210,66 @@ class SketchCache:
         new = not self.folder.exists()
         try:
             self.folder.mkdir(exist_ok=True)
-            entries = (path.name for path in self.folder.iterdir())
-            names = sorted(name for name in entries if not name.startswith(".") and name != PRUNING)
+            names = sorted(path.name for path in self.folder.iterdir() if not path.name.startswith("."))
         except OSError as error:
             raise OutputError(
                 f"'{self.folder}' cannot be the folder of the calibration cache ({error.strerror or error}): "
                 "name one that can be written to, in a folder that exists"
             ) from error
+        remove_abandoned(self.folder)
+        header = self.folder / HEADER
         try:
-            with reading(self.path) as db:
-                content = get_identity(db)
-                measured = any(True for _ in get_rows(db, "binding = ? AND run = '' LIMIT 1", (self.binding,)))
+            content = read_regular(header, LARGEST_JSON)
         except FileNotFoundError:
             self._create(names, new=new)
             return
-        except DamagedError:
-            self.discard()
-            return
-        if content is None:
-            self.notes.append(f"the header of the calibration cache '{self.path}' was damaged and is written again")
-            with writing(self.path, self._content) as db:
-                put_identity(db, self._content)
-        else:
-            self._check_identity(json.loads(content), measured=measured)
+        except OSError as error:
+            raise DataError(f"'{header}' of the calibration cache cannot be read: {error.strerror or error}") from error
+        try:
+            self._check_identity(json.loads(content))
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+            self.notes.append(f"the header of the calibration cache '{self.folder}' was damaged and is written again")
+            self._write_header()
 
     def _create(self, names: list[str], *, new: bool) -> None:
-        """Create the database in a folder without one.
+        """Write the header of a folder without one.
 
         Args:
             names: files in the folder.
             new: whether to remove the folder if that fails.
         """
-        old = False  # a cache of binary files of an earlier version
-        if OLD_HEADER in names:
-            with suppress(OSError):
-                old = OLD_KIND in read_regular(self.folder / OLD_HEADER, MAX_OLD_HEADER)
-        foreign = [name for name in names if not (old and (name == OLD_HEADER or name.endswith(".bin")))]
-        if any(not name.startswith(DATABASE) for name in foreign):  # another process may have created it meanwhile
+        own = (HEADER, OLD_DATABASE, PRUNING)
+        foreign = [name for name in names if name not in own and not name.endswith((SKETCH, CHECKPOINT, ROUNDED))]
+        if foreign:
             raise DataError(
                 f"folder '{self.folder}' contains '{foreign[0]}' and is not a calibration cache: "
                 "name an empty or a new folder"
             )
-        if old:
+        if OLD_DATABASE in names:
             self.notes.append(
                 f"the calibration cache '{self.folder}' was written by an earlier version of sbonnx: it is measured "
-                f"again, and its files {OLD_HEADER} and *.bin can be deleted"
+                f"again, and its file {OLD_DATABASE} can be deleted"
             )
         try:
-            self.write([])
+            self._write_header()
         except BaseException:
-            with suppress(OSError, SbonnxError, DamagedError):
-                try:
-                    with reading(self.path):
-                        pass  # another process has created it meanwhile
-                except FileNotFoundError:
-                    self.path.unlink(missing_ok=True)
-                    if new:
-                        self.folder.rmdir()
+            if new:
+                with suppress(OSError):
+                    self.folder.rmdir()
             raise
 
-    def _check_identity(self, found: dict[str, Any], *, measured: bool) -> None:
+    def _write_header(self) -> None:
+        write_file(self.folder / HEADER, json.dumps(self._identity, indent=1).encode())
+
+    def _check_identity(self, found: dict[str, Any]) -> None:
         """Raise DataError if the folder belongs to another model or other data."""
+        if found.get("kind") != KIND:
+            raise DataError(f"'{self.folder / HEADER}' is not of a calibration cache: name an empty or a new folder")
+        if found["format"] > FORMAT:
+            raise DataError(
+                f"the calibration cache '{self.folder}' is of another version of sbonnx (format {found['format']}, "
+                f"this one has {FORMAT}): name another folder, or delete it"
+            )
         other = [part for part in ("model", "data") if found[part]["digest"] != self._identity[part]["digest"]]
         if other:
             raise DataError(
@@ -287,7 +278,7 @@ class SketchCache:
                 "name another folder, or delete it"
             )
         theirs, ours = found["settings"], self._identity["settings"]
-        if theirs != ours and not measured:
+        if theirs != ours and not any(self.folder.glob(file_name(self.binding, SKETCH, "*"))):
             changes = [
                 f"{name} {ours.get(name, 'none')} (there: {theirs.get(name, 'none')})"
                 for name in sorted({*theirs, *ours})
@@ -295,48 +286,37 @@ class SketchCache:
             ]
             self.notes.append(f"the calibration cache '{self.folder}' has no sketches yet of {', '.join(changes)}")
 
-    def write(self, rows: Iterable[SketchRow], delete: tuple[str, tuple[Any, ...]] | None = None) -> None:
-        """Delete and store rows in one transaction; a damaged database is replaced.
+    def _path(self, key: SketchKey) -> Path:
+        return self.folder / file_name(self.binding, SKETCH, _digest(json.dumps(key)))
 
-        Raises:
-            OutputError: the folder cannot be written to.
-        """
-        for attempt in range(2):
-            try:
-                with writing(self.path, self._content) as db:
-                    if delete is not None:
-                        db.execute(f"DELETE FROM sketches WHERE {delete[0]}", delete[1])
-                    put_rows(db, rows)
-                return
-            except DamagedError as error:
-                if attempt:
-                    raise OutputError(f"'{self.path}' cannot be written: {error}") from error
-                self.discard()
+    def _entry(self, key: SketchKey) -> dict[str, Any]:
+        return {"binding": self.binding, "key": list(key)}
 
-    def _row(self, key: SketchKey, sketch: Sketch, run: str = "", samples: int = 0, count: int = 1) -> SketchRow:
-        """Convert a sketch to a row, after a check that it matches its key."""
+    def _checkpoints(self, run: str) -> list[Path]:
+        return list(self.folder.glob(file_name(self.binding, CHECKPOINT, _digest(run), "*")))
+
+    def discard(self, damaged: list[Path]) -> None:
+        """Remove damaged files, and note it."""
+        remove_files(damaged)
+        self.notes.append(
+            f"the calibration cache '{self.folder}' has {len(damaged)} damaged entries: they are measured again"
+        )
+
+
+def _check(sketches: Mapping[SketchKey, Sketch]) -> None:
+    """Check that sketches match their keys."""
+    for key, sketch in sketches.items():
         found, wanted = (sketch.axis, sketch.detail, sketch.tracks), (key.axis, EVERYTHING.detail, EVERYTHING.track)
         if found != wanted:
             raise ValueError(f"a sketch of (axis, detail, track) {found} under the key {tuple(key)}, not {wanted}")
-        return SketchRow.of(self.binding, json.dumps(key), sketch, run, samples, count)
-
-    def note_damage(self, count: int) -> None:
-        """Note that some rows are damaged."""
-        self.notes.append(f"the calibration cache '{self.path}' has {count} damaged entries: they are measured again")
-
-    def discard(self) -> None:
-        """Remove a damaged database."""
-        self.notes.append(f"the calibration cache '{self.path}' was damaged: its contents are measured again")
-        self._stored.clear()
-        remove_database(self.path)
 
 
-def _unpacked(row: SketchRow | None) -> Sketch | None:
-    """Return the sketch of a row; None if it is damaged."""
-    try:
-        return None if row is None else row.sketch()
-    except ValueError:
-        return None
+def _digest(name: str) -> str:
+    return text(combined("name", name.encode()))
+
+
+def _samples_of(checkpoint: Path) -> int:
+    return int(checkpoint.stem.rpartition("-")[2])
 
 
 def _describe(identity: Mapping[str, Any]) -> str:
@@ -359,7 +339,7 @@ class CalibrationCache:
         settings: other settings that the results depend on.
 
     Attributes:
-        store: the database.
+        store: its files.
 
     Raises: see `SketchCache`.
     """

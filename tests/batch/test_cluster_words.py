@@ -13,7 +13,6 @@ import pytest
 
 from sbonnx.batch.dask import cluster, cluster_check, cluster_tasks, sharding
 from sbonnx.batch.jobs.job import Job, Limits, Places, Step
-from sbonnx.calib.cache.sketch_database import DATABASE
 from sbonnx.errors import DeviceError
 from tests.batch import works
 from tests.batch.clusters import (
@@ -156,16 +155,17 @@ def test_caches_of_parts_are_merged(tmp_path: Path) -> None:
     assert set(opened(tmp_path / "whole" / place).load(KEYS)) == set(KEYS[1:])
 
 
-def test_a_database_of_a_worker_adds_to_that_of_the_batch(tmp_path: Path) -> None:
+def test_statistics_of_a_worker_add_to_those_of_the_batch(tmp_path: Path) -> None:
     places = Places(tmp_path / "out")
     (places.state / "sketches").mkdir(parents=True)
     opened(places.state / "sketches" / "m").save({KEYS[0]: seen(KEYS[0])})
     opened(tmp_path / "worker").save({KEYS[1]: seen(KEYS[1])})
-    content = (tmp_path / "worker" / DATABASE).read_bytes()
-    cluster_tasks.unpack([(f"sketches/m/{DATABASE}", content), (f"sketches/n/{DATABASE}", content)], places)
+    made = {path.name: path.read_bytes() for path in (tmp_path / "worker").iterdir()}
+    cluster_tasks.unpack([(f"sketches/{to}/{name}", content) for to in "mn" for name, content in made.items()], places)
     assert set(opened(places.state / "sketches" / "m").load(KEYS)) == set(KEYS[:2])
     assert set(opened(places.state / "sketches" / "n").load(KEYS)) == {KEYS[1]}
-    assert {name for name, _ in cluster_tasks._packed(places)} == {f"sketches/{name}/{DATABASE}" for name in "mn"}
+    packed = {name for name, _ in cluster_tasks._packed(places)}
+    assert len(packed) == 3 + 2 and {f"sketches/{to}/{name}" for to in "mn" for name in made} <= packed
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,6 @@ from sbonnx.batch.outcomes import FILE, from_json, now, read_made, to_json
 from sbonnx.batch.process.step_main import Publish, Work
 from sbonnx.batch.process.step_process import StepProcess, run_isolated
 from sbonnx.batch.remote import FOLDER
-from sbonnx.calib.cache.sketch_database import DATABASE, copy_database
 from sbonnx.cpu import cores
 from sbonnx.errors import DeviceError, OutputError
 from sbonnx.graph.storage.output_files import write_bytes
@@ -145,9 +144,7 @@ def unpack(files: Sequence[tuple[str, bytes]], places: Places) -> None:
             if kind == "steps":
                 key, _, inner = rest.partition("/")
                 made.setdefault(key, []).append((inner, content))
-            elif path.name == DATABASE:
-                _add_database(path, content)
-            else:
+            elif kind != "sketches" or not path.exists():
                 _write(path, content)
         for key, rows in made.items():
             _write_folder(places.made(key), rows)
@@ -292,27 +289,13 @@ def _packed(places: Places) -> Iterator[tuple[str, bytes]]:
             name = path.relative_to(places.state)
             if not path.is_file() or path.suffix == ".lock" or any(piece.startswith(".") for piece in name.parts):
                 continue
-            if path.name == DATABASE:
-                with tempfile.TemporaryDirectory(dir=places.output) as copy:
-                    copy_database(path, Path(copy) / DATABASE)  # without changes that a killed process left half done
-                    if (Path(copy) / DATABASE).exists():
-                        yield name.as_posix(), (Path(copy) / DATABASE).read_bytes()
-            elif not path.name.startswith(f"{DATABASE}-"):
+            with suppress(FileNotFoundError):  # another process has removed a checkpoint
                 yield name.as_posix(), path.read_bytes()
 
 
 def _write(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(path, content)
-
-
-def _add_database(path: Path, content: bytes) -> None:
-    """Add the rows of a transferred database to the one at `path`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".", dir=path.parent) as folder:
-        received = Path(folder) / DATABASE
-        received.write_bytes(content)
-        copy_database(received, path)
 
 
 def _write_folder(folder: Path, rows: Sequence[tuple[str, bytes]]) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -24,8 +25,8 @@ from sbonnx.batch.jobs.steps import job_inputs, sketches_digest
 from sbonnx.batch.outcomes import FILE, read_made, to_json
 from sbonnx.batch.process.step_main import Work, own_work
 from sbonnx.batch.remote import FOLDER
+from sbonnx.calib.cache.entries import HEADER, merge_folders
 from sbonnx.calib.cache.sketch_cache import EVERYTHING
-from sbonnx.calib.cache.sketch_database import DATABASE, copy_database, merge_databases
 from sbonnx.calib.data.dataset import Dataset
 from sbonnx.calib.data.sample import Sample
 from sbonnx.calib.engine.observation import Observation
@@ -185,9 +186,9 @@ def merge_caches(parts: list[Path], root: Path) -> None:
     Raises:
         OutputError: a cache cannot be written.
     """
-    for path in sorted(parts[0].rglob(DATABASE)):
-        place = path.relative_to(parts[0])
-        merge_databases([part / place for part in parts], root / place)
+    for path in sorted(parts[0].rglob(HEADER)):
+        place = path.parent.relative_to(parts[0])
+        merge_folders([part / place for part in parts], root / place)
 
 
 def _share(places: Places, own: Places, step: Step) -> None:
@@ -201,14 +202,12 @@ def _share(places: Places, own: Places, step: Step) -> None:
         shutil.copytree(
             places.sketches(shared),
             own.sketches(shared),
-            ignore=shutil.ignore_patterns(".*", f"{DATABASE}-*"),
+            ignore=shutil.ignore_patterns(".*"),
             copy_function=_copy,
         )
 
 
 def _copy(source: str, target: str) -> None:
-    """Copy a file of statistics; a database row by row, since another process may write to it."""
-    if Path(source).name == DATABASE:
-        copy_database(Path(source), Path(target))
-    else:
+    """Copy a file of statistics, unless another process has removed it: a checkpoint of a run that is done."""
+    with suppress(FileNotFoundError):
         shutil.copy2(source, target)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from sbonnx.calib.cache.entries import CHECKPOINT, SKETCH
 from sbonnx.calib.cache.sketch_cache import SketchCache, SketchKey
-from sbonnx.calib.cache.sketch_database import DATABASE, SketchRow, get_rows, reading
 from sbonnx.calib.sketches import Sketch
 
 IDENTITY = {"model": "m.onnx", "model_digest": "aa" * 16, "data": "folder 'calib'", "data_digest": "bb" * 16}
@@ -71,23 +71,15 @@ def files(folder: Path) -> list[str]:
 
 
 def checkpoints(folder: Path) -> int:
-    """Number of rows of checkpoints below a folder."""
-    return sum(row is not None and row.run != "" for path in folder.rglob(DATABASE) for row in rows_of(path))
+    """Number of checkpoints below a folder."""
+    return len(list(folder.rglob(f"*{CHECKPOINT}")))
 
 
-def complete(folder: Path) -> dict[tuple[str, str, str], tuple[str, bytes]]:
-    """Layout and payload of the complete sketches below a folder, by path, binding and key."""
-    return {
-        (path.relative_to(folder).as_posix(), row.binding, row.key): (row.layout, row.payload)
-        for path in folder.rglob(DATABASE)
-        for row in rows_of(path)
-        if row is not None and not row.run
-    }
+def complete(folder: Path) -> dict[str, bytes]:
+    """Content of the complete sketches below a folder, by path."""
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob(f"*{SKETCH}")}
 
 
-def rows_of(path: Path) -> list[SketchRow | None]:
-    try:
-        with reading(path) as db:
-            return list(get_rows(db))
-    except FileNotFoundError:  # it is being created
-        return []
+def entry_of(folder: Path, key: SketchKey) -> Path:
+    """The file of a sketch."""
+    return opened(folder)._path(key)

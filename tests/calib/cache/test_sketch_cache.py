@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import sqlite3
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from sbonnx.calib.cache.entries import CHECKPOINT, HEADER
 from sbonnx.calib.cache.sketch_cache import SketchKey, run_key
-from sbonnx.calib.cache.sketch_database import DATABASE
 from sbonnx.calib.sketches import Sketch
 from sbonnx.errors import DataError, OutputError
 from tests.calib.cache.caching import (
@@ -119,10 +118,7 @@ def test_other_settings_have_separate_sketches(tmp_path: Path) -> None:
 
 def test_the_identity_can_be_read(tmp_path: Path) -> None:
     opened(tmp_path / "c")
-    db = sqlite3.connect(tmp_path / "c" / DATABASE)
-    identity = json.loads(db.execute("SELECT content FROM identity").fetchone()[0])
-    assert db.execute("PRAGMA journal_mode").fetchone() == ("delete",)
-    db.close()
+    identity = json.loads((tmp_path / "c" / HEADER).read_text())
     assert identity["model"] == {"name": "m.onnx", "digest": "aa" * 16}
     assert identity["data"] == {"name": "folder 'calib'", "digest": "bb" * 16}
     assert identity["settings"]["onnxruntime"] == "1.31.1"
@@ -145,34 +141,24 @@ def test_folders_that_are_not_a_cache(tmp_path: Path) -> None:
     assert files(tmp_path) == ["other", "photo.npz"]
 
 
-def test_a_database_of_another_application_stays(tmp_path: Path) -> None:
-    db = sqlite3.connect(tmp_path / DATABASE)
-    db.executescript("CREATE TABLE mine (a); INSERT INTO mine VALUES (1)")
-    db.close()
-    before = (tmp_path / DATABASE).read_bytes()
+def test_a_header_of_another_application_stays(tmp_path: Path) -> None:
+    (tmp_path / HEADER).write_text('{"mine": 1}')
     with pytest.raises(DataError, match="is not of a calibration cache"):
         opened(tmp_path)
-    assert (tmp_path / DATABASE).read_bytes() == before
-
-
-def set_format(folder: Path, version: int) -> None:
-    db = sqlite3.connect(folder / DATABASE)
-    db.execute(f"PRAGMA user_version={version}")
-    db.close()
+    assert (tmp_path / HEADER).read_text() == '{"mine": 1}'
 
 
 def test_a_cache_of_a_later_version_is_refused(tmp_path: Path) -> None:
     opened(tmp_path)
-    set_format(tmp_path, 99)
-    with pytest.raises(DataError, match=r"another version of sbonnx \(format 99, this one has 2\)"):
+    header = json.loads((tmp_path / HEADER).read_text())
+    (tmp_path / HEADER).write_text(json.dumps({**header, "format": 99}))
+    with pytest.raises(DataError, match=r"another version of sbonnx \(format 99, this one has 3\)"):
         opened(tmp_path)
 
 
-def test_a_cache_of_binary_files_is_measured_again(tmp_path: Path) -> None:
-    """Of the version before the database: one note, and its files stay."""
-    header = {"kind": "sbonnx calibration cache", "format": 1, "model": {"digest": "aa" * 16}}
-    (tmp_path / "cache.json").write_text(json.dumps(header))
-    (tmp_path / "sketches-0123-4567.bin").write_bytes(b"old")
+def test_the_database_of_an_earlier_version_is_measured_again(tmp_path: Path) -> None:
+    """One note, and the file stays."""
+    (tmp_path / "sketches.sqlite").write_bytes(b"old")
     cache = opened(tmp_path)
     (note,) = cache.notes
     assert "was written by an earlier version of sbonnx" in note and "measured again" in note
@@ -180,20 +166,19 @@ def test_a_cache_of_binary_files_is_measured_again(tmp_path: Path) -> None:
     cache.save({KEYS[0]: seen(KEYS[0])})
     again = opened(tmp_path)
     assert not again.notes and one(again, KEYS[0]) is not None
-    assert files(tmp_path) == ["cache.json", "sketches-0123-4567.bin", DATABASE]
+    assert (tmp_path / "sketches.sqlite").read_bytes() == b"old"
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write to read-only folders")
 def test_a_read_only_folder_can_be_read(tmp_path: Path) -> None:
     opened(tmp_path).save({KEYS[0]: seen(KEYS[0])})
-    (tmp_path / DATABASE).chmod(0o444)
     tmp_path.chmod(0o555)
     try:
         cache = opened(tmp_path)
         assert_same(one(cache, KEYS[0]), seen(KEYS[0]))
         cache.save({KEYS[0]: seen(KEYS[0])})  # nothing to write
         cache.clear_checkpoint("run")
-        with pytest.raises(OutputError, match=r"cannot be written: attempt to write a readonly database"):
+        with pytest.raises(OutputError, match=r"cannot be written: Permission denied"):
             cache.save({KEYS[1]: seen(KEYS[1])})
     finally:
         tmp_path.chmod(0o755)
@@ -208,7 +193,7 @@ def test_a_run_is_resumed_by_its_own_tensors_only(tmp_path: Path) -> None:
     assert cache.load_checkpoint(run) is None
     cache.save_checkpoint(3, {key: seen(key, samples=3) for key in KEYS}, run)
     cache.save_checkpoint(4, {key: seen(key) for key in KEYS}, run)
-    assert checkpoints(tmp_path) == 3, "the earlier one is replaced"
+    assert checkpoints(tmp_path) == 1, "the earlier one is replaced"
     cache.save_checkpoint(9, {KEYS[0]: seen(KEYS[0])}, other)
     again = opened(tmp_path)
     found = again.load_checkpoint(run)
@@ -228,25 +213,12 @@ def test_the_checkpoint_with_the_most_samples_is_resumed(tmp_path: Path) -> None
     cache.save_checkpoint(20, {KEYS[1]: seen(KEYS[1])}, "run")  # a second process, behind the first
     found = cache.load_checkpoint("run")
     assert found is not None and found[0] == 100
-    db = sqlite3.connect(tmp_path / DATABASE)
-    db.execute("UPDATE sketches SET payload = x'00' WHERE samples = 100")
-    db.commit()
-    db.close()
+    (latest,) = tmp_path.glob(f"*100{CHECKPOINT}")
+    latest.write_bytes(latest.read_bytes()[:-1])
     again = opened(tmp_path)
     found = again.load_checkpoint("run")
     assert found is not None and found[0] == 20
     assert "damaged" in again.notes[0]
-
-
-def test_an_incomplete_checkpoint_is_not_resumed(tmp_path: Path) -> None:
-    """A tensor would lack the samples before the checkpoint."""
-    cache = opened(tmp_path)
-    cache.save_checkpoint(4, {key: seen(key) for key in KEYS}, "run")
-    db = sqlite3.connect(tmp_path / DATABASE)
-    db.execute("DELETE FROM sketches WHERE rowid = 2")
-    db.commit()
-    db.close()
-    assert cache.load_checkpoint("run") is None and "damaged" in cache.notes[0]
 
 
 def test_the_key_of_a_run() -> None:

@@ -1,12 +1,13 @@
-"""Databases of sketches that are damaged, foreign, not writable, or used by many processes, some of them killed."""
+"""Entries that are damaged, foreign, not writable, or used by many processes, some of them killed."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
+import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -21,20 +22,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
+from sbonnx.calib.cache.entries import HEADER, SKETCH, merge_folders, read_entry, write_entry
 from sbonnx.calib.cache.sketch_cache import SketchKey
-from sbonnx.calib.cache.sketch_database import (
-    DATABASE,
-    SketchRow,
-    copy_database,
-    merge_databases,
-    pack,
-    put_rows,
-    unpack,
-    writing,
-)
 from sbonnx.errors import DataError, OutputError
 from sbonnx.spec import Array
-from tests.calib.cache.caching import KEYS, assert_same, complete, files, one, opened, seen, small
+from tests.calib.cache.caching import KEYS, assert_same, complete, entry_of, files, one, opened, seen, small
 
 ROOT = Path(__file__).resolve().parents[3]
 SETUP = """
@@ -50,20 +42,27 @@ ARRAYS = npst.arrays(
 ) | npst.arrays(np.int64, npst.array_shapes(), elements=st.integers(0, 1 << 34))
 
 
+WHAT = {"binding": "b", "key": ["t", 1]}
+
+
 @pytest.mark.slow
 @settings(deadline=None, max_examples=60)
-@given(st.dictionaries(st.text(max_size=5), ARRAYS, max_size=4))
-def test_any_arrays_are_packed_without_loss(arrays: dict[str, Array]) -> None:
-    found = unpack(*pack(arrays))
-    assert list(found) == list(arrays)
+@given(arrays=st.dictionaries(st.text(max_size=5), ARRAYS, max_size=4))
+def test_any_arrays_are_stored_without_loss(tmp_path_factory: pytest.TempPathFactory, arrays: dict[str, Array]) -> None:
+    path = tmp_path_factory.mktemp("entry") / "e"
+    write_entry(path, WHAT, arrays)
+    found = read_entry(path, WHAT)
+    assert found is not None and list(found) == list(arrays)
     for name, values in arrays.items():
         assert found[name].dtype == values.dtype and found[name].shape == values.shape
         assert found[name].tobytes() == values.tobytes()
+    assert read_entry(path, {**WHAT, "key": ["t", 2]}) is None
 
 
-def test_counts_take_few_bytes() -> None:
+def test_counts_take_few_bytes(tmp_path: Path) -> None:
     arrays = seen(KEYS[1]).to_arrays()
-    assert len(pack(arrays)[1]) < sum(values.nbytes for values in arrays.values()) / 2
+    write_entry(tmp_path / "e", WHAT, arrays)
+    assert (tmp_path / "e").stat().st_size < sum(values.nbytes for values in arrays.values()) / 2
 
 
 @pytest.mark.parametrize(
@@ -79,25 +78,33 @@ def test_counts_take_few_bytes() -> None:
     ],
     ids=lambda layout: layout[-40:],
 )
-def test_rows_that_sbonnx_did_not_write(layout: str, tmp_path: Path) -> None:
+def test_entries_that_sbonnx_did_not_write(layout: str, tmp_path: Path) -> None:
     """They are damaged as well, even if their checksums are correct."""
     cache = opened(tmp_path)
-    row = SketchRow(cache.binding, "", 0, 1, json.dumps(KEYS[0]), layout, bytes(8))
-    with writing(tmp_path / DATABASE, "") as db:
-        put_rows(db, [row])
+    identity = json.dumps(cache._entry(KEYS[0]))
+    content = f"[{identity}, {layout}]\n".encode() + bytes(8)
+    entry_of(tmp_path, KEYS[0]).write_bytes(hashlib.sha256(content).digest() + content)
     assert one(cache, KEYS[0]) is None and "1 damaged entries" in cache.notes[0]
+    assert files(tmp_path) == [HEADER]
 
 
 # --- damage --------------------------------------------------------------------------------------------------------
 
 
+def test_the_entry_of_another_tensor_is_damage(tmp_path: Path) -> None:
+    """Its checksum is right, and its range would be taken for that of the tensor that was asked for."""
+    cache = opened(tmp_path)
+    cache.save({key: seen(key) for key in KEYS})
+    shutil.copy(entry_of(tmp_path, KEYS[0]), entry_of(tmp_path, KEYS[2]))
+    again = opened(tmp_path)
+    assert again.load([KEYS[0], KEYS[2]]) == {} and "1 damaged entries" in again.notes[0]
+    assert_same(one(again, KEYS[0]), seen(KEYS[0]))
+
+
 def test_a_damaged_header_is_written_again(tmp_path: Path) -> None:
     opened(tmp_path).save({KEYS[0]: seen(KEYS[0])})
-    for change in ("UPDATE identity SET content = 'x'", "UPDATE identity SET content = x'ff'", "DELETE FROM identity"):
-        db = sqlite3.connect(tmp_path / DATABASE)
-        db.execute(change)
-        db.commit()
-        db.close()
+    for content in (b"x", b"\xff", b"[]", b""):
+        (tmp_path / HEADER).write_bytes(content)
         again = opened(tmp_path)
         assert "was damaged and is written again" in again.notes[0]
         assert_same(one(again, KEYS[0]), seen(KEYS[0]))
@@ -108,25 +115,19 @@ def test_a_damaged_header_is_written_again(tmp_path: Path) -> None:
 
 def test_without_its_header_a_foreign_sketch_is_not_used(tmp_path: Path) -> None:
     opened(tmp_path).save({KEYS[0]: seen(KEYS[0])})
-    db = sqlite3.connect(tmp_path / DATABASE)
-    db.execute("DELETE FROM identity")
-    db.commit()
-    db.close()
+    (tmp_path / HEADER).unlink()
     assert one(opened(tmp_path, model_digest="cc" * 16), KEYS[0]) is None
 
 
-@pytest.mark.parametrize("kept", [0, 1, 30, 500, 5000, -1])
-def test_a_truncated_database_is_replaced(kept: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kept", [0, 1, 30, 500, -1])
+def test_a_truncated_entry_is_replaced(kept: int, tmp_path: Path) -> None:
     opened(tmp_path).save({key: seen(key) for key in KEYS})
-    path = tmp_path / DATABASE
+    path = entry_of(tmp_path, KEYS[1])
     path.write_bytes(path.read_bytes()[:kept])
     again = opened(tmp_path)
-    found = again.load(KEYS)
-    for key, sketch in found.items():
-        assert_same(sketch, seen(key))
-    if kept > 1 and len(found) < len(KEYS):
-        (note,) = again.notes
-        assert str(path) in note and "damaged" in note
+    assert again.load(KEYS) == {}
+    (note,) = again.notes
+    assert str(tmp_path) in note and "damaged" in note
     again.save({key: seen(key) for key in KEYS})
     healed = opened(tmp_path)
     assert len(healed.load(KEYS)) == len(KEYS) and not healed.notes
@@ -140,18 +141,18 @@ def test_flipped_bits_never_give_wrong_values(tmp_path_factory: pytest.TempPathF
     cache = opened(folder)
     cache.save(small())
     cache.save_checkpoint(7, small(), "run")
-    content = bytearray((folder / DATABASE).read_bytes())
-    used = [at for at, byte in enumerate(content) if byte]
     for _ in range(data.draw(st.integers(1, 3))):
-        content[data.draw(st.sampled_from(used))] ^= 1 << data.draw(st.integers(0, 7))
-    (folder / DATABASE).write_bytes(content)
+        path = folder / data.draw(st.sampled_from(files(folder)))
+        content = bytearray(path.read_bytes())
+        content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+        path.write_bytes(content)
     try:
         again = opened(folder)
         found, checkpoint = again.load(small()), again.load_checkpoint("run")
         again.save(small())
         again.save_checkpoint(8, small(), "run")
     except (DataError, OutputError) as error:
-        assert DATABASE in str(error) or "calibration cache" in str(error)
+        assert "calibration cache" in str(error)
         return
     for key, sketch in found.items():
         assert_same(sketch, small()[key])
@@ -166,7 +167,7 @@ def test_other_files_stay(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / ".photo.tmp").write_text("mine too")
     assert opened(tmp_path).load_checkpoint("x") is None
-    assert files(tmp_path) == [".photo.tmp", "notes.txt", DATABASE]
+    assert files(tmp_path) == [".photo.tmp", HEADER, "notes.txt"]
 
 
 @contextmanager
@@ -186,38 +187,50 @@ def largest_file(size: int) -> Iterator[None]:
 def test_a_full_disk_leaves_the_earlier_contents(tmp_path: Path) -> None:
     cache = opened(tmp_path)
     cache.save({KEYS[0]: seen(KEYS[0])})
-    with largest_file((tmp_path / DATABASE).stat().st_size):
+    before = files(tmp_path)
+    with largest_file(1000):
         with pytest.raises(OutputError, match="cannot be written: "):
             cache.save({KEYS[1]: seen(KEYS[1])})
         with pytest.raises(OutputError, match="cannot be written: "):
             cache.save_checkpoint(1, {KEYS[1]: seen(KEYS[1])}, "run")
-    assert set(opened(tmp_path).load(KEYS)) == {KEYS[0]} and files(tmp_path) == [DATABASE]
+    assert set(opened(tmp_path).load(KEYS)) == {KEYS[0]} and files(tmp_path) == before
     cache.save({KEYS[1]: seen(KEYS[1])})
     assert set(opened(tmp_path).load(KEYS)) == set(KEYS[:2])
 
 
 @POSIX
-@pytest.mark.parametrize("size", [0, 4096])
-def test_a_new_folder_without_a_database_is_removed(size: int, tmp_path: Path) -> None:
+def test_a_new_folder_without_a_header_is_removed(tmp_path: Path) -> None:
     """An existing folder stays."""
     (tmp_path / "old").mkdir()
     for name in ("old", "new"):
-        with largest_file(size), pytest.raises(OutputError, match="cannot be written: "):
+        with largest_file(0), pytest.raises(OutputError, match="cannot be written: "):
             opened(tmp_path / name)
     assert files(tmp_path) == ["old"] and files(tmp_path / "old") == []
 
 
-@pytest.mark.parametrize("name", [DATABASE, f"{DATABASE}-journal"])
-def test_special_files_are_not_waited_for(name: str, tmp_path: Path) -> None:
+@POSIX
+@pytest.mark.parametrize("suffix", [HEADER, SKETCH])
+def test_special_files_are_not_waited_for(suffix: str, tmp_path: Path) -> None:
     opened(tmp_path).save({KEYS[0]: seen(KEYS[0])})
-    (tmp_path / name).unlink(missing_ok=True)
-    os.mkfifo(tmp_path / name)
+    (path,) = tmp_path.glob(f"*{suffix}")
+    path.unlink()
+    os.mkfifo(path)
     with pytest.raises(DataError, match="cannot be read: it is a FIFO"):
-        opened(tmp_path)
-    assert (tmp_path / name).exists()
+        opened(tmp_path).load(KEYS)
+    assert path.exists()
 
 
-# --- several databases ---------------------------------------------------------------------------------------------
+def test_unfinished_files_of_killed_processes_are_removed(tmp_path: Path) -> None:
+    opened(tmp_path)
+    for name, age in (("old", 7200), ("new", 10)):
+        path = tmp_path / f".{name}-0123{SKETCH}.89abcdef.tmp"
+        path.touch()
+        os.utime(path, (time.time() - age,) * 2)
+    opened(tmp_path)
+    assert [name.split("-")[0] for name in files(tmp_path)] == [".new", HEADER]
+
+
+# --- several caches ------------------------------------------------------------------------------------------------
 
 
 def test_parts_are_merged(tmp_path: Path) -> None:
@@ -225,31 +238,19 @@ def test_parts_are_merged(tmp_path: Path) -> None:
     parts = [tmp_path / name for name in "ab"]
     for part, keys in zip(parts, (KEYS, KEYS[1:]), strict=True):
         opened(part).save({key: seen(key) for key in keys})
-    whole = tmp_path / "whole" / DATABASE
-    merge_databases([part / DATABASE for part in parts], whole)
-    assert {key for _, _, key in complete(tmp_path / "whole")} == {json.dumps(key) for key in KEYS[1:]}
+    whole = tmp_path / "whole"
+    merge_folders(parts, whole)
+    assert set(opened(whole).load(KEYS)) == set(KEYS[1:])
     expected = seen(KEYS[1])
     expected.merge(seen(KEYS[1]))
-    assert_same(one(opened(tmp_path / "whole"), KEYS[1]), expected)
-    before = whole.read_bytes()
-    merge_databases([part / DATABASE for part in parts], whole)
-    assert whole.read_bytes() == before
-    (parts[0] / DATABASE).write_bytes(b"damaged")
-    merge_databases([part / DATABASE for part in parts], tmp_path / "none" / DATABASE)
+    assert_same(one(opened(whole), KEYS[1]), expected)
+    before = complete(whole)
+    merge_folders(parts, whole)
+    assert complete(whole) == before
+    for path in parts[0].glob(f"*{SKETCH}"):
+        path.write_bytes(b"damaged")
+    merge_folders(parts, tmp_path / "none")
     assert not (tmp_path / "none").exists()
-
-
-def test_a_copy_adds_rows(tmp_path: Path) -> None:
-    for name, keys in (("a", KEYS[:2]), ("b", KEYS[1:])):
-        opened(tmp_path / name).save({key: seen(key) for key in keys})
-    copy_database(tmp_path / "a" / DATABASE, tmp_path / "b" / DATABASE)
-    copy_database(tmp_path / "a" / DATABASE, tmp_path / "new" / DATABASE)
-    assert set(opened(tmp_path / "b").load(KEYS)) == set(KEYS)
-    assert complete(tmp_path / "new") == complete(tmp_path / "a")
-    (tmp_path / "b" / DATABASE).write_bytes(b"damaged")
-    copy_database(tmp_path / "a" / DATABASE, tmp_path / "b" / DATABASE)
-    assert complete(tmp_path / "b") == complete(tmp_path / "a")
-    copy_database(tmp_path / "absent" / DATABASE, tmp_path / "b" / DATABASE)
 
 
 # --- several processes ---------------------------------------------------------------------------------------------
@@ -262,7 +263,7 @@ def child(code: str, folder: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
-def test_processes_on_one_database(tmp_path: Path) -> None:
+def test_processes_on_one_folder(tmp_path: Path) -> None:
     """Four write and read at once; each finds all of its sketches."""
     code = """
     mine = [SketchKey(f"{sys.argv[2]}-{number}") for number in range(24)]
@@ -284,13 +285,13 @@ def test_processes_on_one_database(tmp_path: Path) -> None:
         assert_same(one(cache, key), seen(key, samples=1, values=8))
     for key in KEYS:
         assert_same(one(cache, key), seen(key))
-    assert files(tmp_path / "c") == [DATABASE]
+    assert not [name for name in files(tmp_path / "c") if name.endswith(".tmp")]
 
 
 @pytest.mark.slow
 @POSIX
 def test_killed_at_any_moment(tmp_path: Path) -> None:
-    """SIGKILL while rows are written: all confirmed rows are there and correct. The next write removes a journal."""
+    """SIGKILL while entries are written: all confirmed ones are there and correct."""
     code = """
     made = {key: seen(key, samples=1, values=40_000) for key in KEYS}
     cache = opened(folder)
@@ -322,5 +323,3 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
         if found is not None:
             assert_same(found[1][KEYS[0]], seen(KEYS[0], samples=1, values=40_000))
     assert opened(tmp_path / "c").load_checkpoint("run") is not None
-    cache.save({SketchKey("last"): seen(SketchKey("last"))})
-    assert files(tmp_path / "c") == [DATABASE]
