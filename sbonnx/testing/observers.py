@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -9,7 +11,7 @@ import numpy as np
 
 from sbonnx.calib.observers import Observer, make_observer
 from sbonnx.calib.sketches import Sketch
-from sbonnx.spec import Array, Bounds, QuantSpec, params_from_bounds
+from sbonnx.spec import Array, Bounds, QuantSpec, ScaleRule, params_from_bounds
 
 SAMPLES: Final = 12
 EXACT_SIZE: Final = 15
@@ -29,6 +31,8 @@ FAMILIES: Final[dict[str, Callable[[np.random.Generator, int], Array]]] = {
 }
 """Distributions by name: generator and size to values."""
 
+RULES: Final[tuple[ScaleRule, ...]] = ("exact", "sparsebit")
+
 SPECS: Final = (QuantSpec(), QuantSpec(bits=4), QuantSpec(bits=4, signed=False, symmetric=False), QuantSpec(bits=16))
 
 
@@ -36,9 +40,11 @@ def check_observer(name: str) -> None:
     """Check the observer with this recipe name.
 
     The clauses: bounds are float32, finite, ordered and within the data, for every distribution and width; they do not
-    depend on the order of the samples or on how they are split over workers; one channel has the bounds that it has
-    alone, within 1 % of the range; the sketch stays unchanged; without finite values they are zero; the observer is a
-    frozen value.
+    depend on the order of the samples, on how they are split over batches and workers, or on a trip of the sketch
+    through a cache; several tensors at once have the bounds of each alone; one channel has the bounds that it has
+    alone, within 1 % of the range; values that are not finite are left out, and without others bounds are zero; the
+    sketch stays unchanged; the rule of Sparsebit gives finite bounds too; a sketch of what the observer `needs` is
+    enough, and one of less is a ValueError; the observer is a frozen dataclass without other state.
 
     Args:
         name: of an installed or built-in observer.
@@ -48,7 +54,7 @@ def check_observer(name: str) -> None:
         RecipeError: there is no such observer.
     """
     observer = make_observer(name)
-    assert observer == make_observer(name), f"observer '{name}': two with equal arguments differ"
+    _check_value(observer, name)
     rng = np.random.default_rng(0)
     for family, make in FAMILIES.items():
         for size in (EXACT_SIZE, BINNED_SIZE):
@@ -56,7 +62,19 @@ def check_observer(name: str) -> None:
             for spec in SPECS:
                 _check_bounds(observer, f"observer '{name}' on {family} values, {spec.label()}", values, spec)
     _check_nothing(observer, name)
+    _check_not_finite(observer, name, rng)
     _check_channels(observer, name, rng)
+    _check_together(observer, name, rng)
+    _check_needs(observer, name, rng)
+
+
+def _check_value(observer: Observer, name: str) -> None:
+    assert observer == make_observer(name), f"observer '{name}': two with equal arguments differ"
+    kind = type(observer)
+    assert dataclasses.is_dataclass(observer), f"observer '{name}': it is a dataclass"
+    assert kind.__dataclass_params__.frozen, f"observer '{name}': it is frozen"  # type: ignore[attr-defined]
+    fields = {field.name for field in dataclasses.fields(observer)}
+    assert vars(observer).keys() == fields, f"observer '{name}': it has no state but its arguments"
 
 
 def _check_bounds(observer: Observer, where: str, values: Array, spec: QuantSpec) -> None:
@@ -72,14 +90,58 @@ def _check_bounds(observer: Observer, where: str, values: Array, spec: QuantSpec
     reordered = _sketch(observer, values, reversed(range(SAMPLES)))
     assert _same(bounds, observer.bounds(reordered, spec)), f"{where}: the order of the samples does not count"
     halves = [_sketch(observer, values, range(start, SAMPLES, 2)) for start in (1, 0)]
-    halves[0].merge(halves[1])
-    assert _same(bounds, observer.bounds(halves[0], spec)), f"{where}: merged sketches give the same bounds"
+    stored = Sketch.from_arrays(halves[0].to_arrays())
+    stored.merge(halves[1])
+    assert _same(bounds, observer.bounds(stored, spec)), f"{where}: stored and merged sketches give the same bounds"
+    batches = _sketch(observer, values.reshape(SAMPLES // 3, 3, -1), range(SAMPLES // 3))
+    assert observer.needs == "track" or _same(bounds, observer.bounds(batches, spec)), f"{where}: batches do not count"
+    other = observer.bounds(sketch, spec, "sparsebit")
+    assert np.isfinite([other.lo, other.hi]).all() and other.lo <= other.hi, f"{where}: Sparsebit's rule gives bounds"
 
 
 def _check_nothing(observer: Observer, name: str) -> None:
-    sketch = _sketch(observer, np.full((1, 3), np.nan, np.float32), range(1))
-    bounds = observer.bounds(sketch, SPECS[0])
-    assert not bounds.lo.any() and not bounds.hi.any(), f"observer '{name}': without finite values bounds are zero"
+    for axis, rule in itertools.product((None, 1), RULES):
+        for values in (np.zeros((0, 3)), np.zeros((2, 3, 0)), np.full((2, 3), np.nan)):
+            sketch = _sketch(observer, values.astype(np.float32), range(len(values)), axis)
+            bounds = observer.bounds(sketch, SPECS[0], rule)
+            assert bounds.lo.dtype == bounds.hi.dtype == np.float32, f"observer '{name}': bounds are float32"
+            empty = not bounds.lo.any() and not bounds.hi.any()
+            assert empty, f"observer '{name}': without finite values bounds are zero"
+
+
+def _check_not_finite(observer: Observer, name: str, rng: np.random.Generator) -> None:
+    for size, rule in itertools.product((EXACT_SIZE, BINNED_SIZE), RULES):
+        values = rng.standard_normal((SAMPLES, size)).astype(np.float32)
+        values[2, 1], values[5, 2:4], values[7, 4] = np.nan, np.inf, -np.inf
+        bounds = observer.bounds(_sketch(observer, values, range(SAMPLES)), SPECS[0], rule)
+        assert np.isfinite([bounds.lo, bounds.hi]).all(), f"observer '{name}': bounds are finite"
+        assert bounds.hi > 0 > bounds.lo, f"observer '{name}': values that are not finite are left out, others are not"
+
+
+def _check_together(observer: Observer, name: str, rng: np.random.Generator) -> None:
+    values = [make(rng, SAMPLES * size).reshape(SAMPLES, size) for make in FAMILIES.values() for size in (30, 2000)]
+    sketches = [_sketch(observer, each.astype(np.float32), range(SAMPLES)) for each in values]
+    sketches.append(_sketch(observer, rng.standard_normal((SAMPLES, 3, 5)).astype(np.float32), range(SAMPLES), 1))
+    for spec, rule in itertools.product(SPECS, RULES):
+        for bounds, sketch in zip(observer.bounds_of(sketches, spec, rule), sketches, strict=True):
+            assert _same(bounds, observer.bounds(sketch, spec, rule)), f"observer '{name}': each tensor as if alone"
+
+
+def _check_needs(observer: Observer, name: str, rng: np.random.Generator) -> None:
+    values = rng.standard_normal((SAMPLES, EXACT_SIZE))
+    half = values.astype(np.float16)
+    bounds = [
+        observer.bounds(_sketch(observer, half.astype(kind), range(SAMPLES)), SPECS[0])
+        for kind in (np.float16, np.float32, np.float64)
+    ]
+    assert _same(bounds[0], bounds[1]) and _same(bounds[1], bounds[2]), f"observer '{name}': float types do not count"
+    if observer.needs == "range":
+        return
+    try:
+        observer.bounds(Sketch(detail="range"), SPECS[0])
+    except ValueError:
+        return
+    raise AssertionError(f"observer '{name}': a sketch without what it needs is a ValueError")
 
 
 def _check_channels(observer: Observer, name: str, rng: np.random.Generator) -> None:

@@ -1,4 +1,4 @@
-"""What every rounding keeps to. A row in `ROUNDERS` is tested here without another line."""
+"""What every rounding keeps to: the contract of plug-ins, and arbitrary layers. A row in `ROUNDERS` is tested here."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 
+from sbonnx import testing
 from sbonnx.errors import RecipeError
 from sbonnx.rounding import ROUNDERS, Rounded, make_rounder
-from sbonnx.spec import FP8_BITS, Array, QuantSpec
-from tests.rounding.layers import CASES, CHANNELS, Case, Layer, layer, rows, scales
-from tests.support.linear_ops import layer_of
+from sbonnx.spec import Array, QuantSpec
+from tests.rounding.layers import CASES, Case, Layer, layer, rows
 
 by_name = pytest.mark.parametrize("name", ROUNDERS)
 by_case = pytest.mark.parametrize("case", CASES)
@@ -30,11 +30,9 @@ def rounded(name: str, one: Layer) -> Rounded:
     return make_rounder(name, FAST.get(name, {})).round(one.weight, one.qparams, one.moments)
 
 
-def alone(one: Layer, index: int) -> Layer:
-    """A layer (Gemm, transB) with one of its outputs only."""
-    weight = one.weight[index : index + 1]
-    layout = layer_of("Gemm", {"transB": 1}, weight.shape)
-    return replace(one, weight=weight, qparams=scales(weight, one.qparams.spec), layout=layout)
+@by_name
+def test_the_contract_of_plugins(name: str) -> None:
+    testing.check_rounding(name, FAST.get(name))
 
 
 @pytest.mark.sampled(20)
@@ -73,54 +71,6 @@ def test_never_worse_than_nearest(name: str, case: str) -> None:
 
 @pytest.mark.sampled(20)
 @by_name
-@by_case
-def test_the_same_again(name: str, case: str) -> None:
-    one = layer(CASES[case], seed=1)
-    first, second = rounded(name, one), rounded(name, one)
-    np.testing.assert_array_equal(first.codes, second.codes)
-    np.testing.assert_array_equal(first.qparams.scale, second.qparams.scale)
-
-
-@by_name
-def test_a_channel_is_its_own_problem(name: str) -> None:
-    """With a scale a channel, all channels at once do as well as each alone.
-
-    The codes may differ: products of matrices of other sizes differ in the last bits.
-    """
-    one = layer(Case("Gemm", (7, 24), CHANNELS, {"transB": 1}, two=True))
-    whole = one.error(rounded(name, one))[0]
-    each = [one_alone.error(rounded(name, one_alone))[0, 0] for one_alone in (alone(one, i) for i in range(7))]
-    np.testing.assert_allclose(whole, each, rtol=0.1)
-    assert whole.sum() == pytest.approx(np.sum(each), rel=0.03)
-
-
-@by_name
-def test_a_group_is_its_own_problem(name: str) -> None:
-    one = layer(CASES["conv, groups"])
-    whole = one.error(rounded(name, one))
-    for group in range(2):
-        weight = one.weight[3 * group : 3 * group + 3]
-        layout = layer_of("Conv", {}, weight.shape)
-        x, other = one.x[group : group + 1], one.quantized[group : group + 1]
-        part = Layer(weight, scales(weight, one.qparams.spec), layout, x, other)
-        np.testing.assert_allclose(whole[group], part.error(rounded(name, part))[0], rtol=0.1)
-
-
-@by_name
-@pytest.mark.parametrize("symmetric", [True, False])
-def test_zero_weights_stay_zero(name: str, symmetric: bool) -> None:
-    """A channel of zeros, whose scale is 1, beside one that is not."""
-    spec = replace(CHANNELS, symmetric=symmetric)
-    one = layer(Case("Gemm", (3, 10), spec, {"transB": 1}))
-    weight = one.weight.copy()
-    weight[1] = 0.0
-    one = replace(one, weight=weight, qparams=scales(weight, spec))
-    found = rounded(name, one)
-    assert found.qparams.scale[1] == one.qparams.scale[1] == 1.0
-    assert (found.qparams.dequantize(found.codes)[1] == 0.0).all()
-
-
-@by_name
 @pytest.mark.parametrize("case", ["conv", "depthwise", "matmul, blocks", "conv, one scale"])
 def test_inputs_that_are_always_zero(name: str, case: str) -> None:
     """Their weights do not matter: they get their nearest codes, and the others are not worse for it."""
@@ -134,32 +84,6 @@ def test_inputs_that_are_always_zero(name: str, case: str) -> None:
     plain = found.qparams.quantize(one.weight)
     np.testing.assert_array_equal(dead, one.layout.matrices(plain)[..., ::3])
     assert one.error(found).sum() <= one.error(Rounded(nearest, one.qparams)).sum() * (1 + 1e-5)
-
-
-@by_name
-def test_a_network_that_is_silent(name: str) -> None:
-    """No input is ever other than 0: all codes are as good, and the nearest are taken."""
-    one = layer(CASES["conv"])
-    one = replace(one, x=0 * one.x, quantized=0 * one.x)
-    found = rounded(name, one)
-    np.testing.assert_array_equal(found.codes, one.qparams.quantize(one.weight))
-    assert found.loss in (0.0, None)
-
-
-@by_name
-def test_without_moments_the_nearest(name: str) -> None:
-    one = layer(CASES["conv"])
-    found = make_rounder(name, {}).round(one.weight, one.qparams)
-    np.testing.assert_array_equal(found.codes, one.qparams.quantize(one.weight))
-    assert (found.loss, found.nearest) == (None, None)
-
-
-@by_name
-def test_eight_bit_floats_are_nearest(name: str) -> None:
-    """Their codes are no whole numbers."""
-    one = layer(Case("Conv", (6, 3, 2, 2), QuantSpec(bits=FP8_BITS, axis=0, kind="fp8")))
-    found = rounded(name, one)
-    np.testing.assert_array_equal(found.codes.view(np.uint8), one.qparams.quantize(one.weight).view(np.uint8))
 
 
 @by_name
