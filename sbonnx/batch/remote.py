@@ -3,6 +3,9 @@
 All fsspec protocols are supported: "s3://", "gs://", "abfs://", "sftp://", "http://", "memory://" and others, and
 chains of them. Credentials are found by fsspec and its protocols (environment, fsspec's configuration). They are never
 shown: users, passwords and queries of URLs are removed from messages.
+
+The caches of fsspec (`filecache`, `simplecache`) are not used: they regard files of web servers as static, so that a
+newer model is not noticed, and give each file one flat name, so that a model is apart from its external data.
 """
 
 from __future__ import annotations

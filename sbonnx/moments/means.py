@@ -63,13 +63,7 @@ class MeanSums:
         sample: int | Sequence[int],
         weights: Array | None = None,
     ) -> None:
-        """Accumulate the op's input activations of one or several samples. The arrays may be reused afterwards.
-
-        Args:
-            x: the op's input in the float network, of any float type.
-            quantized: the input in the quantized network, if there are two streams.
-            sample: number of the sample, or the numbers of samples stacked along the leading axis.
-            weights: factor of each sample in the means, float64 of its length, see `sample_weights`; None: 1.
+        """Accumulate the op's input activations of one or several samples, as `MomentSums.add`.
 
         Raises:
             ValueError: wrong number of streams, streams of different shapes, or an input that the op cannot read.
