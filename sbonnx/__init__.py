@@ -25,13 +25,14 @@ from sbonnx.errors import NO_RUNTIME
 from sbonnx.version import __version__
 
 if TYPE_CHECKING:
-    from sbonnx.api import prune, quantize
+    from sbonnx.api import prune, quantize, simplify
     from sbonnx.calib.data import DataPath, DataRows
     from sbonnx.progress import Progress, Silent
     from sbonnx.pruning.result import PruningReport
     from sbonnx.quant_model import QuantModel
     from sbonnx.recipe import parse_qconfig, parse_sconfig
     from sbonnx.report import Report
+    from sbonnx.report.simplified import SimplifyReport
     from sbonnx.sparse_model import SparseModel
     from sbonnx.verify.labelled import EvaluationData, evaluate
 
@@ -44,6 +45,7 @@ __all__ = [
     "QuantModel",
     "Report",
     "Silent",
+    "SimplifyReport",
     "SparseModel",
     "__version__",
     "evaluate",
@@ -51,6 +53,7 @@ __all__ = [
     "parse_sconfig",
     "prune",
     "quantize",
+    "simplify",
 ]
 
 _HOMES: Final = {
@@ -62,16 +65,18 @@ _HOMES: Final = {
     "QuantModel": "sbonnx.quant_model",
     "Report": "sbonnx.report",
     "Silent": "sbonnx.progress",
+    "SimplifyReport": "sbonnx.report.simplified",
     "SparseModel": "sbonnx.sparse_model",
     "evaluate": "sbonnx.verify.labelled",
     "parse_qconfig": "sbonnx.recipe",
     "parse_sconfig": "sbonnx.recipe",
     "prune": "sbonnx.api",
     "quantize": "sbonnx.api",
+    "simplify": "sbonnx.api",
 }
 """Modules of the public names."""
 
-_RUN: Final = frozenset({"evaluate", "QuantModel", "SparseModel", "prune", "quantize"})
+_RUN: Final = frozenset({"evaluate", "QuantModel", "SparseModel", "prune", "quantize", "simplify"})
 """Public names that need onnxruntime."""
 
 

@@ -19,6 +19,7 @@ from sbonnx.pruning.result import PruningReport
 from sbonnx.python_files import input_paths
 from sbonnx.recipe import as_yaml, names
 from sbonnx.report import Report
+from sbonnx.report.simplified import SimplifyReport
 from sbonnx.search import Metric, SearchResult, open_trials, search
 from sbonnx.search.advice import advise as advice_for
 from sbonnx.search.advice import after_search
@@ -145,6 +146,48 @@ def quantize(  # noqa: PLR0913 - public entry point
     if save_recipe is not None:
         graphs.write_text(Path(save_recipe), as_yaml(wishes))
     return report if found is None else _with_search(report, found)
+
+
+def simplify(  # noqa: PLR0913 - public entry point
+    model: Source,
+    data: Any = None,
+    *,
+    output: str | os.PathLike[str] | None = None,
+    fuse: bool = True,
+    force: bool = False,
+    split: int | None = None,
+    preprocess: Preprocessing | None = None,
+    samples: int | None = None,
+    ort_libraries: Sequence[str | os.PathLike[str]] = (),
+) -> SimplifyReport:
+    """Simplify and fuse an ONNX model, and verify that its outputs are equal.
+
+    Args:
+        model: path or ModelProto. It is never modified.
+        data: feeds to compare on, as calibration data of `quantize`; None: synthetic feeds.
+        output, force: path of the result, and whether to overwrite a file; None keeps the result in memory
+            (``SimplifyReport.simplified``).
+        fuse: fold batch norms and join operators as well, not only remove what computes nothing.
+        split, preprocess: see `quantize`.
+        samples: number of samples to compare on at most.
+        ort_libraries: libraries of custom operators that onnxruntime loads, for all later sessions of the process.
+
+    Returns:
+        The report. ``report.ok`` is False if outputs differ (less than 80 dB signal to error, 40 in half precision), or
+        if the model does not run on synthetic feeds.
+
+    Raises:
+        SbonnxError: a subclass, for every error that the user can fix. No partial file is left.
+    """
+    if ort_libraries:
+        use_libraries(ort_libraries)
+    recipe, rules = read_recipe(None, None, {} if samples is None else {"samples": samples})
+    data = with_preprocess(data, preprocess)
+    with protecting(_inputs((model, data), None, None)):
+        _check_targets(output, (), force=force)
+    fusions = None if fuse else ()
+    request = Request(model, recipe, rules, data=data, split=split, fusions=fusions, output=output, force=force)
+    return pipeline.simplify_only(request)
 
 
 @shown_by_default

@@ -21,6 +21,7 @@ from sbonnx.progress import Progress
 from sbonnx.pruning.result import PruningReport
 from sbonnx.recipe import Recipe
 from sbonnx.report import Report
+from sbonnx.report.simplified import SimplifyReport
 from sbonnx.stages.contract import Stage, stage
 from sbonnx.stages.measure import (
     calibrate,
@@ -33,7 +34,17 @@ from sbonnx.stages.measure import (
     reconstruct,
     tune_batchnorms,
 )
-from sbonnx.stages.prepare import equalize_weights, fuse, load, needed_opset, plan, simplify
+from sbonnx.stages.prepare import (
+    add_biases,
+    equalize_weights,
+    fuse,
+    load,
+    needed_opset,
+    plan,
+    record_norms,
+    resolve,
+    simplify,
+)
 from sbonnx.stages.prune import (
     fuse_before_pruning,
     measure_for_pruning,
@@ -41,6 +52,7 @@ from sbonnx.stages.prune import (
     read_pruning_data,
     save_pruned,
 )
+from sbonnx.stages.simplify import save_simplified
 from sbonnx.stages.state import PipelineState, Prepared, PrunedModel, PruneOptions, Request, Source, run_options
 from sbonnx.stages.write import (
     check_targets,
@@ -53,6 +65,18 @@ from sbonnx.stages.write import (
     write_overrides,
 )
 
+PLAN: Final[tuple[Stage, ...]] = (
+    load,  # file → graph
+    resolve,  # recipe → settings of the layers of this file; a quantized file → float
+    simplify,  # patterns that shorten the graph
+    record_norms,  # for corrections by their statistics
+    fuse,  # patterns that fold batch norms and join operators
+    add_biases,
+    equalize_weights,  # cross-layer equalization, bias absorption
+    plan,  # graph, recipe, backend → which tensor gets which integers
+)
+"""From a file to a graph with a plan, at the opset of the file."""
+
 
 @stage(needs=("graph", "plan"), sets=("graph", "plan"))
 def raise_opset(state: PipelineState, options: RunOptions) -> PipelineState:
@@ -64,10 +88,13 @@ def raise_opset(state: PipelineState, options: RunOptions) -> PipelineState:
     needed = needed_opset(state.prepared)
     if state.prepared.graph.opset >= needed:
         return state
-    return run((load, simplify, fuse, equalize_weights, plan), replace(state, opset=needed), options)
+    return run(PLAN, replace(state, opset=needed), options)
 
 
-PREPARE_PRUNING: Final[tuple[Stage, ...]] = (load, simplify, fuse_before_pruning)
+SIMPLIFY: Final[tuple[Stage, ...]] = (check_targets, load, simplify, fuse, save_simplified)
+"""From a file to an equal one with fewer nodes."""
+
+PREPARE_PRUNING: Final[tuple[Stage, ...]] = (load, resolve, simplify, fuse_before_pruning)
 """From a file to a graph whose channels can be removed. No data is read."""
 
 MEASURE_PRUNING: Final[tuple[Stage, ...]] = (*PREPARE_PRUNING, read_pruning_data, measure_for_pruning)
@@ -97,14 +124,7 @@ def prune_first(state: PipelineState, options: RunOptions) -> PipelineState:
     return run(PRUNE, state, options)
 
 
-PREPARE: Final[tuple[Stage, ...]] = (
-    load,  # file → float graph
-    simplify,  # patterns that shorten the graph
-    fuse,  # patterns that fold batch norms and join operators
-    equalize_weights,  # cross-layer equalization, bias absorption
-    plan,  # graph, recipe, backend → which tensor gets which integers
-    raise_opset,
-)
+PREPARE: Final[tuple[Stage, ...]] = (*PLAN, raise_opset)
 """From a file to a graph with a plan. No data is read."""
 
 MEASURE: Final[tuple[Stage, ...]] = (
@@ -192,6 +212,17 @@ def prepare_pruning(model: Source, recipe: Recipe) -> PipelineState:
     backend = backend_for(recipe.backend, recipe.version)
     request = Request(model, recipe, backend, pruning=PruneOptions())
     return run(PREPARE_PRUNING, PipelineState.of(request), run_options(recipe))
+
+
+def simplify_only(request: Request, progress: Progress | None = None) -> SimplifyReport:
+    """Simplify and fuse a model, write it and verify it.
+
+    Raises:
+        SbonnxError: a subclass; see `sbonnx.simplify`.
+    """
+    simplified = run(SIMPLIFY, PipelineState.of(request), run_options(request.recipe, progress)).simplified
+    assert simplified is not None
+    return simplified
 
 
 def prune_only(request: Request, progress: Progress | None = None) -> PruningReport:

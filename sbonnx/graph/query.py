@@ -21,6 +21,11 @@ def bodies(node: Node) -> list[tuple[str, Body]]:
     return [(name, value) for name, value in node.attrs.items() if isinstance(value, Body)]
 
 
+def node_count(graph: Body) -> int:
+    """Return the number of nodes, branches included."""
+    return sum(len(body.nodes) for _, body in scopes(graph))
+
+
 def scopes(graph: Body, path: str = "") -> Iterator[tuple[str, Body]]:
     """Yield every graph with its path: ("", graph) first, then ("node/then_branch", body), ..., depth first."""
     stack = [(path, graph)]

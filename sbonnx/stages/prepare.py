@@ -34,15 +34,27 @@ BATCH_NORM: Final = "fuse_bn"
 
 @stage(sets=("graph",))
 def load(state: PipelineState, options: RunOptions) -> PipelineState:
-    """Load the model at `state.opset`, remove its Q/DQ pairs if the recipe requantizes, and resolve names of layers.
+    """Load the model at `state.opset`.
 
     Raises:
-        ModelError: the file cannot be used, or is quantized already.
+        ModelError: the file cannot be used.
+    """
+    request = state.request
+    graph = graphs.load(request.float_model, opset=state.opset)
+    prepared = Prepared(graph, ABSENT, request.recipe, request.backend, query.node_count(graph))
+    return replace(state, prepared=prepared)
+
+
+@stage(needs=("graph",), sets=("graph",))
+def resolve(state: PipelineState, options: RunOptions) -> PipelineState:
+    """Remove the Q/DQ pairs of the model if the recipe requantizes, and resolve the names of layers in the recipe.
+
+    Raises:
+        ModelError: the file is quantized already.
         RecipeError: a pattern of the recipe matches nothing.
     """
-    request, pruned = state.request, state.request.pruned
-    graph = graphs.load(request.float_model, opset=state.opset)
-    count = sum(len(body.nodes) for _, body in query.scopes(graph))
+    request, pruned, graph = state.request, state.request.pruned, state.prepared.graph
+    count = state.prepared.nodes_before
     refusals = list(qdq.make_float(graph, requantize=request.recipe.requantize))
     if pruned is None:
         infos, tensors = tuple(node_infos(graph)), tuple(query.tensors_by_name(graph))
@@ -76,10 +88,8 @@ def simplify(state: PipelineState, options: RunOptions) -> PipelineState:
 
 @stage(needs=("graph",), sets=("graph",))
 def fuse(state: PipelineState, options: RunOptions) -> PipelineState:
-    """Apply the fusing patterns, in place; record batch norms and add biases where later stages need them."""
-    prepared, chosen = state.prepared, state.request.fusions
-    graph, recipe = prepared.graph, prepared.recipe
-    graph.info.notes.extend(filter(None, [other_defaults(recipe)]))
+    """Apply the fusing patterns, in place."""
+    chosen, recipe = state.request.fusions, state.prepared.recipe
     folds = recipe.schedule.fuse_bn or recipe.schedule.bn_tuning
     fusions = [
         pattern
@@ -87,8 +97,21 @@ def fuse(state: PipelineState, options: RunOptions) -> PipelineState:
         if (folds or not pattern.name.startswith(BATCH_NORM))
         and (chosen is None or pattern.name.startswith(tuple(chosen)))
     ]
-    record_normals(graph)
-    state = _applied(state, fusions)
+    return _applied(state, fusions)
+
+
+@stage(needs=("graph",), sets=("graph",))
+def record_norms(state: PipelineState, options: RunOptions) -> PipelineState:
+    """Record mean and deviation of batch norms, before they are fused, for corrections by them."""
+    state.prepared.graph.info.notes.extend(filter(None, [other_defaults(state.prepared.recipe)]))
+    record_normals(state.prepared.graph)
+    return state
+
+
+@stage(needs=("graph",), sets=("graph",))
+def add_biases(state: PipelineState, options: RunOptions) -> PipelineState:
+    """Add biases, and statistics of shared batch norms, where later stages change them, in place."""
+    graph, recipe = state.prepared.graph, state.prepared.recipe
     linear = [node for _, body in query.scopes(graph) for node in body.nodes if node.op in LINEAR]
     ops, depthwise = {node.op for node in linear}, any(query.is_depthwise(node) for node in linear)
     corrects = recipe.corrects_biases(ops, depthwise=depthwise)

@@ -29,6 +29,7 @@ from sbonnx.recipe.torch_modules import Modules, NodeInfo
 from sbonnx.reconstruct.layer_inputs import looks_at_inputs
 from sbonnx.reconstruct.solve import QuantizedInputs, Reconstruction, WeightRounding
 from sbonnx.report import Fired, Refusal, Report
+from sbonnx.report.simplified import SimplifyReport
 from sbonnx.rounding import make_rounder
 from sbonnx.spec import Array, QParams
 from sbonnx.stages.contract import Value
@@ -207,6 +208,7 @@ class PipelineState:
         unwritten: what could not be written in the format of the recipe.
         report: the result.
         comparison: the comparison with float; None: not verified.
+        simplified: report of a simplification; None: the model was not only simplified.
     """
 
     request: Request
@@ -223,6 +225,7 @@ class PipelineState:
     unwritten: tuple[Refusal, ...] = ()
     report: Report = ABSENT
     comparison: Comparison | None = None
+    simplified: SimplifyReport | None = None
 
     @classmethod
     def of(cls, request: Request) -> PipelineState:

@@ -204,8 +204,8 @@ def _report(state: PipelineState) -> Report:
         backend=prepared.backend.name,
         counts={
             "nodes_before": prepared.nodes_before,
-            "nodes_float": sum(len(body.nodes) for _, body in query.scopes(prepared.graph)),
-            "nodes_quantized": sum(len(body.nodes) for _, body in query.scopes(state.quantized)),
+            "nodes_float": query.node_count(prepared.graph),
+            "nodes_quantized": query.node_count(state.quantized),
             "activations": sum(site.role == "activation" for site in solved),
             "weights": sum(site.role == "weight" for site in solved),
             "biases": sum(site.role == "bias" for site in solved),

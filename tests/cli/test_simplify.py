@@ -9,8 +9,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import sbonnx
 from sbonnx.cli import main
-from tests.support.models import model
+from sbonnx.errors import OutputError
+from tests.support.models import model, run
 
 
 def saved(proto: onnx.ModelProto, folder: Path) -> str:
@@ -60,3 +62,26 @@ def test_initializers_that_were_inputs_are_named(tmp_path: Path, capsys: pytest.
     said = " ".join(capsys.readouterr().out.split())
     assert "those from which nothing else is computed stay inputs with a default ('shift')" in said
     assert [one.name for one in onnx.load(tmp_path / "s.onnx").graph.input] == ["x", "shift"]
+
+
+def test_in_python(tmp_path: Path) -> None:
+    proto = model(
+        "agraph (float[2,3,8,8] x) => (float[2,4,8,8] y) { i = Identity (x) c = Conv <kernel_shape = [1,1]> (i, w)"
+        " y = BatchNormalization (c, s, b, m, v) }",
+        w=(4, 3, 1, 1),
+        **dict.fromkeys("sbm", np.ones(4, np.float32)),
+        v=np.full(4, 2, np.float32),
+    )
+    path = saved(proto, tmp_path)
+    report = sbonnx.simplify(path)
+    assert report.ok and report.simplified is not None
+    assert (report.nodes_before, report.nodes_after) == (3, 1)
+    assert [node.op_type for node in report.simplified.graph.node] == ["Conv"]
+    assert "3 to 1 nodes, equal outputs" in repr(report)
+    x = np.random.default_rng(0).standard_normal((2, 3, 8, 8)).astype(np.float32)
+    np.testing.assert_allclose(run(report.simplified, {"x": x})["y"], run(proto, {"x": x})["y"], rtol=1e-5, atol=1e-6)
+    plain = sbonnx.simplify(path, {"x": x}, output=tmp_path / "s.onnx", fuse=False)
+    assert plain.nodes_after == 2 and plain.simplified is None
+    assert plain.to_dict()["output"] == str(tmp_path / "s.onnx")
+    with pytest.raises(OutputError, match="exists: give --force"):
+        sbonnx.simplify(path, output=tmp_path / "s.onnx")

@@ -22,6 +22,7 @@ TUPLES: dict[str, tuple[frozenset[Value], tuple[Stage, ...]]] = {
     "quantize": (frozenset(), pipeline.STAGES),
     "prune": (frozenset(), (check_targets, *pipeline.PRUNE)),
     "measure for pruning": (frozenset(), pipeline.MEASURE_PRUNING),
+    "simplify": (frozenset(), pipeline.SIMPLIFY),
     "prepare": (frozenset(), pipeline.PREPARE),
     "solve": (frozenset(), pipeline.SOLVE),
     "calc_qparams": (PREPARED | {"data", "ranges"}, CALC_QPARAMS),

@@ -1,0 +1,120 @@
+"""Last stage of a simplification: save the model and verify that its outputs are equal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import onnx
+
+from sbonnx import graph as graphs
+from sbonnx import verify as proof
+from sbonnx.calib.data import dataset as datasets
+from sbonnx.calib.data.random_feeds import guessed_feeds
+from sbonnx.calib.engine.runner import LayerRunner
+from sbonnx.errors import DataError, ModelError
+from sbonnx.graph import Graph, edit, query
+from sbonnx.options import RunOptions
+from sbonnx.report.simplified import SimplifyReport
+from sbonnx.spec import Array
+from sbonnx.stages.contract import stage
+from sbonnx.stages.state import PipelineState
+from sbonnx.stages.write import placed
+from sbonnx.verify import Comparison
+
+EQUAL_DB: Final = 80.0
+"""SQNR from which outputs count as equal: float32 rounding alone gives about 140 dB, fusions reduce it slightly."""
+
+EQUAL_HALF_DB: Final = 40.0
+"""Threshold for models that compute in half precision (float16 or bfloat16: 50 to 70 dB)."""
+
+
+@stage(needs=("graph",), sets=("report",))
+def save_simplified(state: PipelineState, options: RunOptions) -> PipelineState:
+    """Save the model, and compare its outputs with those of the original: on the data, or on synthetic feeds.
+
+    Raises:
+        SbonnxError: a subclass. No partial file is left.
+    """
+    request, prepared = state.request, state.prepared
+    graph = prepared.graph
+    edit.sort(graph)
+    with placed(request.output, graph.info.files, force=request.force) as path:
+        graphs.save(graph, path)
+        comparison, reason = _compared(state, path)
+        made = onnx.load(str(path)) if request.output is None else None
+    problems = tuple(filter(None, [reason])) if comparison is None else tuple(_problems(comparison, graph))
+    metrics = {} if comparison is None else comparison.to_dict()
+    report = SimplifyReport(
+        request.label,
+        None if request.output is None else str(Path(request.output)),
+        prepared.nodes_before,
+        query.node_count(graph),
+        prepared.applied,
+        prepared.refusals,
+        metrics.get("outputs", ()),
+        metrics.get("quality", ()),
+        problems,
+        tuple(graph.info.notes),
+        made,
+    )
+    return replace(state, simplified=report)
+
+
+def _compared(state: PipelineState, simplified: Path) -> tuple[Comparison | None, str]:
+    """Compare both models.
+
+    Return None and the reason if that is not possible. If onnxruntime cannot open the model, there is a note instead.
+    """
+    request, graph = state.request, state.prepared.graph
+    original = graphs.load(request.model)
+    unopened = _why_unopened(original)
+    if unopened:
+        graphs.check_file(simplified)
+        graph.info.notes.append(f"not verified by execution: {unopened}")
+        return None, ""
+    if request.data is not None:
+        feeds = datasets.read(request.data, graph, split=request.split, limit=request.recipe.samples)
+        return proof.check(request.source, simplified, feeds), ""
+    guessed, why = _first_accepted(original, guessed_feeds(datasets.input_specs(graph)))
+    if not guessed:
+        return None, f"not verified: the model does not run on synthetic feeds ({why}): give --data"
+    return proof.check(request.source, simplified, guessed), ""
+
+
+def _why_unopened(graph: Graph) -> str:
+    """Return why onnxruntime cannot open the model, or ""."""
+    try:
+        LayerRunner(graph, optimisation="off").close()
+    except ModelError as error:
+        return str(error)
+    return ""
+
+
+def _first_accepted(graph: Graph, guessed: Iterable[list[dict[str, Array]]]) -> tuple[list[dict[str, Array]], str]:
+    """Return the first guess that the model runs on; else an empty list and the reason of the last failure."""
+    why = "it has no inputs to guess"
+    with LayerRunner(graph) as run:
+        try:
+            for feeds in guessed:
+                try:
+                    for feed in feeds:
+                        run(feed)
+                except DataError as error:
+                    why = str(error)
+                    continue
+                return feeds, ""
+        except DataError as error:  # raised by `guessed_feeds`
+            why = str(error)
+    return [], why
+
+
+def _problems(comparison: Comparison, graph: Graph) -> Iterable[str]:
+    half = any(str(query.dtype(tensor)) in ("float16", "bfloat16") for tensor in query.all_tensors(graph))
+    least = EQUAL_HALF_DB if half else EQUAL_DB
+    for error in comparison.outputs:
+        if error.sqnr_db < least or error.not_finite or error.mismatched:
+            found = f"{error.sqnr_db:.1f} dB signal to error, {error.not_finite} not finite"
+            yield f"output '{error.name}' differs: {found}"
