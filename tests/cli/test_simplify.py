@@ -69,7 +69,9 @@ def test_in_python(tmp_path: Path) -> None:
         "agraph (float[2,3,8,8] x) => (float[2,4,8,8] y) { i = Identity (x) c = Conv <kernel_shape = [1,1]> (i, w)"
         " y = BatchNormalization (c, s, b, m, v) }",
         w=(4, 3, 1, 1),
-        **dict.fromkeys("sbm", np.ones(4, np.float32)),
+        s=4,
+        b=4,
+        m=4,
         v=np.full(4, 2, np.float32),
     )
     path = saved(proto, tmp_path)
