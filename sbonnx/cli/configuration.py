@@ -18,7 +18,6 @@ from sbonnx.cli.options import CommandOption
 from sbonnx.errors import RecipeError
 from sbonnx.input_files import open_regular, read_opened
 from sbonnx.python_files import names_function
-from sbonnx.recipe.names import FILE_KEYS, SHORT_FORMS
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -121,6 +120,8 @@ class Configuration:
         """Return the value of a recipe key, whose path may be nested; files are relative to this file."""
         if isinstance(value, Mapping):
             return {key: self._recipe_value((*path, str(key)), each) for key, each in value.items()}
+        from sbonnx.recipe.names import FILE_KEYS, SHORT_FORMS  # of a package that help does without
+
         key = ".".join(path)
         words = FILE_KEYS.get(SHORT_FORMS.get(key.lower(), key).upper())
         is_file = words is not None and isinstance(value, str) and value.lower() not in words

@@ -495,7 +495,7 @@ TASK: Final = repeated(
     QUALITY,
     key="VERIFY.TASK",
     convert=output_tasks,
-    shown="by the graph",
+    shown="none",
     choices=_output_tasks,
 )
 MIN_SQNR: Final = option(
