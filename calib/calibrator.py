@@ -29,7 +29,7 @@ from sbonnx.options import RunOptions
 from sbonnx.patterns.blocks.masks import mask_ways
 from sbonnx.plan.types import Plan, Site
 from sbonnx.progress import count_samples
-from sbonnx.report import Refusal
+from sbonnx.report import Note, Reason, Refusal
 from sbonnx.spec import Bounds
 
 
@@ -47,7 +47,7 @@ class MeasuredRanges:
     bounds: Mapping[str, Bounds]
     refusals: tuple[Refusal, ...] = ()
     samples: int = 0
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
 
 
 class Calibrator:
@@ -69,7 +69,7 @@ class Calibrator:
         self.graph = graph
         self.plan = plan
         self.options = options or RunOptions()
-        self._notes: tuple[str, ...] = ()
+        self._notes: tuple[Note, ...] = ()
         self._tolerant = tolerant
         self._memory = self.options.memory_bytes
         self._threads = samples_at_once(self.options)
@@ -195,7 +195,7 @@ class Calibrator:
         refusals = []
         for site in lost:
             where = "its branch never ran" if site.scope else "it held no values"
-            why = unreachable.get(site.scope, f"{where} on the calibration data")
+            why = unreachable.get(site.scope, Reason("no-values", f"{where} on the calibration data"))
             refusals.append(Refusal("quantize", site.tensor, why))
         return MeasuredRanges(bounds, tuple(refusals), self.samples, self._notes)
 

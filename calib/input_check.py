@@ -21,6 +21,7 @@ from sbonnx.graph import Graph, query
 from sbonnx.graph.extract import extract
 from sbonnx.graph.model import Node, Tensor
 from sbonnx.ops import IMAGE_PREPARATION
+from sbonnx.report.codes import Note
 from sbonnx.spec import Array
 
 MOST_SAMPLES: Final = 256
@@ -129,7 +130,7 @@ def _first_node(image: Tensor) -> tuple[Node | None, bool]:
     return None, False
 
 
-def doubts_about(layer: FirstLayer | None, data: Dataset) -> tuple[str, ...]:
+def doubts_about(layer: FirstLayer | None, data: Dataset) -> tuple[Note, ...]:
     """Return the findings about data: that of `constant_data`, else those of `check_inputs` with the first layer.
 
     Raises:
@@ -139,8 +140,8 @@ def doubts_about(layer: FirstLayer | None, data: Dataset) -> tuple[str, ...]:
     return (constant,) if constant else () if layer is None else check_inputs(layer, data)
 
 
-def constant_data(data: Dataset) -> str:
-    """Return a sentence if each input is one number over all samples, such as zeros of a reader that failed; else "".
+def constant_data(data: Dataset) -> Note | None:
+    """Return a sentence if each input is one number over all samples, such as zeros of a reader that failed.
 
     Reads up to the first difference.
     """
@@ -152,14 +153,16 @@ def constant_data(data: Dataset) -> str:
                 first = values.setdefault(name, array.reshape(-1)[:1])
                 most = max(most, array.size)
                 if not (array == first).all():
-                    return ""
+                    return None
     if most < CONSTANT_VALUES:
-        return ""
+        return None
     what = ", ".join(f"'{name}' is {first[0] + 0:.6g} everywhere" for name, first in list(values.items())[:4])
-    return f"{data.name} holds no information: input {what}: check how the data is read and preprocessed"
+    return Note(
+        "data-constant", f"{data.name} holds no information: input {what}: check how the data is read and preprocessed"
+    )
 
 
-def check_inputs(layer: FirstLayer, data: Dataset) -> tuple[str, ...]:
+def check_inputs(layer: FirstLayer, data: Dataset) -> tuple[Note, ...]:
     """Compare data with what the first layer expects, on up to `MOST_SAMPLES` samples.
 
     Returns:
@@ -229,7 +232,7 @@ def divergence(moments: Array, mean: Array, variance: Array) -> float:
     return float(each.mean())
 
 
-def _against_norm(layer: FirstLayer, moments: Array, held: str) -> str | None:
+def _against_norm(layer: FirstLayer, moments: Array, held: str) -> Note | None:
     assert layer.mean is not None and layer.variance is not None
     mean, variance = layer.mean.astype(np.float64), layer.variance.astype(np.float64)
     if not (variance > 0).any() or divergence(moments, mean, variance) <= (DIVERGENT if len(moments) >= FEW else FAR):
@@ -238,13 +241,14 @@ def _against_norm(layer: FirstLayer, moments: Array, held: str) -> str | None:
     live = variance > 1e-3 * np.median(variance)
     ratio = float(np.sqrt(np.median(np.maximum(square - m * m, 0)[live] / variance[live])))
     spread = f"{ratio:.3g} times"
-    return (
+    return Note(
+        "data-unlike-training",
         f"{held}, which does not look like the training data: the outputs of '{layer.node}' spread {spread} as far "
-        "as its batch normalization recorded, or are shifted; check scale, mean and std of the data"
+        "as its batch normalization recorded, or are shifted; check scale, mean and std of the data",
     )
 
 
-def _against_bias(layer: FirstLayer, moments: Array, held: str) -> str | None:
+def _against_bias(layer: FirstLayer, moments: Array, held: str) -> Note | None:
     if layer.bias is None or not len(layer.bias) or not np.median(np.abs(layer.bias)):
         return None
     m, square = moments.mean(axis=0)
@@ -256,13 +260,14 @@ def _against_bias(layer: FirstLayer, moments: Array, held: str) -> str | None:
         what = "small"
     else:
         return None
-    return (
+    return Note(
+        "data-too-large-or-small",
         f"{held}, which looks too {what} for the model: the outputs of '{layer.node}' spread {times:.3g} times "
-        "as far as its bias is large; check the scale of the data"
+        "as far as its bias is large; check the scale of the data",
     )
 
 
-def _order(layer: FirstLayer, given: Array, reverse: Array) -> str | None:
+def _order(layer: FirstLayer, given: Array, reverse: Array) -> Note | None:
     """Return a note if the batch normalization fits the reverse order of channels significantly better."""
     assert layer.mean is not None and layer.variance is not None
     mean, variance = layer.mean.astype(np.float64), layer.variance.astype(np.float64)
@@ -276,14 +281,15 @@ def _order(layer: FirstLayer, given: Array, reverse: Array) -> str | None:
         gains.append(divergence(given[rows], mean, variance) - divergence(reverse[rows], mean, variance))
     if np.mean(gains) < SIGNIFICANT * np.std(gains):
         return None
-    return (
+    return Note(
+        "channel-order",
         f"the channels of input '{layer.input}' seem to be in the wrong order (RGB or BGR): reversed, they fit the "
         f"batch normalization after '{layer.node}' better "
-        f"(divergence {there:.3g} instead of {here:.3g}, {count} samples)"
+        f"(divergence {there:.3g} instead of {here:.3g}, {count} samples)",
     )
 
 
-def _constant_channels(layer: FirstLayer, samples: list[Array]) -> str | None:
+def _constant_channels(layer: FirstLayer, samples: list[Array]) -> Note | None:
     """Return a note on channels that are constant in all samples while others are not."""
     if layer.channels is None or layer.channels < 2:
         return None
@@ -293,4 +299,7 @@ def _constant_channels(layer: FirstLayer, samples: list[Array]) -> str | None:
     if not len(fixed) or len(fixed) == layer.channels:
         return None
     which = ", ".join(f"{place} ({low[place]:.4g})" for place in fixed[:4])
-    return f"input '{layer.input}' is constant in channel {which} over all samples: check the preprocessing"
+    return Note(
+        "channels-constant",
+        f"input '{layer.input}' is constant in channel {which} over all samples: check the preprocessing",
+    )

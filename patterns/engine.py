@@ -17,7 +17,7 @@ import onnx
 
 from sbonnx.errors import ModelError
 from sbonnx.graph import Graph, Node
-from sbonnx.report import Fired, Refusal
+from sbonnx.report import Fired, Reason, Refusal
 
 from .edit import Edit
 from .index import GraphIndex
@@ -55,7 +55,7 @@ class Pattern:
     source: str
     example: Callable[[], onnx.ModelProto]
     counter_example: Callable[[], onnx.ModelProto]
-    check: Callable[[Match], str | None] | None = None
+    check: Callable[[Match], Reason | None] | None = None
     where: Callable[[Match], bool] | None = None
 
 

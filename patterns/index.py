@@ -13,6 +13,7 @@ from typing import Any
 from sbonnx.graph import Graph, Node, Tensor
 from sbonnx.graph.edit import Names, sort
 from sbonnx.graph.query import bodies, dependencies, scopes
+from sbonnx.report.codes import Reason
 
 
 class GraphIndex:
@@ -63,7 +64,7 @@ class GraphIndex:
         """Return whether a node reads a tensor, or it is an output."""
         return bool(tensor.outputs) or id(tensor) in self._outputs
 
-    def why_not_replace(self, old: Tensor, new: Tensor) -> str | None:
+    def why_not_replace(self, old: Tensor, new: Tensor) -> Reason | None:
         """Return why the existing tensor `new` cannot replace `old` everywhere, or None.
 
         Only an output is critical: it must keep its name, so the producer of `new` has to take this name.
@@ -71,13 +72,15 @@ class GraphIndex:
         if id(old) not in self._outputs:
             return None
         if id(new) in self._outputs:
-            return f"'{old.name}' and '{new.name}' are both outputs"
+            return Reason("both-outputs", f"'{old.name}' and '{new.name}' are both outputs")
         if id(new) in self._inputs:
-            return f"'{old.name}' is an output and '{new.name}' an input"
+            return Reason("output-is-input", f"'{old.name}' is an output and '{new.name}' an input")
         if not new.inputs:
-            return f"'{old.name}' is an output and '{new.name}' has no producer"
+            return Reason("output-without-producer", f"'{old.name}' is an output and '{new.name}' has no producer")
         if self._scope_of.get(id(new.inputs[0])) != self._outputs[id(old)]:
-            return f"'{old.name}' is the output of a body and '{new.name}' comes from outside it"
+            return Reason(
+                "output-of-body", f"'{old.name}' is the output of a body and '{new.name}' comes from outside it"
+            )
         return None
 
     # -- changes

@@ -12,6 +12,7 @@ import onnx
 
 from sbonnx.graph import Constant, Node, Tensor
 from sbonnx.graph.query import constant
+from sbonnx.report.codes import Reason
 
 from .index import GraphIndex
 from .tree import Any_, Const, Maybe, Op, Or, Want, captures
@@ -68,7 +69,7 @@ class Match:
         """Return whether a node reads a tensor, or it is an output."""
         return self._index.used(tensor)
 
-    def why_not_replace(self, old: Tensor, new: Tensor) -> str | None:
+    def why_not_replace(self, old: Tensor, new: Tensor) -> Reason | None:
         """Return why an existing tensor cannot replace `old`, or None. To be used in `check`; outputs keep their name.
 
         A tensor created by the rewrite can always replace `old`.
@@ -94,7 +95,7 @@ def _default(op: str, name: str, opset: int) -> Any:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def find(tree: Op, node: Node, index: GraphIndex) -> tuple[Match, str | None] | None:
+def find(tree: Op, node: Node, index: GraphIndex) -> tuple[Match, Reason | None] | None:
     """Match a tree with its root at `node`.
 
     Returns:
@@ -124,8 +125,8 @@ class _TreeSearch:
         self.index = index
         self.bound: dict[str, Any] = {}
         self.path: list[tuple[Op, Node]] = []
-        self.found: tuple[dict[str, Any], list[Node], str | None] | None = None
-        self.blocked: tuple[dict[str, Any], list[Node], str | None] | None = None
+        self.found: tuple[dict[str, Any], list[Node], Reason | None] | None = None
+        self.blocked: tuple[dict[str, Any], list[Node], Reason | None] | None = None
 
     def solve(self, goals: Goals) -> bool:
         if goals is None:
@@ -198,26 +199,26 @@ class _TreeSearch:
         self.blocked = self.blocked or match
         return False
 
-    def why_not(self) -> str | None:
+    def why_not(self) -> Reason | None:
         """Return why the single-reader rule is violated, or None: inner tensors must not be read outside the match."""
         inside = {id(node) for _, node in self.path}
         home = self.index.scope_of(self.root)
         for want, node in self.path:
             for tensor in node.outputs[want.outputs :]:
                 if self.index.used(tensor):
-                    return f"output '{tensor.name}' of '{node.name}' is used"
+                    return Reason("second-output-used", f"output '{tensor.name}' of '{node.name}' is used")
             if node is self.root or want.shared:
                 continue
             if self.index.scope_of(node) != home:
-                return f"'{node.outputs[0].name}' is read in a branch body"
+                return Reason("read-in-branch", f"'{node.outputs[0].name}' is read in a branch body")
             for tensor in node.outputs:
                 if self.index.is_output(tensor):
-                    return f"'{tensor.name}' is an output of the graph"
+                    return Reason("is-output", f"'{tensor.name}' is an output of the graph")
                 others = [reader for reader in tensor.outputs if id(reader) not in inside]
                 if any(self.index.scope_of(reader) != home for reader in others):
-                    return f"'{tensor.name}' is read in a branch body"
+                    return Reason("read-in-branch", f"'{tensor.name}' is read in a branch body")
                 if others:
-                    return f"'{tensor.name}' is also read by '{others[0].name}'"
+                    return Reason("read-by-another-node", f"'{tensor.name}' is also read by '{others[0].name}'")
         return None
 
 

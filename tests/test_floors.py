@@ -38,7 +38,8 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"linear", "report"}),
     frozenset({"graph", "html_report", "calib", "options"}),
     frozenset({"spec", "runtime", "progress", "plugins", "python_files", "report.verdict"}),
-    frozenset({"errors", "version", "isolation", "input_files", "terminal", "cpu", "assets", "ops", "native"}),
+    frozenset({"errors", "version", "isolation", "input_files", "terminal", "cpu", "assets", "ops", "native"})
+    | {"report.codes"},
 )
 FLOOR_OF = {unit: len(FLOORS) - 1 - depth for depth, units in enumerate(FLOORS) for unit in units}
 FIRST_ONNX_FLOOR = FLOOR_OF["graph"]

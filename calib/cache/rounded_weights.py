@@ -9,6 +9,7 @@ from typing import final
 from sbonnx.calib.cache.entries import ROUNDED, STORED, file_name, read_entry, remove_files, write_entry
 from sbonnx.calib.cache.sketch_cache import CalibrationCache
 from sbonnx.graph.digests import combined, text
+from sbonnx.report.codes import Note
 from sbonnx.spec import Array
 
 
@@ -38,7 +39,7 @@ class RoundedWeights:
         return RoundedWeights(self._cache, self._run, name)
 
     @property
-    def notes(self) -> tuple[str, ...]:
+    def notes(self) -> tuple[Note, ...]:
         """Problems found in the cache."""
         return self._cache.notes
 

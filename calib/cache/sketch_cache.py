@@ -34,6 +34,7 @@ from sbonnx.errors import DataError, OutputError
 from sbonnx.graph import Graph
 from sbonnx.graph.digests import combined, outputs_digest, tensor_digests, text
 from sbonnx.input_files import LARGEST_JSON, read_regular
+from sbonnx.report.codes import Note
 from sbonnx.spec import Array
 
 CHECKPOINT_EVERY: Final = 30.0
@@ -106,7 +107,7 @@ class SketchCache:
         settings: Mapping[str, str],
     ) -> None:
         self.folder = folder
-        self.notes: list[str] = []
+        self.notes: list[Note] = []
         self._identity: dict[str, Any] = {
             "kind": KIND,
             "format": FORMAT,
@@ -228,7 +229,12 @@ class SketchCache:
         try:
             self._check_identity(json.loads(content))
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-            self.notes.append(f"the header of the calibration cache '{self.folder}' was damaged and is written again")
+            self.notes.append(
+                Note(
+                    "cache-damaged",
+                    f"the header of the calibration cache '{self.folder}' was damaged and is written again",
+                )
+            )
             self._write_header()
 
     def _create(self, names: list[str], *, new: bool) -> None:
@@ -247,8 +253,11 @@ class SketchCache:
             )
         if OLD_DATABASE in names:
             self.notes.append(
-                f"the calibration cache '{self.folder}' was written by an earlier version of sbonnx: it is measured "
-                f"again, and its file {OLD_DATABASE} can be deleted"
+                Note(
+                    "cache-old",
+                    f"the calibration cache '{self.folder}' was written by an earlier version of sbonnx: it is "
+                    f"measured again, and its file {OLD_DATABASE} can be deleted",
+                )
             )
         try:
             self._write_header()
@@ -284,7 +293,12 @@ class SketchCache:
                 for name in sorted({*theirs, *ours})
                 if theirs.get(name) != ours.get(name)
             ]
-            self.notes.append(f"the calibration cache '{self.folder}' has no sketches yet of {', '.join(changes)}")
+            self.notes.append(
+                Note(
+                    "cache-other-settings",
+                    f"the calibration cache '{self.folder}' has no sketches yet of {', '.join(changes)}",
+                )
+            )
 
     def _path(self, key: SketchKey) -> Path:
         return self.folder / file_name(self.binding, SKETCH, _digest(json.dumps(key)))
@@ -299,7 +313,10 @@ class SketchCache:
         """Remove damaged files, and note it."""
         remove_files(damaged)
         self.notes.append(
-            f"the calibration cache '{self.folder}' has {len(damaged)} damaged entries: they are measured again"
+            Note(
+                "cache-damaged",
+                f"the calibration cache '{self.folder}' has {len(damaged)} damaged entries: they are measured again",
+            )
         )
 
 
@@ -359,7 +376,7 @@ class CalibrationCache:
         self._run = ""
 
     @property
-    def notes(self) -> tuple[str, ...]:
+    def notes(self) -> tuple[Note, ...]:
         """Problems found in the cache."""
         return tuple(self.store.notes)
 

@@ -32,6 +32,7 @@ from sbonnx.graph import Graph
 from sbonnx.graph.query import dtype, shape
 from sbonnx.graph.storage.weights import MappedWeights
 from sbonnx.patterns.blocks.masks import mask_ways
+from sbonnx.report.codes import Note
 from sbonnx.spec import Array
 
 MEMORY: Final = 64 << 20
@@ -133,10 +134,10 @@ class Dataset:
             yield where, fitted(piece.feed, self.inputs, where)
 
     @property
-    def notes(self) -> tuple[str, ...]:
+    def notes(self) -> tuple[Note, ...]:
         """Notes: what was renamed or is not used, one sentence each; complete once the first feed was read."""
-        naming = self._naming.note if self._naming is not None else ""
-        return (*self._source.notes, naming) if naming else self._source.notes
+        naming = None if self._naming is None else self._naming.note
+        return self._source.notes if naming is None else (*self._source.notes, naming)
 
     @property
     def count(self) -> int | None:

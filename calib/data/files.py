@@ -21,6 +21,7 @@ from sbonnx.calib.data.validate import InputSpec
 from sbonnx.errors import DataError
 from sbonnx.input_files import check_regular, read_regular
 from sbonnx.plugins.registry import Registry, function
+from sbonnx.report.codes import Note
 
 KNOWN = (".npz", ".npy", ".json")
 
@@ -63,7 +64,7 @@ def open_path(data: str | os.PathLike[str], inputs: Sequence[InputSpec], samplin
         source = _open_arrays(path, inputs, sampling)
     if preprocess is None:
         return source
-    note = f"the preprocessing is not applied to '{path}', which holds arrays"
+    note = Note("preprocessing-not-applied", f"the preprocessing is not applied to '{path}', which holds arrays")
     return replace(source, notes=(*source.notes, note))
 
 

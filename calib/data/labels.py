@@ -10,6 +10,7 @@ import numpy as np
 
 from sbonnx.calib.data.stored_arrays import StoredArray
 from sbonnx.calib.data.validate import InputSpec, as_array, by_position
+from sbonnx.report.codes import Note
 
 LABEL: Final = "label"
 """Name of a label that the data does not name: an item past the inputs, a class folder, a row of labels.csv."""
@@ -37,13 +38,13 @@ class Naming:
         inputs: inputs of the model.
         constants: names of inputs with a default, which are no labels.
         alias: name that the data uses for the only required input, if it is not the name in the model; "": none.
-        note: a sentence if something is renamed, or ignored by calibration; "": none.
+        note: a sentence if something is renamed, or ignored by calibration.
     """
 
     inputs: Sequence[InputSpec]
     constants: Container[str]
     alias: str
-    note: str
+    note: Note | None
 
     def separate(self, raw: Any) -> LabelledFeed:
         """Separate the inputs of a raw feed from its labels.
@@ -80,16 +81,25 @@ class Naming:
 def naming_of(raw: Any, inputs: Sequence[InputSpec], constants: Container[str] = ()) -> Naming:
     """Return the naming that the first feed implies: a single array is the only required input under any name."""
     first = raw[0] if isinstance(raw, (list, tuple)) and len(raw) == 2 and isinstance(raw[0], Mapping) else raw
-    alias = note = ""
+    alias, note = "", None
     extra = _extra(first, inputs, constants) if isinstance(first, Mapping) else []
     if extra and extra != ["arr_0"]:
         missing, names = _missing(first, inputs), ", ".join(f"'{name}'" for name in extra)
         if missing and len(first) == sum(not spec.optional for spec in inputs) == 1:
-            alias, note = str(extra[0]), f"array {names} of the data is taken as input '{missing[0]}'"
+            alias, note = (
+                str(extra[0]),
+                Note("array-renamed", f"array {names} of the data is taken as input '{missing[0]}'"),
+            )
         elif not missing and len(extra) == 1:
-            note = f"array {names} of the data is no input of the model: it is a label, not used for calibration"
+            note = Note(
+                "labels-not-used",
+                f"array {names} of the data is no input of the model: it is a label, not used for calibration",
+            )
         elif not missing:
-            note = f"arrays {names} of the data are no inputs of the model: labels, not used for calibration"
+            note = Note(
+                "labels-not-used",
+                f"arrays {names} of the data are no inputs of the model: labels, not used for calibration",
+            )
     return Naming(inputs, constants, alias, note)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from sbonnx.calib.data.stored_arrays import lengths_of_feeds
 from sbonnx.errors import DataError
+from sbonnx.report.codes import Note
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Source:
     count: int | None = None
     at: Callable[[int], tuple[str, Any]] | None = None
     lengths: Callable[[], Sequence[int] | None] | None = None
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
 
 
 def listed(

@@ -13,6 +13,7 @@ from sbonnx.errors import ModelError
 from sbonnx.graph import Body, Constant, Graph, Node
 from sbonnx.graph.query import bodies, constant, shape, tensors_by_name
 from sbonnx.options import RunOptions
+from sbonnx.report.codes import Reason
 
 PICKED_BY: Final = {"then_branch": True, "else_branch": False}
 """The value of an If's condition under which each of its bodies runs."""
@@ -72,7 +73,7 @@ class BranchPlan:
 
     segments: tuple[Segment, ...]
     kept: tuple[str, ...]
-    unreachable: Mapping[str, str]
+    unreachable: Mapping[str, Reason]
 
 
 def plan_branches(graph: Graph, observed: Mapping[str, Sequence[str]]) -> BranchPlan:
@@ -81,7 +82,11 @@ def plan_branches(graph: Graph, observed: Mapping[str, Sequence[str]]) -> Branch
     A branch outputs those of its tensors that the branches inside it read; tensors from further out are read directly.
     """
     known = {branch.scope: branch for branch in branches(graph)}
-    unreachable = {scope: "it is in the body of a Loop or Scan" for scope in observed if scope and scope not in known}
+    unreachable = {
+        scope: Reason("in-loop-body", "it is in the body of a Loop or Scan")
+        for scope in observed
+        if scope and scope not in known
+    }
     segments: list[Segment] = []
     wanted: dict[str, dict[str, None]] = {}  # by scope: its tensors that branches inside it read
     for branch in reversed(list(known.values())):  # inner ones first
@@ -91,7 +96,9 @@ def plan_branches(graph: Graph, observed: Mapping[str, Sequence[str]]) -> Branch
             enclosing.append(known[enclosing[-1].outer])
         never = next((outer.node.name for outer in enclosing if outer.never), None)
         if never is not None and inside:
-            unreachable[branch.scope] = f"the condition of '{never}' is a constant that never picks its branch"
+            unreachable[branch.scope] = Reason(
+                "branch-never-ran", f"the condition of '{never}' is a constant that never picks its branch"
+            )
         handed_on = wanted.get(branch.scope, {})
         if never is not None or not (inside or handed_on):
             continue
@@ -141,7 +148,7 @@ class Schedule:
     """
 
     segments: tuple[Segment, ...]
-    unreachable: Mapping[str, str]
+    unreachable: Mapping[str, Reason]
     peak: int
     any_layout: frozenset[str]
 
@@ -185,7 +192,7 @@ def schedule_of(
 
 def branches_of(
     graph: Graph, observed: Mapping[str, Sequence[str]]
-) -> tuple[list[Segment], dict[str, str], tuple[str, ...]]:
+) -> tuple[list[Segment], dict[str, Reason], tuple[str, ...]]:
     """Return (segments of runnable branches, reasons of the others by scope, main-graph tensors that they read)."""
     inner: BranchPlan = plan_branches(graph, {scope: list(names) for scope, names in observed.items() if scope})
     unreachable = dict(inner.unreachable)
@@ -196,7 +203,7 @@ def branches_of(
             try:
                 segment.model(graph)
             except ModelError as error:
-                lost = f"its branch cannot run apart: {error}"
+                lost = Reason("branch-not-alone", f"its branch cannot run apart: {error}")
         if lost is None:
             kept.append(segment)
         else:

@@ -18,6 +18,7 @@ import numpy as np
 from sbonnx.calib.sketches import Sketch
 from sbonnx.patterns.blocks.masks import LEAST_MASK
 from sbonnx.plan.types import Site
+from sbonnx.report.codes import Note
 
 MARGIN: Final = 12.0
 """Distance of masks from the smallest score: exp(-12) is 6e-6, below half a step of a softmax in 16 bits."""
@@ -29,7 +30,7 @@ GAP: Final = 8.0
 """Ratio between masks and the next value, without any value in between."""
 
 
-def without_masks(site: Site, sketch: Sketch, ways: dict[str, bool]) -> tuple[Sketch, str | None]:
+def without_masks(site: Site, sketch: Sketch, ways: dict[str, bool]) -> tuple[Sketch, Note | None]:
     """Return the statistics from which the range of a site follows, and a note if masks are left out.
 
     Args:
@@ -52,5 +53,8 @@ def without_masks(site: Site, sketch: Sketch, ways: dict[str, bool]) -> tuple[Sk
     else:
         floor = low - MARGIN - (0.0 if ways[site.tensor] else high - low)
     mask = "-inf" if sketch.inf else f"{float(found.lo[0]):.4g}"
-    note = f"'{site.tensor}': masks down to {mask} become {floor:.4g} in its range, where a softmax makes zeros of them"
+    note = Note(
+        "masks-left-out",
+        f"'{site.tensor}': masks down to {mask} become {floor:.4g} in its range, where a softmax makes zeros of them",
+    )
     return sketch.floored(cut, floor), note

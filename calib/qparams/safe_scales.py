@@ -16,7 +16,7 @@ import numpy as np
 from sbonnx.graph import Tensor
 from sbonnx.graph.query import constant, dtype, producer
 from sbonnx.plan.types import Plan, Reader, Site
-from sbonnx.report import Refusal
+from sbonnx.report import Note, Reason, Refusal
 from sbonnx.spec import HALF_LIMITS, UNUSED_SCALE, Array, Bounds, Kind, QParams, ScaleLimits, ScaleRule, exact_scale
 
 COARSEST: Final[dict[Kind, float]] = {"int": 4.0, "fp8": 64.0}
@@ -59,7 +59,7 @@ def limits_for(plan: Plan, tensor: Tensor) -> ScaleLimits:
     return plan.scales.within(HALF_LIMITS) if half else plan.scales
 
 
-def unfit(site: Site, bounds: Bounds, limits: ScaleLimits, rule: ScaleRule) -> str | None:
+def unfit(site: Site, bounds: Bounds, limits: ScaleLimits, rule: ScaleRule) -> Reason | None:
     """Return why no scale within the limits fits a range, or None. Non-finite ranges are not reported here."""
     if rule == "sparsebit":
         return None  # the ancestor has its own minimum, and no maximum
@@ -68,11 +68,16 @@ def unfit(site: Site, bounds: Bounds, limits: ScaleLimits, rule: ScaleRule) -> s
     if not np.isfinite(widest):
         return None
     if widest == 0 and site.role == "activation":
-        return "it was 0 throughout the calibration data, which says nothing of its range"
+        return Reason("always-zero", "it was 0 throughout the calibration data, which says nothing of its range")
     if widest > limits.most:
-        return f"it needs a scale of {widest:.3g}, and the largest that is safe is {limits.most:.6g}"
+        return Reason(
+            "scale-out-of-reach", f"it needs a scale of {widest:.3g}, and the largest that is safe is {limits.most:.6g}"
+        )
     if 0 < widest < limits.least / COARSEST[site.spec.kind]:
-        return f"it needs a scale of {widest:.3g}, far below the smallest that is safe, {limits.least:.3g}"
+        return Reason(
+            "scale-out-of-reach",
+            f"it needs a scale of {widest:.3g}, far below the smallest that is safe, {limits.least:.3g}",
+        )
     return None
 
 
@@ -82,7 +87,7 @@ def raised_channels(bounds: Bounds, site: Site, limits: ScaleLimits, rule: Scale
     return 0 if rule == "sparsebit" else int(((scale > 0) & (scale < limits.least)).sum())
 
 
-def one_sided(plan: Plan, sites: Sequence[Site], ranges: Mapping[str, Bounds]) -> Iterator[tuple[Site, str]]:
+def one_sided(plan: Plan, sites: Sequence[Site], ranges: Mapping[str, Bounds]) -> Iterator[tuple[Site, Reason]]:
     """Yield sites whose counterpart stays float at every op that reads them, if the plan requires both or neither.
 
     Args:
@@ -101,9 +106,9 @@ def one_sided(plan: Plan, sites: Sequence[Site], ranges: Mapping[str, Bounds]) -
             continue
         nodes = {reader.node for reader in site.readers}
         if site.role == "weight" and nodes <= inputless:
-            yield site, "its input stays float"
+            yield site, Reason("input-stays-float", "its input stays float")
         elif site.role == "activation" and nodes <= weightless:
-            yield site, "the weight of the same op stays float"
+            yield site, Reason("weight-stays-float", "the weight of the same op stays float")
 
 
 def unread(plan: Plan, qparams: Mapping[str, QParams], lost: Collection[str]) -> frozenset[Reader]:
@@ -140,7 +145,7 @@ def pooled(sites: Sequence[Site], tensors: Mapping[str, Tensor], ranges: Mapping
 
 def with_headroom(
     plan: Plan, tensors: Mapping[str, Tensor], qparams: Mapping[str, QParams]
-) -> tuple[dict[str, QParams], list[Refusal], list[str]]:
+) -> tuple[dict[str, QParams], list[Refusal], list[Note]]:
     """Raise weight scales so that int32 biases, and the sums that they are added to, do not overflow.
 
         s_w >= (r sum|w| + |b| / s_x) / (2^31 - 1 - 2^10 - 256 K)
@@ -175,14 +180,20 @@ def with_headroom(
         stiff = made.scale.ndim == 0 or len(by_key[weight].readers) > 1
         if (stiff and (~free & (scale > COARSER * made.scale)).any()) or (scale > limit).any():
             del found[weight]
-            why = f"its int32 bias '{site.tensor}' would overflow at any scale that serves its weights"
+            why = Reason(
+                "bias-overflows", f"its int32 bias '{site.tensor}' would overflow at any scale that serves its weights"
+            )
             refusals.append(Refusal("quantize weight", by_key[weight].tensor, why))
             continue
         changed = scale != made.scale
         if changed.any():
             found[weight] = replace(made, scale=np.asarray(scale, np.float32))
             notes.append(
-                f"'{by_key[weight].tensor}': {int(changed.sum())} of {changed.size} scales chosen for the int32 bias"
+                Note(
+                    "scales-for-bias",
+                    f"'{by_key[weight].tensor}': {int(changed.sum())} of {changed.size} scales chosen for the "
+                    "int32 bias",
+                )
             )
     return found, refusals, notes
 

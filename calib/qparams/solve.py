@@ -25,7 +25,7 @@ from sbonnx.graph.query import constant, dtype, tensors_by_name
 from sbonnx.graph.storage.weights import release_pages, spill_large
 from sbonnx.plan.magnitudes import KINDS
 from sbonnx.plan.types import Plan, Site, Solution
-from sbonnx.report import Refusal
+from sbonnx.report import Note, Reason, Refusal
 from sbonnx.rounding.base import nearest_codes
 from sbonnx.rounding.hqq import hqq_bounds
 from sbonnx.spec import AT_ONCE, Array, Bounds, QParams, QuantSpec, ScaleRule, pair_bounds, params_from_bounds
@@ -185,12 +185,20 @@ def bias_codes(site: Site, bias: Array, qparams: Mapping[str, QParams]) -> tuple
     activation, weight = site.follows
     if activation not in qparams or weight not in qparams:
         lost = activation if activation not in qparams else weight
-        return Refusal("quantize bias", site.tensor, f"'{lost}', whose scale it needs, is not quantized")
+        return Refusal(
+            "quantize bias",
+            site.tensor,
+            Reason("bias-without-scale", f"'{lost}', whose scale it needs, is not quantized"),
+        )
     scale = (qparams[activation].scale * qparams[weight].scale).astype(np.float32)
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         codes = np.rint(bias.astype(np.float64) / scale.astype(np.float64))
     if not (np.isfinite(codes).all() and np.abs(codes).max(initial=0.0) <= INT32.max):
-        return Refusal("quantize bias", site.tensor, "it does not fit int32 at the scale of its activation and weight")
+        return Refusal(
+            "quantize bias",
+            site.tensor,
+            Reason("bias-not-int32", "it does not fit int32 at the scale of its activation and weight"),
+        )
     return codes.astype(np.int32), scale
 
 
@@ -206,7 +214,7 @@ def left_alone(plan: Plan, measured: Mapping[str, Bounds]) -> list[Site]:
 
 def safe_ranges(
     plan: Plan, sites: Sequence[Site], tensors: Mapping[str, Tensor], ranges: Mapping[str, Bounds]
-) -> tuple[dict[str, Bounds], list[Refusal], list[str]]:
+) -> tuple[dict[str, Bounds], list[Refusal], list[Note]]:
     """Select the ranges that have a scale which the runtime computes with safely.
 
     Returns:
@@ -226,7 +234,10 @@ def safe_ranges(
                 del fits[site.key]
             elif raised:
                 notes.append(
-                    f"'{site.tensor}': {raised} scales are raised to {limits.least:.3g}, the smallest safe one"
+                    Note(
+                        "scales-raised",
+                        f"'{site.tensor}': {raised} scales are raised to {limits.least:.3g}, the smallest safe one",
+                    )
                 )
     return fits, [*refusals, *_drop_one_sided(plan, sites, fits)], notes
 
@@ -245,7 +256,7 @@ def safe_numbers(
     tensors: Mapping[str, Tensor],
     ranges: Mapping[str, Bounds],
     chosen: Mapping[str, QParams],
-) -> tuple[dict[str, QParams], dict[str, Bounds], list[Refusal], list[str]]:
+) -> tuple[dict[str, QParams], dict[str, Bounds], list[Refusal], list[Note]]:
     """Compute scales and zero points that runtimes compute with safely: those `chosen`, else those of the ranges.
 
     Returns:
@@ -288,7 +299,9 @@ def solution_of(
     fixed: dict[str, Bounds] = {}
     alone = left_alone(plan, measured)
     measured = dict(measured)
-    refusals = [Refusal("quantize weight", site.tensor, "its input stays float") for site in alone]
+    refusals = [
+        Refusal("quantize weight", site.tensor, Reason("input-stays-float", "its input stays float")) for site in alone
+    ]
     sites = [site for site in plan.sites if site not in alone]
     for site in sites:
         if site.fixed is not None and site.role != "bias":

@@ -14,6 +14,7 @@ import onnx
 from sbonnx.graph import Node
 from sbonnx.graph.query import constant
 from sbonnx.linear.im2col import reads_padding
+from sbonnx.report.codes import Reason
 
 from ..engine import Pattern
 from ..example_model import sample
@@ -46,47 +47,59 @@ def _affine(match: Match) -> Affine:
     return of_batchnorm(gamma, beta, mean, variance, float(match.attribute("bn", "epsilon")))
 
 
-def _why_not_affine(match: Match) -> str | None:
+def _why_not_affine(match: Match) -> Reason | None:
     """Return why the BatchNormalization is not a constant affine map, or None."""
     if match.attribute("bn", "training_mode"):
-        return "training_mode is on: mean and variance come from the batch"
+        return Reason("training-mode-on", "training_mode is on: mean and variance come from the batch")
     for name in PARAMETERS:
         if constant(match[name]) is None:
-            return f"'{match[name].name}' is not a constant"
+            return Reason("not-constant", f"'{match[name].name}' is not a constant")
     return None
 
 
-def _why_not_channels(match: Match, channels: int, side: str) -> str | None:
+def _why_not_channels(match: Match, channels: int, side: str) -> Reason | None:
     gamma, node = match["gamma"], match["linear"]
     if tuple(gamma.shape) != (channels,):
-        return f"'{gamma.name}' has shape {tuple(gamma.shape)}, and '{node.name}' {channels} {side} channels"
+        return Reason(
+            "shape-does-not-fit",
+            f"'{gamma.name}' has shape {tuple(gamma.shape)}, and '{node.name}' {channels} {side} channels",
+        )
     return None
 
 
-def _check_after(match: Match) -> str | None:
+def _check_after(match: Match) -> Reason | None:
     why = _why_not_affine(match) or why_not_constant(match)
     if why is not None:
         return why
     if match["linear"].op == "MatMul" and not makes_gemm(match):
-        return "the channels of a BatchNormalization after MatMul are its outputs only for tensors of rank 2"
+        return Reason(
+            "batch-norm-needs-rank-2",
+            "the channels of a BatchNormalization after MatMul are its outputs only for tensors of rank 2",
+        )
     return _why_not_channels(match, layer_of(match).out_channels, "output") or why_not_fold(
         fold_after, match, _affine(match)
     )
 
 
-def _check_before(match: Match) -> str | None:
+def _check_before(match: Match) -> Reason | None:
     why = _why_not_affine(match) or why_not_constant(match)
     if why is not None:
         return why
     node: Node = match["linear"]
     layer = layer_of(match)
     if node.op == "MatMul" and not makes_gemm(match):
-        return "the channels of a BatchNormalization before MatMul are its inputs only for tensors of rank 2"
+        return Reason(
+            "batch-norm-needs-rank-2",
+            "the channels of a BatchNormalization before MatMul are its inputs only for tensors of rank 2",
+        )
     if layer.trans_a:
-        return "Gemm transposes the normalised tensor"
+        return Reason("gemm-transposes-input", "Gemm transposes the normalised tensor")
     map_ = _affine(match)
     if map_.shift.any() and reads_padding(layer, node.attrs):
-        return f"'{node.name}' applies less than its whole kernel at some outputs, where a shift before it differs"
+        return Reason(
+            "kernel-crosses-edge",
+            f"'{node.name}' applies less than its whole kernel at some outputs, where a shift before it differs",
+        )
     return _why_not_channels(match, layer.in_channels, "input") or why_not_fold(fold_before, match, map_)
 
 

@@ -19,6 +19,7 @@ import onnx
 
 from sbonnx.graph import Node, Tensor
 from sbonnx.graph.query import constant, rank
+from sbonnx.report.codes import Reason
 
 from ..edit import Edit
 from ..engine import Pattern
@@ -50,10 +51,13 @@ def _without_unit_axes(match: Match) -> tuple[int, ...]:
     return shape
 
 
-def _check_rank(match: Match) -> str | None:
+def _check_rank(match: Match) -> Reason | None:
     data, weight = rank(match["x"]), len(match["w"].shape)
     if data is None or data < weight:
-        return f"the {weight} axes of '{match['w'].name}' are those of the output: its input has {data or 'unknown'}"
+        return Reason(
+            "weight-axes-are-output-axes",
+            f"the {weight} axes of '{match['w'].name}' are those of the output: its input has {data or 'unknown'}",
+        )
     return None
 
 
@@ -91,9 +95,9 @@ def _folded(match: Match) -> Folded:
     return fold_after(layer_of(match), match.array("w"), bias, SAME)
 
 
-def _check_factors(match: Match) -> str | None:
+def _check_factors(match: Match) -> Reason | None:
     if "b" in match and constant(match["b"]) is None and match.attribute("linear", "beta") != 1.0:
-        return f"bias '{match['b'].name}' is computed, so beta cannot go into it"
+        return Reason("bias-computed", f"bias '{match['b'].name}' is computed, so beta cannot go into it")
     return misfit(match) or _folded(match).problem()
 
 
@@ -218,19 +222,19 @@ class Equation:
     def summed(self) -> str:
         return "".join(letter for letter in self.weight if letter in self.data and letter not in self.out)
 
-    def problem(self) -> str | None:
+    def problem(self) -> Reason | None:
         """Return why it is not a product of the data with a matrix, or None."""
         for term in (self.data, self.weight, self.out):
             if not term.isalpha():
-                return f"'{term}' contains an ellipsis, or no letter"
+                return Reason("einsum-with-ellipsis", f"'{term}' contains an ellipsis, or no letter")
             if len(set(term)) < len(term):
-                return f"'{term}' takes a diagonal"
+                return Reason("einsum-with-diagonal", f"'{term}' takes a diagonal")
         if both := set(self.rows) & set(self.columns):
-            return f"'{min(both)}' is an axis of input, weight and output"
+            return Reason("axis-in-every-operand", f"'{min(both)}' is an axis of input, weight and output")
         if not self.rows:
-            return "it sums over all axes of the input"
+            return Reason("sums-over-all-axes", "it sums over all axes of the input")
         if alone := set(self.data + self.weight) - set(self.out + self.summed):
-            return f"'{min(alone)}' is summed over in one input only"
+            return Reason("summed-in-one-input", f"'{min(alone)}' is summed over in one input only")
         return None
 
 
@@ -251,7 +255,7 @@ def _sums(match: Match) -> bool:
     return equation is not None and bool(equation.summed) and float_weight(match) is not None
 
 
-def _why_no_product(match: Match) -> str | None:
+def _why_no_product(match: Match) -> Reason | None:
     equation = _equation(match)
     return None if equation is None else equation.problem()
 

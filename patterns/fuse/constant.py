@@ -16,6 +16,7 @@ from sbonnx.graph import Constant, Node, Tensor
 from sbonnx.graph.query import rank, shape
 from sbonnx.linear.im2col import reads_padding
 from sbonnx.ops import CONVOLUTIONS, MOVES_DATA, POOLS, RESIZES
+from sbonnx.report.codes import Reason
 
 from ..edit import Edit
 from ..engine import Pattern
@@ -72,7 +73,7 @@ def _meant_after(match: Match) -> bool:
     return match["linear"].op != "MatMul" or match.root.op in ("Mul", "Div") or makes_gemm(match)
 
 
-def _operand_after(match: Match) -> np.ndarray | str:
+def _operand_after(match: Match) -> np.ndarray | Reason:
     """Return the operand as one number per output channel, or the reason why it is not."""
     node, layer = match["linear"], layer_of(match)
     if node.op in CONVOLUTIONS:
@@ -80,7 +81,7 @@ def _operand_after(match: Match) -> np.ndarray | str:
     return channel_constant(match, "c", 2 if node.op == "Gemm" else rank(node.outputs[0]), -1, layer.out_channels)
 
 
-def _check_after(match: Match) -> str | None:
+def _check_after(match: Match) -> Reason | None:
     why = why_not_constant(match)
     if why is not None:
         return why
@@ -104,7 +105,7 @@ def _meant_biased(match: Match) -> bool:
     return _is_affine(match, match.root) and len(match["w"].shape) >= 2 and _is_tail(match, match["add"].outputs[0])
 
 
-def _scales_biased(match: Match) -> tuple[np.ndarray, np.ndarray] | str:
+def _scales_biased(match: Match) -> tuple[np.ndarray, np.ndarray] | Reason:
     """Return weight and bias of MatMul + Add, each times the operand, or the reason why not."""
     columns = match["w"].shape[-1]
     scale = channel_constant(match, "c", rank(match.root.outputs[0]), -1, columns)
@@ -112,21 +113,23 @@ def _scales_biased(match: Match) -> tuple[np.ndarray, np.ndarray] | str:
         return scale
     bias = along_channel(match.array("b"), 1, 0, columns)
     if bias is None:
-        return f"'{match['b'].name}' is not one number for each of {columns} columns"
+        return Reason(
+            "not-one-number-per-channel", f"'{match['b'].name}' is not one number for each of {columns} columns"
+        )
     map_ = _affine(match, match.root, scale)
     folded = fold_after(layer_of(match), match.array("w"), None, map_)
     scaled = (map_.scale * bias.astype(np.float64)).astype(match.array("b").dtype)
     return folded.problem() or (folded.weight, scaled)
 
 
-def _check_biased(match: Match) -> str | None:
+def _check_biased(match: Match) -> Reason | None:
     scaled = _scales_biased(match)
-    return scaled if isinstance(scaled, str) else None
+    return scaled if isinstance(scaled, Reason) else None
 
 
 def _rewrite_biased(match: Match, edit: Edit) -> None:
     scaled = _scales_biased(match)
-    assert not isinstance(scaled, str)
+    assert not isinstance(scaled, Reason)
     weight, bias = (heir(edit, match[name], value) for name, value in zip("wb", scaled, strict=True))
     product = edit.node("MatMul", [match["linear"].inputs[0], weight], name=match["linear"].name)
     edit.replace(match.root.outputs[0], edit.node("Add", [product, bias], name=match["add"].name))
@@ -151,19 +154,22 @@ def _from_input(tensor: Tensor) -> bool:
     return True
 
 
-def _operand_before(match: Match) -> np.ndarray | str:
+def _operand_before(match: Match) -> np.ndarray | Reason:
     """Return the operand as one number per input channel, or the reason why it is not."""
     layer = layer_of(match)
     if layer.trans_a:
-        return "Gemm transposes its input"
+        return Reason("gemm-transposes-input", "Gemm transposes its input")
     given = shape(match["x"])
     fits = given is not None and (layer.op == "MatMul" or len(given) == len(layer.shape))
     if given is None or not fits or given[layer.data_axis] != layer.in_channels:
-        return f"'{match['x'].name}' of shape {given} is not known to have {layer.in_channels} channels"
+        return Reason(
+            "channels-not-known",
+            f"'{match['x'].name}' of shape {given} is not known to have {layer.in_channels} channels",
+        )
     return channel_constant(match, "c", len(given), layer.data_axis, layer.in_channels)
 
 
-def _check_before(match: Match) -> str | None:
+def _check_before(match: Match) -> Reason | None:
     why = why_not_constant(match)
     if why is not None:
         return why
@@ -173,7 +179,10 @@ def _check_before(match: Match) -> str | None:
     map_ = _affine(match, match["scale"], values)
     node: Node = match["linear"]
     if map_.shift.any() and reads_padding(layer_of(match), node.attrs):
-        return f"'{node.name}' applies less than its whole kernel at some outputs, where a shift before it differs"
+        return Reason(
+            "kernel-crosses-edge",
+            f"'{node.name}' applies less than its whole kernel at some outputs, where a shift before it differs",
+        )
     return why_not_fold(fold_before, match, map_)
 
 

@@ -21,6 +21,7 @@ from sbonnx.graph import Node, Tensor
 from sbonnx.graph.query import constant, rank
 from sbonnx.linear.layer import LinearLayer
 from sbonnx.ops import LINEAR
+from sbonnx.report.codes import Reason
 
 from ..edit import Edit
 from ..match import Match
@@ -51,12 +52,12 @@ class Folded:
     weight: np.ndarray
     bias: np.ndarray | None
 
-    def problem(self) -> str | None:
+    def problem(self) -> Reason | None:
         """Return why these constants cannot be used, or None."""
         if not np.isfinite(self.weight).all():
-            return "the folded weight would not be finite"
+            return Reason("folded-weight-not-finite", "the folded weight would not be finite")
         if self.bias is not None and not np.isfinite(self.bias).all():
-            return "the folded bias would not be finite"
+            return Reason("folded-bias-not-finite", "the folded bias would not be finite")
         return None
 
 
@@ -162,27 +163,33 @@ def float_weight(match: Match) -> np.ndarray | None:
     return values if values is not None and is_float(values) else None
 
 
-def why_not_constant(match: Match) -> str | None:
+def why_not_constant(match: Match) -> Reason | None:
     """Return why weight or bias cannot be changed, or None."""
     if float_weight(match) is None:
-        return f"weight '{match['w'].name}' of '{match['linear'].name}' is not a floating-point constant"
+        return Reason(
+            "weight-not-float-constant",
+            f"weight '{match['w'].name}' of '{match['linear'].name}' is not a floating-point constant",
+        )
     if "b" in match and constant(match["b"]) is None:
-        return f"bias '{match['b'].name}' of '{match['linear'].name}' is not a constant"
+        return Reason("bias-not-constant", f"bias '{match['b'].name}' of '{match['linear'].name}' is not a constant")
     return misfit(match)
 
 
-def misfit(match: Match) -> str | None:
+def misfit(match: Match) -> Reason | None:
     """Return why weight and bias do not fit each other (an invalid model), or None."""
     layer = layer_or_why(match)
-    if isinstance(layer, str):
+    if isinstance(layer, Reason):
         return layer
     bias = constant(match["b"]) if "b" in match else None
     if bias is not None and bias.ndim and bias.shape[-1] not in (1, layer.out_channels):
-        return f"bias '{match['b'].name}' of shape {tuple(bias.shape)} does not fit {layer.out_channels} channels"
+        return Reason(
+            "bias-does-not-fit",
+            f"bias '{match['b'].name}' of shape {tuple(bias.shape)} does not fit {layer.out_channels} channels",
+        )
     return None
 
 
-def layer_or_why(match: Match) -> LinearLayer | str:
+def layer_or_why(match: Match) -> LinearLayer | Reason:
     """Return the layer of the matched node, with the second input as weight, or the reason why there is none."""
     return LinearLayer.of_shape(match["linear"].op, match["linear"].attrs, tuple(match["w"].shape))
 
@@ -199,11 +206,11 @@ def fold(how: Fold, match: Match, map_: Affine) -> Folded:
     return how(layer_of(match), match.array("w"), match.array("b") if "b" in match else None, map_)
 
 
-def why_not_fold(how: Fold, match: Match, map_: Affine) -> str | None:
+def why_not_fold(how: Fold, match: Match, map_: Affine) -> Reason | None:
     """Return why the fused node cannot be created, or None: values out of range, or no input for a bias."""
     folded = fold(how, match, map_)
     if match["linear"].op == "MatMul" and folded.bias is not None and not makes_gemm(match):
-        return "MatMul has no bias, and becomes a Gemm only for inputs of rank 2"
+        return Reason("matmul-without-bias", "MatMul has no bias, and becomes a Gemm only for inputs of rank 2")
     return folded.problem()
 
 
@@ -237,7 +244,7 @@ def heir(edit: Edit, old: Tensor, values: np.ndarray) -> Tensor:
     return old if values is constant(old) else edit.constant(old.name, values, instead=old)
 
 
-def channel_constant(match: Match, name: str, rank_: int | None, axis: int, channels: int) -> np.ndarray | str:
+def channel_constant(match: Match, name: str, rank_: int | None, axis: int, channels: int) -> np.ndarray | Reason:
     """Return a captured operand as one number per channel, or the reason why it is not.
 
     Args:
@@ -249,9 +256,12 @@ def channel_constant(match: Match, name: str, rank_: int | None, axis: int, chan
     if rank_ is None and values.ndim <= 1 and axis == -1:
         rank_ = 1
     if rank_ is None:
-        return f"the rank of the other operand of '{match[name].name}' is not known"
+        return Reason("rank-not-known", f"the rank of the other operand of '{match[name].name}' is not known")
     per_channel = along_channel(values, rank_, axis, channels)
     if per_channel is None:
         shape = tuple(values.shape)
-        return f"constant '{match[name].name}' of shape {shape} is not one number for each of {channels} channels"
+        return Reason(
+            "not-one-number-per-channel",
+            f"constant '{match[name].name}' of shape {shape} is not one number for each of {channels} channels",
+        )
     return per_channel

@@ -15,6 +15,7 @@ import onnx
 from sbonnx.graph import Node, Tensor
 from sbonnx.graph.query import constant, rank
 from sbonnx.ops import MOVES_DATA, PICKS_MAX, POOLS
+from sbonnx.report.codes import Reason
 
 from ..edit import Edit
 from ..engine import Pattern
@@ -28,31 +29,31 @@ NOT_NEGATIVE = frozenset({"Relu", "Sigmoid", "HardSigmoid", "Softmax", "Abs", "S
 PAD = Op("Pad", Var("x"), Var("pads"), Maybe(Var("value")), Maybe(Var("axes")), name="pad")
 
 
-def _added(match: Match) -> tuple[int, ...] | str:
+def _added(match: Match) -> tuple[int, ...] | Reason:
     """Return the padding of the Pad on spatial axes (all begins, then all ends), or why it cannot be fused."""
     pads = constant(match["pads"])
     if pads is None:
-        return f"'{match['pads'].name}' is not a constant"
+        return Reason("not-constant", f"'{match['pads'].name}' is not a constant")
     if match.attribute("pad", "mode") != "constant":
-        return f"it pads in mode '{match.attribute('pad', 'mode')}'"
+        return Reason("pads-mode", f"it pads in mode '{match.attribute('pad', 'mode')}'")
     dims = rank(match["x"])
     if dims is None and "axes" not in match:
         dims = pads.size // 2
     if dims is None or dims < 3:
-        return f"the rank of '{match['x'].name}' is not known"
+        return Reason("rank-not-known", f"the rank of '{match['x'].name}' is not known")
     axes = constant(match["axes"]) if "axes" in match else np.arange(dims)
     if axes is None:
-        return f"'{match['axes'].name}' is not a constant"
+        return Reason("not-constant", f"'{match['axes'].name}' is not a constant")
     if pads.size != 2 * axes.size:
-        return f"it has {pads.size} pads for {axes.size} axes"
+        return Reason("pads-do-not-fit-axes", f"it has {pads.size} pads for {axes.size} axes")
     if any(not -dims <= axis < dims for axis in axes.reshape(-1)):
-        return f"its axes {axes.tolist()} do not fit rank {dims}"
+        return Reason("axes-do-not-fit-rank", f"its axes {axes.tolist()} do not fit rank {dims}")
     both = np.zeros((2, dims), np.int64)
     both[:, np.asarray(axes, np.int64)] = pads.reshape(2, -1)
     if both[:, :2].any():
-        return "it pads the batch or the channels"
+        return Reason("pads-batch-or-channels", "it pads the batch or the channels")
     if (both < 0).any():
-        return "it has negative pads"
+        return Reason("negative-pads", "it has negative pads")
     return tuple(int(pad) for pad in both[:, 2:].reshape(-1))
 
 
@@ -64,18 +65,20 @@ def _value(match: Match) -> float | None:
     return float(value.reshape(-1)[0]) if value is not None and value.size == 1 else None
 
 
-def _existing(match: Match, spatial: int) -> tuple[int, ...] | str:
+def _existing(match: Match, spatial: int) -> tuple[int, ...] | Reason:
     """Return the pads of the convolution or pool, or why they cannot be increased."""
     mode = match.attribute("window", "auto_pad")
     if mode in ("SAME_UPPER", "SAME_LOWER"):
-        return f"auto_pad of '{match['window'].name}' is {mode}: its own padding follows from the padded size"
+        return Reason(
+            "auto-pad", f"auto_pad of '{match['window'].name}' is {mode}: its own padding follows from the padded size"
+        )
     pads = match["window"].attrs.get("pads") if mode == "NOTSET" else None
     if pads and len(pads) != 2 * spatial:
-        return f"'{match['window'].name}' has {len(pads)} pads for {spatial} axes"
+        return Reason("pads-do-not-fit-axes", f"'{match['window'].name}' has {len(pads)} pads for {spatial} axes")
     return tuple(pads) if pads else (0,) * (2 * spatial)
 
 
-def _sum(match: Match) -> tuple[int, ...] | str:
+def _sum(match: Match) -> tuple[int, ...] | Reason:
     """Return the summed pads of both nodes, or why they cannot be fused."""
     added = _added(match)
     if isinstance(added, str):
@@ -86,48 +89,54 @@ def _sum(match: Match) -> tuple[int, ...] | str:
     return tuple(one + other for one, other in zip(added, existing, strict=True))
 
 
-def _check_conv(match: Match) -> str | None:
+def _check_conv(match: Match) -> Reason | None:
     pads = _sum(match)
     if isinstance(pads, str):
         return pads
     if _value(match) != 0.0:
-        return "it pads with another value than 0"
+        return Reason("pads-with-another-value", "it pads with another value than 0")
     return None
 
 
-def _check_pool(match: Match) -> str | None:
+def _check_pool(match: Match) -> Reason | None:
     pads = _sum(match)
     if isinstance(pads, str):
         return pads
     node: Node = match["window"]
     kernel = node.attrs["kernel_shape"]
     if 2 * len(kernel) != len(pads):
-        return f"'{node.name}' has a kernel of {len(kernel)} axes, and the Pad is for {len(pads) // 2}"
+        return Reason(
+            "kernel-does-not-fit-pads",
+            f"'{node.name}' has a kernel of {len(kernel)} axes, and the Pad is for {len(pads) // 2}",
+        )
     if match.attribute("window", "ceil_mode"):
-        return "ceil_mode: windows past the end count differently"
+        return Reason("ceil-mode", "ceil_mode: windows past the end count differently")
     if any(dilation != 1 for dilation in node.attrs.get("dilations") or ()):
-        return "the pool is dilated: a window could hold nothing but padding"
+        return Reason("dilated-pool", "the pool is dilated: a window could hold nothing but padding")
     if any(pad >= size for pad, size in zip(pads, (*kernel, *kernel), strict=True)):
-        return f"pads {list(pads)} are not smaller than kernel {list(kernel)}"
+        return Reason("pads-not-smaller-than-kernel", f"pads {list(pads)} are not smaller than kernel {list(kernel)}")
     return _why_not_average(match) if node.op == "AveragePool" else _why_not_max(match)
 
 
-def _why_not_average(match: Match) -> str | None:
+def _why_not_average(match: Match) -> Reason | None:
     if _value(match) != 0.0:
-        return "it pads with another value than 0"
+        return Reason("pads-with-another-value", "it pads with another value than 0")
     counted = bool(match.attribute("window", "count_include_pad"))
     if not counted and any(match["window"].attrs.get("pads") or ()):
-        return f"'{match['window'].name}' has padding that it does not count"
+        return Reason("padding-not-counted", f"'{match['window'].name}' has padding that it does not count")
     return None
 
 
-def _why_not_max(match: Match) -> str | None:
+def _why_not_max(match: Match) -> Reason | None:
     value = _value(match)
     if value is None:
-        return "its pad value is not one known number"
+        return Reason("pad-value-not-known", "its pad value is not one known number")
     if value == -np.inf or (value <= 0.0 and _never_negative(match["x"])):
         return None
-    return f"it pads with {value:g}, a maximum ignores its padding, and '{match['x'].name}' may be smaller"
+    return Reason(
+        "pads-below-maximum",
+        f"it pads with {value:g}, a maximum ignores its padding, and '{match['x'].name}' may be smaller",
+    )
 
 
 def _never_negative(tensor: Tensor) -> bool:

@@ -22,6 +22,7 @@ import onnx
 
 from sbonnx.graph import Tensor
 from sbonnx.graph.query import constant, rank
+from sbonnx.report.codes import Reason
 
 from ..edit import Edit
 from ..engine import Pattern
@@ -72,14 +73,19 @@ def _policy_scale(match: Match, axes: list[int]) -> np.float32 | None:
     return None if any(size - np.floor(size) >= 0.5 for size in made) else np.float32(scale)
 
 
-def _why_not_policy(match: Match) -> str | None:
+def _why_not_policy(match: Match) -> Reason | None:
     """Return why sizes that keep_aspect_ratio_policy rounds up, or that are computed, cannot be written as scales."""
     mode = match.attribute("resize", "coordinate_transformation_mode")
     if mode not in ("half_pixel", "asymmetric"):
-        return f"its coordinates ({mode}) depend on sizes that keep_aspect_ratio_policy rounds"
+        return Reason(
+            "sizes-are-rounded", f"its coordinates ({mode}) depend on sizes that keep_aspect_ratio_policy rounds"
+        )
     for name in ("antialias", "exclude_outside"):
         if match.attribute("resize", name):
-            return f"{name} is by the edge of its input, and keep_aspect_ratio_policy rounds its sizes"
+            return Reason(
+                "sizes-are-rounded",
+                f"{name} is by the edge of its input, and keep_aspect_ratio_policy rounds its sizes",
+            )
     return None
 
 
@@ -112,17 +118,17 @@ def _resize_by_policy(match: Match, axes: list[int], attrs: dict[str, Any], edit
     return node("Slice", made, vector([0] * len(axes)), ends, vector(axes))
 
 
-def _check_resize(match: Match) -> str | None:
+def _check_resize(match: Match) -> Reason | None:
     axes = _resized_axes(match)
     if len(set(axes)) < len(axes):
-        return f"its axes {match.attribute('resize', 'axes')} repeat one"
+        return Reason("axes-repeat", f"its axes {match.attribute('resize', 'axes')} repeat one")
     if "roi" in match and match.attribute("resize", "coordinate_transformation_mode") == "tf_crop_and_resize":
         region = constant(match["roi"])
         if region is None or region.size != 2 * len(axes):
-            return f"'{match['roi'].name}' is no constant region of {len(axes)} axes"
+            return Reason("region-not-constant", f"'{match['roi'].name}' is no constant region of {len(axes)} axes")
     given = constant(match["scales"] if "sizes" not in match else match["sizes"])
     if given is not None and given.size != len(axes):
-        return f"it has {given.size} numbers for {len(axes)} axes"
+        return Reason("numbers-do-not-fit-axes", f"it has {given.size} numbers for {len(axes)} axes")
     return _why_not_policy(match) if _has_policy(match) and _policy_scale(match, axes) is None else None
 
 
@@ -203,13 +209,15 @@ def _padded_axes(match: Match) -> list[int] | None:
     return [axis % dims for axis in integers(axes)]
 
 
-def _check_pad(match: Match) -> str | None:
+def _check_pad(match: Match) -> Reason | None:
     axes = _padded_axes(match)
     if axes is None:
-        return f"'{match['axes'].name}' is not a constant, or the rank of '{match['x'].name}' is unknown"
+        return Reason(
+            "not-constant", f"'{match['axes'].name}' is not a constant, or the rank of '{match['x'].name}' is unknown"
+        )
     pads = constant(match["pads"])
     if len(set(axes)) < len(axes) or (pads is not None and pads.size != 2 * len(axes)):
-        return f"its pads do not fit its axes {axes}"
+        return Reason("pads-do-not-fit-axes", f"its pads do not fit its axes {axes}")
     return None
 
 

@@ -16,7 +16,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import ceil, isfinite, nan, prod
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import onnx
@@ -28,7 +28,7 @@ from sbonnx.graph.query import Array, all_nodes, all_tensors, bodies, constant, 
 from sbonnx.graph.storage.weights import SPILL_BYTES, spill
 from sbonnx.graph.validation import may_trap, require_no_traps
 from sbonnx.ops import QDQ, RANDOM
-from sbonnx.report import Fired, Refusal
+from sbonnx.report import Fired, Reason, Refusal
 from sbonnx.runtime import onnxruntime, open_session, session_options
 
 from ..engine import Sweep
@@ -49,6 +49,9 @@ STORED_BYTES: Final = 16 << 10
 
 UNKNOWN_BYTES: Final = 1 << 20
 """Maximum size of the constants of a node whose result size is unknown, in bytes."""
+
+WAIT: Final = "wait"
+"""The inputs of a node are folded first."""
 
 LARGE: Final = "'{}' would take {:.0f} KiB of the file, its constants take {:.0f}: computed when the file is loaded"
 
@@ -141,7 +144,7 @@ def _plan(scope: Body) -> _Plan:
             for tensor in node.outputs:
                 plan.leaves[id(tensor)] = leaves
                 plan.bytes[id(tensor)] = _bytes(node, tensor)
-        elif why:
+        elif isinstance(why, Reason):
             plan.refusals.append(Refusal(NAME, node.name, why))
     return plan
 
@@ -168,7 +171,7 @@ def _leave_large(plan: _Plan, scope: Body, growth: int) -> int:
             if more and (more > GROWTH_BYTES or total + more > growth):
                 large.add(id(tensor))
                 size, given = plan.bytes[id(tensor)] or 0, sum(plan.leaves[id(tensor)].values())
-                why = LARGE.format(tensor.name, size / 2**10, given / 2**10)
+                why = Reason("constant-too-large", LARGE.format(tensor.name, size / 2**10, given / 2**10))
                 plan.refusals.append(Refusal(NAME, plan.nodes[place].name, why))
             else:
                 total += more
@@ -248,8 +251,8 @@ def _bytes(node: Node, tensor: Tensor) -> int | None:
     return None if known is None else prod(known) * kind.itemsize
 
 
-def _too_large(node: Node, leaves: dict[int, int], plan: _Plan) -> str | None:
-    """Return why a node is not run; "" to wait until its inputs are folded; None to run it."""
+def _too_large(node: Node, leaves: dict[int, int], plan: _Plan) -> Reason | Literal["wait"] | None:
+    """Return why a node is not run; `WAIT` until its inputs are folded; None to run it."""
     given = sum(leaves.values())
     for tensor in node.outputs:
         size = _bytes(node, tensor)
@@ -257,13 +260,19 @@ def _too_large(node: Node, leaves: dict[int, int], plan: _Plan) -> str | None:
             continue
         if size is not None:
             if size > given + GROWTH_BYTES:
-                return f"'{tensor.name}' would take {size / 2**20:.1f} MiB, its constants take {given / 2**20:.1f} MiB"
+                return Reason(
+                    "constant-too-large",
+                    f"'{tensor.name}' would take {size / 2**20:.1f} MiB, its constants take {given / 2**20:.1f} MiB",
+                )
         elif any(id(read) in plan.leaves for read in node.inputs):
-            return ""
+            return WAIT
         elif node.op in GROWS:
-            return f"the size of '{tensor.name}' is not known before it is computed"
+            return Reason("size-not-known", f"the size of '{tensor.name}' is not known before it is computed")
         elif given > UNKNOWN_BYTES:
-            return f"the size of '{tensor.name}' is not known, and its constants take {given / 2**20:.1f} MiB"
+            return Reason(
+                "size-not-known",
+                f"the size of '{tensor.name}' is not known, and its constants take {given / 2**20:.1f} MiB",
+            )
     return None
 
 
@@ -313,7 +322,11 @@ class _Folding:
             raise
         except Exception as error:  # onnxruntime's exception types share no base class
             if len(nodes) == 1:
-                return [Refusal(NAME, nodes[0].name, f"onnxruntime cannot run it: {_first_line(error)}")]
+                return [
+                    Refusal(
+                        NAME, nodes[0].name, Reason("cannot-be-run", f"onnxruntime cannot run it: {_first_line(error)}")
+                    )
+                ]
             parts = list(_parts(nodes))
             if len(parts) == 1:  # nodes that read constants only; the rest follows in the next round
                 parts = [[node] for node in nodes if not any(id(read) in self.plan.leaves for read in node.inputs)]

@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 
 from sbonnx.graph.query import constant, dtype, rank
+from sbonnx.report.codes import Reason
 
 from ..edit import Edit
 from ..engine import Pattern
@@ -31,7 +32,7 @@ def drop(match: Match, edit: Edit) -> None:
     edit.replace(match.root.outputs[0], match["x"])
 
 
-def why_not_drop(match: Match) -> str | None:
+def why_not_drop(match: Match) -> Reason | None:
     """Return why "x" cannot replace the root's first output, or None."""
     return match.why_not_replace(match.root.outputs[0], match["x"])
 
@@ -292,14 +293,14 @@ IDENTITY = Pattern(
 )
 
 
-def _why_not_drop_dropout(match: Match) -> str | None:
+def _why_not_drop_dropout(match: Match) -> Reason | None:
     mode = match["mode"]
     if mode is not None:
         value = constant(mode)
         if value is None:
-            return f"training_mode '{mode.name}' is computed"
+            return Reason("training-mode-computed", f"training_mode '{mode.name}' is computed")
         if value.any():
-            return "training_mode is on: it drops values at random"
+            return Reason("training-mode-on", "training_mode is on: it drops values at random")
     return why_not_drop(match)
 
 

@@ -21,6 +21,7 @@ import numpy as np
 from sbonnx.graph import Constant, Node, Tensor
 from sbonnx.graph.query import constant, rank
 from sbonnx.ops import ACTIVATIONS, NORMS, QDQ, SOFTMAX
+from sbonnx.report.codes import Reason
 
 from ..edit import Edit
 from ..engine import Pattern
@@ -271,9 +272,9 @@ def _numbers(match: Match) -> np.ndarray | None:
     return None if known_rank is None or known_rank > 1 else flat.reshape(() if known_rank == 0 else (-1,))
 
 
-def _why_not_constant(match: Match) -> str | None:
+def _why_not_constant(match: Match) -> Reason | None:
     out = match.root.outputs[0]
-    return f"'{out.name}' is an output" if match.is_output(out) else None
+    return Reason("is-output", f"'{out.name}' is an output") if match.is_output(out) else None
 
 
 def _make_constant(match: Match, edit: Edit) -> None:

@@ -7,6 +7,7 @@ from typing import Final
 
 import numpy as np
 
+from sbonnx.report.codes import Reason
 from sbonnx.spec import Array
 
 FIXED: Final = 0
@@ -25,9 +26,9 @@ class ChannelGroups:
 
     of: Array
     fixed: Array
-    why: dict[int, str]
+    why: dict[int, Reason]
 
-    def reason(self, ids: Array) -> str | None:
+    def reason(self, ids: Array) -> Reason | None:
         """Return why none of these ids can be scaled; None if any of them can."""
         groups = np.unique(self.of[ids])
         if not self.fixed[groups].all():
@@ -41,7 +42,7 @@ class Ids:
     def __init__(self) -> None:
         self._count = 1
         self._pairs: list[tuple[Array, Array]] = []
-        self._pins: list[tuple[Array, str]] = []
+        self._pins: list[tuple[Array, Reason]] = []
 
     def fresh(self, shape: tuple[int, ...]) -> Array:
         """Allocate new distinct ids, int64 of `shape`."""
@@ -50,7 +51,7 @@ class Ids:
         self._count += size
         return made
 
-    def unite(self, one: Array, other: Array, why: str) -> Array:
+    def unite(self, one: Array, other: Array, why: Reason) -> Array:
         """Require equal scales for channels that are combined, and return their ids, broadcast to both shapes.
 
         Channels combined with a fixed channel become fixed.
@@ -64,7 +65,7 @@ class Ids:
             self._pairs.append((left[free], right[free]))
         return np.where(both[0] == FIXED, both[1], both[0])
 
-    def pin(self, ids: Array, why: str) -> None:
+    def pin(self, ids: Array, why: Reason) -> None:
         """Mark these ids as fixed."""
         if ids.size:
             self._pins.append((np.unique(ids), why))
@@ -83,7 +84,7 @@ class Ids:
                     label = label[label]
         of = np.unique(label, return_inverse=True)[1].reshape(-1).astype(np.int64)
         fixed = np.zeros(int(of.max()) + 1, bool)
-        why: dict[int, str] = {}
+        why: dict[int, Reason] = {}
         fixed[of[FIXED]] = True
         for ids, reason in self._pins:
             groups = np.unique(of[ids])

@@ -10,6 +10,7 @@ from sbonnx.graph import Node, Tensor
 from sbonnx.graph.query import constant, shape
 from sbonnx.linear.layer import LinearLayer
 from sbonnx.ops import CONVOLUTIONS, LINEAR
+from sbonnx.report.codes import Reason
 from sbonnx.spec import Array
 
 
@@ -42,7 +43,7 @@ def input_ids(trace: Trace, node: Node, layer: LinearLayer) -> Array:
         ids = ids.reshape((1,) * max(0, 2 - ids.ndim) + ids.shape)
     inputs = along(ids, layer.data_axis, layer.in_channels)
     if inputs is None:
-        trace.keep(x, f"'{node.name}' reads channels along several axes")
+        trace.keep(x, Reason("channels-on-several-axes", f"'{node.name}' reads channels along several axes"))
         inputs = np.full(layer.in_channels, FIXED, np.int64)
     return inputs
 
@@ -53,18 +54,20 @@ def give_outputs(trace: Trace, node: Node, layer: LinearLayer, outputs: Array) -
     trace.give(node.outputs[0], outputs if node.op == "MatMul" else outputs.reshape(1, -1, *spatial))
 
 
-def _unsuitable(node: Node, weight: Tensor, *, shared: bool) -> str | None:
+def _unsuitable(node: Node, weight: Tensor, *, shared: bool) -> Reason | None:
     """Return why the constants of a linear node cannot be changed, or None."""
     if constant(weight) is None:
-        return f"the weight of {node.op} '{node.name}' is computed"
+        return Reason("weight-computed", f"the weight of {node.op} '{node.name}' is computed")
     if len(weight.outputs) > 1 and not shared:
-        return f"weight '{weight.name}' of '{node.name}' is read {len(weight.outputs)} times"
+        return Reason(
+            "weight-is-shared", f"weight '{weight.name}' of '{node.name}' is read {len(weight.outputs)} times"
+        )
     if not is_float(weight):
-        return f"the weight of {node.op} '{node.name}' is not float16, float32 or float64"
+        return Reason("weight-type", f"the weight of {node.op} '{node.name}' is not float16, float32 or float64")
     index = LINEAR[node.op].bias
     bias = None if index is None or index >= len(node.inputs) else node.inputs[index]
     if bias is not None and bias.name and constant(bias) is None:
-        return f"the bias of {node.op} '{node.name}' is computed"
+        return Reason("bias-computed", f"the bias of {node.op} '{node.name}' is computed")
     return None
 
 
@@ -72,12 +75,12 @@ def _product(trace: Trace, node: Node) -> None:
     """Product of two activations, y = a b: columns of b are columns of y; a is fixed."""
     a, b = node.inputs
     ids = trace.known(b)
-    trace.keep(a, f"MatMul '{node.name}' sums over it")
+    trace.keep(a, Reason("summed-over", f"MatMul '{node.name}' sums over it"))
     if ids is None:
         return
     if len(shape(b) or ()) < 2:
         trace.refuse(node)
     elif ids.ndim >= 2 and ids.shape[-2] > 1:
-        trace.keep(b, f"MatMul '{node.name}' sums over it")
+        trace.keep(b, Reason("summed-over", f"MatMul '{node.name}' sums over it"))
     else:
         trace.give(node.outputs[0], ids)

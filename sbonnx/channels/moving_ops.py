@@ -11,6 +11,7 @@ from sbonnx.channels.trace import Rule, Shape, Trace
 from sbonnx.graph import Body, Node, Tensor
 from sbonnx.graph.query import attribute, constant, shape
 from sbonnx.ops import PICKS_MAX, POOLS, REDUCES
+from sbonnx.report.codes import Reason
 from sbonnx.spec import Array
 
 
@@ -44,7 +45,7 @@ def _reshape(trace: Trace, node: Node, body: Body) -> None:
     ids, before, after = trace.full(node.inputs[0]), shape(node.inputs[0]), shape(node.outputs[0])
     moved = None if ids is None or before is None or after is None else reshaped(ids, before, after)
     if moved is None:
-        trace.refuse(node, f"{node.op} '{node.name}' does not preserve channels")
+        trace.refuse(node, Reason("channels-not-preserved", f"{node.op} '{node.name}' does not preserve channels"))
     else:
         trace.give(node.outputs[0], moved)
 

@@ -13,6 +13,7 @@ from sbonnx.channels.ids import FIXED, Ids
 from sbonnx.graph import Body, Node, Tensor
 from sbonnx.graph.query import bodies, captured, dtype, shape
 from sbonnx.ops import READS_SHAPE, STANDARD_DOMAINS
+from sbonnx.report.codes import Reason
 from sbonnx.spec import Array
 
 Shape = tuple[int | str | None, ...]
@@ -29,11 +30,11 @@ class Trace:
         refusal: reason for operators without a rule, after their name.
     """
 
-    refusal: ClassVar[str] = "needs its inputs unscaled"
+    refusal: ClassVar[Reason] = Reason("inputs-unscaled", "needs its inputs unscaled")
 
     ids: Ids = field(default_factory=Ids)
     of: dict[int, Array] = field(default_factory=dict)
-    why: dict[int, str] = field(default_factory=dict)
+    why: dict[int, Reason] = field(default_factory=dict)
 
     def known(self, tensor: Tensor) -> Array | None:
         """Return the channel ids of a tensor, or None."""
@@ -51,19 +52,19 @@ class Trace:
         if ids is not None and ids.size and (ids != FIXED).any():
             self.of[id(tensor)] = ids
 
-    def keep(self, tensor: Tensor, why: str) -> None:
+    def keep(self, tensor: Tensor, why: Reason) -> None:
         """Fix the channels of a tensor."""
         ids = self.known(tensor)
         if ids is not None:
             self.ids.pin(ids, why)
 
-    def refuse(self, node: Node, why: str | None = None) -> None:
+    def refuse(self, node: Node, why: Reason | None = None) -> None:
         """Fix the channels of the inputs of a node; its outputs get none."""
-        why = why or f"{node.op} '{node.name}' {self.refusal}"
+        why = why or Reason(self.refusal.code, f"{node.op} '{node.name}' {self.refusal}")
         for tensor in node.inputs:
             self.keep(tensor, why)
         for tensor in node.outputs:
-            self.why[id(tensor)] = f"it comes from {node.op} '{node.name}'"
+            self.why[id(tensor)] = Reason("comes-from-untraced", f"it comes from {node.op} '{node.name}'")
 
 
 Rule = Callable[[Trace, Node, Body], None]
@@ -82,12 +83,12 @@ def walk(
     tensors: dict[int, Tensor] = {}
     for body in scopes:
         for tensor in body.inputs:
-            trace.why[id(tensor)] = f"'{tensor.name}' is an input"
+            trace.why[id(tensor)] = Reason("is-input", f"'{tensor.name}' is an input")
         for node in body.nodes:
             _visit(trace, node, body, rules)
             tensors.update((id(tensor), tensor) for tensor in node.outputs)
         for tensor in body.outputs:
-            trace.keep(tensor, f"'{tensor.name}' is an output")
+            trace.keep(tensor, Reason("is-output", f"'{tensor.name}' is an output"))
     return {tensors[key].name: ids for key, ids in trace.of.items()}
 
 
@@ -96,7 +97,7 @@ def _visit(
 ) -> None:
     for _, inner in bodies(node):
         for tensor in captured(inner):
-            trace.keep(tensor, f"a branch of '{node.name}' reads it")
+            trace.keep(tensor, Reason("read-in-branch", f"a branch of '{node.name}' reads it"))
     standard = (node.domain or "") in STANDARD_DOMAINS
     rule = rules.get(node.op) if standard else None
     if rule is not None:

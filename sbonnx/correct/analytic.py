@@ -31,7 +31,7 @@ from sbonnx.graph.query import constant, node_by_name, optional_input, rank, sco
 from sbonnx.linear.layer import LinearLayer
 from sbonnx.ops import LINEAR
 from sbonnx.plan.types import Plan, Site, Solution
-from sbonnx.report import Refusal
+from sbonnx.report import Note, Reason, Refusal
 from sbonnx.spec import Array
 
 
@@ -316,9 +316,12 @@ def correct_analytically(graph: Graph, plan: Plan, solution: Solution) -> Soluti
             if reader in solution.unread or node.op not in LINEAR or LINEAR[node.op].weight != reader.index:
                 continue
             bias = biases.get(node.name)
-            found = _shift(node, site, solution, known) if bias is not None else "it has no separate bias"
-            if bias is None or isinstance(found, str):
-                refusals.append(Refusal(WHAT, node.name, str(found)))
+            if bias is None:
+                refusals.append(Refusal(WHAT, node.name, Reason("no-bias", "it has no separate bias")))
+                continue
+            found = _shift(node, site, solution, known)
+            if isinstance(found, Reason):
+                refusals.append(Refusal(WHAT, node.name, found))
             else:
                 values = solution.constants.get(bias.name)
                 values = constant(bias) if values is None else values
@@ -326,15 +329,18 @@ def correct_analytically(graph: Graph, plan: Plan, solution: Solution) -> Soluti
                 wide = values.astype(np.float64).reshape(-1) - found
                 constants[bias.name] = np.asarray(wide.reshape(values.shape).astype(values.dtype))
     made = with_corrections(plan, tensors_by_name(graph), solution, constants)
-    note = f"{len(constants)} biases were corrected by the mean inputs of their layers, from batch norms"
+    note = Note(
+        "biases-corrected",
+        f"{len(constants)} biases were corrected by the mean inputs of their layers, from batch norms",
+    )
     return replace(made, refusals=(*made.refusals, *refusals), notes=(*made.notes, note))
 
 
-def _shift(node: Node, site: Site, solution: Solution, known: Mapping[str, Expected]) -> Array | str:
+def _shift(node: Node, site: Site, solution: Solution, known: Mapping[str, Expected]) -> Array | Reason:
     """Return the mean output shift of a layer by rounding its weight, float64 (O,), or why it is unknown."""
     weight, layer = constant(node.inputs[LINEAR[node.op].weight]), LinearLayer.of_rows(node)
     rows = expected_rows(node, known)
     if weight is None or layer is None or rows is None:
-        return "no batch norm determines the mean of its input"
+        return Reason("mean-not-known", "no batch norm determines the mean of its input")
     rounded = solution.qparams[site.key].dequantize(solution.codes[site.key])
     return through(layer.matrices(rounded.astype(np.float64) - weight.astype(np.float64)), rows)

@@ -39,7 +39,7 @@ from sbonnx.graph.edit import Names, add_constant, replace_input
 from sbonnx.graph.query import dtype, readers, tensors_by_name
 from sbonnx.options import RunOptions
 from sbonnx.plan.types import Plan, Reader, Solution
-from sbonnx.report import Refusal
+from sbonnx.report import Note, Reason, Refusal
 from sbonnx.spec import Array, QParams
 
 
@@ -133,12 +133,17 @@ def tune_norms(
         NumericError: quantization caused NaN or Inf; the message names the sample.
         DataError, ModelError, DeviceError: see `LayerRunner`.
     """
-    why = ""
+    why: Reason | None = None
     if not graph.info.normals:
-        why = "it has no batch norm with known parameters: they were folded before the export, or there were none"
+        why = Reason(
+            "no-batch-norm",
+            "it has no batch norm with known parameters: they were folded before the export, or there were none",
+        )
     elif not solution.qparams:
-        why = "nothing is quantized: batch norms have the statistics that they were trained with"
-    if why:
+        why = Reason(
+            "nothing-quantized", "nothing is quantized: batch norms have the statistics that they were trained with"
+        )
+    if why is not None:
         return replace(solution, refusals=(*solution.refusals, Refusal("tune batch norms", "the model", why)))
     found, refusals = tunables(graph, plan, solution)
     if not found:
@@ -157,7 +162,7 @@ def tune_norms(
         constants.update(change.constants)
         qparams.update(change.qparams)
     made = with_corrections(plan, tensors_by_name(graph), solution, constants, qparams)
-    note = f"{len(found)} batch norms were tuned to the statistics of the quantized network"
+    note = Note("norms-tuned", f"{len(found)} batch norms were tuned to the statistics of the quantized network")
     return replace(made, refusals=(*made.refusals, *refusals), notes=(*made.notes, note))
 
 

@@ -18,7 +18,7 @@ from sbonnx.graph.query import constant, rank, readers, scopes
 from sbonnx.linear.layer import LinearLayer
 from sbonnx.ops import LINEAR
 from sbonnx.plan.types import Plan, Reader, Site, Solution
-from sbonnx.report import Refusal
+from sbonnx.report import Reason, Refusal
 from sbonnx.spec import Array, QParams, ScaleLimits
 
 WHAT: Final = "tune batch norm"
@@ -65,7 +65,7 @@ class Layer:
     site: Site | None
     limits: ScaleLimits
     scale_type: Any
-    why_fixed: str | None
+    why_fixed: Reason | None
 
     def allowed(self, factor: Array, solution: Solution) -> Array:
         """Limit `factor` (C,) to what the scales of the weight can represent."""
@@ -165,14 +165,18 @@ def tunables(graph: Graph, plan: Plan, solution: Solution) -> tuple[list[Tunable
             if normal is None or not (node.op in LINEAR or node.op == "BatchNormalization"):
                 continue
             said.add(normal.node)
-            made = _tunable(node, normal, biases, sites, shared, plan) if scope == "" else "it is in a branch"
-            if isinstance(made, str):
+            made = (
+                _tunable(node, normal, biases, sites, shared, plan)
+                if scope == ""
+                else Reason("in-branch", "it is in a branch")
+            )
+            if isinstance(made, Reason):
                 refusals.append(Refusal(WHAT, normal.node, made))
                 continue
             found.append(made)
             if made.why_fixed is not None:
                 refusals.append(Refusal(MEAN_ALONE, normal.node, made.why_fixed))
-    why = "it was folded into the layer after it, whose inputs have no scales of their own"
+    why = Reason("norm-was-folded", "it was folded into the layer after it, whose inputs have no scales of their own")
     lost = dict.fromkeys(normal.node for normal in normals.values() if normal.node not in said)
     return found, [*refusals, *(Refusal(WHAT, name, why) for name in lost)]
 
@@ -184,21 +188,28 @@ def _tunable(
     sites: Mapping[Reader, Site],
     shared: Collection[str],
     plan: Plan,
-) -> Tunable | str:
+) -> Tunable | Reason:
     """Return the tunable of one batch norm, or why it cannot be tuned."""
     tensor = node.outputs[0]
     dims = rank(tensor)
     if dims is None:
-        return "the rank of its output is not known"
+        return Reason("rank-not-known", "the rank of its output is not known")
     if node.op not in LINEAR:
         own = normal_of(node) is not None and all(len(readers(read)) == 1 for read in node.inputs[3:5])
-        return Norm(tensor.name, normal, dims, node) if own else "its mean or variance is computed, or read elsewhere"
+        return (
+            Norm(tensor.name, normal, dims, node)
+            if own
+            else Reason("statistics-computed", "its mean or variance is computed, or read elsewhere")
+        )
     kind = LINEAR[node.op]
     weight, bias = node.inputs[kind.weight], biases.get(node.name)
     if bias is None or not isinstance(weight, Constant):
-        return f"'{node.name}' has no separate bias for the mean"
+        return Reason("no-bias-for-mean", f"'{node.name}' has no separate bias for the mean")
     if tuple(bias.shape)[-1] != len(normal.mean):
-        return f"'{node.name}' has {tuple(bias.shape)[-1]} outputs for {len(normal.mean)} channels"
+        return Reason(
+            "outputs-do-not-fit-channels",
+            f"'{node.name}' has {tuple(bias.shape)[-1]} outputs for {len(normal.mean)} channels",
+        )
     site = sites.get(Reader(node.name, kind.weight))
     layer = LinearLayer.of(node)
     assert isinstance(layer, LinearLayer)
@@ -210,20 +221,20 @@ def _tunable(
 
 def _why_fixed(
     node: Node, weight: Constant, axis: int | None, site: Site | None, shared: Collection[str]
-) -> str | None:
+) -> Reason | None:
     """Return why the outputs of a layer cannot be scaled separately, or None."""
     if axis is None:
-        return f"groups of '{node.name}' share the slices of its weight along outputs"
+        return Reason("groups-share-weight", f"groups of '{node.name}' share the slices of its weight along outputs")
     if len(readers(weight)) > 1:
-        return f"'{weight.name}' is read by several nodes"
+        return Reason("weight-is-shared", f"'{weight.name}' is read by several nodes")
     if site is None:
         return None
     if site.group in shared:
-        return f"'{weight.name}' shares its scales"
+        return Reason("shares-scales", f"'{weight.name}' shares its scales")
     spec = site.spec
     along = spec.axis is not None and spec.axis % len(weight.shape) == axis
     if along != (spec.block_size is None):
-        return f"'{weight.name}' has one scale for several outputs"
+        return Reason("one-scale-for-outputs", f"'{weight.name}' has one scale for several outputs")
     return None
 
 

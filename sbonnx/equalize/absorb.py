@@ -13,7 +13,7 @@ from sbonnx.graph import Graph, Node
 from sbonnx.graph.query import output_names, readers, shape
 from sbonnx.linear.im2col import reads_padding
 from sbonnx.ops import LINEAR
-from sbonnx.report import Refusal
+from sbonnx.report import Reason, Refusal
 from sbonnx.spec import Array
 
 WHAT: Final = "absorb bias"
@@ -76,19 +76,19 @@ def absorb(graph: Graph, traced: Traced, lows: Mapping[str, Array]) -> tuple[tup
     return tuple(done), tuple(refused)
 
 
-def _why_not(weight: Weight, relu: Node, by_node: Mapping[int, Weight], held: set[str]) -> str | None:
+def _why_not(weight: Weight, relu: Node, by_node: Mapping[int, Weight], held: set[str]) -> Reason | None:
     if not _has_bias(weight):
-        return f"{weight.node.op} has no bias"
+        return Reason("no-bias", f"{weight.node.op} has no bias")
     if relu.outputs[0].name in held:
-        return f"'{relu.outputs[0].name}' is an output"
+        return Reason("is-output", f"'{relu.outputs[0].name}' is an output")
     for node, index in readers(relu.outputs[0]):
         reader = by_node.get(id(node))
         if reader is None or index != 0 or reader.layer.in_channels != weight.layer.out_channels:
-            return f"{node.op} '{node.name}' reads it and has no bias of its own"
+            return Reason("reader-without-bias", f"{node.op} '{node.name}' reads it and has no bias of its own")
         if not _has_bias(reader):
-            return f"{node.op} '{node.name}' has no bias"
+            return Reason("no-bias", f"{node.op} '{node.name}' has no bias")
         if reads_padding(reader.layer, node.attrs):
-            return f"{node.op} '{node.name}' pads with zeros"
+            return Reason("pads-zeros", f"{node.op} '{node.name}' pads with zeros")
     return None
 
 

@@ -39,7 +39,7 @@ from sbonnx.ops import LINEAR, MATRIX_PRODUCTS
 from sbonnx.options import RunOptions
 from sbonnx.plan.types import Plan, RoundingChoice, Site
 from sbonnx.reconstruct.layer_inputs import Layer, Watched, in_budget, layers_of, watched
-from sbonnx.report import Refusal
+from sbonnx.report import Reason, Refusal
 from sbonnx.spec import Array, ScaleRule, params_from_bounds
 
 STEP: Final = "scale by activations"
@@ -129,11 +129,17 @@ def awq(graph: Graph, layers: Mapping[str, Aware], *, multiply: bool = True) -> 
     for one in _sets(graph, layers):
         last = next((node.name for node in one.nodes if node.outputs[0].name in ends), None)
         if last is not None:
-            refusals.append(Refusal(STEP, one.tensor.name, f"'{last}' {WRITES_OUTPUT}"))
+            refusals.append(Refusal(STEP, one.tensor.name, Reason("awq-output", f"'{last}' {WRITES_OUTPUT}")))
             continue
         s, share = _search(one, layers)
         if s is None:
-            refusals.append(Refusal(STEP, one.tensor.name, f"no scale lowers the error below {WORTH:.0%}"))
+            refusals.append(
+                Refusal(
+                    STEP,
+                    one.tensor.name,
+                    Reason("no-scale-lowers-error", f"no scale lowers the error below {WORTH:.0%}"),
+                )
+            )
             continue
         groups = _groups(traced, one, len(s))
         if groups is not None and not taken[groups].any():
@@ -144,7 +150,13 @@ def awq(graph: Graph, layers: Mapping[str, Aware], *, multiply: bool = True) -> 
             multiplied.append((one, s))
             done.append(Scaled(one.tensor.name, share, True))
         else:
-            refusals.append(Refusal(STEP, one.tensor.name, "no constant before it absorbs the scale"))
+            refusals.append(
+                Refusal(
+                    STEP,
+                    one.tensor.name,
+                    Reason("no-constant-absorbs-scale", "no constant before it absorbs the scale"),
+                )
+            )
     why = apply(graph, traced, np.exp(log))
     if why is not None:
         refusals += [Refusal(STEP, one.tensor, why) for one in done if not one.multiplied]
@@ -296,7 +308,11 @@ def scale_by_activations(
     layers = [layer for layer in layers if layer.node.op in MATRIX_PRODUCTS and layer.layout.groups == 1]
     options = options or RunOptions()
     budget = options.memory_bytes
-    shared = [Refusal(STEP, layer.tensor, SHARED.format(layer.node.name)) for layer in layers if layer.others]
+    shared = [
+        Refusal(STEP, layer.tensor, Reason("weight-is-shared", SHARED.format(layer.node.name)))
+        for layer in layers
+        if layer.others
+    ]
     layers, refusals = in_budget((layer for layer in layers if not layer.others), budget, two_streams=False)
     refusals = [*shared, *refusals]
     scaled: list[Scaled] = []

@@ -10,10 +10,11 @@ from sbonnx.graph import Graph
 from sbonnx.graph.constant_edits import ConstantEdit
 from sbonnx.graph.edit import sort, sweep
 from sbonnx.graph.query import constant
+from sbonnx.report.codes import Reason
 from sbonnx.spec import Array
 
 
-def apply(graph: Graph, traced: Traced, scales: Array, *, clips: Clips = "channels") -> str | None:
+def apply(graph: Graph, traced: Traced, scales: Array, *, clips: Clips = "channels") -> Reason | None:
     """Divide every traced tensor x by s, in place. The function of the graph is unchanged up to rounding.
 
     Factors are computed in float64, and each constant is rounded once to its own type.
@@ -32,7 +33,7 @@ def apply(graph: Graph, traced: Traced, scales: Array, *, clips: Clips = "channe
     for (values, bias), weight in zip(made, traced.weights, strict=True):
         largest = float(np.finfo(weight.values.dtype.type).max)
         if not all(np.abs(array).max(initial=0) <= largest for array in (values, bias) if array is not None):
-            return f"the weight or bias of '{weight.node.name}' would not be finite"
+            return Reason("scaled-weight-not-finite", f"the weight or bias of '{weight.node.name}' would not be finite")
     for weight, (values, bias) in zip(traced.weights, made, strict=True):
         if (s[weight.inputs] != 1).any() or (s[weight.outputs] != 1).any():
             edit = ConstantEdit("channels", inputs=s[weight.inputs], outputs=s[weight.outputs])

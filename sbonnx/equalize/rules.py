@@ -18,6 +18,7 @@ from sbonnx.equalize.scale_trace import Ceiling, Rule, ScaleTrace, Vector, Weigh
 from sbonnx.graph import Body, Node
 from sbonnx.graph.query import attribute, constant, shape
 from sbonnx.ops import LINEAR
+from sbonnx.report.codes import Reason
 from sbonnx.spec import Array
 
 
@@ -45,7 +46,7 @@ def _clip(trace: ScaleTrace, node: Node, body: Body) -> None:
     elif lo == 0.0 and hi == np.inf:
         trace.give(node.outputs[0], ids)
     elif lo != 0.0 or hi is None or trace.clips == "keep":
-        trace.refuse(node, f"Clip '{node.name}' clips all channels at one number")
+        trace.refuse(node, Reason("clips-all-channels", f"Clip '{node.name}' clips all channels at one number"))
     else:
         trace.give(node.outputs[0], ids)
         trace.ceilings.append(Ceiling(node, body, float(hi), ids))
@@ -69,9 +70,11 @@ def _add(trace: ScaleTrace, node: Node, body: Body) -> None:
         return
     one, other = (trace.known(tensor) for tensor in node.inputs)
     if one is None or other is None:
-        trace.refuse(node, f"{node.op} '{node.name}' reads another tensor that is not scaled")
+        trace.refuse(
+            node, Reason("reads-unscaled-tensor", f"{node.op} '{node.name}' reads another tensor that is not scaled")
+        )
         return
-    why = f"{node.op} '{node.name}' reads channels that are not scaled"
+    why = Reason("reads-unscaled-channels", f"{node.op} '{node.name}' reads channels that are not scaled")
     trace.give(node.outputs[0], trace.ids.unite(one, other, why))
 
 
@@ -87,7 +90,7 @@ def _add_constant(trace: ScaleTrace, node: Node, place: int) -> None:
         trace.vectors.append(Vector(node, place, None, ids))
         trace.give(node.outputs[0], ids)
     else:
-        trace.refuse(node, f"{node.op} '{node.name}' adds one number to all channels")
+        trace.refuse(node, Reason("adds-to-all-channels", f"{node.op} '{node.name}' adds one number to all channels"))
 
 
 def _fits(ids: Array, values: Array) -> bool:
@@ -122,13 +125,13 @@ def _mul(trace: ScaleTrace, node: Node, body: Body) -> None:
 
 def _div(trace: ScaleTrace, node: Node, body: Body) -> None:
     """The dividend is scaled, the divisor is not."""
-    trace.keep(node.inputs[1], f"Div '{node.name}' divides by it")
+    trace.keep(node.inputs[1], Reason("divided-by", f"Div '{node.name}' divides by it"))
     _same(trace, node, body)
 
 
 def _norm(trace: ScaleTrace, node: Node, body: Body) -> None:
     """Norm over the last axes: gain and shift absorb the scale of its output."""
-    trace.keep(node.inputs[0], f"{node.op} '{node.name}' normalizes over it")
+    trace.keep(node.inputs[0], Reason("normalized-over", f"{node.op} '{node.name}' normalizes over it"))
     gain = constant(node.inputs[1])
     if gain is None or gain.ndim == 0 or not _own_constants(node):
         return
@@ -137,7 +140,7 @@ def _norm(trace: ScaleTrace, node: Node, body: Body) -> None:
 
 def _channel_norm(trace: ScaleTrace, node: Node, body: Body) -> None:
     """Norm with gain and shift per channel, axis 1."""
-    trace.keep(node.inputs[0], f"{node.op} '{node.name}' normalizes over it")
+    trace.keep(node.inputs[0], Reason("normalized-over", f"{node.op} '{node.name}' normalizes over it"))
     gain, size = constant(node.inputs[1]), shape(node.inputs[0])
     if gain is None or gain.ndim != 1 or not _own_constants(node) or size is None or size[1:2] != gain.shape:
         return

@@ -19,6 +19,7 @@ from sbonnx.graph.edit import Names, add_constant, add_node, replace_input, repl
 from sbonnx.graph.query import constant, scopes
 from sbonnx.linear.layer import LinearLayer
 from sbonnx.ops import LINEAR
+from sbonnx.report.codes import Reason
 from sbonnx.spec import Array
 
 
@@ -59,7 +60,7 @@ class Weight:
     layer: LinearLayer
     inputs: Array
     outputs: Array
-    why: str | None = None
+    why: Reason | None = None
 
     @property
     def values(self) -> Array:

@@ -21,7 +21,7 @@ from sbonnx.graph.edit import sort
 from sbonnx.graph.query import producer, scopes
 from sbonnx.options import RunOptions, without_cache
 from sbonnx.plan.types import Plan, Site
-from sbonnx.report import Fired, Refusal
+from sbonnx.report import Fired, Reason, Refusal
 from sbonnx.spec import Array, Bounds, QuantSpec
 
 
@@ -169,9 +169,12 @@ def _smooth(graph: Graph, settings: Equalization, maxima: Mapping[str, Array], d
     fed = smooth.pinned_products(traced)
     for one in fed:
         found = maxima.get(one.tensor.name)
-        why = "its inputs were not measured: no sample reached it"
+        why = Reason("not-reached", "its inputs were not measured: no sample reached it")
         if found is not None:
-            why = "its channels have similar ranges: a Mul before it would gain too little"
+            why = Reason(
+                "channels-have-similar-ranges",
+                "its channels have similar ranges: a Mul before it would gain too little",
+            )
             if smooth.put_mul(graph, one, found, product, per_channel=settings.per_channel, editor=editor) is not None:
                 done.fired += [Fired(SMOOTH_MUL, weight.node.name) for weight in one.weights]
                 continue
@@ -197,5 +200,9 @@ def _scale(graph: Graph, traced: Traced, scales: Array, settings: Equalization, 
         maker = producer(weight.node.inputs[0])
         if maker is not None and maker.op == "Mul" and any(row.node == name for row in done.fired):
             continue  # scaled by its own Mul
-        reason = traced.groups.reason(weight.inputs) or weight.why or "no constant before it can absorb a scale"
+        reason = (
+            traced.groups.reason(weight.inputs)
+            or weight.why
+            or Reason("no-constant-absorbs-scale", "no constant before it can absorb a scale")
+        )
         done.refusals.append(Refusal(what, name, reason))

@@ -11,7 +11,7 @@ import numpy as np
 
 from sbonnx.graph import Body, Constant, Graph, Node, Tensor, Variable, edit, query
 from sbonnx.ops import DEQUANTIZE, MATRIX_PRODUCTS, QUANTIZE, RECTIFIERS
-from sbonnx.report import Refusal
+from sbonnx.report import Reason, Refusal
 from sbonnx.spec import Array
 
 
@@ -137,7 +137,7 @@ class Sinks:
 
     body: Body
 
-    def of(self, tensor: Tensor) -> Sink | str:
+    def of(self, tensor: Tensor) -> Sink | Reason:
         """Return the quantized form of a tensor, or the reason why there is none.
 
         A Relu or Clip in between is skipped if the zero point has the same effect.
@@ -146,36 +146,42 @@ class Sinks:
         while True:
             readers = query.readers(tensor)
             if any(output is tensor for output in self.body.outputs):
-                return "its output leaves the graph in float"
+                return Reason("is-output", "its output leaves the graph in float")
             if len(readers) == 1 and readers[0][0].op in RECTIFIERS and readers[0][1] == 0:
                 rectifiers.append(readers[0][0])
                 tensor = readers[0][0].outputs[0]
                 continue
             break
         sink = self._quantized(tensor, [node for node, _ in readers])
-        if isinstance(sink, str):
-            return sink if not rectifiers else f"after its {rectifiers[-1].op}, {sink}"
+        if isinstance(sink, Reason):
+            return sink if not rectifiers else Reason(sink.code, f"after its {rectifiers[-1].op}, {sink}")
         for node in rectifiers:
             if not changes_no_code(node, sink.scale, sink.zero):
-                return f"the {node.op} after it has an effect that its zero point does not have"
+                return Reason(
+                    "rectifier-has-effect", f"the {node.op} after it has an effect that its zero point does not have"
+                )
         return sink
 
-    def _quantized(self, tensor: Tensor, readers: list[Node]) -> Sink | str:
+    def _quantized(self, tensor: Tensor, readers: list[Node]) -> Sink | Reason:
         mine = {id(node) for node in self.body.nodes}
         other = next((node for node in readers if node.op not in QUANTIZE), None)
         if other is not None or not readers:
-            return f"its output is read in float by '{other.name}'" if other is not None else "nothing reads its output"
+            return (
+                Reason("read-in-float", f"its output is read in float by '{other.name}'")
+                if other is not None
+                else Reason("nothing-reads", "nothing reads its output")
+            )
         found: list[tuple[Array, Array]] = []
         for node in readers:
             numbers = numbers_of(node)
             if numbers is None or numbers[0].size != 1 or id(node) not in mine:
-                return f"'{node.name}' has no single constant scale"
+                return Reason("scale-not-constant", f"'{node.name}' has no single constant scale")
             if str(numbers[1].dtype) not in ("uint8", "int8"):
-                return f"'{node.name}' makes {numbers[1].dtype} of it"
+                return Reason("type-of-codes", f"'{node.name}' makes {numbers[1].dtype} of it")
             found.append((numbers[0].reshape(()), numbers[1].reshape(())))
         scale, zero = found[0]
         if any(other != (scale, zero) or other[1].dtype != zero.dtype for other in found):
-            return "its readers quantize it by different scales"
+            return Reason("readers-have-other-scales", "its readers quantize it by different scales")
         return Sink(tuple(readers), scale, zero)
 
 
@@ -330,7 +336,7 @@ class Product:
         return values.T, self.scale.T, self.codes.zero.T
 
 
-def product(node: Node) -> Product | str | None:
+def product(node: Node) -> Product | Reason | None:
     """Return `node` as a product, the reason why it is not one, or None without a quantized constant matrix.
 
     Source: ONNX Gemm: Y = alpha * A' * B' + beta * C, C broadcast to (M, N).
@@ -342,15 +348,15 @@ def product(node: Node) -> Product | str | None:
     if codes is None or shape is None:
         return None
     if len(shape) != 2:
-        return f"its weight has {len(shape)} axes, a matrix is wanted"
+        return Reason("weight-not-matrix", f"its weight has {len(shape)} axes, a matrix is wanted")
     if node.op == "MatMul":
         return Product(node, codes, False, 1.0, None, None)
     if node.attrs.get("transA", 0):
-        return "Gemm with transA"
+        return Reason("gemm-transposes-input", "Gemm with transA")
     turned = bool(node.attrs.get("transB", 0))
     alpha, beta = float(node.attrs.get("alpha", 1.0)), float(node.attrs.get("beta", 1.0))
     if alpha <= 0:
-        return f"Gemm with alpha {alpha:g}, which no scale can take in"
+        return Reason("gemm-alpha", f"Gemm with alpha {alpha:g}, which no scale can take in")
     width = shape[0 if turned else 1]
     third = query.optional_input(node, 2)
     if third is None or beta == 0:
@@ -359,5 +365,5 @@ def product(node: Node) -> Product | str | None:
     if added is not None and added.size == width and added.shape[-1:] == (width,):
         return Product(node, codes, turned, alpha, (added.reshape(width) * beta).astype(added.dtype), None)
     if beta != 1:
-        return f"Gemm with beta {beta:g} on an addend that is not a constant vector"
+        return Reason("gemm-beta", f"Gemm with beta {beta:g} on an addend that is not a constant vector")
     return Product(node, codes, turned, alpha, None, third)

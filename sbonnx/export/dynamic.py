@@ -10,7 +10,7 @@ from onnx import TensorProto
 
 from sbonnx.export.conversion import Converted, Product, is_weight, product
 from sbonnx.graph import Body, Graph, Node, Tensor, Variable, edit, query
-from sbonnx.report import Refusal
+from sbonnx.report import Reason, Refusal
 
 STEP: Final = "compute scales as the model runs"
 
@@ -33,7 +33,7 @@ def convert(graph: Graph) -> Converted:
             found = product(node)
             if isinstance(found, Product):
                 found = _obstacle(found) or found
-            if isinstance(found, str):
+            if isinstance(found, Reason):
                 refusals.append(Refusal(STEP, node.name, found))
             elif found is not None:
                 writer.write(found, scope, body)
@@ -42,19 +42,22 @@ def convert(graph: Graph) -> Converted:
     return Converted(writer.done, tuple(refusals))
 
 
-def _obstacle(found: Product) -> str | None:
+def _obstacle(found: Product) -> Reason | None:
     """Return the reason why MatMulInteger cannot compute a product, or None."""
     codes = found.codes
     if query.dtype(found.data) != np.dtype(np.float32):
-        return f"DynamicQuantizeLinear takes float32, '{found.data.name}' is {query.dtype(found.data)}"
+        return Reason(
+            "input-not-float32",
+            f"DynamicQuantizeLinear takes float32, '{found.data.name}' is {query.dtype(found.data)}",
+        )
     if is_weight(found.data):
-        return "both its inputs are constants"
+        return Reason("both-inputs-constant", "both its inputs are constants")
     if codes.block is not None:
-        return "MatMulInteger takes one scale per column, not blocks"
+        return Reason("scales-in-blocks", "MatMulInteger takes one scale per column, not blocks")
     if codes.axis == found.sum_axis:
-        return "the scales of its weight run along the summed axis"
+        return Reason("scales-along-another-axis", "the scales of its weight run along the summed axis")
     if codes.zero.dtype not in (np.dtype(np.int8), np.dtype(np.uint8)):
-        return f"MatMulInteger takes 8 bits, its weight has {codes.zero.dtype}"
+        return Reason("type-of-codes", f"MatMulInteger takes 8 bits, its weight has {codes.zero.dtype}")
     return None
 
 

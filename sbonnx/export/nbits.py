@@ -17,7 +17,7 @@ from sbonnx.graph.storage.weights import release_pages, spill_pieces
 from sbonnx.linear.embedding import EmbeddingTable, table_of
 from sbonnx.ops import CONTRIB, EMBEDDING
 from sbonnx.plan import BITS
-from sbonnx.report import Refusal
+from sbonnx.report import Reason, Refusal
 from sbonnx.spec import AT_ONCE, Array
 
 STEP: Final = "keep weights in blocks"
@@ -52,7 +52,7 @@ def convert(graph: Graph, *, accuracy_level: int = 4, levels: Mapping[str, int] 
             found = _table(node) if node.op in EMBEDDING else product(node)
             if isinstance(found, Product):
                 found = _obstacle(found) or found
-            if isinstance(found, str):
+            if isinstance(found, Reason):
                 refusals.append(Refusal(STEP, node.name, found))
             elif isinstance(found, Product):
                 products.append((body, found))
@@ -70,22 +70,30 @@ def convert(graph: Graph, *, accuracy_level: int = 4, levels: Mapping[str, int] 
     return Converted(writer.done, tuple(refusals))
 
 
-def _obstacle(found: Product) -> str | None:
+def _obstacle(found: Product) -> Reason | None:
     """Return the reason why MatMulNBits cannot compute a product, or None."""
     codes = found.codes
     if codes.block is None or codes.axis != found.sum_axis:
-        return "MatMulNBits takes scales of blocks along the summed axis"
+        return Reason("scales-not-in-blocks", "MatMulNBits takes scales of blocks along the summed axis")
     if codes.scale.dtype not in FLOATS:
-        return f"MatMulNBits takes float32 and float16, '{codes.tensor.name}' is {codes.scale.dtype}"
+        return Reason(
+            "type-not-supported", f"MatMulNBits takes float32 and float16, '{codes.tensor.name}' is {codes.scale.dtype}"
+        )
     return _odd_block(codes)
 
 
-def _odd_block(codes: Codes) -> str | None:
+def _odd_block(codes: Codes) -> Reason | None:
     block = codes.block or 0
     if block < MIN_BLOCK or block & (block - 1):
-        return f"onnxruntime's kernels take blocks of a power of two from {MIN_BLOCK} up, these are of {block}"
+        return Reason(
+            "block-or-width-not-supported",
+            f"onnxruntime's kernels take blocks of a power of two from {MIN_BLOCK} up, these are of {block}",
+        )
     if str(codes.zero.dtype) not in WIDTHS:
-        return f"onnxruntime's kernels take codes of 4 and 8 bits, these are {codes.zero.dtype}"
+        return Reason(
+            "block-or-width-not-supported",
+            f"onnxruntime's kernels take codes of 4 and 8 bits, these are {codes.zero.dtype}",
+        )
     return None
 
 
@@ -297,21 +305,24 @@ class _BlockWriter:
         self.done[op] += 1
 
 
-def _table(node: Node) -> tuple[EmbeddingTable, Codes] | str | None:
+def _table(node: Node) -> tuple[EmbeddingTable, Codes] | Reason | None:
     """Return the quantized table whose rows a Gather reads, or the reason against it; None for other Gathers."""
     table = table_of(node)
     codes = dequantized(node.inputs[0] if table is None else table.matrix)
     if codes is None or codes.shape is None or codes.block is None:
         return None
     if table is None or len(codes.shape) != 2 or codes.axis != table.row_axis:
-        return "GatherBlockQuantized reads rows of a matrix with blocks along them"
+        return Reason("scales-not-in-blocks", "GatherBlockQuantized reads rows of a matrix with blocks along them")
     if codes.scale.dtype not in FLOATS:
-        return f"GatherBlockQuantized gives float32 and float16, not {codes.scale.dtype}"
+        return Reason("type-not-supported", f"GatherBlockQuantized gives float32 and float16, not {codes.scale.dtype}")
     odd = _odd_block(codes)
     count = 8 // _held(codes) if odd is None else 1
     length = codes.shape[table.row_axis]
     if length % count:
-        return f"its rows have {length} values, and {count} codes share a byte"
+        return Reason("rows-share-bytes", f"its rows have {length} values, and {count} codes share a byte")
     if odd is None and count == 2 and length // codes.block % count:
-        return f"its rows have {length // codes.block} blocks: onnxruntime before 1.27 misreads their zero points"
+        return Reason(
+            "rows-misread",
+            f"its rows have {length // codes.block} blocks: onnxruntime before 1.27 misreads their zero points",
+        )
     return odd or (table, codes)

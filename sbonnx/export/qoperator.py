@@ -36,7 +36,7 @@ from sbonnx.ops import (
     RECTIFIERS,
     RESIZES,
 )
-from sbonnx.report import Refusal
+from sbonnx.report import Reason, Refusal
 from sbonnx.spec import Array
 
 STEP: Final = "write as an integer op"
@@ -47,31 +47,42 @@ SEPARATE_AXIS_SINCE: Final = 13
 """First opset whose Softmax sums over one axis, by default the last; before, it sums over all axes from axis 1 on."""
 
 
-Builder = Callable[[NodeSite, Sinks, Writer], str | None]
+Builder = Callable[[NodeSite, Sinks, Writer], Reason | None]
 """Writes the integer form of a node; returns the reason if it did not."""
 
 
-def _bytes(tensor: Tensor) -> Codes | str:
+def _bytes(tensor: Tensor) -> Codes | Reason:
     """Return the 8-bit codes of an input with one scale, or the reason why there are none."""
     codes = dequantized(tensor)
     if codes is None:
-        return f"its input '{tensor.name}' is float"
+        return Reason("input-float", f"its input '{tensor.name}' is float")
     if codes.axis is not None:
-        return f"its input '{tensor.name}' has one scale per channel"
-    return codes if str(codes.zero.dtype) in BYTES else f"its input '{tensor.name}' has codes of {codes.zero.dtype}"
+        return Reason("input-per-channel", f"its input '{tensor.name}' has one scale per channel")
+    return (
+        codes
+        if str(codes.zero.dtype) in BYTES
+        else Reason("type-of-codes", f"its input '{tensor.name}' has codes of {codes.zero.dtype}")
+    )
 
 
-def _matrix(tensor: Tensor, axis: int | None) -> Codes | str:
+def _matrix(tensor: Tensor, axis: int | None) -> Codes | Reason:
     """Return the 8-bit codes of a weight with one scale or one per slice of `axis`, or the reason against it."""
     codes = dequantized(tensor)
     if codes is None:
-        return f"its weight '{tensor.name}' is float"
+        return Reason("weight-float", f"its weight '{tensor.name}' is float")
     if codes.block is not None or codes.axis not in (None, axis):
-        return f"the scales of its weight '{tensor.name}' run along another axis than its output channels"
-    return codes if str(codes.zero.dtype) in BYTES else f"its weight '{tensor.name}' has codes of {codes.zero.dtype}"
+        return Reason(
+            "scales-along-another-axis",
+            f"the scales of its weight '{tensor.name}' run along another axis than its output channels",
+        )
+    return (
+        codes
+        if str(codes.zero.dtype) in BYTES
+        else Reason("type-of-codes", f"its weight '{tensor.name}' has codes of {codes.zero.dtype}")
+    )
 
 
-def _bias(tensor: Tensor, scale: Array, width: int) -> Array | str:
+def _bias(tensor: Tensor, scale: Array, width: int) -> Array | Reason:
     """Return the int32 codes of a bias at `scale`, (width,), or the reason why there are none.
 
     Codes of the file are reused if they already have that scale.
@@ -79,7 +90,7 @@ def _bias(tensor: Tensor, scale: Array, width: int) -> Array | str:
     codes = dequantized(tensor)
     value = query.constant(tensor) if codes is None else float_of(codes)
     if value is None or value.size not in (1, width) or value.shape[-1:] not in ((), (1,), (width,)):
-        return f"its bias '{tensor.name}' is not a constant vector"
+        return Reason("bias-not-constant", f"its bias '{tensor.name}' is not a constant vector")
     stored = None if codes is None else codes.values
     if codes is not None and stored is not None and stored.size == width:
         ours, wanted = np.broadcast_to(codes.scale.astype(np.float32), width), np.broadcast_to(scale, width)
@@ -89,11 +100,13 @@ def _bias(tensor: Tensor, scale: Array, width: int) -> Array | str:
     with np.errstate(over="ignore", invalid="ignore"):
         exact = np.rint(wide / scale.astype(np.float64))
     if not np.isfinite(exact).all() or np.abs(exact).max(initial=0.0) > INT32.max:
-        return f"its bias '{tensor.name}' does not fit int32 at the scale of its input and weight"
+        return Reason(
+            "bias-not-int32", f"its bias '{tensor.name}' does not fit int32 at the scale of its input and weight"
+        )
     return np.asarray(exact, np.int32)
 
 
-def _conv(site: NodeSite, sinks: Sinks, writer: Writer) -> str | None:
+def _conv(site: NodeSite, sinks: Sinks, writer: Writer) -> Reason | None:
     """Write QLinearConv(x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero [, int32 bias])."""
     node, body = site.node, site.body
     data, weight, sink = _bytes(node.inputs[0]), _matrix(node.inputs[1], 0), sinks.of(node.outputs[0])
@@ -104,7 +117,7 @@ def _conv(site: NodeSite, sinks: Sinks, writer: Writer) -> str | None:
     if isinstance(sink, str):
         return sink
     if (weight.zero != weight.zero.flat[0]).any():
-        return "QLinearConv has one zero point for all channels of a weight"
+        return Reason("zero-points-differ", "QLinearConv has one zero point for all channels of a weight")
     inputs = [data.tensor, *writer.numbers(body, data), weight.tensor, *writer.numbers(body, weight)]
     inputs += writer.numbers(body, sink)
     if query.optional_input(node, 2) is not None:
@@ -117,7 +130,7 @@ def _conv(site: NodeSite, sinks: Sinks, writer: Writer) -> str | None:
     return None
 
 
-def _matmul(site: NodeSite, sinks: Sinks, writer: Writer) -> str | None:
+def _matmul(site: NodeSite, sinks: Sinks, writer: Writer) -> Reason | None:
     """Write QLinearMatMul if integers follow, else MatMulInteger, scaled to float by the product of both scales."""
     node, body = site.node, site.body
     rank = query.rank(node.inputs[1])
@@ -139,7 +152,7 @@ def _matmul(site: NodeSite, sinks: Sinks, writer: Writer) -> str | None:
     return None
 
 
-def _gemm(site: NodeSite, sinks: Sinks, writer: Writer) -> str | None:
+def _gemm(site: NodeSite, sinks: Sinks, writer: Writer) -> Reason | None:
     """Write QGemm(a, a_scale, a_zero, b, b_scale, b_zero, int32 bias [, y_scale, y_zero]).
 
     Without the last two inputs the output is float.
@@ -147,7 +160,7 @@ def _gemm(site: NodeSite, sinks: Sinks, writer: Writer) -> str | None:
     node, body = site.node, site.body
     factors = [float(node.attrs.get(name, 1.0)) for name in ("alpha", "beta")]
     if factors != [1.0, 1.0]:
-        return f"QGemm has no alpha and beta for its bias, here {factors[0]:g} and {factors[1]:g}"
+        return Reason("gemm-beta", f"QGemm has no alpha and beta for its bias, here {factors[0]:g} and {factors[1]:g}")
     axis = 0 if node.attrs.get("transB", 0) else 1
     left, right = _bytes(node.inputs[0]), _matrix(node.inputs[1], axis)
     if isinstance(left, str):
@@ -158,7 +171,7 @@ def _gemm(site: NodeSite, sinks: Sinks, writer: Writer) -> str | None:
     bias: Array | None = None
     if query.optional_input(node, 2) is not None:
         if weight is None:
-            return "its weight is computed, and its bias has no constant width"
+            return Reason("weight-computed", "its weight is computed, and its bias has no constant width")
         made = _bias(node.inputs[2], (left.scale * right.scale).astype(np.float32), weight.shape[axis])
         if isinstance(made, str):
             return made
@@ -191,12 +204,12 @@ class Form:
     keeps: tuple[str, ...] = ()
     adds: dict[str, Any] = field(default_factory=dict)
 
-    def __call__(self, site: NodeSite, sinks: Sinks, writer: Writer) -> str | None:
+    def __call__(self, site: NodeSite, sinks: Sinks, writer: Writer) -> Reason | None:
         """Write op(x, x_scale, x_zero [, z, z_scale, z_zero], y_scale, y_zero)."""
         node, body = site.node, site.body
         odd = sorted(name for name in node.attrs if name not in self.keeps and not name.startswith("__"))
         if any(np.any(np.asarray(node.attrs[name]) != 1) for name in odd):
-            return f"{self.op} has no {', '.join(odd)}"
+            return Reason("attributes-not-supported", f"{self.op} has no {', '.join(odd)}")
         inputs: list[Tensor] = []
         for tensor in node.inputs[: self.inputs]:
             codes = _bytes(tensor)
@@ -212,7 +225,7 @@ class Form:
         return None
 
 
-def _concat(site: NodeSite, sinks: Sinks, writer: Writer) -> str | None:
+def _concat(site: NodeSite, sinks: Sinks, writer: Writer) -> Reason | None:
     """Write QLinearConcat(y_scale, y_zero, x1, x1_scale, x1_zero, ...), or Concat if all share one scale."""
     node, body = site.node, site.body
     found: list[Codes] = []
@@ -235,7 +248,7 @@ def _concat(site: NodeSite, sinks: Sinks, writer: Writer) -> str | None:
     return None
 
 
-def _softmax(site: NodeSite, sinks: Sinks, writer: Writer) -> str | None:
+def _softmax(site: NodeSite, sinks: Sinks, writer: Writer) -> Reason | None:
     """Write QLinearSoftmax, with the axis and the opset that defines its semantics as attributes."""
     axis = int(site.node.attrs.get("axis", -1 if site.opset >= SEPARATE_AXIS_SINCE else 1))
     form = Form("QLinearSoftmax", keeps=("axis",), adds={"axis": axis, "opset": site.opset})
@@ -263,36 +276,38 @@ def _on_codes(site: NodeSite, sinks: Sinks, writer: Writer, codes: Codes, inputs
     writer.add(site, node.op, inputs, attrs=node.attrs, outputs=outputs)
 
 
-def _moved(site: NodeSite, sinks: Sinks, writer: Writer) -> str | None:
+def _moved(site: NodeSite, sinks: Sinks, writer: Writer) -> Reason | None:
     """Write the same op on codes, for ops that only move or pick values."""
     node = site.node
     codes = _bytes(node.inputs[0])
     if isinstance(codes, str):
         return codes
     if not _takes(node.op, site.opset, str(codes.zero.dtype)):
-        return f"opset {site.opset} has no {node.op} of {codes.zero.dtype}"
+        return Reason("not-in-opset", f"opset {site.opset} has no {node.op} of {codes.zero.dtype}")
     if node.op in RESIZES and node.attrs.get("mode", "nearest") != "nearest":
-        return f"mode '{node.attrs['mode']}' computes new values"
+        return Reason("computes-new-values", f"mode '{node.attrs['mode']}' computes new values")
     if len(node.outputs) > 1 and node.op in PICKS_MAX:
-        return "its second output, the positions, is not that of the float op where values tie"
+        return Reason(
+            "positions-of-ties", "its second output, the positions, is not that of the float op where values tie"
+        )
     _on_codes(site, sinks, writer, codes, [codes.tensor, *node.inputs[1:]])
     return None
 
 
-def _padded(site: NodeSite, sinks: Sinks, writer: Writer) -> str | None:
+def _padded(site: NodeSite, sinks: Sinks, writer: Writer) -> Reason | None:
     """Write a Pad on codes, whose fill value is the zero point."""
     node, body = site.node, site.body
     codes = _bytes(node.inputs[0])
     if isinstance(codes, str):
         return codes
     if not _takes(node.op, site.opset, str(codes.zero.dtype)):
-        return f"opset {site.opset} has no Pad of {codes.zero.dtype}"
+        return Reason("not-in-opset", f"opset {site.opset} has no Pad of {codes.zero.dtype}")
     inputs = [codes.tensor, *node.inputs[1:]]
     if node.attrs.get("mode", "constant") == "constant":
         given = query.optional_input(node, 2)
         value = np.zeros((), np.float32) if given is None else query.constant(given)
         if value is None or value.any():
-            return "it fills with another value than 0"
+            return Reason("pads-with-another-value", "it fills with another value than 0")
         inputs[2:3] = [writer.constant(body, f"{node.name}_fill", codes.zero)]
     _on_codes(site, sinks, writer, codes, inputs)
     return None
@@ -308,7 +323,7 @@ def _takes(op: str, opset: int, kind: str) -> bool:
     return f"tensor({kind})" in allowed
 
 
-def _rectified(site: NodeSite, sinks: Sinks, writer: Writer) -> str | None:
+def _rectified(site: NodeSite, sinks: Sinks, writer: Writer) -> Reason | None:
     """Remove a Relu or Clip between Q/DQ if the zero point on both sides has the same effect."""
     node, body = site.node, site.body
     codes, sink = _bytes(node.inputs[0]), sinks.of(node.outputs[0])
@@ -317,7 +332,9 @@ def _rectified(site: NodeSite, sinks: Sinks, writer: Writer) -> str | None:
     if isinstance(sink, str):
         return sink
     if not _alike(sink, codes) or not changes_no_code(node, codes.scale, codes.zero):
-        return f"{node.op} has none, and has an effect that its zero point does not have"
+        return Reason(
+            "rectifier-has-effect", f"{node.op} has none, and has an effect that its zero point does not have"
+        )
     for quantizer in sink.quantizers:
         edit.replace_all_uses(quantizer.outputs[0], codes.tensor, graph=body)
     return None
@@ -367,7 +384,7 @@ def convert(graph: Graph) -> Converted:
             elif node.op not in QDQ | INTEGER_OPS and not node.domain and _is_quantized(node):
                 builder = BUILDERS.get(node.op)
                 why = (
-                    f"{node.op} has none"
+                    Reason("no-integer-operator", f"{node.op} has none")
                     if builder is None
                     else builder(NodeSite(node, body, graph.opset), sinks, writer)
                 )

@@ -38,6 +38,7 @@ from sbonnx.graph.storage.output_files import EXTERNAL_BYTES, write_model
 from sbonnx.graph.storage.weights import MappedWeights
 from sbonnx.graph.validation import free_sizes, require_no_traps, require_one_float_type, validate
 from sbonnx.ops import LINEAR, QDQ, RECURRENT
+from sbonnx.report.codes import Note
 from sbonnx.spec import Array
 
 SESSION_BYTES = 64 << 10
@@ -88,31 +89,31 @@ def _load(source: str | os.PathLike[str] | ModelProto, opset: int) -> Graph:
     # runtimes accept a graph without a name, and negative sizes
     if not model.graph.name:
         model.graph.name = "graph"
-        info.notes.append("the graph had no name: named 'graph'")
+        info.notes.append(Note("graph-named", "the graph had no name: named 'graph'"))
     freed = sum(free_sizes([*one.input, *one.output, *one.value_info]) for one in graph_protos(model.graph))
     freed += sum(free_sizes(function.value_info) for function in model.functions)
     if freed:
-        info.notes.append(f"{freed} tensors had sizes below 0: read as dynamic")
+        info.notes.append(Note("sizes-dynamic", f"{freed} tensors had sizes below 0: read as dynamic"))
     listed = _remove_initializer_inputs(model, info)
     validate(model)
     if model.functions:
         count = len(model.functions)
         model = inline(model, opened.label)
         validate(model)  # a call can omit inputs that the nodes of its function need
-        info.notes.append(f"{count} local function{'s' if count > 1 else ''} inlined")
+        info.notes.append(Note("functions-inlined", f"{count} local function{'s' if count > 1 else ''} inlined"))
     require_known_ops(model, own, opened.label)
     sparse = make_dense(model)
     if sparse:
-        info.notes.append(f"{sparse} sparse constants converted to dense ones")
+        info.notes.append(Note("sparse-constants", f"{sparse} sparse constants converted to dense ones"))
     if sort_protos(model.graph):
-        info.notes.append("nodes were not in topological order: sorted")
+        info.notes.append(Note("nodes-sorted", "nodes were not in topological order: sorted"))
     _name_nodes(model, info)
     if own < opset:
         model = _convert_opset(model, opset, opened.label, info)
     info.metadata = {entry.key: entry.value for entry in model.metadata_props}
     info.edits = from_metadata(info.metadata)
     if model.training_info:
-        info.notes.append("training information dropped: the graph is changed for inference")
+        info.notes.append(Note("training-dropped", "training information dropped: the graph is changed for inference"))
     for name in ("producer_name", "producer_version", "domain", "model_version", "doc_string"):
         if model.HasField(name):
             setattr(info.model, name, getattr(model, name))
@@ -120,7 +121,9 @@ def _load(source: str | os.PathLike[str] | ModelProto, opset: int) -> Graph:
     model = _infer(model, info)
     pairs = sum(node.op_type in QDQ for node in node_protos(model.graph))
     if pairs:
-        info.notes.append(f"the model has {pairs} QuantizeLinear and DequantizeLinear nodes already")
+        info.notes.append(
+            Note("already-has-pairs", f"the model has {pairs} QuantizeLinear and DequantizeLinear nodes already")
+        )
     graph = build(model, opened.payloads, info)
     _read_node_metadata(graph)
     if listed:
@@ -209,7 +212,9 @@ def _note_listed(graph: Graph, listed: Sequence[str], *, defaults: bool) -> None
         why = "their values are used, and those from which nothing else is computed stay inputs with a default"
     else:
         why = "they are constants now, which a caller cannot replace"
-    graph.info.notes.append(f"{len(listed)} initializers were listed among the inputs: {why} ({names}{more})")
+    graph.info.notes.append(
+        Note("initializers-listed", f"{len(listed)} initializers were listed among the inputs: {why} ({names}{more})")
+    )
 
 
 def _is_weight(node: Node, index: int) -> bool:
@@ -238,9 +243,9 @@ def _name_nodes(model: ModelProto, info: ModelInfo) -> None:
         taken.add(name)
         node.name = name
     if unnamed:
-        info.notes.append(f"{unnamed} nodes had no name: named after their operator")
+        info.notes.append(Note("nodes-named", f"{unnamed} nodes had no name: named after their operator"))
     if renamed:
-        info.notes.append(f"{renamed} nodes had the name of another: numbered")
+        info.notes.append(Note("nodes-renamed", f"{renamed} nodes had the name of another: numbered"))
 
 
 def _convert_opset(model: ModelProto, opset: int, label: str, info: ModelInfo) -> ModelProto:
@@ -249,7 +254,7 @@ def _convert_opset(model: ModelProto, opset: int, label: str, info: ModelInfo) -
     converted.ir_version = info.ir_version = max(before, ir_version_for(converted.opset_import))
     raised = f", and IR version {before} raised to {info.ir_version}" if info.ir_version > before else ""
     why = f": {OPSET_REASONS[opset]}" if opset in OPSET_REASONS else ""
-    info.notes.append(f"opset converted from {info.original_opset} to {opset}{raised}{why}")
+    info.notes.append(Note("opset-converted", f"opset converted from {info.original_opset} to {opset}{raised}{why}"))
     sort_protos(converted.graph)
     _name_nodes(converted, ModelInfo())  # new nodes of the converter: not noted
     return converted
@@ -269,7 +274,7 @@ def _infer(model: ModelProto, info: ModelInfo) -> ModelProto:
         if not has_long_vector(inferred):
             inferred = infer_shapes(inferred, data_prop=True)
     except ONNX_ERRORS as error:
-        info.notes.append(f"shapes could not be inferred: {single_line(error)}")
+        info.notes.append(Note("shapes-not-inferred", f"shapes could not be inferred: {single_line(error)}"))
         return model
     for scope, before in zip(graph_protos(inferred.graph), graph_protos(model.graph), strict=True):
         for now, was in zip(scope.output, before.output, strict=True):
@@ -301,8 +306,11 @@ def _correct_outputs(model: ModelProto, info: ModelInfo) -> None:
                 continue
         output.type.CopyFrom(onnx.helper.make_tensor_type_proto(output.type.tensor_type.elem_type, sizes))
         info.notes.append(
-            f"output '{output.name}' is declared as {list(declared)}, and its operators give {list(inferred)}: "
-            "the sizes that differ become dynamic"
+            Note(
+                "output-sizes-dynamic",
+                f"output '{output.name}' is declared as {list(declared)}, and its operators give {list(inferred)}: "
+                "the sizes that differ become dynamic",
+            )
         )
 
 

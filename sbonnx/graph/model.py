@@ -14,6 +14,7 @@ import onnx_graphsurgeon as gs
 
 from sbonnx.graph.constant_edits import Edits
 from sbonnx.graph.storage.weights import WeightBytes
+from sbonnx.report.codes import Note
 
 Node = gs.Node
 Tensor = gs.Tensor
@@ -84,7 +85,7 @@ class ModelInfo:
     ir_version: int = 8
     original_opset: int = 0
     metadata: dict[str, str] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
     model: onnx.ModelProto = field(default_factory=onnx.ModelProto)
     nodes: dict[str, onnx.NodeProto] = field(default_factory=dict)
     tensors: dict[str, onnx.TensorProto] = field(default_factory=dict)

@@ -26,6 +26,7 @@ from sbonnx.heads.layout import HeadLayout, HeadRegion, head_layout
 from sbonnx.heads.losses import EndError, Quantized, RegionTrials, Values
 from sbonnx.options import RunOptions
 from sbonnx.plan.types import Plan, Reader, Site, Solution
+from sbonnx.report.codes import Note, Reason
 
 MOST_OF_FLOAT: Final = 0.9
 """Largest estimated time of the network with a region in float, as a share of that in float: the estimate is within a
@@ -50,7 +51,7 @@ MOST_OF_SAMPLES: Final = 0.75
 REASON: Final = "quantizing the {} costs more at the outputs than it saves"
 """Reason of the refusals at nodes that stay float, with the name of the region."""
 
-Replan = Callable[[Mapping[str, str]], Plan]
+Replan = Callable[[Mapping[str, Reason]], Plan]
 """Makes the plan with some nodes in float: reasons by name of the node → plan."""
 
 
@@ -65,7 +66,7 @@ class Protected:
 
     plan: Plan
     solution: Solution
-    note: str
+    note: Note
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,13 @@ class _RegionSearch:
 
         Return None if that changes nothing, needs scales that were not solved, or gives up the gain over float.
         """
-        plan = self.replan({name: REASON.format(one.name) for one in (*taken, region) for name in one.nodes})
+        plan = self.replan(
+            {
+                name: Reason("head-worth-float", REASON.format(one.name))
+                for one in (*taken, region)
+                for name in one.nodes
+            }
+        )
         solution = restricted(network, plan, self.graph)
         moved = frozenset(reader.node for reader in _reads(network.plan) ^ _reads(plan))
         if solution is None or not moved:
@@ -231,16 +238,19 @@ def _reads(plan: Plan) -> frozenset[Reader]:
     return frozenset(reader for site in plan.sites for reader in site.readers)
 
 
-def _note(layout: HeadLayout, taken: Sequence[_Trial], before: EndError, after: EndError, samples: int) -> str:
+def _note(layout: HeadLayout, taken: Sequence[_Trial], before: EndError, after: EndError, samples: int) -> Note:
     """Return the line of the report."""
     head = f"head ({layout.kind})"
     if not taken:
         why = "needs to stay float" if before.sqnr_db >= CLEAN_DB else "pays in float"
-        return f"{head}: no part of it {why}; outputs at {before.sqnr_db:.1f} dB on {samples} samples"
+        return Note(
+            "head-quantized", f"{head}: no part of it {why}; outputs at {before.sqnr_db:.1f} dB on {samples} samples"
+        )
     names = " and ".join(trial.region.name for trial in taken)
     added = sum(trial.added for trial in taken)
     change = f"{before.sqnr_db:.1f} → {after.sqnr_db:.1f} dB"
-    return (
+    return Note(
+        "head-left-float",
         f"{head}: {names} left in float: outputs {change} on {samples} samples, for about {added:.0%} more time; "
-        "HEADS: none quantizes everything"
+        "HEADS: none quantizes everything",
     )

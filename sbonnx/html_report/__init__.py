@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,8 @@ from sbonnx.version import __version__
 if TYPE_CHECKING:
     from jinja2 import Environment
 
+    from sbonnx.report.codes import Note, Refusal
+
 
 def single_page(report: Mapping[str, Any]) -> str:
     """Render the page of one quantized model.
@@ -44,7 +46,14 @@ def single_page(report: Mapping[str, Any]) -> str:
     return _environment().get_template("single.html.j2").render(network=network, version=__version__)
 
 
-def graph_page(details: Mapping[str, Any], *, title: str, more: str = "", notes: Sequence[str] = ()) -> str:
+def graph_page(
+    details: Mapping[str, Any],
+    *,
+    title: str,
+    more: str = "",
+    notes: Sequence[Note] = (),
+    refusals: Iterable[Refusal] = (),
+) -> str:
     """Render the page of a graph: nodes with types, ranges, losses and refusals.
 
     Args:
@@ -52,11 +61,12 @@ def graph_page(details: Mapping[str, Any], *, title: str, more: str = "", notes:
         title: name of the model.
         more: what the page is about, behind the title.
         notes: listed at the end, after those of the details.
+        refusals: what was not done.
 
     Returns:
         The text of an HTML file, as for `single_page`.
     """
-    page = graph_page_of(details, notes)
+    page = graph_page_of(details, notes, refusals)
     template = _environment().get_template("graph_page.html.j2")
     return template.render(page=page, title=title, more=more, version=__version__)
 

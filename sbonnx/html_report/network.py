@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, Final
 
 from sbonnx.html_report import formatting
 from sbonnx.html_report.formatting import number, text
 from sbonnx.html_report.graph_view import GraphView, graph_view
 from sbonnx.html_report.layer_views import Layers, layers_of
+from sbonnx.report.codes import Note, Refusal, by_code
 from sbonnx.report.verdict import (
     Verdict,
     allowed_loss,
     figure_text,
-    group_notes,
     interval_text,
     kept_text,
     latency_text,
@@ -62,6 +63,7 @@ class PlaceGroup:
 
     what: str
     why: str
+    code: str
     count: int
     where: tuple[str, ...]
 
@@ -81,7 +83,7 @@ class PlaceGroups:
 
 @dataclass(frozen=True)
 class NoteKind:
-    """A note, and the others that differ only in names and numbers."""
+    """A note, and the others of its code."""
 
     text: str
     others: tuple[str, ...]
@@ -147,10 +149,8 @@ def network_of(
         without: settings that are shown elsewhere.
     """
     metrics = report.get("metrics") or {}
-    refusals = [
-        (text(one.get("what")), text(one.get("why")), text(one.get("where"))) for one in _all(report, "refusals")
-    ]
-    applied = [(text(one.get("pattern")), "", text(one.get("node"))) for one in _all(report, "applied")]
+    refusals = [_place(one) for one in _all(report, "refusals")]
+    applied = [(text(one.get("pattern")), "", "", text(one.get("node"))) for one in _all(report, "applied")]
     return Network(
         model=formatting.address(report.get("model")),
         output=formatting.address(report.get("output")),
@@ -165,7 +165,7 @@ def network_of(
             max_loss=allowed_loss(report.get("settings") or {}),
         ),
         following=formatting.address((report.get("advice") or {}).get("command") or report.get("engine_command")),
-        notes=_note_kinds([*_advice(report), *_all(report, "notes"), *_all(report.get("details") or {}, "notes")]),
+        notes=_note_kinds([*_advice(report), *_notes(report), *_notes(report.get("details") or {})]),
         headline=tuple(_headline(report, metrics)),
         pairs=tuple(_pairs(report, metrics)),
         outputs=tuple(_with_quality(metrics)),
@@ -192,18 +192,13 @@ class GraphPage:
     notes: tuple[NoteKind, ...]
 
 
-def graph_page_of(details: Mapping[str, Any], notes: Sequence[str]) -> GraphPage:
-    """Build the view of `sbonnx.profile.Details.to_dict`."""
+def graph_page_of(details: Mapping[str, Any], notes: Sequence[Note], refusals: Iterable[Refusal]) -> GraphPage:
+    """Build the view of `sbonnx.profile.Details.to_dict`, of more notes and of what was not done."""
     nodes = details.get("nodes") or ()
     sites: dict[tuple[str, str], Mapping[str, Any]] = {}
     for node in nodes:
         for read in node.get("reads") or ():
             sites.setdefault((text(read.get("role")), text(read.get("tensor"))), {**read, "node": node.get("name")})
-    refusals = [
-        (what, why, text(node.get("name")))
-        for node in nodes
-        for what, _, why in (text(one).partition(": ") for one in node.get("refusals") or ())
-    ]
     graph = graph_view(details)
     counts = Counter(role for role, _ in sites)
     named = ", ".join(f"{formatting.count(counts[role])} {name}" for role, name in ROLE_NAMES.items() if counts[role])
@@ -215,8 +210,8 @@ def graph_page_of(details: Mapping[str, Any], notes: Sequence[str]) -> GraphPage
         headline=tuple(headline),
         graph=graph,
         layers=layers_of({"details": details, "sites": tuple(sites.values())}, ALL_ROWS),
-        refused=_grouped(refusals, PLACES),
-        notes=_note_kinds([*_all(details, "notes"), *notes]),
+        refused=_grouped([(row.what, row.code, row.why, row.where) for row in refusals], PLACES),
+        notes=_note_kinds([*_notes(details), *notes]),
     )
 
 
@@ -224,8 +219,20 @@ def _see(graph: GraphView) -> str:
     return "see the reasons below" if graph.refused else "nothing was refused"
 
 
-def _note_kinds(notes: Iterable[Any]) -> tuple[NoteKind, ...]:
-    return tuple(NoteKind(group.notes[0], group.notes[1:]) for group in group_notes(map(text, notes)))
+def _note_kinds(notes: Iterable[Note]) -> tuple[NoteKind, ...]:
+    return tuple(NoteKind(text(first), tuple(map(text, others))) for first, *others in by_code(notes))
+
+
+def _notes(values: Mapping[str, Any]) -> Iterator[Note]:
+    """Yield the notes of a report or its details; without a code, each is of its own kind."""
+    notes = _all(values, "notes")
+    for note, code in zip_longest(notes, _all(values, "note_codes")[: len(notes)]):
+        yield Note(text(code or note), text(note))
+
+
+def _place(refusal: Mapping[str, Any]) -> _Row:
+    what, why, where = (text(refusal.get(key)) for key in ("what", "why", "where"))
+    return what, text(refusal.get("code") or why), why, where
 
 
 def _all(report: Mapping[str, Any], key: str) -> Sequence[Any]:
@@ -265,11 +272,13 @@ def least(outputs: Iterable[Mapping[str, Any]], key: str) -> float | None:
     return min(found) if found else None
 
 
-def _advice(report: Mapping[str, Any]) -> Iterable[str]:
+def _advice(report: Mapping[str, Any]) -> Iterable[Note]:
     advice = report.get("advice") or {}
     if advice:
         change = advice.get("command") or " ".join(advice["overrides"])
-        yield text(f"advice: {advice.get('text')}: {change}" if change else f"advice: {advice.get('text')}")
+        yield Note(
+            "advice", text(f"advice: {advice.get('text')}: {change}" if change else f"advice: {advice.get('text')}")
+        )
 
 
 def _with_quality(metrics: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
@@ -426,17 +435,24 @@ def _kernels(kernels: Mapping[str, Any] | None) -> Iterable[tuple[str, str]]:
             yield name, ", ".join(f"{text(op)} {times}" for op, times in most)
 
 
-def _grouped(rows: Sequence[tuple[str, str, str]], places: int) -> PlaceGroups:
-    """PlaceGroup rows (what, why, where) by what and why, most frequent first, with at most `places` places in total.
+_Row = tuple[str, str, str, str]
+"""Action, code and text of the reason why it was not done, and place."""
+
+
+def _grouped(rows: Sequence[_Row], places: int) -> PlaceGroups:
+    """Group rows by what and code, most frequent first, with at most `places` places in total.
 
     Each group lists at least one place.
     """
-    counts = Counter((what, why) for what, why, _ in rows)
+    counts = Counter((what, code) for what, code, _, _ in rows)
+    first = {(what, code): why for what, code, why, _ in reversed(rows)}
     most = counts.most_common(places)
     each = max(1, places // max(len(most), 1))
     where: dict[tuple[str, str], list[str]] = {key: [] for key, _ in most}
-    for what, why, place in rows:
-        if (what, why) in where and len(where[what, why]) < each:
-            where[what, why].append(place)
-    groups = (PlaceGroup(what, why, times, tuple(where[what, why])) for (what, why), times in most)
+    for what, code, _, place in rows:
+        if len(where.get((what, code), range(each))) < each:
+            where[what, code].append(place)
+    groups = (
+        PlaceGroup(what, first[what, code], code, times, tuple(where[what, code])) for (what, code), times in most
+    )
     return PlaceGroups(tuple(groups), len(counts), len(rows))

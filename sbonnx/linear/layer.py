@@ -11,6 +11,7 @@ import numpy as np
 
 from sbonnx.graph import Constant, Node
 from sbonnx.ops import CONVOLUTIONS, LINEAR, MATRIX_PRODUCTS
+from sbonnx.report.codes import Reason
 from sbonnx.spec import Array, QParams, QuantSpec, pair_limits
 
 
@@ -78,11 +79,15 @@ class LinearLayer:
     beta: float = 1.0
 
     @staticmethod
-    def of(node: Node) -> LinearLayer | str:
+    def of(node: Node) -> LinearLayer | Reason:
         """Return the layer of a node with a constant weight, or the reason why it has no such layer."""
         index = weight_index(node)
         if index is None:
-            return f"{node.op} has no constant weight" if node.op in LINEAR else f"{node.op} is not a linear op"
+            return (
+                Reason("weight-computed", f"{node.op} has no constant weight")
+                if node.op in LINEAR
+                else Reason("not-linear", f"{node.op} is not a linear op")
+            )
         return LinearLayer.of_shape(node.op, node.attrs, tuple(node.inputs[index].shape), index)
 
     @staticmethod
@@ -92,18 +97,24 @@ class LinearLayer:
         return layer if isinstance(layer, LinearLayer) and layer.index == 1 and 0 not in layer.shape else None
 
     @staticmethod
-    def of_shape(op: str, attributes: Mapping[str, Any], shape: tuple[int, ...], index: int = 1) -> LinearLayer | str:
+    def of_shape(
+        op: str, attributes: Mapping[str, Any], shape: tuple[int, ...], index: int = 1
+    ) -> LinearLayer | Reason:
         """Return the layer of a weight of `shape` at input `index`, or the reason why it has no such layer."""
         out_axis, in_axis = channel_axes(op, attributes, len(shape), index)
         group = int(attributes.get("group", 1)) if op in CONVOLUTIONS else 1
         if op in CONVOLUTIONS and (len(shape) < 3 or group < 1 or shape[0] % group):
-            return f"a weight of shape {shape} does not fit group {group}"
+            return Reason("shape-does-not-fit", f"a weight of shape {shape} does not fit group {group}")
         if out_axis is None or in_axis is None:
-            return f"a weight of rank {len(shape)} has no output channels" if op in LINEAR else f"{op} is not linear"
+            return (
+                Reason("weight-without-channels", f"a weight of rank {len(shape)} has no output channels")
+                if op in LINEAR
+                else Reason("not-linear", f"{op} is not linear")
+            )
         if op != "Gemm":
             return LinearLayer(op, shape, out_axis, in_axis, index, group)
         if len(shape) != 2:
-            return f"a weight of shape {shape} does not fit Gemm"
+            return Reason("shape-does-not-fit", f"a weight of shape {shape} does not fit Gemm")
         alpha, beta = float(attributes.get("alpha", 1.0)), float(attributes.get("beta", 1.0))
         trans_a = bool(attributes.get("transA", 0))
         return LinearLayer(op, shape, out_axis, in_axis, index, 1, trans_a, alpha, beta)

@@ -11,6 +11,7 @@ import numpy as np
 
 from sbonnx.errors import RecipeError
 from sbonnx.linear.layer import LinearLayer
+from sbonnx.report.codes import Reason
 from sbonnx.spec import Array
 
 MOST_OF: Final = 64
@@ -41,13 +42,13 @@ class GroupSparsity:
         """Share of the weights that become zero."""
         return 1.0 - self.kept / self.size
 
-    def misfit(self, layer: LinearLayer) -> str | None:
+    def misfit(self, layer: LinearLayer) -> Reason | None:
         """Return the reason why the weight of a layer cannot have this pattern, or None."""
         channels = layer.in_channels // layer.group
         if channels % self.size == 0:
             return None
         of = " of a group" if layer.group > 1 else ""
-        return f"its {channels} input channels{of} are not a multiple of {self.size}"
+        return Reason("channels-not-multiple", f"its {channels} input channels{of} are not a multiple of {self.size}")
 
     def mask(self, scores: Array, layer: LinearLayer) -> Array:
         """Return the N weights of each group with the largest scores, bool (G, O, K); `scores`: matrices (G, O, K)."""
@@ -80,7 +81,7 @@ class Unstructured:
     def __str__(self) -> str:
         return f"{self.share:g} unstructured"
 
-    def misfit(self, layer: LinearLayer) -> str | None:
+    def misfit(self, layer: LinearLayer) -> Reason | None:
         """Return None: every weight can have this pattern."""
         return None
 

@@ -93,22 +93,23 @@ def _with_bias(view: View) -> Iterator[tuple[Weighted, Quantizer, Array]]:
 
 def gemm_bias(view: View) -> Found:
     """Find biases of a Gemm with other parameters than QGemm assumes, which interprets the codes with its own."""
-    yield from _biases(view, "Gemm", "the integer kernel reads the codes as if they were")
+    yield from biases(view, "Gemm", "; the integer kernel reads the codes as if they were")
 
 
 def conv_bias(view: View) -> Found:
     """Find biases of a convolution whose parameters prevent its fusion to a QLinearConv."""
-    yield from _biases(view, "Conv", "the convolution stays float")
+    yield from biases(view, "Conv", "; the convolution stays float")
 
 
-def _biases(view: View, kind: str, effect: str) -> Found:
+def biases(view: View, kind: str, effect: str = "") -> Found:
+    """Find biases of an op with other parameters than those of input times weight; `effect` ends each sentence."""
     for linear, bias, codes in _with_bias(view):
         x, w = linear.x, linear.w
         if linear.node.op != kind or x is None or w is None or bias.scale is None:
             continue
         tensor = str(linear.node.inputs[2].name)
         if bias.zero is not None and bias.zero.any():
-            yield linear.node.name, tensor, f"the zero point of the bias is not 0; {effect}"
+            yield linear.node.name, tensor, f"the zero point of the bias is not 0{effect}"
         if x.scale is None or w.scale is None or x.scale.size != 1:
             continue
         wanted = (x.scale.astype(np.float64).reshape(-1) * w.scale.astype(np.float64)).reshape(-1)
@@ -120,7 +121,7 @@ def _biases(view: View, kind: str, effect: str) -> Found:
                 at = int(np.argmax(off))
                 one, other = (float(np.broadcast_to(scale, used.shape)[at]) for scale in (given, wanted))
                 why = f"{int(off.sum())} of {used.size} bias scales are not x_scale * w_scale"
-                yield linear.node.name, tensor, f"{why} (first: {one:.4g}, not {other:.4g}); {effect}"
+                yield linear.node.name, tensor, f"{why} (first: {one:.4g}, not {other:.4g}){effect}"
 
 
 def bias_saturated(view: View) -> Found:

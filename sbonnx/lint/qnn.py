@@ -166,8 +166,8 @@ def moved_scale(view: View) -> Found:
 
 def bias_scale(view: View) -> Found:
     """Find int32 biases with another scale than that of input times weight."""
-    for node, tensor, why in (*numbers.gemm_bias(view), *numbers.conv_bias(view)):
-        yield node, tensor, why.partition("; ")[0]
+    yield from numbers.biases(view, "Gemm")
+    yield from numbers.biases(view, "Conv")
 
 
 QNN_RULES: Final = (

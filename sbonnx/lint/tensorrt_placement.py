@@ -312,7 +312,7 @@ def tiny(view: View) -> Iterator[Site]:
             shape = query.shape(node.inputs[1])
             if shape is None or len(shape) < 3 or any(not isinstance(dim, int) for dim in shape):
                 continue
-            why = (
+            why: str | None = (
                 TENSORRT.numbers.unfit(node, QuantSpec(kind="fp8")) if one.codes == FP8 else None
             ) or TENSORRT.placement.slow_linear(node)
         else:

@@ -22,7 +22,7 @@ from sbonnx.llm.windows import DecoderFeeds, TokenWindows, read_windows
 from sbonnx.progress import Progress
 from sbonnx.python_files import input_paths
 from sbonnx.recipe import Recipe, load
-from sbonnx.report import Report
+from sbonnx.report import Note, Report
 from sbonnx.spec import Array, QuantSpec
 from sbonnx.version import __version__
 
@@ -44,7 +44,9 @@ NARROW_ROUNDING: Final = {"W.ROUNDING.TYPE": "adaquant", "W.ROUNDING.SCALE": "se
 """Rounding of 2 bits with texts: scales and values fitted to each other. It gains nothing at 3 and 4 bits."""
 
 
-NO_TEXTS: Final = "no texts were given: weights are rounded to nearest and the perplexity is not measured"
+NO_TEXTS: Final = Note(
+    "no-texts", "no texts were given: weights are rounded to nearest and the perplexity is not measured"
+)
 NO_CACHE_TEXTS: Final = "scales of caches (--kv, LLM.KV_BITS) are measured on texts, and none were given: give --text"
 NO_LIMIT_TEXTS: Final = (
     "limits (VERIFY.MAX_PERPLEXITY, VERIFY.MIN_AGREEMENT) are measured on texts, and none were given: give --text"
@@ -230,9 +232,9 @@ def _with_evaluation(
     if windows is None:
         notes.append(NO_TEXTS)
     elif not windows.divided:
-        notes.append(FEW_WINDOWS.format(count=len(windows.ids), length=windows.ids.shape[1]))
+        notes.append(Note("few-windows", FEW_WINDOWS.format(count=len(windows.ids), length=windows.ids.shape[1])))
     if decoder.structure.quantized:
-        notes.append("the model was quantized already: the float model gives better results")
+        notes.append(Note("already-quantized", "the model was quantized already: the float model gives better results"))
     report = replace(report, output=str(target), notes=tuple(notes))
     if evaluation is None:
         return report

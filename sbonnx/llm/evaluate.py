@@ -19,6 +19,7 @@ from sbonnx.llm.scores import TokenSums, log_softmax, score_windows
 from sbonnx.llm.speed import DecodingSpeed, compare_speed, peak_memory
 from sbonnx.llm.texts import Texts
 from sbonnx.llm.windows import TOKENS, read_windows
+from sbonnx.report.codes import Note
 from sbonnx.spec import Array
 
 PROMPTS: Final = 16
@@ -101,7 +102,7 @@ class DecoderEvaluation:
     cache_bytes: tuple[int | None, int] = (None, 0)
     genai: GenAIRun | None = None
     problems: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -179,14 +180,18 @@ def evaluate_windows(
     problems = list(_problems(score, limits, against is not None, cached, uncached))
     if problems and against is not None:
         problems.extend(_begin(decoder, against, ids[0]))
-    notes = [] if decoder.cache else ["the decoder has no caches: nothing was decoded token by token"]
+    notes = (
+        []
+        if decoder.cache
+        else [Note("decoder-without-caches", "the decoder has no caches: nothing was decoded token by token")]
+    )
     speed: tuple[DecodingSpeed, ...] = ()
     memory: tuple[int | None, int | None] = (None, None)
     if latency:
         speed = compare_speed(decoder, against, ids[0])
         memory = (None if against is None else peak_memory(against, ids[0]), peak_memory(decoder, ids[0]))
     else:
-        notes.append("speed and memory were not measured")
+        notes.append(Note("speed-not-measured", "speed and memory were not measured"))
     return DecoderEvaluation(
         model=str(decoder.model),
         against=None if against is None else str(against.model),

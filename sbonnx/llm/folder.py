@@ -11,6 +11,7 @@ from typing import Any, Final
 from sbonnx.graph.storage.output_folder import OutputFolder, is_own_file, left_out_notes
 from sbonnx.llm.layout import CONFIG, GENAI_CONFIG, TOKENIZER, TOKENIZER_CONFIG, Decoder
 from sbonnx.llm.texts import TEMPLATE_FILE
+from sbonnx.report.codes import Note
 
 PROVENANCE: Final = "sbonnx_llm.json"
 """Recipe, digest of the texts and figures of the evaluation."""
@@ -45,7 +46,7 @@ def model_place(decoder: Decoder, stage: Path) -> Path:
     return place
 
 
-def copy_rest(decoder: Decoder, stage: Path) -> list[str]:
+def copy_rest(decoder: Decoder, stage: Path) -> list[Note]:
     """Copy configuration and tokenizer files into the output folder, and link everything else.
 
     The float model and its external data are left out. A single file gets its tokenizer and configurations beside it.
@@ -56,7 +57,7 @@ def copy_rest(decoder: Decoder, stage: Path) -> list[str]:
     Raises:
         OSError: a file cannot be copied.
     """
-    notes: list[str] = []
+    notes: list[Note] = []
     if decoder.folder is not None:
         notes = _folder(stage, decoder).copy_source(stage, copied=COPIED)
     else:

@@ -50,7 +50,7 @@ def from_dict(values: dict[str, Any]) -> Plan:
                 )
                 for row in values["sites"]
             ),
-            refusals=tuple(Refusal(**row) for row in values["refusals"]),
+            refusals=tuple(Refusal.from_dict(row) for row in values["refusals"]),
             backend=values["backend"],
             scale_rule=values["scale_rule"],
             weights=values["weights"],

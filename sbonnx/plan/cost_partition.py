@@ -15,6 +15,7 @@ from sbonnx.ops import MOVES_DATA
 from sbonnx.plan.flow_network import FlowNetwork
 from sbonnx.plan.survey import Survey
 from sbonnx.plan.times import Crossing, GraphTimes, Side
+from sbonnx.report.codes import Reason
 
 INTEGERS: Final = Side.INTEGERS
 FLOATS: Final = Side.FLOATS
@@ -135,7 +136,7 @@ def slower_in_integers(
     folds: frozenset[str],
     times: GraphTimes,
     continues: frozenset[str] = frozenset(),
-) -> dict[str, str]:
+) -> dict[str, Reason]:
     """Find the ops that would be slower in integers than in float, with the reason.
 
     Args:
@@ -156,8 +157,9 @@ def slower_in_integers(
     found = {}
     for name in sorted(floats):
         price = times.prices[name]
-        found[name] = (
+        found[name] = Reason(
+            "slower-in-integers",
             f"it would be slower in integers: its kernel takes about {price.integers / 1000:.0f} µs a sample and the "
-            f"conversions at its edges more, in float it takes {price.floats / 1000:.0f} µs"
+            f"conversions at its edges more, in float it takes {price.floats / 1000:.0f} µs",
         )
     return found

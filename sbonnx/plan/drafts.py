@@ -12,7 +12,7 @@ from sbonnx.ops import CONCATS, MOVES_DATA, PADS, PICKS_MAX
 from sbonnx.plan.survey import Survey
 from sbonnx.plan.types import GivenParams, ObserverChoice, Reader, Role, RoundingChoice, Site
 from sbonnx.recipe import Recipe
-from sbonnx.report import Refusal
+from sbonnx.report import Reason, Refusal
 from sbonnx.spec import QuantSpec
 
 SHORT_BITS: Final = 7
@@ -49,7 +49,7 @@ class Drafts:
         self._parents: dict[str, str] = {}
         self._tied: set[str] = set()
 
-    def refuse(self, what: str, where: str, why: str) -> None:
+    def refuse(self, what: str, where: str, why: Reason) -> None:
         """Record a refusal."""
         self._refusals[Refusal(what, where, why)] = None
 
@@ -151,8 +151,12 @@ def tie(survey: Survey, recipe: Recipe, backend: Backend, drafts: Drafts) -> Non
     for key, draft in drafts.by_key.items():
         group = recipe.shared_group(draft.tensor) if draft.role == "activation" else None
         if group is not None and not drafts.join(first.setdefault(group, key), key):
-            alone = "it has one scale per channel"
-            why = alone if draft.spec.axis is not None else f"its type differs from that of '{first[group]}'"
+            alone = Reason("scale-per-channel", "it has one scale per channel")
+            why = (
+                alone
+                if draft.spec.axis is not None
+                else Reason("types-differ", f"its type differs from that of '{first[group]}'")
+            )
             drafts.refuse("share scale", draft.tensor, why)
 
 
@@ -186,7 +190,7 @@ def _tie_concat(node: Node, drafts: Drafts, *, whole: bool) -> None:
         drafts.join(keys[0], other)
 
 
-def feed_bodies(survey: Survey, recipe: Recipe, drafts: Drafts) -> dict[str, str]:
+def feed_bodies(survey: Survey, recipe: Recipe, drafts: Drafts) -> dict[str, Reason]:
     """Let Loop, Scan and the nodes of their bodies read dequantized weights that linear nodes outside have as integers.
 
     The file would hold such a weight twice, as integers and as floats. In place, in `drafts`; below 7 bits, and in
@@ -195,7 +199,7 @@ def feed_bodies(survey: Survey, recipe: Recipe, drafts: Drafts) -> dict[str, str
     Returns:
         the nodes whose weight is not quantized, each with the reason.
     """
-    declined: dict[str, str] = {}
+    declined: dict[str, Reason] = {}
     for draft in drafts.by_key.values():
         reader = next(iter(draft.readers), None)
         if draft.role != "weight" or reader is None:
@@ -211,8 +215,9 @@ def feed_bodies(survey: Survey, recipe: Recipe, drafts: Drafts) -> dict[str, str
             draft.readers |= {Reader(node.name, index): None for node, index in inside}
             continue
         loop = survey.in_loop.get(inside[0][0].name, inside[0][0].name)
-        why = (
-            f"the body of '{loop}' needs its weight in float: with {draft.spec.bits} bits the file would hold it twice"
+        why = Reason(
+            "body-needs-weight",
+            f"the body of '{loop}' needs its weight in float: with {draft.spec.bits} bits the file would hold it twice",
         )
         declined |= dict.fromkeys((one.node for one in draft.readers), why)
         draft.readers.clear()

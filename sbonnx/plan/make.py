@@ -26,14 +26,11 @@ from sbonnx.recipe import Recipe
 from sbonnx.recipe.names import LEARNED, UNIFORM
 from sbonnx.recipe.resolve import tensor_hit
 from sbonnx.recipe.sections.quantizers import AUTO
-from sbonnx.report import Refusal
+from sbonnx.report import Reason, Refusal
 from sbonnx.rounding import ROUNDERS
 
 CONTINUES: Final = frozenset({"input_written", "between_linear"})
 """Conditions of rules (`Rule.when`) that only apply behind integer kernels."""
-
-LEARNS: Final = "learn scales"
-"""Title of the refusals for quantizer types that need training."""
 
 
 def make(
@@ -42,7 +39,7 @@ def make(
     backend: Backend,
     *,
     observers: frozenset[str],
-    declined: Mapping[str, str] = MappingProxyType({}),
+    declined: Mapping[str, Reason] = MappingProxyType({}),
 ) -> Plan:
     """Plan which tensors get a Q/DQ pair, of which type, for which readers, and why. Pure: the graph is not changed.
 
@@ -80,7 +77,7 @@ class Planner:
         costs, survey = costs_of(self._recipe, self._backend), self._survey
         return None if costs is None else GraphTimes.of((at.node for at in survey.places), survey.outputs, costs)
 
-    def plan(self, declined: Mapping[str, str] = MappingProxyType({})) -> Plan:
+    def plan(self, declined: Mapping[str, Reason] = MappingProxyType({})) -> Plan:
         """Return the plan with the named nodes left float, see `make`."""
         survey, recipe, backend = self._survey, self._recipe, self._backend
         if recipe.mode == "static":
@@ -114,7 +111,7 @@ class Planner:
             cpu=target_cpu(recipe.cpu).name if backend.numbers.saturates else "",
         )
 
-    def _placed(self, declined: Mapping[str, str]) -> Drafts:
+    def _placed(self, declined: Mapping[str, Reason]) -> Drafts:
         """Place the sites that the rules ask for, except at `declined` nodes and where integers are slower than float.
 
         The costs of the backend's kernels decide which are slower.
@@ -136,7 +133,7 @@ class Planner:
             feed_bodies(self._survey, self._recipe, drafts)
         return drafts
 
-    def _walked(self, declined: Mapping[str, str]) -> tuple[Drafts, Placer]:
+    def _walked(self, declined: Mapping[str, Reason]) -> tuple[Drafts, Placer]:
         """Place the sites that the rules ask for, except at `declined` nodes."""
         drafts = Drafts()
         placer = Placer(self._survey, self._recipe, self._backend, drafts, declined=declined, short_weights=self._short)
@@ -170,17 +167,30 @@ def _idle(sites: Sequence[Site], recipe: Recipe, backend: Backend) -> Iterator[R
     """Yield refusals for recipe requests without effect: due to the backend, or because no quantized tensor matches."""
     separates = any(rule.when == "not_after_producer" for rule in backend.placement.rules)
     if not recipe.schedule.disable_unnecessary_quant and not separates:
-        why = f"{backend.name} folds activations into the op before: no pair stands between"
+        why = Reason(
+            "activations-are-folded", f"{backend.name} folds activations into the op before: no pair stands between"
+        )
         yield Refusal("quantize before activations", "SCHEDULE.DISABLE_UNNECESSARY_QUANT", why)
     if recipe.cpu != THIS and not backend.numbers.saturates:
-        yield Refusal("choose weights for a CPU", "CPU", f"files for {backend.name} compute the same on every CPU")
+        yield Refusal(
+            "choose weights for a CPU",
+            "CPU",
+            Reason("same-on-every-cpu", f"files for {backend.name} compute the same on every CPU"),
+        )
     for key, kind in recipe.learned_types():
-        why = f"{kind} needs training: ranges are those of the observer; to train, use sbonnx qat or init_QAT()"
-        yield Refusal(LEARNS, key, why)
+        why = Reason(
+            "needs-training",
+            f"{kind} needs training: ranges are those of the observer; to train, use sbonnx qat or init_QAT()",
+        )
+        yield Refusal("learn scales", key, why)
     for pattern in recipe.ranges:
         if not any(tensor_hit((pattern,), site.tensor) for site in sites if site.role != "bias"):
-            yield Refusal("fix range", pattern, "it is not quantized, or was fused away")
+            yield Refusal("fix range", pattern, Reason("range-not-used", "it is not quantized, or was fused away"))
     for group in recipe.shared_scales:
         tensors = {site.tensor for site in sites if site.role == "activation" and tensor_hit(group, site.tensor)}
         if len(tensors) < 2:
-            yield Refusal("share scale", ", ".join(group), "fewer than two of them are quantized activations")
+            yield Refusal(
+                "share scale",
+                ", ".join(group),
+                Reason("too-few-to-share", "fewer than two of them are quantized activations"),
+            )

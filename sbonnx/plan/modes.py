@@ -18,6 +18,7 @@ from sbonnx.plan.site_builder import SiteBuilder, in_blocks, weight_draft
 from sbonnx.plan.survey import LinearInputs, Place, weighted
 from sbonnx.plan.types import Reader
 from sbonnx.recipe import TensorSettings
+from sbonnx.report.codes import Reason
 from sbonnx.spec import QuantSpec
 
 DYNAMIC: Final = "dynamic"
@@ -37,7 +38,7 @@ class ModePlacer(SiteBuilder):
 
     def run(self) -> None:
         """Place every site, in topological order."""
-        why = f"MODE: {self.recipe.mode} quantizes weights, and measures nothing"
+        why = Reason("nothing-measured", f"MODE: {self.recipe.mode} quantizes weights, and measures nothing")
         if self.recipe.calibration.asym.enable:
             self.drafts.refuse("measure behind quantized layers", "CALIBRATION.ASYM", why)
         for name, wanted in self.recipe.quantize_inputs_of:
@@ -46,16 +47,18 @@ class ModePlacer(SiteBuilder):
         for place in self.survey.places:
             node = place.node
             if node.op in INTEGER_OPS:
-                self._refuse(node, f"{node.op}: is quantized already")
+                self._refuse(node, Reason("already-quantized", f"{node.op}: is quantized already"))
             elif node.op in EMBEDDING:
                 self._at_table(place)
             elif node.op in LINEAR:
                 self._at_linear(place)
             elif node.op in RECURRENT:
-                self._refuse(node, f"{node.op}: its state is computed inside, out of reach of Q/DQ")
+                self._refuse(
+                    node, Reason("state-inside", f"{node.op}: its state is computed inside, out of reach of Q/DQ")
+                )
                 self.recurrent(place)
 
-    def _refuse(self, node: Node, why: str) -> None:
+    def _refuse(self, node: Node, why: Reason) -> None:
         self.drafts.refuse("quantize", node.name, why)
 
     def _at_linear(self, place: Place) -> None:
@@ -77,34 +80,36 @@ class ModePlacer(SiteBuilder):
     def _limits(self) -> ModeLimits:
         return self.backend.modes[self.recipe.mode]
 
-    def _obstacles(self, place: Place, at: LinearInputs | None) -> Iterator[str]:
+    def _obstacles(self, place: Place, at: LinearInputs | None) -> Iterator[Reason]:
         """Yield the reasons why the product of a node stays float; nothing if it can be quantized."""
         node = place.node
         if node.op not in MATRIX_PRODUCTS:
-            yield f"{node.op}: {CONVOLUTION[self.recipe.mode]}"
+            yield Reason("not-matrix-product", f"{node.op}: {CONVOLUTION[self.recipe.mode]}")
         if node.name in self.survey.in_loop:
-            yield f"it is in the body of '{self.survey.in_loop[node.name]}', which runs step by step"
+            yield Reason(
+                "in-loop-body", f"it is in the body of '{self.survey.in_loop[node.name]}', which runs step by step"
+            )
         if at is None:
             yield _no_weight(node)
             return
         if at.weight == 0:
-            yield "the constant is the left factor; kernels require it on the right"
+            yield Reason("constant-on-left", "the constant is the left factor; kernels require it on the right")
         weight, data = node.inputs[at.weight], node.inputs[at.data]
         if len(weight.shape) != 2:
-            yield f"its weight has {len(weight.shape)} axes, a matrix is required"
+            yield Reason("weight-not-matrix", f"its weight has {len(weight.shape)} axes, a matrix is required")
         if isinstance(data, Constant):
-            yield "both inputs are constants"
+            yield Reason("both-inputs-constant", "both inputs are constants")
         if query.rank(data) in (0, 1):
-            yield f"its input '{data.name}' is no matrix"
+            yield Reason("input-not-matrix", f"its input '{data.name}' is no matrix")
         yield from _gemm(node, at)
         kind = query.dtype(data) or query.dtype(weight)  # both are of one type
         if self.recipe.mode == DYNAMIC and kind != np.dtype(np.float32):
-            yield f"its type is {kind}, scales are computed from float32 only"
+            yield Reason("type-not-float32", f"its type is {kind}, scales are computed from float32 only")
         size, asked = int(np.prod(weight.shape)), self.recipe.min_weight_size
         least = self._limits.smallest if asked is None else asked
         if size < least:
             why = "" if asked is not None else f", below which {self._limits.below}"
-            yield f"it has {size} weights; MIN_WEIGHT_SIZE is {least}{why}"
+            yield Reason("weight-too-small", f"it has {size} weights; MIN_WEIGHT_SIZE is {least}{why}")
 
     def _weight(self, place: Place, index: int, axis: int | None, why: str) -> None:
         """Add a site on the weight at input `index`, unless the recipe keeps it float."""
@@ -126,7 +131,9 @@ class ModePlacer(SiteBuilder):
             stored = nbits_kernels.stored_bits(spec.bits)
             slow = nbits_kernels.slow_path(stored, spec.block_size, self.recipe.usual_level)
             if slow is not None:
-                self.drafts.refuse("take a fast kernel", f"MatMulNBits of {stored} bits", slow.text())
+                self.drafts.refuse(
+                    "take a fast kernel", f"MatMulNBits of {stored} bits", Reason("slow-block-kernel", slow.text())
+                )
 
     def _add(
         self, place: Place, reader: Reader, weight: Tensor, spec: QuantSpec, settings: TensorSettings, why: str
@@ -134,7 +141,7 @@ class ModePlacer(SiteBuilder):
         """Add a site for one reader of a weight: one for all readers of the same codes, in any scope."""
         unfit = self.numbers.unfit(place.node, spec)
         if unfit is not None:
-            self.drafts.refuse("quantize weight", place.node.name, unfit)
+            self.drafts.refuse("quantize weight", place.node.name, Reason.of(unfit, "by-backend"))
             return
         home = replace(place, scope=self.survey.scope_of_readers(weight))
         self.drafts.add(weight_draft(home, weight, spec, settings, why, self.recipe.mode), reader)
@@ -173,10 +180,12 @@ class ModePlacer(SiteBuilder):
         if not wanted or not str(query.dtype(table.matrix)).startswith("float"):
             return
         if self.recipe.mode == DYNAMIC:
-            self._refuse(node, "a table has no input whose scale could be computed at run time")
+            self._refuse(
+                node, Reason("table-without-input", "a table has no input whose scale could be computed at run time")
+            )
             return
         if node.name in self.survey.in_loop:
-            self._refuse(node, f"it is in the body of '{self.survey.in_loop[node.name]}'")
+            self._refuse(node, Reason("in-loop-body", f"it is in the body of '{self.survey.in_loop[node.name]}'"))
             return
         settings = self.settings_of("w", node, table.matrix)
         if settings is None:
@@ -189,31 +198,41 @@ class ModePlacer(SiteBuilder):
             spec = replace(spec, axis=table.row_axis, block_size=size)
         elif self.backend.files.integer_operators:
             even = "an even number of " if settings.bits <= 4 else ""
-            self._refuse(node, f"rows of {length} values do not divide into {even}blocks of {MIN_BLOCK} or more")
+            self._refuse(
+                node,
+                Reason(
+                    "rows-not-in-blocks",
+                    f"rows of {length} values do not divide into {even}blocks of {MIN_BLOCK} or more",
+                ),
+            )
             return
         why = "rows of an embedding: weights alone are rounded"
         self._add(place, Reader(table.reader.name, 0), table.matrix, spec, settings, why)
 
 
-def _no_weight(node: Node) -> str:
+def _no_weight(node: Node) -> Reason:
     """Return why an op that could have a weight has none."""
     second = node.inputs[1] if len(node.inputs) > 1 else node.inputs[0]
     producer = query.producer(second)
     if producer is not None and producer.op in DEQUANTIZE:
-        return "its weight is quantized already"
-    return f"its weight is {query.dtype(second)}" if isinstance(second, Constant) else "it multiplies two activations"
+        return Reason("already-quantized", "its weight is quantized already")
+    return (
+        Reason("weight-type", f"its weight is {query.dtype(second)}")
+        if isinstance(second, Constant)
+        else Reason("two-activations", "it multiplies two activations")
+    )
 
 
-def _gemm(node: Node, at: LinearInputs) -> Iterator[str]:
+def _gemm(node: Node, at: LinearInputs) -> Iterator[Reason]:
     """Yield the reasons that follow from Gemm attributes that the kernels do not support."""
     if node.op != "Gemm":
         return
     if node.attrs.get("transA", 0):
-        yield "Gemm with transA, which kernels do not support"
+        yield Reason("gemm-transposes-input", "Gemm with transA, which kernels do not support")
     if float(node.attrs.get("alpha", 1.0)) <= 0:
-        yield f"Gemm with alpha {node.attrs['alpha']:g}, which cannot be folded into a scale"
+        yield Reason("gemm-alpha", f"Gemm with alpha {node.attrs['alpha']:g}, which cannot be folded into a scale")
     if float(node.attrs.get("beta", 1.0)) != 1 and at.bias is not None:
         addend, weight = node.inputs[at.bias], node.inputs[at.weight]
         width = weight.shape[at.axis or 0]
         if not isinstance(addend, Constant) or int(np.prod(addend.shape)) != width or addend.shape[-1:] != (width,):
-            yield f"Gemm with beta {node.attrs['beta']:g} on an addend that is no constant vector"
+            yield Reason("gemm-beta", f"Gemm with beta {node.attrs['beta']:g} on an addend that is no constant vector")

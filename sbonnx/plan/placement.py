@@ -14,6 +14,7 @@ from sbonnx.patterns import Block
 from sbonnx.plan.site_builder import SiteBuilder, spec_of, weight_spec
 from sbonnx.plan.survey import FLOATS, LinearInputs, Place, weighted
 from sbonnx.plan.types import GivenParams, Reader
+from sbonnx.report.codes import Reason
 
 NORM_SCALE, NORM_BIAS = 1, 2
 """Inputs of a normalization that hold its scale and its bias."""
@@ -35,7 +36,7 @@ class Placer(SiteBuilder):
 
     integer: set[str] = field(default_factory=set)
     ruled: set[str] = field(default_factory=set)
-    declined: Mapping[str, str] = field(default_factory=dict)
+    declined: Mapping[str, Reason] = field(default_factory=dict)
     capable: dict[str, Node] = field(default_factory=dict)
 
     def run(self) -> None:
@@ -50,11 +51,11 @@ class Placer(SiteBuilder):
                 continue
             if node.op in INTEGER_OPS | RECURRENT:
                 why = (
-                    "its state is computed inside, out of reach of Q/DQ"
+                    Reason("state-inside", "its state is computed inside, out of reach of Q/DQ")
                     if node.op in RECURRENT
-                    else "is quantized already"
+                    else Reason("already-quantized", "is quantized already")
                 )
-                self.drafts.refuse("quantize", node.name, f"{node.op}: {why}")
+                self.drafts.refuse("quantize", node.name, Reason(why.code, f"{node.op}: {why}"))
                 if node.op in RECURRENT:
                     self.recurrent(place)
                 continue
@@ -65,7 +66,11 @@ class Placer(SiteBuilder):
             if node.op in self.rules.linear and at is not None:
                 self._at_linear(place, at)
             elif node.op in LINEAR and at is not None:
-                self.drafts.refuse("quantize", node.name, f"{self.backend.name} has no integer kernel for {node.op}")
+                self.drafts.refuse(
+                    "quantize",
+                    node.name,
+                    Reason("no-integer-kernel", f"{self.backend.name} has no integer kernel for {node.op}"),
+                )
             elif node.op in EMBEDDING and isinstance(node.inputs[0], Constant):
                 self._at_embedding(place)
             else:
@@ -85,7 +90,11 @@ class Placer(SiteBuilder):
     def _refuse_loop(self, node: Node) -> None:
         if node.op in LINEAR:
             loop = self.survey.in_loop[node.name]
-            self.drafts.refuse("quantize", node.name, f"it is in the body of '{loop}', whose steps are not observed")
+            self.drafts.refuse(
+                "quantize",
+                node.name,
+                Reason("in-loop-body", f"it is in the body of '{loop}', whose steps are not observed"),
+            )
 
     # --- one op ---------------------------------------------------------------------------------------
 
@@ -96,7 +105,11 @@ class Placer(SiteBuilder):
             self._at_unit(place, unit)
             return
         if at.weight == 0 and not self.numbers.any_bits:
-            self.drafts.refuse("quantize", node.name, f"{self.backend.name} wants the constant on the right of MatMul")
+            self.drafts.refuse(
+                "quantize",
+                node.name,
+                Reason("constant-on-left", f"{self.backend.name} wants the constant on the right of MatMul"),
+            )
             return
         wanted = self.recipe.settings(
             "w", node=node.name, op=node.op, tensor=node.inputs[at.weight].name, place=self.survey.place_of(node)
@@ -104,7 +117,11 @@ class Placer(SiteBuilder):
         kind = weight_spec(self.backend, node, at.weight, at.axis, wanted) if wanted.enabled else None
         if kind is not None and self.numbers.block_sizes(kind) and not isinstance(node.inputs[at.data], Constant):
             if self.weight(place, at.weight, at.axis, f"weight of {node.op}, whose input stays float") is not None:
-                self.drafts.refuse("quantize input", node.name, f"{self.backend.name} has int4 for weights alone")
+                self.drafts.refuse(
+                    "quantize input",
+                    node.name,
+                    Reason("weights-alone", f"{self.backend.name} has int4 for weights alone"),
+                )
             return
         slow = (
             self.declined.get(node.name)
@@ -112,15 +129,17 @@ class Placer(SiteBuilder):
             or (None if kind is None else self.numbers.unfit(node, kind))
         )
         if isinstance(node.inputs[at.data], Constant):
-            slow = "both inputs are constants"
+            slow = Reason("both-inputs-constant", "both inputs are constants")
         if node.op in self.rules.linear_output and self._writes_float_output(node):
-            slow = f"it writes an output of the graph, which stays float, and so does {node.op}"
+            slow = Reason(
+                "writes-output", f"it writes an output of the graph, which stays float, and so does {node.op}"
+            )
         if slow is not None:
-            self.drafts.refuse("quantize", node.name, slow)
+            self.drafts.refuse("quantize", node.name, Reason.of(slow, "by-backend"))
             return
         data = self.activation(node, at.data, f"input of {node.op}", "linear")
         if data is None and not self.numbers.any_bits:
-            self.drafts.refuse("quantize weight", node.name, "its input stays float")
+            self.drafts.refuse("quantize weight", node.name, Reason("input-stays-float", "its input stays float"))
             return
         weight = self.weight(place, at.weight, at.axis, f"weight of {node.op}")
         if data is not None and weight is not None:
@@ -260,7 +279,7 @@ class Placer(SiteBuilder):
         if any(tensor.name in self.written for tensor in node.outputs):
             return  # folded into the op before it
         if self._writes_float_output(node):
-            why = f"it writes an output of the graph, which stays float, and so does {node.op}"
+            why = Reason("writes-output", f"it writes an output of the graph, which stays float, and so does {node.op}")
             self.drafts.refuse("quantize", node.name, why)
             return
         dynamic = [i for i, tensor in enumerate(node.inputs) if self.survey.quantizable(tensor) is None]

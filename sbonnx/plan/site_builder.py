@@ -18,6 +18,7 @@ from sbonnx.plan.survey import Place, Survey
 from sbonnx.plan.types import ObserverChoice, Reader, RoundingChoice
 from sbonnx.recipe import Recipe, TensorSettings
 from sbonnx.recipe.names import NEAREST
+from sbonnx.report.codes import Reason
 from sbonnx.spec import BIAS_BITS, QuantSpec
 
 RECURRENT_WEIGHTS = (1, 2)
@@ -101,10 +102,12 @@ class SiteBuilder:
         )
         if not settings.enabled:
             what = "quantize weight" if side == "w" else "quantize input"
-            self.drafts.refuse(what, node.name, f"the recipe says so ({settings.why})")
+            self.drafts.refuse(what, node.name, Reason("recipe", f"the recipe says so ({settings.why})"))
             return None
         if side == "a" and tensor.name in self.survey.inputs and not self.recipe.quantizes_graph("inputs"):
-            self.drafts.refuse("quantize input", node.name, f"'{tensor.name}': the recipe says so (QUANTIZE_IO)")
+            self.drafts.refuse(
+                "quantize input", node.name, Reason("recipe", f"'{tensor.name}': the recipe says so (QUANTIZE_IO)")
+            )
             return None
         return settings
 
@@ -116,7 +119,7 @@ class SiteBuilder:
             return None
         obstacle = self.survey.quantizable(tensor)
         if obstacle is not None:
-            self.drafts.refuse("quantize input", node.name, f"'{tensor.name}': {obstacle}")
+            self.drafts.refuse("quantize input", node.name, Reason(obstacle.code, f"'{tensor.name}': {obstacle}"))
             return None
         if self.numbers.centred(node, index):
             settings = replace(settings, symmetric=True)
@@ -124,7 +127,10 @@ class SiteBuilder:
         if tensor.name in self.written:
             key = self.written[tensor.name]  # all readers already have this pair
             if self.drafts.by_key[key].spec != spec:
-                why = f"'{tensor.name}' is written as {self.drafts.by_key[key].spec.label()} for all its readers"
+                why = Reason(
+                    "one-type-for-readers",
+                    f"'{tensor.name}' is written as {self.drafts.by_key[key].spec.label()} for all its readers",
+                )
                 self.drafts.refuse(f"quantize input as {spec.label()}", node.name, why)
             return key
         key = self.open_site(tensor, spec, settings, why, rule)
@@ -137,7 +143,9 @@ class SiteBuilder:
         if not settings.per_channel or (query.rank(tensor) or 0) <= axis:
             return None  # without such an axis the whole tensor has one scale
         if node.op in MATRIX_PRODUCTS:
-            why = f"{node.op} sums over the channels of its input: one scale for the whole tensor"
+            why = Reason(
+                "one-scale-for-tensor", f"{node.op} sums over the channels of its input: one scale for the whole tensor"
+            )
             self.drafts.refuse("quantize input per channel", node.name, why)
             return None
         return axis
@@ -164,12 +172,17 @@ class SiteBuilder:
             return None
         spec = weight_spec(self.backend, node, index, axis, settings)
         if settings.per_channel and in_batches(node, index):
-            why_one = f"'{tensor.name}' is a batch of matrices: integer kernels want one scale for the whole tensor"
+            why_one = Reason(
+                "one-scale-for-tensor",
+                f"'{tensor.name}' is a batch of matrices: integer kernels want one scale for the whole tensor",
+            )
             self.drafts.refuse("quantize weight per channel", node.name, why_one)
         spec = self.safe_sums(node, index, spec)
-        why_not = f"'{tensor.name}' is empty" if 0 in tensor.shape else self.numbers.unfit(node, spec)
+        why_not = (
+            Reason("weight-empty", f"'{tensor.name}' is empty") if 0 in tensor.shape else self.numbers.unfit(node, spec)
+        )
         if why_not is not None:
-            self.drafts.refuse("quantize weight", node.name, why_not)
+            self.drafts.refuse("quantize weight", node.name, Reason.of(why_not, "by-backend"))
             return None
         return self.drafts.add(weight_draft(place, tensor, spec, settings, why, "weight"), Reader(node.name, index))
 
@@ -186,7 +199,10 @@ class SiteBuilder:
             if not isinstance(tensor, Constant) or query.dtype(tensor) != np.dtype(np.float32) or 0 in tensor.shape:
                 continue
             if index == RECURRENT_WEIGHTS[0] and self._reads_model_input(node.inputs[0]):
-                why = "it reads an input of the model, whose features may differ in scale: its input weights stay float"
+                why = Reason(
+                    "first-layer-features",
+                    "it reads an input of the model, whose features may differ in scale: its input weights stay float",
+                )
                 self.drafts.refuse("quantize weight", node.name, why)
                 continue
             settings = self.settings_of("w", node, tensor)

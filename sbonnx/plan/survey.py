@@ -12,6 +12,7 @@ from sbonnx.linear.embedding import constant_tables
 from sbonnx.linear.layer import channel_axes, weight_index
 from sbonnx.ops import DEQUANTIZE, LINEAR, MATRIX_PRODUCTS
 from sbonnx.patterns import Block, find_blocks
+from sbonnx.report.codes import Reason
 
 FLOATS: Final = (np.dtype(np.float32), np.dtype(np.float16))
 """Types of weights and activations that are quantized."""
@@ -146,22 +147,24 @@ class Survey:
                 found.update(tensor.name for _, body in query.bodies(node) for tensor in body.outputs)
         return found
 
-    def quantizable(self, tensor: Tensor) -> str | None:
+    def quantizable(self, tensor: Tensor) -> Reason | None:
         """Return the reason why an activation cannot be quantized, or None."""
         if tensor.is_empty():
-            return "the input is absent"
+            return Reason("input-absent", "the input is absent")
         if isinstance(tensor, Constant):
-            return "it is a constant"
+            return Reason("input-constant", "it is a constant")
         kind = query.dtype(tensor)
         if kind is None:
-            return "its type is unknown"
+            return Reason("type-unknown", "its type is unknown")
         if kind not in FLOATS:
-            return f"its type is {kind}"
+            return Reason("type-not-float", f"its type is {kind}")
         producer = query.producer(tensor)
         if producer is not None and producer.op in DEQUANTIZE:
-            return "the model quantizes it already"
+            return Reason("already-quantized", "the model quantizes it already")
         if producer is not None and producer.op == "AveragePool" and set(producer.attrs.get("dilations", ())) - {1}:
-            return f"onnxruntime has no integer kernel for the dilations of '{producer.name}'"
+            return Reason(
+                "no-integer-kernel", f"onnxruntime has no integer kernel for the dilations of '{producer.name}'"
+            )
         return None
 
 

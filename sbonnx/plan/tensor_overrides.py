@@ -13,7 +13,7 @@ from sbonnx.errors import RecipeError
 from sbonnx.graph import Tensor, query
 from sbonnx.plan.override_file import TensorOverride, type_name
 from sbonnx.plan.types import GivenParams, Plan, Site, Solution
-from sbonnx.report import Refusal
+from sbonnx.report import Reason, Refusal
 from sbonnx.spec import Bounds, QuantSpec, params_from_bounds
 
 WHAT = "override quantization"
@@ -52,12 +52,16 @@ def overridden(
         result.append(site)
     quantized = {site.tensor for site in result if site.role != "bias"}
     refusals = [
-        Refusal(WHAT, tensor, "it is not quantized, was fused away, or is a bias")
+        Refusal(WHAT, tensor, Reason("override-not-used", "it is not quantized, was fused away, or is a bias"))
         for tensor in overrides
         if tensor not in quantized
     ]
     refusals += [
-        Refusal(WHAT, tensor, "reduce_range is for kernels that saturate: weights keep their bits")
+        Refusal(
+            WHAT,
+            tensor,
+            Reason("reduce-range-without-effect", "reduce_range is for kernels that saturate: weights keep their bits"),
+        )
         for tensor, override in overrides.items()
         if override.reduce_range
     ]

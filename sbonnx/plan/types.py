@@ -12,7 +12,7 @@ import numpy as np
 from sbonnx.cpu import CPUS
 from sbonnx.html_report import Card, render_card
 from sbonnx.plan.magnitudes import Magnitudes
-from sbonnx.report import Refusal
+from sbonnx.report import Note, Refusal
 from sbonnx.spec import ANY_SCALE, Array, Bounds, QParams, QuantSpec, ScaleLimits, ScaleRule
 
 Role = Literal["activation", "weight", "bias"]
@@ -135,13 +135,14 @@ class Plan:
 
     def _repr_html_(self) -> str:
         """Return the summary that notebooks show: counts of sites by role, and reasons of what is not quantized."""
-        counts = Counter(refusal.why for refusal in self.refusals)
+        counts = Counter(refusal.code for refusal in self.refusals)
+        first = {refusal.code: refusal.why for refusal in reversed(self.refusals)}
         roles = [(f"{role} sites", str(len(self.of_role(role)))) for role in ROLES]
         card = Card(
             title=f"Plan for {self.backend}: {len(self.sites)} quantized tensors, {len(self.refusals)} refusals",
             facts=roles,
             columns=("not quantized because", "times"),
-            rows=[(why, str(count)) for why, count in counts.most_common()],
+            rows=[(first[code], str(count)) for code, count in counts.most_common()],
             hint="all: .sites, .refusals",
         )
         return render_card(card)
@@ -201,7 +202,7 @@ class Solution:
     refusals: tuple[Refusal, ...] = ()
     samples: int = 0
     bias_scales: Mapping[str, Array] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     unread: frozenset[Reader] = frozenset()
     magnitudes: Mapping[str, Magnitudes] = field(default_factory=dict)
     constants: Mapping[str, Array] = field(default_factory=dict)

@@ -16,7 +16,7 @@ from sbonnx.ops import QUANTIZE
 from sbonnx.plan.magnitudes import KINDS, FloatKind, Magnitudes
 from sbonnx.precision.decide import Decision, decide
 from sbonnx.precision.representable import FLOAT32, Ranges, Slots, is_float32, narrowed
-from sbonnx.report import Refusal
+from sbonnx.report import Note, Refusal
 
 OPSET: Final = {"fp32": 13, "fp16": 13, "bf16": 22}
 """First opset in which common ops support the type: convolutions and pools have bfloat16 since 22. Q/DQ needs 19."""
@@ -31,7 +31,7 @@ class PrecisionResult:
         refusals: what stays float32 with the direct reason; nodes that stay float32 because of these are only counted.
     """
 
-    notes: tuple[str, ...]
+    notes: tuple[Note, ...]
     refusals: tuple[Refusal, ...]
 
 
@@ -64,10 +64,17 @@ def convert(graph: Graph, magnitudes: Mapping[str, Magnitudes], kind: str, keep_
     ]
     floats = [node for node in floats if node.op != "Cast"]
     narrow = sum(any(_is(tensor, chosen.dtype) for tensor in node.outputs) for node in floats)
-    notes = [f"{kind}: {narrow} of {len(floats)} float nodes converted, {len(floats) - narrow} stay float32"]
-    notes[0] += f", {max(casts, 0)} Casts between them and at the model's inputs and outputs"
+    notes = [
+        Note(
+            "float-converted",
+            f"{kind}: {narrow} of {len(floats)} float nodes converted, {len(floats) - narrow} stay float32, "
+            f"{max(casts, 0)} Casts between them and at the model's inputs and outputs",
+        )
+    ]
     if not keep_io and wide_edges:
-        notes.append(f"inputs and outputs that stay float32 for their values: {', '.join(wide_edges)}")
+        notes.append(
+            Note("edges-stay-float", f"inputs and outputs that stay float32 for their values: {', '.join(wide_edges)}")
+        )
     notes.extend(decision.notes)
     return PrecisionResult(tuple(notes), tuple(decision.refusals))
 

@@ -37,7 +37,7 @@ from sbonnx.precision.representable import (
     narrowed,
     slots_of,
 )
-from sbonnx.report import Refusal
+from sbonnx.report import Note, Reason, Refusal
 from sbonnx.spec import Array
 
 MASK_SHARE: Final = 4.0
@@ -64,13 +64,13 @@ class Replacement:
     Attributes:
         node, index: the input.
         values: float32.
-        why: one sentence for the notes.
+        why: the note about it; None without one.
     """
 
     node: Node
     index: int
     values: Array
-    why: str
+    why: Note | None
 
 
 def is_guard(node: Node, index: int, values: Array, kind: FloatKind) -> bool:
@@ -84,15 +84,16 @@ def guard(node: Node, index: int, values: Array, ranges: Ranges) -> Replacement 
     kind = ranges.kind
     near = narrowed(values, kind).astype(np.float32)
     if bool((np.abs(near - values) <= GUARD_ERROR * values).all()):
-        return Replacement(node, index, values, "")
+        return Replacement(node, index, values, None)
     others = [tensor for at, tensor in enumerate(node.inputs) if at != index and is_float32(tensor)]
     found = ranges.of(others[0]) if others else None
     room = UNSEEN_CHANGE if node.op == "Add" else 1.0
     if found is None or found.lo < 0 or found.zeros or found.nan or found.smallest < kind.normal * room:
         return None
-    why = (
+    why = Note(
+        "guard-raised",
         f"'{node.name}' ({node.op}): {float(values.min()):.1g}, which is 0 in {kind.name}, is {kind.normal:.2g} now; "
-        f"what it guards was never below {found.smallest:.2g}"
+        f"what it guards was never below {found.smallest:.2g}",
     )
     return Replacement(node, index, np.full_like(values, kind.normal), why)
 
@@ -132,7 +133,10 @@ def mask(
     small = kind.largest / MASK_SHARE
     huge = np.isfinite(values) & (np.abs(values) > small)
     held = np.where(huge, np.sign(values) * np.float32(small), values).astype(np.float32)
-    why = f"'{node.name}' ({node.op}): the mask {peak:.3g} is {small:.6g} in {kind.name}; a softmax reads it"
+    why = Note(
+        "mask-reduced",
+        f"'{node.name}' ({node.op}): the mask {peak:.3g} is {small:.6g} in {kind.name}; a softmax reads it",
+    )
     return Replacement(node, index, held, why), way
 
 
@@ -166,7 +170,10 @@ def replacement(
     """
     kind, peak = ranges.kind, finite_peak(values)
     if node.op in BOUNDS and not (node.op == "Clip" and index == 0) and peak > kind.largest:
-        why = f"'{node.name}' ({node.op}): its limit {peak:.3g} is {kind.largest:.6g}, the largest {kind.name}"
+        why = Note(
+            "limit-reduced",
+            f"'{node.name}' ({node.op}): its limit {peak:.3g} is {kind.largest:.6g}, the largest {kind.name}",
+        )
         return Replacement(node, index, np.clip(values, -kind.largest, kind.largest), why), []
     if is_guard(node, index, values, kind):
         return guard(node, index, values, ranges), []
@@ -194,7 +201,7 @@ class Decision:
     tensors: set[int] = field(default_factory=set)
     replaced: dict[tuple[int, int], Replacement] = field(default_factory=dict)
     refusals: list[Refusal] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
 
 
 def decide(graph: Graph, ranges: Ranges, *, keep_io: bool = True) -> Decision:
@@ -222,18 +229,21 @@ class _Decider:
         looped = []  # scopes of Loop and Scan, whose bodies run many times per sample and are not observed
         for scope, node in self.nodes:
             if node.op in CONTROL_FLOW and node.op != "If":
-                self._refuse(node.name, f"the body of a {node.op} is not observed: its values are not known")
+                self._refuse(
+                    node.name,
+                    Reason("body-not-observed", f"the body of a {node.op} is not observed: its values are not known"),
+                )
                 looped.append(f"{scope}/{node.name}/" if scope else f"{node.name}/")
         computed = _from_data(self.graph)
         for scope, node in self.nodes:
-            found = "" if any(scope.startswith(path) for path in looped) else self._node(node, computed)
+            found = None if any(scope.startswith(path) for path in looped) else self._node(node, computed)
             if isinstance(found, Slots):
                 self.made.slots[id(node)] = found
-            elif found:
+            elif found is not None:
                 self._refuse(node.name, found)
         for scope, tensor in self._floats():
             why = self.ranges.misfit(tensor) if id(tensor) not in self.excused | self.made.tensors else None
-            if why == UNSEEN:
+            if why is UNSEEN:
                 outer = next((known for known in self.unseen if not known or scope.startswith(f"{known}/")), scope)
                 self.unseen[outer] = self.unseen.get(outer, 0) + 1
             elif why is not None:
@@ -242,13 +252,15 @@ class _Decider:
                 self.made.tensors.add(id(tensor))
         for scope, count in self.unseen.items():
             where = scope or "the graph"
-            self._refuse(where, f"no sample reached {count} of its tensors: their values are not known")
+            self._refuse(
+                where, Reason("not-reached", f"no sample reached {count} of its tensors: their values are not known")
+            )
         self._spread()
         self._norms()
         self._follow()
         return self.made
 
-    def _refuse(self, where: str, why: str) -> None:
+    def _refuse(self, where: str, why: Reason) -> None:
         self.made.refusals.append(Refusal(f"convert to {self.kind.name}", where, why))
 
     def _floats(self) -> Iterator[tuple[str, Tensor]]:
@@ -258,26 +270,28 @@ class _Decider:
                 if is_float32(tensor) and isinstance(tensor, Variable):
                     yield scope, tensor
 
-    def _node(self, node: Node, computed: set[int]) -> Slots | str:
-        """Return the slots of a converted node, or why it is not converted, or "" if there is nothing to convert."""
+    def _node(self, node: Node, computed: set[int]) -> Slots | Reason | None:
+        """Return the slots of a converted node, or why it is not converted, or None if there is nothing to convert."""
         floats = [tensor for tensor in [*node.inputs, *node.outputs] if is_float32(tensor)]
         if not floats or node.op in CONTROL_FLOW:
-            return ""
+            return None
         if node.op in QDQ:  # converted if the scale, with which codes were computed, is exact in the type
             scale = query.constant(node.inputs[1])
             if scale is None or not exactly(scale, self.kind):
                 return (
-                    f"its scale is not exact in {self.kind.name}" if scale is not None else "its scale is not constant"
+                    Reason("scale-not-exact", f"its scale is not exact in {self.kind.name}")
+                    if scale is not None
+                    else Reason("scale-not-constant", "its scale is not constant")
                 )
             return slots_of(node, self.graph.opset, self.kind)
         if node.op in RECURRENT:
-            return f"the states inside {node.op} are not observed"
+            return Reason("states-not-observed", f"the states inside {node.op} are not observed")
         if node.op in COORDINATES:
-            return f"{node.op} reads positions"
+            return Reason("reads-positions", f"{node.op} reads positions")
         if node.op in RANDOM or self._on_shapes(node, computed):
-            return ""
+            return None
         if node.op in BOUNDS and int(node.attrs.get(BITS, 0)) > self.kind.mantissa:
-            return ""  # limits of a quantized value with more bits than the type's mantissa
+            return None  # limits of a quantized value with more bits than the type's mantissa
         slots = slots_of(node, self.graph.opset, self.kind)
         if isinstance(slots, str):
             return slots
@@ -292,7 +306,7 @@ class _Decider:
         moved = node.op in MOVES_DATA and isinstance(node.inputs[0], Constant)
         return bool(made) and not moved and not any(id(tensor) in computed for tensor in made)
 
-    def _constants(self, node: Node, slots: Slots) -> str | None:
+    def _constants(self, node: Node, slots: Slots) -> Reason | None:
         """Return why a constant of the node cannot be converted, or None. Guards, masks and bounds are replaced."""
         held = [(index, node.inputs[index]) for index in sorted(slots.inputs)]
         if node.op == "ConstantOfShape":
@@ -307,10 +321,10 @@ class _Decider:
             if found is None:
                 if is_guard(node, index, value, self.kind):
                     self.made.tensors.update(id(tensor) for tensor in guarded(node) if is_float32(tensor))
-                return f"its constant '{tensor.name}' {why}"
+                return Reason(why.code, f"its constant '{tensor.name}' {why}")
             self.made.replaced[id(node), index] = found
             self.excused.update(id(tensor) for tensor in excused)
-            if found.why and found.why not in self.made.notes:
+            if found.why is not None and found.why not in self.made.notes:
                 self.made.notes.append(found.why)
         return None
 

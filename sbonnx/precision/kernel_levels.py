@@ -27,6 +27,7 @@ from sbonnx.options import RunOptions
 from sbonnx.plan.types import Plan, Reader, Site, Solution
 from sbonnx.profile.pieces import StepSession
 from sbonnx.profile.walk import LayerSample, Walk, WalkOptions
+from sbonnx.report.codes import Note
 from sbonnx.spec import Array
 
 FEEDS: Final = 8
@@ -63,9 +64,10 @@ def with_accuracy_levels(solution: Solution, graph: Graph, plan: Plan, data: Dat
     if not lost:
         return solution
     worst = max(lost, key=lambda name: lost[name].inputs / max(lost[name].weights, np.finfo(np.float64).tiny))
-    note = (
+    note = Note(
+        "accuracy-level",
         f"{len(lost)} of {len(found)} products with 4-bit weights compute in float32 (accuracy level 1): rounding "
-        f"their inputs to int8 would add more error than their weights have, most at '{worst}'"
+        f"their inputs to int8 would add more error than their weights have, most at '{worst}'",
     )
     return replace(solution, levels=dict.fromkeys(lost, FLOAT32), notes=(*solution.notes, note))
 

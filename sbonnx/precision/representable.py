@@ -17,6 +17,7 @@ from sbonnx.ops import CONTROL_FLOW, DEQUANTIZE, QUANTIZE, READS_RELATIVE, STAND
 from sbonnx.plan import BITS
 from sbonnx.plan.magnitudes import FloatKind, Magnitudes
 from sbonnx.qdq.arithmetic import numbers
+from sbonnx.report.codes import Reason
 from sbonnx.spec import Array
 
 FLOAT32 = np.dtype(np.float32)
@@ -45,7 +46,7 @@ def _schema(op: str, opset: int) -> Any:
     return onnx.defs.get_schema(op, opset, "") if onnx.defs.has(op, "") else None
 
 
-def slots_of(node: Node, opset: int, kind: FloatKind) -> Slots | str:
+def slots_of(node: Node, opset: int, kind: FloatKind) -> Slots | Reason:
     """Return the slots of a node, or the reason why it stays float32.
 
     A type parameter of the schema ties inputs and outputs together; each that has a float32 tensor must allow the
@@ -55,7 +56,7 @@ def slots_of(node: Node, opset: int, kind: FloatKind) -> Slots | str:
     if node.op in CONTROL_FLOW:
         return Slots()
     if (node.domain or "") not in STANDARD_DOMAINS:
-        return f"{node.domain}.{node.op} is not an ONNX operator: its types are unknown"
+        return Reason("operator-not-known", f"{node.domain}.{node.op} is not an ONNX operator: its types are unknown")
     schema = _schema(node.op, opset)
     allowed = {one.type_param_str: one.allowed_type_strs for one in schema.type_constraints}
     by_attribute = node.op == "Cast" or (node.op == "ConstantOfShape" and "value" in node.attrs)
@@ -69,15 +70,15 @@ def slots_of(node: Node, opset: int, kind: FloatKind) -> Slots | str:
             formal = formals[min(index, len(formals) - 1)]
             parameter = formal.type_str
             if parameter in allowed and query.dtype(tensor) is None:
-                return f"the type of '{tensor.name}' is not known"
+                return Reason("type-unknown", f"the type of '{tensor.name}' is not known")
             if not is_float32(tensor) or parameter not in allowed:
                 continue
             if wanted not in allowed[parameter]:
-                return f"{node.op} has no {kind.name} in opset {opset}"
+                return Reason("not-in-opset", f"{node.op} has no {kind.name} in opset {opset}")
             if side == 0:
                 bound.add(parameter)
             elif parameter not in bound and not by_attribute:
-                return f"the type of what {node.op} gives is an attribute of it"
+                return Reason("type-is-attribute", f"the type of what {node.op} gives is an attribute of it")
             found[side].add(index)
     return Slots(frozenset(found[0]), frozenset(found[1]))
 
@@ -127,14 +128,14 @@ def rounding_db(values: Array, kind: FloatKind) -> float:
     return 10 * math.log10(signal / noise) if signal > 0 and noise > 0 else math.inf
 
 
-def misfit(values: Array, kind: FloatKind) -> str | None:
+def misfit(values: Array, kind: FloatKind) -> Reason | None:
     """Return why a float32 constant cannot be converted to the narrower type, or None."""
     peak = finite_peak(values)
     if peak > kind.largest:
-        return f"holds {peak:.3g}, past {kind.largest:.6g}, the largest {kind.name}"
+        return Reason("too-large", f"holds {peak:.3g}, past {kind.largest:.6g}, the largest {kind.name}")
     left = rounding_db(values, kind)
     if left < lowest_db(kind):
-        return f"holds values so small that {kind.name} keeps {max(left, 0.0):.0f} dB of them"
+        return Reason("too-small", f"holds values so small that {kind.name} keeps {max(left, 0.0):.0f} dB of them")
     return None
 
 
@@ -147,7 +148,7 @@ def exactly(values: Array, kind: FloatKind) -> bool:
 MARGIN: Final = 2.0
 """Factor by which values may exceed those seen in calibration."""
 
-UNSEEN: Final = "no sample reached it: its values are not known"
+UNSEEN: Final = Reason("not-reached", "no sample reached it: its values are not known")
 
 
 class Ranges:
@@ -180,7 +181,7 @@ class Ranges:
         found = self.of(tensor)
         return None if found is None else found.peak
 
-    def misfit(self, tensor: Tensor) -> str | None:
+    def misfit(self, tensor: Tensor) -> Reason | None:
         """Return why the narrower type cannot represent a variable, or None."""
         maker = query.producer(tensor)
         if maker is not None and maker.op in DEQUANTIZE:
@@ -189,29 +190,39 @@ class Ranges:
                 return misfit(codes, self.kind)
             limit = code_limit(maker)
             if limit is not None and limit > self.kind.largest:
-                return f"its codes reach {limit:.3g}, past {self.kind.largest:.6g}, the largest {self.kind.name}"
+                return Reason(
+                    "too-large",
+                    f"its codes reach {limit:.3g}, past {self.kind.largest:.6g}, the largest {self.kind.name}",
+                )
         found = self.of(tensor)
         if found is None:
             return UNSEEN
         if found.peak * MARGIN > self.kind.largest:
-            return f"reaches {found.peak:.3g}, too near to {self.kind.largest:.6g}, the largest {self.kind.name}"
+            return Reason(
+                "too-large",
+                f"reaches {found.peak:.3g}, too near to {self.kind.largest:.6g}, the largest {self.kind.name}",
+            )
         left = found.sqnr_db(self.kind)
         if left < lowest_db(self.kind):
-            return f"holds values so small (up to {found.peak:.2g}) that {self.kind.name} keeps {max(left, 0):.0f} dB"
+            return Reason(
+                "too-small",
+                f"holds values so small (up to {found.peak:.2g}) that {self.kind.name} keeps {max(left, 0):.0f} dB",
+            )
         return self._whole(tensor, found) or self._relative(tensor, found)
 
-    def _whole(self, tensor: Tensor, found: Magnitudes) -> str | None:
+    def _whole(self, tensor: Tensor, found: Magnitudes) -> Reason | None:
         """Return why integers that are stored as floats would be rounded, or None."""
         makers = [query.producer(tensor)] if query.producer(tensor) is not None else []
         casts = [node.inputs[0] for node in makers if node is not None and node.op == "Cast"]
         casts += [node.outputs[0] for node, _ in query.readers(tensor) if node.op == "Cast"]
         if found.peak > self.kind.exact and any(getattr(query.dtype(x), "kind", "") in "iu" for x in casts):
-            return (
-                f"holds whole numbers up to {found.peak:.6g}; {self.kind.name} has all of them up to {self.kind.exact}"
+            return Reason(
+                "whole-numbers",
+                f"holds whole numbers up to {found.peak:.6g}; {self.kind.name} has all of them up to {self.kind.exact}",
             )
         return None
 
-    def _relative(self, tensor: Tensor, found: Magnitudes) -> str | None:
+    def _relative(self, tensor: Tensor, found: Magnitudes) -> Reason | None:
         """Return why subnormal values are a problem, if a reader depends on their relative error; or None."""
         if found.smallest >= self.kind.normal:
             return None
@@ -220,10 +231,10 @@ class Ranges:
                 power = query.constant(node.inputs[1]) if node.op == "Pow" else None
                 if power is None or (power < 1).any():  # of Pow only roots and reciprocals
                     small = f"{found.smallest:.1g}, where {self.kind.name} loses digits"
-                    return f"'{node.name}' ({node.op}) reads values down to {small}"
+                    return Reason("too-small", f"'{node.name}' ({node.op}) reads values down to {small}")
         return None
 
-    def inside(self, node: Node) -> str | None:
+    def inside(self, node: Node) -> Reason | None:
         """Return why a node would overflow internally although its inputs and outputs fit; or None."""
         limit = self.kind.largest / MARGIN
         data = node.inputs[0] if node.inputs else None
@@ -234,14 +245,14 @@ class Ranges:
             found = self.of(node.outputs[0])
             terms = self._terms(node)
             if found is not None and found.peak * terms > limit:
-                return f"{node.op} sums {terms} values, to about {found.peak * terms:.2g}"
+                return Reason("sum-too-large", f"{node.op} sums {terms} values, to about {found.peak * terms:.2g}")
         if node.op in SUMS_SQUARES and peak is not None:
             terms = 1 if node.op == "ReduceL2" else self._terms(node)
             root = self.peak(node.outputs[0]) if node.op == "ReduceL2" else peak
             if root is not None and root**2 * terms > limit:
-                return f"{node.op} sums squares, to about {root**2 * terms:.2g}"
+                return Reason("sum-too-large", f"{node.op} sums squares, to about {root**2 * terms:.2g}")
         if node.op == "ReduceLogSumExp" and peak is not None and math.exp(min(peak, 700.0)) > limit:
-            return f"{node.op} sums exponentials of up to {peak:.3g}"
+            return Reason("sum-too-large", f"{node.op} sums exponentials of up to {peak:.3g}")
         return None
 
     def _terms(self, node: Node) -> int:

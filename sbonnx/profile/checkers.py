@@ -14,6 +14,7 @@ import numpy as np
 from sbonnx.errors import RecipeError
 from sbonnx.html_report import Card, render_card
 from sbonnx.metrics import IMAGE_RANK, ratio_db
+from sbonnx.report.codes import Note
 from sbonnx.report.plots import TOP, bar_chart
 from sbonnx.spec import Array
 from sbonnx.torchnet import torch_module
@@ -300,7 +301,7 @@ class Profile:
     layers: tuple[LayerLoss, ...]
     outputs: Mapping[str, float]
     feeds: int
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
 
     def worst_first(self, column: Column = "alone") -> tuple[LayerLoss, ...]:
         """Sort the layers by their loss in a column, worst first; those without a figure last."""

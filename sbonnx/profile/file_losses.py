@@ -16,6 +16,7 @@ from sbonnx.plan.types import Plan, Solution
 from sbonnx.profile.checkers import Checker, Measure, Profile, Sqnr, make_measure
 from sbonnx.profile.layer_losses import compare, losses
 from sbonnx.profile.walk import DEFAULTS, Values, WalkOptions
+from sbonnx.report.codes import Note
 from sbonnx.spec import Array
 from sbonnx.verify.runtimes import chosen_runtime, open_in
 from sbonnx.verify.sessions import output_names, run, session
@@ -102,7 +103,7 @@ class _Outputs:
         found = {name: measure.result() for name, measure in self._files.items()}
         return {name: value for name, value in found.items() if not math.isnan(value)}
 
-    def notes(self) -> list[str]:
+    def notes(self) -> list[Note]:
         """Return a message for each output whose loss the layers do not explain, and about outputs not compared."""
         notes = []
         for name, sums in self._decibels.items():
@@ -116,9 +117,17 @@ class _Outputs:
                 )
             else:
                 why = f"the kernels of {self._runtime} round in other places than the pairs of the file, one by one"
-            notes.append(f"'{name}': the file has {whole:.1f} dB and the layers explain {own:.1f} dB: {why}")
+            notes.append(
+                Note(
+                    "loss-not-explained",
+                    f"'{name}': the file has {whole:.1f} dB and the layers explain {own:.1f} dB: {why}",
+                )
+            )
         if self._apart:
             notes.append(
-                f"{self._apart} outputs have another shape than in float, or are missing, and were not compared"
+                Note(
+                    "outputs-not-compared",
+                    f"{self._apart} outputs have another shape than in float, or are missing, and were not compared",
+                )
             )
         return notes

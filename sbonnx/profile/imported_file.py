@@ -18,6 +18,7 @@ from sbonnx.graph.constant_edits import ConstantEdit, Edits, added_bias
 from sbonnx.linear.layer import LinearLayer
 from sbonnx.ops import ADDS, LINEAR, QDQ
 from sbonnx.plan.types import Plan, Reader, Role, Site, Solution
+from sbonnx.report.codes import Note
 from sbonnx.spec import Array, QParams
 
 Source = str | os.PathLike[str] | onnx.ModelProto
@@ -61,7 +62,7 @@ class Subject:
     graph: Graph
     plan: Plan
     solution: Solution
-    notes: tuple[str, ...]
+    notes: tuple[Note, ...]
 
 
 def subject_of(float_model: Source, quantized: Source) -> Subject:
@@ -94,7 +95,10 @@ def subject_of(float_model: Source, quantized: Source) -> Subject:
         made.add(reader, qparams)
     made.find_biases()
     return Subject(
-        graph, Plan(tuple(made.sites())), made.solution(), (*made.notes(), *(str(refusal) for refusal in refusals))
+        graph,
+        Plan(tuple(made.sites())),
+        made.solution(),
+        (*made.notes(), *(Note(refusal.code, str(refusal)) for refusal in refusals)),
     )
 
 
@@ -364,16 +368,24 @@ class _Made:
     def solution(self) -> Solution:
         return Solution(self._qparams, self._codes, {}, constants=self._constants)
 
-    def notes(self) -> list[str]:
+    def notes(self) -> list[Note]:
         notes = []
         if self._unknown:
             first = f"first that of '{self._unknown[0]}'"
             notes.append(
-                f"{len(self._unknown)} weights are not those of the float model, {first}: counted as not rounded"
+                Note(
+                    "weights-not-of-float",
+                    f"{len(self._unknown)} weights are not those of the float model, {first}: counted as not rounded",
+                )
             )
         gone = [name for name in dict.fromkeys(self._gone) if self._floats.has(name)]
         if gone:
-            notes.append(f"{len(gone)} nodes, first '{gone[0]}', went with the pairs and are not in the profile")
+            notes.append(
+                Note(
+                    "nodes-without-pairs",
+                    f"{len(gone)} nodes, first '{gone[0]}', went with the pairs and are not in the profile",
+                )
+            )
         return notes
 
 

@@ -21,6 +21,7 @@ from sbonnx.profile.checkers import COLUMNS, Checker, Column, LayerLoss, Measure
 from sbonnx.profile.pieces import Known, StepSession
 from sbonnx.profile.replacements import PARTS, Part, Solved, uses_of
 from sbonnx.profile.walk import DEFAULTS, LayerSample, Values, Walk, WalkOptions
+from sbonnx.report.codes import Note
 from sbonnx.spec import Array
 
 PART_OF: Final[dict[Column, Part]] = {"alone": "both", "weights": "weights", "activations": "activations"}
@@ -109,7 +110,7 @@ def losses(
     )
     parts = {column: Solved(plan, solution, PART_OF[column]) for column in columns if column in PART_OF}
     layers: list[LayerLoss] = []
-    notes: list[str] = []
+    notes: list[Note] = []
 
     def add(floats: Values, quantized: Values) -> None:
         ends.add(floats, quantized)
@@ -122,7 +123,9 @@ def losses(
         layers.append(row)
         notes.extend(_notes(row, sums, walk.feeds))
     seen_layers = {row.node for row in layers}
-    notes.extend(f"'{name}' was not measured: {UNTYPED}" for name in rows if name not in seen_layers)
+    notes.extend(
+        Note("layer-not-measured", f"'{name}' was not measured: {UNTYPED}") for name in rows if name not in seen_layers
+    )
     return Profile(checker, tuple(layers), ends.values(), walk.feeds, (*notes, *ends.notes()))
 
 
@@ -164,10 +167,10 @@ class _Ends:
         found = {name: measure.result() for name, measure in self.measures.items()}
         return {name: value for name, value in found.items() if not math.isnan(value)}
 
-    def notes(self) -> list[str]:
+    def notes(self) -> list[Note]:
         """Return a message about outputs that could not be compared."""
         why = "outputs have another shape than in float, or are missing, and were not compared"
-        return [f"{self._missed} {why}"] if self._missed else []
+        return [Note("outputs-not-compared", f"{self._missed} {why}")] if self._missed else []
 
 
 def rows_of(graph: Graph, uses: Mapping[Reader, Site]) -> dict[str, LayerLoss]:
@@ -185,15 +188,20 @@ def rows_of(graph: Graph, uses: Mapping[Reader, Site]) -> dict[str, LayerLoss]:
     return rows
 
 
-def _notes(row: LayerLoss, sums: _LayerMeasures, feeds: int) -> Iterator[str]:
+def _notes(row: LayerLoss, sums: _LayerMeasures, feeds: int) -> Iterator[Note]:
     if sums.feeds < feeds and not row.scope:
-        yield f"'{row.node}' ran on {sums.feeds} of {feeds} feeds"
+        yield Note("layer-not-always-run", f"'{row.node}' ran on {sums.feeds} of {feeds} feeds")
     elif sums.feeds < feeds:
-        yield f"'{row.node}' is in a branch that was taken on {sums.feeds} of {feeds} feeds"
+        yield Note(
+            "branch-not-always-taken", f"'{row.node}' is in a branch that was taken on {sums.feeds} of {feeds} feeds"
+        )
     if sums.strayed:
-        yield f"'{row.node}': the quantized network takes another branch on {sums.strayed} feeds"
+        yield Note("other-branch", f"'{row.node}': the quantized network takes another branch on {sums.strayed} feeds")
     if sums.apart:
-        yield f"'{row.node}': {sums.apart} outputs have another shape than in float and were not compared"
+        yield Note(
+            "outputs-not-compared",
+            f"'{row.node}': {sums.apart} outputs have another shape than in float and were not compared",
+        )
 
 
 def node_errors(

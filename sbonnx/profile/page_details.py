@@ -16,7 +16,7 @@ from sbonnx.profile.layer_losses import losses
 from sbonnx.profile.node_rows import NodeRow, node_rows
 from sbonnx.profile.replacements import uses_of
 from sbonnx.profile.walk import WalkOptions
-from sbonnx.report import Refusal
+from sbonnx.report import Note, Refusal
 from sbonnx.spec import Array
 
 MOST_LAYERS: Final = 500
@@ -42,7 +42,7 @@ class Details:
     nodes: tuple[NodeRow, ...]
     profile: Profile | None = None
     histograms: tuple[TensorHistogram, ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to plain values."""
@@ -51,6 +51,7 @@ class Details:
             "profile": {} if self.profile is None else self.profile.to_dict(),
             "histograms": [row.to_dict() for row in self.histograms],
             "notes": list(self.notes),
+            "note_codes": [note.code for note in self.notes],
         }
 
 
@@ -90,7 +91,14 @@ def details(
         return Details(nodes)
     if len(layers) > MOST_LAYERS:
         why = f"{len(layers)} quantized layers are more than {MOST_LAYERS}"
-        return Details(nodes, notes=(f"losses by weights and inputs were not measured: {why}; use sbonnx profile",))
+        return Details(
+            nodes,
+            notes=(
+                Note(
+                    "losses-not-measured", f"losses by weights and inputs were not measured: {why}; use sbonnx profile"
+                ),
+            ),
+        )
     feeds = list(islice(iter(data), options.limit))
     profile = profiled(graph, plan, solution, feeds, options=options)
     sites = worst_sites(plan, solution, profile.layers)

@@ -23,7 +23,7 @@ from sbonnx.profile.layer_losses import compare
 from sbonnx.profile.pieces import Known, LayerStep, StepSession
 from sbonnx.profile.replacements import AtBits, ByCandidate, Candidate, Replacements, uses_of
 from sbonnx.profile.walk import DEFAULTS, LayerSample, Values, Walk, WalkOptions
-from sbonnx.report import Refusal
+from sbonnx.report import Reason, Refusal
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def sensitivity(  # noqa: PLR0913 - public entry point
             mine = {reader.index: site for reader, site in uses.items() if reader.node == piece.step.layer}
             rows.extend(figures.rows(piece, [mine[index] for index in sorted(mine)], network))
             if network and piece.step.scope:
-                why = "it is in a branch: its loss at the network's outputs was not measured"
+                why = Reason("in-branch", "it is in a branch: its loss at the network's outputs was not measured")
                 refusals.append(Refusal("sensitivity at the outputs", piece.step.layer, why))
     return Sensitivities(tuple(rows), tuple(refusals))
 

@@ -18,6 +18,7 @@ from sbonnx.pruning.groups.channel_removal import restore
 from sbonnx.pruning.groups.dimensions import along_axis, dependencies
 from sbonnx.pruning.groups.pruning_plan import PruningPlan
 from sbonnx.pruning.settings import FineTuning, Pruning
+from sbonnx.report.codes import Note
 from sbonnx.spec import Array
 
 HELD_OUT: Final = 0.1
@@ -49,15 +50,16 @@ class FineTuneRow:
     stopped: str
 
     @property
-    def note(self) -> str:
-        """A note for the report, if the weights before were kept or the training ended early, else ""."""
+    def note(self) -> Note | None:
+        """A note for the report, if the weights before were kept or the training ended early, else None."""
         if self.stopped:
-            return f"fine-tuning ended after {self.epochs} epochs: {self.stopped}"
+            return Note("tuning-ended", f"fine-tuning ended after {self.epochs} epochs: {self.stopped}")
         if self.epoch:
-            return ""
-        return (
+            return None
+        return Note(
+            "tuning-without-gain",
             f"fine-tuning did not reduce the error on hold-out samples ({self.before:.4f}) in {self.epochs} epochs: "
-            "the weights before were kept; try a smaller learning rate, more epochs or more samples"
+            "the weights before were kept; try a smaller learning rate, more epochs or more samples",
         )
 
 

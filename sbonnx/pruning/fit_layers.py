@@ -17,7 +17,7 @@ from sbonnx.moments import Moments, MomentSums, bytes_for, is_held, rows_a_sampl
 from sbonnx.ops import LINEAR
 from sbonnx.pruning.groups.dimensions import WHAT, Dependencies
 from sbonnx.pruning.groups.removal_trace import LinearSides
-from sbonnx.report import Refusal
+from sbonnx.report import Reason, Refusal
 from sbonnx.spec import Array
 
 ROWS: Final = 32
@@ -96,14 +96,29 @@ def fit_layers(
     for sides in found.linears:
         node, layer = sides.node, LinearLayer.of_rows(sides.node)
         if layer is None:
-            refusals.append(Refusal(WHAT, node.name, "its weight cannot be refitted: it is empty or on the left"))
+            refusals.append(
+                Refusal(
+                    WHAT,
+                    node.name,
+                    Reason("weight-empty-or-left", "its weight cannot be refitted: it is empty or on the left"),
+                )
+            )
             continue
         if sides.shared:
-            refusals.append(Refusal(WHAT, node.name, "not refitted: another layer reads the same weight"))
+            refusals.append(
+                Refusal(
+                    WHAT, node.name, Reason("weight-is-shared", "not refitted: another layer reads the same weight")
+                )
+            )
         size = 0 if sides.shared else 2 * bytes_for(layer, two_streams)
         if size > memory:
-            why = f"not refitted: the moments of its {layer.inputs} inputs take {size / 2**30:.1f} GiB"
-            refusals.append(Refusal(WHAT, node.name, f"{why}; CALIBRATION.MEMORY allows {memory / 2**30:.1f}"))
+            why = Reason(
+                "moments-too-large",
+                f"not refitted: the moments of its {layer.inputs} inputs take {size / 2**30:.1f} GiB",
+            )
+            refusals.append(
+                Refusal(WHAT, node.name, Reason(why.code, f"{why}; CALIBRATION.MEMORY allows {memory / 2**30:.1f}"))
+            )
             continue
         bias = biases.get(node.name)
         name = None if bias is None else bias.name

@@ -22,7 +22,7 @@ from sbonnx.moments import bytes_for, is_held
 from sbonnx.options import RunOptions
 from sbonnx.pruning.fit_layers import FitLayer, MomentPair, input_sums
 from sbonnx.pruning.groups.dimensions import WHAT, Dependencies
-from sbonnx.report import Refusal
+from sbonnx.report import Reason, Refusal
 from sbonnx.spec import Array
 
 MOST_JUDGED: Final = 64
@@ -57,7 +57,9 @@ def float_moments(
             for layer in each.layers:
                 pair = each.pair(layer)
                 if pair is None:
-                    why = "not refitted: its inputs were never computed, or hold NaN or infinite values"
+                    why = Reason(
+                        "not-reached", "not refitted: its inputs were never computed, or hold NaN or infinite values"
+                    )
                     refusals.append(Refusal(WHAT, layer.name, why))
                 else:
                     pairs[layer.name] = pair

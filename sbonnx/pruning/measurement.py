@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -87,15 +87,19 @@ class MeasurementCache:
         return found
 
 
+KIND: Final = "measurement with codes of refusals"
+"""Part of the checksum of a file: another form has another kind."""
+
+
 def _packed(found: Measurement) -> bytes:
     values = {
         "orders": found.orders,
         "curves": [[curve.counts, curve.errors] for curve in found.curves],
         "sizes": dict(found.sizes),
-        "refusals": [[one.what, one.where, one.why] for one in found.refusals],
+        "refusals": [asdict(refusal) for refusal in found.refusals],
     }
     content = json.dumps(values).encode()
-    return text(combined("measurement", content)).encode() + b"\n" + content
+    return text(combined(KIND, content)).encode() + b"\n" + content
 
 
 def _read(file: Path) -> Measurement | None:
@@ -104,12 +108,12 @@ def _read(file: Path) -> Measurement | None:
         checksum, _, content = file.read_bytes().partition(b"\n")
     except OSError:
         return None
-    if checksum != text(combined("measurement", content)).encode():
+    if checksum != text(combined(KIND, content)).encode():
         return None
     values: dict[str, Any] = json.loads(content)
     return Measurement(
         tuple(map(tuple, values["orders"])),
         tuple(SensitivityCurve(tuple(counts), tuple(errors)) for counts, errors in values["curves"]),
         values["sizes"],
-        tuple(Refusal(*row) for row in values["refusals"]),
+        tuple(map(Refusal.from_dict, values["refusals"])),
     )

@@ -13,7 +13,7 @@ from sbonnx.html_report import pruning_card, render_card
 from sbonnx.pruning.budgets.budget import Budget
 from sbonnx.pruning.prune import Pruned
 from sbonnx.pruning.settings import Pruning
-from sbonnx.report import Refusal
+from sbonnx.report import Note, Refusal
 from sbonnx.report.verdict import Verdict, verdict_of
 from sbonnx.verify.comparison import NOTICEABLE, SLOWER, Comparison
 
@@ -31,7 +31,7 @@ NO_SPARSE_KERNELS: Final = (
 )
 """Note for backends without such kernels."""
 
-UNCOMPARED: Final = "no data was given: the file was checked, and not compared with the original"
+UNCOMPARED: Final = Note("not-compared", "no data was given: the file was checked, and not compared with the original")
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class PruningReport:
     tuned: dict[str, Any] | None = None
     metrics: dict[str, Any] = field(default_factory=dict)
     plan: dict[str, Any] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     problems: tuple[str, ...] = ()
     pruned: onnx.ModelProto | None = field(default=None, repr=False, compare=False)
 
@@ -103,7 +103,7 @@ def report_of(
     settings: Pruning,
     comparison: Comparison | None,
     *,
-    notes: tuple[str, ...] = (),
+    notes: tuple[Note, ...] = (),
     problems: tuple[str, ...] = (),
     pruned: onnx.ModelProto | None = None,
 ) -> PruningReport:
@@ -169,9 +169,9 @@ def _missed(done: Pruned, settings: Pruning, found: Comparison | None) -> Iterat
         )
 
 
-def _notes(done: Pruned, settings: Pruning, found: Comparison | None) -> Iterator[str]:
+def _notes(done: Pruned, settings: Pruning, found: Comparison | None) -> Iterator[Note]:
     asked, interval = settings.latency, None if found is None else found.latency_interval
-    if done.tuned is not None and done.tuned.note:
+    if done.tuned is not None and done.tuned.note is not None:
         yield done.tuned.note
     if settings.pattern is not None:
         yield from no_gain(settings.backend)
@@ -182,16 +182,22 @@ def _notes(done: Pruned, settings: Pruning, found: Comparison | None) -> Iterato
     elif settings.latency is None or not found.slower:
         yield from found.notes()
     if asked is not None and found is not None and interval is not None and interval[0] > NOTICEABLE * asked:
-        yield f"a run takes {found.latency_figure()} of the time in float on this machine, {asked:g} by the table"
+        yield Note(
+            "latency-above-budget",
+            f"a run takes {found.latency_figure()} of the time in float on this machine, {asked:g} by the table",
+        )
     if done.unaligned:
         first = done.unaligned[0]
         yield (
-            f"numbers of channels that do not fill whole blocks of the kernels of {settings.backend.name}: "
-            f"{len(done.unaligned)} (first: {first.after} of {first.before} of '{first.name}'); the latency falls less "
-            "than the multiplications, and MULTIPLE: auto avoids it"
+            Note(
+                "channels-not-in-blocks",
+                f"numbers of channels that do not fill whole blocks of the kernels of {settings.backend.name}: "
+                f"{len(done.unaligned)} (first: {first.after} of {first.before} of '{first.name}'); the latency falls "
+                "less than the multiplications, and MULTIPLE: auto avoids it",
+            )
         )
 
 
-def no_gain(backend: Backend) -> list[str]:
+def no_gain(backend: Backend) -> list[Note]:
     """Return a note if a backend runs sparse weights no faster."""
-    return [] if backend.placement.skips_zeros else [NO_SPARSE_KERNELS.format(backend.name)]
+    return [] if backend.placement.skips_zeros else [Note("no-sparse-kernels", NO_SPARSE_KERNELS.format(backend.name))]

@@ -26,7 +26,7 @@ from sbonnx.pruning.groups.dimensions import WHAT
 from sbonnx.pruning.ridge import KeptColumns, RefitWeight, WeightSolver, refit
 from sbonnx.pruning.skips import SkipProducts, SkipSums, skips_of
 from sbonnx.pruning.weight_editor import WeightEditor
-from sbonnx.report import Refusal
+from sbonnx.report import Reason, Refusal
 from sbonnx.spec import Array
 
 WORTH_THREADS: Final = 0.002
@@ -181,7 +181,9 @@ class _Walk(LayerVisitor[list[dict[str, Array]]]):
             for layer in each.layers:
                 pair = each.pair(layer)
                 if pair is None:
-                    why = "not refitted: its inputs were never computed, or hold NaN or infinite values"
+                    why = Reason(
+                        "not-reached", "not refitted: its inputs were never computed, or hold NaN or infinite values"
+                    )
                     self.refusals.append(Refusal(WHAT, layer.name, why))
                 else:
                     self._take(layer, pair)

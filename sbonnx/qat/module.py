@@ -18,12 +18,11 @@ from sbonnx.graph import Graph
 from sbonnx.graph.query import constant, node_by_name, tensors_by_name
 from sbonnx.ops import STANDARD_DOMAINS
 from sbonnx.plan import Site, Solution
-from sbonnx.plan.make import LEARNS
 from sbonnx.qat.fakequant import METHODS, BiasCodes, FakeQuant, Role, make_fake_quant
 from sbonnx.qat.fakequant.methods import ParameterizedClipping
 from sbonnx.recipe import TensorSettings
 from sbonnx.recipe.names import LEARNED, UNIFORM, SideName
-from sbonnx.report import Refusal
+from sbonnx.report import Reason, Refusal
 from sbonnx.rounding.base import SPARSE
 from sbonnx.spec import Array, QParams, ScaleLimits
 from sbonnx.stages.state import Prepared, PrunedModel, Source
@@ -151,7 +150,10 @@ class Methods:
             asked.setdefault(self._named(side, settings), node.name)
         first, *others = asked or {LearningMethod(DEFAULT): ""}
         for other in others:
-            why = f"'{asked[other]}' reads the same tensor as '{asked[first]}', which asks for {first.name}"
+            why = Reason(
+                "one-method-for-readers",
+                f"'{asked[other]}' reads the same tensor as '{asked[first]}', which asks for {first.name}",
+            )
             self.refusals.append(Refusal(f"train with {other.name}", site.tensor, why))
         return first
 
@@ -222,7 +224,7 @@ def trainable(  # noqa: PLR0913 - public entry point
     module.recompile()
     _set_latent_weights(module, sites)
     inputs = {source: name for name, source in module.meta[META]["inputs"].items()}
-    refusals = [refusal for refusal in prepared.refusals if refusal.what != LEARNS]
+    refusals = [refusal for refusal in prepared.refusals if refusal.code != "needs-training"]
     calibrated = replace(prepared, refusals=(*refusals, *methods.refusals))
     module.meta[META][ORIGIN] = ModuleOrigin(calibrated, solution, sites, inputs, specialization)
     return module.eval()

@@ -17,7 +17,7 @@ from sbonnx.ops import CONTRIB, INTEGER_OPS, MOVES_DATA, PADS, PICKS_MAX, QUANTI
 from sbonnx.qdq import integer_products
 from sbonnx.qdq.arithmetic import QDQParams, numbers
 from sbonnx.qdq.integer_products import OPERATORS, WHAT, IntegerOperator, Unfolder
-from sbonnx.report import Fired, Refusal
+from sbonnx.report import Fired, Reason, Refusal
 
 
 def is_integer_op(node: Node) -> bool:
@@ -98,16 +98,16 @@ def _scope(work: Unfolder, body: Body) -> None:
     body.nodes = [node for node in body.nodes if id(node) not in gone]
 
 
-def _by_layout(work: Unfolder, body: Body, node: Node) -> str | None:
+def _by_layout(work: Unfolder, body: Body, node: Node) -> Reason | None:
     """Rewrite an operator of the table. Return the reason why it cannot be rewritten, or None."""
     layout = OPERATORS[node.op]
     if node.attrs.get("channels_last", 0):
-        return "its channels come last, which the float operator does not know"
+        return Reason("channels-last", "its channels come last, which the float operator does not know")
     bias = None
     if query.optional_input(node, layout.bias) is not None:
         bias = _bias(work, body, node, layout)
         if bias is None:
-            return "the scale of its bias is computed"
+            return Reason("scale-not-constant", "the scale of its bias is computed")
     axes = layout.axes
     if layout.op == "Gemm":
         axes = (1 if node.attrs.get("transA", 0) else 0, 0 if node.attrs.get("transB", 0) else 1)
@@ -154,7 +154,7 @@ def _write(
     work.quantize(body, node, floats, scale, query.optional_input(node, out + 1))
 
 
-def _concat(work: Unfolder, body: Body, node: Node) -> str | None:
+def _concat(work: Unfolder, body: Body, node: Node) -> Reason | None:
     """Rewrite a QLinearConcat: scale and zero point of the output come first, then three inputs per operand."""
     operands = [
         work.dequantize(body, node.inputs[at], node.inputs[at + 1], query.optional_input(node, at + 2), None)
@@ -202,7 +202,7 @@ def lift(graph: Graph, what: str) -> Lifted:
                 continue
             found = numbers(source)
             if found is None or found.scale.size != 1:
-                why = f"{node.op} moves codes whose scale is computed, or one of many"
+                why = Reason("scale-not-constant", f"{node.op} moves codes whose scale is computed, or one of many")
                 refusals.append(Refusal(what, str(node.name), why))
                 continue
             _lift(node, source, found, body, names)

@@ -15,7 +15,7 @@ import numpy as np
 from sbonnx.graph import Body, Graph, Node, Tensor, Variable, edit, query
 from sbonnx.ops import MULTIPLIES
 from sbonnx.qdq.arithmetic import QDQParams
-from sbonnx.report import Fired, Refusal
+from sbonnx.report import Fired, Reason, Refusal
 from sbonnx.spec import Array
 
 
@@ -169,7 +169,7 @@ BLOCKS_SINCE: Final = 21
 """First opset whose DequantizeLinear supports blocks."""
 
 
-def rewrite(work: Unfolder, body: Body, node: Node) -> str | None:
+def rewrite(work: Unfolder, body: Body, node: Node) -> Reason | None:
     """Rewrite one product as a float product of a dequantized weight. In place; return a reason on failure."""
     if node.op in PRODUCTS:
         return _scaled_later(work, body, node)
@@ -179,7 +179,7 @@ def rewrite(work: Unfolder, body: Body, node: Node) -> str | None:
         return _blocked(work, body, node)
     if node.op == BLOCKED_TABLE:
         return _blocked_table(work, body, node)
-    return f"{node.op} has no single float operator"
+    return Reason("no-float-operator", f"{node.op} has no single float operator")
 
 
 def _float_input(codes: Tensor) -> Tensor | None:
@@ -191,18 +191,18 @@ def _float_input(codes: Tensor) -> Tensor | None:
     return found
 
 
-def _scaled_later(work: Unfolder, body: Body, node: Node) -> str | None:
+def _scaled_later(work: Unfolder, body: Body, node: Node) -> Reason | None:
     """Rewrite ``Cast(MatMulInteger(DynamicQuantizeLinear(x), w)) * (sx * sw)`` as MatMul of x and DQ(w)."""
     x = _float_input(node.inputs[0])
     if x is None:
-        return "its activation does not come from a DynamicQuantizeLinear"
+        return Reason("scale-not-dynamic", "its activation does not come from a DynamicQuantizeLinear")
     found = _scaling(node)
     if found is None:
-        return "no Cast and Mul with the scales follow it"
+        return Reason("scales-do-not-follow", "no Cast and Mul with the scales follow it")
     multiply, other = found
     scale = _weight_scale(other, node.inputs[0].inputs[0].outputs[1])
     if scale is None:
-        return "the scale of its weight is computed"
+        return Reason("scale-not-constant", "the scale of its weight is computed")
     kind = query.dtype(x) or np.dtype(np.float32)
     values = scale.reshape(-1) if scale.size > 1 else scale.reshape(())
     stored = edit.add_constant(work.graph, f"{node.name}_weight_scale", values.astype(kind), work.names)
@@ -243,12 +243,12 @@ def _weight_scale(factor: Tensor, sx: Tensor) -> Array | None:
     return query.constant(others[0]) if others else None
 
 
-def _with_float(work: Unfolder, body: Body, node: Node) -> str | None:
+def _with_float(work: Unfolder, body: Body, node: Node) -> Reason | None:
     """Rewrite onnxruntime's fused forms, whose activation is float or comes from a DynamicQuantizeLinear."""
     weight, scale, zero, bias = WITH_FLOAT_INPUT[node.op]
     x = node.inputs[0] if node.op == READS_FLOATS else _float_input(node.inputs[0])
     if x is None:
-        return "its activation does not come from a DynamicQuantizeLinear"
+        return Reason("scale-not-dynamic", "its activation does not come from a DynamicQuantizeLinear")
     factor = work.dequantize(body, node.inputs[weight], node.inputs[scale], query.optional_input(node, zero), -1)
     _product(work, body, node, [x, factor], query.optional_input(node, bias))
     return None
@@ -269,26 +269,26 @@ def _product(work: Unfolder, body: Body, node: Node, inputs: list[Tensor], bias:
     work.take_output(node, made)
 
 
-def _blocked(work: Unfolder, body: Body, node: Node) -> str | None:
+def _blocked(work: Unfolder, body: Body, node: Node) -> Reason | None:
     """Rewrite a MatMulNBits: codes in blocks along the reduction axis, packed from the lowest bits of each byte."""
     if query.optional_input(node, 4) is not None:
-        return "its rows are in another order (g_idx)"
+        return Reason("rows-reordered", "its rows are in another order (g_idx)")
     bits, block = int(node.attrs["bits"]), int(node.attrs["block_size"])
     rows, columns = int(node.attrs["K"]), int(node.attrs["N"])
     packed, scales = (query.constant(node.inputs[at]) for at in (1, 2))
     given = query.optional_input(node, 3)
     zeros = query.constant(given)
     if packed is None or scales is None or bits not in (2, 4, 8) or (given is not None and zeros is None):
-        return "its weight is computed, or not of 2, 4 or 8 bits"
+        return Reason("weight-computed", "its weight is computed, or not of 2, 4 or 8 bits")
     if zeros is not None and zeros.dtype != np.uint8:
-        return "its zero points are floats"
+        return Reason("zero-points-are-floats", "its zero points are floats")
     codes, numbers = unpacked(packed, scales, zeros, (rows, columns, bits, block))
     weight = _in_blocks(work, body, str(node.inputs[1].name), codes, numbers)
     _product(work, body, node, [node.inputs[0], weight], query.optional_input(node, 5))
     return None
 
 
-def _blocked_table(work: Unfolder, body: Body, node: Node) -> str | None:
+def _blocked_table(work: Unfolder, body: Body, node: Node) -> Reason | None:
     """Rewrite a GatherBlockQuantized of packed bytes, which may be the B of a MatMulNBits behind a Reshape."""
     data = node.inputs[0]
     before = query.producer(data)
@@ -300,9 +300,9 @@ def _blocked_table(work: Unfolder, body: Body, node: Node) -> str | None:
     bits, block = int(node.attrs.get("bits", 4)), int(node.attrs.get("block_size", 128))
     axes = int(node.attrs.get("gather_axis", 0)), int(node.attrs.get("quantize_axis", 1))
     if packed is None or scales is None or (given is not None and zeros is None):
-        return "its table is computed"
+        return Reason("table-computed", "its table is computed")
     if packed.dtype != np.uint8 or scales.ndim != 2 or axes[0] != 0 or axes[1] not in (1, -1):
-        return "its table is no matrix of packed bytes with blocks along its rows"
+        return Reason("table-not-packed", "its table is no matrix of packed bytes with blocks along its rows")
     columns = scales.shape[0]
     rows = packed.size // columns * 8 // bits
     codes, numbers = unpacked(packed, scales, zeros, (rows, columns, bits, block))

@@ -14,7 +14,7 @@ from sbonnx.plan import BITS
 from sbonnx.qdq.arithmetic import numbers
 from sbonnx.qdq.from_qoperator import is_integer_op, unfold
 from sbonnx.qdq.strip import source_of, strip
-from sbonnx.report import Refusal
+from sbonnx.report import Note, Reason, Refusal
 from sbonnx.spec import FP8, Array, QParams, QuantSpec
 
 
@@ -151,12 +151,16 @@ def make_float(graph: Graph, *, requantize: bool) -> tuple[Refusal, ...]:
     fired, refusals = unfold(graph)
     pairs = strip(graph)
     written = f"; integer operators written as float ones: {len(fired)}" if fired else ""
-    graph.info.notes.append(f"pairs of an earlier quantization removed: {pairs}{written}")
+    graph.info.notes.append(Note("pairs-removed", f"pairs of an earlier quantization removed: {pairs}{written}"))
     left, known = [], {refusal.where for refusal in refusals}
     for node in _quantized(graph):
-        why = "its codes or numbers are computed" if node.op in QDQ else "it has no float operator"
+        why = (
+            Reason("codes-computed", "its codes or numbers are computed")
+            if node.op in QDQ
+            else Reason("no-float-operator", "it has no float operator")
+        )
         if node.op in QUANTIZE:
-            why = "its codes are read by other ops than a DequantizeLinear"
+            why = Reason("codes-read-elsewhere", "its codes are read by other ops than a DequantizeLinear")
         if node.name not in known:
             left.append(Refusal(WHAT, str(node.name), why))
     return (*refusals, *left)

@@ -11,6 +11,7 @@ from sbonnx.recipe.defaults import SPARSEBIT, TWINS, value_at
 from sbonnx.recipe.documentation import maker_by_key
 from sbonnx.recipe.problem import key_path
 from sbonnx.recipe.schema import Recipe, key_paths
+from sbonnx.report.codes import Note
 
 REQUIRED: Final = frozenset({"W.QSCHEME", "W.QUANTIZER.BIT", "A.QSCHEME", "A.QUANTIZER.BIT"})
 """Keys without a default in Sparsebit: each of its configurations sets them."""
@@ -38,8 +39,8 @@ def _others(recipe: Recipe) -> Iterator[str]:
             yield f"{key}: {theirs if isinstance(theirs, str) else json.dumps(theirs)}"
 
 
-def other_defaults(recipe: Recipe) -> str | None:
-    """Return one line with Sparsebit's defaults that differ from those that a recipe written for it gets here.
+def other_defaults(recipe: Recipe) -> Note | None:
+    """Return a note with Sparsebit's defaults that differ from those that a recipe written for it gets here.
 
     None: nothing differs, or the recipe was not written for Sparsebit.
     """
@@ -47,4 +48,7 @@ def other_defaults(recipe: Recipe) -> str | None:
     if not others:
         return None
     name = recipe.origin.name or "the recipe"
-    return f"keys that {name} does not set have the defaults of sbonnx; 'DEFAULTS: sparsebit' gives {others}"
+    return Note(
+        "other-defaults",
+        f"keys that {name} does not set have the defaults of sbonnx; 'DEFAULTS: sparsebit' gives {others}",
+    )

@@ -27,15 +27,19 @@ from sbonnx.ops import LINEAR
 from sbonnx.options import RunOptions
 from sbonnx.plan.types import Plan, Reader, Site
 from sbonnx.reconstruct.layer_inputs import WHAT, looks_at_inputs
-from sbonnx.report import Refusal
+from sbonnx.report import Reason, Refusal
 from sbonnx.spec import Array
 
 Walk = Callable[[Graph, Plan, CanonicalSamples], StreamResult]
 """Rounds the weights of a model and plan by the inputs of their layers."""
 
-LOOP: Final = "it is in a body that runs step by step, or in a branch inside a branch: rounded to nearest"
-STATIC: Final = "it is in a branch, which has no stream of quantized activations: rounded to nearest"
-IDLE: Final = "its branch never ran on the calibration data: rounded to nearest"
+LOOP: Final = Reason(
+    "branch-in-loop", "it is in a body that runs step by step, or in a branch inside a branch: rounded to nearest"
+)
+STATIC: Final = Reason(
+    "branch-without-stream", "it is in a branch, which has no stream of quantized activations: rounded to nearest"
+)
+IDLE: Final = Reason("branch-never-ran", "its branch never ran on the calibration data: rounded to nearest")
 
 
 @dataclass(frozen=True)
@@ -134,7 +138,7 @@ def _models(
                 models.append(BranchModel(branch, piece, _plan_of(plan, {node.name for node in piece.nodes})))
                 continue
             except ModelError as error:
-                why = f"its branch cannot run apart: {error}: rounded to nearest"
+                why = Reason("branch-not-alone", f"its branch cannot run apart: {error}: rounded to nearest")
         refusals += [Refusal(WHAT, name, why) for name in nodes]
     return models, refusals
 

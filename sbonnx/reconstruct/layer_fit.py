@@ -27,7 +27,7 @@ from sbonnx.moments import (
 from sbonnx.plan.types import Gain, Plan, RoundingChoice, Site
 from sbonnx.reconstruct.layer_inputs import WHAT, Layer, Seen, Watched, WatchedMeans, watched
 from sbonnx.reconstruct.stored_layers import restore_layer, stored_layer
-from sbonnx.report import Refusal
+from sbonnx.report import Note, Reason, Refusal
 from sbonnx.rounding import ROUNDERS, make_rounder
 from sbonnx.rounding.base import kept_zeros
 from sbonnx.rounding.output_slices import joined, output_slices, round_in_slices
@@ -66,15 +66,18 @@ class Reconstruction:
         return self.quantized and self.share is None
 
 
-def gain_notes(gains: Mapping[str, Gain]) -> list[str]:
+def gain_notes(gains: Mapping[str, Gain]) -> list[Note]:
     """Summarize how much of the layers' errors each input-aware rounding left, one sentence for each method."""
-    sentences = []
+    sentences: list[Note] = []
     for name in dict.fromkeys(gain.rounding for gain in gains.values()):
         left = [gain.loss / gain.nearest for gain in gains.values() if gain.rounding == name and gain.nearest > 0]
         if left:
             sentences.append(
-                f"{len(left)} weights rounded by {name}: the error of a layer is {np.median(left):.3g} of what the "
-                f"nearest codes make (median; {min(left):.3g} to {max(left):.3g})"
+                Note(
+                    "rounding-gain",
+                    f"{len(left)} weights rounded by {name}: the error of a layer is {np.median(left):.3g} of what the "
+                    f"nearest codes make (median; {min(left):.3g} to {max(left):.3g})",
+                )
             )
     return sentences
 
@@ -146,7 +149,7 @@ class LayerFitter:
                     self._take(one, layer, choice)
                     self._store(layer)
                 except NumericError as error:
-                    why = f"{error}: its weight goes to the nearest codes"
+                    why = Reason("moments-failed", f"{error}: its weight goes to the nearest codes")
                     self.refusals.append(Refusal(WHAT, layer.node.name, why))
                 self._moments.pop(layer.site.key, None)
             one.release()

@@ -14,7 +14,7 @@ from sbonnx.moments import HeldRows, Means, MeanSums, Moments, MomentSums, bytes
 from sbonnx.moments.share import HELD_BYTES
 from sbonnx.ops import CONVOLUTIONS, LINEAR
 from sbonnx.plan.types import Plan, Reader, Site
-from sbonnx.report import Refusal
+from sbonnx.report import Reason, Refusal
 from sbonnx.rounding import ROUNDERS
 from sbonnx.spec import Array
 
@@ -103,9 +103,18 @@ def layers_of(graph: Graph, plan: Plan, *, correct: bool) -> tuple[list[Layer], 
         layout = LinearLayer.of_rows(node)
         same = by_weight.setdefault(site.key, [])
         if layout is None:
-            refusals.append(Refusal(WHAT, node.name, f"{node.op} of such a weight has no rows: to the nearest code"))
+            refusals.append(
+                Refusal(
+                    WHAT,
+                    node.name,
+                    Reason("weight-without-rows", f"{node.op} of such a weight has no rows: to the nearest code"),
+                )
+            )
         elif same and _matrix_of(same[0].layout) != _matrix_of(layout):
-            why = f"reads the weight of '{same[0].node.name}' in another layout: fitted to the inputs of that alone"
+            why = Reason(
+                "weight-in-another-layout",
+                f"reads the weight of '{same[0].node.name}' in another layout: fitted to the inputs of that alone",
+            )
             refusals.append(Refusal(WHAT, node.name, why))
         else:
             index = 1 - kind.weight  # of the data input
@@ -152,14 +161,15 @@ def in_budget(
             continue
         fits = sizes[-1] <= memory
         what = "moments and errors" if two_streams else "moments"
-        why = (
+        why = Reason(
+            "moments-too-large",
             f"the {what} of its {layer.layout.inputs} inputs take {sizes[0] / 2**30:.2f} GiB and CALIBRATION.MEMORY "
             f"allows {memory / 2**30:.2f}: "
             + (
                 "fitted to its quantized inputs, without compensation of their errors"
                 if fits
                 else f"to the nearest code; {sizes[-1] / 2**30:.2f} GiB are needed"
-            )
+            ),
         )
         refusals.append(Refusal(WHAT, layer.node.name, why))
     return found, refusals

@@ -18,6 +18,7 @@ from sbonnx.reconstruct.branch_models import walk_branches
 from sbonnx.reconstruct.layer_fit import Reconstruction, gain_notes
 from sbonnx.reconstruct.layerwise import walk_rounding
 from sbonnx.reconstruct.stored_layers import rounded_weights
+from sbonnx.report.codes import Note
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def reconstruct(
     """
     options = options or RunOptions()
     walked = StreamResult(ranges.bounds, {}, {})
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     if rounding.reconstruction is not None:
         units = SampleSplitter(graph, device=options.device).units(data.items())
         settings = rounding.reconstruction

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from sbonnx.report.outcome import Fired, Refusal, Report
+from sbonnx.report.codes import Note, Reason, Refusal
+from sbonnx.report.outcome import Fired, Report
 from sbonnx.report.verdict import Verdict, verdict_of
 
-__all__ = ["Fired", "Refusal", "Report", "Verdict", "verdict_of"]
+__all__ = ["Fired", "Note", "Reason", "Refusal", "Report", "Verdict", "verdict_of"]

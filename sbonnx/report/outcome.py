@@ -7,27 +7,10 @@ from typing import Any, Final
 
 import onnx
 
+from sbonnx.report.codes import Note, Refusal
 from sbonnx.report.plots import TOP, bar_chart, optional
 from sbonnx.report.verdict import Verdict, allowed_loss, verdict_of
 from sbonnx.terminal import json_values
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """Something that was not done, with the reason. Nothing is skipped silently.
-
-    Attributes:
-        what: the step, pattern or site ("fuse_conv_bn", "quantize weight").
-        where: the original name of the node or tensor.
-        why: the reason, one clause.
-    """
-
-    what: str
-    where: str
-    why: str
-
-    def __str__(self) -> str:
-        return f"{self.what}: not at {self.where}: {self.why}"
 
 
 @dataclass(frozen=True)
@@ -78,7 +61,7 @@ class Report:
     applied: tuple[Fired, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     problems: tuple[str, ...] = ()
     search: dict[str, Any] = field(default_factory=dict)
     advice: dict[str, Any] = field(default_factory=dict)
@@ -160,4 +143,5 @@ class Report:
         verdict = {"accuracy": self.verdict.accuracy, "text": self.verdict.text}
         plain = asdict(replace(self, quantized=None))
         del plain["quantized"]
-        return {"ok": self.ok, "problems": self.problems, "verdict": verdict, **plain}
+        codes = [note.code for note in self.notes]
+        return {"ok": self.ok, "problems": self.problems, "verdict": verdict, **plain, "note_codes": codes}

@@ -8,6 +8,7 @@ from typing import Any
 
 import onnx
 
+from sbonnx.report.codes import Note
 from sbonnx.report.outcome import Fired, Refusal
 
 
@@ -36,7 +37,7 @@ class SimplifyReport:
     outputs: tuple[Mapping[str, Any], ...]
     quality: tuple[Mapping[str, Any], ...]
     problems: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     simplified: onnx.ModelProto | None = field(default=None, repr=False, compare=False)
 
     @property

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -58,9 +57,6 @@ MARKS: Final[Mapping[str, Mark]] = {"kept": "ok", "lost": "XX", "uncertain": "??
 """Mark of the accuracy by its state."""
 
 MEASURE: Final = "measure it on labelled data (--eval)"
-
-_NAMES: Final = re.compile(r"'[^']*'")
-_NUMBERS: Final = re.compile(r"(?<![\w.])[-+]?\d[\d.,]*(?:e[-+]?\d+)?(?![\w])")
 
 
 @dataclass(frozen=True)
@@ -552,37 +548,3 @@ def _size(metrics: Mapping[str, Any]) -> VerdictRow | None:
 def _float(value: Any) -> float:
     """Convert a number of a report, which JSON may hold as "inf"; NaN for None."""
     return math.nan if value is None else float(value)
-
-
-@dataclass(frozen=True)
-class NoteGroup:
-    """Notes that differ only in names and numbers.
-
-    Attributes:
-        text: the first of them.
-        notes: all of them.
-    """
-
-    text: str
-    notes: tuple[str, ...]
-
-    @property
-    def line(self) -> str:
-        """The first note, and how many more there are of its kind."""
-        more = len(self.notes) - 1
-        return f"{self.text} (and {more} more of this kind)" if more else self.text
-
-
-def without_names(text: str) -> str:
-    """Return a text with quoted names replaced by empty quotes: texts that differ in names alone become equal."""
-    return _NAMES.sub("''", text)
-
-
-def group_notes(notes: Iterable[str]) -> Iterator[NoteGroup]:
-    """Yield the kinds of notes in order of their first note. Equal notes count once."""
-    groups: dict[str, dict[str, None]] = {}
-    for note in notes:
-        kind = _NUMBERS.sub("0", without_names(note))
-        groups.setdefault(kind, {})[note] = None
-    for group in groups.values():
-        yield NoteGroup(next(iter(group)), tuple(group))

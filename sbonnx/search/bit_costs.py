@@ -12,7 +12,7 @@ from sbonnx.graph import Graph, query
 from sbonnx.plan.times import GraphTimes
 from sbonnx.recipe import Recipe
 from sbonnx.recipe.names import FLOAT
-from sbonnx.report import Refusal
+from sbonnx.report import Reason, Refusal
 
 CostName = Literal["bits", "size", "bit_operations", "latency"]
 
@@ -135,7 +135,11 @@ def _latency(
         return price.integers if integers else price.floats
 
     refusals = tuple(
-        Refusal("count time", name, f"the table of kernel costs has no {nodes[name].op} of this kind: it counts 0")
+        Refusal(
+            "count time",
+            name,
+            Reason("not-in-costs", f"the table of kernel costs has no {nodes[name].op} of this kind: it counts 0"),
+        )
         for name, price in prices.items()
         if price is None
     )

@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 from sbonnx import recipe as recipes
 from sbonnx.errors import RecipeError
 from sbonnx.recipe import Recipe
-from sbonnx.report import Refusal
+from sbonnx.report import Note, Refusal
 from sbonnx.search.bit_costs import CostName, Costs, costs_of
 from sbonnx.search.bit_groups import WEIGHT, Choice, Group, with_choices
 from sbonnx.search.evaluation import Goal, Score
@@ -77,7 +77,7 @@ class MixedOutcome:
     figures: tuple[float, ...]
     front: tuple[tuple[float, float], ...]
     refusals: tuple[Refusal, ...]
-    notes: tuple[str, ...]
+    notes: tuple[Note, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -161,7 +161,12 @@ def for_budget(trials: Trials, here: SensitivitySurvey, name: CostName, budget: 
     tried = [_measured(trials, here, pick) for pick in picks]
     best = min(tried, key=lambda one: one.score.error)
     front = join_all(here.fronts(costs))
-    notes = [f"widths by MIXED.BUDGET.{name.upper()}: {best.what}, {costs.figure(best.cost):.4g} of {budget:g}"]
+    notes = [
+        Note(
+            "widths-chosen",
+            f"widths by MIXED.BUDGET.{name.upper()}: {best.what}, {costs.figure(best.cost):.4g} of {budget:g}",
+        )
+    ]
     return _outcome(here, costs, front, tried, best, notes, target=budget)
 
 
@@ -249,8 +254,11 @@ def for_loss(trials: Trials, here: SensitivitySurvey, goal: Goal, *, name: CostN
     good = [one for one in tried if goal.reached(one.score)]
     best = min(good, key=lambda one: one.cost) if good else min(tried, key=lambda one: one.score.error)
     notes = [
-        f"widths for {goal.text}: {best.what}, {'' if good else 'which is not reached, '}"
-        f"{goal.figures(best.score)}, {costs.figure(best.cost):.4g} of the bit operations of w8a8"
+        Note(
+            "widths-chosen",
+            f"widths for {goal.text}: {best.what}, {'' if good else 'which is not reached, '}"
+            f"{goal.figures(best.score)}, {costs.figure(best.cost):.4g} of the bit operations of w8a8",
+        )
     ]
     return _outcome(here, costs, front, tried, best, notes, target=goal.text, met=bool(good))
 
@@ -261,7 +269,7 @@ def _outcome(
     front: Front,
     tried: Sequence[Measured],
     best: Measured,
-    notes: Sequence[str],
+    notes: Sequence[Note],
     *,
     target: float | str,
     met: bool = True,
@@ -279,5 +287,5 @@ def _outcome(
         figures=tuple(costs.figure(one.cost) for one in tried),
         front=tuple((costs.figure(float(front.costs[place])), float(front.losses[place])) for place in places),
         refusals=(*here.refusals, *costs.refusals),
-        notes=(*notes, f"losses of layers measured on {here.feeds} feeds at {where}"),
+        notes=(*notes, Note("widths-measured", f"losses of layers measured on {here.feeds} feeds at {where}")),
     )

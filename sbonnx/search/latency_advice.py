@@ -35,9 +35,7 @@ def faster(state: PipelineState, comparison: Comparison) -> Iterator[Remedy]:
     prepared = state.prepared
     recipe, backend, graph = prepared.recipe, prepared.backend, prepared.graph
     costs = costs_of(recipe, backend)
-    if recipe.heads != "none" and any(
-        note.startswith("head (") and "left in float" in note for note in state.report.notes
-    ):
+    if recipe.heads != "none" and any(note.code == "head-left-float" for note in state.report.notes):
         yield Remedy("quantize the detection head as well", {"heads": "none"})
     if costs is None or recipe.mode != "static" or comparison.latency_ratio is None:
         return
@@ -71,5 +69,5 @@ def slowed(backend: Backend, factor: float) -> Backend:
 def _slower(state: PipelineState, backend: Backend) -> tuple[set[str], bool]:
     """Return the layers that are slower in integers by the costs of a backend, and whether any others are left."""
     plan = make(state.prepared.graph, state.prepared.recipe, backend, observers=frozenset(OBSERVERS))
-    slower = {refusal.where for refusal in plan.refusals if "slower in integers" in refusal.why}
+    slower = {refusal.where for refusal in plan.refusals if refusal.code == "slower-in-integers"}
     return slower, bool(plan.of_role("weight"))

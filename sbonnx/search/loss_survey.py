@@ -17,7 +17,7 @@ from sbonnx.profile import Candidate, Sensitivities, WalkOptions, sensitivity
 from sbonnx.recipe import Recipe
 from sbonnx.recipe.backend_limits import sides
 from sbonnx.recipe.names import FLOAT
-from sbonnx.report import Refusal
+from sbonnx.report import Reason, Refusal
 from sbonnx.search.bit_costs import Costs, Weighted
 from sbonnx.search.bit_groups import (
     ACTIVATION,
@@ -213,7 +213,9 @@ def _choosable(
     found = {name: [*some, *([FLOAT] if FLOAT in weights else [])] for name, some in found.items()}
     many = {name: some for name, some in found.items() if len(some) > 1}
     moved = {name: some for name, some in many.items() if len([b for b in some if b]) > 1 or len(plans) == 1}
-    why = "the file has no node of this name for a recipe to name: it was made by fusing others"
+    why = Reason(
+        "node-not-in-file", "the file has no node of this name for a recipe to name: it was made by fusing others"
+    )
     refusals = [Refusal("choose a width", name, why) for name in moved if name not in names.nodes]
     return {name: some for name, some in moved.items() if name in names.nodes}, refusals
 
@@ -232,7 +234,7 @@ def _solved(
         try:
             solved[bits] = trials.solve(wishes, f"weights of {bits} bits")
         except SbonnxError as error:
-            refusals.append(Refusal(f"weights of {bits} bits", "the model", str(error)))
+            refusals.append(Refusal(f"weights of {bits} bits", "the model", Reason("not-tried", str(error))))
     return solved, refusals
 
 

@@ -15,7 +15,7 @@ from sbonnx.ops import LINEAR, MATRIX_PRODUCTS
 from sbonnx.recipe import Recipe
 from sbonnx.recipe.backend_limits import sides
 from sbonnx.recipe.names import FLOAT, FULL_BITS, NEAREST, is_per_channel
-from sbonnx.report import Refusal
+from sbonnx.report import Note, Reason, Refusal
 from sbonnx.search.bit_search import MixedOutcome, choose, for_loss
 from sbonnx.search.evaluation import Goal, Score
 from sbonnx.search.loss_survey import survey
@@ -287,21 +287,32 @@ class SearchResult:
     @property
     def refusals(self) -> tuple[Refusal, ...]:
         """Steps that could not be tried, with the reasons."""
-        mine = [Refusal(f"try {one.what}", "the model", one.why) for one in self.attempts if one.why]
+        mine = [
+            Refusal(f"try {one.what}", "the model", Reason("not-tried", one.why)) for one in self.attempts if one.why
+        ]
         return (*mine, *(() if self.outcome is None else self.outcome.refusals))
 
     @property
-    def notes(self) -> tuple[str, ...]:
+    def notes(self) -> tuple[Note, ...]:
         """Notes for the report, one sentence each."""
         where = f"{self.judged} feeds held out" if self.divided else f"the {self.judged} feeds that it calibrated on"
-        notes = [f"search: {self.trials} trials, judged on {where}"]
+        notes = [Note("search-trials", f"search: {self.trials} trials, judged on {where}")]
         if self.plain is not None and not self.stepped and self.outcome is None:
-            notes.append(f"{self.goal.text}: reached at the widths of the recipe, {self.goal.figures(self.plain)}")
+            notes.append(
+                Note(
+                    "search-reached",
+                    f"{self.goal.text}: reached at the widths of the recipe, {self.goal.figures(self.plain)}",
+                )
+            )
         if self.plain is not None and self.stepped:
             kept = [one for one in self.attempts if one.kept]
             said = "; ".join(f"{one.what} (+{one.gain_db:.2f} dB)" for one in kept) or "no step gained"
             notes.append(
-                f"auto: {self.plain.sqnr_db:.2f} dB -> {self.best.sqnr_db:.2f} dB at the outputs, on {where}: {said}"
+                Note(
+                    "search-gain",
+                    f"auto: {self.plain.sqnr_db:.2f} dB -> {self.best.sqnr_db:.2f} dB at the outputs, on {where}: "
+                    f"{said}",
+                )
             )
         return (*notes, *(() if self.outcome is None else self.outcome.notes))
 

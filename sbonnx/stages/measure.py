@@ -27,7 +27,7 @@ from sbonnx.plan import Planner, costs_of, make, plan_times
 from sbonnx.precision.kernel_levels import with_accuracy_levels
 from sbonnx.precision.measure import with_magnitudes
 from sbonnx.reconstruct import solve
-from sbonnx.report import Fired, Refusal
+from sbonnx.report import Fired, Note, Reason, Refusal
 from sbonnx.stages.contract import stage
 from sbonnx.stages.state import (
     PipelineState,
@@ -39,7 +39,10 @@ from sbonnx.stages.state import (
 )
 from sbonnx.stages.verify import check_outputs
 
-UNSEEN: Final = "no data was given: weights go to the nearest codes, and their rounding did not see what layers meet"
+UNSEEN: Final = Note(
+    "rounding-without-data",
+    "no data was given: weights go to the nearest codes, and their rounding did not see what layers meet",
+)
 """Note if input-aware rounding has no data: weights are rounded to nearest."""
 
 
@@ -54,7 +57,7 @@ def read_data(state: PipelineState, options: RunOptions) -> PipelineState:
     prepared = state.prepared
     check_outputs(prepared)
     data = divided(state.request.data, prepared, state.request.split)
-    doubts: tuple[str, ...] = ()
+    doubts: tuple[Note, ...] = ()
     if data is not None:
         constant = constant_data(data.every)
         if constant:
@@ -132,7 +135,9 @@ def equalize_activations(state: PipelineState, options: RunOptions) -> PipelineS
     if state.data is None and settings.only_after_norms and not settings.absorb_bias:
         return _scale_by_activations(state, options)
     if state.data is None:
-        return state.refused(Refusal("equalize", "EQUALIZE", "there are no data to measure the ranges of channels on"))
+        return state.refused(
+            Refusal("equalize", "EQUALIZE", Reason("no-data", "there are no data to measure the ranges of channels on"))
+        )
     if not _equalizes_ranges(prepared):
         return _scale_by_activations(state, options)
     graph = prepared.graph
@@ -157,13 +162,18 @@ def _scale_by_activations(state: PipelineState, options: RunOptions) -> Pipeline
         return state
     if state.data is None:
         return state.refused(
-            Refusal("scale by activations", "EQUALIZE.AWQ", "there are no data to see what products meet")
+            Refusal(
+                "scale by activations", "EQUALIZE.AWQ", Reason("no-data", "there are no data to see what products meet")
+            )
         )
     done, refusals = scale_by_activations(prepared.graph, prepared.plan, state.data.fit, options)
     fired = [Fired("awq_mul" if one.multiplied else "awq", one.tensor) for one in done]
     if done:
         least, most = min(one.share for one in done), max(one.share for one in done)
-        text = f"inputs of products scaled by what they meet: output errors {least:.0%} to {most:.0%} of before"
+        text = Note(
+            "products-scaled",
+            f"inputs of products scaled by what they meet: output errors {least:.0%} to {most:.0%} of before",
+        )
         prepared.graph.info.notes.append(text)
     prepared = replace(
         prepared,
@@ -225,7 +235,7 @@ def protect_heads(state: PipelineState, options: RunOptions) -> PipelineState:
     try:
         done = protect(graph, network, data.fit, replan, time_of, options)
     except ModelError as error:  # a part of the network does not run alone: it stays as planned
-        return state.refused(Refusal("measure the head", "HEADS", str(error)))
+        return state.refused(Refusal("measure the head", "HEADS", Reason("head-not-alone", str(error))))
     if done is None:
         return state
     kept = [refusal for refusal in prepared.refusals if refusal not in prepared.plan.refusals]
@@ -269,7 +279,9 @@ def tune_batchnorms(state: PipelineState, options: RunOptions) -> PipelineState:
     if not prepared.recipe.schedule.bn_tuning:
         return state
     if state.data is None:
-        refusal = Refusal("tune batch norms", "SCHEDULE.BN_TUNING", "there are no data to measure their inputs on")
+        refusal = Refusal(
+            "tune batch norms", "SCHEDULE.BN_TUNING", Reason("no-data", "there are no data to measure their inputs on")
+        )
         return replace(state, solution=replace(solution, refusals=(*solution.refusals, refusal)))
     tuned = tune_norms(prepared.graph, prepared.plan, solution, state.data.fit, options)
     return replace(state, solution=tuned)

@@ -24,7 +24,7 @@ from sbonnx.plan import Plan, make
 from sbonnx.plan.node_infos import node_infos
 from sbonnx.recipe import other_defaults
 from sbonnx.recipe.torch_modules import Modules
-from sbonnx.report import Fired, Refusal
+from sbonnx.report import Fired, Note, Reason, Refusal
 from sbonnx.stages.contract import stage
 from sbonnx.stages.state import ABSENT, BASE_OPSET, Original, PipelineState, Prepared, equalization_of
 
@@ -66,7 +66,10 @@ def resolve(state: PipelineState, options: RunOptions) -> PipelineState:
         refusals += pruned.report.refusals
     recipe, skipped = request.recipe.for_model(original.nodes, original.tensors)
     why = "no node in the file belongs to it, so that nothing needs to be skipped. "
-    refusals += [Refusal("skip", f"SKIP_TRACE_MODULES '{name}'", why + hint) for name, hint in skipped.items()]
+    refusals += [
+        Refusal("skip", f"SKIP_TRACE_MODULES '{name}'", Reason("module-not-in-file", why + hint))
+        for name, hint in skipped.items()
+    ]
     prepared = Prepared(
         graph,
         ABSENT,
@@ -149,10 +152,15 @@ def plan(state: PipelineState, options: RunOptions) -> PipelineState:
     _note_half_precision(graph, made, prepared.backend)
     refusals = list(made.refusals)
     if recipe.auto.enable or recipe.mixed.wanted:
-        why = "only sbonnx.quantize and the verb quantize try recipes: this is the one that they begin with"
+        why = Reason(
+            "not-searched",
+            "only sbonnx.quantize and the verb quantize try recipes: this is the one that they begin with",
+        )
         refusals.insert(0, Refusal("search", "AUTO" if recipe.auto.enable else "MIXED", why))
     if recipe.sparse.wanted and state.request.pruned is None:
-        why = "nothing is pruned without a run on data: this is the plan of the model as it was given"
+        why = Reason(
+            "not-pruned", "nothing is pruned without a run on data: this is the plan of the model as it was given"
+        )
         refusals.insert(0, Refusal("prune", "SPARSE", why))
     state = replace(state, prepared=replace(prepared, plan=made))
     return _extended(state, (), refusals)
@@ -196,6 +204,9 @@ def _note_half_precision(graph: Graph, plan: Plan, backend: Backend) -> None:
     half = plan.float_type == "fp16" and bool(plan.sites)
     if half or any(query.dtype(tensors[site.tensor]) == np.dtype(np.float16) for site in plan.sites):
         graph.info.notes.append(
-            "float16 behind Q/DQ: onnxruntime's CPU has no integer kernels for it and computes the codes of "
-            "biases in half precision, which can lose them; quantize the float32 model"
+            Note(
+                "float16-model",
+                "float16 behind Q/DQ: onnxruntime's CPU has no integer kernels for it and computes the codes of "
+                "biases in half precision, which can lose them; quantize the float32 model",
+            )
         )

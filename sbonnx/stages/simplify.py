@@ -17,6 +17,7 @@ from sbonnx.calib.engine.runner import LayerRunner
 from sbonnx.errors import DataError, ModelError
 from sbonnx.graph import Graph, edit, query
 from sbonnx.options import RunOptions
+from sbonnx.report.codes import Note
 from sbonnx.report.simplified import SimplifyReport
 from sbonnx.spec import Array
 from sbonnx.stages.contract import stage
@@ -73,7 +74,7 @@ def _compared(state: PipelineState, simplified: Path) -> tuple[Comparison | None
     unopened = _why_unopened(original)
     if unopened:
         graphs.check_file(simplified)
-        graph.info.notes.append(f"not verified by execution: {unopened}")
+        graph.info.notes.append(Note("not-run", f"not verified by execution: {unopened}"))
         return None, ""
     if request.data is not None:
         feeds = datasets.read(request.data, graph, split=request.split, limit=request.recipe.samples)

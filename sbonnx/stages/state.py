@@ -28,7 +28,7 @@ from sbonnx.recipe.names import is_per_channel
 from sbonnx.recipe.torch_modules import Modules, NodeInfo
 from sbonnx.reconstruct.layer_inputs import looks_at_inputs
 from sbonnx.reconstruct.solve import QuantizedInputs, Reconstruction, WeightRounding
-from sbonnx.report import Fired, Refusal, Report
+from sbonnx.report import Fired, Note, Refusal, Report
 from sbonnx.report.simplified import SimplifyReport
 from sbonnx.rounding import make_rounder
 from sbonnx.spec import Array, QParams
@@ -216,7 +216,7 @@ class PipelineState:
     opset: int = BASE_OPSET
     original: Original | None = None
     data: HeldOutSplit | None = None
-    doubts: tuple[str, ...] = ()
+    doubts: tuple[Note, ...] = ()
     removed: Pruned | None = None
     rounding: WeightRounding | None = None
     ranges: MeasuredRanges | None = None

@@ -17,22 +17,24 @@ from sbonnx.lint import View
 from sbonnx.lint.ort_numbers import saturates_there
 from sbonnx.plan import Plan
 from sbonnx.recipe import Recipe
-from sbonnx.report import Refusal
+from sbonnx.report import Note, Refusal
 from sbonnx.report.verdict import ON_CPU
 from sbonnx.stages.state import PipelineState, Prepared
-from sbonnx.verify.comparison import SLOWER
 from sbonnx.verify.ort_options import VerifyOptions
 from sbonnx.verify.runtimes import runtime_here
 
 OLDEST_OPSET: Final = 7
 """Oldest opset that onnxruntime has kernels for."""
 
-UNCOMPARED: Final = "no data was given: the file was checked and opened at every level, and not compared with float"
+UNCOMPARED: Final = Note(
+    "not-compared", "no data was given: the file was checked and opened at every level, and not compared with float"
+)
 """Note in the report of a mode that needs no data and got none."""
 
-EMULATED: Final = (
+EMULATED: Final = Note(
+    "emulated",
     "onnxruntime's CPU has no kernels for bfloat16: the file was checked and not run; figures are of a copy in "
-    "float32 whose tensors are rounded to bfloat16"
+    "float32 whose tensors are rounded to bfloat16",
 )
 """Note in the report of a file in bfloat16."""
 
@@ -97,14 +99,14 @@ def reference_of(state: PipelineState) -> Iterator[Path | bytes]:
 
 
 def _verified(
-    state: PipelineState, reference: Path | bytes, path: Path, *, notes: tuple[str, ...], size: int | None = None
+    state: PipelineState, reference: Path | bytes, path: Path, *, notes: tuple[Note, ...], size: int | None = None
 ) -> PipelineState:
     """Add the verification results of the file at `path`. `size`: bytes of the file that it stands in for."""
     prepared, report, samples = state.prepared, state.report, state.data
     recipe, device = prepared.recipe, prepared.recipe.device
     judged = VerifyOptions.of(prepared.plan, prepared.backend)
     runtime, why = runtime_here(prepared.backend)
-    absent = (f"the file was executed in onnxruntime only. {why}",) if why else ()
+    absent = (Note("runtime-absent", f"the file was executed in onnxruntime only. {why}"),) if why else ()
     comparison = proof.check(
         reference,
         path,
@@ -144,7 +146,11 @@ def _verified(
     problems += [missed] if missed else []
     limits = limits_of(recipe)
     # the distance of a pruned model from the original was asked for
-    below = tuple(limits.quality(comparison)) if state.request.pruned is not None else ()
+    below = (
+        tuple(Note("output-far-from-float", text) for text in limits.quality(comparison))
+        if state.request.pruned is not None
+        else ()
+    )
     problems.extend(problem for problem in limits.problems(comparison) if problem not in below)
     # of another runtime, the count of kernels is only a figure
     own = comparison.runtime == prepared.backend.name
@@ -193,6 +199,6 @@ def _details(state: PipelineState, refusals: Sequence[Refusal]) -> profile.Detai
     )
 
 
-def _notes(comparison: proof.Comparison, *, own: bool) -> tuple[str, ...]:
+def _notes(comparison: proof.Comparison, *, own: bool) -> tuple[Note, ...]:
     """Return the notes of the comparison. That it is slower in one runtime says nothing about another one."""
-    return tuple(note for note in comparison.notes() if own or not note.startswith(SLOWER))
+    return tuple(note for note in comparison.notes() if own or note.code != "slower")

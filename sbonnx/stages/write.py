@@ -30,7 +30,7 @@ from sbonnx.options import RunOptions
 from sbonnx.plan import Plan, Site, Solution
 from sbonnx.plan.tensor_overrides import overrides_of
 from sbonnx.recipe.names import FLOAT
-from sbonnx.report import Report
+from sbonnx.report import Note, Report
 from sbonnx.spec import Bounds
 from sbonnx.stages.contract import stage
 from sbonnx.stages.state import PipelineState
@@ -93,7 +93,9 @@ def insert(state: PipelineState, options: RunOptions) -> PipelineState:
     graph = graphs.copy(state.prepared.graph)
     debug = graphs.drop_debug_metadata(graph)
     if debug >= NOTED_BYTES:
-        graph.info.notes.append(f"{debug:,} bytes of the exporter's debug metadata (stack traces, classes) left out")
+        graph.info.notes.append(
+            Note("debug-metadata", f"{debug:,} bytes of the exporter's debug metadata (stack traces, classes) left out")
+        )
     qdq.insert(graph, state.prepared.plan, state.solution)
     graph.info.metadata.update(to_metadata(graph.info.edits))
     graph.info.metadata[RECORDED] = state.prepared.backend.name
@@ -121,7 +123,11 @@ def legalise(state: PipelineState, options: RunOptions) -> PipelineState:
     changes = backend.files.legalise(graph)
     if changes:
         more = f", and {len(changes) - 1} more such changes" if len(changes) > 1 else ""
-        graph.info.notes.append(f"written as {backend.name} wants it, with the same numbers: {changes[0]}{more}")
+        graph.info.notes.append(
+            Note(
+                "written-for-backend", f"written as {backend.name} wants it, with the same numbers: {changes[0]}{more}"
+            )
+        )
     return state
 
 
@@ -131,7 +137,7 @@ def convert_format(state: PipelineState, options: RunOptions) -> PipelineState:
     converted = export.finish(state.quantized, state.prepared.recipe, state.solution.levels)
     if converted is None:
         return state
-    state.quantized.info.notes.append(f"written in place of Q/DQ: {converted.text()}")
+    state.quantized.info.notes.append(Note("written-in-format", f"written in place of Q/DQ: {converted.text()}"))
     return replace(state, unwritten=(*state.unwritten, *converted.refusals))
 
 
@@ -215,7 +221,12 @@ def _report(state: PipelineState) -> Report:
         applied=prepared.applied,
         refusals=(*refusals, *state.unwritten),
         settings=recipe.to_dict(),
-        notes=(*state.quantized.info.notes, *solution.notes, *loops.notes(), *left_out),
+        notes=(
+            *state.quantized.info.notes,
+            *solution.notes,
+            *(Note("without-compiled-loops", text) for text in loops.notes()),
+            *left_out,
+        ),
         problems=problems,
         pruning={} if request.pruned is None else request.pruned.report.to_dict(),
         engine_command=_engine_command(state, solved),

@@ -12,6 +12,7 @@ from sbonnx.cpu import target_cpu
 from sbonnx.errors import RecipeError
 from sbonnx.html_report import comparison_card, render_card
 from sbonnx.metrics import OutputDifference
+from sbonnx.report.codes import Note
 from sbonnx.report.verdict import AS_FAST, COLLAPSED_DB, ON_CPU, WIDE, WITHOUT_ERROR, collapsed_text
 from sbonnx.terminal import json_values
 from sbonnx.verify.kernel_count import Kernels
@@ -119,7 +120,7 @@ class Comparison:
     unknown_sums: tuple[str, ...] = ()
     held_out: int = 0
     calibrated: bool = False
-    doubts: tuple[str, ...] = ()
+    doubts: tuple[Note, ...] = ()
     calibration: tuple[OutputDifference, ...] = ()
     quality: tuple[OutputQuality, ...] = ()
     evaluation: Evaluation | None = None
@@ -181,25 +182,39 @@ class Comparison:
     def _collapsed(self, error: OutputDifference) -> str:
         return _collapsed(error, next((one.nature for one in self.quality if one.name == error.name), None))
 
-    def notes(self) -> tuple[str, ...]:
+    def notes(self) -> tuple[Note, ...]:
         """Warnings about outputs that pass the threshold, one sentence for each output, and levels left out."""
         found = [text for error, text in self._unlike() if error.sqnr_db >= FAIR_DB]
         if self.slower:
-            found.insert(0, f"{SLOWER}: a run takes {self.latency_figure()} of its time, {self.latency_runs} runs each")
+            found.insert(
+                0,
+                Note(
+                    "slower",
+                    f"{SLOWER}: a run takes {self.latency_figure()} of its time, {self.latency_runs} runs each",
+                ),
+            )
         grown = self.bytes_quantized - self.bytes_float
         if self.larger and grown > GROWN_BYTES:
-            found.append(f"{LARGER}: {self.size_ratio:.2f} times its size, {grown:,} bytes more{self._weights_left()}")
+            found.append(
+                Note(
+                    "larger",
+                    f"{LARGER}: {self.size_ratio:.2f} times its size, {grown:,} bytes more{self._weights_left()}",
+                )
+            )
         if self.saturating:
             found.append(
-                f"{len(self.saturating)} integer operators saturate on {self.cpu} and not on this CPU: their sums were "
-                f"computed as {self.cpu} CPUs compute them"
+                Note(
+                    "sums-of-other-cpu",
+                    f"{len(self.saturating)} integer operators saturate on {self.cpu} and not on this CPU: their sums "
+                    f"were computed as {self.cpu} CPUs compute them",
+                )
             )
         if self.broken_in_float:
             found.append(without_rewrites(self.broken_in_float))
         if self.levels_left_out:
             names = " and ".join(f"'{level}'" for level in self.levels_left_out)
             why = SATURATED if "off" in self.levels_left_out else LARGE_GRAPH
-            found.append(f"onnxruntime's levels {names} were not opened: {why}")
+            found.append(Note("levels-left-out", f"onnxruntime's levels {names} were not opened: {why}"))
         return tuple(found)
 
     def _weights_left(self) -> str:
@@ -210,7 +225,7 @@ class Comparison:
         ops = ", ".join(list(kernels.float_weights)[:3])
         return f"; {1 - kernels.weights_in_integers:.0%} of the weights are read by float operators ({ops})"
 
-    def _unlike(self) -> Iterator[tuple[OutputDifference, str]]:
+    def _unlike(self) -> Iterator[tuple[OutputDifference, Note]]:
         """Yield the outputs that are much worse on the hold-out set than on calibration samples."""
         calibrated = {error.name: error for error in self.calibration}
         natures = {output.name: output.nature for output in self.quality}
@@ -221,7 +236,7 @@ class Comparison:
             chance = SURE * math.hypot(error.spread_db, other.spread_db)
             if other.sqnr_db - error.sqnr_db > max(GAP_DB, chance):
                 figures = f"{error.sqnr_db:.1f} dB on samples held out, {other.sqnr_db:.1f} dB on those calibrated on"
-                yield error, f"output '{error.name}' has {figures}: {UNLIKE}"
+                yield error, Note("worse-held-out", f"output '{error.name}' has {figures}: {UNLIKE}")
 
     def collapsed(self) -> frozenset[str]:
         """Return the names of unusable outputs: of another shape, not finite, constant, frozen or lost in error."""

@@ -27,7 +27,7 @@ from sbonnx.ops import (
     RECTIFIERS,
     RESIZES,
 )
-from sbonnx.report import Refusal
+from sbonnx.report import Reason, Refusal
 from sbonnx.verify.model_index import CODES, Body, bodies
 
 FLOAT_TYPES: Final = frozenset(
@@ -37,55 +37,61 @@ FLOAT_TYPES: Final = frozenset(
 EIGHT_BITS: Final = frozenset({onnx.TensorProto.INT8, onnx.TensorProto.UINT8})
 
 
-def reason(body: Body, node: onnx.NodeProto, kernel: onnx.NodeProto) -> str:
+def reason(body: Body, node: onnx.NodeProto, kernel: onnx.NodeProto) -> Reason:
     """Return the reason, one clause, why an op of the quantized file runs in float, as the node `kernel`."""
-    return next(_reasons(body, node, kernel), f"onnxruntime keeps {kernel.op_type} in float between the pairs")
+    return next(
+        _reasons(body, node, kernel),
+        Reason("kept-in-float", f"onnxruntime keeps {kernel.op_type} in float between the pairs"),
+    )
 
 
-def _reasons(body: Body, node: onnx.NodeProto, kernel: onnx.NodeProto) -> Iterator[str]:
+def _reasons(body: Body, node: onnx.NodeProto, kernel: onnx.NodeProto) -> Iterator[Reason]:
     op = node.op_type
     if op not in INTEGER_ON_CPU:
-        yield f"onnxruntime has no integer kernel for {op} on CPU"
+        yield Reason("no-integer-kernel", f"onnxruntime has no integer kernel for {op} on CPU")
     for name in node.input[:2] if op in LINEAR else data_inputs(body, node):
         pair = body.pair(name)
         if pair is None and name:
-            yield f"its input '{name}' is float"
+            yield Reason("input-float", f"its input '{name}' is float")
         elif pair is not None:
             yield from _bad_codes(body, node, name, pair)
     if op in MATRIX_PRODUCTS and kernel.op_type == "Gemm" and op != "Gemm":
-        yield "onnxruntime joins it with the Add after it into a Gemm, whose bias is float"
+        yield Reason("joined-with-add", "onnxruntime joins it with the Add after it into a Gemm, whose bias is float")
     if op in RESIZES and _text(node, "mode") not in ("", "nearest"):
-        yield f"a Resize of mode '{_text(node, 'mode')}' computes new values, in float"
+        yield Reason("computes-new-values", f"a Resize of mode '{_text(node, 'mode')}' computes new values, in float")
     if op not in MATRIX_PRODUCTS:
         yield from _after(body, node)
     if op in PICKS_MAX | RESIZES:
-        yield "the scales before and after it differ, and its integer kernel only copies codes"
+        yield Reason("scales-differ", "the scales before and after it differ, and its integer kernel only copies codes")
 
 
-def _bad_codes(body: Body, node: onnx.NodeProto, name: str, pair: onnx.NodeProto) -> Iterator[str]:
+def _bad_codes(body: Body, node: onnx.NodeProto, name: str, pair: onnx.NodeProto) -> Iterator[Reason]:
     """Yield the reasons why integer kernels cannot read the codes of one input."""
     zero = body.zero_point(pair)
     kind = onnx.TensorProto.UINT8 if zero is None else zero.data_type
     label = onnx.TensorProto.DataType.Name(kind).lower()
     if kind not in CODES:
-        yield f"its input '{name}' is stored as {label}, which no integer kernel reads"
+        yield Reason("type-of-codes", f"its input '{name}' is stored as {label}, which no integer kernel reads")
     elif kind not in EIGHT_BITS:
-        yield f"its input '{name}' has codes of type {label}; the integer kernels read 8 bits"
+        yield Reason("type-of-codes", f"its input '{name}' has codes of type {label}; the integer kernels read 8 bits")
     elif node.op_type in LINEAR and kind == onnx.TensorProto.INT8 and body.stored(pair) is None:
-        yield f"its activation '{name}' has int8 codes; the integer kernels read uint8"
+        yield Reason("activation-signed", f"its activation '{name}' has int8 codes; the integer kernels read uint8")
 
 
-def _after(body: Body, node: onnx.NodeProto) -> Iterator[str]:
+def _after(body: Body, node: onnx.NodeProto) -> Iterator[Reason]:
     """Yield the obstacle between an op and the QuantizeLinear that its integer kernel would absorb."""
     out = node.output[0]
     if out in body.outputs:
-        yield f"its output '{out}' is an output of the model, and no integer kernel writes float"
+        yield Reason("is-output", f"its output '{out}' is an output of the model, and no integer kernel writes float")
         return
     readers = body.readers.get(out, ())
     if len(readers) > 1:
         float_ones = [one for one in readers if one.op_type not in QUANTIZE]
         if float_ones:
-            yield f"its output is read in float by {float_ones[0].op_type} '{float_ones[0].name}' as well"
+            yield Reason(
+                "read-in-float",
+                f"its output is read in float by {float_ones[0].op_type} '{float_ones[0].name}' as well",
+            )
         return
     for one in readers:
         if one.op_type in QUANTIZE:
@@ -94,15 +100,21 @@ def _after(body: Body, node: onnx.NodeProto) -> Iterator[str]:
         if one.op_type in RECTIFIERS and behind:
             yield _rectified(body, one, behind[0])
         else:
-            yield f"{one.op_type} '{one.name}' is between it and the next pair"
+            yield Reason("op-before-pair", f"{one.op_type} '{one.name}' is between it and the next pair")
 
 
-def _rectified(body: Body, rectifier: onnx.NodeProto, quantize: onnx.NodeProto) -> str:
+def _rectified(body: Body, rectifier: onnx.NodeProto, quantize: onnx.NodeProto) -> Reason:
     zero = body.zero_point(quantize)
     value = "computed" if zero is None or zero.data_location else f"{int(np.ravel(numpy_helper.to_array(zero))[0])}"
     if rectifier.op_type == "Relu":
-        return f"the Relu after it stays in float: the zero point {value} of its codes is not the lowest code"
-    return f"the {rectifier.op_type} after it stays in float: its codes (zero point {value}) reach past its limits"
+        return Reason(
+            "rectifier-stays-float",
+            f"the Relu after it stays in float: the zero point {value} of its codes is not the lowest code",
+        )
+    return Reason(
+        "rectifier-stays-float",
+        f"the {rectifier.op_type} after it stays in float: its codes (zero point {value}) reach past its limits",
+    )
 
 
 def data_inputs(body: Body, node: onnx.NodeProto) -> list[str]:
@@ -137,7 +149,7 @@ class FloatOp:
 
     node: str
     op: str
-    why: str
+    why: Reason
 
 
 @dataclass(frozen=True)
@@ -198,7 +210,10 @@ class Kernels:
 
     def refusals(self) -> tuple[Refusal, ...]:
         """Return the ops left in float as refusals, for the report."""
-        return tuple(Refusal(STEP, one.node, f"{one.op} runs in float: {one.why}") for one in self.left_float)
+        return tuple(
+            Refusal(STEP, one.node, Reason(one.why.code, f"{one.op} runs in float: {one.why}"))
+            for one in self.left_float
+        )
 
     def summary(self) -> str:
         """Return one line for people."""
@@ -280,7 +295,7 @@ def count_layers(quantized: onnx.ModelProto, layers: Iterable[ExecutedLayer], ti
         if own is None or own.integer:
             kept.add(id(node))
             continue
-        why = next(_bad_pairs(body, node), f"{title} executes it as {own.kind} in float")
+        why = next(_bad_pairs(body, node), Reason("executed-in-float", f"{title} executes it as {own.kind} in float"))
         rows[_weight(body, node) is not None].append(FloatOp(node.name or str(node.output[0]), node.op_type, why))
     return Kernels(
         integer=dict(counts[True].most_common()),
@@ -347,11 +362,11 @@ def _values(weight: onnx.TensorProto, node: onnx.NodeProto) -> int:
     return math.prod(weight.dims) * 8 // bits if packed else math.prod(weight.dims)
 
 
-def _bad_pairs(body: Body, node: onnx.NodeProto) -> Iterator[str]:
+def _bad_pairs(body: Body, node: onnx.NodeProto) -> Iterator[Reason]:
     """Yield the inputs of a node that are float."""
     for name in node.input[:2] if node.op_type in LINEAR else data_inputs(body, node):
         if name and body.pair(name) is None:
-            yield f"its input '{name}' is float"
+            yield Reason("input-float", f"its input '{name}' is float")
 
 
 def _is_planned(body: Body, node: onnx.NodeProto) -> bool:

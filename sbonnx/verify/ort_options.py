@@ -7,6 +7,7 @@ from typing import Final
 
 from sbonnx.backends import Backend
 from sbonnx.plan import Plan
+from sbonnx.report.codes import Note
 
 FUSES_PAIRS = ("QDQSelectorActionTransformer", "ReluQuantRewrite", "ClipQuantRewrite")
 """onnxruntime's graph transformers of pairs and the ops between them.
@@ -21,14 +22,16 @@ FUSES_BLOCKS = FUSES_PAIRS[0]
 In float16 at level "extended", onnxruntime 1.31 computes other results with it than at any other level.
 """
 
-NO_FP8 = (
+NO_FP8 = Note(
+    "fp8-rewrites",
     "onnxruntime's rewrites take fp8 pairs for integers and refuse the file, or compute something else: it was "
-    "compared without them, and is for TensorRT alone"
+    "compared without them, and is for TensorRT alone",
 )
 
-NO_CHANNELS = (
+NO_CHANNELS = Note(
+    "channel-rewrites",
     "onnxruntime's integer kernels take one scale an activation: the file was compared without its rewrites of pairs "
-    "to such kernels, and sessions that read it must leave them out as well"
+    "to such kernels, and sessions that read it must leave them out as well",
 )
 
 
@@ -46,7 +49,7 @@ class VerifyOptions:
     without: tuple[str, ...] = ()
     opens: bool = True
     exact: bool | None = None
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
 
     @classmethod
     def of(cls, plan: Plan, backend: Backend) -> VerifyOptions:

@@ -22,7 +22,7 @@ from sbonnx.cli.app import GROUPS, build
 from sbonnx.cli.examples import EXAMPLES
 from sbonnx.cli.output.printer import Printer, json_value, to_json
 from sbonnx.cli.output.tables import show_refusals
-from sbonnx.report import Refusal
+from sbonnx.report import Reason, Refusal
 from sbonnx.version import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -171,13 +171,18 @@ def test_columns_of_narrow_terminals(
     assert any(name in line for line in lines)
 
 
-def test_reasons_that_differ_in_names_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    refusals = [Refusal("Conv", f"n{index}", f"its input 'x{index}' is int4") for index in range(3)]
-    refusals.append(Refusal("Conv", "n9", "its input 'x9' is int2"))
+def test_reasons_of_one_code_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    refusals = [
+        Refusal("Conv", f"n{index}", Reason("type-of-codes", f"its input 'x{index}' is int4")) for index in range(3)
+    ]
+    refusals.append(Refusal("Conv", "n9", Reason("input-float", "its input 'x9' is float")))
     show_refusals(Printer(), refusals)
     rows = [line.split("  ") for line in capsys.readouterr().out.splitlines()[2:4]]
     texts = [[text.strip() for text in row if text.strip()] for row in rows]
-    assert texts == [["3", "Conv", "its input 'x0' is int4", "n0"], ["1", "Conv", "its input 'x9' is int2", "n9"]]
+    assert texts == [
+        ["3", "Conv", "its input 'x0' is int4", "type-of-codes", "n0"],
+        ["1", "Conv", "its input 'x9' is float", "input-float", "n9"],
+    ]
     show_refusals(Printer(), refusals, verbose=True)
     assert "its input 'x2' is int4" in capsys.readouterr().out
 

@@ -13,12 +13,13 @@ import pytest
 from sbonnx.errors import OutputError
 from sbonnx.graph.storage import temporary
 from sbonnx.graph.storage.output_folder import OutputFolder
+from sbonnx.report.codes import Note
 
 ROOT = Path(__file__).resolve().parents[2]
 posix = pytest.mark.skipif(sys.platform == "win32", reason="there are no FIFOs and no SIGKILL")
 
 
-def copied(source: Path, target: Path) -> tuple[dict[str, bytes], list[str]]:
+def copied(source: Path, target: Path) -> tuple[dict[str, bytes], list[Note]]:
     """Return the contents of the copy, by name, and the notes."""
     output = OutputFolder(target, source, (), "provenance.json", force=False)
     with output.staged() as stage:

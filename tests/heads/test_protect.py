@@ -24,6 +24,7 @@ from sbonnx.options import RunOptions
 from sbonnx.pipeline import prepare, quantized_graph, solve
 from sbonnx.plan import make
 from sbonnx.recipe import load
+from sbonnx.report.codes import Reason
 from sbonnx.stages.state import Request
 from tests.recipe.test_regions import detector
 from tests.support.detectors import leaky_detector
@@ -202,7 +203,7 @@ def test_a_part_of_a_solution_equals_the_whole_one() -> None:
     rules = backend_for("onnxruntime", None)
     state = solve(Request(proto, load({**RULES_ALONE, "BACKEND": "onnxruntime", "HEADS": "none"}), rules, data=feeds))
     prepared = state.prepared
-    floats = dict.fromkeys(("reg", "tower", "act2"), "asked for")
+    floats = dict.fromkeys(("reg", "tower", "act2"), Reason("recipe", "asked for"))
     plan = make(prepared.graph, prepared.recipe, rules, observers=frozenset({"minmax", "mse"}), declined=floats)
     known = Quantized(prepared.plan, state.solution)
     part = restricted(known, plan, prepared.graph)

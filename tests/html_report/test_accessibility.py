@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from sbonnx.html_report import batch_page, graph_page, single_page
+from sbonnx.report.codes import Note
 from tests.html_report.browser import Browser
 from tests.html_report.reports import details, job, network, node, one_of_each, profiled, sites_of
 from tests.html_report.test_batch_charts import row
@@ -54,7 +55,9 @@ def batch_report() -> dict[str, Any]:
 PAGES: dict[str, Callable[[], str]] = {
     "single": lambda: single_page(explained()),
     "batch": lambda: batch_page(batch_report()),
-    "graph": lambda: graph_page(explained()["details"], title="m.onnx", more="float", notes=["one"]),
+    "graph": lambda: graph_page(
+        explained()["details"], title="m.onnx", more="float", notes=[Note("opset-converted", "one")]
+    ),
 }
 
 

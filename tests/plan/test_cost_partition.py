@@ -24,6 +24,7 @@ from sbonnx.pipeline import prepare
 from sbonnx.plan.cost_partition import MODEL_SLACK_NS, SLACK_NS, SLACK_SHARE, slower_in_integers
 from sbonnx.plan.survey import Survey
 from sbonnx.plan.times import GraphTimes
+from sbonnx.report.codes import Reason
 from sbonnx.stages.state import read_recipe
 from tests.support.models import model
 
@@ -155,14 +156,14 @@ def pooled() -> onnx.ModelProto:
     return model(POOLED, w0=square, w1=square, w2=square)
 
 
-def plan_of(proto: onnx.ModelProto, **overrides: Any) -> tuple[set[str], dict[str, str]]:
+def plan_of(proto: onnx.ModelProto, **overrides: Any) -> tuple[set[str], dict[str, Reason]]:
     """Op types with a weight or an output in integers, and what is slower in integers with the reason."""
     wishes, rules = read_recipe(None, "onnxruntime", overrides)
     prepared = prepare(proto, wishes, rules)
     ops = {node.name: node.op for node in prepared.graph.nodes}
     integer = {ops[reader.node] for site in prepared.plan.of_role("weight") for reader in site.readers}
     integer |= {op for op in ops.values() if any(f"QLinear{op}" in site.why for site in prepared.plan.sites)}
-    slow = {ops[r.where]: r.why for r in prepared.refusals if "slower in integers" in r.why}
+    slow = {ops[r.where]: r.why for r in prepared.refusals if r.code == "slower-in-integers"}
     return integer, slow
 
 

@@ -15,7 +15,7 @@ import sbonnx
 from sbonnx import profile
 from sbonnx.assets import digits
 from sbonnx.profile.histograms import BINS
-from sbonnx.report import Refusal
+from sbonnx.report import Reason, Refusal
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,11 @@ def test_the_worst_tensors_come_first(quantized: Path) -> None:
 def test_nodes_are_those_of_the_graph(quantized: Path) -> None:
     """Edges join producers and readers, and a refusal is at the node of that name or of that tensor."""
     subject = profile.subject_of(digits().model, quantized)
-    refusals = [Refusal("quantize", "node_relu", "a"), Refusal("quantize", "relu_1", "b"), Refusal("x", "nowhere", "c")]
+    refusals = [
+        Refusal("quantize", "node_relu", Reason("recipe", "a")),
+        Refusal("quantize", "relu_1", Reason("recipe", "b")),
+        Refusal("x", "nowhere", Reason("recipe", "c")),
+    ]
     rows = profile.details(subject.graph, subject.plan, None, None, refusals=refusals).nodes
     assert [row.name for row in rows] == [node.name for node in subject.graph.nodes]
     made = {node.name: {one.inputs[0].name for one in node.inputs if one.inputs} for node in subject.graph.nodes}

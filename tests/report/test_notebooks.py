@@ -18,7 +18,7 @@ from sbonnx.profile import LayerLoss, Profile
 from sbonnx.pruning.result import PruningReport
 from sbonnx.qdq.difference import ModelDifference, PairDifference
 from sbonnx.quant_model import QuantModel
-from sbonnx.report import Refusal, Report
+from sbonnx.report import Reason, Refusal, Report
 from sbonnx.verify import Comparison, Evaluation
 from sbonnx.verify.benchmark import Speed
 from sbonnx.verify.labelled import MetricRow, MetricValue
@@ -62,7 +62,8 @@ def test_a_plan_and_a_model() -> None:
     shown = texts(model._repr_html_())
     assert f"{len(plan.sites)} quantized tensors" in shown and "calibration: not yet" in shown
     assert f"weight sites: {len(plan.of_role('weight'))}" in texts(plan._repr_html_())
-    refused = replace(plan, refusals=(Refusal("quantize", "a", "too small"), Refusal("quantize", "b", "too small")))
+    small = Reason("weight-too-small", "too small")
+    refused = replace(plan, refusals=(Refusal("quantize", "a", small), Refusal("quantize", "b", small)))
     assert (
         "2 refusals" in texts(refused._repr_html_()) and '<td style="text-align: left">2</td>' in refused._repr_html_()
     )

@@ -10,7 +10,7 @@ import pytest
 
 import sbonnx
 from benchmarks.accuracy import load_pack
-from sbonnx.report.verdict import group_notes, interval_text, value_text, verdict_of
+from sbonnx.report.verdict import interval_text, value_text, verdict_of
 from sbonnx.verify.natures import Nature
 from sbonnx.verify.quality import LIMITS, QualityFigure, judge
 
@@ -399,11 +399,3 @@ def test_nothing_compared() -> None:
     found = verdict_of({})
     assert (found.accuracy, found.ok) == ("unknown", True)
     assert found.text == "Accuracy unknown: nothing was compared with float."
-
-
-def test_notes_are_grouped_by_kind() -> None:
-    notes = [f"'{850 + index}': {index + 2} scales are raised to 6.1e-05" for index in range(15)]
-    groups = list(group_notes([notes[0], "the opset was converted", *notes[1:], notes[3]]))
-    assert [len(group.notes) for group in groups] == [15, 1]
-    assert groups[0].line == f"{notes[0]} (and 14 more of this kind)"
-    assert groups[1].line == "the opset was converted"

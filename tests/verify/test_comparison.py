@@ -12,12 +12,15 @@ from hypothesis import strategies as st
 from sbonnx.cli.output.tables import comparison_facts
 from sbonnx.errors import RecipeError
 from sbonnx.metrics import OutputDifference
+from sbonnx.report.codes import Reason
 from sbonnx.verify import Comparison, FloatOp, Kernels, LevelDifference, Limits
 from sbonnx.verify.comparison import LARGER
 
 GOOD = OutputDifference("y", 0.1, 0.5, 18.0, 0.98, None, 0, 10, 0, False, False, -1.0, 1.0)
 OTHER = replace(GOOD, name="z", sqnr_db=40.0, cosine=0.9999)
-KERNELS = Kernels(planned=4, folded=1, float_weighted=(FloatOp("conv", "Conv", "its bias is float"),))
+KERNELS = Kernels(
+    planned=4, folded=1, float_weighted=(FloatOp("conv", "Conv", Reason("input-float", "its bias is float")),)
+)
 MEASURED = Comparison(
     (GOOD, OTHER), 4, 1000, 300, 1.0, 1.5, 1.0, 1.2, 9, latency_ratio=1.2, kernels=KERNELS
 )  # 0.3 of the size, 1.2 of the time, 2 of 3 ops in integers

@@ -18,6 +18,7 @@ from sbonnx.calib.data.stored_arrays import first_line
 from sbonnx.calib.data.validate import InputSpec
 from sbonnx.errors import DataError
 from sbonnx.input_files import check_regular
+from sbonnx.report.codes import Note
 from sbonnx.spec import Array
 
 INSTALL: Final = "pip install 'sbonnx[audio]'"
@@ -70,7 +71,12 @@ def open_audio(files: MediaFiles, inputs: Sequence[InputSpec], settings: Setting
         raise DataError(f"{files.name} holds {len(windows)} windows, and a batch of the model has {batch}: add audio")
     notes = list(files.notes)
     if len(windows) % batch:
-        notes.append(f"the last {len(windows) % batch} windows of {files.name} are no whole batch of {batch}: not used")
+        notes.append(
+            Note(
+                "data-not-used",
+                f"the last {len(windows) % batch} windows of {files.name} are no whole batch of {batch}: not used",
+            )
+        )
     decoded = _LastFile(rate)
 
     def at(place: int) -> tuple[str, LabelledFeed]:

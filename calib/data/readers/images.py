@@ -19,6 +19,7 @@ from sbonnx.calib.data.stored_arrays import first_line
 from sbonnx.calib.data.validate import InputSpec
 from sbonnx.errors import DataError
 from sbonnx.input_files import check_regular
+from sbonnx.report.codes import Note
 
 INSTALL: Final = "pip install 'sbonnx[images]'"
 
@@ -111,7 +112,7 @@ def open_pictures(
     picture_at: Callable[[int], Picture],
     inputs: Sequence[InputSpec],
     settings: ImageSettings,
-    notes: Sequence[str] = (),
+    notes: Sequence[Note] = (),
 ) -> Source:
     """Open images: one image a feed, or as many as the model's fixed batch size.
 
@@ -134,7 +135,10 @@ def open_pictures(
     if not count:
         raise DataError(f"{name} holds {total} images, and a batch of the model has {batch}: add images")
     if total % batch:
-        notes = (*notes, f"the last {total % batch} images of {name} are no whole batch of {batch}: not used")
+        notes = (
+            *notes,
+            Note("data-not-used", f"the last {total % batch} images of {name} are no whole batch of {batch}: not used"),
+        )
 
     def at(place: int) -> tuple[str, LabelledFeed]:
         pictures = [picture_at(number) for number in range(place * batch, (place + 1) * batch)]

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from sbonnx.errors import DataError
 from sbonnx.input_files import read_regular
+from sbonnx.report.codes import Note
 
 IMAGES: Final = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".gif"})
 AUDIO: Final = frozenset({".wav", ".flac", ".ogg", ".mp3", ".aif", ".aiff", ".opus"})
@@ -43,7 +44,7 @@ class MediaFiles:
     name: str
     paths: tuple[Path, ...]
     labels: Mapping[Path, Any] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
 
 
 def natural(path: Path) -> list[Any]:
@@ -114,11 +115,11 @@ def _inside(folder: Path) -> list[Path]:
     return sorted(found, key=natural)
 
 
-def _ignored(folder: Path, kind: str, others: Sequence[Path]) -> tuple[str, ...]:
+def _ignored(folder: Path, kind: str, others: Sequence[Path]) -> tuple[Note, ...]:
     if not others:
         return ()
     what = "1 file is" if len(others) == 1 else f"{len(others)} files are"
-    return (f"folder '{folder}': {what} not of {kind} and ignored, such as '{others[0].name}'",)
+    return (Note("data-not-used", f"folder '{folder}': {what} not of {kind} and ignored, such as '{others[0].name}'"),)
 
 
 def _labels(folder: Path, paths: Sequence[Path], classes: Sequence[Path]) -> dict[Path, Any]:

@@ -17,6 +17,7 @@ from sbonnx.calib.data.readers.tokenizer_file import TokenizerFile
 from sbonnx.calib.data.validate import InputSpec
 from sbonnx.errors import DataError
 from sbonnx.input_files import parse_json, read_regular
+from sbonnx.report.codes import Note
 
 KEYS: Final = ("tokenizer", "max_length", "pad")
 LARGEST: Final = 1 << 28
@@ -61,7 +62,7 @@ def open_texts(files: MediaFiles, inputs: Sequence[InputSpec], settings: Setting
 
 
 def tokenized(
-    name: str, texts: Sequence[Text], inputs: Sequence[InputSpec], settings: Settings, notes: Sequence[str] = ()
+    name: str, texts: Sequence[Text], inputs: Sequence[InputSpec], settings: Settings, notes: Sequence[Note] = ()
 ) -> Source:
     """Open texts: one sample a feed, or as many as the model's fixed batch size, padded to equal length.
 
@@ -80,7 +81,13 @@ def tokenized(
     if not count:
         raise DataError(f"{name} holds {len(texts)} texts, and a batch of the model has {batch}: add texts")
     if len(texts) % batch:
-        notes = (*notes, f"the last {len(texts) % batch} texts of {name} are no whole batch of {batch}: not used")
+        notes = (
+            *notes,
+            Note(
+                "data-not-used",
+                f"the last {len(texts) % batch} texts of {name} are no whole batch of {batch}: not used",
+            ),
+        )
 
     def at(place: int) -> tuple[str, LabelledFeed]:
         rows = texts[place * batch : (place + 1) * batch]

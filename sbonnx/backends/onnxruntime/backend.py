@@ -31,13 +31,14 @@ from sbonnx.backends.onnxruntime.stems import widen_stems
 from sbonnx.backends.placement_rules import ON_REQUEST, Placement, Rule, fills_zero, interpolates
 from sbonnx.graph import Graph, Node, query
 from sbonnx.ops import ADDS, CONCATS, CONVOLUTIONS, MULTIPLIES, PADS, PICKS_MAX, POOLS, RECTIFIERS, RECURRENT, RESIZES
+from sbonnx.report.codes import Reason
 from sbonnx.runtime import version
 from sbonnx.spec import QuantSpec
 
 
-def fills_other(node: Node) -> str | None:
+def fills_other(node: Node) -> Reason | None:
     """Return the reason why a Pad cannot work on integer codes, or None."""
-    return None if fills_zero(node) else "it fills with another value than zero"
+    return None if fills_zero(node) else Reason("pads-with-another-value", "it fills with another value than zero")
 
 
 RULES: Final = (
@@ -151,11 +152,13 @@ STEPS: Final = (
 class OrtPlacement(Placement):
     """Kernels of onnxruntime's CPU provider."""
 
-    def slow_linear(self, node: Node) -> str | None:
+    def slow_linear(self, node: Node) -> Reason | None:
         """Return the reason why a weighted op cannot run in integers, or None."""
         if query.dtype(node.outputs[0]) == np.dtype(np.float16):
-            return (
-                "float16 has no integer kernels on onnxruntime's CPU, where pairs only cost; quantize the float32 model"
+            return Reason(
+                "float16-model",
+                "float16 has no integer kernels on onnxruntime's CPU, where pairs only cost; quantize the float32 "
+                "model",
             )
         return None
 

@@ -30,6 +30,7 @@ from sbonnx.ops import (
     REDUCES,
     RESIZES,
 )
+from sbonnx.report.codes import Reason
 from sbonnx.spec import QuantSpec
 
 WIDE: Final = 16
@@ -90,10 +91,13 @@ class QnnNumbers(Numbers):
         """Return the scale and zero point that QNN prescribes for the output of an op in a type, or None."""
         return PRESCRIBED.get((node.op, spec.dtype.name))
 
-    def unfit(self, node: Node, spec: QuantSpec) -> str | None:
+    def unfit(self, node: Node, spec: QuantSpec) -> Reason | None:
         """Return the reason why the QNN provider does not support weights of a type at an op, or None."""
         if node.op == "ConvTranspose" and spec.axis is not None and int(node.attrs.get("group", 1)) > 1:
-            return "its groups share the scales of output channels: use per-tensor-symmetric weights"
+            return Reason(
+                "groups-share-scales",
+                "its groups share the scales of output channels: use per-tensor-symmetric weights",
+            )
         return None
 
 

@@ -26,6 +26,7 @@ from sbonnx.errors import ModelError
 from sbonnx.graph import Constant, Graph, Node, query
 from sbonnx.linear.layer import LinearLayer
 from sbonnx.ops import ADDS, CONVOLUTIONS, LINEAR, POOLS, QDQ
+from sbonnx.report.codes import Reason
 from sbonnx.spec import QuantSpec, ScaleLimits
 
 RULES: Final = (
@@ -62,22 +63,27 @@ FEW: Final = 16
 """Rows or columns of weights below which a product leaves its integer kernel mostly empty."""
 
 
-def _small_product(node: Node) -> str | None:
+def _small_product(node: Node) -> Reason | None:
     shape: tuple[int, ...] = next((tensor.shape for tensor in node.inputs[1::-1] if isinstance(tensor, Constant)), ())
     if len(shape) < 2 or min(shape[-2:]) >= FEW:
         return None
-    return (
+    return Reason(
+        "small-weight",
         f"a weight of {shape[-2]} by {shape[-1]}; fewer than {FEW} rows or columns leave TensorRT's integer kernels "
-        "mostly empty"
+        "mostly empty",
     )
 
 
-def _unfit_for_fp8(node: Node) -> str | None:
+def _unfit_for_fp8(node: Node) -> Reason | None:
     groups, area = node.attrs.get("group", 1), prod(node.inputs[1].shape[2:])
     if groups > 1:
-        return f"it has {groups} groups; TensorRT has no optimised fp8 convolution with groups"
+        return Reason(
+            "fp8-with-groups", f"it has {groups} groups; TensorRT has no optimised fp8 convolution with groups"
+        )
     if area > FP8_WINDOW:
-        return f"a filter of {area} values; TensorRT's fp8 convolutions take {FP8_WINDOW} at most"
+        return Reason(
+            "fp8-large-filter", f"a filter of {area} values; TensorRT's fp8 convolutions take {FP8_WINDOW} at most"
+        )
     return None
 
 
@@ -95,7 +101,7 @@ TensorRT keeps float biases, so its files are verified without it.
 class TrtPlacement(Placement):
     """Integer kernels of tensor cores, which compute blocks of channels."""
 
-    def slow_linear(self, node: Node) -> str | None:
+    def slow_linear(self, node: Node) -> Reason | None:
         """Return the reason why TensorRT would not run a weighted op in integers, or would not run it faster.
 
         Few channels are typical of a stem that reads an image; there, symmetric quantization would also lose one bit.
@@ -107,17 +113,19 @@ class TrtPlacement(Placement):
             return _small_product(node)
         layer = LinearLayer.of_shape(node.op, node.attrs, tuple(node.inputs[1].shape or ()))
         if isinstance(layer, str):
-            return "the shape of its weight is not known, or none of a convolution"
+            return Reason("weight-shape-not-known", "the shape of its weight is not known, or none of a convolution")
         groups, sizes = layer.group, (layer.in_channels // layer.group, layer.out_channels // layer.group)
         if groups > 1 and any(size % GROUP_MULTIPLE for size in sizes):
-            return (
+            return Reason(
+                "few-channels-in-groups",
                 f"a group has {sizes[0]} input and {sizes[1]} output channels; "
-                f"TensorRT's integer kernels want multiples of {GROUP_MULTIPLE}, others are slower than fp16"
+                f"TensorRT's integer kernels want multiples of {GROUP_MULTIPLE}, others are slower than fp16",
             )
         if groups == 1 and any(size < FEW_CHANNELS and size % CHANNEL_MULTIPLE for size in sizes):
-            return (
+            return Reason(
+                "few-channels",
                 f"it reads {sizes[0]} and writes {sizes[1]} channels; TensorRT's integer kernels compute 32 at a time, "
-                f"and fewer than {FEW_CHANNELS} fill them only as a multiple of {CHANNEL_MULTIPLE}"
+                f"and fewer than {FEW_CHANNELS} fill them only as a multiple of {CHANNEL_MULTIPLE}",
             )
         return None
 
@@ -136,7 +144,7 @@ class TrtNumbers(Numbers):
         """Return a signed symmetric type; recipe validation has excluded all others."""
         return QuantSpec(bits=bits, signed=True, symmetric=True, axis=axis)
 
-    def unfit(self, node: Node, spec: QuantSpec) -> str | None:
+    def unfit(self, node: Node, spec: QuantSpec) -> Reason | None:
         """Return the reason why TensorRT would not support weights of a type at a weighted op, or gain nothing by it.
 
         Source: the quantize layer's header for int4 (blocks of 64 or 128 along one of the last two dimensions, two
@@ -148,14 +156,23 @@ class TrtNumbers(Numbers):
         if spec.bits > INT4_BITS:
             return None
         if spec.block_size is None or spec.axis is None:
-            return f"TensorRT takes int4 weights in blocks along the summed axis of MatMul and Gemm, not in {node.op}"
+            return Reason(
+                "int4-not-for-op",
+                f"TensorRT takes int4 weights in blocks along the summed axis of MatMul and Gemm, not in {node.op}",
+            )
         length = shape[spec.axis]
         if shape[-1] % 2:
-            return f"its weight has an odd last dimension, {shape[-1]}; TensorRT stores two int4 codes a byte"
+            return Reason(
+                "int4-odd-dimension",
+                f"its weight has an odd last dimension, {shape[-1]}; TensorRT stores two int4 codes a byte",
+            )
         if spec.block_size not in INT4_BLOCKS or length % spec.block_size:
             sizes = " or ".join(map(str, INT4_BLOCKS))
             asked = "" if spec.block_size in INT4_BLOCKS else f", not of {spec.block_size}"
-            return f"it sums over {length} values; TensorRT takes int4 in whole blocks of {sizes}{asked}"
+            return Reason(
+                "int4-block-size",
+                f"it sums over {length} values; TensorRT takes int4 in whole blocks of {sizes}{asked}",
+            )
         return None
 
     def block_sizes(self, spec: QuantSpec) -> tuple[int, ...]:

@@ -22,18 +22,18 @@ HELP: Final = (
 
 def _subjects(typed: str) -> Iterable[str]:
     from sbonnx.recipe.loading import all_keys
-    from sbonnx.report.reasons import REASONS
+    from sbonnx.report.explanations import EXPLANATIONS
 
     keys = (name.lower() if typed.islower() else name for name in all_keys())
-    return (*_rules(), *_patterns(), *keys, *(reason.code for reason in REASONS))
+    return (*_rules(), *_patterns(), *keys, *(row.id for row in EXPLANATIONS))
 
 
 SUBJECT: Final[CommandOption[str]] = CommandOption(
     "subject",
     (),
     str,
-    "Id of a lint rule (T04), key of the recipe (W.ROUNDING.TYPE), name of a pattern (fuse_bn), text or code of a "
-    "reason or note (R02); with --model: name of a node or tensor.",
+    "Id of a lint rule (T04), key of the recipe (W.ROUNDING.TYPE), name of a pattern (fuse_bn), code of a "
+    "reason or note (slower-in-integers, R02); with --model: name of a node or tensor.",
     "CODE|KEY|NODE",
     inspect.Parameter.empty,
     choices=_subjects,
@@ -92,7 +92,7 @@ def _general(subject: str) -> dict[str, Any]:
     from sbonnx.recipe.loading import all_keys
     from sbonnx.recipe.names import SHORT_FORMS
     from sbonnx.recipe.problem import suggestion
-    from sbonnx.report.reasons import reason_of
+    from sbonnx.report.explanations import explanation_of
 
     rules, patterns = _rules(), _patterns()
     by_id = {name.lower(): rule for name, rule in rules.items()}
@@ -112,9 +112,9 @@ def _general(subject: str) -> dict[str, Any]:
         ]
         kind = "section of the recipe" if "keys" in key else "key of the recipe"
         return {"subject": key.pop("key"), "kind": kind, **key, "option": flags}
-    if (reason := reason_of(subject)) is not None:
+    if (reason := explanation_of(subject)) is not None:
         facts = {"meaning": reason.meaning, "fix": reason.fix, "page": reason.page}
-        return {"subject": reason.code, "kind": "reason of a refusal or note", **facts}
+        return {"subject": reason.id, "kind": "reason of a refusal or note", **facts}
     hint = suggestion(subject, (*rules, *patterns, *all_keys(), *SHORT_FORMS), count=3)
     raise RecipeError(
         f"'{subject}' is no lint rule, recipe key, pattern or known reason. {hint}{' ' if hint else ''}"
@@ -155,7 +155,7 @@ def _node(given: Arguments, model: Path, subject: str) -> dict[str, Any]:
         for site in prepared.plan.sites
         if site.tensor == subject or any(reader.node == subject for reader in site.readers)
     ]
-    refusals = [f"{row.what}: {row.why}{_code(row.why)}" for row in prepared.refusals if row.where in names]
+    refusals = [f"{row.what}: {row.why}{_code(row.code)}" for row in prepared.refusals if row.where in names]
     return {
         "subject": subject,
         "kind": f"{'tensor' if node is None else node.op} in {model}, for {prepared.plan.backend}",
@@ -166,11 +166,11 @@ def _node(given: Arguments, model: Path, subject: str) -> dict[str, Any]:
     }
 
 
-def _code(why: str) -> str:
-    from sbonnx.report.reasons import reason_of
+def _code(code: str) -> str:
+    from sbonnx.report.explanations import explanation_of
 
-    reason = reason_of(why)
-    return "" if reason is None else f" ({reason.code})"
+    reason = explanation_of(code)
+    return "" if reason is None else f" ({reason.id})"
 
 
 def _verdict(prepared: Prepared, subject: str, *, is_node: bool, quantized: bool, refused: bool) -> str:

@@ -81,6 +81,7 @@ def run(given: Arguments) -> int:
     from sbonnx.lint.fix import fix as fix_model
     from sbonnx.lint.fix import fixes_for
     from sbonnx.recipe.names import full_backend
+    from sbonnx.report.codes import Note
 
     model, target, output = given[MODEL], given[TARGET], given[OUTPUT]
     sarif, fix, force = given[SARIF], given[FIX], given[options.FORCE]
@@ -111,7 +112,7 @@ def run(given: Arguments) -> int:
         rows = done.rows
     findings = sorted(lint(checked, target, cpu=cpu), key=lambda finding: SEVERITIES.index(finding.severity))
     engine = _engine(given, checked)
-    notes = [] if _is_quantized(checked) else [UNQUANTIZED]
+    notes = [] if _is_quantized(checked) else [Note("nothing-to-check", UNQUANTIZED)]
     if sarif is not None:
         graphs.write_text(sarif, to_json(to_sarif(findings, rules, checked)) + "\n")
     counts = Counter(finding.severity for finding in findings)
@@ -225,17 +226,12 @@ def _fix_tables(printer: Printer, rows: tuple[Fixed, ...]) -> None:
 
 
 def _tables(printer: Printer, findings: list[Finding], *, verbose: bool) -> None:
-    """Show one table per severity, the most severe first; one line for each kind of finding, or each if `verbose`.
-
-    Findings of a rule whose reasons differ in quoted names alone are of one kind; the first is shown.
-    """
-    from sbonnx.report.verdict import without_names
-
+    """Show a table per severity, the most severe first: each rule with its first finding, or all if `verbose`."""
     for severity in SEVERITIES:
         some = [finding for finding in findings if finding.severity == severity]
-        kinds: dict[tuple[str, str], list[Finding]] = {}
+        kinds: dict[object, list[Finding]] = {}
         for number, finding in enumerate(some):
-            kinds.setdefault((finding.rule, f"{number}" if verbose else without_names(finding.why)), []).append(finding)
+            kinds.setdefault(number if verbose else finding.rule, []).append(finding)
         several = len(kinds) < len(some)
         rows = [
             (*((len(alike),) if several else ()), one.rule, one.node or None, one.tensor or None, one.why, one.mend)

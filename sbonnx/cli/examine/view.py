@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from sbonnx.terminal import map_strings, relative_paths
 
 if TYPE_CHECKING:
     from sbonnx.profile import Details
+    from sbonnx.report import Note, Refusal
 
 HELP: Final = (
     "Open a report or the graph of a model in the browser. The graph shows bits, ranges, and why nodes stay float; "
@@ -129,9 +130,9 @@ def _graph_page(given: Arguments) -> str:
                 f"{file} is a float model, which has no losses: give its quantized file as well, or use "
                 "sbonnx quantize --report FILE.html"
             )
-        found, backend = _planned(given)
+        found, backend, refusals = _planned(given)
         more = f"float, with the types that are planned for {backend}"
-        return graph_page(found.to_dict(), title=file.name, more=more)
+        return graph_page(found.to_dict(), title=file.name, more=more, refusals=refusals)
     if planned:
         raise RecipeError(f"{quantized or file} is quantized already: leave --backend and --recipe out")
     found, notes = _quantized(given)
@@ -139,8 +140,8 @@ def _graph_page(given: Arguments) -> str:
     return graph_page(found.to_dict(), title=(quantized or file).name, more=more, notes=notes)
 
 
-def _planned(given: Arguments) -> tuple[Details, str]:
-    """Describe a float model with the types that the recipe plans, and return the name of the backend."""
+def _planned(given: Arguments) -> tuple[Details, str, Iterable[Refusal]]:
+    """Describe a float model with the types that the recipe plans; return the backend's name and the refusals too."""
     from sbonnx import pipeline
     from sbonnx.profile import details
     from sbonnx.stages.state import read_recipe
@@ -148,10 +149,10 @@ def _planned(given: Arguments) -> tuple[Details, str]:
     recipe, rules = read_recipe(given[options.RECIPE], given[options.BACKEND], ())
     prepared = pipeline.prepare(given[FILE], recipe, rules)
     refusals = dict.fromkeys((*prepared.refusals, *prepared.plan.refusals))
-    return details(prepared.graph, prepared.plan, None, None, refusals=refusals), rules.name
+    return details(prepared.graph, prepared.plan, None, None, refusals=refusals), rules.name, refusals
 
 
-def _quantized(given: Arguments) -> tuple[Details, tuple[str, ...]]:
+def _quantized(given: Arguments) -> tuple[Details, tuple[Note, ...]]:
     """Describe the pairs of a quantized file, with its losses if there is a float model and data."""
     from sbonnx.calib.data import dataset as datasets
     from sbonnx.profile import WalkOptions, details, file_losses, subject_of

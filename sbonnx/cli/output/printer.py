@@ -15,6 +15,7 @@ from sbonnx.cli.output.error_lines import BELOW_QUALITY, DONE
 from sbonnx.terminal import LINE_LENGTH, escaped, json_escaped, one_line, versioned
 
 if TYPE_CHECKING:
+    from sbonnx.report.codes import Note
     from sbonnx.report.verdict import Verdict
 
 EXACT: Final = "exact"
@@ -149,12 +150,11 @@ class Printer:
         """Print one line with a note about the result."""
         self.line(one_line(f"note: {text}", LINE_LENGTH))
 
-    def notes(self, notes: Iterable[str], *, every: bool = False) -> None:
-        """Print one line for each kind of note, or `every` note. Kinds differ in more than names and numbers."""
-        from sbonnx.report.verdict import group_notes
+    def notes(self, notes: Iterable[Note], *, every: bool = False) -> None:
+        """Print one line for each kind of note, or `every` note."""
+        from sbonnx.report.codes import by_code, summary
 
-        texts = list(notes) if every else [group.line for group in group_notes(notes)]
-        for text in texts:
+        for text in notes if every else map(summary, by_code(notes)):
             self.note(text)
 
     def verdict(self, verdict: Verdict, following: Sequence[str] = ()) -> None:

@@ -83,14 +83,12 @@ FULL: Final = 8
 
 def left_in_float(report: Report) -> str:
     """Return how many operators or tensors were not quantized, with the most frequent reason; "" without any."""
-    from sbonnx.report.verdict import without_names
-
     left = [one for one in report.refusals if one.what.startswith(("quantize", "integer kernel"))]
     if not left:
         return ""
-    counts = Counter(without_names(one.why) for one in left)
+    counts = Counter(one.code for one in left)
     kind, times = counts.most_common(1)[0]
-    first = next(one for one in left if without_names(one.why) == kind)
+    first = next(one for one in left if one.code == kind)
     others = f"; {len(counts) - 1} other reason{'s' * (len(counts) != 2)}" if len(counts) > 1 else ""
     many = f", {times} times: " if len(counts) > 1 < times else ": "
     return f"{len(left)} place{'s' * (len(left) != 1)}, such as '{first.where}'{many}{first.why}{others}"

@@ -139,23 +139,24 @@ def show_refusals(
 ) -> None:
     """Show one line per reason, the most frequent first: how often, what was not done, why, the first place.
 
-    Reasons that differ in quoted names alone are one; the first is shown.
+    Reasons of one code are one; the first is shown.
 
     Args:
         verbose: show each place.
     """
-    from sbonnx.report.verdict import without_names
-
     every = list(refusals)
     if verbose:
-        printer.table(title, ("what", "why", "at"), [(one.what, one.why, one.where) for one in every])
+        printer.table(title, ("what", "why", "code", "at"), [(one.what, one.why, one.code, one.where) for one in every])
         return
-    counts = Counter((one.what, without_names(one.why)) for one in every)
-    first = {(one.what, without_names(one.why)): one for one in reversed(every)}
+    counts = Counter((one.what, one.code) for one in every)
+    first = {(one.what, one.code): one for one in reversed(every)}
     printer.table(
         title,
-        ("times", "what", "why", "first at"),
-        [(count, first[kind].what, first[kind].why, first[kind].where) for kind, count in counts.most_common()],
+        ("times", "what", "why", "code", "first at"),
+        [
+            (count, first[kind].what, first[kind].why, first[kind].code, first[kind].where)
+            for kind, count in counts.most_common()
+        ],
     )
 
 

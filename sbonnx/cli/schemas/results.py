@@ -395,7 +395,7 @@ class QuantizeOutput(TypedDict):
         applied: applied patterns.
         refusals: what was not done, with reasons.
         settings: the resolved recipe, by its own keys.
-        notes: findings, one sentence each.
+        notes, note_codes: findings, one sentence each, and their codes (sbonnx explain CODE).
         search: what a search tried; empty without one.
         advice: the next change to try; empty without one.
         pruning: report of pruning; empty without.
@@ -418,6 +418,7 @@ class QuantizeOutput(TypedDict):
     refusals: list[Refusal]
     settings: dict[str, Any]
     notes: list[str]
+    note_codes: list[str]
     search: SearchFigures | Nothing
     advice: AdviceFields | Nothing
     pruning: PruneOutput | Nothing

@@ -13,6 +13,7 @@ from typing import Final
 from sbonnx.errors import OutputError
 from sbonnx.graph.storage.temporary import MARKER, REPLACED, SUFFIX, restore, sweep_once, temporary_folder
 from sbonnx.input_files import check_regular, protected_inputs
+from sbonnx.report.codes import Note
 
 SHOWN: Final = 5
 """Names of files in a note."""
@@ -102,7 +103,7 @@ class OutputFolder:
         except OSError as error:
             raise OutputError(f"'{target}' cannot be written: {error.strerror or error}") from error
 
-    def copy_source(self, stage: Path, *, skipped: Collection[Path] = (), copied: Collection[str] = ()) -> list[str]:
+    def copy_source(self, stage: Path, *, skipped: Collection[Path] = (), copied: Collection[str] = ()) -> list[Note]:
         """Place the files of the source folder in the staged folder, except `inputs` and `skipped`.
 
         Only regular files of the folder are placed, see `is_own_file`. A link in a downloaded folder may lead to any
@@ -139,14 +140,18 @@ class OutputFolder:
         return left_out_notes(self.source, foreign)
 
 
-def left_out_notes(folder: Path, names: Sequence[str]) -> list[str]:
+def left_out_notes(folder: Path, names: Sequence[str]) -> list[Note]:
     """Return a note about entries of a folder that are not copied, if there are any."""
     if not names:
         return []
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     listed = ", ".join(f"'{name}'" for name in names[:SHOWN])
     return [
-        f"not copied from '{folder}': {listed}{more}: only regular files are copied, and no links out of the folder"
+        Note(
+            "files-not-copied",
+            f"not copied from '{folder}': {listed}{more}: only regular files are copied, and no "
+            "links out of the folder",
+        )
     ]
 
 

@@ -17,7 +17,7 @@ from sbonnx.graph import Graph
 from sbonnx.pruning.groups.pruning_plan import Direction, LayerSide, PruningPlan
 from sbonnx.pruning.groups.removal_rules import RULES
 from sbonnx.pruning.groups.removal_trace import Cut, LinearSides, ProductSides, RemovalTrace
-from sbonnx.report import Refusal
+from sbonnx.report import Reason, Refusal
 from sbonnx.spec import Array
 
 WHAT = "prune"
@@ -154,9 +154,9 @@ class Dependencies:
         for linear in self.linears:
             fixed = self.groups.fixed[self.groups.of[linear.outputs]]
             if fixed.any() and not linear.passes_on:
-                why = self.groups.reason(linear.outputs[fixed]) or "its channels are pinned"
+                why = self.groups.reason(linear.outputs[fixed]) or Reason("channels-pinned", "its channels are pinned")
                 count = "all" if fixed.all() else f"{int(fixed.sum())} of {len(fixed)}"
-                found.append(Refusal(WHAT, linear.node.name, f"{count} output channels stay: {why}"))
+                found.append(Refusal(WHAT, linear.node.name, Reason(why.code, f"{count} output channels stay: {why}")))
         return found
 
     def plan_of(self, removed: Iterable[tuple[Dimension, Sequence[int]]]) -> PruningPlan:
@@ -187,7 +187,9 @@ class Dependencies:
                 raise ModelError(f"the pruning plan does not fit: the graph has no such channels of '{side.layer}'")
             groups = self.groups.of[ids[list(channels)]]
             if self.groups.fixed[groups].any():
-                why = self.groups.reason(ids[list(channels)][self.groups.fixed[groups]]) or "it has no rule"
+                why = self.groups.reason(ids[list(channels)][self.groups.fixed[groups]]) or Reason(
+                    "no-rule", "it has no rule"
+                )
                 raise ModelError(f"the pruning plan removes channels of '{side.layer}' that are pinned: {why}")
             gone[groups] = True
         keep: Array = ~gone[self.groups.of]

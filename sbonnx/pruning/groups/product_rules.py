@@ -11,6 +11,7 @@ from sbonnx.graph import Node, Tensor
 from sbonnx.graph.query import constant, rank, shape
 from sbonnx.pruning.groups.removal_choices import Layout, rows_along
 from sbonnx.pruning.groups.removal_trace import ProductSides, RemovalTrace
+from sbonnx.report.codes import Reason
 from sbonnx.spec import Array
 
 
@@ -43,7 +44,10 @@ def other_operand(trace: RemovalTrace, node: Node, index: int, ids: Array, axes:
         if _has_one(tensor, ids.ndim, axis):
             continue
         if values is None:
-            why = f"{node.op} '{node.name}' combines it with '{tensor.name}', whose channels are pinned"
+            why = Reason(
+                "combined-with-pinned",
+                f"{node.op} '{node.name}' combines it with '{tensor.name}', whose channels are pinned",
+            )
             trace.hold(ids, [axis], why)
         elif ids.shape[axis] > 1:
             trace.cut(node, index, axis - (ids.ndim - values.ndim), rows_along(ids, axis))
@@ -83,7 +87,7 @@ def _summed(trace: RemovalTrace, node: Node, ids: Array | None, axis: int) -> Ar
     """Return ids without the axis that is summed over."""
     if ids is None:
         return None
-    kept = trace.hold(ids, [axis], f"MatMul '{node.name}' sums over it")
+    kept = trace.hold(ids, [axis], Reason("summed-over", f"MatMul '{node.name}' sums over it"))
     return np.take(ids, [0], axis) if kept else None
 
 
@@ -92,7 +96,7 @@ def _joined(trace: RemovalTrace, node: Node, a: Array, b: Array) -> Array:
     size = a.ndim
     for factor in (a, b):
         if not varies(factor):
-            trace.ids.pin(factor, f"MatMul '{node.name}' combines it with all channels")
+            trace.ids.pin(factor, Reason("combined-with-all", f"MatMul '{node.name}' combines it with all channels"))
     ids = trace.ids.fresh(np.broadcast_shapes(a.shape, b.shape))
     options = []
     for axis in varies(ids):
@@ -104,7 +108,7 @@ def _joined(trace: RemovalTrace, node: Node, a: Array, b: Array) -> Array:
                 pinned.append(factor)
                 if axis < size - 2 and not _has_one(tensor, size, axis):
                     pinned.append(ids)  # this factor has its own entries along the axis, which stay
-        why = f"MatMul '{node.name}' multiplies it with channels that stay"
+        why = Reason("multiplied-with-pinned", f"MatMul '{node.name}' multiplies it with channels that stay")
         options.append(Layout((np.concatenate(rows, axis=1),), why, tuple(pinned), preferred=axis < size - 2))
     trace.choice(*options)
     return ids

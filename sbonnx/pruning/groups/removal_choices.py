@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 
 from sbonnx.channels.ids import Ids, varies
+from sbonnx.report.codes import Reason
 from sbonnx.spec import Array
 
 ENOUGH: Final = 2
@@ -32,7 +33,7 @@ class Layout:
     """
 
     rows: tuple[Array, ...]
-    why: str
+    why: Reason
     pinned: tuple[Array, ...] = ()
     preferred: bool = False
 
@@ -44,7 +45,7 @@ def rows_along(ids: Array, axis: int) -> Array:
 
 def layouts(ids: Array) -> tuple[Layout, ...]:
     """Return the ways in which a tensor can lose entries: along one of the axes that its ids vary along."""
-    why = "channels along several axes are removed together with it"
+    why = Reason("channels-on-several-axes", "channels along several axes are removed together with it")
     return tuple(Layout((rows_along(ids, axis),), why) for axis in varies(ids))
 
 

@@ -21,6 +21,7 @@ from sbonnx.ops import LINEAR, PICKS_MAX, POINTWISE, POOLS, REDUCES_ANY, SOFTMAX
 from sbonnx.pruning.groups.product_rules import aligned, broadcasts, other_operand, product
 from sbonnx.pruning.groups.removal_choices import Layout, rows_along
 from sbonnx.pruning.groups.removal_trace import LinearSides, RemovalTrace, target_places
+from sbonnx.report.codes import Reason
 from sbonnx.spec import Array
 
 Rule = Callable[[RemovalTrace, Node, Body], None]
@@ -38,20 +39,28 @@ def _linear(trace: RemovalTrace, node: Node, body: Body) -> None:
     each_in, each_out = layer.in_channels // group, layer.out_channels // group
     twin = trace.sharing(node.inputs[LINEAR[node.op].weight])
     if twin is not None and twin.layer != layer:
-        trace.refuse(node, f"'{node.name}' and '{twin.node.name}' read the same weight in different ways")
+        trace.refuse(
+            node,
+            Reason(
+                "weight-read-in-two-ways",
+                f"'{node.name}' and '{twin.node.name}' read the same weight in different ways",
+            ),
+        )
         return
     if group > 1 and each_in == 1:
         outputs = np.repeat(inputs, each_out)
     else:
         outputs = trace.ids.fresh((layer.out_channels,)) if twin is None else twin.outputs
     if twin is not None:
-        why = f"'{node.name}' and '{twin.node.name}' read the same weight"
+        why = Reason("weight-is-shared", f"'{node.name}' and '{twin.node.name}' read the same weight")
         trace.ids.unite(inputs, twin.inputs, why)
         trace.ids.unite(outputs, twin.outputs, why)
     sides = LinearSides(node, layer, inputs, outputs)
     wide = (inputs.reshape(group, each_in), outputs.reshape(group, each_out))
     if group > 1 and each_in > 1:
-        why = f"it is removed together with other channels of '{node.name}', which works on groups"
+        why = Reason(
+            "removed-with-groups", f"it is removed together with other channels of '{node.name}', which works on groups"
+        )
         trace.linear(
             sides,
             positions=Layout(tuple(ids.T for ids in wide), why),
@@ -88,9 +97,13 @@ def _pointwise(trace: RemovalTrace, node: Node, body: Body) -> None:
         if ids is None:
             continue
         if broadcasts(tensor, size, axes):
-            trace.hold(wide[id(tensor)], range(size), f"{node.op} '{node.name}' combines it with all channels")
+            trace.hold(
+                wide[id(tensor)],
+                range(size),
+                Reason("combined-with-all", f"{node.op} '{node.name}' combines it with all channels"),
+            )
             continue
-        why = f"{node.op} '{node.name}' combines it with channels that are pinned"
+        why = Reason("combined-with-pinned", f"{node.op} '{node.name}' combines it with channels that are pinned")
         one = wide[id(tensor)]
         result = one if result is None else trace.ids.unite(result, one, why)
     if result is None:
@@ -112,7 +125,7 @@ def _batch_norm(trace: RemovalTrace, node: Node, body: Body) -> None:
     if ids is None or any(vector is None for vector in vectors) or len(node.outputs) > 1:
         trace.refuse(node)
         return
-    why = f"{node.op} '{node.name}' normalizes over it"
+    why = Reason("normalized-over", f"{node.op} '{node.name}' normalizes over it")
     if node.op == "InstanceNormalization" and not trace.hold(ids, range(2, ids.ndim), why):
         trace.refuse(node, why)
         return
@@ -134,7 +147,7 @@ def _last_axes_norm(trace: RemovalTrace, node: Node, body: Body) -> None:
 
 def _over_axes(trace: RemovalTrace, node: Node, ids: Array, axes: Iterable[int]) -> None:
     """Norm or softmax over some axes: channels on other axes, such as heads, pass."""
-    why = f"{node.op} '{node.name}' normalizes over it"
+    why = Reason("normalized-over", f"{node.op} '{node.name}' normalizes over it")
     if trace.hold(ids, axes, why):
         trace.give(node.outputs[0], ids)
     else:
@@ -157,7 +170,7 @@ def _reduce(trace: RemovalTrace, node: Node, body: Body) -> None:
         trace.refuse(node)
         return
     axes = sorted({int(axis) % ids.ndim for axis in np.asarray(given).reshape(-1)})
-    if not trace.hold(ids, axes, f"{node.op} '{node.name}' {trace.refusal}"):
+    if not trace.hold(ids, axes, Reason(trace.refusal.code, f"{node.op} '{node.name}' {trace.refusal}")):
         trace.refuse(node)
         return
     for axis in axes:
@@ -168,7 +181,7 @@ def _reduce(trace: RemovalTrace, node: Node, body: Body) -> None:
 def _pool(trace: RemovalTrace, node: Node, body: Body) -> None:
     """Pools over other axes than the channels; positions of maxima count through all channels and pin them."""
     if any(tensor.outputs or any(tensor is output for output in body.outputs) for tensor in node.outputs[1:]):
-        trace.refuse(node, f"the positions that {node.op} '{node.name}' finds are read")
+        trace.refuse(node, Reason("positions-are-read", f"the positions that {node.op} '{node.name}' finds are read"))
     else:
         moving_ops.RULES["MaxPool"](trace, node, body)
 
@@ -177,12 +190,12 @@ def _reshape(trace: RemovalTrace, node: Node, body: Body) -> None:
     """Reshape to a target whose sizes along the channels are constants, which are rewritten."""
     places = target_places(node)
     if places is None:
-        trace.refuse(node, f"the target of Reshape '{node.name}' is computed")
+        trace.refuse(node, Reason("reshape-computed", f"the target of Reshape '{node.name}' is computed"))
         return
     moving_ops.RULES["Reshape"](trace, node, body)
     ids = trace.full(node.outputs[0])
     if ids is not None and any(places[axis] is None for axis in varies(ids)):
-        trace.keep(node.outputs[0], f"the target of Reshape '{node.name}' is computed")
+        trace.keep(node.outputs[0], Reason("reshape-computed", f"the target of Reshape '{node.name}' is computed"))
 
 
 def _slice(trace: RemovalTrace, node: Node, body: Body) -> None:
@@ -197,7 +210,7 @@ def _slice(trace: RemovalTrace, node: Node, body: Body) -> None:
             return
         where = range(len(strides)) if places is None else [int(axis) % ids.ndim for axis in places.reshape(-1)]
         if any(step != 1 and axis in varies(ids) for step, axis in zip(strides.reshape(-1), where, strict=True)):
-            trace.refuse(node, f"Slice '{node.name}' takes channels at a step")
+            trace.refuse(node, Reason("slice-with-step", f"Slice '{node.name}' takes channels at a step"))
             return
     moving_ops.RULES["Slice"](trace, node, body)
 
@@ -208,7 +221,7 @@ def _gather(trace: RemovalTrace, node: Node, body: Body) -> None:
     if ids is None or places is None:
         trace.refuse(node)
         return
-    why = f"Gather '{node.name}' picks this channel alone"
+    why = Reason("gathered-alone", f"Gather '{node.name}' picks this channel alone")
     if places.ndim != 1 and not trace.hold(ids, [int(attribute(node, "axis", 0))], why):
         trace.refuse(node, why)
         return
@@ -228,7 +241,7 @@ def _resize(trace: RemovalTrace, node: Node, body: Body) -> None:
     """Resize along other axes than the channels; constant sizes are rewritten."""
     sizes = optional_input(node, 3)
     if sizes is not None and constant(sizes) is None:
-        trace.refuse(node, f"the sizes of Resize '{node.name}' are computed")
+        trace.refuse(node, Reason("resize-computed", f"the sizes of Resize '{node.name}' are computed"))
     else:
         moving_ops.RULES["Resize"](trace, node, body)
 
@@ -244,7 +257,9 @@ def _depth_to_space(trace: RemovalTrace, node: Node, body: Body) -> None:
         return
     flat = ids.reshape(-1)
     parts = flat.reshape(-1, block) if attribute(node, "mode", "DCR") == "CRD" else flat.reshape(block, -1).T
-    outputs = trace.ids.unite(parts[:, :1], parts, f"it is removed with other channels of '{node.name}'")[:, 0]
+    outputs = trace.ids.unite(
+        parts[:, :1], parts, Reason("removed-with-groups", f"it is removed with other channels of '{node.name}'")
+    )[:, 0]
     trace.give(node.outputs[0], outputs.reshape(1, -1, 1, 1))
 
 
@@ -263,7 +278,7 @@ def _size(trace: RemovalTrace, node: Node, body: Body) -> None:
     """Sizes of tensors with channels pin these, unless only other dimensions are read."""
     ids = trace.full(node.inputs[0])
     if ids is None or not varies(ids):
-        trace.keep(node.inputs[0], f"{node.op} '{node.name}' reads its size")
+        trace.keep(node.inputs[0], Reason("size-is-read", f"{node.op} '{node.name}' reads its size"))
         return
     start, end = int(attribute(node, "start", 0)), attribute(node, "end", None)
     axes = list(range(ids.ndim))[slice(start, None if end is None else int(end))]
@@ -273,7 +288,7 @@ def _size(trace: RemovalTrace, node: Node, body: Body) -> None:
         read |= set(axes) if places is None else {axes[int(place)] for place in places.reshape(-1)}
     if any(tensor is node.outputs[0] for tensor in body.outputs) or node.op != "Shape":
         read = set(range(ids.ndim))
-    trace.hold(ids, read, f"{node.op} '{node.name}' reads its size")
+    trace.hold(ids, read, Reason("size-is-read", f"{node.op} '{node.name}' reads its size"))
 
 
 RULES: Final[dict[str, Rule]] = {

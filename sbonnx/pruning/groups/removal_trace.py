@@ -16,6 +16,7 @@ from sbonnx.graph.query import constant, producer, rank, shape
 from sbonnx.linear.layer import LinearLayer
 from sbonnx.ops import CONCATS, LINEAR
 from sbonnx.pruning.groups.removal_choices import Layout, choose, layouts
+from sbonnx.report.codes import Reason
 from sbonnx.spec import Array
 
 
@@ -91,7 +92,7 @@ class RemovalTrace(Trace):
         products: products of two activations with channels, in order.
     """
 
-    refusal: ClassVar[str] = "does not keep channels apart"
+    refusal: ClassVar[Reason] = Reason("channels-not-apart", "does not keep channels apart")
 
     cuts: list[Cut] = field(default_factory=list)
     linears: list[LinearSides] = field(default_factory=list)
@@ -111,7 +112,7 @@ class RemovalTrace(Trace):
         """Slice an axis of a constant along ids, (length of the axis,) or (length of the axis, n)."""
         self.cuts.append(Cut(node, index, axis, ids.reshape(len(ids), prod(ids.shape[1:]))))
 
-    def hold(self, ids: Array, axes: Iterable[int], why: str) -> bool:
+    def hold(self, ids: Array, axes: Iterable[int], why: Reason) -> bool:
         """Require that no entries are removed along these axes of ids: channels along other axes go as a whole.
 
         Returns:
@@ -160,7 +161,9 @@ class RemovalTrace(Trace):
             weight = _weight(first)
             if len(weight.outputs) == 1:
                 continue
-            why = f"weight '{weight.name}' of '{first.node.name}' is read {len(weight.outputs)} times"
+            why = Reason(
+                "weight-is-shared", f"weight '{weight.name}' of '{first.node.name}' is read {len(weight.outputs)} times"
+            )
             for place in places:
                 self.linears[place] = sides = replace(self.linears[place], shared=True)
                 if len(places) < len(weight.outputs):

@@ -13,7 +13,7 @@ from sbonnx.linear.sparsity import SparsityPattern, Unstructured
 from sbonnx.pruning.groups.dimensions import WHAT, Dependencies
 from sbonnx.pruning.groups.removal_trace import LinearSides
 from sbonnx.pruning.settings import LayerPruning
-from sbonnx.report import Refusal
+from sbonnx.report import Reason, Refusal
 
 FEW: Final = 4
 """Input channels up to which a convolution stays dense: first layers, whose zeros cost much and save little."""
@@ -34,7 +34,7 @@ class SparseChoice:
     layer: str
     layout: LinearLayer
     pattern: SparsityPattern | None
-    why: str | None = None
+    why: Reason | None = None
     tensorrt: str = ""
 
     @property
@@ -62,7 +62,7 @@ def choose_sparse(
             own = Unstructured(change.ratio)
         if isinstance(own, Unstructured) and own.share >= 1:
             raise RecipeError(f"pruning: all weights of '{name}' would be zero; write a share below 1")
-        why = f"skipped by {change.why}" if change.skip else dense_reason(sides, own)
+        why = Reason("skipped", f"skipped by {change.why}") if change.skip else dense_reason(sides, own)
         if why is None:
             chosen.append(SparseChoice(name, layout, own, None, expected(layout, own)))
         else:
@@ -70,24 +70,28 @@ def choose_sparse(
     return chosen
 
 
-def dense_reason(sides: LinearSides, pattern: SparsityPattern) -> str | None:
+def dense_reason(sides: LinearSides, pattern: SparsityPattern) -> Reason | None:
     """Return the reason why a layer stays dense, or None."""
     layer = sides.layer
     if layer.index != 1 or 0 in layer.shape:
-        return "its weight is empty or on the left"
+        return Reason("weight-empty-or-left", "its weight is empty or on the left")
     if sides.shared:
-        return "another layer reads the same weight"
+        return Reason("weight-is-shared", "another layer reads the same weight")
     if sides.is_depthwise:
-        return "depthwise: each output reads one channel"
+        return Reason("depthwise", "depthwise: each output reads one channel")
     if not sides.node.inputs[0].inputs:
-        return "reads an input of the model: first layers stay dense"
+        return Reason("first-layer", "reads an input of the model: first layers stay dense")
     if layer.kernel and layer.in_channels // layer.group <= FEW:
-        return f"has {layer.in_channels // layer.group} input channels: first layers stay dense"
+        return Reason("first-layer", f"has {layer.in_channels // layer.group} input channels: first layers stay dense")
     if pattern.share == 0:
-        return "its share of zeros is 0"
+        return Reason("no-zeros-wanted", "its share of zeros is 0")
     return pattern.misfit(layer)
 
 
 def dense_refusals(chosen: Sequence[SparseChoice]) -> list[Refusal]:
     """Return one refusal for each layer that stays dense."""
-    return [Refusal(WHAT, each.layer, f"stays dense: {each.why}") for each in chosen if each.why is not None]
+    return [
+        Refusal(WHAT, each.layer, Reason(each.why.code, f"stays dense: {each.why}"))
+        for each in chosen
+        if each.why is not None
+    ]

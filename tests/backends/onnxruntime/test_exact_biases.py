@@ -20,6 +20,7 @@ from sbonnx.backends.onnxruntime.exact_biases import exact_codes
 from sbonnx.calib.observers import OBSERVERS
 from sbonnx.options import RunOptions
 from sbonnx.plan import make
+from sbonnx.report.codes import Reason
 from sbonnx.spec import Array
 from sbonnx.stages.measure import read_data
 from sbonnx.stages.state import PipelineState, Request, read_recipe
@@ -99,7 +100,7 @@ def test_float_convolutions_beside_integer_ones_run_on_blocks(tmp_path: Path) ->
     file, optimized = tmp_path / "q.onnx", tmp_path / "optimized.onnx"
     recipe, rules = read_recipe(None, "onnxruntime", {"kernel_costs": "none", "heads": "none"})
     prepared = pipeline.prepare(proto, recipe, rules)
-    slow = dict.fromkeys(("two", "four"), "slower in integers")
+    slow = dict.fromkeys(("two", "four"), Reason("slower-in-integers", "slower"))
     plan = make(prepared.graph, recipe, rules, observers=frozenset(OBSERVERS), declined=slow)
     request = Request(proto, recipe, rules, data=feeds, output=file, verify=False)
     stages = (read_data, *pipeline.MEASURE, *pipeline.INSERT, save)

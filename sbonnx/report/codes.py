@@ -1,0 +1,101 @@
+"""Refusals and notes: sentences with a code.
+
+A sentence is for people, its code for programs: code that groups, filters or explains sentences compares codes only.
+Both are strings, so that a sentence is printed, joined and written to JSON as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Coded(str):
+    """Sentence with the code of its kind.
+
+    Operations on strings return plain strings: give the code again, as in ``Reason(why.code, f"{why}; more")``.
+
+    Attributes:
+        code: short and stable; see `sbonnx.report.explanations`.
+    """
+
+    __slots__ = ("code",)
+
+    code: str
+
+    def __new__(cls, code: str, text: str) -> Self:
+        made = super().__new__(cls, text)
+        made.code = code
+        return made
+
+    def __reduce__(self) -> tuple[type[Self], tuple[str, str]]:
+        return type(self), (self.code, str(self))
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Callable[[Any], Any]) -> Any:
+        return handler(str)  # in JSON schemas
+
+
+class Reason(Coded):
+    """Reason of a refusal, one clause."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, text: str, code: str) -> Self:
+        """Return a reason as it is, and a plain sentence, such as that of a plug-in, with `code`."""
+        return cls(text.code if isinstance(text, Coded) else code, text)
+
+
+class Note(Coded):
+    """Finding or change that a report mentions, one sentence."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Something that was not done, with the reason. Nothing is skipped silently.
+
+    Attributes:
+        what: the step, pattern or site ("fuse_conv_bn", "quantize weight").
+        where: the original name of the node or tensor.
+        why: the reason, one clause.
+        code: kind of the reason, see `sbonnx explain`.
+    """
+
+    what: str
+    where: str
+    why: Reason
+    code: str = field(init=False, default="")
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "code", self.why.code)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Refusal:
+        """Read the plain values of `dataclasses.asdict`."""
+        return cls(values["what"], values["where"], Reason(values.get("code", ""), values["why"]))
+
+    def __str__(self) -> str:
+        return f"{self.what}: not at {self.where}: {self.why}"
+
+
+AnyCoded = TypeVar("AnyCoded", bound=Coded)
+
+
+def by_code(sentences: Iterable[AnyCoded]) -> list[tuple[AnyCoded, ...]]:
+    """Group sentences by their codes, in order of the first of each. Equal sentences count once."""
+    groups: dict[str, dict[AnyCoded, None]] = {}
+    for sentence in sentences:
+        groups.setdefault(sentence.code, {})[sentence] = None
+    return [tuple(group) for group in groups.values()]
+
+
+def summary(group: Sequence[Coded]) -> str:
+    """Return the first sentence of a group, and how many more there are of its code."""
+    return f"{group[0]} (and {len(group) - 1} more of this kind)" if len(group) > 1 else str(group[0])
