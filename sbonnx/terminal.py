@@ -22,6 +22,11 @@ WORD_LENGTH: Final = 100
 
 ELLIPSIS: Final = "…"
 
+DONE: Final = 0
+BELOW_QUALITY: Final = 1
+FAILED: Final = 2
+"""Exit codes. 2 also covers internal errors, whose message says so."""
+
 _UNSEEN: Final = (
     "\x7f-\x9f"  # DEL and C1, of which U+009B begins control sequences as ESC [ does
     "\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"  # invisible, bidirectional

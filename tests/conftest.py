@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from sbonnx.cli.output import printer
+from sbonnx.present.text import printer
 from sbonnx.terminal import versioned
 from sbonnx.verify import sessions
 from tests.support.lanes import divide

@@ -15,7 +15,7 @@ from PIL import Image
 
 import sbonnx
 from sbonnx.assets import digits
-from tests.html_report.browser import Browser, browser, found
+from tests.present.browser import Browser, browser, found
 
 FOLDER: Final = Path(__file__).resolve().parents[1] / "tutorial"
 WIDTH: Final = 1000

@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 from sbonnx.graph import Node, query
 from sbonnx.ops import ELEMENTWISE, MATRIX_PRODUCTS
+from sbonnx.report.codes import Reason
 
 
 def never(node: Node) -> str | None:
@@ -15,10 +16,10 @@ def never(node: Node) -> str | None:
     return None
 
 
-def interpolates(node: Node) -> str | None:
+def interpolates(node: Node) -> Reason | None:
     """Return a reason against quantizing a Resize that computes new values; None for mode "nearest"."""
     mode = node.attrs.get("mode", "nearest")
-    return None if mode == "nearest" else f"mode '{mode}' computes new values"
+    return None if mode == "nearest" else Reason("computes-new-values", f"mode '{mode}' computes new values")
 
 
 def copies(node: Node) -> str | None:

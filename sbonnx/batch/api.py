@@ -178,7 +178,8 @@ def write_reports(report: BatchReport, places: Places, folder: Path | None = Non
         OutputError: they cannot be written.
     """
     from sbonnx import graph as graphs
-    from sbonnx.html_report import batch_page, junit
+    from sbonnx.present.html import batch_page
+    from sbonnx.present.junit import junit
 
     values = plain(report)
     folders = () if folder is None else (folder,)

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, TypeVar
 
 import typer
 
-from sbonnx.cli.output.printer import Printer
 from sbonnx.errors import DataError, OutputError, RecipeError
 from sbonnx.input_files import protecting
+from sbonnx.present.text.printer import Printer
 from sbonnx.python_files import input_paths
 
 if TYPE_CHECKING:

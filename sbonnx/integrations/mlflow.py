@@ -11,7 +11,7 @@ from typing import Any, Final
 import yaml
 
 from sbonnx.errors import OutputError
-from sbonnx.html_report import single_page
+from sbonnx.present.html import single_page
 from sbonnx.report import Report
 from sbonnx.terminal import json_values
 

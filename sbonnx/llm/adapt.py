@@ -11,7 +11,6 @@ import numpy as np
 
 from sbonnx import graph as graphs
 from sbonnx.errors import RecipeError
-from sbonnx.html_report import decoder_card, render_card
 from sbonnx.input_files import protecting
 from sbonnx.llm.adapter_file import ADAPTER, list_inputs, write_adapter
 from sbonnx.llm.decoding import decoder_feed
@@ -22,6 +21,7 @@ from sbonnx.llm.texts import Texts
 from sbonnx.llm.windows import TOKENS, read_windows
 from sbonnx.progress import Progress
 from sbonnx.python_files import input_paths
+from sbonnx.report.notebook import NotebookView
 from sbonnx.spec import Array
 from sbonnx.version import __version__
 
@@ -39,7 +39,7 @@ MODES: Final[dict[str, Mode]] = {"branches": "outside", "merged": "inside", "inp
 
 
 @dataclass(frozen=True)
-class AdaptedDecoder:
+class AdaptedDecoder(NotebookView):
     """Result of `adapt`.
 
     Attributes:
@@ -56,14 +56,6 @@ class AdaptedDecoder:
     before: DecoderEvaluation
     after: DecoderEvaluation
     adapter: str | None = None
-
-    def _repr_html_(self) -> str:
-        """Return the summary that notebooks show."""
-        cards = (
-            decoder_card(found.to_dict(), f"{self.output}, {when} training of {self.weights} weights")
-            for found, when in ((self.before, "before"), (self.after, "after"))
-        )
-        return "".join(map(render_card, cards))
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for ``json.dumps``."""

@@ -10,7 +10,6 @@ from typing import Any, Final
 import numpy as np
 
 from sbonnx.errors import DataError, ModelError
-from sbonnx.html_report import decoder_card, render_card
 from sbonnx.llm.decoding import DecoderSession
 from sbonnx.llm.divergence import worst_block
 from sbonnx.llm.generation import GenAIRun, generate_with_genai
@@ -20,6 +19,7 @@ from sbonnx.llm.speed import DecodingSpeed, compare_speed, peak_memory
 from sbonnx.llm.texts import Texts
 from sbonnx.llm.windows import TOKENS, read_windows
 from sbonnx.report.codes import Note
+from sbonnx.report.notebook import NotebookView
 from sbonnx.spec import Array
 
 PROMPTS: Final = 16
@@ -62,7 +62,7 @@ class DecoderLimits:
 
 
 @dataclass(frozen=True)
-class DecoderEvaluation:
+class DecoderEvaluation(NotebookView):
     """Figures of a decoder, and of the float one on the same tokens.
 
     Attributes:
@@ -108,10 +108,6 @@ class DecoderEvaluation:
     def ok(self) -> bool:
         """Whether no limit is violated."""
         return not self.problems
-
-    def _repr_html_(self) -> str:
-        """Return the summary that notebooks show."""
-        return render_card(decoder_card(self.to_dict()))
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for ``json.dumps``; problems come first."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, get_args
@@ -10,9 +9,9 @@ from typing import Any, Final, Literal, get_args
 import numpy as np
 
 from sbonnx.cpu import CPUS
-from sbonnx.html_report import Card, render_card
 from sbonnx.plan.magnitudes import Magnitudes
 from sbonnx.report import Note, Refusal
+from sbonnx.report.notebook import NotebookView
 from sbonnx.spec import ANY_SCALE, Array, Bounds, QParams, QuantSpec, ScaleLimits, ScaleRule
 
 Role = Literal["activation", "weight", "bias"]
@@ -107,7 +106,7 @@ class Site:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(NotebookView):
     """Sites to quantize, and refusals.
 
     Attributes:
@@ -132,20 +131,6 @@ class Plan:
     float_type: FloatName = "fp32"
     scales: ScaleLimits = ANY_SCALE
     cpu: str = ""
-
-    def _repr_html_(self) -> str:
-        """Return the summary that notebooks show: counts of sites by role, and reasons of what is not quantized."""
-        counts = Counter(refusal.code for refusal in self.refusals)
-        first = {refusal.code: refusal.why for refusal in reversed(self.refusals)}
-        roles = [(f"{role} sites", str(len(self.of_role(role)))) for role in ROLES]
-        card = Card(
-            title=f"Plan for {self.backend}: {len(self.sites)} quantized tensors, {len(self.refusals)} refusals",
-            facts=roles,
-            columns=("not quantized because", "times"),
-            rows=[(first[code], str(count)) for code, count in counts.most_common()],
-            hint="all: .sites, .refusals",
-        )
-        return render_card(card)
 
     @property
     def exact_products(self) -> bool:

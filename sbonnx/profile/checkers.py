@@ -12,9 +12,9 @@ from typing import Any, ClassVar, Final, Literal, final
 import numpy as np
 
 from sbonnx.errors import RecipeError
-from sbonnx.html_report import Card, render_card
 from sbonnx.metrics import IMAGE_RANK, ratio_db
 from sbonnx.report.codes import Note
+from sbonnx.report.notebook import NotebookView
 from sbonnx.report.plots import TOP, bar_chart
 from sbonnx.spec import Array
 from sbonnx.torchnet import torch_module
@@ -286,7 +286,7 @@ class LayerLoss:
 
 
 @dataclass(frozen=True)
-class Profile:
+class Profile(NotebookView):
     """Losses of all layers.
 
     Attributes:
@@ -318,28 +318,6 @@ class Profile:
             return -1.0
         loss = kind_of(self.checker).loss(value)
         return math.inf if math.isnan(loss) else loss
-
-    def _repr_html_(self) -> str:
-        """Return the summary that notebooks show: the layers with the largest isolated loss."""
-        name, unit = name_of(self.checker), kind_of(self.checker).unit
-        rows = [
-            (
-                row.node,
-                row.op,
-                row.label,
-                *("" if value is None else f"{value:.4g}" for value in map(row.value, COLUMNS)),
-            )
-            for row in self.worst_first()
-        ]
-        outputs = [(f"output {output}", f"{value:.4g} {unit}") for output, value in self.outputs.items()]
-        card = Card(
-            title=f"{name}{f' ({unit})' if unit else ''} of {len(self.layers)} layers on {self.feeds} feeds",
-            facts=outputs,
-            columns=("layer", "op", "reads", *(TITLES[name] for name in COLUMNS)),
-            rows=rows,
-            hint="all: .layers, .plot()",
-        )
-        return render_card(card)
 
     def plot(self, column: Column | None = None, top: int = TOP, ax: Any = None) -> Any:
         """Draw the figures of the layers with the largest isolated loss.

@@ -9,11 +9,11 @@ from typing import Any, Final
 import onnx
 
 from sbonnx.backends import Backend
-from sbonnx.html_report import pruning_card, render_card
 from sbonnx.pruning.budgets.budget import Budget
 from sbonnx.pruning.prune import Pruned
 from sbonnx.pruning.settings import Pruning
 from sbonnx.report import Note, Refusal
+from sbonnx.report.notebook import NotebookView
 from sbonnx.report.verdict import Verdict, verdict_of
 from sbonnx.verify.comparison import NOTICEABLE, SLOWER, Comparison
 
@@ -35,7 +35,7 @@ UNCOMPARED: Final = Note("not-compared", "no data was given: the file was checke
 
 
 @dataclass(frozen=True)
-class PruningReport:
+class PruningReport(NotebookView):
     """Outcome of `prune`.
 
     Attributes:
@@ -83,10 +83,6 @@ class PruningReport:
     def verdict(self) -> Verdict:
         """Accuracy, speed and size against the original in one sentence."""
         return verdict_of(self.metrics, problems=self.problems)
-
-    def _repr_html_(self) -> str:
-        """Return the summary that notebooks show."""
-        return render_card(pruning_card(self.to_dict()))
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for ``json.dumps``; problems and the verdict come first."""

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from sbonnx.graph import Constant, Graph, query
-from sbonnx.html_report import Card, render_card
 from sbonnx.qdq.requantize import Pair, read
+from sbonnx.report.notebook import NotebookView
 from sbonnx.spec import Array
 
 
@@ -54,7 +54,7 @@ class ConstantDifference:
 
 
 @dataclass(frozen=True)
-class ModelDifference:
+class ModelDifference(NotebookView):
     """All differences of two models; equal ones are counted.
 
     Attributes:
@@ -82,25 +82,6 @@ class ModelDifference:
         """Whether the models have equal pairs, constants and numbers of operators."""
         found = (self.first_pairs, self.second_pairs, self.pairs, self.constants, self.operators)
         return not any((*found, self.first_constants, self.second_constants))
-
-    def _repr_html_(self) -> str:
-        """Return the summary that notebooks show."""
-        facts = [
-            ("quantized in the first only", str(len(self.first_pairs))),
-            ("in the second only", str(len(self.second_pairs))),
-            ("differently", str(len(self.pairs))),
-            ("equally", str(self.equal_pairs)),
-            ("constants with other values", str(len(self.constants))),
-        ]
-        card = Card(
-            title="Two quantized models: " + ("equal" if self.equal else "different"),
-            tone="good" if self.equal else "warn",
-            facts=facts,
-            columns=("quantized differently", "type in the first", "in the second"),
-            rows=[(row.tensor, *row.types) for row in self.pairs],
-            hint="all: .to_dict()",
-        )
-        return render_card(card)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""

@@ -13,15 +13,14 @@ from sbonnx import graph as graphs
 from sbonnx import profile
 from sbonnx.calib.data import dataset as datasets
 from sbonnx.errors import DataError
-from sbonnx.html_report import Card, render_card
 from sbonnx.mermaid import mermaid
 from sbonnx.pipeline import quantized_graph
 from sbonnx.plan import Solution
-from sbonnx.plan.types import ROLES
 from sbonnx.quant_model.controls import LayerControls
 from sbonnx.quant_model.onnx_export import DynamicAxes, OnnxExport, write_onnx
 from sbonnx.quant_model.pipeline_steps import Feeds
 from sbonnx.quant_model.visitor import Hooks
+from sbonnx.report.notebook import NotebookView
 from sbonnx.spec import Array
 from sbonnx.stages.state import Prepared
 
@@ -58,7 +57,7 @@ def mse(quantized: Array, reference: Array) -> float:
     return float(np.mean((np.asarray(quantized, np.float64) - np.asarray(reference, np.float64)) ** 2))
 
 
-class QuantModel(LayerControls):
+class QuantModel(NotebookView, LayerControls):
     """Model that is quantized step by step: calibrate, compute scales, simulate, export.
 
         model = QuantModel("resnet.onnx", "qconfig.yaml")
@@ -99,19 +98,16 @@ class QuantModel(LayerControls):
         self._trained: Any = None
         self.hooks = Hooks()
 
-    def _repr_html_(self) -> str:
-        """Return the summary that notebooks show: the plan, and which steps were taken."""
-        plan, weights, activations = self.prepared.plan, *self._quant
+    @property
+    def step_states(self) -> dict[str, str]:
+        """State of calibration, simulation and training, for people."""
+        weights, activations = self._quant
         on = " and ".join(name for name, flag in (("weights", weights), ("activations", activations)) if flag)
-        steps = {
+        return {
             "calibration": "running" if self._calibrator is not None else "done" if self.solution else "not yet",
             "simulated": on or "nothing: outputs are float",
             "training": "yes" if self._trained is not None else "no",
         }
-        roles = [(f"{role} sites", str(len(plan.of_role(role)))) for role in ROLES]
-        nodes = len(self.prepared.graph.nodes)
-        title = f"QuantModel for {plan.backend}: {nodes} nodes, {len(plan.sites)} quantized tensors"
-        return render_card(Card(title, facts=[*steps.items(), *roles], hint="plan: .prepared.plan"))
 
     # --- running ------------------------------------------------------------------------------------
 

@@ -8,9 +8,9 @@ from typing import Any, Final
 import onnx
 
 from sbonnx.report.codes import Note, Refusal
+from sbonnx.report.notebook import NotebookView, page
 from sbonnx.report.plots import TOP, bar_chart, optional
 from sbonnx.report.verdict import Verdict, allowed_loss, verdict_of
-from sbonnx.terminal import json_values
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ COLUMNS: Final = {"alone_db": "isolated", "sqnr_db": "accumulated"}
 
 
 @dataclass(frozen=True, repr=False)
-class Report:
+class Report(NotebookView):
     """Outcome of one quantization: rows for people, plain values for JSON.
 
     Attributes:
@@ -87,20 +87,12 @@ class Report:
         where = "in memory" if self.output is None else self.output
         return f"Report({self.model} -> {where}, {self.backend}: {self.verdict.text})"
 
-    def _repr_html_(self) -> str:
-        """Return the summary that notebooks show."""
-        from sbonnx.html_report import render_card, report_card  # which reads `sbonnx.report.verdict`
-
-        return render_card(report_card(json_values(self.to_dict())))
-
     def to_html(self) -> str:
         """Return the whole report as the text of an HTML page, with charts of all layers.
 
         With ``quantize(..., details=True)`` it has the graph, causes of the losses and histograms too.
         """
-        from sbonnx.html_report import single_page
-
-        return single_page(json_values(self.to_dict()))
+        return page(self.to_dict())
 
     def layers_frame(self) -> Any:
         """Return the losses by layer as a pandas DataFrame, worst first.

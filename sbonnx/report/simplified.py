@@ -8,8 +8,8 @@ from typing import Any
 
 import onnx
 
-from sbonnx.report.codes import Note
-from sbonnx.report.outcome import Fired, Refusal
+from sbonnx.report.codes import Note, Refusal
+from sbonnx.report.outcome import Fired
 
 
 @dataclass(frozen=True, repr=False)

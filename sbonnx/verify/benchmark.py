@@ -11,8 +11,8 @@ from typing import Any, Final
 import numpy as np
 
 from sbonnx.errors import DataError
-from sbonnx.html_report import Card, render_card
-from sbonnx.report.verdict import ON_CPU, interval_text
+from sbonnx.report.notebook import NotebookView
+from sbonnx.report.verdict import ON_CPU
 from sbonnx.verify.intervals import Interval, of_median
 from sbonnx.verify.load import OtherLoad
 from sbonnx.verify.runtimes import open_in
@@ -25,7 +25,7 @@ MAX_RUNS: Final = 100_000
 
 
 @dataclass(frozen=True)
-class Speed:
+class Speed(NotebookView):
     """Speed of one model at one number of threads and one batch size.
 
     Attributes:
@@ -53,18 +53,6 @@ class Speed:
     ratio: float
     ratio_interval: Interval
     busy: bool = False
-
-    def _repr_html_(self) -> str:
-        """Return the summary that notebooks show."""
-        facts = [
-            ("median", f"{self.median_ms:.3g} ms{interval_text(*self.interval_ms)}"),
-            ("best", f"{self.best_ms:.3g} ms"),
-            ("95th percentile", f"{self.p95_ms:.3g} ms"),
-            ("samples/s", f"{self.samples_per_second:.3g}"),
-            ("time relative to the first model", f"{self.ratio:.3g} of it"),
-        ]
-        title = f"{self.model}, {self.threads} threads, {self.batch} samples a run"
-        return render_card(Card(title, facts=facts))
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""

@@ -10,11 +10,10 @@ from typing import Any, Final
 from sbonnx.backends.onnxruntime.graph_transformers import without_rewrites
 from sbonnx.cpu import target_cpu
 from sbonnx.errors import RecipeError
-from sbonnx.html_report import comparison_card, render_card
 from sbonnx.metrics import OutputDifference
 from sbonnx.report.codes import Note
+from sbonnx.report.notebook import NotebookView
 from sbonnx.report.verdict import AS_FAST, COLLAPSED_DB, ON_CPU, WIDE, WITHOUT_ERROR, collapsed_text
-from sbonnx.terminal import json_values
 from sbonnx.verify.kernel_count import Kernels
 from sbonnx.verify.labelled import Evaluation
 from sbonnx.verify.natures import Nature
@@ -67,7 +66,7 @@ class LevelDifference:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(NotebookView):
     """Comparison of a quantized file with its float model, on the same feeds.
 
     Attributes:
@@ -127,10 +126,6 @@ class Comparison:
     cpu: str = ""
     runtime: str = ON_CPU
     broken_in_float: tuple[str, ...] = ()
-
-    def _repr_html_(self) -> str:
-        """Return the summary that notebooks show."""
-        return render_card(comparison_card(json_values(self.to_dict())))
 
     @property
     def size_ratio(self) -> float | None:

@@ -16,10 +16,10 @@ from sbonnx.calib.data.dataset import Dataset
 from sbonnx.calib.data.validate import InputSpec
 from sbonnx.errors import DataError, foreign_code
 from sbonnx.graph import Graph
-from sbonnx.html_report import evaluation_card, render_card
 from sbonnx.metrics import TaskMetric, TaskMetricKind, task_metric
 from sbonnx.metrics.classification import TopK
 from sbonnx.python_files import input_paths, load_function
+from sbonnx.report.notebook import NotebookView
 from sbonnx.report.verdict import CLOSE_LOSS, ON_CPU, kept_loss_text, loss_text, state_of_metric
 from sbonnx.spec import Array
 from sbonnx.verify import intervals
@@ -106,7 +106,7 @@ class MetricRow:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Evaluation(NotebookView):
     """Metric of models on the same labelled samples.
 
     Attributes:
@@ -134,10 +134,6 @@ class Evaluation:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
         return asdict(self)
-
-    def _repr_html_(self) -> str:
-        """Return the summary that notebooks show."""
-        return render_card(evaluation_card(self.to_dict()))
 
     def problem(self, max_loss: float | None, name: str = "max_loss") -> str:
         """Return a sentence if the second model's loss is above a limit, or unknown; else "".

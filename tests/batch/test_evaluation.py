@@ -16,7 +16,7 @@ from sbonnx.batch.jobs.steps import steps_of
 from sbonnx.batch.repair_command import advice_of
 from sbonnx.cli.create.batch import _row
 from sbonnx.errors import RecipeError
-from sbonnx.html_report.overview import overview_of
+from sbonnx.present.html.overview import overview_of
 
 JOBS = """
 output: out

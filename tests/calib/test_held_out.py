@@ -14,7 +14,7 @@ from sbonnx.calib import held_out
 from sbonnx.calib.data import dataset as datasets
 from sbonnx.calib.held_out import FEWEST, FEWEST_SEQUENCES, LEAST, MOST, HeldOutSplit, divide, divide_sequences
 from sbonnx.calib.recurrent import unroll
-from sbonnx.cli.output.tables import comparison_facts
+from sbonnx.present.text.tables import comparison_facts
 from tests.calib.recurrent import BACK, step
 from tests.support.models import model
 

@@ -20,8 +20,8 @@ from sbonnx.assets import digits
 from sbonnx.cli import VERBS, main, options
 from sbonnx.cli.app import GROUPS, build
 from sbonnx.cli.examples import EXAMPLES
-from sbonnx.cli.output.printer import Printer, json_value, to_json
-from sbonnx.cli.output.tables import show_refusals
+from sbonnx.present.text.printer import Printer, json_value, to_json
+from sbonnx.present.text.tables import show_refusals
 from sbonnx.report import Reason, Refusal
 from sbonnx.version import __version__
 

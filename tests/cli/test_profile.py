@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 from sbonnx.cli import main
-from sbonnx.cli.output.tables import bar
+from sbonnx.present.text.tables import bar
 from tests.support.models import residual
 
 COMMAND = ("profile", "m.onnx", "--data", "d.npz")

@@ -19,9 +19,9 @@ from tests.support.codes import codes, modules
 ROOT = Path(__file__).parents[2]
 
 READS_TEXT = {
-    "sbonnx/cli/output/printer.py": "numbers in cells of tables",
-    "sbonnx/html_report/formatting.py": "illegal characters and addresses",
-    "sbonnx/html_report/overview.py": "names of anchors",
+    "sbonnx/present/text/printer.py": "numbers in cells of tables",
+    "sbonnx/present/html/formatting.py": "illegal characters and addresses",
+    "sbonnx/present/html/overview.py": "names of anchors",
     "sbonnx/terminal.py": "control characters and long words",
 }
 """Modules that show sentences and use `re`, with what they look for."""
@@ -74,7 +74,7 @@ def test_ids_are_unique() -> None:
 
 def test_no_code_reads_sentences() -> None:
     """Where sentences are grouped, shown or explained, nothing matches or splits them."""
-    places = ("sbonnx/report/", "sbonnx/html_report/", "sbonnx/stages/", "sbonnx/cli/output/", "sbonnx/cli/about/")
+    places = ("sbonnx/report/", "sbonnx/present/html/", "sbonnx/stages/", "sbonnx/cli/output/", "sbonnx/cli/about/")
     for name, tree in modules():
         imported = {alias.name for part in ast.walk(tree) if isinstance(part, ast.Import) for alias in part.names}
         if name.startswith(places) and "re" in imported:

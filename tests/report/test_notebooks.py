@@ -11,9 +11,9 @@ from xml.etree import ElementTree
 import pytest
 
 from sbonnx.batch.jobs.job import BatchReport, Job, JobResult, Outcome
-from sbonnx.html_report import Card, render_card
 from sbonnx.llm import AdaptedDecoder, DecoderEvaluation
 from sbonnx.metrics import OutputDifference
+from sbonnx.present.html import Card, render_card
 from sbonnx.profile import LayerLoss, Profile
 from sbonnx.pruning.result import PruningReport
 from sbonnx.qdq.difference import ModelDifference, PairDifference

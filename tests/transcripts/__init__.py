@@ -21,8 +21,8 @@ import numpy as np
 from sbonnx import quantize
 from sbonnx.assets import digits
 from sbonnx.cli.app import GROUPS, VERBS
-from sbonnx.cli.output.printer import Printer
-from sbonnx.cli.output.summary import facts_of, show_summary
+from sbonnx.present.text.printer import Printer
+from sbonnx.present.text.summary import facts_of, show_summary
 
 FOLDER: Final = Path(__file__).parent
 ROOT: Final = FOLDER.parents[1]

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbonnx.cli.output.tables import comparison_facts
 from sbonnx.errors import RecipeError
 from sbonnx.metrics import OutputDifference
+from sbonnx.present.text.tables import comparison_facts
 from sbonnx.report.codes import Reason
 from sbonnx.verify import Comparison, FloatOp, Kernels, LevelDifference, Limits
 from sbonnx.verify.comparison import LARGER

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 
 from sbonnx.calib.data.readers.settings import PRESETS
-from sbonnx.html_report import batch_card, render_card
 from sbonnx.python_files import names_function
-from sbonnx.terminal import json_values, map_strings, relative_paths
+from sbonnx.report.notebook import NotebookView
+from sbonnx.terminal import map_strings
 
 Status = Literal["done", "unaccepted", "refused", "failed", "crashed", "out of memory", "timed out", "skipped"]
 """Status of an ended step.
@@ -294,7 +294,7 @@ class JobResult:
 
 
 @dataclass(frozen=True)
-class BatchReport:
+class BatchReport(NotebookView):
     """Report of a batch.
 
     Attributes:
@@ -320,10 +320,6 @@ class BatchReport:
     def ok(self) -> bool:
         """Whether all jobs are done."""
         return all(row.outcome.status in FINE for row in self.rows)
-
-    def _repr_html_(self) -> str:
-        """Return the summary that notebooks show."""
-        return render_card(batch_card(map_strings(relative_paths, json_values(self))))
 
     @property
     def exit_code(self) -> int:

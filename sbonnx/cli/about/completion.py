@@ -7,8 +7,8 @@ from typing import Final
 
 from sbonnx.cli import options
 from sbonnx.cli.options import Arguments, CommandOption
-from sbonnx.cli.output.printer import Printer
 from sbonnx.errors import RecipeError
+from sbonnx.present.text.printer import Printer
 
 HELP: Final = "Print the completion script of a shell. Completes verbs, options, backends, recipe keys and rules."
 

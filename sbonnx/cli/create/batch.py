@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sbonnx.cli import options
 from sbonnx.cli.options import Arguments
-from sbonnx.cli.output.error_lines import BELOW_QUALITY, DONE
-from sbonnx.cli.output.printer import Printer
-from sbonnx.cli.output.tables import metric_text
-from sbonnx.terminal import LINE_LENGTH, one_line, relative_paths
+from sbonnx.present.text.printer import Printer
+from sbonnx.present.text.tables import metric_text
+from sbonnx.terminal import BELOW_QUALITY, DONE, LINE_LENGTH, one_line, relative_paths
 
 if TYPE_CHECKING:
     from sbonnx.batch.jobs.job import JobResult

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sbonnx.cli import options
 from sbonnx.cli.options import Arguments
-from sbonnx.cli.output.printer import Printer, decibels
-from sbonnx.cli.output.tables import percent
 from sbonnx.errors import OutputError
+from sbonnx.present.text.printer import Printer, decibels
+from sbonnx.present.text.tables import percent
 
 if TYPE_CHECKING:
     from sbonnx.assets import DigitsPaths

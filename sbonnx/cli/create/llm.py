@@ -15,13 +15,13 @@ from sbonnx.cli.create.qat import RATE as LEARNING_RATE
 from sbonnx.cli.create.qat import SEED, TRAINING
 from sbonnx.cli.create.quantize import check_report
 from sbonnx.cli.options import Arguments, CommandOption, required_output
-from sbonnx.cli.output.tables import show_refusals
 from sbonnx.errors import DataError, RecipeError
+from sbonnx.present.text.tables import show_refusals
 
 if TYPE_CHECKING:
-    from sbonnx.cli.output.printer import Printer
     from sbonnx.llm import Decoder
     from sbonnx.llm.structure import DecoderWeight
+    from sbonnx.present.text.printer import Printer
 
 HELP: Final = (
     "Inspect, quantize, evaluate and adapt decoders (LLMs) exported to ONNX. Whole folders, measured by perplexity."
@@ -242,9 +242,9 @@ def _part(name: str, weights: list[DecoderWeight]) -> dict[str, Any]:
 
 def run_quantize(given: Arguments) -> int:
     """Quantize a decoder and evaluate it."""
-    from sbonnx.cli.output.printer import to_json
     from sbonnx.graph import write_text
     from sbonnx.llm import quantize
+    from sbonnx.present.text.printer import to_json
     from sbonnx.terminal import versioned
 
     output, page = required_output(given[OUTPUT]), given[options.REPORT]
@@ -278,7 +278,7 @@ def run_quantize(given: Arguments) -> int:
         if page.suffix.lower() == ".json":
             write_text(page, to_json(versioned("quantize", values)) + "\n")
         else:
-            from sbonnx.html_report import single_page
+            from sbonnx.present.html import single_page
 
             write_text(page, single_page(values))
     printer.value("quantize", values)

@@ -12,7 +12,7 @@ from sbonnx.cli import options
 from sbonnx.cli.create.quantize import JSON, check_report
 from sbonnx.cli.evaluation import evaluation_of
 from sbonnx.cli.options import Arguments, CommandOption, required_output
-from sbonnx.cli.output.tables import comparison_facts, percent, show_evaluation, show_outputs, show_refusals
+from sbonnx.present.text.tables import comparison_facts, percent, show_evaluation, show_outputs, show_refusals
 
 if TYPE_CHECKING:
     from sbonnx.pruning.result import PruningReport
@@ -136,7 +136,7 @@ def run(given: Arguments) -> int:
     from sbonnx import graph as graphs
     from sbonnx.api import prune
     from sbonnx.backends import BACKENDS
-    from sbonnx.cli.output.printer import to_json
+    from sbonnx.present.text.printer import to_json
     from sbonnx.pruning.result import no_gain
     from sbonnx.terminal import versioned
 

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 from sbonnx.cli import options
 from sbonnx.cli.evaluation import evaluation_of
 from sbonnx.cli.options import Arguments, required_output
-from sbonnx.cli.output.printer import decibels, to_json
-from sbonnx.cli.output.summary import facts_of, show_summary
-from sbonnx.cli.output.tables import (
+from sbonnx.errors import OutputError
+from sbonnx.plugins import MODEL_FOLDERS, optional_part
+from sbonnx.present.text.printer import decibels, to_json
+from sbonnx.present.text.summary import facts_of, show_summary
+from sbonnx.present.text.tables import (
     comparison_facts,
     pruned_text,
     show_evaluation,
@@ -20,8 +22,6 @@ from sbonnx.cli.output.tables import (
     show_refusals,
     show_search,
 )
-from sbonnx.errors import OutputError
-from sbonnx.plugins import MODEL_FOLDERS, optional_part
 from sbonnx.terminal import versioned
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ def show_report(given: Arguments, report: Report) -> int:
         if file.suffix.lower() == JSON:
             text = to_json(versioned("quantize", report.to_dict())) + "\n"
         else:
-            from sbonnx.html_report import single_page
+            from sbonnx.present.html import single_page
 
             text = single_page(report.to_dict())
         graphs.write_text(file, text)

@@ -6,8 +6,8 @@ from typing import Final
 
 from sbonnx.cli import options
 from sbonnx.cli.options import Arguments
-from sbonnx.cli.output.printer import Printer, to_json
 from sbonnx.errors import RecipeError
+from sbonnx.present.text.printer import Printer, to_json
 
 HELP: Final = "Print the default recipe with comments. With FILE, check that recipe and print it resolved."
 

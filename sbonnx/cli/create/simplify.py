@@ -8,7 +8,7 @@ from typing import Final
 
 from sbonnx.cli import options
 from sbonnx.cli.options import Arguments, required_output
-from sbonnx.cli.output.tables import show_outputs
+from sbonnx.present.text.tables import show_outputs
 
 HELP: Final = "Simplify and fuse a float model. Equal outputs are verified in onnxruntime."
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 from sbonnx.cli import options
 from sbonnx.cli.evaluation import evaluation_of
 from sbonnx.cli.options import Arguments
-from sbonnx.cli.output.tables import comparison_facts, show_evaluation, show_outputs, show_refusals
 from sbonnx.errors import RecipeError
+from sbonnx.present.text.tables import comparison_facts, show_evaluation, show_outputs, show_refusals
 
 if TYPE_CHECKING:
     from sbonnx.graph import Graph

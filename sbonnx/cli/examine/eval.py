@@ -8,8 +8,8 @@ from typing import Final
 
 from sbonnx.cli import options
 from sbonnx.cli.options import Arguments, CommandOption
-from sbonnx.cli.output.tables import evaluation_rows
 from sbonnx.errors import RecipeError
+from sbonnx.present.text.tables import evaluation_rows
 
 HELP: Final = "Compute a metric on labelled data. Models side by side, with 95 % intervals."
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final
 
 from sbonnx.cli import options
 from sbonnx.cli.options import Arguments, required_output
-from sbonnx.cli.output.error_lines import BELOW_QUALITY, DONE
-from sbonnx.cli.output.printer import Printer, to_json
 from sbonnx.errors import OutputError, RecipeError
+from sbonnx.present.text.printer import Printer, to_json
+from sbonnx.terminal import BELOW_QUALITY, DONE
 
 if TYPE_CHECKING:
     from sbonnx.lint import Finding, Severity

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from sbonnx.cli import options
 from sbonnx.cli.options import Arguments
-from sbonnx.cli.output.printer import to_json
-from sbonnx.cli.output.tables import show_refusals
+from sbonnx.present.text.printer import to_json
+from sbonnx.present.text.tables import show_refusals
 
 HELP: Final = "Show what would be quantized and why. Refusals are listed with their reasons; no data is needed."
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final
 from sbonnx.cli import options
 from sbonnx.cli.evaluation import evaluation_of
 from sbonnx.cli.options import Arguments
-from sbonnx.cli.output.printer import Printer
-from sbonnx.cli.output.tables import bar, metric_text
 from sbonnx.errors import RecipeError
+from sbonnx.present.text.printer import Printer
+from sbonnx.present.text.tables import bar, metric_text
 
 if TYPE_CHECKING:
     from sbonnx.graph import Graph

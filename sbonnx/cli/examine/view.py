@@ -85,7 +85,7 @@ def _report_page(given: Arguments) -> str:
         DataError: the file cannot be read, or is no report.
         RecipeError: an option applies to models only.
     """
-    from sbonnx.html_report import batch_page, single_page
+    from sbonnx.present.html import batch_page, single_page
 
     file = given[FILE]
     if any((given[QUANT], given[options.DATA], given[options.BACKEND], given[options.RECIPE])):
@@ -119,7 +119,7 @@ def _graph_page(given: Arguments) -> str:
         ModelError: a file cannot be read.
     """
     from sbonnx import graph as graphs
-    from sbonnx.html_report import graph_page
+    from sbonnx.present.html import graph_page
     from sbonnx.qdq import is_quantized
 
     file, quantized = given[FILE], given[QUANT]

@@ -12,12 +12,7 @@ from typing import Any, Final
 
 from sbonnx.cli.output.streams import last_native_message
 from sbonnx.errors import DeviceError, SbonnxError, memory_failure, out_of_memory, reason_of
-from sbonnx.terminal import LINE_LENGTH, escaped, one_line
-
-DONE: Final = 0
-BELOW_QUALITY: Final = 1
-FAILED: Final = 2
-"""Exit codes. 2 also covers internal errors, whose message says so."""
+from sbonnx.terminal import FAILED, LINE_LENGTH, escaped, one_line
 
 INTERRUPTED: Final = "interrupted; nothing was written"
 """Default message; an exception with arguments overrides it."""

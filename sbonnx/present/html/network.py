@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, Final
 
-from sbonnx.html_report import formatting
-from sbonnx.html_report.formatting import number, text
-from sbonnx.html_report.graph_view import GraphView, graph_view
-from sbonnx.html_report.layer_views import Layers, layers_of
+from sbonnx.present.html import formatting
+from sbonnx.present.html.formatting import number, text
+from sbonnx.present.html.graph_view import GraphView, graph_view
+from sbonnx.present.html.layer_views import Layers, layers_of
 from sbonnx.report.codes import Note, Refusal, by_code
 from sbonnx.report.verdict import (
     Verdict,

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from sbonnx.html_report import formatting
-from sbonnx.html_report.formatting import text
-from sbonnx.html_report.layer_views import layers_of
-from sbonnx.html_report.network import decoder_figures, network_of
-from sbonnx.html_report.overview import overview_of
-from sbonnx.report.verdict import Tone, figure_text, runtime_of, state_text, verdict_of
+from sbonnx.present.html import formatting
+from sbonnx.present.html.formatting import text
+from sbonnx.present.html.layer_views import layers_of
+from sbonnx.present.html.network import decoder_figures, network_of
+from sbonnx.present.html.overview import overview_of
+from sbonnx.present.html.templates import environment
+from sbonnx.report.verdict import Tone, figure_text, interval_text, runtime_of, state_text, verdict_of
+from sbonnx.terminal import json_values, map_strings, relative_paths
+
+if TYPE_CHECKING:
+    from sbonnx.plan.types import Plan
+    from sbonnx.profile.checkers import Profile
+    from sbonnx.qdq.difference import ModelDifference
+    from sbonnx.quant_model.life_cycle import QuantModel
+    from sbonnx.verify.benchmark import Speed
 
 TONE_OF: Final[Mapping[str, Tone]] = {
     "kept": "good",
@@ -206,3 +216,121 @@ def batch_card(report: Mapping[str, Any]) -> Card:
         rows=[(job.name, job.status, job.cells[0].text, job.reason) for job in batch.jobs],
         hint="all: .rows; page: report.html in the output folder",
     )
+
+
+def plan_card(plan: Plan) -> Card:
+    """Summarize a plan: sites by role, and the reasons of what is not quantized."""
+    counts = Counter(refusal.code for refusal in plan.refusals)
+    first = {refusal.code: refusal.why for refusal in reversed(plan.refusals)}
+    return Card(
+        title=f"Plan for {plan.backend}: {len(plan.sites)} quantized tensors, {len(plan.refusals)} refusals",
+        facts=_sites_by_role(plan),
+        columns=("not quantized because", "times"),
+        rows=[(first[code], str(count)) for code, count in counts.most_common()],
+        hint="all: .sites, .refusals",
+    )
+
+
+def _sites_by_role(plan: Plan) -> list[tuple[str, str]]:
+    from sbonnx.plan.types import ROLES
+
+    return [(f"{role} sites", str(len(plan.of_role(role)))) for role in ROLES]
+
+
+def model_card(model: QuantModel) -> Card:
+    """Summarize a QuantModel: its plan, and which steps were taken."""
+    prepared = model.prepared
+    plan, nodes = prepared.plan, len(prepared.graph.nodes)
+    title = f"QuantModel for {plan.backend}: {nodes} nodes, {len(plan.sites)} quantized tensors"
+    return Card(title, facts=[*model.step_states.items(), *_sites_by_role(plan)], hint="plan: .prepared.plan")
+
+
+def difference_card(difference: ModelDifference) -> Card:
+    """Summarize the difference of two quantized models."""
+    facts = [
+        ("quantized in the first only", str(len(difference.first_pairs))),
+        ("in the second only", str(len(difference.second_pairs))),
+        ("differently", str(len(difference.pairs))),
+        ("equally", str(difference.equal_pairs)),
+        ("constants with other values", str(len(difference.constants))),
+    ]
+    return Card(
+        title="Two quantized models: " + ("equal" if difference.equal else "different"),
+        tone="good" if difference.equal else "warn",
+        facts=facts,
+        columns=("quantized differently", "type in the first", "in the second"),
+        rows=[(row.tensor, *row.types) for row in difference.pairs],
+        hint="all: .to_dict()",
+    )
+
+
+def profile_card(profile: Profile) -> Card:
+    """Summarize losses by layer: those with the largest isolated loss."""
+    from sbonnx.profile.checkers import COLUMNS, TITLES, kind_of, name_of
+
+    name, unit = name_of(profile.checker), kind_of(profile.checker).unit
+    rows = [
+        (row.node, row.op, row.label, *("" if value is None else f"{value:.4g}" for value in map(row.value, COLUMNS)))
+        for row in profile.worst_first()
+    ]
+    outputs = [(f"output {output}", f"{value:.4g} {unit}") for output, value in profile.outputs.items()]
+    return Card(
+        title=f"{name}{f' ({unit})' if unit else ''} of {len(profile.layers)} layers on {profile.feeds} feeds",
+        facts=outputs,
+        columns=("layer", "op", "reads", *(TITLES[name] for name in COLUMNS)),
+        rows=rows,
+        hint="all: .layers, .plot()",
+    )
+
+
+def speed_card(speed: Speed) -> Card:
+    """Summarize the times of a model."""
+    facts = [
+        ("median", f"{speed.median_ms:.3g} ms{interval_text(*speed.interval_ms)}"),
+        ("best", f"{speed.best_ms:.3g} ms"),
+        ("95th percentile", f"{speed.p95_ms:.3g} ms"),
+        ("samples/s", f"{speed.samples_per_second:.3g}"),
+        ("time relative to the first model", f"{speed.ratio:.3g} of it"),
+    ]
+    return Card(f"{speed.model}, {speed.threads} threads, {speed.batch} samples a run", facts=facts)
+
+
+def adaptation_cards(adapted: Any) -> list[Card]:
+    """Summarize a decoder with trained adapters: its evaluation before and after.
+
+    Args:
+        adapted: `sbonnx.llm.AdaptedDecoder`.
+    """
+    return [
+        decoder_card(found.to_dict(), f"{adapted.output}, {when} training of {adapted.weights} weights")
+        for found, when in ((adapted.before, "before"), (adapted.after, "after"))
+    ]
+
+
+CARDS: Final[Mapping[str, Callable[[Any], Card | list[Card]]]] = {
+    "AdaptedDecoder": adaptation_cards,
+    "BatchReport": lambda report: batch_card(map_strings(relative_paths, json_values(report))),
+    "Comparison": lambda comparison: comparison_card(json_values(comparison.to_dict())),
+    "DecoderEvaluation": lambda evaluation: decoder_card(evaluation.to_dict()),
+    "Evaluation": lambda evaluation: evaluation_card(evaluation.to_dict()),
+    "ModelDifference": difference_card,
+    "Plan": plan_card,
+    "Profile": profile_card,
+    "PruningReport": lambda report: pruning_card(report.to_dict()),
+    "QuantModel": model_card,
+    "Report": lambda report: report_card(json_values(report.to_dict())),
+    "Speed": speed_card,
+}
+"""Summaries by class name."""
+
+
+def summary(result: object) -> str:
+    """Render the summary of a result for a notebook."""
+    name = next(kind.__name__ for kind in type(result).__mro__ if kind.__name__ in CARDS)
+    cards = CARDS[name](result)
+    return "".join(map(render_card, [cards] if isinstance(cards, Card) else cards))
+
+
+def render_card(card: Card) -> str:
+    """Render a card: HTML that is part of another page."""
+    return environment().get_template("card.html.j2").render(card=card)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sbonnx.html_report.formatting import count, decibel, number, percent, plain, text
+from sbonnx.present.html.formatting import count, decibel, number, percent, plain, text
 
 STEP_DB: Final = 10
 HIGHEST_DB: Final = 80.0

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from sbonnx.html_report import batch_page, single_page
-from tests.html_report.browser import Browser
-from tests.html_report.reports import (
+from sbonnx.present.html import batch_page, single_page
+from tests.present.browser import Browser
+from tests.present.reports import (
     EVIL,
     batch,
     details,

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from sbonnx.html_report import batch_page, graph_page, single_page
+from sbonnx.present.html import batch_page, graph_page, single_page
 from sbonnx.report.codes import Note
-from tests.html_report.browser import Browser
-from tests.html_report.reports import details, job, network, node, one_of_each, profiled, sites_of
-from tests.html_report.test_batch_charts import row
+from tests.present.browser import Browser
+from tests.present.reports import details, job, network, node, one_of_each, profiled, sites_of
+from tests.present.test_batch_charts import row
 
 VIOLATIONS = """axe.run({resultTypes: ["violations"]}).then(found => found.violations.map(
   one => [one.id, one.impact, one.nodes.length, one.nodes[0].html.slice(0, 200)]))"""

@@ -12,8 +12,8 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any, Final
 
-from sbonnx.html_report.charts import shade
-from sbonnx.html_report.formatting import decibel, number, plain, text
+from sbonnx.present.html.charts import shade
+from sbonnx.present.html.formatting import decibel, number, plain, text
 
 MOST_ROWS: Final = 200
 """Maximum number of nodes that are shown without collapsing blocks."""

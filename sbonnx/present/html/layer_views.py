@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from sbonnx.html_report.charts import (
+from sbonnx.present.html.charts import (
     HOVERED,
     Bars,
     HistogramChart,
@@ -17,7 +17,7 @@ from sbonnx.html_report.charts import (
     histogram_chart,
     strip_chart,
 )
-from sbonnx.html_report.formatting import decibel, number, text
+from sbonnx.present.html.formatting import decibel, number, text
 
 ROLES: Final = ("activation", "weight", "bias")
 

@@ -13,11 +13,11 @@ from typing import Any, get_args
 import pytest
 
 from sbonnx.batch.jobs.job import BatchReport, Job, JobResult, Outcome, Status
-from sbonnx.cli.output.printer import to_json
-from sbonnx.html_report import batch_page, charts, formatting, single_page
-from sbonnx.html_report.overview import STATUSES, overview_of
-from tests.html_report.markup import Page
-from tests.html_report.reports import (
+from sbonnx.present.html import batch_page, charts, formatting, single_page
+from sbonnx.present.html.overview import STATUSES, overview_of
+from sbonnx.present.text.printer import to_json
+from tests.present.markup import Page
+from tests.present.reports import (
     EVIL,
     batch,
     details,

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from sbonnx.cli.output.printer import Printer
+from sbonnx.present.text.printer import Printer
 
 if TYPE_CHECKING:
     from sbonnx.report import Refusal

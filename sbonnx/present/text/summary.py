@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from sbonnx.cli.output.printer import Printer
+from sbonnx.present.text.printer import Printer
 from sbonnx.terminal import LINE_LENGTH, one_line
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ NAME_WIDTH: Final = 14
 
 def show_summary(printer: Printer, report: Report, facts: Sequence[Fact]) -> None:
     """Print one line for the files, one for each clause of the verdict with its mark, and one for each fact."""
-    from sbonnx.html_report.network import bits_of
+    from sbonnx.present.html.network import bits_of
 
     bits = bits_of({"settings": report.settings, "sites": report.sites, "search": report.search})
     printer.line(one_line(f"{report.model} -> {report.output} ({', '.join(filter(None, (report.backend, bits)))})"))
@@ -44,7 +44,7 @@ def facts_of(report: Report) -> list[Fact]:
     if left:
         facts.append(("left in float", left))
     if report.pruning:
-        from sbonnx.cli.output.tables import pruned_text
+        from sbonnx.present.text.tables import pruned_text
 
         facts.append(("pruned", pruned_text(report.pruning) or ""))
     return facts
@@ -53,7 +53,7 @@ def facts_of(report: Report) -> list[Fact]:
 def _weights(report: Report) -> str:
     """Say for which CPUs the weights are, and how many of all weights float operators read; "" without either."""
     from sbonnx.backends import BACKENDS
-    from sbonnx.cli.output.tables import float_weights
+    from sbonnx.present.text.tables import float_weights
 
     kernels = report.metrics.get("kernels") or {}
     backend = BACKENDS.get(report.backend)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from sbonnx.html_report import batch_page
-from sbonnx.html_report.batch_charts import SPARK_HEIGHT, sparkline
-from sbonnx.html_report.overview import overview_of
-from tests.html_report.reports import batch, job, layer, network
+from sbonnx.present.html import batch_page
+from sbonnx.present.html.batch_charts import SPARK_HEIGHT, sparkline
+from sbonnx.present.html.overview import overview_of
+from tests.present.reports import batch, job, layer, network
 
 
 def row(model: str, target: str, db: float | None, ratio: float = 0.5, **more: Any) -> dict[str, Any]:

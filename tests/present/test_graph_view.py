@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from sbonnx.html_report.graph_view import MOST_LANES, blocks_of, graph_view, lanes
-from tests.html_report.reports import details, node, profiled
+from sbonnx.present.html.graph_view import MOST_LANES, blocks_of, graph_view, lanes
+from tests.present.reports import details, node, profiled
 
 
 def followed(names: list[str], inputs: list[list[str]]) -> set[tuple[str, str]]:

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sbonnx.html_report.charts import Tick, shade
-from sbonnx.html_report.formatting import count, decibel, number, plain, text
+from sbonnx.present.html.charts import Tick, shade
+from sbonnx.present.html.formatting import count, decibel, number, plain, text
 
 SPARK_WIDTH: Final = 84
 SPARK_HEIGHT: Final = 22
@@ -51,7 +51,7 @@ def heat_map(jobs: Sequence[Any]) -> HeatMap | None:
     """Build the heat map of the SQNR of jobs; None for a single model and target.
 
     Args:
-        jobs: `sbonnx.html_report.overview.JobRow`, whose first cell is the SQNR of the worst output.
+        jobs: `sbonnx.present.html.overview.JobRow`, whose first cell is the SQNR of the worst output.
     """
     columns = tuple(dict.fromkeys(job.target for job in jobs))
     models = tuple(dict.fromkeys(job.model for job in jobs))
@@ -132,7 +132,7 @@ def scatter(jobs: Sequence[Any], latency: int, sqnr: int = 0) -> Scatter | None:
     """Build the chart of jobs that have both figures; None for fewer than two.
 
     Args:
-        jobs: `sbonnx.html_report.overview.JobRow`.
+        jobs: `sbonnx.present.html.overview.JobRow`.
         latency, sqnr: index of the figures in the cells.
     """
     found: list[tuple[Any, float, float]] = [

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
-from sbonnx.cli.output.error_lines import BELOW_QUALITY, DONE
-from sbonnx.terminal import LINE_LENGTH, escaped, json_escaped, one_line, versioned
+from sbonnx.terminal import BELOW_QUALITY, DONE, LINE_LENGTH, escaped, json_escaped, one_line, versioned
 
 if TYPE_CHECKING:
     from sbonnx.report.codes import Note

@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 import pytest
 
 from sbonnx.batch.jobs.job import Status
-from sbonnx.html_report import junit
-from tests.html_report.reports import EVIL, batch, job, network, one_of_each
+from sbonnx.present.junit import junit
+from tests.present.reports import EVIL, batch, job, network, one_of_each
 
 # element: (attributes that must be there, those that may be, children)
 RULES: dict[str, tuple[set[str], set[str], set[str]]] = {

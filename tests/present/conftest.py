@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sbonnx.assets import digits
-from tests.html_report import browser as browsers
+from tests.present import browser as browsers
 
 
 @pytest.fixture(scope="session")

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 from xml.etree import ElementTree
 
-from sbonnx.html_report.formatting import address, number, text
-from sbonnx.html_report.overview import acceptance_of, elapsed
+from sbonnx.present.html.formatting import address, number, text
+from sbonnx.present.html.overview import acceptance_of, elapsed
 
 WRONG: Final = {"unaccepted": "failure", "refused": "failure", "skipped": "skipped"}
 """JUnit element by status; any other status except "done" is an error.

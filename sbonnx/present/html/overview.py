@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from sbonnx.html_report import formatting
-from sbonnx.html_report.batch_charts import HeatMap, Scatter, Sparkline, heat_map, scatter, sparkline
-from sbonnx.html_report.formatting import number, text
-from sbonnx.html_report.network import Network, bits_of, least, network_of
+from sbonnx.present.html import formatting
+from sbonnx.present.html.batch_charts import HeatMap, Scatter, Sparkline, heat_map, scatter, sparkline
+from sbonnx.present.html.formatting import number, text
+from sbonnx.present.html.network import Network, bits_of, least, network_of
 from sbonnx.report.verdict import runtime_of
 
 STATUSES: Final = {

@@ -1,0 +1,75 @@
+"""HTML reports, rendered from the plain values of a report.
+
+Pages are self-contained: inline style and script, no external resources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sbonnx.present.html.cards import Card, render_card
+from sbonnx.present.html.network import graph_page_of, network_of
+from sbonnx.present.html.overview import COLUMNS, RESULT_COLUMNS, overview_of
+from sbonnx.present.html.templates import environment
+from sbonnx.version import __version__
+
+if TYPE_CHECKING:
+    from sbonnx.report.codes import Note, Refusal
+
+
+def single_page(report: Mapping[str, Any]) -> str:
+    """Render the page of one quantized model.
+
+    Args:
+        report: `sbonnx.report.Report.to_dict`, also after a round trip through JSON.
+
+    Returns:
+        The text of an HTML file. The page is readable without JavaScript.
+    """
+    network = network_of(report)
+    return environment().get_template("single.html.j2").render(network=network, version=__version__)
+
+
+def graph_page(
+    details: Mapping[str, Any],
+    *,
+    title: str,
+    more: str = "",
+    notes: Sequence[Note] = (),
+    refusals: Iterable[Refusal] = (),
+) -> str:
+    """Render the page of a graph: nodes with types, ranges, losses and refusals.
+
+    Args:
+        details: `sbonnx.profile.Details.to_dict`.
+        title: name of the model.
+        more: what the page is about, behind the title.
+        notes: listed at the end, after those of the details.
+        refusals: what was not done.
+
+    Returns:
+        The text of an HTML file, as for `single_page`.
+    """
+    page = graph_page_of(details, notes, refusals)
+    template = environment().get_template("graph_page.html.j2")
+    return template.render(page=page, title=title, more=more, version=__version__)
+
+
+def batch_page(report: Mapping[str, Any]) -> str:
+    """Render the page of a batch: an overview, and one section per job.
+
+    Args:
+        report: `dataclasses.asdict` of a `sbonnx.batch.jobs.job.BatchReport`, also after a round trip through JSON.
+
+    Returns:
+        The text of an HTML file, as for `single_page`.
+    """
+    view = overview_of(report)
+    template = environment().get_template("batch.html.j2")
+    return template.render(
+        batch=view, columns=COLUMNS, result_columns=RESULT_COLUMNS, version=view.version or __version__
+    )
+
+
+__all__ = ["Card", "batch_page", "graph_page", "render_card", "single_page"]
