@@ -105,7 +105,7 @@ def measure(name: str, pack: Any, folder: Path, rounds: int) -> Row:
     report = sbonnx.quantize(model, feeds, backend="onnxruntime", output=path, verify=False)
     float_run, run = (runner(session(file, optimise=True), feeds[0]) for file in (model, path))
     seconds, ratio = paired(float_run, run, rounds)
-    linear = {site["node"] for site in report.sites if site["role"] == "weight"}
+    linear = {site.node for site in report.sites if site.role == "weight"}
     float_layers = {refusal.where for refusal in report.refusals if refusal.what == "quantize"}
     return Row(
         name,

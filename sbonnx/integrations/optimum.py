@@ -292,6 +292,6 @@ def ort_config(reports: Mapping[str, Report], *, external_data: bool) -> dict[st
 
 def _usual_type(report: Report, role: str, default: str) -> str:
     """Return the type that most tensors of a role have, as Optimum names it."""
-    labels = [site["label"].split()[0] for site in report.sites if site["role"] == role]
+    labels = [site.label.split()[0] for site in report.sites if site.role == role]
     types = [label for label in labels if label in TYPES]
     return TYPES[max(sorted(set(types)), key=types.count)] if types else default

@@ -16,13 +16,14 @@ from sbonnx.profile.checkers import (
 from sbonnx.profile.file_losses import file_losses
 from sbonnx.profile.histograms import TensorHistogram
 from sbonnx.profile.imported_file import Subject, subject_of
-from sbonnx.profile.layer_losses import LayerError, errors, first_lost, losses, node_errors, worst_first
+from sbonnx.profile.layer_losses import errors, first_lost, losses, node_errors, worst_first
 from sbonnx.profile.metric_losses import LayerMetric, MetricLosses, metric_losses
 from sbonnx.profile.node_rows import NodeRow
 from sbonnx.profile.page_details import Details, details
 from sbonnx.profile.replacements import Candidate, Part
 from sbonnx.profile.sensitivity import Sensitivities, Sensitivity, sensitivity
 from sbonnx.profile.walk import WalkOptions
+from sbonnx.report import LayerError
 
 __all__ = [
     "COLUMNS",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ from sbonnx.profile.checkers import COLUMNS, Checker, Column, LayerLoss, Measure
 from sbonnx.profile.pieces import Known, StepSession
 from sbonnx.profile.replacements import PARTS, Part, Solved, uses_of
 from sbonnx.profile.walk import DEFAULTS, LayerSample, Values, Walk, WalkOptions
-from sbonnx.report.codes import Note
+from sbonnx.report import LayerError, Note
 from sbonnx.spec import Array
 
 PART_OF: Final[dict[Column, Part]] = {"alone": "both", "weights": "weights", "activations": "activations"}
@@ -247,32 +247,6 @@ def compare(measure: Measure, quantized: Values, reference: Values) -> int:
 
 LOST_DB = 3.0
 """Signal-to-noise ratio in dB below which a tensor is considered lost."""
-
-
-@dataclass(frozen=True)
-class LayerError:
-    """Errors of one quantized activation.
-
-    Attributes:
-        node: name of its first reader.
-        tensor: the quantized tensor.
-        label: its quantized type.
-        alone_db: isolated error: signal-to-noise ratio in dB if only this tensor is quantized.
-        sqnr_db: accumulated error: signal-to-noise ratio in dB of the tensor in the fully quantized network, without
-            its own rounding.
-        scale: scale of the first channel.
-    """
-
-    node: str
-    tensor: str
-    label: str
-    alone_db: float
-    sqnr_db: float
-    scale: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """Convert to plain values."""
-        return asdict(self)
 
 
 @dataclass

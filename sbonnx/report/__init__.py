@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sbonnx.report.codes import Note, Reason, Refusal
-from sbonnx.report.outcome import Fired, Report
+from sbonnx.report.outcome import Fired, LayerError, QuantizedTensor, Report
 from sbonnx.report.verdict import Verdict, verdict_of
 
-__all__ = ["Fired", "Note", "Reason", "Refusal", "Report", "Verdict", "verdict_of"]
+__all__ = ["Fired", "LayerError", "Note", "QuantizedTensor", "Reason", "Refusal", "Report", "Verdict", "verdict_of"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import onnx
 
@@ -21,6 +21,47 @@ class Fired:
     node: str
 
 
+@dataclass(frozen=True)
+class QuantizedTensor:
+    """A quantized tensor.
+
+    Attributes:
+        tensor: its name.
+        role: activation, weight or bias.
+        label: quantized type, such as "int8 axis 0".
+        bits: bit width.
+        node: its first reader, or "".
+    """
+
+    tensor: str
+    role: Literal["activation", "weight", "bias"]
+    label: str
+    bits: int
+    node: str
+
+
+@dataclass(frozen=True)
+class LayerError:
+    """Errors of one quantized activation.
+
+    Attributes:
+        node: name of its first reader.
+        tensor: the quantized tensor.
+        label: its quantized type.
+        alone_db: isolated error: signal-to-noise ratio in dB if only this tensor is quantized.
+        sqnr_db: accumulated error: signal-to-noise ratio in dB of the tensor in the fully quantized network, without
+            its own rounding.
+        scale: scale of the first channel.
+    """
+
+    node: str
+    tensor: str
+    label: str
+    alone_db: float
+    sqnr_db: float
+    scale: float
+
+
 COLUMNS: Final = {"alone_db": "isolated", "sqnr_db": "accumulated"}
 """Names of the figures of `Report.layers` in tables and charts."""
 
@@ -34,7 +75,7 @@ class Report(NotebookView):
         counts: nodes before and after, sites by role, refusals.
         metrics: end-to-end figures (error of each output, sizes, latency), see `sbonnx.verify`.
         layers: one row for each quantized activation, worst first.
-        sites: all quantized tensors in network order: tensor, role, type, bits and first reader.
+        sites: all quantized tensors in network order.
         applied, refusals: what patterns and planning did and did not do.
         settings: the resolved recipe.
         notes: what loading changed in the model (converted opset, inlined functions, ...).
@@ -56,8 +97,8 @@ class Report(NotebookView):
     backend: str
     counts: dict[str, int] = field(default_factory=dict)
     metrics: dict[str, Any] = field(default_factory=dict)
-    layers: tuple[dict[str, Any], ...] = ()
-    sites: tuple[dict[str, Any], ...] = ()
+    layers: tuple[LayerError, ...] = ()
+    sites: tuple[QuantizedTensor, ...] = ()
     applied: tuple[Fired, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)
@@ -104,7 +145,7 @@ class Report(NotebookView):
             ImportError: pandas is not installed.
         """
         return optional("pandas", "layers_frame()").DataFrame(
-            [{COLUMNS.get(key, key): value for key, value in row.items()} for row in self.layers]
+            [{COLUMNS.get(key, key): value for key, value in asdict(row).items()} for row in self.layers]
         )
 
     def plot(self, top: int = TOP, ax: Any = None) -> Any:
@@ -122,13 +163,11 @@ class Report(NotebookView):
         """
         rows = self.layers[:top]
         series = {
-            "isolated": [row["alone_db"] for row in rows],
-            "accumulated": [row["sqnr_db"] for row in rows],
+            "isolated": [row.alone_db for row in rows],
+            "accumulated": [row.sqnr_db for row in rows],
         }
         title = f"worst {len(rows)} of {len(self.layers)} layers"
-        return bar_chart(
-            [row["node"] for row in rows], series, title=title, unit="SQNR, dB", higher_is_better=True, ax=ax
-        )
+        return bar_chart([row.node for row in rows], series, title=title, unit="SQNR, dB", higher_is_better=True, ax=ax)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for ``json.dumps``; problems and the verdict come first."""

@@ -159,7 +159,7 @@ def _verified(
         report,
         metrics=comparison.to_dict(),
         refusals=(*report.refusals, *left_float),
-        layers=tuple(row.to_dict() for row in profile.worst_first(layers)),
+        layers=profile.worst_first(layers),
         problems=tuple(problems),
         notes=tuple(
             dict.fromkeys((*report.notes, *notes, *absent, *below, *judged.notes, *_notes(comparison, own=own)))

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import onnx
@@ -30,7 +30,7 @@ from sbonnx.options import RunOptions
 from sbonnx.plan import Plan, Site, Solution
 from sbonnx.plan.tensor_overrides import overrides_of
 from sbonnx.recipe.names import FLOAT
-from sbonnx.report import Note, Report
+from sbonnx.report import Note, QuantizedTensor, Report
 from sbonnx.spec import Bounds
 from sbonnx.stages.contract import stage
 from sbonnx.stages.state import PipelineState
@@ -253,11 +253,6 @@ def _engine_command(state: PipelineState, solved: Iterable[Site]) -> str:
     return prepared.backend.files.engine_command(os.fspath(output), inputs, types=types, strong=strong)
 
 
-def _site_row(site: Site) -> dict[str, Any]:
-    return {
-        "tensor": site.tensor,
-        "role": site.role,
-        "label": site.spec.label(),
-        "bits": site.spec.bits,
-        "node": site.readers[0].node if site.readers else "",
-    }
+def _site_row(site: Site) -> QuantizedTensor:
+    reader = site.readers[0].node if site.readers else ""
+    return QuantizedTensor(site.tensor, site.role, site.spec.label(), site.spec.bits, reader)

@@ -110,7 +110,7 @@ def _check_result(where: str, model: ModelProto, report: Report) -> None:
         assert len(one.type.tensor_type.shape.dim) == len(other.type.tensor_type.shape.dim), f"{where}: and their rank"
     for output in report.metrics["outputs"]:
         assert output["sqnr_db"] >= LEAST_SQNR_DB, f"{where}: {output['output']} has {output['sqnr_db']:.1f} dB"
-    quantized_nodes = {site["node"] for site in report.sites if site["role"] == "weight"}
+    quantized_nodes = {site.node for site in report.sites if site.role == "weight"}
     refused = {refusal.where: refusal.why for refusal in report.refusals}
     assert all(why.strip() for why in refused.values()), f"{where}: a refusal has a reason"
     assert quantized_nodes or refused, f"{where}: nothing is quantized, and nothing is refused"

@@ -130,7 +130,7 @@ def test_raising_layers_to_8_bits_never_lowers_the_signal_to_noise(pack: Path, r
         report = sbonnx.quantize(
             model, feeds, recipe={"W.SPECIFIC": specific}, output=path, force=True, bits="w4a4", **wishes
         )
-        worst = [str(row["node"]) for row in report.layers if row["node"] in convs]
+        worst = [str(row.node) for row in report.layers if row.node in convs]
         return evaluated.evaluate(name, str(path), limit=500)["clean:logit_sqnr_db"], worst
 
     plain, worst = sqnr([])

@@ -56,7 +56,7 @@ def test_searches_judge_by_the_metric(tmp_path: Path) -> None:
     float_row, row = report.metrics["evaluation"]["rows"]
     assert row["loss"] <= 0.01 and row["metric"]["value"] == top1(tmp_path / "q.onnx")
     assert float_row["metric"]["value"] == top1(DATA.model)
-    bits = {site["bits"] for site in report.sites if site["role"] == "weight"}
+    bits = {site.bits for site in report.sites if site.role == "weight"}
     assert 2 in bits, "some layers keep 2 bits"
 
 

@@ -71,7 +71,7 @@ def test_one_recording_with_its_state(pack: Path, tmp_path: Path) -> None:
         by_hand.append({**feed, "state": state})
         state = run(str(path), by_hand[-1], level="all")["stateN"]
     expected = sbonnx.quantize(path, by_hand, output=tmp_path / "by_hand.onnx")
-    found = {row["tensor"]: row["scale"] for row in report.layers}
-    wanted = {row["tensor"]: row["scale"] for row in expected.layers}
+    found = {row.tensor: row.scale for row in report.layers}
+    wanted = {row.tensor: row.scale for row in expected.layers}
     assert found.keys() == wanted.keys()
     assert all(found[name] == pytest.approx(wanted[name], rel=1e-4) for name in wanted)

@@ -90,7 +90,7 @@ def notes_of(report: sbonnx.Report) -> list[str]:
 
 
 def weights_of(report: sbonnx.Report) -> set[str]:
-    return {site["node"] for site in report.sites if site["role"] == "weight"}
+    return {site.node for site in report.sites if site.role == "weight"}
 
 
 def test_a_head_with_channels_of_different_scales_stays_float() -> None:

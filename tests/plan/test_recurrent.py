@@ -61,7 +61,7 @@ def test_onnxruntime_decodes_them_when_it_loads_the_file(settings: dict[str, Any
     proto, feeds = recurrent("LSTM", both=False)
     path = tmp_path / "q.onnx"
     report = sbonnx.quantize(proto, feeds, output=path, **settings)
-    assert sum(site["role"] == "weight" for site in report.sites) == 3
+    assert sum(site.role == "weight" for site in report.sites) == 3
     assert report.metrics["kernels"]["float_weights"].keys() == {"LSTM"}
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC

@@ -107,7 +107,7 @@ def test_a_newer_opset_and_four_bits(files: tuple[Path, Path]) -> None:
     assert report.quantized is not None
     assert report.quantized.opset_import[0].version >= 21
     assert (12, 6, 1, 1) in [tuple(each.dims) for each in report.quantized.graph.initializer]
-    assert {row["bits"] for row in report.sites if row["role"] == "weight"} == {4}
+    assert {row.bits for row in report.sites if row.role == "weight"} == {4}
 
 
 def test_without_data_for_weights_alone(files: tuple[Path, Path]) -> None:

@@ -18,7 +18,7 @@ from sbonnx.profile import LayerLoss, Profile
 from sbonnx.pruning.result import PruningReport
 from sbonnx.qdq.difference import ModelDifference, PairDifference
 from sbonnx.quant_model import QuantModel
-from sbonnx.report import Reason, Refusal, Report
+from sbonnx.report import LayerError, Reason, Refusal, Report
 from sbonnx.verify import Comparison, Evaluation
 from sbonnx.verify.benchmark import Speed
 from sbonnx.verify.labelled import MetricRow, MetricValue
@@ -26,8 +26,7 @@ from sbonnx.verify.quality import OutputQuality, QualityFigure
 from tests.support.models import residual
 
 ROWS = tuple(
-    {"node": f"n{at}", "tensor": f"t{at}", "label": "int8", "alone_db": 30.0 + at, "sqnr_db": 20.0 + at, "scale": 0.1}
-    for at in range(12)
+    LayerError(f"n{at}", f"t{at}", "int8", alone_db=30.0 + at, sqnr_db=20.0 + at, scale=0.1) for at in range(12)
 )
 
 
@@ -162,8 +161,8 @@ def test_charts() -> None:
 def test_a_table() -> None:
     pandas = pytest.importorskip("pandas", reason="an extra: sbonnx[plot]")
     frame = report().layers_frame()
-    assert isinstance(frame, pandas.DataFrame) and list(frame["accumulated"]) == [row["sqnr_db"] for row in ROWS]
-    assert list(frame["isolated"]) == [row["alone_db"] for row in ROWS]
+    assert isinstance(frame, pandas.DataFrame) and list(frame["accumulated"]) == [row.sqnr_db for row in ROWS]
+    assert list(frame["isolated"]) == [row.alone_db for row in ROWS]
 
 
 @pytest.mark.parametrize(("module", "call"), [("pandas", "layers_frame"), ("matplotlib.pyplot", "plot")])

@@ -169,11 +169,11 @@ def test_a_limit_only_raises_bits(limit: str, widths: set[int], place: Path) -> 
     """From the widths asked for, which stay if they are good enough; with MINIMIZE, fewer bits are tried as well."""
     keys: dict[str, Any] = {"bits": "w4a8", "rounding": "nearest", "MIXED.LOSS": "relative", "backend": "virtual"}
     report = quantized(place, "q.onnx", max_loss=limit, **keys)
-    found = {site["bits"] for site in report.sites if site["role"] == "weight"}
+    found = {site.bits for site in report.sites if site.role == "weight"}
     assert found <= widths and (report.search["mixed"] is None) == (found == {4})
     assert report.search["best"]["loss"] <= float(limit.rstrip("%")) / 100
     fewest = quantized(place, "q.onnx", max_loss="20%", minimize="bits", force=True, **keys)
-    assert min(site["bits"] for site in fewest.sites if site["role"] == "weight") < 4
+    assert min(site.bits for site in fewest.sites if site.role == "weight") < 4
 
 
 def test_a_metric_of_the_user(place: Path) -> None:

@@ -89,7 +89,7 @@ def _quantized(backend: str, floats: Path, paths: DigitsPaths, target: Path, pro
         "sqnr_db": comparison.outputs[0].sqnr_db,
         "bytes": comparison.bytes_quantized,
         "latency_ratio": comparison.latency_ratio if backend == comparison.runtime else None,  # if it ran the file
-        "worst": [{key: row[key] for key in keys} for row in report.layers[:WORST]],
+        "worst": [{key: getattr(row, key) for key in keys} for row in report.layers[:WORST]],
         "file": target,
         "problems": report.problems,
     }

@@ -282,10 +282,7 @@ def _print_details(given: Arguments, report: Report) -> None:
     printer.table(
         "worst layers (SQNR, dB)",
         ("node", "tensor", "type", "isolated", "accumulated"),
-        [
-            (row["node"], row["tensor"], row["label"], decibels(row["alone_db"]), decibels(row["sqnr_db"]))
-            for row in worst
-        ],
+        [(row.node, row.tensor, row.label, decibels(row.alone_db), decibels(row.sqnr_db)) for row in worst],
     )
     show_refusals(printer, report.refusals, verbose=True)
     show_search(printer, report.search)

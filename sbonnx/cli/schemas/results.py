@@ -9,12 +9,11 @@ from typing_extensions import NotRequired, TypedDict
 from sbonnx.batch.jobs.job import JobResult, Outcome
 from sbonnx.cli.schemas.llm import LlmEvaluateOutput
 from sbonnx.metrics import OutputDifference
-from sbonnx.profile import LayerError
 from sbonnx.pruning.fine_tuning import FineTuneRow
 from sbonnx.pruning.prune import PrunedDimension
 from sbonnx.pruning.sparsity.stage import SparseLayer
 from sbonnx.pruning.two_streams import LayerRefit
-from sbonnx.report import Fired, Refusal
+from sbonnx.report import Fired, LayerError, QuantizedTensor, Refusal
 from sbonnx.report.verdict import Accuracy
 from sbonnx.verify import Evaluation, FloatOp, LevelDifference
 from sbonnx.verify.quality import OutputQuality
@@ -161,24 +160,6 @@ class NodeCounts(TypedDict):
     weights: int
     biases: int
     samples: int
-
-
-class QuantizedTensor(TypedDict):
-    """A quantized tensor.
-
-    Attributes:
-        tensor: its name.
-        role: activation, weight or bias.
-        label: quantized type, such as "int8 axis 0".
-        bits: bit width.
-        node: its first reader, or "".
-    """
-
-    tensor: str
-    role: Literal["activation", "weight", "bias"]
-    label: str
-    bits: int
-    node: str
 
 
 class ScoreFigures(TypedDict):

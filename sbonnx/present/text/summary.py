@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 from sbonnx.present.text.printer import Printer
@@ -26,7 +27,9 @@ def show_summary(printer: Printer, report: Report, facts: Sequence[Fact]) -> Non
     """Print one line for the files, one for each clause of the verdict with its mark, and one for each fact."""
     from sbonnx.present.html.network import bits_of
 
-    bits = bits_of({"settings": report.settings, "sites": report.sites, "search": report.search})
+    bits = bits_of(
+        {"settings": report.settings, "sites": [asdict(site) for site in report.sites], "search": report.search}
+    )
     printer.line(one_line(f"{report.model} -> {report.output} ({', '.join(filter(None, (report.backend, bits)))})"))
     for row in report.verdict.rows:
         printer.line(f"  {row.mark:<2}  {one_line(row.text, LINE_LENGTH)}")
@@ -67,7 +70,7 @@ def _for_cpu(report: Report) -> str:
     """Say how the CPU that will run the file decided the weights; "" if it did not."""
     from sbonnx.cpu import CPUS, THIS
 
-    bits = {site["bits"] for site in report.sites if site["role"] == "weight"} & {FULL, FULL - 1}
+    bits = {site.bits for site in report.sites if site.role == "weight"} & {FULL, FULL - 1}
     if not report.cpu or not bits:
         return ""
     own = f"this CPU ({report.cpu})" if report.settings.get("CPU") == THIS else CPUS[report.cpu].title

@@ -33,7 +33,7 @@ def planned(body: str, **weights: tuple[int, ...]) -> Report:
 
 
 def activations(report: Report) -> dict[str, str]:
-    return {site["tensor"]: site["label"] for site in report.sites if site["role"] == "activation"}
+    return {site.tensor: site.label for site in report.sites if site.role == "activation"}
 
 
 def test_pairs_are_behind_fused_activations_where_a_reader_wants_integers() -> None:

@@ -164,7 +164,7 @@ def test_other_backends_write_float_outputs() -> None:
     with pytest.raises(RecipeError, match="'QUANTIZE_IO' in the overrides must be inputs or none for all backends but"):
         quantize(source, feeds_for(source), quantize_io="both")
     report = quantize(source, feeds_for(source), kernel_costs="none", quantize_io="none", verify=False)
-    assert "x" not in {site["tensor"] for site in report.sites}
+    assert "x" not in {site.tensor for site in report.sites}
 
 
 def test_the_quantizer_of_onnxruntime_quantizes_inputs_and_outputs(tmp_path: Path) -> None:
