@@ -18,6 +18,7 @@ import numpy as np
 
 from sbonnx.linear.im2col import geometry_of
 from sbonnx.linear.layer import LinearLayer
+from sbonnx.ops import LINEAR
 from sbonnx.qdq.integer_products import OPERATORS, IntegerOperator
 from sbonnx.spec import PAIR_SUM, Array
 
@@ -25,7 +26,7 @@ ABSENT: Final = -1
 """Index of an input that an operator does not have."""
 
 LAYOUTS: Final[Mapping[str, IntegerOperator]] = {
-    **{name: OPERATORS[name] for name in ("QLinearConv", "QLinearMatMul", "QGemm")},
+    **{name: layout for name, layout in OPERATORS.items() if layout.op in LINEAR},
     "MatMulIntegerToFloat": IntegerOperator("MatMul", ((0, 2, 4), (1, 3, 5)), ABSENT, bias=6),
     "MatMulInteger": IntegerOperator("MatMul", ((0, ABSENT, 2), (1, ABSENT, 3)), ABSENT),
 }
