@@ -14,7 +14,7 @@ from sbonnx.calib.cache.sketch_cache import CHECKPOINT_EVERY, EVERYTHING, Calibr
 from sbonnx.calib.data import Feed
 from sbonnx.calib.data.dataset import Dataset, read
 from sbonnx.calib.data.sample import Sample
-from sbonnx.calib.engine.observation import Observation, wishes_of
+from sbonnx.calib.engine.observation import Observation, requests_of
 from sbonnx.calib.engine.runner import samples_at_once, settings
 from sbonnx.calib.engine.sample_runner import Key, StatsRequest
 from sbonnx.calib.engine.samples import SampleSplitter
@@ -76,9 +76,9 @@ class Calibrator:
         self._rows = SampleSplitter(graph, device=self.options.device)
         self._sites = {site.key: site for site in plan.of_role("activation") if site.fixed is None}
         self._ways = mask_ways(graph)
-        self._wishes = wishes_of(self._sites.values(), self._ways)
+        self._requests = requests_of(self._sites.values(), self._ways)
         if self.options.cache is not None:
-            self._wishes = dict.fromkeys(self._wishes, EVERYTHING)
+            self._requests = dict.fromkeys(self._requests, EVERYTHING)
         self._known: dict[Key, Sketch] = {}  # statistics read from the cache
         self._observation: Observation | None = None
         self._units = 0
@@ -89,7 +89,7 @@ class Calibrator:
         Raises: see `calibrate`.
         """
         names = [tensor.name for tensor in self.graph.outputs]
-        observation, units = self._begin([("this feed", feeds)], 1, self._wishes, kept=names)
+        observation, units = self._begin([("this feed", feeds)], 1, self._requests, kept=names)
         parts = [known for _, known in observation.stream(units, keep=names)]
         if len(parts) == 1:
             return parts[0]
@@ -102,12 +102,12 @@ class Calibrator:
         """
         self.options.progress.start("calibrate", data.count)
         if self.options.cache is None:
-            observation, units = self._begin(data.items(), data.count, self._wishes)
+            observation, units = self._begin(data.items(), data.count, self._requests)
             self._run(observation, units)
             return
         cache = CalibrationCache(self.options.cache, self.graph, data, settings(self.options.device))
-        self._known = cache.load(self._wishes)
-        missing = {key: wish for key, wish in self._wishes.items() if key not in self._known}
+        self._known = cache.load(self._requests)
+        missing = {key: request for key, request in self._requests.items() if key not in self._known}
         if missing:
             observation, units = self._begin(data.items(), data.count, missing)
             self._run_remembered(observation, units, missing, cache)
@@ -132,7 +132,7 @@ class Calibrator:
         self,
         observation: Observation,
         units: Iterator[Sample],
-        wishes: Mapping[Key, StatsRequest],
+        requests: Mapping[Key, StatsRequest],
         cache: CalibrationCache,
     ) -> None:
         """Run all samples as `_run` does; cache each sketch when it is complete, and the progress in between."""
@@ -142,7 +142,7 @@ class Calibrator:
                     cache.save({key: sketch for key, sketch in observation.found().items() if key[0] in done})
             count_samples(self.options.progress, observation.samples)
         else:
-            first, sketches = cache.resume(wishes)
+            first, sketches = cache.resume(requests)
             observation.add(sketches)
             for unit in units:
                 if unit.index >= first:
@@ -191,7 +191,7 @@ class Calibrator:
         bounds = self._solved(found)
         reached = {site.group for site in self.plan.sites if site.key in bounds or site.fixed is not None}
         lost = [site for site in self.plan.of_role("activation") if site.group not in reached]
-        unreachable = branches_of(self.graph, self._observed(self._wishes))[1] if lost else {}
+        unreachable = branches_of(self.graph, self._observed(self._requests))[1] if lost else {}
         refusals = []
         for site in lost:
             where = "its branch never ran" if site.scope else "it held no values"
@@ -230,10 +230,10 @@ class Calibrator:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _observed(self, wishes: Mapping[Key, StatsRequest]) -> dict[str, list[str]]:
+    def _observed(self, requests: Mapping[Key, StatsRequest]) -> dict[str, list[str]]:
         observed: dict[str, dict[str, None]] = {}
         for site in self._sites.values():
-            if (site.tensor, site.spec.axis) in wishes:
+            if (site.tensor, site.spec.axis) in requests:
                 observed.setdefault(site.scope, {})[site.tensor] = None
         return {scope: list(names) for scope, names in observed.items()}
 
@@ -241,7 +241,7 @@ class Calibrator:
         self,
         items: Iterable[tuple[str, Feed]],
         count: int | None,
-        wishes: Mapping[Key, StatsRequest],
+        requests: Mapping[Key, StatsRequest],
         kept: Sequence[str] = (),
     ) -> tuple[Observation, Iterator[Sample]]:
         """Return the observation and the samples to run.
@@ -254,10 +254,10 @@ class Calibrator:
         first = next(units, None)
         if first is None:
             raise DataError("the data holds no feeds: calibration needs at least one")
-        course = schedule_of(
+        schedule = schedule_of(
             self.graph,
-            self._observed(wishes),
-            wishes,
+            self._observed(requests),
+            requests,
             first,
             kept=kept,
             options=self.options,
@@ -265,11 +265,11 @@ class Calibrator:
         )
         self._observation = Observation(
             self.graph,
-            course.segments,
-            wishes,
+            schedule.segments,
+            requests,
             device=self.options.device,
-            threads=max(1, min(self._threads, self._memory // max(course.peak, 1))),
-            any_layout=course.any_layout,
+            threads=max(1, min(self._threads, self._memory // max(schedule.peak, 1))),
+            any_layout=schedule.any_layout,
             tolerant=self._tolerant,
         )
         return self._observation, chain([first], units)

@@ -141,7 +141,7 @@ class CalibrationTask:
 
 
 class CalibrationTasks:
-    """Collects plans by the function of their graphs: graphs that compute the same share a course."""
+    """Collects plans by the function of their graphs: graphs that compute the same share a task."""
 
     def __init__(self) -> None:
         self.found: dict[str, CalibrationTask] = {}
@@ -153,29 +153,29 @@ class CalibrationTasks:
         in the same way have the same names.
         """
         name = outputs_digest(graph)
-        course = self.found.setdefault(name, CalibrationTask(name, graph, {}))
-        there = tensor_scopes(course.graph)
+        task = self.found.setdefault(name, CalibrationTask(name, graph, {}))
+        there = tensor_scopes(task.graph)
         for site in plan.of_role("activation"):
             if site.fixed is None and there.get(site.tensor) == site.scope:
-                course.sites.setdefault((site.tensor, site.spec.axis), site)
+                task.sites.setdefault((site.tensor, site.spec.axis), site)
         return name
 
 
-def observe_courses(
-    courses: Iterable[CalibrationTask],
+def observe_tasks(
+    tasks: Iterable[CalibrationTask],
     data: Callable[[Graph], Dataset],
     root: Path,
     options: RunOptions | None = None,
     walk: Walk | None = None,
 ) -> tuple[str, ...]:
-    """Fill the caches `root / course.name` with the statistics of all courses, in as few passes as possible.
+    """Fill the caches `root / task.name` with the statistics of all tasks, in as few passes as possible.
 
     Statistics that are already cached are not measured again. Different graphs, for example of different opsets, share
     a pass for the tensors that are equal in both, see `equal_tensors`. The rest is measured separately.
 
     Args:
         data: the data set of a graph.
-        root: existing folder; each course has its own cache in it, for `calibrate(cache=...)`.
+        root: existing folder; each task has its own cache in it, for `calibrate(cache=...)`.
         options: see `RunOptions`.
         walk: runs the data through a graph instead of a `Calibrator`, for example some of the samples only. Plans,
             graphs and caches are then the same as without it.
@@ -186,16 +186,16 @@ def observe_courses(
     Raises: see `calibrate`.
     """
     options = options or RunOptions()
-    waiting = [_open_cache(course, data, root, options.device) for course in sorted(courses, key=lambda one: one.name)]
+    waiting = [_open_cache(task, data, root, options.device) for task in sorted(tasks, key=lambda one: one.name)]
     while any(one.sites for one in waiting):
         lead = max(waiting, key=lambda one: len(one.sites))
         others = [one for one in waiting if one is not lead and one.sites]
         shared = [
             equal_tensors(
-                lead.course.graph,
-                one.course.graph,
+                lead.task.graph,
+                one.task.graph,
                 list(dict.fromkeys(name for name, _ in one.sites)),
-                data(lead.course.graph),
+                data(lead.task.graph),
                 device=options.device,
                 budget=options.memory_bytes // 4,
             )
@@ -204,7 +204,7 @@ def observe_courses(
         union = dict(lead.sites)
         for one, found in zip(others, shared, strict=True):
             union.update({key: site for key, site in one.sites.items() if key[0] in found.same | found.unseen})
-        seen = _run_walk(lead, union, data(lead.course.graph), root, options, walk)
+        seen = _run_walk(lead, union, data(lead.task.graph), root, options, walk)
         lead.sites.clear()
         for one, found in zip(others, shared, strict=True):
             # sketches of equal tensors, and of branches that ran in neither graph, apply to both
@@ -219,35 +219,35 @@ def observe_courses(
 
 @dataclass
 class _PendingTask:
-    """A course whose statistics are not complete yet.
+    """A task whose statistics are not complete yet.
 
     Attributes:
         cache: its calibration cache.
         sites: sites still to be measured.
     """
 
-    course: CalibrationTask
+    task: CalibrationTask
     cache: CalibrationCache
     sites: dict[Key, Site]
 
 
-def _open_cache(course: CalibrationTask, data: Callable[[Graph], Dataset], root: Path, device: str) -> _PendingTask:
-    """Open the cache of a course and find the sites that are not in it."""
-    cache = CalibrationCache(root / course.name, course.graph, data(course.graph), settings(device))
-    known = cache.load(course.sites)
-    return _PendingTask(course, cache, {key: site for key, site in course.sites.items() if key not in known})
+def _open_cache(task: CalibrationTask, data: Callable[[Graph], Dataset], root: Path, device: str) -> _PendingTask:
+    """Open the cache of a task and find the sites that are not in it."""
+    cache = CalibrationCache(root / task.name, task.graph, data(task.graph), settings(device))
+    known = cache.load(task.sites)
+    return _PendingTask(task, cache, {key: site for key, site in task.sites.items() if key not in known})
 
 
 def _run_walk(
     lead: _PendingTask, sites: Mapping[Key, Site], data: Dataset, root: Path, options: RunOptions, walk: Walk | None
 ) -> Mapping[Key, Sketch]:
     """Run the data through one graph once; return the sketches of `sites`, which are now in its cache."""
-    course = lead.course
+    task = lead.task
     if walk is not None:
-        found = walk(course, sites, data, options)
+        found = walk(task, sites, data, options)
         lead.cache.save(found)
         return found
     plan = Plan(tuple(replace(site, key=f"{key[0]} {key[1]}") for key, site in sites.items()))
-    with Calibrator(course.graph, plan, replace(options, cache=root / course.name)) as calibrator:
+    with Calibrator(task.graph, plan, replace(options, cache=root / task.name)) as calibrator:
         calibrator.observe_all(data)
         return calibrator.sketches()

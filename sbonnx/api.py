@@ -101,20 +101,20 @@ def quantize(  # noqa: PLR0913 - public entry point
     """
     if ort_libraries:
         use_libraries(ort_libraries)
-    wishes, rules = read_recipe(recipe, backend, overrides)
+    resolved, rules = read_recipe(recipe, backend, overrides)
     data = with_preprocess(data, preprocess)
-    if metric is not None and wishes.mixed.max_loss is None:
+    if metric is not None and resolved.mixed.max_loss is None:
         raise RecipeError("a metric says what max_loss is of: give max_loss as well")
     if metric is not None and evaluation is not None:
         raise RecipeError("max_loss is of one metric: give metric, or evaluation")
     if evaluation is not None and not verify:
         raise RecipeError("an evaluation is part of the verification: do not switch it off")
-    with protecting(_inputs((model, data, wishes.tensor_overrides), recipe, evaluation)):
+    with protecting(_inputs((model, data, resolved.tensor_overrides), recipe, evaluation)):
         _check_targets(output, (save_recipe, trt_cache, write_overrides), force=force)
     found = None
     request = Request(
         model,
-        wishes,
+        resolved,
         rules,
         data=data,
         split=split,
@@ -124,27 +124,27 @@ def quantize(  # noqa: PLR0913 - public entry point
         force=force,
         verify=verify,
         evaluation=evaluation,
-        max_loss=wishes.mixed.max_loss,
+        max_loss=resolved.mixed.max_loss,
         details=details,
     )
     if evaluation is not None:
-        check_labels(request.source, evaluation, device=wishes.device)
-    if wishes.auto.enable or wishes.mixed.wanted:
+        check_labels(request.source, evaluation, device=resolved.device)
+    if resolved.auto.enable or resolved.mixed.wanted:
         request = pipeline.pruned(request, progress)
         trials = open_trials(request, metric=metric, progress=progress)
-        found = search(trials, wishes, wishes.decided)
+        found = search(trials, resolved, resolved.decided)
         trials.progress.what = ""
-        wishes = found.recipe
-        request = replace(request, recipe=wishes)
+        resolved = found.recipe
+        request = replace(request, recipe=resolved)
     begin = time.perf_counter()
     state = pipeline.quantize(request, progress)
     report = state.report
-    if advise and not wishes.sparse.wanted:  # changes of the quantization do not repair a pruned network
+    if advise and not resolved.sparse.wanted:  # changes of the quantization do not repair a pruned network
         seconds = time.perf_counter() - begin
         advice = advice_for(state, seconds) if found is None else after_search(state, found)
         report = report if advice is None else replace(report, advice=advice.to_dict())
     if save_recipe is not None:
-        graphs.write_text(Path(save_recipe), as_yaml(wishes))
+        graphs.write_text(Path(save_recipe), as_yaml(resolved))
     return report if found is None else _with_search(report, found)
 
 
@@ -239,7 +239,7 @@ def prune(  # noqa: PLR0913 - public entry point
         SbonnxError: a subclass, for every error that the user can fix. No partial file is left.
     """
     overrides = {names.PRUNING_FORMS.get(name, name): value for name, value in settings.items()}
-    wishes, rules = read_recipe(recipe, None, overrides)
+    resolved, rules = read_recipe(recipe, None, overrides)
     if metric is not None and evaluation is not None:
         raise RecipeError("max_loss is of one metric: give metric, or evaluation")
     if evaluation is not None and data is None:
@@ -248,7 +248,7 @@ def prune(  # noqa: PLR0913 - public entry point
         _check_targets(output, (), force=force)
     request = Request(
         model,
-        wishes,
+        resolved,
         rules,
         data=data,
         split=split,
@@ -258,7 +258,7 @@ def prune(  # noqa: PLR0913 - public entry point
         pruning=PruneOptions(masked, metric, quantized),
     )
     if evaluation is not None:
-        check_labels(request.source, evaluation, device=wishes.device)
+        check_labels(request.source, evaluation, device=resolved.device)
     return pipeline.prune_only(request, progress)
 
 

@@ -380,9 +380,9 @@ class CalibrationCache:
         """Problems found in the cache."""
         return tuple(self.store.notes)
 
-    def load(self, wishes: Iterable[Key]) -> dict[Key, Sketch]:
+    def load(self, requests: Iterable[Key]) -> dict[Key, Sketch]:
         """Return the cached sketches of the requested tensors. Tensors of equal digests share a sketch."""
-        keys = {key: self._key(key) for key in wishes}
+        keys = {key: self._key(key) for key in requests}
         found = self.store.load(dict.fromkeys(keys.values()))
         return {key: found[stored] for key, stored in keys.items() if stored in found}
 
@@ -390,9 +390,9 @@ class CalibrationCache:
         """Store complete sketches."""
         self.store.save({self._key(key): sketch for key, sketch in sketches.items()})
 
-    def resume(self, wishes: Iterable[Key]) -> tuple[int, dict[Key, Sketch]]:
+    def resume(self, requests: Iterable[Key]) -> tuple[int, dict[Key, Sketch]]:
         """Return (samples done, their sketches) of an interrupted run for exactly these tensors."""
-        keys = {key: self._key(key) for key in wishes}
+        keys = {key: self._key(key) for key in requests}
         self._run = run_key(keys.values())
         checkpoint = self.store.load_checkpoint(self._run)
         if checkpoint is None:

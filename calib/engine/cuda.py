@@ -58,14 +58,14 @@ class Extremes:
     finite: bool
 
 
-def reducible(tensor: Tensor, axis: int | None, wish: StatsRequest) -> bool:
+def reducible(tensor: Tensor, axis: int | None, request: StatsRequest) -> bool:
     """Return whether added nodes can compute the statistics: no histogram, and a known rank if one is needed."""
-    if wish.detail != "range" or dtype(tensor) not in FLOATS:
+    if request.detail != "range" or dtype(tensor) not in FLOATS:
         return False
     dims = rank(tensor)
     if axis is None:
-        return dims is not None or not wish.track
-    return dims is not None and axis < dims and not wish.track
+        return dims is not None or not request.track
+    return dims is not None and axis < dims and not request.track
 
 
 def add_extremes(piece: Graph, keys: Sequence[tuple[Key, StatsRequest]], tensors: dict[str, Tensor]) -> None:
@@ -78,12 +78,12 @@ def add_extremes(piece: Graph, keys: Sequence[tuple[Key, StatsRequest]], tensors
     adder = _Adder(piece)
     extremes: list[Tensor] = []
     sizes: list[Tensor] = []
-    for (name, axis), wish in keys:
+    for (name, axis), request in keys:
         x = tensors[name]
         rows, axes = x, None
         if axis is not None:
             axes = [i for i in range(rank(x) or 0) if i != axis]
-        elif wish.track and rank(x):
+        elif request.track and rank(x):
             rows, axes = adder.add("Flatten", x, axis=1), [1]
         lo, hi = (adder.row(adder.reduce(op, rows, axes)) for op in ("ReduceMin", "ReduceMax"))
         # min and max do not propagate NaN on every device; 0 x is NaN for NaN and Inf, and sums propagate that
@@ -153,7 +153,7 @@ class DeviceRun:
         piece: the model; is changed.
         segment: the segment that it belongs to.
         read: tensors with other readers than sketches: they are copied to the host.
-        wishes: what to observe.
+        requests: what to observe.
         device: see `providers`.
         place: where outputs stay: "cpu", "cuda:0".
         name: name of the model in messages.
@@ -170,16 +170,16 @@ class DeviceRun:
         piece: Graph,
         segment: Segment,
         read: Collection[str],
-        wishes: Mapping[Key, StatsRequest],
+        requests: Mapping[Key, StatsRequest],
         *,
         device: str,
         place: str,
         name: str,
     ) -> None:
         tensors = {tensor.name: tensor for tensor in piece.outputs}
-        here = [key for key in wishes if key[0] in segment.observed and key[0] in tensors and key[0] not in read]
+        here = [key for key in requests if key[0] in segment.observed and key[0] in tensors and key[0] not in read]
         self.torch = torch_on(place)
-        self.nodes = [key for key in here if reducible(tensors[key[0]], key[1], wishes[key])]
+        self.nodes = [key for key in here if reducible(tensors[key[0]], key[1], requests[key])]
         others = {key[0] for key in here if key not in self.nodes}
         self.counted = {name for name in others if self.torch is not None and dtype(tensors[name]) in FLOATS}
         outputs = others | (tensors.keys() & set(read))
@@ -187,7 +187,7 @@ class DeviceRun:
         self._places = dict.fromkeys((tensor.name for tensor in piece.outputs), "cpu")
         self._places.update(dict.fromkeys(self.counted, place))
         if self.nodes:
-            add_extremes(piece, [(key, wishes[key]) for key in self.nodes], tensors)
+            add_extremes(piece, [(key, requests[key]) for key in self.nodes], tensors)
             self._places.update({EXTREMES: "cpu", SIZES: "cpu"})
         self._binding: Any = None  # holds the outputs of the last run
         self._runner = LayerRunner(piece, device=device, threads=1, name=name)
@@ -228,8 +228,8 @@ class DeviceRun:
 class DeviceSampleRunner:
     """Counterpart of `SampleRunner` for `DeviceRun`s."""
 
-    def __init__(self, wishes: Mapping[Key, StatsRequest]) -> None:
-        self.sketches = {key: wish.sketch(key[1]) for key, wish in wishes.items()}
+    def __init__(self, requests: Mapping[Key, StatsRequest]) -> None:
+        self.sketches = {key: request.sketch(key[1]) for key, request in requests.items()}
 
     def step(
         self, number: int, segment: Segment, run: DeviceRun | None, known: dict[str, Any], unit: Sample, blame: Blame

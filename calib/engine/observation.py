@@ -73,20 +73,20 @@ def first_nonfinite(graph: Graph, segment: Segment, tensor: str, known: Mapping[
     return None
 
 
-def wishes_of(sites: Iterable[Site], masks: Collection[str] = ()) -> dict[Key, StatsRequest]:
+def requests_of(sites: Iterable[Site], masks: Collection[str] = ()) -> dict[Key, StatsRequest]:
     """Return the statistics that the observers of `sites` need, by tensor and axis.
 
     Args:
         masks: tensors that may hold masks, which a histogram tells from other values.
     """
-    wishes: dict[Key, StatsRequest] = {}
+    requests: dict[Key, StatsRequest] = {}
     for site in sites:
         needs = make_observer(site.observer.name, site.observer.arguments).needs
         histogram = needs == "histogram" or (site.tensor in masks and site.spec.axis is None)
-        wish = StatsRequest("histogram" if histogram else "range", needs == "track")
+        request = StatsRequest("histogram" if histogram else "range", needs == "track")
         key = (site.tensor, site.spec.axis)
-        wishes[key] = wishes.get(key, wish) | wish
-    return wishes
+        requests[key] = requests.get(key, request) | request
+    return requests
 
 
 CHUNK: Final = 8
@@ -99,7 +99,7 @@ class Observation:
     Args:
         graph: the model.
         segments: in the order to run them.
-        wishes: what to observe; each tensor is in `observed` of one segment.
+        requests: what to observe; each tensor is in `observed` of one segment.
         device, threads: where the sessions run, and the number of samples at a time.
         any_layout: tensors that only sketches read, to be left in onnxruntime's native layout.
         on_device: `stream` reduces outputs on the device, see `sbonnx.calib.engine.cuda`; None: if that is a GPU.
@@ -110,7 +110,7 @@ class Observation:
         self,
         graph: Graph,
         segments: Sequence[Segment],
-        wishes: Mapping[Key, StatsRequest],
+        requests: Mapping[Key, StatsRequest],
         *,
         device: str,
         threads: int,
@@ -122,18 +122,18 @@ class Observation:
         self.segments = tuple(segments)
         self.threads = threads
         self.samples = 0
-        self.wishes = dict(wishes)
-        self._watched = self.wishes  # sketched tensors: in layer-wise runs, those of the current layer
+        self.requests = dict(requests)
+        self._watched = self.requests  # sketched tensors: in layer-wise runs, those of the current layer
         self._device = device
         self._any_layout = any_layout
         self._place = place_on(providers(device))
         self._tolerant = tolerant
-        self._masks = frozenset(mask_ways(graph)) & {tensor for tensor, _ in wishes}
+        self._masks = frozenset(mask_ways(graph)) & {tensor for tensor, _ in requests}
         reduces = not tolerant and not self._masks
         self._on_device = (self._place != "cpu" if on_device is None else on_device) and reduces
         self._index = tensors_by_name(graph)
-        self._found = {key: wish.sketch(key[1]) for key, wish in wishes.items()}
-        self._lanes: list[SampleRunner | DeviceSampleRunner] = []
+        self._found = {key: request.sketch(key[1]) for key, request in requests.items()}
+        self._runners: list[SampleRunner | DeviceSampleRunner] = []
         self._idle: list[SampleRunner | DeviceSampleRunner] = []
         self._lock = threading.Lock()
         self._stack = ExitStack()
@@ -141,11 +141,11 @@ class Observation:
 
     def found(self) -> dict[Key, Sketch]:
         """Return the sketches so far; must not be called while samples are running."""
-        for lane in self._lanes:
-            lane.settle()
-            for key, sketch in lane.sketches.items():
+        for runner in self._runners:
+            runner.settle()
+            for key, sketch in runner.sketches.items():
                 self._found[key].merge(sketch)
-        self._lanes.clear()
+        self._runners.clear()
         self._idle.clear()
         return self._found
 
@@ -173,14 +173,14 @@ class Observation:
             self._runs = [begin(self._stack, segment, frozenset(last)) for segment in self.segments]
 
         def work(unit: Sample) -> dict[str, Any]:
-            with self.lane(self._on_device) as lane:
-                return run_sample(lane, self.segments, self._runs, last, unit, self.blame, keep)
+            with self.runner(self._on_device) as runner:
+                return run_sample(runner, self.segments, self._runs, last, unit, self.blame, keep)
 
         return work
 
     def close(self) -> None:
         """Free the sessions. Idempotent."""
-        self._lanes.clear()
+        self._runners.clear()
         self._idle.clear()
         self._stack.close()
         self._runs = []
@@ -201,11 +201,11 @@ class Observation:
         """
         for segment in run_layerwise(self.segments, units, [store], _Observing(self, model), self.threads, progress):
             yield segment.observed
-        self._watched = self.wishes
+        self._watched = self.requests
 
     def watch(self, segment: Segment) -> None:
         """Observe the tensors of one segment from here on."""
-        self._watched = {key: wish for key, wish in self.wishes.items() if key[0] in segment.observed}
+        self._watched = {key: request for key, request in self.requests.items() if key[0] in segment.observed}
 
     def open(
         self,
@@ -233,7 +233,7 @@ class Observation:
             return None
         piece = segment.model(self.graph, self._index)
         where = {"device": self._device, "place": self._place, "name": _name(segment)}
-        return stack.enter_context(DeviceRun(piece, segment, read, self.wishes, **where))
+        return stack.enter_context(DeviceRun(piece, segment, read, self.requests, **where))
 
     def blame(self, number: int, tensor: str, known: Mapping[str, Any], unit: Sample) -> Exception:
         """Build the error for a non-finite tensor; see `nonfinite_error`."""
@@ -244,23 +244,23 @@ class Observation:
         return nonfinite_error(self.graph, segment, tensor, known, unit)
 
     @contextmanager
-    def lane(self, on_device: bool = False) -> Iterator[SampleRunner | DeviceSampleRunner]:
-        """Yield a lane that no other thread uses."""
+    def runner(self, on_device: bool = False) -> Iterator[SampleRunner | DeviceSampleRunner]:
+        """Yield a runner that no other thread uses."""
         kind: type[SampleRunner | DeviceSampleRunner] = DeviceSampleRunner if on_device else SampleRunner
         with self._lock:
-            lane = next((idle for idle in self._idle if isinstance(idle, kind)), None)
-            if lane is None:
-                lane = (
+            runner = next((idle for idle in self._idle if isinstance(idle, kind)), None)
+            if runner is None:
+                runner = (
                     DeviceSampleRunner(self._watched)
                     if on_device
                     else SampleRunner(self._watched, tolerant=self._tolerant, masks=self._masks)
                 )
-                self._lanes.append(lane)
+                self._runners.append(runner)
             else:
-                self._idle.remove(lane)
-        yield lane
+                self._idle.remove(runner)
+        yield runner
         with self._lock:
-            self._idle.append(lane)
+            self._idle.append(runner)
 
 
 class _Observing(LayerVisitor[None]):
@@ -278,10 +278,10 @@ class _Observing(LayerVisitor[None]):
 
     @contextmanager
     def reserve(self, number: int, segment: Segment) -> Iterator[Step]:
-        with self._observation.lane() as lane:
+        with self._observation.runner() as runner:
 
             def step(run: Any, known: dict[str, Any], unit: Sample) -> None:
-                lane.step(number, segment, run, known, unit, self._observation.blame)
+                runner.step(number, segment, run, known, unit, self._observation.blame)
 
             yield step
 
@@ -293,7 +293,7 @@ class _Observing(LayerVisitor[None]):
             self._observation.samples += unit.samples
 
     def close(self, segment: Segment) -> None:
-        self._observation.found()  # the lanes' buffers belong to this session
+        self._observation.found()  # the runners' buffers belong to this session
 
 
 def _name(segment: Segment) -> str:

@@ -54,12 +54,12 @@ class SampleRunner:
     """
 
     def __init__(
-        self, wishes: Mapping[Key, StatsRequest], *, tolerant: bool = False, masks: Collection[str] = ()
+        self, requests: Mapping[Key, StatsRequest], *, tolerant: bool = False, masks: Collection[str] = ()
     ) -> None:
         self._masks = masks
-        self._wishes = wishes
+        self._requests = requests
         self._tolerant = tolerant
-        self.sketches = {key: wish.sketch(key[1]) for key, wish in wishes.items()}
+        self.sketches = {key: request.sketch(key[1]) for key, request in requests.items()}
         self._bound: dict[int, Bound] = {}
         self._panels: dict[tuple[int, bool], tuple[tuple[str, ...], Panel]] = {}
 
@@ -113,7 +113,7 @@ def last_reads(segments: Iterable[Segment]) -> dict[str, int]:
 
 
 def run_sample(
-    lane: Steps,
+    runner: Steps,
     segments: Sequence[Segment],
     runs: Sequence[Any],
     last: Mapping[str, int],
@@ -131,7 +131,7 @@ def run_sample(
     """
     known: dict[str, Any] = dict(unit.feed)
     for number, (segment, run) in enumerate(zip(segments, runs, strict=True)):
-        lane.step(number, segment, run, known, unit, blame)
+        runner.step(number, segment, run, known, unit, blame)
         for name in [name for name in known if last.get(name, -1) <= number]:
             del known[name]
     return {name: own(known[name]) for name in keep}

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import chain
 
 from sbonnx.calib.data.dataset import Dataset
-from sbonnx.calib.engine.observation import Observation, wishes_of
+from sbonnx.calib.engine.observation import Observation, requests_of
 from sbonnx.calib.engine.runner import samples_at_once
 from sbonnx.calib.engine.samples import SampleSplitter
 from sbonnx.calib.engine.segments import Segment, inputs_of, needed, produced, reads_of
@@ -85,8 +85,8 @@ def walk_quantized(
     if stages:
         if not inputs.rounding:
             numbers.round_all()
-        wishes = wishes_of(chain.from_iterable(sites.values()), numbers.ways)
-        observation = Observation(graph, stages, wishes, device=options.device, threads=samples_at_once(options))
+        requests = requests_of(chain.from_iterable(sites.values()), numbers.ways)
+        observation = Observation(graph, stages, requests, device=options.device, threads=samples_at_once(options))
         units = SampleSplitter(graph, device=options.device).units(data.items())
         options.progress.start("quantized stream", data.count)
         with TensorStore(options.memory) as store:

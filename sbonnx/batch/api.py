@@ -14,7 +14,7 @@ from sbonnx.batch.accept import READS
 from sbonnx.batch.digests import Digests
 from sbonnx.batch.engine import LocalEngine
 from sbonnx.batch.jobs.job import FINE, BatchReport, Job, JobResult, Outcome, Places, Step, Watch, encodable
-from sbonnx.batch.jobs.plan import BatchRequest, Todo, todo, wish
+from sbonnx.batch.jobs.plan import BatchRequest, Todo, request_of, todo
 from sbonnx.batch.outcomes import Intact, now
 from sbonnx.batch.process.cleanup import prune, remove, sweep, unmake, used
 from sbonnx.batch.process.starting import claim_socket_folder
@@ -83,7 +83,7 @@ def batch(  # noqa: PLR0913 - public entry point
         DeviceError: the cluster cannot be reached, or its packages are not installed.
         KeyboardInterrupt: on interruption, with the number of finished jobs. Running steps are terminated.
     """
-    wished = wish(jobs, only=only, output=output)
+    wished = request_of(jobs, only=only, output=output)
     if dry_run:
         return _report(wished, look(wished, force=force), {}, now())
     return fulfil(wished, workers=workers, force=force, scheduler=scheduler, cluster=cluster, watch=watch)

@@ -38,7 +38,7 @@ from sbonnx.batch.remote import localized
 from sbonnx.batch.step_progress import StepProgress
 from sbonnx.calib.data import with_preprocess
 from sbonnx.calib.data.dataset import Dataset
-from sbonnx.calib.shared_calibration import CalibrationTask, CalibrationTasks, Walk, observe_courses
+from sbonnx.calib.shared_calibration import CalibrationTask, CalibrationTasks, Walk, observe_tasks
 from sbonnx.errors import DataError, SbonnxError
 from sbonnx.graph import Graph
 from sbonnx.graph.digests import combined, file_digest, text
@@ -86,7 +86,9 @@ class ResolvedJob:
     @property
     def plan(self) -> str:
         """Name of its plan. Equal names mean equal graphs and equal measurements."""
-        return text(combined("plan", __version__.encode(), self.job.backend.encode(), self.given.wishes.encode()))
+        return text(
+            combined("plan", __version__.encode(), self.job.backend.encode(), self.given.recipe_digest.encode())
+        )
 
 
 def run_step(step: Step, places: Places, tell: Tell, threads: int = 1, *, walk: Walk | None = None) -> Outcome:
@@ -99,7 +101,7 @@ def run_step(step: Step, places: Places, tell: Tell, threads: int = 1, *, walk: 
         step: a step of `steps_of`.
         tell: receives progress.
         threads: number of samples to run concurrently, unless the recipe sets it.
-        walk: of a calibrate step, see `observe_courses`.
+        walk: of a calibrate step, see `observe_tasks`.
     """
     began = time.monotonic()
     redactor = Redactor.of(step.jobs)
@@ -182,7 +184,7 @@ def _calibrate(
         progress = StepProgress(tell)
         _measure_for_pruning(rows, places, root, threads, progress)
         return keep(step.key, lambda _: Outcome(step.key, "done", counters={"runs": progress.samples}))
-    courses = CalibrationTasks()
+    tasks = CalibrationTasks()
     by_graph: dict[int, Prepared] = {}
     names: dict[str, str] = {}
     for number, row in enumerate(rows):
@@ -191,16 +193,16 @@ def _calibrate(
         tell("prepare", number, len(rows))
         prepared = _prepared(row)
         if prepared is not None:
-            names[row.plan] = courses.add(prepared.graph, prepared.plan)
-            by_graph.setdefault(id(courses.found[names[row.plan]].graph), prepared)
+            names[row.plan] = tasks.add(prepared.graph, prepared.plan)
+            by_graph.setdefault(id(tasks.found[names[row.plan]].graph), prepared)
     progress = StepProgress(tell)
-    found, real = list(courses.found.values()), rows[0].real
+    found, real = list(tasks.found.values()), rows[0].real
     lost = _fill_caches(found, by_graph, real, root, threads=threads, progress=progress, walk=walk) if names else {}
     (root / PLANS).mkdir(exist_ok=True)
     for plan, name in names.items():
         if name not in lost:
             write_bytes(root / PLANS / plan, name.encode())
-    counters = {"runs": progress.samples, "graphs": len(courses.found) - len(lost)}
+    counters = {"runs": progress.samples, "graphs": len(tasks.found) - len(lost)}
     return keep(step.key, lambda _: Outcome(step.key, "done", counters=counters))
 
 
@@ -248,7 +250,7 @@ def _prepared(row: ResolvedJob) -> Prepared | None:
 
 
 def _fill_caches(
-    courses: list[CalibrationTask],
+    tasks: list[CalibrationTask],
     by_graph: Mapping[int, Prepared],
     real: Job,
     root: Path,
@@ -271,20 +273,20 @@ def _fill_caches(
 
     def observe(some: list[CalibrationTask]) -> None:
         options = run_options(by_graph[id(some[0].graph)].recipe, progress)
-        observe_courses(some, data, root, replace(options, threads=options.threads or threads), walk)
+        observe_tasks(some, data, root, replace(options, threads=options.threads or threads), walk)
 
     try:
-        observe(courses)
+        observe(tasks)
         return {}
     except SbonnxError as error:
-        if len(courses) == 1:
-            return {courses[0].name: error}
+        if len(tasks) == 1:
+            return {tasks[0].name: error}
     lost: dict[str, SbonnxError] = {}
-    for course in courses:  # one at a time: a failure of one must not affect the others
+    for task in tasks:  # one at a time: a failure of one must not affect the others
         try:
-            observe([course])
+            observe([task])
         except SbonnxError as error:
-            lost[course.name] = error
+            lost[task.name] = error
     return lost
 
 
@@ -320,18 +322,18 @@ def _quantize(step: Step, places: Places, tell: Tell, threads: int, keep: Keep) 
 
 def _quantize_into(row: ResolvedJob, places: Places, folder: Path, tell: Tell, threads: int) -> Outcome:
     real = row.real
-    wishes = recipe_of(real)
+    recipe = recipe_of(real)
     target = folder / FILES / file_name(row.job)
     target.parent.mkdir()
     progress = StepProgress(tell)
     more = _free_settings(row, _sketches(row, places), threads)
-    if real.accept.max_latency_ratio is not None and not wishes.verify.latency:
+    if real.accept.max_latency_ratio is not None and not recipe.verify.latency:
         more["VERIFY.LATENCY"] = True
     with _reporting_as_output(target, row.job):
         report = quantize(
             real.model,
             real.data,
-            recipe=load(wishes, overrides=more) if more else wishes,
+            recipe=load(recipe, overrides=more) if more else recipe,
             output=target,
             split=real.split,
             preprocess=real.preprocess,
@@ -343,7 +345,7 @@ def _quantize_into(row: ResolvedJob, places: Places, folder: Path, tell: Tell, t
         row.work,
         "unaccepted" if report.problems else "done",
         reason=_renamed("; ".join(report.problems), target, row.job),
-        report=_report_values(report, row.job, wishes, target),
+        report=_report_values(report, row.job, recipe, target),
         counters={"runs": progress.samples},
         files={path.name: file_digest(path).hex() for path in sorted(target.parent.iterdir())},
     )
@@ -413,14 +415,14 @@ def _renamed(text: str, target: Path, job: Job) -> str:
     return text.replace(str(target), job.output).replace(*beside)
 
 
-def _report_values(report: Report, job: Job, wishes: Recipe, target: Path) -> dict[str, Any]:
+def _report_values(report: Report, job: Job, recipe: Recipe, target: Path) -> dict[str, Any]:
     """Convert the report to JSON values, with the output path and recipe of the job."""
     words = (_renamed(word, target, job) for word in shlex.split(report.engine_command))
     told = replace(
         report,
         model=job.model,
         output=job.output,
-        settings=wishes.to_dict(),
+        settings=recipe.to_dict(),
         engine_command=shlex.join(words),  # quoted again: the output path may need it
     )
     values = told.to_dict()

@@ -82,7 +82,7 @@ def add_node(
     name = names.fresh(stem)
     if isinstance(outputs, int):
         stems = [f"{name}_out"] if outputs == 1 else [f"{name}_out{index}" for index in range(outputs)]
-        outputs = [Variable(names.fresh(wish)) for wish in stems]
+        outputs = [Variable(names.fresh(stem)) for stem in stems]
     node = Node(op, name, dict(attrs or {}), list(inputs), list(outputs))
     graph.nodes.append(node)
     return node

@@ -133,9 +133,9 @@ class Unfolder:
         edit.replace_output(node, 0, self.variable(f"{output.name}/gone", None, None))
         made.outputs.append(output)
 
-    def variable(self, wish: str, dtype: Any, shape: Any) -> Variable:
+    def variable(self, stem: str, dtype: Any, shape: Any) -> Variable:
         """Create a tensor with a unique name."""
-        return Variable(self.names.fresh(wish), dtype, None if shape is None else list(shape))
+        return Variable(self.names.fresh(stem), dtype, None if shape is None else list(shape))
 
     def scalar(self, tensor: Tensor) -> Tensor:
         """Return a constant of one value as a scalar: Q and DQ treat a vector of length 1 as one channel."""

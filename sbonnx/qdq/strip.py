@@ -131,18 +131,18 @@ class _Strip:
 
     def constant(self, node: Node, stored: Tensor, values: Array) -> Constant:
         """Return a float constant with the weight's original name, if that is known and free."""
-        wish = node_metadata(self.graph, node.name).get("sbonnx.tensor") or str(stored.name)
+        stem = node_metadata(self.graph, node.name).get("sbonnx.tensor") or str(stored.name)
         for ending in STORED:
-            wish = wish.removesuffix(ending)
-        if wish == stored.name:
+            stem = stem.removesuffix(ending)
+        if stem == stored.name:
             if values is query.constant(stored) and isinstance(stored, Constant):
                 return stored
-            wish = f"{wish}_float"
-        known = self.floats.get(wish)
+            stem = f"{stem}_float"
+        known = self.floats.get(stem)
         if known is not None and np.array_equal(query.constant(known), values):  # type: ignore[arg-type]
             return known
-        made = edit.add_constant(self.graph, wish, values, self.names)
-        self.floats.setdefault(wish, made)
+        made = edit.add_constant(self.graph, stem, values, self.names)
+        self.floats.setdefault(stem, made)
         return made
 
 

@@ -67,7 +67,7 @@ class PipelineSteps:
         self._rules = rules
         self._fusions = fusions
         self._prepared = prepare(model, recipe, rules, fusions=fusions)
-        self._wishes: Recipe | None = None
+        self._changed: Recipe | None = None
         self.solution: Solution | None = None
         self._calibrator: Calibrator | None = None
         self._fed: FeedBuffer | None = None
@@ -80,15 +80,15 @@ class PipelineSteps:
     @property
     def prepared(self) -> Prepared:
         """Graph and plan. After a recipe change both are rebuilt first, and the recorded feeds are observed again."""
-        if self._wishes is not None:
-            self._prepared = prepare(self._model, self._wishes, self._rules, fusions=self._fusions)
-            self._wishes = None
+        if self._changed is not None:
+            self._prepared = prepare(self._model, self._changed, self._rules, fusions=self._fusions)
+            self._changed = None
             self._observe_again()
         return self._prepared
 
-    def _change_recipe(self, wishes: Recipe) -> None:
+    def _change_recipe(self, recipe: Recipe) -> None:
         """Use another recipe from here on. Planning is deferred, so that several changes are planned once."""
-        self._wishes = wishes
+        self._changed = recipe
         self._close_forward()
 
     def _move(self, device: str) -> None:
@@ -99,8 +99,8 @@ class PipelineSteps:
         """
         providers(device)
         self._close_forward()
-        if self._wishes is not None:
-            self._wishes = self._wishes.on_device(device)
+        if self._changed is not None:
+            self._changed = self._changed.on_device(device)
         else:
             self._prepared = replace(self._prepared, recipe=self._prepared.recipe.on_device(device))
             self._observe_again()
@@ -108,7 +108,7 @@ class PipelineSteps:
     @property
     def _recipe(self) -> Recipe:
         """The recipe including pending changes."""
-        return self._wishes or self._prepared.recipe
+        return self._changed or self._prepared.recipe
 
     def _new_calibrator(self) -> Calibrator:
         prepared = self._prepared

@@ -20,7 +20,7 @@ from sbonnx.calib.cache.rounded_weights import RoundedWeights
 from sbonnx.calib.calibrator import MeasuredRanges
 from sbonnx.calib.data.sample import Sample
 from sbonnx.calib.engine.layerwise import LayerVisitor, run_float, run_layerwise
-from sbonnx.calib.engine.observation import wishes_of
+from sbonnx.calib.engine.observation import requests_of
 from sbonnx.calib.engine.runner import LayerRunner, samples_at_once
 from sbonnx.calib.engine.samples import CanonicalSamples, grouped, memory_of_inputs, width_for
 from sbonnx.calib.engine.segments import Segment
@@ -192,8 +192,8 @@ class _Stages(LayerVisitor[list[dict[str, Array]]]):
         """Open the float and the quantized stage, and start the sums and sketches of its outputs."""
         walk, numbers = self.walk, self.walk.fit.numbers
         self.sums = walk.fit.watch([one for one in walk.layers if one.tensor in segment.observed])
-        wishes = wishes_of([site for name in segment.observed for site in self.sites.get(name, ())], numbers.ways)
-        self.sketches = {key: wish.sketch(key[1]) for key, wish in wishes.items()}
+        requests = requests_of([site for name in segment.observed for site in self.sites.get(name, ())], numbers.ways)
+        self.sketches = {key: request.sketch(key[1]) for key, request in requests.items()}
         self.tensors = {one.name: one.uses[0].tensor for one in self.sums}
         self.wanted = list(dict.fromkeys([*self.tensors.values(), *(name for name, _ in self.sketches)]))
         pieces = (

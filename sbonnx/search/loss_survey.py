@@ -161,11 +161,11 @@ def _widths(
     """Return the candidate widths of both sides, ascending, float last."""
     stored = recipe.mode == "weight_only" and rules.files.integer_operators  # 3 bits would take the bytes of 4
     limits = sides(rules, recipe.mode)
-    wishes = recipe.mixed
+    mixed = recipe.mixed
     both = []
     for side, given, asked, default in (
-        (WEIGHT, weights, wishes.weights, (*(KERNEL_WIDTHS if stored else WEIGHTS), recipe.w.quantizer.bit)),
-        (ACTIVATION, activations, wishes.activations, (recipe.a.quantizer.bit,)),
+        (WEIGHT, weights, mixed.weights, (*(KERNEL_WIDTHS if stored else WEIGHTS), recipe.w.quantizer.bit)),
+        (ACTIVATION, activations, mixed.activations, (recipe.a.quantizer.bit,)),
     ):
         allowed = {FLOAT, *limits[side].bits}
         if asked and not given:
@@ -230,9 +230,9 @@ def _solved(
         able = [(WEIGHT, (name,), bits) for name, some in choosable.items() if bits in some]
         # tuning or scaling the graph for one width would give a different graph for each
         keys = {"CALIBRATION.MOMENTS.INPUTS": "float", "SCHEDULE.BN_TUNING": False, "EQUALIZE.AWQ": False}
-        wishes = changed(recipes.load(with_choices(recipe, able)), {**keys, "CALIBRATION.ASYM.ENABLE": False})
+        own_width = changed(recipes.load(with_choices(recipe, able)), {**keys, "CALIBRATION.ASYM.ENABLE": False})
         try:
-            solved[bits] = trials.solve(wishes, f"weights of {bits} bits")
+            solved[bits] = trials.solve(own_width, f"weights of {bits} bits")
         except SbonnxError as error:
             refusals.append(Refusal(f"weights of {bits} bits", "the model", Reason("not-tried", str(error))))
     return solved, refusals

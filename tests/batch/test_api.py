@@ -18,7 +18,7 @@ import sbonnx
 from sbonnx.batch import api
 from sbonnx.batch.api import batch, look
 from sbonnx.batch.jobs.job import BatchReport, Job, Places
-from sbonnx.batch.jobs.plan import wish
+from sbonnx.batch.jobs.plan import request_of
 from sbonnx.batch.state import State
 from sbonnx.errors import OutputError, RecipeError
 from tests.batch import works
@@ -234,9 +234,9 @@ def test_a_dry_run_does_nothing(place: Path) -> None:
         if path.is_file() and files.get(path) != path.stat().st_mtime_ns
     }
     assert changed <= {"state.sqlite-shm", "state.sqlite-wal", "digests.json"}
-    left = look(wish(jobs, output=place / "out"))
+    left = look(request_of(jobs, output=place / "out"))
     assert [step.title for step in left.steps] == ["quantize b"]
-    forced = look(wish(jobs, output=place / "out"), force=True)
+    forced = look(request_of(jobs, output=place / "out"), force=True)
     assert {step.title for step in forced.steps} == {"calibrate m.onnx", "quantize a", "quantize b"}
 
 

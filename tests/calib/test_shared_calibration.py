@@ -11,7 +11,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from sbonnx import graph as graphs
 from sbonnx.calib.data.dataset import Dataset, read
-from sbonnx.calib.shared_calibration import CalibrationTasks, EqualTensors, equal_tensors, observe_courses
+from sbonnx.calib.shared_calibration import CalibrationTasks, EqualTensors, equal_tensors, observe_tasks
 from sbonnx.equalize import channel_ranges
 from sbonnx.errors import NumericError
 from sbonnx.graph import Graph
@@ -94,12 +94,12 @@ def cached(graph: Graph, plan: Plan, folder: Path) -> int:
 
 def test_plans_of_one_graph(tmp_path: Path) -> None:
     """One folder, one walk; both plans look everything up."""
-    courses = CalibrationTasks()
+    tasks = CalibrationTasks()
     first, second = plan_of("x", "a"), plan_of("a", "b")
-    names = [courses.add(chain(), first), courses.add(chain(), second)]
+    names = [tasks.add(chain(), first), tasks.add(chain(), second)]
     assert names[0] == names[1]
     runs = SampleCount()
-    observe_courses(courses.found.values(), data, tmp_path, RunOptions(progress=runs))
+    observe_tasks(tasks.found.values(), data, tmp_path, RunOptions(progress=runs))
     assert runs.samples == SAMPLES
     assert cached(chain(), first, tmp_path / names[0]) == 0
     assert cached(chain(), second, tmp_path / names[1]) == 0
@@ -107,12 +107,12 @@ def test_plans_of_one_graph(tmp_path: Path) -> None:
 
 def test_graphs_of_two_opsets(tmp_path: Path) -> None:
     """Two folders, one walk, since the numbers are the same."""
-    courses = CalibrationTasks()
+    tasks = CalibrationTasks()
     old, new = chain(13), chain(17)
-    names = [courses.add(old, plan_of("x", "a")), courses.add(new, plan_of("x", "a", "b"))]
+    names = [tasks.add(old, plan_of("x", "a")), tasks.add(new, plan_of("x", "a", "b"))]
     assert names[0] != names[1]
     runs = SampleCount()
-    observe_courses(courses.found.values(), data, tmp_path, RunOptions(progress=runs))
+    observe_tasks(tasks.found.values(), data, tmp_path, RunOptions(progress=runs))
     assert runs.samples == SAMPLES
     assert [cached(old, plan_of("x", "a"), tmp_path / names[0]), cached(new, plan_of("b"), tmp_path / names[1])] == [
         0,
@@ -122,11 +122,11 @@ def test_graphs_of_two_opsets(tmp_path: Path) -> None:
 
 def test_numbers_that_differ_are_measured_apart(tmp_path: Path) -> None:
     """Tensors of one name that hold something else: never taken for one another."""
-    courses = CalibrationTasks()
+    tasks = CalibrationTasks()
     one, other = chain(slope=-1.0), chain(slope=0.5)
-    names = [courses.add(one, plan_of("x", "a", "b")), courses.add(other, plan_of("b", "y"))]
+    names = [tasks.add(one, plan_of("x", "a", "b")), tasks.add(other, plan_of("b", "y"))]
     runs = SampleCount()
-    observe_courses(courses.found.values(), data, tmp_path, RunOptions(progress=runs))
+    observe_tasks(tasks.found.values(), data, tmp_path, RunOptions(progress=runs))
     assert cached(one, plan_of("x", "a", "b"), tmp_path / names[0]) == 0
     assert cached(other, plan_of("b", "y"), tmp_path / names[1]) == 0
     assert runs.samples == 2 * SAMPLES
@@ -135,10 +135,10 @@ def test_numbers_that_differ_are_measured_apart(tmp_path: Path) -> None:
 def test_a_second_time_nothing_runs(tmp_path: Path) -> None:
     """And of a further plan, only if it asks for more tensors."""
     for wanted, expected in ((("x", "a"), SAMPLES), (("x", "a"), 0), (("a",), 0), (("b",), SAMPLES)):
-        courses = CalibrationTasks()
-        courses.add(chain(), plan_of(*wanted))
+        tasks = CalibrationTasks()
+        tasks.add(chain(), plan_of(*wanted))
         runs = SampleCount()
-        observe_courses(courses.found.values(), data, tmp_path, RunOptions(progress=runs))
+        observe_tasks(tasks.found.values(), data, tmp_path, RunOptions(progress=runs))
         assert runs.samples == expected
 
 
@@ -149,10 +149,10 @@ def test_branches(tmp_path: Path) -> None:
     old, new = branched(13), branched(17)
     found = equal_tensors(old, new, ["yes_r", "no_r", "x", "nothing"], data(old), device="cpu", budget=1 << 20)
     assert found == EqualTensors(frozenset({"no_r", "x"}), frozenset({"yes_r"}))
-    courses = CalibrationTasks()
-    names = [courses.add(graph, plan) for graph in (old, new)]
+    tasks = CalibrationTasks()
+    names = [tasks.add(graph, plan) for graph in (old, new)]
     runs = SampleCount()
-    observe_courses(courses.found.values(), data, tmp_path, RunOptions(progress=runs))
+    observe_tasks(tasks.found.values(), data, tmp_path, RunOptions(progress=runs))
     assert runs.samples == SAMPLES
     assert [cached(old, plan, tmp_path / names[0]), cached(new, plan, tmp_path / names[1])] == [0, 0]
 
@@ -186,7 +186,7 @@ def test_any_granularity_counts(granularity: str) -> None:
 def test_what_cannot_be_measured_is_said(tmp_path: Path) -> None:
     """As by a calibration of its own."""
     nodes = [helper.make_node("Log", ["x"], ["a"], "log"), helper.make_node("Relu", ["a"], ["y"], "relu")]
-    courses = CalibrationTasks()
-    courses.add(model_of(nodes, 13), plan_of("a"))
+    tasks = CalibrationTasks()
+    tasks.add(model_of(nodes, 13), plan_of("a"))
     with pytest.raises(NumericError, match="'log'"):
-        observe_courses(courses.found.values(), data, tmp_path)
+        observe_tasks(tasks.found.values(), data, tmp_path)

@@ -14,6 +14,7 @@ from sbonnx.graph import Graph, load
 from sbonnx.graph.query import all_nodes, node_by_name
 from sbonnx.patterns import Applied, Const, Edit, Match, Maybe, Op, Or, Pattern, Var, X, apply, engine, match
 from sbonnx.patterns.example_model import sample
+from sbonnx.report.codes import Reason
 from tests.patterns.checks import assert_same_outputs, assert_sound, random_feeds
 from tests.support.models import model
 
@@ -21,7 +22,10 @@ Rewrite = Callable[[Match, Edit], None]
 
 
 def pattern(tree: Op, rewrite: Rewrite, name: str = "mine", **more: Any) -> Pattern:
-    """A pattern without examples."""
+    """A pattern without examples, whose check may return a plain text."""
+    check = more.get("check")
+    if check is not None:
+        more["check"] = lambda match: None if (why := check(match)) is None else Reason("tested", why)
     return Pattern(name, tree, rewrite, "for this test", onnx.ModelProto, onnx.ModelProto, **more)
 
 

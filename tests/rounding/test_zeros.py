@@ -28,7 +28,7 @@ def sparse(case: str, share: float = 0.5, seed: int = 0) -> tuple[Layer, np.ndar
 
 
 def test_who_keeps_zeros() -> None:
-    assert KEEPING == ["nearest", "gptq", "blocks"]
+    assert KEEPING == ["nearest", "gptq"]
 
 
 @pytest.mark.sampled

@@ -85,16 +85,16 @@ class Shard:
         first = next(units, None)
         if first is None:
             raise DataError("the data has no feeds: calibration needs at least one")
-        wishes = dict.fromkeys(sites, EVERYTHING)
+        requests = dict.fromkeys(sites, EVERYTHING)
         observed: dict[str, dict[str, None]] = {}
         for site in sites.values():
             observed.setdefault(site.scope, {})[site.tensor] = None
         scopes = {scope: list(names) for scope, names in observed.items()}
-        schedule = schedule_of(task.graph, scopes, wishes, first, kept=(), options=options, count=data.count)
+        schedule = schedule_of(task.graph, scopes, requests, first, kept=(), options=options, count=data.count)
         observation = Observation(
             task.graph,
             schedule.segments,
-            wishes,
+            requests,
             device=options.device,
             threads=max(1, min(samples_at_once(options), options.memory_bytes // max(schedule.peak, 1))),
             any_layout=schedule.any_layout,

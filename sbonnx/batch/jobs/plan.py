@@ -72,7 +72,7 @@ class Todo:
         return max(*ends.values(), sum(took.values()) / workers)
 
 
-def wish(
+def request_of(
     jobs: str | os.PathLike[str] | Iterable[Job],
     *,
     only: str | None = None,

@@ -36,14 +36,14 @@ class JobInputs:
     Attributes:
         model, data: digests of the content; "none" without data.
         recipe: the validated recipe; None if it is invalid, which the step reports.
-        wishes: digest of the recipe including overrides, and of its kernel cost file.
+        recipe_digest: digest of the recipe including overrides, and of its kernel cost file.
         evaluation: digest of the evaluation, its data and its functions; None without one.
     """
 
     model: str
     data: str
     recipe: Recipe | None
-    wishes: str
+    recipe_digest: str
     evaluation: str | None = None
 
 
@@ -138,12 +138,12 @@ def job_inputs(job: Job, digests: Digests, state: Path | None = None) -> JobInpu
         plain["CPU"] = target_cpu(recipe.cpu).name  # "this" differs from machine to machine
         costs = str(recipe.kernel_costs)
         own = "" if costs in ("bundled", "none") else digests.of(Path(costs))
-        wishes = _joined("recipe", repr(_sorted(plain)), own)
+        recipe_digest = _joined("recipe", repr(_sorted(plain)), own)
     except SbonnxError as error:  # the step reports it; the key covers the source and the error
         source = "" if real.recipe in (None, AUTO) else digests.of(_local(str(real.recipe), state, "data"))
         rows = [f"{key}={value}" for key, value in real.overrides]
-        wishes = _joined("unfit", real.backend, str(real.recipe), source, *rows, str(error))
-    return JobInputs(model, data, recipe, wishes, _evaluation_digest(real.evaluation, digests, state))
+        recipe_digest = _joined("unfit", real.backend, str(real.recipe), source, *rows, str(error))
+    return JobInputs(model, data, recipe, recipe_digest, _evaluation_digest(real.evaluation, digests, state))
 
 
 def _evaluation_digest(evaluation: JobEvaluation | None, digests: Digests, state: Path | None) -> str | None:
@@ -183,8 +183,8 @@ def measures_alone(recipe: Recipe) -> bool:
     AUTO and MIXED evaluate on held-out data, equalization by measured ranges changes the activations, and a recipe
     with an explicit cache uses that one.
     """
-    wishes = recipe.equalize
-    equalizes = wishes.smooth_quant not in (False, AUTO) or wishes.absorb_bias or wishes.awq
+    equalize = recipe.equalize
+    equalizes = equalize.smooth_quant not in (False, AUTO) or equalize.absorb_bias or equalize.awq
     searches = recipe.auto.enable or recipe.mixed.wanted
     return bool(searches or equalizes or recipe.calibration.cache is not None)
 
@@ -202,9 +202,9 @@ def sketches_digest(job: Job, given: JobInputs) -> str | None:
         return None
     if MISSING in (given.model, given.data) or given.data == "none":
         return None
-    wishes = recipe.calibration
-    feedback = sorted(wishes.feedback.items())
-    chosen = [recipe.samples, wishes.pick, wishes.seed, recipe.verify.held_out]
+    calibration = recipe.calibration
+    feedback = sorted(calibration.feedback.items())
+    chosen = [recipe.samples, calibration.pick, calibration.seed, recipe.verify.held_out]
     parts = [given.model, given.data, job.split, *chosen, feedback, recipe.device]
     return _joined(
         "pruning" if recipe.sparse.wanted else "sketches", FORMAT, runtime_version(), *(repr(part) for part in parts)
@@ -217,7 +217,7 @@ def work_key(job: Job, given: JobInputs) -> str:
     It includes the file name, because a model refers to its external data file by name.
     """
     timed = job.accept.max_latency_ratio is not None and given.recipe is not None and not given.recipe.verify.latency
-    parts = [given.model, given.data, job.split, job.backend, given.wishes, file_name(job), timed]
+    parts = [given.model, given.data, job.split, job.backend, given.recipe_digest, file_name(job), timed]
     parts += [] if given.evaluation is None else [given.evaluation]
     return _joined("quantize", FORMAT, __version__, runtime_version(), *(repr(part) for part in parts))
 
@@ -237,7 +237,7 @@ def quantize_key(job: Job, given: JobInputs, digests: Digests) -> str:
 
 def calibrate_key(shared: str, rows: Iterable[tuple[Job, JobInputs]]) -> str:
     """Return the digest of a calibrate step. It includes the recipes of its jobs, because targets may need more."""
-    wanted = sorted({f"{job.backend} {given.wishes}" for job, given in rows})
+    wanted = sorted({f"{job.backend} {given.recipe_digest}" for job, given in rows})
     return _joined("calibrate", FORMAT, __version__, shared, *wanted)
 
 

@@ -41,13 +41,13 @@ OPTIONS: Final = (JOBS, WORKERS, ONLY, DRY_RUN, FORCE, SCHEDULER, options.ORT_LI
 
 def run(given: Arguments) -> int:
     from sbonnx.batch.api import fulfil, plain
-    from sbonnx.batch.jobs.plan import wish
+    from sbonnx.batch.jobs.plan import request_of
     from sbonnx.batch.state import past
     from sbonnx.batch.step_progress import make_watch
 
     printer, workers, force = given.printer(), given[WORKERS], given[FORCE]
     quiet, json_progress = given[options.QUIET], given[options.JSON_PROGRESS]
-    wished = wish(given[JOBS], only=given[ONLY])
+    wished = request_of(given[JOBS], only=given[ONLY])
     if given[DRY_RUN]:
         return _preview(printer, wished, workers, force=force)
     watch = make_watch(quiet=quiet, as_json=json_progress, expected=past(wished.places))
