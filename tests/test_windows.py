@@ -22,7 +22,8 @@ import importlib, pathlib, sys, sbonnx
 assert sys.platform == "win32"
 import os
 assert not hasattr(os, "fork") and "fcntl" in sys.modules and sys.modules["fcntl"] is None
-OPTIONAL = ("sbonnx.batch.dask", "sbonnx.qat", "sbonnx.integrations.olive", "sbonnx.__main__")
+TORCH = ("sbonnx.qat", "sbonnx.training", "sbonnx.torchnet.onnx_to_torch")
+OPTIONAL = ("sbonnx.batch.dask", *TORCH, "sbonnx.integrations.olive", "sbonnx.__main__")
 home = pathlib.Path(sbonnx.__file__).parent
 files = [file for folder in (".", "calib", "patterns") for file in (home / folder).rglob("*.py")]
 names = [".".join(("sbonnx", *file.relative_to(home).with_suffix("").parts)) for file in files]
