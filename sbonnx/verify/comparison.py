@@ -13,7 +13,7 @@ from sbonnx.errors import RecipeError
 from sbonnx.metrics import OutputDifference
 from sbonnx.report.codes import Note
 from sbonnx.report.notebook import NotebookView
-from sbonnx.report.verdict import AS_FAST, COLLAPSED_DB, ON_CPU, WIDE, WITHOUT_ERROR, collapsed_text
+from sbonnx.report.verdict import AS_FAST, COLLAPSED_DB, ON_CPU, WIDE, WITHOUT_ERROR, collapsed_text, interval_text
 from sbonnx.verify.kernel_count import Kernels
 from sbonnx.verify.labelled import Evaluation
 from sbonnx.verify.natures import Nature
@@ -156,7 +156,7 @@ class Comparison(NotebookView):
         if self.latency_ratio is None or self.latency_interval is None:
             return "unknown"
         low, high = self.latency_interval
-        return f"{self.latency_ratio:.2f} ({low:.2f} to {high:.2f})"
+        return f"{self.latency_ratio:.2f}{interval_text(low, high, '.2f')}"
 
     def problems(self) -> tuple[str, ...]:
         """List the reasons why the quantized model is unusable, one sentence per output."""

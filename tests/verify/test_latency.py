@@ -16,7 +16,7 @@ from sbonnx import pipeline
 from sbonnx.search.advice import advise
 from sbonnx.stages.state import PipelineState, Request, read_recipe
 from sbonnx.verify import sessions
-from sbonnx.verify.comparison import SLOWER
+from sbonnx.verify.comparison import SLOWER, Comparison
 from sbonnx.verify.intervals import UNKNOWN, of_median
 from sbonnx.verify.sessions import Latency
 from tests.plan.test_cost_partition import pooled
@@ -123,3 +123,9 @@ def test_the_interval_of_a_median_covers_it_in_95_percent() -> None:
         low, high = of_median(rng.exponential(size=25))
         hits += low <= np.log(2) <= high
     assert 0.94 < hits / 2000 < 0.985
+
+
+def test_an_interval_narrower_than_its_digits_is_left_out() -> None:
+    narrow = Comparison((), 1, 1, 1, latency_ratio=0.844, latency_interval=(0.842, 0.8442))
+    assert narrow.latency_figure() == "0.84"
+    assert replace(narrow, latency_interval=(0.8, 0.9)).latency_figure() == "0.84 (0.80 to 0.90)"

@@ -74,7 +74,7 @@ def metric_text(value: Mapping[str, float], evaluation: Mapping[str, Any], *, si
     digits = ".4f" if evaluation["share"] else ".5g"
     unit = f" {evaluation['unit']}" if evaluation["unit"] else ""
     figure, low, high = (f"{value[key]:{'+' * sign}{digits}}" for key in ("value", "low", "high"))
-    known = math.isfinite(value["low"]) and math.isfinite(value["high"])
+    known = math.isfinite(value["low"]) and math.isfinite(value["high"]) and low != high
     return f"{figure}{unit} ({low} to {high})" if known else f"{figure}{unit}"
 
 
