@@ -12,7 +12,7 @@ from sbonnx.calib.engine.runner import LayerRunner
 from sbonnx.calib.quantized.fake_quant import quantize_reads
 from sbonnx.graph import Constant, Graph, query
 from sbonnx.graph.extract import extract
-from sbonnx.metrics import ratio_db
+from sbonnx.metrics import ErrorSum, errors_by_feed, ratio_db
 from sbonnx.plan.types import Plan, Solution
 from sbonnx.spec import Array
 
@@ -114,15 +114,12 @@ class RegionTrials:
 
     def error(self, found: Sequence[Values]) -> EndError:
         """Compare the judged tensors with float."""
-        rows = []
-        for name in self._ends:
-            floats = [np.asarray(values[name], np.float64) for values in self._floats]
-            signal = sum(float((value**2).sum()) for value in floats) / len(floats)
-            if signal == 0 or not math.isfinite(signal):
-                continue
-            noise = [_energy(values[name], value) for values, value in zip(found, floats, strict=True)]
-            rows.append(np.array(noise) / signal)
-        return EndError(np.mean(rows, axis=0) if rows else np.zeros(len(self._feeds)))
+        sums = {name: ErrorSum() for name in self._ends}
+        for floats, values in zip(self._floats, found, strict=True):
+            for name, errors in sums.items():
+                errors.add(floats[name], values[name])
+        by_sample = errors_by_feed(tuple(sums.values()))
+        return EndError(np.zeros(len(self._feeds)) if by_sample is None else by_sample)
 
     def _piece(self, network: Quantized, inputs: Sequence[str], outputs: Sequence[str]) -> Graph:
         plan, solution = network.plan, network.solution
@@ -134,12 +131,3 @@ class RegionTrials:
     def _run(self, piece: Graph, feeds: Sequence[Values], outputs: Sequence[str]) -> list[Values]:
         with LayerRunner(piece, device=self._device, threads=1, name="the network up to its outputs") as run:
             return [run.run(feed, outputs) for feed in feeds]
-
-
-def _energy(value: Array, reference: Array) -> float:
-    """Return the energy of the error; inf if a value is not finite or the shape differs (data-dependent outputs)."""
-    found = np.asarray(value, np.float64)
-    if found.shape != reference.shape:
-        return math.inf
-    energy = float(((found - reference) ** 2).sum())
-    return energy if math.isfinite(energy) else math.inf

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sbonnx.metrics.arrays import TaskMetric
+from sbonnx.metrics.errors import CosineSum, ErrorSum, errors_by_feed, ratio_db, sqnr_db
 from sbonnx.metrics.output_differences import (
     IMAGE_RANK,
     LOSS_TEXT,
@@ -13,8 +14,6 @@ from sbonnx.metrics.output_differences import (
     changed_share,
     loss_kind,
     loss_of,
-    ratio_db,
-    sqnr_db,
 )
 from sbonnx.metrics.task import TASK_METRICS, MetricDefinition, TaskMetricKind, task_metric
 
@@ -22,6 +21,8 @@ __all__ = [
     "IMAGE_RANK",
     "LOSS_TEXT",
     "TASK_METRICS",
+    "CosineSum",
+    "ErrorSum",
     "LossKind",
     "Metric",
     "MetricDefinition",
@@ -30,6 +31,7 @@ __all__ = [
     "TaskMetric",
     "TaskMetricKind",
     "changed_share",
+    "errors_by_feed",
     "loss_kind",
     "loss_of",
     "ratio_db",

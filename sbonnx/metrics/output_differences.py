@@ -11,6 +11,7 @@ import numpy as np
 
 from sbonnx.errors import DataError
 from sbonnx.graph import Graph, query
+from sbonnx.metrics.errors import CosineSum, errors_by_feed
 from sbonnx.spec import Array
 
 Metric = Callable[[Mapping[str, Array], Mapping[str, Array]], float]
@@ -29,21 +30,6 @@ IMAGE_RANK = 4
 
 NOISE = 1e-3
 """Samples whose outputs differ by less, relative to the largest value, count as equal."""
-
-
-def sqnr_db(reference: Array, value: Array) -> float:
-    """Compute the SQNR in dB: 10 log10(sum ref^2 / sum (ref - value)^2); inf when equal."""
-    ref, val = np.asarray(reference, np.float64), np.asarray(value, np.float64)
-    return ratio_db(float((ref**2).sum()), float(((ref - val) ** 2).sum()))
-
-
-def ratio_db(signal: float, noise: float) -> float:
-    """Compute 10 log10(signal / noise); inf without noise, -inf without signal."""
-    if noise == 0:
-        return math.inf
-    if signal == 0 or not math.isfinite(noise):
-        return -math.inf
-    return 10 * math.log10(signal / noise)
 
 
 @dataclass(frozen=True)
@@ -80,17 +66,16 @@ class OutputDifference:
     high: float
     spread_db: float = math.inf
 
+    @property
+    def relative(self) -> float:
+        """Energy of the error over that of the output; inf if a value is not finite."""
+        return math.inf if self.not_finite else 10 ** (-self.sqnr_db / 10)
+
 
 @dataclass
 class _Sums:
-    count: int = 0
-    ref2: float = 0.0
-    val2: float = 0.0
-    dot: float = 0.0
-    err2: float = 0.0
+    errors: CosineSum = field(default_factory=lambda: CosineSum(finite_only=True))
     max_abs: float = 0.0
-    not_finite: int = 0
-    mismatched: int = 0
     same: int = 0
     votes: int = 0
     first: tuple[Array, Array] | None = None
@@ -110,15 +95,20 @@ class OutputDifferences:
         """Add the outputs of one feed, in the order of the names."""
         for (_, sums), ref, val in zip(self._sums, reference, value, strict=True):
             if not isinstance(ref, np.ndarray) or ref.dtype.kind not in "fiub":
+                sums.errors.parts.append((0.0, 0.0))
                 continue
-            if not isinstance(val, np.ndarray) or ref.shape != val.shape:
-                sums.mismatched += 1
-            elif ref.size:
-                _accumulate(sums, ref, val)
+            pair = sums.errors.add(ref, val)
+            if pair is not None and ref.size:
+                _accumulate(sums, ref, val, *pair)
 
     def result(self) -> tuple[OutputDifference, ...]:
         """Return the errors of every output that had numeric values."""
-        return tuple(_finish(name, sums) for name, sums in self._sums if sums.count or sums.mismatched)
+        return tuple(_finish(name, sums) for name, sums in self._sums if sums.errors.count or sums.errors.mismatched)
+
+    def by_feed(self) -> tuple[float, ...]:
+        """Return the error of each feed, see `errors_by_feed`; () if all outputs are 0."""
+        errors = errors_by_feed([sums.errors for _, sums in self._sums])
+        return () if errors is None else tuple(errors.tolist())
 
 
 def _compare_samples(sums: _Sums, ref: Array, val: Array) -> None:
@@ -134,7 +124,8 @@ def _compare_samples(sums: _Sums, ref: Array, val: Array) -> None:
         sums.moves[1] |= not np.array_equal(np.broadcast_to(sums.first[1], val.shape), val)
 
 
-def _accumulate(sums: _Sums, reference: Array, value: Array) -> None:
+def _accumulate(sums: _Sums, reference: Array, value: Array, counted: Array, counted_value: Array) -> None:
+    """Add what is no sum of energies; `counted`: the values that `ErrorSum` counts."""
     ref, val = reference.astype(np.float64), value.astype(np.float64)
     _compare_samples(sums, ref, val)
     if ref.ndim >= 2:
@@ -143,22 +134,12 @@ def _accumulate(sums: _Sums, reference: Array, value: Array) -> None:
             equal = ref.argmax(axis) == val.argmax(axis)
             sums.same += int(equal.sum())
             sums.votes += equal.size
-    known = np.isfinite(ref)
-    bad = known & ~np.isfinite(val)
-    sums.not_finite += int(bad.sum())
-    good = known & ~bad
+    good = np.isfinite(ref) & np.isfinite(val)
     sums.energies.append(_row_energies(np.where(good, ref, 0), np.where(good, val, 0)))
-    ref, val = ref[good], val[good]
-    sums.count += reference.size
-    if not ref.size:
+    if not counted.size:
         return
-    diff = ref - val
-    sums.ref2 += float((ref**2).sum())
-    sums.val2 += float((val**2).sum())
-    sums.dot += float((ref * val).sum())
-    sums.err2 += float((diff**2).sum())
-    sums.max_abs = max(sums.max_abs, float(np.abs(diff).max()))
-    for span, x in ((sums.ref_range, ref), (sums.val_range, val)):
+    sums.max_abs = max(sums.max_abs, float(np.abs(counted - counted_value).max()))
+    for span, x in ((sums.ref_range, counted), (sums.val_range, counted_value)):
         span[0], span[1] = min(span[0], float(x.min())), max(span[1], float(x.max()))
 
 
@@ -179,18 +160,18 @@ def _spread_db(energies: Array) -> float:
 
 
 def _finish(name: str, sums: _Sums) -> OutputDifference:
-    norm = math.sqrt(sums.ref2 * sums.val2)
+    errors = sums.errors
     varies = sums.ref_range[1] > sums.ref_range[0]
     return OutputDifference(
         name=name,
-        mse=sums.err2 / max(sums.count, 1),
+        mse=errors.noise / max(errors.count, 1),
         max_abs=sums.max_abs,
-        sqnr_db=ratio_db(sums.ref2, sums.err2),
-        cosine=sums.dot / norm if norm else float(sums.err2 == 0),
+        sqnr_db=errors.sqnr_db,
+        cosine=errors.cosine,
         agreement=sums.same / sums.votes if sums.votes else None,
-        not_finite=sums.not_finite,
-        compared=sums.count,
-        mismatched=sums.mismatched,
+        not_finite=errors.not_finite,
+        compared=errors.count,
+        mismatched=errors.mismatched,
         constant=varies and sums.val_range[0] == sums.val_range[1],
         frozen=sums.moves == [True, False],
         low=sums.val_range[0],
@@ -225,8 +206,8 @@ def loss_of(outputs: Sequence[OutputDifference], kind: LossKind, losses: Sequenc
             raise DataError("the metric gave a loss that is not a finite number: it takes (changed, float) outputs")
         return float(np.mean(losses))
     if kind == "relative":
-        broken = any(one.not_finite or one.mismatched for one in outputs)
-        return math.inf if broken else math.sqrt(max(10 ** (-one.sqnr_db / 10) for one in outputs))
+        broken = any(one.mismatched for one in outputs)
+        return math.inf if broken else math.sqrt(max(one.relative for one in outputs))
     changed = changed_share(outputs)
     if changed is None:
         raise DataError("the loss is top1, and no output of the model holds classes: use relative")

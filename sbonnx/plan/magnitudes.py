@@ -9,6 +9,7 @@ from typing import Any, Final
 import ml_dtypes
 import numpy as np
 
+from sbonnx.metrics import ratio_db
 from sbonnx.spec import Array
 
 LOWEST: Final = -149
@@ -114,7 +115,7 @@ class Magnitudes:
         noise = np.where(value < kind.least / 2, value**2, step**2 / 12)
         fits = value <= kind.largest
         signal, error = float((counts * value**2)[fits].sum()), float((counts * noise)[fits].sum())
-        return 10 * math.log10(signal / error) if signal > 0 and error > 0 else math.inf
+        return ratio_db(signal, error)
 
 
 KINDS: Final[dict[str, FloatKind]] = {

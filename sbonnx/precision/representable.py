@@ -13,6 +13,7 @@ import onnx
 
 from sbonnx.graph import Node, Tensor, query
 from sbonnx.graph.storage.weights import onnx_dtype
+from sbonnx.metrics.errors import energy, ratio_db
 from sbonnx.ops import CONTROL_FLOW, DEQUANTIZE, QUANTIZE, READS_RELATIVE, STANDARD_DOMAINS, SUMS, SUMS_SQUARES
 from sbonnx.plan import BITS
 from sbonnx.plan.magnitudes import FloatKind, Magnitudes
@@ -123,9 +124,9 @@ def rounding_db(values: Array, kind: FloatKind) -> float:
     for part in _chunks(values):
         wide = part[np.isfinite(part)].astype(np.float64)
         near = narrowed(wide.astype(np.float32), kind).astype(np.float64)
-        signal += float((wide**2).sum())
-        noise += float(((wide - near)[np.isfinite(near)] ** 2).sum())
-    return 10 * math.log10(signal / noise) if signal > 0 and noise > 0 else math.inf
+        signal += energy(wide)
+        noise += energy((wide - near)[np.isfinite(near)])
+    return ratio_db(signal, noise)
 
 
 def misfit(values: Array, kind: FloatKind) -> Reason | None:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final, Literal, final
 import numpy as np
 
 from sbonnx.errors import RecipeError
-from sbonnx.metrics import IMAGE_RANK, ratio_db
+from sbonnx.metrics import IMAGE_RANK, CosineSum, ErrorSum
 from sbonnx.report.codes import Note
 from sbonnx.report.notebook import NotebookView
 from sbonnx.report.plots import TOP, bar_chart
@@ -54,15 +54,13 @@ class MeanSquaredError(Measure):
     """Mean squared error, in squared units of the tensor."""
 
     def __init__(self) -> None:
-        self._sum, self._count = 0.0, 0
+        self._sums = ErrorSum()
 
     def add(self, quantized: Array, reference: Array) -> None:
-        diff = quantized.astype(np.float64) - reference.astype(np.float64)
-        self._sum += float((diff**2).sum())
-        self._count += diff.size
+        self._sums.add(reference, quantized)
 
     def result(self) -> float:
-        return self._sum / self._count if self._count else math.nan
+        return self._sums.noise / self._sums.count if self._sums.count else math.nan
 
 
 @final
@@ -73,16 +71,13 @@ class Sqnr(Measure):
     unit = "dB"
 
     def __init__(self) -> None:
-        self._signal, self._noise, self._seen = 0.0, 0.0, False
+        self._sums = ErrorSum()
 
     def add(self, quantized: Array, reference: Array) -> None:
-        ref = reference.astype(np.float64)
-        self._signal += float((ref**2).sum())
-        self._noise += float(((quantized.astype(np.float64) - ref) ** 2).sum())
-        self._seen = True
+        self._sums.add(reference, quantized)
 
     def result(self) -> float:
-        return ratio_db(self._signal, self._noise) if self._seen else math.nan
+        return self._sums.sqnr_db
 
     @classmethod
     def loss(cls, value: float) -> float:
@@ -97,21 +92,13 @@ class Cosine(Measure):
     higher_is_better = True
 
     def __init__(self) -> None:
-        self._dot, self._quantized, self._reference, self._noise, self._seen = 0.0, 0.0, 0.0, 0.0, False
+        self._sums = CosineSum()
 
     def add(self, quantized: Array, reference: Array) -> None:
-        q, ref = quantized.astype(np.float64), reference.astype(np.float64)
-        self._dot += float((q * ref).sum())
-        self._quantized += float((q**2).sum())
-        self._reference += float((ref**2).sum())
-        self._noise += float(((q - ref) ** 2).sum())
-        self._seen = True
+        self._sums.add(reference, quantized)
 
     def result(self) -> float:
-        if not self._seen:
-            return math.nan
-        norm = math.sqrt(self._quantized * self._reference)
-        return self._dot / norm if norm else float(self._noise == 0)
+        return self._sums.cosine if self._sums.parts else math.nan
 
     @classmethod
     def loss(cls, value: float) -> float:

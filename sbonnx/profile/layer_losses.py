@@ -8,14 +8,12 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Final
 
-import numpy as np
-
 from sbonnx.calib.engine.runner import LayerRunner
 from sbonnx.calib.quantized.fake_quant import quantize_reads
 from sbonnx.graph import Graph, Tensor
 from sbonnx.graph.extract import extract
 from sbonnx.graph.query import dtype, scopes, tensors_by_name
-from sbonnx.metrics import ratio_db
+from sbonnx.metrics import ErrorSum
 from sbonnx.plan.types import Plan, Reader, Role, Site, Solution
 from sbonnx.profile.checkers import COLUMNS, Checker, Column, LayerLoss, Measure, Profile, kind_of, make_measure
 from sbonnx.profile.pieces import Known, StepSession
@@ -249,13 +247,6 @@ LOST_DB = 3.0
 """Signal-to-noise ratio in dB below which a tensor is considered lost."""
 
 
-@dataclass
-class _Noise:
-    signal: float = 0.0
-    alone: float = 0.0
-    gathered: float = 0.0
-
-
 def errors(
     graph: Graph,
     plan: Plan,
@@ -273,22 +264,19 @@ def errors(
     """
     sites = [site for site in plan.sites if site.role == "activation" and site.key in solution.qparams]
     sites = [site for site in sites if not site.scope]  # tensors of branches exist only if the branch runs
-    noise = {site.key: _Noise() for site in sites}
+    sums = {site.key: (ErrorSum(), ErrorSum()) for site in sites}  # isolated, accumulated
     for reference, value in _inner_tensors(graph, plan, solution, islice(iter(data), limit), sites, device):
         for site in sites:
-            floats = reference[site.tensor]
-            ref, sums = floats.astype(np.float64), noise[site.key]
-            rounded = solution.qparams[site.key].fake_quant(floats).astype(np.float64)
-            sums.signal += float((ref**2).sum())
-            sums.alone += float(((rounded - ref) ** 2).sum())
-            sums.gathered += float(((value[site.tensor].astype(np.float64) - ref) ** 2).sum())
+            floats, (alone, gathered) = reference[site.tensor], sums[site.key]
+            alone.add(floats, solution.qparams[site.key].fake_quant(floats))
+            gathered.add(floats, value[site.tensor])
     return tuple(
         LayerError(
             node=site.readers[0].node if site.readers else "",
             tensor=site.tensor,
             label=site.spec.label(),
-            alone_db=ratio_db(noise[site.key].signal, noise[site.key].alone),
-            sqnr_db=ratio_db(noise[site.key].signal, noise[site.key].gathered),
+            alone_db=sums[site.key][0].sqnr_db,
+            sqnr_db=sums[site.key][1].sqnr_db,
             scale=float(solution.qparams[site.key].scale.flat[0]),
         )
         for site in sites

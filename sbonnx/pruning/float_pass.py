@@ -18,6 +18,7 @@ from sbonnx.calib.engine.threads import in_order, within
 from sbonnx.errors import DataError
 from sbonnx.graph import Graph
 from sbonnx.graph.query import dtype
+from sbonnx.metrics import ErrorSum
 from sbonnx.moments import bytes_for, is_held
 from sbonnx.options import RunOptions
 from sbonnx.pruning.fit_layers import FitLayer, MomentPair, input_sums
@@ -152,9 +153,10 @@ class OutputErrors:
             pairs = [(want[name], got[name]) for want, got in zip(self.outputs, found, strict=True)]
             if any(want.shape != got.shape for want, got in pairs):
                 continue  # as many rows as the data yields, such as boxes
-            noise = sum(float(np.square(_centred(want - got)).sum()) for want, got in pairs)
-            energy = sum(float(np.square(_centred(want)).sum()) for want, _ in pairs)
-            ratios.append(noise / energy if energy else (0.0 if noise == 0 else np.inf))
+            sums = ErrorSum()
+            for want, got in pairs:
+                sums.add_error(_centred(want), _centred(want - got))
+            ratios.append(sums.relative)
         return float(np.mean(ratios)) if ratios and np.isfinite(ratios).all() else float(np.inf)
 
 

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any, Final, Literal
 
 from sbonnx.calib.quantized.forward import Forward
-from sbonnx.metrics import OutputDifference, OutputDifferences
+from sbonnx.metrics import OutputDifferences
 from sbonnx.profile import Candidate, WalkOptions, sensitivity
 from sbonnx.recipe import Recipe
 from sbonnx.recipe.names import FLOAT
@@ -74,12 +74,8 @@ def side_energies(state: PipelineState) -> tuple[float, float]:
             reference = plain(feeds)
             for one, quantized in zip(errors, (weights(feeds), activations(feeds)), strict=True):
                 one.add([reference[name] for name in plain.outputs], [quantized[name] for name in plain.outputs])
-    by_weights, by_activations = (max(map(_energy, one.result()), default=math.inf) for one in errors)
+    by_weights, by_activations = (max((output.relative for output in one.result()), default=math.inf) for one in errors)
     return by_weights, by_activations
-
-
-def _energy(error: OutputDifference) -> float:
-    return math.inf if error.not_finite or error.sqnr_db == -math.inf else 10 ** (-error.sqnr_db / 10)
 
 
 def sensitive_layers(state: PipelineState) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, final
 
@@ -203,7 +203,6 @@ class Judge:
             DataError: the loss is "top1" and no output has classes, or the metric returns a non-finite value.
         """
         sums, losses = OutputDifferences(self._names), []
-        energies: list[list[tuple[float, float]]] = []
         with (
             LayerRunner(self.graph, device=self.device, threads=1, name="the float model") as floats,
             Forward(prepared.graph, prepared.plan, solution, device=self.device) as quantized,
@@ -211,39 +210,19 @@ class Judge:
             for feed in self.held:
                 plain, found = floats.run(feed, self._names), quantized(feed)
                 sums.add([plain[name] for name in self._names], [found[name] for name in self._names])
-                energies.append([_energies(plain[name], found[name]) for name in self._names])
                 if self.metric is not None:
                     losses.append(float(self.metric({name: found[name] for name in self._names}, plain)))
             if self.labelled is not None:
                 losses = [self.labelled.of(quantized, self.graph)]
-        return replace(self._scored(sums.result(), losses), by_feed=_by_feed(energies))
+        return replace(self._scored(sums.result(), losses), by_feed=sums.by_feed())
 
     def _scored(self, outputs: tuple[OutputDifference, ...], losses: list[float]) -> Score:
         if not outputs:
             raise DataError("no output of the model is numeric: trials cannot be evaluated")
-        broken = any(one.not_finite or one.mismatched for one in outputs)
-        energies = [10 ** (-one.sqnr_db / 10) if one.sqnr_db > -math.inf else math.inf for one in outputs]
-        error = math.inf if broken else float(np.mean(energies))
+        error = (
+            math.inf if any(one.mismatched for one in outputs) else float(np.mean([one.relative for one in outputs]))
+        )
         worst = min(one.sqnr_db for one in outputs)
         loss = loss_of(outputs, self.kind, losses) if self.labelled is None else losses[0]
         classes = loss_kind("auto", self.graph) == "top1"
         return Score(error, loss, worst, changed_share(outputs) if classes else None)
-
-
-def _energies(plain: Any, found: Any) -> tuple[float, float]:
-    """Return the energy of a float output and of its error; zeros if they cannot be compared."""
-    if not isinstance(plain, np.ndarray) or plain.dtype.kind not in "fiub" or np.shape(found) != plain.shape:
-        return 0.0, 0.0
-    reference = plain.astype(np.float64)
-    known = np.isfinite(reference)
-    return float((reference[known] ** 2).sum()), float(((np.asarray(found, np.float64) - reference)[known] ** 2).sum())
-
-
-def _by_feed(energies: Sequence[Sequence[tuple[float, float]]]) -> tuple[float, ...]:
-    """Return the error of each feed relative to the mean signal energy of its output, mean over outputs."""
-    signal, noise = np.moveaxis(np.array(energies, np.float64), 2, 0)
-    whole = signal.mean(axis=0)
-    real = whole > 0
-    if not real.any():
-        return ()
-    return tuple(float(one) for one in (noise[:, real] / whole[real]).mean(axis=1))

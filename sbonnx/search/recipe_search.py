@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -11,6 +10,7 @@ from typing import Any, Final
 from sbonnx import graph as graphs
 from sbonnx.errors import SbonnxError
 from sbonnx.graph import Graph, query
+from sbonnx.metrics import ratio_db
 from sbonnx.ops import LINEAR, MATRIX_PRODUCTS
 from sbonnx.recipe import Recipe
 from sbonnx.recipe.backend_limits import sides
@@ -223,9 +223,7 @@ class Attempt:
             return None
         if self.score.error == self.before.error:
             return 0.0
-        if self.score.error == 0:
-            return math.inf
-        return 10 * math.log10(self.before.error / self.score.error) if self.before.error else -math.inf
+        return ratio_db(self.before.error, self.score.error)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""

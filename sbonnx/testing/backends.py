@@ -11,7 +11,7 @@ from onnx import ModelProto, numpy_helper
 
 from sbonnx.api import quantize
 from sbonnx.backends import BACKENDS
-from sbonnx.metrics import ratio_db
+from sbonnx.metrics import sqnr_db
 from sbonnx.report import Report
 from sbonnx.spec import Array
 from sbonnx.verify import session
@@ -130,7 +130,7 @@ def _check_runtime(where: str, name: str, model: ModelProto, feed: dict[str, Arr
     wanted = session(model.SerializeToString()).run(None, feed)
     for one, other in zip(found, wanted, strict=True):
         assert one.shape == other.shape, f"{where}: {runtime.title} computes tensors of the same shapes"
-        error = ratio_db(float(np.square(other).sum()), float(np.square(one - other).sum()))
+        error = sqnr_db(other, one)
         assert error >= LEAST_SQNR_DB, f"{where}: {runtime.title} computes {error:.1f} dB"
     assert opened.layers(), f"{where}: {runtime.title} names its kernels"
 

@@ -8,6 +8,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from sbonnx.metrics import ErrorSum
+from sbonnx.metrics.errors import energy
 from sbonnx.recipe.names import OutputTask
 from sbonnx.spec import Array
 from sbonnx.verify.output_forms import UNKNOWN_FORM, OutputForm
@@ -94,7 +96,7 @@ class OutputSamples:
         wide_integers: whether it is integers of more than 8 bits, which are numbers of something, not magnitudes.
         inputs: (name, is float, shape) of each input of the first feed, in order.
         varies: the float output has several shapes for inputs of one shape.
-        energies: (energy of the float sample, energy of its error), rows.
+        errors: energies of the float samples and of their errors; values that are not finite are left out.
         equal: share of equal values.
         same_shape: whether the quantized sample has the shape of the float one.
         scores: its decisions, if it may be logits or probabilities of classes that exclude each other.
@@ -115,7 +117,7 @@ class OutputSamples:
     wide_integers: bool = False
     inputs: tuple[tuple[str, bool, tuple[int, ...]], ...] = ()
     varies: bool = False
-    energies: list[tuple[float, float]] = field(default_factory=list)
+    errors: ErrorSum = field(default_factory=ErrorSum)
     equal: list[float] = field(default_factory=list)
     same_shape: list[bool] = field(default_factory=list)
     scores: ClassSamples = field(default_factory=ClassSamples)
@@ -185,7 +187,7 @@ class OutputSamples:
             self.vectors.append((ref.reshape(-1), val.reshape(-1)))
         known = np.isfinite(ref) & np.isfinite(val)
         ref, val = np.where(known, ref, 0), np.where(known, val, 0)
-        self.energies.append((float((ref**2).sum()), float(((ref - val) ** 2).sum())))
+        self.errors.add(ref, val)
         self.spread.add(ref)
 
     def _positions(self, sample: Array) -> Array:
@@ -240,7 +242,7 @@ class SampleSpread:
     def add(self, sample: Array) -> None:
         """Add one sample, float64 of any shape; after one of another shape, the variation is unknown."""
         self.count += 1
-        self.energy += float((sample**2).sum())
+        self.energy += energy(sample)
         if self._first is None:
             self._first, self._moved = sample, np.zeros_like(sample)
         if self.several_shapes or self._moved is None or self._first.shape != sample.shape:
@@ -248,7 +250,7 @@ class SampleSpread:
             return
         away = sample - self._first
         self._moved += away
-        self._moved_energy += float((away**2).sum())
+        self._moved_energy += energy(away)
 
     def variation(self) -> float:
         """Return the energy of the samples around their mean, summed; 0 if it is unknown.
@@ -257,7 +259,7 @@ class SampleSpread:
         """
         if self._moved is None or self.count < 2:
             return 0.0
-        around = self._moved_energy - float((self._moved**2).sum()) / self.count
+        around = self._moved_energy - energy(self._moved) / self.count
         return max(around, 0.0) * self.count / (self.count - 1)
 
 

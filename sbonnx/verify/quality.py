@@ -421,7 +421,7 @@ def _in_db(interval: Interval) -> Interval:
 
 def _measured(name: FigureName, samples: OutputSamples, alike: bool, *, decides: bool) -> Iterator[QualityFigure]:
     """Yield a figure; nothing if it has no value. `decides`: the relative error may prove a loss."""
-    energies = np.asarray(samples.energies, np.float64).reshape(-1, 2)
+    energies = np.asarray(samples.errors.parts, np.float64).reshape(-1, 2)
     if name == "agreement" and samples.decisions.agree:
         yield _figure(name, *_share(samples.decisions.agree))
     elif name == "centred cosine" and samples.vectors:

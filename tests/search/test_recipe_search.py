@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from sbonnx.pipeline import prepare
 from sbonnx.recipe import load as load_recipe
 from sbonnx.search import Score, open_trials, search
 from sbonnx.search.evaluation import divide
-from sbonnx.search.recipe_search import PATIENCE, STEPS, Situation, steps_for
+from sbonnx.search.recipe_search import PATIENCE, STEPS, Attempt, Situation, steps_for
 from sbonnx.spec import Array
 from sbonnx.stages.state import Request, read_recipe
 from tests.support.models import residual, run
@@ -55,6 +56,13 @@ def test_what_it_finds_is_no_worse_and_can_be_run_again(place: Path) -> None:
     assert (place / "again.onnx").read_bytes() == (place / "auto.onnx").read_bytes()
     assert again.search == {} and again.settings == report.settings
     assert any("auto: " in note for note in report.notes)
+
+
+def test_gain_of_a_step_that_breaks_the_outputs() -> None:
+    whole, broken = Score(0.1, 0.0, 10.0, None), Score(math.inf, math.inf, -math.inf, None)
+    assert Attempt("weights", {}, whole, broken, kept=False).gain_db == -math.inf
+    assert Attempt("weights", {}, broken, whole, kept=True).gain_db == math.inf
+    assert Attempt("weights", {}, broken, broken, kept=False).gain_db == 0.0
 
 
 def test_scores_are_those_of_the_file(place: Path) -> None:

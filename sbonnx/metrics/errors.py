@@ -1,0 +1,135 @@
+"""Energies of tensors and of their errors, summed over feeds, and their ratio: SQNR, relative error, cosine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from sbonnx.spec import Array
+
+
+def sqnr_db(reference: Array, value: Array) -> float:
+    """Compute the SQNR in dB: 10 log10(sum ref^2 / sum (ref - value)^2); inf when equal."""
+    ref, val = np.asarray(reference, np.float64), np.asarray(value, np.float64)
+    return ratio_db(energy(ref), energy(ref - val))
+
+
+def ratio_db(signal: float, noise: float) -> float:
+    """Compute 10 log10(signal / noise); inf without noise, -inf without signal."""
+    if noise == 0:
+        return math.inf
+    if signal == 0 or not math.isfinite(noise):
+        return -math.inf
+    return 10 * math.log10(signal / noise)
+
+
+def energy(values: Array) -> float:
+    """Return the sum of squares."""
+    return float((values**2).sum())
+
+
+@dataclass
+class ErrorSum:
+    """Energy of a tensor and of its error, in float64, over feeds.
+
+    Attributes:
+        finite_only: count only values that are finite in both tensors; else one NaN makes the energies NaN.
+        signal, noise: energy of the reference, and of the error.
+        count: number of values compared, finite or not.
+        not_finite: with `finite_only`, number of values that are not finite although the reference is.
+        mismatched: number of feeds on which the shapes differ, whose energies are not in the sums.
+        parts: (signal, noise) of each feed; the noise is inf if the shapes differ.
+    """
+
+    finite_only: bool = False
+    signal: float = 0.0
+    noise: float = 0.0
+    count: int = 0
+    not_finite: int = 0
+    mismatched: int = 0
+    parts: list[tuple[float, float]] = field(default_factory=list)
+
+    def add(self, reference: Array, value: Any) -> tuple[Array, Array] | None:
+        """Add a tensor of one feed.
+
+        Returns:
+            The values that were counted, float64; None if the shapes differ.
+        """
+        ref = reference.astype(np.float64)
+        if getattr(value, "shape", None) != reference.shape:
+            self.mismatched += 1
+            self.parts.append((energy(ref), math.inf))
+            return None
+        val = value.astype(np.float64)
+        self.count += ref.size
+        if self.finite_only:
+            known = np.isfinite(ref)
+            good = known & np.isfinite(val)
+            self.not_finite += int((known & ~good).sum())
+            ref, val = ref[good], val[good]
+        self.add_error(ref, ref - val)
+        return ref, val
+
+    def add_error(self, reference: Array, error: Array) -> None:
+        """Add a tensor of one feed and its error, both float64."""
+        signal, noise = energy(reference), energy(error)
+        self.signal += signal
+        self.noise += noise
+        self.parts.append((signal, noise))
+
+    @property
+    def sqnr_db(self) -> float:
+        """The SQNR in dB, see `ratio_db`; NaN before the first feed."""
+        return ratio_db(self.signal, self.noise) if self.parts else math.nan
+
+    @property
+    def relative(self) -> float:
+        """Noise over signal: 0 without noise, inf without signal."""
+        if self.signal:
+            return self.noise / self.signal
+        return 0.0 if self.noise == 0 else math.inf
+
+
+@dataclass
+class CosineSum(ErrorSum):
+    """An `ErrorSum` that also has the cosine similarity of both tensors as one vector over all feeds.
+
+    Attributes:
+        compared: energy of the compared tensor.
+        dot: sum of the products.
+    """
+
+    compared: float = 0.0
+    dot: float = 0.0
+
+    def add(self, reference: Array, value: Any) -> tuple[Array, Array] | None:
+        """Add a tensor of one feed, as `ErrorSum.add` does."""
+        pair = super().add(reference, value)
+        if pair is not None:
+            self.compared += energy(pair[1])
+            self.dot += float((pair[0] * pair[1]).sum())
+        return pair
+
+    @property
+    def cosine(self) -> float:
+        """The cosine; if one tensor is zero, whether both are."""
+        norm = math.sqrt(self.signal * self.compared)
+        return self.dot / norm if norm else float(self.noise == 0)
+
+
+def errors_by_feed(sums: Sequence[ErrorSum]) -> Array | None:
+    """Return the noise of each feed over the mean signal of the tensor, mean over tensors: float64 (feeds,).
+
+    inf if it is not finite; None if no tensor has a finite signal other than 0.
+    """
+    rows = []
+    for one in sums:
+        signal = sum(part[0] for part in one.parts) / max(len(one.parts), 1)
+        if 0 < signal < math.inf:
+            noise = np.array([part[1] for part in one.parts])
+            rows.append(np.where(np.isfinite(noise), noise, np.inf) / signal)
+    return np.mean(rows, axis=0) if rows else None
