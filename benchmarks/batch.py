@@ -2,7 +2,7 @@
 
     python -m benchmarks.batch [--tables wall kills overhead] [--models NAME ...] [--workers 2] [--write]
 
-Each table is a section of its own in docs/results.md, so that one can be measured again without the others. "wall"
+Each table is a section of its own in docs/results/, so that one can be measured again without the others. "wall"
 takes about ten minutes, "kills" five.
 """
 
@@ -222,7 +222,7 @@ def overhead(folder: Path, workers: int) -> str:
 
 
 def main() -> int:
-    """Measure, print the table and, with --write, update docs/results.md."""
+    """Measure, print the table and, with --write, update docs/results/."""
     parser = arguments(__doc__)
     parser.add_argument("--tables", nargs="*", default=list(TABLES), choices=TABLES)
     parser.add_argument("--models", nargs="*", default=list(HEADLINE), choices=list(HEADLINE))

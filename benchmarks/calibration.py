@@ -34,21 +34,28 @@ ABOUT: Final = """## Speed and memory of calibration
 `python -m benchmarks.calibration --write`; {count} samples in batches of one, {repeats} repeats on {cores} cores. A \
 figure is the median, with the smallest and the largest in brackets, then what it is to reach and whether it does.
 
-- Float loop: `session.run(None, feed)` over the same samples in one onnxruntime session with its default options, \
+Float loop: `session.run(None, feed)` over the same samples in one onnxruntime session with its default options, \
 which is there already. Ours counts from a plan to the range of every activation: opening its sessions, running the \
 samples, and solving. Weights are not counted, nor is planning. Both run in one process, by turns.
-- percentile, mse, kl_histogram, aciq and auto read the same statistics: the pass over the samples is timed once a \
+
+percentile, mse, kl_histogram, aciq and auto read the same statistics: the pass over the samples is timed once a \
 repeat, and the search of each added to it.
-- asym: a float and a quantized stream, layer by layer, `memory="512 MiB"`, weights included.
-- From the cache: the first run, with minmax, fills a new folder; the next ones read it, digests of model and data \
+
+asym: a float and a quantized stream, layer by layer, `memory="512 MiB"`, weights included.
+
+From the cache: the first run, with minmax, fills a new folder; the next ones read it, digests of model and data \
 included.
-- Workers: calibration with mse to the last number, weights included; how many numbers differ in any bit.
-- CPU: of all threads; run: the graph with the observed tensors as its outputs; rest: mostly opening sessions. The \
+
+Workers: calibration with mse to the last number, weights included; how many numbers differ in any bit.
+
+CPU: of all threads; run: the graph with the observed tensors as its outputs; rest: mostly opening sessions. The \
 float loop by two threads is what running samples side by side, as ours does, can gain on this machine before \
 anything is observed.
-- Memory: peaks of whole processes (three each), their imports and the samples included; MB are 10**6 bytes. A growth \
+
+Memory: peaks of whole processes (three each), their imports and the samples included; MB are 10**6 bytes. A growth \
 of less than {noise:g} MB is none: so far do peaks of equal processes lie apart.
-- Peer: `onnxruntime.quantization`'s calibrators with their defaults on the same tensors, {peer_count} samples (its \
+
+Peer: `onnxruntime.quantization`'s calibrators with their defaults on the same tensors, {peer_count} samples (its \
 histogram methods keep all activations of all samples). Both begin with the same fused graph in a file and the choice \
 of tensors, and end with ranges, each run in a process of its own.
 
@@ -76,7 +83,7 @@ def lay_out(names: Sequence[str], pack: Path, folder: Path, count: int) -> list[
 
 
 def result(names: Sequence[str], findings: Sequence[Findings], effort: Effort, cores: int) -> str:
-    """Return the section for docs/results.md."""
+    """Return the section of docs/results/."""
     figures = list(dict.fromkeys(name for one in findings for name in one.cells))
     text = ABOUT.format(
         count=effort.count, repeats=effort.repeats, cores=cores, noise=NOISE_MB, peer_count=effort.peer_count
@@ -87,7 +94,7 @@ def result(names: Sequence[str], findings: Sequence[Findings], effort: Effort, c
 
 
 def main() -> int:
-    """Measure, print the table and, with --write, update docs/results.md. Exit code 1 if a target is missed."""
+    """Measure, print the table and, with --write, update docs/results/. Exit code 1 if a target is missed."""
     parser = arguments(__doc__)
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=MODELS)
     parser.add_argument("--figures", nargs="*", default=list(FIGURES), choices=FIGURES)

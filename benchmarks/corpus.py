@@ -151,7 +151,7 @@ def survey(folders: tuple[str, ...], backend: str, first: int = 0, every: int = 
 
 
 def main() -> int:
-    """Count and print the outcomes and, with --write, update docs/results.md. Exit code 1 if a case crashed."""
+    """Count and print the outcomes and, with --write, update docs/results/. Exit code 1 if a case crashed."""
     parser = arguments(__doc__)
     parser.add_argument("--folder", nargs="*", default=list(FOLDERS), choices=FOLDERS)
     parser.add_argument("--backend", nargs="*", default=["onnxruntime", "tensorrt", "virtual"])

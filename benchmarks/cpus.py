@@ -137,7 +137,7 @@ def verdict(kept: Kept, models: Sequence[str]) -> str:
 
 
 def section(kept: Kept, models: Sequence[str], rounds: int) -> str:
-    """Return the section of docs/results.md."""
+    """Return the section of docs/results/."""
     missing = not_measured((name, file) for name in models for file in FILES if kept.get(name, file) is None)
     about = ABOUT.format(rounds=rounds, metrics=metrics(models)) + missing
     return (
@@ -169,7 +169,7 @@ def command(cpu: str) -> list[str]:
 
 
 def main() -> int:
-    """Measure, print the table and, with --write, update docs/results.md."""
+    """Measure, print the table and, with --write, update docs/results/."""
     parser = arguments(__doc__)
     parser.add_argument("--models", nargs="*", default=list(METRICS), choices=list(METRICS))
     parser.add_argument(

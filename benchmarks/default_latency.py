@@ -126,7 +126,7 @@ def estimated_ratio(model: Path, feeds: Sequence[Mapping[str, Any]]) -> float | 
 
 
 def text(rows: Sequence[Row], rounds: int) -> str:
-    """Return the section of docs/results.md."""
+    """Return the section of docs/results/."""
     return (
         "## Default files beside float on onnxruntime's CPU\n\n"
         f"`python -m benchmarks.default_latency --write`; W8A8 by default, one thread, CPU time, {rounds} rounds in "
@@ -137,7 +137,7 @@ def text(rows: Sequence[Row], rounds: int) -> str:
 
 
 def main() -> int:
-    """Measure, print the table and, with --write, update docs/results.md."""
+    """Measure, print the table and, with --write, update docs/results/."""
     parser = arguments(__doc__)
     parser.add_argument("--models", nargs="*", default=list(NAMES), choices=NAMES)
     parser.add_argument("--rounds", type=int, default=40, help="measurements of each model")

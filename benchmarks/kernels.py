@@ -162,7 +162,7 @@ def chain_table(rows: Iterable[Row]) -> str:
 
 
 def text(where: Row, costs: Sequence[Row], chains: Sequence[Row]) -> str:
-    """Return the section of docs/results.md."""
+    """Return the section of docs/results/."""
     return (
         "## Kernels of onnxruntime on CPU\n\n"
         f"`python -m benchmarks.kernels --write`; onnxruntime {where['onnxruntime']}, {where['cpu']}, "
@@ -189,7 +189,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=1, help="with 2 and more: kernels by wall time, no chains")
     parser.add_argument("--table", type=Path, help="JSON file for the table that KERNEL_COSTS reads, one kernel a line")
     parser.add_argument("--mean-with", type=Path, help="table of another machine: --table holds the mean of both")
-    parser.add_argument("--write", action="store_true", help="put the tables into docs/results.md")
+    parser.add_argument("--write", action="store_true", help="put the tables into their page of docs/results/")
     options = parser.parse_args()
     kernels = timed((case for case in every_case() if options.only in case.kernel), options.seconds, options.threads)
     for row in kernels:

@@ -83,7 +83,7 @@ def said(form: str, row: str, record: Record) -> str:
 
 
 def main() -> int:
-    """Measure, print the tables and, with --write, update docs/results.md."""
+    """Measure, print the tables and, with --write, update docs/results/."""
     known = list(dict.fromkeys(form for form, _ in ways()))
     parser = arguments(__doc__)
     parser.add_argument("--forms", nargs="*", default=known, choices=known, help="widths and block sizes")

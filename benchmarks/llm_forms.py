@@ -113,7 +113,7 @@ def text_of(lines: list[list[str]]) -> str:
 
 
 def main() -> int:
-    """Quantize every folder, print the table and, with --write, update docs/results.md."""
+    """Quantize every folder, print the table and, with --write, update docs/results/."""
     options = arguments(__doc__).parse_args()
     text = text_of(list(rows(options.pack)))
     print(text)

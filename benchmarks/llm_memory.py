@@ -154,7 +154,7 @@ def text_of(kept: Kept) -> str:
 
 
 def main() -> int:
-    """Measure, print the table and, with --write, update docs/results.md."""
+    """Measure, print the table and, with --write, update docs/results/."""
     parser = arguments(__doc__)
     parser.add_argument("--shapes", nargs="*", default=list(SHAPES), choices=list(SHAPES), help="decoders")
     parser.add_argument("--ways", nargs="*", default=list(WAYS), choices=list(WAYS), help="settings")

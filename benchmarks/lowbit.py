@@ -2,7 +2,7 @@
 
     python -m benchmarks.lowbit [--tables w4a8 time ...] [--models NAME ...] [--quick] [--write]
 
-`make peers` builds the peers' environments first. Each table is a section of its own in docs/results.md, so that one
+`make peers` builds the peers' environments first. Each table is a section of its own in docs/results/, so that one
 can be measured again without the others.
 """
 
@@ -23,11 +23,11 @@ from benchmarks.lowbit_peers import environments
 from benchmarks.lowbit_runs import FEWER, STEPPED, Bench, Effort
 from benchmarks.lowbit_table import HEADER, RAW, Line, lost, metrics, missed, rows, shown
 from benchmarks.lowbit_ways import ACCURACY, Table
-from benchmarks.results import arguments, table, write_section
+from benchmarks.results import arguments, table, with_command, write_section
 from sbonnx.cpu import cores
 
 TABLES: Final = (*ACCURACY, "time", "adaround", "memory")
-TITLE: Final = "## Low bits: {}\n\n`python -m benchmarks.lowbit --tables {} --write`.\n\n"
+COMMAND: Final = "python -m benchmarks.lowbit --tables {} --write"
 
 ABOUT: Final = """Metrics 1 and 2 by model, the one that counts in bold: {metrics}. Loss: of that, against float, \
 in points of a hundred ({raw}: as it is). All quantizers are given the same float file and the same calibration \
@@ -54,7 +54,7 @@ def accuracy_text(bench: Bench, one: Table, names: Sequence[str]) -> str:
         scores = " ".join(f"{score:.4f}" for score in line.scores) or line.note
         cost = f"{line.cost.cpu:.1f} CPU s, {line.cost.peak_mb:.0f} MB" if line.cost else ""
         print(f"{line.model:20s} {line.way:50s} {scores}  {cost}", file=sys.stderr, flush=True)
-    text = f"### {one.title}\n\n{one.about} "
+    text = f"## {one.title}\n\n{one.about} "
     text += ABOUT.format(metrics=metrics(shown_models), raw=", ".join(sorted(RAW)))
     if one.peers and bench.effort.peers is not None:
         text += PEERS.format(
@@ -114,7 +114,7 @@ def section(which: str, bench: Bench, names: Sequence[str]) -> str:
 
 
 def main() -> int:
-    """Measure, print the table and, with --write, update docs/results.md. Exit code 1 if a goal is missed."""
+    """Measure, print the table and, with --write, update docs/results/. Exit code 1 if a goal is missed."""
     parser = arguments(__doc__)
     parser.add_argument("--tables", nargs="*", default=list(TABLES), choices=TABLES)
     parser.add_argument("--models", nargs="*", default=list(HEADLINE), choices=list(HEADLINE))
@@ -156,7 +156,7 @@ def main() -> int:
         bench = Bench(load_pack(options.pack), Path(folder), effort, Kept(options.kept))
         for which in options.tables:
             start = time.monotonic()
-            text = TITLE.format(which, which) + section(which, bench, options.models)
+            text = with_command(section(which, bench, options.models), COMMAND.format(which))
             print(f"{which}: {time.monotonic() - start:.0f} s", file=sys.stderr)
             print(text, flush=True)
             bad = bad or missed(text)

@@ -86,7 +86,7 @@ def text(bench: Bench) -> str:
     header = ("model", "layer", "outputs × inputs", "by moments, s", "of it sums, s", "on batches, s")
     errors = ("error by moments", "error on batches", "time, on batches ÷ by moments", "error not above")
     return (
-        "### AdaRound by moments and on batches\n\n"
+        "## AdaRound by moments and on batches\n\n"
         f"Layers of 4-bit weights with at most {MOST_INPUTS:,} inputs of an output; {iterations:,} iterations of both, "
         f"begun at the nearest codes; {SAMPLES} samples. On batches: {BATCH} samples a step through the convolution "
         "in torch, forward and backward, as in the paper; inputs and targets lie in memory. By moments: summing them "

@@ -71,7 +71,7 @@ def time_text(bench: Bench, cores: int) -> str:
         print("  ".join(found[-1]), file=sys.stderr, flush=True)
     header = ("model", "wall of the default", "CPU s", "peak MB", "layers not above AdaRound", "from gptq's codes")
     return (
-        "### Time and loss by layer\n\n"
+        "## Time and loss by layer\n\n"
         "The default at W4A8 (gptq with coordinate descent), from the file to the quantized file, statistics included, "
         f"on {cores} cores; median of {bench.effort.repeats} processes with the smallest and the largest. Then how "
         f"many layers have no larger squared error of their output than after {bench.effort.iterations:,} iterations "
@@ -133,7 +133,7 @@ def memory_text(bench: Bench) -> str:
         print("  ".join(found[-1]), file=sys.stderr, flush=True)
     header = ("rounding", *(f"{count} samples, MB" for count in counts), "last ÷ first")
     return (
-        "### Memory by samples\n\n"
+        "## Memory by samples\n\n"
         f"Peak of the whole process at W4A8 on {name} with `CALIBRATION.MEMORY: {MEMORY}`, imports and samples "
         "included (512 images, met over and over: more of them take no more memory). AdaRound by few iterations, "
         f"which memory does not depend on. Flat: at most {FLAT:g} times.\n\n" + table(header, found)

@@ -84,7 +84,7 @@ def rows(name: str, found: Mapping[str, Metrics]) -> list[list[str]]:
 
 
 def main() -> int:
-    """Measure, print the table and, with --write, update docs/results.md."""
+    """Measure, print the table and, with --write, update docs/results/."""
     parser = arguments(__doc__)
     parser.add_argument("--models", nargs="*", default=list(HEADLINE), choices=list(HEADLINE))
     parser.add_argument("--limit", type=int, help="evaluate on so many samples only")

@@ -1,4 +1,4 @@
-"""Accuracy and cost of structured pruning, without training, with other ways and peers: section of docs/results.md.
+"""Accuracy and cost of structured pruning, without training, with other ways and peers: section of docs/results/.
 
 python -m benchmarks.pruning --pack FOLDER [MODEL ...] [--shares 0.75 0.5] [--ways WAY ...] [--kept FILE] [--write]
 

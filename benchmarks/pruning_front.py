@@ -1,4 +1,4 @@
-"""Accuracy against measured latency of pruning, quantization, and both: a table and docs/pruning_front.svg.
+"""Accuracy against measured latency of pruning, quantization, and both: a table and docs/results/pruning_front.svg.
 
     python -m benchmarks.pruning_front [--models NAME ...] [--shares 0.85 0.7 0.55] [--kept FILE] [--write]
 
@@ -20,13 +20,13 @@ from benchmarks import scores
 from benchmarks.accuracy import load_pack
 from benchmarks.kept import Kept, Record
 from benchmarks.pruning_files import latency_ratio
-from benchmarks.results import ROOT, arguments, table, write_section
+from benchmarks.results import RESULTS, arguments, table, write_section
 from benchmarks.scores import Estimate
 
 MODELS: Final = ("cifar_resnet20", "mobilenetv2_tin200", "squeezenet11")
 SHARES: Final = (0.85, 0.7, 0.55)
 FLOAT, INT8 = "float32", "W8A8"
-CHART: Final = ROOT / "docs" / "pruning_front.svg"
+CHART: Final = RESULTS / "pruning_front.svg"
 HEADER: Final = ("model", "estimated time", "type", "latency ÷ float", "top-1", "as float", "SQNR, dB", "front")
 
 ABOUT: Final = """`python -m benchmarks.pruning_front --write`. Networks pruned to a share of their estimated time \
@@ -128,7 +128,7 @@ def draw(points: Points, path: Path) -> None:
 
 
 def main() -> int:
-    """Measure, print the table and, with --write, update docs/results.md and the chart."""
+    """Measure, print the table and, with --write, update docs/results/ and the chart."""
     parser = arguments(__doc__)
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=MODELS)
     parser.add_argument("--shares", nargs="*", type=float, default=list(SHARES))

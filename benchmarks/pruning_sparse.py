@@ -1,4 +1,4 @@
-"""Error and accuracy of sparse weights, with other ways and a peer, and with 4 bits: section of docs/results.md.
+"""Error and accuracy of sparse weights, with other ways and a peer, and with 4 bits: section of docs/results/.
 
 python -m benchmarks.pruning_sparse --pack FOLDER [MODEL ...] [--ways WAY ...] [--kept FILE] [--write]
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.qat [--tables cifar methods digits] [--threads N] [--quick] [--write]
 
-Each table is a section of its own in docs/results.md, so that one can be measured again without the others.
+Each table is a section of its own in docs/results/, so that one can be measured again without the others.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ LINES: Final = {"cifar": cifar_lines, "methods": method_lines, "digits": digits_
 
 
 def main() -> int:
-    """Measure, print the table and, with --write, update docs/results.md. Exit code 1 if a goal is missed."""
+    """Measure, print the table and, with --write, update docs/results/. Exit code 1 if a goal is missed."""
     parser = arguments(__doc__)
     parser.add_argument("--tables", nargs="*", default=list(TABLES), choices=TABLES)
     parser.add_argument("--threads", type=int, default=2, help="of torch and onnxruntime")

@@ -81,7 +81,7 @@ def _text(figures: list[float]) -> str:
 
 
 def main() -> int:
-    """Measure and print a table, and write it to docs/results.md with --write."""
+    """Measure and print a table, and write it to docs/results/ with --write."""
     parser = arguments(__doc__)
     parser.add_argument("--models", nargs="*", default=MODELS)
     options = parser.parse_args()

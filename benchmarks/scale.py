@@ -238,7 +238,7 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=["default", "everywhere", "layer", "gptq"])
     parser.add_argument("--samples", type=int, default=4)
     parser.add_argument("--json", type=Path, help="write all figures to this file")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/results.md")
+    parser.add_argument("--write", action="store_true", help="put the table into its page of docs/results/")
     options = parser.parse_args()
     rows = []
     for way in options.ways:

@@ -147,7 +147,7 @@ def apart(what: str, amount: float) -> dict[str, float]:
 def main() -> None:
     """Run the soak tests and print the results."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="put the table into docs/results.md")
+    parser.add_argument("--write", action="store_true", help="put the table into its page of docs/results/")
     parser.add_argument("--samples", type=int, default=10_000)
     parser.add_argument("--gigabytes", type=float, default=0.0, help="0: twice the memory of the machine")
     parser.add_argument("--only", choices=["long", "large"], help=argparse.SUPPRESS)

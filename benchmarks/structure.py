@@ -1,10 +1,11 @@
 """Structure of the source tree in figures: modules, folders, names, parameters, docstrings.
 
-python -m benchmarks.structure [--list NAME] [--write]
+python -m benchmarks.structure [--list NAME]
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import sys
 from collections import Counter, defaultdict
@@ -14,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from benchmarks.results import ROOT, arguments, table, write_section
+from benchmarks.results import ROOT, table
 
 FOLDERS: Final = ("sbonnx", "calib", "patterns")
 OPENINGS: Final = ("What ", "See ", "Where ", "The same", "How ")
@@ -202,7 +203,7 @@ def figures(every: list[Module]) -> dict[str, tuple[str, str, list[str]]]:
 
 def main() -> int:
     """Print the figures, or the items that one of them counts."""
-    parser = arguments(__doc__)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--list", metavar="NAME", help="list what the figure that begins with NAME counts")
     options = parser.parse_args()
     found = figures(modules())
@@ -211,11 +212,7 @@ def main() -> int:
             if name.startswith(options.list):
                 print("\n".join(counted))
         return 0
-    text = table(("figure", "value", "goal"), [(name, value, goal) for name, (value, goal, _) in found.items()])
-    print(text)
-    if options.write:
-        about = "## Structure\n\n`python -m benchmarks.structure --write`: figures of the source tree.\n\n"
-        write_section("structure", about + text)
+    print(table(("figure", "value", "goal"), [(name, value, goal) for name, (value, goal, _) in found.items()]))
     return 0
 
 

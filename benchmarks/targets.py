@@ -2,7 +2,7 @@
 
     python -m benchmarks.targets [--tables latency lint half] [--models NAME ...] [--repeats 15] [--write]
 
-Each table is a section of its own in docs/results.md, so that one can be measured again without the others.
+Each table is a section of its own in docs/results/, so that one can be measured again without the others.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from pathlib import Path
 
 from benchmarks import targets_half, targets_latency, targets_lint
 from benchmarks.accuracy import HEADLINE, load_pack
-from benchmarks.results import arguments, write_section
+from benchmarks.results import arguments, with_command, write_section
 from benchmarks.targets_models import NAMES, subject
 
 TABLES = ("latency", "lint", "half")
-TITLE = "## Targets\n\n`python -m benchmarks.targets --tables {} --write`.\n\n"
+COMMAND = "python -m benchmarks.targets --tables {} --write"
 
 
 def models_of(which: str, names: list[str]) -> list[str]:
@@ -38,7 +38,7 @@ def section(which: str, names: list[str], pack: object, folder: Path, repeats: i
 
 
 def main() -> int:
-    """Measure, print the table and, with --write, update docs/results.md."""
+    """Measure, print the table and, with --write, update docs/results/."""
     parser = arguments(__doc__)
     parser.add_argument("--tables", nargs="*", default=list(TABLES), choices=TABLES)
     parser.add_argument("--models", nargs="*", default=list(NAMES), choices=NAMES)
@@ -52,7 +52,7 @@ def main() -> int:
         folder = options.files or Path(spare)
         folder.mkdir(parents=True, exist_ok=True)
         for which in options.tables:
-            text = TITLE.format(which) + section(which, options.models, pack, folder, options.repeats)
+            text = with_command(section(which, options.models, pack, folder, options.repeats), COMMAND.format(which))
             print(text)
             if options.write:
                 write_section(f"targets {which}", text)

@@ -134,7 +134,7 @@ def text(subjects: Sequence[Subject]) -> str:
             rows.extend(row(one, label, Path(folder)) for label in FILES)
         print("\n".join(" | ".join(line) for line in rows[-len(FILES) :]), flush=True)
     return (
-        "### Half precision\n\n"
+        "## Half precision\n\n"
         '`backend="tensorrt", high_precision="fp16"`, run by onnxruntime on CPU; float16: nothing quantized. Counted '
         "are nodes that write float32 or float16, Casts and DequantizeLinear left out; an island is a group of float32 "
         f"nodes joined by float32 tensors. Outputs against the float model on {COMPARED} batches of calibration data, "

@@ -160,7 +160,7 @@ def text(lines: Sequence[Line], repeats: int) -> str:
     """Return the table with its explanation."""
     lost = [f"- {line.name}, {who}: {why}" for line in lines for who, why in line.failed.items()]
     return (
-        "### Latency, onnxruntime on CPU\n\n"
+        "## Latency, onnxruntime on CPU\n\n"
         f'{THREADS} threads, all graph optimisations, no spinning; float, sbonnx (`backend="onnxruntime"`, defaults) '
         f"and the peer's settings take turns in one process, {repeats} times. A figure is the median of the ratios of "
         "one turn each, with the smallest and the largest. CPU: CPU time on one thread, which the load of the machine "

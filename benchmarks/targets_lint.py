@@ -122,7 +122,7 @@ def text(subjects: Sequence[Subject]) -> str:
     own = [row for one in subjects for row in our_rows(one)]
     theirs = [row for one in subjects if one.name in PEER_SUBJECTS for row in peer_rows(one)]
     return (
-        "### Lint\n\nsbonnx's files, made for each version of TensorRT and checked against its rules. Info: what the "
+        "## Lint\n\nsbonnx's files, made for each version of TensorRT and checked against its rules. Info: what the "
         "file alone cannot decide.\n\n"
         + table(("model", "target", "errors", "warnings", "info"), own)
         + "\n\nThe peer's files, checked for tensorrt@10. Counted: node by node, without lint.\n\n"

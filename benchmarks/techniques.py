@@ -207,7 +207,7 @@ class Measured:
 
 
 def main() -> int:
-    """Measure, print the table and, with --write, update docs/results.md."""
+    """Measure, print the table and, with --write, update docs/results/."""
     parser = arguments(__doc__)
     parser.add_argument("--models", nargs="*", default=list(scores.METRICS), choices=list(scores.METRICS))
     parser.add_argument("--bits", nargs="*", type=int, default=[8, 4], help="widths of weights")

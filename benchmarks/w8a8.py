@@ -33,8 +33,9 @@ ABOUT: Final = """`python -m benchmarks.w8a8 --write`. The command `sbonnx quant
 (for peers in opset 13 if it is older), the same calibration samples, and each written file executed in onnxruntime on \
 the evaluation data: SQNR of the outputs against the float model, metric of the task, agreement with float, each with \
 its 95 % interval (bootstrap over samples). CPU s: of the whole process, from its start to the file; ours verifies the \
-file too; for ratios see the next table, whose runs alternate. Metric and agreement: {metrics}. Peers that learn layer \
-by layer run on {learned}, with 64 samples and {iterations} iterations a layer. Versions: {versions}."""
+file too; for ratios see [Cost of calibration](calibration.md), whose runs alternate. Metric and agreement: {metrics}. \
+Peers that learn layer by layer run on {learned}, with 64 samples and {iterations} iterations a layer. Versions: \
+{versions}."""
 
 LADDER: Final = """`python -m benchmarks.w8a8 --only sbonnx --rungs {rungs} --write`. The values of `EFFORT` at W8A8, \
 measured as in the table above."""
@@ -96,7 +97,7 @@ def said(name: str, row: str, record: Record) -> str:
 
 
 def main() -> int:
-    """Measure, print the tables and, with --write, update docs/results.md."""
+    """Measure, print the tables and, with --write, update docs/results/."""
     parser = arguments(__doc__)
     parser.add_argument("--models", nargs="*", default=list(METRICS), choices=list(METRICS))
     parser.add_argument("--only", nargs="*", default=list(TOOLS), choices=list(TOOLS), help="quantizers to run")

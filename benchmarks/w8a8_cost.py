@@ -64,7 +64,7 @@ def verdict(cells: Mapping[str, Mapping[str, Cell]]) -> str:
 
 
 def main() -> int:
-    """Measure, print the table and, with --write, update docs/results.md. Exit code 1 if a limit is missed."""
+    """Measure, print the table and, with --write, update docs/results/. Exit code 1 if a limit is missed."""
     parser = arguments(__doc__)
     parser.add_argument("--models", nargs="*", default=list(METRICS), choices=list(METRICS))
     parser.add_argument("--rungs", nargs="*", default=list(LIMITS), choices=list(EFFORTS), help="values of EFFORT")

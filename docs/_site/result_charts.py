@@ -1,11 +1,10 @@
-"""Charts on the page of results, drawn from its tables while the site is built.
+"""Charts on the pages of results, drawn from their tables while the site is built.
 
 Each chart is an SVG file in light and in dark colours, which the theme shows by its `#only-light` and `#only-dark`.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from io import StringIO
 from typing import Any, Final
@@ -14,12 +13,13 @@ import matplotlib as mpl
 import mkdocs_gen_files
 from cycler import cycler
 
-PAGE: Final = "results.md"
-TITLE: Final = "# Results\n"
+from benchmarks.pages import number, table_of
+
+PAGES: Final = {"accuracy": ["accuracy"], "latency": ["latency"], "calibration": ["time", "memory"]}
+"""Charts by page."""
 HOME: Final = "index.md"
 BEFORE: Final = "## What it promises\n"
 
-Table = list[dict[str, str]]
 Series = Mapping[str, Sequence[float | None]]
 
 COLOURS: Final = {
@@ -33,26 +33,6 @@ MODELS: Final = {
     "ultraface_rfb320": "ultraface",
 }
 """Shorter names of models, for the axes."""
-
-
-def table_of(text: str, section: str) -> Table:
-    """Return the first table of a section of the results, each row by the names of the columns.
-
-    Raises:
-        ValueError: there is no such section, or it has no table.
-    """
-    found = re.search(rf"<!-- begin {section} -->(.*?)<!-- end {section} -->", text, re.DOTALL)
-    lines = None if found is None else re.search(r"(?:^\|.*\|\n)+", found[1], re.MULTILINE)
-    if lines is None:
-        raise ValueError(f"{PAGE} has no table in its section '{section}'")
-    head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines[0].splitlines())
-    return [dict(zip(head, row, strict=True)) for row in rows]
-
-
-def number(cell: str) -> float | None:
-    """Return the first number of a cell; None if it begins with another text."""
-    found = re.match(r"-?\d+(?:\.\d+)?", cell.replace("\u2212", "-"))
-    return None if found is None else float(found[0])
 
 
 def accuracy(text: str) -> tuple[list[str], Series]:
@@ -147,31 +127,47 @@ def drawn(names: Sequence[str], series: Series, unit: str, scheme: str) -> str:
     return out.getvalue()
 
 
+def chart(name: str, text: str, folder: str) -> str:
+    """Write a chart in both schemes and return its block for a page.
+
+    Args:
+        name: a key of `CHARTS`.
+        text: the page of results.
+        folder: from the page of the block to the folder of results: "" or "results/".
+    """
+    read, title, unit = CHARTS[name]
+    names, series = read(text)
+    images = []
+    for scheme in COLOURS:
+        path = f"{name}_{scheme}.svg"
+        with mkdocs_gen_files.open(f"results/{path}", "w") as out:
+            out.write(drawn(names, series, unit, scheme))
+        images.append(f"![{title}: {unit}]({folder}{path}#only-{scheme})")
+    return f"<div markdown>\n**{title}** ({unit})\n\n{' '.join(images)}\n</div>\n"
+
+
+def grid(charts: Sequence[str]) -> str:
+    """Return charts side by side."""
+    return "\n".join(['\n<div class="grid" markdown>\n', *charts, "</div>\n\n"])
+
+
 def main() -> None:
     """Write the charts, and put them before the tables, and on the home page."""
     mpl.use("svg")
-    with mkdocs_gen_files.open(PAGE, "r") as file:
-        text = file.read()
-    parts = ['\n<div class="grid" markdown>\n']
-    for name, (read, title, unit) in CHARTS.items():
-        names, series = read(text)
-        images = []
-        for scheme in COLOURS:
-            path = f"results_{name}_{scheme}.svg"
-            with mkdocs_gen_files.open(path, "w") as out:
-                out.write(drawn(names, series, unit, scheme))
-            images.append(f"![{title}: {unit}]({path}#only-{scheme})")
-        parts.append(f"<div markdown>\n**{title}** ({unit})\n\n{' '.join(images)}\n</div>\n")
-    parts.append("</div>\n\n")
-    below = "The charts are drawn from the tables below, which have intervals, settings and versions.\n"
-    with mkdocs_gen_files.open(PAGE, "w") as out:
-        out.write(text.replace(TITLE, TITLE + "\n".join((*parts, below)), 1))
+    home_charts = []
+    for page, names in PAGES.items():
+        with mkdocs_gen_files.open(f"results/{page}.md", "r") as file:
+            text = file.read()
+        title, rest = text.split("\n", 1)
+        with mkdocs_gen_files.open(f"results/{page}.md", "w") as out:
+            out.write(title + "\n" + grid([chart(name, text, "") for name in names]) + rest)
+        home_charts += [chart(name, text, "results/") for name in names]
     with mkdocs_gen_files.open(HOME, "r") as file:
         home = file.read()
-    more = f"All models, tools and intervals: [Results]({PAGE}).\n\n"
+    more = "All models, tools and intervals: [Results](results/index.md).\n\n"
     assert BEFORE in home, f"{HOME} has no heading {BEFORE!r}"
     with mkdocs_gen_files.open(HOME, "w") as out:
-        out.write(home.replace(BEFORE, "\n".join((*parts, more, BEFORE)), 1))
+        out.write(home.replace(BEFORE, "\n".join((grid(home_charts), more, BEFORE)), 1))
 
 
 main()

@@ -31,7 +31,7 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--part", choices=list(PARTS), action="append", help="only this part; can be repeated")
     parser.add_argument("--keep", help="folder for one pickled case of every kind of fault")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--write", action="store_true", help="put the table into docs/results.md")
+    parser.add_argument("--write", action="store_true", help="put the table into its page of docs/results/")
     return parser.parse_args(arguments)
 
 
