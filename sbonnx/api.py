@@ -20,7 +20,7 @@ from sbonnx.python_files import input_paths
 from sbonnx.recipe import as_yaml, names
 from sbonnx.report import Report
 from sbonnx.report.simplified import SimplifyReport
-from sbonnx.search import Metric, SearchResult, open_trials, search
+from sbonnx.search import Metric, searched
 from sbonnx.search.advice import advise as advice_for
 from sbonnx.search.advice import after_search
 from sbonnx.stages.state import PruneOptions, Request, Source, read_recipe
@@ -111,7 +111,6 @@ def quantize(  # noqa: PLR0913 - public entry point
         raise RecipeError("an evaluation is part of the verification: do not switch it off")
     with protecting(_inputs((model, data, resolved.tensor_overrides), recipe, evaluation)):
         _check_targets(output, (save_recipe, trt_cache, write_overrides), force=force)
-    found = None
     request = Request(
         model,
         resolved,
@@ -129,13 +128,7 @@ def quantize(  # noqa: PLR0913 - public entry point
     )
     if evaluation is not None:
         check_labels(request.source, evaluation, device=resolved.device)
-    if resolved.auto.enable or resolved.mixed.wanted:
-        request = pipeline.pruned(request, progress)
-        trials = open_trials(request, metric=metric, progress=progress)
-        found = search(trials, resolved, resolved.decided)
-        trials.progress.what = ""
-        resolved = found.recipe
-        request = replace(request, recipe=resolved)
+    request, found = searched(request, metric=metric, progress=progress)
     begin = time.perf_counter()
     state = pipeline.quantize(request, progress)
     report = state.report
@@ -144,8 +137,8 @@ def quantize(  # noqa: PLR0913 - public entry point
         advice = advice_for(state, seconds) if found is None else after_search(state, found)
         report = report if advice is None else replace(report, advice=advice.to_dict())
     if save_recipe is not None:
-        graphs.write_text(Path(save_recipe), as_yaml(resolved))
-    return report if found is None else _with_search(report, found)
+        graphs.write_text(Path(save_recipe), as_yaml(request.recipe))
+    return report if found is None else found.added_to(report)
 
 
 def simplify(  # noqa: PLR0913 - public entry point
@@ -274,14 +267,3 @@ def _check_targets(output: Any, others: Iterable[Any], *, force: bool) -> None:
         if target is not None:
             graphs.check_target(Path(target), inputs=taken, force=force, model=target is output)
             taken.append(Path(target))
-
-
-def _with_search(report: Report, found: SearchResult) -> Report:
-    """Add the outcome of the recipe search to the report."""
-    return replace(
-        report,
-        search=found.to_dict(),
-        notes=(*found.notes, *report.notes),
-        refusals=(*report.refusals, *found.refusals),
-        problems=(*report.problems, *found.problems),
-    )

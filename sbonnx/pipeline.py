@@ -22,7 +22,7 @@ from sbonnx.pruning.result import PruningReport
 from sbonnx.recipe import Recipe
 from sbonnx.report import Report
 from sbonnx.report.simplified import SimplifyReport
-from sbonnx.stages.contract import Stage, stage
+from sbonnx.stages.contract import S, Stage, stage
 from sbonnx.stages.measure import (
     calibrate,
     choose_accuracy_levels,
@@ -171,7 +171,7 @@ STAGES: Final[tuple[Stage, ...]] = (
 """From a request to a verified file and its report."""
 
 
-def run(stages: Iterable[Stage], state: PipelineState, options: RunOptions) -> PipelineState:
+def run(stages: Iterable[Stage], state: S, options: RunOptions) -> S:
     """Run stages in order.
 
     Raises:

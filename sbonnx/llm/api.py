@@ -1,29 +1,38 @@
-"""`quantize`: a decoder and texts in, a folder with the quantized decoder out."""
+"""`quantize`: a decoder and texts in, a folder with the quantized decoder out.
+
+The stages of decoders: texts before those of `sbonnx.pipeline`; caches, the folder and the evaluation after them.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from sbonnx import api as quantization
-from sbonnx.backends import BACKENDS
+from sbonnx import pipeline
+from sbonnx.backends import BACKENDS, backend_for
 from sbonnx.errors import DataError, RecipeError
 from sbonnx.input_files import protecting
-from sbonnx.llm.evaluate import DecoderEvaluation, DecoderLimits, evaluate_windows
+from sbonnx.llm.evaluate import DecoderLimits, evaluate_windows
 from sbonnx.llm.folder import check_folder, copy_rest, model_place, staged_folder, write_provenance
-from sbonnx.llm.kv_cache import quantize_caches, read_attention
+from sbonnx.llm.kv_cache import quantize_caches as write_caches
+from sbonnx.llm.kv_cache import read_attention
 from sbonnx.llm.layout import Decoder, read_decoder
 from sbonnx.llm.texts import Texts
 from sbonnx.llm.windows import DecoderFeeds, TokenWindows, read_windows
-from sbonnx.progress import Progress
+from sbonnx.options import RunOptions
+from sbonnx.progress import Progress, shown_by_default
 from sbonnx.python_files import input_paths
 from sbonnx.recipe import Recipe, load
 from sbonnx.report import Note, Report
+from sbonnx.search import SearchResult, searched
 from sbonnx.spec import Array, QuantSpec
+from sbonnx.stages.contract import Stage, Value, stage
+from sbonnx.stages.state import ABSENT, PipelineState, Request, run_options
 from sbonnx.version import __version__
 
 DEFAULTS: Final[dict[str, Any]] = {
@@ -43,6 +52,7 @@ NARROW: Final = 2
 NARROW_ROUNDING: Final = {"W.ROUNDING.TYPE": "adaquant", "W.ROUNDING.SCALE": "search"}
 """Rounding of 2 bits with texts: scales and values fitted to each other. It gains nothing at 3 and 4 bits."""
 
+WIDTH: Final = re.compile(r"w?(\d+)")
 
 NO_TEXTS: Final = Note(
     "no-texts", "no texts were given: weights are rounded to nearest and the perplexity is not measured"
@@ -56,9 +66,173 @@ FEW_WINDOWS: Final = (
     "were calibrated on"
 )
 
-WIDTH: Final = re.compile(r"w?(\d+)")
+FIGURES: Final = ("perplexity", "float_perplexity", "kl", "agreement", "tokens", "windows")
+"""Figures of the evaluation in the provenance of a folder."""
 
 
+@dataclass(frozen=True)
+class DecoderRequest:
+    """One decoder to quantize, beside the `Request` of its model.
+
+    Attributes:
+        decoder: the float decoder.
+        texts: see `sbonnx.llm.windows.read_windows`; None: weights are rounded to nearest.
+        target: the folder to write.
+        past, present: names of the caches, see `read_decoder`.
+        latency: measure speed and memory.
+    """
+
+    decoder: Decoder
+    texts: Texts | Array | None
+    target: Path
+    past: str | None = None
+    present: str | None = None
+    latency: bool = True
+
+
+@dataclass(frozen=True)
+class DecoderState(PipelineState):
+    """State of the pipeline, and the values of a decoder.
+
+    Attributes:
+        decoding: what was asked for.
+        windows: windows of tokens; None: there are no texts.
+        folder: the staged folder.
+        search: the search for the recipe; None: there was none.
+    """
+
+    decoding: DecoderRequest = ABSENT
+    windows: TokenWindows | None = None
+    folder: Path = ABSENT
+    search: SearchResult | None = None
+
+    @property
+    def present(self) -> frozenset[Value]:
+        """The values that are set, apart from those that can be None."""
+        return super().present if self.folder is None else super().present | {"folder"}
+
+    def staged(self, folder: Path) -> DecoderState:
+        """Return the state with the folder to write to."""
+        place = model_place(self.decoding.decoder, folder)
+        return replace(self, folder=folder, request=replace(self.request, output=place))
+
+
+def limits_of(settings: Recipe) -> DecoderLimits:
+    """Return the limits that a recipe sets for the evaluation."""
+    return DecoderLimits(settings.verify.max_perplexity, settings.verify.min_agreement)
+
+
+@stage(sets=("texts",))
+def read_texts(state: DecoderState, options: RunOptions) -> DecoderState:
+    """Read texts into windows of tokens, and make the feeds of those that are not held out.
+
+    With texts, logits are compared with float in place of the verification of the file.
+
+    Raises:
+        DataError: there are no texts, and the recipe needs some; see `read_windows`.
+        ModelError, DeviceError: the caches are to be quantized and cannot be; see `read_attention`.
+    """
+    decoder, texts, recipe = state.decoding.decoder, state.decoding.texts, state.request.recipe
+    section = recipe.llm
+    if section.kv_bits is not None:
+        read_attention(decoder)
+    if texts is None:
+        if section.kv_bits is not None:
+            raise DataError(NO_CACHE_TEXTS)
+        if limits_of(recipe).any:
+            raise DataError(NO_LIMIT_TEXTS)
+        return state
+    windows = read_windows(decoder, texts, window=section.window, tokens=section.tokens)
+    feeds = DecoderFeeds(decoder, windows.calibration, decode_share=section.decode_share, seed=recipe.calibration.seed)
+    return replace(state, windows=windows, request=replace(state.request, data=feeds, verify=False))
+
+
+@stage(needs=("texts",))
+def choose_recipe(state: DecoderState, options: RunOptions) -> DecoderState:
+    """Search for the recipe, such as the width of each layer, if the recipe asks for it; see `searched`."""
+    request, search = searched(state.request, progress=options.progress)
+    return replace(state, request=request, search=search)
+
+
+@stage(needs=("texts", "folder", "report"))
+def quantize_caches(state: DecoderState, options: RunOptions) -> DecoderState:
+    """Quantize the caches of the written model, with scales from the float decoder, if the recipe asks for it."""
+    bits = state.request.recipe.llm.kv_bits
+    if bits is not None and state.windows is not None:
+        decoder = state.decoding.decoder
+        write_caches(model_place(decoder, state.folder), decoder, state.windows.calibration, bits)
+    return state
+
+
+@stage(needs=("folder", "report"), sets=("report",))
+def copy_folder(state: DecoderState, options: RunOptions) -> DecoderState:
+    """Copy or link the other files of the decoder. The report names the final folder, and the search."""
+    report = state.report if state.search is None else state.search.added_to(state.report)
+    notes = (*report.notes, *copy_rest(state.decoding.decoder, state.folder))
+    return replace(state, report=replace(report, output=str(state.decoding.target), notes=notes))
+
+
+@stage(needs=("texts", "folder", "report"), sets=("report",))
+def measure_perplexity(state: DecoderState, options: RunOptions) -> DecoderState:
+    """Evaluate the written decoder on the windows that were held out, and check the limits of the recipe.
+
+    Raises:
+        DataError, ModelError: see `evaluate_windows`.
+    """
+    options.progress.close()  # its display takes time from what is measured
+    asked, windows, notes = state.decoding, state.windows, list(state.report.notes)
+    decoder = asked.decoder
+    if windows is None:
+        notes.append(NO_TEXTS)
+    elif not windows.divided:
+        notes.append(Note("few-windows", FEW_WINDOWS.format(count=len(windows.ids), length=windows.ids.shape[1])))
+    if decoder.structure.quantized:
+        notes.append(Note("already-quantized", "the model was quantized already: the float model gives better results"))
+    report = replace(state.report, notes=tuple(notes))
+    if windows is None:
+        return replace(state, report=report)
+    entry = state.folder if decoder.folder is not None else model_place(decoder, state.folder)
+    written = read_decoder(entry, past=asked.past, present=asked.present)
+    limits = limits_of(state.request.recipe)
+    found = evaluate_windows(written, windows.held_out, against=decoder, limits=limits, latency=asked.latency)
+    report = replace(
+        report,
+        metrics={**report.metrics, "llm": found.to_dict() | {"model": report.output}},
+        problems=(*report.problems, *found.problems),
+        notes=(*report.notes, *found.notes),
+    )
+    return replace(state, report=report)
+
+
+@stage(needs=("texts", "folder", "report"))
+def save_provenance(state: DecoderState, options: RunOptions) -> DecoderState:
+    """Write recipe, digest of the texts and figures into the folder."""
+    report, windows = state.report, state.windows
+    figures: dict[str, Any] = report.metrics.get("llm", {})
+    values = {
+        "program": f"sbonnx {__version__}",
+        "model": state.decoding.decoder.model.name,
+        "recipe": report.settings,
+        "texts": None if windows is None else {"sha256": windows.digest(), "windows": list(windows.ids.shape)},
+        "evaluation": {name: figures[name] for name in FIGURES if name in figures} or None,
+        "problems": list(report.problems),
+    }
+    write_provenance(state.folder, values)
+    return state
+
+
+DECODER: Final[tuple[Stage, ...]] = (
+    choose_recipe,  # AUTO, MIXED: a width for each layer
+    *pipeline.STAGES,  # from the model to the quantized one, as of any model
+    quantize_caches,  # LLM.KV_BITS: of the written file
+    copy_folder,
+    measure_perplexity,  # and check the limits
+    save_provenance,
+)
+"""From a decoder and windows of tokens (`read_texts`) to a folder for the same program, and its report."""
+
+
+@shown_by_default
 def quantize(  # noqa: PLR0913 - public entry point
     source: str | os.PathLike[str],
     texts: Texts | Array | None = None,
@@ -111,68 +285,55 @@ def quantize(  # noqa: PLR0913 - public entry point
         SbonnxError: a subclass, for every error that the user can fix. No partial folder is left.
     """
     decoder = read_decoder(source, tokenizer=tokenizer, past=past, present=present)
-    settings = recipe_for(
-        bits,
-        block_size,
-        recipe,
-        overrides,
-        backend=backend,
-        average_bits=average_bits,
-        kv_bits=kv_bits,
-        texts=texts is not None,
-    )
+    widths = Widths(bits, block_size, average_bits, kv_bits)
+    settings = recipe_for(widths, recipe, overrides, backend=backend, texts=texts is not None)
     target = Path(output)
     with protecting(input_paths([texts, tokenizer], [recipe])):
         check_folder(target, decoder, force=force)
-    if settings.llm.kv_bits is not None:
-        read_attention(decoder)  # before the work begins
-        if texts is None:
-            raise DataError(NO_CACHE_TEXTS)
-    if texts is None and limits_of(settings).any:
-        raise DataError(NO_LIMIT_TEXTS)
-    windows = None
-    if texts is not None:
-        windows = read_windows(decoder, texts, window=settings.llm.window, tokens=settings.llm.tokens)
-    feeds = None if windows is None else calibration_feeds(decoder, windows, settings)
-    with staged_folder(target, decoder, force=force) as stage:
-        place = model_place(decoder, stage)
-        # the evaluation compares with float by logits; without texts, the file is checked and opened
-        verify = windows is None
-        report = quantization.quantize(
-            decoder.model, feeds, recipe=settings, output=place, verify=verify, progress=progress, details=details
-        )
-        if settings.llm.kv_bits is not None and windows is not None:
-            quantize_caches(place, decoder, windows.calibration, settings.llm.kv_bits)
-        report = replace(report, notes=(*report.notes, *copy_rest(decoder, stage)))
-        evaluation = None
-        if windows is not None:
-            written = read_decoder(_entry(decoder, stage, place), past=past, present=present)
-            evaluation = evaluate_windows(
-                written, windows.held_out, against=decoder, limits=limits_of(settings), latency=latency
-            )
-        report = _with_evaluation(report, decoder, target, windows, evaluation)
-        write_provenance(stage, _provenance(report, decoder, windows))
-    return report
+    request = Request(decoder.model, settings, backend_for(settings.backend, settings.version), details=details)
+    options = run_options(settings, progress)
+    state = DecoderState(request, decoding=DecoderRequest(decoder, texts, target, past, present, latency))
+    state = pipeline.run((read_texts,), state, options)
+    with closing(options.progress), staged_folder(target, decoder, force=force) as folder:
+        return pipeline.run(DECODER, state.staged(folder), options).report
 
 
-def calibration_feeds(decoder: Decoder, windows: TokenWindows, settings: Recipe) -> DecoderFeeds:
-    """Return the feeds of the calibration windows."""
-    section = settings.llm
-    return DecoderFeeds(decoder, windows.calibration, decode_share=section.decode_share, seed=settings.calibration.seed)
+@dataclass(frozen=True)
+class Widths:
+    """Bits and blocks of a decoder; None: as the recipe says. See `quantize`."""
+
+    bits: str | int | None = None
+    block_size: int | None = None
+    average_bits: float | None = None
+    kv_bits: int | None = None
+
+    def keys(self) -> dict[str, Any]:
+        """Return the values that are given, by key of the recipe.
+
+        Raises:
+            RecipeError: `bits` is no width.
+        """
+        width = None if self.bits is None else WIDTH.fullmatch(str(self.bits).strip().lower())
+        if self.bits is not None and width is None:
+            raise RecipeError(f"the bits of a decoder's weights are a number such as 4 or w4, got '{self.bits}'")
+        values = {
+            "W.QUANTIZER.BIT": None if width is None else int(width[1]),
+            "W.BLOCK_SIZE": self.block_size,
+            "MIXED.BUDGET.BITS": self.average_bits,
+            "LLM.KV_BITS": self.kv_bits,
+        }
+        return {key: value for key, value in values.items() if value is not None}
 
 
 def recipe_for(
-    bits: str | int | None,
-    block_size: int | None,
-    recipe: Any,
+    widths: Widths,
+    recipe: Any = None,
     overrides: Mapping[str, Any] | Sequence[str] = (),
     *,
     backend: str | None = None,
-    average_bits: float | None = None,
-    kv_bits: int | None = None,
     texts: bool = False,
 ) -> Recipe:
-    """Return the recipe of a decoder: the defaults, then `recipe`, then the keywords, then `overrides`.
+    """Return the recipe of a decoder: the defaults, then `recipe`, then `widths`, then `overrides`.
 
     Raises:
         RecipeError: a value is wrong, MODE is not weight_only, or caches are to be quantized for another runtime.
@@ -181,18 +342,7 @@ def recipe_for(
     if "MODE" in settings.decided:
         _require_weight_only(settings)
     keys = {key: value for key, value in DEFAULTS.items() if key not in settings.decided}
-    if bits is not None:
-        width = WIDTH.fullmatch(str(bits).strip().lower())
-        if width is None:
-            raise RecipeError(f"the bits of a decoder's weights are a number such as 4 or w4, got '{bits}'")
-        keys["W.QUANTIZER.BIT"] = int(width[1])
-    if block_size is not None:
-        keys["W.BLOCK_SIZE"] = block_size
-    if average_bits is not None:
-        keys["MIXED.BUDGET.BITS"] = average_bits
-    if kv_bits is not None:
-        keys["LLM.KV_BITS"] = kv_bits
-    settings = load(load(settings, overrides=keys), overrides=overrides)
+    settings = load(load(settings, overrides=keys | widths.keys()), overrides=overrides)
     _require_weight_only(settings)
     if settings.llm.kv_bits is not None and BACKENDS[settings.backend].files.builds_engine:
         raise RecipeError("caches are quantized for kernels of onnxruntime: leave out --kv (LLM.KV_BITS)")
@@ -213,48 +363,3 @@ def _defaults_by_width(settings: Recipe, *, texts: bool) -> dict[str, Any]:
 def _require_weight_only(settings: Recipe) -> None:
     if settings.mode != "weight_only":
         raise RecipeError(f"decoders are quantized with MODE weight_only, and the recipe has MODE: {settings.mode}")
-
-
-def limits_of(settings: Recipe) -> DecoderLimits:
-    """Return the limits that a recipe sets for the evaluation."""
-    return DecoderLimits(settings.verify.max_perplexity, settings.verify.min_agreement)
-
-
-def _entry(decoder: Decoder, stage: Path, place: Path) -> Path:
-    """Return what a reader of the output opens: the folder, or the file."""
-    return place if decoder.folder is None else stage
-
-
-def _with_evaluation(
-    report: Report, decoder: Decoder, target: Path, windows: TokenWindows | None, evaluation: DecoderEvaluation | None
-) -> Report:
-    notes = list(report.notes)
-    if windows is None:
-        notes.append(NO_TEXTS)
-    elif not windows.divided:
-        notes.append(Note("few-windows", FEW_WINDOWS.format(count=len(windows.ids), length=windows.ids.shape[1])))
-    if decoder.structure.quantized:
-        notes.append(Note("already-quantized", "the model was quantized already: the float model gives better results"))
-    report = replace(report, output=str(target), notes=tuple(notes))
-    if evaluation is None:
-        return report
-    figures = evaluation.to_dict() | {"model": str(target)}
-    return replace(
-        report,
-        metrics={**report.metrics, "llm": figures},
-        problems=(*report.problems, *evaluation.problems),
-        notes=(*report.notes, *evaluation.notes),
-    )
-
-
-def _provenance(report: Report, decoder: Decoder, windows: TokenWindows | None) -> dict[str, Any]:
-    figures = report.metrics.get("llm", {})
-    names = ("perplexity", "float_perplexity", "kl", "agreement", "tokens", "windows")
-    return {
-        "program": f"sbonnx {__version__}",
-        "model": decoder.model.name,
-        "recipe": report.settings,
-        "texts": None if windows is None else {"sha256": windows.digest(), "windows": list(windows.ids.shape)},
-        "evaluation": {name: figures[name] for name in names if name in figures} or None,
-        "problems": list(report.problems),
-    }

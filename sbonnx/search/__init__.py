@@ -7,7 +7,7 @@ from sbonnx.search.bit_search import Measured, MixedOutcome, choose, for_budget,
 from sbonnx.search.evaluation import Goal, Judge, Score
 from sbonnx.search.loss_survey import SensitivitySurvey, survey
 from sbonnx.search.pareto import Front, Option
-from sbonnx.search.recipe_search import Attempt, SearchResult, search
+from sbonnx.search.recipe_search import Attempt, SearchResult, search, searched
 from sbonnx.search.trials import Trials, open_trials, settled
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "for_loss",
     "open_trials",
     "search",
+    "searched",
     "settled",
     "survey",
 ]

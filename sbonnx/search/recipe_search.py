@@ -10,16 +10,19 @@ from typing import Any, Final
 from sbonnx import graph as graphs
 from sbonnx.errors import SbonnxError
 from sbonnx.graph import Graph, query
-from sbonnx.metrics import ratio_db
+from sbonnx.metrics import Metric, ratio_db
 from sbonnx.ops import LINEAR, MATRIX_PRODUCTS
+from sbonnx.pipeline import pruned
+from sbonnx.progress import Progress
 from sbonnx.recipe import Recipe
 from sbonnx.recipe.backend_limits import sides
 from sbonnx.recipe.names import FLOAT, FULL_BITS, NEAREST, is_per_channel
-from sbonnx.report import Note, Reason, Refusal
+from sbonnx.report import Note, Reason, Refusal, Report
 from sbonnx.search.bit_search import MixedOutcome, choose, for_loss
 from sbonnx.search.evaluation import Goal, Score
 from sbonnx.search.loss_survey import survey
-from sbonnx.search.trials import Trials, changed, settled
+from sbonnx.search.trials import Trials, changed, open_trials, settled
+from sbonnx.stages.state import Request
 
 BATCH_NORM: Final = "BatchNormalization"
 LOW_BITS: Final = 4
@@ -267,6 +270,16 @@ class SearchResult:
     goal: Goal
     loss: str
 
+    def added_to(self, report: Report) -> Report:
+        """Return the report of the final recipe, with this result."""
+        return replace(
+            report,
+            search=self.to_dict(),
+            notes=(*self.notes, *report.notes),
+            refusals=(*report.refusals, *self.refusals),
+            problems=(*report.problems, *self.problems),
+        )
+
     @property
     def problems(self) -> tuple[str, ...]:
         """Reasons why the result misses the goal."""
@@ -326,6 +339,27 @@ class SearchResult:
             "steps": [one.to_dict() for one in self.attempts],
             "mixed": None if self.outcome is None else self.outcome.to_dict(),
         }
+
+
+def searched(
+    request: Request, *, metric: Metric | None = None, progress: Progress | None = None
+) -> tuple[Request, SearchResult | None]:
+    """Run the search if the recipe of a request has one. Return the request with the recipe to run.
+
+    Args:
+        metric: the loss that MIXED.MAX_LOSS limits.
+
+    Raises:
+        SbonnxError: a subclass; see `open_trials` and `search`.
+    """
+    recipe = request.recipe
+    if not (recipe.auto.enable or recipe.mixed.wanted):
+        return request, None
+    request = pruned(request, progress)
+    trials = open_trials(request, metric=metric, progress=progress)
+    found = search(trials, recipe, recipe.decided)
+    trials.progress.what = ""
+    return replace(request, recipe=found.recipe), found
 
 
 def search(trials: Trials, recipe: Recipe, decided: frozenset[str]) -> SearchResult:

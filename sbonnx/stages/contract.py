@@ -9,18 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import update_wrapper
-from typing import TYPE_CHECKING, Final, Literal, final
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, final
 
 from sbonnx.options import RunOptions
 
 if TYPE_CHECKING:
     from sbonnx.stages.state import PipelineState
 
-Value = Literal["graph", "plan", "data", "ranges", "solution", "quantized", "report", "removed", "pruned"]
-"""A value of the state: the float graph, its plan, samples, ranges of activations, scales and weights, the quantized
-graph, the report, the graph without channels, the pruned model."""
+S = TypeVar("S", bound="PipelineState")
+"""The state, or a class of it with more values."""
 
-MayBeNone: Final[frozenset[Value]] = frozenset({"data", "ranges"})
+Value = Literal[
+    "graph", "plan", "data", "ranges", "solution", "quantized", "report", "removed", "pruned", "texts", "folder"
+]
+"""A value of the state: the float graph, its plan, samples, ranges of activations, scales and weights, the quantized
+graph, the report, the graph without channels, the pruned model; of decoders, windows of tokens and the staged folder.
+"""
+
+MayBeNone: Final[frozenset[Value]] = frozenset({"data", "ranges", "texts"})
 """Values that can be None after their stage has run: there was nothing to read or to measure."""
 
 
@@ -37,7 +43,7 @@ class Stage:
 
     def __init__(
         self,
-        run: Callable[[PipelineState, RunOptions], PipelineState],
+        run: Callable[[Any, RunOptions], Any],
         needs: Iterable[Value],
         sets: Iterable[Value],
     ) -> None:
@@ -49,7 +55,7 @@ class Stage:
     def __repr__(self) -> str:
         return f"<stage {self.__name__}>"
 
-    def __call__(self, state: PipelineState, options: RunOptions) -> PipelineState:
+    def __call__(self, state: S, options: RunOptions) -> S:
         """Run the stage.
 
         Raises:
@@ -58,11 +64,12 @@ class Stage:
         absent = sorted(self.needs - MayBeNone - state.present)
         if absent:
             raise RuntimeError(f"stage {self.__name__} needs {', '.join(absent)}, which no stage before it has set")
-        return self._run(state, options)
+        following: S = self._run(state, options)
+        return following
 
 
 def stage(
     *, needs: Iterable[Value] = (), sets: Iterable[Value] = ()
-) -> Callable[[Callable[[PipelineState, RunOptions], PipelineState]], Stage]:
+) -> Callable[[Callable[[S, RunOptions], S]], Stage]:
     """Declare the contract of a stage, see `Stage`."""
     return lambda run: Stage(run, needs, sets)

@@ -8,6 +8,7 @@ import pytest
 
 from sbonnx import pipeline
 from sbonnx.assets import digits
+from sbonnx.llm.api import DECODER, read_texts
 from sbonnx.options import RunOptions
 from sbonnx.quant_model.pipeline_steps import CALC_QPARAMS
 from sbonnx.stages.contract import Stage, Value, stage
@@ -28,6 +29,8 @@ TUPLES: dict[str, tuple[frozenset[Value], tuple[Stage, ...]]] = {
     "calc_qparams": (PREPARED | {"data", "ranges"}, CALC_QPARAMS),
     "quantized graph": (SOLVED, pipeline.INSERT),
     "write": (SOLVED, pipeline.WRITE),
+    "texts of a decoder": (frozenset(), (read_texts,)),
+    "decoder": (frozenset({"texts", "folder"}), DECODER),
 }
 """Tuples of stages, with the values that their callers set."""
 

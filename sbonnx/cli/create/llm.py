@@ -6,6 +6,7 @@ import inspect as signatures
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sbonnx.cli import options
 from sbonnx.cli.create.qat import RATE as LEARNING_RATE
 from sbonnx.cli.create.qat import SEED, TRAINING
-from sbonnx.cli.create.quantize import check_report
+from sbonnx.cli.create.quantize import check_report, write_report
 from sbonnx.cli.options import Arguments, CommandOption, required_output
 from sbonnx.errors import DataError, RecipeError
 from sbonnx.present.text.tables import show_refusals
@@ -242,15 +243,11 @@ def _part(name: str, weights: list[DecoderWeight]) -> dict[str, Any]:
 
 def run_quantize(given: Arguments) -> int:
     """Quantize a decoder and evaluate it."""
-    from sbonnx.graph import write_text
     from sbonnx.llm import quantize
-    from sbonnx.present.text.printer import to_json
-    from sbonnx.terminal import versioned
 
     output, page = required_output(given[OUTPUT]), given[options.REPORT]
     check_report(page, [given[SOURCE]], force=given[options.FORCE])
-    progress = given.progress()
-    try:
+    with closing(given.progress()) as progress:
         report = quantize(
             given[SOURCE],
             given[TEXT],
@@ -260,31 +257,19 @@ def run_quantize(given: Arguments) -> int:
             block_size=given[BLOCK_SIZE],
             kv_bits=given[KV],
             recipe=given[options.RECIPE],
-            tokenizer=given[TOKENIZER],
-            past=given[PAST],
-            present=given[PRESENT],
+            **_names(given),
             force=given[options.FORCE],
             latency=not given[NO_LATENCY],
             details=page is not None,
             progress=progress,
             overrides=given.overrides(),
         )
-    finally:
-        progress.close()
     printer = given.printer()
     code = printer.problems(report.problems)
-    values = report.to_dict()
-    if page is not None:
-        if page.suffix.lower() == ".json":
-            write_text(page, to_json(versioned("quantize", values)) + "\n")
-        else:
-            from sbonnx.present.html import single_page
-
-            write_text(page, single_page(values))
-    printer.value("quantize", values)
-    figures = report.metrics.get("llm", {})
-    printer.facts(report.model, {"quantized": f"{report.counts['weights']} weights", **_facts(figures)})
-    _show_speed(printer, figures)
+    write_report(page, report)
+    printer.value("quantize", report.to_dict())
+    counts = {"quantized": f"{report.counts['weights']} weights"}
+    _show_figures(printer, report.model, report.metrics.get("llm", {}), counts)
     show_refusals(printer, report.refusals)
     for note in report.notes:
         printer.note(note)
@@ -299,17 +284,13 @@ def run_evaluate(given: Arguments) -> int:
     from sbonnx.llm.api import limits_of
     from sbonnx.recipe import load
 
-    text = given[TEXT]
-    if text is None:
-        raise DataError("--text is missing: give a .txt or .jsonl file, or a folder of them")
+    text = _required_text(given)
     settings = load(None, overrides=given.overrides())
     found = evaluate(
         given[SOURCE],
         text,
         against=given[AGAINST],
-        tokenizer=given[TOKENIZER],
-        past=given[PAST],
-        present=given[PRESENT],
+        **_names(given),
         window=settings.llm.window,
         tokens=settings.llm.tokens,
         adapter=given[ADAPTER],
@@ -318,10 +299,8 @@ def run_evaluate(given: Arguments) -> int:
     )
     printer = given.printer()
     code = printer.problems(found.problems)
-    values = found.to_dict()
-    printer.value("llm-evaluate", values)
-    printer.facts(str(given[SOURCE]), _facts(values))
-    _show_speed(printer, values)
+    printer.value("llm-evaluate", found.to_dict())
+    _show_figures(printer, str(given[SOURCE]), found.to_dict())
     for note in found.notes:
         printer.note(note)
     return code
@@ -333,16 +312,13 @@ def run_adapt(given: Arguments) -> int:
     from sbonnx.qat import Settings
     from sbonnx.recipe import load
 
-    output, text = required_output(given[OUTPUT]), given[TEXT]
-    if text is None:
-        raise DataError("--text is missing: give a .txt or .jsonl file, or a folder of them")
+    output, text = required_output(given[OUTPUT]), _required_text(given)
     try:
         settings = Settings(**{row.name: given[row] for row in TRAINING_SETTINGS})
     except ValueError as error:
         raise RecipeError(f"--{error}") from error
     section = load(None, overrides=given.overrides(without=[options.DEVICE])).llm
-    progress = given.progress()
-    try:
+    with closing(given.progress()) as progress:
         found = adapt(
             given[SOURCE],
             text,
@@ -359,19 +335,27 @@ def run_adapt(given: Arguments) -> int:
             latency=not given[NO_LATENCY],
             progress=progress,
         )
-    finally:
-        progress.close()
     printer = given.printer()
     code = printer.problems(found.after.problems)
-    before, after = found.before.to_dict(), found.after.to_dict()
     printer.value("llm-adapt", found.to_dict())
-    printer.facts(f"{given[SOURCE]}, before", _facts(before))
-    printer.facts(f"{output}, {found.weights} adapters", _facts(after))
-    _show_speed(printer, after)
+    printer.facts(f"{given[SOURCE]}, before", _facts(found.before.to_dict()))
+    _show_figures(printer, f"{output}, {found.weights} adapters", found.after.to_dict())
     for note in found.after.notes:
         printer.note(note)
     printer.line(f"written: {output}")
     return code
+
+
+def _required_text(given: Arguments) -> Path:
+    text = given[TEXT]
+    if text is None:
+        raise DataError("--text is missing: give a .txt or .jsonl file, or a folder of them")
+    return text
+
+
+def _names(given: Arguments) -> dict[str, Any]:
+    """Return tokenizer and caches of a single file, as `read_decoder` takes them."""
+    return {"tokenizer": given[TOKENIZER], "past": given[PAST], "present": given[PRESENT]}
 
 
 def _facts(figures: Mapping[str, Any]) -> dict[str, object]:
@@ -406,9 +390,13 @@ def _facts(figures: Mapping[str, Any]) -> dict[str, object]:
     }
 
 
-def _show_speed(printer: Printer, figures: Mapping[str, Any]) -> None:
+def _show_figures(
+    printer: Printer, title: str, figures: Mapping[str, Any], counts: Mapping[str, object] | None = None
+) -> None:
+    """Print an evaluation, below other facts."""
     from sbonnx.report.verdict import latency_text
 
+    printer.facts(title, {**(counts or {}), **_facts(figures)})
     rows = [
         (
             row["threads"],
@@ -430,7 +418,7 @@ def _show_speed(printer: Printer, figures: Mapping[str, Any]) -> None:
 def _decoder(given: Arguments) -> Decoder:
     from sbonnx.llm import read_decoder
 
-    return read_decoder(given[SOURCE], tokenizer=given[TOKENIZER], past=given[PAST], present=given[PRESENT])
+    return read_decoder(given[SOURCE], **_names(given))
 
 
 def _size(count: int) -> str:

@@ -227,19 +227,23 @@ def _facts(given: Arguments, report: Report) -> list[tuple[str, str]]:
     return facts
 
 
+def write_report(file: Path | None, report: Report) -> None:
+    """Write the report to the file of ``--report`` if given, as JSON or as a page."""
+    if file is None:
+        return
+    from sbonnx import graph as graphs
+    from sbonnx.present.html import single_page
+
+    values, as_json = report.to_dict(), file.suffix.lower() == JSON
+    graphs.write_text(file, to_json(versioned("quantize", values)) + "\n" if as_json else single_page(values))
+
+
 def show_report(given: Arguments, report: Report) -> int:
     """Print the report, write it to the file of ``--report`` if given, and return the exit code."""
     from sbonnx import graph as graphs
 
-    printer, file = given.printer(), given[options.REPORT]
-    if file is not None:
-        if file.suffix.lower() == JSON:
-            text = to_json(versioned("quantize", report.to_dict())) + "\n"
-        else:
-            from sbonnx.present.html import single_page
-
-            text = single_page(report.to_dict())
-        graphs.write_text(file, text)
+    printer = given.printer()
+    write_report(given[options.REPORT], report)
     script = given.values.get(options.TRTEXEC)
     if script is not None:
         graphs.write_text(script, f"#!/bin/sh\n{report.engine_command}\n")
