@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import sys
 import time
@@ -417,14 +416,7 @@ def _renamed(text: str, target: Path, job: Job) -> str:
 
 def _report_values(report: Report, job: Job, recipe: Recipe, target: Path) -> dict[str, Any]:
     """Convert the report to JSON values, with the output path and recipe of the job."""
-    words = (_renamed(word, target, job) for word in shlex.split(report.engine_command))
-    told = replace(
-        report,
-        model=job.model,
-        output=job.output,
-        settings=recipe.to_dict(),
-        engine_command=shlex.join(words),  # quoted again: the output path may need it
-    )
+    told = replace(report.placed_at(job.output), model=job.model, settings=recipe.to_dict())
     values = told.to_dict()
     values["metrics"] = {**values["metrics"], "own": []}
     if values["details"]:

@@ -167,9 +167,11 @@ def quantize_caches(state: DecoderState, options: RunOptions) -> DecoderState:
 @stage(needs=("folder", "report"), sets=("report",))
 def copy_folder(state: DecoderState, options: RunOptions) -> DecoderState:
     """Copy or link the other files of the decoder. The report names the final folder, and the search."""
+    decoder, target = state.decoding.decoder, state.decoding.target
     report = state.report if state.search is None else state.search.added_to(state.report)
-    notes = (*report.notes, *copy_rest(state.decoding.decoder, state.folder))
-    return replace(state, report=replace(report, output=str(state.decoding.target), notes=notes))
+    notes = (*report.notes, *copy_rest(decoder, state.folder))
+    report = report.placed_at(str(model_place(decoder, target)))
+    return replace(state, report=replace(report, output=str(target), notes=notes))
 
 
 @stage(needs=("texts", "folder", "report"), sets=("report",))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Literal
 
@@ -123,6 +125,14 @@ class Report(NotebookView):
         return verdict_of(
             self.metrics, problems=self.problems, backend=self.backend, max_loss=allowed_loss(self.settings)
         )
+
+    def placed_at(self, output: str) -> Report:
+        """Return the report of the file at another path, with that path in the engine command."""
+        if self.output is None:
+            return replace(self, output=output)
+        beside = os.path.splitext(self.output)[0], os.path.splitext(output)[0]
+        words = (word.replace(self.output, output).replace(*beside) for word in shlex.split(self.engine_command))
+        return replace(self, output=output, engine_command=shlex.join(words))  # quoted again: the path may need it
 
     def __repr__(self) -> str:
         where = "in memory" if self.output is None else self.output

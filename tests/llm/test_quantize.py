@@ -280,13 +280,15 @@ def test_help_of_the_group(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--text" in capsys.readouterr().out
 
 
-def test_blocks_of_int4_for_tensorrt(tmp_path: Path) -> None:
+def test_blocks_of_int4_for_tensorrt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """DequantizeLinear of int4 in blocks of 128, symmetric; evaluated in its form, and without findings of lint."""
     source, output = write_grouped_folder(tmp_path / "m", grouped_model(1)), tmp_path / "q"
     np.savez(tmp_path / "t.npz", ids=token_windows())
     command = ["llm", "quantize", str(source), "--text", str(tmp_path / "t.npz"), "-o", str(output), "--no-latency"]
     sets = [word for text in (*SMALL, "EFFORT=fast") for word in ("--set", text)]
-    assert main([*command, "--backend", "tensorrt@10", "--quiet", *sets]) == 0
+    assert main([*command, "--backend", "tensorrt@10", "--json", *sets]) == 0
+    engine = json.loads(capsys.readouterr().out)["engine_command"]
+    assert f"--onnx={output / 'model.onnx'} --saveEngine={output / 'model'}." in engine
     model = onnx.load(output / "model.onnx")
     nodes = [node for node in model.graph.node if node.op_type == "DequantizeLinear"]
     kinds = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
