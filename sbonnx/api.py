@@ -1,4 +1,4 @@
-"""Entry points `sbonnx.quantize` and `sbonnx.prune`: settings and checks; the stages are in `sbonnx.pipeline`."""
+"""Entry points `sbonnx.quantize`, `prune` and `simplify`: settings and checks; the stages are in `sbonnx.pipeline`."""
 
 from __future__ import annotations
 

@@ -177,8 +177,8 @@ def run(stages: Iterable[Stage], state: S, options: RunOptions) -> S:
     Raises:
         SbonnxError: a subclass, for every error that the user can fix.
     """
-    for each in stages:
-        state = each(state, options)
+    for step in stages:
+        state = step(state, options)
     return state
 
 

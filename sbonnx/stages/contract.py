@@ -20,10 +20,22 @@ S = TypeVar("S", bound="PipelineState")
 """The state, or a class of it with more values."""
 
 Value = Literal[
-    "graph", "plan", "data", "ranges", "solution", "quantized", "report", "removed", "pruned", "texts", "folder"
+    "graph",
+    "plan",
+    "data",
+    "ranges",
+    "solution",
+    "quantized",
+    "report",
+    "removed",
+    "pruned",
+    "simplified",
+    "texts",
+    "folder",
 ]
 """A value of the state: the float graph, its plan, samples, ranges of activations, scales and weights, the quantized
-graph, the report, the graph without channels, the pruned model; of decoders, windows of tokens and the staged folder.
+graph, the report, the graph without channels, the pruned model, the report of a simplification; of decoders, windows of
+tokens and the staged folder.
 """
 
 MayBeNone: Final[frozenset[Value]] = frozenset({"data", "ranges", "texts"})

@@ -32,7 +32,7 @@ EQUAL_HALF_DB: Final = 40.0
 """Threshold for models that compute in half precision (float16 or bfloat16: 50 to 70 dB)."""
 
 
-@stage(needs=("graph",), sets=("report",))
+@stage(needs=("graph",), sets=("simplified",))
 def save_simplified(state: PipelineState, options: RunOptions) -> PipelineState:
     """Save the model, and compare its outputs with those of the original: on the data, or on synthetic feeds.
 

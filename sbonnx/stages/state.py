@@ -244,6 +244,7 @@ class PipelineState:
             "report": self.report,
             "removed": self.removed,
             "pruned": self.request.pruned,
+            "simplified": self.simplified,
         }
         return frozenset(name for name, value in values.items() if value is not None)
 
