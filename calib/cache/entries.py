@@ -9,13 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import secrets
+import sys
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from math import prod
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import numpy as np
 
@@ -23,6 +25,9 @@ from sbonnx.calib.sketches import Sketch
 from sbonnx.errors import DataError, OutputError
 from sbonnx.input_files import read_regular
 from sbonnx.spec import Array
+
+if sys.platform != "win32":
+    import fcntl
 
 FORMAT: Final = 3
 """Version of the files. 1 was a folder of other binary files, 2 an SQLite database."""
@@ -39,7 +44,10 @@ LARGEST: Final = 1 << 40
 """Size limit in bytes of a file to read."""
 
 ABANDONED: Final = 3600.0
-"""Seconds after which an unfinished file is that of a killed process."""
+"""Seconds after which an unfinished file is that of a killed process, on systems that cannot lock it."""
+
+UNFINISHED: Final = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
+"""Names of unfinished files."""
 
 NARROW: Final = (np.uint8, np.uint16, np.uint32)
 """Types for storing int64 counts: the first one that holds them, in a quarter of the bytes or less."""
@@ -61,16 +69,44 @@ def write_file(path: Path, content: bytes) -> None:
     Raises:
         OutputError: it cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
+        temporary, file = _create_locked(path)
         try:
-            temporary.write_bytes(content)
-            os.replace(temporary, path)
+            with file:
+                file.write(content)
+                if sys.platform == "win32":  # an open file cannot be renamed
+                    file.close()
+                else:
+                    file.flush()
+                os.replace(temporary, path)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
     except OSError as error:
         raise OutputError(f"'{path}' cannot be written: {error.strerror or error}") from error
+
+
+def _create_locked(path: Path) -> tuple[Path, IO[bytes]]:
+    """Create an unfinished file that is locked (flock) until it is closed, or until its process ends."""
+    while True:
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+        file = temporary.open("xb")
+        if _locked(file) is not False and os.fstat(file.fileno()).st_nlink:
+            return temporary, file
+        file.close()  # `remove_abandoned` of another process came between
+
+
+def _locked(file: IO[bytes]) -> bool | None:
+    """Lock an open file; False if another process holds the lock, None if files cannot be locked here."""
+    if sys.platform == "win32":
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
 
 
 def write_entry(path: Path, identity: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
@@ -141,10 +177,16 @@ def remove_files(paths: Iterable[Path]) -> None:
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Remove unfinished files of killed processes."""
+    """Remove unfinished files of killed processes: those that no process has locked.
+
+    Where there are no locks, age decides: see `ABANDONED`.
+    """
     with suppress(OSError):
-        old = time.time() - ABANDONED
-        remove_files(path for path in folder.glob(".*-*.*.tmp") if path.stat().st_mtime < old)
+        for path in [path for path in folder.iterdir() if UNFINISHED.fullmatch(path.name)]:
+            with suppress(OSError), path.open("r+b") as file:
+                locked = _locked(file)
+                if locked or (locked is None and time.time() - os.fstat(file.fileno()).st_mtime > ABANDONED):
+                    path.unlink()
 
 
 def sketch_of(arrays: Mapping[str, Array] | None) -> Sketch | None:

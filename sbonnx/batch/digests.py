@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import stat
 import time
 from pathlib import Path
 from typing import Any, Final
 
+from sbonnx.calib.cache.entries import write_file
+from sbonnx.errors import OutputError
 from sbonnx.graph.digests import combined, file_digest, text
 from sbonnx.graph.storage.model_file import external_names
 
@@ -84,14 +85,9 @@ class Digests:
         if self._file is None or not self._fresh:
             return
         kept = dict(list(self._known.items())[-NEWEST:])
-        temporary = self._file.with_name(f".{FILE}.{secrets.token_hex(4)}.tmp")
-        try:
+        with contextlib.suppress(OSError, OutputError):
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(kept))
-            os.replace(temporary, self._file)
-        except OSError:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
+            write_file(self._file, json.dumps(kept).encode())
         self._fresh = False
 
     def _read(self) -> dict[str, list[Any]]:

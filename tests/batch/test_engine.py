@@ -311,8 +311,11 @@ def test_the_parent_is_ended(number: int, places: Places) -> None:
         if number == signal.SIGINT:
             assert process.stderr is not None
             assert b"KeyboardInterrupt" in process.stderr.read()
-    for left in (places.output / ".sbonnx" / "steps" / ".k-hang-a.4711", places.output / ".hang-a.onnx.0a1b.tmp"):
-        left.write_text("half") if left.suffix == ".tmp" else left.mkdir(parents=True, exist_ok=True)
+    state = places.output / ".sbonnx"
+    unfinished = [state / ".digests.json.0a1b2c3d.tmp", state / "sketches" / "s" / "m" / ".layer.rounded.0a1b2c3d.tmp"]
+    for left in (state / "steps" / ".k-hang-a.4711", places.output / ".hang-a.onnx.0a1b.tmp", *unfinished):
+        left.parent.mkdir(parents=True, exist_ok=True)
+        left.write_text("half") if left.suffix == ".tmp" else left.mkdir()
     mine = places.output / ".mine.tmp"
     mine.touch()
     steps = [works.step_of("hang-a", places.output, seconds=0.2)]

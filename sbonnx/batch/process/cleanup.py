@@ -19,6 +19,7 @@ from sbonnx.batch.jobs.job import Places, Step
 from sbonnx.batch.process.locks import lock_path, take
 from sbonnx.batch.redaction import revealed
 from sbonnx.batch.remote import local_path
+from sbonnx.calib.cache.entries import remove_abandoned
 from sbonnx.errors import OutputError, SbonnxError
 
 UNUSED_DAYS: Final = 30.0
@@ -68,6 +69,9 @@ def sweep(places: Places, steps: Iterable[Step]) -> None:
         finally:
             os.close(fd)
     remove_empty(scratch)
+    remove_abandoned(places.state)
+    for cache, _, _ in os.walk(places.state / "sketches"):
+        remove_abandoned(Path(cache))
     for step in steps:
         left = [path for job in step.jobs if step.kind == "quantize" for path in _beside(job.output)]
         if left:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -220,14 +221,42 @@ def test_special_files_are_not_waited_for(suffix: str, tmp_path: Path) -> None:
     assert path.exists()
 
 
+@POSIX
 def test_unfinished_files_of_killed_processes_are_removed(tmp_path: Path) -> None:
+    """At once, and not those of a process that is alive, however old they are."""
+    import fcntl
+
     opened(tmp_path)
+    paths = [tmp_path / f".{name}-0123{SKETCH}.89abcdef.tmp" for name in ("dead", "alive")]
+    for path in paths:
+        path.touch()
+    os.utime(paths[1], (time.time() - 7200,) * 2)
+    with paths[1].open("rb") as alive:
+        fcntl.flock(alive, fcntl.LOCK_EX)
+        opened(tmp_path)
+        assert [name.split("-")[0] for name in files(tmp_path)] == [".alive", HEADER]
+    opened(tmp_path)
+    assert files(tmp_path) == [HEADER]
+
+
+@POSIX
+def test_without_locks_unfinished_files_are_removed_after_an_hour(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fcntl
+
+    def unsupported(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    opened(tmp_path).save({KEYS[0]: seen(KEYS[0])})
     for name, age in (("old", 7200), ("new", 10)):
         path = tmp_path / f".{name}-0123{SKETCH}.89abcdef.tmp"
         path.touch()
         os.utime(path, (time.time() - age,) * 2)
     opened(tmp_path)
-    assert [name.split("-")[0] for name in files(tmp_path)] == [".new", HEADER]
+    assert [name.split("-")[0] for name in files(tmp_path) if name.startswith(".")] == [".new"]
+    assert one(opened(tmp_path), KEYS[0]) is not None
 
 
 # --- several caches ------------------------------------------------------------------------------------------------
