@@ -22,7 +22,7 @@ TESTS: Final = (
     "tests/test_ops.py",
     "tests/test_assets.py",
     "tests/test_public.py",
-    "tests/test_isolation.py",
+    "tests/system/test_isolation.py",
     "tests/cli/test_main.py",
     "tests/cli/test_quantize.py",
     "tests/calib/sketches",
@@ -35,7 +35,7 @@ TOOLS: Final = ("hypothesis", "jsonschema", "pytest", "pytest-timeout")
 
 LOOPS: Final = """
 import pathlib, sys, sbonnx
-from sbonnx.native import missing
+from sbonnx.system.native import missing
 place = pathlib.Path(sbonnx.__file__).resolve()
 sys.exit(f"{place} is the checkout" if pathlib.Path(sys.argv[1]) == place.parents[1] else " ".join(missing()) or 0)
 """

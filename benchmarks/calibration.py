@@ -22,7 +22,7 @@ from benchmarks.calibration_subjects import Subject, save_feeds
 from benchmarks.calibration_table import Cell, rows
 from benchmarks.models import mobilenet, resnet
 from benchmarks.results import arguments, table, write_section
-from sbonnx.cpu import cores
+from sbonnx.system.cpu import cores
 
 MADE: Final[Mapping[str, Callable[[], onnx.ModelProto]]] = {"resnet18": resnet, "mobilenetv2": mobilenet}
 """Models that are generated with seeded random weights; their samples are seeded noise."""

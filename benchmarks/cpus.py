@@ -28,8 +28,8 @@ from benchmarks.scores import METRICS, Estimate
 from benchmarks.w8a8_runs import Bench
 from benchmarks.w8a8_table import DIGITS, FLOAT, metrics, shown
 from benchmarks.w8a8_ways import OURS, Way
-from sbonnx.cpu import CPUS, target_cpu
-from sbonnx.runtime import EXACT_PRODUCTS
+from sbonnx.system.cpu import CPUS, target_cpu
+from sbonnx.system.runtime import EXACT_PRODUCTS
 
 MASK: Final = ROOT / ".ci" / "mask" / "run.py"
 VNNI, SHORT, PAIRS, EXACT = "VNNI", "AVX2, 7 bits", "AVX2, pair-safe", "AVX2, exact products"

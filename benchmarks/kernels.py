@@ -27,7 +27,7 @@ from benchmarks.kernel_chains import measured
 from benchmarks.kernel_elementwise import FAMILIES, rows
 from benchmarks.kernel_timing import COLUMNS, MEASURES, Case, fit, time_case
 from benchmarks.results import table, write_section
-from sbonnx.cpu import target_cpu
+from sbonnx.system.cpu import target_cpu
 
 Row = dict[str, Any]
 

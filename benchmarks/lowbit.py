@@ -24,7 +24,7 @@ from benchmarks.lowbit_runs import FEWER, STEPPED, Bench, Effort
 from benchmarks.lowbit_table import HEADER, RAW, Line, lost, metrics, missed, rows, shown
 from benchmarks.lowbit_ways import ACCURACY, Table
 from benchmarks.results import arguments, table, with_command, write_section
-from sbonnx.cpu import cores
+from sbonnx.system.cpu import cores
 
 TABLES: Final = (*ACCURACY, "time", "adaround", "memory")
 COMMAND: Final = "python -m benchmarks.lowbit --tables {} --write"

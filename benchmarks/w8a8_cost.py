@@ -24,8 +24,8 @@ from benchmarks.w8a8 import rows_of
 from benchmarks.w8a8_runs import Bench
 from benchmarks.w8a8_table import best
 from benchmarks.w8a8_ways import PEERS, Way, ours
-from sbonnx.cpu import cores
 from sbonnx.recipe.defaults import EFFORTS
+from sbonnx.system.cpu import cores
 
 LIMITS: Final[Mapping[str, float]] = {"fast": 1.0, "default": 2.0}
 """Largest ratio to the peer's CPU seconds that each value of EFFORT is to have."""

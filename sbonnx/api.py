@@ -13,10 +13,8 @@ from sbonnx import graph as graphs
 from sbonnx import pipeline
 from sbonnx.calib.data import Preprocessing, with_preprocess
 from sbonnx.errors import RecipeError
-from sbonnx.input_files import protecting
 from sbonnx.progress import Progress, by_keyword, shown_by_default
 from sbonnx.pruning.result import PruningReport
-from sbonnx.python_files import input_paths
 from sbonnx.recipe import as_yaml, names
 from sbonnx.report import Report
 from sbonnx.report.simplified import SimplifyReport
@@ -24,6 +22,8 @@ from sbonnx.search import Metric, searched
 from sbonnx.search.advice import advise as advice_for
 from sbonnx.search.advice import after_search
 from sbonnx.stages.state import PruneOptions, Request, Source, read_recipe
+from sbonnx.system.input_files import protecting
+from sbonnx.system.python_files import input_paths
 from sbonnx.verify import EvaluationData, check_labels, use_libraries
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, Final, ParamSpec, Protocol, TypeVar, final, runtime_checkable
 
-from sbonnx.terminal import LINE_LENGTH, escaped, one_line
+from sbonnx.system.terminal import LINE_LENGTH, escaped, one_line
 
 P = ParamSpec("P")
 R = TypeVar("R")

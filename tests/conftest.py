@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from sbonnx.present.text import printer
-from sbonnx.terminal import versioned
+from sbonnx.system.terminal import versioned
 from sbonnx.verify import sessions
 from tests.support.lanes import divide
 

@@ -38,9 +38,9 @@ FLOORS: tuple[frozenset[str], ...] = (
     ),
     frozenset({"linear", "report"}),
     frozenset({"graph", "calib", "options"}),
-    frozenset({"spec", "runtime", "progress", "plugins", "python_files", "report.verdict"}),
-    frozenset({"errors", "version", "isolation", "input_files", "terminal", "cpu", "assets", "ops", "native"})
-    | {"report.codes"},
+    frozenset({"spec", "progress", "plugins", "report.verdict"}),
+    frozenset({"system"}),
+    frozenset({"errors", "version", "assets", "ops", "report.codes"}),
 )
 FLOOR_OF = {unit: len(FLOORS) - 1 - depth for depth, units in enumerate(FLOORS) for unit in units}
 DOOR = "sbonnx.report.notebook"
@@ -56,7 +56,7 @@ THIRD_PARTIES: dict[str, frozenset[str] | None] = {
     "onnx_graphsurgeon": None,  # likewise
     "onnxruntime": frozenset(
         {
-            "runtime",
+            "system.runtime",
             "calib.engine.runner",
             "calib.engine.session",
             "cli.about.doctor",
@@ -97,7 +97,7 @@ THIRD_PARTIES: dict[str, frozenset[str] | None] = {
     "tomli": frozenset({"cli.configuration"}),  # tomllib, before Python 3.11
     "tomllib": frozenset({"cli.configuration"}),
     "rich": frozenset({"cli", "present", "progress", "batch.step_progress"}),
-    "jinja2": frozenset({"present", "isolation.chat_template"}),
+    "jinja2": frozenset({"present", "system.chat_template"}),
     "tokenizers": frozenset({"calib.data.readers.normalizers", "calib.data.readers.tokenizer_file"}),
     "soundfile": frozenset({"calib.data.readers.audio"}),
     "soxr": frozenset({"calib.data.readers.audio"}),
@@ -260,13 +260,13 @@ def test_third_parties_stay_in_their_places() -> None:
 
 
 def test_onnxruntime_comes_through_one_door() -> None:
-    """`sbonnx.runtime` says what to install where it is missing: only the modules that may use it ask."""
+    """`sbonnx.system.runtime` says what to install where it is missing: only the modules that may use it ask."""
     places = THIRD_PARTIES["onnxruntime"]
     assert places is not None
     wrong = [
         str(found)
         for found in imports()
-        if found.target == "sbonnx.runtime" and found.module.removeprefix("sbonnx.") not in places
+        if found.target == "sbonnx.system.runtime" and found.module.removeprefix("sbonnx.") not in places
     ]
     assert not wrong, "\n".join(wrong)
 

@@ -12,7 +12,7 @@ import pytest
 
 from sbonnx.assets import digits
 from sbonnx.batch.remote import local_path
-from sbonnx.python_files import names_function
+from sbonnx.system.python_files import names_function
 
 ROOT = Path(__file__).resolve().parents[1]
 SIMULATION = ROOT / "tests" / "support" / "windows"

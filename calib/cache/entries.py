@@ -23,8 +23,8 @@ import numpy as np
 
 from sbonnx.calib.sketches import Sketch
 from sbonnx.errors import DataError, OutputError
-from sbonnx.input_files import read_regular
 from sbonnx.spec import Array
+from sbonnx.system.input_files import read_regular
 
 if sys.platform != "win32":
     import fcntl

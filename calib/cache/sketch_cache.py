@@ -33,9 +33,9 @@ from sbonnx.calib.sketches.sketch import FORMAT as SKETCH_FORMAT
 from sbonnx.errors import DataError, OutputError
 from sbonnx.graph import Graph
 from sbonnx.graph.digests import combined, outputs_digest, tensor_digests, text
-from sbonnx.input_files import LARGEST_JSON, read_regular
 from sbonnx.report.codes import Note
 from sbonnx.spec import Array
+from sbonnx.system.input_files import LARGEST_JSON, read_regular
 
 CHECKPOINT_EVERY: Final = 30.0
 """Seconds between checkpoints: the most work that a killed run loses."""

@@ -13,7 +13,7 @@ from sbonnx.calib.data.objects import Pick, Sampling, Source, open_object
 from sbonnx.calib.data.readers.python_file import open_python
 from sbonnx.calib.data.readers.rows import open_rows
 from sbonnx.calib.data.validate import Feed, InputSpec, cut, fitted, named, without_defaults
-from sbonnx.python_files import names_function
+from sbonnx.system.python_files import names_function
 
 ALL = Sampling()
 """Every feed, in order."""

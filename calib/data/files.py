@@ -19,9 +19,9 @@ from sbonnx.calib.data.readers.python_file import open_call
 from sbonnx.calib.data.stored_arrays import StoredArray, first_line, lengths_of_files, open_stored, stored_in
 from sbonnx.calib.data.validate import InputSpec
 from sbonnx.errors import DataError
-from sbonnx.input_files import check_regular, read_regular
 from sbonnx.plugins.registry import Registry, function
 from sbonnx.report.codes import Note
+from sbonnx.system.input_files import check_regular, read_regular
 
 KNOWN = (".npz", ".npy", ".json")
 

@@ -19,8 +19,8 @@ from typing import IO, Any, Final, NamedTuple
 import numpy as np
 
 from sbonnx.errors import DataError, SbonnxError
-from sbonnx.input_files import check_regular, open_regular
 from sbonnx.spec import Array
+from sbonnx.system.input_files import check_regular, open_regular
 
 MOST_FILES: Final = 1000
 """Maximum number of files whose headers are read, at 0.2 ms each; for more files the number of batches is unknown."""

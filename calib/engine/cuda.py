@@ -20,13 +20,13 @@ from sbonnx.calib.engine.segments import Segment
 from sbonnx.calib.sketches import Sketch
 from sbonnx.calib.sketches.kernels import PAGES, Pages
 from sbonnx.calib.sketches.sketch import CHANNEL_MANTISSA, EXACT, MANTISSA
-from sbonnx.cpu import CPU
 from sbonnx.errors import NumericError
 from sbonnx.graph import Graph, Tensor, Variable
 from sbonnx.graph.edit import Names, add_constant, add_node
 from sbonnx.graph.query import dtype, rank
 from sbonnx.graph.storage.weights import onnx_dtype
 from sbonnx.spec import Array
+from sbonnx.system.cpu import CPU
 
 EXTREMES: Final = "sbonnx/extremes"
 SIZES: Final = "sbonnx/sizes"

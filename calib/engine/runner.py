@@ -15,13 +15,13 @@ import onnx
 
 from sbonnx.backends.onnxruntime.graph_transformers import broken_rewrites
 from sbonnx.calib.engine.session import Session, SessionModel, opened, options_for, ort_values
-from sbonnx.cpu import CPU, CUDA, cores
 from sbonnx.errors import DeviceError, ModelError
 from sbonnx.graph import Graph, serialize
 from sbonnx.graph.storage.temporary import temporary_folder
 from sbonnx.options import RunOptions
-from sbonnx.runtime import onnxruntime
 from sbonnx.spec import Array
+from sbonnx.system.cpu import CPU, CUDA, cores
+from sbonnx.system.runtime import onnxruntime
 
 REORDER: Final = "ReorderOutput"
 DOMAIN: Final = "com.microsoft.nchwc"

@@ -13,11 +13,11 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from sbonnx.calib.data import InputSpec
-from sbonnx.cpu import CPU
 from sbonnx.errors import DataError, ModelError, UnknownOperatorError
 from sbonnx.graph.protos import first_node
-from sbonnx.runtime import onnxruntime, open_session, reason, session_options
 from sbonnx.spec import Array
+from sbonnx.system.cpu import CPU
+from sbonnx.system.runtime import onnxruntime, open_session, reason, session_options
 
 S = TypeVar("S", bound="Session")
 

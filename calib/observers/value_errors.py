@@ -6,8 +6,8 @@ import numpy as np
 
 from sbonnx.calib.observers.base import mirrored
 from sbonnx.calib.sketches import Distribution
-from sbonnx.native import address, compiled
 from sbonnx.spec import BIAS_BITS, Array, QParams
+from sbonnx.system.native import address, compiled
 
 native = compiled("sbonnx.calib.sketches._kernels")
 

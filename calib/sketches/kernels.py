@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from sbonnx.native import address, compiled
 from sbonnx.spec import Array
+from sbonnx.system.native import address, compiled
 
 native = compiled("sbonnx.calib.sketches._kernels")
 

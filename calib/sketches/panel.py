@@ -10,8 +10,8 @@ import numpy as np
 
 from sbonnx.calib.sketches import kernels
 from sbonnx.calib.sketches.sketch import MANTISSA, Sketch
-from sbonnx.native import address
 from sbonnx.spec import Array
+from sbonnx.system.native import address
 
 JOB: Final = 5
 """Number of integers that describe one array to the compiled code: see `panel` in _kernels.c."""

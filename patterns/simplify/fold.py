@@ -29,7 +29,7 @@ from sbonnx.graph.storage.weights import SPILL_BYTES, spill
 from sbonnx.graph.validation import may_trap, require_no_traps
 from sbonnx.ops import QDQ, RANDOM
 from sbonnx.report import Fired, Reason, Refusal
-from sbonnx.runtime import onnxruntime, open_session, session_options
+from sbonnx.system.runtime import onnxruntime, open_session, session_options
 
 from ..engine import Sweep
 from ..example_model import sample

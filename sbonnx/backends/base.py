@@ -11,9 +11,9 @@ from sbonnx.backends.kernel_costs import KernelCosts
 from sbonnx.backends.mode_limits import ANY_STATIC, STATIC, ModeLimits
 from sbonnx.backends.placement_rules import Placement
 from sbonnx.backends.runtime_types import EngineInput, Runtime
-from sbonnx.cpu import THIS, TargetCpu, target_cpu
 from sbonnx.graph import Body, Graph, Node, edit, query
 from sbonnx.spec import ANY_SCALE, QuantSpec, ScaleLimits
+from sbonnx.system.cpu import THIS, TargetCpu, target_cpu
 
 
 @dataclass(frozen=True)

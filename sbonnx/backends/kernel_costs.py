@@ -16,8 +16,8 @@ from typing import Final
 
 from sbonnx.errors import RecipeError
 from sbonnx.graph import Node, Tensor, query
-from sbonnx.input_files import read_regular
 from sbonnx.linear.layer import channel_axes
+from sbonnx.system.input_files import read_regular
 
 LARGEST: Final = 16 << 20
 """Size limit of a table in bytes; the bundled one has 20 thousand."""

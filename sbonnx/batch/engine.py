@@ -15,8 +15,8 @@ from sbonnx.batch.outcomes import now, skipped_steps
 from sbonnx.batch.process.cleanup import sweep
 from sbonnx.batch.process.step_main import Publish, Work
 from sbonnx.batch.process.step_process import LOOK_EVERY, StepProcess
-from sbonnx.cpu import cores
 from sbonnx.errors import DeviceError
+from sbonnx.system.cpu import cores
 
 Expected = Callable[[Step], "float | None"]
 """Estimates the seconds of a step, or returns None."""

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from sbonnx.batch.jobs.job import Job, Outcome
 from sbonnx.errors import RecipeError
-from sbonnx.terminal import map_strings
+from sbonnx.system.terminal import map_strings
 
 SHORTEST: Final = 4
 """Minimum length of a value. Shorter values would match unrelated text when they are redacted."""

@@ -11,7 +11,7 @@ from typing import IO, Any, Final, final
 
 from sbonnx.batch.jobs.job import FINE, Outcome, Step, Tell, Watch
 from sbonnx.progress import Progress, size_text
-from sbonnx.terminal import LINE_LENGTH, escaped, json_escaped, one_line, relative_paths
+from sbonnx.system.terminal import LINE_LENGTH, escaped, json_escaped, one_line, relative_paths
 
 LINE_EVERY: Final = 60.0
 """Maximum seconds without output before the running steps are printed."""

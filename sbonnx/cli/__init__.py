@@ -19,7 +19,7 @@ from sbonnx.cli.app import EPILOG, GROUPS, NAME, VERBS, build, rows_of_commands
 from sbonnx.cli.configuration import Configuration, find
 from sbonnx.cli.output.error_lines import INTERRUPTED, report
 from sbonnx.cli.output.streams import standard_streams
-from sbonnx.terminal import DONE, FAILED, LINE_LENGTH, one_line
+from sbonnx.system.terminal import DONE, FAILED, LINE_LENGTH, one_line
 
 YOUNG_OBJECTS: Final = 50_000
 """New objects after which Python looks for cycles in a process of the command line (its default: 700).

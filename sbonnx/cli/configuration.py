@@ -16,8 +16,8 @@ from typing import Any, Final
 
 from sbonnx.cli.options import CommandOption
 from sbonnx.errors import RecipeError
-from sbonnx.input_files import open_regular, read_opened
-from sbonnx.python_files import names_function
+from sbonnx.system.input_files import open_regular, read_opened
+from sbonnx.system.python_files import names_function
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, TypeVar
 import typer
 
 from sbonnx.errors import DataError, OutputError, RecipeError
-from sbonnx.input_files import protecting
 from sbonnx.present.text.printer import Printer
-from sbonnx.python_files import input_paths
+from sbonnx.system.input_files import protecting
+from sbonnx.system.python_files import input_paths
 
 if TYPE_CHECKING:
     from sbonnx.calib.data import DataPath
@@ -653,7 +653,7 @@ class Arguments:
         Raises:
             RecipeError: there is no such kind, or the runtime is not onnxruntime.
         """
-        from sbonnx.cpu import CPUS, THIS, target_cpu
+        from sbonnx.system.cpu import CPUS, THIS, target_cpu
 
         name = self[FILE_CPU] or ""
         if name not in ("", THIS, *CPUS):

@@ -15,8 +15,8 @@ import numpy as np
 
 from sbonnx.calib.data.dataset import Dataset
 from sbonnx.errors import DataError
-from sbonnx.input_files import read_json
 from sbonnx.spec import Array
+from sbonnx.system.input_files import read_json
 from sbonnx.verify.sessions import run, session
 
 ENCODER: Final = "encoder_model"

@@ -60,7 +60,8 @@ def lint(
     Args:
         model: path, ModelProto or graph, quantized by any tool.
         target: one of `TARGETS`.
-        cpu: "this" or a key of `sbonnx.cpu.CPUS`, the CPU that will run the file; "": as its metadata says, else this.
+        cpu: "this" or a key of `sbonnx.system.cpu.CPUS`, the CPU that will run the file; "": as its metadata says,
+            else this.
 
     Returns:
         The findings by rule, in the order of `RULES`, and in node order within a rule.

@@ -8,7 +8,7 @@ from typing import Final
 from xml.etree import ElementTree
 
 from sbonnx.lint.findings import Finding, LintRule, Severity
-from sbonnx.terminal import escaped
+from sbonnx.system.terminal import escaped
 
 COMMANDS: Final[dict[Severity, str]] = {"error": "error", "warning": "warning", "info": "notice"}
 """GitHub's workflow command for each severity."""

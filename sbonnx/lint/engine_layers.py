@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 from sbonnx.errors import DataError
 from sbonnx.graph import Graph, Node
 from sbonnx.graph.query import scopes
-from sbonnx.input_files import read_json
+from sbonnx.system.input_files import read_json
 
 QUANTIZED: Final = re.compile(r"\b(int8|fp8|int4|fp4|e4m3)", re.IGNORECASE)
 """Quantized types in "Format/Datatype"."""

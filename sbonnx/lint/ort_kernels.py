@@ -37,7 +37,7 @@ from sbonnx.ops import (
     SOFTMAX,
 )
 from sbonnx.qdq.integer_products import BLOCKED
-from sbonnx.runtime import open_session, session_options
+from sbonnx.system.runtime import open_session, session_options
 
 Found = Iterator[tuple[str, str, str]]
 Check = Callable[[View], Iterable[tuple[str, str, str]]]

@@ -9,10 +9,10 @@ from typing import Final
 
 import numpy as np
 
-from sbonnx.cpu import CPUS, RECORDED_CPU, THIS, target_cpu
 from sbonnx.graph import Body, Constant, Graph, Node, Tensor, query
 from sbonnx.ops import DEQUANTIZE, LINEAR, MOVES_DATA, PICKS_MAX, QDQ, QUANTIZE, UNPACKS
 from sbonnx.spec import Array
+from sbonnx.system.cpu import CPUS, RECORDED_CPU, THIS, target_cpu
 
 COMMUTES: Final = MOVES_DATA | PICKS_MAX
 """Ops that commute with quantization."""

@@ -11,7 +11,6 @@ import numpy as np
 
 from sbonnx import graph as graphs
 from sbonnx.errors import RecipeError
-from sbonnx.input_files import protecting
 from sbonnx.llm.adapter_file import ADAPTER, list_inputs, write_adapter
 from sbonnx.llm.decoding import decoder_feed
 from sbonnx.llm.evaluate import DecoderEvaluation, evaluate_windows
@@ -20,9 +19,10 @@ from sbonnx.llm.layout import Decoder, read_decoder
 from sbonnx.llm.texts import Texts
 from sbonnx.llm.windows import TOKENS, read_windows
 from sbonnx.progress import Progress
-from sbonnx.python_files import input_paths
 from sbonnx.report.notebook import NotebookView
 from sbonnx.spec import Array
+from sbonnx.system.input_files import protecting
+from sbonnx.system.python_files import input_paths
 from sbonnx.version import __version__
 
 if TYPE_CHECKING:

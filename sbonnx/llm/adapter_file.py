@@ -15,9 +15,9 @@ from onnx import helper
 
 from sbonnx.errors import ModelError
 from sbonnx.graph import read_proto
-from sbonnx.input_files import native_source
-from sbonnx.runtime import onnxruntime, reason
 from sbonnx.spec import Array
+from sbonnx.system.input_files import native_source
+from sbonnx.system.runtime import onnxruntime, reason
 
 ADAPTER: Final = "adapter.onnx_adapter"
 """Name of the file in the output folder."""

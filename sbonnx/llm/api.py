@@ -16,7 +16,6 @@ from typing import Any, Final
 from sbonnx import pipeline
 from sbonnx.backends import BACKENDS, backend_for
 from sbonnx.errors import DataError, RecipeError
-from sbonnx.input_files import protecting
 from sbonnx.llm.evaluate import DecoderLimits, evaluate_windows
 from sbonnx.llm.folder import check_folder, copy_rest, model_place, staged_folder, write_provenance
 from sbonnx.llm.kv_cache import quantize_caches as write_caches
@@ -26,13 +25,14 @@ from sbonnx.llm.texts import Texts
 from sbonnx.llm.windows import DecoderFeeds, TokenWindows, read_windows
 from sbonnx.options import RunOptions
 from sbonnx.progress import Progress, shown_by_default
-from sbonnx.python_files import input_paths
 from sbonnx.recipe import Recipe, load
 from sbonnx.report import Note, Report
 from sbonnx.search import SearchResult, searched
 from sbonnx.spec import Array, QuantSpec
 from sbonnx.stages.contract import Stage, Value, stage
 from sbonnx.stages.state import ABSENT, PipelineState, Request, run_options
+from sbonnx.system.input_files import protecting
+from sbonnx.system.python_files import input_paths
 from sbonnx.version import __version__
 
 DEFAULTS: Final[dict[str, Any]] = {

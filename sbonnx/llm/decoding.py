@@ -9,11 +9,11 @@ from typing import Any, Final, final
 import numpy as np
 
 from sbonnx.errors import DataError, ModelError
-from sbonnx.input_files import native_source
 from sbonnx.llm.adapter_file import ActiveAdapter
 from sbonnx.llm.layout import CACHE_LENGTH, Decoder
-from sbonnx.runtime import open_session, reason, session_options
 from sbonnx.spec import Array
+from sbonnx.system.input_files import native_source
+from sbonnx.system.runtime import open_session, reason, session_options
 
 PIECE_BYTES: Final = 32 << 20
 """Bytes of float32 logits that are in memory at a time, if the model has a cache."""

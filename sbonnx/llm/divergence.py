@@ -13,8 +13,8 @@ from sbonnx.graph import read_proto
 from sbonnx.llm.adapter_file import ActiveAdapter
 from sbonnx.llm.decoding import decoder_feed
 from sbonnx.llm.layout import Decoder
-from sbonnx.runtime import open_session, reason, session_options
 from sbonnx.spec import Array
+from sbonnx.system.runtime import open_session, reason, session_options
 
 DATA_FOLDER = "session.model_external_initializers_file_folder_path"
 """onnxruntime's option for the place of external data of a model that is not a file."""

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from sbonnx.isolation import python_command
 from sbonnx.llm.layout import Decoder
 from sbonnx.spec import Array
+from sbonnx.system.isolation import python_command
 
 PACKAGE: Final = "onnxruntime_genai"
 GENERATED: Final = 16

@@ -30,8 +30,8 @@ from sbonnx.llm.decoding import DecoderSession
 from sbonnx.llm.layout import CACHE_WIDTH, CacheTensor, Decoder
 from sbonnx.llm.structure import ATTENTION, MOVES
 from sbonnx.ops import CONTRIB
-from sbonnx.runtime import version
 from sbonnx.spec import Array
+from sbonnx.system.runtime import version
 
 OPERATOR: Final = "GroupQueryAttention"
 OLDEST_KERNEL: Final = (1, 28)

@@ -18,9 +18,9 @@ import onnx
 from sbonnx.errors import ModelError
 from sbonnx.graph.protos import sort_protos
 from sbonnx.graph.storage.model_file import open_model
-from sbonnx.input_files import read_json
 from sbonnx.llm.structure import DecoderStructure, read_structure
 from sbonnx.spec import Array
+from sbonnx.system.input_files import read_json
 
 Format = Literal["genai", "optimum", "merged", "file"]
 

@@ -14,12 +14,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from sbonnx.cpu import cores
 from sbonnx.errors import DeviceError
-from sbonnx.isolation import python_command
 from sbonnx.llm.decoding import DecoderSession
 from sbonnx.llm.layout import Decoder, read_decoder
 from sbonnx.spec import Array
+from sbonnx.system.cpu import cores
+from sbonnx.system.isolation import python_command
 from sbonnx.verify.intervals import UNKNOWN, Interval
 from sbonnx.verify.load import OtherLoad
 from sbonnx.verify.sessions import in_turn, latency_of
@@ -149,7 +149,7 @@ def peak_memory(decoder: Decoder, ids: Array) -> int:
 
 def print_memory(source: str, tokens: list[int], adapter: str | None = None) -> None:
     """Print the increase of the peak resident memory, in bytes; see `peak_memory`."""
-    from sbonnx.runtime import onnxruntime
+    from sbonnx.system.runtime import onnxruntime
 
     decoder = read_decoder(source, adapter=adapter)
     onnxruntime()

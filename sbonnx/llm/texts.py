@@ -12,9 +12,9 @@ from typing import Any, Final, TextIO, final
 
 from sbonnx.calib.data.readers.tokenizer_file import INSTALL, TokenizerFile
 from sbonnx.errors import DataError
-from sbonnx.input_files import open_regular, parse_json, read_json, read_regular
-from sbonnx.isolation.chat_template import ChatTemplate, TemplateFault
 from sbonnx.llm.layout import SENTENCEPIECE, TOKENIZER, TOKENIZER_CONFIG, Decoder
+from sbonnx.system.chat_template import ChatTemplate, TemplateFault
+from sbonnx.system.input_files import open_regular, parse_json, read_json, read_regular
 
 TEMPLATE_FILE: Final = "chat_template.jinja"
 TEXT_SUFFIXES: Final = (".txt", ".jsonl")

@@ -17,8 +17,8 @@ from sbonnx.metrics.classification import F1, Auc, Correlation, TopK
 from sbonnx.metrics.dense import MeanIoU, Perplexity, SquaredError
 from sbonnx.metrics.detection import COCO_OVERLAPS, MeanAveragePrecision
 from sbonnx.plugins.registry import Registry, instance_of
-from sbonnx.python_files import load_function, names_function
 from sbonnx.spec import Array
+from sbonnx.system.python_files import load_function, names_function
 
 
 class MetricMaker(Protocol):

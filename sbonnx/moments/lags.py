@@ -19,8 +19,8 @@ from typing import Final, TypeAlias, final
 
 import numpy as np
 
-from sbonnx.native import address, compiled
 from sbonnx.spec import Array
+from sbonnx.system.native import address, compiled
 
 Interval: TypeAlias = tuple[int, int]
 """Half-open range of steps along one spatial axis."""

@@ -10,7 +10,6 @@ from typing import Final
 
 from sbonnx.backends import Backend
 from sbonnx.backends.kernel_costs import KernelCosts
-from sbonnx.cpu import THIS, target_cpu
 from sbonnx.graph import Graph
 from sbonnx.graph.query import tensors_by_name
 from sbonnx.plan.cost_partition import slower_in_integers
@@ -28,6 +27,7 @@ from sbonnx.recipe.resolve import tensor_hit
 from sbonnx.recipe.sections.quantizers import AUTO
 from sbonnx.report import Reason, Refusal
 from sbonnx.rounding import ROUNDERS
+from sbonnx.system.cpu import THIS, target_cpu
 
 CONTINUES: Final = frozenset({"input_written", "between_linear"})
 """Conditions of rules (`Rule.when`) that only apply behind integer kernels."""

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from sbonnx.errors import RecipeError
-from sbonnx.input_files import read_json
 from sbonnx.spec import QuantSpec
+from sbonnx.system.input_files import read_json
 
 TYPES: Final[Mapping[str, tuple[int, bool]]] = {
     "QInt8": (8, True),

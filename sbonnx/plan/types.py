@@ -8,11 +8,11 @@ from typing import Any, Final, Literal, get_args
 
 import numpy as np
 
-from sbonnx.cpu import CPUS
 from sbonnx.plan.magnitudes import Magnitudes
 from sbonnx.report import Note, Refusal
 from sbonnx.report.notebook import NotebookView
 from sbonnx.spec import ANY_SCALE, Array, Bounds, QParams, QuantSpec, ScaleLimits, ScaleRule
+from sbonnx.system.cpu import CPUS
 
 Role = Literal["activation", "weight", "bias"]
 ROLES: Final[tuple[Role, ...]] = get_args(Role)
@@ -118,8 +118,8 @@ class Plan(NotebookView):
         float_type: type that the file's float32 tensors are converted to; scales are rounded to it.
         weights: how weights are stored: integer codes + DQ, or float + Q + DQ.
         scales: smallest and largest scale that the runtime supports.
-        cpu: key of `sbonnx.cpu.CPUS`, the kind of CPU that the file is for; "" if kernels of the backend compute the
-            same on all.
+        cpu: key of `sbonnx.system.cpu.CPUS`, the kind of CPU that the file is for; "" if kernels of the backend
+            compute the same on all.
     """
 
     sites: tuple[Site, ...]

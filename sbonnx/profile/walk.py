@@ -15,7 +15,6 @@ import numpy as np
 from sbonnx.calib.engine.runner import providers
 from sbonnx.calib.engine.threads import pool_of
 from sbonnx.calib.storage.tensor_store import TensorStore
-from sbonnx.cpu import CPU, cores
 from sbonnx.errors import DataError
 from sbonnx.graph import Constant, Graph, Tensor
 from sbonnx.graph.query import constant, node_by_name, tensors_by_name
@@ -23,6 +22,7 @@ from sbonnx.plan.types import Reader
 from sbonnx.profile.pieces import LayerStep, StepSession, steps_of
 from sbonnx.profile.replacements import Replacements
 from sbonnx.spec import Array
+from sbonnx.system.cpu import CPU, cores
 
 T = TypeVar("T")
 Values = dict[str, Array]

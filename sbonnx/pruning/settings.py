@@ -8,7 +8,6 @@ from typing import Literal
 
 from sbonnx.backends import BACKENDS, Backend, backend_for
 from sbonnx.backends.kernel_costs import KernelCosts
-from sbonnx.cpu import THIS
 from sbonnx.errors import RecipeError
 from sbonnx.graph import Graph
 from sbonnx.linear.sparsity import SparsityPattern
@@ -20,6 +19,7 @@ from sbonnx.recipe import Recipe
 from sbonnx.recipe.defaults import BACKEND
 from sbonnx.recipe.problem import Path, Wrong, key_path, one_of
 from sbonnx.recipe.sections.sparsity import GOALS
+from sbonnx.system.cpu import THIS
 from sbonnx.verify import LabelledLoss
 
 

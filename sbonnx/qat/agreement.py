@@ -15,7 +15,6 @@ from torch import fx, nn
 from sbonnx import graph as graphs
 from sbonnx import qdq
 from sbonnx.calib.engine.session import Session, SessionModel
-from sbonnx.cpu import CPU
 from sbonnx.graph import Graph
 from sbonnx.graph.query import node_by_name
 from sbonnx.plan import Site, Solution
@@ -23,6 +22,7 @@ from sbonnx.precision import emulated
 from sbonnx.qat.fakequant import FakeQuant
 from sbonnx.qat.module import ModuleOrigin, unwrapped
 from sbonnx.spec import Array
+from sbonnx.system.cpu import CPU
 from sbonnx.torchnet.onnx_to_torch.reimport import site_of
 
 PLACEHOLDER: Final = "placeholder"

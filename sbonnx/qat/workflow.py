@@ -24,11 +24,9 @@ from sbonnx.errors import DataError, ModelError, RecipeError
 from sbonnx.graph import Graph
 from sbonnx.graph.edit import Names, add_constant, replace_input
 from sbonnx.graph.query import constant, node_by_name, readers, shape, tensors_by_name
-from sbonnx.input_files import protecting
 from sbonnx.patterns import FUSE, SIMPLIFY, apply
 from sbonnx.plan import Solution
 from sbonnx.progress import Progress, shown_by_default
-from sbonnx.python_files import input_paths
 from sbonnx.qat.adapters import Adapters, add_adapters
 from sbonnx.qat.agreement import disagreements
 from sbonnx.qat.fakequant import FakeQuant, quant_parameters
@@ -46,6 +44,8 @@ from sbonnx.qat.module import (
 )
 from sbonnx.report import Report
 from sbonnx.stages.state import Prepared, Request, Source, read_recipe
+from sbonnx.system.input_files import protecting
+from sbonnx.system.python_files import input_paths
 from sbonnx.torchnet.onnx_to_torch.reimport import META
 from sbonnx.torchnet.onnx_to_torch.write_back import differ, set_values, write_parameters
 from sbonnx.training import loop

@@ -31,10 +31,10 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Final, Literal
 
-from sbonnx.isolation import python_command
 from sbonnx.recipe.problem import OMITTED, Path, Wrong, most_similar
 from sbonnx.recipe.regions import REGIONS, Flow
 from sbonnx.recipe.torch_modules import Modules, NodeInfo, candidates
+from sbonnx.system.isolation import python_command
 
 PatternKind = Literal["name", "node", "op", "re", "tensor", "after", "before", "between"]
 

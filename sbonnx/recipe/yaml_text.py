@@ -14,8 +14,8 @@ from typing import Any, Final
 import yaml
 
 from sbonnx.errors import RecipeError
-from sbonnx.input_files import read_regular
 from sbonnx.recipe.problem import short
+from sbonnx.system.input_files import read_regular
 
 Lines = dict[str, int]
 

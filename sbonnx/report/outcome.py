@@ -81,7 +81,7 @@ class Report(NotebookView):
         applied, refusals: what patterns and planning did and did not do.
         settings: the resolved recipe.
         notes: what loading changed in the model (converted opset, inlined functions, ...).
-        cpu: kind of CPU that the file is for, a key of `sbonnx.cpu.CPUS`; "" if it is the same for all.
+        cpu: kind of CPU that the file is for, a key of `sbonnx.system.cpu.CPUS`; "" if it is the same for all.
         quantized: the model itself if no output path was given (left out of `to_dict`).
         search: what AUTO and MIXED tried, see `sbonnx.search.SearchResult`; empty if there was no search.
         advice: the next change to try if outputs are below their quality lines, see `sbonnx.search.advice.Advice`;

@@ -343,7 +343,7 @@ static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_search", "Compiled 
 PyMODINIT_FUNC PyInit__search(void)
 {
     PyObject *made = PyModule_Create(&module);
-    if (made && PyModule_AddIntConstant(made, "VERSION", 2) < 0) /* as in sbonnx/native.py */
+    if (made && PyModule_AddIntConstant(made, "VERSION", 2) < 0) /* as in sbonnx/system/native.py */
         Py_CLEAR(made);
     return made;
 }

@@ -10,12 +10,12 @@ from typing import Any, Final, final
 
 import numpy as np
 
-from sbonnx.cpu import cores
 from sbonnx.graph.storage.weights import release_pages
 from sbonnx.linear.layer import LinearLayer
 from sbonnx.moments import Moments
-from sbonnx.native import compiled
 from sbonnx.spec import AT_ONCE, Array, QParams
+from sbonnx.system.cpu import cores
+from sbonnx.system.native import compiled
 
 SPARSE: Final = 0.25
 """Share of zeros from which a weight is sparse (3:4 has a quarter): its zeros are kept by every rounding."""

@@ -11,7 +11,6 @@ from typing import Final
 from sbonnx import graph as graphs
 from sbonnx import precision, profile
 from sbonnx import verify as proof
-from sbonnx.cpu import target_cpu
 from sbonnx.graph.storage.temporary import temporary_folder
 from sbonnx.lint import View
 from sbonnx.lint.ort_numbers import saturates_there
@@ -20,6 +19,7 @@ from sbonnx.recipe import Recipe
 from sbonnx.report import Note, Refusal
 from sbonnx.report.verdict import ON_CPU
 from sbonnx.stages.state import PipelineState, Prepared
+from sbonnx.system.cpu import target_cpu
 from sbonnx.verify.ort_options import VerifyOptions
 from sbonnx.verify.runtimes import runtime_here
 

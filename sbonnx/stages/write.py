@@ -15,12 +15,10 @@ import onnx
 
 from sbonnx import export, precision, qdq
 from sbonnx import graph as graphs
-from sbonnx import native as loops
 from sbonnx.backends.onnxruntime.graph_transformers import without_rewrites
 from sbonnx.backends.runtime_types import EngineInput
 from sbonnx.backends.tensorrt import calibration_cache
 from sbonnx.backends.tensorrt.profiles import INT4_BITS
-from sbonnx.cpu import RECORDED_CPU
 from sbonnx.graph import query
 from sbonnx.graph.constant_edits import to_metadata
 from sbonnx.graph.storage.output_files import staged
@@ -35,6 +33,8 @@ from sbonnx.spec import Bounds
 from sbonnx.stages.contract import stage
 from sbonnx.stages.state import PipelineState
 from sbonnx.stages.verify import verify, with_details
+from sbonnx.system import native as loops
+from sbonnx.system.cpu import RECORDED_CPU
 from sbonnx.verify.runtimes import RECORDED
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sbonnx.errors import DataError, OutputError
 from sbonnx.graph.storage.output_files import replacing
-from sbonnx.input_files import check_regular
+from sbonnx.system.input_files import check_regular
 
 KEYS: Final = frozenset({"identity", "module", "optimizer", "average", "steps", "losses", "sum", "chance"})
 """Keys of a training state."""

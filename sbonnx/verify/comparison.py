@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from sbonnx.backends.onnxruntime.graph_transformers import without_rewrites
-from sbonnx.cpu import target_cpu
 from sbonnx.errors import RecipeError
 from sbonnx.metrics import OutputDifference
 from sbonnx.report.codes import Note
 from sbonnx.report.notebook import NotebookView
 from sbonnx.report.verdict import AS_FAST, COLLAPSED_DB, ON_CPU, WIDE, WITHOUT_ERROR, collapsed_text, interval_text
+from sbonnx.system.cpu import target_cpu
 from sbonnx.verify.kernel_count import Kernels
 from sbonnx.verify.labelled import Evaluation
 from sbonnx.verify.natures import Nature

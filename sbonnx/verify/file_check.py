@@ -17,7 +17,6 @@ import onnx
 
 from sbonnx.backends import BACKENDS
 from sbonnx.calib.storage.tensor_store import TensorStore
-from sbonnx.cpu import target_cpu
 from sbonnx.errors import DataError, ModelError
 from sbonnx.graph import check_file, read_proto
 from sbonnx.graph.storage.model_file import open_model
@@ -25,6 +24,7 @@ from sbonnx.graph.storage.temporary import temporary_folder
 from sbonnx.metrics import OutputDifference, OutputDifferences
 from sbonnx.ops import INTEGER_PRODUCTS
 from sbonnx.report.verdict import ON_CPU
+from sbonnx.system.cpu import target_cpu
 from sbonnx.verify.comparison import Comparison, LevelDifference
 from sbonnx.verify.intervals import UNKNOWN
 from sbonnx.verify.natures import CLASSES, Tasks

@@ -18,10 +18,10 @@ from sbonnx.errors import DataError, foreign_code
 from sbonnx.graph import Graph
 from sbonnx.metrics import TaskMetric, TaskMetricKind, task_metric
 from sbonnx.metrics.classification import TopK
-from sbonnx.python_files import input_paths, load_function
 from sbonnx.report.notebook import NotebookView
 from sbonnx.report.verdict import CLOSE_LOSS, ON_CPU, kept_loss_text, loss_text, state_of_metric
 from sbonnx.spec import Array
+from sbonnx.system.python_files import input_paths, load_function
 from sbonnx.verify import intervals
 from sbonnx.verify.intervals import Interval
 from sbonnx.verify.runtimes import open_in

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from sbonnx.backends import BACKENDS, Backend
-from sbonnx.cpu import CPUS, RECORDED_CPU
 from sbonnx.errors import DeviceError, RecipeError
 from sbonnx.graph.storage.model_file import open_model
 from sbonnx.recipe.names import full_backend
 from sbonnx.report.verdict import ON_CPU
+from sbonnx.system.cpu import CPUS, RECORDED_CPU
 from sbonnx.verify.sessions import session
 
 RECORDED: Final = "sbonnx.backend"

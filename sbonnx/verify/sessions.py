@@ -21,16 +21,16 @@ from sbonnx.backends.onnxruntime.graph_transformers import blame, broken_rewrite
 from sbonnx.backends.runtime_types import Runtime
 from sbonnx.calib.data import InputSpec
 from sbonnx.calib.engine.runner import providers
-from sbonnx.cpu import CPU, cores, target_cpu
 from sbonnx.errors import DataError, ModelError, UnknownOperatorError
 from sbonnx.graph import read_proto
 from sbonnx.graph.protos import first_node
 from sbonnx.graph.storage.temporary import temporary_folder
-from sbonnx.input_files import native_source
-from sbonnx.runtime import libraries_of as libraries_of
-from sbonnx.runtime import open_session, reason, session_options
-from sbonnx.runtime import use_libraries as use_libraries
 from sbonnx.spec import Array
+from sbonnx.system.cpu import CPU, cores, target_cpu
+from sbonnx.system.input_files import native_source
+from sbonnx.system.runtime import libraries_of as libraries_of
+from sbonnx.system.runtime import open_session, reason, session_options
+from sbonnx.system.runtime import use_libraries as use_libraries
 from sbonnx.verify.intervals import UNKNOWN, Interval, of_median
 from sbonnx.verify.kernel_count import Kernels, count, count_layers
 from sbonnx.verify.load import OtherLoad
@@ -140,8 +140,8 @@ def session(
         write: where to write the optimized graph; its larger weights are stored in a second file.
         packs: pack weights for the kernels; else mapped weights are not read before they are used.
         threads: threads inside operators; None: number of cores that this process may use.
-        exact: whether sums of 8-bit products are exact, by `sbonnx.runtime.EXACT_PRODUCTS` if this CPU's saturate, or
-            saturate, computed by a `SaturatingSession` if this CPU's do not; None: as on this CPU.
+        exact: whether sums of 8-bit products are exact, by `sbonnx.system.runtime.EXACT_PRODUCTS` if this CPU's
+            saturate, or saturate, computed by a `SaturatingSession` if this CPU's do not; None: as on this CPU.
 
     Raises:
         BrokenByRewrite: onnxruntime rejects what its own rewrites make of the model.

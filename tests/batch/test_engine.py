@@ -19,8 +19,8 @@ from sbonnx.batch.engine import LocalEngine, default_workers
 from sbonnx.batch.jobs.job import Outcome, Places, Step, Watch
 from sbonnx.batch.process.cleanup import scratch_of
 from sbonnx.batch.process.step_process import StepProcess
-from sbonnx.cpu import cores
 from sbonnx.errors import DeviceError
+from sbonnx.system.cpu import cores
 from tests.batch import works
 
 ROOT = Path(__file__).resolve().parents[2]

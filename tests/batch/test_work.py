@@ -27,7 +27,7 @@ from sbonnx.batch.outcomes import from_json, read_made
 from sbonnx.batch.preview import faults_of
 from sbonnx.batch.work import run_step
 from sbonnx.errors import OutputError
-from sbonnx.runtime import LIBRARIES
+from sbonnx.system.runtime import LIBRARIES
 from tests.support.models import model
 
 pytestmark = pytest.mark.skipif(not digits().model.is_file(), reason="the bundled model is not there")

@@ -164,7 +164,7 @@ def _look(step: Step, places: Places, tell: Tell, threads: int) -> Outcome:
     print("said on stderr", file=sys.stderr)
     import tempfile
 
-    from sbonnx.cpu import cores
+    from sbonnx.system.cpu import cores
 
     temporary = Path(tempfile.gettempdir())
     (temporary / "left").write_text("behind")

@@ -15,7 +15,7 @@ from benchmarks.kept import Kept
 from benchmarks.scores import Estimate
 from benchmarks.w8a8_runs import Bench
 from benchmarks.w8a8_table import FLOAT
-from sbonnx.cpu import CPUS, TargetCpu
+from sbonnx.system.cpu import CPUS, TargetCpu
 
 MODEL = "cifar_resnet20"
 

@@ -13,8 +13,8 @@ from onnx import helper, numpy_helper
 import sbonnx
 from sbonnx.cli import main
 from sbonnx.errors import DeviceError, ModelError
-from sbonnx.runtime import LIBRARIES
 from sbonnx.spec import Array
+from sbonnx.system.runtime import LIBRARIES
 from sbonnx.verify import use_libraries
 
 FLOATS = onnx.TensorProto.FLOAT

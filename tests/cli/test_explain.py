@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from sbonnx import runtime
 from sbonnx.assets import digits
 from sbonnx.cli import main
 from sbonnx.cli.about.explain import _general
@@ -17,6 +16,7 @@ from sbonnx.errors import DeviceError
 from sbonnx.lint import RULES
 from sbonnx.patterns import FUSE, SIMPLIFY
 from sbonnx.recipe.loading import all_keys
+from sbonnx.system import runtime
 
 MODEL = str(digits().model)
 

@@ -14,7 +14,6 @@ import pytest
 import typer
 
 import sbonnx
-from sbonnx import native as loops
 from sbonnx import recipe
 from sbonnx.assets import digits
 from sbonnx.cli import VERBS, main, options
@@ -23,6 +22,7 @@ from sbonnx.cli.examples import EXAMPLES
 from sbonnx.present.text.printer import Printer, json_value, to_json
 from sbonnx.present.text.tables import show_refusals
 from sbonnx.report import Reason, Refusal
+from sbonnx.system import native as loops
 from sbonnx.version import __version__
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sbonnx.cli.schemas.published import json_schema
-from sbonnx.terminal import SCHEMA_VERSIONS
+from sbonnx.system.terminal import SCHEMA_VERSIONS
 from tests.cli.released_schemas import released
 from tests.support.schema_changes import breaking_changes, without_texts
 

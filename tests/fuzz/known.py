@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import onnx
 
-from sbonnx.runtime import version
+from sbonnx.system.runtime import version
 from tests.fuzz import seeds
 from tests.fuzz.broken_models import (
     as_text,

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from sbonnx.cpu import target_cpu
+from sbonnx.system.cpu import target_cpu
 from tests.golden.cases import SUBJECTS, Case
 
 FILE: Final = Path(__file__).parent / "digests.json"

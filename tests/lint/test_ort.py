@@ -11,7 +11,6 @@ import onnx
 import pytest
 
 import sbonnx
-from sbonnx import cpu
 from sbonnx import graph as graphs
 from sbonnx.assets import digits
 from sbonnx.errors import DeviceError
@@ -19,6 +18,7 @@ from sbonnx.lint import Finding, View, lint
 from sbonnx.lint import ort_kernels as kernels
 from sbonnx.lint import view as views
 from sbonnx.lint.ort import ORT_RULES
+from sbonnx.system import cpu
 from tests.lint.qdq_models import CHANNELS, Net
 from tests.support.models import model as written
 
@@ -374,7 +374,7 @@ def test_depthwise_kernels_do_not_saturate(outputs: int, saturates: bool) -> Non
 )
 def test_what_the_cpu_has(machine: str, flags: str, has: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: machine)
-    monkeypatch.setattr("sbonnx.cpu.CPU_FLAGS", tmp_path / "cpuinfo")
+    monkeypatch.setattr("sbonnx.system.cpu.CPU_FLAGS", tmp_path / "cpuinfo")
     if flags:
         (tmp_path / "cpuinfo").write_text(f"processor : 0\n{flags}\n")
     assert cpu.target_cpu().exact is has

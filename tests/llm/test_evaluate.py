@@ -23,7 +23,7 @@ from sbonnx.llm.divergence import worst_block
 from sbonnx.llm.evaluate import DecoderLimits, evaluate, evaluate_windows
 from sbonnx.llm.generation import generate_with_genai
 from sbonnx.llm.layout import read_decoder
-from sbonnx.runtime import open_session
+from sbonnx.system.runtime import open_session
 from tests.conftest import PACK
 from tests.llm.tiny_decoder import decoder_model, perplexity, token_windows, write_folder
 

@@ -16,10 +16,10 @@ import pytest
 
 from sbonnx.cli import main
 from sbonnx.errors import DataError, ModelError
-from sbonnx.isolation import chat_template
 from sbonnx.llm.layout import read_decoder
 from sbonnx.llm.texts import TextTokenizer, read_documents
 from sbonnx.llm.windows import read_windows
+from sbonnx.system import chat_template
 from tests.llm.tiny_decoder import WORDS, write_folder
 
 pytest.importorskip("tokenizers", reason="the package tokenizers is not installed")

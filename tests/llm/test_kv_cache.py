@@ -18,8 +18,8 @@ from sbonnx.llm.evaluate import evaluate_windows
 from sbonnx.llm.generation import generate_with_genai
 from sbonnx.llm.kv_cache import OLDEST_KERNEL, cache_bounds, quantize_caches, read_attention
 from sbonnx.llm.layout import Decoder, read_decoder
-from sbonnx.runtime import version
 from sbonnx.spec import Array
+from sbonnx.system.runtime import version
 from tests.conftest import PACK
 from tests.llm.grouped_decoder import (
     HEAD_SIZE,

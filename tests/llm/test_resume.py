@@ -18,7 +18,7 @@ from sbonnx.errors import DataError
 from sbonnx.llm.kv_cache import OLDEST_KERNEL
 from sbonnx.llm.layout import read_decoder
 from sbonnx.reconstruct.layer_fit import LayerFitter
-from sbonnx.runtime import version
+from sbonnx.system.runtime import version
 from tests.conftest import PACK
 from tests.llm.grouped_decoder import grouped_model, write_grouped_folder
 from tests.llm.tiny_decoder import decoder_model, token_windows, write_folder

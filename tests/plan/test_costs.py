@@ -8,9 +8,9 @@ from onnx import TensorProto, helper
 
 from sbonnx import graph as graphs
 from sbonnx.backends.onnxruntime.costs import load_costs
-from sbonnx.cpu import CPUS
 from sbonnx.pipeline import prepare
 from sbonnx.stages.state import read_recipe
+from sbonnx.system.cpu import CPUS
 from tests.support.models import model
 
 

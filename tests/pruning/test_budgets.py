@@ -20,7 +20,6 @@ from sbonnx import verify
 from sbonnx.backends import BACKENDS
 from sbonnx.backends.onnxruntime.costs import load_costs
 from sbonnx.cli import main
-from sbonnx.cpu import target_cpu
 from sbonnx.errors import RecipeError
 from sbonnx.graph import Graph
 from sbonnx.graph.query import output_names
@@ -31,6 +30,7 @@ from sbonnx.pruning.budgets.loss_limit import LossTrial, smallest_within
 from sbonnx.pruning.budgets.pruned_times import PrunedTimes
 from sbonnx.pruning.groups.channel_removal import remove
 from sbonnx.pruning.groups.dimensions import dependencies
+from sbonnx.system.cpu import target_cpu
 from tests.pruning.random_graphs import STEPS, random_model
 from tests.pruning.test_prune import error, feeds, inverted, pruned
 from tests.support.models import model, run

@@ -22,7 +22,7 @@ READS_TEXT = {
     "sbonnx/present/text/printer.py": "numbers in cells of tables",
     "sbonnx/present/html/formatting.py": "illegal characters and addresses",
     "sbonnx/present/html/overview.py": "names of anchors",
-    "sbonnx/terminal.py": "control characters and long words",
+    "sbonnx/system/terminal.py": "control characters and long words",
 }
 """Modules that show sentences and use `re`, with what they look for."""
 

@@ -46,8 +46,8 @@ def run(
     """Outputs of a model (or file) in onnxruntime, by name. 8-bit products are exact on every CPU if `exact`."""
     import onnxruntime as ort
 
-    from sbonnx.cpu import target_cpu
-    from sbonnx.runtime import EXACT_PRODUCTS
+    from sbonnx.system.cpu import target_cpu
+    from sbonnx.system.runtime import EXACT_PRODUCTS
 
     options = ort.SessionOptions()
     if exact and not target_cpu().exact:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sbonnx.isolation import python_command
+from sbonnx.system.isolation import python_command
 
 pytest.importorskip("torch", reason="torch is not installed")
 

@@ -13,9 +13,9 @@ import pytest
 from onnx import helper, numpy_helper
 
 import sbonnx
-from sbonnx.cpu import target_cpu
-from sbonnx.runtime import open_session, session_options
 from sbonnx.spec import Array
+from sbonnx.system.cpu import target_cpu
+from sbonnx.system.runtime import open_session, session_options
 from sbonnx.verify.other_cpu import saturating_sums
 from sbonnx.verify.other_cpu.saturating_session import SaturatingSession
 from sbonnx.verify.other_cpu.saturating_sums import can_saturate, compute

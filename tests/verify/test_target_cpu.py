@@ -12,11 +12,11 @@ import pytest
 
 import sbonnx
 from sbonnx.cli import main
-from sbonnx.cpu import CPUS, RECORDED_CPU, target_cpu
 from sbonnx.lint import lint
 from sbonnx.report.verdict import verdict_of
-from sbonnx.runtime import open_session, session_options
 from sbonnx.spec import Array
+from sbonnx.system.cpu import CPUS, RECORDED_CPU, target_cpu
+from sbonnx.system.runtime import open_session, session_options
 from sbonnx.verify.other_cpu import saturating_session
 from sbonnx.verify.other_cpu.saturating_sums import LAYOUTS
 from sbonnx.verify.runtimes import RECORDED, exact_products, open_in

@@ -17,9 +17,9 @@ from sbonnx.calib.data.readers.settings import Settings, truth, whole
 from sbonnx.calib.data.stored_arrays import first_line
 from sbonnx.calib.data.validate import InputSpec
 from sbonnx.errors import DataError
-from sbonnx.input_files import check_regular
 from sbonnx.report.codes import Note
 from sbonnx.spec import Array
+from sbonnx.system.input_files import check_regular
 
 INSTALL: Final = "pip install 'sbonnx[audio]'"
 KEYS: Final = ("sample_rate", "window", "normalize")

@@ -18,8 +18,8 @@ from sbonnx.calib.data.readers.media_files import MediaFiles
 from sbonnx.calib.data.stored_arrays import first_line
 from sbonnx.calib.data.validate import InputSpec
 from sbonnx.errors import DataError
-from sbonnx.input_files import check_regular
 from sbonnx.report.codes import Note
+from sbonnx.system.input_files import check_regular
 
 INSTALL: Final = "pip install 'sbonnx[images]'"
 

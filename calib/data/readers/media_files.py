@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from sbonnx.errors import DataError
-from sbonnx.input_files import read_regular
 from sbonnx.report.codes import Note
+from sbonnx.system.input_files import read_regular
 
 IMAGES: Final = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".gif"})
 AUDIO: Final = frozenset({".wav", ".flac", ".ogg", ".mp3", ".aif", ".aiff", ".opus"})

@@ -8,7 +8,7 @@ from typing import Any
 
 from sbonnx.calib.data.objects import Sampling, Source, open_object
 from sbonnx.errors import DataError, foreign_code
-from sbonnx.python_files import load_function
+from sbonnx.system.python_files import load_function
 
 
 def open_python(named: str, sampling: Sampling) -> Source:

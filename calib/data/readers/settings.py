@@ -16,7 +16,7 @@ import yaml
 from sbonnx.calib.data.data_path import Preprocessing
 from sbonnx.calib.data.readers.huggingface import CONFIG, from_config, is_config
 from sbonnx.errors import DataError
-from sbonnx.input_files import read_regular
+from sbonnx.system.input_files import read_regular
 
 T = TypeVar("T")
 

@@ -16,8 +16,8 @@ from sbonnx.calib.data.readers.settings import Settings, truth, whole
 from sbonnx.calib.data.readers.tokenizer_file import TokenizerFile
 from sbonnx.calib.data.validate import InputSpec
 from sbonnx.errors import DataError
-from sbonnx.input_files import parse_json, read_regular
 from sbonnx.report.codes import Note
+from sbonnx.system.input_files import parse_json, read_regular
 
 KEYS: Final = ("tokenizer", "max_length", "pad")
 LARGEST: Final = 1 << 28

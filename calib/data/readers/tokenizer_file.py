@@ -11,7 +11,7 @@ from typing import Any, Final, final
 
 from sbonnx.calib.data.readers.normalizers import TREE_HEADER, normalized_length, normalizers_of
 from sbonnx.errors import DataError, foreign_code
-from sbonnx.input_files import read_json
+from sbonnx.system.input_files import read_json
 
 INSTALL: Final = "pip install 'sbonnx[llm]'"
 

@@ -32,8 +32,8 @@ from sbonnx.backends.placement_rules import ON_REQUEST, Placement, Rule, fills_z
 from sbonnx.graph import Graph, Node, query
 from sbonnx.ops import ADDS, CONCATS, CONVOLUTIONS, MULTIPLIES, PADS, PICKS_MAX, POOLS, RECTIFIERS, RECURRENT, RESIZES
 from sbonnx.report.codes import Reason
-from sbonnx.runtime import version
 from sbonnx.spec import QuantSpec
+from sbonnx.system.runtime import version
 
 
 def fills_other(node: Node) -> Reason | None:

@@ -28,7 +28,6 @@ from sbonnx.backends.kernel_costs import (
 )
 from sbonnx.backends.onnxruntime import kernel_variants
 from sbonnx.backends.onnxruntime.kernel_variants import FOLDED_TAPS, LANES, LARGEST_WIDENING
-from sbonnx.cpu import CPUS, TargetCpu
 from sbonnx.graph import Constant, Node, Tensor, query
 from sbonnx.ops import (
     BLOCKED_POOLS,
@@ -41,6 +40,7 @@ from sbonnx.ops import (
     RESIZES,
     WINDOWED_POOLS,
 )
+from sbonnx.system.cpu import CPUS, TargetCpu
 
 BUNDLED: Final = Path(__file__).with_name("kernel_costs.json")
 BUNDLED_AVX2: Final = Path(__file__).with_name("kernel_costs_avx2.json")

@@ -23,9 +23,9 @@ from sbonnx.backends.kernel_costs import (
     positions,
     read_table,
 )
-from sbonnx.cpu import CPUS, TargetCpu
 from sbonnx.graph import Node, Tensor
 from sbonnx.ops import ADDS, CONCATS, CONVOLUTIONS, MATRIX_PRODUCTS, MOVES_DATA
+from sbonnx.system.cpu import CPUS, TargetCpu
 
 WINDOWED: Final = frozenset({"MaxPool", "AveragePool"})
 """Pools that have prices; global ones read their input once, in float and in integers."""

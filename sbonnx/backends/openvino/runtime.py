@@ -17,7 +17,7 @@ import onnx
 
 from sbonnx.backends.runtime_types import Entry, ExecutedLayer, Runtime
 from sbonnx.errors import DeviceError, ModelError
-from sbonnx.input_files import native_source
+from sbonnx.system.input_files import native_source
 
 NOT_INSTALLED: Final = "OpenVINO is not installed: pip install 'sbonnx[openvino]'"
 

@@ -25,9 +25,9 @@ from sbonnx.batch.outcomes import FILE, from_json, now, read_made, to_json
 from sbonnx.batch.process.step_main import Publish, Work
 from sbonnx.batch.process.step_process import StepProcess, run_isolated
 from sbonnx.batch.remote import FOLDER
-from sbonnx.cpu import cores
 from sbonnx.errors import DeviceError, OutputError
 from sbonnx.graph.storage.output_files import write_bytes
+from sbonnx.system.cpu import cores
 
 TELL_EVERY: Final = 0.5
 """Minimum seconds between two progress messages of a step to the scheduler."""
@@ -170,7 +170,7 @@ def _check_name(name: str, places: Places) -> None:
 
 def installed() -> dict[str, str]:
     """Return the installed versions that results depend on."""
-    from sbonnx.runtime import onnxruntime
+    from sbonnx.system.runtime import onnxruntime
     from sbonnx.version import __version__
 
     return {"sbonnx": __version__, "onnxruntime": onnxruntime().__version__}

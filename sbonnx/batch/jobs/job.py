@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 
 from sbonnx.calib.data.readers.settings import PRESETS
-from sbonnx.python_files import names_function
 from sbonnx.report.notebook import NotebookView
-from sbonnx.terminal import map_strings
+from sbonnx.system.python_files import names_function
+from sbonnx.system.terminal import map_strings
 
 Status = Literal["done", "unaccepted", "refused", "failed", "crashed", "out of memory", "timed out", "skipped"]
 """Status of an ended step.
@@ -118,7 +118,7 @@ class Job:
         accept, limits: see `Acceptance` and `Limits`.
         evaluation: labelled data and a metric; None: none.
         outside_output: whether the output may be outside the folder of the batch.
-        ort_libraries: paths of libraries of custom operators, see `sbonnx.runtime.use_libraries`.
+        ort_libraries: paths of libraries of custom operators, see `sbonnx.system.runtime.use_libraries`.
     """
 
     name: str

@@ -20,10 +20,10 @@ from sbonnx.batch.remote import fetch, is_url
 from sbonnx.calib.data.readers.settings import PRESETS
 from sbonnx.errors import RecipeError, SbonnxError
 from sbonnx.metrics import task_metric
-from sbonnx.python_files import names_function
 from sbonnx.recipe.defaults import BACKEND
 from sbonnx.recipe.loading import AUTO, backend_of
 from sbonnx.recipe.problem import Wrong, most_similar, nearest, one_of
+from sbonnx.system.python_files import names_function
 
 if TYPE_CHECKING:
     from sbonnx.batch.jobs.jobfile import DefaultKeys, ExcludeKeys, JobFile, JobKeys

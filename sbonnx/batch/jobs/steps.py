@@ -16,11 +16,11 @@ from sbonnx.batch.jobs.job import Acceptance, Job, JobEvaluation, Limits, Step
 from sbonnx.batch.jobs.outputs import Inputs, file_name
 from sbonnx.batch.redaction import reveal_job, revealed
 from sbonnx.batch.remote import fetch, is_url, local_path
-from sbonnx.cpu import target_cpu
 from sbonnx.errors import RecipeError, SbonnxError
 from sbonnx.graph.digests import combined, text
-from sbonnx.python_files import names_function
 from sbonnx.recipe import AUTO, Recipe, load
+from sbonnx.system.cpu import target_cpu
+from sbonnx.system.python_files import names_function
 from sbonnx.version import __version__
 
 FORMAT: Final = "2"

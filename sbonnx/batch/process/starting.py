@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from sbonnx.batch.process.step_main import POOLS, Errand, serve
 from sbonnx.graph.storage.temporary import temporary_folder
-from sbonnx.isolation import safe_start
+from sbonnx.system.isolation import safe_start
 
 PRELOADED: Final = (
     "sbonnx.batch.process.step_main",

@@ -30,8 +30,8 @@ from sbonnx.batch.process.cleanup import clear, remove
 from sbonnx.batch.process.locks import lock_path, take_when_free
 from sbonnx.calib.engine.threads import limit_threads
 from sbonnx.errors import SbonnxError
-from sbonnx.isolation import leave_safe_start
-from sbonnx.terminal import escaped
+from sbonnx.system.isolation import leave_safe_start
+from sbonnx.system.terminal import escaped
 
 if sys.platform != "win32":
     import fcntl

@@ -58,8 +58,8 @@ def _facts() -> dict[str, Any]:
 
     import psutil
 
-    from sbonnx.cpu import CPU_FLAGS, cores, target_cpu
-    from sbonnx.native import missing
+    from sbonnx.system.cpu import CPU_FLAGS, cores, target_cpu
+    from sbonnx.system.native import missing
 
     text = CPU_FLAGS.read_text(errors="replace") if CPU_FLAGS.exists() else ""
     flags = {
@@ -93,9 +93,9 @@ def _facts() -> dict[str, Any]:
 
 def _runtime() -> tuple[dict[str, Any], list[str]]:
     """Return version and providers of onnxruntime, and what is wrong with it."""
-    from sbonnx.cpu import CUDA
     from sbonnx.errors import DeviceError
-    from sbonnx.runtime import onnxruntime
+    from sbonnx.system.cpu import CUDA
+    from sbonnx.system.runtime import onnxruntime
 
     installed = [name for name in RUNTIMES if _version(name)]
     try:

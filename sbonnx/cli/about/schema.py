@@ -34,7 +34,7 @@ OPTIONS: Final = (NAME, *options.COMMON)
 def run(given: Arguments) -> int:
     from sbonnx.cli.schemas.published import OF_COMMANDS, SCHEMAS, json_schema
     from sbonnx.recipe.problem import suggestion
-    from sbonnx.terminal import versioned
+    from sbonnx.system.terminal import versioned
 
     printer, words = given.printer(), given[NAME]
     if not words:

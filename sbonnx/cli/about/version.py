@@ -15,7 +15,7 @@ OPTIONS: Final = options.COMMON
 
 def version_line() -> str:
     """Return name, version, and which compiled loops are installed."""
-    from sbonnx.native import MODULES, missing
+    from sbonnx.system.native import MODULES, missing
 
     absent = missing()
     loops = "no" if len(absent) == len(MODULES) else f"all but {', '.join(absent)}" if absent else "yes"
@@ -23,7 +23,7 @@ def version_line() -> str:
 
 
 def run(given: Arguments) -> int:
-    from sbonnx.native import missing
+    from sbonnx.system.native import missing
 
     printer = given.printer()
     printer.value("version", {"version": __version__, "missing_compiled_loops": list(missing())})

@@ -11,7 +11,7 @@ from sbonnx.cli import options
 from sbonnx.cli.options import Arguments
 from sbonnx.present.text.printer import Printer
 from sbonnx.present.text.tables import metric_text
-from sbonnx.terminal import BELOW_QUALITY, DONE, LINE_LENGTH, one_line, relative_paths
+from sbonnx.system.terminal import BELOW_QUALITY, DONE, LINE_LENGTH, one_line, relative_paths
 
 if TYPE_CHECKING:
     from sbonnx.batch.jobs.job import JobResult

@@ -105,6 +105,6 @@ def _jobs(model: Path, output: Path | None) -> Iterator[str]:
 
 
 def _line(text: str) -> str:
-    from sbonnx.terminal import one_line
+    from sbonnx.system.terminal import one_line
 
     return one_line(text, 80)

@@ -138,7 +138,7 @@ def run(given: Arguments) -> int:
     from sbonnx.backends import BACKENDS
     from sbonnx.present.text.printer import to_json
     from sbonnx.pruning.result import no_gain
-    from sbonnx.terminal import versioned
+    from sbonnx.system.terminal import versioned
 
     if given[PLAN]:
         return _show_dimensions(given)

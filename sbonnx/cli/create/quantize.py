@@ -22,7 +22,7 @@ from sbonnx.present.text.tables import (
     show_refusals,
     show_search,
 )
-from sbonnx.terminal import versioned
+from sbonnx.system.terminal import versioned
 
 if TYPE_CHECKING:
     from sbonnx.backends import Backend

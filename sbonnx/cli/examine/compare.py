@@ -44,8 +44,8 @@ def run(given: Arguments) -> int:
     from sbonnx import verify
     from sbonnx.calib.data import dataset as datasets
     from sbonnx.calib.input_check import doubts_about, first_layer_of
-    from sbonnx.cpu import target_cpu
     from sbonnx.report import Refusal, verdict_of
+    from sbonnx.system.cpu import target_cpu
     from sbonnx.verify.runtimes import chosen_runtime, exact_products, recorded_cpu
 
     printer, float_model, quant_model = given.printer(), given[FLOAT], given[QUANT]

@@ -6,7 +6,7 @@ from typing import Final
 
 from sbonnx.cli import options
 from sbonnx.cli.options import Arguments
-from sbonnx.terminal import BELOW_QUALITY, DONE
+from sbonnx.system.terminal import BELOW_QUALITY, DONE
 
 HELP: Final = (
     "Show what differs in two quantized models. Placement, types, scales, weights; exit code 1 if they differ."

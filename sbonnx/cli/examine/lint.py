@@ -11,7 +11,7 @@ from sbonnx.cli import options
 from sbonnx.cli.options import Arguments, required_output
 from sbonnx.errors import OutputError, RecipeError
 from sbonnx.present.text.printer import Printer, to_json
-from sbonnx.terminal import BELOW_QUALITY, DONE
+from sbonnx.system.terminal import BELOW_QUALITY, DONE
 
 if TYPE_CHECKING:
     from sbonnx.lint import Finding, Severity

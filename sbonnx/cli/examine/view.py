@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 from sbonnx.cli import options
 from sbonnx.cli.options import Arguments
 from sbonnx.errors import DataError, RecipeError
-from sbonnx.input_files import read_json
-from sbonnx.terminal import map_strings, relative_paths
+from sbonnx.system.input_files import read_json
+from sbonnx.system.terminal import map_strings, relative_paths
 
 if TYPE_CHECKING:
     from sbonnx.profile import Details

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from sbonnx.cli.output.streams import last_native_message
 from sbonnx.errors import DeviceError, SbonnxError, memory_failure, out_of_memory, reason_of
-from sbonnx.terminal import FAILED, LINE_LENGTH, escaped, one_line
+from sbonnx.system.terminal import FAILED, LINE_LENGTH, escaped, one_line
 
 INTERRUPTED: Final = "interrupted; nothing was written"
 """Default message; an exception with arguments overrides it."""

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from typing import IO, Any, Final, TextIO
 
 from sbonnx.errors import is_memory_message, out_of_memory
-from sbonnx.terminal import escaped
+from sbonnx.system.terminal import escaped
 
 SHOWN_BYTES: Final = 16 << 10
 """Maximum bytes of native messages shown after a crash: the last ones."""

@@ -16,7 +16,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from typing_extensions import TypedDict
 
 from sbonnx.cli.schemas import llm, models, results
-from sbonnx.terminal import versioned
+from sbonnx.system.terminal import versioned
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 

@@ -22,7 +22,7 @@ from sbonnx.graph.protos import MAX_BODIES, single_line, tensor_protos, texts
 from sbonnx.graph.storage.protobuf_payloads import REFERENCE, TooDeepError, detach, require_shallow
 from sbonnx.graph.storage.weights import INLINE_BYTES, WeightBytes, byte_size
 from sbonnx.graph.validation import check_tensor
-from sbonnx.input_files import native_source
+from sbonnx.system.input_files import native_source
 
 THE_MODEL: Final = "the given model"
 """Name of a model in memory in messages."""

@@ -15,7 +15,7 @@ from sbonnx.errors import OutputError, SbonnxError
 from sbonnx.graph.exporter import Skeleton
 from sbonnx.graph.storage.model_file import external_names
 from sbonnx.graph.storage.temporary import MARKER, SUFFIX, temporary_folder
-from sbonnx.input_files import protected_inputs
+from sbonnx.system.input_files import protected_inputs
 
 EXTERNAL_BYTES: Final = 1 << 28
 """If the weights have more than 256 MiB, they are written to a separate file, which checkers and runtimes map.

@@ -12,8 +12,8 @@ from typing import Final
 
 from sbonnx.errors import OutputError
 from sbonnx.graph.storage.temporary import MARKER, REPLACED, SUFFIX, restore, sweep_once, temporary_folder
-from sbonnx.input_files import check_regular, protected_inputs
 from sbonnx.report.codes import Note
+from sbonnx.system.input_files import check_regular, protected_inputs
 
 SHOWN: Final = 5
 """Names of files in a note."""

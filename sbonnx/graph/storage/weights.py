@@ -21,8 +21,8 @@ from onnx import TensorProto, numpy_helper
 from onnx_graphsurgeon.ir.tensor import LazyValues
 
 from sbonnx.errors import ModelError
-from sbonnx.native import compiled
 from sbonnx.spec import Array
+from sbonnx.system.native import compiled
 
 INLINE_BYTES: Final = 1024
 """Tensors up to this size are stored in the skeleton with their values: shape inference reads axes, shapes etc."""

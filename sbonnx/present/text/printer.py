@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
-from sbonnx.terminal import BELOW_QUALITY, DONE, LINE_LENGTH, escaped, json_escaped, one_line, versioned
+from sbonnx.system.terminal import BELOW_QUALITY, DONE, LINE_LENGTH, escaped, json_escaped, one_line, versioned
 
 if TYPE_CHECKING:
     from sbonnx.report.codes import Note

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 from sbonnx.present.text.printer import Printer
-from sbonnx.terminal import LINE_LENGTH, one_line
+from sbonnx.system.terminal import LINE_LENGTH, one_line
 
 if TYPE_CHECKING:
     from sbonnx.report import Report
@@ -68,7 +68,7 @@ def _weights(report: Report) -> str:
 
 def _for_cpu(report: Report) -> str:
     """Say how the CPU that will run the file decided the weights; "" if it did not."""
-    from sbonnx.cpu import CPUS, THIS
+    from sbonnx.system.cpu import CPUS, THIS
 
     bits = {site.bits for site in report.sites if site.role == "weight"} & {FULL, FULL - 1}
     if not report.cpu or not bits:

@@ -10,7 +10,7 @@ from pydantic.config import JsonDict
 
 from sbonnx.recipe.names import REMOVED
 from sbonnx.recipe.problem import ManyWrong, Path, Wrong, short, suggestion
-from sbonnx.runtime import best_device
+from sbonnx.system.runtime import best_device
 
 
 def key(default: Any, meaning: str, allowed: str, *, shown: str | None = None, maker: str = "ancestor") -> Any:

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sbonnx.native import address
 from sbonnx.rounding import base
 from sbonnx.rounding.base import Grid, over_rows
 from sbonnx.rounding.search.factor import Factor
 from sbonnx.spec import Array
+from sbonnx.system.native import address
 
 
 @dataclass(frozen=True)

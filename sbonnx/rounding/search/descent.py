@@ -9,10 +9,10 @@ from typing import Final
 import numpy as np
 
 from sbonnx.moments import Moments
-from sbonnx.native import address
 from sbonnx.rounding import base
 from sbonnx.rounding.base import Grid, limit_rows, over_rows
 from sbonnx.spec import Array
+from sbonnx.system.native import address
 
 DEAD: Final = 1e-10
 """Inputs with a mean square below this share of the largest one of their group are treated as constant 0 (dead)."""

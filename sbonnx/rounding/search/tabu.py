@@ -9,11 +9,11 @@ from typing import Final
 import numpy as np
 
 from sbonnx.moments import Moments
-from sbonnx.native import address
 from sbonnx.rounding import base
 from sbonnx.rounding.base import Grid, limit_rows, over_rows
 from sbonnx.rounding.search.descent import alive
 from sbonnx.spec import Array
+from sbonnx.system.native import address
 
 LANES: Final = 16
 """Rows are padded to a multiple of this."""

@@ -20,8 +20,8 @@ import onnx
 from onnx import helper, numpy_helper
 
 from sbonnx.backends.onnxruntime.graph_transformers import original_name
-from sbonnx.runtime import open_session, session_options
 from sbonnx.spec import Array
+from sbonnx.system.runtime import open_session, session_options
 from sbonnx.verify.model_index import bodies_of, captured_names
 from sbonnx.verify.other_cpu.saturating_sums import LAYOUTS, can_saturate, compute
 

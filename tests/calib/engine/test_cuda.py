@@ -28,10 +28,10 @@ from sbonnx.calib.engine.sample_runner import Key, StatsRequest
 from sbonnx.calib.engine.segments import cut
 from sbonnx.calib.sketches import Sketch
 from sbonnx.calib.sketches.kernels import Pages
-from sbonnx.cpu import CPU, CUDA
 from sbonnx.errors import NumericError
 from sbonnx.graph import Graph, load
 from sbonnx.spec import Array
+from sbonnx.system.cpu import CPU, CUDA
 from tests.calib.engine.branching import nested
 from tests.calib.observing import IMAGES, PLAIN, POISON, ROOTS, assert_same, batches, observation_of, squares
 from tests.support.models import model, residual

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from sbonnx.calib.engine.runner import LayerRunner, providers
-from sbonnx.cpu import CPU, CUDA
 from sbonnx.errors import DataError, DeviceError, ModelError
 from sbonnx.graph import load
-from sbonnx.runtime import onnxruntime, reason
 from sbonnx.spec import Array
+from sbonnx.system.cpu import CPU, CUDA
+from sbonnx.system.runtime import onnxruntime, reason
 from tests.support.models import model, residual, run
 
 FEED = {"x": np.random.default_rng(3).standard_normal((2, 3, 8, 8)).astype(np.float32)}

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Final, final
 
-from sbonnx.isolation import python_command
+from sbonnx.system.isolation import python_command
 
 SECONDS: Final = 10
 """CPU time of one conversation, and of the compilation."""

@@ -17,8 +17,8 @@ from functools import cache
 from types import ModuleType
 from typing import Any, Final
 
-from sbonnx.cpu import CPU, CUDA, target_cpu
 from sbonnx.errors import NO_RUNTIME, DeviceError, UnknownOperatorError
+from sbonnx.system.cpu import CPU, CUDA, target_cpu
 
 TELEMETRY_SWITCH: Final = "ORT_DISABLE_TELEMETRY"
 """Environment variable that turns onnxruntime's telemetry off. A value set by the user is respected, "0" included."""

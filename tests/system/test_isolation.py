@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sbonnx import isolation
+from sbonnx.system import isolation
 from tests.support.coverage import unmeasured
 
 PACKAGE = Path(isolation.__file__).resolve().parents[1]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbonnx.terminal import LINE_LENGTH, escaped, json_escaped, one_line, relative_paths
+from sbonnx.system.terminal import LINE_LENGTH, escaped, json_escaped, one_line, relative_paths
 
 TEXTS = st.text(st.characters(codec=None, exclude_categories=()), max_size=60)
 """Any code points, halves of surrogate pairs too."""

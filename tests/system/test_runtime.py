@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from sbonnx.runtime import TELEMETRY_SWITCH
+from sbonnx.system.runtime import TELEMETRY_SWITCH
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 OPEN = """
 import os, sys
-from sbonnx.runtime import onnxruntime
+from sbonnx.system.runtime import onnxruntime
 from sbonnx.assets import digits
 ort = onnxruntime()
 ort.InferenceSession(str(digits().model))
@@ -28,11 +28,11 @@ import onnxruntime
 
 REPLACED = """
 import os
-import sbonnx.runtime
+import sbonnx.system.runtime
 kept = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}
 os.environ.clear()
 os.environ.update(kept)
-sbonnx.runtime.onnxruntime()
+sbonnx.system.runtime.onnxruntime()
 """
 
 
@@ -58,7 +58,9 @@ def test_no_telemetry(home: str, script: str, tmp_path: Path) -> None:
 
 
 def test_a_choice_of_the_user_is_respected() -> None:
-    script = "import os, sbonnx.runtime; sbonnx.runtime.onnxruntime(); print(os.environ['ORT_DISABLE_TELEMETRY'])"
+    script = (
+        "import os; from sbonnx.system import runtime as r; r.onnxruntime(); print(os.environ['ORT_DISABLE_TELEMETRY'])"
+    )
     environment = {**os.environ, TELEMETRY_SWITCH: "0", "CI": "1"}  # onnxruntime sends nothing in CI either
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=True)
