@@ -58,9 +58,8 @@ def test_no_telemetry(home: str, script: str, tmp_path: Path) -> None:
 
 
 def test_a_choice_of_the_user_is_respected() -> None:
-    script = (
-    script = f"import os; from sbonnx.system import runtime; runtime.onnxruntime(); print(os.environ[{TELEMETRY_SWITCH!r}])"
-    )
+    switched = f"print(os.environ[{TELEMETRY_SWITCH!r}])"
+    script = f"import os; from sbonnx.system import runtime; runtime.onnxruntime(); {switched}"
     environment = {**os.environ, TELEMETRY_SWITCH: "0", "CI": "1"}  # onnxruntime sends nothing in CI either
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=True)
