@@ -40,7 +40,7 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"graph", "calib", "options"}),
     frozenset({"spec", "progress", "plugins", "report.verdict"}),
     frozenset({"system"}),
-    frozenset({"errors", "version", "assets", "ops", "report.codes"}),
+    frozenset({"errors", "version", "assets", "ops", "values", "report.codes"}),
 )
 FLOOR_OF = {unit: len(FLOORS) - 1 - depth for depth, units in enumerate(FLOORS) for unit in units}
 DOOR = "sbonnx.report.notebook"

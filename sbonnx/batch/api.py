@@ -26,7 +26,8 @@ from sbonnx.batch.state import State, past, peek
 from sbonnx.batch.step_progress import Quiet
 from sbonnx.errors import RecipeError, SbonnxError
 from sbonnx.plugins import ENGINES, optional_part
-from sbonnx.system.terminal import json_values, map_strings, relative_paths, versioned
+from sbonnx.system.terminal import map_strings, relative_paths, versioned
+from sbonnx.values import json_values
 from sbonnx.version import __version__
 
 REPORTS: Final = ("report.json", "report.html", "report.xml")

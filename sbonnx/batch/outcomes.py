@@ -13,7 +13,7 @@ from sbonnx.batch.accept import unchanged
 from sbonnx.batch.digests import Digests
 from sbonnx.batch.jobs.job import FINE, Outcome, Places, Status, Step
 from sbonnx.errors import SbonnxError, reason_of
-from sbonnx.system.terminal import json_values
+from sbonnx.values import json_values
 
 FILE: Final = "outcome.json"
 """File name in the folder of a step's output."""

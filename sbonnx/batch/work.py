@@ -48,7 +48,8 @@ from sbonnx.recipe import Recipe, load
 from sbonnx.report import Report
 from sbonnx.stages.measure import divided, equalizes_by_data
 from sbonnx.stages.state import Prepared, Request, run_options
-from sbonnx.system.terminal import escaped, json_values, map_strings
+from sbonnx.system.terminal import escaped, map_strings
+from sbonnx.values import json_values
 from sbonnx.verify import EvaluationData, libraries_of
 from sbonnx.version import __version__
 

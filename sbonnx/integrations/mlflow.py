@@ -13,7 +13,7 @@ import yaml
 from sbonnx.errors import OutputError
 from sbonnx.present.html import single_page
 from sbonnx.report import Report
-from sbonnx.system.terminal import json_values
+from sbonnx.values import json_values
 
 FOLDER: Final = "sbonnx"
 """Artifact folder."""

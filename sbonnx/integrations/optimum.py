@@ -26,7 +26,7 @@ from sbonnx.graph.storage.output_folder import OutputFolder
 from sbonnx.integrations.decoder_feeds import DECODERS, ENCODER, FIRST, EncoderDecoderFeeds, TokenIds
 from sbonnx.progress import Progress
 from sbonnx.report import Report
-from sbonnx.system.terminal import json_values
+from sbonnx.values import json_values
 from sbonnx.version import __version__
 
 CONFIG: Final = "ort_config.json"

@@ -19,6 +19,6 @@ class NotebookView:
 def page(report: Mapping[str, Any]) -> str:
     """Return the HTML page of a report, given as plain values."""
     from sbonnx.present.html import single_page
-    from sbonnx.system.terminal import json_values
+    from sbonnx.values import json_values
 
     return single_page(json_values(report))

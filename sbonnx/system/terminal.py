@@ -6,9 +6,7 @@ bidirectional overrides could make one name look like another.
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import math
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -92,21 +90,6 @@ def relative_paths(text: str, *folders: str | os.PathLike[str]) -> str:
     return text
 
 
-def json_values(value: Any) -> Any:
-    """Convert a value to JSON types; non-finite numbers become the strings "inf", "-inf" or "nan"."""
-    if value is None or isinstance(value, (str, bool, int)):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if isinstance(value, Mapping):
-        return {str(key): json_values(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [json_values(item) for item in value]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return json_values(dataclasses.asdict(value))
-    return json_values(value.tolist()) if hasattr(value, "tolist") else str(value)  # NumPy, without importing it
-
-
 SCHEMA_VERSIONS: Final[Mapping[str, int]] = {}
 """Versions of the schemas of JSON outputs that are above 1. A key that is removed or changes its meaning raises it."""
 
@@ -135,7 +118,6 @@ __all__ = [
     "LINE_LENGTH",
     "escaped",
     "json_escaped",
-    "json_values",
     "map_strings",
     "one_line",
     "relative_paths",

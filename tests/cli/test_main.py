@@ -19,10 +19,11 @@ from sbonnx.assets import digits
 from sbonnx.cli import VERBS, main, options
 from sbonnx.cli.app import GROUPS, build
 from sbonnx.cli.examples import EXAMPLES
-from sbonnx.present.text.printer import Printer, json_value, to_json
+from sbonnx.present.text.printer import Printer, to_json
 from sbonnx.present.text.tables import show_refusals
 from sbonnx.report import Reason, Refusal
 from sbonnx.system import native as loops
+from sbonnx.values import json_values
 from sbonnx.version import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -189,5 +190,5 @@ def test_reasons_of_one_code_are_one_line(capsys: pytest.CaptureFixture[str]) ->
 
 def test_json_of_other_types() -> None:
     values = {"a": float("inf"), "b": (float("nan"), -float("inf")), "c": Path("x"), 4: {1}, "f": 1.5}
-    assert json_value(values) == {"a": "inf", "b": ["nan", "-inf"], "c": "x", "4": [1], "f": 1.5}
-    assert json.loads(to_json(values)) == json_value(values)
+    assert json_values(values) == {"a": "inf", "b": ["nan", "-inf"], "c": "x", "4": [1], "f": 1.5}
+    assert json.loads(to_json(values)) == json_values(values)

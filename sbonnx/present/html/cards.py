@@ -15,7 +15,8 @@ from sbonnx.present.html.network import decoder_figures, network_of
 from sbonnx.present.html.overview import overview_of
 from sbonnx.present.html.templates import environment
 from sbonnx.report.verdict import Tone, figure_text, interval_text, runtime_of, state_text, verdict_of
-from sbonnx.system.terminal import json_values, map_strings, relative_paths
+from sbonnx.system.terminal import map_strings, relative_paths
+from sbonnx.values import json_values
 
 if TYPE_CHECKING:
     from sbonnx.plan.types import Plan

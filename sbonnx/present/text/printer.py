@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
 from sbonnx.system.terminal import BELOW_QUALITY, DONE, LINE_LENGTH, escaped, json_escaped, one_line, versioned
+from sbonnx.values import json_values
 
 if TYPE_CHECKING:
     from sbonnx.report.codes import Note
@@ -33,26 +32,9 @@ PIPE_WIDTH: Final = 100_000
 """Table width when stdout is not a terminal, so that nothing is truncated or wrapped."""
 
 
-def json_value(value: Any) -> Any:
-    """Convert `value` to JSON types; non-finite numbers become the strings "inf", "-inf" or "nan"."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if isinstance(value, Mapping):
-        return {str(key): json_value(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [json_value(item) for item in value]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return json_value(dataclasses.asdict(value))
-    if isinstance(value, Path):
-        return str(value)
-    if hasattr(value, "tolist"):  # NumPy value, without importing NumPy
-        return json_value(value.tolist())
-    return value
-
-
 def to_json(value: Any) -> str:
     """Format `value` as indented JSON without a trailing newline and without terminal control characters."""
-    return json_escaped(json.dumps(json_value(value), indent=2, ensure_ascii=False, allow_nan=False))
+    return json_escaped(json.dumps(json_values(value), indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def decibels(value: float) -> float | str:
