@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -10,14 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 import sbonnx
-from sbonnx import backends, lint, patterns
+from sbonnx import backends, lint, patterns, pipeline
 from sbonnx.calib.observers import OBSERVERS
+from sbonnx.cli import main
 from sbonnx.errors import RecipeError
 from sbonnx.rounding import ROUNDERS
-from tests.support import extension
+from sbonnx.stages.contract import Value
+from tests.support import extension, gelu_tables
 from tests.support.models import model, run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -83,3 +87,46 @@ def test_a_file_is_made_with_all_of_them() -> None:
 def test_without_the_rows_the_names_are_unknown() -> None:
     with pytest.raises(RecipeError, match=extension.OBSERVER):
         sbonnx.quantize(model(NET, w=(4, 3, 3, 3), v=(4, 4, 1, 1)), FEEDS, observer=extension.OBSERVER)
+
+
+GELU_NET = """net (float[N, 16] x) => (float[N, 4] y) {
+    root = Constant<value_float=1.4142135>()
+    one = Constant<value_float=1.0>()
+    half = Constant<value_float=0.5>()
+    h = Gemm(x, w, b)
+    a = Div(h, root)
+    e = Erf(a)
+    p = Add(e, one)
+    m = Mul(h, p)
+    g = Mul(m, half)
+    y = Gemm(g, v, c)
+}"""
+
+
+def test_a_wing_is_one_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """GELUs as tables: one file, one line of a tuple. Data, proof, report, page and command line are those of all."""
+    monkeypatch.setattr(pipeline, "STAGES", (*pipeline.STAGES[:-1], gelu_tables.tabulate_gelus, pipeline.STAGES[-1]))
+    present: frozenset[Value] = frozenset()
+    for step in pipeline.STAGES:
+        assert step.needs <= present
+        present |= step.sets
+    monkeypatch.chdir(tmp_path)
+    onnx.save(model(GELU_NET, w=(16, 64), b=64, v=(64, 4), c=4), "m.onnx")
+    x = np.random.default_rng(1).standard_normal((64, 16)).astype(np.float32)
+    np.savez("d.npz", x=x)
+    arguments = ["quantize", "m.onnx", "--data", "d.npz", "--split", "1", "-o", "q.onnx"]
+    assert main([*arguments, "--report", "r.html", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"]
+    assert [row["pattern"] for row in report["applied"]].count(gelu_tables.NAME) == 1
+    note = "tables of 256 values in place of 1 GELU"
+    assert any(note in line for line in report["notes"])
+    page = Path("r.html").read_text(encoding="utf-8")
+    assert gelu_tables.NAME in page and note in page
+    ops = [node.op_type for node in onnx.load("q.onnx").graph.node]
+    assert "Gather" in ops and "Erf" not in ops
+    reference, result = (run(path, {"x": x})["y"] for path in ("m.onnx", "q.onnx"))
+    noise = np.square(result - reference).sum()
+    assert 0 < noise < 0.01 * np.square(reference).sum()
