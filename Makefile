@@ -88,7 +88,7 @@ sbom:
 		--output-reproducible --validate -o dist/sbonnx.cdx.json
 
 peers:
-	$(PYTHON) -m benchmarks.lowbit_peers.environments --folder $(PEERS) $(ARGS)
+	$(PYTHON) -m benchmarks.peers.environments --folder $(PEERS) $(ARGS)
 
 golden: $(VENV)/.dev
 	$(BIN)/python -m tests.golden.elsewhere $(ARGS)

@@ -22,7 +22,7 @@ from typing import Final
 import numpy as np
 import onnxruntime
 
-from benchmarks.lowbit_peers.environments import FOLDER, ROOT, absent, python_of
+from benchmarks.peers.environments import FOLDER, ROOT, absent, python_of
 from sbonnx.assets import digits
 
 PAGE: Final = ROOT / "docs" / "migration" / "others.md"

@@ -9,10 +9,10 @@ import numpy as np
 import onnx
 import pytest
 
-from benchmarks.calibration_child import spawn
-from benchmarks.calibration_runs import FIGURES, Effort, measure
-from benchmarks.calibration_subjects import Subject, save_feeds
-from benchmarks.calibration_table import Cell, alternate, difference, ratio
+from benchmarks.calibration.child import spawn
+from benchmarks.calibration.runs import FIGURES, Effort, measure
+from benchmarks.calibration.subjects import Subject, save_feeds
+from benchmarks.calibration.table import Cell, alternate, difference, ratio
 
 MODEL = """
 <ir_version: 8, opset_import: ["" : 17]>

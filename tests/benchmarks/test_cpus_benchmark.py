@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import cpus
 from benchmarks.accuracy import load_pack
-from benchmarks.cpus import EXACT, FILES, PAIRS, SHORT, VNNI, command, lines, measure, section, verdict
 from benchmarks.kept import Kept
+from benchmarks.runtimes import cpus
+from benchmarks.runtimes.cpus import EXACT, FILES, PAIRS, SHORT, VNNI, command, lines, measure, section, verdict
 from benchmarks.scores import Estimate
-from benchmarks.w8a8_runs import Bench
-from benchmarks.w8a8_table import FLOAT
+from benchmarks.w8a8.runs import Bench
+from benchmarks.w8a8.table import FLOAT
 from sbonnx.system.cpu import CPUS, TargetCpu
 
 MODEL = "cifar_resnet20"

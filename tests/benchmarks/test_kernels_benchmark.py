@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import kernel_cases, kernel_elementwise
-from benchmarks.kernel_chain_cases import CHAINS, SINGLES
-from benchmarks.kernel_chains import SCALE, Chain, kernels_of, measured, quantized, size
-from benchmarks.kernel_timing import COLUMNS, Case, fit, nonnegative, optimised, repeated, session, time_case
-from benchmarks.kernels import REFERENCE, fits, mean_of, timed
+from benchmarks.kernels import cases as kernel_cases
+from benchmarks.kernels import elementwise as kernel_elementwise
+from benchmarks.kernels.chain_cases import CHAINS, SINGLES
+from benchmarks.kernels.chains import SCALE, Chain, kernels_of, measured, quantized, size
+from benchmarks.kernels.costs import REFERENCE, fits, mean_of, timed
+from benchmarks.kernels.timing import COLUMNS, Case, fit, nonnegative, optimised, repeated, session, time_case
 
 TINY = (1, 16, 4)
 CHAIN_OF = {chain.name: chain for chain in (*CHAINS, *SINGLES)}

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import llm
 from benchmarks.kept import Record
-from benchmarks.llm_runs import FLOAT, DecoderBench, figures
-from benchmarks.llm_table import HEADER, SPEED_HEADER, acceptance, speed_lines
-from benchmarks.llm_ways import CACHES, ORT, OURS, TORCH, DecoderWay
+from benchmarks.llm import __main__ as llm
+from benchmarks.llm.runs import FLOAT, DecoderBench, figures
+from benchmarks.llm.table import HEADER, SPEED_HEADER, acceptance, speed_lines
+from benchmarks.llm.ways import CACHES, ORT, OURS, TORCH, DecoderWay
 from benchmarks.scores import Estimate
 from sbonnx import llm as decoders
 from sbonnx.llm.layout import read_decoder

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.llm_forms import COUNT, HEADER, row, text_of, windows
+from benchmarks.llm.forms import COUNT, HEADER, row, text_of, windows
 from sbonnx.llm.layout import read_decoder
 from tests.llm.tiny_decoder import VOCABULARY, decoder_model, write_folder
 

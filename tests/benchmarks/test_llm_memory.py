@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import llm_memory
 from benchmarks.kept import Kept
-from benchmarks.random_decoder import DecoderSize
+from benchmarks.llm import memory as llm_memory
+from benchmarks.llm.random_decoder import DecoderSize
 
 
 @pytest.mark.slow

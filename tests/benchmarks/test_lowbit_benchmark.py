@@ -12,12 +12,13 @@ import numpy as np
 import onnx
 import pytest
 
-from benchmarks import lowbit_adaround, lowbit_effort
-from benchmarks.calibration_subjects import save_feeds
-from benchmarks.lowbit_peers import environments, measured
-from benchmarks.lowbit_runs import Bench, Effort
-from benchmarks.lowbit_table import Cost, Line, beside, best_peer, lost, mean_of
-from benchmarks.lowbit_ways import ACCURACY, ALL_SAMPLES, PeerWay, Table, Way
+from benchmarks.calibration.subjects import save_feeds
+from benchmarks.lowbit import adaround as lowbit_adaround
+from benchmarks.lowbit import effort as lowbit_effort
+from benchmarks.lowbit.runs import Bench, Effort
+from benchmarks.lowbit.table import Cost, Line, beside, best_peer, lost, mean_of
+from benchmarks.lowbit.ways import ACCURACY, ALL_SAMPLES, PeerWay, Table, Way
+from benchmarks.peers import environments, measured
 from sbonnx.pipeline import prepare
 from sbonnx.stages.state import read_recipe
 
@@ -153,7 +154,7 @@ def test_a_peer_is_told_what_it_cost_apart_from_what_it_prints(tmp_path: Path) -
     np.savez(tmp_path / "d.npz", x=np.zeros((7, 2), np.float32))
     assert [len(feed["x"]) for feed in measured.feeds({"data": tmp_path / "d.npz", "batch": 3})] == [3, 3]
     script = (
-        "import contextlib, sys; from benchmarks.lowbit_peers import measured\n"
+        "import contextlib, sys; from benchmarks.peers import measured\n"
         "with contextlib.redirect_stdout(sys.stderr): measured.tell(lambda: print('noise'))"
     )
     done = subprocess.run(

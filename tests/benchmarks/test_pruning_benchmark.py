@@ -9,10 +9,10 @@ import numpy as np
 import onnx
 import pytest
 
-from benchmarks.pruning_files import correct_statistics, sizes
-from benchmarks.pruning_scores import judge
-from benchmarks.pruning_sparse import zeros_of
-from benchmarks.pruning_ways import bisected
+from benchmarks.pruning.files import correct_statistics, sizes
+from benchmarks.pruning.scores import judge
+from benchmarks.pruning.sparse import zeros_of
+from benchmarks.pruning.ways import bisected
 from benchmarks.scores import divergences
 from tests.support.models import model, run
 

@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from benchmarks.qat_operators import INLINED, LIMITS, RUNTIME_LIMITS, UNWRITTEN, WHY, coverage, page  # noqa: E402
+from benchmarks.qat.operators import INLINED, LIMITS, RUNTIME_LIMITS, UNWRITTEN, WHY, coverage, page  # noqa: E402
 from sbonnx.graph.opset_convert import NEWEST  # noqa: E402
 from sbonnx.torchnet import FUNCTIONS, NUMBERS, RUNTIME_FUNCTIONS  # noqa: E402
 from sbonnx.torchnet.onnx_to_torch.shape_arith import SIZES  # noqa: E402
@@ -60,9 +60,9 @@ def test_the_page_is_what_is_written() -> None:
     found = (ROOT / "docs" / "qat_operators.md").read_text()
     if f" onnx {onnx.__version__}." not in found:
         pytest.skip(f"the page is of another onnx than {onnx.__version__}")
-    command = [sys.executable, "-m", "benchmarks.qat_operators"]
+    command = [sys.executable, "-m", "benchmarks.qat.operators"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == page() == found, "write it again: python -m benchmarks.qat_operators > docs/qat_operators.md"
+    assert done.stdout == page() == found, "write it again: python -m benchmarks.qat.operators > docs/qat_operators.md"
 
 
 def test_the_page_has_every_op_and_every_gap() -> None:

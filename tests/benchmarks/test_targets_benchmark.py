@@ -8,10 +8,12 @@ import numpy as np
 import onnx
 import pytest
 
-from benchmarks import targets_half, targets_latency, targets_lint
-from benchmarks.targets_latency import HEADER, Line
-from benchmarks.targets_lint import FACTS, Census
-from benchmarks.targets_models import PEERS, Subject, open_axes, stacked
+from benchmarks.targets import half as targets_half
+from benchmarks.targets import latency as targets_latency
+from benchmarks.targets import lint as targets_lint
+from benchmarks.targets.latency import HEADER, Line
+from benchmarks.targets.lint import FACTS, Census
+from benchmarks.targets.models import PEERS, Subject, open_axes, stacked
 from sbonnx.assets import digits
 from tests.support.models import model
 

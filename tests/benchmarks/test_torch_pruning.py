@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from benchmarks.lowbit_peers.torch_pruning_onnx import (  # noqa: E402
+from benchmarks.peers.torch_pruning_onnx import (  # noqa: E402
     fix_sizes,
     ignored_layers,
     multiplications,
@@ -20,7 +20,7 @@ from benchmarks.lowbit_peers.torch_pruning_onnx import (  # noqa: E402
     torch_layers,
     tune_statistics,
 )
-from benchmarks.pruning_files import sizes  # noqa: E402
+from benchmarks.pruning.files import sizes  # noqa: E402
 from tests.support.models import model, run  # noqa: E402
 
 NET = """agraph (float[N,3,8,8] x) => (float[N,5] y) {

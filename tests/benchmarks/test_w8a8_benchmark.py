@@ -12,11 +12,11 @@ import pytest
 from benchmarks import scores, techniques
 from benchmarks.accuracy import load_pack
 from benchmarks.kept import Kept, Record
-from benchmarks.lowbit_peers import measured
+from benchmarks.peers import measured
 from benchmarks.scores import Estimate, Outputs, Scores, estimate
-from benchmarks.w8a8_runs import Bench, feeds_of
-from benchmarks.w8a8_table import HEADER, Row, best, by_tool, lines, verdict
-from benchmarks.w8a8_ways import Way, ours
+from benchmarks.w8a8.runs import Bench, feeds_of
+from benchmarks.w8a8.table import HEADER, Row, best, by_tool, lines, verdict
+from benchmarks.w8a8.ways import Way, ours
 
 MODEL = "cifar_resnet20"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import migration
-from benchmarks.lowbit_peers.environments import FOLDER, absent
+from benchmarks.peers.environments import FOLDER, absent
 
 ROW = re.compile(r"^\| ([\w -]+) \| ([\d.]+) \| ([\d.]+) \| (\d+) \| [\d.]+ \|$", re.MULTILINE)
 TOP1, DECIBELS, KILOBYTES = 0.01, 3.0, 10.0

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.random_decoder import DecoderSize, write_random_decoder
+from benchmarks.llm.random_decoder import DecoderSize, write_random_decoder
 from sbonnx.llm.decoding import DecoderSession
 from sbonnx.llm.layout import read_decoder
 

@@ -1,6 +1,6 @@
 """Cost model of OpenVINO's CPU kernels, from a table of measurements that can be repeated on any machine.
 
-``python -m benchmarks.openvino_kernels`` writes such a table. Float kernels of the bundled one are those of OpenVINO's
+``python -m benchmarks.kernels.openvino`` writes such a table. Float kernels of the bundled one are those of OpenVINO's
 default on its machine, bfloat16: where they compute in float32, integers pay more often.
 """
 
@@ -162,10 +162,10 @@ class OpenVinoCosts(KernelCosts):
 
 @cache
 def load_costs(path: str | None = None, cpu: TargetCpu = CPUS["vnni"]) -> OpenVinoCosts:
-    """Load the table from a file that ``benchmarks.openvino_kernels`` wrote; None: the bundled one.
+    """Load the table from a file that ``benchmarks.kernels.openvino`` wrote; None: the bundled one.
 
     Raises:
         RecipeError: the file cannot be read, or is not such a table.
     """
-    fits, _ = read_table(path or BUNDLED, "python -m benchmarks.openvino_kernels --table FILE")
+    fits, _ = read_table(path or BUNDLED, "python -m benchmarks.kernels.openvino --table FILE")
     return OpenVinoCosts(fits)
