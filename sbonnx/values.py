@@ -1,81 +1,85 @@
-"""Results as plain values: the keys of their JSON objects, of which `sbonnx.cli.schemas` derives the JSON schemas."""
+"""Results as plain values: a result has one description, its class, of which `sbonnx.cli.schemas` derives the schema.
+
+The keys of a dataclass in JSON are its fields, in their order. The class variable ``json_keys`` gives another order,
+and adds properties: ``("ok", ..., "text")`` is the property `ok`, then the fields that are not named, then `text`;
+without ``...``, the other fields are left out. Metadata of a field says what differs: `INTERNAL`, `OPTIONAL`, `OBJECT`,
+`INLINE`.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from types import EllipsisType
-from typing import Any, ClassVar, Final
+from types import MappingProxyType
+from typing import Any, Final, Literal, NamedTuple
+
+Form = Literal["field", "property", "optional", "object", "inline"]
+"""Form of a key in JSON."""
+
+INTERNAL: Final = MappingProxyType({"json": "internal"})
+"""Metadata of a field that is not in JSON. Such a field has a default."""
+
+OPTIONAL: Final = MappingProxyType({"json": "optional"})
+"""Metadata of a field whose key is left out if it is None."""
+
+OBJECT: Final = MappingProxyType({"json": "object"})
+"""Metadata of a field that is an object without keys if it is None."""
+
+INLINE: Final = MappingProxyType({"json": "inline"})
+"""Metadata of a field whose keys are keys of the result itself; none if it is None."""
 
 
-@dataclass(frozen=True)
-class Keys:
-    """Keys of the JSON object of a dataclass: its fields, in order, unless said otherwise.
+class Key(NamedTuple):
+    """A key in JSON: the name of the field or property, and its form."""
 
-    Attributes:
-        names: fields and properties; ``...`` stands for all fields that are not named.
-        without: fields left out.
-        optional: keys left out if their value is None.
-        empty: keys whose value is an object without keys if it is None.
-        flat: fields whose keys replace their own, none if it is None.
-    """
-
-    names: tuple[str | EllipsisType, ...] = (...,)
-    without: tuple[str, ...] = ()
-    optional: tuple[str, ...] = ()
-    empty: tuple[str, ...] = ()
-    flat: tuple[str, ...] = ()
+    name: str
+    form: Form
 
 
-FIELDS: Final = Keys()
+@cache
+def keys_of(kind: type) -> tuple[Key, ...]:
+    """Return the keys of a class in JSON, in order."""
+    forms: dict[str, Form] = {
+        row.name: row.metadata.get("json", "field")
+        for row in dataclasses.fields(kind)
+        if row.metadata.get("json") != "internal"
+    }
+    order: Sequence[Any] = getattr(kind, "json_keys", (...,))
+    others = [name for name in forms if name not in order]
+    names = [name for entry in order for name in (others if entry is ... else [entry])]
+    return tuple(Key(name, forms.get(name, "property")) for name in names)
 
 
-class JsonObject:
-    """Base of dataclasses that are written as JSON objects with other keys than their fields, or by `to_dict`."""
-
-    KEYS: ClassVar[Keys] = FIELDS
+class JsonValue:
+    """Result that is converted to plain values by its keys."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for ``json.dumps``."""
         return dict(_items(self))
 
 
-def keys_of(kind: type) -> Keys:
-    """Return the keys of a dataclass."""
-    return kind.KEYS if issubclass(kind, JsonObject) else FIELDS
-
-
-@cache
-def key_names(kind: type) -> tuple[str, ...]:
-    """Return the keys of a dataclass in order, with those of `Keys.flat` as they are."""
-    keys = keys_of(kind)
-    others = [field.name for field in fields(kind) if field.name not in (*keys.names, *keys.without)]
-    return tuple(name for key in keys.names for name in ([key] if isinstance(key, str) else others))
-
-
 def _items(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the keys of a dataclass with their plain values."""
     kind: type = type(value)
-    keys = keys_of(kind)
-    for name in key_names(kind):
+    for name, form in keys_of(kind):
         item = getattr(value, name)
-        if name in keys.flat:
-            yield from () if item is None else _items(item)
-        elif item is not None or name not in keys.optional:
-            yield name, {} if item is None and name in keys.empty else plain(item)
+        if item is None and form in ("optional", "inline"):
+            continue
+        if form == "inline":
+            yield from _items(item)
+        else:
+            yield name, {} if item is None and form == "object" else plain(item)
 
 
 def plain(value: Any) -> Any:
-    """Return a value with all dataclasses in it as dictionaries, by their `Keys`."""
-    if is_dataclass(value) and not isinstance(value, type):
+    """Convert dataclasses in a value to dictionaries by key; other values stay as they are."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dict(_items(value))
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        items = map(plain, value)
-        return list(items) if isinstance(value, list) else tuple(items)
+        return type(value)(map(plain, value)) if type(value) in (list, tuple) else tuple(map(plain, value))
     return value
 
 
@@ -89,9 +93,9 @@ def json_values(value: Any) -> Any:
         return {str(key): json_values(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [json_values(item) for item in value]
-    if is_dataclass(value) and not isinstance(value, type):
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {name: json_values(item) for name, item in _items(value)}
     return json_values(value.tolist()) if hasattr(value, "tolist") else str(value)  # NumPy, without importing it
 
 
-__all__ = ["JsonObject", "Keys", "json_values", "key_names", "keys_of", "plain"]
+__all__ = ["INLINE", "INTERNAL", "OBJECT", "OPTIONAL", "JsonValue", "json_values", "keys_of", "plain"]

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, 
 
 from typing_extensions import NotRequired, is_typeddict
 
-from sbonnx.values import key_names, keys_of
+from sbonnx.values import keys_of
 
 Schema = dict[str, Any]
 
@@ -105,31 +105,26 @@ class Derivation:
             for name, hint in hints.items():
                 yield name, {**self.of(hint), **texts.get(name, {})}, get_origin(hint) is not NotRequired
             return
-        keys = keys_of(kind)
-        for name in key_names(kind):
-            here = getattr(kind, name, None)
-            hint = get_type_hints(here.fget)["return"] if isinstance(here, property) else hints[name]
+        for name, form in keys_of(kind):
+            hint = get_type_hints(getattr(kind, name).fget)["return"] if form == "property" else hints[name]
             branches = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
             some = [branch for branch in branches if branch is not type(None)]
-            if name in keys.flat:
-                yield from self._flat(some, all_there=len(some) == len(branches))
+            if form == "inline":
+                yield from self._inline(some, always=len(some) == len(branches))
                 continue
-            if name in keys.optional:
-                schema = _any_of([self.of(branch) for branch in some])
-            elif name in keys.empty:
+            schemas = [self.of(branch) for branch in (some if form in ("optional", "object") else branches)]
+            if form == "object":
                 self.definitions["Nothing"] = NOTHING
-                schema = _any_of([*map(self.of, some), {"$ref": "#/$defs/Nothing"}])
-            else:
-                schema = self.of(hint)
-            yield name, {**schema, **texts.get(name, {})}, name not in keys.optional
+                schemas.append({"$ref": "#/$defs/Nothing"})
+            yield name, {**_any_of(schemas), **texts.get(name, {})}, form != "optional"
 
-    def _flat(self, kinds: list[Any], *, all_there: bool) -> Iterator[tuple[str, Schema, bool]]:
+    def _inline(self, kinds: list[Any], *, always: bool) -> Iterator[tuple[str, Schema, bool]]:
         """Yield the keys of one of several dataclasses; those that not all have are optional."""
         rows = [row for kind in kinds for row in self._keys(kind)]
         for name in dict.fromkeys(row[0] for row in rows):
             same = [row for row in rows if row[0] == name]
             schema = _any_of([row[1] for row in same])
-            yield name, schema, all_there and len(same) == len(kinds) and all(row[2] for row in same)
+            yield name, schema, always and len(same) == len(kinds) and all(row[2] for row in same)
 
 
 def _any_of(schemas: list[Schema]) -> Schema:
