@@ -9,6 +9,7 @@ from typing import Any, Final
 from sbonnx.errors import RecipeError
 from sbonnx.plan.types import GivenParams, ObserverChoice, Plan, Reader, RoundingChoice, Site
 from sbonnx.report import Refusal
+from sbonnx.report.reading import read
 from sbonnx.spec import QuantSpec, ScaleLimits
 
 PLAN_FORMAT: Final = 1
@@ -50,7 +51,7 @@ def from_dict(values: dict[str, Any]) -> Plan:
                 )
                 for row in values["sites"]
             ),
-            refusals=tuple(Refusal.from_dict(row) for row in values["refusals"]),
+            refusals=tuple(read(Refusal, row) for row in values["refusals"]),
             backend=values["backend"],
             scale_rule=values["scale_rule"],
             weights=values["weights"],

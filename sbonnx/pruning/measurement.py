@@ -19,6 +19,7 @@ from sbonnx.graph.storage.output_files import write_bytes
 from sbonnx.options import RunOptions
 from sbonnx.pruning.curves import SensitivityCurve
 from sbonnx.report import Refusal
+from sbonnx.report.reading import read
 from sbonnx.version import __version__
 
 FORMAT: Final = 1
@@ -115,5 +116,5 @@ def _read(file: Path) -> Measurement | None:
         tuple(map(tuple, values["orders"])),
         tuple(SensitivityCurve(tuple(counts), tuple(errors)) for counts, errors in values["curves"]),
         values["sizes"],
-        tuple(map(Refusal.from_dict, values["refusals"])),
+        tuple(read(Refusal, row) for row in values["refusals"]),
     )

@@ -6,7 +6,7 @@ Both are strings, so that a sentence is printed, joined and written to JSON as i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -70,16 +70,11 @@ class Refusal:
 
     what: str
     where: str
-    why: Reason
+    why: Reason = field(metadata={"codes": "code"})
     code: str = field(init=False, default="")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "code", self.why.code)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Refusal:
-        """Read the plain values of `dataclasses.asdict`."""
-        return cls(values["what"], values["where"], Reason(values.get("code", ""), values["why"]))
 
     def __str__(self) -> str:
         return f"{self.what}: not at {self.where}: {self.why}"

@@ -14,6 +14,7 @@ import pytest
 from sbonnx.report import Note, Reason, Refusal
 from sbonnx.report.codes import by_code, summary
 from sbonnx.report.explanations import EXPLANATIONS, Explanation, explanation_of
+from sbonnx.report.reading import read
 from tests.support.codes import codes, modules
 
 ROOT = Path(__file__).parents[2]
@@ -43,7 +44,7 @@ def test_a_refusal_has_the_code_of_its_reason() -> None:
     refusal = Refusal("quantize", "conv", Reason("few-channels", "4 channels"))
     values = json.loads(json.dumps({**vars(refusal)}))
     assert values == {"what": "quantize", "where": "conv", "why": "4 channels", "code": "few-channels"}
-    assert Refusal.from_dict(values) == refusal and Refusal.from_dict(values).why.code == "few-channels"
+    assert read(Refusal, values) == refusal and read(Refusal, values).why.code == "few-channels"
 
 
 def test_sentences_are_grouped_by_code() -> None:
