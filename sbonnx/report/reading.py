@@ -9,7 +9,7 @@ from types import UnionType
 from typing import Any, Final, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from sbonnx.report.codes import Coded
-from sbonnx.values import key_names, keys_of
+from sbonnx.values import keys_of
 
 NOT_FINITE: Final = ("inf", "-inf", "nan")
 """Numbers that are texts in JSON."""
@@ -65,7 +65,7 @@ def _read_union(hints: Sequence[Any], value: Any, where: str) -> Any:
     options = [hint for hint in hints if hint is not type(None)]
     classes: list[Any] = [hint for hint in options if dataclasses.is_dataclass(hint)]
     if classes and isinstance(value, Mapping):
-        fitting = (hint for hint in classes if value.keys() <= {*key_names(hint)})
+        fitting = (hint for hint in classes if value.keys() <= {key.name for key in keys_of(hint)})
         return _read(next(fitting, classes[0]), value, where)
     if value in NOT_FINITE and float in options:
         return float(value)
@@ -74,17 +74,17 @@ def _read_union(hints: Sequence[Any], value: Any, where: str) -> Any:
 
 def _arguments(kind: Any, values: Mapping[str, Any], where: str) -> Iterator[tuple[str, Any]]:
     """Yield the arguments of a class by name."""
-    hints, keys = _hints(kind), keys_of(kind)
+    hints = _hints(kind)
     for row in dataclasses.fields(kind):
-        name, place = row.name, f"{where}.{row.name}"
-        if not row.init or name in keys.without:
+        name, form, place = row.name, row.metadata.get("json"), f"{where}.{row.name}"
+        if not row.init or form == "internal":
             continue
-        if name in keys.flat:
+        if form == "inline":
             (inner,) = (hint for hint in get_args(hints[name]) or (hints[name],) if hint is not type(None))
-            if {*key_names(inner)} & values.keys():
+            if {key.name for key in keys_of(inner)} & values.keys():
                 yield name, _read(inner, values, place)
-        elif name in values and (values[name] or name not in keys.empty):
-            codes = values.get(row.metadata.get("codes"))
+        elif name in values and (values[name] or form != "object"):
+            codes = values.get(row.metadata.get("codes", ""))
             yield name, _read(hints[name], _coded(values[name], codes) if codes else values[name], place)
         elif row.default is dataclasses.MISSING and row.default_factory is dataclasses.MISSING:
             raise ValueError(f"{place} is missing")

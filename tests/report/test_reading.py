@@ -12,7 +12,7 @@ import pytest
 
 from sbonnx.report.codes import Note, Reason, Refusal
 from sbonnx.report.reading import read
-from sbonnx.values import JsonObject, Keys, json_values
+from sbonnx.values import INLINE, INTERNAL, OBJECT, OPTIONAL, JsonValue, json_values
 
 
 @dataclass(frozen=True)
@@ -31,25 +31,19 @@ class Other:
 
 
 @dataclass(frozen=True)
-class Example(JsonObject):
+class Example(JsonValue):
     """Each form of a field."""
 
-    KEYS: ClassVar = Keys(
-        ("twice", ..., "count", "note_codes"),
-        without=("source",),
-        optional=("command",),
-        empty=("inner",),
-        flat=("score",),
-    )
+    json_keys: ClassVar = ("twice", ..., "count", "note_codes")
     count: int
     name: Literal["a", "b"]
     rows: tuple[tuple[str, float], ...] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[Note, ...] = field(default=(), metadata={"codes": "note_codes"})
-    score: Figures | None = None
-    inner: Figures | Other | None = None
-    command: str | None = None
-    source: object = None
+    score: Figures | None = field(default=None, metadata=INLINE)
+    inner: Figures | Other | None = field(default=None, metadata=OBJECT)
+    command: str | None = field(default=None, metadata=OPTIONAL)
+    source: object = field(default=None, metadata=INTERNAL)
     target: float | str = "text"
 
     @property
