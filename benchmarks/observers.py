@@ -16,7 +16,7 @@ from typing import Any, Final
 from benchmarks.accuracy import BATCH, HEADLINE, load_pack
 from benchmarks.results import arguments, table, write_section
 from sbonnx import graph as graphs
-from sbonnx.calib.data.dataset import read
+from sbonnx.calib.engine.samples import Samples
 from sbonnx.calib.held_out import HeldOutSplit
 from sbonnx.options import RunOptions
 from sbonnx.pipeline import MEASURE, prepare, quantized_graph, run
@@ -46,9 +46,9 @@ def quantized(model: Path, feeds: list[dict[str, Any]], keys: Mapping[str, str],
     """Quantize `model` with an observer; a calibration cache reuses the statistics of other observers."""
     recipe, backend = read_recipe(None, BACKEND, keys)
     made = prepare(model, recipe, backend)
-    data = read(feeds, made.graph)
-    state = PipelineState(Request(model, recipe, backend), made, data=HeldOutSplit(data, data))
-    solution = run(MEASURE, state, RunOptions(cache=cache)).solution
+    samples = Samples.of(feeds, made.graph, RunOptions(cache=cache))
+    state = PipelineState(Request(model, recipe, backend), made, data=HeldOutSplit.whole(samples))
+    solution = run(MEASURE, state, samples.options).solution
     graphs.save(quantized_graph(made, solution), output, force=True)
 
 

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
 import numpy as np
 
 from sbonnx.calib.cache.sketch_cache import CHECKPOINT_EVERY, EVERYTHING, CalibrationCache
 from sbonnx.calib.data import Feed
-from sbonnx.calib.data.dataset import Dataset, read
 from sbonnx.calib.data.sample import Sample
 from sbonnx.calib.engine.observation import Observation, requests_of
 from sbonnx.calib.engine.runner import samples_at_once, settings
 from sbonnx.calib.engine.sample_runner import Key, StatsRequest
-from sbonnx.calib.engine.samples import SampleSplitter
+from sbonnx.calib.engine.samples import Samples, SampleSplitter
 from sbonnx.calib.engine.schedule import branches_of, schedule_of
 from sbonnx.calib.observers import make_observer
 from sbonnx.calib.qparams.masks import without_masks
@@ -89,27 +87,29 @@ class Calibrator:
         Raises: see `calibrate`.
         """
         names = [tensor.name for tensor in self.graph.outputs]
-        observation, units = self._begin([("this feed", feeds)], 1, self._requests, kept=names)
+        units = self._rows.units([("this feed", feeds)], self._units)
+        observation, units = self._begin(units, 1, self._requests, kept=names)
         parts = [known for _, known in observation.stream(units, keep=names)]
         if len(parts) == 1:
             return parts[0]
         return {name: np.concatenate([part[name] for part in parts]) for name in names}
 
-    def observe_all(self, data: Dataset) -> None:
-        """Observe a whole data set, several samples at a time. With a cache, only tensors that are not in it.
+    def observe_all(self, samples: Samples) -> None:
+        """Observe all samples, several at a time. With a cache, only tensors that are not in it.
 
         Raises: see `calibrate`.
         """
+        data = samples.data
         self.options.progress.start("calibrate", data.count)
         if self.options.cache is None:
-            observation, units = self._begin(data.items(), data.count, self._requests)
+            observation, units = self._begin(samples.units(self._units), data.count, self._requests)
             self._run(observation, units)
             return
         cache = CalibrationCache(self.options.cache, self.graph, data, settings(self.options.device))
         self._known = cache.load(self._requests)
         missing = {key: request for key, request in self._requests.items() if key not in self._known}
         if missing:
-            observation, units = self._begin(data.items(), data.count, missing)
+            observation, units = self._begin(samples.units(self._units), data.count, missing)
             self._run_remembered(observation, units, missing, cache)
         self._notes += cache.notes
 
@@ -239,7 +239,7 @@ class Calibrator:
 
     def _begin(
         self,
-        items: Iterable[tuple[str, Feed]],
+        units: Iterator[Sample],
         count: int | None,
         requests: Mapping[Key, StatsRequest],
         kept: Sequence[str] = (),
@@ -248,7 +248,7 @@ class Calibrator:
 
         The observation is created at the first feed, because the sizes of that feed decide how the graph is split.
         """
-        units = self._counted(self._rows.units(items, self._units))
+        units = self._counted(units)
         if self._observation is not None:
             return self._observation, units
         first = next(units, None)
@@ -281,7 +281,7 @@ class Calibrator:
             yield unit
 
 
-def calibrate(graph: Graph, plan: Plan, data: Any, options: RunOptions | None = None) -> MeasuredRanges:
+def calibrate(graph: Graph, plan: Plan, samples: Samples) -> MeasuredRanges:
     """Measure the activations of `plan` in the float network.
 
     Samples are streamed through onnxruntime sessions over `graph`. The result is bit-identical for any batch size (see
@@ -291,17 +291,15 @@ def calibrate(graph: Graph, plan: Plan, data: Any, options: RunOptions | None = 
     Args:
         graph: simplified and fused; not changed.
         plan: the sites to measure.
-        data: a `Dataset`, or any input that `read` accepts.
-        options: see `RunOptions`.
+        samples: of the graph.
 
     Raises:
         DataError: no data, or data that does not fit the model.
         NumericError: NaN or Inf in an activation; the message names the sample and the first layer.
         ModelError, DeviceError: see `LayerRunner`.
     """
-    dataset = data if isinstance(data, Dataset) else read(data, graph)
-    with Calibrator(graph, plan, options) as calibrator:
-        calibrator.observe_all(dataset)
+    with Calibrator(graph, plan, samples.options) as calibrator:
+        calibrator.observe_all(samples)
         return calibrator.ranges()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -12,8 +12,7 @@ import numpy as np
 from sbonnx.calib.data import Feed, Source
 from sbonnx.calib.data import dataset as datasets
 from sbonnx.calib.data.dataset import Dataset
-from sbonnx.calib.engine.samples import SampleSplitter
-from sbonnx.graph import Graph
+from sbonnx.calib.engine.samples import Samples
 from sbonnx.graph.digests import array_digests, combined
 
 MOST: Final = 64
@@ -42,17 +41,22 @@ class HeldOutSplit:
 
     Attributes:
         every: the whole data set.
-        fit: calibration samples.
+        fit: calibration samples, and how they are run.
         held: hold-out samples, for verification; None if nothing is held out.
         seen: about as many samples of `fit` as `held` has, for comparison; None if nothing is held out.
         count: number of hold-out samples.
     """
 
     every: Dataset
-    fit: Dataset
+    fit: Samples
     held: Dataset | None = None
     seen: Dataset | None = None
     count: int = 0
+
+    @classmethod
+    def whole(cls, samples: Samples) -> HeldOutSplit:
+        """Return the split of which nothing is held out."""
+        return cls(samples.data, samples)
 
     @property
     def judged(self) -> Dataset:
@@ -60,7 +64,7 @@ class HeldOutSplit:
         return self.every if self.held is None else self.held
 
 
-def divide(data: Dataset, graph: Graph, share: float, *, device: str = "cpu") -> HeldOutSplit:
+def divide(samples: Samples, share: float) -> HeldOutSplit:
     """Hold out a share of the samples: those whose contents have the smallest digests.
 
     The choice depends only on the set of samples, not on their order or batching, if the model treats the rows of a
@@ -68,40 +72,38 @@ def divide(data: Dataset, graph: Graph, share: float, *, device: str = "cpu") ->
     once, so that none is in both parts. Reads the data once.
 
     Args:
-        data: feeds.
-        graph: the float model.
+        samples: of the float model.
         share: of the samples, 0 to below 1; at least `LEAST`, at most `MOST`, and none of fewer than `FEWEST`.
-        device: see `SampleSplitter`.
 
     Raises:
         DataError: a feed cannot be read or does not fit the model.
     """
-    if not share:
-        return HeldOutSplit(data, data)
-    samples = list(_samples(data, graph, device))
-    digests = sorted({sample.digest for sample in samples})
+    rows = list(_rows(samples)) if share else []
+    digests = sorted({row.digest for row in rows})
     count = min(MOST, max(LEAST, int(share * len(digests))))
     if len(digests) < FEWEST:
-        return HeldOutSplit(data, data)
-    held = _rows_by_feed(samples, digests[:count])
-    seen = _rows_by_feed(samples, digests[count : 2 * count])
-    sizes = Counter(sample.feed for sample in samples)
-    emptied = frozenset(place for place, rows in held.items() if len(rows) == sizes[place])
+        return HeldOutSplit.whole(samples)
+    data = samples.data
+    held = _rows_by_feed(rows, digests[:count])
+    seen = _rows_by_feed(rows, digests[count : 2 * count])
+    sizes = Counter(row.feed for row in rows)
+    emptied = frozenset(place for place, places in held.items() if len(places) == sizes[place])
     sums: Counter[int] = Counter()
-    for sample in samples:
-        sums[sample.feed] += sample.bytes
+    for row in rows:
+        sums[row.feed] += row.bytes
     large = any(sums[place] > LARGE for place in held)
+    rest = _dataset(data, lambda: _without(data, held, emptied), None if large else len(sizes) - len(emptied))
     return HeldOutSplit(
         every=data,
-        fit=_dataset(data, graph, lambda: _without(data, held, emptied), None if large else len(sizes) - len(emptied)),
-        held=_dataset(data, graph, lambda: _only(data, held), len(held)),
-        seen=_dataset(data, graph, lambda: _only(data, seen), len(seen)),
+        fit=replace(samples, data=rest),
+        held=_dataset(data, lambda: _only(data, held), len(held)),
+        seen=_dataset(data, lambda: _only(data, seen), len(seen)),
         count=sum(map(len, held.values())),
     )
 
 
 def divide_sequences(
-    steps: Dataset, states: Collection[str], share: float, unrolled: Callable[[Dataset | Source, float], Dataset]
+    samples: Samples, states: Collection[str], share: float, unrolled: Callable[[Dataset | Source, float], Dataset]
 ) -> HeldOutSplit:
     """Hold out whole sequences of a recurrent model, because the steps of one sequence resemble each other.
 
@@ -109,7 +111,7 @@ def divide_sequences(
     held out if there are `FEWEST_SEQUENCES` or more with `FEWEST_STEPS` steps in all. Reads the data once.
 
     Args:
-        steps: feeds in order, without states; a feed that has any of `states` begins a sequence.
+        samples: feeds in order, without states; a feed that has any of `states` begins a sequence.
         states: inputs that take the state.
         share: of the sequences, 0 to below 1; at most `MOST`.
         unrolled: adds the states to the steps of whole sequences; its second argument is the share of the selected
@@ -118,9 +120,10 @@ def divide_sequences(
     Raises:
         DataError: a feed cannot be read or does not fit the model.
     """
-    every = unrolled(steps, 1.0)
+    steps = samples.data
+    whole = HeldOutSplit.whole(replace(samples, data=unrolled(steps, 1.0)))
     if not share:
-        return HeldOutSplit(every, every)
+        return whole
     sequences: list[list[int]] = []
     parts: list[list[bytes]] = []
     for place, (_, feed) in enumerate(steps.items()):
@@ -133,7 +136,7 @@ def divide_sequences(
     for places, part in zip(sequences, parts, strict=True):
         by_digest.setdefault(combined("held out", *part), []).extend(places)
     if len(by_digest) < FEWEST_SEQUENCES or sum(map(len, sequences)) < FEWEST_STEPS:
-        return HeldOutSplit(every, every)
+        return whole
     digests = sorted(by_digest)
     count = min(MOST, max(1, int(share * len(digests))))
     held, seen, rest = (
@@ -146,11 +149,12 @@ def divide_sequences(
 
     picked = count / len(digests)
     verified = only(held, picked)
-    return HeldOutSplit(every, only(rest, 1.0 - picked), verified, only(seen, picked), count=len(verified))
+    fit = replace(samples, data=only(rest, 1.0 - picked))
+    return HeldOutSplit(whole.every, fit, verified, only(seen, picked), count=len(verified))
 
 
 @dataclass(frozen=True)
-class _Sample:
+class _Row:
     """A row of a feed, or a whole feed.
 
     Attributes:
@@ -170,12 +174,12 @@ RowsByFeed = Mapping[int, Sequence[int | None]]
 """Row numbers by the position of the feed, ascending."""
 
 
-def _samples(data: Dataset, graph: Graph, device: str) -> Iterator[_Sample]:
+def _rows(samples: Samples) -> Iterator[_Row]:
     feed = row = 0
-    for unit in SampleSplitter(graph, device=device).units(data.items()):
+    for unit in samples.units():
         digest = _digest(unit.feed)
         size = sum(int(values.nbytes) for values in unit.feed.values())
-        yield _Sample(digest, feed, None if unit.closes and row == 0 else row, size)
+        yield _Row(digest, feed, None if unit.closes and row == 0 else row, size)
         feed, row = (feed + 1, 0) if unit.closes else (feed, row + 1)
 
 
@@ -184,17 +188,17 @@ def _digest(feed: Feed) -> bytes:
     return combined("held out", *(name.encode() for name in names), *array_digests(feed[name] for name in names))
 
 
-def _rows_by_feed(samples: Iterable[_Sample], digests: Iterable[bytes]) -> RowsByFeed:
+def _rows_by_feed(rows: Iterable[_Row], digests: Iterable[bytes]) -> RowsByFeed:
     wanted = frozenset(digests)
-    found: dict[int, list[int | None]] = {}
-    for sample in samples:
-        if sample.digest in wanted:
-            found.setdefault(sample.feed, []).append(sample.row)
-    return found
+    places: dict[int, list[int | None]] = {}
+    for row in rows:
+        if row.digest in wanted:
+            places.setdefault(row.feed, []).append(row.row)
+    return places
 
 
-def _dataset(data: Dataset, graph: Graph, walk: Callable[[], Iterator[tuple[str, Feed]]], count: int | None) -> Dataset:
-    return datasets.read(Source(data.name, walk, count), graph)
+def _dataset(data: Dataset, walk: Callable[[], Iterator[tuple[str, Feed]]], count: int | None) -> Dataset:
+    return datasets.read(Source(data.name, walk, count), data.inputs)
 
 
 def _only(data: Dataset, rows: RowsByFeed) -> Iterator[tuple[str, Feed]]:

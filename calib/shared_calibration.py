@@ -13,11 +13,10 @@ import numpy as np
 
 from sbonnx.calib.cache.sketch_cache import CalibrationCache
 from sbonnx.calib.calibrator import Calibrator
-from sbonnx.calib.data.dataset import Dataset
 from sbonnx.calib.data.sample import Sample
 from sbonnx.calib.engine.runner import LayerRunner, settings
 from sbonnx.calib.engine.sample_runner import Key
-from sbonnx.calib.engine.samples import SampleSplitter
+from sbonnx.calib.engine.samples import Samples
 from sbonnx.calib.engine.schedule import branches_of, bytes_for_sample
 from sbonnx.calib.engine.segments import Segment
 from sbonnx.calib.engine.threads import within
@@ -25,7 +24,6 @@ from sbonnx.calib.sketches import Sketch
 from sbonnx.graph import Graph
 from sbonnx.graph.digests import outputs_digest, tensor_digests
 from sbonnx.graph.query import scopes, shape
-from sbonnx.options import RunOptions
 from sbonnx.plan.types import Plan, Site
 
 TRIED: Final = 2
@@ -45,9 +43,7 @@ class EqualTensors:
     unseen: frozenset[str] = field(default=frozenset())
 
 
-def equal_tensors(
-    one: Graph, other: Graph, names: Sequence[str], data: Dataset, *, device: str, budget: int
-) -> EqualTensors:
+def equal_tensors(one: Graph, other: Graph, names: Sequence[str], samples: Samples, *, budget: int) -> EqualTensors:
     """Find those of `names` that have the same values in both graphs.
 
     Tensors with equal digests have the same values. The others are computed in both graphs on the first `TRIED`
@@ -55,8 +51,7 @@ def equal_tensors(
 
     Args:
         names: tensors; those that are not in both graphs, in the same scope, do not count as equal.
-        data: data set of `one`.
-        device: where to compute them.
+        samples: of `one`.
         budget: bytes for the tensors computed at a time.
 
     Raises:
@@ -70,11 +65,14 @@ def equal_tensors(
     feeds, other_feeds = ([(tensor.name, shape(tensor)) for tensor in graph.inputs] for graph in (one, other))
     if not unsure or feeds != other_feeds:
         return EqualTensors(frozenset(same))
-    units = list(islice(SampleSplitter(one, device=device).units(data.items()), TRIED))
+    units = list(islice(samples.units(), TRIED))
     unseen: set[str] = set()
     sizes = bytes_for_sample(one, units[0]) if units else {}
     for some in within(unsure, lambda name: sizes.get(name, 0), budget):
-        found = [_values(graph, [(name, here[name]) for name in some], units, device) for graph in (one, other)]
+        found = [
+            _values(graph, [(name, here[name]) for name in some], units, samples.options.device)
+            for graph in (one, other)
+        ]
         for name in some:
             pairs = [(ours.get(name), theirs.get(name)) for ours, theirs in zip(*found, strict=True)]
             if all(a is None and b is None for a, b in pairs):
@@ -121,8 +119,8 @@ def _equal(one: Any, other: Any) -> bool:
     return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
 
 
-Walk = Callable[["CalibrationTask", Mapping[Key, Site], Dataset, RunOptions], Mapping[Key, Sketch]]
-"""Returns the sketches of sites: (task, sites, data, options)."""
+Walk = Callable[["CalibrationTask", Mapping[Key, Site], Samples], Mapping[Key, Sketch]]
+"""Returns the sketches of sites: (task, sites, samples)."""
 
 
 @dataclass
@@ -163,9 +161,8 @@ class CalibrationTasks:
 
 def observe_tasks(
     tasks: Iterable[CalibrationTask],
-    data: Callable[[Graph], Dataset],
+    samples: Callable[[Graph], Samples],
     root: Path,
-    options: RunOptions | None = None,
     walk: Walk | None = None,
 ) -> tuple[str, ...]:
     """Fill the caches `root / task.name` with the statistics of all tasks, in as few passes as possible.
@@ -174,9 +171,8 @@ def observe_tasks(
     a pass for the tensors that are equal in both, see `equal_tensors`. The rest is measured separately.
 
     Args:
-        data: the data set of a graph.
+        samples: those of a graph.
         root: existing folder; each task has its own cache in it, for `calibrate(cache=...)`.
-        options: see `RunOptions`.
         walk: runs the data through a graph instead of a `Calibrator`, for example some of the samples only. Plans,
             graphs and caches are then the same as without it.
 
@@ -185,26 +181,25 @@ def observe_tasks(
 
     Raises: see `calibrate`.
     """
-    options = options or RunOptions()
-    waiting = [_open_cache(task, data, root, options.device) for task in sorted(tasks, key=lambda one: one.name)]
+    waiting = [_open_cache(task, samples(task.graph), root) for task in sorted(tasks, key=lambda one: one.name)]
     while any(one.sites for one in waiting):
         lead = max(waiting, key=lambda one: len(one.sites))
         others = [one for one in waiting if one is not lead and one.sites]
+        lead_samples = samples(lead.task.graph)
         shared = [
             equal_tensors(
                 lead.task.graph,
                 one.task.graph,
                 list(dict.fromkeys(name for name, _ in one.sites)),
-                data(lead.task.graph),
-                device=options.device,
-                budget=options.memory_bytes // 4,
+                lead_samples,
+                budget=lead_samples.options.memory_bytes // 4,
             )
             for one in others
         ]
         union = dict(lead.sites)
         for one, found in zip(others, shared, strict=True):
             union.update({key: site for key, site in one.sites.items() if key[0] in found.same | found.unseen})
-        seen = _run_walk(lead, union, data(lead.task.graph), root, options, walk)
+        seen = _run_walk(lead, union, lead_samples, root, walk)
         lead.sites.clear()
         for one, found in zip(others, shared, strict=True):
             # sketches of equal tensors, and of branches that ran in neither graph, apply to both
@@ -231,23 +226,23 @@ class _PendingTask:
     sites: dict[Key, Site]
 
 
-def _open_cache(task: CalibrationTask, data: Callable[[Graph], Dataset], root: Path, device: str) -> _PendingTask:
+def _open_cache(task: CalibrationTask, samples: Samples, root: Path) -> _PendingTask:
     """Open the cache of a task and find the sites that are not in it."""
-    cache = CalibrationCache(root / task.name, task.graph, data(task.graph), settings(device))
+    cache = CalibrationCache(root / task.name, task.graph, samples.data, settings(samples.options.device))
     known = cache.load(task.sites)
     return _PendingTask(task, cache, {key: site for key, site in task.sites.items() if key not in known})
 
 
 def _run_walk(
-    lead: _PendingTask, sites: Mapping[Key, Site], data: Dataset, root: Path, options: RunOptions, walk: Walk | None
+    lead: _PendingTask, sites: Mapping[Key, Site], samples: Samples, root: Path, walk: Walk | None
 ) -> Mapping[Key, Sketch]:
     """Run the data through one graph once; return the sketches of `sites`, which are now in its cache."""
     task = lead.task
     if walk is not None:
-        found = walk(task, sites, data, options)
+        found = walk(task, sites, samples)
         lead.cache.save(found)
         return found
     plan = Plan(tuple(replace(site, key=f"{key[0]} {key[1]}") for key, site in sites.items()))
-    with Calibrator(task.graph, plan, replace(options, cache=root / task.name)) as calibrator:
-        calibrator.observe_all(data)
+    with Calibrator(task.graph, plan, replace(samples.options, cache=root / task.name)) as calibrator:
+        calibrator.observe_all(samples)
         return calibrator.sketches()

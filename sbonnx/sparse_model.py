@@ -16,6 +16,7 @@ from sbonnx.backends import backend_for
 from sbonnx.calib.data import dataset as datasets
 from sbonnx.calib.data.dataset import FeedBuffer
 from sbonnx.calib.engine.runner import LayerRunner, providers
+from sbonnx.calib.engine.samples import Samples
 from sbonnx.calib.held_out import HeldOutSplit
 from sbonnx.errors import LifeCycleError, ModelError
 from sbonnx.graph import Constant, Graph, Node
@@ -208,9 +209,10 @@ class SparseModel:
         recipe = self._resolved()
         data = self._fed.dataset() if self._fed is not None and self._fed.count else None
         prepared = replace(self._state.prepared, graph=graphs.copy(self._graph), recipe=recipe)
-        split = None if data is None else HeldOutSplit(data, data)
+        options = without_cache(run_options(recipe))
+        split = None if data is None else HeldOutSplit.whole(Samples.of(data, self._graph, options))
         state = replace(self._state, prepared=prepared, data=split)
-        found = prune(state, without_cache(run_options(recipe))).removed
+        found = prune(state, options).removed
         assert found is not None
         worst = 0.0 if data is None else removal_error(found, data)
         if worst > SAME:

@@ -14,6 +14,7 @@ from benchmarks.calibration.subjects import Samples
 from benchmarks.calibration.ways import Seconds
 from sbonnx.calib.calibrator import Calibrator
 from sbonnx.calib.data.dataset import Dataset
+from sbonnx.calib.engine import samples as calibration
 from sbonnx.calib.engine.session import Bound
 from sbonnx.calib.sketches import Panel
 from sbonnx.stages.state import Prepared
@@ -29,7 +30,7 @@ def parts(made: Prepared, data: Dataset) -> Seconds:
     begin = time.process_time()
     with _timed(Bound, "run", "run", taken), _timed(Panel, "observe", "statistics", taken):
         with Calibrator(made.graph, made.plan) as calibrator:
-            calibrator.observe_all(data)
+            calibrator.observe_all(calibration.Samples.of(data, made.graph))
             solving = time.process_time()
             calibrator.ranges()
             taken["solve"] = time.process_time() - solving

@@ -54,6 +54,7 @@ def long_run(samples: int) -> dict[str, float]:
     from benchmarks.models import mobilenet
     from sbonnx.calib.calibrator import Calibrator
     from sbonnx.calib.data.dataset import read
+    from sbonnx.calib.engine.samples import Samples
     from sbonnx.pipeline import prepare
     from sbonnx.stages.state import read_recipe
 
@@ -65,7 +66,7 @@ def long_run(samples: int) -> dict[str, float]:
     with Calibrator(prepared.graph, prepared.plan) as calibrator:
         data = read(Cycle(feeds, samples, notes), prepared.graph)
         notes.clear()
-        calibrator.observe_all(data)
+        calibrator.observe_all(Samples.of(data, prepared.graph))
         calibrator.ranges()
     seconds = time.perf_counter() - began
     return {"samples": samples, "early": notes[0], "late": notes[-1], "peak": resident("VmHWM"), "seconds": seconds}
@@ -89,7 +90,7 @@ def large_run(gigabytes: float) -> dict[str, float]:
     import onnx
 
     from sbonnx.calib.calibrator import Calibrator
-    from sbonnx.calib.data.dataset import read
+    from sbonnx.calib.engine.samples import Samples
     from sbonnx.calib.storage.tensor_store import StoreCounters, TensorStore
     from sbonnx.pipeline import prepare
     from sbonnx.stages.state import read_recipe
@@ -113,7 +114,7 @@ def large_run(gigabytes: float) -> dict[str, float]:
     before = resident("VmHWM")
     began = time.perf_counter()
     with Calibrator(prepared.graph, prepared.plan, RunOptions(granularity="layer", memory=BUDGET)) as calibrator:
-        calibrator.observe_all(read(Cycle(feeds, samples // BATCH, []), prepared.graph))
+        calibrator.observe_all(Samples.of(Cycle(feeds, samples // BATCH, []), prepared.graph))
         calibrator.ranges()
     seconds = time.perf_counter() - began
     last = counters[0]

@@ -12,6 +12,7 @@ from typing import Any
 from benchmarks.calibration.subjects import Samples
 from sbonnx.calib.calibrator import Calibrator, calibrate
 from sbonnx.calib.data.dataset import Dataset, read
+from sbonnx.calib.engine import samples as calibration
 from sbonnx.calib.observers import make_observer
 from sbonnx.graph import Graph
 from sbonnx.options import RunOptions
@@ -62,7 +63,7 @@ def float_pass(session: Any, samples: Samples) -> float:
 def ranges(graph: Graph, plan: Plan, data: Dataset, **options: Any) -> tuple[float, Mapping[str, Bounds]]:
     """Calibrate the range of every activation of a plan: (seconds, ranges by site key)."""
     start = time.perf_counter()
-    found = calibrate(graph, plan, data, RunOptions(**options)).bounds
+    found = calibrate(graph, plan, calibration.Samples.of(data, graph, RunOptions(**options))).bounds
     return time.perf_counter() - start, found
 
 
@@ -77,7 +78,7 @@ def histogram_ranges(made: Prepared, data: Dataset) -> Seconds:
     start = time.perf_counter()
     taken: Seconds = {}
     with Calibrator(made.graph, made.plan) as calibrator:
-        calibrator.observe_all(data)
+        calibrator.observe_all(calibration.Samples.of(data, made.graph))
         sketches = calibrator.sketches()
         passed = time.perf_counter() - start
         for name in HISTOGRAM:
@@ -93,8 +94,9 @@ def asym(made: Prepared, data: Dataset) -> float:
     """Measure layer-wise calibration with quantized inputs, with an activation cache of `ASYM_MEMORY`."""
     rounding = replace(rounding_of(made), inputs=QuantizedInputs())
     options = RunOptions(granularity="layer", memory=ASYM_MEMORY)
+    samples = calibration.Samples.of(data, made.graph, options)
     start = time.perf_counter()
-    reconstruct(made.graph, made.plan, data, calibrate(made.graph, made.plan, data, options), rounding, options)
+    reconstruct(made.graph, made.plan, data, calibrate(made.graph, made.plan, samples), rounding, options)
     return time.perf_counter() - start
 
 
@@ -119,5 +121,5 @@ def observed(made: Prepared) -> list[str]:
 def values_observed(made: Prepared, sample: Samples) -> int:
     """Count the observed values per sample."""
     with Calibrator(made.graph, made.plan) as calibrator:
-        calibrator.observe_all(dataset(made.graph, sample))
+        calibrator.observe_all(calibration.Samples.of(dataset(made.graph, sample), made.graph))
         return sum(sketch.elements for sketch in calibrator.sketches().values())

@@ -16,9 +16,8 @@ from benchmarks.lowbit.batches import BATCH, on_batches
 from benchmarks.lowbit.runs import Bench
 from benchmarks.results import table
 from sbonnx.calib.calibrator import Calibrator
-from sbonnx.calib.data.dataset import read
 from sbonnx.calib.engine.runner import LayerRunner
-from sbonnx.calib.engine.samples import MOST
+from sbonnx.calib.engine.samples import MOST, Samples
 from sbonnx.calib.engine.segments import Segment
 from sbonnx.calib.engine.threads import one_blas_thread
 from sbonnx.calib.quantized.state import QuantState
@@ -129,7 +128,7 @@ def cases(
     """Yield layers that both forms support, with their float input activations by sample, weight and qparams."""
     graph = made.graph
     with Calibrator(graph, made.plan) as calibrator:
-        calibrator.observe_all(read(list(feeds[:1]), graph))
+        calibrator.observe_all(Samples.of(list(feeds[:1]), graph))
         ranges = calibrator.ranges().bounds
     numbers = QuantState(graph, made.plan, ranges, lambda site, weight, qparams: (qparams.quantize(weight), qparams))
     found = [layer for layer in layers_of(graph, made.plan, correct=False)[0] if fits(layer)]

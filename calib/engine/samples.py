@@ -1,17 +1,18 @@
-"""Samples of a data set: split from batches, sorted by content, and joined into micro-batches of equal size."""
+"""`Samples`: a data set for a model, split into samples, sorted by content, and joined into micro-batches."""
 
 from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
 from sbonnx.calib.data import Feed
+from sbonnx.calib.data.dataset import Dataset, read
 from sbonnx.calib.data.sample import Sample
 from sbonnx.calib.engine.runner import LayerRunner
 from sbonnx.calib.engine.segments import Segment
@@ -20,6 +21,7 @@ from sbonnx.errors import DataError
 from sbonnx.graph import Graph
 from sbonnx.graph.digests import array_digests, combined
 from sbonnx.graph.query import branches_on_values, shape
+from sbonnx.options import RunOptions, without_cache
 from sbonnx.spec import Array
 
 MOST: Final = 16
@@ -33,17 +35,21 @@ PART: Final = 1 / 64
 """Share of the memory for cached activations; several tensors of a micro-batch exist at a time."""
 
 
-def width_for(graph: Graph, names: Sequence[str], units: Iterator[Sample], device: str, memory: int) -> int:
+def micro_batches(graph: Graph, names: Sequence[str], units: Iterable[Sample], options: RunOptions) -> Iterator[Sample]:
+    """Join consecutive samples into micro-batches; see `width_for`."""
+    return grouped(iter(units), width_for(graph, names, units, options))
+
+
+def width_for(graph: Graph, names: Sequence[str], units: Iterable[Sample], options: RunOptions) -> int:
     """Choose the micro-batch size; 1 if the model does not treat samples independently, or they are large.
 
     Args:
         graph: the model.
         names: tensors that are read sample by sample.
-        units: the samples.
-        device: where to try.
-        memory: bytes for cached activations; little memory makes small micro-batches.
+        units: the samples, which can be iterated repeatedly.
+        options: device to try on, and memory for cached activations: a little of it makes small micro-batches.
     """
-    room = min(CACHE, int(memory * PART))
+    room = min(CACHE, int(options.memory_bytes * PART))
     some = list(islice(units, 2))
     if len(some) < 2 or not names or not _alike(*some) or not _may_run_apart(graph):
         return 1
@@ -51,7 +57,7 @@ def width_for(graph: Graph, names: Sequence[str], units: Iterator[Sample], devic
     width = 1
     for looked_at in (names[:1], names):  # if the first tensor is too large already, the others are not computed
         piece = Segment(inputs, tuple(looked_at), tuple(looked_at)).model(graph)
-        with LayerRunner(piece, device=device, threads=1, name="the model") as run:
+        with LayerRunner(piece, device=options.device, threads=1, name="the model") as run:
             alone = run.run(some[0].feed, looked_at, where=some[0].where)
             largest = max(np.asarray(alone[name]).nbytes for name in looked_at)
             width = min(MOST, room // max(largest, 1))
@@ -122,11 +128,15 @@ class CanonicalSamples:
     Args:
         units: in any order.
         store: of their feeds.
+        options: of runs of the samples.
         most: number of samples to keep; None: all. Which are kept depends only on their contents, like a random choice:
             units in the order of their digests, until they have that many samples.
     """
 
-    def __init__(self, units: Iterable[Sample], store: TensorStore, most: int | None = None) -> None:
+    def __init__(
+        self, units: Iterable[Sample], store: TensorStore, options: RunOptions, most: int | None = None
+    ) -> None:
+        self.options = options
         self._store = store
         found: list[tuple[Key, Sample, tuple[str, ...]]] = []
         kept = 0
@@ -150,6 +160,11 @@ class CanonicalSamples:
             yield replace(unit, feed={name: self._store.get((unit.index, name)) for name in names})
 
     @property
+    def memory(self) -> int:
+        """Bytes for cached activations, without those for the feeds."""
+        return self.options.memory_bytes - self.options.memory_bytes // SHARE
+
+    @property
     def feeds(self) -> int:
         """Number of feeds that the units come from."""
         return sum(unit.closes for unit, _ in self._units)
@@ -161,23 +176,20 @@ class CanonicalSamples:
 
 
 @contextmanager
-def canonical_samples(units: Iterable[Sample], memory: int, most: int | None = None) -> Iterator[CanonicalSamples]:
+def canonical_samples(
+    units: Iterable[Sample], options: RunOptions, most: int | None = None
+) -> Iterator[CanonicalSamples]:
     """Yield the units sorted by content; their feeds are freed when the context ends.
 
     Args:
-        memory: bytes for cached activations, of which the feeds take `memory_of_inputs`.
+        options: of runs of the samples. The feeds take a part of the memory for cached activations, see `SHARE`.
         most: number of samples to keep, see `CanonicalSamples`; None: all.
 
     Raises:
         OutputError: the disk is full.
     """
-    with TensorStore(memory_of_inputs(memory)) as store:
-        yield CanonicalSamples(units, store, most)
-
-
-def memory_of_inputs(memory: int) -> int:
-    """Return the bytes for the feeds, out of those for cached activations."""
-    return memory // SHARE
+    with TensorStore(options.memory_bytes // SHARE) as store:
+        yield CanonicalSamples(units, store, options, most)
 
 
 def content_key(feed: Feed) -> Key:
@@ -208,7 +220,7 @@ class SampleSplitter:
     def __init__(self, graph: Graph, *, device: str = "cpu") -> None:
         self._graph = graph
         self._device = device
-        self._apart = graph.info.rows_apart if _may_run_apart(graph) else False
+        self._apart: bool | None = None if _may_run_apart(graph) else False  # None: not tested yet
 
     def units(self, items: Iterable[tuple[str, Feed]], first: int = 0) -> Iterator[Sample]:
         """Yield the units of (where, feed) pairs, in order; `first` is the index of the first unit."""
@@ -233,8 +245,52 @@ class SampleSplitter:
         if self._apart is None:
             with LayerRunner(self._graph, device=self._device, threads=1) as run:
                 pair = [{name: x[row : row + 1] for name, x in feed.items()} for row in (0, 1)]
-                self._apart = self._graph.info.rows_apart = treats_apart(run, pair)
+                self._apart = treats_apart(run, pair)
         return rows if self._apart else 1
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Samples of a data set for a model, and how to run them: what a technique that reads data takes.
+
+    Attributes:
+        data: the feeds.
+        splitter: splits them into samples, as the model allows.
+        options: device, threads, memory, cache and progress of the runs.
+    """
+
+    data: Dataset
+    splitter: SampleSplitter
+    options: RunOptions
+
+    @classmethod
+    def of(cls, data: Any, graph: Graph, options: RunOptions | None = None) -> Samples:
+        """Return the samples of data for a model.
+
+        Args:
+            data: a `Dataset`, or anything that `read` accepts.
+
+        Raises:
+            DataError: see `read`.
+        """
+        options = options or RunOptions()
+        dataset = data if isinstance(data, Dataset) else read(data, graph)
+        return cls(dataset, SampleSplitter(graph, device=options.device), options)
+
+    @property
+    def uncached(self) -> Samples:
+        """The samples for a separate pass, which is neither cached nor run layer by layer."""
+        return replace(self, options=without_cache(self.options))
+
+    def units(self, first: int = 0) -> Iterator[Sample]:
+        """Yield the samples in the order of the data; `first` is the index of the first one."""
+        return self.splitter.units(self.data.items(), first)
+
+    @contextmanager
+    def canonical(self, most: int | None = None) -> Iterator[CanonicalSamples]:
+        """Yield the samples sorted by content, at most `most` of them; see `canonical_samples`."""
+        with canonical_samples(self.units(), self.options, most) as units:
+            yield units
 
 
 def treats_apart(run: LayerRunner, feeds: Sequence[Feed], names: Sequence[str] | None = None) -> bool:

@@ -10,7 +10,7 @@ from itertools import chain
 from sbonnx.calib.data.dataset import Dataset
 from sbonnx.calib.engine.observation import Observation, requests_of
 from sbonnx.calib.engine.runner import samples_at_once
-from sbonnx.calib.engine.samples import SampleSplitter
+from sbonnx.calib.engine.samples import Samples
 from sbonnx.calib.engine.segments import Segment, inputs_of, needed, produced, reads_of
 from sbonnx.calib.qparams.solve import Solve
 from sbonnx.calib.quantized.fake_quant import Uses, quantize_reads
@@ -87,7 +87,7 @@ def walk_quantized(
             numbers.round_all()
         requests = requests_of(chain.from_iterable(sites.values()), numbers.ways)
         observation = Observation(graph, stages, requests, device=options.device, threads=samples_at_once(options))
-        units = SampleSplitter(graph, device=options.device).units(data.items())
+        units = Samples.of(data, graph, options).units()
         options.progress.start("quantized stream", data.count)
         with TensorStore(options.memory) as store:
             model = partial(quantized, graph=graph, numbers=numbers, uses=uses_of(plan, inputs))

@@ -36,7 +36,7 @@ from sbonnx.batch.redaction import Redactor, reveal_job, revealed
 from sbonnx.batch.remote import localized
 from sbonnx.batch.step_progress import StepProgress
 from sbonnx.calib.data import with_preprocess
-from sbonnx.calib.data.dataset import Dataset
+from sbonnx.calib.engine.samples import Samples
 from sbonnx.calib.shared_calibration import CalibrationTask, CalibrationTasks, Walk, observe_tasks
 from sbonnx.errors import DataError, SbonnxError
 from sbonnx.graph import Graph
@@ -260,20 +260,21 @@ def _fill_caches(
     walk: Walk | None,
 ) -> dict[str, SbonnxError]:
     """Fill the calibration caches; return the errors of those that failed, by name."""
-    sets: dict[int, Dataset] = {}
+    sets: dict[int, Samples] = {}
 
-    def data(graph: Graph) -> Dataset:
+    def samples(graph: Graph) -> Samples:
         prepared = by_graph[id(graph)]
         if id(graph) not in sets:
-            found = divided(with_preprocess(real.data, real.preprocess), prepared, real.split)
+            options = run_options(prepared.recipe, progress)
+            options = replace(options, threads=options.threads or threads)
+            found = divided(with_preprocess(real.data, real.preprocess), prepared, real.split, options)
             if found is None:
                 raise DataError(f"'{real.name}' has no calibration data")
             sets[id(graph)] = found.fit
         return sets[id(graph)]
 
     def observe(some: list[CalibrationTask]) -> None:
-        options = run_options(by_graph[id(some[0].graph)].recipe, progress)
-        observe_tasks(some, data, root, replace(options, threads=options.threads or threads), walk)
+        observe_tasks(some, samples, root, walk)
 
     try:
         observe(tasks)

@@ -26,7 +26,7 @@ from sbonnx.calib.data.dataset import Dataset
 from sbonnx.calib.data.sample import Sample
 from sbonnx.calib.engine.layerwise import LayerVisitor, run_float, run_layerwise
 from sbonnx.calib.engine.runner import LayerRunner, samples_at_once
-from sbonnx.calib.engine.samples import CanonicalSamples, SampleSplitter, canonical_samples, memory_of_inputs
+from sbonnx.calib.engine.samples import CanonicalSamples, Samples
 from sbonnx.calib.engine.segments import Segment
 from sbonnx.calib.quantized.fake_quant import quantize_reads
 from sbonnx.calib.quantized.stream import staged
@@ -150,10 +150,9 @@ def tune_norms(
         return replace(solution, refusals=(*solution.refusals, *refusals))
     options = options or RunOptions()
     walk = _BatchNormTuning(graph, plan, solution, {one.tensor: one for one in found}, options)
-    budget = options.memory_bytes
-    with canonical_samples(SampleSplitter(graph, device=options.device).units(data.items()), budget) as units:
+    with Samples.of(data, graph, options).canonical() as units:
         float_ = walk.float_spreads(units) if reference == "float" else {}
-        with TensorStore(budget - memory_of_inputs(budget)) as store:
+        with TensorStore(units.memory) as store:
             tuned = walk.run(units, float_, store)
     constants: dict[str, Array] = {}
     qparams: dict[str, QParams] = {}

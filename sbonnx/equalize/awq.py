@@ -25,7 +25,7 @@ import numpy as np
 from sbonnx.calib.data.dataset import Dataset
 from sbonnx.calib.data.sample import Sample
 from sbonnx.calib.engine.layerwise import run_float
-from sbonnx.calib.engine.samples import SampleSplitter, canonical_samples
+from sbonnx.calib.engine.samples import Samples
 from sbonnx.calib.engine.threads import one_blas_thread
 from sbonnx.calib.qparams.solve import weight_bounds
 from sbonnx.equalize.channel_scales import apply
@@ -318,8 +318,7 @@ def scale_by_activations(
     scaled: list[Scaled] = []
     if not layers:
         return scaled, refusals
-    samples = SampleSplitter(graph, device=options.device).units(data.items())
-    with one_blas_thread(), canonical_samples(samples, budget) as units:
+    with one_blas_thread(), Samples.of(data, graph, options).canonical() as units:
         for number, some in enumerate(_passes(layers, budget)):
             options.progress.start(f"scaling by activations, pass {number + 1}", data.count)
             seen = watched(some, two_streams=False, rows=lambda layer: ROWS, seed=0)

@@ -10,6 +10,7 @@ import numpy as np
 
 from sbonnx.calib.calibrator import Calibrator
 from sbonnx.calib.data.dataset import Dataset
+from sbonnx.calib.engine.samples import Samples
 from sbonnx.equalize import smooth
 from sbonnx.equalize.absorb import absorb, before_relus
 from sbonnx.equalize.channel_scales import apply
@@ -90,7 +91,7 @@ def channel_ranges(
     if not sites:
         return {}
     with Calibrator(graph, Plan(sites), without_cache(options)) as calibrator:
-        calibrator.observe_all(data)
+        calibrator.observe_all(Samples.of(data, graph, options))
         found = calibrator.sketches()
     return {
         name: Bounds(sketch.lo, sketch.hi) for (name, _), sketch in found.items() if sketch.samples and sketch.finite

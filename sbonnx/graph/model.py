@@ -74,7 +74,6 @@ class ModelInfo:
             update them (`Normal.through`).
         edits: changes of constants by equalization, see `sbonnx.graph.constant_edits`; saved with a quantized file.
         folded: bytes by which constant folding has made the constants larger.
-        rows_apart: the model treats the rows of a batch independently; None: not tested yet.
         broken_rewrites: graph transformers of onnxruntime with which the float model does not run. One list for a graph
             and its pieces: sessions add to it, and leave them out.
     """
@@ -97,7 +96,6 @@ class ModelInfo:
     normals: dict[str, Normal] = field(default_factory=dict)
     edits: Edits = field(default_factory=dict)
     folded: int = 0
-    rows_apart: bool | None = None
     broken_rewrites: list[str] = field(default_factory=list)
 
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 
 from sbonnx.calib.data.dataset import Dataset
-from sbonnx.calib.engine.samples import SampleSplitter, canonical_samples
+from sbonnx.calib.engine.samples import Samples
 from sbonnx.graph import Graph, query
 from sbonnx.heads.layout import HeadLayout, HeadRegion, head_layout
 from sbonnx.heads.losses import EndError, Quantized, RegionTrials, Values
@@ -111,8 +111,7 @@ def protect(
     layout = head_layout(graph)
     if layout is None or not network.plan.of_role("activation"):
         return None
-    units = SampleSplitter(graph, device=options.device).units(data.items())
-    with canonical_samples(units, options.memory_bytes) as samples:
+    with Samples.of(data, graph, options).canonical() as samples:
         feeds = [dict(unit.feed) for unit in islice(samples, SAMPLES)]
     search = _RegionSearch(graph, layout, RegionTrials(graph, layout.ends, feeds, options.device), replan, time_of)
     options.progress.start("outputs by region", None)

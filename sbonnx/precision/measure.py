@@ -9,6 +9,7 @@ import numpy as np
 
 from sbonnx.calib.calibrator import Calibrator
 from sbonnx.calib.data.dataset import Dataset
+from sbonnx.calib.engine.samples import Samples
 from sbonnx.calib.sketches import Sketch
 from sbonnx.graph import Graph, Variable
 from sbonnx.graph.query import dtype, scopes
@@ -51,7 +52,7 @@ def magnitudes(
     if not sites:
         return {}
     with Calibrator(graph, Plan(sites), without_cache(options), tolerant=True) as calibrator:
-        calibrator.observe_all(data)
+        calibrator.observe_all(Samples.of(data, graph, options))
         found = calibrator.sketches()
     return {name: magnitudes_of(sketch) for (name, _), sketch in found.items() if sketch.samples and sketch.elements}
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from sbonnx import graph as graphs
 from sbonnx.calib.data.dataset import Dataset
+from sbonnx.calib.engine.samples import Samples
 from sbonnx.calib.held_out import divide
 from sbonnx.graph import Graph
 from sbonnx.graph.query import shape, tensors_by_name
@@ -114,7 +115,7 @@ def fine_tune(
     tuned = finetune(
         graph,
         original,
-        divide(data, original, HELD_OUT, device=options.device),
+        divide(Samples.of(data, original, options), HELD_OUT),
         Settings(epochs=tuning.epochs, lr=tuning.lr, inner_weight=INNER_WEIGHT),
         kept=remaining_entries(original, plan),
         frozen=[name for name, layer in settings.layers.items() if layer.skip],

@@ -13,7 +13,7 @@ import numpy as np
 from sbonnx.calib.data.sample import Sample
 from sbonnx.calib.engine.layerwise import run_float
 from sbonnx.calib.engine.runner import LayerRunner
-from sbonnx.calib.engine.samples import CanonicalSamples, grouped, width_for
+from sbonnx.calib.engine.samples import CanonicalSamples, micro_batches
 from sbonnx.calib.engine.threads import in_order, within
 from sbonnx.errors import DataError
 from sbonnx.graph import Graph
@@ -119,8 +119,7 @@ class OutputErrors:
         """
         held = [unit for unit in units if is_held(unit.rank)][:MOST_JUDGED] or list(units)[:MOST_JUDGED]
         names = [tensor.name for tensor in graph.outputs]
-        width = width_for(graph, names, iter(held), options.device, options.memory_bytes)
-        judge = cls(list(grouped(iter(held), width)), options)
+        judge = cls(list(micro_batches(graph, names, held, options)), options)
         judge.outputs = judge.run(graph)
         if not any(judge.outputs):
             raise DataError(

@@ -12,7 +12,7 @@ import numpy as np
 from sbonnx import graph as graphs
 from sbonnx.backends.kernel_costs import KernelCosts
 from sbonnx.calib.data.dataset import Dataset
-from sbonnx.calib.engine.samples import CanonicalSamples, SampleSplitter, canonical_samples
+from sbonnx.calib.engine.samples import CanonicalSamples, Samples
 from sbonnx.calib.engine.threads import one_blas_thread
 from sbonnx.correct import give_biases
 from sbonnx.errors import DataError, RecipeError
@@ -191,8 +191,7 @@ def _pruner_of(graph: Graph, data: Dataset, settings: Pruning, options: RunOptio
     """Order the samples by their contents, and yield what is pruned."""
     found, layers, each, refusals = _traced(graph, settings, options, "obs")
     cache = MeasurementCache(options, data)
-    units = SampleSplitter(graph, device=options.device).units(data.items())
-    with canonical_samples(units, options.memory_bytes) as samples, one_blas_thread():
+    with Samples.of(data, graph, options).canonical() as samples, one_blas_thread():
         yield _Pruner(graph, found, layers, settings, each, samples, options, cache, tuple(refusals))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from sbonnx.calib.data.sample import Sample
 from sbonnx.calib.engine.layerwise import LayerVisitor, run_layerwise
 from sbonnx.calib.engine.runner import LayerRunner, samples_at_once
-from sbonnx.calib.engine.samples import CanonicalSamples, grouped, memory_of_inputs, width_for
+from sbonnx.calib.engine.samples import CanonicalSamples, micro_batches
 from sbonnx.calib.engine.segments import Segment
 from sbonnx.calib.engine.threads import one_blas_thread
 from sbonnx.calib.quantized.stream import staged
@@ -136,10 +136,9 @@ class _Walk(LayerVisitor[list[dict[str, Array]]]):
         segments = _with_skips(self.floats, staged(self.floats, observed, late), self.layers, self.skips)
         options = self.options
         options.progress.start("refit of the remaining weights", units.feeds)
-        half = (options.memory_bytes - memory_of_inputs(options.memory_bytes)) // 2
-        width = width_for(self.floats, observed, iter(units), options.device, options.memory_bytes)
+        half = units.memory // 2
         with TensorStore(half) as floats, TensorStore(half) as pruned:
-            batches = grouped(iter(units), width)
+            batches = micro_batches(self.floats, observed, units, options)
             for _ in run_layerwise(
                 segments, batches, [floats, pruned], self, samples_at_once(options), options.progress
             ):

@@ -18,6 +18,7 @@ from sbonnx import graph as graphs
 from sbonnx import pipeline
 from sbonnx.backends.mode_limits import BY_WIDTH
 from sbonnx.calib.data import dataset as datasets
+from sbonnx.calib.engine.samples import Samples
 from sbonnx.calib.held_out import HeldOutSplit
 from sbonnx.correct.biases import with_corrections
 from sbonnx.errors import DataError, ModelError, RecipeError
@@ -348,7 +349,7 @@ def export(
         graphs.check_target(target, (), force=force, model=True)
     prepared, solution = learned(module)
     samples = None if data is None else datasets.read(data, prepared.graph, split=split)
-    division = None if samples is None else HeldOutSplit(samples, samples)
+    division = None if samples is None else HeldOutSplit.whole(Samples.of(samples, prepared.graph))
     request = Request(
         model, prepared.recipe, prepared.backend, output=target, force=force, verify=verify, details=details
     )

@@ -12,6 +12,7 @@ from sbonnx.calib.calibrator import Calibrator
 from sbonnx.calib.data import dataset as datasets
 from sbonnx.calib.data.dataset import FeedBuffer
 from sbonnx.calib.engine.runner import providers
+from sbonnx.calib.engine.samples import Samples
 from sbonnx.calib.held_out import HeldOutSplit
 from sbonnx.calib.quantized.forward import Forward
 from sbonnx.calib.sketches import Sketch
@@ -114,6 +115,10 @@ class PipelineSteps:
         prepared = self._prepared
         return Calibrator(prepared.graph, prepared.plan, without_cache(run_options(prepared.recipe)))
 
+    def _samples(self, fed: FeedBuffer) -> Samples:
+        """Return recorded feeds as samples of the prepared model."""
+        return Samples.of(fed.dataset(), self._prepared.graph, run_options(self._prepared.recipe))
+
     def _observe_again(self) -> None:
         """Replace the calibrator by one for the current graph and plan, and observe the recorded feeds again."""
         if self._calibrator is None or self._fed is None:
@@ -121,7 +126,7 @@ class PipelineSteps:
         self._calibrator.close()
         self._calibrator = self._new_calibrator()
         if self._fed.count:
-            self._calibrator.observe_all(self._fed.dataset())
+            self._calibrator.observe_all(self._samples(self._fed))
 
     def __enter__(self) -> Self:
         return self
@@ -188,8 +193,8 @@ class PipelineSteps:
         if measured and self._fed is not None and self._calibrator is not None:
             if not self._fed.count:
                 raise DataError("nothing was observed: calibration needs at least one feed")
-            data = self._fed.dataset()
-            state = replace(state, data=HeldOutSplit(data, data), ranges=self._calibrator.ranges())
+            split = HeldOutSplit.whole(self._samples(self._fed).uncached)
+            state = replace(state, data=split, ranges=self._calibrator.ranges())
             self._calibrator.close()
         rounding, section = rounding_of(prepared), prepared.recipe.calibration.asym
         if asym:

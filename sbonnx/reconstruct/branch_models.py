@@ -102,7 +102,7 @@ def walk_branches(
             nodes = [name for name, site in waiting[model.branch.scope].items() if site.key in keys]
             refusals += [Refusal(WHAT, name, IDLE) for name in nodes]
             continue
-        with canonical_samples(_samples(graph, model, units, options), options.memory_bytes) as selected:
+        with canonical_samples(_samples(graph, model, units, options), options) as selected:
             found = walk(model.graph, model.plan, selected)
         shared = _shared_biases(graph, plan, found, keys)
         walked = _merged(walked, replace(found, constants={**found.constants, **shared}), keys)

@@ -22,7 +22,7 @@ from sbonnx.calib.data.sample import Sample
 from sbonnx.calib.engine.layerwise import LayerVisitor, run_float, run_layerwise
 from sbonnx.calib.engine.observation import requests_of
 from sbonnx.calib.engine.runner import LayerRunner, samples_at_once
-from sbonnx.calib.engine.samples import CanonicalSamples, grouped, memory_of_inputs, width_for
+from sbonnx.calib.engine.samples import CanonicalSamples, micro_batches
 from sbonnx.calib.engine.segments import Segment
 from sbonnx.calib.engine.threads import one_blas_thread, within
 from sbonnx.calib.quantized.state import RoundSite, StreamResult
@@ -175,11 +175,10 @@ class _Stages(LayerVisitor[list[dict[str, Array]]]):
         """For each stage, run all samples in both streams, then round the layers that read its outputs."""
         self.sites = sites
         walk, units = self.walk, self.walk.units
-        half = (walk.memory - memory_of_inputs(walk.memory)) // 2
+        half = units.memory // 2
         looked_at = list(dict.fromkeys(name for segment in self.segments for name in segment.observed))
-        width = width_for(walk.graph, looked_at, iter(units), walk.options.device, walk.memory)
         with TensorStore(half) as floats, TensorStore(half) as codes:
-            batches = grouped(iter(units), width)
+            batches = micro_batches(walk.graph, looked_at, units, walk.options)
             stores = [floats, codes]
             for segment in run_layerwise(self.segments, batches, stores, self, walk.threads, walk.options.progress):
                 for site in (site for name in segment.observed for site in sites.get(name, ())):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from sbonnx.calib.calibrator import MeasuredRanges
 from sbonnx.calib.data.dataset import Dataset
-from sbonnx.calib.engine.samples import CanonicalSamples, SampleSplitter, canonical_samples
+from sbonnx.calib.engine.samples import CanonicalSamples, Samples
 from sbonnx.calib.qparams.solve import Solve, solution_of
 from sbonnx.calib.quantized.state import StreamResult
 from sbonnx.calib.quantized.stream import QuantizedInputs, walk_quantized
@@ -62,10 +62,9 @@ def reconstruct(
     walked = StreamResult(ranges.bounds, {}, {})
     notes: tuple[Note, ...] = ()
     if rounding.reconstruction is not None:
-        units = SampleSplitter(graph, device=options.device).units(data.items())
         settings = rounding.reconstruction
         stored = rounded_weights(graph, plan, data, ranges, (rounding.inputs, settings), options)
-        with canonical_samples(units, options.memory_bytes, settings.samples) as sorted_units:
+        with Samples.of(data, graph, options).canonical(settings.samples) as sorted_units:
 
             def walk(model: Graph, sites: Plan, samples: CanonicalSamples) -> StreamResult:
                 mine = stored if stored is None or model is graph else stored.part(model.nodes[0].name)

@@ -116,7 +116,7 @@ class Goal:
 
 
 @dataclass(frozen=True)
-class Samples:
+class TrialFeeds:
     """The feeds, split into a calibration set and a hold-out set.
 
     Attributes:
@@ -130,7 +130,7 @@ class Samples:
     divided: bool
 
 
-def divide(data: Dataset, graph: Graph, share: float, most: int) -> Samples:
+def divide(data: Dataset, graph: Graph, share: float, most: int) -> TrialFeeds:
     """Split feeds into a hold-out set, evenly spread over the data, and a calibration set of at most `most` feeds.
 
     If there are fewer than `FEW` feeds with several samples each, they are first split into single samples.
@@ -144,11 +144,11 @@ def divide(data: Dataset, graph: Graph, share: float, most: int) -> Samples:
     count = min(MOST_HELD, max(1, round(share * total))) if share else 0
     if total < FEW or not count:
         everything = _part(data, graph, frozenset(range(min(total, most))))
-        return Samples(everything, everything, divided=False)
+        return TrialFeeds(everything, everything, divided=False)
     held = frozenset(_spread(total, count))
     rest = [place for place in range(total) if place not in held]
     chosen = frozenset(rest[place] for place in _spread(len(rest), min(most, len(rest))))
-    return Samples(_part(data, graph, chosen), _part(data, graph, held), divided=True)
+    return TrialFeeds(_part(data, graph, chosen), _part(data, graph, held), divided=True)
 
 
 def _has_samples(data: Dataset) -> bool:

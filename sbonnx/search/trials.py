@@ -16,9 +16,9 @@ from sbonnx.plan import Solution
 from sbonnx.progress import Progress, Silent, count_samples
 from sbonnx.recipe import Recipe
 from sbonnx.recipe.names import FLOAT
-from sbonnx.search.evaluation import Judge, Samples, Score, divide
+from sbonnx.search.evaluation import Judge, Score, TrialFeeds, divide
 from sbonnx.stages.measure import divided
-from sbonnx.stages.state import Prepared, Request
+from sbonnx.stages.state import Prepared, Request, run_options
 from sbonnx.verify import LabelledLoss, file_bytes
 
 
@@ -78,7 +78,7 @@ class Trials:
     """
 
     request: Request
-    samples: Samples
+    samples: TrialFeeds
     judge: Judge
     progress: TrialProgress
     count: int = 0
@@ -173,10 +173,10 @@ def open_trials(request: Request, *, metric: Metric | None = None, progress: Pro
     _check_candidates(recipe)
     plain = changed(settled(recipe), {"EQUALIZE": None})  # with CLIP: relu it changes what the model computes
     base = _prepared(request, plain)
-    given = None if request.data is None else divided(request.data, base, request.split)
+    given = None if request.data is None else divided(request.data, base, request.split, run_options(recipe))
     if given is None:
         raise DataError("AUTO and MIXED judge what they try on samples that are held out: give calibration data")
-    samples = divide(given.fit, base.graph, recipe.auto.held_out, recipe.auto.samples)
+    samples = divide(given.fit.data, base.graph, recipe.auto.held_out, recipe.auto.samples)
     own = metric is not None or (evaluation is not None and recipe.mixed.max_loss is not None)
     kind: LossKind = "metric" if own else loss_kind(recipe.mixed.loss, base.graph)
     labelled = LabelledLoss(request.source, evaluation, device=recipe.device) if own and evaluation else None

@@ -10,6 +10,7 @@ from sbonnx.calib import calibrator
 from sbonnx.calib.cache.sketch_cache import PRUNING
 from sbonnx.calib.calibrator import MeasuredRanges
 from sbonnx.calib.data import dataset as datasets
+from sbonnx.calib.engine.samples import Samples
 from sbonnx.calib.held_out import HeldOutSplit, divide, divide_sequences
 from sbonnx.calib.input_check import check_inputs, constant_data
 from sbonnx.calib.observers import OBSERVERS
@@ -56,7 +57,7 @@ def read_data(state: PipelineState, options: RunOptions) -> PipelineState:
     """
     prepared = state.prepared
     check_outputs(prepared)
-    data = divided(state.request.data, prepared, state.request.split)
+    data = divided(state.request.data, prepared, state.request.split, options)
     doubts: tuple[Note, ...] = ()
     if data is not None:
         constant = constant_data(data.every)
@@ -69,12 +70,15 @@ def read_data(state: PipelineState, options: RunOptions) -> PipelineState:
     return replace(state, data=data, doubts=doubts, prepared=replace(prepared, first_layer=None))
 
 
-def divided(data: Any, prepared: Prepared, split: int | None, share: float | None = None) -> HeldOutSplit | None:
+def divided(
+    data: Any, prepared: Prepared, split: int | None, options: RunOptions, share: float | None = None
+) -> HeldOutSplit | None:
     """Read the calibration feeds and split off the hold-out set; a recurrent model is unrolled. None if not needed.
 
     Args:
         data: any reader of `sbonnx.calib.data.dataset.read`, or a split, which is returned.
         split: cut arrays with a long leading axis into batches of this many samples.
+        options: of the runs of the samples.
         share: of the samples, to hold out; None: VERIFY.HELD_OUT if anything is measured.
 
     Raises:
@@ -82,7 +86,7 @@ def divided(data: Any, prepared: Prepared, split: int | None, share: float | Non
     """
     recipe, calibration, graph = prepared.recipe, prepared.recipe.calibration, prepared.graph
     if isinstance(data, HeldOutSplit):
-        return data
+        return replace(data, fit=Samples.of(data.fit.data, graph, options))
     if data is None:
         if prepared.needs_data:
             why = "HIGH_PRECISION wants ranges" if recipe.mode != "static" else "MODE: static measures activations"
@@ -94,9 +98,9 @@ def divided(data: Any, prepared: Prepared, split: int | None, share: float | Non
         share = recipe.verify.held_out if measures else 0.0
     limit, pick, seed = recipe.samples, calibration.pick, calibration.seed
     if not calibration.feedback:
-        samples = datasets.read(data, graph, split=split, limit=limit, pick=pick, seed=seed)
-        graph.info.notes.extend(samples.notes)
-        return divide(samples, graph, share, device=recipe.device)
+        feeds = datasets.read(data, graph, split=split, limit=limit, pick=pick, seed=seed)
+        graph.info.notes.extend(feeds.notes)
+        return divide(Samples.of(feeds, graph, options), share)
     first = limit if pick == "first" else None
     steps = read_steps(data, graph, calibration.feedback, split=split, limit=first)
 
@@ -105,7 +109,7 @@ def divided(data: Any, prepared: Prepared, split: int | None, share: float | Non
         count = first if limit is None or first is not None else max(1, round(limit * part))
         return unroll(some, graph, calibration.feedback, device=recipe.device, limit=count, pick=pick, seed=seed)
 
-    return divide_sequences(steps, calibration.feedback.values(), share, unrolled)
+    return divide_sequences(Samples.of(steps, graph, options), calibration.feedback.values(), share, unrolled)
 
 
 def equalizes_by_data(prepared: Prepared) -> bool:
@@ -141,7 +145,7 @@ def equalize_activations(state: PipelineState, options: RunOptions) -> PipelineS
     if not _equalizes_ranges(prepared):
         return _scale_by_activations(state, options)
     graph = prepared.graph
-    ranges = channel_ranges(graph, wanted_ranges(graph, settings), state.data.fit, _with_own_cache(state, options))
+    ranges = channel_ranges(graph, wanted_ranges(graph, settings), state.data.fit.data, _with_own_cache(state, options))
     done = equalize_measured(graph, settings, ranges)
     plan = make(graph, prepared.recipe, prepared.backend, observers=frozenset(OBSERVERS))
     kept = [refusal for refusal in prepared.refusals if refusal not in prepared.plan.refusals]
@@ -166,7 +170,7 @@ def _scale_by_activations(state: PipelineState, options: RunOptions) -> Pipeline
                 "scale by activations", "EQUALIZE.AWQ", Reason("no-data", "there are no data to see what products meet")
             )
         )
-    done, refusals = scale_by_activations(prepared.graph, prepared.plan, state.data.fit, options)
+    done, refusals = scale_by_activations(prepared.graph, prepared.plan, state.data.fit.data, options)
     fired = [Fired("awq_mul" if one.multiplied else "awq", one.tensor) for one in done]
     if done:
         least, most = min(one.share for one in done), max(one.share for one in done)
@@ -193,8 +197,8 @@ def calibrate(state: PipelineState, options: RunOptions) -> PipelineState:
         return state
     if not prepared.plan.of_role("activation") and reconstruction is not None:
         return replace(state, ranges=MeasuredRanges({}))
-    options = _with_own_cache(state, options)
-    return replace(state, ranges=calibrator.calibrate(prepared.graph, prepared.plan, data.fit, options))
+    samples = replace(data.fit, options=_with_own_cache(state, options))
+    return replace(state, ranges=calibrator.calibrate(prepared.graph, prepared.plan, samples))
 
 
 def _with_own_cache(state: PipelineState, options: RunOptions) -> RunOptions:
@@ -217,7 +221,9 @@ def reconstruct(state: PipelineState, options: RunOptions) -> PipelineState:
             solution = replace(solution, notes=(*solution.notes, UNSEEN))
     else:
         options = _with_own_cache(state, options)
-        solution = solve.reconstruct(prepared.graph, prepared.plan, state.data.fit, state.ranges, rounding, options)
+        solution = solve.reconstruct(
+            prepared.graph, prepared.plan, state.data.fit.data, state.ranges, rounding, options
+        )
     return replace(state, solution=solution)
 
 
@@ -233,7 +239,7 @@ def protect_heads(state: PipelineState, options: RunOptions) -> PipelineState:
     replan = Planner(graph, recipe, backend, observers=frozenset(OBSERVERS)).plan
     network = Quantized(prepared.plan, state.solution)
     try:
-        done = protect(graph, network, data.fit, replan, time_of, options)
+        done = protect(graph, network, data.fit.data, replan, time_of, options)
     except ModelError as error:  # a part of the network does not run alone: it stays as planned
         return state.refused(Refusal("measure the head", "HEADS", Reason("head-not-alone", str(error))))
     if done is None:
@@ -247,7 +253,7 @@ def protect_heads(state: PipelineState, options: RunOptions) -> PipelineState:
 @stage(needs=("graph", "plan", "data", "solution"), sets=("solution",))
 def measure_magnitudes(state: PipelineState, options: RunOptions) -> PipelineState:
     """Measure the magnitudes of float tensors if the remaining float part is to be in half precision."""
-    data = None if state.data is None else state.data.fit
+    data = None if state.data is None else state.data.fit.data
     prepared = state.prepared
     return replace(state, solution=with_magnitudes(state.solution, prepared.graph, prepared.plan, data, options))
 
@@ -259,7 +265,7 @@ def choose_accuracy_levels(state: PipelineState, options: RunOptions) -> Pipelin
     blockwise = recipe.mode == "weight_only" and prepared.backend.files.integer_operators
     if recipe.accuracy_level != "auto" or not blockwise or state.data is None:
         return state
-    solution = with_accuracy_levels(state.solution, prepared.graph, prepared.plan, state.data.fit, options)
+    solution = with_accuracy_levels(state.solution, prepared.graph, prepared.plan, state.data.fit.data, options)
     return replace(state, solution=solution)
 
 
@@ -283,5 +289,5 @@ def tune_batchnorms(state: PipelineState, options: RunOptions) -> PipelineState:
             "tune batch norms", "SCHEDULE.BN_TUNING", Reason("no-data", "there are no data to measure their inputs on")
         )
         return replace(state, solution=replace(solution, refusals=(*solution.refusals, refusal)))
-    tuned = tune_norms(prepared.graph, prepared.plan, solution, state.data.fit, options)
+    tuned = tune_norms(prepared.graph, prepared.plan, solution, state.data.fit.data, options)
     return replace(state, solution=tuned)

@@ -149,7 +149,7 @@ def finetune(
     settings = replace(settings, freeze_norms=0.0, batch=1 if _has_fixed_batch(graph) else settings.batch)
     inner = inner_tensors(teacher, BLOCKS) if settings.inner_weight else ()
     compared = shared_tensors(inner, graph, teacher, kept)
-    feeds = [_renamed(feed, inputs) for feed in data.fit]
+    feeds = [_renamed(feed, inputs) for feed in data.fit.data]
     options = options or RunOptions()
     with _torch_threads(options.threads):
         selection = _Selection(module, reference, [_renamed(feed, inputs) for feed in data.judged], settings.batch)

@@ -21,6 +21,7 @@ from sbonnx.calib.calibrator import Calibrator
 from sbonnx.calib.data.dataset import Dataset, read
 from sbonnx.calib.engine.runner import settings
 from sbonnx.calib.engine.sample_runner import Key
+from sbonnx.calib.engine.samples import Samples
 from sbonnx.calib.shared_calibration import CalibrationTask
 from sbonnx.calib.sketches import Sketch
 from sbonnx.errors import NumericError
@@ -58,7 +59,8 @@ def observe(
 ) -> dict[Key, Sketch]:
     sites = {(site.tensor, site.spec.axis): site for site in sites_of(prepared.plan)}
     options = RunOptions(threads=threads, progress=progress)
-    return shard(CalibrationTask("task", prepared.graph, sites), sites, data, options)
+    samples = Samples.of(data, prepared.graph, options)
+    return shard(CalibrationTask("task", prepared.graph, sites), sites, samples)
 
 
 def merged_shards(prepared: Prepared, data: Dataset, of: int) -> tuple[dict[Key, Sketch], list[int]]:
@@ -92,7 +94,7 @@ def test_merged_shards_are_the_sketches_of_one_process(of: int, tmp_path: Path) 
     merged, samples = merged_shards(prepared, data, of)
     assert samples == [len(range(n, 24, of)) for n in range(of)]
     with Calibrator(prepared.graph, prepared.plan, RunOptions(cache=tmp_path / "cache")) as alone:
-        alone.observe_all(data)
+        alone.observe_all(Samples.of(data, prepared.graph))
         expected = alone.sketches()
     assert merged.keys() == expected.keys() and len(merged) > 3
     for key, sketch in expected.items():

@@ -12,6 +12,7 @@ from sbonnx import graph as graphs
 from sbonnx.assets import digits
 from sbonnx.calib import held_out
 from sbonnx.calib.data import dataset as datasets
+from sbonnx.calib.engine.samples import Samples
 from sbonnx.calib.held_out import FEWEST, FEWEST_SEQUENCES, LEAST, MOST, HeldOutSplit, divide, divide_sequences
 from sbonnx.calib.recurrent import unroll
 from sbonnx.present.text.tables import comparison_facts
@@ -23,12 +24,16 @@ GRAPH = graphs.load(digits().model)
 
 
 def division(feeds: Any, share: float = 0.125) -> HeldOutSplit:
-    return divide(datasets.read(feeds, GRAPH), GRAPH, share)
+    return divide(Samples.of(feeds, GRAPH), share)
 
 
-def rows(data: datasets.Dataset | None) -> list[bytes]:
+def rows(data: datasets.Dataset | Samples | None) -> list[bytes]:
     assert data is not None
-    return sorted(row.tobytes() for feed in data for row in feed["image"])
+    return sorted(row.tobytes() for feed in feeds_of(data) for row in feed["image"])
+
+
+def feeds_of(data: datasets.Dataset | Samples) -> datasets.Dataset:
+    return data.data if isinstance(data, Samples) else data
 
 
 def batches(images: Any, size: int) -> list[dict[str, Any]]:
@@ -47,7 +52,8 @@ def test_the_choice_depends_on_contents_alone(
     assert found.count == expected.count == 32
     for part in ("fit", "held", "seen"):
         assert rows(getattr(found, part)) == rows(getattr(expected, part))
-        assert getattr(found, part).count in (len(list(getattr(found, part))), None)
+        data = feeds_of(getattr(found, part))
+        assert data.count in (len(list(data)), None)
     assert sorted(rows(found.fit) + rows(found.held)) == sorted(row[None].tobytes() for row in IMAGES)
     assert set(rows(found.seen)) <= set(rows(found.fit))
 
@@ -55,7 +61,7 @@ def test_the_choice_depends_on_contents_alone(
 @pytest.mark.parametrize("split", [None, 4])
 def test_samples_picked_by_chance_are_divided(split: int | None) -> None:
     data = datasets.read(batches(IMAGES, 4), GRAPH, limit=16, pick="random", seed=3, split=split)
-    found = divide(data, GRAPH, 0.125)
+    found = divide(Samples.of(data, GRAPH), 0.125)
     assert found.count == 8 and sorted(rows(found.fit) + rows(found.held)) == rows(data)
 
 
@@ -70,7 +76,7 @@ def test_few_samples_are_all_calibrated_on_and_many_held_out_are_enough() -> Non
     assert division(batches(IMAGES[:FEWEST], 1)).count == LEAST
     assert division(batches(IMAGES, 8), share=0).held is None
     assert division(batches(IMAGES, 32), share=0.5).count == MOST
-    assert division(batches(IMAGES[:FEWEST], 1), share=0.99).fit.count == 1
+    assert division(batches(IMAGES[:FEWEST], 1), share=0.99).fit.data.count == 1
 
 
 def test_feeds_that_are_no_rows_are_held_out_as_a_whole() -> None:
@@ -78,9 +84,9 @@ def test_feeds_that_are_no_rows_are_held_out_as_a_whole() -> None:
     proto = model("agraph (float[T,4] x) => (float[T,4] y) { i = Constant <value_int = 0> ()\n y = CumSum (x, i) }")
     graph = graphs.load(proto)
     feeds = [{"x": np.random.default_rng(seed).normal(size=(5, 4)).astype(np.float32)} for seed in range(72)]
-    found = divide(datasets.read(feeds, graph), graph, 0.125)
+    found = divide(Samples.of(feeds, graph), 0.125)
     assert found.count == 9 and found.held is not None
-    assert {feed["x"].shape for feed in (*found.held, *found.fit)} == {(5, 4)}
+    assert {feed["x"].shape for feed in (*found.held, *found.fit.data)} == {(5, 4)}
 
 
 @pytest.mark.parametrize(("loudness", "fair"), [(1.0, True), (3.0, False)])
@@ -90,7 +96,7 @@ def test_a_file_that_does_not_generalize_is_a_problem(loudness: float, fair: boo
     rng = np.random.default_rng(0)
     quiet, loud = (rng.normal(size=(rows, 16)).astype(np.float32) for rows in (56, 2000))
     loud *= np.float32(loudness)
-    held = divide(datasets.read({"x": loud}, graphs.load(proto)), graphs.load(proto), 0.125).held
+    held = divide(Samples.of({"x": loud}, graphs.load(proto)), 0.125).held
     assert held is not None
     data = np.concatenate([quiet, next(iter(held))["x"][:8]])
     report = sbonnx.quantize(proto, {"x": data}, backend="virtual", a_observer="minmax", held_out=0.125)
@@ -122,11 +128,12 @@ def test_whole_sequences_are_held_out() -> None:
 
     def parts(order: Any, share: float = 1 / 16) -> list[set[bytes]]:
         data = datasets.read(steps_of(order), graph, optional=["h"])
-        found = divide_sequences(data, ["h"], share, lambda some, _: unroll(some, graph, BACK))
-        assert len(found.every) == len(found.fit) + found.count
+        found = divide_sequences(Samples.of(data, graph), ["h"], share, lambda some, _: unroll(some, graph, BACK))
+        assert len(found.every) == len(found.fit.data) + found.count
         assert found.held is not None and found.seen is not None
         return [
-            {feed["x"].tobytes() + feed["h"].tobytes() for feed in part} for part in (found.fit, found.held, found.seen)
+            {feed["x"].tobytes() + feed["h"].tobytes() for feed in part}
+            for part in (found.fit.data, found.held, found.seen)
         ]
 
     fit, held, seen = parts(range(20))
@@ -161,7 +168,7 @@ def test_a_recurrent_file_that_does_not_generalize_is_a_problem() -> None:
     for seed in range(1000, 2000):
         data = [*quiet, *sequence(seed, loudness=8.0)]
         found = divide_sequences(
-            datasets.read(data, graph, optional=["h"]),
+            Samples.of(datasets.read(data, graph, optional=["h"]), graph),
             ["h"],
             1 / 16,
             lambda some, _: datasets.read(some, graph, optional=["h"]),

@@ -12,6 +12,7 @@ import pytest
 from sbonnx.calib.calibrator import Calibrator
 from sbonnx.calib.data.dataset import read
 from sbonnx.calib.engine.runner import LayerRunner
+from sbonnx.calib.engine.samples import Samples
 from sbonnx.calib.observers import make_observer
 from sbonnx.graph.extract import extract
 from sbonnx.options import RunOptions
@@ -51,7 +52,7 @@ def test_mse_is_never_worse_than_minmax(name: str, pack: Path) -> None:
     prepared = prepare(evaluation.model_path(name), recipe, backend)
     feeds = list(read(evaluation.load_calib(name, limit=FEEDS), prepared.graph))
     with Calibrator(prepared.graph, prepared.plan, RunOptions(granularity="whole")) as calibrator:
-        calibrator.observe_all(read(feeds, prepared.graph))
+        calibrator.observe_all(Samples.of(feeds, prepared.graph))
         sketches = {key[0]: sketch for key, sketch in calibrator.sketches().items() if key[1] is None}
     inputs = [tensor.name for tensor in prepared.graph.inputs]
     computed = [tensor for tensor in sketches if tensor not in inputs]

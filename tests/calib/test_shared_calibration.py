@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +11,14 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from sbonnx import graph as graphs
 from sbonnx.calib.data.dataset import Dataset, read
+from sbonnx.calib.engine.samples import Samples
 from sbonnx.calib.shared_calibration import CalibrationTasks, EqualTensors, equal_tensors, observe_tasks
 from sbonnx.equalize import channel_ranges
 from sbonnx.errors import NumericError
 from sbonnx.graph import Graph
 from sbonnx.options import RunOptions
 from sbonnx.plan import Plan, Site
+from sbonnx.progress import Progress, Silent
 from sbonnx.spec import QuantSpec
 from tests.support.calibration import calibrate
 from tests.support.sample_count import SampleCount
@@ -81,6 +83,11 @@ def data(graph: Graph) -> Dataset:
     return read(DATA, graph)
 
 
+def samples(progress: Progress | None = None) -> Callable[[Graph], Samples]:
+    """The samples of a graph."""
+    return lambda graph: Samples.of(DATA, graph, RunOptions(progress=progress or Silent()))
+
+
 def cached(graph: Graph, plan: Plan, folder: Path) -> int:
     """Samples that a calibration behind a cache runs."""
     runs = SampleCount()
@@ -99,7 +106,7 @@ def test_plans_of_one_graph(tmp_path: Path) -> None:
     names = [tasks.add(chain(), first), tasks.add(chain(), second)]
     assert names[0] == names[1]
     runs = SampleCount()
-    observe_tasks(tasks.found.values(), data, tmp_path, RunOptions(progress=runs))
+    observe_tasks(tasks.found.values(), samples(runs), tmp_path)
     assert runs.samples == SAMPLES
     assert cached(chain(), first, tmp_path / names[0]) == 0
     assert cached(chain(), second, tmp_path / names[1]) == 0
@@ -112,7 +119,7 @@ def test_graphs_of_two_opsets(tmp_path: Path) -> None:
     names = [tasks.add(old, plan_of("x", "a")), tasks.add(new, plan_of("x", "a", "b"))]
     assert names[0] != names[1]
     runs = SampleCount()
-    observe_tasks(tasks.found.values(), data, tmp_path, RunOptions(progress=runs))
+    observe_tasks(tasks.found.values(), samples(runs), tmp_path)
     assert runs.samples == SAMPLES
     assert [cached(old, plan_of("x", "a"), tmp_path / names[0]), cached(new, plan_of("b"), tmp_path / names[1])] == [
         0,
@@ -126,7 +133,7 @@ def test_numbers_that_differ_are_measured_apart(tmp_path: Path) -> None:
     one, other = chain(slope=-1.0), chain(slope=0.5)
     names = [tasks.add(one, plan_of("x", "a", "b")), tasks.add(other, plan_of("b", "y"))]
     runs = SampleCount()
-    observe_tasks(tasks.found.values(), data, tmp_path, RunOptions(progress=runs))
+    observe_tasks(tasks.found.values(), samples(runs), tmp_path)
     assert cached(one, plan_of("x", "a", "b"), tmp_path / names[0]) == 0
     assert cached(other, plan_of("b", "y"), tmp_path / names[1]) == 0
     assert runs.samples == 2 * SAMPLES
@@ -138,7 +145,7 @@ def test_a_second_time_nothing_runs(tmp_path: Path) -> None:
         tasks = CalibrationTasks()
         tasks.add(chain(), plan_of(*wanted))
         runs = SampleCount()
-        observe_tasks(tasks.found.values(), data, tmp_path, RunOptions(progress=runs))
+        observe_tasks(tasks.found.values(), samples(runs), tmp_path)
         assert runs.samples == expected
 
 
@@ -147,12 +154,12 @@ def test_branches(tmp_path: Path) -> None:
     scopes = {"yes_r": "if/then_branch", "no_r": "if/else_branch"}
     plan = plan_of("yes_r", "no_r", scope=scopes)
     old, new = branched(13), branched(17)
-    found = equal_tensors(old, new, ["yes_r", "no_r", "x", "nothing"], data(old), device="cpu", budget=1 << 20)
+    found = equal_tensors(old, new, ["yes_r", "no_r", "x", "nothing"], samples()(old), budget=1 << 20)
     assert found == EqualTensors(frozenset({"no_r", "x"}), frozenset({"yes_r"}))
     tasks = CalibrationTasks()
     names = [tasks.add(graph, plan) for graph in (old, new)]
     runs = SampleCount()
-    observe_tasks(tasks.found.values(), data, tmp_path, RunOptions(progress=runs))
+    observe_tasks(tasks.found.values(), samples(runs), tmp_path)
     assert runs.samples == SAMPLES
     assert [cached(old, plan, tmp_path / names[0]), cached(new, plan, tmp_path / names[1])] == [0, 0]
 
@@ -162,7 +169,7 @@ def test_little_memory_compares_piece_by_piece() -> None:
     old, new = chain(13), chain(17)
     names = ["x", "a", "b", "y"]
     for budget in (1, 1 << 30):
-        assert equal_tensors(old, new, names, data(old), device="cpu", budget=budget).same == set(names)
+        assert equal_tensors(old, new, names, samples()(old), budget=budget).same == set(names)
 
 
 def test_counting() -> None:
@@ -189,4 +196,4 @@ def test_what_cannot_be_measured_is_said(tmp_path: Path) -> None:
     tasks = CalibrationTasks()
     tasks.add(model_of(nodes, 13), plan_of("a"))
     with pytest.raises(NumericError, match="'log'"):
-        observe_tasks(tasks.found.values(), data, tmp_path)
+        observe_tasks(tasks.found.values(), samples(), tmp_path)

@@ -16,6 +16,7 @@ from benchmarks.accuracy import load_pack
 from sbonnx import graph as graphs
 from sbonnx import pipeline
 from sbonnx.calib.data import dataset as datasets
+from sbonnx.calib.engine.samples import Samples
 from sbonnx.calib.held_out import HeldOutSplit, divide
 from sbonnx.cli import main
 from sbonnx.errors import RecipeError
@@ -39,7 +40,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def held_out(files: tuple[Path, Path]) -> HeldOutSplit:
     graph = graphs.load(files[0])
-    return divide(datasets.read(files[1], graph, split=1), graph, 0.0625)
+    return divide(Samples.of(datasets.read(files[1], graph, split=1), graph), 0.0625)
 
 
 def sqnr(want: onnx.ModelProto, got: onnx.ModelProto, data: Iterable[Mapping[str, Any]] | None = None) -> float:

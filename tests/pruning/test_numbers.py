@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from sbonnx import graph as graphs
-from sbonnx.calib.data import dataset as datasets
-from sbonnx.calib.engine.samples import SampleSplitter, canonical_samples
+from sbonnx.calib.engine.samples import Samples
 from sbonnx.linear.layer import LinearLayer
 from sbonnx.moments import Moments
 from sbonnx.options import RunOptions
@@ -189,8 +188,7 @@ def test_an_error_that_all_scores_have_in_common_does_not_count(classes: int, ce
         graphs.load(model(text, w=(classes, 6), b=bias + shift)) for shift in (np.float32(0), np.float32(3))
     )
     feeds = [{"x": inputs(1, 6).astype(np.float32)} for _ in range(20)]
-    units = SampleSplitter(plain, device="cpu").units(datasets.read(feeds, plain).items())
-    with canonical_samples(units, 2**28) as samples:
+    with Samples.of(feeds, plain, options).canonical() as samples:
         judge = OutputErrors.of(plain, samples, options)
     other = graphs.load(model(text, seed=1, w=(classes, 6), b=bias))
     assert judge.error(plain) == 0

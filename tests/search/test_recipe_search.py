@@ -14,6 +14,7 @@ import pytest
 import sbonnx
 from sbonnx.calib import held_out
 from sbonnx.calib.data import dataset as datasets
+from sbonnx.calib.engine import samples as calibration
 from sbonnx.errors import DataError, RecipeError
 from sbonnx.graph import load
 from sbonnx.metrics import loss_kind
@@ -96,7 +97,7 @@ def test_samples_that_verify_the_result_are_not_tried_on() -> None:
     feeds = [{"x": x} for x in np.random.default_rng(0).standard_normal((16, 8, 3, 8, 8)).astype(np.float32)]
     samples = open_trials(Request(residual(), recipe, rules, data=feeds)).samples
     graph = load(residual())
-    verified = held_out.divide(datasets.read(feeds, graph), graph, recipe.verify.held_out).held
+    verified = held_out.divide(calibration.Samples.of(feeds, graph), recipe.verify.held_out).held
     assert verified is not None
     tried = {row.tobytes() for part in (samples.fit, samples.held) for feed in part for row in feed["x"]}
     assert tried and not tried & {row.tobytes() for feed in verified for row in feed["x"]}

@@ -6,7 +6,7 @@ from typing import Any
 
 from sbonnx.calib import calibrator
 from sbonnx.calib.calibrator import MeasuredRanges
-from sbonnx.calib.data.dataset import Dataset, read
+from sbonnx.calib.engine.samples import Samples
 from sbonnx.calib.qparams.solve import Solve
 from sbonnx.graph import Graph
 from sbonnx.options import RunOptions
@@ -25,9 +25,8 @@ def calibrate(
     **options: Any,
 ) -> Solution:
     """Run both stages as the pipeline does. `options`: those of `RunOptions`."""
-    chosen = RunOptions(**options)
-    dataset = data if isinstance(data, Dataset) else read(data, graph)
+    samples = Samples.of(data, graph, RunOptions(**options))
     ranges = MeasuredRanges({})
     if plan.of_role("activation") or rounding is None:
-        ranges = calibrator.calibrate(graph, plan, dataset, chosen)
-    return reconstruct(graph, plan, dataset, ranges, WeightRounding(solve, asym, rounding), chosen)
+        ranges = calibrator.calibrate(graph, plan, samples)
+    return reconstruct(graph, plan, samples.data, ranges, WeightRounding(solve, asym, rounding), samples.options)

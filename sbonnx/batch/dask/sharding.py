@@ -27,17 +27,15 @@ from sbonnx.batch.process.step_main import Work, own_work
 from sbonnx.batch.remote import FOLDER
 from sbonnx.calib.cache.entries import HEADER, merge_folders
 from sbonnx.calib.cache.sketch_cache import EVERYTHING
-from sbonnx.calib.data.dataset import Dataset
 from sbonnx.calib.data.sample import Sample
 from sbonnx.calib.engine.observation import Observation
 from sbonnx.calib.engine.runner import samples_at_once
 from sbonnx.calib.engine.sample_runner import Key
-from sbonnx.calib.engine.samples import SampleSplitter
+from sbonnx.calib.engine.samples import Samples
 from sbonnx.calib.engine.schedule import schedule_of
 from sbonnx.calib.shared_calibration import CalibrationTask
 from sbonnx.calib.sketches import Sketch
 from sbonnx.errors import DataError
-from sbonnx.options import RunOptions
 from sbonnx.plan.types import Site
 from sbonnx.progress import Progress, count_samples
 from sbonnx.recipe import Recipe
@@ -63,9 +61,7 @@ class Shard:
         if not 0 <= self.number < self.of:
             raise ValueError(f"there is no shard {self.number} of {self.of}")
 
-    def __call__(
-        self, task: CalibrationTask, sites: Mapping[Key, Site], data: Dataset, options: RunOptions
-    ) -> dict[Key, Sketch]:
+    def __call__(self, task: CalibrationTask, sites: Mapping[Key, Site], samples: Samples) -> dict[Key, Sketch]:
         """Observe `sites` on this shard of the data; a `Walk` of a shared calibration.
 
         The partition of the graph, and whether a batch can be split into samples, are determined on the very first
@@ -73,15 +69,15 @@ class Shard:
 
         Args:
             task: its graph is the same for all shards.
-            data: the whole data set.
-            options: see `RunOptions`; `progress` counts all feeds, also those of other shards.
+            samples: all of them; their progress counts all feeds, also those of other shards.
 
         Raises:
             DataError, NumericError, ModelError, DeviceError: see `sbonnx.calib.calibrator.calibrate`.
         """
+        options, count = samples.options, samples.data.count
         progress = options.progress
-        progress.start("calibrate", data.count)
-        units = SampleSplitter(task.graph, device=options.device).units(data.items())
+        progress.start("calibrate", count)
+        units = samples.units()
         first = next(units, None)
         if first is None:
             raise DataError("the data has no feeds: calibration needs at least one")
@@ -90,7 +86,7 @@ class Shard:
         for site in sites.values():
             observed.setdefault(site.scope, {})[site.tensor] = None
         scopes = {scope: list(names) for scope, names in observed.items()}
-        schedule = schedule_of(task.graph, scopes, requests, first, kept=(), options=options, count=data.count)
+        schedule = schedule_of(task.graph, scopes, requests, first, kept=(), options=options, count=count)
         observation = Observation(
             task.graph,
             schedule.segments,

@@ -9,7 +9,7 @@ import numpy as np
 
 from sbonnx import graph as graphs
 from sbonnx.calib.data.dataset import Dataset
-from sbonnx.calib.engine.samples import SampleSplitter, canonical_samples
+from sbonnx.calib.engine.samples import Samples
 from sbonnx.correct import give_biases
 from sbonnx.errors import DataError, RecipeError
 from sbonnx.graph import Graph, Node
@@ -100,11 +100,10 @@ def sparsify(
     _by_magnitude(sparse, solvers)
     rows: list[LayerRefit] = []
     if data is not None and settings.refit:
-        units = SampleSplitter(graph, device=options.device).units(data.items())
         own = settings.layers
         fitted = [layer for layer in listed if not own.get(layer.name, LayerPruning()).skip]
         kept = {layer.name: Remains.all_of(layer, solvers.get(layer.name)) for layer in fitted}
-        with canonical_samples(units, options.memory_bytes) as samples:
+        with Samples.of(data, graph, options).canonical() as samples:
             rows, more = refit_pruned(graph, sparse, fitted, kept, samples, options)
         refusals = [*refusals, *more]
     nodes = node_by_name(sparse)

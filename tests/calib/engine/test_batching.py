@@ -13,6 +13,7 @@ from sbonnx.calib.data.sample import Sample
 from sbonnx.calib.engine import samples as groups
 from sbonnx.calib.engine.samples import grouped, width_for
 from sbonnx.errors import NumericError
+from sbonnx.options import RunOptions
 from sbonnx.reconstruct import layerwise as reconstruct
 from sbonnx.spec import Array
 from tests.reconstruct.test_layerwise import images, prepared, solved
@@ -42,7 +43,7 @@ def width(text: str, shape: tuple[int, ...], names: list[str], memory: int = 1 <
     proto: onnx.ModelProto = model(text, **constants)
     rng = np.random.default_rng(0)
     samples = units(*(rng.standard_normal(shape).astype(np.float32) for _ in range(3)))
-    return width_for(graphs.load(proto), names, iter(samples), "cpu", memory)
+    return width_for(graphs.load(proto), names, samples, RunOptions(memory=memory))
 
 
 def test_as_many_as_the_cache_holds() -> None:

@@ -9,6 +9,7 @@ from sbonnx.calib.data import Feed
 from sbonnx.calib.data.sample import Sample
 from sbonnx.calib.engine.samples import CanonicalSamples, canonical_samples, content_key
 from sbonnx.calib.storage.tensor_store import TensorStore
+from sbonnx.options import RunOptions
 from sbonnx.spec import Array
 
 RNG = np.random.default_rng(0)
@@ -33,18 +34,19 @@ def told(found: CanonicalSamples) -> list[tuple[int, list[tuple[str, list[object
 def test_the_order_of_the_data_does_not_matter(memory: int) -> None:
     """In memory and, but for texts, on disk; walked twice; places in the data are kept."""
     orders = [list(range(7)), [6, 4, 2, 0, 1, 3, 5], [3, 3, 0, 1, 2, 4, 5, 6]]
-    with canonical_samples(units(orders[0]), memory) as first, canonical_samples(units(orders[1]), memory) as second:
+    options = RunOptions(memory=memory)
+    with canonical_samples(units(orders[0]), options) as first, canonical_samples(units(orders[1]), options) as second:
         assert told(first) == told(second) == told(first)
         assert [rank for rank, _ in told(first)] == list(range(7))
         assert sorted(unit.index for unit in second) == list(range(7))
-    with canonical_samples(units(orders[2]), memory) as twice:  # samples of the same content follow one another
+    with canonical_samples(units(orders[2]), options) as twice:  # samples of the same content follow one another
         assert [each for _, each in told(twice)].count(told(twice)[0][1]) in (1, 2)
         assert twice.samples == 8
 
 
 def test_samples_of_one_size_lie_together() -> None:
     with TensorStore() as store:
-        sizes = [unit.feed["x"].shape for unit in CanonicalSamples(units([0, 1, 2, 3, 4]), store)]
+        sizes = [unit.feed["x"].shape for unit in CanonicalSamples(units([0, 1, 2, 3, 4]), store, RunOptions())]
     assert sizes == sorted(sizes)
 
 
@@ -52,24 +54,25 @@ def test_which_samples_are_kept_depends_on_their_contents_alone() -> None:
     """Not on their order, nor on their sizes; the rest is freed."""
     every = list(range(7))
     with TensorStore() as store:
-        whole = [each for _, each in told(CanonicalSamples(units(every), store))]
+        whole = [each for _, each in told(CanonicalSamples(units(every), store, RunOptions()))]
     kept = []
     for order in (every, every[::-1]):
         with TensorStore() as store:
-            found = CanonicalSamples(units(order), store, 3)
+            found = CanonicalSamples(units(order), store, RunOptions(), 3)
             assert found.samples == 3 and [rank for rank, _ in told(found)] == [0, 1, 2]
             assert store.counters.resident == sum(x.nbytes for unit in found for x in unit.feed.values())
             kept.append([each for _, each in told(found)])
     assert kept[0] == kept[1] and all(each in whole for each in kept[0])
     digests = sorted(content_key(unit.feed)[1] for unit in units(every))
     with TensorStore() as store:
-        assert {content_key(unit.feed)[1] for unit in CanonicalSamples(units(every), store, 3)} == set(digests[:3])
+        chosen = CanonicalSamples(units(every), store, RunOptions(), 3)
+        assert {content_key(unit.feed)[1] for unit in chosen} == set(digests[:3])
 
 
 def test_what_may_be_written_over_is_copied() -> None:
     """Readers may hand out the same array again."""
     array = np.ones((1, 4), np.float32)
-    with canonical_samples([Sample(0, "here", {"x": array})], 1 << 20) as found:
+    with canonical_samples([Sample(0, "here", {"x": array})], RunOptions()) as found:
         array[:] = 2.0
         assert next(iter(found)).feed["x"].tolist() == [[1.0] * 4]
 

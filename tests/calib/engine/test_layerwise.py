@@ -11,6 +11,7 @@ import pytest
 from sbonnx.calib.calibrator import Calibrator
 from sbonnx.calib.data.dataset import read
 from sbonnx.calib.engine import layerwise
+from sbonnx.calib.engine.samples import Samples
 from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.graph import load
 from sbonnx.options import RunOptions
@@ -68,7 +69,7 @@ def test_what_is_made_again_is_made_from_what_it_needs(monkeypatch: pytest.Monke
     plan = plan_linear(graph)
     feeds = [{"r0": feed["x"]} for feed in FEEDS]
     with Calibrator(graph, plan, RunOptions(granularity="layer", memory=1, threads=1)) as calibrator:
-        calibrator.observe_all(read(feeds, graph))
+        calibrator.observe_all(Samples.of(feeds, graph))
         found = reconstruct(graph, plan, read(feeds, graph), calibrator.ranges(), WeightRounding())
     assert sorted(set(asked)) == [2.0, 4.0]  # r2 from r1 (of the first segment: on disk), r3 from r2
     assert same(found, calibrate(graph, plan, feeds))
