@@ -88,7 +88,7 @@ THIRD_PARTIES: dict[str, frozenset[str] | None] = {
     ),
     "xxhash": frozenset({"graph.digests"}),
     "threadpoolctl": frozenset({"calib.engine.threads"}),
-    "pydantic": frozenset({"recipe", "batch.jobs.jobfile", "cli"}),
+    "pydantic": frozenset({"batch.jobs.jobfile", "cli"}),
     # of pydantic, which takes its typed dictionaries alone before Python 3.12; elsewhere only for types
     "typing_extensions": frozenset({"cli"}),
     "yaml": frozenset({"recipe", "cli", "batch.jobs.jobfile", "calib.data.readers.settings", "integrations.mlflow"}),

@@ -41,9 +41,9 @@ class ModePlacer(SiteBuilder):
         why = Reason("nothing-measured", f"MODE: {self.recipe.mode} quantizes weights, and measures nothing")
         if self.recipe.calibration.asym.enable:
             self.drafts.refuse("measure behind quantized layers", "CALIBRATION.ASYM", why)
-        for name, wanted in self.recipe.quantize_inputs_of:
-            if wanted is True and name != "embedding":
-                self.drafts.refuse("quantize inputs", f"QUANTIZE_INPUTS_OF.{name.upper()}", why)
+        for name, wanted in self.recipe.quantize_inputs_of.to_keys().items():
+            if wanted is True and name != "EMBEDDING":
+                self.drafts.refuse("quantize inputs", f"QUANTIZE_INPUTS_OF.{name}", why)
         for place in self.survey.places:
             node = place.node
             if node.op in INTEGER_OPS:

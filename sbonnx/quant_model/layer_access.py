@@ -377,7 +377,7 @@ def with_keys(model: PipelineSteps, nodes: Iterable[str], side: Side, keys: dict
     entries = []
     for node in nodes:
         matching = (one for _, pattern, one in changes(half) if changed(pattern, node, ops.get(node, ""), "", named))
-        known = next((one.model_dump(mode="json", by_alias=True, exclude_unset=True) for one in matching), {})
+        known = next((one.to_keys(given=True) for one in matching), {})
         entries.append({pattern_of(node, "node"): overlay(known, keys)})
     return load(recipe, overrides={f"{name}.SPECIFIC": [*entries, *recipe.to_dict()[name]["SPECIFIC"]]})
 

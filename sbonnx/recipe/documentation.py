@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import yaml
-from pydantic.fields import FieldInfo
 
 from sbonnx.backends import BACKENDS
 from sbonnx.recipe import yaml_text
@@ -16,7 +15,7 @@ from sbonnx.recipe.backend_limits import allowed_text, default_text
 from sbonnx.recipe.loading import all_keys, load
 from sbonnx.recipe.names import SHORT_FORMS
 from sbonnx.recipe.schema import Recipe
-from sbonnx.recipe.sections.base import Section, children
+from sbonnx.recipe.sections.base import KeyRow, Section, children, keys_of, schema_of
 
 _WIDTH: Final = 110
 
@@ -96,36 +95,30 @@ def _type(schema: dict[str, Any]) -> str:
     return "list" if any(item.get("type") == "array" for item in inner) else _type(inner[0]) if inner else "text"
 
 
-def _keys(section: type[Section], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+def _keys(section: type[Section], prefix: str = "") -> Iterator[tuple[str, KeyRow]]:
     """Yield every key that is not a section, in the order of the schema."""
-    inner = children(section)
-    for name, info in section.model_fields.items():
-        path = f"{prefix}{name.upper()}"
-        if name.upper() in inner:
-            yield from _keys(inner[name.upper()], f"{path}.")
+    for name, row in keys_of(section).items():
+        path = f"{prefix}{name}"
+        if row.is_section:
+            yield from _keys(row.kind, f"{path}.")
         else:
-            yield path, info
-
-
-def _extra(info: FieldInfo) -> dict[str, Any]:
-    return info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
+            yield path, row
 
 
 def maker_by_key() -> dict[str, str]:
     """Return who introduced each key that is not a section: "ancestor" (Sparsebit) or "new"."""
-    return {key: str(_extra(info)["x-maker"]) for key, info in _keys(Recipe)}
+    return {path: row.text.maker for path, row in _keys(Recipe)}
 
 
-def _default(path: str, info: FieldInfo) -> str:
-    value = info.default
+def _default(path: str, row: KeyRow) -> str:
+    value = row.default
     if isinstance(value, tuple | dict) and not value:
         return "none"
-    text = str(_extra(info).get("x-default", value if isinstance(value, str) else json.dumps(value)))
-    return default_text(path, text)
+    return default_text(path, row.text.shown or (value if isinstance(value, str) else json.dumps(value)))
 
 
-def _allowed(path: str, info: FieldInfo) -> str:
-    return allowed_text(path, str(_extra(info)["x-allowed"]))
+def _allowed(path: str, row: KeyRow) -> str:
+    return allowed_text(path, row.text.allowed)
 
 
 def _find(schema: dict[str, Any], key: str) -> dict[str, Any]:
@@ -143,9 +136,9 @@ def table() -> str:
     """Format the keys as a Markdown table, as in docs/recipe.md."""
     schema = json_schema()
     lines = ["| key | type | default | allowed | meaning | origin |", "|---|---|---|---|---|---|"]
-    for key, info in _keys(Recipe):
-        kind, maker = _type(_find(schema, key)), str(_extra(info)["x-maker"])
-        cells = (f"`{key}`", kind, _default(key, info), _allowed(key, info), str(info.description), maker)
+    for path, row in _keys(Recipe):
+        kind, text = _type(_find(schema, path)), row.text
+        cells = (f"`{path}`", kind, _default(path, row), _allowed(path, row), text.meaning, text.maker)
         lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -167,13 +160,13 @@ def key_facts(name: str) -> dict[str, Any] | None:
     forms = [form for form, key in SHORT_FORMS.items() if key == path]
     if last in children(section):
         return {"key": path, "short_forms": forms, "keys": known[1:]}
-    info = section.model_fields[last.lower()]
+    row = keys_of(section)[last]
     return {
         "key": path,
         "short_forms": forms,
-        "description": str(info.description),
-        "values": _allowed(path, info),
-        "default": _default(path, info),
+        "description": row.text.meaning,
+        "values": _allowed(path, row),
+        "default": _default(path, row),
         "example": _EXAMPLES.get(path),
     }
 
@@ -195,26 +188,24 @@ def as_yaml(recipe: Recipe) -> str:
 
 
 def _annotated(section: type[Section], data: dict[str, Any], prefix: str, indent: str) -> Iterator[str]:
-    inner = children(section)
-    for field, info in section.model_fields.items():
-        name = field.upper()
+    for name, row in keys_of(section).items():
         path = f"{prefix}{name}"
-        if name in inner:
+        if row.is_section:
             yield f"{indent}{name}:"
-            yield from _annotated(inner[name], data.get(name, {}), f"{path}.", f"{indent}  ")
+            yield from _annotated(row.kind, data.get(name, {}), f"{path}.", f"{indent}  ")
             continue
-        comment = f"{info.description} ({_allowed(path, info)})"
+        comment = f"{row.text.meaning} ({_allowed(path, row)})"
         yield from textwrap.wrap(
             comment, _WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}#   ", break_long_words=False
         )
-        yield f"{indent}{_line(name, path, data.get(name), info)}"
+        yield f"{indent}{_line(name, path, data.get(name), row)}"
 
 
-def _line(name: str, path: str, value: Any, info: FieldInfo) -> str:
+def _line(name: str, path: str, value: Any, row: KeyRow) -> str:
     """Format ``KEY: value``, commented out if there is no value."""
     if value is None:
         example = _EXAMPLES.get(path, "8" if "_BITS" in path else "true")
-        return f"# {name}: {example}  # default: {_default(path, info)}"
+        return f"# {name}: {example}  # default: {_default(path, row)}"
     written = yaml.safe_dump(value, default_flow_style=True, width=_WIDTH).splitlines()[0]
     return f"{name}: {written}" + (f"  # such as {_EXAMPLES[path]}" if not value and path in _EXAMPLES else "")
 
@@ -229,14 +220,8 @@ def json_schema() -> dict[str, Any]:
     It is stricter on spelling than `load` (no dotted or lower-case keys at the top), and does not include the limits of
     single backends.
     """
-    schema = Recipe.model_json_schema(by_alias=True)
+    schema = schema_of(Recipe)
     definitions: dict[str, Any] = schema["$defs"]
-    for part in (schema, *definitions.values()):
-        for item in part.get("properties", {}).values():
-            if "$ref" in item or isinstance(item.get("default"), dict | list):
-                item.pop("default", None)
-            item.pop("x-default", None)
-            item.pop("title", None)
     entries = definitions["Sparse"]["properties"]["SPECIFIC"]
     entries["anyOf"] = [{"type": entries.pop("type"), "items": entries["items"]}, entries.pop("items")]
     definitions["SparseChange"] = {"anyOf": [definitions["SparseChange"], _PAIRS]}

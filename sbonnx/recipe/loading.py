@@ -10,15 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path as FilePath
 from typing import Any, Final
 
-from pydantic import ValidationError
-
 from sbonnx.backends import BACKENDS
 from sbonnx.errors import RecipeError
 from sbonnx.recipe import names, yaml_text
 from sbonnx.recipe.defaults import TWINS, complete
-from sbonnx.recipe.problem import KeyOrigin, Wrong, one_of, short, suggestion
+from sbonnx.recipe.problem import KeyOrigin, ManyWrong, Wrong, one_of, short, suggestion
 from sbonnx.recipe.schema import Recipe
-from sbonnx.recipe.sections.base import Section, canonical, children, nested_value, overlay, problems
+from sbonnx.recipe.sections.base import Section, canonical, children, keys_of, nested_value, overlay
 from sbonnx.recipe.sections.sparsity import modern_key
 from sbonnx.recipe.sections.stages import BY_OUTPUT
 from sbonnx.recipe.value_types import bits_by_side
@@ -49,7 +47,7 @@ MEANT: Final = {"BIT": "QUANTIZER.BIT", "BITS": "QUANTIZER.BIT", "SCHEME": "QSCH
 def all_keys(section: type[Section] = Recipe, prefix: str = "") -> Iterator[str]:
     """Yield every key path, with dots."""
     inner = children(section)
-    for name in (field.upper() for field in section.model_fields):
+    for name in keys_of(section):
         yield prefix + name
         if name in inner:
             yield from all_keys(inner[name], f"{prefix}{name}.")
@@ -307,10 +305,11 @@ def load(source: Source = None, *, backend: str | None = None, overrides: Overri
     if backend is not None and "backend" not in overridden:
         data = _with_backend(data, origin, backend)
     try:
-        recipe = Recipe.model_validate(_plain(data))
-    except ValidationError as error:
-        found = problems(error, Recipe)
-        raise origin.error(found[0], len(found) - 1) from error
+        recipe = Recipe.read(_plain(data))
+    except ManyWrong as error:
+        raise origin.error(error.items[0], len(error.items) - 1) from error
+    except Wrong as problem:
+        raise origin.error(problem) from problem
     return recipe.written_in(origin)
 
 

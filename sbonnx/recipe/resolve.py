@@ -12,7 +12,7 @@ from sbonnx.recipe.defaults import DEFAULT, EFFORTS, WidthDefaults, Widths, by_w
 from sbonnx.recipe.names import FLOAT, NEAREST, is_per_channel
 from sbonnx.recipe.node_patterns import matcher
 from sbonnx.recipe.problem import Path, Wrong, key_path, one_of, suggestion
-from sbonnx.recipe.sections.base import overlay
+from sbonnx.recipe.sections.base import keys_of, overlay
 from sbonnx.recipe.sections.quantizers import (
     AUTO,
     ActivationChange,
@@ -152,9 +152,10 @@ def _weight_settings(keys: Weights | WeightChange) -> dict[str, Any]:
 
 def effective(side: Side, change: Change) -> Change:
     """Return the values of `side`, overridden by those of `change`."""
-    base = side.model_dump(by_alias=True, exclude={"specific", "qadd"})
-    own = change.model_dump(by_alias=True, exclude_unset=True)
-    return type(change).model_validate(overlay(base, with_rounding(own) if isinstance(change, WeightChange) else own))
+    whole = side.to_keys()
+    base = {name: whole[name] for name in keys_of(type(change))}
+    own = change.to_keys(given=True)
+    return type(change).read(overlay(base, with_rounding(own) if isinstance(change, WeightChange) else own))
 
 
 @dataclass(frozen=True)

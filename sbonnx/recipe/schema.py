@@ -6,11 +6,9 @@ import copy
 import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, Any, Literal, final
-
-from pydantic import BeforeValidator, ModelWrapValidatorHandler, PrivateAttr, model_validator
 
 from sbonnx.backends import BACKENDS, backend_for
 from sbonnx.backends.mode_limits import STATIC
@@ -36,8 +34,10 @@ from sbonnx.recipe.sections.stages import Auto, Calibration, Equalize, Llm, Mixe
 from sbonnx.recipe.torch_modules import NodeInfo
 from sbonnx.spec import ScaleRule
 
-Ranges = Annotated[dict[value_types.TensorPattern, value_types.Interval], BeforeValidator(value_types.a_mapping)]
-SharedScales = Annotated[tuple[value_types.TensorGroup, ...], BeforeValidator(value_types.a_list)]
+Ranges = Annotated[
+    dict[value_types.TensorPattern, value_types.Interval], value_types.ValueReader(value_types.a_mapping)
+]
+SharedScales = Annotated[tuple[value_types.TensorGroup, ...], value_types.ValueReader(value_types.a_list)]
 
 _NODES = "list of patterns"
 
@@ -51,6 +51,7 @@ def key_paths(data: Mapping[str, Any]) -> frozenset[str]:
 
 
 @final
+@dataclass(frozen=True, eq=False)
 class Recipe(Section):
     """All settings of the user: every key has a value, and the backend accepts them.
 
@@ -191,30 +192,36 @@ class Recipe(Section):
     mixed: Mixed = Mixed()
     verify: Verification = Verification()
 
-    _given: dict[str, Any] = PrivateAttr(default_factory=dict)
-    _origin: KeyOrigin = PrivateAttr(default_factory=KeyOrigin)
-    _named: dict[str, dict[str, frozenset[str]]] = PrivateAttr(default_factory=dict)
+    _keys: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
+    _origin: KeyOrigin = field(default=KeyOrigin(), init=False, repr=False)
+    _named: Mapping[str, Mapping[str, frozenset[str]]] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def _rename(cls, data: dict[str, Any]) -> dict[str, Any]:
         return modern_section(data)
 
-    @model_validator(mode="wrap")
     @classmethod
-    def _fill(cls, data: Any, handler: ModelWrapValidatorHandler[Recipe]) -> Recipe:
+    def read(cls, data: Any) -> Recipe:
+        """Create the recipe from a mapping, see `Section.read`. All other keys have their defaults.
+
+        Raises:
+            Wrong, ManyWrong: unknown keys, invalid values, or ones that the backend does not support.
+        """
         if isinstance(data, cls):
             return data
         given = canonical(cls, data)
-        recipe = handler(default_values.complete(given))
-        recipe._given = given
+        return super().read(default_values.complete(given))._with(_keys=given)
+
+    def _with(self, **private: Any) -> Recipe:
+        recipe = copy.copy(self)
+        for name, value in private.items():
+            object.__setattr__(recipe, name, value)
         return recipe
 
-    @model_validator(mode="after")
-    def _backend_accepts(self) -> Recipe:
-        found = tuple(self._limit_problems())
-        if found:
-            raise ManyWrong(found)
-        return self
+    def _check(self) -> None:
+        problems = tuple(self._limit_problems())
+        if problems:
+            raise ManyWrong(problems)
 
     def _limit_problems(self) -> Iterator[Wrong]:
         yield from self.verify.problems()
@@ -406,9 +413,7 @@ class Recipe(Section):
         resolved = resolve_patterns(uses, nodes, tensors)
         if resolved.wrong:
             raise self._origin.error(resolved.wrong[0], len(resolved.wrong) - 1)
-        found = self.model_copy()
-        found._named = resolved.named
-        return found, resolved.nothing
+        return self._with(_named=resolved.named), resolved.nothing
 
     def nodes_of(self, key: str) -> Mapping[str, frozenset[str]]:
         """Return the node names by pattern, for patterns under `key` that name torch modules; see `for_model`."""
@@ -441,12 +446,10 @@ class Recipe(Section):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the resolved recipe as plain values in the keys of the YAML; `load` restores an equal recipe."""
-        out: dict[str, Any] = self.model_dump(mode="json", by_alias=True, exclude_none=True)
+        out = self.to_keys(empty=False)
         entries = {"W": changes(self.w), "A": changes(self.a), "SPARSE": self.sparse.entries()}
         for name, each in entries.items():
-            out[name]["SPECIFIC"] = [
-                {p: c.model_dump(mode="json", by_alias=True, exclude_unset=True)} for _, p, c in each
-            ]
+            out[name]["SPECIFIC"] = [{pattern: change.to_keys(given=True)} for _, pattern, change in each]
         return out
 
     @cached_property
@@ -457,12 +460,12 @@ class Recipe(Section):
     @property
     def given(self) -> dict[str, Any]:
         """Copy of the keys that some source sets, in the keys of the YAML; `load` restores an equal recipe."""
-        return copy.deepcopy(self._given)
+        return copy.deepcopy(self._keys)
 
     @property
     def decided(self) -> frozenset[str]:
         """Key paths that some source sets, sections included, in upper case; see `key_paths`."""
-        return key_paths(self._given)
+        return key_paths(self._keys)
 
     @property
     def origin(self) -> KeyOrigin:
@@ -471,15 +474,11 @@ class Recipe(Section):
 
     def written_in(self, origin: KeyOrigin) -> Recipe:
         """Return the recipe with another origin in its error messages."""
-        found = self.model_copy()
-        found._origin = origin
-        return found
+        return self._with(_origin=origin)
 
     def on_device(self, device: str) -> Recipe:
         """Return a copy of the recipe for another device. Resolved patterns are kept."""
-        found = Recipe.model_validate({**self._given, "DEVICE": device}).written_in(self._origin)
-        found._named = self._named
-        return found
+        return Recipe.read({**self._keys, "DEVICE": device})._with(_origin=self._origin, _named=self._named)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Recipe) and self.digest == other.digest

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Annotated, Any, Final, Literal, TypeVar, get_args
 
-from pydantic import BeforeValidator, GetCoreSchemaHandler, GetJsonSchemaHandler
-
 from sbonnx.backends import BACKENDS
 from sbonnx.backends.mode_limits import ANY_BITS, Scheme, WeightScheme
 from sbonnx.backends.tensorrt.profiles import VERSIONS, Version
@@ -70,21 +68,19 @@ _BOUNDS: Final[dict[str, Callable[[float, float], bool]]] = {
 
 @dataclass(frozen=True, eq=False)
 class ValueReader:
-    """Annotation of a type for pydantic.
+    """Annotation of a type.
 
     Attributes:
         read: converts a value to the canonical one.
-        schema: JSON schema of the accepted values.
+        schema: JSON schema of the accepted values; None: that of the type.
     """
 
     read: Callable[[Any], Any]
-    schema: Mapping[str, Any]
+    schema: Mapping[str, Any] | None = None
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
-        return BeforeValidator(self.read).__get_pydantic_core_schema__(source, handler)
-
-    def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        return dict(self.schema)
+    def reader(self, kind: Any) -> ValueReader:
+        """Return the reader itself, see `AnyCase.reader`."""
+        return self
 
 
 def flag(value: object) -> bool:
@@ -451,21 +447,21 @@ def _pattern_of(words: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class AnyCase:
-    """Annotation for pydantic: the names of a Literal, or the rows of a table, are accepted in any case."""
+    """Annotation of a type: the names of a Literal, or the rows of a table, are accepted in any case."""
 
     table: Mapping[str, Any] | None = None
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+    def reader(self, kind: Any) -> ValueReader:
+        """Return the reader for the Literal `kind`, or of the table."""
+        words = list(get_args(kind) if self.table is None else self.table)
+
         def read(value: object) -> str:
-            spelled = {name.lower(): name for name in (get_args(source) if self.table is None else self.table)}
+            spelled = {name.lower(): name for name in words}
             if isinstance(value, str) and value.lower() in spelled:
                 return str(spelled[value.lower()])
             raise Wrong(f"must be {one_of(spelled.values())}", value=value)
 
-        return BeforeValidator(read).__get_pydantic_core_schema__(source, handler)
-
-    def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        return _in_any_case(handler(schema)["enum"] if self.table is None else list(self.table))
+        return ValueReader(read, _in_any_case(words))
 
 
 ANY_CASE: Final = AnyCase()

@@ -125,8 +125,8 @@ def choose(trials: Trials, recipe: Recipe) -> MixedOutcome:
         RecipeError: there is nothing to choose, or the budget is below the cost of the cheapest choice.
     """
     here = survey(trials, recipe)
-    name, budget = next((name, value) for name, value in recipe.mixed.budget if value is not None)
-    return for_budget(trials, here, cast(CostName, name), float(budget), recipe.mixed.solver)
+    name, budget = next(iter(recipe.mixed.budget.to_keys(empty=False).items()))
+    return for_budget(trials, here, cast(CostName, name.lower()), float(budget), recipe.mixed.solver)
 
 
 def for_budget(trials: Trials, here: SensitivitySurvey, name: CostName, budget: float, solver: str) -> MixedOutcome:

@@ -17,6 +17,7 @@ from sbonnx.progress import Progress
 from sbonnx.recipe import Recipe
 from sbonnx.recipe.backend_limits import sides
 from sbonnx.recipe.names import FLOAT, FULL_BITS, NEAREST, is_per_channel
+from sbonnx.recipe.sections.stages import Budget
 from sbonnx.report import Note, Reason, Refusal, Report
 from sbonnx.search.bit_search import MixedOutcome, choose, for_loss
 from sbonnx.search.evaluation import Goal, Score
@@ -412,7 +413,7 @@ def _limited(recipe: Recipe) -> bool:
 
 
 def _budgeted(recipe: Recipe) -> bool:
-    return any(value is not None for _, value in recipe.mixed.budget)
+    return recipe.mixed.budget != Budget()
 
 
 def _stepped(trials: Trials, recipe: Recipe, plain: Score, decided: frozenset[str], attempts: list[Attempt]) -> Recipe:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 from typing import Any
 
@@ -203,7 +204,7 @@ def test_the_digest_does_not_depend_on_where_it_was_written(tmp_path: Path) -> N
 
 def test_recipes_are_frozen_and_copy() -> None:
     recipe = load({"RANGES": {"x": [0, 1]}})
-    with pytest.raises(ValueError, match="frozen"):
+    with pytest.raises(FrozenInstanceError):
         recipe.backend = "tensorrt"  # type: ignore[misc]
     assert copy.deepcopy(recipe) == recipe == pickle.loads(pickle.dumps(recipe))
 
@@ -227,4 +228,4 @@ def test_types_are_checked_against_what_exists() -> None:
 
 
 def test_recipe_is_complete_without_load() -> None:
-    assert Recipe.model_validate({"backend": "tensorrt"}).a.qscheme == "per-tensor-symmetric"
+    assert Recipe.read({"backend": "tensorrt"}).a.qscheme == "per-tensor-symmetric"

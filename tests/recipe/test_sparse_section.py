@@ -16,6 +16,7 @@ from sbonnx.pruning.settings import FineTuning, LayerPruning, Pruning, pruning_o
 from sbonnx.recipe import Recipe, load, yaml_text
 from sbonnx.recipe.loading import all_keys
 from sbonnx.recipe.names import PRUNING_FORMS
+from sbonnx.recipe.sections.base import schema_of
 from sbonnx.recipe.sections.sparsity import Sparse
 from tests.support.models import residual
 
@@ -36,7 +37,7 @@ def test_off_by_default() -> None:
 
 
 def test_strategies_are_those_of_pruning() -> None:
-    allowed = Sparse.model_json_schema(by_alias=True)["properties"]["STRATEGY"]["anyOf"][0]["enum"]
+    allowed = schema_of(Sparse)["properties"]["STRATEGY"]["anyOf"][0]["enum"]
     assert set(allowed) == {"auto", *CRITERIA}
 
 

@@ -1,32 +1,58 @@
-"""Base class of recipe sections: documented keys, mappings with fixed keys, and the problems of their validation."""
+"""Base class of recipe sections: documented keys, mappings with fixed keys, and the problems of their validation.
+
+A section is a frozen dataclass. The annotation of a field says how its value is read (`ValueReader`), its metadata
+(`KeyText`) what the documentation says about it.
+"""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, get_args, get_origin
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic.config import JsonDict
+from dataclasses import dataclass, field, fields
+from types import NoneType
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, TypeVar, get_args, get_origin, get_type_hints
 
 from sbonnx.recipe.names import REMOVED
 from sbonnx.recipe.problem import ManyWrong, Path, Wrong, short, suggestion
 from sbonnx.system.runtime import best_device
 
+S = TypeVar("S", bound="Section")
 
-def key(default: Any, meaning: str, allowed: str, *, shown: str | None = None, maker: str = "ancestor") -> Any:
-    """Define a key that Sparsebit has: its default, and its text in docs/recipe.md, the annotated default and editors.
+TEXT: Final = "text"
+"""Entry of a field's metadata that holds its `KeyText`."""
 
-    Args:
-        default: the value if the key is absent; None if it is decided elsewhere.
+
+@dataclass(frozen=True)
+class KeyText:
+    """Description of a key, in docs/recipe.md, the annotated default and editors.
+
+    Attributes:
         meaning: one clause, lower case, no full stop.
         allowed: the accepted values, for people.
         shown: the default as text, if the bare value is not informative.
         maker: "ancestor" (Sparsebit) or "new".
     """
-    extra: JsonDict = {"x-allowed": allowed, "x-maker": maker}
-    if shown is not None:
-        extra["x-default"] = shown
-    return Field(default, description=meaning, json_schema_extra=extra)
+
+    meaning: str
+    allowed: str
+    shown: str | None = None
+    maker: str = "ancestor"
+
+
+NO_TEXT: Final = KeyText("", "")
+
+
+def key(default: Any, meaning: str, allowed: str, *, shown: str | None = None, maker: str = "ancestor") -> Any:
+    """Define a key that Sparsebit has.
+
+    Args:
+        default: the value if the key is absent; None if it is decided elsewhere.
+        meaning, allowed, shown, maker: see `KeyText`.
+    """
+    metadata = {TEXT: KeyText(meaning, allowed, shown, maker)}
+    if isinstance(default, dict):
+        return field(default_factory=default.copy, metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 def new_key(default: Any, meaning: str, allowed: str, *, shown: str | None = None) -> Any:
@@ -103,13 +129,54 @@ def from_pairs(data: Any) -> Any:
     return pairs
 
 
-class Section(BaseModel):
+@dataclass(frozen=True)
+class Section:
     """A mapping with fixed keys. A key left empty (or null) keeps its default."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=str.upper)
 
     short_form: ClassVar[str] = ""
     """Key that a value in place of the mapping sets."""
+
+    _given: frozenset[str] = field(default=frozenset(), init=False, repr=False, compare=False)
+    """Keys that were set."""
+
+    @classmethod
+    def read(cls: type[S], data: Any) -> S:
+        """Create the section from a mapping in the YAML's keys, or from its short form.
+
+        Raises:
+            ManyWrong: unknown keys or invalid values, in the order of the keys.
+        """
+        problems: list[Wrong] = []
+        section = cls._read(data, (), problems)
+        if problems:
+            raise ManyWrong(tuple(problems))
+        return section
+
+    @classmethod
+    def _read(cls: type[S], data: Any, path: Path, problems: list[Wrong]) -> S:
+        """Return the section at `path`, the default one if there are problems, which are appended."""
+        if isinstance(data, cls):
+            return data
+        known, before = keys_of(cls), len(problems)
+        try:
+            data = cls._expand(data)
+            if not isinstance(data, Mapping | None):
+                raise Wrong("must be a mapping of keys to values", value=data)
+            data = cls._rename(nested(data or {}))
+            values = {
+                name.lower(): _read_value(row.kind, data[name], (*path, name), problems)
+                for name, row in known.items()
+                if name in data
+            }
+            problems += [unknown_key(cls, (*path, name)) for name in data if name not in known]
+            if len(problems) == before:
+                section = cls(**values)
+                object.__setattr__(section, "_given", frozenset(values))
+                section._check()
+                return section
+        except (Wrong, ManyWrong) as problem:
+            problems += [each.under(*path) for each in (problem.items if isinstance(problem, ManyWrong) else [problem])]
+        return cls()
 
     @classmethod
     def _expand(cls, data: Any) -> Any:
@@ -122,42 +189,164 @@ class Section(BaseModel):
         """Replace Sparsebit's names of keys, in normalized `data`."""
         return data
 
-    @model_validator(mode="before")
-    @classmethod
-    def _spell(cls, data: Any) -> Any:
-        if isinstance(data, cls):
-            return data
-        data = cls._expand(data)
-        if data is None:
-            return {}
-        if not isinstance(data, Mapping):
-            raise Wrong("must be a mapping of keys to values", value=data)
-        return cls._rename(nested(data))
+    def _check(self) -> None:
+        """Check values against each other.
+
+        Raises:
+            Wrong, ManyWrong: they contradict each other.
+        """
+
+    def to_keys(self, *, given: bool = False, empty: bool = True) -> dict[str, Any]:
+        """Return plain values in the keys of the YAML.
+
+        Args:
+            given: only the keys that were set.
+            empty: include keys without a value (None).
+        """
+
+        def plain(value: Any) -> Any:
+            if isinstance(value, Section):
+                return value.to_keys(given=given, empty=empty)
+            if isinstance(value, Mapping):
+                return {name: plain(inner) for name, inner in value.items()}
+            return [plain(inner) for inner in value] if isinstance(value, tuple) else value
+
+        rows = ((name, getattr(self, name.lower())) for name in keys_of(type(self)))
+        return {
+            name: plain(value)
+            for name, value in rows
+            if (empty or value is not None) and (not given or name.lower() in self._given)
+        }
 
     if not TYPE_CHECKING:  # otherwise type checkers would accept any name
 
         def __getattr__(self, name: str) -> Any:
             """Return a key in Sparsebit's spelling: ``qconfig.SCHEDULE.BN_TUNING``. For DEVICE, "auto" is resolved."""
-            if not name.isupper() or name.lower() not in type(self).model_fields:
-                return super().__getattr__(name)
+            if not name.isupper() or name not in keys_of(type(self)):
+                raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
             value = getattr(self, name.lower())
             return best_device() if (name, value) == ("DEVICE", "auto") else value
 
 
-def _as_section(annotation: Any) -> type[Section] | None:
-    """Return the section class that an annotation is, or None. In Python 3.10 ``tuple[int, ...]`` is a `type`, too."""
-    if isinstance(annotation, type) and get_origin(annotation) is None and issubclass(annotation, Section):
-        return annotation
-    return None
+@dataclass(frozen=True)
+class KeyRow:
+    """One key of a section.
+
+    Attributes:
+        kind: annotation of the value.
+        default: the value if the key is absent.
+        text: its description; empty for a section.
+    """
+
+    kind: Any
+    default: Any
+    text: KeyText
+
+    @property
+    def is_section(self) -> bool:
+        """Whether the value is a section."""
+        return isinstance(self.default, Section)
+
+
+_KEYS: Final[dict[type[Section], Mapping[str, KeyRow]]] = {}
+"""Keys of the sections that were asked for; see `keys_of`."""
+
+
+def keys_of(section: type[Section]) -> Mapping[str, KeyRow]:
+    """Return the keys of a section in order, by name in upper case."""
+    if section not in _KEYS:
+        hints, default = get_type_hints(section, include_extras=True), section()
+        _KEYS[section] = {
+            row.name.upper(): KeyRow(hints[row.name], getattr(default, row.name), row.metadata.get(TEXT, NO_TEXT))
+            for row in fields(section)
+            if not row.name.startswith("_")
+        }
+    return _KEYS[section]
 
 
 def children(section: type[Section]) -> dict[str, type[Section]]:
     """Return the keys of `section` whose value is a section, with its class."""
-    found = {}
-    for name, info in section.model_fields.items():
-        if (child := _as_section(info.annotation)) is not None:
-            found[name.upper()] = child
-    return found
+    return {name: row.kind for name, row in keys_of(section).items() if row.is_section}
+
+
+def _read_value(kind: Any, value: Any, path: Path, problems: list[Wrong]) -> Any:
+    """Convert a value to the type that an annotation says; problems are appended."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        try:
+            for reader in inner[1:]:
+                value = reader.reader(inner[0]).read(value)
+        except Wrong as problem:
+            problems.append(problem.under(*path))
+            return None
+        return _read_value(inner[0], value, path, problems)
+    if origin is tuple:
+        return tuple(_read_value(inner[0], each, (*path, index), problems) for index, each in enumerate(value))
+    if origin is dict:
+        return {
+            _read_value(inner[0], name, (*path, name), problems): _read_value(inner[1], each, (*path, name), problems)
+            for name, each in value.items()
+        }
+    if NoneType in inner and value is not None and len(inner) == 2:
+        return _read_value(inner[0], value, path, problems)
+    return kind._read(value, path, problems) if _is_section(kind) else value
+
+
+def _is_section(kind: Any) -> bool:
+    """Whether an annotation is a section class. In Python 3.10 ``tuple[int, ...]`` is a `type`, too."""
+    return isinstance(kind, type) and get_origin(kind) is None and issubclass(kind, Section)
+
+
+def schema_of(section: type[Section]) -> dict[str, Any]:
+    """Return a JSON schema of a section, with those of its sections under ``$defs``."""
+    definitions: dict[str, Any] = {}
+    schema = _section_schema(section, definitions)
+    return {"$defs": dict(sorted(definitions.items())), **schema}
+
+
+def _sorted(schema: Any) -> Any:
+    """Return a schema with its keywords in alphabetical order."""
+    if isinstance(schema, Mapping):
+        return {name: _sorted(schema[name]) for name in sorted(schema)}
+    return [_sorted(part) for part in schema] if isinstance(schema, list) else schema
+
+
+def _section_schema(section: type[Section], definitions: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "additionalProperties": False,
+        "description": inspect.cleandoc(section.__doc__ or ""),
+        "properties": {name: _key_schema(row, definitions) for name, row in keys_of(section).items()},
+        "title": section.__name__,
+        "type": "object",
+    }
+
+
+def _key_schema(row: KeyRow, definitions: dict[str, Any]) -> dict[str, Any]:
+    schema = _value_schema(row.kind, definitions)
+    if row.is_section:
+        return schema
+    default = {} if isinstance(row.default, tuple | dict) else {"default": row.default}
+    texts = {"description": row.text.meaning, "x-allowed": row.text.allowed, "x-maker": row.text.maker}
+    return dict(_sorted({**schema, **texts, **default}))
+
+
+def _value_schema(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        schema = inner[1].reader(inner[0]).schema
+        return dict(schema) if schema is not None else _value_schema(inner[0], definitions)
+    if origin is tuple:
+        return {"items": _value_schema(inner[0], definitions), "type": "array"}
+    if origin is dict:
+        names, values = (_value_schema(part, definitions) for part in inner)
+        names.pop("type")
+        return {"additionalProperties": values, "propertyNames": names, "type": "object"}
+    if NoneType in inner:
+        schema = _value_schema(inner[0], definitions)
+        return {"anyOf": [*(schema["anyOf"] if list(schema) == ["anyOf"] else [schema]), {"type": "null"}]}
+    if kind.__name__ not in definitions:
+        definitions[kind.__name__] = _section_schema(kind, definitions)
+    return {"$ref": f"#/$defs/{kind.__name__}"}
 
 
 def canonical(section: type[Section], data: Any) -> dict[str, Any]:
@@ -179,49 +368,11 @@ def canonical(section: type[Section], data: Any) -> dict[str, Any]:
     return out
 
 
-def _section_in(annotation: Any) -> type[Section] | None:
-    """Return the section class that an annotation contains, at any depth of tuples and dicts."""
-    if (section := _as_section(annotation)) is not None:
-        return section
-    for inner in get_args(annotation):
-        found = _section_in(inner)
-        if found is not None:
-            return found
-    return None
-
-
-def section_at(top: type[Section], path: Path) -> type[Section]:
-    """Return the section class at `path`; positions and patterns in the path are skipped."""
-    section = top
-    for part in path:
-        fields = {name.upper(): info for name, info in section.model_fields.items()}
-        if part in fields:
-            section = _section_in(fields[str(part)].annotation) or section
-    return section
-
-
 def unknown_key(section: type[Section], path: Path) -> Wrong:
     """Return the problem for a key that `section` does not have."""
     gone = REMOVED.get(".".join(map(str, path[-2:])))
     if gone is not None:
         return Wrong("was removed", gone, path=path)
-    known = [name.upper() for name in section.model_fields]
+    known = list(keys_of(section))
     hint = suggestion(str(path[-1]), known, cutoff=0.6) or f"Keys here: {', '.join(known)}"
     return Wrong("is not a key of the recipe", hint, path=path)
-
-
-def problems(error: ValidationError, top: type[Section]) -> list[Wrong]:
-    """Return the problems of a failed validation, in the order of the keys."""
-    found: list[Wrong] = []
-    for item in error.errors(include_url=False):
-        path: Path = tuple(part for part in item["loc"] if part != "[key]")
-        cause = item.get("ctx", {}).get("error")
-        if isinstance(cause, ManyWrong):
-            found += [problem.under(*path) for problem in cause.items]
-        elif isinstance(cause, Wrong):
-            found.append(cause.under(*path))
-        elif item["type"] == "extra_forbidden":
-            found.append(unknown_key(section_at(top, path[:-1]), path))
-        else:  # every value has its own reader: only for errors that pydantic adds
-            found.append(Wrong(f"is not right: {item['msg']}", path=path, value=item["input"]))
-    return found

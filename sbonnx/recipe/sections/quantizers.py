@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final, Literal, final
-
-from pydantic import BeforeValidator, model_validator
 
 from sbonnx.recipe import names, value_types
 from sbonnx.recipe.problem import Wrong
@@ -23,6 +22,7 @@ AUTO: Final = "auto"
 
 
 @final
+@dataclass(frozen=True)
 class Pact(Section):
     """A.QUANTIZER.PACT: learned clipping bound of activations."""
 
@@ -32,6 +32,7 @@ class Pact(Section):
 
 
 @final
+@dataclass(frozen=True)
 class Percentile(Section):
     """OBSERVER.PERCENTILE: clipping of the tails."""
 
@@ -39,6 +40,7 @@ class Percentile(Section):
 
 
 @final
+@dataclass(frozen=True)
 class Aciq(Section):
     """OBSERVER.ACIQ: analytical clipping."""
 
@@ -46,6 +48,7 @@ class Aciq(Section):
 
 
 @final
+@dataclass(frozen=True)
 class MovingAverage(Section):
     """A.OBSERVER.MOVING_AVERAGE: moving average (EMA) of min and max."""
 
@@ -58,6 +61,7 @@ _DISABLE = ("leave this side float", "true, false")
 
 
 @final
+@dataclass(frozen=True)
 class WeightQuantizer(Section):
     """W.QUANTIZER: type and bit width of weights."""
 
@@ -70,6 +74,7 @@ class WeightQuantizer(Section):
 
 
 @final
+@dataclass(frozen=True)
 class ActivationQuantizer(Section):
     """A.QUANTIZER: type and bit width of activations."""
 
@@ -83,6 +88,7 @@ class ActivationQuantizer(Section):
 
 
 @final
+@dataclass(frozen=True)
 class WeightObserver(Section):
     """W.OBSERVER: range estimation of weights."""
 
@@ -94,6 +100,7 @@ class WeightObserver(Section):
 
 
 @final
+@dataclass(frozen=True)
 class ActivationObserver(Section):
     """A.OBSERVER: range estimation of activations."""
 
@@ -109,6 +116,7 @@ class ActivationObserver(Section):
 
 
 @final
+@dataclass(frozen=True)
 class QAdd(Section):
     """A.QADD: quantization of the inputs of Add."""
 
@@ -125,6 +133,7 @@ def _refuse_types(quantizer: str, observer: str, refused: frozenset[str], home: 
 
 
 @final
+@dataclass(frozen=True)
 class Gptq(Section):
     """W.ROUNDING.GPTQ: rounding by second moments (Hessian), with error compensation."""
 
@@ -157,6 +166,7 @@ class Gptq(Section):
 
 
 @final
+@dataclass(frozen=True)
 class AdaRound(Section):
     """W.ROUNDING.ADAROUND: rounding up or down, learned by gradient descent."""
 
@@ -176,6 +186,7 @@ class AdaRound(Section):
 
 
 @final
+@dataclass(frozen=True)
 class AdaQuant(Section):
     """W.ROUNDING.ADAQUANT: weights and scales learned by gradient descent."""
 
@@ -189,6 +200,7 @@ class AdaQuant(Section):
 
 
 @final
+@dataclass(frozen=True)
 class Rounding(Section):
     """W.ROUNDING: method of weight rounding; a name stands for ``{TYPE: name}``."""
 
@@ -214,13 +226,14 @@ class Rounding(Section):
     def named(self, name: str) -> tuple[str, dict[str, float | str | bool | None]]:
         """Return the rounding method for `name`, and its keyword arguments; None: by width and EFFORT."""
         chosen = {"gptq": self.gptq, "adaround": self.adaround, "adaquant": self.adaquant}.get(name)
-        return name, {} if chosen is None else dict(chosen)
+        return name, {} if chosen is None else {row.lower(): value for row, value in chosen.to_keys().items()}
 
 
 _SCHEME = "one scale a channel or a tensor; zero point fixed at 0 or free"
 _SPECIFIC = ("other values for some nodes or tensors; the first match wins", "list of {pattern: changes}")
 
 
+@dataclass(frozen=True)
 class _WeightSettings(Section):
     """Keys for all weights or for some."""
 
@@ -241,12 +254,11 @@ class _WeightSettings(Section):
     observer: WeightObserver = WeightObserver()
     rounding: Rounding = Rounding()
 
-    @model_validator(mode="after")
-    def _types_are_for_weights(self) -> _WeightSettings:
+    def _check(self) -> None:
         _refuse_types(self.quantizer.type, self.observer.type, names.ONLY_ACTIVATIONS, "activations (A)")
-        return self
 
 
+@dataclass(frozen=True)
 class _ActivationSettings(Section):
     """Keys for all activations or for some."""
 
@@ -258,13 +270,12 @@ class _ActivationSettings(Section):
     quantizer: ActivationQuantizer = ActivationQuantizer()
     observer: ActivationObserver = ActivationObserver()
 
-    @model_validator(mode="after")
-    def _types_are_for_activations(self) -> _ActivationSettings:
+    def _check(self) -> None:
         _refuse_types(self.quantizer.type, self.observer.type, names.ONLY_WEIGHTS, "weights (W)")
-        return self
 
 
 @final
+@dataclass(frozen=True)
 class WeightChange(_WeightSettings):
     """One entry of W.SPECIFIC; keys that it does not set keep the value of W."""
 
@@ -274,6 +285,7 @@ class WeightChange(_WeightSettings):
 
 
 @final
+@dataclass(frozen=True)
 class ActivationChange(_ActivationSettings):
     """One entry of A.SPECIFIC; keys that it does not set keep the value of A."""
 
@@ -282,23 +294,25 @@ class ActivationChange(_ActivationSettings):
         return from_pairs(data)
 
 
-WeightEntry = Annotated[dict[value_types.Pattern, WeightChange], BeforeValidator(value_types.a_mapping)]
-ActivationEntry = Annotated[dict[value_types.Pattern, ActivationChange], BeforeValidator(value_types.a_mapping)]
+WeightEntry = Annotated[dict[value_types.Pattern, WeightChange], value_types.ValueReader(value_types.a_mapping)]
+ActivationEntry = Annotated[dict[value_types.Pattern, ActivationChange], value_types.ValueReader(value_types.a_mapping)]
 
 
 @final
+@dataclass(frozen=True)
 class Weights(_WeightSettings):
     """W: quantization of weights."""
 
-    specific: Annotated[tuple[WeightEntry, ...], BeforeValidator(value_types.a_list)] = key((), *_SPECIFIC)
+    specific: Annotated[tuple[WeightEntry, ...], value_types.ValueReader(value_types.a_list)] = key((), *_SPECIFIC)
 
 
 @final
+@dataclass(frozen=True)
 class Activations(_ActivationSettings):
     """A: quantization of activations."""
 
     qadd: QAdd = QAdd()
-    specific: Annotated[tuple[ActivationEntry, ...], BeforeValidator(value_types.a_list)] = key((), *_SPECIFIC)
+    specific: Annotated[tuple[ActivationEntry, ...], value_types.ValueReader(value_types.a_list)] = key((), *_SPECIFIC)
 
 
 Side = Weights | Activations
@@ -306,6 +320,7 @@ Change = WeightChange | ActivationChange
 
 
 @final
+@dataclass(frozen=True)
 class Schedule(Section):
     """SCHEDULE: batch-norm folding and tuning, placement of Q/DQ."""
 
@@ -326,6 +341,7 @@ def _inputs(meaning: str) -> Any:
 
 
 @final
+@dataclass(frozen=True)
 class QuantizeInputsOf(Section):
     """QUANTIZE_INPUTS_OF: operators whose inputs are quantized."""
 
@@ -343,6 +359,7 @@ class QuantizeInputsOf(Section):
 
 
 @final
+@dataclass(frozen=True)
 class SideBits(Section):
     """FIRST_BITS and LAST_BITS: a bit width for each side, written ``{W: 8, A: 8}``, ``w8a8``, ``w8`` or ``8``."""
 

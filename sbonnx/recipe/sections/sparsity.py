@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, final
-
-from pydantic import BeforeValidator
 
 from sbonnx.linear.sparsity import SparsityPattern, Unstructured, sparsity_pattern
 from sbonnx.recipe import value_types
 from sbonnx.recipe.problem import Wrong, one_of
-from sbonnx.recipe.sections.base import Section, from_pairs, key, new_key
+from sbonnx.recipe.sections.base import Section, from_pairs, key, keys_of, new_key
 
 ANCESTOR: Final = "SPARSER"
 """Sparsebit's name of the section."""
@@ -45,6 +44,7 @@ def modern_section(data: dict[str, Any]) -> dict[str, Any]:
 
 
 @final
+@dataclass(frozen=True)
 class SparseBudget(Section):
     """SPARSE.BUDGET: what may remain of the model."""
 
@@ -63,6 +63,7 @@ class SparseBudget(Section):
 
 
 @final
+@dataclass(frozen=True)
 class SparseFinetune(Section):
     """SPARSE.FINETUNE: training of the remaining weights by distillation from the original, without labels."""
 
@@ -78,6 +79,7 @@ class SparseFinetune(Section):
 
 
 @final
+@dataclass(frozen=True)
 class SparseChange(Section):
     """One entry of SPARSE.SPECIFIC."""
 
@@ -94,10 +96,10 @@ class SparseChange(Section):
         return from_pairs(data)
 
 
-SparseEntry = Annotated[dict[value_types.NodePattern, SparseChange], BeforeValidator(value_types.a_mapping)]
+SparseEntry = Annotated[dict[value_types.NodePattern, SparseChange], value_types.ValueReader(value_types.a_mapping)]
 
 
-GOALS: Final = ("RATIO", *(f"BUDGET.{name.upper()}" for name in SparseBudget.model_fields), "MAX_LOSS", "SPARSITY")
+GOALS: Final = ("RATIO", *(f"BUDGET.{name}" for name in keys_of(SparseBudget)), "MAX_LOSS", "SPARSITY")
 """Keys of SPARSE that say how much to remove; one of them is set."""
 
 
@@ -107,6 +109,7 @@ def _entries(value: object) -> object:
 
 
 @final
+@dataclass(frozen=True)
 class Sparse(Section):
     """SPARSE: removal of channels before quantization; off unless a goal is set."""
 
@@ -163,14 +166,14 @@ class Sparse(Section):
         "true, false",
     )
     finetune: SparseFinetune = SparseFinetune()
-    specific: Annotated[tuple[SparseEntry, ...], BeforeValidator(_entries)] = new_key(
+    specific: Annotated[tuple[SparseEntry, ...], value_types.ValueReader(_entries)] = new_key(
         (), "other values for some layers; the first match wins", "list of {node pattern: {RATIO, STRATEGY, SKIP}}"
     )
 
     @property
     def goals(self) -> tuple[str, ...]:
         """Keys of the goals that are set."""
-        budgets = [f"BUDGET.{name.upper()}" for name, value in self.budget if value is not None]
+        budgets = [f"BUDGET.{name}" for name in self.budget.to_keys(empty=False)]
         others = {"RATIO": self.ratio, "MAX_LOSS": self.max_loss, "SPARSITY": self.sparsity}
         pattern = ["TYPE"] if ":" in self.type else []
         return (*budgets, *(name for name, value in others.items() if value is not None), *pattern)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Annotated, ClassVar, Final, Literal, final
 
 from sbonnx.recipe import names, value_types
@@ -14,6 +15,7 @@ BY_OUTPUT: Final = ("VERIFY.TASK", "VERIFY.MIN_SQNR_DB", "VERIFY.MIN_COSINE")
 
 
 @final
+@dataclass(frozen=True)
 class Equalize(Section):
     """EQUALIZE: cross-layer equalization, SmoothQuant, AWQ."""
 
@@ -46,6 +48,7 @@ class Equalize(Section):
 
 
 @final
+@dataclass(frozen=True)
 class Asym(Section):
     """CALIBRATION.ASYM: measure on quantized inputs; ``true`` and ``false`` stand for ``{ENABLE: ...}``."""
 
@@ -66,6 +69,7 @@ class Asym(Section):
 
 
 @final
+@dataclass(frozen=True)
 class MomentsOf(Section):
     """CALIBRATION.MOMENTS: second moments of the input activations, for input-aware weight rounding."""
 
@@ -94,6 +98,7 @@ class MomentsOf(Section):
 
 
 @final
+@dataclass(frozen=True)
 class Calibration(Section):
     """CALIBRATION: how ranges and input activations are measured."""
 
@@ -130,6 +135,7 @@ class Calibration(Section):
 
 
 @final
+@dataclass(frozen=True)
 class Verification(Section):
     """VERIFY: comparison with the float model, and limits that the result must meet."""
 
@@ -199,6 +205,7 @@ class Verification(Section):
 
 
 @final
+@dataclass(frozen=True)
 class Llm(Section):
     """LLM: calibration text and caches of `sbonnx llm`."""
 
@@ -227,6 +234,7 @@ class Llm(Section):
 
 
 @final
+@dataclass(frozen=True)
 class Auto(Section):
     """AUTO: recipe search; ``true`` and ``false`` stand for ``{ENABLE: ...}``."""
 
@@ -247,6 +255,7 @@ class Auto(Section):
 
 
 @final
+@dataclass(frozen=True)
 class Budget(Section):
     """MIXED.BUDGET: limit of size or cost for mixed precision."""
 
@@ -263,6 +272,7 @@ class Budget(Section):
 
 
 @final
+@dataclass(frozen=True)
 class Mixed(Section):
     """MIXED: mixed precision, a bit width for each layer."""
 
@@ -305,14 +315,12 @@ class Mixed(Section):
     @property
     def wanted(self) -> bool:
         """Whether bit widths are to be chosen for each layer."""
-        return (
-            self.max_loss is not None or self.minimize != "none" or any(value is not None for _, value in self.budget)
-        )
+        return self.max_loss is not None or self.minimize != "none" or self.budget != Budget()
 
     @property
     def contradiction(self) -> str | None:
         """Error text if more than one goal is set, or MINIMIZE without its limit, else None."""
-        given = [f"BUDGET.{name.upper()}" for name, value in self.budget if value is not None]
+        given = [f"BUDGET.{name}" for name in self.budget.to_keys(empty=False)]
         given += [] if self.max_loss is None else ["MAX_LOSS"]
         if self.minimize != "none" and self.max_loss is None:
             return (
