@@ -38,7 +38,7 @@ FLOORS: tuple[frozenset[str], ...] = (
     ),
     frozenset({"linear", "report"}),
     frozenset({"graph", "calib", "options"}),
-    frozenset({"spec", "progress", "plugins", "report.verdict"}),
+    frozenset({"spec", "progress", "plugins"}),
     frozenset({"system"}),
     frozenset({"errors", "version", "assets", "ops", "values", "report.codes"}),
 )

@@ -15,8 +15,9 @@ from benchmarks.accuracy import ours
 from benchmarks.kernels.timing import session
 from benchmarks.results import table
 from benchmarks.targets.models import Subject, first_line
-from sbonnx.metrics import OutputDifference, OutputDifferences
+from sbonnx.metrics import OutputDifferences
 from sbonnx.ops import DEQUANTIZE
+from sbonnx.report.figures import OutputDifference
 
 HEADER = (
     "model",

@@ -12,6 +12,7 @@ import numpy as np
 from sbonnx.errors import DataError
 from sbonnx.graph import Graph, query
 from sbonnx.metrics.errors import CosineSum, errors_by_feed
+from sbonnx.report.figures import OutputDifference
 from sbonnx.spec import Array
 
 Metric = Callable[[Mapping[str, Array], Mapping[str, Array]], float]
@@ -30,46 +31,6 @@ IMAGE_RANK = 4
 
 NOISE = 1e-3
 """Samples whose outputs differ by less, relative to the largest value, count as equal."""
-
-
-@dataclass(frozen=True)
-class OutputDifference:
-    """Error metrics of one output of a quantized model.
-
-    Attributes:
-        name: name of the output.
-        mse, max_abs: mean squared and largest absolute difference, units of the output.
-        sqnr_db: signal-to-quantization-noise ratio, dB.
-        cosine: cosine similarity of the flattened outputs.
-        agreement: share of equal arg-max over classes (top-1 agreement), None if the output has fewer than two classes.
-        not_finite: number of values that are NaN or infinite although the float ones are finite.
-        compared: number of values compared.
-        mismatched: number of feeds on which the quantized output has another shape, as detections may have.
-        constant: the quantized output is a single number, the float one is not.
-        frozen: the quantized output is the same for every sample, the float one is not.
-        low, high: range of the quantized output.
-        spread_db: standard error of `sqnr_db` over the samples (rows of the output), dB; inf for fewer than two.
-    """
-
-    name: str
-    mse: float
-    max_abs: float
-    sqnr_db: float
-    cosine: float
-    agreement: float | None
-    not_finite: int
-    compared: int
-    mismatched: int
-    constant: bool
-    frozen: bool
-    low: float
-    high: float
-    spread_db: float = math.inf
-
-    @property
-    def relative(self) -> float:
-        """Energy of the error over that of the output; inf if a value is not finite."""
-        return math.inf if self.not_finite else 10 ** (-self.sqnr_db / 10)
 
 
 @dataclass

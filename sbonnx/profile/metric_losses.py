@@ -9,7 +9,8 @@ from typing import Any
 from sbonnx.calib.quantized.forward import Forward
 from sbonnx.graph import Graph, query
 from sbonnx.plan.types import Plan, Solution
-from sbonnx.verify.labelled import EvaluationData, MetricRow, filled_metric, summarized
+from sbonnx.report.figures import MetricRow
+from sbonnx.verify.labelled import EvaluationData, filled_metric, summarized
 
 FLOAT, QUANTIZED = "float", "quantized"
 

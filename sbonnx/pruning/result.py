@@ -13,9 +13,9 @@ from sbonnx.pruning.budgets.budget import Budget
 from sbonnx.pruning.prune import Pruned
 from sbonnx.pruning.settings import Pruning
 from sbonnx.report import Note, Refusal
+from sbonnx.report.comparison import NOTICEABLE, SLOWER, Comparison
 from sbonnx.report.notebook import NotebookView
 from sbonnx.report.verdict import Verdict, verdict_of
-from sbonnx.verify.comparison import NOTICEABLE, SLOWER, Comparison
 
 BUDGET_TEXT: Final[dict[Budget, str]] = {
     "macs": "multiplications",

@@ -21,6 +21,8 @@ from sbonnx.graph.storage.temporary import temporary_folder
 from sbonnx.options import RunOptions
 from sbonnx.recipe import Recipe
 from sbonnx.recipe.names import FULL_BITS, is_per_channel
+from sbonnx.report.comparison import Comparison
+from sbonnx.report.figures import FigureName
 from sbonnx.search.bit_groups import pattern_of
 from sbonnx.search.error_sources import Side, blame, sensitive_layers, width_of
 from sbonnx.search.latency_advice import faster
@@ -29,9 +31,8 @@ from sbonnx.search.remedies import Remedy
 from sbonnx.stages.measure import read_data
 from sbonnx.stages.state import PipelineState, run_options
 from sbonnx.stages.verify import limits_of, reference_of
-from sbonnx.verify import Comparison, Depth
+from sbonnx.verify import Depth
 from sbonnx.verify.ort_options import VerifyOptions
-from sbonnx.verify.quality import FigureName
 
 SECONDS: Final = 20.0
 """A trial is started while all trials together took less than this, or less than the run that is advised on."""

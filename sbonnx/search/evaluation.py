@@ -16,17 +16,9 @@ from sbonnx.calib.engine.runner import LayerRunner
 from sbonnx.calib.quantized.forward import Forward
 from sbonnx.errors import DataError
 from sbonnx.graph import Graph
-from sbonnx.metrics import (
-    LOSS_TEXT,
-    LossKind,
-    Metric,
-    OutputDifference,
-    OutputDifferences,
-    changed_share,
-    loss_kind,
-    loss_of,
-)
+from sbonnx.metrics import LOSS_TEXT, LossKind, Metric, OutputDifferences, changed_share, loss_kind, loss_of
 from sbonnx.plan import Solution
+from sbonnx.report.figures import OutputDifference
 from sbonnx.stages.state import Prepared
 from sbonnx.verify import LabelledLoss
 

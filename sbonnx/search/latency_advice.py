@@ -15,11 +15,11 @@ from sbonnx.backends import Backend
 from sbonnx.backends.kernel_costs import KernelCosts
 from sbonnx.calib.observers import OBSERVERS
 from sbonnx.plan import Plan, costs_of, make, plan_times
+from sbonnx.report.comparison import Comparison
 from sbonnx.search.bit_groups import pattern_of
 from sbonnx.search.remedies import Remedy
 from sbonnx.stages.state import PipelineState
 from sbonnx.system.cpu import TargetCpu
-from sbonnx.verify import Comparison
 
 STEPS: Final = (1.0, 1.5)
 """Factors by which the correction is enlarged, tried in order."""

@@ -24,13 +24,13 @@ from sbonnx.options import RunOptions
 from sbonnx.pruning.prune import Pruned, measure_graph, prune_graph
 from sbonnx.pruning.result import report_of
 from sbonnx.pruning.settings import Pruning, pruning_of
+from sbonnx.report.comparison import Comparison
 from sbonnx.stages.contract import stage
 from sbonnx.stages.measure import divided
 from sbonnx.stages.prepare import BATCH_NORM
 from sbonnx.stages.state import PipelineState, PrunedModel
 from sbonnx.stages.verify import check_outputs, limits_of
 from sbonnx.stages.write import placed
-from sbonnx.verify.comparison import Comparison
 
 HELD_OUT: Final = 0.1
 """Share of the samples on which the file is verified, and which pruning does not see."""

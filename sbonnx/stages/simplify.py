@@ -18,12 +18,12 @@ from sbonnx.errors import DataError, ModelError
 from sbonnx.graph import Graph, edit, query
 from sbonnx.options import RunOptions
 from sbonnx.report.codes import Note
+from sbonnx.report.comparison import Comparison
 from sbonnx.report.simplified import SimplifyReport
 from sbonnx.spec import Array
 from sbonnx.stages.contract import stage
 from sbonnx.stages.state import PipelineState
 from sbonnx.stages.write import placed
-from sbonnx.verify import Comparison
 
 EQUAL_DB: Final = 80.0
 """SQNR from which outputs count as equal: float32 rounding alone gives about 140 dB, fusions reduce it slightly."""

@@ -29,11 +29,12 @@ from sbonnx.recipe.torch_modules import Modules, NodeInfo
 from sbonnx.reconstruct.layer_inputs import looks_at_inputs
 from sbonnx.reconstruct.solve import QuantizedInputs, Reconstruction, WeightRounding
 from sbonnx.report import Fired, Note, Refusal, Report
+from sbonnx.report.comparison import Comparison
 from sbonnx.report.simplified import SimplifyReport
 from sbonnx.rounding import make_rounder
 from sbonnx.spec import Array, QParams
 from sbonnx.stages.contract import Value
-from sbonnx.verify import Comparison, EvaluationData
+from sbonnx.verify import EvaluationData
 
 BASE_OPSET: Final = 13
 """First opset whose Q/DQ support per-channel scales."""

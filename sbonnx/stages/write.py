@@ -15,7 +15,6 @@ import onnx
 
 from sbonnx import export, precision, qdq
 from sbonnx import graph as graphs
-from sbonnx.backends.onnxruntime.graph_transformers import without_rewrites
 from sbonnx.backends.runtime_types import EngineInput
 from sbonnx.backends.tensorrt import calibration_cache
 from sbonnx.backends.tensorrt.profiles import INT4_BITS
@@ -29,6 +28,7 @@ from sbonnx.plan import Plan, Site, Solution
 from sbonnx.plan.tensor_overrides import overrides_of
 from sbonnx.recipe.names import FLOAT
 from sbonnx.report import Note, QuantizedTensor, Report
+from sbonnx.report.comparison import without_rewrites
 from sbonnx.spec import Bounds
 from sbonnx.stages.contract import stage
 from sbonnx.stages.state import PipelineState

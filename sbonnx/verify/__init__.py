@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from sbonnx.report.comparison import Comparison
+from sbonnx.report.figures import Evaluation, FloatOp, Kernels, LevelDifference
 from sbonnx.report.verdict import COLLAPSED_DB
-from sbonnx.verify.comparison import Comparison, LevelDifference, Limits
 from sbonnx.verify.file_check import Depth, check, compare
-from sbonnx.verify.kernel_count import FloatOp, Kernels
-from sbonnx.verify.labelled import Evaluation, EvaluationData, LabelledLoss, check_labels, evaluate
+from sbonnx.verify.labelled import EvaluationData, LabelledLoss, check_labels, evaluate
+from sbonnx.verify.limits import Limits
 from sbonnx.verify.natures import Tasks, check_tasks
 from sbonnx.verify.sessions import LEVEL_NAMES, Feeds, file_bytes, libraries_of, session, use_libraries
 

@@ -21,15 +21,16 @@ from sbonnx.errors import DataError, ModelError
 from sbonnx.graph import check_file, read_proto
 from sbonnx.graph.storage.model_file import open_model
 from sbonnx.graph.storage.temporary import temporary_folder
-from sbonnx.metrics import OutputDifference, OutputDifferences
+from sbonnx.metrics import OutputDifferences
 from sbonnx.ops import INTEGER_PRODUCTS
+from sbonnx.report.comparison import Comparison
+from sbonnx.report.figures import LevelDifference, OutputDifference, OutputQuality
 from sbonnx.report.verdict import ON_CPU
 from sbonnx.system.cpu import target_cpu
-from sbonnx.verify.comparison import Comparison, LevelDifference
 from sbonnx.verify.intervals import UNKNOWN
 from sbonnx.verify.natures import CLASSES, Tasks
 from sbonnx.verify.ort_options import ALL_TRANSFORMERS, VerifyOptions
-from sbonnx.verify.quality import OutputQuality, QualitySamples
+from sbonnx.verify.quality import QualitySamples
 from sbonnx.verify.sessions import (
     ENDS,
     LEVEL_NAMES,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -27,7 +26,8 @@ from sbonnx.ops import (
     RECTIFIERS,
     RESIZES,
 )
-from sbonnx.report import Reason, Refusal
+from sbonnx.report import Reason
+from sbonnx.report.figures import FloatOp, Kernels
 from sbonnx.verify.model_index import CODES, Body, bodies
 
 FLOAT_TYPES: Final = frozenset(
@@ -132,112 +132,6 @@ def _text(node: onnx.NodeProto, name: str) -> str:
 
 Place = tuple[Body, onnx.NodeProto]
 """A node, and the body that contains it."""
-
-STEP: Final = "integer kernel"
-"""Name of the step in the report's refusals."""
-
-
-@dataclass(frozen=True)
-class FloatOp:
-    """An op after a DequantizeLinear that onnxruntime computes in float.
-
-    Attributes:
-        node: its name in the quantized file.
-        op: its type in the quantized file.
-        why: the reason, one clause.
-    """
-
-    node: str
-    op: str
-    why: Reason
-
-
-@dataclass(frozen=True)
-class Kernels:
-    """Integer coverage of a quantized file on onnxruntime's CPU provider, or in the runtime that executed it.
-
-    Planned ops are those between pairs that could have an integer kernel: ops with a quantized weight, ops of
-    `INTEGER_ON_CPU` whose inputs all come from pairs and whose output goes into one, and ops that are already integer
-    ops in the file.
-
-    Attributes:
-        integer: number of integer kernels by name, as executed.
-        floating: number of other kernels by name, without Q and DQ.
-        quantize, dequantize: number of remaining QuantizeLinear and DequantizeLinear kernels.
-        planned: number of planned ops.
-        folded: planned ops without their own kernel: fused into another, or removed.
-        float_weighted: planned ops with a weight that run in float.
-        float_planned: other planned ops that run in float.
-        stranded: unplanned ops that run in float between a DQ and a Q.
-        weights_in_integers: share of all weight values that integer kernels read; 1 without weights. Weights are the
-            constants of linear, recurrent and integer ops, and all others of more than one axis.
-        float_weights: number of the other weight values, by the op that reads them.
-        skipped: reason why nothing was counted, or "".
-    """
-
-    integer: Mapping[str, int] = field(default_factory=dict)
-    floating: Mapping[str, int] = field(default_factory=dict)
-    quantize: int = 0
-    dequantize: int = 0
-    planned: int = 0
-    folded: int = 0
-    float_weighted: tuple[FloatOp, ...] = ()
-    float_planned: tuple[FloatOp, ...] = ()
-    stranded: tuple[FloatOp, ...] = ()
-    weights_in_integers: float = 1.0
-    float_weights: Mapping[str, int] = field(default_factory=dict)
-    skipped: str = ""
-
-    @property
-    def with_kernel(self) -> int:
-        """Number of planned ops that were not folded away."""
-        return self.planned - self.folded
-
-    @property
-    def in_integers(self) -> int:
-        """Number of planned ops that run in integers."""
-        return self.with_kernel - len(self.float_weighted) - len(self.float_planned)
-
-    @property
-    def share(self) -> float | None:
-        """Share of the planned ops with a kernel that run in integers; None if nothing was planned or counted."""
-        return self.in_integers / self.with_kernel if self.with_kernel and not self.skipped else None
-
-    @property
-    def left_float(self) -> tuple[FloatOp, ...]:
-        """All ops that run in float after a pair."""
-        return (*self.float_weighted, *self.float_planned, *self.stranded)
-
-    def refusals(self) -> tuple[Refusal, ...]:
-        """Return the ops left in float as refusals, for the report."""
-        return tuple(
-            Refusal(STEP, one.node, Reason(one.why.code, f"{one.op} runs in float: {one.why}"))
-            for one in self.left_float
-        )
-
-    def summary(self) -> str:
-        """Return one line for people."""
-        if self.skipped:
-            return f"not counted: {self.skipped}"
-        text = f"{self.in_integers} of {self.with_kernel} planned ops"
-        if self.folded:
-            text += f" ({self.folded} more folded away)"
-        return text
-
-    def to_dict(self) -> dict[str, Any]:
-        """Convert to plain values for JSON."""
-        rows = {
-            name: [vars(one) for one in getattr(self, name)] for name in ("float_weighted", "float_planned", "stranded")
-        }
-        return {
-            "in_integers": self.in_integers,
-            "share": self.share,
-            **vars(self),
-            "integer": dict(self.integer),
-            "floating": dict(self.floating),
-            "float_weights": dict(self.float_weights),
-            **rows,
-        }
 
 
 def count(quantized: onnx.ModelProto, chosen: onnx.ModelProto, executed: onnx.ModelProto | None = None) -> Kernels:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ from sbonnx.errors import DataError, foreign_code
 from sbonnx.graph import Graph
 from sbonnx.metrics import TaskMetric, TaskMetricKind, task_metric
 from sbonnx.metrics.classification import TopK
-from sbonnx.report.notebook import NotebookView
-from sbonnx.report.verdict import CLOSE_LOSS, ON_CPU, kept_loss_text, loss_text, state_of_metric
+from sbonnx.report.figures import Evaluation, MetricRow, MetricValue
+from sbonnx.report.verdict import ON_CPU
 from sbonnx.spec import Array
 from sbonnx.system.python_files import input_paths, load_function
 from sbonnx.verify import intervals
@@ -77,81 +77,6 @@ class EvaluationData:
             DataError: the data does not fit.
         """
         return datasets.read(self.data, inputs, split=self.split, limit=self.limit)
-
-
-@dataclass(frozen=True)
-class MetricValue:
-    """Value of a metric with its 95 % confidence interval; -inf, inf if it is unknown."""
-
-    value: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
-class MetricRow:
-    """Metric of one model.
-
-    Attributes:
-        model: path, or a name.
-        metric: its value.
-        difference: its value minus that of the first model, on the same samples; None for the first.
-        loss: how much worse it is than the first model, see `TaskMetricKind.loss`; 0 for the first.
-    """
-
-    model: str
-    metric: MetricValue
-    difference: MetricValue | None = None
-    loss: float = 0.0
-
-
-@dataclass(frozen=True)
-class Evaluation(NotebookView):
-    """Metric of models on the same labelled samples.
-
-    Attributes:
-        metric: its name.
-        unit: "dB" or "".
-        higher_is_better: direction.
-        share: differences are absolute; else `MetricRow.loss` is relative.
-        samples: number of samples.
-        interval: how the intervals were computed: "wilson" (differences: of paired shares) or "bootstrap".
-        chance: value of the metric if classes are guessed; None if it is unknown.
-        rows: one for each model, in order.
-        max_loss: loss that was allowed; None: no limit was set.
-    """
-
-    metric: str
-    unit: str
-    higher_is_better: bool
-    share: bool
-    samples: int
-    interval: str
-    rows: tuple[MetricRow, ...]
-    max_loss: float | None = None
-    chance: float | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return asdict(self)
-
-    def problem(self, max_loss: float | None, name: str = "max_loss") -> str:
-        """Return a sentence if the second model's loss is above a limit, or unknown; else "".
-
-        Args:
-            max_loss: limit of the user, for the loss itself; None: `CLOSE_LOSS`, for its whole interval.
-            name: of the limit.
-        """
-        first, second = self.rows[0], self.rows[1]
-        change = f"{self.metric} goes from {first.metric.value:.5g} to {second.metric.value:.5g}"
-        if max_loss is None:
-            if state_of_metric(self.to_dict(), CLOSE_LOSS) != "lost":
-                return ""
-            return f"{change}, {loss_text(self.to_dict())} on {self.samples} samples, {kept_loss_text(self.to_dict())}"
-        if second.loss <= max_loss:
-            return ""
-        how = "" if self.share else " (relative)"
-        return f"{change}, a loss of {second.loss:.4g}{how} on {self.samples} samples; {name} allows {max_loss:g}"
 
 
 def evaluate(

@@ -7,7 +7,7 @@ order; the first that applies decides. docs/verification.md explains them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 
@@ -17,11 +17,10 @@ from sbonnx.metrics.arrays import shown
 from sbonnx.metrics.detection import LAYOUTS, Boxes, detections
 from sbonnx.recipe.names import OutputTask
 from sbonnx.recipe.problem import one_of
+from sbonnx.report.figures import Nature
 from sbonnx.spec import Array
 from sbonnx.verify.output_forms import STATES
 from sbonnx.verify.output_samples import OutputSamples
-
-Nature = Literal["values", "classes", "pixels", "tokens", "embedding", "labels", "detections", "state"]
 
 CLASSES: Final[frozenset[Nature]] = frozenset({"classes", "pixels", "tokens"})
 """Natures whose figures are those of decisions between classes: one a sample, or one at each position."""

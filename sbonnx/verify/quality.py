@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 import onnx
@@ -14,13 +14,13 @@ import onnx
 from sbonnx.metrics import ratio_db
 from sbonnx.metrics.detection import overlap_share
 from sbonnx.recipe.names import OutputTask
-from sbonnx.report.verdict import LOWER_IS_BETTER, OutputState, lost_text, used_share, value_text
+from sbonnx.report.figures import FigureName, Nature, OutputQuality, QualityFigure, proving_loss
+from sbonnx.report.verdict import OutputState, used_share
 from sbonnx.spec import Array
 from sbonnx.verify import intervals
 from sbonnx.verify.intervals import Interval
 from sbonnx.verify.natures import (
     CLASSES,
-    Nature,
     Tasks,
     check_task,
     given_nature,
@@ -31,17 +31,6 @@ from sbonnx.verify.natures import (
 )
 from sbonnx.verify.output_forms import UNKNOWN_FORM, output_forms
 from sbonnx.verify.output_samples import OutputSamples, SampleSpread, rows_of
-
-FigureName = Literal[
-    "SQNR",
-    "relative error",
-    "agreement",
-    "KL",
-    "centred cosine",
-    "detection overlap",
-    "equal values",
-    "same shape",
-]
 
 UNITS: Final[Mapping[FigureName, str]] = {"SQNR": "dB", "KL": "nats"}
 """Units of figures; the others are shares or ratios."""
@@ -96,108 +85,6 @@ ALIKE: Final = 0.05
 an output is lost, such as frames of one recording. Photographs of different things have 0.9."""
 
 
-@dataclass(frozen=True)
-class QualityFigure:
-    """One figure of an output, with its 95 % confidence interval over the samples.
-
-    Attributes:
-        name: a name of `LIMITS`.
-        value: in `unit`.
-        low, high: ends of the interval; -inf, inf if the samples are too few.
-        unit: "dB", "nats", or "" for shares and ratios.
-        kept: value up to which accuracy is kept; None: the figure does not decide that.
-        line: value from which accuracy is lost; None: the figure does not decide that.
-    """
-
-    name: FigureName
-    value: float
-    low: float
-    high: float
-    unit: str = ""
-    kept: float | None = None
-    line: float | None = None
-
-    @property
-    def below(self) -> bool:
-        """Whether accuracy is lost by this figure: its whole interval is on the wrong side of `line`.
-
-        Without an interval (one sample), only the ratio of an output to its error decides.
-        """
-        if self.line is None or math.isnan(self.value):
-            return False
-        if not self.known:
-            return self.name == "SQNR" and self.value < self.line
-        return self.low > self.line if self.name in LOWER_IS_BETTER else self.high < self.line
-
-    @property
-    def known(self) -> bool:
-        """Whether it has an interval."""
-        return math.isfinite(self.low) and math.isfinite(self.high)
-
-    @property
-    def near(self) -> bool:
-        """Whether its value is one of those that accuracy is kept with."""
-        if self.kept is None:
-            return True
-        return self.value <= self.kept if self.name in LOWER_IS_BETTER else self.value >= self.kept
-
-    @property
-    def proved(self) -> bool:
-        """Whether its whole interval is."""
-        if self.kept is None or not self.known:
-            return False
-        return self.high <= self.kept if self.name in LOWER_IS_BETTER else self.low >= self.kept
-
-    @property
-    def may_be_lost(self) -> bool:
-        """Whether its interval contains values from `line` on; True without an interval."""
-        if self.line is None:
-            return False
-        return not self.known or (self.high >= self.line if self.name in LOWER_IS_BETTER else self.low <= self.line)
-
-    def text(self) -> str:
-        """Format value and interval: ``93.8 % (79.9 to 98.3)``."""
-        return value_text(self.name, self.value, self.low, self.high, self.unit)
-
-
-@dataclass(frozen=True)
-class OutputQuality:
-    """Quality of one output.
-
-    Attributes:
-        name: name of the output.
-        nature: a key of `FIGURES`.
-        why: the reason for the nature.
-        samples: number of samples compared.
-        figures: those of the nature.
-        state: what they prove: "kept", "lost", "uncertain"; "unjudged" for states, whose effect is in other outputs,
-            and for labels of few samples beside other outputs.
-        decided_by: name of the figure that decided the state; None if none did.
-    """
-
-    name: str
-    nature: Nature
-    why: str
-    samples: int
-    figures: tuple[QualityFigure, ...]
-    state: OutputState = "uncertain"
-    decided_by: FigureName | None = None
-
-    @property
-    def problem(self) -> str:
-        """Sentence about an output whose figures prove that accuracy is lost; "" for others."""
-        if self.state != "lost":
-            return ""
-        parts = (
-            f"{figure.name} {figure.text()}, {lost_text(figure.name, figure.line)}" for figure in _losing(self.figures)
-        )
-        return f"output '{self.name}' is far from float on {self.samples} samples: {'; '.join(parts)}"
-
-    def figure(self, name: FigureName) -> QualityFigure | None:
-        """Return a figure by name, or None."""
-        return next((figure for figure in self.figures if figure.name == name), None)
-
-
 Judgement = tuple[OutputState, FigureName | None]
 """State of an output, and the figure that decided it."""
 
@@ -220,7 +107,7 @@ def judge(nature: Nature, figures: Sequence[QualityFigure], samples: int) -> Jud
         return "kept", "SQNR"
     if nature == "detections" and "detection overlap" not in by_name:
         return "uncertain", None
-    losing = _losing(figures)
+    losing = proving_loss(figures)
     if losing:
         return "lost", max(losing, key=lambda figure: used_share(figure.name, figure.value, figure.line)).name
     if apart:
@@ -240,12 +127,6 @@ def judge(nature: Nature, figures: Sequence[QualityFigure], samples: int) -> Jud
         return "uncertain", open_[0].name
     ordered = sorted(by_name.values(), key=lambda figure: (not figure.proved, figure.name != "KL"))
     return "kept" if ordered[0].proved and samples >= ENOUGH_CLASSES else "uncertain", ordered[0].name
-
-
-def _losing(figures: Sequence[QualityFigure]) -> list[QualityFigure]:
-    """Return the figures that prove a loss: an agreement does not while KL is within its limit."""
-    sure = all(figure.name != "KL" or not figure.near for figure in figures)
-    return [figure for figure in figures if figure.below and (sure or figure.name != "agreement")]
 
 
 class QualitySamples:

@@ -25,6 +25,7 @@ from sbonnx.errors import DataError, ModelError, UnknownOperatorError
 from sbonnx.graph import read_proto
 from sbonnx.graph.protos import first_node
 from sbonnx.graph.storage.temporary import temporary_folder
+from sbonnx.report.figures import Kernels
 from sbonnx.spec import Array
 from sbonnx.system.cpu import CPU, cores, target_cpu
 from sbonnx.system.input_files import native_source
@@ -32,7 +33,7 @@ from sbonnx.system.runtime import libraries_of as libraries_of
 from sbonnx.system.runtime import open_session, reason, session_options
 from sbonnx.system.runtime import use_libraries as use_libraries
 from sbonnx.verify.intervals import UNKNOWN, Interval, of_median
-from sbonnx.verify.kernel_count import Kernels, count, count_layers
+from sbonnx.verify.kernel_count import count, count_layers
 from sbonnx.verify.load import OtherLoad
 from sbonnx.verify.other_cpu.saturating_session import SaturatingSession
 

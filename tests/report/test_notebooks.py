@@ -12,17 +12,15 @@ import pytest
 
 from sbonnx.batch.jobs.job import BatchReport, Job, JobResult, Outcome
 from sbonnx.llm import AdaptedDecoder, DecoderEvaluation
-from sbonnx.metrics import OutputDifference
 from sbonnx.present.html import Card, render_card
 from sbonnx.profile import LayerLoss, Profile
 from sbonnx.pruning.result import PruningReport
 from sbonnx.qdq.difference import ModelDifference, PairDifference
 from sbonnx.quant_model import QuantModel
 from sbonnx.report import LayerError, Reason, Refusal, Report
-from sbonnx.verify import Comparison, Evaluation
+from sbonnx.report.comparison import Comparison
+from sbonnx.report.figures import Evaluation, MetricRow, MetricValue, OutputDifference, OutputQuality, QualityFigure
 from sbonnx.verify.benchmark import Speed
-from sbonnx.verify.labelled import MetricRow, MetricValue
-from sbonnx.verify.quality import OutputQuality, QualityFigure
 from tests.support.models import residual
 
 ROWS = tuple(

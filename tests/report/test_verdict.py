@@ -10,9 +10,9 @@ import pytest
 
 import sbonnx
 from benchmarks.accuracy import load_pack
+from sbonnx.report.figures import Nature, QualityFigure
 from sbonnx.report.verdict import interval_text, value_text, verdict_of
-from sbonnx.verify.natures import Nature
-from sbonnx.verify.quality import LIMITS, QualityFigure, judge
+from sbonnx.verify.quality import LIMITS, judge
 
 
 def figure(name: Any, value: float, low: float, high: float, *, decides: bool = True) -> dict[str, Any]:

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbonnx.errors import RecipeError
-from sbonnx.metrics import OutputDifference
 from sbonnx.present.text.tables import comparison_facts
 from sbonnx.report.codes import Reason
-from sbonnx.verify import Comparison, FloatOp, Kernels, LevelDifference, Limits
-from sbonnx.verify.comparison import LARGER
+from sbonnx.report.comparison import LARGER, Comparison
+from sbonnx.report.figures import FloatOp, Kernels, LevelDifference, OutputDifference
+from sbonnx.verify import Limits
 
 GOOD = OutputDifference("y", 0.1, 0.5, 18.0, 0.98, None, 0, 10, 0, False, False, -1.0, 1.0)
 OTHER = replace(GOOD, name="z", sqnr_db=40.0, cosine=0.9999)

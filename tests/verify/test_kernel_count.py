@@ -10,7 +10,8 @@ import pytest
 from onnx import helper
 
 from sbonnx import ops
-from sbonnx.verify.kernel_count import Kernels, count
+from sbonnx.report.figures import Kernels
+from sbonnx.verify.kernel_count import count
 from tests.support.models import model
 from tests.verify.qdq import CONV, END, IMAGE, NUMBERS, START, WEIGHT, named, needed, optimised, qdq
 

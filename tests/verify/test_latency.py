@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from benchmarks.detectors import ssd
 from sbonnx import pipeline
+from sbonnx.report.comparison import SLOWER, Comparison
 from sbonnx.search.advice import advise
 from sbonnx.stages.state import PipelineState, Request, read_recipe
 from sbonnx.verify import sessions
-from sbonnx.verify.comparison import SLOWER, Comparison
 from sbonnx.verify.intervals import UNKNOWN, of_median
 from sbonnx.verify.sessions import Latency
 from tests.plan.test_cost_partition import pooled

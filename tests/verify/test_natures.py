@@ -10,10 +10,11 @@ import onnx
 import pytest
 
 from benchmarks.accuracy import load_pack
+from sbonnx.report.figures import OutputQuality
 from sbonnx.spec import Array
 from sbonnx.verify import session
 from sbonnx.verify.output_forms import output_forms
-from sbonnx.verify.quality import OutputQuality, QualitySamples
+from sbonnx.verify.quality import QualitySamples
 from tests.support.models import model, run
 
 RNG = np.random.default_rng(3)

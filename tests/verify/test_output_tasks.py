@@ -19,10 +19,11 @@ from sbonnx.errors import RecipeError
 from sbonnx.metrics.detection import Boxes, overlap_share
 from sbonnx.recipe import load
 from sbonnx.recipe.names import OutputTask
+from sbonnx.report.figures import OutputQuality
 from sbonnx.report.verdict import verdict_of
 from sbonnx.spec import Array
 from sbonnx.verify import Tasks
-from sbonnx.verify.quality import OutputQuality, QualitySamples
+from sbonnx.verify.quality import QualitySamples
 from tests.support.models import model
 
 RNG = np.random.default_rng(11)

@@ -9,9 +9,11 @@ import numpy as np
 import onnx
 import pytest
 
+from sbonnx.report.comparison import Comparison
+from sbonnx.report.figures import FigureName, OutputQuality, QualityFigure
 from sbonnx.spec import Array
-from sbonnx.verify import Comparison, Limits
-from sbonnx.verify.quality import LIMITS, FigureName, OutputQuality, QualityFigure, QualitySamples, judge
+from sbonnx.verify import Limits
+from sbonnx.verify.quality import LIMITS, QualitySamples, judge
 from tests.support.models import model
 
 RNG = np.random.default_rng(5)

@@ -27,10 +27,10 @@ from sbonnx.calib.data import dataset as datasets
 from sbonnx.calib.input_check import doubts_about, first_layer_of
 from sbonnx.metrics.detection import MeanAveragePrecision
 from sbonnx.recipe.names import OutputTask
+from sbonnx.report.figures import QualityFigure
 from sbonnx.report.verdict import Verdict, kept_text, value_text, verdict_of
 from sbonnx.spec import Array
 from sbonnx.verify import Depth, EvaluationData
-from sbonnx.verify.quality import QualityFigure
 from tests.support.models import model, run
 
 LOSS = 0.01

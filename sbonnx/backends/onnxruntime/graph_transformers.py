@@ -9,8 +9,6 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from sbonnx.report.codes import Note
-
 REWRITES: Final = (
     "QDQSelectorActionTransformer",
     "TransposeOptimizer",
@@ -137,13 +135,3 @@ def blame(names: Sequence[str], said: str) -> str:
     float_ = f", or leave that node float (--exclude '{node}')" if node else ""
     out = f"InferenceSession(..., disabled_optimizers={list(names)})" if names else "ORT_DISABLE_ALL"
     return f"onnxruntime's own rewrite {rewrites} breaks it{made}, and it runs without: use {out}{float_}: {said}"
-
-
-def without_rewrites(names: Sequence[str]) -> Note:
-    """Return the note about rewrites of onnxruntime that break a float model."""
-    quoted = " and ".join(f"'{name}'" for name in names)
-    return Note(
-        "rewrites-left-out",
-        f"onnxruntime's own rewrites {quoted} break the float model: they were left out, and sessions of the float and "
-        f"of the quantized model need disabled_optimizers={list(names)}",
-    )

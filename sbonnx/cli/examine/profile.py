@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from sbonnx.graph import Graph
     from sbonnx.plan.types import Plan, Solution
     from sbonnx.profile import Column, MetricLosses, Profile
+    from sbonnx.report.figures import MetricRow
     from sbonnx.verify import EvaluationData
-    from sbonnx.verify.labelled import MetricRow
 
 HELP: Final = (
     "Show the quantization error of each layer. The model is quantized by the recipe, or a quantized file of "

@@ -14,9 +14,9 @@ from sbonnx.plan.types import Site
 from sbonnx.profile import LayerLoss, MetricLosses
 from sbonnx.qdq.difference import ConstantDifference, PairDifference
 from sbonnx.report import Refusal
+from sbonnx.report.figures import MetricRow
 from sbonnx.spec import ScaleLimits
 from sbonnx.verify.benchmark import Speed
-from sbonnx.verify.labelled import MetricRow
 
 
 class Interface(TypedDict):

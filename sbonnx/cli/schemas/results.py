@@ -8,15 +8,13 @@ from typing_extensions import NotRequired, TypedDict
 
 from sbonnx.batch.jobs.job import JobResult, Outcome
 from sbonnx.cli.schemas.llm import LlmEvaluateOutput
-from sbonnx.metrics import OutputDifference
 from sbonnx.pruning.fine_tuning import FineTuneRow
 from sbonnx.pruning.prune import PrunedDimension
 from sbonnx.pruning.sparsity.stage import SparseLayer
 from sbonnx.pruning.two_streams import LayerRefit
 from sbonnx.report import Fired, LayerError, QuantizedTensor, Refusal
+from sbonnx.report.figures import Evaluation, FloatOp, LevelDifference, OutputDifference, OutputQuality
 from sbonnx.report.verdict import Accuracy
-from sbonnx.verify import Evaluation, FloatOp, LevelDifference
-from sbonnx.verify.quality import OutputQuality
 
 
 class Nothing(TypedDict):

@@ -11,7 +11,7 @@ from sbonnx.present.text.printer import Printer
 
 if TYPE_CHECKING:
     from sbonnx.report import Refusal
-    from sbonnx.verify.quality import OutputQuality
+    from sbonnx.report.figures import OutputQuality
 
 NAMED: Final = 0.01
 """Least share of the weights of a kind of op that is named."""
@@ -64,7 +64,7 @@ def show_outputs(printer: Printer, title: str, metrics: Mapping[str, Any]) -> No
 
 def _quality_of(row: Mapping[str, Any]) -> OutputQuality:
     """Return the quality of an output from the plain values of a report."""
-    from sbonnx.verify.quality import OutputQuality, QualityFigure
+    from sbonnx.report.figures import OutputQuality, QualityFigure
 
     return OutputQuality(**{**row, "figures": tuple(QualityFigure(**figure) for figure in row["figures"])})
 
@@ -79,7 +79,7 @@ def metric_text(value: Mapping[str, float], evaluation: Mapping[str, Any], *, si
 
 
 def evaluation_rows(evaluation: Mapping[str, Any]) -> tuple[str, tuple[str, ...], list[Sequence[object]]]:
-    """Return title, columns and rows of the table of an evaluation, see `sbonnx.verify.labelled.Evaluation`."""
+    """Return title, columns and rows of the table of an evaluation, see `sbonnx.report.figures.Evaluation`."""
     rows: list[Sequence[object]] = [
         (
             row["model"],

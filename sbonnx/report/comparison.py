@@ -1,23 +1,18 @@
-"""`Comparison`: measurements of a quantized file against its float model; `Limits`: thresholds for them."""
+"""`Comparison`: measurements of a quantized file against its float model."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Final
 
-from sbonnx.backends.onnxruntime.graph_transformers import without_rewrites
-from sbonnx.errors import RecipeError
-from sbonnx.metrics import OutputDifference
 from sbonnx.report.codes import Note
+from sbonnx.report.figures import Evaluation, Kernels, LevelDifference, Nature, OutputDifference, OutputQuality
 from sbonnx.report.notebook import NotebookView
 from sbonnx.report.verdict import AS_FAST, COLLAPSED_DB, ON_CPU, WIDE, WITHOUT_ERROR, collapsed_text, interval_text
 from sbonnx.system.cpu import target_cpu
-from sbonnx.verify.kernel_count import Kernels
-from sbonnx.verify.labelled import Evaluation
-from sbonnx.verify.natures import Nature
-from sbonnx.verify.quality import OutputQuality
+from sbonnx.values import INTERNAL, JsonValue
 
 GAP_DB: Final = 6.0
 """Gap in dB between calibration samples and hold-out samples above which calibration did not generalize."""
@@ -27,7 +22,6 @@ SURE: Final = 3.0
 
 FAIR_DB: Final = 15.0
 """With such a gap, a lower signal-to-noise ratio in dB on the hold-out set is a problem; a higher one gives a note."""
-
 
 LARGE_GRAPH: Final = "optimizing a graph this large takes long, and users run 'all'"
 
@@ -43,30 +37,18 @@ CALL_MS: Final = 0.02
 
 UNLIKE: Final = "calibrate on more samples, or on more different ones"
 
+LARGER: Final = "the file is larger than the float one"
+"""Beginning of the note about a file that saves no bytes."""
 
-@dataclass(frozen=True)
-class LevelDifference:
-    """Error of one output of the quantized file at one of onnxruntime's optimization levels.
+GROWN_BYTES: Final = 16 << 10
+"""Growth of a file up to which it has no note: that of names and scales."""
 
-    Attributes:
-        level: one of `sbonnx.verify.LEVEL_NAMES`.
-        output: its name.
-        sqnr_db: signal-to-noise ratio in dB against the float model.
-        off_db: signal-to-noise ratio in dB against the same file at level "off"; inf if they are equal.
-        max_abs: largest absolute difference from level "off", in units of the output.
-        feeds: number of feeds that were run.
-    """
-
-    level: str
-    output: str
-    sqnr_db: float
-    off_db: float
-    max_abs: float
-    feeds: int
+MOST_WEIGHTS: Final = 0.9
+"""Share of the weights in integers above which the others are not named."""
 
 
 @dataclass(frozen=True)
-class Comparison(NotebookView):
+class Comparison(NotebookView, JsonValue):
     """Comparison of a quantized file with its float model, on the same feeds.
 
     Attributes:
@@ -99,10 +81,11 @@ class Comparison(NotebookView):
         broken_in_float: onnxruntime's own rewrites that break the float model; both models ran without them.
     """
 
-    outputs: tuple[OutputDifference, ...]
-    feeds: int
-    bytes_float: int
-    bytes_quantized: int
+    json_keys: ClassVar = (..., "size_ratio", "larger")
+    outputs: tuple[OutputDifference, ...] = ()
+    feeds: int = 0
+    bytes_float: int = 0
+    bytes_quantized: int = 0
     ms_float: float = 0.0
     ms_quantized: float = 0.0
     median_ms_float: float = 0.0
@@ -125,7 +108,7 @@ class Comparison(NotebookView):
     evaluation: Evaluation | None = None
     cpu: str = ""
     runtime: str = ON_CPU
-    broken_in_float: tuple[str, ...] = ()
+    broken_in_float: tuple[str, ...] = field(default=(), metadata=INTERNAL)
 
     @property
     def size_ratio(self) -> float | None:
@@ -237,13 +220,6 @@ class Comparison(NotebookView):
         """Return the names of unusable outputs: of another shape, not finite, constant, frozen or lost in error."""
         return frozenset(error.name for error in self.outputs if self._collapsed(error))
 
-    def to_dict(self) -> dict[str, Any]:
-        """Convert to plain values for JSON."""
-        plain = asdict(replace(self, kernels=None))
-        del plain["broken_in_float"]  # a note
-        kernels = None if self.kernels is None else self.kernels.to_dict()
-        return {**plain, "kernels": kernels, "size_ratio": self.size_ratio, "larger": self.larger}
-
 
 def _collapsed(error: OutputDifference, nature: Nature | None) -> str:
     if not error.compared and nature != "detections":
@@ -261,158 +237,11 @@ def _collapsed(error: OutputDifference, nature: Nature | None) -> str:
     return ""
 
 
-LARGER: Final = "the file is larger than the float one"
-"""Beginning of the note about a file that saves no bytes."""
-
-GROWN_BYTES: Final = 16 << 10
-"""Growth of a file up to which it has no note: that of names and scales."""
-
-MOST_WEIGHTS: Final = 0.9
-"""Share of the weights in integers above which the others are not named."""
-
-LEVELS_DB: Final = 20.0
-"""Signal-to-noise ratio in dB against level "off" above which a level agrees with it."""
-
-LEVELS_MARGIN_DB: Final = 3.0
-"""Levels further apart still agree if their signal-to-noise ratios against float differ by no more than this.
-
-With few bits, a code that rounds the other way changes the output as much as quantization does.
-"""
-
-Least = float | Mapping[str, float] | None
-"""One threshold for all outputs, or one per output name."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Thresholds, each None if not set. The names are those of the recipe's VERIFY section.
-
-    Attributes:
-        min_sqnr_db: minimum signal-to-noise ratio of the outputs against float, in dB.
-        min_cosine: minimum cosine similarity between the outputs and the float ones.
-        max_size_ratio: maximum file size relative to the float file.
-        max_latency_ratio: maximum latency relative to the float model.
-        min_integer: minimum share of the planned ops that run in integers.
-        levels_db: minimum signal-to-noise ratio of each optimization level against "off", in dB; None: see `LEVELS_DB`.
-        names: display names of the thresholds by their keys in VERIFY; the key is the default.
-    """
-
-    min_sqnr_db: Least = None
-    min_cosine: Least = None
-    max_size_ratio: float | None = None
-    max_latency_ratio: float | None = None
-    min_integer: float | None = None
-    levels_db: float | None = None
-    names: Mapping[str, str] = field(default_factory=dict)
-
-    def _name(self, key: str) -> str:
-        return self.names.get(key, f"VERIFY.{key}")
-
-    def check_outputs(self, names: Collection[str]) -> None:
-        """Check that all outputs with their own threshold exist.
-
-        Raises:
-            RecipeError: an output does not exist.
-        """
-        for key, wanted in (("MIN_SQNR_DB", self.min_sqnr_db), ("MIN_COSINE", self.min_cosine)):
-            for name in wanted if isinstance(wanted, Mapping) else ():
-                if name not in names:
-                    there = ", ".join(f"'{one}'" for one in names)
-                    raise RecipeError(f"{self._name(key)}: the model has no output '{name}': there are {there}")
-
-    def problems(self, comparison: Comparison) -> tuple[str, ...]:
-        """List one sentence per violated threshold: quantity, measured value, threshold, name of the threshold."""
-        return (
-            *self._outputs(comparison),
-            *self.quality(comparison),
-            *self._levels(comparison),
-            *self._ratios(comparison),
-            *self._not_judged(comparison),
-        )
-
-    def below(self, comparison: Comparison) -> tuple[str, ...]:
-        """List the outputs that are unusable, or below a threshold or their quality line."""
-        return (*comparison.problems(), *self._outputs(comparison), *self.quality(comparison))
-
-    def _not_judged(self, comparison: Comparison) -> Iterator[str]:
-        compared = {error.name for error in comparison.outputs}
-        for key, wanted in (("MIN_SQNR_DB", self.min_sqnr_db), ("MIN_COSINE", self.min_cosine)):
-            if wanted is not None and not comparison.feeds:
-                yield f"nothing was compared with float, as there was no data; {self._name(key)} asks for it"
-            elif isinstance(wanted, Mapping):
-                for name in sorted(wanted.keys() - compared):
-                    yield f"output '{name}' is not numeric; {self._name(key)} asks for {wanted[name]:g}"
-
-    def _outputs(self, comparison: Comparison) -> Iterator[str]:
-        lost = comparison.collapsed()
-        for error in comparison.outputs:
-            if error.name in lost:
-                continue  # `Comparison.problems` already reports it
-            least = _for(self.min_sqnr_db, error.name)
-            if least is not None and error.sqnr_db < least:
-                figure = f"has {error.sqnr_db:.2f} dB SQNR"
-                yield f"output '{error.name}' {figure}, {self._name('MIN_SQNR_DB')} asks for {least:g}"
-            least = _for(self.min_cosine, error.name)
-            if least is not None and error.cosine < least:
-                figure = f"has the cosine {error.cosine:.6f} to the float one"
-                yield f"output '{error.name}' {figure}, {self._name('MIN_COSINE')} asks for {least:g}"
-
-    def quality(self, comparison: Comparison) -> Iterator[str]:
-        """Yield the outputs that are lost, except outputs for which the user set a threshold. Labels decide alone."""
-        if comparison.evaluation is not None:
-            return
-        lost = comparison.collapsed()
-        for output in comparison.quality:
-            limited = any(_for(least, output.name) is not None for least in (self.min_sqnr_db, self.min_cosine))
-            if output.problem and output.name not in lost and not limited:
-                yield output.problem
-
-    def _levels(self, comparison: Comparison) -> Iterator[str]:
-        off = {one.output: one for one in comparison.levels if one.level == "off"}
-        for name, plain in off.items():
-            others = [one for one in comparison.levels if one.output == name and one.level != "off"]
-            if self.levels_db is not None:
-                apart = [one for one in others if one.off_db < self.levels_db]
-            else:
-                apart = [one for one in others if one.off_db < LEVELS_DB]
-                apart = [one for one in apart if abs(one.sqnr_db - plain.sqnr_db) > LEVELS_MARGIN_DB]
-            if apart:
-                worst = min(apart, key=lambda one: one.off_db)
-                levels = " and ".join(f"'{one.level}'" for one in apart)
-                asked = "" if self.levels_db is None else f", {self._name('LEVELS_DB')} asks for {self.levels_db:g}"
-                own = comparison.cpu if comparison.saturating else "this CPU"
-                why = "" if comparison.dot_product else f"; 8-bit products of {own} saturate: it has no VNNI"
-                yield (
-                    f"output '{name}' depends on onnxruntime's optimisation level: at {levels} it is "
-                    f"{worst.off_db:.1f} dB from that at 'off'{asked} ({worst.sqnr_db:.1f} dB from float, "
-                    f"at 'off' {plain.sqnr_db:.1f} dB){why}"
-                )
-
-    def _ratios(self, comparison: Comparison) -> Iterator[str]:
-        size, latency = comparison.size_ratio, comparison.latency_ratio
-        kernels = comparison.kernels
-        share = None if kernels is None else kernels.share
-        if self.max_size_ratio is not None and size is not None and size > self.max_size_ratio:
-            key = f"{self._name('MAX_SIZE_RATIO')} allows {self.max_size_ratio:g}"
-            yield f"the file has {size:.3f} of the float size, {key}"
-        if self.max_latency_ratio is not None:
-            key = f"{self._name('MAX_LATENCY_RATIO')} allows {self.max_latency_ratio:g}"
-            if latency is None:
-                why = "models over 1 GiB are opened one after the other" if comparison.feeds else "there was no data"
-                why = f"the file is for another CPU, {comparison.cpu}" if comparison.for_other_cpu else why
-                yield f"the latency was not measured: {why}; {key}"
-            elif latency > self.max_latency_ratio:
-                yield f"a run takes {latency:.3f} of the float time, {key}"
-        if self.min_integer is not None:
-            key = f"{self._name('MIN_INTEGER')} asks for {self.min_integer:g}"
-            if kernels is None or kernels.skipped:
-                skipped = "" if kernels is None else f": {kernels.skipped}"
-                yield f"integer kernels were not counted{skipped}, {key}"
-            elif share is not None and share < self.min_integer:
-                first = next(iter(kernels.left_float), None)
-                first_one = f" (first: '{first.node}': {first.why})" if first is not None else ""
-                yield f"{kernels.summary()} run in integers, a share of {share:.3f}, {key}{first_one}"
-
-
-def _for(least: Least, output: str) -> float | None:
-    return least.get(output) if isinstance(least, Mapping) else least
+def without_rewrites(names: Sequence[str]) -> Note:
+    """Return the note about rewrites of onnxruntime that break a float model."""
+    quoted = " and ".join(f"'{name}'" for name in names)
+    return Note(
+        "rewrites-left-out",
+        f"onnxruntime's own rewrites {quoted} break the float model: they were left out, and sessions of the float and "
+        f"of the quantized model need disabled_optimizers={list(names)}",
+    )
