@@ -60,7 +60,7 @@ class EngineLayer:
     @property
     def quantized(self) -> bool:
         """Whether it reads a tensor of a quantized type."""
-        return any(QUANTIZED.search(one) for one in self.inputs)
+        return any(QUANTIZED.search(source) for source in self.inputs)
 
 
 @dataclass(frozen=True)
@@ -184,15 +184,15 @@ def _times(path: Path) -> dict[str, float]:
     """Return the mean milliseconds of ``--exportProfile`` by layer; rows of equal names are added."""
     value = _read(path)
     rows = [row for row in value if isinstance(row, Mapping) and "name" in row] if isinstance(value, list) else []
-    found: dict[str, float] = {}
+    times: dict[str, float] = {}
     try:
         for row in rows:
-            found[str(row["name"])] = found.get(str(row["name"]), 0.0) + float(row["averageMs"])
+            times[str(row["name"])] = times.get(str(row["name"]), 0.0) + float(row["averageMs"])
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"'{path}' has a layer without a number averageMs: {error}") from error
-    if not found:
+    if not times:
         raise DataError(f"'{path}' has no list of layers with times: give the file of trtexec --exportProfile")
-    return found
+    return times
 
 
 def _read(path: Path) -> Any:

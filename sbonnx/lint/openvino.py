@@ -69,8 +69,8 @@ def _pairs_of(view: View, node: Node) -> tuple[bool, Quantizer | None]:
     return _reads_codes(view, node.inputs[1 - index]), read.dequantized(view, node.inputs[index])
 
 
-def _has_zero(one: Quantizer) -> bool:
-    return one.zero is not None and bool(np.any(one.zero.astype(np.float32)))
+def _has_zero(quantizer: Quantizer) -> bool:
+    return quantizer.zero is not None and bool(np.any(quantizer.zero.astype(np.float32)))
 
 
 def weight_zero_point(view: View) -> Found:
@@ -105,17 +105,17 @@ def product_types(view: View) -> Found:
         if node.op not in MATRIX_PRODUCTS or len(node.inputs) < 2 or view.weight(node) is not None:
             continue
         pairs = [view.dequantizer(tensor) for tensor in node.inputs[:2]]
-        one, other = pairs
-        if one is None or other is None:
+        left, right = pairs
+        if left is None or right is None:
             continue
-        bad = next((pair for pair in (one, other) if pair.codes != "int8" or _has_zero(pair)), None)
+        bad = next((pair for pair in (left, right) if pair.codes != "int8" or _has_zero(pair)), None)
         # the second factor may be int8 with any unsigned first one whose zero point is 0
         if (
-            bad is one
-            and one.codes == "uint8"
-            and not _has_zero(one)
-            and other.codes == "int8"
-            and not _has_zero(other)
+            bad is left
+            and left.codes == "uint8"
+            and not _has_zero(left)
+            and right.codes == "int8"
+            and not _has_zero(right)
         ):
             continue
         if bad is not None:
@@ -125,7 +125,7 @@ def product_types(view: View) -> Found:
 
 def recurrent_weights(view: View) -> Found:
     """Find recurrent ops whose weights are dequantized, in a graph that quantizes activations."""
-    quantizes = any(one.quantizes and view.is_activation_pair(one) for one in view.quantizers)
+    quantizes = any(quantizer.quantizes and view.is_activation_pair(quantizer) for quantizer in view.quantizers)
     for node in view.nodes:
         if not quantizes or node.op not in RECURRENT:
             continue
@@ -162,8 +162,8 @@ def concat_scales(view: View) -> Found:
         if node.op not in CONCATS:
             continue
         pairs = [read.dequantized(view, tensor) for tensor in node.inputs]
-        known = [pair for pair in pairs if pair is not None]
-        if len(known) < len(pairs) or all(pair.same_numbers(known[0]) for pair in known):
+        quantized = [pair for pair in pairs if pair is not None]
+        if len(quantized) < len(pairs) or all(pair.same_numbers(quantized[0]) for pair in quantized):
             continue
         readers = [reader for reader, _ in query.readers(node.outputs[0])]
         # depthwise convolutions and matrix products with one scale a channel are not concerned
@@ -202,12 +202,12 @@ def average_without_pair(view: View) -> Found:
 
 def float_normalization(view: View) -> Found:
     """Find pairs whose only readers are Softmax or LayerNormalization."""
-    for one in view.quantizers:
-        if one.quantizes or not view.is_activation_pair(one):
+    for quantizer in view.quantizers:
+        if quantizer.quantizes or not view.is_activation_pair(quantizer):
             continue
-        readers = [reader for reader, _ in query.readers(one.output)]
+        readers = [reader for reader, _ in query.readers(quantizer.output)]
         if readers and all(reader.op in SOFTMAX | {"LayerNormalization"} for reader in readers):
-            yield one.name, str(one.output.name), f"only {readers[0].op} reads the pair, in float"
+            yield quantizer.name, str(quantizer.output.name), f"only {readers[0].op} reads the pair, in float"
 
 
 _COMPILED: Final[WeakKeyDictionary[View, tuple[tuple[str, str, str, str], ...]]] = WeakKeyDictionary()
@@ -255,16 +255,21 @@ _STATIC_CAUSES: Final = (
 
 def stays_float(view: View) -> Found:
     """Find linear ops between pairs that OpenVINO executes in float for a reason that no other rule names."""
-    known = {node for check in _STATIC_CAUSES for node, _, _ in check(view)}
+    explained = {node for check in _STATIC_CAUSES for node, _, _ in check(view)}
     behind_concat = {
         str(reader.name)
         for node in view.nodes
-        if str(node.name) in known and node.op in CONCATS
+        if str(node.name) in explained and node.op in CONCATS
         for reader, _ in query.readers(node.outputs[0])
     }
-    wide = {str(reader.name) for one in view.quantizers if one.name in known for reader, _ in query.readers(one.output)}
+    wide = {
+        str(reader.name)
+        for quantizer in view.quantizers
+        if quantizer.name in explained
+        for reader, _ in query.readers(quantizer.output)
+    }
     for kind, node, tensor, why in _session_findings(view):
-        if kind == "float" and node not in known | behind_concat | wide:
+        if kind == "float" and node not in explained | behind_concat | wide:
             yield node, tensor, why
 
 

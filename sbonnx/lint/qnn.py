@@ -91,8 +91,8 @@ def channel_scales(view: View) -> Found:
     """Find scales per channel that the provider does not support: other ops or another axis."""
     for node in view.nodes:
         for index, tensor in enumerate(node.inputs):
-            one = read.dequantized(view, tensor)
-            axis = None if one is None else read.axis_of(one)
+            pair = read.dequantized(view, tensor)
+            axis = None if pair is None else read.axis_of(pair)
             if axis is None or (node.op in LINEAR and index == LINEAR[node.op].bias):
                 continue
             if node.op == "Gemm" and index == 1 and axis == 0 and node.attrs.get("transB", 0):
@@ -106,20 +106,20 @@ def channel_scales(view: View) -> Found:
 def channel_zero_points(view: View) -> Found:
     """Find weights with scales per channel that are not signed, or have a zero point."""
     for node in view.weighted:
-        one = read.dequantized(view, node.inputs[LINEAR[node.op].weight])
-        if one is None or read.axis_of(one) is None or one.codes is None:
+        weight_pair = read.dequantized(view, node.inputs[LINEAR[node.op].weight])
+        if weight_pair is None or read.axis_of(weight_pair) is None or weight_pair.codes is None:
             continue
-        if one.codes.startswith("u") or (one.zero is not None and np.any(one.zero)):
-            kind = one.codes if one.codes.startswith("u") else f"{one.codes} with a zero point"
-            yield str(node.name), str(one.output.name), f"weights with scales per channel are {kind}"
+        if weight_pair.codes.startswith("u") or (weight_pair.zero is not None and np.any(weight_pair.zero)):
+            kind = weight_pair.codes if weight_pair.codes.startswith("u") else f"{weight_pair.codes} with a zero point"
+            yield str(node.name), str(weight_pair.output.name), f"weights with scales per channel are {kind}"
 
 
 def types(view: View) -> Found:
     """Find quantized types that the provider does not have."""
-    for one in view.distinct:
-        allowed = ACTIVATION_TYPES if view.is_activation_pair(one) else WEIGHT_TYPES
-        if one.codes is not None and one.codes not in allowed:
-            yield one.name, str(one.data.name), f"the type {one.codes}"
+    for quantizer in view.distinct:
+        allowed = ACTIVATION_TYPES if view.is_activation_pair(quantizer) else WEIGHT_TYPES
+        if quantizer.codes is not None and quantizer.codes not in allowed:
+            yield quantizer.name, str(quantizer.data.name), f"the type {quantizer.codes}"
 
 
 def mixed_widths(view: View) -> Found:

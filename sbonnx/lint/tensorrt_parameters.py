@@ -31,25 +31,29 @@ def integer_ops(view: View) -> Iterator[Site]:
 
 def asymmetric(view: View) -> Iterator[Site]:
     """T02: Find zero points that are not all zeros, or not known at build time."""
-    for one in view.distinct:
-        if not one.has_zero:
+    for quantizer in view.distinct:
+        if not quantizer.has_zero:
             continue
-        if one.zero is None:
-            yield one.name, one.zero_name, f"the zero point '{one.zero_name}' is computed, not a constant"
-        elif np.any(values := one.zero.astype(np.float32)):
+        if quantizer.zero is None:
+            yield (
+                quantizer.name,
+                quantizer.zero_name,
+                f"the zero point '{quantizer.zero_name}' is computed, not a constant",
+            )
+        elif np.any(values := quantizer.zero.astype(np.float32)):
             first = values.ravel()[np.flatnonzero(values)[0]]
-            yield one.name, one.zero_name, f"the zero point '{one.zero_name}' is {first:g}, not 0"
+            yield quantizer.name, quantizer.zero_name, f"the zero point '{quantizer.zero_name}' is {first:g}, not 0"
 
 
 def refused_codes(view: View) -> Iterator[Site]:
     """T03: Find quantized types that the version does not support."""
     taken = PROFILES[view.release].codes
-    for one in view.distinct:
-        if one.codes is not None and one.codes not in taken:
+    for quantizer in view.distinct:
+        if quantizer.codes is not None and quantizer.codes not in taken:
             yield (
-                one.name,
-                one.data.name,
-                f"codes of type {one.codes}; {view.target} takes {', '.join(sorted(taken))}",
+                quantizer.name,
+                quantizer.data.name,
+                f"codes of type {quantizer.codes}; {view.target} takes {', '.join(sorted(taken))}",
             )
 
 
@@ -58,7 +62,11 @@ def unsigned_for_dla(view: View) -> Iterator[Site]:
 
     Source: TensorRT's page on parser flags for DLA (Orin, float32 scales); the flag was added in 10.11.
     """
-    taken = [one for one in view.distinct if one.codes == "uint8" and one.scale_type == "float32" and not one.many]
+    taken = [
+        quantizer
+        for quantizer in view.distinct
+        if quantizer.codes == "uint8" and quantizer.scale_type == "float32" and not quantizer.many
+    ]
     if taken:
         why = f"{len(taken)} tensors of uint8 codes with one float32 scale: what a DLA takes, and a GPU does not"
         yield taken[0].name, taken[0].data.name, why
@@ -66,30 +74,34 @@ def unsigned_for_dla(view: View) -> Iterator[Site]:
 
 def untyped_codes(view: View) -> Iterator[Site]:
     """T04: Find quantizers with neither zero point nor output_dtype: ONNX defaults to uint8 and the parser to int8."""
-    for one in view.quantizers:
-        if one.quantizes and one.codes is None and not one.has_zero:
-            yield one.name, one.output.name, "neither a zero point nor output_dtype: ONNX reads uint8, TensorRT int8"
+    for quantizer in view.quantizers:
+        if quantizer.quantizes and quantizer.codes is None and not quantizer.has_zero:
+            yield (
+                quantizer.name,
+                quantizer.output.name,
+                "neither a zero point nor output_dtype: ONNX reads uint8, TensorRT int8",
+            )
 
 
 def bad_scales(view: View) -> Iterator[Site]:
     """T05: Find scales that are 0, negative or not finite, or become 0 or infinite in half precision."""
-    for one in view.distinct:
-        if one.scale is None or one.scale.size == 0:
+    for quantizer in view.distinct:
+        if quantizer.scale is None or quantizer.scale.size == 0:
             continue
-        values = one.scale.astype(np.float32).ravel()
+        values = quantizer.scale.astype(np.float32).ravel()
         wrong = ~(np.isfinite(values) & (values > 0))
         if wrong.any():
-            yield one.name, one.scale_name, _bad(values, wrong, "not a finite number above 0")
+            yield quantizer.name, quantizer.scale_name, _bad(values, wrong, "not a finite number above 0")
             continue
-        if one.codes == "int32" or one.scale_type == E8M0:
+        if quantizer.codes == "int32" or quantizer.scale_type == E8M0:
             continue  # T03 reports int32; powers of two are never rounded to half precision
         with np.errstate(over="ignore"):
             half = values.astype(np.float16).astype(np.float32)
         wrong = ~(np.isfinite(half) & (half > 0))
-        if one.scale_type == "bfloat16":
+        if quantizer.scale_type == "bfloat16":
             wrong = ~(values.astype(ml_dtypes.bfloat16).astype(np.float32) > 0)
         if wrong.any():
-            yield one.name, one.scale_name, _bad(values, wrong, "0 or infinite in float16")
+            yield quantizer.name, quantizer.scale_name, _bad(values, wrong, "0 or infinite in float16")
 
 
 def _bad(values: Array, wrong: Array, what: str) -> str:
@@ -100,44 +112,50 @@ def _bad(values: Array, wrong: Array, what: str) -> str:
 
 def computed_scales(view: View) -> Iterator[Site]:
     """T06: Find scales that are not known at build time, or of an unsupported type."""
-    for one in view.distinct:
-        node = query.producer(one.node.inputs[1])
+    for quantizer in view.distinct:
+        node = query.producer(quantizer.node.inputs[1])
         if node is not None and node.op.startswith("TRT_"):
             continue  # of a dynamic-quantize op: computed by design
-        if one.scale is None and not view.is_constant(one.node.inputs[1]):
-            yield one.name, one.scale_name, f"the scale '{one.scale_name}' is computed, not a constant"
-        elif one.scale_type is not None and one.scale_type not in SCALES:
-            yield one.name, one.scale_name, f"a scale of type {one.scale_type}"
+        if quantizer.scale is None and not view.is_constant(quantizer.node.inputs[1]):
+            yield (
+                quantizer.name,
+                quantizer.scale_name,
+                f"the scale '{quantizer.scale_name}' is computed, not a constant",
+            )
+        elif quantizer.scale_type is not None and quantizer.scale_type not in SCALES:
+            yield quantizer.name, quantizer.scale_name, f"a scale of type {quantizer.scale_type}"
 
 
 def misshapen_scales(view: View) -> Iterator[Site]:
     """T07: Find scales that are neither per-tensor, per-channel nor block-wise."""
-    for one in view.distinct:
-        why = _misshapen(one)
+    for quantizer in view.distinct:
+        why = _misshapen(quantizer)
         if why:
-            yield one.name, one.scale_name, why
+            yield quantizer.name, quantizer.scale_name, why
 
 
-def _misshapen(one: Quantizer) -> str | None:
-    shape, data = one.scale_shape, query.shape(one.data)
+def _misshapen(quantizer: Quantizer) -> str | None:
+    shape, data = quantizer.scale_shape, query.shape(quantizer.data)
     if shape is None or any(not isinstance(dim, int) for dim in shape):
         return None
     volume = int(np.prod([dim for dim in shape if isinstance(dim, int)], dtype=np.int64))
-    if one.zero is not None and one.zero.size != volume:
-        return f"{volume} scales and {one.zero.size} zero points"
+    if quantizer.zero is not None and quantizer.zero.size != volume:
+        return f"{volume} scales and {quantizer.zero.size} zero points"
     if volume == 1 or data is None:
         return None
-    if len(shape) == 1 and not one.block:
-        axis = one.channel_axis
+    if len(shape) == 1 and not quantizer.block:
+        axis = quantizer.channel_axis
         if not 0 <= axis < len(data):
             return f"{volume} scales along axis {axis} of a tensor of rank {len(data)}"
-        known = isinstance(data[axis], int)
-        return f"{volume} scales for {data[axis]} channels of axis {axis}" if known and data[axis] != volume else None
+        is_static = isinstance(data[axis], int)
+        return (
+            f"{volume} scales for {data[axis]} channels of axis {axis}" if is_static and data[axis] != volume else None
+        )
     if len(shape) != len(data):
         return f"scales of shape {list(shape)} for a tensor of shape {list(data)}"
     if any(not isinstance(dim, int) for dim in data):
         return None
-    axis_ = one.blocked_axis
+    axis_ = quantizer.blocked_axis
     if axis_ is None:
         return f"scales of shape {list(shape)} differ from the tensor's {list(data)} in more or less than one dimension"
     whole, parts = data[axis_], shape[axis_]
@@ -147,35 +165,35 @@ def _misshapen(one: Quantizer) -> str | None:
 
 def scalars(view: View) -> Iterator[Site]:
     """T13: Find Q/DQ of tensors without dimensions."""
-    for one in view.distinct:
-        if query.rank(one.data) == 0:
-            yield one.name, one.data.name, f"'{one.data.name}' has no dimensions"
+    for quantizer in view.distinct:
+        if query.rank(quantizer.data) == 0:
+            yield quantizer.name, quantizer.data.name, f"'{quantizer.data.name}' has no dimensions"
 
 
 def old_opset(view: View) -> Iterator[Site]:
     """T14: Find Q/DQ forms that the file's opset does not have, or an opset below the parser's oldest."""
-    for one in view.distinct:
-        if (one.node.domain or "") not in STANDARD_DOMAINS:
+    for quantizer in view.distinct:
+        if (quantizer.node.domain or "") not in STANDARD_DOMAINS:
             continue  # of a domain with its own versions
-        needed, what = max(_needs(one), default=(10, "Q/DQ"))
+        needed, what = max(_needs(quantizer), default=(10, "Q/DQ"))
         if view.opset < needed:
-            yield one.name, one.output.name, f"{what} since opset {needed}, the model has {view.opset}"
+            yield quantizer.name, quantizer.output.name, f"{what} since opset {needed}, the model has {view.opset}"
 
 
 def opset_wanted(view: View) -> int:
     """Return the oldest opset that has all Q/DQ forms in use."""
-    ours = [one for one in view.distinct if (one.node.domain or "") in STANDARD_DOMAINS]
-    return max((opset for one in ours for opset, _ in _needs(one)), default=0)
+    ours = [quantizer for quantizer in view.distinct if (quantizer.node.domain or "") in STANDARD_DOMAINS]
+    return max((opset for quantizer in ours for opset, _ in _needs(quantizer)), default=0)
 
 
-def _needs(one: Quantizer) -> Iterator[tuple[int, str]]:
-    if one.many or one.axis is not None:
+def _needs(quantizer: Quantizer) -> Iterator[tuple[int, str]]:
+    if quantizer.many or quantizer.axis is not None:
         yield CHANNELS_SINCE, "per-channel scales exist"
-    if one.codes in CODES_SINCE:
-        yield CODES_SINCE[one.codes], f"{one.codes} codes exist"
-    if one.scale_type in HALVES:
-        yield HALF_SCALES_SINCE, f"{one.scale_type} scales exist"
-    if one.block:
+    if quantizer.codes in CODES_SINCE:
+        yield CODES_SINCE[quantizer.codes], f"{quantizer.codes} codes exist"
+    if quantizer.scale_type in HALVES:
+        yield HALF_SCALES_SINCE, f"{quantizer.scale_type} scales exist"
+    if quantizer.block:
         yield BLOCKS_SINCE, "blocks exist"
 
 
@@ -188,12 +206,16 @@ def new_opset(view: View) -> Iterator[Site]:
 
 def mixed_types(view: View) -> Iterator[Site]:
     """T15: Find QuantizeLinear nodes whose input has another float type than the scale."""
-    for one in view.quantizers:
-        data = query.dtype(one.data)
-        if not one.quantizes or data is None or one.scale_type is None or one.scale_type == E8M0:
+    for quantizer in view.quantizers:
+        data = query.dtype(quantizer.data)
+        if not quantizer.quantizes or data is None or quantizer.scale_type is None or quantizer.scale_type == E8M0:
             continue
-        if str(data) != one.scale_type and {str(data), one.scale_type} & HALVES:
-            yield one.name, one.data.name, f"'{one.data.name}' is {data}, the scale {one.scale_type}"
+        if str(data) != quantizer.scale_type and {str(data), quantizer.scale_type} & HALVES:
+            yield (
+                quantizer.name,
+                quantizer.data.name,
+                f"'{quantizer.data.name}' is {data}, the scale {quantizer.scale_type}",
+            )
 
 
 def float_islands(view: View) -> Iterator[Site]:
@@ -201,9 +223,13 @@ def float_islands(view: View) -> Iterator[Site]:
     tensors = (tensor for node in view.nodes for tensor in (*node.inputs[:1], *node.outputs))
     if not any(str(query.dtype(tensor)) in HALVES for tensor in tensors):  # apart from scales
         return
-    for one in view.quantizers:
-        if not one.quantizes and one.scale_type == "float32" and not one.node.attrs.get("output_dtype"):
-            yield one.name, one.output.name, "a float32 scale: what follows computes in float32"
+    for quantizer in view.quantizers:
+        if (
+            not quantizer.quantizes
+            and quantizer.scale_type == "float32"
+            and not quantizer.node.attrs.get("output_dtype")
+        ):
+            yield quantizer.name, quantizer.output.name, "a float32 scale: what follows computes in float32"
 
 
 FP4_BLOCK: Final = 16
@@ -218,25 +244,38 @@ NARROW: Final = ("int8", "uint8", "int4", "uint4", "int16", "uint16", "float8", 
 
 def channels_of_activations(view: View) -> Iterator[Site]:
     """T08: Find vectors of scales on computed tensors."""
-    for one in view.distinct:
-        if one.many and view.is_activation_pair(one) and one.scale_type != E8M0 and one.codes != FP4:
-            yield one.name, one.data.name, f"scales of shape {list(one.scale_shape or ())} on a computed tensor"
+    for quantizer in view.distinct:
+        if (
+            quantizer.many
+            and view.is_activation_pair(quantizer)
+            and quantizer.scale_type != E8M0
+            and quantizer.codes != FP4
+        ):
+            yield (
+                quantizer.name,
+                quantizer.data.name,
+                f"scales of shape {list(quantizer.scale_shape or ())} on a computed tensor",
+            )
 
 
 def unwritten_axis(view: View) -> Iterator[Site]:
     """T09: Find vectors of scales without `axis`: ONNX takes 1, the parser 0."""
-    for one in view.quantizers:
-        if one.many and len(one.scale_shape or ()) == 1 and one.axis is None:
-            yield one.name, one.scale_name, "a vector of scales without 'axis': ONNX takes 1, TensorRT's parser 0"
+    for quantizer in view.quantizers:
+        if quantizer.many and len(quantizer.scale_shape or ()) == 1 and quantizer.axis is None:
+            yield (
+                quantizer.name,
+                quantizer.scale_name,
+                "a vector of scales without 'axis': ONNX takes 1, TensorRT's parser 0",
+            )
 
 
-def wanted_axes(view: View, one: Quantizer) -> list[tuple[int, Node]]:
+def wanted_axes(view: View, quantizer: Quantizer) -> list[tuple[int, Node]]:
     """Return the required scale axis of a weight for each linear op that reads it, in terms of the weight's axes."""
-    rank = query.rank(one.data)
+    rank = query.rank(quantizer.data)
     if rank is None:
         return []
-    found: list[tuple[int, Node]] = []
-    stack: list[tuple[Tensor, tuple[int, ...]]] = [(one.output, tuple(range(rank)))]
+    wanted: list[tuple[int, Node]] = []
+    stack: list[tuple[Tensor, tuple[int, ...]]] = [(quantizer.output, tuple(range(rank)))]
     while stack:
         tensor, axes = stack.pop()
         for node, index in query.readers(tensor):
@@ -249,66 +288,84 @@ def wanted_axes(view: View, one: Quantizer) -> list[tuple[int, Node]]:
             else:
                 axis, _ = channel_axes(node.op, node.attrs, len(axes), index) if len(axes) > 1 else (None, None)
                 if axis is not None:
-                    found.append((axes[axis], node))
-    return found
+                    wanted.append((axes[axis], node))
+    return wanted
 
 
 def wrong_axis(view: View) -> Iterator[Site]:
     """T10: Find weight scales along another axis than the output channels."""
-    for one, wanted in _vectors(view):
+    for quantizer, wanted in _vectors(view):
         axes = {axis for axis, _ in wanted}
-        if len(axes) == 1 and one.axis is not None and one.channel_axis not in axes:  # T09 reports a missing axis
+        if (
+            len(axes) == 1 and quantizer.axis is not None and quantizer.channel_axis not in axes
+        ):  # T09 reports a missing axis
             axis, node = wanted[0]
-            yield one.name, one.data.name, f"scales along axis {one.channel_axis}; {node.op} '{node.name}' wants {axis}"
+            yield (
+                quantizer.name,
+                quantizer.data.name,
+                f"scales along axis {quantizer.channel_axis}; {node.op} '{node.name}' wants {axis}",
+            )
 
 
 def shared_weights(view: View) -> Iterator[Site]:
     """P16: Find a vector of scales shared by readers whose output channels are different axes of the weight."""
-    for one, wanted in _vectors(view):
+    for quantizer, wanted in _vectors(view):
         axes = dict(wanted)
         if len(axes) > 1:
             told = ", ".join(f"axis {axis} for {node.op} '{node.name}'" for axis, node in sorted(axes.items()))
-            yield one.name, one.data.name, f"one vector of scales for {told}"
+            yield quantizer.name, quantizer.data.name, f"one vector of scales for {told}"
 
 
 def _vectors(view: View) -> Iterator[tuple[Quantizer, list[tuple[int, Node]]]]:
     """Yield each weight with one vector of scales, and the axes that its readers require; a pair counts once."""
-    for one in view.distinct:
-        if one.many and not one.blocked and not view.is_activation_pair(one):
-            wanted = wanted_axes(view, one)
+    for quantizer in view.distinct:
+        if quantizer.many and not quantizer.blocked and not view.is_activation_pair(quantizer):
+            wanted = wanted_axes(view, quantizer)
             if wanted:
-                yield one, wanted
+                yield quantizer, wanted
 
 
 def int4(view: View) -> Iterator[Site]:
     """T11: Find int4 in other forms than blocks of constants."""
-    for one in view.distinct:
-        if one.codes != "int4":
+    for quantizer in view.distinct:
+        if quantizer.codes != "int4":
             continue
-        shape = query.shape(one.data)
-        if view.is_activation_pair(one):
-            yield one.name, one.data.name, "int4 of a computed tensor; TensorRT takes it for weights alone"
+        shape = query.shape(quantizer.data)
+        if view.is_activation_pair(quantizer):
+            yield quantizer.name, quantizer.data.name, "int4 of a computed tensor; TensorRT takes it for weights alone"
         elif shape and isinstance(shape[-1], int) and shape[-1] % 2:
-            yield one.name, one.data.name, f"int4 with an odd last dimension, {shape[-1]}"
-        elif one.block_length not in INT4_BLOCKS:
-            found = f"blocks of {one.block_length}" if one.blocked else "no blocks"
-            yield one.name, one.data.name, f"int4 with {found}; TensorRT takes blocks of 64 or 128"
-        elif one.blocked_axis is not None and shape is not None and one.blocked_axis < len(shape) - 2:
-            yield one.name, one.data.name, f"blocks along axis {one.blocked_axis}, not one of the last two"
+            yield quantizer.name, quantizer.data.name, f"int4 with an odd last dimension, {shape[-1]}"
+        elif quantizer.block_length not in INT4_BLOCKS:
+            layout = f"blocks of {quantizer.block_length}" if quantizer.blocked else "no blocks"
+            yield quantizer.name, quantizer.data.name, f"int4 with {layout}; TensorRT takes blocks of 64 or 128"
+        elif quantizer.blocked_axis is not None and shape is not None and quantizer.blocked_axis < len(shape) - 2:
+            yield (
+                quantizer.name,
+                quantizer.data.name,
+                f"blocks along axis {quantizer.blocked_axis}, not one of the last two",
+            )
 
 
 def small_floats(view: View) -> Iterator[Site]:
     """T12: Find FP4 without blocks of 16 and FP8 scales, and E8M0 scales without FP8 codes in blocks of 32."""
-    for one in view.distinct:
-        if one.codes == FP4:
-            before = view.dequantizer(one.node.inputs[1])
-            if one.block_length != FP4_BLOCK:
-                yield one.name, one.data.name, f"FP4 in blocks of {one.block_length or 'all values'}, not {FP4_BLOCK}"
+    for quantizer in view.distinct:
+        if quantizer.codes == FP4:
+            before = view.dequantizer(quantizer.node.inputs[1])
+            if quantizer.block_length != FP4_BLOCK:
+                yield (
+                    quantizer.name,
+                    quantizer.data.name,
+                    f"FP4 in blocks of {quantizer.block_length or 'all values'}, not {FP4_BLOCK}",
+                )
             elif before is None or before.codes != FP8:
-                yield one.name, one.scale_name, "FP4 whose scales are not dequantized FP8 codes"
-        elif one.scale_type == E8M0 and (one.block_length != MXFP8_BLOCK or one.codes != FP8):
-            found = f"{one.codes} in blocks of {one.block_length or 'all values'}"
-            yield one.name, one.data.name, f"E8M0 scales of {found}; TensorRT takes {FP8} in blocks of {MXFP8_BLOCK}"
+                yield quantizer.name, quantizer.scale_name, "FP4 whose scales are not dequantized FP8 codes"
+        elif quantizer.scale_type == E8M0 and (quantizer.block_length != MXFP8_BLOCK or quantizer.codes != FP8):
+            layout = f"{quantizer.codes} in blocks of {quantizer.block_length or 'all values'}"
+            yield (
+                quantizer.name,
+                quantizer.data.name,
+                f"E8M0 scales of {layout}; TensorRT takes {FP8} in blocks of {MXFP8_BLOCK}",
+            )
 
 
 def integers_in_float_ops(view: View) -> Iterator[Site]:
@@ -329,28 +386,32 @@ def quantized_biases(view: View) -> Iterator[Site]:
         linear = LINEAR.get(node.op)
         if linear is None or linear.bias is None or len(node.inputs) <= linear.bias:
             continue
-        one = view.dequantizer(node.inputs[linear.bias])
-        if one is not None:
-            yield one.name, one.data.name, f"the bias of '{node.name}' is {one.codes} with a DequantizeLinear"
+        bias = view.dequantizer(node.inputs[linear.bias])
+        if bias is not None:
+            yield bias.name, bias.data.name, f"the bias of '{node.name}' is {bias.codes} with a DequantizeLinear"
 
 
 def rescaled(view: View) -> Iterator[Site]:
     """T18: Find DequantizeLinear nodes with other parameters than the QuantizeLinear before them."""
-    for one in view.quantizers:
-        before = None if one.quantizes else view.quantizer_of(one.data)
-        if before is not None and before.quantizes and not one.same_numbers(before):
-            yield one.name, one.data.name, f"other numbers than in the QuantizeLinear '{before.name}' before it"
+    for quantizer in view.quantizers:
+        before = None if quantizer.quantizes else view.quantizer_of(quantizer.data)
+        if before is not None and before.quantizes and not quantizer.same_numbers(before):
+            yield (
+                quantizer.name,
+                quantizer.data.name,
+                f"other numbers than in the QuantizeLinear '{before.name}' before it",
+            )
 
 
 def weights_per_tensor(view: View) -> Iterator[Site]:
     """P13: Find convolution weights with one scale for all channels."""
     for node in view.weighted:
         linear = LINEAR[node.op]
-        one = view.dequantizer(node.inputs[linear.weight]) if node.op in CONVOLUTIONS else None
-        if one is None or one.many:
+        weight = view.dequantizer(node.inputs[linear.weight]) if node.op in CONVOLUTIONS else None
+        if weight is None or weight.many:
             continue
-        shape = query.shape(one.data)
+        shape = query.shape(weight.data)
         axis, _ = channel_axes(node.op, node.attrs, 0 if shape is None else len(shape))
         channels = 1 if shape is None or axis is None else shape[axis]
         if channels != 1:
-            yield one.name, one.data.name, f"one scale for the {channels} output channels of '{node.name}'"
+            yield weight.name, weight.data.name, f"one scale for the {channels} output channels of '{node.name}'"

@@ -76,46 +76,46 @@ def _fused_data(view: View, node: Node) -> Tensor | None:
         other = [tensor for tensor in node.inputs if not view.is_constant(tensor)]
         return other[0] if len(other) == 1 else None
     if node.op in MULTIPLIES:  # x * Sigmoid(x)
-        for one, two in (node.inputs, reversed(node.inputs)):
-            gate = query.producer(one)
-            if gate is not None and gate.op == "Sigmoid" and gate.inputs[0] is two:
-                return two
+        for factor, gated in (node.inputs, reversed(node.inputs)):
+            gate = query.producer(factor)
+            if gate is not None and gate.op == "Sigmoid" and gate.inputs[0] is gated:
+                return gated
     return None
 
 
 def split_fusions(view: View) -> Iterator[tuple[Quantizer, Node, Node, int]]:
     """Yield pairs between a weighted op and an op that would fuse into it: QuantizeLinear, both ops, input index."""
-    for one in view.quantizers:
-        source = weighted_before(view, one.data) if one.quantizes else None
+    for quantizer in view.quantizers:
+        source = weighted_before(view, quantizer.data) if quantizer.quantizes else None
         if source is None:
             continue
-        for back in view.dequantizers_of(one):
+        for back in view.dequantizers_of(quantizer):
             for node, index in query.readers(back.output):
                 adds = node.op in ADDS and any(view.is_constant(tensor) for tensor in node.inputs)
                 if (index == 0 and node.op in EPILOGUES) or adds:
-                    yield one, source, node, index
+                    yield quantizer, source, node, index
 
 
 def splits_fusion(view: View) -> Iterator[Site]:
     """P02: Find pairs between a weighted op and the ops that would fuse into it."""
-    for one, source, node, _ in split_fusions(view):
+    for quantizer, source, node, _ in split_fusions(view):
         why = f"Q/DQ between {source.op} '{source.name}' and {node.op} '{node.name}', which would fuse"
-        yield one.name, one.data.name, why
+        yield quantizer.name, quantizer.data.name, why
 
 
 def needless_outputs(view: View) -> Iterator[Site]:
     """P03: Find quantized outputs of weighted ops without a reader that benefits from int8."""
-    for one in view.quantizers:
-        source = weighted_before(view, one.data) if one.quantizes else None
+    for quantizer in view.quantizers:
+        source = weighted_before(view, quantizer.data) if quantizer.quantizes else None
         if source is None:
             continue
-        backs = view.dequantizers_of(one)
+        backs = view.dequantizers_of(quantizer)
         if backs and not any(_reaches(view, back.output) for back in backs):
             readers = sorted({node.op for back in backs for node, _ in query.readers(back.output)})
             why = (
                 f"the output of {source.op} '{source.name}' is quantized for {', '.join(readers) or 'an output'} alone"
             )
-            yield one.name, one.data.name, why
+            yield quantizer.name, quantizer.data.name, why
 
 
 def _reaches(view: View, tensor: Tensor) -> bool:
@@ -175,13 +175,17 @@ def _residual_fault(backs: list[Quantizer | None], convs: list[str]) -> str | No
 def repeated(view: View) -> Iterator[Site]:
     """P05: Find tensors with more than one QuantizeLinear."""
     first: dict[int, Quantizer] = {}
-    for one in view.quantizers:
-        if not one.quantizes or not view.is_activation_pair(one):
+    for quantizer in view.quantizers:
+        if not quantizer.quantizes or not view.is_activation_pair(quantizer):
             continue
-        earlier = first.setdefault(id(one.data), one)
-        if earlier is not one:
-            numbers = "the same numbers" if one.same_numbers(earlier) else "other numbers"
-            yield one.name, one.data.name, f"'{one.data.name}' is quantized by '{earlier.name}' already, with {numbers}"
+        earlier = first.setdefault(id(quantizer.data), quantizer)
+        if earlier is not quantizer:
+            numbers = "the same numbers" if quantizer.same_numbers(earlier) else "other numbers"
+            yield (
+                quantizer.name,
+                quantizer.data.name,
+                f"'{quantizer.data.name}' is quantized by '{earlier.name}' already, with {numbers}",
+            )
 
 
 def concat_scales(view: View) -> Iterator[Site]:
@@ -189,11 +193,11 @@ def concat_scales(view: View) -> Iterator[Site]:
     for node in view.nodes:
         if node.op not in CONCATS:
             continue
-        sides = [one for tensor in node.inputs if (one := view.dequantizer(tensor)) is not None]
+        sides = [side for tensor in node.inputs if (side := view.dequantizer(tensor)) is not None]
         if not sides:
             continue
         sides += view.quantized_readers(node.outputs[0])
-        other = next((one for one in sides if not one.same_scale(sides[0])), None)
+        other = next((side for side in sides if not side.same_scale(sides[0])), None)
         if other is not None:
             why = f"'{sides[0].name}' and '{other.name}' around the Concat have different scales"
             yield node.name, node.outputs[0].name, why
@@ -201,14 +205,14 @@ def concat_scales(view: View) -> Iterator[Site]:
 
 def rescaled_moves(view: View) -> Iterator[Site]:
     """P07: Find pairs with different scales around ops that commute with quantization."""
-    for one in view.quantizers:
-        node = query.producer(one.data)
-        if not one.quantizes or node is None or node.op not in COMMUTES:
+    for quantizer in view.quantizers:
+        node = query.producer(quantizer.data)
+        if not quantizer.quantizes or node is None or node.op not in COMMUTES:
             continue
-        before = view.dequantizer(one.data)
-        if before is not None and not one.same_scale(before) and view.is_activation_pair(before):
-            why = f"{node.op} '{node.name}' between '{before.name}' and '{one.name}', which have different scales"
-            yield one.name, one.data.name, why
+        before = view.dequantizer(quantizer.data)
+        if before is not None and not quantizer.same_scale(before) and view.is_activation_pair(before):
+            why = f"{node.op} '{node.name}' between '{before.name}' and '{quantizer.name}', which have different scales"
+            yield quantizer.name, quantizer.data.name, why
 
 
 def half_fused(view: View) -> Iterator[Site]:
@@ -225,22 +229,26 @@ def half_fused(view: View) -> Iterator[Site]:
 
 def requantized(view: View) -> Iterator[Site]:
     """P09: Find a DequantizeLinear directly before a QuantizeLinear with other parameters."""
-    for one in view.quantizers:
-        before = view.quantizer_of(one.data) if one.quantizes else None
-        if before is not None and not before.quantizes and not one.same_numbers(before):
-            yield one.name, one.data.name, f"quantized again right after '{before.name}', with other numbers"
+    for quantizer in view.quantizers:
+        before = view.quantizer_of(quantizer.data) if quantizer.quantizes else None
+        if before is not None and not before.quantizes and not quantizer.same_numbers(before):
+            yield (
+                quantizer.name,
+                quantizer.data.name,
+                f"quantized again right after '{before.name}', with other numbers",
+            )
 
 
 def quantized_interface(view: View) -> Iterator[Site]:
     """P10: Find pairs on outputs of the graph, and graph inputs that are codes."""
     inputs = {id(tensor) for tensor in view.graph.inputs}
     leaving = {id(tensor) for tensor in view.graph.outputs}
-    for one in view.quantizers:
-        if id(one.output) in leaving:
-            what = "codes" if one.quantizes else "quantized"
-            yield one.name, one.output.name, f"the output '{one.output.name}' of the graph is {what}"
-        if not one.quantizes and id(one.data) in inputs:
-            yield one.name, one.data.name, f"the input '{one.data.name}' of the graph holds codes"
+    for quantizer in view.quantizers:
+        if id(quantizer.output) in leaving:
+            what = "codes" if quantizer.quantizes else "quantized"
+            yield quantizer.name, quantizer.output.name, f"the output '{quantizer.output.name}' of the graph is {what}"
+        if not quantizer.quantizes and id(quantizer.data) in inputs:
+            yield quantizer.name, quantizer.data.name, f"the input '{quantizer.data.name}' of the graph holds codes"
 
 
 PLAIN: Final = frozenset(LINEAR) | POOLS | PICKS_MAX | ADDS | ELEMENTWISE | RECTIFIERS | CONCATS
@@ -259,8 +267,12 @@ FP8_HEAD: Final = range(9, 257)
 def high_precision(view: View) -> Iterator[Site]:
     """P11: Find pairs before softmax and norms, at masks, and on only one input of attention's products."""
     for node in view.nodes:
-        if node.op in HALF_LOSES and (one := view.dequantizer(node.inputs[0])) is not None:
-            yield node.name, node.inputs[0].name, f"{node.op} reads what '{one.name}' returns: it wants high precision"
+        if node.op in HALF_LOSES and (quantizer := view.dequantizer(node.inputs[0])) is not None:
+            yield (
+                node.name,
+                node.inputs[0].name,
+                f"{node.op} reads what '{quantizer.name}' returns: it wants high precision",
+            )
         elif node.op in ADDS and any(reader.op in SOFTMAX for reader, _ in query.readers(node.outputs[0])):
             masked = [tensor for tensor in node.inputs if view.dequantizer(tensor) is not None]
             if masked:
@@ -305,15 +317,15 @@ def tiny(view: View) -> Iterator[Site]:
     """P12: Find quantized weighted ops that are too small or have too many groups for integer kernels."""
     for node in view.weighted:
         linear = LINEAR[node.op]
-        one = view.dequantizer(node.inputs[linear.weight])
-        if one is None or view.dequantizer(node.inputs[1 - linear.weight]) is None:
+        weight = view.dequantizer(node.inputs[linear.weight])
+        if weight is None or view.dequantizer(node.inputs[1 - linear.weight]) is None:
             continue
         if node.op in CONVOLUTIONS:
             shape = query.shape(node.inputs[1])
             if shape is None or len(shape) < 3 or any(not isinstance(dim, int) for dim in shape):
                 continue
             why: str | None = (
-                TENSORRT.numbers.unfit(node, QuantSpec(kind="fp8")) if one.codes == FP8 else None
+                TENSORRT.numbers.unfit(node, QuantSpec(kind="fp8")) if weight.codes == FP8 else None
             ) or TENSORRT.placement.slow_linear(node)
         else:
             why = _tiny_product(node)
@@ -329,7 +341,7 @@ def padded_channels(view: View) -> Iterator[Site]:
         if node.op not in CONVOLUTIONS or node.name in named:
             continue
         pairs = [view.dequantizer(tensor) for tensor in node.inputs[:2]]
-        if any(one is None or one.codes != "int8" for one in pairs):
+        if any(pair is None or pair.codes != "int8" for pair in pairs):
             continue
         total += 1
         shape = query.shape(node.inputs[1])

@@ -76,21 +76,21 @@ def _weights(view: View) -> Iterator[tuple[Node, LinearLayer, Array]]:
 def _nonzero(view: View, node: Node) -> Array | None:
     """Return which values of a stored weight are not zero: of floats, or of codes with a DequantizeLinear."""
     tensor = node.inputs[LINEAR[node.op].weight]
-    one = view.quantizer_of(tensor)
-    if one is None:
+    stored = view.quantizer_of(tensor)
+    if stored is None:
         return np.asarray(query.constant(tensor) != 0) if isinstance(tensor, Constant) else None
-    values = query.constant(one.data)
+    values = query.constant(stored.data)
     if values is None:  # floats with a pair of QuantizeLinear and DequantizeLinear
-        before = view.quantizer_of(one.data)
+        before = view.quantizer_of(stored.data)
         values = None if before is None else query.constant(before.data)
         return None if values is None else np.asarray(values != 0)
-    if one.zero is None or not np.any(one.zero.astype(np.float32)):
+    if stored.zero is None or not np.any(stored.zero.astype(np.float32)):
         return np.asarray(values.astype(np.float32) != 0)
-    if one.zero.size > 1 and (one.zero.ndim != 1 or one.blocked):
+    if stored.zero.size > 1 and (stored.zero.ndim != 1 or stored.blocked):
         return None
     sides = [1] * values.ndim
-    sides[one.channel_axis if one.zero.size > 1 else 0] = -1
-    return np.asarray(values.astype(np.float32) != one.zero.astype(np.float32).reshape(sides))
+    sides[stored.channel_axis if stored.zero.size > 1 else 0] = -1
+    return np.asarray(values.astype(np.float32) != stored.zero.astype(np.float32).reshape(sides))
 
 
 def _named(names: list[str]) -> str:

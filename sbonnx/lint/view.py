@@ -99,7 +99,7 @@ class Quantizer:
         data, scale = query.shape(self.data), self.scale_shape
         if data is None or scale is None or len(data) != len(scale):
             return None
-        differ = [at for at, (one, other) in enumerate(zip(data, scale, strict=True)) if one != other]
+        differ = [at for at, (size, scale_size) in enumerate(zip(data, scale, strict=True)) if size != scale_size]
         return differ[0] if len(differ) == 1 else None
 
     @property
@@ -135,12 +135,12 @@ class Quantizer:
         return self.scale.shape == other.scale.shape and bool((self.scale == other.scale).all())
 
 
-def _equal(one: Array | None, other: Array | None) -> bool:
+def _equal(first: Array | None, other: Array | None) -> bool:
     """Return whether two zero points are equal; None counts as 0."""
-    if one is None or other is None:
-        given = one if one is not None else other
+    if first is None or other is None:
+        given = first if first is not None else other
         return given is None or not np.any(given.astype(np.float32))
-    return bool(np.array_equal(one.astype(np.float32).ravel(), other.astype(np.float32).ravel()))
+    return bool(np.array_equal(first.astype(np.float32).ravel(), other.astype(np.float32).ravel()))
 
 
 class View:
@@ -190,16 +190,16 @@ class View:
 
     @cached_property
     def _by_node(self) -> dict[int, Quantizer]:
-        return {id(one.node): one for one in self.quantizers}
+        return {id(quantizer.node): quantizer for quantizer in self.quantizers}
 
     @cached_property
     def distinct(self) -> list[Quantizer]:
         """Quantizers without the DequantizeLinear nodes that repeat the parameters of their QuantizeLinear."""
         kept = []
-        for one in self.quantizers:
-            before = None if one.quantizes else self.quantizer_of(one.data)
-            if before is None or not one.same_numbers(before):
-                kept.append(one)
+        for quantizer in self.quantizers:
+            before = None if quantizer.quantizes else self.quantizer_of(quantizer.data)
+            if before is None or not quantizer.same_numbers(before):
+                kept.append(quantizer)
         return kept
 
     def _read(self, node: Node) -> Quantizer:
@@ -261,11 +261,11 @@ class View:
                             seen.add(id(output))
                             stack.append(output)
 
-    def dequantizers_of(self, one: Quantizer) -> list[Quantizer]:
+    def dequantizers_of(self, quantizer: Quantizer) -> list[Quantizer]:
         """Return the DequantizeLinear nodes that read the output of a QuantizeLinear."""
         return [
             self._by_node[id(node)]
-            for node, index in query.readers(one.output)
+            for node, index in query.readers(quantizer.output)
             if node.op in DEQUANTIZE and index == 0 and id(node) in self._by_node
         ]
 
@@ -276,12 +276,12 @@ class View:
         node = query.producer(tensor)
         if node is None or node.op not in QDQ | COMMUTES | RENAMES | UNPACKS:
             return False
-        needed = node.inputs[:1] if node.op in QDQ else [one for one in node.inputs if not one.is_empty()]
-        return bool(needed) and all(self.is_constant(one) for one in needed)
+        needed = node.inputs[:1] if node.op in QDQ else [operand for operand in node.inputs if not operand.is_empty()]
+        return bool(needed) and all(self.is_constant(operand) for operand in needed)
 
-    def is_activation_pair(self, one: Quantizer) -> bool:
+    def is_activation_pair(self, quantizer: Quantizer) -> bool:
         """Return whether a quantizer works on computed values."""
-        return not self.is_constant(one.data)
+        return not self.is_constant(quantizer.data)
 
     @cached_property
     def weighted(self) -> list[Node]:

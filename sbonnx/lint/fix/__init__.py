@@ -100,8 +100,8 @@ def fix(model: str | os.PathLike[str] | ModelProto | Graph, target: str, *, cpu:
     done = [row for row in first if row.done]
     for _ in range(ROUNDS):
         rows: list[Fixed] = []
-        for one in fixes_for(target):
-            fixed = list(one.apply(Bench(graph, target, cpu)))
+        for rule in fixes_for(target):
+            fixed = list(rule.apply(Bench(graph, target, cpu)))
             if any(row.done for row in fixed):  # remove nodes without use
                 edit.sweep(graph)
                 edit.sort(graph)

@@ -104,14 +104,19 @@ class Bench:
             node.inputs.append(zero)
         node.attrs.pop("output_dtype", None) if node.op in QUANTIZE else None
 
-    def numbers(self, one: Quantizer) -> QDQParams | None:
+    def numbers(self, quantizer: Quantizer) -> QDQParams | None:
         """Return the parameters of a Q or DQ node, read through one Cast or Identity; None if they are computed."""
-        kind = query.dtype(one.node.inputs[1])
-        if one.scale is None or one.codes is None or (one.has_zero and one.zero is None):
+        kind = query.dtype(quantizer.node.inputs[1])
+        if quantizer.scale is None or quantizer.codes is None or (quantizer.has_zero and quantizer.zero is None):
             return None
-        scale = one.scale.astype(one.scale.dtype if kind is None else kind)
-        zero = np.zeros(scale.shape) if one.zero is None else one.zero
-        return QDQParams(scale, zero.astype(code_type(one.codes)), 1 if one.axis is None else one.axis, one.block)
+        scale = quantizer.scale.astype(quantizer.scale.dtype if kind is None else kind)
+        zero = np.zeros(scale.shape) if quantizer.zero is None else quantizer.zero
+        return QDQParams(
+            scale,
+            zero.astype(code_type(quantizer.codes)),
+            1 if quantizer.axis is None else quantizer.axis,
+            quantizer.block,
+        )
 
     # --- removing pairs -----------------------------------------------------------------------------------------------
 
@@ -123,31 +128,31 @@ class Bench:
         """
         if id(back.node) in self._floats:
             return self._floats[id(back.node)]
-        found: Tensor | str
+        source: Tensor | str
         before = self.view.quantizer_of(back.data)
         if self.view.is_constant(back.data):
-            found = self._float_constant(back)
+            source = self._float_constant(back)
         elif before is None or not before.quantizes:
-            found = f"the codes '{back.data.name}' are computed without a QuantizeLinear"
+            source = f"the codes '{back.data.name}' are computed without a QuantizeLinear"
         else:
-            found = self.rectified(before.node)
-        if isinstance(found, str):
-            return found
-        kinds = {query.dtype(found), query.dtype(back.output)} - {None}
+            source = self.rectified(before.node)
+        if isinstance(source, str):
+            return source
+        kinds = {query.dtype(source), query.dtype(back.output)} - {None}
         if len(kinds) > 1:
-            return f"'{found.name}' is {query.dtype(found)}, the pair returns {query.dtype(back.output)}"
-        self._floats[id(back.node)] = found
-        return found
+            return f"'{source.name}' is {query.dtype(source)}, the pair returns {query.dtype(back.output)}"
+        self._floats[id(back.node)] = source
+        return source
 
     def _float_constant(self, back: Quantizer) -> Tensor | str:
         codes = query.constant(back.data)
         if codes is None:
             before = self.view.quantizer_of(back.data)
             value = None if before is None else query.constant(before.data)
-            made = None if before is None else self.numbers(before)
-            codes = None if value is None or made is None else made.quantize(value)
-        found = self.numbers(back)
-        values = None if codes is None or found is None else found.dequantized(codes)
+            written = None if before is None else self.numbers(before)
+            codes = None if value is None or written is None else written.quantize(value)
+        parameters = self.numbers(back)
+        values = None if codes is None or parameters is None else parameters.dequantized(codes)
         if values is None:
             return f"the numbers of '{back.name}' are not constants that fit"
         return self.constant(f"{back.data.name}_float", values)
@@ -177,18 +182,18 @@ class Bench:
                 return f"{maker.op} '{maker.name}' between is read by others as well"
             node, index, tensor = maker, 0, maker.inputs[0]
         back = self.view.quantizer_of(tensor)
-        found = f"'{maker.name}' is new" if back is None else self.floats(back)
-        if isinstance(found, str):
-            return found
-        edit.replace_input(node, index, found)
+        source = f"'{maker.name}' is new" if back is None else self.floats(back)
+        if isinstance(source, str):
+            return source
+        edit.replace_input(node, index, source)
         return None
 
     def remove(self, back: Quantizer) -> str | None:
         """Replace a DequantizeLinear by floats for all its readers. In place; return a reason on failure."""
-        found = self.floats(back)
-        if isinstance(found, str):
-            return found
-        edit.replace_all_uses(back.output, found, graph=self.scope_of(back.node))
+        source = self.floats(back)
+        if isinstance(source, str):
+            return source
+        edit.replace_all_uses(back.output, source, graph=self.scope_of(back.node))
         return None
 
 

@@ -33,39 +33,41 @@ def bypassed(bench: Bench, rule: str, node: Node, index: int, what: str, *, exac
 def duplicates(bench: Bench) -> Iterator[Fixed]:
     """P05: Merge QuantizeLinear nodes of one tensor with equal parameters."""
     first: dict[int, list[Quantizer]] = {}
-    for one in bench.view.quantizers:
-        if not one.quantizes or not bench.view.is_activation_pair(one):
+    for quantizer in bench.view.quantizers:
+        if not quantizer.quantizes or not bench.view.is_activation_pair(quantizer):
             continue
-        known = first.setdefault(id(one.data), [])
-        same = next((other for other in known if _alike(one, other)), None)
+        earlier = first.setdefault(id(quantizer.data), [])
+        same = next((other for other in earlier if _alike(quantizer, other)), None)
         if same is None:
-            if known:
-                why = f"'{known[0].name}' quantizes it with other numbers: calibrate again to determine which are right"
-                yield Fixed("P05", one.name, str(one.data.name), why, done=False)
-            known.append(one)
+            if earlier:
+                why = (
+                    f"'{earlier[0].name}' quantizes it with other numbers: calibrate again to determine which are right"
+                )
+                yield Fixed("P05", quantizer.name, str(quantizer.data.name), why, done=False)
+            earlier.append(quantizer)
             continue
-        edit.replace_all_uses(one.output, same.output, graph=bench.scope_of(one.node))
-        yield Fixed("P05", one.name, str(one.data.name), f"merged into '{same.name}'", exact=True)
+        edit.replace_all_uses(quantizer.output, same.output, graph=bench.scope_of(quantizer.node))
+        yield Fixed("P05", quantizer.name, str(quantizer.data.name), f"merged into '{same.name}'", exact=True)
 
 
-def _alike(one: Quantizer, other: Quantizer) -> bool:
-    same = one.same_numbers(other) and one.codes == other.codes and one.block == other.block
-    return same and (not one.many or one.channel_axis == other.channel_axis)
+def _alike(quantizer: Quantizer, other: Quantizer) -> bool:
+    same = quantizer.same_numbers(other) and quantizer.codes == other.codes and quantizer.block == other.block
+    return same and (not quantizer.many or quantizer.channel_axis == other.channel_axis)
 
 
 def interface(bench: Bench) -> Iterator[Fixed]:
     """P10: Remove pairs on outputs of the graph."""
     leaving = {id(tensor) for tensor in bench.view.graph.outputs}
-    for one in bench.view.quantizers:
-        if id(one.output) not in leaving:
-            if not one.quantizes and any(one.data is tensor for tensor in bench.view.graph.inputs):
+    for quantizer in bench.view.quantizers:
+        if id(quantizer.output) not in leaving:
+            if not quantizer.quantizes and any(quantizer.data is tensor for tensor in bench.view.graph.inputs):
                 why = "the input of the model is codes: the caller decides"
-                yield Fixed("P10", one.name, str(one.data.name), why, done=False)
-        elif one.quantizes:
+                yield Fixed("P10", quantizer.name, str(quantizer.data.name), why, done=False)
+        elif quantizer.quantizes:
             why = "the output of the model is codes: the caller decides"
-            yield Fixed("P10", one.name, str(one.output.name), why, done=False)
+            yield Fixed("P10", quantizer.name, str(quantizer.output.name), why, done=False)
         else:
-            yield removed(bench, "P10", one, "the pair on the output is removed")
+            yield removed(bench, "P10", quantizer, "the pair on the output is removed")
 
 
 def splitting(bench: Bench) -> Iterator[Fixed]:
@@ -77,9 +79,9 @@ def splitting(bench: Bench) -> Iterator[Fixed]:
 def needless(bench: Bench) -> Iterator[Fixed]:
     """P03: Remove pairs on outputs of weighted ops that benefit no reader."""
     named = {name for name, _, _ in tensorrt_placement.needless_outputs(bench.view)}
-    for one in bench.view.quantizers:
-        if one.quantizes and one.name in named:
-            for back in bench.view.dequantizers_of(one):
+    for quantizer in bench.view.quantizers:
+        if quantizer.quantizes and quantizer.name in named:
+            for back in bench.view.dequantizers_of(quantizer):
                 yield removed(bench, "P03", back, "the pair is removed")
 
 
@@ -107,15 +109,15 @@ def _depth(tensor: Tensor) -> int:
     seen: dict[int, int] = {}
     stack: list[tuple[Tensor, bool]] = [(tensor, False)]
     while stack and len(seen) < DEPTH:
-        one, ready = stack.pop()
-        node = query.producer(one)
+        current, ready = stack.pop()
+        node = query.producer(current)
         if node is None or (id(node) in seen and not ready):
             continue
         if ready:
             before = [seen.get(id(maker), 0) for maker in map(query.producer, node.inputs) if maker is not None]
             seen[id(node)] = 1 + max(before, default=0)
         else:
-            stack.append((one, True))
+            stack.append((current, True))
             stack.extend((read, False) for read in node.inputs)
     top = query.producer(tensor)
     return 0 if top is None else seen.get(id(top), DEPTH)
@@ -125,9 +127,9 @@ def rescaled(bench: Bench) -> Iterator[Fixed]:
     """P07, P09: Keep only the later of two consecutive pairs, with or without data movement in between."""
     for rule, check in (("P09", tensorrt_placement.requantized), ("P07", tensorrt_placement.rescaled_moves)):
         named = {name for name, _, _ in check(bench.view)}
-        for one in bench.view.quantizers:
-            if one.quantizes and one.name in named:
-                yield bypassed(bench, rule, one.node, 0, "the pair before it is removed on this path")
+        for quantizer in bench.view.quantizers:
+            if quantizer.quantizes and quantizer.name in named:
+                yield bypassed(bench, rule, quantizer.node, 0, "the pair before it is removed on this path")
 
 
 def half_fused(bench: Bench) -> Iterator[Fixed]:
@@ -154,9 +156,9 @@ def one_sided(bench: Bench) -> Iterator[Fixed]:
 
 def scalars(bench: Bench) -> Iterator[Fixed]:
     """T13: Remove pairs on tensors without dimensions."""
-    for one in bench.view.quantizers:
-        if not one.quantizes and query.rank(one.data) == 0:
-            yield removed(bench, "T13", one, "the pair is removed")
+    for quantizer in bench.view.quantizers:
+        if not quantizer.quantizes and query.rank(quantizer.data) == 0:
+            yield removed(bench, "T13", quantizer, "the pair is removed")
 
 
 def _at_inputs(
@@ -202,6 +204,6 @@ def useless(bench: Bench) -> Iterator[Fixed]:
     """O23, O24: Remove pairs that serve no integer kernel."""
     for rule, check in (("O23", ort_kernels.useless_pair), ("O24", ort_kernels.output_pair)):
         named = {name for name, _, _ in check(bench.view)}
-        for one in bench.view.quantizers:
-            if not one.quantizes and one.name in named:
-                yield removed(bench, rule, one, "the pair is removed")
+        for quantizer in bench.view.quantizers:
+            if not quantizer.quantizes and quantizer.name in named:
+                yield removed(bench, rule, quantizer, "the pair is removed")

@@ -37,12 +37,12 @@ def lifted(graph: Graph, target: str) -> tuple[Graph, tuple[Fixed, ...]]:
         why = f"opset {needed} is newer than {target} reads: use other types or another version"
         return graph, (Fixed("T14", "", "", why, done=False),)
     try:
-        made = graphs.load(graphs.to_proto(graph), opset=needed)
+        converted = graphs.load(graphs.to_proto(graph), opset=needed)
     except ModelError as error:
         return graph, (Fixed("T14", "", "", f"cannot be converted to opset {needed}: {error}", done=False),)
-    made.info.path, made.info.files = graph.info.path, graph.info.files
-    what = f"converted from opset {view.opset} to {made.opset}"
-    return made, (Fixed("T14", "", "", what, exact=True),)
+    converted.info.path, converted.info.files = graph.info.path, graph.info.files
+    what = f"converted from opset {view.opset} to {converted.opset}"
+    return converted, (Fixed("T14", "", "", what, exact=True),)
 
 
 def before(bench: Bench) -> Iterable[Fixed]:
@@ -56,9 +56,9 @@ def unfolded(bench: Bench) -> Iterator[Fixed]:
     The last two lose what no pair can express.
     """
     fired, refusals = unfold(bench.graph)
-    for one in fired:
-        op = one.pattern.rpartition(" ")[2]
-        yield Fixed("T01", one.node, "", f"{op} written as float operator between pairs")
+    for rewrite in fired:
+        op = rewrite.pattern.rpartition(" ")[2]
+        yield Fixed("T01", rewrite.node, "", f"{op} written as float operator between pairs")
     for refusal in refusals:
         yield Fixed("T01", refusal.where, "", refusal.why, done=False)
 
@@ -69,26 +69,28 @@ DEFAULT_AXIS: Final = 1
 
 def explicit_zero(bench: Bench) -> Iterator[Fixed]:
     """T04: Set an explicit uint8 zero point on a QuantizeLinear without a type, as ONNX defines the default."""
-    for one in bench.view.quantizers:
-        if not one.quantizes or one.codes is not None or one.has_zero:
+    for quantizer in bench.view.quantizers:
+        if not quantizer.quantizes or quantizer.codes is not None or quantizer.has_zero:
             continue
-        shape = one.scale_shape
+        shape = quantizer.scale_shape
         if shape is None or not all(isinstance(dim, int) for dim in shape):
-            yield Fixed("T04", one.name, one.scale_name, "the shape of its scale is not known", done=False)
+            yield Fixed("T04", quantizer.name, quantizer.scale_name, "the shape of its scale is not known", done=False)
             continue
-        zero = bench.constant(f"{one.data.name}_zero_point", np.zeros([int(dim or 0) for dim in shape], np.uint8))
-        for each in (one, *bench.view.dequantizers_of(one)):
-            if not each.has_zero:
-                bench.set_zero(each.node, zero)
-        yield Fixed("T04", one.name, str(one.output.name), "a zero point of uint8, as ONNX reads it", exact=True)
+        zero = bench.constant(f"{quantizer.data.name}_zero_point", np.zeros([int(dim or 0) for dim in shape], np.uint8))
+        for member in (quantizer, *bench.view.dequantizers_of(quantizer)):
+            if not member.has_zero:
+                bench.set_zero(member.node, zero)
+        yield Fixed(
+            "T04", quantizer.name, str(quantizer.output.name), "a zero point of uint8, as ONNX reads it", exact=True
+        )
 
 
 def explicit_axis(bench: Bench) -> Iterator[Fixed]:
     """T09: Write out ONNX's default axis."""
-    for one in bench.view.quantizers:
-        if one.many and len(one.scale_shape or ()) == 1 and one.axis is None:
-            one.node.attrs["axis"] = DEFAULT_AXIS
-            yield Fixed("T09", one.name, one.scale_name, f"axis {DEFAULT_AXIS} written out", exact=True)
+    for quantizer in bench.view.quantizers:
+        if quantizer.many and len(quantizer.scale_shape or ()) == 1 and quantizer.axis is None:
+            quantizer.node.attrs["axis"] = DEFAULT_AXIS
+            yield Fixed("T09", quantizer.name, quantizer.scale_name, f"axis {DEFAULT_AXIS} written out", exact=True)
 
 
 def float_biases(bench: Bench) -> Iterator[Fixed]:
@@ -97,20 +99,20 @@ def float_biases(bench: Bench) -> Iterator[Fixed]:
         linear = LINEAR.get(node.op)
         if linear is None or linear.bias is None or len(node.inputs) <= linear.bias:
             continue
-        one = bench.view.dequantizer(node.inputs[linear.bias])
-        if one is not None:
-            stored = bench.view.is_constant(one.data)
-            what = f"the {one.codes} bias stored as floats" if stored else "the bias read without its pair"
+        quantizer = bench.view.dequantizer(node.inputs[linear.bias])
+        if quantizer is not None:
+            stored = bench.view.is_constant(quantizer.data)
+            what = f"the {quantizer.codes} bias stored as floats" if stored else "the bias read without its pair"
             yield bypassed(bench, "T17", node, linear.bias, what, exact=stored)
 
 
 def float_constants(bench: Bench) -> Iterator[Fixed]:
     """T03: Store other dequantized int32 constants, such as the shift of a norm, as floats."""
-    for one in bench.view.quantizers:
-        if not one.quantizes and one.codes == "int32" and bench.view.is_constant(one.data):
-            why = bench.remove(one)
+    for quantizer in bench.view.quantizers:
+        if not quantizer.quantizes and quantizer.codes == "int32" and bench.view.is_constant(quantizer.data):
+            why = bench.remove(quantizer)
             what = why or "the int32 codes stored as floats"
-            yield Fixed("T03", one.name, str(one.data.name), what, done=why is None, exact=why is None)
+            yield Fixed("T03", quantizer.name, str(quantizer.data.name), what, done=why is None, exact=why is None)
 
 
 def typed_scales(bench: Bench) -> Iterator[Fixed]:
@@ -121,70 +123,70 @@ def typed_scales(bench: Bench) -> Iterator[Fixed]:
     """
     named = {name for name, _, _ in tensorrt_parameters.mixed_types(bench.view)}
     yield from _typed_inputs(bench, named)
-    for one in bench.view.quantizers if named else ():
-        kind, old = query.dtype(one.output), bench.numbers(one)
-        if one.quantizes or kind is None or old is None or not one.node.attrs.get("output_dtype"):
+    for quantizer in bench.view.quantizers if named else ():
+        kind, old = query.dtype(quantizer.output), bench.numbers(quantizer)
+        if quantizer.quantizes or kind is None or old is None or not quantizer.node.attrs.get("output_dtype"):
             continue
         scale = np.asarray(old.scale.astype(kind))
-        if one.scale_type != str(kind) and _good(scale).all():
+        if quantizer.scale_type != str(kind) and _good(scale).all():
             exact = bool((scale.astype(np.float64) == old.scale.astype(np.float64)).all())
-            edit.replace_input(one.node, 1, bench.constant(one.scale_name, scale))
-            del one.node.attrs["output_dtype"]  # the type of the scale is the default
-            yield Fixed("T15", one.name, one.scale_name, f"the scale stored as {kind}", exact=exact)
+            edit.replace_input(quantizer.node, 1, bench.constant(quantizer.scale_name, scale))
+            del quantizer.node.attrs["output_dtype"]  # the type of the scale is the default
+            yield Fixed("T15", quantizer.name, quantizer.scale_name, f"the scale stored as {kind}", exact=exact)
 
 
 def _typed_inputs(bench: Bench, named: set[str]) -> Iterator[Fixed]:
-    for one in bench.view.quantizers:
-        if not one.quantizes or one.name not in named:
+    for quantizer in bench.view.quantizers:
+        if not quantizer.quantizes or quantizer.name not in named:
             continue
-        kind, old = query.dtype(one.data), bench.numbers(one)
+        kind, old = query.dtype(quantizer.data), bench.numbers(quantizer)
         if kind is None or old is None:
-            yield Fixed("T15", one.name, one.scale_name, "the scale is computed", done=False)
+            yield Fixed("T15", quantizer.name, quantizer.scale_name, "the scale is computed", done=False)
             continue
         scale = np.asarray(old.scale.astype(kind))
         if not _good(scale).all():
             why = f"a scale of {float(old.scale.reshape(-1)[0]):g} is not a number of {kind}"
-            yield Fixed("T15", one.name, one.scale_name, why, done=False)
+            yield Fixed("T15", quantizer.name, quantizer.scale_name, why, done=False)
             continue
-        backs = bench.view.dequantizers_of(one)
-        same = [back for back in backs if back.same_scale(one)]
+        backs = bench.view.dequantizers_of(quantizer)
+        same = [back for back in backs if back.same_scale(quantizer)]
         exact = bool((scale.astype(np.float64) == old.scale.astype(np.float64)).all())
-        edit.replace_input(one.node, 1, bench.constant(f"{one.data.name}_scale", scale))
+        edit.replace_input(quantizer.node, 1, bench.constant(f"{quantizer.data.name}_scale", scale))
         for back in () if exact else same:
             theirs = query.dtype(back.node.inputs[1])
-            edit.replace_input(back.node, 1, bench.constant(f"{one.data.name}_scale", scale.astype(theirs)))
-        yield Fixed("T15", one.name, one.scale_name, f"the scale stored as {kind}", exact=exact)
+            edit.replace_input(back.node, 1, bench.constant(f"{quantizer.data.name}_scale", scale.astype(theirs)))
+        yield Fixed("T15", quantizer.name, quantizer.scale_name, f"the scale stored as {kind}", exact=exact)
 
 
 def float_islands(bench: Bench) -> Iterator[Fixed]:
     """T19: Let a DequantizeLinear return half precision itself if all readers cast its float32 output to it."""
     named = {name for name, _, _ in tensorrt_parameters.float_islands(bench.view)}
-    for one in bench.view.quantizers:
-        if one.quantizes or one.name not in named:
+    for quantizer in bench.view.quantizers:
+        if quantizer.quantizes or quantizer.name not in named:
             continue
-        kind, casts = _cast_to(bench, one)
-        old = bench.numbers(one)
+        kind, casts = _cast_to(bench, quantizer)
+        old = bench.numbers(quantizer)
         if kind is None or old is None or not _good(old.scale.astype(kind)).all():
             why = "what reads it computes in float32: quantize with the high precision fp16 to have it converted"
-            yield Fixed("T19", one.name, str(one.output.name), why, done=False)
+            yield Fixed("T19", quantizer.name, str(quantizer.output.name), why, done=False)
             continue
         scale = np.asarray(old.scale.astype(kind))
-        before = bench.view.quantizer_of(one.data)
-        for each in (one, *(() if before is None else (before, *bench.view.dequantizers_of(before)))):
-            kept = scale.dtype if each is one else query.dtype(each.node.inputs[1])
-            if each.same_scale(one):  # the rounded value for both nodes of the pair
-                edit.replace_input(each.node, 1, bench.constant(f"{one.data.name}_scale", scale.astype(kept)))
-        one.output.dtype = scale.dtype
+        before = bench.view.quantizer_of(quantizer.data)
+        for member in (quantizer, *(() if before is None else (before, *bench.view.dequantizers_of(before)))):
+            kept = scale.dtype if member is quantizer else query.dtype(member.node.inputs[1])
+            if member.same_scale(quantizer):  # the rounded value for both nodes of the pair
+                edit.replace_input(member.node, 1, bench.constant(f"{quantizer.data.name}_scale", scale.astype(kept)))
+        quantizer.output.dtype = scale.dtype
         for cast in casts:
-            edit.replace_all_uses(cast.outputs[0], one.output, graph=bench.scope_of(cast))
+            edit.replace_all_uses(cast.outputs[0], quantizer.output, graph=bench.scope_of(cast))
         what = f"the scale stored as {kind}, and {len(casts)} Cast nodes after it removed"
-        yield Fixed("T19", one.name, one.scale_name, what)
+        yield Fixed("T19", quantizer.name, quantizer.scale_name, what)
 
 
-def _cast_to(bench: Bench, one: Quantizer) -> tuple[str | None, list[Node]]:
+def _cast_to(bench: Bench, quantizer: Quantizer) -> tuple[str | None, list[Node]]:
     """Return the half type to which all readers cast a tensor, and the readers; None if some do not."""
-    readers = [node for node, _ in query.readers(one.output)]
-    if bench.view.leaves(one.output) or not readers or any(node.op != "Cast" for node in readers):
+    readers = [node for node, _ in query.readers(quantizer.output)]
+    if bench.view.leaves(quantizer.output) or not readers or any(node.op != "Cast" for node in readers):
         return None, []
     kinds = {str(query.dtype(node.outputs[0])) for node in readers}
     kind = kinds.pop()
@@ -200,47 +202,47 @@ def _good(scale: Array) -> Array:
 
 def report_mismatch(bench: Bench) -> Iterator[Fixed]:
     """T18: Report only."""
-    for one in bench.view.quantizers:
-        before = None if one.quantizes else bench.view.quantizer_of(one.data)
-        if before is not None and before.quantizes and not one.same_numbers(before):
+    for quantizer in bench.view.quantizers:
+        before = None if quantizer.quantizes else bench.view.quantizer_of(quantizer.data)
+        if before is not None and before.quantizes and not quantizer.same_numbers(before):
             why = f"'{before.name}' has other numbers: calibrate again to determine which are right"
-            yield Fixed("T18", one.name, str(one.data.name), why, done=False)
+            yield Fixed("T18", quantizer.name, str(quantizer.data.name), why, done=False)
 
 
 def scale_floors(bench: Bench) -> Iterator[Fixed]:
     """T05: Raise scales of stored tensors that are 0, or 0 in float16, to float16's smallest normal number."""
     named = {name for name, _, _ in tensorrt_parameters.bad_scales(bench.view)}
-    for one in bench.view.quantizers:
-        if one.name not in named:
+    for quantizer in bench.view.quantizers:
+        if quantizer.name not in named:
             continue
-        old, stored = bench.numbers(one), query.constant(one.data)
+        old, stored = bench.numbers(quantizer), query.constant(quantizer.data)
         if old is None or stored is None or not is_integer(old.zero.dtype):
             why = "the scale of a computed tensor requires calibration"
-            yield Fixed("T05", one.name, one.scale_name, why, done=False)
+            yield Fixed("T05", quantizer.name, quantizer.scale_name, why, done=False)
             continue
-        raised = _raised(old, stored, quantizes=one.quantizes)
+        raised = _raised(old, stored, quantizes=quantizer.quantizes)
         if isinstance(raised, str):
-            yield Fixed("T05", one.name, one.scale_name, raised, done=False)
+            yield Fixed("T05", quantizer.name, quantizer.scale_name, raised, done=False)
             continue
         new, values = raised
         changed = int((new.scale != old.scale).sum())
-        why_not = _store(bench, one, new, values)
+        why_not = _store(bench, quantizer, new, values)
         what = f"{changed} of {new.scale.size} scales raised to {MIN_SCALE_FP16:g}, or 1 where all is 0"
-        yield Fixed("T05", one.name, one.scale_name, why_not or what, done=why_not is None)
+        yield Fixed("T05", quantizer.name, quantizer.scale_name, why_not or what, done=why_not is None)
 
 
-def _store(bench: Bench, one: Quantizer, new: QDQParams, values: Array) -> str | None:
+def _store(bench: Bench, quantizer: Quantizer, new: QDQParams, values: Array) -> str | None:
     """Write raised scales to the pair of stored floats, or to a DequantizeLinear together with its codes."""
-    stem = str(one.data.name)
-    if not one.quantizes:
-        bench.set_numbers(one.node, new, stem)
-        edit.replace_input(one.node, 0, bench.constant(f"{stem}_raised", values))
+    stem = str(quantizer.data.name)
+    if not quantizer.quantizes:
+        bench.set_numbers(quantizer.node, new, stem)
+        edit.replace_input(quantizer.node, 0, bench.constant(f"{stem}_raised", values))
         return None
-    pair = pair_of(bench, one)
+    pair = pair_of(bench, quantizer)
     if isinstance(pair, str):
         return pair
-    for each in pair.nodes:
-        renumber(bench, each, new, stem)
+    for member in pair.nodes:
+        renumber(bench, member, new, stem)
     return None
 
 
@@ -279,11 +281,11 @@ def biases(bench: Bench) -> Iterator[Fixed]:
             continue
         rule = "O05" if node.op == "Gemm" else "O06"
         tensor = str(node.inputs[2].name)
-        made = _on_product(bench, linear, bias)
-        if isinstance(made, str):
-            yield Fixed(rule, str(node.name), tensor, made, done=False)
+        rounded = _on_product(bench, linear, bias)
+        if isinstance(rounded, str):
+            yield Fixed(rule, str(node.name), tensor, rounded, done=False)
             continue
-        values, new = made
+        values, new = rounded
         back = bias.node if len(query.readers(bias.output)) == 1 else None
         if back is None:
             yield Fixed(rule, str(node.name), tensor, "other ops read the same dequantized bias", done=False)
