@@ -55,7 +55,7 @@ def to_metadata(edits: Mapping[str, tuple[ConstantEdit, ...]]) -> dict[str, str]
     """Return the entry of a model's metadata; none without changes."""
     if not edits:
         return {}
-    rows = {name: [_row(one) for one in some] for name, some in sorted(edits.items())}
+    rows = {name: [_row(constant_edit) for constant_edit in some] for name, some in sorted(edits.items())}
     return {KEY: json.dumps(rows, separators=(",", ":"))}
 
 

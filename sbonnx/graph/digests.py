@@ -65,7 +65,9 @@ def array_digests(arrays: Iterable[Array | MappedWeights]) -> Iterator[bytes]:
 
 def _content(values: Array | MappedWeights) -> bytes:
     if not isinstance(values, MappedWeights) and values.dtype.kind in "OUS":
-        parts = [one if isinstance(one, bytes) else str(one).encode("utf-8", "surrogatepass") for one in values.flat]
+        parts = [
+            item if isinstance(item, bytes) else str(item).encode("utf-8", "surrogatepass") for item in values.flat
+        ]
         return combined("texts", *parts)
     total = xxhash.xxh3_128()
     for chunk in chunks(values):
@@ -97,8 +99,8 @@ def tensor_digests(graph: Graph) -> dict[str, str]:
 
 def outputs_digest(graph: Graph, digests: Mapping[str, str] | None = None) -> str:
     """Compute the digest of a whole model from its outputs' names and digests. `digests`: of `tensor_digests`."""
-    known = tensor_digests(graph) if digests is None else digests
-    return text(combined("outputs", *(f"{known[one.name]} {one.name}".encode() for one in graph.outputs)))
+    by_name = tensor_digests(graph) if digests is None else digests
+    return text(combined("outputs", *(f"{by_name[output.name]} {output.name}".encode() for output in graph.outputs)))
 
 
 class _TensorDigests:
@@ -114,8 +116,8 @@ class _TensorDigests:
         self.opsets = {entry.domain: entry.version for entry in graph.import_domains or ()}
         self.opsets[""] = graph.opset
         self.whole: dict[int, bytes] = {}
-        constants = {id(one): one for one in all_tensors(graph) if isinstance(one, Constant)}
-        digests = array_digests(stored_values(one) for one in constants.values())
+        constants = {id(tensor): tensor for tensor in all_tensors(graph) if isinstance(tensor, Constant)}
+        digests = array_digests(stored_values(tensor) for tensor in constants.values())
         self.inner: dict[int, bytes] = dict(zip(constants, digests, strict=True))
         for tensor in all_tensors(graph):
             if not isinstance(tensor, Constant) and not tensor.inputs:  # nothing in the graph computes it
@@ -137,7 +139,10 @@ class _TensorDigests:
 
     def add_context(self, scope: Body, context: bytes) -> None:
         """Compute `final` of one scope and of its bodies. `context` is b"" if the scope always runs, once."""
-        own = [*(scope.inputs if context else ()), *(one for node in scope.nodes for one in node.outputs if one.name)]
+        own = [
+            *(scope.inputs if context else ()),
+            *(output for node in scope.nodes for output in node.outputs if output.name),
+        ]
         for tensor in own:
             inner = self.inner[id(tensor)]
             self.final[id(tensor)] = combined("within", context, inner) if context else inner
@@ -165,7 +170,7 @@ class _TensorDigests:
     def attribute(self, node: Node, name: str, value: Any) -> bytes:
         """Compute the digest of an attribute value; floats count as ONNX stores them, in 32 bits."""
         if isinstance(value, Body):
-            return combined("body", b"%d" % len(value.inputs), *(self.inner[id(one)] for one in value.outputs))
+            return combined("body", b"%d" % len(value.inputs), *(self.inner[id(item)] for item in value.outputs))
         if isinstance(value, AttributeProto):
             return combined("proto", value.SerializeToString(deterministic=True))
         if isinstance(value, Constant):
@@ -174,9 +179,9 @@ class _TensorDigests:
             return next(array_digests([value]))
         plain = value.tolist() if isinstance(value, (np.generic, np.ndarray)) else value
         if isinstance(plain, (list, tuple)):
-            if all(type(one) is int for one in plain):
+            if all(type(item) is int for item in plain):
                 return combined("ints", repr(list(plain)).encode())
-            return combined("list", *(self.attribute(node, name, one) for one in plain))
+            return combined("list", *(self.attribute(node, name, item) for item in plain))
         if isinstance(plain, int):
             return combined("int", b"%d" % plain)
         if isinstance(plain, float):

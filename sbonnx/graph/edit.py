@@ -103,10 +103,10 @@ def set_constant(node: Node, index: int, values: Array, names: Names) -> None:
     """Replace a constant input of `node` in place. The name is kept if nothing else reads the old constant."""
     old = node.inputs[index]
     alone = len(old.outputs) == 1
-    made = add_constant(node, old.name, np.ascontiguousarray(values).reshape(values.shape), names)
-    replace_input(node, index, made)
+    new = add_constant(node, old.name, np.ascontiguousarray(values).reshape(values.shape), names)
+    replace_input(node, index, new)
     if alone:
-        old.name, made.name = made.name, old.name
+        old.name, new.name = new.name, old.name
 
 
 def replace_all_uses(old: Tensor, new: Tensor, *, graph: Body, keep: Collection[Node] = ()) -> int:

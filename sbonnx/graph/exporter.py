@@ -141,7 +141,7 @@ class _GraphExporter:
             for tensor in [*(read for node in scope.nodes for read in node.inputs), *scope.outputs]:
                 if isinstance(tensor, Constant):
                     before = home.get(id(tensor), (tensor, path))[1]
-                    shared = [one for one, other in zip(before, path, strict=False) if one is other]
+                    shared = [outer for outer, inner_scope in zip(before, path, strict=False) if outer is inner_scope]
                     home[id(tensor)] = (tensor, tuple(shared))
             for node in scope.nodes:
                 for _, body in bodies(node):
@@ -185,9 +185,10 @@ class _GraphExporter:
         here = {tensor.name for tensor in proto.initializer} | {name for node in proto.node for name in node.output}
         here.update(value.name for value in proto.input)
         kept = [
-            one
-            for one in proto.quantization_annotation
-            if one.tensor_name in here and all(part.value in here for part in one.quant_parameter_tensor_names)
+            annotation
+            for annotation in proto.quantization_annotation
+            if annotation.tensor_name in here
+            and all(part.value in here for part in annotation.quant_parameter_tensor_names)
         ]
         if len(kept) != len(proto.quantization_annotation):
             replace_entries(proto.quantization_annotation, kept)
@@ -255,7 +256,7 @@ class _GraphExporter:
         if kind == TensorProto.STRING:
             values = constant(tensor)
             assert values is not None
-            proto.string_data.extend(one if isinstance(one, bytes) else str(one).encode() for one in values.flat)
+            proto.string_data.extend(item if isinstance(item, bytes) else str(item).encode() for item in values.flat)
             return
         values = stored_values(tensor)
         if not refer or stored_bytes(values) <= self.inline:
@@ -317,7 +318,7 @@ def _list_type(node: Node, name: str) -> AttributeProto.AttributeType:
         onnx.defs.OpSchema.AttrType.STRINGS: AttributeProto.STRINGS,
     }
     try:
-        known = onnx.defs.get_schema(node.op, domain=node.domain or "").attributes.get(name)
+        declared = onnx.defs.get_schema(node.op, domain=node.domain or "").attributes.get(name)
     except onnx.defs.SchemaError:
-        known = None
-    return lists.get(known.type, AttributeProto.INTS) if known is not None else AttributeProto.INTS
+        declared = None
+    return lists.get(declared.type, AttributeProto.INTS) if declared is not None else AttributeProto.INTS

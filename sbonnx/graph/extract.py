@@ -48,7 +48,7 @@ def extract(
         body = next((body for path, body in scopes(graph) if path == scope), None)
         if body is None:
             raise ModelError(f"there is no scope '{scope}' in the graph")
-        inside = {id(tensor) for tensor in [*body.inputs, *(made for node in body.nodes for made in node.outputs)]}
+        inside = {id(tensor) for tensor in [*body.inputs, *(tensor for node in body.nodes for tensor in node.outputs)]}
     wanted = [index[name] for name in outputs]
     nodes = _between(wanted, given, inside)
     copier = _Copier()
@@ -78,13 +78,13 @@ def _between(wanted: Sequence[Tensor], given: Mapping[str, Tensor], inside: set[
         inside: ids of the tensors of the body, or None for the main graph, where everything is inside.
     """
     stop = {id(tensor) for tensor in given.values()}
-    found: dict[int, Node] = {}
+    nodes: dict[int, Node] = {}
 
     def makers(tensor: Tensor, reader: Node | None) -> list[int]:
         if id(tensor) in stop or not tensor.name or isinstance(tensor, Constant):
             return []
         if tensor.inputs and (inside is None or id(tensor) in inside):
-            found[id(tensor.inputs[0])] = tensor.inputs[0]
+            nodes[id(tensor.inputs[0])] = tensor.inputs[0]
             return [id(tensor.inputs[0])]
         if inside is not None and id(tensor) not in inside:
             return []  # an outer variable: it becomes an input
@@ -92,14 +92,14 @@ def _between(wanted: Sequence[Tensor], given: Mapping[str, Tensor], inside: set[
         raise ModelError(f"the piece needs '{tensor.name}'{text}, and the given inputs do not lead to it")
 
     def needs(key: int) -> list[int]:  # reversed: the last input is computed first
-        node = found[key]
+        node = nodes[key]
         return [maker for tensor in dependencies(node) for maker in makers(tensor, node)][::-1]
 
     def cycle(key: int) -> str:
-        return f"node '{found[key].name}' ({found[key].op}) depends on its own output: the graph has a cycle"
+        return f"node '{nodes[key].name}' ({nodes[key].op}) depends on its own output: the graph has a cycle"
 
     roots = [maker for tensor in wanted for maker in makers(tensor, None)]
-    return [found[key] for key in topological_order(roots, needs, cycle)]
+    return [nodes[key] for key in topological_order(roots, needs, cycle)]
 
 
 class _Copier:

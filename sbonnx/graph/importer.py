@@ -159,7 +159,7 @@ class _GraphImporter:
             return MappedWeights(payload.source, payload.offset, proto.data_type, dims)
         if proto.data_type == TensorProto.STRING:
             texts = np.empty(len(proto.string_data), dtype=object)
-            texts[:] = [_text(one) for one in proto.string_data]
+            texts[:] = [_text(content) for content in proto.string_data]
             return texts.reshape(tuple(proto.dims))
         numpy_dtype(proto.data_type)
         try:
@@ -185,7 +185,7 @@ class _GraphImporter:
             plain[()] = _text(attribute.s)
         elif attribute.name == "value_strings":
             plain = np.empty(len(attribute.strings), object)
-            plain[:] = [_text(one) for one in attribute.strings]
+            plain[:] = [_text(content) for content in attribute.strings]
         else:
             raise ModelError(
                 f"the Constant node of '{where}' has no value: attribute '{attribute.name}' is not a form of it"
@@ -195,7 +195,9 @@ class _GraphImporter:
 
     def node(self, proto: NodeProto, visible: dict[str, Tensor], local: dict[str, Tensor], path: str) -> Node:
         where = f"{path}/{proto.name}" if path else proto.name
-        attrs = {one.name: self.attribute(one, proto, visible, f"{where}/{one.name}") for one in proto.attribute}
+        attrs = {
+            entry.name: self.attribute(entry, proto, visible, f"{where}/{entry.name}") for entry in proto.attribute
+        }
         inputs = [visible[name] if name else Variable.empty() for name in proto.input]
         outputs = [local[name] if name else Variable.empty() for name in proto.output]
         carrier = NodeProto(doc_string=proto.doc_string or None, metadata_props=proto.metadata_props)

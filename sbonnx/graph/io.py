@@ -90,7 +90,7 @@ def _load(source: str | os.PathLike[str] | ModelProto, opset: int) -> Graph:
     if not model.graph.name:
         model.graph.name = "graph"
         info.notes.append(Note("graph-named", "the graph had no name: named 'graph'"))
-    freed = sum(free_sizes([*one.input, *one.output, *one.value_info]) for one in graph_protos(model.graph))
+    freed = sum(free_sizes([*scope.input, *scope.output, *scope.value_info]) for scope in graph_protos(model.graph))
     freed += sum(free_sizes(function.value_info) for function in model.functions)
     if freed:
         info.notes.append(Note("sizes-dynamic", f"{freed} tensors had sizes below 0: read as dynamic"))
@@ -176,22 +176,22 @@ def _remove_initializer_inputs(model: ModelProto, info: ModelInfo) -> tuple[str,
 
     Before IR version 4 every initializer had to be an input, and onnx's tools fail otherwise: the version is raised.
     """
-    found: list[str] = []
+    removed: list[str] = []
     for scope in graph_protos(model.graph):
         held = {tensor.name for tensor in scope.initializer}
         held.update(sparse.values.name for sparse in scope.sparse_initializer)
         if not held:
             continue
         model.ir_version = max(model.ir_version, 4)
-        listed = tuple(one.name for one in scope.input if one.name in held)
+        listed = tuple(value.name for value in scope.input if value.name in held)
         if not listed:
             continue
         if scope is model.graph:
             info.overridable = listed
-        found += listed
-        replace_entries(scope.input, [one for one in scope.input if one.name not in held])
+        removed += listed
+        replace_entries(scope.input, [value for value in scope.input if value.name not in held])
     info.ir_version = model.ir_version
-    return tuple(found)
+    return tuple(removed)
 
 
 def _note_listed(graph: Graph, listed: Sequence[str], *, defaults: bool) -> None:
@@ -347,18 +347,18 @@ def serialize(graph: Graph) -> tuple[bytes, dict[str, Array]]:
     Raises:
         ModelError: the part stored in the model is larger than protobuf's limit of 2 GiB.
     """
-    made = skeleton(graph, inline=SESSION_BYTES, hoist=True)
-    external = {number for number, values in enumerate(made.payloads) if values.dtype.isbuiltin == 1}
+    parts = skeleton(graph, inline=SESSION_BYTES, hoist=True)
+    external = {number for number, values in enumerate(parts.payloads) if values.dtype.isbuiltin == 1}
 
     def place(number: int, size: int) -> dict[str, str]:
-        name = made.names[number]
+        name = parts.names[number]
         return {"location": name, "offset": "0", "length": str(size)} if number in external else {}
 
     try:
-        content = made.located(place)
+        content = parts.located(place)
     except (ValueError, EncodeError):
         raise ModelError("weights that must be stored in the model are larger than protobuf's limit of 2 GiB") from None
-    return content, {made.names[number]: _aligned(made.payloads[number]) for number in sorted(external)}
+    return content, {parts.names[number]: _aligned(parts.payloads[number]) for number in sorted(external)}
 
 
 def _aligned(values: Array | MappedWeights) -> Array:
@@ -368,14 +368,14 @@ def _aligned(values: Array | MappedWeights) -> Array:
 
 def digest(graph: Graph) -> str:
     """Compute the sha256 of structure and weights; storage of the weights and metadata of the file do not count."""
-    made = skeleton(graph, info=False, inline=0)
-    for scope in graph_protos(made.model.graph):  # inferred types are not part of the structure
+    parts = skeleton(graph, info=False, inline=0)
+    for scope in graph_protos(parts.model.graph):  # inferred types are not part of the structure
         del scope.value_info[:]
-        if scope is not made.model.graph:
+        if scope is not parts.model.graph:
             for value in [*scope.input, *scope.output]:
                 value.ClearField("type")
-    total = hashlib.sha256(made.model.SerializeToString(deterministic=True))
-    for values in array_digests(made.payloads):
+    total = hashlib.sha256(parts.model.SerializeToString(deterministic=True))
+    for values in array_digests(parts.payloads):
         total.update(values)
     return total.hexdigest()
 

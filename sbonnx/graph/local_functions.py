@@ -68,7 +68,10 @@ def attribute_types(model: ModelProto) -> dict[Key, dict[str, int]]:
     """Return the types of the attributes that the nodes of each function take from the call, by their names there."""
     return {
         key_of(function): {
-            one.ref_attr_name: one.type for node in node_protos(function) for one in node.attribute if one.ref_attr_name
+            attribute.ref_attr_name: attribute.type
+            for node in node_protos(function)
+            for attribute in node.attribute
+            if attribute.ref_attr_name
         }
         for function in model.functions
     }
@@ -127,11 +130,11 @@ def _cost(nodes: Iterable[NodeProto], costs: dict[Key, InlinedSize]) -> InlinedS
         if called is not None:
             total.calls = max(total.calls, called.calls)
             total.bodies = max(total.bodies, called.bodies)
-        for one in node.attribute:
-            copies = 1 if called is None else called.copies[one.name]
-            total.bytes += copies * one.ByteSize()
-            if one.ref_attr_name:
-                total.copies[one.ref_attr_name] += copies
+        for attribute in node.attribute:
+            copies = 1 if called is None else called.copies[attribute.name]
+            total.bytes += copies * attribute.ByteSize()
+            if attribute.ref_attr_name:
+                total.copies[attribute.ref_attr_name] += copies
         for name, body in body_protos(node):
             inside = _cost(body.node, costs)
             copies = 1 if called is None else called.copies[name]
@@ -139,7 +142,7 @@ def _cost(nodes: Iterable[NodeProto], costs: dict[Key, InlinedSize]) -> InlinedS
             total.bytes += copies * inside.bytes
             total.calls = max(total.calls, inside.calls)
             total.bodies = max(total.bodies, inside.bodies + 1 + (0 if called is None else called.bodies))
-            total.copies.update({each: copies * count for each, count in inside.copies.items()})
+            total.copies.update({attribute_name: copies * count for attribute_name, count in inside.copies.items()})
     return total
 
 

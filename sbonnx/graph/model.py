@@ -164,7 +164,7 @@ def drop_debug_metadata(graph: Graph) -> int:
 
     def cleaned(carriers: dict[str, Any]) -> dict[str, Any]:
         nonlocal total
-        found = {}
+        cleaned_carriers = {}
         for name, carrier in carriers.items():
             keys = {entry.key for entry in carrier.metadata_props}
             dropped = {key for key in keys if key.startswith(DEBUG_METADATA) and key != MODULE_PATHS}
@@ -176,8 +176,8 @@ def drop_debug_metadata(graph: Graph) -> int:
                 del carrier.metadata_props[:]
                 carrier.metadata_props.extend(kept)
                 total += before - carrier.ByteSize()
-            found[name] = carrier
-        return found
+            cleaned_carriers[name] = carrier
+        return cleaned_carriers
 
     info.nodes, info.tensors = cleaned(info.nodes), cleaned(info.tensors)
     info.values, info.graphs = cleaned(info.values), cleaned(info.graphs)

@@ -100,12 +100,12 @@ def complaint(op: str, opset: int) -> str | None:
     if op in RUNTIME_OPS:
         return None
     try:
-        known = onnx.defs.get_schema(op, opset, "")
+        schema = onnx.defs.get_schema(op, opset, "")
     except onnx.defs.SchemaError:
         return f"opset {opset} of ONNX has no operator '{op}'"
     return (
         f"the operator '{op}' is deprecated in opset {opset}: export it with another opset"
-        if known.deprecated
+        if schema.deprecated
         else None
     )
 
@@ -190,15 +190,19 @@ def _remove_sparse(model: ModelProto) -> dict[str, list[AttributeProto]]:
     """In place. Remove attributes that hold sparse tensors, which the converter rejects; return them by node name."""
     removed: dict[str, list[AttributeProto]] = {}
     for node in node_protos(model.graph):
-        sparse = [copied(one) for one in node.attribute if one.HasField("sparse_tensor") or one.sparse_tensors]
+        sparse = [
+            copied(attribute)
+            for attribute in node.attribute
+            if attribute.HasField("sparse_tensor") or attribute.sparse_tensors
+        ]
         if sparse:
             removed[node.name] = sparse
-            _remove_attributes(node, {one.name for one in sparse})
+            _remove_attributes(node, {attribute.name for attribute in sparse})
     return removed
 
 
 def _remove_attributes(node: NodeProto, names: Collection[str]) -> None:
-    replace_entries(node.attribute, [one for one in node.attribute if one.name not in names])
+    replace_entries(node.attribute, [attribute for attribute in node.attribute if attribute.name not in names])
 
 
 def _restore_fields(before: ModelProto, after: ModelProto) -> None:
@@ -264,7 +268,7 @@ def _known_tensors(scope: GraphProto, outer: _KnownTensors) -> _KnownTensors:
 
 
 def _mode(node: NodeProto) -> str:
-    return next((one.s.decode() for one in node.attribute if one.name == "mode"), "nearest")
+    return next((attribute.s.decode() for attribute in node.attribute if attribute.name == "mode"), "nearest")
 
 
 def _set(node: NodeProto, name: str, value: int | str) -> None:
@@ -286,7 +290,10 @@ def _prelu(node: NodeProto, view: _KnownTensors, read: set[str], opset: int) -> 
 
 def _hardmax(node: NodeProto, view: _KnownTensors, read: set[str], opset: int) -> FixFunction | str:
     """Before opset 13 Hardmax works on the flattened (rows, columns); the adapter changes nothing."""
-    axis, rank = next((one.i for one in node.attribute if one.name == "axis"), 1), view.rank(node.input[0])
+    axis, rank = (
+        next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 1),
+        view.rank(node.input[0]),
+    )
     if rank is None or axis % rank != rank - 1:
         return "before opset 13 Hardmax flattens its input, which differs here from its newer form"
     return lambda converted, scope: _set(converted, "axis", -1)

@@ -131,7 +131,7 @@ def texts(model: ModelProto) -> Iterator[str | bytes]:
     for function in model.functions:
         yield from (function.name, function.domain, function.overload, function.doc_string)
         yield from (*function.input, *function.output, *function.attribute)
-        yield from (one.name for one in function.attribute_proto)
+        yield from (attribute.name for attribute in function.attribute_proto)
         yield from (entry.domain for entry in function.opset_import)
         yield from _node_texts(list(node_protos(function)))
 
@@ -182,16 +182,16 @@ def sort_protos(graph: GraphProto, outer: frozenset[str] = frozenset()) -> bool:
     """
     given = _given_names(graph)
     maker = _makers(graph, given)
-    known = outer | given | maker.keys()
+    visible = outer | given | maker.keys()
     wants = [needs(node) for node in graph.node]
     for node, names in zip(graph.node, wants, strict=True):
-        missing = next((name for name in names if name not in known), None)
+        missing = next((name for name in names if name not in visible), None)
         if missing is not None:
             raise ModelError(
                 f"{describe(node)} reads '{missing}', which no input, initializer or node of the model gives"
             )
     for value in graph.output:
-        if value.name not in known:
+        if value.name not in visible:
             raise ModelError(
                 f"graph output '{value.name}' is given by no input, initializer or node of graph '{graph.name}'"
             )
@@ -205,7 +205,7 @@ def sort_protos(graph: GraphProto, outer: frozenset[str] = frozenset()) -> bool:
         replace_entries(graph.node, [graph.node[index] for index in order])
     for node in graph.node:
         for _, body in body_protos(node):
-            moved |= sort_protos(body, frozenset(known))
+            moved |= sort_protos(body, frozenset(visible))
     return moved
 
 

@@ -79,7 +79,7 @@ def packed(tensor: Tensor) -> Constant | None:
     A tensor that is constant itself is returned.
     """
     node = producer(tensor)
-    while node is not None and node.op in UNPACKS and all(packed(one) is not None for one in node.inputs[1:]):
+    while node is not None and node.op in UNPACKS and all(packed(operand) is not None for operand in node.inputs[1:]):
         tensor = node.inputs[0]
         node = producer(tensor)
     return tensor if isinstance(tensor, Constant) else None
@@ -102,8 +102,8 @@ def optional_input(node: Node, index: int | None) -> Tensor | None:
     """Return an input of a node; None if it is absent or empty, or if `index` is None."""
     if index is None or index >= len(node.inputs) or node.inputs[index].is_empty():
         return None
-    found: Tensor = node.inputs[index]
-    return found
+    tensor: Tensor = node.inputs[index]
+    return tensor
 
 
 def producer(tensor: Tensor) -> Node | None:
@@ -179,12 +179,12 @@ def captured(body: Body) -> list[Tensor]:
     for _, scope in scopes(body):
         inside.update(id(tensor) for tensor in scope.inputs)
         inside.update(id(tensor) for node in scope.nodes for tensor in node.outputs)
-    found: dict[int, Tensor] = {}
+    outer: dict[int, Tensor] = {}
     for _, scope in scopes(body):
         for tensor in [*(read for node in scope.nodes for read in node.inputs), *scope.outputs]:
             if tensor.name and isinstance(tensor, Variable) and id(tensor) not in inside:
-                found.setdefault(id(tensor), tensor)
-    return list(found.values())
+                outer.setdefault(id(tensor), tensor)
+    return list(outer.values())
 
 
 def dependencies(node: Node) -> Iterator[Tensor]:
@@ -253,9 +253,9 @@ def ordered(nodes: Sequence[Node]) -> list[Node]:
 
 def constant_bytes(graph: Body) -> int:
     """Return the bytes of all constants of a graph, including subgraphs; shared constants count once."""
-    found: dict[int, int] = {}
+    sizes: dict[int, int] = {}
     for tensor in all_tensors(graph):
         kind = dtype(tensor)
         if isinstance(tensor, Constant) and kind is not None:
-            found[id(tensor)] = int(prod(tensor.shape)) * kind.itemsize
-    return sum(found.values())
+            sizes[id(tensor)] = int(prod(tensor.shape)) * kind.itemsize
+    return sum(sizes.values())

@@ -38,9 +38,9 @@ def infer_shapes(model: ModelProto, *, strict_mode: bool = False, data_prop: boo
     _replace(standard.graph, _VisibleConstants())
     inferred = onnx.shape_inference.infer_shapes(standard, **options)
     result = copied(model)
-    for scope, known in zip(graph_protos(result.graph), graph_protos(inferred.graph), strict=True):
-        replace_entries(scope.value_info, [value for value in known.value_info if not value.name.startswith(STEM)])
-        replace_entries(scope.output, known.output)
+    for scope, typed in zip(graph_protos(result.graph), graph_protos(inferred.graph), strict=True):
+        replace_entries(scope.value_info, [value for value in typed.value_info if not value.name.startswith(STEM)])
+        replace_entries(scope.output, typed.output)
     return result
 
 
@@ -101,7 +101,7 @@ class _Writer:
 
     def attribute(self, name: str, default: int = 0) -> int:
         """Return an integer attribute."""
-        return next((one.i for one in self.node.attribute if one.name == name), default)
+        return next((entry.i for entry in self.node.attribute if entry.name == name), default)
 
     def add(self, op: str, inputs: Sequence[str], output: str = "", **attributes: Any) -> str:
         """Add a node; return its output, a new one by default."""

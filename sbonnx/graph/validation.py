@@ -117,14 +117,14 @@ def signature(op: str, version: int, domain: str) -> Signature | None:
     except onnx.defs.SchemaError:
         return None
     single = onnx.defs.OpSchema.FormalParameterOption.Single
-    types = {name: str(known.type).rpartition(".")[2] for name, known in schema.attributes.items()}
+    types = {name: str(attribute.type).rpartition(".")[2] for name, attribute in schema.attributes.items()}
     return Signature(
         attributes={name: int(AttributeProto.AttributeType.Value(kind)) for name, kind in types.items()},
-        required=frozenset(name for name, known in schema.attributes.items() if known.required),
+        required=frozenset(name for name, attribute in schema.attributes.items() if attribute.required),
         inputs=(schema.min_input, schema.max_input),
         outputs=(schema.min_output, schema.max_output),
-        single_inputs=frozenset(place for place, one in enumerate(schema.inputs) if one.option == single),
-        single_outputs=frozenset(place for place, one in enumerate(schema.outputs) if one.option == single),
+        single_inputs=frozenset(place for place, parameter in enumerate(schema.inputs) if parameter.option == single),
+        single_outputs=frozenset(place for place, parameter in enumerate(schema.outputs) if parameter.option == single),
     )
 
 
@@ -154,11 +154,14 @@ def validate(model: ModelProto) -> None:
 def _check_splits(model: ModelProto) -> None:
     """Check that no SplitToSequence splits into parts of 0 elements: shape inference of onnx < 1.23 divides by it."""
     nodes = list(node_protos(model.graph))
-    zeros = {one.name for scope in graph_protos(model.graph) for one in scope.initializer if _is_zero(one)}
+    zeros = {
+        candidate.name for scope in graph_protos(model.graph) for candidate in scope.initializer if _is_zero(candidate)
+    }
     zeros.update(
         node.output[0]
         for node in nodes
-        if node.op_type == "Constant" and any(one.HasField("t") and _is_zero(one.t) for one in node.attribute)
+        if node.op_type == "Constant"
+        and any(candidate.HasField("t") and _is_zero(candidate.t) for candidate in node.attribute)
     )
     for node in nodes:
         if node.op_type == "SplitToSequence" and len(node.input) > 1 and node.input[1] in zeros:
@@ -185,9 +188,9 @@ def _check_scope(scope: GraphProto, versions: dict[str, int], functions: dict[Ke
         if called is not None:
             _check_types(node, called)
         elif domain in versions:
-            known = signature(node.op_type, versions[domain], domain)
-            if known is not None:
-                _check_node(node, known)
+            operator = signature(node.op_type, versions[domain], domain)
+            if operator is not None:
+                _check_node(node, operator)
         if not domain and (
             node.op_type in ("If", "Loop") or (node.op_type == "Scan" and versions[""] >= BODIES_WITHOUT_BATCH)
         ):
@@ -197,19 +200,23 @@ def _check_scope(scope: GraphProto, versions: dict[str, int], functions: dict[Ke
 def _check_attributes(node: NodeProto) -> None:
     """Check that each attribute has one value, of its declared type."""
     seen: set[str] = set()
-    for one in node.attribute:
-        if one.name in seen:
-            raise ModelError(f"{describe(node)} lists attribute '{one.name}' twice")
-        seen.add(one.name)
-        field = FIELDS.get(one.type)
+    for attribute in node.attribute:
+        if attribute.name in seen:
+            raise ModelError(f"{describe(node)} lists attribute '{attribute.name}' twice")
+        seen.add(attribute.name)
+        field = FIELDS.get(attribute.type)
         if field is None:
-            raise ModelError(f"{describe(node)}: attribute '{one.name}' has no type that onnx {onnx.__version__} knows")
-        held = VALUES & {known.name for known, _ in one.ListFields()}
+            raise ModelError(
+                f"{describe(node)}: attribute '{attribute.name}' has no type that onnx {onnx.__version__} knows"
+            )
+        held = VALUES & {descriptor.name for descriptor, _ in attribute.ListFields()}
         if held - {field}:
-            text = f"{_name(one.type)}, and holds a value in the field '{min(held - {field})}'"
-            raise ModelError(f"{describe(node)}: attribute '{one.name}' has type {text}")
-        if field in MESSAGES and not held and not one.ref_attr_name:
-            raise ModelError(f"{describe(node)}: attribute '{one.name}' of type {_name(one.type)} has no value")
+            text = f"{_name(attribute.type)}, and holds a value in the field '{min(held - {field})}'"
+            raise ModelError(f"{describe(node)}: attribute '{attribute.name}' has type {text}")
+        if field in MESSAGES and not held and not attribute.ref_attr_name:
+            raise ModelError(
+                f"{describe(node)}: attribute '{attribute.name}' of type {_name(attribute.type)} has no value"
+            )
 
 
 def _name(kind: int) -> str:
@@ -230,7 +237,7 @@ def _check_node(node: NodeProto, known: Signature) -> None:
             raise ModelError(f"{describe(node)}: {kind} {lacks} has no name, and the operator needs it")
     _check_types(node, known.attributes)
     _check_values(node)
-    missing = known.required.difference(one.name for one in node.attribute)
+    missing = known.required.difference(attribute.name for attribute in node.attribute)
     if missing:
         raise ModelError(f"{describe(node)} lacks attribute '{min(missing)}', which the operator needs")
     if node.op_type == "Constant" and len(node.attribute) != 1:
@@ -244,26 +251,33 @@ def _check_values(node: NodeProto) -> None:
     Strings of a Constant or of other domains may be any bytes.
     """
     only_text = node.op_type != "Constant" and not domain_of(node)
-    for one in node.attribute:
-        least = LEAST.get(one.name)
-        if least is not None and one.type == AttributeProto.INT and one.i < least and not one.ref_attr_name:
-            raise ModelError(f"{describe(node)}: attribute '{one.name}' is {one.i}; it must be {least} or more")
-        for text in (one.s, *one.strings) if only_text else ():
+    for attribute in node.attribute:
+        least = LEAST.get(attribute.name)
+        if (
+            least is not None
+            and attribute.type == AttributeProto.INT
+            and attribute.i < least
+            and not attribute.ref_attr_name
+        ):
+            raise ModelError(
+                f"{describe(node)}: attribute '{attribute.name}' is {attribute.i}; it must be {least} or more"
+            )
+        for text in (attribute.s, *attribute.strings) if only_text else ():
             try:
                 text.decode()
             except UnicodeDecodeError:
                 raise ModelError(
-                    f"{describe(node)}: attribute '{one.name}' is {text[:40]!r}, which is not text"
+                    f"{describe(node)}: attribute '{attribute.name}' is {text[:40]!r}, which is not text"
                 ) from None
 
 
 def _check_types(node: NodeProto, types: dict[str, int]) -> None:
     """Check that attributes have the types of the operator (or function); unknown attributes are not checked."""
-    for one in node.attribute:
-        want = types.get(one.name, one.type)
-        if one.type != want:
+    for attribute in node.attribute:
+        want = types.get(attribute.name, attribute.type)
+        if attribute.type != want:
             raise ModelError(
-                f"{describe(node)}: attribute '{one.name}' is of type {_name(one.type)}, "
+                f"{describe(node)}: attribute '{attribute.name}' is of type {_name(attribute.type)}, "
                 f"the operator needs {_name(want)}: export the model again"
             )
 
@@ -324,18 +338,18 @@ def _types(proto: TypeProto) -> Iterator[TypeProto.Tensor | TypeProto.SparseTens
     """Yield the tensor types inside a type."""
     stack = [proto]
     while stack:
-        one = stack.pop()
-        kind = one.WhichOneof("value")
+        current = stack.pop()
+        kind = current.WhichOneof("value")
         if kind == "tensor_type":
-            yield one.tensor_type
+            yield current.tensor_type
         elif kind == "sparse_tensor_type":
-            yield one.sparse_tensor_type
+            yield current.sparse_tensor_type
         elif kind == "sequence_type":
-            stack.append(one.sequence_type.elem_type)
+            stack.append(current.sequence_type.elem_type)
         elif kind == "optional_type":
-            stack.append(one.optional_type.elem_type)
+            stack.append(current.optional_type.elem_type)
         elif kind == "map_type":
-            stack.append(one.map_type.value_type)
+            stack.append(current.map_type.value_type)
 
 
 def free_sizes(values: Sequence[ValueInfoProto]) -> int:
@@ -360,7 +374,10 @@ def type_parameters(op: str, version: int) -> tuple[tuple[str, ...], bool]:
     except onnx.defs.SchemaError:
         return (), False
     named = {constraint.type_param_str for constraint in schema.type_constraints}
-    names = tuple(one.type_str if one.type_str in named and one.is_homogeneous else "" for one in schema.inputs)
+    names = tuple(
+        parameter.type_str if parameter.type_str in named and parameter.is_homogeneous else ""
+        for parameter in schema.inputs
+    )
     return names, bool(names) and schema.inputs[-1].option == onnx.defs.OpSchema.FormalParameterOption.Variadic
 
 

@@ -100,8 +100,8 @@ class Call:
 
     def text(self, key: str, default: str) -> str:
         """Return an attribute as a string."""
-        found = self.attributes.get(key, default)
-        return found.decode() if isinstance(found, bytes) else str(found)
+        value = self.attributes.get(key, default)
+        return value.decode() if isinstance(value, bytes) else str(value)
 
     def listed(self, key: str, given: Tensor | None) -> list[int] | None:
         """Return integers that are an attribute in older opsets and an input in newer ones; None if missing."""

@@ -109,13 +109,13 @@ class TorchNet:
         Raises:
             ModelError: a node is not supported, or fails on its inputs; the message names it.
         """
-        known = {**self._constants, **feeds}
+        values = {**self._constants, **feeds}
         for step in self._steps:
-            result = compute(step.function, step.call, [known[name] if name else None for name in step.inputs])
-            known.update(zip(step.outputs, result if isinstance(result, tuple) else (result,), strict=False))
+            result = compute(step.function, step.call, [values[name] if name else None for name in step.inputs])
+            values.update(zip(step.outputs, result if isinstance(result, tuple) else (result,), strict=False))
             for name in step.last:
-                known.pop(name, None)
-        return {name: known[name] for name in self.outputs}
+                values.pop(name, None)
+        return {name: values[name] for name in self.outputs}
 
     def _prepare(self, graph: Graph) -> list[_Step]:
         last: dict[str, int] = {}

@@ -165,8 +165,8 @@ def _near(path: Path) -> str:
             stems.setdefault(entry.stem, []).append(entry.name)
     close = [name for stem in difflib.get_close_matches(path.stem, stems, n=3, cutoff=0.6) for name in stems[stem]]
     models = [name for names in stems.values() for name in names if name.endswith(".onnx")]
-    found = f"Similar names there: {', '.join(close[:3])}" if close else f"Models there: {', '.join(models[:3])}"
-    return f": check the path. {found}" if close or models else ": check the path"
+    hint = f"Similar names there: {', '.join(close[:3])}" if close else f"Models there: {', '.join(models[:3])}"
+    return f": check the path. {hint}" if close or models else ": check the path"
 
 
 def _parse(source: WeightBytes, label: str) -> OpenedModel:

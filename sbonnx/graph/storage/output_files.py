@@ -162,7 +162,7 @@ def check_outside_inputs(path: Path) -> None:
             beside = str(place.parent) == folder in with_models and MODEL_SUFFIX in path.suffixes
             if place.is_relative_to(folder) and not beside:
                 raise OutputError(f"'{path}' is in '{given}', an input of this run: name a file outside of it")
-        elif there and any(_same(path, each) for each in _files_of(given)):
+        elif there and any(_same(path, input_file) for input_file in _files_of(given)):
             raise OutputError(f"'{path}' is an input of this run: give another name for the output")
 
 
@@ -285,12 +285,12 @@ def staged(target: Path, inputs: Iterable[Path] = (), *, force: bool = False) ->
 
 def _publish(folder: Path, target: Path, inputs: Sequence[Path], *, force: bool) -> None:
     """Move the files to their final path, the model last."""
-    made = [path for path in folder.iterdir() if path.name != MARKER]
-    made.sort(key=lambda path: path.name == target.name)
-    for path in made:
+    files = [path for path in folder.iterdir() if path.name != MARKER]
+    files.sort(key=lambda path: path.name == target.name)
+    for path in files:
         check_target(target.parent / path.name, inputs, force=force)
     try:
-        for path in made:
+        for path in files:
             move(path, target.parent / path.name)
     except OSError as error:
         raise OutputError(f"'{target}' cannot be written: {error.strerror or error}") from error

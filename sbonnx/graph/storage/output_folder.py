@@ -166,8 +166,8 @@ def is_own_file(path: Path, folder: Path) -> bool:
     except (OSError, RuntimeError):  # RuntimeError: links in a circle, before Python 3.13
         return False
     top = folder.resolve()
-    blobs = [each.parent.parent / "blobs" for each in (top, top.parent) if each.parent.name == "snapshots"]
-    return any(real.is_relative_to(root) for root in (top, *(each for each in blobs if not each.is_symlink())))
+    blobs = [parent.parent.parent / "blobs" for parent in (top, top.parent) if parent.parent.name == "snapshots"]
+    return any(real.is_relative_to(root) for root in (top, *(parent for parent in blobs if not parent.is_symlink())))
 
 
 def _entries(folder: Path) -> Iterator[Path]:

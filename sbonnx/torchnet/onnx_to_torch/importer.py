@@ -231,9 +231,9 @@ class GraphImporter:
         kind, dims = dtype(out), shape(out)
         if node.op not in SIZES or len(node.outputs) != 1 or kind is None or kind.kind not in "iub" or dims is None:
             return False
-        known = [size for size in dims if isinstance(size, int)]
-        dynamic = node.op == "ConstantOfShape" and len(known) < len(dims)
-        if len(dims) > 1 or max(known, default=0) > LONGEST or dynamic:
+        static_dims = [size for size in dims if isinstance(size, int)]
+        dynamic = node.op == "ConstantOfShape" and len(static_dims) < len(dims)
+        if len(dims) > 1 or max(static_dims, default=0) > LONGEST or dynamic:
             return False
         given = [tensor for tensor in node.inputs if tensor.name]
         return any(tensor.name in self.sizes for tensor in given) and all(map(self._is_size, given))

@@ -105,7 +105,7 @@ class TensorCreation(NodeModule):
 
     def forward(self, *inputs: Any) -> Any:
         result = super().forward(*inputs)
-        return tuple(self._moved(each) for each in result) if isinstance(result, tuple) else self._moved(result)
+        return tuple(self._moved(output) for output in result) if isinstance(result, tuple) else self._moved(result)
 
     def _moved(self, value: torch.Tensor) -> torch.Tensor:
         return value.to(self.place.device, self.place.dtype if value.dtype == torch.float32 else value.dtype)

@@ -116,8 +116,8 @@ def constant_of_shape(call: Call, shape: Value) -> Value:
     """ONNX ConstantOfShape with a result of rank 0 or 1."""
     value = call.attributes.get("value")
     filled = np.zeros(1) if value is None else np.asarray(value)
-    one = filled.reshape(-1)[0].item()
-    return (one,) * shape[0] if len(shape) else one
+    fill = filled.reshape(-1)[0].item()
+    return (fill,) * shape[0] if len(shape) else fill
 
 
 def _reduced(function: Callable[[Any], Any]) -> Callable[..., Value]:

@@ -34,8 +34,8 @@ def set_values(tensor: Any, values: Array) -> None:
     """Set the values of a constant in place; its dtype and shape are kept."""
     if not isinstance(tensor, Constant):
         raise ModelError(f"'{getattr(tensor, 'name', tensor)}' is not a constant of the graph: it has no values to set")
-    known = np.asarray(constant(tensor))
-    tensor.values = np.asarray(values, known.dtype).reshape(known.shape)
+    stored = np.asarray(constant(tensor))
+    tensor.values = np.asarray(values, stored.dtype).reshape(stored.shape)
 
 
 def differ(known: Array, values: Array) -> bool:

@@ -42,7 +42,7 @@ def matmul_nbits(
         return x @ weight.to(x.dtype).transpose(0, 1)
 
     inputs = (x, codes, scales, zero_points)
-    if call.torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in inputs):
+    if call.torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs):
         from torch.utils.checkpoint import checkpoint
 
         y = checkpoint(product, *inputs, use_reentrant=False, preserve_rng_state=False)

@@ -186,7 +186,7 @@ def col2im(call: Call, x: Tensor, image: Tensor, block: Tensor) -> Tensor:
         raise Unfit(f"Col2Im has {len(size)} spatial axes")
     pads = call.integers("pads") or [0] * 4
     before, after = pads[:2], pads[2:]
-    wide = [length + one + other for length, one, other in zip(size, before, after, strict=True)]
+    wide = [length + low + high for length, low, high in zip(size, before, after, strict=True)]
     dilations, strides = call.integers("dilations") or [1, 1], call.integers("strides") or [1, 1]
     y = call.torch.nn.functional.fold(x, wide, kernel, dilations, 0, strides)
     return y[:, :, before[0] : before[0] + size[0], before[1] : before[1] + size[1]]
@@ -261,9 +261,9 @@ def _bilinear(call: Call, x: Tensor, ys: Tensor, xs: Tensor, *, reduce_max: bool
         low = at.floor().clamp(max=size - 1)
         share = at - low
         places = torch.arange(size, device=x.device)
-        one = (places == low[..., None]).to(x.dtype)
-        two = (places == (low + 1).clamp(max=size - 1)[..., None]).to(x.dtype)
-        return one * ((1 - share) * inside)[..., None], two * (share * inside)[..., None], inside
+        lower = (places == low[..., None]).to(x.dtype)
+        upper = (places == (low + 1).clamp(max=size - 1)[..., None]).to(x.dtype)
+        return lower * ((1 - share) * inside)[..., None], upper * (share * inside)[..., None], inside
 
     y0, y1, _ = taps(ys, x.shape[2])
     x0, x1, _ = taps(xs, x.shape[3])
@@ -290,8 +290,8 @@ def non_max_suppression(
         x, y, w, h = boxes.unbind(-1)
         edges = torch.stack([y - h / 2, x - w / 2, y + h / 2, x + w / 2], dim=-1)
     else:  # any two opposite corners
-        one, two = boxes[..., :2], boxes[..., 2:]
-        edges = torch.cat([torch.minimum(one, two), torch.maximum(one, two)], dim=-1)
+        first, second = boxes[..., :2], boxes[..., 2:]
+        edges = torch.cat([torch.minimum(first, second), torch.maximum(first, second)], dim=-1)
     picked: list[list[int]] = []
     for sample in range(scores.shape[0]):
         for label in range(scores.shape[1]):

@@ -24,7 +24,7 @@ def attention(
     mask, past_k, past_v, lengths = [*optional, None, None, None, None][:4]
     if flat:
         q = _heads(q, call.integer("q_num_heads", 1))
-        k, v = (_heads(one, call.integer("kv_num_heads", 1)) for one in (k, v))
+        k, v = (_heads(values, call.integer("kv_num_heads", 1)) for values in (k, v))
     if past_k is not None and past_v is not None:
         k, v = torch.cat([past_k, k], dim=2), torch.cat([past_v, v], dim=2)
     present = (k, v)
@@ -151,10 +151,10 @@ def recurrent(call: Call, x: Tensor, w: Tensor, r: Tensor, *optional: Tensor | N
     batch_first = bool(call.integer("layout", 0))
     if batch_first:
         x = x.transpose(0, 1)
-        h, c = (None if one is None else one.transpose(0, 1) for one in (h, c))
+        h, c = (None if state is None else state.transpose(0, 1) for state in (h, c))
     hidden, directions = r.shape[2], r.shape[0]
     empty = x.new_zeros(directions, x.shape[1], hidden)
-    h, c = (empty if one is None else one for one in (h, c))
+    h, c = (empty if state is None else state for state in (h, c))
     b = w.new_zeros(directions, 2 * w.shape[1]) if b is None else b
     half = w.shape[1]
     weights = [_Weights(w[d], r[d], b[d, :half], b[d, half:], None if p is None else p[d]) for d in range(directions)]
@@ -169,7 +169,7 @@ def recurrent(call: Call, x: Tensor, w: Tensor, r: Tensor, *optional: Tensor | N
 
 def _named(call: Call, directions: int) -> list[str]:
     given = call.attributes.get("activations") or DEFAULTS[call.op] * directions
-    return [(one.decode() if isinstance(one, bytes) else str(one)).lower() for one in given]
+    return [(name.decode() if isinstance(name, bytes) else str(name)).lower() for name in given]
 
 
 def _is_plain(call: Call) -> bool:
@@ -277,8 +277,8 @@ def _activations(call: Call, directions: int) -> list[list[Activation]]:
         alpha = alphas.pop(0) if default_alpha is not None and alphas else default_alpha
         beta = betas.pop(0) if default_beta is not None and betas else default_beta
         functions.append(make(call.torch, alpha, beta))
-    each = len(DEFAULTS[call.op])
-    return [functions[d * each : (d + 1) * each] for d in range(directions)]
+    per_direction = len(DEFAULTS[call.op])
+    return [functions[d * per_direction : (d + 1) * per_direction] for d in range(directions)]
 
 
 _Row = tuple[float | None, float | None, Callable[[Any, Any, Any], Activation]]
