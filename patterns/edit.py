@@ -38,10 +38,10 @@ class Edit:
                 one after the rewrite.
         """
         values = np.ascontiguousarray(values).reshape(np.shape(values))
-        made = add_constant(self._index.graph, stem, values, self._index.names)
+        tensor = add_constant(self._index.graph, stem, values, self._index.names)
         if instead is not None:
-            self._heirs.append((instead, made))
-        return made
+            self._heirs.append((instead, tensor))
+        return tensor
 
     @overload
     def node(
@@ -93,12 +93,12 @@ class Edit:
         read = [Variable.empty() if tensor is None else tensor for tensor in inputs]
         while read and read[-1].is_empty():
             read.pop()
-        made = tuple(Variable(self.fresh(f"{name}_output")) for _ in range(outputs))
+        results = tuple(Variable(self.fresh(f"{name}_output")) for _ in range(outputs))
         kept = {key: value for key, value in (attrs or {}).items() if value is not None}
-        node = Node(op, name, kept, inputs=read, outputs=list(made), domain=domain or None)
+        node = Node(op, name, kept, inputs=read, outputs=list(results), domain=domain or None)
         self._index.add(node, before=self._match.root)
         self._new.append(node)
-        return made[0] if outputs == 1 else made
+        return results[0] if outputs == 1 else results
 
     def replace(self, old: Tensor, new: Tensor) -> None:
         """Replace `old` by `new` for all readers of `old`, including those in bodies, and as an output.

@@ -95,13 +95,13 @@ def apply(graph: Graph, patterns: Sequence[Pattern | Sweep]) -> Applied:
     for _ in range(ROUNDS):
         before = len(fired)
         refusals: list[Refusal] = []
-        for whole, group in groupby(patterns, key=lambda one: isinstance(one, Sweep)):
+        for whole, group in groupby(patterns, key=lambda entry: isinstance(entry, Sweep)):
             if whole:
-                outcomes = [outcome for one in group if isinstance(one, Sweep) for outcome in one.run(graph)]
+                outcomes = [outcome for entry in group if isinstance(entry, Sweep) for outcome in entry.run(graph)]
                 fired += [outcome for outcome in outcomes if isinstance(outcome, Fired)]
                 refusals += [outcome for outcome in outcomes if isinstance(outcome, Refusal)]
             else:
-                settling = _Settling(graph, [one for one in group if isinstance(one, Pattern)])
+                settling = _Settling(graph, [entry for entry in group if isinstance(entry, Pattern)])
                 settling.run()
                 fired += settling.fired
                 refusals += settling.refusals.values()
@@ -147,10 +147,10 @@ class _Settling:
         self.index.commit()
 
     def by_op(self, nodes: Iterable[Node]) -> dict[str, dict[int, Node]]:
-        found: dict[str, dict[int, Node]] = {}
+        nodes_by_op: dict[str, dict[int, Node]] = {}
         for node in nodes:
-            found.setdefault(node.op, {})[id(node)] = node
-        return found
+            nodes_by_op.setdefault(node.op, {})[id(node)] = node
+        return nodes_by_op
 
     def visit(self, pattern: Pattern, node: Node) -> list[Node]:
         """Try one pattern at one node. Return the nodes to visit again if it was applied."""

@@ -184,8 +184,8 @@ class _TreeSearch:
 
     def attributes_fit(self, want: Op, node: Node) -> bool:
         for name, value in want.attrs.items():
-            found = attribute_of(node, name, self.index.opset)
-            if not (value(found) if callable(value) else found == value):
+            actual = attribute_of(node, name, self.index.opset)
+            if not (value(actual) if callable(value) else actual == value):
                 return False
         return True
 

@@ -71,7 +71,7 @@ def _gathered(mass: Array, used: Array, opened: Array, starts: Array) -> tuple[A
         opened: candidates with one more non-empty bin in the last group.
         starts: see `_starts`.
     """
-    found, end = np.empty(len(starts)), np.empty(len(starts))
+    total, end = np.empty(len(starts)), np.empty(len(starts))
     rows = max(1, BLOCK // starts.shape[1])
     for start in range(0, len(starts), rows):
         part = slice(start, start + rows)
@@ -82,14 +82,14 @@ def _gathered(mass: Array, used: Array, opened: Array, starts: Array) -> tuple[A
         np.maximum(filled, 1.0, out=filled)
         shared = np.divide(inside, filled, out=filled)
         end[part] = shared[:, -1]
-        found[part] = np.einsum("ij,ij->i", inside, np.log(np.maximum(shared, TINY, out=shared), out=shared))
-    return found, end
+        total[part] = np.einsum("ij,ij->i", inside, np.log(np.maximum(shared, TINY, out=shared), out=shared))
+    return total, end
 
 
 def best_bin(histogram: Array, levels: int) -> int:
     """Return the number of bins to keep, with the least divergence; the largest number wins ties."""
-    found = divergences(histogram, levels)
-    return len(histogram) - int(np.argmin(found[::-1]))
+    divergence_of_bins = divergences(histogram, levels)
+    return len(histogram) - int(np.argmin(divergence_of_bins[::-1]))
 
 
 @lru_cache(maxsize=8)
@@ -143,8 +143,8 @@ class KlHistogram(Solver):
     def solve(self, distribution: Distribution, target: ObserverTarget) -> tuple[Array, Array]:
         lo, hi = distribution.lo.copy(), distribution.hi.copy()
         for index in range(distribution.ranges):
-            one = rows_of(distribution, slice(index, index + 1))
-            t = threshold(one, target.spec)
+            row = rows_of(distribution, slice(index, index + 1))
+            t = threshold(row, target.spec)
             lo[index], hi[index] = max(lo[index], -t), min(hi[index], t)
         return lo, hi
 
@@ -183,20 +183,20 @@ def magnitudes(distribution: Distribution, bins: int) -> Array:
         return _counted(distribution, bins, largest)
     edges = np.arange(bins + 1) * (largest / bins)
     edges[-1] = largest
-    found = np.zeros(bins)
+    histogram = np.zeros(bins)
     for side in (distribution, mirrored(distribution)):
         counts = np.where(side.left > 0, side.counts, 0)
         positive = Distribution(side.left, side.right, counts, side.lo, side.hi, side.exact)
-        found += np.diff(Curve.of(positive).upto(edges)[0])
-    return np.maximum(found, 0.0)
+        histogram += np.diff(Curve.of(positive).upto(edges)[0])
+    return np.maximum(histogram, 0.0)
 
 
 def _counted(distribution: Distribution, bins: int, largest: float) -> Array:
     """Count single values as `magnitudes`: bin k holds k <= |x| bins / largest < k + 1, the last its end as well."""
-    found = np.zeros(bins)
+    histogram = np.zeros(bins)
     for start in range(0, distribution.left.shape[1], TILE):
         x = np.abs(distribution.left[0, start : start + TILE].astype(np.float64))
         counts = np.where(x > 0, distribution.counts[0, start : start + TILE], 0)
         places = np.minimum((x * (bins / largest)).astype(np.int64), bins - 1)
-        found += np.bincount(places, weights=counts, minlength=bins)
-    return found
+        histogram += np.bincount(places, weights=counts, minlength=bins)
+    return histogram

@@ -43,7 +43,8 @@ def errors_of(distributions: Sequence[Distribution], target: ObserverTarget) -> 
 
         return errors_of_floats
     parts = [
-        (place, _step_errors(one, target)) for place, one in zip(_places(distributions), distributions, strict=True)
+        (place, _step_errors(distribution, target))
+        for place, distribution in zip(_places(distributions), distributions, strict=True)
     ]
 
     def errors(lo: Array, hi: Array) -> Array:
@@ -51,8 +52,8 @@ def errors_of(distributions: Sequence[Distribution], target: ObserverTarget) -> 
         scale = params.scale.astype(np.float64)
         zero = params.zero_point.astype(np.float64)
         lowest, highest = target.spec.qmin - zero, target.spec.qmax - zero
-        found = [part(scale[:, place], lowest[:, place], highest[:, place]) for place, part in parts]
-        return np.concatenate(found, axis=1) if len(found) > 1 else found[0]
+        by_part = [part(scale[:, place], lowest[:, place], highest[:, place]) for place, part in parts]
+        return np.concatenate(by_part, axis=1) if len(by_part) > 1 else by_part[0]
 
     return errors
 
@@ -79,7 +80,7 @@ def _step_errors(distribution: Distribution, target: ObserverTarget) -> StepErro
 
 def _places(distributions: Sequence[Distribution]) -> list[slice]:
     """Return the places of the ranges of each distribution among those of all."""
-    bounds = np.cumsum([0, *(one.ranges for one in distributions)]).tolist()
+    bounds = np.cumsum([0, *(distribution.ranges for distribution in distributions)]).tolist()
     return [slice(start, stop) for start, stop in pairwise(bounds)]
 
 
@@ -90,7 +91,9 @@ def _params_of(params: QParams, place: slice) -> QParams:
 def _true_errors(distributions: Sequence[Distribution], params: QParams) -> Array:
     """Compute the `quantization_error` of all ranges of `distributions`, float64 (C,)."""
     pairs = zip(distributions, _places(distributions), strict=True)
-    return np.concatenate([quantization_error(one, _params_of(params, place)) for one, place in pairs])
+    return np.concatenate(
+        [quantization_error(distribution, _params_of(params, place)) for distribution, place in pairs]
+    )
 
 
 def _means_of_bins(distribution: Distribution, weights: Array, scale: Array, lowest: Array, highest: Array) -> Array:
@@ -171,17 +174,18 @@ class Mse(Solver):
     def bounds_of(self, sketches: Sequence[Sketch], spec: QuantSpec, rule: ScaleRule = "exact") -> list[Bounds]:
         """Compute the ranges of several tensors; those of one range each are searched together, with equal results."""
         target = ObserverTarget.of(spec, rule)
-        found: dict[int, Bounds] = {}
+        searched: dict[int, Bounds] = {}
         for places, distributions in _batches(sketches):
             lo, hi = self._searched(distributions, target)
             if rule == "exact":
                 low, high = (
-                    np.concatenate(ends) for ends in zip(*((one.lo, one.hi) for one in distributions), strict=True)
+                    np.concatenate(ends)
+                    for ends in zip(*((member.lo, member.hi) for member in distributions), strict=True)
                 )
                 lo, hi = (np.clip(end, low, high) for end in (lo, hi))
             pairs = zip(as_stored(lo), as_stored(hi), strict=True)
-            found.update((place, Bounds(*map(np.asarray, ends))) for place, ends in zip(places, pairs, strict=True))
-        return [found[i] if i in found else self.bounds(one, spec, rule) for i, one in enumerate(sketches)]
+            searched.update((place, Bounds(*map(np.asarray, ends))) for place, ends in zip(places, pairs, strict=True))
+        return [searched[i] if i in searched else self.bounds(sketch, spec, rule) for i, sketch in enumerate(sketches)]
 
     def _searched(self, distributions: Sequence[Distribution], target: ObserverTarget) -> tuple[Array, Array]:
         search = _Search(distributions, target)
@@ -221,7 +225,7 @@ def _batches(sketches: Sequence[Sketch]) -> Iterator[tuple[list[int], list[Distr
         places, batch = waiting.setdefault(signs, ([], []))
         places.append(place)
         batch.append(distribution)
-        if sum(one.left.shape[1] for one in batch) >= TILE:
+        if sum(member.left.shape[1] for member in batch) >= TILE:
             yield waiting.pop(signs)
     yield from waiting.values()
 
@@ -241,8 +245,8 @@ class _Search:
         self.distributions = distributions
         self.target = target
         self.parts = list(zip(distributions, _places(distributions), strict=True))
-        self.first_lo = np.concatenate([one.lo for one in distributions])
-        self.first_hi = np.concatenate([one.hi for one in distributions])
+        self.first_lo = np.concatenate([distribution.lo for distribution in distributions])
+        self.first_hi = np.concatenate([distribution.hi for distribution in distributions])
         self.lo, self.hi = self.first_lo, self.first_hi
         self.whole = self._true_errors(self.lo, self.hi)
         self.error = self.whole
@@ -297,15 +301,20 @@ class _Search:
         limit = self.whole
         if self.target.rule == "exact":
             whole = self.target.params(self.first_lo, self.first_hi)
-            limits = [to_beat(one, _params_of(whole, place), self.whole[place]) for one, place in self.parts]
+            limits = [
+                to_beat(distribution, _params_of(whole, place), self.whole[place]) for distribution, place in self.parts
+            ]
             limit = np.concatenate(limits)
         better = self._true_errors(lo, hi) < limit
         return np.where(better, lo, self.first_lo), np.where(better, hi, self.first_hi)
 
     def _begin(self) -> tuple[Errors, Array, Array]:
         """Return the fast error function and the smallest allowed ends."""
-        coarse = [coarsened(one) for one in self.distributions]
-        ends = [least_ends(one, self.whole[place]) for one, (_, place) in zip(coarse, self.parts, strict=True)]
+        coarse = [coarsened(distribution) for distribution in self.distributions]
+        ends = [
+            least_ends(distribution, self.whole[place])
+            for distribution, (_, place) in zip(coarse, self.parts, strict=True)
+        ]
         low, high = (np.concatenate(end) for end in zip(*ends, strict=True))
         return errors_of(coarse, self.target), np.maximum(low, self.lo), np.minimum(high, self.hi)
 
@@ -331,10 +340,10 @@ class _Search:
         def attempt(share: Array) -> Array:
             """Compute the errors of `share` (K, C) and keep the best candidates."""
             lo, hi = ends(share)
-            found = errors(lo, hi)
-            best = np.argmin(found, axis=0)[None]
-            self._keep(*(np.take_along_axis(x, best, axis=0)[0] for x in (lo, hi, found)))
-            return found
+            candidate_errors = errors(lo, hi)
+            best = np.argmin(candidate_errors, axis=0)[None]
+            self._keep(*(np.take_along_axis(x, best, axis=0)[0] for x in (lo, hi, candidate_errors)))
+            return candidate_errors
 
         step = (stop - start) / (grid - 1)
         shares = start + np.arange(grid)[:, None] * step
@@ -348,14 +357,14 @@ class _Search:
 def _golden(attempt: Callable[[Array], Array], start: Array, stop: Array, sections: int) -> None:
     """Run golden-section search on [start, stop], float64 (C,), for all ranges at once; `attempt` keeps the best."""
     inner = np.stack([stop - GOLDEN * (stop - start), start + GOLDEN * (stop - start)])
-    found = attempt(inner)
+    inner_errors = attempt(inner)
     for _ in range(sections - 2):
-        left = found[0] < found[1]
+        left = inner_errors[0] < inner_errors[1]
         start, stop = np.where(left, start, inner[0]), np.where(left, inner[1], stop)
         new = np.where(left, stop - GOLDEN * (stop - start), start + GOLDEN * (stop - start))
         error = attempt(new[None])[0]
         inner = np.stack([np.where(left, new, inner[1]), np.where(left, inner[0], new)])
-        found = np.stack([np.where(left, error, found[1]), np.where(left, found[0], error)])
+        inner_errors = np.stack([np.where(left, error, inner_errors[1]), np.where(left, inner_errors[0], error)])
 
 
 def _everywhere(ends: Array) -> tuple[Array, Array]:

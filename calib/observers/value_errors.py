@@ -20,7 +20,7 @@ def step_means(x: Array, weights: Array, scale: Array, lowest: Array, highest: A
         weights: float32 (C, n) or (1, n), share of each value.
         scale, lowest, highest: float64 (K, C); lowest and highest integer, minus the zero point.
     """
-    inverse, low, high = (np.asarray(each, np.float32) for each in (1 / scale, lowest, highest))
+    inverse, low, high = (np.asarray(values, np.float32) for values in (1 / scale, lowest, highest))
     if native is None:
         return np.stack([_step_mean(x, weights, *row) for row in zip(inverse, low, high, strict=True)])
     (inverse, low, high), sums = map(np.ascontiguousarray, (inverse, low, high)), np.empty(scale.shape, np.float32)
@@ -57,7 +57,7 @@ def squared_errors(x: Array, counts: Array, params: QParams) -> Array:
         off *= counts
         return np.asarray(off.sum(axis=1))
     x, counts, sums = np.ascontiguousarray(x), counts.astype(np.float64, order="C"), np.empty(len(x))
-    scale, zero = (np.ascontiguousarray(each, np.float32) for each in (params.scale, params.zero_point))
+    scale, zero = (np.ascontiguousarray(values, np.float32) for values in (params.scale, params.zero_point))
     native.value_errors(
         address(x), address(counts), *x.shape, _own(x, counts), address(scale), address(zero), params.spec.qmin,
         params.spec.qmax, address(sums),

@@ -38,21 +38,21 @@ def without_masks(site: Site, sketch: Sketch, ways: dict[str, bool]) -> tuple[Sk
     """
     if site.tensor not in ways or sketch.axis is not None or sketch.detail != "histogram" or not sketch.finite:
         return sketch, None
-    found = sketch.distribution()
-    left, right = (np.asarray(edges, np.float64)[0] for edges in (found.left, found.right))
-    used = np.flatnonzero(np.broadcast_to(found.counts, (1, len(left)))[0])
+    distribution = sketch.distribution()
+    left, right = (np.asarray(edges, np.float64)[0] for edges in (distribution.left, distribution.right))
+    used = np.flatnonzero(np.broadcast_to(distribution.counts, (1, len(left)))[0])
     left, right = left[used], right[used]
-    next_sizes = np.maximum(np.maximum(np.abs(left[1:]), abs(float(found.hi[0]))), 1.0)
+    next_sizes = np.maximum(np.maximum(np.abs(left[1:]), abs(float(distribution.hi[0]))), 1.0)
     gaps = np.flatnonzero((right[:-1] <= FAR) & (-right[:-1] >= GAP * next_sizes))
     if not len(gaps) and not sketch.inf:
         return sketch, None
-    low, high = float(left[gaps[-1] + 1] if len(gaps) else found.lo[0]), float(found.hi[0])
+    low, high = float(left[gaps[-1] + 1] if len(gaps) else distribution.lo[0]), float(distribution.hi[0])
     cut = float(right[gaps[-1]]) / np.sqrt(GAP) if len(gaps) else -np.inf
     if low == high:  # of a mask alone, both values are exact at any scale
-        floor = max(float(found.lo[0]), LEAST_MASK) if len(gaps) else LEAST_MASK
+        floor = max(float(distribution.lo[0]), LEAST_MASK) if len(gaps) else LEAST_MASK
     else:
         floor = low - MARGIN - (0.0 if ways[site.tensor] else high - low)
-    mask = "-inf" if sketch.inf else f"{float(found.lo[0]):.4g}"
+    mask = "-inf" if sketch.inf else f"{float(distribution.lo[0]):.4g}"
     note = Note(
         "masks-left-out",
         f"'{site.tensor}': masks down to {mask} become {floor:.4g} in its range, where a softmax makes zeros of them",

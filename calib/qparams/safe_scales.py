@@ -126,21 +126,23 @@ def unread(plan: Plan, qparams: Mapping[str, QParams], lost: Collection[str]) ->
 
 def pooled(sites: Sequence[Site], tensors: Mapping[str, Tensor], ranges: Mapping[str, Bounds]) -> dict[str, Bounds]:
     """Widen the ranges of global pool outputs, so that onnxruntime can compute them from their quantized inputs."""
-    found = dict(ranges)
+    widened = dict(ranges)
     read = {reader: site for site in sites if site.role == "activation" for reader in site.readers}
     for site in sites:
-        node = producer(tensors[site.tensor]) if site.role == "activation" and site.key in found else None
+        node = producer(tensors[site.tensor]) if site.role == "activation" and site.key in widened else None
         if node is None or node.op != GLOBAL_POOL:
             continue
         before = read.get(Reader(node.name, 0))
-        if before is None or before.key not in found:
+        if before is None or before.key not in widened:
             continue
-        source, target = found[before.key], found[site.key]
-        wide, narrow = (float(np.max(exact_scale(one, of.spec))) for one, of in ((source, before), (target, site)))
+        source, target = widened[before.key], widened[site.key]
+        wide, narrow = (
+            float(np.max(exact_scale(bounds, of.spec))) for bounds, of in ((source, before), (target, site))
+        )
         if narrow * POOL_RATIO < wide:
             least = Bounds(source.lo / np.float32(POOL_RATIO), source.hi / np.float32(POOL_RATIO)).union(target)
-            found.update((other.key, least) for other in sites if other.group == site.group and other.key in found)
-    return found
+            widened.update((other.key, least) for other in sites if other.group == site.group and other.key in widened)
+    return widened
 
 
 def with_headroom(
@@ -161,33 +163,33 @@ def with_headroom(
     Returns:
         The scales and zero points by site key; weights that stay float; a note for each weight that was changed.
     """
-    found, refusals, notes = dict(qparams), [], []
+    fitted, refusals, notes = dict(qparams), [], []
     by_key = plan.by_key()
     for site in plan.of_role("bias"):
         activation, weight = site.follows or ("", "")
-        if activation not in found or weight not in found or weight not in by_key:
+        if activation not in fitted or weight not in fitted or weight not in by_key:
             continue
         values, bias = constant(tensors[by_key[weight].tensor]), constant(tensors[site.tensor])
-        if values is None or bias is None or found[weight].scale.size == 0:
+        if values is None or bias is None or fitted[weight].scale.size == 0:
             continue
-        made = found[weight]
-        wanted = _needed(values, bias, found[activation], made)
+        weight_params = fitted[weight]
+        wanted = _needed(values, bias, fitted[activation], weight_params)
         limit = float(limits_for(plan, tensors[by_key[weight].tensor]).most)
-        axis = made.spec.axis
+        axis = weight_params.spec.axis
         others = None if axis is None else tuple(i for i in range(values.ndim) if i != axis)
-        free = (wanted > 0) & (made.scale == UNUSED_SCALE) & ~np.any(values != 0, axis=others)
-        scale = np.where(free, np.maximum(wanted, plan.scales.least), np.maximum(made.scale, wanted))
-        stiff = made.scale.ndim == 0 or len(by_key[weight].readers) > 1
-        if (stiff and (~free & (scale > COARSER * made.scale)).any()) or (scale > limit).any():
-            del found[weight]
+        free = (wanted > 0) & (weight_params.scale == UNUSED_SCALE) & ~np.any(values != 0, axis=others)
+        scale = np.where(free, np.maximum(wanted, plan.scales.least), np.maximum(weight_params.scale, wanted))
+        stiff = weight_params.scale.ndim == 0 or len(by_key[weight].readers) > 1
+        if (stiff and (~free & (scale > COARSER * weight_params.scale)).any()) or (scale > limit).any():
+            del fitted[weight]
             why = Reason(
                 "bias-overflows", f"its int32 bias '{site.tensor}' would overflow at any scale that serves its weights"
             )
             refusals.append(Refusal("quantize weight", by_key[weight].tensor, why))
             continue
-        changed = scale != made.scale
+        changed = scale != weight_params.scale
         if changed.any():
-            found[weight] = replace(made, scale=np.asarray(scale, np.float32))
+            fitted[weight] = replace(weight_params, scale=np.asarray(scale, np.float32))
             notes.append(
                 Note(
                     "scales-for-bias",
@@ -195,7 +197,7 @@ def with_headroom(
                     "int32 bias",
                 )
             )
-    return found, refusals, notes
+    return fitted, refusals, notes
 
 
 def _needed(weight: Array, bias: Array, data: QParams, made: QParams) -> Array:

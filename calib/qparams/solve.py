@@ -75,14 +75,14 @@ def weight_bounds(site: Site, weight: Array, rule: ScaleRule = "exact") -> Bound
     if not _is_finite(weight):
         raise NumericError(f"weight '{site.tensor}' holds NaN or infinite values: fix the model")
     if site.spec.block_size is not None:
-        found = _block_bounds(weight, site.spec, observer, rule)
+        bounds = _block_bounds(weight, site.spec, observer, rule)
     else:
-        found = observer.bounds(Sketch.of(weight, site.spec.axis), replace(site.spec, pairs=()), rule)
+        bounds = observer.bounds(Sketch.of(weight, site.spec.axis), replace(site.spec, pairs=()), rule)
     if site.rounding.scale == "hqq":
-        found = hqq_bounds(weight, site.spec, found, rule)
+        bounds = hqq_bounds(weight, site.spec, bounds, rule)
     if site.spec.pairs:
-        found = pair_bounds(weight, site.spec, found, rule)
-    return Bounds(spill_large(found.lo), spill_large(found.hi))
+        bounds = pair_bounds(weight, site.spec, bounds, rule)
+    return Bounds(spill_large(bounds.lo), spill_large(bounds.hi))
 
 
 def _is_finite(weight: Array) -> bool:
@@ -120,11 +120,11 @@ def _block_bounds(weight: Array, spec: QuantSpec, observer: Observer, rule: Scal
             (part[..., : whole * size], target[..., :whole], size),
             (part[..., whole * size :], target[..., whole:], 0),
         )
-        for values, found, width in cuts:
+        for values, ends_of_cut, width in cuts:
             if values.size:
                 blocks = np.ascontiguousarray(values).reshape(-1, width or values.shape[-1])
                 bounds = observer.bounds(Sketch.of(blocks, 0), spec, rule)
-                found[0], found[1] = (end.reshape(found.shape[1:]) for end in (bounds.lo, bounds.hi))
+                ends_of_cut[0], ends_of_cut[1] = (end.reshape(ends_of_cut.shape[1:]) for end in (bounds.lo, bounds.hi))
     lo, hi = (np.moveaxis(end.reshape(*rows.shape[:-1], count), -1, axis) for end in ends)
     return Bounds(lo, hi)
 
@@ -168,10 +168,10 @@ def qparams_of(site: Site, bounds: Bounds, tensor: Tensor, plan: Plan) -> QParam
         return QParams(scale.astype(np.float32), zero, site.spec)
     try:
         least = limits_for(plan, tensor).least
-        found = params_from_bounds(bounds, site.spec, rule=plan.scale_rule, scale_dtype=scale_dtype, least=least)
+        qparams = params_from_bounds(bounds, site.spec, rule=plan.scale_rule, scale_dtype=scale_dtype, least=least)
     except NumericError as error:
         raise NumericError(f"'{site.tensor}': {error}") from error
-    return replace(found, scale=spill_large(found.scale), zero_point=spill_large(found.zero_point))
+    return replace(qparams, scale=spill_large(qparams.scale), zero_point=spill_large(qparams.zero_point))
 
 
 def bias_codes(site: Site, bias: Array, qparams: Mapping[str, QParams]) -> tuple[Array, Array] | Refusal:
@@ -244,10 +244,10 @@ def safe_ranges(
 
 def _drop_one_sided(plan: Plan, sites: Sequence[Site], ranges: dict[str, Bounds]) -> list[Refusal]:
     """Remove sites without their counterpart from `ranges`, in place, and return their refusals."""
-    found = list(one_sided(plan, sites, ranges))
-    for site, _ in found:
+    unpaired = list(one_sided(plan, sites, ranges))
+    for site, _ in unpaired:
         del ranges[site.key]
-    return [Refusal(f"quantize {site.role}", site.tensor, why) for site, why in found]
+    return [Refusal(f"quantize {site.role}", site.tensor, why) for site, why in unpaired]
 
 
 def safe_numbers(
@@ -264,12 +264,12 @@ def safe_numbers(
     """
     fits, refusals, notes = safe_ranges(plan, sites, tensors, ranges)
     while True:
-        made = {
+        computed = {
             site.key: chosen.get(site.key) or qparams_of(site, fits[site.key], tensors[site.tensor], plan)
             for site in sites
             if site.key in fits
         }
-        qparams, lost, widened = with_headroom(plan, tensors, made)
+        qparams, lost, widened = with_headroom(plan, tensors, computed)
         if not lost:
             return qparams, fits, refusals, [*notes, *widened]
         fits = {key: bounds for key, bounds in fits.items() if key in qparams}
@@ -317,15 +317,17 @@ def solution_of(
     for site in sites:
         if site.role == "weight" and site.key in qparams:
             weight = weight_of(site, tensors[site.tensor])
-            made = qparams[site.key]
-            codes[site.key] = spill_large(nearest_codes(weight, made) if solve is None else solve(site, weight, made))
+            weight_params = qparams[site.key]
+            codes[site.key] = spill_large(
+                nearest_codes(weight, weight_params) if solve is None else solve(site, weight, weight_params)
+            )
             release_pages()
         elif site.role == "bias":
-            found = bias_codes(site, weight_of(site, tensors[site.tensor]), qparams)
-            if isinstance(found, Refusal):
-                refusals.append(found)
+            bias = bias_codes(site, weight_of(site, tensors[site.tensor]), qparams)
+            if isinstance(bias, Refusal):
+                refusals.append(bias)
             else:
-                codes[site.key], scales[site.key] = found
+                codes[site.key], scales[site.key] = bias
     unfit_weights = {site.key for site in sites if site.role == "weight" and site.key not in qparams}
     left = unread(plan, qparams, unfit_weights)
     activations = {site.key: ranges[site.key] for site in plan.of_role("activation") if site.key in ranges}

@@ -60,15 +60,15 @@ def find_blocks(graph: Graph) -> tuple[Block, ...]:
         position[id(node)] = len(position)
     paths = [path for path, _ in scopes(graph)]
     taken: set[int] = set()
-    found: list[tuple[int, Block]] = []
+    placed_blocks: list[tuple[int, Block]] = []
     for kind, nodes, data in _candidates(index, by_op):
         if not nodes or any(id(node) in taken for node in nodes):
             continue
         taken.update(id(node) for node in nodes)
         nodes.sort(key=lambda node: position[id(node)])
         block = _block(kind, nodes, data, paths[index.scope_of(nodes[-1])])
-        found.append((position[id(nodes[-1])], block))
-    return tuple(block for _, block in sorted(found, key=lambda pair: pair[0]))
+        placed_blocks.append((position[id(nodes[-1])], block))
+    return tuple(block for _, block in sorted(placed_blocks, key=lambda pair: pair[0]))
 
 
 def _candidates(index: GraphIndex, by_op: dict[str, list[Node]]) -> Iterator[tuple[str, list[Node], Tensor]]:

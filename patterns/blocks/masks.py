@@ -21,7 +21,7 @@ def mask_ways(graph: Graph) -> dict[str, bool]:
     Returns:
         By name, whether all readers are softmaxes.
     """
-    found: dict[str, bool] = {}
+    direct_masks: dict[str, bool] = {}
     for _, body in query.scopes(graph):
         outputs = {tensor.name for tensor in body.outputs}
         tensors = [tensor for node in reversed(list(body.nodes)) for tensor in node.outputs]
@@ -31,10 +31,11 @@ def mask_ways(graph: Graph) -> dict[str, bool]:
                 continue
             direct = [reader.op in SOFTMAX and index == 0 for reader, index in readers]
             if all(
-                is_direct or _carries(reader, found) for (reader, _), is_direct in zip(readers, direct, strict=True)
+                is_direct or _carries(reader, direct_masks)
+                for (reader, _), is_direct in zip(readers, direct, strict=True)
             ):
-                found[tensor.name] = all(direct)
-    return found
+                direct_masks[tensor.name] = all(direct)
+    return direct_masks
 
 
 def _carries(node: Node, found: dict[str, bool]) -> bool:

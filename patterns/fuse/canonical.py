@@ -245,8 +245,8 @@ def _equation(match: Match) -> Equation | None:
     terms, arrow, out = text.partition("->")
     if not arrow or terms.count(",") != 1:
         return None
-    one, other = terms.split(",")
-    return Equation(other, one, out) if match.root.inputs[0] is match["w"] else Equation(one, other, out)
+    left, right = terms.split(",")
+    return Equation(right, left, out) if match.root.inputs[0] is match["w"] else Equation(left, right, out)
 
 
 def _sums(match: Match) -> bool:
@@ -291,10 +291,10 @@ def _to_matmul(match: Match, edit: Edit) -> None:
     if len(summed) > 1:
         data = _shaped(data, len(rows), [depth], name, edit)
     matrix = weight.transpose(_order(equation.weight, summed + columns)).reshape(depth, width)
-    made: Tensor = edit.node("MatMul", [data, edit.constant(match["w"].name, matrix, instead=match["w"])], name=name)
+    product: Tensor = edit.node("MatMul", [data, edit.constant(match["w"].name, matrix, instead=match["w"])], name=name)
     if len(columns) != 1:
-        made = _shaped(made, len(rows), [sizes[letter] for letter in columns], name, edit)
-    edit.replace(match.root.outputs[0], _turned(made, rows + columns, equation.out, name, edit))
+        product = _shaped(product, len(rows), [sizes[letter] for letter in columns], name, edit)
+    edit.replace(match.root.outputs[0], _turned(product, rows + columns, equation.out, name, edit))
 
 
 def _sample(equation: str, text: str, *shape: int) -> onnx.ModelProto:

@@ -77,13 +77,13 @@ def of_batchnorm(gamma: np.ndarray, beta: np.ndarray, mean: np.ndarray, variance
 def of_constant(op: str, values: np.ndarray, constant_first: bool) -> Affine | None:
     """Return Mul, Div, Add or Sub with a constant as an affine map of the other input; None for ``constant / x``."""
     c = values.astype(np.float64)
-    one, zero = np.ones_like(c), np.zeros_like(c)
+    ones, zero = np.ones_like(c), np.zeros_like(c)
     if op == "Mul":
         return Affine(c, zero)
     if op == "Add":
-        return Affine(one, c)
+        return Affine(ones, c)
     if op == "Sub":
-        return Affine(-one, c) if constant_first else Affine(one, -c)
+        return Affine(-ones, c) if constant_first else Affine(ones, -c)
     if op == "Div" and not constant_first:
         with np.errstate(divide="ignore", invalid="ignore"):
             return Affine(1.0 / c, zero)

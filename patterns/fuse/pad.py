@@ -86,7 +86,7 @@ def _sum(match: Match) -> tuple[int, ...] | Reason:
     existing = _existing(match, len(added) // 2)
     if isinstance(existing, str):
         return existing
-    return tuple(one + other for one, other in zip(added, existing, strict=True))
+    return tuple(outer + inner for outer, inner in zip(added, existing, strict=True))
 
 
 def _check_conv(match: Match) -> Reason | None:

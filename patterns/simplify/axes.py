@@ -64,13 +64,13 @@ def _policy_scale(match: Match, axes: list[int]) -> np.float32 | None:
     scales as input, the sizes are floor(scale * in).
     """
     wanted, own = constant(match["sizes"]), sizes(match["x"])
-    known = [size for axis in axes if own is not None and (size := own[axis])]
-    if wanted is None or len(known) < len(axes):
+    own_sizes = [size for axis in axes if own is not None and (size := own[axis])]
+    if wanted is None or len(own_sizes) < len(axes):
         return None
     pick = min if match.attribute("resize", "keep_aspect_ratio_policy") == "not_larger" else max
-    scale = pick(np.float32(want) / np.float32(size) for want, size in zip(integers(wanted), known, strict=True))
-    made = [scale * np.float32(size) for size in known]
-    return None if any(size - np.floor(size) >= 0.5 for size in made) else np.float32(scale)
+    scale = pick(np.float32(want) / np.float32(size) for want, size in zip(integers(wanted), own_sizes, strict=True))
+    scaled = [scale * np.float32(size) for size in own_sizes]
+    return None if any(size - np.floor(size) >= 0.5 for size in scaled) else np.float32(scale)
 
 
 def _why_not_policy(match: Match) -> Reason | None:
@@ -111,11 +111,11 @@ def _resize_by_policy(match: Match, axes: list[int], attrs: dict[str, Any], edit
     ends = node("Cast", node("Floor", node("Add", node("Mul", scale, own), vector([0.5], np.float32))), to=7)
     more = node("Cast", node("Ceil", node("Reciprocal", scale)), to=7)
     rest, resized = range(dims), [axes.index(axis) if axis in axes else -1 for axis in range(dims)]
-    none, one = vector([0]), vector([1.0], np.float32)
+    none, unit = vector([0]), vector([1.0], np.float32)
     pads = node("Concat", *([none] * dims), *(more if resized[axis] >= 0 else none for axis in rest), axis=0)
-    scales = node("Concat", *(scale if resized[axis] >= 0 else one for axis in rest), axis=0)
-    made = node("Resize", node("Pad", x, pads, mode="edge"), None, scales, **attrs)
-    return node("Slice", made, vector([0] * len(axes)), ends, vector(axes))
+    scales = node("Concat", *(scale if resized[axis] >= 0 else unit for axis in rest), axis=0)
+    resize = node("Resize", node("Pad", x, pads, mode="edge"), None, scales, **attrs)
+    return node("Slice", resize, vector([0] * len(axes)), ends, vector(axes))
 
 
 def _check_resize(match: Match) -> Reason | None:

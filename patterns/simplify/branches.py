@@ -27,7 +27,7 @@ NAME = "inline_if"
 
 def inline_constant_ifs(graph: Graph) -> list[Fired | Refusal]:
     """Inline every If with a constant condition, in all scopes and in place."""
-    found = [
+    constant_ifs = [
         (scope, node)
         for _, scope in scopes(graph)
         for node in scope.nodes
@@ -37,16 +37,16 @@ def inline_constant_ifs(graph: Graph) -> list[Fired | Refusal]:
         and constant(node.inputs[0]) is not None
         and {"then_branch", "else_branch"} <= set(node.attrs)
     ]
-    if not found:
+    if not constant_ifs:
         return []
     names = Names(graph)
     replaced: dict[int, list[Node]] = {}
-    for _, node in found:  # outer ones first: nodes of a branch not taken have no inputs afterwards
+    for _, node in constant_ifs:  # outer ones first: nodes of a branch not taken have no inputs afterwards
         if node.inputs:
             replaced[id(node)] = _inline(node, names)
     for _, scope in list(scopes(graph)):
         _splice(scope, replaced)
-    return [Fired(NAME, node.name) for _, node in found if id(node) in replaced]
+    return [Fired(NAME, node.name) for _, node in constant_ifs if id(node) in replaced]
 
 
 def _inline(node: Node, names: Names) -> list[Node]:

@@ -83,8 +83,8 @@ def _perm(match: Match, name: str) -> list[int] | None:
     given = match.attribute(name, "perm")
     if given:
         return list(given)
-    known = rank(match[name].inputs[0])
-    return None if known is None else list(reversed(range(known)))
+    dims = rank(match[name].inputs[0])
+    return None if dims is None else list(reversed(range(dims)))
 
 
 def _joined_perm(match: Match) -> list[int] | None:
@@ -125,14 +125,14 @@ def _same_axes(match: Match) -> bool:
     inner, outer = constant(match["inner_axes"]), constant(match["outer_axes"])
     if inner is None or outer is None:
         return False
-    one, other = integers(inner), integers(outer)
-    if sorted(one) == sorted(other):
+    inner_axes, outer_axes = integers(inner), integers(outer)
+    if sorted(inner_axes) == sorted(outer_axes):
         return True
     middle = match["outer"].inputs[0]
     if rank(match["x"]) is None or rank(middle) is None:
         return False
     longer = max(len(match["x"].shape), len(middle.shape))
-    return sorted(axis % longer for axis in one) == sorted(axis % longer for axis in other)
+    return sorted(axis % longer for axis in inner_axes) == sorted(axis % longer for axis in outer_axes)
 
 
 SQUEEZES = Pattern(

@@ -247,8 +247,8 @@ def _bytes(node: Node, tensor: Tensor) -> int | None:
         start, limit, delta = (float(bound.reshape(-1)[0]) for bound in bounds if bound is not None)
         steps = (limit - start) / delta if delta else nan
         return max(ceil(steps), 0) * kind.itemsize if isfinite(steps) else None
-    known = static(tensor)
-    return None if known is None else prod(known) * kind.itemsize
+    dims = static(tensor)
+    return None if dims is None else prod(dims) * kind.itemsize
 
 
 def _too_large(node: Node, leaves: dict[int, int], plan: _Plan) -> Reason | Literal["wait"] | None:
@@ -404,11 +404,11 @@ def _standalone(graph: Graph, nodes: Sequence[Node], wanted: Sequence[Tensor]) -
             )
         return copies[id(tensor)]
 
-    made = [
+    node_copies = [
         Node(node.op, node.name, node.attrs, [copy(t) for t in node.inputs], [copy(t) for t in node.outputs])
         for node in nodes
     ]
-    return Graph(made, [], [copy(tensor) for tensor in wanted], opset=graph.opset)
+    return Graph(node_copies, [], [copy(tensor) for tensor in wanted], opset=graph.opset)
 
 
 def _example() -> onnx.ModelProto:

@@ -45,7 +45,7 @@ def infer_shapes(graph: Graph) -> None:
             inferred = shape_inference.infer_shapes(inferred, data_prop=True)
     except ONNX_ERRORS:
         return  # types of this model contradict each other: the checker reports this with a better message
-    found: dict[str, Inferred] = {
+    types: dict[str, Inferred] = {
         value.name: read_type(value.type)
         for scope in graph_protos(inferred.graph)
         for value in [*scope.value_info, *scope.output]
@@ -53,7 +53,7 @@ def infer_shapes(graph: Graph) -> None:
     }
     fixed = {id(tensor) for tensor in graph.outputs}
     for node in all_nodes(graph):
-        _take(node, found, fixed)
+        _take(node, types, fixed)
 
 
 def _take(node: Node, found: dict[str, Inferred], fixed: set[int]) -> None:
@@ -76,8 +76,8 @@ def sizes(tensor: Tensor) -> tuple[int | None, ...] | None:
 
 def static(tensor: Tensor) -> tuple[int, ...] | None:
     """Return the dimensions if all are known numbers, else None."""
-    known = sizes(tensor)
-    return None if known is None or None in known else tuple(dim for dim in known if dim is not None)
+    dims = sizes(tensor)
+    return None if dims is None or None in dims else tuple(dim for dim in dims if dim is not None)
 
 
 def integers(values: np.ndarray) -> list[int]:

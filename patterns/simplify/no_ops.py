@@ -130,8 +130,8 @@ def _slices_nothing(match: Match) -> bool:
     if len({len(starts), len(ends), len(axes), len(steps)}) > 1:
         return False  # invalid model, reported elsewhere
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        known = None if own is None or not -len(own) <= axis < len(own) else own[axis]
-        if start != 0 or step != 1 or not (end >= ALL or (known is not None and end >= known)):
+        size = None if own is None or not -len(own) <= axis < len(own) else own[axis]
+        if start != 0 or step != 1 or not (end >= ALL or (size is not None and end >= size)):
             return False
     return True
 

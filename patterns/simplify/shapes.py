@@ -127,22 +127,22 @@ def _above(node: Node, axis: int, reach: int) -> Axis | None:
 
 def _broadcast(tensors: Sequence[Tensor], axis: int, out: int | None) -> list[Axis] | None:
     """Return the axes that broadcast to `axis` of an output of rank `out`, except those of size 1; None if unknown."""
-    found: list[Axis] = []
+    axes: list[Axis] = []
     for tensor in tensors:
-        known = sizes(tensor)
-        if known is None or out is None:
+        dims = sizes(tensor)
+        if dims is None or out is None:
             return None
-        own = axis - (out - len(known))
-        if own >= 0 and known[own] != 1:
-            found.append(Axis(tensor, own))
-    return found
+        own = axis - (out - len(dims))
+        if own >= 0 and dims[own] != 1:
+            axes.append(Axis(tensor, own))
+    return axes
 
 
 def _same_of(axes: list[Axis] | None, reach: int) -> Axis | None:
     """Return the first of several axes if all have one origin. Halves the reach, which limits nested calls."""
     if not axes:
         return None
-    if len(axes) > 1 and (reach < 2 or len({origin(one.tensor, one.axis, reach // 2) for one in axes}) > 1):
+    if len(axes) > 1 and (reach < 2 or len({origin(source.tensor, source.axis, reach // 2) for source in axes}) > 1):
         return None
     return axes[0]
 
@@ -188,10 +188,10 @@ class _Evaluation:
             rule = _RULES.get(node.op)
             if rule is not None and len(node.inputs) >= (2 if node.op == "Gather" else 1):
                 return rule(self, node)
-        known = sizes(tensor)
-        if known is None or len(known) > 1 or (known and (known[0] is None or known[0] > LONGEST)):
+        dims = sizes(tensor)
+        if dims is None or len(dims) > 1 or (dims and (dims[0] is None or dims[0] > LONGEST)):
             return None
-        return [None] * (1 if not known else known[0] or 0)
+        return [None] * (1 if not dims else dims[0] or 0)
 
     def same(self, node: Node) -> list[Number] | None:
         """Identity, and Squeeze or Unsqueeze between a scalar and a vector of length 1."""
@@ -202,12 +202,10 @@ class _Evaluation:
         return self.of(node.inputs[0]) if node.attrs.get("to") in (6, 7) else None
 
     def shape(self, node: Node) -> list[Number] | None:
-        known = sizes(node.inputs[0])
-        if known is None or len(known) > LONGEST:
+        dims = sizes(node.inputs[0])
+        if dims is None or len(dims) > LONGEST:
             return None
-        whole: list[Number] = [
-            origin(node.inputs[0], axis) if size is None else size for axis, size in enumerate(known)
-        ]
+        whole: list[Number] = [origin(node.inputs[0], axis) if size is None else size for axis, size in enumerate(dims)]
         return whole[slice(node.attrs.get("start", 0), node.attrs.get("end"))]
 
     def gather(self, node: Node) -> list[Number] | None:
@@ -260,8 +258,8 @@ def _numbers(match: Match) -> np.ndarray | None:
     """Return the value of the root in its shape, if it is known."""
     out = match.root.outputs[0]
     if match.root.op == "Size":
-        known = static(match.root.inputs[0])
-        return None if known is None else np.array(prod(known), INT64)
+        dims = static(match.root.inputs[0])
+        return None if dims is None else np.array(prod(dims), INT64)
     value = evaluate(out)
     if value is None or not all(isinstance(number, int) for number in value):
         return None

@@ -171,16 +171,16 @@ class Sinks:
                 if other is not None
                 else Reason("nothing-reads", "nothing reads its output")
             )
-        found: list[tuple[Array, Array]] = []
+        qparams: list[tuple[Array, Array]] = []
         for node in readers:
             numbers = numbers_of(node)
             if numbers is None or numbers[0].size != 1 or id(node) not in mine:
                 return Reason("scale-not-constant", f"'{node.name}' has no single constant scale")
             if str(numbers[1].dtype) not in ("uint8", "int8"):
                 return Reason("type-of-codes", f"'{node.name}' makes {numbers[1].dtype} of it")
-            found.append((numbers[0].reshape(()), numbers[1].reshape(())))
-        scale, zero = found[0]
-        if any(other != (scale, zero) or other[1].dtype != zero.dtype for other in found):
+            qparams.append((numbers[0].reshape(()), numbers[1].reshape(())))
+        scale, zero = qparams[0]
+        if any(other != (scale, zero) or other[1].dtype != zero.dtype for other in qparams):
             return Reason("readers-have-other-scales", "its readers quantize it by different scales")
         return Sink(tuple(readers), scale, zero)
 
@@ -205,12 +205,12 @@ def bounds_of(node: Node) -> tuple[float | None, float | None]:
     """Return the bounds of a Relu or Clip, infinite if absent; None for one that is not constant."""
     if node.op == "Relu":
         return 0.0, np.inf
-    found: list[float | None] = []
+    bounds: list[float | None] = []
     for index, (name, default) in enumerate((("min", -np.inf), ("max", np.inf)), start=1):
         given = query.optional_input(node, index)
         value = np.asarray(node.attrs.get(name, default)) if given is None else query.constant(given)
-        found.append(None if value is None else float(value.reshape(())))
-    return found[0], found[1]
+        bounds.append(None if value is None else float(value.reshape(())))
+    return bounds[0], bounds[1]
 
 
 @dataclass(frozen=True)
@@ -231,8 +231,8 @@ class Writer:
 
     def constant(self, body: Body, stem: str, value: Array) -> Tensor:
         """Add a constant."""
-        made: Tensor = edit.add_constant(body, stem, value, self.names)
-        return made
+        tensor: Tensor = edit.add_constant(body, stem, value, self.names)
+        return tensor
 
     def numbers(self, body: Body, codes: Codes | Sink) -> list[Tensor]:
         """Return scale and zero point as tensors: those of the Q or DQ node; an absent zero point is added."""
@@ -254,8 +254,8 @@ class Writer:
         """Add a node of `op` in place of the node; return its output. Without `outputs`, a new one of type `kind`."""
         stem = f"{site.node.name}_{op}"
         outputs = list(outputs) or [Variable(self.names.fresh(f"{stem}_output"), np.dtype(kind))]
-        made = edit.add_node(site.body, op, inputs, names=self.names, stem=stem, attrs=attrs, outputs=outputs)
-        made.domain = domain
+        added = edit.add_node(site.body, op, inputs, names=self.names, stem=stem, attrs=attrs, outputs=outputs)
+        added.domain = domain
         self.done[op] += 1
         return outputs[0]
 
@@ -279,13 +279,13 @@ class Writer:
         """Return a new tensor of codes, followed by a DequantizeLinear that writes output `index` of `node`."""
         tensor: Tensor = node.outputs[index]
         stem = f"{tensor.name}_codes"
-        made = Variable(self.names.fresh(stem), codes.zero.dtype, tensor.shape)
+        codes_out = Variable(self.names.fresh(stem), codes.zero.dtype, tensor.shape)
         edit.replace_output(node, index, Variable(self.names.fresh(f"{stem}_replaced"), tensor.dtype, tensor.shape))
-        inputs = [made, *self.numbers(body, codes)]
+        inputs = [codes_out, *self.numbers(body, codes)]
         edit.add_node(
             body, "DequantizeLinear", inputs, names=self.names, stem=f"{stem}_DequantizeLinear", outputs=[tensor]
         )
-        return made
+        return codes_out
 
 
 @dataclass(frozen=True)

@@ -30,13 +30,13 @@ def convert(graph: Graph) -> Converted:
     refusals: list[Refusal] = []
     for scope, body in list(query.scopes(graph)):
         for node in list(body.nodes):
-            found = product(node)
-            if isinstance(found, Product):
-                found = _obstacle(found) or found
-            if isinstance(found, Reason):
-                refusals.append(Refusal(STEP, node.name, found))
-            elif found is not None:
-                writer.write(found, scope, body)
+            candidate = product(node)
+            if isinstance(candidate, Product):
+                candidate = _obstacle(candidate) or candidate
+            if isinstance(candidate, Reason):
+                refusals.append(Refusal(STEP, node.name, candidate))
+            elif candidate is not None:
+                writer.write(candidate, scope, body)
     edit.sweep(graph)
     edit.sort(graph)
     return Converted(writer.done, tuple(refusals))
@@ -122,7 +122,7 @@ class _DynamicWriter:
         self, body: Body, op: str, inputs: list[Tensor], node: Node, kind: type, stem: str = "", **attrs: int
     ) -> Tensor:
         name = f"{node.name}_{stem or op}"
-        made = edit.add_node(body, op, inputs, names=self.names, stem=name, attrs=attrs)
-        made.outputs[0].dtype = np.dtype(kind)
-        output: Tensor = made.outputs[0]
+        added = edit.add_node(body, op, inputs, names=self.names, stem=name, attrs=attrs)
+        added.outputs[0].dtype = np.dtype(kind)
+        output: Tensor = added.outputs[0]
         return output

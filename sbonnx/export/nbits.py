@@ -49,18 +49,18 @@ def convert(graph: Graph, *, accuracy_level: int = 4, levels: Mapping[str, int] 
     tables: list[tuple[Body, EmbeddingTable, Codes]] = []
     for _, body in query.scopes(graph):
         for node in body.nodes:
-            found = _table(node) if node.op in EMBEDDING else product(node)
-            if isinstance(found, Product):
-                found = _obstacle(found) or found
-            if isinstance(found, Reason):
-                refusals.append(Refusal(STEP, node.name, found))
-            elif isinstance(found, Product):
-                products.append((body, found))
-            elif found is not None:
-                tables.append((body, *found))
+            candidate = _table(node) if node.op in EMBEDDING else product(node)
+            if isinstance(candidate, Product):
+                candidate = _obstacle(candidate) or candidate
+            if isinstance(candidate, Reason):
+                refusals.append(Refusal(STEP, node.name, candidate))
+            elif isinstance(candidate, Product):
+                products.append((body, candidate))
+            elif candidate is not None:
+                tables.append((body, *candidate))
     writer = _BlockWriter(edit.Names(graph), accuracy_level, levels or {})
-    for body, one in products:
-        writer.product(one, body)
+    for body, block_product in products:
+        writer.product(block_product, body)
         release_pages()
     for body, table, codes in tables:
         writer.table(table, codes, body)
@@ -300,8 +300,8 @@ class _BlockWriter:
     def _add(
         self, body: Body, op: str, inputs: list[Tensor], *, stem: str, attrs: dict[str, int], output: Tensor
     ) -> None:
-        made = edit.add_node(body, op, inputs, names=self.names, stem=f"{stem}_{op}", attrs=attrs, outputs=[output])
-        made.domain = CONTRIB
+        added = edit.add_node(body, op, inputs, names=self.names, stem=f"{stem}_{op}", attrs=attrs, outputs=[output])
+        added.domain = CONTRIB
         self.done[op] += 1
 
 

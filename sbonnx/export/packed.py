@@ -54,10 +54,10 @@ def pack(graph: Graph) -> int:
                     axis = 0 if node.op in INTEGER_CONVOLUTIONS else -1  # with one zero point per channel
                     if node.op in DEQUANTIZE:
                         axis = int(node.attrs.get("axis", 1))
-                    found = _narrow(np.asarray(query.constant(stored)), axis, graph.opset)
-                    if found is None:
+                    narrowed = _narrow(np.asarray(query.constant(stored)), axis, graph.opset)
+                    if narrowed is None:
                         continue
-                    casts[key] = _wide(body, stored, found, names)
+                    casts[key] = _wide(body, stored, narrowed, names)
                 edit.replace_input(node, index, casts[key])
     if casts:
         edit.sort(graph)
@@ -104,7 +104,7 @@ def _narrow(codes: Array, axis: int, opset: int) -> PackedCodes | None:
 
 def _saves(count: int, kind: Any, narrower: Any) -> int:
     """Return the bytes that `count` codes save in another packed type."""
-    bits = [int(ml_dtypes.iinfo(one).bits) for one in (kind, narrower)]  # type: ignore[no-untyped-call]
+    bits = [int(ml_dtypes.iinfo(dtype).bits) for dtype in (kind, narrower)]  # type: ignore[no-untyped-call]
     return count * (bits[0] - bits[1]) // 8
 
 
@@ -133,7 +133,7 @@ def _wide(body: Body, stored: Tensor, narrow: PackedCodes, names: edit.Names) ->
 
 
 def _cast(body: Body, stored: Tensor, source: Tensor, stem: str, kind: Any, names: edit.Names) -> Tensor:
-    made = Variable(names.fresh(stem), kind, list(stored.shape))
+    wide = Variable(names.fresh(stem), kind, list(stored.shape))
     to = int(onnx.helper.np_dtype_to_tensor_dtype(kind))
-    edit.add_node(body, "Cast", [source], names=names, stem=f"{stored.name}_Cast", attrs={"to": to}, outputs=[made])
-    return made
+    edit.add_node(body, "Cast", [source], names=names, stem=f"{stored.name}_Cast", attrs={"to": to}, outputs=[wide])
+    return wide

@@ -172,10 +172,10 @@ def _gemm(site: NodeSite, sinks: Sinks, writer: Writer) -> Reason | None:
     if query.optional_input(node, 2) is not None:
         if weight is None:
             return Reason("weight-computed", "its weight is computed, and its bias has no constant width")
-        made = _bias(node.inputs[2], (left.scale * right.scale).astype(np.float32), weight.shape[axis])
-        if isinstance(made, str):
-            return made
-        bias = made
+        bias_codes = _bias(node.inputs[2], (left.scale * right.scale).astype(np.float32), weight.shape[axis])
+        if isinstance(bias_codes, str):
+            return bias_codes
+        bias = bias_codes
     sink = sinks.of(node.outputs[0])
     inputs = [left.tensor, *writer.numbers(body, left), right.tensor, *writer.numbers(body, right)]
     if bias is not None:
@@ -228,20 +228,20 @@ class Form:
 def _concat(site: NodeSite, sinks: Sinks, writer: Writer) -> Reason | None:
     """Write QLinearConcat(y_scale, y_zero, x1, x1_scale, x1_zero, ...), or Concat if all share one scale."""
     node, body = site.node, site.body
-    found: list[Codes] = []
+    sources: list[Codes] = []
     for tensor in node.inputs:
         codes = _bytes(tensor)
         if isinstance(codes, str):
             return codes
-        found.append(codes)
+        sources.append(codes)
     sink = sinks.of(node.outputs[0])
-    if all(_alike(codes, found[0]) for codes in found) and (isinstance(sink, str) or _alike(sink, found[0])):
-        _on_codes(site, sinks, writer, found[0], [codes.tensor for codes in found])
+    if all(_alike(codes, sources[0]) for codes in sources) and (isinstance(sink, str) or _alike(sink, sources[0])):
+        _on_codes(site, sinks, writer, sources[0], [codes.tensor for codes in sources])
         return None
     if isinstance(sink, str):
         return sink
     inputs = list(writer.numbers(body, sink))
-    for codes in found:
+    for codes in sources:
         inputs += [codes.tensor, *writer.numbers(body, codes)]
     output = writer.written(body, sink)
     writer.add(site, "QLinearConcat", inputs, attrs=node.attrs, outputs=[output], domain=CONTRIB)
@@ -431,7 +431,7 @@ def _drop_round_trips(body: Body) -> None:
         if codes is None or numbers is None or codes.axis is not None or codes.zero.dtype != numbers[1].dtype:
             continue
         if all(
-            one.size == 1 and one.reshape(()) == other
-            for one, other in zip(numbers, (codes.scale, codes.zero), strict=True)
+            value.size == 1 and value.reshape(()) == expected
+            for value, expected in zip(numbers, (codes.scale, codes.zero), strict=True)
         ):
             edit.replace_all_uses(node.outputs[0], codes.tensor, graph=body)

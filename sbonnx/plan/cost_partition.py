@@ -154,12 +154,12 @@ def slower_in_integers(
         floats = cut.floats()
         if times.of_division(able - floats) <= everything_float + MODEL_SLACK_NS:
             break  # else small losses of many ops add up
-    found = {}
+    reasons = {}
     for name in sorted(floats):
         price = times.prices[name]
-        found[name] = Reason(
+        reasons[name] = Reason(
             "slower-in-integers",
             f"it would be slower in integers: its kernel takes about {price.integers / 1000:.0f} µs a sample and the "
             f"conversions at its edges more, in float it takes {price.floats / 1000:.0f} µs",
         )
-    return found
+    return reasons

@@ -61,19 +61,19 @@ class Drafts:
     def add(self, draft: Draft, reader: Reader | None) -> str:
         """Merge `draft` into the site of the same tensor, scope and spec, or open a new one. Return its key."""
         for key in self._keys.get(draft.tensor, ()):
-            known = self.by_key[key]
-            same = (known.spec, known.role, known.scope, known.follows)
+            site = self.by_key[key]
+            same = (site.spec, site.role, site.scope, site.follows)
             if same == (draft.spec, draft.role, draft.scope, draft.follows):
                 break
         else:
             taken = self._keys.setdefault(draft.tensor, [])
             key = draft.tensor if not taken else f"{draft.tensor}#{len(taken)}"
             taken.append(key)
-            self.by_key[key] = known = replace(draft, readers={})
+            self.by_key[key] = site = replace(draft, readers={})
             self._parents[key] = key
             self._order[key] = len(self._order)
         if reader is not None:
-            known.readers[reader] = None
+            site.readers[reader] = None
         return key
 
     def keys_of(self, tensor: str) -> list[str]:
@@ -205,8 +205,10 @@ def feed_bodies(survey: Survey, recipe: Recipe, drafts: Drafts) -> dict[str, Rea
         if draft.role != "weight" or reader is None:
             continue
         tensor = survey.nodes[reader.node].inputs[reader.index]
-        known = {one for key in drafts.keys_of(draft.tensor) for one in drafts.by_key[key].readers}
-        others = [(node, index) for node, index in query.readers(tensor) if Reader(node.name, index) not in known]
+        planned = {
+            planned_reader for key in drafts.keys_of(draft.tensor) for planned_reader in drafts.by_key[key].readers
+        }
+        others = [(node, index) for node, index in query.readers(tensor) if Reader(node.name, index) not in planned]
         inside = [use for use in others if query.bodies(use[0]) or use[0].name in survey.in_loop]
         wanted = (recipe.settings("w", node=node.name, op=node.op, tensor=tensor.name).enabled for node, _ in inside)
         if not inside or inside != others or not all(wanted):
@@ -219,6 +221,6 @@ def feed_bodies(survey: Survey, recipe: Recipe, drafts: Drafts) -> dict[str, Rea
             "body-needs-weight",
             f"the body of '{loop}' needs its weight in float: with {draft.spec.bits} bits the file would hold it twice",
         )
-        declined |= dict.fromkeys((one.node for one in draft.readers), why)
+        declined |= dict.fromkeys((planned_reader.node for planned_reader in draft.readers), why)
         draft.readers.clear()
     return declined

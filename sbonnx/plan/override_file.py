@@ -63,7 +63,7 @@ class TensorOverride:
 
 def type_name(spec: QuantSpec) -> str:
     """Return the name of a type in onnxruntime's `QuantType`."""
-    return next(name for name, found in TYPES.items() if found == (spec.storage_bits, spec.signed))
+    return next(name for name, storage in TYPES.items() if storage == (spec.storage_bits, spec.signed))
 
 
 def read_overrides(path: str | Path) -> dict[str, TensorOverride]:
@@ -78,16 +78,16 @@ def read_overrides(path: str | Path) -> dict[str, TensorOverride]:
         raise RecipeError(f"TENSOR_OVERRIDES: '{path}' cannot be read as JSON ({error})") from error
     if not isinstance(value, dict):
         raise RecipeError(f"TENSOR_OVERRIDES: '{path}' is no mapping of tensor names to lists of overrides")
-    found = {}
+    overrides = {}
     for tensor, rows in value.items():
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise RecipeError(f"TENSOR_OVERRIDES: '{tensor}' in '{path}' is no list of mappings")
         if rows and any(rows):
             try:
-                found[tensor] = _override(rows)
+                overrides[tensor] = _override(rows)
             except ValueError as error:
                 raise RecipeError(f"TENSOR_OVERRIDES: '{tensor}' in '{path}': {error}") from error
-    return found
+    return overrides
 
 
 def _override(rows: Sequence[Mapping[str, Any]]) -> TensorOverride:
@@ -97,9 +97,9 @@ def _override(rows: Sequence[Mapping[str, Any]]) -> TensorOverride:
         raise ValueError(f"key '{unknown[0]}' is not one of {', '.join(sorted(KEYS))}")
     if len(rows) > 1 and "axis" not in first:
         raise ValueError(f"{len(rows)} entries without 'axis' in the first")
-    for one, other in (("scale", "zero_point"), ("rmin", "rmax")):
-        if any((one in row) != (other in row) or (one in row) != (one in first) for row in rows):
-            raise ValueError(f"'{one}' and '{other}' are set together, in every entry or in none")
+    for field, partner in (("scale", "zero_point"), ("rmin", "rmax")):
+        if any((field in row) != (partner in row) or (field in row) != (field in first) for row in rows):
+            raise ValueError(f"'{field}' and '{partner}' are set together, in every entry or in none")
     clash = next((key for row in rows for key in EXCLUDED_BY_SCALE if "scale" in row and key in row), None)
     if clash is not None:
         raise ValueError(f"'{clash}' is invalid with 'scale' and 'zero_point'")
@@ -127,10 +127,10 @@ def _override(rows: Sequence[Mapping[str, Any]]) -> TensorOverride:
 
 def _type(name: object) -> tuple[int, bool]:
     wanted = str(name).rpartition(".")[2].lower()
-    found = next((kind for known, kind in TYPES.items() if known.lower() == wanted), None)
-    if found is None:
+    storage = next((kind for label, kind in TYPES.items() if label.lower() == wanted), None)
+    if storage is None:
         raise ValueError(f"quant_type is one of {', '.join(TYPES)}, got '{name}'")
-    return found
+    return storage
 
 
 def _names(nodes: object) -> list[str]:

@@ -139,13 +139,13 @@ class Survey:
 
     def _before_linear(self) -> set[str]:
         """Return the names of the tensors from which a path leads to a linear op."""
-        found: set[str] = set()
+        names: set[str] = set()
         for place in reversed(self.places):  # a node before its bodies: they compute its outputs
             node = place.node
-            if weighted(node) is not None or any(tensor.name in found for tensor in node.outputs):
-                found.update(tensor.name for tensor in node.inputs)
-                found.update(tensor.name for _, body in query.bodies(node) for tensor in body.outputs)
-        return found
+            if weighted(node) is not None or any(tensor.name in names for tensor in node.outputs):
+                names.update(tensor.name for tensor in node.inputs)
+                names.update(tensor.name for _, body in query.bodies(node) for tensor in body.outputs)
+        return names
 
     def quantizable(self, tensor: Tensor) -> Reason | None:
         """Return the reason why an activation cannot be quantized, or None."""

@@ -35,17 +35,17 @@ def overridden(
     Raises:
         RecipeError: an override does not fit its tensor.
     """
-    found: list[Site] = []
+    changed: list[Site] = []
     for site in sites:
         override = overrides.get(site.tensor)
         if override is None or site.role == "bias":
-            found.append(site)
+            changed.append(site)
         else:
             site = replace(site, spec=site.spec.unpaired())
-            found += _changed(site, override, tensors[site.tensor], backend)
-    weights = {site.key: site.spec.axis for site in found if site.role == "weight"}
+            changed += _changed(site, override, tensors[site.tensor], backend)
+    weights = {site.key: site.spec.axis for site in changed if site.role == "weight"}
     result = []
-    for site in found:
+    for site in changed:
         if site.role == "bias" and site.follows is not None:
             axis = None if weights.get(site.follows[1]) is None else 0
             site = replace(site, spec=replace(site.spec, axis=axis))
@@ -124,8 +124,8 @@ def _with(site: Site, override: TensorOverride, tensor: Tensor) -> Site:
         return replace(site, fixed=override.ranges[0])
     if override.ranges:
         bounds = Bounds(*(np.asarray(ends, np.float32) for ends in zip(*override.ranges, strict=True)))
-        found = params_from_bounds(bounds, spec)
-        return _given(site, found.scale.tolist(), found.zero_point.tolist())
+        qparams = params_from_bounds(bounds, spec)
+        return _given(site, qparams.scale.tolist(), qparams.zero_point.tolist())
     if not override.scale:
         return site
     if not all(spec.qmin <= zero <= spec.qmax for zero in override.zero_point):
@@ -161,7 +161,7 @@ def overrides_of(plan: Plan, solution: Solution) -> dict[str, list[dict[str, Any
 
     Biases, whose scales are products, and tensors in branches are left out.
     """
-    found: dict[str, list[dict[str, Any]]] = {}
+    rows_by_tensor: dict[str, list[dict[str, Any]]] = {}
     for site in plan.sites:
         qparams = solution.qparams.get(site.key)
         if qparams is None or site.scope or site.role == "bias":
@@ -174,7 +174,7 @@ def overrides_of(plan: Plan, solution: Solution) -> dict[str, list[dict[str, Any
             rows[0]["axis"] = site.spec.axis
         if site.after is not None:
             nodes = sorted({reader.node for reader in site.readers})
-            found[site.tensor][0]["convert"] = {**rows[0], "recv_nodes": nodes}
-        elif site.tensor not in found:
-            found[site.tensor] = rows
-    return found
+            rows_by_tensor[site.tensor][0]["convert"] = {**rows[0], "recv_nodes": nodes}
+        elif site.tensor not in rows_by_tensor:
+            rows_by_tensor[site.tensor] = rows
+    return rows_by_tensor

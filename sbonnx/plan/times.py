@@ -196,6 +196,6 @@ def _multiplications(node: Node) -> float:
         return 0.0
     shape = node.inputs[index].shape
     outputs, _ = channel_axes(node.op, node.attrs, len(shape), index)
-    each = prod(shape) / (1 if outputs is None else shape[outputs])
+    macs_of_element = prod(shape) / (1 if outputs is None else shape[outputs])
     source = node.inputs[1 - index] if node.op == "ConvTranspose" else node.outputs[0]
-    return float(elements(source) * each)
+    return float(elements(source) * macs_of_element)

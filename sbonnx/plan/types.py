@@ -59,8 +59,8 @@ class GivenParams:
     def covered(self, spec: QuantSpec) -> tuple[float, float]:
         """Return the lowest and highest value that a type represents with them, over all channels."""
         pairs = list(zip(self.scale, self.zero_point, strict=True))
-        return min((spec.qmin - zero) * one for one, zero in pairs), max(
-            (spec.qmax - zero) * one for one, zero in pairs
+        return min((spec.qmin - zero) * scale for scale, zero in pairs), max(
+            (spec.qmax - zero) * scale for scale, zero in pairs
         )
 
 

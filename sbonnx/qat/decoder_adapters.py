@@ -237,7 +237,7 @@ def _make_parameters(module: fx.GraphModule) -> None:
 def changed_scales(module: fx.GraphModule) -> list[nn.Parameter]:
     """Return the scales of the weights whose quantized values change."""
     stored = [inputs[1] for _, _, inputs in requantized_nodes(module)]
-    return [module.get_parameter(name) for name in dict.fromkeys(str(one.target) for one in stored)]
+    return [module.get_parameter(name) for name in dict.fromkeys(str(scale.target) for scale in stored)]
 
 
 def _norms(module: fx.GraphModule, graph: Graph) -> list[nn.Parameter]:
@@ -250,15 +250,15 @@ def _norms(module: fx.GraphModule, graph: Graph) -> list[nn.Parameter]:
     scales |= {str(inputs[1].target) for _, _, inputs in requantized_nodes(module)}
     bodies = [{id(tensor) for node in body.nodes for tensor in node.inputs} for path, body in scopes(graph) if path]
     tensors = tensors_by_name(graph)
-    found = []
+    parameters = []
     for name, parameter in module.named_parameters():
         if name.startswith(f"{ADAPTERS}.") or name in scales or parameter.numel() != max(parameter.shape):
             continue
         tensor = tensors.get(module.meta[META]["parameters"].get(name))
         alike = isinstance(tensor, Constant) and tuple(tensor.shape) == tuple(parameter.shape)
         if alike and len({id(tensor) in read for read in bodies}) <= 1:
-            found.append(parameter)
-    return found
+            parameters.append(parameter)
+    return parameters
 
 
 def write_adapters(graph: Graph, module: fx.GraphModule, *, inputs: bool = False) -> dict[str, Array]:

@@ -84,7 +84,7 @@ class ModuleOrigin:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the graph as bytes, because its weights may be memory-mapped from a file."""
         model = graphs.to_proto(self.prepared.graph).SerializeToString()
-        rest = {each.name: getattr(self.prepared, each.name) for each in fields(Prepared) if each.name != "graph"}
+        rest = {field.name: getattr(self.prepared, field.name) for field in fields(Prepared) if field.name != "graph"}
         teacher = None if self.teacher is None else graphs.to_proto(self.teacher).SerializeToString()
         return _unpacked, (model, teacher, rest, self.solution, self.sites, self.inputs, self.specialization)
 

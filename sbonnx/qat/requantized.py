@@ -93,7 +93,7 @@ def requantized_nodes(module: fx.GraphModule) -> Iterator[tuple[Requantized, fx.
         part = module.get_submodule(str(node.target)) if node.op == CALL_MODULE else None
         if isinstance(part, Requantized):
             first = 1 if part.call.op == PACKED else 0
-            yield part, node, [one for one in node.args[first : first + 3] if isinstance(one, fx.Node)]
+            yield part, node, [argument for argument in node.args[first : first + 3] if isinstance(argument, fx.Node)]
 
 
 def write_values(graph: Graph, module: fx.GraphModule) -> dict[str, float]:
@@ -108,7 +108,7 @@ def write_values(graph: Graph, module: fx.GraphModule) -> dict[str, float]:
         tensor = tensors[adapter.initializer]
         assert isinstance(tensor, Constant)
         with torch.no_grad():
-            inputs = [getattr(module, str(one.target)) for one in stored]
+            inputs = [getattr(module, str(source.target)) for source in stored]
             values = adapter.rounded(*inputs)[0].round().cpu().numpy()
             before = inputs[0] if adapter.call.op != PACKED else nbits_parts(adapter.call, *inputs)[0]
         changed[adapter.initializer] = float(np.mean(values != before.cpu().numpy()))

@@ -220,9 +220,9 @@ def train(  # noqa: PLR0913 - public entry point
 def fixed_batch(prepared: Prepared) -> int | None:
     """Return the leading size of the inputs if the model fixes it (each feed is then one batch), else None."""
     for tensor in prepared.graph.inputs:
-        known = shape(tensor)
-        if known and isinstance(known[0], int):
-            return known[0]
+        dims = shape(tensor)
+        if dims and isinstance(dims[0], int):
+            return dims[0]
     return None
 
 
@@ -303,13 +303,13 @@ def _write_statistics(graph: Graph, module: fx.GraphModule) -> None:
         node = nodes[node_name]
         for index, buffer in enumerate(buffers, MEAN_INPUT):
             values, tensor = state[buffer].float().cpu().numpy(), node.inputs[index]
-            known = np.asarray(constant(tensor))
-            if not differ(known, values):
+            stored = np.asarray(constant(tensor))
+            if not differ(stored, values):
                 continue
             if len(readers(tensor)) == 1:
                 set_values(tensor, values)
             else:
-                own = add_constant(graph, f"{tensor.name}_{node_name}", values.astype(known.dtype), names)
+                own = add_constant(graph, f"{tensor.name}_{node_name}", values.astype(stored.dtype), names)
                 replace_input(node, index, own)
 
 

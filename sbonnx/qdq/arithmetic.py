@@ -45,7 +45,9 @@ class QDQParams:
             if values.size != shape[axis]:
                 raise ValueError(f"{values.size} scales along axis {axis} of length {shape[axis]}")
             return values.reshape([-1 if at == axis else 1 for at in range(len(shape))])
-        differ = [at for at, (one, other) in enumerate(zip(shape, values.shape, strict=True)) if one != other]
+        differ = [
+            at for at, (size, scale_size) in enumerate(zip(shape, values.shape, strict=True)) if size != scale_size
+        ]
         if len(differ) > 1:
             raise ValueError(f"scales of shape {values.shape} for data of shape {shape}")
         at = differ[0] if differ else axis
@@ -115,8 +117,8 @@ def numbers(node: Node) -> QDQParams | None:
 
 def dequantized(node: Node, codes: Array) -> Array | None:
     """Dequantize constant codes with a DequantizeLinear's parameters; None if those are computed or do not match."""
-    found = numbers(node)
-    if found is None:
+    parameters = numbers(node)
+    if parameters is None:
         return None
     named = int(node.attrs.get("output_dtype", 0))
-    return found.dequantized(codes, onnx.helper.tensor_dtype_to_np_dtype(named) if named else None)
+    return parameters.dequantized(codes, onnx.helper.tensor_dtype_to_np_dtype(named) if named else None)

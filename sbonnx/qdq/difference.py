@@ -80,8 +80,8 @@ class ModelDifference(NotebookView):
     @property
     def equal(self) -> bool:
         """Whether the models have equal pairs, constants and numbers of operators."""
-        found = (self.first_pairs, self.second_pairs, self.pairs, self.constants, self.operators)
-        return not any((*found, self.first_constants, self.second_constants))
+        differences = (self.first_pairs, self.second_pairs, self.pairs, self.constants, self.operators)
+        return not any((*differences, self.first_constants, self.second_constants))
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -101,7 +101,7 @@ def difference(first: Graph, second: Graph) -> ModelDifference:
     changed_pairs = [row for name in both if (row := _pair(pairs[0][name], pairs[1][name])) is not None]
     shared = [name for name in constants[0] if name in constants[1]]
     compared = [_constant(name, constants[0][name], constants[1][name]) for name in shared]
-    changed = [each for each in compared if each is not None]
+    changed = [constant for constant in compared if constant is not None]
     return ModelDifference(
         first_pairs={name: pair.qparams.spec.label() for name, pair in pairs[0].items() if name not in pairs[1]},
         second_pairs={name: pair.qparams.spec.label() for name, pair in pairs[1].items() if name not in pairs[0]},
@@ -151,7 +151,7 @@ def _constants(graph: Graph) -> Iterator[tuple[str, Constant]]:
 def _constant(name: str, first: Constant, second: Constant) -> ConstantDifference | None:
     """Return the difference of two constants; None if they are equal."""
     values: tuple[Array | None, Array | None] = (query.unpacked(first), query.unpacked(second))
-    types = tuple(f"{query.dtype(one)} ({', '.join(map(str, one.shape))})" for one in (first, second))
+    types = tuple(f"{query.dtype(tensor)} ({', '.join(map(str, tensor.shape))})" for tensor in (first, second))
     kinds = (types[0], types[1])
     if values[0] is None or values[1] is None or values[0].shape != values[1].shape:
         size = int(np.prod(first.shape, dtype=np.int64))

@@ -145,9 +145,9 @@ def _write(
     output = node.outputs[0]
     scale = query.optional_input(node, out)
     if scale is None:  # QGemm without an output scale returns floats
-        made = Node(op, node.name, attrs, inputs, [])
-        body.nodes.append(made)
-        work.take_output(node, made)
+        float_node = Node(op, node.name, attrs, inputs, [])
+        body.nodes.append(float_node)
+        work.take_output(node, float_node)
         return
     floats = work.variable(f"{output.name}_float", query.dtype(scale), query.shape(output))
     body.nodes.append(Node(op, node.name, attrs, inputs, [floats]))
@@ -200,12 +200,12 @@ def lift(graph: Graph, what: str) -> Lifted:
             source = query.producer(node.inputs[0]) if node.inputs else None
             if node.op not in MOVERS or source is None or source.op not in QUANTIZE:
                 continue
-            found = numbers(source)
-            if found is None or found.scale.size != 1:
+            parameters = numbers(source)
+            if parameters is None or parameters.scale.size != 1:
                 why = Reason("scale-not-constant", f"{node.op} moves codes whose scale is computed, or one of many")
                 refusals.append(Refusal(what, str(node.name), why))
                 continue
-            _lift(node, source, found, body, names)
+            _lift(node, source, parameters, body, names)
             nodes.append(node)
     if nodes:
         edit.sort(graph)
@@ -216,10 +216,12 @@ def _lift(node: Node, source: Node, found: QDQParams, body: Body, names: edit.Na
     codes: Tensor = node.inputs[0]
     pair = source.inputs[1:]
     before = _like(codes, names.fresh(f"{codes.name}_float"), found)
-    made = Node("DequantizeLinear", names.fresh(f"{codes.name}_DequantizeLinear"), dict(source.attrs), [], [before])
-    made.inputs.extend([codes, *pair])
+    dequantize = Node(
+        "DequantizeLinear", names.fresh(f"{codes.name}_DequantizeLinear"), dict(source.attrs), [], [before]
+    )
+    dequantize.inputs.extend([codes, *pair])
     edit.replace_input(node, 0, before)
-    body.nodes.append(made)
+    body.nodes.append(dequantize)
     fill = query.constant(query.optional_input(node, FILL)) if node.op in PADS else None
     if fill is not None:
         floats = np.asarray(found.dequantize(fill.reshape(())))

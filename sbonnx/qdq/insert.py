@@ -149,9 +149,9 @@ class _PairWriter:
         """Replace float constants that calibration changed, such as corrected biases."""
         for name, values in self.solution.constants.items():
             uses = query.readers(self.tensors[name])
-            made = edit.add_constant(self.graph, f"{name}_corrected", values, self.names) if uses else None
-            for node, index in uses if made is not None else ():
-                edit.replace_input(node, index, made)
+            corrected = edit.add_constant(self.graph, f"{name}_corrected", values, self.names) if uses else None
+            for node, index in uses if corrected is not None else ():
+                edit.replace_input(node, index, corrected)
 
     def _constant(self, scope: str, stem: str, values: Array) -> Constant:
         """Return a constant of the scope; equal scales and zero points of one tensor share one constant."""

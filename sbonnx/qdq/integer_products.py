@@ -123,9 +123,9 @@ class Unfolder:
     def quantize(self, body: Body, node: Node, floats: Tensor, scale: Tensor, zero: Tensor | None) -> None:
         """Add a QuantizeLinear that computes the first output of `node` from floats."""
         inputs = [floats, self.scalar(scale), *([] if zero is None else [self.scalar(zero)])]
-        made = Node("QuantizeLinear", self.names.fresh(f"{node.name}_QuantizeLinear"), {}, inputs, [])
-        body.nodes.append(made)
-        self.take_output(node, made)
+        quantize_node = Node("QuantizeLinear", self.names.fresh(f"{node.name}_QuantizeLinear"), {}, inputs, [])
+        body.nodes.append(quantize_node)
+        self.take_output(node, quantize_node)
 
     def take_output(self, node: Node, made: Node) -> None:
         """Move the first output of `node` to `made`."""
@@ -187,8 +187,8 @@ def _float_input(codes: Tensor) -> Tensor | None:
     maker = query.producer(codes)
     if maker is None or maker.op != DYNAMIC or maker.outputs[0] is not codes:
         return None
-    found: Tensor = maker.inputs[0]
-    return found
+    floats: Tensor = maker.inputs[0]
+    return floats
 
 
 def _scaled_later(work: Unfolder, body: Body, node: Node) -> Reason | None:
@@ -196,10 +196,10 @@ def _scaled_later(work: Unfolder, body: Body, node: Node) -> Reason | None:
     x = _float_input(node.inputs[0])
     if x is None:
         return Reason("scale-not-dynamic", "its activation does not come from a DynamicQuantizeLinear")
-    found = _scaling(node)
-    if found is None:
+    scaling = _scaling(node)
+    if scaling is None:
         return Reason("scales-do-not-follow", "no Cast and Mul with the scales follow it")
-    multiply, other = found
+    multiply, other = scaling
     scale = _weight_scale(other, node.inputs[0].inputs[0].outputs[1])
     if scale is None:
         return Reason("scale-not-constant", "the scale of its weight is computed")
@@ -212,10 +212,10 @@ def _scaled_later(work: Unfolder, body: Body, node: Node) -> Reason | None:
         shaped = np.broadcast_to(value.reshape(-1) if value.size > 1 else value.reshape(()), values.shape)
         zero = edit.add_constant(work.graph, f"{node.name}_weight_zero_point", np.array(shaped), work.names)
     weight = work.dequantize(body, node.inputs[1], stored, zero, 0 if node.op == "ConvInteger" else -1)
-    made = Node(PRODUCTS[node.op], node.name, dict(node.attrs), [x, weight], [])
-    body.nodes.append(made)
+    product = Node(PRODUCTS[node.op], node.name, dict(node.attrs), [x, weight], [])
+    body.nodes.append(product)
     result = work.variable(f"{multiply.outputs[0].name}_float", kind, query.shape(multiply.outputs[0]))
-    made.outputs.append(result)
+    product.outputs.append(result)
     edit.replace_all_uses(multiply.outputs[0], result, graph=body)
     return None
 
@@ -237,9 +237,9 @@ def _weight_scale(factor: Tensor, sx: Tensor) -> Array | None:
     if factor is sx:
         return np.ones((), np.float32)
     maker = query.producer(factor)
-    if maker is None or maker.op not in MULTIPLIES or not any(one is sx for one in maker.inputs):
+    if maker is None or maker.op not in MULTIPLIES or not any(factor_input is sx for factor_input in maker.inputs):
         return None
-    others = [one for one in maker.inputs if one is not sx]
+    others = [factor_input for factor_input in maker.inputs if factor_input is not sx]
     return query.constant(others[0]) if others else None
 
 
@@ -257,16 +257,16 @@ def _with_float(work: Unfolder, body: Body, node: Node) -> Reason | None:
 def _product(work: Unfolder, body: Body, node: Node, inputs: list[Tensor], bias: Tensor | None) -> None:
     """Replace `node` by a MatMul, followed by an Add if it has a bias."""
     if bias is None:
-        made = Node("MatMul", node.name, {}, inputs, [])
-        body.nodes.append(made)
-        work.take_output(node, made)
+        last = Node("MatMul", node.name, {}, inputs, [])
+        body.nodes.append(last)
+        work.take_output(node, last)
         return
     output = node.outputs[0]
     product = work.variable(f"{output.name}_product", query.dtype(output), query.shape(output))
     body.nodes.append(Node("MatMul", node.name, {}, inputs, [product]))
-    made = Node("Add", work.names.fresh(f"{node.name}_bias"), {}, [product, bias], [])
-    body.nodes.append(made)
-    work.take_output(node, made)
+    last = Node("Add", work.names.fresh(f"{node.name}_bias"), {}, [product, bias], [])
+    body.nodes.append(last)
+    work.take_output(node, last)
 
 
 def _blocked(work: Unfolder, body: Body, node: Node) -> Reason | None:
@@ -308,9 +308,9 @@ def _blocked_table(work: Unfolder, body: Body, node: Node) -> Reason | None:
     codes, numbers = unpacked(packed, scales, zeros, (rows, columns, bits, block))
     turned = QDQParams(np.ascontiguousarray(numbers.scale.T), np.ascontiguousarray(numbers.zero.T), 1, block)
     table = _in_blocks(work, body, f"{data.name}_table", np.ascontiguousarray(codes.T), turned)
-    made = Node("Gather", node.name, {"axis": 0}, [table, node.inputs[1]], [])
-    body.nodes.append(made)
-    work.take_output(node, made)
+    gather = Node("Gather", node.name, {"axis": 0}, [table, node.inputs[1]], [])
+    body.nodes.append(gather)
+    work.take_output(node, gather)
     return None
 
 

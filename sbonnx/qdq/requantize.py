@@ -93,8 +93,8 @@ def _read_one(node: Node, scheme: str | None) -> Pair | None:
     if given is None or kind == "int32" or not (kind == FP8 or kind.lstrip("u").startswith("int")):
         return None
     scale, zero = given.scale, given.zero
-    one = scale.ndim == 0 or (scale.size == 1 and not node.attrs.get("block_size"))
-    axis = None if one else int(node.attrs.get("axis", 1))
+    per_tensor = scale.ndim == 0 or (scale.size == 1 and not node.attrs.get("block_size"))
+    axis = None if per_tensor else int(node.attrs.get("axis", 1))
     if axis is not None and axis < 0:
         axis += query.rank(node.inputs[0]) or 0
     scale = scale.astype(np.float32).reshape(() if axis is None else scale.shape)
@@ -143,7 +143,7 @@ def make_float(graph: Graph, *, requantize: bool) -> tuple[Refusal, ...]:
         return ()
     where = f"'{graph.info.path}'" if graph.info.path is not None else "the model"
     if not requantize:
-        tensor = next((str(one.name) for one in first.inputs if not one.is_empty()), "")
+        tensor = next((str(operand.name) for operand in first.inputs if not operand.is_empty()), "")
         raise ModelError(
             f"{where} is quantized already, first at '{first.name}' ({first.op} of '{tensor}'): give its float model, "
             "or --requantize (requantize=True) to remove its pairs first"
@@ -152,7 +152,7 @@ def make_float(graph: Graph, *, requantize: bool) -> tuple[Refusal, ...]:
     pairs = strip(graph)
     written = f"; integer operators written as float ones: {len(fired)}" if fired else ""
     graph.info.notes.append(Note("pairs-removed", f"pairs of an earlier quantization removed: {pairs}{written}"))
-    left, known = [], {refusal.where for refusal in refusals}
+    left, explained = [], {refusal.where for refusal in refusals}
     for node in _quantized(graph):
         why = (
             Reason("codes-computed", "its codes or numbers are computed")
@@ -161,6 +161,6 @@ def make_float(graph: Graph, *, requantize: bool) -> tuple[Refusal, ...]:
         )
         if node.op in QUANTIZE:
             why = Reason("codes-read-elsewhere", "its codes are read by other ops than a DequantizeLinear")
-        if node.name not in known:
+        if node.name not in explained:
             left.append(Refusal(WHAT, str(node.name), why))
     return (*refusals, *left)

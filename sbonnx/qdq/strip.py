@@ -138,12 +138,12 @@ class _Strip:
             if values is query.constant(stored) and isinstance(stored, Constant):
                 return stored
             stem = f"{stem}_float"
-        known = self.floats.get(stem)
-        if known is not None and np.array_equal(query.constant(known), values):  # type: ignore[arg-type]
-            return known
-        made = edit.add_constant(self.graph, stem, values, self.names)
-        self.floats.setdefault(stem, made)
-        return made
+        earlier = self.floats.get(stem)
+        if earlier is not None and np.array_equal(query.constant(earlier), values):  # type: ignore[arg-type]
+            return earlier
+        floats = edit.add_constant(self.graph, stem, values, self.names)
+        self.floats.setdefault(stem, floats)
+        return floats
 
 
 LANES: Final = 16
@@ -158,16 +158,16 @@ def remove_added_channels(graph: Graph, convs: Iterable[Node]) -> int:
     Args:
         convs: convolutions whose weights were quantized by sbonnx; no others are changed.
     """
-    known = {id(node): node for node in convs}
-    if not known:
+    convs_by_id = {id(node): node for node in convs}
+    if not convs_by_id:
         return 0
-    changed = sum(_unpadded(graph, pad, known) for pad in list(query.all_nodes(graph)) if pad.op in PADS)
+    changed = sum(_unpadded(graph, pad, convs_by_id) for pad in list(query.all_nodes(graph)) if pad.op in PADS)
     leaving = {id(tensor) for _, body in query.scopes(graph) for tensor in body.outputs}
     seen: set[int] = set()
-    for node in known.values():
+    for node in convs_by_id.values():
         if not query.is_depthwise(node) or id(node) in seen:
             continue
-        region = _region(node, known, leaving)
+        region = _region(node, convs_by_id, leaving)
         if region is None:
             continue
         seen.update(region.writers)
@@ -317,10 +317,10 @@ def never_negative(tensor: Tensor, depth: int = DEPTH) -> bool:
     if node.op in BOUNDS and node.op != "Min":
         others = node.inputs[1:2] if node.op == "Clip" else node.inputs
         written = float(node.attrs.get("min", -1.0))  # of a Clip before opset 11
-        return written >= 0 or any(not one.is_empty() and _at_least_0(one) for one in others)
+        return written >= 0 or any(not operand.is_empty() and _at_least_0(operand) for operand in others)
     if node.op in _PASSES or (node.op in RESIZES and node.attrs.get("mode", "nearest") != "cubic"):
         return never_negative(node.inputs[0], depth - 1)
-    return node.op in _JOINS and all(never_negative(one, depth - 1) for one in node.inputs)
+    return node.op in _JOINS and all(never_negative(operand, depth - 1) for operand in node.inputs)
 
 
 def _at_least_0(tensor: Tensor) -> bool:
@@ -337,15 +337,20 @@ def lost(quantize: Node) -> tuple[float, float | None] | None:
     removed = quantize.attrs.get(RECTIFIED)
     if removed is not None:
         return float(removed[0]), float(removed[1]) if len(removed) > 1 else None
-    found = numbers(quantize)
-    if BITS in quantize.attrs or found is None or found.scale.size != 1 or not is_integer(found.zero.dtype):
+    parameters = numbers(quantize)
+    if (
+        BITS in quantize.attrs
+        or parameters is None
+        or parameters.scale.size != 1
+        or not is_integer(parameters.zero.dtype)
+    ):
         return None
-    low, high = limits(found.zero.dtype)
-    zero = int(found.zero.reshape(-1)[0])
+    low, high = limits(parameters.zero.dtype)
+    zero = int(parameters.zero.reshape(-1)[0])
     source = quantize.inputs[0]
     if zero != low or query.producer(source) is None or never_negative(source):
         return None
-    top = float((high - low) * found.scale.astype(np.float64).reshape(-1)[0])
+    top = float((high - low) * parameters.scale.astype(np.float64).reshape(-1)[0])
     return 0.0, SIX if abs(top - SIX) <= CLOSE * SIX else None
 
 

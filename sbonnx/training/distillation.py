@@ -100,11 +100,11 @@ def inner_tensors(graph: Graph, wanted: str | Sequence[str]) -> tuple[str, ...]:
         return _blocks(graph)
     tensors = tensors_by_name(graph)
     for name in wanted:
-        found = tensors.get(name)
-        maker = None if found is None else producer(found)
-        kind = None if found is None else dtype(found)
+        tensor = tensors.get(name)
+        maker = None if tensor is None else producer(tensor)
+        kind = None if tensor is None else dtype(tensor)
         if maker is None or (kind is not None and kind.kind != "f"):
-            what = "is not a tensor of the graph" if found is None else "is not computed in floating point"
+            what = "is not a tensor of the graph" if tensor is None else "is not computed in floating point"
             raise RecipeError(f"inner: '{name}' {what}: use outputs of nodes, such as convolutions")
     place = {id(node): number for number, node in enumerate(ordered(graph.nodes))}
     return tuple(sorted(dict.fromkeys(wanted), key=lambda name: place[id(producer(tensors[name]))]))

@@ -220,8 +220,8 @@ class _TrainingRun:
         """Values that must be equal in a checkpoint."""
         state = self.module.state_dict()
         shapes = {name: tuple(value.shape) for name, value in state.items() if isinstance(value, Tensor)}
-        known = {"settings": asdict(self.settings), "samples": self.batches.samples, "shapes": shapes}
-        return {**known, **self.objective.agree}
+        own = {"settings": asdict(self.settings), "samples": self.batches.samples, "shapes": shapes}
+        return {**own, **self.objective.agree}
 
     @property
     def is_due(self) -> bool:

@@ -53,7 +53,7 @@ def integer_conv(node: Node) -> IntegerConv | None:
     if node.op != "Conv":
         return None
     makers = [query.producer(tensor) for tensor in node.inputs if not tensor.is_empty()]
-    data, weight, *rest = [one if one is not None and one.op in DEQUANTIZE else None for one in makers]
+    data, weight, *rest = [maker if maker is not None and maker.op in DEQUANTIZE else None for maker in makers]
     bias = rest[0] if rest else None
     if data is None or weight is None or (rest and bias is None and not isinstance(node.inputs[2], Constant)):
         return None

@@ -64,15 +64,15 @@ class OrtKernelCosts(KernelCosts):
         """Compute the time of a QuantizeLinear after a float kernel; `reorder`: from blocks of channels."""
         size = elements(tensor)
         every = Amounts(read=size, write=size, pieces=positions(tensor))
-        found = self.ns("QuantizeLinear", "u8", "float", every)
+        time = self.ns("QuantizeLinear", "u8", "float", every)
         if query.rank(tensor) == IMAGE_RANK:
-            found += self.ns("Transpose", "NCHW to NHWC", "u8", every)
-            found += self.ns("ReorderOutput", "", "float", every) if reorder else 0.0
+            time += self.ns("Transpose", "NCHW to NHWC", "u8", every)
+            time += self.ns("ReorderOutput", "", "float", every) if reorder else 0.0
         producer = query.producer(tensor)
         if producer is not None and producer.op == "MaxPool":
             # onnxruntime moves the QuantizeLinear before the pool, which then runs on codes with channels first
-            found += self.ns("MaxPool", _window(producer), "u8", _pooled(producer))
-        return found
+            time += self.ns("MaxPool", _window(producer), "u8", _pooled(producer))
+        return time
 
     def dequantize(self, tensor: Tensor, *, reorder: bool) -> float:
         """Compute the time of a DequantizeLinear before float kernels; `reorder`: into blocks of channels.
@@ -81,14 +81,14 @@ class OrtKernelCosts(KernelCosts):
         """
         size = elements(tensor)
         every = Amounts(read=size, write=size, pieces=positions(tensor))
-        found = self.ns("DequantizeLinear", "", "u8", every)
+        time = self.ns("DequantizeLinear", "", "u8", every)
         if query.rank(tensor) == IMAGE_RANK:
-            found += self.ns("Transpose", "NHWC to NCHW", "u8", every)
-            found += self.reorder_input(tensor) if reorder else 0.0
+            time += self.ns("Transpose", "NHWC to NCHW", "u8", every)
+            time += self.reorder_input(tensor) if reorder else 0.0
         for reader, _ in query.readers(tensor):
             if self.fused(reader) is tensor:
-                found += self.ns(*ELEMENTWISE_KERNELS[reader.op][0], Amounts(read=size, write=size))
-        return found
+                time += self.ns(*ELEMENTWISE_KERNELS[reader.op][0], Amounts(read=size, write=size))
+        return time
 
     def reorder_input(self, tensor: Tensor) -> float:
         """Compute the time of a ReorderInput: from channels first to blocks of channels."""
@@ -113,7 +113,7 @@ class OrtKernelCosts(KernelCosts):
             before = query.producer(tensor)
             if before is None or before.op != "Conv" or len(query.readers(tensor)) != 1:
                 continue
-            if len(node.inputs) == 1 or all(query.shape(one) == query.shape(tensor) for one in node.inputs):
+            if len(node.inputs) == 1 or all(query.shape(operand) == query.shape(tensor) for operand in node.inputs):
                 return tensor
         return None
 
@@ -123,11 +123,11 @@ class OrtKernelCosts(KernelCosts):
         Args:
             nodes: all nodes of a graph, in topological order.
         """
-        found: set[str] = set()
+        names: set[str] = set()
         for node in nodes:
-            if self._writes_blocks(node, found):
-                found.add(node.outputs[0].name)
-        return frozenset(found)
+            if self._writes_blocks(node, names):
+                names.add(node.outputs[0].name)
+        return frozenset(names)
 
     def _writes_blocks(self, node: Node, blocked: set[str]) -> bool:
         values = [tensor for tensor in node.inputs if not isinstance(tensor, Constant) and not tensor.is_empty()]
@@ -188,8 +188,8 @@ class OrtKernelCosts(KernelCosts):
         inner, taps, outputs, groups = conv_sizes(node)
         variant = kernel_variants.float_conv(inner, outputs, taps, groups, self.block)
         plain = variant.replace("blocked", "plain")
-        known = ("Conv", variant, "float") in self.fits or ("Conv", plain, "float") not in self.fits
-        return variant if known and query.rank(node.outputs[0]) in (None, IMAGE_RANK) else plain
+        as_measured = ("Conv", variant, "float") in self.fits or ("Conv", plain, "float") not in self.fits
+        return variant if as_measured and query.rank(node.outputs[0]) in (None, IMAGE_RANK) else plain
 
     def _conv(self, node: Node) -> Price | None:
         """Return None for unmeasured kernels: 1-D and 3-D convolutions, ConvTranspose and very large filters."""

@@ -159,8 +159,8 @@ def _write(node: Node, bias: Array, body: Body, names: edit.Names) -> None:
         edit.add_constant(body, f"{stem}_mantissa", codes, names),
         edit.add_constant(body, f"{stem}_power", scales, names),
     ]
-    made = edit.add_node(body, "DequantizeLinear", inputs, names=names, stem=f"{stem}_exact", attrs={"axis": 0})
-    output = made.outputs[0]
+    dequantize = edit.add_node(body, "DequantizeLinear", inputs, names=names, stem=f"{stem}_exact", attrs={"axis": 0})
+    output = dequantize.outputs[0]
     output.dtype, output.shape = np.dtype(np.float32), [bias.size]
     if bias.dtype != np.float32:
         kind = {"to": int(onnx.helper.np_dtype_to_tensor_dtype(bias.dtype))}

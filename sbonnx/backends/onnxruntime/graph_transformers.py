@@ -130,8 +130,8 @@ def blame(names: Sequence[str], said: str) -> str:
         said: onnxruntime's message.
     """
     op, node = failing_node(said)
-    made = f" (it fails in the {op} that was made at node '{node}')" if op else ""
+    place = f" (it fails in the {op} that was made at node '{node}')" if op else ""
     rewrites = " and ".join(f"'{name}'" for name in names) or "at its optimization levels above 'off'"
     float_ = f", or leave that node float (--exclude '{node}')" if node else ""
     out = f"InferenceSession(..., disabled_optimizers={list(names)})" if names else "ORT_DISABLE_ALL"
-    return f"onnxruntime's own rewrite {rewrites} breaks it{made}, and it runs without: use {out}{float_}: {said}"
+    return f"onnxruntime's own rewrite {rewrites} breaks it{place}, and it runs without: use {out}{float_}: {said}"

@@ -77,9 +77,9 @@ def clip_codes(body: Body, names: edit.Names) -> Iterator[str]:
     """Move a Clip after the QuantizeLinear that is its only reader, so that it clips codes."""
     outputs = {id(tensor) for tensor in body.outputs}
     for node in list(body.nodes):
-        found = _clipped(node, outputs)
-        if found is not None:
-            quantize, *ends = found
+        clipped = _clipped(node, outputs)
+        if clipped is not None:
+            quantize, *ends = clipped
             codes: Tensor = quantize.outputs[0]
             edit.replace_input(quantize, 0, node.inputs[0])
             wide = Variable(names.fresh(f"{codes.name}_wide"), dtype=codes.dtype, shape=codes.shape)
@@ -147,9 +147,11 @@ def _one_scale(before: Node, after: list[Node]) -> bool:
     if not after or any(node.op not in QUANTIZE for node in after):
         return False
     for index in (1, 2):
-        found = [query.constant(node.inputs[index]) if len(node.inputs) > index else None for node in (before, *after)]
-        values = [value for value in found if value is not None and value.size == 1]
-        if len(values) < len(found) or any(value != values[0] for value in values):
+        constants = [
+            query.constant(node.inputs[index]) if len(node.inputs) > index else None for node in (before, *after)
+        ]
+        values = [value for value in constants if value is not None and value.size == 1]
+        if len(values) < len(constants) or any(value != values[0] for value in values):
             return False
     return True
 

@@ -34,7 +34,7 @@ FEW_CHANNELS: Final = 4
 @in_every_scope()
 def widen_stems(body: Body, names: edit.Names) -> Iterator[str]:
     """Prepare the inputs of such convolutions."""
-    made: dict[tuple[int, str, int], Tensor] = {}
+    widened: dict[tuple[int, str, int], Tensor] = {}
     for node in list(body.nodes):
         conv = integer_conv(node)
         if conv is None or conv.depthwise:
@@ -45,7 +45,7 @@ def widen_stems(body: Body, names: edit.Names) -> Iterator[str]:
         sizes = shape[2:] if shape is not None else (None,)
         if prod(size if isinstance(size, int) else UNKNOWN for size in sizes) < FEW_ROWS:
             continue
-        yield from _widened(conv, body, names, made)
+        yield from _widened(conv, body, names, widened)
 
 
 def _widened(

@@ -127,8 +127,8 @@ class OpenVinoSession:
     def run(self, names: Sequence[str] | None, feeds: Mapping[str, Any]) -> list[Any]:
         """Run the model and return the named outputs, or all; inputs that are missing in `feeds` raise KeyError."""
         results = self._request.infer([feeds[entry.name] for entry in self._inputs], share_inputs=True)
-        found = {entry.name: results[place] for place, entry in enumerate(self._outputs)}
-        return [found[name] for name in (found if names is None else names)]
+        outputs = {entry.name: results[place] for place, entry in enumerate(self._outputs)}
+        return [outputs[name] for name in (outputs if names is None else names)]
 
     def layers(self) -> list[ExecutedLayer]:
         """Return the kernels of the executed graph."""

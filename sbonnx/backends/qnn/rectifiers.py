@@ -37,9 +37,9 @@ def settle_rectifiers(body: Body, names: edit.Names) -> Iterator[str]:
         tensor: Tensor = node.inputs[0]
         for copied in (quantize, dequantize):
             inputs = [tensor, *copied.inputs[1:]]
-            made = edit.add_node(body, copied.op, inputs, names=names, stem=copied.name, attrs=dict(copied.attrs))
-            made.outputs[0].dtype, made.outputs[0].shape = copied.outputs[0].dtype, node.inputs[0].shape
-            tensor = made.outputs[0]
+            added = edit.add_node(body, copied.op, inputs, names=names, stem=copied.name, attrs=dict(copied.attrs))
+            added.outputs[0].dtype, added.outputs[0].shape = copied.outputs[0].dtype, node.inputs[0].shape
+            tensor = added.outputs[0]
         edit.replace_input(node, 0, tensor)
         yield f"{node.name}: a pair before it, with the scale of the pair behind it"
 

@@ -59,11 +59,11 @@ def engine_command(
 
 def _shapes(inputs: Sequence[EngineInput]) -> list[str]:
     """Return the flags of the optimization profile; none if all shapes are static."""
-    if all(size is not None for one in inputs for size in one.shape):
+    if all(size is not None for entry in inputs for size in entry.shape):
         return []
     flags = []
     for flag in ("minShapes", "optShapes", "maxShapes"):
-        rows = [_shape(one, least=flag == "minShapes") for one in inputs if one.shape]
+        rows = [_shape(entry, least=flag == "minShapes") for entry in inputs if entry.shape]
         flags.append(f"--{flag}={','.join(rows)}")
     return flags
 

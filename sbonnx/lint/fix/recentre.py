@@ -280,7 +280,7 @@ def _around(bench: Bench, node: Node) -> list[tuple[PairNodes, QDQParams]] | str
 
 
 def _beyond_movers(bench: Bench, quantizer: Quantizer) -> list[Quantizer]:
-    """Return the pairs before and after `quantizer` with only data movement in between: P07 requires one scale for them."""
+    """Return the pairs before and after a quantizer, with only data movement in between: P07 requires one scale."""
     beyond = [
         other for back in bench.view.dequantizers_of(quantizer) for other in bench.view.quantized_readers(back.output)
     ]

@@ -203,7 +203,7 @@ class LsqPlus(LearnedScale):
         if self.role != "weight":
             self.begin_at(*self.covering_all(x, self.scale_rule))
             return
-        mean, deviation = (each.cpu() for each in mean_and_deviation(x, self.spec))
+        mean, deviation = (moment.cpu() for moment in mean_and_deviation(x, self.spec))
         low, high = self.with_pairs(x, mean - DEVIATIONS * deviation, mean + DEVIATIONS * deviation)
         if self.spec.symmetric:
             scale = self.usable(2.0 * torch.maximum(low.abs(), high.abs()) / (self._qmax - self._qmin))
@@ -252,7 +252,7 @@ class ParameterizedClipping(FakeQuant):
         alpha = positive(self.alpha, 0.0, float("inf"))
         reach = codes_to_clip(self.zero_point, self.spec)
         alpha, scale, zero_point, reach = (
-            self.spread(each, x) for each in (alpha, self.grid()[0], self.zero_point, reach)
+            self.spread(values, x) for values in (alpha, self.grid()[0], self.zero_point, reach)
         )
         return fake_quantize_clipped(x, alpha, scale, zero_point, reach, (self._qmin, self._qmax))
 
@@ -303,9 +303,9 @@ def make_fake_quant(
     key = OTHER_NAMES.get(key, key)
     if key not in METHODS:
         raise RecipeError(f"'{name}': there is no training method '{method}'; methods: {', '.join(METHODS)}")
-    _, *known = inspect.signature(METHODS[key]).parameters
+    _, *supported = inspect.signature(METHODS[key]).parameters
     for option in options:
-        if option not in known:
-            takes = f"takes {', '.join(known)}" if known else "takes no options"
+        if option not in supported:
+            takes = f"takes {', '.join(supported)}" if supported else "takes no options"
             raise RecipeError(f"'{option}' of '{name}' is not an option of {key}, which {takes}")
     return METHODS[key](CalibratedTensor(qparams, name, role, limits), **options)
