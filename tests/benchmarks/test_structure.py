@@ -18,7 +18,7 @@ LIMITS: Final = {
     "functions with 10 parameters or more": 11,
     "`.get(` in pages": 310,
     "TypedDicts": 65,
-    "locals named found, one, made, known or each": 851,
+    "locals named found, one, made, known or each": 844,
 }
 """Lower one with the change that allows it; never raise one."""
 
