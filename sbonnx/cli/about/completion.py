@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass
 from typing import Final
 
 from sbonnx.cli import options
@@ -24,6 +25,19 @@ SHELL: Final[CommandOption[str]] = CommandOption(
 OPTIONS: Final = (SHELL, *options.COMMON)
 
 
+@dataclass(frozen=True)
+class CompletionOutput:
+    """Output of completion.
+
+    Attributes:
+        shell: the shell.
+        script: its completion script.
+    """
+
+    shell: str
+    script: str
+
+
 def run(given: Arguments) -> int:
     from typer.completion import get_completion_script  # type: ignore[attr-defined]
 
@@ -36,7 +50,7 @@ def run(given: Arguments) -> int:
             "return 0", "[[ ${COMPREPLY[0]} == *= ]] && compopt -o nospace 2>/dev/null\n    return 0"
         )
     printer = given.printer()
-    printer.value("completion", {"shell": shell, "script": script})
+    printer.value("completion", CompletionOutput(shell, script))
     if not printer.as_json:
         Printer().text(script)
     return 0

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from dataclasses import dataclass
 from importlib import metadata
-from typing import Any, Final
+from typing import Final
 
 from sbonnx.cli import options
 from sbonnx.cli.options import Arguments
@@ -25,34 +26,110 @@ FEATURES: Final = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "as
 OPTIONS: Final = options.COMMON
 
 
+@dataclass(frozen=True)
+class CpuFacts:
+    """The processor.
+
+    Attributes:
+        cores: usable cores.
+        of: cores of the machine.
+        features: CPU flags that integer kernels use.
+        exact_products: whether 8-bit products are added without saturation.
+    """
+
+    cores: int
+    of: int | None
+    features: tuple[str, ...]
+    exact_products: bool
+
+
+@dataclass(frozen=True)
+class MemoryFacts:
+    """Memory in bytes."""
+
+    total: int
+    available: int
+
+
+@dataclass(frozen=True)
+class TemporaryFacts:
+    """Folder of temporary files, and its free bytes."""
+
+    folder: str
+    free: int
+
+
+@dataclass(frozen=True)
+class RuntimeFacts:
+    """onnxruntime.
+
+    Attributes:
+        version: null if it is not usable.
+        providers: execution providers.
+        packages: installed packages.
+        cuda: whether CUDA is available.
+    """
+
+    version: str | None
+    providers: tuple[str, ...]
+    packages: tuple[str, ...]
+    cuda: bool
+
+
+@dataclass(frozen=True)
+class DoctorOutput:
+    """Output of doctor.
+
+    Attributes:
+        sbonnx, python, system: versions.
+        missing_loops: loops that were not compiled.
+        cpu, memory, temporary: the machine.
+        onnxruntime: the runtime.
+        packages, extras: versions of required and optional packages; null: not installed.
+        problems: what is wrong, one sentence each.
+    """
+
+    sbonnx: str
+    python: str
+    system: str
+    missing_loops: tuple[str, ...]
+    cpu: CpuFacts
+    memory: MemoryFacts
+    temporary: TemporaryFacts
+    onnxruntime: RuntimeFacts
+    packages: dict[str, str | None]
+    extras: dict[str, str | None]
+    problems: tuple[str, ...]
+
+
 def run(given: Arguments) -> int:
     printer, facts = given.printer(), _facts()
     printer.value("doctor", facts)
-    cpu, memory = facts["cpu"], facts["memory"]
+    cpu, memory, temporary = facts.cpu, facts.memory, facts.temporary
     printer.facts(
-        f"sbonnx {facts['sbonnx']}",
+        f"sbonnx {facts.sbonnx}",
         {
-            "Python": facts["python"],
-            "system": facts["system"],
-            "compiled loops": "all" if not facts["missing_loops"] else f"missing: {', '.join(facts['missing_loops'])}",
-            "CPU": f"{cpu['cores']} cores, {' '.join(cpu['features']) or 'no features of integer kernels'}",
+            "Python": facts.python,
+            "system": facts.system,
+            "compiled loops": "all" if not facts.missing_loops else f"missing: {', '.join(facts.missing_loops)}",
+            "CPU": f"{cpu.cores} cores, {' '.join(cpu.features) or 'no features of integer kernels'}",
             "8-bit products": "exact"
-            if cpu["exact_products"]
+            if cpu.exact_products
             else "saturate: weights get 8 bits, pair-safe (REDUCE_RANGE)",
-            "memory": f"{_size(memory['available'])} of {_size(memory['total'])} available",
-            "temporary files": f"{facts['temporary']['folder']}, {_size(facts['temporary']['free'])} free",
-            "onnxruntime": _runtime_text(facts["onnxruntime"]),
+            "memory": f"{_size(memory.available)} of {_size(memory.total)} available",
+            "temporary files": f"{temporary.folder}, {_size(temporary.free)} free",
+            "onnxruntime": _runtime_text(facts.onnxruntime),
         },
     )
-    for title, key in (("packages", "packages"), ("optional packages", "extras")):
-        rows = [(name, version or "not installed") for name, version in facts[key].items()]
+    for title, versions in (("packages", facts.packages), ("optional packages", facts.extras)):
+        rows = [(name, version or "not installed") for name, version in versions.items()]
         printer.table(title, ("package", "version"), rows)
-    for problem in facts["problems"]:
+    for problem in facts.problems:
         printer.note(problem)
     return 0
 
 
-def _facts() -> dict[str, Any]:
+def _facts() -> DoctorOutput:
     import shutil
     import tempfile
 
@@ -67,57 +144,50 @@ def _facts() -> dict[str, Any]:
     }
     memory = psutil.virtual_memory()
     runtime, problems = _runtime()
-    loops = list(missing())
+    loops = tuple(missing())
     if loops:
         problems.append("loops without compilation run in numpy, slower: install a C compiler, then sbonnx again")
     folder = tempfile.gettempdir()
-    return {
-        "sbonnx": __version__,
-        "python": f"{platform.python_version()} ({sys.executable})",
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "missing_loops": loops,
-        "cpu": {
-            "cores": cores(),
-            "of": os.cpu_count(),
-            "features": [flag for flag in FEATURES if flag in flags],
-            "exact_products": target_cpu().exact,
-        },
-        "memory": {"total": memory.total, "available": memory.available},
-        "temporary": {"folder": folder, "free": shutil.disk_usage(folder).free},
-        "onnxruntime": runtime,
-        "packages": {name: _version(name) for name in REQUIRED},
-        "extras": {name: _version(name) for name in EXTRAS},
-        "problems": problems,
-    }
+    features = tuple(flag for flag in FEATURES if flag in flags)
+    return DoctorOutput(
+        sbonnx=__version__,
+        python=f"{platform.python_version()} ({sys.executable})",
+        system=f"{platform.system()} {platform.release()} {platform.machine()}",
+        missing_loops=loops,
+        cpu=CpuFacts(cores(), os.cpu_count(), features, exact_products=target_cpu().exact),
+        memory=MemoryFacts(memory.total, memory.available),
+        temporary=TemporaryFacts(folder, shutil.disk_usage(folder).free),
+        onnxruntime=runtime,
+        packages={name: _version(name) for name in REQUIRED},
+        extras={name: _version(name) for name in EXTRAS},
+        problems=tuple(problems),
+    )
 
 
-def _runtime() -> tuple[dict[str, Any], list[str]]:
+def _runtime() -> tuple[RuntimeFacts, list[str]]:
     """Return version and providers of onnxruntime, and what is wrong with it."""
     from sbonnx.errors import DeviceError
     from sbonnx.system.cpu import CUDA
     from sbonnx.system.runtime import onnxruntime
 
-    installed = [name for name in RUNTIMES if _version(name)]
+    installed = tuple(name for name in RUNTIMES if _version(name))
     try:
         module = onnxruntime()
     except DeviceError as error:
-        return {"version": None, "providers": [], "packages": installed, "cuda": False}, [str(error)]
-    providers = list(module.get_available_providers())
+        return RuntimeFacts(None, (), installed, cuda=False), [str(error)]
+    providers = tuple(module.get_available_providers())
     problems = []
     if len(installed) > 1:
         problems.append("onnxruntime and onnxruntime-gpu share one folder: remove both, then install one")
     elif "onnxruntime-gpu" in installed and CUDA not in providers:
         problems.append("onnxruntime-gpu is installed, but CUDA is not available: check the driver and CUDA version")
-    version = str(module.__version__)
-    return {"version": version, "providers": providers, "packages": installed, "cuda": CUDA in providers}, problems
+    return RuntimeFacts(str(module.__version__), providers, installed, cuda=CUDA in providers), problems
 
 
-def _runtime_text(runtime: dict[str, Any]) -> str:
-    if runtime["version"] is None:
+def _runtime_text(runtime: RuntimeFacts) -> str:
+    if runtime.version is None:
         return "not usable"
-    return (
-        f"{runtime['version']} ({', '.join(name.removesuffix('ExecutionProvider') for name in runtime['providers'])})"
-    )
+    return f"{runtime.version} ({', '.join(name.removesuffix('ExecutionProvider') for name in runtime.providers)})"
 
 
 def _version(package: str) -> str | None:

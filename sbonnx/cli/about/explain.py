@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from sbonnx.cli import options
 from sbonnx.cli.options import Arguments, CommandOption
 from sbonnx.errors import RecipeError
+from sbonnx.values import INLINE, plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -50,16 +52,92 @@ OPTIONS: Final = (
 )
 
 
+@dataclass(frozen=True)
+class RuleFacts:
+    """Facts of a lint rule."""
+
+    severity: Literal["error", "warning", "info"]
+    must_hold: str
+    fix: str
+    targets: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PatternFacts:
+    """Facts of a pattern: why it does not change what the network computes."""
+
+    valid_because: str
+
+
+@dataclass(frozen=True)
+class KeyFacts:
+    """Facts of a key of the recipe."""
+
+    short_forms: tuple[str, ...]
+    description: str
+    values: Any
+    default: Any
+    example: Any
+    option: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SectionFacts:
+    """Facts of a section of the recipe: other names, keys, and options of the command line."""
+
+    short_forms: tuple[str, ...]
+    keys: tuple[str, ...]
+    option: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ReasonFacts:
+    """Facts of a reason of a refusal or note: meaning, what to do, and a page of the documentation."""
+
+    meaning: str
+    fix: str
+    page: str
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """Treatment of a node or tensor of a model."""
+
+    verdict: str
+    quantized: tuple[str, ...]
+    not_done: tuple[str, ...]
+    applied_here: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ExplainOutput:
+    """Output of explain; keys depend on the kind.
+
+    Attributes:
+        subject: what is explained.
+        kind: its kind, such as "lint rule".
+        severity, must_hold, fix, targets: of a lint rule.
+        valid_because: of a pattern.
+        meaning, page: of a reason, with `fix`.
+        short_forms, description, values, default, example, option, keys: of a recipe key or section.
+        verdict, quantized, not_done, applied_here: of a node or tensor of a model.
+    """
+
+    subject: str
+    kind: str
+    facts: RuleFacts | PatternFacts | KeyFacts | SectionFacts | ReasonFacts | NodeFacts = field(metadata=INLINE)
+
+
 def run(given: Arguments) -> int:
     printer, subject, model = given.printer(), given[SUBJECT], given[MODEL]
-    facts = _general(subject) if model is None else _node(given, model, subject)
-    printer.value("explain", facts)
+    found = _general(subject) if model is None else _node(given, model, subject)
+    printer.value("explain", found)
     shown = {
-        name.replace("_", " "): "; ".join(map(str, value)) if isinstance(value, list) else value
-        for name, value in facts.items()
-        if name not in ("kind", "subject") and value not in (None, [], "")
+        name.replace("_", " "): "; ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
+        for name, value in plain(found.facts).items()
+        if value not in (None, [], (), "")
     }
-    printer.facts(f"{facts['subject']}: {facts['kind']}", shown)
+    printer.facts(f"{found.subject}: {found.kind}", shown)
     return 0
 
 
@@ -82,7 +160,7 @@ def _patterns() -> dict[str, tuple[str, str]]:
     return {pattern.name: (step, pattern.source) for step, patterns in steps.items() for pattern in patterns}
 
 
-def _general(subject: str) -> dict[str, Any]:
+def _general(subject: str) -> ExplainOutput:
     """Explain a rule, key or pattern.
 
     Raises:
@@ -98,23 +176,25 @@ def _general(subject: str) -> dict[str, Any]:
     by_id = {name.lower(): rule for name, rule in rules.items()}
     if subject.lower() in by_id:
         rule, targets = by_id[subject.lower()]
-        facts = {"severity": rule.severity, "must_hold": rule.title, "fix": rule.mend, "targets": targets}
-        return {"subject": rule.id, "kind": "lint rule", **facts}
+        facts = RuleFacts(rule.severity, rule.title, rule.mend, tuple(targets))
+        return ExplainOutput(rule.id, "lint rule", facts)
     if subject.lower() in patterns:
         step, source = patterns[subject.lower()]
-        return {"subject": subject.lower(), "kind": f"pattern of the {step}", "valid_because": source}
+        return ExplainOutput(subject.lower(), f"pattern of the {step}", PatternFacts(source))
     key = key_facts(subject)
     if key is not None:
-        flags = [
+        name, short_forms = key.pop("key"), tuple(key.pop("short_forms"))
+        flags = tuple(
             row.flags[0]
             for row in vars(options).values()
-            if isinstance(row, CommandOption) and row.key and _full(row.key) == key["key"]
-        ]
-        kind = "section of the recipe" if "keys" in key else "key of the recipe"
-        return {"subject": key.pop("key"), "kind": kind, **key, "option": flags}
+            if isinstance(row, CommandOption) and row.key and _full(row.key) == name
+        )
+        if "keys" in key:
+            return ExplainOutput(name, "section of the recipe", SectionFacts(short_forms, tuple(key["keys"]), flags))
+        return ExplainOutput(name, "key of the recipe", KeyFacts(short_forms, **key, option=flags))
     if (reason := explanation_of(subject)) is not None:
-        facts = {"meaning": reason.meaning, "fix": reason.fix, "page": reason.page}
-        return {"subject": reason.id, "kind": "reason of a refusal or note", **facts}
+        meaning = ReasonFacts(reason.meaning, reason.fix, reason.page)
+        return ExplainOutput(reason.id, "reason of a refusal or note", meaning)
     hint = suggestion(subject, (*rules, *patterns, *all_keys(), *SHORT_FORMS), count=3)
     raise RecipeError(
         f"'{subject}' is no lint rule, recipe key, pattern or known reason. {hint}{' ' if hint else ''}"
@@ -128,7 +208,7 @@ def _full(key: str) -> str:
     return SHORT_FORMS.get(key.lower(), key).upper()
 
 
-def _node(given: Arguments, model: Path, subject: str) -> dict[str, Any]:
+def _node(given: Arguments, model: Path, subject: str) -> ExplainOutput:
     """Explain how the plan treats a node or tensor of a model.
 
     Raises:
@@ -150,20 +230,16 @@ def _node(given: Arguments, model: Path, subject: str) -> dict[str, Any]:
         raise RecipeError(f"{model} has no node or tensor '{subject}'. {hint}")
     prepared = prepare(model, recipe, backend)
     names = {subject} if node is None else {subject, *(tensor.name for tensor in node.outputs)}
-    sites = [
+    sites = tuple(
         f"{site.tensor} ({site.role}, {site.spec.label()}): {site.why} (rule {site.rule})"
         for site in prepared.plan.sites
         if site.tensor == subject or any(reader.node == subject for reader in site.readers)
-    ]
-    refusals = [f"{row.what}: {row.why}{_code(row.code)}" for row in prepared.refusals if row.where in names]
-    return {
-        "subject": subject,
-        "kind": f"{'tensor' if node is None else node.op} in {model}, for {prepared.plan.backend}",
-        "verdict": _verdict(prepared, subject, is_node=node is not None, quantized=bool(sites), refused=bool(refusals)),
-        "quantized": sites,
-        "not_done": refusals,
-        "applied_here": [fired.pattern for fired in prepared.applied if fired.node == subject],
-    }
+    )
+    refusals = tuple(f"{row.what}: {row.why}{_code(row.code)}" for row in prepared.refusals if row.where in names)
+    verdict = _verdict(prepared, subject, is_node=node is not None, quantized=bool(sites), refused=bool(refusals))
+    applied = tuple(fired.pattern for fired in prepared.applied if fired.node == subject)
+    kind = f"{'tensor' if node is None else node.op} in {model}, for {prepared.plan.backend}"
+    return ExplainOutput(subject, kind, NodeFacts(verdict, sites, refusals, applied))
 
 
 def _code(code: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 
 from sbonnx.cli import options
@@ -31,6 +32,17 @@ NAME: Final[CommandOption[list[str] | None]] = CommandOption(
 OPTIONS: Final = (NAME, *options.COMMON)
 
 
+@dataclass(frozen=True)
+class SchemaOutput:
+    """Output of schema without a name.
+
+    Attributes:
+        versions: version by name of the schema.
+    """
+
+    versions: dict[str, int]
+
+
 def run(given: Arguments) -> int:
     from sbonnx.cli.schemas.published import OF_COMMANDS, SCHEMAS, json_schema
     from sbonnx.recipe.problem import suggestion
@@ -39,7 +51,7 @@ def run(given: Arguments) -> int:
     printer, words = given.printer(), given[NAME]
     if not words:
         versions = {name: versioned(name, {})["schema_version"] for name in SCHEMAS}
-        printer.value("schema", {"versions": versions})
+        printer.value("schema", SchemaOutput(versions))
         printer.table("schemas", ("name", "version"), list(versions.items()))
         return 0
     typed = "-".join(words)

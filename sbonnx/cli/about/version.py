@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from sbonnx.cli import options
@@ -11,6 +12,19 @@ from sbonnx.version import __version__
 HELP: Final = "Show the version."
 
 OPTIONS: Final = options.COMMON
+
+
+@dataclass(frozen=True)
+class VersionOutput:
+    """Output of version.
+
+    Attributes:
+        version: version of sbonnx.
+        missing_compiled_loops: loops that were not compiled.
+    """
+
+    version: str
+    missing_compiled_loops: tuple[str, ...]
 
 
 def version_line() -> str:
@@ -26,6 +40,6 @@ def run(given: Arguments) -> int:
     from sbonnx.system.native import missing
 
     printer = given.printer()
-    printer.value("version", {"version": __version__, "missing_compiled_loops": list(missing())})
+    printer.value("version", VersionOutput(__version__, tuple(missing())))
     printer.line(version_line())
     return 0

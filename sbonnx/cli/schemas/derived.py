@@ -110,7 +110,8 @@ class Derivation:
             branches = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
             some = [branch for branch in branches if branch is not type(None)]
             if form == "inline":
-                yield from self._inline(some, always=len(some) == len(branches))
+                for key, schema, always in self._inline(some, always=len(some) == len(branches)):
+                    yield key, {**schema, **texts.get(key, {})}, always
                 continue
             schemas = [self.of(branch) for branch in (some if form in ("optional", "object") else branches)]
             if form == "object":
@@ -123,7 +124,11 @@ class Derivation:
         rows = [row for kind in kinds for row in self._keys(kind)]
         for name in dict.fromkeys(row[0] for row in rows):
             same = [row for row in rows if row[0] == name]
-            schema = _any_of([row[1] for row in same])
+            schema = same[0][1]
+            if len(same) > 1:  # with other descriptions
+                schema = _any_of(
+                    [{key: value for key, value in row[1].items() if key != "description"} for row in same]
+                )
             yield name, schema, always and len(same) == len(kinds) and all(row[2] for row in same)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from typing_extensions import NotRequired, TypedDict
 
 from sbonnx.cli.schemas.results import ComparisonFigures, Nothing, VerdictText
 from sbonnx.lint.engine_layers import PlannedOp
-from sbonnx.lint.findings import Finding, Severity
+from sbonnx.lint.findings import Finding
 from sbonnx.lint.fix import Fixed
 from sbonnx.plan.types import Site
 from sbonnx.profile import LayerLoss, MetricLosses
@@ -347,16 +347,6 @@ class ProfileOutput(TypedDict):
     evaluation: MetricLosses | None
 
 
-class SchemaOutput(TypedDict):
-    """Output of schema without a name.
-
-    Attributes:
-        versions: version by name of the schema.
-    """
-
-    versions: dict[str, int]
-
-
 class ViewOutput(TypedDict):
     """Output of view.
 
@@ -367,133 +357,3 @@ class ViewOutput(TypedDict):
 
     page: str
     opened: bool
-
-
-class ExplainOutput(TypedDict):
-    """Output of explain; keys depend on the kind.
-
-    Attributes:
-        subject: what is explained.
-        kind: its kind, such as "lint rule".
-        severity, must_hold, fix, targets: of a lint rule.
-        valid_because: of a pattern.
-        meaning, page: of a reason, with `fix`.
-        short_forms, description, values, default, example, option, keys: of a recipe key or section.
-        verdict, quantized, not_done, applied_here: of a node or tensor of a model.
-    """
-
-    subject: str
-    kind: str
-    severity: NotRequired[Severity]
-    must_hold: NotRequired[str]
-    fix: NotRequired[str]
-    targets: NotRequired[list[str]]
-    valid_because: NotRequired[str]
-    meaning: NotRequired[str]
-    page: NotRequired[str]
-    short_forms: NotRequired[list[str]]
-    description: NotRequired[str]
-    values: NotRequired[Any]
-    default: NotRequired[Any]
-    example: NotRequired[Any]
-    option: NotRequired[list[str]]
-    keys: NotRequired[list[str]]
-    verdict: NotRequired[str]
-    quantized: NotRequired[list[str]]
-    not_done: NotRequired[list[str]]
-    applied_here: NotRequired[list[str]]
-
-
-class CpuFacts(TypedDict):
-    """The processor.
-
-    Attributes:
-        cores: usable cores.
-        of: cores of the machine.
-        features: CPU flags that integer kernels use.
-        exact_products: whether 8-bit products are added without saturation.
-    """
-
-    cores: int
-    of: int | None
-    features: list[str]
-    exact_products: bool
-
-
-class MemoryFacts(TypedDict):
-    """Memory in bytes."""
-
-    total: int
-    available: int
-
-
-class TemporaryFacts(TypedDict):
-    """Folder of temporary files, and its free bytes."""
-
-    folder: str
-    free: int
-
-
-class RuntimeFacts(TypedDict):
-    """onnxruntime.
-
-    Attributes:
-        version: null if it is not usable.
-        providers: execution providers.
-        packages: installed packages.
-        cuda: whether CUDA is available.
-    """
-
-    version: str | None
-    providers: list[str]
-    packages: list[str]
-    cuda: bool
-
-
-class DoctorOutput(TypedDict):
-    """Output of doctor.
-
-    Attributes:
-        sbonnx, python, system: versions.
-        missing_loops: loops that were not compiled.
-        cpu, memory, temporary: the machine.
-        onnxruntime: the runtime.
-        packages, extras: versions of required and optional packages; null: not installed.
-        problems: what is wrong, one sentence each.
-    """
-
-    sbonnx: str
-    python: str
-    system: str
-    missing_loops: list[str]
-    cpu: CpuFacts
-    memory: MemoryFacts
-    temporary: TemporaryFacts
-    onnxruntime: RuntimeFacts
-    packages: dict[str, str | None]
-    extras: dict[str, str | None]
-    problems: list[str]
-
-
-class VersionOutput(TypedDict):
-    """Output of version.
-
-    Attributes:
-        version: version of sbonnx.
-        missing_compiled_loops: loops that were not compiled.
-    """
-
-    version: str
-    missing_compiled_loops: list[str]
-
-
-class CompletionOutput(TypedDict):
-    """Output of completion.
-
-    Attributes:
-        shell: the shell.
-        script: its completion script.
-    """
-
-    shell: str
-    script: str

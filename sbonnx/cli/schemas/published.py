@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from sbonnx.cli.about import completion, doctor, explain, schema, version
 from sbonnx.cli.schemas import llm, models, results
 from sbonnx.cli.schemas.derived import Derivation
 from sbonnx.system.terminal import versioned
@@ -36,11 +37,11 @@ SCHEMAS: Final[dict[str, Any]] = {
     "eval": models.EvalOutput,
     "profile": models.ProfileOutput,
     "view": models.ViewOutput,
-    "explain": models.ExplainOutput,
-    "doctor": models.DoctorOutput,
-    "schema": models.SchemaOutput,
-    "version": models.VersionOutput,
-    "completion": models.CompletionOutput,
+    "explain": explain.ExplainOutput,
+    "doctor": doctor.DoctorOutput,
+    "schema": schema.SchemaOutput,
+    "version": version.VersionOutput,
+    "completion": completion.CompletionOutput,
     "llm-inspect": llm.LlmInspectOutput,
     "llm-evaluate": llm.LlmEvaluateOutput,
     "llm-adapt": llm.LlmAdaptOutput,

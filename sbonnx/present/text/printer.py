@@ -148,14 +148,15 @@ class Printer:
         if self.tables:
             print(escaped(text, keep="\n"))
 
-    def value(self, schema: str, value: Mapping[str, Any]) -> None:
+    def value(self, schema: str, value: Any) -> None:
         """Print a result as JSON, with the name and version of its schema; nothing without `as_json`.
 
         Args:
             schema: a key of `sbonnx.cli.schemas.published.SCHEMAS`.
+            value: a value of its class.
         """
         if self.as_json:
-            text = to_json(versioned(schema, value))
+            text = to_json(versioned(schema, json_values(value)))
             utf = (sys.stdout.encoding or "utf").lower().startswith("utf")
             print(text if utf else json.dumps(json.loads(text), indent=2))
 
