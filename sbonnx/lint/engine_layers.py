@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from sbonnx.errors import DataError
 from sbonnx.graph import Graph, Node
 from sbonnx.graph.query import scopes
 from sbonnx.system.input_files import read_json
+from sbonnx.values import JsonValue
 
 QUANTIZED: Final = re.compile(r"\b(int8|fp8|int4|fp4|e4m3)", re.IGNORECASE)
 """Quantized types in "Format/Datatype"."""
@@ -45,12 +46,19 @@ class EngineLayer:
         ms: mean time of a run in milliseconds; None without a profile.
     """
 
+    json_keys: ClassVar = ("layer", "ms")
+
     name: str
     kind: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     nodes: frozenset[str]
     ms: float | None = None
+
+    @property
+    def layer(self) -> str:
+        """Its name."""
+        return self.name
 
     @property
     def reformats(self) -> bool:
@@ -84,7 +92,7 @@ class PlannedOp:
 
 
 @dataclass(frozen=True)
-class EngineReport:
+class EngineReport(JsonValue):
     """Quantized operators and reformats of an engine.
 
     Attributes:
@@ -92,6 +100,8 @@ class EngineReport:
         reformats: layers that only convert formats, those that take longest first.
         ms: mean time of all layers in milliseconds; None without a profile.
     """
+
+    json_keys: ClassVar = (..., "reformat_ms")
 
     planned: tuple[PlannedOp, ...]
     reformats: tuple[EngineLayer, ...]
@@ -101,16 +111,6 @@ class EngineReport:
     def reformat_ms(self) -> float | None:
         """Mean time of all reformats in milliseconds; None without a profile."""
         return None if self.ms is None else sum(layer.ms or 0.0 for layer in self.reformats)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        reformats = [{"layer": layer.name, "ms": layer.ms} for layer in self.reformats]
-        return {
-            "planned": [asdict(row) for row in self.planned],
-            "reformats": reformats,
-            "ms": self.ms,
-            "reformat_ms": self.reformat_ms,
-        }
 
 
 def engine_report(graph: Graph, layers: Path, profile: Path | None = None) -> EngineReport:

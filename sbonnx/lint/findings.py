@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import quote
 
+from sbonnx.values import JsonValue
 from sbonnx.version import __version__
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ Severity = Literal["error", "warning", "info"]
 
 
 @dataclass(frozen=True)
-class Finding:
+class Finding(JsonValue):
     """One place where a model violates a rule.
 
     Attributes:
@@ -37,10 +38,6 @@ class Finding:
     tensor: str
     why: str
     mend: str
-
-    def to_dict(self) -> dict[str, str]:
-        """Convert to plain values for JSON."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
-from typing import Any, Final
+from typing import Any
 
 from sbonnx.errors import RecipeError
-from sbonnx.plan.types import GivenParams, ObserverChoice, Plan, Reader, RoundingChoice, Site
+from sbonnx.plan.types import PLAN_FORMAT, GivenParams, ObserverChoice, Plan, Reader, RoundingChoice, Site
 from sbonnx.report import Refusal
 from sbonnx.report.reading import read
 from sbonnx.spec import QuantSpec, ScaleLimits
-
-PLAN_FORMAT: Final = 1
+from sbonnx.values import plain
 
 
 def to_dict(plan: Plan) -> dict[str, Any]:
     """Convert a plan to plain values that ``json.dumps`` accepts."""
-    return {"format": PLAN_FORMAT, **asdict(plan)}
+    return dict(plain(plan))
 
 
 def _given(row: Mapping[str, Any] | None) -> GivenParams | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, get_args
+from typing import Any, ClassVar, Final, Literal, get_args
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from sbonnx.system.cpu import CPUS
 Role = Literal["activation", "weight", "bias"]
 ROLES: Final[tuple[Role, ...]] = get_args(Role)
 FloatName = Literal["fp32", "fp16", "bf16"]
+
+PLAN_FORMAT: Final = 1
+"""Version of the JSON form of plans."""
 
 
 @dataclass(frozen=True, order=True)
@@ -122,6 +125,8 @@ class Plan(NotebookView):
             compute the same on all.
     """
 
+    json_keys: ClassVar = ("format", ...)
+
     sites: tuple[Site, ...]
     refusals: tuple[Refusal, ...] = ()
     backend: str = "virtual"
@@ -131,6 +136,11 @@ class Plan(NotebookView):
     float_type: FloatName = "fp32"
     scales: ScaleLimits = ANY_SCALE
     cpu: str = ""
+
+    @property
+    def format(self) -> int:
+        """Version of the plan's form in JSON."""
+        return PLAN_FORMAT
 
     @property
     def exact_products(self) -> bool:

@@ -6,7 +6,7 @@ import math
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Literal, final
 
 import numpy as np
@@ -18,6 +18,7 @@ from sbonnx.report.notebook import NotebookView
 from sbonnx.report.plots import TOP, bar_chart
 from sbonnx.spec import Array
 from sbonnx.torchnet import torch_module
+from sbonnx.values import JsonValue
 
 Checker = str | Callable[[Any, Any], Any]
 """A name in `MEASURES`, or a function of (quantized, float) arrays or torch tensors that returns a number."""
@@ -273,7 +274,7 @@ class LayerLoss:
 
 
 @dataclass(frozen=True)
-class Profile(NotebookView):
+class Profile(NotebookView, JsonValue):
     """Losses of all layers.
 
     Attributes:
@@ -283,6 +284,8 @@ class Profile(NotebookView):
         feeds: number of feeds.
         notes: messages about the figures, one sentence each.
     """
+
+    json_keys: ClassVar = ("measure", "unit", "higher_is_better", "feeds", "outputs", "layers", "notes")
 
     checker: Checker
     layers: tuple[LayerLoss, ...]
@@ -324,27 +327,28 @@ class Profile(NotebookView):
         wanted = COLUMNS if column is None else (column,)
         series: dict[str, list[float | None]] = {TITLES[name]: [row.value(name) for row in rows] for name in wanted}
         measured = {name: values for name, values in series.items() if any(value is not None for value in values)}
-        kind = kind_of(self.checker)
-        name, unit = name_of(self.checker), kind.unit
+        name, unit = self.measure, self.unit
         title = f"worst {len(rows)} of {len(self.layers)} layers"
         return bar_chart(
             [row.node for row in rows],
             measured,
             title=title,
             unit=f"{name}, {unit}" if unit else name,
-            higher_is_better=kind.higher_is_better,
+            higher_is_better=self.higher_is_better,
             ax=ax,
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Convert to plain values for JSON."""
-        kind = kind_of(self.checker)
-        return {
-            "measure": name_of(self.checker),
-            "unit": kind.unit,
-            "higher_is_better": kind.higher_is_better,
-            "feeds": self.feeds,
-            "outputs": dict(self.outputs),
-            "layers": [asdict(row) for row in self.layers],
-            "notes": list(self.notes),
-        }
+    @property
+    def measure(self) -> str:
+        """Name of the error measure."""
+        return name_of(self.checker)
+
+    @property
+    def unit(self) -> str:
+        """Unit of the measure, or ""."""
+        return kind_of(self.checker).unit
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Direction of the measure."""
+        return kind_of(self.checker).higher_is_better

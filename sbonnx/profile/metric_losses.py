@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from sbonnx.calib.quantized.forward import Forward
 from sbonnx.graph import Graph, query
 from sbonnx.plan.types import Plan, Solution
+from sbonnx.profile.checkers import Profile
 from sbonnx.report.figures import MetricRow
+from sbonnx.values import INLINE, JsonValue
 from sbonnx.verify.labelled import EvaluationData, filled_metric, summarized
 
 FLOAT, QUANTIZED = "float", "quantized"
@@ -34,7 +35,7 @@ class LayerMetric:
 
 
 @dataclass(frozen=True)
-class MetricLosses:
+class MetricLosses(JsonValue):
     """Task metric of the float and the quantized network, and by layer.
 
     Attributes:
@@ -56,9 +57,18 @@ class MetricLosses:
     quantized: MetricRow
     layers: tuple[LayerMetric, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return asdict(self)
+
+@dataclass(frozen=True)
+class EvaluatedProfile:
+    """Losses of all layers, and of some in a task metric.
+
+    Attributes:
+        profile: figures by layer.
+        evaluation: loss of layers in a task metric; None without.
+    """
+
+    profile: Profile = field(metadata=INLINE)
+    evaluation: MetricLosses | None
 
 
 def metric_losses(
@@ -124,4 +134,4 @@ def _restricted(
     return replace(plan, sites=tuple(sites)), replace(solution, constants=constants)
 
 
-__all__ = ["LayerMetric", "MetricLosses", "metric_losses"]
+__all__ = ["EvaluatedProfile", "LayerMetric", "MetricLosses", "metric_losses"]

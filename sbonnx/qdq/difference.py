@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from sbonnx.graph import Constant, Graph, query
 from sbonnx.qdq.requantize import Pair, read
 from sbonnx.report.notebook import NotebookView
 from sbonnx.spec import Array
+from sbonnx.values import INLINE, JsonValue
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class ConstantDifference:
 
 
 @dataclass(frozen=True)
-class ModelDifference(NotebookView):
+class ModelDifference(NotebookView, JsonValue):
     """All differences of two models; equal ones are counted.
 
     Attributes:
@@ -66,6 +67,8 @@ class ModelDifference(NotebookView):
         first_constants, second_constants: names of constants that only one has.
         operators: number of nodes in each model, of operators whose numbers differ.
     """
+
+    json_keys: ClassVar = ("equal", ...)
 
     first_pairs: dict[str, str]
     second_pairs: dict[str, str]
@@ -83,9 +86,19 @@ class ModelDifference(NotebookView):
         differences = (self.first_pairs, self.second_pairs, self.pairs, self.constants, self.operators)
         return not any((*differences, self.first_constants, self.second_constants))
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return {"equal": self.equal, **asdict(self)}
+
+@dataclass(frozen=True)
+class FileDifference:
+    """Differences of two files.
+
+    Attributes:
+        first, second: the files.
+        difference: their differences.
+    """
+
+    first: str
+    second: str
+    difference: ModelDifference = field(metadata=INLINE)
 
 
 def difference(first: Graph, second: Graph) -> ModelDifference:
@@ -171,4 +184,4 @@ def _constant(name: str, first: Constant, second: Constant) -> ConstantDifferenc
     return ConstantDifference(name, kinds, int(unequal.sum()), int(values[0].size), largest)
 
 
-__all__ = ["ConstantDifference", "ModelDifference", "PairDifference", "difference"]
+__all__ = ["ConstantDifference", "FileDifference", "ModelDifference", "PairDifference", "difference"]

@@ -10,9 +10,18 @@ from typing import ClassVar, Final
 from sbonnx.report.codes import Note
 from sbonnx.report.figures import Evaluation, Kernels, LevelDifference, Nature, OutputDifference, OutputQuality
 from sbonnx.report.notebook import NotebookView
-from sbonnx.report.verdict import AS_FAST, COLLAPSED_DB, ON_CPU, WIDE, WITHOUT_ERROR, collapsed_text, interval_text
+from sbonnx.report.verdict import (
+    AS_FAST,
+    COLLAPSED_DB,
+    ON_CPU,
+    WIDE,
+    WITHOUT_ERROR,
+    Verdict,
+    collapsed_text,
+    interval_text,
+)
 from sbonnx.system.cpu import target_cpu
-from sbonnx.values import INTERNAL, JsonValue
+from sbonnx.values import INLINE, INTERNAL, OBJECT, JsonValue
 
 GAP_DB: Final = 6.0
 """Gap in dB between calibration samples and hold-out samples above which calibration did not generalize."""
@@ -219,6 +228,46 @@ class Comparison(NotebookView, JsonValue):
     def collapsed(self) -> frozenset[str]:
         """Return the names of unusable outputs: of another shape, not finite, constant, frozen or lost in error."""
         return frozenset(error.name for error in self.outputs if self._collapsed(error))
+
+
+@dataclass(frozen=True)
+class CommandAdvice:
+    """A command to run next.
+
+    Attributes:
+        text: what it does.
+        command: the command line.
+    """
+
+    text: str
+    command: str
+
+
+@dataclass(frozen=True)
+class FileComparison:
+    """Comparison of two files, with the limits that were set.
+
+    Attributes:
+        problems: reasons why the result is unusable or misses a limit.
+        verdict: accuracy, speed and size in one sentence.
+        float, quantized: the files.
+        comparison: figures of both.
+        advice: a command to run next; empty without one.
+    """
+
+    json_keys: ClassVar = ("ok", ...)
+
+    problems: tuple[str, ...]
+    verdict: Verdict
+    float: str
+    quantized: str
+    comparison: Comparison = field(metadata=INLINE)
+    advice: CommandAdvice | None = field(metadata=OBJECT)
+
+    @property
+    def ok(self) -> bool:
+        """Whether there are no problems."""
+        return not self.problems
 
 
 def _collapsed(error: OutputDifference, nature: Nature | None) -> str:

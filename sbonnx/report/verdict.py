@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 Accuracy = Literal["kept", "lost", "uncertain", "doubtful", "unknown"]
 
@@ -80,6 +80,8 @@ class Verdict:
         ok: whether accuracy is not lost and no limit is missed.
         gained: whether the file is smaller or faster than float, or it is not known.
     """
+
+    json_keys: ClassVar = ("accuracy", "text")
 
     accuracy: Accuracy
     rows: tuple[VerdictRow, ...]

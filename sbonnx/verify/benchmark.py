@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -13,6 +13,7 @@ import numpy as np
 from sbonnx.errors import DataError
 from sbonnx.report.notebook import NotebookView
 from sbonnx.report.verdict import ON_CPU
+from sbonnx.values import JsonValue
 from sbonnx.verify.intervals import Interval, of_median
 from sbonnx.verify.load import OtherLoad
 from sbonnx.verify.runtimes import open_in
@@ -25,7 +26,7 @@ MAX_RUNS: Final = 100_000
 
 
 @dataclass(frozen=True)
-class Speed(NotebookView):
+class Speed(NotebookView, JsonValue):
     """Speed of one model at one number of threads and one batch size.
 
     Attributes:
@@ -54,9 +55,20 @@ class Speed(NotebookView):
     ratio_interval: Interval
     busy: bool = False
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return asdict(self)
+
+@dataclass(frozen=True)
+class Benchmark:
+    """Speed of several models.
+
+    Attributes:
+        models: the files.
+        runtime: the runtime that executed them.
+        rows: one for each model, number of threads and batch size.
+    """
+
+    models: tuple[str, ...]
+    runtime: str
+    rows: tuple[Speed, ...]
 
 
 def benchmark(
@@ -114,4 +126,4 @@ def _speed(model: Path, threads: int, batch: int, times: Any, reference: Any, *,
     )
 
 
-__all__ = ["Speed", "benchmark"]
+__all__ = ["Benchmark", "Speed", "benchmark"]

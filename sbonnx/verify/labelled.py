@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -77,6 +77,26 @@ class EvaluationData:
             DataError: the data does not fit.
         """
         return datasets.read(self.data, inputs, split=self.split, limit=self.limit)
+
+
+@dataclass(frozen=True)
+class MetricTable(Evaluation):
+    """Metric of models that are compared without a limit.
+
+    Attributes:
+        runtimes: the runtime that executed each model.
+    """
+
+    json_keys: ClassVar = (
+        *("ok", "runtimes", "metric", "unit", "higher_is_better", "share", "samples", "interval", "rows", "chance"),
+    )
+
+    runtimes: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Always true."""
+        return True
 
 
 def evaluate(

@@ -36,8 +36,8 @@ def test_every_rule_key_and_pattern() -> None:
     for kind, subjects in kinds.items():
         for subject in subjects:
             value = _general(subject.lower())
-            assert kind in value["kind"]
-            assert value["subject"] == subject
+            assert kind in value.kind
+            assert value.subject == subject
 
 
 def test_a_key_has_its_default_values_and_option(capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,6 +36,9 @@ OLD: dict[str, Any] = {
     },
 }
 
+NEVER_WRITTEN = {("compare", "$.llm: removed"), ("prune", "$.metrics.llm: removed")}
+"""Optional keys of the last release that no output had: those of decoders, in comparisons of other networks."""
+
 Change = Callable[[dict[str, Any], dict[str, Any], list[str]], object]
 """Changes properties, properties of the row, and required keys of `OLD`, in place."""
 
@@ -111,7 +114,7 @@ def test_a_released_schema(name: str) -> None:
     old, new = released()[name], json.loads(json.dumps(json_schema(name)))
     before, now = (schema["properties"]["schema_version"]["const"] for schema in (old, new))
     assert now >= before
-    found = breaking_changes(old, new)
+    found = [text for text in breaking_changes(old, new) if (name, text) not in NEVER_WRITTEN]
     assert now > before or not found, f"raise SCHEMA_VERSIONS['{name}']: {'; '.join(found)}"
 
 

@@ -51,7 +51,7 @@ OPTIONS: Final = (
 
 def run(given: Arguments) -> int:
     from sbonnx import graph as graphs
-    from sbonnx.verify.benchmark import benchmark
+    from sbonnx.verify.benchmark import Benchmark, benchmark
     from sbonnx.verify.runtimes import chosen_runtime
 
     printer, models = given.printer(), given[MODELS]
@@ -78,7 +78,7 @@ def run(given: Arguments) -> int:
                 progress.advance()
     finally:
         progress.close()
-    printer.value("bench", {"models": models, "runtime": runtime, "rows": [row.to_dict() for row in rows]})
+    printer.value("bench", Benchmark(tuple(map(str, models)), runtime, tuple(rows)))
     inputs = "random inputs" if given[options.DATA] is None else "data"
     printer.table(
         f"latency in milliseconds in {runtime}, with 95 % intervals ({inputs})",

@@ -45,6 +45,7 @@ def run(given: Arguments) -> int:
     from sbonnx.calib.data import dataset as datasets
     from sbonnx.calib.input_check import doubts_about, first_layer_of
     from sbonnx.report import Refusal, verdict_of
+    from sbonnx.report.comparison import CommandAdvice, FileComparison
     from sbonnx.system.cpu import target_cpu
     from sbonnx.verify.runtimes import chosen_runtime, exact_products, recorded_cpu
 
@@ -87,24 +88,20 @@ def run(given: Arguments) -> int:
     metrics = comparison.to_dict()
     problems = (*comparison.problems(), *comparison.unknown(), *missed, *limits.problems(comparison))
     code = printer.problems(problems)
-    advice: dict[str, str] = {}
+    advice: CommandAdvice | None = None
     if limits.below(comparison) and _can_profile(float_model, quant_model):
         command = given.other_command("profile", (FLOAT, QUANT, options.DATA, *options.FEEDS))
-        advice = {"text": "show which layers lose most", "command": command}
-        printer.advice(advice["text"], advice["command"])
-    files = {"float": float_model, "quantized": quant_model}
+        advice = CommandAdvice("show which layers lose most", command)
+        printer.advice(advice.text, advice.command)
     verdict = verdict_of(metrics, problems=problems, backend=comparison.runtime, max_loss=max_loss)
-    summary = {"accuracy": verdict.accuracy, "text": verdict.text}
-    printer.value(
-        "compare", {"ok": not problems, "problems": problems, "verdict": summary, **files, **metrics, "advice": advice}
-    )
+    printer.value("compare", FileComparison(problems, verdict, str(float_model), str(quant_model), comparison, advice))
     printer.facts(f"{quant_model} against {float_model}", comparison_facts(metrics, backend=comparison.runtime))
     show_outputs(printer, "outputs against float", metrics)
     show_evaluation(printer, metrics)
     left = () if comparison.kernels is None else comparison.kernels.left_float
     refusals = [Refusal(one.op, one.node, one.why) for one in left]
     show_refusals(printer, refusals, title="in float between Q/DQ pairs", verbose=given[options.VERBOSE])
-    printer.verdict(verdict, [advice["command"]] if advice else [])
+    printer.verdict(verdict, [advice.command] if advice else [])
     return code
 
 

@@ -21,11 +21,11 @@ OPTIONS: Final = (FIRST, SECOND, TOP, *options.COMMON)
 
 def run(given: Arguments) -> int:
     from sbonnx import graph as graphs
-    from sbonnx.qdq.difference import difference
+    from sbonnx.qdq.difference import FileDifference, difference
 
     printer, files, top = given.printer(), (given[FIRST], given[SECOND]), max(given[TOP], 0)
     found = difference(*(graphs.load(file, opset=1) for file in files))
-    printer.value("diff", {"first": files[0], "second": files[1], **found.to_dict()})
+    printer.value("diff", FileDifference(str(files[0]), str(files[1]), found))
     for file, pairs in zip(files, (found.first_pairs, found.second_pairs), strict=True):
         printer.table(f"quantized in {file} only: {len(pairs)}", ("tensor", "type"), list(pairs.items())[:top])
     printer.table(

@@ -63,8 +63,8 @@ def run(given: Arguments) -> int:
     finally:
         progress.close()
     printer = given.printer()
-    figures = {key: value for key, value in found.to_dict().items() if key != "max_loss"}  # nothing is limited here
-    printer.value("eval", {"ok": True, "runtimes": [runtimes[str(model)] for model in models], **figures})
+    used = tuple(runtimes[str(model)] for model in models)
+    printer.value("eval", labelled.MetricTable(**vars(found), runtimes=used))
     title, columns, rows = evaluation_rows(found.to_dict())
     printer.table(title, columns, rows)
     return 0

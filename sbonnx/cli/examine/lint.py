@@ -80,6 +80,7 @@ def run(given: Arguments) -> int:
     from sbonnx.lint.findings import sarif as to_sarif
     from sbonnx.lint.fix import fix as fix_model
     from sbonnx.lint.fix import fixes_for
+    from sbonnx.lint.report import FixedFile, LintReport, SeverityCounts
     from sbonnx.recipe.names import full_backend
     from sbonnx.report.codes import Note
 
@@ -116,17 +117,17 @@ def run(given: Arguments) -> int:
     if sarif is not None:
         graphs.write_text(sarif, to_json(to_sarif(findings, rules, checked)) + "\n")
     counts = Counter(finding.severity for finding in findings)
-    value = {
-        "model": model,
-        "target": target,
-        "rules": len(rules),
-        "counts": {severity: counts[severity] for severity in SEVERITIES},
-        "findings": [finding.to_dict() for finding in findings],
-        "notes": notes,
-    }
-    if engine is not None:
-        value["engine"] = engine.to_dict()
-    printer.value("lint", {**value, "output": output, "fixed": [row.to_dict() for row in rows]} if fix else value)
+    report = LintReport(
+        model=str(model),
+        target=target,
+        rules=len(rules),
+        counts=SeverityCounts(**{severity: counts[severity] for severity in SEVERITIES}),
+        findings=tuple(findings),
+        notes=tuple(notes),
+        engine=engine,
+        fix=FixedFile(str(output), rows) if fix else None,
+    )
+    printer.value("lint", report)
     if form == "github":
         text = ci_formats.github(findings, checked)
     elif form == "junit":

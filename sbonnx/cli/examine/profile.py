@@ -86,6 +86,7 @@ OPTIONS: Final = (
 def run(given: Arguments) -> int:
     from sbonnx import graph as graphs
     from sbonnx.mermaid import mermaid as to_mermaid
+    from sbonnx.profile.metric_losses import EvaluatedProfile
 
     model, quantized, mermaid = given[options.MODEL], given[QUANT], given[MERMAID]
     printer, sort, top = given.printer(), given[SORT], given[TOP]
@@ -110,7 +111,7 @@ def run(given: Arguments) -> int:
     rows = profile.layers if sort == GRAPH else profile.worst_first(_column(sort))
     shown = replace(profile, layers=rows[:top])
     metric = None if evaluation is None else _metric_losses(given, found, evaluation)
-    printer.value("profile", {**shown.to_dict(), "evaluation": None if metric is None else metric.to_dict()})
+    printer.value("profile", EvaluatedProfile(shown, metric))
     _tables(printer, f"{quantized or model}", profile, shown, _column(sort))
     if metric is not None:
         _metric_table(printer, metric)
@@ -242,12 +243,11 @@ def _profile_file(given: Arguments, quantized: Path) -> _Profiled:
 def _tables(printer: Printer, title: str, profile: Profile, shown: Profile, column: Column) -> None:
     from sbonnx.profile import COLUMNS, TITLES
 
-    values = profile.to_dict()
-    unit = f" {values['unit']}" if values["unit"] else ""
-    better = "more is better" if values["higher_is_better"] else "less is better"
+    unit = f" {profile.unit}" if profile.unit else ""
+    better = "more is better" if profile.higher_is_better else "less is better"
     printer.table(
-        f"outputs of {title}, quantized as a whole ({values['measure']}{unit}, {better}; {profile.feeds} feeds)",
-        ("output", values["measure"]),
+        f"outputs of {title}, quantized as a whole ({profile.measure}{unit}, {better}; {profile.feeds} feeds)",
+        ("output", profile.measure),
         list(profile.outputs.items()),
     )
     losses = profile.losses(column)
@@ -260,7 +260,7 @@ def _tables(printer: Printer, title: str, profile: Profile, shown: Profile, colu
     bars = f"{TITLES[column]} loss"
     counted = f"{len(shown.layers)} of {len(profile.layers)} layers"
     printer.table(
-        f"{counted}: {values['measure']}{unit} of the outputs of each, against float",
+        f"{counted}: {profile.measure}{unit} of the outputs of each, against float",
         ("layer", "op", "reads", *titles, bars),
         rows,
         optional=(bars, "op", "reads"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -47,6 +47,43 @@ OPTIONS: Final = (
 )
 
 
+@dataclass(frozen=True)
+class OutputStatistics:
+    """Statistics of an output.
+
+    Attributes:
+        name, type: name and data type.
+        shape: its shape; null if it varies.
+        min, mean, max: of finite values; null without any.
+        not_finite: number of other values.
+    """
+
+    name: str
+    type: str | None
+    shape: tuple[int, ...] | None
+    min: float | None
+    mean: float | None
+    max: float | None
+    not_finite: int
+
+
+@dataclass(frozen=True)
+class RunOutput:
+    """Output of run.
+
+    Attributes:
+        model: the model.
+        feeds: number of feeds.
+        output: the file or folder; null: none.
+        outputs: statistics by output.
+    """
+
+    model: str
+    feeds: int
+    output: str | None
+    outputs: tuple[OutputStatistics, ...]
+
+
 def run(given: Arguments) -> int:
     from sbonnx import graph as graphs
     from sbonnx import verify
@@ -81,17 +118,17 @@ def run(given: Arguments) -> int:
         if writer is not None:
             writer.close()
     rows = outputs.rows()
-    printer.value("run", {"model": model, "feeds": outputs.feeds, "output": output, "outputs": rows})
+    printer.value("run", RunOutput(str(model), outputs.feeds, None if output is None else str(output), rows))
     printer.table(
         f"{model}: {outputs.feeds} {'feed' if outputs.feeds == 1 else 'feeds'}",
         ("output", "type", "shape", "min", "mean", "max", "not finite"),
         [
             (
-                row["name"],
-                row["type"],
-                "varies" if row["shape"] is None else f"({', '.join(map(str, row['shape']))})",
-                *(row[key] for key in ("min", "mean", "max")),
-                row["not_finite"] or None,
+                row.name,
+                row.type,
+                "varies" if row.shape is None else f"({', '.join(map(str, row.shape))})",
+                *(row.min, row.mean, row.max),
+                row.not_finite or None,
             )
             for row in rows
         ],
@@ -154,7 +191,7 @@ class _Statistics:
         self.feeds += 1
         for name, value in outputs.items():
             row = self._rows[name]
-            shape = list(value.shape) if hasattr(value, "shape") else None
+            shape = tuple(value.shape) if hasattr(value, "shape") else None
             row["shape"] = shape if row.get("shape", shape) == shape else None
             row["type"] = str(value.dtype) if hasattr(value, "dtype") else type(value).__name__
             if hasattr(value, "dtype") and value.dtype.kind in "fiub":
@@ -173,20 +210,20 @@ class _Statistics:
             row["sum"] = row.get("sum", 0.0) + float(finite.sum())
             row["count"] = row.get("count", 0) + finite.size
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> tuple[OutputStatistics, ...]:
         """Return one row per output; statistics of finite values, None where there are none."""
-        return [
-            {
-                "name": name,
-                "type": row.get("type"),
-                "shape": row.get("shape"),
-                "min": row.get("min"),
-                "mean": row["sum"] / row["count"] if row.get("count") else None,
-                "max": row.get("max"),
-                "not_finite": row.get("not_finite", 0),
-            }
+        return tuple(
+            OutputStatistics(
+                name=name,
+                type=row.get("type"),
+                shape=row.get("shape"),
+                min=row.get("min"),
+                mean=row["sum"] / row["count"] if row.get("count") else None,
+                max=row.get("max"),
+                not_finite=row.get("not_finite", 0),
+            )
             for name, row in self._rows.items()
-        ]
+        )
 
 
 LONGEST_NAME: Final = (1 << 16) - 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -55,6 +55,19 @@ FEEDS: Final = 8
 """Default number of feeds on which losses are measured."""
 
 
+@dataclass(frozen=True)
+class ViewOutput:
+    """Output of view.
+
+    Attributes:
+        page: the HTML file.
+        opened: whether a browser was opened.
+    """
+
+    page: str
+    opened: bool
+
+
 def run(given: Arguments) -> int:
     import tempfile
     import webbrowser
@@ -71,7 +84,7 @@ def run(given: Arguments) -> int:
         output = folder / f"{(given[QUANT] or file).stem}.html"
     graphs.write_text(output, page)
     opened = False if given[NO_OPEN] else webbrowser.open(output.resolve().as_uri())
-    printer.value("view", {"page": output, "opened": opened})
+    printer.value("view", ViewOutput(str(output), opened))
     printer.line(f"written: {output}")
     if not (opened or given[NO_OPEN]):
         printer.note("no browser was found: open the file yourself")

@@ -9,9 +9,17 @@ from __future__ import annotations
 from typing import Any, Final
 
 from sbonnx.cli.about import completion, doctor, explain, schema, version
-from sbonnx.cli.schemas import llm, models, results
+from sbonnx.cli.examine import inspect, run, view
+from sbonnx.cli.schemas import llm, results
 from sbonnx.cli.schemas.derived import Derivation
+from sbonnx.lint.report import LintReport
+from sbonnx.plan.types import Plan
+from sbonnx.profile.metric_losses import EvaluatedProfile
+from sbonnx.qdq.difference import FileDifference
+from sbonnx.report.comparison import FileComparison
 from sbonnx.system.terminal import versioned
+from sbonnx.verify.benchmark import Benchmark
+from sbonnx.verify.labelled import MetricTable
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
@@ -27,16 +35,16 @@ SCHEMAS: Final[dict[str, Any]] = {
     "init": results.InitOutput,
     "recipe": results.RecipeOutput,
     "demo": results.DemoOutput,
-    "inspect": models.InspectOutput,
-    "plan": models.PlanOutput,
-    "lint": models.LintOutput,
-    "run": models.RunOutput,
-    "bench": models.BenchOutput,
-    "compare": models.CompareOutput,
-    "diff": models.DiffOutput,
-    "eval": models.EvalOutput,
-    "profile": models.ProfileOutput,
-    "view": models.ViewOutput,
+    "inspect": inspect.InspectOutput,
+    "plan": Plan,
+    "lint": LintReport,
+    "run": run.RunOutput,
+    "bench": Benchmark,
+    "compare": FileComparison,
+    "diff": FileDifference,
+    "eval": MetricTable,
+    "profile": EvaluatedProfile,
+    "view": view.ViewOutput,
     "explain": explain.ExplainOutput,
     "doctor": doctor.DoctorOutput,
     "schema": schema.SchemaOutput,

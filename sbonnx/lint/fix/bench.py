@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final
 
 import ml_dtypes
@@ -15,10 +15,11 @@ from sbonnx.ops import DEQUANTIZE, QUANTIZE
 from sbonnx.qdq.arithmetic import QDQParams
 from sbonnx.qdq.strip import restore
 from sbonnx.spec import Array
+from sbonnx.values import JsonValue
 
 
 @dataclass(frozen=True)
-class Fixed:
+class Fixed(JsonValue):
     """One place that was fixed, or could not be fixed.
 
     Attributes:
@@ -36,10 +37,6 @@ class Fixed:
     what: str
     done: bool = True
     exact: bool = False
-
-    def to_dict(self) -> dict[str, str | bool]:
-        """Convert to plain values for JSON."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)
