@@ -130,14 +130,14 @@ class ExplainOutput:
 
 def run(given: Arguments) -> int:
     printer, subject, model = given.printer(), given[SUBJECT], given[MODEL]
-    found = _general(subject) if model is None else _node(given, model, subject)
-    printer.value("explain", found)
+    explanation = _general(subject) if model is None else _node(given, model, subject)
+    printer.value("explain", explanation)
     shown = {
         name.replace("_", " "): "; ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
-        for name, value in plain(found.facts).items()
+        for name, value in plain(explanation.facts).items()
         if value not in (None, [], (), "")
     }
-    printer.facts(f"{found.subject}: {found.kind}", shown)
+    printer.facts(f"{explanation.subject}: {explanation.kind}", shown)
     return 0
 
 

@@ -135,7 +135,8 @@ def _any_of(schemas: list[Schema]) -> Schema:
     """Return the schema of a union, without repetitions and nested unions."""
     flat: list[Schema] = []
     for schema in schemas:
-        flat += [one for one in (schema["anyOf"] if schema.keys() == {"anyOf"} else [schema]) if one not in flat]
+        branches = schema["anyOf"] if schema.keys() == {"anyOf"} else [schema]
+        flat += [branch for branch in branches if branch not in flat]
     return flat[0] if len(flat) == 1 else {"anyOf": flat}
 
 
