@@ -91,16 +91,19 @@ class Forward:
             self._stack.close()
             raise
 
-    def __call__(self, feeds: Mapping[str, Array]) -> dict[str, Any]:
+    def __call__(self, feeds: Mapping[str, Array], *, where: str = "this feed") -> dict[str, Any]:
         """Run the model and return the outputs and the requested tensors by name.
 
         Tensors of branches that did not run are missing.
+
+        Args:
+            where: name of the feed in messages.
 
         Raises:
             DataError: the model cannot run on these feeds.
         """
         known: dict[str, Any] = dict(feeds)
-        self._main.run(known)
+        self._main.run(known, where)
         return {name: known[name] for name in self.outputs if name in known}
 
     def close(self) -> None:
@@ -140,17 +143,17 @@ class _Scope:
         self._held = held  # outputs that are constants
         self._qparams = qparams
 
-    def run(self, known: dict[str, Any]) -> None:
+    def run(self, known: dict[str, Any], where: str) -> None:
         """Compute everything from the known tensors: graph inputs, and tensors of the enclosing scopes."""
         known.update(self._held)
         for stage in self.stages:
             if stage.run is not None:
-                known.update(stage.run.run(known, stage.outputs))
+                known.update(stage.run.run(known, stage.outputs, where=where))
             for key, name, made in stage.quantize:
                 known[made] = fake_quant(self._qparams[key], known[name])
             for node, inner in stage.conditionals:
                 branch = inner[bool(np.asarray(known[node.inputs[0].name]).item())]
-                branch.run(known)
+                branch.run(known, where)
                 for output, name in zip(node.outputs, branch.outputs, strict=True):
                     known[output.name] = known[name]
 

@@ -36,16 +36,22 @@ def energy(values: Array) -> float:
 class ErrorSum:
     """Energy of a tensor and of its error, in float64, over feeds.
 
+    All comparisons of two networks have one rule. Outputs are paired by name, and:
+
+    - values that are not finite in the reference are left out, whatever the other tensor holds there;
+    - a value that is not finite where the reference is finite is a total loss of the tensor;
+    - so is a tensor that is missing, or has another shape.
+
+    `signal` and `noise` are energies of the values that can be compared; after a total loss, `relative` is inf.
+
     Attributes:
-        finite_only: count only values that are finite in both tensors; else one NaN makes the energies NaN.
         signal, noise: energy of the reference, and of the error.
         count: number of values compared, finite or not.
-        not_finite: with `finite_only`, number of values that are not finite although the reference is.
-        mismatched: number of feeds on which the shapes differ, whose energies are not in the sums.
-        parts: (signal, noise) of each feed; the noise is inf if the shapes differ.
+        not_finite: number of values that are not finite although the reference is.
+        mismatched: number of feeds on which the tensor is missing or has another shape.
+        parts: (signal, noise) of each feed; the noise of a total loss is inf.
     """
 
-    finite_only: bool = False
     signal: float = 0.0
     noise: float = 0.0
     count: int = 0
@@ -57,38 +63,46 @@ class ErrorSum:
         """Add a tensor of one feed.
 
         Returns:
-            The values that were counted, float64; None if the shapes differ.
+            The values that were compared, float64; None if the tensor is missing or has another shape.
         """
         ref = reference.astype(np.float64)
         if getattr(value, "shape", None) != reference.shape:
             self.mismatched += 1
-            self.parts.append((energy(ref), math.inf))
+            self.parts.append((energy(ref[np.isfinite(ref)]), math.inf))
             return None
         val = value.astype(np.float64)
         self.count += ref.size
-        if self.finite_only:
+        with np.errstate(invalid="ignore"):  # inf - inf
+            signal, noise, gone = energy(ref), energy(ref - val), 0
+        if not math.isfinite(noise):
             known = np.isfinite(ref)
             good = known & np.isfinite(val)
-            self.not_finite += int((known & ~good).sum())
+            gone = int((known & ~good).sum())
             ref, val = ref[good], val[good]
-        self.add_error(ref, ref - val)
-        return ref, val
-
-    def add_error(self, reference: Array, error: Array) -> None:
-        """Add a tensor of one feed and its error, both float64."""
-        signal, noise = energy(reference), energy(error)
+            signal, noise = energy(ref), energy(ref - val)
+        self.not_finite += gone
         self.signal += signal
         self.noise += noise
-        self.parts.append((signal, noise))
+        self.parts.append((signal, math.inf if gone else noise))
+        return ref, val
+
+    @property
+    def lost(self) -> bool:
+        """Whether there was a total loss."""
+        return bool(self.not_finite or self.mismatched)
 
     @property
     def sqnr_db(self) -> float:
-        """The SQNR in dB, see `ratio_db`; NaN before the first feed."""
-        return ratio_db(self.signal, self.noise) if self.parts else math.nan
+        """The SQNR in dB, see `ratio_db`; -inf after a total loss, NaN before the first feed."""
+        if not self.parts:
+            return math.nan
+        return -math.inf if self.lost else ratio_db(self.signal, self.noise)
 
     @property
     def relative(self) -> float:
-        """Noise over signal: 0 without noise, inf without signal."""
+        """Noise over signal: 0 without noise, inf without signal or after a total loss."""
+        if self.lost:
+            return math.inf
         if self.signal:
             return self.noise / self.signal
         return 0.0 if self.noise == 0 else math.inf

@@ -11,7 +11,7 @@ import numpy as np
 
 from sbonnx.errors import DataError
 from sbonnx.graph import Graph, query
-from sbonnx.metrics.errors import CosineSum, errors_by_feed
+from sbonnx.metrics.errors import CosineSum, errors_by_feed, ratio_db
 from sbonnx.report.figures import OutputDifference
 from sbonnx.spec import Array
 
@@ -35,7 +35,7 @@ NOISE = 1e-3
 
 @dataclass
 class _Sums:
-    errors: CosineSum = field(default_factory=lambda: CosineSum(finite_only=True))
+    errors: CosineSum = field(default_factory=CosineSum)
     max_abs: float = 0.0
     same: int = 0
     votes: int = 0
@@ -47,9 +47,14 @@ class _Sums:
 
 
 class OutputDifferences:
-    """Accumulates errors over feeds, for each output. Outputs that are not numeric tensors are left out."""
+    """Accumulates errors over feeds, for each output. Outputs that are not numeric tensors are left out.
+
+    Attributes:
+        losses: results of a metric, one per feed, see `sbonnx.metrics.pairs.run_pairs`.
+    """
 
     def __init__(self, names: Sequence[str]) -> None:
+        self.losses: list[float] = []
         self._sums = [(name, _Sums()) for name in names]  # a graph may list an output twice
 
     def add(self, reference: Sequence[Any], value: Sequence[Any]) -> None:
@@ -127,7 +132,7 @@ def _finish(name: str, sums: _Sums) -> OutputDifference:
         name=name,
         mse=errors.noise / max(errors.count, 1),
         max_abs=sums.max_abs,
-        sqnr_db=errors.sqnr_db,
+        sqnr_db=-math.inf if errors.not_finite else ratio_db(errors.signal, errors.noise),
         cosine=errors.cosine,
         agreement=sums.same / sums.votes if sums.votes else None,
         not_finite=errors.not_finite,
@@ -156,7 +161,7 @@ def loss_of(outputs: Sequence[OutputDifference], kind: LossKind, losses: Sequenc
     Args:
         outputs: errors of all outputs.
         kind: "top1": share of samples whose largest class changes; "relative": norm of the error divided by that of the
-            output, for the worst output, inf if one is not finite or has another shape; "metric": mean of `losses`.
+            output, for the worst output; "metric": mean of `losses`.
         losses: results of a metric, one per feed.
 
     Raises:
@@ -167,8 +172,7 @@ def loss_of(outputs: Sequence[OutputDifference], kind: LossKind, losses: Sequenc
             raise DataError("the metric gave a loss that is not a finite number: it takes (changed, float) outputs")
         return float(np.mean(losses))
     if kind == "relative":
-        broken = any(one.mismatched for one in outputs)
-        return math.inf if broken else math.sqrt(max(one.relative for one in outputs))
+        return math.sqrt(max(output.relative for output in outputs))
     changed = changed_share(outputs)
     if changed is None:
         raise DataError("the loss is top1, and no output of the model holds classes: use relative")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -103,7 +104,8 @@ class OutputErrors:
     Attributes:
         units: micro-batches of hold-out samples; all samples if there are fewer than `sbonnx.moments.HELD`.
         options: of the runs.
-        outputs: float outputs of the float network, one dict per unit.
+        outputs: float outputs of the float network, one dict per unit. Those that have as many rows as the data yields,
+            such as boxes, are left out.
     """
 
     units: Sequence[Sample]
@@ -125,6 +127,15 @@ class OutputErrors:
             raise DataError(
                 "pruning compares outputs of floats, and the model has none: no sensitivity can be measured"
             )
+        shapes: dict[tuple[str, tuple[tuple[int, ...], ...]], set[tuple[int, ...]]] = {}
+        for unit, outputs in zip(judge.units, judge.outputs, strict=True):
+            sizes = tuple(array.shape for array in unit.feed.values())
+            for name, values in outputs.items():
+                shapes.setdefault((name, sizes), set()).add(values.shape)
+        varying = {name for (name, _), seen in shapes.items() if len(seen) > 1}
+        judge.outputs = [
+            {name: values for name, values in outputs.items() if name not in varying} for outputs in judge.outputs
+        ]
         return judge
 
     def run(self, graph: Graph) -> list[Mapping[str, Array]]:
@@ -146,17 +157,11 @@ class OutputErrors:
         The mean over the scores of a sample is subtracted from scores, see `LEAST_SCORES`: an error that all classes
         have in common changes neither softmax nor order.
         """
-        found = self.run(graph)
-        ratios = []
-        for name in self.outputs[0]:
-            pairs = [(want[name], got[name]) for want, got in zip(self.outputs, found, strict=True)]
-            if any(want.shape != got.shape for want, got in pairs):
-                continue  # as many rows as the data yields, such as boxes
-            sums = ErrorSum()
-            for want, got in pairs:
-                sums.add_error(_centred(want), _centred(want - got))
-            ratios.append(sums.relative)
-        return float(np.mean(ratios)) if ratios and np.isfinite(ratios).all() else float(np.inf)
+        sums = {name: ErrorSum() for name in self.outputs[0]}
+        for floats, values in zip(self.outputs, self.run(graph), strict=True):
+            for name, errors in sums.items():
+                errors.add(_centred(floats[name]), _centred(values[name]))
+        return float(np.mean([errors.relative for errors in sums.values()])) if sums else math.inf
 
 
 def _centred(values: Array) -> Array:

@@ -12,6 +12,7 @@ import numpy as np
 from sbonnx import graph as graphs
 from sbonnx.backends.kernel_costs import KernelCosts
 from sbonnx.calib.data.dataset import Dataset
+from sbonnx.calib.engine.runner import LayerRunner
 from sbonnx.calib.engine.samples import CanonicalSamples, Samples
 from sbonnx.calib.engine.threads import one_blas_thread
 from sbonnx.correct import give_biases
@@ -25,7 +26,7 @@ from sbonnx.plan import Plan, plan_times
 from sbonnx.pruning.budgets.allocate import CountLimits, allocate
 from sbonnx.pruning.budgets.budget import Budget, Cost, NetworkSize, SizeCost, network_size
 from sbonnx.pruning.budgets.channel_counts import multiples_of
-from sbonnx.pruning.budgets.loss_limit import LossJudge, LossTrial, smallest_within
+from sbonnx.pruning.budgets.loss_limit import LossTrial, smallest_within
 from sbonnx.pruning.budgets.pruned_times import PrunedTimes
 from sbonnx.pruning.curves import RemovedBefore, SensitivityCurve, curves, data_of, kept_columns, removal_order
 from sbonnx.pruning.fine_tuning import FineTuneRow, fine_tune, require_fine_tuning
@@ -40,6 +41,7 @@ from sbonnx.pruning.sparsity.stage import SparseLayer, sparsify
 from sbonnx.pruning.two_streams import LayerRefit, Remains, refit_pruned
 from sbonnx.report import Refusal
 from sbonnx.spec import Array
+from sbonnx.verify.judge import Judge
 
 
 @dataclass(frozen=True)
@@ -369,13 +371,15 @@ def _by_loss(pruner: _Pruner, measured: _Measured, judged: Dataset) -> tuple[Arr
     settings, cost = pruner.settings, pruner.cost(measured)
     assert settings.max_loss is not None
     kind = "metric" if settings.metric is not None else loss_kind(settings.loss, pruner.graph)
-    judge = LossJudge(pruner.graph, judged, kind, settings.metric, pruner.options.device, settings.labelled)
+    device = pruner.options.device
+    judge = Judge(pruner.graph, judged, kind, settings.metric, settings.labelled, device)
     whole = cost(np.zeros(len(pruner.found.dimensions), np.int64))
 
     def trial(share: float) -> LossTrial[tuple[Array, _Network]]:
         removed = pruner.allocated(measured, cost, share * whole)
         network = pruner.build(measured, removed)
-        return LossTrial(share, judge.loss(network.masked), (removed, network))
+        with LayerRunner(network.masked, device=device, threads=1, name="the pruned model") as pruned:
+            return LossTrial(share, judge.loss(pruned), (removed, network))
 
     least = cost(pruner.allocated(measured, cost, 0.0)) / whole
     best = smallest_within(trial, least, settings.max_loss)

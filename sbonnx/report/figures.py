@@ -45,7 +45,7 @@ class OutputDifference:
     Attributes:
         name: name of the output.
         mse, max_abs: mean squared and largest absolute difference, units of the output.
-        sqnr_db: signal-to-quantization-noise ratio, dB.
+        sqnr_db: signal-to-quantization-noise ratio, dB; -inf if a value is not finite although the float one is.
         cosine: cosine similarity of the flattened outputs.
         agreement: share of equal arg-max over classes (top-1 agreement), None if the output has fewer than two classes.
         not_finite: number of values that are NaN or infinite although the float ones are finite.
@@ -74,8 +74,13 @@ class OutputDifference:
 
     @property
     def relative(self) -> float:
-        """Energy of the error over that of the output; inf if a value is not finite."""
-        return math.inf if self.not_finite else 10 ** (-self.sqnr_db / 10)
+        """Energy of the error over that of the output; inf after a total loss, see `sbonnx.metrics.ErrorSum`."""
+        return math.inf if self.lost else 10 ** (-self.sqnr_db / 10)
+
+    @property
+    def lost(self) -> bool:
+        """Whether a value is not finite although the float one is, or the output had another shape."""
+        return bool(self.not_finite or self.mismatched)
 
 
 @dataclass(frozen=True)

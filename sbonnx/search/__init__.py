@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sbonnx.metrics import Metric
 from sbonnx.search.bit_search import Measured, MixedOutcome, choose, for_budget, for_loss
-from sbonnx.search.evaluation import Goal, Judge, Score
+from sbonnx.search.evaluation import Goal, Score
 from sbonnx.search.loss_survey import SensitivitySurvey, survey
 from sbonnx.search.pareto import Front, Option
 from sbonnx.search.recipe_search import Attempt, SearchResult, search, searched
@@ -14,7 +14,6 @@ __all__ = [
     "Attempt",
     "Front",
     "Goal",
-    "Judge",
     "Measured",
     "Metric",
     "MixedOutcome",

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any, Final, Literal
 
 from sbonnx.calib.quantized.forward import Forward
-from sbonnx.metrics import OutputDifferences
+from sbonnx.metrics.pairs import run_pairs
 from sbonnx.profile import Candidate, WalkOptions, sensitivity
 from sbonnx.recipe import Recipe
 from sbonnx.recipe.names import FLOAT
@@ -69,12 +69,11 @@ def side_energies(state: PipelineState) -> tuple[float, float]:
         Forward(*network, a_quant=False, device=device) as weights,
         Forward(*network, w_quant=False, device=device) as activations,
     ):
-        errors = OutputDifferences(plain.outputs), OutputDifferences(plain.outputs)
-        for feeds in islice(iter(_judged(state)), FEEDS):
-            reference = plain(feeds)
-            for one, quantized in zip(errors, (weights(feeds), activations(feeds)), strict=True):
-                one.add([reference[name] for name in plain.outputs], [quantized[name] for name in plain.outputs])
-    by_weights, by_activations = (max((output.relative for output in one.result()), default=math.inf) for one in errors)
+        samples = islice(_judged(state).items(), FEEDS)
+        sides = run_pairs(plain, (weights, activations), samples, plain.outputs)
+    by_weights, by_activations = (
+        max((output.relative for output in side.result()), default=math.inf) for side in sides
+    )
     return by_weights, by_activations
 
 

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from typing import Any, Final, final
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import numpy as np
 
 from sbonnx.calib.data import Source
 from sbonnx.calib.data import dataset as datasets
 from sbonnx.calib.data.dataset import Dataset
-from sbonnx.calib.engine.runner import LayerRunner
 from sbonnx.calib.quantized.forward import Forward
-from sbonnx.errors import DataError
 from sbonnx.graph import Graph
-from sbonnx.metrics import LOSS_TEXT, LossKind, Metric, OutputDifferences, changed_share, loss_kind, loss_of
+from sbonnx.metrics import LOSS_TEXT, LossKind, changed_share, loss_kind
 from sbonnx.plan import Solution
-from sbonnx.report.figures import OutputDifference
 from sbonnx.stages.state import Prepared
-from sbonnx.verify import LabelledLoss
+from sbonnx.verify.judge import Judge
 
 MOST_HELD: Final = 256
 """Maximum number of feeds in the hold-out set of trials."""
@@ -40,7 +37,7 @@ class Score:
     Attributes:
         error: energy of the outputs' error divided by that of the outputs, mean over outputs. Trials are compared by
             it.
-        loss: the loss that a limit refers to, see `Judge.kind`.
+        loss: the loss that a limit refers to, see `sbonnx.verify.judge.Judge`.
         sqnr_db: signal-to-noise ratio of the worst output, decibel.
         changed: share of samples whose top-1 class differs from float; None unless the model has one output of classes.
         by_feed: error of each feed. Its mean is `error`, unless an output has infinite error.
@@ -74,7 +71,7 @@ class Goal:
     """Required quality of the outputs on the hold-out set; None: no requirement.
 
     Attributes:
-        max_loss: maximum loss, see `Judge.kind`.
+        max_loss: maximum loss, see `sbonnx.verify.judge.Judge`.
         min_sqnr_db: minimum signal-to-noise ratio of the worst output, decibel.
         kind: kind of the loss.
     """
@@ -163,58 +160,20 @@ def _part(data: Dataset, graph: Graph, chosen: frozenset[int]) -> Dataset:
     return datasets.read(Source(data.name, walk, len(chosen)), graph)
 
 
-@final
-@dataclass(frozen=True)
-class Judge:
-    """Evaluates quantized networks against the float model on the hold-out set.
+def score_of(judge: Judge, prepared: Prepared, solution: Solution) -> Score:
+    """Evaluate a solution on the hold-out set, in simulated quantization.
 
-    Attributes:
-        graph: the float model, simplified and fused, without any changes that a recipe makes (such as equalization).
-        held: the hold-out set.
-        kind: meaning of `Score.loss`: "top1": share of samples whose top-1 class changes; "relative": norm of the
-            error divided by that of the output, for the worst output; "metric": mean of `metric` over feeds, or the
-            loss of `labelled`.
-        labelled: loss in a task metric on labelled data, in place of `metric`.
+    Raises:
+        DataError: see `Judge.differences` and `Judge.loss`.
     """
-
-    graph: Graph
-    held: Dataset
-    kind: LossKind
-    device: str = "cpu"
-    metric: Metric | None = None
-    labelled: LabelledLoss | None = None
-    _names: tuple[str, ...] = field(default=(), init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_names", tuple(tensor.name for tensor in self.graph.outputs))
-
-    def score(self, prepared: Prepared, solution: Solution) -> Score:
-        """Evaluate a solution.
-
-        Raises:
-            DataError: the loss is "top1" and no output has classes, or the metric returns a non-finite value.
-        """
-        sums, losses = OutputDifferences(self._names), []
-        with (
-            LayerRunner(self.graph, device=self.device, threads=1, name="the float model") as floats,
-            Forward(prepared.graph, prepared.plan, solution, device=self.device) as quantized,
-        ):
-            for feed in self.held:
-                plain, found = floats.run(feed, self._names), quantized(feed)
-                sums.add([plain[name] for name in self._names], [found[name] for name in self._names])
-                if self.metric is not None:
-                    losses.append(float(self.metric({name: found[name] for name in self._names}, plain)))
-            if self.labelled is not None:
-                losses = [self.labelled.of(quantized, self.graph)]
-        return replace(self._scored(sums.result(), losses), by_feed=sums.by_feed())
-
-    def _scored(self, outputs: tuple[OutputDifference, ...], losses: list[float]) -> Score:
-        if not outputs:
-            raise DataError("no output of the model is numeric: trials cannot be evaluated")
-        error = (
-            math.inf if any(one.mismatched for one in outputs) else float(np.mean([one.relative for one in outputs]))
-        )
-        worst = min(one.sqnr_db for one in outputs)
-        loss = loss_of(outputs, self.kind, losses) if self.labelled is None else losses[0]
-        classes = loss_kind("auto", self.graph) == "top1"
-        return Score(error, loss, worst, changed_share(outputs) if classes else None)
+    with Forward(prepared.graph, prepared.plan, solution, device=judge.device) as quantized:
+        compared = judge.differences(quantized)
+        loss = judge.loss(quantized, compared)
+    outputs = compared.result()
+    return Score(
+        error=float(np.mean([output.relative for output in outputs])),
+        loss=loss,
+        sqnr_db=min(-math.inf if output.lost else output.sqnr_db for output in outputs),
+        changed=changed_share(outputs) if loss_kind("auto", judge.graph) == "top1" else None,
+        by_feed=compared.by_feed(),
+    )

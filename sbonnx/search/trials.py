@@ -16,10 +16,11 @@ from sbonnx.plan import Solution
 from sbonnx.progress import Progress, Silent, count_samples
 from sbonnx.recipe import Recipe
 from sbonnx.recipe.names import FLOAT
-from sbonnx.search.evaluation import Judge, Score, TrialFeeds, divide
+from sbonnx.search.evaluation import Score, TrialFeeds, divide, score_of
 from sbonnx.stages.measure import divided
 from sbonnx.stages.state import Prepared, Request, run_options
 from sbonnx.verify import LabelledLoss, file_bytes
+from sbonnx.verify.judge import Judge
 
 
 def settled(keys: Recipe | dict[str, Any]) -> Recipe:
@@ -110,12 +111,12 @@ class Trials:
     def score(self, recipe: Recipe, what: str) -> Score:
         """Return the score of a recipe on the hold-out set. Scores are cached by recipe.
 
-        Raises: see `solve`, `Judge.score`.
+        Raises: see `solve`, `score_of`.
         """
         digest = self.trial(recipe).digest
         if digest not in self._known:
             self.count += 1
-            self._known[digest] = self.judge.score(*self.solve(recipe, what))
+            self._known[digest] = score_of(self.judge, *self.solve(recipe, what))
         return self._known[digest]
 
     def size_ratio(self, recipe: Recipe) -> float:
@@ -180,5 +181,5 @@ def open_trials(request: Request, *, metric: Metric | None = None, progress: Pro
     own = metric is not None or (evaluation is not None and recipe.mixed.max_loss is not None)
     kind: LossKind = "metric" if own else loss_kind(recipe.mixed.loss, base.graph)
     labelled = LabelledLoss(request.source, evaluation, device=recipe.device) if own and evaluation else None
-    judge = Judge(base.graph, samples.held, kind, recipe.device, metric, labelled)
+    judge = Judge(base.graph, samples.held, kind, metric, labelled, recipe.device)
     return Trials(request, samples, judge, TrialProgress(progress or Silent()))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Final
 
-import numpy as np
 import onnx
 
 from sbonnx import graph as graphs
@@ -19,7 +18,8 @@ from sbonnx.backends.mode_limits import STATIC
 from sbonnx.calib.data.dataset import Dataset
 from sbonnx.calib.engine.runner import LayerRunner
 from sbonnx.calib.held_out import divide
-from sbonnx.graph import Graph, edit
+from sbonnx.graph import Graph, edit, query
+from sbonnx.metrics.pairs import run_pairs
 from sbonnx.options import RunOptions
 from sbonnx.pruning.prune import Pruned, measure_graph, prune_graph
 from sbonnx.pruning.result import report_of
@@ -175,7 +175,7 @@ def _verified(
     problems += [
         f"output '{error.name}' holds {error.not_finite} values that are not finite, or has another shape"
         for error in found.outputs
-        if error.not_finite or error.mismatched
+        if error.lost
     ]
     worst = 0.0 if removed.masked is removed.graph else removal_error(removed, data.judged)
     if worst > SAME:
@@ -190,24 +190,17 @@ def _verified(
 
 
 def removal_error(removed: Pruned, data: Dataset) -> float:
-    """Return the largest difference of the removed from the masked network, relative to the largest output."""
-    names = [tensor.name for tensor in removed.graph.outputs]
-    worst = 0.0
-    with ExitStack() as stack:
-        masked, small = (stack.enter_context(_runner(graph)) for graph in (removed.masked, removed.graph))
-        for where, feed in islice(data.items(), PROVED_ON):
-            want = {name: np.array(value) for name, value in masked.run(feed, names, where=where).items()}
-            got = small.run(feed, names, where=where)
-            for name in names:
-                left, right = want[name], np.asarray(got[name])
-                if left.dtype.kind != "f":
-                    continue
-                if left.shape != right.shape:
-                    return float("inf")
-                if left.size:
-                    largest = float(np.abs(left).max()) or 1.0
-                    worst = max(worst, float(np.abs(left - right).max()) / largest)
-    return worst
+    """Return the largest difference of the removed from the masked network, relative to the largest output value.
+
+    It is inf after a total loss, see `sbonnx.metrics.ErrorSum`. Only float outputs are compared.
+    """
+    names = [tensor.name for tensor in removed.graph.outputs if getattr(query.dtype(tensor), "kind", "f") == "f"]
+    with _runner(removed.masked) as masked, _runner(removed.graph) as small:
+        (compared,) = run_pairs(masked, (small,), islice(data.items(), PROVED_ON), names)
+    outputs = compared.result()
+    if any(output.lost for output in outputs):
+        return math.inf
+    return max((output.max_abs / (max(-output.low, output.high) or 1.0) for output in outputs), default=0.0)
 
 
 def _runner(graph: Graph) -> LayerRunner:

@@ -116,6 +116,6 @@ def _problems(comparison: Comparison, graph: Graph) -> Iterable[str]:
     half = any(str(query.dtype(tensor)) in ("float16", "bfloat16") for tensor in query.all_tensors(graph))
     least = EQUAL_HALF_DB if half else EQUAL_DB
     for error in comparison.outputs:
-        if error.sqnr_db < least or error.not_finite or error.mismatched:
+        if error.sqnr_db < least or error.lost:
             found = f"{error.sqnr_db:.1f} dB signal to error, {error.not_finite} not finite"
             yield f"output '{error.name}' differs: {found}"

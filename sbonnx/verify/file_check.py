@@ -132,15 +132,11 @@ def _rows(level: str, base: str, names: list[str], done: int, store: TensorStore
     for name, error in found[FLOAT].items():
         other = found[base].get(name)
         if other is not None:
-            yield LevelDifference(level, name, _db(error), _db(other), other.max_abs, done)
+            yield LevelDifference(level, name, error.sqnr_db, other.sqnr_db, other.max_abs, done)
     if level != base:
         for index in range(done):
             for place in range(len(names)):
                 store.drop((level, index, place))
-
-
-def _db(error: OutputDifference) -> float:
-    return -math.inf if error.not_finite else error.sqnr_db
 
 
 def _kept(store: TensorStore, who: str, index: int, names: list[str]) -> list[Any]:

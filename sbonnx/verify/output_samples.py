@@ -96,7 +96,7 @@ class OutputSamples:
         wide_integers: whether it is integers of more than 8 bits, which are numbers of something, not magnitudes.
         inputs: (name, is float, shape) of each input of the first feed, in order.
         varies: the float output has several shapes for inputs of one shape.
-        errors: energies of the float samples and of their errors; values that are not finite are left out.
+        errors: energies of the float samples and of their errors.
         equal: share of equal values.
         same_shape: whether the quantized sample has the shape of the float one.
         scores: its decisions, if it may be logits or probabilities of classes that exclude each other.
@@ -185,10 +185,8 @@ class OutputSamples:
             self._add_classes(*(self._positions(one) for one in (ref, val)))
         if self.task == "embedding":
             self.vectors.append((ref.reshape(-1), val.reshape(-1)))
-        known = np.isfinite(ref) & np.isfinite(val)
-        ref, val = np.where(known, ref, 0), np.where(known, val, 0)
         self.errors.add(ref, val)
-        self.spread.add(ref)
+        self.spread.add(np.where(np.isfinite(ref), ref, 0))
 
     def _positions(self, sample: Array) -> Array:
         """Return scores of a sample by position, shape (positions, classes)."""

@@ -39,17 +39,24 @@ def test_other_shapes_are_counted_and_left_out_of_the_sums() -> None:
     assert sums.add(REFERENCE, None) is None
     assert (sums.mismatched, sums.count, sums.signal, sums.noise) == (2, 0, 0.0, 0.0)
     assert sums.parts == [(26.0, math.inf)] * 2
+    assert (sums.relative, sums.sqnr_db) == (math.inf, -math.inf)
 
 
 def test_values_that_are_not_finite() -> None:
-    reference, value = np.array([1.0, 2.0, math.nan, 4.0]), np.array([1.0, math.inf, math.nan, 5.0])
-    finite = ErrorSum(finite_only=True)
-    counted = finite.add(reference, value)
-    assert counted is not None and [array.tolist() for array in counted] == [[1.0, 4.0], [1.0, 5.0]]
-    assert (finite.signal, finite.noise, finite.count, finite.not_finite) == (17.0, 1.0, 4, 1)
-    plain = ErrorSum()
-    plain.add(reference, value)
-    assert math.isnan(plain.noise) and plain.sqnr_db == -math.inf
+    reference, value = np.array([1.0, 2.0, math.nan, 4.0]), np.array([1.0, math.inf, 3.0, 5.0])
+    sums = ErrorSum()
+    compared = sums.add(reference, value)
+    assert compared is not None and [array.tolist() for array in compared] == [[1.0, 4.0], [1.0, 5.0]]
+    assert (sums.signal, sums.noise, sums.count, sums.not_finite) == (17.0, 1.0, 4, 1)
+    assert (sums.lost, sums.relative, sums.sqnr_db) == (True, math.inf, -math.inf)
+    assert sums.parts == [(17.0, math.inf)]
+
+
+def test_values_that_are_not_finite_in_both_are_no_error() -> None:
+    masked = np.array([1.0, -math.inf, math.nan])
+    sums = ErrorSum()
+    sums.add(masked, masked)
+    assert (sums.lost, sums.relative, sums.parts) == (False, 0.0, [(1.0, 0.0)])
 
 
 def test_cosine_of_both_tensors_over_feeds() -> None:

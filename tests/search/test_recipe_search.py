@@ -114,19 +114,16 @@ def test_what_was_decided_is_not_tried(place: Path) -> None:
     assert not {"W.ROUNDING.TYPE", "BIAS_CORRECTION"} & {key for s in other.search["steps"] for key in s["keys"]}
 
 
-def test_a_step_that_makes_it_worse_is_off() -> None:
+def test_a_step_that_makes_it_worse_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a judge that likes nothing but smoothed inputs."""
     recipe, rules = read_recipe("auto", "onnxruntime", {"bits": "w4a8", "W.ROUNDING": "nearest"})
     trials = open_trials(Request(residual(), recipe, rules, data=FEEDS))
 
-    class Fake:
-        kind = "relative"
+    def score_of(judge: Any, prepared: Any, solution: Any) -> Score:
+        error = 0.5 if prepared.recipe.equalize.smooth_quant is True else 1.0
+        return Score(error, error, 0.0, None)
 
-        def score(self, prepared: Any, solution: Any) -> Score:
-            error = 0.5 if prepared.recipe.equalize.smooth_quant is True else 1.0
-            return Score(error, error, 0.0, None)
-
-    trials.judge = Fake()  # type: ignore[assignment]
+    monkeypatch.setattr("sbonnx.search.trials.score_of", score_of)
     found = search(trials, recipe, frozenset({"W.ROUNDING"}))
     assert [one.what for one in found.attempts if one.kept] == ["smoothed inputs (SmoothQuant)"]
     assert found.recipe.equalize.smooth_quant is True
@@ -134,18 +131,12 @@ def test_a_step_that_makes_it_worse_is_off() -> None:
 
 
 @pytest.mark.slow
-def test_the_search_ends_after_steps_without_gain() -> None:
+def test_the_search_ends_after_steps_without_gain(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a judge to whom all recipes are equal."""
     recipe, rules = read_recipe("auto", "onnxruntime", {"bits": "w4a8"})
     trials = open_trials(Request(residual(), recipe, rules, data=FEEDS))
 
-    class Fake:
-        kind = "relative"
-
-        def score(self, prepared: Any, solution: Any) -> Score:
-            return Score(1.0, 1.0, 0.0, None)
-
-    trials.judge = Fake()  # type: ignore[assignment]
+    monkeypatch.setattr("sbonnx.search.trials.score_of", lambda *_: Score(1.0, 1.0, 0.0, None))
     found = search(trials, recipe, frozenset())
     assert len(found.attempts) == PATIENCE < len(steps_for(Situation.of(recipe, load(residual())), frozenset()))
     assert not [one for one in found.attempts if one.kept]
