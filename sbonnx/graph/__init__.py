@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sbonnx.graph.extract import copy, extract
-from sbonnx.graph.io import digest, load, read_executed, save, serialize, to_proto
+from sbonnx.graph.io import digest, load, save, serialize, to_proto
 from sbonnx.graph.model import (
     Body,
     Constant,
@@ -37,7 +37,6 @@ __all__ = [
     "extract",
     "load",
     "node_metadata",
-    "read_executed",
     "read_proto",
     "save",
     "serialize",

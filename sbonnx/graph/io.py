@@ -154,23 +154,6 @@ def _read_node_metadata(graph: Graph) -> None:
             set_node_metadata(graph, name, key, str(value))
 
 
-def read_executed(path: Path) -> Graph:
-    """Read a graph that a runtime wrote after optimizing it, to look at its operators only.
-
-    It may have operators that its opset does not have, so it is neither validated nor inferred.
-
-    Raises:
-        ModelError: the file cannot be read.
-    """
-    opened = open_model(path)
-    model = opened.model
-    info = ModelInfo(opened.path, tuple(opened.files), tuple(opened.sources), model.ir_version)
-    info.original_opset = default_opset(model, opened.label)
-    sort_protos(model.graph)
-    _name_nodes(model, info)
-    return build(model, opened.payloads, info)
-
-
 def _remove_initializer_inputs(model: ModelProto, info: ModelInfo) -> tuple[str, ...]:
     """In place. Remove initializers from the inputs: they are constants. Return those of all scopes.
 

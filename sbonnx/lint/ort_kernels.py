@@ -11,10 +11,15 @@ from math import prod
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
+import onnx
+
 from sbonnx import graph as graphs
 from sbonnx.backends.kernel_costs import IMAGE_RANK
-from sbonnx.backends.onnxruntime.graph_transformers import blame, broken_rewrites, failing_node
+from sbonnx.backends.onnxruntime.float_kernels import after_pairs, before_quantize
+from sbonnx.backends.onnxruntime.float_kernels import reason as float_reason
+from sbonnx.backends.onnxruntime.graph_transformers import blame, broken_rewrites, failing_node, original_name
 from sbonnx.backends.onnxruntime.kernel_variants import DOT, LANES, float_conv
+from sbonnx.backends.onnxruntime.model_index import Body, bodies
 from sbonnx.backends.onnxruntime.ort_nbits import slow_path
 from sbonnx.calib.data.dataset import input_specs
 from sbonnx.calib.data.random_feeds import guessed_feeds
@@ -27,7 +32,6 @@ from sbonnx.lint.view import View
 from sbonnx.ops import (
     CONTRIB,
     CONTROL_FLOW,
-    DEQUANTIZE,
     MATRIX_PRODUCTS,
     PICKS_MAX,
     QDQ,
@@ -55,8 +59,7 @@ def _interpolates(node: Node) -> bool:
 
 def _has_kernel(node: Node) -> bool:
     """Return whether onnxruntime can run the op on codes, regardless of the surrounding nodes."""
-    kinds = read.WEIGHTED | read.COMPUTES | read.ONE_SCALE | RECTIFIERS
-    return node.op in kinds and not _interpolates(node)
+    return node.op in read.INTEGER and not _interpolates(node)
 
 
 def _name(node: Node) -> tuple[str, str]:
@@ -282,14 +285,14 @@ class Counted:
     """Result of loading a model in onnxruntime and reading its optimized graph.
 
     Attributes:
-        graph: the optimized graph, or None.
+        model: the optimized graph, or None.
         refused: reason why onnxruntime rejects the model as stored, or "".
         broken: its own rewrites that break the model, with node and way out, or "".
         node: at which they do, or "".
         skipped: reason why nothing could be counted, or "".
     """
 
-    graph: Graph | None = None
+    model: onnx.ModelProto | None = None
     refused: str = ""
     broken: str = ""
     node: str = ""
@@ -326,7 +329,7 @@ def _count(view: View) -> Counted:
         except Exception as error:  # onnxruntime's own exceptions share no base class
             return found if found.broken else Counted(refused=_said(error, str(source)))
         try:
-            return replace(found, graph=graphs.read_executed(target))
+            return replace(found, model=graphs.read_proto(target))
         except SbonnxError as error:
             return replace(found, skipped=str(error))
 
@@ -415,21 +418,21 @@ def stays_float(checks: tuple[Check, ...]) -> Check:
     """Create the rule for ops left between pairs in the optimized graph for which none of `checks` gives a reason."""
 
     def check(view: View) -> Found:
-        graph = counted(view).graph
-        left = [] if graph is None else list(_between_pairs(graph))
+        model = counted(view).model
+        left = [] if model is None else list(_between_pairs(model))
         if not left:
             return
         makers = {tensor.name: node for node in view.nodes for tensor in node.outputs}
         named = {name for one in checks for name, _, _ in one(view) if name}
-        for node, output in left:
+        for body, node, output in left:
             origin = makers.get(output)
             chain = [] if origin is None else _chain(origin)
-            if not named & {node.name, *(str(one.name) for one in chain)}:
-                kernel = f"{node.domain}:{node.op}" if node.domain else node.op
-                why = f"onnxruntime runs {kernel} in float, after a DequantizeLinear"
-                if any(_signed(view, one) for one in chain[:1]):
+            if not named & {original_name(node.name), *(str(linked.name) for linked in chain)}:
+                kernel = f"{node.domain}:{node.op_type}" if node.domain else node.op_type
+                why = f"onnxruntime runs {kernel} in float, after a DequantizeLinear: {float_reason(body, node, node)}"
+                if any(_signed(view, linked) for linked in chain[:1]):
                     why += "; it rewrites some int8 pairs to uint8, which splits the types around an op"
-                yield str((origin or node).name), output, why
+                yield str(node.name if origin is None else origin.name), output, why
 
     return check
 
@@ -453,13 +456,13 @@ def _signed(view: View, node: Node) -> bool:
     return any(one is not None and one.codes == "int8" and view.is_activation_pair(one) for one in read)
 
 
-def _between_pairs(graph: Graph) -> Iterator[tuple[Node, str]]:
-    """Yield float ops of an optimized graph that read a dequantized activation, and either a weight or write to a Q."""
-    for node in query.all_nodes(graph):
-        read = [maker for maker in map(query.producer, node.inputs) if maker is not None and maker.op in DEQUANTIZE]
-        stored = [maker for maker in read if isinstance(maker.inputs[0], Constant)]
-        if node.op in QDQ or len(read) == len(stored) or not node.outputs:
-            continue
-        written = [out for out in node.outputs if any(one.op in QUANTIZE for one, _ in query.readers(out))]
-        if written or stored:
-            yield node, str((written or node.outputs)[0].name)
+def _between_pairs(model: onnx.ModelProto) -> Iterator[tuple[Body, onnx.NodeProto, str]]:
+    """Yield float ops of an optimized graph that read a dequantized activation and either a constant or write to a Q.
+
+    Each has an output by which its op in the file is known.
+    """
+    for body, node in after_pairs(bodies(model)):
+        written = before_quantize(body, node)
+        pairs = [pair for name in node.input if (pair := body.pair(name)) is not None]
+        if written or any(body.stored(pair) is not None for pair in pairs):
+            yield body, node, (written or node.output)[0]

@@ -18,30 +18,33 @@ from sbonnx.lint.view import Quantizer, View
 from sbonnx.ops import (
     ADDS,
     CONCATS,
+    INTEGER_ON_CPU,
     LINEAR,
     MATRIX_PRODUCTS,
     MOVES_DATA,
     MULTIPLIES,
     PICKS_MAX,
-    POOLS,
     QUANTIZE,
     RECTIFIERS,
     RESIZES,
-    SOFTMAX,
 )
 from sbonnx.spec import Array
 
-WEIGHTED: Final = frozenset(LINEAR) - {"ConvTranspose"}
+WEIGHTED: Final = INTEGER_ON_CPU & frozenset(LINEAR)
 """Ops with a weight that have an integer kernel."""
 
-JOINS: Final = ADDS | MULTIPLIES | CONCATS
+JOINS: Final = ADDS | MULTIPLIES | CONCATS | {"Where"}
 """Ops that compute on all their inputs and support different scales on them."""
 
-COMPUTES: Final = JOINS | POOLS | (SOFTMAX & {"Softmax"}) | {"LeakyRelu", "Sigmoid"}
-"""Ops without a weight whose integer kernel supports different scales on inputs and output."""
-
-ONE_SCALE: Final = (MOVES_DATA - {"GatherND", "SpaceToDepth"}) | (PICKS_MAX & {"MaxPool"}) | RESIZES
+ONE_SCALE: Final = (INTEGER_ON_CPU & (MOVES_DATA | PICKS_MAX | RESIZES | {"ReduceMax", "ReduceMin"})) | {
+    "Upsample",
+    "Expand",
+    "Identity",
+}
 """Ops that run directly on codes: the pairs before and after must have the same parameters."""
+
+INTEGER: Final = INTEGER_ON_CPU | ONE_SCALE | RECTIFIERS
+"""Ops with an integer kernel, alone or as a part of that of the op before."""
 
 EPSILON: Final = float(np.finfo(np.float32).eps)
 """Tolerance by which a range may exceed a Clip that the following QuantizeLinear replaces: that of onnxruntime."""
@@ -174,7 +177,8 @@ def weighted(view: View) -> Iterator[Weighted]:
 def data_inputs(node: Node) -> list[Tensor]:
     """Return the data inputs of an op, without a bias."""
     count = 2 if node.op in WEIGHTED else len(node.inputs) if node.op in JOINS else 1
-    return [tensor for tensor in node.inputs[:count] if not tensor.is_empty()]
+    first = int(node.op == "Where")  # its condition
+    return [tensor for tensor in node.inputs[first:count] if not tensor.is_empty()]
 
 
 def reads_pairs(view: View, node: Node) -> bool:
@@ -236,7 +240,7 @@ def runs_in_integers(view: View, node: Node) -> bool:
         return False
     if node.op in MATRIX_PRODUCTS:  # their outputs may stay float
         return True
-    return node.op in WEIGHTED | COMPUTES | ONE_SCALE | RECTIFIERS and bool(written(view, node))
+    return node.op in INTEGER and bool(written(view, node))
 
 
 def is_stored(view: View, one: Quantizer) -> bool:

@@ -20,9 +20,9 @@ import onnx
 from onnx import helper, numpy_helper
 
 from sbonnx.backends.onnxruntime.graph_transformers import original_name
+from sbonnx.graph.protos import body_protos, needs
 from sbonnx.spec import Array
 from sbonnx.system.runtime import open_session, session_options
-from sbonnx.verify.model_index import bodies_of, captured_names
 from sbonnx.verify.other_cpu.saturating_sums import LAYOUTS, can_saturate, compute
 
 NOT_COMPUTED: Final = frozenset({"QAttention", "DynamicQuantizeLSTM", "QMoE"})
@@ -122,8 +122,8 @@ def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
 
 
 def reads_of(node: onnx.NodeProto) -> Iterator[str]:
-    """Yield the names that a node reads, and all names of its bodies."""
-    yield from filter(None, [*node.input, *captured_names(node)])
+    """Yield the names that a node reads, also in its bodies."""
+    yield from needs(node)
 
 
 @dataclass
@@ -224,7 +224,7 @@ class _Scope:
         for node in nodes:
             if node.op_type in NOT_COMPUTED and self.owner.saturates(node, constants):
                 yield original_name(node.name)
-            for body in bodies_of(node):
+            for _, body in body_protos(node):
                 inside = {**constants, **{tensor.name: tensor for tensor in body.initializer}}
                 kernels = (one for one in _simplified(body.node) if self.owner.saturates(one, inside))
                 yield from (original_name(one.name) for one in kernels if one.op_type in LAYOUTS)

@@ -10,6 +10,7 @@ from typing import Final
 
 import onnx
 
+from sbonnx.graph.protos import body_protos, needs
 from sbonnx.ops import DECODES, DEQUANTIZE, QDQ, QUANTIZE, STANDARD_DOMAINS
 
 CODES: Final = frozenset(
@@ -76,7 +77,7 @@ class Body:
 
     def reads_codes(self, node: onnx.NodeProto) -> bool:
         """Return whether a node computes on codes: False for Q, DQ, Cast and nodes with bodies."""
-        if node.op_type in QDQ or node.op_type in ("Cast", "DynamicQuantizeLinear") or bodies_of(node):
+        if node.op_type in QDQ or node.op_type in ("Cast", "DynamicQuantizeLinear") or any(body_protos(node)):
             return False
         return any(name in self.codes for name in node.input)
 
@@ -104,7 +105,7 @@ def _walk(
     nodes = tuple(graph.node)
     for node in nodes:
         makers.update(dict.fromkeys(filter(None, node.output), node))
-        for name in {*node.input, *captured_names(node)} - {""}:
+        for name in set(needs(node)):
             readers.setdefault(name, []).append(node)
         for attribute in node.attribute:
             if node.op_type == "Constant" and attribute.name == "value":
@@ -114,28 +115,13 @@ def _walk(
     outputs = frozenset(value.name for value in graph.output)
     yield Body(nodes, makers, constants, readers, outputs, codes, opset)
     for node in nodes:
-        for body in bodies_of(node):
+        for _, body in body_protos(node):
             yield from _walk(body, opset, makers, constants, codes)
 
 
 def _mark(codes: MutableMapping[str, bool], name: str, kind: int) -> None:
     if kind in CODES:
         codes[name] = True
-
-
-def bodies_of(node: onnx.NodeProto) -> list[onnx.GraphProto]:
-    return [attribute.g for attribute in node.attribute if attribute.HasField("g")]
-
-
-def captured_names(node: onnx.NodeProto) -> set[str]:
-    """Return the names that the bodies of a node read or return, including those they write themselves."""
-    found: set[str] = set()
-    for body in bodies_of(node):
-        found.update(value.name for value in body.output)
-        for inner in body.node:
-            found.update(inner.input)
-            found.update(captured_names(inner))
-    return found
 
 
 def _written(node: onnx.NodeProto, codes: Mapping[str, bool], opset: int) -> list[str]:
