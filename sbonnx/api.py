@@ -15,7 +15,8 @@ from sbonnx.calib.data import Preprocessing, with_preprocess
 from sbonnx.errors import RecipeError
 from sbonnx.progress import Progress, by_keyword, shown_by_default
 from sbonnx.pruning.result import PruningReport
-from sbonnx.recipe import as_yaml, names
+from sbonnx.recipe import as_yaml
+from sbonnx.recipe.sections.whole import PRUNING_FORMS
 from sbonnx.report import Report
 from sbonnx.report.simplified import SimplifyReport
 from sbonnx.search import Metric, searched
@@ -231,7 +232,7 @@ def prune(  # noqa: PLR0913 - public entry point
     Raises:
         SbonnxError: a subclass, for every error that the user can fix. No partial file is left.
     """
-    overrides = {names.PRUNING_FORMS.get(name, name): value for name, value in settings.items()}
+    overrides = {PRUNING_FORMS.get(name, name): value for name, value in settings.items()}
     resolved, rules = read_recipe(recipe, None, overrides)
     if metric is not None and evaluation is not None:
         raise RecipeError("max_loss is of one metric: give metric, or evaluation")

@@ -30,7 +30,8 @@ from sbonnx.pruning.fine_tuning import require_fine_tuning
 from sbonnx.pruning.groups.channel_removal import restore
 from sbonnx.pruning.prune import Pruned
 from sbonnx.pruning.settings import FineTuning, pruning_of
-from sbonnx.recipe import Recipe, load, names
+from sbonnx.recipe import Recipe, load
+from sbonnx.recipe.sections.whole import PRUNING_FORMS
 from sbonnx.spec import Array
 from sbonnx.stages.prune import SAME, prune, removal_error
 from sbonnx.stages.state import Prepared, Source, run_options
@@ -75,7 +76,7 @@ class SparseModel:
     """
 
     def __init__(self, model: Source, config: Any = None, **overrides: Any) -> None:
-        keys = {names.PRUNING_FORMS.get(name, name): value for name, value in overrides.items()}
+        keys = {PRUNING_FORMS.get(name, name): value for name, value in overrides.items()}
         self._recipe = load(config, overrides=keys)
         self._state = prepare_pruning(model, self._recipe)
         self._graph = self._state.prepared.graph

@@ -40,7 +40,7 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"graph", "calib", "options"}),
     frozenset({"spec", "progress", "plugins"}),
     frozenset({"system"}),
-    frozenset({"errors", "version", "assets", "ops", "values", "report.codes"}),
+    frozenset({"errors", "version", "assets", "ops", "values", "report.codes", "recipe.names"}),
 )
 FLOOR_OF = {unit: len(FLOORS) - 1 - depth for depth, units in enumerate(FLOORS) for unit in units}
 DOOR = "sbonnx.report.notebook"
@@ -90,7 +90,7 @@ THIRD_PARTIES: dict[str, frozenset[str] | None] = {
     "threadpoolctl": frozenset({"calib.engine.threads"}),
     "pydantic": frozenset({"batch.jobs.jobfile", "cli"}),
     # of pydantic, which takes its typed dictionaries alone before Python 3.12; elsewhere only for types
-    "typing_extensions": frozenset({"cli"}),
+    "typing_extensions": frozenset({"cli", "recipe"}),
     "yaml": frozenset({"recipe", "cli", "batch.jobs.jobfile", "calib.data.readers.settings", "integrations.mlflow"}),
     "PIL": frozenset({"calib.data.readers.images", "calib.data.readers.rows", "calib.data.readers.image_settings"}),
     "typer": frozenset({"cli"}),

@@ -13,9 +13,9 @@ from sbonnx.backends.placement_rules import Placement, Rule
 from sbonnx.backends.qnn.backend import QNN
 from sbonnx.backends.runtime_types import Entry, ExecutedLayer, Runtime, RuntimeSession
 from sbonnx.backends.tensorrt.backend import TENSORRT, of_version
-from sbonnx.backends.tensorrt.profiles import VERSIONS
 from sbonnx.backends.virtual import VIRTUAL
 from sbonnx.plugins.registry import Registry, instance_of
+from sbonnx.recipe.names import VERSIONS
 
 BACKENDS: Final[Registry[Backend]] = Registry(
     plugins.BACKENDS,

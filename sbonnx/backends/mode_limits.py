@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, get_args
 
-Scheme = Literal["per-tensor-symmetric", "per-tensor-affine", "per-channel-symmetric", "per-channel-affine"]
-WeightScheme = Literal[Scheme, "auto"]
+from sbonnx.recipe.names import Scheme, WeightScheme
 
 SCHEMES: Final[tuple[Scheme, ...]] = get_args(Scheme)
 WEIGHT_SCHEMES: Final[tuple[WeightScheme, ...]] = (*SCHEMES, "auto")
-BY_WIDTH: Final = "auto"
-"""Scheme of weights that depends on the bit width, see `sbonnx.recipe.defaults.is_symmetric`."""
 
 PER_TENSOR: Final[tuple[Scheme, ...]] = ("per-tensor-affine", "per-tensor-symmetric")
 PER_CHANNEL: Final[tuple[Scheme, ...]] = ("per-channel-symmetric", "per-channel-affine")

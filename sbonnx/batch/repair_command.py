@@ -15,7 +15,7 @@ from sbonnx.batch.redaction import names_in, revealed
 from sbonnx.batch.remote import is_url, local_path
 from sbonnx.errors import RecipeError
 from sbonnx.recipe import AUTO
-from sbonnx.recipe.names import SHORT_FORMS
+from sbonnx.recipe.sections.whole import SHORT_FORMS
 
 TRIED: Final = ".tried.onnx"
 """Ending of the file that the command writes next to the output of the job, which stays as it is."""

@@ -120,7 +120,8 @@ class Configuration:
         """Return the value of a recipe key, whose path may be nested; files are relative to this file."""
         if isinstance(value, Mapping):
             return {key: self._recipe_value((*path, str(key)), each) for key, each in value.items()}
-        from sbonnx.recipe.names import FILE_KEYS, SHORT_FORMS  # of a package that help does without
+        from sbonnx.recipe.names import FILE_KEYS
+        from sbonnx.recipe.sections.whole import SHORT_FORMS
 
         key = ".".join(path)
         words = FILE_KEYS.get(SHORT_FORMS.get(key.lower(), key).upper())

@@ -220,10 +220,9 @@ def _backends(_: str) -> Iterable[str]:
 
 def _recipe_keys(typed: str) -> Iterable[str]:
     """Return the keys of recipes as ``KEY=``, in the case that is typed."""
-    from sbonnx.recipe.loading import all_keys
-    from sbonnx.recipe.names import SHORT_FORMS
+    from sbonnx.recipe.sections.whole import KEYS, SHORT_FORMS
 
-    names = (*all_keys(), *(form.upper() for form in ("bits", *SHORT_FORMS)))
+    names = (*KEYS, *(form.upper() for form in ("bits", *SHORT_FORMS)))
     return (f"{name.lower() if typed.islower() else name}=" for name in names)
 
 
@@ -674,7 +673,7 @@ class Arguments:
 
 def full_keys(text: str) -> set[str]:
     """Return the full paths of the keys that ``KEY=VALUE`` sets, in upper case: two of ``bits``."""
-    from sbonnx.recipe.names import SHORT_FORMS
+    from sbonnx.recipe.sections.whole import SHORT_FORMS
 
     key = _key(text)
     return {"W.QUANTIZER.BIT", "A.QUANTIZER.BIT"} if key == "bits" else {SHORT_FORMS.get(key, key).upper()}

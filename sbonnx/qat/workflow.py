@@ -16,7 +16,6 @@ from torch import fx, nn
 
 from sbonnx import graph as graphs
 from sbonnx import pipeline
-from sbonnx.backends.mode_limits import BY_WIDTH
 from sbonnx.calib.data import dataset as datasets
 from sbonnx.calib.engine.samples import Samples
 from sbonnx.calib.held_out import HeldOutSplit
@@ -43,6 +42,7 @@ from sbonnx.qat.module import (
     unwrapped,
     weight_parameter,
 )
+from sbonnx.recipe.names import BY_WIDTH
 from sbonnx.report import Report
 from sbonnx.stages.state import Prepared, Request, Source, read_recipe
 from sbonnx.system.input_files import protecting

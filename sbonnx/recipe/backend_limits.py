@@ -9,10 +9,10 @@ from typing import Final
 
 from sbonnx.backends import BACKENDS, Backend
 from sbonnx.backends.mode_limits import ANY_BITS, SCHEMES, STATIC, WEIGHT_SCHEMES, SideLimits
-from sbonnx.backends.tensorrt.profiles import INT4_BITS, PROFILES, VERSIONS, Version
+from sbonnx.backends.tensorrt.profiles import INT4_BITS, PROFILES
 from sbonnx.backends.virtual import VIRTUAL
 from sbonnx.recipe import names
-from sbonnx.recipe.names import FLOAT, FULL_BITS, is_per_channel
+from sbonnx.recipe.names import FLOAT, FULL_BITS, VERSIONS, Version, is_per_channel
 from sbonnx.recipe.problem import Path, Wrong, one_of
 from sbonnx.recipe.resolve import Part
 from sbonnx.recipe.sections.quantizers import SideBits

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
 from sbonnx.backends import BACKENDS, versions_of
-from sbonnx.backends.mode_limits import BY_WIDTH, STATIC, Scheme
+from sbonnx.backends.mode_limits import STATIC
 from sbonnx.backends.virtual import VIRTUAL
 from sbonnx.ops import CONVOLUTIONS
-from sbonnx.recipe.names import FLOAT, FULL_BITS, LEARNED, NEAREST, UNIFORM
+from sbonnx.recipe.names import BY_WIDTH, FLOAT, FULL_BITS, LEARNED, NEAREST, UNIFORM, Scheme
 from sbonnx.recipe.problem import Wrong, key_path
 from sbonnx.recipe.sections.base import nested_value, overlay
 from sbonnx.recipe.sections.quantizers import ScaleName

@@ -12,10 +12,10 @@ import yaml
 from sbonnx.backends import BACKENDS
 from sbonnx.recipe import yaml_text
 from sbonnx.recipe.backend_limits import allowed_text, default_text
-from sbonnx.recipe.loading import all_keys, load
-from sbonnx.recipe.names import SHORT_FORMS
+from sbonnx.recipe.loading import load
 from sbonnx.recipe.schema import Recipe
 from sbonnx.recipe.sections.base import KeyRow, Section, children, keys_of, schema_of
+from sbonnx.recipe.sections.whole import KEYS, SHORT_FORMS
 
 _WIDTH: Final = 110
 
@@ -27,58 +27,6 @@ _HEAD: Final = """\
 # tensor:NAME (tensors by name), after:NODE, before:NODE, between:FIRST..LAST (nodes by data flow), stem, head, tail
 # (regions). Names are those of the model as it was given.
 """
-
-_EXAMPLES: Final = {
-    "SKIP_TRACE_MODULES": '["/head/*"]',
-    "INCLUDE": '["op:Conv", "op:Gemm"]',
-    "EXCLUDE": '["head", "re:.*/norm[0-9]+/.*", "tensor:logits"]',
-    "W.SPECIFIC": '[{"/conv1/Conv": [QUANTIZER.BIT, 8, OBSERVER.TYPE, mse]}]',
-    "A.SPECIFIC": '[{"op:Softmax": {QUANTIZER.DISABLE: true}}]',
-    "SPARSE.RATIO": "0.3",
-    "SPARSE.BUDGET.MACS": "0.75",
-    "SPARSE.BUDGET.SIZE": "0.6",
-    "SPARSE.BUDGET.LATENCY": "0.7",
-    "SPARSE.MAX_LOSS": "1%",
-    "SPARSE.SPARSITY": "0.5",
-    "SPARSE.MULTIPLE": "auto",
-    "SPARSE.SPECIFIC": '[{"/layer1/*": {RATIO: 0.25}}, {"head": {SKIP: true}}]',
-    "RANGES": '{"input": [-1, 1]}',
-    "SHARED_SCALES": '[["/a/Conv_output_0", "/b/Conv_output_0"]]',
-    "MIN_WEIGHT_SIZE": "0",
-    "SAMPLES": "256",
-    "VERSION": '"10"',
-    "A.QUANTIZER.PACT.ALPHA_VALUE": "10",
-    "CALIBRATION.THREADS": "4",
-    "CALIBRATION.MOMENTS.SHARE": "0.5",
-    "CALIBRATION.MOMENTS.SAMPLES": "128",
-    "W.ROUNDING.GPTQ.BEAMS": "16",
-    "W.ROUNDING.GPTQ.STEPS": "8",
-    "W.ROUNDING.GPTQ.SWEEPS": "20",
-    "CALIBRATION.CACHE": "calibration-cache",
-    "TENSOR_OVERRIDES": "none",
-    "QUANTIZE_IO": "inputs",
-    "CALIBRATION.FEEDBACK": "{state_out: state_in}",
-    "MIXED.BUDGET.BITS": "4",
-    "MIXED.BUDGET.SIZE": "0.2",
-    "MIXED.BUDGET.BIT_OPERATIONS": "0.5",
-    "MIXED.BUDGET.LATENCY": "0.6",
-    "MIXED.MAX_LOSS": "0.5%",
-    "MIXED.WEIGHTS": "[2, 4, 8]",
-    "MIXED.ACTIVATIONS": "[8, 16, float]",
-    "VERIFY.TASK": "segmentation",
-    "VERIFY.MIN_SQNR_DB": "20",
-    "VERIFY.MIN_COSINE": "0.99",
-    "VERIFY.LEVELS_DB": "20",
-    "VERIFY.MAX_SIZE_RATIO": "0.3",
-    "VERIFY.MAX_LATENCY_RATIO": "1.0",
-    "VERIFY.MIN_INTEGER": "1.0",
-    "VERIFY.MAX_PERPLEXITY": "1%",
-    "VERIFY.MIN_AGREEMENT": "0.95",
-    "LLM.WINDOW": "512",
-    "LLM.KV_BITS": "8",
-}
-"""Example values, as YAML, for the keys whose default is empty."""
-
 
 _TYPES: Final = {"boolean": "true/false", "integer": "whole number", "number": "number", "string": "text"}
 
@@ -107,18 +55,18 @@ def _keys(section: type[Section], prefix: str = "") -> Iterator[tuple[str, KeyRo
 
 def maker_by_key() -> dict[str, str]:
     """Return who introduced each key that is not a section: "ancestor" (Sparsebit) or "new"."""
-    return {path: row.text.maker for path, row in _keys(Recipe)}
+    return {path: row.key.maker for path, row in _keys(Recipe)}
 
 
 def _default(path: str, row: KeyRow) -> str:
-    value = row.default
+    value = row.key.default
     if isinstance(value, tuple | dict) and not value:
         return "none"
-    return default_text(path, row.text.shown or (value if isinstance(value, str) else json.dumps(value)))
+    return default_text(path, row.key.shown or (value if isinstance(value, str) else json.dumps(value)))
 
 
 def _allowed(path: str, row: KeyRow) -> str:
-    return allowed_text(path, row.text.allowed)
+    return allowed_text(path, row.key.allowed)
 
 
 def _find(schema: dict[str, Any], key: str) -> dict[str, Any]:
@@ -137,7 +85,7 @@ def table() -> str:
     schema = json_schema()
     lines = ["| key | type | default | allowed | meaning | origin |", "|---|---|---|---|---|---|"]
     for path, row in _keys(Recipe):
-        kind, text = _type(_find(schema, path)), row.text
+        kind, text = _type(_find(schema, path)), row.key
         cells = (f"`{path}`", kind, _default(path, row), _allowed(path, row), text.meaning, text.maker)
         lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
     return "\n".join(lines) + "\n"
@@ -150,7 +98,7 @@ def key_facts(name: str) -> dict[str, Any] | None:
         name: key path in any case, or a short form.
     """
     path = SHORT_FORMS.get(name.lower(), name).upper()
-    known = [key for key in all_keys() if key == path or key.startswith(f"{path}.")]
+    known = [key for key in KEYS if key == path or key.startswith(f"{path}.")]
     if path not in known:
         return None
     section: type[Section] = Recipe
@@ -164,10 +112,10 @@ def key_facts(name: str) -> dict[str, Any] | None:
     return {
         "key": path,
         "short_forms": forms,
-        "description": row.text.meaning,
+        "description": row.key.meaning,
         "values": _allowed(path, row),
         "default": _default(path, row),
-        "example": _EXAMPLES.get(path),
+        "example": row.key.example,
     }
 
 
@@ -194,7 +142,7 @@ def _annotated(section: type[Section], data: dict[str, Any], prefix: str, indent
             yield f"{indent}{name}:"
             yield from _annotated(row.kind, data.get(name, {}), f"{path}.", f"{indent}  ")
             continue
-        comment = f"{row.text.meaning} ({_allowed(path, row)})"
+        comment = f"{row.key.meaning} ({_allowed(path, row)})"
         yield from textwrap.wrap(
             comment, _WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}#   ", break_long_words=False
         )
@@ -204,10 +152,10 @@ def _annotated(section: type[Section], data: dict[str, Any], prefix: str, indent
 def _line(name: str, path: str, value: Any, row: KeyRow) -> str:
     """Format ``KEY: value``, commented out if there is no value."""
     if value is None:
-        example = _EXAMPLES.get(path, "8" if "_BITS" in path else "true")
+        example = row.key.example or ("8" if "_BITS" in path else "true")
         return f"# {name}: {example}  # default: {_default(path, row)}"
     written = yaml.safe_dump(value, default_flow_style=True, width=_WIDTH).splitlines()[0]
-    return f"{name}: {written}" + (f"  # such as {_EXAMPLES[path]}" if not value and path in _EXAMPLES else "")
+    return f"{name}: {written}" + (f"  # such as {row.key.example}" if not value and row.key.example else "")
 
 
 _PAIRS: Final = {"type": "array", "description": "the ancestor's form: [KEY, value, KEY, value, ...]"}

@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 
 
 class RecipeKeywords(TypedDict, total=False):
-    """Short forms of recipe keys (`sbonnx.recipe.names.SHORT_FORMS`), ``bits``, and the top-level keys in lower case.
+    """Short forms of recipe keys (`sections.whole.SHORT_FORMS`), ``bits``, and the top-level keys in lower case.
 
     Values are validated by the recipe, which accepts the same texts as a recipe file. ``docs/recipe.md`` has the keys.
     """

@@ -16,9 +16,10 @@ from sbonnx.recipe import names, yaml_text
 from sbonnx.recipe.defaults import TWINS, complete
 from sbonnx.recipe.problem import KeyOrigin, ManyWrong, Wrong, one_of, short, suggestion
 from sbonnx.recipe.schema import Recipe
-from sbonnx.recipe.sections.base import Section, canonical, children, keys_of, nested_value, overlay
+from sbonnx.recipe.sections.base import Section, canonical, children, nested_value, overlay
 from sbonnx.recipe.sections.sparsity import modern_key
 from sbonnx.recipe.sections.stages import BY_OUTPUT
+from sbonnx.recipe.sections.whole import KEYS, SHORT_FORMS
 from sbonnx.recipe.value_types import bits_by_side
 from sbonnx.spec import FP8_BITS
 
@@ -44,15 +45,6 @@ MEANT: Final = {"BIT": "QUANTIZER.BIT", "BITS": "QUANTIZER.BIT", "SCHEME": "QSCH
 """Ends of key paths that are often written for others."""
 
 
-def all_keys(section: type[Section] = Recipe, prefix: str = "") -> Iterator[str]:
-    """Yield every key path, with dots."""
-    inner = children(section)
-    for name in keys_of(section):
-        yield prefix + name
-        if name in inner:
-            yield from all_keys(inner[name], f"{prefix}{name}.")
-
-
 def _pairs(overrides: Overrides) -> Iterator[tuple[str, Any]]:
     if isinstance(overrides, str):
         overrides = [overrides]
@@ -74,8 +66,8 @@ def _path(name: Any) -> tuple[str, ...]:
     """Resolve `name`, a path in any case or a short form, to a key path."""
     if not isinstance(name, str):
         raise RecipeError(f"the name of an override is text, got {short(name)}")
-    full = modern_key(names.SHORT_FORMS.get(name.lower(), names.REMOVED_FORMS.get(name.lower(), name)))
-    known = set(all_keys())
+    full = modern_key(SHORT_FORMS.get(name.lower(), names.REMOVED_FORMS.get(name.lower(), name)))
+    known = KEYS.keys()
     if full.upper() in known:
         return tuple(full.upper().split("."))
     gone = names.REMOVED.get(".".join(full.upper().split(".")[-2:]))
@@ -84,7 +76,7 @@ def _path(name: Any) -> tuple[str, ...]:
     fixed = next((key for key in WHOLE if full.upper().startswith(f"{key}.")), None)
     if fixed is not None:
         raise RecipeError(f"{short(name)} cannot be set alone: names inside it contain dots. Set {fixed} as a whole")
-    forms = [BITS, *names.SHORT_FORMS]
+    forms = [BITS, *SHORT_FORMS]
     last = full.upper().rpartition(".")
     meant = MEANT.get(last[2])
     if meant is not None and f"{last[0]}.{meant}" in known:

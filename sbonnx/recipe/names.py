@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from typing import Final, Literal, get_args
 
-from sbonnx.backends.mode_limits import BY_WIDTH
-from sbonnx.backends.tensorrt.profiles import VERSIONS
+Scheme = Literal["per-tensor-symmetric", "per-tensor-affine", "per-channel-symmetric", "per-channel-affine"]
+WeightScheme = Literal[Scheme, "auto"]
+
+BY_WIDTH: Final = "auto"
+"""Scheme of weights that depends on the bit width, see `sbonnx.recipe.defaults.is_symmetric`."""
+
+Version = Literal["11", "10", "8.6"]
+"""Versions of TensorRT."""
+
+VERSIONS: Final[tuple[Version, ...]] = get_args(Version)
+"""Newest first; the first is the default."""
 
 SideName = Literal["w", "a"]
 Place = Literal["", "first", "last"]
@@ -65,50 +74,6 @@ NEAREST: Final = "nearest"
 UNIFORM: Final = "uniform"
 """Sparsebit's name of plain quantization, whose rounding is set by W.ROUNDING."""
 
-SHORT_FORMS: Final = {
-    "w_bit": "W.QUANTIZER.BIT",
-    "a_bit": "A.QUANTIZER.BIT",
-    "w_qscheme": "W.QSCHEME",
-    "a_qscheme": "A.QSCHEME",
-    "w_quantizer": "W.QUANTIZER.TYPE",
-    "a_quantizer": "A.QUANTIZER.TYPE",
-    "w_observer": "W.OBSERVER.TYPE",
-    "a_observer": "A.OBSERVER.TYPE",
-    "observer": "A.OBSERVER.TYPE",
-    "block_size": "W.BLOCK_SIZE",
-    "rounding": "W.ROUNDING.TYPE",
-    "weight_scale": "W.ROUNDING.SCALE",
-    "fuse_bn": "SCHEDULE.FUSE_BN",
-    "bn_tuning": "SCHEDULE.BN_TUNING",
-    "memory": "CALIBRATION.MEMORY",
-    "granularity": "CALIBRATION.GRANULARITY",
-    "threads": "CALIBRATION.THREADS",
-    "cache": "CALIBRATION.CACHE",
-    "asym": "CALIBRATION.ASYM",
-    "feedback": "CALIBRATION.FEEDBACK",
-    "pick": "CALIBRATION.PICK",
-    "seed": "CALIBRATION.SEED",
-    "cross_layer": "EQUALIZE.CROSS_LAYER",
-    "absorb_bias": "EQUALIZE.ABSORB_BIAS",
-    "smooth_quant": "EQUALIZE.SMOOTH_QUANT",
-    "awq": "EQUALIZE.AWQ",
-    "average_bits": "MIXED.BUDGET.BITS",
-    "max_loss": "MIXED.MAX_LOSS",
-    "minimize": "MIXED.MINIMIZE",
-    "held_out": "VERIFY.HELD_OUT",
-    "min_sqnr": "VERIFY.MIN_SQNR_DB",
-    "min_cosine": "VERIFY.MIN_COSINE",
-    "max_size": "VERIFY.MAX_SIZE_RATIO",
-    "max_latency": "VERIFY.MAX_LATENCY_RATIO",
-    "min_integer": "VERIFY.MIN_INTEGER",
-    "task": "VERIFY.TASK",
-    "max_perplexity": "VERIFY.MAX_PERPLEXITY",
-    "min_agreement": "VERIFY.MIN_AGREEMENT",
-    "window": "LLM.WINDOW",
-    "tokens": "LLM.TOKENS",
-}
-"""Short forms of key paths, for keywords and flags. ``bits`` is one more: it sets two keys."""
-
 FILE_KEYS: Final = {"CALIBRATION.CACHE": ("none",), "TENSOR_OVERRIDES": ("none",), "KERNEL_COSTS": ("bundled", "none")}
 """Keys whose value is the path of a file or folder, with the words that it can be instead."""
 
@@ -129,28 +94,6 @@ REMOVED_FORMS: Final = {"split_channels": "EQUALIZE.SPLIT_CHANNELS", "workers": 
 
 REMOVED_DEFAULTS: Final = {"ADAROUND.LOSS": "moments", "EQUALIZE.SPLIT_CHANNELS": 0}
 """Values of keys in `REMOVED` that ask for nothing. Other keys there do nothing alone."""
-
-PRUNING_FORMS: Final = {
-    "type": "SPARSE.TYPE",
-    "pattern": "SPARSE.TYPE",
-    "sparsity": "SPARSE.SPARSITY",
-    "strategy": "SPARSE.STRATEGY",
-    "ratio": "SPARSE.RATIO",
-    "macs": "SPARSE.BUDGET.MACS",
-    "size": "SPARSE.BUDGET.SIZE",
-    "latency": "SPARSE.BUDGET.LATENCY",
-    "max_loss": "SPARSE.MAX_LOSS",
-    "loss": "SPARSE.LOSS",
-    "rounds": "SPARSE.ROUNDS",
-    "multiple": "SPARSE.MULTIPLE",
-    "least": "SPARSE.LEAST",
-    "refit": "SPARSE.REFIT",
-    "specific": "SPARSE.SPECIFIC",
-    "finetune": "SPARSE.FINETUNE.EPOCHS",
-    "lr": "SPARSE.FINETUNE.LR",
-    "augment": "SPARSE.FINETUNE.AUGMENT",
-}
-"""Short forms of key paths, for keywords of `sbonnx.prune`; those of `SHORT_FORMS` are accepted too."""
 
 AUGMENTATIONS: Final = ("flip", "shift", "cutmix", "mixup")
 """Augmentations of images in training."""

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final
 
-from sbonnx.backends.mode_limits import BY_WIDTH
 from sbonnx.recipe.defaults import DEFAULT, EFFORTS, WidthDefaults, Widths, by_width, is_symmetric, with_rounding
-from sbonnx.recipe.names import FLOAT, NEAREST, is_per_channel
+from sbonnx.recipe.names import BY_WIDTH, FLOAT, NEAREST, is_per_channel
 from sbonnx.recipe.node_patterns import matcher
 from sbonnx.recipe.problem import Path, Wrong, key_path, one_of, suggestion
 from sbonnx.recipe.sections.base import keys_of, overlay

@@ -6,9 +6,9 @@ import copy
 import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
-from typing import Annotated, Any, Literal, final
+from typing import Annotated, Any, ClassVar, Literal, final
 
 from sbonnx.backends import BACKENDS, backend_for
 from sbonnx.backends.mode_limits import STATIC
@@ -27,19 +27,10 @@ from sbonnx.recipe.resolve import (
     first_hit,
     tensor_hit,
 )
-from sbonnx.recipe.sections.base import Section, canonical, key, new_key
-from sbonnx.recipe.sections.quantizers import Activations, QuantizeInputsOf, Schedule, SideBits, Weights
-from sbonnx.recipe.sections.sparsity import Sparse, modern_section
-from sbonnx.recipe.sections.stages import Auto, Calibration, Equalize, Llm, Mixed, Verification
+from sbonnx.recipe.sections.base import canonical, key
+from sbonnx.recipe.sections.sparsity import modern_section
+from sbonnx.recipe.sections.whole import RecipeKeys
 from sbonnx.recipe.torch_modules import NodeInfo
-from sbonnx.spec import ScaleRule
-
-Ranges = Annotated[
-    dict[value_types.TensorPattern, value_types.Interval], value_types.ValueReader(value_types.a_mapping)
-]
-SharedScales = Annotated[tuple[value_types.TensorGroup, ...], value_types.ValueReader(value_types.a_list)]
-
-_NODES = "list of patterns"
 
 
 def key_paths(data: Mapping[str, Any]) -> frozenset[str]:
@@ -51,150 +42,20 @@ def key_paths(data: Mapping[str, Any]) -> frozenset[str]:
 
 
 @final
-@dataclass(frozen=True, eq=False)
-class Recipe(Section):
+class Recipe(RecipeKeys):
     """All settings of the user: every key has a value, and the backend accepts them.
 
     Created by `sbonnx.recipe.load`. Attributes are the keys of the YAML in lower case. Two recipes are equal if
     their values are equal, wherever they were written.
     """
 
-    defaults: Annotated[Literal["sbonnx", "sparsebit"], value_types.ANY_CASE] = new_key(
-        "sbonnx",
-        "whose defaults hold for keys that are not set; `sparsebit`: the ancestor's, to reproduce its numbers",
-        "sbonnx, sparsebit",
-    )
-    backend: value_types.BackendName = key(
+    backend: Annotated[str, value_types.AnyCase(BACKENDS)] = key(
         default_values.BACKEND, "the runtime that the model is made for", ", ".join(BACKENDS)
     )
-    version: value_types.VersionName | None = new_key(
-        None, "version of the runtime; also written BACKEND: tensorrt@10", "tensorrt: 11, 10, 8.6", shown="tensorrt: 11"
-    )
-    device: value_types.Device = key("auto", "where calibration runs", "auto (cuda if there is one), cpu, cuda, cuda:N")
-    schedule: Schedule = Schedule()
-    mode: value_types.ModeName = new_key(
-        "static",
-        "static: weights and activations, scales from data; dynamic: scales of activations computed as the model runs; "
-        "weight_only: weights of MatMul and Gemm, activations stay float",
-        "static, dynamic (onnxruntime), weight_only",
-    )
-    format: Annotated[Literal["qdq", "qoperator"], value_types.ANY_CASE] = new_key(
-        "qdq",
-        "form of the file: float ops between Q/DQ pairs, or integer ops (QLinearConv and its kin)",
-        "qdq, qoperator (onnxruntime, static)",
-    )
-    accuracy_level: value_types.AccuracyLevel = new_key(
-        4,
-        "onnxruntime with weight_only: what MatMulNBits computes on; 4: activations rounded to int8 by block, fastest; "
-        "auto: 4, but 1 for 4-bit layers in which that rounding costs more than their weights, by the data",
-        "0 (its default), 1 (float32), 2 (float16), 3 (bfloat16), 4 (int8), auto",
-    )
-    min_weight_size: value_types.CountOrNone | None = new_key(
-        None,
-        "MODE dynamic and weight_only: number of values from which the weight of a MatMul or Gemm is quantized",
-        "0 or more",
-        shown="weight_only 1024 (virtual: 0), dynamic 16384",
-    )
-    skip_trace_modules: value_types.Patterns = key((), "nodes that stay float, weights and inputs", _NODES)
-    effort: Annotated[Literal["fast", "default", "best"], value_types.ANY_CASE] = new_key(
-        default_values.DEFAULT,
-        "time for accuracy: how weights are rounded by default, with which search, and how many samples it sees",
-        "fast (8 bits: nearest), default, best (the whole search, all samples)",
-    )
-    w: Weights = Weights()
-    a: Activations = Activations()
-    include: value_types.Patterns = new_key((), "if not empty: only these nodes or tensors are quantized", _NODES)
-    exclude: value_types.Patterns = new_key((), "nodes or tensors that stay float, even if included", _NODES)
-    first_bits: SideBits = SideBits()
-    last_bits: SideBits = SideBits()
-    embedding_bits: value_types.Bits | None = new_key(
-        None,
-        "width of embedding tables, and of the head of a language model: the last linear layer, if it has one output "
-        "for each row of a table",
-        "0 (float), 2 to 16",
-        shown="that of W",
-    )
-    ranges: Ranges = new_key({}, "ranges fixed by hand, instead of observed ones", "{tensor pattern: [lo, hi]}")
-    shared_scales: SharedScales = new_key(
-        (), "groups of tensors that get one common scale and zero point", "list of lists of tensor patterns"
-    )
-    quantize_inputs_of: QuantizeInputsOf = QuantizeInputsOf()
-    quantize_io: Annotated[names.GraphEnds, value_types.ANY_CASE] | None = new_key(
-        None,
-        "which inputs and outputs of the graph have pairs; an op that reads or writes one without stays float",
-        "inputs, none; qnn: both, outputs",
-        shown="inputs; qnn: both",
-    )
-    scale_rule: Annotated[ScaleRule, value_types.ANY_CASE] = new_key(
-        "exact", "how a range becomes a scale; `sparsebit` gives the ancestor's numbers", "exact, sparsebit"
-    )
-    weights: Annotated[Literal["codes", "qdq"], value_types.ANY_CASE] = new_key(
-        "codes", "weights in the file: integer codes + DQ, or float + Q + DQ", "codes, qdq"
-    )
-    high_precision: Annotated[Literal["fp32", "fp16", "bf16"], value_types.ANY_CASE] = new_key(
-        "fp32",
-        "type of what stays float: fp16 and bf16 give a strongly typed graph, in which what would overflow or vanish "
-        "on the calibration data stays float32",
-        "fp32; tensorrt and virtual: fp16, bf16",
-    )
-    keep_io: value_types.Flag = new_key(
-        True, "inputs and outputs of the model keep their types with HIGH_PRECISION fp16 and bf16", "true, false"
-    )
-    kernel_costs: value_types.KernelCosts = new_key(
-        "bundled",
-        "onnxruntime: what its kernels cost, by which an op that would be slower in integers stays float",
-        "bundled, none (rules alone), a file that `python -m benchmarks.kernels --output` wrote",
-    )
-    tensor_overrides: value_types.OptionalFile = new_key(
-        None,
-        "qnn: types, scales and ranges of single tensors, in the form of onnxruntime's TensorQuantOverrides",
-        "a JSON file, none",
-        shown="none",
-    )
-    cpu: Annotated[Literal["this", "avx2", "avx512", "vnni", "amx", "arm64", "arm64-dot"], value_types.ANY_CASE] = (
-        new_key(
-            "this",
-            "onnxruntime, openvino: CPU that will run the file; without VNNI or AMX (avx2, avx512), x86 kernels add "
-            "two 8-bit products in 16 bits, and weights are kept small enough for that",
-            "this (the CPU of this machine), avx2, avx512, vnni, amx, arm64, arm64-dot",
-        )
-    )
-    reduce_range: value_types.Flag | None = new_key(
-        None,
-        "onnxruntime, openvino: weights of 7 bits for any CPU; false: 8 bits, also where products of CPU saturate",
-        "true, false",
-        shown="false, with pair-safe weights where 8-bit products of CPU saturate",
-    )
-    simplify: value_types.Flag = new_key(True, "simplify the graph first", "true, false")
-    requantize: value_types.Flag = new_key(
-        False, "a model that is quantized already is made float again first, instead of refused", "true, false"
-    )
-    samples: value_types.Count | None = new_key(
-        None, "how many feeds (batches, after splitting) of the data are used at most", "1 or more", shown="all"
-    )
-    calibration: Calibration = Calibration()
-    sparse: Sparse = Sparse()
-    equalize: Equalize = Equalize()
-    bias_correction: Annotated[Literal["auto", "none", "empirical", "analytic"], value_types.ANY_CASE] = new_key(
-        "auto",
-        "what the rounding of weights and inputs shifts an output by on average, taken off its bias",
-        "auto (empirical where a rounding sees inputs, and in static networks with depthwise convolutions, else none), "
-        "none, empirical (measured), analytic (from batch norms)",
-    )
-    heads: Annotated[Literal["auto", "none"], value_types.ANY_CASE] = new_key(
-        "auto",
-        "all but virtual: regions of detectors (head, its branches, neck, stem) stay float where quantizing "
-        "them costs more at the outputs, measured, than it saves in time",
-        "auto, none",
-    )
-    llm: Llm = Llm()
-    auto: Auto = Auto()
-    mixed: Mixed = Mixed()
-    verify: Verification = Verification()
 
-    _keys: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
-    _origin: KeyOrigin = field(default=KeyOrigin(), init=False, repr=False)
-    _named: Mapping[str, Mapping[str, frozenset[str]]] = field(default_factory=dict, init=False, repr=False)
+    _source: ClassVar[dict[str, Any]] = {}
+    _origin: ClassVar[KeyOrigin] = KeyOrigin()
+    _named: ClassVar[Mapping[str, Mapping[str, frozenset[str]]]] = {}
 
     @classmethod
     def _rename(cls, data: dict[str, Any]) -> dict[str, Any]:
@@ -210,12 +71,11 @@ class Recipe(Section):
         if isinstance(data, cls):
             return data
         given = canonical(cls, data)
-        return super().read(default_values.complete(given))._with(_keys=given)
+        return super().read(default_values.complete(given))._with(_source=given)
 
     def _with(self, **private: Any) -> Recipe:
         recipe = copy.copy(self)
-        for name, value in private.items():
-            object.__setattr__(recipe, name, value)
+        recipe.__dict__.update(private)
         return recipe
 
     def _check(self) -> None:
@@ -460,12 +320,12 @@ class Recipe(Section):
     @property
     def given(self) -> dict[str, Any]:
         """Copy of the keys that some source sets, in the keys of the YAML; `load` restores an equal recipe."""
-        return copy.deepcopy(self._keys)
+        return copy.deepcopy(self._source)
 
     @property
     def decided(self) -> frozenset[str]:
         """Key paths that some source sets, sections included, in upper case; see `key_paths`."""
-        return key_paths(self._keys)
+        return key_paths(self._source)
 
     @property
     def origin(self) -> KeyOrigin:
@@ -478,7 +338,7 @@ class Recipe(Section):
 
     def on_device(self, device: str) -> Recipe:
         """Return a copy of the recipe for another device. Resolved patterns are kept."""
-        return Recipe.read({**self._keys, "DEVICE": device})._with(_origin=self._origin, _named=self._named)
+        return Recipe.read({**self._source, "DEVICE": device})._with(_origin=self._origin, _named=self._named)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Recipe) and self.digest == other.digest

@@ -15,16 +15,10 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Annotated, Any, Final, Literal, TypeVar, get_args
 
-from sbonnx.backends import BACKENDS
-from sbonnx.backends.mode_limits import ANY_BITS, Scheme, WeightScheme
-from sbonnx.backends.tensorrt.profiles import VERSIONS, Version
 from sbonnx.errors import RecipeError
-from sbonnx.linear.sparsity import sparsity_pattern
 from sbonnx.options import parse_size
 from sbonnx.recipe import names
-from sbonnx.recipe.node_patterns import FLOW, check_pattern
 from sbonnx.recipe.problem import Wrong, one_of, short
-from sbonnx.spec import Kind
 
 _TRUTHS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _INTEGER = re.compile(r"[-+]?[0-9]{1,18}")
@@ -35,7 +29,7 @@ _BOTH_SIDES = re.compile(r"u?int([0-9]{1,2})", re.IGNORECASE)
 _PER_SIDE = re.compile(r"w([0-9]{1,2})(?:a([0-9]{1,2}))?", re.IGNORECASE)
 _PERCENT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*%\s*")
 
-MIN_BITS, MAX_BITS = ANY_BITS[0], ANY_BITS[-1]
+MIN_BITS, MAX_BITS = 2, 16
 BLOCK_SIZES: Final = (16, 32, 64, 128, 256)
 """Block sizes of the runtimes' kernels."""
 
@@ -265,9 +259,9 @@ def _version(value: object) -> str:
     """Read a version of TensorRT as text: YAML parses 11 as an integer and 8.6 as a float."""
     plain = not isinstance(value, bool) and isinstance(value, str | int | float)
     text = str(value).removesuffix(".0") if plain else ""
-    if text in VERSIONS:
+    if text in names.VERSIONS:
         return text
-    raise Wrong(f"must be a version of TensorRT, {one_of(VERSIONS)}", value=value)
+    raise Wrong(f"must be a version of TensorRT, {one_of(names.VERSIONS)}", value=value)
 
 
 def _block_size(value: object) -> int | str:
@@ -377,6 +371,8 @@ def a_mapping(value: object) -> object:
 def _pattern(value: object) -> str:
     if not isinstance(value, str):
         raise Wrong("must be text", _QUOTES, value=value)
+    from sbonnx.recipe.node_patterns import check_pattern
+
     fault = check_pattern(value)
     if fault is not None:
         raise Wrong(fault, value=value)
@@ -384,6 +380,8 @@ def _pattern(value: object) -> str:
 
 
 def _tensor_pattern(value: object) -> str:
+    from sbonnx.recipe.node_patterns import FLOW
+
     pattern = _pattern(value)
     if pattern.lower().startswith(("op:", "node:", *(f"{prefix}:" for prefix in FLOW))):
         raise Wrong(f"is a pattern for nodes, and this key has tensors: {short(pattern)}")
@@ -405,6 +403,8 @@ def _pruning_type(value: object) -> str:
     name = names.PRUNING_ALIASES.get(name, name)
     if name in get_args(names.PruningTypeName):
         return name
+    from sbonnx.linear.sparsity import sparsity_pattern
+
     try:
         return str(sparsity_pattern(name))
     except RecipeError as problem:
@@ -523,12 +523,13 @@ WeightObserverName = Annotated[str, _type(names.OBSERVERS, names.ONLY_ACTIVATION
 ActivationQuantizerName = Annotated[str, _type(names.QUANTIZERS, names.ONLY_WEIGHTS)]
 ActivationObserverName = Annotated[str, _type(names.OBSERVERS, names.ONLY_WEIGHTS)]
 RoundingName = Annotated[str, _type(names.ROUNDINGS)]
-VersionName = Annotated[Version, ValueReader(_version, {"anyOf": [{"enum": list(VERSIONS)}, {"type": "number"}]})]
-DtypeName = Annotated[Kind, ANY_CASE]
+VersionName = Annotated[
+    names.Version, ValueReader(_version, {"anyOf": [{"enum": list(names.VERSIONS)}, {"type": "number"}]})
+]
+DtypeName = Annotated[Literal["int", "fp8"], ANY_CASE]
 BlockSize = Annotated[int | str, ValueReader(_block_size, _BLOCKS)]
-BackendName = Annotated[str, AnyCase(BACKENDS)]
-SchemeName = Annotated[Scheme, ANY_CASE]
-WeightSchemeName = Annotated[WeightScheme, ANY_CASE]
+SchemeName = Annotated[names.Scheme, ANY_CASE]
+WeightSchemeName = Annotated[names.WeightScheme, ANY_CASE]
 Device = Annotated[str, ValueReader(_device, _DEVICES)]
 Memory = Annotated[str, ValueReader(_memory, {"type": ["string", "integer"], "pattern": "^ *[0-9]"})]
 ModeName = Annotated[names.Mode, ANY_CASE]

@@ -18,8 +18,8 @@ from sbonnx.cli.configuration import find
 from sbonnx.cli.create import quantize
 from sbonnx.errors import RecipeError
 from sbonnx.recipe import load
-from sbonnx.recipe.loading import all_keys
 from sbonnx.recipe.names import FILE_KEYS
+from sbonnx.recipe.sections.whole import KEYS
 
 MODEL = str(digits().model)
 
@@ -98,7 +98,7 @@ def test_settings_and_keys_that_are_files(
 def test_keys_that_are_files_are_known() -> None:
     """No other key takes a path, apart from patterns of names."""
     taken = set()
-    for key in all_keys():
+    for key in KEYS:
         for backend in ("onnxruntime", "qnn"):
             with contextlib.suppress(RecipeError):
                 load(None, backend=backend, overrides=[f"{key}=some/file.x"])

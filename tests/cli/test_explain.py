@@ -15,7 +15,7 @@ from sbonnx.cli.about.explain import _general
 from sbonnx.errors import DeviceError
 from sbonnx.lint import RULES
 from sbonnx.patterns import FUSE, SIMPLIFY
-from sbonnx.recipe.loading import all_keys
+from sbonnx.recipe.sections.whole import KEYS
 from sbonnx.system import runtime
 
 MODEL = str(digits().model)
@@ -31,7 +31,7 @@ def test_every_rule_key_and_pattern() -> None:
     kinds: dict[str, list[str]] = {
         "lint rule": [rule.id for rules in RULES.values() for rule in rules],
         "pattern": [pattern.name for pattern in (*SIMPLIFY, *FUSE)],
-        "of the recipe": list(all_keys()),
+        "of the recipe": list(KEYS),
     }
     for kind, subjects in kinds.items():
         for subject in subjects:

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from sbonnx.backends import BACKENDS
-from sbonnx.backends.tensorrt.profiles import VERSIONS
 from sbonnx.errors import RecipeError
 from sbonnx.recipe import Recipe, as_yaml, load
-from sbonnx.recipe.names import MODES
+from sbonnx.recipe.names import MODES, VERSIONS
 from sbonnx.recipe.yaml_text import parse
 
 

@@ -15,8 +15,7 @@ from sbonnx.backends.virtual import VIRTUAL
 from sbonnx.errors import RecipeError
 from sbonnx.recipe import annotated_default, json_schema, key_facts, limits_table, load, table
 from sbonnx.recipe.keywords import RecipeKeywords
-from sbonnx.recipe.loading import all_keys
-from sbonnx.recipe.names import SHORT_FORMS
+from sbonnx.recipe.sections.whole import KEYS, SHORT_FORMS
 from sbonnx.recipe.yaml_text import parse
 
 DOC = Path(__file__).resolve().parents[2] / "docs" / "recipe.md"
@@ -106,12 +105,12 @@ def test_the_example_of_the_document_loads(tmp_path: Path) -> None:
 
 
 def test_short_forms_lead_to_keys() -> None:
-    assert set(SHORT_FORMS.values()) <= set(all_keys())
+    assert set(SHORT_FORMS.values()) <= set(KEYS)
 
 
 def test_typed_keywords_are_those_of_the_recipe() -> None:
     """Editors complete all short forms and top-level keys; BACKEND and VERIFY are parameters of their own."""
-    own = {key.partition(".")[0].lower() for key in all_keys()} - {"backend", "verify"}
+    own = {key.partition(".")[0].lower() for key in KEYS} - {"backend", "verify"}
     assert set(RecipeKeywords.__annotations__) == {*SHORT_FORMS, "bits", *own}
 
 

@@ -14,8 +14,8 @@ from sbonnx.backends import BACKENDS
 from sbonnx.backends.mode_limits import SCHEMES
 from sbonnx.errors import RecipeError
 from sbonnx.recipe import Recipe, as_yaml, load
-from sbonnx.recipe.loading import all_keys
 from sbonnx.recipe.names import OBSERVERS, ONLY_ACTIVATIONS, ONLY_WEIGHTS, QUANTIZERS
+from sbonnx.recipe.sections.whole import KEYS
 from sbonnx.recipe.yaml_text import parse
 
 BITS = st.sampled_from([0, *range(2, 17)])
@@ -78,7 +78,7 @@ JUNK = st.recursive(
     lambda inner: st.one_of(
         st.lists(inner, max_size=4),
         st.dictionaries(
-            st.one_of(st.sampled_from(sorted(all_keys())), st.text(max_size=4), st.integers()), inner, max_size=4
+            st.one_of(st.sampled_from(sorted(KEYS)), st.text(max_size=4), st.integers()), inner, max_size=4
         ),
     ),
     max_leaves=12,
@@ -105,14 +105,14 @@ def test_every_backend_takes_it_or_says_why(source: dict[str, Any], backend: str
 
 
 @SETTINGS
-@given(JUNK, st.one_of(st.none(), st.dictionaries(st.sampled_from(sorted(all_keys())), JUNK, max_size=2)))
+@given(JUNK, st.one_of(st.none(), st.dictionaries(st.sampled_from(sorted(KEYS)), JUNK, max_size=2)))
 def test_junk_is_refused_in_one_line(source: Any, overrides: Any) -> None:
     recipe = outcome(source, overrides=overrides or {})
     assert recipe is None or load(recipe.to_dict()) == recipe
 
 
 @SETTINGS
-@given(st.dictionaries(st.sampled_from(sorted(all_keys())), JUNK, min_size=1, max_size=3))
+@given(st.dictionaries(st.sampled_from(sorted(KEYS)), JUNK, min_size=1, max_size=3))
 def test_junk_at_real_keys_is_refused_in_one_line(source: dict[str, Any]) -> None:
     recipe = outcome(source)
     assert recipe is None or load(recipe.to_dict()) == recipe

@@ -8,7 +8,8 @@ import pytest
 
 from sbonnx.errors import RecipeError
 from sbonnx.recipe import load
-from sbonnx.recipe.names import REMOVED, REMOVED_FORMS, SHORT_FORMS
+from sbonnx.recipe.names import REMOVED, REMOVED_FORMS
+from sbonnx.recipe.sections.whole import SHORT_FORMS
 
 SAVED: dict[str, Any] = {
     "W": {

@@ -14,10 +14,9 @@ from sbonnx.plan.node_infos import node_infos
 from sbonnx.pruning.criteria import CRITERIA
 from sbonnx.pruning.settings import FineTuning, LayerPruning, Pruning, pruning_of
 from sbonnx.recipe import Recipe, load, yaml_text
-from sbonnx.recipe.loading import all_keys
-from sbonnx.recipe.names import PRUNING_FORMS
 from sbonnx.recipe.sections.base import schema_of
 from sbonnx.recipe.sections.sparsity import Sparse
+from sbonnx.recipe.sections.whole import KEYS, PRUNING_FORMS
 from tests.support.models import residual
 
 
@@ -42,7 +41,7 @@ def test_strategies_are_those_of_pruning() -> None:
 
 
 def test_keywords_of_prune_are_keys() -> None:
-    assert set(PRUNING_FORMS.values()) <= set(all_keys())
+    assert set(PRUNING_FORMS.values()) <= set(KEYS)
 
 
 def test_the_section_sets_every_field() -> None:

@@ -13,7 +13,7 @@ import pytest
 from sbonnx.errors import RecipeError
 from sbonnx.options import parse_size
 from sbonnx.recipe import load, node_patterns, yaml_text
-from sbonnx.recipe.loading import all_keys
+from sbonnx.recipe.sections.whole import KEYS
 from sbonnx.recipe.torch_modules import NodeInfo
 
 MB = 1 << 20
@@ -40,7 +40,7 @@ def refused(run: Callable[[], object]) -> str:
 @pytest.mark.parametrize("unit", ["9", "1.", "a", " ", "[", "a*", "%"])
 def test_long_texts_as_values_and_names(unit: str) -> None:
     huge, long = (unit * (size // len(unit)) for size in (MB, LONGEST))
-    for key in all_keys():
+    for key in KEYS:
         refused(lambda key=key: load({key: long}))  # type: ignore[misc]
     for prefix in ("", "op:", "re:", "tensor:"):
         refused(lambda prefix=prefix: load({"EXCLUDE": [prefix + long]}))  # type: ignore[misc]

@@ -11,7 +11,6 @@ import numpy as np
 
 from sbonnx.backends.base import Backend, Files, Numbers
 from sbonnx.backends.mode_limits import (
-    BY_WIDTH,
     BYTES,
     FREE,
     PER_CHANNEL,
@@ -31,6 +30,7 @@ from sbonnx.backends.onnxruntime.stems import widen_stems
 from sbonnx.backends.placement_rules import ON_REQUEST, Placement, Rule, fills_zero, interpolates
 from sbonnx.graph import Graph, Node, query
 from sbonnx.ops import ADDS, CONCATS, CONVOLUTIONS, MULTIPLIES, PADS, PICKS_MAX, POOLS, RECTIFIERS, RECURRENT, RESIZES
+from sbonnx.recipe.names import BY_WIDTH
 from sbonnx.report.codes import Reason
 from sbonnx.spec import QuantSpec
 from sbonnx.system.runtime import version

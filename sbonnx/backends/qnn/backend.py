@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Final, Literal
 
 from sbonnx.backends.base import Backend, Files, Numbers
-from sbonnx.backends.mode_limits import BY_WIDTH, PER_TENSOR, SYMMETRIC, ModeLimits, SideLimits
+from sbonnx.backends.mode_limits import PER_TENSOR, SYMMETRIC, ModeLimits, SideLimits
 from sbonnx.backends.placement_rules import Placement, Rule
 from sbonnx.backends.qnn.rectifiers import settle_rectifiers
 from sbonnx.graph import Graph, Node
@@ -30,6 +30,7 @@ from sbonnx.ops import (
     REDUCES,
     RESIZES,
 )
+from sbonnx.recipe.names import BY_WIDTH
 from sbonnx.report.codes import Reason
 from sbonnx.spec import QuantSpec
 

@@ -18,7 +18,6 @@ from sbonnx.backends.tensorrt.profiles import (
     MAX_SCALE,
     MIN_SCALE,
     PROFILES,
-    VERSIONS,
     VersionProfile,
 )
 from sbonnx.backends.tensorrt.trtexec import engine_command
@@ -26,6 +25,7 @@ from sbonnx.errors import ModelError
 from sbonnx.graph import Constant, Graph, Node, query
 from sbonnx.linear.layer import LinearLayer
 from sbonnx.ops import ADDS, CONVOLUTIONS, LINEAR, POOLS, QDQ
+from sbonnx.recipe.names import VERSIONS
 from sbonnx.report.codes import Reason
 from sbonnx.spec import QuantSpec, ScaleLimits
 

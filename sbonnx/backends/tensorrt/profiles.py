@@ -7,12 +7,9 @@ quantization removed in 11), the headers of the quantize and dequantize layers (
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from typing import Final
 
-Version = Literal["11", "10", "8.6"]
-
-VERSIONS: Final[tuple[Version, ...]] = get_args(Version)
-"""Newest first; the first is the default."""
+from sbonnx.recipe.names import Version
 
 FP8: Final = "float8_e4m3fn"
 FP4: Final = "float4_e2m1fn"

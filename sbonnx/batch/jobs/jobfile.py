@@ -15,9 +15,10 @@ from sbonnx.backends import BACKENDS
 from sbonnx.batch.jobs.job import Job, encodable
 from sbonnx.errors import RecipeError
 from sbonnx.recipe import yaml_text
-from sbonnx.recipe.loading import BITS, WHOLE, all_keys, similar_backend
-from sbonnx.recipe.names import SHORT_FORMS, VERSIONED, full_backend
+from sbonnx.recipe.loading import BITS, WHOLE, similar_backend
+from sbonnx.recipe.names import VERSIONED, full_backend
 from sbonnx.recipe.problem import KeyOrigin, Wrong, nearest, one_of, short
+from sbonnx.recipe.sections.whole import KEYS, SHORT_FORMS
 from sbonnx.recipe.value_types import bits_by_side, share_or_percent
 
 UNITS: Final = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
@@ -113,7 +114,7 @@ def _settings(value: object) -> tuple[tuple[str, str], ...]:
     """Validate recipe settings and convert the values to text, by key."""
     if not isinstance(value, Mapping):
         raise Wrong("must be a mapping of keys of the recipe to values", value=value)
-    known = {*all_keys(), *(name.upper() for name in SHORT_FORMS), BITS.upper()}
+    known = {*KEYS, *(name.upper() for name in SHORT_FORMS), BITS.upper()}
     rows: dict[str, str] = {}
     for name, given in _flat(value, ""):
         full = SHORT_FORMS.get(name.lower(), name).upper()

@@ -23,10 +23,10 @@ HELP: Final = (
 
 
 def _subjects(typed: str) -> Iterable[str]:
-    from sbonnx.recipe.loading import all_keys
+    from sbonnx.recipe.sections.whole import KEYS
     from sbonnx.report.explanations import EXPLANATIONS
 
-    keys = (name.lower() if typed.islower() else name for name in all_keys())
+    keys = (name.lower() if typed.islower() else name for name in KEYS)
     return (*_rules(), *_patterns(), *keys, *(row.id for row in EXPLANATIONS))
 
 
@@ -167,9 +167,8 @@ def _general(subject: str) -> ExplainOutput:
         RecipeError: nothing of this name.
     """
     from sbonnx.recipe import key_facts
-    from sbonnx.recipe.loading import all_keys
-    from sbonnx.recipe.names import SHORT_FORMS
     from sbonnx.recipe.problem import suggestion
+    from sbonnx.recipe.sections.whole import KEYS, SHORT_FORMS
     from sbonnx.report.explanations import explanation_of
 
     rules, patterns = _rules(), _patterns()
@@ -195,7 +194,7 @@ def _general(subject: str) -> ExplainOutput:
     if (reason := explanation_of(subject)) is not None:
         meaning = ReasonFacts(reason.meaning, reason.fix, reason.page)
         return ExplainOutput(reason.id, "reason of a refusal or note", meaning)
-    hint = suggestion(subject, (*rules, *patterns, *all_keys(), *SHORT_FORMS), count=3)
+    hint = suggestion(subject, (*rules, *patterns, *KEYS, *SHORT_FORMS), count=3)
     raise RecipeError(
         f"'{subject}' is no lint rule, recipe key, pattern or known reason. {hint}{' ' if hint else ''}"
         "For a node of a model, give --model"
@@ -203,7 +202,7 @@ def _general(subject: str) -> ExplainOutput:
 
 
 def _full(key: str) -> str:
-    from sbonnx.recipe.names import SHORT_FORMS
+    from sbonnx.recipe.sections.whole import SHORT_FORMS
 
     return SHORT_FORMS.get(key.lower(), key).upper()
 

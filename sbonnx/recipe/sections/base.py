@@ -1,63 +1,76 @@
 """Base class of recipe sections: documented keys, mappings with fixed keys, and the problems of their validation.
 
-A section is a frozen dataclass. The annotation of a field says how its value is read (`ValueReader`), its metadata
-(`KeyText`) what the documentation says about it.
+A section is a frozen value. The annotation of an attribute says how its value is read (`ValueReader`), the `RecipeKey`
+in place of its default what the documentation says about it. Classes are cheap to create: the command line reads them
+for its help.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import FrozenInstanceError, dataclass
 from types import NoneType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, TypeVar, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Final,
+    NamedTuple,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from sbonnx.recipe.names import REMOVED
 from sbonnx.recipe.problem import ManyWrong, Path, Wrong, short, suggestion
-from sbonnx.system.runtime import best_device
+
+if TYPE_CHECKING:
+    from typing_extensions import dataclass_transform
+else:
+
+    def dataclass_transform(**_: Any) -> Any:
+        """Return a decorator for type checkers."""
+        return lambda kind: kind
+
 
 S = TypeVar("S", bound="Section")
 
-TEXT: Final = "text"
-"""Entry of a field's metadata that holds its `KeyText`."""
 
-
-@dataclass(frozen=True)
-class KeyText:
-    """Description of a key, in docs/recipe.md, the annotated default and editors.
+@dataclass(frozen=True, eq=False)
+class RecipeKey:
+    """One key of a section: its default, and its text in docs/recipe.md, the annotated default and editors.
 
     Attributes:
-        meaning: one clause, lower case, no full stop.
+        default: the value if the key is absent; None if it is decided elsewhere.
+        meaning: one clause, lower case, no full stop; "" for a section.
         allowed: the accepted values, for people.
         shown: the default as text, if the bare value is not informative.
         maker: "ancestor" (Sparsebit) or "new".
+        forms: short forms of the key path, for keywords and ``--set``, separated by spaces.
+        prune_forms: further ones for `sbonnx.prune`.
+        example: value as YAML, for keys whose default is empty.
     """
 
-    meaning: str
-    allowed: str
+    default: Any
+    meaning: str = ""
+    allowed: str = ""
     shown: str | None = None
     maker: str = "ancestor"
+    forms: str = ""
+    prune_forms: str = ""
+    example: str | None = None
 
 
-NO_TEXT: Final = KeyText("", "")
+def key(default: Any, meaning: str, allowed: str, **more: Any) -> Any:
+    """Define a key that Sparsebit has, see `RecipeKey`."""
+    return RecipeKey(default, meaning, allowed, **more)
 
 
-def key(default: Any, meaning: str, allowed: str, *, shown: str | None = None, maker: str = "ancestor") -> Any:
-    """Define a key that Sparsebit has.
-
-    Args:
-        default: the value if the key is absent; None if it is decided elsewhere.
-        meaning, allowed, shown, maker: see `KeyText`.
-    """
-    metadata = {TEXT: KeyText(meaning, allowed, shown, maker)}
-    if isinstance(default, dict):
-        return field(default_factory=default.copy, metadata=metadata)
-    return field(default=default, metadata=metadata)
-
-
-def new_key(default: Any, meaning: str, allowed: str, *, shown: str | None = None) -> Any:
+def new_key(default: Any, meaning: str, allowed: str, **more: Any) -> Any:
     """Define a key that Sparsebit does not have."""
-    return key(default, meaning, allowed, shown=shown, maker="new")
+    return RecipeKey(default, meaning, allowed, maker="new", **more)
 
 
 def overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -129,15 +142,47 @@ def from_pairs(data: Any) -> Any:
     return pairs
 
 
-@dataclass(frozen=True)
+@dataclass_transform(frozen_default=True)
 class Section:
     """A mapping with fixed keys. A key left empty (or null) keeps its default."""
 
     short_form: ClassVar[str] = ""
     """Key that a value in place of the mapping sets."""
 
-    _given: frozenset[str] = field(default=frozenset(), init=False, repr=False, compare=False)
-    """Keys that were set."""
+    _rows: ClassVar[Mapping[str, RecipeKey]] = {}
+    """Keys by attribute."""
+
+    _given: ClassVar[frozenset[str]] = frozenset()
+    """Keys that were set, by attribute."""
+
+    def __init_subclass__(cls) -> None:
+        rows = {name: RecipeKey(row) if isinstance(row, Section) else row for name, row in vars(cls).items()}
+        cls._rows = {**cls._rows, **{name: row for name, row in rows.items() if isinstance(row, RecipeKey)}}
+        for name, row in cls._rows.items():
+            setattr(cls, name, row.default)
+
+    def __init__(self, *arguments: Any, **values: Any) -> None:
+        values.update(zip(self._rows, arguments, strict=False))
+        for name in values:
+            if name not in self._rows:
+                raise TypeError(f"{type(self).__name__} has no key '{name}'")
+        self.__dict__.update({name: values.get(name, row.default) for name, row in self._rows.items()})
+        self.__post_init__()
+
+    def __post_init__(self) -> None:
+        """Check values that are not from a recipe."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise FrozenInstanceError(f"cannot assign to field '{name}'")
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and all(getattr(self, name) == getattr(other, name) for name in self._rows)
+
+    def __hash__(self) -> int:
+        return hash((type(self), *(getattr(self, name) for name in self._rows)))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in self._rows)})"
 
     @classmethod
     def read(cls: type[S], data: Any) -> S:
@@ -171,7 +216,7 @@ class Section:
             problems += [unknown_key(cls, (*path, name)) for name in data if name not in known]
             if len(problems) == before:
                 section = cls(**values)
-                object.__setattr__(section, "_given", frozenset(values))
+                section.__dict__["_given"] = frozenset(values)
                 section._check()
                 return section
         except (Wrong, ManyWrong) as problem:
@@ -211,7 +256,7 @@ class Section:
                 return {name: plain(inner) for name, inner in value.items()}
             return [plain(inner) for inner in value] if isinstance(value, tuple) else value
 
-        rows = ((name, getattr(self, name.lower())) for name in keys_of(type(self)))
+        rows = ((name, getattr(self, name.lower())) for name in rows_of(type(self)))
         return {
             name: plain(value)
             for name, value in rows
@@ -222,46 +267,43 @@ class Section:
 
         def __getattr__(self, name: str) -> Any:
             """Return a key in Sparsebit's spelling: ``qconfig.SCHEDULE.BN_TUNING``. For DEVICE, "auto" is resolved."""
-            if not name.isupper() or name not in keys_of(type(self)):
+            if not name.isupper() or name not in rows_of(type(self)):
                 raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
             value = getattr(self, name.lower())
-            return best_device() if (name, value) == ("DEVICE", "auto") else value
+            if (name, value) == ("DEVICE", "auto"):
+                from sbonnx.system.runtime import best_device
+
+                return best_device()
+            return value
 
 
-@dataclass(frozen=True)
-class KeyRow:
-    """One key of a section.
+def rows_of(section: type[Section]) -> dict[str, RecipeKey]:
+    """Return the keys of a section in order, by name in upper case."""
+    return {name.upper(): row for name, row in section._rows.items()}
 
-    Attributes:
-        kind: annotation of the value.
-        default: the value if the key is absent.
-        text: its description; empty for a section.
-    """
+
+class KeyRow(NamedTuple):
+    """One key of a section, with the annotation of its value."""
 
     kind: Any
-    default: Any
-    text: KeyText
+    key: RecipeKey
 
     @property
     def is_section(self) -> bool:
         """Whether the value is a section."""
-        return isinstance(self.default, Section)
+        return isinstance(self.key.default, Section)
 
 
-_KEYS: Final[dict[type[Section], Mapping[str, KeyRow]]] = {}
+_ROWS: Final[dict[type[Section], Mapping[str, KeyRow]]] = {}
 """Keys of the sections that were asked for; see `keys_of`."""
 
 
 def keys_of(section: type[Section]) -> Mapping[str, KeyRow]:
-    """Return the keys of a section in order, by name in upper case."""
-    if section not in _KEYS:
-        hints, default = get_type_hints(section, include_extras=True), section()
-        _KEYS[section] = {
-            row.name.upper(): KeyRow(hints[row.name], getattr(default, row.name), row.metadata.get(TEXT, NO_TEXT))
-            for row in fields(section)
-            if not row.name.startswith("_")
-        }
-    return _KEYS[section]
+    """Return the keys of a section with their types, by name in upper case."""
+    if section not in _ROWS:
+        hints = get_type_hints(section, include_extras=True)
+        _ROWS[section] = {name.upper(): KeyRow(hints[name], row) for name, row in section._rows.items()}
+    return _ROWS[section]
 
 
 def children(section: type[Section]) -> dict[str, type[Section]]:
@@ -312,6 +354,8 @@ def _sorted(schema: Any) -> Any:
 
 
 def _section_schema(section: type[Section], definitions: dict[str, Any]) -> dict[str, Any]:
+    import inspect
+
     return {
         "additionalProperties": False,
         "description": inspect.cleandoc(section.__doc__ or ""),
@@ -325,8 +369,8 @@ def _key_schema(row: KeyRow, definitions: dict[str, Any]) -> dict[str, Any]:
     schema = _value_schema(row.kind, definitions)
     if row.is_section:
         return schema
-    default = {} if isinstance(row.default, tuple | dict) else {"default": row.default}
-    texts = {"description": row.text.meaning, "x-allowed": row.text.allowed, "x-maker": row.text.maker}
+    default = {} if isinstance(row.key.default, tuple | dict) else {"default": row.key.default}
+    texts = {"description": row.key.meaning, "x-allowed": row.key.allowed, "x-maker": row.key.maker}
     return dict(_sorted({**schema, **texts, **default}))
 
 
@@ -373,6 +417,6 @@ def unknown_key(section: type[Section], path: Path) -> Wrong:
     gone = REMOVED.get(".".join(map(str, path[-2:])))
     if gone is not None:
         return Wrong("was removed", gone, path=path)
-    known = list(keys_of(section))
+    known = list(rows_of(section))
     hint = suggestion(str(path[-1]), known, cutoff=0.6) or f"Keys here: {', '.join(known)}"
     return Wrong("is not a key of the recipe", hint, path=path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final, Literal, final
 
 from sbonnx.recipe import names, value_types
@@ -22,17 +21,19 @@ AUTO: Final = "auto"
 
 
 @final
-@dataclass(frozen=True)
 class Pact(Section):
     """A.QUANTIZER.PACT: learned clipping bound of activations."""
 
     alpha_value: value_types.AboveZero | None = key(
-        None, "first value of the clipping bound that `pact` learns", "above 0", shown="the calibrated range"
+        None,
+        "first value of the clipping bound that `pact` learns",
+        "above 0",
+        shown="the calibrated range",
+        example="10",
     )
 
 
 @final
-@dataclass(frozen=True)
 class Percentile(Section):
     """OBSERVER.PERCENTILE: clipping of the tails."""
 
@@ -40,7 +41,6 @@ class Percentile(Section):
 
 
 @final
-@dataclass(frozen=True)
 class Aciq(Section):
     """OBSERVER.ACIQ: analytical clipping."""
 
@@ -48,7 +48,6 @@ class Aciq(Section):
 
 
 @final
-@dataclass(frozen=True)
 class MovingAverage(Section):
     """A.OBSERVER.MOVING_AVERAGE: moving average (EMA) of min and max."""
 
@@ -61,46 +60,51 @@ _DISABLE = ("leave this side float", "true, false")
 
 
 @final
-@dataclass(frozen=True)
 class WeightQuantizer(Section):
     """W.QUANTIZER: type and bit width of weights."""
 
     type: value_types.WeightQuantizerName = key(
-        "uniform", "how weights are rounded or trained", "uniform, dorefa, lsq, lsq+ (lsq_plus), adaround"
+        "uniform",
+        "how weights are rounded or trained",
+        "uniform, dorefa, lsq, lsq+ (lsq_plus), adaround",
+        forms="w_quantizer",
     )
     disable: value_types.Flag = key(False, *_DISABLE)
-    bit: value_types.Bits = key(8, *_BIT)
+    bit: value_types.Bits = key(8, *_BIT, forms="w_bit")
     dtype: value_types.DtypeName = new_key("int", *_DTYPE)
 
 
 @final
-@dataclass(frozen=True)
 class ActivationQuantizer(Section):
     """A.QUANTIZER: type and bit width of activations."""
 
     type: value_types.ActivationQuantizerName = key(
-        "uniform", "how activations are quantized or trained", "uniform, dorefa, lsq, lsq+ (lsq_plus), pact"
+        "uniform",
+        "how activations are quantized or trained",
+        "uniform, dorefa, lsq, lsq+ (lsq_plus), pact",
+        forms="a_quantizer",
     )
     disable: value_types.Flag = key(False, *_DISABLE)
-    bit: value_types.Bits = key(8, *_BIT)
+    bit: value_types.Bits = key(8, *_BIT, forms="a_bit")
     dtype: value_types.DtypeName = new_key("int", *_DTYPE)
     pact: Pact = Pact()
 
 
 @final
-@dataclass(frozen=True)
 class WeightObserver(Section):
     """W.OBSERVER: range estimation of weights."""
 
     type: value_types.WeightObserverName = key(
-        "minmax", "how the range of a weight is chosen", "minmax, mse, percentile, kl_histogram, aciq, auto"
+        "minmax",
+        "how the range of a weight is chosen",
+        "minmax, mse, percentile, kl_histogram, aciq, auto",
+        forms="w_observer",
     )
     percentile: Percentile = Percentile()
     aciq: Aciq = Aciq()
 
 
 @final
-@dataclass(frozen=True)
 class ActivationObserver(Section):
     """A.OBSERVER: range estimation of activations."""
 
@@ -108,6 +112,7 @@ class ActivationObserver(Section):
         "minmax",
         "how the range of an activation is chosen",
         "minmax, moving_average, mse, percentile, kl_histogram, aciq, auto",
+        forms="a_observer observer",
     )
     percentile: Percentile = Percentile()
     aciq: Aciq = Aciq()
@@ -116,7 +121,6 @@ class ActivationObserver(Section):
 
 
 @final
-@dataclass(frozen=True)
 class QAdd(Section):
     """A.QADD: quantization of the inputs of Add."""
 
@@ -133,7 +137,6 @@ def _refuse_types(quantizer: str, observer: str, refused: frozenset[str], home: 
 
 
 @final
-@dataclass(frozen=True)
 class Gptq(Section):
     """W.ROUNDING.GPTQ: rounding by second moments (Hessian), with error compensation."""
 
@@ -150,23 +153,25 @@ class Gptq(Section):
         "choices of codes that each output keeps in play; 1 is plain GPTQ",
         "1 or more",
         shown="16; from 8 bits on 4 (EFFORT best: 16)",
+        example="16",
     )
     steps: value_types.CountOrNone | None = new_key(
         None,
         "steps of tabu search afterwards, of one code each, for each input of an output",
         "0 or more",
         shown="8; from 8 bits on 0 (EFFORT best: 8)",
+        example="8",
     )
     sweeps: value_types.CountOrNone | None = new_key(
         None,
         "passes of coordinate descent over the codes afterwards, while any changes",
         "0 or more",
         shown="20; from 8 bits on 2 (EFFORT best: 20)",
+        example="20",
     )
 
 
 @final
-@dataclass(frozen=True)
 class AdaRound(Section):
     """W.ROUNDING.ADAROUND: rounding up or down, learned by gradient descent."""
 
@@ -186,7 +191,6 @@ class AdaRound(Section):
 
 
 @final
-@dataclass(frozen=True)
 class AdaQuant(Section):
     """W.ROUNDING.ADAQUANT: weights and scales learned by gradient descent."""
 
@@ -200,7 +204,6 @@ class AdaQuant(Section):
 
 
 @final
-@dataclass(frozen=True)
 class Rounding(Section):
     """W.ROUNDING: method of weight rounding; a name stands for ``{TYPE: name}``."""
 
@@ -211,6 +214,7 @@ class Rounding(Section):
         "how a weight becomes codes",
         "auto (gptq where there are data: for convolutions, and for all layers where the weight, W or A has fewer than "
         "8 bits; else nearest), nearest, gptq, adaround, adaquant",
+        forms="rounding",
     )
     scale: Annotated[ScaleSetting, value_types.ANY_CASE] = new_key(
         AUTO,
@@ -218,6 +222,7 @@ class Rounding(Section):
         "half-quadratic zero points (affine weights only)",
         "auto (search below 8 bits where the rounding looks at inputs, but for blocks, else observer), observer, "
         "search, hqq",
+        forms="weight_scale",
     )
     gptq: Gptq = Gptq()
     adaround: AdaRound = AdaRound()
@@ -233,7 +238,6 @@ _SCHEME = "one scale a channel or a tensor; zero point fixed at 0 or free"
 _SPECIFIC = ("other values for some nodes or tensors; the first match wins", "list of {pattern: changes}")
 
 
-@dataclass(frozen=True)
 class _WeightSettings(Section):
     """Keys for all weights or for some."""
 
@@ -243,12 +247,14 @@ class _WeightSettings(Section):
         "auto (per-channel-affine below 8 bits, but for quantizers that learn; per-tensor-affine where a backend has "
         "one scale; else per-channel-symmetric), per-channel-symmetric, per-channel-affine, per-tensor-symmetric, "
         "per-tensor-affine",
+        forms="w_qscheme",
     )
     block_size: value_types.BlockSize = new_key(
         value_types.NO_BLOCKS,
         "how many values along the summed axis of a MatMul or Gemm share a scale",
         "none, 16, 32, 64, 128, 256; tensorrt: 64, 128 with 4 bits; onnxruntime and openvino: with MODE weight_only",
         shown="none; tensorrt with 4 bits: 128, or 64 where that divides the axis",
+        forms="block_size",
     )
     quantizer: WeightQuantizer = WeightQuantizer()
     observer: WeightObserver = WeightObserver()
@@ -258,7 +264,6 @@ class _WeightSettings(Section):
         _refuse_types(self.quantizer.type, self.observer.type, names.ONLY_ACTIVATIONS, "activations (A)")
 
 
-@dataclass(frozen=True)
 class _ActivationSettings(Section):
     """Keys for all activations or for some."""
 
@@ -266,6 +271,7 @@ class _ActivationSettings(Section):
         "per-tensor-affine",
         _SCHEME,
         "per-tensor-affine, per-tensor-symmetric, per-channel-affine, per-channel-symmetric",
+        forms="a_qscheme",
     )
     quantizer: ActivationQuantizer = ActivationQuantizer()
     observer: ActivationObserver = ActivationObserver()
@@ -275,7 +281,6 @@ class _ActivationSettings(Section):
 
 
 @final
-@dataclass(frozen=True)
 class WeightChange(_WeightSettings):
     """One entry of W.SPECIFIC; keys that it does not set keep the value of W."""
 
@@ -285,7 +290,6 @@ class WeightChange(_WeightSettings):
 
 
 @final
-@dataclass(frozen=True)
 class ActivationChange(_ActivationSettings):
     """One entry of A.SPECIFIC; keys that it does not set keep the value of A."""
 
@@ -299,20 +303,22 @@ ActivationEntry = Annotated[dict[value_types.Pattern, ActivationChange], value_t
 
 
 @final
-@dataclass(frozen=True)
 class Weights(_WeightSettings):
     """W: quantization of weights."""
 
-    specific: Annotated[tuple[WeightEntry, ...], value_types.ValueReader(value_types.a_list)] = key((), *_SPECIFIC)
+    specific: Annotated[tuple[WeightEntry, ...], value_types.ValueReader(value_types.a_list)] = key(
+        (), *_SPECIFIC, example='[{"/conv1/Conv": [QUANTIZER.BIT, 8, OBSERVER.TYPE, mse]}]'
+    )
 
 
 @final
-@dataclass(frozen=True)
 class Activations(_ActivationSettings):
     """A: quantization of activations."""
 
     qadd: QAdd = QAdd()
-    specific: Annotated[tuple[ActivationEntry, ...], value_types.ValueReader(value_types.a_list)] = key((), *_SPECIFIC)
+    specific: Annotated[tuple[ActivationEntry, ...], value_types.ValueReader(value_types.a_list)] = key(
+        (), *_SPECIFIC, example='[{"op:Softmax": {QUANTIZER.DISABLE: true}}]'
+    )
 
 
 Side = Weights | Activations
@@ -320,15 +326,17 @@ Change = WeightChange | ActivationChange
 
 
 @final
-@dataclass(frozen=True)
 class Schedule(Section):
     """SCHEDULE: batch-norm folding and tuning, placement of Q/DQ."""
 
     fuse_bn: value_types.Flag = key(
-        True, "fold batch normalization into the linear layers before quantizing", "true, false"
+        True, "fold batch normalization into the linear layers before quantizing", "true, false", forms="fuse_bn"
     )
     bn_tuning: value_types.Flag = key(
-        False, "tune batch normalization with quantization on, then fold it", "true, false; true wants W per channel"
+        False,
+        "tune batch normalization with quantization on, then fold it",
+        "true, false; true wants W per channel",
+        forms="bn_tuning",
     )
     disable_unnecessary_quant: value_types.Flag = key(
         True, "no Q/DQ between a linear layer, normalization or Add and the activation after it", "true, false"
@@ -341,7 +349,6 @@ def _inputs(meaning: str) -> Any:
 
 
 @final
-@dataclass(frozen=True)
 class QuantizeInputsOf(Section):
     """QUANTIZE_INPUTS_OF: operators whose inputs are quantized."""
 
@@ -359,7 +366,6 @@ class QuantizeInputsOf(Section):
 
 
 @final
-@dataclass(frozen=True)
 class SideBits(Section):
     """FIRST_BITS and LAST_BITS: a bit width for each side, written ``{W: 8, A: 8}``, ``w8a8``, ``w8`` or ``8``."""
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal, final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, final
 
-from sbonnx.linear.sparsity import SparsityPattern, Unstructured, sparsity_pattern
 from sbonnx.recipe import value_types
 from sbonnx.recipe.problem import Wrong, one_of
-from sbonnx.recipe.sections.base import Section, from_pairs, key, keys_of, new_key
+from sbonnx.recipe.sections.base import Section, from_pairs, key, new_key, rows_of
+
+if TYPE_CHECKING:
+    from sbonnx.linear.sparsity import SparsityPattern
 
 ANCESTOR: Final = "SPARSER"
 """Sparsebit's name of the section."""
@@ -44,42 +45,57 @@ def modern_section(data: dict[str, Any]) -> dict[str, Any]:
 
 
 @final
-@dataclass(frozen=True)
 class SparseBudget(Section):
     """SPARSE.BUDGET: what may remain of the model."""
 
     macs: value_types.PartialShare | None = new_key(
-        None, "share of the multiplications that may remain", "between 0 and 1", shown="none"
+        None,
+        "share of the multiplications that may remain",
+        "between 0 and 1",
+        shown="none",
+        prune_forms="macs",
+        example="0.75",
     )
     size: value_types.PartialShare | None = new_key(
-        None, "share of the bytes of all constants that may remain", "between 0 and 1", shown="none"
+        None,
+        "share of the bytes of all constants that may remain",
+        "between 0 and 1",
+        shown="none",
+        prune_forms="size",
+        example="0.6",
     )
     latency: value_types.PartialShare | None = new_key(
         None,
         "share of the time of a sample in float that may remain, by KERNEL_COSTS; onnxruntime",
         "between 0 and 1",
         shown="none",
+        prune_forms="latency",
+        example="0.7",
     )
 
 
 @final
-@dataclass(frozen=True)
 class SparseFinetune(Section):
     """SPARSE.FINETUNE: training of the remaining weights by distillation from the original, without labels."""
 
     epochs: value_types.CountOrNone = new_key(
-        0, "passes over the samples that train the remaining weights (needs torch)", "0 (off) or more"
+        0,
+        "passes over the samples that train the remaining weights (needs torch)",
+        "0 (off) or more",
+        prune_forms="finetune",
     )
-    lr: value_types.AboveZero = new_key(0.5, "peak learning rate, relative to the weights of a layer", "above 0")
+    lr: value_types.AboveZero = new_key(
+        0.5, "peak learning rate, relative to the weights of a layer", "above 0", prune_forms="lr"
+    )
     augment: value_types.Augment = new_key(
         "auto",
         "augmentations of images in training",
         "auto (flip, shift, mixup if the only input is images), none, or some of flip, shift, cutmix, mixup",
+        prune_forms="augment",
     )
 
 
 @final
-@dataclass(frozen=True)
 class SparseChange(Section):
     """One entry of SPARSE.SPECIFIC."""
 
@@ -99,7 +115,7 @@ class SparseChange(Section):
 SparseEntry = Annotated[dict[value_types.NodePattern, SparseChange], value_types.ValueReader(value_types.a_mapping)]
 
 
-GOALS: Final = ("RATIO", *(f"BUDGET.{name}" for name in keys_of(SparseBudget)), "MAX_LOSS", "SPARSITY")
+GOALS: Final = ("RATIO", *(f"BUDGET.{name}" for name in rows_of(SparseBudget)), "MAX_LOSS", "SPARSITY")
 """Keys of SPARSE that say how much to remove; one of them is set."""
 
 
@@ -109,7 +125,6 @@ def _entries(value: object) -> object:
 
 
 @final
-@dataclass(frozen=True)
 class Sparse(Section):
     """SPARSE: removal of channels before quantization; off unless a goal is set."""
 
@@ -118,21 +133,29 @@ class Sparse(Section):
         "what is removed: whole channels, or single weights, which become zero; N:M: at most N of M input channels at "
         "one kernel tap are not zero, and no other goal is needed",
         "structured (structed in Sparsebit), unstructured, N:M (TensorRT: 2:4)",
+        prune_forms="type pattern",
     )
     strategy: value_types.PruningStrategy = key(
-        "auto", "order of removal", "auto (obs with data, l1norm without), obs, output, l1norm, l2norm, random"
+        "auto",
+        "order of removal",
+        "auto (obs with data, l1norm without), obs, output, l1norm, l2norm, random",
+        prune_forms="strategy",
     )
     ratio: value_types.Share | None = key(
         None,
         "share of the channels to remove from each dimension; unstructured: of the weights of each layer",
         "0 to 1",
         shown="none",
+        prune_forms="ratio",
+        example="0.3",
     )
     sparsity: value_types.PartialShare | None = new_key(
         None,
         "share of the weights of each layer that become zero; TYPE is unstructured then",
         "between 0 and 1",
         shown="none",
+        prune_forms="sparsity",
+        example="0.5",
     )
     budget: SparseBudget = SparseBudget()
     max_loss: value_types.Percentage | None = new_key(
@@ -140,24 +163,37 @@ class Sparse(Section):
         "what may be lost on samples held out: as many multiplications are removed as it allows",
         "0 to 1, or in percent: 1%",
         shown="none",
+        prune_forms="max_loss",
+        example="1%",
     )
     loss: Annotated[Literal["auto", "top1", "relative"], value_types.ANY_CASE] = new_key(
-        "auto", "what MAX_LOSS is of, as MIXED.LOSS", "auto (top1 for one output of classes), top1, relative"
+        "auto",
+        "what MAX_LOSS is of, as MIXED.LOSS",
+        "auto (top1 for one output of classes), top1, relative",
+        prune_forms="loss",
     )
     multiple: value_types.Multiple | None = new_key(
         None,
         "remaining channels of a dimension are a multiple of this, or all of them",
         "1 or more, auto (the blocks of the backend's kernels)",
         shown="auto with BUDGET.LATENCY, else 1",
+        prune_forms="multiple",
+        example="auto",
     )
     rounds: value_types.Count = new_key(
-        1, "with BUDGET: number of measurements, each on the network that the round before left", "1 or more"
+        1,
+        "with BUDGET: number of measurements, each on the network that the round before left",
+        "1 or more",
+        prune_forms="rounds",
     )
     least: value_types.Ratio = new_key(
-        0.1, "with a budget: share of each dimension that always remains", "0 to below 1"
+        0.1, "with a budget: share of each dimension that always remains", "0 to below 1", prune_forms="least"
     )
     refit: value_types.PruningRefit = new_key(
-        "pruned", "fit the remaining weights on inputs from the pruned network", "pruned (true), none (false)"
+        "pruned",
+        "fit the remaining weights on inputs from the pruned network",
+        "pruned (true), none (false)",
+        prune_forms="refit",
     )
     fuse_bn: value_types.Flag = new_key(
         True,
@@ -167,7 +203,11 @@ class Sparse(Section):
     )
     finetune: SparseFinetune = SparseFinetune()
     specific: Annotated[tuple[SparseEntry, ...], value_types.ValueReader(_entries)] = new_key(
-        (), "other values for some layers; the first match wins", "list of {node pattern: {RATIO, STRATEGY, SKIP}}"
+        (),
+        "other values for some layers; the first match wins",
+        "list of {node pattern: {RATIO, STRATEGY, SKIP}}",
+        prune_forms="specific",
+        example='[{"/layer1/*": {RATIO: 0.25}}, {"head": {SKIP: true}}]',
     )
 
     @property
@@ -181,6 +221,8 @@ class Sparse(Section):
     @property
     def pattern(self) -> SparsityPattern | None:
         """Pattern of zeros; None: channels are removed."""
+        from sbonnx.linear.sparsity import Unstructured, sparsity_pattern
+
         if ":" in self.type:
             return sparsity_pattern(self.type)
         if self.sparsity is not None:

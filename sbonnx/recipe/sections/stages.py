@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Annotated, ClassVar, Final, Literal, final
 
 from sbonnx.recipe import names, value_types
 from sbonnx.recipe.problem import Wrong
-from sbonnx.recipe.sections.base import Section, new_key
+from sbonnx.recipe.sections.base import Section, key, new_key
 
 BY_OUTPUT: Final = ("VERIFY.TASK", "VERIFY.MIN_SQNR_DB", "VERIFY.MIN_COSINE")
 """Keys that accept a mapping from outputs to values."""
 
 
 @final
-@dataclass(frozen=True)
 class Equalize(Section):
     """EQUALIZE: cross-layer equalization, SmoothQuant, AWQ."""
 
@@ -23,21 +21,27 @@ class Equalize(Section):
         False,
         "equal ranges of channels in neighbouring layers, by scales that cancel (Nagel 2019); for per-tensor weights",
         "true, false",
+        forms="cross_layer",
     )
     absorb_bias: value_types.Flag = new_key(
-        False, "what lies always above 0 before a Relu moved into the next layers' biases", "true, false; wants data"
+        False,
+        "what lies always above 0 before a Relu moved into the next layers' biases",
+        "true, false; wants data",
+        forms="absorb_bias",
     )
     smooth_quant: value_types.Strength = new_key(
         "auto",
         "ranges of channels moved from inputs of layers into their weights (Xiao 2023); the number is the strength",
         "auto (0.5 for matrix products of static networks in which one reads a normalization, as in transformers), "
         "false, true (0.5 for matrix products, 0.3 for convolutions), 0 to 1; wants data",
+        forms="smooth_quant",
     )
     awq: value_types.Flag = new_key(
         False,
         "inputs of matrix products scaled by what they meet, so that weights that matter are rounded less (Lin 2023); "
         "with weight_only by a Mul where nothing before takes the scale up",
         "true, false; wants data",
+        forms="awq",
     )
     clip: Annotated[Literal["keep", "channels", "relu"], value_types.ANY_CASE] = new_key(
         "channels",
@@ -48,7 +52,6 @@ class Equalize(Section):
 
 
 @final
-@dataclass(frozen=True)
 class Asym(Section):
     """CALIBRATION.ASYM: measure on quantized inputs; ``true`` and ``false`` stand for ``{ENABLE: ...}``."""
 
@@ -69,7 +72,6 @@ class Asym(Section):
 
 
 @final
-@dataclass(frozen=True)
 class MomentsOf(Section):
     """CALIBRATION.MOMENTS: second moments of the input activations, for input-aware weight rounding."""
 
@@ -85,6 +87,7 @@ class MomentsOf(Section):
         "with INPUTS: quantized: how much of the error that its inputs bring a layer's weight is to make up for",
         "0 to 1",
         shown="by samples held out, layer by layer",
+        example="0.5",
     )
     rows: value_types.CountOrNone = new_key(
         32, "rows of its inputs that a layer sees, for each weight of an output; 0: all there are", "0 or more"
@@ -94,48 +97,61 @@ class MomentsOf(Section):
         "how many samples are used at most, chosen by their contents; 0: all",
         "0 or more",
         shown="all below 8 bits, else 64 (by EFFORT)",
+        example="128",
     )
 
 
 @final
-@dataclass(frozen=True)
 class Calibration(Section):
     """CALIBRATION: how ranges and input activations are measured."""
 
     memory: value_types.Memory = new_key(
-        "2 GiB", "memory for activations while calibrating; past it they go to disk", "a size: 2 GiB, 500 MB"
+        "2 GiB",
+        "memory for activations while calibrating; past it they go to disk",
+        "a size: 2 GiB, 500 MB",
+        forms="memory",
     )
     granularity: Annotated[Literal["auto", "whole", "budget", "layer"], value_types.ANY_CASE] = new_key(
         "auto",
         "what runs at a time: the whole graph, pieces whose outputs fit MEMORY, or single layers over all the data",
         "auto (whole where it fits, else budget; layer for ASYM), whole, budget, layer",
+        forms="granularity",
     )
     threads: value_types.Count | None = new_key(
-        None, "samples that run at a time, on one thread each", "1 or more", shown="one a core"
+        None,
+        "samples that run at a time, on one thread each",
+        "1 or more",
+        shown="one a core",
+        forms="threads",
+        example="4",
     )
     cache: value_types.Folder = new_key(
         None,
         "folder that keeps what was measured, for other settings on the same model and data, and to go on after a stop",
         "a folder, none",
         shown="none",
+        forms="cache",
+        example="calibration-cache",
     )
-    asym: Asym = Asym()
+    asym: Asym = key(Asym(), "", "", forms="asym")
     moments: MomentsOf = MomentsOf()
     feedback: value_types.Feedback = new_key(
         {},
         "recurrent models: the input that takes each output at the next step; a feed that brings it begins a sequence",
         "{output: input}",
+        forms="feedback",
+        example="{state_out: state_in}",
     )
     pick: Annotated[Literal["first", "random"], value_types.ANY_CASE] = new_key(
         "first",
         "which feeds SAMPLES keeps: the first, or some by chance (by SEED and position, the same ones everywhere)",
         "first, random",
+        forms="pick",
     )
-    seed: value_types.Seed = new_key(0, "of what is picked by chance", "0 or more")
+    seed: value_types.Seed = new_key(0, "of what is picked by chance", "0 or more", forms="seed")
 
 
 @final
-@dataclass(frozen=True)
 class Verification(Section):
     """VERIFY: comparison with the float model, and limits that the result must meet."""
 
@@ -147,6 +163,7 @@ class Verification(Section):
         "share of the samples that is not calibrated on, to verify on; 6 to 64, none of fewer than 32; 0: none, "
         "and the samples calibrated on are verified on",
         "0 to below 1",
+        forms="held_out",
     )
     latency: value_types.Flag = new_key(True, "time both models side by side", "true, false")
     task: value_types.TaskByOutput | None = new_key(
@@ -155,33 +172,55 @@ class Verification(Section):
         "labels is based on",
         f"{', '.join(names.OUTPUT_TASKS)}; {{output: task}}",
         shown="by the graph",
+        forms="task",
+        example="segmentation",
     )
     min_sqnr_db: value_types.DecibelByOutput | None = new_key(
         None,
         "signal to noise that outputs must reach against float, in decibel; below 3 they always count as lost",
         "a number, {output: number}",
         shown="none",
+        forms="min_sqnr",
+        example="20",
     )
     min_cosine: value_types.CosineByOutput | None = new_key(
-        None, "cosine to the float outputs that outputs must reach", "-1 to 1, {output: number}", shown="none"
+        None,
+        "cosine to the float outputs that outputs must reach",
+        "-1 to 1, {output: number}",
+        shown="none",
+        forms="min_cosine",
+        example="0.99",
     )
     levels_db: value_types.Decibel | None = new_key(
         None,
         "signal to noise of the outputs at each optimisation level of onnxruntime against those without any",
         "a number",
         shown="20, where it also changes the distance from float by more than 3",
+        example="20",
     )
     max_size_ratio: value_types.AboveZero | None = new_key(
-        None, "size of the file over that of the float one, at most", "above 0", shown="none"
+        None,
+        "size of the file over that of the float one, at most",
+        "above 0",
+        shown="none",
+        forms="max_size",
+        example="0.3",
     )
     max_latency_ratio: value_types.AboveZero | None = new_key(
-        None, "time of one run over that of the float model, at most", "above 0", shown="none"
+        None,
+        "time of one run over that of the float model, at most",
+        "above 0",
+        shown="none",
+        forms="max_latency",
+        example="1.0",
     )
     min_integer: value_types.Share | None = new_key(
         None,
         "share of the planned ops that run in integer kernels on onnxruntime's CPU, at least",
         "0 to 1",
         shown="none",
+        forms="min_integer",
+        example="1.0",
     )
 
     max_perplexity: value_types.Percentage | None = new_key(
@@ -189,12 +228,16 @@ class Verification(Section):
         "sbonnx llm: increase of the perplexity against float on held-out text, at most",
         "0 to 1, or in percent: 1%",
         shown="none",
+        forms="max_perplexity",
+        example="1%",
     )
     min_agreement: value_types.Share | None = new_key(
         None,
         "sbonnx llm: share of positions whose most likely token is that of float, at least",
         "0 to 1",
         shown="none",
+        forms="min_agreement",
+        example="0.95",
     )
 
     def problems(self) -> Iterator[Wrong]:
@@ -205,7 +248,6 @@ class Verification(Section):
 
 
 @final
-@dataclass(frozen=True)
 class Llm(Section):
     """LLM: calibration text and caches of `sbonnx llm`."""
 
@@ -214,9 +256,11 @@ class Llm(Section):
         "tokens of a window that texts are cut into",
         "2 up to the context of the model",
         shown="the smaller of 512 and the context of the model",
+        forms="window",
+        example="512",
     )
     tokens: value_types.Count = new_key(
-        65536, "tokens of the texts that are used at most; every eighth window is held out", "1 or more"
+        65536, "tokens of the texts that are used at most; every eighth window is held out", "1 or more", forms="tokens"
     )
     decode_share: value_types.Share = new_key(
         0.0,
@@ -230,11 +274,11 @@ class Llm(Section):
         "the texts",
         "8, 4",
         shown="none: as they are",
+        example="8",
     )
 
 
 @final
-@dataclass(frozen=True)
 class Auto(Section):
     """AUTO: recipe search; ``true`` and ``false`` stand for ``{ENABLE: ...}``."""
 
@@ -255,24 +299,32 @@ class Auto(Section):
 
 
 @final
-@dataclass(frozen=True)
 class Budget(Section):
     """MIXED.BUDGET: limit of size or cost for mixed precision."""
 
-    bits: value_types.AboveZero | None = new_key(None, "bits of a weight, on average", "above 0", shown="none")
+    bits: value_types.AboveZero | None = new_key(
+        None, "bits of a weight, on average", "above 0", shown="none", forms="average_bits", example="4"
+    )
     size: value_types.AboveZero | None = new_key(
-        None, "bytes of all constants over those of the float model", "above 0", shown="none"
+        None, "bytes of all constants over those of the float model", "above 0", shown="none", example="0.2"
     )
     bit_operations: value_types.AboveZero | None = new_key(
-        None, "multiplications times the bits of both factors, over those of w8a8", "above 0", shown="none"
+        None,
+        "multiplications times the bits of both factors, over those of w8a8",
+        "above 0",
+        shown="none",
+        example="0.5",
     )
     latency: value_types.AboveZero | None = new_key(
-        None, "time of the ops with weights over that in float, by KERNEL_COSTS; onnxruntime", "above 0", shown="none"
+        None,
+        "time of the ops with weights over that in float, by KERNEL_COSTS; onnxruntime",
+        "above 0",
+        shown="none",
+        example="0.6",
     )
 
 
 @final
-@dataclass(frozen=True)
 class Mixed(Section):
     """MIXED: mixed precision, a bit width for each layer."""
 
@@ -282,11 +334,14 @@ class Mixed(Section):
         "what may be lost on samples held out: layers get more bits than W and A have until it is kept",
         "0 to 1, or in percent: 0.5%",
         shown="none",
+        forms="max_loss",
+        example="0.5%",
     )
     minimize: Annotated[Literal["none", "bits"], value_types.ANY_CASE] = new_key(
         "none",
         "within MAX_LOSS, choose the widths with the fewest bit operations, also below those of W and A",
         "none, bits",
+        forms="minimize",
     )
     loss: Annotated[Literal["auto", "top1", "relative"], value_types.ANY_CASE] = new_key(
         "auto",
@@ -299,9 +354,14 @@ class Mixed(Section):
         "widths of weights to choose from",
         "list of 2 to 16 and float",
         shown="2, 3, 4, 8 and that of W; onnxruntime with weight_only: without 3",
+        example="[2, 4, 8]",
     )
     activations: value_types.Widths = new_key(
-        (), "widths of activations to choose from", "list of 2 to 16 and float", shown="that of A"
+        (),
+        "widths of activations to choose from",
+        "list of 2 to 16 and float",
+        shown="that of A",
+        example="[8, 16, float]",
     )
     solver: Annotated[Literal["exact", "greedy"], value_types.ANY_CASE] = new_key(
         "exact",
