@@ -68,7 +68,7 @@ THIRD_PARTIES: dict[str, frozenset[str] | None] = {
             "lint.ort_kernels",
             "batch.dask.cluster_tasks",
             "recipe.sections.base",  # which device "auto" is
-            "llm.adapter_file",
+            "llm.adapt",
             "llm.decoding",
             "llm.divergence",
             "llm.kv_cache",

@@ -7,9 +7,9 @@ Texts need the extra: ``pip install 'sbonnx[llm]'``.
 
 from __future__ import annotations
 
-from sbonnx.llm.adapt import AdaptedDecoder, adapt
-from sbonnx.llm.api import quantize
-from sbonnx.llm.evaluate import DecoderEvaluation, DecoderLimits, evaluate
+from sbonnx.llm.adapt import AdaptedDecoder
+from sbonnx.llm.api import adapt, evaluate, quantize
+from sbonnx.llm.evaluate import DecoderEvaluation, DecoderLimits
 from sbonnx.llm.layout import Decoder, read_decoder
 
 __all__ = [

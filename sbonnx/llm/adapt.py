@@ -1,28 +1,36 @@
-"""`adapt`: low-rank adapters trained on a quantized decoder (QLoRA), as branches or inputs of its file."""
+"""Stages of `sbonnx.llm.adapt`: low-rank adapters trained on a quantized decoder (QLoRA), as branches or inputs of its
+file.
+
+The factors of adapters that are inputs (multi-LoRA) are initializers of rank 0 that are also listed as inputs.
+onnxruntime uses the initializer unless the run has an active adapter: without one, the decoder computes what its base
+does. The values are in files of onnxruntime (.onnx_adapter).
+"""
 
 from __future__ import annotations
 
-import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 import numpy as np
+import onnx
+from onnx import helper
 
 from sbonnx import graph as graphs
 from sbonnx.errors import RecipeError
-from sbonnx.llm.adapter_file import ADAPTER, list_inputs, write_adapter
+from sbonnx.graph import read_proto
 from sbonnx.llm.decoding import decoder_feed
 from sbonnx.llm.evaluate import DecoderEvaluation, evaluate_windows
-from sbonnx.llm.folder import check_folder, copy_rest, model_place, staged_folder, write_provenance
-from sbonnx.llm.layout import Decoder, read_decoder
-from sbonnx.llm.texts import Texts
-from sbonnx.llm.windows import TOKENS, read_windows
-from sbonnx.progress import Progress
+from sbonnx.llm.folder import write_provenance
+from sbonnx.llm.stages import DecoderState, copy_folder, evaluate_decoder
+from sbonnx.options import RunOptions
 from sbonnx.report.notebook import NotebookView
 from sbonnx.spec import Array
-from sbonnx.system.input_files import protecting
-from sbonnx.system.python_files import input_paths
+from sbonnx.stages.contract import Stage, Value, stage
+from sbonnx.stages.prepare import load
+from sbonnx.stages.state import ABSENT
+from sbonnx.system.runtime import onnxruntime
 from sbonnx.version import __version__
 
 if TYPE_CHECKING:
@@ -38,9 +46,19 @@ MODES: Final[dict[str, Mode]] = {"branches": "outside", "merged": "inside", "inp
 """Mode of `sbonnx.qat.Adapters` by form."""
 
 
+ADAPTER: Final = "adapter.onnx_adapter"
+"""Name of the file in the output folder."""
+
+VERSION: Final = 1
+"""Version of the adapter and of the model in the file."""
+
+RANK: Final = "rank"
+"""Name of the dynamic axis."""
+
+
 @dataclass(frozen=True)
 class AdaptedDecoder(NotebookView):
-    """Result of `adapt`.
+    """Result of `sbonnx.llm.adapt`.
 
     Attributes:
         output: the folder that was written.
@@ -62,109 +80,183 @@ class AdaptedDecoder(NotebookView):
         return asdict(self)
 
 
-def adapt(  # noqa: PLR0913 - public entry point
-    source: str | os.PathLike[str],
-    texts: Texts | Array,
-    *,
-    output: str | os.PathLike[str],
-    against: str | os.PathLike[str] | None = None,
-    adapters: Adapters | int = 16,
-    form: Form = "branches",
-    settings: Settings | None = None,
-    window: int | None = None,
-    tokens: int = TOKENS,
-    tokenizer: str | os.PathLike[str] | None = None,
-    device: str = "cpu",
-    force: bool = False,
-    latency: bool = True,
-    progress: Progress | None = None,
-) -> AdaptedDecoder:
-    """Train low-rank adapters on a quantized decoder, and write a folder with the adapters as branches of its file.
+@dataclass(frozen=True)
+class AdapterOptions:
+    """Options of adapters and their training, see `sbonnx.llm.adapt`."""
 
-    Except with form "merged", the quantized weights stay as they are, bit for bit. The adapters learn the distributions
-    that the float decoder predicts, or the next token of the texts. Needs torch: ``pip install 'sbonnx[qat]'``.
+    adapters: Adapters | int
+    form: Form
+    settings: Settings | None = None
+    device: str = "cpu"
 
-    Args:
-        source: the quantized decoder, with MatMulNBits or Q/DQ of weights: a folder, or an .onnx file with `tokenizer`.
-        texts: texts to train on, see `sbonnx.llm.windows.read_windows`; every eighth window is held out.
-        output: the folder to write.
-        against: the float decoder, in the same form of export; None: the next token is learned.
-        adapters: rank, or `sbonnx.qat.Adapters` with mode "outside", and "inside" for form "merged".
-        form: "branches": float branches in the model. "merged": the adapters change quantized values and scales, and
-            the model keeps its nodes and its size. "inputs": they are in a file ``adapter.onnx_adapter`` for
-            onnxruntime's `LoraAdapter` and onnxruntime-genai's `Adapters`, and the model has optional inputs for them.
-            The model without an adapter computes what the base does, and takes adapters of any rank. Norms and biases
-            are then not trained.
-        settings: settings of the training; see `sbonnx.qat.Settings`.
-        window, tokens: see `read_windows`.
-        tokenizer: see `read_decoder`.
-        device: torch device of the training.
-        force: replace a folder that an earlier run wrote.
-        latency: measure speed and memory.
-        progress: receiver of progress updates.
+    @property
+    def inputs(self) -> bool:
+        """Whether the adapters are inputs of the decoder."""
+        return self.form == "inputs"
+
+    def check(self) -> None:
+        """Check the form.
+
+        Raises:
+            RecipeError: there is no such form, or the adapters are of another.
+        """
+        form, adapters = self.form, self.adapters
+        if form not in FORMS:
+            raise RecipeError(f"the form of adapters must be {', '.join(FORMS[:-1])} or {FORMS[-1]}, got {form!r}")
+        if isinstance(adapters, int):
+            return
+        if adapters.mode != MODES[form]:
+            raise RecipeError(
+                f"adapters of the form '{form}' need Adapters(mode='{MODES[form]}'), got '{adapters.mode}'"
+            )
+        if self.inputs and adapters.norms:
+            raise RecipeError(
+                "adapters as inputs share one base, whose norms stay as they are: use Adapters(norms=False)"
+            )
+
+
+@dataclass(frozen=True)
+class TrainedAdapters:
+    """Adapters after the training.
+
+    Attributes:
+        weights: number of weights that have an adapter.
+        losses: mean loss of each epoch.
+        factors: A (inputs, rank) and B (rank, outputs) of the adapters, by initializer.
+    """
+
+    weights: int
+    losses: tuple[float, ...]
+    factors: Mapping[str, Array]
+
+
+@dataclass(frozen=True)
+class AdapterState(DecoderState):
+    """State of a decoder that gets adapters.
+
+    Attributes:
+        adapting: what was asked for.
+        trained: the adapters.
+        adapted: the result.
+    """
+
+    adapting: AdapterOptions = ABSENT
+    trained: TrainedAdapters = ABSENT
+    adapted: AdaptedDecoder = ABSENT
+
+    @property
+    def present(self) -> frozenset[Value]:
+        """The values that are set, apart from those that can be None."""
+        return super().present if self.trained is None else super().present | {"adapters"}
+
+
+@stage(needs=("graph", "texts"), sets=("graph", "adapters"))
+def train_adapters(state: AdapterState, options: RunOptions) -> AdapterState:
+    """Train adapters on the windows that are not held out, and write them into the graph, in place.
 
     Raises:
-        SbonnxError: a subclass, for every error that the user can fix. No partial folder is left.
+        ModelError: an op cannot be trained, or the float decoder has other inputs.
+        RecipeError: no weight can have an adapter.
     """
-    from sbonnx.qat.decoder_adapters import DEFAULTS, adapted, train_adapters, write_adapters
+    from sbonnx.qat import decoder_adapters
     from sbonnx.qat.lora import low_ranks
 
-    decoder = read_decoder(source, tokenizer=tokenizer)
-    reference = None if against is None else read_decoder(against, tokenizer=tokenizer)
-    if form not in FORMS:
-        raise RecipeError(f"the form of adapters must be {', '.join(FORMS[:-1])} or {FORMS[-1]}, got {form!r}")
-    inputs, mode = form == "inputs", MODES[form]
-    if not isinstance(adapters, int) and adapters.mode != mode:
-        raise RecipeError(f"adapters of the form '{form}' need Adapters(mode='{mode}'), got '{adapters.mode}'")
-    if inputs and not isinstance(adapters, int) and adapters.norms:
-        raise RecipeError("adapters as inputs share one base, whose norms stay as they are: use Adapters(norms=False)")
-    target = Path(output)
-    with protecting(input_paths([texts, tokenizer, against])):
-        check_folder(target, decoder, force=force)
-    windows = read_windows(decoder, texts, window=window, tokens=tokens)
-    graph = graphs.load(decoder.model)
+    asked, adapting, graph = state.decoding, state.adapting, state.prepared.graph
+    decoder, windows = asked.decoder, state.windows
+    assert windows is not None
     fixed = {} if decoder.branch is None else {decoder.branch: np.array([False])}  # whole windows, without a past
-    module = adapted(graph, adapters, device=device, fixed=fixed, mode=mode, norms=not inputs)
-    trained = train_adapters(
+    module = decoder_adapters.adapted(
+        graph,
+        adapting.adapters,
+        device=adapting.device,
+        fixed=fixed,
+        mode=MODES[adapting.form],
+        norms=not adapting.inputs,
+    )
+    trained = decoder_adapters.train_adapters(
         module,
         [decoder_feed(decoder, ids[None]) for ids in windows.calibration],
         tokens=decoder.tokens,
         logits=decoder.logits,
-        teacher=None if reference is None else graphs.load(reference.model),
+        teacher=None if asked.reference is None else graphs.load(asked.reference.model),
         fixed=fixed,
-        settings=settings or DEFAULTS,
-        progress=progress,
+        settings=adapting.settings or decoder_adapters.DEFAULTS,
+        progress=options.progress,
     )
-    factors = write_adapters(graph, module, inputs=inputs)
-    with staged_folder(target, decoder, force=force) as stage:
-        place = model_place(decoder, stage)
-        graphs.save(graph, place)
-        adapter = None
-        if inputs:
-            list_inputs(place, factors)
-            adapter = place.with_name(ADAPTER)
-            write_adapter(adapter, factors)
-        notes = copy_rest(decoder, stage)
-        written = read_decoder(stage if decoder.folder is not None else place, adapter=adapter)
-        before = evaluate_windows(decoder, windows.held_out, against=reference, latency=False)
-        after = evaluate_windows(written, windows.held_out, against=reference, latency=latency)
-        after = replace(after, notes=(*after.notes, *notes))
-        file = None if adapter is None else str(target / adapter.relative_to(stage))
-        result = AdaptedDecoder(str(target), len(low_ranks(module)), tuple(trained.losses), before, after, file)
-        write_provenance(stage, _adapter_provenance(result, decoder, windows.digest()))
-    return result
+    factors = decoder_adapters.write_adapters(graph, module, inputs=adapting.inputs)
+    return replace(state, trained=TrainedAdapters(len(low_ranks(module)), tuple(trained.losses), factors))
 
 
-def _adapter_provenance(result: AdaptedDecoder, decoder: Decoder, digest: str) -> dict[str, Any]:
+@stage(needs=("graph", "folder", "adapters"))
+def save_adapted(state: AdapterState, options: RunOptions) -> AdapterState:
+    """Save the model, and the file of the adapters if they are inputs."""
+    place, factors = state.place, state.trained.factors
+    graphs.save(state.prepared.graph, place)
+    if not state.adapting.inputs:
+        return state
+    list_inputs(place, factors)
+    write_adapter(place.with_name(ADAPTER), factors)
+    return replace(state, adapter=place.with_name(ADAPTER))
+
+
+@stage(needs=("texts", "folder", "adapters", "evaluation"))
+def compare_with_base(state: AdapterState, options: RunOptions) -> AdapterState:
+    """Evaluate the decoder without adapters too, and write the provenance of the folder: the result is complete."""
+    asked, trained, windows, after = state.decoding, state.trained, state.windows, state.evaluation
+    assert windows is not None
+    assert after is not None
+    assert asked.target is not None
+    before = evaluate_windows(asked.decoder, windows.held_out, against=asked.reference, latency=False)
+    after = replace(after, notes=(*after.notes, *state.copied))
+    file = None if state.adapter is None else str(asked.target / state.adapter.relative_to(state.folder))
+    result = AdaptedDecoder(str(asked.target), trained.weights, trained.losses, before, after, file)
     figures = {
-        name: {key: getattr(each, key) for key in ("perplexity", "float_perplexity", "kl", "agreement", "windows")}
-        for name, each in (("before", result.before), ("after", result.after))
+        name: {key: getattr(figures, key) for key in ("perplexity", "float_perplexity", "kl", "agreement", "windows")}
+        for name, figures in (("before", before), ("after", after))
     }
-    return {
+    values = {
         "program": f"sbonnx {__version__}",
-        "model": decoder.model.name,
-        "adapters": result.weights,
-        "losses": list(result.losses),
-        "texts": {"sha256": digest},
+        "model": asked.decoder.model.name,
+        "adapters": trained.weights,
+        "losses": list(trained.losses),
+        "texts": {"sha256": windows.digest()},
         "evaluation": figures,
     }
+    write_provenance(state.folder, values)
+    return replace(state, adapted=result)
+
+
+ADAPT: Final[tuple[Stage, ...]] = (
+    load,  # the quantized file as it is
+    train_adapters,  # in torch
+    save_adapted,
+    copy_folder,
+    evaluate_decoder,  # the written decoder
+    compare_with_base,
+)
+"""From a quantized decoder and windows of tokens (`read_texts`) to a folder with its adapters."""
+
+
+def list_inputs(model: Path, factors: Mapping[str, Array]) -> None:
+    """List the factors of adapters among the inputs of a model file, in place; the rank is a dynamic axis.
+
+    Args:
+        model: file with one initializer of rank 0 for each factor.
+        factors: A (inputs, rank) and B (rank, outputs) of the adapters, by initializer.
+    """
+    proto = read_proto(model)
+    for tensor in proto.graph.initializer:
+        if tensor.name in factors:
+            dims = [size or RANK for size in tensor.dims]
+            proto.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, dims))
+    onnx.save(proto, model)
+
+
+def write_adapter(path: Path, factors: Mapping[str, Array]) -> None:
+    """Write the factors of adapters, by input, in onnxruntime's format."""
+    ort = onnxruntime()
+    adapter = ort.AdapterFormat()
+    adapter.set_adapter_version(VERSION)
+    adapter.set_model_version(VERSION)
+    adapter.set_parameters({name: ort.OrtValue.ortvalue_from_numpy(values) for name, values in factors.items()})
+    adapter.export_adapter(str(path))

@@ -1,6 +1,5 @@
-"""`quantize`: a decoder and texts in, a folder with the quantized decoder out.
-
-The stages of decoders: texts before those of `sbonnx.pipeline`; caches, the folder and the evaluation after them.
+"""`quantize`, `adapt` and `evaluate`: a decoder and texts in; a folder, or figures, out. Settings and checks, then the
+tuple of stages.
 """
 
 from __future__ import annotations
@@ -9,31 +8,46 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from sbonnx import pipeline
 from sbonnx.backends import BACKENDS, backend_for
 from sbonnx.errors import DataError, RecipeError
-from sbonnx.llm.evaluate import DecoderLimits, evaluate_windows
-from sbonnx.llm.folder import check_folder, copy_rest, model_place, staged_folder, write_provenance
-from sbonnx.llm.kv_cache import quantize_caches as write_caches
-from sbonnx.llm.kv_cache import read_attention
-from sbonnx.llm.layout import Decoder, read_decoder
+from sbonnx.llm.adapt import ADAPT, AdaptedDecoder, AdapterOptions, AdapterState, Form
+from sbonnx.llm.evaluate import DecoderEvaluation, DecoderLimits
+from sbonnx.llm.folder import check_folder, staged_folder
+from sbonnx.llm.layout import read_decoder
+from sbonnx.llm.stages import (
+    NO_FLOAT,
+    NO_LIMITS,
+    DecoderRequest,
+    DecoderState,
+    choose_recipe,
+    copy_folder,
+    evaluate_decoder,
+    quantize_caches,
+    read_texts,
+    report_decoder,
+    save_provenance,
+)
 from sbonnx.llm.texts import Texts
-from sbonnx.llm.windows import DecoderFeeds, TokenWindows, read_windows
+from sbonnx.llm.windows import TOKENS
 from sbonnx.options import RunOptions
 from sbonnx.progress import Progress, shown_by_default
 from sbonnx.recipe import Recipe, load
-from sbonnx.report import Note, Report
-from sbonnx.search import SearchResult, searched
+from sbonnx.recipe.keywords import RecipeKeywords
+from sbonnx.report import Report
 from sbonnx.spec import Array, QuantSpec
-from sbonnx.stages.contract import Stage, Value, stage
-from sbonnx.stages.state import ABSENT, PipelineState, Request, run_options
+from sbonnx.stages.contract import Stage
+from sbonnx.stages.state import Request, run_options
 from sbonnx.system.input_files import protecting
 from sbonnx.system.python_files import input_paths
-from sbonnx.version import __version__
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from sbonnx.qat import Adapters, Settings
 
 DEFAULTS: Final[dict[str, Any]] = {
     "MODE": "weight_only",
@@ -41,7 +55,7 @@ DEFAULTS: Final[dict[str, Any]] = {
     "ACCURACY_LEVEL": "auto",
     "VERIFY.HELD_OUT": 0.0,
 }
-"""Recipe of a decoder. Windows are held out here."""
+"""Recipe of a decoder. Windows are held out by `read_texts`."""
 
 INT4: Final = QuantSpec(bits=4)
 
@@ -54,173 +68,8 @@ NARROW_ROUNDING: Final = {"W.ROUNDING.TYPE": "adaquant", "W.ROUNDING.SCALE": "se
 
 WIDTH: Final = re.compile(r"w?(\d+)")
 
-NO_TEXTS: Final = Note(
-    "no-texts", "no texts were given: weights are rounded to nearest and the perplexity is not measured"
-)
-NO_CACHE_TEXTS: Final = "scales of caches (--kv, LLM.KV_BITS) are measured on texts, and none were given: give --text"
-NO_LIMIT_TEXTS: Final = (
-    "limits (VERIFY.MAX_PERPLEXITY, VERIFY.MIN_AGREEMENT) are measured on texts, and none were given: give --text"
-)
-FEW_WINDOWS: Final = (
-    "the texts fill {count} windows of {length} tokens, too few to hold some out: perplexities are of the windows that "
-    "were calibrated on"
-)
-
-FIGURES: Final = ("perplexity", "float_perplexity", "kl", "agreement", "tokens", "windows")
-"""Figures of the evaluation in the provenance of a folder."""
-
-
-@dataclass(frozen=True)
-class DecoderRequest:
-    """One decoder to quantize, beside the `Request` of its model.
-
-    Attributes:
-        decoder: the float decoder.
-        texts: see `sbonnx.llm.windows.read_windows`; None: weights are rounded to nearest.
-        target: the folder to write.
-        past, present: names of the caches, see `read_decoder`.
-        latency: measure speed and memory.
-    """
-
-    decoder: Decoder
-    texts: Texts | Array | None
-    target: Path
-    past: str | None = None
-    present: str | None = None
-    latency: bool = True
-
-
-@dataclass(frozen=True)
-class DecoderState(PipelineState):
-    """State of the pipeline, and the values of a decoder.
-
-    Attributes:
-        decoding: what was asked for.
-        windows: windows of tokens; None: there are no texts.
-        folder: the staged folder.
-        search: the search for the recipe; None: there was none.
-    """
-
-    decoding: DecoderRequest = ABSENT
-    windows: TokenWindows | None = None
-    folder: Path = ABSENT
-    search: SearchResult | None = None
-
-    @property
-    def present(self) -> frozenset[Value]:
-        """The values that are set, apart from those that can be None."""
-        return super().present if self.folder is None else super().present | {"folder"}
-
-    def staged(self, folder: Path) -> DecoderState:
-        """Return the state with the folder to write to."""
-        place = model_place(self.decoding.decoder, folder)
-        return replace(self, folder=folder, request=replace(self.request, output=place))
-
-
-def limits_of(settings: Recipe) -> DecoderLimits:
-    """Return the limits that a recipe sets for the evaluation."""
-    return DecoderLimits(settings.verify.max_perplexity, settings.verify.min_agreement)
-
-
-@stage(sets=("texts",))
-def read_texts(state: DecoderState, options: RunOptions) -> DecoderState:
-    """Read texts into windows of tokens, and make the feeds of those that are not held out.
-
-    With texts, logits are compared with float in place of the verification of the file.
-
-    Raises:
-        DataError: there are no texts, and the recipe needs some; see `read_windows`.
-        ModelError, DeviceError: the caches are to be quantized and cannot be; see `read_attention`.
-    """
-    decoder, texts, recipe = state.decoding.decoder, state.decoding.texts, state.request.recipe
-    section = recipe.llm
-    if section.kv_bits is not None:
-        read_attention(decoder)
-    if texts is None:
-        if section.kv_bits is not None:
-            raise DataError(NO_CACHE_TEXTS)
-        if limits_of(recipe).any:
-            raise DataError(NO_LIMIT_TEXTS)
-        return state
-    windows = read_windows(decoder, texts, window=section.window, tokens=section.tokens)
-    feeds = DecoderFeeds(decoder, windows.calibration, decode_share=section.decode_share, seed=recipe.calibration.seed)
-    return replace(state, windows=windows, request=replace(state.request, data=feeds, verify=False))
-
-
-@stage(needs=("texts",))
-def choose_recipe(state: DecoderState, options: RunOptions) -> DecoderState:
-    """Search for the recipe, such as the width of each layer, if the recipe asks for it; see `searched`."""
-    request, search = searched(state.request, progress=options.progress)
-    return replace(state, request=request, search=search)
-
-
-@stage(needs=("texts", "folder", "report"))
-def quantize_caches(state: DecoderState, options: RunOptions) -> DecoderState:
-    """Quantize the caches of the written model, with scales from the float decoder, if the recipe asks for it."""
-    bits = state.request.recipe.llm.kv_bits
-    if bits is not None and state.windows is not None:
-        decoder = state.decoding.decoder
-        write_caches(model_place(decoder, state.folder), decoder, state.windows.calibration, bits)
-    return state
-
-
-@stage(needs=("folder", "report"), sets=("report",))
-def copy_folder(state: DecoderState, options: RunOptions) -> DecoderState:
-    """Copy or link the other files of the decoder. The report names the final folder, and the search."""
-    decoder, target = state.decoding.decoder, state.decoding.target
-    report = state.report if state.search is None else state.search.added_to(state.report)
-    notes = (*report.notes, *copy_rest(decoder, state.folder))
-    report = report.placed_at(str(model_place(decoder, target)))
-    return replace(state, report=replace(report, output=str(target), notes=notes))
-
-
-@stage(needs=("texts", "folder", "report"), sets=("report",))
-def measure_perplexity(state: DecoderState, options: RunOptions) -> DecoderState:
-    """Evaluate the written decoder on the windows that were held out, and check the limits of the recipe.
-
-    Raises:
-        DataError, ModelError: see `evaluate_windows`.
-    """
-    options.progress.close()  # its display takes time from what is measured
-    asked, windows, notes = state.decoding, state.windows, list(state.report.notes)
-    decoder = asked.decoder
-    if windows is None:
-        notes.append(NO_TEXTS)
-    elif not windows.divided:
-        notes.append(Note("few-windows", FEW_WINDOWS.format(count=len(windows.ids), length=windows.ids.shape[1])))
-    if decoder.structure.quantized:
-        notes.append(Note("already-quantized", "the model was quantized already: the float model gives better results"))
-    report = replace(state.report, notes=tuple(notes))
-    if windows is None:
-        return replace(state, report=report)
-    entry = state.folder if decoder.folder is not None else model_place(decoder, state.folder)
-    written = read_decoder(entry, past=asked.past, present=asked.present)
-    limits = limits_of(state.request.recipe)
-    found = evaluate_windows(written, windows.held_out, against=decoder, limits=limits, latency=asked.latency)
-    report = replace(
-        report,
-        metrics={**report.metrics, "llm": found.to_dict() | {"model": report.output}},
-        problems=(*report.problems, *found.problems),
-        notes=(*report.notes, *found.notes),
-    )
-    return replace(state, report=report)
-
-
-@stage(needs=("texts", "folder", "report"))
-def save_provenance(state: DecoderState, options: RunOptions) -> DecoderState:
-    """Write recipe, digest of the texts and figures into the folder."""
-    report, windows = state.report, state.windows
-    figures: dict[str, Any] = report.metrics.get("llm", {})
-    values = {
-        "program": f"sbonnx {__version__}",
-        "model": state.decoding.decoder.model.name,
-        "recipe": report.settings,
-        "texts": None if windows is None else {"sha256": windows.digest(), "windows": list(windows.ids.shape)},
-        "evaluation": {name: figures[name] for name in FIGURES if name in figures} or None,
-        "problems": list(report.problems),
-    }
-    write_provenance(state.folder, values)
-    return state
+KEYS: Final = {"block_size": "W.BLOCK_SIZE", "average_bits": "MIXED.BUDGET.BITS", "kv_bits": "LLM.KV_BITS"}
+"""Keys of the recipe by keyword of `quantize`; None is as the recipe says."""
 
 
 DECODER: Final[tuple[Stage, ...]] = (
@@ -228,10 +77,34 @@ DECODER: Final[tuple[Stage, ...]] = (
     *pipeline.STAGES,  # from the model to the quantized one, as of any model
     quantize_caches,  # LLM.KV_BITS: of the written file
     copy_folder,
-    measure_perplexity,  # and check the limits
+    evaluate_decoder,  # perplexity, and the limits of the recipe
+    report_decoder,
     save_provenance,
 )
 """From a decoder and windows of tokens (`read_texts`) to a folder for the same program, and its report."""
+
+EVALUATE: Final[tuple[Stage, ...]] = (read_texts, evaluate_decoder)
+"""From a decoder and texts to its evaluation."""
+
+
+class TextKeywords(TypedDict, total=False):
+    """Keywords of `read_decoder` and `read_windows`."""
+
+    tokenizer: str | os.PathLike[str] | None
+    past: str | None
+    present: str | None
+    window: int | None
+    tokens: int
+
+
+class DecoderKeywords(RecipeKeywords, total=False):
+    """Keywords of `quantize`: those of `sbonnx.quantize`, and of `read_decoder`."""
+
+    backend: str | None
+    kv_bits: int | None
+    tokenizer: str | os.PathLike[str] | None
+    past: str | None
+    present: str | None
 
 
 @shown_by_default
@@ -240,20 +113,13 @@ def quantize(  # noqa: PLR0913 - public entry point
     texts: Texts | Array | None = None,
     *,
     output: str | os.PathLike[str],
-    backend: str | None = None,
-    bits: str | int | None = None,
-    block_size: int | None = None,
-    average_bits: float | None = None,
-    kv_bits: int | None = None,
     recipe: Any = None,
-    tokenizer: str | os.PathLike[str] | None = None,
-    past: str | None = None,
-    present: str | None = None,
     force: bool = False,
     latency: bool = True,
     details: bool = False,
     progress: Progress | None = None,
     overrides: Mapping[str, Any] | Sequence[str] = (),
+    **keywords: Unpack[DecoderKeywords],
 ) -> Report:
     """Quantize the weights of an exported decoder, write a folder for the same program, and evaluate it.
 
@@ -264,21 +130,23 @@ def quantize(  # noqa: PLR0913 - public entry point
         source: a folder of onnxruntime-genai or optimum, or an .onnx file with `tokenizer`.
         texts: see `sbonnx.llm.windows.read_windows`; None: weights are rounded to nearest.
         output: the folder to write.
-        backend: "onnxruntime" (default) for MatMulNBits; "tensorrt" or "tensorrt@VERSION" for blocks of int4 with
-            DequantizeLinear; "virtual".
-        bits: width of the weights, 4 or "w4" by default.
-        block_size: weights that share a scale; by default 32, with 2 bits 64, with tensorrt 128 or 64.
-        average_bits: choose the width of each layer, this many bits of a weight on average, embedding and head
-            included and scales not; None: `bits` everywhere.
-        kv_bits: width of the key/value caches, 8 or 4; None: as they are. Needs texts.
         recipe: path or dict with further settings, such as LLM.TOKENS or W.SPECIFIC.
-        tokenizer, past, present: see `read_decoder`.
         force: replace a folder that an earlier run wrote.
         latency: measure speed and memory.
         details: with texts, measure what the page (``report.to_html()``) shows beyond the figures, see
             `sbonnx.quantize`.
         progress: receiver of progress updates.
         overrides: values by key, or texts "KEY=VALUE"; the last word.
+        keywords: recipe keys by keyword as of `sbonnx.quantize`, such as ``window=256`` or ``min_agreement=0.9``;
+            ``tokenizer``, ``past`` and ``present`` as of `read_decoder`; and
+
+            - backend: "onnxruntime" (default) for MatMulNBits; "tensorrt" or "tensorrt@VERSION" for blocks of int4
+              with DequantizeLinear; "virtual".
+            - bits: width of the weights, 4 or "w4" by default.
+            - block_size: weights that share a scale; by default 32, with 2 bits 64, with tensorrt 128 or 64.
+            - average_bits: choose the width of each layer, this many bits of a weight on average, embedding and head
+              included and scales not; None: `bits` everywhere.
+            - kv_bits: width of the key/value caches, 8 or 4; None: as they are. Needs texts.
 
     Returns:
         The report of `sbonnx.quantize`; ``report.metrics["llm"]`` has the evaluation as in `DecoderEvaluation`.
@@ -286,65 +154,172 @@ def quantize(  # noqa: PLR0913 - public entry point
     Raises:
         SbonnxError: a subclass, for every error that the user can fix. No partial folder is left.
     """
+    values: dict[str, Any] = dict(keywords)
+    tokenizer, past, present = (values.pop(name, None) for name in ("tokenizer", "past", "present"))
     decoder = read_decoder(source, tokenizer=tokenizer, past=past, present=present)
-    widths = Widths(bits, block_size, average_bits, kv_bits)
-    settings = recipe_for(widths, recipe, overrides, backend=backend, texts=texts is not None)
+    settings = recipe_for(values, recipe, overrides, texts=texts is not None)
     target = Path(output)
     with protecting(input_paths([texts, tokenizer], [recipe])):
         check_folder(target, decoder, force=force)
-    request = Request(decoder.model, settings, backend_for(settings.backend, settings.version), details=details)
+    limits = DecoderLimits(settings.verify.max_perplexity, settings.verify.min_agreement)
+    decoding = DecoderRequest(decoder, texts, decoder, target, past, present, limits, latency)
+    state = DecoderState(_request(decoding, settings, details=details), decoding=decoding)
     options = run_options(settings, progress)
-    state = DecoderState(request, decoding=DecoderRequest(decoder, texts, target, past, present, latency))
     state = pipeline.run((read_texts,), state, options)
     with closing(options.progress), staged_folder(target, decoder, force=force) as folder:
         return pipeline.run(DECODER, state.staged(folder), options).report
 
 
-@dataclass(frozen=True)
-class Widths:
-    """Bits and blocks of a decoder; None: as the recipe says. See `quantize`."""
+def evaluate(
+    source: str | os.PathLike[str],
+    texts: Texts | Array,
+    *,
+    against: str | os.PathLike[str] | None = None,
+    adapter: str | os.PathLike[str] | None = None,
+    limits: DecoderLimits | None = None,
+    latency: bool = True,
+    **reading: Unpack[TextKeywords],
+) -> DecoderEvaluation:
+    """Evaluate a decoder on texts, and compare it with the float one.
 
-    bits: str | int | None = None
-    block_size: int | None = None
-    average_bits: float | None = None
-    kv_bits: int | None = None
+    Args:
+        source, against: folders or files, see `read_decoder`; `against` is the float decoder.
+        texts: see `sbonnx.llm.windows.read_windows`; all windows are used.
+        adapter: adapter of `source` that is active, see `read_decoder`.
+        limits: None: no limits.
+        latency: measure speed and memory.
+        reading: ``tokenizer``, ``past`` and ``present`` of single files, see `read_decoder`; ``window`` and ``tokens``,
+            see `read_windows`.
 
-    def keys(self) -> dict[str, Any]:
-        """Return the values that are given, by key of the recipe.
+    Raises:
+        ModelError: a model cannot be read or opened, or the two are not alike.
+        DataError: the texts cannot be read, a model cannot run them, or there are limits and no float decoder.
+    """
+    if against is None and limits is not None and limits.any:
+        raise DataError(NO_FLOAT)
+    settings, names = _settings(**reading)
+    decoder = read_decoder(source, **names, adapter=adapter)
+    reference = None if against is None else read_decoder(against, **names)
+    decoding = DecoderRequest(decoder, texts, reference, limits=limits or NO_LIMITS, latency=latency)
+    state = DecoderState(_request(decoding, settings), decoding=decoding)
+    evaluation = pipeline.run(EVALUATE, state, RunOptions()).evaluation
+    assert evaluation is not None
+    return evaluation
 
-        Raises:
-            RecipeError: `bits` is no width.
-        """
-        width = None if self.bits is None else WIDTH.fullmatch(str(self.bits).strip().lower())
-        if self.bits is not None and width is None:
-            raise RecipeError(f"the bits of a decoder's weights are a number such as 4 or w4, got '{self.bits}'")
-        values = {
-            "W.QUANTIZER.BIT": None if width is None else int(width[1]),
-            "W.BLOCK_SIZE": self.block_size,
-            "MIXED.BUDGET.BITS": self.average_bits,
-            "LLM.KV_BITS": self.kv_bits,
-        }
-        return {key: value for key, value in values.items() if value is not None}
+
+def adapt(  # noqa: PLR0913 - public entry point
+    source: str | os.PathLike[str],
+    texts: Texts | Array,
+    *,
+    output: str | os.PathLike[str],
+    against: str | os.PathLike[str] | None = None,
+    adapters: Adapters | int = 16,
+    form: Form = "branches",
+    settings: Settings | None = None,
+    device: str = "cpu",
+    force: bool = False,
+    latency: bool = True,
+    progress: Progress | None = None,
+    **reading: Unpack[TextKeywords],
+) -> AdaptedDecoder:
+    """Train low-rank adapters on a quantized decoder, and write a folder with the adapters as branches of its file.
+
+    Except with form "merged", the quantized weights stay as they are, bit for bit. The adapters learn the distributions
+    that the float decoder predicts, or the next token of the texts. Needs torch: ``pip install 'sbonnx[qat]'``.
+
+    Args:
+        source: the quantized decoder, with MatMulNBits or Q/DQ of weights: a folder, or an .onnx file with `tokenizer`.
+        texts: texts to train on, see `sbonnx.llm.windows.read_windows`; every eighth window is held out.
+        output: the folder to write.
+        against: the float decoder, in the same form of export; None: the next token is learned.
+        adapters: rank, or `sbonnx.qat.Adapters` with mode "outside", and "inside" for form "merged".
+        form: "branches": float branches in the model. "merged": the adapters change quantized values and scales, and
+            the model keeps its nodes and its size. "inputs": they are in a file ``adapter.onnx_adapter`` for
+            onnxruntime's `LoraAdapter` and onnxruntime-genai's `Adapters`, and the model has optional inputs for them.
+            The model without an adapter computes what the base does, and takes adapters of any rank. Norms and biases
+            are then not trained.
+        settings: settings of the training; see `sbonnx.qat.Settings`.
+        device: torch device of the training.
+        force: replace a folder that an earlier run wrote.
+        latency: measure speed and memory.
+        progress: receiver of progress updates.
+        reading: see `evaluate`.
+
+    Raises:
+        SbonnxError: a subclass, for every error that the user can fix. No partial folder is left.
+    """
+    recipe, names = _settings(**reading)
+    decoder = read_decoder(source, **names)
+    reference = None if against is None else read_decoder(against, **names)
+    adapting = AdapterOptions(adapters, form, settings, device)
+    adapting.check()
+    target = Path(output)
+    with protecting(input_paths([texts, names["tokenizer"], against])):
+        check_folder(target, decoder, force=force)
+    decoding = DecoderRequest(decoder, texts, reference, target, names["past"], names["present"], latency=latency)
+    state = AdapterState(_request(decoding, recipe), decoding=decoding, adapting=adapting)
+    options = run_options(recipe, progress)
+    state = pipeline.run((read_texts,), state, options)
+    with staged_folder(target, decoder, force=force) as folder:
+        return pipeline.run(ADAPT, state.staged(folder), options).adapted
+
+
+def _settings(
+    *,
+    tokenizer: str | os.PathLike[str] | None = None,
+    past: str | None = None,
+    present: str | None = None,
+    window: int | None = None,
+    tokens: int = TOKENS,
+) -> tuple[Recipe, dict[str, Any]]:
+    """Return the recipe that cuts texts into windows, and the arguments of `read_decoder`; see `TextKeywords`."""
+    recipe = load(None, overrides={"LLM.WINDOW": window, "LLM.TOKENS": tokens})
+    return recipe, {"tokenizer": tokenizer, "past": past, "present": present}
+
+
+def _request(decoding: DecoderRequest, settings: Recipe, *, details: bool = False) -> Request:
+    backend = backend_for(settings.backend, settings.version)
+    return Request(decoding.decoder.model, settings, backend, details=details)
+
+
+def recipe_keys(keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Return keywords of `quantize` as keys of the recipe, without those of `KEYS` that are None.
+
+    Raises:
+        RecipeError: the bits are no width.
+    """
+    keys = {KEYS.get(name, name): value for name, value in keywords.items() if value is not None or name not in KEYS}
+    bits = keys.pop("bits", None)
+    if bits is not None:
+        width = WIDTH.fullmatch(str(bits).strip().lower())
+        if width is None:
+            raise RecipeError(f"the bits of a decoder's weights are a number such as 4 or w4, got '{bits}'")
+        keys["W.QUANTIZER.BIT"] = int(width[1])
+    return keys
 
 
 def recipe_for(
-    widths: Widths,
+    keywords: Mapping[str, Any],
     recipe: Any = None,
     overrides: Mapping[str, Any] | Sequence[str] = (),
     *,
-    backend: str | None = None,
     texts: bool = False,
 ) -> Recipe:
-    """Return the recipe of a decoder: the defaults, then `recipe`, then `widths`, then `overrides`.
+    """Return the recipe of a decoder: the defaults, then `recipe`, then `keywords`, then `overrides`.
+
+    Args:
+        keywords: keywords of `quantize` that are keys of the recipe.
+        texts: whether there are texts.
 
     Raises:
         RecipeError: a value is wrong, MODE is not weight_only, or caches are to be quantized for another runtime.
     """
-    settings = load(recipe, backend=backend)
+    own = recipe_keys(keywords)
+    settings = load(recipe, backend=own.pop("backend", None))
     if "MODE" in settings.decided:
         _require_weight_only(settings)
     keys = {key: value for key, value in DEFAULTS.items() if key not in settings.decided}
-    settings = load(load(settings, overrides=keys | widths.keys()), overrides=overrides)
+    settings = load(load(settings, overrides=keys | own), overrides=overrides)
     _require_weight_only(settings)
     if settings.llm.kv_bits is not None and BACKENDS[settings.backend].files.builds_engine:
         raise RecipeError("caches are quantized for kernels of onnxruntime: leave out --kv (LLM.KV_BITS)")

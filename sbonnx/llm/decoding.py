@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import islice
+from pathlib import Path
 from typing import Any, Final, final
 
 import numpy as np
 
 from sbonnx.errors import DataError, ModelError
-from sbonnx.llm.adapter_file import ActiveAdapter
 from sbonnx.llm.layout import CACHE_LENGTH, Decoder
 from sbonnx.spec import Array
 from sbonnx.system.input_files import native_source
-from sbonnx.system.runtime import open_session, reason, session_options
+from sbonnx.system.runtime import onnxruntime, open_session, reason, session_options
 
 PIECE_BYTES: Final = 32 << 20
 """Bytes of float32 logits that are in memory at a time, if the model has a cache."""
@@ -51,6 +51,35 @@ def decoder_feed(decoder: Decoder, ids: Array, cache: Cache | None = None) -> di
     if decoder.branch is not None:
         feed[decoder.branch] = np.array([not empty], decoder.types[decoder.branch])
     return {**feed, **cache}
+
+
+class ActiveAdapter:
+    """Run options in which an adapter is active.
+
+    onnxruntime's options do not keep the adapter alive, so this object must live as long as they are used.
+
+    Args:
+        path: file of the adapter; None: no adapter.
+
+    Attributes:
+        options: for `InferenceSession.run`; None without an adapter.
+
+    Raises:
+        ModelError: onnxruntime cannot read the file.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.options: Any = None
+        if path is None:
+            return
+        ort = onnxruntime()
+        self._loaded = ort.LoraAdapter()
+        try:
+            self._loaded.Load(native_source(path))
+        except Exception as error:  # onnxruntime's own exceptions share no base class
+            raise ModelError(f"'{path}' cannot be read as an adapter of onnxruntime: {reason(error)}") from error
+        self.options = ort.RunOptions()
+        self.options.add_active_adapter(self._loaded)
 
 
 @final

@@ -10,8 +10,7 @@ import onnx
 
 from sbonnx.errors import ModelError
 from sbonnx.graph import read_proto
-from sbonnx.llm.adapter_file import ActiveAdapter
-from sbonnx.llm.decoding import decoder_feed
+from sbonnx.llm.decoding import ActiveAdapter, decoder_feed
 from sbonnx.llm.layout import Decoder
 from sbonnx.spec import Array
 from sbonnx.system.runtime import open_session, reason, session_options

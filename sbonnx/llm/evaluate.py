@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -13,11 +12,9 @@ from sbonnx.errors import DataError, ModelError
 from sbonnx.llm.decoding import DecoderSession
 from sbonnx.llm.divergence import worst_block
 from sbonnx.llm.generation import GenAIRun, generate_with_genai
-from sbonnx.llm.layout import Decoder, read_decoder
+from sbonnx.llm.layout import Decoder
 from sbonnx.llm.scores import TokenSums, log_softmax, score_windows
 from sbonnx.llm.speed import DecodingSpeed, compare_speed, peak_memory
-from sbonnx.llm.texts import Texts
-from sbonnx.llm.windows import TOKENS, read_windows
 from sbonnx.report.codes import Note
 from sbonnx.report.notebook import NotebookView
 from sbonnx.spec import Array
@@ -39,8 +36,6 @@ CACHE_TOLERANCE: Final = 0.01
 
 Rounding gives 1e-6 in float32, 1e-4 in float16, and less than 1e-3 with int8 activations.
 """
-
-NO_FLOAT: Final = "limits of perplexity and agreement are relative to float: give the float decoder with --against"
 
 
 @dataclass(frozen=True)
@@ -114,44 +109,6 @@ class DecoderEvaluation(NotebookView):
         return {"ok": self.ok, "problems": self.problems, **asdict(self)}
 
 
-def evaluate(  # noqa: PLR0913 - public entry point
-    source: str | os.PathLike[str],
-    texts: Texts | Array,
-    *,
-    against: str | os.PathLike[str] | None = None,
-    tokenizer: str | os.PathLike[str] | None = None,
-    past: str | None = None,
-    present: str | None = None,
-    window: int | None = None,
-    tokens: int = TOKENS,
-    adapter: str | os.PathLike[str] | None = None,
-    limits: DecoderLimits | None = None,
-    latency: bool = True,
-) -> DecoderEvaluation:
-    """Evaluate a decoder on texts, and compare it with the float one.
-
-    Args:
-        source, against: folders or files, see `read_decoder`; `against` is the float decoder.
-        texts: see `read_windows`; all windows are used.
-        tokenizer, past, present: for single files, see `read_decoder`.
-        window, tokens: see `read_windows`.
-        adapter: adapter of `source` that is active, see `read_decoder`.
-        limits: None: no limits.
-        latency: measure speed and memory.
-
-    Raises:
-        ModelError: a model cannot be read or opened, or the two are not alike.
-        DataError: the texts cannot be read, a model cannot run them, or there are limits and no float decoder.
-    """
-    if against is None and limits is not None and limits.any:
-        raise DataError(NO_FLOAT)
-    names: dict[str, Any] = {"tokenizer": tokenizer, "past": past, "present": present}
-    decoder = read_decoder(source, **names, adapter=adapter)
-    reference = None if against is None else read_decoder(against, **names)
-    ids = read_windows(reference or decoder, texts, window=window, tokens=tokens).ids
-    return evaluate_windows(decoder, ids, against=reference, limits=limits, latency=latency)
-
-
 def evaluate_windows(
     decoder: Decoder,
     ids: Array,
@@ -160,7 +117,7 @@ def evaluate_windows(
     limits: DecoderLimits | None = None,
     latency: bool = True,
 ) -> DecoderEvaluation:
-    """Evaluate a decoder on windows of token ids; see `evaluate`.
+    """Evaluate a decoder on windows of token ids; see `sbonnx.llm.evaluate`.
 
     Args:
         ids: int64, (windows, length).

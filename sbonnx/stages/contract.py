@@ -32,13 +32,15 @@ Value = Literal[
     "simplified",
     "texts",
     "folder",
+    "adapters",
+    "evaluation",
 ]
 """A value of the state: the float graph, its plan, samples, ranges of activations, scales and weights, the quantized
 graph, the report, the graph without channels, the pruned model, the report of a simplification; of decoders, windows of
-tokens and the staged folder.
+tokens, the staged folder, trained adapters and the evaluation.
 """
 
-MayBeNone: Final[frozenset[Value]] = frozenset({"data", "ranges", "texts"})
+MayBeNone: Final[frozenset[Value]] = frozenset({"data", "ranges", "texts", "evaluation"})
 """Values that can be None after their stage has run: there was nothing to read or to measure."""
 
 

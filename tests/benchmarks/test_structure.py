@@ -14,11 +14,11 @@ LIMITS: Final = {
     "places that open an onnxruntime session": 1,
     "docstrings that begin with What, See, Where, How or The same": 0,
     "class names that occur twice": 22,
-    "functions with 8 parameters or more": 34,
-    "functions with 10 parameters or more": 11,
+    "functions with 8 parameters or more": 33,
+    "functions with 10 parameters or more": 9,
     "`.get(` in pages": 310,
     "TypedDicts": 39,
-    "locals named found, one, made, known or each": 844,
+    "locals named found, one, made, known or each": 842,
 }
 """Lower one with the change that allows it; never raise one."""
 

@@ -21,8 +21,7 @@ from sbonnx.cli import main  # noqa: E402
 from sbonnx.cli.create.llm import BATCH, EPOCHS, RATE  # noqa: E402
 from sbonnx.errors import ModelError, RecipeError  # noqa: E402
 from sbonnx.graph.query import all_nodes  # noqa: E402
-from sbonnx.llm.adapt import Form  # noqa: E402
-from sbonnx.llm.adapter_file import list_inputs, write_adapter  # noqa: E402
+from sbonnx.llm.adapt import Form, list_inputs, write_adapter  # noqa: E402
 from sbonnx.llm.decoding import decoder_feed  # noqa: E402
 from sbonnx.qat.decoder_adapters import DEFAULTS, adapted, changed_scales, write_adapters  # noqa: E402
 from sbonnx.qat.lora import low_ranks  # noqa: E402

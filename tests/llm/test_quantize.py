@@ -20,7 +20,7 @@ from sbonnx.cli import main
 from sbonnx.errors import OutputError, RecipeError
 from sbonnx.graph.storage.temporary import sweep
 from sbonnx.lint import lint
-from sbonnx.llm.api import Widths, recipe_for
+from sbonnx.llm.api import recipe_for
 from sbonnx.llm.decoding import DecoderSession
 from sbonnx.llm.folder import staged_folder
 from sbonnx.llm.layout import read_decoder
@@ -153,7 +153,7 @@ def test_nothing_is_left_of_a_run_that_fails(folder: Path, tmp_path: Path, monke
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("sbonnx.llm.api.copy_rest", full)
+    monkeypatch.setattr("sbonnx.llm.stages.copy_rest", full)
     with pytest.raises(OutputError, match="cannot be written: No space left on device"):
         llm.quantize(folder, output=tmp_path / "q", overrides=SMALL)
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
@@ -209,19 +209,19 @@ def test_which_folders_are_replaced(folder: Path, tmp_path: Path) -> None:
 
 
 def test_recipes_of_decoders() -> None:
-    assert recipe_for(Widths()).w.quantizer.bit == 4
-    assert recipe_for(Widths("w8", 64), {"W": {"QUANTIZER": {"BIT": 2}}}).w.quantizer.bit == 8
-    assert recipe_for(Widths(), {"W.QUANTIZER.BIT": 2}).w.quantizer.bit == 2
-    assert recipe_for(Widths(), None, {"W.BLOCK_SIZE": 128}).w.block_size == 128
+    assert recipe_for({}).w.quantizer.bit == 4
+    assert recipe_for({"bits": "w8", "block_size": 64}, {"W": {"QUANTIZER": {"BIT": 2}}}).w.quantizer.bit == 8
+    assert recipe_for({}, {"W.QUANTIZER.BIT": 2}).w.quantizer.bit == 2
+    assert recipe_for({}, None, {"W.BLOCK_SIZE": 128}).w.block_size == 128
     kinds: tuple[dict[str, Any], ...] = ({"texts": True}, {}, {"texts": True, "overrides": ["W.ROUNDING.TYPE=gptq"]})
-    narrow = [recipe_for(Widths("w2"), **kind).w for kind in kinds]
+    narrow = [recipe_for({"bits": "w2"}, **kind).w for kind in kinds]
     assert [keys.block_size for keys in narrow] == [64, 64, 64]
     assert [keys.rounding.type for keys in narrow] == ["adaquant", "auto", "gptq"]
-    assert recipe_for(Widths(), None, backend="tensorrt@10").w.block_size == "none"  # chosen by TensorRT's rules
+    assert recipe_for({"backend": "tensorrt@10"}).w.block_size == "none"  # chosen by TensorRT's rules
     with pytest.raises(RecipeError, match="a number such as 4 or w4, got 'w4a8'"):
-        recipe_for(Widths("w4a8"))
+        recipe_for({"bits": "w4a8"})
     with pytest.raises(RecipeError, match="MODE weight_only, and the recipe has MODE: static"):
-        recipe_for(Widths(), {"MODE": "static"})
+        recipe_for({}, {"MODE": "static"})
 
 
 @pytest.mark.slow

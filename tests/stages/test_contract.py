@@ -8,7 +8,9 @@ import pytest
 
 from sbonnx import pipeline
 from sbonnx.assets import digits
-from sbonnx.llm.api import DECODER, read_texts
+from sbonnx.llm.adapt import ADAPT
+from sbonnx.llm.api import DECODER, EVALUATE
+from sbonnx.llm.stages import read_texts
 from sbonnx.options import RunOptions
 from sbonnx.quant_model.pipeline_steps import CALC_QPARAMS
 from sbonnx.stages.contract import Stage, Value, stage
@@ -31,6 +33,8 @@ TUPLES: dict[str, tuple[frozenset[Value], tuple[Stage, ...]]] = {
     "write": (SOLVED, pipeline.WRITE),
     "texts of a decoder": (frozenset(), (read_texts,)),
     "decoder": (frozenset({"texts", "folder"}), DECODER),
+    "adapters of a decoder": (frozenset({"texts", "folder"}), ADAPT),
+    "evaluation of a decoder": (frozenset(), EVALUATE),
 }
 """Tuples of stages, with the values that their callers set."""
 

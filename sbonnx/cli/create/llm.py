@@ -87,6 +87,14 @@ NAMES: Final = (TOKENIZER, PAST, PRESENT)
 LENGTHS: Final = (WINDOW, TOKENS)
 LIMITS: Final = (MAX_PERPLEXITY, MIN_AGREEMENT)
 
+WIDTHS: Final[dict[str, CommandOption[Any]]] = {
+    "backend": options.BACKEND,
+    "bits": BITS,
+    "block_size": BLOCK_SIZE,
+    "kv_bits": KV,
+}
+"""Options of quantization by keyword of `sbonnx.llm.quantize`."""
+
 INSPECT_OPTIONS: Final = (SOURCE, *NAMES, *options.COMMON)
 QUANTIZE_OPTIONS: Final = (
     SOURCE,
@@ -252,12 +260,9 @@ def run_quantize(given: Arguments) -> int:
             given[SOURCE],
             given[TEXT],
             output=output,
-            backend=given[options.BACKEND],
-            bits=given[BITS],
-            block_size=given[BLOCK_SIZE],
-            kv_bits=given[KV],
             recipe=given[options.RECIPE],
             **_names(given),
+            **{name: given[row] for name, row in WIDTHS.items() if given[row] is not None},
             force=given[options.FORCE],
             latency=not given[NO_LATENCY],
             details=page is not None,
@@ -280,8 +285,7 @@ def run_quantize(given: Arguments) -> int:
 
 def run_evaluate(given: Arguments) -> int:
     """Measure perplexity, distance from float, speed and memory."""
-    from sbonnx.llm import evaluate
-    from sbonnx.llm.api import limits_of
+    from sbonnx.llm import DecoderLimits, evaluate
     from sbonnx.recipe import load
 
     text = _required_text(given)
@@ -294,7 +298,7 @@ def run_evaluate(given: Arguments) -> int:
         window=settings.llm.window,
         tokens=settings.llm.tokens,
         adapter=given[ADAPTER],
-        limits=limits_of(settings),
+        limits=DecoderLimits(settings.verify.max_perplexity, settings.verify.min_agreement),
         latency=not given[NO_LATENCY],
     )
     printer = given.printer()

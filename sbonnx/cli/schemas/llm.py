@@ -6,7 +6,6 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from sbonnx.llm.evaluate import DecoderEvaluation
 from sbonnx.llm.generation import GenAIRun
 from sbonnx.llm.speed import DecodingSpeed
 
@@ -149,22 +148,3 @@ class LlmEvaluateOutput(TypedDict):
     cache_bytes: tuple[int | None, int]
     genai: GenAIRun | None
     notes: list[str]
-
-
-class LlmAdaptOutput(TypedDict):
-    """Output of llm adapt.
-
-    Attributes:
-        output: the folder that was written.
-        adapter: the .onnx_adapter file in it; null for branches.
-        weights: number of weights that have an adapter.
-        losses: mean loss of each epoch.
-        before, after: evaluations of the quantized decoder and of the written one.
-    """
-
-    output: str
-    adapter: str | None
-    weights: int
-    losses: list[float]
-    before: DecoderEvaluation
-    after: DecoderEvaluation

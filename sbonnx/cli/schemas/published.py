@@ -13,6 +13,7 @@ from sbonnx.cli.examine import inspect, run, view
 from sbonnx.cli.schemas import llm, results
 from sbonnx.cli.schemas.derived import Derivation
 from sbonnx.lint.report import LintReport
+from sbonnx.llm.adapt import AdaptedDecoder
 from sbonnx.plan.types import Plan
 from sbonnx.profile.metric_losses import EvaluatedProfile
 from sbonnx.qdq.difference import FileDifference
@@ -52,7 +53,7 @@ SCHEMAS: Final[dict[str, Any]] = {
     "completion": completion.CompletionOutput,
     "llm-inspect": llm.LlmInspectOutput,
     "llm-evaluate": llm.LlmEvaluateOutput,
-    "llm-adapt": llm.LlmAdaptOutput,
+    "llm-adapt": AdaptedDecoder,
 }
 """Form of each JSON output, by the value of its key `schema`."""
 
