@@ -96,7 +96,7 @@ def asym(made: Prepared, data: Dataset) -> float:
     options = RunOptions(granularity="layer", memory=ASYM_MEMORY)
     samples = calibration.Samples.of(data, made.graph, options)
     start = time.perf_counter()
-    reconstruct(made.graph, made.plan, data, calibrate(made.graph, made.plan, samples), rounding, options)
+    reconstruct(made.graph, made.plan, samples, calibrate(made.graph, made.plan, samples), rounding)
     return time.perf_counter() - start
 
 

@@ -10,18 +10,19 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from typing import Any, ClassVar, Final, Generic, TypeVar
+from itertools import islice
+from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from sbonnx.calib.data.sample import Sample
 from sbonnx.calib.engine.runner import LayerRunner, samples_at_once
+from sbonnx.calib.engine.samples import CanonicalSamples, micro_batches
 from sbonnx.calib.engine.segments import Segment
 from sbonnx.calib.engine.threads import chunks, in_order
 from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.graph import Graph
 from sbonnx.graph.query import tensors_by_name
-from sbonnx.options import RunOptions
 from sbonnx.progress import Progress
 from sbonnx.spec import Array
 
@@ -124,6 +125,26 @@ def run_layerwise(
             yield segment
 
 
+def run_two_streams(
+    graph: Graph,
+    segments: Sequence[Segment],
+    names: Sequence[str],
+    samples: CanonicalSamples,
+    visitor: LayerVisitor[R],
+) -> Iterator[Segment]:
+    """Run micro-batches of all samples through each segment in turn, in two streams; see `run_layerwise`.
+
+    Args:
+        graph: that the segments are pieces of.
+        names: tensors that are read sample by sample, see `width_for`.
+    """
+    options = samples.options
+    with TensorStore(samples.memory // 2) as first, TensorStore(samples.memory // 2) as second:
+        batches = micro_batches(graph, names, samples, options)
+        stores, threads = [first, second], samples_at_once(options)
+        yield from run_layerwise(segments, batches, stores, visitor, threads, options.progress)
+
+
 def _one_sample(
     step: Step,
     number: int,
@@ -147,15 +168,16 @@ def _one_sample(
 def run_float(
     graph: Graph,
     names: Iterable[str],
-    units: Iterable[Sample],
-    options: RunOptions,
+    samples: CanonicalSamples,
     visit: Callable[[Sample, Mapping[str, Any]], R],
+    most: int | None = None,
 ) -> Iterator[tuple[Sample, R]]:
     """Run all samples through the float network once; yield the results of `visit` in the order of the samples.
 
     Args:
         names: tensors to compute; those that no node computes are skipped.
         visit: called with a sample and its known tensors, inputs included, in any thread.
+        most: run the first samples only; None: all.
     """
     made = {tensor.name for node in graph.nodes for tensor in node.outputs}
     wanted = tuple(name for name in dict.fromkeys(names) if name in made)
@@ -164,15 +186,48 @@ def run_float(
         if wanted:
             inputs = tuple(tensor.name for tensor in graph.inputs)
             piece = Segment(inputs, wanted, wanted).model(graph, tensors_by_name(graph))
-            run = stack.enter_context(LayerRunner(piece, device=options.device, threads=1, name="the model"))
+            run = stack.enter_context(LayerRunner(piece, device=samples.options.device, threads=1, name="the model"))
 
         def work(unit: Sample) -> R:
             found = {} if run is None else run.run(unit.feed, wanted, where=unit.where)
             return visit(unit, {**unit.feed, **found})
 
-        for unit, result in in_order(work, iter(units), samples_at_once(options)):
+        for unit, result in in_order(work, islice(samples, most), samples_at_once(samples.options)):
             yield unit, result
-            options.progress.advance(int(unit.closes))
+            samples.options.progress.advance(int(unit.closes))
+
+
+class TensorSums(Protocol):
+    """Sums over the values of tensors, such as second moments of the inputs of layers."""
+
+    @property
+    def tensors(self) -> Sequence[str]:
+        """Tensors whose values are summed."""
+
+    def add(self, value: Array, other: None, samples: Sequence[int], place: int, /) -> None:
+        """Add the value of a tensor of samples; `place` is its place among `tensors`."""
+
+
+S = TypeVar("S", bound=TensorSums)
+
+
+def sum_inputs(
+    graph: Graph,
+    sums: Sequence[S],
+    samples: CanonicalSamples,
+    read: Callable[[S, int, Array], Array] = lambda _, __, value: value,
+) -> None:
+    """Run all samples through the float network once, and add the values of tensors in the order of the samples.
+
+    Args:
+        read: converts the value of a tensor, given by its place, before it is added.
+    """
+    tensors = [name for each in sums for name in each.tensors]
+    for unit, known in run_float(graph, tensors, samples, lambda _, known: known):
+        for each in sums:
+            for place, name in enumerate(each.tensors):
+                if name in known:
+                    each.add(read(each, place, np.asarray(known[name])), None, [unit.rank], place)
 
 
 Place = tuple[int, str]

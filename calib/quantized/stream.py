@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 
-from sbonnx.calib.data.dataset import Dataset
 from sbonnx.calib.engine.observation import Observation, requests_of
 from sbonnx.calib.engine.runner import samples_at_once
 from sbonnx.calib.engine.samples import Samples
@@ -19,7 +18,6 @@ from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.errors import NumericError
 from sbonnx.graph import Graph, Node
 from sbonnx.graph.query import bodies, dtype, scopes
-from sbonnx.options import RunOptions
 from sbonnx.plan.types import Plan, Reader, Site
 from sbonnx.spec import Array, Bounds, QParams
 
@@ -50,11 +48,10 @@ class QuantizedInputs:
 def walk_quantized(
     graph: Graph,
     plan: Plan,
-    data: Dataset,
+    samples: Samples,
     floats: Mapping[str, Bounds],
     inputs: QuantizedInputs,
     solve: Solve | None,
-    options: RunOptions,
 ) -> StreamResult:
     """Measure the activations of `plan` again, each on inputs from quantized layers.
 
@@ -69,11 +66,10 @@ def walk_quantized(
 
     Args:
         graph, plan: as for `calibrate`; not changed.
-        data: read once.
+        samples: run once.
         floats: ranges in the float stream by site key; sites without one get none.
         inputs: what is quantized and measured.
         solve: rounds a weight; None: round to nearest.
-        options: see `RunOptions`.
 
     Raises:
         NumericError: NaN or Inf caused by quantization; the message names the sample.
@@ -86,13 +82,13 @@ def walk_quantized(
         if not inputs.rounding:
             numbers.round_all()
         requests = requests_of(chain.from_iterable(sites.values()), numbers.ways)
+        options = samples.options
         observation = Observation(graph, stages, requests, device=options.device, threads=samples_at_once(options))
-        units = Samples.of(data, graph, options).units()
-        options.progress.start("quantized stream", data.count)
+        options.progress.start("quantized stream", samples.data.count)
         with TensorStore(options.memory) as store:
             model = partial(quantized, graph=graph, numbers=numbers, uses=uses_of(plan, inputs))
             try:
-                for names in observation.layerwise(units, store, options.progress, model):
+                for names in observation.layerwise(samples.units(), store, options.progress, model):
                     sketches = observation.found()
                     for site in chain.from_iterable(sites[name] for name in names):
                         numbers.measure(site, sketches[site.tensor, site.spec.axis])

@@ -22,7 +22,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from sbonnx.calib.data.dataset import Dataset
 from sbonnx.calib.data.sample import Sample
 from sbonnx.calib.engine.layerwise import LayerVisitor, run_float, run_layerwise
 from sbonnx.calib.engine.runner import LayerRunner, samples_at_once
@@ -109,8 +108,7 @@ def tune_norms(
     graph: Graph,
     plan: Plan,
     solution: Solution,
-    data: Dataset,
-    options: RunOptions | None = None,
+    samples: Samples,
     *,
     reference: Reference = "float",
 ) -> Solution:
@@ -124,8 +122,7 @@ def tune_norms(
     Args:
         graph: prepared; `record_normals` was called before its batch norms were folded.
         plan, solution: as given to and by `calibrate`.
-        data: the calibration data, on which statistics are measured.
-        options: see `RunOptions`.
+        samples: calibration samples, on which statistics are measured.
         reference: target statistics of the tuned tensors: "norm", mean and variance according to gamma and beta (as the
             ancestor); "float", those of the float network on the same data, which takes one more pass.
 
@@ -148,9 +145,8 @@ def tune_norms(
     found, refusals = tunables(graph, plan, solution)
     if not found:
         return replace(solution, refusals=(*solution.refusals, *refusals))
-    options = options or RunOptions()
-    walk = _BatchNormTuning(graph, plan, solution, {one.tensor: one for one in found}, options)
-    with Samples.of(data, graph, options).canonical() as units:
+    walk = _BatchNormTuning(graph, plan, solution, {one.tensor: one for one in found}, samples.options)
+    with samples.canonical() as units:
         float_ = walk.float_spreads(units) if reference == "float" else {}
         with TensorStore(units.memory) as store:
             tuned = walk.run(units, float_, store)
@@ -210,7 +206,7 @@ class _BatchNormTuning(LayerVisitor[dict[str, RunningVariance]]):
         def spreads(unit: Sample, known: Mapping[str, Any]) -> dict[str, RunningVariance]:
             return self._spreads(known, names, unit, "")
 
-        for _, found in run_float(self.graph, names, units, self.options, spreads):
+        for _, found in run_float(self.graph, names, units, spreads):
             self._merge(found)
         return self._merged()
 

@@ -16,17 +16,15 @@ and the second form as in its authors' code. They measure outputs; here moments 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
-from sbonnx.calib.data.dataset import Dataset
-from sbonnx.calib.data.sample import Sample
-from sbonnx.calib.engine.layerwise import run_float
+from sbonnx.calib.engine.layerwise import sum_inputs
 from sbonnx.calib.engine.samples import Samples
-from sbonnx.calib.engine.threads import one_blas_thread
+from sbonnx.calib.engine.threads import one_blas_thread, within
 from sbonnx.calib.qparams.solve import weight_bounds
 from sbonnx.equalize.channel_scales import apply
 from sbonnx.equalize.rules import RULES
@@ -36,7 +34,6 @@ from sbonnx.graph.constant_edits import ConstantEdit
 from sbonnx.linear.layer import LinearLayer
 from sbonnx.moments import Moments
 from sbonnx.ops import LINEAR, MATRIX_PRODUCTS
-from sbonnx.options import RunOptions
 from sbonnx.plan.types import Plan, RoundingChoice, Site
 from sbonnx.reconstruct.layer_inputs import Layer, Watched, in_budget, layers_of, watched
 from sbonnx.report import Reason, Refusal
@@ -280,8 +277,7 @@ ROWS: Final = 256
 def scale_by_activations(
     graph: Graph,
     plan: Plan,
-    data: Dataset,
-    options: RunOptions | None = None,
+    samples: Samples,
 ) -> tuple[list[Scaled], list[Refusal]]:
     """Scale the inputs of the matrix products that `plan` rounds, by their input activations on the data, in place.
 
@@ -291,8 +287,7 @@ def scale_by_activations(
 
     Args:
         graph, plan: a graph and its plan; the plan remains valid.
-        data: calibration samples.
-        options: see `RunOptions`.
+        samples: of the graph.
 
     Returns:
         The scaled tensors; refusals with the reason for all others.
@@ -306,8 +301,7 @@ def scale_by_activations(
     )
     layers, _ = layers_of(graph, replace(plan, sites=sites), correct=False)
     layers = [layer for layer in layers if layer.node.op in MATRIX_PRODUCTS and layer.layout.groups == 1]
-    options = options or RunOptions()
-    budget = options.memory_bytes
+    budget = samples.options.memory_bytes
     shared = [
         Refusal(STEP, layer.tensor, Reason("weight-is-shared", SHARED.format(layer.node.name)))
         for layer in layers
@@ -318,12 +312,12 @@ def scale_by_activations(
     scaled: list[Scaled] = []
     if not layers:
         return scaled, refusals
-    with one_blas_thread(), Samples.of(data, graph, options).canonical() as units:
+    with one_blas_thread(), samples.canonical() as units:
         for number, some in enumerate(_passes(layers, budget)):
-            options.progress.start(f"scaling by activations, pass {number + 1}", data.count)
+            samples.options.progress.start(f"scaling by activations, pass {number + 1}", samples.data.count)
             seen = watched(some, two_streams=False, rows=lambda layer: ROWS, seed=0)
             sums = [one for one in seen if isinstance(one, Watched)]
-            _run(graph, units, sums, options)
+            sum_inputs(graph, sums, units)
             aware = {
                 layer.node.name: Aware(one.moments(layer), _fake_quant(layer.site, plan.scale_rule))
                 for one in sums
@@ -344,28 +338,14 @@ def _fake_quant(site: Site, rule: ScaleRule) -> Callable[[Array], Array]:
     return fake_quant
 
 
-def _run(graph: Graph, units: Iterable[Sample], sums: Sequence[Watched], options: RunOptions) -> None:
-    """Run all samples through the float network and accumulate the inputs of the layers."""
-    tensors = {one.name: one.uses[0].tensor for one in sums}
-    for unit, known in run_float(graph, tensors.values(), units, options, lambda _, known: known):
-        for one in sums:
-            if tensors[one.name] in known:
-                one.add(np.asarray(known[tensors[one.name]]), None, [unit.rank])
-
-
 def _passes(layers: Sequence[Layer], memory: int) -> Iterator[list[Layer]]:
     """Yield groups of layers whose moments fit into `memory` together. Layers that read one tensor stay together."""
     by_tensor: dict[str, list[Layer]] = {}
     for layer in layers:
         by_tensor.setdefault(layer.tensor, []).append(layer)
-    some: list[Layer] = []
-    used = 0
-    for group in by_tensor.values():
-        size = max(layer.bytes_of_moments(two_streams=False) for layer in group)
-        if some and used + size > memory:
-            yield some
-            some, used = [], 0
-        some += group
-        used += size
-    if some:
-        yield some
+
+    def size(group: Sequence[Layer]) -> int:
+        return max(layer.bytes_of_moments(two_streams=False) for layer in group)
+
+    for groups in within(by_tensor.values(), size, memory):
+        yield [layer for group in groups for layer in group]

@@ -9,7 +9,6 @@ from typing import Final
 import numpy as np
 
 from sbonnx.calib.calibrator import Calibrator
-from sbonnx.calib.data.dataset import Dataset
 from sbonnx.calib.engine.samples import Samples
 from sbonnx.equalize import smooth
 from sbonnx.equalize.absorb import absorb, before_relus
@@ -20,7 +19,6 @@ from sbonnx.equalize.scale_trace import Clips, ConstantEditor, Traced, trace
 from sbonnx.graph import Graph
 from sbonnx.graph.edit import sort
 from sbonnx.graph.query import producer, scopes
-from sbonnx.options import RunOptions, without_cache
 from sbonnx.plan.types import Plan, Site
 from sbonnx.report import Fired, Reason, Refusal
 from sbonnx.spec import Array, Bounds, QuantSpec
@@ -63,15 +61,14 @@ class Equalization:
 def channel_ranges(
     graph: Graph,
     wanted: Mapping[str, int],
-    data: Dataset,
-    options: RunOptions | None = None,
+    samples: Samples,
 ) -> dict[str, Bounds]:
     """Run the float graph over the data once and return the exact minimum and maximum of every channel.
 
     Args:
         graph: simplified and fused; not changed.
         wanted: channel axis by tensor name.
-        options: see `RunOptions`.
+        samples: of the graph.
 
     Returns:
         bounds of shape (channels,) by tensor. Tensors that no sample reached (a branch that never ran, bodies of Loop
@@ -90,8 +87,9 @@ def channel_ranges(
     )
     if not sites:
         return {}
-    with Calibrator(graph, Plan(sites), without_cache(options)) as calibrator:
-        calibrator.observe_all(Samples.of(data, graph, options))
+    samples = samples.uncached
+    with Calibrator(graph, Plan(sites), samples.options) as calibrator:
+        calibrator.observe_all(samples)
         found = calibrator.sketches()
     return {
         name: Bounds(sketch.lo, sketch.hi) for (name, _), sketch in found.items() if sketch.samples and sketch.finite

@@ -19,12 +19,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from sbonnx.calib.data.dataset import Dataset
 from sbonnx.calib.engine.samples import Samples
 from sbonnx.graph import Graph, query
 from sbonnx.heads.layout import HeadLayout, HeadRegion, head_layout
 from sbonnx.heads.losses import EndError, Quantized, RegionTrials, Values
-from sbonnx.options import RunOptions
 from sbonnx.plan.types import Plan, Reader, Site, Solution
 from sbonnx.report.codes import Note, Reason
 
@@ -90,20 +88,18 @@ class _Trial:
 def protect(
     graph: Graph,
     network: Quantized,
-    data: Dataset,
+    samples: Samples,
     replan: Replan,
     time_of: Callable[[Plan], float],
-    options: RunOptions,
 ) -> Protected | None:
     """Leave the regions in float that pay. Return None if the network has no head.
 
     Args:
         graph: simplified and fused; not changed.
         network: the plan of the graph and its solution.
-        data: calibration samples, of which `SAMPLES` are run, chosen by their contents.
+        samples: of the graph, of which `SAMPLES` are run, chosen by their contents.
         replan: see `Replan`.
         time_of: estimated time of a plan, in any unit.
-        options: device, memory and progress.
 
     Raises:
         DataError, ModelError, DeviceError: see `LayerRunner`.
@@ -111,8 +107,9 @@ def protect(
     layout = head_layout(graph)
     if layout is None or not network.plan.of_role("activation"):
         return None
-    with Samples.of(data, graph, options).canonical() as samples:
-        feeds = [dict(unit.feed) for unit in islice(samples, SAMPLES)]
+    with samples.canonical() as units:
+        feeds = [dict(unit.feed) for unit in islice(units, SAMPLES)]
+    options = samples.options
     search = _RegionSearch(graph, layout, RegionTrials(graph, layout.ends, feeds, options.device), replan, time_of)
     options.progress.start("outputs by region", None)
     taken, found, before, after = search.run(network)

@@ -20,10 +20,9 @@ from typing import Final
 import numpy as np
 
 from sbonnx.backends.onnxruntime.ort_nbits import stored_bits
-from sbonnx.calib.data.dataset import Dataset
+from sbonnx.calib.engine.samples import Samples
 from sbonnx.graph import Graph
 from sbonnx.linear.layer import LinearLayer
-from sbonnx.options import RunOptions
 from sbonnx.plan.types import Plan, Reader, Site, Solution
 from sbonnx.profile.pieces import StepSession
 from sbonnx.profile.walk import LayerSample, Walk, WalkOptions
@@ -53,13 +52,13 @@ class LevelErrors:
         return LevelErrors(self.inputs + other.inputs, self.weights + other.weights)
 
 
-def with_accuracy_levels(solution: Solution, graph: Graph, plan: Plan, data: Dataset, options: RunOptions) -> Solution:
+def with_accuracy_levels(solution: Solution, graph: Graph, plan: Plan, samples: Samples) -> Solution:
     """Return the solution with `levels`, and a note if there are any.
 
     Raises:
         DataError, ModelError: the float model cannot run on the data.
     """
-    found = level_errors(graph, plan, solution, data, options)
+    found = level_errors(graph, plan, solution, samples)
     lost = {name: errors for name, errors in found.items() if errors.inputs > errors.weights}
     if not lost:
         return solution
@@ -72,9 +71,7 @@ def with_accuracy_levels(solution: Solution, graph: Graph, plan: Plan, data: Dat
     return replace(solution, levels=dict.fromkeys(lost, FLOAT32), notes=(*solution.notes, note))
 
 
-def level_errors(
-    graph: Graph, plan: Plan, solution: Solution, data: Dataset, options: RunOptions
-) -> dict[str, LevelErrors]:
+def level_errors(graph: Graph, plan: Plan, solution: Solution, samples: Samples) -> dict[str, LevelErrors]:
     """Measure both errors of each layer whose block-wise weight the file holds in 4 bits, on its float inputs.
 
     Args:
@@ -90,6 +87,7 @@ def level_errors(
         for reader in site.readers
     }
     by_layer = {reader.node: (reader, site) for reader, site in sites.items() if reader.index == 1}
+    options = samples.options
     resources = WalkOptions(FEEDS, options.device, options.memory, options.threads)
     walk: Walk[LevelErrors | None] = Walk(graph, by_layer, reads=sites, options=resources)
 
@@ -99,7 +97,7 @@ def level_errors(
         return None if weights is None else weights.errors(sample.inputs[piece.data])
 
     found: dict[str, LevelErrors] = {}
-    for piece, seen in walk(data, look):
+    for piece, seen in walk(samples.data, look):
         weights = _written_weight(piece, *by_layer[piece.step.layer], solution)  # before the first feed runs
         rows = [errors for errors in seen if errors is not None]
         if rows:

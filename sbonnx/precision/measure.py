@@ -8,12 +8,10 @@ from typing import Final
 import numpy as np
 
 from sbonnx.calib.calibrator import Calibrator
-from sbonnx.calib.data.dataset import Dataset
 from sbonnx.calib.engine.samples import Samples
 from sbonnx.calib.sketches import Sketch
 from sbonnx.graph import Graph, Variable
 from sbonnx.graph.query import dtype, scopes
-from sbonnx.options import RunOptions, without_cache
 from sbonnx.plan.magnitudes import LOWEST, OCTAVES, Magnitudes
 from sbonnx.plan.types import ObserverChoice, Plan, Site, Solution
 from sbonnx.spec import QuantSpec
@@ -22,11 +20,7 @@ BY_HISTOGRAM: Final = ObserverChoice("mse")
 """Observer that needs the distribution, because magnitudes are computed from its histogram."""
 
 
-def magnitudes(
-    graph: Graph,
-    data: Dataset,
-    options: RunOptions | None = None,
-) -> dict[str, Magnitudes]:
+def magnitudes(graph: Graph, samples: Samples) -> dict[str, Magnitudes]:
     """Run the float graph over the data once more and observe every float32 tensor.
 
     This is a separate pass: with every tensor as an output, onnxruntime fuses nothing, but ranges for scales must be
@@ -35,7 +29,7 @@ def magnitudes(
 
     Args:
         graph: simplified and fused; not changed.
-        options: see `RunOptions`.
+        samples: of the graph.
 
     Returns:
         Magnitudes by tensor, without tensors that no sample reached (a branch that never ran, bodies of Loop and
@@ -51,23 +45,18 @@ def magnitudes(
     )
     if not sites:
         return {}
-    with Calibrator(graph, Plan(sites), without_cache(options), tolerant=True) as calibrator:
-        calibrator.observe_all(Samples.of(data, graph, options))
+    samples = samples.uncached
+    with Calibrator(graph, Plan(sites), samples.options, tolerant=True) as calibrator:
+        calibrator.observe_all(samples)
         found = calibrator.sketches()
     return {name: magnitudes_of(sketch) for (name, _), sketch in found.items() if sketch.samples and sketch.elements}
 
 
-def with_magnitudes(
-    solution: Solution,
-    graph: Graph,
-    plan: Plan,
-    data: Dataset | None,
-    options: RunOptions | None = None,
-) -> Solution:
+def with_magnitudes(solution: Solution, graph: Graph, plan: Plan, samples: Samples | None) -> Solution:
     """Return the solution with `magnitudes` if the plan uses a narrower float type, else unchanged."""
-    if plan.float_type == "fp32" or data is None:
+    if plan.float_type == "fp32" or samples is None:
         return solution
-    return replace(solution, magnitudes=magnitudes(graph, data, options))
+    return replace(solution, magnitudes=magnitudes(graph, samples))
 
 
 def _floats(graph: Graph) -> list[tuple[str, str]]:

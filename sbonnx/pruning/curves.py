@@ -10,7 +10,6 @@ import numpy as np
 
 from sbonnx import graph as graphs
 from sbonnx.graph import Graph
-from sbonnx.options import RunOptions
 from sbonnx.pruning.criteria import CRITERIA, DimensionData, ReaderMoments, checked
 from sbonnx.pruning.fit_layers import FitLayer, MomentPair
 from sbonnx.pruning.float_pass import OutputErrors
@@ -119,7 +118,6 @@ def curves(
     layers: Mapping[str, FitLayer],
     pairs: Mapping[str, MomentPair],
     judge: OutputErrors,
-    options: RunOptions,
     before: RemovedBefore | None = None,
 ) -> list[SensitivityCurve]:
     """Measure the curve of each dimension of `found`, alone, with one-stream refits of the layers that read it.
@@ -134,7 +132,8 @@ def curves(
     starts = [0] * len(orders) if before is None else before.counts.tolist()
     error = 0.0 if before is None else judge.error(graph)
     trial = WeightEditor(graphs.copy(graph), layers)
-    options.progress.start("sensitivity of dimensions", len(found.dimensions))
+    progress = judge.options.progress
+    progress.start("sensitivity of dimensions", len(found.dimensions))
     measured = []
     for dimension, order, start in zip(found.dimensions, orders, starts, strict=True):
         readers = [(side, channels) for side, channels in dimension.channels.items() if side.direction == "in"]
@@ -164,7 +163,7 @@ def curves(
         order_of = np.argsort(counts)
         rising = np.maximum.accumulate(np.array(errors)[order_of])
         measured.append(SensitivityCurve(tuple(np.array(counts)[order_of].tolist()), tuple(rising.tolist())))
-        options.progress.advance(1)
+        progress.advance(1)
     return measured
 
 

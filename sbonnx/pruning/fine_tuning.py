@@ -9,12 +9,10 @@ from typing import Final
 import numpy as np
 
 from sbonnx import graph as graphs
-from sbonnx.calib.data.dataset import Dataset
 from sbonnx.calib.engine.samples import Samples
 from sbonnx.calib.held_out import divide
 from sbonnx.graph import Graph
 from sbonnx.graph.query import shape, tensors_by_name
-from sbonnx.options import RunOptions
 from sbonnx.pruning.groups.channel_removal import restore
 from sbonnx.pruning.groups.dimensions import along_axis, dependencies
 from sbonnx.pruning.groups.pruning_plan import PruningPlan
@@ -83,9 +81,8 @@ def fine_tune(
     plan: PruningPlan,
     graph: Graph,
     masked: Graph,
-    data: Dataset,
+    samples: Samples,
     settings: Pruning,
-    options: RunOptions,
 ) -> tuple[Graph, Graph, FineTuneRow]:
     """Train the remaining weights of a pruned graph to reproduce the outputs of the original one.
 
@@ -96,9 +93,8 @@ def fine_tune(
         plan: channels that were removed.
         graph: the pruned graph; not changed.
         masked: the masked graph; not changed.
-        data: samples; a part of them selects the epoch.
+        samples: of the original; a part of them selects the epoch. Other numbers of threads change the last bits.
         settings: with `finetune`; layers that are skipped are not trained.
-        options: `threads` (of torch; other numbers change the last bits) and `progress`.
 
     Returns:
         The trained pruned graph and masked graph, or the given ones if no epoch was better, and the row.
@@ -115,12 +111,12 @@ def fine_tune(
     tuned = finetune(
         graph,
         original,
-        divide(Samples.of(data, original, options), HELD_OUT),
+        divide(samples, HELD_OUT),
         Settings(epochs=tuning.epochs, lr=tuning.lr, inner_weight=INNER_WEIGHT),
         kept=remaining_entries(original, plan),
         frozen=[name for name, layer in settings.layers.items() if layer.skip],
         augment=tuning.augment,
-        options=options,
+        options=samples.options,
     )
     row = FineTuneRow(
         tuned.epochs, tuned.epoch, tuned.before, tuned.after, tuned.augment, len(tuned.masked), tuned.stopped

@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 
+from sbonnx.calib.engine.samples import CanonicalSamples, Samples
 from sbonnx.correct.biases import biases_of
 from sbonnx.graph import Graph, Node
 from sbonnx.graph.query import constant
@@ -15,6 +16,7 @@ from sbonnx.linear.im2col import Geometry, geometry_of
 from sbonnx.linear.layer import LinearLayer
 from sbonnx.moments import Moments, MomentSums, bytes_for, is_held, rows_a_sample
 from sbonnx.ops import LINEAR
+from sbonnx.options import RunOptions
 from sbonnx.pruning.groups.dimensions import WHAT, Dependencies
 from sbonnx.pruning.groups.removal_trace import LinearSides
 from sbonnx.report import Reason, Refusal
@@ -85,12 +87,13 @@ class FitLayer:
 
 
 def fit_layers(
-    graph: Graph, found: Dependencies, memory: int, *, two_streams: bool
+    graph: Graph, found: Dependencies, samples: Samples | CanonicalSamples | None, *, two_streams: bool
 ) -> tuple[list[FitLayer], list[Refusal]]:
     """Return the layers whose weight can be replaced, and refusals for those that are not refitted.
 
-    Layers whose moments do not fit into `memory` bytes are left out.
+    Layers whose moments do not fit into the memory for runs of the samples are left out.
     """
+    memory = (RunOptions() if samples is None else samples.options).memory_bytes
     biases = biases_of(graph)
     layers, refusals = [], []
     for sides in found.linears:
@@ -153,7 +156,7 @@ class InputSums:
 
     def __init__(self, layers: Sequence[FitLayer], *, two_streams: bool, samples: int, seed: int = 0) -> None:
         self.layers = layers
-        self.tensor = layers[0].tensor
+        self.tensors = (layers[0].tensor,)
         rows = rows_a_sample(layers[0].layout.inputs, samples, ROWS)
         self._geometry = layers[0].geometry
         self._sums = [
@@ -161,7 +164,12 @@ class InputSums:
         ]
         self._rows = self._samples = 0
 
-    def add(self, value: Array, pruned: Array | None, samples: Sequence[int]) -> None:
+    @property
+    def tensor(self) -> str:
+        """The input."""
+        return self.tensors[0]
+
+    def add(self, value: Array, pruned: Array | None, samples: Sequence[int], _: int = 0) -> None:
         """Add one sample, or several stacked along the leading axis; `samples`: their ranks in content order."""
         self._rows += self._geometry.count(value.shape)
         self._samples += len(samples)

@@ -6,13 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any, Final
 
 import numpy as np
 
 from sbonnx.calib.data.sample import Sample
-from sbonnx.calib.engine.layerwise import run_float
+from sbonnx.calib.engine.layerwise import run_float, sum_inputs
 from sbonnx.calib.engine.runner import LayerRunner
 from sbonnx.calib.engine.samples import CanonicalSamples, micro_batches
 from sbonnx.calib.engine.threads import in_order, within
@@ -35,7 +34,7 @@ LEAST_SCORES: Final = 8
 
 
 def float_moments(
-    graph: Graph, layers: Sequence[FitLayer], units: CanonicalSamples, options: RunOptions
+    graph: Graph, layers: Sequence[FitLayer], units: CanonicalSamples
 ) -> tuple[dict[str, MomentPair], list[Refusal]]:
     """Return the moments of the inputs of each layer in the float network, by layer, in as few passes as fit memory.
 
@@ -46,15 +45,12 @@ def float_moments(
     """
     pairs: dict[str, MomentPair] = {}
     refusals = []
+    options = units.options
     passes = within(layers, lambda layer: 2 * bytes_for(layer.layout, two_streams=False), options.memory_bytes)
     for number, some in enumerate(passes):
         options.progress.start(f"moments of inputs, pass {number + 1}", units.feeds)
         sums = input_sums(some, two_streams=False, samples=units.samples)
-        names = [each.tensor for each in sums]
-        for unit, known in run_float(graph, names, units, options, lambda _, known: known):
-            for each in sums:
-                if each.tensor in known:
-                    each.add(np.asarray(known[each.tensor]), None, [unit.rank])
+        sum_inputs(graph, sums, units)
         for each in sums:
             for layer in each.layers:
                 pair = each.pair(layer)
@@ -68,7 +64,7 @@ def float_moments(
     return pairs, refusals
 
 
-def measured_sizes(graph: Graph, found: Dependencies, units: CanonicalSamples, options: RunOptions) -> dict[str, float]:
+def measured_sizes(graph: Graph, found: Dependencies, units: CanonicalSamples) -> dict[str, float]:
     """Return sizes that can depend on the input, by node, on average over the samples that they are measured on.
 
     Returns:
@@ -91,7 +87,7 @@ def measured_sizes(graph: Graph, found: Dependencies, units: CanonicalSamples, o
 
     total: dict[str, list[float]] = {}
     names = [*outputs, *factors, *factors.values()]
-    for _, sizes in run_float(graph, names, islice(units, MOST_JUDGED), options, visit):
+    for _, sizes in run_float(graph, names, units, visit, MOST_JUDGED):
         for name, size in sizes.items():
             total.setdefault(nodes[name], []).append(size)
     return {name: float(np.mean(sizes)) for name, sizes in total.items()}
@@ -113,7 +109,7 @@ class OutputErrors:
     outputs: list[Mapping[str, Array]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, graph: Graph, units: CanonicalSamples, options: RunOptions) -> OutputErrors:
+    def of(cls, graph: Graph, units: CanonicalSamples) -> OutputErrors:
         """Run the float network.
 
         Raises:
@@ -121,7 +117,7 @@ class OutputErrors:
         """
         held = [unit for unit in units if is_held(unit.rank)][:MOST_JUDGED] or list(units)[:MOST_JUDGED]
         names = [tensor.name for tensor in graph.outputs]
-        judge = cls(list(micro_batches(graph, names, held, options)), options)
+        judge = cls(list(micro_batches(graph, names, held, units.options)), units.options)
         judge.outputs = judge.run(graph)
         if not any(judge.outputs):
             raise DataError(

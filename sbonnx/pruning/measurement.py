@@ -10,13 +10,12 @@ from typing import Any, Final
 
 from sbonnx.calib.cache.data_digest import data_digest
 from sbonnx.calib.cache.sketch_cache import PRUNING
-from sbonnx.calib.data.dataset import Dataset
 from sbonnx.calib.engine.runner import settings
+from sbonnx.calib.engine.samples import Samples
 from sbonnx.errors import OutputError
 from sbonnx.graph import Graph
 from sbonnx.graph.digests import combined, outputs_digest, text
 from sbonnx.graph.storage.output_files import write_bytes
-from sbonnx.options import RunOptions
 from sbonnx.pruning.curves import SensitivityCurve
 from sbonnx.report import Refusal
 from sbonnx.report.reading import read
@@ -49,14 +48,14 @@ class MeasurementCache:
     Files are written atomically and have a checksum: damaged ones are measured again.
 
     Args:
-        options: with the folder of the cache; None: nothing is cached.
-        data: the samples.
+        samples: what is measured on; without a folder of the cache, nothing is cached.
     """
 
-    def __init__(self, options: RunOptions, data: Dataset) -> None:
-        self._folder = None if options.cache is None else Path(options.cache) / PRUNING
-        self._data = "" if self._folder is None else data_digest(data)
-        self._options = options
+    def __init__(self, samples: Samples) -> None:
+        cache = samples.options.cache
+        self._folder = None if cache is None else Path(cache) / PRUNING
+        self._data = "" if self._folder is None else data_digest(samples.data)
+        self._settings = sorted(settings(samples.options.device).items())
 
     def get(self, graph: Graph, depends_on: Sequence[object], measure: Callable[[], Measurement]) -> Measurement:
         """Return the measurement of a graph from the cache, or measure and store it.
@@ -71,7 +70,7 @@ class MeasurementCache:
         if self._folder is None:
             return measure()
         names = [node.name for node in graph.nodes]
-        parts = [FORMAT, __version__, self._data, sorted(settings(self._options.device).items()), names, *depends_on]
+        parts = [FORMAT, __version__, self._data, self._settings, names, *depends_on]
         key = text(combined("pruning", outputs_digest(graph).encode(), *(repr(part).encode() for part in parts)))
         file = self._folder / f"{key}.json"
         found = _read(file)

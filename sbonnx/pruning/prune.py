@@ -21,7 +21,6 @@ from sbonnx.graph import Graph
 from sbonnx.graph.edit import sort, sweep
 from sbonnx.graph.query import constant_bytes
 from sbonnx.metrics import loss_kind
-from sbonnx.options import RunOptions
 from sbonnx.plan import Plan, plan_times
 from sbonnx.pruning.budgets.allocate import CountLimits, allocate
 from sbonnx.pruning.budgets.budget import Budget, Cost, NetworkSize, SizeCost, network_size
@@ -106,9 +105,8 @@ class Pruned:
 
 def prune_graph(
     graph: Graph,
-    data: Dataset | None,
+    samples: Samples | None,
     settings: Pruning,
-    options: RunOptions | None = None,
     judged: Dataset | None = None,
 ) -> Pruned:
     """Prune a float graph.
@@ -119,10 +117,9 @@ def prune_graph(
 
     Args:
         graph: simplified and fused; biases are added to layers without one, and unused nodes are removed, in place.
-        data: calibration data; None: no refit, and only a ratio with a strategy that needs no data.
+        samples: of the graph; None: no refit, and only a ratio with a strategy that needs no data.
         settings: see `Pruning`.
-        options: see `RunOptions`.
-        judged: hold-out samples for MAX_LOSS; None: `data`.
+        judged: hold-out samples for MAX_LOSS; None: those of `samples`.
 
     Returns:
         If the budget or the loss cannot be met: the nearest network.
@@ -132,32 +129,31 @@ def prune_graph(
         DataError: a budget, the strategy or fine-tuning needs data.
         ModelError, DeviceError: see `LayerRunner` and `require_fine_tuning`.
     """
-    options = options or RunOptions()
     if settings.finetune is not None:
-        if data is None:
+        if samples is None:
             raise DataError("fine-tuning needs samples: give calibration data")
         require_fine_tuning(graph, settings.finetune)
     if settings.pattern is not None:
-        sparse = sparsify(graph, data, settings.pattern, settings, options)
+        sparse = sparsify(graph, samples, settings.pattern, settings)
         same = (PruningPlan({}), sparse.graph, sparse.graph)
         done = Pruned(*same, (), sparse.layers, sparse.refusals, 1.0, 1.0, None, None, (), sparse.sparse)
-        return _fine_tuned(done, graph, data, settings, options)
+        return _fine_tuned(done, graph, samples, settings)
     original = _finished(graph)
-    if data is None:
-        return _without_data(graph, settings, options, original)
-    with _pruner_of(graph, data, settings, options) as pruner:
-        done = _with_data(pruner, judged or data, original)
-    return _fine_tuned(done, graph, data, settings, options)
+    if samples is None:
+        return _without_data(graph, settings, original)
+    with _pruner_of(graph, samples, settings) as pruner:
+        done = _with_data(pruner, judged or samples.data, original)
+    return _fine_tuned(done, graph, samples, settings)
 
 
-def measure_graph(graph: Graph, data: Dataset, settings: Pruning, options: RunOptions) -> None:
-    """Measure what `prune_graph` reads from the cache of `options`: it is the same for budgets of different size.
+def measure_graph(graph: Graph, samples: Samples, settings: Pruning) -> None:
+    """Measure what `prune_graph` reads from the cache of the samples: it is the same for budgets of different size.
 
     Sparse weights have no such measurement. Args and Raises: see `prune_graph`.
     """
     if settings.pattern is None:
         _finished(graph)
-        with _pruner_of(graph, data, settings, options) as pruner:
+        with _pruner_of(graph, samples, settings) as pruner:
             pruner.measure()
 
 
@@ -171,7 +167,7 @@ def _finished(graph: Graph) -> int:
 
 
 def _traced(
-    graph: Graph, settings: Pruning, options: RunOptions, strategy: str
+    graph: Graph, settings: Pruning, samples: Samples | None, strategy: str
 ) -> tuple[Dependencies, dict[str, FitLayer], list[DimensionPruning], list[Refusal]]:
     """Return the dimensions, the layers that can be refitted, the settings of each dimension, and refusals.
 
@@ -182,30 +178,30 @@ def _traced(
     if not found.dimensions:
         reasons = "; ".join(f"{one.where}: {one.why}" for one in found.pinned()[:3]) or "it has no linear layers"
         raise RecipeError(f"pruning: no channels of the model can be removed: {reasons}")
-    listed, refusals = fit_layers(graph, found, options.memory_bytes, two_streams=True)
+    listed, refusals = fit_layers(graph, found, samples, two_streams=True)
     strategy = settings.strategy if settings.strategy != "auto" else strategy
     each = [settings_of(found, dimension, settings, strategy) for dimension in found.dimensions]
     return found, {layer.name: layer for layer in listed}, each, refusals
 
 
 @contextmanager
-def _pruner_of(graph: Graph, data: Dataset, settings: Pruning, options: RunOptions) -> Iterator[_Pruner]:
+def _pruner_of(graph: Graph, samples: Samples, settings: Pruning) -> Iterator[_Pruner]:
     """Order the samples by their contents, and yield what is pruned."""
-    found, layers, each, refusals = _traced(graph, settings, options, "obs")
-    cache = MeasurementCache(options, data)
-    with Samples.of(data, graph, options).canonical() as samples, one_blas_thread():
-        yield _Pruner(graph, found, layers, settings, each, samples, options, cache, tuple(refusals))
+    found, layers, each, refusals = _traced(graph, settings, samples, "obs")
+    cache = MeasurementCache(samples)
+    with samples.canonical() as units, one_blas_thread():
+        yield _Pruner(graph, found, layers, settings, each, units, cache, tuple(refusals))
 
 
-def _fine_tuned(done: Pruned, graph: Graph, data: Dataset | None, settings: Pruning, options: RunOptions) -> Pruned:
-    if settings.finetune is None or data is None:
+def _fine_tuned(done: Pruned, graph: Graph, samples: Samples | None, settings: Pruning) -> Pruned:
+    if settings.finetune is None or samples is None:
         return done
-    small, masked, tuned = fine_tune(graph, done.plan, done.graph, done.masked, data, settings, options)
+    small, masked, tuned = fine_tune(graph, done.plan, done.graph, done.masked, samples, settings)
     return replace(done, graph=small, masked=masked, tuned=tuned)
 
 
-def _without_data(graph: Graph, settings: Pruning, options: RunOptions, original: int) -> Pruned:
-    found, layers, each, _ = _traced(graph, settings, options, "l1norm")
+def _without_data(graph: Graph, settings: Pruning, original: int) -> Pruned:
+    found, layers, each, _ = _traced(graph, settings, None, "l1norm")
     if settings.budget is not None:
         raise DataError("pruning to a budget measures the network: give calibration data, or a ratio")
     measured = [one.strategy for one in each if one.strategy in ("output", "obs")]
@@ -253,14 +249,13 @@ class _Pruner:
     settings: Pruning
     each: Sequence[DimensionPruning]
     samples: CanonicalSamples
-    options: RunOptions
     cache: MeasurementCache
     refusals: tuple[Refusal, ...]
 
     @cached_property
     def judge(self) -> OutputErrors:
         """Outputs of the float network on hold-out samples."""
-        return OutputErrors.of(self.graph, self.samples, self.options)
+        return OutputErrors.of(self.graph, self.samples)
 
     def measure(self) -> _Measured:
         """Measure the float network."""
@@ -269,7 +264,7 @@ class _Pruner:
     def measure_again(self, network: _Network, orders: Sequence[Sequence[int]], removed: Array) -> _Measured:
         """Measure what remains of a network of which the first `removed` groups of each order are removed."""
         found = dependencies(network.masked)
-        listed, _ = fit_layers(network.masked, found, self.options.memory_bytes, two_streams=True)
+        listed, _ = fit_layers(network.masked, found, self.samples, two_streams=True)
         kept = {layer.name: _remains(layer, network.plan).columns for layer in listed}
         first = [tuple(order[:count]) for order, count in zip(orders, removed.tolist(), strict=True)]
         layers = {layer.name: layer for layer in listed}
@@ -284,17 +279,17 @@ class _Pruner:
         first: Sequence[tuple[int, ...]],
     ) -> _Measured:
         def measure() -> Measurement:
-            pairs, missing = float_moments(graph, _readers(found, layers), self.samples, self.options)
+            pairs, missing = float_moments(graph, _readers(found, layers), self.samples)
             orders = _orders(found, layers, pairs, self.settings, self.each, before, first)
             measured: list[SensitivityCurve] = []
             if self.settings.budget is not None:
-                measured = curves(graph, found, orders, layers, pairs, self.judge, self.options, before)
-            sizes = measured_sizes(graph, found, self.samples, self.options)
+                measured = curves(graph, found, orders, layers, pairs, self.judge, before)
+            sizes = measured_sizes(graph, found, self.samples)
             return Measurement(tuple(orders), tuple(measured), sizes, tuple(missing))
 
         strategies = tuple(one.strategy for one in self.each)
         has_curves = self.settings.budget is not None
-        depends_on = (strategies, self.settings.seed, has_curves, self.options.memory_bytes, tuple(first))
+        depends_on = (strategies, self.settings.seed, has_curves, self.samples.options.memory_bytes, tuple(first))
         known = self.cache.get(graph, depends_on, measure)
         size = network_size(graph, found, found.dimensions, known.sizes)
         return _Measured(known.orders, known.curves, size, known.refusals)
@@ -329,7 +324,7 @@ class _Pruner:
         own = self.settings.layers
         fitted = [layer for name, layer in self.layers.items() if not own.get(name, LayerPruning()).skip]
         kept = {layer.name: _remains(layer, plan) for layer in fitted}
-        rows, refusals = refit_pruned(self.graph, masked, fitted, kept, self.samples, self.options)
+        rows, refusals = refit_pruned(self.graph, masked, fitted, kept, self.samples)
         return _Network(plan, masked, tuple(rows), tuple(refusals))
 
 
@@ -371,7 +366,7 @@ def _by_loss(pruner: _Pruner, measured: _Measured, judged: Dataset) -> tuple[Arr
     settings, cost = pruner.settings, pruner.cost(measured)
     assert settings.max_loss is not None
     kind = "metric" if settings.metric is not None else loss_kind(settings.loss, pruner.graph)
-    device = pruner.options.device
+    device = pruner.samples.options.device
     judge = Judge(pruner.graph, judged, kind, settings.metric, settings.labelled, device)
     whole = cost(np.zeros(len(pruner.found.dimensions), np.int64))
 

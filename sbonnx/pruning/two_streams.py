@@ -10,16 +10,14 @@ from typing import Any, Final
 import numpy as np
 
 from sbonnx.calib.data.sample import Sample
-from sbonnx.calib.engine.layerwise import LayerVisitor, run_layerwise
-from sbonnx.calib.engine.runner import LayerRunner, samples_at_once
-from sbonnx.calib.engine.samples import CanonicalSamples, micro_batches
+from sbonnx.calib.engine.layerwise import LayerVisitor, run_two_streams
+from sbonnx.calib.engine.runner import LayerRunner
+from sbonnx.calib.engine.samples import CanonicalSamples
 from sbonnx.calib.engine.segments import Segment
 from sbonnx.calib.engine.threads import one_blas_thread
 from sbonnx.calib.quantized.stream import staged
-from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.graph import Graph
 from sbonnx.graph.query import tensors_by_name
-from sbonnx.options import RunOptions
 from sbonnx.plan.types import Reader
 from sbonnx.pruning.fit_layers import FitLayer, InputSums, MomentPair, input_sums
 from sbonnx.pruning.groups.dimensions import WHAT
@@ -81,7 +79,6 @@ def refit_pruned(
     layers: Sequence[FitLayer],
     kept: Mapping[str, Remains],
     units: CanonicalSamples,
-    options: RunOptions,
 ) -> tuple[list[LayerRefit], list[Refusal]]:
     """Refit the layers of a masked graph, in place, each on inputs from refitted layers.
 
@@ -91,14 +88,13 @@ def refit_pruned(
         layers: of `graph`; those that share a weight with another layer keep it.
         kept: columns and outputs that remain, by layer. Every layer has an entry.
         units: the samples.
-        options: see `RunOptions`.
 
     Raises:
         DataError, ModelError, DeviceError: see `LayerRunner`.
     """
-    walk = _Walk(graph, masked, [layer for layer in layers if layer.can_refit], kept, options)
+    walk = _Walk(graph, masked, [layer for layer in layers if layer.can_refit], kept, units)
     with one_blas_thread():
-        walk.run(units)
+        walk.run()
     return walk.rows, walk.refusals
 
 
@@ -109,13 +105,17 @@ class _Walk(LayerVisitor[list[dict[str, Array]]]):
     recompute = False
 
     def __init__(
-        self, graph: Graph, masked: Graph, layers: Sequence[FitLayer], kept: Mapping[str, Remains], options: RunOptions
+        self,
+        graph: Graph,
+        masked: Graph,
+        layers: Sequence[FitLayer],
+        kept: Mapping[str, Remains],
+        units: CanonicalSamples,
     ) -> None:
         self.floats, self.masked = graph, masked
-        self.layers, self.kept, self.options = layers, kept, options
+        self.layers, self.kept, self.units = layers, kept, units
         self.editor = WeightEditor(masked, {layer.name: layer for layer in layers})
         self.tensors = {layer.name: layer.tensor for layer in layers}
-        self.samples = 0
         self.seen: set[str] = set()  # layers whose input was observed; a skip tensor is observed again later
         self.rows: list[LayerRefit] = []
         self.refusals: list[Refusal] = []
@@ -124,9 +124,8 @@ class _Walk(LayerVisitor[list[dict[str, Array]]]):
         self.skips = skips_of(graph, layers)
         self.products: dict[str, SkipSums] = {}
 
-    def run(self, units: CanonicalSamples) -> None:
+    def run(self) -> None:
         """Run all samples through each stage in both streams, and refit the layers that read its outputs."""
-        self.samples = units.samples
         made = {tensor.name for node in self.floats.nodes for tensor in node.outputs}
         # layers that read inputs of the model, which are equal in both streams, keep their weights
         observed = list(dict.fromkeys(layer.tensor for layer in self.layers if layer.tensor in made))
@@ -134,28 +133,22 @@ class _Walk(LayerVisitor[list[dict[str, Array]]]):
             return
         late = frozenset(Reader(layer.name, 0) for layer in self.layers)
         segments = _with_skips(self.floats, staged(self.floats, observed, late), self.layers, self.skips)
-        options = self.options
-        options.progress.start("refit of the remaining weights", units.feeds)
-        half = units.memory // 2
-        with TensorStore(half) as floats, TensorStore(half) as pruned:
-            batches = micro_batches(self.floats, observed, units, options)
-            for _ in run_layerwise(
-                segments, batches, [floats, pruned], self, samples_at_once(options), options.progress
-            ):
-                self._refit(self.sums)
+        self.units.options.progress.start("refit of the remaining weights", self.units.feeds)
+        for _ in run_two_streams(self.floats, segments, observed, self.units, self):
+            self._refit(self.sums)
 
     def open(self, stack: ExitStack, number: int, segment: Segment) -> Sequence[LayerRunner | None]:
         """Open the stage in the float and in the pruned network."""
         layers = [layer for layer in self.layers if layer.tensor in segment.observed and layer.name not in self.seen]
         self.seen.update(layer.name for layer in layers)
-        self.sums = input_sums(layers, two_streams=True, samples=self.samples)
+        self.sums = input_sums(layers, two_streams=True, samples=self.units.samples)
         here = {layer.name: layer for layer in layers if self.skips.get(layer.name) in segment.observed}
-        self.products = {name: SkipSums(layer, self.samples) for name, layer in here.items()}
+        self.products = {name: SkipSums(layer, self.units.samples) for name, layer in here.items()}
         pieces = (
             segment.model(self.floats, self.index),
             segment.model(self.masked, tensors_by_name(self.masked)),
         )
-        device = self.options.device
+        device = self.units.options.device
         return [stack.enter_context(LayerRunner(piece, device=device, threads=1, name="a layer")) for piece in pieces]
 
     def visit(self, number: int, unit: Sample, streams: Sequence[dict[str, Any]]) -> list[dict[str, Array]]:

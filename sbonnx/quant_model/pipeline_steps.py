@@ -235,8 +235,7 @@ class PipelineSteps:
                 self.prepared.graph,
                 self.prepared.plan,
                 solution,
-                kept.dataset(),
-                run_options(self.prepared.recipe),
+                self._samples(kept),
                 reference=reference,
             )
         finally:

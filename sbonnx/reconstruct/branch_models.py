@@ -24,7 +24,6 @@ from sbonnx.graph import Graph
 from sbonnx.graph.extract import extract
 from sbonnx.graph.query import scopes
 from sbonnx.ops import LINEAR
-from sbonnx.options import RunOptions
 from sbonnx.plan.types import Plan, Reader, Site
 from sbonnx.reconstruct.layer_inputs import WHAT, looks_at_inputs
 from sbonnx.report import Reason, Refusal
@@ -66,9 +65,7 @@ class BranchModel:
         return bool(np.asarray(known[self.branch.condition]).item()) == self.branch.picks
 
 
-def walk_branches(
-    graph: Graph, plan: Plan, units: CanonicalSamples, walked: StreamResult, walk: Walk, options: RunOptions
-) -> StreamResult:
+def walk_branches(graph: Graph, plan: Plan, units: CanonicalSamples, walked: StreamResult, walk: Walk) -> StreamResult:
     """Round the weights that branches of the main graph read, each weight once.
 
     The outer variables that a branch reads are those of the float network, so this is for plans without activations.
@@ -78,7 +75,6 @@ def walk_branches(
         units: the data, iterated several times.
         walked: result for the main graph, whose weights are not rounded again.
         walk: rounds the weights of one branch.
-        options: see `RunOptions`.
 
     Returns:
         `walked` with the weights of the branches, and a refusal for each layer of a scope that cannot run apart.
@@ -93,7 +89,7 @@ def walk_branches(
         refused = tuple(Refusal(WHAT, name, STATIC) for nodes in waiting.values() for name in nodes)
         return replace(walked, refusals=(*walked.refusals, *refused))
     models, refusals = _models(graph, plan, waiting)
-    counts = _counts(graph, models, units, options)
+    counts = _counts(graph, models, units)
     for model in sorted(models, key=lambda one: -counts[one.branch.scope]):
         keys = {site.key for site in waiting[model.branch.scope].values()} - walked.codes.keys()
         if not keys:
@@ -102,7 +98,7 @@ def walk_branches(
             nodes = [name for name, site in waiting[model.branch.scope].items() if site.key in keys]
             refusals += [Refusal(WHAT, name, IDLE) for name in nodes]
             continue
-        with canonical_samples(_samples(graph, model, units, options), options) as selected:
+        with canonical_samples(_samples(graph, model, units), units.options) as selected:
             found = walk(model.graph, model.plan, selected)
         shared = _shared_biases(graph, plan, found, keys)
         walked = _merged(walked, replace(found, constants={**found.constants, **shared}), keys)
@@ -153,20 +149,20 @@ def _plan_of(plan: Plan, nodes: Collection[str]) -> Plan:
     return replace(plan, sites=tuple(sites), refusals=())
 
 
-def _counts(graph: Graph, models: list[BranchModel], units: CanonicalSamples, options: RunOptions) -> dict[str, int]:
+def _counts(graph: Graph, models: list[BranchModel], units: CanonicalSamples) -> dict[str, int]:
     """Return the number of samples that select each branch, by scope."""
     counts = {model.branch.scope: 0 for model in models}
     conditions = [model.branch.condition for model in models]
-    for unit, known in run_float(graph, conditions, units, options, lambda _, known: known):
+    for unit, known in run_float(graph, conditions, units, lambda _, known: known):
         for model in models:
             counts[model.branch.scope] += unit.samples * model.selected(known)
     return counts
 
 
-def _samples(graph: Graph, model: BranchModel, units: CanonicalSamples, options: RunOptions) -> Iterator[Sample]:
+def _samples(graph: Graph, model: BranchModel, units: CanonicalSamples) -> Iterator[Sample]:
     """Yield the samples that select a branch, with its outer variables as feeds."""
     names = [model.branch.condition, *model.reads]
-    for unit, known in run_float(graph, names, units, options, lambda _, known: known):
+    for unit, known in run_float(graph, names, units, lambda _, known: known):
         if model.selected(known):
             yield replace(unit, feed={name: np.asarray(known[name]) for name in model.reads})
 

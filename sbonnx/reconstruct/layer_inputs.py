@@ -208,6 +208,11 @@ class Watched:
         """The layers whose inputs are summed."""
         return self.layers[0].uses
 
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """The inputs."""
+        return tuple(use.tensor for use in self.uses)
+
     def add(self, value: Array, quantized: Array | None, samples: Sequence[int], use: int = 0) -> None:
         """Accumulate one sample, or several stacked along the leading axis.
 
@@ -293,6 +298,11 @@ class WatchedMeans:
     def uses(self) -> tuple[Layer, ...]:
         """The layer whose inputs are summed."""
         return (self.layers[0],)
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """The input."""
+        return (self.layers[0].tensor,)
 
     def add(self, value: Array, quantized: Array | None, samples: Sequence[int], use: int = 0) -> None:
         """Accumulate one sample, or several stacked along the leading axis. `use`: as for `Watched`; there is one."""

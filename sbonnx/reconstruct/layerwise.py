@@ -19,20 +19,18 @@ import numpy as np
 from sbonnx.calib.cache.rounded_weights import RoundedWeights
 from sbonnx.calib.calibrator import MeasuredRanges
 from sbonnx.calib.data.sample import Sample
-from sbonnx.calib.engine.layerwise import LayerVisitor, run_float, run_layerwise
+from sbonnx.calib.engine.layerwise import LayerVisitor, run_two_streams, sum_inputs
 from sbonnx.calib.engine.observation import requests_of
-from sbonnx.calib.engine.runner import LayerRunner, samples_at_once
-from sbonnx.calib.engine.samples import CanonicalSamples, micro_batches
+from sbonnx.calib.engine.runner import LayerRunner
+from sbonnx.calib.engine.samples import CanonicalSamples
 from sbonnx.calib.engine.segments import Segment
 from sbonnx.calib.engine.threads import one_blas_thread, within
 from sbonnx.calib.quantized.state import RoundSite, StreamResult
 from sbonnx.calib.quantized.stream import QuantizedInputs, measured_sites, quantized, quantized_reads, staged, uses_of
 from sbonnx.calib.sketches import Sketch
-from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.errors import NumericError
 from sbonnx.graph import Graph
 from sbonnx.graph.storage.weights import release_pages
-from sbonnx.options import RunOptions
 from sbonnx.plan.types import Plan, Reader, Site
 from sbonnx.reconstruct.layer_fit import LayerFitter, Reconstruction
 from sbonnx.reconstruct.layer_inputs import Layer, Seen, in_budget, layers_of
@@ -52,18 +50,17 @@ def walk_rounding(
     ranges: MeasuredRanges,
     settings: Reconstruction,
     inputs: QuantizedInputs | None,
-    options: RunOptions,
     stored: RoundedWeights | None = None,
 ) -> StreamResult:
     """Round the weights of `plan` whose rounding uses inputs.
 
     Args:
         graph, plan: as for `calibrate`; not changed.
-        units: the data, sorted and numbered by content, iterated several times.
+        units: the data, sorted and numbered by content, iterated several times. The moments of a layer get as much
+            memory as activations, at least `LEAST_MEMORY`.
         ranges: ranges in the float network; sites without a range get none.
         settings: see `Reconstruction`.
         inputs: measure activations on the way, see `walk_quantized`; None: use the ranges of the float network.
-        options: see `RunOptions`. The moments of a layer get as much memory as activations, at least `LEAST_MEMORY`.
         stored: layers of an interrupted run, which are not rounded again; each further layer is added to them.
 
     Raises:
@@ -75,12 +72,12 @@ def walk_rounding(
         layers = [replace(layer, alone=True) if layer.others else layer for layer in layers]
     layers, large = in_budget(
         layers,
-        max(options.memory_bytes, LEAST_MEMORY),
+        max(units.options.memory_bytes, LEAST_MEMORY),
         two_streams=settings.quantized,
         hold_out=settings.holds_out,
     )
     fit = LayerFitter(graph, plan, ranges.bounds, settings, units.samples, stored)
-    walk = _LayerwiseRounding(fit, layers, units, options, samples_at_once(options), options.memory_bytes)
+    walk = _LayerwiseRounding(fit, layers, units)
     with one_blas_thread():
         if settings.quantized:
             walk.through_stages(inputs)
@@ -98,9 +95,6 @@ class _LayerwiseRounding:
     fit: LayerFitter
     layers: Sequence[Layer]
     units: CanonicalSamples
-    options: RunOptions
-    threads: int
-    memory: int
 
     @property
     def graph(self) -> Graph:
@@ -122,7 +116,7 @@ class _LayerwiseRounding:
         observed = list(dict.fromkeys([*sites, *(layer.tensor for layer in self.layers)]))
         made = {tensor.name for node in self.graph.nodes for tensor in node.outputs}
         segments = staged(self.graph, [name for name in observed if name in made], late)
-        self.options.progress.start("rounding by input activations", self.units.feeds)
+        self.units.options.progress.start("rounding by input activations", self.units.feeds)
         # layers that read model inputs, which are equal in both streams except for their quantization
         sums = self.fit.watch([layer for layer in self.layers if layer.tensor not in made])
         for unit in self.units if sums else ():
@@ -143,16 +137,14 @@ class _LayerwiseRounding:
             layers: of the walk.
             read: converts an input to what a layer reads through its site.
         """
-        passes = within(layers, lambda layer: layer.bytes_of_moments(two_streams=False), max(self.memory, LEAST_MEMORY))
+        memory = max(self.units.options.memory_bytes, LEAST_MEMORY)
+        passes = within(layers, lambda layer: layer.bytes_of_moments(two_streams=False), memory)
         for number, some in enumerate(passes):
-            self.options.progress.start(f"rounding by float inputs, pass {number + 1}", self.units.feeds)
+            self.units.options.progress.start(f"rounding by float inputs, pass {number + 1}", self.units.feeds)
             sums = self.fit.watch(some)
-            tensors = [use.tensor for watched in sums for use in watched.uses]
-            for unit, known in run_float(self.graph, tensors, self.units, self.options, lambda _, known: known):
-                for watched in sums:
-                    for place, use in enumerate(watched.uses):
-                        if use.tensor in known:
-                            watched.add(read(use.reads, np.asarray(known[use.tensor])), None, [unit.rank], place)
+            sum_inputs(
+                self.graph, sums, self.units, lambda watched, place, value: read(watched.uses[place].reads, value)
+            )
             self.fit.take(sums)
 
 
@@ -174,18 +166,14 @@ class _Stages(LayerVisitor[list[dict[str, Array]]]):
     def run(self, sites: Mapping[str, Sequence[Site]]) -> None:
         """For each stage, run all samples in both streams, then round the layers that read its outputs."""
         self.sites = sites
-        walk, units = self.walk, self.walk.units
-        half = units.memory // 2
+        walk = self.walk
         looked_at = list(dict.fromkeys(name for segment in self.segments for name in segment.observed))
-        with TensorStore(half) as floats, TensorStore(half) as codes:
-            batches = micro_batches(walk.graph, looked_at, units, walk.options)
-            stores = [floats, codes]
-            for segment in run_layerwise(self.segments, batches, stores, self, walk.threads, walk.options.progress):
-                for site in (site for name in segment.observed for site in sites.get(name, ())):
-                    walk.fit.numbers.measure(site, self.sketches[site.tensor, site.spec.axis])
-                walk.fit.take(self.sums)
-                self.sums = ()
-                release_pages()
+        for segment in run_two_streams(walk.graph, self.segments, looked_at, walk.units, self):
+            for site in (site for name in segment.observed for site in sites.get(name, ())):
+                walk.fit.numbers.measure(site, self.sketches[site.tensor, site.spec.axis])
+            walk.fit.take(self.sums)
+            self.sums = ()
+            release_pages()
 
     def open(self, stack: ExitStack, number: int, segment: Segment) -> Sequence[LayerRunner | None]:
         """Open the float and the quantized stage, and start the sums and sketches of its outputs."""
@@ -199,7 +187,7 @@ class _Stages(LayerVisitor[list[dict[str, Array]]]):
             segment.model(walk.graph, numbers.tensors),
             quantized(segment, graph=walk.graph, numbers=numbers, uses=self.uses),
         )
-        device = walk.options.device
+        device = walk.units.options.device
         return [stack.enter_context(LayerRunner(piece, device=device, threads=1, name="a layer")) for piece in pieces]
 
     def visit(self, number: int, unit: Sample, streams: Sequence[dict[str, Any]]) -> list[dict[str, Array]]:

@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from sbonnx.calib.calibrator import MeasuredRanges
-from sbonnx.calib.data.dataset import Dataset
 from sbonnx.calib.engine.samples import CanonicalSamples, Samples
 from sbonnx.calib.qparams.solve import Solve, solution_of
 from sbonnx.calib.quantized.state import StreamResult
 from sbonnx.calib.quantized.stream import QuantizedInputs, walk_quantized
 from sbonnx.graph import Graph
 from sbonnx.graph.query import tensors_by_name
-from sbonnx.options import RunOptions
 from sbonnx.plan.types import Plan, Solution
 from sbonnx.reconstruct.branch_models import walk_branches
 from sbonnx.reconstruct.layer_fit import Reconstruction, gain_notes
@@ -39,42 +37,39 @@ class WeightRounding:
 def reconstruct(
     graph: Graph,
     plan: Plan,
-    data: Dataset,
+    samples: Samples,
     ranges: MeasuredRanges,
     rounding: WeightRounding,
-    options: RunOptions | None = None,
 ) -> Solution:
     """Compute the solution of `plan`: round all weights and derive every scale and zero point.
 
     Args:
         graph, plan: as for `calibrate`; not changed.
-        data: run again if rounding or `rounding.inputs` requires it.
+        samples: run again if rounding or `rounding.inputs` requires it. With a cache, a run that was killed continues
+            after the last layer that it rounded by inputs.
         ranges: result of `calibrate`.
         rounding: how weights are rounded.
-        options: see `RunOptions`. With a cache, a run that was killed continues after the last layer that it rounded
-            by inputs.
 
     Raises:
         NumericError, DataError, ModelError, DeviceError: see `walk_quantized` and `walk_rounding`.
         DataError, OutputError: the folder of the cache cannot be used, see `SketchCache`.
     """
-    options = options or RunOptions()
     walked = StreamResult(ranges.bounds, {}, {})
     notes: tuple[Note, ...] = ()
     if rounding.reconstruction is not None:
         settings = rounding.reconstruction
-        stored = rounded_weights(graph, plan, data, ranges, (rounding.inputs, settings), options)
-        with Samples.of(data, graph, options).canonical(settings.samples) as sorted_units:
+        stored = rounded_weights(graph, plan, samples, ranges, (rounding.inputs, settings))
+        with samples.canonical(settings.samples) as sorted_units:
 
-            def walk(model: Graph, sites: Plan, samples: CanonicalSamples) -> StreamResult:
+            def walk(model: Graph, sites: Plan, units: CanonicalSamples) -> StreamResult:
                 mine = stored if stored is None or model is graph else stored.part(model.nodes[0].name)
-                return walk_rounding(model, sites, samples, ranges, settings, rounding.inputs, options, mine)
+                return walk_rounding(model, sites, units, ranges, settings, rounding.inputs, mine)
 
             walked = walk(graph, plan, sorted_units)
-            walked = walk_branches(graph, plan, sorted_units, walked, walk, options)
+            walked = walk_branches(graph, plan, sorted_units, walked, walk)
         notes = () if stored is None else tuple(note for note in stored.notes if note not in ranges.notes)
     elif rounding.inputs is not None and rounding.inputs.moves_ranges:
-        walked = walk_quantized(graph, plan, data, ranges.bounds, rounding.inputs, rounding.solve, options)
+        walked = walk_quantized(graph, plan, samples, ranges.bounds, rounding.inputs, rounding.solve)
     solution = solution_from(graph, plan, ranges, walked, rounding.solve)
     return replace(solution, notes=(*solution.notes, *notes))
 

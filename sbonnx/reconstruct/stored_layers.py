@@ -12,13 +12,12 @@ import numpy as np
 from sbonnx.calib.cache.rounded_weights import RoundedWeights
 from sbonnx.calib.cache.sketch_cache import CalibrationCache
 from sbonnx.calib.calibrator import MeasuredRanges
-from sbonnx.calib.data.dataset import Dataset
 from sbonnx.calib.engine.runner import settings
+from sbonnx.calib.engine.samples import Samples
 from sbonnx.calib.quantized.state import QuantState
 from sbonnx.graph import Graph
 from sbonnx.graph.digests import array_digests, combined, text
 from sbonnx.graph.storage.weights import spill_large
-from sbonnx.options import RunOptions
 from sbonnx.plan.types import Gain, Plan
 from sbonnx.reconstruct.layer_inputs import Layer
 from sbonnx.spec import Array, Bounds, QParams
@@ -26,7 +25,7 @@ from sbonnx.version import __version__
 
 
 def rounded_weights(
-    graph: Graph, plan: Plan, data: Dataset, ranges: MeasuredRanges, settled: Any, options: RunOptions
+    graph: Graph, plan: Plan, samples: Samples, ranges: MeasuredRanges, settled: Any
 ) -> RoundedWeights | None:
     """Open the layers of an interrupted run with the same model, data, plan, ranges and settings; None without a cache.
 
@@ -36,9 +35,10 @@ def rounded_weights(
     Raises:
         DataError, OutputError: see `SketchCache`.
     """
+    options = samples.options
     if options.cache is None:
         return None
-    cache = CalibrationCache(options.cache, graph, data, settings(options.device))
+    cache = CalibrationCache(options.cache, graph, samples.data, settings(options.device))
     ends = [np.asarray(end) for bounds in ranges.bounds.values() for end in (bounds.lo, bounds.hi)]
     run = combined(
         "rounding",

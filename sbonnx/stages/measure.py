@@ -145,7 +145,7 @@ def equalize_activations(state: PipelineState, options: RunOptions) -> PipelineS
     if not _equalizes_ranges(prepared):
         return _scale_by_activations(state, options)
     graph = prepared.graph
-    ranges = channel_ranges(graph, wanted_ranges(graph, settings), state.data.fit.data, _with_own_cache(state, options))
+    ranges = channel_ranges(graph, wanted_ranges(graph, settings), state.data.fit)
     done = equalize_measured(graph, settings, ranges)
     plan = make(graph, prepared.recipe, prepared.backend, observers=frozenset(OBSERVERS))
     kept = [refusal for refusal in prepared.refusals if refusal not in prepared.plan.refusals]
@@ -170,7 +170,7 @@ def _scale_by_activations(state: PipelineState, options: RunOptions) -> Pipeline
                 "scale by activations", "EQUALIZE.AWQ", Reason("no-data", "there are no data to see what products meet")
             )
         )
-    done, refusals = scale_by_activations(prepared.graph, prepared.plan, state.data.fit.data, options)
+    done, refusals = scale_by_activations(prepared.graph, prepared.plan, state.data.fit)
     fired = [Fired("awq_mul" if one.multiplied else "awq", one.tensor) for one in done]
     if done:
         least, most = min(one.share for one in done), max(one.share for one in done)
@@ -197,17 +197,18 @@ def calibrate(state: PipelineState, options: RunOptions) -> PipelineState:
         return state
     if not prepared.plan.of_role("activation") and reconstruction is not None:
         return replace(state, ranges=MeasuredRanges({}))
-    samples = replace(data.fit, options=_with_own_cache(state, options))
-    return replace(state, ranges=calibrator.calibrate(prepared.graph, prepared.plan, samples))
+    ranges = calibrator.calibrate(prepared.graph, prepared.plan, _with_own_cache(state, data.fit))
+    return replace(state, ranges=ranges)
 
 
-def _with_own_cache(state: PipelineState, options: RunOptions) -> RunOptions:
-    """Return the options with a folder inside the cache for a pruned model: each budget makes another model."""
+def _with_own_cache(state: PipelineState, samples: Samples) -> Samples:
+    """Return the samples with a folder inside the cache for a pruned model: each budget makes another model."""
+    options = samples.options
     if options.cache is None or state.request.pruned is None:
-        return options
+        return samples
     inside = Path(options.cache) / PRUNING
     inside.mkdir(parents=True, exist_ok=True)
-    return replace(options, cache=inside / outputs_digest(state.prepared.graph))
+    return replace(samples, options=replace(options, cache=inside / outputs_digest(state.prepared.graph)))
 
 
 @stage(needs=("graph", "plan", "data", "ranges"), sets=("solution",))
@@ -220,10 +221,8 @@ def reconstruct(state: PipelineState, options: RunOptions) -> PipelineState:
         if rounding.reconstruction is not None:
             solution = replace(solution, notes=(*solution.notes, UNSEEN))
     else:
-        options = _with_own_cache(state, options)
-        solution = solve.reconstruct(
-            prepared.graph, prepared.plan, state.data.fit.data, state.ranges, rounding, options
-        )
+        samples = _with_own_cache(state, state.data.fit)
+        solution = solve.reconstruct(prepared.graph, prepared.plan, samples, state.ranges, rounding)
     return replace(state, solution=solution)
 
 
@@ -239,7 +238,7 @@ def protect_heads(state: PipelineState, options: RunOptions) -> PipelineState:
     replan = Planner(graph, recipe, backend, observers=frozenset(OBSERVERS)).plan
     network = Quantized(prepared.plan, state.solution)
     try:
-        done = protect(graph, network, data.fit.data, replan, time_of, options)
+        done = protect(graph, network, data.fit, replan, time_of)
     except ModelError as error:  # a part of the network does not run alone: it stays as planned
         return state.refused(Refusal("measure the head", "HEADS", Reason("head-not-alone", str(error))))
     if done is None:
@@ -253,9 +252,9 @@ def protect_heads(state: PipelineState, options: RunOptions) -> PipelineState:
 @stage(needs=("graph", "plan", "data", "solution"), sets=("solution",))
 def measure_magnitudes(state: PipelineState, options: RunOptions) -> PipelineState:
     """Measure the magnitudes of float tensors if the remaining float part is to be in half precision."""
-    data = None if state.data is None else state.data.fit.data
+    samples = None if state.data is None else state.data.fit
     prepared = state.prepared
-    return replace(state, solution=with_magnitudes(state.solution, prepared.graph, prepared.plan, data, options))
+    return replace(state, solution=with_magnitudes(state.solution, prepared.graph, prepared.plan, samples))
 
 
 @stage(needs=("graph", "plan", "data", "solution"), sets=("solution",))
@@ -265,7 +264,7 @@ def choose_accuracy_levels(state: PipelineState, options: RunOptions) -> Pipelin
     blockwise = recipe.mode == "weight_only" and prepared.backend.files.integer_operators
     if recipe.accuracy_level != "auto" or not blockwise or state.data is None:
         return state
-    solution = with_accuracy_levels(state.solution, prepared.graph, prepared.plan, state.data.fit.data, options)
+    solution = with_accuracy_levels(state.solution, prepared.graph, prepared.plan, state.data.fit)
     return replace(state, solution=solution)
 
 
@@ -289,5 +288,5 @@ def tune_batchnorms(state: PipelineState, options: RunOptions) -> PipelineState:
             "tune batch norms", "SCHEDULE.BN_TUNING", Reason("no-data", "there are no data to measure their inputs on")
         )
         return replace(state, solution=replace(solution, refusals=(*solution.refusals, refusal)))
-    tuned = tune_norms(prepared.graph, prepared.plan, solution, state.data.fit.data, options)
+    tuned = tune_norms(prepared.graph, prepared.plan, solution, state.data.fit)
     return replace(state, solution=tuned)

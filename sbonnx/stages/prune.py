@@ -86,7 +86,7 @@ def read_pruning_data(state: PipelineState, options: RunOptions) -> PipelineStat
 def measure_for_pruning(state: PipelineState, options: RunOptions) -> PipelineState:
     """Measure what `prune` reads from the cache of the recipe: it is the same for budgets of different size."""
     if state.data is not None and state.prepared.recipe.sparse.max_loss is None:
-        measure_graph(state.prepared.graph, state.data.fit.data, _settings(state), options)
+        measure_graph(state.prepared.graph, state.data.fit, _settings(state))
     return state
 
 
@@ -101,8 +101,8 @@ def prune(state: PipelineState, options: RunOptions) -> PipelineState:
     if request.evaluation is not None and settings.max_loss is not None and request.pruning is not None:
         labelled = proof.LabelledLoss(request.source, request.evaluation, device=options.device)
         settings = replace(settings, labelled=labelled)
-    fit, judged = (None, None) if data is None else (data.fit.data, data.judged)
-    removed = prune_graph(state.prepared.graph, fit, settings, options, judged)
+    fit, judged = (None, None) if data is None else (data.fit, data.judged)
+    removed = prune_graph(state.prepared.graph, fit, settings, judged)
     for graph in (removed.graph, removed.masked):
         patterns.apply(graph, patterns.FUSE)
         edit.sort(graph)

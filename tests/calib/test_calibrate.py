@@ -12,7 +12,7 @@ import pytest
 
 import sbonnx
 from sbonnx.calib.calibrator import Calibrator
-from sbonnx.calib.data.dataset import read
+from sbonnx.calib.engine.samples import Samples
 from sbonnx.errors import DataError, NumericError, RecipeError
 from sbonnx.graph import Graph, load
 from sbonnx.plan.types import ObserverChoice, Plan, Solution
@@ -314,7 +314,7 @@ def test_batch_by_batch_is_the_same(graph: Graph) -> None:
             outputs = calibrator.observe(feed)
             np.testing.assert_allclose(outputs["y"], run(residual(), feed)["y"], rtol=1e-4, atol=1e-3)
         assert same(
-            reconstruct(graph, plan, read(batches(1), graph), calibrator.ranges(), WeightRounding()),
+            reconstruct(graph, plan, Samples.of(batches(1), graph), calibrator.ranges(), WeightRounding()),
             calibrate(graph, plan, batches(5)),
         )
 

@@ -175,7 +175,7 @@ def test_little_memory_compares_piece_by_piece() -> None:
 def test_counting() -> None:
     """Ranges of channels count as well."""
     graph, runs = chain(), SampleCount()
-    channel_ranges(graph, {"b": 1}, data(graph), RunOptions(progress=runs))
+    channel_ranges(graph, {"b": 1}, samples(runs)(graph))
     calibrate(graph, plan_of("x"), data(graph), progress=runs)
     calibrate(graph, plan_of("x"), data(graph))
     assert runs.samples == 2 * SAMPLES

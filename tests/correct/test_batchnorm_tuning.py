@@ -15,7 +15,7 @@ from onnx import numpy_helper
 
 import sbonnx
 from sbonnx import graph as graphs
-from sbonnx.calib.data.dataset import read
+from sbonnx.calib.engine.samples import Samples
 from sbonnx.calib.qparams.solve import weights_alone
 from sbonnx.correct.batchnorm_tuning import RunningVariance, tune_norms
 from sbonnx.errors import DataError
@@ -47,8 +47,8 @@ def prepared_zoo(proto: onnx.ModelProto, **more: Any) -> tuple[Prepared, Solutio
 
 
 def tuned(prepared: Prepared, solution: Solution, x: Array = X, reference: Any = "float") -> Solution:
-    data = read([{"x": x}], prepared.graph)
-    return tune_norms(prepared.graph, prepared.plan, solution, data, RunOptions(threads=1), reference=reference)
+    samples = Samples.of([{"x": x}], prepared.graph, RunOptions(threads=1))
+    return tune_norms(prepared.graph, prepared.plan, solution, samples, reference=reference)
 
 
 def exported(prepared: Prepared, solution: Solution) -> onnx.ModelProto:
@@ -123,8 +123,9 @@ def test_channels_that_say_nothing_stay() -> None:
 def test_the_numbers_do_not_depend_on_batches_threads_or_memory() -> None:
     prepared, solution = prepared_zoo(zoo(X))
     first = tuned(prepared, solution)
-    pieces = read([{"x": piece} for piece in np.split(X, 8)], prepared.graph)
-    other = tune_norms(prepared.graph, prepared.plan, solution, pieces, RunOptions(threads=3, memory="64 KiB"))
+    options = RunOptions(threads=3, memory="64 KiB")
+    pieces = Samples.of([{"x": piece} for piece in np.split(X, 8)], prepared.graph, options)
+    other = tune_norms(prepared.graph, prepared.plan, solution, pieces)
     assert first.constants.keys() == other.constants.keys()
     for name, values in first.constants.items():
         np.testing.assert_array_equal(values, other.constants[name])

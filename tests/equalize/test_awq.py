@@ -13,6 +13,7 @@ import sbonnx
 from sbonnx import graph as graphs
 from sbonnx.backends import BACKENDS
 from sbonnx.calib.data import dataset as datasets
+from sbonnx.calib.engine.samples import Samples
 from sbonnx.calib.qparams.solve import weights_alone
 from sbonnx.equalize import awq as aware
 from sbonnx.equalize.awq import WRITES_OUTPUT, Aware, Scaled, scale_by_activations
@@ -86,7 +87,7 @@ def scaled(text: str, **wishes: Any) -> tuple[onnx.ModelProto, Prepared, list[Sc
     proto, feeds = net(text)
     ready = prepared(proto, mode="weight_only", **{"w.rounding.type": "nearest", "accuracy_level": 1, **wishes})
     notes, refusals = scale_by_activations(
-        ready.graph, ready.plan, datasets.read(feeds, ready.graph), RunOptions(threads=1)
+        ready.graph, ready.plan, Samples.of(feeds, ready.graph, RunOptions(threads=1))
     )
     assert not refusals or text is CHAIN or text is GELU
     return proto, ready, notes, feeds
@@ -124,7 +125,7 @@ def test_even_channels_are_left_alone() -> None:
     ready = prepared(proto, mode="weight_only", **{"w.rounding.type": "nearest"})
     feeds = [{"x": RNG.standard_normal((8, 64)).astype(np.float32)}]
     notes, refusals = scale_by_activations(
-        ready.graph, ready.plan, datasets.read(feeds, ready.graph), RunOptions(threads=1)
+        ready.graph, ready.plan, Samples.of(feeds, ready.graph, RunOptions(threads=1))
     )
     assert not notes
     assert [(one.where, one.what) for one in refusals] == [("x", "scale by activations")]
@@ -137,7 +138,7 @@ def test_a_product_that_writes_an_output_is_left_alone() -> None:
     ready = prepared(proto, mode="weight_only", **{"w.rounding.type": "nearest"})
     feeds = [{"x": uneven(16, WIDE)}]
     notes, refusals = scale_by_activations(
-        ready.graph, ready.plan, datasets.read(feeds, ready.graph), RunOptions(threads=1)
+        ready.graph, ready.plan, Samples.of(feeds, ready.graph, RunOptions(threads=1))
     )
     assert not notes and WRITES_OUTPUT in refusals[0].why
 
@@ -152,7 +153,7 @@ def test_scales_are_searched_with_the_quantizer_of_the_file(
     ready = prepared(proto, mode="weight_only", **wishes)
     seen: dict[str, Aware] = {}
     monkeypatch.setattr(aware, "awq", lambda graph, layers, multiply: (seen.update(layers), ([], []))[1])
-    scale_by_activations(ready.graph, ready.plan, datasets.read(feeds, ready.graph), RunOptions(threads=1))
+    scale_by_activations(ready.graph, ready.plan, Samples.of(feeds, ready.graph, RunOptions(threads=1)))
     solution = weights_alone(ready.graph, ready.plan, round_by_site)
     weights = {node.name: (node.inputs[1].name, constant(node.inputs[1])) for node in ready.graph.nodes}
     assert len(seen) == 2
@@ -180,7 +181,9 @@ def test_moments_in_several_passes_give_the_same() -> None:
     for memory in ("2 GiB", "4 MiB"):
         ready = prepared(proto, mode="weight_only", **{"w.rounding.type": "nearest"})
         data = datasets.read(feeds, ready.graph)
-        notes, _ = scale_by_activations(ready.graph, ready.plan, data, RunOptions(threads=1, memory=memory))
+        notes, _ = scale_by_activations(
+            ready.graph, ready.plan, Samples.of(data, ready.graph, RunOptions(threads=1, memory=memory))
+        )
         kinds.append((notes, run(graphs.to_proto(ready.graph), feeds[0])["y"]))
     assert [one.tensor for one in kinds[0][0]] == [one.tensor for one in kinds[1][0]] == ["x", "g"]
     np.testing.assert_allclose(kinds[0][1], kinds[1][1], rtol=1e-4, atol=1e-4)
@@ -196,7 +199,7 @@ def test_a_weight_that_several_products_read_is_left_alone() -> None:
     }"""
     ready = prepared(model(text, w=(WIDE, WIDE)), mode="weight_only", **{"w.rounding.type": "nearest"})
     data = datasets.read([{"x": uneven(16, WIDE)}], ready.graph)
-    done, refusals = scale_by_activations(ready.graph, ready.plan, data)
+    done, refusals = scale_by_activations(ready.graph, ready.plan, Samples.of(data, ready.graph))
     assert not done
     assert [one.why for one in refusals] == [aware.SHARED.format(ready.graph.nodes[0].name)]
     assert ready.graph.nodes[0].inputs[1] is ready.graph.nodes[2].inputs[1]

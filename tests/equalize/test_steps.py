@@ -13,7 +13,7 @@ import pytest
 
 import sbonnx
 from sbonnx import graph as graphs
-from sbonnx.calib.data import dataset as datasets
+from sbonnx.calib.engine.samples import Samples
 from sbonnx.equalize import Equalization, Equalized, channel_ranges, equalize, equalize_measured, wanted_ranges
 from sbonnx.errors import RecipeError
 from sbonnx.graph.query import constant
@@ -56,7 +56,7 @@ def images(count: int = 4, channels: int = 3) -> list[dict[str, Array]]:
 
 def measured(graph: graphs.Graph, settings: Equalization, feeds: list[dict[str, Array]]) -> Equalized:
     """`equalize_measured` on the ranges of feeds."""
-    data = datasets.read(feeds, graph)
+    data = Samples.of(feeds, graph)
     return equalize_measured(graph, settings, channel_ranges(graph, wanted_ranges(graph, settings), data))
 
 
@@ -134,7 +134,7 @@ def test_smooth_quant_evens_what_products_read(out: str, nodes: int) -> None:
 
 def spread(graph: graphs.Graph, feeds: list[dict[str, Array]]) -> dict[str, float]:
     """By tensor that products read: its largest channel in parts of its smallest."""
-    ranges = channel_ranges(graph, wanted_ranges(graph, Equalization(smooth=(0.5, 0.5))), datasets.read(feeds, graph))
+    ranges = channel_ranges(graph, wanted_ranges(graph, Equalization(smooth=(0.5, 0.5))), Samples.of(feeds, graph))
     ends = {name: np.maximum(np.abs(found.lo), np.abs(found.hi)) for name, found in ranges.items()}
     return {name: float(found.max() / found.min()) for name, found in ends.items()}
 

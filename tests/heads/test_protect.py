@@ -13,14 +13,13 @@ from onnx import numpy_helper
 import sbonnx
 from benchmarks.accuracy import load_pack
 from sbonnx.backends import backend_for
-from sbonnx.calib.data import dataset as datasets
+from sbonnx.calib.engine.samples import Samples
 from sbonnx.errors import ModelError
 from sbonnx.graph import to_proto
 from sbonnx.heads import Quantized, protect
 from sbonnx.heads.layout import head_layout
 from sbonnx.heads.protect import restricted
 from sbonnx.metrics import sqnr_db
-from sbonnx.options import RunOptions
 from sbonnx.pipeline import prepare, quantized_graph, solve
 from sbonnx.plan import make
 from sbonnx.recipe import load
@@ -229,8 +228,8 @@ def test_nothing_is_done_for_a_simulated_runtime_or_without_integers() -> None:
         backend_for("onnxruntime", None),
     )
     state = Quantized(prepared.plan, solve(Request(proto, prepared.recipe, prepared.backend, data=feeds)).solution)
-    data = datasets.read(feeds, prepared.graph)
-    assert protect(prepared.graph, state, data, lambda _: prepared.plan, lambda _: 1.0, RunOptions()) is None
+    samples = Samples.of(feeds, prepared.graph)
+    assert protect(prepared.graph, state, samples, lambda _: prepared.plan, lambda _: 1.0) is None
 
 
 @pytest.mark.slow

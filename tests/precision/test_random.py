@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from sbonnx import graph as graphs
 from sbonnx import precision
-from sbonnx.calib.data import dataset as datasets
+from sbonnx.calib.engine.samples import Samples
 from sbonnx.precision.measure import magnitudes
 from sbonnx.spec import Array
 from tests.precision.converting import assert_few_casts, types
@@ -100,7 +100,7 @@ def test_any_graph_comes_out_typed(chosen: list[Step], kind: str, keep_io: bool,
     feeds = [{"x": (10.0**scale * rng.standard_normal((2, 8, 8))).astype(np.float32)} for _ in range(2)]
     expected = run(proto, feeds[0])
     graph = graphs.load(proto, opset=precision.OPSET[kind])
-    found = magnitudes(graph, datasets.read(feeds, graph))
+    found = magnitudes(graph, Samples.of(feeds, graph))
     precision.convert(graph, found, kind, keep_io=keep_io)
     made = graphs.to_proto(graph)
     onnx.checker.check_model(made, full_check=True)

@@ -15,7 +15,7 @@ import pytest
 
 import sbonnx
 from sbonnx import graph as graphs
-from sbonnx.calib.data import dataset as datasets
+from sbonnx.calib.engine.samples import Samples
 from sbonnx.errors import DataError, DeviceError, ModelError
 from sbonnx.graph import Graph
 from sbonnx.graph.query import constant, node_by_name
@@ -45,7 +45,7 @@ def tuned(epochs: int = 10, done: Pruned | None = None, skip: str = "", lr: floa
     layers = {skip: LayerPruning(skip=True)} if skip else {}
     settings = Pruning(ratio=0.5, layers=layers, finetune=FineTuning(epochs, lr))
     small, masked, row = fine_tune(
-        graph, done.plan, done.graph, done.masked, datasets.read(feeds(100), graph), settings, ONE
+        graph, done.plan, done.graph, done.masked, Samples.of(feeds(100), graph, ONE), settings
     )
     return replace(done, graph=small, masked=masked), row
 

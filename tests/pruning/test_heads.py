@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sbonnx import graph as graphs
-from sbonnx.calib.data import dataset as datasets
+from sbonnx.calib.engine.samples import Samples
 from sbonnx.graph import Graph
 from sbonnx.linear.sparsity import Unstructured
 from sbonnx.options import RunOptions
@@ -218,7 +218,7 @@ def test_layers_with_one_weight_are_not_refitted() -> None:
         {name: rng.standard_normal((2, 3, size, size)).astype(np.float32) for name, size in (("x", 4), ("z", 8))}
         for _ in range(8)
     ]
-    done = prune_graph(graph, datasets.read(feeds, graph), Pruning(macs=0.7), RunOptions(threads=1))
+    done = prune_graph(graph, Samples.of(feeds, graph, RunOptions(threads=1)), Pruning(macs=0.7))
     assert done.macs <= 0.7
     assert sum("another layer reads the same weight" in one.why for one in done.refusals) == 4
     assert sum(len(shape) == 4 for shape in shapes(done.graph).values()) == 4
@@ -247,7 +247,7 @@ def test_the_head_that_nothing_reads_goes_first(strategy: str) -> None:
     graph = attention(wo=wo, **weights)
     feeds = [{"x": rng.standard_normal((1, 5, 6)).astype(np.float32)} for _ in range(40)]
     settings = Pruning(strategy=strategy, ratio=0.34)
-    done = prune_graph(graph, datasets.read(feeds, graph), settings, RunOptions(threads=1))
+    done = prune_graph(graph, Samples.of(feeds, graph, RunOptions(threads=1)), settings)
     gone = {side.direction: channels for side, channels in done.plan.removed.items()}
     assert gone == {"out": (4, 5, 6, 7), "in": (4, 5, 6, 7)}
     (row,) = [row for row in done.layers if row.removed]
@@ -270,7 +270,7 @@ def test_sizes_that_depend_on_the_input_are_measured() -> None:
     graph = graphs.load(model(text, **WEIGHTS))
     rng = np.random.default_rng(0)
     feeds = [{"x": rng.standard_normal((2, size, 6)).astype(np.float32)} for size in (4, 8) * 4]
-    done = prune_graph(graph, datasets.read(feeds, graph), Pruning(macs=0.7, refit=False), RunOptions(threads=1))
+    done = prune_graph(graph, Samples.of(feeds, graph, RunOptions(threads=1)), Pruning(macs=0.7, refit=False))
     assert done.macs == pytest.approx(2 / 3)
     found = dependencies(graph)
     assert [one.size for one in found.dimensions] == [3]

@@ -76,9 +76,9 @@ def test_pruning_does_not_see_the_samples_of_verification(
 ) -> None:
     seen: list[Any] = []
 
-    def recorded(graph: Any, fit: Any, settings: Any, options: Any, judged: Any) -> Any:
+    def recorded(graph: Any, fit: Any, settings: Any, judged: Any) -> Any:
         seen.append((fit, judged))
-        return prune_graph(graph, fit, settings, options, judged)
+        return prune_graph(graph, fit, settings, judged)
 
     monkeypatch.setattr("sbonnx.stages.prune.prune_graph", recorded)
     report = sbonnx.quantize(*files, recipe={"SPARSE": {"RATIO": 0.25}}, split=1)
@@ -88,8 +88,8 @@ def test_pruning_does_not_see_the_samples_of_verification(
     assert len(held) == 6
     fit, judged = seen[0]
     assert {feed["x"].tobytes() for feed in judged} == held
-    assert len(list(fit)) == SAMPLES - 6
-    assert not {feed["x"].tobytes() for feed in fit} & held
+    assert len(list(fit.data)) == SAMPLES - 6
+    assert not {feed["x"].tobytes() for feed in fit.data} & held
 
 
 def test_patterns_name_nodes_of_the_original(files: tuple[Path, Path]) -> None:

@@ -189,7 +189,7 @@ def test_an_error_that_all_scores_have_in_common_does_not_count(classes: int, ce
     )
     feeds = [{"x": inputs(1, 6).astype(np.float32)} for _ in range(20)]
     with Samples.of(feeds, plain, options).canonical() as samples:
-        judge = OutputErrors.of(plain, samples, options)
+        judge = OutputErrors.of(plain, samples)
     other = graphs.load(model(text, seed=1, w=(classes, 6), b=bias))
     assert judge.error(plain) == 0
     assert judge.error(other) > 0.1

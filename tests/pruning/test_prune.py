@@ -10,7 +10,7 @@ from onnx import numpy_helper
 
 from sbonnx import graph as graphs
 from sbonnx import patterns
-from sbonnx.calib.data import dataset as datasets
+from sbonnx.calib.engine.samples import Samples
 from sbonnx.errors import DataError, RecipeError
 from sbonnx.graph import Graph
 from sbonnx.ops import LINEAR
@@ -66,7 +66,7 @@ def feeds(count: int = 60, seed: int = 0) -> list[dict[str, np.ndarray]]:
 
 
 def pruned(graph: Graph, **settings: Any) -> Pruned:
-    return prune_graph(graph, datasets.read(feeds(), graph), Pruning(**settings), RunOptions(threads=1))
+    return prune_graph(graph, Samples.of(feeds(), graph, RunOptions(threads=1)), Pruning(**settings))
 
 
 def error(graph: Graph, small: Graph) -> float:

@@ -12,7 +12,7 @@ import pytest
 import sbonnx
 from benchmarks.accuracy import load_pack
 from sbonnx import graph as graphs
-from sbonnx.calib.data import dataset as datasets
+from sbonnx.calib.engine.samples import Samples
 from sbonnx.errors import DataError, RecipeError
 from sbonnx.graph import Graph
 from sbonnx.linear.sparsity import GroupSparsity, SparsityPattern, Unstructured
@@ -28,8 +28,8 @@ TWO_OF_FOUR = GroupSparsity(2, 4)
 
 
 def sparsified(graph: Graph, pattern: SparsityPattern, *, data: bool = True, **more: Any) -> SparsifiedGraph:
-    samples = datasets.read(feeds(), graph) if data else None
-    return sparsify(graph, samples, pattern, Pruning(**more), RunOptions(threads=1))
+    samples = Samples.of(feeds(), graph, RunOptions(threads=1)) if data else None
+    return sparsify(graph, samples, pattern, Pruning(**more))
 
 
 def file_of(graph: Graph) -> onnx.ModelProto:
@@ -103,8 +103,9 @@ def test_batches_of_matrices_and_transposed_gemm() -> None:
     proto = model(text, first=(4, 8), w=(2, 8, 8))
     graph = graphs.load(proto)
     rng = np.random.default_rng(2)
-    data = datasets.read([{"x": rng.standard_normal((2, 5, 4)).astype(np.float32)} for _ in range(30)], graph)
-    found = sparsify(graph, data, TWO_OF_FOUR, Pruning(), RunOptions(threads=1))
+    data = [{"x": rng.standard_normal((2, 5, 4)).astype(np.float32)} for _ in range(30)]
+    samples = Samples.of(data, graph, RunOptions(threads=1))
+    found = sparsify(graph, samples, TWO_OF_FOUR, Pruning())
     (row,) = found.sparse
     assert row.zeros == 64
     weight = stored_weights(file_of(found.graph))[row.layer][1]  # (batch, inputs, outputs)

@@ -29,4 +29,4 @@ def calibrate(
     ranges = MeasuredRanges({})
     if plan.of_role("activation") or rounding is None:
         ranges = calibrator.calibrate(graph, plan, samples)
-    return reconstruct(graph, plan, samples.data, ranges, WeightRounding(solve, asym, rounding), samples.options)
+    return reconstruct(graph, plan, samples, ranges, WeightRounding(solve, asym, rounding))

@@ -41,7 +41,7 @@ def tabulate_gelus(state: PipelineState, options: RunOptions) -> PipelineState:
     """Replace the GELUs of the quantized graph by tables over the ranges that their inputs have in the data."""
     if state.data is None:
         return state
-    ranges = magnitudes(state.prepared.graph, state.data.fit.data, options)
+    ranges = magnitudes(state.prepared.graph, state.data.fit)
     applied = apply(state.quantized, (_pattern(ranges),))
     if applied.fired:
         text = f"tables of {ENTRIES} values in place of {len(applied.fired)} GELU, over their ranges in the data"

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from sbonnx import graph as graphs
-from sbonnx.calib.data.dataset import Dataset
 from sbonnx.calib.engine.samples import Samples
 from sbonnx.correct import give_biases
 from sbonnx.errors import DataError, RecipeError
@@ -17,7 +16,6 @@ from sbonnx.graph.edit import Names, set_constant, sort, sweep
 from sbonnx.graph.query import constant, node_by_name
 from sbonnx.linear.sparsity import SparsityPattern
 from sbonnx.ops import LINEAR
-from sbonnx.options import RunOptions
 from sbonnx.pruning.fit_layers import fit_layers
 from sbonnx.pruning.groups.dimensions import dependencies
 from sbonnx.pruning.settings import LayerPruning, Pruning
@@ -65,26 +63,23 @@ class SparsifiedGraph:
 
 def sparsify(
     graph: Graph,
-    data: Dataset | None,
+    samples: Samples | None,
     pattern: SparsityPattern,
     settings: Pruning,
-    options: RunOptions | None = None,
 ) -> SparsifiedGraph:
     """Set weights of a float graph to zero, and fit the others to the outputs of the float network layer by layer.
 
     Args:
         graph: simplified and fused; biases are added to layers without one, and unused nodes are removed, in place.
-        data: calibration data; None: zeros by magnitude, no refit.
+        samples: of the graph; None: zeros by magnitude, no refit.
         pattern: of the zeros.
         settings: `strategy` ("auto" and "obs": by the error after refit; "output": by the error without; norms: by
             magnitude), `refit` (without it, zeros are by magnitude), and `layers`, see `Pruning`.
-        options: see `RunOptions`.
 
     Raises:
         RecipeError: no layer can become sparse, or a strategy is not known here.
         DataError: a strategy needs data. ModelError, DeviceError: see `LayerRunner`.
     """
-    options = options or RunOptions()
     sweep(graph)
     sort(graph)
     give_biases(graph)
@@ -94,17 +89,17 @@ def sparsify(
     if not wanted:
         reasons = "; ".join(f"{one.layer}: {one.why}" for one in chosen[:3]) or "it has no linear layers"
         raise RecipeError(f"pruning: no weight of the model can be {pattern}: {reasons}")
-    listed, refusals = fit_layers(graph, found, options.memory_bytes, two_streams=True)
+    listed, refusals = fit_layers(graph, found, samples, two_streams=True)
     sparse = graphs.copy(graph)
-    solvers = {name: _solver(each, settings, data) for name, each in wanted.items()}
+    solvers = {name: _solver(each, settings, samples) for name, each in wanted.items()}
     _by_magnitude(sparse, solvers)
     rows: list[LayerRefit] = []
-    if data is not None and settings.refit:
+    if samples is not None and settings.refit:
         own = settings.layers
         fitted = [layer for layer in listed if not own.get(layer.name, LayerPruning()).skip]
         kept = {layer.name: Remains.all_of(layer, solvers.get(layer.name)) for layer in fitted}
-        with Samples.of(data, graph, options).canonical() as samples:
-            rows, more = refit_pruned(graph, sparse, fitted, kept, samples, options)
+        with samples.canonical() as units:
+            rows, more = refit_pruned(graph, sparse, fitted, kept, units)
         refusals = [*refusals, *more]
     nodes = node_by_name(sparse)
     outcome = tuple(
@@ -115,7 +110,7 @@ def sparsify(
     return SparsifiedGraph(sparse, outcome, tuple(rows), tuple(every))
 
 
-def _solver(choice: SparseChoice, settings: Pruning, data: Dataset | None) -> SparseSolver:
+def _solver(choice: SparseChoice, settings: Pruning, samples: Samples | None) -> SparseSolver:
     """Return the solver of a layer.
 
     Raises:
@@ -126,7 +121,7 @@ def _solver(choice: SparseChoice, settings: Pruning, data: Dataset | None) -> Sp
     name = (own.strategy if own is not None else None) or settings.strategy
     if name not in STRATEGIES:
         raise RecipeError(f"pruning: strategy {name} is for channels; sparse weights have {', '.join(STRATEGIES)}")
-    if data is None and name in ("obs", "output"):
+    if samples is None and name in ("obs", "output"):
         raise DataError(f"the pruning strategy '{name}' reads activations: give calibration data, or take l1norm")
     if not settings.refit and name in ("obs", "output"):
         raise RecipeError(f"pruning: strategy {name} finds zeros in the refit, and REFIT is none: take l1norm")

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from sbonnx.calib.calibrator import Calibrator
-from sbonnx.calib.data.dataset import read
 from sbonnx.calib.engine import layerwise
 from sbonnx.calib.engine.samples import Samples
 from sbonnx.calib.storage.tensor_store import TensorStore
@@ -70,7 +69,7 @@ def test_what_is_made_again_is_made_from_what_it_needs(monkeypatch: pytest.Monke
     feeds = [{"r0": feed["x"]} for feed in FEEDS]
     with Calibrator(graph, plan, RunOptions(granularity="layer", memory=1, threads=1)) as calibrator:
         calibrator.observe_all(Samples.of(feeds, graph))
-        found = reconstruct(graph, plan, read(feeds, graph), calibrator.ranges(), WeightRounding())
+        found = reconstruct(graph, plan, Samples.of(feeds, graph), calibrator.ranges(), WeightRounding())
     assert sorted(set(asked)) == [2.0, 4.0]  # r2 from r1 (of the first segment: on disk), r3 from r2
     assert same(found, calibrate(graph, plan, feeds))
 
