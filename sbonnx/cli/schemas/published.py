@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import Any, Final
 
 from sbonnx.cli.about import completion, doctor, explain, schema, version
-from sbonnx.cli.examine import inspect, run, view
+from sbonnx.cli.examine import inspect, view
 from sbonnx.cli.schemas import llm, results
 from sbonnx.cli.schemas.derived import Derivation
 from sbonnx.lint.report import LintReport
 from sbonnx.llm.adapt import AdaptedDecoder
+from sbonnx.metrics.output_statistics import RunOutput
 from sbonnx.plan.types import Plan
 from sbonnx.profile.metric_losses import EvaluatedProfile
 from sbonnx.qdq.difference import FileDifference
@@ -39,7 +40,7 @@ SCHEMAS: Final[dict[str, Any]] = {
     "inspect": inspect.InspectOutput,
     "plan": Plan,
     "lint": LintReport,
-    "run": run.RunOutput,
+    "run": RunOutput,
     "bench": Benchmark,
     "compare": FileComparison,
     "diff": FileDifference,
