@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from sbonnx.batch.jobs.job import Job
@@ -10,6 +11,61 @@ from sbonnx.batch.jobs.steps import recipe_of
 from sbonnx.batch.redaction import Redactor, reveal_job
 from sbonnx.batch.remote import localized
 from sbonnx.errors import SbonnxError
+
+
+@dataclass(frozen=True)
+class PlannedJob:
+    """A job.
+
+    Attributes:
+        name: its name.
+        model, backend, output: the float model, the runtime and the file to write.
+    """
+
+    name: str
+    model: str
+    backend: str
+    output: str
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """A step of a batch.
+
+    Attributes:
+        key: digest of its inputs.
+        kind: calibrate or quantize.
+        title: display name.
+        jobs: names of the jobs that need it.
+        to_be_run: whether it is not up to date.
+        seconds: expected time; null if unknown.
+    """
+
+    key: str
+    kind: str
+    title: str
+    jobs: tuple[str, ...]
+    to_be_run: bool
+    seconds: float | None
+
+
+@dataclass(frozen=True)
+class BatchPreview:
+    """Preview of a batch.
+
+    Attributes:
+        title: title of the job file.
+        jobs: the jobs.
+        steps: the steps.
+        seconds: expected wall time; null if unknown.
+        faults: reasons why jobs cannot run, by name of the job.
+    """
+
+    title: str
+    jobs: tuple[PlannedJob, ...]
+    steps: tuple[PlannedStep, ...]
+    seconds: float | None
+    faults: dict[str, str]
 
 
 def faults_of(jobs: Iterable[Job], state: Path) -> dict[str, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 import onnx
 from onnx import NodeProto, TensorProto
@@ -80,6 +80,8 @@ class DecoderBlock:
         stream: tensor of the residual stream at its input.
         weights: weights of its linear operators, in graph order.
     """
+
+    json_keys: ClassVar = ("layer", "stream")
 
     layer: int
     stream: str

@@ -91,7 +91,7 @@ def data_of(
             if kept is not None:
                 a = a * (kept[side.layer][:, :, None] & kept[side.layer][:, None, :])
             readers.append(ReaderMoments(weight, a, columns))
-    return DimensionData(dimension.size, tuple(written or read), tuple(readers), seed)
+    return DimensionData(dimension.groups, tuple(written or read), tuple(readers), seed)
 
 
 def _columns(weight: Array, columns: Array) -> Array:
@@ -140,7 +140,7 @@ def curves(
         stored = {side.layer: trial.stored(side.layer) for side, _ in readers if side.layer in layers}
         strengths: dict[str, float | None] = {}
         counts, errors = [start], [error]
-        left = dimension.size - start
+        left = dimension.groups - start
         sizes = sorted({min(start + round(share * left), len(order)) for share in SHARES} - {start})
         middle = sizes[min(MIDDLE, len(sizes) - 1)] if sizes else 0
         for count in [middle, *(size for size in sizes if size != middle)] if sizes else []:

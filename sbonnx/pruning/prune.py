@@ -311,7 +311,7 @@ class _Pruner:
 
     def allocated(self, measured: _Measured, cost: Cost, target: float, start: Array | None = None) -> Array:
         """Return the removed groups of each dimension that meet a target."""
-        sizes = [dimension.size for dimension in self.found.dimensions]
+        sizes = [dimension.groups for dimension in self.found.dimensions]
         return allocate(measured.curves, sizes, self.limits(measured), cost, target, start)
 
     def build(self, measured: _Measured, removed: Array) -> _Network:
@@ -431,13 +431,13 @@ def _by_ratio(
     """
     limits, counts = _limits(found, orders, settings, 0.0), []
     for place, (dimension, one) in enumerate(zip(found.dimensions, each, strict=True)):
-        wanted = -1 if one.ratio is None else int(dimension.size * one.ratio)
-        if wanted == dimension.size:
+        wanted = -1 if one.ratio is None else int(dimension.groups * one.ratio)
+        if wanted == dimension.groups:
             raise RecipeError(
                 f"pruning: a ratio of {one.ratio:g} leaves no channels of '{dimension.name}'; set a ratio below 1, in "
                 "SPARSE.SPECIFIC for this layer alone"
             )
-        counts.append(max((count for count in limits.counts(place, dimension.size) if count <= wanted), default=-1))
+        counts.append(max((count for count in limits.counts(place, dimension.groups) if count <= wanted), default=-1))
     return np.array(counts, np.int64)
 
 
@@ -481,8 +481,8 @@ def _finish(  # noqa: PLR0913
         PrunedDimension(
             dimension.writers,
             dimension.readers,
-            dimension.size,
-            dimension.size - int(count),
+            dimension.groups,
+            dimension.groups - int(count),
             measured[place].at(int(count)) if measured else None,
         )
         for place, (dimension, count) in enumerate(zip(found.dimensions, removed, strict=True))

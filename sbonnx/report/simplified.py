@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import onnx
 
 from sbonnx.report.codes import Note, Refusal
+from sbonnx.report.figures import OutputDifference, OutputQuality
 from sbonnx.report.outcome import Fired
+from sbonnx.values import INTERNAL, JsonValue
 
 
 @dataclass(frozen=True, repr=False)
-class SimplifyReport:
+class SimplifyReport(JsonValue):
     """Outcome of `sbonnx.simplify`.
 
     Attributes:
@@ -28,17 +29,19 @@ class SimplifyReport:
         simplified: the model itself if no output path was given (left out of `to_dict`).
     """
 
+    json_keys: ClassVar = (..., "ok")
+
     model: str
     output: str | None
     nodes_before: int
     nodes_after: int
     applied: tuple[Fired, ...]
     refusals: tuple[Refusal, ...]
-    outputs: tuple[Mapping[str, Any], ...]
-    quality: tuple[Mapping[str, Any], ...]
+    outputs: tuple[OutputDifference, ...]
+    quality: tuple[OutputQuality, ...]
     problems: tuple[str, ...] = ()
-    notes: tuple[Note, ...] = ()
-    simplified: onnx.ModelProto | None = field(default=None, repr=False, compare=False)
+    notes: tuple[Note, ...] = field(default=(), metadata=INTERNAL)
+    simplified: onnx.ModelProto | None = field(default=None, repr=False, compare=False, metadata=INTERNAL)
 
     @property
     def ok(self) -> bool:
@@ -48,9 +51,3 @@ class SimplifyReport:
     def __repr__(self) -> str:
         state = "equal outputs" if self.ok else self.problems[0]
         return f"SimplifyReport({self.model}: {self.nodes_before} to {self.nodes_after} nodes, {state})"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for ``json.dumps``."""
-        plain = asdict(replace(self, simplified=None))
-        del plain["simplified"], plain["notes"]
-        return {**plain, "ok": self.ok}

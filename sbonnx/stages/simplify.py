@@ -47,7 +47,6 @@ def save_simplified(state: PipelineState, options: RunOptions) -> PipelineState:
         comparison, reason = _compared(state, path)
         made = onnx.load(str(path)) if request.output is None else None
     problems = tuple(filter(None, [reason])) if comparison is None else tuple(_problems(comparison, graph))
-    metrics = {} if comparison is None else comparison.to_dict()
     report = SimplifyReport(
         request.label,
         None if request.output is None else str(Path(request.output)),
@@ -55,8 +54,8 @@ def save_simplified(state: PipelineState, options: RunOptions) -> PipelineState:
         query.node_count(graph),
         prepared.applied,
         prepared.refusals,
-        metrics.get("outputs", ()),
-        metrics.get("quality", ()),
+        () if comparison is None else comparison.outputs,
+        () if comparison is None else comparison.quality,
         problems,
         tuple(graph.info.notes),
         made,

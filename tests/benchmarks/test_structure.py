@@ -17,7 +17,7 @@ LIMITS: Final = {
     "functions with 8 parameters or more": 31,
     "functions with 10 parameters or more": 9,
     "`.get(` in pages": 310,
-    "TypedDicts": 39,
+    "TypedDicts": 20,
     "locals named found, one, made, known or each": 842,
 }
 """Lower one with the change that allows it; never raise one."""

@@ -14,7 +14,7 @@ import pytest
 from sbonnx.assets import digits
 from sbonnx.backends import BACKENDS
 from sbonnx.cli import main
-from sbonnx.cli.create.demo import _problems
+from sbonnx.cli.create.demo import DemoRow, _problems
 from tests.support.models import run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,11 +74,10 @@ def test_table_and_second_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 def test_loss_of_accuracy_is_a_problem() -> None:
     rows = [
-        {"model": "float", "accuracy": 0.99},
-        {"model": "good", "accuracy": 0.975},
-        {"model": "bad", "accuracy": 0.9},
+        DemoRow(model, accuracy, 1000, f"{model}.onnx")
+        for model, accuracy in (("float", 0.99), ("good", 0.975), ("bad", 0.9))
     ]
-    assert _problems(rows) == ["bad loses 9.0 percentage points of accuracy against float"]
+    assert _problems(rows) == ("bad loses 9.0 percentage points of accuracy against float",)
 
 
 def test_folder_that_cannot_be_created(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -67,7 +67,7 @@ def estimate(graph: Graph) -> float:
 def test_the_time_of_counts_is_that_of_the_pruned_graph(steps: list[str], seed: int) -> None:
     graph = prepare_pruning(random_model(steps, seed)[0], recipes.load()).prepared.graph
     rng, found = np.random.default_rng(seed), dependencies(graph)
-    orders = [dimension.removable(rng.permutation(dimension.size).tolist()) for dimension in found.dimensions]
+    orders = [dimension.removable(rng.permutation(dimension.groups).tolist()) for dimension in found.dimensions]
     times = PrunedTimes(graph, found, orders, load_costs(None, target_cpu()))
     for _ in range(3):
         removed = np.array([rng.integers(0, len(order) + 1) for order in orders], np.int64)
@@ -124,7 +124,7 @@ def test_numbers_of_channels_by_backend() -> None:
     )
     found = dependencies(shuffled)
     assert [
-        (dimension.size, multiple)
+        (dimension.groups, multiple)
         for dimension, multiple in zip(found.dimensions, multiples_of(found, BACKENDS["onnxruntime"]), strict=True)
     ] == [(24, 8), (32, 8)]
 

@@ -29,7 +29,7 @@ def test_a_residual_block_has_a_stream_and_an_inner_dimension() -> None:
     sides = [sorted((side.layer, side.direction) for side in dimension.channels) for dimension in found.dimensions]
     stream = [("conv1", "in"), ("conv2", "out"), ("fc", "in"), ("stem", "out")]
     assert sorted(sides) == [stream, [("conv1", "out"), ("conv2", "in")]]
-    assert [dimension.size for dimension in found.dimensions] == [8, 8]
+    assert [dimension.groups for dimension in found.dimensions] == [8, 8]
     (pinned,) = found.pinned()
     assert (pinned.where, pinned.why) == ("fc", "all output channels stay: 'y' is an output")
 

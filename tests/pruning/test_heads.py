@@ -273,7 +273,7 @@ def test_sizes_that_depend_on_the_input_are_measured() -> None:
     done = prune_graph(graph, Samples.of(feeds, graph, RunOptions(threads=1)), Pruning(macs=0.7, refit=False))
     assert done.macs == pytest.approx(2 / 3)
     found = dependencies(graph)
-    assert [one.size for one in found.dimensions] == [3]
+    assert [one.groups for one in found.dimensions] == [3]
 
 
 def test_multiples_of_channels_are_met_by_heads() -> None:
@@ -285,7 +285,7 @@ def test_multiples_of_channels_are_met_by_heads() -> None:
 def test_a_trained_transformer_has_its_heads_as_groups(pack: Path) -> None:
     """MiniLM: six layers with 12 heads of 32 channels; that removal equals masking is tested with the other models."""
     found = dependencies(graphs.load(pack / "models" / "minilm_l6.onnx"))
-    heads = [one for one in found.dimensions if one.size == 12]
+    heads = [one for one in found.dimensions if one.groups == 12]
     assert len(heads) == 6
     assert {channels.shape for one in heads for channels in one.channels.values()} == {(12, 32)}
     assert {(len(one.writers), len(one.readers)) for one in heads} == {(3, 1)}

@@ -28,7 +28,7 @@ def random_plan(graph: Graph, seed: int) -> PruningPlan:
     rng, found = np.random.default_rng(seed), dependencies(graph)
     chosen = []
     for dimension in found.dimensions:
-        order = dimension.removable(rng.permutation(dimension.size).tolist())
+        order = dimension.removable(rng.permutation(dimension.groups).tolist())
         chosen.append((dimension, order[: int(rng.integers(0, len(order) + 1))]))
     return found.plan_of(chosen)
 
@@ -75,12 +75,12 @@ def check_most(proto: onnx.ModelProto, seed: int) -> None:
     graph = graphs.load(proto)
     sweep(graph)
     rng, found = np.random.default_rng(seed), dependencies(graph)
-    orders = [dimension.removable(rng.permutation(dimension.size).tolist()) for dimension in found.dimensions]
+    orders = [dimension.removable(rng.permutation(dimension.groups).tolist()) for dimension in found.dimensions]
     plan = found.plan_of(zip(found.dimensions, orders, strict=True))
     for dimension, order in zip(found.dimensions, orders, strict=True):
-        assert len(order) <= dimension.size - 1
+        assert len(order) <= dimension.groups - 1
         if not dimension.parts:
-            assert len(order) == dimension.size - 1
+            assert len(order) == dimension.groups - 1
     remove(graph, plan)
     onnx.checker.check_model(graphs.to_proto(graph), full_check=True)
     assert all(0 not in (tensor.shape or ()) for node in graph.nodes for tensor in node.outputs)
@@ -149,7 +149,7 @@ def test_batch_norms_and_gates_lose_their_entries() -> None:
     )
     graph = graphs.load(proto)
     (dimension,) = dependencies(graph).dimensions
-    assert dimension.size == 8
+    assert dimension.groups == 8
     plan = dependencies(graph).plan_of([(dimension, (0, 3, 7))])
     masked = graphs.copy(graph)
     mask(masked, plan)

@@ -71,7 +71,7 @@ def run(given: Arguments) -> int:
 def _preview(printer: Printer, wished: BatchRequest, workers: int | None, *, force: bool) -> int:
     from sbonnx.batch.api import look
     from sbonnx.batch.engine import default_workers
-    from sbonnx.batch.preview import faults_of
+    from sbonnx.batch.preview import BatchPreview, PlannedJob, PlannedStep, faults_of
     from sbonnx.batch.step_progress import clock
 
     left = look(wished, force=force)
@@ -95,24 +95,20 @@ def _preview(printer: Printer, wished: BatchRequest, workers: int | None, *, for
                 state = f"up to date ({left.settled[step.key].status})"
             rows.append((job.name, job.backend, state, left.seconds.get(step.key), relative_paths(job.output)))
     wall = left.wall(default_workers() if workers is None else workers)
-    steps = [
-        {
-            "key": step.key,
-            "kind": step.kind,
-            "title": step.title,
-            "jobs": [job.name for job in step.jobs],
-            "to_be_run": step.key in run or step.key in judged,
-            "seconds": left.seconds.get(step.key),
-        }
+    steps = tuple(
+        PlannedStep(
+            key=step.key,
+            kind=step.kind,
+            title=step.title,
+            jobs=tuple(job.name for job in step.jobs),
+            to_be_run=step.key in run or step.key in judged,
+            seconds=left.seconds.get(step.key),
+        )
         for step in wished.steps
         if step.key in run or step.kind == "quantize"
-    ]
-    jobs = [
-        {"name": job.name, "model": job.model, "backend": job.backend, "output": job.output} for job in wished.chosen
-    ]
-    printer.value(
-        "batch-dry-run", {"title": wished.title, "jobs": jobs, "steps": steps, "seconds": wall, "faults": faults}
     )
+    jobs = tuple(PlannedJob(job.name, job.model, job.backend, job.output) for job in wished.chosen)
+    printer.value("batch-dry-run", BatchPreview(wished.title, jobs, steps, wall, faults))
     for name, reason in faults.items():
         print(one_line(f"{name}: cannot run: {reason}", LINE_LENGTH), file=sys.stderr)
     columns = ("job", "for", "state", "seconds, about", "output")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from sbonnx.cli import options
 from sbonnx.cli.options import Arguments
@@ -22,6 +22,23 @@ OUTPUT: Final = replace(options.OUTPUT, help="The file to write; without it, it 
 JOBS: Final = options.switch("--jobs", "Write a job file for `sbonnx batch` instead of a recipe.")
 
 OPTIONS: Final = (options.MODEL, OUTPUT, options.BACKEND, options.BITS, JOBS, options.FORCE, *options.COMMON)
+
+
+@dataclass(frozen=True)
+class InitOutput:
+    """Output of init.
+
+    Attributes:
+        kind: what was written.
+        model: the model.
+        output: the file; null: none.
+        text: its text.
+    """
+
+    kind: Literal["recipe", "jobs"]
+    model: str
+    output: str | None
+    text: str
 
 
 def run(given: Arguments) -> int:
@@ -42,7 +59,8 @@ def run(given: Arguments) -> int:
         text = "\n".join(_recipe(model, recipe, graphs.load(model), head_layout(prepared.graph)))
     if output is not None:
         graphs.write_text(output, f"{text}\n")
-    printer.value("init", {"kind": "jobs" if given[JOBS] else "recipe", "model": model, "output": output, "text": text})
+    written = None if output is None else str(output)
+    printer.value("init", InitOutput("jobs" if given[JOBS] else "recipe", str(model), written, text))
     if output is None:
         printer.text(text)
     else:

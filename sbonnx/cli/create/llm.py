@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import inspect as signatures
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +20,6 @@ from sbonnx.present.text.tables import show_refusals
 
 if TYPE_CHECKING:
     from sbonnx.llm import Decoder
-    from sbonnx.llm.structure import DecoderWeight
     from sbonnx.present.text.printer import Printer
 
 HELP: Final = (
@@ -164,89 +162,33 @@ class Subcommand:
 
 def run_inspect(given: Arguments) -> int:
     """Show layers, bit widths, caches, ties and tokenizer."""
-    printer, decoder = given.printer(), _decoder(given)
-    facts = describe(decoder)
+    from sbonnx.llm.description import describe
+
+    printer, facts = given.printer(), describe(_decoder(given))
     printer.value("llm-inspect", facts)
-    cache = facts["cache"]
-    sizes = facts["sizes"]
+    cache, sizes = facts.cache, facts.sizes
     printer.facts(
         str(given[SOURCE]),
         {
-            "format": facts["format"],
-            "model": f"{facts['model']} ({_size(facts['bytes'])})",
-            "inputs": ", ".join(f"{role.replace('_', ' ')} {name}" for role, name in facts["inputs"].items()),
-            "layers": f"{sizes['layers']}, blocks found: {len(facts['blocks'])}",
-            "hidden size": sizes["hidden"],
-            "heads": f"{sizes['heads']}, key/value heads {sizes['kv_heads']}, head size {sizes['head_size']}",
-            "vocabulary": sizes["vocabulary"],
-            "context": sizes["context"],
+            "format": facts.format,
+            "model": f"{facts.model} ({_size(facts.bytes)})",
+            "inputs": ", ".join(f"{role.replace('_', ' ')} {name}" for role, name in facts.inputs.items()),
+            "layers": f"{sizes.layers}, blocks found: {len(facts.blocks)}",
+            "hidden size": sizes.hidden,
+            "heads": f"{sizes.heads}, key/value heads {sizes.kv_heads}, head size {sizes.head_size}",
+            "vocabulary": sizes.vocabulary,
+            "context": sizes.context,
             "caches": None
             if cache is None
-            else f"{cache['count']} of {cache['bits']} bits ({cache['type']}), {cache['names']}, "
-            f"{_size(cache['token_bytes'])} per token",
-            "embedding and head": facts["ties"],
-            "tokenizer": facts["tokenizer"] or "none: give --tokenizer",
+            else f"{cache.count} of {cache.bits} bits ({cache.type}), {cache.names}, "
+            f"{_size(cache.token_bytes)} per token",
+            "embedding and head": facts.ties,
+            "tokenizer": facts.tokenizer or "none: give --tokenizer",
         },
     )
-    rows = [(row["part"], row["operators"], f"{row['weights']:,}", row["stored"]) for row in facts["parts"]]
+    rows = [(row.part, row.operators, f"{row.weights:,}", row.stored) for row in facts.parts]
     printer.table("weights", ("part", "operators", "values", "stored as"), rows)
     return 0
-
-
-def describe(decoder: Decoder) -> dict[str, Any]:
-    """Return the facts of a decoder as plain values."""
-    structure, cache = decoder.structure, decoder.cache
-    roles = {
-        "tokens": decoder.tokens,
-        "mask": decoder.mask,
-        "positions": decoder.positions,
-        "cache_branch": decoder.branch,
-    }
-    parts: list[tuple[str, Iterable[DecoderWeight]]] = [
-        ("embedding", () if structure.embedding is None else (structure.embedding,)),
-        *((f"block {block.layer}", block.weights) for block in structure.blocks),
-        ("head", () if structure.head is None else (structure.head,)),
-    ]
-    return {
-        "format": decoder.format,
-        "model": str(decoder.model),
-        "data": [str(path) for path in decoder.data],
-        "bytes": decoder.bytes,
-        "inputs": {role: name for role, name in roles.items() if name is not None},
-        "logits": decoder.logits,
-        "sizes": {
-            name: getattr(decoder, name)
-            for name in ("layers", "hidden", "heads", "kv_heads", "head_size", "vocabulary", "context")
-        },
-        "bos": decoder.bos,
-        "eos": decoder.eos,
-        "cache": {
-            "count": len(cache),
-            "type": str(cache[0].dtype),
-            "bits": cache[0].bits,
-            "token_bytes": decoder.token_bytes,
-            "names": f"{cache[0].past} -> {cache[0].present}",
-            "heads": cache[0].heads,
-            "width": cache[0].width,
-        }
-        if cache
-        else None,
-        "quantized": structure.quantized,
-        "ties": decoder.ties,
-        "tokenizer": None if decoder.tokenizer is None else str(decoder.tokenizer),
-        "blocks": [{"layer": block.layer, "stream": block.stream} for block in structure.blocks],
-        "parts": [_part(name, list(weights)) for name, weights in parts],
-    }
-
-
-def _part(name: str, weights: list[DecoderWeight]) -> dict[str, Any]:
-    stored = Counter(weight.label() for weight in weights)
-    return {
-        "part": name,
-        "operators": ", ".join(f"{count} {op}" for op, count in Counter(weight.op for weight in weights).items()),
-        "weights": sum(weight.rows * weight.columns for weight in weights),
-        "stored": ", ".join(label if len(stored) == 1 else f"{count} x {label}" for label, count in stored.items()),
-    }
 
 
 def run_quantize(given: Arguments) -> int:

@@ -231,7 +231,7 @@ def _following(given: Arguments, report: PruningReport) -> list[str]:
 def _show_dimensions(given: Arguments) -> int:
     """List what can be removed together, and what never is."""
     from sbonnx.pipeline import prepare_pruning
-    from sbonnx.pruning.groups.dimensions import dependencies
+    from sbonnx.pruning.groups.dimensions import PrunableDimensions, dependencies
     from sbonnx.pruning.settings import pruning_of
     from sbonnx.pruning.sparsity.choice import choose_sparse
 
@@ -241,21 +241,12 @@ def _show_dimensions(given: Arguments) -> int:
     found = dependencies(graph)
     if recipe.sparse.pattern is not None:
         return _show_sparse(given, choose_sparse(found, recipe.sparse.pattern, pruning_of(recipe, graph).layers))
-    pinned = found.pinned()
-    printer.value(
-        "prune-dimensions",
-        {
-            "model": given[options.MODEL],
-            "dimensions": [
-                {"writers": each.writers, "readers": each.readers, "groups": each.size} for each in found.dimensions
-            ],
-            "pinned": pinned,
-        },
-    )
+    pinned = tuple(found.pinned())
+    printer.value("prune-dimensions", PrunableDimensions(str(given[options.MODEL]), tuple(found.dimensions), pinned))
     printer.table(
         "dimensions: any group of channels can be removed in place of another",
         ("written by", "read by", "groups"),
-        [(_few(each.writers), _few(each.readers), each.size) for each in found.dimensions],
+        [(_few(row.writers), _few(row.readers), row.groups) for row in found.dimensions],
     )
     show_refusals(printer, pinned)
     return printer.problems([])
@@ -263,22 +254,15 @@ def _show_dimensions(given: Arguments) -> int:
 
 def _show_sparse(given: Arguments, chosen: Sequence[SparseChoice]) -> int:
     """List the layers that become sparse, and why others stay dense."""
+    from sbonnx.pruning.sparsity.choice import SparseLayers
+
     printer = given.printer()
-    rows = [
-        {
-            "layer": each.layer,
-            "values": each.values,
-            "pattern": None if each.pattern is None else str(each.pattern),
-            "why": each.why,
-            "tensorrt": each.tensorrt,
-        }
-        for each in chosen
-    ]
-    printer.value("prune-sparse", {"model": given[options.MODEL], "sparse": rows})
+    rows = tuple(choice.plan for choice in chosen)
+    printer.value("prune-sparse", SparseLayers(str(given[options.MODEL]), rows))
     printer.table(
         "weights that become sparse",
         ("layer", "pattern", "weights", "TensorRT, or why it stays dense"),
-        [(row["layer"], row["pattern"] or "-", row["values"], row["why"] or row["tensorrt"]) for row in rows],
+        [(row.layer, row.pattern or "-", row.values, row.why or row.tensorrt) for row in rows],
     )
     return printer.problems([])
 

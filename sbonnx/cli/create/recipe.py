@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
 from sbonnx.cli import options
 from sbonnx.cli.options import Arguments
@@ -18,6 +19,17 @@ SCHEMA: Final = options.switch("--schema", "Print the JSON schema, for editors."
 OPTIONS: Final = (FILE, options.BACKEND, options.BITS, options.SET, SCHEMA, *options.COMMON)
 
 
+@dataclass(frozen=True)
+class RecipeOutput:
+    """Output of recipe.
+
+    Attributes:
+        recipe: the resolved recipe, whose own schema `sbonnx recipe --schema` prints.
+    """
+
+    recipe: dict[str, Any]
+
+
 def run(given: Arguments) -> int:
     from sbonnx import recipe as recipes
     from sbonnx.stages.state import read_recipe
@@ -30,7 +42,7 @@ def run(given: Arguments) -> int:
         return 0
     overrides = given.overrides()
     recipe, _ = read_recipe(file, given[options.BACKEND], overrides)
-    printer.value("recipe", {"recipe": recipe.to_dict()})
+    printer.value("recipe", RecipeOutput(recipe.to_dict()))
     if file is None and not overrides:
         printer.text(recipes.annotated_default(recipe.backend).rstrip())
     else:

@@ -9,6 +9,7 @@ from typing import Final
 from sbonnx.cli import options
 from sbonnx.cli.options import Arguments, required_output
 from sbonnx.present.text.tables import show_outputs
+from sbonnx.values import plain
 
 HELP: Final = "Simplify and fuse a float model. Equal outputs are verified in onnxruntime."
 
@@ -42,7 +43,7 @@ def run(given: Arguments) -> int:
         split=given[options.SPLIT],
         samples=given[options.SAMPLES],
     )
-    printer.value("simplify", report.to_dict())
+    printer.value("simplify", report)
     printer.facts(report.model, {"nodes": f"{report.nodes_before} -> {report.nodes_after}"})
     first = {match.pattern: match.node for match in reversed(report.applied)}
     counts = Counter(match.pattern for match in report.applied)
@@ -51,7 +52,7 @@ def run(given: Arguments) -> int:
     )
     rows = [(refusal.what, refusal.where, refusal.why) for refusal in report.refusals]
     printer.table("not done", ("what", "where", "why"), rows)
-    show_outputs(printer, "outputs against the original", {"outputs": report.outputs, "quality": report.quality})
+    show_outputs(printer, "outputs against the original", plain({"outputs": report.outputs, "quality": report.quality}))
     for note in report.notes:
         printer.note(note)
     printer.line(f"written: {target}")

@@ -8,17 +8,23 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from sbonnx.batch.preview import BatchPreview
 from sbonnx.cli.about import completion, doctor, explain, schema, version
+from sbonnx.cli.create import demo, init, recipe
 from sbonnx.cli.examine import inspect, view
 from sbonnx.cli.schemas import llm, results
 from sbonnx.cli.schemas.derived import Derivation
 from sbonnx.lint.report import LintReport
 from sbonnx.llm.adapt import AdaptedDecoder
+from sbonnx.llm.description import DecoderFacts
 from sbonnx.metrics.output_statistics import RunOutput
 from sbonnx.plan.types import Plan
 from sbonnx.profile.metric_losses import EvaluatedProfile
+from sbonnx.pruning.groups.dimensions import PrunableDimensions
+from sbonnx.pruning.sparsity.choice import SparseLayers
 from sbonnx.qdq.difference import FileDifference
 from sbonnx.report.comparison import FileComparison
+from sbonnx.report.simplified import SimplifyReport
 from sbonnx.system.terminal import versioned
 from sbonnx.verify.benchmark import Benchmark
 from sbonnx.verify.labelled import MetricTable
@@ -29,14 +35,14 @@ SCHEMAS: Final[dict[str, Any]] = {
     "quantize": results.QuantizeOutput,
     "quantize-folder": results.QuantizeFolderOutput,
     "batch": results.BatchOutput,
-    "batch-dry-run": results.BatchDryRunOutput,
+    "batch-dry-run": BatchPreview,
     "prune": results.PruneOutput,
-    "prune-dimensions": results.PruneDimensionsOutput,
-    "prune-sparse": results.PruneSparseOutput,
-    "simplify": results.SimplifyOutput,
-    "init": results.InitOutput,
-    "recipe": results.RecipeOutput,
-    "demo": results.DemoOutput,
+    "prune-dimensions": PrunableDimensions,
+    "prune-sparse": SparseLayers,
+    "simplify": SimplifyReport,
+    "init": init.InitOutput,
+    "recipe": recipe.RecipeOutput,
+    "demo": demo.DemoOutput,
     "inspect": inspect.InspectOutput,
     "plan": Plan,
     "lint": LintReport,
@@ -52,7 +58,7 @@ SCHEMAS: Final[dict[str, Any]] = {
     "schema": schema.SchemaOutput,
     "version": version.VersionOutput,
     "completion": completion.CompletionOutput,
-    "llm-inspect": llm.LlmInspectOutput,
+    "llm-inspect": DecoderFacts,
     "llm-evaluate": llm.LlmEvaluateOutput,
     "llm-adapt": AdaptedDecoder,
 }

@@ -127,7 +127,7 @@ def network_size(
         for side, channels in dimension.channels.items():
             for group in np.unique(found.groups.of[found.sides[side][channels.reshape(-1)]]).tolist():
                 number[group] = place
-    sizes = np.array([dimension.size for dimension in dimensions], np.float64)
+    sizes = np.array([dimension.groups for dimension in dimensions], np.float64)
 
     def members(ids: Array) -> Array:
         counts = np.zeros(len(dimensions))

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import repeat
+from typing import ClassVar
 
 import numpy as np
 
@@ -35,11 +36,13 @@ class Dimension:
         parts: sets of groups of which one must remain each, so that no tensor is left empty.
     """
 
+    json_keys: ClassVar = ("writers", "readers", "groups")
+
     channels: Mapping[LayerSide, Array]
     parts: tuple[frozenset[int], ...] = ()
 
     @property
-    def size(self) -> int:
+    def groups(self) -> int:
         """Number of groups."""
         return len(next(iter(self.channels.values())))
 
@@ -71,7 +74,7 @@ class Dimension:
         left = [len(part) for part in self.parts]
         chosen: list[int] = []
         for group in order:
-            if len(chosen) == self.size - 1:
+            if len(chosen) == self.groups - 1:
                 break
             inside = [place for place, part in enumerate(self.parts) if group in part]
             if all(left[place] > 1 for place in inside):
@@ -79,6 +82,21 @@ class Dimension:
                     left[place] -= 1
                 chosen.append(int(group))
         return tuple(chosen)
+
+
+@dataclass(frozen=True)
+class PrunableDimensions:
+    """Channels of a model that can be removed.
+
+    Attributes:
+        model: the model.
+        dimensions: what can be removed together.
+        pinned: what cannot be removed, with reasons.
+    """
+
+    model: str
+    dimensions: tuple[Dimension, ...]
+    pinned: tuple[Refusal, ...]
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,44 @@ class SparseChoice:
         """Number of weights."""
         return self.layout.groups * self.layout.outputs * self.layout.inputs
 
+    @property
+    def plan(self) -> SparsePlan:
+        """The decision as it is printed."""
+        pattern = None if self.pattern is None else str(self.pattern)
+        return SparsePlan(self.layer, self.values, pattern, self.why, self.tensorrt)
+
+
+@dataclass(frozen=True)
+class SparsePlan:
+    """A layer and the pattern that its weight gets.
+
+    Attributes:
+        layer: name of the node.
+        values: number of values of its weight.
+        pattern: such as "2:4"; None: it stays dense.
+        why: reason why it stays dense; None if it does not.
+        tensorrt: what TensorRT is expected to do with it.
+    """
+
+    layer: str
+    values: int
+    pattern: str | None
+    why: Reason | None
+    tensorrt: str
+
+
+@dataclass(frozen=True)
+class SparseLayers:
+    """Layers of a model that can become sparse.
+
+    Attributes:
+        model: the model.
+        sparse: layers with weights.
+    """
+
+    model: str
+    sparse: tuple[SparsePlan, ...]
+
 
 def choose_sparse(
     found: Dependencies, pattern: SparsityPattern, layers: Mapping[str, LayerPruning] | None = None
