@@ -65,7 +65,7 @@ def test_what_pins_channels(middle: str, weights: dict[str, Any], why: str | Non
 def test_groups_lose_the_same_places() -> None:
     found = chain("d = Conv <group = 2> (c, k) r = Relu (d)", k=(8, 4, 1, 1))
     before, after = sorted(found.dimensions, key=lambda one: one.name)
-    assert before.size == after.size == 4
+    assert before.groups == after.groups == 4
     side = next(side for side in before.channels if side.direction == "in")
     assert before.channels[side].tolist() == [[0, 4], [1, 5], [2, 6], [3, 7]]
 
