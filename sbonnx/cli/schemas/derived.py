@@ -153,7 +153,12 @@ def _descriptions(kind: type) -> Iterator[tuple[str, Schema]]:
     """Yield the descriptions of keys: of properties their docstrings, unless they are among the attributes."""
     for name, value in inspect.getmembers(kind, lambda member: isinstance(member, property)):
         if value.__doc__:
-            yield name, {"description": " ".join(value.__doc__.partition("\n\n")[0].split())}
+            yield name, _description(value.__doc__.partition("\n\n")[0])
     for names, text in ATTRIBUTE.findall(_documentation(kind)[1]):
         for name in names.split(", "):
-            yield name, {"description": " ".join(text.split())}
+            yield name, _description(text)
+
+
+def _description(text: str) -> Schema:
+    """Return a description: one line, with the values of JSON."""
+    return {"description": re.sub(r"\bNone\b", "null", " ".join(text.split()))}
