@@ -31,8 +31,8 @@ FLOORS: tuple[frozenset[str], ...] = (
     | {"verify", "lint"},
     frozenset({"calib.engine", "calib.qparams", "qdq", "export"}),
     frozenset({"plan"}),
-    frozenset({"rounding"}),
-    frozenset({"recipe", "moments", "calib.data", "calib.observers"}),
+    frozenset({"rounding", "calib.observers"}),
+    frozenset({"recipe", "moments", "calib.data"}),
     frozenset(
         {"backends", "channels", "patterns", "calib.storage", "calib.sketches", "torchnet", "metrics", "mermaid"}
     ),

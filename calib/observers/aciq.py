@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar, Final, Literal, final, get_args
+from typing import ClassVar, Final, final
 
 import numpy as np
 
 from sbonnx.calib.observers.base import ObserverTarget, Solver, mean_of
 from sbonnx.calib.sketches import Distribution
+from sbonnx.recipe.sections.quantizers import AciqKeys
 from sbonnx.spec import Array
-
-Shape = Literal["gaus", "laplace"]
 
 TWO_SIDED: Final[dict[str, tuple[float, ...]]] = {
     "gaus": (1.71, 2.15, 2.55, 2.93, 3.28, 3.61, 3.92),
@@ -33,8 +31,7 @@ SIGMA_OF_RANGE: Final = 0.35 * (1 + math.sqrt(math.pi * math.log(4)))
 
 
 @final
-@dataclass(frozen=True)
-class Aciq(Solver):
+class Aciq(AciqKeys, Solver):
     """Clips where the expected sum of rounding and clipping error is least, if the values follow the distribution.
 
         gaus:     clip = a sigma,  sigma = (hi - lo) / 2 * 0.35 (1 + sqrt(pi ln 4)) / sqrt(2 ln N),  N values
@@ -54,19 +51,15 @@ class Aciq(Solver):
     that of beta at most the mean width; that of one-sided beta at most a 256th (64th) of itself. The error of an end is
     at most that of the mean plus a times that of beta.
 
-    Args:
-        distribution: "gaus" or "laplace".
-
     Source: R. Banner, Y. Nahshan, D. Soudry, "Post training 4-bit quantization of convolutional networks for
     rapid-deployment", NeurIPS 2019, section 2; the ancestor's `aciq` observer.
     """
 
     for_floats: ClassVar[bool] = False
-    distribution: Shape = "gaus"
 
     def __post_init__(self) -> None:
-        if self.distribution not in get_args(Shape):
-            raise ValueError(f"distribution must be one of {', '.join(get_args(Shape))}, got {self.distribution!r}")
+        if self.distribution not in TWO_SIDED:
+            raise ValueError(f"distribution must be one of {', '.join(TWO_SIDED)}, got {self.distribution!r}")
 
     def solve(self, distribution: Distribution, target: ObserverTarget) -> tuple[Array, Array]:
         return self._ancestors(distribution, target) if target.rule == "sparsebit" else self._ours(distribution, target)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import final
 
 import numpy as np
 
 from sbonnx.calib.observers.base import ObserverTarget, Solver, singles
 from sbonnx.calib.sketches import Distribution
+from sbonnx.recipe.sections.quantizers import PercentileKeys
 from sbonnx.spec import Array
 
 
 @final
-@dataclass(frozen=True)
-class Percentile(Solver):
+class Percentile(PercentileKeys, Solver):
     """Leaves out a share of the values at each end, separately for negative and for other values.
 
         k+ = round(alpha * count(x >= 0)),  hi = the largest value after leaving out k+   (0 if no value is >= 0)
@@ -27,13 +26,8 @@ class Percentile(Solver):
     a uniformly filled bin: the error is less than a 128th of itself (per channel: a 32nd). With alpha = 0 the ends are
     the exact minimum and maximum.
 
-    Args:
-        alpha: share of the values, within [0, 0.5).
-
     Source: the ancestor's `percentile` observer.
     """
-
-    alpha: float = 0.001
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.alpha < 0.5:

@@ -11,7 +11,7 @@ from sbonnx.recipe.defaults import DEFAULT, EFFORTS, WidthDefaults, Widths, by_w
 from sbonnx.recipe.names import BY_WIDTH, FLOAT, NEAREST, is_per_channel
 from sbonnx.recipe.node_patterns import matcher
 from sbonnx.recipe.problem import Path, Wrong, key_path, one_of, suggestion
-from sbonnx.recipe.sections.base import keys_of, overlay
+from sbonnx.recipe.sections.base import Section, keys_of, overlay
 from sbonnx.recipe.sections.quantizers import (
     AUTO,
     ActivationChange,
@@ -123,13 +123,9 @@ class TensorSettings:
 
 
 def _observer_arguments(observer: Observer) -> dict[str, float | str]:
-    if observer.type == "percentile":
-        return {"alpha": observer.percentile.alpha}
-    if observer.type == "aciq":
-        return {"distribution": observer.aciq.distribution}
-    if observer.type == "moving_average" and isinstance(observer, ActivationObserver):
-        return {"ratio": observer.moving_average.ema_ratio}
-    return {}
+    section = getattr(observer, observer.type, None)
+    keys = section.to_keys() if isinstance(section, Section) else {}
+    return {"ratio" if name == "EMA_RATIO" else name.lower(): value for name, value in keys.items()}
 
 
 def _activation_settings(keys: Activations | ActivationChange) -> dict[str, Any]:

@@ -10,7 +10,8 @@ import ml_dtypes
 import numpy as np
 
 from sbonnx.moments import Moments
-from sbonnx.rounding.adaround import Start, best_alone, first_codes
+from sbonnx.recipe.sections.quantizers import AdaQuantKeys
+from sbonnx.rounding.adaround import best_alone, first_codes
 from sbonnx.rounding.base import Grid, Rounder
 from sbonnx.rounding.choices import Adam
 from sbonnx.rounding.gptq import Gptq
@@ -34,8 +35,7 @@ NARROW: Final[tuple[Any, ...]] = (np.float16, ml_dtypes.bfloat16)
 
 
 @final
-@dataclass(frozen=True)
-class AdaQuant(Rounder):
+class AdaQuant(AdaQuantKeys, Rounder):
     """AdaQuant: optimizes weights over all codes, together with their scales.
 
         v = (clip(round(u)) - zero) * scale * exp(t);   minimise |w x - v x'|^2 over u, one a weight, and t, one a scale
@@ -46,24 +46,11 @@ class AdaQuant(Rounder):
     codes to scales in turn while the error decreases (codes by another GPTQ run if that was the start, then coordinate
     descent). Zero points are fixed.
 
-    Args:
-        iterations: steps of Adam.
-        lr: learning rate for weights, in codes.
-        scale_lr: learning rate for scales, relative.
-        start: initial codes, "gptq" or "nearest".
-        sweeps: maximum number of coordinate descent sweeps in each final round; 0 skips the final rounds.
-
     Source: Hubara et al. 2021, "Accurate Post Training Quantization With Small Calibration Sets", section 3.1. The
     paper uses batches and continuous weight changes, which are equivalent at the best scale; here moments are used.
     """
 
     moves_scales = True
-
-    iterations: int = 500
-    lr: float = 0.01
-    scale_lr: float = 0.003
-    start: Start = "gptq"
-    sweeps: int = 20
 
     def __post_init__(self) -> None:
         if self.iterations < 1 or self.sweeps < 0:

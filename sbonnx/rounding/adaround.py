@@ -6,21 +6,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Final, Literal, final
+from dataclasses import replace
+from typing import Final, final
 
 import numpy as np
 
 from sbonnx.errors import NumericError
 from sbonnx.moments import Moments
+from sbonnx.recipe.sections.quantizers import AdaRoundKeys, Start
 from sbonnx.rounding.base import Grid, Rounder
 from sbonnx.rounding.choices import learn_choices
 from sbonnx.rounding.gptq import Gptq
 from sbonnx.rounding.search.descent import alive, descend
 from sbonnx.spec import Array, QParams
-
-Start = Literal["gptq", "nearest"]
-Ramp = Literal["cosine", "linear"]
 
 MARGIN: Final = 0.01
 """Minimum initial distance from 0 and 1: where the sigmoid is clipped, the gradient is 0."""
@@ -30,8 +28,7 @@ LEAN: Final = 0.49
 
 
 @final
-@dataclass(frozen=True)
-class AdaRound(Rounder):
+class AdaRound(AdaRoundKeys, Rounder):
     """AdaRound: rounds every weight to one of its two neighbouring codes, chosen by gradient descent on soft choices.
 
         v = (low + h(u) - zero) * scale,   h(u) = clip(1.2 sigmoid(u) - 0.1, 0, 1)
@@ -52,28 +49,8 @@ class AdaRound(Rounder):
     weight's own part c_k of the error, so the same value fits every layer. The larger learning rate is safe because the
     gradient has no noise.
 
-    Args:
-        iterations: steps of Adam.
-        lr: learning rate, in units of u.
-        warmup: share of the steps before the regularizer starts.
-        weight: weight of the regularizer, relative to the error caused by changing one weight by one code.
-        beta_start, beta_end: the exponent when the regularizer starts and at the end.
-        schedule: of the exponent, "cosine" (half a wave) or "linear".
-        start: method for the initial codes.
-        sweeps: maximum number of coordinate descent sweeps at the end, between the two codes.
-
     Source: Nagel et al. 2020, "Up or Down? Adaptive Rounding for Post-Training Quantization", equations 21 to 25.
     """
-
-    iterations: int = 1000
-    lr: float = 0.1
-    warmup: float = 0.2
-    weight: float = 0.2
-    beta_start: float = 20.0
-    beta_end: float = 2.0
-    schedule: Ramp = "cosine"
-    start: Start = "gptq"
-    sweeps: int = 20
 
     def __post_init__(self) -> None:
         if self.iterations < 1 or self.sweeps < 0 or not 0 <= self.warmup < 1:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, final
 
 import numpy as np
 
 from sbonnx.errors import NumericError
 from sbonnx.moments import Moments
+from sbonnx.recipe.sections.base import parameter
+from sbonnx.recipe.sections.quantizers import GptqKeys
 from sbonnx.rounding.base import Grid, Rounder
 from sbonnx.rounding.search.beam import Planes, columns, search
 from sbonnx.rounding.search.descent import descend
-from sbonnx.rounding.search.factor import Order, factor_of
+from sbonnx.rounding.search.factor import factor_of
 from sbonnx.rounding.search.tabu import tabu
 from sbonnx.spec import Array, QParams
 
@@ -25,8 +26,7 @@ MORE: Final = 4
 
 
 @final
-@dataclass(frozen=True)
-class Gptq(Rounder):
+class Gptq(GptqKeys, Rounder):
     """GPTQ with beam search, followed by tabu search and coordinate descent on the same objective.
 
     Columns are rounded one after another; columns not yet rounded compensate the error so far. With the factor ``A +
@@ -38,14 +38,11 @@ class Gptq(Rounder):
     Z is 0 if float and quantized inputs are the same. No inverse is needed. With more than one beam the best few
     roundings of the columns so far are kept as candidates, see `sbonnx.rounding.search.beam`.
 
+    The damping is multiplied by ten each time the factorization fails. Layers with few inputs get up to four times as
+    many beams.
+
     Args:
-        damping: added to the diagonal, as a share of its mean; multiplied by ten each time the factorization fails.
-        order: of the columns, see `ordered_factor`.
-        beams: candidates that are kept for each output, up to four times as many in layers with few inputs; 1 is plain
-            GPTQ.
-        steps: steps of tabu search for each column, see `sbonnx.rounding.search.tabu`.
         block: columns that are updated one by one; the others are updated by a matrix product after each block.
-        sweeps: maximum number of coordinate descent sweeps afterwards.
 
     Source: Frantar et al. 2022, "GPTQ", sections 3 and 4, and algorithm 1, in the form of Babai's nearest plane
     (Chen et al. 2025, "The geometry of LLM quantization"); the shift of the target for quantized inputs is ours.
@@ -54,12 +51,10 @@ class Gptq(Rounder):
     keeps_zeros = True
     by_output = True
 
-    damping: float = 0.01
-    order: Order = "pivot"
-    beams: int = 16
-    steps: int = 8
-    block: int = 64
-    sweeps: int = 20
+    beams: int = parameter(16)
+    steps: int = parameter(8)
+    sweeps: int = parameter(20)
+    block: int = parameter(64)
 
     def __post_init__(self) -> None:
         if self.damping < 0 or self.beams < 1 or self.steps < 0 or self.block < 1 or self.sweeps < 0:

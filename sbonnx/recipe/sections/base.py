@@ -73,6 +73,11 @@ def new_key(default: Any, meaning: str, allowed: str, **more: Any) -> Any:
     return RecipeKey(default, meaning, allowed, maker="new", **more)
 
 
+def parameter(default: Any) -> Any:
+    """Define a parameter of an algorithm: another default than that of its key in recipes, or no key of recipes."""
+    return RecipeKey(default)
+
+
 def overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """Merge two mappings recursively; `above` wins."""
     out = dict(below)
@@ -360,7 +365,7 @@ def _section_schema(section: type[Section], definitions: dict[str, Any]) -> dict
         "additionalProperties": False,
         "description": inspect.cleandoc(section.__doc__ or ""),
         "properties": {name: _key_schema(row, definitions) for name, row in keys_of(section).items()},
-        "title": section.__name__,
+        "title": _title(section),
         "type": "object",
     }
 
@@ -388,9 +393,15 @@ def _value_schema(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     if NoneType in inner:
         schema = _value_schema(inner[0], definitions)
         return {"anyOf": [*(schema["anyOf"] if list(schema) == ["anyOf"] else [schema]), {"type": "null"}]}
-    if kind.__name__ not in definitions:
-        definitions[kind.__name__] = _section_schema(kind, definitions)
-    return {"$ref": f"#/$defs/{kind.__name__}"}
+    title = _title(kind)
+    if title not in definitions:
+        definitions[title] = _section_schema(kind, definitions)
+    return {"$ref": f"#/$defs/{title}"}
+
+
+def _title(section: type[Section]) -> str:
+    """Return the name of a section in the schema: for keys that an algorithm inherits, that of the algorithm."""
+    return section.__name__.removesuffix("Keys")
 
 
 def canonical(section: type[Section], data: Any) -> dict[str, Any]:

@@ -33,22 +33,19 @@ class Pact(Section):
     )
 
 
-@final
-class Percentile(Section):
+class PercentileKeys(Section):
     """OBSERVER.PERCENTILE: clipping of the tails."""
 
     alpha: value_types.Tail = key(0.001, "share of the values that `percentile` cuts off at each end", "0 to below 0.5")
 
 
-@final
-class Aciq(Section):
+class AciqKeys(Section):
     """OBSERVER.ACIQ: analytical clipping."""
 
     distribution: Distribution = key("gaus", "distribution that `aciq` assumes", "gaus, laplace")
 
 
-@final
-class MovingAverage(Section):
+class MovingAverageKeys(Section):
     """A.OBSERVER.MOVING_AVERAGE: moving average (EMA) of min and max."""
 
     ema_ratio: value_types.Ratio = key(0.9, "weight of the old value in `moving_average`", "0 to below 1")
@@ -100,8 +97,8 @@ class WeightObserver(Section):
         "minmax, mse, percentile, kl_histogram, aciq, auto",
         forms="w_observer",
     )
-    percentile: Percentile = Percentile()
-    aciq: Aciq = Aciq()
+    percentile: PercentileKeys = PercentileKeys()
+    aciq: AciqKeys = AciqKeys()
 
 
 @final
@@ -114,9 +111,9 @@ class ActivationObserver(Section):
         "minmax, moving_average, mse, percentile, kl_histogram, aciq, auto",
         forms="a_observer observer",
     )
-    percentile: Percentile = Percentile()
-    aciq: Aciq = Aciq()
-    moving_average: MovingAverage = MovingAverage()
+    percentile: PercentileKeys = PercentileKeys()
+    aciq: AciqKeys = AciqKeys()
+    moving_average: MovingAverageKeys = MovingAverageKeys()
     layout: Layout = key("NCHW", "where per-channel activations have their channels: axis 1, or 2", "NCHW, NLC")
 
 
@@ -136,8 +133,7 @@ def _refuse_types(quantizer: str, observer: str, refused: frozenset[str], home: 
             raise Wrong(f"is for {home} only", path=(part, "TYPE"), value=found)
 
 
-@final
-class Gptq(Section):
+class GptqKeys(Section):
     """W.ROUNDING.GPTQ: rounding by second moments (Hessian), with error compensation."""
 
     damping: value_types.AboveZero = new_key(
@@ -171,8 +167,7 @@ class Gptq(Section):
     )
 
 
-@final
-class AdaRound(Section):
+class AdaRoundKeys(Section):
     """W.ROUNDING.ADAROUND: rounding up or down, learned by gradient descent."""
 
     iterations: value_types.Count = new_key(1000, "steps of Adam", "1 or more")
@@ -190,8 +185,7 @@ class AdaRound(Section):
     )
 
 
-@final
-class AdaQuant(Section):
+class AdaQuantKeys(Section):
     """W.ROUNDING.ADAQUANT: weights and scales learned by gradient descent."""
 
     iterations: value_types.Count = new_key(500, "steps of Adam", "1 or more")
@@ -224,9 +218,9 @@ class Rounding(Section):
         "search, hqq",
         forms="weight_scale",
     )
-    gptq: Gptq = Gptq()
-    adaround: AdaRound = AdaRound()
-    adaquant: AdaQuant = AdaQuant()
+    gptq: GptqKeys = GptqKeys()
+    adaround: AdaRoundKeys = AdaRoundKeys()
+    adaquant: AdaQuantKeys = AdaQuantKeys()
 
     def named(self, name: str) -> tuple[str, dict[str, float | str | bool | None]]:
         """Return the rounding method for `name`, and its keyword arguments; None: by width and EFFORT."""
@@ -326,7 +320,7 @@ Change = WeightChange | ActivationChange
 
 
 @final
-class Schedule(Section):
+class ScheduleKeys(Section):
     """SCHEDULE: batch-norm folding and tuning, placement of Q/DQ."""
 
     fuse_bn: value_types.Flag = key(

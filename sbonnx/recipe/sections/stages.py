@@ -279,7 +279,7 @@ class Llm(Section):
 
 
 @final
-class Auto(Section):
+class AutoKeys(Section):
     """AUTO: recipe search; ``true`` and ``false`` stand for ``{ENABLE: ...}``."""
 
     short_form: ClassVar[str] = "ENABLE"

@@ -7,9 +7,9 @@ from typing import Annotated, Final, Literal
 
 from sbonnx.recipe import names, value_types
 from sbonnx.recipe.sections.base import RecipeKey, Section, key, new_key, rows_of
-from sbonnx.recipe.sections.quantizers import Activations, QuantizeInputsOf, Schedule, SideBits, Weights
+from sbonnx.recipe.sections.quantizers import Activations, QuantizeInputsOf, ScheduleKeys, SideBits, Weights
 from sbonnx.recipe.sections.sparsity import Sparse
-from sbonnx.recipe.sections.stages import Auto, Calibration, Equalize, Llm, Mixed, Verification
+from sbonnx.recipe.sections.stages import AutoKeys, Calibration, Equalize, Llm, Mixed, Verification
 
 Ranges = Annotated[
     dict[value_types.TensorPattern, value_types.Interval], value_types.ValueReader(value_types.a_mapping)
@@ -37,7 +37,7 @@ class RecipeKeys(Section):
         example='"10"',
     )
     device: value_types.Device = key("auto", "where calibration runs", "auto (cuda if there is one), cpu, cuda, cuda:N")
-    schedule: Schedule = Schedule()
+    schedule: ScheduleKeys = ScheduleKeys()
     mode: value_types.ModeName = new_key(
         "static",
         "static: weights and activations, scales from data; dynamic: scales of activations computed as the model runs; "
@@ -175,7 +175,7 @@ class RecipeKeys(Section):
         "auto, none",
     )
     llm: Llm = Llm()
-    auto: Auto = Auto()
+    auto: AutoKeys = AutoKeys()
     mixed: Mixed = Mixed()
     verify: Verification = Verification()
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 
 from sbonnx.calib.observers import Aciq, make_observer
-from sbonnx.calib.observers.aciq import ONE_SIDED, TWO_SIDED, Shape, best_clip, factor
+from sbonnx.calib.observers.aciq import ONE_SIDED, TWO_SIDED, best_clip, factor
 from sbonnx.errors import RecipeError
+from sbonnx.recipe.sections.quantizers import Distribution
 from sbonnx.spec import Array, QuantSpec
 from tests.calib.observers.reference import large, sketch_of
 
@@ -19,7 +20,7 @@ SYMMETRIC = QuantSpec()
 shapes = pytest.mark.parametrize("shape", ["gaus", "laplace"])
 
 
-def expected_error(shape: Shape, bits: int, clip: float) -> float:
+def expected_error(shape: Distribution, bits: int, clip: float) -> float:
     """Of a distribution of unit sigma or beta clipped at +-clip: the tails by sums, the noise as the paper takes it."""
     x = np.linspace(0, 60, 600_001)
     density = np.exp(-x * x / 2) / math.sqrt(2 * math.pi) if shape == "gaus" else np.exp(-x) / 2
@@ -29,7 +30,7 @@ def expected_error(shape: Shape, bits: int, clip: float) -> float:
 
 @shapes
 @pytest.mark.parametrize("bits", [2, 4, 8, 10, 12])
-def test_the_best_clip_has_the_least_expected_error(shape: Shape, bits: int) -> None:
+def test_the_best_clip_has_the_least_expected_error(shape: Distribution, bits: int) -> None:
     best = best_clip(shape, bits)
     least = expected_error(shape, bits, best)
     for other in (best * 0.97, best * 1.03):
@@ -38,14 +39,14 @@ def test_the_best_clip_has_the_least_expected_error(shape: Shape, bits: int) -> 
 
 @shapes
 @pytest.mark.parametrize("bits", range(2, 9))
-def test_the_ancestors_tables_are_best_clips(shape: Shape, bits: int) -> None:
+def test_the_ancestors_tables_are_best_clips(shape: Distribution, bits: int) -> None:
     """To two decimals; one-sided ones are those of a bit more."""
     assert TWO_SIDED[shape][bits - 2] == pytest.approx(best_clip(shape, bits), abs=0.011)
     assert ONE_SIDED[shape][bits - 2] == pytest.approx(best_clip(shape, bits + 1), abs=0.02)
 
 
 @shapes
-def test_widths_past_the_table_go_on_from_it(shape: Shape) -> None:
+def test_widths_past_the_table_go_on_from_it(shape: Distribution) -> None:
     for one_sided in (False, True):
         clips = [factor(shape, bits, one_sided) for bits in range(2, 17)]
         assert clips == sorted(clips)
@@ -85,7 +86,7 @@ def test_laplace_rests_on_means(x: Array) -> None:
 
 
 @shapes
-def test_data_of_the_assumed_distribution_get_its_best_clip(shape: Shape) -> None:
+def test_data_of_the_assumed_distribution_get_its_best_clip(shape: Distribution) -> None:
     """sigma and beta of the parent distribution are found, one-sided from its upper half too."""
     rng = np.random.default_rng(4)
     x = (rng.standard_normal(500_000) if shape == "gaus" else rng.laplace(size=500_000)) * 3
@@ -101,7 +102,7 @@ def test_data_of_the_assumed_distribution_get_its_best_clip(shape: Shape) -> Non
 
 
 @shapes
-def test_ranges_lie_about_the_mean(shape: Shape) -> None:
+def test_ranges_lie_about_the_mean(shape: Distribution) -> None:
     """Values far from 0 are not cut off, which is what the ancestor's range about 0 does."""
     x = (np.random.default_rng(5).standard_normal(20_000) * 0.1 + 10).astype(np.float32)[None]
     for sign in (1, -1):
@@ -114,7 +115,7 @@ def test_ranges_lie_about_the_mean(shape: Shape) -> None:
 
 
 @shapes
-def test_the_ancestors_ranges_pass_the_data(shape: Shape) -> None:
+def test_the_ancestors_ranges_pass_the_data(shape: Distribution) -> None:
     x = np.random.default_rng(6).uniform(-1, 1, 20_000).astype(np.float32)[None]
     old = Aciq(shape).bounds(sketch_of(x), SYMMETRIC, "sparsebit")
     ours = Aciq(shape).bounds(sketch_of(x), SYMMETRIC)
