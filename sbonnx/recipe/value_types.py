@@ -16,18 +16,17 @@ from numbers import Integral, Real
 from typing import Annotated, Any, Final, Literal, TypeVar, get_args
 
 from sbonnx.errors import RecipeError
-from sbonnx.options import parse_size
 from sbonnx.recipe import names
 from sbonnx.recipe.problem import Wrong, one_of, short
 
 _TRUTHS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-_INTEGER = re.compile(r"[-+]?[0-9]{1,18}")
-_FLOAT = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]{1,3})?")
-_TYPE_NAME = re.compile(r"[a-z][a-z0-9_]*\+?")
-_DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,3})?")
-_BOTH_SIDES = re.compile(r"u?int([0-9]{1,2})", re.IGNORECASE)
-_PER_SIDE = re.compile(r"w([0-9]{1,2})(?:a([0-9]{1,2}))?", re.IGNORECASE)
-_PERCENT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*%\s*")
+_INTEGER: Final = r"[-+]?[0-9]{1,18}"
+_FLOAT: Final = r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]{1,3})?"
+_TYPE_NAME: Final = r"[a-z][a-z0-9_]*\+?"
+_DEVICE: Final = r"auto|cpu|cuda(:[0-9]{1,3})?"
+_BOTH_SIDES: Final = r"u?int([0-9]{1,2})"
+_PER_SIDE: Final = r"w([0-9]{1,2})(?:a([0-9]{1,2}))?"
+_PERCENT: Final = r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*%\s*"
 
 MIN_BITS, MAX_BITS = 2, 16
 BLOCK_SIZES: Final = (16, 32, 64, 128, 256)
@@ -88,7 +87,7 @@ def flag(value: object) -> bool:
 
 def integer(value: object) -> int | None:
     """Read an integer of at most 64 bits, or return None if it is not an integer. True does not count as 1."""
-    if isinstance(value, str) and _INTEGER.fullmatch(value):
+    if isinstance(value, str) and re.fullmatch(_INTEGER, value):
         return int(value)
     if isinstance(value, Integral) and not isinstance(value, bool) and abs(int(value)) < 1 << 63:
         return int(value)
@@ -99,7 +98,7 @@ def number(value: object) -> float | None:
     """Read a finite float, or return None if it is not a number."""
     if isinstance(value, bool) or not isinstance(value, Real | str):
         return None
-    if isinstance(value, str) and not _FLOAT.fullmatch(value):
+    if isinstance(value, str) and not re.fullmatch(_FLOAT, value):
         return None
     try:
         found = float(value)
@@ -123,9 +122,9 @@ def bits(value: object) -> int:
 
 def bits_by_side(value: object) -> dict[str, int]:
     """Read ``w8a8``, ``int8`` or ``8`` as {"W": 8, "A": 8}, ``w8`` as {"W": 8}; 32 means float, which becomes 0."""
-    both = _BOTH_SIDES.fullmatch(value) if isinstance(value, str) else None
+    both = re.fullmatch(_BOTH_SIDES, value, re.IGNORECASE) if isinstance(value, str) else None
     value = both[1] if both else value
-    match = _PER_SIDE.fullmatch(value) if isinstance(value, str) else None
+    match = re.fullmatch(_PER_SIDE, value, re.IGNORECASE) if isinstance(value, str) else None
     widths: dict[str, object] = {"W": match[1], "A": match[2]} if match else {"W": value, "A": value}
     if match and match[2] is None:
         del widths["A"]
@@ -176,7 +175,7 @@ def share_or_percent(value: object) -> float:
 
     A number of `AMBIGUOUS` and more may be meant in percent, and is refused.
     """
-    match = _PERCENT.fullmatch(value) if isinstance(value, str) else None
+    match = re.fullmatch(_PERCENT, value) if isinstance(value, str) else None
     found = float(match[1]) / 100 if match else number(value)
     share = _accepted(found, lambda share: 0 <= share <= 1, "a share, 0 to 1 or in percent such as 0.5%", value)
     if share >= AMBIGUOUS and not match:
@@ -283,13 +282,13 @@ def type_name(value: object) -> str:
     """Read the name of a quantizer or observer in canonical form: lower case, ``lsq_plus`` as ``lsq+``."""
     if isinstance(value, str):
         name = value.strip().lower().replace("-", "_")
-        if _TYPE_NAME.fullmatch(name):
+        if re.fullmatch(_TYPE_NAME, name):
             return names.ALIASES.get(name, name)
     raise Wrong("must be the name of a type, such as minmax or uniform", value=value)
 
 
 def _device(value: object) -> str:
-    if isinstance(value, str) and _DEVICE.fullmatch(value.lower()):
+    if isinstance(value, str) and re.fullmatch(_DEVICE, value.lower()):
         return value.lower()
     raise Wrong("must be auto, cpu, cuda or cuda:N", value=value)
 
@@ -300,6 +299,8 @@ def _memory(value: object) -> str:
     problem = Wrong("must be a size such as '2 GiB' or '500 MB'", value=value)
     if not isinstance(text, str) or len(text) > 30 or not text.strip()[:1].isdigit():
         raise problem
+    from sbonnx.options import parse_size
+
     try:
         size = parse_size(text)
     except RecipeError as error:
