@@ -67,8 +67,8 @@ def _read_union(hints: Sequence[Any], value: Any, where: str) -> Any:
     if classes and isinstance(value, Mapping):
         fitting = (hint for hint in classes if value.keys() <= {key.name for key in keys_of(hint)})
         return _read(next(fitting, classes[0]), value, where)
-    if value in NOT_FINITE and float in options:
-        return float(value)
+    if float in options and (type(value) is int or value in NOT_FINITE):
+        return value if type(value) is int else float(value)
     return _read(next((hint for hint in options if hint is type(value)), options[0]), value, where)
 
 

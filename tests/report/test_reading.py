@@ -76,6 +76,10 @@ def test_read_back_from_json(value: Example) -> None:
     assert repr(found) == repr(value) and [note.code for note in found.notes] == [note.code for note in value.notes]
 
 
+def test_whole_numbers_stay_whole() -> None:
+    assert isinstance(read(Example, {"count": 1, "name": "a", "target": 3}).target, int)
+
+
 def test_sentences_without_codes_are_their_codes() -> None:
     refusal = read(Refusal, {"what": "w", "where": "n", "why": "because"})
     assert refusal.code == "because" and isinstance(refusal.why, Reason)
