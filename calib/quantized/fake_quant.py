@@ -82,7 +82,7 @@ def quantize_reads(piece: Graph, uses: Uses, view: QuantView) -> None:
 
 def _pair(site: Site, tensor: Tensor, qparams: QParams, names: Names) -> list[Node]:
     """Build the nodes from an activation to its dequantized value, in its original type."""
-    spec, kind = site.spec, dtype(tensor)
+    spec, kind = qparams.spec, dtype(tensor)
     nodes: list[Node] = []
 
     def add(op: str, *inputs: Tensor, kind: Any = np.float32, domain: str | None = None, **attributes: Any) -> None:

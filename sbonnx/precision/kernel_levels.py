@@ -89,12 +89,13 @@ def level_errors(graph: Graph, plan: Plan, solution: Solution, samples: Samples)
     by_layer = {reader.node: (reader, site) for reader, site in sites.items() if reader.index == 1}
     options = samples.options
     resources = WalkOptions(FEEDS, options.device, options.memory, options.threads)
-    walk: Walk[LevelErrors | None] = Walk(graph, by_layer, reads=sites, options=resources)
+    walk: Walk[LevelErrors | None] = Walk(graph, by_layer, options=resources)
 
     weights: _WrittenWeight | None = None
 
     def look(piece: StepSession, sample: LayerSample) -> LevelErrors | None:
-        return None if weights is None else weights.errors(sample.inputs[piece.data])
+        tensor = None if piece.node is None else piece.node.inputs[0].name
+        return None if weights is None or tensor is None else weights.errors(sample.inputs[tensor])
 
     found: dict[str, LevelErrors] = {}
     for piece, seen in walk(samples.data, look):
@@ -130,8 +131,10 @@ class _WrittenWeight:
 
 def _written_weight(piece: StepSession, reader: Reader, site: Site, solution: Solution) -> _WrittenWeight | None:
     """Return the weight of a layer; None for operators that are no product of rows with a matrix."""
-    weight = piece.constants()[reader.index]
-    layer = LinearLayer.of_shape(piece.op, piece.attributes, weight.shape) if weight.ndim == 2 else "no matrix"
+    weight, node = piece.constants()[reader.index], piece.node
+    if node is None or weight.ndim != 2:
+        return None
+    layer = LinearLayer.of_shape(node.op, node.attrs, weight.shape)
     written = solution.dequantized(site, np.float32)
     if isinstance(layer, str) or written is None or layer.trans_a:
         return None

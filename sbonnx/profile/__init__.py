@@ -20,8 +20,8 @@ from sbonnx.profile.layer_losses import errors, first_lost, losses, node_errors,
 from sbonnx.profile.metric_losses import LayerMetric, MetricLosses, metric_losses
 from sbonnx.profile.node_rows import NodeRow
 from sbonnx.profile.page_details import Details, details
-from sbonnx.profile.replacements import Candidate, Part
 from sbonnx.profile.sensitivity import Sensitivities, Sensitivity, sensitivity
+from sbonnx.profile.variants import Candidate, Part
 from sbonnx.profile.walk import WalkOptions
 from sbonnx.report import LayerError
 

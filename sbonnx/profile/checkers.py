@@ -61,6 +61,8 @@ class MeanSquaredError(Measure):
         self._sums.add(reference, quantized)
 
     def result(self) -> float:
+        if self._sums.lost:
+            return math.inf
         return self._sums.noise / self._sums.count if self._sums.count else math.nan
 
 
@@ -88,7 +90,10 @@ class Sqnr(Measure):
 
 @final
 class Cosine(Measure):
-    """Cosine similarity of both tensors as one vector over all feeds; 1 if they have the same direction."""
+    """Cosine similarity of both tensors as one vector over all feeds; 1 if they have the same direction.
+
+    NaN after a total loss, see `sbonnx.metrics.ErrorSum`.
+    """
 
     higher_is_better = True
 
@@ -99,7 +104,7 @@ class Cosine(Measure):
         self._sums.add(reference, quantized)
 
     def result(self) -> float:
-        return self._sums.cosine if self._sums.parts else math.nan
+        return self._sums.cosine if self._sums.parts and not self._sums.lost else math.nan
 
     @classmethod
     def loss(cls, value: float) -> float:
@@ -112,14 +117,17 @@ class Largest(Measure):
     """Largest absolute difference, in units of the tensor."""
 
     def __init__(self) -> None:
-        self._largest: float | None = None
+        self._sums, self._largest = ErrorSum(), 0.0
 
     def add(self, quantized: Array, reference: Array) -> None:
-        diff = np.abs(quantized.astype(np.float64) - reference.astype(np.float64))
-        self._largest = float(np.maximum(self._largest or 0.0, diff.max(initial=0.0)))  # NaN propagates
+        compared = self._sums.add(reference, quantized)
+        if compared is not None:
+            self._largest = max(self._largest, float(np.abs(compared[0] - compared[1]).max(initial=0.0)))
 
     def result(self) -> float:
-        return math.nan if self._largest is None else self._largest
+        if self._sums.lost:
+            return math.inf
+        return self._largest if self._sums.parts else math.nan
 
 
 @final
@@ -142,7 +150,9 @@ class Kl(Measure):
             return
         axis = 1 if reference.ndim >= IMAGE_RANK else -1
         ref, q = (_log_softmax(np.atleast_1d(x).astype(np.float64), axis) for x in (reference, quantized))
-        rows = (np.exp(ref) * (ref - q)).sum(axis)
+        p = np.exp(ref)
+        with np.errstate(invalid="ignore"):  # 0 log 0 is 0
+            rows = np.where(p != 0, p * (ref - q), 0).sum(axis)
         self._sum += max(float(rows.sum()), 0.0)
         self._rows += rows.size
 

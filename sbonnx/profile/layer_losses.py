@@ -16,8 +16,8 @@ from sbonnx.graph.query import dtype, scopes, tensors_by_name
 from sbonnx.metrics import ErrorSum
 from sbonnx.plan.types import Plan, Reader, Role, Site, Solution
 from sbonnx.profile.checkers import COLUMNS, Checker, Column, LayerLoss, Measure, Profile, kind_of, make_measure
-from sbonnx.profile.pieces import Known, StepSession
-from sbonnx.profile.replacements import PARTS, Part, Solved, uses_of
+from sbonnx.profile.pieces import StepSession
+from sbonnx.profile.variants import PARTS, Part, Variant, solved, uses_of
 from sbonnx.profile.walk import DEFAULTS, LayerSample, Values, Walk, WalkOptions
 from sbonnx.report import LayerError, Note
 from sbonnx.spec import Array
@@ -95,18 +95,16 @@ def losses(
     kind_of(checker)
     uses = uses_of(plan, solution)
     rows = rows_of(graph, uses)
-    everything = Solved(plan, solution) if "gathered" in columns else None
+    everything = solved(plan, solution) if "gathered" in columns else None
     ends = _Ends(checker, [] if everything is None else graph.outputs)
     walk: Walk[_LayerOutputs] = Walk(
         graph,
         rows,
-        reads=uses,
-        replaced=solution.constants,
         quantized=everything,
         wanted=tuple(ends.measures),
         options=options,
     )
-    parts = {column: Solved(plan, solution, PART_OF[column]) for column in columns if column in PART_OF}
+    parts = {column: solved(plan, solution, PART_OF[column]) for column in columns if column in PART_OF}
     layers: list[LayerLoss] = []
     notes: list[Note] = []
 
@@ -128,7 +126,7 @@ def losses(
 
 
 def _looking(
-    parts: Mapping[Column, Solved], uses: Mapping[Reader, Site]
+    parts: Mapping[Column, Variant], uses: Mapping[Reader, Site]
 ) -> Callable[[StepSession, LayerSample], _LayerOutputs]:
     """Return a function that runs a layer on one feed for each figure that applies to it."""
     needs: dict[Column, Role] = {"weights": "weight", "activations": "activation"}
@@ -136,10 +134,9 @@ def _looking(
 
     def look(piece: StepSession, sample: LayerSample) -> _LayerOutputs:
         layer = piece.step.layer
-        known: Known = {}
         found: dict[Column, Values] = {
-            column: piece.run(sample.inputs, numbers, known=known)
-            for column, numbers in parts.items()
+            column: piece.run(sample.inputs, variant)
+            for column, variant in parts.items()
             if column not in needs or layer in has[needs[column]]
         }
         if sample.gathered is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from sbonnx.graph import Graph, Node, Tensor, query
 from sbonnx.plan.types import Plan, Reader, Site, Solution
-from sbonnx.profile.replacements import uses_of
+from sbonnx.profile.variants import uses_of
 from sbonnx.report import Refusal
 
 

@@ -14,7 +14,7 @@ from sbonnx.profile.checkers import LayerLoss, Profile
 from sbonnx.profile.histograms import TensorHistogram, histograms
 from sbonnx.profile.layer_losses import losses
 from sbonnx.profile.node_rows import NodeRow, node_rows
-from sbonnx.profile.replacements import uses_of
+from sbonnx.profile.variants import uses_of
 from sbonnx.profile.walk import WalkOptions
 from sbonnx.report import Note, Refusal
 from sbonnx.spec import Array

@@ -1,23 +1,24 @@
 """Division of a graph into steps, one layer per step with the branches of If inlined, and their onnxruntime sessions.
 
-A `StepSession` runs one step in float and with any quantized replacements.
+A `StepSession` runs one step in float and in variants of quantization.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, final
+from functools import partial
+from typing import Final, final
 
 from sbonnx.calib.engine.runner import LayerRunner
 from sbonnx.calib.engine.schedule import PICKED_BY
-from sbonnx.calib.engine.segments import inputs_of, needed
-from sbonnx.graph import Body, Constant, Graph, Node, Tensor, Variable
-from sbonnx.graph.extract import extract
+from sbonnx.calib.engine.segments import Segment, inputs_of, needed
+from sbonnx.calib.quantized.fake_quant import quantize_reads
+from sbonnx.graph import Body, Constant, Graph, Node, Tensor
 from sbonnx.graph.query import bodies, captured, constant, dtype, scopes
 from sbonnx.plan.types import Reader
-from sbonnx.profile.replacements import Replacements
+from sbonnx.profile.variants import Variant
 from sbonnx.spec import Array
 
 CONDITIONAL: Final = "If"
@@ -27,31 +28,17 @@ Conditions = tuple[tuple[str, bool], ...]
 
 
 @dataclass(frozen=True)
-class LayerStep:
+class LayerStep(Segment):
     """Unit of execution: one layer, the nodes between two layers, or the selection at the end of an If.
 
     Attributes:
-        inputs: variables of earlier steps that it reads.
-        outputs: its results that later steps or the caller read.
-        nodes: names of its nodes, in order; none for a selection.
-        scope: "" or the path of the branch that contains it.
-        conditions: outer booleans and the values under which it runs, outermost first.
         layer: name of the layer, "" for nodes between layers.
-        choice: outputs of an If by name: the tensors if the condition is true, and if it is false.
+        choice: outputs of an If by name: the tensors if the condition is true, and if it is false. Such a step has no
+            nodes.
     """
 
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    nodes: tuple[str, ...] = ()
-    scope: str = ""
-    conditions: Conditions = ()
     layer: str = ""
     choice: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """All variables of earlier steps that it reads, including conditions."""
-        return tuple(dict.fromkeys([*(name for name, _ in self.conditions), *self.inputs]))
 
 
 @dataclass
@@ -162,128 +149,76 @@ def _step(draft: _Draft, reads: tuple[str, ...], outputs: tuple[str, ...]) -> La
         }
         for tensor, then, other in zip(draft.choice.outputs, ends[True], ends[False], strict=True):
             choice[tensor.name] = (then, other)
-    return LayerStep(reads, outputs, names, draft.scope, draft.conditions, draft.layer, choice)
+    return LayerStep(reads, outputs, (), names, draft.scope, draft.conditions, draft.layer, choice)
 
 
-Known = dict[tuple[str, int], Array]
-"""Fake-quantized activations, by name and id of their parameters, which live as long."""
+def uses_in(nodes: Iterable[Node]) -> Iterator[tuple[Reader, str]]:
+    """Yield every use of a tensor by nodes, their bodies included, with the name of the tensor."""
+    for node in nodes:
+        yield from ((Reader(node.name, index), tensor.name) for index, tensor in enumerate(node.inputs))
+        yield from (use for _, body in bodies(node) for use in uses_in(body.nodes))
 
 
-@dataclass(frozen=True)
-class _Slot:
-    """An input that may be quantized: it becomes a separate input of the session."""
-
-    reader: Reader
-    tensor: Tensor
-    name: str
+def is_quantized(variant: Variant, uses: Iterable[tuple[Reader, str]]) -> bool:
+    """Return whether a variant quantizes a use, or has a new value for a constant."""
+    return any(reader in variant.uses or name in variant.view.constants for reader, name in uses)
 
 
 @final
 class StepSession:
-    """The nodes of a step in one session, where every quantizable input, including weights, is a session input.
+    """Sessions of the nodes of a step, in float and in variants of quantization, each opened when it first runs.
 
-    A single session thus computes the step in float, with only its weights or activations quantized, and at any width.
     Optimization is off and each run has one thread, as in `sbonnx.calib.quantized.forward.Forward`.
 
     Args:
         graph: the float graph; not changed.
         step: the nodes to run.
-        reads: every use that may be replaced.
-        replaced: names of constants that may be replaced for all readers.
         index: `tensors_by_name(graph)`.
 
     Attributes:
         step: as given.
-        slots: the inputs that may be quantized.
-        op, attributes, data: for a layer: its type, its attributes and the name of its first input.
+        node: a layer; None between layers.
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        step: LayerStep,
-        *,
-        reads: Collection[Reader],
-        replaced: Collection[str],
-        index: Mapping[str, Tensor],
-        device: str = "cpu",
-    ) -> None:
+    def __init__(self, graph: Graph, step: LayerStep, *, index: Mapping[str, Tensor], device: str = "cpu") -> None:
         self.step = step
-        self._fills: dict[int, dict[str, Array]] = {}
-        self._floats: dict[str, Array] = {}
+        self._sessions: dict[Variant | None, LayerRunner] = {}
         self._lock = threading.Lock()
-        piece = extract(graph, step.inputs, step.outputs, scope=step.scope, index=index)
-        self.data = piece.nodes[0].inputs[0].name if step.layer and piece.nodes[0].inputs else ""
-        self.slots = tuple(_open_slots(piece, frozenset(reads), frozenset(replaced)))
-        self.op = piece.nodes[0].op if step.layer else ""
-        self.attributes: Mapping[str, Any] = piece.nodes[0].attrs if step.layer else {}
-        self._run = LayerRunner(
-            piece, device=device, threads=1, optimisation="off", name=f"'{step.layer or 'between layers'}'"
-        )
+        self._device = device
+        self._extract = partial(step.model, graph, index)
+        self._piece = self._extract()
+        self.node = next((node for node in self._piece.nodes if node.name == step.layer), None)
+        self._uses = tuple(uses_in(self._piece.nodes))
 
     def constants(self) -> dict[int, Array]:
-        """Return a layer's constants that may be quantized, by the index of the input."""
-        slots = ((slot.reader.index, constant(slot.tensor)) for slot in self.slots)
-        return {index: value for index, value in slots if value is not None}
+        """Return a layer's constants, by the index of the input."""
+        values = enumerate(() if self.node is None else map(constant, self.node.inputs))
+        return {index: value for index, value in values if value is not None}
 
-    def run(
-        self, values: Mapping[str, Array], numbers: Replacements | None = None, *, known: Known | None = None
-    ) -> dict[str, Array]:
+    def run(self, values: Mapping[str, Array], variant: Variant | None = None) -> dict[str, Array]:
         """Run the step and return its outputs by name.
 
         Args:
             values: its inputs by name, as computed.
-            numbers: the replacements; None: float. The same object must return the same values every time.
-            known: cache of fake-quantized activations, updated here; for several runs on the same values.
+            variant: None: float.
         """
-        feeds = dict(values)
-        with self._lock:  # computed once
-            fixed = self._made(numbers)
-        made: Known = {} if known is None else known
-        for slot in self.slots:
-            if slot.name in fixed:
-                feeds[slot.name] = fixed[slot.name]
-                continue
-            x = values[slot.tensor.name]
-            qparams = None if numbers is None else numbers.params(slot.reader)
-            key = (slot.tensor.name, id(qparams))
-            if key not in made:
-                made[key] = x if qparams is None else qparams.fake_quant(x).astype(x.dtype)
-            feeds[slot.name] = made[key]
-        return self._run.run(feeds, self.step.outputs)
+        if variant is not None and not is_quantized(variant, self._uses):
+            variant = None
+        with self._lock:
+            if variant not in self._sessions:
+                self._sessions[variant] = self._open(variant)
+        return self._sessions[variant].run(values, self.step.outputs)
 
-    def _made(self, numbers: Replacements | None) -> dict[str, Array]:
-        if not self._floats:
-            found = ((slot.name, constant(slot.tensor)) for slot in self.slots)
-            self._floats = {name: value for name, value in found if value is not None}
-        if numbers is None:
-            return self._floats
-        if id(numbers) not in self._fills:
-            fills = dict(self._floats)
-            for slot in self.slots:
-                if isinstance(slot.tensor, Constant):
-                    meaning = numbers.constant(slot.reader, slot.tensor)
-                    fills[slot.name] = fills[slot.name] if meaning is None else meaning
-            self._fills[id(numbers)] = fills
-        return self._fills[id(numbers)]
+    def _open(self, variant: Variant | None) -> LayerRunner:
+        piece = self._piece
+        if variant is not None:
+            piece = self._extract()
+            quantize_reads(piece, variant.uses, variant.view)
+        name = f"'{self.step.layer or 'between layers'}'"
+        return LayerRunner(piece, device=self._device, threads=1, optimisation="off", name=name)
 
     def close(self) -> None:
-        """Free the session. A second call is a no-op."""
-        self._run.close()
-        self._fills.clear()
-
-
-def _open_slots(piece: Graph, reads: frozenset[Reader], replaced: frozenset[str]) -> list[_Slot]:
-    """Turn each quantizable input into a separate graph input. In place."""
-    slots = []
-    for node in piece.nodes:
-        for index, tensor in enumerate(list(node.inputs)):
-            reader = Reader(node.name, index)
-            if reader in reads or (isinstance(tensor, Constant) and tensor.name in replaced):
-                opened = Variable(f"{tensor.name}/read by {node.name}/{index}", tensor.dtype, tensor.shape)
-                slots.append(_Slot(reader, tensor, opened.name))
-                node.inputs[index] = opened
-                piece.inputs.append(opened)
-    kept = {id(tensor) for tensor in piece.outputs}
-    piece.inputs = [tensor for tensor in piece.inputs if tensor.outputs or id(tensor) in kept]
-    return slots
+        """Free the sessions. A second call is a no-op."""
+        for session in self._sessions.values():
+            session.close()
+        self._sessions.clear()

@@ -20,8 +20,8 @@ from sbonnx.ops import LINEAR
 from sbonnx.plan.types import Plan, Reader, Site, Solution
 from sbonnx.profile.checkers import Checker, kind_of, make_measure
 from sbonnx.profile.layer_losses import compare
-from sbonnx.profile.pieces import Known, LayerStep, StepSession
-from sbonnx.profile.replacements import AtBits, ByCandidate, Candidate, Replacements, uses_of
+from sbonnx.profile.pieces import LayerStep, StepSession
+from sbonnx.profile.variants import Candidate, Variant, at_bits, by_candidate, uses_of
 from sbonnx.profile.walk import DEFAULTS, LayerSample, Values, Walk, WalkOptions
 from sbonnx.report import Reason, Refusal
 
@@ -116,25 +116,25 @@ def sensitivity(  # noqa: PLR0913 - public entry point
     """
     kind_of(checker)
     data = data if isinstance(data, Dataset) else read(data, graph)
-    uses, known = uses_of(plan, solution), dict(solved or {})
-    numbers: dict[Candidate, Replacements] = {
-        one: ByCandidate(*known[one], one) if one in known else AtBits(graph, plan, solution, one, solve)
-        for one in candidates
+    uses, networks = uses_of(plan, solution), dict(solved or {})
+    variants = {
+        candidate: by_candidate(*networks[candidate], candidate)
+        if candidate in networks
+        else at_bits(graph, plan, solution, candidate, solve)
+        for candidate in candidates
     }
     outputs = [tensor.name for tensor in graph.outputs if dtype(tensor) is not None] if network else []
     walk: Walk[_Seen] = Walk(
         graph,
         dict.fromkeys(reader.node for reader in uses),
-        reads={*uses, *(reader for each in known.values() for reader in uses_of(*each))},
-        replaced={name for _, each in known.values() for name in each.constants},
         wanted=outputs,
         options=options,
     )
     rows: list[Sensitivity] = []
     refusals: list[Refusal] = []
     with closing(_Rest(walk, outputs, options.device)) as rest:
-        for piece, seen in walk(data, _Look(numbers, uses, rest if network else None)):
-            figures = _Figures(checker, numbers)
+        for piece, seen in walk(data, _Look(variants, uses, rest if network else None)):
+            figures = _Figures(checker, variants)
             for one in seen:
                 figures.add(one)
             mine = {reader.index: site for reader, site in uses.items() if reader.node == piece.step.layer}
@@ -203,10 +203,8 @@ class _Rest:
 class _Look:
     """Run of a layer, and the part after it, at every candidate; candidates equal for the layer run only once."""
 
-    def __init__(
-        self, numbers: Mapping[Candidate, Replacements], uses: Mapping[Reader, Site], rest: _Rest | None
-    ) -> None:
-        self._numbers, self._rest = numbers, rest
+    def __init__(self, variants: Mapping[Candidate, Variant], uses: Mapping[Reader, Site], rest: _Rest | None) -> None:
+        self._variants, self._rest = variants, rest
         self._weighted = {reader.node for reader, site in uses.items() if site.role == "weight"}
         self._fed = {reader.node for reader, site in uses.items() if site.role == "activation"}
 
@@ -215,36 +213,36 @@ class _Look:
         rest = None if step.scope else self._rest  # what follows a branch cannot run as one piece
         runs: dict[tuple[int | None, int | None], tuple[Values, Values]] = {}
         keys = {}
-        known: Known = {}
-        for candidate, numbers in self._numbers.items():
+        for candidate, variant in self._variants.items():
             key = (
                 candidate.weight if step.layer in self._weighted else None,
                 candidate.activation if step.layer in self._fed else None,
             )
             keys[candidate] = key
             if key not in runs:
-                outputs = piece.run(sample.inputs, numbers, known=known)
+                outputs = piece.run(sample.inputs, variant)
                 runs[key] = (outputs, {} if rest is None else rest.run(step, sample, outputs))
         return _Seen(
             sample.outputs,
             {candidate: runs[key][0] for candidate, key in keys.items()},
             {} if rest is None else rest.run(step, sample, sample.outputs),
             {candidate: runs[key][1] for candidate, key in keys.items()},
-            _multiplies(piece, sample),
+            _multiplies(piece, sample) if step.layer in self._weighted else 0,
         )
 
 
 def _multiplies(piece: StepSession, sample: LayerSample) -> int:
-    linear = LINEAR.get(piece.op)
+    node = piece.node
+    linear = None if node is None else LINEAR.get(node.op)
     weight = None if linear is None else piece.constants().get(linear.weight)
-    if linear is None or weight is None:
+    if node is None or weight is None:
         return 0
     (out,) = list(sample.outputs.values())[:1]
-    layer = LinearLayer.of_shape(piece.op, piece.attributes, weight.shape)
+    layer = LinearLayer.of_shape(node.op, node.attrs, weight.shape)
     if isinstance(layer, str):
         return 0
     if layer.op == "ConvTranspose":  # multiplies every input with the outputs of its group
-        return int(sample.inputs[piece.data].size * math.prod(weight.shape[1:]))
+        return int(sample.inputs[node.inputs[0].name].size * math.prod(weight.shape[1:]))
     return int(out.size * layer.inputs)
 
 
@@ -271,7 +269,7 @@ class _Figures:
             known = network and not math.isnan(last)
             yield Sensitivity(
                 layer=piece.step.layer,
-                op=piece.op,
+                op="" if piece.node is None else piece.node.op,
                 candidate=candidate,
                 error=error,
                 network=last if known else None,

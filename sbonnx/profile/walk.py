@@ -18,9 +18,8 @@ from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.errors import DataError
 from sbonnx.graph import Constant, Graph, Tensor
 from sbonnx.graph.query import constant, node_by_name, tensors_by_name
-from sbonnx.plan.types import Reader
-from sbonnx.profile.pieces import LayerStep, StepSession, steps_of
-from sbonnx.profile.replacements import Replacements
+from sbonnx.profile.pieces import LayerStep, StepSession, is_quantized, steps_of, uses_in
+from sbonnx.profile.variants import Variant
 from sbonnx.spec import Array
 from sbonnx.system.cpu import CPU, cores
 
@@ -86,8 +85,7 @@ class Walk(Generic[T]):
     Args:
         graph: the prepared float graph.
         layers: names of the nodes to visit, including those in branches of If.
-        reads: every use that may be replaced; `replaced`: names of constants that may be replaced.
-        quantized: replacements of the quantized stream; None: no such stream.
+        quantized: variant of the quantized stream; None: no such stream.
         wanted: additional tensors of the main graph to compute, stored to the end.
         options: device, memory, threads and number of feeds.
     """
@@ -97,9 +95,7 @@ class Walk(Generic[T]):
         graph: Graph,
         layers: Collection[str],
         *,
-        reads: Collection[Reader],
-        replaced: Collection[str] = (),
-        quantized: Replacements | None = None,
+        quantized: Variant | None = None,
         wanted: Sequence[str] = (),
         options: WalkOptions = DEFAULTS,
     ) -> None:
@@ -107,12 +103,11 @@ class Walk(Generic[T]):
         self.index = tensors_by_name(graph)
         self.steps = steps_of(graph, layers, wanted)
         self.feeds = 0
-        self._layers, self._reads, self._replaced = frozenset(layers), reads, frozenset(replaced)
         self._options = options
         self._threads = (options.threads or cores()) if providers(options.device) == [CPU] else 1
         self._wanted = tuple(wanted)
         self._later = _read_later(self.steps, self.index)
-        self._dirty = self._reached() if quantized is not None else frozenset()
+        self._dirty = frozenset() if quantized is None else self._reached(quantized)
         self._readers: dict[str, int] = {}
         for names in (*(step.reads for step in self.steps), self._wanted):
             for name in names:
@@ -147,10 +142,7 @@ class Walk(Generic[T]):
                 if step.choice:
                     self._choose(store, step)
                     continue
-                device = self._options.device
-                piece = StepSession(
-                    self.graph, step, reads=self._reads, replaced=self._replaced, index=self.index, device=device
-                )
+                piece = StepSession(self.graph, step, index=self.index, device=self._options.device)
                 with closing(piece):
                     seen = self._pass(store, pool, piece, look)
                     if step.layer:
@@ -175,16 +167,14 @@ class Walk(Generic[T]):
         if not self.feeds:
             raise DataError("there is nothing to profile: the data has no feeds")
 
-    def _reached(self) -> frozenset[str]:
-        found: set[str] = set()
-        sites = {reader.node for reader in self._reads}
+    def _reached(self, variant: Variant) -> frozenset[str]:
+        """Return the tensors that differ in a variant."""
+        reached: set[str] = set()
         nodes = node_by_name(self.graph)
         for step in self.steps:
-            corrected = {tensor.name for name in step.nodes for tensor in nodes[name].inputs} & self._replaced
-            own = corrected or any(name in sites for name in step.nodes)
-            if own or found.intersection(step.reads):
-                found.update(step.outputs)
-        return frozenset(found)
+            if reached.intersection(step.reads) or is_quantized(variant, uses_in(nodes[name] for name in step.nodes)):
+                reached.update(step.outputs)
+        return frozenset(reached)
 
     def _get(self, store: TensorStore, stream: str, name: str, number: int) -> Array | None:
         key = (stream if name in self._dirty else FLOAT, name, number)
@@ -240,9 +230,9 @@ class Walk(Generic[T]):
         """Run one feed of one stream through a step; None if its conditions do not hold."""
         if not self._runs(store, stream, piece.step, number):
             return None
-        numbers = self.quantized if stream == QUANTIZED else None
+        variant = self.quantized if stream == QUANTIZED else None
         values = {name: self._known(store, name, number, stream) for name in piece.step.inputs}
-        outputs = piece.run(values, numbers)
+        outputs = piece.run(values, variant)
         self._keep(store, stream, outputs, number)
         return outputs
 

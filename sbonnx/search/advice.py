@@ -275,9 +275,8 @@ def _measured(state: PipelineState, recipe: Recipe, *, latency: bool = False) ->
 
 
 def _worst_db(comparison: Comparison) -> float:
-    """Return the signal-to-noise ratio of the worst output; -inf if one is not finite."""
-    rows = [-math.inf if error.not_finite else error.sqnr_db for error in comparison.outputs]
-    return min(rows, default=-math.inf)
+    """Return the signal-to-noise ratio of the worst output."""
+    return min((error.sqnr_db for error in comparison.outputs), default=-math.inf)
 
 
 def _figures(before: Comparison, found: Iterable[Comparison]) -> tuple[str, list[str]]:

@@ -82,11 +82,20 @@ def test_scalars_and_images(name: str) -> None:
     assert math.isfinite(scalar.result())
 
 
-def test_not_a_number_is_not_hidden() -> None:
-    measure = make_measure("max")
+@pytest.mark.parametrize("name", MEASURES)
+def test_not_a_number_is_not_hidden(name: str) -> None:
+    measure = make_measure(name)
     measure.add(np.array([np.nan, 1.0]), np.array([0.0, 1.0]))
     measure.add(np.array([2.0]), np.array([0.0]))
-    assert math.isnan(measure.result())
+    assert not math.isfinite(kind_of(name).loss(measure.result()))
+
+
+@pytest.mark.parametrize("name", MEASURES)
+def test_infinite_values_of_both_are_no_error(name: str) -> None:
+    measure = make_measure(name)
+    masked = np.array([1.0, 2.0, -np.inf])
+    measure.add(masked, masked)
+    assert kind_of(name).loss(measure.result()) == pytest.approx(0.0, abs=1e-12)
 
 
 def test_a_function_is_averaged_over_feeds() -> None:

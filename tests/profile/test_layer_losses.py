@@ -265,9 +265,7 @@ def test_the_network_runs_once_however_many_layers(monkeypatch: pytest.MonkeyPat
 
 def test_only_what_leads_to_a_layer_runs() -> None:
     """Alone needs no outputs: the steps end with the last layer."""
-    graph, plan, _ = solved(residual(), FEEDS)
-    reads = {reader: site for site in plan.sites for reader in site.readers if reader.node == "stem"}
-    walk: Walk[int] = Walk(graph, ["stem"], reads=reads)
+    walk: Walk[int] = Walk(solved(residual(), FEEDS)[0], ["stem"])
     assert [step.nodes for step in walk.steps] == [("stem",)]
 
 
