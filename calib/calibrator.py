@@ -94,24 +94,37 @@ class Calibrator:
             return parts[0]
         return {name: np.concatenate([part[name] for part in parts]) for name in names}
 
-    def observe_all(self, samples: Samples) -> None:
+    def observe_all(self, samples: Samples, beside: Calibrator | None = None) -> None:
         """Observe all samples, several at a time. With a cache, only tensors that are not in it.
+
+        Args:
+            beside: observes the samples in the same pass over the data, in sessions of its own and without a cache.
 
         Raises: see `calibrate`.
         """
         data = samples.data
         self.options.progress.start("calibrate", data.count)
+        units = samples.units(self._units) if beside is None else beside._passing(samples)
         if self.options.cache is None:
-            observation, units = self._begin(samples.units(self._units), data.count, self._requests)
+            observation, units = self._begin(units, data.count, self._requests)
             self._run(observation, units)
             return
         cache = CalibrationCache(self.options.cache, self.graph, data, settings(self.options.device))
         self._known = cache.load(self._requests)
         missing = {key: request for key, request in self._requests.items() if key not in self._known}
         if missing:
-            observation, units = self._begin(samples.units(self._units), data.count, missing)
+            observation, units = self._begin(units, data.count, missing)
             self._run_remembered(observation, units, missing, cache)
+        elif beside is not None:
+            for unit in units:
+                self._count(unit)
         self._notes += cache.notes
+
+    def _passing(self, samples: Samples) -> Iterator[Sample]:
+        """Yield all samples, each after it was observed."""
+        observation, units = self._begin(samples.units(), samples.data.count, self._requests)
+        for unit, _ in observation.stream(units):
+            yield unit
 
     def _run(self, observation: Observation, units: Iterator[Sample]) -> None:
         """Run all samples through all segments."""
@@ -281,7 +294,7 @@ class Calibrator:
             yield unit
 
 
-def calibrate(graph: Graph, plan: Plan, samples: Samples) -> MeasuredRanges:
+def calibrate(graph: Graph, plan: Plan, samples: Samples, beside: Calibrator | None = None) -> MeasuredRanges:
     """Measure the activations of `plan` in the float network.
 
     Samples are streamed through onnxruntime sessions over `graph`. The result is bit-identical for any batch size (see
@@ -292,6 +305,7 @@ def calibrate(graph: Graph, plan: Plan, samples: Samples) -> MeasuredRanges:
         graph: simplified and fused; not changed.
         plan: the sites to measure.
         samples: of the graph.
+        beside: see `Calibrator.observe_all`.
 
     Raises:
         DataError: no data, or data that does not fit the model.
@@ -299,7 +313,7 @@ def calibrate(graph: Graph, plan: Plan, samples: Samples) -> MeasuredRanges:
         ModelError, DeviceError: see `LayerRunner`.
     """
     with Calibrator(graph, plan, samples.options) as calibrator:
-        calibrator.observe_all(samples)
+        calibrator.observe_all(samples, beside)
         return calibrator.ranges()
 
 

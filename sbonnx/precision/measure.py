@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -13,7 +12,7 @@ from sbonnx.calib.sketches import Sketch
 from sbonnx.graph import Graph, Variable
 from sbonnx.graph.query import dtype, scopes
 from sbonnx.plan.magnitudes import LOWEST, OCTAVES, Magnitudes
-from sbonnx.plan.types import ObserverChoice, Plan, Site, Solution
+from sbonnx.plan.types import ObserverChoice, Plan, Site
 from sbonnx.spec import QuantSpec
 
 BY_HISTOGRAM: Final = ObserverChoice("mse")
@@ -21,15 +20,7 @@ BY_HISTOGRAM: Final = ObserverChoice("mse")
 
 
 def magnitudes(graph: Graph, samples: Samples) -> dict[str, Magnitudes]:
-    """Run the float graph over the data once more and observe every float32 tensor.
-
-    This is a separate pass: with every tensor as an output, onnxruntime fuses nothing, but ranges for scales must be
-    those of the model as deployed, independent of the float type. NaN and Inf are counted, not refused, because masks
-    are often infinite.
-
-    Args:
-        graph: simplified and fused; not changed.
-        samples: of the graph.
+    """Run the float graph over the data and observe every float32 tensor.
 
     Returns:
         Magnitudes by tensor, without tensors that no sample reached (a branch that never ran, bodies of Loop and
@@ -39,24 +30,33 @@ def magnitudes(graph: Graph, samples: Samples) -> dict[str, Magnitudes]:
         DataError: no data, or data that does not fit the model.
         ModelError, DeviceError: see `LayerRunner`.
     """
+    with float_observer(graph, samples) as observer:
+        observer.observe_all(samples.uncached)
+        return measured_magnitudes(observer)
+
+
+def float_observer(graph: Graph, samples: Samples) -> Calibrator:
+    """Return an observer of every float32 tensor of a graph; see `measured_magnitudes`.
+
+    It has its own sessions: with every tensor as an output, onnxruntime fuses nothing, but ranges for scales must be
+    those of the model as deployed, independent of the float type. NaN and Inf are counted, not refused, because masks
+    are often infinite.
+
+    Args:
+        graph: simplified and fused; not changed.
+        samples: of the graph.
+    """
     sites = tuple(
         Site(name, name, "activation", QuantSpec(), (), "how large it is", name, BY_HISTOGRAM, scope=scope)
         for scope, name in _floats(graph)
     )
-    if not sites:
-        return {}
-    samples = samples.uncached
-    with Calibrator(graph, Plan(sites), samples.options, tolerant=True) as calibrator:
-        calibrator.observe_all(samples)
-        found = calibrator.sketches()
-    return {name: magnitudes_of(sketch) for (name, _), sketch in found.items() if sketch.samples and sketch.elements}
+    return Calibrator(graph, Plan(sites), samples.uncached.options, tolerant=True)
 
 
-def with_magnitudes(solution: Solution, graph: Graph, plan: Plan, samples: Samples | None) -> Solution:
-    """Return the solution with `magnitudes` if the plan uses a narrower float type, else unchanged."""
-    if plan.float_type == "fp32" or samples is None:
-        return solution
-    return replace(solution, magnitudes=magnitudes(graph, samples))
+def measured_magnitudes(observer: Calibrator) -> dict[str, Magnitudes]:
+    """Return the magnitudes that a `float_observer` has seen, by tensor, without tensors that no sample reached."""
+    sketches = observer.sketches()
+    return {name: magnitudes_of(sketch) for (name, _), sketch in sketches.items() if sketch.samples and sketch.elements}
 
 
 def _floats(graph: Graph) -> list[tuple[str, str]]:

@@ -26,7 +26,7 @@ from sbonnx.heads import Quantized, protect
 from sbonnx.options import RunOptions
 from sbonnx.plan import Planner, costs_of, make, plan_times
 from sbonnx.precision.kernel_levels import with_accuracy_levels
-from sbonnx.precision.measure import with_magnitudes
+from sbonnx.precision.measure import float_observer, magnitudes, measured_magnitudes
 from sbonnx.reconstruct import solve
 from sbonnx.report import Fired, Note, Reason, Refusal
 from sbonnx.stages.contract import stage
@@ -197,8 +197,12 @@ def calibrate(state: PipelineState, options: RunOptions) -> PipelineState:
         return state
     if not prepared.plan.of_role("activation") and reconstruction is not None:
         return replace(state, ranges=MeasuredRanges({}))
-    ranges = calibrator.calibrate(prepared.graph, prepared.plan, _with_own_cache(state, data.fit))
-    return replace(state, ranges=ranges)
+    graph, plan, samples = prepared.graph, prepared.plan, _with_own_cache(state, data.fit)
+    if plan.float_type == "fp32":
+        return replace(state, ranges=calibrator.calibrate(graph, plan, samples))
+    with float_observer(graph, samples) as floats:
+        ranges = calibrator.calibrate(graph, plan, samples, floats)
+        return replace(state, ranges=ranges, magnitudes=measured_magnitudes(floats))
 
 
 def _with_own_cache(state: PipelineState, samples: Samples) -> Samples:
@@ -251,10 +255,13 @@ def protect_heads(state: PipelineState, options: RunOptions) -> PipelineState:
 
 @stage(needs=("graph", "plan", "data", "solution"), sets=("solution",))
 def measure_magnitudes(state: PipelineState, options: RunOptions) -> PipelineState:
-    """Measure the magnitudes of float tensors if the remaining float part is to be in half precision."""
-    samples = None if state.data is None else state.data.fit
-    prepared = state.prepared
-    return replace(state, solution=with_magnitudes(state.solution, prepared.graph, prepared.plan, samples))
+    """Measure the magnitudes of float tensors for half precision, unless `calibrate` did in its pass over the data."""
+    prepared, seen = state.prepared, state.magnitudes
+    if prepared.plan.float_type == "fp32" or state.data is None:
+        return state
+    if seen is None:
+        seen = magnitudes(prepared.graph, state.data.fit)
+    return replace(state, solution=replace(state.solution, magnitudes=seen))
 
 
 @stage(needs=("graph", "plan", "data", "solution"), sets=("solution",))

@@ -20,6 +20,7 @@ from sbonnx.graph import Graph
 from sbonnx.metrics import Metric
 from sbonnx.options import RunOptions
 from sbonnx.plan import Plan, Site, Solution
+from sbonnx.plan.magnitudes import Magnitudes
 from sbonnx.progress import Progress, Silent
 from sbonnx.pruning.prune import Pruned
 from sbonnx.pruning.result import PruningReport
@@ -204,6 +205,7 @@ class PipelineState:
         removed: the pruned graph; None: nothing was pruned.
         rounding: how weights are rounded, in place of what the recipe says.
         ranges: measured ranges of activations; None: nothing was measured.
+        magnitudes: of all float tensors, if they were measured with the ranges.
         solution: scales, zero points and quantized weights.
         quantized: the graph with Q/DQ pairs or integer operators.
         unwritten: what could not be written in the format of the recipe.
@@ -221,6 +223,7 @@ class PipelineState:
     removed: Pruned | None = None
     rounding: WeightRounding | None = None
     ranges: MeasuredRanges | None = None
+    magnitudes: Mapping[str, Magnitudes] | None = None
     solution: Solution = ABSENT
     quantized: Graph = ABSENT
     unwritten: tuple[Refusal, ...] = ()
