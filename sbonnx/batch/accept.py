@@ -73,21 +73,21 @@ def judge(
     ]
     rows: list[Row] = []
     reasons: list[str] = []
-    for what, found, wanted in figures:
+    for what, figure, wanted in figures:
         if wanted is None:
             continue
-        if found is None or math.isnan(found):
+        if figure is None or math.isnan(figure):
             rows.append((what, UNKNOWN, wanted, False))
             why = MISSING.get(what, "the metric returns no value of that name")
             reasons.append(f"accept.{what} cannot be judged: {why}")
             continue
         least = what.startswith("min_")
-        met = found >= wanted if least else found <= wanted
-        rows.append((what, found, wanted, met))
+        met = figure >= wanted if least else figure <= wanted
+        rows.append((what, figure, wanted, met))
         if not met:
             sure = _agreement_interval(metrics) if what == "min_agreement" else ""
             reasons.append(
-                f"{what}: {found:.6g}{sure}, and {'at least' if least else 'at most'} {wanted:.6g} is accepted"
+                f"{what}: {figure:.6g}{sure}, and {'at least' if least else 'at most'} {wanted:.6g} is accepted"
             )
     named = tuple({"name": name, **values} for name, values in own.items())
     return AcceptanceResult(tuple(rows), tuple(reasons), named)
@@ -95,8 +95,8 @@ def judge(
 
 def _least(outputs: Any, key: str) -> float | None:
     """Return the lowest value over all outputs; NaN counts as lowest."""
-    found = [float(row[key]) for row in outputs if row.get(key) is not None]
-    return next((one for one in found if math.isnan(one)), min(found)) if found else None
+    values = [float(row[key]) for row in outputs if row.get(key) is not None]
+    return next((value for value in values if math.isnan(value)), min(values)) if values else None
 
 
 def _agreement_interval(metrics: Mapping[str, Any]) -> str:
@@ -142,16 +142,16 @@ def metric_values(
         ours = metric.values(quantized)
         key = text(combined("float metric", digests.of_model(model).encode(), code_digest(named, digests).encode()))
         file = places.metrics / f"{key}.json"
-        known = _cached_metric(file, places, digests)
-        theirs = metric.values(model) if known is None else known[0]
+        cached = _cached_metric(file, places, digests)
+        theirs = metric.values(model) if cached is None else cached[0]
         own = _write_reads(metric.reads(digests), places, redactor or Redactor(()))
-    if known is None:
+    if cached is None:
         _write(file, json.dumps({"values": theirs, "reads": own}))
     digests.save()
-    found = {name: {"float": theirs[name], "quantized": value} for name, value in ours.items() if name in theirs}
-    if not found:
+    both = {name: {"float": theirs[name], "quantized": value} for name, value in ours.items() if name in theirs}
+    if not both:
         raise DataError(f"accept.metric: '{named}' returns no name for both the float and the quantized model")
-    return found, tuple(sorted({own, own if known is None else known[1]}))
+    return both, tuple(sorted({own, own if cached is None else cached[1]}))
 
 
 def unchanged(reads: str, places: Places, digests: Digests) -> bool:
@@ -176,9 +176,9 @@ def code_digest(named: str, digests: Digests) -> str:
 def _cached_metric(file: Path, places: Places, digests: Digests) -> tuple[dict[str, float], str] | None:
     """Return the cached metric of the float model and its list of read files; None if not cached or outdated."""
     try:
-        found = json.loads(file.read_bytes())
+        stored = json.loads(file.read_bytes())
         used(file)
-        values, reads = {str(name): float(value) for name, value in found["values"].items()}, str(found["reads"])
+        values, reads = {str(name): float(value) for name, value in stored["values"].items()}, str(stored["reads"])
     except (OSError, ValueError, AttributeError, TypeError, KeyError):  # not there yet
         return None
     return (values, reads) if unchanged(reads, places, digests) else None

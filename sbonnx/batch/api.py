@@ -261,8 +261,8 @@ def _left(wished: BatchRequest, state: State, publish: Publish | None, *, force:
 def _run(engine: Engine, wished: BatchRequest, left: Todo, recorder: Recorder) -> dict[str, Outcome]:
     """Run the remaining steps; always closes the watch."""
     settled = {step.key: left.settled[step.key] for step in wished.steps if step.key in left.settled}
-    known = {step.key for step in (*left.steps, *left.judged)} | settled.keys()
-    recorder.begin([step for step in wished.steps if step.key in known], settled)
+    planned = {step.key for step in (*left.steps, *left.judged)} | settled.keys()
+    recorder.begin([step for step in wished.steps if step.key in planned], settled)
     try:
         judged = {step.key: _judge(step, wished.places, recorder) for step in left.judged}
         return judged | (engine.run(left.steps, wished.places, recorder) if left.steps else {})
@@ -297,15 +297,15 @@ def _report(wished: BatchRequest, left: Todo, outcomes: Mapping[str, Outcome], b
             outcome = Outcome(step.key, "skipped", reason=WOULD, attempts=0)
         elif outcome.status == "skipped":
             lost = [all_outcomes[need] for need in step.after if need in all_outcomes]
-            outcome = next((one for one in lost if one.status not in FINE), outcome)
+            outcome = next((cause for cause in lost if cause.status not in FINE), outcome)
         rows.append(JobResult(job, outcome, step.key in left.settled, advice_of(job, outcome)))
-    known = {step.key: all_outcomes[step.key] for step in wished.steps if step.key in all_outcomes}
+    outcomes_by_key = {step.key: all_outcomes[step.key] for step in wished.steps if step.key in all_outcomes}
     return BatchReport(
         title=wished.title,
         version=__version__,
         started=began,
         finished=now(),
         rows=tuple(rows),
-        steps=known,
-        titles={step.key: step.title for step in wished.steps if step.key in known},
+        steps=outcomes_by_key,
+        titles={step.key: step.title for step in wished.steps if step.key in outcomes_by_key},
     )

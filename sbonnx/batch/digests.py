@@ -53,9 +53,9 @@ class Digests:
         """
         try:
             if path.is_dir():
-                files = sorted((one.relative_to(path), one) for one in path.rglob("*") if one.is_file())
-                visible = [(name, one) for name, one in files if not any(part.startswith(".") for part in name.parts)]
-                parts = [f"{name.as_posix()} {self._of_file(one)}" for name, one in visible]
+                files = sorted((file.relative_to(path), file) for file in path.rglob("*") if file.is_file())
+                visible = [(name, file) for name, file in files if not any(part.startswith(".") for part in name.parts)]
+                parts = [f"{name.as_posix()} {self._of_file(file)}" for name, file in visible]
                 return text(combined("folder", *(part.encode("utf-8", "surrogateescape") for part in parts)))
             return self._of_file(path)
         except (OSError, ValueError):  # ValueError: a path with a NUL character
@@ -94,10 +94,10 @@ class Digests:
         if self._file is None:
             return {}
         try:
-            found = json.loads(self._file.read_bytes())
+            entries = json.loads(self._file.read_bytes())
         except (OSError, ValueError):  # missing or truncated: everything is read again
             return {}
-        return found if isinstance(found, dict) else {}
+        return entries if isinstance(entries, dict) else {}
 
     def _of_file(self, path: Path) -> str:
         stamp = _stamp(path)
@@ -122,8 +122,8 @@ class Digests:
         return names
 
     def _entry(self, path: Path, stamp: list[int]) -> list[Any] | None:
-        found = self._known.get(_name(path))
-        return found if isinstance(found, list) and len(found) > STAMP and found[:STAMP] == stamp else None
+        entry = self._known.get(_name(path))
+        return entry if isinstance(entry, list) and len(entry) > STAMP and entry[:STAMP] == stamp else None
 
     def _keep(self, path: Path, entry: list[Any]) -> None:
         self._known.pop(_name(path), None)  # move to the end: the oldest entries are dropped first

@@ -81,19 +81,21 @@ class LocalEngine:
 
     def _priorities(self, steps: dict[str, Step]) -> dict[str, float]:
         """Return the seconds of the longest chain that starts with each step (critical path), by key."""
-        known = {key: self._expected(step) if self._expected else None for key, step in steps.items()}
-        told = [seconds for seconds in known.values() if seconds is not None]
+        seconds_of = {key: self._expected(step) if self._expected else None for key, step in steps.items()}
+        told = [seconds for seconds in seconds_of.values() if seconds is not None]
         usual = sum(told) / len(told) if told else UNKNOWN
         readers: dict[str, list[str]] = {key: [] for key in steps}
         for key, step in steps.items():
             for need in step.after:
                 if need in readers:
                     readers[need].append(key)
-        found: dict[str, float] = {}
+        priorities: dict[str, float] = {}
         for key in reversed(_ordered(steps)):
-            own = known[key]
-            found[key] = (usual if own is None else own) + max((found[one] for one in readers[key]), default=0.0)
-        return found
+            own = seconds_of[key]
+            priorities[key] = (usual if own is None else own) + max(
+                (priorities[reader] for reader in readers[key]), default=0.0
+            )
+        return priorities
 
 
 def default_workers() -> int:
@@ -108,17 +110,17 @@ def _ordered(steps: dict[str, Step]) -> list[str]:
         ValueError: the dependencies have a cycle.
     """
     left = {key: {need for need in step.after if need in steps} for key, step in steps.items()}
-    found: list[str] = []
+    order: list[str] = []
     while left:
         free = [key for key, needs in left.items() if not needs]
         if not free:
             raise ValueError(f"steps depend on each other: {sorted(left)}")
-        found += free
+        order += free
         for key in free:
             del left[key]
         for needs in left.values():
             needs.difference_update(free)
-    return found
+    return order
 
 
 @dataclass
@@ -153,17 +155,17 @@ class _LocalRun:
             self._fill()
             if not self.running:
                 continue
-            sources = [source for one in self.running.values() for source in one.sources()]
+            sources = [source for process in self.running.values() for source in process.sources()]
             multiprocessing.connection.wait(sources, timeout=LOOK_EVERY)
-            for key, one in list(self.running.items()):
-                self._look(key, one)
+            for key, process in list(self.running.items()):
+                self._look(key, process)
 
     def end(self) -> None:
         """Terminate all processes."""
-        for one in self.running.values():  # kill all before waiting for any
-            one.kill()
-        for one in self.running.values():
-            one.end()
+        for process in self.running.values():  # kill all before waiting for any
+            process.kill()
+        for process in self.running.values():
+            process.end()
         self.running.clear()
 
     def _look(self, key: str, one: StepProcess) -> None:
@@ -212,15 +214,15 @@ class _LocalRun:
         self.attempts[step.key] += 1
         attempt = self.attempts[step.key]
         try:
-            one = self.start(step, self.places, threads=threads, cpus=cpus, attempt=attempt)
+            process = self.start(step, self.places, threads=threads, cpus=cpus, attempt=attempt)
         except OSError as error:  # for example too many processes; may be temporary
             self.watch.started(step, attempt, "none")
             self._settle(step, Outcome(step.key, "crashed", str(error), attempts=attempt, finished=now()))
             return
-        self.running[step.key] = one
-        for cpu in one.cpus:
+        self.running[step.key] = process
+        for cpu in process.cpus:
             self.load[cpu] += 1
-        self.watch.started(step, attempt, str(one.pid))
+        self.watch.started(step, attempt, str(process.pid))
 
     def _settle(self, step: Step, outcome: Outcome) -> None:
         """Handle the end of an attempt: retry, or record the final outcome."""

@@ -45,12 +45,12 @@ class Metric:
             RecipeError: the function does not return numbers by name.
             Exception: any exception of the function.
         """
-        found = self._function(str(model))
-        if not isinstance(found, Mapping) or not found:
-            kind = type(found).__name__
+        returned = self._function(str(model))
+        if not isinstance(returned, Mapping) or not returned:
+            kind = type(returned).__name__
             raise RecipeError(f"accept.metric: {self._name} of '{self._file}' must return {{name: number}}, got {kind}")
         values: dict[str, float] = {}
-        for key, value in found.items():
+        for key, value in returned.items():
             try:
                 values[str(key)] = float(value)
             except (TypeError, ValueError, OverflowError):
@@ -101,19 +101,23 @@ def sources_of(file: Path) -> list[Path]:
     All import statements are followed, wherever they are in the file. Dynamic imports are not detected.
     """
     folder = file.parent
-    found: set[Path] = set()
+    sources: set[Path] = set()
     left = [file]
     while left:
         path = left.pop()
-        if path in found:
+        if path in sources:
             continue
-        found.add(path)
+        sources.add(path)
         for wanted, base in _imports(path, folder):
             place = base
             for part in wanted.split("."):  # a module and its parent packages
                 place /= part
-                left += [one for one in (place.with_name(f"{part}.py"), place / "__init__.py") if one.is_file()]
-    return sorted(found)
+                left += [
+                    candidate
+                    for candidate in (place.with_name(f"{part}.py"), place / "__init__.py")
+                    if candidate.is_file()
+                ]
+    return sorted(sources)
 
 
 def digest_of(path: str, digests: Digests) -> str:
@@ -190,10 +194,10 @@ def _importing_from(folder: str) -> Iterator[str]:
 
 def _python_folders() -> list[str]:
     """List the folders of the standard library and of installed packages."""
-    found = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    found |= {*site.getsitepackages(), site.getusersitepackages(), str(Path(__file__).parents[1])}
-    found |= {path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")}
-    return [os.path.realpath(path) for path in found if path]
+    folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    folders |= {*site.getsitepackages(), site.getusersitepackages(), str(Path(__file__).parents[1])}
+    folders |= {path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")}
+    return [os.path.realpath(path) for path in folders if path]
 
 
 def _within(path: str, folders: list[str]) -> bool:

@@ -58,10 +58,12 @@ def from_json(text: str | bytes) -> Outcome:
         raise ValueError("not an outcome")
     if not all(isinstance(values.get(name, empty), type(empty)) for name, empty in _EMPTY.items()):
         raise ValueError("not an outcome")
-    known: dict[str, Any] = {name: value for name, value in values.items() if name in _NAMES}
-    known["accepted"] = tuple((row[0], float(row[1]), float(row[2]), bool(row[3])) for row in known.get("accepted", ()))
-    known["reads"] = tuple(str(name) for name in known.get("reads", ()))
-    return Outcome(**known)
+    fields: dict[str, Any] = {name: value for name, value in values.items() if name in _NAMES}
+    fields["accepted"] = tuple(
+        (row[0], float(row[1]), float(row[2]), bool(row[3])) for row in fields.get("accepted", ())
+    )
+    fields["reads"] = tuple(str(name) for name in fields.get("reads", ()))
+    return Outcome(**fields)
 
 
 def read_made(places: Places, key: str) -> Outcome | None:
@@ -116,22 +118,22 @@ class Intact:
         """Return the outcome of a step; None if it has no output, its files are damaged, or the files that its metric
         read have changed.
         """
-        found = self.files(step.key, step.work)
-        return found if found is not None and all(map(self._unchanged, found.reads)) else None
+        stored = self.files(step.key, step.work)
+        return stored if stored is not None and all(map(self._unchanged, stored.reads)) else None
 
     def files(self, key: str, work: str) -> Outcome | None:
         """Return the outcome under `key`, with files under `work`; None if one of them is missing or damaged."""
-        found = read_made(self._places, key)
-        if found is None:
+        stored = read_made(self._places, key)
+        if stored is None:
             return None
         folder = self._places.made(work) / FILES
-        intact = all(self.digests.of(folder / name) == digest for name, digest in found.files.items())
-        return found if intact else None
+        intact = all(self.digests.of(folder / name) == digest for name, digest in stored.files.items())
+        return stored if intact else None
 
 
 def made_before(step: Step, places: Places) -> Outcome | None:
     """Return the outcome of one step, as `Intact.outcome`."""
     intact = Intact(places)
-    found = intact.outcome(step)
+    stored = intact.outcome(step)
     intact.digests.save()
-    return found
+    return stored

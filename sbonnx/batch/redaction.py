@@ -66,8 +66,8 @@ class Redactor:
 
     def __init__(self, names: Iterable[str]) -> None:
         values = {name: os.environ.get(name, "") for name in dict.fromkeys(names)}
-        found = [(value, f"${{{name}}}") for name, value in values.items() if len(value) >= SHORTEST]
-        self._pairs = sorted(found, key=lambda pair: -len(pair[0]))
+        secrets = [(value, f"${{{name}}}") for name, value in values.items() if len(value) >= SHORTEST]
+        self._pairs = sorted(secrets, key=lambda pair: -len(pair[0]))
 
     @classmethod
     def of(cls, jobs: Iterable[Job]) -> Redactor:
@@ -95,9 +95,9 @@ class Redactor:
         sys.stderr.flush()
         if not self or not path.is_file():
             return
-        found = path.read_bytes()
-        clean = self.text(found.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
-        if clean != found:
+        content = path.read_bytes()
+        clean = self.text(content.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+        if clean != content:
             path.write_bytes(clean)
 
 

@@ -221,9 +221,9 @@ def _files(fs: Any, where: str) -> dict[str, dict[str, Any]]:
     page = _protocols(fs) & HTTP and not where.endswith("/")  # a page with links is not a folder
     if page or info.get("type") != "directory":
         return {"": info}
-    found = fs.find(where, detail=True)
+    listed = fs.find(where, detail=True)
     root = str(fs._strip_protocol(where)).rstrip("/") + "/"  # the form in which the file system lists it
-    return {name[len(root) :]: info for name, info in sorted(found.items()) if name.startswith(root)}
+    return {name[len(root) :]: info for name, info in sorted(listed.items()) if name.startswith(root)}
 
 
 def _version(files: Mapping[str, Mapping[str, Any]]) -> str | None:
@@ -284,7 +284,7 @@ def _inside(root: Path, part: str) -> Path:
 
 def _content(folder: Path) -> str:
     parts: list[bytes] = []
-    for path in sorted(one for one in folder.rglob("*") if one.is_file()):
+    for path in sorted(file for file in folder.rglob("*") if file.is_file()):
         parts += [path.relative_to(folder).as_posix().encode(), file_digest(path)]
     return text(combined("content", *parts))
 
@@ -339,8 +339,8 @@ def _reporting(url: str, what: str, kind: type[SbonnxError]) -> Iterator[None]:
 
 def _secrets(url: str) -> list[str]:
     """Return the parts of a URL that must not be printed, the longest first."""
-    found = re.findall(r"://([^/@]*)@", url) + re.findall(r"[?#](.*)$", url)
-    parts = {part for one in found for part in (one, *re.split(r"[:&=]", one)) if len(part) > 3}
+    matches = re.findall(r"://([^/@]*)@", url) + re.findall(r"[?#](.*)$", url)
+    parts = {part for match in matches for part in (match, *re.split(r"[:&=]", match)) if len(part) > 3}
     return sorted(parts, key=len, reverse=True)
 
 

@@ -108,12 +108,12 @@ class State:
     def settled(self, steps: Sequence[Step]) -> dict[str, Outcome]:
         """Return the outcomes of steps that need not run. Outputs without a row (the batch was killed) get a row."""
         rows = _rows(self._db)
-        found = _settled(self.places, steps, rows, remember=True)
+        outcomes = _settled(self.places, steps, rows, remember=True)
         with self._writing():
             for step in steps:
-                if step.key in found and rows.get(step.key) != found[step.key]:
-                    self._put(step, found[step.key])
-        return found
+                if step.key in outcomes and rows.get(step.key) != outcomes[step.key]:
+                    self._put(step, outcomes[step.key])
+        return outcomes
 
     def forget(self, key: str) -> None:
         """Delete the row of a step, so that it runs again."""
@@ -160,11 +160,11 @@ class State:
     def history(self, names: Iterable[str]) -> dict[str, tuple[dict[str, Any], ...]]:
         """Return the figures of the last runs of jobs, oldest first: finished, status, sqnr_db and the two ratios."""
         columns = ("finished", "status", "sqnr_db", "size_ratio", "latency_ratio")
-        found = {}
+        runs = {}
         for name in map(encodable, names):
             query = f"SELECT {', '.join(columns)} FROM runs WHERE job = ? ORDER BY id"
-            found[name] = tuple(dict(zip(columns, row, strict=True)) for row in self._db.execute(query, (name,)))
-        return found
+            runs[name] = tuple(dict(zip(columns, row, strict=True)) for row in self._db.execute(query, (name,)))
+        return runs
 
     def expected(self, step: Step) -> float | None:
         """Return the seconds of the last run of a step with this kind and title, whatever its settings; None if
@@ -246,13 +246,13 @@ def _aside(places: Places) -> Iterator[sqlite3.Connection | None]:
 
 
 def _rows(db: sqlite3.Connection) -> dict[str, Outcome]:
-    found = {}
+    outcomes = {}
     for key, text in db.execute("SELECT CAST(key AS BLOB), CAST(outcome AS BLOB) FROM steps"):  # text may be damaged
         try:
-            found[bytes(key).decode()] = from_json(bytes(text).decode())
+            outcomes[bytes(key).decode()] = from_json(bytes(text).decode())
         except (ValueError, TypeError, KeyError, IndexError):  # written by another version: treat as missing
             continue
-    return found
+    return outcomes
 
 
 def _settled(
@@ -263,18 +263,18 @@ def _settled(
     Args:
         remember: whether to save the digests of files.
     """
-    found: dict[str, Outcome] = {}
+    outcomes: dict[str, Outcome] = {}
     intact = Intact(places)
     for step in steps:
-        row, made = rows.get(step.key), intact.outcome(step)
-        if made is not None:
+        row, produced = rows.get(step.key), intact.outcome(step)
+        if produced is not None:
             # prefer the row: it was measured by the parent, with the memory of the whole process
-            found[step.key] = row if row is not None and row.status == made.status else made
+            outcomes[step.key] = row if row is not None and row.status == produced.status else produced
         elif row is not None and row.status == "refused" and row.error not in PASSING:
-            found[step.key] = row
+            outcomes[step.key] = row
     if remember:
         intact.digests.save()
-    return found
+    return outcomes
 
 
 def _opened(path: Path) -> sqlite3.Connection:

@@ -105,11 +105,11 @@ class _Board(Watch):
         for key, step in list(self.steps.items()):  # a copy: rich's thread calls this too
             if key in self.outcomes:
                 continue
-            known = self._expected.get((step.kind, step.title), usual)
-            if known is None:
+            seconds = self._expected.get((step.kind, step.title), usual)
+            if seconds is None:
                 return None
             at = self.at_work.get(key)
-            total += known if at is None else max(0.0, known - (time.monotonic() - at.began))
+            total += seconds if at is None else max(0.0, seconds - (time.monotonic() - at.began))
         return total / max(1, len(self.at_work))
 
     def counts(self) -> str:

@@ -133,9 +133,9 @@ def _create_output(
     An exception leaves nothing. If another process was faster, its output is returned.
     """
     began = time.monotonic()
-    made = places.made(key)
-    folder = made.with_name(f".{key}.{os.getpid()}")
-    made.parent.mkdir(parents=True, exist_ok=True)
+    output = places.made(key)
+    folder = output.with_name(f".{key}.{os.getpid()}")
+    output.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     try:
@@ -144,12 +144,12 @@ def _create_output(
         outcome = redactor.outcome(outcome)
         (folder / FILE).write_text(to_json(outcome))
         try:
-            os.rename(folder, made)
+            os.rename(folder, output)
         except OSError:
-            found = Intact(places).files(key, step.work)
-            if found is None:
+            earlier = Intact(places).files(key, step.work)
+            if earlier is None:
                 raise
-            return found
+            return earlier
         return outcome
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -196,8 +196,8 @@ def _calibrate(
             names[row.plan] = tasks.add(prepared.graph, prepared.plan)
             by_graph.setdefault(id(tasks.found[names[row.plan]].graph), prepared)
     progress = StepProgress(tell)
-    found, real = list(tasks.found.values()), rows[0].real
-    lost = _fill_caches(found, by_graph, real, root, threads=threads, progress=progress, walk=walk) if names else {}
+    chosen, real = list(tasks.found.values()), rows[0].real
+    lost = _fill_caches(chosen, by_graph, real, root, threads=threads, progress=progress, walk=walk) if names else {}
     (root / PLANS).mkdir(exist_ok=True)
     for plan, name in names.items():
         if name not in lost:
@@ -267,10 +267,10 @@ def _fill_caches(
         if id(graph) not in sets:
             options = run_options(prepared.recipe, progress)
             options = replace(options, threads=options.threads or threads)
-            found = divided(with_preprocess(real.data, real.preprocess), prepared, real.split, options)
-            if found is None:
+            parts = divided(with_preprocess(real.data, real.preprocess), prepared, real.split, options)
+            if parts is None:
                 raise DataError(f"'{real.name}' has no calibration data")
-            sets[id(graph)] = found.fit
+            sets[id(graph)] = parts.fit
         return sets[id(graph)]
 
     def observe(some: list[CalibrationTask]) -> None:
@@ -371,7 +371,7 @@ def _check_acceptance(row: ResolvedJob, work: Outcome, places: Places, tell: Tel
             own, reads = metric_values(accept.metric, Path(row.real.model), target, places, Redactor.of([row.job]))
     report = dict(work.report or {})
     judged = judge(accept, report["metrics"], own)
-    metrics = {**report["metrics"], "own": [dict(one) for one in judged.metrics]}
+    metrics = {**report["metrics"], "own": [dict(row_of_metric) for row_of_metric in judged.metrics]}
     reasons = [*([work.reason] if work.reason else []), *judged.reasons]
     return replace(
         work,
@@ -394,11 +394,11 @@ def _sketches(row: ResolvedJob, places: Places) -> Path | None:
     if row.prunes:
         return root if root.is_dir() else None
     try:
-        found = root / (root / PLANS / row.plan).read_text()
+        folder = root / (root / PLANS / row.plan).read_text()
     except (OSError, ValueError):
         return None
     used(root)
-    return found if found.is_dir() and found.parent == root else None
+    return folder if folder.is_dir() and folder.parent == root else None
 
 
 @contextmanager
@@ -423,5 +423,5 @@ def _report_values(report: Report, job: Job, recipe: Recipe, target: Path) -> di
     values["metrics"] = {**values["metrics"], "own": []}
     if values["details"]:
         values["details"] = {**values["details"], "nodes": []}  # the page of a batch has no graphs: they are large
-    found: dict[str, Any] = map_strings(partial(_renamed, target=target, job=job), json_values(values))
-    return found
+    shown: dict[str, Any] = map_strings(partial(_renamed, target=target, job=job), json_values(values))
+    return shown

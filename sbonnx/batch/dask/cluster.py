@@ -144,7 +144,7 @@ class DaskEngine:
             return ()
         count = self._shards
         if count is None:
-            alike = sum(one.kind == "calibrate" for one in steps.values())
+            alike = sum(other.kind == "calibrate" for other in steps.values())
             count = resources.total // alike if size_of(step.jobs[0]) > SMALL else 1
         return part_keys(step.key, count) if count > 1 and can_be_sharded(step, places.state) else ()
 
@@ -253,9 +253,9 @@ class _ClusterRun:
             return
         for task in self.tasks.values():
             if not task.own:  # a shard, which is merged into the statistics of its step by now
-                made: Path = self.places.made(task.step.key)
-                shutil.rmtree(made, ignore_errors=True)
-                remove(made.with_name(f"{made.name}.lock"))
+                shard_output: Path = self.places.made(task.step.key)
+                shutil.rmtree(shard_output, ignore_errors=True)
+                remove(shard_output.with_name(f"{shard_output.name}.lock"))
 
     def _hear(self, said: Mapping[str, Any]) -> None:
         task = self.tasks[said["key"]]

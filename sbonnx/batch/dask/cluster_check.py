@@ -102,10 +102,10 @@ def cluster_resources(client: Any, patience: float) -> ClusterResources:
         ) from error
     wanted = installed()
     wrong = []
-    for where, found in sorted(client.run(eval, VERSIONS, on_error="return").items()):
-        if isinstance(found, BaseException):
-            wrong.append(f"worker {where} cannot import sbonnx ({found}): install it there")
-        elif (told := differences(wanted, found, where)) is not None:
+    for where, versions in sorted(client.run(eval, VERSIONS, on_error="return").items()):
+        if isinstance(versions, BaseException):
+            wrong.append(f"worker {where} cannot import sbonnx ({versions}): install it there")
+        elif (told := differences(wanted, versions, where)) is not None:
             wrong.append(told)
     if wrong:
         more = f" ({len(wrong) - 1} more workers have such a problem)" if len(wrong) > 1 else ""
@@ -204,7 +204,7 @@ def size_of(job: Job) -> float:
         if path is None:
             total += 0.0 if name is None else math.inf
         elif path.is_dir():
-            total += sum(one.stat().st_size for one in path.rglob("*") if one.is_file())
+            total += sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
         elif path.exists():
             total += path.stat().st_size
     return total
@@ -240,8 +240,8 @@ def _paths(job: Job, shared: bool) -> Sequence[str]:
         names += [real.evaluation.data, *(named.rpartition(":")[0] for named in real.evaluation.functions)]
     if shared:
         names.append(os.path.dirname(real.output))
-    found = [local_path(name) for name in names if name]
-    return [str(path.absolute()) for path in found if path is not None]
+    paths = [local_path(name) for name in names if name]
+    return [str(path.absolute()) for path in paths if path is not None]
 
 
 def _holds(path: str, word: str) -> bool:

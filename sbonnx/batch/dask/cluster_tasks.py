@@ -136,17 +136,17 @@ def unpack(files: Sequence[tuple[str, bytes]], places: Places) -> None:
     """
     for name, _ in files:
         _check_name(name, places)
-    made: dict[str, list[tuple[str, bytes]]] = {}
+    folders: dict[str, list[tuple[str, bytes]]] = {}
     try:
         for name, content in files:
             kind, _, rest = name.partition("/")
             path = places.state / name
             if kind == "steps":
                 key, _, inner = rest.partition("/")
-                made.setdefault(key, []).append((inner, content))
+                folders.setdefault(key, []).append((inner, content))
             elif kind != "sketches" or not path.exists():
                 _write(path, content)
-        for key, rows in made.items():
+        for key, rows in folders.items():
             _write_folder(places.made(key), rows)
     except OSError as error:
         raise OutputError(f"'{places.state}' cannot be written to: {error.strerror or error}") from error
@@ -276,9 +276,9 @@ def _with_job_outputs(step: Step, near: Step, places: Places, outcome: Outcome) 
         return from_json(line)
 
     for key in {step.key, step.work}:
-        made = read_made(places, key)
-        if made is not None:
-            _write(places.made(key) / FILE, to_json(renamed(made)).encode())
+        stored = read_made(places, key)
+        if stored is not None:
+            _write(places.made(key) / FILE, to_json(renamed(stored)).encode())
     return renamed(outcome)
 
 

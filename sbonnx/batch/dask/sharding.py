@@ -134,8 +134,8 @@ def run_part(step: Step, places: Places, tell: Tell, threads: int, *, shard: Sha
     from sbonnx.batch.work import run_step  # on demand: custom steps do not need it
 
     whole = replace(step, key=step.key.rpartition("-")[0])
-    made = places.made(step.key)
-    folder = made.with_name(f".{step.key}.{os.getpid()}")
+    output = places.made(step.key)
+    folder = output.with_name(f".{step.key}.{os.getpid()}")
     own = Places(folder / "own")
     shutil.rmtree(folder, ignore_errors=True)
     try:
@@ -150,7 +150,7 @@ def run_part(step: Step, places: Places, tell: Tell, threads: int, *, shard: Sha
         if (own.state / SKETCHES).is_dir():
             os.rename(own.state / SKETCHES, keep / SKETCHES)
         (keep / FILE).write_text(to_json(outcome))
-        os.rename(keep, made)
+        os.rename(keep, output)
         return outcome
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -167,7 +167,9 @@ def run_merged(
     """
     tell("merge", 0, len(parts))
     merge_caches([places.made(part) / SKETCHES for part in parts], places.state / SKETCHES)
-    runs = sum(found.counters.get("runs", 0) for part in parts if (found := read_made(places, part)) is not None)
+    runs = sum(
+        part_outcome.counters.get("runs", 0) for part in parts if (part_outcome := read_made(places, part)) is not None
+    )
     outcome = (work or own_work())(step, places, tell, threads)
     counters = {**outcome.counters, "runs": outcome.counters.get("runs", 0) + runs}
     return replace(outcome, counters=counters)

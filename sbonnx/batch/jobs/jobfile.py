@@ -29,31 +29,31 @@ _TEXTS: Final = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type
 
 
 def _texts(value: object) -> tuple[str, ...]:
-    found = value if isinstance(value, list | tuple) else [value]
-    if not found or not all(isinstance(one, str) and one for one in found):
+    texts = value if isinstance(value, list | tuple) else [value]
+    if not texts or not all(isinstance(item, str) and item for item in texts):
         raise Wrong("must be a text, or a list of texts", value=value)
-    for one in found:
-        _as_name(str(one))
-    twice = next((one for one in found if found.count(one) > 1), None)
+    for item in texts:
+        _as_name(str(item))
+    twice = next((item for item in texts if texts.count(item) > 1), None)
     if twice is not None:
         raise Wrong(f"has {short(twice)} twice")
-    return tuple(found)
+    return tuple(texts)
 
 
 def _backends(value: object) -> tuple[str, ...]:
-    found = tuple(full_backend(one) for one in _texts(value))
-    for name in found:
+    names = tuple(full_backend(one) for one in _texts(value))
+    for name in names:
         if name not in BACKENDS and name not in VERSIONED:
             raise Wrong(f"must be {one_of(BACKENDS)}", similar_backend(name), value=name)
-    return found
+    return names
 
 
 def _bits(value: object) -> tuple[str, ...]:
-    found = _texts(value)
-    for one in found:
-        if one.lower() != FP8:
-            bits_by_side(one)
-    return found
+    widths = _texts(value)
+    for width in widths:
+        if width.lower() != FP8:
+            bits_by_side(width)
+    return widths
 
 
 def _path(value: object) -> str:
@@ -75,23 +75,23 @@ def _as_name(value: str) -> str:
 def _bytes(value: object) -> int:
     """Parse bytes, such as 2000000000 or "2 GiB"."""
     if isinstance(value, int) and not isinstance(value, bool):
-        found = float(value)
+        size = float(value)
     else:
-        found = _with_unit(value, UNITS, "a size such as 4 GiB")
-    if found < 1 << 20:
+        size = _with_unit(value, UNITS, "a size such as 4 GiB")
+    if size < 1 << 20:
         raise Wrong("must be at least 1 MiB", value=value)
-    return int(found)
+    return int(size)
 
 
 def _seconds(value: object) -> float:
     """Parse seconds, such as 90 or "30 min"."""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        found = float(value)
+        seconds = float(value)
     else:
-        found = _with_unit(value, TIMES, "seconds, or a time such as 30 min or 2 h")
-    if not 0 < found < float("inf"):
+        seconds = _with_unit(value, TIMES, "seconds, or a time such as 30 min or 2 h")
+    if not 0 < seconds < float("inf"):
         raise Wrong("must be above 0", value=value)
-    return found
+    return seconds
 
 
 def _with_unit(value: object, units: Mapping[str, float], wanted: str) -> float:
@@ -114,12 +114,12 @@ def _settings(value: object) -> tuple[tuple[str, str], ...]:
     """Validate recipe settings and convert the values to text, by key."""
     if not isinstance(value, Mapping):
         raise Wrong("must be a mapping of keys of the recipe to values", value=value)
-    known = {*KEYS, *(name.upper() for name in SHORT_FORMS), BITS.upper()}
+    keys = {*KEYS, *(name.upper() for name in SHORT_FORMS), BITS.upper()}
     rows: dict[str, str] = {}
     for name, given in _flat(value, ""):
         full = SHORT_FORMS.get(name.lower(), name).upper()
-        if full not in known:
-            close = nearest(name, [BITS, *SHORT_FORMS, *known], count=3)
+        if full not in keys:
+            close = nearest(name, [BITS, *SHORT_FORMS, *keys], count=3)
             hint = f"Did you mean {one_of(close)}?" if close else "docs/recipe.md has all of them"
             raise Wrong("is not a key of the recipe", hint, path=(name,))
         if given is None:
@@ -130,14 +130,14 @@ def _settings(value: object) -> tuple[tuple[str, str], ...]:
 
 def _flat(value: Mapping[Any, Any], prefix: str) -> list[tuple[str, Any]]:
     """Flatten nested sections to dotted keys; mappings with user-defined names are not flattened."""
-    found: list[tuple[str, Any]] = []
+    rows: list[tuple[str, Any]] = []
     for name, inner in value.items():
         path = f"{prefix}{name}"
         if isinstance(inner, Mapping) and path.upper() not in WHOLE:
-            found += _flat(inner, f"{path}.")
+            rows += _flat(inner, f"{path}.")
         else:
-            found.append((path, inner))
-    return found
+            rows.append((path, inner))
+    return rows
 
 
 def as_text(value: Any) -> str:
@@ -285,15 +285,15 @@ def read_jobs(path: str | os.PathLike[str]) -> tuple[str, Path, tuple[Job, ...]]
         raise RecipeError(f"the job file {shown} must be a mapping with output: and jobs:, got {short(data)}")
     origin = KeyOrigin(shown, lines)
     try:
-        found = JobFile.model_validate(data)
-        output, jobs = expand(found, file)
+        job_file = JobFile.model_validate(data)
+        output, jobs = expand(job_file, file)
     except ValidationError as error:
         items = sorted(error.errors(include_url=False), key=lambda item: item["type"] != "extra_forbidden")
         problems = [_problem(item) for item in items]  # a misspelt key first: it explains a missing one
         raise _error(origin, problems[0], len(problems) - 1) from None
     except Wrong as problem:
         raise _error(origin, problem) from None
-    return encodable(found.title or file.stem), output, jobs
+    return encodable(job_file.title or file.stem), output, jobs
 
 
 def _problem(item: Any) -> Wrong:
@@ -302,10 +302,10 @@ def _problem(item: Any) -> Wrong:
     if isinstance(cause, Wrong):
         return cause.under(*path)
     if item["type"] == "extra_forbidden":
-        known = _known(path[:-1])
-        close = nearest(str(path[-1]), known, cutoff=0.6)
+        keys = _known(path[:-1])
+        close = nearest(str(path[-1]), keys, cutoff=0.6)
         hint = f"Did you mean {close[0]}? " if close else ""
-        return Wrong("is not a key of the job file", f"{hint}Keys here: {', '.join(known)}", path=path)
+        return Wrong("is not a key of the job file", f"{hint}Keys here: {', '.join(keys)}", path=path)
     if item["type"] == "missing":
         return Wrong("is missing", path=path)
     if item["type"] in ("model_type", "dict_type", "tuple_type"):

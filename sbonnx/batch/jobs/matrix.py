@@ -55,13 +55,13 @@ def expand(file: JobFile, path: Path) -> tuple[Path, tuple[Job, ...]]:
     jobs: list[Job] = []
     places: list[tuple[Any, ...]] = []
     for number, entry in enumerate(file.jobs):
-        made = list(islice(_of_entry(file, entry, base, output, number), MOST_JOBS + 1 - len(jobs)))
-        if not made:
+        of_entry = list(islice(_of_entry(file, entry, base, output, number), MOST_JOBS + 1 - len(jobs)))
+        if not of_entry:
             raise Wrong("creates no job: exclude removes all of them", path=("jobs", number))
-        jobs += made
+        jobs += of_entry
         if len(jobs) > MOST_JOBS:
             raise Wrong(f"creates more than {MOST_JOBS} jobs: use several job files", path=("jobs", number))
-        places += [("jobs", number)] * len(made)
+        places += [("jobs", number)] * len(of_entry)
     _distinct(jobs, places, Places(output), path)
     return output, tuple(jobs)
 
@@ -74,11 +74,11 @@ def selected(jobs: Sequence[Job], only: str | None) -> tuple[Job, ...]:
     """
     if only is None:
         return tuple(jobs)
-    found = tuple(job for job in jobs if fnmatch.fnmatchcase(job.name, only))
-    if not found:
+    matching = tuple(job for job in jobs if fnmatch.fnmatchcase(job.name, only))
+    if not matching:
         near = ", ".join(most_similar(only, [job.name for job in jobs], count=3))
         raise RecipeError(f"no job's name matches '{only}'; near it: {near}; --dry-run shows all of them")
-    return found
+    return matching
 
 
 def _of_entry(file: JobFile, entry: JobKeys, base: Path, output: Path, number: int) -> Iterator[Job]:
@@ -93,7 +93,7 @@ def _of_entry(file: JobFile, entry: JobKeys, base: Path, output: Path, number: i
             source, overrides = _recipe(recipe, base, here), _overrides(width, file.defaults.set, entry.set)
             backend = given or named(source, overrides)
             values = _values(model, backend, width, recipe)
-            if any(_matches(one, values) for one in (*file.exclude, *entry.exclude)):
+            if any(_matches(pattern, values) for pattern in (*file.exclude, *entry.exclude)):
                 continue
             name = _name(entry, file.naming, values, here)
             yield Job(
@@ -132,12 +132,12 @@ def _models(text: str, base: Path, here: tuple[Any, ...]) -> list[str]:
     if os.path.exists(place) or not glob.has_magic(wanted):  # the job itself reports a missing file
         return [redactor.text(place)]
     where = redactor.text(os.path.abspath(base))
-    found = sorted(islice(glob_files(wanted, base), MOST_MODELS + 1))
-    if len(found) > MOST_MODELS:
+    files = sorted(islice(glob_files(wanted, base), MOST_MODELS + 1))
+    if len(files) > MOST_MODELS:
         raise Wrong(f"matches more than {MOST_MODELS} files in '{where}'", path=(*here, "model"), value=text)
-    if not found:
+    if not files:
         raise Wrong(f"matches no file in '{where}'", path=(*here, "model"), value=text)
-    return [redactor.text(one) for one in found]
+    return [redactor.text(file) for file in files]
 
 
 def _values(model: str, backend: str, bits: str | None, recipe: str | None) -> dict[str, str | None]:
@@ -168,10 +168,10 @@ def _filled(template: str, values: Mapping[str, str | None], path: tuple[Any, ..
             close = nearest(name, FIELDS)
             hint = f"Did you mean {{{close[0]}}}? " if close else ""
             raise Wrong(f"has the field {{{name}}}", f"{hint}There are {one_of(FIELDS)}", path=path)
-        found = values[name]
-        if found is None:
+        filling = values[name]
+        if filling is None:
             raise Wrong(f"has the field {{{name}}}, and the job has no {name}", path=path)
-        return found
+        return filling
 
     return _FIELD.sub(value, template)
 
@@ -179,7 +179,7 @@ def _filled(template: str, values: Mapping[str, str | None], path: tuple[Any, ..
 def _name(entry: JobKeys, naming: str | None, values: Mapping[str, str | None], here: tuple[Any, ...]) -> str:
     template = entry.name or naming
     if template is None:
-        name = "-".join(one for key in ("model", "backend", "bits", "recipe") if (one := values[key]))
+        name = "-".join(field for key in ("model", "backend", "bits", "recipe") if (field := values[key]))
     else:
         name = _filled(template, values, (*here, "name") if entry.name else ("naming",))
     path = (*here, "name") if entry.name else ("naming",) if naming else here
@@ -270,16 +270,16 @@ def _accept(defaults: DefaultKeys, entry: JobKeys, base: Path) -> Acceptance:
     """Merge the acceptance thresholds by key: the entry's override the defaults."""
     given = {**defaults.accept.model_dump(exclude_unset=True), **entry.accept.model_dump(exclude_unset=True)}
     least = given.pop("min_metric", {})
-    found = Acceptance(**given, min_metric=tuple(sorted(least.items())))
-    if least and found.metric is None:
+    acceptance = Acceptance(**given, min_metric=tuple(sorted(least.items())))
+    if least and acceptance.metric is None:
         raise Wrong("needs metric: a file.py:function that returns the values", path=("accept", "min_metric"))
-    if found.metric is None:
-        return found
-    file, colon, function = found.metric.rpartition(":")
+    if acceptance.metric is None:
+        return acceptance
+    file, colon, function = acceptance.metric.rpartition(":")
     if not colon or not file or not function.isidentifier():
-        raise Wrong("must be file.py:function", path=("accept", "metric"), value=found.metric)
+        raise Wrong("must be file.py:function", path=("accept", "metric"), value=acceptance.metric)
     place = Redactor(names_in(file)).text(os.path.abspath(base / revealed(file)))
-    return replace(found, metric=f"{place}:{function}")
+    return replace(acceptance, metric=f"{place}:{function}")
 
 
 def _evaluation(
@@ -322,7 +322,7 @@ def _distinct(jobs: Sequence[Job], entries: Sequence[tuple[Any, ...]], places: P
     outputs: dict[str, str] = {}
     inputs = Inputs(jobs, [("the job file", file)])
     for job, entry in zip(jobs, entries, strict=True):
-        more = f"; templates may contain {', '.join(f'{{{one}}}' for one in FIELDS)}"
+        more = f"; templates may contain {', '.join(f'{{{field}}}' for field in FIELDS)}"
         if job.name in names:
             raise Wrong(f"creates a second job named '{job.name}': use another name{more}", path=entry)
         real = job.output if is_url(job.output) else os.path.realpath(revealed(job.output))

@@ -155,10 +155,10 @@ def publish(step: Step, places: Places, digests: Digests | None = None) -> bool:
         return False
     outcome = read_made(places, step.key)
     wanted = {} if outcome is None else outcome.files
-    known = Digests(places.state) if digests is None else digests
-    moved = [_put(made_files(step, places, job), job, places, wanted, known) for job in step.jobs]
+    cache = Digests(places.state) if digests is None else digests
+    moved = [_put(made_files(step, places, job), job, places, wanted, cache) for job in step.jobs]
     if digests is None:
-        known.save()
+        cache.save()
     return any(moved)
 
 
@@ -170,10 +170,10 @@ def made_files(step: Step, places: Places, job: Job) -> list[Path]:
     """
     folder = places.made(step.work) / FILES
     model = folder / file_name(job)
-    found = sorted(path for path in folder.iterdir() if path != model) if folder.is_dir() else []
+    data_files = sorted(path for path in folder.iterdir() if path != model) if folder.is_dir() else []
     if not model.is_file():
         raise OutputError(f"'{folder}' has no file '{model.name}' any more: run the batch with --force")
-    return [*found, model]
+    return [*data_files, model]
 
 
 def _put(files: list[Path], job: Job, places: Places, wanted: dict[str, str], digests: Digests) -> bool:

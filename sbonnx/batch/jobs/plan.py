@@ -96,16 +96,18 @@ def request_of(
     if isinstance(jobs, (str, os.PathLike)):
         from sbonnx.batch.jobs.jobfile import read_jobs
 
-        title, folder, found = read_jobs(jobs)
+        title, folder, all_jobs = read_jobs(jobs)
         base = Path(jobs).absolute().parent
     else:
         if output is None:
             raise RecipeError("a batch of jobs without a job file has no folder: pass output=")
-        title, folder, found = "batch", Path(output).absolute(), tuple(jobs)
-        _check(found, Places(folder))
-    chosen = selected(found, only)
+        title, folder, all_jobs = "batch", Path(output).absolute(), tuple(jobs)
+        _check(all_jobs, Places(folder))
+    chosen = selected(all_jobs, only)
     places = Places(folder)
-    return BatchRequest(title, places, found, chosen, _needed(steps_of(found, places.state), chosen), base or folder)
+    return BatchRequest(
+        title, places, all_jobs, chosen, _needed(steps_of(all_jobs, places.state), chosen), base or folder
+    )
 
 
 def todo(
@@ -169,5 +171,5 @@ def _check(jobs: Sequence[Job], places: Places) -> None:
 
 
 def _mean(values: Iterable[float]) -> float | None:
-    found = list(values)
-    return sum(found) / len(found) if found else None
+    numbers = list(values)
+    return sum(numbers) / len(numbers) if numbers else None

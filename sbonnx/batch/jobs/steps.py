@@ -246,8 +246,8 @@ def _widest(jobs: Sequence[Job]) -> Limits:
     memory = [job.limits.memory for job in jobs]
     seconds = [job.limits.seconds for job in jobs]
     return Limits(
-        memory=None if None in memory else max(one for one in memory if one is not None),
-        seconds=None if None in seconds else max(one for one in seconds if one is not None),
+        memory=None if None in memory else max(limit for limit in memory if limit is not None),
+        seconds=None if None in seconds else max(limit for limit in seconds if limit is not None),
         retries=max(job.limits.retries for job in jobs),
     )
 

@@ -105,8 +105,8 @@ def _old(root: Path, oldest: float) -> list[Path]:
     """Return entries of `root` last used before `oldest`, without temporary files and locks."""
     if not root.is_dir():
         return []
-    found = [path for path in root.iterdir() if not path.name.startswith(".") and path.suffix != ".lock"]
-    return [path for path in found if path.lstat().st_mtime < oldest]
+    entries = [path for path in root.iterdir() if not path.name.startswith(".") and path.suffix != ".lock"]
+    return [path for path in entries if path.lstat().st_mtime < oldest]
 
 
 def used(made: Path) -> None:
@@ -126,15 +126,15 @@ def remove(path: Path) -> None:
 
 def unmake(places: Places, key: str) -> None:
     """Remove a step's output; it disappears atomically, by a rename."""
-    made = places.made(key)
-    hidden = made.with_name(f".{key}.{os.getpid()}")
+    output = places.made(key)
+    hidden = output.with_name(f".{key}.{os.getpid()}")
     remove(hidden)
     try:
-        os.rename(made, hidden)
+        os.rename(output, hidden)
     except FileNotFoundError:
         return
     except OSError as error:
-        raise OutputError(f"'{made}' cannot be removed: {error.strerror or error}") from error
+        raise OutputError(f"'{output}' cannot be removed: {error.strerror or error}") from error
     remove(hidden)
 
 

@@ -121,10 +121,10 @@ def _adopted(errand: Errand) -> Outcome | None:
     """Publish and return the output that another process created before this one got the lock, if any."""
     from sbonnx.batch.outcomes import made_before
 
-    made = made_before(errand.step, errand.places)
-    if made is not None and errand.step.kind == "quantize":
+    outcome = made_before(errand.step, errand.places)
+    if outcome is not None and errand.step.kind == "quantize":
         (errand.publish or own_publish())(errand.step, errand.places)
-    return made
+    return outcome
 
 
 class _MessagePipe:

@@ -213,9 +213,9 @@ class StepProcess:
             with contextlib.suppress(psutil.Error):
                 self._kin = [self._kin[0], *self._kin[0].children(recursive=True)]
         total = 0
-        for one in self._kin:
+        for process in self._kin:
             with contextlib.suppress(psutil.Error):
-                total += one.memory_info().rss
+                total += process.memory_info().rss
         self.memory = total
         self.peak = max(self.peak, total)
 
@@ -234,9 +234,9 @@ class StepProcess:
 
     def _end_all(self) -> None:
         """Kill the process, its group, and child processes that left the group."""
-        for one in self._kin[1:]:
+        for process in self._kin[1:]:
             with contextlib.suppress(psutil.Error):
-                one.kill()  # psutil checks that the PID was not reused
+                process.kill()  # psutil checks that the PID was not reused
         if hasattr(os, "killpg") and self.pid:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -261,15 +261,15 @@ class StepProcess:
         """Return the output that the process completed before it died, if any."""
         from sbonnx.batch.outcomes import made_before
 
-        made = made_before(self.step, self.places)
-        if made is None or self._killed is not None:
+        outcome = made_before(self.step, self.places)
+        if outcome is None or self._killed is not None:
             return None
         if self.step.kind == "quantize":
             try:
                 (self._publish or own_publish())(self.step, self.places)
             except Exception:  # the next attempt finds the output, and reports why it cannot be published
                 return None
-        return made
+        return outcome
 
     def _release(self) -> None:
         self._end_all()  # child processes may outlive it
@@ -308,7 +308,7 @@ def run_isolated(process: StepProcess, tell: Tell, stopped: Callable[[], bool] |
 def _cause(code: int, oom_kills: int | None, peak: int) -> tuple[Status, str]:
     if code >= 0:
         return "crashed", f"its process ended without a result (exit code {code})"
-    name = {one.value: one.name for one in signal.Signals}.get(-code, "unknown")
+    name = {number.value: number.name for number in signal.Signals}.get(-code, "unknown")
     if -code == getattr(signal, "SIGKILL", 9) and oom_kills is not None and (_oom_kills() or 0) > oom_kills:
         return "out of memory", f"the system killed it because memory ran out; it used {size_text(peak)} before"
     return "crashed", f"its process was killed by signal {-code} ({name})"
