@@ -43,12 +43,12 @@ def colours(losses: Mapping[str, float]) -> dict[str, str]:
     The square root keeps medium losses distinguishable from zero. Infinite values and NaN are red.
     """
     largest = max((loss for loss in losses.values() if math.isfinite(loss)), default=0.0)
-    found = {}
+    fills = {}
     for name, loss in losses.items():
         share = 1.0 if not math.isfinite(loss) else math.sqrt(max(loss, 0.0) / largest) if largest > 0 else 0.0
         mixed = [round(a + share * (b - a)) for a, b in zip(NOTHING_LOST, MOST_LOST, strict=True)]
-        found[name] = "#" + "".join(f"{part:02x}" for part in mixed)
-    return found
+        fills[name] = "#" + "".join(f"{part:02x}" for part in mixed)
+    return fills
 
 
 def _text(text: str) -> str:

@@ -394,15 +394,15 @@ def pair_limits(rows: Any, channels: int) -> tuple[Any, Any]:
 
 def _shares(sizes: Any, channels: int) -> Any:
     """Divide `PAIR_SUM` between neighbours of one sign, see `pair_limits`."""
-    found = sizes.clip(PAIR_SUM - 1, PAIR_SUM - 1)
+    limits = sizes.clip(PAIR_SUM - 1, PAIR_SUM - 1)
     for length in _pairings(sizes.shape[-1], channels):
         split = (*sizes.shape[:-1], sizes.shape[-1] // length, length)
         first, second = slice(0, length // 2 * 2, 2), slice(1, length // 2 * 2, 2)
-        run, own = sizes.reshape(split), found.reshape(split)  # `own` shares the memory of `found`
+        run, own = sizes.reshape(split), limits.reshape(split)  # `own` shares the memory of `found`
         share = ((PAIR_SUM + run[..., first] - run[..., second]) / 2).round().clip(1, PAIR_SUM - 1)
         own[..., first] = own[..., first].clip(None, share)
         own[..., second] = own[..., second].clip(None, PAIR_SUM - share)
-    return found
+    return limits
 
 
 def pair_sums(rows: Array, channels: int) -> Array:
@@ -453,7 +453,7 @@ def exact_scale(bounds: Bounds, spec: QuantSpec, rule: ScaleRule = "exact") -> A
 
 def pair_bounds(weight: Array, spec: QuantSpec, bounds: Bounds, rule: ScaleRule = "exact") -> Bounds:
     """Widen bounds of a weight so that its pairs fit at the scale of these bounds; by the share that bounds clip."""
-    scale, whole = (exact_scale(one, spec, rule) for one in (bounds, bounds_of(weight, spec.axis)))
+    scale, whole = (exact_scale(ends, spec, rule) for ends in (bounds, bounds_of(weight, spec.axis)))
     wanted = pair_scale(weight, spec) * np.minimum(scale / np.where(whole > 0, whole, 1.0), 1.0)
     factor = np.maximum(wanted / np.where(scale > 0, scale, 1.0), 1.0)
     return Bounds(np.asarray(bounds.lo * factor, np.float32), np.asarray(bounds.hi * factor, np.float32))

@@ -142,8 +142,8 @@ def read_entry(path: Path, identity: Mapping[str, Any]) -> dict[str, Array] | No
         if hashlib.sha256(memoryview(content)[32:]).digest() != content[:32]:
             return None
         end = content.index(b"\n", 32)
-        found, layout = json.loads(content[32:end])
-        if found != identity:
+        stored_identity, layout = json.loads(content[32:end])
+        if stored_identity != identity:
             return None
         return _unpacked(layout, content, end + 1)
     except (ValueError, TypeError, LookupError, RecursionError):  # not written by `write_entry`

@@ -50,10 +50,10 @@ class RoundedWeights:
             DataError: the system cannot read its file.
         """
         path = self._store.folder / self._name(key)
-        found = read_entry(path, self._entry(key))
-        if found is None and path.exists():
+        arrays = read_entry(path, self._entry(key))
+        if arrays is None and path.exists():
             self._store.discard([path])
-        return found
+        return arrays
 
     def save(self, key: str, arrays: Mapping[str, Array]) -> None:
         """Store the arrays of a layer; those of a type that cannot be stored are left out as a whole.

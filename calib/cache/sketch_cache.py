@@ -161,7 +161,7 @@ class SketchCache:
         """
         for path in sorted(self._checkpoints(run), reverse=True):
             keys, arrays = self._checkpoint(path, run)
-            sketches = [sketch_of(each) for each in arrays]
+            sketches = [sketch_of(arrays_of_sketch) for arrays_of_sketch in arrays]
             if keys and None not in sketches:
                 return _samples_of(path), {
                     key: sketch for key, sketch in zip(keys, sketches, strict=True) if sketch is not None
@@ -171,12 +171,12 @@ class SketchCache:
 
     def _checkpoint(self, path: Path, run: str) -> tuple[list[SketchKey], list[dict[str, Array]]]:
         """Return the keys and the arrays of the sketches of a checkpoint; empty if it is damaged."""
-        found = read_entry(path, {"binding": self.binding, "run": run, "samples": _samples_of(path)})
-        if found is None:
+        entry = read_entry(path, {"binding": self.binding, "run": run, "samples": _samples_of(path)})
+        if entry is None:
             return [], []
-        keys = [SketchKey(*key) for key in json.loads(found.pop("keys").tobytes())]
+        keys = [SketchKey(*key) for key in json.loads(entry.pop("keys").tobytes())]
         arrays: list[dict[str, Array]] = [{} for _ in keys]
-        for name, values in found.items():
+        for name, values in entry.items():
             number, _, part = name.partition(".")
             arrays[int(number)][part] = values
         return keys, arrays
@@ -323,9 +323,9 @@ class SketchCache:
 def _check(sketches: Mapping[SketchKey, Sketch]) -> None:
     """Check that sketches match their keys."""
     for key, sketch in sketches.items():
-        found, wanted = (sketch.axis, sketch.detail, sketch.tracks), (key.axis, EVERYTHING.detail, EVERYTHING.track)
-        if found != wanted:
-            raise ValueError(f"a sketch of (axis, detail, track) {found} under the key {tuple(key)}, not {wanted}")
+        actual, wanted = (sketch.axis, sketch.detail, sketch.tracks), (key.axis, EVERYTHING.detail, EVERYTHING.track)
+        if actual != wanted:
+            raise ValueError(f"a sketch of (axis, detail, track) {actual} under the key {tuple(key)}, not {wanted}")
 
 
 def _digest(name: str) -> str:
@@ -383,8 +383,8 @@ class CalibrationCache:
     def load(self, requests: Iterable[Key]) -> dict[Key, Sketch]:
         """Return the cached sketches of the requested tensors. Tensors of equal digests share a sketch."""
         keys = {key: self._key(key) for key in requests}
-        found = self.store.load(dict.fromkeys(keys.values()))
-        return {key: found[stored] for key, stored in keys.items() if stored in found}
+        sketches = self.store.load(dict.fromkeys(keys.values()))
+        return {key: sketches[stored] for key, stored in keys.items() if stored in sketches}
 
     def save(self, sketches: Mapping[Key, Sketch]) -> None:
         """Store complete sketches."""

@@ -109,11 +109,11 @@ class Pages:
             if not (np.isfinite(low) and np.isfinite(high)):
                 break
             leading = values.view(np.uint32)
-            found = np.zeros(PAGES * bins, np.int64)
+            counts = np.zeros(PAGES * bins, np.int64)
             for start in range(0, len(leading), CHUNK):
                 keys = leading[start : start + CHUNK] >> np.uint32(23 - self.mantissa)
-                found += np.bincount(keys, minlength=PAGES * bins)
-            pages = found.reshape(PAGES, bins)
+                counts += np.bincount(keys, minlength=PAGES * bins)
+            pages = counts.reshape(PAGES, bins)
             used = np.flatnonzero(pages.any(axis=1))
             new = used[self.slots[used] < 0]
             if len(new):

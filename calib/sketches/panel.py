@@ -95,9 +95,9 @@ class Panel:
 
     def _is_ready(self, i: int) -> bool:
         sketch, x = self.sketches[i], self._arrays[i]
-        one = not sketch.tracks or x.ndim == 0 or x.shape[0] == 1
+        single = not sketch.tracks or x.ndim == 0 or x.shape[0] == 1
         plain = x.dtype == np.float32 and x.size > 0 and x.flags.c_contiguous
-        return sketch.axis is None and one and plain and (sketch.detail == "range" or sketch.pages is not None)
+        return sketch.axis is None and single and plain and (sketch.detail == "range" or sketch.pages is not None)
 
     def _prepare(self) -> None:
         """Update the list of arrays that the compiled code supports."""
@@ -111,8 +111,8 @@ class Panel:
         if samples != self._samples:
             self.settle()
             self._samples = samples
-        jobs, found = self._places
-        kernels.native.panel(jobs, len(self._ready), address(kernels.table(MANTISSA)), *found)
+        jobs, addresses = self._places
+        kernels.native.panel(jobs, len(self._ready), address(kernels.table(MANTISSA)), *addresses)
         lo, hi, status = self._found
         declined = np.flatnonzero(status)
         lo[declined], hi[declined] = np.inf, -np.inf

@@ -194,23 +194,23 @@ class Sketch:
         """
         if self.axis is not None:
             raise ValueError("this sketch has channels")
-        made = Sketch.from_arrays(self.to_arrays())
-        made._keep, made.inf = self._keep, 0
-        made._raw = [raw[:, raw[0] >= cut] for raw in made._raw]
-        count = sum(raw.size for raw in made._raw)
-        if made.pages is not None:
-            made.pages.clear_below(cut)
-            count += int(made.pages.counts.sum())
-        made.elements = made.nan + count
-        made._lo = None if made._lo is None else np.maximum(made._lo, np.float32(floor))
+        copy = Sketch.from_arrays(self.to_arrays())
+        copy._keep, copy.inf = self._keep, 0
+        copy._raw = [raw[:, raw[0] >= cut] for raw in copy._raw]
+        count = sum(raw.size for raw in copy._raw)
+        if copy.pages is not None:
+            copy.pages.clear_below(cut)
+            count += int(copy.pages.counts.sum())
+        copy.elements = copy.nan + count
+        copy._lo = None if copy._lo is None else np.maximum(copy._lo, np.float32(floor))
         if self.tracks:
             places, _, high = self._track.sorted(1)
-            made._track = Track()
+            copy._track = Track()
             for (index, row), hi in zip(places.tolist(), high.tolist(), strict=True):
-                made._track.append(index, row, [floor], hi)
-        made._take(np.full((1, 1), floor, np.float32))
-        made.elements += 1
-        return made
+                copy._track.append(index, row, [floor], hi)
+        copy._take(np.full((1, 1), floor, np.float32))
+        copy.elements += 1
+        return copy
 
     def track(self) -> tuple[Array, Array]:
         """Return the extremes of every sample in the order of the data: float32 (S,) or (S, C).
@@ -343,9 +343,9 @@ class Sketch:
 
     def _follow(self, x: Array, index: int) -> None:
         """Track the extremes of each sample of `x`; an array without axes, or of channels only, is one sample."""
-        one = x.ndim == 0 or self.axis == 0
-        for row, sample in enumerate([x] if one else x):
-            alone = Sketch(axis=self.axis if one or self.axis is None else self.axis - 1, detail="range")
+        single = x.ndim == 0 or self.axis == 0
+        for row, sample in enumerate([x] if single else x):
+            alone = Sketch(axis=self.axis if single or self.axis is None else self.axis - 1, detail="range")
             alone.observe(np.asarray(sample))
             if alone._lo is not None and alone._hi is not None and (alone._lo <= alone._hi).all():
                 self._track.append(index, row, alone._lo.tolist(), alone._hi.tolist())

@@ -54,12 +54,12 @@ def file_system(folder: Path, table: Path = Path("/proc/self/mounts")) -> str | 
         lines = table.read_text(errors="replace").splitlines()
     except OSError:  # not Linux
         return None
-    found: tuple[int, str | None] = (-1, None)
+    longest: tuple[int, str | None] = (-1, None)
     for line in lines:
         fields = line.split()
         if len(fields) > 2 and folder.resolve().is_relative_to(fields[1].replace("\\040", " ")):
-            found = max(found, (len(fields[1]), fields[2]), key=lambda pair: pair[0])
-    return found[1]
+            longest = max(longest, (len(fields[1]), fields[2]), key=lambda pair: pair[0])
+    return longest[1]
 
 
 def sweep(folder: Path) -> None:
@@ -69,9 +69,9 @@ def sweep(folder: Path) -> None:
     """
     for path in folder.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):  # open elsewhere, or removed by another process at this moment
-            found = path.lstat()
-            own = not hasattr(os, "getuid") or found.st_uid == os.getuid()
-            if own and stat.S_ISREG(found.st_mode) and time.time() - found.st_mtime > STALE_SECONDS:
+            status = path.lstat()
+            own = not hasattr(os, "getuid") or status.st_uid == os.getuid()
+            if own and stat.S_ISREG(status.st_mode) and time.time() - status.st_mtime > STALE_SECONDS:
                 path.unlink()
 
 

@@ -239,8 +239,8 @@ class TensorStore:
         keeping less is then faster as well.
         """
         if self.fits(nbytes):
-            known = self._copied >= MEASURED_BYTES
-            return readers * seconds_to_make < nbytes / (self._copied / self._copying if known else COPY_RATE)
+            measured = self._copied >= MEASURED_BYTES
+            return readers * seconds_to_make < nbytes / (self._copied / self._copying if measured else COPY_RATE)
         file = self._file
         write, read = (WRITE_RATE, READ_RATE) if file is None else (file.write_rate, file.read_rate)
         return readers * seconds_to_make < nbytes / write + readers * nbytes / read

@@ -47,9 +47,9 @@ class Ids:
     def fresh(self, shape: tuple[int, ...]) -> Array:
         """Allocate new distinct ids, int64 of `shape`."""
         size = int(np.prod(shape, dtype=np.int64))
-        made = np.arange(self._count, self._count + size, dtype=np.int64).reshape(shape)
+        ids = np.arange(self._count, self._count + size, dtype=np.int64).reshape(shape)
         self._count += size
-        return made
+        return ids
 
     def unite(self, one: Array, other: Array, why: Reason) -> Array:
         """Require equal scales for channels that are combined, and return their ids, broadcast to both shapes.
@@ -74,12 +74,12 @@ class Ids:
         """Compute groups from all constraints. Takes a few linear passes over the ids."""
         label = np.arange(self._count, dtype=np.int64)
         if self._pairs:
-            one = np.concatenate([pair[0] for pair in self._pairs])
-            other = np.concatenate([pair[1] for pair in self._pairs])
-            while (label[one] != label[other]).any():
-                low = np.minimum(label[one], label[other])
-                np.minimum.at(label, label[one], low)
-                np.minimum.at(label, label[other], low)
+            left = np.concatenate([pair[0] for pair in self._pairs])
+            right = np.concatenate([pair[1] for pair in self._pairs])
+            while (label[left] != label[right]).any():
+                low = np.minimum(label[left], label[right])
+                np.minimum.at(label, label[left], low)
+                np.minimum.at(label, label[right], low)
                 while (label[label] != label).any():
                     label = label[label]
         of = np.unique(label, return_inverse=True)[1].reshape(-1).astype(np.int64)

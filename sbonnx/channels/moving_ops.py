@@ -99,13 +99,13 @@ def _transpose(trace: Trace, node: Node, body: Body) -> None:
 def _concat(trace: Trace, node: Node, body: Body) -> None:
     """Concatenate ids along the channel axis; along another axis all inputs get equal scales."""
     parts = [trace.full(tensor) for tensor in node.inputs]
-    known = [part for part in parts if part is not None]
-    if len(known) < sum(trace.known(tensor) is not None for tensor in node.inputs):
+    traced = [part for part in parts if part is not None]
+    if len(traced) < sum(trace.known(tensor) is not None for tensor in node.inputs):
         trace.refuse(node)  # the rank of an input is unknown
         return
-    if not known:
+    if not traced:
         return
-    rank, axis = known[0].ndim, int(attribute(node, "axis")) % known[0].ndim
+    rank, axis = traced[0].ndim, int(attribute(node, "axis")) % traced[0].ndim
     fixed = np.full((1,) * rank, FIXED, np.int64)
     states = [fixed if part is None else part for part in parts]
     lengths = [_length(tensor, axis) for tensor in node.inputs]
@@ -122,8 +122,8 @@ def _concat(trace: Trace, node: Node, body: Body) -> None:
 
 def _length(tensor: Tensor, axis: int) -> int | None:
     size = shape(tensor)
-    found = None if size is None or axis >= len(size) else size[axis]
-    return found if isinstance(found, int) else None
+    length = None if size is None or axis >= len(size) else size[axis]
+    return length if isinstance(length, int) else None
 
 
 def _split(trace: Trace, node: Node, body: Body) -> None:

@@ -100,11 +100,11 @@ def tie_tables(graph: Graph) -> list[str]:
 
 def _weights(graph: Graph) -> list[Constant]:
     """Return the constant matrices on the right of matrix products, each once."""
-    found: dict[int, Constant] = {}
+    weights: dict[int, Constant] = {}
     for node in query.all_nodes(graph):
         if node.op in MATRIX_PRODUCTS and weight_index(node) == 1 and len(node.inputs[1].shape) == 2:
-            found[id(node.inputs[1])] = node.inputs[1]
-    return list(found.values())
+            weights[id(node.inputs[1])] = node.inputs[1]
+    return list(weights.values())
 
 
 def _values(tensor: Constant) -> Array:

@@ -161,9 +161,9 @@ class Geometry:
         flat = x.reshape(*x.shape[:2], -1)
         if place.size > SMALL_SHARE * flat[:, 0].size:
             flat = np.ascontiguousarray(flat.transpose(0, 2, 1)).transpose(0, 2, 1)
-        found = flat[batch[:, None], :, place]
-        found[outside] = 0.0
-        wide = found.reshape(picks.size, place.shape[1], groups, self.channels).transpose(2, 0, 3, 1)
+        windows = flat[batch[:, None], :, place]
+        windows[outside] = 0.0
+        wide = windows.reshape(picks.size, place.shape[1], groups, self.channels).transpose(2, 0, 3, 1)
         return np.ascontiguousarray(wide).reshape(groups, picks.size, self.layer.inputs)
 
     def _matrix_rows(self, x: Array, picks: Array | None) -> Array:
@@ -233,10 +233,10 @@ def geometry_of(layer: LinearLayer, attributes: Mapping[str, Any], *, name: str 
         raise ModelError(f"{op} '{name}': auto_pad is '{auto_pad}', which ONNX does not know; one of {AUTO_PADS} is")
 
     def numbers(key: str, default: int, count: int = axes) -> tuple[int, ...]:
-        found = tuple(int(value) for value in attributes.get(key) or (default,) * count)
-        if len(found) != count:
-            raise ModelError(f"{op} '{name}': {key} has {len(found)} numbers, and its weight asks for {count}")
-        return found
+        values = tuple(int(value) for value in attributes.get(key) or (default,) * count)
+        if len(values) != count:
+            raise ModelError(f"{op} '{name}': {key} has {len(values)} numbers, and its weight asks for {count}")
+        return values
 
     wanted = attributes.get("output_shape")  # onnxruntime also accepts it with batch and channels in front
     return Geometry(

@@ -23,8 +23,8 @@ def solve_in_place(a: Array, right: Array) -> Array:
     Raises:
         numpy.linalg.LinAlgError: A is not positive definite.
     """
-    found = np.array(right, a.dtype, order="C")
-    for matrix, values in zip(a, found, strict=True):
+    solution = np.array(right, a.dtype, order="C")
+    for matrix, values in zip(a, solution, strict=True):
         _factor(matrix)
         for some in _blocks(len(matrix)):
             values[some] = np.linalg.solve(
@@ -33,7 +33,7 @@ def solve_in_place(a: Array, right: Array) -> Array:
         for some in reversed(list(_blocks(len(matrix)))):
             rest = values[some] - matrix[some.stop :, some].T @ values[some.stop :]
             values[some] = np.linalg.solve(matrix[some, some].T, rest)
-    return found
+    return solution
 
 
 def _factor(a: Array) -> None:

@@ -122,10 +122,10 @@ def lag_plan(tables: Sequence[Array], sizes: Sequence[int], *, same: bool) -> La
         if same and k > number:
             continue
         met = [axis.get(pair) for axis, pair in zip(axes, zip(left, right, strict=True), strict=True)]
-        found = [meeting for meeting in met if meeting is not None]
-        if len(found) == len(met):
-            boxes = classes.setdefault(tuple(lag for lag, _ in found), {})
-            boxes.setdefault(tuple(interval for _, interval in found), []).append((k, number))
+        overlaps = [meeting for meeting in met if meeting is not None]
+        if len(overlaps) == len(met):
+            boxes = classes.setdefault(tuple(lag for lag, _ in overlaps), {})
+            boxes.setdefault(tuple(interval for _, interval in overlaps), []).append((k, number))
     pieces: dict[LagSum, int] = {}
     entries: dict[tuple[int, int], dict[int, int]] = {}
     for lags, boxes in classes.items():
@@ -138,7 +138,7 @@ def lag_plan(tables: Sequence[Array], sizes: Sequence[int], *, same: bool) -> La
 
 def _meetings(table: Array, size: int) -> dict[tuple[int, int], tuple[Lag, Interval]]:
     """Return lag and overlap of all pairs of taps along one axis. Pairs that are never both inside are left out."""
-    taps, found = table.shape[1], {}
+    taps, meetings = table.shape[1], {}
     for k, number in itertools.product(range(taps), repeat=2):
         both = (table[:, k] < size) & (table[:, number] < size)
         if not both.any():
@@ -146,17 +146,17 @@ def _meetings(table: Array, size: int) -> dict[tuple[int, int], tuple[Lag, Inter
         left, right = table[both, k], table[both, number]
         step = int(left[1] - left[0]) if len(left) > 1 else 1
         start, phase = divmod(int(left[0]), step)
-        found[k, number] = Lag(int(right[0] - left[0]), step, phase), (start, start + len(left))
-    return found
+        meetings[k, number] = Lag(int(right[0] - left[0]), step, phase), (start, start + len(left))
+    return meetings
 
 
 def _sum_of(box: Box, lags: Lags, sums: dict[Box, dict[int, int]], pieces: dict[LagSum, int]) -> dict[int, int]:
     """Express the sum over `box` by pieces: a known box plus strips if that is less work, else a new piece."""
     best, least = None, volume(box)
-    for known in sums:
-        strips = _strips(known, box)
+    for base in sums:
+        strips = _strips(base, box)
         if strips is not None and (work := sum(volume(strip) for strip, _ in strips)) < least:
-            best, least = (known, strips), work
+            best, least = (base, strips), work
     if best is None:
         return {pieces.setdefault(LagSum(lags, box), len(pieces)): 1}
     total = dict(sums[best[0]])
@@ -248,16 +248,16 @@ class Boxes:
             return
         left = np.ascontiguousarray(one)
         right = left if other is one else np.ascontiguousarray(other)
-        arrays = (address(each) for each in (left, right, self.table, sums))
+        arrays = (address(array) for array in (left, right, self.table, sums))
         loops.correlate(*arrays, batch, channels, height, width, self.step, len(self.table))
 
-    def _add_in_numpy(self, sums: Array, one: Array, other: Array, shape: tuple[int, int, int, int]) -> None:
+    def _add_in_numpy(self, sums: Array, first: Array, second: Array, shape: tuple[int, int, int, int]) -> None:
         """Fallback of `add` without the compiled loop."""
-        left = _side_by_side(one, shape, self.step)
-        right = left if other is one else _side_by_side(other, shape, self.step)
+        left = _side_by_side(first, shape, self.step)
+        right = left if second is first else _side_by_side(second, shape, self.step)
         for total, (here, there, stride, rows, columns) in zip(sums, self.table.tolist(), strict=True):
-            one, other = (_lines(plane, at, stride, rows, columns) for plane, at in ((left, here), (right, there)))
-            for image in _sum_over(one, other, columns).reshape(shape[:2]):
+            first, second = (_lines(plane, at, stride, rows, columns) for plane, at in ((left, here), (right, there)))
+            for image in _sum_over(first, second, columns).reshape(shape[:2]):
                 total[:, 0, 0] += image
 
     def nanoseconds(self, planes: int, size: int) -> float:
@@ -269,10 +269,10 @@ class Boxes:
 def _side_by_side(x: Array, shape: tuple[int, int, int, int], step: int) -> Array:
     """Reshape images to planes (N C, size) in which columns `step` apart are adjacent, padded with `LANES` zeros."""
     batch, channels, height, width = shape
-    each = -(-width // step)
-    wide = np.zeros((batch * channels, height, each * step), np.float32)
+    columns = -(-width // step)
+    wide = np.zeros((batch * channels, height, columns * step), np.float32)
     wide[:, :, :width] = x.reshape(-1, height, width)
-    planes = wide.reshape(-1, height, each, step).swapaxes(2, 3).reshape(batch * channels, -1)
+    planes = wide.reshape(-1, height, columns, step).swapaxes(2, 3).reshape(batch * channels, -1)
     return np.pad(planes, ((0, 0), (0, LANES)))
 
 

@@ -72,9 +72,9 @@ class MeanSums:
         if len(streams) != len(self._totals) or streams[-1].shape != x.shape:
             raise ValueError(f"{[stream.shape for stream in streams]} do not fit these means")
         samples = 1 if isinstance(sample, int) else len(sample)
-        each = self._geometry.count(x.shape) // samples
+        rows_of_sample = self._geometry.count(x.shape) // samples
         weights = np.ones(samples) if weights is None else weights
-        self._count += float(weights.sum()) * each
+        self._count += float(weights.sum()) * rows_of_sample
         if self._geometry.kernel:  # inputs (N, C, *space) are added per position
             if self._planes and self._planes[0].shape != x.shape[1:]:
                 self._fold()
@@ -86,13 +86,13 @@ class MeanSums:
             return
         for total, stream in zip(self._totals, streams, strict=True):
             rows = self._geometry.rows(stream)
-            total += np.einsum("gnk,n->gk", rows, np.repeat(weights, each), dtype=np.float64)
+            total += np.einsum("gnk,n->gk", rows, np.repeat(weights, rows_of_sample), dtype=np.float64)
 
     def means(self) -> Means:
         """Return the means of everything added. Not finite if an input contained NaN or Inf."""
         self._fold()
-        found = [total / (self._count or 1.0) for total in self._totals]
-        return Means(self._layout, self._count, found[0], found[-1])
+        averages = [total / (self._count or 1.0) for total in self._totals]
+        return Means(self._layout, self._count, averages[0], averages[-1])
 
     def _fold(self) -> None:
         """Convert the sums per position to sums per window tap."""

@@ -268,8 +268,8 @@ class WindowSums:
                 continue
             for piece, total in zip(plan.pieces, sums, strict=True):
                 for here, there in piece.slices(most):
-                    one, other = loaded[left][_CHANNELS + here], loaded[right][_CHANNELS + there]
-                    total += self._product(one, other, same=left == right and here == there)
+                    first, second = loaded[left][_CHANNELS + here], loaded[right][_CHANNELS + there]
+                    total += self._product(first, second, same=left == right and here == there)
 
     def _product(self, one: Any, other: Any, *, same: bool) -> Any:
         """Sum products over all but the first axis, (G, C/G, C/G); `same`: the factors are equal."""

@@ -114,7 +114,7 @@ class Moments:
         if groups == slice(None):
             return self
         a, cross, square = self.a[groups], self.cross, self.square
-        cross, square = (None if one is None else one[groups] for one in (cross, square))
+        cross, square = (None if matrix is None else matrix[groups] for matrix in (cross, square))
         mean, quantized = self.mean[groups], self.mean_quantized[groups]
         return replace(self, a=a, cross=cross, square=square, mean=mean, mean_quantized=quantized)
 
@@ -151,8 +151,8 @@ class Moments:
         if last is None or last[1] is not total or last[0].__array_interface__ != weight.__array_interface__:
             last = weight, total, run(weight.astype(self.a.dtype, copy=False), total)
             self.memo[name] = last
-        found: Array = last[2]
-        return found
+        stored: Array = last[2]
+        return stored
 
     def gradient(self, weight: Array, quantized: Array) -> Array:
         """Return half the gradient of the error by V, ``V A - W B``, (G, O, K), in the type of `a`.
@@ -162,11 +162,11 @@ class Moments:
         """
         if not self.of_errors and self.a.dtype == np.float64:
             return np.asarray(quantized @ self.a - weight @ self.b)
-        found = (quantized - weight).astype(self.a.dtype) @ self.a
+        gradient = (quantized - weight).astype(self.a.dtype) @ self.a
         pulled = self.pull(weight)
         if pulled is not None:
-            found -= pulled
-        return np.asarray(found)
+            gradient -= pulled
+        return np.asarray(gradient)
 
     def centred(self, *, in_place: bool = False) -> Moments:
         """Return central moments: means subtracted from x and x'; `in_place`: in the same matrices.
@@ -206,7 +206,9 @@ class Moments:
         """
         if by == 0.0:
             return self
-        cross, square = (None if one is None else _untied(one, by, in_place) for one in (self.cross, self.square))
+        cross, square = (
+            None if matrix is None else _untied(matrix, by, in_place) for matrix in (self.cross, self.square)
+        )
         return replace(self, a=_untied(self.a, by, in_place), cross=cross, square=square)
 
     def merged(self, other: Moments, *, in_place: bool = False) -> Moments:
@@ -307,24 +309,29 @@ def shrinkage_of(fit: Moments, held: Moments, *, centred: bool = False) -> float
         return 0.0
     with np.errstate(over="ignore", invalid="ignore"):
         some, others = (
-            (one if one.of_errors or not centred else replace(one, cross=None, square=None).centred())
-            for one in (fit, held)
+            (moments if moments.of_errors or not centred else replace(moments, cross=None, square=None).centred())
+            for moments in (fit, held)
         )
-        means = [one.mean_quantized if centred else np.zeros_like(one.mean_quantized) for one in (some, others)]
+        means = [
+            moments.mean_quantized if centred else np.zeros_like(moments.mean_quantized) for moments in (some, others)
+        ]
         own, other = (
-            np.einsum("gkk->gk", one.a) - one.rows * mean**2 for one, mean in zip((some, others), means, strict=True)
+            np.einsum("gkk->gk", moments.a) - moments.rows * mean**2
+            for moments, mean in zip((some, others), means, strict=True)
         )
         alive = (own > 0) & (other > 0)
         sizes = [np.where(alive, 1.0 / np.where(alive, size, 1.0), 0.0) for size in (np.sqrt(own * other), own)]
         totals = np.zeros(2)
         for part in strips(some.a) if some.a.dtype == np.float32 else (slice(None),):
             left, right = (
-                one.a[:, part] - one.rows * mean[:, part, None] * mean[:, None, :] if mean.any() else one.a[:, part]
-                for one, mean in zip((some, others), means, strict=True)
+                moments.a[:, part] - moments.rows * mean[:, part, None] * mean[:, None, :]
+                if mean.any()
+                else moments.a[:, part]
+                for moments, mean in zip((some, others), means, strict=True)
             )
             totals += [
-                float(np.einsum("gkl,gkl,gk,gl->", left, each, size[:, part], size))
-                for each, size in zip((right, left), sizes, strict=True)
+                float(np.einsum("gkl,gkl,gk,gl->", left, factor, size[:, part], size))
+                for factor, size in zip((right, left), sizes, strict=True)
             ]
         shared, mine = totals - np.count_nonzero(alive)
     return float(np.clip(1.0 - shared / mine, 0.0, 1.0)) if np.isfinite(shared) and 0 < mine < np.inf else 0.0

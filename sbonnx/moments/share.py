@@ -105,8 +105,8 @@ def compensation_of(weight: Array, fit: Moments, held: HeldPairs, *, bias: bool)
     """
     if fit.is_one_stream or not fit.rows or not held:
         return Compensation(centred=bias)
-    found = [_best(weight, fit, held, centred) for centred in ((True, False) if bias else (False,))]
-    return min(found, key=lambda each: each[0])[1]
+    candidates = [_best(weight, fit, held, centred) for centred in ((True, False) if bias else (False,))]
+    return min(candidates, key=lambda each: each[0])[1]
 
 
 def _best(weight: Array, fit: Moments, held: HeldPairs, centred: bool) -> tuple[float, Compensation]:
@@ -124,7 +124,12 @@ def _best(weight: Array, fit: Moments, held: HeldPairs, centred: bool) -> tuple[
         for x, quantized in held:
             error, change = (x - quantized - lost) @ w, (quantized - moved) @ d
             errors = [_errors(view(error), view(change)) for view in views]
-            logs.append([np.log(each + floor).mean(axis=0) for each, floor in zip(errors, floors, strict=True)])
+            logs.append(
+                [
+                    np.log(error_of_view + floor).mean(axis=0)
+                    for error_of_view, floor in zip(errors, floors, strict=True)
+                ]
+            )
         total = np.mean(logs, axis=0)
     if not np.isfinite(total[0]).all():
         return np.inf, Compensation(centred=centred)

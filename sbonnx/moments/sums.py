@@ -180,12 +180,12 @@ class MomentSums:
 
     def _picks(self, count: int, samples: Sequence[int]) -> Array | None:
         """Return sorted indices of the picked rows among `count`; None if all rows are used."""
-        each = count // len(samples)
+        rows_of_sample = count // len(samples)
         wanted = self._rows_a_sample
-        if wanted is None or wanted >= each:
+        if wanted is None or wanted >= rows_of_sample:
             return None
-        found = [picked_rows(each, wanted, self._seed, sample) for sample in samples]
-        return np.concatenate([some + number * each for number, some in enumerate(found)])
+        picks = [picked_rows(rows_of_sample, wanted, self._seed, sample) for sample in samples]
+        return np.concatenate([some + number * rows_of_sample for number, some in enumerate(picks)])
 
     def _by_lags(self, geometry: Geometry, shape: tuple[int, ...], rows: int) -> bool:
         """Return whether sums by lags over a whole input are no more work than the products of `rows` unfolded rows."""
@@ -254,9 +254,9 @@ def rows_a_sample(inputs: int, samples: int, each: int) -> int:
 def picked_rows(count: int, wanted: int, seed: int, sample: int) -> Array:
     """Return sorted indices of the picked rows of one sample: identical for all layers with as many rows."""
     generator = np.random.default_rng((seed, sample))
-    found = np.sort(generator.choice(count, wanted, replace=False, shuffle=False))
-    found.setflags(write=False)
-    return found
+    picks = np.sort(generator.choice(count, wanted, replace=False, shuffle=False))
+    picks.setflags(write=False)
+    return picks
 
 
 @lru_cache(maxsize=64)

@@ -182,10 +182,10 @@ class _PrecisionWriter:
             raise ValueError(f"'{tensor.name}' is not constant")
         key = (id(tensor), b"" if replaced is None else value.tobytes())
         if key not in self.constants:
-            made = edit.add_constant(
+            narrow = edit.add_constant(
                 self.graph, f"{tensor.name}_{self.kind.name}", narrowed(value, self.kind), self.names
             )
-            self.constants[key] = made
+            self.constants[key] = narrow
         return self.constants[key]
 
     # --- outputs of a node --------------------------------------------------------------------------
@@ -249,11 +249,11 @@ def emulated(graph: Graph) -> Graph:
     one back. Ops compute in float32 and the result is rounded once, as in kernels that accumulate in float32. Inputs
     and outputs of the copy are float32.
     """
-    made = graphs.copy(graph)
-    names = edit.Names(made)
-    halves = _widen(made, {BFLOAT16})
+    copy = graphs.copy(graph)
+    names = edit.Names(copy)
+    halves = _widen(copy, {BFLOAT16})
     rounded = {id(tensor) for tensor in halves}
-    for _, body in list(query.scopes(made)):
+    for _, body in list(query.scopes(copy)):
         order: list[Node] = []
         for tensor in body.inputs:
             if id(tensor) in rounded:
@@ -269,17 +269,17 @@ def emulated(graph: Graph) -> Graph:
                     edit.replace_output(node, index, exact)
                     order.extend(_rounding(exact, tensor, names))
         body.nodes[:] = order
-    edit.sort(made)
-    return made
+    edit.sort(copy)
+    return copy
 
 
 def widened(graph: Graph) -> Graph:
     """Return a copy in which every float16 and bfloat16 tensor is float32; without any, the graph itself."""
     if not any(query.dtype(tensor) in HALVES for tensor in query.all_tensors(graph)):
         return graph
-    made = graphs.copy(graph)
-    _widen(made, HALVES)
-    return made
+    copy = graphs.copy(graph)
+    _widen(copy, HALVES)
+    return copy
 
 
 def _widen(graph: Graph, kinds: Collection[np.dtype[Any]]) -> list[Tensor]:

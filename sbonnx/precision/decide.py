@@ -86,14 +86,14 @@ def guard(node: Node, index: int, values: Array, ranges: Ranges) -> Replacement 
     if bool((np.abs(near - values) <= GUARD_ERROR * values).all()):
         return Replacement(node, index, values, None)
     others = [tensor for at, tensor in enumerate(node.inputs) if at != index and is_float32(tensor)]
-    found = ranges.of(others[0]) if others else None
+    observed = ranges.of(others[0]) if others else None
     room = UNSEEN_CHANGE if node.op == "Add" else 1.0
-    if found is None or found.lo < 0 or found.zeros or found.nan or found.smallest < kind.normal * room:
+    if observed is None or observed.lo < 0 or observed.zeros or observed.nan or observed.smallest < kind.normal * room:
         return None
     why = Note(
         "guard-raised",
         f"'{node.name}' ({node.op}): {float(values.min()):.1g}, which is 0 in {kind.name}, is {kind.normal:.2g} now; "
-        f"what it guards was never below {found.smallest:.2g}",
+        f"what it guards was never below {observed.smallest:.2g}",
     )
     return Replacement(node, index, np.full_like(values, kind.normal), why)
 
@@ -124,11 +124,11 @@ def mask(
     if way is None:
         return None
     for tensor in way:
-        found = ranges.of(tensor)
+        observed = ranges.of(tensor)
         limit = 2.0 ** int(np.log2(kind.largest / MASK_SHARE))
-        if found is None or found.hi > limit or found.peak > peak * (1 + 2.0**-10):
+        if observed is None or observed.hi > limit or observed.peak > peak * (1 + 2.0**-10):
             return None
-        if found.between(limit, 2.0 ** np.floor(np.log2(peak / NEAR))):
+        if observed.between(limit, 2.0 ** np.floor(np.log2(peak / NEAR))):
             return None
     small = kind.largest / MASK_SHARE
     huge = np.isfinite(values) & (np.abs(values) > small)
@@ -143,22 +143,22 @@ def mask(
 def _way(node: Node, graph: Graph) -> list[Tensor] | None:
     """Return the tensors from `node` to the softmaxes; None if anything else reads one of them, or one is an output."""
     outputs = query.output_names(graph)
-    found: dict[int, Tensor] = {}
+    between: dict[int, Tensor] = {}
     stack = [node]
     while stack:
         for tensor in stack.pop().outputs:
             readers = query.readers(tensor)
-            if id(tensor) in found or not is_float32(tensor):
+            if id(tensor) in between or not is_float32(tensor):
                 continue
             if tensor.name in outputs or not readers:
                 return None
-            found[id(tensor)] = tensor
+            between[id(tensor)] = tensor
             for reader, _ in readers:
                 if reader.op in CARRIES_MASK:
                     stack.append(reader)
                 elif reader.op != "Softmax":
                     return None
-    return list(found.values())
+    return list(between.values())
 
 
 def replacement(
@@ -236,15 +236,17 @@ class _Decider:
                 looped.append(f"{scope}/{node.name}/" if scope else f"{node.name}/")
         computed = _from_data(self.graph)
         for scope, node in self.nodes:
-            found = None if any(scope.startswith(path) for path in looped) else self._node(node, computed)
-            if isinstance(found, Slots):
-                self.made.slots[id(node)] = found
-            elif found is not None:
-                self._refuse(node.name, found)
+            outcome = None if any(scope.startswith(path) for path in looped) else self._node(node, computed)
+            if isinstance(outcome, Slots):
+                self.made.slots[id(node)] = outcome
+            elif outcome is not None:
+                self._refuse(node.name, outcome)
         for scope, tensor in self._floats():
             why = self.ranges.misfit(tensor) if id(tensor) not in self.excused | self.made.tensors else None
             if why is UNSEEN:
-                outer = next((known for known in self.unseen if not known or scope.startswith(f"{known}/")), scope)
+                outer = next(
+                    (covered for covered in self.unseen if not covered or scope.startswith(f"{covered}/")), scope
+                )
                 self.unseen[outer] = self.unseen.get(outer, 0) + 1
             elif why is not None:
                 self._refuse(tensor.name, why)
@@ -302,9 +304,9 @@ class _Decider:
 
         Moving data of a constant (slicing it to size) does not count.
         """
-        made = [tensor for tensor in node.outputs if is_float32(tensor)]
+        outputs = [tensor for tensor in node.outputs if is_float32(tensor)]
         moved = node.op in MOVES_DATA and isinstance(node.inputs[0], Constant)
-        return bool(made) and not moved and not any(id(tensor) in computed for tensor in made)
+        return bool(outputs) and not moved and not any(id(tensor) in computed for tensor in outputs)
 
     def _constants(self, node: Node, slots: Slots) -> Reason | None:
         """Return why a constant of the node cannot be converted, or None. Guards, masks and bounds are replaced."""
@@ -317,15 +319,15 @@ class _Decider:
             why = None if value is None else misfit(value, self.kind)
             if value is None or why is None:
                 continue
-            found, excused = replacement(node, index, value, self.ranges, self.graph)
-            if found is None:
+            substitute, excused = replacement(node, index, value, self.ranges, self.graph)
+            if substitute is None:
                 if is_guard(node, index, value, self.kind):
                     self.made.tensors.update(id(tensor) for tensor in guarded(node) if is_float32(tensor))
                 return Reason(why.code, f"its constant '{tensor.name}' {why}")
-            self.made.replaced[id(node), index] = found
+            self.made.replaced[id(node), index] = substitute
             self.excused.update(id(tensor) for tensor in excused)
-            if found.why is not None and found.why not in self.made.notes:
-                self.made.notes.append(found.why)
+            if substitute.why is not None and substitute.why not in self.made.notes:
+                self.made.notes.append(substitute.why)
         return None
 
     def _spread(self) -> None:
@@ -396,17 +398,17 @@ class _Decider:
 
 def _from_data(graph: Graph) -> set[int]:
     """Return ids of tensors that depend on the values of an input or quantized weight, not only on a shape."""
-    found: set[int] = {id(tensor) for tensor in graph.inputs}
+    dependent: set[int] = {id(tensor) for tensor in graph.inputs}
 
     def visit(body: Body) -> None:
         for node in query.ordered(body.nodes):
             for _, inner in query.bodies(node):
                 if node.op != "If":
-                    found.update(id(tensor) for tensor in inner.inputs)
+                    dependent.update(id(tensor) for tensor in inner.inputs)
                 visit(inner)
-            reads = any(id(tensor) in found for tensor in query.dependencies(node))
+            reads = any(id(tensor) in dependent for tensor in query.dependencies(node))
             if node.op in QDQ or (reads and node.op not in ("Shape", "Size")):
-                found.update(id(tensor) for tensor in node.outputs)
+                dependent.update(id(tensor) for tensor in node.outputs)
 
     visit(graph)
-    return found
+    return dependent

@@ -59,10 +59,10 @@ def slots_of(node: Node, opset: int, kind: FloatKind) -> Slots | Reason:
     if (node.domain or "") not in STANDARD_DOMAINS:
         return Reason("operator-not-known", f"{node.domain}.{node.op} is not an ONNX operator: its types are unknown")
     schema = _schema(node.op, opset)
-    allowed = {one.type_param_str: one.allowed_type_strs for one in schema.type_constraints}
+    allowed = {constraint.type_param_str: constraint.allowed_type_strs for constraint in schema.type_constraints}
     by_attribute = node.op == "Cast" or (node.op == "ConstantOfShape" and "value" in node.attrs)
     wanted = f"tensor({onnx.TensorProto.DataType.Name(onnx_dtype(kind.dtype)).lower()})"
-    found: list[set[int]] = [set(), set()]
+    places: list[set[int]] = [set(), set()]
     bound: set[str] = set()
     for side, tensors, formals in ((0, node.inputs, schema.inputs), (1, node.outputs, schema.outputs)):
         for index, tensor in enumerate(tensors):
@@ -80,8 +80,8 @@ def slots_of(node: Node, opset: int, kind: FloatKind) -> Slots | Reason:
                 bound.add(parameter)
             elif parameter not in bound and not by_attribute:
                 return Reason("type-is-attribute", f"the type of what {node.op} gives is an attribute of it")
-            found[side].add(index)
-    return Slots(frozenset(found[0]), frozenset(found[1]))
+            places[side].add(index)
+    return Slots(frozenset(places[0]), frozenset(places[1]))
 
 
 SPARE_DB: Final = 16.0
@@ -179,8 +179,8 @@ class Ranges:
         value = query.constant(tensor)
         if value is not None:
             return finite_peak(value)
-        found = self.of(tensor)
-        return None if found is None else found.peak
+        observed = self.of(tensor)
+        return None if observed is None else observed.peak
 
     def misfit(self, tensor: Tensor) -> Reason | None:
         """Return why the narrower type cannot represent a variable, or None."""
@@ -195,21 +195,21 @@ class Ranges:
                     "too-large",
                     f"its codes reach {limit:.3g}, past {self.kind.largest:.6g}, the largest {self.kind.name}",
                 )
-        found = self.of(tensor)
-        if found is None:
+        observed = self.of(tensor)
+        if observed is None:
             return UNSEEN
-        if found.peak * MARGIN > self.kind.largest:
+        if observed.peak * MARGIN > self.kind.largest:
             return Reason(
                 "too-large",
-                f"reaches {found.peak:.3g}, too near to {self.kind.largest:.6g}, the largest {self.kind.name}",
+                f"reaches {observed.peak:.3g}, too near to {self.kind.largest:.6g}, the largest {self.kind.name}",
             )
-        left = found.sqnr_db(self.kind)
+        left = observed.sqnr_db(self.kind)
         if left < lowest_db(self.kind):
             return Reason(
                 "too-small",
-                f"holds values so small (up to {found.peak:.2g}) that {self.kind.name} keeps {max(left, 0):.0f} dB",
+                f"holds values so small (up to {observed.peak:.2g}) that {self.kind.name} keeps {max(left, 0):.0f} dB",
             )
-        return self._whole(tensor, found) or self._relative(tensor, found)
+        return self._whole(tensor, observed) or self._relative(tensor, observed)
 
     def _whole(self, tensor: Tensor, found: Magnitudes) -> Reason | None:
         """Return why integers that are stored as floats would be rounded, or None."""
@@ -243,10 +243,10 @@ class Ranges:
             return None
         peak = self.peak(data)
         if node.op in SUMS:
-            found = self.of(node.outputs[0])
+            observed = self.of(node.outputs[0])
             terms = self._terms(node)
-            if found is not None and found.peak * terms > limit:
-                return Reason("sum-too-large", f"{node.op} sums {terms} values, to about {found.peak * terms:.2g}")
+            if observed is not None and observed.peak * terms > limit:
+                return Reason("sum-too-large", f"{node.op} sums {terms} values, to about {observed.peak * terms:.2g}")
         if node.op in SUMS_SQUARES and peak is not None:
             terms = 1 if node.op == "ReduceL2" else self._terms(node)
             root = self.peak(node.outputs[0]) if node.op == "ReduceL2" else peak

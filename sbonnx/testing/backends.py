@@ -105,9 +105,11 @@ def _check_result(where: str, model: ModelProto, report: Report) -> None:
     quantized = report.quantized
     assert quantized is not None
     onnx.checker.check_model(quantized, full_check=True)
-    for one, other in zip(model.graph.output, quantized.graph.output, strict=True):
-        assert one.name == other.name, f"{where}: outputs keep their names"
-        assert len(one.type.tensor_type.shape.dim) == len(other.type.tensor_type.shape.dim), f"{where}: and their rank"
+    for before, after in zip(model.graph.output, quantized.graph.output, strict=True):
+        assert before.name == after.name, f"{where}: outputs keep their names"
+        assert len(before.type.tensor_type.shape.dim) == len(after.type.tensor_type.shape.dim), (
+            f"{where}: and their rank"
+        )
     for output in report.metrics["outputs"]:
         assert output["sqnr_db"] >= LEAST_SQNR_DB, f"{where}: {output['output']} has {output['sqnr_db']:.1f} dB"
     quantized_nodes = {site.node for site in report.sites if site.role == "weight"}
@@ -126,11 +128,11 @@ def _check_runtime(where: str, name: str, model: ModelProto, feed: dict[str, Arr
     for given, declared in ((opened.get_inputs(), model.graph.input), (opened.get_outputs(), model.graph.output)):
         names = [entry.name for entry in given]
         assert names == [value.name for value in declared], f"{where}: {runtime.title} has the names of the file"
-    found = opened.run(None, feed)
+    values = opened.run(None, feed)
     wanted = session(model.SerializeToString()).run(None, feed)
-    for one, other in zip(found, wanted, strict=True):
-        assert one.shape == other.shape, f"{where}: {runtime.title} computes tensors of the same shapes"
-        error = sqnr_db(other, one)
+    for computed, expected in zip(values, wanted, strict=True):
+        assert computed.shape == expected.shape, f"{where}: {runtime.title} computes tensors of the same shapes"
+        error = sqnr_db(expected, computed)
         assert error >= LEAST_SQNR_DB, f"{where}: {runtime.title} computes {error:.1f} dB"
     assert opened.layers(), f"{where}: {runtime.title} names its kernels"
 

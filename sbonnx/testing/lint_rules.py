@@ -22,13 +22,15 @@ def check_lint_rule(rule: str, target: str, bad: ModelProto, clean: ModelProto) 
         AssertionError: a clause is broken.
         RecipeError: there is no such target.
     """
-    assert rule in {one.id for one in rules_for(target)}, f"rule '{rule}' is not installed for {target}"
+    assert rule in {finding.id for finding in rules_for(target)}, f"rule '{rule}' is not installed for {target}"
     before = [model.SerializeToString(deterministic=True) for model in (bad, clean)]
-    found = [one for one in lint(bad, target) if one.rule == rule]
-    assert found, f"rule '{rule}': the bad model has a finding"
-    for one in found:
-        assert one.node or one.tensor, f"rule '{rule}': a finding names a node or a tensor"
-        assert one.why.strip(), f"rule '{rule}': a finding says why"
-    assert not [one for one in lint(clean, target) if one.rule == rule], f"rule '{rule}': the clean model has none"
+    findings = [finding for finding in lint(bad, target) if finding.rule == rule]
+    assert findings, f"rule '{rule}': the bad model has a finding"
+    for finding in findings:
+        assert finding.node or finding.tensor, f"rule '{rule}': a finding names a node or a tensor"
+        assert finding.why.strip(), f"rule '{rule}': a finding says why"
+    assert not [finding for finding in lint(clean, target) if finding.rule == rule], (
+        f"rule '{rule}': the clean model has none"
+    )
     after = [model.SerializeToString(deterministic=True) for model in (bad, clean)]
     assert before == after, f"rule '{rule}': models are not changed"

@@ -123,7 +123,7 @@ def _check_not_finite(observer: Observer, name: str, rng: np.random.Generator) -
 
 def _check_together(observer: Observer, name: str, rng: np.random.Generator) -> None:
     values = [make(rng, SAMPLES * size).reshape(SAMPLES, size) for make in FAMILIES.values() for size in (30, 2000)]
-    sketches = [_sketch(observer, each.astype(np.float32), range(SAMPLES)) for each in values]
+    sketches = [_sketch(observer, value.astype(np.float32), range(SAMPLES)) for value in values]
     sketches.append(_sketch(observer, rng.standard_normal((SAMPLES, 3, 5)).astype(np.float32), range(SAMPLES), 1))
     for spec, rule in itertools.product(SPECS, RULES):
         for bounds, sketch in zip(observer.bounds_of(sketches, spec, rule), sketches, strict=True):

@@ -50,8 +50,8 @@ def check_reader(path: str | os.PathLike[str], model: ModelProto | str | os.Path
 def _check_same(where: str, data: Dataset) -> None:
     first, second = list(data), list(data)
     assert len(first) == len(second), f"{where}: each iteration has all feeds"
-    for one, other in zip(first, second, strict=True):
-        assert one.keys() == other.keys(), f"{where}: each iteration has the same inputs"
-        assert all(np.array_equal(one[name], other[name], equal_nan=True) for name in one), (
+    for feed, repeated in zip(first, second, strict=True):
+        assert feed.keys() == repeated.keys(), f"{where}: each iteration has the same inputs"
+        assert all(np.array_equal(feed[name], repeated[name], equal_nan=True) for name in feed), (
             f"{where}: each iteration gives the same values"
         )

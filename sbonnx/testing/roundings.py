@@ -60,20 +60,20 @@ def check_rounding(name: str, arguments: Mapping[str, Any] | None = None) -> Non
         where = f"rounding '{name}' of {label}"
         layer = _Layer.random(case)
         before = layer.weight.copy()
-        found = layer.rounded(rounder)
+        rounded = layer.rounded(rounder)
         spec = layer.qparams.spec
         assert np.array_equal(layer.weight, before), f"{where}: the weight is not changed"
-        assert found.codes.shape == before.shape, f"{where}: codes have the shape of the weight"
-        assert found.codes.dtype == spec.dtype, f"{where}: codes have the type of the spec"
-        assert spec.qmin <= found.codes.min() and found.codes.max() <= spec.qmax, f"{where}: codes are in range"
+        assert rounded.codes.shape == before.shape, f"{where}: codes have the shape of the weight"
+        assert rounded.codes.dtype == spec.dtype, f"{where}: codes have the type of the spec"
+        assert spec.qmin <= rounded.codes.min() and rounded.codes.max() <= spec.qmax, f"{where}: codes are in range"
         if not ROUNDERS[name].moves_scales:
-            assert found.qparams is layer.qparams, f"{where}: scales change only with moves_scales"
-        zeros = np.array_equal(found.qparams.zero_point, layer.qparams.zero_point)
-        assert found.qparams.spec == spec and zeros, f"{where}: spec and zero points do not change"
+            assert rounded.qparams is layer.qparams, f"{where}: scales change only with moves_scales"
+        zeros = np.array_equal(rounded.qparams.zero_point, layer.qparams.zero_point)
+        assert rounded.qparams.spec == spec and zeros, f"{where}: spec and zero points do not change"
         limit = layer.errors(Rounded(layer.nearest, layer.qparams)).sum() * (1 + 1e-6) + 1e-12
-        assert layer.errors(found).sum() <= limit, f"{where}: the output is at least as close as by nearest"
+        assert layer.errors(rounded).sum() <= limit, f"{where}: the output is at least as close as by nearest"
         again = layer.rounded(make_rounder(name, arguments or {}))
-        assert np.array_equal(found.codes, again.codes), f"{where}: the same inputs give the same codes"
+        assert np.array_equal(rounded.codes, again.codes), f"{where}: the same inputs give the same codes"
     _check_nearest(rounder, name)
     _check_zeros(rounder, name)
     _check_parts(rounder, name)
@@ -89,11 +89,11 @@ def _check_nearest(rounder: Rounder, name: str) -> None:
     dead = slice(None, None, 3)
     some = layer.without(dead).rounded(rounder)
     codes, wanted = (
-        layer.layout.matrices(each)[..., dead] for each in (some.codes, some.qparams.quantize(layer.weight))
+        layer.layout.matrices(codes_of)[..., dead] for codes_of in (some.codes, some.qparams.quantize(layer.weight))
     )
     assert np.array_equal(codes, wanted), f"rounding '{name}': some inputs are always 0, nearest codes of their weights"
     layer = _Layer.random(Case("Conv", (6, 3, 2, 2), QuantSpec(bits=FP8_BITS, axis=0, kind="fp8")))
-    bits, nearest = (each.view(np.uint8) for each in (layer.rounded(rounder).codes, layer.nearest))
+    bits, nearest = (codes_of.view(np.uint8) for codes_of in (layer.rounded(rounder).codes, layer.nearest))
     assert np.array_equal(bits, nearest), f"rounding '{name}': fp8, nearest codes"
 
 
@@ -101,8 +101,10 @@ def _check_zeros(rounder: Rounder, name: str) -> None:
     for symmetric in (True, False):
         spec = QuantSpec(bits=4, axis=0, symmetric=symmetric)
         layer = _Layer.random(Case("Gemm", (3, 10), spec, {"transB": 1}), zeros=1)
-        found = layer.rounded(rounder)
-        assert not found.qparams.dequantize(found.codes)[1].any(), f"rounding '{name}': a channel of zeros stays zero"
+        rounded = layer.rounded(rounder)
+        assert not rounded.qparams.dequantize(rounded.codes)[1].any(), (
+            f"rounding '{name}': a channel of zeros stays zero"
+        )
 
 
 def _check_parts(rounder: Rounder, name: str) -> None:
