@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
-
 import numpy as np
 import onnx
 import pytest
 
-from benchmarks.calibration.child import spawn
 from benchmarks.calibration.runs import FIGURES, Effort, measure
 from benchmarks.calibration.subjects import Subject, save_feeds
-from benchmarks.calibration.table import Cell, alternate, difference, ratio
+from benchmarks.calibration.table import Cell
 
 MODEL = """
 <ir_version: 8, opset_import: ["" : 17]>
@@ -39,39 +35,6 @@ def subject(tmp_path_factory: pytest.TempPathFactory) -> Subject:
     feeds = [{"image": rng.normal(size=(1, 3, 8, 8)).astype(np.float32)} for _ in range(3)]
     save_feeds(folder / "small.npz", feeds)
     return Subject("small", folder / "small.onnx", folder / "small.npz")
-
-
-def test_ways_take_turns_and_each_begins_once() -> None:
-    called: list[str] = []
-
-    def way(name: str) -> dict[str, float]:
-        called.append(name)
-        return {name: float(len(called))}
-
-    found = alternate({name: lambda name=name: way(name) for name in "abc"}, 3)  # type: ignore[misc]
-    assert "".join(called) == "abcbcacab"
-    assert found == {"a": [1.0, 6.0, 8.0], "b": [2.0, 4.0, 9.0], "c": [3.0, 5.0, 7.0]}
-
-
-def test_figures_compare_the_runs_of_one_repeat() -> None:
-    found = {"ours": [2.0, 9.0], "float": [1.0, 3.0]}
-    divided, less = ratio(found, "ours", "float"), difference(found, "ours", "float")
-    assert divided is not None and divided.values == (2.0, 3.0)
-    assert less is not None and less.values == (1.0, 6.0)
-    assert ratio(found, "asym", "float") is None
-
-
-@pytest.mark.slow
-def test_a_child_gives_the_ranges_of_the_values(subject: Subject) -> None:
-    told = spawn(subject, "ours:minmax", 3)
-    values = np.concatenate([feed["image"] for feed in subject.samples(3)])
-    assert told.ranges["image"] == (values.min(), values.max())
-    assert 20 < told.start_mb <= told.peak_mb < 1000
-
-
-def test_a_child_that_fails_says_why(subject: Subject, tmp_path: Path) -> None:
-    with pytest.raises(ChildProcessError, match=r"small, float, 1 samples: .*gone\.onnx"):
-        spawn(replace(subject, model=tmp_path / "gone.onnx"), "float", 1)
 
 
 @pytest.mark.slow

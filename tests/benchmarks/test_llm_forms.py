@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-
-from benchmarks.llm.forms import COUNT, HEADER, row, text_of, windows
-from sbonnx.llm.layout import read_decoder
-from tests.llm.tiny_decoder import VOCABULARY, decoder_model, write_folder
+from benchmarks.llm.forms import HEADER, row, text_of
+from tests.llm.tiny_decoder import decoder_model, write_folder
 
 
 def test_a_row_for_each_folder(tmp_path: Path) -> None:
@@ -19,13 +16,3 @@ def test_a_row_for_each_folder(tmp_path: Path) -> None:
     assert 0.9 < float(line[3]) < 1.2 and 0 < float(line[4]) < 0.2 and abs(float(line[5]) - 1) < 0.01
     assert line[7:] == ["shared", ""]
     assert text_of([line]).count("| m | optimum |") == 1
-
-
-def test_a_failure_is_said(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "m")
-    (tmp_path / "q").write_text("")
-    line = row(tmp_path, folder, tmp_path / "q")
-    assert line[3].startswith("fails: ") and "is not a folder" in line[3] and len(line) == len(HEADER)
-    ids = windows(tmp_path, folder, read_decoder(folder))
-    assert ids.shape[0] == COUNT and ids.max() < VOCABULARY
-    assert np.array_equal(ids, windows(tmp_path, folder, read_decoder(folder)))

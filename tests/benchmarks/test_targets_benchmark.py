@@ -5,17 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 
 from benchmarks.targets import half as targets_half
 from benchmarks.targets import latency as targets_latency
 from benchmarks.targets import lint as targets_lint
-from benchmarks.targets.latency import HEADER, Line
-from benchmarks.targets.lint import FACTS, Census
-from benchmarks.targets.models import PEERS, Subject, open_axes, stacked
+from benchmarks.targets.latency import HEADER
+from benchmarks.targets.lint import FACTS
+from benchmarks.targets.models import PEERS, Subject
 from sbonnx.assets import digits
-from tests.support.models import model
 
 
 @pytest.fixture(scope="module")
@@ -24,16 +22,6 @@ def subject() -> Subject:
     images = np.load(digits().calib)["image"][:16]
     singles = [{"image": image[None]} for image in images]
     return Subject("digits", digits().model, singles, singles)
-
-
-def test_samples_are_stacked_along_the_open_axis(tmp_path: Path) -> None:
-    made = model("g (float[2,N,3] state, float[N,4] x, int64 rate) => (float[2,N,3] y) { y = Identity(state) }")
-    onnx.save(made, str(tmp_path / "m.onnx"))
-    axes = open_axes(tmp_path / "m.onnx")
-    assert axes == {"state": 1, "x": 0, "rate": None}
-    feed = {"state": np.zeros((2, 1, 3)), "x": np.zeros((1, 4)), "rate": np.array(16000)}
-    made_of = stacked([feed] * 5, axes)
-    assert {name: value.shape for name, value in made_of.items()} == {"state": (2, 5, 3), "x": (5, 4), "rate": ()}
 
 
 @pytest.mark.slow
@@ -47,17 +35,6 @@ def test_latency(subject: Subject, tmp_path: Path) -> None:
     shown = targets_latency.text(lines, 2)
     assert all(f"| {name} |" in shown for name in HEADER)
     assert "| geometric mean |" in shown
-
-
-def test_the_best_of_the_peer_is_what_is_compared() -> None:
-    wall = {"float": [2.0, 4.0], "ours": [1.0, 1.0], "a": [0.5, 0.5], "b": [1.0, 3.0]}
-    line = Line("m", 1, wall, wall, {"ours": "7; 0"}, {"c": "fails: no"})
-    assert line.best == "a"
-    cells = {name: None if cell is None else cell.value for name, cell in line.cells().items()}
-    assert cells == {HEADER[3]: 0.375, HEADER[4]: 0.1875, HEADER[5]: 2.0, HEADER[6]: 0.375, HEADER[7]: 2.0}
-    (means,) = targets_latency.geometric([line, Line("n", 1, {**wall, "ours": [0.25, 0.25]}, wall, {}, {})])
-    assert means[5] == "1.00 ≤ 0.909091: **missed**"
-    assert "- m, c: fails: no" in targets_latency.text([line], 2)
 
 
 @pytest.mark.slow
@@ -74,28 +51,6 @@ def test_lint(subject: Subject) -> None:
     assert counts["TensorRT switches", facts[2]] > 0, "the peer knows no residual branch"
 
 
-CENSUS = """
-agraph (float[N,2,4,4] x) => (float[N,2,4,4] y) {
-    xq = QuantizeLinear(x, s, z)
-    xd = DequantizeLinear(xq, s, z)
-    bd = DequantizeLinear(b, s, i)
-    c = Conv(xd, w, bd)
-    cq = QuantizeLinear(c, s, o)
-    cd = DequantizeLinear(cq, s, o)
-    a = Add(cd, xd)
-    r = Relu(cd)
-    m = Mul(a, r)
-    mq = QuantizeLinear(m, s, o)
-    y = DequantizeLinear(mq, s, o)
-}"""
-
-
-def test_facts_are_counted() -> None:
-    zeros = {"z": np.uint8(128), "o": np.uint8(0), "i": np.int32(0), "b": np.zeros(2, np.int32), "s": np.float32(0.1)}
-    made = model(CENSUS, w=(2, 2, 1, 1), **zeros)
-    assert list(Census(made).facts().values()) == [1, 1, 1, 1, 1, 1]
-
-
 def test_half_precision(subject: Subject, tmp_path: Path) -> None:
     pure, mixed = (targets_half.row(subject, label, tmp_path) for label in targets_half.FILES)
     assert pure[2] == "0"
@@ -103,19 +58,3 @@ def test_half_precision(subject: Subject, tmp_path: Path) -> None:
     assert float(pure[5]) > 50
     assert 15 < float(mixed[5]) < 50
     assert (pure[7], mixed[7]) == ("0", "0")
-
-
-def test_islands_are_counted() -> None:
-    made = model("""
-        g (float16[4] x) => (float[4] y) {
-            a = Relu(x)
-            b = Cast <to = 1> (a)
-            c = Relu(b)
-            d = Sigmoid(c)
-            e = Cast <to = 10> (d)
-            f = Relu(e)
-            h = Cast <to = 1> (f)
-            y = Relu(h)
-        }""")
-    kept = targets_half.kept(made)
-    assert (kept.single, kept.half, kept.islands) == (3, 2, 2)

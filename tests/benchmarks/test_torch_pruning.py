@@ -12,13 +12,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from benchmarks.peers.torch_pruning_onnx import (  # noqa: E402
-    fix_sizes,
-    ignored_layers,
     multiplications,
-    require_same,
     set_gradients,
     torch_layers,
-    tune_statistics,
 )
 from benchmarks.pruning.files import sizes  # noqa: E402
 from tests.support.models import model, run  # noqa: E402
@@ -72,32 +68,6 @@ def test_torch_layers_compute_what_the_file_computes(tmp_path: Path) -> None:
     assert multiplications(module, (torch.from_numpy(x[:1]),)) == sizes(path, {"x": x[:1]})[0]
 
 
-def test_bilinear_resize_gets_the_size_of_a_sample(tmp_path: Path) -> None:
-    text = """agraph (float[N,3,8,8] x) => (float[N,4,12,12] y) {
-        s = Shape <start = 0, end = 2> (x)
-        t = Concat <axis = 0> (s, size)
-        r = Resize <mode = "linear", coordinate_transformation_mode = "half_pixel"> (x, , , t)
-        y = Conv (r, w)
-    }"""
-    path, x = tmp_path / "net.onnx", images(3)
-    onnx.save(model(text, size=np.array([12, 12]), w=(4, 3, 1, 1)), str(path))
-    module = torch_layers(path)
-    fix_sizes(module, (torch.from_numpy(x[:1]),))
-    assert [layer.size for layer in module.modules() if isinstance(layer, torch.nn.Upsample)] == [(12, 12)]
-    inputs = [(torch.from_numpy(image[None]),) for image in x]
-    require_same(module, path, inputs, "differs")
-    with torch.no_grad():
-        module.get_submodule(next(name for name, each in module.named_modules() if hasattr(each, "weight"))).weight *= 2
-    with pytest.raises(SystemExit, match="differs"):
-        require_same(module, path, inputs, "differs")
-
-
-def test_padded_channels_and_outputs_are_left_alone(tmp_path: Path) -> None:
-    module = torch_layers(net(tmp_path))
-    ignored = {tuple(layer.weight.shape) for layer in ignored_layers(module)}
-    assert ignored == {(6, 3, 3, 3), (8, 1, 3, 3), (5, 7)}
-
-
 def test_gradients_are_means_over_samples(tmp_path: Path) -> None:
     module = torch_layers(net(tmp_path))
     inputs = [(torch.from_numpy(image[None]),) for image in images()]
@@ -109,15 +79,3 @@ def test_gradients_are_means_over_samples(tmp_path: Path) -> None:
     torch.testing.assert_close(mean, whole)
     set_gradients(module, inputs, squared=True)
     assert (weight.grad >= mean.square() - 1e-12).all()
-
-
-def test_statistics_are_those_of_the_samples(tmp_path: Path) -> None:
-    path = net(tmp_path)
-    module, x = torch_layers(path), images(8)
-    tune_statistics(module, [(torch.from_numpy(image[None]),) for image in x])
-    (norm,) = [layer for layer in module.modules() if isinstance(layer, torch.nn.BatchNorm2d)]
-    first = next(layer for layer in module.modules() if isinstance(layer, torch.nn.Conv2d))
-    with torch.no_grad():
-        inside = first(torch.from_numpy(x))
-    torch.testing.assert_close(norm.running_mean, inside.mean((0, 2, 3)), atol=1e-5, rtol=1e-4)
-    assert not norm.training
