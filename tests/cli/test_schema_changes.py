@@ -55,6 +55,9 @@ COMPATIBLE: dict[str, Change] = {
     "null no longer": lambda keys, row, required: keys.update(advice={"type": "string"}),
     "an integer for a number": lambda keys, row, required: keys.update(ratio={"type": "integer"}),
     "a further value": lambda keys, row, required: keys["state"]["enum"].append("skipped"),
+    "no keys by name": lambda keys, row, required: keys.update(
+        by_name={"type": "object", "properties": {}, "additionalProperties": False}
+    ),
     "a description": lambda keys, row, required: keys["name"].update(description="of the model"),
 }
 

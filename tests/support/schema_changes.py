@@ -72,7 +72,7 @@ class _Comparison:
                 yield f"{path}.{key}: not always there any more"
             yield from self.changes(value, now[key], f"{path}.{key}", open_refs)
         for part, name in (("items", "[]"), ("additionalProperties", ".*")):
-            if isinstance(old.get(part), dict) and not now:
+            if isinstance(old.get(part), dict) and not now and new.get(part) is not False:
                 yield from self.changes(old[part], new.get(part) or {}, f"{path}{name}", open_refs)
         places, here = old.get("prefixItems", ()), new.get("prefixItems", ())
         if len(places) != len(here):

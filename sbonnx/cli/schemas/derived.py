@@ -35,6 +35,7 @@ NOTHING: Final[Schema] = {
     "description": "An object without keys, where there is no result.",
     "properties": {},
     "type": "object",
+    "additionalProperties": False,
 }
 
 ATTRIBUTE: Final = re.compile(r"    (\w[\w, ]*): (.*(?:\n {8,}.*)*)")
