@@ -80,6 +80,7 @@ class Calibrator:
         self._known: dict[Key, Sketch] = {}  # statistics read from the cache
         self._observation: Observation | None = None
         self._units = 0
+        self._in_memory = 1  # calibrators that hold activations at the same time
 
     def observe(self, feeds: Feed) -> Feed:
         """Observe one feed, in the model's types, and return the outputs of the float model by name.
@@ -104,7 +105,11 @@ class Calibrator:
         """
         data = samples.data
         self.options.progress.start("calibrate", data.count)
-        units = samples.units(self._units) if beside is None else beside._passing(samples)
+        if beside is None:
+            units = samples.units(self._units)
+        else:
+            self._in_memory = beside._in_memory = 2
+            units = beside._passing(samples)
         if self.options.cache is None:
             observation, units = self._begin(units, data.count, self._requests)
             self._run(observation, units)
@@ -281,7 +286,7 @@ class Calibrator:
             schedule.segments,
             requests,
             device=self.options.device,
-            threads=max(1, min(self._threads, self._memory // max(schedule.peak, 1))),
+            threads=max(1, min(self._threads, self._memory // (self._in_memory * max(schedule.peak, 1)))),
             any_layout=schedule.any_layout,
             tolerant=self._tolerant,
         )
