@@ -256,7 +256,10 @@ def _measured(state: PipelineState, recipe: Recipe, *, latency: bool = False) ->
         done = pipeline.run(stages, PipelineState.of(request), options)
     except SbonnxError:
         return None
-    judged = VerifyOptions.of(done.prepared.plan, done.prepared.backend)
+    judged = replace(
+        VerifyOptions.of(done.prepared.plan, done.prepared.backend), device=recipe.device, task=recipe.verify.task
+    )
+    depth = Depth(latency=latency, limit=recipe.verify.feeds)
     with temporary_folder() as folder, reference_of(state) as reference:
         path = folder / "tried.onnx"
         graphs.save(done.quantized, path)
@@ -264,13 +267,9 @@ def _measured(state: PipelineState, recipe: Recipe, *, latency: bool = False) ->
             reference,
             path,
             data.judged,
-            device=recipe.device,
-            limit=recipe.verify.feeds,
-            without=judged.without,
-            exact=judged.exact,
             timed=next(iter(data.every)),
-            depth=Depth(latency=latency),
-            task=recipe.verify.task,
+            depth=depth,
+            options=judged,
         )
 
 

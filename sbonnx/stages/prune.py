@@ -159,9 +159,8 @@ def _verified(
         path,
         data.judged,
         seen=data.seen,
-        device=options.device,
         depth=depth,
-        task=state.prepared.recipe.verify.task,
+        options=proof.VerifyOptions(device=options.device, task=state.prepared.recipe.verify.task),
     )
     found = replace(found, held_out=data.count)
     # before a quantization, limits are those of its result

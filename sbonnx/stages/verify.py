@@ -104,8 +104,15 @@ def _verified(
     """Add the verification results of the file at `path`. `size`: bytes of the file that it stands in for."""
     prepared, report, samples = state.prepared, state.report, state.data
     recipe, device = prepared.recipe, prepared.recipe.device
-    judged = VerifyOptions.of(prepared.plan, prepared.backend)
     runtime, why = runtime_here(prepared.backend)
+    judged = replace(
+        VerifyOptions.of(prepared.plan, prepared.backend), device=device, runtime=runtime, task=recipe.verify.task
+    )
+    depth = proof.Depth(
+        latency=recipe.verify.latency and prepared.plan.cpu in ("", target_cpu().name),
+        keep_io=recipe.keep_io or prepared.plan.float_type == "fp32",
+        limit=recipe.verify.feeds,
+    )
     absent = (Note("runtime-absent", f"the file was executed in onnxruntime only. {why}"),) if why else ()
     comparison = proof.check(
         reference,
@@ -113,13 +120,8 @@ def _verified(
         None if samples is None else samples.judged,
         seen=None if samples is None else samples.seen,
         timed=None if samples is None else next(iter(samples.every)),
-        device=device,
-        limit=recipe.verify.feeds,
-        latency=recipe.verify.latency and prepared.plan.cpu in ("", target_cpu().name),
-        keep_io=recipe.keep_io or prepared.plan.float_type == "fp32",
+        depth=depth,
         options=judged,
-        runtime=runtime,
-        task=recipe.verify.task,
     )
     comparison = _with_unknown_sums(replace(comparison, cpu=prepared.plan.cpu), prepared.plan, path)
     if size is not None:

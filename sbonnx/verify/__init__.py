@@ -9,6 +9,7 @@ from sbonnx.verify.file_check import Depth, check, compare
 from sbonnx.verify.labelled import EvaluationData, LabelledLoss, check_labels, evaluate
 from sbonnx.verify.limits import Limits
 from sbonnx.verify.natures import Tasks, check_tasks
+from sbonnx.verify.ort_options import VerifyOptions
 from sbonnx.verify.sessions import LEVEL_NAMES, Feeds, file_bytes, libraries_of, session, use_libraries
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "LevelDifference",
     "Limits",
     "Tasks",
+    "VerifyOptions",
     "check",
     "check_labels",
     "check_tasks",

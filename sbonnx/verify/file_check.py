@@ -161,6 +161,7 @@ class Depth:
         kernels: the integer kernels.
         strict: with `levels`: inputs and outputs must be the same at each level, including types and shapes.
         keep_io: with `strict`: float types must also be equal; else they may be narrower than in the float model.
+        limit: maximum number of feeds of each set; None: all.
     """
 
     latency: bool = True
@@ -168,22 +169,18 @@ class Depth:
     kernels: bool = False
     strict: bool = False
     keep_io: bool = True
+    limit: int | None = None
 
 
-def compare(  # noqa: PLR0913 - public entry point
+def compare(
     float_model: Path | bytes,
     quantized: Path,
     data: Iterable[Feeds] | None,
     *,
     seen: Iterable[Feeds] | None = None,
     timed: Feeds | None = None,
-    device: str = "cpu",
-    limit: int | None = None,
-    without: Sequence[str] = (),
     depth: Depth = Depth(),
-    runtime: str = ON_CPU,
-    exact: bool | None = None,
-    task: Tasks = None,
+    options: VerifyOptions = ALL_TRANSFORMERS,
 ) -> Comparison:
     """Run both models on the same feeds and measure the differences of the outputs.
 
@@ -192,15 +189,9 @@ def compare(  # noqa: PLR0913 - public entry point
         data: feeds as the sessions take them; iterated more than once. None: nothing is run.
         seen: calibration feeds, for `Comparison.calibration`, if `data` is a hold-out set.
         timed: the feed for the latency measurement; None: the first of `data`.
-        limit: maximum number of feeds, also of `seen`.
-        without: onnxruntime graph transformers to disable in the quantized model's session.
-        depth: optional measurements.
-        runtime: name of the backend whose runtime executes the quantized model. Optimization levels are those of
-            onnxruntime in any case, and so are the outputs of the float model.
-        exact: whether sums of 8-bit products of the quantized model are exact, see `sbonnx.verify.session`. If they
-            saturate and do not on this CPU, there is no latency.
-        task: what outputs mean ("segmentation", ...), or {output: task}: selects the figures of their quality. None: by
-            the structure of the float model.
+        depth: optional measurements, and the number of feeds.
+        options: device and runtime, transformers to disable, tasks of the outputs. Of a file that `check` compares,
+            whether it is also opened with all transformers, as users do.
 
     Raises:
         RecipeError: an output cannot have the task that is given.
@@ -208,7 +199,8 @@ def compare(  # noqa: PLR0913 - public entry point
         DeviceError: the runtime is not installed.
         DataError: there are no feeds, or a model cannot run one.
     """
-    read, own = read_proto(quantized), BACKENDS[runtime].runtime
+    exact, limit = options.exact, depth.limit
+    read, own = read_proto(quantized), BACKENDS[options.runtime].runtime
     sizes = file_bytes(float_model) if isinstance(float_model, Path) else len(float_model), file_bytes(quantized, read)
     together = sum(sizes) <= TOGETHER_BYTES
     with ExitStack() as stack:
@@ -217,7 +209,18 @@ def compare(  # noqa: PLR0913 - public entry point
         levels = ENDS if together and len(read.graph.node) > MANY_NODES else LEVEL_NAMES
         if exact and not target_cpu().exact and any(node.op_type in INTEGER_PRODUCTS for node in read.graph.node):
             levels = OPTIMIZED  # at the others, onnxruntime ignores its option for exact products
-        models = Models(float_model, quantized, device, without, together, folder, levels, data is not None, own, exact)
+        models = Models(
+            float_model,
+            quantized,
+            options.device,
+            options.without,
+            together,
+            folder,
+            levels,
+            data is not None,
+            own,
+            exact,
+        )
         rows: tuple[LevelDifference, ...] = ()
         feed = None if data is None else next(iter(data), None)
         if together and feed is not None:
@@ -232,7 +235,7 @@ def compare(  # noqa: PLR0913 - public entry point
         took, done = Latency(), [0]
         if data is not None:
             sets = [partial(islice, one, limit) for one in ([data] if seen is None else [data, seen])]
-            found, done = (_together if together else _apart)(models, sets, task)
+            found, done = (_together if together else _apart)(models, sets, options.task)
             if not done[0]:
                 raise DataError("there is nothing to compare: the data has no feeds")
             if depth.latency and together and (own is not None or not models.saturating):
@@ -260,54 +263,35 @@ def compare(  # noqa: PLR0913 - public entry point
             saturating=tuple(models.saturating) if own is None else (),
             unknown_sums=tuple(models.unknown_sums) if own is None else (),
             broken_in_float=models.broken_in_float,
-            runtime=ON_CPU if own is None else runtime,
+            runtime=ON_CPU if own is None else options.runtime,
         )
 
 
-def check(  # noqa: PLR0913 - public entry point
+def check(
     float_model: Path | bytes,
     quantized: Path,
     data: Iterable[Feeds] | None,
     *,
     seen: Iterable[Feeds] | None = None,
     timed: Feeds | None = None,
-    device: str = "cpu",
-    limit: int | None = None,
-    latency: bool = True,
-    keep_io: bool = True,
+    depth: Depth = Depth(),
     options: VerifyOptions = ALL_TRANSFORMERS,
-    runtime: str = ON_CPU,
-    task: Tasks = None,
 ) -> Comparison:
     """Validate the file with onnx.checker (full check) and compare interface and outputs with all of `Depth`.
 
-    The arguments are those of `compare` and `Depth`, and:
-
     Args:
-        options: graph transformers to disable, and whether to also open the file with all of them, as users do.
+        depth: whether there is a latency, the maximum number of feeds, and whether float types must be equal.
+
+    Other arguments are those of `compare`.
 
     Raises:
         ModelError: the file is not valid, does not load at some level, or its interface changed.
     """
     check_file(quantized)
-    without = options.without
-    if without and options.opens:
-        session(quantized, device=device, packs=data is not None, exact=options.exact)
-    depth = Depth(latency=latency, levels=True, kernels=True, strict=True, keep_io=keep_io)
-    return compare(
-        float_model,
-        quantized,
-        data,
-        seen=seen,
-        timed=timed,
-        device=device,
-        limit=limit,
-        without=without,
-        depth=depth,
-        runtime=runtime,
-        exact=options.exact,
-        task=task,
-    )
+    if options.without and options.opens:
+        session(quantized, device=options.device, packs=data is not None, exact=options.exact)
+    depth = replace(depth, levels=True, kernels=True, strict=True)
+    return compare(float_model, quantized, data, seen=seen, timed=timed, depth=depth, options=options)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""onnxruntime graph transformers to disable when a result is verified, and the notes about them."""
+"""How a result is verified: the runtime, and onnxruntime graph transformers to disable, with the notes about them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Final
 from sbonnx.backends import Backend
 from sbonnx.plan import Plan
 from sbonnx.report.codes import Note
+from sbonnx.report.verdict import ON_CPU
+from sbonnx.verify.natures import Tasks
 
 FUSES_PAIRS = ("QDQSelectorActionTransformer", "ReluQuantRewrite", "ClipQuantRewrite")
 """onnxruntime's graph transformers of pairs and the ops between them.
@@ -42,14 +44,23 @@ class VerifyOptions:
     Attributes:
         without: names of onnxruntime's graph transformers to disable.
         opens: whether to also open it at every optimization level with all transformers, as users will.
-        exact: whether sums of 8-bit products are exact where the file will run; None: as on this CPU.
+        exact: whether sums of 8-bit products of the quantized model are exact where it will run, see
+            `sbonnx.verify.session`; None: as on this CPU. If they saturate and do not on this CPU, there is no latency.
         notes: for the report.
+        device: device that the models run on.
+        runtime: name of the backend whose runtime executes the quantized model. Optimization levels are those of
+            onnxruntime in any case, and so are the outputs of the float model.
+        task: what outputs mean ("segmentation", ...), or {output: task}: selects the figures of their quality. None: by
+            the structure of the float model.
     """
 
     without: tuple[str, ...] = ()
     opens: bool = True
     exact: bool | None = None
     notes: tuple[Note, ...] = ()
+    device: str = "cpu"
+    runtime: str = ON_CPU
+    task: Tasks = None
 
     @classmethod
     def of(cls, plan: Plan, backend: Backend) -> VerifyOptions:

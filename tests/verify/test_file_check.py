@@ -108,7 +108,7 @@ def test_models_that_do_not_fit_together_are_counted_and_compared_at_all_levels(
 def test_a_large_graph_is_opened_at_both_ends_only(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The levels in between are left out, with a note; every other figure is that of all levels."""
     source = residual().SerializeToString()
-    every = verify.check(source, output, FEEDS, latency=False)
+    every = verify.check(source, output, FEEDS, depth=verify.Depth(latency=False))
     opened: list[str] = []
     original = verify.session
 
@@ -118,7 +118,7 @@ def test_a_large_graph_is_opened_at_both_ends_only(output: Path, monkeypatch: py
 
     monkeypatch.setattr("sbonnx.verify.sessions.session", notes)
     monkeypatch.setattr("sbonnx.verify.file_check.MANY_NODES", len(onnx.load(str(output)).graph.node) - 1)
-    ends = verify.check(source, output, FEEDS, latency=False)
+    ends = verify.check(source, output, FEEDS, depth=verify.Depth(latency=False))
     assert set(opened) == {"off", "all"}
     assert (every.levels_left_out, ends.levels_left_out) == ((), ("basic", "extended"))
     assert [one.level for one in ends.levels] == ["off", "all"]
@@ -152,7 +152,7 @@ def test_narrow_inputs_and_outputs_where_they_were_asked_for(tmp_path: Path) -> 
     source = model(text, w=w).SerializeToString()
     with pytest.raises(ModelError, match="not those"):
         verify.check(source, tmp_path / "h.onnx", feeds)
-    comparison = verify.check(source, tmp_path / "h.onnx", feeds, keep_io=False)
+    comparison = verify.check(source, tmp_path / "h.onnx", feeds, depth=verify.Depth(keep_io=False))
     assert comparison.outputs[0].sqnr_db > 50
 
 

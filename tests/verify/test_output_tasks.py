@@ -22,7 +22,7 @@ from sbonnx.recipe.names import OutputTask
 from sbonnx.report.figures import OutputQuality
 from sbonnx.report.verdict import verdict_of
 from sbonnx.spec import Array
-from sbonnx.verify import Tasks
+from sbonnx.verify import Tasks, VerifyOptions
 from sbonnx.verify.quality import QualitySamples
 from tests.support.models import model
 
@@ -253,9 +253,10 @@ def test_a_task_of_all_outputs_is_not_one_of_states(tmp_path: Path) -> None:
         {"x": RNG.standard_normal((1, 8)).astype(np.float32), "past": np.ones((1, 2, 4, 3), np.float32)}
         for _ in range(8)
     ]
-    found = verify.compare(file, file, feeds, depth=verify.Depth(latency=False), task="tokens")
+    quick = verify.Depth(latency=False)
+    found = verify.compare(file, file, feeds, depth=quick, options=VerifyOptions(task="tokens"))
     assert [one.nature for one in found.quality] == ["tokens", "tokens", "state"]
-    named = verify.compare(file, file, feeds, depth=verify.Depth(latency=False), task={"present": "regression"})
+    named = verify.compare(file, file, feeds, depth=quick, options=VerifyOptions(task={"present": "regression"}))
     assert [one.nature for one in named.quality] == ["classes", "values", "values"]
 
 
@@ -265,9 +266,11 @@ def test_shapes_that_only_a_run_shows(tmp_path: Path) -> None:
     onnx.save(model("agraph (float[N,4] x) => (float[A,B,C] y) { y = Unsqueeze (x, one) }", one=np.array([2])), file)
     verify.check_tasks("classification", graphs.load(file))
     feeds = [{"x": np.ones((1, 4), np.float32)}]
-    assert verify.compare(file, file, feeds, task="classification").quality[0].nature == "classes"
+    assert (
+        verify.compare(file, file, feeds, options=VerifyOptions(task="classification")).quality[0].nature == "classes"
+    )
     with pytest.raises(RecipeError, match=r"the task embedding does not fit output 'y'|detections after NMS"):
-        verify.compare(file, file, feeds, task="detection")
+        verify.compare(file, file, feeds, options=VerifyOptions(task="detection"))
 
 
 @pytest.mark.parametrize("task", ["classification", "tokens", "embedding", "regression"])

@@ -90,7 +90,9 @@ def compared(
     graph = graphs.load(floats)
     data = datasets.read(feeds, graph)
     doubts = doubts_about(first_layer_of(graph), data)
-    found = replace(verify.compare(floats, other, data, depth=Depth(latency=False), task=task), doubts=doubts)
+    judged = verify.VerifyOptions(task=task)
+    comparison = verify.compare(floats, other, data, depth=Depth(latency=False), options=judged)
+    found = replace(comparison, doubts=doubts)
     if labels is not None:
         found = replace(found, evaluation=verify.evaluate({"float": floats, "other": other}, labels))
     return found.to_dict() | {"problems": found.problems()}

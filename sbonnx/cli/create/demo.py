@@ -151,7 +151,8 @@ def _quantized(backend: str, floats: Path, paths: DigitsPaths, target: Path, pro
         )
     finally:
         progress.close()
-    comparison = verify.compare(floats, target, [{"image": _evaluation(paths)[0]}], exact=exact_products(target))
+    judged = verify.VerifyOptions(exact=exact_products(target))
+    comparison = verify.compare(floats, target, [{"image": _evaluation(paths)[0]}], options=judged)
     output = comparison.outputs[0]
     figures = DemoFigures(
         output.agreement,

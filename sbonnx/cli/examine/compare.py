@@ -66,17 +66,8 @@ def run(given: Arguments) -> int:
     runtime = chosen_runtime(given[options.RUNTIME], [quant_model], device=device)
     cpu = given.file_cpu(runtime)
     depth = verify.Depth(latency=cpu in ("", target_cpu().name), levels=True, kernels=True)
-    exact = exact_products(quant_model, cpu)
-    comparison = verify.compare(
-        float_model,
-        quant_model,
-        feeds,
-        device=device,
-        depth=depth,
-        runtime=runtime,
-        exact=exact,
-        task=task,
-    )
+    judged = verify.VerifyOptions(exact=exact_products(quant_model, cpu), device=device, runtime=runtime, task=task)
+    comparison = verify.compare(float_model, quant_model, feeds, depth=depth, options=judged)
     cpu = cpu or (recorded_cpu(quant_model) if comparison.saturating or comparison.unknown_sums else "")
     comparison = replace(comparison, doubts=doubts, cpu=cpu)
     missed: tuple[str, ...] = ()
