@@ -215,18 +215,19 @@ def _without_data(graph: Graph, settings: Pruning, original: int) -> Pruned:
     plan = _plan(found, orders, removed)
     masked = graphs.copy(graph)
     mask(masked, plan)
-    network = _Network(plan, masked, (), ())
-    return _finish(graph, found, settings, size, network, removed, original, [], None, found.pinned())
+    network = _Network(removed, plan, masked)
+    return _finish(graph, found, settings, _Measured(orders, [], size, ()), network, original)
 
 
 @dataclass(frozen=True)
 class _Network:
-    """A masked and refitted network, with a row for each refitted layer."""
+    """A masked and refitted network: number of removed groups of each dimension, rows of refitted layers."""
 
+    removed: Array
     plan: PruningPlan
     masked: Graph
-    rows: tuple[LayerRefit, ...]
-    refusals: tuple[Refusal, ...]
+    rows: tuple[LayerRefit, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -261,8 +262,9 @@ class _Pruner:
         """Measure the float network."""
         return self._measured(self.graph, self.found, self.layers, None, ())
 
-    def measure_again(self, network: _Network, orders: Sequence[Sequence[int]], removed: Array) -> _Measured:
-        """Measure what remains of a network of which the first `removed` groups of each order are removed."""
+    def measure_again(self, network: _Network, orders: Sequence[Sequence[int]]) -> _Measured:
+        """Measure what remains of a network of which the first groups of each order are removed."""
+        removed = network.removed
         found = dependencies(network.masked)
         listed, _ = fit_layers(network.masked, found, self.samples, two_streams=True)
         kept = {layer.name: _remains(layer, network.plan).columns for layer in listed}
@@ -320,31 +322,28 @@ class _Pruner:
         masked = graphs.copy(self.graph)
         mask(masked, plan)
         if not self.settings.refit:
-            return _Network(plan, masked, (), ())
+            return _Network(removed, plan, masked)
         own = self.settings.layers
         fitted = [layer for name, layer in self.layers.items() if not own.get(name, LayerPruning()).skip]
         kept = {layer.name: _remains(layer, plan) for layer in fitted}
         rows, refusals = refit_pruned(self.graph, masked, fitted, kept, self.samples)
-        return _Network(plan, masked, tuple(rows), tuple(refusals))
+        return _Network(removed, plan, masked, tuple(rows), tuple(refusals))
 
 
 def _with_data(pruner: _Pruner, judged: Dataset, original: int) -> Pruned:
     settings, found, loss = pruner.settings, pruner.found, None
     measured = pruner.measure()
     if settings.budget is None:
-        removed = _by_ratio(found, measured.orders, settings, pruner.each)
-        network = pruner.build(measured, removed)
+        network = pruner.build(measured, _by_ratio(found, measured.orders, settings, pruner.each))
     elif settings.max_loss is not None:
-        removed, network, loss = _by_loss(pruner, measured, judged)
+        network, loss = _by_loss(pruner, measured, judged)
     else:
-        measured, removed, network = _by_budget(pruner, measured, original)
-    every = dict.fromkeys([*found.pinned(), *pruner.refusals, *measured.refusals, *network.refusals])
-    return _finish(
-        pruner.graph, found, settings, measured.size, network, removed, original, measured.curves, loss, list(every)
-    )
+        measured, network = _by_budget(pruner, measured, original)
+    measured = replace(measured, refusals=(*pruner.refusals, *measured.refusals))
+    return replace(_finish(pruner.graph, found, settings, measured, network, original), loss=loss)
 
 
-def _by_budget(pruner: _Pruner, measured: _Measured, original: int) -> tuple[_Measured, Array, _Network]:
+def _by_budget(pruner: _Pruner, measured: _Measured, original: int) -> tuple[_Measured, _Network]:
     """Prune to a budget, in rounds: each removes the same share of what the one before left."""
     share, rounds = pruner.settings.share, pruner.settings.rounds
     assert share is not None
@@ -354,14 +353,14 @@ def _by_budget(pruner: _Pruner, measured: _Measured, original: int) -> tuple[_Me
     removed = pruner.allocated(measured, cost, share ** (1 / rounds) * whole)
     network = pruner.build(measured, removed)
     for number in range(1, rounds):
-        measured = pruner.measure_again(network, measured.orders, removed)
+        measured = pruner.measure_again(network, measured.orders)
         target = share ** ((number + 1) / rounds) * whole
         removed = pruner.allocated(measured, pruner.cost(measured), target, removed)
         network = pruner.build(measured, removed)
-    return measured, removed, network
+    return measured, network
 
 
-def _by_loss(pruner: _Pruner, measured: _Measured, judged: Dataset) -> tuple[Array, _Network, float]:
+def _by_loss(pruner: _Pruner, measured: _Measured, judged: Dataset) -> tuple[_Network, float]:
     """Remove as many multiplications as MAX_LOSS allows."""
     settings, cost = pruner.settings, pruner.cost(measured)
     assert settings.max_loss is not None
@@ -370,15 +369,14 @@ def _by_loss(pruner: _Pruner, measured: _Measured, judged: Dataset) -> tuple[Arr
     judge = Judge(pruner.graph, judged, kind, settings.metric, settings.labelled, device)
     whole = cost(np.zeros(len(pruner.found.dimensions), np.int64))
 
-    def trial(share: float) -> LossTrial[tuple[Array, _Network]]:
-        removed = pruner.allocated(measured, cost, share * whole)
-        network = pruner.build(measured, removed)
+    def trial(share: float) -> LossTrial[_Network]:
+        network = pruner.build(measured, pruner.allocated(measured, cost, share * whole))
         with LayerRunner(network.masked, device=device, threads=1, name="the pruned model") as pruned:
-            return LossTrial(share, judge.loss(pruned), (removed, network))
+            return LossTrial(share, judge.loss(pruned), network)
 
     least = cost(pruner.allocated(measured, cost, 0.0)) / whole
     best = smallest_within(trial, least, settings.max_loss)
-    return *best.result, best.loss
+    return best.result, best.loss
 
 
 def _readers(found: Dependencies, layers: dict[str, FitLayer]) -> list[FitLayer]:
@@ -463,18 +461,11 @@ def _remains(layer: FitLayer, plan: PruningPlan) -> Remains:
     return Remains(kept_columns(layer, groups), outputs)
 
 
-def _finish(  # noqa: PLR0913
-    graph: Graph,
-    found: Dependencies,
-    settings: Pruning,
-    size: NetworkSize,
-    network: _Network,
-    removed: Array,
-    original: int,
-    measured: Sequence[SensitivityCurve],
-    loss: float | None,
-    refusals: Sequence[Refusal],
+def _finish(
+    graph: Graph, found: Dependencies, settings: Pruning, measured: _Measured, network: _Network, original: int
 ) -> Pruned:
+    """Remove the masked channels. `original`: bytes of the constants of the float network."""
+    size, removed = measured.size, network.removed
     small = graphs.copy(network.masked)
     remove(small, network.plan)
     dimensions = tuple(
@@ -483,7 +474,7 @@ def _finish(  # noqa: PLR0913
             dimension.readers,
             dimension.groups,
             dimension.groups - int(count),
-            measured[place].at(int(count)) if measured else None,
+            measured.curves[place].at(int(count)) if measured.curves else None,
         )
         for place, (dimension, count) in enumerate(zip(found.dimensions, removed, strict=True))
     )
@@ -496,13 +487,13 @@ def _finish(  # noqa: PLR0913
         graph=small,
         dimensions=dimensions,
         layers=network.rows,
-        refusals=tuple(refusals),
+        refusals=tuple(dict.fromkeys([*found.pinned(), *measured.refusals, *network.refusals])),
         macs=float(size.total("macs", removed) / (size.total("macs", np.zeros(len(removed))) or 1.0)),
         size=constant_bytes(small) / (original or 1),
         latency=None
         if settings.costs is None
         else _time(small, settings.costs) / (_time(graph, settings.costs) or 1.0),
-        loss=loss,
+        loss=None,
         unaligned=tuple(unaligned),
     )
 
