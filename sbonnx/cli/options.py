@@ -11,7 +11,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, TypeVar
 
@@ -19,6 +19,8 @@ import typer
 
 from sbonnx.errors import DataError, OutputError, RecipeError
 from sbonnx.present.text.printer import Printer
+from sbonnx.recipe.sections import flags
+from sbonnx.recipe.sections.whole import KEYS, SHORT_FORMS
 from sbonnx.system.input_files import protecting
 from sbonnx.system.python_files import input_paths
 
@@ -118,9 +120,34 @@ def output_option(usage: str, help: str, group: str = "") -> CommandOption[Path 
     return _row(usage, Path | None, help, group, writes=True, typed=True)
 
 
-def recipe_option(usage: str, kind: type[T], help: str, group: str = "", **more: Any) -> CommandOption[T | None]:
-    """Declare an option that sets the recipe key of the same name."""
-    return _row(usage, kind | None, help, group, key=_name(usage), **more)
+def key_option(path: str, kind: type[T], **more: Any) -> CommandOption[T | None]:
+    """Declare the option of a recipe key, as the key's `Flag` says.
+
+    Args:
+        path: of the key.
+        more: fields of `CommandOption` in place of those of the flag.
+    """
+    return _key_row(path, kind | None, **more)
+
+
+def key_switch(path: str, **more: Any) -> CommandOption[bool]:
+    """Declare the option of a recipe key that has no value, see `key_option`."""
+    return _key_row(path, bool, default=False, **more)
+
+
+def key_options(path: str, **more: Any) -> CommandOption[list[str] | None]:
+    """Declare the option of a recipe key that can be given several times, see `key_option`."""
+    row = _key_row(path, list[str] | None, **more)
+    return replace(row, help=f"{row.help}; can be repeated.")
+
+
+def _key_row(path: str, kind: Any, **more: Any) -> CommandOption[Any]:
+    flag = KEYS[path].flag
+    assert flag is not None
+    name = _name(flag.usage)
+    key = name if SHORT_FORMS.get(name, name).upper() == path else path
+    fields = {"key": key, "shown": flag.shown, "help": flag.help, **more}
+    return _row(flag.usage, kind, fields.pop("help"), flag.group, **fields)
 
 
 def setting(usage: str, default: T, help: str, group: str = "") -> CommandOption[T]:
@@ -131,11 +158,6 @@ def setting(usage: str, default: T, help: str, group: str = "") -> CommandOption
 def switch(usage: str, help: str, group: str = "", **more: Any) -> CommandOption[bool]:
     """Declare an option without a value."""
     return _row(usage, bool, help, group, default=False, **more)
-
-
-def recipe_switch(usage: str, help: str, group: str = "") -> CommandOption[bool]:
-    """Declare an option without a value that sets the recipe key of the same name."""
-    return switch(usage, help, group, key=_name(usage))
 
 
 def repeated(usage: str, help: str, group: str = "", **more: Any) -> CommandOption[list[str] | None]:
@@ -220,8 +242,6 @@ def _backends(_: str) -> Iterable[str]:
 
 def _recipe_keys(typed: str) -> Iterable[str]:
     """Return the keys of recipes as ``KEY=``, in the case that is typed."""
-    from sbonnx.recipe.sections.whole import KEYS, SHORT_FORMS
-
     names = (*KEYS, *(form.upper() for form in ("bits", *SHORT_FORMS)))
     return (f"{name.lower() if typed.islower() else name}=" for name in names)
 
@@ -244,10 +264,10 @@ def _output_tasks(_: str) -> Iterable[str]:
     return OUTPUT_TASKS
 
 
-QUANTIZATION: Final = "Quantization"
-SAMPLING: Final = "Samples"
-CALIBRATION: Final = "Calibration"
-QUALITY: Final = "Quality"
+QUANTIZATION: Final = flags.QUANTIZATION
+SAMPLING: Final = flags.SAMPLING
+CALIBRATION: Final = flags.CALIBRATION
+QUALITY: Final = flags.QUALITY
 EVALUATION: Final = "Evaluation on labelled data"
 FILES: Final = "Further files"
 TERMINAL: Final = "Output and errors"
@@ -276,61 +296,25 @@ RECIPE: Final = option(
     "The recipe, YAML: what to quantize and how.",
     is_word=lambda text: text.lower() == "auto",
 )
-BITS: Final = recipe_option(
+BITS: Final = option(
     "--bits w8a8|fp8",
     str,
     "Bit widths of weights and activations, or fp8 for both.",
     shown="w8a8",
+    key="bits",
 )
-BLOCK_SIZE: Final = recipe_option(
-    "--block-size N", int, "Number of values along the summed axis of a MatMul weight that share a scale.", QUANTIZATION
-)
-MODE: Final = recipe_option(
-    "--mode static|dynamic|weight_only",
-    str,
-    "Scales of activations: from data, computed at run time (onnxruntime), or none; only static needs --data.",
-    QUANTIZATION,
-    shown="static",
-)
-FORMAT: Final = recipe_option(
-    "--format qdq|qoperator",
-    str,
-    "Float ops between Q/DQ pairs, or integer ops (onnxruntime).",
-    QUANTIZATION,
-    shown="qdq",
-)
+BLOCK_SIZE: Final = key_option("W.BLOCK_SIZE", int)
+MODE: Final = key_option("MODE", str)
+FORMAT: Final = key_option("FORMAT", str)
 SET: Final = repeated("--set KEY=VALUE", "Set one key of the recipe", QUANTIZATION, choices=_recipe_keys)
-OBSERVER: Final = recipe_option(
-    "--observer NAME",
-    str,
-    "How ranges of activations are chosen: minmax, moving_average, mse, percentile, kl_histogram, aciq or auto.",
-    QUANTIZATION,
-    shown="mse",
-    choices=_observers,
-)
-INCLUDE: Final = repeated(
-    "--include PATTERN",
-    "Quantize only these nodes or tensors (/layer1/*, op:Conv, head, between:A..B); replaces INCLUDE of the recipe",
-    QUANTIZATION,
-    key="include",
-)
-EXCLUDE: Final = repeated(
-    "--exclude PATTERN",
-    "Leave these nodes or tensors float (head, after:NODE, tensor:x); replaces EXCLUDE of the recipe",
-    QUANTIZATION,
-    key="exclude",
-)
+OBSERVER: Final = key_option("A.OBSERVER.TYPE", str, choices=_observers)
+INCLUDE: Final = key_options("INCLUDE")
+EXCLUDE: Final = key_options("EXCLUDE")
 NODES: Final = (OBSERVER, INCLUDE, EXCLUDE)
 """Options that select the nodes to quantize, and the observer of activations."""
 SPLIT: Final = option("--split N", int, "Split the leading axis into batches of N.", SAMPLING)
-SAMPLES: Final = recipe_option(
-    "--samples N",
-    int,
-    "Use at most N feeds (batches).",
-    SAMPLING,
-    shown="all",
-)
-DEVICE: Final = recipe_option("--device cpu|cuda|auto", str, "Device that runs the model.")
+SAMPLES: Final = key_option("SAMPLES", int)
+DEVICE: Final = key_option("DEVICE", str)
 ORT_LIBRARY: Final = repeated(
     "--ort-library FILE.so", "Library of custom operators that onnxruntime loads for every session", typed=True
 )
@@ -342,79 +326,18 @@ RUNTIME: Final = option(
     "Runtime that executes the models.",
     shown="that of the file's backend, if installed",
 )
-MEMORY: Final = recipe_option(
-    "--memory SIZE",
-    str,
-    "Memory limit of activations; the rest is written to disk.",
-    CALIBRATION,
-    shown="2 GiB",
-)
-GRANULARITY: Final = recipe_option(
-    "--granularity auto|whole|budget|layer",
-    str,
-    "How much of the model runs at a time.",
-    CALIBRATION,
-    shown="auto",
-)
-CACHE: Final = recipe_option(
-    "--cache FOLDER",
-    Path,
-    "Cache of calibration statistics: for runs with other settings, and to resume interrupted runs.",
-    CALIBRATION,
-    shown="none",
-    writes=True,
-)
-ASYM: Final = recipe_switch(
-    "--asym", "Measure each layer with quantized inputs: everything before it is quantized.", CALIBRATION
-)
-FEEDBACK: Final = repeated(
-    "--feedback OUT=IN",
-    "Recurrent models: input IN takes the value of output OUT of the previous step",
-    SAMPLING,
-    key="feedback",
-    convert=feedback_pairs,
-)
-CROSS_LAYER: Final = recipe_switch(
-    "--cross-layer",
-    "Cross-layer equalization: equal channel ranges in consecutive layers, for per-tensor weights.",
-    QUANTIZATION,
-)
-SMOOTH_QUANT: Final = recipe_option(
-    "--smooth-quant auto|true|false|0-1",
-    str,
-    "SmoothQuant: move channel ranges from layer inputs into weights, with this strength.",
-    QUANTIZATION,
-    shown="auto",
-)
-EFFORT: Final = recipe_option(
-    "--effort fast|default|best",
-    str,
-    "Time for accuracy: fast rounds 8-bit weights to nearest, best searches longest and uses all samples.",
-    QUALITY,
-    shown="default",
-)
-MAX_LOSS: Final = recipe_option(
-    "--max-loss SHARE",
-    str,
-    "Maximum loss on held-out samples, such as 0.5%; layers get more bits than --bits until it is met.",
-    QUALITY,
-)
-MINIMIZE: Final = recipe_option(
-    "--minimize bits",
-    str,
-    "Within --max-loss, choose the fewest bits for each layer, also below --bits.",
-    QUANTIZATION,
-)
-TARGET_SQNR: Final = recipe_option(
-    "--min-sqnr DB",
-    str,
-    "Exit 1 if the SQNR of an output is lower; with --recipe auto, layers get more bits first.",
-    QUALITY,
-    convert=decibel,
-)
-AVERAGE_BITS: Final = recipe_option(
-    "--average-bits N", float, "Choose the weight width of each layer, N bits on average.", QUANTIZATION, convert=str
-)
+MEMORY: Final = key_option("CALIBRATION.MEMORY", str)
+GRANULARITY: Final = key_option("CALIBRATION.GRANULARITY", str)
+CACHE: Final = key_option("CALIBRATION.CACHE", Path, writes=True)
+ASYM: Final = key_switch("CALIBRATION.ASYM")
+FEEDBACK: Final = key_options("CALIBRATION.FEEDBACK", convert=feedback_pairs)
+CROSS_LAYER: Final = key_switch("EQUALIZE.CROSS_LAYER")
+SMOOTH_QUANT: Final = key_option("EQUALIZE.SMOOTH_QUANT", str)
+EFFORT: Final = key_option("EFFORT", str)
+MAX_LOSS: Final = key_option("MIXED.MAX_LOSS", str)
+MINIMIZE: Final = key_option("MIXED.MINIMIZE", str)
+TARGET_SQNR: Final = key_option("VERIFY.MIN_SQNR_DB", str, convert=decibel)
+AVERAGE_BITS: Final = key_option("MIXED.BUDGET.BITS", float, convert=str)
 EVAL: Final = option(
     "--eval DATA", Path, "Labelled data: compute --metric on it, for the float and the result side by side.", EVALUATION
 )
@@ -444,82 +367,31 @@ EVAL_SPLIT: Final = option("--eval-split N", int, "Split the leading axis of --e
 SAVE_RECIPE: Final = output_option(
     "--save-recipe FILE", "Write the resolved recipe, including the results of searches, for further runs.", FILES
 )
-OVERRIDES: Final = option(
-    "--overrides FILE",
-    Path,
-    "Types, scales and ranges of single tensors: JSON of onnxruntime's TensorQuantOverrides (qnn).",
-    QUANTIZATION,
-    key="tensor_overrides",
-)
+OVERRIDES: Final = key_option("TENSOR_OVERRIDES", Path)
 WRITE_OVERRIDES: Final = output_option(
     "--write-overrides FILE", "Also write types and scales as such JSON, for onnxruntime's quantizer.", FILES
 )
 TRT_CACHE: Final = output_option("--trt-cache FILE", "Also write the ranges as a calibration cache of TensorRT.", FILES)
-REQUANTIZE: Final = recipe_switch(
-    "--requantize", "Remove the Q/DQ pairs of an already quantized model first.", QUANTIZATION
-)
-HIGH_PRECISION: Final = recipe_option(
-    "--high-precision fp32|fp16|bf16",
-    str,
-    "Type of tensors that are not quantized, strongly typed; not for onnxruntime.",
-    QUANTIZATION,
-    shown="fp32",
-)
-TARGET_CPU: Final = recipe_option(
-    "--cpu this|avx2|avx512|vnni|amx|arm64|arm64-dot",
-    str,
-    "CPU that will run the file; decides how large 8-bit weights may be.",
-    QUANTIZATION,
-    shown="this",
-)
+REQUANTIZE: Final = key_switch("REQUANTIZE")
+HIGH_PRECISION: Final = key_option("HIGH_PRECISION", str)
+TARGET_CPU: Final = key_option("CPU", str)
 FILE_CPU: Final = option(
     "--cpu this|avx2|avx512|vnni|amx|arm64|arm64-dot",
     str,
     "CPU that will run the file with onnxruntime.",
     shown="that of the file's metadata, else this",
 )
-NO_KEEP_IO: Final = switch(
-    "--no-keep-io",
-    "With --high-precision: convert the inputs and outputs of the model too.",
-    QUANTIZATION,
-    key="keep_io",
-    convert=lambda _: "false",
-)
+NO_KEEP_IO: Final = key_switch("KEEP_IO", convert=lambda _: "false")
 NO_VERIFY: Final = switch("--no-verify", "Do not compare the result with the float model.", QUALITY)
 NO_ADVICE: Final = switch("--no-advice", "Below the quality line: do not look for a change that repairs it.", QUALITY)
-TASK: Final = repeated(
-    "--task TASK|OUTPUT=TASK",
-    "What outputs mean, if the graph does not prove it: classification, segmentation, tokens, detection (after NMS), "
-    "embedding or regression; selects the figures that decide without labels",
-    QUALITY,
-    key="VERIFY.TASK",
-    convert=output_tasks,
-    shown="none",
-    choices=_output_tasks,
+TASK: Final = key_options("VERIFY.TASK", key="VERIFY.TASK", convert=output_tasks, choices=_output_tasks)
+MIN_SQNR: Final = key_option(
+    "VERIFY.MIN_SQNR_DB", float, key="VERIFY.MIN_SQNR_DB", help="Exit 1 if the SQNR of an output is lower."
 )
-MIN_SQNR: Final = option(
-    "--min-sqnr DB", float, "Exit 1 if the SQNR of an output is lower.", QUALITY, key="VERIFY.MIN_SQNR_DB"
-)
-MIN_COSINE: Final = option(
-    "--min-cosine C", float, "Exit 1 if the cosine similarity of an output is lower.", QUALITY, key="VERIFY.MIN_COSINE"
-)
-MAX_SIZE: Final = option(
-    "--max-size RATIO", float, "Exit 1 if the file is larger, relative to float.", QUALITY, key="VERIFY.MAX_SIZE_RATIO"
-)
-MAX_LATENCY: Final = option(
-    "--max-latency RATIO",
-    float,
-    "Exit 1 if the latency is higher, relative to float.",
-    QUALITY,
-    key="VERIFY.MAX_LATENCY_RATIO",
-)
-MIN_INTEGER: Final = option(
-    "--min-integer SHARE",
-    float,
-    "Exit 1 if fewer of the planned ops run in integer kernels.",
-    QUALITY,
-    key="VERIFY.MIN_INTEGER",
-)
+MIN_COSINE: Final = key_option("VERIFY.MIN_COSINE", float, key="VERIFY.MIN_COSINE")
+MAX_SIZE: Final = key_option("VERIFY.MAX_SIZE_RATIO", float, key="VERIFY.MAX_SIZE_RATIO")
+MAX_LATENCY: Final = key_option("VERIFY.MAX_LATENCY_RATIO", float, key="VERIFY.MAX_LATENCY_RATIO")
+MIN_INTEGER: Final = key_option("VERIFY.MIN_INTEGER", float, key="VERIFY.MIN_INTEGER")
 REPORT: Final = output_option(
     "--report FILE.json|FILE.html", "Write the whole report, as JSON or as an HTML page.", FILES
 )
@@ -673,8 +545,6 @@ class Arguments:
 
 def full_keys(text: str) -> set[str]:
     """Return the full paths of the keys that ``KEY=VALUE`` sets, in upper case: two of ``bits``."""
-    from sbonnx.recipe.sections.whole import SHORT_FORMS
-
     key = _key(text)
     return {"W.QUANTIZER.BIT", "A.QUANTIZER.BIT"} if key == "bits" else {SHORT_FORMS.get(key, key).upper()}
 

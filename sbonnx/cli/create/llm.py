@@ -17,6 +17,7 @@ from sbonnx.cli.create.quantize import check_report, write_report
 from sbonnx.cli.options import Arguments, CommandOption, required_output
 from sbonnx.errors import DataError, RecipeError
 from sbonnx.present.text.tables import show_refusals
+from sbonnx.recipe.sections import flags
 
 if TYPE_CHECKING:
     from sbonnx.llm import Decoder
@@ -26,7 +27,7 @@ HELP: Final = (
     "Inspect, quantize, evaluate and adapt decoders (LLMs) exported to ONNX. Whole folders, measured by perplexity."
 )
 
-TEXTS: Final = "Text"
+TEXTS: Final = flags.TEXTS
 """Help group."""
 
 SOURCE: Final = CommandOption[Path](
@@ -52,19 +53,15 @@ TEXT: Final = options.option(
     TEXTS,
 )
 TOKENIZER: Final = options.option("--tokenizer FILE", Path, "tokenizer.json, if the folder has none.", TEXTS)
-WINDOW: Final = options.recipe_option("--window N", int, "Tokens of a window; default: at most 512.", TEXTS)
-TOKENS: Final = options.recipe_option("--tokens N", int, "Tokens of the texts that are used; default 65536.", TEXTS)
+WINDOW: Final = options.key_option("LLM.WINDOW", int)
+TOKENS: Final = options.key_option("LLM.TOKENS", int)
 PAST: Final = options.option("--past PATTERN", str, "Names of the cache inputs of a single file, such as 'past.*'.")
 PRESENT: Final = options.option(
     "--present PATTERN", str, "Names of the cache outputs of a single file, such as 'present.*'."
 )
 AGAINST: Final = options.option("--against FOLDER|MODEL", Path, "The float decoder to compare with.")
-MAX_PERPLEXITY: Final = options.recipe_option(
-    "--max-perplexity SHARE", str, "Exit 1 if the perplexity is higher than float by more, such as 1%.", options.QUALITY
-)
-MIN_AGREEMENT: Final = options.recipe_option(
-    "--min-agreement SHARE", float, "Exit 1 if fewer of the most likely tokens are those of float.", options.QUALITY
-)
+MAX_PERPLEXITY: Final = options.key_option("VERIFY.MAX_PERPLEXITY", str)
+MIN_AGREEMENT: Final = options.key_option("VERIFY.MIN_AGREEMENT", float)
 NO_LATENCY: Final = options.switch("--no-latency", "Do not measure speed and memory.", options.QUALITY)
 
 ADAPTER: Final = options.option("--adapter FILE", Path, "Adapter of the model that is active (.onnx_adapter).")

@@ -6,25 +6,21 @@ import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from sbonnx.cli import options
 from sbonnx.cli.create.quantize import JSON, check_report
 from sbonnx.cli.evaluation import evaluation_of
-from sbonnx.cli.options import Arguments, CommandOption, required_output
+from sbonnx.cli.options import Arguments, required_output
 from sbonnx.present.text.tables import comparison_facts, percent, show_evaluation, show_outputs, show_refusals
+from sbonnx.recipe.sections import flags
 
 if TYPE_CHECKING:
     from sbonnx.pruning.result import PruningReport
     from sbonnx.pruning.sparsity.choice import SparseChoice
     from sbonnx.recipe import Recipe
 
-T = TypeVar("T")
-
 HELP: Final = "Remove channels or weights from a float model. The others are refitted, and trained on request."
-
-GOAL: Final = "Goal"
-"""Help group."""
 
 WORST: Final = 8
 """Dimensions in the table, those that cost most first; the JSON has all of them."""
@@ -32,67 +28,27 @@ WORST: Final = 8
 OUTPUT: Final = replace(options.OUTPUT, help="The pruned model to write.")
 
 
-def _sparse(usage: str, key: str, kind: type[T], help: str) -> CommandOption[T | None]:
-    """Declare an option that sets a key of SPARSE."""
-    return replace(options.option(usage, kind, help, GOAL), key=f"SPARSE.{key}")
-
-
-MACS: Final = _sparse(
-    "--macs SHARE", "BUDGET.MACS", float, "Share of the multiplications that may remain, such as 0.5."
-)
-SIZE: Final = _sparse("--size SHARE", "BUDGET.SIZE", float, "Share of the bytes of all constants that may remain.")
-LATENCY: Final = _sparse(
-    "--latency SHARE",
-    "BUDGET.LATENCY",
-    float,
-    "Share of the time in float that may remain, by the backend's kernel costs (onnxruntime).",
-)
-MAX_LOSS: Final = _sparse(
-    "--max-loss SHARE", "MAX_LOSS", str, "Prune as much as this loss on held-out samples allows, such as 1%."
-)
-RATIO: Final = _sparse("--ratio SHARE", "RATIO", float, "Share of the channels to remove from each dimension.")
-SPARSITY: Final = _sparse(
-    "--sparsity SHARE",
-    "SPARSITY",
-    float,
-    "Share of the weights of each layer that become zero, in any positions: shapes unchanged.",
-)
-PATTERN: Final = _sparse("--pattern N:M", "TYPE", str, "Zeros in a pattern; 2:4 is that of TensorRT's sparse kernels.")
-STRATEGY: Final = _sparse(
-    "--strategy auto|obs|output|l1norm|l2norm|random",
-    "STRATEGY",
-    str,
-    "Order of removal; auto (default): obs with data, l1norm without.",
-)
-MULTIPLE: Final = _sparse(
-    "--multiple N|auto",
-    "MULTIPLE",
-    str,
-    "Remaining channels are a multiple of N, or all; auto (default with --latency): blocks of the backend's kernels.",
-)
-ROUNDS: Final = _sparse("--rounds N", "ROUNDS", int, "Measure so many times, each time on what remains; default 1.")
-LEAST: Final = _sparse("--least SHARE", "LEAST", float, "Share of each dimension that always remains; default 0.1.")
-NO_REFIT: Final = options.switch(
-    "--no-refit",
-    "Do not refit the remaining weights.",
-    GOAL,
-    key="SPARSE.REFIT",
-    convert=lambda _: "none",
-)
+MACS: Final = options.key_option("SPARSE.BUDGET.MACS", float)
+SIZE: Final = options.key_option("SPARSE.BUDGET.SIZE", float)
+LATENCY: Final = options.key_option("SPARSE.BUDGET.LATENCY", float)
+MAX_LOSS: Final = options.key_option("SPARSE.MAX_LOSS", str)
+RATIO: Final = options.key_option("SPARSE.RATIO", float)
+SPARSITY: Final = options.key_option("SPARSE.SPARSITY", float)
+PATTERN: Final = options.key_option("SPARSE.TYPE", str)
+STRATEGY: Final = options.key_option("SPARSE.STRATEGY", str)
+MULTIPLE: Final = options.key_option("SPARSE.MULTIPLE", str)
+ROUNDS: Final = options.key_option("SPARSE.ROUNDS", int)
+LEAST: Final = options.key_option("SPARSE.LEAST", float)
+NO_REFIT: Final = options.key_switch("SPARSE.REFIT", convert=lambda _: "none")
 BACKEND: Final = replace(options.BACKEND, key="BACKEND")
-FINETUNE: Final = _sparse(
-    "--finetune EPOCHS", "FINETUNE.EPOCHS", int, "Train the remaining weights, without labels; needs torch."
-)
-RATE: Final = _sparse("--lr X", "FINETUNE.LR", float, "Peak learning rate of --finetune; default 0.5.")
-AUGMENT: Final = _sparse(
-    "--augment auto|none|flip,shift,cutmix,mixup",
-    "FINETUNE.AUGMENT",
-    str,
-    "Augmentations of images in --finetune; default auto.",
-)
+FINETUNE: Final = options.key_option("SPARSE.FINETUNE.EPOCHS", int)
+RATE: Final = options.key_option("SPARSE.FINETUNE.LR", float)
+AUGMENT: Final = options.key_option("SPARSE.FINETUNE.AUGMENT", str)
 RECIPE: Final = replace(options.RECIPE, help="A recipe, YAML, whose section SPARSE is read; options win.")
-MASKED: Final = options.switch("--masked", "Write zero weights instead of removing channels: shapes unchanged.", GOAL)
-PLAN: Final = options.switch("--plan", "List dimensions and pinned layers with reasons, and write nothing.", GOAL)
+MASKED: Final = options.switch(
+    "--masked", "Write zero weights instead of removing channels: shapes unchanged.", flags.GOAL
+)
+PLAN: Final = options.switch("--plan", "List dimensions and pinned layers with reasons, and write nothing.", flags.GOAL)
 REPORT: Final = options.output_option("--report FILE.json", "Write the whole report as JSON.", options.FILES)
 
 OPTIONS: Final = (

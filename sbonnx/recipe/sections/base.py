@@ -25,6 +25,7 @@ from typing import (
 
 from sbonnx.recipe.names import REMOVED
 from sbonnx.recipe.problem import ManyWrong, Path, Wrong, short, suggestion
+from sbonnx.recipe.sections.flags import Flag
 
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform
@@ -51,6 +52,7 @@ class RecipeKey:
         forms: short forms of the key path, for keywords and ``--set``, separated by spaces.
         prune_forms: further ones for `sbonnx.prune`.
         example: value as YAML, for keys whose default is empty.
+        flag: option of the command line.
     """
 
     default: Any
@@ -61,6 +63,7 @@ class RecipeKey:
     forms: str = ""
     prune_forms: str = ""
     example: str | None = None
+    flag: Flag | None = None
 
 
 def key(default: Any, meaning: str, allowed: str, **more: Any) -> Any:

@@ -7,7 +7,9 @@ from typing import Annotated, Any, ClassVar, Final, Literal, final
 
 from sbonnx.recipe import names, value_types
 from sbonnx.recipe.problem import Wrong
+from sbonnx.recipe.sections import flags
 from sbonnx.recipe.sections.base import Section, from_pairs, key, new_key
+from sbonnx.recipe.sections.flags import Flag
 
 ScaleName = Literal["observer", "search", "hqq"]
 ScaleSetting = Literal["auto", ScaleName]
@@ -110,6 +112,13 @@ class ActivationObserver(Section):
         "how the range of an activation is chosen",
         "minmax, moving_average, mse, percentile, kl_histogram, aciq, auto",
         forms="a_observer observer",
+        flag=Flag(
+            "--observer NAME",
+            "How ranges of activations are chosen: minmax, moving_average, mse, percentile, kl_histogram, aciq "
+            "or auto.",
+            flags.QUANTIZATION,
+            shown="mse",
+        ),
     )
     percentile: PercentileKeys = PercentileKeys()
     aciq: AciqKeys = AciqKeys()
@@ -249,6 +258,11 @@ class _WeightSettings(Section):
         "none, 16, 32, 64, 128, 256; tensorrt: 64, 128 with 4 bits; onnxruntime and openvino: with MODE weight_only",
         shown="none; tensorrt with 4 bits: 128, or 64 where that divides the axis",
         forms="block_size",
+        flag=Flag(
+            "--block-size N",
+            "Number of values along the summed axis of a MatMul weight that share a scale.",
+            flags.QUANTIZATION,
+        ),
     )
     quantizer: WeightQuantizer = WeightQuantizer()
     observer: WeightObserver = WeightObserver()

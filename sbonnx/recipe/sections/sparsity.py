@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, final
 
 from sbonnx.recipe import value_types
 from sbonnx.recipe.problem import Wrong, one_of
+from sbonnx.recipe.sections import flags
 from sbonnx.recipe.sections.base import Section, from_pairs, key, new_key, rows_of
+from sbonnx.recipe.sections.flags import Flag
 
 if TYPE_CHECKING:
     from sbonnx.linear.sparsity import SparsityPattern
@@ -55,6 +57,7 @@ class SparseBudget(Section):
         shown="none",
         prune_forms="macs",
         example="0.75",
+        flag=Flag("--macs SHARE", "Share of the multiplications that may remain, such as 0.5.", flags.GOAL),
     )
     size: value_types.PartialShare | None = new_key(
         None,
@@ -63,6 +66,7 @@ class SparseBudget(Section):
         shown="none",
         prune_forms="size",
         example="0.6",
+        flag=Flag("--size SHARE", "Share of the bytes of all constants that may remain.", flags.GOAL),
     )
     latency: value_types.PartialShare | None = new_key(
         None,
@@ -71,6 +75,11 @@ class SparseBudget(Section):
         shown="none",
         prune_forms="latency",
         example="0.7",
+        flag=Flag(
+            "--latency SHARE",
+            "Share of the time in float that may remain, by the backend's kernel costs (onnxruntime).",
+            flags.GOAL,
+        ),
     )
 
 
@@ -83,15 +92,25 @@ class SparseFinetune(Section):
         "passes over the samples that train the remaining weights (needs torch)",
         "0 (off) or more",
         prune_forms="finetune",
+        flag=Flag("--finetune EPOCHS", "Train the remaining weights, without labels; needs torch.", flags.GOAL),
     )
     lr: value_types.AboveZero = new_key(
-        0.5, "peak learning rate, relative to the weights of a layer", "above 0", prune_forms="lr"
+        0.5,
+        "peak learning rate, relative to the weights of a layer",
+        "above 0",
+        prune_forms="lr",
+        flag=Flag("--lr X", "Peak learning rate of --finetune; default 0.5.", flags.GOAL),
     )
     augment: value_types.Augment = new_key(
         "auto",
         "augmentations of images in training",
         "auto (flip, shift, mixup if the only input is images), none, or some of flip, shift, cutmix, mixup",
         prune_forms="augment",
+        flag=Flag(
+            "--augment auto|none|flip,shift,cutmix,mixup",
+            "Augmentations of images in --finetune; default auto.",
+            flags.GOAL,
+        ),
     )
 
 
@@ -134,12 +153,18 @@ class Sparse(Section):
         "one kernel tap are not zero, and no other goal is needed",
         "structured (structed in Sparsebit), unstructured, N:M (TensorRT: 2:4)",
         prune_forms="type pattern",
+        flag=Flag("--pattern N:M", "Zeros in a pattern; 2:4 is that of TensorRT's sparse kernels.", flags.GOAL),
     )
     strategy: value_types.PruningStrategy = key(
         "auto",
         "order of removal",
         "auto (obs with data, l1norm without), obs, output, l1norm, l2norm, random",
         prune_forms="strategy",
+        flag=Flag(
+            "--strategy auto|obs|output|l1norm|l2norm|random",
+            "Order of removal; auto (default): obs with data, l1norm without.",
+            flags.GOAL,
+        ),
     )
     ratio: value_types.Share | None = key(
         None,
@@ -148,6 +173,7 @@ class Sparse(Section):
         shown="none",
         prune_forms="ratio",
         example="0.3",
+        flag=Flag("--ratio SHARE", "Share of the channels to remove from each dimension.", flags.GOAL),
     )
     sparsity: value_types.PartialShare | None = new_key(
         None,
@@ -156,6 +182,11 @@ class Sparse(Section):
         shown="none",
         prune_forms="sparsity",
         example="0.5",
+        flag=Flag(
+            "--sparsity SHARE",
+            "Share of the weights of each layer that become zero, in any positions: shapes unchanged.",
+            flags.GOAL,
+        ),
     )
     budget: SparseBudget = SparseBudget()
     max_loss: value_types.Percentage | None = new_key(
@@ -165,6 +196,7 @@ class Sparse(Section):
         shown="none",
         prune_forms="max_loss",
         example="1%",
+        flag=Flag("--max-loss SHARE", "Prune as much as this loss on held-out samples allows, such as 1%.", flags.GOAL),
     )
     loss: Annotated[Literal["auto", "top1", "relative"], value_types.ANY_CASE] = new_key(
         "auto",
@@ -179,21 +211,33 @@ class Sparse(Section):
         shown="auto with BUDGET.LATENCY, else 1",
         prune_forms="multiple",
         example="auto",
+        flag=Flag(
+            "--multiple N|auto",
+            "Remaining channels are a multiple of N, or all; auto (default with --latency): blocks of the backend's "
+            "kernels.",
+            flags.GOAL,
+        ),
     )
     rounds: value_types.Count = new_key(
         1,
         "with BUDGET: number of measurements, each on the network that the round before left",
         "1 or more",
         prune_forms="rounds",
+        flag=Flag("--rounds N", "Measure so many times, each time on what remains; default 1.", flags.GOAL),
     )
     least: value_types.Ratio = new_key(
-        0.1, "with a budget: share of each dimension that always remains", "0 to below 1", prune_forms="least"
+        0.1,
+        "with a budget: share of each dimension that always remains",
+        "0 to below 1",
+        prune_forms="least",
+        flag=Flag("--least SHARE", "Share of each dimension that always remains; default 0.1.", flags.GOAL),
     )
     refit: value_types.PruningRefit = new_key(
         "pruned",
         "fit the remaining weights on inputs from the pruned network",
         "pruned (true), none (false)",
         prune_forms="refit",
+        flag=Flag("--no-refit", "Do not refit the remaining weights.", flags.GOAL),
     )
     fuse_bn: value_types.Flag = new_key(
         True,

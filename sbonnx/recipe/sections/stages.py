@@ -7,7 +7,9 @@ from typing import Annotated, ClassVar, Final, Literal, final
 
 from sbonnx.recipe import names, value_types
 from sbonnx.recipe.problem import Wrong
+from sbonnx.recipe.sections import flags
 from sbonnx.recipe.sections.base import Section, key, new_key
+from sbonnx.recipe.sections.flags import Flag
 
 BY_OUTPUT: Final = ("VERIFY.TASK", "VERIFY.MIN_SQNR_DB", "VERIFY.MIN_COSINE")
 """Keys that accept a mapping from outputs to values."""
@@ -22,6 +24,11 @@ class Equalize(Section):
         "equal ranges of channels in neighbouring layers, by scales that cancel (Nagel 2019); for per-tensor weights",
         "true, false",
         forms="cross_layer",
+        flag=Flag(
+            "--cross-layer",
+            "Cross-layer equalization: equal channel ranges in consecutive layers, for per-tensor weights.",
+            flags.QUANTIZATION,
+        ),
     )
     absorb_bias: value_types.Flag = new_key(
         False,
@@ -35,6 +42,12 @@ class Equalize(Section):
         "auto (0.5 for matrix products of static networks in which one reads a normalization, as in transformers), "
         "false, true (0.5 for matrix products, 0.3 for convolutions), 0 to 1; wants data",
         forms="smooth_quant",
+        flag=Flag(
+            "--smooth-quant auto|true|false|0-1",
+            "SmoothQuant: move channel ranges from layer inputs into weights, with this strength.",
+            flags.QUANTIZATION,
+            shown="auto",
+        ),
     )
     awq: value_types.Flag = new_key(
         False,
@@ -110,12 +123,24 @@ class Calibration(Section):
         "memory for activations while calibrating; past it they go to disk",
         "a size: 2 GiB, 500 MB",
         forms="memory",
+        flag=Flag(
+            "--memory SIZE",
+            "Memory limit of activations; the rest is written to disk.",
+            flags.CALIBRATION,
+            shown="2 GiB",
+        ),
     )
     granularity: Annotated[Literal["auto", "whole", "budget", "layer"], value_types.ANY_CASE] = new_key(
         "auto",
         "what runs at a time: the whole graph, pieces whose outputs fit MEMORY, or single layers over all the data",
         "auto (whole where it fits, else budget; layer for ASYM), whole, budget, layer",
         forms="granularity",
+        flag=Flag(
+            "--granularity auto|whole|budget|layer",
+            "How much of the model runs at a time.",
+            flags.CALIBRATION,
+            shown="auto",
+        ),
     )
     threads: value_types.Count | None = new_key(
         None,
@@ -132,8 +157,22 @@ class Calibration(Section):
         shown="none",
         forms="cache",
         example="calibration-cache",
+        flag=Flag(
+            "--cache FOLDER",
+            "Cache of calibration statistics: for runs with other settings, and to resume interrupted runs.",
+            flags.CALIBRATION,
+            shown="none",
+        ),
     )
-    asym: Asym = key(Asym(), "", "", forms="asym")
+    asym: Asym = key(
+        Asym(),
+        "",
+        "",
+        forms="asym",
+        flag=Flag(
+            "--asym", "Measure each layer with quantized inputs: everything before it is quantized.", flags.CALIBRATION
+        ),
+    )
     moments: MomentsOf = MomentsOf()
     feedback: value_types.Feedback = new_key(
         {},
@@ -141,6 +180,11 @@ class Calibration(Section):
         "{output: input}",
         forms="feedback",
         example="{state_out: state_in}",
+        flag=Flag(
+            "--feedback OUT=IN",
+            "Recurrent models: input IN takes the value of output OUT of the previous step",
+            flags.SAMPLING,
+        ),
     )
     pick: Annotated[Literal["first", "random"], value_types.ANY_CASE] = new_key(
         "first",
@@ -174,6 +218,13 @@ class Verification(Section):
         shown="by the graph",
         forms="task",
         example="segmentation",
+        flag=Flag(
+            "--task TASK|OUTPUT=TASK",
+            "What outputs mean, if the graph does not prove it: classification, segmentation, tokens, detection "
+            "(after NMS), embedding or regression; selects the figures that decide without labels",
+            flags.QUALITY,
+            shown="none",
+        ),
     )
     min_sqnr_db: value_types.DecibelByOutput | None = new_key(
         None,
@@ -182,6 +233,11 @@ class Verification(Section):
         shown="none",
         forms="min_sqnr",
         example="20",
+        flag=Flag(
+            "--min-sqnr DB",
+            "Exit 1 if the SQNR of an output is lower; with --recipe auto, layers get more bits first.",
+            flags.QUALITY,
+        ),
     )
     min_cosine: value_types.CosineByOutput | None = new_key(
         None,
@@ -190,6 +246,7 @@ class Verification(Section):
         shown="none",
         forms="min_cosine",
         example="0.99",
+        flag=Flag("--min-cosine C", "Exit 1 if the cosine similarity of an output is lower.", flags.QUALITY),
     )
     levels_db: value_types.Decibel | None = new_key(
         None,
@@ -205,6 +262,7 @@ class Verification(Section):
         shown="none",
         forms="max_size",
         example="0.3",
+        flag=Flag("--max-size RATIO", "Exit 1 if the file is larger, relative to float.", flags.QUALITY),
     )
     max_latency_ratio: value_types.AboveZero | None = new_key(
         None,
@@ -213,6 +271,7 @@ class Verification(Section):
         shown="none",
         forms="max_latency",
         example="1.0",
+        flag=Flag("--max-latency RATIO", "Exit 1 if the latency is higher, relative to float.", flags.QUALITY),
     )
     min_integer: value_types.Share | None = new_key(
         None,
@@ -221,6 +280,7 @@ class Verification(Section):
         shown="none",
         forms="min_integer",
         example="1.0",
+        flag=Flag("--min-integer SHARE", "Exit 1 if fewer of the planned ops run in integer kernels.", flags.QUALITY),
     )
 
     max_perplexity: value_types.Percentage | None = new_key(
@@ -230,6 +290,11 @@ class Verification(Section):
         shown="none",
         forms="max_perplexity",
         example="1%",
+        flag=Flag(
+            "--max-perplexity SHARE",
+            "Exit 1 if the perplexity is higher than float by more, such as 1%.",
+            flags.QUALITY,
+        ),
     )
     min_agreement: value_types.Share | None = new_key(
         None,
@@ -238,6 +303,9 @@ class Verification(Section):
         shown="none",
         forms="min_agreement",
         example="0.95",
+        flag=Flag(
+            "--min-agreement SHARE", "Exit 1 if fewer of the most likely tokens are those of float.", flags.QUALITY
+        ),
     )
 
     def problems(self) -> Iterator[Wrong]:
@@ -258,9 +326,14 @@ class Llm(Section):
         shown="the smaller of 512 and the context of the model",
         forms="window",
         example="512",
+        flag=Flag("--window N", "Tokens of a window; default: at most 512.", flags.TEXTS),
     )
     tokens: value_types.Count = new_key(
-        65536, "tokens of the texts that are used at most; every eighth window is held out", "1 or more", forms="tokens"
+        65536,
+        "tokens of the texts that are used at most; every eighth window is held out",
+        "1 or more",
+        forms="tokens",
+        flag=Flag("--tokens N", "Tokens of the texts that are used; default 65536.", flags.TEXTS),
     )
     decode_share: value_types.Share = new_key(
         0.0,
@@ -303,7 +376,13 @@ class Budget(Section):
     """MIXED.BUDGET: limit of size or cost for mixed precision."""
 
     bits: value_types.AboveZero | None = new_key(
-        None, "bits of a weight, on average", "above 0", shown="none", forms="average_bits", example="4"
+        None,
+        "bits of a weight, on average",
+        "above 0",
+        shown="none",
+        forms="average_bits",
+        example="4",
+        flag=Flag("--average-bits N", "Choose the weight width of each layer, N bits on average.", flags.QUANTIZATION),
     )
     size: value_types.AboveZero | None = new_key(
         None, "bytes of all constants over those of the float model", "above 0", shown="none", example="0.2"
@@ -336,12 +415,22 @@ class Mixed(Section):
         shown="none",
         forms="max_loss",
         example="0.5%",
+        flag=Flag(
+            "--max-loss SHARE",
+            "Maximum loss on held-out samples, such as 0.5%; layers get more bits than --bits until it is met.",
+            flags.QUALITY,
+        ),
     )
     minimize: Annotated[Literal["none", "bits"], value_types.ANY_CASE] = new_key(
         "none",
         "within MAX_LOSS, choose the widths with the fewest bit operations, also below those of W and A",
         "none, bits",
         forms="minimize",
+        flag=Flag(
+            "--minimize bits",
+            "Within --max-loss, choose the fewest bits for each layer, also below --bits.",
+            flags.QUANTIZATION,
+        ),
     )
     loss: Annotated[Literal["auto", "top1", "relative"], value_types.ANY_CASE] = new_key(
         "auto",

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from typing import Annotated, Final, Literal
 
 from sbonnx.recipe import names, value_types
+from sbonnx.recipe.sections import flags
 from sbonnx.recipe.sections.base import RecipeKey, Section, key, new_key, rows_of
+from sbonnx.recipe.sections.flags import Flag
 from sbonnx.recipe.sections.quantizers import Activations, QuantizeInputsOf, ScheduleKeys, SideBits, Weights
 from sbonnx.recipe.sections.sparsity import Sparse
 from sbonnx.recipe.sections.stages import AutoKeys, Calibration, Equalize, Llm, Mixed, Verification
@@ -36,18 +38,35 @@ class RecipeKeys(Section):
         shown="tensorrt: 11",
         example='"10"',
     )
-    device: value_types.Device = key("auto", "where calibration runs", "auto (cuda if there is one), cpu, cuda, cuda:N")
+    device: value_types.Device = key(
+        "auto",
+        "where calibration runs",
+        "auto (cuda if there is one), cpu, cuda, cuda:N",
+        flag=Flag("--device cpu|cuda|auto", "Device that runs the model."),
+    )
     schedule: ScheduleKeys = ScheduleKeys()
     mode: value_types.ModeName = new_key(
         "static",
         "static: weights and activations, scales from data; dynamic: scales of activations computed as the model runs; "
         "weight_only: weights of MatMul and Gemm, activations stay float",
         "static, dynamic (onnxruntime), weight_only",
+        flag=Flag(
+            "--mode static|dynamic|weight_only",
+            "Scales of activations: from data, computed at run time (onnxruntime), or none; only static needs --data.",
+            flags.QUANTIZATION,
+            shown="static",
+        ),
     )
     format: Annotated[Literal["qdq", "qoperator"], value_types.ANY_CASE] = new_key(
         "qdq",
         "form of the file: float ops between Q/DQ pairs, or integer ops (QLinearConv and its kin)",
         "qdq, qoperator (onnxruntime, static)",
+        flag=Flag(
+            "--format qdq|qoperator",
+            "Float ops between Q/DQ pairs, or integer ops (onnxruntime).",
+            flags.QUANTIZATION,
+            shown="qdq",
+        ),
     )
     accuracy_level: value_types.AccuracyLevel = new_key(
         4,
@@ -69,17 +88,37 @@ class RecipeKeys(Section):
         "default",
         "time for accuracy: how weights are rounded by default, with which search, and how many samples it sees",
         "fast (8 bits: nearest), default, best (the whole search, all samples)",
+        flag=Flag(
+            "--effort fast|default|best",
+            "Time for accuracy: fast rounds 8-bit weights to nearest, best searches longest and uses all samples.",
+            flags.QUALITY,
+            shown="default",
+        ),
     )
     w: Weights = Weights()
     a: Activations = Activations()
     include: value_types.Patterns = new_key(
-        (), "if not empty: only these nodes or tensors are quantized", _NODES, example='["op:Conv", "op:Gemm"]'
+        (),
+        "if not empty: only these nodes or tensors are quantized",
+        _NODES,
+        example='["op:Conv", "op:Gemm"]',
+        flag=Flag(
+            "--include PATTERN",
+            "Quantize only these nodes or tensors (/layer1/*, op:Conv, head, between:A..B); replaces INCLUDE of the "
+            "recipe",
+            flags.QUANTIZATION,
+        ),
     )
     exclude: value_types.Patterns = new_key(
         (),
         "nodes or tensors that stay float, even if included",
         _NODES,
         example='["head", "re:.*/norm[0-9]+/.*", "tensor:logits"]',
+        flag=Flag(
+            "--exclude PATTERN",
+            "Leave these nodes or tensors float (head, after:NODE, tensor:x); replaces EXCLUDE of the recipe",
+            flags.QUANTIZATION,
+        ),
     )
     first_bits: SideBits = SideBits()
     last_bits: SideBits = SideBits()
@@ -118,9 +157,22 @@ class RecipeKeys(Section):
         "type of what stays float: fp16 and bf16 give a strongly typed graph, in which what would overflow or vanish "
         "on the calibration data stays float32",
         "fp32; tensorrt and virtual: fp16, bf16",
+        flag=Flag(
+            "--high-precision fp32|fp16|bf16",
+            "Type of tensors that are not quantized, strongly typed; not for onnxruntime.",
+            flags.QUANTIZATION,
+            shown="fp32",
+        ),
     )
     keep_io: value_types.Flag = new_key(
-        True, "inputs and outputs of the model keep their types with HIGH_PRECISION fp16 and bf16", "true, false"
+        True,
+        "inputs and outputs of the model keep their types with HIGH_PRECISION fp16 and bf16",
+        "true, false",
+        flag=Flag(
+            "--no-keep-io",
+            "With --high-precision: convert the inputs and outputs of the model too.",
+            flags.QUANTIZATION,
+        ),
     )
     kernel_costs: value_types.KernelCosts = new_key(
         "bundled",
@@ -133,6 +185,11 @@ class RecipeKeys(Section):
         "a JSON file, none",
         shown="none",
         example="none",
+        flag=Flag(
+            "--overrides FILE",
+            "Types, scales and ranges of single tensors: JSON of onnxruntime's TensorQuantOverrides (qnn).",
+            flags.QUANTIZATION,
+        ),
     )
     cpu: Annotated[Literal["this", "avx2", "avx512", "vnni", "amx", "arm64", "arm64-dot"], value_types.ANY_CASE] = (
         new_key(
@@ -140,6 +197,12 @@ class RecipeKeys(Section):
             "onnxruntime, openvino: CPU that will run the file; without VNNI or AMX (avx2, avx512), x86 kernels add "
             "two 8-bit products in 16 bits, and weights are kept small enough for that",
             "this (the CPU of this machine), avx2, avx512, vnni, amx, arm64, arm64-dot",
+            flag=Flag(
+                "--cpu this|avx2|avx512|vnni|amx|arm64|arm64-dot",
+                "CPU that will run the file; decides how large 8-bit weights may be.",
+                flags.QUANTIZATION,
+                shown="this",
+            ),
         )
     )
     reduce_range: value_types.Flag | None = new_key(
@@ -150,7 +213,10 @@ class RecipeKeys(Section):
     )
     simplify: value_types.Flag = new_key(True, "simplify the graph first", "true, false")
     requantize: value_types.Flag = new_key(
-        False, "a model that is quantized already is made float again first, instead of refused", "true, false"
+        False,
+        "a model that is quantized already is made float again first, instead of refused",
+        "true, false",
+        flag=Flag("--requantize", "Remove the Q/DQ pairs of an already quantized model first.", flags.QUANTIZATION),
     )
     samples: value_types.Count | None = new_key(
         None,
@@ -158,6 +224,7 @@ class RecipeKeys(Section):
         "1 or more",
         shown="all",
         example="256",
+        flag=Flag("--samples N", "Use at most N feeds (batches).", flags.SAMPLING, shown="all"),
     )
     calibration: Calibration = Calibration()
     sparse: Sparse = Sparse()
