@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import heapq
 import re
 import reprlib
 from collections.abc import Collection, Iterable, Mapping
@@ -20,7 +18,7 @@ OMITTED: Final = object()
 COMPARED: Final = 300
 """Maximum characters of names that are compared for similarity: the time grows with the product of lengths."""
 
-_KEY = re.compile(r"[A-Z][A-Z0-9_]{,40}")
+_KEY: Final = r"[A-Z][A-Z0-9_]{,40}"
 
 
 class _Repr(reprlib.Repr):
@@ -54,6 +52,9 @@ def most_similar(word: str, names: Collection[str], *, count: int, fallback: boo
 
     Parts are runs of letters and digits: ``layer1_0_conv1`` shares three with ``/layer1/layer1.0/conv1/Conv``.
     """
+    import difflib
+    import heapq
+
     wanted = word[:COMPARED].lower()
     parts = set(re.findall(r"[a-z0-9]+", wanted))
     compare = difflib.SequenceMatcher(autojunk=False)
@@ -75,6 +76,8 @@ def nearest(word: str, names: Collection[str], *, count: int = 1, cutoff: float 
     def plain(text: str) -> str:
         return re.sub(r"[^a-z0-9+]+", " ", text[:COMPARED].lower()).strip()
 
+    import difflib
+
     spelled: dict[str, list[str]] = {}
     for name in names:
         spelled.setdefault(plain(name), []).append(name)
@@ -92,7 +95,7 @@ def key_path(path: Path) -> str:
     """Format a path as ``W.SPECIFIC[0]['conv*'].QUANTIZER.BIT``: keys with dots, positions and patterns in brackets."""
     text = ""
     for part in path:
-        if isinstance(part, str) and _KEY.fullmatch(part):
+        if isinstance(part, str) and re.fullmatch(_KEY, part):
             text += f".{part}" if text else part
         elif isinstance(part, str) and not text:
             text = short(part)[1:-1]

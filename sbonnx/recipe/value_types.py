@@ -364,6 +364,11 @@ def a_list(value: object) -> object:
     return _of_type(value, (list, tuple), "a list")
 
 
+def _one_or_list(value: object) -> object:
+    """Read a list, or a single mapping as a list of one."""
+    return [value] if isinstance(value, Mapping) else a_list(value)
+
+
 def a_mapping(value: object) -> object:
     """Read a mapping."""
     return _of_type(value, Mapping, "a mapping")
@@ -559,3 +564,12 @@ PruningStrategy = Annotated[names.PruningStrategyName, ANY_CASE]
 Augment = Annotated[str, ValueReader(_augment, _AUGMENTS)]
 PruningRefit = Annotated[Literal["pruned", "none"], ValueReader(_refit, _REFITS)]
 Widths = Annotated[tuple[int, ...], ValueReader(_widths, _WIDTHS)]
+Start = Annotated[Literal["gptq", "nearest"], ANY_CASE]
+Ramp = Annotated[Literal["linear", "cosine"], ANY_CASE]
+Distribution = Annotated[Literal["gaus", "laplace"], ANY_CASE]
+Layout = Annotated[Literal["NCHW", "NLC"], ANY_CASE]
+
+LIST: Final = ValueReader(a_list)
+ONE_OR_LIST: Final = ValueReader(_one_or_list)
+MAPPING: Final = ValueReader(a_mapping)
+"""Readers of the outer form; what it contains has its own."""

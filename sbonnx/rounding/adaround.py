@@ -13,7 +13,8 @@ import numpy as np
 
 from sbonnx.errors import NumericError
 from sbonnx.moments import Moments
-from sbonnx.recipe.sections.quantizers import AdaRoundKeys, Start
+from sbonnx.recipe.sections.quantizers import AdaRoundKeys
+from sbonnx.recipe.value_types import Start
 from sbonnx.rounding.base import Grid, Rounder
 from sbonnx.rounding.choices import learn_choices
 from sbonnx.rounding.gptq import Gptq

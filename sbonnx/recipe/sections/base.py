@@ -1,22 +1,21 @@
 """Base class of recipe sections: documented keys, mappings with fixed keys, and the problems of their validation.
 
 A section is a frozen value. The annotation of an attribute says how its value is read (`ValueReader`), the `RecipeKey`
-in place of its default what the documentation says about it. Classes are cheap to create: the command line reads them
-for its help.
+in place of its default what the documentation says about it. The command line reads the keys for its help: classes are
+cheap to create, and annotations are evaluated when a value is read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import FrozenInstanceError, dataclass
-from types import NoneType
+from dataclasses import FrozenInstanceError
+from types import NoneType, SimpleNamespace
 from typing import (
     TYPE_CHECKING,
     Annotated,
     Any,
     ClassVar,
     Final,
-    NamedTuple,
     TypeVar,
     get_args,
     get_origin,
@@ -39,8 +38,7 @@ else:
 S = TypeVar("S", bound="Section")
 
 
-@dataclass(frozen=True, eq=False)
-class RecipeKey:
+class RecipeKey(SimpleNamespace):
     """One key of a section: its default, and its text in docs/recipe.md, the annotated default and editors.
 
     Attributes:
@@ -68,17 +66,17 @@ class RecipeKey:
 
 def key(default: Any, meaning: str, allowed: str, **more: Any) -> Any:
     """Define a key that Sparsebit has, see `RecipeKey`."""
-    return RecipeKey(default, meaning, allowed, **more)
+    return RecipeKey(default=default, meaning=meaning, allowed=allowed, **more)
 
 
 def new_key(default: Any, meaning: str, allowed: str, **more: Any) -> Any:
     """Define a key that Sparsebit does not have."""
-    return RecipeKey(default, meaning, allowed, maker="new", **more)
+    return RecipeKey(default=default, meaning=meaning, allowed=allowed, maker="new", **more)
 
 
 def parameter(default: Any) -> Any:
     """Define a parameter of an algorithm: another default than that of its key in recipes, or no key of recipes."""
-    return RecipeKey(default)
+    return RecipeKey(default=default)
 
 
 def overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -164,7 +162,7 @@ class Section:
     """Keys that were set, by attribute."""
 
     def __init_subclass__(cls) -> None:
-        rows = {name: RecipeKey(row) if isinstance(row, Section) else row for name, row in vars(cls).items()}
+        rows = {name: RecipeKey(default=row) if isinstance(row, Section) else row for name, row in vars(cls).items()}
         cls._rows = {**cls._rows, **{name: row for name, row in rows.items() if isinstance(row, RecipeKey)}}
         for name, row in cls._rows.items():
             setattr(cls, name, row.default)
@@ -290,7 +288,7 @@ def rows_of(section: type[Section]) -> dict[str, RecipeKey]:
     return {name.upper(): row for name, row in section._rows.items()}
 
 
-class KeyRow(NamedTuple):
+class KeyRow(SimpleNamespace):
     """One key of a section, with the annotation of its value."""
 
     kind: Any
@@ -309,8 +307,10 @@ _ROWS: Final[dict[type[Section], Mapping[str, KeyRow]]] = {}
 def keys_of(section: type[Section]) -> Mapping[str, KeyRow]:
     """Return the keys of a section with their types, by name in upper case."""
     if section not in _ROWS:
-        hints = get_type_hints(section, include_extras=True)
-        _ROWS[section] = {name.upper(): KeyRow(hints[name], row) for name, row in section._rows.items()}
+        from sbonnx.recipe import value_types
+
+        hints = get_type_hints(section, localns={"value_types": value_types}, include_extras=True)
+        _ROWS[section] = {name.upper(): KeyRow(kind=hints[name], key=row) for name, row in section._rows.items()}
     return _ROWS[section]
 
 

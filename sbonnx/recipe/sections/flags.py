@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
 QUANTIZATION: Final = "Quantization"
 SAMPLING: Final = "Samples"
@@ -13,7 +13,7 @@ TEXTS: Final = "Text"
 """Help groups."""
 
 
-class Flag(NamedTuple):
+class Flag:
     """Option of the command line that sets a key.
 
     Attributes:
@@ -23,7 +23,5 @@ class Flag(NamedTuple):
         shown: default in the help.
     """
 
-    usage: str
-    help: str
-    group: str = ""
-    shown: str = ""
+    def __init__(self, usage: str, help: str, group: str = "", shown: str = "") -> None:
+        self.usage, self.help, self.group, self.shown = usage, help, group, shown

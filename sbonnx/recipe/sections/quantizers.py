@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Final, Literal, final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, final
 
-from sbonnx.recipe import names, value_types
+from sbonnx.recipe import names
 from sbonnx.recipe.problem import Wrong
 from sbonnx.recipe.sections import flags
 from sbonnx.recipe.sections.base import Section, from_pairs, key, new_key
 from sbonnx.recipe.sections.flags import Flag
 
+if TYPE_CHECKING:
+    from sbonnx.recipe import value_types
+
+
 ScaleName = Literal["observer", "search", "hqq"]
 ScaleSetting = Literal["auto", ScaleName]
-Start = Annotated[Literal["gptq", "nearest"], value_types.ANY_CASE]
-Ramp = Annotated[Literal["linear", "cosine"], value_types.ANY_CASE]
-Distribution = Annotated[Literal["gaus", "laplace"], value_types.ANY_CASE]
-Layout = Annotated[Literal["NCHW", "NLC"], value_types.ANY_CASE]
 
 AUTO: Final = "auto"
 """The rounding chosen by bit width and by whether there are data."""
@@ -44,7 +44,7 @@ class PercentileKeys(Section):
 class AciqKeys(Section):
     """OBSERVER.ACIQ: analytical clipping."""
 
-    distribution: Distribution = key("gaus", "distribution that `aciq` assumes", "gaus, laplace")
+    distribution: value_types.Distribution = key("gaus", "distribution that `aciq` assumes", "gaus, laplace")
 
 
 class MovingAverageKeys(Section):
@@ -114,8 +114,8 @@ class ActivationObserver(Section):
         forms="a_observer observer",
         flag=Flag(
             "--observer NAME",
-            "How ranges of activations are chosen: minmax, moving_average, mse, percentile, kl_histogram, aciq "
-            "or auto.",
+            "How ranges of activations are chosen: minmax, moving_average, mse, percentile, kl_histogram, "
+            "aciq or auto.",
             flags.QUANTIZATION,
             shown="mse",
         ),
@@ -123,7 +123,9 @@ class ActivationObserver(Section):
     percentile: PercentileKeys = PercentileKeys()
     aciq: AciqKeys = AciqKeys()
     moving_average: MovingAverageKeys = MovingAverageKeys()
-    layout: Layout = key("NCHW", "where per-channel activations have their channels: axis 1, or 2", "NCHW, NLC")
+    layout: value_types.Layout = key(
+        "NCHW", "where per-channel activations have their channels: axis 1, or 2", "NCHW, NLC"
+    )
 
 
 @final
@@ -187,8 +189,8 @@ class AdaRoundKeys(Section):
     )
     beta_start: value_types.AboveZero = new_key(20.0, "its exponent at the beginning", "above 0")
     beta_end: value_types.AboveZero = new_key(2.0, "and at the end", "above 0")
-    schedule: Ramp = new_key("cosine", "how the exponent goes from one to the other", "cosine, linear")
-    start: Start = new_key("gptq", "the codes to begin with", "gptq, nearest")
+    schedule: value_types.Ramp = new_key("cosine", "how the exponent goes from one to the other", "cosine, linear")
+    start: value_types.Start = new_key("gptq", "the codes to begin with", "gptq, nearest")
     sweeps: value_types.CountOrNone = new_key(
         20, "passes of coordinate descent between the two codes afterwards, while any changes", "0 or more"
     )
@@ -200,7 +202,7 @@ class AdaQuantKeys(Section):
     iterations: value_types.Count = new_key(500, "steps of Adam", "1 or more")
     lr: value_types.AboveZero = new_key(0.01, "its learning rate for weights, in codes", "above 0")
     scale_lr: value_types.AboveZero = new_key(0.003, "its learning rate for scales, relative", "above 0")
-    start: Start = new_key("gptq", "the codes to begin with", "gptq, nearest")
+    start: value_types.Start = new_key("gptq", "the codes to begin with", "gptq, nearest")
     sweeps: value_types.CountOrNone = new_key(
         20, "passes of coordinate descent each time codes and scales are fitted to each other", "0 or more"
     )
@@ -253,7 +255,7 @@ class _WeightSettings(Section):
         forms="w_qscheme",
     )
     block_size: value_types.BlockSize = new_key(
-        value_types.NO_BLOCKS,
+        "none",
         "how many values along the summed axis of a MatMul or Gemm share a scale",
         "none, 16, 32, 64, 128, 256; tensorrt: 64, 128 with 4 bits; onnxruntime and openvino: with MODE weight_only",
         shown="none; tensorrt with 4 bits: 128, or 64 where that divides the axis",
@@ -306,17 +308,13 @@ class ActivationChange(_ActivationSettings):
         return from_pairs(data)
 
 
-WeightEntry = Annotated[dict[value_types.Pattern, WeightChange], value_types.ValueReader(value_types.a_mapping)]
-ActivationEntry = Annotated[dict[value_types.Pattern, ActivationChange], value_types.ValueReader(value_types.a_mapping)]
-
-
 @final
 class Weights(_WeightSettings):
     """W: quantization of weights."""
 
-    specific: Annotated[tuple[WeightEntry, ...], value_types.ValueReader(value_types.a_list)] = key(
-        (), *_SPECIFIC, example='[{"/conv1/Conv": [QUANTIZER.BIT, 8, OBSERVER.TYPE, mse]}]'
-    )
+    specific: Annotated[
+        tuple[Annotated[dict[value_types.Pattern, WeightChange], value_types.MAPPING], ...], value_types.LIST
+    ] = key((), *_SPECIFIC, example='[{"/conv1/Conv": [QUANTIZER.BIT, 8, OBSERVER.TYPE, mse]}]')
 
 
 @final
@@ -324,9 +322,9 @@ class Activations(_ActivationSettings):
     """A: quantization of activations."""
 
     qadd: QAdd = QAdd()
-    specific: Annotated[tuple[ActivationEntry, ...], value_types.ValueReader(value_types.a_list)] = key(
-        (), *_SPECIFIC, example='[{"op:Softmax": {QUANTIZER.DISABLE: true}}]'
-    )
+    specific: Annotated[
+        tuple[Annotated[dict[value_types.Pattern, ActivationChange], value_types.MAPPING], ...], value_types.LIST
+    ] = key((), *_SPECIFIC, example='[{"op:Softmax": {QUANTIZER.DISABLE: true}}]')
 
 
 Side = Weights | Activations
@@ -382,4 +380,6 @@ class SideBits(Section):
 
     @classmethod
     def _expand(cls, data: Any) -> Any:
-        return data if data is None or isinstance(data, Mapping) else value_types.bits_by_side(data)
+        from sbonnx.recipe.value_types import bits_by_side
+
+        return data if data is None or isinstance(data, Mapping) else bits_by_side(data)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, final
 
-from sbonnx.recipe import value_types
 from sbonnx.recipe.problem import Wrong, one_of
 from sbonnx.recipe.sections import flags
 from sbonnx.recipe.sections.base import Section, from_pairs, key, new_key, rows_of
@@ -13,6 +12,7 @@ from sbonnx.recipe.sections.flags import Flag
 
 if TYPE_CHECKING:
     from sbonnx.linear.sparsity import SparsityPattern
+    from sbonnx.recipe import value_types
 
 ANCESTOR: Final = "SPARSER"
 """Sparsebit's name of the section."""
@@ -131,16 +131,8 @@ class SparseChange(Section):
         return from_pairs(data)
 
 
-SparseEntry = Annotated[dict[value_types.NodePattern, SparseChange], value_types.ValueReader(value_types.a_mapping)]
-
-
 GOALS: Final = ("RATIO", *(f"BUDGET.{name}" for name in rows_of(SparseBudget)), "MAX_LOSS", "SPARSITY")
 """Keys of SPARSE that say how much to remove; one of them is set."""
-
-
-def _entries(value: object) -> object:
-    """Read a list of {pattern: changes}, or a single mapping."""
-    return [value] if isinstance(value, Mapping) else value_types.a_list(value)
 
 
 @final
@@ -246,7 +238,9 @@ class Sparse(Section):
         "true, false",
     )
     finetune: SparseFinetune = SparseFinetune()
-    specific: Annotated[tuple[SparseEntry, ...], value_types.ValueReader(_entries)] = new_key(
+    specific: Annotated[
+        tuple[Annotated[dict[value_types.NodePattern, SparseChange], value_types.MAPPING], ...], value_types.ONE_OR_LIST
+    ] = new_key(
         (),
         "other values for some layers; the first match wins",
         "list of {node pattern: {RATIO, STRATEGY, SKIP}}",

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Final, Literal, final
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal, final
 
-from sbonnx.recipe import names, value_types
+from sbonnx.recipe import names
 from sbonnx.recipe.problem import Wrong
 from sbonnx.recipe.sections import flags
 from sbonnx.recipe.sections.base import Section, key, new_key
 from sbonnx.recipe.sections.flags import Flag
+
+if TYPE_CHECKING:
+    from sbonnx.recipe import value_types
+
 
 BY_OUTPUT: Final = ("VERIFY.TASK", "VERIFY.MIN_SQNR_DB", "VERIFY.MIN_COSINE")
 """Keys that accept a mapping from outputs to values."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
-from sbonnx.recipe import names, value_types
+from sbonnx.recipe import names
 from sbonnx.recipe.sections import flags
 from sbonnx.recipe.sections.base import RecipeKey, Section, key, new_key, rows_of
 from sbonnx.recipe.sections.flags import Flag
@@ -13,10 +13,8 @@ from sbonnx.recipe.sections.quantizers import Activations, QuantizeInputsOf, Sch
 from sbonnx.recipe.sections.sparsity import Sparse
 from sbonnx.recipe.sections.stages import AutoKeys, Calibration, Equalize, Llm, Mixed, Verification
 
-Ranges = Annotated[
-    dict[value_types.TensorPattern, value_types.Interval], value_types.ValueReader(value_types.a_mapping)
-]
-SharedScales = Annotated[tuple[value_types.TensorGroup, ...], value_types.ValueReader(value_types.a_list)]
+if TYPE_CHECKING:
+    from sbonnx.recipe import value_types
 
 
 _NODES = "list of patterns"
@@ -129,10 +127,10 @@ class RecipeKeys(Section):
         "0 (float), 2 to 16",
         shown="that of W",
     )
-    ranges: Ranges = new_key(
+    ranges: Annotated[dict[value_types.TensorPattern, value_types.Interval], value_types.MAPPING] = new_key(
         {}, "ranges fixed by hand, instead of observed ones", "{tensor pattern: [lo, hi]}", example='{"input": [-1, 1]}'
     )
-    shared_scales: SharedScales = new_key(
+    shared_scales: Annotated[tuple[value_types.TensorGroup, ...], value_types.LIST] = new_key(
         (),
         "groups of tensors that get one common scale and zero point",
         "list of lists of tensor patterns",

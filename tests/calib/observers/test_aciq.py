@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from sbonnx.calib.observers import Aciq, make_observer
 from sbonnx.calib.observers.aciq import ONE_SIDED, TWO_SIDED, best_clip, factor
 from sbonnx.errors import RecipeError
-from sbonnx.recipe.sections.quantizers import Distribution
+from sbonnx.recipe.value_types import Distribution
 from sbonnx.spec import Array, QuantSpec
 from tests.calib.observers.reference import large, sketch_of
 
