@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Final, TypeAlias
 
@@ -125,6 +125,10 @@ class CanonicalSamples:
 
     The units are read once; their feeds are held in `store`, on disk beyond its budget.
 
+    Attributes:
+        options: of runs of the samples.
+        complete: whether all samples are kept.
+
     Args:
         units: in any order.
         store: of their feeds.
@@ -137,6 +141,7 @@ class CanonicalSamples:
         self, units: Iterable[Sample], store: TensorStore, options: RunOptions, most: int | None = None
     ) -> None:
         self.options = options
+        self.complete = True
         self._store = store
         found: list[tuple[Key, Sample, tuple[str, ...]]] = []
         kept = 0
@@ -147,6 +152,7 @@ class CanonicalSamples:
             insort(found, entry, key=lambda each: each[0][1])
             kept += unit.samples
             while most is not None and kept - found[-1][1].samples >= most:
+                self.complete = False
                 _, dropped, names = found.pop()
                 kept -= dropped.samples
                 for name in names:
@@ -257,11 +263,14 @@ class Samples:
         data: the feeds.
         splitter: splits them into samples, as the model allows.
         options: device, threads, memory, cache and progress of the runs.
+        kept: number of samples that `canonical` keeps for `first`.
     """
 
     data: Dataset
     splitter: SampleSplitter
     options: RunOptions
+    kept: int = 0
+    _first: list[Sample] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @classmethod
     def of(cls, data: Any, graph: Graph, options: RunOptions | None = None) -> Samples:
@@ -290,7 +299,16 @@ class Samples:
     def canonical(self, most: int | None = None) -> Iterator[CanonicalSamples]:
         """Yield the samples sorted by content, at most `most` of them; see `canonical_samples`."""
         with canonical_samples(self.units(), self.options, most) as units:
+            if units.complete:
+                self._first[:] = islice(units, self.kept)
             yield units
+
+    def first(self, count: int) -> list[Sample]:
+        """Return the first samples in canonical order. The data are read unless an earlier `canonical` kept them."""
+        if len(self._first) < count:
+            with self.canonical() as units:
+                return list(islice(units, count))
+        return self._first[:count]
 
 
 def treats_apart(run: LayerRunner, feeds: Sequence[Feed], names: Sequence[str] | None = None) -> bool:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any, Final
 
 import numpy as np
@@ -107,8 +106,7 @@ def protect(
     layout = head_layout(graph)
     if layout is None or not network.plan.of_role("activation"):
         return None
-    with samples.canonical() as units:
-        feeds = [dict(unit.feed) for unit in islice(units, SAMPLES)]
+    feeds = [dict(unit.feed) for unit in samples.first(SAMPLES)]
     options = samples.options
     search = _RegionSearch(graph, layout, RegionTrials(graph, layout.ends, feeds, options.device), replan, time_of)
     options.progress.start("outputs by region", None)

@@ -23,6 +23,8 @@ from sbonnx.equalize.awq import scale_by_activations
 from sbonnx.errors import DataError, ModelError
 from sbonnx.graph.digests import outputs_digest
 from sbonnx.heads import Quantized, protect
+from sbonnx.heads.layout import head_layout
+from sbonnx.heads.protect import SAMPLES as HEAD_SAMPLES
 from sbonnx.options import RunOptions
 from sbonnx.plan import Planner, costs_of, make, plan_times
 from sbonnx.precision.kernel_levels import with_accuracy_levels
@@ -65,6 +67,8 @@ def read_data(state: PipelineState, options: RunOptions) -> PipelineState:
             raise DataError(constant)
         if prepared.first_layer is not None:
             doubts = check_inputs(prepared.first_layer, data.every)
+        if prepared.recipe.heads != "none" and head_layout(prepared.graph) is not None:
+            data = replace(data, fit=replace(data.fit, kept=HEAD_SAMPLES))  # for `protect_heads`
     prepared.graph.info.notes.extend(doubts)
     # what is kept, such as in a module for training, has no second graph
     return replace(state, data=data, doubts=doubts, prepared=replace(prepared, first_layer=None))
