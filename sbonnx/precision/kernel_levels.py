@@ -89,21 +89,24 @@ def level_errors(graph: Graph, plan: Plan, solution: Solution, samples: Samples)
     by_layer = {reader.node: (reader, site) for reader, site in sites.items() if reader.index == 1}
     options = samples.options
     resources = WalkOptions(FEEDS, options.device, options.memory, options.threads)
-    walk: Walk[LevelErrors | None] = Walk(graph, by_layer, options=resources)
-
-    weights: _WrittenWeight | None = None
+    walk: Walk[LevelErrors] = Walk(graph, by_layer, options=resources)
+    weights: dict[str, _WrittenWeight | None] = {}
 
     def look(piece: StepSession, sample: LayerSample) -> LevelErrors | None:
-        tensor = None if piece.node is None else piece.node.inputs[0].name
-        return None if weights is None or tensor is None else weights.errors(sample.inputs[tensor])
+        layer = piece.step.layer
+        if layer not in weights:
+            weights[layer] = _written_weight(piece, *by_layer[layer], solution)
+        weight = weights[layer]
+        return None if weight is None or piece.node is None else weight.errors(sample.inputs[piece.node.inputs[0].name])
 
-    found: dict[str, LevelErrors] = {}
-    for piece, seen in walk(samples.data, look):
-        weights = _written_weight(piece, *by_layer[piece.step.layer], solution)  # before the first feed runs
-        rows = [errors for errors in seen if errors is not None]
-        if rows:
-            found[piece.step.layer] = sum(rows, LevelErrors(0.0, 0.0))
-    return found
+    errors: dict[str, LevelErrors] = {}
+
+    def take(piece: StepSession, added: LevelErrors) -> None:
+        errors[piece.step.layer] = errors.get(piece.step.layer, LevelErrors(0.0, 0.0)) + added
+
+    for _ in walk(samples.data, look, take):
+        weights.clear()
+    return errors
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -45,15 +46,13 @@ class _LayerMeasures:
     strayed: int = 0
     apart: int = 0
 
-    def all_of(self, feeds: Iterable[_LayerOutputs]) -> _LayerMeasures:
-        """Add every feed, and return self."""
-        for seen in feeds:
-            self.feeds += 1
-            self.strayed += seen.strayed
-            for column, values in seen.found.items():
-                measure = self.measures.setdefault(column, make_measure(self.checker))
-                self.apart += compare(measure, values, seen.reference)
-        return self
+    def add(self, outputs: _LayerOutputs) -> None:
+        """Add a feed."""
+        self.feeds += 1
+        self.strayed += outputs.strayed
+        for column, values in outputs.found.items():
+            measure = self.measures.setdefault(column, make_measure(self.checker))
+            self.apart += compare(measure, values, outputs.reference)
 
     def filled(self, row: LayerLoss) -> LayerLoss:
         """Return the row with its figures."""
@@ -113,8 +112,13 @@ def losses(
         if end is not None:
             end(floats, quantized)
 
-    for piece, seen in walk(data, _looking(parts, uses), end=add):
-        sums = _LayerMeasures(checker).all_of(seen)
+    measures: defaultdict[str, _LayerMeasures] = defaultdict(lambda: _LayerMeasures(checker))
+
+    def take(piece: StepSession, outputs: _LayerOutputs) -> None:
+        measures[piece.step.layer].add(outputs)
+
+    for piece in walk(data, _looking(parts, uses), take, end=add):
+        sums = measures[piece.step.layer]
         row = sums.filled(rows[piece.step.layer])
         layers.append(row)
         notes.extend(_notes(row, sums, walk.feeds))

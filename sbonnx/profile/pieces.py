@@ -195,19 +195,22 @@ class StepSession:
         values = enumerate(() if self.node is None else map(constant, self.node.inputs))
         return {index: value for index, value in values if value is not None}
 
-    def run(self, values: Mapping[str, Array], variant: Variant | None = None) -> dict[str, Array]:
+    def run(
+        self, values: Mapping[str, Array], variant: Variant | None = None, *, where: str = "this feed"
+    ) -> dict[str, Array]:
         """Run the step and return its outputs by name.
 
         Args:
             values: its inputs by name, as computed.
             variant: None: float.
+            where: name of the feed in messages.
         """
         if variant is not None and not is_quantized(variant, self._uses):
             variant = None
         with self._lock:
             if variant not in self._sessions:
                 self._sessions[variant] = self._open(variant)
-        return self._sessions[variant].run(values, self.step.outputs)
+        return self._sessions[variant].run(values, self.step.outputs, where=where)
 
     def _open(self, variant: Variant | None) -> LayerRunner:
         piece = self._piece

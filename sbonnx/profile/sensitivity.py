@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -133,12 +134,15 @@ def sensitivity(  # noqa: PLR0913 - public entry point
     rows: list[Sensitivity] = []
     refusals: list[Refusal] = []
     with closing(_Rest(walk, outputs, options.device)) as rest:
-        for piece, seen in walk(data, _Look(variants, uses, rest if network else None)):
-            figures = _Figures(checker, variants)
-            for one in seen:
-                figures.add(one)
+        figures: defaultdict[str, _Figures] = defaultdict(lambda: _Figures(checker, variants))
+
+        def take(piece: StepSession, seen: _Seen) -> None:
+            figures[piece.step.layer].add(seen)
+
+        for piece in walk(data, _Look(variants, uses, rest if network else None), take):
             mine = {reader.index: site for reader, site in uses.items() if reader.node == piece.step.layer}
-            rows.extend(figures.rows(piece, [mine[index] for index in sorted(mine)], network))
+            sites = [mine[index] for index in sorted(mine)]
+            rows.extend(figures[piece.step.layer].rows(piece, sites, network))
             if network and piece.step.scope:
                 why = Reason("in-branch", "it is in a branch: its loss at the network's outputs was not measured")
                 refusals.append(Refusal("sensitivity at the outputs", piece.step.layer, why))

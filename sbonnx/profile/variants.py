@@ -28,7 +28,7 @@ WIDTHS: Final = (2, 16)
 
 @dataclass(frozen=True, eq=False)
 class Variant:
-    """What is quantized, and with which numbers.
+    """Uses that are quantized, and their numbers.
 
     Attributes:
         uses: the site of each use that is quantized.

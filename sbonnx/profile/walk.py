@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
-from typing import Final, Generic, TypeVar, final
+from typing import Any, Final, Generic, TypeVar, final
 
 import numpy as np
 
-from sbonnx.calib.engine.runner import providers
-from sbonnx.calib.engine.threads import pool_of
+from sbonnx.calib.data.sample import Sample
+from sbonnx.calib.engine.layerwise import LayerVisitor, Step, run_layerwise
+from sbonnx.calib.engine.runner import LayerRunner, providers
+from sbonnx.calib.engine.segments import Segment
+from sbonnx.calib.engine.threads import one_blas_thread
 from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.errors import DataError
 from sbonnx.graph import Constant, Graph, Tensor
 from sbonnx.graph.query import constant, node_by_name, tensors_by_name
 from sbonnx.profile.pieces import LayerStep, StepSession, is_quantized, steps_of, uses_in
 from sbonnx.profile.variants import Variant
+from sbonnx.progress import Silent
 from sbonnx.spec import Array
 from sbonnx.system.cpu import CPU, cores
 
@@ -28,6 +30,7 @@ Values = dict[str, Array]
 
 FLOAT: Final = "float"
 QUANTIZED: Final = "quantized"
+STREAMS: Final = (FLOAT, QUANTIZED)
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,6 @@ class LayerSample:
     """One feed at one layer.
 
     Attributes:
-        number: number of the feed, from 0.
         inputs: float activations that the layer reads, by name.
         outputs: its float outputs.
         gathered: its outputs in the quantized network; None if not requested, or if that took another branch.
@@ -63,7 +65,6 @@ class LayerSample:
         read: returns any float tensor computed before that is read after this layer.
     """
 
-    number: int
     inputs: Values
     outputs: Values
     gathered: Values | None
@@ -71,24 +72,26 @@ class LayerSample:
     read: Callable[[str], Array]
 
 
-Look = Callable[[StepSession, LayerSample], T]
+Look = Callable[[StepSession, LayerSample], T | None]
 
 
 @final
-class Walk(Generic[T]):
+class Walk(LayerVisitor[Any], Generic[T]):
     """Layer-wise run of all feeds through the network.
 
     There are at most two streams: the float one, and one with everything quantized. A tensor that no quantization
-    affects is computed once. Tensors are stored from the layer that computes them to the last one that reads them,
-    within `memory` and then on disk, so that peak memory does not grow with the number of feeds.
+    affects is computed and stored once. Tensors are stored from the layer that computes them to the last one that reads
+    them, within `memory` and then on disk, so that peak memory does not grow with the number of feeds.
 
     Args:
         graph: the prepared float graph.
         layers: names of the nodes to visit, including those in branches of If.
         quantized: variant of the quantized stream; None: no such stream.
-        wanted: additional tensors of the main graph to compute, stored to the end.
+        wanted: additional tensors of the main graph to compute.
         options: device, memory, threads and number of feeds.
     """
+
+    recompute = False
 
     def __init__(
         self,
@@ -108,10 +111,6 @@ class Walk(Generic[T]):
         self._wanted = tuple(wanted)
         self._later = _read_later(self.steps, self.index)
         self._dirty = frozenset() if quantized is None else self._reached(quantized)
-        self._readers: dict[str, int] = {}
-        for names in (*(step.reads for step in self.steps), self._wanted):
-            for name in names:
-                self._readers[name] = self._readers.get(name, 0) + 1
 
     def read_after(self, step: LayerStep) -> tuple[str, ...]:
         """Return the tensors of the main graph, including inputs, computed up to `step` and read after it."""
@@ -121,49 +120,38 @@ class Walk(Generic[T]):
         self,
         data: Iterable[Mapping[str, Array]],
         look: Look[T],
+        take: Callable[[StepSession, T], None],
         *,
         end: Callable[[Values, Values], None] | None = None,
-    ) -> Iterator[tuple[StepSession, Iterator[T]]]:
-        """Yield each layer with the results of `look`, feed by feed in order.
+    ) -> Iterator[StepSession]:
+        """Yield each layer when all feeds have passed it.
 
         Args:
             data: feeds, iterated once; the first `options.limit` are used.
             look: called for each layer and feed, possibly from several threads at the same time.
+            take: called with the results of `look`, feed by feed in order.
             end: called at the end with the wanted tensors of each feed, in float and in the quantized network.
 
         Raises:
             DataError: there are no feeds, or the model cannot run on one.
         """
-        with ExitStack() as stack:
-            store = stack.enter_context(TensorStore(self._options.memory))
-            pool = stack.enter_context(pool_of(self._threads))
-            self._load(store, data)
-            for step in self.steps:
-                if step.choice:
-                    self._choose(store, step)
-                    continue
-                piece = StepSession(self.graph, step, index=self.index, device=self._options.device)
-                with closing(piece):
-                    seen = self._pass(store, pool, piece, look)
-                    if step.layer:
-                        yield piece, seen
-                    for _ in seen:  # feeds that the caller left, and nodes between layers
-                        pass
-            for number in range(self.feeds if end is not None else 0):
-                ends: list[Values] = []
-                for stream in (FLOAT, QUANTIZED):
-                    values = {name: self._get(store, stream, name, number) for name in self._wanted}
-                    ends.append({name: value for name, value in values.items() if value is not None})
-                if end is not None:
-                    end(*ends)
+        self._look, self._take, self._end = look, take, end
+        reads = [step.reads for step in self.steps] + ([] if end is None else [self._wanted])
+        segments = [
+            Segment(tuple(dict.fromkeys(self._key(stream, name) for stream in STREAMS for name in names)), (), ())
+            for names in reads
+        ]
+        with one_blas_thread(), TensorStore(self._options.memory) as self._store:
+            passed = run_layerwise(segments, self._units(data), [self._store], self, self._threads, Silent())
+            for number, _ in enumerate(passed):
+                if number < len(self.steps) and self.steps[number].layer:
+                    yield self._piece
 
-    def _load(self, store: TensorStore, data: Iterable[Mapping[str, Array]]) -> None:
+    def _units(self, data: Iterable[Mapping[str, Array]]) -> Iterator[Sample]:
         self.feeds = 0
-        for feeds in islice(iter(data), self._options.limit):
-            for tensor in self.graph.inputs:
-                readers = self._readers.get(tensor.name, 0)
-                store.put((FLOAT, tensor.name, self.feeds), feeds[tensor.name], readers=readers, copy=True)
+        for number, feeds in enumerate(islice(iter(data), self._options.limit)):
             self.feeds += 1
+            yield Sample(number, f"feed {number}", dict(feeds))
         if not self.feeds:
             raise DataError("there is nothing to profile: the data has no feeds")
 
@@ -176,84 +164,71 @@ class Walk(Generic[T]):
                 reached.update(step.outputs)
         return frozenset(reached)
 
-    def _get(self, store: TensorStore, stream: str, name: str, number: int) -> Array | None:
-        key = (stream if name in self._dirty else FLOAT, name, number)
-        if key in store:
-            return store.get(key)
-        return constant(self.index[name])
+    def _key(self, stream: str, name: str) -> str:
+        """Return the key of a tensor in a stream: that of float for a tensor that does not differ."""
+        return f"{stream}/{name}" if stream == QUANTIZED and name in self._dirty else name
 
-    def _runs(self, store: TensorStore, stream: str, step: LayerStep, number: int) -> bool:
-        for name, wanted in step.conditions:
-            value = self._get(store, stream, name, number)
-            if value is None or bool(np.asarray(value).item()) != wanted:
-                return False
-        return True
+    def _value(self, known: Mapping[str, Any], stream: str, name: str) -> Array | None:
+        key = self._key(stream, name)
+        return known[key] if key in known else constant(self.index[name])
 
-    def _release(self, store: TensorStore, step: LayerStep, number: int) -> None:
-        for name in step.reads:
-            for stream in (FLOAT, QUANTIZED):
-                if (stream, name, number) in store:
-                    store.release((stream, name, number))
+    def open(self, stack: ExitStack, number: int, segment: Segment) -> Sequence[LayerRunner | None]:
+        """Open the sessions of a step."""
+        if number < len(self.steps) and not self.steps[number].choice:
+            piece = StepSession(self.graph, self.steps[number], index=self.index, device=self._options.device)
+            self._piece = stack.enter_context(closing(piece))
+        return [None]
 
-    def _keep(self, store: TensorStore, stream: str, values: Values, number: int) -> None:
-        for name, value in values.items():
-            readers = self._readers.get(name, 0)
-            if readers and (stream == FLOAT or name in self._dirty):
-                store.put((stream, name, number), value, readers=readers)
+    def reserve(self, number: int, segment: Segment) -> AbstractContextManager[Step]:
+        """Return the function that runs both streams of a feed through a step."""
 
-    def _pass(self, store: TensorStore, pool: ThreadPoolExecutor, piece: StepSession, look: Look[T]) -> Iterator[T]:
-        """Run all feeds through one step, a few at a time; yield the results for those that run it."""
-        step = piece.step
+        def run(_: LayerRunner | None, known: dict[str, Any], unit: Sample) -> None:
+            for stream in STREAMS if number < len(self.steps) else ():
+                known.update(self._outputs(self.steps[number], stream, known, unit))
 
-        def one(number: int) -> T | None:
-            floats = self._stream(store, piece, FLOAT, number)
-            gathered = floats
-            if self.quantized is not None and self._dirty.intersection(step.outputs):
-                gathered = self._stream(store, piece, QUANTIZED, number)
-            found: T | None = None
-            if step.layer and floats is not None:
-                inputs = {name: self._known(store, name, number) for name in step.inputs}
-                quantized = gathered if self.quantized is not None else None
-                strayed = self.quantized is not None and quantized is None
-                read = partial(self._known, store, number=number)
-                sample = LayerSample(number, inputs, floats, quantized, strayed, read)
-                found = look(piece, sample)
-            self._release(store, step, number)
-            return found
+        return nullcontext(run)
 
-        for start in range(0, self.feeds, self._threads):
-            for found in list(pool.map(one, range(start, min(start + self._threads, self.feeds)))):
-                if found is not None:
-                    yield found
-
-    def _stream(self, store: TensorStore, piece: StepSession, stream: str, number: int) -> Values | None:
-        """Run one feed of one stream through a step; None if its conditions do not hold."""
-        if not self._runs(store, stream, piece.step, number):
-            return None
+    def _outputs(self, step: LayerStep, stream: str, known: Mapping[str, Any], unit: Sample) -> dict[str, Any]:
+        """Return the outputs of a step in a stream, by key; none if its conditions do not hold, or they are known."""
+        keys = {name: self._key(stream, name) for name in step.outputs}
+        conditions = ((self._value(known, stream, name), picks) for name, picks in step.conditions)
+        if known.keys() >= set(keys.values()):
+            return {}
+        if any(value is None or bool(np.asarray(value).item()) != picks for value, picks in conditions):
+            return {}
+        values = {name: value for name in step.inputs if (value := self._value(known, stream, name)) is not None}
+        if step.choice:
+            side = 0 if bool(np.asarray(values[step.inputs[0]]).item()) else 1
+            return {keys[name]: self._value(known, stream, ends[side]) for name, ends in step.choice.items()}
         variant = self.quantized if stream == QUANTIZED else None
-        values = {name: self._known(store, name, number, stream) for name in piece.step.inputs}
-        outputs = piece.run(values, variant)
-        self._keep(store, stream, outputs, number)
-        return outputs
+        return {keys[name]: value for name, value in self._piece.run(values, variant, where=unit.where).items()}
 
-    def _known(self, store: TensorStore, name: str, number: int, stream: str = FLOAT) -> Array:
-        value = self._get(store, stream, name, number)
-        if value is None:
-            raise ValueError(f"'{name}' of feed {number} is read before it is computed")
-        return value
+    def visit(self, number: int, unit: Sample, streams: Sequence[dict[str, Any]]) -> Any:
+        """Return what `look` returns of a layer that the float network ran; at the end, the wanted tensors."""
+        if number == len(self.steps):
+            return [self._tensors(streams[0], stream, self._wanted) for stream in STREAMS]
+        step, (known,) = self.steps[number], streams
+        floats, quantized = (self._tensors(known, stream, step.outputs) for stream in STREAMS)
+        if not step.layer or not floats:
+            return None
+        sample = LayerSample(
+            inputs=self._tensors(known, FLOAT, step.inputs),
+            outputs=floats,
+            gathered=None if self.quantized is None else quantized or None,
+            strayed=not quantized,
+            read=lambda name: self._store.get((unit.index, name)),
+        )
+        return self._look(self._piece, sample)
 
-    def _choose(self, store: TensorStore, step: LayerStep) -> None:
-        """Store the outputs of an If: those of the branch that ran."""
-        condition = step.inputs[0]
-        for number in range(self.feeds):
-            for stream in (FLOAT, QUANTIZED) if self.quantized is not None else (FLOAT,):
-                if self._runs(store, stream, step, number):
-                    side = 0 if bool(np.asarray(self._known(store, condition, number, stream)).item()) else 1
-                    values = {
-                        name: self._known(store, ends[side], number, stream) for name, ends in step.choice.items()
-                    }
-                    self._keep(store, stream, values, number)
-            self._release(store, step, number)
+    def _tensors(self, known: Mapping[str, Any], stream: str, names: Iterable[str]) -> Values:
+        return {name: value for name in names if (value := self._value(known, stream, name)) is not None}
+
+    def take(self, number: int, unit: Sample, result: Any) -> None:
+        """Hand on the result of a feed."""
+        if number == len(self.steps) and self._end is not None:
+            self._end(*result)
+        elif result is not None:
+            self._take(self._piece, result)
 
 
 def _read_later(steps: Sequence[LayerStep], index: Mapping[str, Tensor]) -> dict[int, tuple[str, ...]]:
