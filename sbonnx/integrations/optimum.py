@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -28,6 +28,11 @@ from sbonnx.progress import Progress
 from sbonnx.report import Report
 from sbonnx.values import json_values
 from sbonnx.version import __version__
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from sbonnx.recipe.keywords import QuantizeKeywords
 
 CONFIG: Final = "ort_config.json"
 """File of Optimum's ORTConfig, with the recipe and the figures under the key "sbonnx"."""
@@ -90,19 +95,17 @@ class ModelFolder:
         return next((self.folder / name for name in PROCESSORS if (self.folder / name).is_file()), None)
 
 
-def quantize_folder(  # noqa: PLR0913 - public entry point
+def quantize_folder(
     folder: str | os.PathLike[str],
     data: Any,
     output: str | os.PathLike[str],
     *,
     files: Sequence[str] | None = None,
-    backend: str | None = None,
-    recipe: Any = None,
     split: int | None = None,
     preprocess: Preprocessing | None = None,
     force: bool = False,
     progress: Progress | None = None,
-    **overrides: Any,
+    **keywords: Unpack[QuantizeKeywords],
 ) -> dict[str, Report]:
     """Quantize the ONNX files of a model folder, and copy its configuration, tokenizer and processor.
 
@@ -119,7 +122,7 @@ def quantize_folder(  # noqa: PLR0913 - public entry point
         output: folder to create.
         files: names without suffix of the files to quantize; None: all, or those that `data` names. Other files are
             copied as they are.
-        backend, recipe, split, progress, overrides: as in `sbonnx.quantize`, for every file.
+        split, progress, keywords: as in `sbonnx.quantize`, for every file.
         preprocess: as in `sbonnx.quantize`; None: the image processor or the tokenizer of the folder.
         force: replace an output folder of an earlier run.
 
@@ -149,12 +152,10 @@ def quantize_folder(  # noqa: PLR0913 - public entry point
             report = api.quantize(
                 path,
                 rows_as_feeds(feeds, input_specs(graphs_by_name[name])),
-                backend=backend,
-                recipe=recipe,
                 output=place,
                 split=None if name in decoders else split,
                 progress=progress,
-                **overrides,
+                **keywords,
             )
             reports[name] = replace(report, output=str(target.target / place.relative_to(stage)))
         config = ort_config(reports, external_data=any(external_names(place) for place in stage.rglob("*.onnx")))

@@ -36,7 +36,7 @@ from sbonnx.llm.windows import TOKENS
 from sbonnx.options import RunOptions
 from sbonnx.progress import Progress, shown_by_default
 from sbonnx.recipe import Recipe, load
-from sbonnx.recipe.keywords import RecipeKeywords
+from sbonnx.recipe.keywords import QuantizeKeywords
 from sbonnx.report import Report
 from sbonnx.spec import Array, QuantSpec
 from sbonnx.stages.contract import Stage
@@ -97,10 +97,9 @@ class TextKeywords(TypedDict, total=False):
     tokens: int
 
 
-class DecoderKeywords(RecipeKeywords, total=False):
+class DecoderKeywords(QuantizeKeywords, total=False):
     """Keywords of `quantize`: those of `sbonnx.quantize`, and of `read_decoder`."""
 
-    backend: str | None
     kv_bits: int | None
     tokenizer: str | os.PathLike[str] | None
     past: str | None
@@ -108,12 +107,11 @@ class DecoderKeywords(RecipeKeywords, total=False):
 
 
 @shown_by_default
-def quantize(  # noqa: PLR0913 - public entry point
+def quantize(
     source: str | os.PathLike[str],
     texts: Texts | Array | None = None,
     *,
     output: str | os.PathLike[str],
-    recipe: Any = None,
     force: bool = False,
     latency: bool = True,
     details: bool = False,
@@ -130,14 +128,14 @@ def quantize(  # noqa: PLR0913 - public entry point
         source: a folder of onnxruntime-genai or optimum, or an .onnx file with `tokenizer`.
         texts: see `sbonnx.llm.windows.read_windows`; None: weights are rounded to nearest.
         output: the folder to write.
-        recipe: path or dict with further settings, such as LLM.TOKENS or W.SPECIFIC.
         force: replace a folder that an earlier run wrote.
         latency: measure speed and memory.
         details: with texts, measure what the page (``report.to_html()``) shows beyond the figures, see
             `sbonnx.quantize`.
         progress: receiver of progress updates.
         overrides: values by key, or texts "KEY=VALUE"; the last word.
-        keywords: recipe keys by keyword as of `sbonnx.quantize`, such as ``window=256`` or ``min_agreement=0.9``;
+        keywords: ``recipe``, a path or dict with settings such as LLM.TOKENS or W.SPECIFIC; recipe keys by keyword as
+            of `sbonnx.quantize`, such as ``window=256`` or ``min_agreement=0.9``;
             ``tokenizer``, ``past`` and ``present`` as of `read_decoder`; and
 
             - backend: "onnxruntime" (default) for MatMulNBits; "tensorrt" or "tensorrt@VERSION" for blocks of int4
@@ -155,7 +153,7 @@ def quantize(  # noqa: PLR0913 - public entry point
         SbonnxError: a subclass, for every error that the user can fix. No partial folder is left.
     """
     values: dict[str, Any] = dict(keywords)
-    tokenizer, past, present = (values.pop(name, None) for name in ("tokenizer", "past", "present"))
+    tokenizer, past, present, recipe = (values.pop(name, None) for name in ("tokenizer", "past", "present", "recipe"))
     decoder = read_decoder(source, tokenizer=tokenizer, past=past, present=present)
     settings = recipe_for(values, recipe, overrides, texts=texts is not None)
     target = Path(output)

@@ -94,3 +94,10 @@ class RecipeKeywords(TypedDict, total=False):
     llm: Mapping[str, Any]
     auto: Mapping[str, Any]
     mixed: Mapping[str, Any]
+
+
+class QuantizeKeywords(RecipeKeywords, total=False):
+    """Keywords of `sbonnx.quantize` that decide the recipe."""
+
+    backend: str | None
+    recipe: Any
