@@ -29,8 +29,9 @@ from sbonnx.plan import Plan, Solution
 from sbonnx.pruning.fine_tuning import require_fine_tuning
 from sbonnx.pruning.groups.channel_removal import restore
 from sbonnx.pruning.prune import Pruned
-from sbonnx.pruning.settings import FineTuning, pruning_of
+from sbonnx.pruning.settings import pruning_of
 from sbonnx.recipe import Recipe, load
+from sbonnx.recipe.sections.sparsity import SparseFinetune
 from sbonnx.recipe.sections.whole import PRUNING_FORMS
 from sbonnx.spec import Array
 from sbonnx.stages.prune import SAME, prune, removal_error
@@ -248,7 +249,7 @@ class SparseModel:
         """
         found, recipe = self._chosen("init_finetune"), self._resolved()
         self._trained = None
-        require_fine_tuning(found.graph, FineTuning(0))
+        require_fine_tuning(found.graph, SparseFinetune(0))
         from sbonnx.qat.module import set_teacher, trainable
         from sbonnx.training.finetune import freeze
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 
@@ -15,37 +15,36 @@ from sbonnx.equalize.absorb import absorb, before_relus
 from sbonnx.equalize.channel_scales import apply
 from sbonnx.equalize.cross_layer import cross_layer_scales
 from sbonnx.equalize.rules import RULES
-from sbonnx.equalize.scale_trace import Clips, ConstantEditor, Traced, trace
+from sbonnx.equalize.scale_trace import ConstantEditor, Traced, trace
 from sbonnx.graph import Graph
 from sbonnx.graph.edit import sort
 from sbonnx.graph.query import producer, scopes
 from sbonnx.plan.types import Plan, Site
+from sbonnx.recipe.sections.base import parameter
+from sbonnx.recipe.sections.stages import Equalize
 from sbonnx.report import Fired, Reason, Refusal
 from sbonnx.spec import Array, Bounds, QuantSpec
 
 
-@dataclass(frozen=True)
-class Equalization:
+class Equalization(Equalize):
     """Settings of the transformations of a float graph before planning; none is enabled by default.
 
     Attributes:
-        cross_layer: equalize channel ranges of consecutive layers by scales that cancel, using weights only.
-        clips: treatment of a Clip from 0 to a number between two layers, with `cross_layer` and `smooth`.
-        absorb_bias: move high biases before a Relu into the next layers.
-        smooth: SmoothQuant strength for convolutions and for matrix products: move channel ranges from layer inputs
-            into their weights. None: off, for all or for convolutions.
-        only_after_norms: only in networks in which a product reads a normalization; other layers are no refusals.
+        smooth: SmoothQuant strength for convolutions and for matrix products, as SMOOTH_QUANT says for the network.
+            None: off, for all or for convolutions.
         per_channel: whether weights get one scale per output channel.
         bits: bit width of the quantized weights.
     """
 
-    cross_layer: bool = False
-    clips: Clips = "channels"
-    absorb_bias: bool = False
-    smooth: tuple[float | None, float] | None = None
-    only_after_norms: bool = False
-    per_channel: bool = True
-    bits: int = 8
+    smooth_quant: float | bool | Literal["auto"] = parameter(False)
+    smooth: tuple[float | None, float] | None = parameter(None)
+    per_channel: bool = parameter(True)
+    bits: int = parameter(8)
+
+    @property
+    def only_after_norms(self) -> bool:
+        """Smooth only networks in which a product reads a normalization; other layers are no refusals then."""
+        return self.smooth_quant == "auto"
 
     @property
     def any(self) -> bool:
@@ -122,7 +121,7 @@ def equalize(graph: Graph, settings: Equalization) -> Equalized:
     """
     done = Equalized()
     if settings.cross_layer:
-        traced = trace(graph, RULES, settings.clips)
+        traced = trace(graph, RULES, settings.clip)
         _scale(graph, traced, cross_layer_scales(traced, graph.info.normals), settings, CROSS_LAYER, done)
     return done
 
@@ -132,7 +131,7 @@ def wanted_ranges(graph: Graph, settings: Equalization) -> dict[str, int]:
     found: dict[str, int] = {}
     if not settings.needs_ranges:
         return found
-    traced = trace(graph, RULES, settings.clips)
+    traced = trace(graph, RULES, settings.clip)
     if settings.smooth is not None:
         found.update(smooth.wanted(traced, settings.smooth, only_after_norms=settings.only_after_norms))
     if settings.absorb_bias:
@@ -164,7 +163,7 @@ def _smooth(graph: Graph, settings: Equalization, maxima: Mapping[str, Array], d
     editor = ConstantEditor(graph)
     if settings.only_after_norms:
         done = Equalized(done.fired)  # nobody asked for the layers that it does not suit
-    traced = trace(graph, RULES, settings.clips)
+    traced = trace(graph, RULES, settings.clip)
     fed = smooth.pinned_products(traced)
     for one in fed:
         found = maxima.get(one.tensor.name)
@@ -180,14 +179,14 @@ def _smooth(graph: Graph, settings: Equalization, maxima: Mapping[str, Array], d
         done.refusals += [Refusal(SMOOTH, weight.node.name, why) for weight in one.weights]
     if fed:
         sort(graph)
-        traced = trace(graph, RULES, settings.clips)
+        traced = trace(graph, RULES, settings.clip)
     scales = smooth.smooth_scales(traced, maxima, settings.smooth, per_channel=settings.per_channel)
     _scale(graph, traced, scales, settings, SMOOTH, done)
 
 
 def _scale(graph: Graph, traced: Traced, scales: Array, settings: Equalization, what: str, done: Equalized) -> None:
     """Apply scales to the constants in place, and report which layers read scaled inputs and why others do not."""
-    why = apply(graph, traced, scales, clips=settings.clips)
+    why = apply(graph, traced, scales, clips=settings.clip)
     if why is not None:
         done.refusals.append(Refusal(what, "the graph", why))
         return

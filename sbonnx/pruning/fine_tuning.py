@@ -16,7 +16,8 @@ from sbonnx.graph.query import shape, tensors_by_name
 from sbonnx.pruning.groups.channel_removal import restore
 from sbonnx.pruning.groups.dimensions import along_axis, dependencies
 from sbonnx.pruning.groups.pruning_plan import PruningPlan
-from sbonnx.pruning.settings import FineTuning, Pruning
+from sbonnx.pruning.settings import Pruning
+from sbonnx.recipe.sections.sparsity import SparseFinetune
 from sbonnx.report.codes import Note
 from sbonnx.spec import Array
 
@@ -62,7 +63,7 @@ class FineTuneRow:
         )
 
 
-def require_fine_tuning(graph: Graph, tuning: FineTuning) -> None:
+def require_fine_tuning(graph: Graph, tuning: SparseFinetune) -> None:
     """Check that a graph can be fine-tuned, before the time for pruning is spent.
 
     Raises:

@@ -18,41 +18,16 @@ from sbonnx.pruning.groups.dimensions import Dependencies, Dimension
 from sbonnx.recipe import Recipe
 from sbonnx.recipe.defaults import BACKEND
 from sbonnx.recipe.problem import Path, Wrong, key_path, one_of
-from sbonnx.recipe.sections.sparsity import GOALS
+from sbonnx.recipe.sections.base import parameter
+from sbonnx.recipe.sections.sparsity import GOALS, SparseChange, SparseFinetune
 from sbonnx.system.cpu import THIS
 from sbonnx.verify import LabelledLoss
 
 
-@dataclass(frozen=True)
-class LayerPruning:
-    """Other settings for the output channels of one layer (an entry of SPARSE.SPECIFIC).
+class LayerPruning(SparseChange):
+    """Other settings for the output channels of one layer: an entry of SPARSE.SPECIFIC, and its key."""
 
-    Attributes:
-        ratio, strategy: see `Pruning`; None: as for all layers.
-        skip: inputs, outputs and weights of the layer are not changed.
-        why: the key.
-    """
-
-    ratio: float | None = None
-    strategy: str | None = None
-    skip: bool = False
-    why: str = ""
-
-
-@dataclass(frozen=True)
-class FineTuning:
-    """Settings of fine-tuning.
-
-    Attributes:
-        epochs: number of passes over the samples.
-        lr: peak learning rate, relative to the magnitude of each weight; see `sbonnx.qat.Settings`.
-        augment: "auto", "none", or names of augmentations, separated by commas; see
-            `sbonnx.training.finetune.augmentation`.
-    """
-
-    epochs: int
-    lr: float = 0.5
-    augment: str = "auto"
+    why: str = parameter("")
 
 
 @dataclass(frozen=True)
@@ -103,7 +78,7 @@ class Pruning:
     seed: int = 0
     layers: Mapping[str, LayerPruning] = field(default_factory=dict)
     pattern: SparsityPattern | None = None
-    finetune: FineTuning | None = None
+    finetune: SparseFinetune | None = None
 
     @property
     def costs(self) -> KernelCosts | None:
@@ -164,7 +139,7 @@ def pruning_of(recipe: Recipe, graph: Graph, *, integers: bool = False, metric: 
             hint = "Conv, ConvTranspose, Gemm and MatMul of the main graph have channels to remove"
             raise recipe.origin.error(Wrong("matches no layer that can be pruned", hint, path=path))
         for name in names:
-            layers.setdefault(name, LayerPruning(change.ratio, change.strategy, change.skip, key_path(path)))
+            layers.setdefault(name, LayerPruning.of(change, why=key_path(path)))
     backend = backend_for(recipe.backend, recipe.version)
     budget = section.budget
     if budget.latency is not None and backend.kernel_costs(recipe.kernel_costs, recipe.cpu) is None:
@@ -174,7 +149,6 @@ def pruning_of(recipe: Recipe, graph: Graph, *, integers: bool = False, metric: 
         raise recipe.origin.error(Wrong(f"cannot be estimated: {why}", hint, path=("SPARSE", "BUDGET", "LATENCY")))
     if metric is not None and section.max_loss is None:
         raise RecipeError("a metric says what max_loss is of: give max_loss as well")
-    tuning = section.finetune
     return Pruning(
         strategy=section.strategy,
         macs=budget.macs,
@@ -195,7 +169,7 @@ def pruning_of(recipe: Recipe, graph: Graph, *, integers: bool = False, metric: 
         seed=recipe.calibration.seed,
         layers=layers,
         pattern=section.pattern,
-        finetune=FineTuning(tuning.epochs, tuning.lr, tuning.augment) if tuning.epochs else None,
+        finetune=section.finetune if section.finetune.epochs else None,
     )
 
 

@@ -25,6 +25,8 @@ from sbonnx.moments import (
     shrinkage_of,
 )
 from sbonnx.plan.types import Gain, Plan, RoundingChoice, Site
+from sbonnx.recipe.sections.base import parameter
+from sbonnx.recipe.sections.stages import MomentsOf
 from sbonnx.reconstruct.layer_inputs import WHAT, Layer, Seen, Watched, WatchedMeans, watched
 from sbonnx.reconstruct.stored_layers import restore_layer, stored_layer
 from sbonnx.report import Note, Reason, Refusal
@@ -38,27 +40,23 @@ STEPS: Final = 256
 """The resolution of an input is its range over this number, whatever its width."""
 
 
-@dataclass(frozen=True)
-class Reconstruction:
-    """Options of layer-wise weight reconstruction.
+class Reconstruction(MomentsOf):
+    """Options of layer-wise weight reconstruction: CALIBRATION.MOMENTS, with the number of samples resolved.
+
+    The share is that of `Moments.towards`; None: the share of least error on a hold-out set, see `share_of`.
 
     Attributes:
-        quantized: inputs come from the quantized network (all layers before are quantized); else from the float
-            network, in one pass.
-        share: share of the error of its inputs that a weight compensates, 0 to 1; see `Moments.towards`. None: the
-            share of least error on a hold-out set, determined per layer; see `share_of`.
-        rows: number of input rows that a layer uses, per weight of an output; 0: all.
         correct: correct biases that belong to one layer by the mean output shift that rounding causes.
         seed: of the row picks.
-        samples: maximum number of samples, chosen by content; None: all.
     """
 
-    quantized: bool = True
-    share: float | None = None
-    rows: int = 32
-    correct: bool = True
-    seed: int = 0
-    samples: int | None = None
+    correct: bool = parameter(True)
+    seed: int = parameter(0)
+
+    @property
+    def quantized(self) -> bool:
+        """Whether inputs come from the quantized network: all layers before are quantized."""
+        return self.inputs == "quantized"
 
     @property
     def holds_out(self) -> bool:

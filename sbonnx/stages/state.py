@@ -288,13 +288,9 @@ def run_options(recipe: Recipe, progress: Progress | None = None) -> RunOptions:
 
 def equalization_of(recipe: Recipe) -> Equalization:
     """Return the equalization settings of a recipe."""
-    section = recipe.equalize
-    return Equalization(
-        cross_layer=section.cross_layer,
-        clips=section.clip,
-        absorb_bias=section.absorb_bias,
+    return Equalization.of(
+        recipe.equalize,
         smooth=_smoothing(recipe),
-        only_after_norms=section.smooth_quant == "auto",
         per_channel=is_per_channel(recipe.w.qscheme),
         bits=recipe.w.quantizer.bit,
     )
@@ -316,15 +312,8 @@ def reconstruction_of(prepared: Prepared) -> Reconstruction | None:
     if not prepared.corrects and not any(looks_at_inputs(site) for site in prepared.plan.of_role("weight")):
         return None
     calibration = prepared.recipe.calibration
-    moments = calibration.moments
-    return Reconstruction(
-        moments.inputs == "quantized",
-        moments.share,
-        moments.rows,
-        prepared.corrects,
-        calibration.seed,
-        prepared.recipe.rounding_samples,
-    )
+    samples = prepared.recipe.rounding_samples
+    return Reconstruction.of(calibration.moments, correct=prepared.corrects, seed=calibration.seed, samples=samples)
 
 
 def rounding_of(prepared: Prepared) -> WeightRounding:

@@ -22,8 +22,9 @@ from sbonnx.graph.query import constant, node_by_name
 from sbonnx.options import RunOptions
 from sbonnx.pruning.fine_tuning import FineTuneRow, fine_tune, remaining_entries, require_fine_tuning
 from sbonnx.pruning.prune import Pruned
-from sbonnx.pruning.settings import FineTuning, LayerPruning, Pruning
+from sbonnx.pruning.settings import LayerPruning, Pruning
 from sbonnx.recipe import names
+from sbonnx.recipe.sections.sparsity import SparseFinetune
 from tests.pruning.test_prune import error, feeds, inverted, pruned
 from tests.support.models import model, run
 
@@ -43,7 +44,7 @@ def tuned(epochs: int = 10, done: Pruned | None = None, skip: str = "", lr: floa
     graph, small = network()
     done = done or small
     layers = {skip: LayerPruning(skip=True)} if skip else {}
-    settings = Pruning(ratio=0.5, layers=layers, finetune=FineTuning(epochs, lr))
+    settings = Pruning(ratio=0.5, layers=layers, finetune=SparseFinetune(epochs, lr))
     small, masked, row = fine_tune(
         graph, done.plan, done.graph, done.masked, Samples.of(feeds(100), graph, ONE), settings
     )
@@ -160,7 +161,7 @@ def test_a_model_that_torch_cannot_train_is_refused_with_its_node() -> None:
     node = graph.nodes[1]
     node.op = "Unknown"
     with pytest.raises(ModelError, match=f"op Unknown .*node '{node.name}'.*not supported in training"):
-        require_fine_tuning(graph, FineTuning(1))
+        require_fine_tuning(graph, SparseFinetune(1))
 
 
 def test_half_precision_is_refused_by_name() -> None:
@@ -168,7 +169,7 @@ def test_half_precision_is_refused_by_name() -> None:
     text = "agraph (float16[N,4] x) => (float16[N,4] y) { y = MatMul (x, w) }"
     graph = graphs.load(model(text, w=np.ones((4, 4), np.float16)))
     with pytest.raises(ModelError, match="weight 'w' is float16: fine-tuning needs a float32 model"):
-        require_fine_tuning(graph, FineTuning(1))
+        require_fine_tuning(graph, SparseFinetune(1))
 
 
 def test_a_skipped_layer_is_not_trained() -> None:
@@ -220,4 +221,4 @@ def test_without_torch_the_error_says_what_to_install(monkeypatch: pytest.Monkey
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(DeviceError, match=r"torch is not installed: pip install 'sbonnx\[qat\]'$"):
-        require_fine_tuning(network()[0], FineTuning(1))
+        require_fine_tuning(network()[0], SparseFinetune(1))

@@ -12,10 +12,10 @@ from sbonnx.errors import RecipeError
 from sbonnx.linear.sparsity import GroupSparsity, Unstructured
 from sbonnx.plan.node_infos import node_infos
 from sbonnx.pruning.criteria import CRITERIA
-from sbonnx.pruning.settings import FineTuning, LayerPruning, Pruning, pruning_of
+from sbonnx.pruning.settings import LayerPruning, Pruning, pruning_of
 from sbonnx.recipe import Recipe, load, yaml_text
 from sbonnx.recipe.sections.base import schema_of
-from sbonnx.recipe.sections.sparsity import Sparse
+from sbonnx.recipe.sections.sparsity import Sparse, SparseFinetune
 from sbonnx.recipe.sections.whole import KEYS, PRUNING_FORMS
 from tests.support.models import residual
 
@@ -54,8 +54,8 @@ def test_the_section_sets_every_field() -> None:
 def test_fine_tuning_is_off_without_epochs() -> None:
     assert settings({"RATIO": 0.25, "FINETUNE": {"LR": 0.1}}).finetune is None
     chosen = settings({"RATIO": 0.25, "FINETUNE": {"EPOCHS": 7, "LR": 0.1, "AUGMENT": ["Flip", "mixup"]}}).finetune
-    assert chosen == FineTuning(7, 0.1, "flip,mixup")
-    assert settings({"RATIO": 0.25, "FINETUNE": {"EPOCHS": 1, "AUGMENT": "None"}}).finetune == FineTuning(
+    assert chosen == SparseFinetune(7, 0.1, "flip,mixup")
+    assert settings({"RATIO": 0.25, "FINETUNE": {"EPOCHS": 1, "AUGMENT": "None"}}).finetune == SparseFinetune(
         1, augment="none"
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -272,7 +271,7 @@ def test_a_shared_weight_is_fitted_to_the_inputs_of_all_its_nodes() -> None:
     solutions = []
     for text, feeds in ((BRANCHES, [{"x": x, "z": z}]), (JOINED, [{"x": np.concatenate([x, z])}])):
         ready = prepare(model(text, w=(8, 6), b=6), recipe, backend)
-        solutions.append(solved(ready, feeds, replace(reconstruction_of(ready) or Reconstruction(), rows=0)))
+        solutions.append(solved(ready, feeds, Reconstruction.of(reconstruction_of(ready) or Reconstruction(), rows=0)))
     shared, joined = solutions
     np.testing.assert_array_equal(shared.codes["w"], joined.codes["w"])
     np.testing.assert_array_equal(shared.qparams["w"].scale, joined.qparams["w"].scale)
@@ -309,7 +308,7 @@ def test_a_shared_weight_without_a_shared_bias() -> None:
     recipe, backend = read_recipe(None, "virtual", {**wishes, "CALIBRATION.MOMENTS": "float"})
     float_model = model(text, w=(8, 8), b1=8, b2=8)
     ready = prepare(float_model, recipe, backend)
-    found = solved(ready, [{"x": x}], replace(reconstruction_of(ready) or Reconstruction(), rows=2))
+    found = solved(ready, [{"x": x}], Reconstruction.of(reconstruction_of(ready) or Reconstruction(), rows=2))
     assert set(found.gains) == {"w"}
     w, b1, b2 = (onnx.numpy_helper.to_array(one) for one in float_model.graph.initializer)
     error = w - found.qparams["w"].dequantize(found.codes["w"])

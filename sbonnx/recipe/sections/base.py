@@ -175,6 +175,15 @@ class Section:
         self.__dict__.update({name: values.get(name, row.default) for name, row in self._rows.items()})
         self.__post_init__()
 
+    @classmethod
+    def of(cls: type[S], section: Section, **more: Any) -> S:
+        """Create settings from a section that the class inherits.
+
+        Args:
+            more: values of `parameter`, or in place of those of the section.
+        """
+        return cls(**{name: getattr(section, name) for name in section._rows} | more)
+
     def __post_init__(self) -> None:
         """Check values that are not from a recipe."""
 

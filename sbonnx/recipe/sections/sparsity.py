@@ -114,7 +114,6 @@ class SparseFinetune(Section):
     )
 
 
-@final
 class SparseChange(Section):
     """One entry of SPARSE.SPECIFIC."""
 

@@ -19,7 +19,6 @@ BY_OUTPUT: Final = ("VERIFY.TASK", "VERIFY.MIN_SQNR_DB", "VERIFY.MIN_COSINE")
 """Keys that accept a mapping from outputs to values."""
 
 
-@final
 class Equalize(Section):
     """EQUALIZE: cross-layer equalization, SmoothQuant, AWQ."""
 
@@ -88,7 +87,6 @@ class Asym(Section):
     )
 
 
-@final
 class MomentsOf(Section):
     """CALIBRATION.MOMENTS: second moments of the input activations, for input-aware weight rounding."""
 
