@@ -27,6 +27,8 @@ FAMILIES: Final[dict[str, Callable[[np.random.Generator, int], Array]]] = {
     "negative": lambda rng, n: -rng.exponential(size=n),
     "all equal": lambda rng, n: np.full(n, 0.5),
     "all zero": lambda rng, n: np.zeros(n),
+    "one value below zeros": lambda rng, n: np.append(np.zeros(n - 1), -1.0),
+    "one outlier": lambda rng, n: np.append(rng.standard_normal(n - 1), 100.0),
     "tiny": lambda rng, n: 1e-30 * rng.standard_normal(n),
     "huge": lambda rng, n: 1e30 * rng.standard_normal(n),
 }
@@ -40,11 +42,11 @@ SPECS: Final = (QuantSpec(), QuantSpec(bits=4), QuantSpec(bits=4, signed=False, 
 def check_observer(name: str) -> None:
     """Check the observer with this recipe name.
 
-    The clauses: bounds are float32, finite, ordered and within the data, for every distribution and width; they do not
-    depend on the order of the samples, on how they are split over batches and workers, or on a trip of the sketch
-    through a cache; several tensors at once have the bounds of each alone; one channel has the bounds that it has
-    alone, within 1 % of the range; values that are not finite are left out, and without others bounds are zero; the
-    sketch stays unchanged; the rule of Sparsebit gives finite bounds too; a sketch of what the observer `needs` is
+    The clauses: bounds are float32, finite, ordered, within the data and never -0.0, for every distribution and width;
+    they do not depend on the order of the samples, on how they are split over batches and workers, or on a trip of
+    the sketch through a cache; several tensors at once have the bounds of each alone; one channel has the bounds that
+    it has alone, within 1 % of the range; values that are not finite are left out, and without others bounds are zero;
+    the sketch stays unchanged; the rule of Sparsebit gives finite bounds too; a sketch of what the observer `needs` is
     enough, and one of less is a ValueError; the observer is a frozen dataclass without other state.
 
     Args:
@@ -87,6 +89,7 @@ def _check_bounds(observer: Observer, where: str, values: Array, spec: QuantSpec
     assert bounds.lo.dtype == bounds.hi.dtype == np.float32, f"{where}: bounds are float32"
     assert bounds.lo.shape == bounds.hi.shape == (), f"{where}: bounds without an axis are scalars"
     assert values.min() <= bounds.lo <= bounds.hi <= values.max(), f"{where}: bounds are ordered and within the data"
+    assert not (np.signbit(bounds.lo) and bounds.lo == 0), f"{where}: the lower bound is not -0.0"
     assert params_from_bounds(bounds, spec).scale > 0, f"{where}: bounds give a scale above 0"
     for key, value in sketch.to_arrays().items():
         assert np.array_equal(before[key], value), f"{where}: the sketch is not changed"

@@ -34,6 +34,7 @@ CASES: Final[dict[str, Case]] = {
     ),
     "a depthwise convolution": Case("Conv", (5, 1, 3, 3), QuantSpec(bits=4, axis=0), {"group": 5}),
     "a matrix product": Case("MatMul", (24, 7), QuantSpec(bits=4, axis=1)),
+    "a convolution, one scale": Case("Conv", (6, 3, 2, 2), QuantSpec(bits=4)),
     "one weight": Case("Gemm", (1, 1), QuantSpec(bits=4)),
 }
 
@@ -42,10 +43,10 @@ def check_rounding(name: str, arguments: Mapping[str, Any] | None = None) -> Non
     """Check the rounding with this recipe name.
 
     The clauses: codes have the weight's shape and the type of the spec, and lie in its range; scales and zero points
-    change only if `moves_scales` is set; the squared error of the layer's output is at most that of round-to-nearest;
-    the same inputs give the same codes, and the weight is not changed; channels and groups are rounded as well as each
-    alone; weights of 0 stay 0; weights of inputs that are always 0, weights without moments and fp8 weights get their
-    nearest codes.
+    change only if `moves_scales` is set, and keep their type and shape; the squared error of the layer's output is at
+    most that of round-to-nearest; the same inputs give the same codes, and the weight is not changed; channels and
+    groups are rounded as well as each alone; weights of 0 stay 0; weights of inputs that are always 0, weights without
+    moments and fp8 weights get their nearest codes.
 
     Args:
         name: of an installed or built-in rounding.
@@ -66,6 +67,8 @@ def check_rounding(name: str, arguments: Mapping[str, Any] | None = None) -> Non
         assert rounded.codes.shape == before.shape, f"{where}: codes have the shape of the weight"
         assert rounded.codes.dtype == spec.dtype, f"{where}: codes have the type of the spec"
         assert spec.qmin <= rounded.codes.min() and rounded.codes.max() <= spec.qmax, f"{where}: codes are in range"
+        scale, given = rounded.qparams.scale, layer.qparams.scale
+        assert (scale.dtype, scale.shape) == (given.dtype, given.shape), f"{where}: scales keep their type and shape"
         if not ROUNDERS[name].moves_scales:
             assert rounded.qparams is layer.qparams, f"{where}: scales change only with moves_scales"
         zeros = np.array_equal(rounded.qparams.zero_point, layer.qparams.zero_point)

@@ -118,16 +118,6 @@ def test_activations_by_hand(
     assert (pair.qparams.spec.bits, pair.qparams.spec.signed) == (bits, scheme == "symmetric")
 
 
-@pytest.mark.parametrize(("observer", "scheme", "bits", "tensor", "scale", "zero_point"), CASES)
-def test_activations_in_one_call(
-    observer: str, scheme: str, bits: int, tensor: str, scale: float, zero_point: int, tmp_path: Path
-) -> None:
-    config = written(tmp_path, virtual(bits, scheme=scheme, observer=observer) + SPARSEBIT)
-    x, path = activation(), tmp_path / "golden.onnx"
-    quantize(network(), [{"x": x[:2]}, {"x": x[2:]}], recipe=config, output=path, verify=False)
-    check_cell(onnx.load(str(path)), tensor, scale, zero_point)
-
-
 def test_how_the_samples_are_batched_does_not_matter(tmp_path: Path) -> None:
     """Each sample counts once in the moving average, whatever batch it came in."""
     config = written(tmp_path, virtual(8, observer="MOVING_AVERAGE") + SPARSEBIT)

@@ -111,7 +111,7 @@ def test_inputs_are_kept_by_functions(place: Path) -> None:
     import sbonnx
 
     evaluation = sbonnx.EvaluationData("test.npz", "top1")
-    for output, recipe in (("r.yaml", "r.yaml"), ("test.npz", None), ("feeds/q.onnx", None)):
+    for output, recipe in (("m.onnx", None), ("r.yaml", "r.yaml"), ("test.npz", None), ("feeds/q.onnx", None)):
         with pytest.raises(OutputError, match="an input of this run"):
             sbonnx.quantize("m.onnx", "feeds", recipe=recipe, output=output, evaluation=evaluation, force=True)
     sbonnx.quantize("m.onnx", "calib.npz", output="test.npz", force=True, verify=False)  # no input of this run

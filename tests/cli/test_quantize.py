@@ -198,13 +198,6 @@ def test_without_verification(place: Path, capsys: pytest.CaptureFixture[str]) -
     assert outputs("q.onnx").shape == (16, 16)
 
 
-def test_deterministic_bytes(place: Path) -> None:
-    assert main([*COMMAND, "--quiet"]) == 0
-    first = (place / "q.onnx").read_bytes()
-    assert main([*COMMAND, "--quiet", "--force", "--split", "3"]) == 0
-    assert (place / "q.onnx").read_bytes() == first
-
-
 def test_below_quality(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A model with nothing to quantize is written, with exit code 1."""
     onnx.save(model("agraph (float[N,3,8,8] x) => (float[N,3,8,8] y) { y = Abs(x) }"), str(place / "m.onnx"))

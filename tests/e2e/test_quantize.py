@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,55 +14,16 @@ from onnx import TensorProto, helper, numpy_helper
 import sbonnx
 from sbonnx import graph as graphs
 from sbonnx import qdq, verify
-from sbonnx.assets import digits
-from sbonnx.errors import ModelError, OutputError
+from sbonnx.errors import ModelError
 from sbonnx.moments import Moments
 from sbonnx.rounding import ROUNDERS, Grid, Rounder, make_rounder
 from sbonnx.spec import Array, QParams
 from tests.support.models import model, residual, run
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
 
 def feeds(count: int = 4, batch: int = 2) -> list[dict[str, Array]]:
     rng = np.random.default_rng(0)
     return [{"x": rng.standard_normal((batch, 3, 8, 8)).astype(np.float32)} for _ in range(count)]
-
-
-def test_the_bytes_do_not_depend_on_batching_and_order_of_batches(tmp_path: Path) -> None:
-    """For TensorRT; tests/e2e/test_same_bytes.py has the other backends."""
-    images = np.load(digits().calib)["image"][:24]
-    seen = set()
-    for number, size in enumerate((1, 8, 24)):
-        batches = [{"image": images[i : i + size]} for i in range(0, 24, size)]
-        path = tmp_path / f"{number}.onnx"
-        sbonnx.quantize(digits().model, batches[::-1], backend="tensorrt", output=path, verify=False)
-        seen.add(digest(path))
-    assert len(seen) == 1
-
-
-SCRIPT = """
-import os, sys
-wanted = {int(core) for core in sys.argv[4].split(",")} & os.sched_getaffinity(0)
-os.sched_setaffinity(0, wanted or os.sched_getaffinity(0))
-import sbonnx
-sbonnx.quantize(sys.argv[1], sys.argv[2], split=16, output=sys.argv[3], verify=False, backend="onnxruntime")
-"""
-
-
-@pytest.mark.slow
-def test_the_bytes_do_not_depend_on_the_hash_seed_or_the_number_of_cores(tmp_path: Path) -> None:
-    seen = set()
-    for seed, cores in (("0", "0"), ("1", "0,1"), ("random", "1")):
-        path = tmp_path / f"{seed}.onnx"
-        command = [sys.executable, "-c", SCRIPT, str(digits().model), str(digits().calib), str(path), cores]
-        subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, "PYTHONHASHSEED": seed})
-        seen.add(digest(path))
-    assert len(seen) == 1
 
 
 @pytest.mark.parametrize("backend", ["onnxruntime", "tensorrt", "virtual"])
@@ -154,21 +111,6 @@ def test_a_model_with_nothing_to_quantize_says_so() -> None:
     report = sbonnx.quantize(proto, [{"x": np.ones((2, 3), np.float32)}], backend="onnxruntime")
     assert not report.ok
     assert "nothing was quantized" in report.problems[0]
-
-
-def test_an_existing_output_needs_force_and_the_input_is_never_written(tmp_path: Path) -> None:
-    source = tmp_path / "m.onnx"
-    onnx.save(residual(), str(source))
-    before = digest(source)
-    target = tmp_path / "q.onnx"
-    sbonnx.quantize(source, feeds(), output=target, verify=False)
-    with pytest.raises(OutputError, match="force"):
-        sbonnx.quantize(source, feeds(), output=target, verify=False)
-    sbonnx.quantize(source, feeds(), output=target, verify=False, force=True)
-    with pytest.raises(OutputError, match=r"m\.onnx"):
-        sbonnx.quantize(source, feeds(), output=source, verify=False, force=True)
-    assert digest(source) == before
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["m.onnx", "q.onnx"]
 
 
 def test_models_with_pairs_or_integer_ops_are_refused() -> None:

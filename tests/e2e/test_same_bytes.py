@@ -79,11 +79,11 @@ def test_compiled_loops_and_hash_seeds(zoo_model: onnx.ModelProto, tmp_path: Pat
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("bits", WIDTHS)
-def test_the_bundled_model(bits: str, some_digits: Path) -> None:
+@pytest.mark.parametrize(("bits", "backend"), [*((bits, "onnxruntime") for bits in WIDTHS), ("w8a8", "tensorrt")])
+def test_the_bundled_model(bits: str, backend: str, some_digits: Path) -> None:
     data = dict(np.load(some_digits))
-    wanted = digest(digits().model, data, bits=bits, split=8)
-    assert digest(digits().model, data, bits=bits, shuffle=3, split=5, threads=1) == wanted
+    wanted = digest(digits().model, data, bits=bits, split=8, backend=backend)
+    assert digest(digits().model, data, bits=bits, shuffle=3, split=5, threads=1, backend=backend) == wanted
 
 
 def test_a_moving_average_takes_samples_in_their_order(zoo_model: onnx.ModelProto) -> None:

@@ -38,52 +38,19 @@ def test_the_contract_of_plugins(name: str) -> None:
 @pytest.mark.sampled(20)
 @by_name
 @by_case
-def test_codes_are_codes(name: str, case: str) -> None:
-    """Of the weight's shape and the spec's type, in range; spec and zero points as they were given."""
-    one = layer(CASES[case])
-    found = rounded(name, one)
-    spec = one.qparams.spec
-    assert found.codes.shape == one.weight.shape
-    assert found.codes.dtype == spec.dtype
-    assert found.codes.min() >= spec.qmin and found.codes.max() <= spec.qmax
-    assert found.qparams.spec == spec
-    assert found.qparams.scale.dtype == np.float32 and found.qparams.scale.shape == one.qparams.scale.shape
-    np.testing.assert_array_equal(found.qparams.zero_point, one.qparams.zero_point)
-    if not ROUNDERS[name].moves_scales:
-        assert found.qparams is one.qparams
-
-
-@pytest.mark.sampled(20)
-@by_name
-@by_case
 def test_never_worse_than_nearest(name: str, case: str) -> None:
     """By the explicit rows: in all, and output by output where no other output reads the scales that may move."""
     one = layer(CASES[case])
     found = rounded(name, one)
     nearest = Rounded(one.qparams.quantize(one.weight), one.qparams)
+    assert found.codes.dtype == one.qparams.spec.dtype and found.codes.shape == one.weight.shape
+    assert found.codes.min() >= one.qparams.spec.qmin and found.codes.max() <= one.qparams.spec.qmax
     error, plain = one.error(found), one.error(nearest)
     assert error.sum() <= plain.sum() * (1 + 1e-5)
     if found.loss is not None and found.nearest is not None:
         np.testing.assert_allclose([found.loss, found.nearest], [error.sum(), plain.sum()], rtol=1e-4, atol=1e-9)
     if not ROUNDERS[name].moves_scales or (one.qparams.spec.axis == 0 and one.layout.op == "Conv"):
         assert (error <= plain * (1 + 1e-5) + 1e-9).all()
-
-
-@pytest.mark.sampled(20)
-@by_name
-@pytest.mark.parametrize("case", ["conv", "depthwise", "matmul, blocks", "conv, one scale"])
-def test_inputs_that_are_always_zero(name: str, case: str) -> None:
-    """Their weights do not matter: they get their nearest codes, and the others are not worse for it."""
-    one = layer(CASES[case])
-    mask = np.ones(one.x.shape[2], np.float32)
-    mask[::3] = 0.0
-    one = replace(one, x=one.x * mask, quantized=one.quantized * mask)
-    found = rounded(name, one)
-    nearest = one.qparams.quantize(one.weight)
-    dead = one.layout.matrices(found.codes)[..., ::3]
-    plain = found.qparams.quantize(one.weight)
-    np.testing.assert_array_equal(dead, one.layout.matrices(plain)[..., ::3])
-    assert one.error(found).sum() <= one.error(Rounded(nearest, one.qparams)).sum() * (1 + 1e-5)
 
 
 @by_name
