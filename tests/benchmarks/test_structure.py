@@ -18,7 +18,7 @@ LIMITS: Final = {
     "functions with 10 parameters or more": 5,
     "`.get(` in pages": 310,
     "TypedDicts": 21,
-    "locals named found, one, made, known or each": 658,
+    "locals named found, one, made, known or each": 655,
 }
 """Lower one with the change that allows it; never raise one."""
 
