@@ -70,7 +70,7 @@ THIRD_PARTIES: dict[str, frozenset[str] | None] = {
             "recipe.sections.base",  # which device "auto" is
             "llm.adapt",
             "llm.decoding",
-            "llm.divergence",
+            "llm.evaluate",
             "llm.kv_cache",
             "llm.speed",
         }

@@ -20,8 +20,7 @@ from sbonnx.errors import DataError, OutputError
 from sbonnx.llm import scores, speed
 from sbonnx.llm.api import evaluate
 from sbonnx.llm.decoding import DecoderSession
-from sbonnx.llm.divergence import worst_block
-from sbonnx.llm.evaluate import DecoderLimits, evaluate_windows
+from sbonnx.llm.evaluate import DecoderLimits, evaluate_windows, worst_block
 from sbonnx.llm.generation import generate_with_genai
 from sbonnx.llm.layout import read_decoder
 from sbonnx.system.runtime import open_session
