@@ -8,8 +8,8 @@ import pytest
 
 from sbonnx.backends.onnxruntime.ort_nbits import TWO_BIT_BLOCKS, slow_path, stored_bits
 from sbonnx.plan import Plan
-from tests.export.writing import prepared
 from tests.support.models import model
+from tests.support.writing import prepared
 
 PRODUCT = "agraph (float[N,256] x) => (float[N,64] y) { m = MatMul (x, w) a = Tanh (m) y = MatMul (a, v) }"
 

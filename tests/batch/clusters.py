@@ -17,7 +17,7 @@ from sbonnx.batch.dask.cluster import DaskEngine
 from sbonnx.batch.jobs.job import Job, Outcome, Step, Watch
 from sbonnx.batch.jobs.steps import steps_of
 from tests.batch import works
-from tests.calib.cache.caching import complete
+from tests.support.caching import complete
 
 distributed = pytest.importorskip("distributed", reason="clusters are Dask's")
 

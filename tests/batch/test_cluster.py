@@ -35,7 +35,7 @@ from tests.batch.clusters import (
     until,
 )
 from tests.batch.test_remote import Server
-from tests.calib.cache.caching import complete
+from tests.support.caching import complete
 
 
 @pytest.mark.slow

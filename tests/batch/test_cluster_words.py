@@ -22,7 +22,7 @@ from tests.batch.clusters import (
     distributed,
     engine,
 )
-from tests.calib.cache.caching import KEYS, opened, seen
+from tests.support.caching import KEYS, opened, seen
 
 
 @pytest.mark.slow

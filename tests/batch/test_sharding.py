@@ -30,7 +30,7 @@ from sbonnx.pipeline import prepare
 from sbonnx.plan.types import Plan, Site, Solution
 from sbonnx.progress import JsonLines, Progress, Silent
 from sbonnx.stages.state import Prepared, read_recipe
-from tests.calib.cache.caching import complete
+from tests.support.caching import complete
 from tests.support.calibration import calibrate
 from tests.support.sample_count import SampleCount
 

@@ -19,9 +19,9 @@ from sbonnx.plan.types import ObserverChoice, Plan, Solution
 from sbonnx.progress import Progress
 from sbonnx.reconstruct.solve import WeightRounding, reconstruct
 from sbonnx.spec import Array, QParams, QuantSpec, params_from_bounds
-from tests.calib.naive import plan_linear
 from tests.support.calibration import calibrate
 from tests.support.models import model, residual, run
+from tests.support.naive import plan_linear
 
 RNG = np.random.default_rng(1)
 IMAGES = RNG.standard_normal((12, 3, 8, 8)).astype(np.float32) * np.arange(1, 13, dtype=np.float32)[:, None, None, None]

@@ -14,9 +14,9 @@ import pytest
 from sbonnx.graph import load
 from sbonnx.plan.types import ObserverChoice
 from sbonnx.spec import QuantSpec
-from tests.calib.naive import plan_linear
 from tests.calib.test_calibrate import same
 from tests.support.calibration import calibrate
+from tests.support.naive import plan_linear
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -25,7 +25,7 @@ import resource, sys
 import numpy as np
 from tests.support.calibration import calibrate
 from sbonnx.graph import load
-from tests.calib.naive import plan_linear
+from tests.support.naive import plan_linear
 from tests.support.models import residual
 
 class Feeds:
@@ -92,7 +92,7 @@ import numpy as np
 from sbonnx.calib.quantized.forward import Forward
 from tests.support.calibration import calibrate
 from sbonnx.graph import load, save
-from tests.calib.naive import plan_linear
+from tests.support.naive import plan_linear
 from tests.support.models import model
 
 def anonymous():

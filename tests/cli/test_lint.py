@@ -14,9 +14,9 @@ from sbonnx.assets import digits
 from sbonnx.cli import main
 from sbonnx.lint import RULES, TARGETS, rules_for
 from sbonnx.lint.fix import FIXES
-from tests.lint.qdq_models import Net
 from tests.lint.seeded import CASES
 from tests.support.models import model
+from tests.support.qdq_models import Net
 
 
 def net(scale: float = 0.05, output: bool = True) -> onnx.ModelProto:

@@ -25,9 +25,9 @@ from sbonnx.plan import Solution
 from sbonnx.quant_model import LifeCycleError
 from sbonnx.spec import Array
 from sbonnx.stages.state import Prepared, read_recipe, round_by_site
-from tests.correct.normed import images, inner, put, settled, zoo
 from tests.support import calibration as walk
 from tests.support.models import model, run
+from tests.support.normed import images, inner, put, settled, zoo
 
 TENSORS = ("n1", "s2", "n3", "n4", "n5", "n6")
 """What the normalised tensors of the zoo are called once they are folded."""

@@ -12,9 +12,9 @@ from sbonnx.correct import own_statistics, record_normals
 from sbonnx.graph.query import readers
 from sbonnx.pipeline import prepare
 from sbonnx.stages.state import read_recipe
-from tests.correct.normed import images, inner, zoo
 from tests.patterns.layers import LAYERS, batchnorm
 from tests.support.models import model, run
+from tests.support.normed import images, inner, zoo
 
 X = images(40)
 

@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 from sbonnx.assets import digits
-from tests.correct.normed import images, zoo
+from tests.support.normed import images, zoo
 from tests.support.same_bytes import digest, digests_elsewhere
 
 WIDTHS = ("w8a8", "w4a8", "w4a4")

@@ -22,8 +22,8 @@ from sbonnx.options import RunOptions
 from sbonnx.pipeline import quantized_graph
 from sbonnx.spec import Array
 from sbonnx.stages.state import Prepared, round_by_site
-from tests.export.writing import ops, prepared, sqnr
 from tests.support.models import model, run
+from tests.support.writing import ops, prepared, sqnr
 
 RNG = np.random.default_rng(0)
 WIDE = 64

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 import sbonnx
 from sbonnx.errors import RecipeError
 from sbonnx.spec import Array
-from tests.export.writing import kernels, ops, prepared, sqnr, without_data
 from tests.support.models import model, run
+from tests.support.writing import kernels, ops, prepared, sqnr, without_data
 
 RNG = np.random.default_rng(0)
 

@@ -20,8 +20,8 @@ from sbonnx.backends.onnxruntime import backend as ort
 from sbonnx.errors import DataError
 from sbonnx.export.nbits import blocked, pack
 from sbonnx.spec import Array
-from tests.export.writing import kernels, ops, prepared, solved, sqnr, without_data, written
 from tests.support.models import model, run
+from tests.support.writing import kernels, ops, prepared, solved, sqnr, without_data, written
 
 RNG = np.random.default_rng(0)
 PRODUCT = "agraph (float[N,K] x) => (float[N,M] y) { y = MatMul (x, w) }"

@@ -14,8 +14,8 @@ import onnx
 import pytest
 
 from sbonnx.spec import Array
-from tests.export.writing import both_forms, kernels, ops, sqnr, without_data
 from tests.support.models import run
+from tests.support.writing import both_forms, kernels, ops, sqnr, without_data
 
 pytestmark = pytest.mark.slow
 

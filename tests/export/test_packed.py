@@ -22,8 +22,8 @@ from sbonnx.ops import DEQUANTIZE, INTEGER_OPS
 from sbonnx.plan import Solution
 from sbonnx.spec import Array
 from sbonnx.stages.state import Prepared
-from tests.export.writing import kernels, ops, prepared, solved, sqnr, written
 from tests.support.models import model, run
+from tests.support.writing import kernels, ops, prepared, solved, sqnr, written
 
 NET = """
 agraph (float[N,16,12,12] x) => (float[N,10] y) {

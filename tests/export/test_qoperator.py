@@ -19,8 +19,8 @@ from sbonnx.export.conversion import changes_no_code
 from sbonnx.export.qoperator import convert
 from sbonnx.graph import Constant, Node, Variable
 from sbonnx.spec import Array, QParams, QuantSpec
-from tests.export.writing import both_forms, ops, sqnr
 from tests.support.models import model, residual, run
+from tests.support.writing import both_forms, ops, sqnr
 
 RNG = np.random.default_rng(0)
 LEVELS = ("off", "all")

@@ -10,8 +10,8 @@ import pytest
 
 from sbonnx import graph as graphs
 from sbonnx import qdq
-from tests.export.writing import both_forms, ops, sqnr, without_data
 from tests.support.models import model, residual, run
+from tests.support.writing import both_forms, ops, sqnr, without_data
 
 RNG = np.random.default_rng(0)
 X = {"x": RNG.standard_normal((3, 256)).astype(np.float32)}

@@ -16,8 +16,8 @@ from sbonnx.graph import load, query, to_proto
 from sbonnx.linear.embedding import tie_tables
 from sbonnx.qdq import strip
 from sbonnx.spec import Array
-from tests.export.writing import ops, prepared, solved, written
 from tests.support.models import model, run
+from tests.support.writing import ops, prepared, solved, written
 
 RNG = np.random.default_rng(0)
 ROWS, WIDTH = 40, 64

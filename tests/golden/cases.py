@@ -17,8 +17,8 @@ from benchmarks.accuracy import load_pack
 from sbonnx.assets import digits
 from sbonnx.cli import main
 from tests.conftest import PACK
-from tests.correct.normed import images, zoo
 from tests.fuzz import seeds
+from tests.support.normed import images, zoo
 
 QUANTIZED: Final = "quantized.onnx"
 

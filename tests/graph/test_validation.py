@@ -16,9 +16,9 @@ from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, num
 from sbonnx.errors import ModelError
 from sbonnx.graph import load, to_proto
 from sbonnx.patterns import SIMPLIFY, apply
-from tests.patterns.checks import assert_same_outputs, random_feeds
 from tests.patterns.simplified import ops
 from tests.support.models import model
+from tests.support.pattern_checks import assert_same_outputs, random_feeds
 
 UNARY = "g (float[2,1] x) => (float[N] y) { y = Squeeze <axes = [1]> (x) }"
 BRANCHES = """g (float[2,1] x, bool c) => (float[2,1] y) { y = If (c) <

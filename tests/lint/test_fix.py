@@ -16,11 +16,11 @@ from sbonnx.lint import Finding, lint
 from sbonnx.lint.fix import FIXES, FixedModel
 from sbonnx.lint.fix import fix as fix_for
 from sbonnx.spec import Array
-from tests.lint.qdq_models import CHANNELS, Net
 from tests.lint.seeded import BLOCKS, CASES, CONCAT, CONV, F32, I8, MORE, RESIDUAL, Case, pair
 from tests.lint.test_ort import SEEDED
 from tests.support.models import model as written
 from tests.support.models import run
+from tests.support.qdq_models import CHANNELS, Net
 
 ISLANDS = Case(
     "xf = Cast<to = 1>(x)\nd_c = QuantizeLinear(xf, s, z)\nd = DequantizeLinear(d_c, s, z)\nh = Cast<to = 10>(d)\n"

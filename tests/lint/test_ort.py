@@ -19,8 +19,8 @@ from sbonnx.lint import ort_kernels as kernels
 from sbonnx.lint import view as views
 from sbonnx.lint.ort import ORT_RULES
 from sbonnx.system import cpu
-from tests.lint.qdq_models import CHANNELS, Net
 from tests.support.models import model as written
+from tests.support.qdq_models import CHANNELS, Net
 
 Made = Callable[[], onnx.ModelProto]
 

@@ -14,7 +14,7 @@ from sbonnx.lint import lint
 from sbonnx.lint.qnn import QNN_RULES
 from tests.backends.qnn.graphs import feeds_for
 from tests.backends.qnn.test_plan import residual
-from tests.lint.qdq_models import CHANNELS, Net
+from tests.support.qdq_models import CHANNELS, Net
 
 Made = Callable[[], onnx.ModelProto]
 

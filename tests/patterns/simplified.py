@@ -10,8 +10,8 @@ import onnx
 from sbonnx.graph import Graph, Node, load
 from sbonnx.graph.query import constant
 from sbonnx.patterns import SIMPLIFY, Applied, apply
-from tests.patterns.checks import assert_same_outputs, assert_sound, interface, random_feeds
 from tests.support.models import model
+from tests.support.pattern_checks import assert_same_outputs, assert_sound, interface, random_feeds
 
 INT64 = np.int64
 

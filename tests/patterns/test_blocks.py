@@ -16,8 +16,8 @@ from onnx import helper
 
 from sbonnx.graph import load
 from sbonnx.patterns import FUSE, SIMPLIFY, Block, apply, find_blocks
-from tests.patterns.checks import random_feeds
 from tests.support.models import model, run
+from tests.support.pattern_checks import random_feeds
 
 Function = Callable[[Any], Any]
 erf = np.vectorize(math.erf)

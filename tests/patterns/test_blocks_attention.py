@@ -9,8 +9,8 @@ from onnx import TensorProto, helper
 
 from sbonnx.graph import load
 from sbonnx.patterns import Block, find_blocks
-from tests.patterns.checks import random_feeds
 from tests.support.models import model, run
+from tests.support.pattern_checks import random_feeds
 
 SCORES = "s = MatMul (q, k)"
 PATHS = {

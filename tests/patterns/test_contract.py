@@ -11,7 +11,7 @@ from sbonnx.graph import load
 from sbonnx.patterns import FUSE, SIMPLIFY, Pattern, Sweep, apply
 from sbonnx.patterns.index import GraphIndex
 from sbonnx.patterns.match import find
-from tests.patterns.checks import assert_same_outputs, assert_sound, interface, random_feeds
+from tests.support.pattern_checks import assert_same_outputs, assert_sound, interface, random_feeds
 
 CATALOGUE = {one.name: one for one in (*SIMPLIFY, *FUSE)}
 EXACT = {one.name for one in SIMPLIFY}

@@ -15,8 +15,8 @@ from sbonnx.graph.query import all_nodes, node_by_name
 from sbonnx.patterns import Applied, Const, Edit, Match, Maybe, Op, Or, Pattern, Var, X, apply, engine, match
 from sbonnx.patterns.example_model import sample
 from sbonnx.report.codes import Reason
-from tests.patterns.checks import assert_same_outputs, assert_sound, random_feeds
 from tests.support.models import model
+from tests.support.pattern_checks import assert_same_outputs, assert_sound, random_feeds
 
 Rewrite = Callable[[Match, Edit], None]
 

@@ -14,9 +14,9 @@ from onnx import TensorProto, helper, numpy_helper
 from sbonnx.graph import Graph, load
 from sbonnx.patterns import FUSE, Applied, apply
 from sbonnx.patterns.fuse.batchnorm import FUSE_BN, FUSE_BN_BEFORE
-from tests.patterns.checks import assert_same_outputs, assert_sound, random_feeds
 from tests.patterns.layers import LAYERS, Layer, batchnorm
 from tests.support.models import model
+from tests.support.pattern_checks import assert_same_outputs, assert_sound, random_feeds
 
 TOLERANCE = 5e-6
 CALL = "BatchNormalization <epsilon = 0.01> ({}, gamma, beta, mean, variance)"

@@ -10,9 +10,9 @@ import pytest
 
 from sbonnx.graph import load
 from sbonnx.patterns import FUSE, Applied, apply, find_blocks
-from tests.patterns.checks import assert_same_outputs, assert_sound, random_feeds
 from tests.patterns.layers import LAYERS, Layer
 from tests.support.models import model
+from tests.support.pattern_checks import assert_same_outputs, assert_sound, random_feeds
 
 TOLERANCE = 5e-6
 USES = {

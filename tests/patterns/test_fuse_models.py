@@ -11,8 +11,8 @@ import pytest
 
 from sbonnx.graph import load
 from sbonnx.patterns import FUSE, SIMPLIFY, apply, find_blocks
-from tests.patterns.checks import Feeds, assert_sound
 from tests.support.models import run
+from tests.support.pattern_checks import Feeds, assert_sound
 
 SIZES: dict[str, dict[str, tuple[int, ...]]] = {
     "silero_vad": {"input": (1, 512), "state": (2, 1, 128), "sr": ()},

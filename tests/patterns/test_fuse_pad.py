@@ -9,8 +9,8 @@ from onnx import TensorProto, helper
 
 from sbonnx.graph import load
 from sbonnx.patterns import FUSE, apply
-from tests.patterns.checks import assert_same_outputs, assert_sound, random_feeds
 from tests.support.models import model
+from tests.support.pattern_checks import assert_same_outputs, assert_sound, random_feeds
 
 SPATIAL = np.array([0, 0, 1, 2, 0, 0, 2, 0], np.int64)
 

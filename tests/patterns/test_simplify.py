@@ -14,9 +14,9 @@ from sbonnx.graph.query import all_nodes
 from sbonnx.patterns import SIMPLIFY, apply
 from sbonnx.patterns.simplify import fold
 from sbonnx.patterns.simplify.no_ops import reshapes_nothing
-from tests.patterns.checks import assert_same_outputs, assert_sound, random_feeds
 from tests.patterns.simplified import INT64, ints, ops, simplified, target
 from tests.support.models import model
+from tests.support.pattern_checks import assert_same_outputs, assert_sound, random_feeds
 
 # -- nodes that do nothing, and the interface
 

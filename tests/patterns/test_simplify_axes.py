@@ -10,8 +10,8 @@ import pytest
 
 from sbonnx import graph as graphs
 from sbonnx.patterns import SIMPLIFY, apply
-from tests.patterns.checks import assert_same_outputs, random_feeds
 from tests.support.models import model
+from tests.support.pattern_checks import assert_same_outputs, random_feeds
 
 INT64 = np.int64
 FORMS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from sbonnx.graph import load
 from sbonnx.patterns import SIMPLIFY, apply
-from tests.patterns.checks import assert_same_outputs, assert_sound, interface
+from tests.support.pattern_checks import assert_same_outputs, assert_sound, interface
 
 UNARY = ("Relu", "Neg", "Abs", "Identity", "Sigmoid", "Dropout")
 BINARY = ("Add", "Mul", "Sub", "Max")

@@ -18,8 +18,8 @@ from sbonnx.errors import ModelError
 from sbonnx.graph import Graph, load, to_proto
 from sbonnx.graph.query import all_nodes
 from sbonnx.patterns import FUSE, SIMPLIFY, apply
-from tests.patterns.checks import Feeds, assert_same, assert_sound, interface, random_feeds
 from tests.support.models import run
+from tests.support.pattern_checks import Feeds, assert_same, assert_sound, interface, random_feeds
 
 TRAINED = (
     "cifar_resnet20",

@@ -13,9 +13,9 @@ from sbonnx.graph.query import all_nodes, constant, node_by_name
 from sbonnx.patterns import SIMPLIFY, apply
 from sbonnx.patterns.simplify import fold
 from sbonnx.patterns.simplify.fold import FOLD
-from tests.patterns.checks import assert_same_outputs, assert_sound, random_feeds
 from tests.patterns.simplified import ints, ops, simplified
 from tests.support.models import model
+from tests.support.pattern_checks import assert_same_outputs, assert_sound, random_feeds
 
 # -- folding
 

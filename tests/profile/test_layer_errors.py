@@ -17,9 +17,9 @@ from sbonnx.plan.types import Plan, Solution
 from sbonnx.profile import errors
 from sbonnx.spec import QuantSpec
 from tests.calib.engine.branching import nested
-from tests.calib.naive import plan_linear
 from tests.support.calibration import calibrate
 from tests.support.models import model, residual
+from tests.support.naive import plan_linear
 
 RNG = np.random.default_rng(5)
 X = RNG.standard_normal((6, 3, 8, 8)).astype(np.float32)

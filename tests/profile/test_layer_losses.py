@@ -22,10 +22,10 @@ from sbonnx.profile.walk import Walk
 from sbonnx.spec import Array, QuantSpec
 from sbonnx.stages.state import read_recipe
 from tests.calib.engine.branching import nested
-from tests.calib.naive import plan_linear
 from tests.calib.quantized.test_forward import with_qdq
 from tests.support.calibration import calibrate
 from tests.support.models import model, residual, run
+from tests.support.naive import plan_linear
 
 ROOT = Path(__file__).resolve().parents[2]
 RNG = np.random.default_rng(3)
@@ -302,7 +302,7 @@ import numpy as np
 from tests.support.calibration import calibrate
 from sbonnx.graph import load
 from sbonnx.profile import WalkOptions, losses
-from tests.calib.naive import plan_linear
+from tests.support.naive import plan_linear
 from tests.support.models import residual
 
 def feeds(count):

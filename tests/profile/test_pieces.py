@@ -13,11 +13,11 @@ from sbonnx.profile import losses
 from sbonnx.profile.pieces import steps_of
 from sbonnx.spec import QuantSpec
 from tests.calib.engine.branching import nested
-from tests.calib.naive import plan_linear
 from tests.calib.quantized.test_forward import with_qdq
 from tests.profile.test_layer_losses import squared
 from tests.support.calibration import calibrate
 from tests.support.models import model, residual, run
+from tests.support.naive import plan_linear
 
 PARTS: dict[str, Any] = {"two": np.array(2), "first": np.array(0), "second": np.array(1)}
 X = np.random.default_rng(1).standard_normal((3, 4)).astype(np.float32)

@@ -14,11 +14,11 @@ from sbonnx.plan.types import Plan, Site, Solution
 from sbonnx.profile import Candidate, WalkOptions, sensitivity
 from sbonnx.spec import Array, QParams, QuantSpec
 from tests.calib.engine.branching import nested
-from tests.calib.naive import plan_linear
 from tests.calib.quantized.test_forward import with_qdq
 from tests.profile.test_layer_losses import BRANCH_FEEDS, FEEDS, ROLES, only, shown, squared
 from tests.support.calibration import calibrate
 from tests.support.models import model, residual, run
+from tests.support.naive import plan_linear
 
 CANDIDATES = [Candidate(4, 8), Candidate(8, 8), Candidate(None, 8), Candidate(4, None), Candidate(8, 16)]
 

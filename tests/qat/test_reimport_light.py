@@ -13,8 +13,8 @@ torch = pytest.importorskip("torch")
 
 from sbonnx import graph as graphs  # noqa: E402
 from sbonnx.torchnet.onnx_to_torch.reimport import reimport  # noqa: E402
-from tests.patterns.checks import random_feeds  # noqa: E402
 from tests.qat.test_reimport_real import TOLERANCE, errors  # noqa: E402
+from tests.support.pattern_checks import random_feeds  # noqa: E402
 
 torch.set_num_threads(1)
 

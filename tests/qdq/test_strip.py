@@ -22,9 +22,9 @@ from sbonnx.pipeline import prepare, quantized_graph
 from sbonnx.plan import Solution
 from sbonnx.spec import Array
 from sbonnx.stages.state import Prepared, read_recipe, round_by_site
-from tests.lint.qdq_models import CHANNELS, Net
 from tests.support import calibration as walk
 from tests.support.models import model, residual, run
+from tests.support.qdq_models import CHANNELS, Net
 
 Shape = list[tuple[str, str, list[str], list[str]]]
 

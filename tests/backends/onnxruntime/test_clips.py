@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from sbonnx import graph as graphs
 from sbonnx.backends.onnxruntime.rewrites import clip_codes
 from sbonnx.spec import QuantSpec, bounds_of, params_from_bounds
-from tests.export.writing import ops
 from tests.support.models import model, run
+from tests.support.writing import ops
 
 TEXT = """agraph (float[N,8] x) => (float[N,8] y) {
     r = Relu (x)

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import onnx
 
-from tests.lint.qdq_models import Net
+from tests.support.qdq_models import Net
 
 C: Final = 16
 """Channels."""

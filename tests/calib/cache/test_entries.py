@@ -27,13 +27,13 @@ from sbonnx.calib.cache.entries import HEADER, SKETCH, merge_folders, read_entry
 from sbonnx.calib.cache.sketch_cache import SketchKey
 from sbonnx.errors import DataError, OutputError
 from sbonnx.spec import Array
-from tests.calib.cache.caching import KEYS, assert_same, complete, entry_of, files, one, opened, seen, small
+from tests.support.caching import KEYS, assert_same, complete, entry_of, files, one, opened, seen, small
 
 ROOT = Path(__file__).resolve().parents[3]
 SETUP = """
 import sys
 from pathlib import Path
-from tests.calib.cache.caching import *
+from tests.support.caching import *
 folder = Path(sys.argv[1])
 """
 POSIX = pytest.mark.skipif(sys.platform == "win32", reason="signals and limits of POSIX")

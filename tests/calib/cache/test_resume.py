@@ -25,12 +25,12 @@ from sbonnx.errors import DataError
 from sbonnx.graph import Graph, load
 from sbonnx.plan.types import ObserverChoice, Plan
 from sbonnx.spec import Array
-from tests.calib.cache.caching import assert_same, checkpoints, seen
-from tests.calib.naive import plan_linear
 from tests.calib.test_calibrate import same
 from tests.calib.test_shared_calibration import model_of
+from tests.support.caching import assert_same, checkpoints, seen
 from tests.support.calibration import calibrate
 from tests.support.models import residual
+from tests.support.naive import plan_linear
 
 OBSERVERS = ("minmax", "moving_average", "percentile", "mse", "kl_histogram", "aciq", "auto")
 
@@ -140,7 +140,7 @@ from sbonnx.calib import calibrator
 from tests.support.calibration import calibrate
 from sbonnx.graph import load
 from sbonnx.plan.types import ObserverChoice
-from tests.calib.naive import plan_linear
+from tests.support.naive import plan_linear
 from tests.support.models import residual
 from tests.calib.cache.test_resume import FEEDS
 calibrator.CHECKPOINT_EVERY = 0.0

@@ -13,7 +13,7 @@ from sbonnx.calib.cache.entries import CHECKPOINT, HEADER
 from sbonnx.calib.cache.sketch_cache import SketchKey, run_key
 from sbonnx.calib.sketches import Sketch
 from sbonnx.errors import DataError, OutputError
-from tests.calib.cache.caching import (
+from tests.support.caching import (
     IDENTITY,
     KEYS,
     SETTINGS,

@@ -9,9 +9,9 @@ from sbonnx.calib.engine.schedule import branches, plan_branches
 from sbonnx.graph import load
 from sbonnx.spec import Array
 from tests.calib.engine.branching import nested, weights
-from tests.calib.naive import plan_linear
 from tests.support.calibration import calibrate
 from tests.support.models import model
+from tests.support.naive import plan_linear
 
 RNG = np.random.default_rng(5)
 FEEDS = [

@@ -16,10 +16,10 @@ from sbonnx.graph import load
 from sbonnx.options import RunOptions
 from sbonnx.plan.types import ObserverChoice
 from sbonnx.reconstruct.solve import WeightRounding, reconstruct
-from tests.calib.naive import plan_linear
 from tests.calib.test_calibrate import same
 from tests.support.calibration import calibrate
 from tests.support.models import model, residual
+from tests.support.naive import plan_linear
 
 STEPS = "\n".join(f"r{i} = Conv<pads=[1,1,1,1]>(r{i - 1}, w{i})" for i in range(1, 6))
 CHAIN = model(

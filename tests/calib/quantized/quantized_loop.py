@@ -15,8 +15,8 @@ from sbonnx.graph import Graph
 from sbonnx.graph.query import tensors_by_name
 from sbonnx.plan.types import ObserverChoice, Plan, Reader, Site
 from sbonnx.spec import Array, Bounds, QuantSpec, bounds_of
-from tests.calib.naive import plan_linear
 from tests.support.calibration import calibrate
+from tests.support.naive import plan_linear
 
 RNG = np.random.default_rng(11)
 IMAGES = RNG.standard_normal((6, 3, 8, 8)).astype(np.float32)

@@ -16,9 +16,9 @@ from sbonnx.graph import load
 from sbonnx.plan.types import Plan, Reader, Site, Solution
 from sbonnx.spec import QuantSpec
 from tests.calib.engine.branching import all_nodes, nested
-from tests.calib.naive import plan_linear
 from tests.support.calibration import calibrate
 from tests.support.models import model, residual, run
+from tests.support.naive import plan_linear
 
 X = np.random.default_rng(2).standard_normal((4, 3, 8, 8)).astype(np.float32)
 FEEDS = [{"x": X[:2]}, {"x": X[2:]}]

@@ -17,7 +17,6 @@ from sbonnx.pipeline import prepare
 from sbonnx.plan.types import Plan, Solution
 from sbonnx.spec import QParams, QuantSpec
 from sbonnx.stages.state import read_recipe
-from tests.calib.naive import plan_linear
 from tests.calib.quantized.quantized_loop import (
     A4,
     FEEDS,
@@ -32,6 +31,7 @@ from tests.calib.quantized.quantized_loop import (
 )
 from tests.support.calibration import calibrate
 from tests.support.models import model, residual
+from tests.support.naive import plan_linear
 
 
 @pytest.fixture

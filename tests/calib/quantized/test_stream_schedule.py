@@ -21,10 +21,10 @@ from sbonnx.plan.types import Site
 from sbonnx.progress import Progress
 from sbonnx.spec import Array, QParams
 from sbonnx.stages.state import read_recipe
-from tests.calib.naive import plan_linear
 from tests.calib.quantized.quantized_loop import A4, FEEDS, IMAGES, MATRIX, residual_plan, site_at
 from tests.support.calibration import calibrate
 from tests.support.models import model, residual
+from tests.support.naive import plan_linear
 
 
 def test_batches_threads_and_memory_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
