@@ -139,7 +139,7 @@ def run(case: Case, backend: str, folder: Path) -> Outcome:
             model.run(None, {name: value for name, value in case.feeds.items() if name in names})
     except Exception as error:
         return outcome("crashed", f"the result does not run: {' '.join(str(error).split())}")
-    if report.counts["weights"] + report.counts["activations"]:
+    if report.counts.weights + report.counts.activations:
         return outcome("quantized")
     return outcome("left float", "; ".join(sorted({refusal.why for refusal in report.refusals})))
 

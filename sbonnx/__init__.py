@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from sbonnx.api import prune, quantize, simplify
     from sbonnx.calib.data import DataPath, DataRows
     from sbonnx.progress import Progress, Silent
-    from sbonnx.pruning.result import PruningReport
     from sbonnx.quant_model import QuantModel
     from sbonnx.recipe import parse_qconfig, parse_sconfig
     from sbonnx.report import Report
+    from sbonnx.report.pruned import PruningReport
     from sbonnx.report.simplified import SimplifyReport
     from sbonnx.sparse_model import SparseModel
     from sbonnx.verify.labelled import EvaluationData, evaluate

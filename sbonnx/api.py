@@ -14,10 +14,10 @@ from sbonnx import pipeline
 from sbonnx.calib.data import Preprocessing, with_preprocess
 from sbonnx.errors import RecipeError
 from sbonnx.progress import Progress, by_keyword, shown_by_default
-from sbonnx.pruning.result import PruningReport
 from sbonnx.recipe import as_yaml
 from sbonnx.recipe.sections.whole import PRUNING_FORMS
 from sbonnx.report import Report
+from sbonnx.report.pruned import PruningReport
 from sbonnx.report.simplified import SimplifyReport
 from sbonnx.search import Metric, searched
 from sbonnx.search.advice import advise as advice_for
@@ -83,7 +83,7 @@ def quantize(  # noqa: PLR0913 - public entry point
         metric: maps the (quantized, float) outputs of one feed, by name, to a loss. ``max_loss`` then limits its mean
             over the hold-out set, instead of changed classes or the error of the outputs.
         evaluation: labelled data and a metric (``sbonnx.EvaluationData("val/", "top1")``), which is computed for the
-            float and the quantized model, see ``report.metrics["evaluation"]``. ``max_loss`` then limits the loss in
+            float and the quantized model, see ``report.metrics.evaluation``. ``max_loss`` then limits the loss in
             that metric: of what a search tries, and of the result.
         advise: if outputs are below their quality lines, try the cheapest changes that may repair it, for about as long
             as the run took (at least 20 s); the result is in ``report.advice``. After a search, nothing more is tried:
@@ -136,7 +136,7 @@ def quantize(  # noqa: PLR0913 - public entry point
     if advise and not resolved.sparse.wanted:  # changes of the quantization do not repair a pruned network
         seconds = time.perf_counter() - begin
         advice = advice_for(state, seconds) if found is None else after_search(state, found)
-        report = report if advice is None else replace(report, advice=advice.to_dict())
+        report = replace(report, advice=advice)
     if save_recipe is not None:
         graphs.write_text(Path(save_recipe), as_yaml(request.recipe))
     return report if found is None else found.added_to(report)
@@ -214,7 +214,7 @@ def prune(  # noqa: PLR0913 - public entry point
         split: cut arrays with a long leading axis into batches of this many samples.
         metric: maps the (pruned, float) outputs of one feed, by name, to a loss, which ``max_loss`` then limits.
         evaluation: labelled data and a metric, which is computed for the original and the pruned model, see
-            ``report.metrics["evaluation"]``; ``max_loss`` then limits the loss in it.
+            ``report.metrics.evaluation``; ``max_loss`` then limits the loss in it.
         quantized: the pruned model will be quantized, so that MULTIPLE: auto is for kernels in integers.
         progress: receiver of progress updates; None: a bar in notebooks and on terminals. `sbonnx.Silent()` shows none.
         settings: recipe keys by keyword. A goal is needed, here or in the recipe: `macs`, `size` or `latency` (share of

@@ -18,9 +18,9 @@ from sbonnx.graph import Graph
 from sbonnx.options import RunOptions
 from sbonnx.plan import Solution
 from sbonnx.progress import Progress
-from sbonnx.pruning.result import PruningReport
 from sbonnx.recipe import Recipe
 from sbonnx.report import Report
+from sbonnx.report.pruned import PruningReport
 from sbonnx.report.simplified import SimplifyReport
 from sbonnx.stages.contract import S, Stage, stage
 from sbonnx.stages.measure import (

@@ -31,7 +31,7 @@ FLOORS: tuple[frozenset[str], ...] = (
     | {"verify", "lint"},
     frozenset({"calib.engine", "calib.qparams", "qdq", "export"}),
     frozenset({"plan"}),
-    frozenset({"rounding", "calib.observers"}),
+    frozenset({"rounding", "calib.observers", "batch.jobs.job"}),
     frozenset({"recipe", "moments", "calib.data"}),
     frozenset(
         {"backends", "channels", "patterns", "calib.storage", "calib.sketches", "torchnet", "metrics", "mermaid"}

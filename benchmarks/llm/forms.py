@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from sbonnx.llm.decoding import DecoderSession
 from sbonnx.llm.generation import GENERATED, PROMPT
 from sbonnx.llm.layout import Decoder, read_decoder
 from sbonnx.llm.windows import read_windows
+from sbonnx.report.decoder import DecoderEvaluation, GenAIRun
 from sbonnx.spec import Array
 
 TRAINED: Final = "classics_llama"
@@ -62,14 +63,14 @@ def windows(pack: Path, folder: Path, decoder: Decoder) -> Array:
     return np.random.default_rng(0).integers(FIRST_WORD, words, (COUNT, LENGTH))
 
 
-def generated(decoder: Decoder, found: Mapping[str, Any] | None, ids: Array) -> str:
+def generated(decoder: Decoder, found: GenAIRun | None, ids: Array) -> str:
     """Say whether onnxruntime-genai generates what onnxruntime does; "" for other forms."""
     if found is None:
         return ""
-    if found["error"]:
-        return str(found["error"]).split(":")[1 if found["installed"] else 0].strip()
+    if found.error:
+        return str(found.error).split(":")[1 if found.installed else 0].strip()
     expected = DecoderSession(decoder, threads=1).greedy(ids[:PROMPT], GENERATED)
-    return "the same" if list(found["tokens"]) == expected else "other tokens"
+    return "the same" if list(found.tokens) == expected else "other tokens"
 
 
 def row(pack: Path, folder: Path, output: Path) -> list[str]:
@@ -83,16 +84,17 @@ def row(pack: Path, folder: Path, output: Path) -> list[str]:
         report = llm.quantize(folder, ids, output=output, overrides=SETTINGS, latency=False)
     except SbonnxError as error:
         return [*before, f"fails: {error}", *[""] * (len(HEADER) - len(before) - 1)]
-    written, found = read_decoder(output), report.metrics["llm"]
-    cached = found["cached_perplexity"]
+    written, figures = read_decoder(output), report.metrics and report.metrics.llm
+    assert isinstance(figures, DecoderEvaluation) and figures.float_perplexity
+    cached = figures.cached_perplexity
     return [
         *before,
-        f"{found['perplexity'] / found['float_perplexity']:.4f}",
-        f"{found['kl']:.4f}",
-        "" if cached is None else f"{cached / found['uncached_perplexity']:.4f}",
+        f"{figures.perplexity / figures.float_perplexity:.4f}",
+        f"{figures.kl:.4f}",
+        "" if not cached or not figures.uncached_perplexity else f"{cached / figures.uncached_perplexity:.4f}",
         f"{decoder.bytes / 1e6:.2f} to {written.bytes / 1e6:.2f}",
         f"{decoder.ties}, {written.ties}" if decoder.ties != written.ties else written.ties,
-        generated(written, found["genai"], read_windows(decoder, ids).held_out[0]),
+        generated(written, figures.genai, read_windows(decoder, ids).held_out[0]),
     ]
 
 

@@ -122,7 +122,8 @@ def main(words: list[str] | None = None) -> int:
     module = qat.prepare(args.model, feeds, backend="virtual", bits=args.bits, weights=weights, activations=args.method)
     train(module, torch.from_numpy(images), args)
     report = qat.export(module, args.output, feeds[:64], force=True)
-    print(f"{args.output}: {report.metrics['outputs'][0]['sqnr_db']:.1f} dB from the float network")
+    if report.metrics is not None:
+        print(f"{args.output}: {report.metrics.outputs[0].sqnr_db:.1f} dB from the float network")
     for problem in report.problems:
         print(problem)
     return int(bool(report.problems))

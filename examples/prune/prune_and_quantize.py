@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     problems = [*report.problems]
     print(f"{100 * report.macs:.0f} % of the multiplications remain; by dimension:")
     for row in report.dimensions:
-        print(f"  {', '.join(row['writers'])}: {row['before']} -> {row['after']} channels")
+        print(f"  {', '.join(row.writers)}: {row.before} -> {row.after} channels")
     for source, target in ((PATHS.model, int8), (pruned, both)):
         made = sbonnx.quantize(source, PATHS.calib, backend="onnxruntime", output=target, split=1, force=True)
         problems += made.problems

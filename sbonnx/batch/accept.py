@@ -25,8 +25,8 @@ Row = tuple[str, float, float, bool]
 READS: Final = "reads-"
 """Prefix of the file names of `Rows` lists."""
 
-UNKNOWN: Final = 0.0
-"""Placeholder for a value that could not be measured; the reason explains it."""
+UNKNOWN: Final = math.nan
+"""Value that could not be measured; the reason explains it."""
 
 MISSING: Final = {
     "min_sqnr": "the outputs were not compared with float, which requires calibration data",

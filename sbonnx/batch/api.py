@@ -26,6 +26,7 @@ from sbonnx.batch.state import State, past, peek
 from sbonnx.batch.step_progress import Quiet
 from sbonnx.errors import RecipeError, SbonnxError
 from sbonnx.plugins import ENGINES, optional_part
+from sbonnx.report.reading import read
 from sbonnx.system.terminal import map_strings, relative_paths, versioned
 from sbonnx.values import json_values
 from sbonnx.version import __version__
@@ -182,18 +183,17 @@ def write_reports(report: BatchReport, places: Places, folder: Path | None = Non
     from sbonnx.present.html import batch_page
     from sbonnx.present.junit import junit
 
-    values = plain(report)
     folders = () if folder is None else (folder,)
-    readable: dict[str, Any] = map_strings(lambda text: relative_paths(text, *folders), values)
+    values = plain(report)
+    readable = read(BatchReport, map_strings(lambda text: relative_paths(text, *folders), values))
     plain_text = json.dumps(versioned("batch", values), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     for name, text in zip(REPORTS, (plain_text, batch_page(readable), junit(readable)), strict=True):
         graphs.write_text(places.output / name, text)
 
 
 def plain(report: BatchReport) -> dict[str, Any]:
-    """Convert a report to JSON values, with "ok" and "exit_code" first; non-finite numbers become strings."""
-    values: dict[str, Any] = encodable(json_values(report))
-    return {"ok": report.ok, "exit_code": report.exit_code, **values}
+    """Convert a report to JSON values; non-finite numbers become strings."""
+    return encodable(json_values(report))  # type: ignore[no-any-return]
 
 
 @final

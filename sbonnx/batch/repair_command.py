@@ -16,6 +16,7 @@ from sbonnx.batch.remote import is_url, local_path
 from sbonnx.errors import RecipeError
 from sbonnx.recipe import AUTO
 from sbonnx.recipe.sections.whole import SHORT_FORMS
+from sbonnx.report.comparison import CommandAdvice
 
 TRIED: Final = ".tried.onnx"
 """Ending of the file that the command writes next to the output of the job, which stays as it is."""
@@ -27,27 +28,27 @@ _ACTIVE: Final = re.compile(r'[\\"`]|\$(?!\{[A-Za-z_][A-Za-z0-9_]*\})')
 """Characters that a shell interprets in double quotes, except ${NAME}."""
 
 
-def advice_of(job: Job, outcome: Outcome) -> dict[str, str]:
+def advice_of(job: Job, outcome: Outcome) -> CommandAdvice | None:
     """Return a text and the command to try for a job whose outputs are below their lines or thresholds.
 
     Nothing runs here. `sbonnx quantize` alone tries the cheapest changes after it has repeated the result; thresholds
     that it does not know get a recipe search.
 
     Returns:
-        {"text": ..., "command": ...}; {} if quality is not what failed, or the model, the data or the recipe is at a
-        URL, which the command cannot read. ${NAME} stays, for the shell to fill in.
+        None if quality is not what failed, or the model, the data or the recipe is at a URL, which the command cannot
+        read. ${NAME} stays, for the shell to fill in.
     """
     if outcome.status != "unaccepted" or any(map(_is_remote, (job.model, job.data, job.preprocess_file, job.recipe))):
-        return {}
+        return None
     missed = {what: wanted for what, _, wanted, met in outcome.accepted if not met}
-    searched = job.recipe == AUTO or bool((outcome.report or {}).get("search"))
-    if "min_sqnr" in missed or (outcome.report or {}).get("problems"):
+    report = outcome.result
+    searched = job.recipe == AUTO or (report is not None and report.search is not None)
+    if "min_sqnr" in missed or (report is not None and report.problems):
         least = (f"VERIFY.MIN_SQNR_DB={missed['min_sqnr']:g}",) if "min_sqnr" in missed else ()
-        text = "repeat the job alone, which tries the cheapest changes"
-        return {"text": text, "command": _command(job, least)}
+        return CommandAdvice("repeat the job alone, which tries the cheapest changes", _command(job, least))
     if any(what.startswith(SEARCHED) for what in missed) and not searched:
-        return {"text": "search for a recipe with less error", "command": _command(job, ("AUTO.ENABLE=true",))}
-    return {}
+        return CommandAdvice("search for a recipe with less error", _command(job, ("AUTO.ENABLE=true",)))
+    return None
 
 
 def _command(job: Job, more: tuple[str, ...]) -> str:

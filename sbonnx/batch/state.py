@@ -11,14 +11,15 @@ import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from sbonnx.batch.jobs.job import JobResult, Outcome, Places, Step, encodable
+from sbonnx.batch.jobs.job import HistoryRow, JobResult, Outcome, Places, Step, encodable
 from sbonnx.batch.outcomes import JUDGED_ALONE, Intact, from_json, now, to_json
 from sbonnx.batch.process.locks import batch_lock
 from sbonnx.errors import OutputError
+from sbonnx.report.comparison import Comparison
 
 VERSION: Final = 1
 """Schema version of the tables."""
@@ -143,9 +144,9 @@ class State:
         """Add the figures of the jobs of a run to their history, and remove those before the last `HISTORY` runs."""
         with self._writing() as db:
             for result in results:
-                name, status, report = result.job.name, result.outcome.status, result.outcome.report or {}
-                metrics = report.get("metrics") or {}
-                figures = (_worst_db(metrics), metrics.get("size_ratio"), metrics.get("latency_ratio"))
+                name, status, report = result.job.name, result.outcome.status, result.outcome.result
+                metrics = None if report is None else report.metrics
+                figures = (None, None, None) if metrics is None else _figures(metrics)
                 db.execute(
                     "INSERT INTO runs (finished, job, status, sqnr_db, size_ratio, latency_ratio) "
                     "VALUES (?, ?, ?, ?, ?, ?)",
@@ -157,13 +158,13 @@ class State:
                     (encodable(name), encodable(name), HISTORY),
                 )
 
-    def history(self, names: Iterable[str]) -> dict[str, tuple[dict[str, Any], ...]]:
-        """Return the figures of the last runs of jobs, oldest first: finished, status, sqnr_db and the two ratios."""
-        columns = ("finished", "status", "sqnr_db", "size_ratio", "latency_ratio")
+    def history(self, names: Iterable[str]) -> dict[str, tuple[HistoryRow, ...]]:
+        """Return the figures of the last runs of jobs, oldest first."""
+        columns = [column.name for column in fields(HistoryRow)]
         runs = {}
         for name in map(encodable, names):
             query = f"SELECT {', '.join(columns)} FROM runs WHERE job = ? ORDER BY id"
-            runs[name] = tuple(dict(zip(columns, row, strict=True)) for row in self._db.execute(query, (name,)))
+            runs[name] = tuple(HistoryRow(*row) for row in self._db.execute(query, (name,)))
         return runs
 
     def expected(self, step: Step) -> float | None:
@@ -204,11 +205,10 @@ class State:
         self._db.execute(f"INSERT OR REPLACE INTO steps VALUES ({', '.join('?' * len(values))})", values)
 
 
-def _worst_db(metrics: Mapping[str, Any]) -> float | None:
-    """Return the lowest signal-to-noise ratio of all outputs in dB; None if it is unknown or not finite."""
-    values = [float(row["sqnr_db"]) for row in metrics.get("outputs") or () if row.get("sqnr_db") is not None]
-    least = min(values, default=math.nan)
-    return least if math.isfinite(least) else None
+def _figures(metrics: Comparison) -> tuple[float | None, float | None, float | None]:
+    """Return lowest signal-to-noise ratio of the outputs in dB, size and latency ratio; None: unknown or not finite."""
+    least = min((row.sqnr_db for row in metrics.outputs), default=math.nan)
+    return least if math.isfinite(least) else None, metrics.size_ratio, metrics.latency_ratio
 
 
 def peek(places: Places, steps: Iterable[Step]) -> dict[str, Outcome]:

@@ -13,6 +13,7 @@ import yaml
 from sbonnx.errors import OutputError
 from sbonnx.present.html import single_page
 from sbonnx.report import Report
+from sbonnx.report.reading import read
 from sbonnx.values import json_values
 
 FOLDER: Final = "sbonnx"
@@ -63,7 +64,7 @@ def log_report(report: Report | Mapping[str, Any], *, prefix: str = "", model: b
         )
         folder = f"{prefix}{FOLDER}"
         mlflow.log_text(json.dumps(values, indent=2, ensure_ascii=False), f"{folder}/report.json")
-        mlflow.log_text(single_page(values), f"{folder}/report.html")
+        mlflow.log_text(single_page(read(Report, values)), f"{folder}/report.html")
         mlflow.log_text(yaml.safe_dump(values["settings"], sort_keys=False), f"{folder}/recipe.yaml")
         if model and output:
             for path in _model_files(Path(output)):

@@ -104,7 +104,10 @@ class SbonnxQuantization(Pass):
         )
         if not report.ok:
             raise ValueError(f"sbonnx: {'; '.join(report.problems)}")
-        attributes = {**(model.model_attributes or {}), REPORT: json.loads(json.dumps(report.metrics, default=str))}
+        attributes = {
+            **(model.model_attributes or {}),
+            REPORT: json.loads(json.dumps(report.to_dict()["metrics"], default=str)),
+        }
         return ONNXModelHandler(model_path=str(target), model_attributes=attributes)
 
 

@@ -26,7 +26,7 @@ from sbonnx.graph.storage.output_folder import OutputFolder
 from sbonnx.integrations.decoder_feeds import DECODERS, ENCODER, FIRST, EncoderDecoderFeeds, TokenIds
 from sbonnx.progress import Progress
 from sbonnx.report import Report
-from sbonnx.values import json_values
+from sbonnx.values import json_values, plain
 from sbonnx.version import __version__
 
 if TYPE_CHECKING:
@@ -284,7 +284,11 @@ def ort_config(reports: Mapping[str, Report], *, external_data: bool) -> dict[st
             "version": __version__,
             "recipe": first.settings,
             "files": {
-                name: {"output": Path(report.output or "").name, "problems": report.problems, "metrics": report.metrics}
+                name: {
+                    "output": Path(report.output or "").name,
+                    "problems": report.problems,
+                    "metrics": plain(report.metrics) or {},
+                }
                 for name, report in reports.items()
             },
         },

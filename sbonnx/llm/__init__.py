@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from sbonnx.llm.adapt import AdaptedDecoder
 from sbonnx.llm.api import adapt, evaluate, quantize
-from sbonnx.llm.evaluate import DecoderEvaluation, DecoderLimits
+from sbonnx.llm.evaluate import DecoderLimits
 from sbonnx.llm.layout import Decoder, read_decoder
+from sbonnx.report.decoder import DecoderEvaluation
 
 __all__ = [
     "AdaptedDecoder",

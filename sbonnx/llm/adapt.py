@@ -9,9 +9,9 @@ does. The values are in files of onnxruntime (.onnx_adapter).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Final, Literal, get_args
 
 import numpy as np
 import onnx
@@ -21,16 +21,18 @@ from sbonnx import graph as graphs
 from sbonnx.errors import RecipeError
 from sbonnx.graph import read_proto
 from sbonnx.llm.decoding import decoder_feed
-from sbonnx.llm.evaluate import DecoderEvaluation, evaluate_windows
+from sbonnx.llm.evaluate import evaluate_windows
 from sbonnx.llm.folder import write_provenance
 from sbonnx.llm.stages import DecoderState, copy_folder, evaluate_decoder
 from sbonnx.options import RunOptions
+from sbonnx.report.decoder import DecoderEvaluation
 from sbonnx.report.notebook import NotebookView
 from sbonnx.spec import Array
 from sbonnx.stages.contract import Stage, Value, stage
 from sbonnx.stages.prepare import load
 from sbonnx.stages.state import ABSENT
 from sbonnx.system.runtime import onnxruntime
+from sbonnx.values import JsonValue
 from sbonnx.version import __version__
 
 if TYPE_CHECKING:
@@ -57,7 +59,7 @@ RANK: Final = "rank"
 
 
 @dataclass(frozen=True)
-class AdaptedDecoder(NotebookView):
+class AdaptedDecoder(NotebookView, JsonValue):
     """Result of `sbonnx.llm.adapt`.
 
     Attributes:
@@ -74,10 +76,6 @@ class AdaptedDecoder(NotebookView):
     before: DecoderEvaluation
     after: DecoderEvaluation
     adapter: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for ``json.dumps``."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from sbonnx import pipeline
 from sbonnx.backends import BACKENDS, backend_for
 from sbonnx.errors import DataError, RecipeError
 from sbonnx.llm.adapt import ADAPT, AdaptedDecoder, AdapterOptions, AdapterState, Form
-from sbonnx.llm.evaluate import DecoderEvaluation, DecoderLimits
+from sbonnx.llm.evaluate import DecoderLimits
 from sbonnx.llm.folder import check_folder, staged_folder
 from sbonnx.llm.layout import read_decoder
 from sbonnx.llm.stages import (
@@ -38,6 +38,7 @@ from sbonnx.progress import Progress, shown_by_default
 from sbonnx.recipe import Recipe, load
 from sbonnx.recipe.keywords import QuantizeKeywords
 from sbonnx.report import Report
+from sbonnx.report.decoder import DecoderEvaluation
 from sbonnx.spec import Array, QuantSpec
 from sbonnx.stages.contract import Stage
 from sbonnx.stages.state import Request, run_options
@@ -147,7 +148,7 @@ def quantize(
             - kv_bits: width of the key/value caches, 8 or 4; None: as they are. Needs texts.
 
     Returns:
-        The report of `sbonnx.quantize`; ``report.metrics["llm"]`` has the evaluation as in `DecoderEvaluation`.
+        The report of `sbonnx.quantize`; ``report.metrics.llm`` is the `DecoderEvaluation`.
 
     Raises:
         SbonnxError: a subclass, for every error that the user can fix. No partial folder is left.

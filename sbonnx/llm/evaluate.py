@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -12,12 +12,12 @@ import onnx
 from sbonnx.errors import DataError, ModelError
 from sbonnx.graph import read_proto
 from sbonnx.llm.decoding import ActiveAdapter, DecoderSession, decoder_feed
-from sbonnx.llm.generation import GenAIRun, generate_with_genai
+from sbonnx.llm.generation import generate_with_genai
 from sbonnx.llm.layout import Decoder
 from sbonnx.llm.scores import TokenSums, log_softmax, score_windows
-from sbonnx.llm.speed import DecodingSpeed, compare_speed, peak_memory
+from sbonnx.llm.speed import compare_speed, peak_memory
 from sbonnx.report.codes import Note
-from sbonnx.report.notebook import NotebookView
+from sbonnx.report.decoder import DecoderEvaluation, DecodingSpeed
 from sbonnx.spec import Array
 from sbonnx.system.runtime import open_session, reason, session_options
 
@@ -56,59 +56,6 @@ class DecoderLimits:
     def any(self) -> bool:
         """Whether there is a limit."""
         return self.max_perplexity is not None or self.min_agreement is not None
-
-
-@dataclass(frozen=True)
-class DecoderEvaluation(NotebookView):
-    """Figures of a decoder, and of the float one on the same tokens.
-
-    Attributes:
-        model, against: paths; `against` is None if there was no comparison.
-        windows, tokens: windows, and tokens that were predicted in them.
-        perplexity, float_perplexity: exp of the mean negative log likelihood of the next token.
-        kl: mean Kullback-Leibler divergence of the predicted distribution from that of float, in nats.
-        agreement: share of positions whose most likely token is that of float.
-        greedy: tokens until the first difference from float under greedy decoding, by prompt.
-        continuation: tokens generated from each prompt.
-        cached_perplexity, uncached_perplexity: on a few windows, token by token through the caches, and at once; None
-            without caches.
-        speed: time to first token and tokens per second, by number of threads.
-        memory: increase of the resident memory of a process that opens the model and decodes, in bytes; (float, this).
-        bytes: size of model and external data; (float, this).
-        cache_bytes: bytes of the caches for one token; (float, this). 0 without caches.
-        genai: result of onnxruntime-genai; None if the folder is not in its form.
-        problems: limits that are violated.
-        notes: what was not measured.
-    """
-
-    model: str
-    against: str | None
-    windows: int
-    tokens: int
-    perplexity: float
-    float_perplexity: float | None = None
-    kl: float | None = None
-    agreement: float | None = None
-    greedy: tuple[int, ...] = ()
-    continuation: int = 0
-    cached_perplexity: float | None = None
-    uncached_perplexity: float | None = None
-    speed: tuple[DecodingSpeed, ...] = ()
-    memory: tuple[int | None, int | None] = (None, None)
-    bytes: tuple[int | None, int] = (None, 0)
-    cache_bytes: tuple[int | None, int] = (None, 0)
-    genai: GenAIRun | None = None
-    problems: tuple[str, ...] = ()
-    notes: tuple[Note, ...] = ()
-
-    @property
-    def ok(self) -> bool:
-        """Whether no limit is violated."""
-        return not self.problems
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for ``json.dumps``; problems come first."""
-        return {"ok": self.ok, "problems": self.problems, **asdict(self)}
 
 
 def evaluate_windows(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib.util
 import json
 import subprocess
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
 from sbonnx.llm.layout import Decoder
+from sbonnx.report.decoder import GenAIRun
 from sbonnx.spec import Array
 from sbonnx.system.isolation import python_command
 
@@ -22,21 +22,6 @@ PROMPT: Final = 16
 """Tokens of the prompt, at most."""
 
 SECONDS: Final = 600
-
-
-@dataclass(frozen=True)
-class GenAIRun:
-    """Result of onnxruntime-genai for a folder.
-
-    Attributes:
-        installed: whether the package is installed.
-        tokens: token ids that it generated after the prompt.
-        error: why it generated none; "" if it did.
-    """
-
-    installed: bool
-    tokens: tuple[int, ...] = ()
-    error: str = ""
 
 
 def generate_with_genai(decoder: Decoder, ids: Array) -> GenAIRun:

@@ -6,7 +6,6 @@ import math
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -17,10 +16,11 @@ import numpy as np
 from sbonnx.errors import DeviceError
 from sbonnx.llm.decoding import DecoderSession
 from sbonnx.llm.layout import Decoder, read_decoder
+from sbonnx.report.decoder import DecodingSpeed
 from sbonnx.spec import Array
 from sbonnx.system.cpu import cores
 from sbonnx.system.isolation import python_command
-from sbonnx.verify.intervals import UNKNOWN, Interval
+from sbonnx.verify.intervals import UNKNOWN
 from sbonnx.verify.load import OtherLoad
 from sbonnx.verify.sessions import in_turn, latency_of
 
@@ -38,32 +38,6 @@ The load of a machine then affects one of them alone: on a busy machine, the rat
 
 DECODED: Final = 16
 """Tokens that are decoded one by one in a round."""
-
-
-@dataclass(frozen=True)
-class DecodingSpeed:
-    """Speed of a decoder with a number of threads, and of the float one.
-
-    Attributes:
-        threads: threads inside operators.
-        prompt: tokens of the prompt.
-        first_token, float_first_token: median time from the prompt to the first token, in milliseconds.
-        tokens_per_second, float_tokens_per_second: tokens decoded one by one, by the median time of a token.
-        ratio: median of the ratios of the times of a token, this over float, token by token; below 1 is faster.
-        ratio_interval: its 95 % confidence interval; None if it is unknown.
-        busy: whether other processes used the processors meanwhile.
-        Figures of the float decoder, and the ratio, are None without one.
-    """
-
-    threads: int
-    prompt: int
-    first_token: float
-    tokens_per_second: float
-    float_first_token: float | None = None
-    float_tokens_per_second: float | None = None
-    ratio: float | None = None
-    ratio_interval: Interval | None = None
-    busy: bool = False
 
 
 def compare_speed(decoder: Decoder, against: Decoder | None, ids: Array) -> tuple[DecodingSpeed, ...]:

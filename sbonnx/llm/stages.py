@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from sbonnx.errors import DataError
-from sbonnx.llm.evaluate import DecoderEvaluation, DecoderLimits, evaluate_windows
+from sbonnx.llm.evaluate import DecoderLimits, evaluate_windows
 from sbonnx.llm.folder import copy_rest, model_place, write_provenance
 from sbonnx.llm.kv_cache import quantize_caches as write_caches
 from sbonnx.llm.kv_cache import read_attention
@@ -16,6 +16,8 @@ from sbonnx.llm.texts import Texts
 from sbonnx.llm.windows import DecoderFeeds, TokenWindows, read_windows
 from sbonnx.options import RunOptions
 from sbonnx.report import Note
+from sbonnx.report.comparison import DecoderFigures
+from sbonnx.report.decoder import DecoderEvaluation
 from sbonnx.search import SearchResult, searched
 from sbonnx.spec import Array
 from sbonnx.stages.contract import Value, stage
@@ -198,9 +200,8 @@ def report_decoder(state: DecoderState, options: RunOptions) -> DecoderState:
     evaluation = state.evaluation
     if evaluation is not None:
         notes += evaluation.notes
-        figures = evaluation.to_dict() | {"model": report.output}
-        problems = (*report.problems, *evaluation.problems)
-        report = replace(report, metrics={**report.metrics, "llm": figures}, problems=problems)
+        figures = DecoderFigures(llm=replace(evaluation, model=str(asked.target)))
+        report = replace(report, metrics=figures, problems=(*report.problems, *evaluation.problems))
     return replace(state, report=replace(report, notes=tuple(notes)))
 
 
@@ -208,13 +209,13 @@ def report_decoder(state: DecoderState, options: RunOptions) -> DecoderState:
 def save_provenance(state: DecoderState, options: RunOptions) -> DecoderState:
     """Write recipe, digest of the texts and figures into the folder."""
     report, windows = state.report, state.windows
-    figures: dict[str, Any] = report.metrics.get("llm", {})
+    evaluation = None if report.metrics is None else report.metrics.llm
     values = {
         "program": f"sbonnx {__version__}",
         "model": state.decoding.decoder.model.name,
         "recipe": report.settings,
         "texts": None if windows is None else {"sha256": windows.digest(), "windows": list(windows.ids.shape)},
-        "evaluation": {name: figures[name] for name in FIGURES if name in figures} or None,
+        "evaluation": None if evaluation is None else {name: getattr(evaluation, name) for name in FIGURES},
         "problems": list(report.problems),
     }
     write_provenance(state.folder, values)

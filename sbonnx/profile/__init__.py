@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from sbonnx.profile.checkers import (
-    COLUMNS,
-    MEASURES,
-    TITLES,
-    Checker,
-    Column,
-    LayerLoss,
-    Measure,
-    Profile,
-    make_measure,
-)
+from sbonnx.profile.checkers import COLUMNS, MEASURES, TITLES, Checker, Measure, Profile, make_measure
 from sbonnx.profile.file_losses import file_losses
-from sbonnx.profile.histograms import TensorHistogram
 from sbonnx.profile.imported_file import Subject, subject_of
 from sbonnx.profile.layer_losses import errors, first_lost, losses, node_errors, worst_first
 from sbonnx.profile.metric_losses import LayerMetric, MetricLosses, metric_losses
-from sbonnx.profile.node_rows import NodeRow
-from sbonnx.profile.page_details import Details, details
+from sbonnx.profile.page_details import details
 from sbonnx.profile.sensitivity import Sensitivities, Sensitivity, sensitivity
 from sbonnx.profile.variants import Candidate, Part
 from sbonnx.profile.walk import WalkOptions
 from sbonnx.report import LayerError
+from sbonnx.report.details import Column, Details, LayerLoss, NodeRow, TensorHistogram
 
 __all__ = [
     "COLUMNS",

@@ -7,13 +7,14 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Literal, final
+from typing import Any, ClassVar, Final, final
 
 import numpy as np
 
 from sbonnx.errors import RecipeError
 from sbonnx.metrics import IMAGE_RANK, CosineSum, ErrorSum
 from sbonnx.report.codes import Note
+from sbonnx.report.details import Column, LayerLoss, ProfileFigures
 from sbonnx.report.notebook import NotebookView
 from sbonnx.report.plots import TOP, bar_chart
 from sbonnx.spec import Array
@@ -240,7 +241,6 @@ def _log_softmax(x: Array, axis: int) -> Array:
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis, keepdims=True)))
 
 
-Column = Literal["alone", "weights", "activations", "gathered"]
 COLUMNS: Final[tuple[Column, ...]] = ("alone", "weights", "activations", "gathered")
 TITLES: Final[dict[Column, str]] = {
     "alone": "isolated",
@@ -249,38 +249,6 @@ TITLES: Final[dict[Column, str]] = {
     "gathered": "accumulated",
 }
 """Names of the figures in tables and charts."""
-
-
-@dataclass(frozen=True)
-class LayerLoss:
-    """Figures of one node with a quantized input.
-
-    Attributes:
-        node, op: its name and type.
-        tensor: its first output.
-        scope: "" or the path of the branch that contains it.
-        label: quantized types of its inputs, such as ``int8 axis 0, uint8``.
-        alone: isolated error at its outputs, with only its inputs and weights quantized.
-        weights, activations: isolated error of only those; None if it has none, or if not requested.
-        gathered: accumulated error with the whole network quantized; None if not requested.
-        feeds: number of feeds it was measured on; less than the profile's if a branch was not taken.
-    """
-
-    node: str
-    op: str
-    tensor: str
-    scope: str
-    label: str
-    alone: float | None = None
-    weights: float | None = None
-    activations: float | None = None
-    gathered: float | None = None
-    feeds: int = 0
-
-    def value(self, column: Column) -> float | None:
-        """Return the figure of a column."""
-        found: float | None = getattr(self, column)
-        return found
 
 
 @dataclass(frozen=True)
@@ -362,3 +330,9 @@ class Profile(NotebookView, JsonValue):
     def higher_is_better(self) -> bool:
         """Direction of the measure."""
         return kind_of(self.checker).higher_is_better
+
+    @property
+    def figures(self) -> ProfileFigures:
+        """The losses and their measure, for reports."""
+        own = self.measure, self.unit, self.higher_is_better
+        return ProfileFigures(*own, self.feeds, self.outputs, self.layers, self.notes)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Final, Literal
+from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 
@@ -15,43 +15,11 @@ from sbonnx.graph.extract import extract
 from sbonnx.graph.query import constant, tensors_by_name
 from sbonnx.plan.types import Site, Solution
 from sbonnx.profile.walk import Values
+from sbonnx.report.details import TensorHistogram, Unit
 from sbonnx.spec import Array, QParams
 
 BINS: Final = 64
 """Bins of a histogram, equally wide."""
-
-Unit = Literal["value", "step"]
-
-
-@dataclass(frozen=True)
-class TensorHistogram:
-    """Distribution of the float values of a tensor that is quantized.
-
-    Attributes:
-        tensor, role, label: the tensor, "activation" or "weight", and the quantized type.
-        unit: unit of `low`, `high`, `covered`. "value": that of the tensor; "step": quantized values before rounding
-            and clipping, value / scale + zero point, if channels or blocks have scales of their own.
-        low, high: smallest and largest value.
-        counts: number of values in each of `BINS` bins of equal width from `low` to `high`.
-        covered: smallest and largest value that the quantized type represents.
-        step: distance of neighbouring quantized values; 1 in steps. 8-bit floats: that of the smallest values.
-        clipped: share of values, 0 to 1, more than half a step outside `covered`.
-    """
-
-    tensor: str
-    role: str
-    label: str
-    unit: Unit
-    low: float
-    high: float
-    counts: tuple[int, ...]
-    covered: tuple[float, float]
-    step: float
-    clipped: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """Convert to plain values."""
-        return asdict(self)
 
 
 def histograms(

@@ -16,11 +16,12 @@ from sbonnx.graph.extract import extract
 from sbonnx.graph.query import dtype, scopes, tensors_by_name
 from sbonnx.metrics import ErrorSum
 from sbonnx.plan.types import Plan, Reader, Role, Site, Solution
-from sbonnx.profile.checkers import COLUMNS, Checker, Column, LayerLoss, Measure, Profile, kind_of, make_measure
+from sbonnx.profile.checkers import COLUMNS, Checker, Measure, Profile, kind_of, make_measure
 from sbonnx.profile.pieces import StepSession
 from sbonnx.profile.variants import PARTS, Part, Variant, solved, uses_of
 from sbonnx.profile.walk import DEFAULTS, LayerSample, Values, Walk, WalkOptions
 from sbonnx.report import LayerError, Note
+from sbonnx.report.details import Column, LayerLoss
 from sbonnx.spec import Array
 
 PART_OF: Final[dict[Column, Part]] = {"alone": "both", "weights": "weights", "activations": "activations"}

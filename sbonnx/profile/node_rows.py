@@ -3,57 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
 
 from sbonnx.graph import Graph, Node, Tensor, query
 from sbonnx.plan.types import Plan, Reader, Site, Solution
 from sbonnx.profile.variants import uses_of
 from sbonnx.report import Refusal
-
-
-@dataclass(frozen=True)
-class QuantizedRead:
-    """A quantized input of a node.
-
-    Attributes:
-        tensor, role, label, bits: the tensor, "activation", "weight" or "bias", its quantized type and width.
-        low, high: smallest and largest value that is represented, over all channels; None if the scale is not known:
-            a plan without a solution, or the scale of a bias.
-    """
-
-    tensor: str
-    role: str
-    label: str
-    bits: int
-    low: float | None
-    high: float | None
-
-
-@dataclass(frozen=True)
-class NodeRow:
-    """One node.
-
-    Attributes:
-        name, op: its name and operator.
-        scope: "" or the path of the branch that contains it: "node/attribute".
-        inputs: names of the nodes whose outputs it reads, each once; also those outside its branch.
-        shape: of its first output; None if unknown. Symbolic sizes are texts.
-        reads: quantized inputs.
-        refusals: what was not done at the node or at one of its tensors: "what: why".
-    """
-
-    name: str
-    op: str
-    scope: str
-    inputs: tuple[str, ...]
-    shape: tuple[int | str | None, ...] | None
-    reads: tuple[QuantizedRead, ...]
-    refusals: tuple[str, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Convert to plain values."""
-        return asdict(self)
+from sbonnx.report.details import NodeRow, QuantizedRead
 
 
 def node_rows(

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
 from sbonnx.graph import Graph
 from sbonnx.plan.types import Plan, Role, Site, Solution
-from sbonnx.profile.checkers import LayerLoss, Profile
-from sbonnx.profile.histograms import TensorHistogram, histograms
+from sbonnx.profile.checkers import Profile
+from sbonnx.profile.histograms import histograms
 from sbonnx.profile.layer_losses import losses
-from sbonnx.profile.node_rows import NodeRow, node_rows
+from sbonnx.profile.node_rows import node_rows
 from sbonnx.profile.variants import uses_of
 from sbonnx.profile.walk import WalkOptions
 from sbonnx.report import Note, Refusal
+from sbonnx.report.details import Details, LayerLoss
 from sbonnx.spec import Array
 
 MOST_LAYERS: Final = 500
@@ -26,33 +26,6 @@ WORST: Final = 6
 """Number of tensors with a histogram."""
 
 DEFAULTS: Final = WalkOptions(limit=8)
-
-
-@dataclass(frozen=True)
-class Details:
-    """Values that a page shows beside the figures of a report; see `details`.
-
-    Attributes:
-        nodes: all nodes of the prepared float graph.
-        profile: losses of the layers as SQNR at their outputs; None if they were not measured.
-        histograms: of the tensors whose quantization alone costs most, worst first.
-        notes: what was not measured and why.
-    """
-
-    nodes: tuple[NodeRow, ...]
-    profile: Profile | None = None
-    histograms: tuple[TensorHistogram, ...] = ()
-    notes: tuple[Note, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Convert to plain values."""
-        return {
-            "nodes": [row.to_dict() for row in self.nodes],
-            "profile": {} if self.profile is None else self.profile.to_dict(),
-            "histograms": [row.to_dict() for row in self.histograms],
-            "notes": list(self.notes),
-            "note_codes": [note.code for note in self.notes],
-        }
 
 
 def details(
@@ -103,7 +76,7 @@ def details(
     profile = profiled(graph, plan, solution, feeds, options=options)
     sites = worst_sites(plan, solution, profile.layers)
     found = histograms(graph, solution, sites, feeds, device=options.device)
-    return Details(nodes, profile, found, profile.notes)
+    return Details(nodes, profile.figures, found, profile.notes)
 
 
 def worst_sites(plan: Plan, solution: Solution, layers: Sequence[LayerLoss]) -> list[Site]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -18,7 +17,7 @@ from sbonnx.pruning.groups.dimensions import along_axis, dependencies
 from sbonnx.pruning.groups.pruning_plan import PruningPlan
 from sbonnx.pruning.settings import Pruning
 from sbonnx.recipe.sections.sparsity import SparseFinetune
-from sbonnx.report.codes import Note
+from sbonnx.report.pruned import FineTuneRow
 from sbonnx.spec import Array
 
 HELD_OUT: Final = 0.1
@@ -26,41 +25,6 @@ HELD_OUT: Final = 0.1
 
 INNER_WEIGHT: Final = 15.0
 """Weight of inner tensors in the loss: few samples say little at the outputs alone, and the network overfits them."""
-
-
-@dataclass(frozen=True)
-class FineTuneRow:
-    """Outcome of fine-tuning, for the report.
-
-    Attributes:
-        epochs: number of completed epochs.
-        epoch: the weights are those after this epoch; 0: the weights before, because no epoch was better.
-        before, after: relative squared error of the outputs on hold-out samples, before and after.
-        augment: names of the augmentations.
-        masked: number of weights whose zeros were kept.
-        stopped: reason why the training ended early, or "".
-    """
-
-    epochs: int
-    epoch: int
-    before: float
-    after: float
-    augment: tuple[str, ...]
-    masked: int
-    stopped: str
-
-    @property
-    def note(self) -> Note | None:
-        """A note for the report, if the weights before were kept or the training ended early, else None."""
-        if self.stopped:
-            return Note("tuning-ended", f"fine-tuning ended after {self.epochs} epochs: {self.stopped}")
-        if self.epoch:
-            return None
-        return Note(
-            "tuning-without-gain",
-            f"fine-tuning did not reduce the error on hold-out samples ({self.before:.4f}) in {self.epochs} epochs: "
-            "the weights before were kept; try a smaller learning rate, more epochs or more samples",
-        )
 
 
 def require_fine_tuning(graph: Graph, tuning: SparseFinetune) -> None:

@@ -28,7 +28,7 @@ from sbonnx.pruning.budgets.channel_counts import multiples_of
 from sbonnx.pruning.budgets.loss_limit import LossTrial, smallest_within
 from sbonnx.pruning.budgets.pruned_times import PrunedTimes
 from sbonnx.pruning.curves import RemovedBefore, SensitivityCurve, curves, data_of, kept_columns, removal_order
-from sbonnx.pruning.fine_tuning import FineTuneRow, fine_tune, require_fine_tuning
+from sbonnx.pruning.fine_tuning import fine_tune, require_fine_tuning
 from sbonnx.pruning.fit_layers import FitLayer, MomentPair, fit_layers
 from sbonnx.pruning.float_pass import OutputErrors, float_moments, measured_sizes
 from sbonnx.pruning.groups.channel_removal import mask, remove
@@ -36,33 +36,12 @@ from sbonnx.pruning.groups.dimensions import Dependencies, dependencies
 from sbonnx.pruning.groups.pruning_plan import LayerSide, PruningPlan
 from sbonnx.pruning.measurement import Measurement, MeasurementCache
 from sbonnx.pruning.settings import DimensionPruning, LayerPruning, Pruning, settings_of
-from sbonnx.pruning.sparsity.stage import SparseLayer, sparsify
-from sbonnx.pruning.two_streams import LayerRefit, Remains, refit_pruned
+from sbonnx.pruning.sparsity.stage import sparsify
+from sbonnx.pruning.two_streams import Remains, refit_pruned
 from sbonnx.report import Refusal
+from sbonnx.report.pruned import FineTuneRow, LayerRefit, PrunedDimension, SparseLayer
 from sbonnx.spec import Array
 from sbonnx.verify.judge import Judge
-
-
-@dataclass(frozen=True)
-class PrunedDimension:
-    """Outcome for one dimension.
-
-    Attributes:
-        writers, readers: its layers.
-        before, after: number of groups.
-        error: of the outputs if this dimension alone is pruned so, by its curve; None without curves.
-    """
-
-    writers: tuple[str, ...]
-    readers: tuple[str, ...]
-    before: int
-    after: int
-    error: float | None
-
-    @property
-    def name(self) -> str:
-        """The first layer that writes it, else the first that reads it."""
-        return (self.writers or self.readers)[0]
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 import onnx
 
@@ -12,10 +11,9 @@ from sbonnx.backends import Backend
 from sbonnx.pruning.budgets.budget import Budget
 from sbonnx.pruning.prune import Pruned
 from sbonnx.pruning.settings import Pruning
-from sbonnx.report import Note, Refusal
+from sbonnx.report import Note
 from sbonnx.report.comparison import NOTICEABLE, SLOWER, Comparison
-from sbonnx.report.notebook import NotebookView
-from sbonnx.report.verdict import Verdict, verdict_of
+from sbonnx.report.pruned import PruningReport
 
 BUDGET_TEXT: Final[dict[Budget, str]] = {
     "macs": "multiplications",
@@ -32,64 +30,6 @@ NO_SPARSE_KERNELS: Final = (
 """Note for backends without such kernels."""
 
 UNCOMPARED: Final = Note("not-compared", "no data was given: the file was checked, and not compared with the original")
-
-
-@dataclass(frozen=True)
-class PruningReport(NotebookView):
-    """Outcome of `prune`.
-
-    Attributes:
-        model, output: the float model and the path of the result.
-        macs, size: remaining share of the multiplications, and of the bytes of all constants.
-        latency: remaining share of the time of a sample in float by the table of kernel costs; None without a table.
-            `metrics` has the measured one, ``latency_ratio``.
-        asked, reached: the budget or MAX_LOSS, by its name, and what the file has; empty with a ratio.
-        dimensions: one row per dimension: layers that write and read it, groups before and after, error alone.
-        sparse: one row per layer whose weight became sparse: pattern, values, zeros, and what TensorRT does with it.
-        layers: one row per refitted layer: columns, strength, error on hold-out samples without and with the refit.
-        refusals: pinned channels and layers that were not refitted, with the reason.
-        tuned: outcome of fine-tuning, see `FineTuneRow`; None without.
-        metrics: comparison with the original, see `sbonnx.verify`; empty without data.
-        plan: removed channels, see `PruningPlan.to_dict`.
-        notes: changes and findings of loading and verification.
-        problems: reasons why the result is unusable or below a limit.
-        pruned: the model itself if no output path was given (left out of `to_dict`).
-    """
-
-    model: str
-    output: str | None
-    macs: float
-    size: float
-    latency: float | None = None
-    asked: dict[str, float] = field(default_factory=dict)
-    reached: dict[str, float] = field(default_factory=dict)
-    dimensions: tuple[dict[str, Any], ...] = ()
-    sparse: tuple[dict[str, Any], ...] = ()
-    layers: tuple[dict[str, Any], ...] = ()
-    refusals: tuple[Refusal, ...] = ()
-    tuned: dict[str, Any] | None = None
-    metrics: dict[str, Any] = field(default_factory=dict)
-    plan: dict[str, Any] = field(default_factory=dict)
-    notes: tuple[Note, ...] = ()
-    problems: tuple[str, ...] = ()
-    pruned: onnx.ModelProto | None = field(default=None, repr=False, compare=False)
-
-    @property
-    def ok(self) -> bool:
-        """Whether there are no problems."""
-        return not self.problems
-
-    @property
-    def verdict(self) -> Verdict:
-        """Accuracy, speed and size against the original in one sentence."""
-        return verdict_of(self.metrics, problems=self.problems)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for ``json.dumps``; problems and the verdict come first."""
-        verdict = {"accuracy": self.verdict.accuracy, "text": self.verdict.text}
-        plain = asdict(replace(self, pruned=None))
-        del plain["pruned"]
-        return {"ok": self.ok, "problems": self.problems, "verdict": verdict, **plain}
 
 
 def report_of(
@@ -121,13 +61,13 @@ def report_of(
         latency=done.latency,
         asked=asked,
         reached=reached,
-        dimensions=tuple(asdict(row) for row in done.dimensions),
-        sparse=tuple(asdict(row) for row in done.sparse),
-        layers=tuple(asdict(row) for row in done.layers),
+        dimensions=done.dimensions,
+        sparse=done.sparse,
+        layers=done.layers,
         refusals=done.refusals,
-        tuned=None if done.tuned is None else asdict(done.tuned),
-        metrics={} if comparison is None else comparison.to_dict(),
-        plan=done.plan.to_dict(),
+        tuned=done.tuned,
+        metrics=comparison,
+        plan=done.plan.channels,
         notes=(*notes, *_notes(done, settings, comparison)),
         problems=(*_missed(done, settings, comparison), *problems),
         pruned=pruned,

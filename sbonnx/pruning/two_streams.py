@@ -25,31 +25,11 @@ from sbonnx.pruning.ridge import KeptColumns, RefitWeight, WeightSolver, refit
 from sbonnx.pruning.skips import SkipProducts, SkipSums, skips_of
 from sbonnx.pruning.weight_editor import WeightEditor
 from sbonnx.report import Reason, Refusal
+from sbonnx.report.pruned import LayerRefit
 from sbonnx.spec import Array
 
 WORTH_THREADS: Final = 0.002
 """Time per sample in a stage, both streams, in seconds, from which threads gain more than the GIL costs."""
-
-
-@dataclass(frozen=True)
-class LayerRefit:
-    """Outcome of the refit of one layer.
-
-    Attributes:
-        layer: name of the node.
-        columns, removed: columns of its weight, and how many are removed.
-        zeros: values of its weight that are zero.
-        strength: lambda, relative; infinite if the old weight was better.
-        before, after: see `RefitWeight`.
-    """
-
-    layer: str
-    columns: int
-    removed: int
-    strength: float
-    before: float
-    after: float
-    zeros: int = 0
 
 
 @dataclass(frozen=True)

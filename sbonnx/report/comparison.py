@@ -5,10 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from sbonnx.report.codes import Note
-from sbonnx.report.figures import Evaluation, Kernels, LevelDifference, Nature, OutputDifference, OutputQuality
+from sbonnx.report.decoder import DecoderEvaluation
+from sbonnx.report.figures import (
+    Evaluation,
+    Kernels,
+    LevelDifference,
+    Nature,
+    OutputDifference,
+    OutputQuality,
+    OwnMetric,
+)
 from sbonnx.report.notebook import NotebookView
 from sbonnx.report.verdict import (
     AS_FAST,
@@ -21,7 +30,7 @@ from sbonnx.report.verdict import (
     interval_text,
 )
 from sbonnx.system.cpu import target_cpu
-from sbonnx.values import INLINE, INTERNAL, OBJECT, JsonValue
+from sbonnx.values import INLINE, INTERNAL, OBJECT, OPTIONAL, JsonValue
 
 GAP_DB: Final = 6.0
 """Gap in dB between calibration samples and hold-out samples above which calibration did not generalize."""
@@ -87,10 +96,12 @@ class Comparison(NotebookView, JsonValue):
         evaluation: a metric of the float and the quantized model on labelled data; None if none was asked for.
         cpu: kind of CPU that the quantized file is for, see `Plan.cpu`; "" if unknown, or the same on all.
         runtime: backend whose runtime gave the outputs of the quantized model, latencies and kernels.
+        own: values of the metric of a batch job; None: it is not one.
+        llm: evaluation of a decoder (llm quantize).
         broken_in_float: onnxruntime's own rewrites that break the float model; both models ran without them.
     """
 
-    json_keys: ClassVar = (..., "size_ratio", "larger")
+    json_keys: ClassVar[tuple[Any, ...]] = (..., "size_ratio", "larger", "own", "llm")
     outputs: tuple[OutputDifference, ...] = ()
     feeds: int = 0
     bytes_float: int = 0
@@ -118,6 +129,8 @@ class Comparison(NotebookView, JsonValue):
     cpu: str = ""
     runtime: str = ON_CPU
     broken_in_float: tuple[str, ...] = field(default=(), metadata=INTERNAL)
+    own: tuple[OwnMetric, ...] | None = field(default=None, metadata=OPTIONAL)
+    llm: DecoderEvaluation | None = field(default=None, metadata=OPTIONAL)
 
     @property
     def size_ratio(self) -> float | None:
@@ -228,6 +241,17 @@ class Comparison(NotebookView, JsonValue):
     def collapsed(self) -> frozenset[str]:
         """Return the names of unusable outputs: of another shape, not finite, constant, frozen or lost in error."""
         return frozenset(error.name for error in self.outputs if self._collapsed(error))
+
+
+@dataclass(frozen=True)
+class DecoderFigures(Comparison):
+    """Figures of a decoder without a comparison of outputs.
+
+    Attributes:
+        llm: its evaluation.
+    """
+
+    json_keys: ClassVar = ("llm",)
 
 
 @dataclass(frozen=True)

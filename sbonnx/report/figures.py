@@ -364,10 +364,27 @@ class Evaluation(NotebookView, JsonValue):
         first, second = self.rows[0], self.rows[1]
         change = f"{self.metric} goes from {first.metric.value:.5g} to {second.metric.value:.5g}"
         if max_loss is None:
-            if state_of_metric(self.to_dict(), CLOSE_LOSS) != "lost":
+            if state_of_metric(self, CLOSE_LOSS) != "lost":
                 return ""
-            return f"{change}, {loss_text(self.to_dict())} on {self.samples} samples, {kept_loss_text(self.to_dict())}"
+            return f"{change}, {loss_text(self)} on {self.samples} samples, {kept_loss_text(self)}"
         if second.loss <= max_loss:
             return ""
         how = "" if self.share else " (relative)"
         return f"{change}, a loss of {second.loss:.4g}{how} on {self.samples} samples; {name} allows {max_loss:g}"
+
+
+Float = float
+
+
+@dataclass(frozen=True)
+class OwnMetric:
+    """Value of a job's own metric for both models.
+
+    Attributes:
+        name: its name.
+        float, quantized: values of the models.
+    """
+
+    name: str
+    float: Float
+    quantized: Float

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sbonnx.report.outcome import Report
 
 
 class NotebookView:
@@ -16,9 +18,8 @@ class NotebookView:
         return summary(self)
 
 
-def page(report: Mapping[str, Any]) -> str:
-    """Return the HTML page of a report, given as plain values."""
+def page(report: Report) -> str:
+    """Return the HTML page of a report."""
     from sbonnx.present.html import single_page
-    from sbonnx.values import json_values
 
-    return single_page(json_values(report))
+    return single_page(report)

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 import onnx
 
 from sbonnx.report.codes import Note, Refusal
+from sbonnx.report.comparison import Comparison, DecoderFigures
+from sbonnx.report.details import Details
 from sbonnx.report.notebook import NotebookView, page
 from sbonnx.report.plots import TOP, bar_chart, optional
+from sbonnx.report.pruned import PruningReport
+from sbonnx.report.searched import Advice, SearchFigures
 from sbonnx.report.verdict import Verdict, allowed_loss, verdict_of
+from sbonnx.values import INTERNAL, OBJECT, JsonValue
 
 
 @dataclass(frozen=True)
@@ -64,18 +70,39 @@ class LayerError:
     scale: float
 
 
+@dataclass(frozen=True)
+class NodeCounts:
+    """Counts.
+
+    Attributes:
+        nodes_before: nodes in the file.
+        nodes_float: nodes after simplification and fusion.
+        nodes_quantized: nodes with Q/DQ.
+        activations, weights, biases: quantized tensors.
+        samples: samples of calibration.
+    """
+
+    nodes_before: int = 0
+    nodes_float: int = 0
+    nodes_quantized: int = 0
+    activations: int = 0
+    weights: int = 0
+    biases: int = 0
+    samples: int = 0
+
+
 COLUMNS: Final = {"alone_db": "isolated", "sqnr_db": "accumulated"}
 """Names of the figures of `Report.layers` in tables and charts."""
 
 
 @dataclass(frozen=True, repr=False)
-class Report(NotebookView):
+class Report(NotebookView, JsonValue):
     """Outcome of one quantization: rows for people, plain values for JSON.
 
     Attributes:
         model, output, backend: the float model, the path of the result, the runtime.
         counts: nodes before and after, sites by role, refusals.
-        metrics: end-to-end figures (error of each output, sizes, latency), see `sbonnx.verify`.
+        metrics: comparison with float (error of each output, sizes, latency); None if the file was not verified.
         layers: one row for each quantized activation, worst first.
         sites: all quantized tensors in network order.
         applied, refusals: what patterns and planning did and did not do.
@@ -83,36 +110,42 @@ class Report(NotebookView):
         notes: what loading changed in the model (converted opset, inlined functions, ...).
         cpu: kind of CPU that the file is for, a key of `sbonnx.system.cpu.CPUS`; "" if it is the same for all.
         quantized: the model itself if no output path was given (left out of `to_dict`).
-        search: what AUTO and MIXED tried, see `sbonnx.search.SearchResult`; empty if there was no search.
-        advice: the next change to try if outputs are below their quality lines, see `sbonnx.search.advice.Advice`;
-            empty if there is none, or it was not asked for.
-        pruning: the report of `sbonnx.prune` if the recipe has SPARSE, else empty.
+        search: what AUTO and MIXED tried; None if there was no search.
+        advice: the next change to try if outputs are below their quality lines; None if there is none, or it was not
+            asked for.
+        pruning: the report of `sbonnx.prune` if the recipe has SPARSE, else None.
         problems: reasons why the result is unusable or misses a limit (empty if there are none).
         details: for pages, if asked for: nodes of the graph, losses by weights and inputs, histograms of the worst
-            tensors, see `sbonnx.profile.Details`; else empty.
+            tensors; else None.
         engine_command: command line of ``trtexec`` that builds and measures an engine; "" for other runtimes, or
             without an output path.
     """
 
+    json_keys: ClassVar = ("ok", "problems", "verdict", ..., "note_codes")
     model: str
     output: str | None
     backend: str
-    counts: dict[str, int] = field(default_factory=dict)
-    metrics: dict[str, Any] = field(default_factory=dict)
+    counts: NodeCounts = NodeCounts()
+    metrics: Comparison | DecoderFigures | None = field(default=None, metadata=OBJECT)
     layers: tuple[LayerError, ...] = ()
     sites: tuple[QuantizedTensor, ...] = ()
     applied: tuple[Fired, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)
-    notes: tuple[Note, ...] = ()
+    notes: tuple[Note, ...] = field(default=(), metadata={"codes": "note_codes"})
     problems: tuple[str, ...] = ()
-    search: dict[str, Any] = field(default_factory=dict)
-    advice: dict[str, Any] = field(default_factory=dict)
-    pruning: dict[str, Any] = field(default_factory=dict)
-    details: dict[str, Any] = field(default_factory=dict)
+    search: SearchFigures | None = field(default=None, metadata=OBJECT)
+    advice: Advice | None = field(default=None, metadata=OBJECT)
+    pruning: PruningReport | None = field(default=None, metadata=OBJECT)
+    details: Details | None = field(default=None, metadata=OBJECT)
     engine_command: str = ""
     cpu: str = ""
-    quantized: onnx.ModelProto | None = field(default=None, repr=False, compare=False)
+    quantized: onnx.ModelProto | None = field(default=None, repr=False, compare=False, metadata=INTERNAL)
+
+    @property
+    def note_codes(self) -> tuple[str, ...]:
+        """Codes of the notes (sbonnx explain CODE)."""
+        return tuple(note.code for note in self.notes)
 
     @property
     def ok(self) -> bool:
@@ -143,7 +176,7 @@ class Report(NotebookView):
 
         With ``quantize(..., details=True)`` it has the graph, causes of the losses and histograms too.
         """
-        return page(self.to_dict())
+        return page(self)
 
     def layers_frame(self) -> Any:
         """Return the losses by layer as a pandas DataFrame, worst first.
@@ -179,10 +212,20 @@ class Report(NotebookView):
         title = f"worst {len(rows)} of {len(self.layers)} layers"
         return bar_chart([row.node for row in rows], series, title=title, unit="SQNR, dB", higher_is_better=True, ax=ax)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for ``json.dumps``; problems and the verdict come first."""
-        verdict = {"accuracy": self.verdict.accuracy, "text": self.verdict.text}
-        plain = asdict(replace(self, quantized=None))
-        del plain["quantized"]
-        codes = [note.code for note in self.notes]
-        return {"ok": self.ok, "problems": self.problems, "verdict": verdict, **plain, "note_codes": codes}
+
+@dataclass(frozen=True)
+class QuantizedFolder(JsonValue):
+    """Reports of a folder with several models.
+
+    Attributes:
+        files: reports by file name without suffix.
+    """
+
+    json_keys: ClassVar = ("ok", ...)
+
+    files: Mapping[str, Report]
+
+    @property
+    def ok(self) -> bool:
+        """Whether no report has problems."""
+        return all(report.ok for report in self.files.values())

@@ -50,7 +50,7 @@ def _read(hint: Any, value: Any, where: str) -> Any:
 
 
 def _read_scalar(hint: Any, value: Any, where: str) -> Any:
-    if not isinstance(hint, type):
+    if hint is Any or not isinstance(hint, type):
         return value  # Any, Literal
     if issubclass(hint, Coded):
         return hint(value.code if isinstance(value, Coded) else value, value)
@@ -65,8 +65,9 @@ def _read_union(hints: Sequence[Any], value: Any, where: str) -> Any:
     options = [hint for hint in hints if hint is not type(None)]
     classes: list[Any] = [hint for hint in options if dataclasses.is_dataclass(hint)]
     if classes and isinstance(value, Mapping):
-        fitting = (hint for hint in classes if value.keys() <= {key.name for key in keys_of(hint)})
-        return _read(next(fitting, classes[0]), value, where)
+        fitting = [hint for hint in classes if value.keys() <= {key.name for key in keys_of(hint)}]
+        closest = min(fitting or classes[:1], key=lambda hint: len(keys_of(hint)))
+        return _read(closest, value, where)
     if float in options and (type(value) is int or value in NOT_FINITE):
         return value if type(value) is int else float(value)
     return _read(next((hint for hint in options if hint is type(value)), options[0]), value, where)

@@ -30,7 +30,6 @@ class SimplifyReport(JsonValue):
     """
 
     json_keys: ClassVar = (..., "ok")
-
     model: str
     output: str | None
     nodes_before: int

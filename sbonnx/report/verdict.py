@@ -1,11 +1,16 @@
-"""One sentence about a result: accuracy, speed and size against float. Built from the plain values of a report."""
+"""One sentence about a result: accuracy, speed and size against float. Built from the figures of a report."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
+
+if TYPE_CHECKING:
+    from sbonnx.report.comparison import Comparison
+    from sbonnx.report.decoder import DecoderEvaluation
+    from sbonnx.report.figures import Evaluation, MetricValue, OutputQuality, QualityFigure
 
 Accuracy = Literal["kept", "lost", "uncertain", "doubtful", "unknown"]
 
@@ -56,6 +61,8 @@ or they are numbers of something."""
 MARKS: Final[Mapping[str, Mark]] = {"kept": "ok", "lost": "XX", "uncertain": "??", "unknown": "??"}
 """Mark of the accuracy by its state."""
 
+NOT_COMPARED: Final = "nothing was compared with float"
+
 MEASURE: Final = "measure it on labelled data (--eval)"
 
 
@@ -82,7 +89,6 @@ class Verdict:
     """
 
     json_keys: ClassVar = ("accuracy", "text")
-
     accuracy: Accuracy
     rows: tuple[VerdictRow, ...]
     ok: bool
@@ -112,7 +118,7 @@ class Verdict:
 
 
 def verdict_of(
-    metrics: Mapping[str, Any],
+    metrics: Comparison | None,
     *,
     problems: Sequence[str] = (),
     backend: str = ON_CPU,
@@ -124,11 +130,15 @@ def verdict_of(
     output that is furthest from float.
 
     Args:
-        metrics: `sbonnx.verify.Comparison.to_dict`, also after a round trip through JSON; empty: nothing was compared.
+        metrics: the comparison; None: nothing was compared.
         problems: sentences of the report about what is unusable or misses a limit.
-        backend: runtime of the file. The latency in another one (`runtime_of`) is left out.
+        backend: runtime of the file. The latency in another one is left out.
         max_loss: loss in the task metric that the recipe allows; None: `CLOSE_LOSS`.
     """
+    missed = [VerdictRow("XX", _first(problems))] if problems else []
+    if metrics is None:
+        unknown = VerdictRow(MARKS["unknown"], f"accuracy unknown: {NOT_COMPARED}")
+        return Verdict("unknown", (unknown, *missed), not problems)
     state, evidence, hint = _accuracy(metrics, problems, CLOSE_LOSS if max_loss is None else max_loss)
     doubts = doubts_of(metrics)
     rows: list[VerdictRow] = []
@@ -139,10 +149,10 @@ def verdict_of(
         state = "doubtful"
     else:
         where = " on the calibration data" if _calibrated(metrics) else ""
-        where += f", computed as {metrics.get('cpu')} CPUs compute it" if metrics.get("saturating") else ""
+        where += f", computed as {metrics.cpu} CPUs compute it" if metrics.saturating else ""
         rows.append(VerdictRow(MARKS[state], f"accuracy {state}{where}: {evidence}{hint}"))
-    if problems and state != "lost":
-        rows.append(VerdictRow("XX", _first(problems)))
+    if state != "lost":
+        rows += missed
     gains = [row for row in (_speed(metrics, backend), _size(metrics)) if row is not None]
     gained = not _nothing_gained(metrics, backend)
     if gained:
@@ -159,17 +169,18 @@ def _first(sentences: Sequence[str]) -> str:
     return f"{sentences[0].rstrip('.')}{more}"
 
 
-def doubts_of(metrics: Mapping[str, Any]) -> list[str]:
+def doubts_of(metrics: Comparison) -> list[str]:
     """Return the sentences about data that does not look like that of the model, or labels that do not fit it."""
-    doubts = [str(one) for one in metrics.get("doubts") or ()]
-    evaluation = metrics.get("evaluation") or {}
-    rows, chance = evaluation.get("rows") or (), evaluation.get("chance")
-    if rows and chance is not None and _float(rows[0]["metric"].get("low")) <= _float(chance):
-        metric = rows[0]["metric"]
-        ends = interval_text(_float(metric.get("low")), _float(metric.get("high")))
+    doubts: list[str] = [*metrics.doubts]
+    evaluation = metrics.evaluation
+    if evaluation is None or not evaluation.rows or evaluation.chance is None:
+        return doubts
+    metric = evaluation.rows[0].metric
+    if metric.low <= evaluation.chance:
+        ends = interval_text(metric.low, metric.high)
         doubts.append(
-            f"the float model has {evaluation['metric']} {_metric_text(metric, evaluation)}{ends}, which guessing may "
-            f"have too ({_float(chance):.3g}): "
+            f"the float model has {evaluation.metric} {_metric_text(metric, evaluation)}{ends}, which guessing may "
+            f"have too ({evaluation.chance:.3g}): "
             "check the labels and the preprocessing"
         )
     return doubts
@@ -177,58 +188,58 @@ def doubts_of(metrics: Mapping[str, Any]) -> list[str]:
 
 def allowed_loss(settings: Mapping[str, Any]) -> float | None:
     """Return the loss in the task metric that a resolved recipe allows; None if it has no limit."""
-    found = (settings.get("MIXED") or {}).get("MAX_LOSS")
-    return None if found is None else _float(found)
+    limit = settings.get("MIXED", {}).get("MAX_LOSS")
+    return None if limit is None else float(limit)
 
 
-def _calibrated(metrics: Mapping[str, Any]) -> bool:
+def _calibrated(metrics: Comparison) -> bool:
     """Whether the outputs were compared on the samples of the calibration, and nothing better is known."""
-    evaluated = len((metrics.get("evaluation") or {}).get("rows") or ()) > 1
-    return bool(metrics.get("calibrated")) and not evaluated and not metrics.get("llm") and bool(metrics.get("feeds"))
+    evaluated = metrics.evaluation is not None and len(metrics.evaluation.rows) > 1
+    return metrics.calibrated and not evaluated and metrics.llm is None and metrics.feeds > 0
 
 
 Found = tuple[Accuracy, str, str]
 """State of the accuracy, what was measured, and what it means: a limit, and what to do."""
 
 
-def _accuracy(metrics: Mapping[str, Any], problems: Sequence[str], max_loss: float) -> Found:
+def _accuracy(metrics: Comparison, problems: Sequence[str], max_loss: float) -> Found:
     unusable = _unusable(metrics)
     if unusable:
         return "lost", unusable, ""
-    evaluation = metrics.get("evaluation")
-    if evaluation and len(evaluation.get("rows") or ()) > 1:
-        own = evaluation.get("max_loss")
-        max_loss = max_loss if own is None else _float(own)
+    evaluation = metrics.evaluation
+    if evaluation is not None and len(evaluation.rows) > 1:
+        max_loss = max_loss if evaluation.max_loss is None else evaluation.max_loss
         state = state_of_metric(evaluation, max_loss)
         hint = f", {kept_loss_text(evaluation, max_loss)}"
         return state, _evaluated(evaluation), f"{hint}: evaluate more samples" if state == "uncertain" else hint
-    decoder = metrics.get("llm") or {}
-    if decoder.get("float_perplexity"):
-        return _of_decoder(decoder)
+    if metrics.llm is not None and metrics.llm.float_perplexity:
+        return _of_decoder(metrics.llm, metrics.llm.float_perplexity)
     return _of_outputs(metrics, problems)
 
 
-def state_of_metric(evaluation: Mapping[str, Any], max_loss: float) -> Accuracy:
+def state_of_metric(evaluation: Evaluation, max_loss: float) -> Accuracy:
     """Return the state of a task metric: the interval of the loss is below the limit, above it, or contains it."""
     loss, low, high = _loss(evaluation)
     if math.isnan(loss):
         return "lost"
-    if not math.isfinite(low) or not math.isfinite(high) or int(evaluation.get("samples") or 0) < ENOUGH_LABELS:
+    if not math.isfinite(low) or not math.isfinite(high) or evaluation.samples < ENOUGH_LABELS:
         return "uncertain"
     return "kept" if high <= max_loss else "lost" if low > max_loss else "uncertain"
 
 
-def _loss(evaluation: Mapping[str, Any]) -> tuple[float, float, float]:
+def _loss(evaluation: Evaluation) -> tuple[float, float, float]:
     """Return the loss in a task metric and its interval: of shares absolute, else relative to float."""
-    first, row = evaluation["rows"][:2]
-    loss, difference = _float(row.get("loss")), row.get("difference") or {}
-    scale = 1.0 if evaluation.get("share") else abs(_float(first["metric"].get("value")))
-    sign = -1.0 if evaluation.get("higher_is_better", True) else 1.0
-    ends = sorted(sign * _float(difference.get(end)) / scale for end in ("low", "high")) if scale else [math.nan] * 2
+    first, row = evaluation.rows[:2]
+    loss, difference = row.loss, row.difference
+    scale = 1.0 if evaluation.share else abs(first.metric.value)
+    sign = -1.0 if evaluation.higher_is_better else 1.0
+    if difference is None or not scale:
+        return loss, math.nan, math.nan
+    ends = sorted(sign * end / scale for end in (difference.low, difference.high))
     return loss, min(ends[0], loss), max(ends[1], loss)
 
 
-def loss_text(evaluation: Mapping[str, Any]) -> str:
+def loss_text(evaluation: Evaluation) -> str:
     """Format the loss in a task metric with its interval: ``a loss of 2.5 points (1.9 to 3.1)``."""
     loss, low, high = _loss(evaluation)
     if not math.isfinite(loss):
@@ -236,34 +247,34 @@ def loss_text(evaluation: Mapping[str, Any]) -> str:
     return f"a loss of {100 * loss:.3g} {_loss_unit(evaluation, loss)}{interval_text(100 * low, 100 * high)}"
 
 
-def kept_loss_text(evaluation: Mapping[str, Any], limit: float = CLOSE_LOSS) -> str:
+def kept_loss_text(evaluation: Evaluation, limit: float = CLOSE_LOSS) -> str:
     """Format the loss in a task metric up to which accuracy is kept: ``kept up to 1 point``, ``kept up to 4 %``."""
     return f"kept up to {100 * limit:g} {_loss_unit(evaluation, limit)}"
 
 
-def _loss_unit(evaluation: Mapping[str, Any], loss: float) -> str:
-    return "%" if not evaluation.get("share") else "point" if math.isclose(loss, 0.01) else "points"
+def _loss_unit(evaluation: Evaluation, loss: float) -> str:
+    return "%" if not evaluation.share else "point" if math.isclose(loss, 0.01) else "points"
 
 
-def _of_decoder(figures: Mapping[str, Any]) -> Found:
-    before, after = _float(figures["float_perplexity"]), _float(figures.get("perplexity"))
+def _of_decoder(figures: DecoderEvaluation, before: float) -> Found:
+    after = figures.perplexity
     rise = after / before - 1
     state: Accuracy = "kept" if rise <= CLOSE_LOSS else "lost" if not rise < LOST_LOSS else "uncertain"
     limit = f"lost from +{100 * LOST_LOSS:g} % on" if state == "lost" else f"kept up to +{100 * CLOSE_LOSS:g} %"
-    agreement = figures.get("agreement")
-    same = "" if agreement is None else f", the same top token at {100 * _float(agreement):.1f} % of positions"
+    agreement = figures.agreement
+    same = "" if agreement is None else f", the same top token at {100 * agreement:.1f} % of positions"
     more = ": measure the task that it is for" if state == "uncertain" else ""
-    text = f"perplexity {before:.4g} -> {after:.4g} ({100 * rise:+.1f} %) on {figures.get('tokens'):,} tokens"
+    text = f"perplexity {before:.4g} -> {after:.4g} ({100 * rise:+.1f} %) on {figures.tokens:,} tokens"
     return state, text, f", {limit}{same}{more}"
 
 
-def _of_outputs(metrics: Mapping[str, Any], problems: Sequence[str]) -> Found:
+def _of_outputs(metrics: Comparison, problems: Sequence[str]) -> Found:
     """Return the state of the outputs against float, without labels: that of the worst one."""
-    every = [row for row in metrics.get("quality") or () if row.get("figures")]
-    rows = [row for row in every if row.get("state") != "unjudged"]
+    every = [row for row in metrics.quality if row.figures]
+    rows = [row for row in every if row.state != "unjudged"]
     if not rows:
-        if not metrics.get("feeds"):
-            return "unknown", "nothing was compared with float", ""
+        if not metrics.feeds:
+            return "unknown", NOT_COMPARED, ""
         return ("lost" if problems else "unknown"), "there is no output that can be compared", ""
     states = [_state(row) for row in rows]
     state: Accuracy = "lost" if "lost" in states else "uncertain" if "uncertain" in states else "kept"
@@ -271,54 +282,51 @@ def _of_outputs(metrics: Mapping[str, Any], problems: Sequence[str]) -> Found:
         ((row, figure) for row in rows if _state(row) == state for figure in _deciding(row)),
         key=lambda pair: _used(pair[1], state),
     )
-    named = f"'{row.get('name')}'" if len(every) > 1 else ""
-    if state == "uncertain" and row.get("nature") == "detections" and not row.get("decided_by"):
+    named = f"'{row.name}'" if len(every) > 1 else ""
+    if state == "uncertain" and row.nature == "detections" and not row.decided_by:
         return state, f"{named or 'the output'} lists detections, which cannot be matched", f": {MEASURE}"
-    of = figure["name"] == "same shape" or (figure["name"] == "agreement" and not _positions(row))
+    of = figure.name == "same shape" or (figure.name == "agreement" and not _positions(row))
     text = f"{_described(row, figure, named)} {'of' if of else 'on'} {_samples(row, metrics)}"
     if _is_equal(figure):
         return state, text, ""
-    limit = lost_text(figure["name"], figure.get("line")) if state == "lost" else ""
-    limit = limit or kept_text(figure["name"], figure.get("kept"))
+    limit = lost_text(figure.name, figure.line) if state == "lost" else ""
+    limit = limit or kept_text(figure.name, figure.kept)
     hint = f"{', ' if limit else ''}{limit}{_same_class(row, figure)}"
     if state == "uncertain":
-        hint += ": too few samples to tell, compare on more" if _is_near(figure) else f": {MEASURE}"
+        hint += ": too few samples to tell, compare on more" if figure.near else f": {MEASURE}"
     return state, text, hint
 
 
-def _state(row: Mapping[str, Any]) -> Accuracy:
-    """Return what the figures of an output prove; older reports do not say it."""
-    state = row.get("state")
-    return "kept" if state == "kept" else "lost" if state == "lost" else "uncertain"
+def _state(row: OutputQuality) -> Accuracy:
+    """Return what the figures of an output prove."""
+    return row.state if row.state in ("kept", "lost") else "uncertain"
 
 
-def _deciding(row: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """Return the figure that decided the state of an output; all of them if the report does not say which one did."""
-    return [figure for figure in row["figures"] if figure["name"] == row.get("decided_by")] or row["figures"]
+def _deciding(row: OutputQuality) -> Sequence[QualityFigure]:
+    """Return the figure that decided the state of an output; all of them if none did."""
+    return [figure for figure in row.figures if figure.name == row.decided_by] or row.figures
 
 
-def _same_class(row: Mapping[str, Any], deciding: Mapping[str, Any]) -> str:
+def _same_class(row: OutputQuality, deciding: QualityFigure) -> str:
     """Return how many classes are those of float, if another figure decided; "" without classes."""
-    found = next((figure for figure in row["figures"] if figure["name"] == "agreement"), deciding)
-    if found is deciding:
+    agreement = row.figure("agreement")
+    if agreement is None or agreement is deciding:
         return ""
-    return f", the same class as float for {value_text('agreement', *_ends(found), '')}{_positions(row)}"
+    return f", the same class as float for {agreement.text()}{_positions(row)}"
 
 
-def _positions(row: Mapping[str, Any]) -> str:
+def _positions(row: OutputQuality) -> str:
     """Return whose classes agree, if a sample has several: " of the pixels"."""
-    nature = row.get("nature")
-    return f" of the {nature}" if nature in ("pixels", "tokens") else ""
+    return f" of the {row.nature}" if row.nature in ("pixels", "tokens") else ""
 
 
-def _described(row: Mapping[str, Any], figure: Mapping[str, Any], named: str) -> str:
+def _described(row: OutputQuality, figure: QualityFigure, named: str) -> str:
     """Say in words how far an output is from float."""
-    name = figure["name"]
-    value = value_text(name, *_ends(figure), figure.get("unit") or "")
+    name, value = figure.name, figure.text()
     if _is_equal(figure):
         return f"{named or 'the output'} is equal to that of float"
     if name == "relative error":
-        if _is_near(figure):
+        if figure.near:
             return f"{named + ' is' if named else 'outputs'} within {value} of float"
         return f"{named + ' differs' if named else 'outputs differ'} from float by {value}"
     if name == "agreement":
@@ -336,33 +344,25 @@ def _described(row: Mapping[str, Any], figure: Mapping[str, Any], named: str) ->
     return f"{named + ' has' if named else 'the outputs have'} {value} SQNR"
 
 
-def _is_near(figure: Mapping[str, Any]) -> bool:
-    """Whether a figure has a value that accuracy is kept with."""
-    kept, value = _float(figure.get("kept")), _float(figure.get("value"))
-    if math.isnan(kept):
-        return True
-    return value <= kept if figure["name"] in LOWER_IS_BETTER else value >= kept
+def _is_equal(figure: QualityFigure) -> bool:
+    return figure.name == "SQNR" and figure.value == math.inf
 
 
-def _is_equal(figure: Mapping[str, Any]) -> bool:
-    return figure["name"] == "SQNR" and _float(figure.get("value")) == math.inf
-
-
-def _unusable(metrics: Mapping[str, Any]) -> str:
+def _unusable(metrics: Comparison) -> str:
     """Return a clause about an output that is constant, not finite or of another shape; "" without any."""
-    natures = {row.get("name"): row.get("nature") for row in metrics.get("quality") or ()}
-    for row in metrics.get("outputs") or ():
-        name, nature = f"output '{row.get('name')}'", natures.get(row.get("name"))
-        if not row.get("compared", 1) and nature != "detections":
+    natures = {row.name: row.nature for row in metrics.quality}
+    for row in metrics.outputs:
+        name, nature = f"output '{row.name}'", natures.get(row.name)
+        if not row.compared and nature != "detections":
             return f"{name} has another shape than in float"
-        if row.get("not_finite"):
+        if row.not_finite:
             return f"{name} has NaN or infinite values where float has none"
         if nature in WITHOUT_ERROR:
             continue
-        if row.get("constant") or row.get("frozen"):
+        if row.constant or row.frozen:
             return f"{name} is the same for every sample"
-        if _float(row.get("sqnr_db")) < COLLAPSED_DB:
-            return f"{name} is lost in error: {collapsed_text(_float(row['sqnr_db']))}"
+        if row.sqnr_db < COLLAPSED_DB:
+            return f"{name} is lost in error: {collapsed_text(row.sqnr_db)}"
     return ""
 
 
@@ -389,10 +389,9 @@ def interval_text(low: float, high: float, digits: str = ".3g", more: str = "") 
     return f" ({'; '.join(parts)})" if parts else ""
 
 
-def limit_text(name: str, limit: float | None) -> str:
+def limit_text(name: str, limit: float) -> str:
     """Format a limit of a figure: ``75 %``."""
-    value = _float(limit)
-    return f"{100 * value:g} %" if name in SHARES else f"{value:g} dB" if name == "SQNR" else f"{value:g}"
+    return f"{100 * limit:g} %" if name in SHARES else f"{limit:g} dB" if name == "SQNR" else f"{limit:g}"
 
 
 def kept_text(name: str, limit: float | None) -> str:
@@ -414,10 +413,6 @@ def state_text(state: str | None, decided_by: str | None) -> str:
     return f"{state or ''} ({decided_by})" if decided_by else state or ""
 
 
-def _ends(figure: Mapping[str, Any]) -> tuple[float, float, float]:
-    return _float(figure.get("value")), _float(figure.get("low")), _float(figure.get("high"))
-
-
 def used_share(name: str, value: float, limit: float | None) -> float:
     """Return how much of what may be lost is lost: 1 at the limit; -inf without a limit."""
     if limit is None or math.isnan(limit):
@@ -429,65 +424,57 @@ def used_share(name: str, value: float, limit: float | None) -> float:
     return (1 - value) / (1 - limit) if limit < 1 else math.inf if value < 1 else 0.0
 
 
-def _used(figure: Mapping[str, Any], state: Accuracy) -> float:
+def _used(figure: QualityFigure, state: Accuracy) -> float:
     """Return how much of what may be lost is lost by a figure, at the end of its interval that decides."""
-    name, (value, low, high) = figure["name"], _ends(figure)
-    worse, better = (high, low) if name in LOWER_IS_BETTER else (low, high)
-    end = worse if state == "kept" else better if state == "lost" else value
-    limit = figure.get("kept") if state != "lost" or figure.get("line") is None else figure.get("line")
-    return used_share(name, end if math.isfinite(end) else value, limit)
+    lower = figure.name in LOWER_IS_BETTER
+    worse, better = (figure.high, figure.low) if lower else (figure.low, figure.high)
+    end = worse if state == "kept" else better if state == "lost" else figure.value
+    limit = figure.kept if state != "lost" or figure.line is None else figure.line
+    return used_share(figure.name, end if math.isfinite(end) else figure.value, limit)
 
 
-def _samples(row: Mapping[str, Any], metrics: Mapping[str, Any]) -> str:
-    count = row.get("samples")
-    held = " held-out" if metrics.get("held_out") else ""
-    return f"{count}{held} sample{'s' * (count != 1)}"
+def _samples(row: OutputQuality, metrics: Comparison) -> str:
+    held = " held-out" if metrics.held_out else ""
+    return f"{row.samples}{held} sample{'s' * (row.samples != 1)}"
 
 
-def figure_text(figure: Mapping[str, Any]) -> str:
+def figure_text(figure: QualityFigure) -> str:
     """Format a figure with its name: ``agreement 93.8 % (79.9 to 98.3)``."""
-    return f"{figure['name']} {value_text(figure['name'], *_ends(figure), figure.get('unit') or '')}"
+    return f"{figure.name} {figure.text()}"
 
 
-def _metric_text(value: Mapping[str, Any], evaluation: Mapping[str, Any]) -> str:
-    unit = f" {evaluation['unit']}" if evaluation.get("unit") else ""
-    return f"{_float(value.get('value')):{'.4f' if evaluation.get('share') else '.5g'}}{unit}"
+def _metric_text(value: MetricValue, evaluation: Evaluation) -> str:
+    unit = f" {evaluation.unit}" if evaluation.unit else ""
+    return f"{value.value:{'.4f' if evaluation.share else '.5g'}}{unit}"
 
 
-def _evaluated(evaluation: Mapping[str, Any]) -> str:
+def _evaluated(evaluation: Evaluation) -> str:
     """Format the task metric of both models, and the loss with its interval."""
-    before, after = (_metric_text(row["metric"], evaluation) for row in evaluation["rows"][:2])
-    what, samples = evaluation["metric"], evaluation.get("samples")
-    return f"{what} {after}, float {before}, {loss_text(evaluation)} on {samples} labelled samples"
+    before, after = (_metric_text(row.metric, evaluation) for row in evaluation.rows[:2])
+    return (
+        f"{evaluation.metric} {after}, float {before}, {loss_text(evaluation)} on {evaluation.samples} labelled samples"
+    )
 
 
-def runtime_of(metrics: Mapping[str, Any]) -> str:
-    """Return the backend whose runtime executed the compared file: latency and kernels are of that one."""
-    return str(metrics.get("runtime") or ON_CPU)
-
-
-def _speed(metrics: Mapping[str, Any], backend: str) -> VerdictRow | None:
+def _speed(metrics: Comparison, backend: str) -> VerdictRow | None:
     """Return a clause about the time of a run on this machine; None if it was not measured or is of another runtime."""
-    found = _latency(metrics, backend)
-    return None if found is None else speed_row(*found[:3], busy=found[3])
+    latency = _latency(metrics, backend)
+    return None if latency is None else speed_row(*latency[:3], busy=latency[3])
 
 
-def _latency(metrics: Mapping[str, Any], backend: str) -> tuple[float, float, float, bool] | None:
+def _latency(metrics: Comparison, backend: str) -> tuple[float, float, float, bool] | None:
     """Return the latency ratio, its interval and whether the machine was busy.
 
     None if it was not measured or is of another runtime. That of decoders is of the time of a token, with the number of
     threads with which float is fastest.
     """
-    timed, names = metrics, ("latency_ratio", "latency_interval")
-    if metrics.get("llm"):
-        rows: Sequence[Mapping[str, Any]] = metrics["llm"].get("speed") or ({},)
-        names = "ratio", "ratio_interval"
-        timed = max(rows, key=lambda row: _float(row.get("float_tokens_per_second") or 0.0))
-    ratio, interval = (timed.get(name) for name in names)
-    if backend != runtime_of(metrics) or not 0 < _float(ratio) < math.inf:
+    ratio, interval, busy = metrics.latency_ratio, metrics.latency_interval, metrics.busy
+    if metrics.llm is not None and metrics.llm.speed:
+        fastest = max(metrics.llm.speed, key=lambda row: row.float_tokens_per_second or 0.0)
+        ratio, interval, busy = fastest.ratio, fastest.ratio_interval, fastest.busy
+    if backend != metrics.runtime or ratio is None or not 0 < ratio < math.inf:
         return None
-    low, high = (_float(end) for end in interval or (-math.inf, math.inf))
-    return _float(ratio), low, high, bool(timed.get("busy"))
+    return (ratio, *(interval or (-math.inf, math.inf)), busy)
 
 
 def latency_text(ratio: float, low: float, high: float, *, busy: bool) -> str:
@@ -519,22 +506,23 @@ def speed_row(ratio: float, low: float, high: float, *, busy: bool) -> VerdictRo
     return VerdictRow("ok" if faster else "!!", text)
 
 
-def _nothing_gained(metrics: Mapping[str, Any], backend: str) -> bool:
+def _nothing_gained(metrics: Comparison, backend: str) -> bool:
     """Whether a file is neither smaller nor faster than float, as far as both were measured."""
-    found, size = _latency(metrics, backend), _size_ratio(metrics)
-    if found is None or not AS_LARGE[0] <= size < math.inf:
+    latency, size = _latency(metrics, backend), _size_ratio(metrics)
+    if latency is None or not AS_LARGE[0] <= size < math.inf:
         return False
-    _, low, high, _ = found
+    _, low, high, _ = latency
     return bool(math.isfinite(high) and (low > 1 or AS_FAST[0] <= low <= high <= AS_FAST[1]))
 
 
-def _size_ratio(metrics: Mapping[str, Any]) -> float:
+def _size_ratio(metrics: Comparison) -> float:
     """Return the size of the file over that of float; NaN if it is unknown."""
-    before, after = (metrics.get("llm") or {}).get("bytes") or (None, None)
-    return _float(after) / before if before else _float(metrics.get("size_ratio"))
+    before, after = (None, 0) if metrics.llm is None else metrics.llm.bytes
+    ratio = after / before if before else metrics.size_ratio
+    return math.nan if ratio is None else ratio
 
 
-def _size(metrics: Mapping[str, Any]) -> VerdictRow | None:
+def _size(metrics: Comparison) -> VerdictRow | None:
     ratio = _size_ratio(metrics)
     if not 0 < ratio < math.inf:
         return None
@@ -545,8 +533,3 @@ def _size(metrics: Mapping[str, Any]) -> VerdictRow | None:
         if ratio < 1
         else VerdictRow("!!", f"{ratio:.3g} times larger")
     )
-
-
-def _float(value: Any) -> float:
-    """Convert a number of a report, which JSON may hold as "inf"; NaN for None."""
-    return math.nan if value is None else float(value)

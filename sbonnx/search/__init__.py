@@ -7,11 +7,10 @@ from sbonnx.search.bit_search import Measured, MixedOutcome, choose, for_budget,
 from sbonnx.search.evaluation import Goal, Score
 from sbonnx.search.loss_survey import SensitivitySurvey, survey
 from sbonnx.search.pareto import Front, Option
-from sbonnx.search.recipe_search import Attempt, SearchResult, search, searched
+from sbonnx.search.recipe_search import SearchResult, search, searched
 from sbonnx.search.trials import Trials, open_trials, settled
 
 __all__ = [
-    "Attempt",
     "Front",
     "Goal",
     "Measured",

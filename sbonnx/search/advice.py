@@ -10,8 +10,8 @@ import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Final
+from dataclasses import replace
+from typing import Final
 
 from sbonnx import graph as graphs
 from sbonnx import pipeline, verify
@@ -23,6 +23,7 @@ from sbonnx.recipe import Recipe
 from sbonnx.recipe.names import FULL_BITS, is_per_channel
 from sbonnx.report.comparison import Comparison
 from sbonnx.report.figures import FigureName
+from sbonnx.report.searched import Advice, ScoreFigures
 from sbonnx.search.bit_groups import pattern_of
 from sbonnx.search.error_sources import Side, blame, sensitive_layers, width_of
 from sbonnx.search.latency_advice import faster
@@ -41,49 +42,6 @@ GAIN_DB: Final = 1.0
 """Minimum gain of the worst output for advice that does not reach the line."""
 
 LATENCY: Final = "time relative to float"
-
-
-@dataclass(frozen=True)
-class Advice:
-    """The next thing to try.
-
-    Attributes:
-        what: the change in words.
-        overrides: the change as ``KEY=VALUE``, for ``--set``.
-        tested: whether it was measured; otherwise it was not tried, for the time.
-        repaired: whether the measured result has no output below its line or limit.
-        figure: the figure of the worst output.
-        before, after: its value with the interval, and the measured one; "" if it was not tried.
-        tried: all measured changes, with the values of that figure; of a search, the trials with the SQNR of the worst
-            output on its hold-out set.
-        search: after a search, what was tried and the best result; `what` is then the next thing, "" if there is none.
-    """
-
-    what: str
-    overrides: tuple[str, ...]
-    tested: bool
-    repaired: bool
-    figure: str
-    before: str
-    after: str = ""
-    tried: tuple[tuple[str, str], ...] = ()
-    search: str = ""
-
-    @property
-    def text(self) -> str:
-        """One clause with what was measured."""
-        if self.search and not self.what:
-            return f"{self.search}; in the file, {self.figure} is {self.before}"
-        if self.search:
-            return f"{self.search}; next: {self.what} (not tried; {self.figure} is {self.before})"
-        if not self.tested:
-            return f"{self.what} (not tried; {self.figure} is {self.before})"
-        reached = "measured" if self.repaired else "measured, still too low"
-        return f"{self.what} ({reached}: {self.figure} {self.before} -> {self.after})"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return {**asdict(self), "text": self.text}
 
 
 def advise(state: PipelineState, seconds: float) -> Advice | None:
@@ -132,7 +90,7 @@ def after_search(state: PipelineState, search: SearchResult) -> Advice | None:
     before, recipe, mixed = state.comparison, state.prepared.recipe, search.outcome
     if state.data is None or before is None or not (search.problems or problems_of(state, before)):
         return None
-    rows = [] if search.plain is None else [("the plain recipe", search.plain)]
+    rows: list[tuple[str, ScoreFigures]] = [] if search.plain is None else [("the plain recipe", search.plain)]
     rows += [(one.what, one.score) for one in search.attempts if one.score is not None]
     rows += [] if mixed is None else [(one.what, one.score) for one in mixed.tried]
     tried = tuple((what, f"{score.sqnr_db:.1f} dB") for what, score in rows)

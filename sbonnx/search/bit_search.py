@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from sbonnx import recipe as recipes
 from sbonnx.errors import RecipeError
 from sbonnx.recipe import Recipe
 from sbonnx.report import Note, Refusal
+from sbonnx.report.searched import WidthChoice, WidthSearch
 from sbonnx.search.bit_costs import CostName, Costs, costs_of
 from sbonnx.search.bit_groups import WEIGHT, Choice, Group, with_choices
 from sbonnx.search.evaluation import Goal, Score
@@ -79,30 +80,16 @@ class MixedOutcome:
     refusals: tuple[Refusal, ...]
     notes: tuple[Note, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        rows = [
-            {
-                "what": one.what,
-                "cost": figure,
-                "predicted": one.predicted,
-                "widths": one.widths,
-                "kept": one is self.best,
-                **one.score.to_dict(),
-            }
-            for one, figure in zip(self.tried, self.figures, strict=True)
-        ]
+    @property
+    def widths(self) -> WidthSearch:
+        """The choices, for reports."""
+        tried = (
+            WidthChoice(row.what, cost, row.predicted, row.widths, row is self.best, row.score)
+            for row, cost in zip(self.tried, self.figures, strict=True)
+        )
         layers = {name: bits for side, names, bits in self.best.choices if side == WEIGHT for name in names}
         tensors = {name: bits for side, names, bits in self.best.choices if side != WEIGHT for name in names}
-        return {
-            "unit": self.unit,
-            "target": self.target,
-            "met": self.met,
-            "tried": rows,
-            "weights": layers,
-            "activations": tensors,
-            "front": [list(point) for point in self.front],
-        }
+        return WidthSearch(self.unit, self.target, self.met, tuple(tried), layers, tensors, self.front)
 
 
 PRUDENCE: Final = (1.5, 2.0, 3.0)

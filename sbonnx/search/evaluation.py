@@ -16,7 +16,9 @@ from sbonnx.calib.quantized.forward import Forward
 from sbonnx.graph import Graph
 from sbonnx.metrics import LOSS_TEXT, LossKind, changed_share, loss_kind
 from sbonnx.plan import Solution
+from sbonnx.report.searched import ScoreFigures
 from sbonnx.stages.state import Prepared
+from sbonnx.values import INTERNAL
 from sbonnx.verify.judge import Judge
 
 MOST_HELD: Final = 256
@@ -31,23 +33,14 @@ FEW: Final = 4
 
 
 @dataclass(frozen=True)
-class Score:
+class Score(ScoreFigures):
     """Error of a quantized network on the hold-out set.
 
     Attributes:
-        error: energy of the outputs' error divided by that of the outputs, mean over outputs. Trials are compared by
-            it.
-        loss: the loss that a limit refers to, see `sbonnx.verify.judge.Judge`.
-        sqnr_db: signal-to-noise ratio of the worst output, decibel.
-        changed: share of samples whose top-1 class differs from float; None unless the model has one output of classes.
         by_feed: error of each feed. Its mean is `error`, unless an output has infinite error.
     """
 
-    error: float
-    loss: float
-    sqnr_db: float
-    changed: float | None
-    by_feed: tuple[float, ...] = field(default=(), repr=False, compare=False)
+    by_feed: tuple[float, ...] = field(default=(), repr=False, compare=False, metadata=INTERNAL)
 
     def beats(self, other: Score, least: float) -> bool:
         """Return whether the error is smaller by a share of at least `least`, and significantly smaller.
@@ -60,10 +53,6 @@ class Score:
             return True
         differences = np.subtract(other.by_feed, self.by_feed)
         return bool(differences.mean() >= SURE * differences.std(ddof=1) / math.sqrt(len(differences)))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return {"error": self.error, "loss": self.loss, "sqnr_db": self.sqnr_db, "changed": self.changed}
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from sbonnx.recipe.backend_limits import sides
 from sbonnx.recipe.names import FLOAT, FULL_BITS, NEAREST, is_per_channel
 from sbonnx.recipe.sections.stages import Budget
 from sbonnx.report import Note, Reason, Refusal, Report
+from sbonnx.report.searched import SearchFigures, SearchStep
 from sbonnx.search.bit_search import MixedOutcome, choose, for_loss
 from sbonnx.search.evaluation import Goal, Score
 from sbonnx.search.loss_survey import survey
@@ -201,45 +202,9 @@ MORE_INPUTS: Final = (8, 16, FLOAT)
 """Candidate widths for layers that need more bits than requested, limited to those of the backend."""
 
 
-@dataclass(frozen=True)
-class Attempt:
-    """One trial of a step.
-
-    Attributes:
-        what: name of the step.
-        keys: values by key path.
-        before, score: best score so far, and the score with this step; None if the step could not be tried.
-        kept: whether the step was kept.
-        why: if the step could not be tried, the reason.
-    """
-
-    what: str
-    keys: Mapping[str, Any]
-    before: Score
-    score: Score | None
-    kept: bool
-    why: str = ""
-
-    @property
-    def gain_db(self) -> float | None:
-        """Reduction of the error energy in decibel; None if the step was not measured."""
-        if self.score is None:
-            return None
-        if self.score.error == self.before.error:
-            return 0.0
-        return ratio_db(self.before.error, self.score.error)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        figures = {} if self.score is None else self.score.to_dict()
-        return {
-            "what": self.what,
-            "keys": dict(self.keys),
-            "kept": self.kept,
-            "gain_db": self.gain_db,
-            "why": self.why,
-            **figures,
-        }
+def gain_db(before: Score, after: Score) -> float:
+    """Return the reduction of the error energy in decibel."""
+    return 0.0 if after.error == before.error else ratio_db(before.error, after.error)
 
 
 @dataclass(frozen=True)
@@ -263,7 +228,7 @@ class SearchResult:
     plain: Score | None
     best: Score
     stepped: bool
-    attempts: tuple[Attempt, ...]
+    attempts: tuple[SearchStep, ...]
     outcome: MixedOutcome | None
     trials: int
     judged: int
@@ -275,7 +240,7 @@ class SearchResult:
         """Return the report of the final recipe, with this result."""
         return replace(
             report,
-            search=self.to_dict(),
+            search=self.figures,
             notes=(*self.notes, *report.notes),
             refusals=(*report.refusals, *self.refusals),
             problems=(*report.problems, *self.problems),
@@ -328,18 +293,13 @@ class SearchResult:
             )
         return (*notes, *(() if self.outcome is None else self.outcome.notes))
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return {
-            "trials": self.trials,
-            "judged_on": self.judged,
-            "held_out": self.divided,
-            "loss": self.loss,
-            "plain": None if self.plain is None else self.plain.to_dict(),
-            "best": self.best.to_dict(),
-            "steps": [one.to_dict() for one in self.attempts],
-            "mixed": None if self.outcome is None else self.outcome.to_dict(),
-        }
+    @property
+    def figures(self) -> SearchFigures:
+        """Scores of the trials, for reports."""
+        widths = None if self.outcome is None else self.outcome.widths
+        return SearchFigures(
+            self.trials, self.judged, self.divided, self.loss, self.plain, self.best, self.attempts, widths
+        )
 
 
 def searched(
@@ -373,7 +333,7 @@ def search(trials: Trials, recipe: Recipe, decided: frozenset[str]) -> SearchRes
         SbonnxError: the given recipe cannot be run on the model; see `sbonnx.search.choose`.
     """
     goal = goal_of(recipe, trials)
-    attempts: list[Attempt] = []
+    attempts: list[SearchStep] = []
     plain: Score | None = None
     best = recipe
     if recipe.auto.enable or _limited(recipe):
@@ -416,7 +376,9 @@ def _budgeted(recipe: Recipe) -> bool:
     return recipe.mixed.budget != Budget()
 
 
-def _stepped(trials: Trials, recipe: Recipe, plain: Score, decided: frozenset[str], attempts: list[Attempt]) -> Recipe:
+def _stepped(
+    trials: Trials, recipe: Recipe, plain: Score, decided: frozenset[str], attempts: list[SearchStep]
+) -> Recipe:
     steps = steps_for(Situation.of(recipe, graphs.load(trials.request.float_model)), decided)
     best, score = recipe, plain
     idle = 0
@@ -427,10 +389,10 @@ def _stepped(trials: Trials, recipe: Recipe, plain: Score, decided: frozenset[st
             made = changed(best, dict(step.keys))
             found = trials.score(made, f"trial {number + 1} of {len(steps)}: {step.name}")
         except SbonnxError as error:
-            attempts.append(Attempt(step.name, step.keys, score, None, kept=False, why=str(error)))
+            attempts.append(SearchStep(step.name, step.keys, kept=False, why=str(error)))
             continue
         kept = found.beats(score, WORTH)
-        attempts.append(Attempt(step.name, step.keys, score, found, kept=kept))
+        attempts.append(SearchStep(step.name, step.keys, kept, gain_db(score, found), score=found))
         idle = 0 if kept else idle + 1
         if kept:
             best, score = made, found

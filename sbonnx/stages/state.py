@@ -23,7 +23,6 @@ from sbonnx.plan import Plan, Site, Solution
 from sbonnx.plan.magnitudes import Magnitudes
 from sbonnx.progress import Progress, Silent
 from sbonnx.pruning.prune import Pruned
-from sbonnx.pruning.result import PruningReport
 from sbonnx.recipe import Recipe
 from sbonnx.recipe.names import is_per_channel
 from sbonnx.recipe.torch_modules import Modules, NodeInfo
@@ -31,6 +30,7 @@ from sbonnx.reconstruct.layer_inputs import looks_at_inputs
 from sbonnx.reconstruct.solve import QuantizedInputs, Reconstruction, WeightRounding
 from sbonnx.report import Fired, Note, Refusal, Report
 from sbonnx.report.comparison import Comparison
+from sbonnx.report.pruned import PruningReport
 from sbonnx.report.simplified import SimplifyReport
 from sbonnx.rounding import make_rounder
 from sbonnx.spec import Array, QParams

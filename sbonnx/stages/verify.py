@@ -135,7 +135,7 @@ def _verified(
         missed = found.problem(max_loss)
     layers: tuple[profile.LayerError, ...] = ()
     if samples is not None:
-        calibrated = not samples.count and bool(report.counts.get("samples"))
+        calibrated = not samples.count and bool(report.counts.samples)
         comparison = replace(comparison, held_out=samples.count, calibrated=calibrated, doubts=state.doubts)
         layers = profile.errors(
             prepared.graph, prepared.plan, state.solution, samples.judged, limit=PROFILE_FEEDS, device=device
@@ -159,7 +159,7 @@ def _verified(
     left_float = comparison.kernels.refusals() if comparison.kernels and own else ()
     verified = replace(
         report,
-        metrics=comparison.to_dict(),
+        metrics=comparison,
         refusals=(*report.refusals, *left_float),
         layers=profile.worst_first(layers),
         problems=tuple(problems),
@@ -183,7 +183,7 @@ def with_details(state: PipelineState) -> PipelineState:
     if not state.request.details:
         return state
     found = _details(state, state.report.refusals)
-    return replace(state, report=replace(state.report, details=found.to_dict()))
+    return replace(state, report=replace(state.report, details=found))
 
 
 def _details(state: PipelineState, refusals: Sequence[Refusal]) -> profile.Details:

@@ -29,6 +29,7 @@ from sbonnx.plan.tensor_overrides import overrides_of
 from sbonnx.recipe.names import FLOAT
 from sbonnx.report import Note, QuantizedTensor, Report
 from sbonnx.report.comparison import without_rewrites
+from sbonnx.report.outcome import NodeCounts
 from sbonnx.spec import Bounds
 from sbonnx.stages.contract import stage
 from sbonnx.stages.state import PipelineState
@@ -208,15 +209,15 @@ def _report(state: PipelineState) -> Report:
         model=request.label,
         output=None if request.output is None else os.fspath(Path(request.output)),
         backend=prepared.backend.name,
-        counts={
-            "nodes_before": prepared.nodes_before,
-            "nodes_float": query.node_count(prepared.graph),
-            "nodes_quantized": query.node_count(state.quantized),
-            "activations": sum(site.role == "activation" for site in solved),
-            "weights": sum(site.role == "weight" for site in solved),
-            "biases": sum(site.role == "bias" for site in solved),
-            "samples": solution.samples,
-        },
+        counts=NodeCounts(
+            nodes_before=prepared.nodes_before,
+            nodes_float=query.node_count(prepared.graph),
+            nodes_quantized=query.node_count(state.quantized),
+            activations=sum(site.role == "activation" for site in solved),
+            weights=sum(site.role == "weight" for site in solved),
+            biases=sum(site.role == "bias" for site in solved),
+            samples=solution.samples,
+        ),
         sites=tuple(map(_site_row, solved)),
         applied=prepared.applied,
         refusals=(*refusals, *state.unwritten),
@@ -228,7 +229,7 @@ def _report(state: PipelineState) -> Report:
             *left_out,
         ),
         problems=problems,
-        pruning={} if request.pruned is None else request.pruned.report.to_dict(),
+        pruning=None if request.pruned is None else request.pruned.report,
         engine_command=_engine_command(state, solved),
         cpu=plan.cpu,
     )

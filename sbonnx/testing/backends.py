@@ -110,8 +110,9 @@ def _check_result(where: str, model: ModelProto, report: Report) -> None:
         assert len(before.type.tensor_type.shape.dim) == len(after.type.tensor_type.shape.dim), (
             f"{where}: and their rank"
         )
-    for output in report.metrics["outputs"]:
-        assert output["sqnr_db"] >= LEAST_SQNR_DB, f"{where}: {output['output']} has {output['sqnr_db']:.1f} dB"
+    assert report.metrics is not None
+    for output in report.metrics.outputs:
+        assert output.sqnr_db >= LEAST_SQNR_DB, f"{where}: {output.name} has {output.sqnr_db:.1f} dB"
     quantized_nodes = {site.node for site in report.sites if site.role == "weight"}
     refused = {refusal.where: refusal.why for refusal in report.refusals}
     assert all(why.strip() for why in refused.values()), f"{where}: a refusal has a reason"
@@ -122,7 +123,7 @@ def _check_runtime(where: str, name: str, model: ModelProto, feed: dict[str, Arr
     runtime = BACKENDS[name].runtime
     if runtime is None or runtime.absent() is not None:
         return
-    assert report.metrics["runtime"] == name, f"{where}: its runtime executes the file"
+    assert report.metrics is not None and report.metrics.runtime == name, f"{where}: its runtime executes the file"
     assert report.quantized is not None
     opened = runtime.open(report.quantized.SerializeToString(), 1)
     for given, declared in ((opened.get_inputs(), model.graph.input), (opened.get_outputs(), model.graph.output)):

@@ -21,6 +21,9 @@ from sbonnx.assets import digits
 from sbonnx.batch.api import batch
 from sbonnx.batch.jobs.job import Job, Outcome
 from sbonnx.batch.repair_command import advice_of
+from sbonnx.report import Report
+from sbonnx.values import json_values, plain
+from tests.support.values import built, some
 
 SECRET = "it's a $HOME folder"
 
@@ -41,10 +44,10 @@ jobs:
     report = batch(tmp_path / "jobs.yaml")
     (row,) = report.rows
     assert row.outcome.status == "unaccepted"
-    command = row.advice["command"]
+    command = some(row.advice).command
     assert SECRET not in command and "${VAULT}" in command
     values = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert values["rows"][0]["advice"] == row.advice
+    assert values["rows"][0]["advice"] == plain(row.advice)
     for name in ("report.html", "report.xml"):
         assert "repeat the job alone" in (tmp_path / "out" / name).read_text()
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
@@ -65,7 +68,8 @@ jobs:
 
 def missed(*what: str, **report: Any) -> Outcome:
     """An outcome that misses thresholds."""
-    return Outcome("k", "unaccepted", accepted=tuple((one, 0.0, 21.5, False) for one in what), report=report)
+    rows = tuple((name, 0.0, 21.5, False) for name in what)
+    return Outcome("k", "unaccepted", accepted=rows, report=json_values(built(Report, report)))
 
 
 JOB = Job("j", "/m.onnx", "/d.npz", "onnxruntime", "/o/j.onnx", overrides=(("bits", "w7a8"), ("min_sqnr", "3")))
@@ -81,7 +85,7 @@ JOB = Job("j", "/m.onnx", "/d.npz", "onnxruntime", "/o/j.onnx", overrides=(("bit
     ],
 )
 def test_a_threshold_becomes_a_key(outcome: Outcome, key: str, value: object) -> None:
-    words = shlex.split(advice_of(JOB, outcome)["command"])
+    words = shlex.split(some(advice_of(JOB, outcome)).command)
     assert words[:5] == ["sbonnx", "quantize", "/m.onnx", "--data", "/d.npz"]
     assert words[words.index("-o") + 1] == "/o/j.tried.onnx"
     given = [word for before, word in pairwise(words) if before == "--set"]
@@ -94,11 +98,11 @@ def test_a_threshold_becomes_a_key(outcome: Outcome, key: str, value: object) ->
 
 def test_no_command_where_none_helps() -> None:
     """Sizes, results that a search found, other failures, and files that the command cannot read."""
-    assert advice_of(JOB, missed("max_size_ratio", "max_latency_ratio")) == {}
-    assert advice_of(JOB, missed("min_agreement", search={"trials": 3})) == {}
-    assert advice_of(JOB, replace(missed("min_sqnr"), status="refused")) == {}
-    assert advice_of(replace(JOB, data="s3://lake/d.npz"), missed("min_sqnr")) == {}
-    assert advice_of(replace(JOB, model="${NO_SUCH_NAME}/m.onnx"), missed("min_sqnr")) == {}
-    assert advice_of(replace(JOB, recipe="s3://lake/r.yaml"), missed("min_sqnr")) == {}
+    assert advice_of(JOB, missed("max_size_ratio", "max_latency_ratio")) is None
+    assert advice_of(JOB, missed("min_agreement", search={"trials": 3, "loss": "top1"})) is None
+    assert advice_of(JOB, replace(missed("min_sqnr"), status="refused")) is None
+    assert advice_of(replace(JOB, data="s3://lake/d.npz"), missed("min_sqnr")) is None
+    assert advice_of(replace(JOB, model="${NO_SUCH_NAME}/m.onnx"), missed("min_sqnr")) is None
+    assert advice_of(replace(JOB, recipe="s3://lake/r.yaml"), missed("min_sqnr")) is None
     found = advice_of(replace(JOB, output="s3://lake/j.onnx?v=1"), missed("min_sqnr"))
-    assert " -o j.tried.onnx " in found["command"]
+    assert " -o j.tried.onnx " in some(found).command

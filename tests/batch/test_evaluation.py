@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from sbonnx.batch.repair_command import advice_of
 from sbonnx.cli.create.batch import _row
 from sbonnx.errors import RecipeError
 from sbonnx.present.html.overview import overview_of
+from tests.support.values import some
 
 JOBS = """
 output: out
@@ -96,9 +97,9 @@ def test_both_models_are_evaluated_and_judged(file: Path) -> None:
     assert strict.status == ("unaccepted" if loss > 0 else "done")
     if loss > 0:
         assert "max_loss: " in strict.reason
-        command = advice_of(jobs[0], strict)["command"]
+        command = some(advice_of(jobs[0], strict)).command
         assert "--eval" in command and "--metric f1" in command and "AUTO.ENABLE=true" in command
-    shown = overview_of(asdict(report))
+    shown = overview_of(report)
     cell, row = shown.jobs[1].cells[2], found["rows"][1]
     assert cell.value == row["metric"]["value"] and cell.met
     assert cell.threshold.startswith("top1, loss ") and cell.threshold.endswith(" ≤ 0.9")

@@ -17,8 +17,10 @@ import pytest
 from sbonnx.batch.api import batch
 from sbonnx.batch.jobs.job import Acceptance, BatchReport, Job, Places
 from sbonnx.batch.state import past
+from sbonnx.values import plain
 from tests.batch.test_work import own, place
 from tests.batch.works import statuses
+from tests.support.values import some
 
 __all__ = ["place"]
 
@@ -210,12 +212,12 @@ def test_history_of_the_last_runs(place: Path, monkeypatch: pytest.MonkeyPatch) 
     found = [run(place, own(place)) for _ in range(4)]
     assert [len(report.history["a"]) for report in found] == [1, 2, 3, 3]
     newest = found[-1].history["a"][-1]
-    metrics = (found[-1].rows[0].outcome.report or {})["metrics"]
-    assert newest["sqnr_db"] == pytest.approx(metrics["outputs"][0]["sqnr_db"])
-    assert (newest["status"], newest["finished"]) == ("done", found[-1].finished)
-    assert [row["finished"] for row in found[-1].history["a"]] == [report.finished for report in found[1:]]
+    metrics = some(some(found[-1].rows[0].outcome.result).metrics)
+    assert newest.sqnr_db == pytest.approx(metrics.outputs[0].sqnr_db)
+    assert (newest.status, newest.finished) == ("done", found[-1].finished)
+    assert [row.finished for row in found[-1].history["a"]] == [report.finished for report in found[1:]]
     written = json.loads((place / "out" / "report.json").read_text())
-    assert written["history"]["a"][-1] == newest
+    assert written["history"]["a"][-1] == plain(newest)
 
 
 @pytest.mark.slow

@@ -16,8 +16,8 @@ LIMITS: Final = {
     "class names that occur twice": 12,
     "functions with 8 parameters or more": 28,
     "functions with 10 parameters or more": 5,
-    "`.get(` in pages": 310,
-    "TypedDicts": 21,
+    "`.get(` in pages": 19,
+    "TypedDicts": 2,
     "locals named found, one, made, known or each": 655,
 }
 """Lower one with the change that allows it; never raise one."""

@@ -18,6 +18,7 @@ from sbonnx.calib.recurrent import unroll
 from sbonnx.present.text.tables import comparison_facts
 from tests.calib.recurrent import BACK, step
 from tests.support.models import model
+from tests.support.values import some
 
 IMAGES = np.load(digits().calib)["image"]
 GRAPH = graphs.load(digits().model)
@@ -100,8 +101,8 @@ def test_a_file_that_does_not_generalize_is_a_problem(loudness: float, fair: boo
     assert held is not None
     data = np.concatenate([quiet, next(iter(held))["x"][:8]])
     report = sbonnx.quantize(proto, {"x": data}, backend="virtual", a_observer="minmax", held_out=0.125)
-    calibrated, found = report.metrics["calibration"][0]["sqnr_db"], report.metrics["outputs"][0]["sqnr_db"]
-    assert report.metrics["held_out"] == 8 and report.counts["samples"] == 56
+    calibrated, found = some(report.metrics).calibration[0].sqnr_db, some(report.metrics).outputs[0].sqnr_db
+    assert some(report.metrics).held_out == 8 and report.counts.samples == 56
     assert calibrated > 30 and (found > 30) == fair
     shown = f"8 samples held out of calibration, in 1 feed (on as many calibration samples: {calibrated:.1f} dB)"
     assert comparison_facts(report.metrics, calibrated=True)["compared on"] == shown
@@ -153,10 +154,10 @@ def test_few_sequences_are_all_calibrated_on() -> None:
     for count, length, held in ((FEWEST_SEQUENCES - 1, 12, 0), (FEWEST_SEQUENCES, 12, 12), (FEWEST_SEQUENCES, 7, 0)):
         data = steps_of(range(count), length=length)
         report = sbonnx.quantize(proto, data, backend="virtual", feedback=BACK)
-        assert report.metrics.get("held_out", 0) == held
-        assert report.counts["samples"] == count * length - held
+        assert (0 if report.metrics is None else report.metrics.held_out) == held
+        assert report.counts.samples == count * length - held
     picked = sbonnx.quantize(proto, steps_of(range(16)), backend="virtual", feedback=BACK, samples=64, pick="random")
-    assert (picked.metrics["held_out"], picked.counts["samples"]) == (4, 60)
+    assert (some(picked.metrics).held_out, picked.counts.samples) == (4, 60)
 
 
 @pytest.mark.slow
@@ -177,5 +178,5 @@ def test_a_recurrent_file_that_does_not_generalize_is_a_problem() -> None:
             break
     report = sbonnx.quantize(proto, data, backend="virtual", a_observer="minmax", feedback=BACK)
     assert "output 'y' is lost in error" in report.problems[0]
-    assert report.metrics["calibration"][0]["sqnr_db"] > 30
+    assert some(report.metrics).calibration[0].sqnr_db > 30
     assert sbonnx.quantize(proto, data, backend="virtual", a_observer="minmax", feedback=BACK, held_out=0).ok

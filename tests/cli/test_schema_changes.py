@@ -40,8 +40,10 @@ NEVER_WRITTEN = {
     ("compare", "$.llm: removed"),
     ("prune", "$.metrics.llm: removed"),
     ("simplify", "$.output: may be null, was string"),
+    ("batch", "$.rows[].advice.*: any value, was string"),
 }
-"""Changes that no output has: figures of decoders for other networks, a simplification in memory."""
+"""Changes that no output has: figures of decoders for other networks, a simplification in memory, more than a text and
+a command as advice."""
 
 Change = Callable[[dict[str, Any], dict[str, Any], list[str]], object]
 """Changes properties, properties of the row, and required keys of `OLD`, in place."""

@@ -14,6 +14,7 @@ import sbonnx
 from sbonnx.assets import digits
 from sbonnx.cli import main
 from sbonnx.errors import DataError, RecipeError
+from tests.support.values import some
 
 DATA = digits()
 COMMAND = ["quantize", str(DATA.model), "--data", str(DATA.calib), "--split", "32", "-o", "q.onnx"]
@@ -53,9 +54,9 @@ def test_searches_judge_by_the_metric(tmp_path: Path) -> None:
     keys["minimize"] = "bits"
     report = sbonnx.quantize(DATA.model, DATA.calib, output=tmp_path / "q.onnx", split=32, max_loss="1%", **keys)
     assert report.ok, report.problems
-    float_row, row = report.metrics["evaluation"]["rows"]
-    assert row["loss"] <= 0.01 and row["metric"]["value"] == top1(tmp_path / "q.onnx")
-    assert float_row["metric"]["value"] == top1(DATA.model)
+    float_row, row = some(some(report.metrics).evaluation).rows
+    assert row.loss <= 0.01 and row.metric.value == top1(tmp_path / "q.onnx")
+    assert float_row.metric.value == top1(DATA.model)
     bits = {site.bits for site in report.sites if site.role == "weight"}
     assert 2 in bits, "some layers keep 2 bits"
 
@@ -66,9 +67,9 @@ def test_the_verdict_is_by_the_limit(tmp_path: Path) -> None:
     evaluation = sbonnx.EvaluationData(DATA.eval, "top1", split=90)
     keys: dict[str, Any] = {"effort": "fast", "rounding": "nearest", "evaluation": evaluation, "backend": "virtual"}
     report = sbonnx.quantize(DATA.model, DATA.calib, split=32, bits="w2a4", max_loss="8%", details=False, **keys)
-    found = report.metrics["evaluation"]
-    loss = found["rows"][1]["loss"]
-    assert found["max_loss"] == 0.08 and 0.01 < loss <= 0.08
+    found = some(some(report.metrics).evaluation)
+    loss = found.rows[1].loss
+    assert found.max_loss == 0.08 and 0.01 < loss <= 0.08
     assert report.verdict.accuracy == "kept"
     assert not any("max_loss allows" in problem for problem in report.problems)
 
@@ -83,10 +84,10 @@ def test_pruning_and_training_show_the_metric(
     report = sbonnx.prune(
         DATA.model, DATA.calib, output=output, split=32, max_loss="3%", evaluation=evaluation, samples=2
     )
-    row = report.metrics["evaluation"]["rows"][1]
-    assert row["metric"]["value"] == top1(output) and row["model"] == "pruned"
-    assert report.ok and report.macs < 0.9 and row["loss"] <= 0.03
-    assert row["loss"] == pytest.approx(report.reached["max_loss"])
+    row = some(some(report.metrics).evaluation).rows[1]
+    assert row.metric.value == top1(output) and row.model == "pruned"
+    assert report.ok and report.macs < 0.9 and row.loss <= 0.03
+    assert row.loss == pytest.approx(report.reached["max_loss"])
     pytest.importorskip("torch", reason="torch is not installed")
     qat = ["qat", str(DATA.model), "--data", str(DATA.calib), "--split", "32", "-o", "t.onnx", "--epochs", "1"]
     assert main([*qat, *LABELLED, "--samples", "2"]) == 0

@@ -238,7 +238,7 @@ def test_a_model_older_than_onnxruntime_runs_is_compared_with_itself_lifted() ->
     x = np.random.default_rng(1).standard_normal((2, 4)).astype(np.float32)
     report = sbonnx.quantize(proto, [{"x": x}], backend="onnxruntime")
     assert report.ok, report.problems
-    assert report.counts["weights"] == 1
+    assert report.counts.weights == 1
     assert report.quantized is not None
     found = run(report.quantized, {"x": x}, level="all")["y"]
     weight, bias = (numpy_helper.to_array(tensor) for tensor in weights)

@@ -88,8 +88,8 @@ def test_weights_alone_are_a_quantized_model_too() -> None:
     with pytest.raises(ModelError, match=r"quantized already, first at .* \(DequantizeLinear of 'c'\)"):
         sbonnx.quantize(proto, data, verify=False)
     report = sbonnx.quantize(proto, data, verify=False, requantize=True)
-    assert report.counts["weights"] == 1
-    assert report.counts["activations"] == 1
+    assert report.counts.weights == 1
+    assert report.counts.activations == 1
 
 
 @pytest.mark.parametrize("form", ["qdq", "qoperator", "dynamic"])
@@ -189,7 +189,7 @@ def test_real_models(net: str, backend: str, pack: Path, tmp_path: Path) -> None
     first = sbonnx.quantize(source, feeds, output=tmp_path / "1.onnx", **how)
     second = sbonnx.quantize(tmp_path / "1.onnx", feeds, output=tmp_path / "2.onnx", requantize=True, **how)
     roles = ("activations", "weights", "biases")
-    assert [first.counts[role] for role in roles] == [second.counts[role] for role in roles]
+    assert [getattr(first.counts, role) for role in roles] == [getattr(second.counts, role) for role in roles]
     assert mean_db(source, tmp_path / "2.onnx", feeds) > mean_db(source, tmp_path / "1.onnx", feeds) - 3
 
 

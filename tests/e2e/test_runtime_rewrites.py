@@ -223,7 +223,7 @@ def test_a_norm_that_onnxruntime_fuses_wrongly_is_calibrated_as_it_is(squared: s
         outputs(proto, feeds, "ORT_ENABLE_ALL")
     path = tmp_path / "q.onnx"
     report = sbonnx.quantize(proto, feeds, output=path, recipe={"KERNEL_COSTS": "none"})
-    assert report.counts["activations"]
+    assert report.counts.activations
     notes = [note for note in report.notes if "LayerNormFusion" in note]
     assert len(notes) == 1
     assert "disabled_optimizers" in notes[0]

@@ -65,7 +65,7 @@ def test_one_recording_with_its_state(pack: Path, tmp_path: Path) -> None:
     path = pack / "models" / "silero_vad.onnx"
     report = sbonnx.quantize(path, feeds, output=tmp_path / "vad.onnx", feedback={"stateN": "state"})
     assert report.ok, report.problems
-    assert report.counts["samples"] == 24
+    assert report.counts.samples == 24
     by_hand, state = [], np.zeros((2, 1, 128), np.float32)
     for feed in feeds:
         by_hand.append({**feed, "state": state})

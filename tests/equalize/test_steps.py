@@ -21,6 +21,7 @@ from sbonnx.quant_model import QuantModel
 from sbonnx.recipe import load
 from sbonnx.spec import Array
 from tests.support.models import model, run
+from tests.support.values import some
 
 RNG = np.random.default_rng(5)
 
@@ -92,7 +93,7 @@ def test_a_channel_that_is_nearly_constant_leaves_the_others_their_range() -> No
     proto = model(PAIR, w=w, b=b, v=(5, 16, 1, 1), d=5)
     wishes: dict[str, Any] = {"w_qscheme": "per-tensor-symmetric", "cross_layer": True}
     report = sbonnx.quantize(proto, images(8), backend="virtual", **wishes)
-    assert report.metrics["outputs"][0]["sqnr_db"] > 30  # 20 by the formula alone
+    assert some(report.metrics).outputs[0].sqnr_db > 30  # 20 by the formula alone
 
 
 def test_cross_layer_helps_per_tensor_weights() -> None:
@@ -101,7 +102,7 @@ def test_cross_layer_helps_per_tensor_weights() -> None:
     how: dict[str, Any] = {"w_qscheme": "per-tensor-symmetric", "backend": "virtual"}
     plain = sbonnx.quantize(proto, feeds, **how)
     better = sbonnx.quantize(proto, feeds, cross_layer=True, **how)
-    assert better.metrics["outputs"][0]["sqnr_db"] > plain.metrics["outputs"][0]["sqnr_db"] + 3
+    assert some(better.metrics).outputs[0].sqnr_db > some(plain.metrics).outputs[0].sqnr_db + 3
 
 
 NORMED = """agraph (float[N,6,16] x) => (float[N,6,16] y) {
@@ -199,7 +200,7 @@ def test_it_saves_a_mobile_net(pack: Path) -> None:
 
     def db(feeds: list[dict[str, Array]], **how: Any) -> float:
         report = sbonnx.quantize(source, feeds, bias_correction="none", effort="fast", cpu="vnni", **how)
-        return float(report.metrics["outputs"][0]["sqnr_db"])
+        return float(some(report.metrics).outputs[0].sqnr_db)
 
     tensor: dict[str, Any] = {"w_qscheme": "per-tensor-symmetric"}
     few = samples[:32]

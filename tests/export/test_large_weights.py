@@ -40,7 +40,7 @@ report = sbonnx.quantize(
 )
 done.set()
 watcher.join()
-print(report.counts["weights"], peak - before)
+print(report.counts.weights, peak - before)
 """
 
 

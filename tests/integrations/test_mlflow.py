@@ -14,6 +14,7 @@ from sbonnx.errors import OutputError
 from sbonnx.integrations.mlflow import _figures, log_report
 from sbonnx.report import Report
 from tests.support.models import model
+from tests.support.values import some
 
 NET = "g (float[N,4] x) => (float[N,8] y/out) { a = MatMul(x, w) b = Relu(a) y/out = MatMul(b, v) }"
 
@@ -37,7 +38,7 @@ def test_a_run_has_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     run = mlflow.get_run(active.info.run_id)
     assert run.data.params["W.QUANTIZER.BIT"] == run.data.params["again.W.QUANTIZER.BIT"] == "8"
     assert run.data.params["backend"] == "onnxruntime"
-    assert run.data.metrics["outputs.y.sqnr_db"] == pytest.approx(found.metrics["outputs"][0]["sqnr_db"])
+    assert run.data.metrics["outputs.y.sqnr_db"] == pytest.approx(some(found.metrics).outputs[0].sqnr_db)
     assert run.data.tags["sbonnx.ok"] == "True"
     files = {item.path for item in mlflow.MlflowClient().list_artifacts(active.info.run_id, "sbonnx")}
     assert files == {f"sbonnx/{name}" for name in ("report.json", "report.html", "recipe.yaml", "q.onnx")}

@@ -32,6 +32,7 @@ from tests.llm.grouped_decoder import (
     write_grouped_folder,
 )
 from tests.llm.tiny_decoder import decoder_model, token_windows, write_folder
+from tests.support.values import some
 
 pytestmark = pytest.mark.skipif(version() < OLDEST_KERNEL, reason="onnxruntime has no kernel for quantized caches")
 
@@ -142,11 +143,11 @@ def test_a_folder_with_quantized_caches(tmp_path: Path, bits: int, capsys: pytes
     plain = llm.quantize(source, ids, output=tmp_path / "p", overrides=SMALL, latency=False)
     report = llm.quantize(source, ids, output=tmp_path / "q", kv_bits=bits, overrides=SMALL, latency=False)
     assert report.ok, report.problems
-    figures = report.metrics["llm"]
-    assert figures["cached_perplexity"] == pytest.approx(figures["uncached_perplexity"], rel=1e-4)
-    assert figures["cache_bytes"] == (512, 512 * bits // 32)
-    assert 0 < figures["kl"] < 0.2
-    assert plain.metrics["llm"]["cache_bytes"] == (512, 512)
+    figures = some(some(report.metrics).llm)
+    assert figures.cached_perplexity == pytest.approx(figures.uncached_perplexity, rel=1e-4)
+    assert figures.cache_bytes == (512, 512 * bits // 32)
+    assert 0 < some(figures.kl) < 0.2
+    assert some(some(plain.metrics).llm).cache_bytes == (512, 512)
     weights, expected = constants(tmp_path / "q" / "model.onnx"), constants(tmp_path / "p" / "model.onnx")
     scales = {name for name in weights if "past_key_values" in name}
     assert len(scales) == 2

@@ -28,6 +28,7 @@ from sbonnx.llm.windows import DecoderFeeds, read_windows
 from tests.conftest import PACK
 from tests.llm.grouped_decoder import grouped_model, write_grouped_folder
 from tests.llm.tiny_decoder import token_windows, write_folder
+from tests.support.values import some
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["MIN_WEIGHT_SIZE=0", "CALIBRATION.THREADS=1"]
@@ -53,7 +54,7 @@ def test_a_folder_for_the_same_program(folder: Path, tmp_path: Path) -> None:
     report = llm.quantize(folder, token_windows(), output=output, overrides=SMALL, latency=False)
     assert report.ok, report.problems
     assert report.output == str(output)
-    assert report.counts["weights"] == 10
+    assert report.counts.weights == 10
     assert contents(folder) == before
     after = contents(output)
     assert after.keys() == {*before, "sbonnx_llm.json"}
@@ -61,14 +62,14 @@ def test_a_folder_for_the_same_program(folder: Path, tmp_path: Path) -> None:
     assert (output / "notes.bin").stat().st_nlink == 2
     assert (output / "config.json").stat().st_nlink == 1
     assert not slow_kernels(output)
-    figures = report.metrics["llm"]
-    assert figures["windows"] == 2
-    assert 0 < figures["kl"] < 0.2
-    assert figures["cached_perplexity"] == pytest.approx(figures["uncached_perplexity"], rel=1e-2)
+    figures = some(some(report.metrics).llm)
+    assert figures.windows == 2
+    assert 0 < some(figures.kl) < 0.2
+    assert figures.cached_perplexity == pytest.approx(figures.uncached_perplexity, rel=1e-2)
     about = json.loads(after["sbonnx_llm.json"])
     assert about["recipe"]["MODE"] == "weight_only"
     assert about["texts"]["windows"] == [16, 24]
-    assert about["evaluation"]["perplexity"] == figures["perplexity"]
+    assert about["evaluation"]["perplexity"] == figures.perplexity
     structure = read_decoder(output).structure
     assert [{weight.label() for weight in block.weights} for block in structure.blocks] == [{"4 bits g32"}] * 2
     assert [len(block.weights) for block in structure.blocks] == [4, 4]
@@ -101,11 +102,11 @@ def test_texts_round_better_than_none(folder: Path, tmp_path: Path) -> None:
     report = llm.quantize(folder, ids, output=tmp_path / "q", overrides=SMALL, latency=False)
     nearest = llm.quantize(folder, output=tmp_path / "n", overrides=SMALL, latency=False)
     assert any("no texts were given" in note for note in nearest.notes)
-    assert "llm" not in nearest.metrics
+    assert some(nearest.metrics).llm is None
     held = read_windows(read_decoder(folder), ids).held_out
     plain = llm.evaluate(tmp_path / "n", held, against=folder, latency=False)
     assert plain.kl is not None
-    assert report.metrics["llm"]["kl"] < plain.kl
+    assert some(some(some(report.metrics).llm).kl) < plain.kl
 
 
 @pytest.mark.slow
@@ -128,7 +129,7 @@ def test_average_bits_give_each_layer_its_width(folder: Path, tmp_path: Path) ->
     average = sum(weight.bits * size for weight, size in zip(every, sizes, strict=True)) / sum(sizes)
     assert 4.0 < average <= 4.8
     assert all("blocks of 16" in why for why in slow_kernels(output))
-    assert report.search["mixed"]["unit"] == "bits"
+    assert some(some(report.search).mixed).unit == "bits"
 
 
 def test_a_single_file_becomes_a_folder(folder: Path, tmp_path: Path) -> None:
@@ -317,9 +318,9 @@ def test_calibration_of_both_branches(tmp_path: Path) -> None:
     report = llm.quantize(MERGED, ids, output=tmp_path / "q", overrides=overrides, latency=False)
     assert report.ok
     assert not [refusal for refusal in report.refusals if refusal.what == "round by inputs"]
-    figures = report.metrics["llm"]
-    assert figures["cached_perplexity"] == pytest.approx(figures["uncached_perplexity"], rel=1e-3)
-    assert figures["kl"] < 0.01
+    figures = some(some(report.metrics).llm)
+    assert figures.cached_perplexity == pytest.approx(figures.uncached_perplexity, rel=1e-3)
+    assert some(figures.kl) < 0.01
 
 
 GPT = PACK / "llm_structures" / "merged_gpt2"
@@ -331,8 +332,8 @@ def test_both_branches_of_a_decoder_with_biases(tmp_path: Path) -> None:
     """Biases that compensate errors of weights are those of prefill and of decoding."""
     ids = np.random.default_rng(0).integers(2, 319, (16, 48))
     report = llm.quantize(GPT, ids, output=tmp_path / "q", overrides=[*SMALL, "EFFORT=fast"], latency=False)
-    figures = report.metrics["llm"]
-    assert figures["cached_perplexity"] == pytest.approx(figures["uncached_perplexity"], rel=1e-3)
+    figures = some(some(report.metrics).llm)
+    assert figures.cached_perplexity == pytest.approx(figures.uncached_perplexity, rel=1e-3)
 
 
 CLASSICS = PACK / "classics_llama"
@@ -348,7 +349,7 @@ def test_gptq_of_a_trained_decoder(tmp_path: Path) -> None:
     found = np.load(CLASSICS / "eval.npz")["ids"][:40].astype(np.int64)
     figures = llm.evaluate(tmp_path / "q", found, against=CLASSICS / "genai", latency=False)
     assert figures.kl is not None
-    assert figures.kl < 0.006
+    assert some(figures.kl) < 0.006
     config = (tmp_path / "q" / "genai_config.json").read_bytes()
     assert config == (CLASSICS / "genai" / "genai_config.json").read_bytes()
     model = onnx.load(tmp_path / "q" / "model.onnx")
@@ -377,17 +378,17 @@ def test_export_forms(tmp_path: Path, name: str, ties: str, largest: float) -> N
     overrides = [*SMALL, "EFFORT=fast", "REQUANTIZE=true"]
     report = llm.quantize(STRUCTURES / name, ids, output=tmp_path / "q", overrides=overrides, latency=False)
     assert report.ok, report.problems
-    figures = report.metrics["llm"]
-    assert 0 < figures["kl"] < 0.01
-    before, after = figures["bytes"]
-    assert after < largest * before
+    figures = some(some(report.metrics).llm)
+    assert 0 < some(figures.kl) < 0.01
+    before, after = figures.bytes
+    assert after < largest * some(before)
     decoder = read_decoder(tmp_path / "q")
     assert decoder.ties == ties
     assert not slow_kernels(tmp_path / "q")
     assert {weight.bits for block in decoder.structure.blocks for weight in block.weights} == {4}
-    if figures["genai"] is not None and figures["genai"]["installed"]:
+    if figures.genai is not None and figures.genai.installed:
         row = read_windows(decoder, ids).held_out[0]
-        assert list(figures["genai"]["tokens"]) == DecoderSession(decoder, threads=1).greedy(row[:16], 16)
+        assert list(figures.genai.tokens) == DecoderSession(decoder, threads=1).greedy(row[:16], 16)
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from sbonnx.plan.override_file import TensorOverride, read_overrides
 from sbonnx.spec import Array
 from sbonnx.verify import session
 from tests.backends.qnn.graphs import feeds_for, parsed
+from tests.support.values import some
 
 TEXT = """g (float[N,4,8,8] x) => (float[N,4,8,8] y) {
     a = Conv<kernel_shape=[3,3], pads=[1,1,1,1]>(x, w0)
@@ -149,7 +150,7 @@ def test_types_ranges_and_conversions(tmp_path: Path) -> None:
         chain.append(makers[name].op_type)
         name = makers[name].input[0]
     assert chain == ["DequantizeLinear", "QuantizeLinear"] * 2, "the converted type is of the dequantized tensor"
-    assert report.metrics["outputs"][0]["sqnr_db"] > 25
+    assert some(report.metrics).outputs[0].sqnr_db > 25
     convert = json.loads(again.read_text())["c"][0]["convert"]
     assert (convert["quant_type"], convert["recv_nodes"]) == ("QUInt16", ["y"])
 

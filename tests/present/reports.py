@@ -4,6 +4,34 @@ from __future__ import annotations
 
 from typing import Any
 
+from sbonnx.batch.jobs.job import BatchReport
+from sbonnx.present import html, junit
+from sbonnx.present.html import overview
+from sbonnx.report import Report
+from sbonnx.values import json_values
+from tests.support.values import built
+
+
+def single_page(values: dict[str, Any]) -> str:
+    """The page of a report of which some values are given."""
+    return html.single_page(built(Report, values))
+
+
+def batch_page(values: dict[str, Any]) -> str:
+    """The page of a batch of which some values are given."""
+    return html.batch_page(built(BatchReport, values))
+
+
+def overview_of(values: dict[str, Any]) -> overview.Overview:
+    """The overview of such a batch."""
+    return overview.overview_of(built(BatchReport, values))
+
+
+def junit_of(values: dict[str, Any]) -> str:
+    """The XML of such a batch."""
+    return junit.junit(built(BatchReport, values))
+
+
 EVIL = (
     "</script><script>document.title='taken'</script>",
     '"><img src=x onerror="document.title=\'taken\'">',
@@ -78,7 +106,8 @@ def details(nodes: list[dict[str, Any]], layers: list[dict[str, Any]] | None = N
 
 def network(layers: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
     """A report in the form of `Report.to_dict`."""
-    output = {"name": "y", "mse": 1e-4, "max_abs": 0.1, "sqnr_db": 31.25, "cosine": 0.9999, "agreement": 0.975}
+    figures = {"mse": 1e-4, "max_abs": 0.1, "sqnr_db": 31.25, "cosine": 0.9999, "agreement": 0.975, "compared": 1}
+    output = {"name": "y", **figures}
     metrics = {
         "outputs": [{**output, "low": -2.0, "high": 5.0}],
         "feeds": 1,
@@ -113,6 +142,8 @@ def network(layers: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
 
 def job(name: str, status: str = "done", *, up_to_date: bool = False, **outcome: Any) -> dict[str, Any]:
     """A row of a batch: a job with its outcome."""
+    if outcome.get("report"):
+        outcome["report"] = json_values(built(Report, outcome["report"]))
     made = {
         "key": f"key of {name}",
         "status": status,
@@ -135,7 +166,6 @@ def job(name: str, status: str = "done", *, up_to_date: bool = False, **outcome:
         "split": None,
         "recipe": None,
         "overrides": (("bits", "w8a8"),),
-        "accept": {},
         "limits": {"memory": 2_000_000_000, "seconds": 600.0, "retries": 1},
     }
     return {"job": asked, "outcome": made, "up_to_date": up_to_date}

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
-from sbonnx.present.html import batch_page, graph_page, single_page
+from sbonnx.present.html import graph_page
 from sbonnx.report.codes import Note
+from sbonnx.report.details import Details
 from tests.present.browser import Browser
-from tests.present.reports import details, job, network, node, one_of_each, profiled, sites_of
+from tests.present.reports import batch_page, details, job, network, node, one_of_each, profiled, single_page, sites_of
 from tests.present.test_batch_charts import row
+from tests.support.values import built
 
 VIOLATIONS = """axe.run({resultTypes: ["violations"]}).then(found => found.violations.map(
   one => [one.id, one.impact, one.nodes.length, one.nodes[0].html.slice(0, 200)]))"""
@@ -56,7 +58,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "single": lambda: single_page(explained()),
     "batch": lambda: batch_page(batch_report()),
     "graph": lambda: graph_page(
-        explained()["details"], title="m.onnx", more="float", notes=[Note("opset-converted", "one")]
+        built(Details, explained()["details"]), title="m.onnx", more="float", notes=[Note("opset-converted", "one")]
     ),
 }
 

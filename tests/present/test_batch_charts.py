@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
 import pytest
 
-from sbonnx.present.html import batch_page
+from sbonnx.batch.jobs.job import HistoryRow
 from sbonnx.present.html.batch_charts import SPARK_HEIGHT, sparkline
-from sbonnx.present.html.overview import overview_of
-from tests.present.reports import batch, job, layer, network
+from tests.present.reports import batch, batch_page, job, layer, network, overview_of
 
 
 def row(model: str, target: str, db: float | None, ratio: float = 0.5, **more: Any) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def test_loss_against_time_is_that_of_this_machine() -> None:
 
 
 def test_a_sparkline_of_the_last_runs() -> None:
-    runs = [{"sqnr_db": value} for value in (30.0, None, 32.0, "inf", 20.0, 40.0)]
+    runs = [HistoryRow("", "done", value, None, None) for value in (30.0, None, 32.0, math.inf, 20.0, 40.0)]
     line = sparkline(runs)
     assert line is not None and line.change == 20.0
     assert line.label == "SQNR of the last 6 runs, dB: 30.0, –, 32.0, ∞, 20.0, 40.0"

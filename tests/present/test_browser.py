@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from sbonnx.present.html import batch_page, single_page
 from tests.present.browser import Browser
 from tests.present.reports import (
     EVIL,
     batch,
+    batch_page,
     details,
     job,
     layer,
@@ -20,6 +20,7 @@ from tests.present.reports import (
     node,
     one_of_each,
     profiled,
+    single_page,
     sites_of,
 )
 

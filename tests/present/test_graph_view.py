@@ -7,7 +7,9 @@ import re
 import pytest
 
 from sbonnx.present.html.graph_view import MOST_LANES, blocks_of, graph_view, lanes
+from sbonnx.report.details import Details
 from tests.present.reports import details, node, profiled
+from tests.support.values import built
 
 
 def followed(names: list[str], inputs: list[list[str]]) -> set[tuple[str, str]]:
@@ -70,7 +72,7 @@ def test_blocks_are_modules_or_runs() -> None:
 
 def test_rows_have_types_losses_and_refusals() -> None:
     nodes = [node("a"), node("b", "a", reads=(), refusals=("quantize: why",)), node("in", scope="b/then_branch")]
-    view = graph_view(details(nodes, [profiled("a", 30.0, 12.5, alone=12.25)]))
+    view = graph_view(built(Details, details(nodes, [profiled("a", 30.0, 12.5, alone=12.25)])))
     assert view is not None and (view.total, view.quantized, view.refused, view.collapsed) == (3, 2, 1, False)
     first, second = view.rows
     assert (first.types, first.loss, first.shade) == ("uint8", "12.2", 1)
@@ -85,10 +87,9 @@ def test_blocks_show_their_worst_node() -> None:
         node(f"/m{index // 4}/n{index}", *([f"/m{(index - 1) // 4}/n{index - 1}"] if index else ()))
         for index in range(240)
     ]
-    view = graph_view(
-        details(nodes, [profiled("/m0/n1", 30.0, 9.0, alone=8.0), profiled("/m0/n2", 30.0, 9.0, alone=12.0)])
-    )
+    losses = [profiled("/m0/n1", 30.0, 9.0, alone=8.0), profiled("/m0/n2", 30.0, 9.0, alone=12.0)]
+    view = graph_view(built(Details, details(nodes, losses)))
     assert view is not None and view.collapsed and len(view.rows) == 60
     assert (view.rows[0].name, view.rows[0].op, view.rows[0].loss) == ("/m0", "4 nodes", "8.0")
     assert len(view.rows[0].children) == 4
-    assert graph_view({}) is None
+    assert graph_view(Details()) is None

@@ -9,8 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from sbonnx.batch.jobs.job import Status
-from sbonnx.present.junit import junit
-from tests.present.reports import EVIL, batch, job, network, one_of_each
+from tests.present.reports import EVIL, batch, job, junit_of, network, one_of_each
 
 # element: (attributes that must be there, those that may be, children)
 RULES: dict[str, tuple[set[str], set[str], set[str]]] = {
@@ -40,7 +39,7 @@ KINDS = {"failure": "failures", "error": "errors", "skipped": "skipped"}
 
 def read(report: dict[str, Any]) -> ElementTree.Element:
     """Check all rules; return the root."""
-    text = junit(report)
+    text = junit_of(report)
     assert text.startswith('<?xml version="1.0" encoding="UTF-8"?>\n')
     root = ElementTree.fromstring(text.encode("utf-8"))
     assert root.tag == "testsuites"
@@ -134,7 +133,7 @@ def test_characters_that_xml_does_not_allow() -> None:
 def test_logins_are_removed() -> None:
     row = job("a", "failed", reason="https://me:hunter2@host/x is not there")
     row["job"]["model"] = "s3://me:hunter2@bucket/m.onnx"
-    assert "hunter2" not in junit(batch([row]))
+    assert "hunter2" not in junit_of(batch([row]))
 
 
 def test_no_jobs() -> None:

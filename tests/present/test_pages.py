@@ -7,28 +7,33 @@ import hashlib
 import json
 import math
 import re
-from dataclasses import asdict
 from typing import Any, get_args
 
 import pytest
 
 from sbonnx.batch.jobs.job import BatchReport, Job, JobResult, Outcome, Status
-from sbonnx.present.html import batch_page, charts, formatting, single_page
-from sbonnx.present.html.overview import STATUSES, overview_of
+from sbonnx.present import html
+from sbonnx.present.html import charts, formatting
+from sbonnx.present.html.overview import STATUSES
 from sbonnx.present.text.printer import to_json
+from sbonnx.report.details import TensorHistogram
 from tests.present.markup import Page
 from tests.present.reports import (
     EVIL,
     batch,
+    batch_page,
     details,
     job,
     layer,
     network,
     node,
     one_of_each,
+    overview_of,
     profiled,
+    single_page,
     sites_of,
 )
+from tests.support.values import built
 
 
 def pages() -> dict[str, str]:
@@ -132,11 +137,12 @@ def test_outputs_by_nature_and_advice() -> None:
     report["metrics"]["quality"] = [
         {"name": "y", "nature": "classes", "state": "lost", "samples": 16, "figures": [lonely, figure]}
     ]
-    report["advice"] = {"text": "use 8-bit weights", "overrides": ["bits=w8a8"], "command": "sbonnx quantize '<m>'"}
+    measured = {"tested": True, "repaired": True, "figure": "KL", "before": "0.25", "after": "0.01"}
+    report["advice"] = {"what": "use 8-bit weights", **measured, "command": "sbonnx quantize '<m>'"}
     page = single_page(report)
     assert "SQNR 31.2 dB; KL 0.25 nats (0.125 to 0.5), kept up to 0.02, lost from 0.1 on" in page
     assert "lost" in page
-    assert "advice: use 8-bit weights: sbonnx quantize &#39;&lt;m&gt;&#39;" in page
+    assert "advice: use 8-bit weights (measured: KL 0.25 -&gt; 0.01): sbonnx quantize &#39;&lt;m&gt;&#39;" in page
 
 
 def test_agreement_has_its_interval_and_a_metric_on_labels_its_own_tile() -> None:
@@ -167,11 +173,11 @@ def test_every_status_has_a_class() -> None:
 
 
 def test_page_of_batch_dataclasses() -> None:
-    """`asdict` of the dataclasses of a batch."""
+    """A batch that was not read from JSON."""
     asked = Job("one", "m.onnx", None, "onnxruntime", "q.onnx", overrides=(("bits", "w8a8"),))
     outcome = Outcome("k", "unaccepted", "too far off", 1.5, 10, accepted=(("max_size_ratio", 0.5, 0.3, False),))
     report = BatchReport("b", "9.9", "2026-01-01T00:00:00Z", "2026-01-01T01:02:03Z", (JobResult(asked, outcome),))
-    page = Page(batch_page(asdict(report)))
+    page = Page(html.batch_page(report))
     assert "too far off" in page.words and "1 h 02 min" in page.words and "Made by sbonnx 9.9" in page.words
     assert "≤ 0.30" in page.words and "w8a8" in page.words
 
@@ -188,7 +194,7 @@ def test_acceptance_in_the_overview() -> None:
 
 def test_unmeasured_values_have_no_figure() -> None:
     reason = "accept.max_latency_ratio cannot be judged: the latency was not measured"
-    row = job("a", "unaccepted", reason=reason, accepted=(("max_latency_ratio", 0.0, 0.9, False),))
+    row = job("a", "unaccepted", reason=reason, accepted=(("max_latency_ratio", math.nan, 0.9, False),))
     (found,) = overview_of(batch([row])).jobs
     assert (found.cells[4].text, found.cells[4].value, found.cells[4].met) == ("–", None, False)
     assert (found.acceptance[0].measured, found.acceptance[0].threshold) == ("not measured", "≤ 0.90")
@@ -317,7 +323,7 @@ def test_layers_without_quantized_inputs_have_no_columns_of_them() -> None:
 
 def test_histograms_show_what_is_clipped() -> None:
     (row,) = details([], [profiled("a", 1.0, 2.0)])["histograms"]
-    chart = charts.histogram_chart(row)
+    chart = charts.histogram_chart(built(TensorHistogram, row))
     assert chart is not None
     assert chart.covered == (25.0, 75.0)
     assert [mark.label for mark in chart.marks] == ["−1", "0", "2", "3"]
@@ -325,7 +331,9 @@ def test_histograms_show_what_is_clipped() -> None:
     bars = [float(x) for x in re.findall(r"M([\d.]+) 90", chart.bars)]
     assert bars == [0.0, 25.0, 50.0], "no bar for an empty bin"
     assert chart.levels.count("M") == 5
-    wide = charts.histogram_chart({**row, "covered": (-8.0, 8.0), "clipped": 0.0, "unit": "step"})
+    wide = charts.histogram_chart(
+        built(TensorHistogram, {**row, "covered": (-8.0, 8.0), "clipped": 0.0, "unit": "step"})
+    )
     assert wide is not None and wide.levels == ""
     assert wide.sentence.endswith("of the channel's scale: no value is clipped; the values use 25.00 % of the range")
-    assert charts.histogram_chart({"tensor": "x"}) is None
+    assert charts.histogram_chart(built(TensorHistogram, {"tensor": "x", "covered": (0.0, 1.0)})) is None

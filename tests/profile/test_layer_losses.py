@@ -17,8 +17,9 @@ from sbonnx.errors import DataError
 from sbonnx.graph import load
 from sbonnx.pipeline import prepare
 from sbonnx.plan.types import Plan, Reader, Site, Solution
-from sbonnx.profile import Column, WalkOptions, losses, node_errors
+from sbonnx.profile import WalkOptions, losses, node_errors
 from sbonnx.profile.walk import Walk
+from sbonnx.report.details import Column
 from sbonnx.spec import Array, QuantSpec
 from sbonnx.stages.state import read_recipe
 from tests.calib.engine.branching import nested

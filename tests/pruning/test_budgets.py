@@ -34,6 +34,7 @@ from sbonnx.system.cpu import target_cpu
 from tests.pruning.random_graphs import STEPS, random_model
 from tests.pruning.test_prune import error, feeds, inverted, pruned
 from tests.support.models import model, run
+from tests.support.values import some
 
 
 def wide(channels: int = 64) -> onnx.ModelProto:
@@ -178,9 +179,9 @@ def test_a_loss_limits_what_is_removed() -> None:
     assert found[0.3].macs < found[0.05].macs < 1
     assert found[0.3].pruned is not None
     # the loss is that of the outputs on samples held out
-    rows = found[0.3].metrics["outputs"]
-    assert found[0.3].metrics["held_out"] == 16
-    assert found[0.3].reached["max_loss"] == pytest.approx(10 ** (-rows[0]["sqnr_db"] / 20), rel=1e-3)
+    rows = some(found[0.3].metrics).outputs
+    assert some(found[0.3].metrics).held_out == 16
+    assert found[0.3].reached["max_loss"] == pytest.approx(10 ** (-rows[0].sqnr_db / 20), rel=1e-3)
 
 
 @pytest.mark.slow
@@ -229,7 +230,7 @@ def test_channels_that_fill_no_block_are_noted() -> None:
     report = sbonnx.prune(wide(), ratio=0.3)
     assert any("whole blocks of the kernels of onnxruntime: 2 (first: 45 of 64" in note for note in report.notes)
     aligned = sbonnx.prune(wide(), ratio=0.3, multiple="auto")
-    assert {row["after"] for row in aligned.dimensions} == {48}
+    assert {row.after for row in aligned.dimensions} == {48}
     assert not any("whole blocks" in note for note in aligned.notes)
     assert aligned.pruned is not None
     assert run(aligned.pruned, feeds(1)[0])["y"].shape == (1, 6)
@@ -240,7 +241,7 @@ def test_a_time_that_cannot_be_reached_is_a_problem() -> None:
     assert not report.ok
     assert "of the estimated time remain, and 0.01 are asked for: the nearest network was written" in report.problems[0]
     assert report.reached["latency"] == report.latency
-    assert {row["after"] for row in report.dimensions} == {16}
+    assert {row.after for row in report.dimensions} == {16}
 
 
 def test_a_slower_file_is_a_problem_only_with_a_latency_budget(monkeypatch: pytest.MonkeyPatch) -> None:

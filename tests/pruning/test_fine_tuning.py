@@ -20,11 +20,12 @@ from sbonnx.errors import DataError, DeviceError, ModelError
 from sbonnx.graph import Graph
 from sbonnx.graph.query import constant, node_by_name
 from sbonnx.options import RunOptions
-from sbonnx.pruning.fine_tuning import FineTuneRow, fine_tune, remaining_entries, require_fine_tuning
+from sbonnx.pruning.fine_tuning import fine_tune, remaining_entries, require_fine_tuning
 from sbonnx.pruning.prune import Pruned
 from sbonnx.pruning.settings import LayerPruning, Pruning
 from sbonnx.recipe import names
 from sbonnx.recipe.sections.sparsity import SparseFinetune
+from sbonnx.report.pruned import FineTuneRow
 from tests.pruning.test_prune import error, feeds, inverted, pruned
 from tests.support.models import model, run
 
@@ -195,7 +196,7 @@ def test_the_whole_call_fine_tunes_and_reports(tmp_path: Path) -> None:
     more: dict[str, Any] = {"ratio": 0.5, "refit": False, "threads": 1}
     report = sbonnx.prune(graphs.to_proto(inverted()), images, output=path, finetune=5, augment="none", **more)
     assert report.ok, report.problems
-    assert report.tuned is not None and report.tuned["after"] < report.tuned["before"]
+    assert report.tuned is not None and report.tuned.after < report.tuned.before
     assert json.loads(json.dumps(report.to_dict(), default=str))["tuned"]["epochs"] == 5
     assert error(graph, graphs.load(path)) < 0.9 * error(graph, small.graph)
     masked = sbonnx.prune(graphs.to_proto(inverted()), images, masked=True, finetune=5, augment="none", **more)

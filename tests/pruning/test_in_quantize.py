@@ -24,6 +24,7 @@ from sbonnx.pruning.prune import prune_graph
 from sbonnx.stages.state import Request, read_recipe
 from tests.pruning.test_prune import feeds, inverted
 from tests.support.models import run
+from tests.support.values import some
 
 SAMPLES = 80
 
@@ -57,12 +58,12 @@ def test_pruned_then_quantized(files: tuple[Path, Path], tmp_path: Path) -> None
     small, output, again = (tmp_path / name for name in ("small.onnx", "q.onnx", "again.onnx"))
     report = sbonnx.quantize(model, data, recipe=recipe, output=output, split=1)
     assert report.ok, report.problems
-    assert report.pruning["macs"] <= 0.7
-    assert report.pruning["dimensions"] and report.pruning["layers"]
-    assert report.counts["weights"] == 5
+    assert some(report.pruning).macs <= 0.7
+    assert some(report.pruning).dimensions and some(report.pruning).layers
+    assert report.counts.weights == 5
     # the comparison is with the original, on the samples held out
     original, quantized = onnx.load(model), onnx.load(output)
-    figure = report.metrics["outputs"][0]["sqnr_db"]
+    figure = some(report.metrics).outputs[0].sqnr_db
     assert figure == pytest.approx(sqnr(original, quantized, held_out(files).judged), abs=0.05)
     # quantization costs little on top of pruning
     sbonnx.prune(model, data, recipe=recipe, split=1, output=small)
@@ -83,7 +84,7 @@ def test_pruning_does_not_see_the_samples_of_verification(
     monkeypatch.setattr("sbonnx.stages.prune.prune_graph", recorded)
     report = sbonnx.quantize(*files, recipe={"SPARSE": {"RATIO": 0.25}}, split=1)
     parts = held_out(files)
-    assert report.metrics["held_out"] == parts.count == 6
+    assert some(report.metrics).held_out == parts.count == 6
     held = {feed["x"].tobytes() for feed in parts.judged}
     assert len(held) == 6
     fit, judged = seen[0]
@@ -96,9 +97,9 @@ def test_patterns_name_nodes_of_the_original(files: tuple[Path, Path]) -> None:
     """Nodes that fusion removes can be named, and layers keep their names."""
     recipe = {"SPARSE": {"RATIO": 0.5, "SPECIFIC": {"Conv_1": {"RATIO": 0.0}}}, "EXCLUDE": ["Gemm_0", "Flatten_0"]}
     report = sbonnx.quantize(*files, recipe=recipe, split=1)
-    after = {row["writers"]: row["after"] for row in report.pruning["dimensions"]}
+    after = {row.writers: row.after for row in some(report.pruning).dimensions}
     assert after == {("Conv_0", "Conv_3"): 4, ("Conv_1",): 16}
-    assert report.counts["weights"] == 4
+    assert report.counts.weights == 4
 
 
 def test_a_newer_opset_and_four_bits(files: tuple[Path, Path]) -> None:
@@ -114,14 +115,14 @@ def test_a_newer_opset_and_four_bits(files: tuple[Path, Path]) -> None:
 def test_without_data_for_weights_alone(files: tuple[Path, Path]) -> None:
     recipe = {"MODE": "weight_only", "BACKEND": "virtual", "SPARSE": {"RATIO": 0.5}}
     report = sbonnx.quantize(files[0], None, recipe=recipe)
-    assert [row["after"] for row in report.pruning["dimensions"]] == [4, 8]
+    assert [row.after for row in some(report.pruning).dimensions] == [4, 8]
 
 
 @pytest.mark.slow
 def test_a_search_works_on_the_pruned_model(files: tuple[Path, Path]) -> None:
     report = sbonnx.quantize(*files, recipe={"SPARSE": {"RATIO": 0.5}}, average_bits=6, backend="virtual", split=1)
-    assert report.search["mixed"]
-    assert [row["after"] for row in report.pruning["dimensions"]] == [4, 8]
+    assert some(report.search).mixed
+    assert [row.after for row in some(report.pruning).dimensions] == [4, 8]
     assert report.quantized is not None
     assert {tuple(each.dims) for each in report.quantized.graph.initializer} >= {(8, 4, 1, 1)}
 

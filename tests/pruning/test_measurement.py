@@ -15,6 +15,7 @@ from sbonnx.batch.jobs.steps import steps_of
 from sbonnx.batch.work import run_step
 from sbonnx.pruning.float_pass import float_moments
 from tests.pruning.test_prune import feeds, inverted
+from tests.support.values import some
 
 BUDGETS = (0.85, 0.7, 0.6)
 
@@ -57,7 +58,7 @@ def test_budgets_share_a_measurement_in_the_cache(
     ]
     assert len(measured) == 4
     assert [one.quantized for one in cached] == [one.quantized for one in plain]
-    assert len({tuple(row["after"] for row in one.pruning["dimensions"]) for one in cached}) > 1
+    assert len({tuple(row.after for row in some(one.pruning).dimensions) for one in cached}) > 1
     # a damaged file is measured again, with the same result
     (file,) = (cache / "pruning").glob("*.json")
     content = file.read_bytes()

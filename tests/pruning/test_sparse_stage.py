@@ -177,13 +177,13 @@ def test_prune_writes_and_compares_the_file(tmp_path: Path) -> None:
     path = tmp_path / "sparse.onnx"
     report = sbonnx.prune(file_of(inverted()), feeds(), pattern="2:4", output=path, threads=1)
     assert report.ok and report.metrics
-    assert [row["pattern"] for row in report.sparse] == ["2:4"] * 3
+    assert [row.pattern for row in report.sparse] == ["2:4"] * 3
     assert any("no kernels for sparse weights" in note for note in report.notes)
     stored = stored_weights(path)
-    assert [most_in_a_group(*stored[row["layer"]], 4) for row in report.sparse] == [2, 2, 2]
+    assert [most_in_a_group(*stored[row.layer], 4) for row in report.sparse] == [2, 2, 2]
     other = sbonnx.prune(file_of(inverted()), feeds(), sparsity=0.5, backend="tensorrt", threads=1)
     assert not any("no kernels" in note for note in other.notes)
-    assert [row["zeros"] / row["values"] for row in other.sparse] == [0.5] * 3
+    assert [row.zeros / row.values for row in other.sparse] == [0.5] * 3
 
 
 @pytest.mark.slow

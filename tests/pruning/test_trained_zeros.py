@@ -72,10 +72,10 @@ def test_fine_tuning_keeps_the_zeros_of_sparse_weights(goal: dict[str, Any]) -> 
     plain = sbonnx.prune(original(), feeds(100), **more)
     report = sbonnx.prune(original(), feeds(100), finetune=6, **more)
     assert report.ok, report.problems
-    assert report.tuned is not None and report.tuned["epoch"] > 0 and report.tuned["masked"] == 3
-    assert report.tuned["after"] < report.tuned["before"]
+    assert report.tuned is not None and report.tuned.epoch > 0 and report.tuned.masked == 3
+    assert report.tuned.after < report.tuned.before
     assert_zero(report.pruned, zeros_of(plain.pruned))
-    assert [row["zeros"] for row in report.sparse] == [row["zeros"] for row in plain.sparse]
+    assert [row.zeros for row in report.sparse] == [row.zeros for row in plain.sparse]
     assert distance(report.pruned) < 0.8 * distance(plain.pruned)
 
 

@@ -11,15 +11,17 @@ from xml.etree import ElementTree
 import pytest
 
 from sbonnx.batch.jobs.job import BatchReport, Job, JobResult, Outcome
-from sbonnx.llm import AdaptedDecoder, DecoderEvaluation
+from sbonnx.llm import AdaptedDecoder
 from sbonnx.present.html import Card, render_card
-from sbonnx.profile import LayerLoss, Profile
-from sbonnx.pruning.result import PruningReport
+from sbonnx.profile import Profile
 from sbonnx.qdq.difference import ModelDifference, PairDifference
 from sbonnx.quant_model import QuantModel
 from sbonnx.report import LayerError, Reason, Refusal, Report
 from sbonnx.report.comparison import Comparison
+from sbonnx.report.decoder import DecoderEvaluation
+from sbonnx.report.details import LayerLoss
 from sbonnx.report.figures import Evaluation, MetricRow, MetricValue, OutputDifference, OutputQuality, QualityFigure
+from sbonnx.report.pruned import PrunedDimension, PruningReport
 from sbonnx.verify.benchmark import Speed
 from tests.support.models import residual
 
@@ -113,7 +115,7 @@ JOB = Job("a", str(Path("m.onnx").absolute()), None, "tensorrt", "q.onnx")
         ),
         (
             PruningReport(
-                "a/m.onnx", None, 0.6, 0.7, dimensions=({"writers": ["conv"], "before": 32, "after": 20},)
+                "a/m.onnx", None, 0.6, 0.7, dimensions=(PrunedDimension(("conv",), (), 32, 20, None),)
             ),
             ["m.onnx, pruned Accuracy unknown", "multiplications: 60.00 % remain", "conv 32 20"],
         ),

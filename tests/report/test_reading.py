@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import pytest
 
@@ -38,7 +38,7 @@ class Example(JsonValue):
     count: int
     name: Literal["a", "b"]
     rows: tuple[tuple[str, float], ...] = ()
-    sizes: Mapping[str, int] = field(default_factory=dict)
+    sizes: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[Note, ...] = field(default=(), metadata={"codes": "note_codes"})
     score: Figures | None = field(default=None, metadata=INLINE)
     inner: Figures | Other | None = field(default=None, metadata=OBJECT)

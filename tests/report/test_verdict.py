@@ -10,9 +10,15 @@ import pytest
 
 import sbonnx
 from benchmarks.accuracy import load_pack
+from sbonnx.report import verdict as verdicts
 from sbonnx.report.figures import Nature, QualityFigure
-from sbonnx.report.verdict import interval_text, value_text, verdict_of
+from sbonnx.report.verdict import Verdict, interval_text, value_text
 from sbonnx.verify.quality import LIMITS, judge
+from tests.support.values import compared, some
+
+
+def verdict_of(values: dict[str, Any], **more: Any) -> Verdict:
+    return verdicts.verdict_of(compared(values), **more)
 
 
 def figure(name: Any, value: float, low: float, high: float, *, decides: bool = True) -> dict[str, Any]:
@@ -206,7 +212,15 @@ def labelled(
             "loss": -change,
         },
     ]
-    return {"metric": "top1", "unit": "", "share": True, "samples": samples, "rows": rows, **more}
+    return {
+        "metric": "top1",
+        "unit": "",
+        "higher_is_better": True,
+        "share": True,
+        "samples": samples,
+        "rows": rows,
+        **more,
+    }
 
 
 @pytest.mark.parametrize(
@@ -381,8 +395,8 @@ def test_a_detector_of_the_pack(pack: Path) -> None:
     model = pack / "models" / "fastestdet.onnx"
     report = sbonnx.quantize(model, feeds, recipe=settings, backend="virtual", effort="fast")
     assert report.ok, report.problems
-    (row,) = report.metrics["quality"]
-    assert 10 < row["figures"][0]["value"] < 20, "dB"
+    (row,) = some(report.metrics).quality
+    assert 10 < row.figures[0].value < 20, "dB"
     assert report.verdict.accuracy == "uncertain"
     assert "kept up to 10 %: measure it on labelled data (--eval)" in report.verdict.text
 
@@ -396,6 +410,6 @@ def test_speed_is_that_of_onnxruntime_only() -> None:
 
 
 def test_nothing_compared() -> None:
-    found = verdict_of({})
+    found = verdicts.verdict_of(None)
     assert (found.accuracy, found.ok) == ("unknown", True)
     assert found.text == "Accuracy unknown: nothing was compared with float."

@@ -22,10 +22,11 @@ from sbonnx.pipeline import prepare
 from sbonnx.recipe import load as load_recipe
 from sbonnx.search import Score, open_trials, search
 from sbonnx.search.evaluation import divide
-from sbonnx.search.recipe_search import PATIENCE, STEPS, Attempt, Situation, steps_for
+from sbonnx.search.recipe_search import PATIENCE, STEPS, Situation, gain_db, steps_for
 from sbonnx.spec import Array
 from sbonnx.stages.state import Request, read_recipe
 from tests.support.models import residual, run
+from tests.support.values import some
 
 FEEDS = [{"x": x} for x in np.random.default_rng(0).standard_normal((16, 2, 3, 8, 8)).astype(np.float32)]
 
@@ -44,26 +45,26 @@ def quantized(place: Path, name: str, **how: Any) -> sbonnx.Report:
 @pytest.mark.slow
 def test_what_it_finds_is_no_worse_and_can_be_run_again(place: Path) -> None:
     report = quantized(place, "auto.onnx", recipe="auto", rounding="gptq", save_recipe=place / "found.yaml")
-    found = report.search
-    assert found["best"]["error"] <= found["plain"]["error"]
-    assert found["held_out"] and found["judged_on"] == 4
-    kept = [step for step in found["steps"] if step["kept"]]
-    assert all(step["gain_db"] > 0 for step in kept)
-    assert any(not step["kept"] for step in found["steps"])
-    assert found["trials"] == len([step for step in found["steps"] if not step["why"]]) + 1
+    found = some(report.search)
+    assert found.best.error <= some(found.plain).error
+    assert found.held_out and found.judged_on == 4
+    kept = [step for step in found.steps if step.kept]
+    assert all(some(step.gain_db) > 0 for step in kept)
+    assert any(not step.kept for step in found.steps)
+    assert found.trials == len([step for step in found.steps if not step.why]) + 1
     again = sbonnx.quantize(
         place / "m.onnx", FEEDS, recipe=place / "found.yaml", output=place / "again.onnx", verify=False
     )
     assert (place / "again.onnx").read_bytes() == (place / "auto.onnx").read_bytes()
-    assert again.search == {} and again.settings == report.settings
+    assert again.search is None and again.settings == report.settings
     assert any("auto: " in note for note in report.notes)
 
 
 def test_gain_of_a_step_that_breaks_the_outputs() -> None:
     whole, broken = Score(0.1, 0.0, 10.0, None), Score(math.inf, math.inf, -math.inf, None)
-    assert Attempt("weights", {}, whole, broken, kept=False).gain_db == -math.inf
-    assert Attempt("weights", {}, broken, whole, kept=True).gain_db == math.inf
-    assert Attempt("weights", {}, broken, broken, kept=False).gain_db == 0.0
+    assert gain_db(whole, broken) == -math.inf
+    assert gain_db(broken, whole) == math.inf
+    assert gain_db(broken, broken) == 0.0
 
 
 def test_scores_are_those_of_the_file(place: Path) -> None:
@@ -106,12 +107,12 @@ def test_samples_that_verify_the_result_are_not_tried_on() -> None:
 @pytest.mark.slow
 def test_what_was_decided_is_not_tried(place: Path) -> None:
     report = quantized(place, "q.onnx", recipe="auto", observer="mse", rounding="nearest", weight_scale="observer")
-    tried = {key for step in report.search["steps"] for key in step["keys"]}
+    tried = {key for step in some(report.search).steps for key in step.keys}
     assert tried and not tried & {"A.OBSERVER.TYPE", "W.ROUNDING.TYPE", "W.ROUNDING.SCALE"}
     assert report.settings["A"]["OBSERVER"]["TYPE"] == "mse"
     given = {"AUTO": True, "W": {"ROUNDING": {"TYPE": "nearest"}}, "BIAS_CORRECTION": "none"}
     other = quantized(place, "q.onnx", recipe=given, force=True)
-    assert not {"W.ROUNDING.TYPE", "BIAS_CORRECTION"} & {key for s in other.search["steps"] for key in s["keys"]}
+    assert not {"W.ROUNDING.TYPE", "BIAS_CORRECTION"} & {key for s in some(other.search).steps for key in s.keys}
 
 
 def test_a_step_that_makes_it_worse_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,10 +147,10 @@ def test_the_search_ends_after_steps_without_gain(monkeypatch: pytest.MonkeyPatc
 def test_more_bits_where_they_are_needed(place: Path) -> None:
     plain = {"observer": "mse", "weight_scale": "observer", "rounding": "nearest", "smooth_quant": False}
     report = quantized(place, "q.onnx", recipe="auto", min_sqnr=34, **{"MIXED.LOSS": "relative"}, **plain)
-    mixed = report.search["mixed"]
-    assert mixed["met"] and report.search["best"]["sqnr_db"] >= 34
-    assert report.search["plain"]["sqnr_db"] < 34
-    bits = set(mixed["weights"].values())
+    mixed = some(some(report.search).mixed)
+    assert mixed.met and some(report.search).best.sqnr_db >= 34
+    assert some(some(report.search).plain).sqnr_db < 34
+    bits = set(mixed.weights.values())
     assert max(bits, key=lambda one: one or 32) != 4
     assert not report.problems
 
@@ -160,7 +161,7 @@ def test_what_cannot_be_reached_is_said(place: Path) -> None:
     report = quantized(place, "q.onnx", recipe="auto", max_loss=1e-5, rounding="nearest", observer="mse", **keys)
     assert not report.ok
     assert "was asked for on the feeds held out, and is not reached" in report.problems[0]
-    assert not report.search["mixed"]["met"]
+    assert not some(some(report.search).mixed).met
 
 
 @pytest.mark.slow
@@ -170,8 +171,8 @@ def test_a_limit_only_raises_bits(limit: str, widths: set[int], place: Path) -> 
     keys: dict[str, Any] = {"bits": "w4a8", "rounding": "nearest", "MIXED.LOSS": "relative", "backend": "virtual"}
     report = quantized(place, "q.onnx", max_loss=limit, **keys)
     found = {site.bits for site in report.sites if site.role == "weight"}
-    assert found <= widths and (report.search["mixed"] is None) == (found == {4})
-    assert report.search["best"]["loss"] <= float(limit.rstrip("%")) / 100
+    assert found <= widths and (some(report.search).mixed is None) == (found == {4})
+    assert some(report.search).best.loss <= float(limit.rstrip("%")) / 100
     fewest = quantized(place, "q.onnx", max_loss="20%", minimize="bits", force=True, **keys)
     assert min(site.bits for site in fewest.sites if site.role == "weight") < 4
 
@@ -186,8 +187,8 @@ def test_a_metric_of_the_user(place: Path) -> None:
     keys = {"MIXED.WEIGHTS": [4, 8], "W.ROUNDING": "nearest", "minimize": "bits"}
     report = quantized(place, "q.onnx", max_loss="2%", metric=metric, backend="virtual", **keys)
     assert seen and all(names == {"y"} for names in seen)
-    assert report.search["loss"] == "metric"
-    assert report.search["best"]["loss"] <= 0.02 or not report.ok
+    assert some(report.search).loss == "metric"
+    assert some(report.search).best.loss <= 0.02 or not report.ok
     with pytest.raises(RecipeError, match="give max_loss as well"):
         quantized(place, "q.onnx", metric=metric, force=True)
     with pytest.raises(DataError, match="not a finite number"):

@@ -112,8 +112,9 @@ def slow_output() -> str:
     """Return the summary of a result that is slower than float."""
     settings: dict[str, Any] = {"verify.latency": False, "cpu": "vnni", "samples": 64}
     report = quantize(digits().model, digits().calib, **settings)
-    slow = {"latency_ratio": 1.8, "latency_interval": (1.6, 1.9), "busy": False}
-    report = replace(report, model="digits.onnx", output="digits.int8.onnx", metrics={**report.metrics, **slow})
+    assert report.metrics is not None
+    slow = replace(report.metrics, latency_ratio=1.8, latency_interval=(1.6, 1.9), busy=False)
+    report = replace(report, model="digits.onnx", output="digits.int8.onnx", metrics=slow)
     with redirect_stdout(io.StringIO()) as shown:
         show_summary(Printer(), report, facts_of(report))
     return f"$ # a file that is slower than float\n{shown.getvalue()}\n"

@@ -19,12 +19,14 @@ from sbonnx.errors import RecipeError
 from sbonnx.metrics.detection import Boxes, overlap_share
 from sbonnx.recipe import load
 from sbonnx.recipe.names import OutputTask
+from sbonnx.report.comparison import Comparison
 from sbonnx.report.figures import OutputQuality
 from sbonnx.report.verdict import verdict_of
 from sbonnx.spec import Array
 from sbonnx.verify import Tasks, VerifyOptions
 from sbonnx.verify.quality import QualitySamples
 from tests.support.models import model
+from tests.support.values import some
 
 RNG = np.random.default_rng(11)
 
@@ -202,11 +204,9 @@ def test_detections_are_matched_whatever_their_order(several: bool, moved: float
     first, *rest = samples.result()
     assert (first.state, first.decided_by, first.samples) == (state, "detection overlap", 40)
     assert {one.state for one in rest} <= {"unjudged"}
-    metrics = {
-        "quality": [{**one.__dict__, "figures": [figure.__dict__ for figure in one.figures]} for one in (first, *rest)]
-    }
-    assert f"accuracy {state}: " in verdict_of({**metrics, "feeds": 40}).rows[0].text
-    assert "the detections overlap with those of float by " in verdict_of({**metrics, "feeds": 40}).text
+    metrics = Comparison(feeds=40, quality=(first, *rest))
+    assert f"accuracy {state}: " in verdict_of(metrics).rows[0].text
+    assert "the detections overlap with those of float by " in verdict_of(metrics).text
 
 
 NETWORK = """agraph (float[N,8] x, float[N,2,4,3] past)
@@ -279,8 +279,8 @@ def test_quantize_with_a_task(task: OutputTask, tmp_path: Path) -> None:
     output = tmp_path / "q.onnx"
     settings = {"VERIFY": {"LATENCY": False}}
     report = sbonnx.quantize(digits().model, digits().calib, recipe=settings, task=task, output=output, effort="fast")
-    (row,) = report.metrics["quality"]
-    assert row["why"] == f"the task {task} is given"
+    (row,) = some(report.metrics).quality
+    assert row.why == f"the task {task} is given"
     assert report.settings["VERIFY"]["TASK"] == task
     plain = sbonnx.quantize(digits().model, digits().calib, recipe=settings, effort="fast").quantized
     assert plain is not None

@@ -22,6 +22,7 @@ from sbonnx.report import Report
 from sbonnx.verify.kernel_count import count_layers
 from sbonnx.verify.runtimes import RECORDED, chosen_runtime
 from tests.support.extras import needs_openvino
+from tests.support.values import some
 
 
 def quantized() -> Report:
@@ -33,11 +34,11 @@ def quantized() -> Report:
 @needs_openvino
 def test_reports_are_of_the_runtime() -> None:
     report = quantized()
-    assert report.metrics["runtime"] == "openvino"
-    assert report.metrics["kernels"]["share"] == 1.0
-    assert report.metrics["kernels"]["integer"]["Convolution"] >= 2
-    assert report.metrics["latency_ratio"] > 0
-    assert min(output["sqnr_db"] for output in report.metrics["outputs"]) > 25
+    assert some(report.metrics).runtime == "openvino"
+    assert some(some(report.metrics).kernels).share == 1.0
+    assert some(some(report.metrics).kernels).integer["Convolution"] >= 2
+    assert some(some(report.metrics).latency_ratio) > 0
+    assert min(output.sqnr_db for output in some(report.metrics).outputs) > 25
     assert not any("onnxruntime only" in note for note in report.notes)
 
 
@@ -47,7 +48,7 @@ def test_a_runtime_that_is_absent_is_a_note(monkeypatch: pytest.MonkeyPatch) -> 
     absent = replace(backend.runtime, absent=lambda: "OpenVINO is not installed: pip install it")
     monkeypatch.setitem(BACKENDS, "openvino", replace(backend, runtime=absent))
     report = quantized()
-    assert report.metrics["runtime"] == "onnxruntime"
+    assert some(report.metrics).runtime == "onnxruntime"
     assert "the file was executed in onnxruntime only. OpenVINO is not installed: pip install it" in report.notes
     assert "faster" not in report.verdict.text and "slower" not in report.verdict.text
 

@@ -22,6 +22,7 @@ from sbonnx.verify.other_cpu.saturating_sums import can_saturate, compute
 from sbonnx.verify.sessions import session
 from tests.calib.test_calibrate_at_scale import calibration_feeds
 from tests.support.models import model
+from tests.support.values import some
 
 OPSETS = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
 
@@ -305,8 +306,8 @@ def test_resnet20_of_exact_weights_on_avx2(pack: Path, tmp_path: Path) -> None:
     """The figure of onnxruntime's own kernels, on both kinds of CPU; with exact sums it is 30.4 dB."""
     source, feeds = pack / "models" / "cifar_resnet20.onnx", calibration_feeds(pack, "cifar_resnet20", 32)
     report = sbonnx.quantize(source, feeds, output=tmp_path / "q.onnx", cpu="avx2", reduce_range=False, held_out=0)
-    assert report.metrics["outputs"][0]["sqnr_db"] == pytest.approx(SATURATING_DB, abs=0.1)
-    assert bool(report.metrics["saturating"]) == target_cpu().exact
+    assert some(report.metrics).outputs[0].sqnr_db == pytest.approx(SATURATING_DB, abs=0.1)
+    assert bool(some(report.metrics).saturating) == target_cpu().exact
     opened, pieces = cut(tmp_path / "q.onnx", tmp_path)
     assert len(pieces.computed) == 20
     (found,), (own,) = (one.run(None, feeds[0]) for one in (pieces, opened))

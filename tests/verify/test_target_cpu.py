@@ -21,6 +21,7 @@ from sbonnx.verify.other_cpu import saturating_session
 from sbonnx.verify.other_cpu.saturating_sums import LAYOUTS
 from sbonnx.verify.runtimes import RECORDED, exact_products, open_in
 from tests.support.models import model, run
+from tests.support.values import some
 
 PRODUCTS = "agraph (uint8[1,64] a) => (int32[1,16] y) { y = MatMulInteger (a, b) }"
 WIDE: dict[str, Any] = {
@@ -83,8 +84,8 @@ def test_figures_of_a_file_for_exact_kernels_are_theirs(tmp_path: Path) -> None:
     x = np.concatenate([feed["x"] for feed in feeds()])
     floats, exact = run(model(TWO, **WIDE), {"x": x})["y"], run(str(tmp_path / "q.onnx"), {"x": x}, level="all")["y"]
     sqnr = 10 * np.log10((floats**2).sum() / ((floats - exact) ** 2).sum())
-    assert report.metrics["outputs"][0]["sqnr_db"] == pytest.approx(sqnr, abs=0.1)
-    assert (report.metrics["latency_ratio"] is None) == (target_cpu().name != "vnni")
+    assert some(report.metrics).outputs[0].sqnr_db == pytest.approx(sqnr, abs=0.1)
+    assert (some(report.metrics).latency_ratio is None) == (target_cpu().name != "vnni")
     assert exact_products(tmp_path / "q.onnx")
     opened = open_in("onnxruntime", tmp_path / "q.onnx").run(None, {"x": x})[0]
     np.testing.assert_allclose(opened, exact, rtol=1e-5)
@@ -96,9 +97,9 @@ def test_figures_of_a_file_for_saturating_kernels_are_theirs(tmp_path: Path) -> 
     (problem,) = report.problems
     assert "at 'extended' and 'all'" in problem
     assert "8-bit products of avx2 saturate" in problem or not target_cpu().exact
-    assert report.metrics["outputs"][0]["sqnr_db"] == pytest.approx(SATURATING_DB, abs=0.1)
-    assert bool(report.metrics["saturating"]) == target_cpu().exact
-    assert not report.metrics["unknown_sums"]
+    assert some(report.metrics).outputs[0].sqnr_db == pytest.approx(SATURATING_DB, abs=0.1)
+    assert bool(some(report.metrics).saturating) == target_cpu().exact
+    assert not some(report.metrics).unknown_sums
     computed = "2 integer operators saturate on avx2 and not on this CPU"
     assert any(computed in note for note in report.notes) == target_cpu().exact
     assert ("computed as avx2 CPUs compute it" in verdict_of(report.metrics).text) == target_cpu().exact
@@ -129,7 +130,7 @@ def test_sums_that_are_not_computed_are_a_problem(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(saturating_session, "LAYOUTS", {})
     report = quantized(tmp_path / "q.onnx", cpu="avx2", reduce_range=False)
     assert any("can saturate on avx2 and not on this CPU" in problem for problem in report.problems)
-    assert len(report.metrics["unknown_sums"]) == 2
+    assert len(some(report.metrics).unknown_sums) == 2
 
 
 @pytest.mark.parametrize("backend", ["tensorrt", "qnn", "virtual"])

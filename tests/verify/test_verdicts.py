@@ -27,8 +27,8 @@ from sbonnx.calib.data import dataset as datasets
 from sbonnx.calib.input_check import doubts_about, first_layer_of
 from sbonnx.metrics.detection import MeanAveragePrecision
 from sbonnx.recipe.names import OutputTask
-from sbonnx.report.figures import QualityFigure
-from sbonnx.report.verdict import Verdict, kept_text, value_text, verdict_of
+from sbonnx.report.comparison import Comparison
+from sbonnx.report.verdict import Verdict, kept_text, verdict_of
 from sbonnx.spec import Array
 from sbonnx.verify import Depth, EvaluationData
 from tests.support.models import model, run
@@ -58,7 +58,7 @@ class Case:
     name: str
     verdict: Verdict
     loss: float
-    metrics: dict[str, Any]
+    metrics: Comparison
 
     @property
     def wrong(self) -> str:
@@ -85,7 +85,7 @@ def compared(
     feeds: list[dict[str, Array]],
     labels: EvaluationData | None = None,
     task: OutputTask | None = None,
-) -> dict[str, Any]:
+) -> Comparison:
     """Return the figures of a comparison, with what is found about the data and on labels, as `compare` does."""
     graph = graphs.load(floats)
     data = datasets.read(feeds, graph)
@@ -95,14 +95,14 @@ def compared(
     found = replace(comparison, doubts=doubts)
     if labels is not None:
         found = replace(found, evaluation=verify.evaluate({"float": floats, "other": other}, labels))
-    return found.to_dict() | {"problems": found.problems()}
+    return found
 
 
-def case(name: str, metrics: dict[str, Any], loss: float) -> Case:
-    return Case(name, verdict_of(metrics, problems=metrics["problems"]), loss, metrics)
+def case(name: str, metrics: Comparison, loss: float) -> Case:
+    return Case(name, verdict_of(metrics, problems=metrics.problems()), loss, metrics)
 
 
-def case_of_wrong_data(name: str, metrics: dict[str, Any]) -> Case:
+def case_of_wrong_data(name: str, metrics: Comparison) -> Case:
     found = case(name, metrics, 0.0)
     return replace(found, loss=np.inf if found.verdict.accuracy != "lost" else -np.inf)
 
@@ -353,32 +353,25 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> list[Case]:
 
 def test_the_sentence_shows_the_figure_that_decided(cases: list[Case]) -> None:
     """Value, interval and limit of the sentence are those of the figure, and prove the state."""
-    judged = [
-        one for one in cases if one.metrics["evaluation"] is None and one.verdict.accuracy in ("kept", "uncertain")
-    ]
+    judged = [one for one in cases if one.metrics.evaluation is None and one.verdict.accuracy in ("kept", "uncertain")]
     assert len(judged) > 200
     for one in judged:
-        found = [row for row in one.metrics["quality"] if row["decided_by"]]
-        rows = [row for row in found if row["state"] == one.verdict.accuracy]
+        found = [row for row in one.metrics.quality if row.decided_by]
+        rows = [row for row in found if row.state == one.verdict.accuracy]
         shown = [
             figure
             for row in rows
-            for figure in row["figures"]
-            if figure["name"] == row["decided_by"]
-            and value_text(figure["name"], *ends(figure), figure["unit"]) in text_of(one)
+            for figure in row.figures
+            if figure.name == row.decided_by and figure.text() in text_of(one)
         ]
         assert shown, (one.name, text_of(one))
         if one.verdict.accuracy == "kept":
-            assert all(QualityFigure(**figure).proved for figure in shown), (one.name, text_of(one))
-            assert kept_text(shown[0]["name"], shown[0]["kept"]) in text_of(one)
+            assert all(figure.proved for figure in shown), (one.name, text_of(one))
+            assert kept_text(shown[0].name, shown[0].kept) in text_of(one)
 
 
 def text_of(one: Case) -> str:
     return next(row.text for row in one.verdict.rows if row.text.startswith("accuracy"))
-
-
-def ends(figure: dict[str, Any]) -> tuple[float, float, float]:
-    return figure["value"], figure["low"], figure["high"]
 
 
 def test_no_bad_file_is_called_kept(cases: list[Case]) -> None:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol
+from typing import Any, ClassVar, Final, Literal, Protocol
 
 from sbonnx.calib.data.readers.settings import PRESETS
+from sbonnx.report import Report
+from sbonnx.report.comparison import CommandAdvice
 from sbonnx.report.notebook import NotebookView
+from sbonnx.report.reading import read
 from sbonnx.system.python_files import names_function
 from sbonnx.system.terminal import map_strings
+from sbonnx.values import OBJECT, JsonValue
 
 Status = Literal["done", "unaccepted", "refused", "failed", "crashed", "out of memory", "timed out", "skipped"]
 """Status of an ended step.
@@ -185,7 +190,8 @@ class Outcome:
         seconds, peak_bytes: wall time and peak resident memory of the last attempt.
         attempts: number of attempts.
         report: `sbonnx.report.Report.to_dict`, for a quantize step.
-        accepted: values compared with the acceptance thresholds: (what, found, wanted, met).
+        accepted: values compared with the acceptance thresholds: (what, found, wanted, met). Values that were not
+            measured are NaN.
         counters: such as {"runs": 512}: samples run through the float model for statistics.
         finished: UTC, ISO 8601.
         error: type name of the exception if refused or failed, such as "ModelError".
@@ -210,6 +216,11 @@ class Outcome:
     def __post_init__(self) -> None:
         for name in ("reason", "report", "accepted", "error"):
             object.__setattr__(self, name, encodable(getattr(self, name)))
+
+    @cached_property
+    def result(self) -> Report | None:
+        """The report as a value."""
+        return None if self.report is None else read(Report, self.report)
 
 
 class Tell(Protocol):
@@ -277,6 +288,24 @@ class Places:
 
 
 @dataclass(frozen=True)
+class HistoryRow:
+    """Figures of a run of a job.
+
+    Attributes:
+        finished: UTC, ISO 8601.
+        status: status of the job.
+        sqnr_db: lowest signal-to-noise ratio of the outputs in dB.
+        size_ratio, latency_ratio: relative to float.
+    """
+
+    finished: str
+    status: str
+    sqnr_db: float | None
+    size_ratio: float | None
+    latency_ratio: float | None
+
+
+@dataclass(frozen=True)
 class JobResult:
     """A job with its outcome: one row of the report.
 
@@ -284,17 +313,17 @@ class JobResult:
         job: the job.
         outcome: outcome of its quantize step, or of a failed dependency.
         up_to_date: whether nothing had to run.
-        advice: text and command to try, see `sbonnx.batch.repair_command.advice_of`.
+        advice: a command to try; None without one.
     """
 
     job: Job
     outcome: Outcome
     up_to_date: bool = False
-    advice: dict[str, str] = field(default_factory=dict)
+    advice: CommandAdvice | None = field(default=None, metadata=OBJECT)
 
 
 @dataclass(frozen=True)
-class BatchReport(NotebookView):
+class BatchReport(NotebookView, JsonValue):
     """Report of a batch.
 
     Attributes:
@@ -307,6 +336,7 @@ class BatchReport(NotebookView):
         history: figures of the last runs by name of the job, oldest first, this one last; see `State.history`.
     """
 
+    json_keys: ClassVar = ("ok", "exit_code", ...)
     title: str
     version: str
     started: str
@@ -314,7 +344,7 @@ class BatchReport(NotebookView):
     rows: tuple[JobResult, ...]
     steps: dict[str, Outcome] = field(default_factory=dict)
     titles: dict[str, str] = field(default_factory=dict)
-    history: dict[str, tuple[dict[str, Any], ...]] = field(default_factory=dict)
+    history: dict[str, tuple[HistoryRow, ...]] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:

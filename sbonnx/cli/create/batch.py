@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import Counter
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from sbonnx.cli import options
 from sbonnx.cli.options import Arguments
@@ -16,6 +17,7 @@ from sbonnx.system.terminal import BELOW_QUALITY, DONE, LINE_LENGTH, one_line, r
 if TYPE_CHECKING:
     from sbonnx.batch.jobs.job import JobResult
     from sbonnx.batch.jobs.plan import BatchRequest
+    from sbonnx.report.figures import Evaluation
 
 HELP: Final = "Quantize many models for many targets. Finished jobs are not repeated; a crash affects a single job."
 
@@ -119,31 +121,29 @@ def _preview(printer: Printer, wished: BatchRequest, workers: int | None, *, for
     return BELOW_QUALITY if faults else DONE
 
 
-def _metric(metrics: dict[str, Any]) -> str | None:
+def _metric(evaluation: Evaluation | None) -> str | None:
     """Return the metric on labelled data: name, value and difference from float; None if none was computed."""
-    evaluation = metrics.get("evaluation") or {}
-    rows = evaluation.get("rows") or ()
-    if not rows:
+    if evaluation is None or not evaluation.rows:
         return None
-    value, difference = (rows[-1].get(key) for key in ("metric", "difference"))
-    change = f" ({metric_text(difference, evaluation, sign=True).partition(' (')[0]})" if difference else ""
-    return f"{evaluation['metric']} {metric_text(value, evaluation).partition(' (')[0]}{change}"
+    row = evaluation.rows[-1]
+    change = ""
+    if row.difference is not None:
+        change = f" ({metric_text(row.difference, evaluation, sign=True).partition(' (')[0]})"
+    return f"{evaluation.metric} {metric_text(row.metric, evaluation).partition(' (')[0]}{change}"
 
 
 def _row(row: JobResult) -> tuple[object, ...]:
     from sbonnx.progress import size_text
+    from sbonnx.report.comparison import Comparison
 
-    report: dict[str, Any] = row.outcome.report or {}
-    metrics: dict[str, Any] = report.get("metrics") or {}
-    outputs = metrics.get("outputs") or ()
-    signals = [output["sqnr_db"] for output in outputs if isinstance(output.get("sqnr_db"), float)]
-    size = metrics.get("bytes_quantized")
+    report = row.outcome.result
+    metrics = Comparison() if report is None or report.metrics is None else report.metrics
     return (
         row.job.name,
         f"{row.outcome.status}{', up to date' if row.up_to_date else ''}",
-        _metric(metrics),
-        min(signals, default=None),
-        size_text(size) if isinstance(size, int) else None,
+        _metric(metrics.evaluation),
+        min((row.sqnr_db for row in metrics.outputs if math.isfinite(row.sqnr_db)), default=None),
+        size_text(metrics.bytes_quantized) if metrics.bytes_quantized else None,
         None if row.up_to_date else round(row.outcome.seconds, 1),
         shorten(relative_paths(row.outcome.reason), REASON_WIDTH, placeholder=" …"),
     )

@@ -22,6 +22,7 @@ from sbonnx.recipe.sections import flags
 if TYPE_CHECKING:
     from sbonnx.llm import Decoder
     from sbonnx.present.text.printer import Printer
+    from sbonnx.report.decoder import DecoderEvaluation
 
 HELP: Final = (
     "Inspect, quantize, evaluate and adapt decoders (LLMs) exported to ONNX. Whole folders, measured by perplexity."
@@ -211,9 +212,9 @@ def run_quantize(given: Arguments) -> int:
     printer = given.printer()
     code = printer.problems(report.problems)
     write_report(page, report)
-    printer.value("quantize", report.to_dict())
-    counts = {"quantized": f"{report.counts['weights']} weights"}
-    _show_figures(printer, report.model, report.metrics.get("llm", {}), counts)
+    printer.value("quantize", report)
+    counts = {"quantized": f"{report.counts.weights} weights"}
+    _show_figures(printer, report.model, None if report.metrics is None else report.metrics.llm, counts)
     show_refusals(printer, report.refusals)
     for note in report.notes:
         printer.note(note)
@@ -242,8 +243,8 @@ def run_evaluate(given: Arguments) -> int:
     )
     printer = given.printer()
     code = printer.problems(found.problems)
-    printer.value("llm-evaluate", found.to_dict())
-    _show_figures(printer, str(given[SOURCE]), found.to_dict())
+    printer.value("llm-evaluate", found)
+    _show_figures(printer, str(given[SOURCE]), found)
     for note in found.notes:
         printer.note(note)
     return code
@@ -280,9 +281,9 @@ def run_adapt(given: Arguments) -> int:
         )
     printer = given.printer()
     code = printer.problems(found.after.problems)
-    printer.value("llm-adapt", found.to_dict())
-    printer.facts(f"{given[SOURCE]}, before", _facts(found.before.to_dict()))
-    _show_figures(printer, f"{output}, {found.weights} adapters", found.after.to_dict())
+    printer.value("llm-adapt", found)
+    printer.facts(f"{given[SOURCE]}, before", _facts(found.before))
+    _show_figures(printer, f"{output}, {found.weights} adapters", found.after)
     for note in found.after.notes:
         printer.note(note)
     printer.line(f"written: {output}")
@@ -301,40 +302,39 @@ def _names(given: Arguments) -> dict[str, Any]:
     return {"tokenizer": given[TOKENIZER], "past": given[PAST], "present": given[PRESENT]}
 
 
-def _facts(figures: Mapping[str, Any]) -> dict[str, object]:
+def _facts(figures: DecoderEvaluation | None) -> dict[str, object]:
     """Return the rows of an evaluation; none if there is no evaluation."""
-    if not figures:
+    if figures is None:
         return {}
-    compared, greedy = figures["against"] is not None, figures["greedy"]
-    cached, genai = figures["cached_perplexity"], figures["genai"]
-    float_bytes, own_bytes = figures["bytes"]
-    float_memory, own_memory = figures["memory"]
-    float_cache, own_cache = figures["cache_bytes"]
-    beside = f" ({figures['float_perplexity']:.5g} float)" if compared else ""
+    compared, greedy, genai = figures.against is not None, figures.greedy, figures.genai
+    float_bytes, own_bytes = figures.bytes
+    float_memory, own_memory = figures.memory
+    float_cache, own_cache = figures.cache_bytes
+    beside = f" ({figures.float_perplexity:.5g} float)" if compared else ""
     return {
-        "perplexity": f"{figures['perplexity']:.5g}{beside}, {figures['tokens']:,} tokens",
-        "KL divergence": f"{figures['kl']:.4g} nats" if compared else None,
-        "same top token": f"{figures['agreement']:.2%}" if compared else None,
-        "greedy": f"{sum(greedy) / len(greedy):.3g} of {figures['continuation']} tokens until the first difference, "
+        "perplexity": f"{figures.perplexity:.5g}{beside}, {figures.tokens:,} tokens",
+        "KL divergence": f"{figures.kl:.4g} nats" if compared else None,
+        "same top token": f"{figures.agreement:.2%}" if compared else None,
+        "greedy": f"{sum(greedy) / len(greedy):.3g} of {figures.continuation} tokens until the first difference, "
         f"mean of {len(greedy)} prompts"
         if greedy
         else None,
         "through the caches": None
-        if cached is None
-        else f"perplexity {cached:.5g}, at once {figures['uncached_perplexity']:.5g}, on a few windows",
-        "size": _size(own_bytes) + (f" ({_size(float_bytes)} float)" if compared else ""),
+        if figures.cached_perplexity is None
+        else f"perplexity {figures.cached_perplexity:.5g}, at once {figures.uncached_perplexity:.5g}, on a few windows",
+        "size": _size(own_bytes) + (f" ({_size(float_bytes)} float)" if float_bytes is not None else ""),
         "caches": None
         if not own_cache
-        else _size(own_cache) + " per token" + (f" ({_size(float_cache)} float)" if compared else ""),
+        else _size(own_cache) + " per token" + (f" ({_size(float_cache)} float)" if float_cache is not None else ""),
         "memory": None
         if own_memory is None
         else _size(own_memory) + (f" ({_size(float_memory)} float)" if float_memory is not None else ""),
-        "onnxruntime-genai": None if genai is None else genai["error"] or f"generated {len(genai['tokens'])} tokens",
+        "onnxruntime-genai": None if genai is None else genai.error or f"generated {len(genai.tokens)} tokens",
     }
 
 
 def _show_figures(
-    printer: Printer, title: str, figures: Mapping[str, Any], counts: Mapping[str, object] | None = None
+    printer: Printer, title: str, figures: DecoderEvaluation | None, counts: Mapping[str, object] | None = None
 ) -> None:
     """Print an evaluation, below other facts."""
     from sbonnx.report.verdict import latency_text
@@ -342,17 +342,17 @@ def _show_figures(
     printer.facts(title, {**(counts or {}), **_facts(figures)})
     rows = [
         (
-            row["threads"],
-            row["prompt"],
-            row["first_token"],
-            row["float_first_token"],
-            row["tokens_per_second"],
-            row["float_tokens_per_second"],
+            row.threads,
+            row.prompt,
+            row.first_token,
+            row.float_first_token,
+            row.tokens_per_second,
+            row.float_tokens_per_second,
             None
-            if row["ratio"] is None
-            else latency_text(row["ratio"], *(row["ratio_interval"] or (-math.inf, math.inf)), busy=row["busy"]),
+            if row.ratio is None
+            else latency_text(row.ratio, *(row.ratio_interval or (-math.inf, math.inf)), busy=row.busy),
         )
-        for row in figures.get("speed", ())
+        for row in (() if figures is None else figures.speed)
     ]
     columns = ("threads", "prompt", "first token, ms", "float", "tokens/s", "float", "time of a token, of float")
     printer.table("speed", columns, rows)

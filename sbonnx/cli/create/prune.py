@@ -12,13 +12,13 @@ from sbonnx.cli import options
 from sbonnx.cli.create.quantize import JSON, check_report
 from sbonnx.cli.evaluation import evaluation_of
 from sbonnx.cli.options import Arguments, required_output
-from sbonnx.present.text.tables import comparison_facts, percent, show_evaluation, show_outputs, show_refusals
+from sbonnx.present.text.tables import comparison_facts, remaining, show_evaluation, show_outputs, show_refusals
 from sbonnx.recipe.sections import flags
 
 if TYPE_CHECKING:
-    from sbonnx.pruning.result import PruningReport
     from sbonnx.pruning.sparsity.choice import SparseChoice
     from sbonnx.recipe import Recipe
+    from sbonnx.report.pruned import PruningReport
 
 HELP: Final = "Remove channels or weights from a float model. The others are refitted, and trained on request."
 
@@ -137,35 +137,33 @@ def _show_report(given: Arguments, report: PruningReport, told: Iterable[str] = 
     """Print the report, without the notes that were told before."""
     printer = given.printer()
     code = printer.problems(report.problems)
-    printer.value("prune", report.to_dict())
+    printer.value("prune", report)
     asked = report.asked.items()
     printer.facts(
         report.model,
         {
             **{f"asked: {name}": f"{limit:g}, reached {report.reached[name]:.4g}" for name, limit in asked},
-            "multiplications": f"{percent(report.macs)} remain",
-            "bytes of constants": f"{percent(report.size)} remain",
-            "estimated time": None if report.latency is None else f"{percent(report.latency)} remain",
-            **comparison_facts({"kernels": None, **report.metrics} if report.metrics else {}),
+            **remaining(report),
+            **comparison_facts(report.metrics),
         },
     )
     tuned = report.tuned
     if tuned is not None:
-        error = f"{tuned['before']:.4f} to {tuned['after']:.4f} on hold-out samples"
-        printer.line(f"fine-tuned for {tuned['epochs']} epochs: error of the outputs {error}")
+        error = f"{tuned.before:.4f} to {tuned.after:.4f} on hold-out samples"
+        printer.line(f"fine-tuned for {tuned.epochs} epochs: error of the outputs {error}")
     show_outputs(printer, "outputs against the original", report.metrics)
     show_evaluation(printer, report.metrics)
     if report.sparse:
         printer.table(
             "sparse weights",
             ("layer", "pattern", "weights", "zeros", "TensorRT"),
-            [tuple(row[key] for key in ("layer", "pattern", "values", "zeros", "tensorrt")) for row in report.sparse],
+            [(row.layer, row.pattern, row.values, row.zeros, row.tensorrt) for row in report.sparse],
         )
-    rows = sorted(report.dimensions, key=lambda row: -(row["error"] or 0.0))[:WORST]
+    rows = sorted(report.dimensions, key=lambda row: -(row.error or 0.0))[:WORST]
     printer.table(
         "dimensions (error of the outputs if pruned alone)",
         ("written by", "read by", "before", "after", "error"),
-        [(_few(row["writers"]), _few(row["readers"]), row["before"], row["after"], row["error"]) for row in rows],
+        [(_few(row.writers), _few(row.readers), row.before, row.after, row.error) for row in rows],
     )
     show_refusals(printer, report.refusals, verbose=given[options.VERBOSE])
     printer.notes((note for note in report.notes if note not in told), every=given[options.VERBOSE])

@@ -126,10 +126,11 @@ def run(given: Arguments) -> int:
     if len(reports) > 1:
         return _show_reports(given, reports)
     (report,) = reports.values()
-    if report.advice:
-        overrides, helps = report.advice["overrides"], report.advice["tested"] and report.advice["repaired"]
-        command = given.command("quantize", overrides) if overrides and helps else ""
-        report = replace(report, advice={**report.advice, "command": command})
+    advice = report.advice
+    if advice is not None:
+        helps = advice.overrides and advice.tested and advice.repaired
+        command = given.command("quantize", advice.overrides) if helps else ""
+        report = replace(report, advice=replace(advice, command=command))
     return show_report(given, report)
 
 
@@ -157,16 +158,14 @@ def _of_folder(given: Arguments, data: Any, output: Path, settings: dict[str, An
 def _show_reports(given: Arguments, reports: Mapping[str, Report]) -> int:
     """Print the reports of several models, write the file of ``--report``, and return the highest exit code."""
     from sbonnx import graph as graphs
+    from sbonnx.report.outcome import QuantizedFolder
 
-    values: dict[str, Any] = {
-        "ok": all(report.ok for report in reports.values()),
-        "files": {name: report.to_dict() for name, report in reports.items()},
-    }
+    folder = QuantizedFolder(reports)
     file = given[options.REPORT]
     if file is not None:
-        graphs.write_text(file, to_json(versioned("quantize-folder", values)) + "\n")
+        graphs.write_text(file, to_json(versioned("quantize-folder", folder.to_dict())) + "\n")
     printer = given.printer()
-    printer.value("quantize-folder", values)
+    printer.value("quantize-folder", folder)
     return max(_print_report(given, report) for report in reports.values())
 
 
@@ -207,8 +206,8 @@ def _samples(count: int) -> str:
 
 def _following(given: Arguments, report: Report) -> list[str]:
     """Return the next command: a change that was measured to help; of a lost result, what shows where it is lost."""
-    if report.advice.get("command"):
-        return [report.advice["command"]]
+    if report.advice is not None and report.advice.command:
+        return [report.advice.command]
     if report.verdict.accuracy == "lost" and given.values.get(options.DATA) and report.output:
         files = (Path(report.model), Path(report.output))
         return [given.other_command("profile", (options.DATA, *options.FEEDS), files)]
@@ -234,8 +233,9 @@ def write_report(file: Path | None, report: Report) -> None:
     from sbonnx import graph as graphs
     from sbonnx.present.html import single_page
 
-    values, as_json = report.to_dict(), file.suffix.lower() == JSON
-    graphs.write_text(file, to_json(versioned("quantize", values)) + "\n" if as_json else single_page(values))
+    as_json = file.suffix.lower() == JSON
+    text = to_json(versioned("quantize", report.to_dict())) + "\n" if as_json else single_page(report)
+    graphs.write_text(file, text)
 
 
 def show_report(given: Arguments, report: Report) -> int:
@@ -247,7 +247,7 @@ def show_report(given: Arguments, report: Report) -> int:
     script = given.values.get(options.TRTEXEC)
     if script is not None:
         graphs.write_text(script, f"#!/bin/sh\n{report.engine_command}\n")
-    printer.value("quantize", report.to_dict())
+    printer.value("quantize", report)
     return _print_report(given, report)
 
 
@@ -255,8 +255,8 @@ def _print_report(given: Arguments, report: Report) -> int:
     """Print problems, the verdict and facts, all tables if asked for, and return the exit code."""
     printer = given.printer()
     code = printer.problems(report.problems)
-    if report.advice:
-        printer.advice(report.advice["text"], report.advice["command"])
+    if report.advice is not None:
+        printer.advice(report.advice.text, report.advice.command or "")
     show_summary(printer, report, _facts(given, report))
     if given.values.get(options.VERBOSE):
         printer.line("")
@@ -272,12 +272,12 @@ def _print_details(given: Arguments, report: Report) -> None:
     printer.facts(
         f"{report.model} for {report.backend}",
         {
-            "nodes": f"{counts['nodes_before']} in the file, {counts['nodes_float']} simplified and fused, "
-            f"{counts['nodes_quantized']} with Q/DQ",
+            "nodes": f"{counts.nodes_before} in the file, {counts.nodes_float} simplified and fused, "
+            f"{counts.nodes_quantized} with Q/DQ",
             "pruned": pruned_text(report.pruning),
-            "quantized": f"{counts['activations']} activations, {counts['weights']} weights, {counts['biases']} biases",
-            "calibrated on": _samples(counts["samples"]),
-            **comparison_facts(metrics, calibrated=bool(counts["samples"]), backend=report.backend),
+            "quantized": f"{counts.activations} activations, {counts.weights} weights, {counts.biases} biases",
+            "calibrated on": _samples(counts.samples),
+            **comparison_facts(metrics, calibrated=bool(counts.samples), backend=report.backend),
         },
     )
     show_outputs(printer, "outputs against float", metrics)

@@ -9,7 +9,6 @@ from typing import Final
 from sbonnx.cli import options
 from sbonnx.cli.options import Arguments, required_output
 from sbonnx.present.text.tables import show_outputs
-from sbonnx.values import plain
 
 HELP: Final = "Simplify and fuse a float model. Equal outputs are verified in onnxruntime."
 
@@ -32,6 +31,7 @@ OPTIONS: Final = (
 
 def run(given: Arguments) -> int:
     from sbonnx.api import simplify
+    from sbonnx.report.comparison import Comparison
 
     printer, target = given.printer(), required_output(given[OUTPUT])
     report = simplify(
@@ -52,7 +52,7 @@ def run(given: Arguments) -> int:
     )
     rows = [(refusal.what, refusal.where, refusal.why) for refusal in report.refusals]
     printer.table("not done", ("what", "where", "why"), rows)
-    show_outputs(printer, "outputs against the original", plain({"outputs": report.outputs, "quality": report.quality}))
+    show_outputs(printer, "outputs against the original", Comparison(report.outputs, quality=report.quality))
     for note in report.notes:
         printer.note(note)
     printer.line(f"written: {target}")

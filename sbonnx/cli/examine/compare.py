@@ -76,7 +76,6 @@ def run(given: Arguments) -> int:
         found = verify.evaluate(models, evaluation, device=device, runtimes={"quantized": runtime}, cpu=cpu)
         comparison = replace(comparison, evaluation=found)
         missed = tuple(filter(None, [found.problem(max_loss, "--max-loss")]))
-    metrics = comparison.to_dict()
     problems = (*comparison.problems(), *comparison.unknown(), *missed, *limits.problems(comparison))
     code = printer.problems(problems)
     advice: CommandAdvice | None = None
@@ -84,11 +83,11 @@ def run(given: Arguments) -> int:
         command = given.other_command("profile", (FLOAT, QUANT, options.DATA, *options.FEEDS))
         advice = CommandAdvice("show which layers lose most", command)
         printer.advice(advice.text, advice.command)
-    verdict = verdict_of(metrics, problems=problems, backend=comparison.runtime, max_loss=max_loss)
+    verdict = verdict_of(comparison, problems=problems, backend=comparison.runtime, max_loss=max_loss)
     printer.value("compare", FileComparison(problems, verdict, str(float_model), str(quant_model), comparison, advice))
-    printer.facts(f"{quant_model} against {float_model}", comparison_facts(metrics, backend=comparison.runtime))
-    show_outputs(printer, "outputs against float", metrics)
-    show_evaluation(printer, metrics)
+    printer.facts(f"{quant_model} against {float_model}", comparison_facts(comparison, backend=comparison.runtime))
+    show_outputs(printer, "outputs against float", comparison)
+    show_evaluation(printer, comparison)
     left = () if comparison.kernels is None else comparison.kernels.left_float
     refusals = [Refusal(one.op, one.node, one.why) for one in left]
     show_refusals(printer, refusals, title="in float between Q/DQ pairs", verbose=given[options.VERBOSE])

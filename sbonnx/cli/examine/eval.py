@@ -65,6 +65,6 @@ def run(given: Arguments) -> int:
     printer = given.printer()
     used = tuple(runtimes[str(model)] for model in models)
     printer.value("eval", labelled.MetricTable(**vars(found), runtimes=used))
-    title, columns, rows = evaluation_rows(found.to_dict())
+    title, columns, rows = evaluation_rows(found)
     printer.table(title, columns, rows)
     return 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -17,7 +17,8 @@ from sbonnx.present.text.tables import bar, metric_text
 if TYPE_CHECKING:
     from sbonnx.graph import Graph
     from sbonnx.plan.types import Plan, Solution
-    from sbonnx.profile import Column, MetricLosses, Profile
+    from sbonnx.profile import MetricLosses, Profile
+    from sbonnx.report.details import Column
     from sbonnx.report.figures import MetricRow
     from sbonnx.verify import EvaluationData
 
@@ -157,11 +158,9 @@ def _metric_losses(given: Arguments, found: _Profiled, evaluation: EvaluationDat
 
 
 def _metric_table(printer: Printer, found: MetricLosses) -> None:
-    facts = {"share": found.share, "unit": found.unit}
-
     def cells(row: MetricRow) -> tuple[str, str | None]:
-        difference = None if row.difference is None else metric_text(asdict(row.difference), facts, sign=True)
-        return metric_text(asdict(row.metric), facts), difference
+        difference = None if row.difference is None else metric_text(row.difference, found, sign=True)
+        return metric_text(row.metric, found), difference
 
     printer.table(
         f"{found.metric} of {found.samples} labelled samples, 95 % intervals",

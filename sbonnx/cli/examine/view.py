@@ -15,8 +15,8 @@ from sbonnx.system.input_files import read_json
 from sbonnx.system.terminal import map_strings, relative_paths
 
 if TYPE_CHECKING:
-    from sbonnx.profile import Details
     from sbonnx.report import Note, Refusal
+    from sbonnx.report.details import Details
 
 HELP: Final = (
     "Open a report or the graph of a model in the browser. The graph shows bits, ranges, and why nodes stay float; "
@@ -98,7 +98,9 @@ def _report_page(given: Arguments) -> str:
         DataError: the file cannot be read, or is no report.
         RecipeError: an option applies to models only.
     """
+    from sbonnx.batch.jobs.job import BatchReport
     from sbonnx.present.html import batch_page, single_page
+    from sbonnx.report import Report
 
     file = given[FILE]
     if any((given[QUANT], given[options.DATA], given[options.BACKEND], given[options.RECIPE])):
@@ -110,15 +112,17 @@ def _report_page(given: Arguments) -> str:
     except ValueError as error:
         raise DataError(f"the report '{file}' is no JSON: write it with --report FILE.json") from error
     if isinstance(report, Mapping) and report.keys() >= KEYS:
-        return _rendered(single_page, report, file)
+        return _rendered(Report, single_page, report, file)
     if isinstance(report, Mapping) and "rows" in report and "title" in report:
-        return _rendered(batch_page, map_strings(relative_paths, report), file)
+        return _rendered(BatchReport, batch_page, map_strings(relative_paths, report), file)
     raise DataError(f"'{file}' is no report of quantize, qat or batch: write it with --report FILE.json")
 
 
-def _rendered(render: Any, report: Mapping[str, Any], file: Path) -> str:
+def _rendered(kind: Any, render: Any, report: Mapping[str, Any], file: Path) -> str:
+    from sbonnx.report.reading import read
+
     try:
-        page: str = render(report)
+        page: str = render(read(kind, report))
     except (AttributeError, KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
         raise DataError(f"the report '{file}' is not complete, or of another version: write it again") from error
     return page
@@ -145,12 +149,12 @@ def _graph_page(given: Arguments) -> str:
             )
         found, backend, refusals = _planned(given)
         more = f"float, with the types that are planned for {backend}"
-        return graph_page(found.to_dict(), title=file.name, more=more, refusals=refusals)
+        return graph_page(found, title=file.name, more=more, refusals=refusals)
     if planned:
         raise RecipeError(f"{quantized or file} is quantized already: leave --backend and --recipe out")
     found, notes = _quantized(given)
     more = f"quantized, against {file.name}" if quantized else "quantized"
-    return graph_page(found.to_dict(), title=(quantized or file).name, more=more, notes=notes)
+    return graph_page(found, title=(quantized or file).name, more=more, notes=notes)
 
 
 def _planned(given: Arguments) -> tuple[Details, str, Iterable[Refusal]]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from sbonnx.batch.jobs.job import BatchReport
 from sbonnx.batch.preview import BatchPreview
 from sbonnx.cli.about import completion, doctor, explain, schema, version
 from sbonnx.cli.create import demo, init, recipe
 from sbonnx.cli.examine import inspect, view
-from sbonnx.cli.schemas import llm, results
 from sbonnx.cli.schemas.derived import Derivation
 from sbonnx.lint.report import LintReport
 from sbonnx.llm.adapt import AdaptedDecoder
@@ -24,6 +24,9 @@ from sbonnx.pruning.groups.dimensions import PrunableDimensions
 from sbonnx.pruning.sparsity.choice import SparseLayers
 from sbonnx.qdq.difference import FileDifference
 from sbonnx.report.comparison import FileComparison
+from sbonnx.report.decoder import DecoderEvaluation
+from sbonnx.report.outcome import QuantizedFolder, Report
+from sbonnx.report.pruned import PruningReport
 from sbonnx.report.simplified import SimplifyReport
 from sbonnx.system.terminal import versioned
 from sbonnx.verify.benchmark import Benchmark
@@ -32,11 +35,11 @@ from sbonnx.verify.labelled import MetricTable
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
 SCHEMAS: Final[dict[str, Any]] = {
-    "quantize": results.QuantizeOutput,
-    "quantize-folder": results.QuantizeFolderOutput,
-    "batch": results.BatchOutput,
+    "quantize": Report,
+    "quantize-folder": QuantizedFolder,
+    "batch": BatchReport,
     "batch-dry-run": BatchPreview,
-    "prune": results.PruneOutput,
+    "prune": PruningReport,
     "prune-dimensions": PrunableDimensions,
     "prune-sparse": SparseLayers,
     "simplify": SimplifyReport,
@@ -59,7 +62,7 @@ SCHEMAS: Final[dict[str, Any]] = {
     "version": version.VersionOutput,
     "completion": completion.CompletionOutput,
     "llm-inspect": DecoderFacts,
-    "llm-evaluate": llm.LlmEvaluateOutput,
+    "llm-evaluate": DecoderEvaluation,
     "llm-adapt": AdaptedDecoder,
 }
 """Form of each JSON output, by the value of its key `schema`."""

@@ -1,12 +1,12 @@
-"""HTML reports, rendered from the plain values of a report.
+"""HTML reports.
 
 Pages are self-contained: inline style and script, no external resources.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from sbonnx.present.html.cards import Card, render_card
 from sbonnx.present.html.network import graph_page_of, network_of
@@ -15,14 +15,13 @@ from sbonnx.present.html.templates import environment
 from sbonnx.version import __version__
 
 if TYPE_CHECKING:
-    from sbonnx.report.codes import Note, Refusal
+    from sbonnx.batch.jobs.job import BatchReport
+    from sbonnx.report import Note, Refusal, Report
+    from sbonnx.report.details import Details
 
 
-def single_page(report: Mapping[str, Any]) -> str:
+def single_page(report: Report) -> str:
     """Render the page of one quantized model.
-
-    Args:
-        report: `sbonnx.report.Report.to_dict`, also after a round trip through JSON.
 
     Returns:
         The text of an HTML file. The page is readable without JavaScript.
@@ -32,7 +31,7 @@ def single_page(report: Mapping[str, Any]) -> str:
 
 
 def graph_page(
-    details: Mapping[str, Any],
+    details: Details,
     *,
     title: str,
     more: str = "",
@@ -42,7 +41,7 @@ def graph_page(
     """Render the page of a graph: nodes with types, ranges, losses and refusals.
 
     Args:
-        details: `sbonnx.profile.Details.to_dict`.
+        details: nodes, losses and histograms.
         title: name of the model.
         more: what the page is about, behind the title.
         notes: listed at the end, after those of the details.
@@ -56,11 +55,8 @@ def graph_page(
     return template.render(page=page, title=title, more=more, version=__version__)
 
 
-def batch_page(report: Mapping[str, Any]) -> str:
+def batch_page(report: BatchReport) -> str:
     """Render the page of a batch: an overview, and one section per job.
-
-    Args:
-        report: `dataclasses.asdict` of a `sbonnx.batch.jobs.job.BatchReport`, also after a round trip through JSON.
 
     Returns:
         The text of an HTML file, as for `single_page`.

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sbonnx.present.html.charts import Tick, shade
-from sbonnx.present.html.formatting import count, decibel, number, plain, text
+from sbonnx.present.html.formatting import count, decibel, plain, text
+
+if TYPE_CHECKING:
+    from sbonnx.batch.jobs.job import HistoryRow
 
 SPARK_WIDTH: Final = 84
 SPARK_HEIGHT: Final = 22
@@ -57,11 +61,16 @@ def heat_map(jobs: Sequence[Any]) -> HeatMap | None:
     models = tuple(dict.fromkeys(job.model for job in jobs))
     if len(columns) * len(models) < FEWEST_PAIRS:
         return None
-    pairs: dict[tuple[str, str], list[Any]] = {}
+    pairs: dict[tuple[str, str], list[Any]] = defaultdict(list)
     for job in jobs:
-        pairs.setdefault((job.model, job.target), []).append(job)
-    cells = {pair: tuple(_cell(job, several=len(found) > 1) for job in found) for pair, found in pairs.items()}
-    return HeatMap(columns, tuple((model, tuple(cells.get((model, one), ()) for one in columns)) for model in models))
+        pairs[job.model, job.target].append(job)
+    return HeatMap(
+        columns, tuple((model, tuple(_cells(pairs[model, target]) for target in columns)) for model in models)
+    )
+
+
+def _cells(jobs: Sequence[Any]) -> tuple[HeatCell, ...]:
+    return tuple(_cell(job, several=len(jobs) > 1) for job in jobs)
 
 
 def _cell(job: Any, *, several: bool) -> HeatCell:
@@ -84,9 +93,9 @@ class Sparkline:
     change: float | None
 
 
-def sparkline(runs: Sequence[Mapping[str, Any]], key: str = "sqnr_db") -> Sparkline | None:
-    """Draw one value of the last runs, oldest first; None with fewer than two. Runs without the value leave a gap."""
-    values = [number(run.get(key)) for run in runs]
+def sparkline(runs: Sequence[HistoryRow]) -> Sparkline | None:
+    """Draw the SQNR of the last runs, oldest first; None with fewer than two. Runs without a value leave a gap."""
+    values = [run.sqnr_db for run in runs]
     finite = [value for value in values if value is not None and math.isfinite(value)]
     if len(finite) < FEWEST_RUNS:
         return None

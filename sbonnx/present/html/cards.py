@@ -14,15 +14,22 @@ from sbonnx.present.html.layer_views import layers_of
 from sbonnx.present.html.network import decoder_figures, network_of
 from sbonnx.present.html.overview import overview_of
 from sbonnx.present.html.templates import environment
-from sbonnx.report.verdict import Tone, figure_text, interval_text, runtime_of, state_text, verdict_of
+from sbonnx.report.comparison import Comparison, DecoderFigures
+from sbonnx.report.reading import read
+from sbonnx.report.verdict import Tone, figure_text, interval_text, state_text, verdict_of
 from sbonnx.system.terminal import map_strings, relative_paths
-from sbonnx.values import json_values
+from sbonnx.values import plain
 
 if TYPE_CHECKING:
+    from sbonnx.batch.jobs.job import BatchReport
     from sbonnx.plan.types import Plan
     from sbonnx.profile.checkers import Profile
     from sbonnx.qdq.difference import ModelDifference
     from sbonnx.quant_model.life_cycle import QuantModel
+    from sbonnx.report import Report
+    from sbonnx.report.decoder import DecoderEvaluation
+    from sbonnx.report.figures import Evaluation, MetricValue
+    from sbonnx.report.pruned import PruningReport
     from sbonnx.verify.benchmark import Speed
 
 TONE_OF: Final[Mapping[str, Tone]] = {
@@ -72,12 +79,8 @@ class Card:
         return (len(self.rows) if self.total is None else self.total) - len(self.shown)
 
 
-def report_card(report: Mapping[str, Any]) -> Card:
-    """Summarize a report: the verdict, the figures of the headline, and the worst layers.
-
-    Args:
-        report: `sbonnx.report.Report.to_dict`.
-    """
+def report_card(report: Report) -> Card:
+    """Summarize a report: the verdict, the figures of the headline, and the worst layers."""
     network = network_of(report, rows=MOST_ROWS)
     layers = layers_of(report, MOST_ROWS)
     measured = [row for row in layers.rows if row.accumulated is not None or row.isolated is not None]
@@ -97,23 +100,19 @@ def report_card(report: Mapping[str, Any]) -> Card:
     )
 
 
-def comparison_card(metrics: Mapping[str, Any]) -> Card:
-    """Summarize a comparison with float: the verdict, and the figures of each output.
-
-    Args:
-        metrics: `sbonnx.verify.Comparison.to_dict`.
-    """
-    verdict = verdict_of(metrics, backend=runtime_of(metrics))
+def comparison_card(metrics: Comparison) -> Card:
+    """Summarize a comparison with float: the verdict, and the figures of each output."""
+    verdict = verdict_of(metrics, backend=metrics.runtime)
     rows = [
         (
-            text(row["name"]),
-            *("; ".join(map(figure_text, part)) for part in (row["figures"][:1], row["figures"][1:])),
-            state_text(row.get("state"), row.get("decided_by")),
+            text(row.name),
+            *("; ".join(map(figure_text, part)) for part in (row.figures[:1], row.figures[1:])),
+            state_text(row.state, row.decided_by),
         )
-        for row in metrics.get("quality") or ()
+        for row in metrics.quality
     ]
     return Card(
-        title=f"Quantized against float on {formatting.count(metrics['feeds'])} feeds",
+        title=f"Quantized against float on {formatting.count(metrics.feeds)} feeds",
         sentence=verdict.text,
         tone=verdict.tone,
         columns=("output", "SQNR", "other figures", "accuracy"),
@@ -122,92 +121,83 @@ def comparison_card(metrics: Mapping[str, Any]) -> Card:
     )
 
 
-def evaluation_card(evaluation: Mapping[str, Any]) -> Card:
-    """Summarize a metric on labelled data: a row for each model.
-
-    Args:
-        evaluation: `sbonnx.verify.Evaluation.to_dict`.
-    """
-    several = len(evaluation["rows"]) > 1
-    verdict = verdict_of({"evaluation": evaluation}) if several else None
-    columns = ("model", text(evaluation["metric"]), *(("difference from the first",) if several else ()))
+def evaluation_card(evaluation: Evaluation) -> Card:
+    """Summarize a metric on labelled data: a row for each model."""
+    several = len(evaluation.rows) > 1
+    verdict = verdict_of(Comparison(evaluation=evaluation)) if several else None
+    columns = ("model", text(evaluation.metric), *(("difference from the first",) if several else ()))
     return Card(
-        title=f"{evaluation['metric']} on {formatting.count(evaluation['samples'])} labelled samples",
+        title=f"{evaluation.metric} on {formatting.count(evaluation.samples)} labelled samples",
         sentence=verdict.text if verdict is not None else "",
         tone="idle" if verdict is None else verdict.tone,
         columns=columns,
         rows=[
-            (text(row["model"]), _with_interval(row["metric"]), _with_interval(row.get("difference")))[: len(columns)]
-            for row in evaluation["rows"]
+            (text(row.model), _with_interval(row.metric), _with_interval(row.difference))[: len(columns)]
+            for row in evaluation.rows
         ],
         hint="all: .rows",
     )
 
 
-def _with_interval(value: Mapping[str, Any] | None) -> str:
+def _with_interval(value: MetricValue | None) -> str:
     if value is None:
         return ""
-    known = all(map(math.isfinite, (float(value["low"]), float(value["high"]))))
-    ends = f" ({formatting.plain(value['low'])} to {formatting.plain(value['high'])})" if known else ""
-    return f"{formatting.plain(value['value'])}{ends}"
+    known = math.isfinite(value.low) and math.isfinite(value.high)
+    ends = f" ({formatting.plain(value.low)} to {formatting.plain(value.high)})" if known else ""
+    return f"{formatting.plain(value.value)}{ends}"
 
 
-def pruning_card(report: Mapping[str, Any]) -> Card:
-    """Summarize a pruning: the verdict, what remains, and the dimensions that lost channels.
-
-    Args:
-        report: `sbonnx.PruningReport.to_dict`.
-    """
-    verdict = report["verdict"]
-    shares = (("multiplications", "macs"), ("bytes of constants", "size"), ("estimated time", "latency"))
-    cut = [row for row in report["dimensions"] if row["after"] < row["before"]]
+def pruning_card(report: PruningReport) -> Card:
+    """Summarize a pruning: the verdict, what remains, and the dimensions that lost channels."""
+    verdict = report.verdict
+    shares = {
+        "multiplications": report.macs,
+        "bytes of constants": report.size,
+        "estimated time": report.latency,
+    }
     return Card(
-        title=f"{text(report['model']).rpartition('/')[2]}, pruned",
-        sentence=text(verdict["text"]),
-        tone=TONE_OF[verdict["accuracy"]] if report["ok"] else "bad",
-        facts=[(name, f"{formatting.percent(report[key])} remain") for name, key in shares if report[key] is not None],
+        title=f"{text(report.model).rpartition('/')[2]}, pruned",
+        sentence=text(verdict.text),
+        tone=TONE_OF[verdict.accuracy] if report.ok else "bad",
+        facts=[(name, f"{formatting.percent(share)} remain") for name, share in shares.items() if share is not None],
         columns=("channels of", "before", "after"),
         rows=[
-            (text(next(iter(row["writers"]), "")), formatting.count(row["before"]), formatting.count(row["after"]))
-            for row in cut
+            (text(next(iter(row.writers), "")), formatting.count(row.before), formatting.count(row.after))
+            for row in report.dimensions
+            if row.after < row.before
         ],
         hint="all: .dimensions, .layers, .refusals",
     )
 
 
-def decoder_card(figures: Mapping[str, Any], name: str = "") -> Card:
+def decoder_card(figures: DecoderEvaluation, name: str = "") -> Card:
     """Summarize the evaluation of a decoder: the verdict if it was compared with float, and its figures.
 
     Args:
-        figures: `sbonnx.llm.DecoderEvaluation.to_dict`.
         name: title; "": that of the model.
     """
-    verdict = verdict_of({"llm": figures}, problems=figures["problems"]) if figures["against"] else None
-    tone: Tone = "bad" if figures["problems"] else "idle" if verdict is None else verdict.tone
+    verdict = verdict_of(DecoderFigures(llm=figures), problems=figures.problems) if figures.against else None
+    tone: Tone = "bad" if figures.problems else "idle" if verdict is None else verdict.tone
     return Card(
-        title=name or text(figures["model"]),
+        title=name or text(figures.model),
         sentence="" if verdict is None else verdict.text,
         tone=tone,
         facts=[(figure.name, f"{figure.value} ({figure.more})") for figure in decoder_figures(figures)],
         columns=("threads", "prompt", "first token, ms", "tokens/s"),
         rows=[
             (
-                *(formatting.count(row[key]) for key in ("threads", "prompt")),
-                *(formatting.plain(row[key], 3) for key in ("first_token", "tokens_per_second")),
+                *(formatting.count(value) for value in (row.threads, row.prompt)),
+                *(formatting.plain(value, 3) for value in (row.first_token, row.tokens_per_second)),
             )
-            for row in figures["speed"]
+            for row in figures.speed
         ],
         hint="all: .to_dict()",
     )
 
 
-def batch_card(report: Mapping[str, Any]) -> Card:
-    """Summarize a batch: a row for each job, failures first.
-
-    Args:
-        report: `dataclasses.asdict` of a `sbonnx.batch.jobs.job.BatchReport`.
-    """
-    batch = overview_of(report)
+def batch_card(report: BatchReport) -> Card:
+    """Summarize a batch: a row for each job, failures first, with relative paths."""
+    batch = overview_of(read(type(report), map_strings(relative_paths, plain(report))))
     done = ", ".join(f"{formatting.count(count)} {status}" for status, _, count in batch.counts)
     return Card(
         title=f"Batch {batch.title}: {formatting.count(len(batch.jobs))} job{'s' * (len(batch.jobs) != 1)}",
@@ -303,23 +293,23 @@ def adaptation_cards(adapted: Any) -> list[Card]:
         adapted: `sbonnx.llm.AdaptedDecoder`.
     """
     return [
-        decoder_card(found.to_dict(), f"{adapted.output}, {when} training of {adapted.weights} weights")
+        decoder_card(found, f"{adapted.output}, {when} training of {adapted.weights} weights")
         for found, when in ((adapted.before, "before"), (adapted.after, "after"))
     ]
 
 
 CARDS: Final[Mapping[str, Callable[[Any], Card | list[Card]]]] = {
     "AdaptedDecoder": adaptation_cards,
-    "BatchReport": lambda report: batch_card(map_strings(relative_paths, json_values(report))),
-    "Comparison": lambda comparison: comparison_card(json_values(comparison.to_dict())),
-    "DecoderEvaluation": lambda evaluation: decoder_card(evaluation.to_dict()),
-    "Evaluation": lambda evaluation: evaluation_card(evaluation.to_dict()),
+    "BatchReport": batch_card,
+    "Comparison": comparison_card,
+    "DecoderEvaluation": decoder_card,
+    "Evaluation": evaluation_card,
     "ModelDifference": difference_card,
     "Plan": plan_card,
     "Profile": profile_card,
-    "PruningReport": lambda report: pruning_card(report.to_dict()),
+    "PruningReport": pruning_card,
     "QuantModel": model_card,
-    "Report": lambda report: report_card(json_values(report.to_dict())),
+    "Report": report_card,
     "Speed": speed_card,
 }
 """Summaries by class name."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from sbonnx.present.html.formatting import count, decibel, number, percent, plain, text
+from sbonnx.present.html.formatting import count, decibel, percent, plain, text
+from sbonnx.report.details import TensorHistogram
 
 STEP_DB: Final = 10
 HIGHEST_DB: Final = 80.0
@@ -222,14 +223,12 @@ class HistogramChart:
     sentence: str
 
 
-def histogram_chart(row: Mapping[str, Any]) -> HistogramChart | None:
-    """Draw a row of `sbonnx.profile.TensorHistogram.to_dict`; None if it is not complete."""
-    low, high, step = (number(row.get(key)) for key in ("low", "high", "step"))
-    counts = [number(one) or 0.0 for one in row.get("counts") or ()]
-    ends = [number(one) for one in row.get("covered") or ()]
-    if low is None or high is None or step is None or not counts or len(ends) != 2 or None in ends or high <= low:
+def histogram_chart(row: TensorHistogram) -> HistogramChart | None:
+    """Draw the histogram of a tensor; None if all values are equal."""
+    low, high, step, counts = row.low, row.high, row.step, row.counts
+    first, last = row.covered
+    if not counts or high <= low:
         return None
-    first, last = (end for end in ends if end is not None)
     left, right = min(low, first), max(high, last)
 
     def at(value: float) -> float:
@@ -246,8 +245,8 @@ def histogram_chart(row: Mapping[str, Any]) -> HistogramChart | None:
     drawn = [at(first + index * step) for index in range(levels)] if levels <= FEW_LEVELS else []
     marks = {at(value): value for value in (low, high, first, last)}
     return HistogramChart(
-        title=text(row.get("tensor")),
-        more=f"{text(row.get('role'))}, {text(row.get('label'))}",
+        title=text(row.tensor),
+        more=f"{text(row.role)}, {text(row.label)}",
         height=HISTOGRAM_HEIGHT,
         bars="".join(bars),
         covered=(at(first), at(last)),
@@ -269,9 +268,9 @@ def _apart(marks: Mapping[float, float]) -> dict[float, float]:
     return found
 
 
-def _histogram_sentence(row: Mapping[str, Any], values: tuple[float, float], covered: tuple[float, float]) -> str:
-    share = number(row.get("clipped")) or 0.0
-    unit = " steps of the channel's scale" if row.get("unit") == "step" else ""
+def _histogram_sentence(row: TensorHistogram, values: tuple[float, float], covered: tuple[float, float]) -> str:
+    share = row.clipped
+    unit = " steps of the channel's scale" if row.unit == "step" else ""
     beyond = values[0] < covered[0] or values[1] > covered[1]
     none = "no value is more than half a step outside" if beyond else "no value is clipped"
     shown = percent(share) if share >= LEAST_SHARE else "less than 0.01 %"

@@ -6,6 +6,7 @@ it. Large graphs are collapsed to blocks of consecutive nodes with a common pref
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -13,7 +14,8 @@ from operator import itemgetter
 from typing import Any, Final
 
 from sbonnx.present.html.charts import shade
-from sbonnx.present.html.formatting import decibel, number, plain, text
+from sbonnx.present.html.formatting import decibel, plain, text
+from sbonnx.report.details import Details, LayerLoss, NodeRow, QuantizedRead
 
 MOST_ROWS: Final = 200
 """Maximum number of nodes that are shown without collapsing blocks."""
@@ -106,24 +108,24 @@ class GraphView:
     measured: bool
 
 
-def graph_view(details: Mapping[str, Any]) -> GraphView | None:
-    """Build the view from `sbonnx.profile.Details.to_dict`, also read back from JSON; None without nodes."""
-    nodes = details.get("nodes") or ()
+def graph_view(details: Details) -> GraphView | None:
+    """Build the view of the nodes; None without nodes."""
+    nodes = details.nodes
     if not nodes:
         return None
-    losses = {text(row.get("node")): row for row in (details.get("profile") or {}).get("layers") or ()}
-    inner: dict[str, list[Mapping[str, Any]]] = {}
+    losses = {} if details.profile is None else {row.node: row for row in details.profile.layers}
+    inner: dict[str, list[NodeRow]] = defaultdict(list)
     for node in nodes:
-        inner.setdefault(text(node.get("scope")), []).append(node)
+        inner[node.scope].append(node)
     collapsed = len(nodes) > MOST_ROWS
     omitted = len(nodes) > MOST_NODES
     rows = _Rows(losses, inner)
-    main = inner.get("", [])
+    main = inner[""]
     return GraphView(
         rows=rows.blocks(main, omitted=omitted) if collapsed else rows.nodes(main),
         total=len(nodes),
-        quantized=sum(bool(node.get("reads")) for node in nodes),
-        refused=sum(bool(node.get("refusals")) for node in nodes),
+        quantized=sum(bool(node.reads) for node in nodes),
+        refused=sum(bool(node.refusals) for node in nodes),
         collapsed=collapsed,
         omitted=omitted,
         measured=bool(losses),
@@ -138,55 +140,46 @@ class _Rows:
         inner: nodes by scope.
     """
 
-    def __init__(
-        self, losses: Mapping[str, Mapping[str, Any]], inner: Mapping[str, Sequence[Mapping[str, Any]]]
-    ) -> None:
+    def __init__(self, losses: Mapping[str, LayerLoss], inner: Mapping[str, Sequence[NodeRow]]) -> None:
         self._losses, self._inner = losses, inner
 
-    def nodes(self, nodes: Sequence[Mapping[str, Any]]) -> tuple[GraphRow, ...]:
+    def nodes(self, nodes: Sequence[NodeRow]) -> tuple[GraphRow, ...]:
         """Return one row for each node of a scope, with the nodes of its branches as children."""
-        names = [text(node.get("name")) for node in nodes]
-        drawn = lanes(names, [tuple(map(text, node.get("inputs") or ())) for node in nodes])
+        drawn = lanes([node.name for node in nodes], [node.inputs for node in nodes])
         return tuple(self._node(node, lane) for node, lane in zip(nodes, drawn, strict=True))
 
-    def _node(self, node: Mapping[str, Any], lane: Lanes) -> GraphRow:
-        name = text(node.get("name"))
-        figures = self._losses.get(name) or {}
-        alone = number(figures.get("alone"))
-        start = f"{text(node.get('scope'))}/{name}/" if node.get("scope") else f"{name}/"
+    def _node(self, node: NodeRow, lane: Lanes) -> GraphRow:
+        alone = self._alone(node.name)
+        start = f"{node.scope}/{node.name}/" if node.scope else f"{node.name}/"
         branches = [scope for scope in self._inner if scope.startswith(start) and "/" not in scope[len(start) :]]
-        reads = tuple(_read(row) for row in node.get("reads") or ())
+        reads = tuple(map(_read, node.reads))
         known = dict.fromkeys(row.label for row in reads if row.role != "bias")
-        titles = {"alone": "isolated", "weights": "by weights", "activations": "by inputs", "gathered": "accumulated"}
         return GraphRow(
-            name=name,
-            op=text(node.get("op")),
-            shape=_shape(node.get("shape")),
+            name=text(node.name),
+            op=text(node.op),
+            shape=_shape(node.shape),
             types=" × ".join(known),
             shade=shade(alone),
             loss="" if alone is None else decibel(alone),
-            figures=tuple(
-                (title, f"{decibel(figures[key])} dB")
-                for key, title in titles.items()
-                if number(figures.get(key)) is not None
-            ),
+            figures=tuple(_figures(self._losses[node.name])) if node.name in self._losses else (),
             reads=reads,
-            refusals=tuple(map(text, node.get("refusals") or ())),
+            refusals=tuple(map(text, node.refusals)),
             lanes=lane,
             children=tuple(row for scope in branches for row in self.nodes(self._inner[scope])),
         )
 
-    def blocks(self, nodes: Sequence[Mapping[str, Any]], *, omitted: bool) -> tuple[GraphRow, ...]:
+    def _alone(self, node: str) -> float | None:
+        return self._losses[node].alone if node in self._losses else None
+
+    def blocks(self, nodes: Sequence[NodeRow], *, omitted: bool) -> tuple[GraphRow, ...]:
         """Return one row for each block of consecutive nodes."""
-        found = blocks_of([text(node.get("name")) for node in nodes])
-        block_of = {
-            text(nodes[place].get("name")): index for index, (_, places) in enumerate(found) for place in places
-        }
+        found = blocks_of([text(node.name) for node in nodes])
+        block_of = {nodes[place].name: index for index, (_, places) in enumerate(found) for place in places}
         reads = [
             tuple(
                 str(block_of[maker])
                 for place in places
-                for maker in map(text, nodes[place].get("inputs") or ())
+                for maker in nodes[place].inputs
                 if maker in block_of and block_of[maker] != index
             )
             for index, (_, places) in enumerate(found)
@@ -202,7 +195,7 @@ class _Rows:
             (row,) = rows
             return GraphRow(**{**vars(row), "lanes": lane})
         everything = tuple(_flat(rows))
-        losses = [number((self._losses.get(row.name) or {}).get("alone")) for row in everything]
+        losses = [self._alone(row.name) for row in everything]
         worst = min((loss for loss in losses if loss is not None), default=None)
         refused = sum(bool(row.refusals) for row in everything)
         return GraphRow(
@@ -226,10 +219,20 @@ def _flat(rows: Iterable[GraphRow]) -> Iterable[GraphRow]:
         yield from _flat(row.children)
 
 
-def _read(row: Mapping[str, Any]) -> ReadRow:
-    low, high = number(row.get("low")), number(row.get("high"))
-    covered = "" if low is None or high is None else f"{plain(low, 3)} to {plain(high, 3)}"
-    return ReadRow(text(row.get("role")), text(row.get("tensor")), text(row.get("label")), covered)
+def _figures(loss: LayerLoss) -> Iterable[tuple[str, str]]:
+    """Yield title and text of the figures that were measured."""
+    titles = {
+        "isolated": loss.alone,
+        "by weights": loss.weights,
+        "by inputs": loss.activations,
+        "accumulated": loss.gathered,
+    }
+    yield from ((title, f"{decibel(value)} dB") for title, value in titles.items() if value is not None)
+
+
+def _read(row: QuantizedRead) -> ReadRow:
+    covered = "" if row.low is None or row.high is None else f"{plain(row.low, 3)} to {plain(row.high, 3)}"
+    return ReadRow(text(row.role), text(row.tensor), text(row.label), covered)
 
 
 def _shape(shape: Sequence[Any] | None) -> str:

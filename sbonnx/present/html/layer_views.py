@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 from sbonnx.present.html.charts import (
     HOVERED,
@@ -17,7 +17,9 @@ from sbonnx.present.html.charts import (
     histogram_chart,
     strip_chart,
 )
-from sbonnx.present.html.formatting import decibel, number, text
+from sbonnx.present.html.formatting import decibel, text
+from sbonnx.report.details import Details, LayerLoss
+from sbonnx.report.outcome import LayerError, QuantizedTensor, Report
 
 ROLES: Final = ("activation", "weight", "bias")
 
@@ -123,11 +125,11 @@ class Layers:
         return any(row.order is not None for row in self.rows)
 
 
-def layers_of(report: Mapping[str, Any], most: int) -> Layers:
+def layers_of(report: Report, most: int) -> Layers:
     """Build the view of the layers of one report, with at most `most` rows."""
-    sites, details = report.get("sites") or (), report.get("details") or {}
-    profiled = (details.get("profile") or {}).get("layers") or ()
-    rows = _profiled_rows(profiled, sites) if profiled else _rows(report.get("layers") or (), sites)
+    sites, details = report.sites, report.details or Details()
+    profiled = () if details.profile is None else details.profile.layers
+    rows = _profiled_rows(profiled, sites) if profiled else _rows(report.layers, sites)
     measured = [row for row in rows if row.isolated is not None or row.accumulated is not None]
     ordered = bool(measured) and all(row.order is not None for row in measured)
     in_order = sorted(measured, key=lambda row: row.order or 0) if ordered else measured
@@ -139,12 +141,10 @@ def layers_of(report: Mapping[str, Any], most: int) -> Layers:
         ordered=ordered,
         bars=_bars(shown) if shown else None,
         strip=None if small else _strip(in_order, hovered=min(most, HOVERED)),
-        widths=_widths(report, sites),
+        widths=_widths(report),
         complete=bool(sites),
         causes=_causes(measured) if profiled else (),
-        histograms=tuple(
-            chart for row in details.get("histograms") or () if (chart := histogram_chart(row)) is not None
-        ),
+        histograms=tuple(chart for row in details.histograms if (chart := histogram_chart(row)) is not None),
         by_part=bool(profiled),
     )
 
@@ -198,71 +198,63 @@ def _why(row: LayerRow) -> str:
     return f"mostly {first}: {figures}" if most / total >= MOSTLY else f"weights and inputs: {figures}"
 
 
-def _profiled_rows(layers: Sequence[Mapping[str, Any]], sites: Sequence[Mapping[str, Any]]) -> list[LayerRow]:
+def _profiled_rows(layers: Sequence[LayerLoss], sites: Sequence[QuantizedTensor]) -> list[LayerRow]:
     """Return one row per node of a profile, in network order before sorting; worst first."""
-    types: dict[tuple[str, str], list[str]] = {}
+    types: dict[tuple[str, str], list[str]] = defaultdict(list)
     for site in sites:
-        types.setdefault((text(site.get("node")), text(site.get("role"))), []).append(text(site.get("label")))
+        types[site.node, site.role].append(text(site.label))
     rows = []
     for order, layer in enumerate(layers, 1):
-        node = text(layer.get("node"))
-        weights = _listed(types.get((node, "weight"), ()))
-        others = [
-            label for label in text(layer.get("label")).split(", ") if label not in types.get((node, "weight"), ())
-        ]
+        weights = types[layer.node, "weight"]
+        others = [label for label in text(layer.label).split(", ") if label not in weights]
         rows.append(
             LayerRow(
                 order=order,
-                node=node,
-                op=text(layer.get("op")),
-                tensor=text(layer.get("tensor")),
-                activation=_listed(types.get((node, "activation"), others)),
-                weights=weights,
-                isolated=number(layer.get("alone")),
-                accumulated=number(layer.get("gathered")),
-                by_weights=number(layer.get("weights")),
-                by_inputs=number(layer.get("activations")),
+                node=text(layer.node),
+                op=text(layer.op),
+                tensor=text(layer.tensor),
+                activation=_listed(types[layer.node, "activation"] or others),
+                weights=_listed(weights),
+                isolated=layer.alone,
+                accumulated=layer.gathered,
+                by_weights=layer.weights,
+                by_inputs=layer.activations,
             )
         )
     return sorted(rows, key=lambda row: (_or_last(row.isolated), _or_last(row.accumulated)))
 
 
-def _rows(layers: Sequence[Mapping[str, Any]], sites: Sequence[Mapping[str, Any]]) -> list[LayerRow]:
+def _rows(layers: Sequence[LayerError], sites: Sequence[QuantizedTensor]) -> list[LayerRow]:
     """Return one row per activation, worst first, then the layers with quantized weights only."""
-    weights: dict[str, list[str]] = {}
-    order: dict[str, int] = {}
+    weights: dict[str, list[str]] = defaultdict(list)
+    order: dict[tuple[str, str, str], int] = {}
     for site in sites:
-        if site.get("role") == "weight":
-            weights.setdefault(text(site.get("node")), []).append(text(site.get("label")))
-        if site.get("role") != "bias":
-            order.setdefault(_place(site), len(order) + 1)
+        if site.role == "weight":
+            weights[site.node].append(text(site.label))
+        if site.role != "bias":
+            order.setdefault((site.role, site.tensor, site.node), len(order) + 1)
     rows = [
         LayerRow(
-            order=order.get(_place({**row, "role": "activation"})),
-            node=text(row.get("node")),
-            tensor=text(row.get("tensor")),
-            activation=text(row.get("label")),
-            weights=_listed(weights.get(text(row.get("node")), ())),
-            isolated=number(row.get("alone_db")),
-            accumulated=number(row.get("sqnr_db")),
-            scale=number(row.get("scale")),
+            order=order.get(("activation", row.tensor, row.node)),
+            node=text(row.node),
+            tensor=text(row.tensor),
+            activation=text(row.label),
+            weights=_listed(weights[row.node]),
+            isolated=row.alone_db,
+            accumulated=row.sqnr_db,
+            scale=row.scale,
         )
         for row in layers
     ]
     rows.sort(key=lambda row: (_or_last(row.accumulated), _or_last(row.isolated)))
-    seen = {row.node for row in rows}
+    seen = {row.node for row in layers}
     for site in sites:
-        node = text(site.get("node"))
-        if site.get("role") == "weight" and node not in seen:
-            seen.add(node)
-            rows.append(LayerRow(order.get(_place(site)), node, "", "", _listed(weights[node]), None, None))
+        if site.role == "weight" and site.node not in seen:
+            seen.add(site.node)
+            place = order[site.role, site.tensor, site.node]
+            rows.append(LayerRow(place, text(site.node), "", "", _listed(weights[site.node]), None, None))
     rank = {place: index for index, place in enumerate(sorted({row.order for row in rows if row.order}), 1)}
     return [row if row.order is None else replace(row, order=rank[row.order]) for row in rows]
-
-
-def _place(site: Mapping[str, Any]) -> str:
-    """Return a key that identifies an activation or weight in both `layers` and `sites`."""
-    return f"{site.get('role')}\n{site.get('tensor')}\n{site.get('node')}"
 
 
 def _listed(labels: Sequence[str]) -> str:
@@ -273,10 +265,12 @@ def _or_last(value: float | None) -> float:
     return math.inf if value is None or math.isnan(value) else value
 
 
-def _widths(report: Mapping[str, Any], sites: Sequence[Mapping[str, Any]]) -> tuple[Widths, ...]:
+def _widths(report: Report) -> tuple[Widths, ...]:
     """Count the types by role, most frequent first."""
-    rows = sites or [{"role": "activation", "label": row.get("label")} for row in report.get("layers") or ()]
-    counts: Counter[tuple[str, str]] = Counter((text(row.get("label")), text(row.get("role"))) for row in rows)
+    pairs = [(text(site.label), site.role) for site in report.sites] or [
+        (text(row.label), "activation") for row in report.layers
+    ]
+    counts = Counter[tuple[str, str]](pairs)
     labels = dict.fromkeys(label for label, _ in counts)
     widths = [Widths(label, tuple(counts[label, role] for role in ROLES)) for label in labels]
     return tuple(sorted(widths, key=lambda row: (-sum(row.counts), row.label)))

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from sbonnx.present.html import formatting
 from sbonnx.present.html.batch_charts import HeatMap, Scatter, Sparkline, heat_map, scatter, sparkline
-from sbonnx.present.html.formatting import number, text
-from sbonnx.present.html.network import Network, bits_of, least, network_of
-from sbonnx.report.verdict import runtime_of
+from sbonnx.present.html.formatting import text
+from sbonnx.present.html.network import Network, bits_of, is_own_runtime, least, network_of
+from sbonnx.report import Report
+from sbonnx.report.comparison import Comparison
+
+if TYPE_CHECKING:
+    from sbonnx.batch.jobs.job import BatchReport, HistoryRow, Job, JobResult, Outcome
 
 STATUSES: Final = {
     "done": "good",
@@ -60,6 +65,11 @@ NAMES: Final = {
 COLUMN_OF: Final = {"SQNR": "sqnr", "size ratio": "size", "latency ratio": "latency", "agreement": "agreement"}
 
 ABSENT: Final = "not measured"
+
+
+def tone_of(status: str) -> str:
+    """Return the CSS class of a status; one of a later version is bad."""
+    return STATUSES.get(status, "bad")
 
 
 @dataclass(frozen=True)
@@ -182,28 +192,27 @@ class Overview:
         return any(job.spark is not None for job in self.jobs)
 
 
-def overview_of(report: Mapping[str, Any]) -> Overview:
-    """Build the view from `dataclasses.asdict` of a `BatchReport`, also after a round trip through JSON."""
-    rows = report.get("rows") or ()
-    reports = [row["outcome"]["report"] for row in rows if row["outcome"].get("report")]
+def overview_of(report: BatchReport) -> Overview:
+    """Build the view of a batch."""
+    rows = report.rows
+    reports = [row.outcome.result for row in rows if row.outcome.result is not None]
     common = _common(reports)
     room = max(FEWEST, MOST_ROWS // max(len(reports), 1)), max(FEWEST, MOST_PLACES // max(len(reports), 1))
-    anchors = _anchors([text(row["job"].get("name")) for row in rows])
-    history = report.get("history") or {}
+    anchors = _anchors([text(row.job.name) for row in rows])
     in_order = tuple(
-        _job(row, anchor, common, room, history.get(row["job"].get("name")) or ())
+        _job(row, anchor, common, room, report.history.get(row.job.name, ()))
         for row, anchor in zip(rows, anchors, strict=True)
     )
-    jobs = tuple(sorted(in_order, key=lambda job: URGENCY.get(job.tone, 0)))
+    jobs = tuple(sorted(in_order, key=lambda job: URGENCY[job.tone]))
     counts = Counter(job.status for job in jobs)
     order = [*STATUSES, *(status for status in counts if status not in STATUSES)]
     return Overview(
-        title=text(report.get("title")),
-        version=text(report.get("version")),
-        started=_moment(report.get("started")),
-        finished=_moment(report.get("finished")),
-        took=_between(report.get("started"), report.get("finished")),
-        counts=tuple((status, STATUSES.get(status, "bad"), counts[status]) for status in order if counts[status]),
+        title=text(report.title),
+        version=text(report.version),
+        started=_moment(report.started),
+        finished=_moment(report.finished),
+        took=_between(report.started, report.finished),
+        counts=tuple((status, tone_of(status), counts[status]) for status in order if counts[status]),
         ok=all(job.status == "done" for job in jobs),
         jobs=jobs,
         steps=tuple(_steps(report)),
@@ -214,55 +223,47 @@ def overview_of(report: Mapping[str, Any]) -> Overview:
 
 
 def _job(
-    row: Mapping[str, Any],
+    row: JobResult,
     anchor: str,
     common: frozenset[tuple[str, str]],
     room: tuple[int, int],
-    runs: Sequence[Mapping[str, Any]],
+    runs: Sequence[HistoryRow],
 ) -> JobRow:
-    job, outcome = row["job"], row["outcome"]
-    report = outcome.get("report") or {}
+    job, outcome, advice = row.job, row.outcome, row.advice
+    report = outcome.result
     acceptance = acceptance_of(outcome)
-    status, advice = text(outcome.get("status")), row.get("advice") or {}
-    requested = {text(key).lower(): text(value) for key, value in job.get("overrides") or ()}
-    network = network_of(report, rows=room[0], places=room[1], without=common) if report else None
+    status = text(outcome.status)
+    requested = {text(key).lower(): text(value) for key, value in job.overrides}
+    bits = "" if report is None else bits_of(report)
     return JobRow(
         anchor=anchor,
-        name=text(job.get("name")),
-        model=formatting.address(job.get("model")).rstrip("/").rpartition("/")[2].removesuffix(".onnx"),
-        target=text(job.get("backend")),
-        bits=bits_of(report) or requested.get("bits", ""),
+        name=text(job.name),
+        model=formatting.address(job.model).rstrip("/").rpartition("/")[2].removesuffix(".onnx"),
+        target=text(job.backend),
+        bits=bits or requested.get("bits", ""),
         status=status,
-        tone=STATUSES.get(status, "bad"),
-        reason=formatting.address(outcome.get("reason")),
-        up_to_date=bool(row.get("up_to_date")),
-        cells=tuple(_cells(outcome, _own_metrics(report), acceptance)),
+        tone=tone_of(status),
+        reason=formatting.address(outcome.reason),
+        up_to_date=row.up_to_date,
+        cells=tuple(_cells(outcome, acceptance)),
         acceptance=acceptance,
         facts=tuple((name, value) for name, value in _facts(job, outcome) if value),
-        network=network,
-        advice=(text(advice.get("text")), formatting.address(advice.get("command"))),
+        network=None if report is None else network_of(report, rows=room[0], places=room[1], without=common),
+        advice=("", "") if advice is None else (text(advice.text), formatting.address(advice.command)),
         spark=sparkline(runs),
     )
 
 
-def _own_metrics(report: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the metrics without the latency if it is that of another runtime."""
-    metrics = report.get("metrics") or {}
-    return metrics if text(report.get("backend")) in (runtime_of(metrics), "") else {**metrics, "latency_ratio": None}
-
-
-def acceptance_of(outcome: Mapping[str, Any]) -> tuple[AcceptanceRow, ...]:
-    """Read the acceptance rows (key, value, threshold, met) of an outcome. Values that were not measured are None."""
-    reason = text(outcome.get("reason"))
+def acceptance_of(outcome: Outcome) -> tuple[AcceptanceRow, ...]:
+    """Read the acceptance rows of an outcome. Values that were not measured are None."""
     rows = []
-    for what, measured, threshold, met in outcome.get("accepted") or ():
-        key = text(what)
+    for key, measured, threshold, met in outcome.accepted:
         name = NAMES.get(key, key.removeprefix(OWN))
         column = "metric" if key.startswith(OWN) else COLUMN_OF.get(name, "metric")
-        value = None if f"accept.{key} cannot be judged" in reason else number(measured)
+        value = None if math.isnan(measured) else measured
         display = ABSENT if value is None else _display(column, value)
-        limit = f"{'≤' if key.startswith(AT_MOST) else '≥'} {_display(column, number(threshold))}"
-        rows.append(AcceptanceRow(name, display, limit, bool(met), value, column))
+        limit = f"{'≤' if key.startswith(AT_MOST) else '≥'} {_display(column, threshold)}"
+        rows.append(AcceptanceRow(text(name), display, limit, met, value, column))
     return tuple(rows)
 
 
@@ -274,27 +275,27 @@ def _display(column: str, value: float | None) -> str:
     return formatting.percent(value) if column == "agreement" else formatting.ratio(value)
 
 
-def _cells(
-    outcome: Mapping[str, Any], metrics: Mapping[str, Any], acceptance: Sequence[AcceptanceRow]
-) -> Iterable[Cell]:
+def _cells(outcome: Outcome, acceptance: Sequence[AcceptanceRow]) -> Iterable[Cell]:
     thresholds: dict[str, AcceptanceRow] = {}
     for row in acceptance:
         if row.column not in thresholds or not row.met:  # an unmet threshold takes precedence
             thresholds[row.column] = row
-    outputs = metrics.get("outputs") or ()
-    own: Mapping[str, Any] = next(iter(metrics.get("own") or ()), {}) or _labelled(metrics.get("evaluation") or {})
-    limited = bool(metrics.get("evaluation")) and "metric" in thresholds and thresholds["metric"].name == LOSS
+    report = outcome.result
+    metrics = Comparison() if report is None or report.metrics is None else report.metrics
+    name, quantized = _own_metric(metrics)
+    limited = metrics.evaluation is not None and "metric" in thresholds and thresholds["metric"].name == LOSS
+    is_timed = report is not None and is_own_runtime(report)
     measured = {
-        "sqnr": (least(outputs, "sqnr_db"), formatting.decibel),
-        "agreement": (least(outputs, "agreement"), formatting.percent),
-        "metric": (number(own.get("quantized")) if "metric" not in thresholds or limited else None, formatting.plain),
-        "size": (number(metrics.get("size_ratio")), formatting.ratio),
-        "latency": (number(metrics.get("latency_ratio")), formatting.ratio),
+        "sqnr": (least(row.sqnr_db for row in metrics.outputs), formatting.decibel),
+        "agreement": (least(row.agreement for row in metrics.outputs), formatting.percent),
+        "metric": (quantized if "metric" not in thresholds or limited else None, formatting.plain),
+        "size": (metrics.size_ratio, formatting.ratio),
+        "latency": (metrics.latency_ratio if is_timed else None, formatting.ratio),
     }
     for column, (value, display) in measured.items():
         judged = thresholds.get(column)
         if column == "metric" and judged is not None and limited:
-            limit = f"{text(own.get('name'))}, {judged.name} {judged.measured} {judged.threshold}"
+            limit = f"{name}, {judged.name} {judged.measured} {judged.threshold}"
             yield Cell(display(value), value, limit, judged.met)
             continue
         value = judged.value if judged is not None and (value is None or not judged.met) else value
@@ -306,67 +307,62 @@ def _cells(
                 judged.met,
             )
         else:
-            yield Cell(display(value), value, text(own.get("name")) if column == "metric" else "")
+            yield Cell(display(value), value, name if column == "metric" else "")
     yield from _costs(outcome)
 
 
-def _labelled(evaluation: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return name and value of the metric on labelled data, as those of a job's own metric."""
-    rows = evaluation.get("rows") or ()
-    return {"name": evaluation["metric"], "quantized": rows[-1]["metric"]["value"]} if rows else {}
+def _own_metric(metrics: Comparison) -> tuple[str, float | None]:
+    """Return name and value of the job's own metric, or else of the one on labelled data."""
+    if metrics.own:
+        return text(metrics.own[0].name), metrics.own[0].quantized
+    if metrics.evaluation is not None and metrics.evaluation.rows:
+        return text(metrics.evaluation.metric), metrics.evaluation.rows[-1].metric.value
+    return "", None
 
 
-def _costs(outcome: Mapping[str, Any]) -> Iterable[Cell]:
-    took, peak = number(outcome.get("seconds")), number(outcome.get("peak_bytes"))
-    yield Cell(formatting.seconds(took or None), took)
-    yield Cell(formatting.size(peak or None), peak or None)
+def _costs(outcome: Outcome) -> Iterable[Cell]:
+    yield Cell(formatting.seconds(outcome.seconds or None), outcome.seconds)
+    yield Cell(formatting.size(outcome.peak_bytes or None), outcome.peak_bytes or None)
 
 
-def _facts(job: Mapping[str, Any], outcome: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    limits = job.get("limits") or {}
-    yield "model", formatting.address(job.get("model"))
-    yield "data", formatting.address(job.get("data"))
-    yield "split", text(job.get("split"))
-    yield "target", text(job.get("backend"))
-    yield "recipe", formatting.address(job.get("recipe"))
-    yield (
-        "overrides",
-        ", ".join(f"{text(key)}={formatting.address(value)}" for key, value in job.get("overrides") or ()),
-    )
-    yield "output", formatting.address(job.get("output"))
-    yield "took", formatting.seconds(outcome.get("seconds") or None) if outcome.get("seconds") else ""
-    yield "peak memory", formatting.size(outcome["peak_bytes"]) if outcome.get("peak_bytes") else ""
-    yield "memory limit", formatting.size(limits["memory"]) if limits.get("memory") else ""
-    yield "time limit", formatting.seconds(limits["seconds"]) if limits.get("seconds") else ""
-    yield "attempts", formatting.count(outcome.get("attempts")) if (outcome.get("attempts") or 1) > 1 else ""
-    yield "finished", _moment(outcome.get("finished"))
+def _facts(job: Job, outcome: Outcome) -> Iterable[tuple[str, str]]:
+    limits = job.limits
+    yield "model", formatting.address(job.model)
+    yield "data", formatting.address(job.data)
+    yield "split", text(job.split)
+    yield "target", text(job.backend)
+    yield "recipe", formatting.address(job.recipe)
+    yield "overrides", ", ".join(f"{text(key)}={formatting.address(value)}" for key, value in job.overrides)
+    yield "output", formatting.address(job.output)
+    yield "took", formatting.seconds(outcome.seconds) if outcome.seconds else ""
+    yield "peak memory", formatting.size(outcome.peak_bytes) if outcome.peak_bytes else ""
+    yield "memory limit", formatting.size(limits.memory) if limits.memory else ""
+    yield "time limit", formatting.seconds(limits.seconds) if limits.seconds else ""
+    yield "attempts", formatting.count(outcome.attempts) if outcome.attempts > 1 else ""
+    yield "finished", _moment(outcome.finished)
 
 
-def _steps(report: Mapping[str, Any]) -> Iterable[StepRow]:
-    titles = report.get("titles") or {}
-    for key, outcome in (report.get("steps") or {}).items():
-        status = text(outcome.get("status"))
+def _steps(report: BatchReport) -> Iterable[StepRow]:
+    for key, outcome in report.steps.items():
+        status = text(outcome.status)
         took, peak = _costs(outcome)
         yield StepRow(
-            title=text(titles.get(key) or key),
+            title=text(report.titles[key]),
             status=status,
-            tone=STATUSES.get(status, "bad"),
-            reason=formatting.address(outcome.get("reason")),
+            tone=tone_of(status),
+            reason=formatting.address(outcome.reason),
             took=took,
             peak=peak,
-            attempts=formatting.count(outcome.get("attempts")),
-            counters=", ".join(
-                f"{text(name)} {formatting.count(n)}" for name, n in (outcome.get("counters") or {}).items()
-            ),
+            attempts=formatting.count(outcome.attempts),
+            counters=", ".join(f"{text(name)} {formatting.count(n)}" for name, n in outcome.counters.items()),
         )
 
 
-def _common(reports: Sequence[Mapping[str, Any]]) -> frozenset[tuple[str, str]]:
+def _common(reports: Sequence[Report]) -> frozenset[tuple[str, str]]:
     """Return the settings that all jobs share, to be shown once; empty for a single job."""
     if len(reports) < 2:  # a single report has nothing to share
         return frozenset()
-    each = [frozenset(formatting.flat(report.get("settings") or {})) for report in reports]
-    return frozenset.intersection(*each)
+    return frozenset.intersection(*(frozenset(formatting.flat(report.settings)) for report in reports))
 
 
 def _anchors(names: Sequence[str]) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 from sbonnx.present.text.printer import Printer
@@ -27,10 +26,8 @@ def show_summary(printer: Printer, report: Report, facts: Sequence[Fact]) -> Non
     """Print one line for the files, one for each clause of the verdict with its mark, and one for each fact."""
     from sbonnx.present.html.network import bits_of
 
-    bits = bits_of(
-        {"settings": report.settings, "sites": [asdict(site) for site in report.sites], "search": report.search}
-    )
-    printer.line(one_line(f"{report.model} -> {report.output} ({', '.join(filter(None, (report.backend, bits)))})"))
+    types = ", ".join(filter(None, (report.backend, bits_of(report))))
+    printer.line(one_line(f"{report.model} -> {report.output} ({types})"))
     for row in report.verdict.rows:
         printer.line(f"  {row.mark:<2}  {one_line(row.text, LINE_LENGTH)}")
     for name, text in facts:
@@ -46,7 +43,7 @@ def facts_of(report: Report) -> list[Fact]:
     left = left_in_float(report)
     if left:
         facts.append(("left in float", left))
-    if report.pruning:
+    if report.pruning is not None:
         from sbonnx.present.text.tables import pruned_text
 
         facts.append(("pruned", pruned_text(report.pruning) or ""))
@@ -58,10 +55,10 @@ def _weights(report: Report) -> str:
     from sbonnx.backends import BACKENDS
     from sbonnx.present.text.tables import float_weights
 
-    kernels = report.metrics.get("kernels") or {}
+    kernels = None if report.metrics is None else report.metrics.kernels
     backend = BACKENDS.get(report.backend)
     runs_here = backend is not None and (backend.files.integer_operators or backend.runtime is not None)
-    stays = float_weights(kernels) if runs_here and kernels and not kernels.get("skipped") else ""
+    stays = float_weights(kernels) if runs_here and kernels is not None and not kernels.skipped else ""
     parts = [_for_cpu(report), f"some in float operators: {stays}" if stays else ""]
     return "; ".join(filter(None, parts))
 

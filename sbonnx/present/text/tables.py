@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Final
 
 from sbonnx.present.text.printer import Printer
 
 if TYPE_CHECKING:
+    from sbonnx.profile.metric_losses import MetricLosses
     from sbonnx.report import Refusal
-    from sbonnx.report.figures import OutputQuality
+    from sbonnx.report.comparison import Comparison
+    from sbonnx.report.figures import Evaluation, Kernels, MetricValue
+    from sbonnx.report.pruned import PruningReport
+    from sbonnx.report.searched import ScoreFigures, SearchFigures
 
 NAMED: Final = 0.01
 """Least share of the weights of a kind of op that is named."""
@@ -40,72 +44,58 @@ SHOWN_OUTPUTS: Final = 5
 """Outputs in the table; the JSON and HTML reports have all of them."""
 
 
-def show_outputs(printer: Printer, title: str, metrics: Mapping[str, Any]) -> None:
+def show_outputs(printer: Printer, title: str, metrics: Comparison | None) -> None:
     """Show one line per output, those that are lost first: what figures prove, figures and 95 % intervals."""
-    from sbonnx.report.verdict import state_text
+    from sbonnx.report.verdict import figure_text, state_text
 
-    errors = {row["name"]: row for row in metrics.get("outputs", ())}
-    found = [_quality_of(row) for row in metrics.get("quality", ())]
-    found.sort(key=lambda row: not row.problem)
+    if metrics is None:
+        return
+    errors = {row.name: row.max_abs for row in metrics.outputs}
+    outputs = sorted(metrics.quality, key=lambda row: not row.problem)
     rows = [
         (
             row.name,
             state_text(row.state, row.decided_by),
             next((figure.text() for figure in row.figures if figure.name == "SQNR"), None),
-            ", ".join(f"{figure.name} {figure.text()}" for figure in row.figures if figure.name != "SQNR"),
-            errors.get(row.name, {}).get("max_abs"),
+            ", ".join(figure_text(figure) for figure in row.figures if figure.name != "SQNR"),
+            errors.get(row.name),
         )
-        for row in found[:SHOWN_OUTPUTS]
+        for row in outputs[:SHOWN_OUTPUTS]
     ]
     printer.table(title, OUTPUT_COLUMNS, rows)
-    if len(found) > SHOWN_OUTPUTS:
-        printer.note(f"{len(found) - SHOWN_OUTPUTS} more outputs are in the report (--report, --json)")
+    if len(outputs) > SHOWN_OUTPUTS:
+        printer.note(f"{len(outputs) - SHOWN_OUTPUTS} more outputs are in the report (--report, --json)")
 
 
-def _quality_of(row: Mapping[str, Any]) -> OutputQuality:
-    """Return the quality of an output from the plain values of a report."""
-    from sbonnx.report.figures import OutputQuality, QualityFigure
-
-    return OutputQuality(**{**row, "figures": tuple(QualityFigure(**figure) for figure in row["figures"])})
-
-
-def metric_text(value: Mapping[str, float], evaluation: Mapping[str, Any], *, sign: bool = False) -> str:
+def metric_text(value: MetricValue, evaluation: Evaluation | MetricLosses, *, sign: bool = False) -> str:
     """Format a value of a task metric with its interval: ``0.9125 (0.9012 to 0.9229)``."""
-    digits = ".4f" if evaluation["share"] else ".5g"
-    unit = f" {evaluation['unit']}" if evaluation["unit"] else ""
-    figure, low, high = (f"{value[key]:{'+' * sign}{digits}}" for key in ("value", "low", "high"))
-    known = math.isfinite(value["low"]) and math.isfinite(value["high"]) and low != high
+    digits = ".4f" if evaluation.share else ".5g"
+    unit = f" {evaluation.unit}" if evaluation.unit else ""
+    figure, low, high = (f"{number:{'+' * sign}{digits}}" for number in (value.value, value.low, value.high))
+    known = math.isfinite(value.low) and math.isfinite(value.high) and low != high
     return f"{figure}{unit} ({low} to {high})" if known else f"{figure}{unit}"
 
 
-def evaluation_rows(evaluation: Mapping[str, Any]) -> tuple[str, tuple[str, ...], list[Sequence[object]]]:
-    """Return title, columns and rows of the table of an evaluation, see `sbonnx.report.figures.Evaluation`."""
+def evaluation_rows(evaluation: Evaluation) -> tuple[str, tuple[str, ...], list[Sequence[object]]]:
+    """Return title, columns and rows of the table of an evaluation."""
     rows: list[Sequence[object]] = [
         (
-            row["model"],
-            metric_text(row["metric"], evaluation),
-            None if row["difference"] is None else metric_text(row["difference"], evaluation, sign=True),
+            row.model,
+            metric_text(row.metric, evaluation),
+            None if row.difference is None else metric_text(row.difference, evaluation, sign=True),
         )
-        for row in evaluation["rows"]
+        for row in evaluation.rows
     ]
-    title = f"{evaluation['metric']} of {evaluation['samples']} labelled samples, 95 % intervals"
+    title = f"{evaluation.metric} of {evaluation.samples} labelled samples, 95 % intervals"
     if len(rows) == 1:
-        return title, ("model", evaluation["metric"]), [row[:2] for row in rows]
-    return title, ("model", evaluation["metric"], "difference"), rows
+        return title, ("model", evaluation.metric), [row[:2] for row in rows]
+    return title, ("model", evaluation.metric, "difference"), rows
 
 
-def show_evaluation(printer: Printer, metrics: Mapping[str, Any]) -> None:
+def show_evaluation(printer: Printer, metrics: Comparison | None) -> None:
     """Show the task metric of both models, if one was computed."""
-    if metrics.get("evaluation"):
-        printer.table(*evaluation_rows(metrics["evaluation"]))
-
-
-REMAINING: Final = {
-    "macs": "multiplications",
-    "size": "bytes of constants",
-    "latency": "estimated time",
-}
-"""Shares in the report of pruning."""
+    if metrics is not None and metrics.evaluation is not None:
+        printer.table(*evaluation_rows(metrics.evaluation))
 
 
 def percent(share: float | None) -> str | None:
@@ -113,12 +103,21 @@ def percent(share: float | None) -> str | None:
     return None if share is None else f"{100 * share:.2f} %"
 
 
-def pruned_text(pruning: Mapping[str, Any]) -> str | None:
+def remaining(report: PruningReport) -> dict[str, str]:
+    """Return what remains after pruning, by name."""
+    shares = {
+        "multiplications": report.macs,
+        "bytes of constants": report.size,
+        "estimated time": report.latency,
+    }
+    return {name: f"{percent(share)} remain" for name, share in shares.items() if share is not None}
+
+
+def pruned_text(report: PruningReport | None) -> str | None:
     """Format what remains after pruning; None without pruning."""
-    if not pruning:
+    if report is None:
         return None
-    shares = ((what, pruning.get(key)) for key, what in REMAINING.items())
-    return ", ".join(f"{percent(share)} of the {what} remain" for what, share in shares if share is not None)
+    return ", ".join(text.replace(" remain", f" of the {name} remain") for name, text in remaining(report).items())
 
 
 def bar(share: float, width: int = BAR_WIDTH) -> str:
@@ -161,7 +160,7 @@ def show_refusals(
 
 
 def comparison_facts(
-    metrics: dict[str, Any], *, calibrated: bool = False, backend: str = "onnxruntime"
+    metrics: Comparison | None, *, calibrated: bool = False, backend: str = "onnxruntime"
 ) -> dict[str, object]:
     """Format size, latency, kernels and samples of a comparison as table rows.
 
@@ -170,124 +169,122 @@ def comparison_facts(
         backend: runtime of the file. Latency and kernels are shown if it executed the file.
     """
     from sbonnx.progress import size_text
-    from sbonnx.report.verdict import interval_text, runtime_of
+    from sbonnx.report.verdict import interval_text
 
-    if not metrics:
+    if metrics is None:
         return {}
     facts: dict[str, object] = {}
-    if metrics["size_ratio"] is not None:
-        before, after = size_text(metrics["bytes_float"]), size_text(metrics["bytes_quantized"])
-        facts["size"] = f"{before} -> {after} ({metrics['size_ratio']:.2f} of float)"
-    own = backend == runtime_of(metrics)
-    if metrics["latency_ratio"] is not None and own:
-        times = f"{metrics['median_ms_float']:.3g} ms -> {metrics['median_ms_quantized']:.3g} ms"
-        low, high = metrics["latency_interval"] or (-math.inf, math.inf)
-        facts["latency"] = f"{times} (ratio of pairs of runs {metrics['latency_ratio']:.3g}{interval_text(low, high)})"
-    facts["integer kernels"] = _kernels(metrics["kernels"]) if own else None
-    facts["float kernels"] = _float_kernels(metrics["kernels"]) if own else None
-    if metrics["saturating"]:
-        facts["saturating sums"] = f"{len(metrics['saturating'])} ops, computed as {metrics['cpu']} CPUs compute them"
+    if metrics.size_ratio is not None:
+        before, after = size_text(metrics.bytes_float), size_text(metrics.bytes_quantized)
+        facts["size"] = f"{before} -> {after} ({metrics.size_ratio:.2f} of float)"
+    own = backend == metrics.runtime
+    if metrics.latency_ratio is not None and own:
+        times = f"{metrics.median_ms_float:.3g} ms -> {metrics.median_ms_quantized:.3g} ms"
+        low, high = metrics.latency_interval or (-math.inf, math.inf)
+        facts["latency"] = f"{times} (ratio of pairs of runs {metrics.latency_ratio:.3g}{interval_text(low, high)})"
+    facts["integer kernels"] = _kernels(metrics.kernels) if own else None
+    facts["float kernels"] = _float_kernels(metrics.kernels) if own else None
+    if metrics.saturating:
+        facts["saturating sums"] = f"{len(metrics.saturating)} ops, computed as {metrics.cpu} CPUs compute them"
     facts["optimisation levels"] = _levels(metrics)
     facts["compared on"] = _compared(metrics, calibrated)
     return facts
 
 
-def _compared(metrics: dict[str, Any], calibrated: bool) -> str:
+def _compared(metrics: Comparison, calibrated: bool) -> str:
     """Describe the samples that outputs were compared on, with the SQNR on calibration samples if known."""
-    feeds = f"{metrics['feeds']} feed{'s' * (metrics['feeds'] != 1)}"
-    if not metrics["held_out"]:
-        return f"{feeds} of the calibration data: none was held out" if calibrated and metrics["feeds"] else feeds
-    known = ", ".join(f"{row['sqnr_db']:.1f}" for row in metrics["calibration"][:MOST_OUTPUTS])
-    more = ", ..." if len(metrics["calibration"]) > MOST_OUTPUTS else ""
+    feeds = f"{metrics.feeds} feed{'s' * (metrics.feeds != 1)}"
+    if not metrics.held_out:
+        return f"{feeds} of the calibration data: none was held out" if calibrated and metrics.feeds else feeds
+    known = ", ".join(f"{row.sqnr_db:.1f}" for row in metrics.calibration[:MOST_OUTPUTS])
+    more = ", ..." if len(metrics.calibration) > MOST_OUTPUTS else ""
     return (
-        f"{metrics['held_out']} samples held out of calibration, in {feeds} "
+        f"{metrics.held_out} samples held out of calibration, in {feeds} "
         f"(on as many calibration samples: {known}{more} dB)"
     )
 
 
-def _kernels(kernels: dict[str, Any] | None) -> str | None:
+def _kernels(kernels: Kernels | None) -> str | None:
     """Describe how many planned ops run in integer kernels; None if none were planned or counted."""
-    if kernels is None or not (kernels["planned"] or kernels["skipped"]):
+    if kernels is None or not (kernels.planned or kernels.skipped):
         return None
-    if kernels["skipped"]:
-        return f"not counted: {kernels['skipped']}"
-    folded = f", {kernels['folded']} more folded away" if kernels["folded"] else ""
-    text = f"{kernels['in_integers']} of {kernels['planned'] - kernels['folded']} planned ops{folded}"
+    if kernels.skipped:
+        return f"not counted: {kernels.skipped}"
+    folded = f", {kernels.folded} more folded away" if kernels.folded else ""
+    text = f"{kernels.in_integers} of {kernels.with_kernel} planned ops{folded}"
     left = f" (float: {named})" if (named := float_weights(kernels)) else ""
-    text += f"; {percent(kernels['weights_in_integers'])} of the weights{left}"
-    most = ", ".join(f"{name} {count}" for name, count in list(kernels["integer"].items())[:MOST_KERNELS])
+    text += f"; {percent(kernels.weights_in_integers)} of the weights{left}"
+    most = ", ".join(f"{name} {count}" for name, count in list(kernels.integer.items())[:MOST_KERNELS])
     return f"{text}; {most}" if most else text
 
 
-def _float_kernels(kernels: dict[str, Any] | None) -> str | None:
+def _float_kernels(kernels: Kernels | None) -> str | None:
     """Describe the operators that compute in float, by type; None if nothing was planned or counted."""
-    if kernels is None or kernels["skipped"] or not kernels["planned"]:
+    if kernels is None or kernels.skipped or not kernels.planned:
         return None
-    counts = kernels["floating"]
+    counts = kernels.floating
     named = [f"{op} {count}" for op, count in list(counts.items())[:MOST_FLOAT_KERNELS]]
     others = len(counts) - len(named)
     return ", ".join(named) + (f", {others} more types" if others else "") if named else "none"
 
 
-def float_weights(kernels: Mapping[str, Any]) -> str:
+def float_weights(kernels: Kernels) -> str:
     """Return the float ops that read weights, if they are at least `NAMED` of all weights: ``LSTM 96 %``."""
-    left = kernels.get("float_weights") or {}
-    total = sum(left.values()) / (1 - kernels["weights_in_integers"]) if left else 0.0
+    left = kernels.float_weights
+    total = sum(left.values()) / (1 - kernels.weights_in_integers) if left else 0.0
     named = [f"{op} {percent(count / total)}" for op, count in left.items() if count >= NAMED * total]
     return ", ".join(named[:MOST_KERNELS])
 
 
-def _levels(metrics: dict[str, Any]) -> str | None:
+def _levels(metrics: Comparison) -> str | None:
     """Describe the agreement of onnxruntime's optimization levels, and the CPU's 8-bit products."""
-    rows = metrics["levels"]
+    rows = metrics.levels
     if not rows:
         return None
-    least = min(row["off_db"] for row in rows)
+    least = min(row.off_db for row in rows)
     agree = "agree" if least == math.inf else f"agree to {least:.1f} dB"
-    products = "exact" if metrics["dot_product"] else "saturating"
-    feeds = rows[0]["feeds"]
+    products = "exact" if metrics.dot_product else "saturating"
+    feeds = rows[0].feeds
     return f"{agree} ({feeds} feed{'s' * (feeds != 1)}, {products} 8-bit products)"
 
 
-def show_search(printer: Printer, search: Mapping[str, Any]) -> None:
+def show_search(printer: Printer, search: SearchFigures | None) -> None:
     """Show the steps, the measured choices of widths and the Pareto front; nothing without a search."""
-    if not search:
+    if search is None:
         return
-    rows = [("plain recipe", search["plain"], None, "")] if search["plain"] else []
-    rows += [
-        (step["what"], step, step["gain_db"], "kept" if step["kept"] else step["why"] or "off")
-        for step in search["steps"]
-    ]
+    rows: list[tuple[str, ScoreFigures | None, float | None, str]] = []
+    if search.plain is not None:
+        rows.append(("plain recipe", search.plain, None, ""))
+    rows += [(step.what, step.score, step.gain_db, "kept" if step.kept else step.why or "off") for step in search.steps]
     printer.table(
-        f"search steps, evaluated on {search['judged_on']} feeds{' held out' if search['held_out'] else ''}",
+        f"search steps, evaluated on {search.judged_on} feeds{' held out' if search.held_out else ''}",
         ("step", "SQNR dB", "classes changed", "gain dB", ""),
         [
-            (what, figures.get("sqnr_db"), percent(figures.get("changed")), gain, result)
-            for what, figures, gain, result in rows
+            (what, score and score.sqnr_db, percent(None if score is None else score.changed), gain, result)
+            for what, score, gain, result in rows
         ],
     )
-    mixed = search["mixed"]
+    mixed = search.mixed
     if mixed is None:
         return
     printer.table(
-        f"widths, cost in {mixed['unit']} for {mixed['target']}",
+        f"widths, cost in {mixed.unit} for {mixed.target}",
         ("choice", "cost", "widths", "SQNR dB", "loss", ""),
         [
             (
-                choice["what"],
-                choice["cost"],
-                ", ".join(f"{count} x {name}" for name, count in choice["widths"].items()),
-                choice["sqnr_db"],
-                choice["loss"],
-                "kept" if choice["kept"] else "",
+                choice.what,
+                choice.cost,
+                ", ".join(f"{count} x {name}" for name, count in choice.widths.items()),
+                choice.score.sqnr_db,
+                choice.score.loss,
+                "kept" if choice.kept else "",
             )
-            for choice in mixed["tried"]
+            for choice in mixed.tried
         ],
     )
-    front = mixed["front"]
-    stride = max(1, -(-len(front) // FRONT_POINTS))
+    stride = max(1, -(-len(mixed.front) // FRONT_POINTS))
     printer.table(
         "Pareto front: cost, and the sum of the isolated errors of the layers (energy)",
-        (mixed["unit"], "predicted loss"),
-        [tuple(point) for point in front[::stride]],
+        (mixed.unit, "predicted loss"),
+        mixed.front[::stride],
     )

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 
 from sbonnx.errors import ModelError
+from sbonnx.report.pruned import RemovedChannels, RemovedSide
+from sbonnx.values import plain
 
 Direction = Literal["in", "out"]
 """Input or output channels of a layer."""
@@ -36,10 +38,15 @@ class PruningPlan:
 
     removed: Mapping[LayerSide, tuple[int, ...]] = field(default_factory=dict)
 
+    @property
+    def channels(self) -> RemovedChannels:
+        """The plan as rows, for reports."""
+        rows = (RemovedSide(side.layer, side.direction, tuple(self.removed[side])) for side in self)
+        return RemovedChannels(VERSION, tuple(rows))
+
     def to_dict(self) -> dict[str, Any]:
-        """Return the plan as nested lists, for JSON."""
-        rows = [{"layer": side.layer, "side": side.direction, "channels": list(self.removed[side])} for side in self]
-        return {"version": VERSION, "removed": rows}
+        """Return plain values for JSON."""
+        return plain(self.channels)  # type: ignore[no-any-return]
 
     def __iter__(self) -> Any:
         """Iterate over the sides, sorted."""

@@ -21,27 +21,10 @@ from sbonnx.pruning.groups.dimensions import dependencies
 from sbonnx.pruning.settings import LayerPruning, Pruning
 from sbonnx.pruning.sparsity.choice import SparseChoice, choose_sparse, dense_refusals
 from sbonnx.pruning.sparsity.solver import STRATEGIES, SparseSolver
-from sbonnx.pruning.two_streams import LayerRefit, Remains, refit_pruned
+from sbonnx.pruning.two_streams import Remains, refit_pruned
 from sbonnx.report import Refusal
+from sbonnx.report.pruned import LayerRefit, SparseLayer
 from sbonnx.spec import Array
-
-
-@dataclass(frozen=True)
-class SparseLayer:
-    """Outcome for one sparse layer.
-
-    Attributes:
-        layer: name of the node.
-        pattern: such as "2:4".
-        values, zeros: of its weight.
-        tensorrt: what TensorRT is expected to do with it.
-    """
-
-    layer: str
-    pattern: str
-    values: int
-    zeros: int
-    tensorrt: str
 
 
 @dataclass(frozen=True)

@@ -206,5 +206,5 @@ def test_the_picked_feeds_are_what_counts() -> None:
         places = Sampling(3, "random", seed).chosen(40)
         report = sbonnx.quantize(proto, feeds, samples=3, pick="random", seed=seed)
         assert report.quantized is not None
-        assert report.counts["samples"] == 3
+        assert report.counts.samples == 3
         assert ranges(report.quantized)["x"][1] == pytest.approx(10.0 + max(places), abs=0.1)

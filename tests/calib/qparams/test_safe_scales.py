@@ -161,7 +161,7 @@ def test_scales_that_need_not_move_do_not() -> None:
     feeds = [{"x": rng.standard_normal((2, 64)).astype(np.float32)}]
     proto = model(text.replace("y = Gemm (x, w, b)", "h = Gemm (x, w, b) y = Relu (h)"), w=weight, b=bias)
     report = sbonnx.quantize(proto, feeds, backend="onnxruntime", verify=False)
-    assert report.counts["biases"] == 1
+    assert report.counts.biases == 1
     assert not [note for note in report.notes if "scales" in note]
 
 

@@ -15,6 +15,7 @@ import sbonnx
 from sbonnx.calib.data import DataRows, InputSpec
 from sbonnx.calib.data.dataset import read
 from sbonnx.errors import DataError
+from tests.support.values import some
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -137,8 +138,8 @@ def test_quantize_takes_rows(tmp_path: Path) -> None:
         rounding="nearest",
         advise=False,
     )
-    evaluation = report.metrics["evaluation"]
-    assert evaluation["samples"] == 48 and evaluation["rows"][0]["metric"]["value"] > 0.9
+    evaluation = some(some(report.metrics).evaluation)
+    assert evaluation.samples == 48 and evaluation.rows[0].metric.value > 0.9
 
 
 def test_a_dataset_of_the_package() -> None:

@@ -1,0 +1,158 @@
+"""Trials of a search, and the advice after a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from sbonnx.values import INLINE, OPTIONAL, JsonValue
+
+
+@dataclass(frozen=True)
+class ScoreFigures:
+    """Error of a quantized network on the hold-out set.
+
+    Attributes:
+        error: energy of the error of the outputs divided by that of the outputs, mean over outputs. Trials are compared
+            by it.
+        loss: the loss that a limit refers to, of the kind `SearchFigures.loss`.
+        sqnr_db: signal-to-noise ratio of the worst output in dB.
+        changed: share of samples whose top-1 class differs from float; None unless the model has one output of classes.
+    """
+
+    error: float
+    loss: float
+    sqnr_db: float
+    changed: float | None
+
+
+@dataclass(frozen=True)
+class SearchStep:
+    """A trial of the recipe search.
+
+    Attributes:
+        what: name of the step.
+        keys: values by key of the recipe.
+        kept: whether the step was kept.
+        gain_db: reduction of the error energy in dB; None if the step was not measured.
+        why: if the step could not be tried, the reason.
+        score: the score with this step; None if it could not be tried.
+    """
+
+    what: str
+    keys: Mapping[str, Any]
+    kept: bool
+    gain_db: float | None = None
+    why: str = ""
+    score: ScoreFigures | None = field(default=None, metadata=INLINE)
+
+
+@dataclass(frozen=True)
+class WidthChoice:
+    """A measured choice of widths.
+
+    Attributes:
+        what: its name.
+        cost: its cost, in the unit of the budget.
+        predicted: the predicted loss; None: unknown.
+        widths: number of layers by weight width and of tensors by activation width, such as {"w4": 12}.
+        kept: whether it was chosen.
+        score: its score.
+    """
+
+    what: str
+    cost: float
+    predicted: float | None
+    widths: Mapping[str, int]
+    kept: bool
+    score: ScoreFigures = field(metadata=INLINE)
+
+
+@dataclass(frozen=True)
+class WidthSearch:
+    """Search for widths by layer.
+
+    Attributes:
+        unit: unit of costs: "bits", "size", "bit_operations" or "latency".
+        target: the budget in that unit, or the text of the requested loss.
+        met: whether the target was reached.
+        tried: the measured choices.
+        weights, activations: chosen bit width of weights by layer, and of activations by tensor.
+        front: cost and predicted loss of the Pareto-optimal choices.
+    """
+
+    unit: str
+    target: float | str
+    met: bool
+    tried: tuple[WidthChoice, ...]
+    weights: Mapping[str, int]
+    activations: Mapping[str, int]
+    front: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True)
+class SearchFigures(JsonValue):
+    """Search for a recipe.
+
+    Attributes:
+        trials: number of networks that were calibrated and evaluated.
+        judged_on: number of feeds of the evaluation.
+        held_out: whether these are disjoint from the calibration feeds.
+        loss: kind of the loss.
+        plain: score of the recipe as given; None if it was not measured.
+        best: score of the chosen recipe.
+        steps: the trials, in order.
+        mixed: search for widths; None without.
+    """
+
+    trials: int
+    judged_on: int
+    held_out: bool
+    loss: str
+    plain: ScoreFigures | None
+    best: ScoreFigures
+    steps: tuple[SearchStep, ...] = ()
+    mixed: WidthSearch | None = None
+
+
+@dataclass(frozen=True)
+class Advice(JsonValue):
+    """The next thing to try.
+
+    Attributes:
+        what: the change in words.
+        overrides: the change as ``KEY=VALUE``, for ``--set``.
+        tested: whether it was measured; otherwise it was not tried, for the time.
+        repaired: whether the measured result has no output below its line or limit.
+        figure: the figure of the worst output.
+        before, after: its value with the interval, and the measured one; "" if it was not tried.
+        tried: all measured changes, with the values of that figure; of a search, the trials with the SQNR of the worst
+            output on its hold-out set.
+        search: after a search, what was tried and the best result; `what` is then the next thing, "" if there is none.
+        command: the command line to run; None: it is known to the command line alone.
+    """
+
+    json_keys: ClassVar = (..., "text", "command")
+    what: str
+    overrides: tuple[str, ...]
+    tested: bool
+    repaired: bool
+    figure: str
+    before: str
+    after: str = ""
+    tried: tuple[tuple[str, str], ...] = ()
+    search: str = ""
+    command: str | None = field(default=None, metadata=OPTIONAL)
+
+    @property
+    def text(self) -> str:
+        """One clause with what was measured."""
+        if self.search and not self.what:
+            return f"{self.search}; in the file, {self.figure} is {self.before}"
+        if self.search:
+            return f"{self.search}; next: {self.what} (not tried; {self.figure} is {self.before})"
+        if not self.tested:
+            return f"{self.what} (not tried; {self.figure} is {self.before})"
+        reached = "measured" if self.repaired else "measured, still too low"
+        return f"{self.what} ({reached}: {self.figure} {self.before} -> {self.after})"
