@@ -1,4 +1,4 @@
-"""How a result is verified: the runtime, and onnxruntime graph transformers to disable, with the notes about them."""
+"""Settings of verification: the runtime, and onnxruntime graph transformers to disable, with the notes about them."""
 
 from __future__ import annotations
 
