@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
 
 from sbonnx.cli import options
@@ -32,19 +31,8 @@ NAME: Final[CommandOption[list[str] | None]] = CommandOption(
 OPTIONS: Final = (NAME, *options.COMMON)
 
 
-@dataclass(frozen=True)
-class SchemaOutput:
-    """Output of schema without a name.
-
-    Attributes:
-        versions: version by name of the schema.
-    """
-
-    versions: dict[str, int]
-
-
 def run(given: Arguments) -> int:
-    from sbonnx.cli.schemas.published import OF_COMMANDS, SCHEMAS, json_schema
+    from sbonnx.cli.schemas.published import OF_COMMANDS, SCHEMAS, SchemaOutput, json_schema
     from sbonnx.recipe.problem import suggestion
     from sbonnx.system.terminal import versioned
 

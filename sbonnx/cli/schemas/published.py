@@ -6,11 +6,12 @@ JSON: "inf", "-inf", "nan".
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Final
 
 from sbonnx.batch.jobs.job import BatchReport
 from sbonnx.batch.preview import BatchPreview
-from sbonnx.cli.about import completion, doctor, explain, schema, version
+from sbonnx.cli.about import completion, doctor, explain, version
 from sbonnx.cli.create import demo, init, recipe
 from sbonnx.cli.examine import inspect, view
 from sbonnx.cli.schemas.derived import Derivation
@@ -33,6 +34,18 @@ from sbonnx.verify.benchmark import Benchmark
 from sbonnx.verify.labelled import MetricTable
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
+
+
+@dataclass(frozen=True)
+class SchemaOutput:
+    """Output of schema without a name.
+
+    Attributes:
+        versions: version by name of the schema.
+    """
+
+    versions: dict[str, int]
+
 
 SCHEMAS: Final[dict[str, Any]] = {
     "quantize": Report,
@@ -58,7 +71,7 @@ SCHEMAS: Final[dict[str, Any]] = {
     "view": view.ViewOutput,
     "explain": explain.ExplainOutput,
     "doctor": doctor.DoctorOutput,
-    "schema": schema.SchemaOutput,
+    "schema": SchemaOutput,
     "version": version.VersionOutput,
     "completion": completion.CompletionOutput,
     "llm-inspect": DecoderFacts,
