@@ -1,7 +1,7 @@
 """JSON schemas of dataclasses: a property for each key of their JSON objects, described by their docstrings.
 
-Fields are numbers, texts, literals, sequences, tuples, mappings, dataclasses, and unions of them. Classes
-derived from str and paths are texts.
+Fields are numbers, texts, literals, sequences, tuples, mappings, dataclasses, and unions of them. Classes derived from
+str, and paths, are texts.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ import types
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import is_dataclass
 from os import PathLike
-from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
-
-from typing_extensions import NotRequired, is_typeddict
+from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 from sbonnx.values import keys_of
 
@@ -58,13 +56,11 @@ class Derivation:
         origin, arguments = get_origin(kind) or kind, get_args(kind)
         if kind in SIMPLE:
             return dict(SIMPLE[kind])
-        if origin in (Annotated, NotRequired):
-            return self.of(arguments[0])
         if origin is Literal:
             return {"const": arguments[0]} if len(arguments) == 1 else {"enum": list(arguments)}
         if origin in (Union, types.UnionType):
             return _any_of([self.of(argument) for argument in arguments])
-        if is_dataclass(origin) or is_typeddict(origin):
+        if isinstance(origin, type) and is_dataclass(origin):
             return self._reference(origin)
         if issubclass(origin, (str, PathLike)):
             return {"type": "string"}
@@ -100,11 +96,7 @@ class Derivation:
     def _keys(self, kind: type) -> Iterator[tuple[str, Schema, bool]]:
         """Yield name and schema of each key, and whether it is always there."""
         texts = dict(_descriptions(kind))
-        hints = get_type_hints(kind, include_extras=True)
-        if is_typeddict(kind):
-            for name, hint in hints.items():
-                yield name, {**self.of(hint), **texts.get(name, {})}, get_origin(hint) is not NotRequired
-            return
+        hints = get_type_hints(kind)
         for name, form in keys_of(kind):
             hint = get_type_hints(getattr(kind, name).fget)["return"] if form == "property" else hints[name]
             branches = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
@@ -144,10 +136,8 @@ def _any_of(schemas: list[Schema]) -> Schema:
 def _documentation(kind: type) -> tuple[str, str]:
     """Split the docstring of a class from its attributes, those of the classes that it extends first."""
     text, _, attributes = (inspect.getdoc(kind) or "").partition("\nAttributes:\n")
-    bases = [
-        base for base in getattr(kind, "__orig_bases__", kind.__bases__) if is_dataclass(base) or is_typeddict(base)
-    ]
-    return text, "\n".join([*(_documentation(base)[1] for base in bases), attributes])
+    bases = (_documentation(base)[1] for base in kind.__bases__ if is_dataclass(base))
+    return text, "\n".join([*bases, attributes])
 
 
 def _descriptions(kind: type) -> Iterator[tuple[str, Schema]]:
