@@ -15,7 +15,7 @@ from sbonnx.backends.runtime_types import Entry, ExecutedLayer, Runtime, Runtime
 from sbonnx.backends.tensorrt.backend import TENSORRT, of_version
 from sbonnx.backends.virtual import VIRTUAL
 from sbonnx.plugins.registry import Registry, instance_of
-from sbonnx.recipe.names import VERSIONS
+from sbonnx.schemes import VERSIONS
 
 BACKENDS: Final[Registry[Backend]] = Registry(
     plugins.BACKENDS,

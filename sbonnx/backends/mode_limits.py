@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, get_args
 
-from sbonnx.recipe.names import Scheme, WeightScheme
+from sbonnx.schemes import Scheme, WeightScheme
 
 SCHEMES: Final[tuple[Scheme, ...]] = get_args(Scheme)
 WEIGHT_SCHEMES: Final[tuple[WeightScheme, ...]] = (*SCHEMES, "auto")

@@ -42,8 +42,8 @@ from sbonnx.qat.module import (
     unwrapped,
     weight_parameter,
 )
-from sbonnx.recipe.names import BY_WIDTH
 from sbonnx.report import Report
+from sbonnx.schemes import BY_WIDTH
 from sbonnx.stages.state import Prepared, Request, Source, read_recipe
 from sbonnx.system.input_files import protecting
 from sbonnx.system.python_files import input_paths

@@ -12,10 +12,11 @@ from sbonnx.backends.mode_limits import ANY_BITS, SCHEMES, STATIC, WEIGHT_SCHEME
 from sbonnx.backends.tensorrt.profiles import INT4_BITS, PROFILES
 from sbonnx.backends.virtual import VIRTUAL
 from sbonnx.recipe import names
-from sbonnx.recipe.names import FLOAT, FULL_BITS, VERSIONS, Version, is_per_channel
+from sbonnx.recipe.names import FLOAT, FULL_BITS, is_per_channel
 from sbonnx.recipe.problem import Path, Wrong, one_of
 from sbonnx.recipe.resolve import Part
 from sbonnx.recipe.sections.quantizers import SideBits
+from sbonnx.schemes import VERSIONS, Version
 from sbonnx.spec import FP8, FP8_BITS, QuantSpec
 
 INT4: Final = QuantSpec(bits=INT4_BITS)

@@ -15,11 +15,12 @@ from sbonnx.backends import BACKENDS, versions_of
 from sbonnx.backends.mode_limits import STATIC
 from sbonnx.backends.virtual import VIRTUAL
 from sbonnx.ops import CONVOLUTIONS
-from sbonnx.recipe.names import BY_WIDTH, FLOAT, FULL_BITS, LEARNED, NEAREST, UNIFORM, Scheme
+from sbonnx.recipe.names import FLOAT, FULL_BITS, LEARNED, NEAREST, UNIFORM
 from sbonnx.recipe.problem import Wrong, key_path
 from sbonnx.recipe.sections.base import nested_value, overlay
 from sbonnx.recipe.sections.quantizers import ScaleName
 from sbonnx.recipe.value_types import MAX_BITS, type_name
+from sbonnx.schemes import BY_WIDTH, Scheme
 
 BACKEND: Final = "onnxruntime"
 """Backend if no source names one."""

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from sbonnx.recipe.defaults import DEFAULT, EFFORTS, WidthDefaults, Widths, by_width, is_symmetric, with_rounding
-from sbonnx.recipe.names import BY_WIDTH, FLOAT, NEAREST, is_per_channel
+from sbonnx.recipe.names import FLOAT, NEAREST, is_per_channel
 from sbonnx.recipe.node_patterns import matcher
 from sbonnx.recipe.problem import Path, Wrong, key_path, one_of, suggestion
 from sbonnx.recipe.sections.base import Section, keys_of, overlay
@@ -26,6 +26,7 @@ from sbonnx.recipe.sections.quantizers import (
     Weights,
 )
 from sbonnx.recipe.value_types import MAX_BITS
+from sbonnx.schemes import BY_WIDTH
 from sbonnx.spec import Kind
 
 Observer = WeightObserver | ActivationObserver

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar, get_args
 from sbonnx.errors import RecipeError
 from sbonnx.recipe import names
 from sbonnx.recipe.problem import Wrong, one_of, short
+from sbonnx.schemes import VERSIONS, Scheme, Version, WeightScheme
 
 _TRUTHS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _INTEGER: Final = r"[-+]?[0-9]{1,18}"
@@ -258,9 +259,9 @@ def _version(value: object) -> str:
     """Read a version of TensorRT as text: YAML parses 11 as an integer and 8.6 as a float."""
     plain = not isinstance(value, bool) and isinstance(value, str | int | float)
     text = str(value).removesuffix(".0") if plain else ""
-    if text in names.VERSIONS:
+    if text in VERSIONS:
         return text
-    raise Wrong(f"must be a version of TensorRT, {one_of(names.VERSIONS)}", value=value)
+    raise Wrong(f"must be a version of TensorRT, {one_of(VERSIONS)}", value=value)
 
 
 def _block_size(value: object) -> int | str:
@@ -529,13 +530,11 @@ WeightObserverName = Annotated[str, _type(names.OBSERVERS, names.ONLY_ACTIVATION
 ActivationQuantizerName = Annotated[str, _type(names.QUANTIZERS, names.ONLY_WEIGHTS)]
 ActivationObserverName = Annotated[str, _type(names.OBSERVERS, names.ONLY_WEIGHTS)]
 RoundingName = Annotated[str, _type(names.ROUNDINGS)]
-VersionName = Annotated[
-    names.Version, ValueReader(_version, {"anyOf": [{"enum": list(names.VERSIONS)}, {"type": "number"}]})
-]
+VersionName = Annotated[Version, ValueReader(_version, {"anyOf": [{"enum": list(VERSIONS)}, {"type": "number"}]})]
 DtypeName = Annotated[Literal["int", "fp8"], ANY_CASE]
 BlockSize = Annotated[int | str, ValueReader(_block_size, _BLOCKS)]
-SchemeName = Annotated[names.Scheme, ANY_CASE]
-WeightSchemeName = Annotated[names.WeightScheme, ANY_CASE]
+SchemeName = Annotated[Scheme, ANY_CASE]
+WeightSchemeName = Annotated[WeightScheme, ANY_CASE]
 Device = Annotated[str, ValueReader(_device, _DEVICES)]
 Memory = Annotated[str, ValueReader(_memory, {"type": ["string", "integer"], "pattern": "^ *[0-9]"})]
 ModeName = Annotated[names.Mode, ANY_CASE]

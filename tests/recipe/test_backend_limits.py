@@ -9,8 +9,9 @@ import pytest
 from sbonnx.backends import BACKENDS
 from sbonnx.errors import RecipeError
 from sbonnx.recipe import Recipe, as_yaml, load
-from sbonnx.recipe.names import MODES, VERSIONS
+from sbonnx.recipe.names import MODES
 from sbonnx.recipe.yaml_text import parse
+from sbonnx.schemes import VERSIONS
 
 
 @pytest.mark.parametrize("version", VERSIONS)

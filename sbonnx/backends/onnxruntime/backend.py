@@ -30,8 +30,8 @@ from sbonnx.backends.onnxruntime.stems import widen_stems
 from sbonnx.backends.placement_rules import ON_REQUEST, Placement, Rule, fills_zero, interpolates
 from sbonnx.graph import Graph, Node, query
 from sbonnx.ops import ADDS, CONCATS, CONVOLUTIONS, MULTIPLIES, PADS, PICKS_MAX, POOLS, RECTIFIERS, RECURRENT, RESIZES
-from sbonnx.recipe.names import BY_WIDTH
 from sbonnx.report.codes import Reason
+from sbonnx.schemes import BY_WIDTH
 from sbonnx.spec import QuantSpec
 from sbonnx.system.runtime import version
 

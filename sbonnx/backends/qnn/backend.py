@@ -30,8 +30,8 @@ from sbonnx.ops import (
     REDUCES,
     RESIZES,
 )
-from sbonnx.recipe.names import BY_WIDTH
 from sbonnx.report.codes import Reason
+from sbonnx.schemes import BY_WIDTH
 from sbonnx.spec import QuantSpec
 
 WIDE: Final = 16

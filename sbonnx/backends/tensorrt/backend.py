@@ -25,8 +25,8 @@ from sbonnx.errors import ModelError
 from sbonnx.graph import Constant, Graph, Node, query
 from sbonnx.linear.layer import LinearLayer
 from sbonnx.ops import ADDS, CONVOLUTIONS, LINEAR, POOLS, QDQ
-from sbonnx.recipe.names import VERSIONS
 from sbonnx.report.codes import Reason
+from sbonnx.schemes import VERSIONS
 from sbonnx.spec import QuantSpec, ScaleLimits
 
 RULES: Final = (

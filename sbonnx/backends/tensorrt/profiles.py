@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from sbonnx.recipe.names import Version
+from sbonnx.schemes import Version
 
 FP8: Final = "float8_e4m3fn"
 FP4: Final = "float4_e2m1fn"

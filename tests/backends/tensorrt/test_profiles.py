@@ -18,7 +18,7 @@ from sbonnx.backends.tensorrt.profiles import FP4, PROFILES
 from sbonnx.errors import ModelError
 from sbonnx.graph import load, query
 from sbonnx.lint import TARGETS, lint
-from sbonnx.recipe.names import VERSIONS
+from sbonnx.schemes import VERSIONS
 from sbonnx.spec import CODES_SINCE, FP8, HALF_LIMITS, QuantSpec, ScaleLimits
 from tests.support.models import model, residual
 
