@@ -36,11 +36,8 @@ WEIGHTED: Final = INTEGER_ON_CPU & frozenset(LINEAR)
 JOINS: Final = ADDS | MULTIPLIES | CONCATS | {"Where"}
 """Ops that compute on all their inputs and support different scales on them."""
 
-ONE_SCALE: Final = (INTEGER_ON_CPU & (MOVES_DATA | PICKS_MAX | RESIZES | {"ReduceMax", "ReduceMin"})) | {
-    "Upsample",
-    "Expand",
-    "Identity",
-}
+_PICKS: Final = INTEGER_ON_CPU & (PICKS_MAX | {"ReduceMax", "ReduceMin"})
+ONE_SCALE: Final = (MOVES_DATA - {"GatherND", "SpaceToDepth"}) | RESIZES | _PICKS
 """Ops that run directly on codes: the pairs before and after must have the same parameters."""
 
 INTEGER: Final = INTEGER_ON_CPU | ONE_SCALE | RECTIFIERS

@@ -346,9 +346,9 @@ def test_a_rounding_that_is_worse_than_nearest_is_found(monkeypatch: pytest.Monk
 
 
 def test_names_are_listed_without_an_import(monkeypatch: pytest.MonkeyPatch) -> None:
-    point = EntryPoint("zz", "acme_nowhere:Thing", registry.OBSERVERS)
+    point, before = EntryPoint("zz", "acme_nowhere:Thing", registry.OBSERVERS), list(OBSERVERS)
     monkeypatch.setattr(registry, "_installed", lambda group: {"zz": point} if group == registry.OBSERVERS else {})
-    assert list(OBSERVERS)[-1] == "zz"
-    assert "zz" in OBSERVERS and len(OBSERVERS) == 8
+    assert list(OBSERVERS) == [*before, "zz"]
+    assert "zz" in OBSERVERS and len(OBSERVERS) == len(before) + 1
     with pytest.raises(RecipeError, match="cannot be imported"):
         OBSERVERS["zz"]

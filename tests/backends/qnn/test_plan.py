@@ -20,6 +20,7 @@ from sbonnx.lint import lint
 from sbonnx.spec import Array
 from sbonnx.verify import session
 from tests.backends.qnn.graphs import feeds_for, parsed
+from tests.support.values import some
 
 RESIDUAL = """g (float[N,8,8,8] x) => (float[N,8,8,8] y, float[N,10] z) {
     a = Conv<kernel_shape=[3,3], pads=[1,1,1,1]>(x, w0)
@@ -72,7 +73,7 @@ def test_every_op_is_a_node_unit(bits: str) -> None:
     model, report = quantized(residual(), bits=bits)
     assert units(model) == []
     assert [value.name for value in model.graph.output] == ["y", "z"]
-    assert min(output["sqnr_db"] for output in report.metrics["outputs"]) > {"w8a8": 25, "w8a16": 35}[bits]
+    assert min(output.sqnr_db for output in some(report.metrics).outputs) > {"w8a8": 25, "w8a16": 35}[bits]
 
 
 def test_types_and_axes() -> None:
@@ -194,7 +195,7 @@ def test_a_prescribed_range_is_not_that_of_a_concat() -> None:
     model, report = quantized(parsed(text, {"w": (8, 8, 1, 1)}), bits="w8a16")
     values = initializers(model)
     assert values["b_scale"] == 2.0**-16 != values["y_scale"]
-    assert report.metrics["outputs"][0]["sqnr_db"] > 35
+    assert some(report.metrics).outputs[0].sqnr_db > 35
 
 
 def test_matrix_products_have_one_scale_and_a_zero_point_by_default() -> None:
