@@ -149,7 +149,18 @@ def _length(data: Any) -> int | None:
 def _numbered(feeds: Iterator[Any]) -> Iterator[tuple[str, Any]]:
     """Yield feeds with their position, for messages."""
     for number, feed in enumerate(feeds):
-        yield f"feed {number}", feed
+        yield f"feed {number}", _copied(feed)
+
+
+def _copied(feed: Any) -> Any:
+    """Return a feed with arrays of its own: an iterator may fill one buffer again and again."""
+    if isinstance(feed, Mapping):
+        return {name: _copied(value) for name, value in feed.items()}
+    if type(feed) in (list, tuple):
+        return type(feed)(map(_copied, feed))
+    if isinstance(feed, np.ndarray):
+        return feed.copy()
+    return feed.clone() if hasattr(feed, "clone") else feed
 
 
 def _of_list(name: str, feeds: Sequence[Any], places: Sequence[int] | None = None) -> Source:
@@ -185,10 +196,10 @@ def _cached(feeds: Iterator[Any], name: str, sampling: Sampling) -> Source:
 
 
 def _within(feeds: Iterator[Any], name: str, sampling: Sampling) -> Iterator[Any]:
-    """Yield the feeds unchanged; raise DataError if the picked ones exceed `MAX_CACHED`."""
+    """Yield copies of the feeds; raise DataError if the picked ones exceed `MAX_CACHED`."""
     size = count = 0
     for feed in feeds:
-        yield feed
+        yield _copied(feed)
         size, count = size + _bytes(feed), count + 1
         share = 1.0 if not sampling.by_chance or sampling.limit is None else min(1.0, sampling.limit / count)
         if size * share > MAX_CACHED:

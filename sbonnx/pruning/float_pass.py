@@ -161,8 +161,11 @@ class OutputErrors:
 
 
 def _centred(values: Array) -> Array:
-    """Return float64 values, less their mean in each sample if they are scores."""
+    """Return float64 values, less the mean of the finite ones in each sample if they are scores."""
     wide = values.astype(np.float64)
     each = int(np.prod(values.shape[1:]))
-    scores = values.ndim > 1 and each >= LEAST_SCORES and max(values.shape[1:]) == each
-    return wide - wide.mean(axis=tuple(range(1, values.ndim)), keepdims=True) if scores else wide
+    if not (values.ndim > 1 and each >= LEAST_SCORES and max(values.shape[1:]) == each):
+        return wide
+    axes, finite = tuple(range(1, values.ndim)), np.isfinite(wide)
+    total = np.where(finite, wide, 0.0).sum(axis=axes, keepdims=True)
+    return np.asarray(wide - total / np.maximum(finite.sum(axis=axes, keepdims=True), 1))

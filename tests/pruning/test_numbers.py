@@ -196,6 +196,20 @@ def test_an_error_that_all_scores_have_in_common_does_not_count(classes: int, ce
     assert (judge.error(moved) < 1e-10) == centred
 
 
+def test_errors_of_scores_leave_masked_classes_out() -> None:
+    """A class that is -inf in every sample changes no error."""
+    text = "g (float[N,6] x) => (float[N,12] y) { h = MatMul(x, w) y = Add(h, m) }"
+    feeds = [{"x": inputs(1, 6).astype(np.float32)} for _ in range(20)]
+    errors = []
+    for lowest in (0.0, -np.inf):
+        mask = np.array([lowest, *[0.0] * 11], np.float32)
+        plain, other = (graphs.load(model(text, seed=seed, w=(6, 12), m=mask)) for seed in (0, 1))
+        with Samples.of(feeds, plain, RunOptions(threads=1)).canonical() as samples:
+            errors.append(OutputErrors.of(plain, samples).error(other))
+    assert errors[0] > 0.1
+    assert errors[1] == pytest.approx(errors[0], rel=0.3)
+
+
 def test_allocation_takes_the_cheapest_steps_and_meets_the_budget() -> None:
     curves = [SensitivityCurve((0, 4), (0.0, 0.4)), SensitivityCurve((0, 4), (0.0, 0.04))]
 

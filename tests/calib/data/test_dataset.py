@@ -258,3 +258,21 @@ def test_the_first_feed_is_checked_at_once_and_later_ones_when_reached() -> None
     next(walk)
     with pytest.raises(DataError, match="feed 1"):
         next(walk)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["once", "many times"])
+def test_feeds_of_one_buffer_are_copied(again: bool) -> None:
+    """A generator, and an object that can be iterated again, fill the same array for every feed."""
+
+    def fill() -> Iterator[dict[str, Array]]:
+        buffer = np.empty((1, 3, 4), np.float32)
+        for value in range(3):
+            buffer[:] = value
+            yield {"x": buffer}
+
+    class Loader:
+        def __iter__(self) -> Iterator[dict[str, Array]]:
+            return fill()
+
+    feeds = list(read(Loader() if again else fill(), X))
+    assert [float(feed["x"].mean()) for feed in feeds] == [0.0, 1.0, 2.0]
