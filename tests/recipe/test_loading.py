@@ -206,6 +206,13 @@ def test_recipes_are_frozen_and_copy() -> None:
     recipe = load({"RANGES": {"x": [0, 1]}})
     with pytest.raises(FrozenInstanceError):
         recipe.backend = "tensorrt"  # type: ignore[misc]
+    with pytest.raises(FrozenInstanceError):
+        del recipe.backend
+    kind: Any = type(recipe.equalize)
+    with pytest.raises(TypeError, match="two values for 'cross_layer'"):
+        kind(True, cross_layer=False)
+    with pytest.raises(TypeError, match="keys, got 99 values"):
+        kind(*range(99))
     assert copy.deepcopy(recipe) == recipe == pickle.loads(pickle.dumps(recipe))
 
 

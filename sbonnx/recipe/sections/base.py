@@ -168,7 +168,11 @@ class Section:
             setattr(cls, name, row.default)
 
     def __init__(self, *arguments: Any, **values: Any) -> None:
-        values.update(zip(self._rows, arguments, strict=False))
+        if len(arguments) > len(self._rows):
+            raise TypeError(f"{type(self).__name__} has {len(self._rows)} keys, got {len(arguments)} values")
+        for name, value in zip(self._rows, arguments, strict=False):
+            if values.setdefault(name, value) is not value:
+                raise TypeError(f"{type(self).__name__} got two values for '{name}'")
         for name in values:
             if name not in self._rows:
                 raise TypeError(f"{type(self).__name__} has no key '{name}'")
@@ -189,6 +193,9 @@ class Section:
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise FrozenInstanceError(f"cannot assign to field '{name}'")
+
+    def __delattr__(self, name: str) -> None:
+        raise FrozenInstanceError(f"cannot delete field '{name}'")
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and all(getattr(self, name) == getattr(other, name) for name in self._rows)
