@@ -18,7 +18,7 @@ LIMITS: Final = {
     "functions with 10 parameters or more": 5,
     "`.get(` in pages": 19,
     "TypedDicts": 2,
-    "locals named found, one, made, known or each": 655,
+    "locals named found, one, made, known or each": 638,
 }
 """Lower one with the change that allows it; never raise one."""
 
