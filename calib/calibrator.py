@@ -99,7 +99,8 @@ class Calibrator:
         """Observe all samples, several at a time. With a cache, only tensors that are not in it.
 
         Args:
-            beside: observes the samples in the same pass over the data, in sessions of its own and without a cache.
+            beside: another calibrator, which observes the samples in the same pass, with its own sessions and without a
+                cache.
 
         Raises: see `calibrate`.
         """

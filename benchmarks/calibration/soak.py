@@ -130,7 +130,7 @@ def large_run(gigabytes: float) -> dict[str, float]:
 
 ABOUT = """## Long runs and more activations than memory
 
-`python -m benchmarks.calibration.soak --write`; each row a process of its own. MB and GB are 10**6 and 10**9 bytes.
+`python -m benchmarks.calibration.soak --write`; each row in its own process. MB and GB are 10**6 and 10**9 bytes.
 
 """
 

@@ -153,7 +153,7 @@ def _numbered(feeds: Iterator[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _copied(feed: Any) -> Any:
-    """Return a feed with arrays of its own: an iterator may fill one buffer again and again."""
+    """Return a copy of a feed: an iterator may write the next feed into the same arrays."""
     if isinstance(feed, Mapping):
         return {name: _copied(value) for name, value in feed.items()}
     if type(feed) in (list, tuple):

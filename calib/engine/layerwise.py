@@ -222,12 +222,12 @@ def sum_inputs(
     Args:
         read: converts the value of a tensor, given by its place, before it is added.
     """
-    tensors = [name for each in sums for name in each.tensors]
-    for unit, known in run_float(graph, tensors, samples, lambda _, known: known):
-        for each in sums:
-            for place, name in enumerate(each.tensors):
-                if name in known:
-                    each.add(read(each, place, np.asarray(known[name])), None, [unit.rank], place)
+    tensors = [name for part in sums for name in part.tensors]
+    for unit, values in run_float(graph, tensors, samples, lambda _, values: values):
+        for part in sums:
+            for place, name in enumerate(part.tensors):
+                if name in values:
+                    part.add(read(part, place, np.asarray(values[name])), None, [unit.rank], place)
 
 
 Place = tuple[int, str]

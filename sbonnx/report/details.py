@@ -81,8 +81,8 @@ class LayerLoss:
 
     def value(self, column: Column) -> float | None:
         """Return the figure of a column."""
-        found: float | None = getattr(self, column)
-        return found
+        figure: float | None = getattr(self, column)
+        return figure
 
 
 @dataclass(frozen=True)
