@@ -162,14 +162,14 @@ def timing(seconds: Seconds, name: str, function: Callable[..., Any]) -> Callabl
 def child(command: Sequence[str]) -> None:
     """Run the command line `command` in this process and print its CPU seconds by stage as JSON."""
     seconds: Seconds = defaultdict(float)
-    from sbonnx import graph, pipeline, profile, verify
+    from sbonnx import graph, pipeline, profiling, verify
     from sbonnx.cli import main as cli
     from sbonnx.verify import sessions
 
     seconds["imports"] = time.process_time()
     pipeline.STAGES = tuple(timing(seconds, stage.__name__, stage) for stage in pipeline.STAGES)  # type: ignore[misc]
     for name, (module, attribute) in {**SAVE_PARTS, **CHECK_PARTS}.items():
-        owner = {"graph": graph, "verify": verify, "profile": profile, "sessions": sessions}[module]
+        owner = {"graph": graph, "verify": verify, "profile": profiling, "sessions": sessions}[module]
         setattr(owner, attribute, timing(seconds, name, getattr(owner, attribute)))
     sys.argv[1:] = command
     code = cli()

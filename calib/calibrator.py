@@ -25,7 +25,7 @@ from sbonnx.errors import DataError
 from sbonnx.graph import Graph
 from sbonnx.options import RunOptions
 from sbonnx.patterns.blocks.masks import mask_ways
-from sbonnx.plan.types import Plan, Site
+from sbonnx.planning.types import Plan, Site
 from sbonnx.progress import count_samples
 from sbonnx.report import Note, Reason, Refusal
 from sbonnx.spec import Bounds

@@ -24,7 +24,7 @@ from sbonnx.calib.sketches import Sketch
 from sbonnx.graph import Graph
 from sbonnx.graph.digests import outputs_digest, tensor_digests
 from sbonnx.graph.query import scopes, shape
-from sbonnx.plan.types import Plan, Site
+from sbonnx.planning.types import Plan, Site
 
 TRIED: Final = 2
 """Number of samples on which values are compared."""

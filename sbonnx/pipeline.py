@@ -16,7 +16,7 @@ from sbonnx.backends import Backend, backend_for
 from sbonnx.calib.held_out import HeldOutSplit
 from sbonnx.graph import Graph
 from sbonnx.options import RunOptions
-from sbonnx.plan import Solution
+from sbonnx.planning import Solution
 from sbonnx.progress import Progress
 from sbonnx.recipe import Recipe
 from sbonnx.report import Report

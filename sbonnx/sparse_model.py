@@ -25,7 +25,7 @@ from sbonnx.graph.storage.output_files import staged
 from sbonnx.ops import LINEAR
 from sbonnx.options import without_cache
 from sbonnx.pipeline import prepare_pruning
-from sbonnx.plan import Plan, Solution
+from sbonnx.planning import Plan, Solution
 from sbonnx.pruning.fine_tuning import require_fine_tuning
 from sbonnx.pruning.groups.channel_removal import restore
 from sbonnx.pruning.prune import Pruned

@@ -26,11 +26,11 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"stages"}),
     frozenset({"equalize", "heads", "precision", "pruning"}),
     frozenset({"reconstruct", "calib.shared_calibration", "training"}),
-    frozenset({"calib.calibrator", "correct", "profile", "torchnet.onnx_to_torch"}),
+    frozenset({"calib.calibrator", "correct", "profiling", "torchnet.onnx_to_torch"}),
     frozenset({"calib.cache", "calib.quantized", "calib.recurrent", "calib.held_out", "calib.input_check"})
-    | {"verify", "lint"},
+    | {"verify", "linting"},
     frozenset({"calib.engine", "calib.qparams", "qdq", "export"}),
-    frozenset({"plan"}),
+    frozenset({"planning"}),
     frozenset({"rounding", "calib.observers", "batch.jobs.job"}),
     frozenset({"recipe", "moments", "calib.data"}),
     frozenset(
@@ -62,10 +62,10 @@ THIRD_PARTIES: dict[str, frozenset[str] | None] = {
             "cli.about.doctor",
             "verify.sessions",
             "verify.other_cpu.saturating_session",
-            "profile",
+            "profiling",
             "backends.onnxruntime.backend",
             "patterns.simplify.fold",
-            "lint.ort_kernels",
+            "linting.ort_kernels",
             "batch.dask.cluster_tasks",
             "recipe.sections.base",  # which device "auto" is
             "llm.adapt",

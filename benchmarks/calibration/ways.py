@@ -17,7 +17,7 @@ from sbonnx.calib.observers import make_observer
 from sbonnx.graph import Graph
 from sbonnx.options import RunOptions
 from sbonnx.pipeline import prepare
-from sbonnx.plan.types import Plan
+from sbonnx.planning.types import Plan
 from sbonnx.reconstruct.solve import QuantizedInputs, reconstruct
 from sbonnx.spec import Bounds
 from sbonnx.stages.state import Prepared, read_recipe, rounding_of

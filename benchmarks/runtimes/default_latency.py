@@ -29,7 +29,7 @@ from benchmarks.results import arguments, table, write_section
 from benchmarks.scores import Estimate
 from benchmarks.w8a8.table import shown
 from sbonnx.pipeline import solve
-from sbonnx.plan import Plan, costs_of, plan_times
+from sbonnx.planning import Plan, costs_of, plan_times
 from sbonnx.stages.state import Request, read_recipe
 from sbonnx.verify.intervals import of_median
 

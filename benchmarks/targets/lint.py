@@ -14,7 +14,7 @@ from onnx import numpy_helper
 from benchmarks.accuracy import Run, ours, peer, peer_input
 from benchmarks.results import table
 from benchmarks.targets.models import Subject, first_line
-from sbonnx.lint import Finding, lint
+from sbonnx.linting import Finding, lint
 from sbonnx.ops import ADDS, CONVOLUTIONS, DEQUANTIZE, QUANTIZE, RECTIFIERS
 
 VERSIONS = ("tensorrt@11", "tensorrt@10", "tensorrt@8.6")

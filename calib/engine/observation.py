@@ -24,7 +24,7 @@ from sbonnx.graph import Graph
 from sbonnx.graph.extract import extract
 from sbonnx.graph.query import dtype, scopes, tensors_by_name
 from sbonnx.patterns.blocks.masks import mask_ways
-from sbonnx.plan.types import Site
+from sbonnx.planning.types import Site
 from sbonnx.progress import Progress
 from sbonnx.spec import Array
 

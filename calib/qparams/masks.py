@@ -17,7 +17,7 @@ import numpy as np
 
 from sbonnx.calib.sketches import Sketch
 from sbonnx.patterns.blocks.masks import LEAST_MASK
-from sbonnx.plan.types import Site
+from sbonnx.planning.types import Site
 from sbonnx.report.codes import Note
 
 MARGIN: Final = 12.0

@@ -15,7 +15,7 @@ import numpy as np
 
 from sbonnx.graph import Tensor
 from sbonnx.graph.query import constant, dtype, producer
-from sbonnx.plan.types import Plan, Reader, Site
+from sbonnx.planning.types import Plan, Reader, Site
 from sbonnx.report import Note, Reason, Refusal
 from sbonnx.spec import HALF_LIMITS, UNUSED_SCALE, Array, Bounds, Kind, QParams, ScaleLimits, ScaleRule, exact_scale
 

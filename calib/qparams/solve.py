@@ -23,8 +23,8 @@ from sbonnx.errors import DataError, ModelError, NumericError, RecipeError
 from sbonnx.graph import Constant, Graph, Tensor
 from sbonnx.graph.query import constant, dtype, tensors_by_name
 from sbonnx.graph.storage.weights import release_pages, spill_large
-from sbonnx.plan.magnitudes import KINDS
-from sbonnx.plan.types import Plan, Site, Solution
+from sbonnx.planning.magnitudes import KINDS
+from sbonnx.planning.types import Plan, Site, Solution
 from sbonnx.report import Note, Reason, Refusal
 from sbonnx.rounding.base import nearest_codes
 from sbonnx.rounding.hqq import hqq_bounds

@@ -14,7 +14,7 @@ from sbonnx.graph.edit import Names, add_constant, replace_input
 from sbonnx.graph.query import dtype, producer, rank, scopes, shape
 from sbonnx.graph.storage.weights import onnx_dtype
 from sbonnx.ops import CONTRIB
-from sbonnx.plan.types import Reader, Site
+from sbonnx.planning.types import Reader, Site
 from sbonnx.spec import Array, QParams
 
 Uses = Mapping[Reader, Site]

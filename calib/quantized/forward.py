@@ -16,7 +16,7 @@ from sbonnx.graph import Constant, Graph, Node, Tensor, Variable
 from sbonnx.graph.extract import extract
 from sbonnx.graph.query import bodies, captured, constant, dtype, scopes, tensors_by_name
 from sbonnx.graph.storage.weights import SPILL_BYTES, spill
-from sbonnx.plan.types import Plan, Site, Solution
+from sbonnx.planning.types import Plan, Site, Solution
 from sbonnx.spec import Array, QParams
 
 Uses = dict[tuple[str, int], Site]

@@ -26,7 +26,7 @@ from sbonnx.graph import Graph
 from sbonnx.graph.query import tensors_by_name
 from sbonnx.graph.storage.weights import release_pages, spill_large
 from sbonnx.patterns.blocks.masks import mask_ways
-from sbonnx.plan.types import Gain, Plan, Site
+from sbonnx.planning.types import Gain, Plan, Site
 from sbonnx.report import Refusal
 from sbonnx.spec import Array, Bounds, QParams
 

@@ -18,7 +18,7 @@ from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.errors import NumericError
 from sbonnx.graph import Graph, Node
 from sbonnx.graph.query import bodies, dtype, scopes
-from sbonnx.plan.types import Plan, Reader, Site
+from sbonnx.planning.types import Plan, Reader, Site
 from sbonnx.spec import Array, Bounds, QParams
 
 

@@ -23,8 +23,8 @@ from sbonnx import cli
 from sbonnx.cli.app import build
 from sbonnx.cli.examples import EXAMPLES
 from sbonnx.cli.schemas.published import SCHEMAS, json_schema
-from sbonnx.lint import RULES
-from sbonnx.lint.findings import LintRule
+from sbonnx.linting import RULES
+from sbonnx.linting.findings import LintRule
 from tests.lint.seeded import ASIDE, CASES
 from tests.lint.test_openvino import SEEDED as SEEDED_OPENVINO
 from tests.lint.test_ort import SEEDED

@@ -30,7 +30,7 @@ from sbonnx.graph import Graph, Node, Tensor
 from sbonnx.graph.query import constant, node_by_name, optional_input, rank, scopes, shape, tensors_by_name
 from sbonnx.linear.layer import LinearLayer
 from sbonnx.ops import LINEAR
-from sbonnx.plan.types import Plan, Site, Solution
+from sbonnx.planning.types import Plan, Site, Solution
 from sbonnx.report import Note, Reason, Refusal
 from sbonnx.spec import Array
 

@@ -37,7 +37,7 @@ from sbonnx.graph import Graph, Node, Variable
 from sbonnx.graph.edit import Names, add_constant, replace_input
 from sbonnx.graph.query import dtype, readers, tensors_by_name
 from sbonnx.options import RunOptions
-from sbonnx.plan.types import Plan, Reader, Solution
+from sbonnx.planning.types import Plan, Reader, Solution
 from sbonnx.report import Note, Reason, Refusal
 from sbonnx.spec import Array, QParams
 

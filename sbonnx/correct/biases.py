@@ -13,7 +13,7 @@ from sbonnx.graph.edit import Names, add_constant, replace_input
 from sbonnx.graph.query import bodies, constant, dtype, readers, scopes
 from sbonnx.linear.layer import LinearLayer
 from sbonnx.ops import ADDS, LINEAR
-from sbonnx.plan.types import Plan, Solution
+from sbonnx.planning.types import Plan, Solution
 from sbonnx.report import Refusal
 from sbonnx.spec import Array, QParams
 

@@ -17,7 +17,7 @@ from sbonnx.graph import Constant, Graph, Node, Normal
 from sbonnx.graph.query import constant, rank, readers, scopes
 from sbonnx.linear.layer import LinearLayer
 from sbonnx.ops import LINEAR
-from sbonnx.plan.types import Plan, Reader, Site, Solution
+from sbonnx.planning.types import Plan, Reader, Site, Solution
 from sbonnx.report import Reason, Refusal
 from sbonnx.spec import Array, QParams, ScaleLimits
 

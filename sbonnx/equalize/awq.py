@@ -34,7 +34,7 @@ from sbonnx.graph.constant_edits import ConstantEdit
 from sbonnx.linear.layer import LinearLayer
 from sbonnx.moments import Moments
 from sbonnx.ops import LINEAR, MATRIX_PRODUCTS
-from sbonnx.plan.types import Plan, RoundingChoice, Site
+from sbonnx.planning.types import Plan, RoundingChoice, Site
 from sbonnx.reconstruct.layer_inputs import Layer, Watched, in_budget, layers_of, watched
 from sbonnx.report import Reason, Refusal
 from sbonnx.spec import Array, ScaleRule, params_from_bounds

@@ -19,7 +19,7 @@ from sbonnx.equalize.scale_trace import ConstantEditor, Traced, trace
 from sbonnx.graph import Graph
 from sbonnx.graph.edit import sort
 from sbonnx.graph.query import producer, scopes
-from sbonnx.plan.types import Plan, Site
+from sbonnx.planning.types import Plan, Site
 from sbonnx.recipe.sections.base import parameter
 from sbonnx.recipe.sections.stages import Equalize
 from sbonnx.report import Fired, Reason, Refusal

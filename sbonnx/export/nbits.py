@@ -16,7 +16,7 @@ from sbonnx.graph import Body, Graph, Node, Tensor, Variable, edit, query
 from sbonnx.graph.storage.weights import release_pages, spill_pieces
 from sbonnx.linear.embedding import EmbeddingTable, table_of
 from sbonnx.ops import CONTRIB, EMBEDDING
-from sbonnx.plan import BITS
+from sbonnx.planning import BITS
 from sbonnx.report import Reason, Refusal
 from sbonnx.spec import AT_ONCE, Array
 

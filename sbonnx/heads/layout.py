@@ -18,7 +18,7 @@ import numpy as np
 
 from sbonnx.graph import Constant, Graph, Node, Tensor, query
 from sbonnx.ops import CONCATS, MOVES_DATA, RESIZES, SELECTS, SPLITS
-from sbonnx.plan.node_infos import node_infos
+from sbonnx.planning.node_infos import node_infos
 from sbonnx.recipe.regions import Flow
 
 MOST_BRANCHES: Final = 16

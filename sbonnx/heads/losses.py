@@ -13,7 +13,7 @@ from sbonnx.calib.quantized.fake_quant import quantize_reads
 from sbonnx.graph import Constant, Graph, query
 from sbonnx.graph.extract import extract
 from sbonnx.metrics import ErrorSum, errors_by_feed, ratio_db
-from sbonnx.plan.types import Plan, Solution
+from sbonnx.planning.types import Plan, Solution
 from sbonnx.spec import Array
 
 Values = Mapping[str, Array]

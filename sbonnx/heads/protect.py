@@ -22,7 +22,7 @@ from sbonnx.calib.engine.samples import Samples
 from sbonnx.graph import Graph, query
 from sbonnx.heads.layout import HeadLayout, HeadRegion, head_layout
 from sbonnx.heads.losses import EndError, Quantized, RegionTrials, Values
-from sbonnx.plan.types import Plan, Reader, Site, Solution
+from sbonnx.planning.types import Plan, Reader, Site, Solution
 from sbonnx.report.codes import Note, Reason
 
 MOST_OF_FLOAT: Final = 0.9

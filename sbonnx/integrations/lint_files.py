@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sbonnx.errors import SbonnxError
-from sbonnx.lint import TARGETS, ci_formats, lint
+from sbonnx.linting import TARGETS, ci_formats, lint
 
 
 def main(arguments: Sequence[str]) -> int:

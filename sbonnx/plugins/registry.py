@@ -20,7 +20,7 @@ BACKENDS: Final = "sbonnx.backends"
 """Objects of `sbonnx.backends.Backend` whose `name` is that of the entry point."""
 
 LINT_RULES: Final = "sbonnx.lint_rules"
-"""Objects of `sbonnx.lint.LintRule`; the name of the entry point is ``FAMILY.ID``, such as ``onnxruntime.X1``."""
+"""Objects of `sbonnx.linting.LintRule`; the name of the entry point is ``FAMILY.ID``, such as ``onnxruntime.X1``."""
 
 METRICS: Final = "sbonnx.metrics"
 """Objects of `sbonnx.metrics.MetricDefinition`."""

@@ -13,7 +13,7 @@ from sbonnx import graph as graphs
 from sbonnx.graph import Body, Constant, Graph, Node, Tensor, Variable, edit, query
 from sbonnx.graph.storage.weights import onnx_dtype
 from sbonnx.ops import QUANTIZE
-from sbonnx.plan.magnitudes import KINDS, FloatKind, Magnitudes
+from sbonnx.planning.magnitudes import KINDS, FloatKind, Magnitudes
 from sbonnx.precision.decide import Decision, decide
 from sbonnx.precision.representable import FLOAT32, Ranges, Slots, is_float32, narrowed
 from sbonnx.report import Note, Refusal

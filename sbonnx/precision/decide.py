@@ -24,8 +24,8 @@ from sbonnx.ops import (
     ROOTS,
 )
 from sbonnx.patterns.blocks import NATIVE, find_blocks
-from sbonnx.plan import BITS
-from sbonnx.plan.magnitudes import FloatKind
+from sbonnx.planning import BITS
+from sbonnx.planning.magnitudes import FloatKind
 from sbonnx.precision.representable import (
     UNSEEN,
     Ranges,

@@ -23,9 +23,9 @@ from sbonnx.backends.onnxruntime.ort_nbits import stored_bits
 from sbonnx.calib.engine.samples import Samples
 from sbonnx.graph import Graph
 from sbonnx.linear.layer import LinearLayer
-from sbonnx.plan.types import Plan, Reader, Site, Solution
-from sbonnx.profile.pieces import StepSession
-from sbonnx.profile.walk import LayerSample, Walk, WalkOptions
+from sbonnx.planning.types import Plan, Reader, Site, Solution
+from sbonnx.profiling.pieces import StepSession
+from sbonnx.profiling.walk import LayerSample, Walk, WalkOptions
 from sbonnx.report.codes import Note
 from sbonnx.spec import Array
 

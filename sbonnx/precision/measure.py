@@ -11,8 +11,8 @@ from sbonnx.calib.engine.samples import Samples
 from sbonnx.calib.sketches import Sketch
 from sbonnx.graph import Graph, Variable
 from sbonnx.graph.query import dtype, scopes
-from sbonnx.plan.magnitudes import LOWEST, OCTAVES, Magnitudes
-from sbonnx.plan.types import ObserverChoice, Plan, Site
+from sbonnx.planning.magnitudes import LOWEST, OCTAVES, Magnitudes
+from sbonnx.planning.types import ObserverChoice, Plan, Site
 from sbonnx.spec import QuantSpec
 
 BY_HISTOGRAM: Final = ObserverChoice("mse")

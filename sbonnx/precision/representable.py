@@ -15,8 +15,8 @@ from sbonnx.graph import Node, Tensor, query
 from sbonnx.graph.storage.weights import onnx_dtype
 from sbonnx.metrics.errors import energy, ratio_db
 from sbonnx.ops import CONTROL_FLOW, DEQUANTIZE, QUANTIZE, READS_RELATIVE, STANDARD_DOMAINS, SUMS, SUMS_SQUARES
-from sbonnx.plan import BITS
-from sbonnx.plan.magnitudes import FloatKind, Magnitudes
+from sbonnx.planning import BITS
+from sbonnx.planning.magnitudes import FloatKind, Magnitudes
 from sbonnx.qdq.arithmetic import numbers
 from sbonnx.report.codes import Reason
 from sbonnx.spec import Array

@@ -21,7 +21,7 @@ from sbonnx.graph import Graph
 from sbonnx.graph.edit import sort, sweep
 from sbonnx.graph.query import constant_bytes
 from sbonnx.metrics import loss_kind
-from sbonnx.plan import Plan, plan_times
+from sbonnx.planning import Plan, plan_times
 from sbonnx.pruning.budgets.allocate import CountLimits, allocate
 from sbonnx.pruning.budgets.budget import Budget, Cost, NetworkSize, SizeCost, network_size
 from sbonnx.pruning.budgets.channel_counts import multiples_of

@@ -18,7 +18,7 @@ from sbonnx.calib.engine.threads import one_blas_thread
 from sbonnx.calib.quantized.stream import staged
 from sbonnx.graph import Graph
 from sbonnx.graph.query import tensors_by_name
-from sbonnx.plan.types import Reader
+from sbonnx.planning.types import Reader
 from sbonnx.pruning.fit_layers import FitLayer, InputSums, MomentPair, input_sums
 from sbonnx.pruning.groups.dimensions import WHAT
 from sbonnx.pruning.ridge import KeptColumns, RefitWeight, WeightSolver, refit

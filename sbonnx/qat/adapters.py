@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 from sbonnx.errors import ModelError, RecipeError
 from sbonnx.linear.layer import channel_axes
 from sbonnx.ops import CONVOLUTIONS, LINEAR
-from sbonnx.plan import Site
+from sbonnx.planning import Site
 from sbonnx.qat.fakequant import FakeQuant, quant_parameters
 from sbonnx.qat.lora import ADAPTERS, Inside, LowRank, Outside, low_ranks
 from sbonnx.qat.module import QUANTIZERS, origin_of, weight_parameter

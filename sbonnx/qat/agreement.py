@@ -17,7 +17,7 @@ from sbonnx import qdq
 from sbonnx.calib.engine.session import Session, SessionModel
 from sbonnx.graph import Graph
 from sbonnx.graph.query import node_by_name
-from sbonnx.plan import Site, Solution
+from sbonnx.planning import Site, Solution
 from sbonnx.precision import emulated
 from sbonnx.qat.fakequant import FakeQuant
 from sbonnx.qat.module import ModuleOrigin, unwrapped

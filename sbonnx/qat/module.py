@@ -17,7 +17,7 @@ from sbonnx.errors import DataError, ModelError
 from sbonnx.graph import Graph
 from sbonnx.graph.query import constant, node_by_name, tensors_by_name
 from sbonnx.ops import STANDARD_DOMAINS
-from sbonnx.plan import Site, Solution
+from sbonnx.planning import Site, Solution
 from sbonnx.qat.fakequant import METHODS, BiasCodes, FakeQuant, Role, make_fake_quant
 from sbonnx.qat.fakequant.methods import ParameterizedClipping
 from sbonnx.recipe import TensorSettings

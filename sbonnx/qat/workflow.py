@@ -25,7 +25,7 @@ from sbonnx.graph import Graph
 from sbonnx.graph.edit import Names, add_constant, replace_input
 from sbonnx.graph.query import constant, node_by_name, readers, shape, tensors_by_name
 from sbonnx.patterns import FUSE, SIMPLIFY, apply
-from sbonnx.plan import Solution
+from sbonnx.planning import Solution
 from sbonnx.progress import Progress, shown_by_default
 from sbonnx.qat.adapters import Adapters, add_adapters
 from sbonnx.qat.agreement import disagreements

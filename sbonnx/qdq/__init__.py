@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sbonnx.plan import BITS
+from sbonnx.planning import BITS
 from sbonnx.qdq.from_qoperator import is_integer_op, pair_recurrent, unfold
 from sbonnx.qdq.insert import insert, opset_needed
 from sbonnx.qdq.requantize import Pair, is_quantized, make_float, read

@@ -18,7 +18,7 @@ from sbonnx.graph import Constant, Graph, Node, Tensor, Variable, edit, query, s
 from sbonnx.graph.digests import array_digests
 from sbonnx.graph.storage.weights import release_pages
 from sbonnx.ops import QDQ
-from sbonnx.plan import BITS, Plan, Role, Site, Solution
+from sbonnx.planning import BITS, Plan, Role, Site, Solution
 from sbonnx.spec import BLOCKS_SINCE, CHANNELS_SINCE, CODES_SINCE, HALF_SCALES_SINCE, Array, QParams, QuantSpec
 
 BYTES: Final = (np.dtype(np.int8), np.dtype(np.uint8))

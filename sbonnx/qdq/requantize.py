@@ -10,7 +10,7 @@ import numpy as np
 from sbonnx.errors import ModelError
 from sbonnx.graph import Constant, Graph, Node, node_metadata, query
 from sbonnx.ops import DEQUANTIZE, QDQ, QUANTIZE
-from sbonnx.plan import BITS
+from sbonnx.planning import BITS
 from sbonnx.qdq.arithmetic import numbers
 from sbonnx.qdq.from_qoperator import is_integer_op, unfold
 from sbonnx.qdq.strip import source_of, strip

@@ -31,7 +31,7 @@ from sbonnx.ops import (
     RECTIFIERS,
     RESIZES,
 )
-from sbonnx.plan import BITS
+from sbonnx.planning import BITS
 from sbonnx.qdq.arithmetic import dequantized, is_integer, limits, numbers
 from sbonnx.qdq.from_qoperator import lift
 from sbonnx.qdq.from_qoperator import unfold as unfold_integer_ops

@@ -12,7 +12,7 @@ from sbonnx.calib.observers import make_observer
 from sbonnx.calib.sketches import Sketch
 from sbonnx.errors import LifeCycleError, RecipeError
 from sbonnx.graph.query import node_by_name
-from sbonnx.plan import Site
+from sbonnx.planning import Site
 from sbonnx.recipe import Recipe, load
 from sbonnx.recipe.names import full_backend
 from sbonnx.recipe.node_patterns import matcher
@@ -31,8 +31,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final, Literal
 
-from sbonnx.plan import Plan
-from sbonnx.plan.types import Role
+from sbonnx.planning import Plan
+from sbonnx.planning.types import Role
 
 Side = Literal["input", "weight"]
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, TextIO
 import numpy as np
 
 from sbonnx import graph as graphs
-from sbonnx import profile
+from sbonnx import profiling
 from sbonnx.calib.data import dataset as datasets
 from sbonnx.errors import DataError
 from sbonnx.mermaid import mermaid
 from sbonnx.pipeline import quantized_graph
-from sbonnx.plan import Solution
+from sbonnx.planning import Solution
 from sbonnx.quant_model.controls import LayerControls
 from sbonnx.quant_model.onnx_export import DynamicAxes, OnnxExport, write_onnx
 from sbonnx.quant_model.pipeline_steps import Feeds
@@ -244,10 +244,10 @@ class QuantModel(NotebookView, LayerControls):
     def get_quantization_error(
         self,
         data: Any,
-        checker: profile.Checker = mse,
+        checker: profiling.Checker = mse,
         is_async: bool = True,
         *,
-        part: profile.Part = "both",
+        part: profiling.Part = "both",
     ) -> dict[str, float]:
         """Compute the error of each quantized node's output against float, by node name, including branches of If.
 
@@ -266,7 +266,7 @@ class QuantModel(NotebookView, LayerControls):
         """
         prepared, solution = self._now("get_quantization_error")
         samples = datasets.read(data, prepared.graph)
-        return profile.node_errors(
+        return profiling.node_errors(
             prepared.graph,
             prepared.plan,
             solution,
@@ -277,7 +277,7 @@ class QuantModel(NotebookView, LayerControls):
             device=prepared.recipe.device,
         )
 
-    def profile(self, data: Any, checker: profile.Checker = "sqnr", *, limit: int | None = None) -> profile.Profile:
+    def profile(self, data: Any, checker: profiling.Checker = "sqnr", *, limit: int | None = None) -> profiling.Profile:
         """Measure the error of each node: isolated, by weights only, by activations only, and accumulated.
 
         Args:
@@ -290,13 +290,13 @@ class QuantModel(NotebookView, LayerControls):
         """
         prepared, solution = self._now("profile")
         recipe = prepared.recipe
-        return profile.losses(
+        return profiling.losses(
             prepared.graph,
             prepared.plan,
             solution,
             datasets.read(data, prepared.graph),
             checker=checker,
-            options=profile.WalkOptions(limit, recipe.device, recipe.calibration.memory),
+            options=profiling.WalkOptions(limit, recipe.device, recipe.calibration.memory),
         )
 
     def dump_mermaid(self, file: str | os.PathLike[str] | TextIO, losses: Mapping[str, float] | None = None) -> None:
@@ -399,6 +399,6 @@ class QuantizationErrorProfiler:
     def __init__(self, model: QuantModel) -> None:
         self.model = model
 
-    def apply(self, data: Any, checker: profile.Checker = mse, is_async: bool = True) -> dict[str, float]:
+    def apply(self, data: Any, checker: profiling.Checker = mse, is_async: bool = True) -> dict[str, float]:
         """Call `QuantModel.get_quantization_error`."""
         return self.model.get_quantization_error(data, checker, is_async)

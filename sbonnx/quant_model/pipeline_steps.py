@@ -20,7 +20,7 @@ from sbonnx.correct.batchnorm_tuning import Reference, tune_norms
 from sbonnx.errors import DataError, LifeCycleError, RecipeError
 from sbonnx.options import without_cache
 from sbonnx.pipeline import MEASURE, prepare, run
-from sbonnx.plan import Solution
+from sbonnx.planning import Solution
 from sbonnx.quant_model.layer_access import Side, Switch, switched, with_keys, with_ranges
 from sbonnx.recipe import Recipe
 from sbonnx.recipe.torch_modules import ModuleCall

@@ -24,7 +24,7 @@ from sbonnx.graph import Graph
 from sbonnx.graph.extract import extract
 from sbonnx.graph.query import scopes
 from sbonnx.ops import LINEAR
-from sbonnx.plan.types import Plan, Reader, Site
+from sbonnx.planning.types import Plan, Reader, Site
 from sbonnx.reconstruct.layer_inputs import WHAT, looks_at_inputs
 from sbonnx.report import Reason, Refusal
 from sbonnx.spec import Array

@@ -24,7 +24,7 @@ from sbonnx.moments import (
     shift_gains,
     shrinkage_of,
 )
-from sbonnx.plan.types import Gain, Plan, RoundingChoice, Site
+from sbonnx.planning.types import Gain, Plan, RoundingChoice, Site
 from sbonnx.recipe.sections.base import parameter
 from sbonnx.recipe.sections.stages import MomentsOf
 from sbonnx.reconstruct.layer_inputs import WHAT, Layer, Seen, Watched, WatchedMeans, watched

@@ -13,7 +13,7 @@ from sbonnx.linear.layer import LinearLayer
 from sbonnx.moments import HeldRows, Means, MeanSums, Moments, MomentSums, bytes_for, is_held, sample_weights
 from sbonnx.moments.share import HELD_BYTES
 from sbonnx.ops import CONVOLUTIONS, LINEAR
-from sbonnx.plan.types import Plan, Reader, Site
+from sbonnx.planning.types import Plan, Reader, Site
 from sbonnx.report import Reason, Refusal
 from sbonnx.rounding import ROUNDERS
 from sbonnx.spec import Array

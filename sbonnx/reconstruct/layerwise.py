@@ -31,7 +31,7 @@ from sbonnx.calib.sketches import Sketch
 from sbonnx.errors import NumericError
 from sbonnx.graph import Graph
 from sbonnx.graph.storage.weights import release_pages
-from sbonnx.plan.types import Plan, Reader, Site
+from sbonnx.planning.types import Plan, Reader, Site
 from sbonnx.reconstruct.layer_fit import LayerFitter, Reconstruction
 from sbonnx.reconstruct.layer_inputs import Layer, Seen, in_budget, layers_of
 from sbonnx.spec import Array

@@ -11,7 +11,7 @@ from sbonnx.calib.quantized.state import StreamResult
 from sbonnx.calib.quantized.stream import QuantizedInputs, walk_quantized
 from sbonnx.graph import Graph
 from sbonnx.graph.query import tensors_by_name
-from sbonnx.plan.types import Plan, Solution
+from sbonnx.planning.types import Plan, Solution
 from sbonnx.reconstruct.branch_models import walk_branches
 from sbonnx.reconstruct.layer_fit import Reconstruction, gain_notes
 from sbonnx.reconstruct.layerwise import walk_rounding

@@ -18,7 +18,7 @@ from sbonnx.calib.quantized.state import QuantState
 from sbonnx.graph import Graph
 from sbonnx.graph.digests import array_digests, combined, text
 from sbonnx.graph.storage.weights import spill_large
-from sbonnx.plan.types import Gain, Plan
+from sbonnx.planning.types import Gain, Plan
 from sbonnx.reconstruct.layer_inputs import Layer
 from sbonnx.spec import Array, Bounds, QParams
 from sbonnx.version import __version__

@@ -9,7 +9,7 @@ from typing import Final, Literal
 from sbonnx.backends import Backend
 from sbonnx.errors import RecipeError
 from sbonnx.graph import Graph, query
-from sbonnx.plan.times import GraphTimes
+from sbonnx.planning.times import GraphTimes
 from sbonnx.recipe import Recipe
 from sbonnx.recipe.names import FLOAT
 from sbonnx.report import Reason, Refusal

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sbonnx.plan import Plan, Site
-from sbonnx.profile import Candidate, Sensitivities, Sensitivity
+from sbonnx.planning import Plan, Site
+from sbonnx.profiling import Candidate, Sensitivities, Sensitivity
 from sbonnx.recipe import Recipe
 from sbonnx.recipe.names import FLOAT
 from sbonnx.recipe.sections.quantizers import AUTO

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 from sbonnx.calib.quantized.forward import Forward
 from sbonnx.metrics.pairs import run_pairs
-from sbonnx.profile import Candidate, WalkOptions, sensitivity
+from sbonnx.profiling import Candidate, WalkOptions, sensitivity
 from sbonnx.recipe import Recipe
 from sbonnx.recipe.names import FLOAT
 from sbonnx.search.bit_groups import energy

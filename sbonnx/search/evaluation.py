@@ -15,7 +15,7 @@ from sbonnx.calib.data.dataset import Dataset
 from sbonnx.calib.quantized.forward import Forward
 from sbonnx.graph import Graph
 from sbonnx.metrics import LOSS_TEXT, LossKind, changed_share, loss_kind
-from sbonnx.plan import Solution
+from sbonnx.planning import Solution
 from sbonnx.report.searched import ScoreFigures
 from sbonnx.stages.state import Prepared
 from sbonnx.values import INTERNAL

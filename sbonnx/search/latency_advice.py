@@ -14,7 +14,7 @@ from typing import Final
 from sbonnx.backends import Backend
 from sbonnx.backends.kernel_costs import KernelCosts
 from sbonnx.calib.observers import OBSERVERS
-from sbonnx.plan import Plan, costs_of, make, plan_times
+from sbonnx.planning import Plan, costs_of, make, plan_times
 from sbonnx.report.comparison import Comparison
 from sbonnx.search.bit_groups import pattern_of
 from sbonnx.search.remedies import Remedy

@@ -12,8 +12,8 @@ from sbonnx.backends import Backend
 from sbonnx.backends.onnxruntime.ort_nbits import WIDTHS as KERNEL_WIDTHS
 from sbonnx.errors import RecipeError, SbonnxError
 from sbonnx.graph import query
-from sbonnx.plan import Plan, Solution
-from sbonnx.profile import Candidate, Sensitivities, WalkOptions, sensitivity
+from sbonnx.planning import Plan, Solution
+from sbonnx.profiling import Candidate, Sensitivities, WalkOptions, sensitivity
 from sbonnx.recipe import Recipe
 from sbonnx.recipe.backend_limits import sides
 from sbonnx.recipe.names import FLOAT

@@ -12,7 +12,7 @@ from sbonnx.errors import DataError, RecipeError
 from sbonnx.graph.storage.temporary import temporary_folder
 from sbonnx.metrics import LossKind, Metric, loss_kind
 from sbonnx.pipeline import prepare, quantized_graph, solve
-from sbonnx.plan import Solution
+from sbonnx.planning import Solution
 from sbonnx.progress import Progress, Silent, count_samples
 from sbonnx.recipe import Recipe
 from sbonnx.recipe.names import FLOAT

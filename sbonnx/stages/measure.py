@@ -26,7 +26,7 @@ from sbonnx.heads import Quantized, protect
 from sbonnx.heads.layout import head_layout
 from sbonnx.heads.protect import SAMPLES as HEAD_SAMPLES
 from sbonnx.options import RunOptions
-from sbonnx.plan import Planner, costs_of, make, plan_times
+from sbonnx.planning import Planner, costs_of, make, plan_times
 from sbonnx.precision.kernel_levels import with_accuracy_levels
 from sbonnx.precision.measure import float_observer, magnitudes, measured_magnitudes
 from sbonnx.reconstruct import solve

@@ -20,8 +20,8 @@ from sbonnx.linear.embedding import tie_tables
 from sbonnx.ops import LINEAR
 from sbonnx.options import RunOptions
 from sbonnx.patterns.blocks.masks import bound_masks
-from sbonnx.plan import Plan, make
-from sbonnx.plan.node_infos import node_infos
+from sbonnx.planning import Plan, make
+from sbonnx.planning.node_infos import node_infos
 from sbonnx.recipe import other_defaults
 from sbonnx.recipe.torch_modules import Modules
 from sbonnx.report import Fired, Note, Reason, Refusal

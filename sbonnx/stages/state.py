@@ -19,8 +19,8 @@ from sbonnx.equalize import Equalization
 from sbonnx.graph import Graph
 from sbonnx.metrics import Metric
 from sbonnx.options import RunOptions
-from sbonnx.plan import Plan, Site, Solution
-from sbonnx.plan.magnitudes import Magnitudes
+from sbonnx.planning import Plan, Site, Solution
+from sbonnx.planning.magnitudes import Magnitudes
 from sbonnx.progress import Progress, Silent
 from sbonnx.pruning.prune import Pruned
 from sbonnx.recipe import Recipe
@@ -113,7 +113,7 @@ class Request:
         verify: check the file and compare it with the float model.
         evaluation: labelled data and the metric to compute on it; None: none.
         max_loss: loss in that metric that the result may have; None: no limit.
-        details: measure what pages show beyond the figures of the report, see `sbonnx.profile.details`.
+        details: measure what pages show beyond the figures of the report, see `sbonnx.profiling.details`.
         pruning: the pruned model is the result; None: it is quantized if the recipe has SPARSE.
         pruned: the model that is quantized in place of `model`; None: `model` itself.
     """

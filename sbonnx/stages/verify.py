@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Final
 
 from sbonnx import graph as graphs
-from sbonnx import precision, profile
+from sbonnx import precision, profiling
 from sbonnx import verify as proof
 from sbonnx.graph.storage.temporary import temporary_folder
-from sbonnx.lint import View
-from sbonnx.lint.ort_numbers import saturates_there
-from sbonnx.plan import Plan
+from sbonnx.linting import View
+from sbonnx.linting.ort_numbers import saturates_there
+from sbonnx.planning import Plan
 from sbonnx.recipe import Recipe
 from sbonnx.report import Note, Refusal
 from sbonnx.report.verdict import ON_CPU
@@ -133,16 +133,16 @@ def _verified(
         found = replace(proof.evaluate(models, evaluation, device=device), max_loss=max_loss)
         comparison = replace(comparison, evaluation=found)
         missed = found.problem(max_loss)
-    layers: tuple[profile.LayerError, ...] = ()
+    layers: tuple[profiling.LayerError, ...] = ()
     if samples is not None:
         calibrated = not samples.count and bool(report.counts.samples)
         comparison = replace(comparison, held_out=samples.count, calibrated=calibrated, doubts=state.doubts)
-        layers = profile.errors(
+        layers = profiling.errors(
             prepared.graph, prepared.plan, state.solution, samples.judged, limit=PROFILE_FEEDS, device=device
         )
     problems = [*report.problems, *comparison.problems(), *comparison.unknown()]
     if comparison.problems():
-        begin = profile.first_lost(layers)
+        begin = profiling.first_lost(layers)
         if begin is not None:
             problems.append(f"it begins at '{begin.tensor}', input of '{begin.node}' ({begin.sqnr_db:.1f} dB)")
     problems += [missed] if missed else []
@@ -161,7 +161,7 @@ def _verified(
         report,
         metrics=comparison,
         refusals=(*report.refusals, *left_float),
-        layers=profile.worst_first(layers),
+        layers=profiling.worst_first(layers),
         problems=tuple(problems),
         notes=tuple(
             dict.fromkeys((*report.notes, *notes, *absent, *below, *judged.notes, *_notes(comparison, own=own)))
@@ -186,12 +186,12 @@ def with_details(state: PipelineState) -> PipelineState:
     return replace(state, report=replace(state.report, details=found))
 
 
-def _details(state: PipelineState, refusals: Sequence[Refusal]) -> profile.Details:
+def _details(state: PipelineState, refusals: Sequence[Refusal]) -> profiling.Details:
     """Measure the details of a page. Scales that are computed at run time have no losses."""
     prepared, recipe = state.prepared, state.prepared.recipe
     static = recipe.mode != "dynamic" and state.data is not None
-    options = profile.WalkOptions(PROFILE_FEEDS, recipe.device, recipe.calibration.memory, recipe.calibration.threads)
-    return profile.details(
+    options = profiling.WalkOptions(PROFILE_FEEDS, recipe.device, recipe.calibration.memory, recipe.calibration.threads)
+    return profiling.details(
         prepared.graph,
         prepared.plan,
         state.solution,

@@ -24,8 +24,8 @@ from sbonnx.graph.storage.output_files import staged
 from sbonnx.graph.storage.temporary import temporary_folder
 from sbonnx.graph.storage.weights import release_pages
 from sbonnx.options import RunOptions
-from sbonnx.plan import Plan, Site, Solution
-from sbonnx.plan.tensor_overrides import overrides_of
+from sbonnx.planning import Plan, Site, Solution
+from sbonnx.planning.tensor_overrides import overrides_of
 from sbonnx.recipe.names import FLOAT
 from sbonnx.report import Note, QuantizedTensor, Report
 from sbonnx.report.comparison import without_rewrites

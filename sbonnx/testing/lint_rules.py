@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onnx import ModelProto
 
-from sbonnx.lint import lint, rules_for
+from sbonnx.linting import lint, rules_for
 
 
 def check_lint_rule(rule: str, target: str, bad: ModelProto, clean: ModelProto) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sbonnx.backends import Backend
-from sbonnx.plan import Plan
+from sbonnx.planning import Plan
 from sbonnx.report.codes import Note
 from sbonnx.report.verdict import ON_CPU
 from sbonnx.verify.natures import Tasks

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sbonnx.backends.onnxruntime.ort_nbits import TWO_BIT_BLOCKS, slow_path, stored_bits
-from sbonnx.plan import Plan
+from sbonnx.planning import Plan
 from tests.support.models import model
 from tests.support.writing import prepared
 

@@ -27,7 +27,7 @@ from sbonnx.calib.sketches import Sketch
 from sbonnx.errors import NumericError
 from sbonnx.options import RunOptions
 from sbonnx.pipeline import prepare
-from sbonnx.plan.types import Plan, Site, Solution
+from sbonnx.planning.types import Plan, Site, Solution
 from sbonnx.progress import JsonLines, Progress, Silent
 from sbonnx.stages.state import Prepared, read_recipe
 from tests.support.caching import complete

@@ -15,7 +15,7 @@ from sbonnx.calib.calibrator import Calibrator
 from sbonnx.calib.engine.samples import Samples
 from sbonnx.errors import DataError, NumericError, RecipeError
 from sbonnx.graph import Graph, load
-from sbonnx.plan.types import ObserverChoice, Plan, Solution
+from sbonnx.planning.types import ObserverChoice, Plan, Solution
 from sbonnx.progress import Progress
 from sbonnx.reconstruct.solve import WeightRounding, reconstruct
 from sbonnx.spec import Array, QParams, QuantSpec, params_from_bounds

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from sbonnx.graph import load
-from sbonnx.plan.types import ObserverChoice
+from sbonnx.planning.types import ObserverChoice
 from sbonnx.spec import QuantSpec
 from tests.calib.test_calibrate import same
 from tests.support.calibration import calibrate

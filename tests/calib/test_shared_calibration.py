@@ -17,7 +17,7 @@ from sbonnx.equalize import channel_ranges
 from sbonnx.errors import NumericError
 from sbonnx.graph import Graph
 from sbonnx.options import RunOptions
-from sbonnx.plan import Plan, Site
+from sbonnx.planning import Plan, Site
 from sbonnx.progress import Progress, Silent
 from sbonnx.spec import QuantSpec
 from tests.support.calibration import calibrate

@@ -13,7 +13,7 @@ from sbonnx.assets import digits
 from sbonnx.cli import main
 from sbonnx.cli.about.explain import _general
 from sbonnx.errors import DeviceError
-from sbonnx.lint import RULES
+from sbonnx.linting import RULES
 from sbonnx.patterns import FUSE, SIMPLIFY
 from sbonnx.recipe.sections.whole import KEYS
 from sbonnx.system import runtime

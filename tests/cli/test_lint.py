@@ -12,8 +12,8 @@ import pytest
 
 from sbonnx.assets import digits
 from sbonnx.cli import main
-from sbonnx.lint import RULES, TARGETS, rules_for
-from sbonnx.lint.fix import FIXES
+from sbonnx.linting import RULES, TARGETS, rules_for
+from sbonnx.linting.fix import FIXES
 from tests.lint.seeded import CASES
 from tests.support.models import model
 from tests.support.qdq_models import Net

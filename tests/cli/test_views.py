@@ -13,7 +13,7 @@ import pytest
 from sbonnx import recipe as recipes
 from sbonnx.assets import digits
 from sbonnx.cli import main
-from sbonnx.plan import from_dict, to_dict
+from sbonnx.planning import from_dict, to_dict
 from tests.support.models import batchnorm, model, run
 
 MODEL = str(digits().model)

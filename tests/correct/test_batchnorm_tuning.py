@@ -21,7 +21,7 @@ from sbonnx.correct.batchnorm_tuning import RunningVariance, tune_norms
 from sbonnx.errors import DataError
 from sbonnx.options import RunOptions
 from sbonnx.pipeline import prepare, quantized_graph
-from sbonnx.plan import Solution
+from sbonnx.planning import Solution
 from sbonnx.quant_model import LifeCycleError
 from sbonnx.spec import Array
 from sbonnx.stages.state import Prepared, read_recipe, round_by_site

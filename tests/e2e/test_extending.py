@@ -15,7 +15,7 @@ import onnx
 import pytest
 
 import sbonnx
-from sbonnx import backends, lint, patterns, pipeline
+from sbonnx import backends, linting, patterns, pipeline
 from sbonnx.calib.observers import OBSERVERS
 from sbonnx.cli import main
 from sbonnx.errors import RecipeError
@@ -40,7 +40,7 @@ FEEDS = [{"x": np.random.default_rng(0).standard_normal((8, 3, 8, 8)).astype(np.
 @pytest.fixture
 def extended(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tables with the new rows."""
-    tables: tuple[MutableMapping[str, Any], ...] = (OBSERVERS, ROUNDERS, lint.RULES, backends.BACKENDS)
+    tables: tuple[MutableMapping[str, Any], ...] = (OBSERVERS, ROUNDERS, linting.RULES, backends.BACKENDS)
     monkeypatch.setattr(patterns, "FUSE", patterns.FUSE)
     before = [dict(table) for table in tables]
     extension.register()
@@ -80,7 +80,7 @@ def test_a_file_is_made_with_all_of_them() -> None:
     reference, found = run(proto, FEEDS[0])["y"], run(report.quantized, FEEDS[0])["y"]
     assert np.square(found - reference).sum() < 0.01 * np.square(reference).sum()
     report.quantized.graph.node[0].name = "n" * 101
-    findings = lint.lint(report.quantized, "onnxruntime")
+    findings = linting.lint(report.quantized, "onnxruntime")
     assert extension.RULE in {finding.rule for finding in findings}
 
 

@@ -11,7 +11,7 @@ from sbonnx import quantize
 from sbonnx.calib.data.dataset import FeedBuffer
 from sbonnx.calib.quantized.stream import QuantizedInputs
 from sbonnx.errors import DataError
-from sbonnx.plan import Solution
+from sbonnx.planning import Solution
 from sbonnx.quant_model import LifeCycleError, QuantModel
 from tests.support.calibration import calibrate
 from tests.support.models import residual

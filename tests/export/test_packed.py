@@ -19,7 +19,7 @@ from sbonnx import qdq
 from sbonnx.export.packed import WORTH, pack
 from sbonnx.graph import Node, query
 from sbonnx.ops import DEQUANTIZE, INTEGER_OPS
-from sbonnx.plan import Solution
+from sbonnx.planning import Solution
 from sbonnx.spec import Array
 from sbonnx.stages.state import Prepared
 from tests.support.models import model, run

@@ -21,7 +21,7 @@ from sbonnx.heads.layout import head_layout
 from sbonnx.heads.protect import restricted
 from sbonnx.metrics import sqnr_db
 from sbonnx.pipeline import prepare, quantized_graph, solve
-from sbonnx.plan import make
+from sbonnx.planning import make
 from sbonnx.recipe import load
 from sbonnx.report.codes import Reason
 from sbonnx.stages.state import Request

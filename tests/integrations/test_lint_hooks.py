@@ -52,7 +52,7 @@ def test_files(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_warnings_fail_if_strict(tmp_path: Path) -> None:
-    from sbonnx.lint import lint
+    from sbonnx.linting import lint
 
     warned = [
         (bad.target, bad.model())

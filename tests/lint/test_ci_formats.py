@@ -10,8 +10,8 @@ import pytest
 
 from sbonnx.assets import digits
 from sbonnx.cli import main
-from sbonnx.lint import Finding, rules_for
-from sbonnx.lint.ci_formats import github, junit
+from sbonnx.linting import Finding, rules_for
+from sbonnx.linting.ci_formats import github, junit
 
 RULES = rules_for("tensorrt@10")
 FINDINGS = [

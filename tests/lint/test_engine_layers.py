@@ -14,7 +14,7 @@ import sbonnx
 from sbonnx import graph as graphs
 from sbonnx.cli import main
 from sbonnx.errors import DataError
-from sbonnx.lint.engine_layers import engine_report
+from sbonnx.linting.engine_layers import engine_report
 from tests.support.models import model
 
 TEXT = """

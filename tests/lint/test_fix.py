@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from onnx import numpy_helper
 
 from sbonnx import graph as graphs
-from sbonnx.lint import Finding, lint
-from sbonnx.lint.fix import FIXES, FixedModel
-from sbonnx.lint.fix import fix as fix_for
+from sbonnx.linting import Finding, lint
+from sbonnx.linting.fix import FIXES, FixedModel
+from sbonnx.linting.fix import fix as fix_for
 from sbonnx.spec import Array
 from tests.lint.seeded import BLOCKS, CASES, CONCAT, CONV, F32, I8, MORE, RESIDUAL, Case, pair
 from tests.lint.test_ort import SEEDED

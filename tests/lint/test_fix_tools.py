@@ -13,10 +13,10 @@ import pytest
 
 from benchmarks import models as nets
 from sbonnx import graph as graphs
-from sbonnx.lint import TARGETS, Finding
-from sbonnx.lint import lint as lint_for
-from sbonnx.lint.fix import FixedModel
-from sbonnx.lint.fix import fix as fix_for
+from sbonnx.linting import TARGETS, Finding
+from sbonnx.linting import lint as lint_for
+from sbonnx.linting.fix import FixedModel
+from sbonnx.linting.fix import fix as fix_for
 from sbonnx.metrics import sqnr_db
 from sbonnx.spec import Array
 from tests.lint.test_tensorrt_tools import SWITCHES, Reader

@@ -12,9 +12,9 @@ import pytest
 
 from sbonnx.backends.openvino.runtime import OPENVINO_RUNTIME
 from sbonnx.backends.runtime_types import layers_by_name
-from sbonnx.lint import lint
-from sbonnx.lint import openvino as rules_of_openvino
-from sbonnx.lint.openvino import OPENVINO_RULES
+from sbonnx.linting import lint
+from sbonnx.linting import openvino as rules_of_openvino
+from sbonnx.linting.openvino import OPENVINO_RULES
 from tests.backends.openvino.graphs import SHOWN, between, conv, net, single, softmax, weight
 from tests.support.extras import needs_openvino
 

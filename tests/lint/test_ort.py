@@ -14,10 +14,10 @@ import sbonnx
 from sbonnx import graph as graphs
 from sbonnx.assets import digits
 from sbonnx.errors import DeviceError
-from sbonnx.lint import Finding, View, lint
-from sbonnx.lint import ort_kernels as kernels
-from sbonnx.lint import view as views
-from sbonnx.lint.ort import ORT_RULES
+from sbonnx.linting import Finding, View, lint
+from sbonnx.linting import ort_kernels as kernels
+from sbonnx.linting import view as views
+from sbonnx.linting.ort import ORT_RULES
 from sbonnx.system import cpu
 from tests.support.models import model as written
 from tests.support.qdq_models import CHANNELS, Net

@@ -10,8 +10,8 @@ import onnx
 import pytest
 
 from sbonnx import quantize
-from sbonnx.lint import lint
-from sbonnx.lint.qnn import QNN_RULES
+from sbonnx.linting import lint
+from sbonnx.linting.qnn import QNN_RULES
 from tests.backends.qnn.graphs import feeds_for
 from tests.backends.qnn.test_plan import residual
 from tests.support.qdq_models import CHANNELS, Net

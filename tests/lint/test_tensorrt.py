@@ -13,7 +13,7 @@ import pytest
 import sbonnx
 from sbonnx import graph as graphs
 from sbonnx.errors import ModelError, RecipeError
-from sbonnx.lint import RULES, TARGETS, Finding, lint
+from sbonnx.linting import RULES, TARGETS, Finding, lint
 from tests.lint.seeded import ASIDE, CASES, CONV, MORE, SCORES, Case
 from tests.support.models import residual
 

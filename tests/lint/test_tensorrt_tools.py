@@ -12,7 +12,7 @@ import onnx
 import pytest
 
 import sbonnx
-from sbonnx.lint import TARGETS, Finding, lint
+from sbonnx.linting import TARGETS, Finding, lint
 from sbonnx.spec import Array
 from tests.support.models import residual
 

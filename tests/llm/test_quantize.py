@@ -19,7 +19,7 @@ from sbonnx.backends.onnxruntime.backend import has_two_bits
 from sbonnx.cli import main
 from sbonnx.errors import OutputError, RecipeError
 from sbonnx.graph.storage.temporary import sweep
-from sbonnx.lint import lint
+from sbonnx.linting import lint
 from sbonnx.llm.api import recipe_for
 from sbonnx.llm.decoding import DecoderSession
 from sbonnx.llm.folder import staged_folder

@@ -21,9 +21,9 @@ from sbonnx.backends.onnxruntime.costs import BUNDLED, OrtKernelCosts, load_cost
 from sbonnx.errors import RecipeError
 from sbonnx.graph import Node, Tensor, query
 from sbonnx.pipeline import prepare
-from sbonnx.plan.cost_partition import MODEL_SLACK_NS, SLACK_NS, SLACK_SHARE, slower_in_integers
-from sbonnx.plan.survey import Survey
-from sbonnx.plan.times import GraphTimes
+from sbonnx.planning.cost_partition import MODEL_SLACK_NS, SLACK_NS, SLACK_SHARE, slower_in_integers
+from sbonnx.planning.survey import Survey
+from sbonnx.planning.times import GraphTimes
 from sbonnx.report.codes import Reason
 from sbonnx.stages.state import read_recipe
 from tests.support.models import model
@@ -98,7 +98,7 @@ def price_of(survey: Survey, able: set[str], integers: set[str], costs: KernelCo
 @given(seed=st.integers(0, 10**6))
 def test_the_cut_is_the_cheapest_of_all_divisions(seed: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sbonnx.plan.cost_partition.MODEL_SLACK_NS", math.inf)
+        patch.setattr("sbonnx.planning.cost_partition.MODEL_SLACK_NS", math.inf)
         check_the_cut(seed)
 
 

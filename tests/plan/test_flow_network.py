@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from sbonnx.plan.flow_network import FlowNetwork
+from sbonnx.planning.flow_network import FlowNetwork
 
 
 def smallest_cut(network: FlowNetwork, inner: list[str]) -> set[str]:

@@ -10,7 +10,7 @@ import pytest
 
 from sbonnx.backends import BACKENDS
 from sbonnx.pipeline import prepare
-from sbonnx.plan import Plan, from_dict, to_dict
+from sbonnx.planning import Plan, from_dict, to_dict
 from sbonnx.stages.state import read_recipe
 from tests.support.models import model, residual
 

@@ -8,10 +8,10 @@ from typing import Any
 import onnx
 import pytest
 
-from sbonnx import plan as plans
+from sbonnx import planning
 from sbonnx.errors import RecipeError
 from sbonnx.pipeline import prepare
-from sbonnx.plan import Plan
+from sbonnx.planning import Plan
 from sbonnx.stages.state import read_recipe
 from tests.support.models import model, residual
 
@@ -228,7 +228,7 @@ def test_blocks_are_not_entered() -> None:
 def test_a_plan_survives_the_trip_through_json() -> None:
     for backend in ("virtual", "onnxruntime", "tensorrt"):
         plan = planned(residual(), backend)
-        assert plans.from_dict(json.loads(json.dumps(plans.to_dict(plan)))) == plan
+        assert planning.from_dict(json.loads(json.dumps(planning.to_dict(plan)))) == plan
 
 
 def test_every_site_says_why() -> None:

@@ -11,8 +11,8 @@ import onnxruntime
 import pytest
 
 import sbonnx
-from sbonnx.profile.file_losses import file_losses
-from sbonnx.profile.imported_file import subject_of
+from sbonnx.profiling.file_losses import file_losses
+from sbonnx.profiling.imported_file import subject_of
 from sbonnx.spec import Array
 from tests.support.models import model, run
 from tests.support.values import some

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sbonnx.graph import load
-from sbonnx.plan.site_builder import block_for, in_blocks
+from sbonnx.planning.site_builder import block_for, in_blocks
 from sbonnx.spec import QuantSpec
 from tests.support.models import model
 

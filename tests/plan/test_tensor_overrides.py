@@ -16,8 +16,8 @@ from onnxruntime.quantization.tensor_quant_overrides import TensorQuantOverrides
 
 from sbonnx import quantize
 from sbonnx.errors import RecipeError
-from sbonnx.lint import lint
-from sbonnx.plan.override_file import TensorOverride, read_overrides
+from sbonnx.linting import lint
+from sbonnx.planning.override_file import TensorOverride, read_overrides
 from sbonnx.spec import Array
 from sbonnx.verify import session
 from tests.backends.qnn.graphs import feeds_for, parsed

@@ -11,9 +11,9 @@ from sbonnx.backends.kernel_costs import KernelCosts
 from sbonnx.backends.onnxruntime.costs import load_costs
 from sbonnx.graph import Graph, Node
 from sbonnx.pipeline import prepare
-from sbonnx.plan import Plan, plan_times
-from sbonnx.plan.cost_partition import MODEL_SLACK_NS
-from sbonnx.plan.times import GraphTimes
+from sbonnx.planning import Plan, plan_times
+from sbonnx.planning.cost_partition import MODEL_SLACK_NS
+from sbonnx.planning.times import GraphTimes
 from sbonnx.stages.state import Prepared, read_recipe
 from tests.support.models import model
 

@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 import sbonnx
-from sbonnx.lint import lint
+from sbonnx.linting import lint
 from sbonnx.metrics import sqnr_db
 from sbonnx.spec import Array
 from tests.precision.converting import assert_few_casts, types

@@ -16,8 +16,8 @@ from onnx import numpy_helper
 import sbonnx
 from sbonnx.cli import main
 from sbonnx.errors import RecipeError
-from sbonnx.lint import lint
-from sbonnx.plan.magnitudes import KINDS
+from sbonnx.linting import lint
+from sbonnx.planning.magnitudes import KINDS
 from sbonnx.precision.representable import exactly
 from sbonnx.spec import Array, Bounds, QuantSpec, params_from_bounds
 from tests.precision.converting import assert_few_casts, casts, made, normal, ops_by_type, types, whys

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbonnx.calib.sketches import Sketch
-from sbonnx.plan.magnitudes import KINDS
+from sbonnx.planning.magnitudes import KINDS
 from sbonnx.precision.measure import magnitudes_of
 from sbonnx.precision.representable import exactly, misfit, rounding_db
 from tests.precision.converting import assert_few_casts, convert, made, normal, ops_by_type, types, whys

@@ -70,20 +70,20 @@ def sites_of(layers: list[dict[str, Any]], label: str = "int4 axis 0") -> list[d
 
 
 def node(name: str, *inputs: str, op: str = "Conv", scope: str = "", **more: Any) -> dict[str, Any]:
-    """A row of `sbonnx.profile.NodeRow`."""
+    """A row of `sbonnx.profiling.NodeRow`."""
     reads = [{"tensor": f"{name}_in", "role": "activation", "label": "uint8", "bits": 8, "low": 0.0, "high": 6.0}]
     row = {"name": name, "op": op, "scope": scope, "inputs": inputs, "shape": ("N", 8), "reads": reads, "refusals": ()}
     return {**row, **more}
 
 
 def profiled(name: str, weights: Any, activations: Any, alone: Any = 20.0, gathered: Any = 15.0) -> dict[str, Any]:
-    """A row of `sbonnx.profile.LayerLoss`."""
+    """A row of `sbonnx.profiling.LayerLoss`."""
     figures = {"alone": alone, "weights": weights, "activations": activations, "gathered": gathered}
     return {"node": name, "op": "Conv", "tensor": f"{name}_out", "scope": "", "label": "uint8", **figures, "feeds": 4}
 
 
 def details(nodes: list[dict[str, Any]], layers: list[dict[str, Any]] | None = None) -> dict[str, Any]:
-    """Details in the form of `sbonnx.profile.Details.to_dict`, with a histogram for each layer."""
+    """Details in the form of `sbonnx.profiling.Details.to_dict`, with a histogram for each layer."""
     histogram = {
         "role": "activation",
         "label": "uint8",

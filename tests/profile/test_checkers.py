@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from sbonnx.errors import RecipeError
 from sbonnx.metrics import sqnr_db
-from sbonnx.profile import MEASURES, make_measure
-from sbonnx.profile.checkers import kind_of
+from sbonnx.profiling import MEASURES, make_measure
+from sbonnx.profiling.checkers import kind_of
 from sbonnx.spec import Array
 
 RNG = np.random.default_rng(0)

@@ -12,9 +12,9 @@ import pytest
 from onnx import numpy_helper
 
 import sbonnx
-from sbonnx import profile
+from sbonnx import profiling
 from sbonnx.assets import digits
-from sbonnx.profile.histograms import BINS
+from sbonnx.profiling.histograms import BINS
 from sbonnx.report import Reason, Refusal
 from tests.support.values import some
 
@@ -55,8 +55,8 @@ def pairs(path: Path) -> dict[str, tuple[float, float]]:
 
 
 def test_histograms_are_those_of_the_float_model(quantized: Path) -> None:
-    subject = profile.subject_of(digits().model, quantized)
-    found = profile.details(subject.graph, subject.plan, subject.solution, feeds())
+    subject = profiling.subject_of(digits().model, quantized)
+    found = profiling.details(subject.graph, subject.plan, subject.solution, feeds())
     assert found.profile is not None and found.profile.feeds == 3
     activations = [row for row in found.histograms if row.role == "activation"]
     assert activations and any(row.role == "weight" for row in found.histograms)
@@ -92,8 +92,8 @@ def test_weights_are_in_steps_of_their_channel(quantized: Path) -> None:
 
 
 def test_the_worst_tensors_come_first(quantized: Path) -> None:
-    subject = profile.subject_of(digits().model, quantized)
-    found = profile.details(subject.graph, subject.plan, subject.solution, feeds(1))
+    subject = profiling.subject_of(digits().model, quantized)
+    found = profiling.details(subject.graph, subject.plan, subject.solution, feeds(1))
     assert found.profile is not None
     figures = [value for row in found.profile.layers for value in (row.weights, row.activations) if value is not None]
     assert len(found.histograms) == 6 < len(figures)
@@ -115,13 +115,13 @@ def test_the_worst_tensors_come_first(quantized: Path) -> None:
 
 def test_nodes_are_those_of_the_graph(quantized: Path) -> None:
     """Edges join producers and readers, and a refusal is at the node of that name or of that tensor."""
-    subject = profile.subject_of(digits().model, quantized)
+    subject = profiling.subject_of(digits().model, quantized)
     refusals = [
         Refusal("quantize", "node_relu", Reason("recipe", "a")),
         Refusal("quantize", "relu_1", Reason("recipe", "b")),
         Refusal("x", "nowhere", Reason("recipe", "c")),
     ]
-    rows = profile.details(subject.graph, subject.plan, None, None, refusals=refusals).nodes
+    rows = profiling.details(subject.graph, subject.plan, None, None, refusals=refusals).nodes
     assert [row.name for row in rows] == [node.name for node in subject.graph.nodes]
     made = {node.name: {one.inputs[0].name for one in node.inputs if one.inputs} for node in subject.graph.nodes}
     assert {row.name: set(row.inputs) for row in rows} == made
@@ -133,9 +133,9 @@ def test_nodes_are_those_of_the_graph(quantized: Path) -> None:
 
 
 def test_nothing_is_measured_of_many_layers(quantized: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sbonnx.profile.page_details.MOST_LAYERS", 3)
-    subject = profile.subject_of(digits().model, quantized)
-    found = profile.details(subject.graph, subject.plan, subject.solution, feeds())
+    monkeypatch.setattr("sbonnx.profiling.page_details.MOST_LAYERS", 3)
+    subject = profiling.subject_of(digits().model, quantized)
+    found = profiling.details(subject.graph, subject.plan, subject.solution, feeds())
     assert found.profile is None and found.histograms == ()
     assert "more than 3" in found.notes[0] and "sbonnx profile" in found.notes[0]
 

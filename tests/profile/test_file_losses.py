@@ -19,7 +19,7 @@ from sbonnx.cli import main
 from sbonnx.errors import ModelError
 from sbonnx.metrics import sqnr_db
 from sbonnx.pipeline import solve
-from sbonnx.profile import Profile, file_losses, losses, subject_of
+from sbonnx.profiling import Profile, file_losses, losses, subject_of
 from sbonnx.stages.state import Request, read_recipe
 from sbonnx.verify.file_check import Depth, compare
 from tests.support.models import model, run

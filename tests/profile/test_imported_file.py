@@ -16,7 +16,7 @@ from sbonnx.assets import digits
 from sbonnx.errors import ModelError
 from sbonnx.metrics import sqnr_db
 from sbonnx.pipeline import quantized_graph, solve
-from sbonnx.profile import WalkOptions, file_losses, losses, subject_of
+from sbonnx.profiling import WalkOptions, file_losses, losses, subject_of
 from sbonnx.stages.state import Request, read_recipe
 from tests.support.models import model, residual, run
 

@@ -13,8 +13,8 @@ from sbonnx.calib.quantized.forward import Forward
 from sbonnx.graph import Graph, load
 from sbonnx.graph.query import tensors_by_name
 from sbonnx.metrics import ratio_db
-from sbonnx.plan.types import Plan, Solution
-from sbonnx.profile import errors
+from sbonnx.planning.types import Plan, Solution
+from sbonnx.profiling import errors
 from sbonnx.spec import QuantSpec
 from tests.calib.engine.branching import nested
 from tests.support.calibration import calibrate

@@ -16,9 +16,9 @@ from sbonnx.calib.engine.runner import LayerRunner
 from sbonnx.errors import DataError
 from sbonnx.graph import load
 from sbonnx.pipeline import prepare
-from sbonnx.plan.types import Plan, Reader, Site, Solution
-from sbonnx.profile import WalkOptions, losses, node_errors
-from sbonnx.profile.walk import Walk
+from sbonnx.planning.types import Plan, Reader, Site, Solution
+from sbonnx.profiling import WalkOptions, losses, node_errors
+from sbonnx.profiling.walk import Walk
 from sbonnx.report.details import Column
 from sbonnx.spec import Array, QuantSpec
 from sbonnx.stages.state import read_recipe
@@ -302,7 +302,7 @@ import resource, sys
 import numpy as np
 from tests.support.calibration import calibrate
 from sbonnx.graph import load
-from sbonnx.profile import WalkOptions, losses
+from sbonnx.profiling import WalkOptions, losses
 from tests.support.naive import plan_linear
 from tests.support.models import residual
 

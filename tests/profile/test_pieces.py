@@ -8,9 +8,9 @@ import numpy as np
 
 from sbonnx.graph import load
 from sbonnx.graph.query import all_nodes
-from sbonnx.plan.types import Plan, Reader, Site
-from sbonnx.profile import losses
-from sbonnx.profile.pieces import steps_of
+from sbonnx.planning.types import Plan, Reader, Site
+from sbonnx.profiling import losses
+from sbonnx.profiling.pieces import steps_of
 from sbonnx.spec import QuantSpec
 from tests.calib.engine.branching import nested
 from tests.calib.quantized.test_forward import with_qdq

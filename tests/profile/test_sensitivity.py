@@ -10,8 +10,8 @@ import pytest
 
 from sbonnx.errors import RecipeError
 from sbonnx.graph import load
-from sbonnx.plan.types import Plan, Site, Solution
-from sbonnx.profile import Candidate, WalkOptions, sensitivity
+from sbonnx.planning.types import Plan, Site, Solution
+from sbonnx.profiling import Candidate, WalkOptions, sensitivity
 from sbonnx.spec import Array, QParams, QuantSpec
 from tests.calib.engine.branching import nested
 from tests.calib.quantized.test_forward import with_qdq

@@ -24,7 +24,7 @@ from sbonnx.errors import RecipeError
 from sbonnx.graph import Graph
 from sbonnx.graph.query import output_names
 from sbonnx.pipeline import prepare_pruning
-from sbonnx.plan.times import GraphTimes
+from sbonnx.planning.times import GraphTimes
 from sbonnx.pruning.budgets.channel_counts import multiples_of
 from sbonnx.pruning.budgets.loss_limit import LossTrial, smallest_within
 from sbonnx.pruning.budgets.pruned_times import PrunedTimes

@@ -17,7 +17,7 @@ import sbonnx  # noqa: E402
 from sbonnx import pipeline, qat  # noqa: E402
 from sbonnx.assets import digits  # noqa: E402
 from sbonnx.errors import ModelError, OutputError, RecipeError  # noqa: E402
-from sbonnx.plan import Solution  # noqa: E402
+from sbonnx.planning import Solution  # noqa: E402
 from sbonnx.qat.fakequant import FakeQuant  # noqa: E402
 from sbonnx.qat.module import keep_source, origin_of, trainable, within_codes  # noqa: E402
 from sbonnx.qat.workflow import fixed_batch  # noqa: E402

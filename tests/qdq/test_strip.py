@@ -19,7 +19,7 @@ from sbonnx.backends.onnxruntime.convolutions import align
 from sbonnx.calib.data import dataset as datasets
 from sbonnx.graph import Graph, query
 from sbonnx.pipeline import prepare, quantized_graph
-from sbonnx.plan import Solution
+from sbonnx.planning import Solution
 from sbonnx.spec import Array
 from sbonnx.stages.state import Prepared, read_recipe, round_by_site
 from tests.support import calibration as walk

@@ -14,7 +14,7 @@ from sbonnx.cli import main
 from sbonnx.errors import RecipeError
 from sbonnx.graph import io
 from sbonnx.pipeline import prepare
-from sbonnx.plan.node_infos import node_infos
+from sbonnx.planning.node_infos import node_infos
 from sbonnx.recipe import load
 from sbonnx.recipe.regions import Flow
 from tests.support.models import model, residual

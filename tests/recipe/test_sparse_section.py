@@ -10,7 +10,7 @@ import pytest
 from sbonnx import graph as graphs
 from sbonnx.errors import RecipeError
 from sbonnx.linear.sparsity import GroupSparsity, Unstructured
-from sbonnx.plan.node_infos import node_infos
+from sbonnx.planning.node_infos import node_infos
 from sbonnx.pruning.criteria import CRITERIA
 from sbonnx.pruning.settings import LayerPruning, Pruning, pruning_of
 from sbonnx.recipe import Recipe, load, yaml_text

@@ -16,7 +16,7 @@ from sbonnx.calib.quantized.forward import Forward
 from sbonnx.calib.quantized.stream import QuantizedInputs
 from sbonnx.graph.query import constant, tensors_by_name
 from sbonnx.pipeline import prepare
-from sbonnx.plan import Solution
+from sbonnx.planning import Solution
 from sbonnx.reconstruct import layerwise as reconstruct
 from sbonnx.reconstruct.layerwise import Reconstruction
 from sbonnx.spec import Array

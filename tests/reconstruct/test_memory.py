@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sbonnx.pipeline import prepare
-from sbonnx.plan import Solution
+from sbonnx.planning import Solution
 from sbonnx.stages.state import read_recipe, reconstruction_of, round_by_site
 from tests.support.calibration import calibrate
 from tests.support.models import model

@@ -13,7 +13,7 @@ import pytest
 from sbonnx.batch.jobs.job import BatchReport, Job, JobResult, Outcome
 from sbonnx.llm import AdaptedDecoder
 from sbonnx.present.html import Card, render_card
-from sbonnx.profile import Profile
+from sbonnx.profiling import Profile
 from sbonnx.qdq.difference import ModelDifference, PairDifference
 from sbonnx.quant_model import QuantModel
 from sbonnx.report import LayerError, Reason, Refusal, Report

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import sbonnx
 from sbonnx.calib.qparams.solve import weight_bounds
 from sbonnx.errors import RecipeError
-from sbonnx.plan.types import ObserverChoice, RoundingChoice, Site
+from sbonnx.planning.types import ObserverChoice, RoundingChoice, Site
 from sbonnx.rounding.hqq import BETA, ITERATIONS, KAPPA, POWER, half_quadratic, hqq_bounds
 from sbonnx.spec import Array, Bounds, QuantSpec, ScaleRule, params_from_bounds
 from tests.support.models import model

@@ -14,7 +14,7 @@ import pytest
 import sbonnx
 from sbonnx.errors import RecipeError
 from sbonnx.pipeline import prepare
-from sbonnx.plan import Plan
+from sbonnx.planning import Plan
 from sbonnx.recipe import Recipe
 from sbonnx.recipe import load as load_recipe
 from sbonnx.recipe.node_patterns import matcher

@@ -10,7 +10,7 @@ from sbonnx.calib.engine.samples import Samples
 from sbonnx.calib.qparams.solve import Solve
 from sbonnx.graph import Graph
 from sbonnx.options import RunOptions
-from sbonnx.plan import Plan, Solution
+from sbonnx.planning import Plan, Solution
 from sbonnx.reconstruct.solve import QuantizedInputs, Reconstruction, WeightRounding, reconstruct
 
 

@@ -15,7 +15,7 @@ from examples.plugin.src.sbonnx_example_plugin.backend import CONVOLVER
 from examples.plugin.src.sbonnx_example_plugin.lint_rule import NAMED_NODES
 from examples.plugin.src.sbonnx_example_plugin.observer import Trimmed
 from examples.plugin.src.sbonnx_example_plugin.rounding import HalfUp
-from sbonnx import backends, lint, patterns
+from sbonnx import backends, linting, patterns
 from sbonnx.calib.observers import OBSERVERS
 from sbonnx.patterns import Edit, Match, Op, Pattern, Var
 from sbonnx.patterns.example_model import sample
@@ -48,7 +48,7 @@ def register() -> None:
     OBSERVERS[OBSERVER] = Trimmed
     ROUNDERS[ROUNDING] = HalfUp
     patterns.FUSE = (*patterns.FUSE, ABS_OF_RELU)
-    lint.RULES["onnxruntime"] = (*lint.RULES["onnxruntime"], NAMED_NODES)
+    linting.RULES["onnxruntime"] = (*linting.RULES["onnxruntime"], NAMED_NODES)
     backends.BACKENDS[BACKEND] = CONVOLVER
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from sbonnx.graph import Body, Graph, Node
 from sbonnx.graph.query import constant, scopes
 from sbonnx.ops import LINEAR
-from sbonnx.plan.types import ObserverChoice, Plan, Reader, Site
+from sbonnx.planning.types import ObserverChoice, Plan, Reader, Site
 from sbonnx.spec import QuantSpec, ScaleRule
 
 ACTIVATION = QuantSpec(bits=8, signed=False, symmetric=False)

@@ -15,7 +15,7 @@ from sbonnx import graph as graphs
 from sbonnx.calib.qparams.solve import weights_alone
 from sbonnx.options import RunOptions
 from sbonnx.pipeline import INSERT, prepare, run
-from sbonnx.plan import Solution
+from sbonnx.planning import Solution
 from sbonnx.report import Refusal
 from sbonnx.spec import Array
 from sbonnx.stages.state import PipelineState, Prepared, Request, read_recipe, round_by_site

@@ -12,7 +12,7 @@ import pytest
 
 import sbonnx
 from sbonnx.cli import main
-from sbonnx.lint import lint
+from sbonnx.linting import lint
 from sbonnx.report.verdict import verdict_of
 from sbonnx.spec import Array
 from sbonnx.system.cpu import CPUS, RECORDED_CPU, target_cpu

@@ -36,7 +36,7 @@ from sbonnx.calib.engine.schedule import schedule_of
 from sbonnx.calib.shared_calibration import CalibrationTask
 from sbonnx.calib.sketches import Sketch
 from sbonnx.errors import DataError
-from sbonnx.plan.types import Site
+from sbonnx.planning.types import Site
 from sbonnx.progress import Progress, count_samples
 from sbonnx.recipe import Recipe
 from sbonnx.stages.state import equalization_of

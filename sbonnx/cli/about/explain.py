@@ -143,7 +143,7 @@ def run(given: Arguments) -> int:
 
 def _rules() -> dict[str, tuple[Any, list[str]]]:
     """Return each lint rule by its id, with the targets that it applies to."""
-    from sbonnx.lint import TARGETS, rules_for
+    from sbonnx.linting import TARGETS, rules_for
 
     rules: dict[str, tuple[Any, list[str]]] = {}
     for target in TARGETS:

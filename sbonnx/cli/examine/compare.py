@@ -142,7 +142,7 @@ def _task(given: Arguments) -> Tasks:
 def _can_profile(float_model: Path, quant_model: Path) -> bool:
     """Whether `sbonnx profile` finds pairs in the quantized file."""
     from sbonnx.errors import SbonnxError
-    from sbonnx.profile import subject_of
+    from sbonnx.profiling import subject_of
 
     try:
         subject_of(float_model, quant_model)

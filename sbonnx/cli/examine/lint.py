@@ -13,8 +13,8 @@ from sbonnx.present.text.printer import Printer, to_json
 from sbonnx.system.terminal import BELOW_QUALITY, DONE
 
 if TYPE_CHECKING:
-    from sbonnx.lint import LintRule
-    from sbonnx.lint.report import LintReport
+    from sbonnx.linting import LintRule
+    from sbonnx.linting.report import LintReport
 
 HELP: Final = (
     "Check a Q/DQ model against the rules of a runtime. --fix repairs what needs no data; exit code 1 on errors."
@@ -65,10 +65,10 @@ OPTIONS: Final = (
 
 def run(given: Arguments) -> int:
     from sbonnx import graph as graphs
-    from sbonnx.lint import TARGETS, rules_for
-    from sbonnx.lint.findings import sarif as to_sarif
-    from sbonnx.lint.fix import fixes_for
-    from sbonnx.lint.report import lint_file
+    from sbonnx.linting import TARGETS, rules_for
+    from sbonnx.linting.findings import sarif as to_sarif
+    from sbonnx.linting.fix import fixes_for
+    from sbonnx.linting.report import lint_file
     from sbonnx.present.text.lint import show_lint
     from sbonnx.recipe.names import full_backend
 
@@ -108,8 +108,8 @@ def run(given: Arguments) -> int:
 
 def _in_form(form: str, report: LintReport, rules: tuple[LintRule, ...]) -> str:
     """Return the findings in a form of CI services; "" for tables and JSON."""
-    from sbonnx.lint import ci_formats
-    from sbonnx.lint.findings import sarif
+    from sbonnx.linting import ci_formats
+    from sbonnx.linting.findings import sarif
 
     if form == "github":
         return ci_formats.github(report.findings, report.checked)

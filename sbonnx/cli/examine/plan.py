@@ -36,7 +36,7 @@ OPTIONS: Final = (
 def run(given: Arguments) -> int:
     from sbonnx import graph as graphs
     from sbonnx.pipeline import prepare
-    from sbonnx.plan import to_dict
+    from sbonnx.planning import to_dict
     from sbonnx.stages.state import read_recipe
 
     printer, model, output = given.printer(), given[options.MODEL], given[OUTPUT]

@@ -16,8 +16,8 @@ from sbonnx.present.text.tables import bar, metric_text
 
 if TYPE_CHECKING:
     from sbonnx.graph import Graph
-    from sbonnx.plan.types import Plan, Solution
-    from sbonnx.profile import MetricLosses, Profile
+    from sbonnx.planning.types import Plan, Solution
+    from sbonnx.profiling import MetricLosses, Profile
     from sbonnx.report.details import Column
     from sbonnx.report.figures import MetricRow
     from sbonnx.verify import EvaluationData
@@ -87,7 +87,7 @@ OPTIONS: Final = (
 def run(given: Arguments) -> int:
     from sbonnx import graph as graphs
     from sbonnx.mermaid import mermaid as to_mermaid
-    from sbonnx.profile.metric_losses import EvaluatedProfile
+    from sbonnx.profiling.metric_losses import EvaluatedProfile
 
     model, quantized, mermaid = given[options.MODEL], given[QUANT], given[MERMAID]
     printer, sort, top = given.printer(), given[SORT], given[TOP]
@@ -137,7 +137,7 @@ def _measure(given: Arguments) -> str:
 
 def _metric_losses(given: Arguments, found: _Profiled, evaluation: EvaluationData) -> MetricLosses:
     """Measure the loss in the task metric of the layers with the largest isolated error."""
-    from sbonnx.profile import metric_losses
+    from sbonnx.profiling import metric_losses
 
     rows = [row for row in found.profile.worst_first("alone") if not row.scope]
     nodes = [row.node for row in rows[: given[TOP] or EVALUATED]]
@@ -178,7 +178,7 @@ def _metric_table(printer: Printer, found: MetricLosses) -> None:
 
 
 def _check_words(metric: str, sort: str, top: int | None) -> None:
-    from sbonnx.profile import COLUMNS, MEASURES
+    from sbonnx.profiling import COLUMNS, MEASURES
 
     if metric not in MEASURES:
         raise RecipeError(f"--metric {metric}: there are {', '.join(MEASURES)}; a task metric needs --eval DATA")
@@ -190,14 +190,14 @@ def _check_words(metric: str, sort: str, top: int | None) -> None:
 
 def _column(sort: str) -> Column:
     """Return the column that determines the order of rows and the length of bars."""
-    from sbonnx.profile import COLUMNS
+    from sbonnx.profiling import COLUMNS
 
     return next((column for column in COLUMNS if column == sort), COLUMNS[0])
 
 
 def _profile_recipe(given: Arguments) -> _Profiled:
     from sbonnx.pipeline import solve
-    from sbonnx.profile import WalkOptions, losses
+    from sbonnx.profiling import WalkOptions, losses
     from sbonnx.stages.state import Request, read_recipe
 
     recipe, rules = read_recipe(given[options.RECIPE], given[options.BACKEND], given.overrides())
@@ -218,7 +218,7 @@ def _profile_recipe(given: Arguments) -> _Profiled:
 
 def _profile_file(given: Arguments, quantized: Path) -> _Profiled:
     from sbonnx.calib.data import dataset as datasets
-    from sbonnx.profile import WalkOptions, file_losses, subject_of
+    from sbonnx.profiling import WalkOptions, file_losses, subject_of
 
     model = given[options.MODEL]
     subject = subject_of(model, quantized)
@@ -240,7 +240,7 @@ def _profile_file(given: Arguments, quantized: Path) -> _Profiled:
 
 
 def _tables(printer: Printer, title: str, profile: Profile, shown: Profile, column: Column) -> None:
-    from sbonnx.profile import COLUMNS, TITLES
+    from sbonnx.profiling import COLUMNS, TITLES
 
     unit = f" {profile.unit}" if profile.unit else ""
     better = "more is better" if profile.higher_is_better else "less is better"

@@ -160,7 +160,7 @@ def _graph_page(given: Arguments) -> str:
 def _planned(given: Arguments) -> tuple[Details, str, Iterable[Refusal]]:
     """Describe a float model with the types that the recipe plans; return the backend's name and the refusals too."""
     from sbonnx import pipeline
-    from sbonnx.profile import details
+    from sbonnx.profiling import details
     from sbonnx.stages.state import read_recipe
 
     recipe, rules = read_recipe(given[options.RECIPE], given[options.BACKEND], ())
@@ -172,7 +172,7 @@ def _planned(given: Arguments) -> tuple[Details, str, Iterable[Refusal]]:
 def _quantized(given: Arguments) -> tuple[Details, tuple[Note, ...]]:
     """Describe the pairs of a quantized file, with its losses if there is a float model and data."""
     from sbonnx.calib.data import dataset as datasets
-    from sbonnx.profile import WalkOptions, details, file_losses, subject_of
+    from sbonnx.profiling import WalkOptions, details, file_losses, subject_of
 
     model, quantized, data = given[FILE], given[QUANT], given[options.DATA]
     if data is not None and quantized is None:

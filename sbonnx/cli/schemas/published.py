@@ -15,12 +15,12 @@ from sbonnx.cli.about import completion, doctor, explain, version
 from sbonnx.cli.create import demo, init, recipe
 from sbonnx.cli.examine import inspect, view
 from sbonnx.cli.schemas.derived import Derivation
-from sbonnx.lint.report import LintReport
+from sbonnx.linting.report import LintReport
 from sbonnx.llm.adapt import AdaptedDecoder
 from sbonnx.llm.description import DecoderFacts
 from sbonnx.metrics.output_statistics import RunOutput
-from sbonnx.plan.types import Plan
-from sbonnx.profile.metric_losses import EvaluatedProfile
+from sbonnx.planning.types import Plan
+from sbonnx.profiling.metric_losses import EvaluatedProfile
 from sbonnx.pruning.groups.dimensions import PrunableDimensions
 from sbonnx.pruning.sparsity.choice import SparseLayers
 from sbonnx.qdq.difference import FileDifference

@@ -22,8 +22,8 @@ from sbonnx.values import plain
 
 if TYPE_CHECKING:
     from sbonnx.batch.jobs.job import BatchReport
-    from sbonnx.plan.types import Plan
-    from sbonnx.profile.checkers import Profile
+    from sbonnx.planning.types import Plan
+    from sbonnx.profiling.checkers import Profile
     from sbonnx.qdq.difference import ModelDifference
     from sbonnx.quant_model.life_cycle import QuantModel
     from sbonnx.report import Report
@@ -223,7 +223,7 @@ def plan_card(plan: Plan) -> Card:
 
 
 def _sites_by_role(plan: Plan) -> list[tuple[str, str]]:
-    from sbonnx.plan.types import ROLES
+    from sbonnx.planning.types import ROLES
 
     return [(f"{role} sites", str(len(plan.of_role(role)))) for role in ROLES]
 
@@ -257,7 +257,7 @@ def difference_card(difference: ModelDifference) -> Card:
 
 def profile_card(profile: Profile) -> Card:
     """Summarize losses by layer: those with the largest isolated loss."""
-    from sbonnx.profile.checkers import COLUMNS, TITLES, kind_of, name_of
+    from sbonnx.profiling.checkers import COLUMNS, TITLES, kind_of, name_of
 
     name, unit = name_of(profile.checker), kind_of(profile.checker).unit
     rows = [

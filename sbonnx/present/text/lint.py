@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-from sbonnx.lint import Finding, Severity
-from sbonnx.lint.engine_layers import EngineReport
-from sbonnx.lint.fix import Fixed
-from sbonnx.lint.report import SEVERITIES, LintReport
+from sbonnx.linting import Finding, Severity
+from sbonnx.linting.engine_layers import EngineReport
+from sbonnx.linting.fix import Fixed
+from sbonnx.linting.report import SEVERITIES, LintReport
 from sbonnx.present.text.printer import Printer
 
 MOST_REFORMATS: Final = 8

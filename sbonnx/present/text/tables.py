@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from sbonnx.present.text.printer import Printer
 
 if TYPE_CHECKING:
-    from sbonnx.profile.metric_losses import MetricLosses
+    from sbonnx.profiling.metric_losses import MetricLosses
     from sbonnx.report import Refusal
     from sbonnx.report.comparison import Comparison
     from sbonnx.report.figures import Evaluation, Kernels, MetricValue

@@ -13,7 +13,7 @@ from sbonnx.backends.kernel_costs import KernelCosts
 from sbonnx.channels.ids import varies
 from sbonnx.graph import Constant, Graph, Node, Tensor
 from sbonnx.graph.query import output_names, rank, shape, tensors_by_name
-from sbonnx.plan.times import GraphTimes
+from sbonnx.planning.times import GraphTimes
 from sbonnx.pruning.groups.dimensions import Dependencies, Dimension
 from sbonnx.spec import Array
 

@@ -19,7 +19,7 @@ from sbonnx.assets import digits
 from sbonnx.backends.onnxruntime.exact_biases import exact_codes
 from sbonnx.calib.observers import OBSERVERS
 from sbonnx.options import RunOptions
-from sbonnx.plan import make
+from sbonnx.planning import make
 from sbonnx.report.codes import Reason
 from sbonnx.spec import Array
 from sbonnx.stages.measure import read_data

@@ -17,7 +17,7 @@ from onnx import helper, numpy_helper
 import sbonnx
 from sbonnx.linear.layer import LinearLayer
 from sbonnx.pipeline import prepare
-from sbonnx.plan import Plan
+from sbonnx.planning import Plan
 from sbonnx.spec import Array
 from sbonnx.stages.state import read_recipe
 from sbonnx.system.cpu import target_cpu

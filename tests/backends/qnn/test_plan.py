@@ -16,7 +16,7 @@ from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config
 from sbonnx import graph as graphs
 from sbonnx import qdq, quantize
 from sbonnx.errors import RecipeError
-from sbonnx.lint import lint
+from sbonnx.linting import lint
 from sbonnx.spec import Array
 from sbonnx.verify import session
 from tests.backends.qnn.graphs import feeds_for, parsed

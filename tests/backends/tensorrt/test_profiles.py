@@ -10,14 +10,14 @@ import onnx
 import pytest
 
 import sbonnx
-from sbonnx import lint as linting
+from sbonnx import linting
 from sbonnx.backends import BACKENDS, backend_for
 from sbonnx.backends.tensorrt import profiles
 from sbonnx.backends.tensorrt.backend import FILES, TENSORRT
 from sbonnx.backends.tensorrt.profiles import FP4, PROFILES
 from sbonnx.errors import ModelError
 from sbonnx.graph import load, query
-from sbonnx.lint import TARGETS, lint
+from sbonnx.linting import TARGETS, lint
 from sbonnx.schemes import VERSIONS
 from sbonnx.spec import CODES_SINCE, FP8, HALF_LIMITS, QuantSpec, ScaleLimits
 from tests.support.models import model, residual

@@ -23,7 +23,7 @@ from sbonnx.calib.engine.sample_runner import Key, SampleRunner
 from sbonnx.calib.sketches import Sketch
 from sbonnx.errors import DataError
 from sbonnx.graph import Graph, load
-from sbonnx.plan.types import ObserverChoice, Plan
+from sbonnx.planning.types import ObserverChoice, Plan
 from sbonnx.spec import Array
 from tests.calib.test_calibrate import same
 from tests.calib.test_shared_calibration import model_of
@@ -139,7 +139,7 @@ import numpy as np
 from sbonnx.calib import calibrator
 from tests.support.calibration import calibrate
 from sbonnx.graph import load
-from sbonnx.plan.types import ObserverChoice
+from sbonnx.planning.types import ObserverChoice
 from tests.support.naive import plan_linear
 from tests.support.models import residual
 from tests.calib.cache.test_resume import FEEDS

@@ -14,7 +14,7 @@ from sbonnx.calib.engine.samples import Samples
 from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.graph import load
 from sbonnx.options import RunOptions
-from sbonnx.plan.types import ObserverChoice
+from sbonnx.planning.types import ObserverChoice
 from sbonnx.reconstruct.solve import WeightRounding, reconstruct
 from tests.calib.test_calibrate import same
 from tests.support.calibration import calibrate

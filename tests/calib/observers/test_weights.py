@@ -12,7 +12,7 @@ from sbonnx.calib.observers.base import TILE
 from sbonnx.calib.qparams.solve import weight_bounds
 from sbonnx.calib.sketches import Sketch
 from sbonnx.errors import NumericError, RecipeError
-from sbonnx.plan.types import ObserverChoice, Site
+from sbonnx.planning.types import ObserverChoice, Site
 from sbonnx.spec import Array, Bounds, QuantSpec, params_from_bounds
 from tests.calib.observers.reference import true_error
 

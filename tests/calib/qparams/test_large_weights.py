@@ -14,7 +14,7 @@ from sbonnx import spec as arithmetic
 from sbonnx.calib.observers import OBSERVERS
 from sbonnx.calib.qparams import solve
 from sbonnx.export import nbits
-from sbonnx.plan.types import ObserverChoice, Reader, Site
+from sbonnx.planning.types import ObserverChoice, Reader, Site
 from sbonnx.spec import Array, QuantSpec, bounds_of, params_from_bounds
 
 FEW = 1 << 10

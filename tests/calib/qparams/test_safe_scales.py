@@ -24,7 +24,7 @@ from sbonnx.calib.qparams.safe_scales import (
 )
 from sbonnx.graph import load
 from sbonnx.graph.query import tensors_by_name
-from sbonnx.plan import Plan, Reader, Site
+from sbonnx.planning import Plan, Reader, Site
 from sbonnx.spec import HALF_LIMITS, Bounds, QParams, QuantSpec, ScaleLimits, params_from_bounds
 from tests.support.models import model
 

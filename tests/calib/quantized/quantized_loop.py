@@ -13,7 +13,7 @@ from sbonnx.calib.quantized.forward import Forward
 from sbonnx.calib.sketches import Sketch
 from sbonnx.graph import Graph
 from sbonnx.graph.query import tensors_by_name
-from sbonnx.plan.types import ObserverChoice, Plan, Reader, Site
+from sbonnx.planning.types import ObserverChoice, Plan, Reader, Site
 from sbonnx.spec import Array, Bounds, QuantSpec, bounds_of
 from tests.support.calibration import calibrate
 from tests.support.naive import plan_linear

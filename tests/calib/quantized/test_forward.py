@@ -13,7 +13,7 @@ from onnx import helper, numpy_helper
 
 from sbonnx.calib.quantized.forward import Forward, forward
 from sbonnx.graph import load
-from sbonnx.plan.types import Plan, Reader, Site, Solution
+from sbonnx.planning.types import Plan, Reader, Site, Solution
 from sbonnx.spec import QuantSpec
 from tests.calib.engine.branching import all_nodes, nested
 from tests.support.calibration import calibrate

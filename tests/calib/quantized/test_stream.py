@@ -14,7 +14,7 @@ from sbonnx.calib.quantized.state import StreamResult
 from sbonnx.calib.quantized.stream import QuantizedInputs
 from sbonnx.graph import Graph, load
 from sbonnx.pipeline import prepare
-from sbonnx.plan.types import Plan, Solution
+from sbonnx.planning.types import Plan, Solution
 from sbonnx.spec import QParams, QuantSpec
 from sbonnx.stages.state import read_recipe
 from tests.calib.quantized.quantized_loop import (

@@ -17,7 +17,7 @@ from sbonnx.calib.storage.tensor_store import StoreCounters, TensorStore
 from sbonnx.errors import NumericError
 from sbonnx.graph import load
 from sbonnx.pipeline import prepare
-from sbonnx.plan.types import Site
+from sbonnx.planning.types import Site
 from sbonnx.progress import Progress
 from sbonnx.spec import Array, QParams
 from sbonnx.stages.state import read_recipe

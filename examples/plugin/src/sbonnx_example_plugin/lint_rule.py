@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from sbonnx.lint.findings import LintRule
-from sbonnx.lint.view import View
+from sbonnx.linting.findings import LintRule
+from sbonnx.linting.view import View
 
 
 def _long_names(view: View) -> Iterator[tuple[str, str, str]]:

@@ -1,0 +1,49 @@
+"""Error profiles of quantized models: per layer, by weights and activations, at other widths, in files of any tool."""
+
+from __future__ import annotations
+
+from sbonnx.profiling.checkers import COLUMNS, MEASURES, TITLES, Checker, Measure, Profile, make_measure
+from sbonnx.profiling.file_losses import file_losses
+from sbonnx.profiling.imported_file import Subject, subject_of
+from sbonnx.profiling.layer_losses import errors, first_lost, losses, node_errors, worst_first
+from sbonnx.profiling.metric_losses import LayerMetric, MetricLosses, metric_losses
+from sbonnx.profiling.page_details import details
+from sbonnx.profiling.sensitivity import Sensitivities, Sensitivity, sensitivity
+from sbonnx.profiling.variants import Candidate, Part
+from sbonnx.profiling.walk import WalkOptions
+from sbonnx.report import LayerError
+from sbonnx.report.details import Column, Details, LayerLoss, NodeRow, TensorHistogram
+
+__all__ = [
+    "COLUMNS",
+    "MEASURES",
+    "TITLES",
+    "Candidate",
+    "Checker",
+    "Column",
+    "Details",
+    "LayerError",
+    "LayerLoss",
+    "LayerMetric",
+    "Measure",
+    "MetricLosses",
+    "NodeRow",
+    "Part",
+    "Profile",
+    "Sensitivities",
+    "Sensitivity",
+    "Subject",
+    "TensorHistogram",
+    "WalkOptions",
+    "details",
+    "errors",
+    "file_losses",
+    "first_lost",
+    "losses",
+    "make_measure",
+    "metric_losses",
+    "node_errors",
+    "sensitivity",
+    "subject_of",
+    "worst_first",
+]

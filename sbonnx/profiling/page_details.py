@@ -1,0 +1,100 @@
+"""Details of a result for its page: losses of layers by weights and inputs, histograms, the graph."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Final
+
+from sbonnx.graph import Graph
+from sbonnx.planning.types import Plan, Role, Site, Solution
+from sbonnx.profiling.checkers import Profile
+from sbonnx.profiling.histograms import histograms
+from sbonnx.profiling.layer_losses import losses
+from sbonnx.profiling.node_rows import node_rows
+from sbonnx.profiling.variants import uses_of
+from sbonnx.profiling.walk import WalkOptions
+from sbonnx.report import Note, Refusal
+from sbonnx.report.details import Details, LayerLoss
+from sbonnx.spec import Array
+
+MOST_LAYERS: Final = 500
+"""Quantized layers above which their losses are not measured for a page: each takes about 10 ms of CPU time."""
+
+WORST: Final = 6
+"""Number of tensors with a histogram."""
+
+DEFAULTS: Final = WalkOptions(limit=8)
+
+
+def details(
+    graph: Graph,
+    plan: Plan,
+    solution: Solution | None,
+    data: Iterable[Mapping[str, Array]] | None,
+    *,
+    refusals: Iterable[Refusal] = (),
+    options: WalkOptions = DEFAULTS,
+    profiled: Callable[..., Profile] = losses,
+) -> Details:
+    """Measure what a page shows beside the figures of a report.
+
+    The network runs once in float and once quantized, each quantized layer three times more (all of it, its weights and
+    its inputs quantized), and the float network once more for the histograms: about 10 ms of CPU time for each layer
+    and 8 feeds of a small convolutional network.
+
+    Args:
+        graph: the prepared float graph; not changed.
+        plan, solution: the quantized sites and their parameters; None: nothing was calibrated, and only the graph is
+            described.
+        data: feeds; None: only the graph is described.
+        refusals: shown at the nodes that they name.
+        options: see `losses`; `limit` is the number of feeds.
+        profiled: called as `losses`; for a file, `file_losses` with both files.
+
+    Raises:
+        DataError: there are no feeds, or the model cannot run on one.
+    """
+    nodes = node_rows(graph, plan, solution, refusals)
+    if solution is None or data is None:
+        return Details(nodes)
+    layers = {reader.node for reader in uses_of(plan, solution)}
+    if not layers:
+        return Details(nodes)
+    if len(layers) > MOST_LAYERS:
+        why = f"{len(layers)} quantized layers are more than {MOST_LAYERS}"
+        return Details(
+            nodes,
+            notes=(
+                Note(
+                    "losses-not-measured", f"losses by weights and inputs were not measured: {why}; use sbonnx profile"
+                ),
+            ),
+        )
+    feeds = list(islice(iter(data), options.limit))
+    profile = profiled(graph, plan, solution, feeds, options=options)
+    sites = worst_sites(plan, solution, profile.layers)
+    found = histograms(graph, solution, sites, feeds, device=options.device)
+    return Details(nodes, profile.figures, found, profile.notes)
+
+
+def worst_sites(plan: Plan, solution: Solution, layers: Sequence[LayerLoss]) -> list[Site]:
+    """Return the `WORST` sites of the main graph whose quantization alone costs most at the outputs of a layer.
+
+    Of several activations that a layer reads, which its figure does not tell apart, the one with fewest bits is taken.
+    """
+    read: dict[tuple[str, Role], Site] = {}
+    for reader, site in sorted(uses_of(plan, solution).items(), key=lambda pair: pair[1].spec.bits):
+        if not site.scope and site.key in solution.qparams:
+            read.setdefault((reader.node, site.role), site)
+    costs: dict[str, tuple[float, Site]] = {}
+    for layer in layers:
+        figures: dict[Role, float | None] = {"weight": layer.weights, "activation": layer.activations}
+        for role, value in figures.items():
+            found = read.get((layer.node, role))
+            if found is not None and value is not None and math.isfinite(value):
+                costs[found.key] = min(
+                    costs.get(found.key, (math.inf, found)), (value, found), key=lambda pair: pair[0]
+                )
+    return [site for _, site in sorted(costs.values(), key=lambda pair: pair[0])[:WORST]]
