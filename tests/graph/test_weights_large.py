@@ -41,13 +41,13 @@ print(int(shared), (kibibytes("VmHWM") - before) // 1024)
 """
 
 
-def write_sparse(folder: Path) -> Path:
+def write_sparse(folder: Path, layers: int = LAYERS) -> Path:
     """A chain of MatMuls whose weights are holes in a file, but for a few numbers in each."""
     size = ROWS * ROWS * 4
     tensors = []
     with open(folder / "big.bin", "wb") as file:
-        file.truncate(size * LAYERS)
-        for layer in range(LAYERS):
+        file.truncate(size * layers)
+        for layer in range(layers):
             file.seek(size * layer)
             file.write(np.arange(layer, layer + 4, dtype=np.float32).tobytes())
             tensor = TensorProto(name=f"w{layer}", data_type=TensorProto.FLOAT, dims=[ROWS, ROWS])
@@ -55,8 +55,8 @@ def write_sparse(folder: Path) -> Path:
             for key, value in (("location", "big.bin"), ("offset", str(size * layer)), ("length", str(size))):
                 tensor.external_data.add(key=key, value=value)
             tensors.append(tensor)
-    nodes = [helper.make_node("MatMul", [f"h{n}", f"w{n}"], [f"h{n + 1}"], name=f"m{n}") for n in range(LAYERS)]
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", ROWS]) for name in ("h0", f"h{LAYERS}")]
+    nodes = [helper.make_node("MatMul", [f"h{n}", f"w{n}"], [f"h{n + 1}"], name=f"m{n}") for n in range(layers)]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", ROWS]) for name in ("h0", f"h{layers}")]
     graph = helper.make_graph(nodes, "big", ends[:1], ends[1:], tensors)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     path = folder / "big.onnx"

