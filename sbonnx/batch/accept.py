@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from sbonnx.batch.digests import Digests
 from sbonnx.batch.jobs.job import Acceptance, Places
@@ -18,6 +18,8 @@ from sbonnx.batch.redaction import Redactor, revealed
 from sbonnx.errors import DataError, ModelError, RecipeError
 from sbonnx.graph.digests import combined, text
 from sbonnx.graph.storage.output_files import write_text
+from sbonnx.report.comparison import Comparison
+from sbonnx.report.figures import OwnMetric
 
 Row = tuple[str, float, float, bool]
 """(what, found, wanted, met)"""
@@ -50,25 +52,25 @@ class AcceptanceResult:
 
     rows: tuple[Row, ...] = ()
     reasons: tuple[str, ...] = ()
-    metrics: tuple[dict[str, Any], ...] = ()
+    metrics: tuple[OwnMetric, ...] = ()
 
 
 def judge(
-    accept: Acceptance, metrics: Mapping[str, Any], own: Mapping[str, Mapping[str, float]] | None = None
+    accept: Acceptance, comparison: Comparison, own: Mapping[str, Mapping[str, float]] | None = None
 ) -> AcceptanceResult:
     """Check a result against the acceptance thresholds of its job.
 
     Args:
-        metrics: metrics of the report, see `sbonnx.verify.Comparison.to_dict`.
+        comparison: that of the report.
         own: values of the job's metric by name: {"float": value, "quantized": value}.
     """
-    outputs, own = metrics.get("outputs") or (), own or {}
+    outputs, own, evaluation = comparison.outputs, own or {}, comparison.evaluation
     figures = [
-        ("min_sqnr", _least(outputs, "sqnr_db"), accept.min_sqnr),
-        ("min_agreement", _least(outputs, "agreement"), accept.min_agreement),
-        ("max_size_ratio", _positive(metrics.get("size_ratio")), accept.max_size_ratio),
-        ("max_latency_ratio", _positive(metrics.get("latency_ratio")), accept.max_latency_ratio),
-        ("max_loss", _loss(metrics.get("evaluation")), accept.max_loss),
+        ("min_sqnr", _least(output.sqnr_db for output in outputs), accept.min_sqnr),
+        ("min_agreement", _least(output.agreement for output in outputs), accept.min_agreement),
+        ("max_size_ratio", comparison.size_ratio or None, accept.max_size_ratio),
+        ("max_latency_ratio", comparison.latency_ratio or None, accept.max_latency_ratio),
+        ("max_loss", None if evaluation is None else evaluation.rows[1].loss, accept.max_loss),
         *((f"min_metric.{name}", own.get(name, {}).get("quantized"), least) for name, least in accept.min_metric),
     ]
     rows: list[Row] = []
@@ -85,39 +87,29 @@ def judge(
         met = figure >= wanted if least else figure <= wanted
         rows.append((what, figure, wanted, met))
         if not met:
-            sure = _agreement_interval(metrics) if what == "min_agreement" else ""
+            sure = _agreement_interval(comparison) if what == "min_agreement" else ""
             reasons.append(
                 f"{what}: {figure:.6g}{sure}, and {'at least' if least else 'at most'} {wanted:.6g} is accepted"
             )
-    named = tuple({"name": name, **values} for name, values in own.items())
+    named = tuple(OwnMetric(name, values["float"], values["quantized"]) for name, values in own.items())
     return AcceptanceResult(tuple(rows), tuple(reasons), named)
 
 
-def _least(outputs: Any, key: str) -> float | None:
+def _least(figures: Iterable[float | None]) -> float | None:
     """Return the lowest value over all outputs; NaN counts as lowest."""
-    values = [float(row[key]) for row in outputs if row.get(key) is not None]
+    values = [figure for figure in figures if figure is not None]
     return next((value for value in values if math.isnan(value)), min(values)) if values else None
 
 
-def _agreement_interval(metrics: Mapping[str, Any]) -> str:
+def _agreement_interval(comparison: Comparison) -> str:
     """Return the interval of the lowest agreement and its number of samples, as text; "" if it is unknown."""
     rows = [
-        (figure["value"], f" ({figure['low']:.3g} to {figure['high']:.3g}, {row['samples']} samples)")
-        for row in metrics.get("quality") or ()
-        for figure in row["figures"]
-        if figure["name"] == "agreement"
+        (figure.value, f" ({figure.low:.3g} to {figure.high:.3g}, {output.samples} samples)")
+        for output in comparison.quality
+        for figure in output.figures
+        if figure.name == "agreement"
     ]
     return min(rows)[1] if rows else ""
-
-
-def _loss(evaluation: Any) -> float | None:
-    """Return the loss of the quantized model in the metric of the evaluation; None if it is unknown."""
-    loss = evaluation["rows"][1]["loss"] if evaluation else None
-    return None if loss is None else float(loss)
-
-
-def _positive(value: Any) -> float | None:
-    return float(value) if value is not None and float(value) > 0 else None
 
 
 def metric_values(

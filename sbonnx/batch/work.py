@@ -46,6 +46,7 @@ from sbonnx.pipeline import measure_pruning, prepare
 from sbonnx.progress import Progress
 from sbonnx.recipe import Recipe, load
 from sbonnx.report import Report
+from sbonnx.report.comparison import Comparison
 from sbonnx.stages.measure import divided, equalizes_by_data
 from sbonnx.stages.state import Prepared, Request, run_options
 from sbonnx.system.terminal import escaped, map_strings
@@ -369,15 +370,15 @@ def _check_acceptance(row: ResolvedJob, work: Outcome, places: Places, tell: Tel
     if accept.metric:
         with _reporting_as_output(target, row.job):
             own, reads = metric_values(accept.metric, Path(row.real.model), target, places, Redactor.of([row.job]))
-    report = dict(work.report or {})
-    judged = judge(accept, report["metrics"], own)
-    metrics = {**report["metrics"], "own": [dict(row_of_metric) for row_of_metric in judged.metrics]}
+    assert work.report is not None and work.result is not None and work.result.metrics is not None
+    judged = judge(accept, work.result.metrics, own)
+    metrics = replace(work.result.metrics, own=judged.metrics)
     reasons = [*([work.reason] if work.reason else []), *judged.reasons]
     return replace(
         work,
         status="unaccepted" if reasons else "done",
         reason="; ".join(reasons),
-        report=json_values({**report, "model": row.job.model, "output": row.job.output, "metrics": metrics}),
+        report=json_values({**work.report, "model": row.job.model, "output": row.job.output, "metrics": metrics}),
         accepted=judged.rows,
         counters={"runs": 0, JUDGED_ALONE: 1} if adopted else work.counters,
         reads=reads,
@@ -418,10 +419,13 @@ def _renamed(text: str, target: Path, job: Job) -> str:
 
 def _report_values(report: Report, job: Job, recipe: Recipe, target: Path) -> dict[str, Any]:
     """Convert the report to JSON values, with the output path and recipe of the job."""
-    told = replace(report.placed_at(job.output), model=job.model, settings=recipe.to_dict())
-    values = told.to_dict()
-    values["metrics"] = {**values["metrics"], "own": []}
-    if values["details"]:
-        values["details"] = {**values["details"], "nodes": []}  # the page of a batch has no graphs: they are large
-    shown: dict[str, Any] = map_strings(partial(_renamed, target=target, job=job), json_values(values))
-    return shown
+    final = replace(
+        report.placed_at(job.output),
+        model=job.model,
+        settings=recipe.to_dict(),
+        metrics=replace(report.metrics or Comparison(), own=()),
+        # the page of a batch has no graphs: they are large
+        details=None if report.details is None else replace(report.details, nodes=()),
+    )
+    values: dict[str, Any] = map_strings(partial(_renamed, target=target, job=job), json_values(final.to_dict()))
+    return values

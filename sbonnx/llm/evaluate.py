@@ -16,7 +16,7 @@ from sbonnx.llm.generation import generate_with_genai
 from sbonnx.llm.layout import Decoder
 from sbonnx.llm.scores import TokenSums, log_softmax, score_windows
 from sbonnx.llm.speed import compare_speed, peak_memory
-from sbonnx.report.codes import Note
+from sbonnx.report.codes import Note, Problem
 from sbonnx.report.decoder import DecoderEvaluation, DecodingSpeed
 from sbonnx.spec import Array
 from sbonnx.system.runtime import open_session, reason, session_options
@@ -160,38 +160,41 @@ def _through_caches(ids: Array, decoder: Decoder) -> tuple[float | None, float |
     return float(np.exp(losses[0] / count)), float(np.exp(losses[1] / count))
 
 
-def _begin(decoder: Decoder, against: Decoder, ids: Array) -> Iterator[str]:
+def _begin(decoder: Decoder, against: Decoder, ids: Array) -> Iterator[Problem]:
     """Yield the block in which the error begins, or why it is unknown; nothing for merged decoders."""
     try:
         begin = worst_block(decoder, against, ids)
     except ModelError as error:
-        yield f"the block in which it begins is unknown: {error}"
+        yield Problem("first-lost-block", f"the block in which it begins is unknown: {error}")
         return
     if begin is not None:
-        yield str(begin)
+        yield Problem("first-lost-block", str(begin))
 
 
 def _problems(
     score: TokenSums, limits: DecoderLimits, compared: bool, cached: float | None, uncached: float | None
-) -> Iterator[str]:
+) -> Iterator[Problem]:
     if not np.isfinite(score.perplexity):
-        yield "the perplexity is not finite"
+        yield Problem("output-unusable", "the perplexity is not finite")
     if compared and limits.max_perplexity is not None:
         increase = score.perplexity / score.float_perplexity - 1
         if not increase <= limits.max_perplexity:
-            yield (
+            yield Problem(
+                "limit-missed",
                 f"perplexity {score.perplexity:.4g} is {increase:.2%} above float ({score.float_perplexity:.4g}), and "
-                f"VERIFY.MAX_PERPLEXITY is {limits.max_perplexity:.2%}"
+                f"VERIFY.MAX_PERPLEXITY is {limits.max_perplexity:.2%}",
             )
     if compared and limits.min_agreement is not None and not score.agreed / score.positions >= limits.min_agreement:
-        yield (
+        yield Problem(
+            "limit-missed",
             f"{score.agreed / score.positions:.2%} of the most likely tokens are those of float, and "
-            f"VERIFY.MIN_AGREEMENT is {limits.min_agreement:.2%}"
+            f"VERIFY.MIN_AGREEMENT is {limits.min_agreement:.2%}",
         )
     if cached is not None and uncached is not None and not abs(cached / uncached - 1) <= CACHE_TOLERANCE:
-        yield (
+        yield Problem(
+            "caches-differ",
             f"perplexity is {cached:.4g} token by token through the caches and {uncached:.4g} at once: the caches are "
-            "wrong, or the model treats decoding differently"
+            "wrong, or the model treats decoding differently",
         )
 
 

@@ -11,7 +11,7 @@ from sbonnx.backends import Backend
 from sbonnx.pruning.budgets.budget import Budget
 from sbonnx.pruning.prune import Pruned
 from sbonnx.pruning.settings import Pruning
-from sbonnx.report import Note
+from sbonnx.report import Note, Problem
 from sbonnx.report.comparison import NOTICEABLE, SLOWER, Comparison
 from sbonnx.report.pruned import PruningReport
 
@@ -40,7 +40,7 @@ def report_of(
     comparison: Comparison | None,
     *,
     notes: tuple[Note, ...] = (),
-    problems: tuple[str, ...] = (),
+    problems: tuple[Problem, ...] = (),
     pruned: onnx.ModelProto | None = None,
 ) -> PruningReport:
     """Return the report of a pruned network.
@@ -84,24 +84,27 @@ def _goal(done: Pruned, settings: Pruning) -> tuple[dict[str, float], dict[str, 
     return {settings.budget: settings.share}, {settings.budget: reached}
 
 
-def _missed(done: Pruned, settings: Pruning, found: Comparison | None) -> Iterator[str]:
+def _missed(done: Pruned, settings: Pruning, comparison: Comparison | None) -> Iterator[Problem]:
     """Yield one problem for a budget or loss that was not reached, and for a file that is slower."""
     for name, limit in _goal(done, settings)[0].items():
         reached = _goal(done, settings)[1][name]
         if name == "max_loss" and reached > limit:
-            yield (
+            yield Problem(
+                "goal-missed",
                 f"the loss is {reached:.3g}, and {limit:g} is asked for: even with {done.macs:.3f} of the "
-                "multiplications; this network was written"
+                "multiplications; this network was written",
             )
         elif name != "max_loss" and reached > limit * (1 + ROUNDING):
-            yield (
+            yield Problem(
+                "goal-missed",
                 f"{reached:.3f} of the {BUDGET_TEXT[settings.budget or 'macs']} remain, and {limit:g} are asked for: "
-                f"the nearest network was written; ask for more, or lower LEAST ({settings.least:g}) or MULTIPLE"
+                f"the nearest network was written; ask for more, or lower LEAST ({settings.least:g}) or MULTIPLE",
             )
-    if settings.latency is not None and found is not None and found.slower:
-        yield (
-            f"the file is {SLOWER}: a run takes {found.latency_figure()} of its time; its kernels differ from the "
-            "table of KERNEL_COSTS (python -m benchmarks.kernels measures one)"
+    if settings.latency is not None and comparison is not None and comparison.slower:
+        yield Problem(
+            "slower",
+            f"the file is {SLOWER}: a run takes {comparison.latency_figure()} of its time; its kernels differ from the "
+            "table of KERNEL_COSTS (python -m benchmarks.kernels measures one)",
         )
 
 

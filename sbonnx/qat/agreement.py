@@ -21,6 +21,7 @@ from sbonnx.planning import Site, Solution
 from sbonnx.precision import emulated
 from sbonnx.qat.fakequant import FakeQuant
 from sbonnx.qat.module import ModuleOrigin, unwrapped
+from sbonnx.report.codes import Problem
 from sbonnx.spec import Array
 from sbonnx.system.cpu import CPU
 from sbonnx.torchnet.onnx_to_torch.reimport import site_of
@@ -76,18 +77,19 @@ class _Deviation:
         self.times += int((beyond > 0).sum())
         self.values += beyond.size
 
-    def problem(self, name: str) -> str:
-        """Describe the deviation of tensor `name` in a sentence."""
-        return (
+    def problem(self, name: str) -> Problem:
+        """Describe the deviation of tensor `name`."""
+        return Problem(
+            "differs-from-module",
             f"'{name}' has other quantized values in the file than in the module on the same inputs: {self.times} of "
-            f"{self.values} values, by up to {self.excess:.3g} steps more than float error explains"
+            f"{self.values} values, by up to {self.excess:.3g} steps more than float error explains",
         )
 
 
 def disagreements(
     module: nn.Module, origin: ModuleOrigin, solution: Solution, path: Path, feeds: Sequence[Mapping[str, Array]]
-) -> list[str]:
-    """Compare an exported file with its module, and return one sentence for each tensor and output that differs.
+) -> list[Problem]:
+    """Compare an exported file with its module, and return one problem for each tensor and output that differs.
 
     The two are compared layer by layer on the same inputs (isolated error): after each fake-quant module, the module
     continues with the file's tensor. Weights must have the same quantized values. An activation must have the value
@@ -251,8 +253,8 @@ def _without_padding(value: Array, shape: tuple[int, ...]) -> Array | None:
     return value[tuple(slice(size) for size in shape)]
 
 
-def _problem(name: str, difference: Array, tolerance: float, quantum: float) -> str | None:
-    """Describe the absolute differences of an output in a sentence; None if they are within the tolerance.
+def _problem(name: str, difference: Array, tolerance: float, quantum: float) -> Problem | None:
+    """Describe the absolute differences of an output; None if they are within the tolerance.
 
     quantum: quantization step by which values may differ; 0 if each layer was compared on the same inputs.
     """
@@ -262,7 +264,8 @@ def _problem(name: str, difference: Array, tolerance: float, quantum: float) -> 
     beyond = float((difference > 1.001 * allowed).mean()) if difference.size else 0.0
     if often <= SMALL_SHARE and (beyond == 0.0 or (quantum and beyond <= LARGE_SHARE and most <= 2.0 * allowed)):
         return None
-    return (
+    return Problem(
+        "differs-from-module",
         f"output '{name}' of the file differs from that of the module by up to {most:.3g} ({beyond:.1%} of its values "
-        f"by more than the {allowed:.3g} that rounding explains)"
+        f"by more than the {allowed:.3g} that rounding explains)",
     )

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
-from sbonnx.report.codes import Note, Reason, Refusal
+from sbonnx.report.codes import Note, Problem, Reason, Refusal
 from sbonnx.report.outcome import Fired, LayerError, QuantizedTensor, Report
 from sbonnx.report.verdict import Verdict, verdict_of
 
-__all__ = ["Fired", "LayerError", "Note", "QuantizedTensor", "Reason", "Refusal", "Report", "Verdict", "verdict_of"]
+__all__ = [
+    "Fired",
+    "LayerError",
+    "Note",
+    "Problem",
+    "QuantizedTensor",
+    "Reason",
+    "Refusal",
+    "Report",
+    "Verdict",
+    "verdict_of",
+]

@@ -1,4 +1,4 @@
-"""Refusals and notes: sentences with a code.
+"""Refusals, notes and problems: sentences with a code.
 
 A sentence is for people, its code for programs: code that groups, filters or explains sentences compares codes only.
 Both are strings, so that a sentence is printed, joined and written to JSON as it is.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -28,9 +29,9 @@ class Coded(str):
     code: str
 
     def __new__(cls, code: str, text: str) -> Self:
-        made = super().__new__(cls, text)
-        made.code = code
-        return made
+        sentence = super().__new__(cls, text)
+        sentence.code = code
+        return sentence
 
     def __reduce__(self) -> tuple[type[Self], tuple[str, str]]:
         return type(self), (self.code, str(self))
@@ -55,6 +56,32 @@ class Note(Coded):
     """Finding or change that a report mentions, one sentence."""
 
     __slots__ = ()
+
+
+class Problem(Coded):
+    """Why a result is unusable or misses a limit, one sentence."""
+
+    __slots__ = ()
+
+
+class WithProblems:
+    """Result that is good if it has no problems. Its class has the field `problems`."""
+
+    problems: tuple[Problem, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether there are no problems."""
+        return not self.problems
+
+    @property
+    def problem_codes(self) -> tuple[str, ...]:
+        """Codes of the problems (sbonnx explain CODE)."""
+        return tuple(problem.code for problem in self.problems)
+
+
+PROBLEMS: Final = MappingProxyType({"codes": "problem_codes"})
+"""Metadata of the field `problems`."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
-from sbonnx.report.codes import Note
+from sbonnx.report.codes import PROBLEMS, Note, Problem, WithProblems
 from sbonnx.report.decoder import DecoderEvaluation
 from sbonnx.report.figures import (
     Evaluation,
@@ -163,24 +163,31 @@ class Comparison(NotebookView, JsonValue):
         low, high = self.latency_interval
         return f"{self.latency_ratio:.2f}{interval_text(low, high, '.2f')}"
 
-    def problems(self) -> tuple[str, ...]:
+    def problems(self) -> tuple[Problem, ...]:
         """List the reasons why the quantized model is unusable, one sentence per output."""
-        found = [self._collapsed(error) for error in self.outputs]
-        found += [text for error, text in self._unlike() if error.sqnr_db < FAIR_DB and not self._collapsed(error)]
-        return tuple(text for text in found if text)
+        lost = {error.name: self._collapsed(error) for error in self.outputs}
+        unlike = [
+            Problem(note.code, note)
+            for error, note in self._unlike()
+            if error.sqnr_db < FAIR_DB and not lost[error.name]
+        ]
+        return (*(Problem("output-unusable", text) for text in lost.values() if text), *unlike)
 
-    def unknown(self) -> tuple[str, ...]:
+    def unknown(self) -> tuple[Problem, ...]:
         """Say which sums are not those of the CPU that the file is for, in one sentence or none."""
         if not self.unknown_sums:
             return ()
         more = f" and {len(self.unknown_sums) - 1} more" if len(self.unknown_sums) > 1 else ""
         return (
-            f"sums of '{self.unknown_sums[0]}'{more} can saturate on {self.cpu} and not on this CPU, whose numbers are "
-            "others: leave REDUCE_RANGE unset, or verify the file there",
+            Problem(
+                "sums-unknown",
+                f"sums of '{self.unknown_sums[0]}'{more} can saturate on {self.cpu} and not on this CPU, whose numbers "
+                "are others: leave REDUCE_RANGE unset, or verify the file there",
+            ),
         )
 
     def _collapsed(self, error: OutputDifference) -> str:
-        return _collapsed(error, next((one.nature for one in self.quality if one.name == error.name), None))
+        return _collapsed(error, next((row.nature for row in self.quality if row.name == error.name), None))
 
     def notes(self) -> tuple[Note, ...]:
         """Warnings about outputs that pass the threshold, one sentence for each output, and levels left out."""
@@ -268,7 +275,7 @@ class CommandAdvice:
 
 
 @dataclass(frozen=True)
-class FileComparison:
+class FileComparison(WithProblems):
     """Comparison of two files, with the limits that were set.
 
     Attributes:
@@ -279,19 +286,14 @@ class FileComparison:
         advice: a command to run next; empty without one.
     """
 
-    json_keys: ClassVar = ("ok", ...)
+    json_keys: ClassVar = ("ok", ..., "problem_codes")
 
-    problems: tuple[str, ...]
+    problems: tuple[Problem, ...] = field(metadata=PROBLEMS)
     verdict: Verdict
     float: str
     quantized: str
     comparison: Comparison = field(metadata=INLINE)
     advice: CommandAdvice | None = field(metadata=OBJECT)
-
-    @property
-    def ok(self) -> bool:
-        """Whether there are no problems."""
-        return not self.problems
 
 
 def _collapsed(error: OutputDifference, nature: Nature | None) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
-from sbonnx.report.codes import Note
+from sbonnx.report.codes import PROBLEMS, Note, Problem, WithProblems
 from sbonnx.report.notebook import NotebookView
 from sbonnx.values import JsonValue
 
@@ -52,7 +52,7 @@ class GenAIRun:
 
 
 @dataclass(frozen=True)
-class DecoderEvaluation(NotebookView, JsonValue):
+class DecoderEvaluation(WithProblems, NotebookView, JsonValue):
     """Figures of a decoder, and of the float one on the same tokens.
 
     Attributes:
@@ -74,7 +74,7 @@ class DecoderEvaluation(NotebookView, JsonValue):
         notes: what was not measured.
     """
 
-    json_keys: ClassVar = ("ok", "problems", ...)
+    json_keys: ClassVar = ("ok", "problems", ..., "problem_codes")
     model: str
     against: str | None
     windows: int
@@ -92,7 +92,7 @@ class DecoderEvaluation(NotebookView, JsonValue):
     bytes: tuple[int | None, int] = (None, 0)
     cache_bytes: tuple[int | None, int] = (None, 0)
     genai: GenAIRun | None = None
-    problems: tuple[str, ...] = ()
+    problems: tuple[Problem, ...] = field(default=(), metadata=PROBLEMS)
     notes: tuple[Note, ...] = ()
 
     @property

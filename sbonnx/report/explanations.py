@@ -340,7 +340,7 @@ EXPLANATIONS: Final = (
     ),
     Explanation(
         "R40",
-        "emulated runtime-absent output-far-from-float larger levels-left-out worse-held-out fp8-rewrites "
+        "emulated runtime-absent larger levels-left-out fp8-rewrites "
         "channel-rewrites sums-of-other-cpu rewrites-left-out not-run nothing-to-check",
         "the file was compared with float under these conditions",
         "see the reason; more samples (--samples), or verification on the target machine",
@@ -388,6 +388,41 @@ EXPLANATIONS: Final = (
         "written-in-format written-for-backend without-compiled-loops other-defaults",
         "how the file was written, or with which defaults and code",
         "nothing: values are the same",
+        "docs/recipe.md",
+    ),
+    Explanation(
+        "R47",
+        "output-unusable output-far-from-float worse-held-out first-lost-layer first-lost-block",
+        "outputs are so far from float that accuracy is lost; an error begins in the layer or block that is named",
+        "run the command of the advice; sbonnx profile shows which layers lose most",
+        "docs/verification.md",
+    ),
+    Explanation(
+        "R48",
+        "limit-missed limit-not-judged loss-above-limit goal-missed",
+        "the result misses a limit that was set, or the figure that it needs was not measured",
+        "change the limit that the sentence names, or give the data that it needs",
+        "docs/verification.md",
+    ),
+    Explanation(
+        "R49",
+        "levels-differ sums-unknown",
+        "8-bit sums saturate on some CPUs and at some optimization levels, so that numbers differ between them",
+        "REDUCE_RANGE, or --cpu of the target machine",
+        "docs/onnxruntime.md",
+    ),
+    Explanation(
+        "R50",
+        "outputs-differ not-verified differs-from-module removal-differs caches-differ",
+        "the file must compute what its source computes, and does not, or was not compared with it",
+        "give --data if the model was not run; else report the model",
+        "docs/verification.md",
+    ),
+    Explanation(
+        "R51",
+        "no-tensor-quantized",
+        "no tensor of the model can be quantized with this backend and recipe",
+        "see the reasons of the refusals (--verbose)",
         "docs/recipe.md",
     ),
 )

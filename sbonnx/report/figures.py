@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Final, Literal
 
-from sbonnx.report.codes import Reason, Refusal
+from sbonnx.report.codes import Problem, Reason, Refusal
 from sbonnx.report.notebook import NotebookView
 from sbonnx.report.verdict import (
     CLOSE_LOSS,
@@ -192,15 +192,16 @@ class OutputQuality:
     decided_by: FigureName | None = None
 
     @property
-    def problem(self) -> str:
-        """Sentence about an output whose figures prove that accuracy is lost; "" for others."""
+    def problem(self) -> Problem | None:
+        """The loss that the figures of an output prove; None if they do not prove one."""
         if self.state != "lost":
-            return ""
+            return None
         parts = (
             f"{figure.name} {figure.text()}, {lost_text(figure.name, figure.line)}"
             for figure in proving_loss(self.figures)
         )
-        return f"output '{self.name}' is far from float on {self.samples} samples: {'; '.join(parts)}"
+        text = f"output '{self.name}' is far from float on {self.samples} samples: {'; '.join(parts)}"
+        return Problem("output-far-from-float", text)
 
     def figure(self, name: FigureName) -> QualityFigure | None:
         """Return a figure by name, or None."""
@@ -354,23 +355,24 @@ class Evaluation(NotebookView, JsonValue):
     max_loss: float | None = None
     chance: float | None = None
 
-    def problem(self, max_loss: float | None, name: str = "max_loss") -> str:
-        """Return a sentence if the second model's loss is above a limit, or unknown; else "".
+    def problems(self, name: str = "max_loss") -> tuple[Problem, ...]:
+        """Return a problem if the second model's loss is unknown or above `max_loss`; without it, above `CLOSE_LOSS`.
+
+        With `max_loss`, the loss itself is compared, else its whole interval.
 
         Args:
-            max_loss: limit of the user, for the loss itself; None: `CLOSE_LOSS`, for its whole interval.
             name: of the limit.
         """
         first, second = self.rows[0], self.rows[1]
         change = f"{self.metric} goes from {first.metric.value:.5g} to {second.metric.value:.5g}"
-        if max_loss is None:
-            if state_of_metric(self, CLOSE_LOSS) != "lost":
-                return ""
-            return f"{change}, {loss_text(self)} on {self.samples} samples, {kept_loss_text(self)}"
-        if second.loss <= max_loss:
-            return ""
-        how = "" if self.share else " (relative)"
-        return f"{change}, a loss of {second.loss:.4g}{how} on {self.samples} samples; {name} allows {max_loss:g}"
+        if self.max_loss is None:
+            missed = state_of_metric(self, CLOSE_LOSS) == "lost"
+            text = f"{change}, {loss_text(self)} on {self.samples} samples, {kept_loss_text(self)}"
+        else:
+            missed = not second.loss <= self.max_loss
+            loss = f"{second.loss:.4g}{'' if self.share else ' (relative)'}"
+            text = f"{change}, a loss of {loss} on {self.samples} samples; {name} allows {self.max_loss:g}"
+        return (Problem("loss-above-limit", text),) if missed else ()
 
 
 Float = float

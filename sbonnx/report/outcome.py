@@ -10,14 +10,14 @@ from typing import Any, ClassVar, Final, Literal
 
 import onnx
 
-from sbonnx.report.codes import Note, Refusal
+from sbonnx.report.codes import PROBLEMS, Note, Problem, Refusal, WithProblems
 from sbonnx.report.comparison import Comparison, DecoderFigures
 from sbonnx.report.details import Details
 from sbonnx.report.notebook import NotebookView, page
 from sbonnx.report.plots import TOP, bar_chart, optional
 from sbonnx.report.pruned import PruningReport
 from sbonnx.report.searched import Advice, SearchFigures
-from sbonnx.report.verdict import Verdict, allowed_loss, verdict_of
+from sbonnx.report.verdict import Verdict, verdict_of
 from sbonnx.values import INTERNAL, OBJECT, JsonValue
 
 
@@ -96,7 +96,7 @@ COLUMNS: Final = {"alone_db": "isolated", "sqnr_db": "accumulated"}
 
 
 @dataclass(frozen=True, repr=False)
-class Report(NotebookView, JsonValue):
+class Report(WithProblems, NotebookView, JsonValue):
     """Outcome of one quantization: rows for people, plain values for JSON.
 
     Attributes:
@@ -121,7 +121,7 @@ class Report(NotebookView, JsonValue):
             without an output path.
     """
 
-    json_keys: ClassVar = ("ok", "problems", "verdict", ..., "note_codes")
+    json_keys: ClassVar = ("ok", "problems", "verdict", ..., "note_codes", "problem_codes")
     model: str
     output: str | None
     backend: str
@@ -133,7 +133,7 @@ class Report(NotebookView, JsonValue):
     refusals: tuple[Refusal, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)
     notes: tuple[Note, ...] = field(default=(), metadata={"codes": "note_codes"})
-    problems: tuple[str, ...] = ()
+    problems: tuple[Problem, ...] = field(default=(), metadata=PROBLEMS)
     search: SearchFigures | None = field(default=None, metadata=OBJECT)
     advice: Advice | None = field(default=None, metadata=OBJECT)
     pruning: PruningReport | None = field(default=None, metadata=OBJECT)
@@ -148,16 +148,9 @@ class Report(NotebookView, JsonValue):
         return tuple(note.code for note in self.notes)
 
     @property
-    def ok(self) -> bool:
-        """Whether there are no problems."""
-        return not self.problems
-
-    @property
     def verdict(self) -> Verdict:
         """Accuracy, speed and size against float in one sentence."""
-        return verdict_of(
-            self.metrics, problems=self.problems, backend=self.backend, max_loss=allowed_loss(self.settings)
-        )
+        return verdict_of(self.metrics, problems=self.problems, backend=self.backend)
 
     def placed_at(self, output: str) -> Report:
         """Return the report of the file at another path, with that path in the engine command."""

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 import onnx
 
-from sbonnx.report.codes import Note, Refusal
+from sbonnx.report.codes import PROBLEMS, Note, Problem, Refusal, WithProblems
 from sbonnx.report.comparison import Comparison
 from sbonnx.report.notebook import NotebookView
 from sbonnx.report.verdict import Verdict, verdict_of
@@ -139,7 +139,7 @@ class RemovedChannels:
 
 
 @dataclass(frozen=True)
-class PruningReport(NotebookView, JsonValue):
+class PruningReport(WithProblems, NotebookView, JsonValue):
     """Outcome of `prune`.
 
     Attributes:
@@ -160,7 +160,7 @@ class PruningReport(NotebookView, JsonValue):
         pruned: the model itself if no output path was given (left out of `to_dict`).
     """
 
-    json_keys: ClassVar = ("ok", "problems", "verdict", ...)
+    json_keys: ClassVar = ("ok", "problems", "verdict", ..., "problem_codes")
     model: str
     output: str | None
     macs: float
@@ -176,13 +176,8 @@ class PruningReport(NotebookView, JsonValue):
     metrics: Comparison | None = field(default=None, metadata=OBJECT)
     plan: RemovedChannels = RemovedChannels()
     notes: tuple[Note, ...] = ()
-    problems: tuple[str, ...] = ()
+    problems: tuple[Problem, ...] = field(default=(), metadata=PROBLEMS)
     pruned: onnx.ModelProto | None = field(default=None, repr=False, compare=False, metadata=INTERNAL)
-
-    @property
-    def ok(self) -> bool:
-        """Whether there are no problems."""
-        return not self.problems
 
     @property
     def verdict(self) -> Verdict:

@@ -7,14 +7,14 @@ from typing import ClassVar
 
 import onnx
 
-from sbonnx.report.codes import Note, Refusal
+from sbonnx.report.codes import PROBLEMS, Note, Problem, Refusal, WithProblems
 from sbonnx.report.figures import OutputDifference, OutputQuality
 from sbonnx.report.outcome import Fired
 from sbonnx.values import INTERNAL, JsonValue
 
 
 @dataclass(frozen=True, repr=False)
-class SimplifyReport(JsonValue):
+class SimplifyReport(WithProblems, JsonValue):
     """Outcome of `sbonnx.simplify`.
 
     Attributes:
@@ -29,7 +29,7 @@ class SimplifyReport(JsonValue):
         simplified: the model itself if no output path was given (left out of `to_dict`).
     """
 
-    json_keys: ClassVar = (..., "ok")
+    json_keys: ClassVar = (..., "ok", "problem_codes")
     model: str
     output: str | None
     nodes_before: int
@@ -38,14 +38,9 @@ class SimplifyReport(JsonValue):
     refusals: tuple[Refusal, ...]
     outputs: tuple[OutputDifference, ...]
     quality: tuple[OutputQuality, ...]
-    problems: tuple[str, ...] = ()
+    problems: tuple[Problem, ...] = field(default=(), metadata=PROBLEMS)
     notes: tuple[Note, ...] = field(default=(), metadata=INTERNAL)
     simplified: onnx.ModelProto | None = field(default=None, repr=False, compare=False, metadata=INTERNAL)
-
-    @property
-    def ok(self) -> bool:
-        """Whether there are no problems."""
-        return not self.problems
 
     def __repr__(self) -> str:
         state = "equal outputs" if self.ok else self.problems[0]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
 if TYPE_CHECKING:
+    from sbonnx.report.codes import Problem
     from sbonnx.report.comparison import Comparison
     from sbonnx.report.decoder import DecoderEvaluation
     from sbonnx.report.figures import Evaluation, MetricValue, OutputQuality, QualityFigure
@@ -120,9 +121,8 @@ class Verdict:
 def verdict_of(
     metrics: Comparison | None,
     *,
-    problems: Sequence[str] = (),
+    problems: Sequence[Problem] = (),
     backend: str = ON_CPU,
-    max_loss: float | None = None,
 ) -> Verdict:
     """Summarize a comparison with float.
 
@@ -131,15 +131,14 @@ def verdict_of(
 
     Args:
         metrics: the comparison; None: nothing was compared.
-        problems: sentences of the report about what is unusable or misses a limit.
+        problems: those of the report.
         backend: runtime of the file. The latency in another one is left out.
-        max_loss: loss in the task metric that the recipe allows; None: `CLOSE_LOSS`.
     """
     missed = [VerdictRow("XX", _first(problems))] if problems else []
     if metrics is None:
         unknown = VerdictRow(MARKS["unknown"], f"accuracy unknown: {NOT_COMPARED}")
         return Verdict("unknown", (unknown, *missed), not problems)
-    state, evidence, hint = _accuracy(metrics, problems, CLOSE_LOSS if max_loss is None else max_loss)
+    state, evidence, hint = _accuracy(metrics, missed=bool(problems))
     doubts = doubts_of(metrics)
     rows: list[VerdictRow] = []
     if doubts:
@@ -186,35 +185,29 @@ def doubts_of(metrics: Comparison) -> list[str]:
     return doubts
 
 
-def allowed_loss(settings: Mapping[str, Any]) -> float | None:
-    """Return the loss in the task metric that a resolved recipe allows; None if it has no limit."""
-    limit = settings.get("MIXED", {}).get("MAX_LOSS")
-    return None if limit is None else float(limit)
-
-
 def _calibrated(metrics: Comparison) -> bool:
     """Whether the outputs were compared on the samples of the calibration, and nothing better is known."""
     evaluated = metrics.evaluation is not None and len(metrics.evaluation.rows) > 1
     return metrics.calibrated and not evaluated and metrics.llm is None and metrics.feeds > 0
 
 
-Found = tuple[Accuracy, str, str]
+Judged = tuple[Accuracy, str, str]
 """State of the accuracy, what was measured, and what it means: a limit, and what to do."""
 
 
-def _accuracy(metrics: Comparison, problems: Sequence[str], max_loss: float) -> Found:
-    unusable = _unusable(metrics)
-    if unusable:
-        return "lost", unusable, ""
+def _accuracy(metrics: Comparison, *, missed: bool) -> Judged:
+    lost = _unusable(metrics)
+    if lost:
+        return "lost", lost, ""
     evaluation = metrics.evaluation
     if evaluation is not None and len(evaluation.rows) > 1:
-        max_loss = max_loss if evaluation.max_loss is None else evaluation.max_loss
+        max_loss = CLOSE_LOSS if evaluation.max_loss is None else evaluation.max_loss
         state = state_of_metric(evaluation, max_loss)
         hint = f", {kept_loss_text(evaluation, max_loss)}"
         return state, _evaluated(evaluation), f"{hint}: evaluate more samples" if state == "uncertain" else hint
     if metrics.llm is not None and metrics.llm.float_perplexity:
         return _of_decoder(metrics.llm, metrics.llm.float_perplexity)
-    return _of_outputs(metrics, problems)
+    return _of_outputs(metrics, missed=missed)
 
 
 def state_of_metric(evaluation: Evaluation, max_loss: float) -> Accuracy:
@@ -256,7 +249,7 @@ def _loss_unit(evaluation: Evaluation, loss: float) -> str:
     return "%" if not evaluation.share else "point" if math.isclose(loss, 0.01) else "points"
 
 
-def _of_decoder(figures: DecoderEvaluation, before: float) -> Found:
+def _of_decoder(figures: DecoderEvaluation, before: float) -> Judged:
     after = figures.perplexity
     rise = after / before - 1
     state: Accuracy = "kept" if rise <= CLOSE_LOSS else "lost" if not rise < LOST_LOSS else "uncertain"
@@ -268,14 +261,14 @@ def _of_decoder(figures: DecoderEvaluation, before: float) -> Found:
     return state, text, f", {limit}{same}{more}"
 
 
-def _of_outputs(metrics: Comparison, problems: Sequence[str]) -> Found:
+def _of_outputs(metrics: Comparison, *, missed: bool) -> Judged:
     """Return the state of the outputs against float, without labels: that of the worst one."""
     every = [row for row in metrics.quality if row.figures]
     rows = [row for row in every if row.state != "unjudged"]
     if not rows:
         if not metrics.feeds:
             return "unknown", NOT_COMPARED, ""
-        return ("lost" if problems else "unknown"), "there is no output that can be compared", ""
+        return ("lost" if missed else "unknown"), "there is no output that can be compared", ""
     states = [_state(row) for row in rows]
     state: Accuracy = "lost" if "lost" in states else "uncertain" if "uncertain" in states else "kept"
     row, figure = max(

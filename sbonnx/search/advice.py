@@ -21,6 +21,7 @@ from sbonnx.graph.storage.temporary import temporary_folder
 from sbonnx.options import RunOptions
 from sbonnx.recipe import Recipe
 from sbonnx.recipe.names import FULL_BITS, is_per_channel
+from sbonnx.report.codes import Problem
 from sbonnx.report.comparison import Comparison
 from sbonnx.report.figures import FigureName
 from sbonnx.report.searched import Advice, ScoreFigures
@@ -127,10 +128,10 @@ def _faster(state: PipelineState, before: Comparison) -> Advice | None:
     return None
 
 
-def problems_of(state: PipelineState, comparison: Comparison) -> tuple[str, ...]:
+def problems_of(state: PipelineState, comparison: Comparison) -> tuple[Problem, ...]:
     """List the outputs that are lost, or below a limit; if labels prove a loss, by their figures."""
     evaluation = comparison.evaluation
-    if evaluation is not None and evaluation.problem(evaluation.max_loss):
+    if evaluation is not None and evaluation.problems():
         comparison = replace(comparison, evaluation=None)
     return limits_of(state.prepared.recipe).below(comparison)
 

@@ -18,7 +18,7 @@ from sbonnx.recipe import Recipe
 from sbonnx.recipe.backend_limits import sides
 from sbonnx.recipe.names import FLOAT, FULL_BITS, NEAREST, is_per_channel
 from sbonnx.recipe.sections.stages import Budget
-from sbonnx.report import Note, Reason, Refusal, Report
+from sbonnx.report import Note, Problem, Reason, Refusal, Report
 from sbonnx.report.searched import SearchFigures, SearchStep
 from sbonnx.search.bit_search import MixedOutcome, choose, for_loss
 from sbonnx.search.evaluation import Goal, Score
@@ -247,7 +247,7 @@ class SearchResult:
         )
 
     @property
-    def problems(self) -> tuple[str, ...]:
+    def problems(self) -> tuple[Problem, ...]:
         """Reasons why the result misses the goal."""
         if self.goal.reached(self.best):
             return ()
@@ -257,8 +257,11 @@ class SearchResult:
         elif self.outcome is not None:  # widths were chosen from the candidates of MIXED alone
             widest = " with the widest candidates (MIXED.WEIGHTS, MIXED.ACTIVATIONS)"
         return (
-            f"{self.goal.text} was asked for on the feeds held out, and is not reached{widest}: "
-            f"{self.goal.figures(self.best)}",
+            Problem(
+                "goal-missed",
+                f"{self.goal.text} was asked for on the feeds held out, and is not reached{widest}: "
+                f"{self.goal.figures(self.best)}",
+            ),
         )
 
     @property

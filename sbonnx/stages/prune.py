@@ -24,6 +24,7 @@ from sbonnx.options import RunOptions
 from sbonnx.pruning.prune import Pruned, measure_graph, prune_graph
 from sbonnx.pruning.result import report_of
 from sbonnx.pruning.settings import Pruning, pruning_of
+from sbonnx.report.codes import Problem
 from sbonnx.report.comparison import Comparison
 from sbonnx.stages.contract import stage
 from sbonnx.stages.measure import divided
@@ -147,14 +148,14 @@ def _settings(state: PipelineState) -> Pruning:
 
 def _verified(
     state: PipelineState, removed: Pruned, path: Path, options: RunOptions
-) -> tuple[Comparison | None, tuple[str, ...]]:
+) -> tuple[Comparison | None, tuple[Problem, ...]]:
     """Check the file, compare it with the original, and compare removed with masked channels."""
     request, data = state.request, state.data
     graphs.check_file(path)
     if data is None:
         return None, ()
     depth = proof.Depth(latency=True, levels=True, strict=True)
-    found = proof.compare(
+    comparison = proof.compare(
         request.source,
         path,
         data.judged,
@@ -162,30 +163,38 @@ def _verified(
         depth=depth,
         options=proof.VerifyOptions(device=options.device, task=state.prepared.recipe.verify.task),
     )
-    found = replace(found, held_out=data.count)
+    comparison = replace(comparison, held_out=data.count)
     # before a quantization, limits are those of its result
     least = None if request.pruning is None else limits_of(state.prepared.recipe).min_sqnr_db
-    asked = dict(least) if isinstance(least, Mapping) else dict.fromkeys((error.name for error in found.outputs), least)
+    asked = (
+        dict(least) if isinstance(least, Mapping) else dict.fromkeys((row.name for row in comparison.outputs), least)
+    )
     problems = [
-        f"output '{error.name}' has {error.sqnr_db:.1f} dB signal to error, and {bound:g} are asked for"
-        for error in found.outputs
-        if (bound := asked.get(error.name)) is not None and error.sqnr_db < bound
+        Problem(
+            "limit-missed", f"output '{row.name}' has {row.sqnr_db:.1f} dB signal to error, and {bound:g} are asked for"
+        )
+        for row in comparison.outputs
+        if (bound := asked.get(row.name)) is not None and row.sqnr_db < bound
     ]
     problems += [
-        f"output '{error.name}' holds {error.not_finite} values that are not finite, or has another shape"
-        for error in found.outputs
-        if error.lost
+        Problem(
+            "output-unusable",
+            f"output '{row.name}' holds {row.not_finite} values that are not finite, or has another shape",
+        )
+        for row in comparison.outputs
+        if row.lost
     ]
     worst = 0.0 if removed.masked is removed.graph else removal_error(removed, data.judged)
     if worst > SAME:
-        problems.append(
+        text = (
             f"removing channels differs from masking them by {worst:.1e} of the largest output: the file computes "
             "something else than was fitted; please report this model"
         )
+        problems.append(Problem("removal-differs", text))
     if request.evaluation is not None and request.pruning is not None:
         models = {"float": request.source, "pruned": path}
-        found = replace(found, evaluation=proof.evaluate(models, request.evaluation, device=options.device))
-    return found, tuple(problems)
+        comparison = replace(comparison, evaluation=proof.evaluate(models, request.evaluation, device=options.device))
+    return comparison, tuple(problems)
 
 
 def removal_error(removed: Pruned, data: Dataset) -> float:

@@ -17,7 +17,7 @@ from sbonnx.calib.engine.runner import LayerRunner
 from sbonnx.errors import DataError, ModelError
 from sbonnx.graph import Graph, edit, query
 from sbonnx.options import RunOptions
-from sbonnx.report.codes import Note
+from sbonnx.report.codes import Note, Problem
 from sbonnx.report.comparison import Comparison
 from sbonnx.report.simplified import SimplifyReport
 from sbonnx.spec import Array
@@ -44,9 +44,8 @@ def save_simplified(state: PipelineState, options: RunOptions) -> PipelineState:
     edit.sort(graph)
     with placed(request.output, graph.info.files, force=request.force) as path:
         graphs.save(graph, path)
-        comparison, reason = _compared(state, path)
-        made = onnx.load(str(path)) if request.output is None else None
-    problems = tuple(filter(None, [reason])) if comparison is None else tuple(_problems(comparison, graph))
+        comparison, problems = _compared(state, path)
+        simplified = onnx.load(str(path)) if request.output is None else None
     report = SimplifyReport(
         request.label,
         None if request.output is None else str(Path(request.output)),
@@ -58,30 +57,28 @@ def save_simplified(state: PipelineState, options: RunOptions) -> PipelineState:
         () if comparison is None else comparison.quality,
         problems,
         tuple(graph.info.notes),
-        made,
+        simplified,
     )
     return replace(state, simplified=report)
 
 
-def _compared(state: PipelineState, simplified: Path) -> tuple[Comparison | None, str]:
-    """Compare both models.
-
-    Return None and the reason if that is not possible. If onnxruntime cannot open the model, there is a note instead.
-    """
+def _compared(state: PipelineState, simplified: Path) -> tuple[Comparison | None, tuple[Problem, ...]]:
+    """Compare both models, and return the problems. If onnxruntime cannot open the model, there is a note instead."""
     request, graph = state.request, state.prepared.graph
     original = graphs.load(request.model)
     unopened = _why_unopened(original)
     if unopened:
         graphs.check_file(simplified)
         graph.info.notes.append(Note("not-run", f"not verified by execution: {unopened}"))
-        return None, ""
+        return None, ()
     if request.data is not None:
         feeds = datasets.read(request.data, graph, split=request.split, limit=request.recipe.samples)
-        return proof.check(request.source, simplified, feeds), ""
+        return _judged(proof.check(request.source, simplified, feeds), graph)
     guessed, why = _first_accepted(original, guessed_feeds(datasets.input_specs(graph)))
     if not guessed:
-        return None, f"not verified: the model does not run on synthetic feeds ({why}): give --data"
-    return proof.check(request.source, simplified, guessed), ""
+        text = f"not verified: the model does not run on synthetic feeds ({why}): give --data"
+        return None, (Problem("not-verified", text),)
+    return _judged(proof.check(request.source, simplified, guessed), graph)
 
 
 def _why_unopened(graph: Graph) -> str:
@@ -111,10 +108,16 @@ def _first_accepted(graph: Graph, guessed: Iterable[list[dict[str, Array]]]) -> 
     return [], why
 
 
-def _problems(comparison: Comparison, graph: Graph) -> Iterable[str]:
+def _judged(comparison: Comparison, graph: Graph) -> tuple[Comparison, tuple[Problem, ...]]:
+    """Return the comparison, and the outputs that differ by more than rounding."""
     half = any(str(query.dtype(tensor)) in ("float16", "bfloat16") for tensor in query.all_tensors(graph))
     least = EQUAL_HALF_DB if half else EQUAL_DB
-    for error in comparison.outputs:
-        if error.sqnr_db < least or error.lost:
-            found = f"{error.sqnr_db:.1f} dB signal to error, {error.not_finite} not finite"
-            yield f"output '{error.name}' differs: {found}"
+    problems = (
+        Problem(
+            "outputs-differ",
+            f"output '{row.name}' differs: {row.sqnr_db:.1f} dB signal to error, {row.not_finite} not finite",
+        )
+        for row in comparison.outputs
+        if row.sqnr_db < least or row.lost
+    )
+    return comparison, tuple(problems)

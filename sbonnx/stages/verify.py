@@ -16,7 +16,7 @@ from sbonnx.linting import View
 from sbonnx.linting.ort_numbers import saturates_there
 from sbonnx.planning import Plan
 from sbonnx.recipe import Recipe
-from sbonnx.report import Note, Refusal
+from sbonnx.report import Note, Problem, Refusal
 from sbonnx.report.verdict import ON_CPU
 from sbonnx.stages.state import PipelineState, Prepared
 from sbonnx.system.cpu import target_cpu
@@ -126,13 +126,13 @@ def _verified(
     comparison = _with_unknown_sums(replace(comparison, cpu=prepared.plan.cpu), prepared.plan, path)
     if size is not None:
         comparison = replace(comparison, bytes_quantized=size)
-    evaluation, max_loss, missed = state.request.evaluation, state.request.max_loss, ""
-    max_loss = recipe.mixed.max_loss if max_loss is None else max_loss
-    if evaluation is not None:
+    labelled, max_loss = state.request.evaluation, state.request.max_loss
+    missed: tuple[Problem, ...] = ()
+    if labelled is not None:
         models = {"float": reference, "quantized": path}
-        found = replace(proof.evaluate(models, evaluation, device=device), max_loss=max_loss)
-        comparison = replace(comparison, evaluation=found)
-        missed = found.problem(max_loss)
+        evaluation = proof.evaluate(models, labelled, device=device)
+        evaluation = replace(evaluation, max_loss=recipe.mixed.max_loss if max_loss is None else max_loss)
+        comparison, missed = replace(comparison, evaluation=evaluation), evaluation.problems()
     layers: tuple[profiling.LayerError, ...] = ()
     if samples is not None:
         calibrated = not samples.count and bool(report.counts.samples)
@@ -144,16 +144,14 @@ def _verified(
     if comparison.problems():
         begin = profiling.first_lost(layers)
         if begin is not None:
-            problems.append(f"it begins at '{begin.tensor}', input of '{begin.node}' ({begin.sqnr_db:.1f} dB)")
-    problems += [missed] if missed else []
+            where = f"'{begin.tensor}', input of '{begin.node}' ({begin.sqnr_db:.1f} dB)"
+            problems.append(Problem("first-lost-layer", f"it begins at {where}"))
     limits = limits_of(recipe)
-    # the distance of a pruned model from the original was asked for
-    below = (
-        tuple(Note("output-far-from-float", text) for text in limits.quality(comparison))
-        if state.request.pruned is not None
-        else ()
-    )
-    problems.extend(problem for problem in limits.problems(comparison) if problem not in below)
+    below: tuple[Note, ...] = ()
+    problems += [*missed, *limits.problems(comparison)]
+    if state.request.pruned is not None:  # the distance of a pruned model from the original was asked for
+        below = tuple(Note(problem.code, problem) for problem in limits.quality(comparison))
+        problems = [problem for problem in problems if problem.code != "output-far-from-float"]
     # of another runtime, the count of kernels is only a figure
     own = comparison.runtime == prepared.backend.name
     left_float = comparison.kernels.refusals() if comparison.kernels and own else ()

@@ -27,7 +27,7 @@ from sbonnx.options import RunOptions
 from sbonnx.planning import Plan, Site, Solution
 from sbonnx.planning.tensor_overrides import overrides_of
 from sbonnx.recipe.names import FLOAT
-from sbonnx.report import Note, QuantizedTensor, Report
+from sbonnx.report import Note, Problem, QuantizedTensor, Report
 from sbonnx.report.comparison import without_rewrites
 from sbonnx.report.outcome import NodeCounts
 from sbonnx.spec import Bounds
@@ -196,13 +196,13 @@ def _report(state: PipelineState) -> Report:
     solved = [site for site in plan.sites if site.key in solution.qparams or site.key in solution.codes]
     refusals = (*prepared.refusals, *solution.refusals)
     only_converted = recipe.high_precision != "fp32" and recipe.w.quantizer.bit == recipe.a.quantizer.bit == FLOAT
-    problems: tuple[str, ...] = ()
+    problems: tuple[Problem, ...] = ()
     if request.pruned is not None:
-        problems = tuple(f"pruning: {problem}" for problem in request.pruned.report.problems)
+        problems = tuple(Problem(problem.code, f"pruning: {problem}") for problem in request.pruned.report.problems)
     only_caches = recipe.llm.kv_bits is not None and recipe.w.quantizer.bit == FLOAT
     if not solved and not only_converted and not only_caches:
         why = f"; first reason: {refusals[0]}" if refusals else ""
-        problems = (*problems, f"nothing was quantized{why}")
+        problems = (*problems, Problem("no-tensor-quantized", f"nothing was quantized{why}"))
     broken = prepared.graph.info.broken_rewrites
     left_out = (without_rewrites(broken),) if broken else ()
     return Report(

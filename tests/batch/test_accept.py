@@ -12,16 +12,21 @@ from sbonnx.batch.accept import judge, metric_values
 from sbonnx.batch.jobs.job import Acceptance, Places
 from sbonnx.batch.metric import loaded
 from sbonnx.errors import DataError, RecipeError
+from sbonnx.report.comparison import Comparison
+from sbonnx.report.figures import OwnMetric
+from tests.support.values import compared
 
-METRICS: dict[str, Any] = {
-    "outputs": [
-        {"sqnr_db": 31.0, "agreement": None},
-        {"sqnr_db": 24.5, "agreement": 0.97},
-        {"sqnr_db": math.inf, "agreement": 1.0},
-    ],
-    "size_ratio": 0.27,
-    "latency_ratio": 0.5,
-}
+METRICS = compared(
+    {
+        "outputs": [
+            {"sqnr_db": 31.0, "agreement": None},
+            {"sqnr_db": 24.5, "agreement": 0.97},
+            {"sqnr_db": math.inf, "agreement": 1.0},
+        ],
+        "size_ratio": 0.27,
+        "latency_ratio": 0.5,
+    }
+)
 
 ASKED: dict[str, Any] = {
     "min_sqnr": (24.0, 24.5, 25.0),
@@ -59,7 +64,7 @@ def test_the_worst_output_counts(key: str) -> None:
 
 def test_nothing_is_asked() -> None:
     """Whatever it is."""
-    assert judge(Acceptance(), {}) == judge(Acceptance(), METRICS)
+    assert judge(Acceptance(), Comparison()) == judge(Acceptance(), METRICS)
     assert judge(Acceptance(), METRICS).rows == ()
 
 
@@ -67,7 +72,7 @@ def test_nothing_is_asked() -> None:
 def test_what_was_not_measured_is_not_accepted(key: str) -> None:
     """No figure is no pass, whichever way round it is compared."""
     wanted = ASKED[key][0]
-    for metrics in ({}, {"outputs": [], "size_ratio": 0.0, "latency_ratio": 0.0}):
+    for metrics in (Comparison(), Comparison(bytes_float=4, latency_ratio=0.0)):
         found = judge(asking(key, wanted), metrics)
         assert found.rows[0][3] is False
         assert "cannot be judged" in found.reasons[0]
@@ -76,7 +81,7 @@ def test_what_was_not_measured_is_not_accepted(key: str) -> None:
 def test_an_agreement_is_told_with_its_interval() -> None:
     """16 samples tell little."""
     figure = {"name": "agreement", "value": 0.875, "low": 0.64, "high": 0.965}
-    metrics = {"outputs": [{"agreement": 0.875}], "quality": [{"samples": 16, "figures": [figure]}]}
+    metrics = compared({"outputs": [{"agreement": 0.875}], "quality": [{"samples": 16, "figures": [figure]}]})
     (reason,) = judge(Acceptance(min_agreement=0.95), metrics).reasons
     assert reason == "min_agreement: 0.875 (0.64 to 0.965, 16 samples), and at least 0.95 is accepted"
 
@@ -84,7 +89,7 @@ def test_an_agreement_is_told_with_its_interval() -> None:
 def test_a_figure_that_is_no_number_is_the_worst() -> None:
     """Of an output whose error cannot be told."""
     outputs = [{"sqnr_db": 40.0, "agreement": 1.0}, {"sqnr_db": math.nan, "agreement": 1.0}]
-    assert judge(Acceptance(min_sqnr=10), {"outputs": outputs}).rows[0][3] is False
+    assert judge(Acceptance(min_sqnr=10), compared({"outputs": outputs})).rows[0][3] is False
 
 
 def metric_file(folder: Path, body: str) -> str:
@@ -119,7 +124,7 @@ def test_a_metric_of_ones_own(tmp_path: Path) -> None:
     judged = judge(accept, METRICS, own)
     assert judged.rows[0] == ("min_metric.size", 4.0, 4.0, True)
     assert judged.rows[1][0] == "min_metric.top1" and math.isnan(judged.rows[1][1]) and not judged.rows[1][3]
-    assert judged.metrics == ({"name": "size", "float": 12.0, "quantized": 4.0},)
+    assert judged.metrics == (OwnMetric("size", 12.0, 4.0),)
     assert "returns no value of that name" in judged.reasons[0]
 
 

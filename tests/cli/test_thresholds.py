@@ -49,6 +49,7 @@ def test_quantize(wish: str, place: Path, capfd: pytest.CaptureFixture[str]) -> 
     report = json.loads(capfd.readouterr().out)
     assert list(report)[2:4] == ["ok", "problems"]
     assert report["ok"] is False and ASKED[wish] in report["problems"][0]
+    assert report["problem_codes"][0] == "limit-missed" and len(report["problem_codes"]) == len(report["problems"])
     assert main([*COMMAND, "--set", wish, "--force", "--no-verify", "--quiet"]) == 0
 
 

@@ -16,6 +16,7 @@ from sbonnx import qat  # noqa: E402
 from sbonnx.assets import digits  # noqa: E402
 from sbonnx.qat.agreement import disagreements  # noqa: E402
 from sbonnx.qat.module import origin_of  # noqa: E402
+from sbonnx.report.codes import Problem  # noqa: E402
 from tests.support.models import model, run  # noqa: E402
 
 MODEL = str(digits().model)
@@ -33,7 +34,7 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return module, path
 
 
-def told(module: Any, path: Path) -> list[str]:
+def told(module: Any, path: Path) -> list[Problem]:
     with torch.no_grad():
         return disagreements(module, origin_of(module), origin_of(module).solution, path, FEEDS)
 

@@ -240,7 +240,7 @@ def test_labels_decide_by_the_interval_of_the_loss(
 ) -> None:
     """The outputs do not count if there are labels."""
     far = ("y", "lost", [SQNR, figure("relative error", 0.9, 0.8, 1.0)])
-    found = verdict_of(metrics(far, evaluation=labelled(difference)), max_loss=max_loss)
+    found = verdict_of(metrics(far, evaluation=labelled(difference) | {"max_loss": max_loss}))
     assert found.accuracy == accuracy
     change, low, high = difference
     ends = f" ({-100 * high:.3g} to {-100 * low:.3g})" if math.isfinite(low) else ""

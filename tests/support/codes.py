@@ -1,4 +1,4 @@
-"""Codes of reasons and notes that the source code gives or compares, read from its syntax trees."""
+"""Codes of reasons, notes and problems that the source code gives or compares, read from its syntax trees."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
 
-CODED: Final = ("Note", "Reason")
+CODED: Final = ("Note", "Problem", "Reason")
 """Classes of sentences, whose first argument is the code."""
 
 

@@ -63,7 +63,7 @@ def test_what_all_samples_share_does_not_hide_an_error() -> None:
     assert value_of(found, "SQNR") > 35
     spread = reference.var(0, ddof=1).sum() * 16
     assert value_of(found, "relative error") == pytest.approx(math.sqrt(((reference - anchors) ** 2).sum() / spread))
-    assert "relative error" in found.problem
+    assert found.problem is not None and "relative error" in found.problem
 
 
 def test_without_variation_the_error_is_relative_to_the_output() -> None:

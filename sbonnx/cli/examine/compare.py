@@ -44,7 +44,7 @@ def run(given: Arguments) -> int:
     from sbonnx import verify
     from sbonnx.calib.data import dataset as datasets
     from sbonnx.calib.input_check import doubts_about, first_layer_of
-    from sbonnx.report import Refusal, verdict_of
+    from sbonnx.report import Problem, Refusal, verdict_of
     from sbonnx.report.comparison import CommandAdvice, FileComparison
     from sbonnx.system.cpu import target_cpu
     from sbonnx.verify.runtimes import chosen_runtime, exact_products, recorded_cpu
@@ -70,12 +70,12 @@ def run(given: Arguments) -> int:
     comparison = verify.compare(float_model, quant_model, feeds, depth=depth, options=judged)
     cpu = cpu or (recorded_cpu(quant_model) if comparison.saturating or comparison.unknown_sums else "")
     comparison = replace(comparison, doubts=doubts, cpu=cpu)
-    missed: tuple[str, ...] = ()
+    missed: tuple[Problem, ...] = ()
     if evaluation is not None:
         models = {"float": float_model, "quantized": quant_model}
-        found = verify.evaluate(models, evaluation, device=device, runtimes={"quantized": runtime}, cpu=cpu)
-        comparison = replace(comparison, evaluation=found)
-        missed = tuple(filter(None, [found.problem(max_loss, "--max-loss")]))
+        measured = verify.evaluate(models, evaluation, device=device, runtimes={"quantized": runtime}, cpu=cpu)
+        measured = replace(measured, max_loss=max_loss)
+        comparison, missed = replace(comparison, evaluation=measured), measured.problems("--max-loss")
     problems = (*comparison.problems(), *comparison.unknown(), *missed, *limits.problems(comparison))
     code = printer.problems(problems)
     advice: CommandAdvice | None = None
@@ -83,7 +83,7 @@ def run(given: Arguments) -> int:
         command = given.other_command("profile", (FLOAT, QUANT, options.DATA, *options.FEEDS))
         advice = CommandAdvice("show which layers lose most", command)
         printer.advice(advice.text, advice.command)
-    verdict = verdict_of(comparison, problems=problems, backend=comparison.runtime, max_loss=max_loss)
+    verdict = verdict_of(comparison, problems=problems, backend=comparison.runtime)
     printer.value("compare", FileComparison(problems, verdict, str(float_model), str(quant_model), comparison, advice))
     printer.facts(f"{quant_model} against {float_model}", comparison_facts(comparison, backend=comparison.runtime))
     show_outputs(printer, "outputs against float", comparison)
