@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -20,16 +20,14 @@ from sbonnx.errors import RecipeError, SbonnxError
 from sbonnx.graph.storage.temporary import temporary_folder
 from sbonnx.options import RunOptions
 from sbonnx.recipe import Recipe
-from sbonnx.recipe.names import FULL_BITS, is_per_channel
 from sbonnx.report.codes import Problem
 from sbonnx.report.comparison import Comparison
 from sbonnx.report.figures import FigureName
 from sbonnx.report.searched import Advice, ScoreFigures
-from sbonnx.search.bit_groups import pattern_of
-from sbonnx.search.error_sources import Side, blame, sensitive_layers, width_of
+from sbonnx.search.actions import RecipeChange, repairs, wider
+from sbonnx.search.error_sources import blame, width_of
 from sbonnx.search.latency_advice import faster
 from sbonnx.search.recipe_search import SearchResult
-from sbonnx.search.remedies import Remedy
 from sbonnx.stages.measure import read_data
 from sbonnx.stages.state import PipelineState, run_options
 from sbonnx.stages.verify import limits_of, reference_of
@@ -61,9 +59,9 @@ def advise(state: PipelineState, seconds: float) -> Advice | None:
         return None
     if not problems_of(state, before):
         return _faster(state, before) if before.slower else None
-    begin, tried = time.perf_counter(), list[tuple[Remedy, Comparison]]()
-    untried: Remedy | None = None
-    for change in changes(state):
+    begin, tried = time.perf_counter(), list[tuple[RecipeChange, Comparison]]()
+    untried: RecipeChange | None = None
+    for change in repairs(state):
         recipe = _changed(state.prepared.recipe, change)
         if recipe is None:
             continue
@@ -98,19 +96,19 @@ def after_search(state: PipelineState, search: SearchResult) -> Advice | None:
     kept = [one.what for one in search.attempts if one.kept] + ([] if mixed is None else [mixed.best.what])
     best = f"the best, {' + '.join(kept) or 'the plain recipe'}, has {search.best.sqnr_db:.1f} dB on its samples"
     told = f"the search tried {', '.join(f'{what}: {figure}' for what, figure in tried)}; {best}"
-    change = Remedy("", {})
+    change = RecipeChange("", {})
     if mixed is None:
         weights, activations = width_of(recipe, "w"), width_of(recipe, "a")
-        wider = _wider(recipe, blame(state, weights, activations)[0], weights, activations)
-        change = next((one for one in wider if _changed(recipe, one) is not None), change)
+        widened = wider(recipe, blame(state, weights, activations)[0], weights, activations)
+        change = next((step for step in widened if _changed(recipe, step) is not None), change)
     elif isinstance(mixed.target, float):
-        change = Remedy(f"raise MIXED.BUDGET.{mixed.unit.upper()}, {mixed.target:g}", {})
+        change = RecipeChange(f"raise MIXED.BUDGET.{mixed.unit.upper()}, {mixed.target:g}", {})
     elif search.plain is None and not mixed.met:
-        change = Remedy("let the search widen inputs too: set MIXED.ACTIVATIONS", {})
+        change = RecipeChange("let the search widen inputs too: set MIXED.ACTIVATIONS", {})
     elif mixed.met:
-        change = Remedy("ask for less loss (MIXED.MAX_LOSS), or for a signal to noise (VERIFY.MIN_SQNR_DB)", {})
+        change = RecipeChange("ask for less loss (MIXED.MAX_LOSS), or for a signal to noise (VERIFY.MIN_SQNR_DB)", {})
     figure, (value,) = _figures(before, [before])
-    return Advice(change.what, change.texts, False, False, figure, value, tried=tried, search=told)
+    return Advice(change.name, change.texts, False, False, figure, value, tried=tried, search=told)
 
 
 def _faster(state: PipelineState, before: Comparison) -> Advice | None:
@@ -121,10 +119,10 @@ def _faster(state: PipelineState, before: Comparison) -> Advice | None:
         found = None if recipe is None or not _can_try(state) else _measured(state, recipe, latency=True)
         if found is None or problems_of(state, found):
             continue
-        tried.append((change.what, found.latency_figure()))
+        tried.append((change.name, found.latency_figure()))
         if not found.slower:
             figures = LATENCY, before.latency_figure(), found.latency_figure()
-            return Advice(change.what, change.texts, True, True, *figures, tuple(tried))
+            return Advice(change.name, change.texts, True, True, *figures, tuple(tried))
     return None
 
 
@@ -136,54 +134,7 @@ def problems_of(state: PipelineState, comparison: Comparison) -> tuple[Problem, 
     return limits_of(state.prepared.recipe).below(comparison)
 
 
-def changes(state: PipelineState) -> Iterator[Remedy]:
-    """Yield the candidates for a result, cheapest first."""
-    recipe = state.prepared.recipe
-    weights, activations = width_of(recipe, "w"), width_of(recipe, "a")
-    side, hopeless = blame(state, weights, activations)
-    if hopeless:  # each side alone loses too much: other numbers at the same widths do not help
-        yield from _wider(recipe, side, weights, activations)
-        return
-    if side != "activations" and weights and not is_per_channel(recipe.w.qscheme):
-        yield Remedy("scale weights per channel", {"w_qscheme": "per-channel-symmetric"})
-    if side != "weights" and activations and recipe.mode == "static" and recipe.a.observer.type != "mse":
-        yield Remedy("choose ranges of activations by least squared error", {"a_observer": "mse"})
-    by_width = recipe.w.rounding.type == "auto" and recipe.effort == "fast" and weights >= FULL_BITS
-    nearest = recipe.w.rounding.type == "nearest" or by_width
-    if side != "activations" and weights and nearest and recipe.mode != "dynamic":
-        yield Remedy("round weights by second moments of their inputs", {"rounding": "gptq"})
-    names = sensitive_layers(state)
-    if names:
-        patterns = [*recipe.exclude, *(pattern_of(name, "node") for name in names)]
-        yield Remedy(f"leave {len(names)} sensitive layer{'s' * (len(names) != 1)} in float", {"EXCLUDE": patterns})
-    yield from _wider(recipe, side, weights, activations)
-
-
-def _wider(recipe: Recipe, side: Side, weights: int, activations: int) -> Iterator[Remedy]:
-    """Yield wider codes: the side to blame first, in steps of 4 (weights), 8 and 16 bits (activations)."""
-    steps: list[tuple[int, int]] = []
-    w, a = weights, activations
-    if side != "weights" and 0 < a < FULL_BITS:
-        steps.append((w, FULL_BITS))
-        if side == "both" and 0 < w < FULL_BITS:
-            steps.pop()
-    if side == "both" and 0 < w < 4 and a:
-        steps.append((4, max(a, FULL_BITS)))
-    if side == "weights" and 0 < w < 4:
-        steps.append((4, a))
-    if 0 < w < FULL_BITS:
-        steps.append((FULL_BITS, max(a, FULL_BITS) if side == "both" and a else a))
-    if a and recipe.mode == "static":
-        steps.append((max(w, FULL_BITS) if side != "activations" and w else w, 2 * FULL_BITS))
-    for new_w, new_a in dict.fromkeys(steps):
-        if (new_w, new_a) != (w, a):
-            yield Remedy(
-                f"use {new_w}-bit weights and {new_a}-bit activations" if new_a else f"use {new_w}-bit weights",
-                {"bits": f"w{new_w or 32}a{new_a or 32}"} if new_a else {"w_bit": new_w},
-            )
-
-
-def _changed(recipe: Recipe, change: Remedy) -> Recipe | None:
+def _changed(recipe: Recipe, change: RecipeChange) -> Recipe | None:
     """Return the changed recipe, or None if the backend cannot run it."""
     try:
         return recipes.load(recipe, overrides=list(change.texts))
@@ -255,8 +206,8 @@ def _figures(before: Comparison, found: Iterable[Comparison]) -> tuple[str, list
 
 def _advice(
     before: Comparison,
-    tried: Sequence[tuple[Remedy, Comparison]],
-    change: Remedy,
+    tried: Sequence[tuple[RecipeChange, Comparison]],
+    change: RecipeChange,
     after: Comparison | None = None,
     *,
     repaired: bool = False,
@@ -264,12 +215,12 @@ def _advice(
     """Return advice for a change, measured if `after` is given."""
     figure, values = _figures(before, [before, *(comparison for _, comparison in tried)])
     return Advice(
-        change.what,
+        change.name,
         change.texts,
         after is not None,
         repaired,
         figure,
         values[0],
         "" if after is None else _figures(before, [after])[1][0],
-        tuple(zip((one.what for one, _ in tried), values[1:], strict=True)),
+        tuple(zip((step.name for step, _ in tried), values[1:], strict=True)),
     )

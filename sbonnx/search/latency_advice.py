@@ -16,8 +16,7 @@ from sbonnx.backends.kernel_costs import KernelCosts
 from sbonnx.calib.observers import OBSERVERS
 from sbonnx.planning import Plan, costs_of, make, plan_times
 from sbonnx.report.comparison import Comparison
-from sbonnx.search.bit_groups import pattern_of
-from sbonnx.search.remedies import Remedy
+from sbonnx.search.actions import RecipeChange, left_in_float
 from sbonnx.stages.state import PipelineState
 from sbonnx.system.cpu import TargetCpu
 
@@ -25,7 +24,7 @@ STEPS: Final = (1.0, 1.5)
 """Factors by which the correction is enlarged, tried in order."""
 
 
-def faster(state: PipelineState, comparison: Comparison) -> Iterator[Remedy]:
+def faster(state: PipelineState, comparison: Comparison) -> Iterator[RecipeChange]:
     """Yield the changes that may make a file faster than float, those with the most layers in integers first.
 
     Args:
@@ -36,22 +35,21 @@ def faster(state: PipelineState, comparison: Comparison) -> Iterator[Remedy]:
     recipe, backend, graph = prepared.recipe, prepared.backend, prepared.graph
     costs = costs_of(recipe, backend)
     if recipe.heads != "none" and any(note.code == "head-left-float" for note in state.report.notes):
-        yield Remedy("quantize the detection head as well", {"heads": "none"})
+        yield RecipeChange("quantize the detection head as well", {"heads": "none"})
     if costs is None or recipe.mode != "static" or comparison.latency_ratio is None:
         return
     time_of = plan_times(graph, costs)
     floats, estimated = time_of(Plan(())), time_of(prepared.plan)
     if not floats or not estimated:
         return
-    known, _ = _slower(state, backend)
+    slow_layers, _ = _slower(state, backend)
     for step in STEPS:
         factor = step * comparison.latency_ratio * floats / estimated
         slower, integers = _slower(state, slowed(backend, max(factor, 1.0)))
-        names = slower - known
+        names = slower - slow_layers
         if names and integers:  # else nothing is left to quantize: the float model is the faster file
-            patterns = [*recipe.exclude, *(pattern_of(name, "node") for name in sorted(names))]
-            yield Remedy(f"leave {len(names)} more layer{'s' * (len(names) != 1)} in float", {"EXCLUDE": patterns})
-            known = known | names
+            yield left_in_float(recipe, sorted(names), "more")
+            slow_layers = slow_layers | names
 
 
 def slowed(backend: Backend, factor: float) -> Backend:

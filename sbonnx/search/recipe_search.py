@@ -2,194 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from operator import attrgetter
-from typing import Any, Final
+from typing import Final
 
 from sbonnx import graph as graphs
 from sbonnx.errors import SbonnxError
-from sbonnx.graph import Graph, query
 from sbonnx.metrics import Metric, ratio_db
-from sbonnx.ops import LINEAR, MATRIX_PRODUCTS
 from sbonnx.pipeline import pruned
 from sbonnx.progress import Progress
 from sbonnx.recipe import Recipe
 from sbonnx.recipe.backend_limits import sides
-from sbonnx.recipe.names import FLOAT, FULL_BITS, NEAREST, is_per_channel
+from sbonnx.recipe.names import FLOAT
 from sbonnx.recipe.sections.stages import Budget
 from sbonnx.report import Note, Problem, Reason, Refusal, Report
 from sbonnx.report.searched import SearchFigures, SearchStep
+from sbonnx.search.actions import Situation, steps_for
 from sbonnx.search.bit_search import MixedOutcome, choose, for_loss
 from sbonnx.search.evaluation import Goal, Score
 from sbonnx.search.loss_survey import survey
 from sbonnx.search.trials import Trials, changed, open_trials, settled
 from sbonnx.stages.state import Request
-
-BATCH_NORM: Final = "BatchNormalization"
-LOW_BITS: Final = 4
-"""Largest width at which learned scales and soft rounding (AdaQuant, AdaRound) may beat GPTQ."""
-
-
-@dataclass(frozen=True)
-class Situation:
-    """Facts about recipe and model that decide which steps apply.
-
-    Attributes:
-        recipe: the given recipe.
-        batch_norms: whether the file has BatchNormalization nodes.
-        products: whether it has matrix products.
-        depthwise: whether it has depthwise convolutions.
-    """
-
-    recipe: Recipe
-    batch_norms: bool
-    ops: frozenset[str]
-    depthwise: bool = False
-
-    @staticmethod
-    def of(recipe: Recipe, graph: Graph) -> Situation:
-        """Collect the facts of a recipe and of the model as stored in the file."""
-        ops = {node.op for node in query.all_nodes(graph)}
-        depthwise = any(query.is_depthwise(node) for node in query.all_nodes(graph))
-        return Situation(recipe, BATCH_NORM in ops, frozenset(ops & LINEAR.keys()), depthwise)
-
-    @property
-    def products(self) -> bool:
-        """Whether the model has matrix products."""
-        return bool(self.ops & MATRIX_PRODUCTS)
-
-    @property
-    def weights(self) -> bool:
-        """Whether weights are quantized."""
-        return self.recipe.w.quantizer.bit != FLOAT and not self.recipe.w.quantizer.disable
-
-    @property
-    def low(self) -> bool:
-        """Whether weights have fewer than 8 bits, so that their rounding dominates the error."""
-        return self.weights and self.recipe.w.quantizer.bit < FULL_BITS
-
-    @property
-    def searched(self) -> bool:
-        """Whether scales of weights are searched by default."""
-        return self.weights and self.recipe.weight_settings.scale_name == "search"
-
-    @property
-    def by_inputs(self) -> bool:
-        """Whether weights are rounded by the inputs of their layers by default."""
-        whole = self.recipe.weight_settings
-        return all(replace(whole, op=op).rounding_name != NEAREST for op in self.ops)
-
-    @property
-    def corrected(self) -> bool:
-        """Whether biases are corrected by default, on quantized inputs."""
-        return self.recipe.corrects_biases(self.ops, depthwise=self.depthwise)
-
-    @property
-    def inputs(self) -> bool:
-        """Whether activations are quantized by measured ranges."""
-        quantizer = self.recipe.a.quantizer
-        return self.recipe.mode == "static" and quantizer.bit != FLOAT and not quantizer.disable
-
-    @property
-    def per_channel(self) -> bool:
-        """Whether weights have one scale per channel."""
-        return is_per_channel(self.recipe.w.qscheme)
-
-
-@dataclass(frozen=True)
-class RecipeStep:
-    """One candidate change: keys of the recipe, and a condition.
-
-    Attributes:
-        name: display name.
-        keys: values by key path.
-        when: whether the step can help at all.
-    """
-
-    name: str
-    keys: Mapping[str, Any]
-    when: Callable[[Situation], bool]
-
-
-def _can_use_inputs(here: Situation) -> bool:
-    return here.weights and here.recipe.w.quantizer.dtype == "int" and here.recipe.mode != "dynamic"
-
-
-STEPS: Final = (
-    RecipeStep(
-        "cross-layer equalization",
-        {"EQUALIZE.CROSS_LAYER": True},
-        lambda here: here.weights and here.inputs and not here.per_channel,
-    ),
-    RecipeStep(
-        "absorbed biases",
-        {"EQUALIZE.CROSS_LAYER": True, "EQUALIZE.ABSORB_BIAS": True},
-        lambda here: here.weights and here.inputs and not here.per_channel,
-    ),
-    RecipeStep("ranges of activations: min-max", {"A.OBSERVER.TYPE": "minmax"}, lambda here: here.inputs),
-    RecipeStep(
-        "gptq for all layers", {"W.ROUNDING.TYPE": "gptq"}, lambda here: _can_use_inputs(here) and not here.by_inputs
-    ),
-    RecipeStep(
-        "ranges of weights: least error of the output",
-        {"W.ROUNDING.SCALE": "search"},
-        lambda here: _can_use_inputs(here) and not here.searched,
-    ),
-    RecipeStep(
-        "bias correction: measured",
-        {"BIAS_CORRECTION": "empirical"},
-        lambda here: _can_use_inputs(here) and not here.corrected,
-    ),
-    RecipeStep(
-        "smoothed inputs (SmoothQuant)",
-        {"EQUALIZE.SMOOTH_QUANT": True},
-        lambda here: here.weights and here.inputs and here.per_channel and here.products,
-    ),
-    RecipeStep(
-        "weights scaled by input activations (AWQ)",
-        {"EQUALIZE.AWQ": True},
-        lambda here: here.low and here.products and here.per_channel,
-    ),
-    RecipeStep(
-        "adaround",
-        {"W.ROUNDING.TYPE": "adaround"},
-        lambda here: _can_use_inputs(here) and here.recipe.w.quantizer.bit <= LOW_BITS,
-    ),
-    RecipeStep(
-        "adaquant",
-        {"W.ROUNDING.TYPE": "adaquant"},
-        lambda here: _can_use_inputs(here) and here.recipe.w.quantizer.bit <= LOW_BITS,
-    ),
-    RecipeStep(
-        "tuned batch norms",
-        {"SCHEDULE.BN_TUNING": True},
-        lambda here: here.batch_norms and here.weights and here.per_channel,
-    ),
-    RecipeStep("bias correction: none", {"BIAS_CORRECTION": "none"}, lambda here: here.weights and here.corrected),
-    RecipeStep(
-        "ranges measured on quantized inputs",
-        {"CALIBRATION.ASYM.ENABLE": True},
-        lambda here: here.inputs and here.weights and not here.corrected,
-    ),
-)
-"""Those that gain most often first. The settings of a step that gains are kept for later steps."""
-
-
-def steps_for(here: Situation, decided: frozenset[str]) -> list[RecipeStep]:
-    """Return the applicable steps, without those that would change a decided key.
-
-    Args:
-        decided: key paths, upper case, that the call or the recipe sets.
-    """
-    found = []
-    for step in STEPS:
-        mine = any(key in decided or key.rpartition(".")[0] in decided for key in step.keys)
-        has = all(attrgetter(key.lower())(here.recipe) == value for key, value in step.keys.items())
-        if step.when(here) and not mine and not has:
-            found.append(step)
-    return found
-
 
 WORTH: Final = 0.02
 """Minimum share of the error energy that a step must save to be kept; see `Score.beats`."""
