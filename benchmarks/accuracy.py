@@ -116,7 +116,7 @@ def ours(path: Path, feeds: list[dict[str, Any]], backend: str, **overrides: Any
     """Return a run of sbonnx for a backend, including verification; problems are printed to stderr."""
 
     def run(output: Path) -> None:
-        report = sbonnx.quantize(path, feeds, backend=backend, output=output, force=True, **overrides)
+        report = sbonnx.quantize(path, feeds, recipe={"BACKEND": backend}, output=output, force=True, **overrides)
         for problem in report.problems:
             print(f"    {path.name} {backend}: {problem}", file=sys.stderr)
 

@@ -123,7 +123,7 @@ def run(case: Case, backend: str, folder: Path) -> Outcome:
         return Outcome(case.name, case.folder, kind, why)
 
     try:
-        report = sbonnx.quantize(path, [case.feeds], backend=backend, output=output, **SPEED_SAYS_NOTHING)
+        report = sbonnx.quantize(path, [case.feeds], recipe={"BACKEND": backend}, output=output, **SPEED_SAYS_NOTHING)
     except SbonnxError as error:
         lines = str(error).splitlines()
         if len(lines) != 1:

@@ -30,18 +30,19 @@ from sbonnx.verify import EvaluationData, check_labels, use_libraries
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from sbonnx.recipe.keywords import RecipeKeywords
+    from sbonnx.recipe.keywords import BackendForm, PruneKeywords, RecipeKeywords
+    from sbonnx.recipe.loading import Source as RecipeSource
 
 
 @shown_by_default
-@by_keyword("model and data", "sbonnx.quantize('m.onnx', 'samples/', output='q.onnx')", most=2)
+@by_keyword("model, data and output", "sbonnx.quantize('m.onnx', 'samples/', 'q.onnx', bits='w4a8')", most=3)
 def quantize(  # noqa: PLR0913 - public entry point
     model: Source,
     data: Any,
-    *,
-    backend: str | None = None,
-    recipe: Any = None,
     output: str | os.PathLike[str] | None = None,
+    *,
+    backend: BackendForm | None = None,
+    recipe: RecipeSource = None,
     force: bool = False,
     verify: bool = True,
     split: int | None = None,
@@ -66,11 +67,11 @@ def quantize(  # noqa: PLR0913 - public entry point
         model: path or ModelProto. It is never modified.
         data: calibration data: path or any reader that `sbonnx.calib.data.dataset.read` accepts. None if the mode
             measures nothing (dynamic, weight_only); the result is then not compared with the float model.
+        output, force: path of the result, and whether to overwrite a file; None keeps the result in memory
+            (``Report.quantized``).
         backend: "onnxruntime" (default), "openvino", "qnn", "tensorrt" or "virtual".
         recipe: None (the backend's 8-bit defaults), "auto" (the defaults and changes that reduce the error), a path,
             or a nested dict.
-        output, force: path of the result, and whether to overwrite a file; None keeps the result in memory
-            (``Report.quantized``).
         verify: check the file and compare it with the float model.
         split: cut arrays with a long leading axis into batches of this many samples.
         preprocess: how images, audio and texts become inputs, if `data` is a path of them: a preset such as
@@ -185,20 +186,21 @@ def simplify(  # noqa: PLR0913 - public entry point
 
 
 @shown_by_default
+@by_keyword("model, data and output", "sbonnx.prune('m.onnx', 'samples/', 'p.onnx', macs=0.5)", most=3)
 def prune(  # noqa: PLR0913 - public entry point
     model: Source,
     data: Any = None,
-    *,
-    recipe: Any = None,
-    masked: bool = False,
     output: str | os.PathLike[str] | None = None,
+    *,
+    recipe: RecipeSource = None,
+    masked: bool = False,
     force: bool = False,
     split: int | None = None,
     metric: Metric | None = None,
     evaluation: EvaluationData | None = None,
     quantized: bool = False,
     progress: Progress | None = None,
-    **settings: Any,
+    **settings: Unpack[PruneKeywords],
 ) -> PruningReport:
     """Remove channels from a float ONNX model, refit the remaining weights, and verify the result.
 
@@ -206,11 +208,11 @@ def prune(  # noqa: PLR0913 - public entry point
         model: path or ModelProto. It is never modified.
         data: calibration data: path or any reader that `sbonnx.calib.data.dataset.read` accepts, or a `HeldOutSplit`.
             None: only with `ratio`, by norms of the weights and without refit.
+        output, force: path of the result, and whether to overwrite a file; None keeps it in memory
+            (`PruningReport.pruned`).
         recipe: path, nested dict or `Recipe`, of which the section SPARSE is read, and DEVICE, SAMPLES, CALIBRATION
             and VERIFY.MIN_SQNR_DB. None: no file.
         masked: write the masked model: shapes unchanged, weights that read removed channels zero.
-        output, force: path of the result, and whether to overwrite a file; None keeps it in memory
-            (`PruningReport.pruned`).
         split: cut arrays with a long leading axis into batches of this many samples.
         metric: maps the (pruned, float) outputs of one feed, by name, to a loss, which ``max_loss`` then limits.
         evaluation: labelled data and a metric, which is computed for the original and the pruned model, see

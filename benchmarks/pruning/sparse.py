@@ -26,6 +26,7 @@ from benchmarks.peers.environments import FOLDER, PEERS
 from benchmarks.pruning.scores import Logits, cell, judge, logits
 from benchmarks.pruning.ways import ONNXSIM, NotRun, Subject
 from benchmarks.results import arguments, not_measured, table, write_section
+from sbonnx.recipe.names import PruningStrategyName
 
 MODELS: Final = ("cifar_resnet20", "squeezenet11")
 
@@ -64,7 +65,7 @@ SparseWay = Callable[[Subject, str, Path], float]
 """Writes a file with a pattern of zeros and returns the CPU seconds."""
 
 
-def ours(strategy: str, *, data: bool = True) -> SparseWay:
+def ours(strategy: PruningStrategyName, *, data: bool = True) -> SparseWay:
     """Use `sbonnx.prune` with a strategy."""
 
     def run(subject: Subject, pattern: str, output: Path) -> float:

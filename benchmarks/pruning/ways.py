@@ -19,6 +19,7 @@ from benchmarks.pruning.files import Feed, correct_statistics, sizes
 from sbonnx import graph as graphs
 from sbonnx import recipe as recipes
 from sbonnx.pipeline import prepare_pruning
+from sbonnx.recipe.names import PruningStrategyName
 
 ONNXSIM: Final = "onnxsim"
 TORCH_PRUNING: Final = "torch-pruning"
@@ -98,7 +99,7 @@ Way = Callable[[Subject], tuple[Path, float]]
 """Returns the pruned file and the CPU seconds that it took."""
 
 
-def by_budget(strategy: str) -> Way:
+def by_budget(strategy: PruningStrategyName) -> Way:
     """Numbers of channels by sensitivity curves, weights refitted."""
 
     def run(subject: Subject) -> tuple[Path, float]:
@@ -124,7 +125,7 @@ def by_time(subject: Subject) -> tuple[Path, float]:
     return output, time.process_time() - begin
 
 
-def uniform(strategy: str, *, refit: bool) -> Way:
+def uniform(strategy: PruningStrategyName, *, refit: bool) -> Way:
     """One ratio for all dimensions."""
 
     def run(subject: Subject) -> tuple[Path, float]:

@@ -27,7 +27,7 @@ from sbonnx.stages.state import Prepared
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
-    from sbonnx.recipe.keywords import RecipeKeywords
+    from sbonnx.recipe.keywords import BackendForm, RecipeKeywords
 
 
 from sbonnx.torchnet import torch_module
@@ -90,7 +90,7 @@ class QuantModel(NotebookView, LayerControls):
         model: Any,
         config: Any = None,
         *,
-        backend: str | None = None,
+        backend: BackendForm | None = None,
         custom_fuse_list: Sequence[str] | None = None,
         **overrides: Unpack[RecipeKeywords],
     ) -> None:

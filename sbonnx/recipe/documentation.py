@@ -178,7 +178,6 @@ def json_schema() -> dict[str, Any]:
         dotted = {"^(QUANTIZER|OBSERVER)\\.[A-Z_.]+$": {"type": ["string", "number", "boolean"]}}
         definitions[name] = {"anyOf": [mapping | {"patternProperties": dotted}, _PAIRS]}
     definitions["SideBits"] = {"anyOf": [definitions["SideBits"], *_WIDTHS]}
-    definitions["Asym"] = {"anyOf": [definitions["Asym"], {"type": "boolean"}]}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **schema,

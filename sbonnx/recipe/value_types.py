@@ -443,10 +443,10 @@ def _augment(value: object) -> str:
 
 def _in_any_case(words: Sequence[str]) -> dict[str, Any]:
     """Return a JSON schema that offers `words` and accepts them in any case."""
-    return {"type": "string", "anyOf": [{"enum": list(words)}, {"pattern": f"^{_pattern_of(words)}$"}]}
+    return {"type": "string", "anyOf": [{"enum": list(words)}, {"pattern": f"^{pattern_of(words)}$"}]}
 
 
-def _pattern_of(words: Sequence[str]) -> str:
+def pattern_of(words: Sequence[str]) -> str:
     """Return a regular expression that matches any of `words` in any case."""
     cased = ["".join(f"[{c.upper()}{c.lower()}]" if c.isalpha() else c for c in word) for word in words]
     return f"({'|'.join(cased)})"
@@ -500,12 +500,12 @@ _WIDTHS = {
 }
 _PRUNING_TYPES = _in_any_case([*get_args(names.PruningTypeName), *names.PRUNING_ALIASES, "2:4"])
 _PRUNING_TYPES["anyOf"].append({"pattern": "^[0-9]+:[0-9]+$"})
-_AUGMENTATION = _pattern_of(names.AUGMENTATIONS)
+_AUGMENTATION = pattern_of(names.AUGMENTATIONS)
 _AUGMENTS = {
     "anyOf": [
         {
             "type": "string",
-            "pattern": f"^ *({_pattern_of(['auto', 'none'])}|{_AUGMENTATION}( *, *{_AUGMENTATION})*) *$",
+            "pattern": f"^ *({pattern_of(['auto', 'none'])}|{_AUGMENTATION}( *, *{_AUGMENTATION})*) *$",
         },
         {"type": "array", "items": {"type": "string", "pattern": f"^ *{_AUGMENTATION} *$"}, "minItems": 1},
     ]

@@ -136,7 +136,7 @@ def _check_runtime(where: str, name: str, model: ModelProto, feed: dict[str, Arr
 
 
 def _quantized(model: ModelProto, feeds: list[dict[str, Array]], name: str, **overrides: Any) -> Report:
-    return quantize(model, feeds, backend=name, **overrides)
+    return quantize(model, feeds, recipe={"BACKEND": name}, **overrides)
 
 
 def _bytes(report: Report) -> bytes:

@@ -78,7 +78,7 @@ def test_the_whole_of_it(place: Path) -> None:
     for one in jobs:
         alone = place / f"alone-{one.name}.onnx"
         sets: dict[str, Any] = {key.lower(): value for key, value in one.overrides}
-        sbonnx.quantize(one.model, one.data, backend=one.backend, output=alone, split=2, **sets)
+        sbonnx.quantize(one.model, one.data, recipe={"BACKEND": one.backend}, output=alone, split=2, **sets)
         assert Path(one.output).read_bytes() == alone.read_bytes(), one.name
 
     stamps = {path: path.stat().st_mtime_ns for path in (place / "out").glob("*.onnx")}

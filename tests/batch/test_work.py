@@ -27,6 +27,7 @@ from sbonnx.batch.outcomes import from_json, read_made
 from sbonnx.batch.preview import faults_of
 from sbonnx.batch.work import run_step
 from sbonnx.errors import OutputError
+from sbonnx.recipe.keywords import BackendForm
 from sbonnx.system.runtime import LIBRARIES
 from sbonnx.values import plain
 from tests.support.models import model
@@ -35,7 +36,7 @@ pytestmark = pytest.mark.skipif(not digits().model.is_file(), reason="the bundle
 
 SAMPLES = 24
 QUICK = (("samples", str(SAMPLES)), ("verify.feeds", "4"), ("verify.latency", "false"))
-TARGETS = {
+TARGETS: dict[str, tuple[BackendForm, str]] = {
     "ort-w8a8": ("onnxruntime", "w8a8"),
     "ort-w4a8": ("onnxruntime", "w4a8"),
     "trt-w8a8": ("tensorrt", "w8a8"),

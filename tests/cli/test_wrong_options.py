@@ -12,6 +12,7 @@ import pytest
 
 import sbonnx
 from sbonnx.cli import main
+from sbonnx.errors import RecipeError
 from tests.support.models import model, residual
 
 QUANTIZE = ("quantize", "m.onnx", "--data", "d.npz", "-o", "q.onnx")
@@ -61,11 +62,14 @@ def test_the_same_backend_twice(place: Path) -> None:
 def test_a_report_is_one_line_and_settings_have_names(place: Path) -> None:
     report = sbonnx.quantize("m.onnx", "d.npz", backend="virtual", verify=False)
     assert repr(report) == str(report) == f"Report(m.onnx -> in memory, virtual: {report.verdict.text})"
+    assert sbonnx.quantize("m.onnx", "d.npz", "q.onnx", backend="virtual", verify=False).output == "q.onnx"
+    with pytest.raises(RecipeError, match="Did you mean virtual"):  # and the type checker refuses it
+        sbonnx.quantize("m.onnx", "d.npz", backend="virtul")  # type: ignore[arg-type]
     quantize: Any = sbonnx.quantize
     with pytest.raises(
-        TypeError, match="3 arguments by position, where model and data may be; name the others: sbonnx"
+        TypeError, match="4 arguments by position, where model, data and output may be; name the others: sbonnx"
     ):
-        quantize("m.onnx", "d.npz", "q.onnx")
+        quantize("m.onnx", "d.npz", "q.onnx", "virtual")
 
 
 LINE = "agraph (bfloat16[N,4] x) => (bfloat16[N,4] y) { y = Relu (x) }"

@@ -70,8 +70,11 @@ def test_a_file_is_made_with_all_of_them() -> None:
     report = sbonnx.quantize(
         proto,
         FEEDS,
-        backend=extension.BACKEND,
-        recipe={"A": {"OBSERVER": {"TYPE": extension.OBSERVER}}, "W": {"ROUNDING": {"TYPE": extension.ROUNDING}}},
+        recipe={
+            "BACKEND": extension.BACKEND,
+            "A": {"OBSERVER": {"TYPE": extension.OBSERVER}},
+            "W": {"ROUNDING": {"TYPE": extension.ROUNDING}},
+        },
     )
     assert report.ok, report.problems
     assert report.backend == extension.BACKEND
@@ -86,7 +89,8 @@ def test_a_file_is_made_with_all_of_them() -> None:
 
 def test_without_the_rows_the_names_are_unknown() -> None:
     with pytest.raises(RecipeError, match=extension.OBSERVER):
-        sbonnx.quantize(model(NET, w=(4, 3, 3, 3), v=(4, 4, 1, 1)), FEEDS, observer=extension.OBSERVER)
+        recipe = {"A": {"OBSERVER": {"TYPE": extension.OBSERVER}}}
+        sbonnx.quantize(model(NET, w=(4, 3, 3, 3), v=(4, 4, 1, 1)), FEEDS, recipe=recipe)
 
 
 GELU_NET = """net (float[N, 16] x) => (float[N, 4] y) {

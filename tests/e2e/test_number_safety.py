@@ -14,6 +14,7 @@ from onnx import numpy_helper
 
 import sbonnx
 from sbonnx.ops import QDQ
+from sbonnx.recipe.keywords import BackendForm
 from sbonnx.spec import Array
 from tests.support.models import model
 
@@ -33,7 +34,7 @@ BREAKS_FP8 = ["QDQSelectorActionTransformer", "ReluQuantRewrite", "ClipQuantRewr
 """onnxruntime's rewrites that take fp8 for integers; files for TensorRT are run without them."""
 ROUNDS_BIASES = "WeightBiasQuantization"
 
-WAYS: dict[str, tuple[str, dict[str, Any]]] = {
+WAYS: dict[str, tuple[BackendForm, dict[str, Any]]] = {
     "onnxruntime": ("onnxruntime", {}),
     "onnxruntime, one scale a weight": ("onnxruntime", {"w_qscheme": "per-tensor-symmetric"}),
     "onnxruntime, affine weights": ("onnxruntime", {"w_qscheme": "per-channel-affine"}),

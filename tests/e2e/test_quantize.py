@@ -16,6 +16,7 @@ from sbonnx import graph as graphs
 from sbonnx import qdq, verify
 from sbonnx.errors import ModelError
 from sbonnx.moments import Moments
+from sbonnx.recipe.keywords import BackendForm
 from sbonnx.rounding import ROUNDERS, Grid, Rounder, make_rounder
 from sbonnx.spec import Array, QParams
 from tests.support.models import model, residual, run
@@ -27,7 +28,7 @@ def feeds(count: int = 4, batch: int = 2) -> list[dict[str, Array]]:
 
 
 @pytest.mark.parametrize("backend", ["onnxruntime", "tensorrt", "virtual"])
-def test_names_order_and_dynamic_axes_of_inputs_and_outputs_are_kept(backend: str, tmp_path: Path) -> None:
+def test_names_order_and_dynamic_axes_of_inputs_and_outputs_are_kept(backend: BackendForm, tmp_path: Path) -> None:
     """An unused input stays as well."""
     proto = residual()
     proto.graph.input.append(helper.make_tensor_value_info("unused", TensorProto.INT64, ["K"]))
@@ -167,7 +168,7 @@ def test_float16_models_stay_float_on_onnxruntime() -> None:
 
 
 @pytest.mark.parametrize("backend", ["tensorrt", "virtual"])
-def test_float16_models_get_float16_scales(backend: str, tmp_path: Path) -> None:
+def test_float16_models_get_float16_scales(backend: BackendForm, tmp_path: Path) -> None:
     samples: list[dict[str, Any]] = [{"x": feed["x"].astype(np.float16)} for feed in feeds()]
     path = tmp_path / "q.onnx"
     report = sbonnx.quantize(half(residual()), samples, backend=backend, output=path)

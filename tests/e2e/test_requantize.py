@@ -18,6 +18,7 @@ from sbonnx.errors import ModelError
 from sbonnx.metrics import sqnr_db
 from sbonnx.pipeline import prepare
 from sbonnx.quant_model import QuantModel
+from sbonnx.recipe.names import Mode
 from sbonnx.spec import Array
 from sbonnx.stages.state import read_recipe
 from tests.qdq.test_from_qoperator import Reader, images, product
@@ -27,7 +28,7 @@ BACKENDS = ("onnxruntime", "tensorrt", "virtual")
 
 
 def quantized(source: Any, backend: str, **overrides: Any) -> onnx.ModelProto:
-    report = sbonnx.quantize(source, images(), backend=backend, verify=False, **overrides)
+    report = sbonnx.quantize(source, images(), recipe={"BACKEND": backend}, verify=False, **overrides)
     assert report.quantized is not None
     return report.quantized
 
@@ -61,7 +62,7 @@ def test_a_quantized_model_is_refused_with_a_way_on(backend: str) -> None:
 def test_requantizing_finds_the_same_sites_and_quality(backend: str) -> None:
     made = quantized(residual(), backend)
     assert sites(made, backend, requantize=True) == sites(residual(), backend)
-    again = sbonnx.quantize(made, images(), backend=backend, verify=False, requantize=True)
+    again = sbonnx.quantize(made, images(), recipe={"BACKEND": backend}, verify=False, requantize=True)
     assert again.quantized is not None
     pairs = sum(node.op_type == "DequantizeLinear" for node in made.graph.node)
     assert f"pairs of an earlier quantization removed: {pairs}" in again.notes
@@ -124,7 +125,7 @@ def test_our_own_qoperator_form() -> None:
 
 
 @pytest.mark.parametrize("mode", ["dynamic", "weight_only"])
-def test_our_own_dynamic_and_blocked_products(mode: str) -> None:
+def test_our_own_dynamic_and_blocked_products(mode: Mode) -> None:
     data = [{"x": np.random.default_rng(1).standard_normal((3, 64)).astype(np.float32)}]
     made = sbonnx.quantize(product(2048), data, verify=False, mode=mode).quantized
     assert made is not None

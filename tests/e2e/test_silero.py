@@ -11,6 +11,7 @@ import pytest
 import sbonnx
 from sbonnx import graph as graphs
 from sbonnx import qdq
+from sbonnx.recipe.keywords import BackendForm
 from sbonnx.spec import Array
 from tests.support.models import run
 
@@ -27,7 +28,7 @@ def feeds(pack: Path) -> list[dict[str, Array]]:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("backend", ["onnxruntime", "tensorrt", "virtual"])
 def test_the_branch_that_ran_is_quantized_and_the_other_refused(
-    backend: str, pack: Path, feeds: list[dict[str, Array]], tmp_path: Path
+    backend: BackendForm, pack: Path, feeds: list[dict[str, Array]], tmp_path: Path
 ) -> None:
     path = tmp_path / "vad.onnx"
     report = sbonnx.quantize(pack / "models" / "silero_vad.onnx", feeds, backend=backend, output=path)

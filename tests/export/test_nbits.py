@@ -19,6 +19,7 @@ from sbonnx.backends import BACKENDS
 from sbonnx.backends.onnxruntime import backend as ort
 from sbonnx.errors import DataError
 from sbonnx.export.nbits import blocked, pack
+from sbonnx.recipe.keywords import BackendForm
 from sbonnx.spec import Array
 from tests.support.models import model, run
 from tests.support.writing import kernels, ops, prepared, solved, sqnr, without_data, written
@@ -184,7 +185,7 @@ def test_levels_of_accuracy_reach_the_kernel() -> None:
 
 
 @pytest.mark.parametrize("backend", ["virtual", "tensorrt"])
-def test_other_runtimes_get_blocks_behind_a_dequantize(backend: str, tmp_path: Path) -> None:
+def test_other_runtimes_get_blocks_behind_a_dequantize(backend: BackendForm, tmp_path: Path) -> None:
     proto = model(PRODUCT.replace("K", "256").replace("M]", "64]"), w=(256, 64))
     path = tmp_path / "q.onnx"
     report = sbonnx.quantize(proto, None, backend=backend, mode="weight_only", output=path)

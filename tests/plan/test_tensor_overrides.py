@@ -208,8 +208,8 @@ def test_scales_that_the_runtime_prescribes_are_those_of_the_overriding_type(
 
 def test_prescribed_scales_have_their_zero_point_in_symmetric_recipes_too() -> None:
     made = parsed(TEXT.replace("Mul(a, b)", "Transpose<perm=[0,1,3,2]>(b)"), {"w0": (4, 4, 3, 3), "w1": (4, 4, 1, 1)})
-    feeds, symmetric = feeds_for(made), "per-tensor-symmetric"
-    report = quantize(made, feeds, backend="qnn", verify=False, bits="w8a16", a_qscheme=symmetric)
+    feeds = feeds_for(made)
+    report = quantize(made, feeds, backend="qnn", verify=False, bits="w8a16", a_qscheme="per-tensor-symmetric")
     assert report.quantized is not None
     ours = numbers(report.quantized)
     for tensor in "bc":  # c is moved data, and shares the scale

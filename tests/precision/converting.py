@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -17,7 +17,9 @@ from sbonnx.spec import Array
 NAMES = {TensorProto.FLOAT: "fp32", TensorProto.FLOAT16: "fp16", TensorProto.BFLOAT16: "bf16"}
 
 
-def convert(proto: onnx.ModelProto, feeds: list[dict[str, Array]], kind: str = "fp16", **wishes: Any) -> Report:
+def convert(
+    proto: onnx.ModelProto, feeds: list[dict[str, Array]], kind: Literal["fp16", "bf16"] = "fp16", **wishes: Any
+) -> Report:
     """A float model in the narrower type, nothing quantized, proved on `feeds`."""
     wishes = {"backend": "virtual", "bits": "w0a0", **wishes}
     report = sbonnx.quantize(proto, feeds, high_precision=kind, **wishes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -90,7 +90,7 @@ MASK = """agraph (float[N,2,6,8] q, float[N,2,8,6] k, int64[N,6] m) => (float[N,
 
 @pytest.mark.parametrize("huge", [-3.4028235e38, -1e9, -1e5, -1e4])
 @pytest.mark.parametrize("kind", ["fp16", "bf16"])
-def test_masks_stay_masks(huge: float, kind: str) -> None:
+def test_masks_stay_masks(huge: float, kind: Literal["fp16", "bf16"]) -> None:
     proto = model(MASK, one=np.float32(1), huge=np.float32(huge), axes=np.array([1, 2], np.int64))
     rng = np.random.default_rng(0)
     feeds: list[dict[str, Any]] = [

@@ -20,6 +20,7 @@ from sbonnx.errors import ModelError
 from sbonnx.metrics import sqnr_db
 from sbonnx.pipeline import solve
 from sbonnx.profiling import Profile, file_losses, losses, subject_of
+from sbonnx.recipe.keywords import BackendForm
 from sbonnx.stages.state import Request, read_recipe
 from sbonnx.verify.file_check import Depth, compare
 from tests.support.models import model, run
@@ -95,7 +96,7 @@ def feeds_of(proto: onnx.ModelProto, count: int = 6) -> list[dict[str, Any]]:
     return [{"x": rng.standard_normal(shape).astype(np.float32)} for _ in range(count)]
 
 
-CASES: dict[str, tuple[Any, str, dict[str, Any], str]] = {
+CASES: dict[str, tuple[Any, BackendForm, dict[str, Any], str]] = {
     "equalize": (convs, "virtual", {"cross_layer": True, "w_qscheme": "per-tensor-symmetric"}, "equalize_cross_layer"),
     "equalize w4": (convs, "virtual", {"cross_layer": True, "bits": "w4a8"}, "equalize_cross_layer"),
     "absorb": (convs, "virtual", {"cross_layer": True, "absorb_bias": True}, "absorb_bias"),

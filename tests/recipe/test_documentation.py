@@ -13,10 +13,10 @@ import pytest
 from sbonnx.backends import BACKENDS, ModeLimits, SideLimits
 from sbonnx.backends.virtual import VIRTUAL
 from sbonnx.errors import RecipeError
-from sbonnx.recipe import annotated_default, json_schema, key_facts, limits_table, load, table
-from sbonnx.recipe.keywords import RecipeKeywords
+from sbonnx.recipe import annotated_default, json_schema, key_facts, keywords, limits_table, load, table
 from sbonnx.recipe.sections.whole import KEYS, SHORT_FORMS
 from sbonnx.recipe.yaml_text import parse
+from tests.recipe.keyword_source import source
 
 DOC = Path(__file__).resolve().parents[2] / "docs" / "recipe.md"
 
@@ -109,9 +109,13 @@ def test_short_forms_lead_to_keys() -> None:
 
 
 def test_typed_keywords_are_those_of_the_recipe() -> None:
-    """Editors complete all short forms and top-level keys; BACKEND and VERIFY are parameters of their own."""
+    """When this fails: run ``python -m tests.recipe.keyword_source``.
+
+    Editors complete all short forms and top-level keys; BACKEND and VERIFY are parameters of their own.
+    """
+    assert Path(keywords.__file__ or "").read_text() == source()
     own = {key.partition(".")[0].lower() for key in KEYS} - {"backend", "verify"}
-    assert set(RecipeKeywords.__annotations__) == {*SHORT_FORMS, "bits", *own}
+    assert set(keywords.RecipeKeywords.__annotations__) == {*SHORT_FORMS, "bits", *own}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -17,6 +17,7 @@ from sbonnx.calib.quantized.stream import QuantizedInputs
 from sbonnx.graph.query import constant, tensors_by_name
 from sbonnx.pipeline import prepare
 from sbonnx.planning import Solution
+from sbonnx.recipe.keywords import BackendForm
 from sbonnx.reconstruct import layerwise as reconstruct
 from sbonnx.reconstruct.layerwise import Reconstruction
 from sbonnx.spec import Array
@@ -196,7 +197,7 @@ def test_moments_past_the_memory_are_refused_by_name(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("backend", ["virtual", "onnxruntime"])
-def test_the_file_computes_what_was_solved(backend: str) -> None:
+def test_the_file_computes_what_was_solved(backend: BackendForm) -> None:
     """The exported file in onnxruntime, nothing optimised, against the simulation; corrected biases included."""
     bits: dict[str, Any] = {"w_bit": 4 if backend == "virtual" else 8, "CALIBRATION.MOMENTS.SHARE": 1}
     recipe, rules = read_recipe(None, backend, bits)

@@ -11,6 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from sbonnx import quantize
+from sbonnx.schemes import Scheme
 from sbonnx.verify.ort_options import NO_CHANNELS
 from tests.support.values import some
 
@@ -41,7 +42,7 @@ def pooled() -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("scheme", ["per-channel-affine", "per-channel-symmetric"])
-def test_they_are_proved_without_the_rewrites_that_cannot_run_them(scheme: str) -> None:
+def test_they_are_proved_without_the_rewrites_that_cannot_run_them(scheme: Scheme) -> None:
     report = quantize(pooled(), FEEDS, backend="virtual", a_qscheme=scheme)
     assert report.ok
     assert NO_CHANNELS in report.notes

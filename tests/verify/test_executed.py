@@ -14,6 +14,7 @@ import pytest
 
 import sbonnx
 from sbonnx import verify
+from sbonnx.schemes import Scheme
 from sbonnx.spec import Array
 from tests.support.models import residual
 
@@ -68,7 +69,7 @@ def test_the_kernels_counted_are_those_that_run(name: str, pack: Path, tmp_path:
 
 
 @pytest.mark.parametrize("scheme", ["per-tensor-affine", "per-tensor-symmetric"])
-def test_on_a_small_model_with_and_without_what_keeps_it_from_integers(scheme: str, tmp_path: Path) -> None:
+def test_on_a_small_model_with_and_without_what_keeps_it_from_integers(scheme: Scheme, tmp_path: Path) -> None:
     """Symmetric activations put the zero point in the middle, so that no Relu folds."""
     rng = np.random.default_rng(0)
     feeds: list[dict[str, Any]] = [{"x": rng.standard_normal((2, 3, 8, 8)).astype(np.float32)} for _ in range(4)]

@@ -147,7 +147,7 @@ def _quantized(backend: str, floats: Path, paths: DigitsPaths, target: Path, pro
 
     try:
         report = quantize(
-            floats, paths.calib, backend=backend, output=target, force=True, split=BATCH, progress=progress
+            floats, paths.calib, target, recipe={"BACKEND": backend}, force=True, split=BATCH, progress=progress
         )
     finally:
         progress.close()

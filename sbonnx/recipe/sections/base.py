@@ -411,11 +411,19 @@ def _value_schema(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
         return {"additionalProperties": values, "propertyNames": names, "type": "object"}
     if NoneType in inner:
         schema = _value_schema(inner[0], definitions)
-        return {"anyOf": [*(schema["anyOf"] if list(schema) == ["anyOf"] else [schema]), {"type": "null"}]}
+        return {"anyOf": [*_alternatives(schema), {"type": "null"}]}
     title = _title(kind)
     if title not in definitions:
-        definitions[title] = _section_schema(kind, definitions)
+        schema = _section_schema(kind, definitions)
+        if kind.short_form:
+            value = _value_schema(keys_of(kind)[kind.short_form].kind, definitions)
+            schema = {"anyOf": [schema, *_alternatives(value)]}
+        definitions[title] = schema
     return {"$ref": f"#/$defs/{title}"}
+
+
+def _alternatives(schema: dict[str, Any]) -> list[dict[str, Any]]:
+    return schema["anyOf"] if list(schema) == ["anyOf"] else [schema]
 
 
 def _title(section: type[Section]) -> str:

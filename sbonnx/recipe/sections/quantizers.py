@@ -64,7 +64,7 @@ class WeightQuantizer(Section):
 
     type: value_types.WeightQuantizerName = key(
         "uniform",
-        "how weights are rounded or trained",
+        "rounding or training of weights",
         "uniform, dorefa, lsq, lsq+ (lsq_plus), adaround",
         forms="w_quantizer",
     )
@@ -79,7 +79,7 @@ class ActivationQuantizer(Section):
 
     type: value_types.ActivationQuantizerName = key(
         "uniform",
-        "how activations are quantized or trained",
+        "quantization or training of activations",
         "uniform, dorefa, lsq, lsq+ (lsq_plus), pact",
         forms="a_quantizer",
     )
@@ -95,7 +95,7 @@ class WeightObserver(Section):
 
     type: value_types.WeightObserverName = key(
         "minmax",
-        "how the range of a weight is chosen",
+        "choice of the range of a weight",
         "minmax, mse, percentile, kl_histogram, aciq, auto",
         forms="w_observer",
     )
@@ -109,7 +109,7 @@ class ActivationObserver(Section):
 
     type: value_types.ActivationObserverName = key(
         "minmax",
-        "how the range of an activation is chosen",
+        "choice of the range of an activation",
         "minmax, moving_average, mse, percentile, kl_histogram, aciq, auto",
         forms="a_observer observer",
         flag=Flag(
@@ -216,14 +216,14 @@ class Rounding(Section):
 
     type: value_types.RoundingName = new_key(
         AUTO,
-        "how a weight becomes codes",
+        "rounding of weights to codes",
         "auto (gptq where there are data: for convolutions, and for all layers where the weight, W or A has fewer than "
         "8 bits; else nearest), nearest, gptq, adaround, adaquant",
         forms="rounding",
     )
     scale: Annotated[ScaleSetting, value_types.ANY_CASE] = new_key(
         AUTO,
-        "where scales of weights come from: W.OBSERVER, least error of the layer's output, or W.OBSERVER with "
+        "source of the scales of weights: W.OBSERVER, least error of the layer's output, or W.OBSERVER with "
         "half-quadratic zero points (affine weights only)",
         "auto (search below 8 bits where the rounding looks at inputs, but for blocks, else observer), observer, "
         "search, hqq",
@@ -256,7 +256,7 @@ class _WeightSettings(Section):
     )
     block_size: value_types.BlockSize = new_key(
         "none",
-        "how many values along the summed axis of a MatMul or Gemm share a scale",
+        "number of values along the summed axis of a MatMul or Gemm that share a scale",
         "none, 16, 32, 64, 128, 256; tensorrt: 64, 128 with 4 bits; onnxruntime and openvino: with MODE weight_only",
         shown="none; tensorrt with 4 bits: 128, or 64 where that divides the axis",
         forms="block_size",

@@ -140,7 +140,7 @@ class Sparse(Section):
 
     type: value_types.PruningType = key(
         "structured",
-        "what is removed: whole channels, or single weights, which become zero; N:M: at most N of M input channels at "
+        "parts that are removed: whole channels, or single weights, which become zero; N:M: at most N of M input channels at "
         "one kernel tap are not zero, and no other goal is needed",
         "structured (structed in Sparsebit), unstructured, N:M (TensorRT: 2:4)",
         prune_forms="type pattern",
@@ -182,7 +182,7 @@ class Sparse(Section):
     budget: SparseBudget = SparseBudget()
     max_loss: value_types.Percentage | None = new_key(
         None,
-        "what may be lost on samples held out: as many multiplications are removed as it allows",
+        "loss that is allowed on samples held out: as many multiplications are removed as it allows",
         "0 to 1, or in percent: 1%",
         shown="none",
         prune_forms="max_loss",
@@ -191,7 +191,7 @@ class Sparse(Section):
     )
     loss: Annotated[Literal["auto", "top1", "relative"], value_types.ANY_CASE] = new_key(
         "auto",
-        "what MAX_LOSS is of, as MIXED.LOSS",
+        "measure of MAX_LOSS, as MIXED.LOSS",
         "auto (top1 for one output of classes), top1, relative",
         prune_forms="loss",
     )

@@ -35,7 +35,7 @@ class Equalize(Section):
     )
     absorb_bias: value_types.Flag = new_key(
         False,
-        "what lies always above 0 before a Relu moved into the next layers' biases",
+        "parts of the inputs of a Relu that are always above 0, moved into the biases of the next layers",
         "true, false; wants data",
         forms="absorb_bias",
     )
@@ -54,7 +54,7 @@ class Equalize(Section):
     )
     awq: value_types.Flag = new_key(
         False,
-        "inputs of matrix products scaled by what they meet, so that weights that matter are rounded less (Lin 2023); "
+        "inputs of matrix products scaled so that the weights of large inputs are rounded less (Lin 2023); "
         "with weight_only by a Mul where nothing before takes the scale up",
         "true, false; wants data",
         forms="awq",
@@ -99,7 +99,7 @@ class MomentsOf(Section):
     )
     share: value_types.Share | None = new_key(
         None,
-        "with INPUTS: quantized: how much of the error that its inputs bring a layer's weight is to make up for",
+        "with INPUTS: quantized: share of the error of its inputs that the weight of a layer compensates",
         "0 to 1",
         shown="by samples held out, layer by layer",
         example="0.5",
@@ -109,7 +109,7 @@ class MomentsOf(Section):
     )
     samples: value_types.CountOrNone | None = new_key(
         None,
-        "how many samples are used at most, chosen by their contents; 0: all",
+        "number of samples that are used at most, chosen by their contents; 0: all",
         "0 or more",
         shown="all below 8 bits, else 64 (by EFFORT)",
         example="128",
@@ -134,7 +134,7 @@ class Calibration(Section):
     )
     granularity: Annotated[Literal["auto", "whole", "budget", "layer"], value_types.ANY_CASE] = new_key(
         "auto",
-        "what runs at a time: the whole graph, pieces whose outputs fit MEMORY, or single layers over all the data",
+        "part of the model that runs at a time: the whole graph, pieces whose outputs fit MEMORY, or single layers over all the data",
         "auto (whole where it fits, else budget; layer for ASYM), whole, budget, layer",
         forms="granularity",
         flag=Flag(
@@ -190,11 +190,11 @@ class Calibration(Section):
     )
     pick: Annotated[Literal["first", "random"], value_types.ANY_CASE] = new_key(
         "first",
-        "which feeds SAMPLES keeps: the first, or some by chance (by SEED and position, the same ones everywhere)",
+        "feeds that SAMPLES keeps: the first, or some by chance (by SEED and position, the same ones everywhere)",
         "first, random",
         forms="pick",
     )
-    seed: value_types.Seed = new_key(0, "of what is picked by chance", "0 or more", forms="seed")
+    seed: value_types.Seed = new_key(0, "seed of random choices", "0 or more", forms="seed")
 
 
 @final
@@ -202,7 +202,7 @@ class Verification(Section):
     """VERIFY: comparison with the float model, and limits that the result must meet."""
 
     feeds: value_types.Count = new_key(
-        64, "how many feeds of the data the result is compared with float on", "1 or more"
+        64, "number of feeds of the data on which the result is compared with float", "1 or more"
     )
     held_out: value_types.Ratio = new_key(
         0.0625,
@@ -214,7 +214,7 @@ class Verification(Section):
     latency: value_types.Flag = new_key(True, "time both models side by side", "true, false")
     task: value_types.TaskByOutput | None = new_key(
         None,
-        "what outputs mean, where it cannot be proved from the graph: selects the figures that the verdict without "
+        "meaning of outputs, where it cannot be proved from the graph: selects the figures that the verdict without "
         "labels is based on",
         f"{', '.join(names.OUTPUT_TASKS)}; {{output: task}}",
         shown="by the graph",
@@ -412,7 +412,7 @@ class Mixed(Section):
     budget: Budget = Budget()
     max_loss: value_types.Percentage | None = new_key(
         None,
-        "what may be lost on samples held out: layers get more bits than W and A have until it is kept",
+        "loss that is allowed on samples held out: layers get more bits than W and A have until it is met",
         "0 to 1, or in percent: 0.5%",
         shown="none",
         forms="max_loss",
@@ -436,7 +436,7 @@ class Mixed(Section):
     )
     loss: Annotated[Literal["auto", "top1", "relative"], value_types.ANY_CASE] = new_key(
         "auto",
-        "what MAX_LOSS is of: samples whose largest class is another than in float, or the norm of the error of the "
+        "measure of MAX_LOSS: samples whose largest class is another than in float, or the norm of the error of the "
         "outputs over that of the outputs",
         "auto (top1 for one output of classes), top1, relative",
     )
@@ -456,7 +456,7 @@ class Mixed(Section):
     )
     solver: Annotated[Literal["exact", "greedy"], value_types.ANY_CASE] = new_key(
         "exact",
-        "how widths are chosen: the best of all choices by the losses measured, or step by step",
+        "choice of the widths: the best of all choices by the losses measured, or step by step",
         "exact, greedy",
     )
     feeds: value_types.Count = new_key(

@@ -25,7 +25,7 @@ class RecipeKeys(Section):
 
     defaults: Annotated[Literal["sbonnx", "sparsebit"], value_types.ANY_CASE] = new_key(
         "sbonnx",
-        "whose defaults hold for keys that are not set; `sparsebit`: the ancestor's, to reproduce its numbers",
+        "defaults of keys that are not set; `sparsebit`: the ancestor's, to reproduce its numbers",
         "sbonnx, sparsebit",
     )
     backend: str = key("onnxruntime", "the runtime that the model is made for", "")
@@ -38,7 +38,7 @@ class RecipeKeys(Section):
     )
     device: value_types.Device = key(
         "auto",
-        "where calibration runs",
+        "device that runs the model",
         "auto (cuda if there is one), cpu, cuda, cuda:N",
         flag=Flag("--device cpu|cuda|auto", "Device that runs the model."),
     )
@@ -139,13 +139,13 @@ class RecipeKeys(Section):
     quantize_inputs_of: QuantizeInputsOf = QuantizeInputsOf()
     quantize_io: Annotated[names.GraphEnds, value_types.ANY_CASE] | None = new_key(
         None,
-        "which inputs and outputs of the graph have pairs; an op that reads or writes one without stays float",
+        "inputs and outputs of the graph that have pairs; an op that reads or writes one without stays float",
         "inputs, none; qnn: both, outputs",
         shown="inputs; qnn: both",
         example="inputs",
     )
     scale_rule: Annotated[Literal["exact", "sparsebit"], value_types.ANY_CASE] = new_key(
-        "exact", "how a range becomes a scale; `sparsebit` gives the ancestor's numbers", "exact, sparsebit"
+        "exact", "conversion of ranges to scales; `sparsebit` gives the ancestor's numbers", "exact, sparsebit"
     )
     weights: Annotated[Literal["codes", "qdq"], value_types.ANY_CASE] = new_key(
         "codes", "weights in the file: integer codes + DQ, or float + Q + DQ", "codes, qdq"
@@ -218,7 +218,7 @@ class RecipeKeys(Section):
     )
     samples: value_types.Count | None = new_key(
         None,
-        "how many feeds (batches, after splitting) of the data are used at most",
+        "number of feeds (batches, after splitting) of the data that are used at most",
         "1 or more",
         shown="all",
         example="256",
@@ -229,7 +229,7 @@ class RecipeKeys(Section):
     equalize: Equalize = Equalize()
     bias_correction: Annotated[Literal["auto", "none", "empirical", "analytic"], value_types.ANY_CASE] = new_key(
         "auto",
-        "what the rounding of weights and inputs shifts an output by on average, taken off its bias",
+        "mean shift of an output by the rounding of weights and inputs, taken off its bias",
         "auto (empirical where a rounding sees inputs, and in static networks with depthwise convolutions, else none), "
         "none, empirical (measured), analytic (from batch norms)",
     )
@@ -261,3 +261,9 @@ SHORT_FORMS: Final = {form: path for path, row in KEYS.items() for form in row.f
 
 PRUNING_FORMS: Final = {form: path for path, row in KEYS.items() for form in row.prune_forms.split()}
 """Short forms of key paths, for keywords of `sbonnx.prune`; those of `SHORT_FORMS` are accepted too."""
+
+READ_BY_PRUNE: Final = (
+    *("SPARSE", "DEFAULTS", "VERSION", "DEVICE", "SAMPLES", "CALIBRATION", "KERNEL_COSTS", "CPU", "REQUANTIZE"),
+    "VERIFY.MIN_SQNR_DB",
+)
+"""Keys, and sections, that `sbonnx.prune` reads."""

@@ -20,6 +20,7 @@ from sbonnx.backends.onnxruntime.exact_biases import exact_codes
 from sbonnx.calib.observers import OBSERVERS
 from sbonnx.options import RunOptions
 from sbonnx.planning import make
+from sbonnx.recipe.keywords import BackendForm
 from sbonnx.report.codes import Reason
 from sbonnx.spec import Array
 from sbonnx.stages.measure import read_data
@@ -51,7 +52,7 @@ def scores(file: Path, level: str) -> Array:
         ("onnxruntime", FLOAT_WEIGHTS),
     ],
 )
-def test_every_level_computes_what_the_file_says(backend: str, wishes: dict[str, Any], tmp_path: Path) -> None:
+def test_every_level_computes_what_the_file_says(backend: BackendForm, wishes: dict[str, Any], tmp_path: Path) -> None:
     file = tmp_path / "q.onnx"
     report = quantize(str(digits().model), [{"image": IMAGES}], backend=backend, output=file, **wishes)
     assert report.ok

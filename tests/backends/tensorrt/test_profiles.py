@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -18,7 +18,7 @@ from sbonnx.backends.tensorrt.profiles import FP4, PROFILES
 from sbonnx.errors import ModelError
 from sbonnx.graph import load, query
 from sbonnx.linting import TARGETS, lint
-from sbonnx.schemes import VERSIONS
+from sbonnx.schemes import VERSIONS, Version
 from sbonnx.spec import CODES_SINCE, FP8, HALF_LIMITS, QuantSpec, ScaleLimits
 from tests.support.models import model, residual
 
@@ -76,7 +76,7 @@ def test_types_are_as_old_as_onnx_says() -> None:
     ("bits", "opset"), [("w8a8", 13), ("fp8", 19), ("w4a0", 21)], ids=["int8", "fp8", "int4 weights"]
 )
 @pytest.mark.parametrize("form", ["codes", "qdq"])
-def test_the_opset_is_the_lowest_that_the_types_need(bits: str, opset: int, form: str) -> None:
+def test_the_opset_is_the_lowest_that_the_types_need(bits: str, opset: int, form: Literal["codes", "qdq"]) -> None:
     proto = mlp(opset=13)
     report = sbonnx.quantize(proto, feeds(proto), backend="tensorrt@10", bits=bits, weights=form)
     assert report.ok, report.problems
@@ -86,16 +86,16 @@ def test_the_opset_is_the_lowest_that_the_types_need(bits: str, opset: int, form
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_model_newer_than_the_parser_is_refused(version: str) -> None:
+def test_a_model_newer_than_the_parser_is_refused(version: Version) -> None:
     newest = PROFILES[version].newest_opset
     proto = residual(opset=min(newest + 1, 25))
     data = feeds(proto)
     if newest < 25:
         wanted = rf"opset {newest + 1}; the parser of TensorRT {version} reads up to {newest}: export it"
         with pytest.raises(ModelError, match=wanted):
-            sbonnx.quantize(proto, data, backend=f"tensorrt@{version}")
+            sbonnx.quantize(proto, data, backend="tensorrt", version=version)
         return
-    assert sbonnx.quantize(proto, data, backend=f"tensorrt@{version}", verify=False).quantized is not None
+    assert sbonnx.quantize(proto, data, backend="tensorrt", version=version, verify=False).quantized is not None
 
 
 def test_half_precision_needs_an_opset_that_8_6_does_not_read() -> None:
