@@ -65,7 +65,7 @@ FEW_BEAMS: Final = {"beams": 4, "steps": 0, "sweeps": 2}
 
 # At 4 bits a zero point per channel gains 0.6 to 1.7 dB, and costs nothing if it is folded into the codes. At 8 bits
 # the rounding of matrix products adds little to the error of their inputs (MiniLM: a cosine of 0.9957 or 0.9954), that
-# of convolutions much (SqueezeNet: 32.9 or 36.3 dB); 4 beams and 64 samples are as good there as 16 and all samples.
+# of convolutions much (SqueezeNet: 32.9 or 36.3 dB); 4 beams and 32 samples are as good there as 16 and all samples.
 EFFORTS: Final[Mapping[str, Widths]] = {
     "fast": (
         WidthDefaults(FULL_BITS, "per-channel-affine", "gptq", "observer", search=ONE_BEAM, samples=64),
@@ -73,7 +73,7 @@ EFFORTS: Final[Mapping[str, Widths]] = {
     ),
     DEFAULT: (
         WidthDefaults(FULL_BITS, "per-channel-affine", "gptq", "search"),
-        WidthDefaults(MAX_BITS + 1, SYMMETRIC, "gptq", "observer", CONVOLUTIONS, FEW_BEAMS, 64),
+        WidthDefaults(MAX_BITS + 1, SYMMETRIC, "gptq", "observer", CONVOLUTIONS, FEW_BEAMS, 32),
     ),
     "best": (
         WidthDefaults(FULL_BITS, "per-channel-affine", "gptq", "search"),

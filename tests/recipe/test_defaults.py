@@ -134,7 +134,7 @@ def test_effort(effort: str) -> None:
     recipe = load({"EFFORT": effort})
     conv, product = (recipe.settings("w", node="a", op=op, tensor="w") for op in ("Conv", "MatMul"))
     assert conv.rounding_name == ("nearest" if effort == "fast" else "gptq") and product.rounding_name == "nearest"
-    assert recipe.rounding_samples == {"fast": 16, "default": 64, "best": None}[effort]
+    assert recipe.rounding_samples == {"fast": 16, "default": 32, "best": None}[effort]
     assert conv.rounding_options == ({"beams": 4, "steps": 0, "sweeps": 2, **PLAIN} if effort == "default" else PLAIN)
     low = load({"EFFORT": effort, "W.QUANTIZER.BIT": 4, "W.ROUNDING.GPTQ.BEAMS": 2})
     product = low.settings("w", node="a", op="MatMul", tensor="w")

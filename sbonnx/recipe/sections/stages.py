@@ -111,7 +111,7 @@ class MomentsOf(Section):
         None,
         "number of samples that are used at most, chosen by their contents; 0: all",
         "0 or more",
-        shown="all below 8 bits, else 64 (by EFFORT)",
+        shown="all below 8 bits, else 32 (by EFFORT)",
         example="128",
     )
 
