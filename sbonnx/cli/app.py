@@ -99,7 +99,7 @@ class Command(TyperCommand):
             formatter.write("\n".join(["", "Examples:", *(f"  {line}" for line in lines), ""]))
 
 
-class Group(TyperGroup):
+class PanelGroup(TyperGroup):
     """A group whose help shows the panels of commands without rich too."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -132,8 +132,8 @@ def build(configuration: Configuration | None = None) -> typer.Typer:
     if completion.VARIABLE in os.environ:  # set by the completion scripts
         completion_init()
     style: Literal["rich"] | None = "rich" if sys.stdout.isatty() else None
-    app = typer.Typer(name=NAME, help=HELP, epilog=EPILOG, add_completion=False, rich_markup_mode=style, cls=Group)
-    app.callback(cls=Group, context_settings=CONTEXT)(_program)
+    app = typer.Typer(name=NAME, help=HELP, epilog=EPILOG, add_completion=False, rich_markup_mode=style, cls=PanelGroup)
+    app.callback(cls=PanelGroup, context_settings=CONTEXT)(_program)
     for panel, heading in PANELS.items():
         for verb in VERBS:
             *_, package, name = verb.__name__.split(".")
@@ -142,8 +142,8 @@ def build(configuration: Configuration | None = None) -> typer.Typer:
                 settings: Any = {"cls": Command, "context_settings": CONTEXT, "rich_help_panel": heading}
                 app.command(name, help=verb.HELP, **settings)(function)
     for group in GROUPS:
-        inner = typer.Typer(help=group.HELP, no_args_is_help=True, rich_markup_mode=style, cls=Group)
-        inner.callback(cls=Group, context_settings=CONTEXT)(_group)
+        inner = typer.Typer(help=group.HELP, no_args_is_help=True, rich_markup_mode=style, cls=PanelGroup)
+        inner.callback(cls=PanelGroup, context_settings=CONTEXT)(_group)
         for each in group.COMMANDS:
             function = guard(command(each.options, each.run, configuration))
             inner.command(each.name, help=each.help, cls=Command, context_settings=CONTEXT)(function)

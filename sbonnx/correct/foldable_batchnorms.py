@@ -40,7 +40,7 @@ class Change:
 
 @final
 @dataclass(frozen=True)
-class Layer:
+class NormalizedLayer:
     """A linear layer with a folded batch norm.
 
     Attributes:
@@ -146,7 +146,7 @@ class Norm:
         return Change(made, {})
 
 
-Tunable = Layer | Norm
+Tunable = NormalizedLayer | Norm
 
 
 def tunables(graph: Graph, plan: Plan, solution: Solution) -> tuple[list[Tunable], list[Refusal]]:
@@ -216,7 +216,7 @@ def _tunable(
     axis = None if node.op == "ConvTranspose" and layer.group != 1 else layer.out_axis
     limits, kind_of_scale = limits_for(plan, weight), scale_type(weight, plan)
     why = _why_fixed(node, weight, axis, site, shared)
-    return Layer(tensor.name, normal, dims, bias, weight, axis, site, limits, kind_of_scale, why)
+    return NormalizedLayer(tensor.name, normal, dims, bias, weight, axis, site, limits, kind_of_scale, why)
 
 
 def _why_fixed(
@@ -246,4 +246,4 @@ def _values(tensor: object) -> Array:
     return values
 
 
-__all__ = ["CHANNELS", "Change", "Layer", "Norm", "Tunable", "tunables"]
+__all__ = ["CHANNELS", "Change", "Norm", "NormalizedLayer", "Tunable", "tunables"]

@@ -247,11 +247,11 @@ def rows_as_feeds(data: Any, inputs: Sequence[InputSpec]) -> Any:
             f"the data set has no column '{missing[0]}', an input of the model; it has {', '.join(columns)}: "
             "tokenize or preprocess it first, with Dataset.map"
         )
-    return _Rows(data, names)
+    return _FeedRows(data, names)
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _FeedRows:
     """Feeds of a data set that can be iterated repeatedly."""
 
     data: Any

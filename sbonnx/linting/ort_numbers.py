@@ -10,7 +10,7 @@ import numpy as np
 from sbonnx.graph import Node, query
 from sbonnx.linear.layer import LinearLayer
 from sbonnx.linting import ort_read as read
-from sbonnx.linting.ort_read import Weighted
+from sbonnx.linting.ort_read import WeightedOp
 from sbonnx.linting.view import Quantizer, View
 from sbonnx.spec import MIN_SCALE, PAIR_SUM, Array, pair_sums
 
@@ -81,7 +81,7 @@ def half_scale(view: View) -> Found:
             yield one.name, one.scale_name, f"the pair gives {one.scale_type}, which no integer kernel of the CPU takes"
 
 
-def _with_bias(view: View) -> Iterator[tuple[Weighted, Quantizer, Array]]:
+def _with_bias(view: View) -> Iterator[tuple[WeightedOp, Quantizer, Array]]:
     """Yield quantized ops with a constant int32 bias: op, the bias's DequantizeLinear, its codes."""
     for linear in read.weighted(view):
         bias = linear.bias

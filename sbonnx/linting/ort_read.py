@@ -48,7 +48,7 @@ EPSILON: Final = float(np.finfo(np.float32).eps)
 
 
 @dataclass(frozen=True)
-class Weighted:
+class WeightedOp:
     """A Conv, Gemm or MatMul, and the DequantizeLinear nodes of its inputs, None for float inputs."""
 
     node: Node
@@ -161,14 +161,14 @@ def _along(values: Array, shape: list[int]) -> Array:
     return np.asarray(values.astype(np.float64).reshape(shape))
 
 
-def weighted(view: View) -> Iterator[Weighted]:
+def weighted(view: View) -> Iterator[WeightedOp]:
     """Iterate over every Conv, Gemm and MatMul."""
     for node in view.nodes:
         if node.op in WEIGHTED and len(node.inputs) > 1:
             at = LINEAR[node.op].bias
             has_bias = at is not None and len(node.inputs) > at and not node.inputs[at].is_empty()
             bias = dequantized(view, node.inputs[at]) if has_bias else None
-            yield Weighted(node, dequantized(view, node.inputs[0]), dequantized(view, node.inputs[1]), bias)
+            yield WeightedOp(node, dequantized(view, node.inputs[0]), dequantized(view, node.inputs[1]), bias)
 
 
 def data_inputs(node: Node) -> list[Tensor]:

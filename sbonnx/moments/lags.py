@@ -5,8 +5,8 @@ distance have the same products, summed over boxes that differ only at the borde
 others follow from it by adding or subtracting thin strips. For a 3x3 window of stride 1 this takes 13 sums instead of
 45.
 
-Depthwise convolutions sum products of planes (`Boxes`). The compiled loop and numpy give bit-identical results: every
-sum consists of `LANES` interleaved float32 sums, which are added to a float64 sum after `SHORT` products each.
+Depthwise convolutions sum products of planes (`PackedSums`). The compiled loop and numpy give bit-identical results:
+every sum consists of `LANES` interleaved float32 sums, which are added to a float64 sum after `SHORT` products each.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ SHORT: Final = 256
 
 @final
 @dataclass(frozen=True)
-class Boxes:
+class PackedSums:
     """The sums of a plan in the layout of the compiled loop.
 
     The loop reads planes in which columns `step` apart were made adjacent.
@@ -224,13 +224,13 @@ class Boxes:
     step: int
 
     @staticmethod
-    def of(plan: LagPlan, space: tuple[int, ...]) -> Boxes | None:
+    def of(plan: LagPlan, space: tuple[int, ...]) -> PackedSums | None:
         """Build the table for images of `space`. None if unsupported: three axes, or columns with two steps."""
         steps = {piece.lags[-1].step for piece in plan.pieces if _size(piece, -1) > 1} or {1}
         if not plan.pieces or len(space) > 2 or len(steps) > 1:
             return None
         step = steps.pop()
-        return Boxes(np.array([_row(piece, step, -(-space[-1] // step)) for piece in plan.pieces], np.int64), step)
+        return PackedSums(np.array([_row(piece, step, -(-space[-1] // step)) for piece in plan.pieces], np.int64), step)
 
     def zeros(self, channels: int) -> Array:
         """Return zero-initialized sums, float64 (pieces, C, 1, 1)."""

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias, final
 import numpy as np
 
 from sbonnx.linear.im2col import Geometry
-from sbonnx.moments.lags import Boxes, LagPlan, lag_plan, tap_sums
+from sbonnx.moments.lags import LagPlan, PackedSums, lag_plan, tap_sums
 from sbonnx.spec import Array
 
 CHUNK: Final = 16 << 20
@@ -209,7 +209,7 @@ class WindowSums:
         self._tables = geometry.sources((1, channels, *space))
         self._plans = [lag_plan(self._tables, space, same=left == right) for left, right in pairs]
         alone = geometry.channels == 1 and arrays.einsum is np.einsum
-        self._boxes = [Boxes.of(plan, space) if alone else None for plan in self._plans]
+        self._boxes = [PackedSums.of(plan, space) if alone else None for plan in self._plans]
         shape = (geometry.layer.groups, geometry.channels, geometry.channels)
         self._sums: list[Any] = [
             [arrays.zeros(shape, "float64") for _ in plan.pieces] if boxes is None else boxes.zeros(channels)

@@ -11,7 +11,7 @@ import numpy as np
 
 from sbonnx.linear.im2col import Geometry
 from sbonnx.linear.layer import LinearLayer
-from sbonnx.moments.lags import Boxes, lag_plan, speed
+from sbonnx.moments.lags import PackedSums, lag_plan, speed
 from sbonnx.moments.products import WAITING, Arrays, Pairs, RowSums, WindowSums, parts, rows_at_once
 from sbonnx.moments.second import Moments
 from sbonnx.spec import Array
@@ -267,7 +267,7 @@ def _nanoseconds(geometry: Geometry, pairs: Pairs, shape: tuple[int, ...]) -> fl
     total = 0.0
     for left, right in pairs:
         plan = lag_plan(tables, shape[2:], same=left == right)
-        boxes = Boxes.of(plan, shape[2:]) if channels == 1 else None
+        boxes = PackedSums.of(plan, shape[2:]) if channels == 1 else None
         if boxes is None:
             total += plan.nanoseconds(groups, channels, share)
         else:

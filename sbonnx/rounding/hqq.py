@@ -60,7 +60,7 @@ def hqq_bounds(
     if spec.symmetric:
         raise ValueError(f"half-quadratic splitting moves zero points, {spec.label()} has none")
     start = params_from_bounds(bounds, spec, rule=rule)
-    rows = _Rows.of(weight, spec)
+    rows = _WeightRows.of(weight, spec)
     scale, zero = rows.flat(start.scale), rows.flat(start.zero_point.astype(np.float32))
     at = 0
     for part in rows.parts():
@@ -76,7 +76,7 @@ def hqq_bounds(
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _WeightRows:
     """A weight as rows with one scale each: first all full blocks, then the shorter blocks at the end.
 
     Attributes:
@@ -92,17 +92,17 @@ class _Rows:
     axis: int | None
 
     @staticmethod
-    def of(weight: Array, spec: QuantSpec) -> _Rows:
+    def of(weight: Array, spec: QuantSpec) -> _WeightRows:
         none = np.zeros((0, 1), np.float32)
         if spec.axis is None:
-            return _Rows(weight.reshape(1, -1), none, (), None)
+            return _WeightRows(weight.reshape(1, -1), none, (), None)
         if spec.block_size is None:
-            return _Rows(np.moveaxis(weight, spec.axis, 0).reshape(weight.shape[spec.axis], -1), none, (), None)
+            return _WeightRows(np.moveaxis(weight, spec.axis, 0).reshape(weight.shape[spec.axis], -1), none, (), None)
         wide = np.moveaxis(weight, spec.axis, -1)
         size = spec.block_size
         cut = wide.shape[-1] // size * size
         rest = wide[..., cut:].reshape(-1, wide.shape[-1] - cut) if cut < wide.shape[-1] else none
-        return _Rows(wide[..., :cut].reshape(-1, size), rest, wide.shape[:-1], spec.axis)
+        return _WeightRows(wide[..., :cut].reshape(-1, size), rest, wide.shape[:-1], spec.axis)
 
     def parts(self) -> Iterator[Array]:
         """Yield the rows in chunks, float32."""

@@ -23,7 +23,7 @@ KERNEL_BITS: Final = 8
 
 
 @dataclass(frozen=True)
-class Weighted:
+class LayerCounts:
     """Layer with a quantized weight, for cost models: node, values of its weight, multiplications for one feed."""
 
     name: str
@@ -31,7 +31,7 @@ class Weighted:
     multiplies: float
 
 
-Cost = Callable[[Weighted, int, int], float]
+Cost = Callable[[LayerCounts, int, int], float]
 """(layer, bits of its weight, bits of its input) -> cost; 0 bits is float."""
 
 
@@ -79,8 +79,8 @@ COSTS: Final[dict[CostName, Cost]] = {
 def costs_of(
     name: CostName,
     graph: Graph,
-    layers: Sequence[Weighted],
-    kept: Mapping[str, tuple[Weighted, int, int]],
+    layers: Sequence[LayerCounts],
+    kept: Mapping[str, tuple[LayerCounts, int, int]],
     recipe: Recipe,
     backend: Backend,
 ) -> Costs:
@@ -110,8 +110,8 @@ def costs_of(
 
 def _latency(
     graph: Graph,
-    layers: Sequence[Weighted],
-    kept: Mapping[str, tuple[Weighted, int, int]],
+    layers: Sequence[LayerCounts],
+    kept: Mapping[str, tuple[LayerCounts, int, int]],
     recipe: Recipe,
     backend: Backend,
 ) -> Costs:
@@ -127,7 +127,7 @@ def _latency(
     times = GraphTimes.of(query.all_nodes(graph), query.output_names(graph), table)
     prices = {layer.name: times.prices.get(layer.name) for layer in [*layers, *(one for one, _, _ in kept.values())]}
 
-    def of(layer: Weighted, weight: int, activation: int) -> float:
+    def of(layer: LayerCounts, weight: int, activation: int) -> float:
         price = prices[layer.name]
         if price is None:
             return 0.0

@@ -13,7 +13,7 @@ from sbonnx.profiling import Candidate, Sensitivities, Sensitivity
 from sbonnx.recipe import Recipe
 from sbonnx.recipe.names import FLOAT
 from sbonnx.recipe.sections.quantizers import AUTO
-from sbonnx.search.bit_costs import Cost, Weighted
+from sbonnx.search.bit_costs import Cost, LayerCounts
 from sbonnx.search.pareto import Front, Option, either, join, join_all, leaf
 
 SPECIAL: Final = re.compile(r"[*?\[\]]")
@@ -30,7 +30,7 @@ FIXED: Final = "W, fixed"
 
 
 @dataclass(frozen=True)
-class Layer:
+class WidthLayer:
     """Weights with one common width: those of one node, or of several nodes that share the weight tensor.
 
     Attributes:
@@ -42,12 +42,12 @@ class Layer:
 
     names: tuple[str, ...]
     losses: Mapping[int, float]
-    counts: Weighted
+    counts: LayerCounts
     fixed: bool = False
 
 
 @dataclass(frozen=True)
-class Group:
+class WidthGroup:
     """Layers whose inputs have one common width, because they read one tensor or tensors with a shared scale.
 
     Attributes:
@@ -56,7 +56,7 @@ class Group:
         losses: loss by bits, summed over all nodes that read these tensors; one entry if there is no choice.
     """
 
-    layers: tuple[Layer, ...]
+    layers: tuple[WidthLayer, ...]
     tensors: tuple[str, ...]
     losses: Mapping[int, float]
 
@@ -67,7 +67,7 @@ Choice = tuple[str, tuple[str, ...], int]
 
 def groups_of(
     found: Sensitivities, plan: Plan, choosable: Mapping[str, Sequence[int]], fixed: Mapping[str, int], *, inputs: bool
-) -> list[Group]:
+) -> list[WidthGroup]:
     """Group the layers and tensors that must have a common width.
 
     Args:
@@ -84,7 +84,7 @@ def groups_of(
     names = [name for name in rows if name in choosable or inputs]
     if not inputs:
         layers = _layers(names, rows, sites, choosable, {})
-        return [Group((layer,), (), {FLOAT: 0.0}) for layer in layers]
+        return [WidthGroup((layer,), (), {FLOAT: 0.0}) for layer in layers]
     made = []
     for members in _tied(names, {name: _labels(rows[name], sites, ACTIVATION) for name in names}):
         keys = {key for name in members for key in rows[name][0].sites if sites[key].role == "activation"}
@@ -97,7 +97,7 @@ def groups_of(
                 if row.candidate.weight is None and bits is not None:
                     losses[bits] = losses.get(bits, 0.0) + energy(row)
         weighted = [name for name in members if name in choosable or name in fixed]
-        made.append(Group(tuple(_layers(weighted, rows, sites, choosable, fixed)), tuple(tensors), losses))
+        made.append(WidthGroup(tuple(_layers(weighted, rows, sites, choosable, fixed)), tuple(tensors), losses))
     return made
 
 
@@ -140,14 +140,14 @@ def _layers(
     sites: Mapping[str, Site],
     choosable: Mapping[str, Sequence[int]],
     fixed: Mapping[str, int],
-) -> Iterator[Layer]:
+) -> Iterator[WidthLayer]:
     """Yield the weights of some nodes; nodes that share a weight tensor form one layer."""
     for members in _tied(names, {name: _labels(rows[name], sites, WEIGHT) for name in names}):
         first = rows[members[0]][0]
-        counts = Weighted(members[0], first.weights, sum(rows[name][0].multiplies for name in members))
+        counts = LayerCounts(members[0], first.weights, sum(rows[name][0].multiplies for name in members))
         said = [fixed[name] for name in members if name in fixed]
         if said:
-            yield Layer(tuple(members), {said[0]: 0.0}, counts, fixed=True)
+            yield WidthLayer(tuple(members), {said[0]: 0.0}, counts, fixed=True)
             continue
         widths = set.intersection(*(set(choosable[name]) for name in members))
         losses: dict[int, float] = {FLOAT: 0.0} if FLOAT in widths else {}
@@ -156,10 +156,10 @@ def _layers(
                 bits = row.candidate.weight
                 if bits in widths and row.candidate.activation is None:
                     losses[bits] = losses.get(bits, 0.0) + energy(row)
-        yield Layer(tuple(members), losses, counts)
+        yield WidthLayer(tuple(members), losses, counts)
 
 
-def front_of(group: Group, cost: Cost, activation: int, *, alone: bool) -> Front:
+def front_of(group: WidthGroup, cost: Cost, activation: int, *, alone: bool) -> Front:
     """Build the Pareto front of a group.
 
     Args:
@@ -177,7 +177,7 @@ def front_of(group: Group, cost: Cost, activation: int, *, alone: bool) -> Front
     return either(fronts)
 
 
-def _weights(layer: Layer, cost: Cost, activation: int, *, only_float: bool = False) -> Front:
+def _weights(layer: WidthLayer, cost: Cost, activation: int, *, only_float: bool = False) -> Front:
     """Build the front of a layer's weight widths, for a fixed width of its inputs."""
     widths: Mapping[int, float] = {FLOAT: 0.0} if only_float else layer.losses
     side = FIXED if layer.fixed else WEIGHT

@@ -13,7 +13,7 @@ from sbonnx.recipe import Recipe
 from sbonnx.report import Note, Refusal
 from sbonnx.report.searched import WidthChoice, WidthSearch
 from sbonnx.search.bit_costs import CostName, Costs, costs_of
-from sbonnx.search.bit_groups import WEIGHT, Choice, Group, with_choices
+from sbonnx.search.bit_groups import WEIGHT, Choice, WidthGroup, with_choices
 from sbonnx.search.evaluation import Goal, Score
 from sbonnx.search.loss_survey import SensitivitySurvey, survey
 from sbonnx.search.pareto import Front, greedy, join_all
@@ -196,7 +196,7 @@ def _uniform(here: SensitivitySurvey, costs: Costs, bits: int) -> Tried | None:
 
 
 def _pick(
-    here: SensitivitySurvey, costs: Costs, limit: float, solver: str, groups: Iterable[Group], what: str
+    here: SensitivitySurvey, costs: Costs, limit: float, solver: str, groups: Iterable[WidthGroup], what: str
 ) -> Tried | None:
     fronts = replace(here, groups=tuple(groups)).fronts(costs)
     if solver == "greedy":

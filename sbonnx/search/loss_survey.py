@@ -18,13 +18,13 @@ from sbonnx.recipe import Recipe
 from sbonnx.recipe.backend_limits import sides
 from sbonnx.recipe.names import FLOAT
 from sbonnx.report import Reason, Refusal
-from sbonnx.search.bit_costs import Costs, Weighted
+from sbonnx.search.bit_costs import Costs, LayerCounts
 from sbonnx.search.bit_groups import (
     ACTIVATION,
     WEIGHT,
     Choice,
-    Group,
-    Layer,
+    WidthGroup,
+    WidthLayer,
     candidates_of,
     front_of,
     groups_of,
@@ -63,8 +63,8 @@ class SensitivitySurvey:
     """
 
     recipe: Recipe
-    groups: tuple[Group, ...]
-    kept: Mapping[str, tuple[Weighted, int, int]]
+    groups: tuple[WidthGroup, ...]
+    kept: Mapping[str, tuple[LayerCounts, int, int]]
     base: Prepared
     activation: int
     feeds: int
@@ -72,12 +72,12 @@ class SensitivitySurvey:
     refusals: tuple[Refusal, ...]
 
     @property
-    def layers(self) -> list[Weighted]:
+    def layers(self) -> list[LayerCounts]:
         """All layers in the groups."""
         return [layer.counts for group in self.groups for layer in group.layers]
 
     @property
-    def free(self) -> list[Layer]:
+    def free(self) -> list[WidthLayer]:
         """The layers in the groups whose weight width can be chosen."""
         return [layer for group in self.groups for layer in group.layers if not layer.fixed]
 
@@ -274,10 +274,10 @@ def _sensitivities(
     return measure(feeds, network, candidates), feeds, network
 
 
-def _kept(plan: Plan, found: Sensitivities, chosen: Mapping[str, object]) -> dict[str, tuple[Weighted, int, int]]:
+def _kept(plan: Plan, found: Sensitivities, chosen: Mapping[str, object]) -> dict[str, tuple[LayerCounts, int, int]]:
     """Return the layers with weights that the recipe fixes, and their widths."""
     sites = plan.by_key()
-    kept: dict[str, tuple[Weighted, int, int]] = {}
+    kept: dict[str, tuple[LayerCounts, int, int]] = {}
     counted: set[str] = set()
     for row in found.rows:
         mine = [sites[key] for key in row.sites]
@@ -285,7 +285,7 @@ def _kept(plan: Plan, found: Sensitivities, chosen: Mapping[str, object]) -> dic
         inputs = [site for site in mine if site.role == "activation"]
         if weights and row.layer not in chosen and row.layer not in kept:
             shared = weights[0].key in counted  # such as the table of embedding and head, which is stored once
-            counts = Weighted(row.layer, 0 if shared else row.weights, row.multiplies)
+            counts = LayerCounts(row.layer, 0 if shared else row.weights, row.multiplies)
             counted.add(weights[0].key)
             kept[row.layer] = (counts, weights[0].spec.bits, inputs[0].spec.bits if inputs else FLOAT)
     return kept

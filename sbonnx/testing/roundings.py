@@ -59,7 +59,7 @@ def check_rounding(name: str, arguments: Mapping[str, Any] | None = None) -> Non
     rounder = make_rounder(name, arguments or {})
     for label, case in CASES.items():
         where = f"rounding '{name}' of {label}"
-        layer = _Layer.random(case)
+        layer = _RoundedLayer.random(case)
         before = layer.weight.copy()
         rounded = layer.rounded(rounder)
         spec = layer.qparams.spec
@@ -84,7 +84,7 @@ def check_rounding(name: str, arguments: Mapping[str, Any] | None = None) -> Non
 
 def _check_nearest(rounder: Rounder, name: str) -> None:
     """Check weights whose codes do not matter, or that cannot be rounded by inputs."""
-    layer = _Layer.random(CASES["a convolution, 4 bits"])
+    layer = _RoundedLayer.random(CASES["a convolution, 4 bits"])
     alone = rounder.round(layer.weight, layer.qparams)
     assert np.array_equal(alone.codes, layer.nearest), f"rounding '{name}': without moments, nearest codes"
     silent = layer.without(slice(None)).rounded(rounder)
@@ -95,7 +95,7 @@ def _check_nearest(rounder: Rounder, name: str) -> None:
         layer.layout.matrices(codes_of)[..., dead] for codes_of in (some.codes, some.qparams.quantize(layer.weight))
     )
     assert np.array_equal(codes, wanted), f"rounding '{name}': some inputs are always 0, nearest codes of their weights"
-    layer = _Layer.random(Case("Conv", (6, 3, 2, 2), QuantSpec(bits=FP8_BITS, axis=0, kind="fp8")))
+    layer = _RoundedLayer.random(Case("Conv", (6, 3, 2, 2), QuantSpec(bits=FP8_BITS, axis=0, kind="fp8")))
     bits, nearest = (codes_of.view(np.uint8) for codes_of in (layer.rounded(rounder).codes, layer.nearest))
     assert np.array_equal(bits, nearest), f"rounding '{name}': fp8, nearest codes"
 
@@ -103,7 +103,7 @@ def _check_nearest(rounder: Rounder, name: str) -> None:
 def _check_zeros(rounder: Rounder, name: str) -> None:
     for symmetric in (True, False):
         spec = QuantSpec(bits=4, axis=0, symmetric=symmetric)
-        layer = _Layer.random(Case("Gemm", (3, 10), spec, {"transB": 1}), zeros=1)
+        layer = _RoundedLayer.random(Case("Gemm", (3, 10), spec, {"transB": 1}), zeros=1)
         rounded = layer.rounded(rounder)
         assert not rounded.qparams.dequantize(rounded.codes)[1].any(), (
             f"rounding '{name}': a channel of zeros stays zero"
@@ -113,9 +113,9 @@ def _check_zeros(rounder: Rounder, name: str) -> None:
 def _check_parts(rounder: Rounder, name: str) -> None:
     """Check that a channel, and a group, is rounded as well as alone; products of other sizes have other last bits."""
     spec = QuantSpec(bits=4, axis=0)
-    product = _Layer.random(Case("Gemm", (7, 24), spec, {"transB": 1}))
+    product = _RoundedLayer.random(Case("Gemm", (7, 24), spec, {"transB": 1}))
     channels = [product.part(slice(row, row + 1), 0) for row in range(7)]
-    grouped = _Layer.random(Case("Conv", (6, 4, 3), spec, {"group": 2}))
+    grouped = _RoundedLayer.random(Case("Conv", (6, 4, 3), spec, {"group": 2}))
     groups = [grouped.part(slice(3 * group, 3 * group + 3), group) for group in range(2)]
     for whole, parts in ((product, channels), (grouped, groups)):
         together = whole.errors(whole.rounded(rounder)).ravel()
@@ -124,7 +124,7 @@ def _check_parts(rounder: Rounder, name: str) -> None:
 
 
 @dataclass(frozen=True)
-class _Layer:
+class _RoundedLayer:
     """A weight, its scales, and the rows that it is multiplied with in both networks, (G, n, K)."""
 
     case: Case
@@ -135,7 +135,7 @@ class _Layer:
     quantized: Array
 
     @staticmethod
-    def random(case: Case, zeros: int | None = None) -> _Layer:
+    def random(case: Case, zeros: int | None = None) -> _RoundedLayer:
         """Return a layer with correlated non-negative inputs; `zeros`: an output whose weights are 0."""
         rng = np.random.default_rng(0)
         weight = rng.laplace(size=case.shape).astype(np.float32)
@@ -145,7 +145,7 @@ class _Layer:
         assert isinstance(layout, LinearLayer)
         mix = rng.normal(size=(layout.groups, layout.inputs, layout.inputs)) + 2.0 * np.eye(layout.inputs)
         x = np.maximum(rng.normal(size=(layout.groups, ROWS, layout.inputs)) @ mix + 0.3, 0.0)
-        return _Layer(case, weight, _scales(weight, case.spec), layout, x, x + 0.1 * rng.normal(size=x.shape))
+        return _RoundedLayer(case, weight, _scales(weight, case.spec), layout, x, x + 0.1 * rng.normal(size=x.shape))
 
     @property
     def nearest(self) -> Array:
@@ -162,20 +162,20 @@ class _Layer:
         wanted = self.x @ self.layout.matrices(self.weight.astype(np.float64)).swapaxes(1, 2)
         return np.asarray(((wanted - self.quantized @ given.swapaxes(1, 2)) ** 2).mean(axis=1))
 
-    def without(self, inputs: slice) -> _Layer:
+    def without(self, inputs: slice) -> _RoundedLayer:
         """Return the layer if some inputs were always 0."""
         keep = np.ones(self.layout.inputs)
         keep[inputs] = 0.0
         return replace(self, x=self.x * keep, quantized=self.quantized * keep)
 
-    def part(self, rows: slice, group: int) -> _Layer:
+    def part(self, rows: slice, group: int) -> _RoundedLayer:
         """Return the layer of some outputs of a group."""
         attributes = {key: value for key, value in self.case.attributes.items() if key != "group"}
         weight, own = self.weight[rows], slice(group, group + 1)
         layout = LinearLayer.of_shape(self.case.op, attributes, weight.shape)
         assert isinstance(layout, LinearLayer)
         scales = _scales(weight, self.case.spec)
-        return _Layer(self.case, weight, scales, layout, self.x[own], self.quantized[own])
+        return _RoundedLayer(self.case, weight, scales, layout, self.x[own], self.quantized[own])
 
 
 def _scales(weight: Array, spec: QuantSpec) -> QParams:

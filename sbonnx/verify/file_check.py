@@ -231,7 +231,7 @@ def compare(
             except Interface as error:
                 text = f"inputs or outputs of {models.quantized} are not those of the float model"
                 raise ModelError(f"{text} (at optimisation level '{error}')") from error
-        found = _Outputs()
+        found = _Outcome()
         took, done = Latency(), [0]
         if data is not None:
             sets = [partial(islice, one, limit) for one in ([data] if seen is None else [data, seen])]
@@ -295,7 +295,7 @@ def check(
 
 
 @dataclass(frozen=True)
-class _Outputs:
+class _Outcome:
     """Differences of the outputs on the compared feeds, on calibration feeds, and quality on the compared feeds."""
 
     differences: tuple[OutputDifference, ...] = ()
@@ -303,7 +303,7 @@ class _Outputs:
     quality: tuple[OutputQuality, ...] = ()
 
 
-class _Sums:
+class _OutputSums:
     """Accumulates the outputs of each set of feeds; the first set is the compared one."""
 
     def __init__(self, models: Models, names: list[str], sets: int, task: Tasks) -> None:
@@ -317,7 +317,7 @@ class _Sums:
         if which == 0:
             self._quality.add(reference, value, feeds)
 
-    def result(self) -> _Outputs:
+    def result(self) -> _Outcome:
         """Return the differences; only outputs of classes have an agreement, that of their quality."""
         quality = self._quality.result()
         agreements = {output.name: output.figure("agreement") for output in quality if output.nature in CLASSES}
@@ -330,14 +330,14 @@ class _Sums:
             replace(error, agreement=figure.value) if (figure := agreements.get(error.name)) is not None else error
             for error in sets[0]
         )
-        return _Outputs(sets[0], sets[1] if len(sets) > 1 else (), quality)
+        return _Outcome(sets[0], sets[1] if len(sets) > 1 else (), quality)
 
 
-def _together(models: Models, sets: Sequence[Callable[[], Iterator[Feeds]]], task: Tasks) -> tuple[_Outputs, list[int]]:
+def _together(models: Models, sets: Sequence[Callable[[], Iterator[Feeds]]], task: Tasks) -> tuple[_Outcome, list[int]]:
     """Run both models on each feed of each set. Return the differences, and the number of feeds per set."""
     one, other = models.open_float(), models.executed()
     names = _same_outputs(output_names(one), output_names(other))
-    sums, done = _Sums(models, names, len(sets), task), []
+    sums, done = _OutputSums(models, names, len(sets), task), []
     for which, walk in enumerate(sets):
         count = 0
         for feeds in walk():
@@ -347,7 +347,7 @@ def _together(models: Models, sets: Sequence[Callable[[], Iterator[Feeds]]], tas
     return sums.result(), done
 
 
-def _apart(models: Models, sets: Sequence[Callable[[], Iterator[Feeds]]], task: Tasks) -> tuple[_Outputs, list[int]]:
+def _apart(models: Models, sets: Sequence[Callable[[], Iterator[Feeds]]], task: Tasks) -> tuple[_Outcome, list[int]]:
     """Run `_together` with one model open at a time. Float outputs are stored, on disk if there are many."""
     with TensorStore(WAITING_BYTES) as store:
         model = models.open_float()
@@ -364,7 +364,7 @@ def _apart(models: Models, sets: Sequence[Callable[[], Iterator[Feeds]]], task: 
         model = None  # release the session before the next is opened
         model = models.executed()
         _same_outputs(names, output_names(model))
-        sums = _Sums(models, names, len(sets), task)
+        sums = _OutputSums(models, names, len(sets), task)
         for which, walk in enumerate(sets):
             for number, feeds in enumerate(walk()):
                 keys = [(which, number, place) for place in range(len(names))]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sbonnx.batch.dask import cluster, cluster_check, cluster_tasks, sharding
-from sbonnx.batch.jobs.job import Job, Limits, Places, Step
+from sbonnx.batch.jobs.job import Job, Places, Step, StepLimits
 from sbonnx.errors import DeviceError
 from tests.batch import works
 from tests.batch.clusters import (
@@ -44,7 +44,7 @@ def test_steps_go_where_their_resources_are(both: Cluster, tmp_path: Path) -> No
 
 def test_no_worker_with_a_gpu_is_said() -> None:
     job = Job("j", "m.onnx", None, "onnxruntime", "q.onnx", overrides=(("device", "cuda"),))
-    step = Step("k", "quantize", "j", (job,), limits=Limits(memory=5))
+    step = Step("k", "quantize", "j", (job,), limits=StepLimits(memory=5))
     wanted, why = cluster_check.needed(step, cluster_check.ClusterResources({"h": 1}, False, None), Path())
     assert wanted == {"GPU": 1} and "start one with --resources 'GPU=1'" in str(why)
     wanted, why = cluster_check.needed(step, cluster_check.ClusterResources({"h": 1}, True, None), Path())

@@ -9,7 +9,7 @@ from runpy import run_path
 
 import pytest
 
-from sbonnx.batch.jobs.job import Acceptance, Limits
+from sbonnx.batch.jobs.job import Acceptance, StepLimits
 from sbonnx.batch.jobs.jobfile import AcceptKeys, JobFile, JobKeys, LimitKeys, as_text, read_jobs, schema
 from sbonnx.batch.metric import loaded
 from sbonnx.errors import RecipeError
@@ -55,7 +55,7 @@ def test_everything_is_read(tmp_path: Path) -> None:
     assert first.split == 8
     assert first.overrides == (("samples", "64"), ("calibration.seed", "3"), ("bits", "w8a8"))
     assert first.accept == Acceptance(20.0, 0.5, None, None, (("top1", 0.9),), f"{tmp_path / 'm.py'}:score")
-    assert first.limits == Limits(memory=2 << 30, seconds=600.0, retries=0)
+    assert first.limits == StepLimits(memory=2 << 30, seconds=600.0, retries=0)
 
 
 def test_the_title_is_the_name_of_the_file(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from sbonnx.assets import digits
 from sbonnx.batch.digests import MISSING, Digests
-from sbonnx.batch.jobs.job import Acceptance, Job, Limits, Step
+from sbonnx.batch.jobs.job import Acceptance, Job, Step, StepLimits
 from sbonnx.batch.jobs.steps import steps_of
 
 pytestmark = pytest.mark.skipif(not digits().model.is_file(), reason="the bundled model is not there")
@@ -135,7 +135,7 @@ def test_a_changed_file_changes_the_key(place: Path, what: str) -> None:
 
 SAME = {
     "name": {"name": "other"},
-    "limits": {"limits": Limits(memory=1 << 30)},
+    "limits": {"limits": StepLimits(memory=1 << 30)},
     "threads": {"overrides": (("CALIBRATION.THREADS", "2"),)},
     "memory": {"overrides": (("memory", "1 GiB"),)},
 }
@@ -181,11 +181,14 @@ def test_equal_jobs_are_one_step(place: Path) -> None:
 
 def test_the_widest_limits(place: Path) -> None:
     """None is wider than any."""
-    limited = [job(place, "a", limits=Limits(1 << 30, 5.0, 2)), job(place, "b", limits=Limits(2 << 30, None, 0))]
+    limited = [
+        job(place, "a", limits=StepLimits(1 << 30, 5.0, 2)),
+        job(place, "b", limits=StepLimits(2 << 30, None, 0)),
+    ]
     shared = steps_of(
         [replace(one, backend=backend) for one, backend in zip(limited, ("virtual", "tensorrt"), strict=True)]
     )[0]
-    assert shared.limits == Limits(2 << 30, None, 2)
+    assert shared.limits == StepLimits(2 << 30, None, 2)
 
 
 def test_files_are_read_once(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

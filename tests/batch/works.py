@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sbonnx.batch.jobs.job import BatchReport, Job, Limits, Outcome, Places, Step, Tell, Watch
+from sbonnx.batch.jobs.job import BatchReport, Job, Outcome, Places, Step, StepLimits, Tell, Watch
 from sbonnx.batch.outcomes import now, to_json
 from sbonnx.errors import ModelError
 
@@ -35,7 +35,7 @@ def step_of(
         title=name,
         jobs=(job,),
         after=after,
-        limits=Limits(**{"retries": 0, **limits}),
+        limits=StepLimits(**{"retries": 0, **limits}),
     )
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sbonnx.linear.im2col import Geometry, geometry_of
 from sbonnx.moments import Moments, MomentSums
 from sbonnx.moments import lags as planes
-from sbonnx.moments.lags import Boxes, lag_plan
+from sbonnx.moments.lags import PackedSums, lag_plan
 from sbonnx.spec import Array
 from tests.support.linear_ops import layer_of
 
@@ -43,7 +43,7 @@ def test_each_box_is_summed_as_it_stands(data: st.DataObject) -> None:
     geometry = depthwise(3, kernel, **steps, **wide, **pads)
     same = data.draw(st.booleans())
     plan = lag_plan(geometry.sources((1, 3, *sizes)), sizes, same=same)
-    boxes = Boxes.of(plan, sizes)
+    boxes = PackedSums.of(plan, sizes)
     assert boxes is not None
     one = images((2, 3, *sizes), seed=1)
     other = one if same else images((2, 3, *sizes), seed=2)
@@ -73,7 +73,7 @@ def moments_of(count: int, geometry: Geometry, x: Array, y: Array) -> Moments:
 def test_sums_are_added_to(loops: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planes, "loops", loops)
     geometry = depthwise(2, [3, 3], pads=[1] * 4)
-    boxes = Boxes.of(lag_plan(geometry.sources((1, 2, 9, 9)), (9, 9), same=True), (9, 9))
+    boxes = PackedSums.of(lag_plan(geometry.sources((1, 2, 9, 9)), (9, 9), same=True), (9, 9))
     assert boxes is not None
     one, other = images((1, 2, 9, 9), 1), images((3, 2, 9, 9), 2)
     apart, together = boxes.zeros(2), boxes.zeros(2)
@@ -89,7 +89,7 @@ def test_long_sums_keep_their_digits(loops: Any, monkeypatch: pytest.MonkeyPatch
     """A plane of a million numbers near 1: one float32 sum over all of it would stand still."""
     monkeypatch.setattr(planes, "loops", loops)
     geometry = depthwise(1, [1, 1])
-    boxes = Boxes.of(lag_plan(geometry.sources((1, 1, 1000, 1000)), (1000, 1000), same=True), (1000, 1000))
+    boxes = PackedSums.of(lag_plan(geometry.sources((1, 1, 1000, 1000)), (1000, 1000), same=True), (1000, 1000))
     assert boxes is not None
     x = 1.0 + np.random.default_rng(0).random((1, 1, 1000, 1000), np.float32)
     found = boxes.zeros(1)
@@ -112,4 +112,4 @@ def test_the_same_moments_where_nothing_was_compiled(stride: int, monkeypatch: p
 
 def test_three_axes_are_left_to_numpy() -> None:
     deep = depthwise(2, [2, 2, 2])
-    assert Boxes.of(lag_plan(deep.sources((1, 2, 4, 4, 4)), (4, 4, 4), same=True), (4, 4, 4)) is None
+    assert PackedSums.of(lag_plan(deep.sources((1, 2, 4, 4, 4)), (4, 4, 4), same=True), (4, 4, 4)) is None

@@ -13,7 +13,7 @@ import numpy as np
 from sbonnx.calib.data.labels import LABEL, LabelledFeed
 from sbonnx.calib.data.objects import Source
 from sbonnx.calib.data.readers.media_files import MediaFiles
-from sbonnx.calib.data.readers.settings import Settings, truth, whole
+from sbonnx.calib.data.readers.settings import PreprocessValues, truth, whole
 from sbonnx.calib.data.stored_arrays import first_line
 from sbonnx.calib.data.validate import InputSpec
 from sbonnx.errors import DataError
@@ -39,7 +39,7 @@ class Window:
     length: int
 
 
-def open_audio(files: MediaFiles, inputs: Sequence[InputSpec], settings: Settings) -> Source:
+def open_audio(files: MediaFiles, inputs: Sequence[InputSpec], settings: PreprocessValues) -> Source:
     """Open audio files: a feed is as many consecutive windows as the model's fixed batch size, else one.
 
     Channels are averaged. Files shorter than a window are padded with zeros; the rest of a longer one is left out.

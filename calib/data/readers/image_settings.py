@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from sbonnx.calib.data.readers.settings import Settings, number, whole, word
+from sbonnx.calib.data.readers.settings import PreprocessValues, number, whole, word
 from sbonnx.calib.data.validate import InputSpec
 from sbonnx.errors import DataError
 from sbonnx.spec import Array
@@ -77,7 +77,7 @@ class ImageSettings:
     dtype: np.dtype[Any] | None = None
 
     @staticmethod
-    def parse(settings: Settings) -> ImageSettings:
+    def parse(settings: PreprocessValues) -> ImageSettings:
         """Check settings.
 
         Raises:

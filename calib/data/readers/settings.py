@@ -65,7 +65,7 @@ TOKENIZER: Final = "tokenizer.json"
 
 
 @dataclass(frozen=True)
-class Settings:
+class PreprocessValues:
     """Values of a preprocessing by key, before they are checked.
 
     Attributes:
@@ -149,7 +149,7 @@ def word(*words: str) -> Callable[[Any], str]:
     return read
 
 
-def read_settings(preprocess: Preprocessing) -> Settings:
+def read_settings(preprocess: Preprocessing) -> PreprocessValues:
     """Read the settings of a preprocessing.
 
     Args:
@@ -162,7 +162,7 @@ def read_settings(preprocess: Preprocessing) -> Settings:
     if isinstance(preprocess, Mapping):
         return _of_mapping(dict(preprocess), "the preprocessing", Path())
     if isinstance(preprocess, str) and preprocess in PRESETS:
-        return Settings(PRESETS[preprocess], f"the preset '{preprocess}'")
+        return PreprocessValues(PRESETS[preprocess], f"the preset '{preprocess}'")
     path = Path(preprocess)
     if os.path.isdir(path):
         found = next((path / name for name in (CONFIG, TOKENIZER) if (path / name).is_file()), None)
@@ -170,7 +170,7 @@ def read_settings(preprocess: Preprocessing) -> Settings:
             raise DataError(f"folder '{path}' has no {CONFIG} or {TOKENIZER}: name a file with settings, or a preset")
         path = found
     if path.name == TOKENIZER:
-        return Settings({"tokenizer": path.name}, f"'{path}'", path.parent)
+        return PreprocessValues({"tokenizer": path.name}, f"'{path}'", path.parent)
     try:
         text = read_regular(path, LARGEST).decode("utf-8")
         values = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
@@ -188,7 +188,7 @@ def read_settings(preprocess: Preprocessing) -> Settings:
     return _of_mapping(values, f"'{path}'", path.parent)
 
 
-def _of_mapping(values: dict[str, Any], where: str, folder: Path) -> Settings:
+def _of_mapping(values: dict[str, Any], where: str, folder: Path) -> PreprocessValues:
     if is_config(values):
         values = from_config(values, where)
     preset = values.pop("preset", None)
@@ -196,4 +196,4 @@ def _of_mapping(values: dict[str, Any], where: str, folder: Path) -> Settings:
         if not isinstance(preset, str) or preset not in PRESETS:
             raise DataError(f"{where}: preset must be one of {', '.join(PRESETS)}, got {preset!r:.60}")
         values = {**PRESETS[preset], **values}
-    return Settings(values, where, folder)
+    return PreprocessValues(values, where, folder)

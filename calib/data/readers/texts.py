@@ -12,7 +12,7 @@ import numpy as np
 from sbonnx.calib.data.labels import LABEL, LabelledFeed, batched_labels
 from sbonnx.calib.data.objects import Source
 from sbonnx.calib.data.readers.media_files import MediaFiles
-from sbonnx.calib.data.readers.settings import Settings, truth, whole
+from sbonnx.calib.data.readers.settings import PreprocessValues, truth, whole
 from sbonnx.calib.data.readers.tokenizer_file import TokenizerFile
 from sbonnx.calib.data.validate import InputSpec
 from sbonnx.errors import DataError
@@ -52,7 +52,7 @@ class Text:
     labels: Mapping[str, Any] = field(default_factory=dict)
 
 
-def open_texts(files: MediaFiles, inputs: Sequence[InputSpec], settings: Settings) -> Source:
+def open_texts(files: MediaFiles, inputs: Sequence[InputSpec], settings: PreprocessValues) -> Source:
     """Open text files: each line of .txt is a sample, each row of .jsonl one with "text", "text_pair", "label".
 
     Raises:
@@ -62,7 +62,11 @@ def open_texts(files: MediaFiles, inputs: Sequence[InputSpec], settings: Setting
 
 
 def tokenized(
-    name: str, texts: Sequence[Text], inputs: Sequence[InputSpec], settings: Settings, notes: Sequence[Note] = ()
+    name: str,
+    texts: Sequence[Text],
+    inputs: Sequence[InputSpec],
+    settings: PreprocessValues,
+    notes: Sequence[Note] = (),
 ) -> Source:
     """Open texts: one sample a feed, or as many as the model's fixed batch size, padded to equal length.
 
@@ -137,7 +141,7 @@ def _fixed(inputs: Sequence[InputSpec], roles: dict[str, str], axis: int) -> int
     return next((size for size in sizes if size is not None), None)
 
 
-def _tokenizer(settings: Settings, length: int | None) -> TokenizerFile:
+def _tokenizer(settings: PreprocessValues, length: int | None) -> TokenizerFile:
     """Open the tokenizer, with truncation and padding for inputs of a fixed length (None: dynamic)."""
     name = settings.value("tokenizer", "", _path, "the path of a tokenizer.json")
     if not name:

@@ -92,7 +92,7 @@ class JobEvaluation:
 
 
 @dataclass(frozen=True)
-class Limits:
+class StepLimits:
     """Resource limits of a step.
 
     Attributes:
@@ -120,7 +120,7 @@ class Job:
         recipe: path of a recipe, "auto", or None.
         overrides: recipe values by key, as text, applied on top of the recipe.
         output: path or URL of the file to write.
-        accept, limits: see `Acceptance` and `Limits`.
+        accept, limits: see `Acceptance` and `StepLimits`.
         evaluation: labelled data and a metric; None: none.
         outside_output: whether the output may be outside the folder of the batch.
         ort_libraries: paths of libraries of custom operators, see `sbonnx.system.runtime.use_libraries`.
@@ -135,7 +135,7 @@ class Job:
     recipe: str | None = None
     overrides: tuple[tuple[str, str], ...] = ()
     accept: Acceptance = Acceptance()
-    limits: Limits = Limits()
+    limits: StepLimits = StepLimits()
     evaluation: JobEvaluation | None = None
     outside_output: bool = False
     preprocess: str | None = None
@@ -172,7 +172,7 @@ class Step:
     title: str
     jobs: tuple[Job, ...]
     after: tuple[str, ...] = ()
-    limits: Limits = Limits()
+    limits: StepLimits = StepLimits()
     work: str = ""
 
     def __post_init__(self) -> None:

@@ -13,7 +13,7 @@ from itertools import islice, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from sbonnx.batch.jobs.job import Acceptance, Job, JobEvaluation, Limits, Places
+from sbonnx.batch.jobs.job import Acceptance, Job, JobEvaluation, Places, StepLimits
 from sbonnx.batch.jobs.outputs import Inputs, refusal
 from sbonnx.batch.redaction import Redactor, names_in, revealed
 from sbonnx.batch.remote import fetch, is_url
@@ -310,10 +310,10 @@ def _evaluation(
     return JobEvaluation(**given).with_paths(absolute)
 
 
-def _limits(defaults: DefaultKeys, entry: JobKeys) -> Limits:
+def _limits(defaults: DefaultKeys, entry: JobKeys) -> StepLimits:
     """Merge the limits by key: the entry's override the defaults."""
     given = {**defaults.limits.model_dump(exclude_unset=True), **entry.limits.model_dump(exclude_unset=True)}
-    return Limits(**{key: value for key, value in given.items() if key != "retries" or value is not None})
+    return StepLimits(**{key: value for key, value in given.items() if key != "retries" or value is not None})
 
 
 def _distinct(jobs: Sequence[Job], entries: Sequence[tuple[Any, ...]], places: Places, file: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Final
 
 from sbonnx.batch.accept import code_digest
 from sbonnx.batch.digests import MISSING, Digests
-from sbonnx.batch.jobs.job import Acceptance, Job, JobEvaluation, Limits, Step
+from sbonnx.batch.jobs.job import Acceptance, Job, JobEvaluation, Step, StepLimits
 from sbonnx.batch.jobs.outputs import Inputs, file_name
 from sbonnx.batch.redaction import reveal_job, revealed
 from sbonnx.batch.remote import fetch, is_url, local_path
@@ -241,11 +241,11 @@ def calibrate_key(shared: str, rows: Iterable[tuple[Job, JobInputs]]) -> str:
     return _joined("calibrate", FORMAT, __version__, shared, *wanted)
 
 
-def _widest(jobs: Sequence[Job]) -> Limits:
+def _widest(jobs: Sequence[Job]) -> StepLimits:
     """Return the loosest limits of some jobs: no limit if one has none."""
     memory = [job.limits.memory for job in jobs]
     seconds = [job.limits.seconds for job in jobs]
-    return Limits(
+    return StepLimits(
         memory=None if None in memory else max(limit for limit in memory if limit is not None),
         seconds=None if None in seconds else max(limit for limit in seconds if limit is not None),
         retries=max(job.limits.retries for job in jobs),

@@ -16,7 +16,7 @@ from sbonnx.linting import ort_kernels, ort_numbers, ort_read, tensorrt_paramete
 from sbonnx.linting.fix.bench import Bench, Fixed
 from sbonnx.linting.fix.pairs import bypassed
 from sbonnx.linting.fix.recentre import pair_of, renumber
-from sbonnx.linting.ort_read import Weighted
+from sbonnx.linting.ort_read import WeightedOp
 from sbonnx.linting.tensorrt_parameters import HALVES, opset_wanted
 from sbonnx.linting.view import Quantizer, View
 from sbonnx.ops import LINEAR
@@ -296,7 +296,7 @@ def biases(bench: Bench) -> Iterator[Fixed]:
         yield Fixed(rule, str(node.name), tensor, "the bias rounded to the scale x_scale * w_scale")
 
 
-def _on_product(bench: Bench, linear: Weighted, bias: Quantizer) -> tuple[Array, QDQParams] | str:
+def _on_product(bench: Bench, linear: WeightedOp, bias: Quantizer) -> tuple[Array, QDQParams] | str:
     """Compute codes and parameters of a bias at the product of the other two scales, or return a reason against it."""
     x, w = linear.x, linear.w
     stored, old = query.constant(bias.data), bench.numbers(bias)

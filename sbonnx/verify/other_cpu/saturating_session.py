@@ -61,7 +61,7 @@ class SaturatingSession:
         self._path, self._threads, self._pieces = path, threads, count()
         self.computed: list[str] = []
         self.unknown: list[str] = []
-        self._main = _Scope(self, self._model.graph, {}, ())
+        self._main = _Subgraph(self, self._model.graph, {}, ())
 
     def get_inputs(self) -> list[Any]:
         """Return name, type and shape of each input."""
@@ -127,7 +127,7 @@ def reads_of(node: onnx.NodeProto) -> Iterator[str]:
 
 
 @dataclass
-class _Stage:
+class _SessionStage:
     """Nodes that run in one session, then nodes that are computed in numpy.
 
     Attributes:
@@ -145,7 +145,7 @@ class _Stage:
     session: Any = None
 
 
-class _Scope:
+class _Subgraph:
     """The main graph or a body of If, in stages.
 
     Args:
@@ -164,15 +164,15 @@ class _Scope:
         self.defaults = {name: own.pop(name) for name in inputs if name in own}
         self.constants: Constants = {**outer, **own}
         self.outputs = [value.name for value in graph.output]
-        self.stages: list[_Stage] = []
+        self.stages: list[_SessionStage] = []
         depths = dict.fromkeys([*visible, *inputs], 0)
         last: dict[str, int] = {}
-        makers: dict[str, _Stage] = {}
+        makers: dict[str, _SessionStage] = {}
         for node in _simplified(graph.node):
             read = [name for name in reads_of(node) if name in depths]
             depth = max((depths[name] for name in read), default=0)
             last.update((name, depth) for name in read if depth >= last.get(name, 0))
-            self.stages += [_Stage() for _ in range(len(self.stages), depth + 1)]
+            self.stages += [_SessionStage() for _ in range(len(self.stages), depth + 1)]
             step, stage = self._step(node, depths), self.stages[depth]
             if step is None:
                 stage.nodes.append(node)
@@ -188,7 +188,7 @@ class _Scope:
             self.stages[last[name]].unused.append(name)
 
     @staticmethod
-    def _hand_over(name: str, makers: Mapping[str, _Stage], reader: _Stage | None) -> None:
+    def _hand_over(name: str, makers: Mapping[str, _SessionStage], reader: _SessionStage | None) -> None:
         """Make a tensor an output of the session that computes it and an input of the one that reads it."""
         maker = makers.get(name)
         if maker is reader and maker is not None:
@@ -201,7 +201,7 @@ class _Scope:
     def _step(self, node: onnx.NodeProto, visible: Collection[str]) -> Step | None:
         """Return the function that computes a node in numpy; None if onnxruntime does."""
         if node.op_type == "If":
-            bodies = {one.name: _Scope(self.owner, one.g, self.constants, visible) for one in node.attribute}
+            bodies = {one.name: _Subgraph(self.owner, one.g, self.constants, visible) for one in node.attribute}
             return self._branch(node, bodies) if any(body.cut for body in bodies.values()) else None
         self.owner.unknown += self._unknown([node], self.constants)
         if node.op_type not in LAYOUTS or not self.owner.saturates(node, self.constants):
@@ -210,7 +210,7 @@ class _Scope:
         attributes = attributes_of(node)
         return lambda tensors: [compute(node.op_type, attributes, [self._value(tensors, one) for one in node.input])]
 
-    def _branch(self, node: onnx.NodeProto, bodies: Mapping[str, _Scope]) -> Step:
+    def _branch(self, node: onnx.NodeProto, bodies: Mapping[str, _Subgraph]) -> Step:
         """Return the function that runs the body which the condition of an If picks."""
 
         def step(tensors: Tensors) -> list[Any]:
