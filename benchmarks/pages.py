@@ -17,7 +17,7 @@ class Page:
     """A page of results.
 
     Attributes:
-        title: heading of the page.
+        title: heading of the page, a question that its key figure answers.
         sections: names of its sections, from top to bottom.
         figure: returns its key figure, from the text of all its sections.
     """
@@ -85,7 +85,7 @@ def _low_bits(text: str) -> str:
 
 def _latency(text: str) -> str:
     values = _numbers(table_of(text, "default latency", "÷ float"), "÷ float")
-    return f"time of a run over that of float, onnxruntime on CPU: {_span(values)}"
+    return f"Time of a run over that of float, onnxruntime on CPU: {_span(values)}"
 
 
 def _calibration(text: str) -> str:
@@ -111,14 +111,14 @@ def _techniques(text: str) -> str:
 def _pruning(text: str) -> str:
     rows = _where(table_of(text, "pruning", "way", "as float"), "way", "obs, at most 0.75")
     kept = ", ".join(f"{row['as float'].split()[0]} on {row['model']}" for row in rows)
-    return f"samples that keep their class at 0.75 of the multiplications, not trained: {kept}"
+    return f"Samples that keep their class at 0.75 of the multiplications, not trained: {kept}"
 
 
 def _qat(text: str) -> str:
     rows = [row for row in table_of(text, "qat cifar", "network", "loss, points") if row["set"] == "clean"]
     losses = {name: _where(rows, "network", name)[0]["loss, points"] for name in ("w4a4 trained", "w4a4 calibrated")}
     trained, calibrated = losses["w4a4 trained"], losses["w4a4 calibrated"]
-    return f"top-1 lost by ResNet-20 at w4a4, in points: {trained} trained, {calibrated} only calibrated"
+    return f"Top-1 lost by ResNet-20 at w4a4, in points: {trained} trained, {calibrated} only calibrated"
 
 
 def _decoders(text: str) -> str:
@@ -132,7 +132,7 @@ def _decoders(text: str) -> str:
 
 def _scale(text: str) -> str:
     rows = _where(table_of(text, "scale", "way", "CPU s"), "way", "default")
-    return f"a network of {rows[-1]['nodes']} nodes takes {rows[-1]['CPU s']} CPU s and {rows[-1]['peak MB']} MB"
+    return f"A network of {rows[-1]['nodes']} nodes takes {rows[-1]['CPU s']} CPU s and {rows[-1]['peak MB']} MB"
 
 
 def _kernels(text: str) -> str:
@@ -157,20 +157,32 @@ def _robustness(text: str) -> str:
 _LOW_BITS: Final = ("w4a8", "weight-only", "w4a4", "mixed", "time", "memory", "adaround")
 
 PAGES: Final = {
-    "accuracy": Page("Accuracy of the defaults", ("w8a8", "effort"), _accuracy),
-    "low_bits": Page("Low bits", tuple(f"lowbit {name}" for name in _LOW_BITS), _low_bits),
-    "latency": Page("Latency", ("default latency", "targets latency"), _latency),
-    "calibration": Page("Cost of calibration", ("w8a8 cost", "calibration"), _calibration),
-    "observers": Page("Observers", ("observers",), _observers),
-    "techniques": Page("Techniques", ("techniques",), _techniques),
-    "pruning": Page("Pruning", ("pruning front", "pruning", "sparse weights"), _pruning),
-    "training": Page("Training", ("qat cifar", "qat methods", "qat digits", "qat adapters"), _qat),
-    "decoders": Page("Decoders", ("llm", "llm forms", "llm memory"), _decoders),
-    "scale": Page("Deep networks and batch", ("scale", "soak", "batch wall", "batch kills", "batch overhead"), _scale),
-    "kernels": Page("Kernels and CPUs", ("cpus", "kernels"), _kernels),
-    "backends": Page(
-        "TensorRT, QNN and OpenVINO", ("openvino", "openvino weights", "qnn", "targets lint", "targets half"), _backends
+    "accuracy": Page("How accurate are 8-bit files with default settings?", ("w8a8", "effort"), _accuracy),
+    "low_bits": Page(
+        "How much accuracy do 4-bit weights and activations cost?",
+        tuple(f"lowbit {name}" for name in _LOW_BITS),
+        _low_bits,
     ),
-    "robustness": Page("Robustness", ("corpus", "fuzz"), _robustness),
+    "latency": Page("How much faster are quantized files?", ("default latency", "targets latency"), _latency),
+    "calibration": Page("How much time and memory does a run take?", ("w8a8 cost", "calibration"), _calibration),
+    "observers": Page("Which observer finds the best ranges?", ("observers",), _observers),
+    "techniques": Page("What does each technique add?", ("techniques",), _techniques),
+    "pruning": Page("How much of a network can be pruned?", ("pruning front", "pruning", "sparse weights"), _pruning),
+    "training": Page(
+        "How much accuracy does training recover?", ("qat cifar", "qat methods", "qat digits", "qat adapters"), _qat
+    ),
+    "decoders": Page("How good are decoders (LLMs) in 4 bits?", ("llm", "llm forms", "llm memory"), _decoders),
+    "scale": Page(
+        "How large can networks and batches be?",
+        ("scale", "soak", "batch wall", "batch kills", "batch overhead"),
+        _scale,
+    ),
+    "kernels": Page("How do error and time depend on the CPU?", ("cpus", "kernels"), _kernels),
+    "backends": Page(
+        "How good are files for TensorRT, QNN and OpenVINO?",
+        ("openvino", "openvino weights", "qnn", "targets lint", "targets half"),
+        _backends,
+    ),
+    "robustness": Page("Do unusual models or broken files crash it?", ("corpus", "fuzz"), _robustness),
 }
 """Pages by the name of their file."""

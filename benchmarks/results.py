@@ -168,7 +168,7 @@ def index() -> str:
             figure = path.read_text(encoding="utf-8").splitlines()[2].strip("*")
             rows.append((f"[{page.title}]({file}.md)", figure))
     about = 'Every figure is written by a command, which its page names under "How measured".'
-    return f"# Results\n\n{about}\n\n{table(('topic', 'key figure'), rows)}\n"
+    return f"# Results\n\n{about}\n\n{table(('question', 'key figure'), rows)}\n"
 
 
 def arguments(about: str | None) -> argparse.ArgumentParser:
