@@ -13,7 +13,15 @@ from typing import Any, Final
 from sbonnx import plugins
 from sbonnx.calib.data.data_path import DataPath
 from sbonnx.calib.data.objects import Sampling, Source, listed
-from sbonnx.calib.data.readers.media_files import MEDIA, MediaFiles, find_media, kind_of, natural
+from sbonnx.calib.data.readers.media_files import (
+    LABEL_FILES,
+    MEDIA,
+    MediaFiles,
+    find_media,
+    kind_of,
+    labels_of,
+    natural,
+)
 from sbonnx.calib.data.readers.open_media import open_media
 from sbonnx.calib.data.readers.python_file import open_call
 from sbonnx.calib.data.stored_arrays import StoredArray, first_line, lengths_of_files, open_stored, stored_in
@@ -124,7 +132,7 @@ def _children(folder: Path) -> list[Path]:
 
 
 def _open_folder(folder: Path, inputs: Sequence[InputSpec], sampling: Sampling) -> Source:
-    entries = _children(folder)
+    entries = [entry for entry in _children(folder) if entry.name not in LABEL_FILES]
     files = {suffix: [e for e in entries if e.is_file() and e.suffix == suffix] for suffix in (*KNOWN, ".pb")}
     folders = [entry for entry in entries if entry.is_dir()]
     test_sets = [entry for entry in folders if entry.name.startswith("test_data_set")]
@@ -158,10 +166,12 @@ def _open_folder(folder: Path, inputs: Sequence[InputSpec], sampling: Sampling) 
 
 
 def _of_files(folder: Path, paths: list[Path], load: Any) -> Source:
-    """Return the source for one feed per file (or test set)."""
+    """Return the source for one feed per file (or test set), with the labels of a label file of the folder."""
+    labels = labels_of(folder, paths) or {}
 
     def at(number: int) -> tuple[str, Any]:
-        return f"'{paths[number]}'", load(paths[number])
+        path = paths[number]
+        return f"'{path}'", (load(path), [labels[path]]) if path in labels else load(path)
 
     lengths = None if load is not open_stored else lambda: lengths_of_files(paths)
     return listed(f"folder '{folder}'", len(paths), at, lengths)

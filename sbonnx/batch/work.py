@@ -359,7 +359,15 @@ def _evaluation_of(job: Job) -> EvaluationData | None:
     if wanted is None:
         return None
     data = with_preprocess(wanted.data, job.preprocess)
-    return EvaluationData(data, wanted.metric, wanted.labels, wanted.decode, wanted.split or job.split)
+    return EvaluationData(
+        data,
+        wanted.metric,
+        wanted.labels,
+        wanted.decode,
+        wanted.split or job.split,
+        vocabulary=wanted.vocabulary,
+        blank=wanted.blank,
+    )
 
 
 def _check_acceptance(row: ResolvedJob, work: Outcome, places: Places, tell: Tell, *, adopted: bool) -> Outcome:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sbonnx.cli import options
 from sbonnx.cli.options import Arguments, CommandOption
@@ -21,8 +21,6 @@ def evaluation_of(given: Arguments, row: CommandOption[str | None] = options.MET
     Raises:
         RecipeError: one of ``--eval`` and ``--metric`` is given without the other, or the metric does not exist.
     """
-    from sbonnx.verify import EvaluationData
-
     data, metric = given.data(options.EVAL), given[row]
     if data is None:
         alone = next((each for each in options.EVALUATING if given.values.get(each) is not None), None)
@@ -32,7 +30,27 @@ def evaluation_of(given: Arguments, row: CommandOption[str | None] = options.MET
     if metric is None:
         raise RecipeError("--eval computes a metric: name it with --metric, such as --metric top1")
     split = given[options.EVAL_SPLIT] or given[options.SPLIT]
-    found = EvaluationData(data, metric, given[options.LABELS], given[options.DECODE], split)
+    return evaluation_data(given, data, metric, split)
+
+
+def evaluation_data(given: Arguments, data: Any, metric: str, split: int | None) -> EvaluationData:
+    """Return labelled data and metric with the further options of ``options.READING``.
+
+    Raises:
+        RecipeError: the metric or a function of it does not exist.
+    """
+    from sbonnx.verify import EvaluationData
+
+    vocabulary = given[options.VOCABULARY]
+    found = EvaluationData(
+        data,
+        metric,
+        given[options.LABELS],
+        given[options.DECODE],
+        split,
+        vocabulary=None if vocabulary is None else str(vocabulary),
+        blank=given[options.BLANK],
+    )
     found.kind()
-    found.decoder()
+    found.converter(dict)
     return found

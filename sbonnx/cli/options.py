@@ -344,8 +344,8 @@ EVAL: Final = option(
 METRIC: Final = option(
     "--metric NAME",
     str,
-    "top1, top5, f1, auc, miou, map50, map, pearson, spearman, perplexity, mse, psnr, NAME:OUTPUT of several outputs, "
-    "or script.py:function.",
+    "top1, top5, f1, auc, miou, map50, map, wer, cer, exact, token_accuracy, pearson, spearman, perplexity, mse, psnr, "
+    "NAME:OUTPUT of several outputs, or script.py:function.",
     EVALUATION,
 )
 LABELS: Final = option(
@@ -356,6 +356,16 @@ DECODE: Final = option(
     str,
     "Function that converts the outputs of a feed, by name, to those that the metric takes.",
     EVALUATION,
+)
+VOCABULARY: Final = option(
+    "--vocabulary FILE",
+    Path,
+    "Tokens of the outputs, for wer, cer and exact: tokens.txt, vocab.json or tokenizer.json.",
+    EVALUATION,
+    shown="the metadata of the model",
+)
+BLANK: Final = option(
+    "--blank N", int, "Number of the blank of CTC.", EVALUATION, shown="that of the vocabulary or metadata"
 )
 MAX_METRIC_LOSS: Final = option(
     "--max-loss SHARE",
@@ -419,7 +429,10 @@ COMMON: Final = (JSON, QUIET, NO_CONFIG, DEBUG)
 COMMON_WITH_PROGRESS: Final = (JSON, JSON_PROGRESS, QUIET, NO_CONFIG, DEBUG)
 """Last options of every verb."""
 
-EVALUATING: Final = (EVAL, METRIC, LABELS, DECODE, EVAL_SPLIT)
+READING: Final = (LABELS, DECODE, VOCABULARY, BLANK)
+"""Reading of labels and outputs for a metric."""
+
+EVALUATING: Final = (EVAL, METRIC, *READING, EVAL_SPLIT)
 """Evaluation of a result on labelled data, beside the float model."""
 
 LIMITS: Final = (MIN_SQNR, MIN_COSINE, MAX_SIZE, MAX_LATENCY, MIN_INTEGER)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -60,11 +60,13 @@ def only_output(outputs: Mapping[str, Array], wanted: str | None, metric: str) -
     return np.asarray(next(iter(outputs.values())))
 
 
-def only_label(labels: Mapping[str, Any], wanted: str | None, metric: str) -> Array:
-    """Return the labels as an array: those of a name, or of one of `LABEL_NAMES`.
+def label_of(
+    labels: Mapping[str, Any], wanted: str | None, metric: str, usual: Sequence[str] = LABEL_NAMES
+) -> tuple[str, Any]:
+    """Return name and values of the labels: those of a name, or of one of the usual names.
 
     Raises:
-        DataError: there are none, several, or they are not numbers.
+        DataError: there are none, or several.
     """
     names = ", ".join(f"'{name}'" for name in labels)
     if not labels:
@@ -74,13 +76,23 @@ def only_label(labels: Mapping[str, Any], wanted: str | None, metric: str) -> Ar
         )
     if wanted is not None and wanted not in labels:
         raise DataError(f"{metric}: the data has no labels '{wanted}': there are {names}")
-    known = [wanted] if wanted is not None else [name for name in labels if name.lower() in LABEL_NAMES]
+    known = [wanted] if wanted is not None else [name for name in labels if name.lower() in usual]
     if len(known) != 1:
         state = f"are {names}" if not known else f"are several candidates, {', '.join(map(repr, known))}"
         raise DataError(f"{metric}: which array holds the labels? There {state}: name it with --labels")
-    found = np.asarray(labels[known[0]])
+    return known[0], labels[known[0]]
+
+
+def only_label(labels: Mapping[str, Any], wanted: str | None, metric: str) -> Array:
+    """Return the labels as an array: those of a name, or of one of `LABEL_NAMES`.
+
+    Raises:
+        DataError: there are none, several, or they are not numbers.
+    """
+    name, values = label_of(labels, wanted, metric)
+    found = np.asarray(values)
     if found.dtype.kind not in "fiub":
-        raise DataError(f"{metric}: the labels '{known[0]}' are no numbers but {found.dtype}: give class numbers")
+        raise DataError(f"{metric}: the labels '{name}' are no numbers but {found.dtype}: give class numbers")
     return found
 
 

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol
 
 import numpy as np
 
@@ -16,9 +16,13 @@ from sbonnx.metrics.arrays import TaskMetric, counts_of, joined
 from sbonnx.metrics.classification import F1, Auc, Correlation, TopK
 from sbonnx.metrics.dense import MeanIoU, Perplexity, SquaredError
 from sbonnx.metrics.detection import COCO_OVERLAPS, MeanAveragePrecision
+from sbonnx.metrics.texts import ErrorRate, ExactMatch, TokenAccuracy
 from sbonnx.plugins.registry import Registry, instance_of
 from sbonnx.spec import Array
 from sbonnx.system.python_files import load_function, names_function
+
+Takes = Literal["outputs", "texts", "tokens"]
+"""Form that a metric takes: outputs of the model, texts, or tokens (texts if the labels are texts)."""
 
 
 class MetricMaker(Protocol):
@@ -43,6 +47,8 @@ class TaskMetricKind:
         share: it is between 0 and 1 (correlations: -1 and 1), so that a difference in it means something by itself;
             of other metrics the relative change does.
         unit: "dB" or "".
+        takes: what the metric takes; outputs are converted to it, see `sbonnx.verify.labelled.conversions`.
+        output: name of the output; None: the only one.
     """
 
     name: str
@@ -50,6 +56,8 @@ class TaskMetricKind:
     higher_is_better: bool = True
     share: bool = True
     unit: str = ""
+    takes: Takes = "outputs"
+    output: str | None = None
 
     def loss(self, reference: float, value: float) -> float:
         """Compute how much worse `value` is than `reference`: the difference of shares, else relative to `reference`.
@@ -72,13 +80,14 @@ class MetricDefinition:
 
     Attributes:
         make: creates an empty one.
-        higher_is_better, share, unit: as in `TaskMetricKind`.
+        higher_is_better, share, unit, takes: as in `TaskMetricKind`.
     """
 
     make: MetricMaker
     higher_is_better: bool = True
     share: bool = True
     unit: str = ""
+    takes: Takes = "outputs"
 
 
 def _map(overlaps: tuple[float, ...], output: str | None, labels: str | None) -> TaskMetric:
@@ -97,6 +106,10 @@ _BUILT_IN: Final[Mapping[str, MetricDefinition]] = {
     "map": MetricDefinition(partial(_map, COCO_OVERLAPS)),
     "pearson": MetricDefinition(partial(Correlation, False)),
     "spearman": MetricDefinition(partial(Correlation, True)),
+    "wer": MetricDefinition(ErrorRate, higher_is_better=False, takes="texts"),
+    "cer": MetricDefinition(partial(ErrorRate, characters=True), higher_is_better=False, takes="texts"),
+    "exact": MetricDefinition(ExactMatch, takes="tokens"),
+    "token_accuracy": MetricDefinition(TokenAccuracy),
     "perplexity": MetricDefinition(Perplexity, higher_is_better=False, share=False),
     "mse": MetricDefinition(partial(SquaredError, False), higher_is_better=False, share=False),
     "psnr": MetricDefinition(partial(SquaredError, True), share=False, unit="dB"),
@@ -167,4 +180,4 @@ def task_metric(named: str, labels: str | None = None) -> TaskMetricKind:
         raise RecipeError(f"there is no metric '{named}': {hint}use {', '.join(TASK_METRICS)} or script.py:function")
     make = partial(row.make, output=output or None, labels=labels)
     make()  # raises the error of a metric that takes no output by name
-    return TaskMetricKind(named, make, row.higher_is_better, row.share, row.unit)
+    return TaskMetricKind(named, make, row.higher_is_better, row.share, row.unit, row.takes, output or None)

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
+import onnx
+
 from sbonnx.backends import BACKENDS, Backend
 from sbonnx.errors import DeviceError, RecipeError
 from sbonnx.graph.storage.model_file import open_model
@@ -55,16 +57,18 @@ def chosen_runtime(wanted: str | None, files: Iterable[Path], *, device: str = C
 
 
 def _recorded(path: Path) -> str:
-    return _metadata(path).get(RECORDED, "")
+    return metadata_of(path).get(RECORDED, "")
 
 
 def recorded_cpu(path: Path) -> str:
     """Return the kind of CPU that a file of ours is for; "" if it names none."""
-    return _metadata(path).get(RECORDED_CPU, "")
+    return metadata_of(path).get(RECORDED_CPU, "")
 
 
-def _metadata(path: Path) -> dict[str, str]:
-    return {entry.key: entry.value for entry in open_model(path).model.metadata_props}
+def metadata_of(model: Path | bytes) -> dict[str, str]:
+    """Return the metadata of a file, or of a serialized model."""
+    proto = open_model(model).model if isinstance(model, Path) else onnx.load_model_from_string(model)
+    return {entry.key: entry.value for entry in proto.metadata_props}
 
 
 def exact_products(path: Path, cpu: str = "") -> bool | None:
@@ -76,7 +80,7 @@ def exact_products(path: Path, cpu: str = "") -> bool | None:
     Returns:
         None if it is not known, as for files of other tools. `sbonnx.verify.session` computes here what they do.
     """
-    named = _metadata(path)
+    named = metadata_of(path)
     backend, kind = BACKENDS.get(named.get(RECORDED, "")), CPUS.get(cpu or named.get(RECORDED_CPU, ""))
     if kind is not None:
         return kind.exact
@@ -104,4 +108,4 @@ def open_in(
     return session(model, device=device, threads=threads, exact=exact)
 
 
-__all__ = ["RECORDED", "chosen_runtime", "exact_products", "open_in", "recorded_cpu", "runtime_here"]
+__all__ = ["RECORDED", "chosen_runtime", "exact_products", "metadata_of", "open_in", "recorded_cpu", "runtime_here"]

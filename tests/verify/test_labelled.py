@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
 
 from sbonnx.assets import digits
+from sbonnx.cli import main
 from sbonnx.errors import DataError
 from sbonnx.verify import intervals
 from sbonnx.verify.labelled import EvaluationData, evaluate
+from tests.support.models import model
 
 NETWORK, EVAL = digits().model, digits().eval
 
@@ -67,5 +71,41 @@ def test_decoders(tmp_path: Path) -> None:
     decoded = EvaluationData(EVAL, "f1", decode=f"{tmp_path / 'own.py'}:first")
     models = {"m": NETWORK}
     assert evaluate(models, decoded) == evaluate(models, plain)
-    with pytest.raises(DataError, match=r"--decode failed on .*KeyError: 'no'"):
+    with pytest.raises(DataError, match=r"--decode failed: KeyError: 'no' .*digits_eval"):
         evaluate(models, EvaluationData(EVAL, "f1", decode=f"{tmp_path / 'own.py'}:broken"))
+
+
+def ctc(tmp_path: Path, **metadata: str) -> Path:
+    """A file of a model that returns its input as scores (N, steps, 3)."""
+    proto = model("agraph (float[N, T, 3] x) => (float[N, T, 3] logits) { logits = Identity(x) }")
+    onnx.helper.set_model_props(proto, metadata)
+    onnx.save(proto, tmp_path / "ctc.onnx")
+    return tmp_path / "ctc.onnx"
+
+
+def test_texts_next_to_arrays(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Scores of "ab" and "b" in .npz files; the second reference is "bb", which is one error in three words."""
+    file, data = ctc(tmp_path), tmp_path / "data"
+    data.mkdir()
+    for number, path in enumerate(([1, 1, 0, 2], [2])):
+        np.savez(data / f"{number}.npz", x=np.eye(3, dtype=np.float32)[path][None])
+    (data / "labels.tsv").write_text("file\tduration\ttranscript\n0.npz\t1.5\tab\n1.npz\t0.5\tbb\n")
+    (tmp_path / "tokens.txt").write_text("<blk> 0\na 1\nb 2\n")
+    command = ["eval", str(file), "--data", str(data), "--vocabulary", str(tmp_path / "tokens.txt"), "--json"]
+    values = {}
+    for metric in ("wer", "cer", "exact"):
+        assert main([*command, "--metric", metric]) == 0
+        values[metric] = json.loads(capfd.readouterr().out)["rows"][0]["metric"]["value"]
+    assert values == {"wer": 0.5, "cer": 0.25, "exact": 0.5}
+    assert main(["eval", str(file), "--data", str(data), "--metric", "wer"]) == 2
+    assert "wer needs the tokens of the output: give --vocabulary" in capfd.readouterr().err
+    (data / "labels.tsv").write_text("9.npz\tab\n")
+    with pytest.raises(DataError, match=r"labels\.tsv' has labels of none of the files, such as '0\.npz': it names"):
+        evaluate({"m": file}, EvaluationData(data, "wer"))
+
+
+def test_vocabulary_of_the_metadata(tmp_path: Path) -> None:
+    """PaddleOCR stores its characters: the blank comes before them, a space after them."""
+    file = ctc(tmp_path, character="a")
+    pairs = [({"x": np.eye(3, dtype=np.float32)[[1, 2, 1]][None]}, {"text": ["a a"]})]
+    assert evaluate({"m": file}, EvaluationData(pairs, "cer")).rows[0].metric.value == 0

@@ -19,8 +19,8 @@ pytestmark = pytest.mark.slow
 Pairs = Iterator[tuple[dict[str, Array], dict[str, Array]]]
 
 
-def code_of(pack: Path) -> Any:
-    spec = importlib.util.spec_from_file_location("pack_eval", pack / "eval.py")
+def code_of(pack: Path, name: str = "pack_eval") -> Any:
+    spec = importlib.util.spec_from_file_location(name, pack / "eval.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
@@ -88,3 +88,20 @@ def test_similarity_of_sentences(tmp_path: Path, pack: Path) -> None:
     data = EvaluationData(list(pairs()), "spearman", labels="score", decode=f"{tmp_path / 'own.py'}:decode")
     found = evaluate({"minilm_l6": pack / entry["file"]}, data)
     assert round(found.rows[0].metric.value, 5) == entry["float_metric"]["spearman"]
+
+
+def test_recognition_of_text(pack: Path) -> None:
+    """The character error rate of lines of text, whose alphabet is in the metadata of the model."""
+    zoo = pack.parent / "zoo"
+    if not zoo.is_dir():
+        pytest.skip("the models of packages are not there")
+    code = code_of(zoo, "zoo_eval")
+    feeds, texts = code.feeds("ppocr_rec")[:12], code.meta("ppocr_rec")["text"][:12]
+    pairs = [(feed, {"text": [text]}) for feed, text in zip(feeds, texts, strict=True)]
+    file = zoo / "models" / "ppocr_rec.onnx"
+    found = evaluate({"ppocr": file}, EvaluationData(pairs, "cer"))
+    names, outputs = code.outputs(str(file), feeds)
+    stripped = [text.strip() for text in texts]
+    expected = code.t_ppocr_rec(outputs, outputs, {"text": stripped}, names)
+    assert found.rows[0].metric.value == pytest.approx(expected["float_cer_truth"], abs=1e-12)
+    assert 0 < found.rows[0].metric.value < 0.2

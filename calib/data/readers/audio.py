@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
@@ -10,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from sbonnx.calib.data.labels import LABEL, LabelledFeed
+from sbonnx.calib.data.labels import LABEL, LabelledFeed, batched_labels
 from sbonnx.calib.data.objects import Source
 from sbonnx.calib.data.readers.media_files import MediaFiles
 from sbonnx.calib.data.readers.settings import PreprocessValues, truth, whole
@@ -77,6 +78,12 @@ def open_audio(files: MediaFiles, inputs: Sequence[InputSpec], settings: Preproc
                 f"the last {len(windows) % batch} windows of {files.name} are no whole batch of {batch}: not used",
             )
         )
+    for first, second in itertools.pairwise(windows):
+        if first.path == second.path and isinstance(files.labels.get(first.path), str):
+            raise DataError(
+                f"'{first.path}' is longer than the {length} samples of the model's input, and its text is of the "
+                "whole file: cut file and text, or export the model with a dynamic length"
+            )
     decoded = _LastFile(rate)
 
     def at(place: int) -> tuple[str, LabelledFeed]:
@@ -85,7 +92,7 @@ def open_audio(files: MediaFiles, inputs: Sequence[InputSpec], settings: Preproc
         x = x[0] if len(shape) == 1 else x[:, None] if len(shape) == 3 else x
         constants = {other.name: np.full(_ones(other), rate, np.int64) for other in others}
         found = [files.labels[one.path] for one in some if one.path in files.labels]
-        labels = {LABEL: np.array(found)} if len(found) == batch and all(isinstance(one, int) for one in found) else {}
+        labels = batched_labels([{LABEL: label} for label in found]) if len(found) == batch else {}
         return f"'{some[0].path}' from {some[0].start / rate:.3g} s", LabelledFeed({spec.name: x, **constants}, labels)
 
     return Source(

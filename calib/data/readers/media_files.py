@@ -25,7 +25,18 @@ MEDIA: Final[dict[str, frozenset[str]]] = {"images": IMAGES, "audio": AUDIO, "te
 ARRAYS: Final = frozenset({".npz", ".npy"})
 """Suffixes of arrays, which are not mixed with media."""
 
-LABEL_FILES: Final = ("labels.csv", "labels.json")
+LABEL_FILES: Final = ("labels.csv", "labels.tsv", "labels.json", "labels.jsonl", "metadata.csv", "metadata.jsonl")
+"""Files with labels by file name; the last two are those of Hugging Face's image and audio folders."""
+
+TEXT_COLUMNS: Final = ("text", "transcription", "transcript", "sentence")
+"""Names of columns whose values are texts, not classes."""
+
+LABEL_COLUMNS: Final = ("label", "class", "target")
+"""Names of columns whose values are classes."""
+
+FILE_COLUMNS: Final = ("file", "file_name", "filename", "path", "audio_filepath", "image")
+"""Names of the column of file names."""
+
 LARGEST: Final = 1 << 28
 """Maximum size in bytes of a label file."""
 
@@ -123,44 +134,59 @@ def _ignored(folder: Path, kind: str, others: Sequence[Path]) -> tuple[Note, ...
 
 
 def _labels(folder: Path, paths: Sequence[Path], classes: Sequence[Path]) -> dict[Path, Any]:
-    given = [folder / name for name in LABEL_FILES if (folder / name).is_file()]
-    if len(given) > 1:
-        raise DataError(f"folder '{folder}' holds both {' and '.join(LABEL_FILES)}: keep one of them")
-    if given:
-        rows = read_labels(given[0])
-        keys = {path: path.relative_to(folder).as_posix() for path in paths}
-        return {path: rows[key] for path, key in keys.items() if key in rows}
+    rows = labels_of(folder, paths)
+    if rows is not None:
+        return rows
     numbers = {place: number for number, place in enumerate(sorted(classes, key=lambda place: place.name))}
     return {path: numbers[path.parent] for path in paths if classes}
 
 
-def read_labels(path: Path) -> dict[str, Any]:
-    """Read labels by file name: rows `file,label` of a .csv file (a header is allowed), or a JSON object.
+def labels_of(folder: Path, paths: Sequence[Path]) -> dict[Path, Any] | None:
+    """Return the labels of files by the label file of their folder; None without one.
 
-    Integers stay integers. If all labels of a .csv file or object are texts that are no integers, they are names of
-    classes and numbered in sorted order.
+    Raises:
+        DataError: there are several label files, or it cannot be read, or names none of the files.
+    """
+    given = [folder / name for name in LABEL_FILES if (folder / name).is_file()]
+    if not given:
+        return None
+    if len(given) > 1:
+        raise DataError(f"folder '{folder}' holds both '{given[0].name}' and '{given[1].name}': keep one of them")
+    rows = read_labels(given[0])
+    keys = {path: path.relative_to(folder).as_posix() for path in paths}
+    labels = {path: rows[key] for path, key in keys.items() if key in rows}
+    if not labels and paths:
+        example = next(iter(rows), "nothing")
+        raise DataError(
+            f"'{given[0]}' has labels of none of the files, such as '{keys[paths[0]]}': it names '{example}'"
+        )
+    return labels
+
+
+def read_labels(path: Path) -> dict[str, Any]:
+    """Read labels by file name: a table (.csv, .tsv, .jsonl), or a JSON object.
+
+    A table has the columns file and label; a header may name them (`FILE_COLUMNS`), and a column of `TEXT_COLUMNS`
+    holds texts, such as transcripts. Integers stay integers. If all labels are texts that are no integers, they are
+    names of classes and numbered in sorted order, unless their column is of texts.
 
     Raises:
         DataError: the file cannot be read, is of another form, or has a file twice.
     """
     try:
         text = read_regular(path, LARGEST).decode("utf-8-sig")
-        rows = json.loads(text, object_pairs_hook=_object) if path.suffix == ".json" else _csv_rows(text)
+        rows, texts = _rows(text, path.suffix)
     except OSError as error:
         raise DataError(f"'{path}' cannot be read: {error.strerror}") from error
     except (ValueError, csv.Error, RecursionError) as error:
         raise DataError(f"'{path}' holds no labels: {str(error).splitlines()[0][:200]}") from error
-    if path.suffix == ".json":
-        if not isinstance(rows, dict):
-            raise DataError(f"'{path}' must be an object of labels by file name, such as {{\"a.jpg\": 3}}")
-        rows = list(rows.items())
     labels: dict[str, Any] = {}
     for name, value in rows:
         key = os.path.normpath(str(name).strip()).replace(os.sep, "/")
         if key in labels:
             raise DataError(f"'{path}' has two labels for '{key}': keep one")
         labels[key] = value
-    return _numbered(labels)
+    return labels if texts else _numbered(labels)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -170,14 +196,51 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _csv_rows(text: str) -> list[tuple[str, Any]]:
-    found = [row for row in csv.reader(io.StringIO(text)) if row]
-    if found and [cell.strip().lower() for cell in found[0][:2]][-1] in ("label", "class", "target"):
-        found = found[1:]
-    for row in found:
-        if len(row) != 2:
-            raise ValueError(f"a row has {len(row)} cells and needs 2, file and label: {','.join(row)[:80]}")
-    return [(row[0], _integer(row[1].strip())) for row in found]
+def _rows(text: str, suffix: str) -> tuple[list[tuple[str, Any]], bool]:
+    """Return (file, label) rows, and whether the labels are texts.
+
+    Raises:
+        ValueError: the text is of another form.
+    """
+    if suffix == ".json":
+        values = json.loads(text, object_pairs_hook=_object)
+        if not isinstance(values, dict):
+            raise ValueError('it must be an object of labels by file name, such as {"a.jpg": 3}')
+        return list(values.items()), False
+    rows = _objects(text) if suffix == ".jsonl" else _cells(text, "excel-tab" if suffix == ".tsv" else "excel")
+    names = list(rows[0]) if rows else []
+    file = next((name for name in names if name.lower() in FILE_COLUMNS), names[0] if names else "")
+    label = next((name for name in names if name.lower() in (*TEXT_COLUMNS, *LABEL_COLUMNS) and name != file), None)
+    if rows and label is None:
+        raise ValueError(f"no column holds labels: name one of {', '.join(names)} 'label', or 'text' for texts")
+    texts = str(label).lower() in TEXT_COLUMNS
+    pairs = [(row.get(file, ""), row.get(str(label), "")) for row in rows]
+    if texts:
+        return pairs, True
+    return [(name, _integer(value.strip()) if isinstance(value, str) else value) for name, value in pairs], False
+
+
+def _objects(text: str) -> list[dict[str, Any]]:
+    """Parse lines of JSON objects."""
+    rows = [json.loads(line, object_pairs_hook=_object) for line in text.splitlines() if line.strip()]
+    if not all(isinstance(row, dict) and row for row in rows):
+        raise ValueError("each line must be a JSON object")
+    return rows
+
+
+def _cells(text: str, dialect: str) -> list[dict[str, Any]]:
+    """Parse a table of cells; without a header its columns are file and label."""
+    rows = [row for row in csv.reader(io.StringIO(text), dialect) if row]
+    names = [cell.strip() for cell in rows[0]] if rows else []
+    if len(names) > 1 and any(name.lower() in (*TEXT_COLUMNS, *LABEL_COLUMNS) for name in names):
+        rows = rows[1:]
+    else:
+        names = ["file", LABEL_COLUMNS[0]]
+    for row in rows:
+        if len(row) != len(names):
+            what = " and ".join(names[:2]) if len(names) == 2 else "as the header"
+            raise ValueError(f"a row has {len(row)} cells and needs {len(names)}, {what}: {','.join(row)[:80]}")
+    return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 def _integer(text: str) -> int | str:

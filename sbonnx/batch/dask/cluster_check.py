@@ -237,7 +237,11 @@ def _paths(job: Job, shared: bool) -> Sequence[str]:
         None if metric is None else metric.rpartition(":")[0],
     ]
     if real.evaluation is not None:
-        names += [real.evaluation.data, *(named.rpartition(":")[0] for named in real.evaluation.functions)]
+        names += [
+            real.evaluation.data,
+            real.evaluation.vocabulary,
+            *(named.rpartition(":")[0] for named in real.evaluation.functions),
+        ]
     if shared:
         names.append(os.path.dirname(real.output))
     paths = [local_path(name) for name in names if name]

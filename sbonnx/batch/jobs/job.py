@@ -67,6 +67,7 @@ class JobEvaluation:
         labels: name of the array of labels; None: recognized by its name.
         decode: "file.py:function" that converts outputs; None: none.
         split: split feeds into batches of this many samples; None: as the job's data.
+        vocabulary, blank: as in `sbonnx.verify.EvaluationData`.
     """
 
     data: str
@@ -74,6 +75,8 @@ class JobEvaluation:
     labels: str | None = None
     decode: str | None = None
     split: int | None = None
+    vocabulary: str | None = None
+    blank: int | None = None
 
     @property
     def functions(self) -> tuple[str, ...]:
@@ -88,7 +91,8 @@ class JobEvaluation:
             return f"{convert(file)}:{function}" if names_function(name) else name
 
         decode = None if self.decode is None else of(self.decode)
-        return replace(self, data=convert(self.data), metric=of(self.metric), decode=decode)
+        vocabulary = None if self.vocabulary is None else convert(self.vocabulary)
+        return replace(self, data=convert(self.data), metric=of(self.metric), decode=decode, vocabulary=vocabulary)
 
 
 @dataclass(frozen=True)

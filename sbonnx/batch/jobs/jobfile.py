@@ -194,6 +194,10 @@ class EvalKeys(Keys):
     labels: str | None = Field(None, description="array that holds the labels; default: label, labels, y, target")
     decode: PathText | None = Field(None, description='"file.py:function" that converts outputs')
     split: Annotated[int, Field(ge=1)] | None = Field(None, description="batches of this many samples; default: split")
+    vocabulary: PathText | None = Field(
+        None, description="tokens of the outputs: tokens.txt, vocab.json, tokenizer.json"
+    )
+    blank: Annotated[int, Field(ge=0)] | None = Field(None, description="number of the blank of CTC")
 
 
 class LimitKeys(Keys):

@@ -88,6 +88,7 @@ class Inputs:
                 "the recipe": None if job.recipe == AUTO else job.recipe,
                 "the metric": None if metric is None else metric.rpartition(":")[0],
                 "the labelled data": None if job.evaluation is None else job.evaluation.data,
+                "the vocabulary": None if job.evaluation is None else job.evaluation.vocabulary,
             }
             libraries = [("the library", name) for name in job.ort_libraries]
             for what, name in (*names.items(), *libraries):

@@ -153,6 +153,10 @@ def _evaluation_digest(evaluation: JobEvaluation | None, digests: Digests, state
     plain = [evaluation.labels, evaluation.split, *(evaluation.functions or [evaluation.metric])]
     code = [code_digest(named, digests) for named in evaluation.functions]
     data = _digest(evaluation.data, "data", digests, state)
+    if evaluation.vocabulary is not None:
+        code.append(_digest(evaluation.vocabulary, "data", digests, state))
+    if evaluation.blank is not None:
+        code.append(f"blank {evaluation.blank}")
     return _joined("evaluation", evaluation.metric, data, *(repr(part) for part in plain), *code)
 
 

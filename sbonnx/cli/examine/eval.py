@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from sbonnx.cli import options
+from sbonnx.cli.evaluation import evaluation_data
 from sbonnx.cli.options import Arguments, CommandOption
 from sbonnx.errors import RecipeError
 from sbonnx.present.text.tables import evaluation_rows
@@ -26,8 +28,7 @@ OPTIONS: Final = (
     MODELS,
     options.DATA,
     options.METRIC,
-    options.LABELS,
-    options.DECODE,
+    *options.READING,
     *options.FEEDS,
     options.RUNTIME,
     options.ORT_LIBRARY,
@@ -43,14 +44,8 @@ def run(given: Arguments) -> int:
     models, named = given[MODELS], given[options.METRIC]
     if named is None:
         raise RecipeError("--metric is missing: name what to compute, such as --metric top1")
-    data = labelled.EvaluationData(
-        given.required_data(),
-        named,
-        given[options.LABELS],
-        given[options.DECODE],
-        given[options.SPLIT],
-        given[options.SAMPLES],
-    )
+    data = evaluation_data(given, given.required_data(), named, given[options.SPLIT])
+    data = replace(data, limit=given[options.SAMPLES])
     for model in models:
         graphs.load(model)  # validates the file, for a clear error message
     device = given[options.DEVICE] or "cpu"

@@ -6,15 +6,15 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
-
+from sbonnx.calib.data import LabelledFeed
 from sbonnx.calib.data import dataset as datasets
 from sbonnx.calib.data.dataset import Dataset
 from sbonnx.calib.data.validate import InputSpec
-from sbonnx.errors import DataError, foreign_code
+from sbonnx.errors import DataError
 from sbonnx.graph import Graph
 from sbonnx.metrics import TaskMetric, TaskMetricKind, task_metric
 from sbonnx.metrics.classification import TopK
@@ -24,10 +24,9 @@ from sbonnx.spec import Array
 from sbonnx.system.python_files import input_paths, load_function
 from sbonnx.verify import intervals
 from sbonnx.verify.intervals import Interval
-from sbonnx.verify.runtimes import open_in
+from sbonnx.verify.labelled.conversions import Convert, Metadata, of_function, to_texts, unchanged
+from sbonnx.verify.runtimes import metadata_of, open_in
 from sbonnx.verify.sessions import input_specs, output_names, run
-
-Decode = Callable[[dict[str, Any]], Any]
 
 
 @dataclass(frozen=True)
@@ -39,8 +38,11 @@ class EvaluationData:
         metric: see `sbonnx.metrics.task_metric`.
         labels: name of the array that holds the labels; None: recognized by its name.
         decode: ``script.py:function`` that converts the outputs of one feed, by name, to those that the metric takes
-            (a mapping, or one array); None: no conversion.
+            (a mapping, or one array); None: `conversions`, by what the metric takes.
         split, limit: cut feeds into batches of this many samples; use at most this many feeds.
+        vocabulary: file of the tokens (tokens.txt, vocab.json, tokenizer.json), for metrics of texts; None: as the
+            metadata of the model says.
+        blank: number of the blank of CTC; None: as the vocabulary or the metadata of the model says.
     """
 
     data: Any
@@ -49,10 +51,12 @@ class EvaluationData:
     decode: str | None = None
     split: int | None = None
     limit: int | None = None
+    vocabulary: str | None = None
+    blank: int | None = None
 
     def inputs(self) -> list[str]:
         """Return the files and folders that it names."""
-        return input_paths([self.data], [self.metric, self.decode])
+        return input_paths([self.data, self.vocabulary], [self.metric, self.decode])
 
     def kind(self) -> TaskMetricKind:
         """Return the metric.
@@ -62,13 +66,21 @@ class EvaluationData:
         """
         return task_metric(self.metric, self.labels)
 
-    def decoder(self) -> Decode | None:
-        """Load the function of `decode`.
+    def converter(self, metadata: Metadata) -> Convert:
+        """Return the conversion of outputs to those that the metric takes.
+
+        Args:
+            metadata: reads the metadata of the model.
 
         Raises:
-            RecipeError: it cannot be loaded.
+            RecipeError: the function of `decode` cannot be loaded.
         """
-        return None if self.decode is None else load_function(self.decode, "--decode")
+        if self.decode is not None:
+            return of_function(load_function(self.decode, "--decode"))
+        kind = self.kind()
+        if kind.takes != "outputs":
+            return to_texts(kind, self.vocabulary, self.blank, metadata)
+        return unchanged
 
     def open(self, inputs: Graph | Sequence[InputSpec]) -> Dataset:
         """Open the data for a model with these inputs.
@@ -121,14 +133,15 @@ def evaluate(
         ModelError: a model does not load.
         RecipeError: there is no such metric, or a function cannot be loaded.
     """
-    kind, decode, metrics = evaluation.kind(), evaluation.decoder(), {}
+    kind, metrics = evaluation.kind(), {}
     for name, model in models.items():
         metrics[name] = kind.make()
         try:
             source = model if isinstance(model, bytes) else Path(model)
             runtime = (runtimes or {}).get(name, ON_CPU)
-            for where, outputs, labels in _outputs(source, evaluation, device, runtime, cpu):
-                add_feed(metrics[name], outputs, labels, where, decode)
+            convert = evaluation.converter(partial(metadata_of, source))
+            for where, outputs, feed in _outputs(source, evaluation, device, runtime, cpu):
+                add_feed(metrics[name], outputs, feed, where, convert)
                 if feeds_done is not None:
                     feeds_done()
         except DataError as error:
@@ -141,8 +154,8 @@ def check_labels(model: Path | bytes, evaluation: EvaluationData, *, device: str
 
     Raises: see `evaluate`.
     """
-    where, outputs, labels = next(_outputs(model, evaluation, device))
-    add_feed(evaluation.kind().make(), outputs, labels, where, evaluation.decoder())
+    where, outputs, feed = next(_outputs(model, evaluation, device))
+    add_feed(evaluation.kind().make(), outputs, feed, where, evaluation.converter(partial(metadata_of, model)))
 
 
 class LabelledLoss:
@@ -188,46 +201,36 @@ def filled_metric(
 
     Raises: see `evaluate`.
     """
-    metric, decode = evaluation.kind().make(), evaluation.decoder()
+    metric, convert = evaluation.kind().make(), evaluation.converter(lambda: graph.info.metadata)
     names = [tensor.name for tensor in graph.outputs]
     for where, labelled in evaluation.open(graph).labelled():
         found = run_feed(labelled.feed)
-        add_feed(metric, {name: found[name] for name in names}, labelled.labels, where, decode)
+        add_feed(metric, {name: found[name] for name in names}, labelled, where, convert)
         if feeds_done is not None:
             feeds_done()
     return metric
 
 
-def add_feed(
-    metric: TaskMetric, outputs: dict[str, Any], labels: Mapping[str, Any], where: str, decode: Decode | None
-) -> None:
+def add_feed(metric: TaskMetric, outputs: Mapping[str, Any], feed: LabelledFeed, where: str, convert: Convert) -> None:
     """Add the outputs of one feed to a metric.
 
     Raises:
         DataError: outputs or labels do not fit; the message names the feed.
     """
-    if decode is not None:
-        with foreign_code(lambda reason: DataError(f"--decode failed on {where}: {reason}")):
-            outputs = as_outputs(decode(dict(outputs)))
     try:
-        metric.add(outputs, labels)
+        metric.add(convert(outputs, feed), feed.labels)
     except DataError as error:
         raise DataError(f"{error} ({where})") from error
 
 
-def as_outputs(decoded: Any) -> dict[str, Any]:
-    """Return what a decoder returned as outputs by name: a mapping, or one array."""
-    return dict(decoded) if isinstance(decoded, Mapping) else {"decoded": np.asarray(decoded)}
-
-
 def _outputs(
     model: Path | bytes, evaluation: EvaluationData, device: str, runtime: str = ON_CPU, cpu: str = ""
-) -> Iterator[tuple[str, dict[str, Any], Mapping[str, Any]]]:
-    """Run a model and yield (where, outputs by name, labels by name)."""
+) -> Iterator[tuple[str, dict[str, Any], LabelledFeed]]:
+    """Run a model and yield (where, outputs by name, feed with its labels)."""
     opened = open_in(runtime, model, device=device, cpu=cpu)
     names = output_names(opened)
     for number, (where, labelled) in enumerate(evaluation.open(input_specs(opened)).labelled()):
-        yield where, dict(zip(names, run(opened, labelled.feed, number), strict=True)), labelled.labels
+        yield where, dict(zip(names, run(opened, labelled.feed, number), strict=True)), labelled
 
 
 def summarized(kind: TaskMetricKind, metrics: Mapping[str, TaskMetric]) -> Evaluation:

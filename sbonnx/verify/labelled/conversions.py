@@ -1,0 +1,78 @@
+"""Conversion of the outputs of a feed to those that a metric takes: a function of the user, or texts of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sbonnx.calib.data import LabelledFeed
+from sbonnx.calib.data.readers.vocabulary import read_vocabulary, vocabulary_in, with_blank
+from sbonnx.errors import DataError, foreign_code
+from sbonnx.metrics import TaskMetricKind
+from sbonnx.metrics.texts import is_text
+from sbonnx.metrics.transcription import Transcriber, Vocabulary
+
+Convert = Callable[[Mapping[str, Any], LabelledFeed], Mapping[str, Any]]
+"""Converts the outputs of a feed, by name, to those that the metric takes."""
+
+Metadata = Callable[[], Mapping[str, str]]
+"""Reads the metadata of a model."""
+
+
+def unchanged(outputs: Mapping[str, Any], feed: LabelledFeed) -> Mapping[str, Any]:
+    """Return the outputs as they are."""
+    return outputs
+
+
+def of_function(decode: Callable[[dict[str, Any]], Any]) -> Convert:
+    """Return the conversion by a function of the user, which returns a mapping or one array.
+
+    The conversion raises DataError if the function fails.
+    """
+
+    def convert(outputs: Mapping[str, Any], feed: LabelledFeed) -> Mapping[str, Any]:
+        with foreign_code(lambda reason: DataError(f"--decode failed: {reason}")):
+            decoded = decode(dict(outputs))
+            return dict(decoded) if isinstance(decoded, Mapping) else {"decoded": np.asarray(decoded)}
+
+    return convert
+
+
+def to_texts(kind: TaskMetricKind, file: str | None, blank: int | None, metadata: Metadata) -> Convert:
+    """Return the conversion of tokens, or of the scores of CTC, to texts.
+
+    Args:
+        kind: the metric; its name stands in messages.
+        file: of the vocabulary; None: the metadata of the model.
+        blank: number of the blank of CTC; None: as the vocabulary or the metadata says.
+
+    Raises:
+        DataError: the vocabulary cannot be read.
+    """
+    opened: list[Vocabulary] = []
+
+    def convert(outputs: Mapping[str, Any], feed: LabelledFeed) -> Mapping[str, Any]:
+        if kind.takes == "tokens" and not any(map(is_text, feed.labels.values())):
+            return outputs
+        if kind.output is None and len(outputs) == 1 and is_text(next(iter(outputs.values()))):
+            return outputs
+        if not opened:
+            opened.append(_vocabulary(kind.name, file, blank, metadata()))
+        samples = {len(values) for values in feed.labels.values() if isinstance(values, list) or np.ndim(values)}
+        return Transcriber(opened[0], kind.output).texts(
+            outputs, samples.pop() if len(samples) == 1 else None, kind.name
+        )
+
+    return convert
+
+
+def _vocabulary(metric: str, file: str | None, blank: int | None, metadata: Mapping[str, str]) -> Vocabulary:
+    vocabulary = vocabulary_in(metadata) if file is None else read_vocabulary(Path(file))
+    if vocabulary is None:
+        raise DataError(
+            f"{metric} needs the tokens of the output: give --vocabulary tokens.txt (or vocab.json, tokenizer.json)"
+        )
+    return with_blank(vocabulary, blank, metadata)
