@@ -34,6 +34,7 @@ DATA = (
     "backends/onnxruntime/kernel_costs.json",
     "backends/onnxruntime/kernel_costs_avx2.json",
     "backends/openvino/kernel_costs.json",
+    "cli/about/rule_examples.json",
     "present/html/base.html.j2",
     "present/html/batch.html.j2",
     "present/html/card.html.j2",

@@ -1,7 +1,7 @@
 """Reference pages of the documentation site, generated from the code while the site is built.
 
-Command line options, recipe keys with their defaults, lint rules with a model that breaks each one, and the pages of
-the repository's root. Pages that exist as files contain the introduction; the generated part follows it.
+Command line options, recipe keys with their defaults, a page for each lint rule with a model that breaks it, and the
+pages of the repository's root. Pages that exist as files contain the introduction; the generated part follows it.
 """
 
 from __future__ import annotations
@@ -15,20 +15,17 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import mkdocs_gen_files
-import onnx
 import typer
 
+from docs._site.drawing import drawing
 from docs._site.links import COPIED, ROOT, copied
 from sbonnx import cli
+from sbonnx.cli.about.explain import RuleFacts, example_text, general, shown_facts
 from sbonnx.cli.app import build
 from sbonnx.cli.examples import EXAMPLES
 from sbonnx.cli.schemas.published import SCHEMAS, json_schema
 from sbonnx.linting import RULES
-from sbonnx.linting.findings import LintRule
-from tests.lint.seeded import ASIDE, CASES
-from tests.lint.test_openvino import SEEDED as SEEDED_OPENVINO
-from tests.lint.test_ort import SEEDED
-from tests.lint.test_qnn import SEEDED as SEEDED_QNN
+from tests.lint.examples import rule_models
 
 MARKUP: Final = re.compile(r"\[/?(?:bold|dim|italic|cyan|yellow)[^\]]*\]")
 
@@ -92,49 +89,32 @@ def _printed(*arguments: str) -> str:
 
 
 def lint_rules() -> str:
-    """Return every lint rule, with a model that breaks it and one that does not."""
+    """Return tables of the lint rules by family, with links to their pages."""
     parts: list[str] = []
     for family, rules in RULES.items():
-        parts.append(f"\n## {family}\n")
-        parts += [_rule(rule) for rule in rules]
-    return "\n".join(parts)
+        parts.append(f"\n## {family}\n\n| rule | what must hold | severity |\n|---|---|---|")
+        parts += [f"| [{rule.id}]({_file(rule.id)}) | {_cell(rule.title)} | {rule.severity} |" for rule in rules]
+    return "\n".join([*parts, ""])
 
 
-def _rule(rule: LintRule) -> str:
-    where = f", only {', '.join(rule.versions)}" if rule.versions else ""
-    text = f"### {rule.id}\n\n**{rule.title}** ({rule.severity}{where}). To fix it: {rule.mend}.\n"
-    models = seeded(rule.id)
-    if models is None:
-        return text
-    bad, good = map(_body, models)
-    return f"{text}\nFound:\n\n```text\n{bad}\n```\n\nNot found:\n\n```text\n{good}\n```\n"
+def _file(rule: str) -> str:
+    return f"lint/{rule}.md"
 
 
-def seeded(rule: str) -> tuple[onnx.ModelProto, onnx.ModelProto] | None:
-    """Return the tests' models of a rule: one that breaks it, one that does not; None if it needs a machine's state."""
-    seeded = {**SEEDED, **SEEDED_OPENVINO, **SEEDED_QNN}
-    if rule in seeded:
-        bad, good = seeded[rule]
-        return bad(), good()
-    pair = {**CASES, **ASIDE}.get(rule)
-    return (pair[0].model(), pair[1].model()) if pair else None
-
-
-def _body(model: onnx.ModelProto) -> str:
-    """Return the nodes of a model as ONNX text, and types and shapes of its constants."""
-    lines = [onnx.printer.to_text(node).strip() for node in model.graph.node]
-    read = {name for node in model.graph.node for name in node.input}
-    return "\n".join([*lines, *(_constant(one) for one in model.graph.initializer if one.name in read)])
-
-
-def _constant(tensor: onnx.TensorProto) -> str:
-    kind = onnx.TensorProto.DataType.Name(tensor.data_type).lower()
-    return f"# {tensor.name}: {kind}[{', '.join(map(str, tensor.dims))}]{_value(tensor)}"
-
-
-def _value(tensor: onnx.TensorProto) -> str:
-    values = onnx.numpy_helper.to_array(tensor)
-    return f" = {values}" if values.ndim == 0 else ""
+def rule_pages() -> Iterator[tuple[str, str]]:
+    """Yield name and text of the page of each lint rule: what `sbonnx explain RULE` prints, and a drawing."""
+    models = rule_models()
+    for rule in (rule for rules in RULES.values() for rule in rules):
+        explanation = general(rule.id)
+        assert isinstance(explanation.facts, RuleFacts)
+        facts = "\n".join(f"- **{name}**: {value}" for name, value in shown_facts(explanation).items())
+        text = f"# {rule.id}: {rule.title}\n\n{facts}\n\n"
+        text += f"`sbonnx explain {rule.id}` prints this page. [All rules](../lint_rules.md), [lint](../../lint.md).\n"
+        if (example := explanation.facts.example) is not None:
+            names = re.findall(r"[^\s/]+", example.finding.partition(": ")[0])
+            text += f"\n## Example\n\n{drawing(models[rule.id].bad, names)}\n\n"
+            text += f"```text\n{example_text(example)}\n```\n"
+        yield f"reference/{_file(rule.id)}", text
 
 
 def json_output() -> str:
@@ -162,6 +142,9 @@ def main() -> None:
     for page, make in PAGES.items():
         with mkdocs_gen_files.open(page, "a") as out:
             out.write(make())
+    for page, text in rule_pages():
+        with mkdocs_gen_files.open(page, "w") as out:
+            out.write(text)
     for source, page in COPIED.items():
         with mkdocs_gen_files.open(page, "w") as out:
             out.write(copied((ROOT / source).read_text(encoding="utf-8"), source))

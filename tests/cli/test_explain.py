@@ -11,7 +11,7 @@ import pytest
 
 from sbonnx.assets import digits
 from sbonnx.cli import main
-from sbonnx.cli.about.explain import _general
+from sbonnx.cli.about.explain import general
 from sbonnx.errors import DeviceError
 from sbonnx.linting import RULES
 from sbonnx.patterns import FUSE, SIMPLIFY
@@ -35,7 +35,7 @@ def test_every_rule_key_and_pattern() -> None:
     }
     for kind, subjects in kinds.items():
         for subject in subjects:
-            value = _general(subject.lower())
+            value = general(subject.lower())
             assert kind in value.kind
             assert value.subject == subject
 
@@ -49,7 +49,9 @@ def test_a_key_has_its_default_values_and_option(capsys: pytest.CaptureFixture[s
     )
     assert "kl_histogram" in value["values"]
     assert main(["explain", "T04"]) == 0
-    assert "must hold  QuantizeLinear specifies the type" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "must hold  QuantizeLinear specifies the type" in out
+    assert "neither a zero point nor output_dtype" in out and "+ d_c = QuantizeLinear (x, s, z)" in out
 
 
 def test_a_node_of_a_model(capsys: pytest.CaptureFixture[str]) -> None:

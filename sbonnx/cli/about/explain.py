@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from sbonnx.cli import options
+from sbonnx.cli.about.rule_examples import RuleExample, example_of
 from sbonnx.cli.options import Arguments, CommandOption
 from sbonnx.errors import RecipeError
 from sbonnx.values import INLINE, plain
@@ -60,6 +61,7 @@ class RuleFacts:
     must_hold: str
     fix: str
     targets: tuple[str, ...]
+    example: RuleExample | None
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ class ExplainOutput:
     Attributes:
         subject: what is explained.
         kind: its kind, such as "lint rule".
-        severity, must_hold, fix, targets: of a lint rule.
+        severity, must_hold, fix, targets, example: of a lint rule; the example is a model with the fault.
         valid_because: of a pattern.
         meaning, page: of a reason, with `fix`.
         short_forms, description, values, default, example, option, keys: of a recipe key or section.
@@ -130,15 +132,29 @@ class ExplainOutput:
 
 def run(given: Arguments) -> int:
     printer, subject, model = given.printer(), given[SUBJECT], given[MODEL]
-    explanation = _general(subject) if model is None else _node(given, model, subject)
+    explanation = general(subject) if model is None else _node(given, model, subject)
     printer.value("explain", explanation)
-    shown = {
+    printer.facts(f"{explanation.subject}: {explanation.kind}", shown_facts(explanation))
+    if isinstance(explanation.facts, RuleFacts) and explanation.facts.example is not None:
+        printer.text(example_text(explanation.facts.example))
+    return 0
+
+
+def shown_facts(explanation: ExplainOutput) -> dict[str, Any]:
+    """Return the facts by the names that people read, without empty ones and without the example."""
+    return {
         name.replace("_", " "): "; ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
         for name, value in plain(explanation.facts).items()
-        if value not in (None, [], (), "")
+        if name != "example" and value not in (None, [], (), "")
     }
-    printer.facts(f"{explanation.subject}: {explanation.kind}", shown)
-    return 0
+
+
+def example_text(example: RuleExample) -> str:
+    """Return the example of a lint rule as text: finding, model, and the lines that differ without the fault."""
+    parts = [f"For example, {example.command} finds\n{example.finding}\nin\n{example.model}"]
+    if example.change:
+        parts.append(f"and nothing after\n{example.change}")
+    return "\n\n".join(parts)
 
 
 def _rules() -> dict[str, tuple[Any, list[str]]]:
@@ -160,7 +176,7 @@ def _patterns() -> dict[str, tuple[str, str]]:
     return {pattern.name: (step, pattern.source) for step, patterns in steps.items() for pattern in patterns}
 
 
-def _general(subject: str) -> ExplainOutput:
+def general(subject: str) -> ExplainOutput:
     """Explain a rule, key or pattern.
 
     Raises:
@@ -175,7 +191,7 @@ def _general(subject: str) -> ExplainOutput:
     by_id = {name.lower(): rule for name, rule in rules.items()}
     if subject.lower() in by_id:
         rule, targets = by_id[subject.lower()]
-        facts = RuleFacts(rule.severity, rule.title, rule.mend, tuple(targets))
+        facts = RuleFacts(rule.severity, rule.title, rule.mend, tuple(targets), example_of(rule.id))
         return ExplainOutput(rule.id, "lint rule", facts)
     if subject.lower() in patterns:
         step, source = patterns[subject.lower()]
