@@ -1,4 +1,4 @@
-"""Links of the documentation site that lead to files outside `docs/`.
+"""Links of the documentation site that lead to files outside `docs/`, and the version in its footer.
 
 The documents are read on the site and in the repository. A link to a file of the repository that is no page of the site
 becomes a link to the repository's host if `repo_url` is configured, and its text otherwise.
@@ -10,6 +10,8 @@ import posixpath
 import re
 from pathlib import Path
 from typing import Any, Final
+
+from sbonnx.version import __version__
 
 LINK: Final = re.compile(r"(?<!!)\[(?P<text>[^\]]+)\]\((?P<target>[^)\s#]+)(?P<anchor>#[^)\s]*)?\)")
 
@@ -29,6 +31,12 @@ COPIED: Final = {
 
 PAGES: Final = {**COPIED, "README.md": "index.md"}
 """Page that a link to a file outside `docs/` leads to."""
+
+
+def on_config(config: Any) -> Any:
+    """Name the version in the footer of each page; called by MkDocs."""
+    config.copyright = f"sbonnx {__version__}, Apache-2.0"
+    return config
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:

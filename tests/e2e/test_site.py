@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 
@@ -16,13 +17,22 @@ import pytest
 import sbonnx
 from sbonnx import cli
 from sbonnx.assets import digits
+from sbonnx.linting import RULES
 from tests.e2e.test_readme import Block, blocks
+from tests.present.browser import Browser, browser
+from tests.present.browser import found as browser_program
 from tests.support import doc_pages
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(path for path in DOCS.rglob("*.md") if path.parent.name not in ("decisions", "reference"))
-TOLD = {DOCS / "tutorial.md", DOCS / "tour.md", *(DOCS / "howto").glob("*.md"), *(DOCS / "migration").glob("*.md")}
+TOLD = {
+    DOCS / "index.md",
+    DOCS / "tutorial.md",
+    DOCS / "tour.md",
+    *(DOCS / "howto").glob("*.md"),
+    *(DOCS / "migration").glob("*.md"),
+}
 """Pages that tell the reader to copy the bundled files; the names of the others are those of the reader's files."""
 
 RUN = {"sh", "python"}
@@ -84,6 +94,21 @@ def test_figures_are_those_of_their_script() -> None:
         assert (DOCS / "concepts" / name).read_text() == make()
 
 
+def assert_search_works(page: Browser, path: Path) -> None:
+    """Search in a page that was opened from disk; nothing comes from elsewhere."""
+    page.open(path)
+    page.run("document.querySelector('#__search').click()")
+    typed = (
+        "(i => { i.focus(); i.value = 'smoothquant'; i.dispatchEvent(new KeyboardEvent('keyup', {bubbles: true})) })"
+    )
+    deadline = time.monotonic() + 60
+    while not page.run("document.querySelectorAll('.md-search-result__item').length"):
+        assert time.monotonic() < deadline, page.wrong
+        page.run(f"{typed}(document.querySelector('.md-search__input'))")
+        time.sleep(0.2)
+    assert not [url for url in page.fetched if not url.startswith(("file:", "data:", "about:"))]
+
+
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs_gen_files")
@@ -103,9 +128,13 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     ]
     done = subprocess.run(command, env={**os.environ, **silent}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+    if (program := browser_program()) is not None:
+        with browser(program) as opened:
+            assert_search_works(opened, tmp_path / "index.html")
     options = (tmp_path / "reference" / "command_line.html").read_text()
     assert "sbonnx quantize" in options
     assert "--average-bits" in options
     assert "ACCURACY_LEVEL" in (tmp_path / "reference" / "recipe_defaults.html").read_text()
-    assert "QuantizeLinear" in (tmp_path / "reference" / "lint_rules.html").read_text()
+    for rule in (rule for rules in RULES.values() for rule in rules):
+        assert rule.id in (tmp_path / "reference" / "lint" / f"{rule.id}.html").read_text()
     assert "Quantize a float ONNX model" in (tmp_path / "reference" / "python.html").read_text()
