@@ -18,7 +18,7 @@ from sbonnx.calib.engine.sample_runner import Key, StatsRequest
 from sbonnx.calib.engine.samples import Samples, SampleSplitter
 from sbonnx.calib.engine.schedule import branches_of, schedule_of
 from sbonnx.calib.observers import make_observer
-from sbonnx.calib.qparams.masks import without_masks
+from sbonnx.calib.qparams.mask_ranges import without_masks
 from sbonnx.calib.sketches import Sketch
 from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.errors import DataError

@@ -6,8 +6,7 @@ To add a pattern, append it to the tuples: ``apply(graph, (*FUSE, MINE))``.
 from __future__ import annotations
 
 from .blocks import Block, find_blocks
-from .edit import Edit
-from .engine import Applied, Pattern, Sweep, apply
+from .fixed_point import Applied, Pattern, Sweep, apply
 from .fuse.batchnorm import FUSE_BN, FUSE_BN_BEFORE
 from .fuse.canonical import (
     CLIP_TO_RELU,
@@ -20,6 +19,7 @@ from .fuse.canonical import (
 from .fuse.constant import FUSE_CONSTANT, FUSE_CONSTANT_BEFORE, FUSE_SCALE_OF_BIASED
 from .fuse.pad import FUSE_PAD_AVERAGE_POOL, FUSE_PAD_CONV, FUSE_PAD_MAX_POOL
 from .match import Match
+from .rewriting import Edit
 from .simplify.axes import ALL_AXES
 from .simplify.branches import INLINE_IF
 from .simplify.collapse import COLLAPSE

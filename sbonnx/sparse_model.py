@@ -27,8 +27,8 @@ from sbonnx.options import without_cache
 from sbonnx.pipeline import prepare_pruning
 from sbonnx.planning import Plan, Solution
 from sbonnx.pruning.fine_tuning import require_fine_tuning
+from sbonnx.pruning.graph_pruning import Pruned
 from sbonnx.pruning.groups.channel_removal import restore
-from sbonnx.pruning.prune import Pruned
 from sbonnx.pruning.settings import pruning_of
 from sbonnx.recipe import Recipe, load
 from sbonnx.recipe.sections.sparsity import SparseFinetune

@@ -91,7 +91,9 @@ THIRD_PARTIES: dict[str, frozenset[str] | None] = {
     "pydantic": frozenset({"batch.jobs.jobfile", "cli"}),
     # of pydantic, which takes its typed dictionaries alone before Python 3.12; elsewhere only for types
     "typing_extensions": frozenset({"cli", "recipe"}),
-    "yaml": frozenset({"recipe", "cli", "batch.jobs.jobfile", "calib.data.readers.settings", "integrations.mlflow"}),
+    "yaml": frozenset(
+        {"recipe", "cli", "batch.jobs.jobfile", "calib.data.readers.preprocess_values", "integrations.mlflow"}
+    ),
     "PIL": frozenset({"calib.data.readers.images", "calib.data.readers.rows", "calib.data.readers.image_settings"}),
     "typer": frozenset({"cli"}),
     "tomli": frozenset({"cli.configuration"}),  # tomllib, before Python 3.11

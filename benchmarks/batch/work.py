@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from sbonnx.batch.jobs.batch_plan import BatchRequest
 from sbonnx.batch.jobs.job import Job, Outcome, Places, Step, Tell
-from sbonnx.batch.jobs.plan import BatchRequest
 from sbonnx.batch.outcomes import FILE, now, to_json
 
 

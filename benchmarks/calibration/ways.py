@@ -18,7 +18,7 @@ from sbonnx.graph import Graph
 from sbonnx.options import RunOptions
 from sbonnx.pipeline import prepare
 from sbonnx.planning.types import Plan
-from sbonnx.reconstruct.solve import QuantizedInputs, reconstruct
+from sbonnx.reconstruct.solution import QuantizedInputs, reconstruct
 from sbonnx.spec import Bounds
 from sbonnx.stages.state import Prepared, read_recipe, rounding_of
 

@@ -20,7 +20,7 @@ from sbonnx.calib.engine.runner import LayerRunner
 from sbonnx.calib.engine.samples import MOST, Samples
 from sbonnx.calib.engine.segments import Segment
 from sbonnx.calib.engine.threads import one_blas_thread
-from sbonnx.calib.quantized.state import QuantState
+from sbonnx.calib.quantized.stream_state import QuantState
 from sbonnx.graph.query import tensors_by_name
 from sbonnx.moments import Moments, MomentSums
 from sbonnx.pipeline import prepare

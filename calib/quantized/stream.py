@@ -13,7 +13,7 @@ from sbonnx.calib.engine.samples import Samples
 from sbonnx.calib.engine.segments import Segment, inputs_of, needed, produced, reads_of
 from sbonnx.calib.qparams.solve import Solve
 from sbonnx.calib.quantized.fake_quant import Uses, quantize_reads
-from sbonnx.calib.quantized.state import QuantState, RoundSite, StreamResult
+from sbonnx.calib.quantized.stream_state import QuantState, RoundSite, StreamResult
 from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.errors import NumericError
 from sbonnx.graph import Graph, Node

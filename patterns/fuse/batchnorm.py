@@ -16,8 +16,8 @@ from sbonnx.graph.query import constant
 from sbonnx.linear.im2col import reads_padding
 from sbonnx.report.codes import Reason
 
-from ..engine import Pattern
 from ..example_model import sample
+from ..fixed_point import Pattern
 from ..match import Match
 from ..tree import Op, Var, Want, X
 from .linear import (

@@ -21,10 +21,10 @@ from sbonnx.graph import Node, Tensor
 from sbonnx.graph.query import constant, rank
 from sbonnx.report.codes import Reason
 
-from ..edit import Edit
-from ..engine import Pattern
 from ..example_model import sample
+from ..fixed_point import Pattern
 from ..match import Match
+from ..rewriting import Edit
 from ..tree import Const, Maybe, Op, Var, X
 from .linear import (
     Affine,

@@ -18,10 +18,10 @@ from sbonnx.linear.im2col import reads_padding
 from sbonnx.ops import CONVOLUTIONS, MOVES_DATA, POOLS, RESIZES
 from sbonnx.report.codes import Reason
 
-from ..edit import Edit
-from ..engine import Pattern
 from ..example_model import sample
+from ..fixed_point import Pattern
 from ..match import Match
+from ..rewriting import Edit
 from ..tree import Const, Op, Var, X
 from .linear import (
     Affine,

@@ -23,8 +23,8 @@ from sbonnx.linear.layer import LinearLayer
 from sbonnx.ops import LINEAR
 from sbonnx.report.codes import Reason
 
-from ..edit import Edit
 from ..match import Match
+from ..rewriting import Edit
 from ..tree import Maybe, Op, Var, Want
 
 

@@ -17,10 +17,10 @@ from sbonnx.graph.query import constant, rank
 from sbonnx.ops import MOVES_DATA, PICKS_MAX, POOLS
 from sbonnx.report.codes import Reason
 
-from ..edit import Edit
-from ..engine import Pattern
 from ..example_model import sample
+from ..fixed_point import Pattern
 from ..match import Match
+from ..rewriting import Edit
 from ..tree import Maybe, Op, Var, X
 
 NOT_NEGATIVE = frozenset({"Relu", "Sigmoid", "HardSigmoid", "Softmax", "Abs", "Sqrt", "Exp", "Softplus", "ReduceL2"})

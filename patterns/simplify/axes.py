@@ -24,10 +24,10 @@ from sbonnx.graph import Tensor
 from sbonnx.graph.query import constant, rank
 from sbonnx.report.codes import Reason
 
-from ..edit import Edit
-from ..engine import Pattern
 from ..example_model import sample
+from ..fixed_point import Pattern
 from ..match import Match
+from ..rewriting import Edit
 from ..tree import Maybe, Op, Var
 from .infer import integers, sizes
 

@@ -17,8 +17,8 @@ from sbonnx.graph.edit import Names
 from sbonnx.graph.query import bodies, constant, scopes
 from sbonnx.report import Fired, Refusal
 
-from ..engine import Sweep
 from ..example_model import sample
+from ..fixed_point import Sweep
 from ..index import forget, move_readers
 from ..match import STANDARD
 

@@ -12,10 +12,10 @@ import numpy as np
 
 from sbonnx.graph.query import constant, rank
 
-from ..edit import Edit
-from ..engine import Pattern
 from ..example_model import sample
+from ..fixed_point import Pattern
 from ..match import Match
+from ..rewriting import Edit
 from ..tree import Const, Maybe, Op, Or, Var, X
 from .infer import integers
 from .no_ops import drop, why_not_drop

@@ -31,8 +31,8 @@ from sbonnx.ops import QDQ, RANDOM
 from sbonnx.report import Fired, Reason, Refusal
 from sbonnx.system.runtime import onnxruntime, open_session, session_options
 
-from ..engine import Sweep
 from ..example_model import sample
+from ..fixed_point import Sweep
 from ..match import STANDARD
 from .infer import infer_shapes, static
 

@@ -14,10 +14,10 @@ import onnx
 from sbonnx.graph.query import constant, dtype, rank
 from sbonnx.report.codes import Reason
 
-from ..edit import Edit
-from ..engine import Pattern
 from ..example_model import sample
+from ..fixed_point import Pattern
 from ..match import Match
+from ..rewriting import Edit
 from ..tree import Const, Maybe, Op, Or, Var, X
 from .infer import integers, sizes, static
 

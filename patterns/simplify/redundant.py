@@ -23,8 +23,8 @@ from sbonnx.graph.storage.weights import MappedWeights, chunks
 from sbonnx.ops import QDQ, RANDOM
 from sbonnx.report import Fired, Refusal
 
-from ..engine import Sweep
 from ..example_model import sample
+from ..fixed_point import Sweep
 from ..index import move_readers
 from ..match import STANDARD
 

@@ -23,10 +23,10 @@ from sbonnx.graph.query import constant, rank
 from sbonnx.ops import ACTIVATIONS, NORMS, QDQ, SOFTMAX
 from sbonnx.report.codes import Reason
 
-from ..edit import Edit
-from ..engine import Pattern
 from ..example_model import sample
+from ..fixed_point import Pattern
 from ..match import STANDARD, Match, attribute_of
+from ..rewriting import Edit
 from ..tree import Maybe, Op, Var, X
 from .infer import integers, sizes, static
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from sbonnx.batch.digests import Digests
+from sbonnx.batch.file_digests import Digests
 from sbonnx.batch.jobs.job import Acceptance, Places
 from sbonnx.batch.metric import Rows, digest_of, loaded, sources_of
 from sbonnx.batch.process.cleanup import used

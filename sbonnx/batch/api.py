@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any, Final, Protocol, final
 
 from sbonnx.batch.accept import READS
-from sbonnx.batch.digests import Digests
+from sbonnx.batch.database import State, past, peek
 from sbonnx.batch.engine import LocalEngine
+from sbonnx.batch.file_digests import Digests
+from sbonnx.batch.jobs.batch_plan import BatchRequest, Todo, request_of, todo
 from sbonnx.batch.jobs.job import FINE, BatchReport, Job, JobResult, Outcome, Places, Step, Watch, encodable
-from sbonnx.batch.jobs.plan import BatchRequest, Todo, request_of, todo
 from sbonnx.batch.outcomes import Intact, now
 from sbonnx.batch.process.cleanup import prune, remove, sweep, unmake, used
 from sbonnx.batch.process.starting import claim_socket_folder
@@ -22,7 +23,6 @@ from sbonnx.batch.process.step_main import Publish, own_publish
 from sbonnx.batch.redaction import revealed
 from sbonnx.batch.remote import local_path
 from sbonnx.batch.repair_command import advice_of
-from sbonnx.batch.state import State, past, peek
 from sbonnx.batch.step_progress import Quiet
 from sbonnx.errors import RecipeError, SbonnxError
 from sbonnx.plugins import ENGINES, optional_part

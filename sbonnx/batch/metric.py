@@ -16,7 +16,7 @@ from importlib import machinery
 from pathlib import Path
 from typing import Any, Final
 
-from sbonnx.batch.digests import Digests
+from sbonnx.batch.file_digests import Digests
 from sbonnx.errors import RecipeError
 from sbonnx.graph.digests import combined, text
 

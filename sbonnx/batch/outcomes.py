@@ -10,7 +10,7 @@ from functools import cache, partial
 from typing import Any, Final, get_args
 
 from sbonnx.batch.accept import unchanged
-from sbonnx.batch.digests import Digests
+from sbonnx.batch.file_digests import Digests
 from sbonnx.batch.jobs.job import FINE, Outcome, Places, Status, Step
 from sbonnx.errors import SbonnxError, reason_of
 from sbonnx.values import json_values

@@ -27,7 +27,7 @@ from urllib.request import url2pathname
 
 from filelock import lock_descriptor
 
-from sbonnx.batch.digests import is_inside
+from sbonnx.batch.file_digests import is_inside
 from sbonnx.batch.jobs.job import Job
 from sbonnx.errors import DataError, DeviceError, ModelError, OutputError, SbonnxError
 from sbonnx.graph.digests import combined, file_digest, text

@@ -17,7 +17,7 @@ from typing import Any, Final
 from sbonnx.api import quantize
 from sbonnx.backends import backend_for
 from sbonnx.batch.accept import judge, metric_values
-from sbonnx.batch.digests import Digests
+from sbonnx.batch.file_digests import Digests
 from sbonnx.batch.jobs.job import Job, Outcome, Places, Step, Tell
 from sbonnx.batch.jobs.outputs import file_name, publish
 from sbonnx.batch.jobs.steps import (

@@ -247,7 +247,7 @@ def _recipe_keys(typed: str) -> Iterable[str]:
 
 
 def _is_preset(text: str) -> bool:
-    from sbonnx.calib.data.readers.settings import PRESETS
+    from sbonnx.calib.data.readers.preprocess_values import PRESETS
 
     return text in PRESETS
 

@@ -7,7 +7,7 @@ that can absorb them. `cross_layer` and `smooth` compute scales, `channel_scales
 
 from __future__ import annotations
 
-from sbonnx.equalize.steps import (
+from sbonnx.equalize.equalization import (
     Equalization,
     Equalized,
     channel_ranges,

@@ -20,8 +20,8 @@ import numpy as np
 
 from sbonnx.calib.engine.samples import Samples
 from sbonnx.graph import Graph, query
-from sbonnx.heads.layout import HeadLayout, HeadRegion, head_layout
 from sbonnx.heads.losses import EndError, Quantized, RegionTrials, Values
+from sbonnx.heads.recognition import HeadLayout, HeadRegion, head_layout
 from sbonnx.planning.types import Plan, Reader, Site, Solution
 from sbonnx.report.codes import Note, Reason
 

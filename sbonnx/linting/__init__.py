@@ -14,11 +14,11 @@ from sbonnx.backends.tensorrt.profiles import PROFILES
 from sbonnx.errors import RecipeError
 from sbonnx.graph import Graph
 from sbonnx.linting.findings import Finding, LintRule, Severity
+from sbonnx.linting.model_view import View
 from sbonnx.linting.openvino import OPENVINO_RULES
 from sbonnx.linting.ort import ORT_RULES
 from sbonnx.linting.qnn import QNN_RULES
 from sbonnx.linting.tensorrt import TENSORRT
-from sbonnx.linting.view import View
 from sbonnx.plugins.registry import instance_of
 
 RULES: Final[dict[str, tuple[LintRule, ...]]] = {

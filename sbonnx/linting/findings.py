@@ -12,7 +12,7 @@ from sbonnx.values import JsonValue
 from sbonnx.version import __version__
 
 if TYPE_CHECKING:
-    from sbonnx.linting.view import View
+    from sbonnx.linting.model_view import View
 
 
 Severity = Literal["error", "warning", "info"]

@@ -21,7 +21,7 @@ from sbonnx.graph.storage.temporary import temporary_folder
 from sbonnx.linting import ort_numbers as numbers
 from sbonnx.linting import ort_read as read
 from sbonnx.linting.findings import LintRule
-from sbonnx.linting.view import COMMUTES, Quantizer, View
+from sbonnx.linting.model_view import COMMUTES, Quantizer, View
 from sbonnx.ops import (
     CONCATS,
     CONVOLUTIONS,

@@ -28,7 +28,7 @@ from sbonnx.errors import DataError, DeviceError, SbonnxError
 from sbonnx.graph import Constant, Graph, Node, query
 from sbonnx.graph.storage.temporary import temporary_folder
 from sbonnx.linting import ort_read as read
-from sbonnx.linting.view import View
+from sbonnx.linting.model_view import View
 from sbonnx.ops import (
     CONTRIB,
     CONTROL_FLOW,

@@ -14,7 +14,7 @@ import numpy as np
 
 from sbonnx.graph import Constant, Node, Tensor, query
 from sbonnx.linear.layer import channel_axes
-from sbonnx.linting.view import Quantizer, View
+from sbonnx.linting.model_view import Quantizer, View
 from sbonnx.ops import (
     ADDS,
     CONCATS,

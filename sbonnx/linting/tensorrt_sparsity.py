@@ -10,7 +10,7 @@ import numpy as np
 from sbonnx.backends.tensorrt.sparse_kernels import FAST, PATTERN, is_large
 from sbonnx.graph import Constant, Node, query
 from sbonnx.linear.layer import LinearLayer
-from sbonnx.linting.view import View
+from sbonnx.linting.model_view import View
 from sbonnx.ops import LINEAR
 from sbonnx.spec import Array
 

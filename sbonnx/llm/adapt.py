@@ -20,10 +20,10 @@ from onnx import helper
 from sbonnx import graph as graphs
 from sbonnx.errors import RecipeError
 from sbonnx.graph import read_proto
+from sbonnx.llm.decoder_stages import DecoderState, copy_folder, evaluate_decoder
 from sbonnx.llm.decoding import decoder_feed
 from sbonnx.llm.evaluate import evaluate_windows
 from sbonnx.llm.folder import write_provenance
-from sbonnx.llm.stages import DecoderState, copy_folder, evaluate_decoder
 from sbonnx.options import RunOptions
 from sbonnx.report.decoder import DecoderEvaluation
 from sbonnx.report.notebook import NotebookView

@@ -15,10 +15,7 @@ from sbonnx import pipeline
 from sbonnx.backends import BACKENDS, backend_for
 from sbonnx.errors import DataError, RecipeError
 from sbonnx.llm.adapt import ADAPT, AdaptedDecoder, AdapterOptions, AdapterState, Form
-from sbonnx.llm.evaluate import DecoderLimits
-from sbonnx.llm.folder import check_folder, staged_folder
-from sbonnx.llm.layout import read_decoder
-from sbonnx.llm.stages import (
+from sbonnx.llm.decoder_stages import (
     NO_FLOAT,
     NO_LIMITS,
     DecoderRequest,
@@ -31,7 +28,10 @@ from sbonnx.llm.stages import (
     report_decoder,
     save_provenance,
 )
-from sbonnx.llm.texts import Texts
+from sbonnx.llm.evaluate import DecoderLimits
+from sbonnx.llm.folder import check_folder, staged_folder
+from sbonnx.llm.layout import read_decoder
+from sbonnx.llm.token_texts import Texts
 from sbonnx.llm.windows import TOKENS
 from sbonnx.options import RunOptions
 from sbonnx.progress import Progress, shown_by_default

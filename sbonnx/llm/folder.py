@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from sbonnx.graph.storage.output_folder import OutputFolder, is_own_file, left_out_notes
 from sbonnx.llm.layout import CONFIG, GENAI_CONFIG, TOKENIZER, TOKENIZER_CONFIG, Decoder
-from sbonnx.llm.texts import TEMPLATE_FILE
+from sbonnx.llm.token_texts import TEMPLATE_FILE
 from sbonnx.report.codes import Note
 
 PROVENANCE: Final = "sbonnx_llm.json"

@@ -18,7 +18,7 @@ from sbonnx.calib.data.stored_arrays import StoredArray, open_stored
 from sbonnx.errors import DataError, RecipeError
 from sbonnx.llm.decoding import DecoderSession, decoder_feed
 from sbonnx.llm.layout import Decoder
-from sbonnx.llm.texts import Texts, TextTokenizer, read_documents
+from sbonnx.llm.token_texts import Texts, TextTokenizer, read_documents
 from sbonnx.spec import Array
 
 WINDOW: Final = 512

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sbonnx.metrics.arrays import TaskMetric
-from sbonnx.metrics.errors import CosineSum, ErrorSum, errors_by_feed, ratio_db, sqnr_db
+from sbonnx.metrics.error_sums import CosineSum, ErrorSum, errors_by_feed, ratio_db, sqnr_db
 from sbonnx.metrics.output_differences import (
     IMAGE_RANK,
     LOSS_TEXT,

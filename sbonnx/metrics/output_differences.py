@@ -11,7 +11,7 @@ import numpy as np
 
 from sbonnx.errors import DataError
 from sbonnx.graph import Graph, query
-from sbonnx.metrics.errors import CosineSum, errors_by_feed, ratio_db
+from sbonnx.metrics.error_sums import CosineSum, errors_by_feed, ratio_db
 from sbonnx.report.figures import OutputDifference
 from sbonnx.spec import Array
 

@@ -13,7 +13,7 @@ import onnx
 
 from sbonnx.graph import Node, Tensor, query
 from sbonnx.graph.storage.weights import onnx_dtype
-from sbonnx.metrics.errors import energy, ratio_db
+from sbonnx.metrics.error_sums import energy, ratio_db
 from sbonnx.ops import CONTROL_FLOW, DEQUANTIZE, QUANTIZE, READS_RELATIVE, STANDARD_DOMAINS, SUMS, SUMS_SQUARES
 from sbonnx.planning import BITS
 from sbonnx.planning.magnitudes import FloatKind, Magnitudes

@@ -9,7 +9,7 @@ import onnx
 
 from sbonnx.backends import Backend
 from sbonnx.pruning.budgets.budget import Budget
-from sbonnx.pruning.prune import Pruned
+from sbonnx.pruning.graph_pruning import Pruned
 from sbonnx.pruning.settings import Pruning
 from sbonnx.report import Note, Problem
 from sbonnx.report.comparison import NOTICEABLE, SLOWER, Comparison

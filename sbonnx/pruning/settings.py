@@ -10,7 +10,7 @@ from sbonnx.backends import BACKENDS, Backend, backend_for
 from sbonnx.backends.kernel_costs import KernelCosts
 from sbonnx.errors import RecipeError
 from sbonnx.graph import Graph
-from sbonnx.linear.sparsity import SparsityPattern
+from sbonnx.linear.zero_patterns import SparsityPattern
 from sbonnx.metrics import Metric
 from sbonnx.ops import LINEAR
 from sbonnx.pruning.budgets.budget import Budget

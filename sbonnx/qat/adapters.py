@@ -18,7 +18,7 @@ from sbonnx.qat.fakequant import FakeQuant, quant_parameters
 from sbonnx.qat.lora import ADAPTERS, Inside, LowRank, Outside, low_ranks
 from sbonnx.qat.module import QUANTIZERS, origin_of, weight_parameter
 from sbonnx.torchnet import Call
-from sbonnx.torchnet.onnx_to_torch.importer import GET_ATTR
+from sbonnx.torchnet.onnx_to_torch.fx_conversion import GET_ATTR
 from sbonnx.torchnet.onnx_to_torch.operators import NodeModule
 from sbonnx.torchnet.onnx_to_torch.reimport import NodeInput, parameter_name, site_of
 

@@ -32,7 +32,7 @@ from sbonnx.qat.lora import ADAPTERS, LowRank, Outside, low_ranks
 from sbonnx.qat.requantized import PACKED, Requantized, requantized_nodes, write_values
 from sbonnx.spec import Array, QuantSpec
 from sbonnx.torchnet import FUNCTIONS, Call, compute
-from sbonnx.torchnet.onnx_to_torch.importer import GET_ATTR
+from sbonnx.torchnet.onnx_to_torch.fx_conversion import GET_ATTR
 from sbonnx.torchnet.onnx_to_torch.operators import NodeModule
 from sbonnx.torchnet.onnx_to_torch.reimport import CALL_MODULE, META, reimport
 from sbonnx.torchnet.onnx_to_torch.write_back import write_parameters

@@ -19,8 +19,8 @@ from sbonnx.qat.fakequant import FakeQuant
 from sbonnx.qat.module import origin_of
 from sbonnx.torchnet import FUNCTIONS, Call, compute
 from sbonnx.torchnet.onnx_to_torch.reimport import CALL_MODULE, parameter_name
+from sbonnx.training.fixed_zeros import masked
 from sbonnx.training.loop import LEAST_SIZE
-from sbonnx.training.masks import masked
 
 ADAPTERS: Final = "adapters"
 """Name of the submodule that holds the adapters."""

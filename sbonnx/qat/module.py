@@ -30,7 +30,7 @@ from sbonnx.torchnet.onnx_to_torch.operators import NodeModule
 from sbonnx.torchnet.onnx_to_torch.reimport import META, parameter_name, reimport, site_of
 from sbonnx.torchnet.onnx_to_torch.write_back import set_values
 from sbonnx.training.distillation import require_same_interface
-from sbonnx.training.masks import keep_zeros
+from sbonnx.training.fixed_zeros import keep_zeros
 
 DEFAULT: Final = "lsq"
 """Default method, if neither the call nor the recipe names one."""

@@ -24,7 +24,7 @@ from sbonnx.planning import Solution
 from sbonnx.quant_model.layer_access import Side, Switch, switched, with_keys, with_ranges
 from sbonnx.recipe import Recipe
 from sbonnx.recipe.torch_modules import ModuleCall
-from sbonnx.reconstruct.solve import QuantizedInputs
+from sbonnx.reconstruct.solution import QuantizedInputs
 from sbonnx.spec import Array
 from sbonnx.stages.measure import tune_batchnorms
 from sbonnx.stages.state import PipelineState, Prepared, Request, Source, read_recipe, rounding_of, run_options

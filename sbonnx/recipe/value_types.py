@@ -410,7 +410,7 @@ def _pruning_type(value: object) -> str:
     name = names.PRUNING_ALIASES.get(name, name)
     if name in get_args(names.PruningTypeName):
         return name
-    from sbonnx.linear.sparsity import sparsity_pattern
+    from sbonnx.linear.zero_patterns import sparsity_pattern
 
     try:
         return str(sparsity_pattern(name))

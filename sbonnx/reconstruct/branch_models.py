@@ -17,7 +17,7 @@ from sbonnx.calib.data.sample import Sample
 from sbonnx.calib.engine.layerwise import run_float
 from sbonnx.calib.engine.samples import CanonicalSamples, canonical_samples
 from sbonnx.calib.engine.schedule import Branch, branches
-from sbonnx.calib.quantized.state import StreamResult
+from sbonnx.calib.quantized.stream_state import StreamResult
 from sbonnx.correct import biases_of
 from sbonnx.errors import ModelError
 from sbonnx.graph import Graph

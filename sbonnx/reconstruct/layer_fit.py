@@ -11,7 +11,7 @@ import numpy as np
 from sbonnx.calib.cache.rounded_weights import RoundedWeights
 from sbonnx.calib.qparams.safe_scales import limits_for
 from sbonnx.calib.qparams.solve import scale_type
-from sbonnx.calib.quantized.state import QuantState
+from sbonnx.calib.quantized.stream_state import QuantState
 from sbonnx.errors import NumericError
 from sbonnx.graph import Graph
 from sbonnx.moments import (

@@ -14,7 +14,7 @@ from sbonnx.calib.cache.sketch_cache import CalibrationCache
 from sbonnx.calib.calibrator import MeasuredRanges
 from sbonnx.calib.engine.runner import settings
 from sbonnx.calib.engine.samples import Samples
-from sbonnx.calib.quantized.state import QuantState
+from sbonnx.calib.quantized.stream_state import QuantState
 from sbonnx.graph import Graph
 from sbonnx.graph.digests import array_digests, combined, text
 from sbonnx.graph.storage.weights import spill_large

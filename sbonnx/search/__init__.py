@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from sbonnx.metrics import Metric
 from sbonnx.search.bit_search import Measured, MixedOutcome, choose, for_budget, for_loss
-from sbonnx.search.evaluation import Goal, Score
 from sbonnx.search.loss_survey import SensitivitySurvey, survey
 from sbonnx.search.pareto import Front, Option
 from sbonnx.search.recipe_search import SearchResult, search, searched
+from sbonnx.search.trial_scores import Goal, Score
 from sbonnx.search.trials import Trials, open_trials, settled
 
 __all__ = [

@@ -14,9 +14,9 @@ from sbonnx.report import Note, Refusal
 from sbonnx.report.searched import WidthChoice, WidthSearch
 from sbonnx.search.bit_costs import CostName, Costs, costs_of
 from sbonnx.search.bit_groups import WEIGHT, Choice, WidthGroup, with_choices
-from sbonnx.search.evaluation import Goal, Score
 from sbonnx.search.loss_survey import SensitivitySurvey, survey
 from sbonnx.search.pareto import Front, greedy, join_all
+from sbonnx.search.trial_scores import Goal, Score
 from sbonnx.search.trials import Trials
 
 

@@ -19,8 +19,8 @@ from sbonnx.report import Note, Problem, Reason, Refusal, Report
 from sbonnx.report.searched import SearchFigures, SearchStep
 from sbonnx.search.actions import Situation, steps_for
 from sbonnx.search.bit_search import MixedOutcome, choose, for_loss
-from sbonnx.search.evaluation import Goal, Score
 from sbonnx.search.loss_survey import survey
+from sbonnx.search.trial_scores import Goal, Score
 from sbonnx.search.trials import Trials, changed, open_trials, settled
 from sbonnx.stages.state import Request
 

@@ -16,7 +16,7 @@ from sbonnx.planning import Solution
 from sbonnx.progress import Progress, Silent, count_samples
 from sbonnx.recipe import Recipe
 from sbonnx.recipe.names import FLOAT
-from sbonnx.search.evaluation import Score, TrialFeeds, divide, score_of
+from sbonnx.search.trial_scores import Score, TrialFeeds, divide, score_of
 from sbonnx.stages.measure import divided
 from sbonnx.stages.state import Prepared, Request, run_options
 from sbonnx.verify import LabelledLoss, file_bytes

@@ -23,13 +23,13 @@ from sbonnx.equalize.awq import scale_by_activations
 from sbonnx.errors import DataError, ModelError
 from sbonnx.graph.digests import outputs_digest
 from sbonnx.heads import Quantized, protect
-from sbonnx.heads.layout import head_layout
 from sbonnx.heads.protect import SAMPLES as HEAD_SAMPLES
+from sbonnx.heads.recognition import head_layout
 from sbonnx.options import RunOptions
 from sbonnx.planning import Planner, costs_of, make, plan_times
 from sbonnx.precision.kernel_levels import with_accuracy_levels
-from sbonnx.precision.measure import float_observer, magnitudes, measured_magnitudes
-from sbonnx.reconstruct import solve
+from sbonnx.precision.tensor_magnitudes import float_observer, magnitudes, measured_magnitudes
+from sbonnx.reconstruct.solution import reconstruct as solved
 from sbonnx.report import Fired, Note, Reason, Refusal
 from sbonnx.stages.contract import stage
 from sbonnx.stages.state import (
@@ -230,7 +230,7 @@ def reconstruct(state: PipelineState, options: RunOptions) -> PipelineState:
             solution = replace(solution, notes=(*solution.notes, UNSEEN))
     else:
         samples = _with_own_cache(state, state.data.fit)
-        solution = solve.reconstruct(prepared.graph, prepared.plan, samples, state.ranges, rounding)
+        solution = solved(prepared.graph, prepared.plan, samples, state.ranges, rounding)
     return replace(state, solution=solution)
 
 

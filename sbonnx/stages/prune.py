@@ -21,7 +21,7 @@ from sbonnx.calib.held_out import divide
 from sbonnx.graph import Graph, edit, query
 from sbonnx.metrics.pairs import run_pairs
 from sbonnx.options import RunOptions
-from sbonnx.pruning.prune import Pruned, measure_graph, prune_graph
+from sbonnx.pruning.graph_pruning import Pruned, measure_graph, prune_graph
 from sbonnx.pruning.result import report_of
 from sbonnx.pruning.settings import Pruning, pruning_of
 from sbonnx.report.codes import Problem

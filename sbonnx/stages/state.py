@@ -22,12 +22,12 @@ from sbonnx.options import RunOptions
 from sbonnx.planning import Plan, Site, Solution
 from sbonnx.planning.magnitudes import Magnitudes
 from sbonnx.progress import Progress, Silent
-from sbonnx.pruning.prune import Pruned
+from sbonnx.pruning.graph_pruning import Pruned
 from sbonnx.recipe import Recipe
 from sbonnx.recipe.names import is_per_channel
 from sbonnx.recipe.torch_modules import Modules, NodeInfo
 from sbonnx.reconstruct.layer_inputs import looks_at_inputs
-from sbonnx.reconstruct.solve import QuantizedInputs, Reconstruction, WeightRounding
+from sbonnx.reconstruct.solution import QuantizedInputs, Reconstruction, WeightRounding
 from sbonnx.report import Fired, Note, Refusal, Report
 from sbonnx.report.comparison import Comparison
 from sbonnx.report.pruned import PruningReport

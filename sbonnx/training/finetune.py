@@ -36,8 +36,8 @@ from sbonnx.training.distillation import (
     shared_tensors,
     with_inner,
 )
+from sbonnx.training.fixed_zeros import keep_zeros
 from sbonnx.training.loop import Objective, Settings, train
-from sbonnx.training.masks import keep_zeros
 
 Feed = Mapping[str, Array]
 """One input of the model: arrays by name."""

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from sbonnx.metrics import ErrorSum
-from sbonnx.metrics.errors import energy
+from sbonnx.metrics.error_sums import energy
 from sbonnx.recipe.names import OutputTask
 from sbonnx.spec import Array
 from sbonnx.verify.output_forms import UNKNOWN_FORM, OutputForm

@@ -17,9 +17,9 @@ import pytest
 import sbonnx
 from sbonnx.batch import api
 from sbonnx.batch.api import batch, look
+from sbonnx.batch.database import State
+from sbonnx.batch.jobs.batch_plan import request_of
 from sbonnx.batch.jobs.job import BatchReport, Job, Places
-from sbonnx.batch.jobs.plan import request_of
-from sbonnx.batch.state import State
 from sbonnx.errors import OutputError, RecipeError
 from tests.batch import works
 from tests.batch.works import Begun, statuses

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from sbonnx.batch.api import fulfil
+from sbonnx.batch.database import State
 from sbonnx.batch.engine import LocalEngine
+from sbonnx.batch.jobs.batch_plan import BatchRequest
 from sbonnx.batch.jobs.job import BatchReport, Places, Step
-from sbonnx.batch.jobs.plan import BatchRequest
-from sbonnx.batch.state import State
 from tests.batch import works
 from tests.batch.works import Begun, statuses
 

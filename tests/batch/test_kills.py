@@ -17,8 +17,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from sbonnx.batch.jobs.batch_plan import BatchRequest
 from sbonnx.batch.jobs.job import Places
-from sbonnx.batch.jobs.plan import BatchRequest
 from sbonnx.batch.process.cleanup import scratch_of
 from tests.batch import works
 

@@ -15,8 +15,8 @@ import onnx
 import pytest
 
 from sbonnx.batch.api import batch
+from sbonnx.batch.database import past
 from sbonnx.batch.jobs.job import Acceptance, BatchReport, Job, Places
-from sbonnx.batch.state import past
 from sbonnx.values import plain
 from tests.batch.test_work import own, place
 from tests.batch.works import statuses
@@ -58,7 +58,7 @@ def overwrite(path: Path) -> None:
 )
 def test_damaged_files_are_not_up_to_date(damage: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An output comes from the kept copy where that is intact; else the step runs again."""
-    monkeypatch.setattr("sbonnx.batch.digests.SETTLED_NS", 0)
+    monkeypatch.setattr("sbonnx.batch.file_digests.SETTLED_NS", 0)
     report = run(place, own(place))
     output = place / "out" / "a.onnx"
     kept = place / "out" / ".sbonnx" / "steps" / report.rows[0].outcome.key / "files" / "a.onnx"
@@ -75,7 +75,7 @@ def test_damaged_files_are_not_up_to_date(damage: str, place: Path, monkeypatch:
 @pytest.mark.slow
 def test_a_model_rewritten_in_place(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other weights, with the old size and mtime; a file that was only touched runs nothing."""
-    monkeypatch.setattr("sbonnx.batch.digests.SETTLED_NS", 0)
+    monkeypatch.setattr("sbonnx.batch.file_digests.SETTLED_NS", 0)
     run(place, own(place))
     before, path = (place / "out" / "a.onnx").read_bytes(), place / "m.onnx"
     status, model = path.stat(), onnx.load(str(path))
@@ -208,7 +208,7 @@ def test_thresholds_are_checked_without_a_process(place: Path, monkeypatch: pyte
 
 def test_history_of_the_last_runs(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each run adds the figures of its jobs, also of those that are up to date; the oldest are removed."""
-    monkeypatch.setattr("sbonnx.batch.state.HISTORY", 3)
+    monkeypatch.setattr("sbonnx.batch.database.HISTORY", 3)
     found = [run(place, own(place)) for _ in range(4)]
     assert [len(report.history["a"]) for report in found] == [1, 2, 3, 3]
     newest = found[-1].history["a"][-1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sbonnx.batch.jobs.plan import Todo
+from sbonnx.batch.jobs.batch_plan import Todo
 from tests.batch import works
 
 

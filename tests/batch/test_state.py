@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from sbonnx.batch.database import State, past, peek
 from sbonnx.batch.jobs.job import Outcome, Places, Step
-from sbonnx.batch.state import State, past, peek
 from sbonnx.errors import OutputError
 from tests.batch import works
 
@@ -123,7 +123,7 @@ HOLD = """
 import sys, time
 from pathlib import Path
 from sbonnx.batch.jobs.job import Places
-from sbonnx.batch.state import State
+from sbonnx.batch.database import State
 from tests.batch import works
 places = Places(Path(sys.argv[1]))
 with State(places) as state:

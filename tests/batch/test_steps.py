@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from sbonnx.assets import digits
-from sbonnx.batch.digests import MISSING, Digests
+from sbonnx.batch.file_digests import MISSING, Digests
 from sbonnx.batch.jobs.job import Acceptance, Job, Step, StepLimits
 from sbonnx.batch.jobs.steps import steps_of
 
@@ -193,7 +193,7 @@ def test_the_widest_limits(place: Path) -> None:
 
 def test_files_are_read_once(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second run reads none; one that was changed is read, whatever its size."""
-    monkeypatch.setattr("sbonnx.batch.digests.SETTLED_NS", 0)
+    monkeypatch.setattr("sbonnx.batch.file_digests.SETTLED_NS", 0)
     state = place / "state"
     first = Digests(state)
     found = [first.of_model(place / "m.onnx"), first.of(place / "d.npz"), first.of(place)]
@@ -214,7 +214,7 @@ def test_files_are_read_once(place: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_file_rewritten_in_place_is_digested_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither an equal size nor an mtime that is set back hides new content; equal content gives an equal digest."""
-    monkeypatch.setattr("sbonnx.batch.digests.SETTLED_NS", 0)
+    monkeypatch.setattr("sbonnx.batch.file_digests.SETTLED_NS", 0)
     model, times = place / "m.onnx", os.stat(place / "m.onnx")
 
     def rewrite(content: bytes) -> str:

@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 from sbonnx import quantize
 from sbonnx.assets import digits
 from sbonnx.batch.accept import unchanged
-from sbonnx.batch.digests import Digests
+from sbonnx.batch.file_digests import Digests
 from sbonnx.batch.jobs.job import Acceptance, Job, Outcome, Places, Step
 from sbonnx.batch.jobs.jobfile import read_jobs
 from sbonnx.batch.jobs.outputs import Inputs, publish
@@ -366,7 +366,7 @@ def test_no_secret_stays_in_the_state(place: Path, monkeypatch: pytest.MonkeyPat
         "def score(path): return {'x': len(open(__file__).read() + open(__file__[:-9] + 'd.txt').read())}\n"
     )
     (place / SECRET / "d.txt").touch()
-    monkeypatch.setattr("sbonnx.batch.digests.SETTLED_NS", 0)
+    monkeypatch.setattr("sbonnx.batch.file_digests.SETTLED_NS", 0)
     places = Places(place / "out")
     metric = Acceptance(metric=str(place / "${VAULT}" / "metric.py:score"))
     jobs = [

@@ -17,7 +17,7 @@ from sbonnx.errors import DataError, NumericError, RecipeError
 from sbonnx.graph import Graph, load
 from sbonnx.planning.types import ObserverChoice, Plan, Solution
 from sbonnx.progress import Progress
-from sbonnx.reconstruct.solve import WeightRounding, reconstruct
+from sbonnx.reconstruct.solution import WeightRounding, reconstruct
 from sbonnx.spec import Array, QParams, QuantSpec, params_from_bounds
 from tests.support.calibration import calibrate
 from tests.support.models import model, residual, run

@@ -17,8 +17,8 @@ from sbonnx.calib.engine.samples import Samples
 from sbonnx.errors import ModelError
 from sbonnx.graph import to_proto
 from sbonnx.heads import Quantized, protect
-from sbonnx.heads.layout import head_layout
 from sbonnx.heads.protect import restricted
+from sbonnx.heads.recognition import head_layout
 from sbonnx.metrics import sqnr_db
 from sbonnx.pipeline import prepare, quantized_graph, solve
 from sbonnx.planning import make

@@ -15,8 +15,8 @@ from sbonnx import graph as graphs
 from sbonnx.assets import digits
 from sbonnx.errors import DeviceError
 from sbonnx.linting import Finding, View, lint
+from sbonnx.linting import model_view as views
 from sbonnx.linting import ort_kernels as kernels
-from sbonnx.linting import view as views
 from sbonnx.linting.ort import ORT_RULES
 from sbonnx.system import cpu
 from tests.support.models import model as written

@@ -142,7 +142,7 @@ def test_a_folder_without_permission(place: Path, monkeypatch: pytest.MonkeyPatc
     """Said before the work begins; the superuser may write everywhere, so the answer of the system is replaced."""
     access = os.access
     monkeypatch.setattr("os.access", lambda path, mode: access(path, mode) and not mode & os.W_OK)
-    monkeypatch.setattr("sbonnx.llm.stages.read_windows", None)
+    monkeypatch.setattr("sbonnx.llm.decoder_stages.read_windows", None)
     assert "'q' cannot be written: no permission in" in said(["quantize", "m", "--text", "t.txt", "-o", "q"], capsys)
 
 

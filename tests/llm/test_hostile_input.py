@@ -17,7 +17,7 @@ import pytest
 from sbonnx.cli import main
 from sbonnx.errors import DataError, ModelError
 from sbonnx.llm.layout import read_decoder
-from sbonnx.llm.texts import TextTokenizer, read_documents
+from sbonnx.llm.token_texts import TextTokenizer, read_documents
 from sbonnx.llm.windows import read_windows
 from sbonnx.system import chat_template
 from tests.llm.tiny_decoder import WORDS, write_folder
@@ -181,8 +181,8 @@ def test_truncation_and_padding_of_the_file_have_no_effect(place: Path) -> None:
 
 def test_long_lines_are_cut_at_blanks(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In files and in rows: the tokens are those of the whole, and no piece is longer than both limits and a word."""
-    monkeypatch.setattr("sbonnx.llm.texts.PIECE", 10)
-    monkeypatch.setattr("sbonnx.llm.texts.LONGEST_LINE", 20)
+    monkeypatch.setattr("sbonnx.llm.token_texts.PIECE", 10)
+    monkeypatch.setattr("sbonnx.llm.token_texts.LONGEST_LINE", 20)
     (place / "t.jsonl").write_text(json.dumps({"text": TEXT}))
     tokenizer = TextTokenizer(read_decoder("m"))
     whole = tokenizer.encode(TEXT)

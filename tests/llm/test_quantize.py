@@ -154,7 +154,7 @@ def test_nothing_is_left_of_a_run_that_fails(folder: Path, tmp_path: Path, monke
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("sbonnx.llm.stages.copy_rest", full)
+    monkeypatch.setattr("sbonnx.llm.decoder_stages.copy_rest", full)
     with pytest.raises(OutputError, match="cannot be written: No space left on device"):
         llm.quantize(folder, output=tmp_path / "q", overrides=SMALL)
     assert [path.name for path in tmp_path.iterdir()] == ["m"]

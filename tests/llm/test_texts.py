@@ -14,7 +14,7 @@ import pytest
 from sbonnx.errors import DataError, RecipeError
 from sbonnx.llm.decoding import DecoderSession
 from sbonnx.llm.layout import Decoder, read_decoder
-from sbonnx.llm.texts import TextTokenizer, read_documents
+from sbonnx.llm.token_texts import TextTokenizer, read_documents
 from sbonnx.llm.windows import DecoderFeeds, read_windows
 from tests.llm.tiny_decoder import CONTEXT, WIDTH, WORDS, decoder_model, token_windows, write_folder
 
@@ -67,7 +67,7 @@ def test_files_folders_and_conversations(decoder: Decoder, tmp_path: Path) -> No
 
 @needs_tokenizers
 def test_long_files_are_read_in_pieces(decoder: Decoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sbonnx.llm.texts.PIECE", 10)
+    monkeypatch.setattr("sbonnx.llm.token_texts.PIECE", 10)
     path = tmp_path / "t.txt"
     path.write_text("\n".join(words(*range(2, 12)) for _ in range(20)))
     (pieces,) = [list(document) for document in read_documents(path, TextTokenizer(decoder))]

@@ -12,7 +12,7 @@ import pytest
 from sbonnx.errors import ModelError
 from sbonnx.graph import Graph, load
 from sbonnx.graph.query import all_nodes, node_by_name
-from sbonnx.patterns import Applied, Const, Edit, Match, Maybe, Op, Or, Pattern, Var, X, apply, engine, match
+from sbonnx.patterns import Applied, Const, Edit, Match, Maybe, Op, Or, Pattern, Var, X, apply, fixed_point, match
 from sbonnx.patterns.example_model import sample
 from sbonnx.report.codes import Reason
 from tests.support.models import model
@@ -321,10 +321,10 @@ def test_visits_grow_linearly(monkeypatch: pytest.MonkeyPatch) -> None:
             seen += 1
             return whole(*arguments)
 
-        monkeypatch.setattr(engine, "find", counted)
+        monkeypatch.setattr(fixed_point, "find", counted)
         graph = load(chain(pairs))
         assert len(apply(graph, [NEG_NEG_ABS]).fired) == pairs
-        monkeypatch.setattr(engine, "find", whole)
+        monkeypatch.setattr(fixed_point, "find", whole)
         return seen
 
     assert visits(1000) <= 10 * visits(100) * 1.05

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from sbonnx import graph as graphs
 from sbonnx import precision
 from sbonnx.calib.engine.samples import Samples
-from sbonnx.precision.measure import magnitudes
+from sbonnx.precision.tensor_magnitudes import magnitudes
 from sbonnx.spec import Array
 from tests.precision.converting import assert_few_casts, types
 from tests.support.models import run

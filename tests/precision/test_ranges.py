@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from sbonnx.calib.sketches import Sketch
 from sbonnx.planning.magnitudes import KINDS
-from sbonnx.precision.measure import magnitudes_of
 from sbonnx.precision.representable import exactly, misfit, rounding_db
+from sbonnx.precision.tensor_magnitudes import magnitudes_of
 from tests.precision.converting import assert_few_casts, convert, made, normal, ops_by_type, types, whys
 from tests.support.models import model, run
 

@@ -21,7 +21,7 @@ from sbonnx.graph import Graph
 from sbonnx.graph.query import constant, node_by_name
 from sbonnx.options import RunOptions
 from sbonnx.pruning.fine_tuning import fine_tune, remaining_entries, require_fine_tuning
-from sbonnx.pruning.prune import Pruned
+from sbonnx.pruning.graph_pruning import Pruned
 from sbonnx.pruning.settings import LayerPruning, Pruning
 from sbonnx.recipe import names
 from sbonnx.recipe.sections.sparsity import SparseFinetune

@@ -11,13 +11,13 @@ import pytest
 from sbonnx import graph as graphs
 from sbonnx.calib.engine.samples import Samples
 from sbonnx.graph import Graph
-from sbonnx.linear.sparsity import Unstructured
+from sbonnx.linear.zero_patterns import Unstructured
 from sbonnx.options import RunOptions
 from sbonnx.pruning.budgets.budget import network_size
+from sbonnx.pruning.graph_pruning import prune_graph
 from sbonnx.pruning.groups.channel_removal import mask, remove
 from sbonnx.pruning.groups.dimensions import Dependencies, dependencies
 from sbonnx.pruning.groups.pruning_plan import LayerSide
-from sbonnx.pruning.prune import prune_graph
 from sbonnx.pruning.settings import Pruning
 from sbonnx.pruning.sparsity.choice import choose_sparse
 from tests.support.models import model, run

@@ -20,7 +20,7 @@ from sbonnx.calib.engine.samples import Samples
 from sbonnx.calib.held_out import HeldOutSplit, divide
 from sbonnx.cli import main
 from sbonnx.errors import RecipeError
-from sbonnx.pruning.prune import prune_graph
+from sbonnx.pruning.graph_pruning import prune_graph
 from sbonnx.stages.state import Request, read_recipe
 from tests.pruning.test_prune import feeds, inverted
 from tests.support.models import run

@@ -41,7 +41,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         passes.append(1)
         return float_moments(*arguments)
 
-    monkeypatch.setattr("sbonnx.pruning.prune.float_moments", counted)
+    monkeypatch.setattr("sbonnx.pruning.graph_pruning.float_moments", counted)
     return passes
 
 

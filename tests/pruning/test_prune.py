@@ -15,7 +15,7 @@ from sbonnx.errors import DataError, RecipeError
 from sbonnx.graph import Graph
 from sbonnx.ops import LINEAR
 from sbonnx.options import RunOptions
-from sbonnx.pruning.prune import Pruned, prune_graph
+from sbonnx.pruning.graph_pruning import Pruned, prune_graph
 from sbonnx.pruning.settings import LayerPruning, Pruning
 from tests.support.models import batchnorm, model, residual, run
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sbonnx.errors import RecipeError
 from sbonnx.linear.layer import LinearLayer
-from sbonnx.linear.sparsity import GroupSparsity, SparsityPattern, Unstructured, sparsity_pattern
+from sbonnx.linear.zero_patterns import GroupSparsity, SparsityPattern, Unstructured, sparsity_pattern
 from sbonnx.pruning.sparsity.solver import SparseSolver, least_squares
 from sbonnx.spec import Array
 from tests.support.linear_ops import layer_of

@@ -15,7 +15,7 @@ from sbonnx import graph as graphs
 from sbonnx.calib.engine.samples import Samples
 from sbonnx.errors import DataError, RecipeError
 from sbonnx.graph import Graph
-from sbonnx.linear.sparsity import GroupSparsity, SparsityPattern, Unstructured
+from sbonnx.linear.zero_patterns import GroupSparsity, SparsityPattern, Unstructured
 from sbonnx.options import RunOptions
 from sbonnx.pruning.groups.dimensions import dependencies
 from sbonnx.pruning.settings import LayerPruning, Pruning

@@ -9,7 +9,7 @@ import pytest
 
 from sbonnx import graph as graphs
 from sbonnx.errors import RecipeError
-from sbonnx.linear.sparsity import GroupSparsity, Unstructured
+from sbonnx.linear.zero_patterns import GroupSparsity, Unstructured
 from sbonnx.planning.node_infos import node_infos
 from sbonnx.pruning.criteria import CRITERIA
 from sbonnx.pruning.settings import LayerPruning, Pruning, pruning_of

@@ -18,8 +18,8 @@ from sbonnx.graph.query import constant, tensors_by_name
 from sbonnx.pipeline import prepare
 from sbonnx.planning import Solution
 from sbonnx.recipe.keywords import BackendForm
-from sbonnx.reconstruct import layerwise as reconstruct
-from sbonnx.reconstruct.layerwise import Reconstruction
+from sbonnx.reconstruct import layerwise_rounding as reconstruct
+from sbonnx.reconstruct.layerwise_rounding import Reconstruction
 from sbonnx.spec import Array
 from sbonnx.stages.state import Prepared, read_recipe, reconstruction_of, round_by_site, rounding_of
 from tests.support.calibration import calibrate

@@ -22,8 +22,8 @@ from sbonnx.pipeline import prepare
 from sbonnx.recipe import load as load_recipe
 from sbonnx.search import Score, open_trials, search
 from sbonnx.search.actions import STEPS, Situation, steps_for
-from sbonnx.search.evaluation import divide
 from sbonnx.search.recipe_search import PATIENCE, gain_db
+from sbonnx.search.trial_scores import divide
 from sbonnx.spec import Array
 from sbonnx.stages.state import Request, read_recipe
 from tests.support.models import residual, run

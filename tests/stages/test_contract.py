@@ -10,7 +10,7 @@ from sbonnx import pipeline
 from sbonnx.assets import digits
 from sbonnx.llm.adapt import ADAPT
 from sbonnx.llm.api import DECODER, EVALUATE
-from sbonnx.llm.stages import read_texts
+from sbonnx.llm.decoder_stages import read_texts
 from sbonnx.options import RunOptions
 from sbonnx.quant_model.pipeline_steps import CALC_QPARAMS
 from sbonnx.stages.contract import Stage, Value, stage

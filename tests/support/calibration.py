@@ -11,7 +11,7 @@ from sbonnx.calib.qparams.solve import Solve
 from sbonnx.graph import Graph
 from sbonnx.options import RunOptions
 from sbonnx.planning import Plan, Solution
-from sbonnx.reconstruct.solve import QuantizedInputs, Reconstruction, WeightRounding, reconstruct
+from sbonnx.reconstruct.solution import QuantizedInputs, Reconstruction, WeightRounding, reconstruct
 
 
 def calibrate(

@@ -21,7 +21,7 @@ from sbonnx.patterns import Const, Edit, Match, Pattern, Var, apply
 from sbonnx.patterns.blocks.decompositions import ERF, any_order, near
 from sbonnx.patterns.example_model import sample
 from sbonnx.planning.magnitudes import Magnitudes
-from sbonnx.precision.measure import magnitudes
+from sbonnx.precision.tensor_magnitudes import magnitudes
 from sbonnx.report import Note, Reason
 from sbonnx.stages.contract import stage
 from sbonnx.stages.state import PipelineState

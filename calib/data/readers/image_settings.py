@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from sbonnx.calib.data.readers.settings import PreprocessValues, number, whole, word
+from sbonnx.calib.data.readers.preprocess_values import PreprocessValues, number, whole, word
 from sbonnx.calib.data.validate import InputSpec
 from sbonnx.errors import DataError
 from sbonnx.spec import Array

@@ -11,7 +11,7 @@ from sbonnx.calib.data.readers.audio import open_audio
 from sbonnx.calib.data.readers.image_settings import ImageSettings
 from sbonnx.calib.data.readers.images import open_images
 from sbonnx.calib.data.readers.media_files import MediaFiles
-from sbonnx.calib.data.readers.settings import PRESETS, read_settings
+from sbonnx.calib.data.readers.preprocess_values import PRESETS, read_settings
 from sbonnx.calib.data.readers.texts import open_texts
 from sbonnx.calib.data.validate import InputSpec
 from sbonnx.errors import DataError

@@ -18,7 +18,7 @@ from sbonnx.calib.data.data_path import DataRows
 from sbonnx.calib.data.objects import Source
 from sbonnx.calib.data.readers.image_settings import ImageSettings
 from sbonnx.calib.data.readers.images import FORMATS, Picture, decode, open_pictures, reason_of, upright
-from sbonnx.calib.data.readers.settings import read_settings
+from sbonnx.calib.data.readers.preprocess_values import read_settings
 from sbonnx.calib.data.readers.texts import Text, tokenized
 from sbonnx.calib.data.validate import InputSpec
 from sbonnx.errors import DataError

@@ -12,7 +12,7 @@ import numpy as np
 from sbonnx.calib.data.labels import LABEL, LabelledFeed, batched_labels
 from sbonnx.calib.data.objects import Source
 from sbonnx.calib.data.readers.media_files import MediaFiles
-from sbonnx.calib.data.readers.settings import PreprocessValues, truth, whole
+from sbonnx.calib.data.readers.preprocess_values import PreprocessValues, truth, whole
 from sbonnx.calib.data.readers.tokenizer_file import TokenizerFile
 from sbonnx.calib.data.validate import InputSpec
 from sbonnx.errors import DataError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from sbonnx.linear.layer import LinearLayer
-from sbonnx.linear.sparsity import GroupSparsity, SparsityPattern
+from sbonnx.linear.zero_patterns import GroupSparsity, SparsityPattern
 
 PATTERN: Final = GroupSparsity(2, 4)
 """Pattern of sparse weights: 2 of 4 input channels at one kernel tap and output."""

@@ -19,7 +19,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Final
 
-from sbonnx.batch.digests import Digests
+from sbonnx.batch.file_digests import Digests
 from sbonnx.batch.jobs.job import FINE, Outcome, Places, Step, Tell
 from sbonnx.batch.jobs.steps import job_inputs, sketches_digest
 from sbonnx.batch.outcomes import FILE, read_made, to_json

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, Protocol
 
-from sbonnx.calib.data.readers.settings import PRESETS
+from sbonnx.calib.data.readers.preprocess_values import PRESETS
 from sbonnx.report import Report
 from sbonnx.report.comparison import CommandAdvice
 from sbonnx.report.notebook import NotebookView

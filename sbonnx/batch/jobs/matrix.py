@@ -17,7 +17,7 @@ from sbonnx.batch.jobs.job import Acceptance, Job, JobEvaluation, Places, StepLi
 from sbonnx.batch.jobs.outputs import Inputs, refusal
 from sbonnx.batch.redaction import Redactor, names_in, revealed
 from sbonnx.batch.remote import fetch, is_url
-from sbonnx.calib.data.readers.settings import PRESETS
+from sbonnx.calib.data.readers.preprocess_values import PRESETS
 from sbonnx.errors import RecipeError, SbonnxError
 from sbonnx.metrics import task_metric
 from sbonnx.recipe.defaults import BACKEND

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from sbonnx.batch.digests import Digests
+from sbonnx.batch.file_digests import Digests
 from sbonnx.batch.jobs.job import Job, Places, Step
 from sbonnx.batch.metric import sources_of
 from sbonnx.batch.outcomes import FILES, read_made

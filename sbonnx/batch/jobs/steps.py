@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from sbonnx.batch.accept import code_digest
-from sbonnx.batch.digests import MISSING, Digests
+from sbonnx.batch.file_digests import MISSING, Digests
 from sbonnx.batch.jobs.job import Acceptance, Job, JobEvaluation, Step, StepLimits
 from sbonnx.batch.jobs.outputs import Inputs, file_name
 from sbonnx.batch.redaction import reveal_job, revealed

@@ -15,8 +15,8 @@ from sbonnx.present.text.tables import metric_text
 from sbonnx.system.terminal import BELOW_QUALITY, DONE, LINE_LENGTH, one_line, relative_paths
 
 if TYPE_CHECKING:
+    from sbonnx.batch.jobs.batch_plan import BatchRequest
     from sbonnx.batch.jobs.job import JobResult
-    from sbonnx.batch.jobs.plan import BatchRequest
     from sbonnx.report.figures import Evaluation
 
 HELP: Final = "Quantize many models for many targets. Finished jobs are not repeated; a crash affects a single job."
@@ -43,8 +43,8 @@ OPTIONS: Final = (JOBS, WORKERS, ONLY, DRY_RUN, FORCE, SCHEDULER, options.ORT_LI
 
 def run(given: Arguments) -> int:
     from sbonnx.batch.api import fulfil, plain
-    from sbonnx.batch.jobs.plan import request_of
-    from sbonnx.batch.state import past
+    from sbonnx.batch.database import past
+    from sbonnx.batch.jobs.batch_plan import request_of
     from sbonnx.batch.step_progress import make_watch
 
     printer, workers, force = given.printer(), given[WORKERS], given[FORCE]

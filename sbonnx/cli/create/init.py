@@ -13,7 +13,7 @@ from sbonnx.cli.options import Arguments
 
 if TYPE_CHECKING:
     from sbonnx.graph import Graph
-    from sbonnx.heads.layout import HeadLayout
+    from sbonnx.heads.recognition import HeadLayout
     from sbonnx.recipe import Recipe
 
 HELP: Final = "Write a commented recipe for a model. With --jobs: a job file for several targets."
@@ -43,7 +43,7 @@ class InitOutput:
 
 def run(given: Arguments) -> int:
     from sbonnx import graph as graphs
-    from sbonnx.heads.layout import head_layout
+    from sbonnx.heads.recognition import head_layout
     from sbonnx.pipeline import prepare
     from sbonnx.stages.state import read_recipe
 

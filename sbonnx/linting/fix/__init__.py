@@ -10,8 +10,8 @@ from onnx import ModelProto
 
 from sbonnx import graph as graphs
 from sbonnx.graph import Graph, edit
-from sbonnx.linting.fix import pairs, parameters, recentre
-from sbonnx.linting.fix.bench import Bench, Fix, Fixed
+from sbonnx.linting.fix import pair_removal, parameters, recentre
+from sbonnx.linting.fix.edit_context import Bench, Fix, Fixed
 
 ROUNDS: Final = 16
 """Maximum number of passes over the table: one fix can make another possible."""
@@ -26,18 +26,18 @@ FIXES: Final[dict[str, tuple[Fix, ...]]] = {
         Fix(("T19",), "Cast nodes after a pair merged into it", parameters.float_islands),
         Fix(("T17",), "biases to floats", parameters.float_biases),
         Fix(("T03",), "other int32 constants to floats", parameters.float_constants),
-        Fix(("T13",), "pairs on scalars removed", pairs.scalars),
-        Fix(("P05",), "equal pairs merged", pairs.duplicates),
+        Fix(("T13",), "pairs on scalars removed", pair_removal.scalars),
+        Fix(("P05",), "equal pairs merged", pair_removal.duplicates),
         # Removed pairs need no re-centring, so fixes that remove pairs come first.
-        Fix(("P10",), "pairs on outputs removed", pairs.interface),
-        Fix(("P02",), "pairs inside a fusion removed", pairs.splitting),
-        Fix(("P04",), "pairs of a residual Add's conv branch removed", pairs.residual),
-        Fix(("P03",), "pairs without benefit removed", pairs.needless),
-        Fix(("P07", "P09"), "the earlier of two consecutive pairs removed", pairs.rescaled),
-        Fix(("P11",), "pairs before softmax, norms and masks removed", pairs.delicate),
-        Fix(("P08",), "pairs before half-fused ops removed", pairs.half_fused),
-        Fix(("P12",), "ops too small for integer kernels back to float", pairs.tiny),
-        Fix(("P01",), "one-sided ops back to float", pairs.one_sided),
+        Fix(("P10",), "pairs on outputs removed", pair_removal.interface),
+        Fix(("P02",), "pairs inside a fusion removed", pair_removal.splitting),
+        Fix(("P04",), "pairs of a residual Add's conv branch removed", pair_removal.residual),
+        Fix(("P03",), "pairs without benefit removed", pair_removal.needless),
+        Fix(("P07", "P09"), "the earlier of two consecutive pairs removed", pair_removal.rescaled),
+        Fix(("P11",), "pairs before softmax, norms and masks removed", pair_removal.delicate),
+        Fix(("P08",), "pairs before half-fused ops removed", pair_removal.half_fused),
+        Fix(("P12",), "ops too small for integer kernels back to float", pair_removal.tiny),
+        Fix(("P01",), "one-sided ops back to float", pair_removal.one_sided),
         Fix(("T02", "T03"), "zero points to 0, codes to signed ones", recentre.symmetric),
         Fix(("P06",), "the largest of the scales around a Concat for all", recentre.concats),
         Fix(("T05",), "scales of stored tensors raised", parameters.scale_floors),
@@ -46,9 +46,9 @@ FIXES: Final[dict[str, tuple[Fix, ...]]] = {
     "onnxruntime": (
         Fix(("O11",), "activations from int8 to uint8", recentre.unsigned_activations),
         Fix(("O12", "O13"), "weights to int8 with the zero point 0", recentre.signed_weights),
-        Fix(("O15",), "weights without a quantized activation back to float", pairs.weights_alone),
-        Fix(("O16",), "activations without a quantized weight back to float", pairs.activations_alone),
-        Fix(("O23", "O24"), "pairs that serve no kernel removed", pairs.useless),
+        Fix(("O15",), "weights without a quantized activation back to float", pair_removal.weights_alone),
+        Fix(("O16",), "activations without a quantized weight back to float", pair_removal.activations_alone),
+        Fix(("O23", "O24"), "pairs that serve no kernel removed", pair_removal.useless),
         Fix(("O05", "O06"), "biases to the scale of the product", parameters.biases),
         Fix(("O25",), "reported only", parameters.report_rescaling),
     ),

@@ -13,12 +13,12 @@ from sbonnx.backends.tensorrt.profiles import PROFILES
 from sbonnx.errors import ModelError
 from sbonnx.graph import Graph, Node, edit, query
 from sbonnx.linting import ort_kernels, ort_numbers, ort_read, tensorrt_parameters
-from sbonnx.linting.fix.bench import Bench, Fixed
-from sbonnx.linting.fix.pairs import bypassed
+from sbonnx.linting.fix.edit_context import Bench, Fixed
+from sbonnx.linting.fix.pair_removal import bypassed
 from sbonnx.linting.fix.recentre import pair_of, renumber
+from sbonnx.linting.model_view import Quantizer, View
 from sbonnx.linting.ort_read import WeightedOp
 from sbonnx.linting.tensorrt_parameters import HALVES, opset_wanted
-from sbonnx.linting.view import Quantizer, View
 from sbonnx.ops import LINEAR
 from sbonnx.qdq import unfold
 from sbonnx.qdq.arithmetic import QDQParams, is_integer, limits

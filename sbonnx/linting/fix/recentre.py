@@ -10,8 +10,8 @@ import numpy as np
 
 from sbonnx.graph import Node, Tensor, edit, query
 from sbonnx.linting import ort_numbers, ort_read, tensorrt_placement
-from sbonnx.linting.fix.bench import Bench, Fixed, code_type
-from sbonnx.linting.view import Quantizer
+from sbonnx.linting.fix.edit_context import Bench, Fixed, code_type
+from sbonnx.linting.model_view import Quantizer
 from sbonnx.ops import DEQUANTIZE
 from sbonnx.qdq.arithmetic import QDQParams, is_integer, limits
 from sbonnx.spec import PAIR_SUM, Array

@@ -9,7 +9,7 @@ from typing import Final
 from sbonnx.backends.tensorrt.sparse_kernels import expected
 from sbonnx.errors import RecipeError
 from sbonnx.linear.layer import LinearLayer
-from sbonnx.linear.sparsity import SparsityPattern, Unstructured
+from sbonnx.linear.zero_patterns import SparsityPattern, Unstructured
 from sbonnx.pruning.groups.dimensions import WHAT, Dependencies
 from sbonnx.pruning.groups.removal_trace import LinearSides
 from sbonnx.pruning.settings import LayerPruning

@@ -24,7 +24,7 @@ from typing import Final, Literal
 import numpy as np
 
 from sbonnx.linear.layer import LinearLayer
-from sbonnx.linear.sparsity import SparsityPattern
+from sbonnx.linear.zero_patterns import SparsityPattern
 from sbonnx.rounding.search.descent import alive
 from sbonnx.rounding.search.factor import damped
 from sbonnx.spec import Array

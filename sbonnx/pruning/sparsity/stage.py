@@ -14,7 +14,7 @@ from sbonnx.errors import DataError, RecipeError
 from sbonnx.graph import Graph, Node
 from sbonnx.graph.edit import Names, set_constant, sort, sweep
 from sbonnx.graph.query import constant, node_by_name
-from sbonnx.linear.sparsity import SparsityPattern
+from sbonnx.linear.zero_patterns import SparsityPattern
 from sbonnx.ops import LINEAR
 from sbonnx.pruning.fit_layers import fit_layers
 from sbonnx.pruning.groups.dimensions import dependencies

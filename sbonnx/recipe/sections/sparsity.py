@@ -11,7 +11,7 @@ from sbonnx.recipe.sections.base import Section, from_pairs, key, new_key, rows_
 from sbonnx.recipe.sections.flags import Flag
 
 if TYPE_CHECKING:
-    from sbonnx.linear.sparsity import SparsityPattern
+    from sbonnx.linear.zero_patterns import SparsityPattern
     from sbonnx.recipe import value_types
 
 ANCESTOR: Final = "SPARSER"
@@ -258,7 +258,7 @@ class Sparse(Section):
     @property
     def pattern(self) -> SparsityPattern | None:
         """Pattern of zeros; None: channels are removed."""
-        from sbonnx.linear.sparsity import Unstructured, sparsity_pattern
+        from sbonnx.linear.zero_patterns import Unstructured, sparsity_pattern
 
         if ":" in self.type:
             return sparsity_pattern(self.type)

@@ -16,7 +16,7 @@ from sbonnx.graph.query import all_nodes, bodies, dtype, ordered, readers, shape
 from sbonnx.ops import STANDARD_DOMAINS
 from sbonnx.patterns import SIMPLIFY, apply
 from sbonnx.torchnet import function_of
-from sbonnx.torchnet.onnx_to_torch.importer import GraphImporter
+from sbonnx.torchnet.onnx_to_torch.fx_conversion import GraphImporter
 from sbonnx.torchnet.onnx_to_torch.operators import NodeModule
 
 BRANCH: Final = "If"

@@ -14,7 +14,7 @@ from sbonnx.calib.engine import samples as groups
 from sbonnx.calib.engine.samples import grouped, width_for
 from sbonnx.errors import NumericError
 from sbonnx.options import RunOptions
-from sbonnx.reconstruct import layerwise as reconstruct
+from sbonnx.reconstruct import layerwise_rounding as reconstruct
 from sbonnx.spec import Array
 from tests.reconstruct.test_layerwise import images, prepared, solved
 from tests.support.models import model

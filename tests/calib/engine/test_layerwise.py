@@ -15,7 +15,7 @@ from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.graph import load
 from sbonnx.options import RunOptions
 from sbonnx.planning.types import ObserverChoice
-from sbonnx.reconstruct.solve import WeightRounding, reconstruct
+from sbonnx.reconstruct.solution import WeightRounding, reconstruct
 from tests.calib.test_calibrate import same
 from tests.support.calibration import calibrate
 from tests.support.models import model, residual

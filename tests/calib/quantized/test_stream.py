@@ -10,8 +10,8 @@ import pytest
 
 from sbonnx.calib.engine import observation as observe
 from sbonnx.calib.engine.runner import LayerRunner
-from sbonnx.calib.quantized.state import StreamResult
 from sbonnx.calib.quantized.stream import QuantizedInputs
+from sbonnx.calib.quantized.stream_state import StreamResult
 from sbonnx.graph import Graph, load
 from sbonnx.pipeline import prepare
 from sbonnx.planning.types import Plan, Solution

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from sbonnx.linting.findings import LintRule
-from sbonnx.linting.view import View
+from sbonnx.linting.model_view import View
 
 
 def _long_names(view: View) -> Iterator[tuple[str, str, str]]:

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from sbonnx.graph import Body, Constant, Graph, Node, Tensor, Variable, edit, query
-from sbonnx.linting.view import COMMUTES, RENAMES, Quantizer, View
+from sbonnx.linting.model_view import COMMUTES, RENAMES, Quantizer, View
 from sbonnx.ops import DEQUANTIZE, QUANTIZE
 from sbonnx.qdq.arithmetic import QDQParams
 from sbonnx.qdq.strip import restore

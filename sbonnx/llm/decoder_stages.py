@@ -12,7 +12,7 @@ from sbonnx.llm.folder import copy_rest, model_place, write_provenance
 from sbonnx.llm.kv_cache import quantize_caches as write_caches
 from sbonnx.llm.kv_cache import read_attention
 from sbonnx.llm.layout import Decoder, read_decoder
-from sbonnx.llm.texts import Texts
+from sbonnx.llm.token_texts import Texts
 from sbonnx.llm.windows import DecoderFeeds, TokenWindows, read_windows
 from sbonnx.options import RunOptions
 from sbonnx.report import Note

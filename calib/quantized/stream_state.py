@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sbonnx.calib.observers import make_observer
-from sbonnx.calib.qparams.masks import without_masks
+from sbonnx.calib.qparams.mask_ranges import without_masks
 from sbonnx.calib.qparams.safe_scales import limits_for, unfit
 from sbonnx.calib.qparams.solve import (
     Solve,

@@ -6,7 +6,7 @@ from typing import Final, cast, final
 
 from torch import Tensor, fx, nn
 
-from sbonnx.torchnet.onnx_to_torch.importer import GET_ATTR
+from sbonnx.torchnet.onnx_to_torch.fx_conversion import GET_ATTR
 from sbonnx.torchnet.onnx_to_torch.reimport import META
 
 MASKS: Final = "masks"

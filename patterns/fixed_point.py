@@ -19,9 +19,9 @@ from sbonnx.errors import ModelError
 from sbonnx.graph import Graph, Node
 from sbonnx.report import Fired, Reason, Refusal
 
-from .edit import Edit
 from .index import GraphIndex
 from .match import Match, find
+from .rewriting import Edit
 from .tree import Op, depth
 
 ROUNDS = 64

@@ -7,8 +7,8 @@ from typing import Final
 
 from sbonnx.graph import Node, Tensor, edit, query
 from sbonnx.linting import ort_kernels, ort_read, tensorrt_placement
-from sbonnx.linting.fix.bench import Bench, Fixed
-from sbonnx.linting.view import Quantizer
+from sbonnx.linting.fix.edit_context import Bench, Fixed
+from sbonnx.linting.model_view import Quantizer
 from sbonnx.ops import ADDS, LINEAR
 
 DEPTH: Final = 10_000

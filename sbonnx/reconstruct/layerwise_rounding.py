@@ -25,8 +25,8 @@ from sbonnx.calib.engine.runner import LayerRunner
 from sbonnx.calib.engine.samples import CanonicalSamples
 from sbonnx.calib.engine.segments import Segment
 from sbonnx.calib.engine.threads import one_blas_thread, within
-from sbonnx.calib.quantized.state import RoundSite, StreamResult
 from sbonnx.calib.quantized.stream import QuantizedInputs, measured_sites, quantized, quantized_reads, staged, uses_of
+from sbonnx.calib.quantized.stream_state import RoundSite, StreamResult
 from sbonnx.calib.sketches import Sketch
 from sbonnx.errors import NumericError
 from sbonnx.graph import Graph

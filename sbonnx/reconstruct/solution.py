@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from sbonnx.calib.calibrator import MeasuredRanges
 from sbonnx.calib.engine.samples import CanonicalSamples, Samples
 from sbonnx.calib.qparams.solve import Solve, solution_of
-from sbonnx.calib.quantized.state import StreamResult
 from sbonnx.calib.quantized.stream import QuantizedInputs, walk_quantized
+from sbonnx.calib.quantized.stream_state import StreamResult
 from sbonnx.graph import Graph
 from sbonnx.graph.query import tensors_by_name
 from sbonnx.planning.types import Plan, Solution
 from sbonnx.reconstruct.branch_models import walk_branches
 from sbonnx.reconstruct.layer_fit import Reconstruction, gain_notes
-from sbonnx.reconstruct.layerwise import walk_rounding
+from sbonnx.reconstruct.layerwise_rounding import walk_rounding
 from sbonnx.reconstruct.stored_layers import rounded_weights
 from sbonnx.report.codes import Note
 
