@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 
 from sbonnx.cli.about.rule_examples import FILE, RuleExample
-from sbonnx.linting import RULES, lint, view
+from sbonnx.linting import RULES, lint, model_view
 from sbonnx.system.cpu import CPUS, target_cpu
 from tests.lint.seeded import ASIDE, CASES
 from tests.lint.test_openvino import SEEDED as SEEDED_OPENVINO
@@ -71,7 +71,7 @@ def rule_models() -> dict[str, RuleModels]:
 def example(rule: str, models: RuleModels) -> RuleExample:
     """Return the stored texts of a rule."""
     machine = {"return_value": CPUS[models.machine]} if models.machine else {"wraps": target_cpu}
-    with mock.patch.object(view, "target_cpu", **machine):
+    with mock.patch.object(model_view, "target_cpu", **machine):
         finding = next(each for each in lint(models.bad, models.target, cpu=models.cpu) if each.rule == rule)
     place = " / ".join(dict.fromkeys(name for name in (finding.node, finding.tensor) if name))
     return RuleExample(
