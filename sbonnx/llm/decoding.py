@@ -39,7 +39,7 @@ def decoder_feed(decoder: Decoder, ids: Array, cache: Cache | None = None) -> di
     batch, length = ids.shape
     empty = cache is None
     if cache is None:
-        cache = {each.past: each.empty(batch) for each in decoder.cache}
+        cache = {tensor.past: tensor.empty(batch) for tensor in decoder.cache}
     done = cache[decoder.cache[0].past].shape[CACHE_LENGTH] if decoder.cache else 0
     feed = {decoder.tokens: ids}
     if decoder.mask is not None:
@@ -109,7 +109,7 @@ class DecoderSession:
         except Exception as error:  # onnxruntime's own exceptions share no base class
             raise ModelError(f"onnxruntime refuses '{decoder.model}': {reason(error)}") from error
         self._adapter = ActiveAdapter(decoder.adapter)
-        self._outputs = [decoder.logits, *(each.present for each in decoder.cache)]
+        self._outputs = [decoder.logits, *(tensor.present for tensor in decoder.cache)]
 
     def __call__(self, ids: Array, cache: Cache | None = None) -> tuple[Array, Cache]:
         """Return logits, (batch, length, vocabulary), in the type of the model, and the caches after the tokens.
@@ -122,19 +122,21 @@ class DecoderSession:
             DataError: the model cannot run on them.
         """
         logits, *caches = self._run(self._outputs, ids, cache)
-        return logits, {each.past: values for each, values in zip(self.decoder.cache, caches, strict=True)}
+        return logits, {tensor.past: values for tensor, values in zip(self.decoder.cache, caches, strict=True)}
 
     def prefill(self, ids: Array) -> Cache:
         """Return the caches after tokens."""
         caches = self._run(self._outputs[1:], ids, None)
-        return {each.past: values for each, values in zip(self.decoder.cache, caches, strict=True)}
+        return {tensor.past: values for tensor, values in zip(self.decoder.cache, caches, strict=True)}
 
     def _run(self, outputs: list[str], ids: Array, cache: Cache | None) -> list[Any]:
         try:
-            found: list[Any] = self._session.run(outputs, decoder_feed(self.decoder, ids, cache), self._adapter.options)
+            values: list[Any] = self._session.run(
+                outputs, decoder_feed(self.decoder, ids, cache), self._adapter.options
+            )
         except Exception as error:  # onnxruntime's own exceptions share no base class
             raise DataError(f"'{self.decoder.model}' cannot run {ids.shape[1]} tokens: {reason(error)}") from error
-        return found
+        return values
 
     def pieces(self, ids: Array, size: int | None = None, *, first: int | None = None) -> Iterator[tuple[int, Array]]:
         """Yield (position, logits) for pieces of a window; the caches carry over from piece to piece.
@@ -169,9 +171,9 @@ class DecoderSession:
         ids, cache = prompt[None], None
         while True:
             logits, after = self(ids, cache)
-            found = int(np.argmax(logits[0, -1]))
-            yield found
-            token = np.asarray([[found]], np.int64)
+            chosen = int(np.argmax(logits[0, -1]))
+            yield chosen
+            token = np.asarray([[chosen]], np.int64)
             if self.decoder.cache:
                 ids, cache = token, after
             else:

@@ -128,15 +128,15 @@ def _require_alike(decoder: Decoder, against: Decoder | None) -> None:
 def _divergence(ids: Array, decoder: Decoder, against: Decoder) -> tuple[tuple[int, ...], int]:
     """Return tokens until the first difference by prompt, and the number of tokens generated."""
     length = max(1, ids.shape[1] // PROMPT_SHARE)
-    contexts = [each.context for each in (decoder, against) if each.context]
+    contexts = [model.context for model in (decoder, against) if model.context]
     count = min([CONTINUATION, *(context - length for context in contexts)])
     prompts = ids[:PROMPTS, :length]
-    floats, tokens = (_greedy(each, prompts, count, mapped=each is against) for each in (against, decoder))
-    found = []
+    floats, tokens = (_greedy(model, prompts, count, mapped=model is against) for model in (against, decoder))
+    lengths = []
     for pair in zip(tokens, floats, strict=True):
         pairs = zip(*pair, strict=True)
-        found.append(next((at for at, (one, other) in enumerate(pairs) if one != other), count))
-    return tuple(found), count
+        lengths.append(next((at for at, (token, float_token) in enumerate(pairs) if token != float_token), count))
+    return tuple(lengths), count
 
 
 def _greedy(decoder: Decoder, prompts: Array, count: int, *, mapped: bool) -> list[list[int]]:
@@ -234,14 +234,14 @@ def worst_block(decoder: Decoder, against: Decoder, ids: Array) -> BlockError | 
     Raises:
         ModelError: onnxruntime does not give the streams of a model.
     """
-    streams = [[block.stream for block in each.structure.blocks] for each in (decoder, against)]
+    streams = [[block.stream for block in model.structure.blocks] for model in (decoder, against)]
     alike = len(streams[0]) == len(streams[1]) > 0
     if not alike or "merged" in (decoder.format, against.format) or decoder.branch or against.branch:
         return None
-    values, floats = (_streams(each, names, ids) for each, names in zip((decoder, against), streams, strict=True))
+    values, floats = (_streams(model, names, ids) for model, names in zip((decoder, against), streams, strict=True))
     errors = [
-        float(np.linalg.norm(one - other) / max(np.linalg.norm(other), np.finfo(np.float64).tiny))
-        for one, other in zip(values, floats, strict=True)
+        float(np.linalg.norm(stream - float_stream) / max(np.linalg.norm(float_stream), np.finfo(np.float64).tiny))
+        for stream, float_stream in zip(values, floats, strict=True)
     ]
     layers = [block.layer for block in decoder.structure.blocks]
     rows = [BlockError(*row) for row in zip(layers, errors, errors[1:], strict=False)]
@@ -251,14 +251,14 @@ def worst_block(decoder: Decoder, against: Decoder, ids: Array) -> BlockError | 
 def _streams(decoder: Decoder, names: list[str], ids: Array) -> list[Array]:
     """Return the residual stream at the input of each block, then the logits, in float64."""
     model = read_proto(decoder.model)
-    known = {value.name for value in model.graph.output}
-    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in dict.fromkeys(names) if name not in known)
+    declared = {value.name for value in model.graph.output}
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in dict.fromkeys(names) if name not in declared)
     options: Any = session_options()
     options.add_session_config_entry(DATA_FOLDER, str(decoder.model.parent))
     try:
         session = open_session(model.SerializeToString(), options)
         adapter = ActiveAdapter(decoder.adapter)
-        found = session.run([*names, decoder.logits], decoder_feed(decoder, ids[None]), adapter.options)
+        arrays = session.run([*names, decoder.logits], decoder_feed(decoder, ids[None]), adapter.options)
     except Exception as error:  # onnxruntime's own exceptions share no base class
         raise ModelError(f"onnxruntime gives no residual stream of '{decoder.model}': {reason(error)}") from error
-    return [np.asarray(values, np.float64) for values in found]
+    return [np.asarray(values, np.float64) for values in arrays]

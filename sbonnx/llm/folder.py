@@ -65,10 +65,10 @@ def copy_rest(decoder: Decoder, stage: Path) -> list[Note]:
         for path in near:
             if is_own_file(path, path.parent):
                 shutil.copyfile(path, stage / path.name)
-        notes = left_out_notes(decoder.model.parent, [each.name for each in near if not is_own_file(each, each.parent)])
+        notes = left_out_notes(decoder.model.parent, [file.name for file in near if not is_own_file(file, file.parent)])
     tokenizer, places = decoder.tokenizer, (decoder.folder, decoder.model.parent, decoder.model.parent.parent)
-    found = tokenizer in [None if place is None else place / TOKENIZER for place in places]
-    if tokenizer is not None and not found and (decoder.folder is None or not (stage / TOKENIZER).exists()):
+    copied = tokenizer in [None if place is None else place / TOKENIZER for place in places]
+    if tokenizer is not None and not copied and (decoder.folder is None or not (stage / TOKENIZER).exists()):
         shutil.copyfile(tokenizer, stage / TOKENIZER)  # the caller named it
     return notes
 

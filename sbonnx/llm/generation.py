@@ -61,8 +61,8 @@ def print_tokens(folder: str, prompt: list[int], count: int, adapter: str | None
         adapters.load(adapter, "adapter")
         generator.set_active_adapter(adapters, "adapter")
     generator.append_tokens(np.asarray([prompt], np.int32))
-    found: list[int] = []
-    while len(found) < count and not generator.is_done():
+    tokens: list[int] = []
+    while len(tokens) < count and not generator.is_done():
         generator.generate_next_token()
-        found.append(int(generator.get_next_tokens()[0]))
-    print(json.dumps(found), flush=True)
+        tokens.append(int(generator.get_next_tokens()[0]))
+    print(json.dumps(tokens), flush=True)

@@ -91,8 +91,8 @@ def read_attention(decoder: Decoder) -> tuple[CachedAttention, ...]:
             "--kv (LLM.KV_BITS)"
         )
     if version() < OLDEST_KERNEL:
-        found, needed = (".".join(map(str, pair)) for pair in (version(), OLDEST_KERNEL))
-        raise DeviceError(f"onnxruntime {found} has no kernel for quantized caches: install {needed} or newer")
+        installed, needed = (".".join(map(str, pair)) for pair in (version(), OLDEST_KERNEL))
+        raise DeviceError(f"onnxruntime {installed} has no kernel for quantized caches: install {needed} or newer")
     graph = read_proto(decoder.model).graph
     sort_protos(graph)
     return tuple(_layer(decoder, graph, key, value) for key, value in _by_layer(decoder.cache))
@@ -177,7 +177,7 @@ def cache_bounds(decoder: Decoder, layers: Sequence[CachedAttention], ids: Array
     """
     session = DecoderSession(decoder)
     partners = {layer.key.past: layer.partner for layer in layers}
-    bounds = {each.past: np.zeros((each.heads, each.width), np.float32) for each in decoder.cache}
+    bounds = {tensor.past: np.zeros((tensor.heads, tensor.width), np.float32) for tensor in decoder.cache}
     for window in ids:
         for past, values in session.prefill(window[None]).items():
             magnitudes = np.abs(np.asarray(values, np.float32))
@@ -226,7 +226,7 @@ def write_scales(
         del node.input[:]
         node.input.extend(inputs)
         settings = {"k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL", "kv_cache_bit_width": bits}
-        others = [each for each in node.attribute if each.name not in settings]
+        others = [attribute for attribute in node.attribute if attribute.name not in settings]
         del node.attribute[:]
         node.attribute.extend([*others, *(onnx.helper.make_attribute(*pair) for pair in settings.items())])
 
@@ -252,9 +252,9 @@ def _is_attention(node: NodeProto) -> bool:
 
 def _by_layer(caches: Sequence[CacheTensor]) -> Iterator[tuple[CacheTensor, CacheTensor]]:
     """Yield keys and values of each layer."""
-    found = {(each.layer, each.kind): each for each in caches}
-    for layer in dict.fromkeys(each.layer for each in caches):
-        yield found[layer, "key"], found[layer, "value"]
+    by_kind = {(tensor.layer, tensor.kind): tensor for tensor in caches}
+    for layer in dict.fromkeys(tensor.layer for tensor in caches):
+        yield by_kind[layer, "key"], by_kind[layer, "value"]
 
 
 def _layer(decoder: Decoder, graph: GraphProto, key: CacheTensor, value: CacheTensor) -> CachedAttention:
@@ -313,7 +313,7 @@ def _partners(graph: GraphProto, node: NodeProto, width: int) -> Array:
     if _attribute(node, "do_rotary"):
         table, interleaved = _at(node.input, COS), _attribute(node, "rotary_interleaved")
     else:
-        producers = {name: each for each in graph.node for name in each.output}
+        producers = {name: producer for producer in graph.node for name in producer.output}
         source = producers.get(_at(node.input, KEY))
         while source is not None and source.op_type in MOVES:
             source = producers.get(source.input[0])
@@ -329,4 +329,4 @@ def _partners(graph: GraphProto, node: NodeProto, width: int) -> Array:
 
 
 def _attribute(node: NodeProto, name: str) -> int:
-    return next((int(each.i) for each in node.attribute if each.name == name), 0)
+    return next((int(attribute.i) for attribute in node.attribute if attribute.name == name), 0)

@@ -180,7 +180,7 @@ class Decoder:
     @property
     def token_bytes(self) -> int:
         """Bytes of all caches for one token of one sequence."""
-        return sum(each.heads * each.width * each.dtype.itemsize for each in self.cache)
+        return sum(tensor.heads * tensor.width * tensor.dtype.itemsize for tensor in self.cache)
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -264,7 +264,7 @@ def _place(path: Path) -> _Place:
             genai = _genai(near)
             if genai.model.resolve() == path.resolve():
                 return genai
-        config = next((each for each in (near / CONFIG, near.parent / CONFIG) if each.is_file()), None)
+        config = next((file for file in (near / CONFIG, near.parent / CONFIG) if file.is_file()), None)
         sizes, tied = ({}, False) if config is None else _sizes(_json(config))
         return _Place("file", None, path, sizes, tied)
     if not path.is_dir():
@@ -408,7 +408,7 @@ def _sizes(config: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
 
 def _ids(value: Any) -> tuple[int, ...]:
     listed = value if isinstance(value, list) else [value]
-    return tuple(each for each in listed if _is_whole(each))
+    return tuple(number for number in listed if _is_whole(number))
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -436,7 +436,7 @@ def _tokenizer(place: _Place, given: str | os.PathLike[str] | None) -> Path | No
             raise ModelError(f"there is no tokenizer '{path}': give a tokenizer.json")
         return path
     places = [place.model.parent, place.model.parent.parent] if place.folder is None else [place.folder]
-    return next((path for each in places if (path := each / TOKENIZER).is_file()), None)
+    return next((path for folder in places if (path := folder / TOKENIZER).is_file()), None)
 
 
 def _read_graph(place: _Place, graph: onnx.GraphProto, data: tuple[Path, ...]) -> Decoder:
@@ -463,7 +463,7 @@ def _read_graph(place: _Place, graph: onnx.GraphProto, data: tuple[Path, ...]) -
     keep = {name: np.zeros([dim or 1 for dim in _dims(inputs[name])], np.int64) for name in KEEP_ALL if name in inputs}
     rest = [name for name in inputs if name not in {tokens, mask, positions, branch, *keep}]
     cache = _caches(place, [inputs[name] for name in rest], outputs)
-    structure = read_structure(graph, tokens, logits, {each.past: each.layer for each in cache})
+    structure = read_structure(graph, tokens, logits, {cached.past: cached.layer for cached in cache})
     merged = branch is not None and any(node.op_type == "If" for node in graph.node)
     kv_heads = cache[0].heads if cache else None
     sizes = dict(place.sizes)
@@ -483,7 +483,7 @@ def _read_graph(place: _Place, graph: onnx.GraphProto, data: tuple[Path, ...]) -
         cache=cache,
         structure=structure,
         constants=keep,
-        layers=len({each.layer for each in cache}) or sizes.get("layers"),
+        layers=len({cached.layer for cached in cache}) or sizes.get("layers"),
         hidden=structure.hidden or sizes.get("hidden"),
         heads=sizes.get("heads"),
         kv_heads=kv_heads or sizes.get("kv_heads") or sizes.get("heads"),
@@ -510,7 +510,7 @@ def _caches(
         ModelError: an input is no cache by its name, has no output, or caches differ in shape or type.
     """
     presents = dict(_by_layer(outputs, place.present))
-    found = []
+    caches = []
     for value in inputs:
         slot = next((slot for slot, name in _by_layer([value.name], place.past) if name == value.name), None)
         if slot is None:
@@ -523,21 +523,21 @@ def _caches(
                 f"cache '{value.name}' of '{place.model}' has no output for {slot[1]}s of layer {slot[0]}; its "
                 f"outputs: {_few(outputs)}. Give their naming with --present 'PATTERN'"
             )
-        found.append(_cache(place, value, slot, presents[slot]))
-    found.sort(key=lambda each: (each.layer, each.kind))
-    first = found[0] if found else None
-    for each in found:
-        if first is not None and (each.dtype, each.heads) != (first.dtype, first.heads):
+        caches.append(_cache(place, value, slot, presents[slot]))
+    caches.sort(key=lambda tensor: (tensor.layer, tensor.kind))
+    first = caches[0] if caches else None
+    for tensor in caches:
+        if first is not None and (tensor.dtype, tensor.heads) != (first.dtype, first.heads):
             raise ModelError(
                 f"caches of '{place.model}' differ: '{first.past}' is {first.heads} heads of {first.dtype}, "
-                f"'{each.past}' {each.heads} heads of {each.dtype}. Export all layers with one type"
+                f"'{tensor.past}' {tensor.heads} heads of {tensor.dtype}. Export all layers with one type"
             )
-    slots = {(each.layer, each.kind) for each in found}
-    missing = {(each.layer, kind) for each in found for kind in CACHE_KINDS.values()} - slots
+    slots = {(tensor.layer, tensor.kind) for tensor in caches}
+    missing = {(tensor.layer, kind) for tensor in caches for kind in CACHE_KINDS.values()} - slots
     if missing:
         layer, kind = min(missing)
         raise ModelError(f"layer {layer} of '{place.model}' has no {kind} cache: caches come in pairs")
-    return tuple(found)
+    return tuple(caches)
 
 
 def _cache(place: _Place, value: onnx.ValueInfoProto, slot: tuple[int, str], present: str) -> CacheTensor:

@@ -42,7 +42,7 @@ class TokenSums:
     agreed: int = 0
 
     def __add__(self, other: TokenSums) -> TokenSums:
-        return TokenSums(*(one + two for one, two in zip(astuple(self), astuple(other), strict=True)))
+        return TokenSums(*(own + added for own, added in zip(astuple(self), astuple(other), strict=True)))
 
     @property
     def perplexity(self) -> float:
@@ -142,21 +142,21 @@ class _Logits:
 
 
 def _score_window(ids: Array, session: DecoderSession, floats: _Logits | None) -> TokenSums:
-    found = TokenSums()
+    total = TokenSums()
     for begin, logits in session.pieces(ids):
         compared = None if floats is None else log_softmax(floats.read(len(logits)))
-        found += _sums(ids, begin, log_softmax(logits), compared)
-    return found
+        total += _sums(ids, begin, log_softmax(logits), compared)
+    return total
 
 
 def _sums(ids: Array, begin: int, log_p: Array, log_float: Array | None) -> TokenSums:
     following = ids[begin + 1 : begin + 1 + len(log_p)]
     rows = np.arange(len(following))
-    found = TokenSums(-float(log_p[rows, following].sum()), 0.0, len(following), len(log_p))
+    sums = TokenSums(-float(log_p[rows, following].sum()), 0.0, len(following), len(log_p))
     if log_float is None:
-        return found
+        return sums
     return replace(
-        found,
+        sums,
         float_loss=-float(log_float[rows, following].sum()),
         kl=float((np.exp(log_float) * (log_float - log_p)).sum()),
         agreed=int((log_p.argmax(-1) == log_float.argmax(-1)).sum()),

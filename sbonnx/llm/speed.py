@@ -55,26 +55,26 @@ def compare_speed(decoder: Decoder, against: Decoder | None, ids: Array) -> tupl
 
 
 def _speed(decoder: Decoder, against: Decoder | None, prompt: Array, decoded: int, threads: int) -> DecodingSpeed:
-    decoders = [each for each in (against, decoder) if each is not None]
-    together = sum(each.bytes for each in decoders) <= TOGETHER
+    decoders = [model for model in (against, decoder) if model is not None]
+    together = sum(model.bytes for model in decoders) <= TOGETHER
     load = OtherLoad()
     first: list[list[float]] = []
     tokens: list[list[float]] = []
-    for some in [decoders] if together else [[each] for each in decoders]:
-        sessions = [DecoderSession(each, threads=threads) for each in some]
+    for some in [decoders] if together else [[model] for model in decoders]:
+        sessions = [DecoderSession(model, threads=threads) for model in some]
         timed = [_timed(sessions, prompt, decoded) for _ in range(ROUNDS)]
         del sessions  # before the next are opened
         for which in range(len(some)):
-            first.append([each[which][0] for each in timed])
-            tokens.append([ms for each in timed for ms in each[which][1:]])
+            first.append([model[which][0] for model in timed])
+            tokens.append([ms for model in timed for ms in model[which][1:]])
     busy, own = load.busy, (median(first[-1]), 1000 / median(tokens[-1]))
     if against is None:
         return DecodingSpeed(threads, len(prompt), *own, busy=busy)
-    found = latency_of(tokens[0], tokens[1], busy=busy)
-    known = found.interval != UNKNOWN and (together or not busy)
-    interval = found.interval if known else None
+    latency = latency_of(tokens[0], tokens[1], busy=busy)
+    is_known = latency.interval != UNKNOWN and (together or not busy)
+    interval = latency.interval if is_known else None
     before = median(first[0]), 1000 / median(tokens[0])
-    return DecodingSpeed(threads, len(prompt), *own, *before, found.ratio, interval, busy)
+    return DecodingSpeed(threads, len(prompt), *own, *before, latency.ratio, interval, busy)
 
 
 def _timed(sessions: Sequence[DecoderSession], prompt: Array, decoded: int) -> list[list[float]]:

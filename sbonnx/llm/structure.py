@@ -136,7 +136,7 @@ class _DecoderGraph:
         self._add(graph)
         while (node := self.producers.get(self.logits)) is not None and node.op_type == "If":
             bodies = [attribute.g for attribute in node.attribute if attribute.type == onnx.AttributeProto.GRAPH]
-            body = next((each for each in bodies if _reads(each, read)), bodies[0])
+            body = next((candidate for candidate in bodies if _reads(candidate, read)), bodies[0])
             self.logits = body.output[list(node.output).index(self.logits)].name
             self._add(body)
 
@@ -144,7 +144,9 @@ class _DecoderGraph:
         self.stored |= {tensor.name: tensor for tensor in graph.initializer}
         for node in graph.node:
             if node.op_type == "Constant":
-                self.stored.update((node.output[0], each.t) for each in node.attribute if each.name == "value")
+                self.stored.update(
+                    (node.output[0], attribute.t) for attribute in node.attribute if attribute.name == "value"
+                )
             else:
                 self.nodes.append(node)
         self.producers = {name: node for node in self.nodes for name in node.output if name}
@@ -216,7 +218,7 @@ def _linear(scope: _DecoderGraph, node: NodeProto) -> DecoderWeight | None:
     if table is None or len(table.dims) != 2:
         return None
     rows, columns = table.dims
-    turned = sum(each.op_type == "Transpose" for each in _chain(scope, name)) + _int(node, "transB")
+    turned = sum(node_of_chain.op_type == "Transpose" for node_of_chain in _chain(scope, name)) + _int(node, "transB")
     if turned % 2:
         rows, columns = columns, rows
     block = _int(dequantize, "block_size") if dequantize is not None else 0
@@ -244,7 +246,7 @@ def _embedding(scope: _DecoderGraph, tokens: str) -> tuple[str, DecoderWeight | 
         if table is None or len(table.dims) < 2:
             continue
         bits, block, rows, columns = _bits(table), 0, table.dims[0], table.dims[-1]
-        if sum(each.op_type == "Transpose" for each in _chain(scope, node.input[0])) % 2:
+        if sum(node_of_chain.op_type == "Transpose" for node_of_chain in _chain(scope, node.input[0])) % 2:
             rows, columns = columns, rows
         if node.op_type == "GatherBlockQuantized":
             bits, block = _int(node, "bits", 4), _int(node, "block_size", 128)
@@ -276,7 +278,7 @@ def _path(scope: _DecoderGraph, source: str) -> list[NodeProto]:
 
 def _anchors(scope: _DecoderGraph, path: Sequence[NodeProto], layers: Mapping[str, int]) -> list[tuple[int, int]]:
     """Return (layer, position in `path`) of the first node of each attention, in order of position."""
-    found: dict[int, int] = {}
+    anchors: dict[int, int] = {}
     if layers:
         behind = {name: {layer} for name, layer in layers.items()}
         for node in scope.nodes:  # casts and dequantization of caches
@@ -285,12 +287,12 @@ def _anchors(scope: _DecoderGraph, path: Sequence[NodeProto], layers: Mapping[st
         for at, node in enumerate(path):
             for name in node.input:
                 for layer in behind.get(name, ()):
-                    found.setdefault(layer, at)
+                    anchors.setdefault(layer, at)
     else:
         for at, node in enumerate(path):
             if node.op_type in ATTENTION:
-                found[len(found)] = at
-    return sorted(found.items(), key=lambda item: item[1])
+                anchors[len(anchors)] = at
+    return sorted(anchors.items(), key=lambda item: item[1])
 
 
 def _cuts(path: Sequence[NodeProto], source: str) -> Iterator[tuple[int, str]]:
@@ -309,4 +311,4 @@ def _bits(tensor: TensorProto) -> int:
 
 
 def _int(node: NodeProto, name: str, default: int = 0) -> int:
-    return next((int(each.i) for each in node.attribute if each.name == name), default)
+    return next((int(attribute.i) for attribute in node.attribute if attribute.name == name), default)

@@ -97,8 +97,10 @@ class TextTokenizer:
             path = self._decoder.beside(TEMPLATE_FILE)
             text = self._config.get("chat_template") if path is None else _read(path)
             if isinstance(text, list):  # several by name
-                named = (each for each in text if isinstance(each, Mapping) and each.get("name") == "default")
-                text = next((each.get("template") for each in named), None)
+                named = (
+                    template for template in text if isinstance(template, Mapping) and template.get("name") == "default"
+                )
+                text = next((template.get("template") for template in named), None)
             if not isinstance(text, str):
                 raise DataError(
                     f"{where}: messages need a chat template, and there is none in {TEMPLATE_FILE} or "
@@ -181,7 +183,7 @@ def read_documents(texts: Texts, tokenizer: TextTokenizer) -> Iterator[Iterable[
 
 def _read_path(path: Path, tokenizer: TextTokenizer) -> Iterator[Iterable[str]]:
     if path.is_dir():
-        files = sorted(each for each in path.iterdir() if each.suffix in TEXT_SUFFIXES)
+        files = sorted(entry for entry in path.iterdir() if entry.suffix in TEXT_SUFFIXES)
         if not files:
             raise DataError(f"folder '{path}' has no .txt or .jsonl files")
         for file in files:

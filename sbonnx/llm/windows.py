@@ -160,13 +160,13 @@ def packed(documents: Iterable[Iterable[str]], tokenizer: TextTokenizer, length:
     if inner < 1:
         raise RecipeError(f"LLM.WINDOW is {length} tokens: use at least {SHORTEST}")
     count = max(1, tokens // length)
-    found = list(islice(_stream(documents, tokenizer), count * inner))
-    full = len(found) // inner
+    stream = list(islice(_stream(documents, tokenizer), count * inner))
+    full = len(stream) // inner
     if not full:
-        if len(first) + len(found) < SHORTEST:
-            raise DataError(f"the texts have {len(found)} tokens: at least {SHORTEST} are needed")
-        return np.asarray([first + found], np.int64)
-    body = np.asarray(found[: full * inner], np.int64).reshape(full, inner)
+        if len(first) + len(stream) < SHORTEST:
+            raise DataError(f"the texts have {len(stream)} tokens: at least {SHORTEST} are needed")
+        return np.asarray([first + stream], np.int64)
+    body = np.asarray(stream[: full * inner], np.int64).reshape(full, inner)
     return np.concatenate([np.full((full, len(first)), first or 0, np.int64), body], axis=1)
 
 

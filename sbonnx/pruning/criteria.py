@@ -181,7 +181,7 @@ def checked(order: Sequence[int] | Array, size: int) -> Array:
     Raises:
         ValueError: it is not a permutation; a criterion is wrong.
     """
-    found = np.asarray(order, np.int64)
-    if sorted(found.tolist()) != list(range(size)):
-        raise ValueError(f"a criterion returned {found.tolist()}, which is no permutation of {size} groups")
-    return found
+    permutation = np.asarray(order, np.int64)
+    if sorted(permutation.tolist()) != list(range(size)):
+        raise ValueError(f"a criterion returned {permutation.tolist()}, which is no permutation of {size} groups")
+    return permutation

@@ -84,7 +84,7 @@ def data_of(
             written.append(rows[channels].reshape(len(channels), -1))
             continue
         weight, columns = layer.weight(), layer.columns(channels)
-        read.append(np.stack([_columns(weight, each).reshape(-1) for each in columns]))
+        read.append(np.stack([_columns(weight, side_columns).reshape(-1) for side_columns in columns]))
         if side.layer in pairs:
             fit = pairs[side.layer].fit
             a = mean_products(fit, fit, centred=layer.bias is not None).a
@@ -152,10 +152,10 @@ def curves(
                 kept = kept_columns(layer, channels[gone])
                 if before is not None:
                     kept = kept & before.kept[side.layer]
-                one = _refitted(layer, pairs.get(side.layer), kept, strengths.get(side.layer))
-                strengths.setdefault(side.layer, one.strength if np.isfinite(one.strength) else None)
+                refit = _refitted(layer, pairs.get(side.layer), kept, strengths.get(side.layer))
+                strengths.setdefault(side.layer, refit.strength if np.isfinite(refit.strength) else None)
                 trial.put(side.layer, *stored[side.layer])
-                trial.set(side.layer, one)
+                trial.set(side.layer, refit)
             counts.append(count)
             errors.append(judge.error(trial.graph))
         for name, arrays in stored.items():

@@ -105,12 +105,12 @@ def remaining_entries(graph: Graph, plan: PruningPlan) -> Mapping[str, tuple[tup
     """
     dependency, tensors = dependencies(graph), tensors_by_name(graph)
     keep = dependency.kept(plan)
-    found = {}
+    entries = {}
     for name, ids in dependency.ids.items():
         mask, size = keep[ids], shape(tensors[name]) if name in tensors else None
         if mask.all() or size is None:
             continue
         mask = mask.reshape((1,) * (len(size) - mask.ndim) + mask.shape)
         lines = [(axis, along_axis(mask, axis)) for axis in range(mask.ndim)]
-        found[name] = tuple((axis, np.flatnonzero(line)) for axis, line in lines if not line.all())
-    return found
+        entries[name] = tuple((axis, np.flatnonzero(line)) for axis, line in lines if not line.all())
+    return entries

@@ -76,12 +76,12 @@ class FitLayer:
                 groups.
         """
         layer, taps = self.layout, int(np.prod(self.layout.kernel, dtype=np.int64))
-        each = layer.in_channels // layer.group
+        group_channels = layer.in_channels // layer.group
         count = len(channels)
         if layer.group == 1:
             local = np.repeat(channels[:, None], layer.groups, axis=1)
         else:
-            local = np.sort(channels, axis=1).reshape(count, layer.group, -1) % each
+            local = np.sort(channels, axis=1).reshape(count, layer.group, -1) % group_channels
         wide = local[..., None] * taps + np.arange(taps)
         return np.asarray(wide.reshape(count, layer.groups, -1))
 
@@ -184,7 +184,9 @@ class InputSums:
     def pair(self, layer: FitLayer) -> MomentPair | None:
         """Return the moments for one of the layers; None if its inputs were never computed or are not finite."""
         fit, held = (replace(sums.moments(), layout=layer.layout) for sums in self._sums)
-        if not fit.rows or not all(np.isfinite(each.a).all() and np.isfinite(each.c).all() for each in (fit, held)):
+        if not fit.rows or not all(
+            np.isfinite(moments.a).all() and np.isfinite(moments.c).all() for moments in (fit, held)
+        ):
             return None
         return MomentPair(fit, held, self._rows / max(self._samples, 1))
 

@@ -51,9 +51,9 @@ def float_moments(
         options.progress.start(f"moments of inputs, pass {number + 1}", units.feeds)
         sums = input_sums(some, two_streams=False, samples=units.samples)
         sum_inputs(graph, sums, units)
-        for each in sums:
-            for layer in each.layers:
-                pair = each.pair(layer)
+        for sum_of_moments in sums:
+            for layer in sum_of_moments.layers:
+                pair = sum_of_moments.pair(layer)
                 if pair is None:
                     why = Reason(
                         "not-reached", "not refitted: its inputs were never computed, or hold NaN or infinite values"
@@ -141,8 +141,8 @@ class OutputErrors:
             runner = stack.enter_context(LayerRunner(graph, device=self.options.device, threads=1))
 
             def work(unit: Sample) -> Mapping[str, Array]:
-                found = runner.run(unit.feed, names, where=unit.where)
-                arrays = {name: np.array(value) for name, value in found.items()}
+                values = runner.run(unit.feed, names, where=unit.where)
+                arrays = {name: np.array(value) for name, value in values.items()}
                 return {name: value for name, value in arrays.items() if value.dtype.kind == "f"}
 
             return [result for _, result in in_order(work, iter(self.units), self.options.threads or 1)]
@@ -163,8 +163,8 @@ class OutputErrors:
 def _centred(values: Array) -> Array:
     """Return float64 values, less the mean of the finite ones in each sample if they are scores."""
     wide = values.astype(np.float64)
-    each = int(np.prod(values.shape[1:]))
-    if not (values.ndim > 1 and each >= LEAST_SCORES and max(values.shape[1:]) == each):
+    scores = int(np.prod(values.shape[1:]))
+    if not (values.ndim > 1 and scores >= LEAST_SCORES and max(values.shape[1:]) == scores):
         return wide
     axes, finite = tuple(range(1, values.ndim)), np.isfinite(wide)
     total = np.where(finite, wide, 0.0).sum(axis=axes, keepdims=True)

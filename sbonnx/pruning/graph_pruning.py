@@ -153,23 +153,25 @@ def _traced(
     Args:
         strategy: in place of "auto".
     """
-    found = dependencies(graph)
-    if not found.dimensions:
-        reasons = "; ".join(f"{one.where}: {one.why}" for one in found.pinned()[:3]) or "it has no linear layers"
+    traced = dependencies(graph)
+    if not traced.dimensions:
+        reasons = (
+            "; ".join(f"{refusal.where}: {refusal.why}" for refusal in traced.pinned()[:3]) or "it has no linear layers"
+        )
         raise RecipeError(f"pruning: no channels of the model can be removed: {reasons}")
-    listed, refusals = fit_layers(graph, found, samples, two_streams=True)
+    listed, refusals = fit_layers(graph, traced, samples, two_streams=True)
     strategy = settings.strategy if settings.strategy != "auto" else strategy
-    each = [settings_of(found, dimension, settings, strategy) for dimension in found.dimensions]
-    return found, {layer.name: layer for layer in listed}, each, refusals
+    layer_settings = [settings_of(traced, dimension, settings, strategy) for dimension in traced.dimensions]
+    return traced, {layer.name: layer for layer in listed}, layer_settings, refusals
 
 
 @contextmanager
 def _pruner_of(graph: Graph, samples: Samples, settings: Pruning) -> Iterator[_Pruner]:
     """Order the samples by their contents, and yield what is pruned."""
-    found, layers, each, refusals = _traced(graph, settings, samples, "obs")
+    traced, layers, layer_settings, refusals = _traced(graph, settings, samples, "obs")
     cache = MeasurementCache(samples)
     with samples.canonical() as units, one_blas_thread():
-        yield _Pruner(graph, found, layers, settings, each, units, cache, tuple(refusals))
+        yield _Pruner(graph, traced, layers, settings, layer_settings, units, cache, tuple(refusals))
 
 
 def _fine_tuned(done: Pruned, graph: Graph, samples: Samples | None, settings: Pruning) -> Pruned:
@@ -180,22 +182,22 @@ def _fine_tuned(done: Pruned, graph: Graph, samples: Samples | None, settings: P
 
 
 def _without_data(graph: Graph, settings: Pruning, original: int) -> Pruned:
-    found, layers, each, _ = _traced(graph, settings, None, "l1norm")
+    traced, layers, layer_settings, _ = _traced(graph, settings, None, "l1norm")
     if settings.budget is not None:
         raise DataError("pruning to a budget measures the network: give calibration data, or a ratio")
-    measured = [one.strategy for one in each if one.strategy in ("output", "obs")]
+    measured = [row.strategy for row in layer_settings if row.strategy in ("output", "obs")]
     if measured:
         raise DataError(
             f"the pruning strategy '{measured[0]}' reads activations: give calibration data, or take l1norm"
         )
-    orders = _orders(found, layers, {}, settings, each)
-    size = network_size(graph, found, found.dimensions, {})
-    removed = _by_ratio(found, orders, settings, each)
-    plan = _plan(found, orders, removed)
+    orders = _orders(traced, layers, {}, settings, layer_settings)
+    size = network_size(graph, traced, traced.dimensions, {})
+    removed = _by_ratio(traced, orders, settings, layer_settings)
+    plan = _plan(traced, orders, removed)
     masked = graphs.copy(graph)
     mask(masked, plan)
     network = _Network(removed, plan, masked)
-    return _finish(graph, found, settings, _Measured(orders, [], size, ()), network, original)
+    return _finish(graph, traced, settings, _Measured(orders, [], size, ()), network, original)
 
 
 @dataclass(frozen=True)
@@ -244,12 +246,12 @@ class _Pruner:
     def measure_again(self, network: _Network, orders: Sequence[Sequence[int]]) -> _Measured:
         """Measure what remains of a network of which the first groups of each order are removed."""
         removed = network.removed
-        found = dependencies(network.masked)
-        listed, _ = fit_layers(network.masked, found, self.samples, two_streams=True)
+        traced = dependencies(network.masked)
+        listed, _ = fit_layers(network.masked, traced, self.samples, two_streams=True)
         kept = {layer.name: _remains(layer, network.plan).columns for layer in listed}
         first = [tuple(order[:count]) for order, count in zip(orders, removed.tolist(), strict=True)]
         layers = {layer.name: layer for layer in listed}
-        return self._measured(network.masked, found, layers, RemovedBefore(removed, kept), first)
+        return self._measured(network.masked, traced, layers, RemovedBefore(removed, kept), first)
 
     def _measured(
         self,
@@ -268,12 +270,12 @@ class _Pruner:
             sizes = measured_sizes(graph, found, self.samples)
             return Measurement(tuple(orders), tuple(measured), sizes, tuple(missing))
 
-        strategies = tuple(one.strategy for one in self.each)
+        strategies = tuple(row.strategy for row in self.each)
         has_curves = self.settings.budget is not None
         depends_on = (strategies, self.settings.seed, has_curves, self.samples.options.memory_bytes, tuple(first))
-        known = self.cache.get(graph, depends_on, measure)
-        size = network_size(graph, found, found.dimensions, known.sizes)
-        return _Measured(known.orders, known.curves, size, known.refusals)
+        cached = self.cache.get(graph, depends_on, measure)
+        size = network_size(graph, found, found.dimensions, cached.sizes)
+        return _Measured(cached.orders, cached.curves, size, cached.refusals)
 
     def cost(self, measured: _Measured) -> Cost:
         """Return the cost that the budget limits."""
@@ -310,16 +312,16 @@ class _Pruner:
 
 
 def _with_data(pruner: _Pruner, judged: Dataset, original: int) -> Pruned:
-    settings, found, loss = pruner.settings, pruner.found, None
+    settings, traced, loss = pruner.settings, pruner.found, None
     measured = pruner.measure()
     if settings.budget is None:
-        network = pruner.build(measured, _by_ratio(found, measured.orders, settings, pruner.each))
+        network = pruner.build(measured, _by_ratio(traced, measured.orders, settings, pruner.each))
     elif settings.max_loss is not None:
         network, loss = _by_loss(pruner, measured, judged)
     else:
         measured, network = _by_budget(pruner, measured, original)
     measured = replace(measured, refusals=(*pruner.refusals, *measured.refusals))
-    return replace(_finish(pruner.graph, found, settings, measured, network, original), loss=loss)
+    return replace(_finish(pruner.graph, traced, settings, measured, network, original), loss=loss)
 
 
 def _by_budget(pruner: _Pruner, measured: _Measured, original: int) -> tuple[_Measured, _Network]:
@@ -380,8 +382,8 @@ def _orders(
     """
     kept = None if before is None else before.kept
     orders = []
-    for place, (dimension, one) in enumerate(zip(found.dimensions, each, strict=True)):
-        order = removal_order(one.strategy, data_of(dimension, layers, pairs, settings.seed, kept))
+    for place, (dimension, row) in enumerate(zip(found.dimensions, each, strict=True)):
+        order = removal_order(row.strategy, data_of(dimension, layers, pairs, settings.seed, kept))
         gone = first[place] if first else ()
         orders.append(dimension.removable([*gone, *(group for group in order if group not in gone)]))
     return orders
@@ -407,11 +409,11 @@ def _by_ratio(
         RecipeError: nothing of a dimension would remain.
     """
     limits, counts = _limits(found, orders, settings, 0.0), []
-    for place, (dimension, one) in enumerate(zip(found.dimensions, each, strict=True)):
-        wanted = -1 if one.ratio is None else int(dimension.groups * one.ratio)
+    for place, (dimension, row) in enumerate(zip(found.dimensions, each, strict=True)):
+        wanted = -1 if row.ratio is None else int(dimension.groups * row.ratio)
         if wanted == dimension.groups:
             raise RecipeError(
-                f"pruning: a ratio of {one.ratio:g} leaves no channels of '{dimension.name}'; set a ratio below 1, in "
+                f"pruning: a ratio of {row.ratio:g} leaves no channels of '{dimension.name}'; set a ratio below 1, in "
                 "SPARSE.SPECIFIC for this layer alone"
             )
         counts.append(max((count for count in limits.counts(place, dimension.groups) if count <= wanted), default=-1))
@@ -434,9 +436,9 @@ def _remains(layer: FitLayer, plan: PruningPlan) -> Remains:
     gone = plan.removed.get(LayerSide(layer.name, "in"), ())
     if layer.sides.passes_on or not gone:
         return Remains(np.ones((layer.layout.groups, layer.layout.inputs), bool), outputs)
-    each, group = layer.layout.in_channels // layer.layout.group, layer.layout.group
-    first = [channel for channel in gone if channel < each]
-    groups = np.array([[channel + part * each for part in range(group)] for channel in first], np.int64)
+    group_channels, group = layer.layout.in_channels // layer.layout.group, layer.layout.group
+    first = [channel for channel in gone if channel < group_channels]
+    groups = np.array([[channel + part * group_channels for part in range(group)] for channel in first], np.int64)
     return Remains(kept_columns(layer, groups), outputs)
 
 

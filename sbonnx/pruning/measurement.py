@@ -73,9 +73,9 @@ class MeasurementCache:
         parts = [FORMAT, __version__, self._data, self._settings, names, *depends_on]
         key = text(combined("pruning", outputs_digest(graph).encode(), *(repr(part).encode() for part in parts)))
         file = self._folder / f"{key}.json"
-        found = _read(file)
-        if found is None:
-            found = measure()
+        measured = _read(file)
+        if measured is None:
+            measured = measure()
             try:
                 self._folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
@@ -83,8 +83,8 @@ class MeasurementCache:
                     f"'{self._folder}' cannot be a folder of the calibration cache ({error.strerror or error}): name a "
                     "cache that can be written to"
                 ) from error
-            write_bytes(file, _packed(found))
-        return found
+            write_bytes(file, _packed(measured))
+        return measured
 
 
 KIND: Final = "measurement with codes of refusals"

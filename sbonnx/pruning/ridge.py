@@ -103,9 +103,9 @@ class KeptColumns:
             solved = np.linalg.solve(kept + damping[:, None, None] * np.eye(size), right.transpose(0, 2, 1))
         except np.linalg.LinAlgError:
             return None
-        found = np.zeros_like(weight)
-        np.put_along_axis(found, picks, solved.transpose(0, 2, 1), axis=2)
-        return found if np.isfinite(found).all() else None
+        refitted = np.zeros_like(weight)
+        np.put_along_axis(refitted, picks, solved.transpose(0, 2, 1), axis=2)
+        return refitted if np.isfinite(refitted).all() else None
 
 
 def refit(
@@ -151,10 +151,14 @@ def refit(
     before = error(masked)
     tried = STRENGTHS if strength is None and pair.held.rows else (strength or DEFAULT_STRENGTH,)
     target = weight @ fit.b + (0.0 if terms is None else terms.pruned)
-    solved = {each: found for each in tried if (found := solver.solve(weight, fit.a, target, each)) is not None}
-    errors = {each: error(found) for each, found in solved.items()}
+    solved = {
+        tried_strength: solution
+        for tried_strength in tried
+        if (solution := solver.solve(weight, fit.a, target, tried_strength)) is not None
+    }
+    errors = {tried_strength: error(solution) for tried_strength, solution in solved.items()}
     most = min([before, *errors.values()]) * (1 + (TOLERANCE if pair.rows_a_sample > 1 else 0.0))
-    chosen = min((each for each, now in errors.items() if now <= most), default=np.inf)
+    chosen = min((tried_strength for tried_strength, now in errors.items() if now <= most), default=np.inf)
     best, after = solved.get(chosen, masked), errors.get(chosen, before)
     every = pair.fit
     if pair.held.rows and use_held:

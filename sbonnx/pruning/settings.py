@@ -188,14 +188,14 @@ def settings_of(found: Dependencies, dimension: Dimension, settings: Pruning, st
     between = [name for name in _passing_layers(found, dimension) if name in settings.layers]
     deciding = [*(dimension.writers or dimension.readers), *between]
     own = [settings.layers.get(name, LayerPruning()) for name in deciding]
-    strategies = {one.strategy: one.why for one in own if one.strategy is not None}
+    strategies = {row.strategy: row.why for row in own if row.strategy is not None}
     if len(strategies) > 1:
         raise RecipeError(
             f"pruning: '{dimension.name}' write channels that are removed together, and have different strategies: "
             + ", ".join(f"{name} by {why}" for name, why in sorted(strategies.items()))
         )
-    ratios = [settings.ratio if one.ratio is None else one.ratio for one in own]
-    ratio = min((each for each in ratios if each is not None), default=None if settings.budget is not None else 0.0)
+    ratios = [settings.ratio if row.ratio is None else row.ratio for row in own]
+    ratio = min((share for share in ratios if share is not None), default=None if settings.budget is not None else 0.0)
     sides = (*deciding, *dimension.readers)
     if any(name in settings.layers and settings.layers[name].skip for name in sides):
         ratio = 0.0

@@ -46,8 +46,8 @@ def skip_of(graph_nodes: dict[str, Node], layer: FitLayer) -> str | None:
 def skips_of(graph: Graph, layers: Sequence[FitLayer]) -> dict[str, str]:
     """Return the skip tensor by layer, for layers that have one."""
     nodes = node_by_name(graph)
-    found = {layer.name: skip_of(nodes, layer) for layer in layers}
-    return {name: skip for name, skip in found.items() if skip is not None}
+    skips = {layer.name: skip_of(nodes, layer) for layer in layers}
+    return {name: skip for name, skip in skips.items() if skip is not None}
 
 
 @dataclass(frozen=True)
@@ -110,27 +110,31 @@ class SkipSums:
         d = np.moveaxis(error, axis, -1).reshape(-1, error.shape[axis])
         if len(d) != count:
             return
-        each = count // len(samples)
+        rows_a_sample = count // len(samples)
         for place, sample in enumerate(samples):
-            picks = np.arange(each) if each <= self._wanted else picked_rows(each, self._wanted, self._seed, sample)
-            rows = picks + place * each
-            one, other = (geometry.rows(value, rows)[0] for value in (x, pruned))
+            picks = (
+                np.arange(rows_a_sample)
+                if rows_a_sample <= self._wanted
+                else picked_rows(rows_a_sample, self._wanted, self._seed, sample)
+            )
+            rows = picks + place * rows_a_sample
+            float_rows, pruned_rows = (geometry.rows(value, rows)[0] for value in (x, pruned))
             part = d[rows]
             now = self._sums[is_held(sample)]
             self._sums[is_held(sample)] = SkipProducts(
                 now.rows + len(rows),
-                now.with_float + part.T @ one,
-                now.with_pruned + part.T @ other,
+                now.with_float + part.T @ float_rows,
+                now.with_pruned + part.T @ pruned_rows,
                 now.squares + np.square(part, dtype=np.float64).sum(axis=0),
                 now.mean + part.sum(axis=0, dtype=np.float64),
             )
 
     def products(self) -> tuple[SkipProducts, SkipProducts] | None:
         """Return the means over rows on fit and on hold-out samples; None if nothing finite was added."""
-        if not self._sums[0].rows or not all(np.isfinite(each.squares).all() for each in self._sums):
+        if not self._sums[0].rows or not all(np.isfinite(sums.squares).all() for sums in self._sums):
             return None
-        found = [_means(each) for each in self._sums]
-        return found[0], found[1]
+        means = [_means(sums) for sums in self._sums]
+        return means[0], means[1]
 
 
 def _means(sums: SkipProducts) -> SkipProducts:

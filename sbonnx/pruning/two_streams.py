@@ -106,9 +106,9 @@ class _Walk(LayerVisitor[list[dict[str, Array]]]):
 
     def run(self) -> None:
         """Run all samples through each stage in both streams, and refit the layers that read its outputs."""
-        made = {tensor.name for node in self.floats.nodes for tensor in node.outputs}
+        computed = {tensor.name for node in self.floats.nodes for tensor in node.outputs}
         # layers that read inputs of the model, which are equal in both streams, keep their weights
-        observed = list(dict.fromkeys(layer.tensor for layer in self.layers if layer.tensor in made))
+        observed = list(dict.fromkeys(layer.tensor for layer in self.layers if layer.tensor in computed))
         if not observed:
             return
         late = frozenset(Reader(layer.name, 0) for layer in self.layers)
@@ -133,25 +133,28 @@ class _Walk(LayerVisitor[list[dict[str, Array]]]):
 
     def visit(self, number: int, unit: Sample, streams: Sequence[dict[str, Any]]) -> list[dict[str, Array]]:
         """Return the inputs of the layers in both streams."""
-        wanted = {each.tensor for each in self.sums} | {self.skips[name] for name in self.products}
-        return [{name: np.asarray(known[name]) for name in wanted if name in known} for known in streams]
+        wanted = {sum_of_moments.tensor for sum_of_moments in self.sums} | {self.skips[name] for name in self.products}
+        return [{name: np.asarray(tensors[name]) for name in wanted if name in tensors} for tensors in streams]
 
     def take(self, number: int, unit: Sample, result: list[dict[str, Array]]) -> None:
         """Add a sample to the moments."""
         plain, pruned = result
         ranks = [part.rank for part in unit.members]
-        for each in self.sums:
-            if each.tensor in plain and plain[each.tensor].shape == pruned[each.tensor].shape:
-                each.add(plain[each.tensor], pruned[each.tensor], ranks)
+        for sum_of_moments in self.sums:
+            if (
+                sum_of_moments.tensor in plain
+                and plain[sum_of_moments.tensor].shape == pruned[sum_of_moments.tensor].shape
+            ):
+                sum_of_moments.add(plain[sum_of_moments.tensor], pruned[sum_of_moments.tensor], ranks)
         for name, sums in self.products.items():
             tensor, skip = self.tensors[name], self.skips[name]
             if tensor in plain and skip in plain and plain[tensor].shape == pruned[tensor].shape:
                 sums.add(plain[tensor], pruned[tensor], plain[skip] - pruned[skip], ranks)
 
     def _refit(self, sums: Sequence[InputSums]) -> None:
-        for each in sums:
-            for layer in each.layers:
-                pair = each.pair(layer)
+        for sum_of_moments in sums:
+            for layer in sum_of_moments.layers:
+                pair = sum_of_moments.pair(layer)
                 if pair is None:
                     why = Reason(
                         "not-reached", "not refitted: its inputs were never computed, or hold NaN or infinite values"
@@ -163,13 +166,13 @@ class _Walk(LayerVisitor[list[dict[str, Array]]]):
     def _take(self, layer: FitLayer, pair: MomentPair) -> None:
         remains, sums = self.kept[layer.name], self.products.get(layer.name)
         skip = None if sums is None else sums.products()
-        found = _refit_remaining(layer, pair, remains, skip)
-        self.editor.set(layer.name, found)
+        refitted = _refit_remaining(layer, pair, remains, skip)
+        self.editor.set(layer.name, refitted)
         columns = remains.columns
         removed = int((~columns).sum())
-        zeros = int((found.weight == 0).sum())
+        zeros = int((refitted.weight == 0).sum())
         self.rows.append(
-            LayerRefit(layer.name, columns.size, removed, found.strength, found.before, found.after, zeros)
+            LayerRefit(layer.name, columns.size, removed, refitted.strength, refitted.before, refitted.after, zeros)
         )
 
 
@@ -186,10 +189,10 @@ def _refit_remaining(
     if outputs.all() or layer.layout.groups > 1:
         return refit(weight, pair, solver, centred=centred, skip=skip)
     some = None if skip is None else (skip[0].of(outputs), skip[1].of(outputs))
-    found = refit(weight[:, outputs], pair, solver, centred=centred, skip=some)
+    refitted = refit(weight[:, outputs], pair, solver, centred=centred, skip=some)
     whole, shift = weight * remains.columns[:, None, :], np.zeros(len(outputs))
-    whole[:, outputs], shift[outputs] = found.weight, found.shift
-    return replace(found, weight=whole, shift=shift)
+    whole[:, outputs], shift[outputs] = refitted.weight, refitted.shift
+    return replace(refitted, weight=whole, shift=shift)
 
 
 def _with_skips(
@@ -197,17 +200,19 @@ def _with_skips(
 ) -> list[Segment]:
     """Return the segments so that a skip tensor is observed with the input of its layer, if it is computed by then."""
     outputs = {node.name: [tensor.name for tensor in node.outputs] for node in graph.nodes}
-    made = {name: number for number, one in enumerate(segments) for node in one.nodes for name in outputs[node]}
-    found = list(segments)
+    producers = {
+        name: number for number, segment in enumerate(segments) for node in segment.nodes for name in outputs[node]
+    }
+    changed = list(segments)
     for layer in layers:
         skip = skips.get(layer.name)
-        at = next((number for number, one in enumerate(segments) if layer.tensor in one.observed), None)
-        if skip is None or at is None or made.get(skip, at + 1) > at:
+        at = next((number for number, segment in enumerate(segments) if layer.tensor in segment.observed), None)
+        if skip is None or at is None or producers.get(skip, at + 1) > at:
             continue
-        maker, reader = found[made[skip]], found[at]
+        maker, reader = changed[producers[skip]], changed[at]
         if skip not in maker.outputs:
-            found[made[skip]] = maker = replace(maker, outputs=(*maker.outputs, skip))
-        reader = maker if made[skip] == at else reader
+            changed[producers[skip]] = maker = replace(maker, outputs=(*maker.outputs, skip))
+        reader = maker if producers[skip] == at else reader
         if skip not in reader.observed:
-            found[at] = replace(reader, observed=(*reader.observed, skip))
-    return found
+            changed[at] = replace(reader, observed=(*reader.observed, skip))
+    return changed

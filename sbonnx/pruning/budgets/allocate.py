@@ -79,13 +79,13 @@ def allocate(
             added = errors[place][more] - curves[place].at(removed[place])
             useful = saved > 0
             ratios = added / np.where(useful, saved, 1.0)
-            for usable, rows, found in (
+            for usable, rows, removals in (
                 (useful, ratios, steps),
                 (useful & (now - saved <= target), added, last),
             ):
                 if usable.any():
                     i = int(np.flatnonzero(usable)[rows[usable].argmin()])
-                    found.append(_Removal(float(ratios[i]), place, int(counts[more][i]), float(added[i])))
+                    removals.append(_Removal(float(ratios[i]), place, int(counts[more][i]), float(added[i])))
         if not steps:
             break
         step = min(steps, key=lambda one: one.ratio)

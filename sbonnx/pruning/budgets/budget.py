@@ -87,8 +87,8 @@ class NetworkSize:
     def total(self, budget: Literal["macs", "size"], removed: Array) -> Array:
         """Return the total with `removed` groups of each dimension, (..., dimensions) to (...)."""
         outputs, out_of, inputs, in_of, group, passes_on, taps, positions, bytes_a_value = self._arrays
-        each = np.where(passes_on, inputs, inputs - removed @ in_of.T) / group
-        weights = (outputs - removed @ out_of.T) * each * taps
+        group_inputs = np.where(passes_on, inputs, inputs - removed @ in_of.T) / group
+        weights = (outputs - removed @ out_of.T) * group_inputs * taps
         if budget == "size":
             return np.asarray(self.other + weights @ bytes_a_value)
         whole, shares = self.products
@@ -143,13 +143,19 @@ def network_size(
         itemsize = 0 if id(weight) in seen else np.dtype(weight.dtype).itemsize
         seen.add(id(weight))
         layers.append(LayerSize(sides, positions, members(sides.inputs), members(sides.outputs), itemsize))
-    linear = sum(int(np.prod(each.sides.layer.shape, dtype=np.int64)) * each.bytes_a_value for each in layers)
+    linear = sum(int(np.prod(layer.sides.layer.shape, dtype=np.int64)) * layer.bytes_a_value for layer in layers)
     counted = [
-        (measured.get(one.node.name) or _multiplications(one), members(one.ids.reshape(-1)) / one.ids.size)
-        for one in found.products
+        (
+            measured.get(product.node.name) or _multiplications(product),
+            members(product.ids.reshape(-1)) / product.ids.size,
+        )
+        for product in found.products
     ]
-    known = [(float(count), shares) for count, shares in counted if count is not None]
-    products = (np.array([count for count, _ in known]), np.array([s for _, s in known]).reshape(-1, len(sizes)))
+    counted_products = [(float(count), shares) for count, shares in counted if count is not None]
+    products = (
+        np.array([count for count, _ in counted_products]),
+        np.array([s for _, s in counted_products]).reshape(-1, len(sizes)),
+    )
     return NetworkSize(tuple(layers), constant_bytes(graph) - linear, products)
 
 
@@ -157,8 +163,8 @@ def _multiplications(product: ProductSides) -> int | None:
     """Return the multiplications of a product of activations for one sample; None if a size is dynamic."""
     a, y = (shape(tensor) or () for tensor in (product.node.inputs[0], product.node.outputs[0]))
     dims = [*y[0 if product.ids.shape[0] > 1 else 1 :], *a[-1:]]  # the first axis is the batch if nothing is removed
-    known = [dim for dim in dims if isinstance(dim, int)]
-    return int(np.prod(known, dtype=np.int64)) if len(known) == len(dims) else None
+    sizes = [dim for dim in dims if isinstance(dim, int)]
+    return int(np.prod(sizes, dtype=np.int64)) if len(sizes) == len(dims) else None
 
 
 def _positions(sides: LinearSides) -> float:

@@ -41,13 +41,13 @@ def smallest_within(trial: Callable[[float], LossTrial[T]], least: float, max_lo
     low, high = least, 1.0
     best: LossTrial[T] | None = None
     for _ in range(TRIALS):
-        found = trial((low + high) / 2)
-        fits = found.loss <= max_loss
+        network = trial((low + high) / 2)
+        fits = network.loss <= max_loss
         if fits:
-            high = found.share
+            high = network.share
         else:
-            low = found.share
-        if best is None or (fits and found.share < best.share) or (best.loss > max_loss and found.loss < best.loss):
-            best = found
+            low = network.share
+        if best is None or (fits and network.share < best.share) or (best.loss > max_loss and network.loss < best.loss):
+            best = network
     assert best is not None
     return best

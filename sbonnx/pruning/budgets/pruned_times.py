@@ -80,14 +80,16 @@ class PrunedTimes:
         self._axes = list(_axes(copied, found, places))
         self._set = [0] * len(orders)
         touched: dict[int, set[int]] = {}  # dimensions by id of the node
-        tensors = {id(one.owner): set(one.length.removed_at) for one in self._axes if not isinstance(one.owner, Node)}
+        tensors = {
+            id(axis.owner): set(axis.length.removed_at) for axis in self._axes if not isinstance(axis.owner, Node)
+        }
         for node in self._nodes:
             for tensor in (*node.inputs, *node.outputs):
                 touched.setdefault(id(node), set()).update(tensors.get(id(tensor), ()))
         count = range(len(orders))
         self._parts = [tuple(node for node in self._nodes if place in touched[id(node)]) for place in count]
-        self._beside = [sorted({one for node in part for one in touched[id(node)]}) for part in self._parts]
-        self._by_dimension = [[one for one in self._axes if place in one.length.removed_at] for place in count]
+        self._beside = [sorted({number for node in part for number in touched[id(node)]}) for part in self._parts]
+        self._by_dimension = [[axis for axis in self._axes if place in axis.length.removed_at] for place in count]
         self._known: dict[tuple[int, ...], float] = {}
 
     def __call__(self, removed: Array) -> float:
@@ -154,7 +156,7 @@ def _axes(copied: Graph, found: Dependencies, places: Mapping[int, tuple[int, in
         if node is not None and linear.passes_on:
             rows = linear.inputs.reshape(linear.layer.group, -1)
             axes.append(_PrunedAxis(node, None, _length(found.groups.of[rows], places)))
-    return [one for one in axes if one.length.removed_at]
+    return [kept_axis for kept_axis in axes if kept_axis.length.removed_at]
 
 
 def _own(node: Node, index: int) -> Constant:

@@ -31,16 +31,16 @@ def remove(graph: Graph, plan: PruningPlan) -> None:
     Raises:
         ModelError: the plan does not fit the graph, see `Dependencies.kept`.
     """
-    found = dependencies(graph)
-    keep, names = found.kept(plan), Names(graph)
-    left = Remaining({name: keep[ids] for name, ids in found.ids.items() if not keep[ids].all()}, names, graph)
+    traced = dependencies(graph)
+    keep, names = traced.kept(plan), Names(graph)
+    left = Remaining({name: keep[ids] for name, ids in traced.ids.items() if not keep[ids].all()}, names, graph)
     if not left.masks:
         return
     for node in graph.nodes:
         if node.op in SIZES:
             SIZES[node.op](left, node)
-    _slice_constants(found, keep, names)
-    for linear in found.linears:
+    _slice_constants(traced, keep, names)
+    for linear in traced.linears:
         if linear.passes_on:
             linear.node.attrs["group"] = int(keep[linear.inputs].reshape(linear.layer.group, -1).any(axis=1).sum())
         texts = [
@@ -61,8 +61,8 @@ def mask(graph: Graph, plan: PruningPlan) -> None:
     Raises:
         ModelError: the plan does not fit the graph, see `Dependencies.kept`.
     """
-    found = dependencies(graph)
-    apply_mask(found, found.kept(plan), Names(graph))
+    traced = dependencies(graph)
+    apply_mask(traced, traced.kept(plan), Names(graph))
 
 
 def apply_mask(found: Dependencies, keep: Array, names: Names) -> None:
@@ -91,9 +91,9 @@ class _ConstantEditor:
     def set(self, node: Node, index: int, key: bytes, edit: Callable[[Array], Array]) -> None:
         """Replace a constant input by ``edit(values)``; edits with equal keys are equal."""
         old = node.inputs[index]
-        made = self._made.get((id(old), key))
-        if made is not None:
-            replace_input(node, index, made)
+        copied = self._made.get((id(old), key))
+        if copied is not None:
+            replace_input(node, index, copied)
             return
         values = constant(old)
         assert values is not None
@@ -138,13 +138,13 @@ def _with_values(whole: Array, at: Array, values: Array) -> Array:
 
 def _changed_constants(before: Graph, after: Graph) -> dict[tuple[str, int], Array]:
     """Return the constants of `after` that differ from those of `before`, by node and input."""
-    found, old = {}, node_by_name(before)
+    changed, old = {}, node_by_name(before)
     for name, node in node_by_name(after).items():
         for index, tensor in enumerate(node.inputs):
             values = constant(tensor)
             if values is not None and not np.array_equal(values, np.asarray(constant(old[name].inputs[index]))):
-                found[name, index] = np.asarray(values)
-    return found
+                changed[name, index] = np.asarray(values)
+    return changed
 
 
 def _slice_constants(found: Dependencies, keep: Array, names: Names) -> None:

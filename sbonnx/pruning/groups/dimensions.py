@@ -63,8 +63,8 @@ class Dimension:
 
     def multiple(self, channels: int) -> int:
         """Return the number of groups whose multiples are multiples of `channels` channels on each side."""
-        each = [side.shape[1] for side in self.channels.values()]
-        return math.lcm(*(channels // math.gcd(channels, count) for count in each))
+        channel_counts = [side.shape[1] for side in self.channels.values()]
+        return math.lcm(*(channels // math.gcd(channels, count) for count in channel_counts))
 
     def removable(self, order: Iterable[int]) -> tuple[int, ...]:
         """Return the groups that can be removed together, in the order given: all but one, and one of each part.
@@ -120,11 +120,11 @@ class Dependencies:
     @cached_property
     def sides(self) -> dict[LayerSide, Array]:
         """Ids of the channels of each side, (channels,)."""
-        found: dict[LayerSide, Array] = {}
+        sides: dict[LayerSide, Array] = {}
         for linear in self.linears:
-            found[LayerSide(linear.node.name, "in")] = linear.inputs
-            found[LayerSide(linear.node.name, "out")] = linear.outputs
-        return found
+            sides[LayerSide(linear.node.name, "in")] = linear.inputs
+            sides[LayerSide(linear.node.name, "out")] = linear.outputs
+        return sides
 
     @cached_property
     def dimensions(self) -> tuple[Dimension, ...]:
@@ -168,22 +168,24 @@ class Dependencies:
 
     def pinned(self) -> list[Refusal]:
         """Return one refusal for each layer with output channels that can never be removed, with the first reason."""
-        found = []
+        refusals = []
         for linear in self.linears:
             fixed = self.groups.fixed[self.groups.of[linear.outputs]]
             if fixed.any() and not linear.passes_on:
                 why = self.groups.reason(linear.outputs[fixed]) or Reason("channels-pinned", "its channels are pinned")
                 count = "all" if fixed.all() else f"{int(fixed.sum())} of {len(fixed)}"
-                found.append(Refusal(WHAT, linear.node.name, Reason(why.code, f"{count} output channels stay: {why}")))
-        return found
+                refusals.append(
+                    Refusal(WHAT, linear.node.name, Reason(why.code, f"{count} output channels stay: {why}"))
+                )
+        return refusals
 
     def plan_of(self, removed: Iterable[tuple[Dimension, Sequence[int]]]) -> PruningPlan:
         """Return the plan that removes groups of dimensions, by their numbers."""
-        found: dict[LayerSide, set[int]] = {}
+        by_side: dict[LayerSide, set[int]] = {}
         for dimension, groups in removed:
             for side, channels in dimension.channels.items():
-                found.setdefault(side, set()).update(channels[list(groups)].reshape(-1).tolist())
-        partial = PruningPlan({side: tuple(sorted(each)) for side, each in found.items() if each})
+                by_side.setdefault(side, set()).update(channels[list(groups)].reshape(-1).tolist())
+        partial = PruningPlan({side: tuple(sorted(numbers)) for side, numbers in by_side.items() if numbers})
         keep = self.kept(partial, check=False)
         gone = {side: tuple(np.flatnonzero(~keep[ids]).tolist()) for side, ids in self.sides.items()}
         return PruningPlan({side: channels for side, channels in gone.items() if channels})
@@ -244,7 +246,7 @@ def _parts(members: Sequence[Sequence[int]], tensors: Iterable[frozenset[int]]) 
         tensors: groups of each tensor.
     """
     dimension_of = {group: place for place, groups in enumerate(members) for group in groups}
-    found: list[set[frozenset[int]]] = [set() for _ in members]
+    parts: list[set[frozenset[int]]] = [set() for _ in members]
     for tensor in tensors:
         inside: dict[int, set[int]] = {}
         for group in tensor & dimension_of.keys():
@@ -252,8 +254,8 @@ def _parts(members: Sequence[Sequence[int]], tensors: Iterable[frozenset[int]]) 
         whole = any(len(groups) == len(members[place]) for place, groups in inside.items())
         if inside and not whole and sum(map(len, inside.values())) == len(tensor):
             most = min(inside, key=lambda place: (-len(inside[place]), place))
-            found[most].add(frozenset(inside[most]))
-    return found
+            parts[most].add(frozenset(inside[most]))
+    return parts
 
 
 def along_axis(keep: Array, axis: int) -> Array:

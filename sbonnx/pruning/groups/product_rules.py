@@ -62,9 +62,9 @@ def product(trace: RemovalTrace, node: Node) -> None:
     """
     size, ranks = rank(node.outputs[0]), [rank(tensor) for tensor in node.inputs[:2]]
     full = [trace.full(tensor) for tensor in node.inputs]
-    known = [trace.known(tensor) for tensor in node.inputs]
-    unknown = any(ids is None and given is not None for ids, given in zip(full, known, strict=True))
-    if unknown or size is None or any(each is None or each < 2 for each in ranks):
+    constants = [trace.known(tensor) for tensor in node.inputs]
+    unknown = any(ids is None and given is not None for ids, given in zip(full, constants, strict=True))
+    if unknown or size is None or any(rank_of_input is None or rank_of_input < 2 for rank_of_input in ranks):
         trace.refuse(node)
         return
     left, right = (None if ids is None else aligned(ids, size) for ids in full)

@@ -60,8 +60,8 @@ def choose(ids: Ids, choices: Iterable[Sequence[Layout]]) -> list[Layout]:
     groups = _Groups(ids)
     chosen = []
     for options in pending:
-        scores = [groups.count(each) for each in options]
-        order = [(min(score, ENOUGH), each.preferred, score) for score, each in zip(scores, options, strict=True)]
+        scores = [groups.count(option) for option in options]
+        order = [(min(score, ENOUGH), option.preferred, score) for score, option in zip(scores, options, strict=True)]
         taken = options[max(range(len(options)), key=lambda place: order[place])]
         groups.join(taken)
         for rows in taken.rows:
@@ -86,9 +86,9 @@ class _Groups:
     """Groups of ids under constraints that are added: a forest over the groups of `Ids`."""
 
     def __init__(self, ids: Ids) -> None:
-        found = ids.groups()
-        self._of, self._fixed = found.of, found.fixed.copy()
-        self._parent = np.arange(len(found.fixed))
+        groups = ids.groups()
+        self._of, self._fixed = groups.of, groups.fixed.copy()
+        self._parent = np.arange(len(groups.fixed))
 
     def count(self, layout: Layout) -> int:
         """Return the number of groups that can be removed of the array of rows with most of them."""
@@ -103,13 +103,13 @@ class _Groups:
         self._fixed[joined.roots[joined.label]] = joined.fixed[joined.label]
 
     def _root(self, ids: Array) -> Array:
-        found = self._of[ids]
-        while (self._parent[found] != found).any():
-            found = self._parent[found]
-        return found
+        roots = self._of[ids]
+        while (self._parent[roots] != roots).any():
+            roots = self._parent[roots]
+        return roots
 
     def _joined(self, layout: Layout) -> _Joined:
-        pieces = [self._root(each) for each in (*layout.rows, *layout.pinned)]
+        pieces = [self._root(ids) for ids in (*layout.rows, *layout.pinned)]
         roots, flat = np.unique(np.concatenate([piece.reshape(-1) for piece in pieces]), return_inverse=True)
         cuts = np.cumsum([piece.size for piece in pieces])[:-1]
         parts = np.split(flat.reshape(-1), cuts)

@@ -104,8 +104,8 @@ def _pointwise(trace: RemovalTrace, node: Node, body: Body) -> None:
             )
             continue
         why = Reason("combined-with-pinned", f"{node.op} '{node.name}' combines it with channels that are pinned")
-        one = wide[id(tensor)]
-        result = one if result is None else trace.ids.unite(result, one, why)
+        broadcast = wide[id(tensor)]
+        result = broadcast if result is None else trace.ids.unite(result, broadcast, why)
     if result is None:
         return
     for index, tensor in enumerate(node.inputs):

@@ -101,11 +101,11 @@ def _split(left: Remaining, node: Node) -> None:
     if optional_input(node, 1) is not None:
         set_constant(node, 1, sizes, left.names)
         return
-    made = add_constant(left.body, f"{node.name}.split", sizes, left.names)
+    constant = add_constant(left.body, f"{node.name}.split", sizes, left.names)
     if len(node.inputs) > 1:  # optional input with an empty name
-        replace_input(node, 1, made)
+        replace_input(node, 1, constant)
     else:
-        node.inputs.append(made)
+        node.inputs.append(constant)
 
 
 def _length(tensor: Tensor, axis: int) -> int:

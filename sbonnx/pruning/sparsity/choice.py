@@ -129,7 +129,7 @@ def dense_reason(sides: LinearSides, pattern: SparsityPattern) -> Reason | None:
 def dense_refusals(chosen: Sequence[SparseChoice]) -> list[Refusal]:
     """Return one refusal for each layer that stays dense."""
     return [
-        Refusal(WHAT, each.layer, Reason(each.why.code, f"stays dense: {each.why}"))
-        for each in chosen
-        if each.why is not None
+        Refusal(WHAT, choice.layer, Reason(choice.why.code, f"stays dense: {choice.why}"))
+        for choice in chosen
+        if choice.why is not None
     ]

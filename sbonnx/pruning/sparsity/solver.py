@@ -101,8 +101,8 @@ class SparseSolver:
                 start = (weight * size * mask).astype(h.dtype)
         except np.linalg.LinAlgError:
             return None
-        found = least_squares(h, right, mask, start) / size
-        return found if np.isfinite(found).all() else None
+        values = least_squares(h, right, mask, start) / size
+        return values if np.isfinite(values).all() else None
 
     def _zeros(self, h: Array, right: Array) -> tuple[Array, Array]:
         """Return where the weights are not zero, bool (G, O, K), and their values, by ADMM."""
@@ -136,8 +136,8 @@ def least_squares(h: Array, right: Array, mask: Array, start: Array) -> Array:
         mask: bool (G, O, K).
         start: initial V, zero outside `mask`.
     """
-    found: Array = start.copy()
-    rest = (right - found @ h) * mask
+    values: Array = start.copy()
+    rest = (right - values @ h) * mask
     way = rest.copy()
     squares = np.einsum("gok,gok->go", rest, rest)
     enough = TOLERANCE**2 * np.maximum(np.einsum("gok,gok->go", right, right), np.finfo(h.dtype).tiny)
@@ -148,10 +148,10 @@ def least_squares(h: Array, right: Array, mask: Array, start: Array) -> Array:
         product = (way @ h) * mask
         curve = np.einsum("gok,gok->go", way, product)
         length = np.where(moving & (curve > 0), squares / np.where(curve > 0, curve, 1.0), 0.0)[..., None]
-        found += length * way
+        values += length * way
         rest -= length * product
         after = np.einsum("gok,gok->go", rest, rest)
         way *= np.where(moving, after / np.where(moving, squares, 1.0), 0.0)[..., None]
         way += rest
         squares = after
-    return found
+    return values

@@ -66,15 +66,15 @@ def sparsify(
     sweep(graph)
     sort(graph)
     give_biases(graph)
-    found = dependencies(graph)
-    chosen = choose_sparse(found, pattern, settings.layers)
-    wanted = {each.layer: each for each in chosen if each.pattern is not None}
+    traced = dependencies(graph)
+    chosen = choose_sparse(traced, pattern, settings.layers)
+    wanted = {choice.layer: choice for choice in chosen if choice.pattern is not None}
     if not wanted:
-        reasons = "; ".join(f"{one.layer}: {one.why}" for one in chosen[:3]) or "it has no linear layers"
+        reasons = "; ".join(f"{choice.layer}: {choice.why}" for choice in chosen[:3]) or "it has no linear layers"
         raise RecipeError(f"pruning: no weight of the model can be {pattern}: {reasons}")
-    listed, refusals = fit_layers(graph, found, samples, two_streams=True)
+    listed, refusals = fit_layers(graph, traced, samples, two_streams=True)
     sparse = graphs.copy(graph)
-    solvers = {name: _solver(each, settings, samples) for name, each in wanted.items()}
+    solvers = {name: _solver(choice, settings, samples) for name, choice in wanted.items()}
     _by_magnitude(sparse, solvers)
     rows: list[LayerRefit] = []
     if samples is not None and settings.refit:
@@ -86,8 +86,8 @@ def sparsify(
         refusals = [*refusals, *more]
     nodes = node_by_name(sparse)
     outcome = tuple(
-        SparseLayer(name, str(each.pattern), each.values, int((_weight(nodes[name]) == 0).sum()), each.tensorrt)
-        for name, each in wanted.items()
+        SparseLayer(name, str(choice.pattern), choice.values, int((_weight(nodes[name]) == 0).sum()), choice.tensorrt)
+        for name, choice in wanted.items()
     )
     every = dict.fromkeys([*dense_refusals(chosen), *refusals])
     return SparsifiedGraph(sparse, outcome, tuple(rows), tuple(every))
