@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 
 import numpy as np
@@ -40,12 +40,14 @@ class MeasuredRanges:
         refusals: sites whose group has neither a measured nor a fixed range.
         samples: number of samples observed.
         notes: about the measurement.
+        groups: group of each site by its key: sites of one group share a scale.
     """
 
     bounds: Mapping[str, Bounds]
     refusals: tuple[Refusal, ...] = ()
     samples: int = 0
     notes: tuple[Note, ...] = ()
+    groups: Mapping[str, str] = field(default_factory=dict)
 
 
 class Calibrator:
@@ -216,7 +218,8 @@ class Calibrator:
             where = "its branch never ran" if site.scope else "it held no values"
             why = unreachable.get(site.scope, Reason("no-values", f"{where} on the calibration data"))
             refusals.append(Refusal("quantize", site.tensor, why))
-        return MeasuredRanges(bounds, tuple(refusals), self.samples, self._notes)
+        groups = {site.key: site.group for site in self.plan.of_role("activation")}
+        return MeasuredRanges(bounds, tuple(refusals), self.samples, self._notes, groups)
 
     def _solved(self, found: Mapping[Key, Sketch]) -> dict[str, Bounds]:
         """Compute the ranges of the sites that have values, by site key; sites with equal settings together."""

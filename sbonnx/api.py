@@ -23,6 +23,7 @@ from sbonnx.search import Metric, searched
 from sbonnx.search.advice import advise as advice_for
 from sbonnx.search.advice import after_search
 from sbonnx.stages.state import PruneOptions, Request, Source, read_recipe
+from sbonnx.stages.verify import with_causes
 from sbonnx.system.input_files import protecting
 from sbonnx.system.python_files import input_paths
 from sbonnx.verify import EvaluationData, check_labels, use_libraries
@@ -133,6 +134,8 @@ def quantize(  # noqa: PLR0913 - public entry point
     request, found = searched(request, metric=metric, progress=progress)
     begin = time.perf_counter()
     state = pipeline.quantize(request, progress)
+    if advise:
+        state = with_causes(state)
     report = state.report
     if advise and not resolved.sparse.wanted:  # changes of the quantization do not repair a pruned network
         seconds = time.perf_counter() - begin

@@ -12,6 +12,7 @@ from sbonnx.ops import CONCATS, MOVES_DATA, PADS, PICKS_MAX
 from sbonnx.planning.survey import Survey
 from sbonnx.planning.types import GivenParams, ObserverChoice, Reader, Role, RoundingChoice, Site
 from sbonnx.recipe import Recipe
+from sbonnx.recipe.resolve import tensor_hit
 from sbonnx.report import Reason, Refusal
 from sbonnx.spec import QuantSpec
 
@@ -48,6 +49,8 @@ class Drafts:
         self._order: dict[str, int] = {}
         self._parents: dict[str, str] = {}
         self._tied: set[str] = set()
+        self.own: set[str] = set()
+        """Keys of sites that share their scale with no other."""
 
     def refuse(self, what: str, where: str, why: Reason) -> None:
         """Record a refusal."""
@@ -96,8 +99,10 @@ class Drafts:
         return key
 
     def join(self, one: str, other: str) -> bool:
-        """Give two sites one scale. Return False if their specs differ or are per-channel."""
+        """Give two sites one scale. Return False if one has its `own`, their specs differ, or are per-channel."""
         spec = self.by_key[one].spec
+        if not self.own.isdisjoint((one, other)):
+            return False
         if spec != self.by_key[other].spec or spec.axis is not None:
             return False
         first, second = sorted((self.root(one), self.root(other)), key=self._order.__getitem__)
@@ -139,6 +144,7 @@ COPIES = MOVES_DATA | PICKS_MAX
 
 def tie(survey: Survey, recipe: Recipe, backend: Backend, drafts: Drafts) -> None:
     """Join sites into groups. In place, in `drafts`."""
+    drafts.own |= {key for key, draft in drafts.by_key.items() if tensor_hit(recipe.own_scales, draft.tensor)}
     tensors = {tensor.name: tensor for place in survey.places for tensor in place.node.outputs}
     for key in [key for key, draft in drafts.by_key.items() if draft.role == "activation"]:
         tensor = tensors.get(drafts.by_key[key].tensor)
@@ -151,13 +157,16 @@ def tie(survey: Survey, recipe: Recipe, backend: Backend, drafts: Drafts) -> Non
     for key, draft in drafts.by_key.items():
         group = recipe.shared_group(draft.tensor) if draft.role == "activation" else None
         if group is not None and not drafts.join(first.setdefault(group, key), key):
-            alone = Reason("scale-per-channel", "it has one scale per channel")
-            why = (
-                alone
-                if draft.spec.axis is not None
-                else Reason("types-differ", f"its type differs from that of '{first[group]}'")
-            )
-            drafts.refuse("share scale", draft.tensor, why)
+            drafts.refuse("share scale", draft.tensor, _not_shared(key, first[group], drafts))
+
+
+def _not_shared(key: str, other: str, drafts: Drafts) -> Reason:
+    """Return why a site cannot join the group of another one."""
+    if not drafts.own.isdisjoint((key, other)):
+        return Reason("own-scale", "OWN_SCALES gives one of them a scale of its own")
+    if drafts.by_key[key].spec.axis is not None:
+        return Reason("scale-per-channel", "it has one scale per channel")
+    return Reason("types-differ", f"its type differs from that of '{other}'")
 
 
 def _tie_to_origin(tensor: Tensor, key: str, drafts: Drafts) -> None:

@@ -186,6 +186,9 @@ def _idle(sites: Sequence[Site], recipe: Recipe, backend: Backend) -> Iterator[R
     for pattern in recipe.ranges:
         if not any(tensor_hit((pattern,), site.tensor) for site in sites if site.role != "bias"):
             yield Refusal("fix range", pattern, Reason("range-not-used", "it is not quantized, or was fused away"))
+    for pattern in recipe.own_scales:
+        if not any(tensor_hit((pattern,), site.tensor) for site in sites if site.role == "activation"):
+            yield Refusal("give own scale", pattern, Reason("range-not-used", "it is not quantized, or was fused away"))
     for group in recipe.shared_scales:
         tensors = {site.tensor for site in sites if site.role == "activation" and tensor_hit(group, site.tensor)}
         if len(tensors) < 2:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sbonnx.profiling.causes import causes_of
 from sbonnx.profiling.checkers import COLUMNS, MEASURES, TITLES, Checker, Measure, Profile, make_measure
 from sbonnx.profiling.file_losses import file_losses
 from sbonnx.profiling.imported_file import Subject, subject_of
@@ -35,6 +36,7 @@ __all__ = [
     "Subject",
     "TensorHistogram",
     "WalkOptions",
+    "causes_of",
     "details",
     "errors",
     "file_losses",

@@ -13,7 +13,7 @@ from sbonnx.profiling.checkers import Profile
 from sbonnx.profiling.histograms import histograms
 from sbonnx.profiling.layer_losses import losses
 from sbonnx.profiling.node_rows import node_rows
-from sbonnx.profiling.variants import uses_of
+from sbonnx.profiling.variants import sites_by_layer, uses_of
 from sbonnx.profiling.walk import WalkOptions
 from sbonnx.report import Note, Refusal
 from sbonnx.report.details import Details, LayerLoss
@@ -84,15 +84,12 @@ def worst_sites(plan: Plan, solution: Solution, layers: Sequence[LayerLoss]) -> 
 
     Of several activations that a layer reads, which its figure does not tell apart, the one with fewest bits is taken.
     """
-    read: dict[tuple[str, Role], Site] = {}
-    for reader, site in sorted(uses_of(plan, solution).items(), key=lambda pair: pair[1].spec.bits):
-        if not site.scope and site.key in solution.qparams:
-            read.setdefault((reader.node, site.role), site)
+    read = sites_by_layer(plan, solution)
     costs: dict[str, tuple[float, Site]] = {}
     for layer in layers:
         figures: dict[Role, float | None] = {"weight": layer.weights, "activation": layer.activations}
         for role, value in figures.items():
-            found = read.get((layer.node, role))
+            found = next(iter(read.get((layer.node, role), ())), None)
             if found is not None and value is not None and math.isfinite(value):
                 costs[found.key] = min(
                     costs.get(found.key, (math.inf, found)), (value, found), key=lambda pair: pair[0]

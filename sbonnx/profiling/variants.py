@@ -51,6 +51,15 @@ def uses_of(plan: Plan, solution: Solution, roles: frozenset[Role] = PARTS["both
     }
 
 
+def sites_by_layer(plan: Plan, solution: Solution) -> dict[tuple[str, Role], list[Site]]:
+    """Return the sites of the main graph that a node reads, by node and role, those with fewest bits first."""
+    sites: dict[tuple[str, Role], list[Site]] = {}
+    for reader, site in sorted(uses_of(plan, solution).items(), key=lambda pair: pair[1].spec.bits):
+        if not site.scope and site.key in solution.qparams:
+            sites.setdefault((reader.node, site.role), []).append(site)
+    return sites
+
+
 def solved(plan: Plan, solution: Solution, part: Part = "both") -> Variant:
     """Return a solution, or a part of it. New values of constants, such as corrected biases, are of the weights."""
     view = replace(solution, constants={}) if part == "activations" else solution

@@ -15,12 +15,11 @@ from sbonnx.graph.query import node_by_name
 from sbonnx.planning import Site
 from sbonnx.recipe import Recipe, load
 from sbonnx.recipe.names import full_backend
-from sbonnx.recipe.node_patterns import matcher
+from sbonnx.recipe.node_patterns import matcher, pattern_of
 from sbonnx.recipe.problem import most_similar
 from sbonnx.recipe.resolve import changed, changes
 from sbonnx.recipe.sections.base import overlay
 from sbonnx.recipe.torch_modules import ModuleCall, candidates
-from sbonnx.search.bit_groups import pattern_of
 from sbonnx.spec import Array, Bounds, QParams, params_from_bounds
 
 if TYPE_CHECKING:

@@ -399,6 +399,11 @@ Keys: W.QUANTIZER.BIT, A.QUANTIZER.BIT. Values: w8a8, w4 (weights alone), int8 o
 
     Key: SHARED_SCALES. Values: list of lists of tensor patterns. Default: none.
     """
+    own_scales: Sequence[str]
+    """Tensors that get a scale and zero point of their own where the backend would share one, as around a Concat.
+
+    Key: OWN_SCALES. Values: list of tensor patterns. Default: none.
+    """
     quantize_inputs_of: Mapping[str, object]
     """QUANTIZE_INPUTS_OF: operators whose inputs are quantized.
 

@@ -107,6 +107,14 @@ def matcher(pattern: str) -> Matcher:
     return Matcher(kind, body, re.compile(fnmatch.translate(body) if _WILDCARD.search(body) else re.escape(body)))
 
 
+def pattern_of(name: str, kind: str) -> str:
+    """Return a pattern that matches exactly one node or tensor name."""
+    if _WILDCARD.search(name):
+        escaped = _WILDCARD.sub(lambda match: f"[{match[0]}]", name)
+        return f"re:{re.escape(name)}" if kind == "node" else f"tensor:{escaped}"
+    return f"{kind}:{name}"
+
+
 def check_pattern(pattern: str) -> str | None:
     """Return the problem of `pattern`, as the end of a sentence, or None."""
     kind, body = _split(pattern)

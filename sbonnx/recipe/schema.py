@@ -248,6 +248,7 @@ class Recipe(RecipeKeys):
         for i, pattern, _ in self.sparse.entries():
             yield PatternUse(("SPARSE", "SPECIFIC", i, pattern), pattern, "nodes")
         yield from (PatternUse(("RANGES", pattern), pattern, "tensors") for pattern in self.ranges)
+        yield from (PatternUse(("OWN_SCALES", i), pattern, "tensors") for i, pattern in enumerate(self.own_scales))
         for group, patterns in enumerate(self.shared_scales):
             yield from (
                 PatternUse(("SHARED_SCALES", group, i), pattern, "tensors") for i, pattern in enumerate(patterns)

@@ -170,7 +170,7 @@ EXPLANATIONS: Final = (
     ),
     Explanation(
         "R21",
-        "too-few-to-share types-differ scale-per-channel",
+        "too-few-to-share types-differ scale-per-channel own-scale",
         "tensors can share a scale only if they are quantized activations of one integer type",
         "correct the group, or give its tensors the same bits and scheme (SPECIFIC)",
         "docs/recipe.md",
@@ -424,6 +424,13 @@ EXPLANATIONS: Final = (
         "no tensor of the model can be quantized with this backend and recipe",
         "see the reasons of the refusals (--verbose)",
         "docs/recipe.md",
+    ),
+    Explanation(
+        "R52",
+        "shared-scale few-bits range-exceeded outliers rare-outliers one-weight-scale wide-range",
+        "why a layer loses more than others: its tensor has a scale that does not fit its values, or too few bits",
+        "the change that the sentence names: OWN_SCALES, SPECIFIC, SAMPLES or EXCLUDE",
+        "docs/profiling.md",
     ),
 )
 

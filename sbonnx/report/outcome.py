@@ -16,7 +16,7 @@ from sbonnx.report.details import Details
 from sbonnx.report.notebook import NotebookView, page
 from sbonnx.report.plots import TOP, bar_chart, optional
 from sbonnx.report.pruned import PruningReport
-from sbonnx.report.searched import Advice, SearchFigures
+from sbonnx.report.searched import Advice, Cause, SearchFigures
 from sbonnx.report.verdict import Verdict, verdict_of
 from sbonnx.values import INTERNAL, OBJECT, JsonValue
 
@@ -113,6 +113,8 @@ class Report(WithProblems, NotebookView, JsonValue):
         search: what AUTO and MIXED tried; None if there was no search.
         advice: the next change to try if outputs are below their quality lines; None if there is none, or it was not
             asked for.
+        causes: why the worst layers lose what they lose, and what reduces it, worst first; measured with `details`, and
+            with `advise` if accuracy is not kept.
         pruning: the report of `sbonnx.prune` if the recipe has SPARSE, else None.
         problems: reasons why the result is unusable or misses a limit (empty if there are none).
         details: for pages, if asked for: nodes of the graph, losses by weights and inputs, histograms of the worst
@@ -136,6 +138,7 @@ class Report(WithProblems, NotebookView, JsonValue):
     problems: tuple[Problem, ...] = field(default=(), metadata=PROBLEMS)
     search: SearchFigures | None = field(default=None, metadata=OBJECT)
     advice: Advice | None = field(default=None, metadata=OBJECT)
+    causes: tuple[Cause, ...] = ()
     pruning: PruningReport | None = field(default=None, metadata=OBJECT)
     details: Details | None = field(default=None, metadata=OBJECT)
     engine_command: str = ""

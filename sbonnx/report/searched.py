@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from sbonnx.report.codes import Reason
 from sbonnx.values import INLINE, OPTIONAL, JsonValue
 
 
@@ -156,3 +159,51 @@ class Advice(JsonValue):
             return f"{self.what} (not tried; {self.figure} is {self.before})"
         reached = "measured" if self.repaired else "measured, still too low"
         return f"{self.what} ({reached}: {self.figure} {self.before} -> {self.after})"
+
+
+def override_texts(keys: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return values of recipe keys as ``KEY=VALUE``, for ``--set``."""
+    return tuple(
+        f"{key}={value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
+        for key, value in keys.items()
+    )
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why one of the worst layers loses accuracy, and a change of the recipe that reduces the loss.
+
+    Attributes:
+        node, op: the layer.
+        sqnr_db: isolated error at its outputs: signal-to-noise ratio in dB if only this layer is quantized.
+        tensor, role: its quantized tensor that costs most, "activation" or "weight".
+        why: what is wrong with that tensor, one clause.
+        code: kind of the cause, see `sbonnx explain`.
+        remedy: the change in words.
+        overrides: the change as ``KEY=VALUE``, for ``--set``; empty if it is not one of the recipe.
+    """
+
+    node: str
+    op: str
+    sqnr_db: float
+    tensor: str
+    role: str
+    why: Reason = field(metadata={"codes": "code"})
+    remedy: str
+    overrides: tuple[str, ...] = ()
+    code: str = field(init=False, default="")
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "code", self.why.code)
+
+    @property
+    def text(self) -> str:
+        """The sentence."""
+        part = "weights" if self.role == "weight" else f"input '{self.tensor}'"
+        return f"'{self.node}' ({self.op}, {self.sqnr_db:.1f} dB): its {part} {self.why}"
+
+    @property
+    def change(self) -> str:
+        """The remedy with its options of the command line."""
+        options = " ".join(f"--set {shlex.quote(text)}" for text in self.overrides)
+        return f"{self.remedy}: {options}" if options else self.remedy

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -12,7 +11,8 @@ from sbonnx.graph import Graph, query
 from sbonnx.ops import LINEAR, MATRIX_PRODUCTS
 from sbonnx.recipe import Recipe
 from sbonnx.recipe.names import FLOAT, FULL_BITS, NEAREST, is_per_channel
-from sbonnx.search.bit_groups import pattern_of
+from sbonnx.recipe.node_patterns import pattern_of
+from sbonnx.report.searched import override_texts
 from sbonnx.search.error_sources import Side, blame, sensitive_layers, width_of
 from sbonnx.stages.state import PipelineState
 
@@ -112,10 +112,7 @@ class RecipeChange:
     @property
     def texts(self) -> tuple[str, ...]:
         """The keys as ``KEY=VALUE``, for ``--set``."""
-        return tuple(
-            f"{key}={value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
-            for key, value in self.keys.items()
-        )
+        return override_texts(self.keys)
 
 
 def _can_use_inputs(here: Situation) -> bool:
@@ -219,6 +216,9 @@ def steps_for(here: Situation, decided: frozenset[str]) -> list[RecipeChange]:
 def repairs(state: PipelineState) -> Iterator[RecipeChange]:
     """Yield the changes that may repair a result, the cheapest first."""
     recipe = state.prepared.recipe
+    sharing = [cause for cause in state.report.causes if cause.code == "shared-scale"]
+    if sharing:
+        yield own_scales(recipe, dict.fromkeys(pattern_of(cause.tensor, "tensor") for cause in sharing))
     weights, activations = width_of(recipe, "w"), width_of(recipe, "a")
     side, hopeless = blame(state, weights, activations)
     if hopeless:  # each side alone loses too much: other numbers at the same widths do not help
@@ -230,6 +230,12 @@ def repairs(state: PipelineState) -> Iterator[RecipeChange]:
     if names:
         yield left_in_float(recipe, names, "sensitive")
     yield from wider(recipe, side, weights, activations)
+
+
+def own_scales(recipe: Recipe, tensors: Collection[str]) -> RecipeChange:
+    """Return the change that gives further tensors scales of their own."""
+    what = "a tensor a scale of its own" if len(tensors) == 1 else f"{len(tensors)} tensors scales of their own"
+    return RecipeChange(f"give {what}", {"OWN_SCALES": [*recipe.own_scales, *tensors]})
 
 
 def left_in_float(recipe: Recipe, names: Collection[str], which: str) -> RecipeChange:

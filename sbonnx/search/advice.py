@@ -58,7 +58,8 @@ def advise(state: PipelineState, seconds: float) -> Advice | None:
     if state.data is None or before is None:
         return None
     if not problems_of(state, before):
-        return _faster(state, before) if before.slower else None
+        own = before.runtime == state.prepared.backend.name  # times in another runtime say nothing
+        return _faster(state, before) if before.slower and own else None
     begin, tried = time.perf_counter(), list[tuple[RecipeChange, Comparison]]()
     untried: RecipeChange | None = None
     for change in repairs(state):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -12,12 +11,10 @@ from sbonnx.planning import Plan, Site
 from sbonnx.profiling import Candidate, Sensitivities, Sensitivity
 from sbonnx.recipe import Recipe
 from sbonnx.recipe.names import FLOAT
+from sbonnx.recipe.node_patterns import pattern_of
 from sbonnx.recipe.sections.quantizers import AUTO
 from sbonnx.search.bit_costs import Cost, LayerCounts
 from sbonnx.search.pareto import Front, Option, either, join, join_all, leaf
-
-SPECIAL: Final = re.compile(r"[*?\[\]]")
-"""Wildcard characters, which are escaped in a pattern."""
 
 SEARCHED_BELOW: Final = 4
 """Weights below this width get the scale of least output error, because min-max over three or seven steps is far from
@@ -184,14 +181,6 @@ def _weights(layer: WidthLayer, cost: Cost, activation: int, *, only_float: bool
     return leaf(
         [Option(cost(layer.counts, bits, activation), loss, (side, layer.names, bits)) for bits, loss in widths.items()]
     )
-
-
-def pattern_of(name: str, kind: str) -> str:
-    """Return a pattern that matches exactly one node or tensor name."""
-    if SPECIAL.search(name):
-        escaped = SPECIAL.sub(lambda match: f"[{match[0]}]", name)
-        return f"re:{re.escape(name)}" if kind == "node" else f"tensor:{escaped}"
-    return f"{kind}:{name}"
 
 
 def with_choices(recipe: Recipe, choices: Iterable[Choice]) -> dict[str, Any]:

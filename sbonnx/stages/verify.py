@@ -11,12 +11,14 @@ from typing import Final
 from sbonnx import graph as graphs
 from sbonnx import precision, profiling
 from sbonnx import verify as proof
+from sbonnx.calib.calibrator import MeasuredRanges
 from sbonnx.graph.storage.temporary import temporary_folder
 from sbonnx.linting import View
 from sbonnx.linting.ort_numbers import saturates_there
 from sbonnx.planning import Plan
 from sbonnx.recipe import Recipe
 from sbonnx.report import Note, Problem, Refusal
+from sbonnx.report.searched import Cause
 from sbonnx.report.verdict import ON_CPU
 from sbonnx.stages.state import PipelineState, Prepared
 from sbonnx.system.cpu import target_cpu
@@ -181,7 +183,22 @@ def with_details(state: PipelineState) -> PipelineState:
     if not state.request.details:
         return state
     found = _details(state, state.report.refusals)
-    return replace(state, report=replace(state.report, details=found))
+    report = replace(state.report, details=found, causes=_causes(state, found))
+    return replace(state, report=report)
+
+
+def with_causes(state: PipelineState) -> PipelineState:
+    """Add to the report why its worst layers lose what they lose, unless accuracy is kept or it has them."""
+    if state.report.verdict.accuracy in ("kept", "unknown") or state.report.causes:
+        return state
+    return replace(state, report=replace(state.report, causes=_causes(state, _details(state, ()))))
+
+
+def _causes(state: PipelineState, details: profiling.Details) -> tuple[Cause, ...]:
+    prepared, measured = state.prepared, state.ranges or MeasuredRanges({})
+    return profiling.causes_of(
+        prepared.plan, state.solution, details, prepared.recipe, ranges=measured.bounds, groups=measured.groups
+    )
 
 
 def _details(state: PipelineState, refusals: Sequence[Refusal]) -> profiling.Details:

@@ -17,10 +17,10 @@ from sbonnx.pipeline import prepare
 from sbonnx.planning import Plan
 from sbonnx.recipe import Recipe
 from sbonnx.recipe import load as load_recipe
-from sbonnx.recipe.node_patterns import matcher
+from sbonnx.recipe.node_patterns import matcher, pattern_of
 from sbonnx.search import SensitivitySurvey, Trials, choose, open_trials, survey
 from sbonnx.search.bit_costs import costs_of
-from sbonnx.search.bit_groups import ACTIVATION, WEIGHT, pattern_of, with_choices
+from sbonnx.search.bit_groups import ACTIVATION, WEIGHT, with_choices
 from sbonnx.search.bit_search import for_loss
 from sbonnx.search.recipe_search import goal_of
 from sbonnx.stages.state import Request, read_recipe

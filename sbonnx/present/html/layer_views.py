@@ -67,7 +67,7 @@ class LayerRow:
 
 
 @dataclass(frozen=True)
-class Cause:
+class LayerCause:
     """One of the worst layers, and the cause of its loss, as texts."""
 
     node: str
@@ -107,7 +107,7 @@ class Layers:
     strip: Strip | None
     widths: tuple[Widths, ...]
     complete: bool
-    causes: tuple[Cause, ...] = ()
+    causes: tuple[LayerCause, ...] = ()
     histograms: tuple[HistogramChart, ...] = ()
     by_part: bool = False
 
@@ -172,10 +172,10 @@ def _names(rows: Sequence[LayerRow]) -> list[str]:
     return [row.node if times[row.node] == 1 else f"{row.node} ← {row.tensor}" for row in rows]
 
 
-def _causes(rows: Sequence[LayerRow]) -> tuple[Cause, ...]:
+def _causes(rows: Sequence[LayerRow]) -> tuple[LayerCause, ...]:
     """Name the layers that lose most on their own, and say whether by their weights or by their inputs."""
     lossy = sorted((row for row in rows if _or_last(row.isolated) < VISIBLE_DB), key=lambda row: _or_last(row.isolated))
-    return tuple(Cause(row.node, row.op, f"{decibel(row.isolated)} dB", _why(row)) for row in lossy[:EXPLAINED])
+    return tuple(LayerCause(row.node, row.op, f"{decibel(row.isolated)} dB", _why(row)) for row in lossy[:EXPLAINED])
 
 
 def _why(row: LayerRow) -> str:

@@ -136,6 +136,12 @@ class RecipeKeys(Section):
         "list of lists of tensor patterns",
         example='[["/a/Conv_output_0", "/b/Conv_output_0"]]',
     )
+    own_scales: Annotated[tuple[value_types.TensorPattern, ...], value_types.LIST] = new_key(
+        (),
+        "tensors that get a scale and zero point of their own where the backend would share one, as around a Concat",
+        "list of tensor patterns",
+        example='["/a/Conv_output_0"]',
+    )
     quantize_inputs_of: QuantizeInputsOf = QuantizeInputsOf()
     quantize_io: Annotated[names.GraphEnds, value_types.ANY_CASE] | None = new_key(
         None,
