@@ -1,4 +1,4 @@
-"""Exceptions for errors that the user can fix, one type for each kind.
+"""Exceptions for errors that the user can fix, one type for each kind, derived from the built-in exception for it.
 
 Every message names the problem, the place (file, node, tensor, key), the invalid value and the fix.
 The command line prints it as one line and exits with 2; ``--debug`` shows the traceback.
@@ -19,8 +19,14 @@ NO_RUNTIME: Final = "onnxruntime is not installed: pip install 'sbonnx[cpu]' (or
 class SbonnxError(Exception):
     """Base class of all errors that sbonnx raises on purpose. The message is for the user, on one line."""
 
+    @property
+    def kind(self) -> str:
+        """Name of the kind of error, for the user: ``ModelError`` for each of its subclasses."""
+        names = [base.__name__ for base in type(self).__mro__ if issubclass(base, SbonnxError)]
+        return names[-2] if len(names) > 1 else names[0]
 
-class ModelError(SbonnxError):
+
+class ModelError(SbonnxError, ValueError):
     """The model file or graph cannot be used as it is."""
 
 
@@ -40,28 +46,48 @@ class UnknownOperatorError(ModelError):
         )
 
 
-class DataError(SbonnxError):
+class DataError(SbonnxError, ValueError):
     """The calibration or evaluation data does not fit the model."""
 
 
-class RecipeError(SbonnxError):
+class RecipeError(SbonnxError, ValueError):
     """A key or value of the recipe (file, dict, keyword or flag) is wrong."""
 
 
-class NumericError(SbonnxError):
+class NumericError(SbonnxError, ArithmeticError):
     """A number that must be finite is not, or a range cannot be represented."""
 
 
-class OutputError(SbonnxError):
+class OutputError(SbonnxError, OSError):
     """The output cannot be written to the requested path."""
 
 
-class DeviceError(SbonnxError):
-    """The requested runtime or execution provider is not installed or not usable."""
+class DeviceError(SbonnxError, RuntimeError):
+    """The requested runtime or execution provider is not usable."""
 
 
-class LifeCycleError(SbonnxError):
+class LifeCycleError(SbonnxError, RuntimeError):
     """A step was called before a step that it requires."""
+
+
+class MissingModelError(ModelError, FileNotFoundError):
+    """There is no model file or folder at a path."""
+
+
+class MissingDataError(DataError, FileNotFoundError):
+    """There is no calibration or evaluation data at a path."""
+
+
+class MissingRecipeError(RecipeError, FileNotFoundError):
+    """There is no recipe, or other file of settings, at a path."""
+
+
+class MissingPackageError(DeviceError, ImportError):
+    """A runtime, or a package that the requested step needs, is not installed."""
+
+
+class MissingReaderError(DataError, ImportError):
+    """A package that reads the given kind of data is not installed."""
 
 
 REASON_LENGTH: Final = 300

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import sbonnx
+from sbonnx import errors
 from sbonnx.assets import digits
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -71,3 +74,45 @@ def test_the_command_line_without_onnxruntime(tmp_path: Path) -> None:
     assert done.stderr.splitlines() == [
         "DeviceError: onnxruntime is not installed: pip install 'sbonnx[cpu]' (or 'sbonnx[gpu]' for NVIDIA)"
     ]
+
+
+BUILT_IN: dict[type[errors.SbonnxError], type[Exception]] = {
+    errors.ModelError: ValueError,
+    errors.UnknownOperatorError: ValueError,
+    errors.DataError: ValueError,
+    errors.RecipeError: ValueError,
+    errors.NumericError: ArithmeticError,
+    errors.OutputError: OSError,
+    errors.DeviceError: RuntimeError,
+    errors.LifeCycleError: RuntimeError,
+    errors.MissingModelError: FileNotFoundError,
+    errors.MissingDataError: FileNotFoundError,
+    errors.MissingRecipeError: FileNotFoundError,
+    errors.MissingPackageError: ImportError,
+    errors.MissingReaderError: ImportError,
+}
+
+
+def test_errors_are_built_in_ones_too() -> None:
+    classes = {each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, Exception)}
+    assert classes - {errors.SbonnxError} == BUILT_IN.keys()
+    for kind, built_in in BUILT_IN.items():
+        assert issubclass(kind, built_in)
+        if kind is not errors.UnknownOperatorError:
+            assert str(pickle.loads(pickle.dumps(kind("a, b")))) == str(kind("a, b")) == "a, b"
+
+
+@pytest.mark.parametrize(
+    ("call", "builtin", "kind"),
+    [
+        (lambda: sbonnx.quantize("none.onnx", None, mode="dynamic"), FileNotFoundError, "ModelError"),
+        (lambda: sbonnx.quantize(digits().model, "none.npz"), FileNotFoundError, "DataError"),
+        (lambda: sbonnx.quantize(digits().model, None, recipe="none.yaml"), FileNotFoundError, "RecipeError"),
+        (lambda: sbonnx.quantize(digits().model, None, bits="w99"), ValueError, "RecipeError"),
+        (lambda: sbonnx.quantize(digits().model, digits().calib, "no/where.onnx"), OSError, "OutputError"),
+    ],
+)
+def test_callers_catch_what_they_expect(call: Callable[[], object], builtin: type[Exception], kind: str) -> None:
+    with pytest.raises(builtin) as caught:
+        call()
+    assert isinstance(caught.value, errors.SbonnxError) and caught.value.kind == kind

@@ -26,7 +26,7 @@ from sbonnx.calib.data.readers.open_media import open_media
 from sbonnx.calib.data.readers.python_file import open_call
 from sbonnx.calib.data.stored_arrays import StoredArray, first_line, lengths_of_files, open_stored, stored_in
 from sbonnx.calib.data.validate import InputSpec
-from sbonnx.errors import DataError
+from sbonnx.errors import DataError, MissingDataError
 from sbonnx.plugins.registry import Registry, function
 from sbonnx.report.codes import Note
 from sbonnx.system.input_files import check_regular, read_regular
@@ -86,7 +86,7 @@ def _open_arrays(path: Path, inputs: Sequence[InputSpec], sampling: Sampling) ->
     try:
         check_regular(path)
     except FileNotFoundError as error:
-        raise DataError(f"there is no file or folder '{path}': check the path of the data") from error
+        raise MissingDataError(f"there is no file or folder '{path}': check the path of the data") from error
     except OSError as error:
         raise DataError(f"'{path}' cannot be read: {error.strerror}") from error
     if path.suffix in (".npz", ".npy"):

@@ -18,7 +18,7 @@ from typing import IO, Any, Final, NamedTuple
 
 import numpy as np
 
-from sbonnx.errors import DataError, SbonnxError
+from sbonnx.errors import DataError, MissingDataError, SbonnxError
 from sbonnx.spec import Array
 from sbonnx.system.input_files import check_regular, open_regular
 
@@ -278,7 +278,7 @@ def _faults_of(what: str) -> Iterator[None]:
     except SbonnxError:
         raise
     except FileNotFoundError as error:
-        raise DataError(f"there is no file {what}: check the path of the data") from error
+        raise MissingDataError(f"there is no file {what}: check the path of the data") from error
     except Exception as error:
         reason = first_line(error)
         if isinstance(error, MemoryError):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sbonnx.batch.file_digests import Digests
-from sbonnx.errors import RecipeError
+from sbonnx.errors import MissingRecipeError, RecipeError
 from sbonnx.graph.digests import combined, text
 
 LARGEST_SOURCE: Final = 1 << 24
@@ -77,7 +77,7 @@ def loaded(named: str, state: Path | None = None) -> Iterator[Metric]:
     file, _, name = named.rpartition(":")
     place = Path(file)
     if not place.is_file():
-        raise RecipeError(f"accept.metric: there is no file '{file}'")
+        raise MissingRecipeError(f"accept.metric: there is no file '{file}'")
     with _importing_from(os.path.realpath(place.parent)) as folder, _listening(folder, state) as heard:
         spec = importlib.util.spec_from_file_location(
             f"sbonnx_metric_{place.stem}", place, loader=_SourceLoader(f"sbonnx_metric_{place.stem}", str(place))

@@ -90,10 +90,9 @@ def skipped_steps(
 
 def outcome_of(key: str, error: BaseException) -> Outcome:
     """Return the outcome of a step that raised `error`: "refused" for a `SbonnxError`, else "failed"."""
-    name = type(error).__name__
     if isinstance(error, SbonnxError):
-        return Outcome(key, "refused", str(error), finished=now(), error=name)
-    return Outcome(key, "failed", reason_of(error), finished=now(), error=name)
+        return Outcome(key, "refused", str(error), finished=now(), error=error.kind)
+    return Outcome(key, "failed", reason_of(error), finished=now(), error=type(error).__name__)
 
 
 def now() -> str:

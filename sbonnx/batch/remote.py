@@ -29,7 +29,7 @@ from filelock import lock_descriptor
 
 from sbonnx.batch.file_digests import is_inside
 from sbonnx.batch.jobs.job import Job
-from sbonnx.errors import DataError, DeviceError, ModelError, OutputError, SbonnxError
+from sbonnx.errors import DataError, DeviceError, MissingPackageError, ModelError, OutputError, SbonnxError
 from sbonnx.graph.digests import combined, file_digest, text
 from sbonnx.graph.storage.model_file import external_names
 
@@ -299,13 +299,17 @@ def _open_url(url: str) -> tuple[Any, str]:
         DeviceError: fsspec or the package of the protocol is missing, or the protocol is unknown.
     """
     if importlib.util.find_spec("fsspec") is None:
-        raise DeviceError(f"'{shown(url)}' is a URL, and fsspec is not installed: pip install 'sbonnx[cluster]'")
+        raise MissingPackageError(
+            f"'{shown(url)}' is a URL, and fsspec is not installed: pip install 'sbonnx[cluster]'"
+        )
     from fsspec.core import url_to_fs
 
     try:
         fs, where = url_to_fs(url)
     except ImportError as error:
-        raise DeviceError(f"'{shown(url)}' cannot be opened ({error}): install the package that it names") from error
+        raise MissingPackageError(
+            f"'{shown(url)}' cannot be opened ({error}): install the package that it names"
+        ) from error
     except ValueError as error:
         if "rotocol not known" not in str(error):
             raise

@@ -74,8 +74,10 @@ def load(source: str | os.PathLike[str] | ModelProto, *, opset: int = 13) -> Gra
     try:
         return _load(source, opset)
     except ModelError as error:
-        message = str(error) if label in str(error) else f"{label}: {error}"
-        raise ModelError(single_line(message)) from error  # names in broken files can contain line feeds
+        message = single_line(str(error) if label in str(error) else f"{label}: {error}")
+        if message == str(error):
+            raise
+        raise ModelError(message) from error  # names in broken files can contain line feeds
 
 
 def _load(source: str | os.PathLike[str] | ModelProto, opset: int) -> Graph:

@@ -20,7 +20,7 @@ from sbonnx import graph as graphs
 from sbonnx.calib.data import DataPath, InputSpec, Preprocessing, with_preprocess
 from sbonnx.calib.data.dataset import input_specs, read
 from sbonnx.calib.data.files import media_at
-from sbonnx.errors import DataError, ModelError
+from sbonnx.errors import DataError, MissingModelError, ModelError
 from sbonnx.graph.storage.model_file import external_names
 from sbonnx.graph.storage.output_folder import OutputFolder
 from sbonnx.integrations.decoder_feeds import DECODERS, ENCODER, FIRST, EncoderDecoderFeeds, TokenIds
@@ -74,7 +74,7 @@ class ModelFolder:
         """
         path = Path(folder)
         if not path.is_dir():
-            raise ModelError(f"there is no folder '{path}': give the folder with config.json and model.onnx")
+            raise MissingModelError(f"there is no folder '{path}': give the folder with config.json and model.onnx")
         for place in (path, path / SUBFOLDER):
             files = [file for file in sorted(place.glob("*.onnx")) if not file.stem.endswith(SUFFIX)]
             if files:

@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 
-from sbonnx.errors import ModelError
+from sbonnx.errors import MissingModelError, ModelError
 from sbonnx.graph.protos import sort_protos
 from sbonnx.graph.storage.model_file import open_model
 from sbonnx.llm.structure import DecoderStructure, read_structure
@@ -268,7 +268,7 @@ def _place(path: Path) -> _Place:
         sizes, tied = ({}, False) if config is None else _sizes(_json(config))
         return _Place("file", None, path, sizes, tied)
     if not path.is_dir():
-        raise ModelError(f"'{path}' does not exist: give the folder of an exported decoder, or its .onnx file")
+        raise MissingModelError(f"'{path}' does not exist: give the folder of an exported decoder, or its .onnx file")
     if (path / GENAI_CONFIG).is_file():
         return _genai(path)
     return _optimum(path)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, TextIO, final
 
 from sbonnx.calib.data.readers.tokenizer_file import INSTALL, TokenizerFile
-from sbonnx.errors import DataError
+from sbonnx.errors import DataError, MissingDataError, MissingReaderError
 from sbonnx.llm.layout import SENTENCEPIECE, TOKENIZER, TOKENIZER_CONFIG, Decoder
 from sbonnx.system.chat_template import ChatTemplate, TemplateFault
 from sbonnx.system.input_files import open_regular, parse_json, read_json, read_regular
@@ -93,7 +93,7 @@ class TextTokenizer:
         """Compile the chat template."""
         if self._template is None:
             if find_spec("jinja2") is None:
-                raise DataError(f"messages need the package jinja2, which is not installed: {INSTALL}")
+                raise MissingReaderError(f"messages need the package jinja2, which is not installed: {INSTALL}")
             path = self._decoder.beside(TEMPLATE_FILE)
             text = self._config.get("chat_template") if path is None else _read(path)
             if isinstance(text, list):  # several by name
@@ -172,7 +172,7 @@ def read_documents(texts: Texts, tokenizer: TextTokenizer) -> Iterator[Iterable[
     if isinstance(texts, (str, os.PathLike)):
         path = Path(texts)
         if isinstance(texts, str) and ("\n" in texts or not path.exists()) and path.suffix not in TEXT_SUFFIXES:
-            raise DataError(f"there is no file or folder of texts '{texts[:80]}'; texts themselves go in a list")
+            raise MissingDataError(f"there is no file or folder of texts '{texts[:80]}'; texts themselves go in a list")
         yield from _read_path(path, tokenizer)
         return
     for number, text in enumerate(texts):

@@ -31,9 +31,9 @@ class CommonKeywords(TypedDict, total=False):
     Key: CALIBRATION.MEMORY. Values: a size: 2 GiB, 500 MB. Default: 2 GiB.
     """
     granularity: Literal["auto", "whole", "budget", "layer"]
-    """Part of the model that runs at a time: the whole graph, pieces whose outputs fit MEMORY, or single layers over
+    """Part of the model that runs at a time: all of it, pieces whose outputs fit MEMORY, or single layers over all
 
-    all the data.
+    the data.
     Key: CALIBRATION.GRANULARITY. Values: auto (whole where it fits, else budget; layer for ASYM), whole,
     budget, layer. Default: auto.
     """

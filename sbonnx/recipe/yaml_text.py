@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import yaml
 
-from sbonnx.errors import RecipeError
+from sbonnx.errors import MissingRecipeError, RecipeError
 from sbonnx.recipe.problem import short
 from sbonnx.system.input_files import read_regular
 
@@ -183,7 +183,7 @@ def read(path: str | os.PathLike[str]) -> tuple[Any, Lines]:
     try:
         data = read_regular(path, MAX_BYTES)
     except FileNotFoundError as error:
-        raise RecipeError(f"the recipe {name} does not exist") from error
+        raise MissingRecipeError(f"the recipe {name} does not exist") from error
     except IsADirectoryError as error:
         raise RecipeError(f"{name} is a directory; a recipe is a YAML file") from error
     except OSError as error:

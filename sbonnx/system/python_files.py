@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from sbonnx.errors import RecipeError, foreign_code
+from sbonnx.errors import MissingRecipeError, RecipeError, foreign_code
 
 
 def names_function(text: str) -> bool:
@@ -50,7 +50,7 @@ def load_function(named: str, option: str) -> Callable[..., Any]:
     if not names_function(named):
         raise RecipeError(f"{option}: '{named}' is not script.py:function")
     if not path.is_file():
-        raise RecipeError(f"{option}: there is no file '{file}'")
+        raise MissingRecipeError(f"{option}: there is no file '{file}'")
     spec = importlib.util.spec_from_file_location(f"sbonnx_user_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise RecipeError(f"{option}: '{file}' is not a Python file")

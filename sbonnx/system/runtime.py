@@ -17,7 +17,7 @@ from functools import cache
 from types import ModuleType
 from typing import Any, Final
 
-from sbonnx.errors import NO_RUNTIME, DeviceError, UnknownOperatorError
+from sbonnx.errors import NO_RUNTIME, DeviceError, MissingPackageError, UnknownOperatorError
 from sbonnx.system.cpu import CPU, CUDA, target_cpu
 
 TELEMETRY_SWITCH: Final = "ORT_DISABLE_TELEMETRY"
@@ -63,7 +63,7 @@ def onnxruntime() -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name != "onnxruntime":
             raise
-        raise DeviceError(NO_RUNTIME) from error
+        raise MissingPackageError(NO_RUNTIME) from error
     except ImportError as error:
         reason = str(error).splitlines()[0]
         raise DeviceError(f"onnxruntime is installed but does not load: {reason}") from error

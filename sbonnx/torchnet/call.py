@@ -11,7 +11,7 @@ from functools import cache
 from types import ModuleType
 from typing import Any, Final
 
-from sbonnx.errors import DeviceError, ModelError
+from sbonnx.errors import DeviceError, MissingPackageError, ModelError, SbonnxError
 
 Tensor = Any
 """A `torch.Tensor`; untyped, because torch is imported lazily."""
@@ -39,7 +39,7 @@ def torch_module(hint: str = "") -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        raise DeviceError(f"torch is not installed: pip install 'sbonnx[qat]'{hint}") from error
+        raise MissingPackageError(f"torch is not installed: pip install 'sbonnx[qat]'{hint}") from error
     except (ImportError, OSError) as error:  # OSError: its shared libraries do not load
         raise DeviceError(f"torch is installed but does not load: {str(error).splitlines()[0]}") from error
     _remove_compile_cache_at_exit()
@@ -128,6 +128,8 @@ def compute(function: Function, call: Call, given: Sequence[Any]) -> Any:
         return function(call, *given)
     except Unfit as error:
         raise ModelError(f"torch cannot evaluate node '{call.name}' ({call.op}): {error}") from error
+    except SbonnxError:  # of a node in a body
+        raise
     except (RuntimeError, IndexError, TypeError, ValueError) as error:
         if isinstance(error, call.torch.OutOfMemoryError):
             raise  # not an error of the node; callers catch it and reduce the batch

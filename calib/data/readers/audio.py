@@ -17,7 +17,7 @@ from sbonnx.calib.data.readers.media_files import MediaFiles
 from sbonnx.calib.data.readers.preprocess_values import PreprocessValues, truth, whole
 from sbonnx.calib.data.stored_arrays import first_line
 from sbonnx.calib.data.validate import InputSpec
-from sbonnx.errors import DataError
+from sbonnx.errors import DataError, MissingReaderError
 from sbonnx.report.codes import Note
 from sbonnx.spec import Array
 from sbonnx.system.input_files import check_regular
@@ -52,7 +52,9 @@ def open_audio(files: MediaFiles, inputs: Sequence[InputSpec], settings: Preproc
         import soundfile
         import soxr  # noqa: F401
     except (ImportError, OSError) as error:  # OSError: there is no libsndfile
-        raise DataError(f"audio needs the packages soundfile and soxr, which are not installed: {INSTALL}") from error
+        raise MissingReaderError(
+            f"audio needs the packages soundfile and soxr, which are not installed: {INSTALL}"
+        ) from error
     settings.check_keys(KEYS, "audio")
     rate = settings.value("sample_rate", 0, whole, "a number of samples a second, such as 16000")
     if not rate:

@@ -40,6 +40,8 @@ def from_config(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     """
     try:
         return _from_config(values, where)
+    except DataError:
+        raise
     except (TypeError, ValueError, ArithmeticError) as error:
         raise DataError(f"{where} has a value of a wrong type: {error}") from error
 

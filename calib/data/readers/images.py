@@ -17,7 +17,7 @@ from sbonnx.calib.data.readers.image_settings import ImageSettings, check_pixels
 from sbonnx.calib.data.readers.media_files import MediaFiles
 from sbonnx.calib.data.stored_arrays import first_line
 from sbonnx.calib.data.validate import InputSpec
-from sbonnx.errors import DataError
+from sbonnx.errors import DataError, MissingReaderError
 from sbonnx.report.codes import Note
 from sbonnx.system.input_files import check_regular
 
@@ -128,7 +128,7 @@ def open_pictures(
     try:
         import PIL  # noqa: F401
     except ImportError as error:
-        raise DataError(f"images need the package Pillow, which is not installed: {INSTALL}") from error
+        raise MissingReaderError(f"images need the package Pillow, which is not installed: {INSTALL}") from error
     target = image_input(inputs, settings.layout)
     transform = settings.bound(target.spec, target.channels, target.size)
     batch, count = target.batch, total // target.batch

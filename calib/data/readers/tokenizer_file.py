@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, final
 
 from sbonnx.calib.data.readers.normalizers import TREE_HEADER, normalized_length, normalizers_of
-from sbonnx.errors import DataError, foreign_code
+from sbonnx.errors import DataError, MissingReaderError, foreign_code
 from sbonnx.system.input_files import read_json
 
 INSTALL: Final = "pip install 'sbonnx[llm]'"
@@ -44,7 +44,7 @@ class TokenizerFile:
         try:
             from tokenizers import Tokenizer
         except ImportError as error:
-            raise DataError(f"texts need the package tokenizers, which is not installed: {INSTALL}") from error
+            raise MissingReaderError(f"texts need the package tokenizers, which is not installed: {INSTALL}") from error
         self._path = path
         try:
             values = read_json(path, LARGEST)

@@ -16,7 +16,7 @@ from typing import Any, Final
 import onnx
 
 from sbonnx.backends.runtime_types import Entry, ExecutedLayer, Runtime
-from sbonnx.errors import DeviceError, ModelError
+from sbonnx.errors import DeviceError, MissingPackageError, ModelError
 from sbonnx.system.input_files import native_source
 
 NOT_INSTALLED: Final = "OpenVINO is not installed: pip install 'sbonnx[openvino]'"
@@ -60,7 +60,7 @@ def _core() -> Any:
     except ModuleNotFoundError as error:
         if error.name != "openvino":
             raise
-        raise DeviceError(NOT_INSTALLED) from error
+        raise MissingPackageError(NOT_INSTALLED) from error
     except ImportError as error:
         reason = str(error).splitlines()[0]
         raise DeviceError(f"OpenVINO is installed but does not load: {reason}") from error

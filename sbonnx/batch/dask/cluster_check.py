@@ -19,7 +19,7 @@ from sbonnx.batch.jobs.job import Job, Places, Step
 from sbonnx.batch.jobs.steps import recipe_of
 from sbonnx.batch.redaction import reveal_job
 from sbonnx.batch.remote import is_url, local_path
-from sbonnx.errors import DeviceError, OutputError, SbonnxError
+from sbonnx.errors import DeviceError, MissingPackageError, OutputError, SbonnxError
 from sbonnx.recipe import AUTO, Recipe
 
 GPU: Final = "GPU"
@@ -62,7 +62,7 @@ def connected(scheduler: Any, patience: float) -> Any:
         DeviceError: distributed is not installed, or the scheduler does not answer.
     """
     if importlib.util.find_spec("distributed") is None:
-        raise DeviceError("a cluster needs distributed, which is not installed: pip install 'sbonnx[cluster]'")
+        raise MissingPackageError("a cluster needs distributed, which is not installed: pip install 'sbonnx[cluster]'")
     from distributed import Client
 
     open_client: Any = Client  # distributed has no type annotations

@@ -192,6 +192,8 @@ def _put(files: list[Path], job: Job, places: Places, wanted: dict[str, str], di
         moved = [
             _copy(file, target, wanted.get(file.name), digests) for file, target in zip(files, targets, strict=True)
         ]
+    except OutputError:
+        raise
     except OSError as error:
         raise OutputError(f"'{job.output}' cannot be written: {error.strerror or error}") from error
     return any(moved)

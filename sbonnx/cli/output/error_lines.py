@@ -47,7 +47,7 @@ def _text_of(error: BaseException) -> str:
     if short is not None:
         return out_of_memory(one_line(error if isinstance(error, SbonnxError) else short, REASON_LENGTH))
     if isinstance(error, SbonnxError):
-        return f"{type(error).__name__}: {error}{_native(error)}"
+        return f"{error.kind}: {error}{_native(error)}"
     if isinstance(error, KeyboardInterrupt) and NO_THREADS in last_native_message():
         return out_of_memory(f"{NO_THREADS} cannot start its threads")
     if isinstance(error, KeyboardInterrupt):

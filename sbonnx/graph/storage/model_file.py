@@ -16,7 +16,7 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto, ValueInfoProto
 
-from sbonnx.errors import ModelError
+from sbonnx.errors import MissingModelError, ModelError
 from sbonnx.graph.opset_convert import hide_runtime_ops
 from sbonnx.graph.protos import MAX_BODIES, single_line, tensor_protos, texts
 from sbonnx.graph.storage.protobuf_payloads import REFERENCE, TooDeepError, detach, require_shallow
@@ -109,6 +109,8 @@ def open_model(source: str | os.PathLike[str] | ModelProto) -> OpenedModel:
         try:
             _require_file(path)
             mapped = WeightBytes.map(path)
+        except ModelError:
+            raise
         except (OSError, ValueError) as error:  # ValueError: it was emptied since
             raise ModelError(f"'{path}' cannot be read: {_reason(error)}") from None
         opened = _parse(mapped, f"'{path}'")
@@ -149,7 +151,7 @@ def _require_file(path: Path) -> None:
         hint = f"give one of its files: {', '.join(models)}" if models else "it has no .onnx file"
         raise ModelError(f"'{path}' is a folder, not a model file; {hint}")
     if not path.exists():
-        raise ModelError(f"'{path}' does not exist{_near(path)}")
+        raise MissingModelError(f"'{path}' does not exist{_near(path)}")
     if not path.is_file():
         raise ModelError(f"'{path}' is not a regular file")
     if path.stat().st_size == 0:

@@ -219,6 +219,8 @@ def _reporting(path: Path) -> Iterator[None]:
     """Convert errors of the system to one-line messages."""
     try:
         yield
+    except OutputError:
+        raise
     except OSError as error:
         if isinstance(error, FileNotFoundError) and not path.parent.is_dir():
             raise OutputError(f"'{path}' cannot be written: its folder was removed during the run") from error
@@ -277,7 +279,7 @@ def staged(target: Path, inputs: Iterable[Path] = (), *, force: bool = False) ->
         except (SbonnxError, OSError) as error:
             if not folder.is_dir():
                 raise OutputError(f"'{target}' cannot be written: its folder was removed during the run") from error
-            if isinstance(error, OSError):
+            if not isinstance(error, SbonnxError):
                 raise
             # with the path that the user knows
             raise type(error)(str(error).replace(str(folder / target.name), str(target))) from error

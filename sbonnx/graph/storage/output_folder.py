@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from sbonnx.errors import OutputError
+from sbonnx.errors import OutputError, SbonnxError
 from sbonnx.graph.storage.temporary import MARKER, REPLACED, SUFFIX, restore, sweep_once, temporary_folder
 from sbonnx.report.codes import Note
 from sbonnx.system.input_files import check_regular, protected_inputs
@@ -100,6 +100,8 @@ class OutputFolder:
                 except BaseException:
                     restore(temporary)
                     raise
+        except SbonnxError:
+            raise
         except OSError as error:
             raise OutputError(f"'{target}' cannot be written: {error.strerror or error}") from error
 

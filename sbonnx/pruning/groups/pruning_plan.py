@@ -63,9 +63,10 @@ class PruningPlan:
         Raises:
             ModelError: it is not a plan of this version.
         """
+        version = data.get("version", VERSION)
+        if version != VERSION:
+            raise ModelError(f"a pruning plan of version {version}; this version of sbonnx reads {VERSION}")
         try:
-            if data["version"] != VERSION:
-                raise ModelError(f"a pruning plan of version {data['version']}; this version of sbonnx reads {VERSION}")
             rows = [(LayerSide(str(row["layer"]), _direction(row["side"])), row["channels"]) for row in data["removed"]]
             removed = {side: tuple(sorted({int(channel) for channel in channels})) for side, channels in rows}
         except (KeyError, TypeError, ValueError) as error:

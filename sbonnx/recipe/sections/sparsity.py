@@ -140,8 +140,8 @@ class Sparse(Section):
 
     type: value_types.PruningType = key(
         "structured",
-        "parts that are removed: whole channels, or single weights, which become zero; N:M: at most N of M input channels at "
-        "one kernel tap are not zero, and no other goal is needed",
+        "parts that are removed: whole channels, or single weights, which become zero; N:M: at most N of M input "
+        "channels at one kernel tap are not zero, and no other goal is needed",
         "structured (structed in Sparsebit), unstructured, N:M (TensorRT: 2:4)",
         prune_forms="type pattern",
         flag=Flag("--pattern N:M", "Zeros in a pattern; 2:4 is that of TensorRT's sparse kernels.", flags.GOAL),

@@ -134,7 +134,8 @@ class Calibration(Section):
     )
     granularity: Annotated[Literal["auto", "whole", "budget", "layer"], value_types.ANY_CASE] = new_key(
         "auto",
-        "part of the model that runs at a time: the whole graph, pieces whose outputs fit MEMORY, or single layers over all the data",
+        "part of the model that runs at a time: all of it, pieces whose outputs fit MEMORY, or single layers over all "
+        "the data",
         "auto (whole where it fits, else budget; layer for ASYM), whole, budget, layer",
         forms="granularity",
         flag=Flag(
