@@ -31,6 +31,7 @@ DATA = (
     "assets/digits.onnx",
     "assets/digits_calib.npz",
     "assets/digits_eval.npz",
+    "assets/skills/sbonnx/SKILL.md",
     "backends/onnxruntime/kernel_costs.json",
     "backends/onnxruntime/kernel_costs_avx2.json",
     "backends/openvino/kernel_costs.json",

@@ -1,4 +1,4 @@
-"""The model and data that sbonnx carries, for the demo, the tests and the examples of the documentation.
+"""The model and data that sbonnx carries, for the demo, the tests and the examples of the documentation; a skill.
 
 ``examples/digits/train.py`` makes them: a small convolutional network on scikit-learn's 1,797
 handwritten digits.
@@ -29,3 +29,8 @@ def digits() -> DigitsPaths:
     """The digits model with its calibration and evaluation data."""
     folder = Path(__file__).parent
     return DigitsPaths(folder / "digits.onnx", folder / "digits_calib.npz", folder / "digits_eval.npz")
+
+
+def skill() -> Path:
+    """Folder of an agent skill: SKILL.md with instructions, and scripts over the JSON outputs; copy it as a whole."""
+    return Path(__file__).parent / "skills" / "sbonnx"

@@ -87,6 +87,11 @@ onnxruntime then stores int8 weights as uint8, whose kernels are slower. It does
 LIBRARIES: Final = "SBONNX_ORT_LIBRARIES"
 """Environment variable with the libraries of custom operators, which child processes inherit."""
 
+WITHOUT_KERNELS: Final = "onnxruntime cannot run these types here, as bfloat16 on a CPU: export the model as float32"
+"""Fix of an operator without a kernel for its types, or of an input that numpy cannot hand over."""
+
+_TYPES: Final = re.compile("Could not find an implementation for|Numpy_type [0-9]+ can't be converted")
+
 _UNREGISTERED: Final = re.compile(r"(?P<domain>[\w.]*):(?P<op>\w+)\(-?\d+\) is not a registered function/op")
 
 
@@ -180,9 +185,10 @@ def open_session(
 
 
 def reason(error: BaseException) -> str:
-    """Return the first useful line of an onnxruntime error."""
+    """Return the first useful line of an onnxruntime error, with a fix for types that it has no kernels for."""
     text = _LOGGED.sub("", str(error)).strip()
-    return text.splitlines()[0].strip() if text else type(error).__name__
+    line = text.splitlines()[0].strip() if text else type(error).__name__
+    return f"{line}: {WITHOUT_KERNELS}" if _TYPES.search(line) else line
 
 
 def best_device() -> str:

@@ -12,7 +12,7 @@ import pytest
 
 import sbonnx
 from sbonnx.cli import main
-from sbonnx.errors import RecipeError
+from sbonnx.errors import RecipeError, SbonnxError
 from tests.support.models import model, residual
 
 QUANTIZE = ("quantize", "m.onnx", "--data", "d.npz", "-o", "q.onnx")
@@ -77,7 +77,7 @@ LINE = "agraph (bfloat16[N,4] x) => (bfloat16[N,4] y) { y = Relu (x) }"
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
 def test_files_of_bfloat16(kind: str, place: Path) -> None:
-    """NumPy writes bfloat16 as V2; float32 is rounded."""
+    """NumPy writes bfloat16 as V2; float32 is rounded. The error of a runtime without kernels says what to do."""
     from sbonnx import graph as graphs
     from sbonnx.calib.data import dataset as datasets
 
@@ -86,6 +86,8 @@ def test_files_of_bfloat16(kind: str, place: Path) -> None:
     (feed,) = datasets.read(place / "b.npz", graphs.load(model(LINE, opset=18)))
     assert feed["x"].dtype == ml_dtypes.bfloat16
     np.testing.assert_array_equal(feed["x"].astype(np.float32), values.astype(np.float32))
+    with pytest.raises(SbonnxError, match="export the model as float32"):
+        sbonnx.quantize(model(LINE, opset=18), place / "b.npz")
 
 
 def test_lint_shows_kinds(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
