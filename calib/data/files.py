@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from sbonnx import plugins
 from sbonnx.calib.data.data_path import DataPath
+from sbonnx.calib.data.judged_folder import retrieval_at
 from sbonnx.calib.data.objects import Sampling, Source, listed
 from sbonnx.calib.data.readers.media_files import (
     LABEL_FILES,
@@ -62,6 +63,9 @@ def open_path(data: str | os.PathLike[str], inputs: Sequence[InputSpec], samplin
         RecipeError: the plug-in for its suffix is not usable.
     """
     path, preprocess = Path(data), data.preprocess if isinstance(data, DataPath) else None
+    retrieval = retrieval_at(path)
+    if retrieval is not None:
+        return retrieval.open(lambda part: open_path(DataPath(part, preprocess), inputs, Sampling()))
     reader = READERS.get(path.suffix.lower()[1:]) if os.path.exists(path) else None
     if reader is not None:
         source = _of_plugin(path, reader, inputs, sampling)

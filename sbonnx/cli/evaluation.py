@@ -42,7 +42,7 @@ def evaluation_data(given: Arguments, data: Any, metric: str, split: int | None)
     from sbonnx.verify import EvaluationData
 
     vocabulary = given[options.VOCABULARY]
-    found = EvaluationData(
+    evaluation = EvaluationData(
         data,
         metric,
         given[options.LABELS],
@@ -51,6 +51,6 @@ def evaluation_data(given: Arguments, data: Any, metric: str, split: int | None)
         vocabulary=None if vocabulary is None else str(vocabulary),
         blank=given[options.BLANK],
     )
-    found.kind()
-    found.converter(dict)
-    return found
+    evaluation.kind()
+    evaluation.converter(dict)
+    return evaluation

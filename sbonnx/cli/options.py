@@ -344,8 +344,8 @@ EVAL: Final = option(
 METRIC: Final = option(
     "--metric NAME",
     str,
-    "top1, top5, f1, auc, miou, map50, map, wer, cer, exact, token_accuracy, pearson, spearman, perplexity, mse, psnr, "
-    "NAME:OUTPUT of several outputs, or script.py:function.",
+    "top1, top5, f1, auc, miou, map50, map, wer, cer, exact, token_accuracy, ndcg@10, recall@10, mrr@10, sts, pearson, "
+    "spearman, perplexity, mse, psnr, NAME:OUTPUT of several outputs, or script.py:function.",
     EVALUATION,
 )
 LABELS: Final = option(

@@ -16,13 +16,14 @@ from sbonnx.metrics.arrays import TaskMetric, counts_of, joined
 from sbonnx.metrics.classification import F1, Auc, Correlation, TopK
 from sbonnx.metrics.dense import MeanIoU, Perplexity, SquaredError
 from sbonnx.metrics.detection import COCO_OVERLAPS, MeanAveragePrecision
+from sbonnx.metrics.retrieval import Retrieval, Similarity, ndcg, recall, reciprocal_rank
 from sbonnx.metrics.texts import ErrorRate, ExactMatch, TokenAccuracy
 from sbonnx.plugins.registry import Registry, instance_of
 from sbonnx.spec import Array
 from sbonnx.system.python_files import load_function, names_function
 
-Takes = Literal["outputs", "texts", "tokens"]
-"""Form that a metric takes: outputs of the model, texts, or tokens (texts if the labels are texts)."""
+Takes = Literal["outputs", "texts", "tokens", "embeddings"]
+"""Form that a metric takes: outputs of the model, texts, tokens (texts if the labels are texts), embeddings."""
 
 
 class MetricMaker(Protocol):
@@ -81,6 +82,7 @@ class MetricDefinition:
     Attributes:
         make: creates an empty one.
         higher_is_better, share, unit, takes: as in `TaskMetricKind`.
+        ranks: it is of the first K of a ranking, given as ``NAME@K``, the argument `cutoff` of `make`.
     """
 
     make: MetricMaker
@@ -88,6 +90,7 @@ class MetricDefinition:
     share: bool = True
     unit: str = ""
     takes: Takes = "outputs"
+    ranks: bool = False
 
 
 def _map(overlaps: tuple[float, ...], output: str | None, labels: str | None) -> TaskMetric:
@@ -110,6 +113,10 @@ _BUILT_IN: Final[Mapping[str, MetricDefinition]] = {
     "cer": MetricDefinition(partial(ErrorRate, characters=True), higher_is_better=False, takes="texts"),
     "exact": MetricDefinition(ExactMatch, takes="tokens"),
     "token_accuracy": MetricDefinition(TokenAccuracy),
+    "ndcg": MetricDefinition(partial(Retrieval, ndcg, "ndcg"), takes="embeddings", ranks=True),
+    "recall": MetricDefinition(partial(Retrieval, recall, "recall"), takes="embeddings", ranks=True),
+    "mrr": MetricDefinition(partial(Retrieval, reciprocal_rank, "mrr"), takes="embeddings", ranks=True),
+    "sts": MetricDefinition(Similarity, takes="embeddings"),
     "perplexity": MetricDefinition(Perplexity, higher_is_better=False, share=False),
     "mse": MetricDefinition(partial(SquaredError, False), higher_is_better=False, share=False),
     "psnr": MetricDefinition(partial(SquaredError, True), share=False, unit="dB"),
@@ -158,7 +165,7 @@ class ScriptedMetric:
 
 
 def task_metric(named: str, labels: str | None = None) -> TaskMetricKind:
-    """Return a metric by name: one of `TASK_METRICS`, ``top1:OUTPUT``, or ``script.py:function``.
+    """Return a metric by name: one of `TASK_METRICS`, ``top1:OUTPUT``, ``ndcg@10``, or ``script.py:function``.
 
     A function with an attribute ``lower_is_better = True`` is minimized.
 
@@ -173,11 +180,15 @@ def task_metric(named: str, labels: str | None = None) -> TaskMetricKind:
         better = not getattr(function, "lower_is_better", False)
         return TaskMetricKind(named, partial(ScriptedMetric, named, function), better, share=False)
     name, colon, output = named.partition(":")
-    row = TASK_METRICS.get(name.lower())
+    stem, at, cutoff = name.lower().partition("@")
+    row = TASK_METRICS.get(stem)
+    if at and row is not None and not (row.ranks and cutoff.isdecimal() and int(cutoff) > 0):
+        ranked = ", ".join(f"{name}@10" for name, each in TASK_METRICS.items() if each.ranks)
+        raise RecipeError(f"there is no metric '{named}': @ and a number from 1 on belong to rankings, as in {ranked}")
     if row is None or (colon and not output):
-        close = difflib.get_close_matches(name.lower(), list(TASK_METRICS), n=1)
+        close = difflib.get_close_matches(stem, list(TASK_METRICS), n=1)
         hint = f"did you mean {close[0]}? " if close else ""
         raise RecipeError(f"there is no metric '{named}': {hint}use {', '.join(TASK_METRICS)} or script.py:function")
-    make = partial(row.make, output=output or None, labels=labels)
+    make = partial(row.make, output=output or None, labels=labels, **({"cutoff": int(cutoff)} if at else {}))
     make()  # raises the error of a metric that takes no output by name
     return TaskMetricKind(named, make, row.higher_is_better, row.share, row.unit, row.takes, output or None)

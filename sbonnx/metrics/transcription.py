@@ -60,7 +60,7 @@ class Vocabulary:
             return None
         tokens = {number + (number >= blank): token for number, token in self.tokens.items()}
         join = self.join
-        shifted = None if join is None else lambda numbers: join([each - (each > blank) for each in numbers])
+        shifted = None if join is None else lambda numbers: join([number - (number > blank) for number in numbers])
         return Vocabulary(self.source, {**tokens, blank: BLANKS[0]}, blank, shifted)
 
     def text(self, numbers: Sequence[int]) -> str:
@@ -69,11 +69,11 @@ class Vocabulary:
         if self.join is not None:
             return self.join(kept)
         tokens = [token for token in (self.tokens.get(number, "") for number in kept) if not SPECIAL.fullmatch(token)]
-        known = set(self.tokens.values())
-        if any(token.startswith("##") for token in known):
+        pieces = set(self.tokens.values())
+        if any(token.startswith("##") for token in pieces):
             return " ".join(tokens).replace(" ##", "")
         text = "".join(tokens).replace("<space>", " ").replace(WORD_START, " ")
-        if "|" in known and " " not in known:
+        if "|" in pieces and " " not in pieces:
             text = text.replace("|", " ")
         return text.strip()
 
@@ -117,7 +117,7 @@ class Transcriber:
             )
         rows = np.atleast_2d(rows).astype(np.int64)
         whole = np.full(len(rows), rows.shape[1])
-        sizes = next((arrays[each].reshape(-1) for each in lengths if arrays[each].size == len(rows)), whole)
+        sizes = next((arrays[length].reshape(-1) for length in lengths if arrays[length].size == len(rows)), whole)
         texts = [_text(row[: int(size)], vocabulary, is_ctc, metric) for row, size in zip(rows, sizes, strict=True)]
         return {name: np.array(texts, object)}
 

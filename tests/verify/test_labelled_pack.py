@@ -85,9 +85,18 @@ def test_similarity_of_sentences(tmp_path: Path, pack: Path) -> None:
             feed = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
             yield feed, {"score": stored["score"][part]}
 
+    def judged() -> Iterator[tuple[dict[str, Array], dict[str, Any]]]:
+        for number, (feed, labels) in enumerate(pairs()):
+            half, names = len(labels["score"]), [f"{number}.{place}" for place in range(len(labels["score"]))]
+            relevant = [{name: score} for name, score in zip(names, labels["score"], strict=True)]
+            yield {key: rows[:half] for key, rows in feed.items()}, {"query": names, "relevant": relevant}
+            yield {key: rows[half:] for key, rows in feed.items()}, {"document": names}
+
     data = EvaluationData(list(pairs()), "spearman", labels="score", decode=f"{tmp_path / 'own.py'}:decode")
     found = evaluate({"minilm_l6": pack / entry["file"]}, data)
     assert round(found.rows[0].metric.value, 5) == entry["float_metric"]["spearman"]
+    similarity = evaluate({"minilm_l6": pack / entry["file"]}, EvaluationData(list(judged()), "sts"))
+    assert round(similarity.rows[0].metric.value, 5) == entry["float_metric"]["spearman"]
 
 
 def test_recognition_of_text(pack: Path) -> None:

@@ -32,6 +32,9 @@ DEFAULT_LENGTH: Final = 128
 PADDING: Final = ("[PAD]", "<pad>", "<|endoftext|>", "</s>")
 """Padding tokens of common vocabularies, for a tokenizer that names none."""
 
+ID: Final = "_id"
+"""Key of the id of a text in retrieval data (BEIR), whose "title" is put before the text."""
+
 ROLES: Final = {
     "input_ids": "ids",
     "attention_mask": "attention_mask",
@@ -191,4 +194,7 @@ def _row(line: str, where: str) -> Text:
     text, pair = (row.get("text"), row.get("text_pair")) if isinstance(row, dict) else (None, None)
     if not isinstance(text, str) or not isinstance(pair, (str, type(None))):
         raise DataError(f'{where} must be an object with a string "text", and "text_pair" and "label" if it has them')
-    return Text(where, text, pair, {LABEL: row[LABEL]} if LABEL in row else {})
+    title = row.get("title")
+    if ID in row and isinstance(title, str):
+        text = f"{title} {text}".strip()
+    return Text(where, text, pair, {name: row[name] for name in (LABEL, ID) if name in row})

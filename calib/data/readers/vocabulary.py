@@ -46,8 +46,8 @@ def read_vocabulary(path: Path) -> Vocabulary:
     if isinstance(values, dict) and "model" in values:
         tokenizer = TokenizerFile(path)
         names = ((tokenizer.id_of(name), name) for name in BLANKS)
-        known = {number: name for number, name in names if number is not None}
-        return _named(Vocabulary(source, {tokenizer.size - 1: "", **known}, join=tokenizer.decode))
+        blanks = {number: name for number, name in names if number is not None}
+        return _named(Vocabulary(source, {tokenizer.size - 1: "", **blanks}, join=tokenizer.decode))
     if isinstance(values, list) and all(isinstance(token, str) for token in values):
         values = {token: number for number, token in enumerate(values)} if len(set(values)) == len(values) else {}
     numbers = list(values.values()) if isinstance(values, dict) else []

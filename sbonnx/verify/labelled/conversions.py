@@ -1,4 +1,4 @@
-"""Conversion of the outputs of a feed to those that a metric takes: a function of the user, or texts of tokens."""
+"""Conversion of the outputs of a feed to those that a metric takes: by a function, texts of tokens, pooling."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ from sbonnx.calib.data import LabelledFeed
 from sbonnx.calib.data.readers.vocabulary import read_vocabulary, vocabulary_in, with_blank
 from sbonnx.errors import DataError, foreign_code
 from sbonnx.metrics import TaskMetricKind
+from sbonnx.metrics.retrieval import mean_pooled
 from sbonnx.metrics.texts import is_text
 from sbonnx.metrics.transcription import Transcriber, Vocabulary
 
 Convert = Callable[[Mapping[str, Any], LabelledFeed], Mapping[str, Any]]
 """Converts the outputs of a feed, by name, to those that the metric takes."""
+
+MASKS = ("attention_mask", "input_mask")
+"""Inputs that tell tokens from padding."""
 
 Metadata = Callable[[], Mapping[str, str]]
 """Reads the metadata of a model."""
@@ -65,6 +69,16 @@ def to_texts(kind: TaskMetricKind, file: str | None, blank: int | None, metadata
         return Transcriber(opened[0], kind.output).texts(
             outputs, samples.pop() if len(samples) == 1 else None, kind.name
         )
+
+    return convert
+
+
+def to_embeddings(kind: TaskMetricKind) -> Convert:
+    """Return the conversion of token embeddings to their mean over the tokens of the attention mask."""
+
+    def convert(outputs: Mapping[str, Any], feed: LabelledFeed) -> Mapping[str, Any]:
+        mask = next((np.asarray(feed.feed[name]) for name in MASKS if name in feed.feed), None)
+        return mean_pooled(outputs, kind.output, mask)
 
     return convert
 

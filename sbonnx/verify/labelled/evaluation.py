@@ -24,7 +24,7 @@ from sbonnx.spec import Array
 from sbonnx.system.python_files import input_paths, load_function
 from sbonnx.verify import intervals
 from sbonnx.verify.intervals import Interval
-from sbonnx.verify.labelled.conversions import Convert, Metadata, of_function, to_texts, unchanged
+from sbonnx.verify.labelled.conversions import Convert, Metadata, of_function, to_embeddings, to_texts, unchanged
 from sbonnx.verify.runtimes import metadata_of, open_in
 from sbonnx.verify.sessions import input_specs, output_names, run
 
@@ -78,6 +78,8 @@ class EvaluationData:
         if self.decode is not None:
             return of_function(load_function(self.decode, "--decode"))
         kind = self.kind()
+        if kind.takes == "embeddings":
+            return to_embeddings(kind)
         if kind.takes != "outputs":
             return to_texts(kind, self.vocabulary, self.blank, metadata)
         return unchanged
