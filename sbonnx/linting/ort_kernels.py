@@ -119,7 +119,7 @@ def rectifier_stays(view: View) -> Found:
         behind = read.only_quantized(view, node.outputs[0])
         maker = query.producer(node.inputs[0])
         fed = view.quantizer_of(node.inputs[0]) is not None or (maker is not None and read.reads_pairs(view, maker))
-        if fed and behind and not all(read.folds(view, node, one) for one in behind):
+        if fed and behind and not all(read.folds(view, node, pair) for pair in behind):
             reach = read.reach(behind[0])
             spans = "codes that are not known" if reach is None else f"values from {reach[0]:.4g} to {reach[1]:.4g}"
             why = f"{behind[0].name} keeps {spans}, more than the {node.op} lets through: it stays, in float"
@@ -157,8 +157,8 @@ def no_kernel(view: View) -> Found:
 
 
 def _reads_activation(view: View, node: Node) -> bool:
-    found = (read.dequantized(view, tensor) for tensor in node.inputs)
-    return any(one is not None and view.is_activation_pair(one) for one in found)
+    pairs = (read.dequantized(view, tensor) for tensor in node.inputs)
+    return any(pair is not None and view.is_activation_pair(pair) for pair in pairs)
 
 
 def softmax(view: View) -> Found:
@@ -185,21 +185,21 @@ def two_scales(view: View) -> Found:
     for node in view.nodes:
         if node.op not in read.ONE_SCALE or _interpolates(node) or not node.outputs:
             continue
-        one = read.dequantized(view, node.inputs[0])
-        if one is None or not view.is_activation_pair(one):
+        pair = read.dequantized(view, node.inputs[0])
+        if pair is None or not view.is_activation_pair(pair):
             continue
-        if any(not one.same_numbers(other) for other in read.only_quantized(view, node.outputs[0])):
+        if any(not pair.same_numbers(other) for other in read.only_quantized(view, node.outputs[0])):
             why = f"the pairs before and after the {node.op} have different numbers: it runs in float between them"
             yield *_name(node), why
 
 
 def useless_pair(view: View) -> Found:
     """Find pairs between ops that all run in float."""
-    for one in view.quantizers:
-        quantize = None if one.quantizes else read.before(view, one)
-        if quantize is None or not view.is_activation_pair(one) or view.leaves(one.output):
+    for pair in view.quantizers:
+        quantize = None if pair.quantizes else read.before(view, pair)
+        if quantize is None or not view.is_activation_pair(pair) or view.leaves(pair.output):
             continue
-        readers = [node for node, _ in query.readers(one.output)]
+        readers = [node for node, _ in query.readers(pair.output)]
         maker = query.producer(quantize.data)
         if maker is not None and maker.op in RECTIFIERS:
             maker = query.producer(maker.inputs[0])
@@ -207,7 +207,7 @@ def useless_pair(view: View) -> Found:
             continue
         if maker is None or not (maker.op == "Conv" or read.runs_in_integers(view, maker)):
             names = ", ".join(sorted({node.op for node in readers}))
-            yield one.name, one.output.name, f"the pair is read by {names} in float, and nothing before needs it"
+            yield pair.name, pair.output.name, f"the pair is read by {names} in float, and nothing before needs it"
 
 
 def _explained(view: View, node: Node) -> bool:
@@ -219,32 +219,32 @@ def _explained(view: View, node: Node) -> bool:
 
 def output_pair(view: View) -> Found:
     """Find pairs at the graph's outputs that no kernel requires."""
-    for one in view.quantizers:
-        quantize = None if one.quantizes else read.before(view, one)
-        if quantize is None or not view.leaves(one.output):
+    for pair in view.quantizers:
+        quantize = None if pair.quantizes else read.before(view, pair)
+        if quantize is None or not view.leaves(pair.output):
             continue
         maker = query.producer(quantize.data)
         chain = [] if maker is None else [maker, *filter(None, map(query.producer, read.data_inputs(maker)))]
         # Other producers need the pair to run in integers, or another rule reports why they do not.
         product = bool(chain) and (chain[0] if chain[0].op not in RECTIFIERS else chain[-1]).op in MATRIX_PRODUCTS
         if product or not any(_reads_activation(view, node) for node in chain):
-            yield one.name, one.output.name, "the output is rounded to codes, and no integer kernel needs it"
+            yield pair.name, pair.output.name, "the output is rounded to codes, and no integer kernel needs it"
 
 
 def rescale(view: View) -> Found:
     """Find pairs whose two nodes have different parameters."""
-    for one in view.quantizers:
-        quantize = None if one.quantizes else read.before(view, one)
-        if quantize is not None and not one.same_numbers(quantize):
-            yield one.name, one.scale_name, f"it does not have the numbers of {quantize.name}: the values are changed"
+    for pair in view.quantizers:
+        quantize = None if pair.quantizes else read.before(view, pair)
+        if quantize is not None and not pair.same_numbers(quantize):
+            yield pair.name, pair.scale_name, f"it does not have the numbers of {quantize.name}: the values are changed"
 
 
 def requantized(view: View) -> Found:
     """Find codes that are requantized without an op in between."""
-    for one in view.quantizers:
-        source = read.dequantized(view, one.data) if one.quantizes else None
-        if source is not None and not source.same_numbers(one):
-            yield one.name, one.data.name, f"the values of {source.name} are quantized again, with other numbers"
+    for pair in view.quantizers:
+        source = read.dequantized(view, pair.data) if pair.quantizes else None
+        if source is not None and not source.same_numbers(pair):
+            yield pair.name, pair.data.name, f"the values of {source.name} are quantized again, with other numbers"
 
 
 def grouped_conv(view: View) -> Found:
@@ -273,8 +273,8 @@ def unit_range(view: View) -> Found:
     """Find outputs of Sigmoid and Softmax with codes for values outside their range."""
     for node in view.nodes:
         if node.op in UNIT_RANGE and node.outputs:
-            for one in read.only_quantized(view, node.outputs[0]):
-                reach = read.reach(one)
+            for pair in read.only_quantized(view, node.outputs[0]):
+                reach = read.reach(pair)
                 if reach is not None and (reach[1] > SPARE or reach[0] < 1 - SPARE):
                     why = f"codes reach from {reach[0]:.4g} to {reach[1]:.4g}, the values of {node.op} from 0 to 1"
                     yield *_name(node), why
@@ -323,15 +323,15 @@ def _count(view: View) -> Counted:
             graphs.save(view.graph, source)
         except SbonnxError as error:
             return Counted(skipped=str(error))
-        found = _broken(view.graph, str(source))
+        outcome = _broken(view.graph, str(source))
         try:
             open_session(str(source), options)
         except Exception as error:  # onnxruntime's own exceptions share no base class
-            return found if found.broken else Counted(refused=_said(error, str(source)))
+            return outcome if outcome.broken else Counted(refused=_said(error, str(source)))
         try:
-            return replace(found, model=graphs.read_proto(target))
+            return replace(outcome, model=graphs.read_proto(target))
         except SbonnxError as error:
-            return replace(found, skipped=str(error))
+            return replace(outcome, skipped=str(error))
 
 
 def _broken(graph: Graph, source: str) -> Counted:
@@ -402,9 +402,9 @@ def refused(view: View) -> Found:
 
 def broken_by_rewrites(view: View) -> Found:
     """Report rewrites of onnxruntime after which the model does not load or run."""
-    found = counted(view)
-    if found.broken:
-        yield found.node, "", found.broken
+    outcome = counted(view)
+    if outcome.broken:
+        yield outcome.node, "", outcome.broken
 
 
 def not_counted(view: View) -> Found:
@@ -423,7 +423,7 @@ def stays_float(checks: tuple[Check, ...]) -> Check:
         if not left:
             return
         makers = {tensor.name: node for node in view.nodes for tensor in node.outputs}
-        named = {name for one in checks for name, _, _ in one(view) if name}
+        named = {name for rule in checks for name, _, _ in rule(view) if name}
         for body, node, output in left:
             origin = makers.get(output)
             chain = [] if origin is None else _chain(origin)
@@ -439,21 +439,21 @@ def stays_float(checks: tuple[Check, ...]) -> Check:
 
 def _chain(node: Node) -> list[Node]:
     """Return a node, the ops that may have been fused into it, and the pairs before it, which other rules may name."""
-    found, stack, seen = [], [node], {id(node)}
+    chain, stack, seen = [], [node], {id(node)}
     while stack:
-        one = stack.pop()
-        found.append(one)
-        for tensor in () if one.op in QUANTIZE else one.inputs:
+        current = stack.pop()
+        chain.append(current)
+        for tensor in () if current.op in QUANTIZE else current.inputs:
             maker = query.producer(tensor)
             if maker is not None and id(maker) not in seen:
                 seen.add(id(maker))
                 stack.append(maker)
-    return found
+    return chain
 
 
 def _signed(view: View, node: Node) -> bool:
     read = (view.quantizer_of(tensor) for tensor in node.inputs)
-    return any(one is not None and one.codes == "int8" and view.is_activation_pair(one) for one in read)
+    return any(pair is not None and pair.codes == "int8" and view.is_activation_pair(pair) for pair in read)
 
 
 def _between_pairs(model: onnx.ModelProto) -> Iterator[tuple[Body, onnx.NodeProto, str]]:

@@ -24,35 +24,39 @@ EIGHT_BITS: Final = frozenset({"int8", "uint8"})
 
 def bad_scale(view: View) -> Found:
     """Find scales that are zero, negative, infinite or NaN."""
-    for one in view.distinct:
-        if one.scale is not None:
-            scale = one.scale.astype(np.float64)
+    for pair in view.distinct:
+        if pair.scale is not None:
+            scale = pair.scale.astype(np.float64)
             count = int((~(np.isfinite(scale) & (scale > 0))).sum())
             if count:
-                yield one.name, one.scale_name, f"{count} of {scale.size} scales are not finite numbers above 0"
+                yield pair.name, pair.scale_name, f"{count} of {scale.size} scales are not finite numbers above 0"
 
 
 def denormal_scale(view: View) -> Found:
     """Find scales below the smallest normal float32."""
-    for one in view.distinct:
-        if one.scale is not None:
-            scale = one.scale.astype(np.float64)
+    for pair in view.distinct:
+        if pair.scale is not None:
+            scale = pair.scale.astype(np.float64)
             count = int(((scale > 0) & (scale < MIN_SCALE)).sum())
             if count:
-                yield one.name, one.scale_name, f"{count} of {scale.size} scales are below {MIN_SCALE:.3g}, denormal"
+                yield pair.name, pair.scale_name, f"{count} of {scale.size} scales are below {MIN_SCALE:.3g}, denormal"
 
 
 def scale_shape(view: View) -> Found:
     """Find vectors of scales that do not match the length of their axis."""
-    for one in view.quantizers:
-        shape = query.shape(one.data)
-        if one.scale is None or one.scale.ndim != 1 or one.scale.size <= 1 or one.block or shape is None:
+    for pair in view.quantizers:
+        shape = query.shape(pair.data)
+        if pair.scale is None or pair.scale.ndim != 1 or pair.scale.size <= 1 or pair.block or shape is None:
             continue
-        axis = one.channel_axis
+        axis = pair.channel_axis
         if not 0 <= axis < len(shape):
-            yield one.name, one.scale_name, f"{one.scale.size} scales along axis {axis} of {len(shape)} dimensions"
-        elif isinstance(shape[axis], int) and shape[axis] != one.scale.size:
-            yield one.name, one.scale_name, f"{one.scale.size} scales along axis {axis}, which has length {shape[axis]}"
+            yield pair.name, pair.scale_name, f"{pair.scale.size} scales along axis {axis} of {len(shape)} dimensions"
+        elif isinstance(shape[axis], int) and shape[axis] != pair.scale.size:
+            yield (
+                pair.name,
+                pair.scale_name,
+                f"{pair.scale.size} scales along axis {axis}, which has length {shape[axis]}",
+            )
 
 
 def weight_axis(view: View) -> Found:
@@ -68,17 +72,21 @@ def weight_axis(view: View) -> Found:
 
 def computed_scale(view: View) -> Found:
     """Find scales and zero points that are computed at run time."""
-    for one in view.quantizers:
-        if one.scale is None or (one.has_zero and one.zero is None):
-            name = one.scale_name if one.scale is None else one.zero_name
-            yield one.name, name, "scale or zero point is computed, kernels take constants only"
+    for pair in view.quantizers:
+        if pair.scale is None or (pair.has_zero and pair.zero is None):
+            name = pair.scale_name if pair.scale is None else pair.zero_name
+            yield pair.name, name, "scale or zero point is computed, kernels take constants only"
 
 
 def half_scale(view: View) -> Found:
     """Find pairs in half precision."""
-    for one in view.distinct:
-        if one.scale_type in ("float16", "bfloat16"):
-            yield one.name, one.scale_name, f"the pair gives {one.scale_type}, which no integer kernel of the CPU takes"
+    for pair in view.distinct:
+        if pair.scale_type in ("float16", "bfloat16"):
+            yield (
+                pair.name,
+                pair.scale_name,
+                f"the pair gives {pair.scale_type}, which no integer kernel of the CPU takes",
+            )
 
 
 def _with_bias(view: View) -> Iterator[tuple[WeightedOp, Quantizer, Array]]:
@@ -119,9 +127,9 @@ def biases(view: View, kind: str, effect: str = "") -> Found:
             off = used & (np.abs(given - wanted) > BIAS_TOLERANCE * np.abs(wanted))
             if off.any():
                 at = int(np.argmax(off))
-                one, other = (float(np.broadcast_to(scale, used.shape)[at]) for scale in (given, wanted))
+                given_scale, wanted_scale = (float(np.broadcast_to(scale, used.shape)[at]) for scale in (given, wanted))
                 why = f"{int(off.sum())} of {used.size} bias scales are not x_scale * w_scale"
-                yield linear.node.name, tensor, f"{why} (first: {one:.4g}, not {other:.4g}){effect}"
+                yield linear.node.name, tensor, f"{why} (first: {given_scale:.4g}, not {wanted_scale:.4g}){effect}"
 
 
 def bias_saturated(view: View) -> Found:
@@ -193,10 +201,10 @@ def weight_zero_point(view: View) -> Found:
 
 def wide_activation(view: View) -> Found:
     """Find activations that are not 8 bits wide."""
-    known = EIGHT_BITS | {"int32", None}
-    for one in view.quantizers:
-        if not one.quantizes and one.codes not in known and view.is_activation_pair(one):
-            yield one.name, one.output.name, f"activation in {one.codes}: no integer kernel reads it"
+    types = EIGHT_BITS | {"int32", None}
+    for pair in view.quantizers:
+        if not pair.quantizes and pair.codes not in types and view.is_activation_pair(pair):
+            yield pair.name, pair.output.name, f"activation in {pair.codes}: no integer kernel reads it"
 
 
 def largest_pair(node: Node, codes: Array) -> float:
@@ -239,7 +247,7 @@ def saturates_there(view: View) -> Found:
 def saturates_elsewhere(view: View) -> Found:
     """Report once that ops would saturate on other machines."""
     if view.cpu is None and not view.saturates:
-        found = list(_saturating(view))
-        if found:
-            node, tensor, why = found[0]
-            yield node, tensor, f"{why}; this CPU does not saturate, {len(found)} ops would elsewhere"
+        saturating = list(_saturating(view))
+        if saturating:
+            node, tensor, why = saturating[0]
+            yield node, tensor, f"{why}; this CPU does not saturate, {len(saturating)} ops would elsewhere"

@@ -104,8 +104,8 @@ def reach(one: Quantizer) -> tuple[float, float] | None:
 
 def dequantized(view: View, tensor: Tensor) -> Quantizer | None:
     """Return the DequantizeLinear that writes a tensor."""
-    one = view.quantizer_of(tensor)
-    return None if one is None or one.quantizes else one
+    pair = view.quantizer_of(tensor)
+    return None if pair is None or pair.quantizes else pair
 
 
 def before(view: View, one: Quantizer) -> Quantizer | None:
@@ -122,8 +122,10 @@ def origin(view: View, one: Quantizer) -> Tensor:
 
 def axis_of(one: Quantizer) -> int | None:
     """Return the axis of a vector of scales, counted from the front; None for one scale, blocks and unknown ranks."""
-    known = one.scale is not None and one.scale.ndim == 1 and one.scale.size > 1 and query.rank(one.data) is not None
-    return one.channel_axis if known and not one.block else None
+    per_channel = (
+        one.scale is not None and one.scale.ndim == 1 and one.scale.size > 1 and query.rank(one.data) is not None
+    )
+    return one.channel_axis if per_channel and not one.block else None
 
 
 def steps(view: View, one: Quantizer) -> Array | None:
@@ -149,12 +151,12 @@ def steps(view: View, one: Quantizer) -> Array | None:
 
 def stored_codes(view: View, one: Quantizer) -> Array | None:
     """Return the codes of a dequantized int8 constant as kernels read them, with the zero point, as float64."""
-    found = steps(view, one)
-    if found is None or one.zero is None:
+    in_steps = steps(view, one)
+    if in_steps is None or one.zero is None:
         zero = np.zeros(1)
     else:
-        zero = _along(one.zero, [-1 if one.zero.size > 1 and at == axis_of(one) else 1 for at in range(found.ndim)])
-    return None if found is None else np.clip(np.rint(found) + zero, -128, 127)
+        zero = _along(one.zero, [-1 if one.zero.size > 1 and at == axis_of(one) else 1 for at in range(in_steps.ndim)])
+    return None if in_steps is None else np.clip(np.rint(in_steps) + zero, -128, 127)
 
 
 def _along(values: Array, shape: list[int]) -> Array:
@@ -189,8 +191,8 @@ def only_quantized(view: View, tensor: Tensor) -> list[Quantizer]:
     readers = query.readers(tensor)
     if view.leaves(tensor) or not all(reader.op in QUANTIZE and index == 0 for reader, index in readers):
         return []
-    found = [view.quantizer_of(reader.outputs[0]) for reader, _ in readers]
-    return [one for one in found if one is not None]
+    pairs = [view.quantizer_of(reader.outputs[0]) for reader, _ in readers]
+    return [pair for pair in pairs if pair is not None]
 
 
 def written(view: View, node: Node) -> list[Quantizer]:
@@ -199,7 +201,7 @@ def written(view: View, node: Node) -> list[Quantizer]:
     if rectifier is None:
         return only_quantized(view, node.outputs[0])
     behind = only_quantized(view, rectifier.outputs[0])
-    return behind if all(folds(view, rectifier, one) for one in behind) else []
+    return behind if all(folds(view, rectifier, node_behind) for node_behind in behind) else []
 
 
 def rectified(view: View, node: Node) -> Node | None:
@@ -221,14 +223,14 @@ def folds(view: View, rectifier: Node, quantize: Quantizer) -> bool:
 
 def _bounds(view: View, clip: Node) -> tuple[float | None, float | None]:
     """Return the bounds of a Clip, infinite if absent; None for one that is computed."""
-    found: list[float | None] = []
+    bounds: list[float | None] = []
     for index, name, absent in ((1, "min", -float("inf")), (2, "max", float("inf"))):
         if len(clip.inputs) > index and not clip.inputs[index].is_empty():
             value = view.value(clip.inputs[index])
-            found.append(None if value is None else float(value.reshape(-1)[0]))
+            bounds.append(None if value is None else float(value.reshape(-1)[0]))
         else:
-            found.append(float(clip.attrs.get(name, absent)))
-    return found[0], found[1]
+            bounds.append(float(clip.attrs.get(name, absent)))
+    return bounds[0], bounds[1]
 
 
 def runs_in_integers(view: View, node: Node) -> bool:

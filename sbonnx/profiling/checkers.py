@@ -184,9 +184,9 @@ class Averaged(Measure):
         except (AttributeError, TypeError):
             if "torch" not in sys.modules:
                 raise
-            found = self._function(_tensor(quantized), _tensor(reference))
+            loss = self._function(_tensor(quantized), _tensor(reference))
         self._on_tensors = True
-        return found
+        return loss
 
     def result(self) -> float:
         return float(np.mean(self._values)) if self._values else math.nan
@@ -277,8 +277,8 @@ class Profile(NotebookView, JsonValue):
 
     def losses(self, column: Column = "alone") -> dict[str, float]:
         """Return the losses by node name, for nodes with a figure: 0 is no loss, larger is worse."""
-        found = {row.node: self._loss(row, column) for row in self.layers}
-        return {name: loss for name, loss in found.items() if loss >= 0}
+        by_node = {row.node: self._loss(row, column) for row in self.layers}
+        return {name: loss for name, loss in by_node.items() if loss >= 0}
 
     def _loss(self, row: LayerLoss, column: Column) -> float:
         value = row.value(column)

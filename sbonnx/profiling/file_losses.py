@@ -89,8 +89,8 @@ class _Outputs:
     def add(self, floats: Values, quantized: Values, imported: Values, simulated: Values) -> None:
         """Add one feed: outputs of both files, and of the imported file without and with its pairs."""
         for name, reference in floats.items():
-            one = self._files.setdefault(name, make_measure(self._checker))
-            self._apart += compare(one, quantized, {name: reference})
+            measured = self._files.setdefault(name, make_measure(self._checker))
+            self._apart += compare(measured, quantized, {name: reference})
             if name not in simulated or name not in imported:
                 continue
             pairs = ((quantized, floats), (simulated, floats), (simulated, imported), (imported, floats))
@@ -100,14 +100,14 @@ class _Outputs:
 
     def values(self) -> dict[str, float]:
         """Return the loss of the quantized file by output, without outputs that are not numeric."""
-        found = {name: measure.result() for name, measure in self._files.items()}
-        return {name: value for name, value in found.items() if not math.isnan(value)}
+        results = {name: measure.result() for name, measure in self._files.items()}
+        return {name: value for name, value in results.items() if not math.isnan(value)}
 
     def notes(self) -> list[Note]:
         """Return a message for each output whose loss the layers do not explain, and about outputs not compared."""
         notes = []
         for name, sums in self._decibels.items():
-            whole, simulated, own, imported = (min(one.result(), EXACT_DB) for one in sums)
+            whole, simulated, own, imported = (min(measure.result(), EXACT_DB) for measure in sums)
             if math.isnan(whole) or max(abs(whole - simulated), abs(simulated - own)) <= AGREES_DB:
                 continue
             if abs(simulated - own) > AGREES_DB:

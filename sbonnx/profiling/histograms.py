@@ -61,7 +61,7 @@ def _floats(graph: Graph, sites: Sequence[Site], data: Iterable[Mapping[str, Arr
     if not names:
         yield from (dict(feeds) for feeds in data if sites)
         return
-    part = extract(graph, [one.name for one in graph.inputs], names, index=index)
+    part = extract(graph, [graph_input.name for graph_input in graph.inputs], names, index=index)
     with LayerRunner(part, device=device, threads=1, optimisation="off", name="the float network") as runner:
         for feeds in data:
             yield {**feeds, **runner.run(feeds, names)}
@@ -93,7 +93,9 @@ class _Counter:
         """Count the values of one array."""
         values = np.asarray(x, np.float32)
         if self.unit == "step":
-            scale, zero = (self.params.along(one, values.shape) for one in (self.params.scale, self.params.zero_point))
+            scale, zero = (
+                self.params.along(parameter, values.shape) for parameter in (self.params.scale, self.params.zero_point)
+            )
             values = np.asarray(values / scale + zero.astype(np.float32), np.float32)
         self.sketch.observe(values)
         low, high = self.covered

@@ -90,27 +90,27 @@ def subject_of(float_model: Source, quantized: Source) -> Subject:
         )
     qdq.strip(graph)
     edit.sort(graph)
-    made = _Made(graph, _Floats(float_model, graph.info.edits))
+    importer = _Made(graph, _Floats(float_model, graph.info.edits))
     for reader, qparams in reads.items():
-        made.add(reader, qparams)
-    made.find_biases()
+        importer.add(reader, qparams)
+    importer.find_biases()
     return Subject(
         graph,
-        Plan(tuple(made.sites())),
-        made.solution(),
-        (*made.notes(), *(Note(refusal.code, str(refusal)) for refusal in refusals)),
+        Plan(tuple(importer.sites())),
+        importer.solution(),
+        (*importer.notes(), *(Note(refusal.code, str(refusal)) for refusal in refusals)),
     )
 
 
 def _reads(graph: Graph) -> dict[Reader, QParams]:
     """Return every use of a dequantized tensor, except by other pairs, with the parameters of its pair."""
     nodes = query.node_by_name(graph)
-    found: dict[Reader, QParams] = {}
+    qparams_by_reader: dict[Reader, QParams] = {}
     for pair in qdq.read(graph):
         for node, index in query.readers(nodes[pair.node].outputs[0]):
             if node.op not in QDQ:
-                found[Reader(node.name, index)] = pair.qparams
-    return found
+                qparams_by_reader[Reader(node.name, index)] = pair.qparams
+    return qparams_by_reader
 
 
 class _Floats:
@@ -157,8 +157,8 @@ class _Floats:
         """
         edits = self._edits_of(name, reader) or self._edits.get(added_bias(reader.node), ())
         if edits and edits[0].kind == "is":
-            made = _edited(np.zeros(shape, np.float32), edits, op, reader.index)
-            return made if made is not None and made.shape == shape else None
+            edited = _edited(np.zeros(shape, np.float32), edits, op, reader.index)
+            return edited if edited is not None and edited.shape == shape else None
         layer = None if weight is None else weight.reader
         own = [] if layer is None else list(layer.inputs)[reader.index : reader.index + 1]
         there = [value for tensor in own if (value := query.constant(tensor)) is not None]
@@ -167,22 +167,22 @@ class _Floats:
             if value is not None and value.shape == shape and value.dtype.kind == "f":
                 scales = None if weight is None else weight.scales
                 return value if scales is None or scales.shape != shape[-1:] else np.asarray(value * scales)
-        known = [nodes[reader.node] for nodes in self._nodes if reader.node in nodes]
-        known += [] if layer is None else [layer]
-        bare = any(len(node.inputs) <= reader.index or not node.inputs[reader.index].name for node in known)
+        readers = [nodes[reader.node] for nodes in self._nodes if reader.node in nodes]
+        readers += [] if layer is None else [layer]
+        bare = any(len(node.inputs) <= reader.index or not node.inputs[reader.index].name for node in readers)
         return np.zeros(shape, np.float32) if bare else None
 
     def _edits_of(self, name: str, reader: Reader) -> tuple[ConstantEdit, ...]:
         """Return the changes of a constant by its name in the file, or by that of the same input in the float model."""
         there = [tensor.name for tensor, _ in self._candidates(name, reader)]
-        return next((self._edits[each] for each in (*_names(name), *there) if each in self._edits), ())
+        return next((self._edits[candidate] for candidate in (*_names(name), *there) if candidate in self._edits), ())
 
     def _candidates(self, name: str, reader: Reader) -> Iterator[tuple[Tensor, Array]]:
         """Yield constants of the same name, and the same input of the node of the same name."""
         for tensors, nodes in zip(self._tensors, self._nodes, strict=True):
             node = nodes.get(reader.node)
             same = [] if node is None else list(node.inputs)[reader.index : reader.index + 1]
-            for tensor in (*same, *(tensors.get(each) for each in _names(name))):
+            for tensor in (*same, *(tensors.get(candidate) for candidate in _names(name))):
                 value = query.constant(tensor)
                 if value is not None:
                     yield tensor, value
@@ -205,27 +205,27 @@ class _FloatWeight:
 
 def _edited(value: Array, edits: Sequence[ConstantEdit], op: Node, index: int) -> Array | None:
     """Return a float constant after the recorded changes; None if they do not fit it."""
-    for one in edits:
-        if one.kind == "channels":
+    for change in edits:
+        if change.kind == "channels":
             layer = LinearLayer.of_shape(op.op, op.attrs, value.shape, index)
-            sizes = (np.size(one.inputs), np.size(one.outputs))
+            sizes = (np.size(change.inputs), np.size(change.outputs))
             if not isinstance(layer, LinearLayer):
                 return None
             if sizes[0] not in (0, layer.in_channels) or sizes[1] not in (0, layer.out_channels):
                 return None
-            value = layer.scale_inputs(value, one.inputs) if sizes[0] else value
-            value = layer.scale_outputs(value, 1 / one.outputs.astype(np.float64)) if sizes[1] else value
-        elif one.kind == "repeat":
-            if one.axis >= value.ndim or np.max(one.values, initial=0) >= value.shape[one.axis]:
+            value = layer.scale_inputs(value, change.inputs) if sizes[0] else value
+            value = layer.scale_outputs(value, 1 / change.outputs.astype(np.float64)) if sizes[1] else value
+        elif change.kind == "repeat":
+            if change.axis >= value.ndim or np.max(change.values, initial=0) >= value.shape[change.axis]:
                 return None
-            value = np.take(value, one.values, one.axis)
-        elif one.kind == "times":
+            value = np.take(value, change.values, change.axis)
+        elif change.kind == "times":
             try:
-                value = (value * one.values).reshape(value.shape).astype(value.dtype)
+                value = (value * change.values).reshape(value.shape).astype(value.dtype)
             except ValueError:
                 return None
         else:
-            value = np.asarray(one.values)
+            value = np.asarray(change.values)
     return value
 
 
@@ -259,15 +259,15 @@ def _least_squares(basis: Array, target: Array, axes: tuple[int, int], known: Ar
     if basis.size < SHARED * known.size:
         return known
     energy = (basis**2).sum(axes, keepdims=True)
-    found = np.divide((basis * target).sum(axes, keepdims=True), energy, out=np.zeros_like(known), where=energy > 0)
-    return np.where(found > 0, found, known)
+    factors = np.divide((basis * target).sum(axes, keepdims=True), energy, out=np.zeros_like(known), where=energy > 0)
+    return np.where(factors > 0, factors, known)
 
 
 def _names(name: str) -> tuple[str, ...]:
-    found = [name]
+    names = [name]
     for ending in STORED:
-        found.append(found[-1].removesuffix(ending))
-    return tuple(dict.fromkeys(found))
+        names.append(names[-1].removesuffix(ending))
+    return tuple(dict.fromkeys(names))
 
 
 def _is_near(value: Array, rounded: Array) -> bool:
@@ -300,21 +300,25 @@ class _Made:
         if tensor is None:
             return
         if (tensor.name, id(qparams)) not in self._sites:
-            made = self._weight(tensor, reader) if isinstance(tensor, Constant) else tensor
+            tensor_of_site = self._weight(tensor, reader) if isinstance(tensor, Constant) else tensor
             role: Role = "weight" if isinstance(tensor, Constant) else "activation"
-            key = str(made.name) if made.name not in self._qparams else f"{made.name}/{len(self._sites)}"
+            key = (
+                str(tensor_of_site.name)
+                if tensor_of_site.name not in self._qparams
+                else f"{tensor_of_site.name}/{len(self._sites)}"
+            )
             why = "the file has it"
-            site = Site(key, made.name, role, qparams.spec, (), why, key, scope=self._scopes[reader.node])
-            self._sites[tensor.name, id(qparams)] = (site, made, [])
+            site = Site(key, tensor_of_site.name, role, qparams.spec, (), why, key, scope=self._scopes[reader.node])
+            self._sites[tensor.name, id(qparams)] = (site, tensor_of_site, [])
             self._qparams[key] = qparams
             if isinstance(tensor, Constant):
                 self._qparams[key] = _fitted(qparams, tensor.shape)
                 self._codes[key] = self._qparams[key].quantize(_value(tensor))
-        _, made, readers = self._sites[tensor.name, id(qparams)]
+        _, tensor_of_site, readers = self._sites[tensor.name, id(qparams)]
         readers.append(reader)
-        if made is not tensor:
+        if tensor_of_site is not tensor:
             self._matched.add(reader)
-            edit.replace_input(self._nodes[reader.node], reader.index, made)
+            edit.replace_input(self._nodes[reader.node], reader.index, tensor_of_site)
 
     def find_biases(self) -> None:
         """Find the float biases of layers whose weights were found; their values in the file count as corrected."""
@@ -325,9 +329,9 @@ class _Made:
                 rounded = _value(tensor)
                 value = self._floats.bias(tensor.name, place, node, rounded.shape, self._weights.get(place.node))
                 if value is not None and not np.array_equal(value, rounded):
-                    made = self._constant(tensor, value)
-                    self._constants[made.name] = rounded
-                    edit.replace_input(node, place.index, made)
+                    constant = self._constant(tensor, value)
+                    self._constants[constant.name] = rounded
+                    edit.replace_input(node, place.index, constant)
 
     def _bias_places(self) -> Iterator[Reader]:
         """Yield the bias inputs of layers whose weights were found, and inputs marked as corrected by their name."""
@@ -351,12 +355,12 @@ class _Made:
 
     def _weight(self, tensor: Constant, reader: Reader) -> Constant:
         """Return the float weight, or the rounded one if none is found."""
-        found = self._floats.near(tensor.name, reader, self._nodes[reader.node], _value(tensor))
-        if found is None:
+        weight_info = self._floats.near(tensor.name, reader, self._nodes[reader.node], _value(tensor))
+        if weight_info is None:
             self._unknown.append(reader.node)
             return tensor
-        self._weights[reader.node] = found
-        return self._constant(tensor, found.value)
+        self._weights[reader.node] = weight_info
+        return self._constant(tensor, weight_info.value)
 
     def _constant(self, tensor: Constant, value: Array) -> Constant:
         """Create a constant to replace `tensor`, with its type."""

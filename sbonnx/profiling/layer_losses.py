@@ -139,14 +139,14 @@ def _looking(
 
     def look(piece: StepSession, sample: LayerSample) -> _LayerOutputs:
         layer = piece.step.layer
-        found: dict[Column, Values] = {
+        values: dict[Column, Values] = {
             column: piece.run(sample.inputs, variant)
             for column, variant in parts.items()
             if column not in needs or layer in has[needs[column]]
         }
         if sample.gathered is not None:
-            found["gathered"] = sample.gathered
-        return _LayerOutputs(sample.outputs, found, strayed=sample.strayed)
+            values["gathered"] = sample.gathered
+        return _LayerOutputs(sample.outputs, values, strayed=sample.strayed)
 
     return look
 
@@ -164,8 +164,8 @@ class _Ends:
 
     def values(self) -> dict[str, float]:
         """Return the values by output, without outputs that are not numeric."""
-        found = {name: measure.result() for name, measure in self.measures.items()}
-        return {name: value for name, value in found.items() if not math.isnan(value)}
+        results = {name: measure.result() for name, measure in self.measures.items()}
+        return {name: value for name, value in results.items() if not math.isnan(value)}
 
     def notes(self) -> list[Note]:
         """Return a message about outputs that could not be compared."""
@@ -222,13 +222,15 @@ def node_errors(
         alone: only this node's inputs and weight are quantized (async); else everything before it as well (sync).
         part: the part that is quantized; without `alone`, in the whole network.
     """
-    column: Column = next(name for name, one in PART_OF.items() if one == part)
+    column: Column = next(name for name, part_name in PART_OF.items() if part_name == part)
     if not alone and part != "both":
         plan = replace(plan, sites=tuple(site for site in plan.sites if site.role in PARTS[part]))
         solution = replace(solution, constants={} if part == "activations" else solution.constants)
     wanted: Column = column if alone else "gathered"
-    found = losses(graph, plan, solution, data, checker=checker, columns=(wanted,), options=WalkOptions(device=device))
-    values = {row.node: row.value(wanted) for row in found.layers}
+    profile = losses(
+        graph, plan, solution, data, checker=checker, columns=(wanted,), options=WalkOptions(device=device)
+    )
+    values = {row.node: row.value(wanted) for row in profile.layers}
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -302,7 +304,9 @@ def _inner_tensors(
     if not names:  # graph inputs alone are quantized
         yield from ((dict(feeds), dict(feeds)) for feeds in data)
         return
-    floats, quantized = (extract(graph, [one.name for one in graph.inputs], names, index=index) for _ in range(2))
+    floats, quantized = (
+        extract(graph, [graph_input.name for graph_input in graph.inputs], names, index=index) for _ in range(2)
+    )
     quantize_reads(quantized, uses_of(plan, solution), solution)
     with (
         LayerRunner(floats, device=device, threads=1, optimisation="off", name="the float network") as float_run,

@@ -102,8 +102,8 @@ def metric_losses(
     for label, (chosen, solved) in variants.items():
         with Forward(graph, chosen, solved, device=device) as run:
             metrics[label] = filled_metric(evaluation, run, graph, feeds_done)
-    found = summarized(kind, metrics)
-    rows = {row.model: row for row in found.rows}
+    summary = summarized(kind, metrics)
+    rows = {row.model: row for row in summary.rows}
     lost = rows[QUANTIZED].loss
     layers = [
         LayerMetric(
@@ -116,7 +116,7 @@ def metric_losses(
         for name in nodes
     ]
     layers.sort(key=lambda row: (-row.alone.loss, -row.gain))
-    facts = (found.metric, found.unit, found.higher_is_better, found.share, found.samples)
+    facts = (summary.metric, summary.unit, summary.higher_is_better, summary.share, summary.samples)
     return MetricLosses(*facts, rows[FLOAT], rows[QUANTIZED], tuple(layers))
 
 

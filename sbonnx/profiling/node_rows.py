@@ -33,8 +33,8 @@ def node_rows(
         for index in range(len(node.inputs)):
             site = uses.get(Reader(str(node.name), index))
             if site is not None:
-                known = limits.get(site.key) if site.role != "bias" else None
-                low, high = (None, None) if known is None else (float(known.lo.min()), float(known.hi.max()))
+                bounds = limits.get(site.key) if site.role != "bias" else None
+                low, high = (None, None) if bounds is None else (float(bounds.lo.min()), float(bounds.hi.max()))
                 reads.append(QuantizedRead(site.tensor, site.role, site.spec.label(), site.spec.bits, low, high))
         refused = [text for name in _names(node) for text in places.pop(name, ())]
         shape = query.shape(node.outputs[0]) if node.outputs else None
@@ -69,15 +69,15 @@ def _in_order(graph: Graph) -> Iterator[tuple[str, Node]]:
 
 def _makers(node: Node) -> Iterator[str]:
     """Yield the names of the nodes that compute what a node, or one of its branches, reads."""
-    found: dict[str, None] = {}
+    makers: dict[str, None] = {}
     for tensor in query.dependencies(node):
         maker = query.producer(tensor)
         if maker is not None:
-            found[str(maker.name)] = None
-    yield from found
+            makers[str(maker.name)] = None
+    yield from makers
 
 
 def _names(node: Node) -> Iterator[str]:
     """Yield the names by which refusals name a place: that of the node, then those of its tensors."""
     tensors: list[Tensor] = [*node.outputs, *node.inputs]
-    yield from dict.fromkeys([str(node.name), *(str(one.name) for one in tensors if one.name)])
+    yield from dict.fromkeys([str(node.name), *(str(tensor.name) for tensor in tensors if tensor.name)])

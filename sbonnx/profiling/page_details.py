@@ -75,8 +75,8 @@ def details(
     feeds = list(islice(iter(data), options.limit))
     profile = profiled(graph, plan, solution, feeds, options=options)
     sites = worst_sites(plan, solution, profile.layers)
-    found = histograms(graph, solution, sites, feeds, device=options.device)
-    return Details(nodes, profile.figures, found, profile.notes)
+    rows = histograms(graph, solution, sites, feeds, device=options.device)
+    return Details(nodes, profile.figures, rows, profile.notes)
 
 
 def worst_sites(plan: Plan, solution: Solution, layers: Sequence[LayerLoss]) -> list[Site]:
@@ -89,9 +89,9 @@ def worst_sites(plan: Plan, solution: Solution, layers: Sequence[LayerLoss]) -> 
     for layer in layers:
         figures: dict[Role, float | None] = {"weight": layer.weights, "activation": layer.activations}
         for role, value in figures.items():
-            found = next(iter(read.get((layer.node, role), ())), None)
-            if found is not None and value is not None and math.isfinite(value):
-                costs[found.key] = min(
-                    costs.get(found.key, (math.inf, found)), (value, found), key=lambda pair: pair[0]
+            site_read = next(iter(read.get((layer.node, role), ())), None)
+            if site_read is not None and value is not None and math.isfinite(value):
+                costs[site_read.key] = min(
+                    costs.get(site_read.key, (math.inf, site_read)), (value, site_read), key=lambda pair: pair[0]
                 )
     return [site for _, site in sorted(costs.values(), key=lambda pair: pair[0])[:WORST]]

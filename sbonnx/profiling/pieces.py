@@ -72,10 +72,12 @@ def steps_of(graph: Graph, layers: Collection[str], wanted: Collection[str] = ()
         last.update((name, max(number, last.get(name, 0))) for name, _ in draft.conditions)
     steps = []
     for number, draft in enumerate(drafts):
-        made = [tensor.name for node in _all(draft) for tensor in node.outputs if tensor.name]
+        produced = [tensor.name for node in _all(draft) for tensor in node.outputs if tensor.name]
         keeps = bool(draft.layer)
         outputs = [
-            name for name in made if name not in untyped and (keeps or name in wanted or last.get(name, -1) > number)
+            name
+            for name in produced
+            if name not in untyped and (keeps or name in wanted or last.get(name, -1) > number)
         ]
         if outputs:
             steps.append(_step(draft, reads[number], tuple(outputs)))
@@ -111,11 +113,11 @@ def _drafts(
 
 def _targets(graph: Graph, layers: frozenset[str], wanted: frozenset[str]) -> list[str]:
     """Return the tensors of the main graph to compute: outputs of layers, and of nodes that contain layers."""
-    found = list(wanted)
+    targets = list(wanted)
     for node in graph.nodes:
         if node.name in layers or any(_holds(body, layers) for _, body in bodies(node)):
-            found.extend(tensor.name for tensor in node.outputs if tensor.name)
-    return found
+            targets.extend(tensor.name for tensor in node.outputs if tensor.name)
+    return targets
 
 
 def _holds(body: Body, layers: frozenset[str]) -> bool:

@@ -192,8 +192,8 @@ class _Rest:
             ends = [name for name in self._outputs if self._made.get(name, -1) > here]
             piece = extract(self._walk.graph, later, ends, index=self._walk.index) if ends else None
             name = f"what follows '{step.layer}'"
-            made = None if piece is None else LayerRunner(piece, device=self._device, threads=1, name=name)
-            self._open = (step, made)
+            runner = None if piece is None else LayerRunner(piece, device=self._device, threads=1, name=name)
+            self._open = (step, runner)
         return self._open[1]
 
     def close(self) -> None:
@@ -254,8 +254,8 @@ def _multiplies(piece: StepSession, sample: LayerSample) -> int:
 class _Figures:
     def __init__(self, checker: Checker, candidates: Iterable[Candidate]) -> None:
         self._loss = kind_of(checker).loss
-        self._layer = {one: make_measure(checker) for one in candidates}
-        self._network = {one: make_measure(checker) for one in self._layer}
+        self._layer = {candidate: make_measure(checker) for candidate in candidates}
+        self._network = {candidate: make_measure(checker) for candidate in self._layer}
         self._multiplies, self._feeds = 0, 0
 
     def add(self, seen: _Seen) -> None:
@@ -270,15 +270,15 @@ class _Figures:
         weights = sum(value.size for index, value in piece.constants().items() if index in read)
         for candidate, measure in self._layer.items():
             error, last = measure.result(), self._network[candidate].result()
-            known = network and not math.isnan(last)
+            is_measured = network and not math.isnan(last)
             yield Sensitivity(
                 layer=piece.step.layer,
                 op="" if piece.node is None else piece.node.op,
                 candidate=candidate,
                 error=error,
-                network=last if known else None,
+                network=last if is_measured else None,
                 loss=self._loss(error),
-                network_loss=self._loss(last) if known else None,
+                network_loss=self._loss(last) if is_measured else None,
                 sites=tuple(site.key for site in sites),
                 weights=weights,
                 multiplies=self._multiplies / max(self._feeds, 1),

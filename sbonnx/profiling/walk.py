@@ -207,12 +207,12 @@ class Walk(LayerVisitor[Any], Generic[T]):
         """Return what `look` returns of a layer that the float network ran; at the end, the wanted tensors."""
         if number == len(self.steps):
             return [self._tensors(streams[0], stream, self._wanted) for stream in STREAMS]
-        step, (known,) = self.steps[number], streams
-        floats, quantized = (self._tensors(known, stream, step.outputs) for stream in STREAMS)
+        step, (tensors,) = self.steps[number], streams
+        floats, quantized = (self._tensors(tensors, stream, step.outputs) for stream in STREAMS)
         if not step.layer or not floats:
             return None
         sample = LayerSample(
-            inputs=self._tensors(known, FLOAT, step.inputs),
+            inputs=self._tensors(tensors, FLOAT, step.inputs),
             outputs=floats,
             gathered=None if self.quantized is None else quantized or None,
             strayed=not quantized,
@@ -233,10 +233,10 @@ class Walk(LayerVisitor[Any], Generic[T]):
 
 def _read_later(steps: Sequence[LayerStep], index: Mapping[str, Tensor]) -> dict[int, tuple[str, ...]]:
     """Return, by id of each step, the variables computed before or by it that later steps read."""
-    made = {name: number for number, step in enumerate(steps) for name in step.outputs}
+    producers = {name: number for number, step in enumerate(steps) for name in step.outputs}
     last = {name: number for number, step in enumerate(steps) for name in step.reads}
     variables = [name for name in last if not isinstance(index[name], Constant)]
     return {
-        id(step): tuple(name for name in variables if made.get(name, -1) <= number < last[name])
+        id(step): tuple(name for name in variables if producers.get(name, -1) <= number < last[name])
         for number, step in enumerate(steps)
     }

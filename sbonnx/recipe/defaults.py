@@ -192,8 +192,8 @@ def _with_twins(data: dict[str, Any]) -> dict[str, Any]:
     if theirs is None and ours is None:
         return data
     if theirs is None or ours is None:
-        known, missing = (theirs, second) if ours is None else (ours, first)
-        return overlay(data, nested_value(missing, known))
+        given, missing = (theirs, second) if ours is None else (ours, first)
+        return overlay(data, nested_value(missing, given))
     if isinstance(theirs, bool) and isinstance(ours, bool) and theirs != ours:
         raise Wrong(f"contradicts {key_path(second)}, another spelling of it: drop one", path=first, value=theirs)
     return data

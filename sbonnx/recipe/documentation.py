@@ -98,8 +98,8 @@ def key_facts(name: str) -> dict[str, Any] | None:
         name: key path in any case, or a short form.
     """
     path = SHORT_FORMS.get(name.lower(), name).upper()
-    known = [key for key in KEYS if key == path or key.startswith(f"{path}.")]
-    if path not in known:
+    keys = [key for key in KEYS if key == path or key.startswith(f"{path}.")]
+    if path not in keys:
         return None
     section: type[Section] = Recipe
     *outer, last = path.split(".")
@@ -107,7 +107,7 @@ def key_facts(name: str) -> dict[str, Any] | None:
         section = children(section)[part]
     forms = [form for form, key in SHORT_FORMS.items() if key == path]
     if last in children(section):
-        return {"key": path, "short_forms": forms, "keys": known[1:]}
+        return {"key": path, "short_forms": forms, "keys": keys[1:]}
     row = keys_of(section)[last]
     return {
         "key": path,

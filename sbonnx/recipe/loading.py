@@ -67,8 +67,8 @@ def _path(name: Any) -> tuple[str, ...]:
     if not isinstance(name, str):
         raise RecipeError(f"the name of an override is text, got {short(name)}")
     full = modern_key(SHORT_FORMS.get(name.lower(), names.REMOVED_FORMS.get(name.lower(), name)))
-    known = KEYS.keys()
-    if full.upper() in known:
+    keys = KEYS.keys()
+    if full.upper() in keys:
         return tuple(full.upper().split("."))
     gone = names.REMOVED.get(".".join(full.upper().split(".")[-2:]))
     if gone is not None:
@@ -79,9 +79,9 @@ def _path(name: Any) -> tuple[str, ...]:
     forms = [BITS, *SHORT_FORMS]
     last = full.upper().rpartition(".")
     meant = MEANT.get(last[2])
-    if meant is not None and f"{last[0]}.{meant}" in known:
+    if meant is not None and f"{last[0]}.{meant}" in keys:
         raise RecipeError(f"{short(name)} is not a key of the recipe. Did you mean {last[0]}.{meant}?")
-    hint = f"{suggestion(name, [*forms, *known], count=3)} Write a key path, or one of {', '.join(forms)}".lstrip()
+    hint = f"{suggestion(name, [*forms, *keys], count=3)} Write a key path, or one of {', '.join(forms)}".lstrip()
     raise RecipeError(f"{short(name)} is not a key of the recipe. {hint}")
 
 
@@ -143,12 +143,12 @@ def apply_overrides(data: dict[str, Any], overrides: Overrides) -> tuple[dict[st
     paths: dict[tuple[str, ...], str] = {}
     for name, value in _pairs(overrides):
         try:
-            found = list(_assignments(name, value))
+            assignments = list(_assignments(name, value))
         except Wrong as problem:
             named = problem if problem.path else problem.under(str(name))
             origin = KeyOrigin(overridden={".".join(map(str, named.path)).lower(): str(name)})
             raise origin.error(named) from problem
-        for path, leaf in found:
+        for path, leaf in assignments:
             if path in paths:
                 raise RecipeError(f"'{'.'.join(path)}' is set twice in the overrides")
             paths[path] = str(name)
@@ -238,9 +238,11 @@ def _backend_name(backend: object) -> str:
         return name
     hint = similar_backend(name)
     own, _, version = name.partition("@")
-    versions = [known.partition("@")[2] for known in names.VERSIONED if known.startswith(f"{own}@")]
+    versions = [versioned.partition("@")[2] for versioned in names.VERSIONED if versioned.startswith(f"{own}@")]
     if version and versions:
-        raise RecipeError(f"{own} has no version {short(version)}: write {one_of(f'{own}@{one}' for one in versions)}")
+        raise RecipeError(
+            f"{own} has no version {short(version)}: write {one_of(f'{own}@{release}' for release in versions)}"
+        )
     raise RecipeError(f"the backend must be {one_of(BACKENDS)}, got {short(backend)}{hint and f'. {hint}'}")
 
 

@@ -223,7 +223,7 @@ def _simple(pattern: str) -> list[Matcher]:
 
 def slow_problem(uses: Sequence[PatternUse], nodes: Sequence[NodeInfo], tensors: Collection[str]) -> Wrong | None:
     """Return the first regular expression that takes too long to match the names of a model, or None."""
-    by_regex = {found.body: use for use in reversed(uses) for found in _simple(use.pattern) if found.kind == "re"}
+    by_regex = {pattern.body: use for use in reversed(uses) for pattern in _simple(use.pattern) if pattern.kind == "re"}
     slow = first_slow(list(by_regex), {*(node.name for node in nodes), *tensors}) if by_regex else None
     if slow is None:
         return None
@@ -269,22 +269,22 @@ class _Resolver:
 
     def resolve_module(self, use: PatternUse) -> None:
         """Resolve the name of a torch module or region, or record the problem."""
-        found = self.found
+        resolved = self.found
         bare = matcher(use.pattern).kind == "name" and use.bare != "tensors"
         layers = self.modules.find(use.pattern, containers_first=use.path[0] == SKIPPED) if bare else []
         several = candidates(use.pattern, layers)
         if several:
-            found.wrong.append(self._ambiguous(use, several))
+            resolved.wrong.append(self._ambiguous(use, several))
         elif layers:
             self._select(use, frozenset(node for layer in layers for node in layer.nodes))
         elif bare and use.pattern in REGIONS and (region := self.flow.region(use.pattern)):
             self._select(use, region)
         elif bare and use.pattern in REGIONS and self.nodes:
-            found.wrong.append(use.problem("is no part of the model", "It has no layer with a constant weight"))
+            resolved.wrong.append(use.problem("is no part of the model", "It has no layer with a constant weight"))
         elif bare and use.path[0] == SKIPPED and "/" not in use.pattern:
-            found.nothing[use.pattern] = _unmatched(use, self.nodes, self.tensors).hint
+            resolved.nothing[use.pattern] = _unmatched(use, self.nodes, self.tensors).hint
         else:
-            found.wrong.append(_unmatched(use, self.nodes, self.tensors))
+            resolved.wrong.append(_unmatched(use, self.nodes, self.tensors))
 
     def resolve_flow(self, use: PatternUse) -> None:
         """Resolve a pattern by data flow, or record the problem."""
@@ -314,11 +314,11 @@ class _Resolver:
 
     def _named(self, use: PatternUse, end: str) -> frozenset[str] | None:
         """Return the nodes that an end of a path names; None, with a problem recorded, if there are none."""
-        found = matcher(end)
-        names = frozenset(node.name for node in self.nodes if found.hits_node(node.name, node.op))
+        pattern = matcher(end)
+        names = frozenset(node.name for node in self.nodes if pattern.hits_node(node.name, node.op))
         if names:
             return names
-        layers = self.modules.find(end) if found.kind == "name" else []
+        layers = self.modules.find(end) if pattern.kind == "name" else []
         several = candidates(end, layers)
         if layers and not several:
             return frozenset(node for layer in layers for node in layer.nodes)
@@ -342,12 +342,12 @@ class _Resolver:
 
 def _matches(use: PatternUse, nodes: Sequence[NodeInfo], tensors: Collection[str]) -> bool:
     """Whether a pattern matches a node or tensor by its name in the file."""
-    found = matcher(use.pattern)
+    pattern = matcher(use.pattern)
     if use.bare == "tensors":
-        return any(found.is_tensor(name) for name in tensors)
+        return any(pattern.is_tensor(name) for name in tensors)
     if use.bare == "either" and use.pattern in tensors:
         return True
-    return any(found.hits_node(node.name, node.op) for node in nodes) or any(map(found.hits_tensor, tensors))
+    return any(pattern.hits_node(node.name, node.op) for node in nodes) or any(map(pattern.hits_tensor, tensors))
 
 
 def _nearest_names(body: str, what: str, pool: Sequence[str]) -> str:
@@ -370,24 +370,24 @@ def _unmatched(
     Args:
         whole: the pattern that `use` is an end of, for ``after:``, ``before:`` and ``between:``.
     """
-    found = matcher(use.pattern)
-    is_name = found.kind in ("name", "node", "re") and use.bare != "tensors"
-    if found.kind == "op":
+    pattern = matcher(use.pattern)
+    is_name = pattern.kind in ("name", "node", "re") and use.bare != "tensors"
+    if pattern.kind == "op":
         what, pool = "operator type", sorted({node.op for node in nodes})
     elif is_name:
         what, pool = "node", [node.name for node in nodes]
     else:
         what, pool = "tensor", list(names)
-    if is_name and any(found.is_tensor(name) for name in names):
-        hint = f"For tensors write 'tensor:{found.body}'"
-    elif is_name and found.body in {node.op for node in nodes}:
-        hint = f"For an operator type write 'op:{found.body}'"
-    elif is_name and (below := sum(name.startswith(f"{found.body.rstrip('/')}/") for name in pool)):
-        hint = f"For the {below} node{'s' * (below > 1)} below it write '{found.body.rstrip('/')}/*'"
-    elif is_name and found.kind == "name" and re.search(r"[|()^$\\]", found.body):
-        hint = f"For a regular expression write 're:{found.body}'"
+    if is_name and any(pattern.is_tensor(name) for name in names):
+        hint = f"For tensors write 'tensor:{pattern.body}'"
+    elif is_name and pattern.body in {node.op for node in nodes}:
+        hint = f"For an operator type write 'op:{pattern.body}'"
+    elif is_name and (below := sum(name.startswith(f"{pattern.body.rstrip('/')}/") for name in pool)):
+        hint = f"For the {below} node{'s' * (below > 1)} below it write '{pattern.body.rstrip('/')}/*'"
+    elif is_name and pattern.kind == "name" and re.search(r"[|()^$\\]", pattern.body):
+        hint = f"For a regular expression write 're:{pattern.body}'"
     else:
-        hint = _nearest_names(found.body, what, pool)
+        hint = _nearest_names(pattern.body, what, pool)
     if whole is not None:
-        return whole.problem(f"matches no {what} of the model with {found.body!r}", hint)
+        return whole.problem(f"matches no {what} of the model with {pattern.body!r}", hint)
     return use.problem(f"matches no {what} of the model", hint)

@@ -112,7 +112,10 @@ class Flow:
         for names in leads.values():
             for name in names:
                 counts[name] = counts.get(name, 0) + 1
-        return {name: frozenset({name, *(one for one in names if counts[one] == 1)}) for name, names in leads.items()}
+        return {
+            name: frozenset({name, *(single for single in names if counts[single] == 1)})
+            for name, names in leads.items()
+        }
 
     def _decodes(self, name: str) -> bool:
         """Return whether a linear layer has one output that weighs a Softmax: the expected value of a box edge (DFL).
@@ -135,18 +138,18 @@ class Flow:
     def _without_integers(self, neighbours: Neighbours) -> Neighbours:
         integers = {name for name, node in self._nodes.items() if node.integer}
         return {
-            name: [] if name in integers else [each for each in names if each not in integers]
+            name: [] if name in integers else [neighbour for neighbour in names if neighbour not in integers]
             for name, names in neighbours.items()
         }
 
 
 def _reached(names: Collection[str], neighbours: Neighbours) -> frozenset[str]:
     """Return the nodes that are reached from `names` in one step or more."""
-    found: set[str] = set()
-    waiting = [each for name in names for each in neighbours[name]]
+    reached: set[str] = set()
+    waiting = [neighbour for name in names for neighbour in neighbours[name]]
     while waiting:
         name = waiting.pop()
-        if name not in found:
-            found.add(name)
+        if name not in reached:
+            reached.add(name)
             waiting.extend(neighbours[name])
-    return frozenset(found)
+    return frozenset(reached)

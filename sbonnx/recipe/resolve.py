@@ -192,13 +192,15 @@ class Part:
         ]
         if not isinstance(self.keys, Activations | ActivationChange):
             kinds.append(("ROUNDING", self.keys.rounding.type, roundings))
-        for kind, found, table in kinds:
-            if table is not None and found not in table and not self.is_float:
-                other = OTHER_NAMES.get(found)
+        for kind, type_name, table in kinds:
+            if table is not None and type_name not in table and not self.is_float:
+                other = OTHER_NAMES.get(type_name)
                 hint = (
-                    f"{other} is what others call {found}" if other in table else suggestion(found, table, cutoff=0.6)
+                    f"{other} is what others call {type_name}"
+                    if other in table
+                    else suggestion(type_name, table, cutoff=0.6)
                 )
-                yield Wrong(f"must be {one_of(sorted(table))}", hint, path=(*self.path, kind, "TYPE"), value=found)
+                yield Wrong(f"must be {one_of(sorted(table))}", hint, path=(*self.path, kind, "TYPE"), value=type_name)
 
     @cached_property
     def settings(self) -> TensorSettings:
@@ -232,8 +234,8 @@ Named = Mapping[str, Collection[str]]
 
 
 def _hits(pattern: str, node: str, op: str, tensor: str, named: Named) -> bool:
-    found = matcher(pattern)
-    return found.hits_node(node, op) or found.hits_tensor(tensor) or node in named.get(pattern, ())
+    compiled = matcher(pattern)
+    return compiled.hits_node(node, op) or compiled.hits_tensor(tensor) or node in named.get(pattern, ())
 
 
 def first_hit(patterns: Sequence[str], node: str, op: str, tensor: str, named: Named) -> int | None:

@@ -115,13 +115,13 @@ class Recipe(RecipeKeys):
     @cached_property
     def _parts(self) -> tuple[Part, ...]:
         """Values of both sides, each followed by those of its entries of SPECIFIC."""
-        found = []
+        parts = []
         for name, side in (("W", self.w), ("A", self.a)):
-            found.append(Part(name, (name,), "", side, self._narrowest, self._widths))
+            parts.append(Part(name, (name,), "", side, self._narrowest, self._widths))
             for index, pattern, change in changes(side):
                 path = (name, "SPECIFIC", index, pattern)
-                found.append(Part(name, path, pattern, effective(side, change), self._narrowest, self._widths))
-        return tuple(found)
+                parts.append(Part(name, path, pattern, effective(side, change), self._narrowest, self._widths))
+        return tuple(parts)
 
     @property
     def usual_level(self) -> int:
@@ -169,7 +169,12 @@ class Recipe(RecipeKeys):
         wished = [part.settings for part in self._parts if part.side == "W"]
         ends = [ends.w for ends in (self.first_bits, self.last_bits) if ends.w is not None]
         wished += [wished[0].of_bits(bits, wished[0].why) for bits in ends]
-        return any(replace(one, op=op).rounds_by_inputs for one in wished if one.enabled for op in ops)
+        return any(
+            replace(effective_keys, op=op).rounds_by_inputs
+            for effective_keys in wished
+            if effective_keys.enabled
+            for op in ops
+        )
 
     def settings(
         self,
@@ -191,14 +196,14 @@ class Recipe(RecipeKeys):
             place: "first" or "last" if the node is the first or last linear layer of the model.
             embedding: the node reads rows of a table, or is the head with an output for each row.
         """
-        found = replace(self._wished(side, node, op, tensor, place, embedding), op=op)
+        keys = replace(self._wished(side, node, op, tensor, place, embedding), op=op)
         for name, patterns in (("SKIP_TRACE_MODULES", self.skip_trace_modules), ("EXCLUDE", self.exclude)):
             index = first_hit(patterns, node, op, tensor, self.nodes_of(name))
             if index is not None:
-                return found.off(f"{name}[{index}]")
+                return keys.off(f"{name}[{index}]")
         if self.include and first_hit(self.include, node, op, tensor, self.nodes_of("INCLUDE")) is None:
-            return found.off("INCLUDE")
-        return found
+            return keys.off("INCLUDE")
+        return keys
 
     def _wished(
         self, side: names.SideName, node: str, op: str, tensor: str, place: names.Place, embedding: bool
@@ -309,8 +314,8 @@ class Recipe(RecipeKeys):
         """Return the resolved recipe as plain values in the keys of the YAML; `load` restores an equal recipe."""
         out = self.to_keys(empty=False)
         entries = {"W": changes(self.w), "A": changes(self.a), "SPARSE": self.sparse.entries()}
-        for name, each in entries.items():
-            out[name]["SPECIFIC"] = [{pattern: change.to_keys(given=True)} for _, pattern, change in each]
+        for name, specific in entries.items():
+            out[name]["SPECIFIC"] = [{pattern: change.to_keys(given=True)} for _, pattern, change in specific]
         return out
 
     @cached_property

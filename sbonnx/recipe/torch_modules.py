@@ -122,10 +122,10 @@ def _scopes(text: str) -> list[str]:
     if not text.startswith("[") or len(text) > MAX_SCOPES:
         return []
     try:
-        found = ast.literal_eval(text)
+        scopes = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return []
-    return [str(scope) for scope in found] if isinstance(found, list) else []
+    return [str(scope) for scope in scopes] if isinstance(scopes, list) else []
 
 
 def _joined(segments: Sequence[str]) -> str:
@@ -153,18 +153,18 @@ class Modules:
     @cached_property
     def _paths(self) -> dict[str, str]:
         """Module path of each node; empty if the file has no module information."""
-        found = {node.name: module_path(node) for node in self._nodes}
-        known = any(path is not None for path in found.values())
-        return {name: path or "" for name, path in found.items()} if known else {}
+        paths = {node.name: module_path(node) for node in self._nodes}
+        any_path = any(path is not None for path in paths.values())
+        return {name: path or "" for name, path in paths.items()} if any_path else {}
 
     @cached_property
     def containers(self) -> Mapping[str, Sequence[str]]:
         """Names of the nodes in and below each module, by its path."""
-        found: dict[str, list[str]] = {}
+        names_by_prefix: dict[str, list[str]] = {}
         for name, path in self._paths.items():
             for prefix in _prefixes(path):
-                found.setdefault(prefix, []).append(name)
-        return found
+                names_by_prefix.setdefault(prefix, []).append(name)
+        return names_by_prefix
 
     @cached_property
     def layers(self) -> tuple[ModuleCall, ...]:
@@ -201,8 +201,8 @@ def candidates(pattern: str, layers: Sequence[ModuleCall]) -> list[str]:
     """Return the modules and functions that a name without wildcards could mean; empty if it is unique."""
     if _WILDCARDS & set(pattern):
         return []
-    found = [layer.path or f"{layer.name} (a function)" for layer in layers]
-    return list(dict.fromkeys(found)) if len(set(found)) > 1 else []
+    paths = [layer.path or f"{layer.name} (a function)" for layer in layers]
+    return list(dict.fromkeys(paths)) if len(set(paths)) > 1 else []
 
 
 def _prefixes(path: str) -> Iterator[str]:

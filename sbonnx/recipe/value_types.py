@@ -102,10 +102,10 @@ def number(value: object) -> float | None:
     if isinstance(value, str) and not re.fullmatch(_FLOAT, value):
         return None
     try:
-        found = float(value)
+        parsed = float(value)
     except OverflowError:  # an integer of more than 308 digits
         return None
-    return found if math.isfinite(found) else None
+    return parsed if math.isfinite(parsed) else None
 
 
 def _accepted(found: Number | None, accepts: Callable[[Number], bool], text: str, value: object) -> Number:
@@ -177,8 +177,8 @@ def share_or_percent(value: object) -> float:
     A number of `AMBIGUOUS` and more may be meant in percent, and is refused.
     """
     match = re.fullmatch(_PERCENT, value) if isinstance(value, str) else None
-    found = float(match[1]) / 100 if match else number(value)
-    share = _accepted(found, lambda share: 0 <= share <= 1, "a share, 0 to 1 or in percent such as 0.5%", value)
+    parsed = float(match[1]) / 100 if match else number(value)
+    share = _accepted(parsed, lambda share: 0 <= share <= 1, "a share, 0 to 1 or in percent such as 0.5%", value)
     if share >= AMBIGUOUS and not match:
         raise Wrong(
             f"must have a percent sign from {AMBIGUOUS:g} on: write {share:g}% or {share * 100:g}%", value=value
@@ -193,8 +193,8 @@ def _widths(value: object) -> tuple[int, ...]:
     if not isinstance(value, list | tuple):
         raise Wrong("must be a list of widths", value=value)
     named = [0 if width == "float" else width for width in value]
-    found = {0 if integer(width) == FLOAT_BITS else bits(width) for width in named}
-    return tuple(sorted(found, key=lambda width: width or FLOAT_BITS))
+    widths = {0 if integer(width) == FLOAT_BITS else bits(width) for width in named}
+    return tuple(sorted(widths, key=lambda width: width or FLOAT_BITS))
 
 
 def _accuracy_level(value: object) -> int | Literal["auto"]:
@@ -215,9 +215,9 @@ def _strength(value: object) -> float | bool | str:
     """Read a strength from 0 to 1, a boolean for the default strength or none, or "auto"."""
     if isinstance(value, str) and value.lower() == "auto":
         return "auto"
-    found = None if isinstance(value, bool) else number(value)
-    if found is not None and 0 <= found <= 1:
-        return found
+    strength = None if isinstance(value, bool) else number(value)
+    if strength is not None and 0 <= strength <= 1:
+        return strength
     try:
         return flag(value)
     except Wrong as problem:
@@ -239,7 +239,7 @@ def _by_output(read_one: Callable[[object, str], Any], kind: str, one: dict[str,
         for name in value:
             if not isinstance(name, str) or not name:
                 raise Wrong(f"has the key {short(name)}: outputs are named in text")
-        return {name: read_one(each, f" for output {short(name)}") for name, each in value.items()}
+        return {name: read_one(entry, f" for output {short(name)}") for name, entry in value.items()}
 
     return ValueReader(read, {"anyOf": [one, {"type": "object", "additionalProperties": one}]})
 

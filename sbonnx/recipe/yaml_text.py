@@ -130,10 +130,10 @@ class _NodeReader:
         sources = node.value if isinstance(node, yaml.SequenceNode) else [node]
         out: dict[str, Any] = {}
         for source in sources:
-            found = self.value(source, path)
-            if not isinstance(found, dict):
+            merged = self.value(source, path)
+            if not isinstance(merged, dict):
                 raise _YamlFault("merges (<<) something that is not a mapping", source.start_mark)
-            out = found | out
+            out = merged | out
         return out
 
 

@@ -123,14 +123,14 @@ def _run(store: TensorStore, who: str, model: Any, data: Iterator[Feeds], second
 
 def _rows(level: str, base: str, names: list[str], done: int, store: TensorStore) -> Iterator[LevelDifference]:
     """Compare one level's outputs, if they have the same shape as in float."""
-    found = {}
+    errors_by_level = {}
     for reference in (FLOAT, base):
         errors = OutputDifferences(names)
         for index in range(done):
             errors.add(_kept(store, reference, index, names), _kept(store, level, index, names))
-        found[reference] = {error.name: error for error in errors.result() if error.compared}
-    for name, error in found[FLOAT].items():
-        other = found[base].get(name)
+        errors_by_level[reference] = {error.name: error for error in errors.result() if error.compared}
+    for name, error in errors_by_level[FLOAT].items():
+        other = errors_by_level[base].get(name)
         if other is not None:
             yield LevelDifference(level, name, error.sqnr_db, other.sqnr_db, other.max_abs, done)
     if level != base:
@@ -231,20 +231,20 @@ def compare(
             except Interface as error:
                 text = f"inputs or outputs of {models.quantized} are not those of the float model"
                 raise ModelError(f"{text} (at optimisation level '{error}')") from error
-        found = _Outcome()
+        outcome = _Outcome()
         took, done = Latency(), [0]
         if data is not None:
-            sets = [partial(islice, one, limit) for one in ([data] if seen is None else [data, seen])]
-            found, done = (_together if together else _apart)(models, sets, options.task)
+            sets = [partial(islice, feeds, limit) for feeds in ([data] if seen is None else [data, seen])]
+            outcome, done = (_together if together else _apart)(models, sets, options.task)
             if not done[0]:
                 raise DataError("there is nothing to compare: the data has no feeds")
             if depth.latency and together and (own is not None or not models.saturating):
                 feed = next(iter(data)) if timed is None else timed
                 took = side_by_side(models.executed_float(), models.executed(), feed)
         return Comparison(
-            outputs=found.differences,
-            calibration=found.calibration,
-            quality=found.quality,
+            outputs=outcome.differences,
+            calibration=outcome.calibration,
+            quality=outcome.quality,
             feeds=done[0],
             bytes_float=sizes[0],
             bytes_quantized=sizes[1],
@@ -335,13 +335,13 @@ class _OutputSums:
 
 def _together(models: Models, sets: Sequence[Callable[[], Iterator[Feeds]]], task: Tasks) -> tuple[_Outcome, list[int]]:
     """Run both models on each feed of each set. Return the differences, and the number of feeds per set."""
-    one, other = models.open_float(), models.executed()
-    names = _same_outputs(output_names(one), output_names(other))
+    float_model, quantized_model = models.open_float(), models.executed()
+    names = _same_outputs(output_names(float_model), output_names(quantized_model))
     sums, done = _OutputSums(models, names, len(sets), task), []
     for which, walk in enumerate(sets):
         count = 0
         for feeds in walk():
-            sums.add(which, run(one, feeds, count), run(other, feeds, count), feeds)
+            sums.add(which, run(float_model, feeds, count), run(quantized_model, feeds, count), feeds)
             count += 1
         done.append(count)
     return sums.result(), done

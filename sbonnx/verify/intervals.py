@@ -138,9 +138,9 @@ def percentile(draws: Array) -> Interval:
     Draws without a value (a class that occurs in no sample) are left out; if they are more than a tenth, nothing is
     known.
     """
-    known = draws[np.isfinite(draws)]
-    if len(known) < 0.9 * len(draws):
+    finite = draws[np.isfinite(draws)]
+    if len(finite) < 0.9 * len(draws):
         return UNKNOWN
     tail = 100 * (1 - CONFIDENCE) / 2
-    low, high = np.percentile(known, [tail, 100 - tail])
+    low, high = np.percentile(finite, [tail, 100 - tail])
     return float(low), float(high)

@@ -146,15 +146,15 @@ def _weights(model: onnx.ModelProto, integer: Collection[int]) -> dict[str, Any]
 
 def _behind_codes(body: Body, name: str) -> list[onnx.NodeProto]:
     """Return the nodes that read a constant of codes as floats; none if it holds no codes."""
-    found: list[onnx.NodeProto] = []
+    readers: list[onnx.NodeProto] = []
     names = [name] if name in body.codes and name in body.constants else []
     while names:
         for node in body.readers.get(names.pop(), ()):
             if node.op_type in DECODES | DEQUANTIZE:
                 names += node.output
             else:
-                found.append(node)
-    return found
+                readers.append(node)
+    return readers
 
 
 def _values(weight: onnx.TensorProto, node: onnx.NodeProto) -> int:

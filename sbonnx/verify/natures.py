@@ -74,7 +74,7 @@ def tasks_of(tasks: Tasks, outputs: Sequence[str]) -> dict[str, OutputTask]:
         return {} if tasks is None else dict.fromkeys(outputs, tasks)
     for name in tasks:
         if name not in outputs:
-            there = ", ".join(f"'{one}'" for one in outputs)
+            there = ", ".join(f"'{output}'" for output in outputs)
             raise RecipeError(
                 f"a task is given for output '{name}', and the model has no such output: there are {there}"
             )
@@ -88,7 +88,7 @@ def check_tasks(tasks: Tasks, graph: Graph) -> None:
         RecipeError: an output cannot, or does not exist.
     """
     chosen = tasks_of(tasks, [output.name for output in graph.outputs])
-    known: dict[str, Array] = {}
+    arrays: dict[str, Array] = {}
     for output in graph.outputs:
         task, shape, kind = chosen.get(output.name), query.shape(output), query.dtype(output)
         if task is None or shape is None or (not isinstance(tasks, Mapping) and STATES.search(output.name)):
@@ -96,9 +96,9 @@ def check_tasks(tasks: Tasks, graph: Graph) -> None:
         check_task(task, output.name, shape, real=kind is None or np.dtype(kind).kind == "f")
         sizes = [axis for axis in shape if isinstance(axis, int)]
         if task == "detection" and len(sizes) == len(shape):
-            known[output.name] = np.zeros(sizes, np.float32)
-    if len(known) == list(chosen.values()).count("detection") > 0:
-        read_detections(known)
+            arrays[output.name] = np.zeros(sizes, np.float32)
+    if len(arrays) == list(chosen.values()).count("detection") > 0:
+        read_detections(arrays)
 
 
 def read_detections(outputs: Mapping[str, Array]) -> list[Boxes]:

@@ -78,10 +78,10 @@ UNKNOWN_FORM: Final = OutputForm()
 
 def output_forms(model: onnx.ModelProto) -> dict[str, OutputForm]:
     """Return the structure behind each output of a model, by name."""
-    made = _makers(model.graph)
+    producers = _makers(model.graph)
     forms = {}
     for output in model.graph.output:
-        form = _form(output.name, (made,))
+        form = _form(output.name, (producers,))
         forms[output.name] = replace(
             form,
             classes=_class_axis(output),
@@ -112,10 +112,10 @@ def _makers(graph: onnx.GraphProto) -> _Makers:
 def _form(name: str, scopes: tuple[_Makers, ...]) -> OutputForm:
     pooled = named = False
     for _ in range(STEPS):
-        found = next((makers[name] for makers in scopes if name in makers), None)
-        if found is None:
+        producer = next((makers[name] for makers in scopes if name in makers), None)
+        if producer is None:
             return OutputForm(pooled=pooled)
-        node, index = found
+        node, index = producer
         if node.op_type == "If":
             forms = {_form(body.output[index].name, (_makers(body), *scopes)) for body in _bodies(node)}
             return replace(forms.pop(), pooled=pooled) if len(forms) == 1 else UNKNOWN_FORM
@@ -131,7 +131,9 @@ def _form(name: str, scopes: tuple[_Makers, ...]) -> OutputForm:
 
 def _variable_input(node: onnx.NodeProto, scopes: tuple[_Makers, ...]) -> str:
     """Return the only input that another operator computes; "" if there are none or several."""
-    names = [one for one in node.input if (made := _made(one, scopes)) is not None and made.op_type != "Constant"]
+    names = [
+        name for name in node.input if (producer := _made(name, scopes)) is not None and producer.op_type != "Constant"
+    ]
     return names[0] if len(names) == 1 else ""
 
 

@@ -182,7 +182,7 @@ class OutputSamples:
         ref, val = ref.astype(np.float64), val.astype(np.float64)
         fits = self.task is not None or self.classes == ref.size
         if self.classes and fits and np.isfinite(ref).all() and np.isfinite(val).all():
-            self._add_classes(*(self._positions(one) for one in (ref, val)))
+            self._add_classes(*(self._positions(values) for values in (ref, val)))
         if self.task == "embedding":
             self.vectors.append((ref.reshape(-1), val.reshape(-1)))
         self.errors.add(ref, val)
@@ -272,5 +272,5 @@ def _probabilities(rows: Array, given: bool) -> Array:
         rows = np.exp(rows - rows.max(1, keepdims=True))
     rows = np.maximum(rows, 0)
     rows = np.maximum(rows / np.maximum(rows.sum(1, keepdims=True), FLOOR), FLOOR)
-    found: Array = rows / rows.sum(1, keepdims=True)
-    return found
+    probabilities: Array = rows / rows.sum(1, keepdims=True)
+    return probabilities

@@ -176,15 +176,15 @@ class QualitySamples:
     def result(self) -> tuple[OutputQuality, ...]:
         """Return the quality of each output that was compared."""
         many, alike = len(self._outputs), self._differences.alike
-        found = tuple(
-            self._detections.quality(name, one)
-            if one.task == "detection"
-            else _quality(name, one, many, place, alike=alike)
-            for place, (name, one) in enumerate(self._outputs)
-            if one.same_shape
+        rows = tuple(
+            self._detections.quality(name, samples)
+            if samples.task == "detection"
+            else _quality(name, samples, many, place, alike=alike)
+            for place, (name, samples) in enumerate(self._outputs)
+            if samples.same_shape
         )
-        others = any(one.nature not in ("labels", "state") for one in found)
-        return tuple(_beside_others(one) if others else one for one in found)
+        others = any(row.nature not in ("labels", "state") for row in rows)
+        return tuple(_beside_others(row) if others else row for row in rows)
 
     def _task_of(
         self, task: OutputTask | None, place: int, everywhere: bool, samples: OutputSamples
@@ -214,11 +214,11 @@ class _DetectionSamples:
             return
         self._names = list(outputs)
         floats, others = (read_detections({name: pair[which] for name, pair in outputs.items()}) for which in (0, 1))
-        for one, other in zip(floats, others, strict=True):
-            share = overlap_share(one, other)
+        for boxes, quantized_boxes in zip(floats, others, strict=True):
+            share = overlap_share(boxes, quantized_boxes)
             if share is not None:
                 self._shares.append(share)
-                self._count += len(one.scores)
+                self._count += len(boxes.scores)
 
     def quality(self, name: str, samples: OutputSamples) -> OutputQuality:
         """Return the quality of an output: the first one has the figure of all."""
@@ -269,7 +269,7 @@ class _InputDifferences:
 
 def _beside_others(output: OutputQuality) -> OutputQuality:
     """Return an output of labels on too few samples as unjudged; other outputs decide the verdict."""
-    few = output.nature == "labels" and output.state == "uncertain" and all(one.near for one in output.figures)
+    few = output.nature == "labels" and output.state == "uncertain" and all(figure.near for figure in output.figures)
     return replace(output, state="unjudged") if few else output
 
 
@@ -310,7 +310,7 @@ def _measured(name: FigureName, samples: OutputSamples, alike: bool, *, decides:
     elif name == "equal values" and samples.equal:
         yield _figure(name, *_share(samples.equal), decides=not samples.wide_integers or samples.form.end == "index")
     elif name == "same shape":
-        yield _figure(name, *_share([float(one) for one in samples.same_shape]))
+        yield _figure(name, *_share([float(same) for same in samples.same_shape]))
     elif name == "KL" and samples.decisions.divergences:
         yield _figure(name, *_mean(samples.decisions.divergences, least=0.0))
     elif name == "SQNR" and len(energies):
@@ -339,11 +339,11 @@ def _centred_cosines(vectors: Sequence[tuple[Array, Array]]) -> list[float]:
     What all vectors have in common does not tell samples apart. A vector that is equal to the mean has 1 if both are.
     """
     middle = np.mean([ref for ref, _ in vectors], 0) if len(vectors) > 1 else 0.0
-    found = []
+    cosines = []
     for ref, val in ((ref - middle, val - middle) for ref, val in vectors):
         norm = float(np.linalg.norm(ref) * np.linalg.norm(val))
-        found.append(float(ref @ val) / norm if norm else float(np.array_equal(ref, val)))
-    return found
+        cosines.append(float(ref @ val) / norm if norm else float(np.array_equal(ref, val)))
+    return cosines
 
 
 def _relative_error(samples: OutputSamples, energies: Array, *, decides: bool) -> QualityFigure:

@@ -41,13 +41,13 @@ def chosen_runtime(wanted: str | None, files: Iterable[Path], *, device: str = C
     """
     if wanted is None:
         recorded = (_recorded(path) for path in files) if device == CPU else ()
-        found = (runtime_here(BACKENDS[name])[0] for name in recorded if name in BACKENDS)
-        return next((name for name in found if name != ON_CPU), ON_CPU)
+        names = (runtime_here(BACKENDS[name])[0] for name in recorded if name in BACKENDS)
+        return next((name for name in names if name != ON_CPU), ON_CPU)
     name = full_backend(wanted)
     runtime = BACKENDS[name].runtime if name in BACKENDS else None
     if name != ON_CPU and runtime is None:
-        known = [ON_CPU, *(backend for backend in BACKENDS if BACKENDS[backend].runtime is not None)]
-        raise RecipeError(f"--runtime '{wanted}' is not known: choose one of {', '.join(known)}")
+        runtimes = [ON_CPU, *(backend for backend in BACKENDS if BACKENDS[backend].runtime is not None)]
+        raise RecipeError(f"--runtime '{wanted}' is not known: choose one of {', '.join(runtimes)}")
     why = None if runtime is None else runtime.absent()
     if why is not None:
         raise DeviceError(why)

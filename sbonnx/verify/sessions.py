@@ -346,8 +346,8 @@ class Models:
         if "float" not in self._open or not self.together:
             level = "all" if self.runs else OFF
             disabled = self.broken_in_float
-            made = session(self.floats, level=level, device=self.device, without=disabled, packs=self.runs)
-            return self._kept("float", made)
+            opened = session(self.floats, level=level, device=self.device, without=disabled, packs=self.runs)
+            return self._kept("float", opened)
         return self._open["float"]
 
     def leave_out_broken(self, feeds: Feeds) -> None:
@@ -374,14 +374,14 @@ class Models:
         if level in self._open:
             return self._open[level]
         path = self._place(level) if providers(self.device) == [CPU] else None
-        made = self._written(level, path) if path is not None else None
-        if made is None:
-            made = self._session(level, device=self.device)
+        opened = self._written(level, path) if path is not None else None
+        if opened is None:
+            opened = self._session(level, device=self.device)
         if level != "all":
-            return made
-        if isinstance(made, SaturatingSession):
-            self.saturating, self.unknown_sums = made.computed, made.unknown
-        return self._kept(level, made)
+            return opened
+        if isinstance(opened, SaturatingSession):
+            self.saturating, self.unknown_sums = opened.computed, opened.unknown
+        return self._kept(level, opened)
 
     def executed(self) -> Any:
         """Return the session of the quantized model in its runtime.
@@ -429,17 +429,17 @@ class Models:
         """Count the integer kernels on the CPU; `model`: contents of the quantized file."""
         if self.runtime is not None:
             return count_layers(model, self.executed().layers(), self.runtime.title)
-        found: dict[str, onnx.ModelProto] = {}
+        optimized: dict[str, onnx.ModelProto] = {}
         wanted = [level for level in WRITTEN if level in self.levels]
         for level in wanted:
             path = self._place(level)
             if path is not None:
                 self._written(level, path)
             if self.folder is not None and (self.folder / f"{level}.onnx").exists():
-                found[level] = onnx.load(str(self.folder / f"{level}.onnx"), load_external_data=False)
-        if wanted[0] not in found:
+                optimized[level] = onnx.load(str(self.folder / f"{level}.onnx"), load_external_data=False)
+        if wanted[0] not in optimized:
             return Kernels(skipped=self._unwritten or "onnxruntime wrote no optimised graph")
-        return count(model, found[wanted[0]], found.get(WRITTEN[1]))
+        return count(model, optimized[wanted[0]], optimized.get(WRITTEN[1]))
 
 
 SECONDS: Final = 0.5

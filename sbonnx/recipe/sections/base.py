@@ -224,7 +224,7 @@ class Section:
         """Return the section at `path`, the default one if there are problems, which are appended."""
         if isinstance(data, cls):
             return data
-        known, before = keys_of(cls), len(problems)
+        rows, before = keys_of(cls), len(problems)
         try:
             data = cls._expand(data)
             if not isinstance(data, Mapping | None):
@@ -232,17 +232,19 @@ class Section:
             data = cls._rename(nested(data or {}))
             values = {
                 name.lower(): _read_value(row.kind, data[name], (*path, name), problems)
-                for name, row in known.items()
+                for name, row in rows.items()
                 if name in data
             }
-            problems += [unknown_key(cls, (*path, name)) for name in data if name not in known]
+            problems += [unknown_key(cls, (*path, name)) for name in data if name not in rows]
             if len(problems) == before:
                 section = cls(**values)
                 section.__dict__["_given"] = frozenset(values)
                 section._check()
                 return section
         except (Wrong, ManyWrong) as problem:
-            problems += [each.under(*path) for each in (problem.items if isinstance(problem, ManyWrong) else [problem])]
+            problems += [
+                inner.under(*path) for inner in (problem.items if isinstance(problem, ManyWrong) else [problem])
+            ]
         return cls()
 
     @classmethod
@@ -347,11 +349,11 @@ def _read_value(kind: Any, value: Any, path: Path, problems: list[Wrong]) -> Any
             return None
         return _read_value(inner[0], value, path, problems)
     if origin is tuple:
-        return tuple(_read_value(inner[0], each, (*path, index), problems) for index, each in enumerate(value))
+        return tuple(_read_value(inner[0], item, (*path, index), problems) for index, item in enumerate(value))
     if origin is dict:
         return {
-            _read_value(inner[0], name, (*path, name), problems): _read_value(inner[1], each, (*path, name), problems)
-            for name, each in value.items()
+            _read_value(inner[0], name, (*path, name), problems): _read_value(inner[1], item, (*path, name), problems)
+            for name, item in value.items()
         }
     if NoneType in inner and value is not None and len(inner) == 2:
         return _read_value(inner[0], value, path, problems)
@@ -455,6 +457,6 @@ def unknown_key(section: type[Section], path: Path) -> Wrong:
     gone = REMOVED.get(".".join(map(str, path[-2:])))
     if gone is not None:
         return Wrong("was removed", gone, path=path)
-    known = list(rows_of(section))
-    hint = suggestion(str(path[-1]), known, cutoff=0.6) or f"Keys here: {', '.join(known)}"
+    names = list(rows_of(section))
+    hint = suggestion(str(path[-1]), names, cutoff=0.6) or f"Keys here: {', '.join(names)}"
     return Wrong("is not a key of the recipe", hint, path=path)

@@ -139,9 +139,9 @@ class QAdd(Section):
 
 def _refuse_types(quantizer: str, observer: str, refused: frozenset[str], home: str) -> None:
     """Refuse a type that only the other side supports, whether or not it is plugged in."""
-    for part, found in (("QUANTIZER", quantizer), ("OBSERVER", observer)):
-        if found in refused:
-            raise Wrong(f"is for {home} only", path=(part, "TYPE"), value=found)
+    for part, type_name in (("QUANTIZER", quantizer), ("OBSERVER", observer)):
+        if type_name in refused:
+            raise Wrong(f"is for {home} only", path=(part, "TYPE"), value=type_name)
 
 
 class GptqKeys(Section):

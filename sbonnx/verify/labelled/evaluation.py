@@ -206,8 +206,8 @@ def filled_metric(
     metric, convert = evaluation.kind().make(), evaluation.converter(lambda: graph.info.metadata)
     names = [tensor.name for tensor in graph.outputs]
     for where, labelled in evaluation.open(graph).labelled():
-        found = run_feed(labelled.feed)
-        add_feed(metric, {name: found[name] for name in names}, labelled, where, convert)
+        values = run_feed(labelled.feed)
+        add_feed(metric, {name: values[name] for name in names}, labelled, where, convert)
         if feeds_done is not None:
             feeds_done()
     return metric

@@ -54,7 +54,7 @@ class SaturatingSession:
             threads: threads inside operators; None: number of cores.
         """
         self._inputs, self._outputs = (
-            [SimpleNamespace(name=one.name, type=one.type, shape=one.shape) for one in entries]
+            [SimpleNamespace(name=entry.name, type=entry.type, shape=entry.shape) for entry in entries]
             for entries in (opened.get_inputs(), opened.get_outputs())
         )
         self._model = onnx.load(str(path), load_external_data=False)
@@ -73,7 +73,7 @@ class SaturatingSession:
 
     def run(self, names: Sequence[str] | None, feeds: Mapping[str, Any]) -> list[Any]:
         """Run the model, as onnxruntime's sessions do."""
-        every = [one.name for one in self._outputs]
+        every = [entry.name for entry in self._outputs]
         outputs = dict(zip(every, self._main.run(feeds), strict=True))
         return [outputs[name] for name in names or every]
 
@@ -117,7 +117,7 @@ class SaturatingSession:
 
 def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
     """Return the values of a node's attributes by name, texts as str."""
-    values = {one.name: helper.get_attribute_value(one) for one in node.attribute}
+    values = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
     return {name: value.decode() if isinstance(value, bytes) else value for name, value in values.items()}
 
 
@@ -201,14 +201,17 @@ class _Subgraph:
     def _step(self, node: onnx.NodeProto, visible: Collection[str]) -> Step | None:
         """Return the function that computes a node in numpy; None if onnxruntime does."""
         if node.op_type == "If":
-            bodies = {one.name: _Subgraph(self.owner, one.g, self.constants, visible) for one in node.attribute}
+            bodies = {
+                attribute.name: _Subgraph(self.owner, attribute.g, self.constants, visible)
+                for attribute in node.attribute
+            }
             return self._branch(node, bodies) if any(body.cut for body in bodies.values()) else None
         self.owner.unknown += self._unknown([node], self.constants)
         if node.op_type not in LAYOUTS or not self.owner.saturates(node, self.constants):
             return None
         self.owner.computed.append(original_name(node.name))
         attributes = attributes_of(node)
-        return lambda tensors: [compute(node.op_type, attributes, [self._value(tensors, one) for one in node.input])]
+        return lambda tensors: [compute(node.op_type, attributes, [self._value(tensors, name) for name in node.input])]
 
     def _branch(self, node: onnx.NodeProto, bodies: Mapping[str, _Subgraph]) -> Step:
         """Return the function that runs the body which the condition of an If picks."""
@@ -226,8 +229,8 @@ class _Subgraph:
                 yield original_name(node.name)
             for _, body in body_protos(node):
                 inside = {**constants, **{tensor.name: tensor for tensor in body.initializer}}
-                kernels = (one for one in _simplified(body.node) if self.owner.saturates(one, inside))
-                yield from (original_name(one.name) for one in kernels if one.op_type in LAYOUTS)
+                kernels = (kernel for kernel in _simplified(body.node) if self.owner.saturates(kernel, inside))
+                yield from (original_name(kernel.name) for kernel in kernels if kernel.op_type in LAYOUTS)
                 yield from self._unknown(body.node, inside)
 
     @property
@@ -241,7 +244,7 @@ class _Subgraph:
 
     def run(self, outer: Tensors) -> list[Any]:
         """Compute the outputs. `outer`: feeds, or the tensors of the enclosing graph."""
-        defaults = {name: self.owner.value(one) for name, one in self.defaults.items() if name not in outer}
+        defaults = {name: self.owner.value(default) for name, default in self.defaults.items() if name not in outer}
         tensors: ChainMap[str, Any] = ChainMap({}, defaults, dict(outer))
         for stage in self.stages:
             if stage.outputs:

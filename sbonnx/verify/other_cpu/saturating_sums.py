@@ -115,7 +115,7 @@ def _convolved(op: str, attributes: Mapping[str, Any], x: Array, x_zero: Array, 
     centred = w - (w_zero if w_zero.ndim == 0 else w_zero.reshape(-1, *(1,) * (w.ndim - 1)))
     weights = [
         _Matrix(codes, values, paired=not _single(layer))
-        for codes, values in zip(*(layer.taps_first(layer.matrices(one)) for one in (w, centred)), strict=True)
+        for codes, values in zip(*(layer.taps_first(layer.matrices(factor)) for factor in (w, centred)), strict=True)
     ]
     axes, shape = len(sources), tuple(len(source) for source in sources)
     padded = np.pad(x, [(0, 0), *[(0, 1)] * axes, (0, 0)], constant_values=int(x_zero))  # `sources` mark padding so
