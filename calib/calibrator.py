@@ -92,7 +92,7 @@ class Calibrator:
         names = [tensor.name for tensor in self.graph.outputs]
         units = self._rows.units([("this feed", feeds)], self._units)
         observation, units = self._begin(units, 1, self._requests, kept=names)
-        parts = [known for _, known in observation.stream(units, keep=names)]
+        parts = [tensors for _, tensors in observation.stream(units, keep=names)]
         if len(parts) == 1:
             return parts[0]
         return {name: np.concatenate([part[name] for part in parts]) for name in names}
@@ -191,10 +191,10 @@ class Calibrator:
         Raises:
             DataError: nothing was observed.
         """
-        found = {**self._known, **({} if self._observation is None else self._observation.found())}
+        sketches = {**self._known, **({} if self._observation is None else self._observation.found())}
         if self.samples == 0:
             raise DataError("nothing was observed: calibration needs at least one feed")
-        return found
+        return sketches
 
     @property
     def samples(self) -> int:
@@ -208,8 +208,8 @@ class Calibrator:
         Raises:
             DataError: nothing was observed.
         """
-        found = self.sketches()
-        bounds = self._solved(found)
+        sketches = self.sketches()
+        bounds = self._solved(sketches)
         reached = {site.group for site in self.plan.sites if site.key in bounds or site.fixed is not None}
         lost = [site for site in self.plan.of_role("activation") if site.group not in reached]
         unreachable = branches_of(self.graph, self._observed(self._requests))[1] if lost else {}

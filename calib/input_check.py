@@ -176,17 +176,17 @@ def check_inputs(layer: FirstLayer, data: Dataset) -> tuple[Note, ...]:
         return ()
     with LayerRunner(layer.piece, name="the first layer") as run:
         given = _moments(run, layer, samples)
-        found = [_constant_channels(layer, samples)]
+        doubts = [_constant_channels(layer, samples)]
         low, high = min(float(x.min()) for x in samples), max(float(x.max()) for x in samples)
         held = f"input '{layer.input}' holds values from {low:.4g} to {high:.4g}"
         if layer.mean is None or layer.variance is None:
-            found.append(_against_bias(layer, given, held))
+            doubts.append(_against_bias(layer, given, held))
         elif (far := _against_norm(layer, given, held)) is not None:
-            found.append(far)
+            doubts.append(far)
         elif samples[0].shape[1] == 3 and len(given) >= FEW:
             reverse = _moments(run, layer, [np.ascontiguousarray(x[:, ::-1]) for x in samples])
-            found.append(_order(layer, given, reverse))
-    return tuple(note for note in found if note is not None)
+            doubts.append(_order(layer, given, reverse))
+    return tuple(note for note in doubts if note is not None)
 
 
 def _samples(layer: FirstLayer, data: Dataset) -> Iterator[Array]:
@@ -214,8 +214,8 @@ def _moments(run: LayerRunner, layer: FirstLayer, samples: list[Array]) -> Array
         y = run({layer.input: x}, [layer.tensor])[layer.tensor].astype(np.float64)
         axes = tuple(range(2, y.ndim))
         rows.append(np.stack([y.mean(axes), (y * y).mean(axes)], axis=1))
-    found: Array = np.concatenate(rows)
-    return found
+    values: Array = np.concatenate(rows)
+    return values
 
 
 def divergence(moments: Array, mean: Array, variance: Array) -> float:
@@ -228,8 +228,8 @@ def divergence(moments: Array, mean: Array, variance: Array) -> float:
     m, square = moments.mean(axis=0)
     v = np.maximum(square - m * m, 1e-12 * np.maximum(variance, 1e-30))
     live = variance > 1e-3 * np.median(variance)
-    each = 0.5 * (v / variance + (m - mean) ** 2 / variance - 1 - np.log(v / variance))[live]
-    return float(each.mean())
+    channel_divergences = 0.5 * (v / variance + (m - mean) ** 2 / variance - 1 - np.log(v / variance))[live]
+    return float(channel_divergences.mean())
 
 
 def _against_norm(layer: FirstLayer, moments: Array, held: str) -> Note | None:

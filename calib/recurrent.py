@@ -91,9 +91,11 @@ class _Unrolled:
             for where, feed in self.steps.items():
                 shapes = {spec.name: _zero_shape(spec, feed, specs, states) for spec in states}
                 begins = before is None or any(spec.name in feed for spec in states)
-                made = {} if before is None or begins else self._next(run, before, where, shapes, specs)
-                zeros = {spec.name: np.zeros(shapes[spec.name], spec.dtype) for spec in states if spec.name not in made}
-                full = {**zeros, **made, **feed}
+                following = {} if before is None or begins else self._next(run, before, where, shapes, specs)
+                zeros = {
+                    spec.name: np.zeros(shapes[spec.name], spec.dtype) for spec in states if spec.name not in following
+                }
+                full = {**zeros, **following, **feed}
                 yield where, full
                 before = where, full, shapes
 
@@ -107,9 +109,9 @@ class _Unrolled:
     ) -> Feed:
         """Compute and check the states after the previous step, for the step at `where`."""
         last, feed, earlier = before
-        found = run.run(feed, list(self.pairs), where=last)
+        values = run.run(feed, list(self.pairs), where=last)
         for output, name in self.pairs.items():
-            value, spec = found[output], specs[name]
+            value, spec = values[output], specs[name]
             if not _takes(spec, value.dtype, value.shape):
                 raise DataError(
                     f"output '{output}' is {value.dtype} {value.shape} after {last}, and input '{name}', "
@@ -126,7 +128,7 @@ class _Unrolled:
                         f"{where} needs a state '{name}' of {shapes[name]}, and {last}, from which it goes on, leaves "
                         f"one of {value.shape}: keep the size of the batch, or feed '{name}' to begin a new sequence"
                     )
-        return {name: found[output] for output, name in self.pairs.items()}
+        return {name: values[output] for output, name in self.pairs.items()}
 
 
 def _takes(spec: InputSpec, kind: np.dtype[Any] | None, dims: tuple[int | str | None, ...] | None) -> bool:
@@ -193,5 +195,5 @@ def _there(name: str, known: Mapping[str, Tensor], kind: str) -> None:
     if name in known:
         return
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"did you mean '{close[0]}'" if close else f"there are {', '.join(repr(one) for one in known)}"
+    hint = f"did you mean '{close[0]}'" if close else f"there are {', '.join(repr(existing) for existing in known)}"
     raise RecipeError(f"CALIBRATION.FEEDBACK: the model has no {kind} '{name}': {hint}")

@@ -58,10 +58,10 @@ def equal_tensors(one: Graph, other: Graph, names: Sequence[str], samples: Sampl
         DataError, ModelError, DeviceError: see `LayerRunner`.
     """
     here, there = tensor_scopes(one), tensor_scopes(other)
-    known = [name for name in names if name in here and here[name] == there.get(name)]
+    common = [name for name in names if name in here and here[name] == there.get(name)]
     ours, theirs = tensor_digests(one), tensor_digests(other)
-    same = {name for name in known if ours[name] == theirs[name]}
-    unsure = [name for name in known if name not in same]
+    same = {name for name in common if ours[name] == theirs[name]}
+    unsure = [name for name in common if name not in same]
     feeds, other_feeds = ([(tensor.name, shape(tensor)) for tensor in graph.inputs] for graph in (one, other))
     if not unsure or feeds != other_feeds:
         return EqualTensors(frozenset(same))
@@ -69,12 +69,12 @@ def equal_tensors(one: Graph, other: Graph, names: Sequence[str], samples: Sampl
     unseen: set[str] = set()
     sizes = bytes_for_sample(one, units[0]) if units else {}
     for some in within(unsure, lambda name: sizes.get(name, 0), budget):
-        found = [
+        digests = [
             _values(graph, [(name, here[name]) for name in some], units, samples.options.device)
             for graph in (one, other)
         ]
         for name in some:
-            pairs = [(ours.get(name), theirs.get(name)) for ours, theirs in zip(*found, strict=True)]
+            pairs = [(ours.get(name), theirs.get(name)) for ours, theirs in zip(*digests, strict=True)]
             if all(a is None and b is None for a, b in pairs):
                 unseen.add(name)
             elif all(_equal(a, b) for a, b in pairs):
@@ -84,11 +84,11 @@ def equal_tensors(one: Graph, other: Graph, names: Sequence[str], samples: Sampl
 
 def tensor_scopes(graph: Graph) -> dict[str, str]:
     """Return the scope of each tensor that is an input or computed, by name."""
-    found = {tensor.name: "" for tensor in graph.inputs}
+    by_tensor = {tensor.name: "" for tensor in graph.inputs}
     for scope, body in scopes(graph):
-        found.update({tensor.name: scope for tensor in body.inputs} if scope else {})
-        found.update({tensor.name: scope for node in body.nodes for tensor in node.outputs if tensor.name})
-    return found
+        by_tensor.update({tensor.name: scope for tensor in body.inputs} if scope else {})
+        by_tensor.update({tensor.name: scope for node in body.nodes for tensor in node.outputs if tensor.name})
+    return by_tensor
 
 
 def _values(
@@ -101,15 +101,15 @@ def _values(
     segments, _, handed_on = branches_of(graph, observed)
     fed = {tensor.name for tensor in graph.inputs}
     wanted = [name for name in dict.fromkeys([*observed.get("", ()), *handed_on]) if name not in fed]
-    found: list[dict[str, Any]] = [dict(unit.feed) for unit in units]
+    tensors: list[dict[str, Any]] = [dict(unit.feed) for unit in units]
     with ExitStack() as stack:
         main = [Segment(tuple(tensor.name for tensor in graph.inputs), tuple(wanted), ())] if wanted else []
         for segment in (*main, *segments):
             run = stack.enter_context(LayerRunner(segment.model(graph), device=device, threads=1))
-            for unit, known in zip(units, found, strict=True):
-                if segment.runs_with(known):
-                    known.update(run.run(known, segment.outputs, where=unit.where))
-    return found
+            for unit, values in zip(units, tensors, strict=True):
+                if segment.runs_with(values):
+                    values.update(run.run(values, segment.outputs, where=unit.where))
+    return tensors
 
 
 def _equal(one: Any, other: Any) -> bool:
@@ -181,35 +181,39 @@ def observe_tasks(
 
     Raises: see `calibrate`.
     """
-    waiting = [_open_cache(task, samples(task.graph), root) for task in sorted(tasks, key=lambda one: one.name)]
-    while any(one.sites for one in waiting):
-        lead = max(waiting, key=lambda one: len(one.sites))
-        others = [one for one in waiting if one is not lead and one.sites]
+    waiting = [
+        _open_cache(task, samples(task.graph), root) for task in sorted(tasks, key=lambda task_left: task_left.name)
+    ]
+    while any(task_left.sites for task_left in waiting):
+        lead = max(waiting, key=lambda task_left: len(task_left.sites))
+        others = [task_left for task_left in waiting if task_left is not lead and task_left.sites]
         lead_samples = samples(lead.task.graph)
         shared = [
             equal_tensors(
                 lead.task.graph,
-                one.task.graph,
-                list(dict.fromkeys(name for name, _ in one.sites)),
+                task_left.task.graph,
+                list(dict.fromkeys(name for name, _ in task_left.sites)),
                 lead_samples,
                 budget=lead_samples.options.memory_bytes // 4,
             )
-            for one in others
+            for task_left in others
         ]
         union = dict(lead.sites)
-        for one, found in zip(others, shared, strict=True):
-            union.update({key: site for key, site in one.sites.items() if key[0] in found.same | found.unseen})
+        for task_left, shares in zip(others, shared, strict=True):
+            union.update({key: site for key, site in task_left.sites.items() if key[0] in shares.same | shares.unseen})
         seen = _run_walk(lead, union, lead_samples, root, walk)
         lead.sites.clear()
-        for one, found in zip(others, shared, strict=True):
+        for task_left, shares in zip(others, shared, strict=True):
             # sketches of equal tensors, and of branches that ran in neither graph, apply to both
             given = {
-                key for key in one.sites if key[0] in found.same or (key[0] in found.unseen and not seen[key].samples)
+                key
+                for key in task_left.sites
+                if key[0] in shares.same or (key[0] in shares.unseen and not seen[key].samples)
             }
-            one.cache.save({key: seen[key] for key in given})
+            task_left.cache.save({key: seen[key] for key in given})
             for key in given:
-                del one.sites[key]
-    return tuple(note for one in waiting for note in one.cache.notes)
+                del task_left.sites[key]
+    return tuple(note for task_left in waiting for note in task_left.cache.notes)
 
 
 @dataclass
@@ -229,8 +233,8 @@ class _PendingTask:
 def _open_cache(task: CalibrationTask, samples: Samples, root: Path) -> _PendingTask:
     """Open the cache of a task and find the sites that are not in it."""
     cache = CalibrationCache(root / task.name, task.graph, samples.data, settings(samples.options.device))
-    known = cache.load(task.sites)
-    return _PendingTask(task, cache, {key: site for key, site in task.sites.items() if key not in known})
+    cached = cache.load(task.sites)
+    return _PendingTask(task, cache, {key: site for key, site in task.sites.items() if key not in cached})
 
 
 def _run_walk(
@@ -239,9 +243,9 @@ def _run_walk(
     """Run the data through one graph once; return the sketches of `sites`, which are now in its cache."""
     task = lead.task
     if walk is not None:
-        found = walk(task, sites, samples)
-        lead.cache.save(found)
-        return found
+        sketches = walk(task, sites, samples)
+        lead.cache.save(sketches)
+        return sketches
     plan = Plan(tuple(replace(site, key=f"{key[0]} {key[1]}") for key, site in sites.items()))
     with Calibrator(task.graph, plan, replace(samples.options, cache=root / task.name)) as calibrator:
         calibrator.observe_all(samples)

@@ -131,7 +131,7 @@ def quantize(  # noqa: PLR0913 - public entry point
     )
     if evaluation is not None:
         check_labels(request.source, evaluation, device=resolved.device)
-    request, found = searched(request, metric=metric, progress=progress)
+    request, search = searched(request, metric=metric, progress=progress)
     begin = time.perf_counter()
     state = pipeline.quantize(request, progress)
     if advise:
@@ -139,11 +139,11 @@ def quantize(  # noqa: PLR0913 - public entry point
     report = state.report
     if advise and not resolved.sparse.wanted:  # changes of the quantization do not repair a pruned network
         seconds = time.perf_counter() - begin
-        advice = advice_for(state, seconds) if found is None else after_search(state, found)
+        advice = advice_for(state, seconds) if search is None else after_search(state, search)
         report = replace(report, advice=advice)
     if save_recipe is not None:
         graphs.write_text(Path(save_recipe), as_yaml(request.recipe))
-    return report if found is None else found.added_to(report)
+    return report if search is None else search.added_to(report)
 
 
 def simplify(  # noqa: PLR0913 - public entry point

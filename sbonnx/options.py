@@ -64,8 +64,8 @@ def parse_size(size: str | int) -> int:
     Raises:
         RecipeError: not a size, or negative.
     """
-    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([kmgt]?i?)b?\s*", str(size).lower())
-    count = float(found[1]) * UNITS.get(found[2], inf) if found else inf
+    matched = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([kmgt]?i?)b?\s*", str(size).lower())
+    count = float(matched[1]) * UNITS.get(matched[2], inf) if matched else inf
     if not isfinite(count):
         raise RecipeError(f"'{str(size)[:40]}' is no size of memory; write '2 GiB', '512 MB' or a number of bytes")
     return int(count)

@@ -145,11 +145,11 @@ class SparseModel:
         Raises:
             LifeCycleError: the channels were chosen already.
         """
-        found = tuple(dict.fromkeys(name for node in self._graph.nodes for name in _layers_before(node)))
+        layers = tuple(dict.fromkeys(name for node in self._graph.nodes for name in _layers_before(node)))
         assert self._state.original is not None
-        known = {node.name for node in self._state.original.nodes}
-        self._add_entries([{f"node:{name}": {"RATIO": 0.0}} for name in found if name in known], BEFORE_ADD)
-        return found
+        names = {node.name for node in self._state.original.nodes}
+        self._add_entries([{f"node:{name}": {"RATIO": 0.0}} for name in layers if name in names], BEFORE_ADD)
+        return layers
 
     def _add_entries(self, entries: Sequence[Mapping[str, Any]], step: str) -> None:
         """Put entries before those of SPARSE.SPECIFIC."""
@@ -188,8 +188,8 @@ class SparseModel:
             graph = self._graph if self.pruned is None else self.pruned.masked
             self._runner = LayerRunner(graph, device=self._recipe.device, name="the model")
         wanted = [tensor.name for tensor in self._graph.outputs]
-        found = self._runner.run(feed, wanted, where="this feed")
-        return {name: np.array(found[name]) for name in wanted}
+        values = self._runner.run(feed, wanted, where="this feed")
+        return {name: np.array(values[name]) for name in wanted}
 
     def prepare_calibration(self) -> None:
         """Begin to record feeds, and discard what `calc_params` made."""
@@ -214,14 +214,14 @@ class SparseModel:
         options = without_cache(run_options(recipe))
         split = None if data is None else HeldOutSplit.whole(Samples.of(data, self._graph, options))
         state = replace(self._state, prepared=prepared, data=split)
-        found = prune(state, options).removed
-        assert found is not None
-        worst = 0.0 if data is None else removal_error(found, data)
+        removed = prune(state, options).removed
+        assert removed is not None
+        worst = 0.0 if data is None else removal_error(removed, data)
         if worst > SAME:
             raise ModelError(f"removing channels differs from masking them by {worst:.1e}: please report this model")
         self.close()
-        self.pruned = found
-        return found
+        self.pruned = removed
+        return removed
 
     def _chosen(self, step: str) -> Pruned:
         if self.pruned is None:
@@ -247,16 +247,16 @@ class SparseModel:
             DeviceError: torch is not installed.
             ModelError: torch cannot train the graph (the message names the node), or a weight is not float32.
         """
-        found, recipe = self._chosen("init_finetune"), self._resolved()
+        pruned, recipe = self._chosen("init_finetune"), self._resolved()
         self._trained = None
-        require_fine_tuning(found.graph, SparseFinetune(0))
+        require_fine_tuning(pruned.graph, SparseFinetune(0))
         from sbonnx.qat.module import set_teacher, trainable
         from sbonnx.training.finetune import freeze
 
-        prepared = Prepared(found.graph, Plan(()), recipe, backend_for(recipe.backend, recipe.version))
+        prepared = Prepared(pruned.graph, Plan(()), recipe, backend_for(recipe.backend, recipe.version))
         module = trainable(prepared, Solution({}, {}, {}), device=device or recipe.device, zeros=0.0)
         layers = pruning_of(recipe, self._graph).layers
-        freeze(module, found.graph, [name for name, layer in layers.items() if layer.skip])
+        freeze(module, pruned.graph, [name for name, layer in layers.items() if layer.skip])
         original = graphs.copy(self._graph)
         patterns.apply(original, patterns.FUSE)
         set_teacher(module, original)
@@ -265,13 +265,13 @@ class SparseModel:
 
     def _graphs(self, step: str) -> tuple[Graph, Graph]:
         """Return the pruned and the masked graph, with the trained values."""
-        found = self._chosen(step)
+        pruned = self._chosen(step)
         if self._trained is None:
-            return found.graph, found.masked
+            return pruned.graph, pruned.masked
         from sbonnx.qat.workflow import learned
 
-        trained, masked = learned(self._trained)[0].graph, graphs.copy(found.masked)
-        restore(masked, found.plan, found.graph, trained)
+        trained, masked = learned(self._trained)[0].graph, graphs.copy(pruned.masked)
+        restore(masked, pruned.plan, pruned.graph, trained)
         return trained, masked
 
     # --- export -------------------------------------------------------------------------------------

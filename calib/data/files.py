@@ -208,8 +208,8 @@ def _of_input_folders(folder: Path, inputs: Sequence[InputSpec]) -> Source:
             )
     counts = {name: len(paths) for name, paths in columns.items()}
     if len(set(counts.values())) != 1 or 0 in counts.values():
-        found = ", ".join(f"'{name}' {count}" for name, count in counts.items())
-        raise DataError(f"the subfolders of '{folder}' must hold equally many .npy files ({found})")
+        counted = ", ".join(f"'{name}' {count}" for name, count in counts.items())
+        raise DataError(f"the subfolders of '{folder}' must hold equally many .npy files ({counted})")
 
     rows = list(zip(*columns.values(), strict=True))
 

@@ -104,8 +104,8 @@ def naming_of(raw: Any, inputs: Sequence[InputSpec], constants: Container[str] =
 
 
 def _extra(raw: Mapping[Any, Any], inputs: Sequence[InputSpec], constants: Container[str]) -> list[Any]:
-    known = {spec.name for spec in inputs}
-    return [name for name in raw if str(name) not in known and name not in constants]
+    names = {spec.name for spec in inputs}
+    return [name for name in raw if str(name) not in names and name not in constants]
 
 
 def _missing(raw: Mapping[Any, Any], inputs: Sequence[InputSpec]) -> list[str]:
@@ -118,13 +118,13 @@ def _unnamed(values: Sequence[Any]) -> dict[str, Any]:
 
 def batched_labels(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the labels of samples as one array (numbers) or list by name, of those names that all samples have."""
-    found: dict[str, Any] = {}
+    batch: dict[str, Any] = {}
     for name in samples[0] if samples else ():
         if all(name in labels for labels in samples):
             values = [labels[name] for labels in samples]
             plain = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
-            found[name] = np.array(values) if plain else values
-    return found
+            batch[name] = np.array(values) if plain else values
+    return batch
 
 
 def cut_labels(labels: Mapping[str, Any], total: int, start: int, stop: int) -> dict[str, Any]:

@@ -98,7 +98,7 @@ def _shape(spec: InputSpec, batch: int, given: tuple[int, ...] | None) -> tuple[
         )
         if not fits:
             raise DataError(f"the shape {given} does not fit the input '{spec.name}': {spec}")
-        found = given
+        sizes = given
     else:
         shape = spec.shape
         if shape is not None and shape and not isinstance(shape[0], int):
@@ -107,12 +107,12 @@ def _shape(spec: InputSpec, batch: int, given: tuple[int, ...] | None) -> tuple[
             raise DataError(
                 f"the input '{spec.name}' has dynamic axes, {spec}: give --data, or --shape {spec.name}=1x3x224x224"
             )
-        found = tuple(size for size in shape if isinstance(size, int))
-    if int(np.prod([float(size) for size in found])) > MAX_VALUES:
+        sizes = tuple(size for size in shape if isinstance(size, int))
+    if int(np.prod([float(size) for size in sizes])) > MAX_VALUES:
         raise DataError(
-            f"random values of shape {found} for the input '{spec.name}' are too many: at most {MAX_VALUES}"
+            f"random values of shape {sizes} for the input '{spec.name}' are too many: at most {MAX_VALUES}"
         )
-    return found
+    return sizes
 
 
 def _values(rng: np.random.Generator, spec: InputSpec, shape: tuple[int, ...]) -> Array:

@@ -39,12 +39,12 @@ def lengths_of_feeds(feeds: Sequence[Any]) -> list[int] | None:
 
 
 def _known(lengths: Iterator[int | None]) -> list[int] | None:
-    known = []
+    known_lengths = []
     for length in lengths:
         if length is None:
             return None
-        known.append(length)
-    return known
+        known_lengths.append(length)
+    return known_lengths
 
 
 def _length(feed: Any) -> int | None:
@@ -237,7 +237,7 @@ def _opened(
     if magic == _NPY:
         return StoredArray(what, start, size)
     if not magic.startswith(_ZIP):
-        cut_off = not magic or _NPY.startswith(magic) or any(known.startswith(magic) for known in _ZIP)
+        cut_off = not magic or _NPY.startswith(magic) or any(magic_of_zip.startswith(magic) for magic_of_zip in _ZIP)
         reason = "it is empty or cut off" if cut_off else "it is no .npy or .npz file"
         raise DataError(f"{what} cannot be read: {reason}; save it with np.save or np.savez")
     with _faults_of(what):

@@ -160,9 +160,9 @@ def _equal(fed: Array, held: Array) -> bool:
 
 def _check_names(pairs: Mapping[str, Any], inputs: Sequence[InputSpec], where: str) -> None:
     """Raise DataError for an input without an array."""
-    known = [spec.name for spec in inputs]
+    names = [spec.name for spec in inputs]
     missing = [spec.name for spec in inputs if spec.name not in pairs and not spec.optional]
-    extra = [name for name in pairs if name not in known]
+    extra = [name for name in pairs if name not in names]
     if extra and missing:
         close = difflib.get_close_matches(extra[0], missing, n=1, cutoff=0.0)[0]
         raise DataError(
@@ -185,8 +185,8 @@ def cut(feed: Feed, size: int, inputs: Sequence[InputSpec], where: str) -> Itera
     if not lengths:
         raise DataError(f"{where} holds only arrays without axes: there is nothing to split")
     if len(set(lengths.values())) > 1:
-        found = ", ".join(f"'{name}' {length}" for name, length in lengths.items())
-        raise DataError(f"{where} cannot be split: the leading axes differ in length ({found}); save one feed a file")
+        counted = ", ".join(f"'{name}' {length}" for name, length in lengths.items())
+        raise DataError(f"{where} cannot be split: the leading axes differ in length ({counted}); save one feed a file")
     total = next(iter(lengths.values()))
     fixed = {spec.name: spec.shape[0] for spec in inputs if spec.shape and isinstance(spec.shape[0], int)}
     for name in lengths:
@@ -212,20 +212,22 @@ def fitted(feed: Feed, inputs: Sequence[InputSpec], where: str) -> Feed:
 
 def _fit_array(x: Array, spec: InputSpec, where: str) -> Array:
     """Check one array and convert it to the type of its input."""
-    found = f"input '{spec.name}' wants {spec}; {where} holds {describe(x)}"
+    mismatch = f"input '{spec.name}' wants {spec}; {where} holds {describe(x)}"
     if spec.shape is not None:
-        _check_shape(x.shape, spec.shape, found)
+        _check_shape(x.shape, spec.shape, mismatch)
     if x.dtype.kind == "f":
         _check_finite(x, f"input '{spec.name}' of {where}", masks=spec.masks)
-    return np.ascontiguousarray(_cast(x, spec, found)) if x.ndim else _cast(x, spec, found)
+    return np.ascontiguousarray(_cast(x, spec, mismatch)) if x.ndim else _cast(x, spec, mismatch)
 
 
 def _check_header(stored: StoredArray, spec: InputSpec, where: str, whole: bool) -> None:
     """Run those checks of `_fit_array` that need only the header."""
-    found = f"input '{spec.name}' wants {spec}; {where} holds {describe(stored)}"
+    mismatch = f"input '{spec.name}' wants {spec}; {where} holds {describe(stored)}"
     if spec.shape is not None:
-        _check_shape(stored.shape, spec.shape if whole else (*(None for _ in spec.shape[:1]), *spec.shape[1:]), found)
-    _check_type(stored.dtype, spec, found)
+        _check_shape(
+            stored.shape, spec.shape if whole else (*(None for _ in spec.shape[:1]), *spec.shape[1:]), mismatch
+        )
+    _check_type(stored.dtype, spec, mismatch)
 
 
 def _check_shape(shape: tuple[int, ...], wanted: tuple[int | str | None, ...], found: str) -> None:

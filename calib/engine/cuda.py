@@ -206,12 +206,12 @@ class DeviceRun:
             return {}, {}, {}
         self._binding = self._runner.run_bound(known, self._places, where=where)
         values = dict(zip(self._places, self._binding.get_outputs_as_ortvaluevector(), strict=True))
-        found: dict[Key, Extremes] = {}
+        extremes: dict[Key, Extremes] = {}
         if self.nodes:
             numbers, sizes = (values.pop(name).numpy() for name in (EXTREMES, SIZES))
-            found = dict(zip(self.nodes, read_extremes(len(self.nodes), numbers, sizes), strict=True))
+            extremes = dict(zip(self.nodes, read_extremes(len(self.nodes), numbers, sizes), strict=True))
         counted = {name: self.torch.from_dlpack(values.pop(name).to_dlpack()) for name in self.counted}
-        return {name: value.numpy() for name, value in values.items()}, counted, found
+        return {name: value.numpy() for name, value in values.items()}, counted, extremes
 
     def close(self) -> None:
         """Free the session. Idempotent."""
@@ -330,11 +330,11 @@ def count(torch: Any, rows: Any, mantissa: int) -> Pages:
         counts = torch.bincount(keys.reshape(-1), minlength=len(bits) * bins).reshape(len(bits), PAGES, -1)
         used = counts.any(2).any(0).nonzero().reshape(-1)
         parts.append((start, used.cpu().numpy(), counts[:, used].cpu().numpy()))
-    found = Pages.empty(len(rows), mantissa)
-    found.add_pages(np.unique(np.concatenate([used for _, used, _ in parts])))
+    pages = Pages.empty(len(rows), mantissa)
+    pages.add_pages(np.unique(np.concatenate([used for _, used, _ in parts])))
     for start, used, counts in parts:
-        found.counts[start : start + len(counts), found.slots[used]] = counts
-    return found
+        pages.counts[start : start + len(counts), pages.slots[used]] = counts
+    return pages
 
 
 def _merge(

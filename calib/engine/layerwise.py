@@ -156,12 +156,12 @@ def _one_sample(
     """Run one sample through a segment in every stream."""
     streams = []
     for cache, run in zip(caches, runs, strict=True):
-        known = cache.fetch(number, unit)
+        tensors = cache.fetch(number, unit)
         began = time.perf_counter()
-        step(run, known, unit)
+        step(run, tensors, unit)
         seconds = time.perf_counter() - began
-        cache.keep(number, unit, run if visitor.recompute else None, known, seconds)
-        streams.append(known)
+        cache.keep(number, unit, run if visitor.recompute else None, tensors, seconds)
+        streams.append(tensors)
     return visitor.visit(number, unit, streams)
 
 
@@ -179,8 +179,8 @@ def run_float(
         visit: called with a sample and its known tensors, inputs included, in any thread.
         most: run the first samples only; None: all.
     """
-    made = {tensor.name for node in graph.nodes for tensor in node.outputs}
-    wanted = tuple(name for name in dict.fromkeys(names) if name in made)
+    outputs = {tensor.name for node in graph.nodes for tensor in node.outputs}
+    wanted = tuple(name for name in dict.fromkeys(names) if name in outputs)
     with ExitStack() as stack:
         run: LayerRunner | None = None
         if wanted:
@@ -189,8 +189,8 @@ def run_float(
             run = stack.enter_context(LayerRunner(piece, device=samples.options.device, threads=1, name="the model"))
 
         def work(unit: Sample) -> R:
-            found = {} if run is None else run.run(unit.feed, wanted, where=unit.where)
-            return visit(unit, {**unit.feed, **found})
+            computed = {} if run is None else run.run(unit.feed, wanted, where=unit.where)
+            return visit(unit, {**unit.feed, **computed})
 
         for unit, result in in_order(work, islice(samples, most), samples_at_once(samples.options)):
             yield unit, result
@@ -275,7 +275,7 @@ class ActivationCache:
             readers = self._readers.get(name, 0)
             if not readers or name in read:
                 continue
-            again = AGAIN * seconds + sum(self._seconds.get((unit.index, one), 0.0) for one in read)
+            again = AGAIN * seconds + sum(self._seconds.get((unit.index, tensor), 0.0) for tensor in read)
             array = np.asarray(value)
             computed = number > 0 and name in segment.outputs and not segment.conditions
             # strings are always kept, because their size is unknown
@@ -299,9 +299,9 @@ class ActivationCache:
         index, name = place
 
         def make() -> Array:
-            feeds = {one: self._store.get((index, one)) for one in read}
+            feeds = {tensor: self._store.get((index, tensor)) for tensor in read}
             array: Array = run.run(feeds, [name], where=f"sample {index}")[name]
             return array
 
         self.lasting.add(number)
-        self._store.put_lazy(place, make, nbytes, readers, reads=[(index, one) for one in read])
+        self._store.put_lazy(place, make, nbytes, readers, reads=[(index, tensor) for tensor in read])

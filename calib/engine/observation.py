@@ -235,13 +235,13 @@ class Observation:
         where = {"device": self._device, "place": self._place, "name": _name(segment)}
         return stack.enter_context(DeviceRun(piece, segment, read, self.requests, **where))
 
-    def blame(self, number: int, tensor: str, known: Mapping[str, Any], unit: Sample) -> Exception:
+    def blame(self, number: int, tensor: str, tensors: Mapping[str, Any], unit: Sample) -> Exception:
         """Build the error for a non-finite tensor; see `nonfinite_error`."""
         segment = self.segments[number]
-        if tensor not in known:
+        if tensor not in tensors:
             piece = segment.model(self.graph, self._index)
-            known = {**known, tensor: fetched(piece, tensor, known, self._device)}
-        return nonfinite_error(self.graph, segment, tensor, known, unit)
+            tensors = {**tensors, tensor: fetched(piece, tensor, tensors, self._device)}
+        return nonfinite_error(self.graph, segment, tensor, tensors, unit)
 
     @contextmanager
     def runner(self, on_device: bool = False) -> Iterator[SampleRunner | DeviceSampleRunner]:

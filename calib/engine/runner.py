@@ -39,14 +39,14 @@ def weights_beside(model: onnx.ModelProto, path: Path) -> dict[str, Array]:
     with path.open("rb") as file:
         file.readinto(memory)  # type: ignore[attr-defined, unused-ignore]
     content = np.frombuffer(memory, np.uint8)
-    found: dict[str, Array] = {}
+    weights: dict[str, Array] = {}
     for tensor in model.graph.initializer:
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             place = {entry.key: entry.value for entry in tensor.external_data}
             start, length = int(place.get("offset", 0)), int(place["length"])
             kind = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
-            found[tensor.name] = content[start : start + length].view(kind).reshape(tuple(tensor.dims))
-    return found
+            weights[tensor.name] = content[start : start + length].view(kind).reshape(tuple(tensor.dims))
+    return weights
 
 
 def unblocked(model: onnx.ModelProto, outputs: Collection[str]) -> tuple[bytes, dict[str, str]]:
@@ -96,8 +96,8 @@ def providers(device: str) -> list[Any]:
     Raises:
         DeviceError: no such device, or onnxruntime was built without it.
     """
-    found = re.fullmatch(r"cpu|auto|cuda(?::(\d+))?", device)
-    if not found:
+    matched = re.fullmatch(r"cpu|auto|cuda(?::(\d+))?", device)
+    if not matched:
         raise DeviceError(f"there is no device '{device}'; there are {', '.join(DEVICES)}")
     available = onnxruntime().get_available_providers()
     if device == "cpu" or (device == "auto" and CUDA not in available):
@@ -108,7 +108,7 @@ def providers(device: str) -> list[Any]:
             "pip install 'sbonnx[gpu]', or use device 'cpu'"
         )
     # TF32 has 10 bits of mantissa: too few to measure ranges
-    return [(CUDA, {"device_id": found[1] or "0", "use_tf32": "0"}), CPU]
+    return [(CUDA, {"device_id": matched[1] or "0", "use_tf32": "0"}), CPU]
 
 
 def settings(device: str) -> dict[str, str]:
@@ -179,23 +179,23 @@ class LayerRunner(Session):
 
         They are added to `broken_rewrites` of the graph, which later sessions leave out.
         """
-        known = self._graph.info.broken_rewrites
+        disabled = self._graph.info.broken_rewrites
         if self._level == "off":
             return None
-        if self.disabled != tuple(known):  # another session found them
+        if self.disabled != tuple(disabled):  # another session found them
             return self._build()
         content, weights = serialize(self._graph)
         values = ort_values(weights)
 
         def attempt(names: Sequence[str]) -> None:
             options = options_for(self._threads, self._level, values, self._chosen)
-            session = opened(content, options, self._chosen, self.name, (*known, *names))
+            session = opened(content, options, self._chosen, self.name, (*disabled, *names))
             if feeds is not None:
                 session.run(None, {spec.name: feeds[spec.name] for spec in self.input_specs if spec.name in feeds})
 
-        found = broken_rewrites(attempt)
-        known.extend(found)
-        return self._build() if found else None
+        broken = broken_rewrites(attempt)
+        disabled.extend(broken)
+        return self._build() if broken else None
 
 
 def _session_model(

@@ -96,15 +96,15 @@ class SampleRunner:
 
     def _panels_of(self, number: int, segment: Segment) -> list[tuple[tuple[str, ...], Panel]]:
         """Return (tensors, panel) of the tensors that segment `number` computes, whose buffers stay, and of others."""
-        found = []
+        panels = []
         for passing in (False, True):
             if (number, passing) not in self._panels:
                 names = {name for name in segment.observed if (name not in segment.outputs) is passing}
                 keys = [key for key in self.sketches if key[0] in names]
                 panel = Panel([self.sketches[key] for key in keys])
                 self._panels[number, passing] = (tuple(name for name, _ in keys), panel)
-            found.append(self._panels[number, passing])
-        return found
+            panels.append(self._panels[number, passing])
+        return panels
 
 
 def last_reads(segments: Iterable[Segment]) -> dict[str, int]:
@@ -129,12 +129,12 @@ def run_sample(
 
     Raises: see `SampleRunner.step`.
     """
-    known: dict[str, Any] = dict(unit.feed)
+    tensors: dict[str, Any] = dict(unit.feed)
     for number, (segment, run) in enumerate(zip(segments, runs, strict=True)):
-        runner.step(number, segment, run, known, unit, blame)
-        for name in [name for name in known if last.get(name, -1) <= number]:
-            del known[name]
-    return {name: own(known[name]) for name in keep}
+        runner.step(number, segment, run, tensors, unit, blame)
+        for name in [name for name in tensors if last.get(name, -1) <= number]:
+            del tensors[name]
+    return {name: own(tensors[name]) for name in keep}
 
 
 def own(value: Any) -> Any:

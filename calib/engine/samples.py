@@ -143,22 +143,22 @@ class CanonicalSamples:
         self.options = options
         self.complete = True
         self._store = store
-        found: list[tuple[Key, Sample, tuple[str, ...]]] = []
+        chosen: list[tuple[Key, Sample, tuple[str, ...]]] = []
         kept = 0
         for unit in units:
             entry = (content_key(unit.feed), unit.bare, tuple(unit.feed))
             for name, values in unit.feed.items():
                 store.put((unit.index, name), np.asarray(values), copy=True)
-            insort(found, entry, key=lambda each: each[0][1])
+            insort(chosen, entry, key=lambda each: each[0][1])
             kept += unit.samples
-            while most is not None and kept - found[-1][1].samples >= most:
+            while most is not None and kept - chosen[-1][1].samples >= most:
                 self.complete = False
-                _, dropped, names = found.pop()
+                _, dropped, names = chosen.pop()
                 kept -= dropped.samples
                 for name in names:
                     store.release((dropped.index, name))
-        found.sort(key=lambda each: each[0])
-        self._units = [(replace(unit, rank=rank), names) for rank, (_, unit, names) in enumerate(found)]
+        chosen.sort(key=lambda each: each[0])
+        self._units = [(replace(unit, rank=rank), names) for rank, (_, unit, names) in enumerate(chosen)]
 
     def __iter__(self) -> Iterator[Sample]:
         """Yield units by rank, with their feeds."""
@@ -321,10 +321,10 @@ def treats_apart(run: LayerRunner, feeds: Sequence[Feed], names: Sequence[str] |
     together = {name: np.concatenate([feed[name] for feed in feeds]) for name in feeds[0]}
     try:
         both = run.run(together, names)
-        each = [run.run(feed, names) for feed in feeds]
+        parts = [run.run(feed, names) for feed in feeds]
     except DataError:  # one of the runs fails: the axis is not a batch axis
         return False
-    return all(_same(both[name], [part[name] for part in each]) for name in both)
+    return all(_same(both[name], [part[name] for part in parts]) for name in both)
 
 
 def _same(both: object, parts: list[object]) -> bool:

@@ -81,19 +81,19 @@ def plan_branches(graph: Graph, observed: Mapping[str, Sequence[str]]) -> Branch
 
     A branch outputs those of its tensors that the branches inside it read; tensors from further out are read directly.
     """
-    known = {branch.scope: branch for branch in branches(graph)}
+    by_scope = {branch.scope: branch for branch in branches(graph)}
     unreachable = {
         scope: Reason("in-loop-body", "it is in the body of a Loop or Scan")
         for scope in observed
-        if scope and scope not in known
+        if scope and scope not in by_scope
     }
     segments: list[Segment] = []
     wanted: dict[str, dict[str, None]] = {}  # by scope: its tensors that branches inside it read
-    for branch in reversed(list(known.values())):  # inner ones first
+    for branch in reversed(list(by_scope.values())):  # inner ones first
         inside = list(observed.get(branch.scope, ()))
         enclosing = [branch]  # innermost first
         while enclosing[-1].outer:
-            enclosing.append(known[enclosing[-1].outer])
+            enclosing.append(by_scope[enclosing[-1].outer])
         never = next((outer.node.name for outer in enclosing if outer.never), None)
         if never is not None and inside:
             unreachable[branch.scope] = Reason(

@@ -60,14 +60,14 @@ def needed(body: Body, targets: Iterable[str]) -> list[Node]:
     """Return the nodes of a graph or body upstream of `targets`, in the order of the graph."""
     makers = produced(body)
     stack = [makers[name] for name in targets if name in makers]
-    found: set[int] = set()
+    needed_nodes: set[int] = set()
     while stack:
         node = stack.pop()
-        if id(node) in found:
+        if id(node) in needed_nodes:
             continue
-        found.add(id(node))
+        needed_nodes.add(id(node))
         stack.extend(makers[tensor.name] for tensor in dependencies(node) if tensor.name in makers)
-    return [node for node in body.nodes if id(node) in found]
+    return [node for node in body.nodes if id(node) in needed_nodes]
 
 
 def reads_of(node: Node) -> list[str]:
@@ -77,18 +77,18 @@ def reads_of(node: Node) -> list[str]:
 
 def inputs_of(piece: Sequence[Node], makers: Mapping[str, Node], untyped: Collection[str]) -> tuple[str, ...]:
     """Return the tensors that a piece reads from outside; a tensor without a type is replaced by its own inputs."""
-    made = {tensor.name for node in piece for tensor in node.outputs}
-    found: dict[str, None] = {}
+    outputs = {tensor.name for node in piece for tensor in node.outputs}
+    inputs: dict[str, None] = {}
     stack = [name for node in reversed(piece) for name in reversed(reads_of(node))]
     while stack:
         name = stack.pop()
-        if name in found or name in made:
+        if name in inputs or name in outputs:
             continue
         if name in untyped:
             stack.extend(reversed(reads_of(makers[name])))
         else:
-            found[name] = None
-    return tuple(found)
+            inputs[name] = None
+    return tuple(inputs)
 
 
 def bytes_of(body: Body, dims: Mapping[str, int]) -> dict[str, int]:
@@ -193,10 +193,10 @@ def _narrow_cuts(
 
 def crossing(nodes: Sequence[Node], sizes: Mapping[str, int]) -> list[int]:
     """Compute the bytes of tensors computed before each position and read at or after it."""
-    made = {tensor.name: i for i, node in enumerate(nodes) for tensor in node.outputs}
-    last = {name: i for i, node in enumerate(nodes) for name in reads_of(node) if name in made}
+    makers = {tensor.name: i for i, node in enumerate(nodes) for tensor in node.outputs}
+    last = {name: i for i, node in enumerate(nodes) for name in reads_of(node) if name in makers}
     change = [0] * (len(nodes) + 2)
     for name, end in last.items():
-        change[made[name] + 1] += sizes.get(name, 0)
+        change[makers[name] + 1] += sizes.get(name, 0)
         change[end + 1] -= sizes.get(name, 0)
     return list(accumulate(change))

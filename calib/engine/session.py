@@ -268,8 +268,8 @@ class Bound:
             DataError: the model cannot run on these feeds.
         """
         if self._plain:
-            found = self._runner.run(feeds, self._outputs, where=where)
-            return [found[name] for name in self._outputs]
+            values = self._runner.run(feeds, self._outputs, where=where)
+            return [values[name] for name in self._outputs]
         given = {spec.name: np.asarray(feeds[spec.name], order="C") for spec in self._runner.input_specs}
         shapes = {name: x.shape for name, x in given.items()}
         try:
@@ -326,10 +326,10 @@ def _view(value: Any, dtype: np.dtype[Any]) -> Array:
 
 
 def _spec(value: Any) -> InputSpec:
-    found = re.fullmatch(r"tensor\((\w+)\)", value.type)
-    if not found:
+    matched = re.fullmatch(r"tensor\((\w+)\)", value.type)
+    if not matched:
         return InputSpec(value.name, None, None)
-    kind = TYPES.get(found[1], found[1])
+    kind = TYPES.get(matched[1], matched[1])
     shape = None if value.shape is None else tuple(value.shape)
     try:
         return InputSpec(value.name, np.dtype(kind), shape)

@@ -49,24 +49,24 @@ def quantize_reads(piece: Graph, uses: Uses, view: QuantView) -> None:
         ModelError: a scale per channel for a tensor of unknown rank.
     """
     names = Names(piece)
-    made: dict[str, Tensor | None] = {}
+    constants: dict[str, Tensor | None] = {}
     corrected: dict[str, Tensor] = {}
     pairs: dict[int | None, list[Node]] = {}  # by the id of the node that they follow; None: at the front
     for _, body in scopes(piece):
         for node in body.nodes:
             for index, tensor in enumerate(list(node.inputs)):
                 site = uses.get(Reader(node.name, index))
-                if site is not None and site.key not in made:
+                if site is not None and site.key not in constants:
                     if isinstance(tensor, Constant):
                         values = view.dequantized(site, dtype(tensor))
                         stem = f"{site.key}/dequantized"
-                        made[site.key] = None if values is None else add_constant(piece, stem, values, names)
+                        constants[site.key] = None if values is None else add_constant(piece, stem, values, names)
                     else:
                         qparams, maker = view.params(site), producer(tensor)
                         pair = [] if qparams is None else _pair(site, tensor, qparams, names)
                         pairs.setdefault(None if maker is None else id(maker), []).extend(pair)
-                        made[site.key] = pair[-1].outputs[0] if pair else None
-                after = None if site is None else made[site.key]
+                        constants[site.key] = pair[-1].outputs[0] if pair else None
+                after = None if site is None else constants[site.key]
                 if after is None and isinstance(tensor, Constant) and tensor.name in view.constants:
                     if tensor.name not in corrected:
                         stem, values = f"{tensor.name}/corrected", view.constants[tensor.name]
@@ -76,7 +76,7 @@ def quantize_reads(piece: Graph, uses: Uses, view: QuantView) -> None:
                     replace_input(node, index, after)
     front = pairs.pop(None, [])
     for _, body in scopes(piece):
-        body.nodes[:] = [each for node in body.nodes for each in (node, *pairs.get(id(node), ()))]
+        body.nodes[:] = [replaced for node in body.nodes for replaced in (node, *pairs.get(id(node), ()))]
     piece.nodes[:0] = front
 
 

@@ -102,9 +102,9 @@ class Forward:
         Raises:
             DataError: the model cannot run on these feeds.
         """
-        known: dict[str, Any] = dict(feeds)
-        self._main.run(known, where)
-        return {name: known[name] for name in self.outputs if name in known}
+        tensors: dict[str, Any] = dict(feeds)
+        self._main.run(tensors, where)
+        return {name: tensors[name] for name in self.outputs if name in tensors}
 
     def close(self) -> None:
         """Free the sessions. Idempotent."""
@@ -149,8 +149,8 @@ class _Scope:
         for stage in self.stages:
             if stage.run is not None:
                 known.update(stage.run.run(known, stage.outputs, where=where))
-            for key, name, made in stage.quantize:
-                known[made] = fake_quant(self._qparams[key], known[name])
+            for key, name, rounded in stage.quantize:
+                known[rounded] = fake_quant(self._qparams[key], known[name])
             for node, inner in stage.conditionals:
                 branch = inner[bool(np.asarray(known[node.inputs[0].name]).item())]
                 branch.run(known, where)
@@ -180,11 +180,11 @@ class _Build:
         body = next(scope for where, scope in scopes(self.graph) if where == path)
         local = {t.name for node in body.nodes for t in node.outputs}
         extra = [name for name in self.wanted if name in local and name not in outputs]
-        made = [name for name in [*outputs, *extra] if name in local]
-        piece = extract(self.graph, inputs, made, scope=path)
+        computed = [name for name in [*outputs, *extra] if name in local]
+        piece = extract(self.graph, inputs, computed, scope=path)
         replaced = self._replace(piece)
         stages = self._stages(piece, path, replaced)
-        self._open(piece, stages, {*made, *replaced})
+        self._open(piece, stages, {*computed, *replaced})
         held = {t.name: value for t in body.outputs if (value := constant(t)) is not None}
         return _Scope(stages, list(outputs), held, self.solution.qparams)
 
@@ -259,12 +259,12 @@ class _Build:
 
     def _conditional(self, node: Node, path: str) -> dict[bool, _Scope]:
         """Build the branches of an If, by the value of the condition that selects them."""
-        made: dict[bool, _Scope] = {}
+        bodies_of: dict[bool, _Scope] = {}
         for attribute, body in bodies(node):
             scope = f"{path}/{node.name}/{attribute}" if path else f"{node.name}/{attribute}"
             inputs = [tensor.name for tensor in captured(body)]
-            made[PICKED_BY[attribute]] = self.scope(scope, inputs, [tensor.name for tensor in body.outputs])
-        return made
+            bodies_of[PICKED_BY[attribute]] = self.scope(scope, inputs, [tensor.name for tensor in body.outputs])
+        return bodies_of
 
     def _open(self, piece: Graph, stages: list[_Stage], targets: set[str]) -> None:
         """Open the sessions; each outputs the tensors that later stages or the caller read."""
@@ -278,11 +278,11 @@ class _Build:
                 for name in reads_of(node):
                     read.setdefault(name, set()).add(-1)
         for number, stage in enumerate(stages):
-            made = [tensor.name for node in stage.nodes for tensor in node.outputs if tensor.name]
-            stage.outputs = tuple(n for n in made if n in targets or read.get(n, set()) - {number})
+            computed = [tensor.name for node in stage.nodes for tensor in node.outputs if tensor.name]
+            stage.outputs = tuple(n for n in computed if n in targets or read.get(n, set()) - {number})
             if not stage.outputs:
                 continue
-            local = set(made)
+            local = set(computed)
             inputs = dict.fromkeys(name for node in stage.nodes for name in reads_of(node) if name not in local)
             model = Graph(  # of the nodes of `piece` themselves, which nothing else uses
                 stage.nodes,

@@ -118,11 +118,11 @@ def quantized(stage: Segment, graph: Graph, numbers: QuantState, uses: Uses) -> 
 def measured_sites(graph: Graph, plan: Plan, floats: Mapping[str, Bounds]) -> dict[str, list[Site]]:
     """Return the sites that the stream measures, by tensor: those whose tensor the main graph computes."""
     makers = produced(graph)
-    found: dict[str, list[Site]] = {}
+    by_tensor: dict[str, list[Site]] = {}
     for site in plan.of_role("activation"):
         if site.fixed is None and site.key in floats and site.scope == "" and site.tensor in makers:
-            found.setdefault(site.tensor, []).append(site)
-    return found
+            by_tensor.setdefault(site.tensor, []).append(site)
+    return by_tensor
 
 
 def quantized_reads(plan: Plan) -> frozenset[Reader]:
@@ -162,9 +162,9 @@ def staged(graph: Graph, observed: Sequence[str], quantized: Collection[Reader])
     last = {name: number for number, names in enumerate(inputs) for name in names}
     segments = []
     for number, piece in enumerate(pieces):
-        made = [tensor.name for node in piece for tensor in node.outputs if tensor.name]
-        here = tuple(name for name in made if name in measured)
-        outputs = tuple(name for name in made if name in here or last.get(name, -1) > number)
+        computed = [tensor.name for node in piece for tensor in node.outputs if tensor.name]
+        here = tuple(name for name in computed if name in measured)
+        outputs = tuple(name for name in computed if name in here or last.get(name, -1) > number)
         segments.append(Segment(inputs[number], outputs, here, tuple(node.name for node in piece)))
     return segments
 
@@ -172,7 +172,10 @@ def staged(graph: Graph, observed: Sequence[str], quantized: Collection[Reader])
 def _names_read(node: Node, uses: Collection[Reader]) -> set[str]:
     """Return the names of the tensors that a node, or a body inside it, reads by one of `uses`."""
     inside: list[Node] = [node]
-    inside.extend(each for _, body in bodies(node) for _, scope in scopes(body) for each in scope.nodes)
+    inside.extend(inner for _, body in bodies(node) for _, scope in scopes(body) for inner in scope.nodes)
     return {
-        tensor.name for each in inside for index, tensor in enumerate(each.inputs) if Reader(each.name, index) in uses
+        tensor.name
+        for inner in inside
+        for index, tensor in enumerate(inner.inputs)
+        if Reader(inner.name, index) in uses
     }

@@ -145,8 +145,8 @@ class QuantState:
 
     def weight(self, site: Site) -> Array:
         """Return the float values of a weight or bias, corrected if a correction exists."""
-        found = self.constants.get(site.tensor)
-        return weight_of(site, self.tensors[site.tensor]) if found is None else found
+        constant = self.constants.get(site.tensor)
+        return weight_of(site, self.tensors[site.tensor]) if constant is None else constant
 
     def params(self, site: Site) -> QParams | None:
         """Return scale and zero point, from the ranges of the whole group; None if there is no range."""
@@ -174,8 +174,8 @@ class QuantState:
         """Return the dequantized weight or bias as dtype `kind`; None if it stays float."""
         if site.role == "bias":
             followed = {key: self.params(self._sites[key]) for key in site.follows or ()}
-            known = {key: qparams for key, qparams in followed.items() if qparams is not None}
-            bias = bias_codes(site, self.weight(site), known)
+            qparams_known = {key: qparams for key, qparams in followed.items() if qparams is not None}
+            bias = bias_codes(site, self.weight(site), qparams_known)
             return None if isinstance(bias, Refusal) else (bias[0].astype(np.float32) * bias[1]).astype(kind)
         codes = self.codes_of(site)
         qparams = self.params(site)

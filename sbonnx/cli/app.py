@@ -103,14 +103,14 @@ class PanelGroup(TyperGroup):
     """A group whose help shows the panels of commands without rich too."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
-        width = formatter.width - 6 - max(len(name) for name, _ in found)
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        width = formatter.width - 6 - max(len(name) for name, _ in commands)
         panels: Panels = {}
-        for name, each in found:
-            if each is not None and not each.hidden:
-                panel = getattr(each, "rich_help_panel", None)
+        for name, shown in commands:
+            if shown is not None and not shown.hidden:
+                panel = getattr(shown, "rich_help_panel", None)
                 heading = panel if isinstance(panel, str) and panel else "Commands"
-                panels.setdefault(heading, []).append((name, each.get_short_help_str(width)))
+                panels.setdefault(heading, []).append((name, shown.get_short_help_str(width)))
         _write_panels(formatter, panels)
 
 
@@ -118,7 +118,7 @@ def rows_of_commands() -> dict[str, Sequence[CommandOption[Any]]]:
     """Return the options of each command, by its words."""
     verbs = {verb.__name__.rpartition(".")[2]: verb.OPTIONS for verb in VERBS}
     groups = {
-        f"{group.__name__.rpartition('.')[2]} {each.name}": each.options for group in GROUPS for each in group.COMMANDS
+        f"{group.__name__.rpartition('.')[2]} {row.name}": row.options for group in GROUPS for row in group.COMMANDS
     }
     return {**verbs, **groups}
 
@@ -144,9 +144,9 @@ def build(configuration: Configuration | None = None) -> typer.Typer:
     for group in GROUPS:
         inner = typer.Typer(help=group.HELP, no_args_is_help=True, rich_markup_mode=style, cls=PanelGroup)
         inner.callback(cls=PanelGroup, context_settings=CONTEXT)(_group)
-        for each in group.COMMANDS:
-            function = guard(command(each.options, each.run, configuration))
-            inner.command(each.name, help=each.help, cls=Command, context_settings=CONTEXT)(function)
+        for member in group.COMMANDS:
+            function = guard(command(member.options, member.run, configuration))
+            inner.command(member.name, help=member.help, cls=Command, context_settings=CONTEXT)(function)
         name = group.__name__.rpartition(".")[2]
         app.add_typer(inner, name=name, help=group.HELP, rich_help_panel="Language models")
     app.command("help", cls=Command, context_settings=CONTEXT, rich_help_panel=PANELS["about"])(_help)

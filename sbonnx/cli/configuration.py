@@ -63,20 +63,20 @@ class Configuration:
             RecipeError: a name that is no option or command, a value of a wrong type, or an option or value that is
                 not taken from configuration files.
         """
-        known = {row.name for rows in commands.values() for row in rows if row.flags} | {SET}
+        names = {row.name for rows in commands.values() for row in rows if row.flags} | {SET}
         tables = {words.split()[0] for words in commands}
         for name, value in self.values.items():
             is_table = isinstance(value, Mapping) and _name(name) != SET
-            if name not in tables if is_table else _name(name) not in known:
-                raise self._unknown(name, (*sorted(known), *sorted(tables)))
-        found: dict[str, Any] = {}
+            if name not in tables if is_table else _name(name) not in names:
+                raise self._unknown(name, (*sorted(names), *sorted(tables)))
+        defaults: dict[str, Any] = {}
         for words, rows in commands.items():
             inner = self._table(words)
-            place = found
+            place = defaults
             for word in words.split():
                 place = place.setdefault(word, {})
             place |= self._options({row.name: row for row in rows if row.flags}, inner, words)
-        return found
+        return defaults
 
     def _table(self, words: str) -> Mapping[str, Any]:
         table: Any = self.values
@@ -86,15 +86,15 @@ class Configuration:
 
     def _options(self, rows: Mapping[str, CommandOption[Any]], table: Mapping[str, Any], words: str) -> dict[str, Any]:
         """Return the values of a command's options: those at the top, then those of its table."""
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for source, strict in ((self.values, False), (table, True)):
             for given, value in source.items():
                 name = _name(given)
                 if name in rows and not (isinstance(value, Mapping) and name != SET):
-                    found[name] = self._value(rows[name], name, value)
+                    values[name] = self._value(rows[name], name, value)
                 elif strict and not isinstance(value, Mapping):
                     raise self._unknown(f"{words}.{given}", sorted(rows))
-        return found
+        return values
 
     def _value(self, row: CommandOption[Any], name: str, value: Any) -> Any:
         from sbonnx.present.text.printer import to_json
@@ -104,8 +104,8 @@ class Configuration:
         if name == SET:
             if not isinstance(value, Mapping):
                 raise RecipeError(f"'set' in {self.file} is a table of recipe keys, such as set = {{SAMPLES = 32}}")
-            given = {key: self._recipe_value((str(key),), each) for key, each in value.items()}
-            return [f"{key}={each if isinstance(each, str) else to_json(each)}" for key, each in given.items()]
+            given = {key: self._recipe_value((str(key),), entry) for key, entry in value.items()}
+            return [f"{key}={entry if isinstance(entry, str) else to_json(entry)}" for key, entry in given.items()]
         self._check_harmless(row, value)
         if row.type is bool and not isinstance(value, bool):
             raise RecipeError(f"'{name}' in {self.file} is true or false, got {value!r}")
@@ -119,7 +119,7 @@ class Configuration:
     def _recipe_value(self, path: tuple[str, ...], value: Any) -> Any:
         """Return the value of a recipe key, whose path may be nested; files are relative to this file."""
         if isinstance(value, Mapping):
-            return {key: self._recipe_value((*path, str(key)), each) for key, each in value.items()}
+            return {key: self._recipe_value((*path, str(key)), entry) for key, entry in value.items()}
         from sbonnx.recipe.names import FILE_KEYS
         from sbonnx.recipe.sections.whole import SHORT_FORMS
 
@@ -142,11 +142,11 @@ class Configuration:
                 f"'{row.name}' in {self.file} is not taken from configuration files, which can come with a downloaded "
                 f"folder: remove it there and type {row.flags[0]}"
             )
-        for each in value if isinstance(value, list) else [value]:
-            if isinstance(each, str) and names_function(each):
+        for entry in value if isinstance(value, list) else [value]:
+            if isinstance(entry, str) and names_function(entry):
                 raise RecipeError(
-                    f"'{row.name}' in {self.file} is the function '{each}': code is not run from configuration files, "
-                    f"which can come with a downloaded folder: remove it there and type {row.flags[0]} {each}"
+                    f"'{row.name}' in {self.file} is the function '{entry}': code is not run from configuration files, "
+                    f"which can come with a downloaded folder: remove it there and type {row.flags[0]} {entry}"
                 )
 
     def _unknown(self, name: str, known: Iterable[str]) -> RecipeError:

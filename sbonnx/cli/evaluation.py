@@ -23,7 +23,7 @@ def evaluation_of(given: Arguments, row: CommandOption[str | None] = options.MET
     """
     data, metric = given.data(options.EVAL), given[row]
     if data is None:
-        alone = next((each for each in options.EVALUATING if given.values.get(each) is not None), None)
+        alone = next((option for option in options.EVALUATING if given.values.get(option) is not None), None)
         if alone is not None:
             raise RecipeError(f"{alone.flags[0]} is for labelled data: give it with --eval DATA")
         return None

@@ -218,15 +218,15 @@ def output_tasks(tasks: Sequence[str]) -> str | dict[str, str]:
     """
     if len(tasks) == 1 and "=" not in tasks[0]:
         return tasks[0]
-    found: dict[str, str] = {}
+    task_of: dict[str, str] = {}
     for text in tasks:
         output, equals, task = text.rpartition("=")
-        if not equals or not output or not task or output in found:
+        if not equals or not output or not task or output in task_of:
             raise RecipeError(
                 f"--task is one task of all outputs, or OUTPUT=TASK once for each, got '{' '.join(tasks)}'"
             )
-        found[output] = task
-    return found
+        task_of[output] = task
+    return task_of
 
 
 def decibel(text: str) -> str:
@@ -458,7 +458,7 @@ class Arguments:
         """Return the files and folders that the options name and that are read."""
         read = {row: value if isinstance(value, list) else [value] for row, value in self.values.items()}
         paths, words = (
-            [each for row, values in read.items() if row.is_path is kind and not row.writes for each in values]
+            [path for row, values in read.items() if row.is_path is kind and not row.writes for path in values]
             for kind in (True, False)
         )
         return input_paths(paths, words)
@@ -505,7 +505,7 @@ class Arguments:
         if not row.flags:
             return [str(value)]
         values = value if isinstance(value, list) else [value]
-        return [word for one in values for word in (row.flags[0], *([] if one is True else [str(one)]))]
+        return [word for argument in values for word in (row.flags[0], *([] if argument is True else [str(argument)]))]
 
     def data(self, row: CommandOption[Path | None] = DATA) -> Path | DataPath | None:
         """Return the path of the data, with the preprocessing if one is given; None without data.

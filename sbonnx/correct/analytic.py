@@ -52,18 +52,18 @@ def spreads(graph: Graph) -> dict[str, Expected]:
     Args:
         graph: prepared; `record_normals` was called before its batch norms were folded.
     """
-    known: dict[str, Expected] = {
+    by_tensor: dict[str, Expected] = {
         name: Expected(normal.mean, normal.std) for name, normal in graph.info.normals.items()
     }
     for _, body in scopes(graph):
         for node in body.nodes:
             follow = RULES.get(node.op)
-            if follow is None or len(node.outputs) != 1 or node.outputs[0].name in known:
+            if follow is None or len(node.outputs) != 1 or node.outputs[0].name in by_tensor:
                 continue
-            found = follow(node, known)
-            if found is not None and np.isfinite(found.mean).all():
-                known[node.outputs[0].name] = found
-    return known
+            output = follow(node, by_tensor)
+            if output is not None and np.isfinite(output.mean).all():
+                by_tensor[node.outputs[0].name] = output
+    return by_tensor
 
 
 def rectified(mean: Array, std: Array) -> tuple[Array, Array]:
@@ -106,15 +106,15 @@ def _known(tensor: Tensor, known: Mapping[str, Expected]) -> Expected | None:
 
 def _limits(node: Node) -> tuple[float, float] | None:
     """Return the limits of a Clip, one number each; None if they are computed."""
-    found = [float(node.attrs.get("min", -np.inf)), float(node.attrs.get("max", np.inf))]
+    bounds = [float(node.attrs.get("min", -np.inf)), float(node.attrs.get("max", np.inf))]
     for place, tensor in enumerate(node.inputs[1:3]):
         if tensor.is_empty():
             continue
         values = constant(tensor)
         if values is None or values.size != 1:
             return None
-        found[place] = float(values.reshape(()))
-    return (found[0], found[1]) if found[0] <= found[1] else None
+        bounds[place] = float(values.reshape(()))
+    return (bounds[0], bounds[1]) if bounds[0] <= bounds[1] else None
 
 
 def _clip(node: Node, known: Mapping[str, Expected]) -> Expected | None:
@@ -305,7 +305,7 @@ def correct_analytically(graph: Graph, plan: Plan, solution: Solution) -> Soluti
         graph: prepared, with `record_normals` and `give_biases`.
         plan, solution: as given to and by `calibrate` or `weights_alone`.
     """
-    known, biases, nodes = spreads(graph), biases_of(graph), node_by_name(graph)
+    statistics, biases, nodes = spreads(graph), biases_of(graph), node_by_name(graph)
     constants: dict[str, Array] = {}
     refusals: list[Refusal] = []
     for site in plan.of_role("weight"):
@@ -319,21 +319,21 @@ def correct_analytically(graph: Graph, plan: Plan, solution: Solution) -> Soluti
             if bias is None:
                 refusals.append(Refusal(WHAT, node.name, Reason("no-bias", "it has no separate bias")))
                 continue
-            found = _shift(node, site, solution, known)
-            if isinstance(found, Reason):
-                refusals.append(Refusal(WHAT, node.name, found))
+            shift = _shift(node, site, solution, statistics)
+            if isinstance(shift, Reason):
+                refusals.append(Refusal(WHAT, node.name, shift))
             else:
                 values = solution.constants.get(bias.name)
                 values = constant(bias) if values is None else values
                 assert values is not None
-                wide = values.astype(np.float64).reshape(-1) - found
+                wide = values.astype(np.float64).reshape(-1) - shift
                 constants[bias.name] = np.asarray(wide.reshape(values.shape).astype(values.dtype))
-    made = with_corrections(plan, tensors_by_name(graph), solution, constants)
+    corrected = with_corrections(plan, tensors_by_name(graph), solution, constants)
     note = Note(
         "biases-corrected",
         f"{len(constants)} biases were corrected by the mean inputs of their layers, from batch norms",
     )
-    return replace(made, refusals=(*made.refusals, *refusals), notes=(*made.notes, note))
+    return replace(corrected, refusals=(*corrected.refusals, *refusals), notes=(*corrected.notes, note))
 
 
 def _shift(node: Node, site: Site, solution: Solution, known: Mapping[str, Expected]) -> Array | Reason:

@@ -142,23 +142,27 @@ def tune_norms(
         )
     if why is not None:
         return replace(solution, refusals=(*solution.refusals, Refusal("tune batch norms", "the model", why)))
-    found, refusals = tunables(graph, plan, solution)
-    if not found:
+    tunable_norms, refusals = tunables(graph, plan, solution)
+    if not tunable_norms:
         return replace(solution, refusals=(*solution.refusals, *refusals))
-    walk = _BatchNormTuning(graph, plan, solution, {one.tensor: one for one in found}, samples.options)
+    walk = _BatchNormTuning(
+        graph, plan, solution, {tunable.tensor: tunable for tunable in tunable_norms}, samples.options
+    )
     with samples.canonical() as units:
         float_ = walk.float_spreads(units) if reference == "float" else {}
         with TensorStore(units.memory) as store:
             tuned = walk.run(units, float_, store)
     constants: dict[str, Array] = {}
     qparams: dict[str, QParams] = {}
-    for name, one in walk.tunables.items():
-        change = one.change(tuned[name].factor, tuned[name].shift, solution)
+    for name, tunable in walk.tunables.items():
+        change = tunable.change(tuned[name].factor, tuned[name].shift, solution)
         constants.update(change.constants)
         qparams.update(change.qparams)
-    made = with_corrections(plan, tensors_by_name(graph), solution, constants, qparams)
-    note = Note("norms-tuned", f"{len(found)} batch norms were tuned to the statistics of the quantized network")
-    return replace(made, refusals=(*made.refusals, *refusals), notes=(*made.notes, note))
+    tuned_solution = with_corrections(plan, tensors_by_name(graph), solution, constants, qparams)
+    note = Note(
+        "norms-tuned", f"{len(tunable_norms)} batch norms were tuned to the statistics of the quantized network"
+    )
+    return replace(tuned_solution, refusals=(*tuned_solution.refusals, *refusals), notes=(*tuned_solution.notes, note))
 
 
 def tuned_to(one: Tunable, seen: RunningVariance, float_: RunningVariance | None, solution: Solution) -> Tuned:
@@ -206,8 +210,8 @@ class _BatchNormTuning(LayerVisitor[dict[str, RunningVariance]]):
         def spreads(unit: Sample, known: Mapping[str, Any]) -> dict[str, RunningVariance]:
             return self._spreads(known, names, unit, "")
 
-        for _, found in run_float(self.graph, names, units, spreads):
-            self._merge(found)
+        for _, variances in run_float(self.graph, names, units, spreads):
+            self._merge(variances)
         return self._merged()
 
     def run(
@@ -252,11 +256,11 @@ class _BatchNormTuning(LayerVisitor[dict[str, RunningVariance]]):
         self, known: Mapping[str, Any], names: Sequence[str], unit: Sample, how: str
     ) -> dict[str, RunningVariance]:
         """Compute the statistics of one sample."""
-        made = {name: RunningVariance.of(known[name], CHANNELS) for name in names}
-        for name, spread in made.items():
+        variances = {name: RunningVariance.of(known[name], CHANNELS) for name in names}
+        for name, spread in variances.items():
             if not np.isfinite(spread.squares).all():
                 raise NumericError(f"'{name}' holds NaN or infinite values at {unit.where}{how}: fix the model or data")
-        return made
+        return variances
 
     def _quantized(self, stage: Segment, tuned: Mapping[str, Tuned]) -> Graph:
         """Create the model of a stage: inputs that are tuned tensors are corrected, and everything is quantized."""

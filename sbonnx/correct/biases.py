@@ -34,15 +34,15 @@ def bias_of(graph: Graph, node: Node) -> Constant | None:
 def biases_of(graph: Graph) -> dict[str, Constant]:
     """Return `bias_of` of every linear node that has one, by the name of the node, including branches."""
     held = _held(graph)
-    found = {node.name: _own(node, held) for _, body in scopes(graph) for node in body.nodes}
-    return {name: tensor for name, tensor in found.items() if tensor is not None}
+    biases = {node.name: _own(node, held) for _, body in scopes(graph) for node in body.nodes}
+    return {name: tensor for name, tensor in biases.items() if tensor is not None}
 
 
 def common_bias(graph: Graph, nodes: Sequence[Node]) -> Constant | None:
     """Return the constant that is added to the outputs of each of `nodes` and is used nowhere else, as `bias_of`."""
     held = _held(graph)
-    found = [_own(node, held, len(nodes)) for node in nodes]
-    return found[0] if all(tensor is found[0] for tensor in found) else None
+    biases = [_own(node, held, len(nodes)) for node in nodes]
+    return biases[0] if all(tensor is biases[0] for tensor in biases) else None
 
 
 def give_biases(graph: Graph) -> tuple[str, ...]:
@@ -66,11 +66,11 @@ def give_biases(graph: Graph) -> tuple[str, ...]:
                 place = LINEAR[node.op].bias
                 assert place is not None
                 had = place < len(node.inputs) and not node.inputs[place].is_empty()
-                made = add_constant(body, node.inputs[place].name if had else f"{node.name}.bias", values, names)
+                constant = add_constant(body, node.inputs[place].name if had else f"{node.name}.bias", values, names)
                 if place < len(node.inputs):
-                    replace_input(node, place, made)
+                    replace_input(node, place, constant)
                 else:
-                    node.inputs.append(made)
+                    node.inputs.append(constant)
                 if node.op == "Gemm":
                     node.attrs.pop("beta", None)
                 given.append(node.name)
@@ -164,12 +164,12 @@ def with_corrections(
         if site.key not in solution.codes:
             continue
         bias = values.get(site.tensor)
-        found = bias_codes(site, weight_of(site, tensors[site.tensor]) if bias is None else bias, numbers)
-        if isinstance(found, Refusal):
-            refusals.append(found)
+        codes_of_bias = bias_codes(site, weight_of(site, tensors[site.tensor]) if bias is None else bias, numbers)
+        if isinstance(codes_of_bias, Refusal):
+            refusals.append(codes_of_bias)
             del codes[site.key], scales[site.key]
         else:
-            codes[site.key], scales[site.key] = found
+            codes[site.key], scales[site.key] = codes_of_bias
     return replace(
         solution, qparams=numbers, codes=codes, bias_scales=scales, constants=values, refusals=tuple(refusals)
     )

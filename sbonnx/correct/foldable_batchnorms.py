@@ -95,8 +95,8 @@ class NormalizedLayer:
             scale = qparams.scale.astype(np.float64) * (along if qparams.spec.block_size is not None else factor)
             stored = scale.astype(self.scale_type).astype(qparams.scale.dtype)
             return Change(constants, {self.site.key: replace(qparams, scale=stored)})
-        known = solution.constants.get(self.weight.name)
-        weight = _values(self.weight) if known is None else known
+        corrected = solution.constants.get(self.weight.name)
+        weight = _values(self.weight) if corrected is None else corrected
         constants[self.weight.name] = (weight.astype(np.float64) * along).astype(weight.dtype)
         return Change(constants, {})
 
@@ -140,10 +140,10 @@ class Norm:
         with np.errstate(divide="ignore", invalid="ignore"):
             spread = np.where(moves, (variance + epsilon) / factor**2 - epsilon, variance)
             centre = np.where(moves, mean - (shift + (factor - 1) * beta) / (factor * g), mean)
-        made = {}
+        tensors = {}
         for tensor, values in zip(self.node.inputs[3:5], (centre, np.maximum(spread, 0.0)), strict=True):
-            made[tensor.name] = values.astype(_values(tensor).dtype)
-        return Change(made, {})
+            tensors[tensor.name] = values.astype(_values(tensor).dtype)
+        return Change(tensors, {})
 
 
 Tunable = NormalizedLayer | Norm
@@ -156,7 +156,7 @@ def tunables(graph: Graph, plan: Plan, solution: Solution) -> tuple[list[Tunable
     members = Counter(site.group for site in plan.sites)
     shared = {group for group, count in members.items() if count > 1}
     biases = biases_of(graph)
-    found: list[Tunable] = []
+    norms: list[Tunable] = []
     refusals: list[Refusal] = []
     said = set()
     for scope, body in scopes(graph):
@@ -165,20 +165,20 @@ def tunables(graph: Graph, plan: Plan, solution: Solution) -> tuple[list[Tunable
             if normal is None or not (node.op in LINEAR or node.op == "BatchNormalization"):
                 continue
             said.add(normal.node)
-            made = (
+            tunable = (
                 _tunable(node, normal, biases, sites, shared, plan)
                 if scope == ""
                 else Reason("in-branch", "it is in a branch")
             )
-            if isinstance(made, Reason):
-                refusals.append(Refusal(WHAT, normal.node, made))
+            if isinstance(tunable, Reason):
+                refusals.append(Refusal(WHAT, normal.node, tunable))
                 continue
-            found.append(made)
-            if made.why_fixed is not None:
-                refusals.append(Refusal(MEAN_ALONE, normal.node, made.why_fixed))
+            norms.append(tunable)
+            if tunable.why_fixed is not None:
+                refusals.append(Refusal(MEAN_ALONE, normal.node, tunable.why_fixed))
     why = Reason("norm-was-folded", "it was folded into the layer after it, whose inputs have no scales of their own")
     lost = dict.fromkeys(normal.node for normal in normals.values() if normal.node not in said)
-    return found, [*refusals, *(Refusal(WHAT, name, why) for name in lost)]
+    return norms, [*refusals, *(Refusal(WHAT, name, why) for name in lost)]
 
 
 def _tunable(

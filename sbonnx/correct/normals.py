@@ -29,16 +29,16 @@ def record_normals(graph: Graph) -> int:
     Returns:
         number of batch normalizations with known parameters.
     """
-    found: dict[str, Normal] = {}
+    normals: dict[str, Normal] = {}
     counted = 0
     for _, body in scopes(graph):
         for node in body.nodes:
             normal = normal_of(node)
             counted += normal is not None
-            normal = _scaled(node, found) if normal is None else normal
+            normal = _scaled(node, normals) if normal is None else normal
             if normal is not None:
-                found[node.outputs[0].name] = normal
-    graph.info.normals = found
+                normals[node.outputs[0].name] = normal
+    graph.info.normals = normals
     return counted
 
 
@@ -91,10 +91,10 @@ def own_statistics(graph: Graph) -> tuple[str, ...]:
 
 def _scaled(node: Node, known: Mapping[str, Normal]) -> Normal | None:
     """Return the spread of a known tensor after Mul, Add, Sub or Div with a constant per channel, else None."""
-    found = [(tensor, index) for index, tensor in enumerate(node.inputs) if tensor.name in known]
-    if len(found) != 1 or len(node.inputs) != 2:
+    inputs_known = [(tensor, index) for index, tensor in enumerate(node.inputs) if tensor.name in known]
+    if len(inputs_known) != 1 or len(node.inputs) != 2:
         return None
-    tensor, index = found[0]
+    tensor, index = inputs_known[0]
     map_ = channel_map(node, tensor, index, len(known[tensor.name].mean))
     return None if map_ is None else known[tensor.name].through(map_.scale, map_.shift)
 

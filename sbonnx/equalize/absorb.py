@@ -21,13 +21,13 @@ WHAT: Final = "absorb bias"
 
 def before_relus(traced: Traced) -> dict[str, int]:
     """Return tensors whose minimum per channel is needed, with their channel axis: outputs read only by a Relu."""
-    found = {}
+    axes = {}
     for weight in traced.weights:
         tensor = weight.node.outputs[0]
         uses = readers(tensor)
         if len(uses) == 1 and uses[0][0].op == "Relu" and shape(tensor) is not None and _has_bias(weight):
-            found[tensor.name] = 1
-    return found
+            axes[tensor.name] = 1
+    return axes
 
 
 def _has_bias(weight: Weight) -> bool:

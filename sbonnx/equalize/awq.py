@@ -123,58 +123,58 @@ def awq(graph: Graph, layers: Mapping[str, Aware], *, multiply: bool = True) -> 
     editor = ConstantEditor(graph)
     multiplied: list[tuple[_ProductSet, Array]] = []
     ends = query.output_names(graph)
-    for one in _sets(graph, layers):
-        last = next((node.name for node in one.nodes if node.outputs[0].name in ends), None)
+    for product_set in _sets(graph, layers):
+        last = next((node.name for node in product_set.nodes if node.outputs[0].name in ends), None)
         if last is not None:
-            refusals.append(Refusal(STEP, one.tensor.name, Reason("awq-output", f"'{last}' {WRITES_OUTPUT}")))
+            refusals.append(Refusal(STEP, product_set.tensor.name, Reason("awq-output", f"'{last}' {WRITES_OUTPUT}")))
             continue
-        s, share = _search(one, layers)
+        s, share = _search(product_set, layers)
         if s is None:
             refusals.append(
                 Refusal(
                     STEP,
-                    one.tensor.name,
+                    product_set.tensor.name,
                     Reason("no-scale-lowers-error", f"no scale lowers the error below {WORTH:.0%}"),
                 )
             )
             continue
-        groups = _groups(traced, one, len(s))
+        groups = _groups(traced, product_set, len(s))
         if groups is not None and not taken[groups].any():
             log[groups] = np.log(s)
             taken[groups] = True
-            done.append(Scaled(one.tensor.name, share, False))
+            done.append(Scaled(product_set.tensor.name, share, False))
         elif multiply:
-            multiplied.append((one, s))
-            done.append(Scaled(one.tensor.name, share, True))
+            multiplied.append((product_set, s))
+            done.append(Scaled(product_set.tensor.name, share, True))
         else:
             refusals.append(
                 Refusal(
                     STEP,
-                    one.tensor.name,
+                    product_set.tensor.name,
                     Reason("no-constant-absorbs-scale", "no constant before it absorbs the scale"),
                 )
             )
     why = apply(graph, traced, np.exp(log))
     if why is not None:
-        refusals += [Refusal(STEP, one.tensor, why) for one in done if not one.multiplied]
-        done = [one for one in done if one.multiplied]
-    for one, s in multiplied:
-        _multiply(one, s, editor)
+        refusals += [Refusal(STEP, product_set.tensor, why) for product_set in done if not product_set.multiplied]
+        done = [product_set for product_set in done if product_set.multiplied]
+    for product_set, s in multiplied:
+        _multiply(product_set, s, editor)
     edit.sort(graph)
     return done, refusals
 
 
 def _sets(graph: Graph, layers: Mapping[str, Aware]) -> list[_ProductSet]:
     """Group the products by the tensor that they read, in order."""
-    found: dict[int, tuple[Tensor, Body, list[Node]]] = {}
+    products: dict[int, tuple[Tensor, Body, list[Node]]] = {}
     for _, body in query.scopes(graph):
         for node in body.nodes:
             aware = layers.get(node.name)
             if aware is None or node.op not in MATRIX_PRODUCTS or aware.moments.layout.groups != 1:
                 continue
             tensor = node.inputs[1 - LINEAR[node.op].weight]
-            found.setdefault(id(tensor), (tensor, body, []))[2].append(node)
-    return [_ProductSet(tensor, body, tuple(nodes)) for tensor, body, nodes in found.values()]
+            products.setdefault(id(tensor), (tensor, body, []))[2].append(node)
+    return [_ProductSet(tensor, body, tuple(nodes)) for tensor, body, nodes in products.values()]
 
 
 def _weight(node: Node) -> Array:
@@ -183,12 +183,12 @@ def _weight(node: Node) -> Array:
     return values
 
 
-def _search(one: _ProductSet, layers: Mapping[str, Aware]) -> tuple[Array | None, float]:
+def _search(product_set: _ProductSet, layers: Mapping[str, Aware]) -> tuple[Array | None, float]:
     """Search the best scale of a tensor, float64 (K,), and the remaining error share; None if the gain is too small."""
     size = np.zeros(0)
     wide = np.zeros(0)
     parts = []
-    for node in one.nodes:
+    for node in product_set.nodes:
         aware = layers[node.name]
         matrix = aware.moments.layout.matrices(_weight(node)).astype(np.float32)[0]
         a = aware.moments.a[0]
@@ -209,7 +209,7 @@ def _search(one: _ProductSet, layers: Mapping[str, Aware]) -> tuple[Array | None
     error, form, step = min(tried(form, step) for form in (0, 1) for step in range(COARSE, GRID + 1, COARSE))
     length = COARSE // 2
     while length:
-        near = [tried(form, one) for one in (step - length, step + length) if 0 < one <= GRID]
+        near = [tried(form, strength) for strength in (step - length, step + length) if 0 < strength <= GRID]
         error, form, step = min((error, form, step), *near)
         length //= 2
     return (_candidate(size, wide, form, step), error / base) if error < WORTH * base else (None, 1.0)
@@ -219,8 +219,8 @@ def _candidate(size: Array, wide: Array, form: int, step: int) -> Array:
     """Return a candidate scale, centred on 1: from inputs only (form 0), or from inputs and weights (form 1)."""
     share = step / GRID
     s = size**share / (wide ** (1 - share) if form else 1.0)
-    found: Array = np.clip(s / np.sqrt(s.max() * s.min()), 1 / LARGEST, LARGEST)
-    return found
+    scales: Array = np.clip(s / np.sqrt(s.max() * s.min()), 1 / LARGEST, LARGEST)
+    return scales
 
 
 def _error(aware: Aware, matrix: Array, a: Array, s: Array | None) -> float:
@@ -316,12 +316,12 @@ def scale_by_activations(
         for number, some in enumerate(_passes(layers, budget)):
             samples.options.progress.start(f"scaling by activations, pass {number + 1}", samples.data.count)
             seen = watched(some, two_streams=False, rows=lambda layer: ROWS, seed=0)
-            sums = [one for one in seen if isinstance(one, Watched)]
+            sums = [watched_input for watched_input in seen if isinstance(watched_input, Watched)]
             sum_inputs(graph, sums, units)
             aware = {
-                layer.node.name: Aware(one.moments(layer), _fake_quant(layer.site, plan.scale_rule))
-                for one in sums
-                for layer in one.layers
+                layer.node.name: Aware(watched_input.moments(layer), _fake_quant(layer.site, plan.scale_rule))
+                for watched_input in sums
+                for layer in watched_input.layers
             }
             done, declined = awq(graph, aware, multiply=not plan.of_role("activation"))
             scaled += done

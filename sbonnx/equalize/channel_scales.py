@@ -28,13 +28,13 @@ def apply(graph: Graph, traced: Traced, scales: Array, *, clips: Clips = "channe
     """
     s = scales[traced.groups.of]
     editor = ConstantEditor(graph)
-    made = [weight.scaled(s[weight.inputs], s[weight.outputs]) for weight in traced.weights]
+    scaled = [weight.scaled(s[weight.inputs], s[weight.outputs]) for weight in traced.weights]
     vectors = [_scaled(vector, s) for vector in traced.vectors]
-    for (values, bias), weight in zip(made, traced.weights, strict=True):
+    for (values, bias), weight in zip(scaled, traced.weights, strict=True):
         largest = float(np.finfo(weight.values.dtype.type).max)
         if not all(np.abs(array).max(initial=0) <= largest for array in (values, bias) if array is not None):
             return Reason("scaled-weight-not-finite", f"the weight or bias of '{weight.node.name}' would not be finite")
-    for weight, (values, bias) in zip(traced.weights, made, strict=True):
+    for weight, (values, bias) in zip(traced.weights, scaled, strict=True):
         if (s[weight.inputs] != 1).any() or (s[weight.outputs] != 1).any():
             edit = ConstantEdit("channels", inputs=s[weight.inputs], outputs=s[weight.outputs])
             weight.set_values(values, editor, edit)

@@ -60,9 +60,9 @@ def cross_layer_scales(traced: Traced, normals: Mapping[str, Normal]) -> Array:
     limit = np.log(LARGEST)
     for _ in range(SWEEPS):
         before = log.copy()
-        for one in sets:
-            step = _step(one, log, len(log))
-            log[one.free] = np.clip(log[one.free] + step, -limit, limit)
+        for channel_set in sets:
+            step = _step(channel_set, log, len(log))
+            log[channel_set.free] = np.clip(log[channel_set.free] + step, -limit, limit)
         if not len(log) or np.abs(log - before).max() < CLOSE:
             break
     return np.exp(log)
@@ -169,15 +169,15 @@ def _sets(layers: list[_Layer], fixed: Array) -> list[_ChannelSet]:
                 parent[other] = number
             owner[side] = number
     roots = np.array([root(number) for number in parent], np.int64)
-    found = []
+    sets = []
     for number in np.unique(roots).tolist():
         mine = (owner >= 0) & (roots[owner] == number) if len(roots) else owner >= 0
         free = np.flatnonzero(mine & ~fixed)
         makers = tuple(layer for layer in layers if mine[layer.outputs].any())
         readers = tuple(layer for layer in layers if mine[layer.inputs].any())
         if len(free) and makers and readers:
-            found.append(_ChannelSet(free, makers, readers))
-    return found
+            sets.append(_ChannelSet(free, makers, readers))
+    return sets
 
 
 def _step(one: _ChannelSet, log: Array, groups: int) -> Array:

@@ -89,9 +89,9 @@ def channel_ranges(
     samples = samples.uncached
     with Calibrator(graph, Plan(sites), samples.options) as calibrator:
         calibrator.observe_all(samples)
-        found = calibrator.sketches()
+        sketches = calibrator.sketches()
     return {
-        name: Bounds(sketch.lo, sketch.hi) for (name, _), sketch in found.items() if sketch.samples and sketch.finite
+        name: Bounds(sketch.lo, sketch.hi) for (name, _), sketch in sketches.items() if sketch.samples and sketch.finite
     }
 
 
@@ -128,15 +128,15 @@ def equalize(graph: Graph, settings: Equalization) -> Equalized:
 
 def wanted_ranges(graph: Graph, settings: Equalization) -> dict[str, int]:
     """Return the tensors whose range per channel `equalize_measured` needs, each with its channel axis."""
-    found: dict[str, int] = {}
+    axes: dict[str, int] = {}
     if not settings.needs_ranges:
-        return found
+        return axes
     traced = trace(graph, RULES, settings.clip)
     if settings.smooth is not None:
-        found.update(smooth.wanted(traced, settings.smooth, only_after_norms=settings.only_after_norms))
+        axes.update(smooth.wanted(traced, settings.smooth, only_after_norms=settings.only_after_norms))
     if settings.absorb_bias:
-        found.update(before_relus(traced))
-    return found
+        axes.update(before_relus(traced))
+    return axes
 
 
 def equalize_measured(graph: Graph, settings: Equalization, ranges: Mapping[str, Bounds]) -> Equalized:
@@ -165,18 +165,23 @@ def _smooth(graph: Graph, settings: Equalization, maxima: Mapping[str, Array], d
         done = Equalized(done.fired)  # nobody asked for the layers that it does not suit
     traced = trace(graph, RULES, settings.clip)
     fed = smooth.pinned_products(traced)
-    for one in fed:
-        found = maxima.get(one.tensor.name)
+    for fed_products in fed:
+        channel_maxima = maxima.get(fed_products.tensor.name)
         why = Reason("not-reached", "its inputs were not measured: no sample reached it")
-        if found is not None:
+        if channel_maxima is not None:
             why = Reason(
                 "channels-have-similar-ranges",
                 "its channels have similar ranges: a Mul before it would gain too little",
             )
-            if smooth.put_mul(graph, one, found, product, per_channel=settings.per_channel, editor=editor) is not None:
-                done.fired += [Fired(SMOOTH_MUL, weight.node.name) for weight in one.weights]
+            if (
+                smooth.put_mul(
+                    graph, fed_products, channel_maxima, product, per_channel=settings.per_channel, editor=editor
+                )
+                is not None
+            ):
+                done.fired += [Fired(SMOOTH_MUL, weight.node.name) for weight in fed_products.weights]
                 continue
-        done.refusals += [Refusal(SMOOTH, weight.node.name, why) for weight in one.weights]
+        done.refusals += [Refusal(SMOOTH, weight.node.name, why) for weight in fed_products.weights]
     if fed:
         sort(graph)
         traced = trace(graph, RULES, settings.clip)

@@ -68,14 +68,14 @@ def _add(trace: ScaleTrace, node: Node, body: Body) -> None:
     if place is not None:
         _add_constant(trace, node, place)
         return
-    one, other = (trace.known(tensor) for tensor in node.inputs)
-    if one is None or other is None:
+    left, right = (trace.known(tensor) for tensor in node.inputs)
+    if left is None or right is None:
         trace.refuse(
             node, Reason("reads-unscaled-tensor", f"{node.op} '{node.name}' reads another tensor that is not scaled")
         )
         return
     why = Reason("reads-unscaled-channels", f"{node.op} '{node.name}' reads channels that are not scaled")
-    trace.give(node.outputs[0], trace.ids.unite(one, other, why))
+    trace.give(node.outputs[0], trace.ids.unite(left, right, why))
 
 
 def _add_constant(trace: ScaleTrace, node: Node, place: int) -> None:
@@ -105,9 +105,9 @@ def _mul(trace: ScaleTrace, node: Node, body: Body) -> None:
     """A gate passes the scale of its factor; a constant vector has a scale itself; a scalar changes nothing."""
     place = next((index for index, tensor in enumerate(node.inputs) if constant(tensor) is not None), None)
     if place is None:
-        known = [ids for ids in map(trace.known, node.inputs) if ids is not None]
-        if len(known) == 1:
-            trace.give(node.outputs[0], known[0])
+        traced_ids = [ids for ids in map(trace.known, node.inputs) if ids is not None]
+        if len(traced_ids) == 1:
+            trace.give(node.outputs[0], traced_ids[0])
         else:
             trace.refuse(node)
         return

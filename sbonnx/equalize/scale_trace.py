@@ -65,9 +65,9 @@ class Weight:
     @property
     def values(self) -> Array:
         """The current weight."""
-        found = constant(self.node.inputs[self.layer.index])
-        assert found is not None
-        return found
+        weight = constant(self.node.inputs[self.layer.index])
+        assert weight is not None
+        return weight
 
     @property
     def bias(self) -> Array | None:
@@ -87,12 +87,12 @@ class Weight:
         if index < len(self.node.inputs) and self.node.inputs[index].name:
             editor.replace(self.node, index, values, ConstantEdit("is", values))
             return
-        made = add_constant(self.body, added_bias(self.node.name), values, editor.names)
-        editor.edits[made.name] = (ConstantEdit("is", values),)
+        bias = add_constant(self.body, added_bias(self.node.name), values, editor.names)
+        editor.edits[bias.name] = (ConstantEdit("is", values),)
         if index < len(self.node.inputs):  # optional input with an empty name
-            replace_input(self.node, index, made)
+            replace_input(self.node, index, bias)
         else:
-            self.node.inputs.append(made)
+            self.node.inputs.append(bias)
 
     def scaled(self, before: Array, after: Array) -> tuple[Array, Array | None]:
         """Return weight and bias, float64, times `before` (in channels,) and over `after` (out channels,)."""

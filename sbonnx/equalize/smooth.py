@@ -33,17 +33,17 @@ def wanted(traced: Traced, strengths: Strengths, *, only_after_norms: bool) -> d
     Args:
         only_after_norms: none in a network in which no product reads a normalization.
     """
-    found: dict[str, int] = {}
+    axes: dict[str, int] = {}
     if only_after_norms and not any(map(_reads_norm, traced.weights)):
-        return found
+        return axes
     for weight in traced.weights:
         if _strength(weight, strengths) is None:
             continue
         tensor = weight.node.inputs[0]
         axis = _axis(weight)
         if axis is not None and (_free(weight, traced) or is_pinned_product(weight, traced)):
-            found.setdefault(tensor.name, axis)
-    return found
+            axes.setdefault(tensor.name, axis)
+    return axes
 
 
 def smooth_scales(traced: Traced, maxima: Mapping[str, Array], strengths: Strengths, *, per_channel: bool) -> Array:
@@ -70,11 +70,11 @@ def smooth_scales(traced: Traced, maxima: Mapping[str, Array], strengths: Streng
     size = len(groups.fixed)
     inputs, weights, share = np.zeros(size), np.zeros(size), np.ones(size)
     for weight in traced.weights:
-        found, strength = maxima.get(weight.node.inputs[0].name), _strength(weight, strengths)
-        if found is None or strength is None or not _free(weight, traced):
+        input_maxima, strength = maxima.get(weight.node.inputs[0].name), _strength(weight, strengths)
+        if input_maxima is None or strength is None or not _free(weight, traced):
             continue
         of = groups.of[weight.inputs]
-        np.maximum.at(inputs, of, found)
+        np.maximum.at(inputs, of, input_maxima)
         np.maximum.at(weights, of, columns(weight, per_channel=per_channel))
         if not (per_channel and is_depthwise(weight)):
             share[of] = strength
@@ -93,8 +93,8 @@ def columns(weight: Weight, *, per_channel: bool) -> Array:
     if per_channel:
         top = full.max((2, 3), keepdims=True, initial=0.0)
         full = np.divide(full, top, out=np.zeros_like(full), where=top > 0)
-    found: Array = full.max((1, 3)).reshape(-1)
-    return found.astype(np.float64)
+    largest: Array = full.max((1, 3)).reshape(-1)
+    return largest.astype(np.float64)
 
 
 def is_depthwise(weight: Weight) -> bool:
@@ -159,11 +159,11 @@ def _strength(weight: Weight, strengths: Strengths) -> float | None:
 
 def pinned_products(traced: Traced) -> tuple[Fed, ...]:
     """Return the candidates for `put_mul`, in order."""
-    found: dict[int, list[Weight]] = {}
+    by_tensor: dict[int, list[Weight]] = {}
     for weight in traced.weights:
         if is_pinned_product(weight, traced):
-            found.setdefault(id(weight.node.inputs[0]), []).append(weight)
-    return tuple(Fed(weights[0].node.inputs[0], tuple(weights)) for weights in found.values())
+            by_tensor.setdefault(id(weight.node.inputs[0]), []).append(weight)
+    return tuple(Fed(weights[0].node.inputs[0], tuple(weights)) for weights in by_tensor.values())
 
 
 def put_mul(
@@ -177,12 +177,12 @@ def put_mul(
     Returns:
         s, float64 (channels,); None if the gain would be too small.
     """
-    found = np.max([columns(weight, per_channel=per_channel) for weight in fed.weights], axis=0)
-    alive = (maxima > 0) & (found > 0)
+    weight_maxima = np.max([columns(weight, per_channel=per_channel) for weight in fed.weights], axis=0)
+    alive = (maxima > 0) & (weight_maxima > 0)
     if not alive.any():
         return None
     log = np.zeros(len(maxima))
-    log[alive] = strength * np.log(maxima[alive]) - (1 - strength) * np.log(found[alive])
+    log[alive] = strength * np.log(maxima[alive]) - (1 - strength) * np.log(weight_maxima[alive])
     log[alive] -= log[alive].mean()
     log = np.clip(log, -np.log(LARGEST), np.log(LARGEST))
     if np.ptp(log) < np.log(PAYS):

@@ -74,14 +74,14 @@ class RegionTrials:
     def entries(self, nodes: Collection[str]) -> list[str]:
         """Return the tensors that `nodes` read and do not compute, in the order of the graph; no constants."""
         members = [node for node in self._graph.nodes if node.name in nodes]
-        made = {tensor.name for node in members for tensor in node.outputs}
+        computed = {tensor.name for node in members for tensor in node.outputs}
         read = {
             tensor.name
             for node in members
             for tensor in query.dependencies(node)
             if not isinstance(tensor, Constant) and tensor.name
         }
-        return sorted(read - made)
+        return sorted(read - computed)
 
     def can_enter(self, nodes: Collection[str]) -> bool:
         """Return whether `nodes` can run as a model: the types of all tensors that they read are known."""
@@ -95,8 +95,8 @@ class RegionTrials:
     def run(self, network: Quantized, tensors: Sequence[str] = ()) -> list[Values]:
         """Return the judged tensors and `tensors` of the quantized network, by sample."""
         wanted = list(dict.fromkeys([*self._ends, *(name for name in tensors if name not in self._inputs)]))
-        found = self._run(self._piece(network, self._inputs, wanted), self._feeds, wanted)
-        return [{**feed, **values} for feed, values in zip(self._feeds, found, strict=True)]
+        results = self._run(self._piece(network, self._inputs, wanted), self._feeds, wanted)
+        return [{**feed, **values} for feed, values in zip(self._feeds, results, strict=True)]
 
     def run_after(self, network: Quantized, nodes: Collection[str], known: Sequence[Values]) -> list[Values]:
         """Return the judged tensors of a quantized network that differs from a known one in `nodes` only.
@@ -105,12 +105,12 @@ class RegionTrials:
             nodes: the nodes that differ, with all nodes after them.
             known: of the known network: the judged tensors and the entries of `nodes`, by sample.
         """
-        made = {tensor.name for name in nodes for tensor in self._nodes[name].outputs}
-        ends = [name for name in self._ends if name in made]
+        computed = {tensor.name for name in nodes for tensor in self._nodes[name].outputs}
+        ends = [name for name in self._ends if name in computed]
         entries = self.entries(nodes)
         piece = self._piece(network, entries, ends)
-        found = self._run(piece, [{name: one[name] for name in entries} for one in known], ends)
-        return [{**before, **values} for before, values in zip(known, found, strict=True)]
+        results = self._run(piece, [{name: values[name] for name in entries} for values in known], ends)
+        return [{**before, **values} for before, values in zip(known, results, strict=True)]
 
     def error(self, found: Sequence[Values]) -> EndError:
         """Compare the judged tensors with float."""

@@ -110,8 +110,8 @@ def protect(
     options = samples.options
     search = _RegionSearch(graph, layout, RegionTrials(graph, layout.ends, feeds, options.device), replan, time_of)
     options.progress.start("outputs by region", None)
-    taken, found, before, after = search.run(network)
-    return Protected(found.plan, found.solution, _note(layout, taken, before, after, len(feeds)))
+    taken, best, before, after = search.run(network)
+    return Protected(best.plan, best.solution, _note(layout, taken, before, after, len(feeds)))
 
 
 @dataclass
@@ -128,11 +128,12 @@ class _RegionSearch:
         """Return the regions taken, the network with them in float, and the errors before and after."""
         taken: list[_Trial] = []
         entries = {name for region in self.layout.regions for name in self.trials.entries(self._changed(region.nodes))}
-        known = self.trials.run(network, sorted(entries))
-        first = last = self.trials.error(known)
+        tensors = self.trials.run(network, sorted(entries))
+        first = last = self.trials.error(tensors)
         while last.sqnr_db < CLEAN_DB:
             trials = [
-                self._trial(region, [one.region for one in taken], network, known, last) for region in self._open(taken)
+                self._trial(region, [taken_region.region for taken_region in taken], network, tensors, last)
+                for region in self._open(taken)
             ]
             paying = [trial for trial in trials if trial is not None and trial.excess_db > 0]
             if not paying:
@@ -142,7 +143,7 @@ class _RegionSearch:
             network, last = best.network, best.error
             if not self._open(taken):
                 break
-            known = self.trials.run(network, sorted(entries))
+            tensors = self.trials.run(network, sorted(entries))
         return taken, network, first, last
 
     def _open(self, taken: Sequence[_Trial]) -> list[HeadRegion]:
@@ -167,9 +168,9 @@ class _RegionSearch:
         """
         plan = self.replan(
             {
-                name: Reason("head-worth-float", REASON.format(one.name))
-                for one in (*taken, region)
-                for name in one.nodes
+                name: Reason("head-worth-float", REASON.format(float_region.name))
+                for float_region in (*taken, region)
+                for name in float_region.nodes
             }
         )
         solution = restricted(network, plan, self.graph)
@@ -192,11 +193,11 @@ def restricted(network: Quantized, plan: Plan, graph: Graph) -> Solution | None:
     Scales stay, also of groups that lost members. Layers whose weight is float again get their own biases back.
     Return None if the plan has a site that the known plan does not have.
     """
-    known = {_identity(site, network.plan): site.key for site in network.plan.sites}
+    keys = {_identity(site, network.plan): site.key for site in network.plan.sites}
     identities = {site.key: _identity(site, plan) for site in plan.sites}
-    if not known.keys() >= set(identities.values()):
+    if not keys.keys() >= set(identities.values()):
         return None
-    old = {key: known[identity] for key, identity in identities.items()}
+    old = {key: keys[identity] for key, identity in identities.items()}
     solution = network.solution
 
     def kept(values: Mapping[str, Any]) -> dict[str, Any]:

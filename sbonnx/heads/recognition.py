@@ -84,8 +84,8 @@ def head_layout(graph: Graph) -> HeadLayout | None:
             HeadRegion("neck and head with the layers before", _with_layers_before(neck | flow.head, flow, nodes))
         )
     regions += _stems(flow, nodes)
-    inside = [HeadRegion(one.name, one.nodes & nodes.keys()) for one in regions]
-    return HeadLayout(kind, tuple(one for one in inside if one.nodes), ends, flow)
+    inside = [HeadRegion(region.name, region.nodes & nodes.keys()) for region in regions]
+    return HeadLayout(kind, tuple(region for region in inside if region.nodes), ends, flow)
 
 
 def _kind(flow: Flow, predictions: list[str], nodes: dict[str, Node]) -> str | None:
@@ -133,8 +133,8 @@ def _neck(flow: Flow, nodes: dict[str, Node]) -> frozenset[str]:
         name
         for name, node in nodes.items()
         if (node.op in RESIZES or node.op == "ConvTranspose")
-        and any(flow.is_linear(each) for each in flow.before([name]))
-        and any(flow.is_linear(each) for each in flow.after([name]))
+        and any(flow.is_linear(linear) for linear in flow.before([name]))
+        and any(flow.is_linear(linear) for linear in flow.after([name]))
     ]
     return flow.after(ups).union(ups) if ups else frozenset()
 
@@ -168,7 +168,7 @@ def _ends(graph: Graph) -> tuple[str, ...]:
     for node in graph.nodes:
         if node.op in SELECTS or any(tensor.name in picked for tensor in query.dependencies(node)):
             picked.update(tensor.name for tensor in node.outputs)
-    found: dict[str, None] = {}
+    tensors: dict[str, None] = {}
     seen: set[str] = set()
     waiting = list(reversed(graph.outputs))
     while waiting:
@@ -180,8 +180,8 @@ def _ends(graph: Graph) -> tuple[str, ...]:
         if before:
             waiting.extend(reversed(before))
         elif query.dtype(tensor) == np.dtype(np.float32) and query.producer(tensor) is not None:
-            found[tensor.name] = None
-    return tuple(found)
+            tensors[tensor.name] = None
+    return tuple(tensors)
 
 
 def _joined(tensor: Tensor, picked: set[str]) -> Iterator[Tensor]:

@@ -111,24 +111,24 @@ class EncoderDecoderFeeds:
         for number, feed in enumerate(self.data):
             states = next(iter(encoder.run(feed, number).values()))
             mask = feed.get("attention_mask")
-            known = {
+            values = {
                 "encoder_hidden_states": states,
                 "encoder_attention_mask": np.ones(states.shape[:2], np.int64) if mask is None else mask,
             }
             if number not in self._decoded:
-                self._decoded[number] = self._decode(decoder, known, number)
+                self._decoded[number] = self._decode(decoder, values, number)
             ids = self._decoded[number]
             if not has_past or BRANCH in target.inputs:
-                yield target.feed({**known, **_step(ids, 0)})
+                yield target.feed({**values, **_step(ids, 0)})
             if has_past:
                 place = 1 + number % (ids.shape[1] - 1)
-                outputs = decoder.run(decoder.feed({**known, **_step(ids[:, :place], 0)}), number)
+                outputs = decoder.run(decoder.feed({**values, **_step(ids[:, :place], 0)}), number)
                 past = {
                     f"{PAST}{name.removeprefix(PRESENT)}": value
                     for name, value in outputs.items()
                     if name.startswith(PRESENT)
                 }
-                yield target.feed({**known, **past, **_step(ids[:, place : place + 1], place)})
+                yield target.feed({**values, **past, **_step(ids[:, place : place + 1], place)})
 
     def _decode(self, decoder: _Model, known: Mapping[str, Array], number: int) -> Array:
         """Return token ids (N, tokens) of greedy decoding, at least 2 tokens for each sample."""
@@ -179,8 +179,8 @@ class _Model:
         Raises:
             DataError: an input is not known.
         """
-        found = {name: known[name] for name in self.inputs if name in known}
-        for name in self.inputs.keys() - found.keys():
+        values = {name: known[name] for name in self.inputs if name in known}
+        for name in self.inputs.keys() - values.keys():
             if not name.startswith(PAST):
                 raise DataError(
                     f"'{self.path}' has an input '{name}' which decoding does not compute: give data for each file, "
@@ -188,8 +188,8 @@ class _Model:
                 )
             batch = len(known["encoder_hidden_states"])
             shape = [batch, *(size if isinstance(size, int) else 0 for size in self.inputs[name][1:])]
-            found[name] = np.zeros(shape, known["encoder_hidden_states"].dtype)
-        return found
+            values[name] = np.zeros(shape, known["encoder_hidden_states"].dtype)
+        return values
 
     def run(self, feed: Mapping[str, Array], number: int) -> dict[str, Array]:
         names = [value.name for value in self.session.get_outputs()]

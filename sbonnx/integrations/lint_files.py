@@ -36,10 +36,12 @@ def main(arguments: Sequence[str]) -> int:
             text = ci_formats.github(findings, path)
             print(text, end="\n" if text else "")
         else:
-            for found in findings:
-                where = found.node or found.tensor
-                print(f"{path}: {found.severity} {found.rule} at '{where}': {found.why}. To fix it: {found.mend}.")
-        if any(found.severity in failing for found in findings):
+            for finding in findings:
+                where = finding.node or finding.tensor
+                print(
+                    f"{path}: {finding.severity} {finding.rule} at '{where}': {finding.why}. To fix it: {finding.mend}."
+                )
+        if any(finding.severity in failing for finding in findings):
             code = max(code, 1)
     return code
 

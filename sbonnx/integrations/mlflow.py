@@ -95,11 +95,11 @@ def _flat(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any
 
 def _figures(values: Mapping[str, Any]) -> dict[str, float]:
     """Return the finite numbers of counts and metrics by dotted name; rows of outputs and models by their name."""
-    found = {f"counts.{_name(key)}": value for key, value in values["counts"].items()}
-    found |= dict(_numbers(values["metrics"]))
+    figures = {f"counts.{_name(key)}": value for key, value in values["counts"].items()}
+    figures |= dict(_numbers(values["metrics"]))
     return {
         name: float(value)
-        for name, value in found.items()
+        for name, value in figures.items()
         if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     }
 

@@ -76,11 +76,11 @@ def label_of(
         )
     if wanted is not None and wanted not in labels:
         raise DataError(f"{metric}: the data has no labels '{wanted}': there are {names}")
-    known = [wanted] if wanted is not None else [name for name in labels if name.lower() in usual]
-    if len(known) != 1:
-        state = f"are {names}" if not known else f"are several candidates, {', '.join(map(repr, known))}"
+    candidates = [wanted] if wanted is not None else [name for name in labels if name.lower() in usual]
+    if len(candidates) != 1:
+        state = f"are {names}" if not candidates else f"are several candidates, {', '.join(map(repr, candidates))}"
         raise DataError(f"{metric}: which array holds the labels? There {state}: name it with --labels")
-    return known[0], labels[known[0]]
+    return candidates[0], labels[candidates[0]]
 
 
 def only_label(labels: Mapping[str, Any], wanted: str | None, metric: str) -> Array:
@@ -90,10 +90,10 @@ def only_label(labels: Mapping[str, Any], wanted: str | None, metric: str) -> Ar
         DataError: there are none, several, or they are not numbers.
     """
     name, values = label_of(labels, wanted, metric)
-    found = np.asarray(values)
-    if found.dtype.kind not in "fiub":
-        raise DataError(f"{metric}: the labels '{name}' are no numbers but {found.dtype}: give class numbers")
-    return found
+    numbers = np.asarray(values)
+    if numbers.dtype.kind not in "fiub":
+        raise DataError(f"{metric}: the labels '{name}' are no numbers but {numbers.dtype}: give class numbers")
+    return numbers
 
 
 def class_scores(output: Array, metric: str) -> Array:
@@ -147,8 +147,8 @@ def probabilities(rows: Array) -> Array:
     given = (rows >= 0).all(1) & (np.abs(rows.sum(1) - 1) < SUM_ERROR)
     with np.errstate(invalid="ignore"):
         powers = np.exp(rows - rows.max(1, keepdims=True))
-    found: Array = np.where(given[:, None], rows, powers / powers.sum(1, keepdims=True))
-    return found
+    shares: Array = np.where(given[:, None], rows, powers / powers.sum(1, keepdims=True))
+    return shares
 
 
 def joined(parts: list[Array]) -> Array:

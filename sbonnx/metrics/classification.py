@@ -169,10 +169,10 @@ class Auc:
             return float("nan")
         if not self._sorted:
             self._sorted.extend(_sort(scores[:, place]) for place in range(scores.shape[1]))
-        one = scores.shape[1] == 1
+        single_score = scores.shape[1] == 1
         areas = []
         for number, (order, groups, _) in enumerate(self._sorted):
-            positive = (truth == (1 if one else number))[order]
+            positive = (truth == (1 if single_score else number))[order]
             up = np.bincount(groups, counts[order] * positive)
             down = np.bincount(groups, counts[order] * ~positive)
             if up.sum() and down.sum():

@@ -114,14 +114,14 @@ class SquaredError:
     def add(self, outputs: Mapping[str, Array], labels: Mapping[str, Any]) -> None:
         name = "psnr" if self.ratio else "mse"
         output, given = only_output(outputs, self.output, name), only_label(labels, self.labels, name)
-        shapes = [tuple(size for size in one.shape[1:] if size != 1) for one in (output, given)]
+        shapes = [tuple(size for size in array.shape[1:] if size != 1) for array in (output, given)]
         if output.ndim == 0 or given.ndim == 0 or len(output) != len(given) or shapes[0] != shapes[1]:
             raise DataError(
                 f"{name} takes labels of the output's shape: it is {shown(output)}, they are {shown(given)}"
             )
         if self.ratio:
             self._peak = max(self._peak, _peak(given))
-        flat = [one.reshape(len(one), -1).astype(np.float64) for one in (output, given)]
+        flat = [array.reshape(len(array), -1).astype(np.float64) for array in (output, given)]
         self._errors.append(((flat[0] - flat[1]) ** 2).mean(1))
 
     def value(self, weights: Array | None = None) -> float:

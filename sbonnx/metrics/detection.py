@@ -75,10 +75,10 @@ class MeanAveragePrecision:
     _ranked: dict[int, tuple[Array, Array]] = field(default_factory=dict)
 
     def add(self, outputs: Mapping[str, Array], labels: Mapping[str, Any]) -> None:
-        found = detections(outputs)
-        wanted = true_boxes(labels, len(found), self.labels)
+        predicted = detections(outputs)
+        wanted = true_boxes(labels, len(predicted), self.labels)
         self._ranked.clear()
-        for image, true in zip(found, wanted, strict=True):
+        for image, true in zip(predicted, wanted, strict=True):
             for number in np.unique(np.concatenate([image.classes, true.classes])):
                 self._add_class(int(number), image, true)
             self.count += 1
@@ -125,16 +125,16 @@ def _average_precision(ranked: tuple[Array, Array], counts: Array, total: float,
     weights = counts[images]
     hit = np.cumsum(hits * weights, axis=1)
     miss = np.cumsum(~hits * weights, axis=1)
-    found = []
+    precisions = []
     for row, wrong in zip(hit, miss, strict=True):
         if not len(row):
-            found.append(0.0)
+            precisions.append(0.0)
             continue
         precision = row / np.maximum(row + wrong, np.spacing(1))
         envelope = np.maximum.accumulate(precision[::-1])[::-1]
         places = np.searchsorted(row / total, RECALLS, side="left")
-        found.append(float(envelope[places[places < len(row)]].sum()) / len(RECALLS))
-    return float(np.sum(found)) / thresholds
+        precisions.append(float(envelope[places[places < len(row)]].sum()) / len(RECALLS))
+    return float(np.sum(precisions)) / thresholds
 
 
 def overlaps(one: Array, other: Array) -> Array:
@@ -144,8 +144,8 @@ def overlaps(one: Array, other: Array) -> Array:
     shared = np.clip(high - low, 0, None).prod(2)
     areas = [np.clip(boxes[:, 2:] - boxes[:, :2], 0, None).prod(1) for boxes in (one, other)]
     union = areas[0][:, None] + areas[1][None] - shared
-    found: Array = np.divide(shared, union, out=np.zeros_like(shared), where=union > 0)
-    return found
+    shares: Array = np.divide(shared, union, out=np.zeros_like(shared), where=union > 0)
+    return shares
 
 
 def match(iou: Array, thresholds: tuple[float, ...]) -> Array:
@@ -210,7 +210,7 @@ def detections(outputs: Mapping[str, Array]) -> list[Boxes]:
         (rows,) = arrays.values()
         if rows.shape[-1:] == (6,) and rows.ndim in (2, 3):
             batch = rows[None] if rows.ndim == 2 else rows
-            return [_boxes(one[:, :4], one[:, 5], one[:, 4]) for one in batch.astype(np.float64)]
+            return [_boxes(image[:, :4], image[:, 5], image[:, 4]) for image in batch.astype(np.float64)]
     boxes, scores, classes = (_ending(arrays, names) for names in (("boxes", "box"), ("scores", "score"), CLASS_NAMES))
     if boxes is None or scores is None or classes is None:
         listed = ", ".join(f"'{name}' {shown(value)}" for name, value in arrays.items())
@@ -222,10 +222,14 @@ def detections(outputs: Mapping[str, Array]) -> list[Boxes]:
         boxes = boxes[..., [1, 0, 3, 2]]
     if boxes.ndim == 2:
         boxes, scores, classes = boxes[None], scores[None], classes[None]
-    scores, classes = (one[..., 0] if one.ndim == 3 and one.shape[2] == 1 else one for one in (scores, classes))
+    scores, classes = (
+        array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array for array in (scores, classes)
+    )
     if boxes.ndim != 3 or boxes.shape[2] != 4 or not boxes.shape[:2] == scores.shape == classes.shape:
-        found = ", ".join(shown(one) for one in (boxes, scores, classes))
-        raise DataError(f"map takes boxes (images, boxes, 4), scores and classes (images, boxes), and they are {found}")
+        shapes = ", ".join(shown(array) for array in (boxes, scores, classes))
+        raise DataError(
+            f"map takes boxes (images, boxes, 4), scores and classes (images, boxes), and they are {shapes}"
+        )
     valid = _ending(arrays, ("num_detections", "num_dets"))
     lengths = [boxes.shape[1]] * len(boxes) if valid is None else [int(one) for one in valid.reshape(-1)]
     return [
@@ -236,12 +240,12 @@ def detections(outputs: Mapping[str, Array]) -> list[Boxes]:
 
 def _ending(arrays: Mapping[str, Array], endings: tuple[str, ...]) -> Array | None:
     """Return the only array whose name is one of these words, or ends with it after a separator; None without one."""
-    found = [
+    names = [
         value
         for name, value in arrays.items()
         if any(name.lower() == word or name.lower().endswith((f"_{word}", f"/{word}", f".{word}")) for word in endings)
     ]
-    return found[0] if len(found) == 1 else None
+    return names[0] if len(names) == 1 else None
 
 
 def _boxes(corners: Array, classes: Array, scores: Array) -> Boxes:

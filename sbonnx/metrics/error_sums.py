@@ -75,9 +75,9 @@ class ErrorSum:
         with np.errstate(invalid="ignore"):  # inf - inf
             signal, noise, gone = energy(ref), energy(ref - val), 0
         if not math.isfinite(noise):
-            known = np.isfinite(ref)
-            good = known & np.isfinite(val)
-            gone = int((known & ~good).sum())
+            finite = np.isfinite(ref)
+            good = finite & np.isfinite(val)
+            gone = int((finite & ~good).sum())
             ref, val = ref[good], val[good]
             signal, noise = energy(ref), energy(ref - val)
         self.not_finite += gone
@@ -141,9 +141,9 @@ def errors_by_feed(sums: Sequence[ErrorSum]) -> Array | None:
     inf if it is not finite; None if no tensor has a finite signal other than 0.
     """
     rows = []
-    for one in sums:
-        signal = sum(part[0] for part in one.parts) / max(len(one.parts), 1)
+    for error_sum in sums:
+        signal = sum(part[0] for part in error_sum.parts) / max(len(error_sum.parts), 1)
         if 0 < signal < math.inf:
-            noise = np.array([part[1] for part in one.parts])
+            noise = np.array([part[1] for part in error_sum.parts])
             rows.append(np.where(np.isfinite(noise), noise, np.inf) / signal)
     return np.mean(rows, axis=0) if rows else None

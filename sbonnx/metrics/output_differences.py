@@ -112,7 +112,7 @@ def _accumulate(sums: _Sums, reference: Array, value: Array, counted: Array, cou
 def _row_energies(reference: Array, value: Array) -> Array:
     """Compute the energy of each row and of its error, shape (2, rows)."""
     rows = reference.shape[0] if reference.ndim else 1
-    return np.stack([(one.reshape(rows, -1) ** 2).sum(1) for one in (reference, reference - value)])
+    return np.stack([(values.reshape(rows, -1) ** 2).sum(1) for values in (reference, reference - value)])
 
 
 def _spread_db(energies: Array) -> float:
@@ -181,5 +181,5 @@ def loss_of(outputs: Sequence[OutputDifference], kind: LossKind, losses: Sequenc
 
 def changed_share(outputs: Sequence[OutputDifference]) -> float | None:
     """Return the share of samples whose largest class differs, of the worst output; None without classes."""
-    votes = [one.agreement for one in outputs if one.agreement is not None]
+    votes = [output.agreement for output in outputs if output.agreement is not None]
     return 1 - min(votes) if votes else None

@@ -58,15 +58,15 @@ def with_accuracy_levels(solution: Solution, graph: Graph, plan: Plan, samples: 
     Raises:
         DataError, ModelError: the float model cannot run on the data.
     """
-    found = level_errors(graph, plan, solution, samples)
-    lost = {name: errors for name, errors in found.items() if errors.inputs > errors.weights}
+    layer_errors = level_errors(graph, plan, solution, samples)
+    lost = {name: errors for name, errors in layer_errors.items() if errors.inputs > errors.weights}
     if not lost:
         return solution
     worst = max(lost, key=lambda name: lost[name].inputs / max(lost[name].weights, np.finfo(np.float64).tiny))
     note = Note(
         "accuracy-level",
-        f"{len(lost)} of {len(found)} products with 4-bit weights compute in float32 (accuracy level 1): rounding "
-        f"their inputs to int8 would add more error than their weights have, most at '{worst}'",
+        f"{len(lost)} of {len(layer_errors)} products with 4-bit weights compute in float32 (accuracy level 1): "
+        f"rounding their inputs to int8 would add more error than their weights have, most at '{worst}'",
     )
     return replace(solution, levels=dict.fromkeys(lost, FLOAT32), notes=(*solution.notes, note))
 

@@ -61,13 +61,13 @@ def measured_magnitudes(observer: Calibrator) -> dict[str, Magnitudes]:
 
 def _floats(graph: Graph) -> list[tuple[str, str]]:
     """Return (scope, tensor) of every float32 variable that a node of the graph reads or writes, without duplicates."""
-    found: dict[str, str] = {}
+    scope_of: dict[str, str] = {}
     for scope, body in scopes(graph):
-        made = [tensor for node in body.nodes for tensor in node.outputs]
-        for tensor in [*body.inputs, *made]:
+        computed = [tensor for node in body.nodes for tensor in node.outputs]
+        for tensor in [*body.inputs, *computed]:
             if tensor.name and isinstance(tensor, Variable) and dtype(tensor) == np.dtype(np.float32):
-                found.setdefault(tensor.name, scope)
-    return [(scope, name) for name, scope in found.items()]
+                scope_of.setdefault(tensor.name, scope)
+    return [(scope, name) for name, scope in scope_of.items()]
 
 
 def magnitudes_of(sketch: Sketch) -> Magnitudes:

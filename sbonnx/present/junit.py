@@ -46,12 +46,12 @@ def junit(report: BatchReport) -> str:
     if started:
         suite.set("timestamp", started[: len("2000-01-01T00:00:00")])  # without a time zone, as the schemas require
     properties = ElementTree.SubElement(suite, "properties")
-    known = {
+    shown = {
         "sbonnx.version": report.version,
         "finished": report.finished,
         "seconds of all jobs": f"{work:.3f}",
     }
-    for key, value in known.items():
+    for key, value in shown.items():
         ElementTree.SubElement(properties, "property", {"name": key, "value": text(value)})
     suite.extend(cases)
     ElementTree.indent(root)

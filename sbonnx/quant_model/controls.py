@@ -38,22 +38,22 @@ class LayerControls(PipelineSteps):
             LifeCycleError: there are scales already.
         """
         for layer in find_layers(self, name):
-            for one in _sides(side):
-                self._set_keys(layer, one, {"QUANTIZER": {"BIT": bit}})
+            for half in _sides(side):
+                self._set_keys(layer, half, {"QUANTIZER": {"BIT": bit}})
 
     def enable_quant(self, name: str, side: Sides = "both") -> None:
         """Apply the quantizers of layers in the simulated forward, until the next `set_quant`. Args: see `set_bit`."""
         for layer in find_layers(self, name):
-            for one in _sides(side):
-                self._switch(layer, one, on=True)
+            for half in _sides(side):
+                self._switch(layer, half, on=True)
 
     def disable_quant(self, name: str, side: Sides = "both") -> None:
         """Skip the quantizers of layers in the simulated forward, until the next `set_quant`; exported files still
         have them. Args: see `set_bit`.
         """
         for layer in find_layers(self, name):
-            for one in _sides(side):
-                self._switch(layer, one, on=False)
+            for half in _sides(side):
+                self._switch(layer, half, on=False)
 
     def set_lastmodule_wbit(self, bit: int = 8) -> None:
         """Set the bit width of the last linear layer's weight: LAST_BITS.W of the recipe."""

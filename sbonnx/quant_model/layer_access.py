@@ -171,10 +171,10 @@ class TensorQuantizer:
         """
         ends = (float(np.min(np.asarray(min_val))), float(np.max(np.asarray(max_val))))
         site, plan = self._one_range, self.model.prepared.plan
-        self.model._set_ranges(self.layer, {one.tensor: ends for one in self.sites()})
+        self.model._set_ranges(self.layer, {planned.tensor: ends for planned in self.sites()})
         bounds = Bounds(*(np.asarray(end, np.float32) for end in ends))
-        found = params_from_bounds(bounds, site.spec, rule=plan.scale_rule)
-        return found.scale, found.zero_point
+        params = params_from_bounds(bounds, site.spec, rule=plan.scale_rule)
+        return params.scale, params.zero_point
 
     def enable_quant(self) -> None:
         """Apply this quantizer in the simulated forward, overriding `set_quant`, until the next `set_quant`."""
@@ -252,10 +252,10 @@ class TensorQuantizer:
             RecipeError: the side stays float.
         """
         solution = self.model._solved(f"{self.layer.name}.{self.side}_quantizer.qparams")
-        found = solution.qparams.get(self._planned.key)
-        if found is None:
+        params = solution.qparams.get(self._planned.key)
+        if params is None:
             raise RecipeError(f"the {self.side} of '{self.layer.name}' stays float: calibration found no range for it")
-        return found
+        return params
 
     @property
     def scale(self) -> Array:
@@ -352,15 +352,15 @@ def find_layers(model: PipelineSteps, name: str, *, single: bool = False) -> lis
     """
     layers = model.prepared.layers
     covers = matcher(f"node:{name}")
-    found = [ModuleCall(node, "", (node,)) for node in layers.names if covers.hits_node(node, "")] or layers.find(name)
-    if not found:
-        known = list(dict.fromkeys([*(layer.name for layer in layers.layers), *layers.names]))
-        close = ", ".join(map(repr, most_similar(name, known, count=3)))
+    calls = [ModuleCall(node, "", (node,)) for node in layers.names if covers.hits_node(node, "")] or layers.find(name)
+    if not calls:
+        names = list(dict.fromkeys([*(layer.name for layer in layers.layers), *layers.names]))
+        close = ", ".join(map(repr, most_similar(name, names, count=3)))
         raise RecipeError(f"the model has no layer '{name}'. Nearest: {close}")
-    several = candidates(name, found) or ([layer.path or layer.name for layer in found] if single else [])
+    several = candidates(name, calls) or ([layer.path or layer.name for layer in calls] if single else [])
     if len(several) > 1:
         raise RecipeError(f"'{name}' is the name of {len(several)} layers: {', '.join(several[:8])}. Write one of them")
-    return found
+    return calls
 
 
 def with_keys(model: PipelineSteps, nodes: Iterable[str], side: Side, keys: dict[str, Any]) -> Recipe:
@@ -371,13 +371,15 @@ def with_keys(model: PipelineSteps, nodes: Iterable[str], side: Side, keys: dict
     """
     name, recipe = "W" if side == "weight" else "A", model._recipe
     named = model._prepared.recipe.nodes_of(name)
-    ops = {one: node.op for one, node in node_by_name(model._prepared.graph).items()}
+    ops = {change: node.op for change, node in node_by_name(model._prepared.graph).items()}
     half = recipe.w if side == "weight" else recipe.a
     entries = []
     for node in nodes:
-        matching = (one for _, pattern, one in changes(half) if changed(pattern, node, ops.get(node, ""), "", named))
-        known = next((one.to_keys(given=True) for one in matching), {})
-        entries.append({pattern_of(node, "node"): overlay(known, keys)})
+        matching = (
+            change for _, pattern, change in changes(half) if changed(pattern, node, ops.get(node, ""), "", named)
+        )
+        earlier = next((change.to_keys(given=True) for change in matching), {})
+        entries.append({pattern_of(node, "node"): overlay(earlier, keys)})
     return load(recipe, overrides={f"{name}.SPECIFIC": [*entries, *recipe.to_dict()[name]["SPECIFIC"]]})
 
 

@@ -46,10 +46,10 @@ def as_arrays(values: Mapping[str, Any]) -> dict[str, Any]:
 def as_tensors(values: Mapping[str, Any]) -> Any:
     """Convert a mapping to torch tensors: a single tensor for one value, else a tuple."""
     torch = torch_module()
-    made = tuple(
+    tensors = tuple(
         value if is_tensor(value) else torch.from_numpy(np.ascontiguousarray(value)) for value in values.values()
     )
-    return made[0] if len(made) == 1 else made
+    return tensors[0] if len(tensors) == 1 else tensors
 
 
 def mse(quantized: Array, reference: Array) -> float:

@@ -107,7 +107,7 @@ def _rename(graph: Graph, tensors: Sequence[Tensor], names: Sequence[str], what:
     fresh = Names(graph)
     for name in names:
         for tensor in query.all_tensors(graph):
-            if tensor.name == name and id(tensor) not in {id(one) for one in tensors}:
+            if tensor.name == name and id(tensor) not in {id(renamed) for renamed in tensors}:
                 if id(tensor) in interface:
                     raise RecipeError(f"{what}_names: '{name}' is the name of another input or output")
                 tensor.name = fresh.fresh(f"{name}_inner")
@@ -146,12 +146,12 @@ def _set_axes(graph: Graph, feeds: Mapping[str, Array], wanted: DynamicAxes) -> 
     if changed:
         _infer_again(graph)
     for tensor in graph.outputs:
-        known = query.shape(tensor)
-        if known is not None:
+        shape = query.shape(tensor)
+        if shape is not None:
             named = axes.get(tensor.name, {})
             tensor.shape = tuple(
                 named.get(axis, sizes.get(size, size) if isinstance(size, str) else size)
-                for axis, size in enumerate(known)
+                for axis, size in enumerate(shape)
             )
     if freed:
         _prove(graph, freed, feeds)
@@ -167,12 +167,12 @@ def _axes_of(interface: Mapping[str, Tensor], name: str, chosen: Mapping[int, st
         raise RecipeError(f"dynamic_axes: the model has no input or output '{name}'; it has {', '.join(interface)}")
     rank = query.rank(interface[name])
     named = dict(chosen) if isinstance(chosen, Mapping) else {axis: f"{name}_dynamic_axes_{axis}" for axis in chosen}
-    found: dict[int, str] = {}
+    names_by_axis: dict[int, str] = {}
     for axis, text in named.items():
         if not isinstance(axis, int) or (rank is not None and not -rank <= axis < rank):
             raise RecipeError(f"dynamic_axes: '{name}' has {rank} axes, and there is no axis {axis}")
-        found[axis % rank if rank else axis] = str(text)
-    return found
+        names_by_axis[axis % rank if rank else axis] = str(text)
+    return names_by_axis
 
 
 def _infer_again(graph: Graph) -> None:
@@ -188,9 +188,9 @@ def _infer_again(graph: Graph) -> None:
     shapes = {value.name: read_type(value.type)[1] for value in inferred.graph.output}
     for tensor in graph.outputs:
         rank = query.rank(tensor)
-        found = shapes.get(tensor.name)
-        if found is not None or rank is not None:
-            tensor.shape = found if found is not None else (None,) * (rank or 0)
+        inferred_shape = shapes.get(tensor.name)
+        if inferred_shape is not None or rank is not None:
+            tensor.shape = inferred_shape if inferred_shape is not None else (None,) * (rank or 0)
 
 
 def _prove(graph: Graph, freed: Mapping[str, Mapping[int, str]], feeds: Mapping[str, Array]) -> None:

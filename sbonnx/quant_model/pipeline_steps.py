@@ -231,7 +231,7 @@ class PipelineSteps:
         self._tuning = kept = FeedBuffer(self.prepared.graph)
         try:
             yield
-            made = tune_norms(
+            tuned = tune_norms(
                 self.prepared.graph,
                 self.prepared.plan,
                 solution,
@@ -241,7 +241,7 @@ class PipelineSteps:
         finally:
             kept.close()
             self._tuning = None
-        self.solution = made
+        self.solution = tuned
         self.set_quant(*self._quant)
 
     # --- running ------------------------------------------------------------------------------------
@@ -339,8 +339,8 @@ def _checked_fusions(names: Sequence[str]) -> tuple[str, ...]:
     Raises:
         RecipeError: unknown fusion.
     """
-    known = [*(pattern.name for pattern in patterns.FUSE), FUSED_AWAY]
+    fusions = [*(pattern.name for pattern in patterns.FUSE), FUSED_AWAY]
     for name in names:
-        if name not in known:
-            raise RecipeError(f"custom_fuse_list: there is no fusion '{name}'; there are: {', '.join(known)}")
+        if name not in fusions:
+            raise RecipeError(f"custom_fuse_list: there is no fusion '{name}'; there are: {', '.join(fusions)}")
     return tuple(names)

@@ -160,18 +160,18 @@ class SharedData:
     def add_node(self, name: str, inputs: Sequence[str | None]) -> None:
         """Register a node and the nodes that it reads, which must be registered first."""
         self.output_degrees.setdefault(name, 0)
-        self.edges[name] = [one for one in inputs if one is not None]
-        for one in self.edges[name]:
-            self.output_degrees[one] = self.output_degrees.get(one, 0) + 1
+        self.edges[name] = [edge for edge in inputs if edge is not None]
+        for edge in self.edges[name]:
+            self.output_degrees[edge] = self.output_degrees.get(edge, 0) + 1
 
     def finish_node(self, name: str) -> None:
         """Mark a node as finished and release outputs without remaining readers."""
-        for one in self.edges[name]:
-            self.output_degrees[one] -= 1
-        for one in (*self.edges[name], name):
-            if self.output_degrees.get(one) == 0:
-                del self.output_degrees[one]
-                self.outputs.pop(one, None)
+        for edge in self.edges[name]:
+            self.output_degrees[edge] -= 1
+        for edge in (*self.edges[name], name):
+            if self.output_degrees.get(edge) == 0:
+                del self.output_degrees[edge]
+                self.outputs.pop(edge, None)
 
     def set_output(self, name: str, value: Any) -> None:
         """Store the output of a node."""
@@ -208,16 +208,18 @@ class SharedData:
             batch: index into outputs that are lists of batches.
         """
         if isinstance(args, str):
-            found = self.outputs.get(args)
-            value = real_input if found is None else found
+            stored = self.outputs.get(args)
+            value = real_input if stored is None else stored
             return value if batch is None else value[batch]
         if isinstance(args, Mapping):
             inputs = real_input or {}
-            return {name: self.extract_node_args(one, inputs.get(name), batch) for name, one in args.items()}
+            return {name: self.extract_node_args(arg, inputs.get(name), batch) for name, arg in args.items()}
         if isinstance(args, (list, tuple)):
             given = real_input if real_input is not None else [None] * len(args)
-            made = [self.extract_node_args(one, known, batch) for one, known in zip(args, given, strict=False)]
-            return tuple(made) if isinstance(args, tuple) else made
+            values = [
+                self.extract_node_args(arg, given_value, batch) for arg, given_value in zip(args, given, strict=False)
+            ]
+            return tuple(values) if isinstance(args, tuple) else values
         return args
 
     extract_node_kwargs = extract_node_args

@@ -99,33 +99,33 @@ def walk_branches(graph: Graph, plan: Plan, units: CanonicalSamples, walked: Str
             refusals += [Refusal(WHAT, name, IDLE) for name in nodes]
             continue
         with canonical_samples(_samples(graph, model, units), units.options) as selected:
-            found = walk(model.graph, model.plan, selected)
-        shared = _shared_biases(graph, plan, found, keys)
-        walked = _merged(walked, replace(found, constants={**found.constants, **shared}), keys)
+            walked_branch = walk(model.graph, model.plan, selected)
+        shared = _shared_biases(graph, plan, walked_branch, keys)
+        walked = _merged(walked, replace(walked_branch, constants={**walked_branch.constants, **shared}), keys)
     return replace(walked, refusals=(*walked.refusals, *refusals))
 
 
 def _sites_of_scopes(graph: Graph, plan: Plan) -> dict[str, dict[str, Site]]:
     """Return the weight sites whose rounding looks at inputs by name of the node that reads them, by scope."""
     read = {reader: site for site in plan.of_role("weight") if looks_at_inputs(site) for reader in site.readers}
-    found: dict[str, dict[str, Site]] = {}
+    by_scope: dict[str, dict[str, Site]] = {}
     for path, body in scopes(graph):
         for node in body.nodes if path and read else ():
             site = read.get(Reader(node.name, LINEAR[node.op].weight)) if node.op in LINEAR else None
             if site is not None:
-                found.setdefault(path, {})[node.name] = site
-    return found
+                by_scope.setdefault(path, {})[node.name] = site
+    return by_scope
 
 
 def _models(
     graph: Graph, plan: Plan, waiting: Mapping[str, Mapping[str, Site]]
 ) -> tuple[list[BranchModel], list[Refusal]]:
     """Return the branches of the main graph as models, and refusals for the layers of all other scopes."""
-    known = {branch.scope: branch for branch in branches(graph) if not branch.outer}
+    by_path = {branch.scope: branch for branch in branches(graph) if not branch.outer}
     models, refusals = [], []
     for scope, nodes in waiting.items():
         why = LOOP
-        branch = known.get(scope)
+        branch = by_path.get(scope)
         if branch is not None and branch.never:
             why = IDLE
         elif branch is not None:
@@ -153,18 +153,18 @@ def _counts(graph: Graph, models: list[BranchModel], units: CanonicalSamples) ->
     """Return the number of samples that select each branch, by scope."""
     counts = {model.branch.scope: 0 for model in models}
     conditions = [model.branch.condition for model in models]
-    for unit, known in run_float(graph, conditions, units, lambda _, known: known):
+    for unit, values in run_float(graph, conditions, units, lambda _, values: values):
         for model in models:
-            counts[model.branch.scope] += unit.samples * model.selected(known)
+            counts[model.branch.scope] += unit.samples * model.selected(values)
     return counts
 
 
 def _samples(graph: Graph, model: BranchModel, units: CanonicalSamples) -> Iterator[Sample]:
     """Yield the samples that select a branch, with its outer variables as feeds."""
     names = [model.branch.condition, *model.reads]
-    for unit, known in run_float(graph, names, units, lambda _, known: known):
-        if model.selected(known):
-            yield replace(unit, feed={name: np.asarray(known[name]) for name in model.reads})
+    for unit, values in run_float(graph, names, units, lambda _, values: values):
+        if model.selected(values):
+            yield replace(unit, feed={name: np.asarray(values[name]) for name in model.reads})
 
 
 def _shared_biases(graph: Graph, plan: Plan, found: StreamResult, keys: Collection[str]) -> dict[str, Array]:

@@ -138,32 +138,32 @@ class LayerFitter:
 
     def take(self, sums: Sequence[Seen]) -> None:
         """Round the weights of layers whose moments are complete, and correct their biases."""
-        for one in sums:
-            choices = [self._choice(one, layer) for layer in one.layers]
-            if isinstance(one, Watched):
-                one.alike = len({(chosen.centred, chance) for chosen, chance in choices}) == 1
-            for layer, choice in zip(one.layers, choices, strict=True):
+        for layer_sums in sums:
+            choices = [self._choice(layer_sums, layer) for layer in layer_sums.layers]
+            if isinstance(layer_sums, Watched):
+                layer_sums.alike = len({(chosen.centred, chance) for chosen, chance in choices}) == 1
+            for layer, choice in zip(layer_sums.layers, choices, strict=True):
                 try:
-                    self._take(one, layer, choice)
+                    self._take(layer_sums, layer, choice)
                     self._store(layer)
                 except NumericError as error:
                     why = Reason("moments-failed", f"{error}: its weight goes to the nearest codes")
                     self.refusals.append(Refusal(WHAT, layer.node.name, why))
                 self._moments.pop(layer.site.key, None)
-            one.release()
+            layer_sums.release()
 
     def _restored(self, layer: Layer) -> bool:
         """Restore a layer from the cache; return whether it was there."""
-        found = None if self.stored is None else self.stored.load(layer.key)
-        if found is not None:
-            restore_layer(self.numbers, self.gains, layer, found)
-        return found is not None
+        stored = None if self.stored is None else self.stored.load(layer.key)
+        if stored is not None:
+            restore_layer(self.numbers, self.gains, layer, stored)
+        return stored is not None
 
     def _store(self, layer: Layer) -> None:
         """Store a rounded layer in the cache."""
-        found = {} if self.stored is None else stored_layer(self.numbers, self.gains, layer)
-        if found and self.stored is not None:
-            self.stored.save(layer.key, found)
+        arrays = {} if self.stored is None else stored_layer(self.numbers, self.gains, layer)
+        if arrays and self.stored is not None:
+            self.stored.save(layer.key, arrays)
 
     def _choice(self, one: Seen, layer: Layer) -> tuple[Compensation, float]:
         """Return what a layer compensates, and by how much its correlations shrink: by parts of the moments."""
@@ -217,16 +217,16 @@ class LayerFitter:
             slices, given = list(output_slices(moments.layout, qparams)), self.numbers.bounds[site.key]
             parts = [
                 search_bounds(
-                    weight[one.index],
+                    weight[output_slice.index],
                     site.spec,
-                    Bounds(np.asarray(given.lo[one.scales]), np.asarray(given.hi[one.scales])),
-                    moments.with_layout(one.layout),
+                    Bounds(np.asarray(given.lo[output_slice.scales]), np.asarray(given.hi[output_slice.scales])),
+                    moments.with_layout(output_slice.layout),
                     self.plan.scale_rule,
                     by="nearest" if choice.name == "nearest" else "gptq",
                     scale_dtype=scale_type(tensor, self.plan),
                     least=limits_for(self.plan, tensor).least,
                 )
-                for one in slices
+                for output_slice in slices
             ]
             ends = ([getattr(part, end) for part in parts] for end in ("lo", "hi"))
             self.numbers.limit(site, Bounds(*(joined(slices, end, scales=True) for end in ends)))
@@ -234,10 +234,10 @@ class LayerFitter:
         rounder = ROUNDERS[choice.name]
         if (rounder.moves_scales and not free) or (not rounder.keeps_zeros and kept_zeros(weight) is not None):
             choice = RoundingChoice("gptq")
-        found = round_in_slices(make_rounder(choice.name, choice.arguments), weight, qparams, moments)
-        if found.loss is not None and found.nearest is not None:
-            self.gains[site.key] = Gain(choice.name, found.loss, found.nearest)
-        return found.codes, found.qparams
+        rounded = round_in_slices(make_rounder(choice.name, choice.arguments), weight, qparams, moments)
+        if rounded.loss is not None and rounded.nearest is not None:
+            self.gains[site.key] = Gain(choice.name, rounded.loss, rounded.nearest)
+        return rounded.codes, rounded.qparams
 
     def _correct(self, layer: Layer, means: Means, held: Sequence[tuple[Array, Array]]) -> None:
         """Add the mean error to the bias, unless typical ones of the rows `held` lose by it."""

@@ -149,13 +149,13 @@ def in_budget(
     If the errors of the inputs do not fit, a layer is fitted to its quantized inputs alone (`Layer.alone`). If these do
     not fit either, it is rounded to nearest.
     """
-    found, refusals = [], []
+    fitting, refusals = [], []
     for layer in layers:
         sizes = []
-        for one in (layer, replace(layer, alone=True)) if two_streams else (layer,):
-            sizes.append(one.bytes_of_moments(two_streams=two_streams, hold_out=hold_out))
+        for variant in (layer, replace(layer, alone=True)) if two_streams else (layer,):
+            sizes.append(variant.bytes_of_moments(two_streams=two_streams, hold_out=hold_out))
             if sizes[-1] <= memory:
-                found.append(one)
+                fitting.append(variant)
                 break
         if sizes[0] <= memory:
             continue
@@ -172,7 +172,7 @@ def in_budget(
             ),
         )
         refusals.append(Refusal(WHAT, layer.node.name, why))
-    return found, refusals
+    return fitting, refusals
 
 
 @dataclass
@@ -334,10 +334,10 @@ def _keep_held(rows: HeldRows | None, value: Array, quantized: Array | None, sam
     """Keep rows of those samples that belong to the hold-out set."""
     if rows is None or quantized is None:
         return
-    each = len(value) // len(samples)
+    rows_a_sample = len(value) // len(samples)
     for place, sample in enumerate(samples):
         if is_held(sample):
-            part = slice(place * each, (place + 1) * each)
+            part = slice(place * rows_a_sample, (place + 1) * rows_a_sample)
             rows.add(value[part], quantized[part], sample=sample)
 
 
@@ -357,19 +357,19 @@ def watched(
         resolution: returns the resolution of the input of a layer, see `Watched`.
         hold_out: number of samples of the hold-out set, which are accumulated separately; 0: there is none.
     """
-    found: dict[object, Seen] = {}
+    by_input: dict[object, Seen] = {}
     for layer in layers:
         inputs = [
             (use.tensor, None if use.reads is None else use.reads.key, _one_output(use.geometry)) for use in layer.uses
         ]
         key = (*inputs, layer.rounds, layer.alone)
-        name = f"{layer.tensor}/{len(found)}"
-        if key in found:
-            found[key].layers.append(layer)
+        name = f"{layer.tensor}/{len(by_input)}"
+        if key in by_input:
+            by_input[key].layers.append(layer)
         elif not layer.rounds:
             means = MeanSums(layer.geometry, two_streams=two_streams)
             rows_held = HeldRows(layer.geometry, samples=hold_out, seed=seed) if hold_out else None
-            found[key] = WatchedMeans(name, [layer], means, rows_held, resolution(layer))
+            by_input[key] = WatchedMeans(name, [layer], means, rows_held, resolution(layer))
         else:
             sums = [
                 MomentSums(
@@ -387,8 +387,8 @@ def watched(
             if hold_out and not layer.alone:
                 sums[1].share_errors(sums[0])
                 seen.rows = HeldRows(layer.geometry, samples=hold_out, seed=seed)
-            found[key] = seen
-    return list(found.values())
+            by_input[key] = seen
+    return list(by_input.values())
 
 
 def _one_output(geometry: Geometry) -> Geometry:

@@ -83,9 +83,11 @@ def walk_rounding(
             walk.through_stages(inputs)
         else:
             walk.in_float(layers, lambda _, value: value)
-    found = fit.numbers
+    numbers = fit.numbers
     declined = (*refusals, *large, *fit.refusals)
-    return StreamResult(found.bounds, found.codes, found.scales, found.moved, found.constants, fit.gains, declined)
+    return StreamResult(
+        numbers.bounds, numbers.codes, numbers.scales, numbers.moved, numbers.constants, fit.gains, declined
+    )
 
 
 @dataclass
@@ -114,11 +116,11 @@ class _LayerwiseRounding:
         readers = frozenset(Reader(layer.node.name, layer.index) for layer in self.layers)
         late = readers | (quantized_reads(self.fit.plan) if moves else frozenset())
         observed = list(dict.fromkeys([*sites, *(layer.tensor for layer in self.layers)]))
-        made = {tensor.name for node in self.graph.nodes for tensor in node.outputs}
-        segments = staged(self.graph, [name for name in observed if name in made], late)
+        computed = {tensor.name for node in self.graph.nodes for tensor in node.outputs}
+        segments = staged(self.graph, [name for name in observed if name in computed], late)
         self.units.options.progress.start("rounding by input activations", self.units.feeds)
         # layers that read model inputs, which are equal in both streams except for their quantization
-        sums = self.fit.watch([layer for layer in self.layers if layer.tensor not in made])
+        sums = self.fit.watch([layer for layer in self.layers if layer.tensor not in computed])
         for unit in self.units if sums else ():
             for watched in sums:
                 (use,) = watched.uses
@@ -178,10 +180,12 @@ class _Stages(LayerVisitor[list[dict[str, Array]]]):
     def open(self, stack: ExitStack, number: int, segment: Segment) -> Sequence[LayerRunner | None]:
         """Open the float and the quantized stage, and start the sums and sketches of its outputs."""
         walk, numbers = self.walk, self.walk.fit.numbers
-        self.sums = walk.fit.watch([one for one in walk.layers if one.tensor in segment.observed])
+        self.sums = walk.fit.watch(
+            [watched_input for watched_input in walk.layers if watched_input.tensor in segment.observed]
+        )
         requests = requests_of([site for name in segment.observed for site in self.sites.get(name, ())], numbers.ways)
         self.sketches = {key: request.sketch(key[1]) for key, request in requests.items()}
-        self.tensors = {one.name: one.uses[0].tensor for one in self.sums}
+        self.tensors = {watched_input.name: watched_input.uses[0].tensor for watched_input in self.sums}
         self.wanted = list(dict.fromkeys([*self.tensors.values(), *(name for name, _ in self.sketches)]))
         pieces = (
             segment.model(walk.graph, numbers.tensors),
@@ -192,11 +196,15 @@ class _Stages(LayerVisitor[list[dict[str, Array]]]):
 
     def visit(self, number: int, unit: Sample, streams: Sequence[dict[str, Any]]) -> list[dict[str, Array]]:
         """Return the wanted tensors of both streams, and the inputs of the layers as the file quantizes them."""
-        plain, rounded = ({name: np.asarray(known[name]) for name in self.wanted if name in known} for known in streams)
+        plain, rounded = (
+            {name: np.asarray(tensors[name]) for name in self.wanted if name in tensors} for tensors in streams
+        )
         fed = {
-            one.name: self.walk.fit.fake_quant(one.uses[0].reads, rounded[self.tensors[one.name]])
-            for one in self.sums
-            if self.tensors[one.name] in rounded
+            watched_input.name: self.walk.fit.fake_quant(
+                watched_input.uses[0].reads, rounded[self.tensors[watched_input.name]]
+            )
+            for watched_input in self.sums
+            if self.tensors[watched_input.name] in rounded
         }
         return [plain, rounded, fed]
 
@@ -204,9 +212,13 @@ class _Stages(LayerVisitor[list[dict[str, Array]]]):
         """Add a sample to the sums and sketches."""
         plain, rounded, fed = result
         _check_finite(rounded, self.wanted, unit)
-        for one in self.sums:
-            if one.name in fed:
-                one.add(plain[self.tensors[one.name]], fed[one.name], [part.rank for part in unit.members])
+        for watched_input in self.sums:
+            if watched_input.name in fed:
+                watched_input.add(
+                    plain[self.tensors[watched_input.name]],
+                    fed[watched_input.name],
+                    [part.rank for part in unit.members],
+                )
         for key, sketch in self.sketches.items():
             for part, value in _by_sample(rounded[key[0]], unit):
                 sketch.observe(value, part.index, part.samples)

@@ -55,17 +55,17 @@ def stored_layer(numbers: QuantState, gains: Mapping[str, Gain], layer: Layer) -
     key = layer.site.key
     if key not in numbers.codes:
         return {}
-    found = {"codes": np.asarray(numbers.codes[key]), "scales": numbers.scales[key]}
+    arrays = {"codes": np.asarray(numbers.codes[key]), "scales": numbers.scales[key]}
     if key in numbers.bounds:
-        found |= {"lo": numbers.bounds[key].lo, "hi": numbers.bounds[key].hi}
+        arrays |= {"lo": numbers.bounds[key].lo, "hi": numbers.bounds[key].hi}
     if key in numbers.moved:
-        found |= {"scale": numbers.moved[key].scale, "zero_point": numbers.moved[key].zero_point}
+        arrays |= {"scale": numbers.moved[key].scale, "zero_point": numbers.moved[key].zero_point}
     if key in gains:
-        found["gain"] = np.asarray([gains[key].loss, gains[key].nearest])
-        found["rounding"] = np.frombuffer(gains[key].rounding.encode(), np.uint8)
+        arrays["gain"] = np.asarray([gains[key].loss, gains[key].nearest])
+        arrays["rounding"] = np.frombuffer(gains[key].rounding.encode(), np.uint8)
     if layer.bias is not None and layer.bias.name in numbers.constants:
-        found["bias"] = numbers.constants[layer.bias.name]
-    return found
+        arrays["bias"] = numbers.constants[layer.bias.name]
+    return arrays
 
 
 def restore_layer(numbers: QuantState, gains: dict[str, Gain], layer: Layer, found: Mapping[str, Array]) -> None:

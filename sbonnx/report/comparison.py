@@ -191,9 +191,9 @@ class Comparison(NotebookView, JsonValue):
 
     def notes(self) -> tuple[Note, ...]:
         """Warnings about outputs that pass the threshold, one sentence for each output, and levels left out."""
-        found = [text for error, text in self._unlike() if error.sqnr_db >= FAIR_DB]
+        notes = [text for error, text in self._unlike() if error.sqnr_db >= FAIR_DB]
         if self.slower:
-            found.insert(
+            notes.insert(
                 0,
                 Note(
                     "slower",
@@ -202,14 +202,14 @@ class Comparison(NotebookView, JsonValue):
             )
         grown = self.bytes_quantized - self.bytes_float
         if self.larger and grown > GROWN_BYTES:
-            found.append(
+            notes.append(
                 Note(
                     "larger",
                     f"{LARGER}: {self.size_ratio:.2f} times its size, {grown:,} bytes more{self._weights_left()}",
                 )
             )
         if self.saturating:
-            found.append(
+            notes.append(
                 Note(
                     "sums-of-other-cpu",
                     f"{len(self.saturating)} integer operators saturate on {self.cpu} and not on this CPU: their sums "
@@ -217,12 +217,12 @@ class Comparison(NotebookView, JsonValue):
                 )
             )
         if self.broken_in_float:
-            found.append(without_rewrites(self.broken_in_float))
+            notes.append(without_rewrites(self.broken_in_float))
         if self.levels_left_out:
             names = " and ".join(f"'{level}'" for level in self.levels_left_out)
             why = SATURATED if "off" in self.levels_left_out else LARGE_GRAPH
-            found.append(Note("levels-left-out", f"onnxruntime's levels {names} were not opened: {why}"))
-        return tuple(found)
+            notes.append(Note("levels-left-out", f"onnxruntime's levels {names} were not opened: {why}"))
+        return tuple(notes)
 
     def _weights_left(self) -> str:
         """Return which weights float operators read, as the end of a sentence; "" if not counted, or few are."""

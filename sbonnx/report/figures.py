@@ -289,8 +289,8 @@ class Kernels(JsonValue):
     def refusals(self) -> tuple[Refusal, ...]:
         """Return the ops left in float as refusals, for the report."""
         return tuple(
-            Refusal(STEP, one.node, Reason(one.why.code, f"{one.op} runs in float: {one.why}"))
-            for one in self.left_float
+            Refusal(STEP, kernel.node, Reason(kernel.why.code, f"{kernel.op} runs in float: {kernel.why}"))
+            for kernel in self.left_float
         )
 
     def summary(self) -> str:

@@ -376,8 +376,8 @@ def value_text(name: str, value: float, low: float, high: float, unit: str) -> s
 def interval_text(low: float, high: float, digits: str = ".3g", more: str = "") -> str:
     """Format an interval: `` (79.9 to 98.3)``; "" if it is unknown or narrower than the digits, except `more`."""
     ends = [f"{end:{digits}}" for end in (low, high)]
-    known = math.isfinite(low) and math.isfinite(high) and ends[0] != ends[1]
-    parts = [f"{ends[0]} to {ends[1]}"] if known else []
+    shown = math.isfinite(low) and math.isfinite(high) and ends[0] != ends[1]
+    parts = [f"{ends[0]} to {ends[1]}"] if shown else []
     parts += [more] if more else []
     return f" ({'; '.join(parts)})" if parts else ""
 
@@ -486,8 +486,8 @@ def speed_row(ratio: float, low: float, high: float, *, busy: bool) -> VerdictRo
         low, high: its 95 % interval; not finite if there were too few runs.
         busy: whether other processes used the processor.
     """
-    known, load = math.isfinite(low) and math.isfinite(high), BUSY if busy else ""
-    if not known:
+    measured, load = math.isfinite(low) and math.isfinite(high), BUSY if busy else ""
+    if not measured:
         return VerdictRow("??", f"speed unclear ({load or 'too few runs'})")
     if AS_FAST[0] <= low <= high <= AS_FAST[1] and not busy:
         return VerdictRow("=", f"as fast as float{interval_text(low, high)} on this CPU")

@@ -66,24 +66,24 @@ class AdaQuant(AdaQuantKeys, Rounder):
         """
         problem = _LayerProblem(grid, moments, _Sharing.of(qparams, moments), qparams)
         nearest = grid.nearest()
-        found = problem.state(nearest, problem.given)
+        best = problem.state(nearest, problem.given)
         first = first_codes(self.start, grid, moments, qparams)
-        found = problem.better(found, problem.state(first, found.scale))
-        found = problem.better(found, self._learn(problem, first))
+        best = problem.better(best, problem.state(first, best.scale))
+        best = problem.better(best, self._learn(problem, first))
         for _ in range(ROUNDS if self.sweeps else 0):
-            before = found.error.sum()
-            found = problem.better(found, problem.fitted(found))
-            grid = problem.grid_of(found.scale)
+            before = best.error.sum()
+            best = problem.better(best, problem.fitted(best))
+            grid = problem.grid_of(best.scale)
             if self.start == "gptq":
                 anew = Gptq(sweeps=self.sweeps).solve(grid, moments, qparams)[0]
-                found = problem.better(found, problem.state(anew, found.scale))
-            codes = descend(grid, found.codes, moments, self.sweeps)
-            found = problem.better(found, problem.state(codes, found.scale))
-            if not found.error.sum() < before * (1.0 - WORTH):
+                best = problem.better(best, problem.state(anew, best.scale))
+            codes = descend(grid, best.codes, moments, self.sweeps)
+            best = problem.better(best, problem.state(codes, best.scale))
+            if not best.error.sum() < before * (1.0 - WORTH):
                 break
-        found = problem.better(found, problem.fitted(found))
-        moved = found.scale.reshape(qparams.scale.shape).astype(qparams.scale.dtype)
-        codes = problem.silent_nearest(found)
+        best = problem.better(best, problem.fitted(best))
+        moved = best.scale.reshape(qparams.scale.shape).astype(qparams.scale.dtype)
+        codes = problem.silent_nearest(best)
         return codes, qparams if (moved == qparams.scale).all() else replace(qparams, scale=moved)
 
     def _learn(self, problem: _LayerProblem, codes: Array) -> _AdaQuantState:

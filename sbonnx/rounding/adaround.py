@@ -84,7 +84,7 @@ class AdaRound(AdaRoundKeys, Rounder):
         codes = low + descend(choice, chosen, moments, self.sweeps)
         if self.start == "nearest":
             return codes, qparams
-        before, after = (moments.error(grid.weight, grid.values(each)) for each in (first, codes))
+        before, after = (moments.error(grid.weight, grid.values(rounded)) for rounded in (first, codes))
         return np.where((after < before)[..., None], codes, first), qparams
 
 

@@ -158,15 +158,15 @@ def _better(grid: Grid, moments: Moments, qparams: QParams, moved: QParams, near
             zero=layout.spread(moved.zero_point.astype(np.float64), moved),
         )
     )
-    found = moments.error(grid.weight, other.values(codes.astype(np.float64)))
+    errors = moments.error(grid.weight, other.values(codes.astype(np.float64)))
     if moved is qparams:
-        worse = found > plain
+        worse = errors > plain
         codes = np.where(worse[..., None], nearest, codes)
-        found = np.minimum(found, plain)
-    elif found.sum() > plain.sum():
-        codes, moved, found = nearest, qparams, plain
+        errors = np.minimum(errors, plain)
+    elif errors.sum() > plain.sum():
+        codes, moved, errors = nearest, qparams, plain
     whole = layout.from_matrices(codes).astype(qparams.spec.dtype)
-    return Rounded(whole, moved, float(found.sum()), float(plain.sum()))
+    return Rounded(whole, moved, float(errors.sum()), float(plain.sum()))
 
 
 @final

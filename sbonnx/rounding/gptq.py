@@ -72,8 +72,8 @@ class Gptq(GptqKeys, Rounder):
         # more beams for few columns, where they are cheap, and one for a single column
         inputs = moments.layout.inputs
         beams = 1 if inputs == 1 or self.beams == 1 else self.beams * int(np.clip(FEW // inputs, 1, MORE))
-        found = self._search(Planes.of(grid, factor, moments.pull(grid.weight)), beams)
-        codes = columns(found, np.argsort(factor.order, axis=1))
+        searched = self._search(Planes.of(grid, factor, moments.pull(grid.weight)), beams)
+        codes = columns(searched, np.argsort(factor.order, axis=1))
         del factor
         codes = tabu(grid, codes, moments, self.steps)
         return descend(grid, codes, moments, self.sweeps), qparams

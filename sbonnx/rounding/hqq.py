@@ -139,14 +139,14 @@ def half_quadratic(
         zero: initial zero points, (R,).
     """
     best = np.full(len(rows), np.inf)
-    found, z, beta = zero.astype(np.float64), zero.astype(np.float64), BETA
+    best_zero, z, beta = zero.astype(np.float64), zero.astype(np.float64), BETA
     for _ in range(iterations + 1):
         loss, codes, error = _loss(rows, z, spec, power)
         better = loss < best
-        best, found = np.where(better, loss, best), np.where(better, z, found)
+        best, best_zero = np.where(better, loss, best), np.where(better, z, best_zero)
         z = np.mean(codes - (rows - shrink(error, beta, power)), axis=1, dtype=np.float64)
         beta *= KAPPA
-    return found
+    return best_zero
 
 
 def shrink(error: Array, beta: float, power: float) -> Array:

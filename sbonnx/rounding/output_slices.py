@@ -72,9 +72,15 @@ def round_in_slices(rounder: Rounder, weight: Array, qparams: QParams, moments: 
     slices = list(output_slices(moments.layout, qparams)) if rounder.by_output else []
     if len(slices) < 2:
         return rounder.round(weight, qparams, moments)
-    found = [rounder.round(weight[one.index], one.qparams(qparams), moments.with_layout(one.layout)) for one in slices]
+    results = [
+        rounder.round(
+            weight[output_slice.index], output_slice.qparams(qparams), moments.with_layout(output_slice.layout)
+        )
+        for output_slice in slices
+    ]
     losses, nearest = (
-        [getattr(one, name) for one in found if getattr(one, name) is not None] for name in ("loss", "nearest")
+        [getattr(result, name) for result in results if getattr(result, name) is not None]
+        for name in ("loss", "nearest")
     )
-    codes = joined(slices, [one.codes for one in found], scales=False)
+    codes = joined(slices, [result.codes for result in results], scales=False)
     return Rounded(codes, qparams, float(sum(losses)), float(sum(nearest)))

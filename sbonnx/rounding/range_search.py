@@ -96,14 +96,14 @@ def search_bounds(  # noqa: PLR0913 - one search, all of its settings
         some = [make(_scaled(bounds, shares)) for shares in tried]
         return _summed([(part.own(index), part.costs(some, moments.layout)) for part in parts], start.scale.shape)
 
-    found = _scaled(bounds, _least(costs, start.scale.shape, candidates, one_sided=not spec.symmetric))
+    scaled = _scaled(bounds, _least(costs, start.scale.shape, candidates, one_sided=not spec.symmetric))
     if by != "gptq" or sum(len(part.chosen) for part in parts) == 1:
-        return found
+        return scaled
     whole = _Part.of(weight, start, moments, np.arange(moments.layout.inputs)[None], by)
-    before, after = whole.costs([start, make(found)], moments.layout)
+    before, after = whole.costs([start, make(scaled)], moments.layout)
     worse = _worse(before, after, index)
     back = worse.reshape(start.scale.shape)
-    return Bounds(np.where(back, bounds.lo, found.lo), np.where(back, bounds.hi, found.hi))
+    return Bounds(np.where(back, bounds.lo, scaled.lo), np.where(back, bounds.hi, scaled.hi))
 
 
 def _summed(parts: Sequence[tuple[Array, Iterator[Array]]], shape: tuple[int, ...]) -> list[Array]:
@@ -116,8 +116,8 @@ def _summed(parts: Sequence[tuple[Array, Iterator[Array]]], shape: tuple[int, ..
     totals = []
     for spent in zip(*(costs for _, costs in parts), strict=True):
         total = np.zeros(math.prod(shape))
-        for (own, _), one in zip(parts, spent, strict=True):
-            total += np.bincount(own.ravel(), one.ravel(), total.size)
+        for (own, _), part_costs in zip(parts, spent, strict=True):
+            total += np.bincount(own.ravel(), part_costs.ravel(), total.size)
         totals.append(total.reshape(shape))
     return totals
 
@@ -154,9 +154,9 @@ def _least(
 
     def attempt(tried: Sequence[Shares]) -> None:
         nonlocal best, least
-        for one, spent in zip(tried, costs(tried), strict=True):
+        for candidate, spent in zip(tried, costs(tried), strict=True):
             better = spent < least
-            best = (np.where(better, one[0], best[0]), np.where(better, one[1], best[1]))
+            best = (np.where(better, candidate[0], best[0]), np.where(better, candidate[1], best[1]))
             least = np.where(better, spent, least)
 
     for moves in ((1.0, 1.0), (1.0, 0.0), (0.0, 1.0)) if one_sided else ((1.0, 1.0),):
@@ -176,7 +176,7 @@ def _classes(index: Array) -> list[Array]:
     """Group columns that share their scales: (classes, columns) for each class size, from `index` (G, O, K)."""
     _, inverse, counts = np.unique(index[0, 0], return_inverse=True, return_counts=True)
     ordered = np.split(np.argsort(inverse, kind="stable"), np.cumsum(counts)[:-1])
-    return [np.stack([each for each in ordered if len(each) == size]) for size in np.unique(counts)]
+    return [np.stack([group for group in ordered if len(group) == size]) for size in np.unique(counts)]
 
 
 @final
@@ -232,14 +232,14 @@ class _Part:
         for first in range(0, len(some), step):
             taken = some[first : first + step]
             scale, zero = (
-                np.concatenate([_take(layout.spread(each, one), self.chosen) for each, one in pairs], axis=1)
+                np.concatenate([_take(layout.spread(value, qparams), self.chosen) for value, qparams in pairs], axis=1)
                 for pairs in (
-                    [(one.scale.astype(np.float64), one) for one in taken],
-                    [(one.zero_point.astype(np.float64), one) for one in taken],
+                    [(qparams.scale.astype(np.float64), qparams) for qparams in taken],
+                    [(qparams.zero_point.astype(np.float64), qparams) for qparams in taken],
                 )
             )
-            found = self._cost(scale, zero, taken[0].spec)
-            yield from np.split(found, len(taken), axis=1)
+            errors = self._cost(scale, zero, taken[0].spec)
+            yield from np.split(errors, len(taken), axis=1)
 
     def _cost(self, scale: Array, zero: Array, spec: QuantSpec) -> Array:
         """Compute the costs for `scale` and `zero` (G * classes, n * O, B), the outputs repeated n times."""
@@ -250,16 +250,16 @@ class _Part:
         if self.planes is not None and self.order is not None:
             if self.spacing is not None:
                 scale = scale * np.tile(self.spacing, (1, times, 1))
-            scale, zero = (columns(each, self.order).astype(np.float32) for each in (scale, zero))
-            weight, target = (np.tile(each, (1, times, 1)) for each in (self.planes.weight, self.planes.target))
-            low, high = (limits_in(each, self.order) for each in (low, high))
+            scale, zero = (columns(array, self.order).astype(np.float32) for array in (scale, zero))
+            weight, target = (np.tile(array, (1, times, 1)) for array in (self.planes.weight, self.planes.target))
+            low, high = (limits_in(array, self.order) for array in (low, high))
             planes = replace(self.planes, weight=weight, target=target, scale=scale, zero=zero, low=low, high=high)
             return search(planes, 1, BLOCK)[1].astype(np.float64)
-        found = (np.clip(np.rint(weight / scale + zero), low, high) - zero) * scale
+        rounded = (np.clip(np.rint(weight / scale + zero), low, high) - zero) * scale
         if self.by == "nearest":
-            error: Array = self.moments.error(weight, found)
+            error: Array = self.moments.error(weight, rounded)
             return error
-        return np.asarray(np.einsum("gok,gkk->go", np.square(found - weight), self.moments.a))
+        return np.asarray(np.einsum("gok,gkk->go", np.square(rounded - weight), self.moments.a))
 
 
 def _take(matrices: Array, chosen: Array) -> Array:

@@ -70,12 +70,12 @@ def advise(state: PipelineState, seconds: float) -> Advice | None:
         if not _can_try(state) or spent > max(SECONDS, seconds):
             untried = change
             break
-        found = _measured(state, recipe)
-        if found is None:
+        comparison = _measured(state, recipe)
+        if comparison is None:
             continue
-        tried.append((change, found))
-        if not problems_of(state, found):
-            return _advice(before, tried, change, found, repaired=True)
+        tried.append((change, comparison))
+        if not problems_of(state, comparison):
+            return _advice(before, tried, change, comparison, repaired=True)
     best = max(tried, key=lambda one: _worst_db(one[1]), default=None)
     if untried is None and best is not None and _worst_db(best[1]) - _worst_db(before) >= GAIN_DB:
         return _advice(before, tried, *best)
@@ -91,10 +91,10 @@ def after_search(state: PipelineState, search: SearchResult) -> Advice | None:
     if state.data is None or before is None or not (search.problems or problems_of(state, before)):
         return None
     rows: list[tuple[str, ScoreFigures]] = [] if search.plain is None else [("the plain recipe", search.plain)]
-    rows += [(one.what, one.score) for one in search.attempts if one.score is not None]
-    rows += [] if mixed is None else [(one.what, one.score) for one in mixed.tried]
+    rows += [(trial.what, trial.score) for trial in search.attempts if trial.score is not None]
+    rows += [] if mixed is None else [(trial.what, trial.score) for trial in mixed.tried]
     tried = tuple((what, f"{score.sqnr_db:.1f} dB") for what, score in rows)
-    kept = [one.what for one in search.attempts if one.kept] + ([] if mixed is None else [mixed.best.what])
+    kept = [trial.what for trial in search.attempts if trial.kept] + ([] if mixed is None else [mixed.best.what])
     best = f"the best, {' + '.join(kept) or 'the plain recipe'}, has {search.best.sqnr_db:.1f} dB on its samples"
     told = f"the search tried {', '.join(f'{what}: {figure}' for what, figure in tried)}; {best}"
     change = RecipeChange("", {})
@@ -117,12 +117,12 @@ def _faster(state: PipelineState, before: Comparison) -> Advice | None:
     tried: list[tuple[str, str]] = []
     for change in faster(state, before):
         recipe = _changed(state.prepared.recipe, change)
-        found = None if recipe is None or not _can_try(state) else _measured(state, recipe, latency=True)
-        if found is None or problems_of(state, found):
+        comparison = None if recipe is None or not _can_try(state) else _measured(state, recipe, latency=True)
+        if comparison is None or problems_of(state, comparison):
             continue
-        tried.append((change.name, found.latency_figure()))
-        if not found.slower:
-            figures = LATENCY, before.latency_figure(), found.latency_figure()
+        tried.append((change.name, comparison.latency_figure()))
+        if not comparison.slower:
+            figures = LATENCY, before.latency_figure(), comparison.latency_figure()
             return Advice(change.name, change.texts, True, True, *figures, tuple(tried))
     return None
 
@@ -191,7 +191,7 @@ def _worst_db(comparison: Comparison) -> float:
 
 def _figures(before: Comparison, found: Iterable[Comparison]) -> tuple[str, list[str]]:
     """Return the name of the figure that decided that `before` is lost, else the SQNR, and its values."""
-    bad = next((one for one in before.quality if one.problem), None)
+    bad = next((quality for quality in before.quality if quality.problem), None)
     worst = min(before.outputs, key=lambda error: error.sqnr_db, default=None)
     output = bad.name if bad is not None else "" if worst is None else worst.name
     decided_by = None if bad is None or bad.name in before.collapsed() else bad.decided_by
@@ -199,7 +199,7 @@ def _figures(before: Comparison, found: Iterable[Comparison]) -> tuple[str, list
     several = f" of '{output}'" if len(before.quality) > 1 else ""
     values = []
     for comparison in found:
-        row = next((one for one in comparison.quality if one.name == output), None)
+        row = next((quality for quality in comparison.quality if quality.name == output), None)
         figure = None if row is None else row.figure(kind)
         values.append("unknown" if figure is None else figure.text())
     return f"{kind}{several}", values

@@ -93,11 +93,11 @@ def costs_of(
     Raises:
         RecipeError: "latency" is requested, and the backend has no kernel costs.
     """
-    everything = [*layers, *(one for one, _, _ in kept.values())]
+    everything = [*layers, *(layer_size for layer_size, _, _ in kept.values())]
     if name == "latency":
         return _latency(graph, layers, kept, recipe, backend)
     of = COSTS[name]
-    fixed = sum(of(*one) for one in kept.values())
+    fixed = sum(of(*kept_layer) for kept_layer in kept.values())
     if name == "bits":
         whole = float(sum(layer.weights for layer in everything))
     elif name == "bit_operations":
@@ -125,7 +125,10 @@ def _latency(
         )
     nodes = query.node_by_name(graph)
     times = GraphTimes.of(query.all_nodes(graph), query.output_names(graph), table)
-    prices = {layer.name: times.prices.get(layer.name) for layer in [*layers, *(one for one, _, _ in kept.values())]}
+    prices = {
+        layer.name: times.prices.get(layer.name)
+        for layer in [*layers, *(layer_size for layer_size, _, _ in kept.values())]
+    }
 
     def of(layer: LayerCounts, weight: int, activation: int) -> float:
         price = prices[layer.name]
@@ -144,4 +147,4 @@ def _latency(
         if price is None
     )
     whole = sum(price.floats for price in prices.values() if price is not None)
-    return Costs("latency", of, whole, sum(of(*one) for one in kept.values()), refusals)
+    return Costs("latency", of, whole, sum(of(*kept_layer) for kept_layer in kept.values()), refusals)

@@ -82,7 +82,7 @@ def groups_of(
     if not inputs:
         layers = _layers(names, rows, sites, choosable, {})
         return [WidthGroup((layer,), (), {FLOAT: 0.0}) for layer in layers]
-    made = []
+    groups = []
     for members in _tied(names, {name: _labels(rows[name], sites, ACTIVATION) for name in names}):
         keys = {key for name in members for key in rows[name][0].sites if sites[key].role == "activation"}
         scales = {sites[key].group for key in keys}
@@ -94,8 +94,8 @@ def groups_of(
                 if row.candidate.weight is None and bits is not None:
                     losses[bits] = losses.get(bits, 0.0) + energy(row)
         weighted = [name for name in members if name in choosable or name in fixed]
-        made.append(WidthGroup(tuple(_layers(weighted, rows, sites, choosable, fixed)), tuple(tensors), losses))
-    return made
+        groups.append(WidthGroup(tuple(_layers(weighted, rows, sites, choosable, fixed)), tuple(tensors), losses))
+    return groups
 
 
 def energy(row: Sensitivity) -> float:
@@ -207,7 +207,7 @@ def with_choices(recipe: Recipe, choices: Iterable[Choice]) -> dict[str, Any]:
 
 def candidates_of(weights: Iterable[int], activations: Sequence[int]) -> list[Candidate]:
     """List the candidates to measure: each weight width with float inputs, and input widths if there is a choice."""
-    found = [Candidate(bits, None) for bits in weights if bits != FLOAT]
+    candidates = [Candidate(bits, None) for bits in weights if bits != FLOAT]
     if len(activations) > 1:
-        found += [Candidate(None, bits) for bits in activations if bits != FLOAT]
-    return found
+        candidates += [Candidate(None, bits) for bits in activations if bits != FLOAT]
+    return candidates

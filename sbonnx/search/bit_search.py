@@ -165,9 +165,14 @@ def _picks(here: SensitivitySurvey, costs: Costs, limit: float, solver: str) -> 
     """
     widths = sorted({bits for layer in here.free for bits in layer.losses if bits})
     uniform = next(
-        (one for bits in reversed(widths) if (one := _uniform(here, costs, bits)) and one.cost <= limit), None
+        (
+            uniform_pick
+            for bits in reversed(widths)
+            if (uniform_pick := _uniform(here, costs, bits)) and uniform_pick.cost <= limit
+        ),
+        None,
     )
-    found = [_pick(here, costs, limit, solver, here.groups, f"{solver} choice")]
+    picks = [_pick(here, costs, limit, solver, here.groups, f"{solver} choice")]
     if uniform is not None and len(widths) > 1:
         bits = max(bits for _, _, bits in uniform.choices)
         for factor in PRUDENCE:
@@ -179,19 +184,24 @@ def _picks(here: SensitivitySurvey, costs: Costs, limit: float, solver: str) -> 
                 ]
                 groups.append(replace(group, layers=tuple(layers)))
             what = f"{solver} choice, losses below {bits} bits counted {factor} times"
-            found.append(_pick(here, costs, limit, solver, groups, what))
-    found.append(uniform)
+            picks.append(_pick(here, costs, limit, solver, groups, what))
+    picks.append(uniform)
     some: dict[tuple[Choice, ...], Tried] = {}
-    for one in found:
-        if one is not None:
-            some.setdefault(one.choices, replace(one, predicted=here.predicted(one.choices)))
+    for pick in picks:
+        if pick is not None:
+            some.setdefault(pick.choices, replace(pick, predicted=here.predicted(pick.choices)))
     return list(some.values())
 
 
 def _uniform(here: SensitivitySurvey, costs: Costs, bits: int) -> Tried | None:
     choices = here.uniform(bits)
     every = [layer for group in here.groups for layer in group.layers]
-    cost = sum(costs.of(one.counts, next(iter(one.losses)) if one.fixed else bits, here.activation) for one in every)
+    cost = sum(
+        costs.of(
+            layer_of_group.counts, next(iter(layer_of_group.losses)) if layer_of_group.fixed else bits, here.activation
+        )
+        for layer_of_group in every
+    )
     return None if choices is None else Tried(f"{bits} bits everywhere", tuple(choices), cost, None)
 
 
@@ -238,8 +248,8 @@ def for_loss(trials: Trials, here: SensitivitySurvey, goal: Goal, *, name: CostN
             what = f"choice {middle + 1} of {len(places)}"
             tried.append(_measured(trials, here, _point(front, places[middle], what)))
             low, high = (low, middle) if goal.reached(tried[-1].score) else (middle + 1, high)
-    good = [one for one in tried if goal.reached(one.score)]
-    best = min(good, key=lambda one: one.cost) if good else min(tried, key=lambda one: one.score.error)
+    good = [trial for trial in tried if goal.reached(trial.score)]
+    best = min(good, key=lambda trial: trial.cost) if good else min(tried, key=lambda trial: trial.score.error)
     notes = [
         Note(
             "widths-chosen",
@@ -271,7 +281,7 @@ def _outcome(
         unit=costs.name,
         target=target,
         met=met,
-        figures=tuple(costs.figure(one.cost) for one in tried),
+        figures=tuple(costs.figure(trial.cost) for trial in tried),
         front=tuple((costs.figure(float(front.costs[place])), float(front.losses[place])) for place in places),
         refusals=(*here.refusals, *costs.refusals),
         notes=(*notes, Note("widths-measured", f"losses of layers measured on {here.feeds} feeds at {where}")),

@@ -85,7 +85,7 @@ def sensitive_layers(state: PipelineState) -> tuple[str, ...]:
         return ()
     here = Candidate(width_of(prepared.recipe, "w") or None, width_of(prepared.recipe, "a") or None)
     options = WalkOptions(limit=FEEDS, device=prepared.recipe.device)
-    found = sensitivity(
+    sensitivities = sensitivity(
         prepared.graph,
         prepared.plan,
         solution,
@@ -95,7 +95,9 @@ def sensitive_layers(state: PipelineState) -> tuple[str, ...]:
         solved={here: (prepared.plan, solution)},
         options=options,
     )
-    losses = sorted(((energy(row), row.layer) for row in found.rows if row.network_loss is not None), reverse=True)
+    losses = sorted(
+        ((energy(row), row.layer) for row in sensitivities.rows if row.network_loss is not None), reverse=True
+    )
     total = sum(loss for loss, _ in losses)
     if not losses or not 0 < total < math.inf:
         return ()

@@ -88,9 +88,9 @@ class SensitivitySurvey:
 
     def predicted(self, choices: Iterable[Choice]) -> float:
         """Return the sum of the layers' losses for a choice."""
-        known: dict[tuple[str, ...], Mapping[int, float]] = {group.tensors: group.losses for group in self.groups}
-        known |= {layer.names: layer.losses for group in self.groups for layer in group.layers}
-        return sum(known[names].get(bits, 0.0) for _, names, bits in choices)  # a fixed layer may have become float
+        losses: dict[tuple[str, ...], Mapping[int, float]] = {group.tensors: group.losses for group in self.groups}
+        losses |= {layer.names: layer.losses for group in self.groups for layer in group.layers}
+        return sum(losses[names].get(bits, 0.0) for _, names, bits in choices)  # a fixed layer may have become float
 
     def uniform(self, bits: int) -> list[Choice] | None:
         """Return the choice with all weights at one width, or None if some layer does not have it."""
@@ -131,10 +131,10 @@ def survey(
     top = max(solved)
     choosable = {name: [b for b in widths if b == FLOAT or b in solved] for name, widths in choosable.items()}
     base, solution = solved[top]
-    found, feeds, network = _sensitivities(trials, recipe, base, solution, solved, activations)
+    sensitivities, feeds, network = _sensitivities(trials, recipe, base, solution, solved, activations)
     movable = len(activations) > 1
     fixed = {name: bits for name, bits in _widths_in(base.plan).items() if movable and name not in choosable}
-    groups = groups_of(found, base.plan, choosable, fixed, inputs=movable)
+    groups = groups_of(sensitivities, base.plan, choosable, fixed, inputs=movable)
     if movable:
         for at, group in enumerate(groups):
             if any(tensor not in names.tensors for tensor in group.tensors):  # a recipe cannot name all of them
@@ -146,12 +146,12 @@ def survey(
     return SensitivitySurvey(
         recipe=plain,
         groups=tuple(groups),
-        kept=_kept(base.plan, found, {**choosable, **fixed}),
+        kept=_kept(base.plan, sensitivities, {**choosable, **fixed}),
         base=base,
         activation=plain.a.quantizer.bit,
         feeds=feeds,
         network=network,
-        refusals=(*unnamed, *refusals, *found.refusals),
+        refusals=(*unnamed, *refusals, *sensitivities.refusals),
     )
 
 
@@ -204,14 +204,14 @@ def _choosable(
 
     If a node's width does not follow the width of the whole side, the recipe sets it separately, and it is left out.
     """
-    found: dict[str, list[int]] = {}
+    by_layer: dict[str, list[int]] = {}
     widths = {bits: _widths_in(plan) for bits, plan in plans.items()}
     for bits, here in widths.items():
         for name, real in here.items():
             if real in (bits, SHORT.get(bits)):
-                found.setdefault(name, []).append(bits)
-    found = {name: [*some, *([FLOAT] if FLOAT in weights else [])] for name, some in found.items()}
-    many = {name: some for name, some in found.items() if len(some) > 1}
+                by_layer.setdefault(name, []).append(bits)
+    by_layer = {name: [*some, *([FLOAT] if FLOAT in weights else [])] for name, some in by_layer.items()}
+    many = {name: some for name, some in by_layer.items() if len(some) > 1}
     moved = {name: some for name, some in many.items() if len([b for b in some if b]) > 1 or len(plans) == 1}
     why = Reason(
         "node-not-in-file", "the file has no node of this name for a recipe to name: it was made by fusing others"
@@ -249,7 +249,10 @@ def _sensitivities(
     """Measure the losses. Also return the number of feeds, and whether they are at the network's outputs."""
     candidates = candidates_of(solved, activations)
     calibration = base.recipe.calibration
-    known = {Candidate(bits, None): (prepared.plan, one) for bits, (prepared, one) in solved.items()}
+    solutions = {
+        Candidate(bits, None): (prepared.plan, solution_of_width)
+        for bits, (prepared, solution_of_width) in solved.items()
+    }
     trials.progress.what = "sensitivity"
     trials.progress.start("each layer at each width", None)
 
@@ -261,7 +264,7 @@ def _sensitivities(
             some,
             trials.samples.held,  # on the calibration feeds, layers with few rows would seem lossless
             network=network,
-            solved={one: numbers for one, numbers in known.items() if one in some},
+            solved={candidate: numbers for candidate, numbers in solutions.items() if candidate in some},
             options=WalkOptions(feeds, base.recipe.device, calibration.memory, calibration.threads),
         )
 

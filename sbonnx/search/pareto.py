@@ -63,12 +63,12 @@ class Front:
 
     def hull(self) -> list[int]:
         """Return the points on the lower convex hull, cheapest first: the cost per saved loss rises with each step."""
-        found: list[int] = []
+        corners: list[int] = []
         for place in range(len(self)):
-            while len(found) >= 2 and self._above(found[-2], found[-1], place):
-                found.pop()
-            found.append(place)
-        return found
+            while len(corners) >= 2 and self._above(corners[-2], corners[-1], place):
+                corners.pop()
+            corners.append(place)
+        return corners
 
     def _above(self, a: int, b: int, c: int) -> bool:
         costs, losses = self.costs, self.losses

@@ -101,7 +101,9 @@ class SearchResult:
     def refusals(self) -> tuple[Refusal, ...]:
         """Steps that could not be tried, with the reasons."""
         mine = [
-            Refusal(f"try {one.what}", "the model", Reason("not-tried", one.why)) for one in self.attempts if one.why
+            Refusal(f"try {attempt.what}", "the model", Reason("not-tried", attempt.why))
+            for attempt in self.attempts
+            if attempt.why
         ]
         return (*mine, *(() if self.outcome is None else self.outcome.refusals))
 
@@ -118,8 +120,8 @@ class SearchResult:
                 )
             )
         if self.plain is not None and self.stepped:
-            kept = [one for one in self.attempts if one.kept]
-            said = "; ".join(f"{one.what} (+{one.gain_db:.2f} dB)" for one in kept) or "no step gained"
+            kept = [attempt for attempt in self.attempts if attempt.kept]
+            said = "; ".join(f"{attempt.what} (+{attempt.gain_db:.2f} dB)" for attempt in kept) or "no step gained"
             notes.append(
                 Note(
                     "search-gain",
@@ -154,9 +156,9 @@ def searched(
         return request, None
     request = pruned(request, progress)
     trials = open_trials(request, metric=metric, progress=progress)
-    found = search(trials, recipe, recipe.decided)
+    result = search(trials, recipe, recipe.decided)
     trials.progress.what = ""
-    return replace(request, recipe=found.recipe), found
+    return replace(request, recipe=result.recipe), result
 
 
 def search(trials: Trials, recipe: Recipe, decided: frozenset[str]) -> SearchResult:
@@ -222,16 +224,16 @@ def _stepped(
         if idle == PATIENCE:
             break
         try:
-            made = changed(best, dict(step.keys))
-            found = trials.score(made, f"trial {number + 1} of {len(steps)}: {step.name}")
+            trial_recipe = changed(best, dict(step.keys))
+            trial_score = trials.score(trial_recipe, f"trial {number + 1} of {len(steps)}: {step.name}")
         except SbonnxError as error:
             attempts.append(SearchStep(step.name, step.keys, kept=False, why=str(error)))
             continue
-        kept = found.beats(score, WORTH)
-        attempts.append(SearchStep(step.name, step.keys, kept, gain_db(score, found), score=found))
+        kept = trial_score.beats(score, WORTH)
+        attempts.append(SearchStep(step.name, step.keys, kept, gain_db(score, trial_score), score=trial_score))
         idle = 0 if kept else idle + 1
         if kept:
-            best, score = made, found
+            best, score = trial_recipe, trial_score
     return best
 
 

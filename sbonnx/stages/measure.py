@@ -175,9 +175,12 @@ def _scale_by_activations(state: PipelineState, options: RunOptions) -> Pipeline
             )
         )
     done, refusals = scale_by_activations(prepared.graph, prepared.plan, state.data.fit)
-    fired = [Fired("awq_mul" if one.multiplied else "awq", one.tensor) for one in done]
+    fired = [Fired("awq_mul" if scaled_product.multiplied else "awq", scaled_product.tensor) for scaled_product in done]
     if done:
-        least, most = min(one.share for one in done), max(one.share for one in done)
+        least, most = (
+            min(scaled_product.share for scaled_product in done),
+            max(scaled_product.share for scaled_product in done),
+        )
         text = Note(
             "products-scaled",
             f"inputs of products scaled by what they meet: output errors {least:.0%} to {most:.0%} of before",

@@ -148,9 +148,9 @@ def plan(state: PipelineState, options: RunOptions) -> PipelineState:
         bounded = [Fired("bound_mask", name) for name in bound_masks(graph)]
         prepared = replace(prepared, applied=(*prepared.applied, *bounded))
     edit.sort(graph)
-    made = make(graph, recipe, prepared.backend, observers=frozenset(OBSERVERS))
-    _note_half_precision(graph, made, prepared.backend)
-    refusals = list(made.refusals)
+    planned = make(graph, recipe, prepared.backend, observers=frozenset(OBSERVERS))
+    _note_half_precision(graph, planned, prepared.backend)
+    refusals = list(planned.refusals)
     if recipe.auto.enable or recipe.mixed.wanted:
         why = Reason(
             "not-searched",
@@ -162,7 +162,7 @@ def plan(state: PipelineState, options: RunOptions) -> PipelineState:
             "not-pruned", "nothing is pruned without a run on data: this is the plan of the model as it was given"
         )
         refusals.insert(0, Refusal("prune", "SPARSE", why))
-    state = replace(state, prepared=replace(prepared, plan=made))
+    state = replace(state, prepared=replace(prepared, plan=planned))
     return _extended(state, (), refusals)
 
 

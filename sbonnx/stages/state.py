@@ -254,8 +254,8 @@ class PipelineState:
 
     def refused(self, *refusals: Refusal) -> PipelineState:
         """Return the state with further refusals of the preparation, each once."""
-        known = dict.fromkeys((*self.prepared.refusals, *refusals))
-        return replace(self, prepared=replace(self.prepared, refusals=tuple(known)))
+        unique = dict.fromkeys((*self.prepared.refusals, *refusals))
+        return replace(self, prepared=replace(self.prepared, refusals=tuple(unique)))
 
 
 def read_recipe(

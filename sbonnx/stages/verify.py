@@ -174,16 +174,16 @@ def _with_unknown_sums(comparison: proof.Comparison, plan: Plan, path: Path) -> 
     """Add the operators that can saturate on the CPU that the file is for, if onnxruntime compared no outputs."""
     if (comparison.runtime == ON_CPU and comparison.feeds) or plan.exact_products or not target_cpu().exact:
         return comparison
-    found = saturates_there(View(graphs.load(path, opset=1), ON_CPU, plan.cpu))
-    return replace(comparison, unknown_sums=tuple(node for node, _, _ in found))
+    saturating = saturates_there(View(graphs.load(path, opset=1), ON_CPU, plan.cpu))
+    return replace(comparison, unknown_sums=tuple(node for node, _, _ in saturating))
 
 
 def with_details(state: PipelineState) -> PipelineState:
     """Add to the report what pages show beyond the figures, if the request asks for it."""
     if not state.request.details:
         return state
-    found = _details(state, state.report.refusals)
-    report = replace(state.report, details=found, causes=_causes(state, found))
+    details = _details(state, state.report.refusals)
+    report = replace(state.report, details=details, causes=_causes(state, details))
     return replace(state, report=report)
 
 

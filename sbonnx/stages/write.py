@@ -179,14 +179,14 @@ def placed(output: str | os.PathLike[str] | None, inputs: Sequence[Path], *, for
 
 def _ranges(plan: Plan, solution: Solution) -> dict[str, Bounds]:
     """Return the range of each quantized activation of the main graph, by tensor: the union over its readers."""
-    found: dict[str, Bounds] = {}
+    ranges: dict[str, Bounds] = {}
     for site in plan.of_role("activation"):
         bounds = solution.bounds.get(site.key)
         if site.fixed is not None:
             bounds = Bounds(*(np.asarray(end, np.float32) for end in site.fixed))
         if bounds is not None and not site.scope:
-            found[site.tensor] = found[site.tensor].union(bounds) if site.tensor in found else bounds
-    return found
+            ranges[site.tensor] = ranges[site.tensor].union(bounds) if site.tensor in ranges else bounds
+    return ranges
 
 
 def _report(state: PipelineState) -> Report:

@@ -70,10 +70,10 @@ def check_regular(path: str | os.PathLike[str]) -> int:
         OSError: there is no such file, or it is not a regular file; `strerror` gives the reason.
     """
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except ValueError as error:  # a NUL, an unpaired surrogate
         raise OSError(errno.EINVAL, "the system has no such names", os.fspath(path)) from error
-    return _regular_size(found, path)
+    return _regular_size(status, path)
 
 
 def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:

@@ -26,9 +26,9 @@ def input_paths(paths: Iterable[object], words: Iterable[object] = ()) -> list[s
         paths: paths; other values have none.
         words: paths of files, or words such as presets, which may also be names of folders.
     """
-    found = [_file_of(os.fspath(each)) for each in paths if isinstance(each, (str, os.PathLike))]
-    files = [_file_of(os.fspath(each)) for each in words if isinstance(each, (str, os.PathLike))]
-    return [*found, *filter(os.path.isfile, files)]
+    given = [_file_of(os.fspath(entry)) for entry in paths if isinstance(entry, (str, os.PathLike))]
+    files = [_file_of(os.fspath(entry)) for entry in words if isinstance(entry, (str, os.PathLike))]
+    return [*given, *filter(os.path.isfile, files)]
 
 
 def _file_of(text: str) -> str:
@@ -61,8 +61,8 @@ def load_function(named: str, option: str) -> Callable[..., Any]:
     function = getattr(module, name, None)
     if not callable(function):
         raise RecipeError(f"{option}: '{file}' has no function '{name}'")
-    found: Callable[..., Any] = function
-    return found
+    loaded: Callable[..., Any] = function
+    return loaded
 
 
 @contextlib.contextmanager

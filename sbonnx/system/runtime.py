@@ -104,7 +104,7 @@ def use_libraries(paths: Iterable[str | os.PathLike[str]]) -> None:
     Raises:
         DeviceError: a path is no file, or onnxruntime cannot load it.
     """
-    known = _libraries()
+    libraries = _libraries()
     for path in map(os.path.abspath, paths):
         if not os.path.isfile(path):
             raise DeviceError(f"'{path}' does not exist: --ort-library takes a library of custom operators")
@@ -112,8 +112,8 @@ def use_libraries(paths: Iterable[str | os.PathLike[str]]) -> None:
             onnxruntime().SessionOptions().register_custom_ops_library(path)
         except Exception as error:  # onnxruntime's exceptions share no base class
             raise DeviceError(f"onnxruntime cannot load custom operators from '{path}': {reason(error)}") from error
-        known = known if path in known else (*known, path)
-    os.environ[LIBRARIES] = os.pathsep.join(known)
+        libraries = libraries if path in libraries else (*libraries, path)
+    os.environ[LIBRARIES] = os.pathsep.join(libraries)
 
 
 @contextlib.contextmanager
@@ -178,10 +178,10 @@ def open_session(
     try:
         return ort.InferenceSession(model, options, **given)
     except Exception as error:  # onnxruntime's exceptions share no base class
-        found = _UNREGISTERED.search(str(error))
-        if found is None:
+        unregistered = _UNREGISTERED.search(str(error))
+        if unregistered is None:
             raise
-        raise UnknownOperatorError(found["domain"], found["op"]) from error
+        raise UnknownOperatorError(unregistered["domain"], unregistered["op"]) from error
 
 
 def reason(error: BaseException) -> str:

@@ -83,8 +83,8 @@ def _without_middle(text: str, length: int) -> str:
 
 def relative_paths(text: str, *folders: str | os.PathLike[str]) -> str:
     """Shorten the paths in a text that are below the working folder, or else below `folders`, to relative ones."""
-    for one in (os.getcwd(), *folders):
-        folder = os.fspath(one).rstrip(os.sep) + os.sep
+    for base in (os.getcwd(), *folders):
+        folder = os.fspath(base).rstrip(os.sep) + os.sep
         if folder != os.sep:
             text = re.sub(rf"(?<![\w./\\-]){re.escape(folder)}(?=[^\s/\\])", "", text)
     return text

@@ -90,11 +90,11 @@ def open_audio(files: MediaFiles, inputs: Sequence[InputSpec], settings: Preproc
 
     def at(place: int) -> tuple[str, LabelledFeed]:
         some = windows[place * batch : (place + 1) * batch]
-        x = np.stack([_cut(decoded.samples(one.path), one, normalize) for one in some])
+        x = np.stack([_cut(decoded.samples(clip.path), clip, normalize) for clip in some])
         x = x[0] if len(shape) == 1 else x[:, None] if len(shape) == 3 else x
         constants = {other.name: np.full(_ones(other), rate, np.int64) for other in others}
-        found = [files.labels[one.path] for one in some if one.path in files.labels]
-        labels = batched_labels([{LABEL: label} for label in found]) if len(found) == batch else {}
+        labelled = [files.labels[clip.path] for clip in some if clip.path in files.labels]
+        labels = batched_labels([{LABEL: label} for label in labelled]) if len(labelled) == batch else {}
         return f"'{some[0].path}' from {some[0].start / rate:.3g} s", LabelledFeed({spec.name: x, **constants}, labels)
 
     return Source(

@@ -50,25 +50,25 @@ def _from_config(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     kind = str(values.get("image_processor_type") or values.get("feature_extractor_type") or "")
     if "sampling_rate" in values:
         return {"sample_rate": values["sampling_rate"], "normalize": bool(values.get("do_normalize"))}
-    found: dict[str, Any] = {"color": "rgb", "scale": 1, "crop_offset": "floor"}
+    settings: dict[str, Any] = {"color": "rgb", "scale": 1, "crop_offset": "floor"}
     if values.get("do_resize", True):
-        found |= _resize(values, kind, where)
+        settings |= _resize(values, kind, where)
     else:
-        found["resize"] = "none"
+        settings["resize"] = "none"
     if values.get("do_center_crop"):
         size = values.get("crop_size")
-        found["crop"] = [size.get("height"), size.get("width")] if isinstance(size, Mapping) else size
+        settings["crop"] = [size.get("height"), size.get("width")] if isinstance(size, Mapping) else size
     if values.get("do_rescale", True):
-        found["scale"] = values.get("rescale_factor", 1 / 255)
+        settings["scale"] = values.get("rescale_factor", 1 / 255)
     if values.get("do_normalize", not kind.startswith(UNNORMALIZED)):
-        found |= {"mean": values.get("image_mean"), "std": values.get("image_std")}
+        settings |= {"mean": values.get("image_mean"), "std": values.get("image_std")}
     if values.get("rescale_offset") or values.get("include_top"):
-        found |= _efficientnet(values, found, where)
+        settings |= _efficientnet(values, settings, where)
     if values.get("do_flip_channel_order", kind.startswith(FLIPPED)):
-        found["color"] = "bgr"
+        settings["color"] = "bgr"
     if values.get("do_pad"):
         raise DataError(f"{where}: do_pad has no counterpart here: write the steps as YAML, or give a Python file")
-    return found
+    return settings
 
 
 def _efficientnet(values: Mapping[str, Any], found: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -82,20 +82,20 @@ def _efficientnet(values: Mapping[str, Any], found: Mapping[str, Any], where: st
     except (TypeError, ValueError, KeyError) as error:
         raise DataError(f"{where}: image_mean and image_std must be lists of numbers") from error
     count = max(len(std), len(again))
-    std, again = (each if len(each) == count else each * count for each in (std, again))
+    std, again = (numbers if len(numbers) == count else numbers * count for numbers in (std, again))
     return {"mean": [value + offset for value in mean], "std": [a * b for a, b in zip(std, again, strict=True)]}
 
 
 def _resize(values: Mapping[str, Any], kind: str, where: str) -> dict[str, Any]:
     size, resample = values.get("size"), values.get("resample", 2)
-    found: dict[str, Any] = {"interpolation": FILTERS.get(resample, resample)}
+    settings: dict[str, Any] = {"interpolation": FILTERS.get(resample, resample)}
     if isinstance(size, int):
         size = {"shortest_edge": size} if kind.startswith(SHORTEST) else {"height": size, "width": size}
     if not isinstance(size, Mapping):
         raise DataError(f"{where}: size must be an integer or a mapping, got {size!r:.60}")
     keys = set(size)
     if keys == {"height", "width"}:
-        return {**found, "resize": [size["height"], size["width"]]}
+        return {**settings, "resize": [size["height"], size["width"]]}
     if keys != {"shortest_edge"}:
         raise DataError(f"{where}: size with {', '.join(sorted(keys))} has no counterpart here: write it as YAML")
     edge = size["shortest_edge"]
@@ -103,11 +103,11 @@ def _resize(values: Mapping[str, Any], kind: str, where: str) -> dict[str, Any]:
         raise DataError(f"{where}: shortest_edge must be an integer, got {edge!r:.60}")
     if kind.startswith("ConvNext"):
         if edge >= 384:
-            return {**found, "resize": [edge, edge]}
+            return {**settings, "resize": [edge, edge]}
         pct = values.get("crop_pct") or 224 / 256
-        return {**found, "resize": int(edge / pct), "crop": [edge, edge]}
+        return {**settings, "resize": int(edge / pct), "crop": [edge, edge]}
     if kind.lower().startswith("levit"):
         edge = int(256 / 224 * edge)
     elif kind.startswith("PoolFormer") and values.get("crop_pct"):
         edge = int(edge / values["crop_pct"])
-    return {**found, "resize": edge}
+    return {**settings, "resize": edge}

@@ -302,10 +302,10 @@ def _crop(value: Any) -> Size | Literal["model"] | None:
 
 
 def _share(value: Any) -> float:
-    found = number(value)
-    if not 0.05 <= found <= 1:
+    share = number(value)
+    if not 0.05 <= share <= 1:
         raise ValueError("out of range")
-    return found
+    return share
 
 
 def _byte(value: Any) -> int:
@@ -315,18 +315,18 @@ def _byte(value: Any) -> int:
 
 
 def _channels(value: Any) -> tuple[float, ...]:
-    return tuple(number(each) for each in value) if isinstance(value, (list, tuple)) else (number(value),)
+    return tuple(number(channel) for channel in value) if isinstance(value, (list, tuple)) else (number(value),)
 
 
 def _divisors(value: Any) -> tuple[float, ...]:
-    found = _channels(value)
-    if 0 in found or not found:
+    divisors = _channels(value)
+    if 0 in divisors or not divisors:
         raise ValueError("a division by 0")
-    return found
+    return divisors
 
 
 def _dtype(value: Any) -> np.dtype[Any]:
-    found = np.dtype(str(value))
-    if found.kind not in "fiu":
+    dtype = np.dtype(str(value))
+    if dtype.kind not in "fiu":
         raise ValueError("no number")
-    return found
+    return dtype

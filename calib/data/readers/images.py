@@ -149,7 +149,7 @@ def open_pictures(
         where = pictures[0].where if batch == 1 else f"{pictures[0].where} to {pictures[-1].where}"
         _check_equal([x.shape for x in images], where)
         stacked = np.stack(images) if target.spec.shape is not None and len(target.spec.shape) == 4 else images[0]
-        return where, LabelledFeed({target.spec.name: stacked}, batched_labels([each.labels for each in pictures]))
+        return where, LabelledFeed({target.spec.name: stacked}, batched_labels([loaded.labels for loaded in pictures]))
 
     lengths = [batch] * count
     return Source(name, lambda: (at(place) for place in range(count)), count, at, lambda: lengths, notes=tuple(notes))
@@ -206,7 +206,7 @@ def _is_deep(image: Any) -> bool:
         return True
     for tile in getattr(image, "tile", ()):  # (codec, place, offset, arguments)
         arguments = tile[3] if isinstance(tile[3], tuple) else (tile[3],)
-        if any(DEEP_PIXELS.search(each) for each in arguments if isinstance(each, str)):
+        if any(DEEP_PIXELS.search(argument) for argument in arguments if isinstance(argument, str)):
             return True
         if (
             str(tile[0]).startswith("ppm") and isinstance(arguments[-1], int) and arguments[-1] > 255

@@ -84,11 +84,20 @@ def find_media(folder: Path, entries: Sequence[Path]) -> tuple[str, MediaFiles] 
     """
     files = [entry for entry in entries if entry.name not in LABEL_FILES and not entry.is_dir()]
     classes = {entry: _inside(entry) for entry in entries if entry.is_dir()}
-    classes = {place: found for place, found in classes.items() if any(_is_class_file(one) for one in found)}
+    classes = {
+        place: inside_class
+        for place, inside_class in classes.items()
+        if any(_is_class_file(class_file) for class_file in inside_class)
+    }
     top = {kind for entry in files if (kind := kind_of(entry))}
     if "images" in top or "audio" in top or classes:
         top.discard("texts")  # a README.txt next to them
-    kinds = top | {kind for found in classes.values() for one in found if (kind := kind_of(one)) and kind != "texts"}
+    kinds = top | {
+        kind
+        for inside_class in classes.values()
+        for class_file in inside_class
+        if (kind := kind_of(class_file)) and kind != "texts"
+    }
     if not kinds:
         return None
     arrays = sorted({entry.suffix for entry in files if entry.suffix in ARRAYS})
@@ -102,10 +111,10 @@ def find_media(folder: Path, entries: Sequence[Path]) -> tuple[str, MediaFiles] 
     if top and classes:
         place = next(iter(classes)).name
         raise DataError(f"folder '{folder}' holds {kind} itself and in subfolders ('{place}'): keep them in one level")
-    inside = [one for found in classes.values() for one in found] if classes else files
-    paths = tuple(one for one in inside if kind_of(one) == kind)
+    inside = [class_file for inside_class in classes.values() for class_file in inside_class] if classes else files
+    paths = tuple(class_file for class_file in inside if kind_of(class_file) == kind)
     labels = _labels(folder, paths, list(classes))
-    others = [one for one in inside if kind_of(one) != kind]
+    others = [class_file for class_file in inside if kind_of(class_file) != kind]
     return kind, MediaFiles(f"folder '{folder}'", paths, labels, _ignored(folder, kind, others))
 
 
@@ -120,10 +129,10 @@ def _inside(folder: Path) -> list[Path]:
         DataError: it cannot be read.
     """
     try:
-        found = [one for one in folder.iterdir() if not one.name.startswith(".") and not one.is_dir()]
+        files = [entry for entry in folder.iterdir() if not entry.name.startswith(".") and not entry.is_dir()]
     except OSError as error:
         raise DataError(f"'{folder}' cannot be read: {error.strerror}") from error
-    return sorted(found, key=natural)
+    return sorted(files, key=natural)
 
 
 def _ignored(folder: Path, kind: str, others: Sequence[Path]) -> tuple[Note, ...]:
@@ -190,10 +199,10 @@ def read_labels(path: Path) -> dict[str, Any]:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    values = dict(pairs)
+    if len(values) < len(pairs):
         raise ValueError("it has a name twice")
-    return found
+    return values
 
 
 def _rows(text: str, suffix: str) -> tuple[list[tuple[str, Any]], bool]:

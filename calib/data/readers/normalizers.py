@@ -82,7 +82,7 @@ class Normalizer:
             return LOCAL.get(self.values["type"], 1)
         data = base64.b64decode(self.values["precompiled_charsmap"])
         results = data[TREE_HEADER + int.from_bytes(data[:TREE_HEADER], "little") :].split(b"\0")
-        return max(1, *(len(each.decode("utf-8", "replace")) for each in results))
+        return max(1, *(len(result.decode("utf-8", "replace")) for result in results))
 
     @property
     def _replaced(self) -> str:
@@ -98,8 +98,8 @@ def normalizers_of(values: Any) -> Iterator[Normalizer]:
         if inner is None:
             yield Normalizer(values)
         else:
-            for each in inner:
-                yield from normalizers_of(each)
+            for part in inner:
+                yield from normalizers_of(part)
 
 
 def normalized_length(text: str, normalizers: list[Normalizer], limit: int) -> int:

@@ -115,12 +115,12 @@ def number(value: Any) -> float:
         raise ValueError("a boolean")
     if isinstance(value, str):
         above, slash, below = value.partition("/")
-        found = float(above) / (float(below) if slash else 1.0)
+        parsed = float(above) / (float(below) if slash else 1.0)
     else:
-        found = float(value)
-    if not isfinite(found):
+        parsed = float(value)
+    if not isfinite(parsed):
         raise ValueError("not finite")
-    return found
+    return parsed
 
 
 def whole(value: Any) -> int:
@@ -165,10 +165,10 @@ def read_settings(preprocess: Preprocessing) -> PreprocessValues:
         return PreprocessValues(PRESETS[preprocess], f"the preset '{preprocess}'")
     path = Path(preprocess)
     if os.path.isdir(path):
-        found = next((path / name for name in (CONFIG, TOKENIZER) if (path / name).is_file()), None)
-        if found is None:
+        file = next((path / name for name in (CONFIG, TOKENIZER) if (path / name).is_file()), None)
+        if file is None:
             raise DataError(f"folder '{path}' has no {CONFIG} or {TOKENIZER}: name a file with settings, or a preset")
-        path = found
+        path = file
     if path.name == TOKENIZER:
         return PreprocessValues({"tokenizer": path.name}, f"'{path}'", path.parent)
     try:

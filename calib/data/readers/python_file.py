@@ -33,16 +33,16 @@ def open_call(named: str, function: Callable[[], Any], sampling: Sampling) -> So
     Raises:
         DataError: it fails, or returns no feeds.
     """
-    found = _called(named, function)
-    if isinstance(found, Iterator):
+    returned = _called(named, function)
+    if isinstance(returned, Iterator):
         return Source(f"'{named}'", lambda: _numbered(named, iter(_called(named, function))))
-    if found is None or not (
-        isinstance(found, Iterable) or hasattr(found, "__getitem__") or hasattr(found, "get_next")
+    if returned is None or not (
+        isinstance(returned, Iterable) or hasattr(returned, "__getitem__") or hasattr(returned, "get_next")
     ):
         raise DataError(
-            f"'{named}' must yield or return feeds, dicts of arrays by input name; it returns {found!r:.60}"
+            f"'{named}' must yield or return feeds, dicts of arrays by input name; it returns {returned!r:.60}"
         )
-    return open_object(found, sampling)
+    return open_object(returned, sampling)
 
 
 def _called(named: str, function: Callable[[], Any]) -> Any:

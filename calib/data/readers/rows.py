@@ -77,10 +77,10 @@ def _column(wanted: str | None, found: Sequence[Any], usual: Sequence[str], firs
         raise DataError(f"the rows have no {what}: their columns are {columns}")
     if len(found) == 1:
         return found[0]
-    known = next((key for key in usual if key in found), None)
-    if known is None:
+    column = next((key for key in usual if key in found), None)
+    if column is None:
         raise DataError(f"several columns have a {what}, {columns}: name one, DataRows(rows, preprocess, column=...)")
-    return known
+    return column
 
 
 def _text_columns(wanted: str | Sequence[str] | None, first: Mapping[Any, Any]) -> tuple[Any, ...]:
@@ -89,8 +89,8 @@ def _text_columns(wanted: str | Sequence[str] | None, first: Mapping[Any, Any]) 
         if len(wanted) != 2:
             raise DataError(f"a pair of texts is in two columns, got {len(wanted)}")
         return tuple(_column(name, (), (), first, "text") for name in wanted)
-    found = [key for key, value in first.items() if isinstance(value, str)]
-    return (_column(wanted, found, TEXTS, first, "text"),)
+    text_keys = [key for key, value in first.items() if isinstance(value, str)]
+    return (_column(wanted, text_keys, TEXTS, first, "text"),)
 
 
 def _text(row: Mapping[Any, Any], place: int, columns: Sequence[Any]) -> Text:

@@ -98,8 +98,10 @@ def tokenized(
 
     def at(place: int) -> tuple[str, LabelledFeed]:
         rows = texts[place * batch : (place + 1) * batch]
-        found = tokenizer.encode([row.text if row.pair is None else (row.text, row.pair) for row in rows])
-        feed = {key: np.array([getattr(each, role) for each in found], np.int64) for key, role in roles.items()}
+        encodings = tokenizer.encode([row.text if row.pair is None else (row.text, row.pair) for row in rows])
+        feed = {
+            key: np.array([getattr(encoding, role) for encoding in encodings], np.int64) for key, role in roles.items()
+        }
         return rows[0].where, LabelledFeed(feed, batched_labels([row.labels for row in rows]))
 
     return Source(
@@ -160,7 +162,9 @@ def _tokenizer(settings: PreprocessValues, length: int | None) -> TokenizerFile:
     own = tokenizer.truncation.get("max_length")
     own = min(own, MOST_TOKENS) if isinstance(own, int) and own > 0 else DEFAULT_LENGTH
     padding = tokenizer.padding
-    token = padding.get("pad_token") or next((each for each in PADDING if tokenizer.id_of(each) is not None), None)
+    token = padding.get("pad_token") or next(
+        (candidate for candidate in PADDING if tokenizer.id_of(candidate) is not None), None
+    )
     number = padding.get("pad_id", (tokenizer.id_of(token) or 0) if token else 0)
     pads = length or (given if settings.value("pad", False, truth, "true or false") else None)
     tokenizer.limit(given or length or own, pads, number, token or "[PAD]")

@@ -55,7 +55,7 @@ class TokenizerFile:
         if not isinstance(values, dict):
             raise DataError(f"'{path}' cannot be read as a tokenizer: it is no JSON object")
         self.truncation, self.padding = (
-            found if isinstance(found := values.pop(key, None), dict) else {} for key in ("truncation", "padding")
+            section if isinstance(section := values.pop(key, None), dict) else {} for key in ("truncation", "padding")
         )
         for charsmap in _charsmaps(values.get("normalizer")):
             self._check_charsmap(charsmap)
@@ -67,8 +67,8 @@ class TokenizerFile:
     def id_of(self, token: str) -> int | None:
         """Return the id of a token; None if the vocabulary does not have it."""
         with self._native("does not take a token"):
-            found: int | None = self._tokenizer.token_to_id(token)
-        return found
+            number: int | None = self._tokenizer.token_to_id(token)
+        return number
 
     def encode(self, texts: Sequence[str | tuple[str, str]], *, special: bool = True) -> list[Any]:
         """Return the encodings (`tokenizers.Encoding`) of texts or pairs of texts.
@@ -90,8 +90,8 @@ class TokenizerFile:
                     what += f", which the normalizer of '{self._path}' makes more than {LONGEST_TEXT}"
                 raise DataError(f"a text {what}, and at most {LONGEST_TEXT} are tokenized at once: split it")
         with self._native("cannot encode a text"):
-            found: list[Any] = self._tokenizer.encode_batch(list(texts), add_special_tokens=special)
-        return found
+            encodings: list[Any] = self._tokenizer.encode_batch(list(texts), add_special_tokens=special)
+        return encodings
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of token ids.
@@ -134,10 +134,10 @@ def _charsmaps(normalizer: Any) -> Iterator[Any]:
     """Yield the precompiled charsmaps of a normalizer and those within it."""
     left = [normalizer]
     while left:
-        each = left.pop()
-        if isinstance(each, Mapping):
-            if each.get("precompiled_charsmap") is not None:
-                yield each["precompiled_charsmap"]
-            left.extend(each.values())
-        elif isinstance(each, list):
-            left.extend(each)
+        part = left.pop()
+        if isinstance(part, Mapping):
+            if part.get("precompiled_charsmap") is not None:
+                yield part["precompiled_charsmap"]
+            left.extend(part.values())
+        elif isinstance(part, list):
+            left.extend(part)

@@ -75,21 +75,21 @@ def _after(body: Body, node: onnx.NodeProto) -> Iterator[Reason]:
         return
     readers = body.readers.get(out, ())
     if len(readers) > 1:
-        float_ones = [one for one in readers if one.op_type not in QUANTIZE]
+        float_ones = [reader for reader in readers if reader.op_type not in QUANTIZE]
         if float_ones:
             yield Reason(
                 "read-in-float",
                 f"its output is read in float by {float_ones[0].op_type} '{float_ones[0].name}' as well",
             )
         return
-    for one in readers:
-        if one.op_type in QUANTIZE:
+    for reader in readers:
+        if reader.op_type in QUANTIZE:
             return
-        behind = [later for later in body.readers.get(one.output[0], ()) if later.op_type in QUANTIZE]
-        if one.op_type in RECTIFIERS and behind:
-            yield _rectified(body, one, behind[0])
+        behind = [later for later in body.readers.get(reader.output[0], ()) if later.op_type in QUANTIZE]
+        if reader.op_type in RECTIFIERS and behind:
+            yield _rectified(body, reader, behind[0])
         else:
-            yield Reason("op-before-pair", f"{one.op_type} '{one.name}' is between it and the next pair")
+            yield Reason("op-before-pair", f"{reader.op_type} '{reader.name}' is between it and the next pair")
 
 
 def _rectified(body: Body, rectifier: onnx.NodeProto, quantize: onnx.NodeProto) -> Reason:
@@ -142,12 +142,12 @@ def weight_of(body: Body, node: onnx.NodeProto) -> onnx.TensorProto | None:
 
 def quantized_outputs(body: Body, node: onnx.NodeProto) -> list[str]:
     """Return the outputs of the QuantizeLinear nodes after a node, skipping a Relu or Clip."""
-    found = []
+    tensors = []
     for out in node.output:
-        for one in body.readers.get(out, ()):
-            behind = body.readers.get(one.output[0], ()) if one.op_type in RECTIFIERS else (one,)
-            found += [later.output[0] for later in behind if later.op_type in QUANTIZE]
-    return found
+        for reader in body.readers.get(out, ()):
+            behind = body.readers.get(reader.output[0], ()) if reader.op_type in RECTIFIERS else (reader,)
+            tensors += [later.output[0] for later in behind if later.op_type in QUANTIZE]
+    return tensors
 
 
 def after_pairs(bodies: Iterable[Body]) -> Iterator[tuple[Body, onnx.NodeProto]]:
@@ -161,4 +161,4 @@ def after_pairs(bodies: Iterable[Body]) -> Iterator[tuple[Body, onnx.NodeProto]]
 
 def before_quantize(body: Body, node: onnx.NodeProto) -> list[str]:
     """Return the outputs of a node that a QuantizeLinear reads."""
-    return [name for name in node.output if any(one.op_type in QUANTIZE for one in body.readers.get(name, ()))]
+    return [name for name in node.output if any(reader.op_type in QUANTIZE for reader in body.readers.get(name, ()))]

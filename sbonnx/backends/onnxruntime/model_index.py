@@ -84,7 +84,7 @@ class Body:
 
 def bodies(model: onnx.ModelProto) -> Iterator[Body]:
     """Iterate over every body of a model, outer ones first. External data is not needed."""
-    opset = next((one.version for one in model.opset_import if one.domain in STANDARD_DOMAINS), 0)
+    opset = next((entry.version for entry in model.opset_import if entry.domain in STANDARD_DOMAINS), 0)
     yield from _walk(model.graph, opset, ChainMap(), ChainMap(), ChainMap())
 
 
@@ -150,4 +150,6 @@ def kinds(op: str, opset: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if not onnx.defs.has(op, max_inclusive_version=opset):
         return (), ()
     schema = onnx.defs.get_schema(op, opset)
-    return tuple(one.type_str for one in schema.inputs), tuple(one.type_str for one in schema.outputs)
+    return tuple(parameter.type_str for parameter in schema.inputs), tuple(
+        parameter.type_str for parameter in schema.outputs
+    )

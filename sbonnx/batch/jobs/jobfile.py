@@ -41,7 +41,7 @@ def _texts(value: object) -> tuple[str, ...]:
 
 
 def _backends(value: object) -> tuple[str, ...]:
-    names = tuple(full_backend(one) for one in _texts(value))
+    names = tuple(full_backend(text) for text in _texts(value))
     for name in names:
         if name not in BACKENDS and name not in VERSIONED:
             raise Wrong(f"must be {one_of(BACKENDS)}", similar_backend(name), value=name)

@@ -238,7 +238,7 @@ def _node(given: Arguments, model: Path, subject: str) -> ExplainOutput:
     recipe, backend = read_recipe(given[options.RECIPE], given[options.BACKEND], given.overrides())
     nodes = {node.name: node for node in query.all_nodes(graphs.load(model))}
     node = nodes.get(subject)
-    tensors = {tensor.name for each in nodes.values() for tensor in (*each.inputs, *each.outputs)}
+    tensors = {tensor.name for holder in nodes.values() for tensor in (*holder.inputs, *holder.outputs)}
     if node is None and subject not in tensors:
         close = most_similar(subject, (*nodes, *sorted(tensors)), count=3, fallback=False)
         hint = f"Nearest: {', '.join(map(repr, close))}" if close else "sbonnx plan lists the names"

@@ -230,7 +230,7 @@ def run_evaluate(given: Arguments) -> int:
 
     text = _required_text(given)
     settings = load(None, overrides=given.overrides())
-    found = evaluate(
+    evaluation = evaluate(
         given[SOURCE],
         text,
         against=given[AGAINST],
@@ -242,10 +242,10 @@ def run_evaluate(given: Arguments) -> int:
         latency=not given[NO_LATENCY],
     )
     printer = given.printer()
-    code = printer.problems(found.problems)
-    printer.value("llm-evaluate", found)
-    _show_figures(printer, str(given[SOURCE]), found)
-    for note in found.notes:
+    code = printer.problems(evaluation.problems)
+    printer.value("llm-evaluate", evaluation)
+    _show_figures(printer, str(given[SOURCE]), evaluation)
+    for note in evaluation.notes:
         printer.note(note)
     return code
 
@@ -263,7 +263,7 @@ def run_adapt(given: Arguments) -> int:
         raise RecipeError(f"--{error}") from error
     section = load(None, overrides=given.overrides(without=[options.DEVICE])).llm
     with closing(given.progress()) as progress:
-        found = adapt(
+        adapted = adapt(
             given[SOURCE],
             text,
             output=output,
@@ -280,11 +280,11 @@ def run_adapt(given: Arguments) -> int:
             progress=progress,
         )
     printer = given.printer()
-    code = printer.problems(found.after.problems)
-    printer.value("llm-adapt", found)
-    printer.facts(f"{given[SOURCE]}, before", _facts(found.before))
-    _show_figures(printer, f"{output}, {found.weights} adapters", found.after)
-    for note in found.after.notes:
+    code = printer.problems(adapted.after.problems)
+    printer.value("llm-adapt", adapted)
+    printer.facts(f"{given[SOURCE]}, before", _facts(adapted.before))
+    _show_figures(printer, f"{output}, {adapted.weights} adapters", adapted.after)
+    for note in adapted.after.notes:
         printer.note(note)
     printer.line(f"written: {output}")
     return code

@@ -192,15 +192,15 @@ def _show_dimensions(given: Arguments) -> int:
     printer = given.printer()
     prepared = prepare_pruning(given[options.MODEL], _recipe(given)).prepared
     graph, recipe = prepared.graph, prepared.recipe
-    found = dependencies(graph)
+    traced = dependencies(graph)
     if recipe.sparse.pattern is not None:
-        return _show_sparse(given, choose_sparse(found, recipe.sparse.pattern, pruning_of(recipe, graph).layers))
-    pinned = tuple(found.pinned())
-    printer.value("prune-dimensions", PrunableDimensions(str(given[options.MODEL]), tuple(found.dimensions), pinned))
+        return _show_sparse(given, choose_sparse(traced, recipe.sparse.pattern, pruning_of(recipe, graph).layers))
+    pinned = tuple(traced.pinned())
+    printer.value("prune-dimensions", PrunableDimensions(str(given[options.MODEL]), tuple(traced.dimensions), pinned))
     printer.table(
         "dimensions: any group of channels can be removed in place of another",
         ("written by", "read by", "groups"),
-        [(_few(row.writers), _few(row.readers), row.groups) for row in found.dimensions],
+        [(_few(row.writers), _few(row.readers), row.groups) for row in traced.dimensions],
     )
     show_refusals(printer, pinned)
     return printer.problems([])

@@ -89,7 +89,7 @@ def run(given: Arguments) -> int:
     show_outputs(printer, "outputs against float", comparison)
     show_evaluation(printer, comparison)
     left = () if comparison.kernels is None else comparison.kernels.left_float
-    refusals = [Refusal(one.op, one.node, one.why) for one in left]
+    refusals = [Refusal(kernel.op, kernel.node, kernel.why) for kernel in left]
     show_refusals(printer, refusals, title="in float between Q/DQ pairs", verbose=given[options.VERBOSE])
     printer.verdict(verdict, [advice.command] if advice else [])
     return code

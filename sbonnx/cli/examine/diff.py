@@ -24,12 +24,12 @@ def run(given: Arguments) -> int:
     from sbonnx.qdq.difference import FileDifference, difference
 
     printer, files, top = given.printer(), (given[FIRST], given[SECOND]), max(given[TOP], 0)
-    found = difference(*(graphs.load(file, opset=1) for file in files))
-    printer.value("diff", FileDifference(str(files[0]), str(files[1]), found))
-    for file, pairs in zip(files, (found.first_pairs, found.second_pairs), strict=True):
+    differences = difference(*(graphs.load(file, opset=1) for file in files))
+    printer.value("diff", FileDifference(str(files[0]), str(files[1]), differences))
+    for file, pairs in zip(files, (differences.first_pairs, differences.second_pairs), strict=True):
         printer.table(f"quantized in {file} only: {len(pairs)}", ("tensor", "type"), list(pairs.items())[:top])
     printer.table(
-        f"quantized differently: {len(found.pairs)} ({found.equal_pairs} equally)",
+        f"quantized differently: {len(differences.pairs)} ({differences.equal_pairs} equally)",
         ("tensor", "type in A", "type in B", "scale B / A", "other zero points"),
         [
             (
@@ -38,19 +38,21 @@ def run(given: Arguments) -> int:
                 "other shape" if row.scale_ratio is None else _range(*row.scale_ratio),
                 row.zero_points or None,
             )
-            for row in found.pairs[:top]
+            for row in differences.pairs[:top]
         ],
     )
     printer.table(
-        f"constants with other values: {len(found.constants)} ({found.equal_constants} equal)",
+        f"constants with other values: {len(differences.constants)} ({differences.equal_constants} equal)",
         ("tensor", "in A", "in B", "changed", "of", "largest difference"),
-        [(row.tensor, *row.types, row.changed, row.count, row.largest) for row in found.constants[:top]],
+        [(row.tensor, *row.types, row.changed, row.count, row.largest) for row in differences.constants[:top]],
     )
-    for file, names in zip(files, (found.first_constants, found.second_constants), strict=True):
+    for file, names in zip(files, (differences.first_constants, differences.second_constants), strict=True):
         printer.table(f"constants in {file} only: {len(names)}", ("tensor",), [(name,) for name in names[:top]])
-    printer.table("operators", ("op", "in A", "in B"), [(name, *counts) for name, counts in found.operators.items()])
-    printer.line("equal" if found.equal else f"{files[0]} and {files[1]} differ")
-    return DONE if found.equal else BELOW_QUALITY
+    printer.table(
+        "operators", ("op", "in A", "in B"), [(name, *counts) for name, counts in differences.operators.items()]
+    )
+    printer.line("equal" if differences.equal else f"{files[0]} and {files[1]} differ")
+    return DONE if differences.equal else BELOW_QUALITY
 
 
 def _range(low: float, high: float) -> str:

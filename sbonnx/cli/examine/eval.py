@@ -54,12 +54,12 @@ def run(given: Arguments) -> int:
     try:
         progress.start("evaluation", None)
         names = {str(model): model for model in models}
-        found = labelled.evaluate(names, data, device=device, feeds_done=progress.advance, runtimes=runtimes)
+        evaluation = labelled.evaluate(names, data, device=device, feeds_done=progress.advance, runtimes=runtimes)
     finally:
         progress.close()
     printer = given.printer()
     used = tuple(runtimes[str(model)] for model in models)
-    printer.value("eval", labelled.MetricTable(**vars(found), runtimes=used))
-    title, columns, rows = evaluation_rows(found)
+    printer.value("eval", labelled.MetricTable(**vars(evaluation), runtimes=used))
+    title, columns, rows = evaluation_rows(evaluation)
     printer.table(title, columns, rows)
     return 0

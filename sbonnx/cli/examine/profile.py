@@ -99,19 +99,19 @@ def run(given: Arguments) -> int:
         inputs = [model, Path(data), *([quantized] if quantized else [])]
         graphs.check_target(mermaid, inputs=inputs, force=given[options.FORCE])
     if quantized is None:
-        found = _profile_recipe(given)
+        profiled = _profile_recipe(given)
     elif any((recipe_flags, given[options.RECIPE], given[options.BACKEND])):
         raise RecipeError(
             f"{quantized} is quantized already: leave --recipe, --backend, --bits and other options of the recipe out"
         )
     else:
-        found = _profile_file(given, quantized)
-    graph, profile = found.graph, found.profile
+        profiled = _profile_file(given, quantized)
+    graph, profile = profiled.graph, profiled.profile
     if mermaid is not None:
         graphs.write_text(mermaid, to_mermaid(graph, profile.losses()))
     rows = profile.layers if sort == GRAPH else profile.worst_first(_column(sort))
     shown = replace(profile, layers=rows[:top])
-    metric = None if evaluation is None else _metric_losses(given, found, evaluation)
+    metric = None if evaluation is None else _metric_losses(given, profiled, evaluation)
     printer.value("profile", EvaluatedProfile(shown, metric))
     _tables(printer, f"{quantized or model}", profile, shown, _column(sort))
     if metric is not None:

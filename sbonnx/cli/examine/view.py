@@ -147,14 +147,14 @@ def _graph_page(given: Arguments) -> str:
                 f"{file} is a float model, which has no losses: give its quantized file as well, or use "
                 "sbonnx quantize --report FILE.html"
             )
-        found, backend, refusals = _planned(given)
+        drawn, backend, refusals = _planned(given)
         more = f"float, with the types that are planned for {backend}"
-        return graph_page(found, title=file.name, more=more, refusals=refusals)
+        return graph_page(drawn, title=file.name, more=more, refusals=refusals)
     if planned:
         raise RecipeError(f"{quantized or file} is quantized already: leave --backend and --recipe out")
-    found, notes = _quantized(given)
+    drawn, notes = _quantized(given)
     more = f"quantized, against {file.name}" if quantized else "quantized"
-    return graph_page(found, title=(quantized or file).name, more=more, notes=notes)
+    return graph_page(drawn, title=(quantized or file).name, more=more, notes=notes)
 
 
 def _planned(given: Arguments) -> tuple[Details, str, Iterable[Refusal]]:

@@ -144,7 +144,7 @@ def scatter(jobs: Sequence[Any], latency: int, sqnr: int = 0) -> Scatter | None:
         jobs: `sbonnx.present.html.overview.JobRow`.
         latency, sqnr: index of the figures in the cells.
     """
-    found: list[tuple[Any, float, float]] = [
+    measured: list[tuple[Any, float, float]] = [
         (job, job.cells[latency].value, min(job.cells[sqnr].value, HIGHEST_DB))
         for job in jobs
         if job.cells[latency].value is not None
@@ -152,11 +152,11 @@ def scatter(jobs: Sequence[Any], latency: int, sqnr: int = 0) -> Scatter | None:
         and math.isfinite(job.cells[latency].value)
         and not math.isnan(job.cells[sqnr].value)
     ]
-    if len(found) < 2:
+    if len(measured) < 2:
         return None
-    right = max(1.2, *(time * 1.05 for _, time, _ in found))
-    low = min(0.0, *(value for _, _, value in found))
-    high = max(10.0, *(value for _, _, value in found)) * 1.05
+    right = max(1.2, *(time * 1.05 for _, time, _ in measured))
+    low = min(0.0, *(value for _, _, value in measured))
+    high = max(10.0, *(value for _, _, value in measured)) * 1.05
     bottom = SCATTER_HEIGHT - SCATTER_BOTTOM
 
     def x(time: float) -> float:
@@ -172,6 +172,6 @@ def scatter(jobs: Sequence[Any], latency: int, sqnr: int = 0) -> Scatter | None:
         ScatterPoint(
             x(time), y(value), job.tone, job.anchor, f"{text(job.name)}: {decibel(value)} dB, {time:.2f} × the time"
         )
-        for job, time, value in found
+        for job, time, value in measured
     )
     return Scatter(SCATTER_HEIGHT, bottom, x(1.0), xs, ys, points)

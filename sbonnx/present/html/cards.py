@@ -142,8 +142,8 @@ def evaluation_card(evaluation: Evaluation) -> Card:
 def _with_interval(value: MetricValue | None) -> str:
     if value is None:
         return ""
-    known = math.isfinite(value.low) and math.isfinite(value.high)
-    ends = f" ({formatting.plain(value.low)} to {formatting.plain(value.high)})" if known else ""
+    has_interval = math.isfinite(value.low) and math.isfinite(value.high)
+    ends = f" ({formatting.plain(value.low)} to {formatting.plain(value.high)})" if has_interval else ""
     return f"{formatting.plain(value.value)}{ends}"
 
 
@@ -293,8 +293,8 @@ def adaptation_cards(adapted: Any) -> list[Card]:
         adapted: `sbonnx.llm.AdaptedDecoder`.
     """
     return [
-        decoder_card(found, f"{adapted.output}, {when} training of {adapted.weights} weights")
-        for found, when in ((adapted.before, "before"), (adapted.after, "after"))
+        decoder_card(figures, f"{adapted.output}, {when} training of {adapted.weights} weights")
+        for figures, when in ((adapted.before, "before"), (adapted.after, "after"))
     ]
 
 

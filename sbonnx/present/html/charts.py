@@ -261,11 +261,11 @@ def histogram_chart(row: TensorHistogram) -> HistogramChart | None:
 
 def _apart(marks: Mapping[float, float]) -> dict[float, float]:
     """Leave out marks whose labels would overlap with one before."""
-    found: dict[float, float] = {}
+    kept: dict[float, float] = {}
     for x, value in marks.items():
-        if all(abs(x - other) > 2 * NEAR_BORDER for other in found):
-            found[x] = value
-    return found
+        if all(abs(x - other) > 2 * NEAR_BORDER for other in kept):
+            kept[x] = value
+    return kept
 
 
 def _histogram_sentence(row: TensorHistogram, values: tuple[float, float], covered: tuple[float, float]) -> str:

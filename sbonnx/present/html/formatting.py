@@ -56,28 +56,28 @@ def number(value: object) -> float | None:
 
 def plain(value: object, digits: int = _LONGEST) -> str:
     """Format a number with at most `digits` digits: ``0.00016``, ``43.14``, ``∞``; `NOTHING` if it is missing."""
-    found = number(value)
-    if found is None:
+    parsed = number(value)
+    if parsed is None:
         return NOTHING
-    if math.isnan(found):
+    if math.isnan(parsed):
         return "not a number"
-    if math.isinf(found):
-        return "∞" if found > 0 else f"{MINUS}∞"
-    if found == int(found) and abs(found) < 10**digits:
-        return count(found)
-    return f"{found:.{digits}g}".replace("-", MINUS)
+    if math.isinf(parsed):
+        return "∞" if parsed > 0 else f"{MINUS}∞"
+    if parsed == int(parsed) and abs(parsed) < 10**digits:
+        return count(parsed)
+    return f"{parsed:.{digits}g}".replace("-", MINUS)
 
 
 def raw(value: object) -> str:
     """Format a number as a sort key for the script; "" if it is missing."""
-    found = number(value)
-    return "" if found is None else f"{found:.7g}"
+    parsed = number(value)
+    return "" if parsed is None else f"{parsed:.7g}"
 
 
 def fixed(value: object, places: int) -> str:
     """Format a number with a fixed number of decimals, so that a column is aligned."""
-    found = number(value)
-    return plain(found) if found is None or not math.isfinite(found) else f"{found:.{places}f}".replace("-", MINUS)
+    parsed = number(value)
+    return plain(parsed) if parsed is None or not math.isfinite(parsed) else f"{parsed:.{places}f}".replace("-", MINUS)
 
 
 def decibel(value: object) -> str:
@@ -92,21 +92,21 @@ def ratio(value: object) -> str:
 
 def percent(value: object) -> str:
     """Format a share (0 to 1) as a percentage; a share below 1 is never rounded up to 100 %."""
-    found = number(value)
-    if found is None or not math.isfinite(found):
-        return plain(found)
-    if found == 1:
+    parsed = number(value)
+    if parsed is None or not math.isfinite(parsed):
+        return plain(parsed)
+    if parsed == 1:
         return "100 %"
-    share = f"{100 * found:.2f}"
-    return f"{'99.99' if share == '100.00' and found < 1 else share} %"
+    share = f"{100 * parsed:.2f}"
+    return f"{'99.99' if share == '100.00' and parsed < 1 else share} %"
 
 
 def count(value: object) -> str:
     """Format a whole number with thin spaces between thousands."""
-    found = number(value)
-    if found is None or not math.isfinite(found):
-        return plain(found)
-    return f"{round(found):,}".replace(",", "\u202f").replace("-", MINUS)
+    parsed = number(value)
+    if parsed is None or not math.isfinite(parsed):
+        return plain(parsed)
+    return f"{round(parsed):,}".replace(",", "\u202f").replace("-", MINUS)
 
 
 def size(value: object) -> str:
@@ -114,26 +114,26 @@ def size(value: object) -> str:
 
     The unit is the smallest one in which the rounded number is below 1000; TB has no larger unit.
     """
-    found = number(value)
-    if found is None or not math.isfinite(found):
-        return plain(found)
-    sign = MINUS if found < 0 else ""
+    parsed = number(value)
+    if parsed is None or not math.isfinite(parsed):
+        return plain(parsed)
+    sign = MINUS if parsed < 0 else ""
     for unit in _UNITS:
-        rounded = float(f"{abs(found):.{_SIZE_DIGITS}g}")
+        rounded = float(f"{abs(parsed):.{_SIZE_DIGITS}g}")
         if rounded < _STEP or unit == _UNITS[-1]:
             break
-        found /= _STEP
+        parsed /= _STEP
     return f"{sign}{count(rounded) if rounded >= _STEP else f'{rounded:g}'} {unit}"
 
 
 def seconds(value: object) -> str:
     """Format a duration in s: ``0.42 s``, ``12.3 s``, ``3 min 20 s``, ``1 h 05 min``."""
-    found = number(value)
-    if found is None or not math.isfinite(found):
-        return plain(found)
-    if round(found) < _MINUTE:
-        return f"{found:.2f} s" if found < 10 else f"{found:.1f} s"  # three significant digits
-    minutes, rest = divmod(round(found), _MINUTE)
+    parsed = number(value)
+    if parsed is None or not math.isfinite(parsed):
+        return plain(parsed)
+    if round(parsed) < _MINUTE:
+        return f"{parsed:.2f} s" if parsed < 10 else f"{parsed:.1f} s"  # three significant digits
+    minutes, rest = divmod(round(parsed), _MINUTE)
     if minutes < _MINUTE:
         return f"{minutes} min {rest:02d} s"
     return f"{minutes // _MINUTE} h {minutes % _MINUTE:02d} min"

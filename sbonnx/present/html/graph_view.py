@@ -153,12 +153,12 @@ class _Rows:
         start = f"{node.scope}/{node.name}/" if node.scope else f"{node.name}/"
         branches = [scope for scope in self._inner if scope.startswith(start) and "/" not in scope[len(start) :]]
         reads = tuple(map(_read, node.reads))
-        known = dict.fromkeys(row.label for row in reads if row.role != "bias")
+        labels = dict.fromkeys(row.label for row in reads if row.role != "bias")
         return GraphRow(
             name=text(node.name),
             op=text(node.op),
             shape=_shape(node.shape),
-            types=" × ".join(known),
+            types=" × ".join(labels),
             shade=shade(alone),
             loss="" if alone is None else decibel(alone),
             figures=tuple(_figures(self._losses[node.name])) if node.name in self._losses else (),
@@ -173,8 +173,8 @@ class _Rows:
 
     def blocks(self, nodes: Sequence[NodeRow], *, omitted: bool) -> tuple[GraphRow, ...]:
         """Return one row for each block of consecutive nodes."""
-        found = blocks_of([text(node.name) for node in nodes])
-        block_of = {nodes[place].name: index for index, (_, places) in enumerate(found) for place in places}
+        blocks = blocks_of([text(node.name) for node in nodes])
+        block_of = {nodes[place].name: index for index, (_, places) in enumerate(blocks) for place in places}
         reads = [
             tuple(
                 str(block_of[maker])
@@ -182,12 +182,12 @@ class _Rows:
                 for maker in nodes[place].inputs
                 if maker in block_of and block_of[maker] != index
             )
-            for index, (_, places) in enumerate(found)
+            for index, (_, places) in enumerate(blocks)
         ]
-        drawn = lanes([str(index) for index in range(len(found))], reads)
+        drawn = lanes([str(index) for index in range(len(blocks))], reads)
         return tuple(
             self._block(title, self.nodes([nodes[place] for place in places]), lane, omitted=omitted)
-            for (title, places), lane in zip(found, drawn, strict=True)
+            for (title, places), lane in zip(blocks, drawn, strict=True)
         )
 
     def _block(self, title: str, rows: tuple[GraphRow, ...], lane: Lanes, *, omitted: bool) -> GraphRow:

@@ -432,10 +432,10 @@ def _grouped(rows: Sequence[_Row], places: int) -> PlaceGroups:
     counts = Counter((what, code) for what, code, _, _ in rows)
     first = {(what, code): why for what, code, why, _ in reversed(rows)}
     most = counts.most_common(places)
-    each = max(1, places // max(len(most), 1))
+    places_a_reason = max(1, places // max(len(most), 1))
     where: dict[tuple[str, str], list[str]] = {key: [] for key, _ in most}
     for what, code, _, place in rows:
-        if len(where.get((what, code), range(each))) < each:
+        if len(where.get((what, code), range(places_a_reason))) < places_a_reason:
             where[what, code].append(place)
     groups = (
         PlaceGroup(what, first[what, code], code, times, tuple(where[what, code])) for (what, code), times in most

@@ -367,7 +367,7 @@ def _common(reports: Sequence[Report]) -> frozenset[tuple[str, str]]:
 
 def _anchors(names: Sequence[str]) -> list[str]:
     """Return one readable and unique HTML id per job."""
-    found: list[str] = []
+    anchors: list[str] = []
     taken: set[str] = set()
     for name in names:
         stem = "job-" + (re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-") or "x")
@@ -376,8 +376,8 @@ def _anchors(names: Sequence[str]) -> list[str]:
             again += 1
             anchor = f"{stem}-{again}"
         taken.add(anchor)
-        found.append(anchor)
-    return found
+        anchors.append(anchor)
+    return anchors
 
 
 def _when(value: object) -> datetime | None:

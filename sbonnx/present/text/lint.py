@@ -80,9 +80,9 @@ def _tables(printer: Printer, findings: Sequence[Finding], *, verbose: bool) -> 
             kinds.setdefault(number if verbose else finding.rule, []).append(finding)
         several = len(kinds) < len(some)
         rows = [
-            (*((len(alike),) if several else ()), one.rule, one.node or None, one.tensor or None, one.why, one.mend)
+            (*((len(alike),) if several else ()), row.rule, row.node or None, row.tensor or None, row.why, row.mend)
             for alike in kinds.values()
-            for one in alike[:1]
+            for row in alike[:1]
         ]
         titles = ("times", "rule", "first node", "first tensor", "why", "fix")
         plain = ("rule", "node", "tensor", "why", "fix")

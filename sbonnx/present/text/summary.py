@@ -85,12 +85,12 @@ FULL: Final = 8
 
 def left_in_float(report: Report) -> str:
     """Return how many operators or tensors were not quantized, with the most frequent reason; "" without any."""
-    left = [one for one in report.refusals if one.what.startswith(("quantize", "integer kernel"))]
+    left = [refusal for refusal in report.refusals if refusal.what.startswith(("quantize", "integer kernel"))]
     if not left:
         return ""
-    counts = Counter(one.code for one in left)
+    counts = Counter(refusal.code for refusal in left)
     kind, times = counts.most_common(1)[0]
-    first = next(one for one in left if one.code == kind)
+    first = next(refusal for refusal in left if refusal.code == kind)
     others = f"; {len(counts) - 1} other reason{'s' * (len(counts) != 2)}" if len(counts) > 1 else ""
     many = f", {times} times: " if len(counts) > 1 < times else ": "
     return f"{len(left)} place{'s' * (len(left) != 1)}, such as '{first.where}'{many}{first.why}{others}"

@@ -72,8 +72,8 @@ def metric_text(value: MetricValue, evaluation: Evaluation | MetricLosses, *, si
     digits = ".4f" if evaluation.share else ".5g"
     unit = f" {evaluation.unit}" if evaluation.unit else ""
     figure, low, high = (f"{number:{'+' * sign}{digits}}" for number in (value.value, value.low, value.high))
-    known = math.isfinite(value.low) and math.isfinite(value.high) and low != high
-    return f"{figure}{unit} ({low} to {high})" if known else f"{figure}{unit}"
+    has_interval = math.isfinite(value.low) and math.isfinite(value.high) and low != high
+    return f"{figure}{unit} ({low} to {high})" if has_interval else f"{figure}{unit}"
 
 
 def evaluation_rows(evaluation: Evaluation) -> tuple[str, tuple[str, ...], list[Sequence[object]]]:
@@ -145,10 +145,14 @@ def show_refusals(
     """
     every = list(refusals)
     if verbose:
-        printer.table(title, ("what", "why", "code", "at"), [(one.what, one.why, one.code, one.where) for one in every])
+        printer.table(
+            title,
+            ("what", "why", "code", "at"),
+            [(refusal.what, refusal.why, refusal.code, refusal.where) for refusal in every],
+        )
         return
-    counts = Counter((one.what, one.code) for one in every)
-    first = {(one.what, one.code): one for one in reversed(every)}
+    counts = Counter((refusal.what, refusal.code) for refusal in every)
+    first = {(refusal.what, refusal.code): refusal for refusal in reversed(every)}
     printer.table(
         title,
         ("times", "what", "why", "code", "first at"),
@@ -196,11 +200,11 @@ def _compared(metrics: Comparison, calibrated: bool) -> str:
     feeds = f"{metrics.feeds} feed{'s' * (metrics.feeds != 1)}"
     if not metrics.held_out:
         return f"{feeds} of the calibration data: none was held out" if calibrated and metrics.feeds else feeds
-    known = ", ".join(f"{row.sqnr_db:.1f}" for row in metrics.calibration[:MOST_OUTPUTS])
+    figures = ", ".join(f"{row.sqnr_db:.1f}" for row in metrics.calibration[:MOST_OUTPUTS])
     more = ", ..." if len(metrics.calibration) > MOST_OUTPUTS else ""
     return (
         f"{metrics.held_out} samples held out of calibration, in {feeds} "
-        f"(on as many calibration samples: {known}{more} dB)"
+        f"(on as many calibration samples: {figures}{more} dB)"
     )
 
 

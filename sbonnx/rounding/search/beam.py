@@ -145,7 +145,7 @@ class _Beams:
     def errors(self, planes: Planes, part: slice, own: Array) -> Array:
         """Return `_errors` of the codes of all beams, (G, O * beams, B)."""
         wide = own.reshape(self.groups, self.outputs, self.beams, -1)
-        weight, zero, scale = (each[:, :, None, part] for each in (planes.weight, planes.zero, planes.scale))
+        weight, zero, scale = (array[:, :, None, part] for array in (planes.weight, planes.zero, planes.scale))
         return np.asarray((weight - (wide - zero) * scale).reshape(own.shape))
 
     def best(self, rows: Array) -> Array:
@@ -172,13 +172,13 @@ class _Beams:
         triangle = np.ascontiguousarray(planes.factor[:, part, part])
         pivots = np.ascontiguousarray(planes.pivots[:, part])
         weight, scale, zero, low, high = (
-            np.ascontiguousarray(each[:, :, part])
-            for each in (planes.weight, planes.scale, planes.zero, planes.low, planes.high)
+            np.ascontiguousarray(array[:, :, part])
+            for array in (planes.weight, planes.scale, planes.zero, planes.low, planes.high)
         )
         if base.loops is not None:
             return self._compiled(free, (weight, scale, zero, low, high, pivots, triangle))
         weight, scale, zero, low, high = (
-            np.moveaxis(each, 2, 0).reshape(width, -1, 1) for each in (weight, scale, zero, low, high)
+            np.moveaxis(array, 2, 0).reshape(width, -1, 1) for array in (weight, scale, zero, low, high)
         )
         pivots = np.repeat(pivots.T, self.outputs, axis=1)[:, :, None]
         free = free.reshape(-1, width)
@@ -200,7 +200,7 @@ class _Beams:
         """Run the compiled loop of `round_block`, one output after another."""
         codes, began = np.empty_like(free), np.empty(self.cost.size, np.int64)
         rows, width = len(self.cost), free.shape[2]
-        arrays = tuple(address(each) for each in (free, *block, self.cost, codes, began))
+        arrays = tuple(address(array) for array in (free, *block, self.cost, codes, began))
         before = (*arrays, self.outputs, self.beams, width)
         over_rows("beam", before, rows, (), rows * self.beams * width * width // 2)
         return codes, began

@@ -66,7 +66,7 @@ class _State:
     def compiled(self, sweeps: int) -> Array:
         """Return the codes after `sweeps` sweeps, float64. Processes one output after another."""
         groups, outputs, columns = self.codes.shape
-        arrays = (address(each) for each in (self.a, self.rest, self.step, self.scale, self.codes))
+        arrays = (address(array) for array in (self.a, self.rest, self.step, self.scale, self.codes))
         rows = groups * outputs
         (low, apart), (high, _) = (limit_rows(end, np.float32) for end in (self.low, self.high))
         before = (*arrays, address(low), address(high), outputs, columns, apart)
@@ -76,17 +76,17 @@ class _State:
     def in_numpy(self, sweeps: int) -> Array:
         """Fallback of `compiled` without the compiled loop, column by column. Bit-identical."""
         # Converged outputs are left out: rows if there is one group, else whole groups.
-        found = self.codes.astype(np.float64)
-        axis = 1 if len(found) == 1 else 0
-        state, moving = self, np.arange(found.shape[axis])
+        codes = self.codes.astype(np.float64)
+        axis = 1 if len(codes) == 1 else 0
+        state, moving = self, np.arange(codes.shape[axis])
         for _ in range(sweeps):
             moved = np.asarray(state.sweep().any(axis=1 - axis))
-            found[(slice(None), moving) if axis else moving] = state.codes
+            codes[(slice(None), moving) if axis else moving] = state.codes
             if not moved.any():
                 break
             if moved.mean() < 0.8:
                 state, moving = state.only(moved, axis), moving[moved]
-        return found
+        return codes
 
     def only(self, moved: Array, axis: int) -> _State:
         """Select the rows (axis 1) or the groups (axis 0) given by the mask `moved`."""

@@ -137,8 +137,8 @@ def _panel(a: Array, chosen: Array, start: int, end: int) -> None:
         else:
             for rows in moved:
                 rows[every, pick], rows[every, c] = rows[every, c], rows[every, pick]
-        known = a[:, c:, start:c]
-        column = a[:, c:, c] - (known @ known[:, 0, :, None])[:, :, 0]
+        done_columns = a[:, c:, start:c]
+        column = a[:, c:, c] - (done_columns @ done_columns[:, 0, :, None])[:, :, 0]
         column[:, 0] = pivot
         column /= np.sqrt(pivot)[:, None]
         a[:, c:, c] = column
@@ -206,20 +206,20 @@ def factor_of(moments: Moments, damping: float, order: Order) -> Factor:
     """Return the factor of the moments of a layer; that of a layer with more than `WIDE` inputs is kept with them."""
     key = ("factor", damping, order)
     if key in moments.memo:
-        found: Factor = moments.memo[key]
-        return found
-    found = Factor.of(moments.a, damping, order)
+        factor: Factor = moments.memo[key]
+        return factor
+    factor = Factor.of(moments.a, damping, order)
     if moments.layout.inputs > WIDE:
-        moments.memo[key] = found
-    return found
+        moments.memo[key] = factor
+    return factor
 
 
 def back_substitute(right: Array, factor: Array) -> Array:
     """Solve ``Z M' = right`` for Z, (G, O, K), with the upper triangular M (G, K, K), block by block."""
-    found = np.empty_like(right)
+    solved = np.empty_like(right)
     count = right.shape[2]
     for start in range((count - 1) // BLOCK * BLOCK, -1, -BLOCK):
         part, after = slice(start, min(start + BLOCK, count)), slice(min(start + BLOCK, count), count)
-        left = right[:, :, part] - found[:, :, after] @ factor[:, part, after].transpose(0, 2, 1)
-        found[:, :, part] = np.linalg.solve(factor[:, part, part], left.transpose(0, 2, 1)).transpose(0, 2, 1)
-    return found
+        left = right[:, :, part] - solved[:, :, after] @ factor[:, part, after].transpose(0, 2, 1)
+        solved[:, :, part] = np.linalg.solve(factor[:, part, part], left.transpose(0, 2, 1)).transpose(0, 2, 1)
+    return solved

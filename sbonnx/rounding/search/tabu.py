@@ -126,7 +126,7 @@ class _TabuProblem:
             for group in range(groups):
                 _TabuState.of(self, group).go(steps, tenure(columns))
             return
-        arrays = (address(each) for each in (self.a, self.rest, self.scale, self.dead, self.codes))
+        arrays = (address(array) for array in (self.a, self.rest, self.scale, self.dead, self.codes))
         (low, apart), (high, _) = (limit_rows(end, np.int32) for end in (self.low, self.high))
         before = (*arrays, address(low), address(high), outputs, columns, self.a.shape[2], apart)
         after = (steps, tenure(columns))
@@ -156,7 +156,7 @@ class _TabuState:
         more = (0, padded - columns)
         there = np.pad(problem.dead[group, :columns] == 0, more)
         square = np.pad(np.diagonal(a), more)
-        wide, low, high = (np.pad(each, ((0, 0), more)) for each in (codes, problem.low[group], problem.high[group]))
+        wide, low, high = (np.pad(array, ((0, 0), more)) for array in (codes, problem.low[group], problem.high[group]))
         up, down = (np.where(there & room, np.float32(0), BARRED) for room in (wide < high, wide > low))
         curve = np.where(there, scale * scale * square, np.float32(0))
         return _TabuState(a, problem.rest[group], np.float32(2) * scale, curve, up, down, codes, low, high)
