@@ -228,6 +228,8 @@ class SketchCache:
             raise DataError(f"'{header}' of the calibration cache cannot be read: {error.strerror or error}") from error
         try:
             self._check_identity(json.loads(content))
+        except DataError:  # also a ValueError
+            raise
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
             self.notes.append(
                 Note(
