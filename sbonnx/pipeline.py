@@ -22,6 +22,13 @@ from sbonnx.recipe import Recipe
 from sbonnx.report import Report
 from sbonnx.report.pruned import PruningReport
 from sbonnx.report.simplified import SimplifyReport
+from sbonnx.stages.channel_pruning import (
+    fuse_before_pruning,
+    measure_for_pruning,
+    prune,
+    read_pruning_data,
+    save_pruned,
+)
 from sbonnx.stages.contract import S, Stage, stage
 from sbonnx.stages.measure import (
     calibrate,
@@ -45,14 +52,7 @@ from sbonnx.stages.prepare import (
     resolve,
     simplify,
 )
-from sbonnx.stages.prune import (
-    fuse_before_pruning,
-    measure_for_pruning,
-    prune,
-    read_pruning_data,
-    save_pruned,
-)
-from sbonnx.stages.simplify import save_simplified
+from sbonnx.stages.simplification import save_simplified
 from sbonnx.stages.state import PipelineState, Prepared, PrunedModel, PruneOptions, Request, Source, run_options
 from sbonnx.stages.write import (
     check_targets,

@@ -34,7 +34,7 @@ from sbonnx.recipe import Recipe, load
 from sbonnx.recipe.sections.sparsity import SparseFinetune
 from sbonnx.recipe.sections.whole import PRUNING_FORMS
 from sbonnx.spec import Array
-from sbonnx.stages.prune import SAME, prune, removal_error
+from sbonnx.stages.channel_pruning import SAME, prune, removal_error
 from sbonnx.stages.state import Prepared, Source, run_options
 
 if TYPE_CHECKING:

@@ -84,7 +84,7 @@ def _why_not(weight: Weight, relu: Node, by_node: Mapping[int, Weight], held: se
     for node, index in readers(relu.outputs[0]):
         reader = by_node.get(id(node))
         if reader is None or index != 0 or reader.layer.in_channels != weight.layer.out_channels:
-            return Reason("reader-without-bias", f"{node.op} '{node.name}' reads it and has no bias of its own")
+            return Reason("reader-without-bias", f"{node.op} '{node.name}' reads it and cannot absorb a bias")
         if not _has_bias(reader):
             return Reason("no-bias", f"{node.op} '{node.name}' has no bias")
         if reads_padding(reader.layer, node.attrs):

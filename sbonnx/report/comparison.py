@@ -304,7 +304,7 @@ def _collapsed(error: OutputDifference, nature: Nature | None) -> str:
     if nature in WITHOUT_ERROR:
         return ""
     if error.constant:
-        return f"output '{error.name}' is the constant {error.low:.6g}, whatever the input"
+        return f"output '{error.name}' is the constant {error.low:.6g} for every input"
     if error.frozen:
         return f"output '{error.name}' is the same for every sample, in float it is not"
     if error.sqnr_db < COLLAPSED_DB:

@@ -284,7 +284,7 @@ EXPLANATIONS: Final = (
         "biases-corrected mean-not-known norms-tuned no-batch-norm nothing-quantized norm-was-folded "
         "no-bias-for-mean outputs-do-not-fit-channels groups-share-weight shares-scales one-scale-for-outputs "
         "statistics-computed in-branch",
-        "corrections need known statistics of a batch normalization, and a bias or scale of its own to change",
+        "corrections need known statistics of a batch normalization, and a bias or scale that no other layer reads",
         "BIAS_CORRECTION: measured uses data instead of statistics",
         "docs/recipe.md",
     ),

@@ -44,7 +44,7 @@ from sbonnx.stages.verify import check_outputs
 
 UNSEEN: Final = Note(
     "rounding-without-data",
-    "no data was given: weights go to the nearest codes, and their rounding did not see what layers meet",
+    "no data was given: weights are rounded to nearest, without second moments of their inputs",
 )
 """Note if input-aware rounding has no data: weights are rounded to nearest."""
 
@@ -170,20 +170,15 @@ def _scale_by_activations(state: PipelineState, options: RunOptions) -> Pipeline
         return state
     if state.data is None:
         return state.refused(
-            Refusal(
-                "scale by activations", "EQUALIZE.AWQ", Reason("no-data", "there are no data to see what products meet")
-            )
+            Refusal("scale by activations", "EQUALIZE.AWQ", Reason("no-data", "input activations are measured on data"))
         )
     done, refusals = scale_by_activations(prepared.graph, prepared.plan, state.data.fit)
-    fired = [Fired("awq_mul" if scaled_product.multiplied else "awq", scaled_product.tensor) for scaled_product in done]
+    fired = [Fired("awq_mul" if product.multiplied else "awq", product.tensor) for product in done]
     if done:
-        least, most = (
-            min(scaled_product.share for scaled_product in done),
-            max(scaled_product.share for scaled_product in done),
-        )
+        shares = [product.share for product in done]
         text = Note(
             "products-scaled",
-            f"inputs of products scaled by what they meet: output errors {least:.0%} to {most:.0%} of before",
+            f"products scaled by inputs: output errors {min(shares):.0%} to {max(shares):.0%} of before",
         )
         prepared.graph.info.notes.append(text)
     prepared = replace(

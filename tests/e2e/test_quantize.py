@@ -278,7 +278,7 @@ def test_a_model_by_hand_without_data_says_what_was_not_seen() -> None:
     with sbonnx.QuantModel(model(text, w=(64, 8)), None, backend="onnxruntime", **wishes) as quant:
         for _ in range(2):
             solution = quant.calc_qparams()
-            assert any("their rounding did not see what layers meet" in note for note in solution.notes)
+            assert any("without second moments of their inputs" in note for note in solution.notes)
             assert [str(one) for one in quant.prepared.refusals if "EQUALIZE.AWQ" in str(one)] == [
-                "scale by activations: not at EQUALIZE.AWQ: there are no data to see what products meet"
+                "scale by activations: not at EQUALIZE.AWQ: input activations are measured on data"
             ]

@@ -81,7 +81,7 @@ def test_pruning_does_not_see_the_samples_of_verification(
         seen.append((fit, judged))
         return prune_graph(graph, fit, settings, judged)
 
-    monkeypatch.setattr("sbonnx.stages.prune.prune_graph", recorded)
+    monkeypatch.setattr("sbonnx.stages.channel_pruning.prune_graph", recorded)
     report = sbonnx.quantize(*files, recipe={"SPARSE": {"RATIO": 0.25}}, split=1)
     parts = held_out(files)
     assert some(report.metrics).held_out == parts.count == 6
