@@ -106,7 +106,7 @@ def test_every_folder_with_modules_is_a_package() -> None:
     assert not [folder for folder in sorted(folders) if f"{folder}/__init__.py" not in modules]
 
 
-def test_nothing_but_code_and_listed_data_lies_in_the_packages() -> None:
+def test_packages_contain_only_code_and_listed_data() -> None:
     others = {name for name in package_files() if not name.endswith(".py")}
     assert others == {f"sbonnx/{name}" for name in DATA}
 

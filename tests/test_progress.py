@@ -190,7 +190,7 @@ def test_which_one_is_made() -> None:
     bar.close()
 
 
-def test_the_bar_counts_and_can_begin_anew() -> None:
+def test_the_bar_counts_and_restarts() -> None:
     stream = Terminal()
     bar = Bar(stream)
     bar.start("first", 3)

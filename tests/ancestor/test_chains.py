@@ -136,7 +136,7 @@ def test_no_pair_in_more_chains_than_the_ancestor_knew(first: str, second: str, 
 
 @pytest.mark.sampled(20)
 @pytest.mark.parametrize(("first", "second"), QUANTIZED)
-def test_a_pair_stands_before_other_activations(first: str, second: str, tmp_path: Path) -> None:
+def test_other_activations_have_a_pair_on_their_input(first: str, second: str, tmp_path: Path) -> None:
     found = pairs(first, second, tmp_path)
     tensor = "x" if first == "graph input" else "t"
     inside = {"Mish": ["make_sp", "make_y"], "SiLU": ["make_sg", "make_y"], "GELU": ["make_di", "make_pr"]}

@@ -62,7 +62,7 @@ def test_the_worst_output_counts(key: str) -> None:
     assert f"{bad:g}" in missed.reasons[0] and f"{found:g}" in missed.reasons[0]
 
 
-def test_nothing_is_asked() -> None:
+def test_no_threshold_accepts_any_result() -> None:
     """Whatever it is."""
     assert judge(Acceptance(), Comparison()) == judge(Acceptance(), METRICS)
     assert judge(Acceptance(), METRICS).rows == ()
@@ -78,7 +78,7 @@ def test_what_was_not_measured_is_not_accepted(key: str) -> None:
         assert "cannot be judged" in found.reasons[0]
 
 
-def test_an_agreement_is_told_with_its_interval() -> None:
+def test_an_agreement_is_reported_with_its_interval() -> None:
     """16 samples tell little."""
     figure = {"name": "agreement", "value": 0.875, "low": 0.64, "high": 0.965}
     metrics = compared({"outputs": [{"agreement": 0.875}], "quality": [{"samples": 16, "figures": [figure]}]})
@@ -106,7 +106,7 @@ def metric_file(folder: Path, body: str) -> str:
     return f"{folder / 'metric.py'}:score"
 
 
-def test_a_metric_of_ones_own(tmp_path: Path) -> None:
+def test_metric_values_of_a_users_function(tmp_path: Path) -> None:
     """It sees both files; the float one once, as long as neither it nor the code changes."""
     named = metric_file(tmp_path, "return {'size': Path(path).stat().st_size * beside.SIZE}")
     model, quantized = tmp_path / "m.onnx", tmp_path / "q.onnx"

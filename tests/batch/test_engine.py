@@ -234,7 +234,7 @@ def test_more_workers_than_processors(places: Places) -> None:
     assert seen.at_once == count
 
 
-def test_stages_and_memory_are_told(places: Places) -> None:
+def test_progress_reports_stages_and_memory(places: Places) -> None:
     _, seen = run([works.step_of("slow", places.output)], places)
     assert "counting" in seen.stages["slow"]
     assert seen.memory["slow"] > 10_000_000

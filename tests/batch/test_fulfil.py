@@ -63,7 +63,7 @@ def test_what_crashed_is_tried_again_by_the_next_run(tmp_path: Path) -> None:
     assert seen.titles == ["once"]
 
 
-def test_nobody_measures_what_nobody_will_read(tmp_path: Path) -> None:
+def test_a_calibration_that_no_step_needs_is_not_run(tmp_path: Path) -> None:
     """The calibration has another key, since a job is new; but those that are left do not wait for it."""
     a = works.step_of("a", tmp_path, after=("k-c",))
     play(wished(tmp_path, works.step_of("c", tmp_path, kind="calibrate"), a))
@@ -86,7 +86,7 @@ def test_killed_while_it_published(tmp_path: Path) -> None:
     assert not (tmp_path / ".a.onnx.4711.tmp").exists()
 
 
-def test_what_nobody_asks_for_any_more_goes_in_time(tmp_path: Path) -> None:
+def test_unused_state_is_deleted_after_a_while(tmp_path: Path) -> None:
     """After a month without use; what is used stays however old it is, and so do outputs."""
     a, b = works.step_of("a", tmp_path), works.step_of("b", tmp_path)
     play(wished(tmp_path, a, b))

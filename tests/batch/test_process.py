@@ -197,7 +197,7 @@ def test_what_is_made_is_not_made_again(places: Places) -> None:
     assert (places.output / "ran.txt").read_text() == "k-simple\n"
 
 
-def test_an_unreadable_outcome_is_made_anew(places: Places) -> None:
+def test_an_unreadable_outcome_is_recomputed(places: Places) -> None:
     """As after a loss of power: the folder is there, and the file in it is empty."""
     places.made("k-simple").mkdir(parents=True)
     (places.made("k-simple") / "outcome.json").touch()

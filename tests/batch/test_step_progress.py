@@ -95,7 +95,7 @@ def test_json_lines() -> None:
     assert (events[-1]["ended"], events[-1]["steps"]) == (3, 4)
 
 
-def test_stages_are_told_at_most_twice_a_second() -> None:
+def test_stages_are_reported_at_most_twice_a_second() -> None:
     stream = io.StringIO()
     watch = BatchJsonLines(stream)
     step = works.step_of("a", OUT)

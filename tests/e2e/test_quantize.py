@@ -271,7 +271,7 @@ def test_a_rounding_of_the_table_is_used(monkeypatch: pytest.MonkeyPatch) -> Non
         np.testing.assert_array_equal(solution.codes["w1"], held["w1_quantized"])
 
 
-def test_a_model_by_hand_without_data_says_what_was_not_seen() -> None:
+def test_quant_model_without_data_notes_unmeasured_steps() -> None:
     """Weights alone need no data; a rounding and a scaling that would look at some are told, once."""
     wishes: dict[str, Any] = {"MODE": "weight_only", "w_bit": 4, "awq": True}
     text = "agraph (float[n,64] x) => (float[n,8] y) { y = MatMul (x, w) }"

@@ -138,7 +138,7 @@ def test_our_own_dynamic_and_blocked_products(mode: Mode) -> None:
     assert sqnr_db(expected, run(again, data[0])["y"]) > least
 
 
-def test_what_cannot_be_taken_out_is_told() -> None:
+def test_pairs_that_cannot_be_removed_are_refused() -> None:
     text = """agraph (uint8[3,8] c, float[3,8] x) => (float[3,4] y, float[3,8] v) {
         v = DequantizeLinear (c, s)
         y = MatMul (x, w)

@@ -101,7 +101,7 @@ def test_packing_puts_the_first_code_in_the_low_half(length: int, seed: int) -> 
     assert pack(codes, 8) is codes
 
 
-def test_past_the_end_stands_the_code_of_zero() -> None:
+def test_padding_of_a_block_has_the_code_of_zero() -> None:
     codes = np.full((5, 1), 3, ml_dtypes.int4)
     packed, scales, zeros = blocked(codes, np.ones((1, 1), np.float32), np.full((1, 1), -2, ml_dtypes.int4), block=16)
     assert packed.tolist() == [[[0xBB, 0xBB, 0x6B, 0x66, 0x66, 0x66, 0x66, 0x66]]]

@@ -352,7 +352,7 @@ def test_a_loop_counts_as_a_whole() -> None:
     assert of(model(text, k=(4,)))["y"] != of(proto)["y"], "the parameters are told apart"
 
 
-def test_parameters_of_loops_in_loops_are_told_apart() -> None:
+def test_parameters_of_nested_loops_are_distinct() -> None:
     text = """agraph (float[4] x, int64 n, bool go) => (float[4] y) {
         y = Loop (n, go, x) < body = outer (int64 i, bool c, float[4] s) => (bool c2, float[4] s2) {
             c2 = Identity (c)

@@ -197,7 +197,7 @@ def test_nodes_without_a_name_or_with_a_taken_one_get_one() -> None:
     assert load(source).info.notes == graph.info.notes
 
 
-def test_the_same_tensor_names_in_two_branches_are_told_apart() -> None:
+def test_tensors_of_equal_names_in_two_branches_are_distinct() -> None:
     source = parsed(
         """g (bool c, float[2,3] x) => (float[2,3] y) {
         y = If (c) <then_branch = t () => (float[2,3] o) { h = Exp(x)  o = Neg(h) },

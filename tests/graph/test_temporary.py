@@ -281,7 +281,7 @@ def test_a_folder_that_another_process_sweeps_at_once_is_made_again(
     assert not names(place / "tmp")
 
 
-def test_names_are_not_predictable_and_nobody_else_may_look(place: Path) -> None:
+def test_temporary_names_are_random_and_private(place: Path) -> None:
     with temporary_folder() as one, temporary_folder() as other:
         assert one.name != other.name
         assert one.stat().st_mode & 0o777 == 0o700

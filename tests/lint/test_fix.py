@@ -117,7 +117,7 @@ def test_other_ways_to_break_a_rule_bring_nothing_new_either(rule: str, case: Ca
 
 
 @pytest.mark.parametrize("rule", TOLD)
-def test_what_only_calibration_knows_is_told(rule: str) -> None:
+def test_findings_that_need_calibration_are_listed_and_not_fixed(rule: str) -> None:
     model, target = (CASES[rule][0].model(), "tensorrt@11") if rule in CASES else model_for(rule)
     mended = fix(model, target)
     assert not mended.done
@@ -254,7 +254,7 @@ def test_an_activation_that_saturation_did_is_written_back(top: float | None, op
     assert (reference == 0).mean() > 0.2  # the sign of what the activation cut would show
 
 
-def test_no_activation_is_invented_where_one_stands() -> None:
+def test_no_second_relu_is_inserted_after_a_relu() -> None:
     net = Net()
     y = net.op("Relu", net.conv(net.pair("x", 0.05, 128)))
     graph = fix(net.done(net.op("Abs", net.pair(y, 0.02, 0))), "tensorrt@11").graph
@@ -319,7 +319,7 @@ def test_on_a_cpu_that_saturates_pairs_decide(kind: str, codes: tuple[int, ...],
     assert [row.done for row in rows_of_rule] == [done]
 
 
-def test_a_newer_opset_than_the_parser_reads_is_told() -> None:
+def test_an_opset_newer_than_the_parser_is_reported() -> None:
     """int4 needs opset 21, the parser of 8.6 reads 17."""
     case = MORE["T14"][0]
     (row,) = [row for row in fix(case.model(), "tensorrt@8.6").rows if row.rule == "T14"]

@@ -32,7 +32,7 @@ def images(shape: tuple[int, ...], seed: int) -> Array:
 
 @settings(max_examples=80, deadline=None)
 @given(data=st.data())
-def test_each_box_is_summed_as_it_stands(data: st.DataObject) -> None:
+def test_sums_of_lagged_products_equal_float64_sums(data: st.DataObject) -> None:
     """One axis or two, any steps, one factor or two, several images: in float64 by hand, and in both forms."""
     axes = data.draw(st.integers(1, 2))
     sizes = tuple(data.draw(st.integers(1, 40)) for _ in range(axes))

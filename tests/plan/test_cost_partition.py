@@ -182,7 +182,7 @@ def test_what_a_recipe_asks_for_by_name_is_done() -> None:
     assert plan_of(pooled(), **{"QUANTIZE_INPUTS_OF.POOL": True}) == ({"Conv", "AveragePool"}, {})
 
 
-def test_a_table_of_ones_own(tmp_path: Path) -> None:
+def test_a_users_table_of_kernel_costs(tmp_path: Path) -> None:
     """Where integer convolutions cost a second, nothing is quantized."""
     text = BUNDLED.read_text().replace('"kernel": "QLinearConv", ', '"kernel": "QLinearConv", "was": 0, ')
     slow = tmp_path / "slow.json"

@@ -351,7 +351,7 @@ def test_a_switch_overrules_what_the_backend_would_leave_float() -> None:
     assert {"x", "z", "a"} == set(placed)
 
 
-def test_a_reader_that_asks_for_another_scheme_than_is_written_is_told() -> None:
+def test_a_reader_with_another_scheme_is_reported() -> None:
     recipe = {
         "BACKEND": "onnxruntime",
         "A": {"SPECIFIC": [{"conv2": ["QSCHEME", "per-tensor-symmetric"]}]},

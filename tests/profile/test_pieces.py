@@ -23,7 +23,7 @@ PARTS: dict[str, Any] = {"two": np.array(2), "first": np.array(0), "second": np.
 X = np.random.default_rng(1).standard_normal((3, 4)).astype(np.float32)
 
 
-def test_a_layer_a_step_and_what_lies_between_in_one() -> None:
+def test_one_step_a_layer_and_one_for_nodes_between() -> None:
     steps = steps_of(load(residual()), ["stem", "conv1", "fc"], ["y"])
     assert [step.nodes for step in steps] == [
         ("stem",),

@@ -213,7 +213,7 @@ def test_bisection_finds_the_smallest_share_within_a_loss() -> None:
 
 
 @pytest.mark.slow
-def test_rounds_measure_what_remains_and_meet_the_budget() -> None:
+def test_rounds_measure_the_remaining_network_and_reach_the_budget() -> None:
     graph = inverted()
     found = [pruned(inverted(), macs=0.5, rounds=3) for _ in range(2)]
     assert found[0].macs <= 0.5

@@ -210,7 +210,7 @@ def test_errors_of_scores_leave_masked_classes_out() -> None:
     assert errors[1] == pytest.approx(errors[0], rel=0.3)
 
 
-def test_allocation_takes_the_cheapest_steps_and_meets_the_budget() -> None:
+def test_allocation_reaches_the_budget_by_the_cheapest_steps() -> None:
     curves = [SensitivityCurve((0, 4), (0.0, 0.4)), SensitivityCurve((0, 4), (0.0, 0.04))]
 
     free = CountLimits((1, 1), (7, 7), 0.1)

@@ -242,7 +242,7 @@ def test_state_goes_through_a_file(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_copy_stands_alone(method: str) -> None:
+def test_a_deep_copy_shares_no_state(method: str) -> None:
     module = module_of(method, A4, ())
     module.enabled = False
     twin = copy.deepcopy(module)

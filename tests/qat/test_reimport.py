@@ -125,7 +125,7 @@ def test_batch_and_length_are_computed_when_it_runs() -> None:
         assert_close(module(torch.from_numpy(ids))["y"], run(proto, {"ids": ids})["y"])
 
 
-def test_sizes_that_are_outputs_and_that_tensors_meet() -> None:
+def test_sizes_as_outputs_and_as_operands_of_tensors() -> None:
     text = """g (float[N,3] x) => (int64[2] s, float[N,3] y, int64 n) {
         s = Shape (x)
         n = Size (x)

@@ -42,7 +42,7 @@ def changed() -> Any:
 
 
 @pytest.mark.slow
-def test_a_state_dict_goes_into_a_module_prepared_anew(changed: Any, tmp_path: Path) -> None:
+def test_a_state_dict_loads_into_a_new_module(changed: Any, tmp_path: Path) -> None:
     """By the plain way of torch, without code in the file; and what is exported is the same file."""
     torch.save(changed.state_dict(), tmp_path / "state.pt")
     fresh = prepared()

@@ -231,7 +231,7 @@ def test_model_and_function_agree() -> None:
             np.testing.assert_allclose(made(feed)["y"], expected, rtol=0, atol=1e-3 * np.abs(expected).max())
 
 
-def test_weights_alone_are_rounded_by_what_they_meet() -> None:
+def test_weights_alone_are_rounded_by_second_moments() -> None:
     """No activation is quantized: nothing is observed, and the moments are gathered all the same."""
     ready = prepared(a_bit=0)
     assert not ready.plan.of_role("activation")

@@ -372,7 +372,7 @@ def test_a_decoder_that_gains_nothing() -> None:
     assert verdict_of({"llm": decoder}).text.startswith("Nothing gained: about the same size, 1.2 times slower")
 
 
-def test_an_unusable_output_is_lost_whatever_its_figures() -> None:
+def test_an_unusable_output_is_lost_with_any_figures() -> None:
     values = metrics(KEPT)
     values["outputs"][0]["sqnr_db"] = 1.0
     assert "lost in error: SQNR 1.0 dB, lost below 3 dB" in verdict_of(values).text

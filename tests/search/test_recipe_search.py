@@ -196,7 +196,7 @@ def test_a_metric_of_the_user(place: Path) -> None:
         quantized(place, "q.onnx", max_loss="2%", metric=lambda made, plain: float("nan"), force=True)
 
 
-def test_nothing_is_searched_where_nobody_tries() -> None:
+def test_auto_is_refused_where_no_trial_can_run() -> None:
     recipe, rules = read_recipe("auto", "onnxruntime", {})
     prepared = prepare(residual(), recipe, rules)
     assert any(one.what == "search" and one.where == "AUTO" for one in prepared.refusals)

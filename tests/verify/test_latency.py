@@ -96,7 +96,7 @@ def test_the_advice_names_the_layers_to_leave_in_float(monkeypatch: pytest.Monke
     assert layers and layers < before
 
 
-def test_the_ratio_lies_in_its_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_interval_contains_the_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that becomes busy halfway moves the medians of the times apart, and not the ratio of pairs."""
     floats = [1.0] * 10 + [10.0] * 11
     quantized = [0.9] * 11 + [9.0] * 10

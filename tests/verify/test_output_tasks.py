@@ -188,7 +188,7 @@ def test_no_detections_say_nothing() -> None:
 
 @pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize(("moved", "state"), [(0.0, "kept"), (0.1, "kept"), (0.5, "uncertain"), (30.0, "lost")])
-def test_detections_are_matched_whatever_their_order(several: bool, moved: float, state: str) -> None:
+def test_detections_are_matched_in_any_order(several: bool, moved: float, state: str) -> None:
     names = ["boxes", "scores", "classes"] if several else ["found"]
     samples = QualitySamples(names, None, "detection")
     for number in range(40):

@@ -31,7 +31,9 @@ FEEDS = [{"x": np.random.default_rng(seed).standard_normal((3, 3, 8, 8)).astype(
 
 
 @pytest.mark.parametrize(("cheap", "memory"), [(False, 1), (True, 1), (True, 20_000), (False, 1 << 30)])
-def test_whatever_becomes_of_the_activations(cheap: bool, memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_do_not_depend_on_the_activation_cache(
+    cheap: bool, memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stores: list[TensorStore] = []
     close = TensorStore.close
 

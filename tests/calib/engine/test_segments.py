@@ -38,7 +38,7 @@ def test_pieces_compute_what_the_whole_computes(granularity: Any) -> None:
             np.testing.assert_array_equal(known[name], value)
 
 
-def test_whole_is_one_without_what_nobody_wants() -> None:
+def test_whole_graph_is_one_segment_without_unused_nodes() -> None:
     g = graph()
     (segment,) = cut(g, ["x", "r1"], "whole")
     assert segment.inputs == ("x",)

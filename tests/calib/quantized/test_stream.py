@@ -207,7 +207,7 @@ def test_half_precision() -> None:
 
 
 @pytest.mark.usefixtures("plainly")
-def test_what_has_no_type_is_computed_anew() -> None:
+def test_values_that_are_no_tensors_are_computed_by_each_stage() -> None:
     """A sequence cannot be the input of a stage: both stages that read it make it."""
     text = """
     agraph (float[N,4] x) => (float[N,2] y) {

@@ -129,7 +129,7 @@ def test_few_values_are_exact(x: Array) -> None:
     assert found.hi[0] == x.max()
 
 
-def test_a_constant_is_exact_whatever_its_size() -> None:
+def test_a_constant_of_any_size_is_exact() -> None:
     x = normal(3, 20_000)
     found = Sketch.of(x, 0).distribution()
     assert found.exact
