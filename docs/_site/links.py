@@ -15,6 +15,8 @@ from sbonnx.version import __version__
 
 LINK: Final = re.compile(r"(?<!!)\[(?P<text>[^\]]+)\]\((?P<target>[^)\s#]+)(?P<anchor>#[^)\s]*)?\)")
 
+SEARCH: Final = 'data-md-component="search" role="dialog"'
+
 ROOT: Final = Path(__file__).resolve().parents[2]
 
 COPIED: Final = {
@@ -37,6 +39,11 @@ def on_config(config: Any) -> Any:
     """Name the version in the footer of each page; called by MkDocs."""
     config.copyright = f"sbonnx {__version__}, Apache-2.0"
     return config
+
+
+def on_post_page(output: str, **_: Any) -> str:
+    """Name the dialog of the search, which the theme leaves without a name; called by MkDocs."""
+    return output.replace(SEARCH, f'{SEARCH} aria-label="Search"')
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
