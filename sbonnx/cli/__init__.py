@@ -19,6 +19,8 @@ from sbonnx.cli.app import EPILOG, GROUPS, NAME, VERBS, build, rows_of_commands
 from sbonnx.cli.configuration import Configuration, find
 from sbonnx.cli.output.error_lines import INTERRUPTED, report
 from sbonnx.cli.output.streams import standard_streams
+from sbonnx.recipe.sections.other_tools import counterpart
+from sbonnx.recipe.sections.whole import KEYS, SHORT_FORMS
 from sbonnx.system.terminal import DONE, FAILED, LINE_LENGTH, one_line
 
 YOUNG_OBJECTS: Final = 50_000
@@ -35,6 +37,16 @@ REPEAT_SECONDS: Final = 0.05
 
 INTERRUPT_CODE: Final = 130
 """Exit code of typer for an interrupt while it parses the command line."""
+
+
+FLAGS: Final = {
+    **{keyword: f"--{keyword}" for keyword in ("bits", "data", "backend", "recipe")},
+    "model": "MODEL",
+    "output": "--output",
+    "evaluation": "--eval",
+    "ort_libraries": "--ort-library",
+}
+"""Options of the command line for keywords that are no keys of recipes."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -85,10 +97,26 @@ def _usage_line(error: Any) -> str:
     """Format an error in the command line as one line, with a hint to the help of the right command."""
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else NAME
-    message = one_line(error.format_message(), LINE_LENGTH)
+    message = one_line(_counterpart(error) or error.format_message(), LINE_LENGTH)
     if not message.endswith((".", "?", "!")):
         message += "."
     return f"UsageError: {message} See {path} --help"
+
+
+def _counterpart(error: Any) -> str:
+    """Return the option of the command for an unknown one that other tools have; "" for other errors."""
+    unknown, context = getattr(error, "option_name", None), getattr(error, "ctx", None)
+    if not unknown or context is None:
+        return ""
+    flags = {flag for parameter in context.command.params for flag in parameter.opts}
+
+    def option(keyword: str) -> str:
+        row = KEYS.get(SHORT_FORMS.get(keyword, keyword.upper()))
+        flag = FLAGS.get(keyword, row.flag.usage.split()[0] if row is not None and row.flag is not None else "--set")
+        set_key = f"{flag} {keyword}=VALUE" if flag == "--set" else flag
+        return set_key if flag in flags or not flag.startswith("-") else ""
+
+    return counterpart(str(unknown), option)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ import typer
 
 from sbonnx.errors import DataError, OutputError, RecipeError
 from sbonnx.present.text.printer import Printer
+from sbonnx.recipe.problem import TypedOption
 from sbonnx.recipe.sections import flags
 from sbonnx.recipe.sections.whole import KEYS, SHORT_FORMS
 from sbonnx.system.input_files import protecting
@@ -469,8 +470,11 @@ class Arguments:
         for row, value in self.values.items():
             absent = value is None or value is False or value == []
             if row.key and not absent and row not in without:
-                texts.append(f"{row.key}={_yaml(row.convert(value) if row.convert else value)}")
-        texts += [text for text in self.values.get(SET) or () if text not in self.configured]
+                texts.append(
+                    TypedOption(f"{row.key}={_yaml(row.convert(value) if row.convert else value)}", row.flags[0])
+                )
+        given = [text for text in self.values.get(SET) or () if text not in self.configured]
+        texts += [TypedOption(text, f"{SET.flags[0]} {text.partition('=')[0].strip()}") for text in given]
         typed = {key for text in texts for key in full_keys(text)}
         return [*(text for text in self.configured if not full_keys(text) & typed), *texts]
 
@@ -524,11 +528,11 @@ class Arguments:
         """Return the path of the data, with its preprocessing.
 
         Raises:
-            DataError: ``--data`` is missing; the error lists the accepted formats.
+            DataError: ``--data`` is missing.
         """
         data = self.data()
         if data is None:
-            raise DataError(f"--data is missing: give --data FILE or FOLDER ({DATA_FORMATS}): docs/data.md")
+            raise DataError("--data is missing: give --data FILE or FOLDER (docs/data.md)")
         return data
 
     def file_cpu(self, runtime: str) -> str:

@@ -14,9 +14,10 @@ from sbonnx.backends import BACKENDS
 from sbonnx.errors import RecipeError
 from sbonnx.recipe import names, yaml_text
 from sbonnx.recipe.defaults import TWINS, complete
-from sbonnx.recipe.problem import KeyOrigin, ManyWrong, Wrong, one_of, short, suggestion
+from sbonnx.recipe.problem import BITS, KeyOrigin, ManyWrong, TypedOption, Wrong, one_of, short, suggestion
 from sbonnx.recipe.schema import Recipe
 from sbonnx.recipe.sections.base import Section, canonical, children, nested_value, overlay
+from sbonnx.recipe.sections.other_tools import counterpart
 from sbonnx.recipe.sections.sparsity import modern_key
 from sbonnx.recipe.sections.stages import BY_OUTPUT
 from sbonnx.recipe.sections.whole import KEYS, SHORT_FORMS
@@ -28,9 +29,6 @@ AUTO: Final = "auto"
 
 Source = str | os.PathLike[str] | Mapping[str, Any] | Recipe | None
 Overrides = Mapping[str, Any] | Iterable[str]
-
-BITS: Final = "bits"
-"""Short form that sets both widths, ``w8a8``, or both types, ``fp8``."""
 
 FP8: Final = "fp8"
 
@@ -45,11 +43,14 @@ MEANT: Final = {"BIT": "QUANTIZER.BIT", "BITS": "QUANTIZER.BIT", "SCHEME": "QSCH
 """Ends of key paths that are often written for others."""
 
 
-def _pairs(overrides: Overrides) -> Iterator[tuple[str, Any]]:
+def _pairs(overrides: Overrides) -> Iterator[tuple[str, str, Any]]:
+    """Yield name, name as typed, and value."""
     if isinstance(overrides, str):
         overrides = [overrides]
     if isinstance(overrides, Mapping):
-        yield from overrides.items()
+        for name, value in overrides.items():
+            is_keyword = isinstance(name, str) and name.isidentifier() and name.islower()
+            yield name, f"{name}=" if is_keyword else str(name), value
         return
     for item in overrides:
         name, equals, value = item.partition("=") if isinstance(item, str) else ("", "", "")
@@ -59,7 +60,7 @@ def _pairs(overrides: Overrides) -> Iterator[tuple[str, Any]]:
         parsed = value if value.startswith(REGEX) else yaml_text.parse(value, f"the value of {name}")[0]
         if parsed is None:
             raise RecipeError(f"the override {name} has no value")
-        yield name, parsed
+        yield name, item.option if isinstance(item, TypedOption) else name, parsed
 
 
 def _path(name: Any) -> tuple[str, ...]:
@@ -76,12 +77,14 @@ def _path(name: Any) -> tuple[str, ...]:
     fixed = next((key for key in WHOLE if full.upper().startswith(f"{key}.")), None)
     if fixed is not None:
         raise RecipeError(f"{short(name)} cannot be set alone: names inside it contain dots. Set {fixed} as a whole")
-    forms = [BITS, *SHORT_FORMS]
+    other = counterpart(name)
+    if other:
+        raise RecipeError(other)
     last = full.upper().rpartition(".")
     meant = MEANT.get(last[2])
     if meant is not None and f"{last[0]}.{meant}" in keys:
         raise RecipeError(f"{short(name)} is not a key of the recipe. Did you mean {last[0]}.{meant}?")
-    hint = f"{suggestion(name, [*forms, *keys], count=3)} Write a key path, or one of {', '.join(forms)}".lstrip()
+    hint = suggestion(name, [BITS, *SHORT_FORMS, *keys], count=3, cutoff=0.6) or "docs/recipe.md has all keys"
     raise RecipeError(f"{short(name)} is not a key of the recipe. {hint}")
 
 
@@ -141,17 +144,17 @@ def apply_overrides(data: dict[str, Any], overrides: Overrides) -> tuple[dict[st
         RecipeError: an unknown key, a key that is set twice, or text that is not KEY=VALUE.
     """
     paths: dict[tuple[str, ...], str] = {}
-    for name, value in _pairs(overrides):
+    for name, typed, value in _pairs(overrides):
         try:
             assignments = list(_assignments(name, value))
         except Wrong as problem:
             named = problem if problem.path else problem.under(str(name))
-            origin = KeyOrigin(overridden={".".join(map(str, named.path)).lower(): str(name)})
+            origin = KeyOrigin(overridden={".".join(map(str, named.path)).lower(): typed})
             raise origin.error(named) from problem
         for path, leaf in assignments:
             if path in paths:
                 raise RecipeError(f"'{'.'.join(path)}' is set twice in the overrides")
-            paths[path] = str(name)
+            paths[path] = typed
             for spelling in TWINS if path in TWINS else (path,):
                 data = _without(data, spelling)
             if leaf is not None:
@@ -301,7 +304,7 @@ def load(source: Source = None, *, backend: str | None = None, overrides: Overri
     try:
         recipe = Recipe.read(_plain(data))
     except ManyWrong as error:
-        raise origin.error(error.items[0], len(error.items) - 1) from error
+        raise origin.error(*error.items) from error
     except Wrong as problem:
         raise origin.error(problem) from problem
     return recipe.written_in(origin)

@@ -15,6 +15,15 @@ Path = tuple[str | int, ...]
 OMITTED: Final = object()
 """Marks a value that the message omits: the text contains it, or there is none."""
 
+SIMILAR: Final = 2 / 3
+"""Ratio of `difflib` from which a name without shared parts counts as similar."""
+
+LISTED: Final = 4
+"""Problems of a recipe that one message describes."""
+
+BITS: Final = "bits"
+"""Short form that sets both widths, ``w8a8``, or both types, ``fp8``."""
+
 COMPARED: Final = 300
 """Maximum characters of names that are compared for similarity: the time grows with the product of lengths."""
 
@@ -66,7 +75,7 @@ def most_similar(word: str, names: Collection[str], *, count: int, fallback: boo
         return len(parts & set(re.findall(r"[a-z0-9]+", name))), compare.ratio()
 
     scored = heapq.nlargest(count, ((*score(name), -index, name) for index, name in enumerate(names)))
-    similar = [name for shared, ratio, _, name in scored if shared or ratio > 0.4]
+    similar = [name for shared, ratio, _, name in scored if shared or ratio > SIMILAR]
     return similar or (list(names)[:count] if fallback else [])
 
 
@@ -134,6 +143,21 @@ class ManyWrong(ValueError):
         self.items = items
 
 
+class TypedOption(str):
+    """``KEY=VALUE`` of an option of the command line.
+
+    Attributes:
+        option: the option as typed: ``--observer``, ``--set W.QUANTIZER.BIT``.
+    """
+
+    option: str
+
+    def __new__(cls, text: str, option: str) -> TypedOption:
+        typed = super().__new__(cls, text)
+        typed.option = option
+        return typed
+
+
 @dataclass(frozen=True)
 class KeyOrigin:
     """Source of the keys of a recipe, for error messages.
@@ -141,7 +165,8 @@ class KeyOrigin:
     Attributes:
         name: the file as the user named it, or "" for a dict or the defaults.
         lines: line number (from 1) by key path, joined with dots, in lower case.
-        overridden: names as typed, by the key path, in the same form, that a keyword or flag set.
+        overridden: names as typed (``--observer``, ``observer=``, ``A.OBSERVER``), by the key path, in the same form,
+            that they set.
     """
 
     name: str = ""
@@ -150,29 +175,47 @@ class KeyOrigin:
 
     def where(self, path: Path) -> str:
         """Describe the place of a key: ``in resnet.yaml line 12``, ``in the recipe`` or ``in the overrides``."""
+        if self._typed(path):
+            return "in the overrides"
         keys = [str(part).lower() for part in path]
         prefixes = [".".join(keys[:length]) for length in range(len(keys), 0, -1)]
-        if any(prefix in self.overridden for prefix in prefixes):
-            return "in the overrides"
         if not self.name:
             return "in the recipe"
         line = next((self.lines[prefix] for prefix in prefixes if prefix in self.lines), None)
         return f"in {self.name}" if line is None else f"in {self.name} line {line}"
 
-    def error(self, problem: Wrong, others: int = 0) -> RecipeError:
-        """Create the exception for `problem`; `others` is the number of further problems."""
-        where, path = self.where(problem.path), key_path(problem.path)
-        subject = f"'{path}' {where}" if problem.path else f"the recipe {where}"
-        typed = self.overridden.get(path.lower(), path)
-        if not f"{path}.".lower().startswith(f"{typed}.".lower()):
-            subject = f"'{typed}' ({path})"
-        if not problem.path and where == "in the recipe":
-            subject = "the recipe"
-        text = f"{subject} {problem.text}"
+    def error(self, *problems: Wrong) -> RecipeError:
+        """Create the exception for the problems of a recipe, the first `LISTED` of which are described."""
+        texts = [self._text(problem) for problem in problems[:LISTED]]
+        if len(problems) == 1:
+            return RecipeError(texts[0])
+        more = f"; {len(problems) - LISTED} more" if len(problems) > LISTED else ""
+        listed = "; ".join(f"({number}) {text}" for number, text in enumerate(texts, 1))
+        return RecipeError(f"{len(problems)} problems: {listed}{more}")
+
+    def _text(self, problem: Wrong) -> str:
+        path, typed = key_path(problem.path), self._typed(problem.path)
+        text = f"{self._subject(problem.path, path, typed)} {problem.text}"
         if problem.value is not OMITTED:
-            text += f", got {short(problem.value)}"
+            side = path[0].lower() if typed.strip("-=") == BITS and path.startswith(("W.", "A.")) else ""  # of w8a8
+            text += f", got {side}{short(problem.value)}"
         if problem.hint:
             text += f". {problem.hint}"
-        if others:
-            text += f" ({others} more problem{'s' if others > 1 else ''} in this recipe)"
-        return RecipeError(" ".join(text.split()))
+        return " ".join(text.split())
+
+    def _typed(self, path: Path) -> str:
+        """Return the option or keyword that set a key, or a section around it; "" if it is from the source."""
+        keys = [str(part).lower() for part in path]
+        prefixes = (".".join(keys[:length]) for length in range(len(keys), 0, -1))
+        return next((self.overridden[prefix] for prefix in prefixes if prefix in self.overridden), "")
+
+    def _subject(self, keys: Path, path: str, typed: str) -> str:
+        if typed.startswith("--") or typed.endswith("="):
+            name = typed.removeprefix("--set ").strip("-=").replace("-", "_")
+            return typed if name.lower() == path.lower() or not path else f"{typed} ({path})"
+        where = self.where(keys)
+        if typed and not f"{path}.".lower().startswith(f"{typed}.".lower()):
+            return f"'{typed}' ({path})"
+        if path:
+            return f"'{path}' {where}"
+        return "the recipe" if where == "in the recipe" else f"the recipe {where}"

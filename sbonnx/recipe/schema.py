@@ -278,7 +278,7 @@ class Recipe(RecipeKeys):
             raise self._origin.error(slow)
         resolved = resolve_patterns(uses, nodes, tensors)
         if resolved.wrong:
-            raise self._origin.error(resolved.wrong[0], len(resolved.wrong) - 1)
+            raise self._origin.error(*resolved.wrong)
         return self._with(_named=resolved.named), resolved.nothing
 
     def nodes_of(self, key: str) -> Mapping[str, frozenset[str]]:

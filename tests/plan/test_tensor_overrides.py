@@ -183,7 +183,7 @@ def test_bad_overrides_are_one_line(overrides: Any, said: str, tmp_path: Path) -
 
 
 def test_other_backends_have_no_overrides(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="'TENSOR_OVERRIDES' in the overrides is for the backend qnn"):
+    with pytest.raises(RecipeError, match="tensor_overrides= is for the backend qnn"):
         quantize(model(), feeds_for(model(), 1), tensor_overrides=written(tmp_path, {}))
 
 

@@ -62,13 +62,13 @@ def test_a_block_size_for_some_weights() -> None:
 
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [
-    ("tensorrt", {"version": 9}, "'VERSION' in the overrides must be a version of TensorRT, 11, 10 or 8.6, got 9"),
+    ("tensorrt", {"version": 9}, "version= must be a version of TensorRT, 11, 10 or 8.6, got 9"),
     ("tensorrt@10", {"version": 11}, "contradicts BACKEND: tensorrt@10"),
-    ("virtual", {"version": 10}, "'VERSION' in the overrides is for the backend tensorrt only"),
+    ("virtual", {"version": 10}, "version= is for the backend tensorrt only"),
     ("tensorrt@8.6", {"bits": "fp8"}, "requires fp8, which TensorRT 8.6 does not have"),
     ("tensorrt@8.6", {"bits": "w4a0"}, "requires int4, which TensorRT 8.6 does not have"),
-    ("tensorrt@8.6", {"mode": "weight_only"}, "'MODE' in the overrides requires int4, which TensorRT 8.6 does not"),
-    ("tensorrt@8.6", {"last_bits": {"W": 4}}, "'LAST_BITS.W' in the overrides requires int4"),
+    ("tensorrt@8.6", {"mode": "weight_only"}, "mode= requires int4, which TensorRT 8.6 does not"),
+    ("tensorrt@8.6", {"last_bits": {"W": 4}}, "last_bits= (LAST_BITS.W) requires int4"),
     ("onnxruntime", {"bits": "fp8"}, "onnxruntime has no kernels that compute on fp8"),
     ("virtual", {"bits": "fp8", "mode": "weight_only"}, "with MODE: static"),
     ("virtual", {"w_bit": 4, "W.QUANTIZER.DTYPE": "fp8"}, "must be 8 (or 0 for float) with DTYPE: fp8, got 4"),
@@ -76,7 +76,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("virtual", {"bits": "fp8", "w_observer": "aciq"}, "is for integers with uniform steps; use minmax, mse or"),
     ("tensorrt", {"W.QUANTIZER.DTYPE": "fp8"}, "must be fp8 on both sides or on none for the backend tensorrt"),
     ("virtual", {"A.QUANTIZER.DTYPE": "fp4"}, "must be int or fp8, got 'fp4'"),
-    ("tensorrt", {"bits": "w4a8"}, "is for weights only on tensorrt, got 4. Leave activations float (bits: w4a0)"),
+    ("tensorrt", {"bits": "w4a8"}, "is for weights only on tensorrt, got w4. Leave activations float (bits: w4a0)"),
     ("tensorrt", {"bits": "w5a8"}, "must be 4 or 8 for the backend tensorrt"),
     ("tensorrt", {"bits": "w4a0", "block_size": 32}, "must be 64 or 128 for the backend tensorrt, got 32"),
     ("tensorrt", {"block_size": 64}, "is for weights of 4 bits on tensorrt: use none, or BIT: 4, got 64"),
@@ -140,9 +140,9 @@ def test_what_is_said_is_kept() -> None:
 @pytest.mark.parametrize(
     ("backend", "overrides", "said"),
     [
-        ("tensorrt", {"mode": "dynamic"}, "'MODE' in the overrides must be static or weight_only"),
-        ("virtual", {"mode": "dynamic"}, "'MODE' in the overrides must be static or weight_only"),
-        ("tensorrt", {"format": "qoperator"}, "'FORMAT' in the overrides must be qdq for the backend tensorrt"),
+        ("tensorrt", {"mode": "dynamic"}, "mode= must be static or weight_only"),
+        ("virtual", {"mode": "dynamic"}, "mode= must be static or weight_only"),
+        ("tensorrt", {"format": "qoperator"}, "format= must be qdq for the backend tensorrt"),
         ("onnxruntime", {"mode": "dynamic", "format": "qoperator"}, "must be qdq with MODE: dynamic"),
         ("onnxruntime", {"mode": "dynamic", "weights": "qdq"}, "must be codes with MODE: dynamic"),
         ("onnxruntime", {"format": "qoperator", "weights": "qdq"}, "must be codes with FORMAT: qoperator"),

@@ -168,7 +168,7 @@ def test_patterns_that_mean_something_pass(source: dict[str, Any]) -> None:
             "'W.SPECIFIC[1]['gemm']' in the recipe matches no node",
         ),
         ({"SHARED_SCALES": [["image", "lgits"]]}, "'SHARED_SCALES[0][1]' in the recipe matches no tensor"),
-        ({"EXCLUDE": ["a", "b", "op:Conv"]}, "(1 more problem in this recipe)"),
+        ({"EXCLUDE": ["a", "b", "op:Conv"]}, "2 problems: (1) 'EXCLUDE[0]' in the recipe matches no node"),
     ],
 )
 def test_patterns_that_mean_nothing(source: dict[str, Any], message: str) -> None:

@@ -15,9 +15,9 @@ from sbonnx.backends import BACKENDS
 from sbonnx.batch.jobs.job import Job, encodable
 from sbonnx.errors import RecipeError
 from sbonnx.recipe import yaml_text
-from sbonnx.recipe.loading import BITS, WHOLE, similar_backend
+from sbonnx.recipe.loading import WHOLE, similar_backend
 from sbonnx.recipe.names import VERSIONED, full_backend
-from sbonnx.recipe.problem import KeyOrigin, Wrong, nearest, one_of, short
+from sbonnx.recipe.problem import BITS, KeyOrigin, Wrong, nearest, one_of, short
 from sbonnx.recipe.sections.whole import KEYS, SHORT_FORMS
 from sbonnx.recipe.value_types import bits_by_side, share_or_percent
 
@@ -337,8 +337,10 @@ def _known(path: tuple[Any, ...]) -> list[str]:
 
 
 def _error(origin: KeyOrigin, problem: Wrong, others: int = 0) -> RecipeError:
-    told = str(origin.error(problem, others))
+    told = str(origin.error(problem))
     key = ".".join(str(part) for part in problem.path)
     if problem.path:  # job file keys are lower case: quote the whole path instead of each key, as recipes do
         told = f"'{key}'{told[told.index(origin.where(problem.path)) - 1 :]}"
-    return RecipeError(told.replace("in this recipe)", "in this job file)").replace("the recipe in", "the job file in"))
+    if others:
+        told += f" ({others} more problem{'s' if others > 1 else ''} in this job file)"
+    return RecipeError(told.replace("the recipe in", "the job file in"))

@@ -25,6 +25,7 @@ from typing import (
 from sbonnx.recipe.names import REMOVED
 from sbonnx.recipe.problem import ManyWrong, Path, Wrong, short, suggestion
 from sbonnx.recipe.sections.flags import Flag
+from sbonnx.recipe.sections.other_tools import counterpart
 
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform
@@ -36,6 +37,9 @@ else:
 
 
 S = TypeVar("S", bound="Section")
+
+LISTED: Final = 12
+"""Keys of a section that an error lists."""
 
 
 class RecipeKey(SimpleNamespace):
@@ -457,6 +461,8 @@ def unknown_key(section: type[Section], path: Path) -> Wrong:
     gone = REMOVED.get(".".join(map(str, path[-2:])))
     if gone is not None:
         return Wrong("was removed", gone, path=path)
-    names = list(rows_of(section))
-    hint = suggestion(str(path[-1]), names, cutoff=0.6) or f"Keys here: {', '.join(names)}"
+    names, name = list(rows_of(section)), str(path[-1])
+    hint = (counterpart(name) if len(path) == 1 else "") or suggestion(name, names, cutoff=0.6)
+    if not hint:
+        hint = f"Keys here: {', '.join(names)}" if len(names) <= LISTED else "docs/recipe.md has all keys"
     return Wrong("is not a key of the recipe", hint, path=path)

@@ -162,7 +162,7 @@ def test_inputs_and_outputs_of_the_graph_are_quantized_on_request(ends: str, flo
 
 def test_other_backends_write_float_outputs() -> None:
     source = parsed(ENDS, {"w0": (8, 8, 1, 1), "w1": (8, 8, 1, 1), "w2": (8, 8, 1, 1)})
-    with pytest.raises(RecipeError, match="'QUANTIZE_IO' in the overrides must be inputs or none for all backends but"):
+    with pytest.raises(RecipeError, match="quantize_io= must be inputs or none for all backends but"):
         quantize(source, feeds_for(source), quantize_io="both")
     report = quantize(source, feeds_for(source), kernel_costs="none", quantize_io="none", verify=False)
     assert "x" not in {site.tensor for site in report.sites}
