@@ -5,6 +5,7 @@ from __future__ import annotations
 from sbonnx.profiling.causes import causes_of
 from sbonnx.profiling.checkers import COLUMNS, MEASURES, TITLES, Checker, Measure, Profile, make_measure
 from sbonnx.profiling.file_losses import file_losses
+from sbonnx.profiling.float_reasons import with_float_reasons
 from sbonnx.profiling.imported_file import Subject, subject_of
 from sbonnx.profiling.layer_losses import errors, first_lost, losses, node_errors, worst_first
 from sbonnx.profiling.metric_losses import LayerMetric, MetricLosses, metric_losses
@@ -47,5 +48,6 @@ __all__ = [
     "node_errors",
     "sensitivity",
     "subject_of",
+    "with_float_reasons",
     "worst_first",
 ]

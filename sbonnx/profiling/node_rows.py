@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
-from sbonnx.graph import Graph, Node, Tensor, query
+from sbonnx.graph import Graph, Node, Tensor, Variable, query
+from sbonnx.graph.model import node_metadata
 from sbonnx.planning.types import Plan, Reader, Site, Solution
 from sbonnx.profiling.variants import uses_of
+from sbonnx.recipe.torch_modules import NodeInfo, module_titles
 from sbonnx.report import Refusal
-from sbonnx.report.details import NodeRow, QuantizedRead
+from sbonnx.report.details import NodeRow, QuantizedRead, TensorRow
+from sbonnx.spec import QParams
 
 
 def node_rows(
@@ -23,33 +27,61 @@ def node_rows(
             of that name.
     """
     uses = _planned(plan) if solution is None else uses_of(plan, solution)
-    limits = {} if solution is None else {key: params.limits for key, params in solution.qparams.items()}
-    places: dict[str, list[str]] = {}
+    qparams = {} if solution is None else solution.qparams
+    places: dict[str, list[Refusal]] = {}
     for refusal in refusals:
-        places.setdefault(refusal.where, []).append(f"{refusal.what}: {refusal.why}")
+        places.setdefault(refusal.where, []).append(refusal)
     rows = []
     for scope, node in _in_order(graph):
-        reads = []
-        for index in range(len(node.inputs)):
-            site = uses.get(Reader(str(node.name), index))
-            if site is not None:
-                bounds = limits.get(site.key) if site.role != "bias" else None
-                low, high = (None, None) if bounds is None else (float(bounds.lo.min()), float(bounds.hi.max()))
-                reads.append(QuantizedRead(site.tensor, site.role, site.spec.label(), site.spec.bits, low, high))
-        refused = [text for name in _names(node) for text in places.pop(name, ())]
-        shape = query.shape(node.outputs[0]) if node.outputs else None
+        sites = [uses.get(Reader(str(node.name), index)) for index in range(len(node.inputs))]
+        refused = {
+            f"{refusal.what}: {refusal.why}": refusal.code for name in _names(node) for refusal in places.pop(name, ())
+        }
+        outputs = tuple(tensor_row(tensor) for tensor in node.outputs if tensor.name)
         rows.append(
             NodeRow(
                 str(node.name),
                 str(node.op),
                 scope,
                 tuple(_makers(node)),
-                shape,
-                tuple(reads),
-                tuple(dict.fromkeys(refused)),
+                query.shape(node.outputs[0]) if node.outputs else None,
+                tuple(_read(site, qparams) for site in sites if site is not None),
+                tuple(refused),
+                tuple(refused.values()),
+                "/".join(module_titles(NodeInfo(str(node.name), str(node.op), node_metadata(graph, str(node.name))))),
+                tuple(dict.fromkeys(str(tensor.name) for tensor in _variables(node))),
+                outputs,
             )
         )
     return tuple(rows)
+
+
+def tensor_row(tensor: Tensor) -> TensorRow:
+    """Describe a tensor."""
+    dtype = query.dtype(tensor)
+    return TensorRow(str(tensor.name), "" if dtype is None else dtype.name, query.shape(tensor))
+
+
+def _read(site: Site, qparams: Mapping[str, QParams]) -> QuantizedRead:
+    row = QuantizedRead(site.tensor, site.role, site.spec.label(), site.spec.bits, None, None)
+    params = qparams.get(site.key) if site.role != "bias" else None
+    if params is None:
+        return row
+    limits, scale = params.limits, params.scale
+    return replace(
+        row,
+        low=float(limits.lo.min()),
+        high=float(limits.hi.max()),
+        scales=scale.size,
+        smallest_scale=float(scale.min()),
+        largest_scale=float(scale.max()),
+    )
+
+
+def _variables(node: Node) -> Iterator[Tensor]:
+    """Yield the tensors that a node reads, and those that its branches return; no constants."""
+    returned = (tensor for _, body in query.bodies(node) for tensor in body.outputs)
+    yield from (tensor for tensor in (*node.inputs, *returned) if tensor.name and isinstance(tensor, Variable))
 
 
 def _planned(plan: Plan) -> Mapping[Reader, Site]:

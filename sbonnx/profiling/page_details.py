@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Final
 
@@ -12,7 +13,7 @@ from sbonnx.planning.types import Plan, Role, Site, Solution
 from sbonnx.profiling.checkers import Profile
 from sbonnx.profiling.histograms import histograms
 from sbonnx.profiling.layer_losses import losses
-from sbonnx.profiling.node_rows import node_rows
+from sbonnx.profiling.node_rows import node_rows, tensor_row
 from sbonnx.profiling.variants import sites_by_layer, uses_of
 from sbonnx.profiling.walk import WalkOptions
 from sbonnx.report import Note, Refusal
@@ -21,9 +22,6 @@ from sbonnx.spec import Array
 
 MOST_LAYERS: Final = 500
 """Quantized layers above which their losses are not measured for a page: each takes about 10 ms of CPU time."""
-
-WORST: Final = 6
-"""Number of tensors with a histogram."""
 
 DEFAULTS: Final = WalkOptions(limit=8)
 
@@ -50,37 +48,35 @@ def details(
             described.
         data: feeds; None: only the graph is described.
         refusals: shown at the nodes that they name.
-        options: see `losses`; `limit` is the number of feeds.
+        options: see `losses`; `limit` is the number of feeds, `histograms` that of tensors with a histogram.
         profiled: called as `losses`; for a file, `file_losses` with both files.
 
     Raises:
         DataError: there are no feeds, or the model cannot run on one.
     """
-    nodes = node_rows(graph, plan, solution, refusals)
+    described = Details(
+        node_rows(graph, plan, solution, refusals),
+        inputs=tuple(map(tensor_row, graph.inputs)),
+        outputs=tuple(str(tensor.name) for tensor in graph.outputs),
+    )
     if solution is None or data is None:
-        return Details(nodes)
+        return described
     layers = {reader.node for reader in uses_of(plan, solution)}
     if not layers:
-        return Details(nodes)
+        return described
     if len(layers) > MOST_LAYERS:
         why = f"{len(layers)} quantized layers are more than {MOST_LAYERS}"
-        return Details(
-            nodes,
-            notes=(
-                Note(
-                    "losses-not-measured", f"losses by weights and inputs were not measured: {why}; use sbonnx profile"
-                ),
-            ),
-        )
+        message = f"losses by weights and inputs were not measured: {why}; use sbonnx profile"
+        return replace(described, notes=(Note("losses-not-measured", message),))
     feeds = list(islice(iter(data), options.limit))
     profile = profiled(graph, plan, solution, feeds, options=options)
-    sites = worst_sites(plan, solution, profile.layers)
+    sites = worst_sites(plan, solution, profile.layers)[: options.histograms]
     rows = histograms(graph, solution, sites, feeds, device=options.device)
-    return Details(nodes, profile.figures, rows, profile.notes)
+    return replace(described, profile=profile.figures, histograms=rows, notes=profile.notes)
 
 
 def worst_sites(plan: Plan, solution: Solution, layers: Sequence[LayerLoss]) -> list[Site]:
-    """Return the `WORST` sites of the main graph whose quantization alone costs most at the outputs of a layer.
+    """Return the sites of the main graph by the loss that they alone cause at the outputs of a layer, worst first.
 
     Of several activations that a layer reads, which its figure does not tell apart, the one with fewest bits is taken.
     """
@@ -94,4 +90,4 @@ def worst_sites(plan: Plan, solution: Solution, layers: Sequence[LayerLoss]) -> 
                 costs[site_read.key] = min(
                     costs.get(site_read.key, (math.inf, site_read)), (value, site_read), key=lambda pair: pair[0]
                 )
-    return [site for _, site in sorted(costs.values(), key=lambda pair: pair[0])[:WORST]]
+    return [site for _, site in sorted(costs.values(), key=lambda pair: pair[0])]

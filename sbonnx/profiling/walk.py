@@ -35,19 +35,21 @@ STREAMS: Final = (FLOAT, QUANTIZED)
 
 @dataclass(frozen=True)
 class WalkOptions:
-    """Resources of a layer-wise run.
+    """Extent and resources of a layer-wise run.
 
     Attributes:
         limit: number of feeds to use, from the first; None: all.
         device: device to run on.
         memory: bytes for stored activations; beyond it they spill to disk.
         threads: number of feeds to run at the same time, each on one thread; None: the number of cores (1 on CUDA).
+        histograms: maximum number of tensors with a histogram (`sbonnx.profiling.details`).
     """
 
     limit: int | None = None
     device: str = "cpu"
     memory: str | int = "512 MiB"
     threads: int | None = None
+    histograms: int = 6
 
 
 DEFAULTS: Final = WalkOptions()

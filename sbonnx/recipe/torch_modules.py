@@ -117,6 +117,21 @@ def module_path(node: NodeInfo) -> str | None:
     return None
 
 
+def module_titles(node: NodeInfo) -> tuple[str, ...]:
+    """Return short names of the modules that contain a node, outermost first; empty if its file names none.
+
+    Names of other exporters that have slashes count too. A number follows the name of its list: ``layer1.0``.
+    """
+    scopes = _scopes(node.metadata.get(SCOPES, ""))
+    paths = scopes[1:-1] if scopes else [part for part in node.name.split("/")[:-1] if part]
+    return tuple(_title(*pair) for pair in zip(["", *paths[:-1]], paths, strict=True)) if paths else ()
+
+
+def _title(outer: str, inner: str) -> str:
+    short = inner.removeprefix(f"{outer}.") if outer else inner
+    return inner.rpartition(".")[0].rpartition(".")[2] + f".{short}" if short.isdigit() and outer else short
+
+
 def _scopes(text: str) -> list[str]:
     """Parse the paths in the exporter's metadata; empty if it has another format."""
     if not text.startswith("[") or len(text) > MAX_SCOPES:

@@ -21,6 +21,8 @@ class QuantizedRead:
         tensor, role, label, bits: the tensor, "activation", "weight" or "bias", its quantized type and width.
         low, high: smallest and largest value that is represented, over all channels; None if the scale is not known:
             a plan without a solution, or the scale of a bias.
+        scales: number of scales; 0 if they are not known.
+        smallest_scale, largest_scale: of them.
     """
 
     tensor: str
@@ -29,6 +31,23 @@ class QuantizedRead:
     bits: int
     low: float | None
     high: float | None
+    scales: int = 0
+    smallest_scale: float | None = None
+    largest_scale: float | None = None
+
+
+@dataclass(frozen=True)
+class TensorRow:
+    """A tensor that a node computes, or an input of the model.
+
+    Attributes:
+        name, dtype: its name and element type, such as "float32"; "" if unknown.
+        shape: None if unknown. Symbolic sizes are texts.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | str | None, ...] | None
 
 
 @dataclass(frozen=True)
@@ -42,6 +61,10 @@ class NodeRow:
         shape: of its first output; None if unknown. Symbolic sizes are texts.
         reads: quantized inputs.
         refusals: what was not done at the node or at one of its tensors: "what: why".
+        codes: their codes, in the same order.
+        module: path of its module, such as "layer1/layer1.0/conv1"; "" if its name and metadata have none.
+        tensors: names of the tensors that it reads, and of those that its branches return; no constants.
+        outputs: tensors that it computes.
     """
 
     name: str
@@ -51,6 +74,10 @@ class NodeRow:
     shape: tuple[int | str | None, ...] | None
     reads: tuple[QuantizedRead, ...]
     refusals: tuple[str, ...]
+    codes: tuple[str, ...] = ()
+    module: str = ""
+    tensors: tuple[str, ...] = ()
+    outputs: tuple[TensorRow, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -144,6 +171,8 @@ class Details(JsonValue):
         profile: losses of the layers as SQNR at their outputs; None if they were not measured.
         histograms: of the tensors whose quantization alone costs most, worst first.
         notes: what was not measured and why.
+        inputs: of the model.
+        outputs: names of the tensors that the model returns.
     """
 
     json_keys: ClassVar = (..., "note_codes")
@@ -151,6 +180,8 @@ class Details(JsonValue):
     profile: ProfileFigures | None = field(default=None, metadata=OBJECT)
     histograms: tuple[TensorHistogram, ...] = ()
     notes: tuple[Note, ...] = field(default=(), metadata={"codes": "note_codes"})
+    inputs: tuple[TensorRow, ...] = ()
+    outputs: tuple[str, ...] = ()
 
     @property
     def note_codes(self) -> tuple[str, ...]:

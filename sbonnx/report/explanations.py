@@ -432,6 +432,13 @@ EXPLANATIONS: Final = (
         "the change that the sentence names: OWN_SCALES, SPECIFIC, SAMPLES or EXCLUDE",
         "docs/profiling.md",
     ),
+    Explanation(
+        "R53",
+        "no-rule-for-operator rule-is-off rule-does-not-apply in-kernel-before not-as-planned not-planned",
+        "by the rules of the backend, integers in this operator gain nothing where it is, or they were left out",
+        "nothing; QUANTIZE_INPUTS_OF: {OP: true} quantizes it where the backend has a rule that is off",
+        "docs/recipe.md",
+    ),
 )
 
 _BY_NAME: Final = {name: row for row in EXPLANATIONS for name in (row.id.lower(), *row.codes.split())}

@@ -103,15 +103,14 @@ def test_page_of_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         page = tmp_path / f"{name}.html"
         assert main(["view", *arguments, "-o", str(page), "--no-open", "--quiet"]) == 0
         texts[name] = page.read_text()
-    assert "planned for tensorrt" in texts["planned"] and 'class="refusal"' in texts["planned"]
-    assert "int8 axis 0" in texts["planned"] and "by weights" not in texts["planned"]
-    assert re.search(r"uint8, 0 to \d", texts["ranges"]) and "by weights" not in texts["ranges"]
-    assert "by weights" in texts["losses"] and "Tensors that lose most" in texts["losses"]
+    assert "planned for tensorrt" in texts["planned"] and ',"few-channels"]' in texts["planned"]
+    assert "int8 axis 0" in texts["planned"] and '["by weights"' not in texts["planned"]
+    assert re.search(r'"uint8","bits":8,"range":"0 to \d', texts["ranges"]) and '["by weights"' not in texts["ranges"]
+    assert '["by weights"' in texts["losses"] and "Tensors that lose most" in texts["losses"]
     capsys.readouterr()
     wrong = {
         "is a float model, which has no losses": [MODEL, *data],
         "are against its float model: sbonnx view FLOAT": [quant, *data],
-        "is quantized already: leave --backend": [quant, "--backend", "ort"],
         "no Q/DQ pairs": [MODEL, MODEL],
         "is a report: QUANT": [str(tmp_path / "r.json"), quant],
         "exists: give --force": [quant, "-o", str(tmp_path / "planned.html")],

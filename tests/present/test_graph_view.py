@@ -1,95 +1,127 @@
-"""Rows, lanes and blocks of the graph on a page."""
+"""Blocks of a graph, and the values that the page's script draws."""
 
 from __future__ import annotations
 
-import re
+import json
+from collections import defaultdict
+from dataclasses import replace
+from graphlib import TopologicalSorter
+from itertools import pairwise
 
-import pytest
+import numpy as np
 
-from sbonnx.present.html.graph_view import MOST_LANES, blocks_of, graph_view, lanes
+from sbonnx.present.html.graph_blocks import MOST, GraphBlock, GraphNode, blocks_of
+from sbonnx.present.html.graph_view import graph_view
 from sbonnx.report.details import Details
-from tests.present.reports import details, node, profiled
+from tests.present.reports import EVIL, details, node, profiled
 from tests.support.values import built
 
 
-def followed(names: list[str], inputs: list[list[str]]) -> set[tuple[str, str]]:
-    """Follow the drawn lines from row to row, and return the pairs (maker, reader) that they join."""
-    carried: dict[int, str] = {}
-    found = set()
-    for name, lane in zip(names, lanes(names, inputs), strict=True):
-        ends = {int(x): "M" for x in re.findall(r"M(\d+) 0C", lane.lines)} | {
-            int(x): "M" for x in re.findall(r"M(\d+) 0V15(?!\d)", lane.lines)
-        }
-        through = {int(x) for x in re.findall(r"M(\d+) 0V30", lane.lines)}
-        found |= {(carried[x], name) for x in ends}
-        assert set(carried) == set(ends) | through, "no line begins or ends between rows"
-        carried = {x: carried[x] for x in through}
-        if f"M{lane.dot} 15V30" in lane.lines:
-            assert lane.dot not in carried, "two tensors in one lane"
-            carried[lane.dot] = name
-    assert not carried, "every line ends at a reader"
-    return found
+def check_division(nodes: list[GraphNode]) -> tuple[list[GraphBlock], list[int]]:
+    """Divide nodes; check the size of every block, and that the children of none depend on each other in a cycle."""
+    blocks, block_of = blocks_of(nodes)
+    assert all(block.parent < index for index, block in enumerate(blocks)), "outer blocks come first"
+
+    def path(index: int) -> list[str]:
+        steps, block = [f"node {index}"], block_of[index]
+        while block >= 0:
+            steps.append(f"block {block}")
+            block = blocks[block].parent
+        return ["graph", *reversed(steps)]
+
+    reads: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    paths = [path(index) for index in range(len(nodes))]
+    for index, own in enumerate(paths):
+        for outer, inner in pairwise(own):
+            reads[outer].setdefault(inner, set())
+        for maker in nodes[index].makers:
+            level = next(depth for depth, pair in enumerate(zip(own, paths[maker], strict=False)) if len(set(pair)) > 1)
+            reads[own[level - 1]][own[level]].add(paths[maker][level])
+    for children in reads.values():
+        assert len(children) <= MOST
+        list(TopologicalSorter(children).static_order())
+    return blocks, block_of
 
 
-GRAPHS = {
-    "chain": [[], ["0"], ["1"], ["2"]],
-    "skip": [[], ["0"], ["1"], ["0", "2"], ["3", "0"]],
-    "fork": [[], ["0"], ["0"], ["0"], ["1", "2", "3"]],
-    "two inputs": [[], [], ["1", "0"], ["2"]],
-    "late": [[], [], [], ["2"], ["1"], ["0", "3", "4"]],
-    "unread": [[], ["0"], ["0"], ["0"]],
-}
+def test_blocks_never_depend_on_each_other_in_a_cycle() -> None:
+    """Random graphs with random modules, most of which are interleaved."""
+    random = np.random.default_rng(0)
+    for size in (3, 40, 150, 400):
+        for modules in (1, 3, 30):
+            nodes = []
+            for index in range(size):
+                makers = random.integers(0, index, random.integers(1, 4)) if index else ()
+                path = tuple(f"m{part}" for part in random.integers(0, modules, random.integers(0, 4)))
+                nodes.append(GraphNode(f"n{index}", path, tuple(sorted({int(maker) for maker in makers}))))
+            check_division(nodes)
 
 
-@pytest.mark.parametrize("name", GRAPHS)
-def test_lines_join_makers_and_readers(name: str) -> None:
-    inputs = GRAPHS[name]
-    names = [str(index) for index in range(len(inputs))]
-    assert followed(names, inputs) == {(maker, names[index]) for index, row in enumerate(inputs) for maker in row}
+def chain(*nodes: GraphNode) -> list[GraphNode]:
+    return [GraphNode(row.name, row.path, (index - 1,) if index else (), row.size) for index, row in enumerate(nodes)]
 
 
-def test_many_lanes_share_the_last() -> None:
-    drawn = lanes([str(index) for index in range(31)], [*[[]] * 30, [str(index) for index in range(30)]])
-    assert {lane.width for lane in drawn} == {MOST_LANES * 12 + 4}
-    assert all(lane.dot < lane.width for lane in drawn)
-
-
-def test_unknown_makers_are_ignored() -> None:
-    assert [lane.lines for lane in lanes(["a", "b"], [["x", "b"], ["b"]])] == ["", ""]
-
-
-def test_blocks_are_modules_or_runs() -> None:
-    names = [f"/model/layer{index // 30}/block{index // 10}/op{index}" for index in range(600)]
-    assert blocks_of(names)[:2] == [("/model/layer0/block0", range(10)), ("/model/layer0/block1", range(10, 20))]
-    assert [title for title, _ in blocks_of([f"n{index}" for index in range(90)])] == [
-        "nodes 1 to 40",
-        "nodes 41 to 80",
-        "nodes 81 to 90",
+def test_modules_are_blocks() -> None:
+    nodes = [GraphNode(f"op{index}", ("model", f"layer{index // 8}", f"block{index // 4}")) for index in range(32)]
+    blocks, block_of = check_division(chain(*nodes))
+    assert [block.title for block in blocks if block.parent == -1] == [f"layer{index}" for index in range(4)]
+    inner = [block for block in blocks if block.parent >= 0]
+    assert [(blocks[block.parent].title, block.title) for block in inner[-2:]] == [
+        ("layer0", "block0"),
+        ("layer0", "block1"),
     ]
-    places = [place for _, part in blocks_of([*names, *(f"n{index}" for index in range(90))]) for place in part]
-    assert places == list(range(690)), "each node is in one block"
+    assert len({block_of[index] for index in range(4)}) == 1 and block_of[3] != block_of[4]
 
 
-def test_rows_have_types_losses_and_refusals() -> None:
-    nodes = [node("a"), node("b", "a", reads=(), refusals=("quantize: why",)), node("in", scope="b/then_branch")]
-    view = graph_view(built(Details, details(nodes, [profiled("a", 30.0, 12.5, alone=12.25)])))
-    assert view is not None and (view.total, view.quantized, view.refused, view.collapsed) == (3, 2, 1, False)
-    first, second = view.rows
-    assert (first.types, first.loss, first.shade) == ("uint8", "12.2", 1)
-    assert ("by inputs", "12.5 dB") in first.figures
-    assert [(read.tensor, read.covered) for read in first.reads] == [("a_in", "0 to 6")]
-    assert (second.types, second.loss, second.refusals) == ("", "", ("quantize: why",))
-    assert [child.name for child in second.children] == ["in"]
+def test_names_that_say_nothing_give_stages() -> None:
+    """Stages end where the resolution changes; long ones are cut where a single tensor passes."""
+    sizes = ["56 × 56"] * 30 + [""] + ["28 × 28"] * 100
+    nodes = chain(*(GraphNode(f"Conv_{index}", size=size) for index, size in enumerate(sizes)))
+    for index in range(31, 131):
+        if index % 10 in (5, 7, 9):  # two tensors pass before these
+            nodes[index] = replace(nodes[index], makers=(index - 2, index - 1))
+    blocks, block_of = check_division(nodes)
+    assert [block.title for block in blocks if block.parent == -1] == ["56 × 56", "28 × 28"]
+    cuts = [index for index in range(32, 131) if block_of[index] != block_of[index - 1]]
+    assert len(cuts) >= 4 and not any(index % 10 in (5, 7, 9) for index in cuts), cuts
 
 
-def test_blocks_show_their_worst_node() -> None:
-    nodes = [
-        node(f"/m{index // 4}/n{index}", *([f"/m{(index - 1) // 4}/n{index - 1}"] if index else ()))
-        for index in range(240)
+def test_long_chains_are_nested() -> None:
+    blocks, block_of = check_division(chain(*(GraphNode(f"n{index}") for index in range(11_000))))
+    assert min(block_of) >= 0 and blocks[0].title.startswith("n0 … n")
+
+
+def test_values_of_nodes() -> None:
+    computed = {"name": "u", "dtype": "float32", "shape": None}
+    rows = [
+        node("a", outputs=[{"name": "t", "dtype": "float32", "shape": ("N", 8)}], tensors=("x",)),
+        node(
+            "b", "a", reads=(), refusals=("quantize: why",), codes=("few-channels",), tensors=("t",), outputs=[computed]
+        ),
+        node("if", "b", op="If", reads=()),
+        node("in", scope="if/then_branch", reads=(), outputs=[{"name": "s", "dtype": "int64", "shape": ()}]),
     ]
-    losses = [profiled("/m0/n1", 30.0, 9.0, alone=8.0), profiled("/m0/n2", 30.0, 9.0, alone=12.0)]
-    view = graph_view(built(Details, details(nodes, losses)))
-    assert view is not None and view.collapsed and len(view.rows) == 60
-    assert (view.rows[0].name, view.rows[0].op, view.rows[0].loss) == ("/m0", "4 nodes", "8.0")
-    assert len(view.rows[0].children) == 4
+    values = details(rows, [profiled("a", 30.0, 12.5, alone=12.25)])
+    values |= {"inputs": [{"name": "x", "dtype": "float32", "shape": ("N", 8)}], "outputs": ("t",)}
+    view = graph_view(built(Details, values))
+    assert view is not None and (view.total, view.quantized, view.floats) == (4, 1, 2)
+    first, second, inner, owner = view.data["nodes"]
+    assert (first["db"], first["loss"][2]) == (12.25, ("by inputs", "12.5 dB"))
+    assert first["reads"][0] == {
+        "role": "activation", "tensor": "a_in", "type": "uint8", "bits": 8, "range": "0 to 6"
+    }  # fmt: skip
+    assert [view.data["tensors"][index] for index in (*first["in"], *first["out"])] == [
+        ["x", "float32 N × 8"],
+        ["t", "float32 N × 8"],
+    ]
+    assert second["in"] == first["out"] == view.data["outputs"]
+    assert (second["kind"], view.data["reasons"][second["why"][0]]) == ("float", ("quantize: why", "few-channels"))
+    assert (inner["name"], inner["kind"], owner["name"]) == ("in", "other", "if")
+    blocks = view.data["blocks"]
+    assert [title for title, _ in blocks] == ["if"] and inner["block"] == owner["block"] == 0
     assert graph_view(Details()) is None
+
+
+def test_any_name_is_json() -> None:
+    view = graph_view(built(Details, details([node(name, op=name, module=name) for name in EVIL])))
+    assert view is not None
+    assert len(json.loads(json.dumps(view.data).encode())["nodes"]) == len(EVIL)

@@ -75,18 +75,19 @@ def test_valid_markup(name: str) -> None:
     assert not [ref for ref in page.attributes("href") if ref != "data:," and ref.removeprefix("#") not in ids]
     assert not list(page.attributes("src")) and "url(" not in text and "@import" not in text
     assert not [key for _, attrs in page.elements for key in attrs if key == "style" or key.startswith("on")]
-    assert sum(tag == "script" for tag, _ in page.elements) == sum(tag == "style" for tag, _ in page.elements) == 1
+    assert sum(tag == "style" for tag, _ in page.elements) == 1
+    assert sum(tag == "script" for tag, _ in page.elements) == (4 if 'class="graph"' in text else 1)
 
 
-@pytest.mark.parametrize("name", ["one", "batch"])
+@pytest.mark.parametrize("name", ["one", "batch", "evil details"])
 def test_policy_allows_inline_content_only(name: str) -> None:
     (policy,) = (attrs["content"] for _, attrs in Page(PAGES[name]).elements if "http-equiv" in attrs)
     rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
     assert rules["default-src"] == "'none'" and rules["base-uri"] == "'none'"
     for tag in ("script", "style"):
-        (inside,) = re.findall(f"<{tag}>(.*?)</{tag}>", PAGES[name], re.DOTALL)
-        digest = base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()
-        assert rules[f"{tag}-src"] == f"'sha256-{digest}'"
+        contents = re.findall(f"<{tag}>(.*?)</{tag}>", PAGES[name], re.DOTALL)
+        digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in contents]
+        assert rules[f"{tag}-src"] == " ".join(f"'sha256-{digest}'" for digest in digests)
 
 
 def test_names_do_not_become_markup() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,8 +14,9 @@ from sbonnx.system.input_files import read_json
 from sbonnx.system.terminal import map_strings, relative_paths
 
 if TYPE_CHECKING:
-    from sbonnx.report import Note, Refusal
-    from sbonnx.report.details import Details
+    from sbonnx.graph import Graph
+    from sbonnx.present.model_description import ModelView
+    from sbonnx.spec import Array
 
 HELP: Final = (
     "Open a report or the graph of a model in the browser. The graph shows bits, ranges, and why nodes stay float; "
@@ -78,7 +78,7 @@ def run(given: Arguments) -> int:
     inputs = [Path(path) for path in (file, given[QUANT], given[options.DATA]) if path is not None]
     if output is not None:
         graphs.check_target(output, inputs=inputs, force=given[options.FORCE])
-    page = _report_page(given) if file.suffix.lower() == JSON else _graph_page(given)
+    page = _report_page(given) if file.suffix.lower() == JSON else _view(given).page()
     if output is None:
         folder = Path(tempfile.mkdtemp(prefix="sbonnx-view-"))  # remains: the browser reads it after the end
         output = folder / f"{(given[QUANT] or file).stem}.html"
@@ -128,60 +128,25 @@ def _rendered(kind: Any, render: Any, report: Mapping[str, Any], file: Path) -> 
     return page
 
 
-def _graph_page(given: Arguments) -> str:
-    """Render the page of a model: of a float one, what a recipe would quantize; of a quantized one, its pairs.
+def _view(given: Arguments) -> ModelView:
+    """Describe a model: of a float one, what a recipe would quantize; of a quantized one, its pairs.
 
     Raises:
         RecipeError: options that exclude each other.
         ModelError: a file cannot be read.
     """
-    from sbonnx import graph as graphs
-    from sbonnx.present.html import graph_page
-    from sbonnx.qdq import is_quantized
-
-    file, quantized = given[FILE], given[QUANT]
-    planned = given[options.BACKEND] is not None or given[options.RECIPE] is not None
-    if quantized is None and not is_quantized(graphs.load(file, opset=1)):
-        if given[options.DATA] is not None:
-            raise RecipeError(
-                f"{file} is a float model, which has no losses: give its quantized file as well, or use "
-                "sbonnx quantize --report FILE.html"
-            )
-        drawn, backend, refusals = _planned(given)
-        more = f"float, with the types that are planned for {backend}"
-        return graph_page(drawn, title=file.name, more=more, refusals=refusals)
-    if planned:
-        raise RecipeError(f"{quantized or file} is quantized already: leave --backend and --recipe out")
-    drawn, notes = _quantized(given)
-    more = f"quantized, against {file.name}" if quantized else "quantized"
-    return graph_page(drawn, title=(quantized or file).name, more=more, notes=notes)
-
-
-def _planned(given: Arguments) -> tuple[Details, str, Iterable[Refusal]]:
-    """Describe a float model with the types that the recipe plans; return the backend's name and the refusals too."""
-    from sbonnx import pipeline
-    from sbonnx.profiling import details
-    from sbonnx.stages.state import read_recipe
-
-    recipe, rules = read_recipe(given[options.RECIPE], given[options.BACKEND], ())
-    prepared = pipeline.prepare(given[FILE], recipe, rules)
-    refusals = dict.fromkeys((*prepared.refusals, *prepared.plan.refusals))
-    return details(prepared.graph, prepared.plan, None, None, refusals=refusals), rules.name, refusals
-
-
-def _quantized(given: Arguments) -> tuple[Details, tuple[Note, ...]]:
-    """Describe the pairs of a quantized file, with its losses if there is a float model and data."""
     from sbonnx.calib.data import dataset as datasets
-    from sbonnx.profiling import WalkOptions, details, file_losses, subject_of
+    from sbonnx.present.model_description import view_of
 
-    model, quantized, data = given[FILE], given[QUANT], given[options.DATA]
-    if data is not None and quantized is None:
-        raise RecipeError(f"losses of {model} are against its float model: sbonnx view FLOAT {model} --data DATA")
-    subject = subject_of(model, quantized or model)
-    notes, feeds = subject.notes if quantized else (), None
-    if data is not None:
+    def feeds(graph: Graph) -> Iterable[Mapping[str, Array]]:
         limit = given[options.SAMPLES] or FEEDS
-        feeds = datasets.read(given.required_data(), subject.graph, split=given[options.SPLIT], limit=limit)
-    walk = WalkOptions(device=given[options.DEVICE] or "cpu")
-    profiled = partial(file_losses, model, quantized or model)
-    return details(subject.graph, subject.plan, subject.solution, feeds, options=walk, profiled=profiled), notes
+        return datasets.read(given.required_data(), graph, split=given[options.SPLIT], limit=limit)
+
+    return view_of(
+        given[FILE],
+        given[QUANT],
+        None if given[options.DATA] is None else feeds,
+        backend=given[options.BACKEND],
+        recipe=given[options.RECIPE],
+        device=given[options.DEVICE] or "cpu",
+    )

@@ -10,7 +10,7 @@ from typing import Final
 
 from sbonnx.present.html import formatting
 from sbonnx.present.html.formatting import text
-from sbonnx.present.html.graph_view import GraphView, graph_view
+from sbonnx.present.html.graph_view import GraphView, graph_view, kind_of
 from sbonnx.present.html.layer_views import Layers, layers_of
 from sbonnx.report.codes import Note, Refusal, by_code
 from sbonnx.report.comparison import Comparison, DecoderFigures
@@ -212,8 +212,8 @@ def graph_page_of(details: Details, notes: Sequence[Note], refusals: Iterable[Re
     operators = {node.op for node in details.nodes}
     headline = [Figure("Nodes", formatting.count(len(details.nodes)), f"{len(operators)} operators")]
     if graph is not None:
-        headline.append(Figure("With quantized inputs", formatting.count(graph.quantized), named))
-        headline.append(Figure("With something not done", formatting.count(graph.refused), _see(graph)))
+        headline.append(Figure("In integers", formatting.count(graph.quantized), named))
+        headline.append(Figure("Stay float", formatting.count(graph.floats), _float_reasons(details)))
     return GraphPage(
         headline=tuple(headline),
         graph=graph,
@@ -223,8 +223,10 @@ def graph_page_of(details: Details, notes: Sequence[Note], refusals: Iterable[Re
     )
 
 
-def _see(graph: GraphView) -> str:
-    return "see the reasons below" if graph.refused else "nothing was refused"
+def _float_reasons(details: Details) -> str:
+    """Return the two most frequent reasons, by their codes."""
+    codes = Counter(code for node in details.nodes if kind_of(node) == "float" for code in node.codes)
+    return ", ".join(f"{formatting.count(times)} {code}" for code, times in codes.most_common(2)) or "none"
 
 
 def _note_kinds(notes: Iterable[Note]) -> tuple[NoteKind, ...]:

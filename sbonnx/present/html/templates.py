@@ -6,12 +6,15 @@ import base64
 import hashlib
 from functools import lru_cache
 from importlib import resources
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from sbonnx.present.html import formatting
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+
+EMBEDDED: Final = {"style": "page.css", "script": "page.js", "layout": "dagre.min.js", "graph": "graph.js"}
+"""Style and scripts of the pages; the last two only on pages with a graph. Layouts are computed by @dagrejs/dagre."""
 
 
 @lru_cache(maxsize=1)
@@ -30,11 +33,12 @@ def environment() -> Environment:
     )
     for name in ("plain", "decibel", "ratio", "percent", "count", "size", "seconds", "raw", "pieces"):
         environment.filters[name] = getattr(formatting, name)
-    for name in ("style", "script"):
-        content = _read_file(f"page.{'css' if name == 'style' else 'js'}").strip()
+    for name, file in EMBEDDED.items():
+        content = _read_file(file).strip()
         environment.globals[name] = content
         digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
         environment.globals[f"{name}_hash"] = f"sha256-{digest}"  # hash source of the Content-Security-Policy
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     return environment
 
 
