@@ -32,7 +32,7 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"calib.engine", "calib.qparams", "qdq", "export"}),
     frozenset({"planning"}),
     frozenset({"rounding", "calib.observers", "batch.jobs.job"}),
-    frozenset({"recipe", "moments", "calib.data"}),
+    frozenset({"recipe", "moments", "calib.data", "detectors"}),
     frozenset(
         {"backends", "channels", "patterns", "calib.storage", "calib.sketches", "torchnet", "metrics", "mermaid"}
     ),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sbonnx import plugins
+from sbonnx.calib.data.annotations import annotated_at
 from sbonnx.calib.data.data_path import DataPath
 from sbonnx.calib.data.judged_folder import retrieval_at
 from sbonnx.calib.data.objects import Sampling, Source, listed
@@ -70,7 +71,7 @@ def open_path(data: str | os.PathLike[str], inputs: Sequence[InputSpec], samplin
     if reader is not None:
         source = _of_plugin(path, reader, inputs, sampling)
     else:
-        media = media_at(path)
+        media = annotated_at(path) or media_at(path)
         if media is not None:
             return open_media(*media, inputs, preprocess)
         source = _open_arrays(path, inputs, sampling)

@@ -80,6 +80,7 @@ def _words(job: Job, more: tuple[str, ...]) -> Iterator[str]:
         yield from () if labelled.decode is None else ("--decode", _local(labelled.decode))
         yield from () if labelled.vocabulary is None else ("--vocabulary", _local(labelled.vocabulary))
         yield from () if labelled.blank is None else ("--blank", str(labelled.blank))
+        yield from () if labelled.head is None else ("--head", labelled.head)
         yield from () if labelled.split is None else ("--eval-split", str(labelled.split))
     output = re.split(r"[?#]", job.output)[0].rpartition("/")[2] if is_url(job.output) else job.output
     yield from ("-o", f"{output.removesuffix('.onnx')}{TRIED}", "--force")

@@ -367,6 +367,7 @@ def _evaluation_of(job: Job) -> EvaluationData | None:
         wanted.split or job.split,
         vocabulary=wanted.vocabulary,
         blank=wanted.blank,
+        head=wanted.head,
     )
 
 

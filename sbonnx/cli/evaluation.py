@@ -40,6 +40,7 @@ def evaluation_data(given: Arguments, data: Any, metric: str, split: int | None)
         RecipeError: the metric or a function of it does not exist.
     """
     from sbonnx.verify import EvaluationData
+    from sbonnx.verify.labelled.conversions import readers_of
 
     vocabulary = given[options.VOCABULARY]
     evaluation = EvaluationData(
@@ -50,7 +51,8 @@ def evaluation_data(given: Arguments, data: Any, metric: str, split: int | None)
         split,
         vocabulary=None if vocabulary is None else str(vocabulary),
         blank=given[options.BLANK],
+        head=given[options.HEAD],
     )
     evaluation.kind()
-    evaluation.converter(dict)
+    evaluation.converter(readers_of(b""))
     return evaluation

@@ -38,7 +38,10 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "sbonnx bench model.onnx --data test/ --seconds 10 --json",
     ),
     "compare": ("sbonnx compare model.onnx model.int8.onnx --data test/ --min-sqnr 20",),
-    "eval": ("sbonnx eval model.onnx model.int8.onnx --data test/ --metric top1",),
+    "eval": (
+        "sbonnx eval model.onnx model.int8.onnx --data test/ --metric top1",
+        "sbonnx eval yolov8n.onnx coco/ --metric map50 --preprocess yolo",
+    ),
     "diff": ("sbonnx diff model.int8.onnx model.best.onnx", "sbonnx diff yesterday.onnx today.onnx --json"),
     "profile": (
         "sbonnx profile model.onnx model.int8.onnx --data calib/",

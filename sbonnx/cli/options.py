@@ -345,8 +345,9 @@ EVAL: Final = option(
 METRIC: Final = option(
     "--metric NAME",
     str,
-    "top1, top5, f1, auc, miou, map50, map, wer, cer, exact, token_accuracy, ndcg@10, recall@10, mrr@10, sts, pearson, "
-    "spearman, perplexity, mse, psnr, NAME:OUTPUT of several outputs, or script.py:function.",
+    "top1, top5, f1, auc, miou, map50, map75, map (map50-95), map-small, map-medium, map-large, wer, cer, exact, "
+    "token_accuracy, ndcg@10, recall@10, mrr@10, sts, pearson, spearman, perplexity, mse, psnr, NAME:OUTPUT of several "
+    "outputs, or script.py:function.",
     EVALUATION,
 )
 LABELS: Final = option(
@@ -357,6 +358,13 @@ DECODE: Final = option(
     str,
     "Function that converts the outputs of a feed, by name, to those that the metric takes.",
     EVALUATION,
+)
+HEAD: Final = option(
+    "--head NAME[:KEY=VALUE,...]",
+    str,
+    "Head of a detector, for map: yolov5, yolov7, yolov8, yolox, end2end, nms, indices, ssd, detr, rtdetr, fastestdet.",
+    EVALUATION,
+    shown="by the structure of the model",
 )
 VOCABULARY: Final = option(
     "--vocabulary FILE",
@@ -430,7 +438,7 @@ COMMON: Final = (JSON, QUIET, NO_CONFIG, DEBUG)
 COMMON_WITH_PROGRESS: Final = (JSON, JSON_PROGRESS, QUIET, NO_CONFIG, DEBUG)
 """Last options of every verb."""
 
-READING: Final = (LABELS, DECODE, VOCABULARY, BLANK)
+READING: Final = (LABELS, HEAD, DECODE, VOCABULARY, BLANK)
 """Reading of labels and outputs for a metric."""
 
 EVALUATING: Final = (EVAL, METRIC, *READING, EVAL_SPLIT)

@@ -1,15 +1,15 @@
-"""Mean average precision of detections, as pycocotools computes it, and the layouts of detections and of true boxes."""
+"""Mean average precision of detections, as pycocotools computes it, and the overlap of the detections of two models."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
 
-from sbonnx.errors import DataError
-from sbonnx.metrics.arrays import LABEL_NAMES, counts_of, shown
+from sbonnx.metrics.arrays import counts_of
+from sbonnx.metrics.boxes import Boxes, TrueBoxes, detections, overlaps, placements, true_boxes
 from sbonnx.spec import Array
 
 MOST_DETECTIONS: Final = 100
@@ -21,77 +21,84 @@ RECALLS: Final = np.linspace(0, 1, 101)
 COCO_OVERLAPS: Final = tuple(float(value) for value in np.linspace(0.5, 0.95, 10))
 """IoU thresholds of "map" (COCO: iouThrs); "map50" has the first."""
 
-CLASS_NAMES: Final = ("classes", "class", "labels", "label", "category", "class_ids")
-"""Last words of the names of class outputs."""
+AreaRange = tuple[float, float]
 
-LAYOUTS: Final = (
-    "(images, detections, 6) of x1, y1, x2, y2, score, class; or outputs named boxes (x1, y1, x2, y2), scores and "
-    "classes"
-)
-
-
-@dataclass(frozen=True)
-class Boxes:
-    """Boxes of one image.
-
-    Attributes:
-        corners: x1, y1, x2, y2, shape (boxes, 4), float64; the unit is that of the labels (pixels, or shares).
-        classes: class numbers, shape (boxes,), int64.
-        scores: confidences, shape (boxes,); ones for true boxes.
-    """
-
-    corners: Array
-    classes: Array
-    scores: Array
+ALL_AREAS: Final[AreaRange] = (0.0, 1e10)
+COCO_AREAS: Final[Mapping[str, AreaRange]] = {
+    "small": (0.0, 32.0**2),
+    "medium": (32.0**2, 96.0**2),
+    "large": (96.0**2, 1e10),
+}
+"""Ranges of areas in square pixels of the image (COCO: areaRng), ends included."""
 
 
 @dataclass
 class _ImageMatches:
-    """Detections of one class in one image, by falling score: scores, and whether each hits, (thresholds, boxes)."""
+    """Detections of one class in one image, by falling score.
+
+    Attributes:
+        image: number of the image.
+        scores: scores.
+        hits: whether each matches a true box that counts, shape (thresholds, detections).
+        ignored: whether each does not count, shape (thresholds, detections).
+    """
 
     image: int
     scores: Array
     hits: Array
+    ignored: Array
 
 
 @dataclass
 class MeanAveragePrecision:
     """Mean over classes, and over IoU thresholds, of the average precision at 101 recalls (pycocotools: `COCOeval`).
 
-    The detections of a class are matched by falling score, each with the free true box of the highest IoU. All sizes
-    of boxes, at most 100 detections of an image and class; crowd annotations are not supported. Classes without true
-    boxes are left out. Layouts: docs/metrics.md.
+    The detections of a class are matched by falling score, each with the free true box of the highest IoU; at most 100
+    detections of an image and class. Detections that match a crowd or an ignored box do not count. Classes without
+    true boxes that count are left out. Layouts: docs/metrics.md. Detections are mapped back to the image where the
+    labels have a `ImagePlacement`.
 
     Attributes:
         overlaps: IoU thresholds.
         labels: name of the label array, see `true_boxes`.
+        areas: true boxes of other areas are ignored, and detections of other areas do not count without a match.
     """
 
     overlaps: tuple[float, ...]
     labels: str | None = None
+    areas: AreaRange = ALL_AREAS
     count: int = 0
     _matches: dict[int, list[_ImageMatches]] = field(default_factory=dict)
     _true: dict[int, dict[int, int]] = field(default_factory=dict)
-    _ranked: dict[int, tuple[Array, Array]] = field(default_factory=dict)
+    _ranked: dict[int, tuple[Array, Array, Array]] = field(default_factory=dict)
 
     def add(self, outputs: Mapping[str, Array], labels: Mapping[str, Any]) -> None:
-        predicted = detections(outputs)
-        wanted = true_boxes(labels, len(predicted), self.labels)
+        images = detections(outputs)
+        wanted = true_boxes(labels, len(images), self.labels)
         self._ranked.clear()
-        for image, true in zip(predicted, wanted, strict=True):
+        for boxes, true, placement in zip(images, wanted, placements(labels, len(images)), strict=True):
+            image = boxes if placement is None else replace(boxes, corners=placement.back(boxes.corners))
             for number in np.unique(np.concatenate([image.classes, true.classes])):
                 self._add_class(int(number), image, true)
             self.count += 1
 
-    def _add_class(self, number: int, found: Boxes, true: Boxes) -> None:
-        boxes = true.corners[true.classes == number]
-        if len(boxes):
-            self._true.setdefault(number, {})[self.count] = len(boxes)
-        chosen = np.flatnonzero(found.classes == number)
-        chosen = chosen[np.argsort(-found.scores[chosen], kind="stable")][:MOST_DETECTIONS]
-        if len(chosen):
-            hits = match(overlaps(found.corners[chosen], boxes), self.overlaps)
-            self._matches.setdefault(number, []).append(_ImageMatches(self.count, found.scores[chosen], hits))
+    def _add_class(self, number: int, boxes: Boxes, true: TrueBoxes) -> None:
+        low, high = self.areas
+        chosen = true.classes == number
+        ignored = true.ignored[chosen] | (true.areas[chosen] < low) | (true.areas[chosen] > high)
+        if not ignored.all():
+            self._true.setdefault(number, {})[self.count] = int((~ignored).sum())
+        ranked = np.flatnonzero(boxes.classes == number)
+        ranked = ranked[np.argsort(-boxes.scores[ranked], kind="stable")][:MOST_DETECTIONS]
+        if not len(ranked):
+            return
+        corners, crowd = boxes.corners[ranked], true.crowd[chosen]
+        matched, passed = match(overlaps(corners, true.corners[chosen], crowd), self.overlaps, ignored, crowd)
+        areas = (corners[:, 2:] - corners[:, :2]).prod(1)
+        passed |= ~matched & ((areas < low) | (areas > high))
+        self._matches.setdefault(number, []).append(
+            _ImageMatches(self.count, boxes.scores[ranked], matched & ~passed, passed)
+        )
 
     def value(self, weights: Array | None = None) -> float:
         """Compute the mean average precision; nan without true boxes.
@@ -107,69 +114,67 @@ class MeanAveragePrecision:
                 areas.append(_average_precision(self._sorted(number), counts, total, len(self.overlaps)))
         return float(np.mean(areas)) if areas else float("nan")
 
-    def _sorted(self, number: int) -> tuple[Array, Array]:
-        """Return image and hits of all detections of a class, by falling score. Sorted once."""
+    def _sorted(self, number: int) -> tuple[Array, Array, Array]:
+        """Return image, hits and ignored of all detections of a class, by falling score. Sorted once."""
         if number not in self._ranked:
             parts = self._matches.get(number, [])
+            nothing = np.zeros((len(self.overlaps), 0), bool)
             scores = np.concatenate([np.zeros(0), *(part.scores for part in parts)])
             images = np.repeat([part.image for part in parts], [len(part.scores) for part in parts]).astype(np.int64)
-            hits = np.concatenate([np.zeros((len(self.overlaps), 0), bool), *(part.hits for part in parts)], axis=1)
+            hits = np.concatenate([nothing, *(part.hits for part in parts)], axis=1)
+            ignored = np.concatenate([nothing, *(part.ignored for part in parts)], axis=1)
             order = np.argsort(-scores, kind="stable")
-            self._ranked[number] = images[order], hits[:, order]
+            self._ranked[number] = images[order], hits[:, order], ignored[:, order]
         return self._ranked[number]
 
 
-def _average_precision(ranked: tuple[Array, Array], counts: Array, total: float, thresholds: int) -> float:
+def _average_precision(ranked: tuple[Array, Array, Array], counts: Array, total: float, thresholds: int) -> float:
     """Compute the mean over thresholds of the precision at `RECALLS` (0 at recalls that are not reached)."""
-    images, hits = ranked
+    images, hits, ignored = ranked
     weights = counts[images]
-    hit = np.cumsum(hits * weights, axis=1)
-    miss = np.cumsum(~hits * weights, axis=1)
+    right = np.cumsum(hits * weights, axis=1)
+    wrong = np.cumsum(~(hits | ignored) * weights, axis=1)
     precisions = []
-    for row, wrong in zip(hit, miss, strict=True):
+    for row, misses in zip(right, wrong, strict=True):
         if not len(row):
             precisions.append(0.0)
             continue
-        precision = row / np.maximum(row + wrong, np.spacing(1))
+        precision = row / np.maximum(row + misses, np.spacing(1))
         envelope = np.maximum.accumulate(precision[::-1])[::-1]
         places = np.searchsorted(row / total, RECALLS, side="left")
         precisions.append(float(envelope[places[places < len(row)]].sum()) / len(RECALLS))
     return float(np.sum(precisions)) / thresholds
 
 
-def overlaps(one: Array, other: Array) -> Array:
-    """Compute the IoU of boxes, shapes (n, 4) and (m, 4) of corners: shape (n, m)."""
-    low = np.maximum(one[:, None, :2], other[None, :, :2])
-    high = np.minimum(one[:, None, 2:], other[None, :, 2:])
-    shared = np.clip(high - low, 0, None).prod(2)
-    areas = [np.clip(boxes[:, 2:] - boxes[:, :2], 0, None).prod(1) for boxes in (one, other)]
-    union = areas[0][:, None] + areas[1][None] - shared
-    shares: Array = np.divide(shared, union, out=np.zeros_like(shared), where=union > 0)
-    return shares
-
-
-def match(iou: Array, thresholds: tuple[float, ...]) -> Array:
+def match(iou: Array, thresholds: tuple[float, ...], ignored: Array, crowd: Array) -> tuple[Array, Array]:
     """Match detections, in order, with true boxes: each takes the free box of the highest IoU above the threshold.
+
+    Boxes that are ignored are taken only if no other box fits; crowds are never used up.
 
     Args:
         iou: shape (detections, boxes).
+        ignored, crowd: shape (boxes,).
 
     Returns:
-        Whether each detection hits, shape (thresholds, detections).
+        Whether each detection is matched, and whether with an ignored box; both of shape (thresholds, detections).
     """
     least = np.array(thresholds)[:, None]
-    hits = np.zeros((len(thresholds), len(iou)), bool)
-    free = np.ones((len(thresholds), iou.shape[1]), bool)
+    matched = np.zeros((len(thresholds), len(iou)), bool)
+    passed = np.zeros_like(matched)
     if not iou.shape[1]:
-        return hits
+        return matched, passed
+    free = np.ones((len(thresholds), iou.shape[1]), bool)
     rows = np.arange(len(thresholds))
     for place, row in enumerate(iou):
-        open_to = np.where(free & (row >= least - 1e-10), row, -1.0)
+        fits = (free | crowd) & (row >= least)
+        counting = fits & ~ignored
+        open_to = np.where(np.where(counting.any(1, keepdims=True), counting, fits), row, -1.0)
         best = open_to.shape[1] - 1 - open_to[:, ::-1].argmax(1)  # of equal IoU the last, as in pycocotools
         hit = open_to[rows, best] >= 0
-        hits[:, place] = hit
+        matched[:, place] = hit
+        passed[:, place] = hit & ignored[best]
         free[rows[hit], best[hit]] = False
-    return hits
+    return matched, passed
 
 
 PARTNERS: Final = 0.5
@@ -197,101 +202,3 @@ def overlap_share(one: Boxes, other: Boxes) -> float | None:
                 shared += 2 * min(scores[place], others[columns[best]]) * free[row, best]
                 free[:, best] = -1.0
     return float(shared / total)
-
-
-def detections(outputs: Mapping[str, Array]) -> list[Boxes]:
-    """Return the detections of each image of a feed.
-
-    Raises:
-        DataError: the outputs are of no layout of `LAYOUTS`.
-    """
-    arrays = {name: np.asarray(value) for name, value in outputs.items()}
-    if len(arrays) == 1:
-        (rows,) = arrays.values()
-        if rows.shape[-1:] == (6,) and rows.ndim in (2, 3):
-            batch = rows[None] if rows.ndim == 2 else rows
-            return [_boxes(image[:, :4], image[:, 5], image[:, 4]) for image in batch.astype(np.float64)]
-    boxes, scores, classes = (_ending(arrays, names) for names in (("boxes", "box"), ("scores", "score"), CLASS_NAMES))
-    if boxes is None or scores is None or classes is None:
-        listed = ", ".join(f"'{name}' {shown(value)}" for name, value in arrays.items())
-        raise DataError(
-            f"map takes detections after NMS, {LAYOUTS}; the outputs are {listed}: decode them with --decode "
-            "script.py:function"
-        )
-    if any(name.lower().endswith("detection_boxes") for name in arrays):  # TensorFlow's object detection API
-        boxes = boxes[..., [1, 0, 3, 2]]
-    if boxes.ndim == 2:
-        boxes, scores, classes = boxes[None], scores[None], classes[None]
-    scores, classes = (
-        array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array for array in (scores, classes)
-    )
-    if boxes.ndim != 3 or boxes.shape[2] != 4 or not boxes.shape[:2] == scores.shape == classes.shape:
-        shapes = ", ".join(shown(array) for array in (boxes, scores, classes))
-        raise DataError(
-            f"map takes boxes (images, boxes, 4), scores and classes (images, boxes), and they are {shapes}"
-        )
-    valid = _ending(arrays, ("num_detections", "num_dets"))
-    lengths = [boxes.shape[1]] * len(boxes) if valid is None else [int(one) for one in valid.reshape(-1)]
-    return [
-        _boxes(one[:length], kinds[:length], confidence[:length])
-        for one, kinds, confidence, length in zip(boxes, classes, scores, lengths, strict=True)
-    ]
-
-
-def _ending(arrays: Mapping[str, Array], endings: tuple[str, ...]) -> Array | None:
-    """Return the only array whose name is one of these words, or ends with it after a separator; None without one."""
-    names = [
-        value
-        for name, value in arrays.items()
-        if any(name.lower() == word or name.lower().endswith((f"_{word}", f"/{word}", f".{word}")) for word in endings)
-    ]
-    return names[0] if len(names) == 1 else None
-
-
-def _boxes(corners: Array, classes: Array, scores: Array) -> Boxes:
-    """Return boxes without padding (a negative class)."""
-    whole = np.rint(np.asarray(classes, np.float64)).astype(np.int64)
-    kept = whole >= 0
-    return Boxes(
-        np.asarray(corners, np.float64).reshape(-1, 4)[kept], whole[kept], np.asarray(scores, np.float64)[kept]
-    )
-
-
-def true_boxes(labels: Mapping[str, Any], images: int, wanted: str | None = None) -> list[Boxes]:
-    """Return the true boxes of each image of a feed.
-
-    Labels: arrays ``boxes`` (images, boxes, 4) and ``classes`` (images, boxes), or one array (images, boxes, 5) of
-    class, x1, y1, x2, y2. A class of -1 is padding. The images axis can be left out for one image.
-
-    Args:
-        wanted: name of the array of (class, x1, y1, x2, y2); None: by the names above, or one of `LABEL_NAMES`.
-
-    Raises:
-        DataError: there are no such labels.
-    """
-    arrays = {name: np.asarray(value) for name, value in labels.items() if not isinstance(value, str)}
-    boxes, classes = _ending(arrays, ("boxes", "box")), _ending(arrays, CLASS_NAMES)
-    if wanted is None and boxes is not None and classes is not None:
-        boxes = boxes[None] if boxes.ndim == 2 else boxes
-        classes = classes[None] if classes.ndim == 1 else classes
-        rows = np.concatenate([classes[..., None], boxes], 2) if classes.shape == boxes.shape[:2] else boxes
-    else:
-        names = [wanted] if wanted is not None else [name for name in arrays if name.lower() in LABEL_NAMES]
-        if len(names) != 1 or names[0] not in arrays:
-            there = ", ".join(f"'{name}'" for name in labels) or "none"
-            raise DataError(
-                "map takes labels 'boxes' (images, boxes, 4) and 'classes' (images, boxes), or one array (images, "
-                f"boxes, 5) of class, x1, y1, x2, y2; the data has {there}"
-            )
-        rows = arrays[names[0]]
-        rows = rows[None] if rows.ndim == 2 else rows
-    if rows.ndim != 3 or rows.shape[2] != 5 or len(rows) != images:
-        raise DataError(
-            f"map takes true boxes of {images} images, (images, boxes, 5) of class, x1, y1, x2, y2, and they are "
-            f"{shown(rows)}"
-        )
-    corners = rows[..., 1:]
-    used = rows[..., 0] >= 0
-    if (corners[used][:, 2:] < corners[used][:, :2]).any():
-        raise DataError("map takes boxes as x1, y1, x2, y2, and some have x2 < x1 or y2 < y1: are they x, y, w, h?")
-    return [_boxes(image[:, 1:], image[:, 0], np.ones(len(image))) for image in rows.astype(np.float64)]

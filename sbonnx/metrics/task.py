@@ -15,15 +15,15 @@ from sbonnx.errors import DataError, RecipeError, foreign_code
 from sbonnx.metrics.arrays import TaskMetric, counts_of, joined
 from sbonnx.metrics.classification import F1, Auc, Correlation, TopK
 from sbonnx.metrics.dense import MeanIoU, Perplexity, SquaredError
-from sbonnx.metrics.detection import COCO_OVERLAPS, MeanAveragePrecision
+from sbonnx.metrics.detection import ALL_AREAS, COCO_AREAS, COCO_OVERLAPS, AreaRange, MeanAveragePrecision
 from sbonnx.metrics.retrieval import Retrieval, Similarity, ndcg, recall, reciprocal_rank
 from sbonnx.metrics.texts import ErrorRate, ExactMatch, TokenAccuracy
 from sbonnx.plugins.registry import Registry, instance_of
 from sbonnx.spec import Array
 from sbonnx.system.python_files import load_function, names_function
 
-Takes = Literal["outputs", "texts", "tokens", "embeddings"]
-"""Form that a metric takes: outputs of the model, texts, tokens (texts if the labels are texts), embeddings."""
+Takes = Literal["outputs", "boxes", "texts", "tokens", "embeddings"]
+"""Form that a metric takes: outputs, boxes of a detector, texts, tokens (texts if the labels are), embeddings."""
 
 
 class MetricMaker(Protocol):
@@ -93,10 +93,20 @@ class MetricDefinition:
     ranks: bool = False
 
 
-def _map(overlaps: tuple[float, ...], output: str | None, labels: str | None) -> TaskMetric:
+MAPS: Final[Mapping[str, tuple[tuple[float, ...], AreaRange]]] = {
+    "map50": (COCO_OVERLAPS[:1], ALL_AREAS),
+    "map75": (COCO_OVERLAPS[5:6], ALL_AREAS),
+    "map": (COCO_OVERLAPS, ALL_AREAS),
+    "map50-95": (COCO_OVERLAPS, ALL_AREAS),
+    **{f"map-{name}": (COCO_OVERLAPS, areas) for name, areas in COCO_AREAS.items()},
+}
+"""Overlaps and areas of the mean average precisions."""
+
+
+def _map(overlaps: tuple[float, ...], areas: AreaRange, *, output: str | None, labels: str | None) -> TaskMetric:
     if output is not None:
         raise RecipeError("map is of all outputs: choose some with --decode script.py:function")
-    return MeanAveragePrecision(overlaps, labels)
+    return MeanAveragePrecision(overlaps, labels, areas)
 
 
 _BUILT_IN: Final[Mapping[str, MetricDefinition]] = {
@@ -105,8 +115,7 @@ _BUILT_IN: Final[Mapping[str, MetricDefinition]] = {
     "f1": MetricDefinition(F1),
     "auc": MetricDefinition(Auc),
     "miou": MetricDefinition(MeanIoU),
-    "map50": MetricDefinition(partial(_map, COCO_OVERLAPS[:1])),
-    "map": MetricDefinition(partial(_map, COCO_OVERLAPS)),
+    **{name: MetricDefinition(partial(_map, *settings), takes="boxes") for name, settings in MAPS.items()},
     "pearson": MetricDefinition(partial(Correlation, False)),
     "spearman": MetricDefinition(partial(Correlation, True)),
     "wer": MetricDefinition(ErrorRate, higher_is_better=False, takes="texts"),

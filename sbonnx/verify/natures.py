@@ -14,7 +14,7 @@ import numpy as np
 from sbonnx.errors import DataError, RecipeError
 from sbonnx.graph import Graph, query
 from sbonnx.metrics.arrays import shown
-from sbonnx.metrics.detection import LAYOUTS, Boxes, detections
+from sbonnx.metrics.boxes import LAYOUTS, Boxes, detections
 from sbonnx.recipe.names import OutputTask
 from sbonnx.recipe.problem import one_of
 from sbonnx.report.figures import Nature

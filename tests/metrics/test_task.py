@@ -161,18 +161,19 @@ def random_boxes(rng: np.random.Generator, count: int) -> Array:
     return np.concatenate([corners, corners + rng.uniform(5, 40, (count, 2))], 1)
 
 
-def coco_map(found: list[Array], true: list[Array]) -> tuple[float, float]:
-    """mAP and mAP50 of pycocotools; rows of (x1, y1, x2, y2, score, class) and (class, x1, y1, x2, y2)."""
+def coco_stats(found: list[Array], true: list[Array]) -> list[float]:
+    """AP over IoU 0.5 to 0.95, at 0.5, at 0.75, of small, medium and large areas, by pycocotools.
+
+    Rows are (x1, y1, x2, y2, score, class) and (class, x1, y1, x2, y2, crowd, area).
+    """
     coco = pytest.importorskip("pycocotools.coco", reason="pycocotools is not installed")
     evaluation = pytest.importorskip("pycocotools.cocoeval", reason="pycocotools is not installed")
-    truth, results = [], []
+    truth: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
     for image, rows in enumerate(true):
-        for number, x1, y1, x2, y2 in rows.tolist():
-            box = [x1, y1, x2 - x1, y2 - y1]
-            area = box[2] * box[3]
-            truth.append({"image_id": image, "category_id": int(number), "bbox": box, "area": area, "iscrowd": 0})
-    for number, row in enumerate(truth):
-        row["id"] = number + 1
+        for number, x1, y1, x2, y2, crowd, area in rows.tolist():
+            row = {"image_id": image, "category_id": int(number), "bbox": [x1, y1, x2 - x1, y2 - y1], "area": area}
+            truth.append({**row, "iscrowd": int(crowd), "id": len(truth) + 1})
     for image, rows in enumerate(found):
         for x1, y1, x2, y2, score, kind in rows.tolist():
             box = [x1, y1, x2 - x1, y2 - y1]
@@ -191,30 +192,36 @@ def coco_map(found: list[Array], true: list[Array]) -> tuple[float, float]:
         judge.evaluate()
         judge.accumulate()
         judge.summarize()
-    return float(judge.stats[0]), float(judge.stats[1])
+    return [float(value) for value in judge.stats[:6]]
 
 
 @settings(max_examples=20, deadline=None)
-@given(SEEDS, st.integers(1, 6), st.integers(1, 4))
-def test_average_precision_equals_pycocotools(seed: int, images: int, classes: int) -> None:
+@given(SEEDS, st.integers(1, 6), st.integers(1, 4), st.booleans())
+def test_average_precision_equals_pycocotools(seed: int, images: int, classes: int, whole: bool) -> None:
+    """Images without boxes, crowds, areas of masks; with `whole`, corners are integers, so that overlaps are equal."""
     rng = np.random.default_rng(seed)
     true, found = [], []
     for image in range(images):
         boxes = random_boxes(rng, int(rng.integers(image == 0, 8)))
-        kinds = rng.integers(0, classes, len(boxes))
-        true.append(np.concatenate([kinds[:, None], boxes], 1))
         near = boxes[rng.integers(0, max(len(boxes), 1), 2 * len(boxes))] + rng.normal(0, 3, (2 * len(boxes), 4))
         guesses = np.concatenate([near, random_boxes(rng, 4)])
+        if whole:
+            boxes, guesses = np.rint(boxes / 4) * 4, np.rint(guesses / 4) * 4
         guesses[:, 2:] = np.maximum(guesses[:, 2:], guesses[:, :2] + 1)
-        same = np.tile(kinds, 2)[: len(near)]
-        labels = np.concatenate([same, rng.integers(0, classes, 4)])
-        found.append(np.concatenate([guesses, np.round(rng.random((len(guesses), 1)), 2), labels[:, None]], 1))
-    expected = coco_map(found, true)
-    for name, wanted in zip(("map", "map50"), expected, strict=True):
+        kinds = rng.integers(0, classes, len(boxes))
+        crowd = (rng.random(len(boxes)) < 0.2) & (np.arange(len(boxes)) > 0)
+        areas = (boxes[:, 2:] - boxes[:, :2]).prod(1) * rng.choice([1.0, 0.6, 12.0], len(boxes))
+        true.append(np.column_stack([kinds, boxes, crowd, areas]))
+        labels = np.concatenate([np.tile(kinds, 2)[: len(near)], rng.integers(0, classes, 4)])
+        found.append(np.column_stack([guesses, np.round(rng.random(len(guesses)), 1), labels]))
+    expected = coco_stats(found, true)
+    names = ("map50-95", "map50", "map75", "map-small", "map-medium", "map-large")
+    for name, wanted in zip(names, expected, strict=True):
         metric = task_metric(name).make()
-        for one, rows in zip(found, true, strict=True):
-            metric.add({"detections": one[None]}, {"label": rows[None]})
-        assert metric.value() == pytest.approx(wanted, abs=1e-9)
+        for guess, rows in zip(found, true, strict=True):
+            parts = {"classes": rows[:, 0], "boxes": rows[:, 1:5], "crowd": rows[:, 5], "areas": rows[:, 6]}
+            metric.add({"detections": guess[None]}, {part: [values] for part, values in parts.items()})
+        assert metric.value() == pytest.approx(math.nan if wanted == -1 else wanted, abs=1e-9, nan_ok=True)
     assert metric.count == images
 
 
@@ -236,7 +243,7 @@ def test_layouts_of_detections() -> None:
         metric = task_metric("map").make()
         metric.add(outputs, true)
         assert metric.value() == pytest.approx(1.0)
-    with pytest.raises(DataError, match="decode them with --decode"):
+    with pytest.raises(DataError, match="name the head with --head, or decode them with --decode"):
         task_metric("map50").make().add({"a": np.zeros((1, 84, 100)), "b": np.zeros((1, 3))}, true)
     with pytest.raises(DataError, match="are they x, y, w, h"):
         task_metric("map50").make().add({"d": rows}, {"label": np.array([[[0, 5, 5, 3, 3]]])})

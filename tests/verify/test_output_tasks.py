@@ -16,7 +16,8 @@ from sbonnx import verify
 from sbonnx.assets import digits
 from sbonnx.cli import main
 from sbonnx.errors import RecipeError
-from sbonnx.metrics.detection import Boxes, overlap_share
+from sbonnx.metrics.boxes import Boxes
+from sbonnx.metrics.detection import overlap_share
 from sbonnx.recipe import load
 from sbonnx.recipe.names import OutputTask
 from sbonnx.report.comparison import Comparison

@@ -11,10 +11,15 @@ import numpy as np
 from sbonnx.calib.data.readers.preprocess_values import PreprocessValues, number, whole, word
 from sbonnx.calib.data.validate import InputSpec
 from sbonnx.errors import DataError
+from sbonnx.metrics.boxes import ImagePlacement
 from sbonnx.spec import Array
 
 Size = tuple[int, int]
 """Height and width in pixels."""
+
+Scale = tuple[float, float]
+Offset = tuple[float, float]
+"""Horizontal and vertical part of a `ImagePlacement`."""
 
 FILTERS: Final = ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")
 """Names of PIL.Image.Resampling."""
@@ -173,8 +178,8 @@ class ImageTransform:
     reverse: bool
     dtype: np.dtype[Any]
 
-    def apply(self, decode: Callable[[str], Any], where: str) -> Array:
-        """Return the preprocessed image, shape (height, width, channels).
+    def apply(self, decode: Callable[[str], Any], where: str) -> tuple[Array, ImagePlacement]:
+        """Return the preprocessed image, shape (height, width, channels), and its position there.
 
         Args:
             decode: returns the image in a mode of Pillow.
@@ -184,28 +189,32 @@ class ImageTransform:
             DataError: it becomes too large.
         """
         settings = self.settings
-        image = self._resized(decode(self.mode), where)
+        picture = decode(self.mode)
+        image, scale, offset = self._resized(picture, where)
         crop = self.target if settings.crop == "model" else settings.crop
         if crop is not None:
             check_pixels(crop, f"{where} is cropped to")
-            image = center_crop(image, crop, round if settings.crop_offset == "even" else int)
+            image, corner = center_crop(image, crop, round if settings.crop_offset == "even" else int)
+            offset = (offset[0] - corner[0], offset[1] - corner[1])
+        placement = ImagePlacement(scale, offset, (picture.height, picture.width), (image.height, image.width))
         x = np.asarray(image, np.uint8)
         x = x[..., None] if x.ndim == 2 else x[..., ::-1] if self.reverse else x
         if self.dtype.kind != "f":
-            return x.astype(self.dtype)
+            return x.astype(self.dtype), placement
         mean, std = np.array(settings.mean, np.float32), np.array(settings.std, np.float32)
         y: Array = (x.astype(np.float32) * np.float32(settings.scale) - mean) / std
-        return y.astype(self.dtype, copy=False)
+        return y.astype(self.dtype, copy=False), placement
 
-    def _resized(self, image: Any, where: str) -> Any:
+    def _resized(self, image: Any, where: str) -> tuple[Any, Scale, Offset]:
+        """Return the image after resizing, its scale and its offset."""
         settings = self.settings
         if settings.resize == "none":
-            return image
+            return image, (1.0, 1.0), (0.0, 0.0)
         size = self._size_of(image)
         check_pixels(size, f"{where} of {image.height} x {image.width} pixels is resized to")
         if settings.resize == "letterbox":
             return letterbox(image, size, settings.fill, self._to)
-        return self._to(image, size)
+        return self._to(image, size), _scale(image, size), (0.0, 0.0)
 
     def _size_of(self, image: Any) -> Size:
         """Return the size to which an image is resized."""
@@ -254,21 +263,26 @@ def shorter_side(image: Any, side: int) -> Size:
     return (side, int(side * width / height)) if height <= width else (int(side * height / width), side)
 
 
-def center_crop(image: Any, size: Size, rounded: Callable[[float], int] = round) -> Any:
-    """Crop the centre of an image; one that is smaller is padded with zeros first.
+def _scale(image: Any, size: Size) -> Scale:
+    return size[1] / image.width, size[0] / image.height
+
+
+def center_crop(image: Any, size: Size, rounded: Callable[[float], int] = round) -> tuple[Any, Offset]:
+    """Crop the centre of an image; one that is smaller is padded with zeros first. Return also the corner of the crop.
 
     Source: torchvision.transforms.functional.center_crop, whose offsets are rounded half to even.
     """
     height, width = max(image.height, size[0]), max(image.width, size[1])
+    before = (width - image.width) // 2, (height - image.height) // 2
     if (height, width) != (image.height, image.width):
-        left, top = (width - image.width) // 2, (height - image.height) // 2
+        left, top = before
         image = image.crop((-left, -top, width - left, height - top))  # Pillow fills with zeros
     top, left = rounded((height - size[0]) / 2), rounded((width - size[1]) / 2)
-    return image.crop((left, top, left + size[1], top + size[0]))
+    return image.crop((left, top, left + size[1], top + size[0])), (left - before[0], top - before[1])
 
 
-def letterbox(image: Any, size: Size, fill: int, resized: Callable[[Any, Size], Any]) -> Any:
-    """Fit an image into `size` with its aspect ratio and pad it on both sides.
+def letterbox(image: Any, size: Size, fill: int, resized: Callable[[Any, Size], Any]) -> tuple[Any, Scale, Offset]:
+    """Fit an image into `size` with its aspect ratio and pad it on both sides. Return also its scale and offset.
 
     Source: ultralytics.data.augment.LetterBox with auto=False: ratio, rounding and placement.
     """
@@ -279,7 +293,7 @@ def letterbox(image: Any, size: Size, fill: int, resized: Callable[[Any, Size], 
     canvas = Image.new(image.mode, (size[1], size[0]), fill if image.mode == "L" else (fill,) * 3)
     top, left = round((size[0] - height) / 2 - 0.1), round((size[1] - width) / 2 - 0.1)
     canvas.paste(resized(image, (height, width)), (left, top))
-    return canvas
+    return canvas, _scale(image, (height, width)), (left, top)
 
 
 def _size(value: Any) -> Size:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from sbonnx.calib.data.readers.media_files import MediaFiles
 from sbonnx.calib.data.stored_arrays import first_line
 from sbonnx.calib.data.validate import InputSpec
 from sbonnx.errors import DataError, MissingReaderError
+from sbonnx.metrics.boxes import ImagePlacement
 from sbonnx.report.codes import Note
 from sbonnx.system.input_files import check_regular
 
@@ -80,6 +81,17 @@ def image_input(inputs: Sequence[InputSpec], layout: str | None) -> ImageInput:
     return ImageInput(spec, layout, channels, size, batch or 1)
 
 
+class PlacedLabels(Protocol):
+    """Labels that depend on the size of the image and its position in the input."""
+
+    def labels(self, placement: ImagePlacement) -> Mapping[str, Any]:
+        """Return the labels by name.
+
+        Raises:
+            DataError: they do not fit the image.
+        """
+
+
 @dataclass(frozen=True)
 class Picture:
     """One image.
@@ -88,11 +100,13 @@ class Picture:
         where: where it is from, for messages.
         decode: returns it in a mode of Pillow ("RGB" or "L").
         labels: its labels by name.
+        boxes: its true boxes, whose labels depend on its size; None: none.
     """
 
     where: str
     decode: Callable[[str], Any]
     labels: Mapping[str, Any] = field(default_factory=dict)
+    boxes: PlacedLabels | None = None
 
 
 def open_images(files: MediaFiles, inputs: Sequence[InputSpec], settings: ImageSettings) -> Source:
@@ -100,8 +114,9 @@ def open_images(files: MediaFiles, inputs: Sequence[InputSpec], settings: ImageS
 
     def at(place: int) -> Picture:
         path = files.paths[place]
-        labels = {LABEL: files.labels[path]} if path in files.labels else {}
-        return Picture(f"'{path}'", partial(decode, path), labels)
+        label = files.labels.get(path)
+        labels = {} if label is None or hasattr(label, "labels") else {LABEL: label}
+        return Picture(f"'{path}'", partial(decode, path), labels, label if hasattr(label, "labels") else None)
 
     return open_pictures(files.name, len(files.paths), at, inputs, settings, files.notes)
 
@@ -142,14 +157,15 @@ def open_pictures(
 
     def at(place: int) -> tuple[str, LabelledFeed]:
         pictures = [picture_at(number) for number in range(place * batch, (place + 1) * batch)]
-        images = []
+        images, labels = [], []
         for picture in pictures:
-            x = transform.apply(picture.decode, picture.where)
+            x, placement = transform.apply(picture.decode, picture.where)
             images.append(x.transpose(2, 0, 1) if target.layout == "nchw" else x)
+            labels.append({**picture.labels, **(picture.boxes.labels(placement) if picture.boxes else {})})
         where = pictures[0].where if batch == 1 else f"{pictures[0].where} to {pictures[-1].where}"
         _check_equal([x.shape for x in images], where)
         stacked = np.stack(images) if target.spec.shape is not None and len(target.spec.shape) == 4 else images[0]
-        return where, LabelledFeed({target.spec.name: stacked}, batched_labels([loaded.labels for loaded in pictures]))
+        return where, LabelledFeed({target.spec.name: stacked}, batched_labels(labels))
 
     lengths = [batch] * count
     return Source(name, lambda: (at(place) for place in range(count)), count, at, lambda: lengths, notes=tuple(notes))

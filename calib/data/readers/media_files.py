@@ -37,6 +37,9 @@ LABEL_COLUMNS: Final = ("label", "class", "target")
 FILE_COLUMNS: Final = ("file", "file_name", "filename", "path", "audio_filepath", "image")
 """Names of the column of file names."""
 
+CLASS_FILE: Final = "classes.txt"
+"""File with the names of the classes, one a line, in the order of their numbers in the model."""
+
 LARGEST: Final = 1 << 28
 """Maximum size in bytes of a label file."""
 
@@ -73,8 +76,9 @@ def find_media(folder: Path, entries: Sequence[Path]) -> tuple[str, MediaFiles] 
     """Return the kind and the media of a folder; None if it holds none.
 
     Media lie in the folder itself, or in one subfolder for each class (images, audio): then the label of a file is the
-    position of its folder among the sorted names. labels.csv (file,label) or labels.json ({file: label}) in the folder
-    gives labels by the name of the file, relative to the folder; classes by name are numbered in sorted order.
+    position of its folder among the sorted names, or among the lines of classes.txt. labels.csv (file,label) or
+    labels.json ({file: label}) in the folder gives labels by the name of the file, relative to the folder; classes by
+    name are numbered in the same way.
 
     Args:
         entries: visible entries of the folder, in natural order.
@@ -146,8 +150,44 @@ def _labels(folder: Path, paths: Sequence[Path], classes: Sequence[Path]) -> dic
     rows = labels_of(folder, paths)
     if rows is not None:
         return rows
-    numbers = {place: number for number, place in enumerate(sorted(classes, key=lambda place: place.name))}
-    return {path: numbers[path.parent] for path in paths if classes}
+    numbers = class_numbers(folder, [place.name for place in classes]) if classes else {}
+    return {path: numbers[path.parent.name] for path in paths if classes}
+
+
+def class_lines(path: Path) -> list[str]:
+    """Read the names of classes, one a line.
+
+    Raises:
+        DataError: the file cannot be read, or has a name twice.
+    """
+    try:
+        lines = [line.strip() for line in read_regular(path, LARGEST).decode("utf-8-sig").splitlines() if line.strip()]
+    except OSError as error:
+        raise DataError(f"'{path}' cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise DataError(f"'{path}' is no text: {error}") from error
+    if len(set(lines)) < len(lines):
+        raise DataError(f"'{path}' has the class '{next(line for line in lines if lines.count(line) > 1)}' twice")
+    return lines
+
+
+def class_numbers(folder: Path, names: Sequence[str]) -> dict[str, int]:
+    """Return the numbers of classes: lines of ``classes.txt`` of a folder, whole or their first words (WordNet ids of
+    ImageNet, followed by a description); without the file, positions in sorted order.
+
+    Raises:
+        DataError: the file does not list one of them.
+    """
+    listed = folder / CLASS_FILE
+    if not listed.is_file():
+        return {name: number for number, name in enumerate(sorted(set(names)))}
+    lines = class_lines(listed)
+    numbers = {line.split()[0]: number for number, line in enumerate(lines)}
+    numbers |= {line: number for number, line in enumerate(lines)}
+    unknown = sorted(set(names) - numbers.keys())
+    if unknown:
+        raise DataError(f"'{listed}' does not list the class '{unknown[0]}': add it as a line")
+    return {name: numbers[name] for name in names}
 
 
 def labels_of(folder: Path, paths: Sequence[Path]) -> dict[Path, Any] | None:
@@ -177,7 +217,7 @@ def read_labels(path: Path) -> dict[str, Any]:
 
     A table has the columns file and label; a header may name them (`FILE_COLUMNS`), and a column of `TEXT_COLUMNS`
     holds texts, such as transcripts. Integers stay integers. If all labels are texts that are no integers, they are
-    names of classes and numbered in sorted order, unless their column is of texts.
+    names of classes (see `class_numbers`), unless their column is of texts.
 
     Raises:
         DataError: the file cannot be read, is of another form, or has a file twice.
@@ -195,7 +235,7 @@ def read_labels(path: Path) -> dict[str, Any]:
         if key in labels:
             raise DataError(f"'{path}' has two labels for '{key}': keep one")
         labels[key] = value
-    return labels if texts else _numbered(labels)
+    return labels if texts else _numbered(path.parent, labels)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -256,8 +296,8 @@ def _integer(text: str) -> int | str:
     return int(text) if re.fullmatch(r"[+-]?\d{1,18}", text) else text
 
 
-def _numbered(labels: dict[str, Any]) -> dict[str, Any]:
+def _numbered(folder: Path, labels: dict[str, Any]) -> dict[str, Any]:
     if not labels or not all(isinstance(value, str) for value in labels.values()):
         return labels
-    numbers = {name: number for number, name in enumerate(sorted(set(labels.values())))}
+    numbers = class_numbers(folder, list(labels.values()))
     return {key: numbers[value] for key, value in labels.items()}

@@ -188,6 +188,21 @@ def read_settings(preprocess: Preprocessing) -> PreprocessValues:
     return _of_mapping(values, f"'{path}'", path.parent)
 
 
+def yaml_values(path: Path) -> Mapping[Any, Any]:
+    """Return the keys and values of a YAML file; none if it holds something else.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    try:
+        values = yaml.safe_load(read_regular(path, LARGEST).decode("utf-8"))
+    except OSError as error:
+        raise DataError(f"'{path}' cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        raise DataError(f"'{path}' is no readable YAML: {' '.join(str(error).split())[:200]}") from error
+    return values if isinstance(values, dict) else {}
+
+
 def _of_mapping(values: dict[str, Any], where: str, folder: Path) -> PreprocessValues:
     if is_config(values):
         values = from_config(values, where)

@@ -67,7 +67,7 @@ class JobEvaluation:
         labels: name of the array of labels; None: recognized by its name.
         decode: "file.py:function" that converts outputs; None: none.
         split: split feeds into batches of this many samples; None: as the job's data.
-        vocabulary, blank: as in `sbonnx.verify.EvaluationData`.
+        vocabulary, blank, head: as in `sbonnx.verify.EvaluationData`.
     """
 
     data: str
@@ -77,6 +77,7 @@ class JobEvaluation:
     split: int | None = None
     vocabulary: str | None = None
     blank: int | None = None
+    head: str | None = None
 
     @property
     def functions(self) -> tuple[str, ...]:

@@ -198,6 +198,7 @@ class EvalKeys(Keys):
         None, description="tokens of the outputs: tokens.txt, vocab.json, tokenizer.json"
     )
     blank: Annotated[int, Field(ge=0)] | None = Field(None, description="number of the blank of CTC")
+    head: str | None = Field(None, description="head of a detector, such as yolov8; default: by the structure")
 
 
 class LimitKeys(Keys):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from sbonnx.cli import options
 from sbonnx.cli.evaluation import evaluation_data
@@ -19,7 +19,7 @@ MODELS: Final[CommandOption[list[Path]]] = CommandOption(
     "models",
     (),
     list[Path],
-    "Float or quantized models; the first is the reference.",
+    "Float or quantized models; the first is the reference. The last path is the data if --data is not given.",
     "MODEL...",
     inspect.Parameter.empty,
 )
@@ -38,13 +38,18 @@ OPTIONS: Final = (
 
 def run(given: Arguments) -> int:
     from sbonnx import graph as graphs
+    from sbonnx.calib.data import with_preprocess
     from sbonnx.verify import labelled
     from sbonnx.verify.runtimes import chosen_runtime
 
     models, named = given[MODELS], given[options.METRIC]
     if named is None:
         raise RecipeError("--metric is missing: name what to compute, such as --metric top1")
-    data = evaluation_data(given, given.required_data(), named, given[options.SPLIT])
+    labelled_data: Any = None
+    if given.data() is None and len(models) > 1 and models[-1].suffix != ".onnx":
+        *models, last = models
+        labelled_data = with_preprocess(last, given[options.PREPROCESS])
+    data = evaluation_data(given, labelled_data or given.required_data(), named, given[options.SPLIT])
     data = replace(data, limit=given[options.SAMPLES])
     for model in models:
         graphs.load(model)  # validates the file, for a clear error message

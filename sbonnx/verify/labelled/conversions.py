@@ -1,20 +1,27 @@
-"""Conversion of the outputs of a feed to those that a metric takes: by a function, texts of tokens, pooling."""
+"""Conversion of the outputs of a feed to those that a metric takes: by a function, to boxes or texts, by pooling."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 
+from sbonnx import graph as graphs
 from sbonnx.calib.data import LabelledFeed
 from sbonnx.calib.data.readers.vocabulary import read_vocabulary, vocabulary_in, with_blank
+from sbonnx.detectors import HeadDecoder, head_choice
 from sbonnx.errors import DataError, foreign_code
+from sbonnx.graph import Graph
 from sbonnx.metrics import TaskMetricKind
 from sbonnx.metrics.retrieval import mean_pooled
 from sbonnx.metrics.texts import is_text
 from sbonnx.metrics.transcription import Transcriber, Vocabulary
+from sbonnx.verify.runtimes import metadata_of
 
 Convert = Callable[[Mapping[str, Any], LabelledFeed], Mapping[str, Any]]
 """Converts the outputs of a feed, by name, to those that the metric takes."""
@@ -24,6 +31,25 @@ MASKS = ("attention_mask", "input_mask")
 
 Metadata = Callable[[], Mapping[str, str]]
 """Reads the metadata of a model."""
+
+
+@dataclass(frozen=True)
+class ModelReaders:
+    """Facts of a model that conversions need; each is read when it is called.
+
+    Attributes:
+        metadata: reads its metadata.
+        graph: loads its graph.
+    """
+
+    metadata: Metadata
+    graph: Callable[[], Graph]
+
+
+def readers_of(model: Path | bytes) -> ModelReaders:
+    """Return the readers of a file, or of a serialized model."""
+    source: Any = partial(onnx.load_model_from_string, model) if isinstance(model, bytes) else lambda: model
+    return ModelReaders(partial(metadata_of, model), lambda: graphs.load(source()))
 
 
 def unchanged(outputs: Mapping[str, Any], feed: LabelledFeed) -> Mapping[str, Any]:
@@ -43,6 +69,20 @@ def of_function(decode: Callable[[dict[str, Any]], Any]) -> Convert:
             return dict(decoded) if isinstance(decoded, Mapping) else {"decoded": np.asarray(decoded)}
 
     return convert
+
+
+def to_boxes(head: str | None, graph: Callable[[], Graph]) -> Convert:
+    """Return the conversion of the outputs of a detector to boxes, see `HeadDecoder`.
+
+    Args:
+        head: as the user states it; None: recognized by the structure.
+        graph: loads the model.
+
+    Raises:
+        RecipeError: there is no such head.
+    """
+    decoder = HeadDecoder(graph, None if head is None else head_choice(head))
+    return lambda outputs, feed: decoder(outputs, feed.feed, feed.labels)
 
 
 def to_texts(kind: TaskMetricKind, file: str | None, blank: int | None, metadata: Metadata) -> Convert:

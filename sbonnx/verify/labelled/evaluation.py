@@ -6,7 +6,6 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,7 +13,7 @@ from sbonnx.calib.data import LabelledFeed
 from sbonnx.calib.data import dataset as datasets
 from sbonnx.calib.data.dataset import Dataset
 from sbonnx.calib.data.validate import InputSpec
-from sbonnx.errors import DataError
+from sbonnx.errors import DataError, RecipeError
 from sbonnx.graph import Graph
 from sbonnx.metrics import TaskMetric, TaskMetricKind, task_metric
 from sbonnx.metrics.classification import TopK
@@ -24,8 +23,17 @@ from sbonnx.spec import Array
 from sbonnx.system.python_files import input_paths, load_function
 from sbonnx.verify import intervals
 from sbonnx.verify.intervals import Interval
-from sbonnx.verify.labelled.conversions import Convert, Metadata, of_function, to_embeddings, to_texts, unchanged
-from sbonnx.verify.runtimes import metadata_of, open_in
+from sbonnx.verify.labelled.conversions import (
+    Convert,
+    ModelReaders,
+    of_function,
+    readers_of,
+    to_boxes,
+    to_embeddings,
+    to_texts,
+    unchanged,
+)
+from sbonnx.verify.runtimes import open_in
 from sbonnx.verify.sessions import input_specs, output_names, run
 
 
@@ -39,6 +47,8 @@ class EvaluationData:
         labels: name of the array that holds the labels; None: recognized by its name.
         decode: ``script.py:function`` that converts the outputs of one feed, by name, to those that the metric takes
             (a mapping, or one array); None: `conversions`, by what the metric takes.
+        head: head of a detector whose boxes the metric takes, ``NAME`` or ``NAME:KEY=VALUE,...`` of
+            `sbonnx.detectors.HEADS`; None: recognized by the structure of the model.
         split, limit: cut feeds into batches of this many samples; use at most this many feeds.
         vocabulary: file of the tokens (tokens.txt, vocab.json, tokenizer.json), for metrics of texts; None: as the
             metadata of the model says.
@@ -53,6 +63,7 @@ class EvaluationData:
     limit: int | None = None
     vocabulary: str | None = None
     blank: int | None = None
+    head: str | None = None
 
     def inputs(self) -> list[str]:
         """Return the files and folders that it names."""
@@ -66,23 +77,27 @@ class EvaluationData:
         """
         return task_metric(self.metric, self.labels)
 
-    def converter(self, metadata: Metadata) -> Convert:
+    def converter(self, model: ModelReaders) -> Convert:
         """Return the conversion of outputs to those that the metric takes.
 
         Args:
-            metadata: reads the metadata of the model.
+            model: readers of the model.
 
         Raises:
-            RecipeError: the function of `decode` cannot be loaded.
+            RecipeError: the function of `decode` cannot be loaded, there is no such head, or it is not applied.
         """
+        takes = self.kind().takes
+        if self.head is not None and (self.decode is not None or takes != "boxes"):
+            other = "--decode converts the outputs" if self.decode else f"the metric {self.metric} takes no boxes"
+            raise RecipeError(f"--head is for the boxes of a detector, and {other}: leave one of them out")
         if self.decode is not None:
             return of_function(load_function(self.decode, "--decode"))
         kind = self.kind()
-        if kind.takes == "embeddings":
+        if takes == "embeddings":
             return to_embeddings(kind)
-        if kind.takes != "outputs":
-            return to_texts(kind, self.vocabulary, self.blank, metadata)
-        return unchanged
+        if takes == "boxes":
+            return to_boxes(self.head, model.graph)
+        return unchanged if takes == "outputs" else to_texts(kind, self.vocabulary, self.blank, model.metadata)
 
     def open(self, inputs: Graph | Sequence[InputSpec]) -> Dataset:
         """Open the data for a model with these inputs.
@@ -141,7 +156,7 @@ def evaluate(
         try:
             source = model if isinstance(model, bytes) else Path(model)
             runtime = (runtimes or {}).get(name, ON_CPU)
-            convert = evaluation.converter(partial(metadata_of, source))
+            convert = evaluation.converter(readers_of(source))
             for where, outputs, feed in _outputs(source, evaluation, device, runtime, cpu):
                 add_feed(metrics[name], outputs, feed, where, convert)
                 if feeds_done is not None:
@@ -157,7 +172,7 @@ def check_labels(model: Path | bytes, evaluation: EvaluationData, *, device: str
     Raises: see `evaluate`.
     """
     where, outputs, feed = next(_outputs(model, evaluation, device))
-    add_feed(evaluation.kind().make(), outputs, feed, where, evaluation.converter(partial(metadata_of, model)))
+    add_feed(evaluation.kind().make(), outputs, feed, where, evaluation.converter(readers_of(model)))
 
 
 class LabelledLoss:
@@ -203,7 +218,10 @@ def filled_metric(
 
     Raises: see `evaluate`.
     """
-    metric, convert = evaluation.kind().make(), evaluation.converter(lambda: graph.info.metadata)
+    metric, convert = (
+        evaluation.kind().make(),
+        evaluation.converter(ModelReaders(lambda: graph.info.metadata, lambda: graph)),
+    )
     names = [tensor.name for tensor in graph.outputs]
     for where, labelled in evaluation.open(graph).labelled():
         values = run_feed(labelled.feed)

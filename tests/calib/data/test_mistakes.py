@@ -92,8 +92,8 @@ def write_images(folder: Path) -> Path:
 
 
 def write_wrong_suffix(folder: Path) -> Path:
-    (folder / "x.csv").write_text("1,2")
-    return folder / "x.csv"
+    (folder / "x.dat").write_text("1,2")
+    return folder / "x.dat"
 
 
 def write_truncated(folder: Path) -> Path:

@@ -1,0 +1,239 @@
+"""Decision which head a detector has: from its graph, the shapes of its outputs and the size of its input.
+
+Values never decide. If the structure fits no head, or several, an error lists the choices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from sbonnx.detectors.head import HEADS, Head, HeadChoice
+from sbonnx.detectors.head_structure import (
+    activation,
+    applies,
+    box_form,
+    ends_in,
+    is_concat_of,
+    is_selected,
+    selects_queries,
+)
+from sbonnx.errors import DataError
+from sbonnx.graph import Graph, Tensor
+from sbonnx.metrics.arrays import shown
+from sbonnx.metrics.boxes import is_of_tensorflow, named_parts
+from sbonnx.spec import Array
+
+STRIDES: Final = ((8, 16, 32), (8, 16, 32, 64), (4, 8, 16, 32), (16, 32))
+"""Strides of the scales of YOLO: usual ones, P6, P2, tiny."""
+
+ANCHORS: Final = 3
+"""Anchors of a cell of YOLOv5."""
+
+
+@dataclass(frozen=True)
+class DetectorOutputs:
+    """Outputs of one feed of a detector.
+
+    Attributes:
+        graph: the model.
+        arrays: outputs by name.
+        size: height and width of the input, pixels.
+    """
+
+    graph: Graph
+    arrays: Mapping[str, Array]
+    size: tuple[int, int]
+
+    def tensor(self, name: str) -> Tensor:
+        """Return an output as a tensor of the graph."""
+        return next(tensor for tensor in self.graph.outputs if tensor.name == name)
+
+    @property
+    def listed(self) -> str:
+        """Names, types and shapes, for messages."""
+        return ", ".join(f"'{name}' {shown(value)}" for name, value in self.arrays.items())
+
+    def of_rank(self, rank: int) -> dict[str, Array]:
+        """Return the float outputs with this many axes that no other output is computed from."""
+        return {
+            name: value
+            for name, value in self.arrays.items()
+            if value.ndim == rank and value.dtype.kind == "f" and not self.tensor(name).outputs
+        }
+
+
+def cells(size: tuple[int, int], strides: tuple[int, ...]) -> int:
+    """Return the number of cells of all scales."""
+    return sum(-(-size[0] // stride) * -(-size[1] // stride) for stride in strides)
+
+
+def fitting_strides(count: int, size: tuple[int, int], anchors: int) -> tuple[int, ...] | None:
+    """Return the strides whose cells, times the anchors, are this many; None: none."""
+    return next((strides for strides in STRIDES if count == anchors * cells(size, strides)), None)
+
+
+def resolved_head(outputs: DetectorOutputs, choice: HeadChoice | None) -> Head:
+    """Return the head: the one that the user states, else the one that the structure shows, with all its settings.
+
+    Raises:
+        DataError: the structure does not decide, or a setting is neither known from it nor stated.
+    """
+    head = recognized_head(outputs)
+    if choice is not None:
+        same = head is not None and head.name == choice.name
+        head = choice.applied(head if same and head is not None else _described(outputs, HEADS[choice.name].head))
+    if head is None:
+        raise DataError(undecided(outputs))
+    _check_known(outputs, head)
+    return head
+
+
+def undecided(outputs: DetectorOutputs) -> str:
+    """Return the message if the structure does not decide."""
+    return (
+        f"the structure of the model does not say how its outputs {outputs.listed}, of an input of "
+        f"{outputs.size[0]} x {outputs.size[1]} pixels, are boxes{_hint(outputs)}: name the head with --head "
+        f"({', '.join(HEADS)}; docs/metrics.md describes them), or decode them with --decode script.py:function"
+    )
+
+
+def _hint(outputs: DetectorOutputs) -> str:
+    """Return which heads come into question, as a clause."""
+    if _has_anchor_maps(outputs):
+        return " (maps of anchors that the file does not have: yolov5 or yolov7)"
+    if boxes_and_scores(outputs) is not None:
+        return " (boxes and logits: detr, whose last class is no object, or rtdetr)"
+    return ""
+
+
+def recognized_head(outputs: DetectorOutputs) -> Head | None:
+    """Return the head that the structure shows, with the settings that it says; None: it does not decide."""
+    arrays = outputs.arrays
+    if named_parts(arrays) is not None:
+        return _described(outputs, HEADS["nms"].head)
+    if indices_of(outputs) is not None:
+        return _described(outputs, HEADS["indices"].head)
+    rows = outputs.of_rank(3)
+    flat = outputs.of_rank(2)
+    for name, value in {**rows, **flat}.items():
+        if value.shape[-1] == 6 and len(rows) + len(flat) == 1 and is_selected(outputs.tensor(name)):
+            return HEADS["end2end"].head
+    pair = boxes_and_scores(outputs)
+    if pair is not None:
+        return _of_pair(outputs, pair)
+    for name, value in rows.items():
+        head = _of_rows(outputs, name, value)
+        if head is not None:
+            return head
+    maps = outputs.of_rank(4)
+    if len(maps) == len(arrays) == 1 and is_concat_of(outputs.tensor(next(iter(maps))), ("Sigmoid", "Conv", "Softmax")):
+        return HEADS["fastestdet"].head
+    return None
+
+
+def _of_rows(outputs: DetectorOutputs, name: str, value: Array) -> Head | None:
+    """Return the head of one array with a row or column for each cell."""
+    _, first, second = value.shape
+    tensor = outputs.tensor(name)
+    if is_selected(tensor):
+        return None
+    if first > 4 and fitting_strides(second, outputs.size, 1):
+        return HEADS["yolov8"].head
+    if second > 5 and fitting_strides(first, outputs.size, ANCHORS):
+        return HEADS["yolov5"].head
+    if second > 5 and fitting_strides(first, outputs.size, 1):
+        return replace(HEADS["yolox"].head, decoded=applies(tensor, "Exp"))
+    return None
+
+
+def _of_pair(outputs: DetectorOutputs, pair: tuple[str, str]) -> Head | None:
+    """Return the head of boxes and scores: DETR if boxes end in Sigmoid, SSD if they are decoded from priors."""
+    boxes = outputs.tensor(pair[0])
+    if ends_in(boxes, "Sigmoid"):
+        return HEADS["rtdetr"].head if selects_queries(outputs.graph) else None
+    return _described(outputs, HEADS["ssd"].head)
+
+
+def _described(outputs: DetectorOutputs, head: Head) -> Head:
+    """Return a head with what the graph says about its boxes and scores."""
+    if head.name == "nms" and is_of_tensorflow(outputs.arrays):
+        return replace(head, unit="shares")
+    if head.name == "indices" and head.corners is None:
+        return replace(head, corners="yxyx")  # the order of NonMaxSuppression
+    pair = boxes_and_scores(outputs) if head.name == "ssd" else None
+    if pair is None:
+        return head
+    form, scores = box_form(outputs.tensor(pair[0])), outputs.tensor(pair[1])
+    return replace(
+        head,
+        corners=form.corners,
+        unit=form.unit,
+        decoded=not form.raw,
+        scores=activation(scores),
+        background="first" if ends_in(scores, "Softmax") else "none",
+    )
+
+
+def boxes_and_scores(outputs: DetectorOutputs) -> tuple[str, str] | None:
+    """Return the names of boxes (images, N, 4) and scores (images, N, classes), if there is one of each.
+
+    Of two arrays with four columns, boxes are the one that does not end in Softmax, or whose name says so.
+    """
+    rows = outputs.of_rank(3)
+    if len(rows) != 2 or len({value.shape[:2] for value in rows.values()}) != 1:
+        return None
+    boxes = [name for name, value in rows.items() if value.shape[2] == 4]
+    if len(boxes) == 2:
+        boxes = [name for name in boxes if not ends_in(outputs.tensor(name), "Softmax")]
+    if len(boxes) == 2:
+        boxes = [name for name in boxes if "box" in name.lower()]
+    return (boxes[0], next(name for name in rows if name != boxes[0])) if len(boxes) == 1 else None
+
+
+def indices_of(outputs: DetectorOutputs) -> tuple[str, str, str] | None:
+    """Return the names of boxes, scores and indices of a NonMaxSuppression whose result is an output."""
+    indices = [
+        name
+        for name, value in outputs.arrays.items()
+        if value.dtype.kind == "i" and value.shape[-1:] == (3,) and is_selected(outputs.tensor(name))
+    ]
+    rows = {name: value for name, value in outputs.arrays.items() if value.ndim == 3 and value.dtype.kind == "f"}
+    boxes = [name for name, value in rows.items() if value.shape[2] == 4]
+    scores = [
+        name for name, value in rows.items() if boxes and name != boxes[0] and value.shape[2] == rows[boxes[0]].shape[1]
+    ]
+    return (boxes[0], scores[0], indices[0]) if len(boxes) == len(scores) == len(indices) == 1 else None
+
+
+def _has_anchor_maps(outputs: DetectorOutputs) -> bool:
+    maps = {**outputs.of_rank(4), **outputs.of_rank(5)}
+    return len(maps) == len(outputs.arrays) >= 2 and all(
+        value.shape[1] == ANCHORS if value.ndim == 5 else value.shape[1] % ANCHORS == 0 for value in maps.values()
+    )
+
+
+def _check_known(outputs: DetectorOutputs, head: Head) -> None:
+    """Check that all settings of a head are known.
+
+    Raises:
+        DataError: one is not; the message names its values.
+    """
+    if not head.decoded and head.name == "ssd" and head.priors is None:
+        raise DataError(
+            f"the boxes of {outputs.listed} are offsets to priors, which the file does not have: give them with --head "
+            "ssd:priors=FILE.npy, (N, 4) of center x, center y, width, height as shares of the image"
+        )
+    needed = {"corners": head.corners, "unit": head.unit, "scores": head.scores}
+    if head.priors is not None:
+        needed = {"scores": head.scores}
+    missing = [key for key, value in needed.items() if value is None]
+    if missing:
+        example = {"corners": "xyxy", "unit": "pixels", "scores": "softmax"}
+        words = {"corners": "xyxy, yxyx or cxcywh", "unit": "pixels or shares", "scores": "none, sigmoid or softmax"}
+        raise DataError(
+            f"the structure of the model does not say {' and '.join(f'{key} ({words[key]})' for key in missing)} of "
+            f"its outputs {outputs.listed}: state it, such as --head {head.name}:"
+            f"{','.join(f'{key}={example[key]}' for key in missing)}"
+        )

@@ -1,0 +1,119 @@
+"""Boxes encoded as each head has them are found again in the image; NMS equals that of onnxruntime."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
+
+from sbonnx.calib.data import DataPath
+from sbonnx.detectors import HEADS, head_choice
+from sbonnx.detectors.nms import suppressed
+from sbonnx.errors import DataError, RecipeError
+from sbonnx.metrics.boxes import Boxes
+from sbonnx.verify import EvaluationData, evaluate
+from sbonnx.verify.labelled.conversions import readers_of
+from tests.detectors.detector_models import MODELS, PRIORS, Builder, write_coco
+
+STATED = {
+    "yolov5_maps": "yolov5",
+    "torchvision": "nms:unit=pixels,classes=from1",
+    "tensorflow": "nms:classes=ids",
+    "indices": "indices:unit=pixels",
+    "ssd_raw": "ssd:priors=priors.npy",
+    "detr": "detr",
+}
+"""Heads that the structure does not decide, as a user states them; the others are recognized."""
+
+
+@pytest.fixture(scope="module")
+def coco(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_coco(tmp_path_factory.mktemp("detectors") / "coco")
+
+
+def map_of(model: Path, coco: Path, head: str | None) -> float:
+    data = EvaluationData(DataPath(coco, "yolo"), "map", head=head)
+    return evaluate({"m": model}, data).rows[0].metric.value
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_boxes_of_each_head(name: str, coco: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mean average precision over IoU 0.5 to 0.95 is 1; without the statement, an error names what is missing."""
+    monkeypatch.chdir(tmp_path)
+    np.save("priors.npy", PRIORS)
+    builder = Builder()
+    MODELS[name](builder)
+    model = builder.save(tmp_path / "m.onnx")
+    assert map_of(model, coco, STATED.get(name)) == pytest.approx(1.0)
+    if name in STATED:
+        missing = {"yolov5_maps": "yolov5 or yolov7", "detr": "detr, whose last class", "tensorflow": "classes=from0"}
+        with pytest.raises(DataError, match=missing.get(name, STATED[name].partition("=")[0])):
+            map_of(model, coco, None)
+
+
+def test_statements_that_do_not_fit(coco: Path, tmp_path: Path) -> None:
+    builder = Builder()
+    MODELS["yolov8"](builder)
+    model = builder.save(tmp_path / "m.onnx")
+    with pytest.raises(DataError, match=r"head rtdetr does not fit the outputs 'output0' float32 \(1, 7, 84\)"):
+        map_of(model, coco, "rtdetr")
+    with pytest.raises(RecipeError, match=r"did you mean yolov8\? use yolov5, "):
+        head_choice("yolo8")
+    with pytest.raises(RecipeError, match="yolov8 has no setting 'unit=pixels': give KEY=VALUE of score, iou, most"):
+        head_choice("yolov8:unit=pixels")
+    with pytest.raises(RecipeError, match="iou is a number from 0 to 1, got 'half'"):
+        head_choice("yolov8:iou=half")
+    with pytest.raises(RecipeError, match="for the boxes of a detector, and the metric top1 takes no boxes"):
+        EvaluationData("x", "top1", head="yolov8").converter(readers_of(b""))
+    assert head_choice("nms:unit=shares,most=5").applied(HEADS["nms"].head).most == 5
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**31), st.integers(1, 40), st.sampled_from((0.3, 0.5, 0.7)))
+def test_suppression_equals_onnxruntime(seed: int, count: int, iou: float) -> None:
+    """Classes apart, boxes on a grid so that equal overlaps occur."""
+    rng = np.random.default_rng(seed)
+    corners = rng.integers(0, 20, (count, 2)).astype(np.float32)
+    boxes = np.concatenate([corners, corners + rng.integers(1, 12, (count, 2))], 1).astype(np.float32)
+    scores = rng.permutation(count).astype(np.float32) + 1
+    classes = rng.integers(0, 3, count)
+    by_class = np.where(classes[None] == np.arange(3)[:, None], scores, 0)[None].astype(np.float32)
+    most, least = np.array([count]), np.array([0.5], np.float32)
+    chosen = NMS.run(None, {"b": boxes[None], "s": by_class, "n": most, "i": np.array([iou], np.float32), "t": least})[
+        0
+    ]
+    kept = suppressed(Boxes(boxes.astype(np.float64), classes, scores.astype(np.float64)), iou, count)
+    assert sorted(kept.scores.tolist()) == sorted(scores[chosen[:, 2]].tolist())
+    assert kept.scores.tolist() == sorted(kept.scores.tolist(), reverse=True)
+
+
+def nms_session() -> onnxruntime.InferenceSession:
+    """onnxruntime's NonMaxSuppression."""
+    kinds: dict[str, list[int | str | None]] = {"b": [1, "n", 4], "s": [1, 3, "n"], "i": [1], "t": [1]}
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in kinds.items()]
+    inputs.append(helper.make_tensor_value_info("n", TensorProto.INT64, (1,)))
+    node = helper.make_node("NonMaxSuppression", ["b", "s", "n", "i", "t"], ["out"])
+    out = helper.make_tensor_value_info("out", TensorProto.INT64, ("k", 3))
+    graph = helper.make_graph([node], "nms", inputs, [out])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    return onnxruntime.InferenceSession(model.SerializeToString())
+
+
+NMS = nms_session()
+
+
+def test_the_help_and_documentation_list_all_heads() -> None:
+    from sbonnx.cli import options
+
+    listed = re.findall(r"[a-z0-9]+", options.HEAD.help.partition(":")[2])
+    assert listed == list(HEADS)
+    text = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    for name, kind in HEADS.items():
+        iou = "none" if kind.head.iou is None else f"{kind.head.iou:g}"
+        assert f"| `{name}` | {kind.form} | {kind.head.score:g} | {iou} | {kind.head.most} |" in text
