@@ -136,7 +136,8 @@ class _DecoderGraph:
         self._add(graph)
         while (node := self.producers.get(self.logits)) is not None and node.op_type == "If":
             bodies = [attribute.g for attribute in node.attribute if attribute.type == onnx.AttributeProto.GRAPH]
-            body = next((candidate for candidate in bodies if _reads(candidate, read)), bodies[0])
+            reading = (body for body in bodies if any(name in read for inner in body.node for name in inner.input))
+            body = next(reading, bodies[0])
             self.logits = body.output[list(node.output).index(self.logits)].name
             self._add(body)
 
@@ -161,10 +162,6 @@ class _DecoderGraph:
                 return None, None
             name = node.input[0]
         return self.stored.get(name), dequantize
-
-
-def _reads(graph: onnx.GraphProto, names: frozenset[str]) -> bool:
-    return any(name in names for node in graph.node for name in node.input)
 
 
 def read_structure(graph: onnx.GraphProto, tokens: str, logits: str, layers: Mapping[str, int]) -> DecoderStructure:

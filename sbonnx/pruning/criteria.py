@@ -82,13 +82,10 @@ def output(data: DimensionData) -> Array:
         places = np.arange(reader.weight.shape[0])[:, None]
         for group, columns in enumerate(reader.columns):
             a = reader.a[places[..., None], columns[:, :, None], columns[:, None, :]]
-            w = np.take_along_axis(reader.weight, np.broadcast_to(columns[:, None], _wide(reader, columns)), axis=2)
+            shape = (*reader.weight.shape[:2], columns.shape[1])
+            w = np.take_along_axis(reader.weight, np.broadcast_to(columns[:, None], shape), axis=2)
             total[group] += float(np.einsum("gok,gok->", w @ a, w)) / reader.energy
     return _ascending(total)
-
-
-def _wide(reader: ReaderMoments, columns: Array) -> tuple[int, ...]:
-    return (*reader.weight.shape[:2], columns.shape[1])
 
 
 def obs(data: DimensionData) -> Array:

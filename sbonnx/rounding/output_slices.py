@@ -44,7 +44,9 @@ def output_slices(layout: LinearLayer, qparams: QParams) -> Iterator[OutputSlice
     blocks = qparams.spec.block_size is not None and qparams.scale.ndim == 2
     place = axis if blocks else 0
     own = qparams.spec.axis is not None and (blocks or qparams.spec.axis == axis)
-    fits = own and all(values.ndim > place and values.shape[place] == count for values in _both(qparams))
+    fits = own and all(
+        values.ndim > place and values.shape[place] == count for values in (qparams.scale, qparams.zero_point)
+    )
     if layout.inputs <= WIDE or step >= count or layout.groups != 1 or len(layout.shape) != 2 or not fits:
         yield OutputSlice(layout, (), ())
         return
@@ -53,10 +55,6 @@ def output_slices(layout: LinearLayer, qparams: QParams) -> Iterator[OutputSlice
         shape = tuple(some.stop - first if at == axis else size for at, size in enumerate(layout.shape))
         index, scales = ((*[slice(None)] * before, some) for before in (axis, place))
         yield OutputSlice(replace(layout, shape=shape), index, scales)
-
-
-def _both(qparams: QParams) -> tuple[Array, Array]:
-    return qparams.scale, qparams.zero_point
 
 
 def joined(slices: Sequence[OutputSlice], parts: Sequence[Array], *, scales: bool) -> Array:

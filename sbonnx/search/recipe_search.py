@@ -174,7 +174,8 @@ def search(trials: Trials, recipe: Recipe, decided: frozenset[str]) -> SearchRes
     attempts: list[SearchStep] = []
     plain: Score | None = None
     best = recipe
-    if recipe.auto.enable or _limited(recipe):
+    only_wider = recipe.mixed.max_loss is not None and recipe.mixed.minimize == "none"
+    if recipe.auto.enable or only_wider:
         plain = trials.score(recipe, "plain recipe")
     if recipe.auto.enable and plain is not None:
         best = _stepped(trials, recipe, plain, decided, attempts)
@@ -203,11 +204,6 @@ def goal_of(recipe: Recipe, trials: Trials) -> Goal:
     least = recipe.verify.min_sqnr_db
     floor = max(least.values(), default=None) if isinstance(least, Mapping) else least
     return Goal(recipe.mixed.max_loss, floor, trials.judge.kind)
-
-
-def _limited(recipe: Recipe) -> bool:
-    """Return whether widths may only rise, until the loss is within its limit."""
-    return recipe.mixed.max_loss is not None and recipe.mixed.minimize == "none"
 
 
 def _budgeted(recipe: Recipe) -> bool:

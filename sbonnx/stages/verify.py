@@ -154,18 +154,17 @@ def _verified(
     if state.request.pruned is not None:  # the distance of a pruned model from the original was asked for
         below = tuple(Note(problem.code, problem) for problem in limits.quality(comparison))
         problems = [problem for problem in problems if problem.code != "output-far-from-float"]
-    # of another runtime, the count of kernels is only a figure
+    # of another runtime, the count of kernels is only a figure, and that the file is slower here says nothing
     own = comparison.runtime == prepared.backend.name
     left_float = comparison.kernels.refusals() if comparison.kernels and own else ()
+    measured = [note for note in comparison.notes() if own or note.code != "slower"]
     verified = replace(
         report,
         metrics=comparison,
         refusals=(*report.refusals, *left_float),
         layers=profiling.worst_first(layers),
         problems=tuple(problems),
-        notes=tuple(
-            dict.fromkeys((*report.notes, *notes, *absent, *below, *judged.notes, *_notes(comparison, own=own)))
-        ),
+        notes=tuple(dict.fromkeys((*report.notes, *notes, *absent, *below, *judged.notes, *measured))),
     )
     return with_details(replace(state, report=verified, comparison=comparison))
 
@@ -214,8 +213,3 @@ def _details(state: PipelineState, refusals: Sequence[Refusal]) -> profiling.Det
         refusals=refusals,
         options=options,
     )
-
-
-def _notes(comparison: proof.Comparison, *, own: bool) -> tuple[Note, ...]:
-    """Return the notes of the comparison. That it is slower in one runtime says nothing about another one."""
-    return tuple(note for note in comparison.notes() if own or note.code != "slower")

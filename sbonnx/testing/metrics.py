@@ -93,8 +93,6 @@ def _check_equal(where: str, before: tuple[Any, Any], after: tuple[Any, Any]) ->
     for old, new in zip(before, after, strict=True):
         assert old.keys() == new.keys(), f"{where}: outputs and labels are not changed"
         for key in old:
-            assert np.array_equal(old[key], new[key], equal_nan=_has_nan(old[key])), f"{where}: '{key}' is not changed"
-
-
-def _has_nan(values: Any) -> bool:
-    return np.asarray(values).dtype.kind in "fc"
+            assert np.array_equal(old[key], new[key], equal_nan=np.asarray(old[key]).dtype.kind in "fc"), (
+                f"{where}: '{key}' is not changed"
+            )

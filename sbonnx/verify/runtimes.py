@@ -40,7 +40,7 @@ def chosen_runtime(wanted: str | None, files: Iterable[Path], *, device: str = C
         DeviceError: it is not installed.
     """
     if wanted is None:
-        recorded = (_recorded(path) for path in files) if device == CPU else ()
+        recorded = (metadata_of(path).get(RECORDED, "") for path in files) if device == CPU else ()
         names = (runtime_here(BACKENDS[name])[0] for name in recorded if name in BACKENDS)
         return next((name for name in names if name != ON_CPU), ON_CPU)
     name = full_backend(wanted)
@@ -54,10 +54,6 @@ def chosen_runtime(wanted: str | None, files: Iterable[Path], *, device: str = C
     if runtime is not None and device != CPU:
         raise RecipeError(f"--device {device} is for onnxruntime, and --runtime is {name}")
     return name
-
-
-def _recorded(path: Path) -> str:
-    return metadata_of(path).get(RECORDED, "")
 
 
 def recorded_cpu(path: Path) -> str:

@@ -92,7 +92,7 @@ def open_audio(files: MediaFiles, inputs: Sequence[InputSpec], settings: Preproc
         some = windows[place * batch : (place + 1) * batch]
         x = np.stack([_cut(decoded.samples(clip.path), clip, normalize) for clip in some])
         x = x[0] if len(shape) == 1 else x[:, None] if len(shape) == 3 else x
-        constants = {other.name: np.full(_ones(other), rate, np.int64) for other in others}
+        constants = {other.name: np.full((1,) * len(other.shape or ()), rate, np.int64) for other in others}
         labelled = [files.labels[clip.path] for clip in some if clip.path in files.labels]
         labels = batched_labels([{LABEL: label} for label in labelled]) if len(labelled) == batch else {}
         return f"'{some[0].path}' from {some[0].start / rate:.3g} s", LabelledFeed({spec.name: x, **constants}, labels)
@@ -127,10 +127,6 @@ def _audio_input(inputs: Sequence[InputSpec]) -> tuple[InputSpec, list[InputSpec
             f"input '{spec.name}' wants {spec}, and audio is (samples), (N, samples) or (N, 1, samples): data.py:f can"
         )
     return spec, rates
-
-
-def _ones(spec: InputSpec) -> tuple[int, ...]:
-    return (1,) * len(spec.shape or ())
 
 
 def _windows(path: Path, rate: int, length: int | None, soundfile: Any) -> list[Window]:

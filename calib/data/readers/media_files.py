@@ -91,7 +91,7 @@ def find_media(folder: Path, entries: Sequence[Path]) -> tuple[str, MediaFiles] 
     classes = {
         place: inside_class
         for place, inside_class in classes.items()
-        if any(_is_class_file(class_file) for class_file in inside_class)
+        if any(kind_of(class_file) in ("images", "audio") for class_file in inside_class)
     }
     top = {kind for entry in files if (kind := kind_of(entry))}
     if "images" in top or "audio" in top or classes:
@@ -120,10 +120,6 @@ def find_media(folder: Path, entries: Sequence[Path]) -> tuple[str, MediaFiles] 
     labels = _labels(folder, paths, list(classes))
     others = [class_file for class_file in inside if kind_of(class_file) != kind]
     return kind, MediaFiles(f"folder '{folder}'", paths, labels, _ignored(folder, kind, others))
-
-
-def _is_class_file(path: Path) -> bool:
-    return kind_of(path) in ("images", "audio")
 
 
 def _inside(folder: Path) -> list[Path]:

@@ -15,7 +15,7 @@ import numpy as np
 from sbonnx.channels import moving_ops
 from sbonnx.channels.ids import varies
 from sbonnx.channels.linear_ops import give_outputs, input_ids, layer_of
-from sbonnx.graph import Body, Node, Tensor
+from sbonnx.graph import Body, Node
 from sbonnx.graph.query import attribute, constant, optional_input, rank, readers
 from sbonnx.ops import LINEAR, PICKS_MAX, POINTWISE, POOLS, REDUCES_ANY, SOFTMAX
 from sbonnx.pruning.groups.product_rules import aligned, broadcasts, other_operand, product
@@ -90,7 +90,8 @@ def _pointwise(trace: RemovalTrace, node: Node, body: Body) -> None:
     if size is None or any(ids is None for ids in full):
         trace.refuse(node)
         return
-    wide = {id(tensor): aligned(ids, size) for tensor, ids in zip(_known(given), full, strict=True) if ids is not None}
+    tensors = (tensor for tensor, ids in given if ids is not None)
+    wide = {id(tensor): aligned(ids, size) for tensor, ids in zip(tensors, full, strict=True) if ids is not None}
     axes = {axis for ids in wide.values() for axis in varies(ids)}
     result: Array | None = None
     for tensor, ids in given:
@@ -112,10 +113,6 @@ def _pointwise(trace: RemovalTrace, node: Node, body: Body) -> None:
         if tensor.name and trace.known(tensor) is None:
             other_operand(trace, node, index, result, varies(result))
     trace.give(node.outputs[0], result)
-
-
-def _known(given: list[tuple[Tensor, Array | None]]) -> list[Tensor]:
-    return [tensor for tensor, ids in given if ids is not None]
 
 
 def _batch_norm(trace: RemovalTrace, node: Node, body: Body) -> None:
