@@ -134,6 +134,7 @@ def quantize(  # noqa: PLR0913 - public entry point
     request, search = searched(request, metric=metric, progress=progress)
     begin = time.perf_counter()
     state = pipeline.quantize(request, progress)
+    advise = advise and state.report.verdict.accuracy != "doubtful"  # layers do not repair wrong data
     if advise:
         state = with_causes(state)
     report = state.report

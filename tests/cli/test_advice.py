@@ -48,6 +48,14 @@ def advice_of(err: str) -> str:
     return line[line.rindex(": sbonnx ") + 2 :]
 
 
+def test_data_in_doubt_gets_no_advice_on_layers(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    np.savez(place / "d.npz", image=np.load(digits().calib)["image"][:96] * 255)
+    main([*COMMAND, "--bits", "w3a3", "--effort", "fast", "--backend", "virtual"])
+    out = capfd.readouterr().out
+    assert "data in doubt" in out
+    assert "begins at" not in out and "next:" not in out
+
+
 @pytest.mark.slow
 def test_the_command_repairs(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main([*COMMAND, *WORSE, "--json"]) == 1
