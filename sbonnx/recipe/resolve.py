@@ -126,7 +126,7 @@ class TensorSettings:
 def _observer_arguments(observer: Observer) -> dict[str, float | str]:
     section = getattr(observer, observer.type, None)
     keys = section.to_keys() if isinstance(section, Section) else {}
-    return {"ratio" if name == "EMA_RATIO" else name.lower(): value for name, value in keys.items()}
+    return {name.lower(): value for name, value in keys.items()}
 
 
 def _activation_settings(keys: Activations | ActivationChange) -> dict[str, Any]:

@@ -94,7 +94,7 @@ def test_order_does_not_matter_to_minmax(graph: Graph) -> None:
 
 
 def test_moving_average_is_per_sample(graph: Graph) -> None:
-    plan = plan_linear(graph, observer=ObserverChoice("moving_average", {"ratio": 0.5}))
+    plan = plan_linear(graph, observer=ObserverChoice("moving_average", {"ema_ratio": 0.5}))
     solution = calibrate(graph, plan, batches(5))
     hi = float(IMAGES[0].max())
     for image in IMAGES[1:]:

@@ -89,7 +89,7 @@ def test_qat_file(tmp_path: Path) -> None:
     other = recipe.settings("w", node="body_conv1", op="Conv", tensor="body.weight")
     assert (stem.bits, other.bits) == (8, 4)
     activation = recipe.settings("a", node="body_conv1", op="Conv", tensor="x")
-    assert activation.observer_arguments == {"ratio": 0.8} and activation.quantizer_arguments == {"alpha": 6.0}
+    assert activation.observer_arguments == {"ema_ratio": 0.8} and activation.quantizer_arguments == {"alpha": 6.0}
 
 
 def test_keys_that_a_file_does_not_set_have_the_defaults_of_sbonnx(tmp_path: Path) -> None:

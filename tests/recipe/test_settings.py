@@ -115,7 +115,7 @@ def test_exclusion_wins_over_inclusion_and_specific() -> None:
         ({"TYPE": "minmax"}, {}),
         ({"TYPE": "percentile", "PERCENTILE": {"ALPHA": 0.01}}, {"alpha": 0.01}),
         ({"TYPE": "aciq", "ACIQ": {"DISTRIBUTION": "LAPLACE"}}, {"distribution": "laplace"}),
-        ({"TYPE": "moving_average"}, {"ratio": 0.9}),
+        ({"TYPE": "moving_average"}, {"ema_ratio": 0.9}),
         ({"TYPE": "plugged_in"}, {}),
     ],
 )

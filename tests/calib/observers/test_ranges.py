@@ -40,7 +40,7 @@ def test_moving_average_by_its_definition(samples: list[tuple[float, float]], ra
     for sample in samples[1:]:
         lo, hi = ratio * lo + (1 - ratio) * min(sample), ratio * hi + (1 - ratio) * max(sample)
     sketch = sketch_of(np.array(samples, np.float32), name="moving_average")
-    bounds = MovingAverage(ratio=ratio).bounds(sketch, SPEC)
+    bounds = MovingAverage(ema_ratio=ratio).bounds(sketch, SPEC)
     assert (bounds.lo, bounds.hi) == (np.float32(lo), np.float32(hi))
 
 
@@ -66,7 +66,7 @@ def test_moving_average_skips_a_sample_without_numbers() -> None:
 @pytest.mark.parametrize("ratio", [-0.1, 1.0, 2.0])
 def test_moving_average_ratio(ratio: float) -> None:
     with pytest.raises(RecipeError, match=r"ratio must be at least 0 and below 1"):
-        make_observer("moving_average", {"ratio": ratio})
+        make_observer("moving_average", {"ema_ratio": ratio})
 
 
 def test_moving_average_is_for_activations() -> None:
