@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +61,7 @@ class RetrievalFolder:
 
 def retrieval_at(path: Path) -> RetrievalFolder | None:
     """Return the retrieval data in a folder; None if it is none."""
-    if not path.is_dir():
+    if not os.path.isdir(path):  # False for names that the system does not allow
         return None
     qrels = next((path / name for name in QRELS if (path / name).is_file()), None)
     corpus, queries = (_part(path, part) for part in PARTS)
