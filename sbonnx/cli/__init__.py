@@ -17,6 +17,7 @@ import typer
 
 from sbonnx.cli.app import EPILOG, GROUPS, NAME, VERBS, build, rows_of_commands
 from sbonnx.cli.configuration import Configuration, find
+from sbonnx.cli.create import questions
 from sbonnx.cli.output.error_lines import INTERRUPTED, report
 from sbonnx.cli.output.streams import standard_streams
 from sbonnx.recipe.sections.other_tools import counterpart
@@ -55,6 +56,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = "--debug" in arguments
     if argv is None:
         gc.set_threshold(YOUNG_OBJECTS)
+        if arguments == questions.ASKING and questions.can_ask():
+            try:
+                answered = questions.ask()
+            except (EOFError, KeyboardInterrupt):
+                print(f"\n{INTERRUPTED}", file=sys.stderr)
+                return FAILED
+            if answered is None:
+                return DONE
+            arguments = answered
     with standard_streams(capture=argv is None and not debug), _undisturbed(debug):
         return _run(arguments, debug)
 

@@ -39,8 +39,8 @@ PANELS: Final = {"create": "Create", "examine": "Examine", "about": "About sbonn
 
 CONTEXT: Final = {"max_content_width": 110, "help_option_names": ["-h", "--help"]}
 
-ONCE: Final = "--backend"
-"""Option of which a second value would be another result, not a correction."""
+ONCE: Final = {"--backend": "one a run; sbonnx batch quantizes for several"}
+"""Advice for options of one value that are given with several."""
 
 DEFAULT: Final = re.compile(r"\[default: \((.*?)\)\]")
 """typer puts a default that is a text in parentheses."""
@@ -51,6 +51,22 @@ Panels = dict[str, list[tuple[str, str]]]
 def _rich(command: Any) -> bool:
     """Return whether typer formats the help with rich: boxes and colours, on a terminal."""
     return getattr(command, "rich_markup_mode", None) is not None
+
+
+def _check_once(words: Sequence[str], flags: Sequence[str], times: int) -> None:
+    """Check that an option which is given several times has the same value each time.
+
+    Raises:
+        BadParameter: the values differ, or are joined to a short flag.
+    """
+    values = [
+        after if equals else next(iter(words[place + 1 : place + 2]), "")
+        for place, (flag, equals, after) in enumerate(word.partition("=") for word in words)
+        if flag in flags
+    ]
+    if len(values) < times or len(set(values)) > 1:
+        once = ONCE.get(flags[0], "give it once")
+        raise typer.BadParameter(f"{flags[0]} is given {times} times, {', '.join(values)}: {once}")
 
 
 def _write_panels(formatter: Any, panels: Panels) -> None:
@@ -66,17 +82,18 @@ class Command(TyperCommand):
         """Parse the words of the command line; click takes the last of an option that is given twice.
 
         Raises:
-            UsageError: `ONCE` is given twice.
+            UsageError: an option of one value is given with two.
         """
         words = args[: args.index("--")] if "--" in args else args
-        values = [
-            after if equals else next(iter(words[place + 1 : place + 2]), "")
-            for place, (word, equals, after) in enumerate(word.partition("=") for word in words)
-            if word == ONCE
-        ]
-        if len(set(values)) > 1:
-            several = "sbonnx batch quantizes for several"
-            raise typer.BadParameter(f"{ONCE} is given {len(values)} times, {', '.join(values)}: one a run; {several}")
+        _, _, order = self.make_parser(ctx).parse_args(list(args))
+        for parameter in dict.fromkeys(order):
+            times = order.count(parameter)
+            if (
+                times > 1
+                and isinstance(parameter, typer.core.TyperOption)
+                and not (parameter.multiple or parameter.is_flag)
+            ):
+                _check_once(words, parameter.opts, times)
         return list(super().parse_args(ctx, args))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:

@@ -17,7 +17,7 @@ from sbonnx.metrics.classification import F1, Auc, Correlation, TopK
 from sbonnx.metrics.dense import MeanIoU, Perplexity, SquaredError
 from sbonnx.metrics.detection import ALL_AREAS, COCO_AREAS, COCO_OVERLAPS, AreaRange, MeanAveragePrecision
 from sbonnx.metrics.retrieval import Retrieval, Similarity, ndcg, recall, reciprocal_rank
-from sbonnx.metrics.texts import ErrorRate, ExactMatch, TokenAccuracy
+from sbonnx.metrics.text_metrics import ErrorRate, ExactMatch, TokenAccuracy
 from sbonnx.plugins.registry import Registry, instance_of
 from sbonnx.spec import Array
 from sbonnx.system.python_files import load_function, names_function

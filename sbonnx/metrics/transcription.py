@@ -11,7 +11,7 @@ import numpy as np
 
 from sbonnx.errors import DataError
 from sbonnx.metrics.arrays import only_output, shown
-from sbonnx.metrics.texts import is_text
+from sbonnx.metrics.text_metrics import is_text
 from sbonnx.spec import Array
 
 BLANKS: Final = ("<blk>", "<blank>", "[blank]", "<ctc_blank>", "<eps>", "<pad>", "[PAD]")

@@ -234,7 +234,7 @@ def similar_backend(name: str) -> str:
     return suggestion(name, (*BACKENDS, *names.VERSIONED, *names.BACKEND_ALIASES))
 
 
-def _backend_name(backend: object) -> str:
+def backend_name(backend: object) -> str:
     """Return the name in lower case, with an optional version: ``tensorrt@10``."""
     name = names.full_backend(backend) if isinstance(backend, str) else ""
     if name in BACKENDS or name in names.VERSIONED:
@@ -273,7 +273,7 @@ def backend_of(source: Source, overrides: Overrides = ()) -> str:
     """
     data, _ = apply_overrides(_source(source)[0], overrides)
     given = data.get("BACKEND")
-    return _backend_name(complete({"DEFAULTS": data.get("DEFAULTS")})["BACKEND"] if given is None else given)
+    return backend_name(complete({"DEFAULTS": data.get("DEFAULTS")})["BACKEND"] if given is None else given)
 
 
 def load(source: Source = None, *, backend: str | None = None, overrides: Overrides = ()) -> Recipe:
@@ -291,7 +291,7 @@ def load(source: Source = None, *, backend: str | None = None, overrides: Overri
         RecipeError: invalid keys or values, with the file, line, key path, value and allowed values; or a
             `backend` that contradicts the source.
     """
-    backend = None if backend is None else _backend_name(backend)
+    backend = None if backend is None else backend_name(backend)
     data, origin = _source(source)
     try:
         pairs = _plain(overrides) if isinstance(overrides, Mapping) else overrides

@@ -40,7 +40,7 @@ def chosen_runtime(wanted: str | None, files: Iterable[Path], *, device: str = C
         DeviceError: it is not installed.
     """
     if wanted is None:
-        recorded = (metadata_of(path).get(RECORDED, "") for path in files) if device == CPU else ()
+        recorded = (recorded_backend(path) for path in files) if device == CPU else ()
         names = (runtime_here(BACKENDS[name])[0] for name in recorded if name in BACKENDS)
         return next((name for name in names if name != ON_CPU), ON_CPU)
     name = full_backend(wanted)
@@ -54,6 +54,11 @@ def chosen_runtime(wanted: str | None, files: Iterable[Path], *, device: str = C
     if runtime is not None and device != CPU:
         raise RecipeError(f"--device {device} is for onnxruntime, and --runtime is {name}")
     return name
+
+
+def recorded_backend(path: Path) -> str:
+    """Return the backend of a file of ours; "" if it names none."""
+    return metadata_of(path).get(RECORDED, "")
 
 
 def recorded_cpu(path: Path) -> str:
@@ -104,4 +109,13 @@ def open_in(
     return session(model, device=device, threads=threads, exact=exact)
 
 
-__all__ = ["RECORDED", "chosen_runtime", "exact_products", "metadata_of", "open_in", "recorded_cpu", "runtime_here"]
+__all__ = [
+    "RECORDED",
+    "chosen_runtime",
+    "exact_products",
+    "metadata_of",
+    "open_in",
+    "recorded_backend",
+    "recorded_cpu",
+    "runtime_here",
+]

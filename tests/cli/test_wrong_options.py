@@ -12,6 +12,7 @@ import pytest
 
 import sbonnx
 from sbonnx.cli import main
+from sbonnx.cli.create import questions
 from sbonnx.errors import RecipeError, SbonnxError
 from tests.support.models import model, residual
 
@@ -38,6 +39,11 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
         "--backend is given 2 times, virtual, tensorrt: one a run; sbonnx batch quantizes for several",
     ),
     "no data": (("quantize", "m.onnx", "-o", "q.onnx"), "--data is missing: give --data FILE or FOLDER (docs/data.md)"),
+    "two widths": ((*QUANTIZE, "--bits", "w8a8", "--bits=w4a4"), "--bits is given 2 times, w8a8, w4a4: give it once"),
+    "a file without a target": (
+        ("lint", "m.onnx"),
+        "--target is missing, and the file names none: give one of tensorrt",
+    ),
     "a loss without a percent sign": ((*QUANTIZE, "--max-loss", "0.5"), "write 0.5% or 50%"),
     "two batches": (("bench", "m.onnx", "--batch", "2", "--split", "2"), "--batch and --split"),
     "a file of PyTorch": (("inspect", "m.pt"), "torch.onnx.export(model, (example_input,), 'model.onnx'"),
@@ -106,4 +112,17 @@ def test_lint_shows_kinds(place: Path, capfd: pytest.CaptureFixture[str]) -> Non
         found.append(capfd.readouterr().out)
     assert "times" in found[0] and "first tensor" in found[0] and "times" not in found[1]
     assert len(found[0].splitlines()) < len(found[1].splitlines())
-    assert found[0].splitlines()[-1] == found[1].splitlines()[-1], "the counts are those of all"
+    assert found[0].splitlines()[0] == found[1].splitlines()[0], "the counts are those of all"
+
+
+def test_questions_result_in_a_command(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Wrong answers are asked again; the command that is shown is the one that is returned."""
+    answers = iter(["no.onnx", "m.onnx", "no", "d.npz", "", "trt@9", "trt@10", "", "m.onnx", "", "", "n"])
+    words = questions.ask(lambda question: next(answers))
+    shown = capsys.readouterr().out
+    assert words == ["quantize", "m.onnx", "--data", "d.npz", "--backend", "trt@10", "-o", "m.int8.onnx"]
+    assert "there is no file 'no.onnx'" in shown and "there is no file or folder 'no'" in shown
+    assert "tensorrt has no version '9'" in shown and f"sbonnx {' '.join(words)}\n" in shown
+    assert questions.ask(lambda question: next(answers)) is None
+    assert "sbonnx quantize m.onnx --mode weight_only -o m.int4.onnx" in capsys.readouterr().out
+    assert not questions.can_ask(), "the tests are no terminal"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +37,13 @@ PAGES: Final = (".html", ".htm")
 
 WORST: Final = 5
 """Layers shown in the table; the JSON has all of them."""
+
+USES: Final = {
+    "onnxruntime": 'onnxruntime.InferenceSession("{file}").run(None, {{input: array}})',
+    "openvino": 'benchmark_app -m {file}, or openvino.Core().compile_model("{file}", "CPU")',
+    "qnn": 'onnxruntime.InferenceSession("{file}", providers=["QNNExecutionProvider"]) on the device',
+}
+"""Use of the file by backend; that of tensorrt is its engine."""
 
 OF_ONE_MODEL: Final = (
     options.EVAL,
@@ -223,6 +231,9 @@ def _facts(given: Arguments, report: Report) -> list[tuple[str, str]]:
     if report.engine_command:
         command = f"sh {script}" if script is not None else report.engine_command
         facts.append(("engine", f"{command} (not measured here)"))
+    use = USES.get(report.backend.partition("@")[0])
+    if use and report.output and not report.problems:
+        facts.append(("use it", use.format(file=os.path.basename(report.output))))
     page = given.values.get(options.REPORT)
     facts.append(("details", "-v, or --report FILE.html" if page is None else str(page)))
     return facts

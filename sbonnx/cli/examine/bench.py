@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -79,6 +80,8 @@ def run(given: Arguments) -> int:
     finally:
         progress.close()
     printer.value("bench", Benchmark(tuple(map(str, models)), runtime, tuple(rows)))
+    for text in _summary(rows, models):
+        printer.line(text)
     inputs = "random inputs" if given[options.DATA] is None else "data"
     printer.table(
         f"latency in milliseconds in {runtime}, with 95 % intervals ({inputs})",
@@ -101,16 +104,24 @@ def run(given: Arguments) -> int:
     return 0
 
 
+def _summary(rows: Sequence[Speed], models: list[Path]) -> list[str]:
+    """Return a line for each model but the first: how it compares with the first, in the first setting."""
+    if len(models) == 1:
+        return [f"{models[0]}: {rows[0].median_ms:.3g} ms a run"]
+    others = [row for row in rows[: len(models)] if row.model != str(models[0])]
+    return [f"{row.model} takes {_ratio_text(row, f' times as long as {models[0]}')}" for row in others]
+
+
 def _ratio(models: list[Path], text: str = "time relative to the first") -> tuple[str, ...]:
     """Return the last column, which one model alone does not have."""
     return (text,) if len(models) > 1 else ()
 
 
-def _ratio_text(row: Speed) -> str:
+def _ratio_text(row: Speed, words: str = "") -> str:
     from sbonnx.report.verdict import interval_text
 
     low, high = row.ratio_interval
-    return f"{row.ratio:.3g}{interval_text(low, high, more='the machine is busy' if row.busy else '')}"
+    return f"{row.ratio:.3g}{words}{interval_text(low, high, more='the machine is busy' if row.busy else '')}"
 
 
 def _range(interval: tuple[float, float]) -> str:

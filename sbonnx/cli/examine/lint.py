@@ -25,6 +25,7 @@ TARGET: Final = options.option(
     "--target tensorrt@11|tensorrt@10|tensorrt@8.6|onnxruntime|openvino|qnn",
     str,
     "The runtime whose rules are checked.",
+    shown="that of the file's metadata",
 )
 SARIF: Final = options.output_option("--sarif FILE", "Write the findings as SARIF 2.1.0, for CI.")
 FORMATS: Final = ("text", "json", "github", "junit", "sarif")
@@ -70,15 +71,12 @@ def run(given: Arguments) -> int:
     from sbonnx.linting.fix import fixes_for
     from sbonnx.linting.report import lint_file
     from sbonnx.present.text.lint import show_lint
-    from sbonnx.recipe.names import full_backend
 
     model, target, output, layers = given[MODEL], given[TARGET], given[OUTPUT], given[ENGINE_LAYERS]
     sarif, fix, force = given[SARIF], given[FIX], given[options.FORCE]
-    if target is None:
-        raise RecipeError(f"--target is missing: name the runtime, one of {', '.join(TARGETS)}")
     if output is not None and not fix:
         raise OutputError("-o names the model that --fix writes: add --fix")
-    target = full_backend(target)
+    target = _target(target, model)
     cpu = given.file_cpu(target)
     if fix and target in TARGETS and not fixes_for(target):
         raise RecipeError(f"--fix: nothing is fixed for {target}: quantize the model again, with --requantize and data")
@@ -104,6 +102,24 @@ def run(given: Arguments) -> int:
     for path in filter(None, (output, sarif)):
         printer.line(f"written: {path}")
     return BELOW_QUALITY if report.counts.error else DONE
+
+
+def _target(wanted: str | None, model: Path) -> str:
+    """Return the target: without one that of the file's metadata, without a version the newest.
+
+    Raises:
+        RecipeError: none is given, and the file names none that has rules.
+    """
+    from sbonnx.linting import TARGETS
+    from sbonnx.recipe.names import full_backend
+    from sbonnx.verify.runtimes import recorded_backend
+
+    name = full_backend(wanted or recorded_backend(model))
+    target = next((target for target in TARGETS if name in (target, target.partition("@")[0])), name)
+    if wanted is None and target not in TARGETS:
+        why = f"'{name}' of the file's metadata has no rules" if name else "the file names none"
+        raise RecipeError(f"--target is missing, and {why}: give one of {', '.join(TARGETS)}")
+    return target
 
 
 def _in_form(form: str, report: LintReport, rules: tuple[LintRule, ...]) -> str:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sbonnx.cli import options
 from sbonnx.cli.options import Arguments
-from sbonnx.present.text.printer import to_json
+from sbonnx.present.text.printer import Printer, to_json
 from sbonnx.present.text.tables import show_refusals
+
+if TYPE_CHECKING:
+    from sbonnx.planning import Plan, Site
 
 HELP: Final = "Show what would be quantized and why. Refusals are listed with their reasons; no data is needed."
 
@@ -49,25 +52,53 @@ def run(given: Arguments) -> int:
     if output is not None:
         graphs.write_text(output, to_json(value) + "\n")
     printer.value("plan", value)
-    counts = Counter(site.group for site in plan.sites)
-    tensors = {site.key: site.tensor for site in plan.sites}
-    printer.table(
-        f"{model} for {plan.backend}: {len(plan.sites)} tensors to quantize",
-        ("tensor", "role", "type", "shares its scale with", "read by", "rule", "why"),
-        [
-            (
-                site.tensor,
-                site.role,
-                "int32" if site.role == "bias" else site.spec.label(),  # a bias has the type of the accumulator
-                tensors.get(site.group, site.group) if counts[site.group] > 1 else None,
-                ", ".join(f"{reader.node}[{reader.index}]" for reader in site.readers),
-                site.rule,
-                site.why,
-            )
-            for site in plan.sites
-        ],
-    )
-    show_refusals(printer, prepared.refusals, verbose=given[options.VERBOSE])
+    refusals = list(prepared.refusals)
+    printer.line(_summary(str(model), plan, len(refusals)))
+    _show_sites(printer, plan, verbose=given[options.VERBOSE])
+    show_refusals(printer, refusals, verbose=given[options.VERBOSE])
     if output is not None:
         printer.line(f"written: {output}")
     return 0
+
+
+def _summary(model: str, plan: Plan, refusals: int) -> str:
+    """Return one line: how many tensors of which type, and how many refusals."""
+    types = Counter((site.role, _type(site)) for site in plan.sites)
+    listed = ", ".join(f"{count} x {role} {kind}" for (role, kind), count in types.most_common())
+    left = f"; {refusals} not done" if refusals else ""
+    return f"{model} for {plan.backend}: {len(plan.sites)} tensors to quantize ({listed}){left}"
+
+
+def _type(site: Site) -> str:
+    return "int32" if site.role == "bias" else site.spec.label()  # a bias has the type of the accumulator
+
+
+def _show_sites(printer: Printer, plan: Plan, *, verbose: bool) -> None:
+    """Show each tensor, or, unless `verbose`, one row for those of equal role, type and rule with the first."""
+    if verbose:
+        counts = Counter(site.group for site in plan.sites)
+        tensors = {site.key: site.tensor for site in plan.sites}
+        printer.table(
+            "tensors",
+            ("tensor", "role", "type", "shares its scale with", "read by", "rule", "why"),
+            [
+                (
+                    site.tensor,
+                    site.role,
+                    _type(site),
+                    tensors.get(site.group, site.group) if counts[site.group] > 1 else None,
+                    ", ".join(f"{reader.node}[{reader.index}]" for reader in site.readers),
+                    site.rule,
+                    site.why,
+                )
+                for site in plan.sites
+            ],
+        )
+        return
+    kinds = Counter((site.role, _type(site), site.rule, site.why) for site in plan.sites)
+    first = {(site.role, _type(site), site.rule, site.why): site.tensor for site in reversed(plan.sites)}
+    printer.table(
+        "tensors (each: -v)",
+        ("times", "role", "type", "rule", "why", "first tensor"),
+        [(count, *kind, first[kind]) for kind, count in kinds.most_common()],
+    )

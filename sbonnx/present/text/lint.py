@@ -17,14 +17,14 @@ MOST_REFORMATS: Final = 8
 
 
 def show_lint(printer: Printer, report: LintReport, *, verbose: bool) -> None:
-    """Show fixes, findings by severity (all of a rule if `verbose`), the engine, notes, and a line with the counts."""
+    """Show a line with the counts, fixes, findings by severity (all of a rule if `verbose`), the engine, notes."""
+    summary = ", ".join(_counted(getattr(report.counts, severity), severity) for severity in SEVERITIES)
+    printer.line(f"{report.checked} for {report.target}: {report.rules} rules, {summary}")
     _fix_tables(printer, () if report.fix is None else report.fix.fixed)
     _tables(printer, report.findings, verbose=verbose)
     if report.engine is not None:
         _engine_tables(printer, report.engine)
-    summary = ", ".join(_counted(getattr(report.counts, severity), severity) for severity in SEVERITIES)
     printer.notes(report.notes)
-    printer.line(f"{report.checked} for {report.target}: {report.rules} rules, {summary}")
 
 
 def _engine_tables(printer: Printer, engine: EngineReport) -> None:

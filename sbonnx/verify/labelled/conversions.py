@@ -19,7 +19,7 @@ from sbonnx.errors import DataError, foreign_code
 from sbonnx.graph import Graph
 from sbonnx.metrics import TaskMetricKind
 from sbonnx.metrics.retrieval import mean_pooled
-from sbonnx.metrics.texts import is_text
+from sbonnx.metrics.text_metrics import is_text
 from sbonnx.metrics.transcription import Transcriber, Vocabulary
 from sbonnx.verify.runtimes import metadata_of
 
