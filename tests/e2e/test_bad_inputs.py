@@ -106,7 +106,7 @@ TABLE = (
         "compare with text", content(b"x"), ("compare", "m.onnx", "m.onnx", "--data", "d.npz"), ("ModelError", "m.onnx")
     ),
     # the data
-    Bad("no data given", nothing, line(feeds=None), ("DataError", "--data", ".npz", "test_data_set")),
+    Bad("no data given", nothing, line(feeds=None), ("DataError", "--data FILE or FOLDER", "docs/data.md")),
     Bad("data missing", nothing, line(feeds="e.npz"), ("DataError", "e.npz")),
     Bad("empty folder", empty_folder, line(feeds="d"), ("DataError", "'d'", "empty")),
     Bad("folder of pictures", pictures, line(feeds="d"), ("DataError", "'d'", "images", "--preprocess")),
@@ -123,7 +123,7 @@ TABLE = (
     Bad("infinite", holed(np.inf), line(), ("DataError", "'x'", "d.npz", "1 infinite", "sample 2")),
     Bad("no samples", data(x=X[:0]), line(), ("DataError", "d.npz", "no sample")),
     Bad("split 0", nothing, line("--split", "0"), ("DataError", "split", "0")),
-    Bad("samples 0", nothing, line("--samples", "0"), ("RecipeError", "SAMPLES", "0")),
+    Bad("samples 0", nothing, line("--samples", "0"), ("RecipeError", "--samples", "0")),
     # the recipe
     Bad("recipe missing", nothing, line(*R), ("RecipeError", "r.yaml", "does not exist")),
     Bad("no YAML", recipe("W: [1, 2\nA: }"), line(*R), ("RecipeError", "r.yaml", "line 2")),
@@ -161,7 +161,7 @@ TABLE = (
     ),
     Bad("bits", nothing, line("--bits", "eight"), ("RecipeError", "bits", "eight", "w8a8")),
     Bad("backend", nothing, line("--backend", "tensorflow"), ("RecipeError", "tensorflow", "tensorrt")),
-    Bad("device", nothing, line("--device", "tpu"), ("RecipeError", "DEVICE", "tpu", "cuda")),
+    Bad("device", nothing, line("--device", "tpu"), ("RecipeError", "--device", "tpu", "cuda")),
     Bad("schema of a file", nothing, ("recipe", "r.yaml", "--schema"), ("RecipeError", "schema")),
     # the output
     Bad(
