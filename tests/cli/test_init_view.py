@@ -7,6 +7,7 @@ import re
 import webbrowser
 from pathlib import Path
 
+import onnx
 import pytest
 
 from sbonnx import recipe
@@ -108,7 +109,22 @@ def test_page_of_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert re.search(r'"uint8","bits":8,"range":"0 to \d', texts["ranges"]) and '["by weights"' not in texts["ranges"]
     assert '["by weights"' in texts["losses"] and "Tensors that lose most" in texts["losses"]
     capsys.readouterr()
+    overlays = {viewer: str(tmp_path / f"{viewer}.file") for viewer in ("netron", "model-explorer")}
+    for viewer, overlay in overlays.items():
+        assert main(["view", MODEL, quant, *data, "--export", viewer, "-o", overlay, "--quiet"]) == 0
+    results = json.loads(Path(overlays["model-explorer"]).read_text())["results"]  # by name of node, as its adapters
+    assert set(results) <= {node.name for node in onnx.load(quant).graph.node}
+    assert {tuple(value) for value in results.values()} == {("value", "bgColor", "textColor")}
+    assert all(isinstance(value["value"], float) for value in results.values())
+    copy = onnx.load(overlays["netron"])
+    onnx.checker.check_model(copy)
+    metadata = {node.name: {entry.key: entry.value for entry in node.metadata_props} for node in copy.graph.node}
+    assert metadata["node_conv2d"]["sbonnx.isolated"] == f"{results['node_conv2d']['value']:.1f} dB"
+    assert metadata["node_conv2d"]["sbonnx.state"] == "uint8 × int8 axis 0"
+    capsys.readouterr()
     wrong = {
+        "--export 'x' is not known: choose one of netron": [quant, "--export", "x", "-o", str(tmp_path / "x")],
+        "-o is missing": [quant, "--export", "netron"],
         "is a float model, which has no losses": [MODEL, *data],
         "are against its float model: sbonnx view FLOAT": [quant, *data],
         "no Q/DQ pairs": [MODEL, MODEL],

@@ -16,6 +16,7 @@ from sbonnx.system.terminal import map_strings, relative_paths
 if TYPE_CHECKING:
     from sbonnx.graph import Graph
     from sbonnx.present.model_description import ModelView
+    from sbonnx.present.text.printer import Printer
     from sbonnx.spec import Array
 
 HELP: Final = (
@@ -28,6 +29,12 @@ FILE: Final = options.argument(
 )
 QUANT: Final = options.optional_argument("quantized", "QUANT", "A quantized file of the float model FILE.")
 OUTPUT: Final = replace(options.OUTPUT, help="The HTML file to write instead of a temporary one.")
+EXPORT: Final = options.option(
+    "--export netron|model-explorer",
+    str,
+    "Write what is known of the nodes for another viewer, to -o, and no page: a copy of the model with metadata "
+    "(netron), or node data in JSON (model-explorer).",
+)
 NO_OPEN: Final = options.switch("--no-open", "Only write the page.")
 
 OPTIONS: Final = (
@@ -38,6 +45,7 @@ OPTIONS: Final = (
     options.RECIPE,
     *options.FEEDS,
     OUTPUT,
+    EXPORT,
     NO_OPEN,
     options.FORCE,
     *options.COMMON,
@@ -45,6 +53,8 @@ OPTIONS: Final = (
 
 KEYS: Final = {"counts", "metrics", "settings"}
 """Keys of the report of one model that the page needs; that of a batch has `rows`."""
+
+VIEWERS: Final = ("netron", "model-explorer")
 
 JSON: Final = ".json"
 
@@ -60,7 +70,7 @@ class ViewOutput:
     """Output of view.
 
     Attributes:
-        page: the HTML file.
+        page: the file that was written: the page, or the overlay of --export.
         opened: whether a browser was opened.
     """
 
@@ -78,6 +88,8 @@ def run(given: Arguments) -> int:
     inputs = [Path(path) for path in (file, given[QUANT], given[options.DATA]) if path is not None]
     if output is not None:
         graphs.check_target(output, inputs=inputs, force=given[options.FORCE])
+    if given[EXPORT] is not None:
+        return _export(given, printer)
     page = _report_page(given) if file.suffix.lower() == JSON else _view(given).page()
     if output is None:
         folder = Path(tempfile.mkdtemp(prefix="sbonnx-view-"))  # remains: the browser reads it after the end
@@ -88,6 +100,30 @@ def run(given: Arguments) -> int:
     printer.line(f"written: {output}")
     if not (opened or given[NO_OPEN]):
         printer.note("no browser was found: open the file yourself")
+    return 0
+
+
+def _export(given: Arguments, printer: Printer) -> int:
+    """Write an overlay for another viewer.
+
+    Raises:
+        RecipeError: the viewer is not known, the input is a report, or -o is missing.
+    """
+    from sbonnx import graph as graphs
+    from sbonnx.present.overlays import model_explorer, write_netron
+
+    viewer, output = given[EXPORT], options.required_output(given[OUTPUT])
+    if viewer not in VIEWERS:
+        raise RecipeError(f"--export '{viewer}' is not known: choose one of {', '.join(VIEWERS)}")
+    if given[FILE].suffix.lower() == JSON:
+        raise RecipeError(f"{given[FILE]} is a report: --export applies to models")
+    view = _view(given)
+    if viewer == "netron":
+        write_netron(view, output, force=given[options.FORCE])
+    else:
+        graphs.write_text(output, model_explorer(view))
+    printer.value("view", ViewOutput(str(output), False))
+    printer.line(f"written: {output}")
     return 0
 
 
