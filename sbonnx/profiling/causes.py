@@ -139,7 +139,10 @@ class _Explainer:
             f"shares its scale with '{other}', which is {widest / needed:.2g} times wider",
         )
         return why, [
-            Remedy("give it its own", {"OWN_SCALES": [*self.recipe.own_scales, pattern_of(site.tensor, "tensor")]})
+            Remedy(
+                "give it a scale of its own",
+                {"OWN_SCALES": [*self.recipe.own_scales, pattern_of(site.tensor, "tensor")]},
+            )
         ]
 
     def _scale(self, site: Site, key: str = "") -> float | None:

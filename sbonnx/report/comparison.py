@@ -143,6 +143,19 @@ class Comparison(NotebookView, JsonValue):
         return (self.size_ratio or 0.0) > 1.0
 
     @property
+    def limit_db(self) -> float | None:
+        """Signal-to-noise ratio in dB that outputs must reach for accuracy to be kept, or not to be lost.
+
+        None if other figures decide.
+        """
+        figures = [figure for row in self.quality for figure in row.figures]
+        limits = [figure.line for figure in figures if figure.name == "SQNR" and figure.line is not None]
+        limits += [
+            -20 * math.log10(figure.kept) for figure in figures if figure.name == "relative error" and figure.kept
+        ]
+        return max(limits, default=None)
+
+    @property
     def slower(self) -> bool:
         """Whether the quantized model is slower than float, beyond chance, `NOTICEABLE`, `AS_FAST` and `CALL_MS`."""
         if self.latency_interval is None:

@@ -158,7 +158,7 @@ class Advice(JsonValue):
         if not self.tested:
             return f"{self.what} (not tried; {self.figure} is {self.before})"
         reached = "measured" if self.repaired else "measured, still too low"
-        return f"{self.what} ({reached}: {self.figure} {self.before} -> {self.after})"
+        return f"{self.what} ({reached}: {self.figure} {self.after}, before {self.before})"
 
 
 def override_texts(keys: Mapping[str, Any]) -> tuple[str, ...]:
@@ -205,5 +205,9 @@ class Cause:
     @property
     def change(self) -> str:
         """The remedy with its options of the command line."""
-        options = " ".join(f"--set {shlex.quote(text)}" for text in self.overrides)
-        return f"{self.remedy}: {options}" if options else self.remedy
+        return f"{self.remedy}: {self.options}" if self.overrides else self.remedy
+
+    @property
+    def options(self) -> str:
+        """The options of the command line; "" without."""
+        return " ".join(f"--set {shlex.quote(text)}" for text in self.overrides)

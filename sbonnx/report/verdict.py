@@ -257,7 +257,7 @@ def _of_decoder(figures: DecoderEvaluation, before: float) -> Judged:
     agreement = figures.agreement
     same = "" if agreement is None else f", the same top token at {100 * agreement:.1f} % of positions"
     more = ": measure the task that it is for" if state == "uncertain" else ""
-    text = f"perplexity {before:.4g} -> {after:.4g} ({100 * rise:+.1f} %) on {figures.tokens:,} tokens"
+    text = f"perplexity {after:.4g}, float {before:.4g} ({100 * rise:+.1f} %) on {figures.tokens:,} tokens"
     return state, text, f", {limit}{same}{more}"
 
 
@@ -486,17 +486,23 @@ def speed_row(ratio: float, low: float, high: float, *, busy: bool) -> VerdictRo
         low, high: its 95 % interval; not finite if there were too few runs.
         busy: whether other processes used the processor.
     """
+    mark, text, ends = speed_parts(ratio, low, high, busy=busy)
+    return VerdictRow(mark, f"{text}{ends}{'' if mark == '??' else ' on this CPU'}")
+
+
+def speed_parts(ratio: float, low: float, high: float, *, busy: bool) -> tuple[Mark, str, str]:
+    """Return mark, statement and interval of `speed_row`."""
     measured, load = math.isfinite(low) and math.isfinite(high), BUSY if busy else ""
     if not measured:
-        return VerdictRow("??", f"speed unclear ({load or 'too few runs'})")
+        return "??", "speed unclear", f" ({load or 'too few runs'})"
     if AS_FAST[0] <= low <= high <= AS_FAST[1] and not busy:
-        return VerdictRow("=", f"as fast as float{interval_text(low, high)} on this CPU")
+        return "=", "as fast as float", interval_text(low, high)
     if low <= 1 <= high or AS_FAST[0] <= low <= high <= AS_FAST[1] or (busy and high > WIDE * low):
-        return VerdictRow("??", f"speed unclear ({low:.3g} to {high:.3g} of float{f'; {load}' if load else ''})")
+        return "??", "speed unclear", f" ({low:.3g} to {high:.3g} of float{f'; {load}' if load else ''})"
     faster = ratio < 1
     times, ends = (1 / ratio, (1 / high, 1 / low)) if faster else (ratio, (low, high))
-    text = f"{times:.3g} times {'faster' if faster else 'slower'}{interval_text(*ends, more=load)} on this CPU"
-    return VerdictRow("ok" if faster else "!!", text)
+    text = f"{times:.3g} times {'faster' if faster else 'slower'}"
+    return "ok" if faster else "!!", text, interval_text(*ends, more=load)
 
 
 def _nothing_gained(metrics: Comparison, backend: str) -> bool:

@@ -61,13 +61,17 @@ class Browser:
     def open(self, path: Path, *, dark: bool = False, scripts: bool = True, width: int = 1280) -> None:
         """Open a file, wait until it is loaded."""
         self.wrong, self.fetched = [], []
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.call("Emulation.setEmulatedMedia", features=[scheme])
+        self.show(dark=dark, width=width)
         self.call("Emulation.setScriptExecutionDisabled", value=not scripts)
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
         self.call("Page.navigate", url="about:blank")
         self.call("Page.navigate", url=path.resolve().as_uri())
         self._until(lambda said: said.get("method") == "Page.loadEventFired")
+
+    def show(self, *, dark: bool, width: int) -> None:
+        """Set the colour scheme and the width of the window, of the open page as well."""
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.call("Emulation.setEmulatedMedia", features=[scheme])
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
 
     def run(self, script: str) -> Any:
         """Evaluate an expression in the page; return its JSON value. Log messages are read as well."""

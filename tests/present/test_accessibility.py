@@ -15,6 +15,7 @@ from sbonnx.report.details import Details
 from tests.present.browser import Browser
 from tests.present.reports import batch_page, details, job, network, node, one_of_each, profiled, single_page, sites_of
 from tests.present.test_batch_charts import row
+from tests.present.test_browser import WIDTHS
 from tests.support.values import built
 
 VIOLATIONS = """axe.run({resultTypes: ["violations"]}).then(found => found.violations.map(
@@ -64,19 +65,20 @@ PAGES: dict[str, Callable[[], str]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("dark", "width"), [(False, 1280), (True, 420)])
 @pytest.mark.parametrize("name", PAGES)
-def test_no_serious_violation(name: str, dark: bool, width: int, axe: str, chromium: Browser, tmp_path: Path) -> None:
+def test_no_serious_violation(name: str, axe: str, chromium: Browser, tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     path.write_text(PAGES[name](), encoding="utf-8")
-    chromium.open(path, dark=dark, width=width)
+    chromium.open(path)
     chromium.run("document.querySelectorAll('details').forEach(d => { d.open = true; })")
     chromium.run(f"{axe};0")
-    answer = chromium.call("Runtime.evaluate", expression=VIOLATIONS, awaitPromise=True, returnByValue=True)
-    found = answer["result"]["value"]
-    assert [one for one in found if one[1] in SERIOUS] == []
+    for width, dark in zip(WIDTHS, (True, False, True), strict=True):  # colours: `test_browser`
+        chromium.show(dark=dark, width=width)
+        answer = chromium.call("Runtime.evaluate", expression=VIOLATIONS, awaitPromise=True, returnByValue=True)
+        violations = answer["result"]["value"]
+        assert [one for one in violations if one[1] in SERIOUS] == [], (width, dark)
+        assert chromium.run("document.documentElement.scrollWidth") <= width
     assert chromium.wrong == []
-    assert chromium.run("document.documentElement.scrollWidth") <= width
 
 
 def test_a_violation_is_found(axe: str, chromium: Browser, tmp_path: Path) -> None:

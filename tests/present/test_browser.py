@@ -112,20 +112,18 @@ def test_the_page_of_a_real_model(chromium: Browser, tmp_path: Path, digits_repo
 
 
 def test_lengths_of_bars(chromium: Browser, tmp_path: Path) -> None:
-    """A larger loss is a longer bar, on one scale for all layers and series."""
-    figures = [(40.0, 30.0), (20.0, 10.0), (35.0, -5.0), (50.0, float("inf"))]
-    layers = [layer(f"n{index}", *pair) for index, pair in enumerate(figures)]
+    """A larger loss is a longer bar, on one scale for all layers."""
+    losses = (20.0, 35.0, 40.0, 50.0, float("inf"))
+    layers = [layer(f"n{index}", loss, index) for index, loss in enumerate(losses)]
     shown(chromium, single_page(network(layers, sites=sites_of(layers))), tmp_path)
-    found = chromium.run(
-        "[...document.querySelectorAll('.bars li:not(.axis)')].map(e => ['weights', 'gathered'].map(kind => "
-        "(r => r ? r.getBoundingClientRect().width : 0)(e.querySelector('rect.' + kind))))"
+    drawn = chromium.run(
+        "[...document.querySelectorAll('.bars li:not(.axis)')].map(e => "
+        "(r => r ? r.getBoundingClientRect().width : 0)(e.querySelector('rect')))"
     )
     whole = chromium.run("document.querySelector('.bars li:not(.axis) svg').getBoundingClientRect().width")
-    for bars, values in zip(found, figures, strict=True):
-        for bar, value in zip(bars, values, strict=True):
-            assert bar == pytest.approx(max(50 - value, 0) / 60 * whole, abs=0.5)
-    labels = chromium.run("[...document.querySelectorAll('.bars .values > span')].map(e => e.lastChild.data.trim())")
-    assert labels == ["40.0", "30.0", "20.0", "10.0", "35.0", "−5.0", "50.0", "∞"]
+    assert drawn == pytest.approx([max(50 - loss, 0) / 30 * whole for loss in losses], abs=0.5)
+    labels = chromium.run("[...document.querySelectorAll('.bars .value')].map(e => e.textContent.trim())")
+    assert labels == ["20.0", "35.0", "40.0", "50.0", "∞"]
 
 
 SCROLLING = (
@@ -133,6 +131,12 @@ SCROLLING = (
     ".map(e => e.textContent.slice(0, 80))"
 )
 """Tables that must be scrolled sideways."""
+
+CUT = (
+    "[...document.querySelectorAll('.tile, .tile b, .bars .name, .verdict, .causes li')]"
+    ".filter(e => getComputedStyle(e).display !== 'inline' && e.scrollWidth > e.clientWidth + 1).map(e => e.innerText)"
+)
+"""Texts that do not fit where they are."""
 
 
 @pytest.mark.parametrize("width", [1280, 400])
@@ -235,21 +239,31 @@ def test_without_scripts(chromium: Browser, tmp_path: Path) -> None:
     assert '"nodeName": "BUTTON"' not in tree, "controls that need scripts are absent"
 
 
-@pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("page", ["single", "details", "batch"])
-def test_readable_in_light_and_dark(page: str, dark: bool, chromium: Browser, tmp_path: Path) -> None:
+WIDTHS = (420, 900, 1600)
+
+
+@pytest.mark.parametrize("page", ["single", "details", "decoder", "batch"])
+def test_readable_at_every_width_in_light_and_dark(page: str, chromium: Browser, tmp_path: Path) -> None:
     layers = [layer(f"n{index}", 40.0, index - 3.0) for index in range(40)]
-    made = {
+    blocks = [profiled(f"/model/layers.{index // 7}/attn/MatMul_{index}", 20.0 + index, None) for index in range(28)]
+    content = {
         "single": lambda: single_page(network(layers, ok=False, problems=("bad",))),
         "details": lambda: single_page(explained()),
+        "decoder": lambda: single_page(network([], details=details([], blocks))),
         "batch": lambda: batch_page(one_of_each()),
     }[page]()
-    shown(chromium, made, tmp_path, dark=dark)
-    found = chromium.run(CONTRAST)
-    assert found["seen"] > 100
-    assert found["texts"][0] >= 4.5, found["texts"]
-    assert found["bars"][0] >= 3, found["bars"]
-    assert (sum(found["page"][:3]) < 384) is dark
+    shown(chromium, content, tmp_path)
+    for width in WIDTHS:
+        for dark in (False, True):
+            chromium.show(dark=dark, width=width)
+            contrast = chromium.run(CONTRAST)
+            assert contrast["seen"] > 100
+            assert contrast["texts"][0] >= 4.5, contrast["texts"]
+            assert contrast["bars"][0] >= 3, contrast["bars"]
+            assert (sum(contrast["page"][:3]) < 384) is dark
+        assert chromium.run("document.documentElement.scrollWidth") <= width
+        assert chromium.run(SCROLLING) == []
+        assert chromium.run(CUT) == [], "a text is wider than its box"
 
 
 def test_names_are_only_text(chromium: Browser, tmp_path: Path) -> None:

@@ -104,20 +104,29 @@ def test_charts_have_texts_and_a_table() -> None:
     page = Page(PAGES["many layers"])
     (drawing,) = [attrs for tag, attrs in page.elements if tag == "svg" and attrs.get("role") == "img"]
     assert drawing["aria-label"] == "SQNR of every layer, in the order of the network"
-    (bars,) = [attrs for tag, attrs in page.elements if tag == "ol"]
-    assert bars["aria-label"] == "SQNR of the worst 20 layers"
+    first, more = [attrs["aria-label"] for tag, attrs in page.elements if tag == "ol"]
+    assert (first, more) == ("isolated SQNR, worst layers first", "further layers")
     for index in range(60):
         assert f"{50.0 - index:.1f}".replace("-", formatting.MINUS) in page.words and f"n{index}" in page.words
 
 
-def test_layers_in_network_order_if_known() -> None:
-    layers = [layer("third", 40.0, 10.0), layer("first", 40.0, 30.0), layer("second", 40.0, 20.0)]
-    in_order = sorted(layers, key=lambda row: ("first", "second", "third").index(row["node"]))
-    drawn = re.findall(r'class="name mono">(\w+)<', single_page(network(layers, sites=sites_of(in_order))))
-    assert drawn == ["first", "second", "third"]
-    plain = single_page(network(layers))
-    assert re.findall(r'class="name mono">(\w+)<', plain) == ["third", "second", "first"]
-    assert "Worst first" in plain
+def test_the_worst_eight_layers_come_first() -> None:
+    layers = [layer(f"n{index:02}", 40.0, 30.0 + index) for index in range(12)]
+    page = single_page(network(layers[::-1]))
+    drawn = re.findall(r'class="name mono">(\w+)<', page)
+    assert drawn == [f"n{index:02}" for index in range(12)] and "4 more layers" in page
+    assert page.index("n07<") < page.index("4 more layers") < page.index("n08<")
+
+
+def test_layers_of_decoders_are_grouped_by_block() -> None:
+    names = [f"/model/layers.{index // 3}/mlp/part{index % 3}/MatMul" for index in range(9)]
+    rows = [profiled(name, 30.0 - index, None, 30.0 - index) for index, name in enumerate([*names, "/lm_head/MatMul"])]
+    page = single_page(network([], details=details([node(name) for name in names], rows)))
+    drawn = [name.replace("<wbr>", "") for name in re.findall(r'class="name mono">(.*?)</span>', page)]
+    blocks = [name for name in drawn if name.startswith("/model/layers.")]
+    assert blocks == [f"/model/layers.{index}" for index in range(3)]
+    assert drawn[:4] == [blocks[0], *(f"mlp/part{index}/MatMul" for index in (2, 1, 0))]
+    assert "3 layers, the worst is mlp/part2/MatMul" in page
 
 
 def test_bits_of_layers() -> None:
@@ -141,9 +150,10 @@ def test_outputs_by_nature_and_advice() -> None:
     measured = {"tested": True, "repaired": True, "figure": "KL", "before": "0.25", "after": "0.01"}
     report["advice"] = {"what": "use 8-bit weights", **measured, "command": "sbonnx quantize '<m>'"}
     page = single_page(report)
-    assert "SQNR 31.2 dB; KL 0.25 nats (0.125 to 0.5), kept up to 0.02, lost from 0.1 on" in page
+    assert "KL 0.25 nats (0.125 to 0.5), kept up to 0.02, lost from 0.1 on" in page and "31.2 dB" in page
     assert "lost" in page
-    assert "advice: use 8-bit weights (measured: KL 0.25 -&gt; 0.01): sbonnx quantize &#39;&lt;m&gt;&#39;" in page
+    tried = "Use 8-bit weights (measured: KL 0.01, before 0.25): <code>sbonnx quantize &#39;&lt;m&gt;&#39;</code>"
+    assert tried in page and page.index(tried) < page.index('class="tiles"') and "-&gt;" not in page
 
 
 def test_agreement_has_its_interval_and_a_metric_on_labels_its_own_tile() -> None:
@@ -157,7 +167,7 @@ def test_agreement_has_its_interval_and_a_metric_on_labels_its_own_tile() -> Non
     rows = [{"model": "float", "metric": before}, {"model": "quantized", "metric": after, "difference": change}]
     report["metrics"]["evaluation"] = {"metric": "top1", "samples": 500, "rows": rows}
     page = single_page(report)
-    assert "same class as float (64 to 96.5), 16 samples" in page
+    assert "same class as float, (64 to 96.5), lost up to 75 %, 16 samples" in page
     assert "float 0.91, difference −0.01 (−0.02 to 0.005), 500 samples" in page
 
 
@@ -205,8 +215,8 @@ def test_metrics_of_a_job_and_of_float() -> None:
     report = network([])
     report["metrics"]["own"] = [{"name": "top1", "float": 0.8, "quantized": 0.78}]
     words = Page(single_page(report)).words.split("\n")
-    start = words.index("metric top1")
-    assert words[start : start + 4] == ["metric top1", "0.8", "0.78", "0.975"]
+    start = words.index("top1")
+    assert words[start : start + 3] == ["top1", "0.78", "float 0.8"]
     (found,) = overview_of(batch([job("a", report=report)])).jobs
     assert (found.cells[2].text, found.cells[2].threshold, found.cells[2].met) == ("0.78", "top1", None)
 
@@ -284,31 +294,37 @@ def test_axis_with_any_values() -> None:
     """All lengths are within the drawing; a larger loss is longer."""
     odd: list[Any] = [None, math.nan, math.inf, -math.inf, 1e9, -1e9, 0.0, 70.0]
     names = [f"n{index}" for index in range(len(odd))]
-    drawn = charts.bar_chart(names, {("weights", "w"): odd})
-    lengths = [group.bars[0].width for group in drawn.groups]
+    drawn = charts.bar_chart([charts.Loss(name, value, {}) for name, value in zip(names, odd, strict=True)], 20.0)
+    lengths = [sum(one.length for one in row.segments) for row in drawn.rows]
     assert lengths == pytest.approx([0, 0, 0, 100, 0, 100, 72.73, 9.09])
+    assert drawn.limit is not None and drawn.limit.at == pytest.approx(54.55), "drawn on the same axis"
+    parts = charts.bar_chart([charts.Loss("n", 17.0, {"weights": 20.0, "inputs": 20.0})]).rows[0]
+    assert [one.kind for one in parts.segments] == ["weights", "inputs"]
+    assert parts.segments[0].length == parts.segments[1].length == parts.segments[1].begin > 0
     strip = charts.strip_chart(names, odd, odd, hovered=10)
     heights = [float(value) for value in re.findall(r"V(-?[\d.]+)", strip.columns)]
     assert len(heights) == 6 and all(0 <= value <= strip.height for value in heights)
     assert heights[0] > heights[1], "no loss is at the bottom"
-    assert charts.bar_chart([], {("a", "b"): []}).groups == ()
+    assert charts.bar_chart([]).rows == ()
     assert charts.strip_chart([], [], [], hovered=1).columns == ""
 
 
-def test_the_worst_layers_are_named_with_their_cause() -> None:
-    layers = [
-        profiled("few/bits", 10.0, 30.0, alone=9.9),
-        profiled("clipped", 40.0, 12.0, alone=12.0),
-        profiled("both", 20.0, 19.0, alone=16.5),
-        profiled("pool", None, 25.0, alone=25.0),
-    ]
-    sites = [{"tensor": "w", "role": "weight", "label": "int4 axis 0", "bits": 4, "node": "few/bits"}]
-    page = Page(single_page(network([], details=details([node("few/bits")], layers), sites=sites)))
-    words = page.words.replace("\n", "")
-    assert "few/bitsConv: 9.9 dB, mostly its weights (int4 axis 0): 10.0 dB by its weights (int4 axis 0) and" in words
-    assert "clippedConv: 12.0 dB, mostly its inputs (uint8): 12.0 dB by its inputs" in words
-    assert "bothConv: 16.5 dB, weights and inputs: 19.0 dB by its inputs (uint8) and 20.0 dB by its weights" in words
-    assert "poolConv: 25.0" not in words, "three are named"
+def test_what_to_do_comes_before_causes_and_figures() -> None:
+    """The change for the worst layer, and why it loses; of a file that is good, no change is proposed."""
+    why = {"why": "shares its scale with 'b', which is 6 times wider", "code": "shared-scale"}
+    cause = {"node": "conv", "op": "Conv", "sqnr_db": 12.0, "tensor": "a", "role": "activation", **why}
+    report = network([], causes=[{**cause, "remedy": "give it a scale of its own", "overrides": ["OWN_SCALES=[a]"]}])
+    row = {"name": "y", "nature": "values", "state": "lost", "decided_by": "SQNR", "samples": 16}
+    figure = {"name": "SQNR", "value": 2.0, "low": 1.0, "high": 3.0, "unit": "dB", "line": 6.0}
+    report["metrics"]["quality"] = [{**row, "figures": [figure]}]
+    page = single_page(report)
+    parts = ("What to do", "OWN_SCALES=[a]", "Where the error begins", "which is 6 times wider", 'class="tiles"')
+    places = [page.index(part) for part in parts]
+    assert places == sorted(places) and "Loss of each layer" not in page
+    figure |= {"value": 50.0, "low": 49.0, "high": 51.0}
+    report["metrics"]["quality"] = [{**row, "state": "kept", "figures": [figure]}]
+    good = single_page(report)
+    assert "Where the error is largest" in good and "OWN_SCALES=[a]" not in good and "What to do" not in good
 
 
 def test_layers_without_quantized_inputs_have_no_columns_of_them() -> None:

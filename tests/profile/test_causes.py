@@ -85,7 +85,7 @@ class Case:
 
 
 CASES = {
-    "own scale": Case("shared-scale", "its own", 12, {"backend": "tensorrt"}, network(gain=20.0)),
+    "own scale": Case("shared-scale", "of its own", 12, {"backend": "tensorrt"}, network(gain=20.0)),
     "wider weights": Case("few-bits", "8 bits", 12, {"w_bit": 3}),
     "wider inputs": Case("few-bits", "8 bits", 12, {"a_bit": 3}),
     "another observer": Case("rare-outliers", "observer", 12, {}, data=images(outlier=40.0, rare=True)),

@@ -119,7 +119,7 @@ JOB = Job("a", str(Path("m.onnx").absolute()), None, "tensorrt", "q.onnx")
             ),
             ["m.onnx, pruned Accuracy unknown", "multiplications: 60.00 % remain", "conv 32 20"],
         ),
-        (DECODER, ["q Accuracy kept: perplexity 36.4 -> 36.5 (+0.3 %)", "Perplexity: 36.5 (float 36.4", "97.00 %"]),
+        (DECODER, ["q Accuracy kept: perplexity 36.5, float 36.4 (+0.3 %)", "Perplexity: 36.5 (float 36.4", "97.00 %"]),
         (
             AdaptedDecoder("q2", 7, (2.0, 1.0), replace(DECODER, perplexity=45.0), DECODER),
             ["q2, before training of 7 weights Accuracy lost", "q2, after training of 7 weights Accuracy kept"],

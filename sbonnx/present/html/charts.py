@@ -22,8 +22,8 @@ LOWEST_DB: Final = -30.0
 SHADES: Final = (10.0, 15.0, 20.0, 25.0, 30.0, 40.0)
 """SQNR in dB at which the shade changes: below the first is the strongest."""
 
-BAR_PITCH: Final = 13
-"""Height of a bar with its gap, in pixels."""
+FEW_BARS: Final = 8
+"""Number of layers of a bar chart that are shown at once."""
 
 STRIP_HEIGHT: Final = 130
 HOVERED: Final = 400
@@ -73,69 +73,101 @@ class LossAxis:
         return tuple(Tick(self.at(value), count(value)) for value in range(first, int(self.worst) - 1, -step))
 
 
-def loss_axis(values: Sequence[float | None], full: float = 100.0) -> LossAxis:
-    """Build an axis that covers all finite values in whole steps, and 0 dB."""
-    finite = [value for value in values if value is not None and math.isfinite(value)]
-    best = math.ceil(max([*finite, STEP_DB]) / STEP_DB) * STEP_DB
-    worst = math.floor(min([*finite, 0.0]) / STEP_DB) * STEP_DB
-    return LossAxis(min(best, HIGHEST_DB), max(worst, LOWEST_DB), full)
+def loss_axis(values: Sequence[float | None], full: float = 100.0, *, limit: float | None = None) -> LossAxis:
+    """Build an axis that covers all finite values, and a limit, in whole steps."""
+    finite = [min(value, HIGHEST_DB) for value in (*values, limit) if value is not None and math.isfinite(value)]
+    best = math.ceil(max(finite, default=STEP_DB) / STEP_DB) * STEP_DB
+    worst = math.floor(min(finite, default=0.0) / STEP_DB) * STEP_DB
+    lowest = max(min(float(worst), best - STEP_DB), LOWEST_DB)
+    return LossAxis(max(best, lowest + STEP_DB), lowest, full)
 
 
 @dataclass(frozen=True)
-class LossBar:
-    """One bar: series, length in percent, vertical position in pixels, value as text."""
+class Segment:
+    """Part of a bar: class of its colour, begin and length in percent."""
 
     kind: str
-    width: float
-    y: int
-    label: str
+    begin: float
+    length: float
 
 
 @dataclass(frozen=True)
-class BarGroup:
-    """The bars of one layer."""
+class LayerBar:
+    """The bar of one layer, split by cause.
+
+    Attributes:
+        label: the value in dB.
+        told: the causes with their values, for those who cannot see the colours.
+        children: the bars of its layers, if it is a block.
+    """
 
     name: str
-    bars: tuple[LossBar, ...]
+    label: str
+    segments: tuple[Segment, ...]
+    told: str = ""
+    children: tuple[LayerBar, ...] = ()
 
 
 @dataclass(frozen=True)
 class Bars:
-    """A bar chart: (class, title) of the series, grid lines, and one group for each layer.
+    """A bar chart, worst first.
 
     Attributes:
-        height: of a group in pixels.
+        series: (class, title) of the causes that occur.
+        ticks: grid lines.
+        rows: one bar a layer.
+        limit: position of the limit of the outputs; None without one.
+        few: number of bars that are shown at once.
     """
 
     series: tuple[tuple[str, str], ...]
     ticks: tuple[Tick, ...]
-    groups: tuple[BarGroup, ...]
-    height: int
+    rows: tuple[LayerBar, ...]
+    limit: Tick | None = None
+    few: int = FEW_BARS
 
 
-def bar_chart(names: Sequence[str], series: Mapping[tuple[str, str], Sequence[float | None]]) -> Bars:
-    """Build a bar chart of SQNRs in dB, the groups in the given order.
+@dataclass(frozen=True)
+class Loss:
+    """Isolated SQNR of a layer in dB, and of its parts by the class of their colour, where they were measured."""
+
+    name: str
+    value: float | None
+    parts: Mapping[str, float | None]
+
+
+KINDS: Final = {"weights": "by weights", "inputs": "by inputs", "isolated": "isolated"}
+"""Titles of the colours of bars."""
+
+
+def bar_chart(losses: Sequence[Loss], limit: float | None = None) -> Bars:
+    """Build a bar chart of layers in the given order: a longer bar is a larger loss.
 
     Args:
-        series: values by (class, title) of the series. Series without any value are left out.
+        limit: SQNR in dB that outputs must reach.
     """
-    used = {key: values for key, values in series.items() if any(value is not None for value in values)}
-    axis = loss_axis([value for values in used.values() for value in values])
-    groups = [
-        BarGroup(
-            name,
-            tuple(
-                LossBar(kind, _length(axis, values[index]), BAR_PITCH * place, decibel(values[index]))
-                for place, ((kind, _), values) in enumerate(used.items())
-            ),
-        )
-        for index, name in enumerate(names)
-    ]
-    return Bars(tuple(used), axis.ticks(), tuple(groups), BAR_PITCH * len(used))
+    axis = loss_axis([row.value for row in losses], limit=limit)
+    rows = tuple(_bar(row, axis) for row in losses)
+    used = {segment.kind for row in rows for segment in row.segments}
+    line = None if limit is None or not losses else Tick(axis.at(limit), f"limit of the outputs, {decibel(limit)}")
+    return Bars(tuple((kind, title) for kind, title in KINDS.items() if kind in used), axis.ticks(), rows, line)
 
 
-def _length(axis: LossAxis, value: float | None) -> float:
-    return 0.0 if value is None or math.isnan(value) else axis.at(value)
+def _bar(row: Loss, axis: LossAxis) -> LayerBar:
+    """Draw a bar whose segments are the shares of the error energy."""
+    noise = {
+        kind: 10 ** (-min(max(value, LOWEST_DB), HIGHEST_DB) / 10)
+        for kind, value in row.parts.items()
+        if value is not None and not math.isnan(value)
+    } or {"isolated": 1.0}
+    length = 0.0 if row.value is None or math.isnan(row.value) else axis.at(row.value)
+    segments, begin = [], 0.0
+    for kind, energy in noise.items():
+        share = round(length * energy / sum(noise.values()), 2)
+        segments.append(Segment(kind, round(begin, 2), share))
+        begin += share
+    told = ", ".join(f"{decibel(value)} {KINDS[kind]}" for kind, value in row.parts.items() if value is not None)
+    return LayerBar(row.name, decibel(row.value), tuple(one for one in segments if one.length), told)
 
 
 @dataclass(frozen=True)
@@ -154,6 +186,7 @@ class Strip:
     Attributes:
         width: number of layers; the drawing is stretched to the width of the page.
         height: in pixels, which are the unit of vertical positions.
+        limit: vertical position of the limit of the outputs; None without one.
     """
 
     width: int
@@ -162,17 +195,24 @@ class Strip:
     columns: str
     marks: str
     hits: tuple[Hit, ...]
+    limit: float | None = None
 
 
 def strip_chart(
-    names: Sequence[str], isolated: Sequence[float | None], accumulated: Sequence[float | None], *, hovered: int
+    names: Sequence[str],
+    isolated: Sequence[float | None],
+    accumulated: Sequence[float | None],
+    *,
+    hovered: int,
+    limit: float | None = None,
 ) -> Strip:
     """Build a strip of all layers as columns, in the given order. Columns and marks are one SVG path each.
 
     Args:
         hovered: maximum number of layers for which tooltips are added.
+        limit: SQNR in dB that outputs must reach.
     """
-    axis = loss_axis([*isolated, *accumulated], STRIP_HEIGHT - 12)
+    axis = loss_axis([*isolated, *accumulated], STRIP_HEIGHT - 12, limit=limit)
     bottom = STRIP_HEIGHT - 2
 
     def y(value: float) -> str:
@@ -187,7 +227,8 @@ def strip_chart(
         if len(names) <= hovered:
             hits.append(Hit(x, 1, f"{name}: {decibel(gathered)} dB, isolated {decibel(alone)} dB"))
     ticks = tuple(Tick(round(bottom - tick.at, 1), tick.label) for tick in axis.ticks())
-    return Strip(max(len(names), 1), STRIP_HEIGHT, ticks, "".join(columns), "".join(marks), tuple(hits))
+    line = None if limit is None else float(y(limit))
+    return Strip(max(len(names), 1), STRIP_HEIGHT, ticks, "".join(columns), "".join(marks), tuple(hits), line)
 
 
 @dataclass(frozen=True)

@@ -1,41 +1,40 @@
-"""Layers of a report page: table rows, the worst layers with the cause of their loss, and their charts."""
+"""Layers of a report page: table rows, and charts of their losses."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from sbonnx.present.html.charts import (
+    FEW_BARS,
     HOVERED,
     Bars,
     HistogramChart,
+    Loss,
     Strip,
     bar_chart,
     histogram_chart,
     strip_chart,
 )
-from sbonnx.present.html.formatting import decibel, text
+from sbonnx.present.html.formatting import text
 from sbonnx.report.details import Details, LayerLoss
 from sbonnx.report.outcome import LayerError, QuantizedTensor, Report
 
 ROLES: Final = ("activation", "weight", "bias")
 
-ALL_NAMED: Final = 24
-"""Maximum number of layers for which a chart with names shows all of them; for larger networks it shows the worst."""
+MOST_BARS: Final = 40
+"""Maximum number of bars of a chart, of the worst layers."""
 
-WORST: Final = 20
+BLOCK: Final = re.compile(r"^(.*?[/._]?\w*?[./]\d+)[/.](.+)$")
+"""Number of a block in the name of a layer of a decoder, and what follows: ``/model/layers.0/mlp/up_proj``."""
 
-EXPLAINED: Final = 3
-"""Number of layers that are named with the cause of their loss."""
 
-MOSTLY: Final = 0.75
-"""Share of the error energy from which weights or inputs are called the cause."""
-
-VISIBLE_DB: Final = 40.0
-"""SQNR of a layer's outputs above which its loss needs no explanation."""
+LAYERS_OF_BLOCK: Final = 3
+"""Number of layers from which those of a block are shown below it."""
 
 
 @dataclass(frozen=True)
@@ -67,16 +66,6 @@ class LayerRow:
 
 
 @dataclass(frozen=True)
-class LayerCause:
-    """One of the worst layers, and the cause of its loss, as texts."""
-
-    node: str
-    op: str
-    loss: str
-    why: str
-
-
-@dataclass(frozen=True)
 class Widths:
     """Number of tensors of each role with a type."""
 
@@ -92,10 +81,9 @@ class Layers:
         rows: worst first, truncated to the maximum of the page.
         total: number of rows before truncation.
         ordered: whether the strip is in network order; else worst first.
-        bars, strip: charts; None if nothing was measured, or (strip) if the bars already show all layers.
+        bars, strip: charts; None if nothing was measured, or (strip) if there are few layers.
         widths: types with counts by `ROLES`; without weights if the report does not contain them.
         complete: whether weights and biases are included.
-        causes: the worst layers with the cause of their loss; empty without details.
         histograms: of the tensors that lose most; empty without details.
         by_part: whether rows have figures of weights and inputs, measured at the outputs of the layers.
     """
@@ -107,7 +95,6 @@ class Layers:
     strip: Strip | None
     widths: tuple[Widths, ...]
     complete: bool
-    causes: tuple[LayerCause, ...] = ()
     histograms: tuple[HistogramChart, ...] = ()
     by_part: bool = False
 
@@ -133,69 +120,55 @@ def layers_of(report: Report, most: int) -> Layers:
     measured = [row for row in rows if row.isolated is not None or row.accumulated is not None]
     ordered = bool(measured) and all(row.order is not None for row in measured)
     in_order = sorted(measured, key=lambda row: row.order or 0) if ordered else measured
-    small = len(measured) <= ALL_NAMED
-    shown = in_order if small else measured[: min(WORST, most)]
+    limit = None if report.metrics is None else report.metrics.limit_db
     return Layers(
         rows=tuple(rows[:most]),
         total=len(rows),
         ordered=ordered,
-        bars=_bars(shown) if shown else None,
-        strip=None if small else _strip(in_order, hovered=min(most, HOVERED)),
+        bars=_bars(measured[: min(MOST_BARS, most)], in_order, limit) if measured else None,
+        strip=_strip(in_order, limit, hovered=min(most, HOVERED)) if len(measured) > FEW_BARS else None,
         widths=_widths(report),
         complete=bool(sites),
-        causes=_causes(measured) if profiled else (),
         histograms=tuple(chart for row in details.histograms if (chart := histogram_chart(row)) is not None),
         by_part=bool(profiled),
     )
 
 
-def _bars(rows: Sequence[LayerRow]) -> Bars:
-    parts = any(row.by_weights is not None or row.by_inputs is not None for row in rows)
-    series: dict[tuple[str, str], list[float | None]] = {}
-    if parts:
-        series["weights", "weights: only the weights of the layer quantized"] = [row.by_weights for row in rows]
-        series["inputs", "inputs: only its input activations quantized"] = [row.by_inputs for row in rows]
-    else:
-        series["weights", "isolated: only this tensor quantized"] = [row.isolated for row in rows]
-    series["gathered", "accumulated: everything before it quantized too"] = [row.accumulated for row in rows]
-    return bar_chart(_names(rows), series)
+def _bars(worst: Sequence[LayerRow], every: Sequence[LayerRow], limit: float | None) -> Bars:
+    """Draw the worst layers; of decoders, the worst layer of each block, and the layers of the block below it."""
+    blocks: dict[str, list[LayerRow]] = defaultdict(list)
+    for row in every:
+        match = BLOCK.match(row.node)
+        blocks[match[1] if match else row.node].append(row)
+    if len(every) <= FEW_BARS or max(map(len, blocks.values())) < LAYERS_OF_BLOCK or len(blocks) > MOST_BARS:
+        return bar_chart([_loss(row, name) for row, name in zip(worst, _names(worst), strict=True)], limit)
+    chart = bar_chart([_loss(row, row.node) for rows in blocks.values() for row in rows], limit)
+    drawn = iter(chart.rows)
+    bars = []
+    for name, rows in blocks.items():
+        children = tuple(sorted((next(drawn) for _ in rows), key=lambda bar: -sum(one.length for one in bar.segments)))
+        if len(rows) == 1:
+            bars.append(children[0])
+        else:
+            short = tuple(replace(bar, name=bar.name[len(name) + 1 :]) for bar in children)
+            bars.append(replace(short[0], name=name, label=f"{short[0].label}", children=short))
+    return replace(chart, rows=tuple(bars), few=len(bars))
 
 
-def _strip(rows: Sequence[LayerRow], *, hovered: int) -> Strip:
+def _loss(row: LayerRow, name: str) -> Loss:
+    value = row.accumulated if row.isolated is None else row.isolated
+    return Loss(name, value, {"weights": row.by_weights, "inputs": row.by_inputs})
+
+
+def _strip(rows: Sequence[LayerRow], limit: float | None, *, hovered: int) -> Strip:
     isolated, accumulated = [row.isolated for row in rows], [row.accumulated for row in rows]
-    return strip_chart(_names(rows), isolated, accumulated, hovered=hovered)
+    return strip_chart(_names(rows), isolated, accumulated, hovered=hovered, limit=limit)
 
 
 def _names(rows: Sequence[LayerRow]) -> list[str]:
     """Return unique names: if a node reads several tensors, the tensor is named too."""
     times = Counter(row.node for row in rows)
     return [row.node if times[row.node] == 1 else f"{row.node} ← {row.tensor}" for row in rows]
-
-
-def _causes(rows: Sequence[LayerRow]) -> tuple[LayerCause, ...]:
-    """Name the layers that lose most on their own, and say whether by their weights or by their inputs."""
-    lossy = sorted((row for row in rows if _or_last(row.isolated) < VISIBLE_DB), key=lambda row: _or_last(row.isolated))
-    return tuple(LayerCause(row.node, row.op, f"{decibel(row.isolated)} dB", _why(row)) for row in lossy[:EXPLAINED])
-
-
-def _why(row: LayerRow) -> str:
-    parts = {
-        f"its weights ({row.weights})" if row.weights else "its weights": row.by_weights,
-        f"its inputs ({row.activation})" if row.activation else "its inputs": row.by_inputs,
-    }
-    noise = {
-        name: 10 ** (-value / 10)
-        for name, value in parts.items()
-        if value is not None and not math.isnan(value) and value > -math.inf
-    }
-    total = sum(noise.values())
-    if not total:
-        return "the cause is not known"
-    (first, most), *others = sorted(noise.items(), key=lambda pair: -pair[1])
-    figures = " and ".join(f"{decibel(parts[name])} dB by {name}" for name, _ in [(first, most), *others])
-    if not others:
-        return f"{first}, the only quantized part"
-    return f"mostly {first}: {figures}" if most / total >= MOSTLY else f"weights and inputs: {figures}"
 
 
 def _profiled_rows(layers: Sequence[LayerLoss], sites: Sequence[QuantizedTensor]) -> list[LayerRow]:

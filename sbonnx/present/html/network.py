@@ -13,20 +13,21 @@ from sbonnx.present.html.formatting import text
 from sbonnx.present.html.graph_view import GraphView, graph_view, kind_of
 from sbonnx.present.html.layer_views import Layers, layers_of
 from sbonnx.report.codes import Note, Refusal, by_code
-from sbonnx.report.comparison import Comparison, DecoderFigures
+from sbonnx.report.comparison import Comparison
 from sbonnx.report.decoder import DecoderEvaluation
 from sbonnx.report.details import Details
-from sbonnx.report.figures import Evaluation, Kernels, LevelDifference, OutputDifference, QualityFigure
+from sbonnx.report.figures import Evaluation, FigureName, Kernels, LevelDifference, OutputDifference, QualityFigure
 from sbonnx.report.outcome import QuantizedTensor, Report
-from sbonnx.report.searched import SearchFigures
+from sbonnx.report.searched import Cause, SearchFigures
 from sbonnx.report.verdict import (
+    AS_LARGE,
     ON_CPU,
     Verdict,
     figure_text,
     interval_text,
     kept_text,
-    latency_text,
     lost_text,
+    speed_parts,
     state_text,
 )
 
@@ -51,13 +52,11 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class PropertyRow:
-    """One property of the float and the quantized model, as texts."""
+class Step:
+    """Something to do: in words, and the command or options; "" without."""
 
-    name: str
-    float_: str
-    quantized: str
-    ratio: str
+    text: str
+    command: str = ""
 
 
 @dataclass(frozen=True)
@@ -109,10 +108,10 @@ class Network:
         model, output, backend, bits: display texts.
         ok, problems: see `sbonnx.report.Report`.
         verdict: accuracy, speed and size in one sentence.
-        following: the next command; "" without one.
+        steps: what to do next.
+        causes: why the worst layers lose what they lose.
         notes: kinds of notes, each with its notes.
         headline: figures at the top of the page.
-        pairs: properties of float and quantized model.
         outputs: errors of the outputs, and what they prove.
         levels: errors by optimization level.
         kernels: (name, text) of the integer kernels.
@@ -131,10 +130,10 @@ class Network:
     ok: bool
     problems: tuple[str, ...]
     verdict: Verdict
-    following: str
+    steps: tuple[Step, ...]
+    causes: tuple[Cause, ...]
     notes: tuple[NoteKind, ...]
     headline: tuple[Figure, ...]
-    pairs: tuple[PropertyRow, ...]
     outputs: tuple[OutputRow, ...]
     levels: tuple[LevelDifference, ...]
     kernels: tuple[tuple[str, str], ...]
@@ -161,7 +160,7 @@ def network_of(
         without: settings that are shown elsewhere.
     """
     applied = [(text(row.pattern), "", "", text(row.node)) for row in report.applied]
-    notes = [*_advice(report), *report.notes, *(report.details.notes if report.details else ())]
+    notes = [*report.notes, *(report.details.notes if report.details else ())]
     metrics = report.metrics or Comparison()
     return Network(
         model=formatting.address(report.model),
@@ -171,10 +170,10 @@ def network_of(
         ok=report.ok,
         problems=tuple(map(text, report.problems)),
         verdict=report.verdict,
-        following=formatting.address((report.advice and report.advice.command) or report.engine_command),
+        steps=tuple(_steps(report)),
+        causes=report.causes,
         notes=_note_kinds(notes),
         headline=tuple(_headline(report)),
-        pairs=tuple(_pairs(report)),
         outputs=tuple(_output_rows(metrics)),
         levels=metrics.levels,
         kernels=tuple(_kernels(metrics.kernels)) if is_own_runtime(report) else (),
@@ -268,21 +267,28 @@ def least(values: Iterable[float | None]) -> float | None:
     return min((value for value in values if value is not None), default=None)
 
 
-def _advice(report: Report) -> Iterable[Note]:
-    advice = report.advice
+def _steps(report: Report) -> Iterable[Step]:
+    """Yield what to do: a change that was tried, else the one for the worst layer; then how the file is used."""
+    advice, judged = report.advice, report.verdict.accuracy
     if advice is not None:
-        change = advice.command or " ".join(advice.overrides)
-        yield Note("advice", text(f"advice: {advice.text}: {change}" if change else f"advice: {advice.text}"))
+        yield Step(text(advice.text), formatting.address(advice.command or " ".join(advice.overrides)))
+    elif report.causes and judged not in ("kept", "unknown"):
+        cause = report.causes[0]
+        part = "weights" if cause.role == "weight" else f"input '{text(cause.tensor)}'"
+        yield Step(f"{text(cause.remedy)} ({part} of '{text(cause.node)}')", formatting.address(cause.options))
+    if report.engine_command:
+        yield Step("build the engine", formatting.address(report.engine_command))
 
 
 def _output_rows(metrics: Comparison) -> Iterable[OutputRow]:
-    quality = {row.name: row for row in metrics.quality}
+    quality, several = {row.name: row for row in metrics.quality}, len(metrics.outputs) > 1
     for error in metrics.outputs:
         row = quality.get(error.name)
         if row is None:
             yield OutputRow(error, "", "")
         else:
-            yield OutputRow(error, state_text(row.state, row.decided_by), "; ".join(map(_figure_text, row.figures)))
+            figures = [figure for figure in row.figures if several or figure.name not in ("SQNR", "agreement")]
+            yield OutputRow(error, state_text(row.state, row.decided_by), "; ".join(map(_figure_text, figures)))
 
 
 def _figure_text(figure: QualityFigure) -> str:
@@ -291,13 +297,16 @@ def _figure_text(figure: QualityFigure) -> str:
     return ", ".join(filter(None, (figure_text(figure), *limits)))
 
 
-def _agreement_range(metrics: Comparison) -> str:
-    """Return the 95 % interval of the lowest agreement, and the number of samples; "" if they are unknown."""
-    rows = [(figure, row.samples) for row in metrics.quality if (figure := row.figure("agreement")) is not None]
+def _lowest(metrics: Comparison, name: FigureName) -> str:
+    """Return the interval of the lowest figure of that name, its limits and the number of samples; "" if unknown."""
+    rows = [(figure, row.samples) for row in metrics.quality if (figure := row.figure(name)) is not None]
     if not rows:
         return ""
     figure, samples = min(rows, key=lambda pair: pair[0].value)
-    return f"{interval_text(100 * figure.low, 100 * figure.high)}, {formatting.count(samples)} samples"
+    scale = 100 if name == "agreement" else 1
+    ends = interval_text(scale * figure.low, scale * figure.high)
+    limits = kept_text(name, figure.kept), lost_text(name, figure.line)
+    return ", ".join(filter(None, (ends.strip(), *limits, f"{formatting.count(samples)} samples")))
 
 
 def _evaluation(evaluation: Evaluation | None) -> Iterable[Figure]:
@@ -326,18 +335,16 @@ def decoder_figures(figures: DecoderEvaluation | None) -> Iterable[Figure]:
     if figures.agreement is not None:
         more = f"as float, KL {formatting.plain(figures.kl, 3)} nats"
         yield Figure("Same top token", formatting.percent(figures.agreement), more)
-    size_float, size = figures.bytes
-    if size_float and size:
-        sizes = f"{formatting.size(size_float)} → {formatting.size(size)}"
-        yield Figure("Size", _factor(size / size_float, "smaller", "larger"), sizes)
+    yield from _size(*figures.bytes)
     for row in figures.speed[:1]:
         where = f"{formatting.count(row.threads)} threads, prompt of {formatting.count(row.prompt)}"
         if row.float_tokens_per_second:
-            where = f"float {formatting.plain(row.float_tokens_per_second, 3)}, {where}"
+            where = f"float {formatting.count(row.float_tokens_per_second)}, {where}"
         if row.ratio is not None:
-            interval = row.ratio_interval or (math.nan, math.nan)
-            where = f"{where}, {latency_text(row.ratio, *interval, busy=row.busy)} of its time a token"
-        yield Figure("Tokens a second", formatting.plain(row.tokens_per_second, 3), where)
+            low, high = row.ratio_interval or (math.nan, math.nan)
+            _, value, ends = speed_parts(row.ratio, low, high, busy=row.busy)
+            where = f"{where}; {value}{ends}"
+        yield Figure("Tokens a second", formatting.count(row.tokens_per_second), where)
 
 
 def _headline(report: Report) -> Iterable[Figure]:
@@ -347,21 +354,23 @@ def _headline(report: Report) -> Iterable[Figure]:
         least(row.agreement for row in metrics.outputs),
     )
     count = len(metrics.outputs)
-    several = f"worst of {count} outputs" if count > 1 else "signal to noise of the output"
+    several = f"worst of {count} outputs" if count > 1 else ""
     if sqnr is not None:
-        yield Figure("SQNR", f"{formatting.decibel(sqnr)} dB", several)
+        more = ", ".join(filter(None, (several, _lowest(metrics, "SQNR"))))
+        yield Figure("SQNR", f"{formatting.decibel(sqnr)} dB", more or "signal to noise of the output")
     if agreement is not None:
-        yield Figure("Agreement", formatting.percent(agreement), f"same class as float{_agreement_range(metrics)}")
+        more = ", ".join(filter(None, ("same class as float", several, _lowest(metrics, "agreement"))))
+        yield Figure("Agreement", formatting.percent(agreement), more)
     yield from _evaluation(metrics.evaluation)
     yield from decoder_figures(metrics.llm)
-    if metrics.size_ratio is not None:
-        sizes = f"{formatting.size(metrics.bytes_float)} → {formatting.size(metrics.bytes_quantized)}"
-        yield Figure("Size", _factor(metrics.size_ratio, "smaller", "larger"), sizes)
+    yield from _size(metrics.bytes_float, metrics.bytes_quantized)
     if metrics.latency_ratio is not None and is_own_runtime(report):
-        times = " → ".join(formatting.plain(time, 3) for time in (metrics.median_ms_float, metrics.median_ms_quantized))
-        interval = metrics.latency_interval or (math.nan, math.nan)
-        share = latency_text(metrics.latency_ratio, *interval, busy=metrics.busy)
-        yield Figure("Time of a run", f"{share} of float", f"{times} ms")
+        low, high = metrics.latency_interval or (math.nan, math.nan)
+        _, value, ends = speed_parts(metrics.latency_ratio, low, high, busy=metrics.busy)
+        after, before = (formatting.plain(time, 3) for time in (metrics.median_ms_quantized, metrics.median_ms_float))
+        yield Figure("Time of a run", value, f"{after} ms, float {before} ms{ends}")
+    for own in metrics.own or ():
+        yield Figure(text(own.name), formatting.plain(own.quantized), f"float {formatting.plain(own.float)}")
     counts = report.counts
     if counts.nodes_before:
         tensors = counts.activations + counts.weights + counts.biases
@@ -369,42 +378,19 @@ def _headline(report: Report) -> Iterable[Figure]:
         yield Figure("Quantized", f"{formatting.count(tensors)} tensors", named)
 
 
-def _factor(ratio: float, less: str, more: str) -> str:
-    """Format a ratio to float as a factor: ``2.44 × smaller``."""
-    if not ratio > 0:
-        return ""
-    return f"{formatting.ratio(1 / ratio)} × {less}" if ratio < 1 else f"{formatting.ratio(ratio)} × {more}"
+def _size(before: float | None, after: float | None) -> Iterable[Figure]:
+    """Yield the size of the file as a factor: ``2.44 times smaller``."""
+    if before and after:
+        ratio = after / before
+        factor = f"{1 / ratio if ratio < 1 else ratio:.3g} times {'smaller' if ratio < 1 else 'larger'}"
+        same = AS_LARGE[0] <= ratio <= AS_LARGE[1]
+        sizes = f"{formatting.size(after)}, float {formatting.size(before)}"
+        yield Figure("Size", "as large as float" if same else factor, sizes)
 
 
 def is_own_runtime(report: Report) -> bool:
     """Whether latency and kernels are those of the runtime of the file."""
     return report.backend in ("", ON_CPU if report.metrics is None else report.metrics.runtime)
-
-
-def _pairs(report: Report) -> Iterable[PropertyRow]:
-    counts, metrics = report.counts, report.metrics
-    if counts.nodes_before:
-        before, after = formatting.count(counts.nodes_before), formatting.count(counts.nodes_quantized)
-        yield PropertyRow("nodes", before, after, "")
-    if metrics is None or isinstance(metrics, DecoderFigures):
-        return
-    sizes = formatting.size(metrics.bytes_float), formatting.size(metrics.bytes_quantized)
-    yield PropertyRow("size of the file", *sizes, formatting.ratio(metrics.size_ratio))
-    if is_own_runtime(report):
-        pair = metrics.median_ms_float, metrics.median_ms_quantized
-        yield _times("time of a run, median", *pair, metrics.latency_ratio)
-        pair = metrics.ms_float, metrics.ms_quantized
-        yield _times("time of a run, best", *pair, pair[1] / pair[0] if pair[0] else None)
-    for own in metrics.own or ():
-        share = own.quantized / own.float if own.float else None
-        values = formatting.plain(own.float), formatting.plain(own.quantized)
-        yield PropertyRow(f"metric {text(own.name)}", *values, formatting.fixed(share, 3))
-
-
-def _times(name: str, before: float, after: float, ratio: float | None) -> PropertyRow:
-    return PropertyRow(
-        name, f"{formatting.plain(before, 3)} ms", f"{formatting.plain(after, 3)} ms", formatting.ratio(ratio)
-    )
 
 
 def _kernels(kernels: Kernels | None) -> Iterable[tuple[str, str]]:

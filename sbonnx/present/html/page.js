@@ -82,7 +82,7 @@
     for (const row of table.tBodies[0].rows) {
       let column = 0;
       for (const cell of row.cells) {
-        cell.dataset.label = cell.colSpan > 1 ? "" : heads[column];
+        cell.dataset.label = cell.colSpan > 1 || table.tHead.rows[0].cells[column].classList.contains("quiet") ? "" : heads[column];
         column += cell.colSpan;
       }
     }
@@ -116,7 +116,7 @@
     }
   }
 
-  document.querySelectorAll("table:not(.heat)").forEach(cards);
+  document.querySelectorAll("table:not(.heat, .narrow)").forEach(cards);
   document.querySelectorAll("table.sorts").forEach(sortable);
   document.querySelectorAll("table.filters").forEach(filterable);
   addEventListener("hashchange", unfold);
