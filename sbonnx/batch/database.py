@@ -36,12 +36,15 @@ CREATE TABLE IF NOT EXISTS attempts (
 );
 CREATE TABLE IF NOT EXISTS runs (
     id INTEGER PRIMARY KEY, finished TEXT NOT NULL, job TEXT NOT NULL, status TEXT NOT NULL, sqnr_db REAL,
-    size_ratio REAL, latency_ratio REAL
+    size_ratio REAL, latency_ratio REAL, metric TEXT, value REAL
 );
 CREATE INDEX IF NOT EXISTS runs_of ON runs (job);
 CREATE INDEX IF NOT EXISTS attempts_of ON attempts (key);
 CREATE INDEX IF NOT EXISTS steps_called ON steps (kind, title);
 """
+
+ADDED: Final = {"metric": "TEXT", "value": "REAL"}
+"""Columns of `runs` that databases of earlier versions do not have."""
 
 TIMED: Final = f"status IN ('done', 'unaccepted') AND instr(outcome, '\"{JUDGED_ALONE}\":') = 0"
 """SQL condition for rows whose duration covers the whole step."""
@@ -146,10 +149,10 @@ class State:
             for result in results:
                 name, status, report = result.job.name, result.outcome.status, result.outcome.result
                 metrics = None if report is None else report.metrics
-                figures = (None, None, None) if metrics is None else _figures(metrics)
+                figures = (None, None, None, None, None) if metrics is None else _figures(metrics)
                 db.execute(
-                    "INSERT INTO runs (finished, job, status, sqnr_db, size_ratio, latency_ratio) "
-                    "VALUES (?, ?, ?, ?, ?, ?)",
+                    "INSERT INTO runs (finished, job, status, sqnr_db, size_ratio, latency_ratio, metric, value) "
+                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                     (finished, encodable(name), status, *figures),
                 )
                 db.execute(
@@ -205,10 +208,11 @@ class State:
         self._db.execute(f"INSERT OR REPLACE INTO steps VALUES ({', '.join('?' * len(values))})", values)
 
 
-def _figures(metrics: Comparison) -> tuple[float | None, float | None, float | None]:
-    """Return lowest signal-to-noise ratio of the outputs in dB, size and latency ratio; None: unknown or not finite."""
+def _figures(metrics: Comparison) -> tuple[float | None, float | None, float | None, str | None, float | None]:
+    """Return the figures of a `HistoryRow`: None for those that are unknown or not finite."""
     least = min((row.sqnr_db for row in metrics.outputs), default=math.nan)
-    return least if math.isfinite(least) else None, metrics.size_ratio, metrics.latency_ratio
+    name, value = metrics.asked or (None, None)
+    return least if math.isfinite(least) else None, metrics.size_ratio, metrics.latency_ratio, name, value
 
 
 def peek(places: Places, steps: Iterable[Step]) -> dict[str, Outcome]:
@@ -309,6 +313,10 @@ def _connected(path: Path) -> sqlite3.Connection:
         if db.execute("PRAGMA quick_check").fetchone()[0] != "ok":
             raise sqlite3.DatabaseError("malformed")
         db.executescript(f"BEGIN IMMEDIATE; {TABLES} PRAGMA user_version={VERSION}; COMMIT;")
+        columns = {row[1] for row in db.execute("PRAGMA table_info(runs)")}
+        for name, kind in ADDED.items():
+            if name not in columns:
+                db.execute(f"ALTER TABLE runs ADD COLUMN {name} {kind}")
     except BaseException:
         db.close()
         raise

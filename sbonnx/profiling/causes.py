@@ -86,8 +86,8 @@ def causes_of(
     sites = sites_by_layer(plan, solution)
     histograms = {row.tensor: row for row in details.histograms}
     explainer = _Explainer(plan, solution, recipe, ranges, groups, histograms)
-    found = (explainer.cause(layer, sites) for layer in layers[:EXPLAINED])
-    return tuple(cause for cause in found if cause is not None)
+    causes = (explainer.cause(layer, sites) for layer in layers[:EXPLAINED])
+    return tuple(cause for cause in causes if cause is not None)
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class _Explainer:
             limit = self.recipe.samples
             return why, [Remedy("calibrate on more samples", {} if limit is None else {"SAMPLES": 4 * limit})]
         if bits < FULL_BITS:
-            narrow = [one.tensor for one in read if one.spec.bits < FULL_BITS]
+            narrow = [beside.tensor for beside in read if beside.spec.bits < FULL_BITS]
             return Reason("few-bits", f"has {bits} bits ({label})"), [self._wider(narrow, FULL_BITS)]
         if row is not None and _share(row, *_centre(row)) < OUTLYING:
             share = f"take {100 * _share(row, *_centre(row)):.2g} % of the range of {label}"

@@ -143,6 +143,15 @@ class Comparison(NotebookView, JsonValue):
         return (self.size_ratio or 0.0) > 1.0
 
     @property
+    def asked(self) -> tuple[str, float] | None:
+        """Name and value of the metric that was asked for: an own one, or the one on labelled data; None without."""
+        if self.own:
+            return self.own[0].name, self.own[0].quantized
+        if self.evaluation is not None and self.evaluation.rows:
+            return self.evaluation.metric, self.evaluation.rows[-1].metric.value
+        return None
+
+    @property
     def limit_db(self) -> float | None:
         """Signal-to-noise ratio in dB that outputs must reach for accuracy to be kept, or not to be lost.
 

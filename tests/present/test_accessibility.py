@@ -76,7 +76,7 @@ def test_no_serious_violation(name: str, axe: str, chromium: Browser, tmp_path: 
         chromium.show(dark=dark, width=width)
         answer = chromium.call("Runtime.evaluate", expression=VIOLATIONS, awaitPromise=True, returnByValue=True)
         violations = answer["result"]["value"]
-        assert [one for one in violations if one[1] in SERIOUS] == [], (width, dark)
+        assert [row for row in violations if row[1] in SERIOUS] == [], (width, dark)
         assert chromium.run("document.documentElement.scrollWidth") <= width
     assert chromium.wrong == []
 

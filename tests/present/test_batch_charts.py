@@ -30,7 +30,22 @@ def test_models_and_targets() -> None:
     assert (a, b, none) == ("a", "b", ())
     assert [(cell.text, cell.shade) for cell in (*best, *low, *failed)] == [("41.0", 6), ("12.0", 1), ("failed", None)]
     page = batch_page(batch(rows))
-    assert 'class="cell good shade6"' in page and f'href="#{failed[0].anchor}"' in page
+    assert 'class="cell warn shade6"' in page and f'href="#{failed[0].anchor}"' in page
+
+
+def test_the_metric_that_was_asked_for_with_the_value_before() -> None:
+    """In the heat map and in the table, whose column has its name."""
+    rows = [row("a", "onnxruntime", 41.0), row("b", "onnxruntime", 12.0)]
+    for job_row, value in zip(rows, (0.91, 0.85), strict=True):
+        metrics = job_row["outcome"]["report"]["metrics"]
+        metrics["own"] = [{"name": "top1", "float": 0.92, "quantized": value}]
+    runs = [HistoryRow("", "done", 41.0, None, None, "top1", value) for value in (0.9, 0.91)]
+    view = overview_of({**batch(rows), "history": {"a-onnxruntime": runs}})
+    assert view.heat is not None and view.metric == "top1" and view.columns[2] == "top1"
+    cells = [cell for _, (group,) in view.heat.rows for cell in group]
+    assert [cell.text for cell in cells] == ["0.91", "0.85"]
+    assert cells[0].label == "a-onnxruntime: done, top1 0.91, before 0.9, SQNR 41.0 dB"
+    assert [job.cells[2].threshold for job in view.jobs] == ["before 0.9", ""]
 
 
 def test_a_single_pair_has_no_heat_map() -> None:
@@ -50,7 +65,7 @@ def test_loss_against_time_is_that_of_this_machine() -> None:
     assert chart is not None
     first, second = chart.points
     assert first.x < chart.one < second.x and first.y < second.y
-    assert first.label == "a-onnxruntime: 40.0 dB, 0.50 × the time"
+    assert first.label == "a-onnxruntime: 40.0 dB, 0.50 of the time" and first.name == "a-onnxruntime"
     assert overview_of(batch(rows[:1])).scatter is None
 
 

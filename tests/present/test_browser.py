@@ -197,10 +197,10 @@ def test_sorting_and_filtering(chromium: Browser, tmp_path: Path) -> None:
     rows += [job("broken", "crashed", reason="SIGSEGV", seconds=0.0)]
     shown(chromium, batch_page(batch(rows)), tmp_path)
     heads = chromium.run("[...document.querySelectorAll('table[aria-label=jobs] th')].map(e => e.textContent)")
-    chromium.run(PRESS.format(heads.index("time")))
+    chromium.run(PRESS.format(heads.index("took")))
     by_time = sorted(rows, key=lambda row: row["outcome"]["seconds"])
     assert chromium.run(NAMES) == [row["job"]["name"] for row in by_time]
-    chromium.run(PRESS.format(heads.index("time")))
+    chromium.run(PRESS.format(heads.index("took")))
     assert chromium.run(NAMES) == [row["job"]["name"] for row in reversed(by_time)]
     chromium.run(PRESS.format(heads.index("SQNR, dB")))
     assert chromium.run(NAMES)[:2] == ["worse", "better"]

@@ -218,7 +218,7 @@ def test_metrics_of_a_job_and_of_float() -> None:
     start = words.index("top1")
     assert words[start : start + 3] == ["top1", "0.78", "float 0.8"]
     (found,) = overview_of(batch([job("a", report=report)])).jobs
-    assert (found.cells[2].text, found.cells[2].threshold, found.cells[2].met) == ("0.78", "top1", None)
+    assert (found.cells[2].text, found.cells[2].threshold, found.cells[2].met) == ("0.78", "", None)
 
 
 def test_shared_settings_are_listed_once() -> None:
@@ -295,11 +295,11 @@ def test_axis_with_any_values() -> None:
     odd: list[Any] = [None, math.nan, math.inf, -math.inf, 1e9, -1e9, 0.0, 70.0]
     names = [f"n{index}" for index in range(len(odd))]
     drawn = charts.bar_chart([charts.Loss(name, value, {}) for name, value in zip(names, odd, strict=True)], 20.0)
-    lengths = [sum(one.length for one in row.segments) for row in drawn.rows]
+    lengths = [sum(part.length for part in row.segments) for row in drawn.rows]
     assert lengths == pytest.approx([0, 0, 0, 100, 0, 100, 72.73, 9.09])
     assert drawn.limit is not None and drawn.limit.at == pytest.approx(54.55), "drawn on the same axis"
     parts = charts.bar_chart([charts.Loss("n", 17.0, {"weights": 20.0, "inputs": 20.0})]).rows[0]
-    assert [one.kind for one in parts.segments] == ["weights", "inputs"]
+    assert [part.kind for part in parts.segments] == ["weights", "inputs"]
     assert parts.segments[0].length == parts.segments[1].length == parts.segments[1].begin > 0
     strip = charts.strip_chart(names, odd, odd, hovered=10)
     heights = [float(value) for value in re.findall(r"V(-?[\d.]+)", strip.columns)]

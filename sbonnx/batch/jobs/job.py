@@ -301,6 +301,7 @@ class HistoryRow:
         status: status of the job.
         sqnr_db: lowest signal-to-noise ratio of the outputs in dB.
         size_ratio, latency_ratio: relative to float.
+        metric, value: name and value of the metric that the job asked for; None without one.
     """
 
     finished: str
@@ -308,6 +309,8 @@ class HistoryRow:
     sqnr_db: float | None
     size_ratio: float | None
     latency_ratio: float | None
+    metric: str | None = None
+    value: float | None = None
 
 
 @dataclass(frozen=True)

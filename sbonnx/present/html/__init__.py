@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from sbonnx.present.html.cards import Card, render_card
 from sbonnx.present.html.network import graph_page_of, network_of
-from sbonnx.present.html.overview import COLUMNS, RESULT_COLUMNS, overview_of
+from sbonnx.present.html.overview import overview_of
 from sbonnx.present.html.templates import environment
 from sbonnx.version import __version__
 
@@ -63,9 +63,7 @@ def batch_page(report: BatchReport) -> str:
     """
     view = overview_of(report)
     template = environment().get_template("batch.html.j2")
-    return template.render(
-        batch=view, columns=COLUMNS, result_columns=RESULT_COLUMNS, version=view.version or __version__
-    )
+    return template.render(batch=view, version=view.version or __version__)
 
 
 __all__ = ["Card", "batch_page", "graph_page", "render_card", "single_page"]

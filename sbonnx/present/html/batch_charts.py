@@ -28,6 +28,14 @@ SCATTER_HEIGHT: Final = 260
 SCATTER_BOTTOM: Final = 34
 """Height of the scatter chart and of its horizontal axis in pixels."""
 
+DONE: Final = "done"
+
+MOST_LABELS: Final = 16
+"""Number of points of a scatter chart up to which each has its name beside it."""
+
+LABEL_HEIGHT: Final = 14
+"""Vertical distance of two points in pixels from which both have a label."""
+
 HIGHEST_DB: Final = 60.0
 """Upper limit of the axis of the SQNR, for files that equal float."""
 
@@ -51,11 +59,13 @@ class HeatMap:
     rows: tuple[tuple[str, tuple[tuple[HeatCell, ...], ...]], ...]
 
 
-def heat_map(jobs: Sequence[Any]) -> HeatMap | None:
-    """Build the heat map of the SQNR of jobs; None for a single model and target.
+def heat_map(jobs: Sequence[Any], column: int = 0) -> HeatMap | None:
+    """Build the heat map of a figure of jobs; None for a single model and target.
 
     Args:
-        jobs: `sbonnx.present.html.overview.JobRow`, whose first cell is the SQNR of the worst output.
+        jobs: `sbonnx.present.html.overview.JobRow`.
+        column: index of the cell of the figure: 0, the SQNR of the worst output, which gives the colours, or that of
+            the metric.
     """
     columns = tuple(dict.fromkeys(job.target for job in jobs))
     models = tuple(dict.fromkeys(job.model for job in jobs))
@@ -65,21 +75,26 @@ def heat_map(jobs: Sequence[Any]) -> HeatMap | None:
     for job in jobs:
         pairs[job.model, job.target].append(job)
     return HeatMap(
-        columns, tuple((model, tuple(_cells(pairs[model, target]) for target in columns)) for model in models)
+        columns, tuple((model, tuple(_cells(pairs[model, target], column) for target in columns)) for model in models)
     )
 
 
-def _cells(jobs: Sequence[Any]) -> tuple[HeatCell, ...]:
-    return tuple(_cell(job, several=len(jobs) > 1) for job in jobs)
+def _cells(jobs: Sequence[Any], column: int) -> tuple[HeatCell, ...]:
+    return tuple(_cell(job, column, several=len(jobs) > 1) for job in jobs)
 
 
-def _cell(job: Any, *, several: bool) -> HeatCell:
+def _cell(job: Any, column: int, *, several: bool) -> HeatCell:
     """Return the cell of a job, with its bits if the pair has several jobs."""
-    value = job.cells[0].value if job.cells else None
-    shown = job.status if value is None else f"{decibel(value)}{'' if job.tone == 'good' else ' ✗'}"
-    label = f"{job.name}: {job.status}" + ("" if value is None else f", SQNR {decibel(value)} dB")
-    told = f"{job.bits}: {shown}" if several and job.bits else shown
-    return HeatCell(job.anchor, told, label, shade(value), job.tone)
+    shown, value = (job.cells[column].text, job.cells[0].value) if job.cells else ("", None)
+    named = f", {job.metric} {shown}" if column and job.cells[column].value is not None else ""
+    named += f", before {job.before}" if job.before else ""
+    label = f"{job.name}: {job.status}{named}" + ("" if value is None else f", SQNR {decibel(value)} dB")
+    if job.cells[column].value is None:
+        shown = job.status if value is None else f"{decibel(value)} dB"
+    figure = f"{shown}{'' if job.status in (DONE, shown) else ' ✗'}"
+    return HeatCell(
+        job.anchor, f"{job.bits}: {figure}" if several and job.bits else figure, label, shade(value), job.tone
+    )
 
 
 @dataclass(frozen=True)
@@ -116,13 +131,14 @@ def sparkline(runs: Sequence[HistoryRow]) -> Sparkline | None:
 
 @dataclass(frozen=True)
 class ScatterPoint:
-    """One job: position, percent of the width and pixels from the top; tone, section and tooltip."""
+    """One job: position, percent of the width and pixels from the top; tone, section, tooltip and name."""
 
     x: float
     y: float
     tone: str
     anchor: str
     label: str
+    name: str
 
 
 @dataclass(frozen=True)
@@ -154,24 +170,25 @@ def scatter(jobs: Sequence[Any], latency: int, sqnr: int = 0) -> Scatter | None:
     ]
     if len(measured) < 2:
         return None
+    left = 0.9 * min(1.0, *(time for _, time, _ in measured))
     right = max(1.2, *(time * 1.05 for _, time, _ in measured))
-    low = min(0.0, *(value for _, _, value in measured))
-    high = max(10.0, *(value for _, _, value in measured)) * 1.05
+    low = math.floor(min(value for _, _, value in measured) / 10) * 10.0
+    high = max(low + 10.0, *(value + 2 for _, _, value in measured))
     bottom = SCATTER_HEIGHT - SCATTER_BOTTOM
 
     def x(time: float) -> float:
-        return round(100 * time / right, 2)
+        return round(100 * (time - left) / (right - left), 2)
 
     def y(value: float) -> float:
         return round(bottom - (bottom - 12) * (value - low) / (high - low), 1)
 
-    step = next(step for step in (0.2, 0.5, 1, 2, 5, 10, 50, 1000) if right / step <= 8 or step == 1000)
-    xs = tuple(Tick(x(step * index), plain(step * index, 2)) for index in range(int(right / step) + 1))
-    ys = tuple(Tick(y(value), count(value)) for value in range(0, int(high) + 1, 10))
-    points = tuple(
-        ScatterPoint(
-            x(time), y(value), job.tone, job.anchor, f"{text(job.name)}: {decibel(value)} dB, {time:.2f} × the time"
-        )
-        for job, time, value in measured
-    )
-    return Scatter(SCATTER_HEIGHT, bottom, x(1.0), xs, ys, points)
+    step = next(step for step in (0.1, 0.2, 0.5, 1, 2, 5, 10, 50, 1000) if (right - left) / step <= 8 or step == 1000)
+    first = math.ceil(left / step)
+    xs = tuple(Tick(x(step * index), plain(step * index, 2)) for index in range(first, int(right / step) + 1))
+    ys = tuple(Tick(y(value), count(value)) for value in range(int(low), int(high) + 1, 10))
+    points: list[ScatterPoint] = []
+    for job, time, value in measured:
+        free = len(measured) <= MOST_LABELS and all(abs(y(value) - p.y) >= LABEL_HEIGHT for p in points if p.name)
+        told = f"{text(job.name)}: {decibel(value)} dB, {time:.2f} of the time"
+        points.append(ScatterPoint(x(time), y(value), job.tone, job.anchor, told, text(job.name) if free else ""))
+    return Scatter(SCATTER_HEIGHT, bottom, x(1.0), xs, ys, tuple(points))

@@ -83,7 +83,7 @@ def loss_axis(values: Sequence[float | None], full: float = 100.0, *, limit: flo
 
 
 @dataclass(frozen=True)
-class Segment:
+class BarPart:
     """Part of a bar: class of its colour, begin and length in percent."""
 
     kind: str
@@ -103,7 +103,7 @@ class LayerBar:
 
     name: str
     label: str
-    segments: tuple[Segment, ...]
+    segments: tuple[BarPart, ...]
     told: str = ""
     children: tuple[LayerBar, ...] = ()
 
@@ -164,10 +164,10 @@ def _bar(row: Loss, axis: LossAxis) -> LayerBar:
     segments, begin = [], 0.0
     for kind, energy in noise.items():
         share = round(length * energy / sum(noise.values()), 2)
-        segments.append(Segment(kind, round(begin, 2), share))
+        segments.append(BarPart(kind, round(begin, 2), share))
         begin += share
     told = ", ".join(f"{decibel(value)} {KINDS[kind]}" for kind, value in row.parts.items() if value is not None)
-    return LayerBar(row.name, decibel(row.value), tuple(one for one in segments if one.length), told)
+    return LayerBar(row.name, decibel(row.value), tuple(part for part in segments if part.length), told)
 
 
 @dataclass(frozen=True)

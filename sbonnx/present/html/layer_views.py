@@ -146,7 +146,9 @@ def _bars(worst: Sequence[LayerRow], every: Sequence[LayerRow], limit: float | N
     drawn = iter(chart.rows)
     bars = []
     for name, rows in blocks.items():
-        children = tuple(sorted((next(drawn) for _ in rows), key=lambda bar: -sum(one.length for one in bar.segments)))
+        children = tuple(
+            sorted((next(drawn) for _ in rows), key=lambda bar: -sum(part.length for part in bar.segments))
+        )
         if len(rows) == 1:
             bars.append(children[0])
         else:

@@ -52,7 +52,7 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Step:
+class NextStep:
     """Something to do: in words, and the command or options; "" without."""
 
     text: str
@@ -130,7 +130,7 @@ class Network:
     ok: bool
     problems: tuple[str, ...]
     verdict: Verdict
-    steps: tuple[Step, ...]
+    steps: tuple[NextStep, ...]
     causes: tuple[Cause, ...]
     notes: tuple[NoteKind, ...]
     headline: tuple[Figure, ...]
@@ -267,17 +267,17 @@ def least(values: Iterable[float | None]) -> float | None:
     return min((value for value in values if value is not None), default=None)
 
 
-def _steps(report: Report) -> Iterable[Step]:
+def _steps(report: Report) -> Iterable[NextStep]:
     """Yield what to do: a change that was tried, else the one for the worst layer; then how the file is used."""
     advice, judged = report.advice, report.verdict.accuracy
     if advice is not None:
-        yield Step(text(advice.text), formatting.address(advice.command or " ".join(advice.overrides)))
+        yield NextStep(text(advice.text), formatting.address(advice.command or " ".join(advice.overrides)))
     elif report.causes and judged not in ("kept", "unknown"):
         cause = report.causes[0]
         part = "weights" if cause.role == "weight" else f"input '{text(cause.tensor)}'"
-        yield Step(f"{text(cause.remedy)} ({part} of '{text(cause.node)}')", formatting.address(cause.options))
+        yield NextStep(f"{text(cause.remedy)} ({part} of '{text(cause.node)}')", formatting.address(cause.options))
     if report.engine_command:
-        yield Step("build the engine", formatting.address(report.engine_command))
+        yield NextStep("build the engine", formatting.address(report.engine_command))
 
 
 def _output_rows(metrics: Comparison) -> Iterable[OutputRow]:

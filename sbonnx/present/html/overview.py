@@ -81,6 +81,7 @@ class AcceptanceRow:
         met: whether the threshold is met.
         value: value to sort by; None if it could not be measured.
         column: column of the overview: sqnr, agreement, size, latency, or metric.
+        limit: the threshold.
     """
 
     name: str
@@ -89,6 +90,7 @@ class AcceptanceRow:
     met: bool
     value: float | None
     column: str
+    limit: float = math.nan
 
     def __str__(self) -> str:
         return f"{self.name} {self.measured}, required {self.threshold}"
@@ -115,6 +117,7 @@ class JobRow:
         facts: (name, text) of the job's settings and resource usage.
         network: None if there is no report.
         advice: what to try, and the command; "" if nothing is advised.
+        metric, before: name of the metric that was asked for, and its value in the run before; "" without.
         spark: SQNR of the last runs; None without earlier ones.
     """
 
@@ -132,6 +135,8 @@ class JobRow:
     facts: tuple[tuple[str, str], ...]
     network: Network | None
     advice: tuple[str, str] = ("", "")
+    metric: str = ""
+    before: str = ""
     spark: Sparkline | None = None
 
     @property
@@ -145,14 +150,12 @@ COLUMNS: Final = (
     "SQNR, dB",
     "agreement",
     "metric",
-    "size ratio",
-    "latency ratio",
-    "time",
+    "size, of float",
+    "time, of float",
+    "took",
     "peak memory",
 )
-
-RESULT_COLUMNS: Final = 5
-"""Number of columns that describe the result; without a result, the reason is shown there."""
+"""Heads of the figures of a job; a metric that all jobs have is named instead of "metric"."""
 
 
 @dataclass(frozen=True)
@@ -183,8 +186,15 @@ class Overview:
     jobs: tuple[JobRow, ...]
     steps: tuple[StepRow, ...]
     common: tuple[tuple[str, str], ...]
+    columns: tuple[str, ...] = COLUMNS
+    metric: str = ""
     heat: HeatMap | None = None
     scatter: Scatter | None = None
+
+    @property
+    def fresh(self) -> int:
+        """Number of jobs that were up to date."""
+        return sum(job.up_to_date for job in self.jobs)
 
     @property
     def with_history(self) -> bool:
@@ -198,9 +208,11 @@ def overview_of(report: BatchReport) -> Overview:
     reports = [row.outcome.result for row in rows if row.outcome.result is not None]
     common = _common(reports)
     room = max(FEWEST, MOST_ROWS // max(len(reports), 1)), max(FEWEST, MOST_PLACES // max(len(reports), 1))
+    names = {asked[0] for row in reports if row.metrics is not None and (asked := row.metrics.asked) is not None}
+    only = text(min(names)) if len(names) == 1 else ""
     anchors = _anchors([text(row.job.name) for row in rows])
     in_order = tuple(
-        _job(row, anchor, common, room, report.history.get(row.job.name, ()))
+        _job(row, anchor, common, room, report.history.get(row.job.name, ()), only)
         for row, anchor in zip(rows, anchors, strict=True)
     )
     jobs = tuple(sorted(in_order, key=lambda job: URGENCY[job.tone]))
@@ -217,8 +229,10 @@ def overview_of(report: BatchReport) -> Overview:
         jobs=jobs,
         steps=tuple(_steps(report)),
         common=tuple(sorted(common)),
-        heat=heat_map(in_order),
-        scatter=scatter(in_order, COLUMNS.index("latency ratio")),
+        columns=tuple(only or name if name == "metric" else name for name in COLUMNS),
+        metric=only,
+        heat=heat_map(in_order, COLUMNS.index("metric") if only else 0),
+        scatter=scatter(in_order, COLUMNS.index("time, of float")),
     )
 
 
@@ -228,11 +242,17 @@ def _job(
     common: frozenset[tuple[str, str]],
     room: tuple[int, int],
     runs: Sequence[HistoryRow],
+    only: str,
 ) -> JobRow:
     job, outcome, advice = row.job, row.outcome, row.advice
     report = outcome.result
+    asked = None if report is None or report.metrics is None else report.metrics.asked
+    before = None if asked is None else _before(runs, asked[0])
     acceptance = acceptance_of(outcome)
     status = text(outcome.status)
+    tone = tone_of(status)
+    if report is not None and tone == "good" and report.verdict.tone in ("warn", "bad"):
+        tone = "warn"  # as the bar of its section
     requested = {text(key).lower(): text(value) for key, value in job.overrides}
     bits = "" if report is None else bits_of(report)
     return JobRow(
@@ -242,10 +262,12 @@ def _job(
         target=text(job.backend),
         bits=bits or requested.get("bits", ""),
         status=status,
-        tone=tone_of(status),
+        tone=tone,
         reason=formatting.address(outcome.reason),
         up_to_date=row.up_to_date,
-        cells=tuple(_cells(outcome, acceptance)),
+        cells=tuple(_cells(outcome, acceptance, before, only)),
+        metric="" if asked is None else text(asked[0]),
+        before=formatting.plain(before) if before is not None else "",
         acceptance=acceptance,
         facts=tuple((name, value) for name, value in _facts(job, outcome) if value),
         network=None if report is None else network_of(report, rows=room[0], places=room[1], without=common),
@@ -263,7 +285,7 @@ def acceptance_of(outcome: Outcome) -> tuple[AcceptanceRow, ...]:
         value = None if math.isnan(measured) else measured
         display = ABSENT if value is None else _display(column, value)
         limit = f"{'≤' if key.startswith(AT_MOST) else '≥'} {_display(column, threshold)}"
-        rows.append(AcceptanceRow(text(name), display, limit, met, value, column))
+        rows.append(AcceptanceRow(text(name), display, limit, met, value, column, threshold))
     return tuple(rows)
 
 
@@ -275,14 +297,27 @@ def _display(column: str, value: float | None) -> str:
     return formatting.percent(value) if column == "agreement" else formatting.ratio(value)
 
 
-def _cells(outcome: Outcome, acceptance: Sequence[AcceptanceRow]) -> Iterable[Cell]:
+def _points(loss: float | None) -> str:
+    return ABSENT if loss is None else f"{formatting.plain(100 * loss, 3)} %"
+
+
+def _before(runs: Sequence[HistoryRow], name: str) -> float | None:
+    """Return the value of a metric in the run before the last one; None if it has none."""
+    return next((run.value for run in reversed(runs[:-1]) if run.metric == name and run.value is not None), None)
+
+
+def _cells(outcome: Outcome, acceptance: Sequence[AcceptanceRow], before: float | None, only: str) -> Iterable[Cell]:
+    """Yield the cells of a job; `only`: the name of the metric, if it is in the head of its column."""
     thresholds: dict[str, AcceptanceRow] = {}
     for row in acceptance:
         if row.column not in thresholds or not row.met:  # an unmet threshold takes precedence
             thresholds[row.column] = row
     report = outcome.result
     metrics = Comparison() if report is None or report.metrics is None else report.metrics
-    name, quantized = _own_metric(metrics)
+    name, quantized = metrics.asked or ("", None)
+    name = text(name)
+    named = f"{name}, " if name and name != only else ""
+    since = "" if before is None else f"; before {formatting.plain(before)}"
     limited = metrics.evaluation is not None and "metric" in thresholds and thresholds["metric"].name == LOSS
     is_timed = report is not None and is_own_runtime(report)
     measured = {
@@ -295,29 +330,20 @@ def _cells(outcome: Outcome, acceptance: Sequence[AcceptanceRow]) -> Iterable[Ce
     for column, (value, display) in measured.items():
         judged = thresholds.get(column)
         if column == "metric" and judged is not None and limited:
-            limit = f"{name}, {judged.name} {judged.measured} {judged.threshold}"
-            yield Cell(display(value), value, limit, judged.met)
+            limit = f"{_points(judged.value)} lost, limit {_points(judged.limit)}"
+            yield Cell(display(value), value, f"{named}{limit}{since}", judged.met)
             continue
         value = judged.value if judged is not None and (value is None or not judged.met) else value
         if judged is not None:
             yield Cell(
                 display(value),
                 value,
-                f"{judged.name} {judged.threshold}" if column == "metric" else judged.threshold,
+                f"{judged.name} {judged.threshold}{since}" if column == "metric" else judged.threshold,
                 judged.met,
             )
         else:
-            yield Cell(display(value), value, name if column == "metric" else "")
+            yield Cell(display(value), value, f"{named}{since}".strip(" ,;") if column == "metric" else "")
     yield from _costs(outcome)
-
-
-def _own_metric(metrics: Comparison) -> tuple[str, float | None]:
-    """Return name and value of the job's own metric, or else of the one on labelled data."""
-    if metrics.own:
-        return text(metrics.own[0].name), metrics.own[0].quantized
-    if metrics.evaluation is not None and metrics.evaluation.rows:
-        return text(metrics.evaluation.metric), metrics.evaluation.rows[-1].metric.value
-    return "", None
 
 
 def _costs(outcome: Outcome) -> Iterable[Cell]:
