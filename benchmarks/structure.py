@@ -18,6 +18,9 @@ from typing import Final
 from benchmarks.results import ROOT, table
 
 FOLDERS: Final = ("sbonnx", "calib", "patterns")
+VERBS = ("sbonnx.api", "sbonnx.viewing")
+"""Modules of the functions that are verbs of the command line."""
+
 OPENINGS: Final = ("What ", "See ", "Where ", "The same", "How ")
 EVERYWHERE: Final = frozenset({"base", "types", "__init__", "__main__"})
 """Module names that have the same meaning in every package."""
@@ -267,6 +270,7 @@ def figures(every: list[Module]) -> dict[str, tuple[str, str, list[str]]]:
         least: [
             f"{module.name}.{function.name} ({parameters(function)})"
             for module in every
+            if not module.name.startswith(VERBS)  # a parameter for each option of the command line
             for function in module.functions
             if parameters(function) >= least
         ]

@@ -25,58 +25,121 @@ from sbonnx.errors import NO_RUNTIME
 from sbonnx.version import __version__
 
 if TYPE_CHECKING:
-    from sbonnx.api import prune, quantize, simplify
+    from sbonnx.api.create import prune, quantize, simplify
+    from sbonnx.api.file_comparison import compare
+    from sbonnx.api.file_difference import diff
+    from sbonnx.api.layer_profile import profile
+    from sbonnx.api.model_contents import inspect
+    from sbonnx.api.model_plan import plan
+    from sbonnx.api.model_run import run
+    from sbonnx.api.rule_check import lint
+    from sbonnx.api.speed_comparison import bench
+    from sbonnx.api.task_evaluation import eval
     from sbonnx.calib.data import DataPath, DataRows
+    from sbonnx.linting.report import LintReport
+    from sbonnx.metrics.output_statistics import RunOutput
+    from sbonnx.planning.types import Plan
+    from sbonnx.profiling.metric_losses import EvaluatedProfile
     from sbonnx.progress import Progress, Silent
+    from sbonnx.qdq.difference import FileDifference
     from sbonnx.quant_model import QuantModel
     from sbonnx.recipe import parse_qconfig, parse_sconfig
     from sbonnx.report import Report
+    from sbonnx.report.comparison import FileComparison
+    from sbonnx.report.contents import ModelContents
     from sbonnx.report.pruned import PruningReport
     from sbonnx.report.simplified import SimplifyReport
     from sbonnx.sparse_model import SparseModel
-    from sbonnx.verify.labelled import EvaluationData, evaluate
+    from sbonnx.verify.benchmark import Benchmark
+    from sbonnx.verify.labelled import EvaluationData, MetricTable, evaluate
+    from sbonnx.viewing import WrittenPage, view
 
 __all__ = [
+    "Benchmark",
     "DataPath",
     "DataRows",
+    "EvaluatedProfile",
     "EvaluationData",
+    "FileComparison",
+    "FileDifference",
+    "LintReport",
+    "MetricTable",
+    "ModelContents",
+    "Plan",
     "Progress",
     "PruningReport",
     "QuantModel",
     "Report",
+    "RunOutput",
     "Silent",
     "SimplifyReport",
     "SparseModel",
+    "WrittenPage",
     "__version__",
+    "bench",
+    "compare",
+    "diff",
+    "eval",
     "evaluate",
+    "inspect",
+    "lint",
     "parse_qconfig",
     "parse_sconfig",
+    "plan",
+    "profile",
     "prune",
     "quantize",
+    "run",
     "simplify",
+    "view",
 ]
 
 _HOMES: Final = {
+    "Benchmark": "sbonnx.verify.benchmark",
     "DataPath": "sbonnx.calib.data",
     "DataRows": "sbonnx.calib.data",
+    "EvaluatedProfile": "sbonnx.profiling.metric_losses",
     "EvaluationData": "sbonnx.verify.labelled",
+    "FileComparison": "sbonnx.report.comparison",
+    "FileDifference": "sbonnx.qdq.difference",
+    "LintReport": "sbonnx.linting.report",
+    "MetricTable": "sbonnx.verify.labelled",
+    "ModelContents": "sbonnx.report.contents",
+    "Plan": "sbonnx.planning.types",
     "Progress": "sbonnx.progress",
-    "PruningReport": "sbonnx.pruning.result",
+    "PruningReport": "sbonnx.report.pruned",
     "QuantModel": "sbonnx.quant_model",
     "Report": "sbonnx.report",
+    "RunOutput": "sbonnx.metrics.output_statistics",
     "Silent": "sbonnx.progress",
     "SimplifyReport": "sbonnx.report.simplified",
     "SparseModel": "sbonnx.sparse_model",
+    "WrittenPage": "sbonnx.viewing",
+    "bench": "sbonnx.api.speed_comparison",
+    "compare": "sbonnx.api.file_comparison",
+    "diff": "sbonnx.api.file_difference",
+    "eval": "sbonnx.api.task_evaluation",
     "evaluate": "sbonnx.verify.labelled",
+    "inspect": "sbonnx.api.model_contents",
+    "lint": "sbonnx.api.rule_check",
     "parse_qconfig": "sbonnx.recipe",
     "parse_sconfig": "sbonnx.recipe",
-    "prune": "sbonnx.api",
-    "quantize": "sbonnx.api",
-    "simplify": "sbonnx.api",
+    "plan": "sbonnx.api.model_plan",
+    "profile": "sbonnx.api.layer_profile",
+    "prune": "sbonnx.api.create",
+    "quantize": "sbonnx.api.create",
+    "run": "sbonnx.api.model_run",
+    "simplify": "sbonnx.api.create",
+    "view": "sbonnx.viewing",
 }
 """Modules of the public names."""
 
-_RUN: Final = frozenset({"evaluate", "QuantModel", "SparseModel", "prune", "quantize", "simplify"})
+_RUN: Final = frozenset(
+    {
+        *("QuantModel", "SparseModel", "bench", "compare", "eval", "evaluate", "profile", "prune", "quantize", "run"),
+        "simplify",
+    }
+)
 """Public names that need onnxruntime."""
 
 

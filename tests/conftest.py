@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from sbonnx.present.text import printer
-from sbonnx.system.terminal import versioned
+from sbonnx.system.terminal import to_json, versioned
 from sbonnx.verify import sessions
 from tests.support.lanes import divide
 
@@ -52,7 +52,7 @@ def checked_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
         from tests.support.json_schemas import check
 
         output = versioned(schema, values)
-        check(json.loads(printer.to_json(output)))
+        check(json.loads(to_json(output)))
         return output
 
     monkeypatch.setattr(printer, "versioned", checked)

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from sbonnx.api import quantize
+from sbonnx.api.create import quantize
 from sbonnx.backends import backend_for
 from sbonnx.batch.accept import judge, metric_values
 from sbonnx.batch.file_digests import Digests

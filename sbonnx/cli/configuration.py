@@ -97,7 +97,7 @@ class Configuration:
         return values
 
     def _value(self, row: CommandOption[Any], name: str, value: Any) -> Any:
-        from sbonnx.present.text.printer import to_json
+        from sbonnx.system.terminal import to_json
 
         if not _is_plain(value):
             raise RecipeError(f"'{name}' in {self.file} has a value of a wrong type: {value!r:.80}")

@@ -11,6 +11,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, TypeVar
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from sbonnx.calib.data import DataPath
     from sbonnx.cli.configuration import Configuration
     from sbonnx.progress import Progress
+    from sbonnx.recipe import Recipe
 
 T = TypeVar("T")
 
@@ -519,6 +521,36 @@ class Arguments:
         values = value if isinstance(value, list) else [value]
         return [word for argument in values for word in (row.flags[0], *([] if argument is True else [str(argument)]))]
 
+    def call(self, function: Callable[..., T], **more: Any) -> T:
+        """Call the function of a verb: an option is the parameter of the same name, ``--no-x`` is ``x=False``.
+
+        Options that are not given, and those that it has no parameter for, are left out.
+
+        Args:
+            more: arguments in place of those of the options; None: left out.
+        """
+        parameters = {
+            name for name, row in inspect.signature(function).parameters.items() if row.kind is not row.VAR_KEYWORD
+        }
+        values = {row.name: value for row, value in self.values.items()}
+        values |= {name.removeprefix("no_"): not value for name, value in values.items() if name.startswith("no_")}
+        keywords = {name: value for name, value in values.items() if name in parameters} | more
+        given = {name: value for name, value in keywords.items() if value is not None}
+        if "progress" not in parameters:
+            return function(**given)
+        with closing(self.progress()) as progress:
+            return function(**given, progress=progress)
+
+    def recipe(self) -> Recipe:
+        """Load the recipe with its options.
+
+        Raises:
+            RecipeError: see `sbonnx.recipe.load`.
+        """
+        from sbonnx import recipe as recipes
+
+        return recipes.load(self[RECIPE], backend=self[BACKEND], overrides=self.overrides())
+
     def data(self, row: CommandOption[Path | None] = DATA) -> Path | DataPath | None:
         """Return the path of the data, with the preprocessing if one is given; None without data.
 
@@ -542,21 +574,6 @@ class Arguments:
         if data is None:
             raise DataError("--data is missing: give --data FILE or FOLDER (docs/data.md)")
         return data
-
-    def file_cpu(self, runtime: str) -> str:
-        """Return the kind of CPU that a file is for, by name; "" if none is given.
-
-        Raises:
-            RecipeError: there is no such kind, or the runtime is not onnxruntime.
-        """
-        from sbonnx.system.cpu import CPUS, THIS, target_cpu
-
-        name = self[FILE_CPU] or ""
-        if name not in ("", THIS, *CPUS):
-            raise RecipeError(f"--cpu '{name}' is not known: choose one of {', '.join((THIS, *CPUS))}")
-        if name and runtime != "onnxruntime":
-            raise RecipeError(f"--cpu is about kernels of onnxruntime, and {runtime} is another runtime")
-        return target_cpu(name).name if name else ""
 
     def printer(self) -> Printer:
         return Printer(as_json=self[JSON], quiet=self[QUIET])

@@ -24,7 +24,7 @@ from olive.package_config import OlivePackageConfig
 from olive.passes import Pass
 from olive.passes.pass_config import BasePassConfig, PassConfigParam
 
-from sbonnx import api
+from sbonnx.api import create as api
 
 PASS: Final = "SbonnxQuantization"
 REPORT: Final = "sbonnx_report"

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from sbonnx import api
 from sbonnx import graph as graphs
+from sbonnx.api import create as api
 from sbonnx.calib.data import DataPath, InputSpec, Preprocessing, with_preprocess
 from sbonnx.calib.data.dataset import input_specs, read
 from sbonnx.calib.data.files import media_at

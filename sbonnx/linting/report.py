@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 from sbonnx import graph as graphs
 from sbonnx.graph import Graph, query
@@ -14,6 +14,7 @@ from sbonnx.linting.engine_layers import EngineReport, engine_report
 from sbonnx.linting.findings import Finding
 from sbonnx.linting.fix import Fixed, fix
 from sbonnx.report.codes import Note
+from sbonnx.report.notebook import Result
 from sbonnx.values import INLINE, OPTIONAL
 
 SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "info")
@@ -46,8 +47,8 @@ class FixedFile:
     fixed: tuple[Fixed, ...]
 
 
-@dataclass(frozen=True)
-class LintReport:
+@dataclass(frozen=True, repr=False)
+class LintReport(Result):
     """Findings of a model.
 
     Attributes:
@@ -59,6 +60,8 @@ class LintReport:
         engine: layers of the engine (--engine-layers).
         fix: the fixed model (--fix).
     """
+
+    frame_of: ClassVar = "findings"
 
     model: str
     target: str

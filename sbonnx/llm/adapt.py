@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, get_args
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, get_args
 
 import numpy as np
 import onnx
@@ -26,13 +26,12 @@ from sbonnx.llm.evaluate import evaluate_windows
 from sbonnx.llm.folder import write_provenance
 from sbonnx.options import RunOptions
 from sbonnx.report.decoder import DecoderEvaluation
-from sbonnx.report.notebook import NotebookView
+from sbonnx.report.notebook import Result
 from sbonnx.spec import Array
 from sbonnx.stages.contract import Stage, Value, stage
 from sbonnx.stages.prepare import load
 from sbonnx.stages.state import ABSENT
 from sbonnx.system.runtime import onnxruntime
-from sbonnx.values import JsonValue
 from sbonnx.version import __version__
 
 if TYPE_CHECKING:
@@ -58,8 +57,8 @@ RANK: Final = "rank"
 """Name of the dynamic axis."""
 
 
-@dataclass(frozen=True)
-class AdaptedDecoder(NotebookView, JsonValue):
+@dataclass(frozen=True, repr=False)
+class AdaptedDecoder(Result):
     """Result of `sbonnx.llm.adapt`.
 
     Attributes:
@@ -69,6 +68,8 @@ class AdaptedDecoder(NotebookView, JsonValue):
         losses: mean loss of each epoch.
         before, after: evaluations of the quantized decoder and of the written one, on the same held-out windows.
     """
+
+    frame_of: ClassVar = "losses"
 
     output: str
     weights: int

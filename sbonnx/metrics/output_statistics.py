@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
+
+from sbonnx.report.notebook import Result
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,8 @@ class OutputStatistics:
     not_finite: int = 0
 
 
-@dataclass(frozen=True)
-class RunOutput:
+@dataclass(frozen=True, repr=False)
+class RunOutput(Result):
     """Outputs of a model on data.
 
     Attributes:
@@ -39,6 +41,8 @@ class RunOutput:
         output: the file or folder; null: none.
         outputs: statistics by output.
     """
+
+    frame_of: ClassVar = "outputs"
 
     model: str
     feeds: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sbonnx.ops import BITS
-from sbonnx.planning.archive import from_dict, to_dict
+from sbonnx.planning.archive import from_dict
 from sbonnx.planning.make import Planner, costs_of, make
 from sbonnx.planning.times import plan_times
 from sbonnx.planning.types import ObserverChoice, Plan, Reader, Role, Site, Solution
@@ -21,5 +21,4 @@ __all__ = [
     "from_dict",
     "make",
     "plan_times",
-    "to_dict",
 ]

@@ -1,4 +1,4 @@
-"""Conversion of plans to plain values for JSON, and back."""
+"""Plans from the plain values of `Plan.to_dict`."""
 
 from __future__ import annotations
 
@@ -7,16 +7,10 @@ from typing import Any
 from sbonnx.errors import RecipeError
 from sbonnx.planning.types import PLAN_FORMAT, Plan
 from sbonnx.report.reading import read
-from sbonnx.values import plain
-
-
-def to_dict(plan: Plan) -> dict[str, Any]:
-    """Convert a plan to plain values that ``json.dumps`` accepts."""
-    return dict(plain(plan))
 
 
 def from_dict(values: dict[str, Any]) -> Plan:
-    """Rebuild the plan that `to_dict` wrote.
+    """Rebuild the plan that `Plan.to_dict` wrote.
 
     Raises:
         RecipeError: another format, a key is missing, or a value does not fit.

@@ -10,7 +10,7 @@ import numpy as np
 
 from sbonnx.planning.magnitudes import Magnitudes
 from sbonnx.report import Note, Refusal
-from sbonnx.report.notebook import NotebookView
+from sbonnx.report.notebook import Result
 from sbonnx.spec import ANY_SCALE, Array, Bounds, QParams, QuantSpec, ScaleLimits, ScaleRule
 from sbonnx.system.cpu import CPUS
 
@@ -108,8 +108,8 @@ class Site:
     after: str | None = None
 
 
-@dataclass(frozen=True)
-class Plan(NotebookView):
+@dataclass(frozen=True, repr=False)
+class Plan(Result):
     """Sites to quantize, and refusals.
 
     Attributes:
@@ -126,6 +126,7 @@ class Plan(NotebookView):
     """
 
     json_keys: ClassVar = ("format", ...)
+    frame_of: ClassVar = "sites"
 
     sites: tuple[Site, ...]
     refusals: tuple[Refusal, ...] = ()

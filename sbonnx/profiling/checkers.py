@@ -15,11 +15,10 @@ from sbonnx.errors import RecipeError
 from sbonnx.metrics import IMAGE_RANK, CosineSum, ErrorSum
 from sbonnx.report.codes import Note
 from sbonnx.report.details import Column, LayerLoss, ProfileFigures
-from sbonnx.report.notebook import NotebookView
+from sbonnx.report.notebook import Result
 from sbonnx.report.plots import TOP, bar_chart
 from sbonnx.spec import Array
 from sbonnx.torchnet import torch_module
-from sbonnx.values import JsonValue
 
 Checker = str | Callable[[Any, Any], Any]
 """A name in `MEASURES`, or a function of (quantized, float) arrays or torch tensors that returns a number."""
@@ -251,8 +250,8 @@ TITLES: Final[dict[Column, str]] = {
 """Names of the figures in tables and charts."""
 
 
-@dataclass(frozen=True)
-class Profile(NotebookView, JsonValue):
+@dataclass(frozen=True, repr=False)
+class Profile(Result):
     """Losses of all layers.
 
     Attributes:
@@ -264,6 +263,7 @@ class Profile(NotebookView, JsonValue):
     """
 
     json_keys: ClassVar = ("measure", "unit", "higher_is_better", "feeds", "outputs", "layers", "notes")
+    frame_of: ClassVar = "layers"
 
     checker: Checker
     layers: tuple[LayerLoss, ...]

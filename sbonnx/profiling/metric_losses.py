@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 from sbonnx.calib.quantized.forward import Forward
 from sbonnx.graph import Graph, query
 from sbonnx.planning.types import Plan, Solution
 from sbonnx.profiling.checkers import Profile
+from sbonnx.report.details import Column
 from sbonnx.report.figures import MetricRow
-from sbonnx.values import INLINE, JsonValue
+from sbonnx.report.notebook import Result
+from sbonnx.report.plots import TOP
+from sbonnx.values import INLINE, INTERNAL, JsonValue
 from sbonnx.verify.labelled import EvaluationData, filled_metric, summarized
 
 FLOAT, QUANTIZED = "float", "quantized"
@@ -58,17 +62,25 @@ class MetricLosses(JsonValue):
     layers: tuple[LayerMetric, ...]
 
 
-@dataclass(frozen=True)
-class EvaluatedProfile:
+@dataclass(frozen=True, repr=False)
+class EvaluatedProfile(Result):
     """Losses of all layers, and of some in a task metric.
 
     Attributes:
         profile: figures by layer.
         evaluation: loss of layers in a task metric; None without.
+        whole: all layers in graph order, of which `profile` may have only the worst.
     """
+
+    frame_of: ClassVar = "profile.layers"
 
     profile: Profile = field(metadata=INLINE)
     evaluation: MetricLosses | None
+    whole: Profile | None = field(default=None, compare=False, metadata=INTERNAL)
+
+    def plot(self, column: Column | None = None, top: int = TOP, ax: Any = None) -> Any:
+        """Draw the figures of the layers with the largest isolated loss, see `Profile.plot`."""
+        return self.profile.plot(column, top, ax)
 
 
 def metric_losses(

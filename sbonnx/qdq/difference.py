@@ -11,9 +11,9 @@ import numpy as np
 
 from sbonnx.graph import Constant, Graph, query
 from sbonnx.qdq.requantize import Pair, read
-from sbonnx.report.notebook import NotebookView
+from sbonnx.report.notebook import Result
 from sbonnx.spec import Array
-from sbonnx.values import INLINE, JsonValue
+from sbonnx.values import INLINE
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class ConstantDifference:
     largest: float | None
 
 
-@dataclass(frozen=True)
-class ModelDifference(NotebookView, JsonValue):
+@dataclass(frozen=True, repr=False)
+class ModelDifference(Result):
     """All differences of two models; equal ones are counted.
 
     Attributes:
@@ -69,6 +69,7 @@ class ModelDifference(NotebookView, JsonValue):
     """
 
     json_keys: ClassVar = ("equal", ...)
+    frame_of: ClassVar = "pairs"
 
     first_pairs: dict[str, str]
     second_pairs: dict[str, str]
@@ -87,8 +88,8 @@ class ModelDifference(NotebookView, JsonValue):
         return not any((*differences, self.first_constants, self.second_constants))
 
 
-@dataclass(frozen=True)
-class FileDifference:
+@dataclass(frozen=True, repr=False)
+class FileDifference(Result):
     """Differences of two files.
 
     Attributes:
@@ -96,9 +97,16 @@ class FileDifference:
         difference: their differences.
     """
 
+    frame_of: ClassVar = "difference.pairs"
+
     first: str
     second: str
     difference: ModelDifference = field(metadata=INLINE)
+
+    @property
+    def equal(self) -> bool:
+        """Whether the files have equal pairs, constants and numbers of operators."""
+        return self.difference.equal
 
 
 def difference(first: Graph, second: Graph) -> ModelDifference:

@@ -18,7 +18,7 @@ from sbonnx.report.figures import (
     OutputQuality,
     OwnMetric,
 )
-from sbonnx.report.notebook import NotebookView
+from sbonnx.report.notebook import Result
 from sbonnx.report.verdict import (
     AS_FAST,
     COLLAPSED_DB,
@@ -30,7 +30,7 @@ from sbonnx.report.verdict import (
     interval_text,
 )
 from sbonnx.system.cpu import target_cpu
-from sbonnx.values import INLINE, INTERNAL, OBJECT, OPTIONAL, JsonValue
+from sbonnx.values import INLINE, INTERNAL, OBJECT, OPTIONAL
 
 GAP_DB: Final = 6.0
 """Gap in dB between calibration samples and hold-out samples above which calibration did not generalize."""
@@ -65,8 +65,8 @@ MOST_WEIGHTS: Final = 0.9
 """Share of the weights in integers above which the others are not named."""
 
 
-@dataclass(frozen=True)
-class Comparison(NotebookView, JsonValue):
+@dataclass(frozen=True, repr=False)
+class Comparison(Result):
     """Comparison of a quantized file with its float model, on the same feeds.
 
     Attributes:
@@ -102,6 +102,7 @@ class Comparison(NotebookView, JsonValue):
     """
 
     json_keys: ClassVar[tuple[Any, ...]] = (..., "size_ratio", "larger", "own", "llm")
+    frame_of: ClassVar = "outputs"
     outputs: tuple[OutputDifference, ...] = ()
     feeds: int = 0
     bytes_float: int = 0
@@ -272,7 +273,7 @@ class Comparison(NotebookView, JsonValue):
         return frozenset(error.name for error in self.outputs if self._collapsed(error))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DecoderFigures(Comparison):
     """Figures of a decoder without a comparison of outputs.
 
@@ -296,8 +297,8 @@ class CommandAdvice:
     command: str
 
 
-@dataclass(frozen=True)
-class FileComparison(WithProblems):
+@dataclass(frozen=True, repr=False)
+class FileComparison(WithProblems, Result):
     """Comparison of two files, with the limits that were set.
 
     Attributes:
@@ -306,9 +307,11 @@ class FileComparison(WithProblems):
         float, quantized: the files.
         comparison: figures of both.
         advice: a command to run next; empty without one.
+        notes: messages about the data, one sentence each.
     """
 
     json_keys: ClassVar = ("ok", ..., "problem_codes")
+    frame_of: ClassVar = "comparison.outputs"
 
     problems: tuple[Problem, ...] = field(metadata=PROBLEMS)
     verdict: Verdict
@@ -316,6 +319,7 @@ class FileComparison(WithProblems):
     quantized: str
     comparison: Comparison = field(metadata=INLINE)
     advice: CommandAdvice | None = field(metadata=OBJECT)
+    notes: tuple[Note, ...] = ()
 
 
 def _collapsed(error: OutputDifference, nature: Nature | None) -> str:

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from sbonnx.report.codes import PROBLEMS, Note, Problem, WithProblems
-from sbonnx.report.notebook import NotebookView
-from sbonnx.values import JsonValue
+from sbonnx.report.notebook import Result
 
 
 @dataclass(frozen=True)
@@ -51,8 +50,8 @@ class GenAIRun:
     error: str = ""
 
 
-@dataclass(frozen=True)
-class DecoderEvaluation(WithProblems, NotebookView, JsonValue):
+@dataclass(frozen=True, repr=False)
+class DecoderEvaluation(WithProblems, Result):
     """Figures of a decoder, and of the float one on the same tokens.
 
     Attributes:
@@ -75,6 +74,7 @@ class DecoderEvaluation(WithProblems, NotebookView, JsonValue):
     """
 
     json_keys: ClassVar = ("ok", "problems", ..., "problem_codes")
+    frame_of: ClassVar = "speed"
     model: str
     against: str | None
     windows: int

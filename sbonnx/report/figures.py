@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Final, Literal
 
 from sbonnx.report.codes import Problem, Reason, Refusal
-from sbonnx.report.notebook import NotebookView
+from sbonnx.report.notebook import Result
 from sbonnx.report.verdict import (
     CLOSE_LOSS,
     LOWER_IS_BETTER,
@@ -329,8 +329,8 @@ class MetricRow:
     loss: float = 0.0
 
 
-@dataclass(frozen=True)
-class Evaluation(NotebookView, JsonValue):
+@dataclass(frozen=True, repr=False)
+class Evaluation(Result):
     """Metric of models on the same labelled samples.
 
     Attributes:
@@ -344,6 +344,8 @@ class Evaluation(NotebookView, JsonValue):
         rows: one for each model, in order.
         max_loss: loss that was allowed; None: no limit was set.
     """
+
+    frame_of: ClassVar = "rows"
 
     metric: str
     unit: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, Literal
 
 import onnx
@@ -13,8 +13,8 @@ import onnx
 from sbonnx.report.codes import PROBLEMS, Note, Problem, Refusal, WithProblems
 from sbonnx.report.comparison import Comparison, DecoderFigures
 from sbonnx.report.details import Details
-from sbonnx.report.notebook import NotebookView, page
-from sbonnx.report.plots import TOP, bar_chart, optional
+from sbonnx.report.notebook import Result, page
+from sbonnx.report.plots import TOP, bar_chart
 from sbonnx.report.pruned import PruningReport
 from sbonnx.report.searched import Advice, Cause, SearchFigures
 from sbonnx.report.verdict import Verdict, verdict_of
@@ -96,7 +96,7 @@ COLUMNS: Final = {"alone_db": "isolated", "sqnr_db": "accumulated"}
 
 
 @dataclass(frozen=True, repr=False)
-class Report(WithProblems, NotebookView, JsonValue):
+class Report(WithProblems, Result):
     """Outcome of one quantization: rows for people, plain values for JSON.
 
     Attributes:
@@ -124,6 +124,7 @@ class Report(WithProblems, NotebookView, JsonValue):
     """
 
     json_keys: ClassVar = ("ok", "problems", "verdict", ..., "note_codes", "problem_codes")
+    frame_of: ClassVar = "layers"
     model: str
     output: str | None
     backend: str
@@ -163,9 +164,28 @@ class Report(WithProblems, NotebookView, JsonValue):
         words = (word.replace(self.output, output).replace(*beside) for word in shlex.split(self.engine_command))
         return replace(self, output=output, engine_command=shlex.join(words))  # quoted again: the path may need it
 
-    def __repr__(self) -> str:
-        where = "in memory" if self.output is None else self.output
-        return f"Report({self.model} -> {where}, {self.backend}: {self.verdict.text})"
+    @property
+    def sqnr_db(self) -> float | None:
+        """Signal-to-noise ratio of the output with the largest error, in dB; None if outputs were not compared."""
+        outputs = () if self.metrics is None else self.metrics.outputs
+        return min((output.sqnr_db for output in outputs), default=None)
+
+    @property
+    def accuracy(self) -> float | None:
+        """Value of the task metric for the quantized model (``evaluation=``); None without an evaluation."""
+        evaluation = None if self.metrics is None else self.metrics.evaluation
+        return None if evaluation is None else evaluation.rows[-1].metric.value
+
+    @property
+    def speedup(self) -> float | None:
+        """Time of the float model divided by that of the file (2: twice as fast), measured here; None if it was not."""
+        ratio = None if self.metrics is None else self.metrics.latency_ratio
+        return 1 / ratio if ratio else None
+
+    @property
+    def size_ratio(self) -> float | None:
+        """Size of the file divided by that of the float model (0.25: 4 times smaller); None if not compared."""
+        return None if self.metrics is None else self.metrics.size_ratio
 
     def to_html(self) -> str:
         """Return the whole report as the text of an HTML page, with charts of all layers.
@@ -183,9 +203,7 @@ class Report(WithProblems, NotebookView, JsonValue):
         Raises:
             ImportError: pandas is not installed.
         """
-        return optional("pandas", "layers_frame()").DataFrame(
-            [{COLUMNS.get(key, key): value for key, value in asdict(row).items()} for row in self.layers]
-        )
+        return self.frame().rename(columns=COLUMNS)
 
     def plot(self, top: int = TOP, ax: Any = None) -> Any:
         """Draw the isolated and accumulated SQNR of the layers with the largest loss.

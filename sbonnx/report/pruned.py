@@ -9,9 +9,9 @@ import onnx
 
 from sbonnx.report.codes import PROBLEMS, Note, Problem, Refusal, WithProblems
 from sbonnx.report.comparison import Comparison
-from sbonnx.report.notebook import NotebookView
+from sbonnx.report.notebook import Result
 from sbonnx.report.verdict import Verdict, verdict_of
-from sbonnx.values import INTERNAL, OBJECT, JsonValue
+from sbonnx.values import INTERNAL, OBJECT
 
 
 @dataclass(frozen=True)
@@ -138,8 +138,8 @@ class RemovedChannels:
     removed: tuple[RemovedSide, ...] = ()
 
 
-@dataclass(frozen=True)
-class PruningReport(WithProblems, NotebookView, JsonValue):
+@dataclass(frozen=True, repr=False)
+class PruningReport(WithProblems, Result):
     """Outcome of `prune`.
 
     Attributes:
@@ -161,6 +161,7 @@ class PruningReport(WithProblems, NotebookView, JsonValue):
     """
 
     json_keys: ClassVar = ("ok", "problems", "verdict", ..., "problem_codes")
+    frame_of: ClassVar = "dimensions"
     model: str
     output: str | None
     macs: float

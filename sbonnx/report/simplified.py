@@ -9,12 +9,13 @@ import onnx
 
 from sbonnx.report.codes import PROBLEMS, Note, Problem, Refusal, WithProblems
 from sbonnx.report.figures import OutputDifference, OutputQuality
+from sbonnx.report.notebook import Result
 from sbonnx.report.outcome import Fired
-from sbonnx.values import INTERNAL, JsonValue
+from sbonnx.values import INTERNAL
 
 
 @dataclass(frozen=True, repr=False)
-class SimplifyReport(WithProblems, JsonValue):
+class SimplifyReport(WithProblems, Result):
     """Outcome of `sbonnx.simplify`.
 
     Attributes:
@@ -30,6 +31,7 @@ class SimplifyReport(WithProblems, JsonValue):
     """
 
     json_keys: ClassVar = (..., "ok", "problem_codes")
+    frame_of: ClassVar = "applied"
     model: str
     output: str | None
     nodes_before: int
@@ -41,7 +43,3 @@ class SimplifyReport(WithProblems, JsonValue):
     problems: tuple[Problem, ...] = field(default=(), metadata=PROBLEMS)
     notes: tuple[Note, ...] = field(default=(), metadata=INTERNAL)
     simplified: onnx.ModelProto | None = field(default=None, repr=False, compare=False, metadata=INTERNAL)
-
-    def __repr__(self) -> str:
-        state = "equal outputs" if self.ok else self.problems[0]
-        return f"SimplifyReport({self.model}: {self.nodes_before} to {self.nodes_after} nodes, {state})"

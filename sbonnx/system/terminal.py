@@ -12,6 +12,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from sbonnx.values import json_values
+
 LINE_LENGTH: Final = 500
 """Maximum number of characters of an error or note."""
 
@@ -57,6 +59,11 @@ def json_escaped(text: str) -> str:
 
 def _json_escape(character: str) -> str:
     return f"\\u{ord(character):04x}" if ord(character) < 0x10000 else json.dumps(character)[1:-1]
+
+
+def to_json(value: Any) -> str:
+    """Format `value` as indented JSON without a trailing newline and without terminal control characters."""
+    return json_escaped(json.dumps(json_values(value), indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def one_line(text: object, limit: int | None = None) -> str:
@@ -121,5 +128,6 @@ __all__ = [
     "map_strings",
     "one_line",
     "relative_paths",
+    "to_json",
     "versioned",
 ]

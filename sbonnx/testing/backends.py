@@ -9,7 +9,7 @@ import onnx
 import onnx.parser
 from onnx import ModelProto, numpy_helper
 
-from sbonnx.api import quantize
+from sbonnx.api.create import quantize
 from sbonnx.backends import BACKENDS
 from sbonnx.metrics import sqnr_db
 from sbonnx.report import Report

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
 from sbonnx.errors import DataError
-from sbonnx.report.notebook import NotebookView
+from sbonnx.report.notebook import Result
 from sbonnx.report.verdict import ON_CPU
-from sbonnx.values import JsonValue
 from sbonnx.verify.intervals import Interval, of_median
 from sbonnx.verify.load import OtherLoad
 from sbonnx.verify.runtimes import open_in
@@ -25,8 +24,8 @@ WARM_UPS: Final = 3
 MAX_RUNS: Final = 100_000
 
 
-@dataclass(frozen=True)
-class Speed(NotebookView, JsonValue):
+@dataclass(frozen=True, repr=False)
+class Speed(Result):
     """Speed of one model at one number of threads and one batch size.
 
     Attributes:
@@ -56,8 +55,8 @@ class Speed(NotebookView, JsonValue):
     busy: bool = False
 
 
-@dataclass(frozen=True)
-class Benchmark:
+@dataclass(frozen=True, repr=False)
+class Benchmark(Result):
     """Speed of several models.
 
     Attributes:
@@ -65,6 +64,8 @@ class Benchmark:
         runtime: the runtime that executed them.
         rows: one for each model, number of threads and batch size.
     """
+
+    frame_of: ClassVar = "rows"
 
     models: tuple[str, ...]
     runtime: str

@@ -14,7 +14,7 @@ import pytest
 
 from sbonnx import graph as graphs
 from sbonnx import qdq
-from sbonnx.api import quantize
+from sbonnx.api.create import quantize
 from sbonnx.quant_model import QuantModel
 from sbonnx.spec import Array
 from tests.ancestor.qconfigs import SPARSEBIT, scale_and_zero, virtual, written

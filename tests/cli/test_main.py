@@ -19,10 +19,11 @@ from sbonnx.assets import digits
 from sbonnx.cli import VERBS, main, options
 from sbonnx.cli.app import GROUPS, build
 from sbonnx.cli.examples import EXAMPLES
-from sbonnx.present.text.printer import Printer, to_json
+from sbonnx.present.text.printer import Printer
 from sbonnx.present.text.tables import show_refusals
 from sbonnx.report import Reason, Refusal
 from sbonnx.system import native as loops
+from sbonnx.system.terminal import to_json
 from sbonnx.values import json_values
 from sbonnx.version import __version__
 

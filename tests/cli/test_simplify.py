@@ -79,7 +79,7 @@ def test_in_python(tmp_path: Path) -> None:
     assert report.ok and report.simplified is not None
     assert (report.nodes_before, report.nodes_after) == (3, 1)
     assert [node.op_type for node in report.simplified.graph.node] == ["Conv"]
-    assert "3 to 1 nodes, equal outputs" in repr(report)
+    assert "3 to 1 nodes: equal outputs" in repr(report)
     x = np.random.default_rng(0).standard_normal((2, 3, 8, 8)).astype(np.float32)
     np.testing.assert_allclose(run(report.simplified, {"x": x})["y"], run(proto, {"x": x})["y"], rtol=1e-5, atol=1e-6)
     plain = sbonnx.simplify(path, {"x": x}, output=tmp_path / "s.onnx", fuse=False)

@@ -13,7 +13,7 @@ import pytest
 from sbonnx import recipe as recipes
 from sbonnx.assets import digits
 from sbonnx.cli import main
-from sbonnx.planning import from_dict, to_dict
+from sbonnx.planning import from_dict
 from tests.support.models import batchnorm, model, run
 
 MODEL = str(digits().model)
@@ -103,7 +103,7 @@ def test_plan_shows_every_site_and_refusal(backend: str, tmp_path: Path, capsys:
     assert not plan.refusals or any(plan.refusals[0].why in line for line in shorter)
     assert main([*command, "--json"]) == 0
     assert from_dict(json.loads(capsys.readouterr().out)) == plan
-    assert json.loads(target.read_text()) == json.loads(json.dumps(to_dict(plan)))
+    assert json.loads(target.read_text()) == json.loads(json.dumps(plan.to_dict()))
 
 
 # --- recipe --------------------------------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ def test_the_same_backend_twice(place: Path) -> None:
 
 def test_a_report_is_one_line_and_settings_have_names(place: Path) -> None:
     report = sbonnx.quantize("m.onnx", "d.npz", backend="virtual", verify=False)
-    assert repr(report) == str(report) == f"Report(m.onnx -> in memory, virtual: {report.verdict.text})"
+    assert repr(report) == str(report) == f"Report(m.onnx for virtual: {report.verdict.text})"
     assert sbonnx.quantize("m.onnx", "d.npz", "q.onnx", backend="virtual", verify=False).output == "q.onnx"
     with pytest.raises(RecipeError, match="Did you mean virtual"):  # and the type checker refuses it
         sbonnx.quantize("m.onnx", "d.npz", backend="virtul")  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ import pytest
 
 from sbonnx.backends import BACKENDS
 from sbonnx.pipeline import prepare
-from sbonnx.planning import Plan, from_dict, to_dict
+from sbonnx.planning import Plan, from_dict
 from sbonnx.stages.state import read_recipe
 from tests.support.models import model, residual
 
@@ -38,7 +38,7 @@ def test_no_mode_quantizes_an_activation_or_a_bias() -> None:
         plan = planned(two(), backend, mode)
         assert plan.sites and {site.role for site in plan.sites} == {"weight"}
         assert plan.weights_alone
-        assert from_dict(to_dict(plan)) == plan
+        assert from_dict(plan.to_dict()) == plan
 
 
 @pytest.mark.parametrize("asked", [None, 0, 1000, 10**6])

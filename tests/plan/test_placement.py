@@ -228,7 +228,7 @@ def test_blocks_are_not_entered() -> None:
 def test_a_plan_survives_the_trip_through_json() -> None:
     for backend in ("virtual", "onnxruntime", "tensorrt"):
         plan = planned(residual(), backend)
-        assert planning.from_dict(json.loads(json.dumps(planning.to_dict(plan)))) == plan
+        assert planning.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
 
 
 def test_every_site_says_why() -> None:

@@ -24,7 +24,7 @@ def chromium() -> Iterator[browsers.Browser]:
 @pytest.fixture(scope="session")
 def digits_report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The report of the bundled model."""
-    from sbonnx.api import quantize
+    from sbonnx.api.create import quantize
 
     where = tmp_path_factory.mktemp("digits")
     return quantize(digits().model, digits().calib, output=where / "digits.int8.onnx").to_dict()

@@ -15,8 +15,8 @@ from sbonnx.batch.jobs.job import BatchReport, Job, JobResult, Outcome, Status
 from sbonnx.present import html
 from sbonnx.present.html import charts, formatting
 from sbonnx.present.html.overview import STATUSES
-from sbonnx.present.text.printer import to_json
 from sbonnx.report.details import TensorHistogram
+from sbonnx.system.terminal import to_json
 from tests.present.markup import Page
 from tests.present.reports import (
     EVIL,

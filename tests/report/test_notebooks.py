@@ -165,7 +165,7 @@ def test_a_table() -> None:
     assert list(frame["isolated"]) == [row.alone_db for row in ROWS]
 
 
-@pytest.mark.parametrize(("module", "call"), [("pandas", "layers_frame"), ("matplotlib.pyplot", "plot")])
+@pytest.mark.parametrize(("module", "call"), [("pandas", "frame"), ("matplotlib.pyplot", "plot")])
 def test_without_the_extra(module: str, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ImportError, match=rf"{call}\(\) needs .*: pip install 'sbonnx\[plot\]'"):

@@ -11,11 +11,11 @@ from typing import Any, ClassVar, Final, Literal, Protocol
 from sbonnx.calib.data.readers.preprocess_values import PRESETS
 from sbonnx.report import Report
 from sbonnx.report.comparison import CommandAdvice
-from sbonnx.report.notebook import NotebookView
+from sbonnx.report.notebook import Result
 from sbonnx.report.reading import read
 from sbonnx.system.python_files import names_function
 from sbonnx.system.terminal import map_strings
-from sbonnx.values import OBJECT, JsonValue
+from sbonnx.values import OBJECT
 
 Status = Literal["done", "unaccepted", "refused", "failed", "crashed", "out of memory", "timed out", "skipped"]
 """Status of an ended step.
@@ -330,8 +330,8 @@ class JobResult:
     advice: CommandAdvice | None = field(default=None, metadata=OBJECT)
 
 
-@dataclass(frozen=True)
-class BatchReport(NotebookView, JsonValue):
+@dataclass(frozen=True, repr=False)
+class BatchReport(Result):
     """Report of a batch.
 
     Attributes:
@@ -345,6 +345,7 @@ class BatchReport(NotebookView, JsonValue):
     """
 
     json_keys: ClassVar = ("ok", "exit_code", ...)
+    frame_of: ClassVar = "rows"
     title: str
     version: str
     started: str

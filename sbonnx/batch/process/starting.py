@@ -25,7 +25,7 @@ PRELOADED: Final = (
     "sbonnx.batch.process.step_main",
     "sbonnx.batch.work",
     "sbonnx.batch.jobs.outputs",
-    "sbonnx.api",
+    "sbonnx.api.create",
     "numpy",
     "onnx",
     "onnx_graphsurgeon",

@@ -8,7 +8,8 @@ from typing import Final
 from sbonnx.cli import options
 from sbonnx.cli.options import Arguments, CommandOption
 from sbonnx.errors import RecipeError
-from sbonnx.present.text.printer import Printer, to_json
+from sbonnx.present.text.printer import Printer
+from sbonnx.system.terminal import to_json
 
 HELP: Final = "Print the JSON schema of the output of a command (--json). Without a name: the schemas and versions."
 

@@ -142,7 +142,7 @@ def run(given: Arguments) -> int:
 def _quantized(backend: str, floats: Path, paths: DigitsPaths, target: Path, progress: Progress) -> DemoRow:
     """Build one row of the table: quantize, then evaluate on images that were not used for calibration."""
     from sbonnx import verify
-    from sbonnx.api import quantize
+    from sbonnx.api.create import quantize
     from sbonnx.verify.runtimes import exact_products
 
     try:

@@ -90,11 +90,10 @@ OPTIONS: Final = (
 
 def run(given: Arguments) -> int:
     from sbonnx import graph as graphs
-    from sbonnx.api import prune
+    from sbonnx.api.create import prune
     from sbonnx.backends import BACKENDS
-    from sbonnx.present.text.printer import to_json
     from sbonnx.pruning.result import no_gain
-    from sbonnx.system.terminal import versioned
+    from sbonnx.system.terminal import to_json, versioned
 
     if given[PLAN]:
         return _show_dimensions(given)
@@ -106,21 +105,7 @@ def run(given: Arguments) -> int:
     for note in told:
         given.printer().note(note)
     evaluation = evaluation_of(given)
-    progress = given.progress()
-    try:
-        report = prune(
-            model,
-            given.data(),
-            recipe=recipe,
-            masked=given[MASKED],
-            output=output,
-            force=force,
-            split=given[options.SPLIT],
-            progress=progress,
-            evaluation=evaluation,
-        )
-    finally:
-        progress.close()
+    report = given.call(prune, recipe=recipe, evaluation=evaluation)
     if page is not None:
         graphs.write_text(page, to_json(versioned("prune", report.to_dict())) + "\n")
     return _show_report(given, report, told)

@@ -13,7 +13,7 @@ from sbonnx.cli.evaluation import evaluation_of
 from sbonnx.cli.options import Arguments, required_output
 from sbonnx.errors import OutputError
 from sbonnx.plugins import MODEL_FOLDERS, optional_part
-from sbonnx.present.text.printer import decibels, to_json
+from sbonnx.present.text.printer import decibels
 from sbonnx.present.text.summary import facts_of, show_summary
 from sbonnx.present.text.tables import (
     comparison_facts,
@@ -23,7 +23,7 @@ from sbonnx.present.text.tables import (
     show_refusals,
     show_search,
 )
-from sbonnx.system.terminal import versioned
+from sbonnx.system.terminal import to_json, versioned
 
 if TYPE_CHECKING:
     from sbonnx.backends import Backend
@@ -99,7 +99,7 @@ OPTIONS: Final = (
 
 
 def run(given: Arguments) -> int:
-    from sbonnx.api import quantize
+    from sbonnx.api.create import quantize
     from sbonnx.stages.state import read_recipe
 
     model, output, force = given[options.MODEL], required_output(given[options.OUTPUT]), given[options.FORCE]

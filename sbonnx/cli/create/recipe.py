@@ -8,7 +8,8 @@ from typing import Any, Final
 from sbonnx.cli import options
 from sbonnx.cli.options import Arguments
 from sbonnx.errors import RecipeError
-from sbonnx.present.text.printer import Printer, to_json
+from sbonnx.present.text.printer import Printer
+from sbonnx.system.terminal import to_json
 
 HELP: Final = "Print the default recipe with comments. With FILE, check that recipe and print it resolved."
 

@@ -30,19 +30,11 @@ OPTIONS: Final = (
 
 
 def run(given: Arguments) -> int:
-    from sbonnx.api import simplify
+    from sbonnx.api.create import simplify
     from sbonnx.report.comparison import Comparison
 
     printer, target = given.printer(), required_output(given[OUTPUT])
-    report = simplify(
-        given[options.MODEL],
-        given.data(),
-        output=target,
-        fuse=not given[NO_FUSE],
-        force=given[options.FORCE],
-        split=given[options.SPLIT],
-        samples=given[options.SAMPLES],
-    )
+    report = given.call(simplify)
     printer.value("simplify", report)
     printer.facts(report.model, {"nodes": f"{report.nodes_before} -> {report.nodes_after}"})
     first = {match.pattern: match.node for match in reversed(report.applied)}

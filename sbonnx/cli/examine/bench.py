@@ -5,16 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from sbonnx.cli import options
-from sbonnx.cli.examine.run import SEED, SHAPE, random_feeds
+from sbonnx.cli.examine.run import SEED, SHAPE, shapes_of
 from sbonnx.cli.options import Arguments, CommandOption
-from sbonnx.errors import DataError
 
 if TYPE_CHECKING:
-    from sbonnx.graph import Graph
-    from sbonnx.verify import Feeds
     from sbonnx.verify.benchmark import Speed
 
 HELP: Final = "Measure latency and throughput. Several models run alternately, compared with the first."
@@ -51,40 +48,16 @@ OPTIONS: Final = (
 
 
 def run(given: Arguments) -> int:
-    from sbonnx import graph as graphs
-    from sbonnx.verify.benchmark import Benchmark, benchmark
-    from sbonnx.verify.runtimes import chosen_runtime
+    from sbonnx.api.speed_comparison import bench
 
     printer, models = given.printer(), given[MODELS]
-    threads = _numbers("--threads", given[THREADS])
-    if given[BATCH] is not None and given[options.SPLIT] is not None:
-        raise DataError("--batch and --split are both the samples of a run: drop one")
-    batches: list[int | None] = [given[options.SPLIT]]
-    if given[BATCH] is not None:
-        batches = [*_numbers("--batch", given[BATCH])]
-    if given[SECONDS] <= 0:
-        raise DataError(f"--seconds {given[SECONDS]}: the time limit is above 0")
-    loaded = [graphs.load(model, opset=1) for model in models]  # validates the files, for clear error messages
-    device = given[options.DEVICE] or "cpu"
-    runtime = chosen_runtime(given[options.RUNTIME], models, device=device)
-    feeds = [_feed(given, loaded[0], batch) for batch in batches]
-    rows: list[Speed] = []
-    progress = given.progress()
-    try:
-        progress.start("benchmark", len(feeds) * len(threads))
-        for feed in feeds:
-            for count in threads:
-                seconds = given[SECONDS]
-                rows += benchmark(models, feed, threads=count, seconds=seconds, device=device, runtime=runtime)
-                progress.advance()
-    finally:
-        progress.close()
-    printer.value("bench", Benchmark(tuple(map(str, models)), runtime, tuple(rows)))
-    for text in _summary(rows, models):
+    result = given.call(bench, shape=shapes_of(given[SHAPE] or ()))
+    printer.value("bench", result)
+    for text in _summary(result.rows, models):
         printer.line(text)
     inputs = "random inputs" if given[options.DATA] is None else "data"
     printer.table(
-        f"latency in milliseconds in {runtime}, with 95 % intervals ({inputs})",
+        f"latency in milliseconds in {result.runtime}, with 95 % intervals ({inputs})",
         ("model", "threads", "batch", "median", "interval", "best", "95th percentile", "samples/s", *_ratio(models)),
         [
             (
@@ -98,7 +71,7 @@ def run(given: Arguments) -> int:
                 f"{row.samples_per_second:,.0f}" if row.samples_per_second >= 100 else row.samples_per_second,
                 *_ratio(models, _ratio_text(row) if row.model != str(models[0]) else ""),
             )
-            for place, row in enumerate(rows)
+            for place, row in enumerate(result.rows)
         ],
     )
     return 0
@@ -128,25 +101,3 @@ def _range(interval: tuple[float, float]) -> str:
     from sbonnx.report.verdict import interval_text
 
     return interval_text(*interval).strip(" ()")
-
-
-def _feed(given: Arguments, graph: Graph, batch: int | None) -> Feeds:
-    """Return the feed of a batch size: the first of the data, or a random one."""
-    source = given.data()
-    if source is None:
-        return random_feeds(given, graph, batch or 1)
-    from sbonnx.calib.data import dataset as datasets
-
-    return next(iter(datasets.read(source, graph, split=batch, limit=1)))
-
-
-def _numbers(flag: str, text: Any) -> list[int]:
-    """Parse ``1,2,4``.
-
-    Raises:
-        DataError: text that is no list of numbers of 1 or more.
-    """
-    numbers = [int(part) if part.strip().isdecimal() else 0 for part in str(text).split(",")]
-    if not all(numbers):
-        raise DataError(f"{flag} is a number of 1 or more, or several separated by commas, got '{text}'")
-    return numbers

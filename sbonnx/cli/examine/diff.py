@@ -20,12 +20,12 @@ OPTIONS: Final = (FIRST, SECOND, TOP, *options.COMMON)
 
 
 def run(given: Arguments) -> int:
-    from sbonnx import graph as graphs
-    from sbonnx.qdq.difference import FileDifference, difference
+    from sbonnx.api.file_difference import diff
 
     printer, files, top = given.printer(), (given[FIRST], given[SECOND]), max(given[TOP], 0)
-    differences = difference(*(graphs.load(file, opset=1) for file in files))
-    printer.value("diff", FileDifference(str(files[0]), str(files[1]), differences))
+    result = given.call(diff)
+    differences = result.difference
+    printer.value("diff", result)
     for file, pairs in zip(files, (differences.first_pairs, differences.second_pairs), strict=True):
         printer.table(f"quantized in {file} only: {len(pairs)}", ("tensor", "type"), list(pairs.items())[:top])
     printer.table(

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from sbonnx.cli import options
-from sbonnx.cli.evaluation import evaluation_data
 from sbonnx.cli.options import Arguments, CommandOption
 from sbonnx.errors import RecipeError
 from sbonnx.present.text.tables import evaluation_rows
@@ -37,34 +35,17 @@ OPTIONS: Final = (
 
 
 def run(given: Arguments) -> int:
-    from sbonnx import graph as graphs
-    from sbonnx.calib.data import with_preprocess
-    from sbonnx.verify import labelled
-    from sbonnx.verify.runtimes import chosen_runtime
+    from sbonnx.api.task_evaluation import eval
 
-    models, named = given[MODELS], given[options.METRIC]
-    if named is None:
+    if given[options.METRIC] is None:
         raise RecipeError("--metric is missing: name what to compute, such as --metric top1")
-    labelled_data: Any = None
-    if given.data() is None and len(models) > 1 and models[-1].suffix != ".onnx":
-        *models, last = models
-        labelled_data = with_preprocess(last, given[options.PREPROCESS])
-    data = evaluation_data(given, labelled_data or given.required_data(), named, given[options.SPLIT])
-    data = replace(data, limit=given[options.SAMPLES])
-    for model in models:
-        graphs.load(model)  # validates the file, for a clear error message
-    device = given[options.DEVICE] or "cpu"
-    runtimes = {str(model): chosen_runtime(given[options.RUNTIME], [model], device=device) for model in models}
-    progress = given.progress()
-    try:
-        progress.start("evaluation", None)
-        names = {str(model): model for model in models}
-        evaluation = labelled.evaluate(names, data, device=device, feeds_done=progress.advance, runtimes=runtimes)
-    finally:
-        progress.close()
-    printer = given.printer()
-    used = tuple(runtimes[str(model)] for model in models)
-    printer.value("eval", labelled.MetricTable(**vars(evaluation), runtimes=used))
-    title, columns, rows = evaluation_rows(evaluation)
+    models, data = given[MODELS], given[options.DATA]
+    if data is None and len(models) > 1 and models[-1].suffix != ".onnx":
+        *models, data = models
+    elif data is None:
+        given.required_data()
+    printer, table = given.printer(), given.call(eval, models=models, data=data)
+    printer.value("eval", table)
+    title, columns, rows = evaluation_rows(table)
     printer.table(title, columns, rows)
     return 0

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sbonnx.cli import options
-from sbonnx.cli.options import Arguments, required_output
-from sbonnx.errors import OutputError, RecipeError
-from sbonnx.present.text.printer import Printer, to_json
-from sbonnx.system.terminal import BELOW_QUALITY, DONE
+from sbonnx.cli.options import Arguments
+from sbonnx.errors import RecipeError
+from sbonnx.present.text.printer import Printer
+from sbonnx.system.terminal import BELOW_QUALITY, DONE, to_json
 
 if TYPE_CHECKING:
-    from sbonnx.linting import LintRule
     from sbonnx.linting.report import LintReport
 
 HELP: Final = (
@@ -65,68 +64,28 @@ OPTIONS: Final = (
 
 
 def run(given: Arguments) -> int:
-    from sbonnx import graph as graphs
-    from sbonnx.linting import TARGETS, rules_for
-    from sbonnx.linting.findings import sarif as to_sarif
-    from sbonnx.linting.fix import fixes_for
-    from sbonnx.linting.report import lint_file
+    from sbonnx.api.rule_check import lint
     from sbonnx.present.text.lint import show_lint
 
-    model, target, output, layers = given[MODEL], given[TARGET], given[OUTPUT], given[ENGINE_LAYERS]
-    sarif, fix, force = given[SARIF], given[FIX], given[options.FORCE]
-    if output is not None and not fix:
-        raise OutputError("-o names the model that --fix writes: add --fix")
-    target = _target(target, model)
-    cpu = given.file_cpu(target)
-    if fix and target in TARGETS and not fixes_for(target):
-        raise RecipeError(f"--fix: nothing is fixed for {target}: quantize the model again, with --requantize and data")
-    if given[ENGINE_PROFILE] is not None and layers is None:
-        raise RecipeError("--engine-profile has the times of layers: add --engine-layers")
-    if layers is not None and not target.startswith("tensorrt"):
-        raise RecipeError(f"--engine-layers is about a TensorRT engine, and --target is {target}")
     form = _form(given)
-    rules = rules_for(target)
-    if sarif is not None:
-        graphs.check_target(sarif, inputs=[model, *([output] if output else [])], force=force)
-    fixed = required_output(output) if fix else None
-    engine = None if layers is None else (layers, given[ENGINE_PROFILE])
-    report = lint_file(model, target, cpu=cpu, fixed=fixed, force=force, engine=engine)
-    if sarif is not None:
-        graphs.write_text(sarif, to_json(to_sarif(report.findings, rules, report.checked)) + "\n")
+    report = given.call(lint)
     printer = Printer(as_json=form == "json", quiet=given[options.QUIET] or form != "text")
     printer.value("lint", report)
-    text = _in_form(form, report, rules)
+    text = _in_form(form, report)
     if text:
         Printer().text(text)
     show_lint(printer, report, verbose=given[options.VERBOSE])
-    for path in filter(None, (output, sarif)):
+    for path in filter(None, (given[OUTPUT], given[SARIF])):
         printer.line(f"written: {path}")
     return BELOW_QUALITY if report.counts.error else DONE
 
 
-def _target(wanted: str | None, model: Path) -> str:
-    """Return the target: without one that of the file's metadata, without a version the newest.
-
-    Raises:
-        RecipeError: none is given, and the file names none that has rules.
-    """
-    from sbonnx.linting import TARGETS
-    from sbonnx.recipe.names import full_backend
-    from sbonnx.verify.runtimes import recorded_backend
-
-    name = full_backend(wanted or recorded_backend(model))
-    target = next((target for target in TARGETS if name in (target, target.partition("@")[0])), name)
-    if wanted is None and target not in TARGETS:
-        why = f"'{name}' of the file's metadata has no rules" if name else "the file names none"
-        raise RecipeError(f"--target is missing, and {why}: give one of {', '.join(TARGETS)}")
-    return target
-
-
-def _in_form(form: str, report: LintReport, rules: tuple[LintRule, ...]) -> str:
+def _in_form(form: str, report: LintReport) -> str:
     """Return the findings in a form of CI services; "" for tables and JSON."""
-    from sbonnx.linting import ci_formats
+    from sbonnx.linting import ci_formats, rules_for
     from sbonnx.linting.findings import sarif
 
+    rules = rules_for(report.target)
     if form == "github":
         return ci_formats.github(report.findings, report.checked)
     if form == "junit":

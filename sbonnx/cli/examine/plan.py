@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from sbonnx.cli import options
 from sbonnx.cli.options import Arguments
-from sbonnx.present.text.printer import Printer, to_json
+from sbonnx.present.text.printer import Printer
 from sbonnx.present.text.tables import show_refusals
 
 if TYPE_CHECKING:
@@ -37,21 +37,12 @@ OPTIONS: Final = (
 
 
 def run(given: Arguments) -> int:
-    from sbonnx import graph as graphs
-    from sbonnx.pipeline import prepare
-    from sbonnx.planning import to_dict
-    from sbonnx.stages.state import read_recipe
+    from sbonnx.api.model_plan import planned
 
     printer, model, output = given.printer(), given[options.MODEL], given[OUTPUT]
-    recipe, rules = read_recipe(given[options.RECIPE], given[options.BACKEND], given.overrides())
-    if output is not None:
-        graphs.check_target(output, inputs=[model], force=given[options.FORCE])
-    prepared = prepare(model, recipe, rules)
+    prepared = given.call(planned, recipe=given.recipe(), backend=None)
     plan = prepared.plan
-    value: dict[str, Any] = to_dict(plan)
-    if output is not None:
-        graphs.write_text(output, to_json(value) + "\n")
-    printer.value("plan", value)
+    printer.value("plan", plan)
     refusals = list(prepared.refusals)
     printer.line(_summary(str(model), plan, len(refusals)))
     _show_sites(printer, plan, verbose=given[options.VERBOSE])

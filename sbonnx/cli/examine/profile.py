@@ -3,43 +3,25 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sbonnx.cli import options
 from sbonnx.cli.evaluation import evaluation_of
-from sbonnx.cli.options import Arguments
-from sbonnx.errors import RecipeError
+from sbonnx.cli.options import Arguments, CommandOption
 from sbonnx.present.text.printer import Printer
 from sbonnx.present.text.tables import bar, metric_text
 
 if TYPE_CHECKING:
-    from sbonnx.graph import Graph
-    from sbonnx.planning.types import Plan, Solution
-    from sbonnx.profiling import MetricLosses, Profile
+    from sbonnx.profiling.metric_losses import EvaluatedProfile, MetricLosses
     from sbonnx.report.details import Column
     from sbonnx.report.figures import MetricRow
-    from sbonnx.verify import EvaluationData
 
 HELP: Final = (
     "Show the quantization error of each layer. The model is quantized by the recipe, or a quantized file of "
     "any tool is read."
 )
 
-GRAPH: Final = "graph"
-"""Sort key: graph order."""
-
-MEASURE: Final = "sqnr"
-"""Error measure without --metric."""
-
-EVALUATED: Final = 10
-"""Layers whose loss in a task metric is measured, without --top."""
-
 EVALUATING: Final = tuple(row for row in options.EVALUATING if row is not options.METRIC)
-
-DEFAULT_MEMORY: Final = "512 MiB"
-"""Memory limit for buffered activations if a quantized file is profiled."""
 
 QUANT: Final = options.optional_argument(
     "quantized", "QUANT", "A quantized file of that model; without it, the model is quantized by the recipe."
@@ -85,76 +67,24 @@ OPTIONS: Final = (
 
 
 def run(given: Arguments) -> int:
-    from sbonnx import graph as graphs
-    from sbonnx.mermaid import mermaid as to_mermaid
-    from sbonnx.profiling.metric_losses import EvaluatedProfile
+    from sbonnx.api.layer_profile import MEASURE, column_of, profile
 
-    model, quantized, mermaid = given[options.MODEL], given[QUANT], given[MERMAID]
-    printer, sort, top = given.printer(), given[SORT], given[TOP]
+    printer, quantized = given.printer(), given[QUANT]
     evaluation = evaluation_of(given, METRIC)
-    _check_words(_measure(given), sort, top)
-    data = given.required_data()
-    recipe_flags = given.overrides(without=(options.DEVICE, options.SAMPLES, options.MEMORY))
-    if mermaid is not None:
-        inputs = [model, Path(data), *([quantized] if quantized else [])]
-        graphs.check_target(mermaid, inputs=inputs, force=given[options.FORCE])
-    if quantized is None:
-        profiled = _profile_recipe(given)
-    elif any((recipe_flags, given[options.RECIPE], given[options.BACKEND])):
-        raise RecipeError(
-            f"{quantized} is quantized already: leave --recipe, --backend, --bits and other options of the recipe out"
-        )
-    else:
-        profiled = _profile_file(given, quantized)
-    graph, profile = profiled.graph, profiled.profile
-    if mermaid is not None:
-        graphs.write_text(mermaid, to_mermaid(graph, profile.losses()))
-    rows = profile.layers if sort == GRAPH else profile.worst_first(_column(sort))
-    shown = replace(profile, layers=rows[:top])
-    metric = None if evaluation is None else _metric_losses(given, profiled, evaluation)
-    printer.value("profile", EvaluatedProfile(shown, metric))
-    _tables(printer, f"{quantized or model}", profile, shown, _column(sort))
-    if metric is not None:
-        _metric_table(printer, metric)
-    if mermaid is not None:
-        printer.line(f"written: {mermaid}")
+    given.required_data()
+    of_files: tuple[CommandOption[Any], ...] = (options.DEVICE, options.SAMPLES, options.MEMORY)
+    of_recipe = (given.overrides(without=of_files), given[options.RECIPE], given[options.BACKEND])
+    recipe = given.recipe() if quantized is None or any(of_recipe) else None
+    keys = {} if recipe else {row.name: given[row] for row in of_files}
+    metric = given[METRIC] if evaluation is None else MEASURE
+    result = given.call(profile, metric=metric, evaluation=evaluation, recipe=recipe, backend=None, **keys)
+    printer.value("profile", result)
+    _tables(printer, f"{quantized or given[options.MODEL]}", result, column_of(given[SORT]))
+    if result.evaluation is not None:
+        _metric_table(printer, result.evaluation)
+    if given[MERMAID] is not None:
+        printer.line(f"written: {given[MERMAID]}")
     return 0
-
-
-@dataclass(frozen=True)
-class _Profiled:
-    """A profile, and the network that it is of."""
-
-    graph: Graph
-    plan: Plan
-    solution: Solution
-    profile: Profile
-
-
-def _measure(given: Arguments) -> str:
-    return given[METRIC] or MEASURE if given[options.EVAL] is None else MEASURE
-
-
-def _metric_losses(given: Arguments, found: _Profiled, evaluation: EvaluationData) -> MetricLosses:
-    """Measure the loss in the task metric of the layers with the largest isolated error."""
-    from sbonnx.profiling import metric_losses
-
-    rows = [row for row in found.profile.worst_first("alone") if not row.scope]
-    nodes = [row.node for row in rows[: given[TOP] or EVALUATED]]
-    progress = given.progress()
-    try:
-        progress.start("evaluation", None)
-        return metric_losses(
-            found.graph,
-            found.plan,
-            found.solution,
-            nodes,
-            evaluation,
-            device=given[options.DEVICE] or "cpu",
-            feeds_done=progress.advance,
-        )
-    finally:
-        progress.close()
 
 
 def _metric_table(printer: Printer, found: MetricLosses) -> None:
@@ -177,71 +107,10 @@ def _metric_table(printer: Printer, found: MetricLosses) -> None:
     )
 
 
-def _check_words(metric: str, sort: str, top: int | None) -> None:
-    from sbonnx.profiling import COLUMNS, MEASURES
-
-    if metric not in MEASURES:
-        raise RecipeError(f"--metric {metric}: there are {', '.join(MEASURES)}; a task metric needs --eval DATA")
-    if sort not in (GRAPH, *COLUMNS):
-        raise RecipeError(f"--sort {sort}: there are {', '.join((GRAPH, *COLUMNS))}")
-    if top is not None and top < 1:
-        raise RecipeError(f"--top {top} shows nothing: use 1 or more")
-
-
-def _column(sort: str) -> Column:
-    """Return the column that determines the order of rows and the length of bars."""
-    from sbonnx.profiling import COLUMNS
-
-    return next((column for column in COLUMNS if column == sort), COLUMNS[0])
-
-
-def _profile_recipe(given: Arguments) -> _Profiled:
-    from sbonnx.pipeline import solve
-    from sbonnx.profiling import WalkOptions, losses
-    from sbonnx.stages.state import Request, read_recipe
-
-    recipe, rules = read_recipe(given[options.RECIPE], given[options.BACKEND], given.overrides())
-    if recipe.mode == "dynamic":
-        raise RecipeError("MODE: dynamic cannot be profiled: the scales of activations are computed as the file runs")
-    request = Request(given[options.MODEL], recipe, rules, data=given.required_data(), split=given[options.SPLIT])
-    state = solve(request, given.progress())
-    profile = losses(
-        state.prepared.graph,
-        state.prepared.plan,
-        state.solution,
-        () if state.data is None else state.data.every,
-        checker=_measure(given),
-        options=WalkOptions(None, recipe.device, recipe.calibration.memory, recipe.calibration.threads),
-    )
-    return _Profiled(state.prepared.graph, state.prepared.plan, state.solution, profile)
-
-
-def _profile_file(given: Arguments, quantized: Path) -> _Profiled:
-    from sbonnx.calib.data import dataset as datasets
-    from sbonnx.profiling import WalkOptions, file_losses, subject_of
-
-    model = given[options.MODEL]
-    subject = subject_of(model, quantized)
-    feeds = datasets.read(
-        given.required_data(), subject.graph, split=given[options.SPLIT], limit=given[options.SAMPLES]
-    )
-    profile = file_losses(
-        model,
-        quantized,
-        subject.graph,
-        subject.plan,
-        subject.solution,
-        feeds,
-        checker=_measure(given),
-        options=WalkOptions(device=given[options.DEVICE] or "cpu", memory=given[options.MEMORY] or DEFAULT_MEMORY),
-    )
-    profile = replace(profile, notes=(*subject.notes, *profile.notes))
-    return _Profiled(subject.graph, subject.plan, subject.solution, profile)
-
-
-def _tables(printer: Printer, title: str, profile: Profile, shown: Profile, column: Column) -> None:
+def _tables(printer: Printer, title: str, result: EvaluatedProfile, column: Column) -> None:
     from sbonnx.profiling import COLUMNS, TITLES
 
+    shown, profile = result.profile, result.whole or result.profile
     unit = f" {profile.unit}" if profile.unit else ""
     better = "more is better" if profile.higher_is_better else "less is better"
     printer.table(

@@ -13,7 +13,6 @@ from sbonnx.batch.jobs.job import BatchReport
 from sbonnx.batch.preview import BatchPreview
 from sbonnx.cli.about import completion, doctor, explain, version
 from sbonnx.cli.create import demo, init, recipe
-from sbonnx.cli.examine import inspect, view
 from sbonnx.cli.schemas.derived import Derivation
 from sbonnx.linting.report import LintReport
 from sbonnx.llm.adapt import AdaptedDecoder
@@ -25,6 +24,7 @@ from sbonnx.pruning.groups.dimensions import PrunableDimensions
 from sbonnx.pruning.sparsity.choice import SparseLayers
 from sbonnx.qdq.difference import FileDifference
 from sbonnx.report.comparison import FileComparison
+from sbonnx.report.contents import ModelContents
 from sbonnx.report.decoder import DecoderEvaluation
 from sbonnx.report.outcome import QuantizedFolder, Report
 from sbonnx.report.pruned import PruningReport
@@ -32,6 +32,7 @@ from sbonnx.report.simplified import SimplifyReport
 from sbonnx.system.terminal import versioned
 from sbonnx.verify.benchmark import Benchmark
 from sbonnx.verify.labelled import MetricTable
+from sbonnx.viewing import WrittenPage
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
@@ -59,7 +60,7 @@ SCHEMAS: Final[dict[str, Any]] = {
     "init": init.InitOutput,
     "recipe": recipe.RecipeOutput,
     "demo": demo.DemoOutput,
-    "inspect": inspect.InspectOutput,
+    "inspect": ModelContents,
     "plan": Plan,
     "lint": LintReport,
     "run": RunOutput,
@@ -68,7 +69,7 @@ SCHEMAS: Final[dict[str, Any]] = {
     "diff": FileDifference,
     "eval": MetricTable,
     "profile": EvaluatedProfile,
-    "view": view.ViewOutput,
+    "view": WrittenPage,
     "explain": explain.ExplainOutput,
     "doctor": doctor.DoctorOutput,
     "schema": SchemaOutput,

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from sbonnx.present.html.cards import Card, render_card
+from sbonnx.present.html.card import Card
+from sbonnx.present.html.cards import render_card
 from sbonnx.present.html.network import graph_page_of, network_of
 from sbonnx.present.html.overview import overview_of
 from sbonnx.present.html.templates import environment

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from sbonnx.present.html import formatting
+from sbonnx.present.html import file_cards, formatting
+from sbonnx.present.html.card import MOST_ROWS, Card
 from sbonnx.present.html.formatting import text
 from sbonnx.present.html.layer_views import layers_of
 from sbonnx.present.html.network import decoder_figures, network_of
@@ -16,21 +17,19 @@ from sbonnx.present.html.overview import overview_of
 from sbonnx.present.html.templates import environment
 from sbonnx.report.comparison import Comparison, DecoderFigures
 from sbonnx.report.reading import read
-from sbonnx.report.verdict import Tone, figure_text, interval_text, state_text, verdict_of
+from sbonnx.report.verdict import Tone, figure_text, state_text, verdict_of
 from sbonnx.system.terminal import map_strings, relative_paths
 from sbonnx.values import plain
 
 if TYPE_CHECKING:
     from sbonnx.batch.jobs.job import BatchReport
     from sbonnx.planning.types import Plan
-    from sbonnx.profiling.checkers import Profile
-    from sbonnx.qdq.difference import ModelDifference
     from sbonnx.quant_model.life_cycle import QuantModel
     from sbonnx.report import Report
+    from sbonnx.report.comparison import FileComparison
     from sbonnx.report.decoder import DecoderEvaluation
     from sbonnx.report.figures import Evaluation, MetricValue
     from sbonnx.report.pruned import PruningReport
-    from sbonnx.verify.benchmark import Speed
 
 TONE_OF: Final[Mapping[str, Tone]] = {
     "kept": "good",
@@ -40,43 +39,6 @@ TONE_OF: Final[Mapping[str, Tone]] = {
     "unknown": "idle",
 }
 """Tone of a card by `sbonnx.report.verdict.Accuracy`."""
-
-MOST_ROWS: Final = 8
-"""Rows of the table; more are counted below it."""
-
-
-@dataclass(frozen=True)
-class Card:
-    """Summary of a value.
-
-    Attributes:
-        title: its name.
-        sentence: what it says; "" without one.
-        tone: colour of the sentence.
-        facts: (name, text).
-        columns, rows: a table, of which the first `MOST_ROWS` rows are shown; empty without one.
-        total: number of rows in all; None: those of `rows`.
-        hint: how to see more.
-    """
-
-    title: str
-    sentence: str = ""
-    tone: Tone = "idle"
-    facts: Sequence[tuple[str, str]] = ()
-    columns: Sequence[str] = ()
-    rows: Sequence[Sequence[str]] = field(default_factory=tuple)
-    total: int | None = None
-    hint: str = ""
-
-    @property
-    def shown(self) -> Sequence[Sequence[str]]:
-        """The rows of the table."""
-        return self.rows[:MOST_ROWS]
-
-    @property
-    def further(self) -> int:
-        """Number of rows that are not shown."""
-        return (len(self.rows) if self.total is None else self.total) - len(self.shown)
 
 
 def report_card(report: Report) -> Card:
@@ -119,6 +81,14 @@ def comparison_card(metrics: Comparison) -> Card:
         rows=rows,
         hint="all: .outputs, .quality, .kernels",
     )
+
+
+def file_comparison_card(result: FileComparison) -> Card:
+    """Summarize a comparison of two files: their verdict, with the limits that were set."""
+    verdict = result.verdict
+    card = comparison_card(result.comparison)
+    title = f"{text(result.quantized)} against {text(result.float)}"
+    return replace(card, title=title, sentence=verdict.text, tone="bad" if result.problems else verdict.tone)
 
 
 def evaluation_card(evaluation: Evaluation) -> Card:
@@ -236,56 +206,6 @@ def model_card(model: QuantModel) -> Card:
     return Card(title, facts=[*model.step_states.items(), *_sites_by_role(plan)], hint="plan: .prepared.plan")
 
 
-def difference_card(difference: ModelDifference) -> Card:
-    """Summarize the difference of two quantized models."""
-    facts = [
-        ("quantized in the first only", str(len(difference.first_pairs))),
-        ("in the second only", str(len(difference.second_pairs))),
-        ("differently", str(len(difference.pairs))),
-        ("equally", str(difference.equal_pairs)),
-        ("constants with other values", str(len(difference.constants))),
-    ]
-    return Card(
-        title="Two quantized models: " + ("equal" if difference.equal else "different"),
-        tone="good" if difference.equal else "warn",
-        facts=facts,
-        columns=("quantized differently", "type in the first", "in the second"),
-        rows=[(row.tensor, *row.types) for row in difference.pairs],
-        hint="all: .to_dict()",
-    )
-
-
-def profile_card(profile: Profile) -> Card:
-    """Summarize losses by layer: those with the largest isolated loss."""
-    from sbonnx.profiling.checkers import COLUMNS, TITLES, kind_of, name_of
-
-    name, unit = name_of(profile.checker), kind_of(profile.checker).unit
-    rows = [
-        (row.node, row.op, row.label, *("" if value is None else f"{value:.4g}" for value in map(row.value, COLUMNS)))
-        for row in profile.worst_first()
-    ]
-    outputs = [(f"output {output}", f"{value:.4g} {unit}") for output, value in profile.outputs.items()]
-    return Card(
-        title=f"{name}{f' ({unit})' if unit else ''} of {len(profile.layers)} layers on {profile.feeds} feeds",
-        facts=outputs,
-        columns=("layer", "op", "reads", *(TITLES[name] for name in COLUMNS)),
-        rows=rows,
-        hint="all: .layers, .plot()",
-    )
-
-
-def speed_card(speed: Speed) -> Card:
-    """Summarize the times of a model."""
-    facts = [
-        ("median", f"{speed.median_ms:.3g} ms{interval_text(*speed.interval_ms)}"),
-        ("best", f"{speed.best_ms:.3g} ms"),
-        ("95th percentile", f"{speed.p95_ms:.3g} ms"),
-        ("samples/s", f"{speed.samples_per_second:.3g}"),
-        ("time relative to the first model", f"{speed.ratio:.3g} of it"),
-    ]
-    return Card(f"{speed.model}, {speed.threads} threads, {speed.batch} samples a run", facts=facts)
-
-
 def adaptation_cards(adapted: Any) -> list[Card]:
     """Summarize a decoder with trained adapters: its evaluation before and after.
 
@@ -299,27 +219,31 @@ def adaptation_cards(adapted: Any) -> list[Card]:
 
 
 CARDS: Final[Mapping[str, Callable[[Any], Card | list[Card]]]] = {
+    **file_cards.CARDS,
     "AdaptedDecoder": adaptation_cards,
     "BatchReport": batch_card,
     "Comparison": comparison_card,
     "DecoderEvaluation": decoder_card,
     "Evaluation": evaluation_card,
-    "ModelDifference": difference_card,
+    "FileComparison": file_comparison_card,
     "Plan": plan_card,
-    "Profile": profile_card,
     "PruningReport": pruning_card,
     "QuantModel": model_card,
     "Report": report_card,
-    "Speed": speed_card,
 }
 """Summaries by class name."""
 
 
-def summary(result: object) -> str:
-    """Render the summary of a result for a notebook."""
+def cards_of(result: object) -> list[Card]:
+    """Return the cards of a result."""
     name = next(kind.__name__ for kind in type(result).__mro__ if kind.__name__ in CARDS)
     cards = CARDS[name](result)
-    return "".join(map(render_card, [cards] if isinstance(cards, Card) else cards))
+    return [cards] if isinstance(cards, Card) else cards
+
+
+def summary(result: object) -> str:
+    """Render the summary of a result for a notebook."""
+    return "".join(map(render_card, cards_of(result)))
 
 
 def render_card(card: Card) -> str:

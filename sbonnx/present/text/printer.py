@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, final
 
-from sbonnx.system.terminal import BELOW_QUALITY, DONE, LINE_LENGTH, escaped, json_escaped, one_line, versioned
+from sbonnx.system.terminal import BELOW_QUALITY, DONE, LINE_LENGTH, escaped, one_line, to_json, versioned
 from sbonnx.values import json_values
 
 if TYPE_CHECKING:
@@ -30,11 +30,6 @@ COLUMN_GAP: Final = 3
 
 PIPE_WIDTH: Final = 100_000
 """Table width when stdout is not a terminal, so that nothing is truncated or wrapped."""
-
-
-def to_json(value: Any) -> str:
-    """Format `value` as indented JSON without a trailing newline and without terminal control characters."""
-    return json_escaped(json.dumps(json_values(value), indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def decibels(value: float) -> float | str:

@@ -108,7 +108,7 @@ class EvaluationData:
         return datasets.read(self.data, inputs, split=self.split, limit=self.limit)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MetricTable(Evaluation):
     """Metric of models that are compared without a limit.
 

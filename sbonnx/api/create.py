@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @shown_by_default
 @by_keyword("model, data and output", "sbonnx.quantize('m.onnx', 'samples/', 'q.onnx', bits='w4a8')", most=3)
-def quantize(  # noqa: PLR0913 - public entry point
+def quantize(
     model: Source,
     data: Any,
     output: str | os.PathLike[str] | None = None,
@@ -147,7 +147,7 @@ def quantize(  # noqa: PLR0913 - public entry point
     return report if search is None else search.added_to(report)
 
 
-def simplify(  # noqa: PLR0913 - public entry point
+def simplify(
     model: Source,
     data: Any = None,
     *,
@@ -191,7 +191,7 @@ def simplify(  # noqa: PLR0913 - public entry point
 
 @shown_by_default
 @by_keyword("model, data and output", "sbonnx.prune('m.onnx', 'samples/', 'p.onnx', macs=0.5)", most=3)
-def prune(  # noqa: PLR0913 - public entry point
+def prune(
     model: Source,
     data: Any = None,
     output: str | os.PathLike[str] | None = None,
@@ -200,6 +200,7 @@ def prune(  # noqa: PLR0913 - public entry point
     masked: bool = False,
     force: bool = False,
     split: int | None = None,
+    preprocess: Preprocessing | None = None,
     metric: Metric | None = None,
     evaluation: EvaluationData | None = None,
     quantized: bool = False,
@@ -217,7 +218,7 @@ def prune(  # noqa: PLR0913 - public entry point
         recipe: path, nested dict or `Recipe`, of which the section SPARSE is read, and DEVICE, SAMPLES, CALIBRATION
             and VERIFY.MIN_SQNR_DB. None: no file.
         masked: write the masked model: shapes unchanged, weights that read removed channels zero.
-        split: cut arrays with a long leading axis into batches of this many samples.
+        split, preprocess: see `quantize`.
         metric: maps the (pruned, float) outputs of one feed, by name, to a loss, which ``max_loss`` then limits.
         evaluation: labelled data and a metric, which is computed for the original and the pruned model, see
             ``report.metrics.evaluation``; ``max_loss`` then limits the loss in it.
@@ -244,6 +245,7 @@ def prune(  # noqa: PLR0913 - public entry point
         raise RecipeError("max_loss is of one metric: give metric, or evaluation")
     if evaluation is not None and data is None:
         raise RecipeError("an evaluation is part of the verification: give calibration data")
+    data = with_preprocess(data, preprocess)
     with protecting(_inputs((model, data), recipe, evaluation)):
         _check_targets(output, (), force=force)
     request = Request(

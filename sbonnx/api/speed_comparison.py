@@ -1,0 +1,93 @@
+"""``bench``: latency and throughput of one model, or of several run alternately."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sbonnx import graph as graphs
+from sbonnx.api.arguments import File, Shapes, feeds_of, files_of, random_inputs, reading
+from sbonnx.calib.data import Preprocessing
+from sbonnx.errors import DataError
+from sbonnx.graph import Graph
+from sbonnx.progress import Progress, Silent, shown_by_default
+from sbonnx.verify import Feeds
+from sbonnx.verify.benchmark import Benchmark, Speed, benchmark
+from sbonnx.verify.runtimes import CPU, chosen_runtime
+
+Numbers = int | str | Sequence[int]
+"""A number of 1 or more, several, or text such as ``1,4``."""
+
+
+@shown_by_default
+def bench(
+    models: File | Sequence[File],
+    data: Any = None,
+    *,
+    threads: Numbers = 1,
+    batch: Numbers | None = None,
+    seconds: float = 2.0,
+    split: int | None = None,
+    preprocess: Preprocessing | None = None,
+    device: str = CPU,
+    runtime: str | None = None,
+    shape: Shapes | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+    ort_libraries: Sequence[File] = (),
+) -> Benchmark:
+    """Measure latency and throughput. Several models run alternately, and are compared with the first.
+
+    Args:
+        models: path of an ONNX file, or several, such as the float and the quantized one.
+        data: feeds, as calibration data of `sbonnx.quantize`, of which the first is used; None: a random one.
+        threads: threads inside operators; several: each is measured.
+        batch: samples of a run; several: each is measured. None: 1, or that of the data.
+        seconds: time limit of each measurement.
+        split, preprocess: see `sbonnx.quantize`.
+        device: "cpu", "cuda" or "auto".
+        runtime: "onnxruntime" or "openvino"; None: that of the files' backend if it is installed, else onnxruntime.
+        shape, seed: random inputs: shapes of inputs with dynamic axes by name, seed of the values.
+        progress: receiver of progress updates; None: a bar in notebooks and on terminals.
+        ort_libraries: libraries of custom operators that onnxruntime loads, for all later sessions of the process.
+
+    Raises:
+        SbonnxError: a subclass, for every error that the user can fix.
+    """
+    files, progress = files_of(models), progress or Silent()
+    counts = _numbers("--threads", threads)
+    if batch is not None and split is not None:
+        raise DataError("--batch and --split are both the samples of a run: drop one")
+    batches: list[int | None] = [split] if batch is None else [*_numbers("--batch", batch)]
+    if seconds <= 0:
+        raise DataError(f"--seconds {seconds}: the time limit is above 0")
+
+    def feed_of(graph: Graph, size: int | None) -> Feeds:
+        if data is None:
+            return random_inputs(graph, batch=size or 1, shape=shape, seed=seed)
+        return next(iter(feeds_of(data, graph, preprocess=preprocess, split=size, samples=1)))
+
+    rows: list[Speed] = []
+    with reading(ort_libraries=ort_libraries):
+        graph, *_ = [graphs.load(file, opset=1) for file in files]  # validates the files, for clear error messages
+        runtime = chosen_runtime(runtime, files, device=device)
+        feeds = [feed_of(graph, size) for size in batches]
+        progress.start("benchmark", len(feeds) * len(counts))
+        for feed in feeds:
+            for count in counts:
+                rows += benchmark(files, feed, threads=count, seconds=seconds, device=device, runtime=runtime)
+                progress.advance()
+    return Benchmark(tuple(map(str, files)), runtime, tuple(rows))
+
+
+def _numbers(flag: str, value: Numbers) -> list[int]:
+    """Parse ``1,2,4``.
+
+    Raises:
+        DataError: it is no list of numbers of 1 or more.
+    """
+    parts = str(value).split(",") if isinstance(value, (int, str)) else list(map(str, value))
+    numbers = [int(part) if part.strip().isdecimal() else 0 for part in parts]
+    if not numbers or not all(numbers):
+        raise DataError(f"{flag} is a number of 1 or more, or several separated by commas, got '{value}'")
+    return numbers

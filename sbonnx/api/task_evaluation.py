@@ -1,0 +1,74 @@
+"""``eval``: a metric of one or several models on labelled data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sbonnx import graph as graphs
+from sbonnx.api.arguments import File, files_of, reading
+from sbonnx.calib.data import Preprocessing, with_preprocess
+from sbonnx.errors import RecipeError
+from sbonnx.progress import Progress, Silent, shown_by_default
+from sbonnx.verify import labelled
+from sbonnx.verify.labelled import EvaluationData, MetricTable
+from sbonnx.verify.runtimes import CPU, chosen_runtime
+
+
+@shown_by_default
+def eval(
+    models: File | Sequence[File] | Mapping[str, File],
+    data: Any,
+    metric: str | None = None,
+    *,
+    labels: str | None = None,
+    head: str | None = None,
+    decode: str | None = None,
+    vocabulary: File | None = None,
+    blank: int | None = None,
+    preprocess: Preprocessing | None = None,
+    split: int | None = None,
+    samples: int | None = None,
+    device: str = CPU,
+    runtime: str | None = None,
+    progress: Progress | None = None,
+    ort_libraries: Sequence[File] = (),
+) -> MetricTable:
+    """Compute a metric on labelled data: models side by side, with 95 % intervals.
+
+    Args:
+        models: path of an ONNX file, float or quantized, or several, or several by name. The first is the reference.
+        data: labelled data, as calibration data of `sbonnx.quantize` with labels; or an `EvaluationData`, which names
+            the metric too.
+        metric: such as "top1" or "map50" (docs/metrics.md).
+        labels, head, decode, vocabulary, blank, split: see `sbonnx.EvaluationData`.
+        preprocess: see `sbonnx.quantize`.
+        samples: number of feeds at most; None: all.
+        device: "cpu", "cuda" or "auto".
+        runtime: "onnxruntime" or "openvino"; None: that of each file's backend if it is installed, else onnxruntime.
+        progress: receiver of progress updates; None: a bar in notebooks and on terminals.
+        ort_libraries: libraries of custom operators that onnxruntime loads, for all later sessions of the process.
+
+    Raises:
+        SbonnxError: a subclass, for every error that the user can fix.
+    """
+    progress = progress or Silent()
+    named = models if isinstance(models, Mapping) else {str(file): file for file in files_of(models)}
+    files = {name: Path(file) for name, file in named.items()}
+    with reading(ort_libraries=ort_libraries):
+        if isinstance(data, EvaluationData):
+            evaluation = data
+        elif metric is None:
+            raise RecipeError("--metric is missing: name what to compute, such as --metric top1")
+        else:
+            source, tokens = with_preprocess(data, preprocess), None if vocabulary is None else str(vocabulary)
+            evaluation = EvaluationData(
+                source, metric, labels, decode, split, limit=samples, vocabulary=tokens, blank=blank, head=head
+            )
+        for file in files.values():
+            graphs.load(file)  # validates the file, for a clear error message
+        runtimes = {name: chosen_runtime(runtime, [file], device=device) for name, file in files.items()}
+        progress.start("evaluation", None)
+        table = labelled.evaluate(files, evaluation, device=device, feeds_done=progress.advance, runtimes=runtimes)
+    return MetricTable(**vars(table), runtimes=tuple(runtimes.values()))

@@ -1,0 +1,165 @@
+"""Verbs as functions of `sbonnx`: the same words and defaults as the command line, and equal results."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sbonnx
+from sbonnx.assets import digits
+from sbonnx.cli import main, options
+from sbonnx.cli.app import VERBS, rows_of_commands
+from sbonnx.report.notebook import Result
+from sbonnx.system.terminal import to_json, versioned
+from sbonnx.verify import benchmark, sessions
+from sbonnx.verify.load import OtherLoad
+
+MODEL, CALIB, EVAL = (str(path) for path in (digits().model, digits().calib, digits().eval))
+
+ELSEWHERE = {
+    "batch": "sbonnx.batch.api",
+    "qat": "sbonnx.qat",
+    "init": "recipes and job files are written by hand in Python",
+    "recipe": "as init",
+    "demo": "a tour of the command line",
+    **dict.fromkeys(("explain", "doctor", "schema", "version", "completion"), "about the command line"),
+}
+"""Verbs without a function of their name, and why."""
+
+DATA: dict[str, Any] = {"data": CALIB, "split": 16, "samples": 1}
+DATA_FLAGS = f"--data {CALIB} --split 16 --samples 1"
+
+CALLS: dict[str, tuple[str, Callable[[], Any]]] = {
+    "quantize": (
+        f"{MODEL} --data {CALIB} --split 16 -o out.onnx --bits w4a4 --no-verify",
+        lambda: sbonnx.quantize(MODEL, CALIB, "out.onnx", split=16, bits="w4a4", verify=False),
+    ),
+    "prune": (
+        f"{MODEL} --ratio 0.25 -o out.onnx",
+        lambda: sbonnx.prune(MODEL, output="out.onnx", ratio=0.25),
+    ),
+    "simplify": (f"{MODEL} -o out.onnx --no-fuse", lambda: sbonnx.simplify(MODEL, output="out.onnx", fuse=False)),
+    "inspect": ("q.onnx", lambda: sbonnx.inspect("q.onnx")),
+    "plan": (
+        f"{MODEL} --backend virtual --bits w4a8 --set w.block_size=16",
+        lambda: sbonnx.plan(MODEL, backend="virtual", bits="w4a8", block_size=16),
+    ),
+    "lint": (
+        "q.onnx --target trt@10 --fix -o out.onnx --sarif out.sarif",
+        lambda: sbonnx.lint("q.onnx", "trt@10", fix=True, output="out.onnx", sarif="out.sarif"),
+    ),
+    "run": (
+        f"q.onnx {DATA_FLAGS} -o out.npz",
+        lambda: sbonnx.run("q.onnx", **DATA, output="out.npz"),
+    ),
+    "bench": (
+        f"{MODEL} q.onnx --threads 1,2 --shape image=3x1x8x8 --seed 1",
+        lambda: sbonnx.bench([MODEL, "q.onnx"], threads=(1, 2), shape={"image": (3, 1, 8, 8)}, seed=1),
+    ),
+    "compare": (
+        f"{MODEL} q.onnx {DATA_FLAGS} --min-sqnr 90 --eval {EVAL} --metric top1 --max-loss 1%",
+        lambda: sbonnx.compare(
+            MODEL,
+            "q.onnx",
+            **DATA,
+            min_sqnr=90,
+            evaluation=sbonnx.EvaluationData(EVAL, "top1", split=16),
+            max_loss="1%",
+        ),
+    ),
+    "diff": ("q.onnx p.onnx", lambda: sbonnx.diff("q.onnx", "p.onnx")),
+    "eval": (
+        f"{MODEL} q.onnx --data {EVAL} --metric top1",
+        lambda: sbonnx.eval([MODEL, "q.onnx"], sbonnx.EvaluationData(EVAL, "top1")),
+    ),
+    "profile": (
+        f"{MODEL} q.onnx {DATA_FLAGS} --sort weights --top 3 --metric mse",
+        lambda: sbonnx.profile(MODEL, "q.onnx", **DATA, sort="weights", top=3, metric="mse"),
+    ),
+    "view": ("q.onnx -o out.html --no-open", lambda: sbonnx.view("q.onnx", output="out.html", open=False)),
+}
+"""Options of each verb, and the call; outputs are named ``out``."""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two quantized models, q.onnx and p.onnx."""
+    folder = tmp_path_factory.mktemp("verbs")
+    for name, bits in (("q", "w8a8"), ("p", "w4a8")):
+        sbonnx.quantize(MODEL, CALIB, folder / f"{name}.onnx", bits=bits, split=16, samples=1, verify=False)
+    return folder
+
+
+def without_outputs(folder: Path) -> None:
+    for file in folder.glob("out.*"):
+        file.unlink()
+
+
+def same_times(models: Sequence[Any], feeds: Any, *, seconds: float, most: int) -> list[list[float]]:
+    """Times that do not depend on the machine."""
+    return [[1.0 + place + 0.01 * turn for turn in range(10)] for place, _ in enumerate(models)]
+
+
+def test_the_table_has_every_verb() -> None:
+    verbs = {verb.__name__.rpartition(".")[2] for verb in VERBS}
+    assert verbs == CALLS.keys() | ELSEWHERE.keys()
+    assert CALLS.keys() <= set(sbonnx.__all__) and not ELSEWHERE.keys() & set(sbonnx.__all__)
+
+
+@pytest.mark.parametrize("verb", CALLS)
+def test_equal_results(
+    verb: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Command line and Python write the same values. Results have the methods that notebooks and scripts use."""
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(sessions, "alternately", same_times)
+    monkeypatch.setattr(benchmark, "alternately", same_times)
+    monkeypatch.setattr(OtherLoad, "busy", False)
+    words, call = CALLS[verb]
+    assert main([verb, *words.split(), "--json", "--no-config"]) in (0, 1)
+    output = json.loads(capsys.readouterr().out)
+    without_outputs(place)
+    result = call()
+    without_outputs(place)
+    assert output == json.loads(to_json(versioned(verb, result.to_dict())))
+    assert isinstance(result, Result) and capsys.readouterr().out == ""
+    assert repr(result).startswith(f"{type(result).__name__}(") and "\n" not in repr(result)
+    assert result.summary().splitlines()[0] in repr(result) and "<div" in result._repr_html_()
+    pandas = pytest.importorskip("pandas", reason="an extra: sbonnx[plot]")
+    assert isinstance(result.frame(), pandas.DataFrame)
+
+
+OF_THE_TERMINAL = {
+    *(*options.COMMON_WITH_PROGRESS, options.VERBOSE, options.ORT_LIBRARY),
+}
+OF_THE_RECIPE = {options.BITS, options.SET}
+OF_THE_OUTPUT = {"output_format", "top", "plan", "no_advice", "report", "trtexec"}
+"""Options of what is printed and written beside the result, and of another result (`prune --plan`). In Python,
+`advise` is off."""
+
+
+@pytest.mark.parametrize("verb", CALLS)
+def test_equal_words_and_defaults(verb: str) -> None:
+    parameters = inspect.signature(getattr(sbonnx, verb)).parameters
+    takes_keys = any(row.kind is row.VAR_KEYWORD for row in parameters.values())
+    for option in rows_of_commands()[verb]:
+        name, value = option.name, option.default
+        if name.startswith("no_"):
+            name, value = name.removeprefix("no_"), not value
+        parameter = parameters.get(name)
+        if parameter is None or parameter.kind is parameter.VAR_KEYWORD:
+            of_recipe = takes_keys and (option.key or option in OF_THE_RECIPE)
+            of_labels = option in options.EVALUATING and "evaluation" in parameters
+            of_terminal = option in OF_THE_TERMINAL or option.name in OF_THE_OUTPUT
+            assert of_recipe or of_labels or of_terminal, f"{verb} has no parameter for {option.name}"
+            continue
+        if parameter.default is inspect.Parameter.empty:
+            assert value in (None, inspect.Parameter.empty)
+        else:
+            shown = option.shown or ("cpu" if option is options.DEVICE else None)
+            assert str(parameter.default) in (str(value), str(shown)), f"{verb}: {option.name}"
