@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from sbonnx.api.rule_check import lint
     from sbonnx.api.speed_comparison import bench
     from sbonnx.api.task_evaluation import eval
+    from sbonnx.assets import digits
     from sbonnx.calib.data import DataPath, DataRows
     from sbonnx.linting.report import LintReport
     from sbonnx.metrics.output_statistics import RunOutput
@@ -79,6 +80,7 @@ __all__ = [
     "bench",
     "compare",
     "diff",
+    "digits",
     "eval",
     "evaluate",
     "inspect",
@@ -118,6 +120,7 @@ _HOMES: Final = {
     "bench": "sbonnx.api.speed_comparison",
     "compare": "sbonnx.api.file_comparison",
     "diff": "sbonnx.api.file_difference",
+    "digits": "sbonnx.assets",
     "eval": "sbonnx.api.task_evaluation",
     "evaluate": "sbonnx.verify.labelled",
     "inspect": "sbonnx.api.model_contents",

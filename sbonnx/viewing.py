@@ -101,8 +101,9 @@ def view(
                 )
             stem, page = Path(file).stem, _report_page(Path(file))
         else:
-            options = {"preprocess": preprocess, "split": split, "samples": samples or FEEDS}
-            feeds = None if data is None else partial(feeds_of, data, **options)
+            feeds = None
+            if data is not None:
+                feeds = partial(feeds_of, data, preprocess=preprocess, split=split, samples=samples or FEEDS)
             shown = view_of(Path(file), second, feeds, backend=backend, recipe=recipe, device=device)
             if export is not None and target is not None:
                 return _exported(shown, export, target, force=force)

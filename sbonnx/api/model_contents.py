@@ -34,7 +34,9 @@ def inspect(model: str | os.PathLike[str]) -> ModelContents:
         entry.domain: entry.version for entry in graph.import_domains or () if entry.domain not in ("", "ai.onnx")
     }
     constants = [tensor for tensor in query.all_tensors(graph) if isinstance(tensor, Constant)]
-    sizes = [(math.prod(one.shape), dtype.itemsize) for one in constants if (dtype := query.dtype(one)) is not None]
+    sizes = [
+        (math.prod(stored.shape), dtype.itemsize) for stored in constants if (dtype := query.dtype(stored)) is not None
+    ]
     pairs = Counter((pair.qparams.spec.label(), pair.constant) for pair in qdq.read(graph))
     blocks = find_blocks(graph)
     kinds = Counter(block.kind for block in blocks)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from sbonnx import api
+from sbonnx.api import create as api
 from sbonnx.errors import RecipeError
 
 if TYPE_CHECKING:

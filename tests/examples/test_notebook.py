@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,17 @@ NOTEBOOK = Path(__file__).resolve().parents[2] / "examples" / "notebook" / "quan
 
 LONGEST_TEXT = 1500
 """Characters of printed text in the notebook."""
+
+
+def test_notebooks_import_only_sbonnx() -> None:
+    """Of its packages: what a notebook shows needs no internal module."""
+    notebooks = [*(NOTEBOOK.parents[1]).rglob("*.ipynb")]
+    assert NOTEBOOK in notebooks
+    for path in notebooks:
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        source = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+        names = re.findall(r"^\s*(?:from|import)\s+(sbonnx[\w.]*)", source, re.MULTILINE)
+        assert set(names) == {"sbonnx"} and "sbonnx." in source, path
 
 
 @pytest.mark.slow
