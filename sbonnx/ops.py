@@ -179,6 +179,9 @@ INTEGER_CONVOLUTIONS: Final = frozenset({"QLinearConv", "ConvInteger"})
 UNPACKS: Final = frozenset({"Cast", "Sub"})
 """Ops that unpack byte values from constants stored in fewer bits. Runtimes fold them when they load the file."""
 
+OBJECT_BOX_CLASSES: Final = ("Sigmoid", "Conv", "Softmax")
+"""Operators that end the three parts of a detection map: objectness, box, classes (FastestDet)."""
+
 INTEGER_ON_CPU: Final = (
     (frozenset(LINEAR) - {"ConvTranspose"})
     | (MOVES_DATA - {"SpaceToDepth", "GatherND", "Expand", "Identity"})

@@ -32,6 +32,8 @@ DATA = (
     "assets/digits_calib.npz",
     "assets/digits_eval.npz",
     "assets/skills/sbonnx/SKILL.md",
+    "assets/skills/sbonnx/scripts/summary.py",
+    "assets/skills/sbonnx/scripts/worst_layers.py",
     "backends/onnxruntime/kernel_costs.json",
     "backends/onnxruntime/kernel_costs_avx2.json",
     "backends/openvino/kernel_costs.json",
@@ -40,7 +42,8 @@ DATA = (
     "present/html/batch.html.j2",
     "present/html/card.html.j2",
     "present/html/chart.html.j2",
-    "present/html/graph.html.j2",
+    "present/html/dagre.min.js",
+    "present/html/graph.js",
     "present/html/graph_page.html.j2",
     "present/html/network.html.j2",
     "present/html/page.css",
@@ -70,6 +73,11 @@ def package_files() -> set[str]:
     return found - {source for sources in SOURCES.values() for source in sources}
 
 
+def module_files() -> set[str]:
+    """Modules of the packages; scripts for users are data."""
+    return {name for name in package_files() if name.endswith(".py")} - {f"sbonnx/{name}" for name in DATA}
+
+
 def packed_files(wheel: Path) -> set[str]:
     """What a wheel holds beside its metadata and what was compiled."""
     with zipfile.ZipFile(wheel) as archive:
@@ -95,19 +103,19 @@ def test_what_is_compiled_is_listed() -> None:
 def test_every_package_is_listed() -> None:
     """One that is missing in the list is missing in the wheel, and in the wheel only."""
     listed = PROJECT["tool"]["setuptools"]["packages"]
-    found = {Path(name).parent.as_posix().replace("/", ".") for name in package_files() if name.endswith(".py")}
+    found = {Path(name).parent.as_posix().replace("/", ".") for name in module_files()}
     assert set(listed) == found
     assert listed == sorted(listed)
 
 
 def test_every_folder_with_modules_is_a_package() -> None:
-    modules = [name for name in package_files() if name.endswith(".py")]
+    modules = module_files()
     folders = {name.rpartition("/")[0] for name in modules}
     assert not [folder for folder in sorted(folders) if f"{folder}/__init__.py" not in modules]
 
 
 def test_packages_contain_only_code_and_listed_data() -> None:
-    others = {name for name in package_files() if not name.endswith(".py")}
+    others = package_files() - module_files()
     assert others == {f"sbonnx/{name}" for name in DATA}
 
 

@@ -23,6 +23,7 @@ from sbonnx.errors import DataError
 from sbonnx.graph import Graph, Tensor
 from sbonnx.metrics.arrays import shown
 from sbonnx.metrics.boxes import is_of_tensorflow, named_parts
+from sbonnx.ops import OBJECT_BOX_CLASSES
 from sbonnx.spec import Array
 
 STRIDES: Final = ((8, 16, 32), (8, 16, 32, 64), (4, 8, 16, 32), (16, 32))
@@ -128,7 +129,7 @@ def recognized_head(outputs: DetectorOutputs) -> Head | None:
         if head is not None:
             return head
     maps = outputs.of_rank(4)
-    if len(maps) == len(arrays) == 1 and is_concat_of(outputs.tensor(next(iter(maps))), ("Sigmoid", "Conv", "Softmax")):
+    if len(maps) == len(arrays) == 1 and is_concat_of(outputs.tensor(next(iter(maps))), OBJECT_BOX_CLASSES):
         return HEADS["fastestdet"].head
     return None
 

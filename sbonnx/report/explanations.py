@@ -348,7 +348,7 @@ EXPLANATIONS: Final = (
     ),
     Explanation(
         "R41",
-        "not-in-costs widths-chosen widths-measured node-not-in-file not-tried advice search-trials search-reached "
+        "not-in-costs widths-chosen widths-measured node-not-in-file not-tried search-trials search-reached "
         "search-gain",
         "what the search for widths or settings tried and chose",
         "nothing; MIXED and AUTO have the limits and candidates",

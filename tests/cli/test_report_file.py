@@ -47,7 +47,7 @@ def test_names_that_look_like_markup(place: Path) -> None:
         main(["quantize", "m.onnx", "--data", str(digits().calib), "-o", "q.onnx", *LIGHT, "--report", "r.html"]) == 0
     )
     page = (place / "r.html").read_text(encoding="utf-8")
-    assert page.count("<script>") == 1 and "&lt;script&gt;alert(" in page
+    assert "<script>alert(" not in page and "&lt;script&gt;alert(" in page
 
 
 @pytest.mark.parametrize("verb", ["quantize", "qat"])

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +128,8 @@ def test_one_line_and_nothing_written(case: str, place: Path, capsys: pytest.Cap
     edit, arguments, text = CASES[case]
     edit(place)
     before = contents(place)
-    line = said(["quantize", "m", "--text", "t.txt", "-o", "q", "--no-latency", *arguments], capsys)
+    options = {"--text": "t.txt", "-o": "q"} | dict(zip(arguments[::2], arguments[1::2], strict=True))
+    line = said(["quantize", "m", "--no-latency", *chain.from_iterable(options.items())], capsys)
     assert text in line
     assert contents(place) == before
 

@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[2]
 READS_TEXT = {
     "sbonnx/present/text/printer.py": "numbers in cells of tables",
     "sbonnx/present/html/formatting.py": "illegal characters and addresses",
+    "sbonnx/present/html/layer_views.py": "blocks in names of nodes",
     "sbonnx/present/html/overview.py": "names of anchors",
     "sbonnx/system/terminal.py": "control characters and long words",
 }

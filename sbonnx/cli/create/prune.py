@@ -105,7 +105,7 @@ def run(given: Arguments) -> int:
     for note in told:
         given.printer().note(note)
     evaluation = evaluation_of(given)
-    report = given.call(prune, recipe=recipe, evaluation=evaluation)
+    report = given.call(prune, recipe=recipe, metric=None, evaluation=evaluation)
     if page is not None:
         graphs.write_text(page, to_json(versioned("prune", report.to_dict())) + "\n")
     return _show_report(given, report, told)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, Final
 
+from sbonnx.ops import CONVOLUTIONS, RESIZES, WINDOWED_POOLS
 from sbonnx.present.html.charts import SHADES, histogram_chart
 from sbonnx.present.html.formatting import decibel, plain, text
 from sbonnx.present.html.graph_blocks import GraphNode, blocks_of
@@ -21,7 +22,7 @@ from sbonnx.values import plain as plain_values
 SPATIAL: Final = 2
 """Number of axes before the spatial ones of a feature map: batch and channels."""
 
-RESIZING: Final = frozenset({"Conv", "ConvTranspose", "MaxPool", "AveragePool", "Resize", "Upsample"})
+RESIZING: Final = CONVOLUTIONS | WINDOWED_POOLS | RESIZES
 """Operators whose outputs are feature maps; stages begin where these change their resolution."""
 
 SAME_KERNEL: Final = "in-kernel-before"
