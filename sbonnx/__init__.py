@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from sbonnx.report import Report
     from sbonnx.report.comparison import FileComparison
     from sbonnx.report.contents import ModelContents
+    from sbonnx.report.notebook import Result
     from sbonnx.report.pruned import PruningReport
     from sbonnx.report.simplified import SimplifyReport
     from sbonnx.sparse_model import SparseModel
@@ -71,6 +72,7 @@ __all__ = [
     "PruningReport",
     "QuantModel",
     "Report",
+    "Result",
     "RunOutput",
     "Silent",
     "SimplifyReport",
@@ -112,6 +114,7 @@ _HOMES: Final = {
     "PruningReport": "sbonnx.report.pruned",
     "QuantModel": "sbonnx.quant_model",
     "Report": "sbonnx.report",
+    "Result": "sbonnx.report.notebook",
     "RunOutput": "sbonnx.metrics.output_statistics",
     "Silent": "sbonnx.progress",
     "SimplifyReport": "sbonnx.report.simplified",

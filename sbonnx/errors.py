@@ -70,23 +70,23 @@ class LifeCycleError(SbonnxError, RuntimeError):
     """A step was called before a step that it requires."""
 
 
-class MissingModelError(ModelError, FileNotFoundError):
+class MissingModelError(FileNotFoundError, ModelError):
     """There is no model file or folder at a path."""
 
 
-class MissingDataError(DataError, FileNotFoundError):
+class MissingDataError(FileNotFoundError, DataError):
     """There is no calibration or evaluation data at a path."""
 
 
-class MissingRecipeError(RecipeError, FileNotFoundError):
+class MissingRecipeError(FileNotFoundError, RecipeError):
     """There is no recipe, or other file of settings, at a path."""
 
 
-class MissingPackageError(DeviceError, ImportError):
+class MissingPackageError(ImportError, DeviceError):
     """A runtime, or a package that the requested step needs, is not installed."""
 
 
-class MissingReaderError(DataError, ImportError):
+class MissingReaderError(ImportError, DataError):
     """A package that reads the given kind of data is not installed."""
 
 

@@ -98,6 +98,7 @@ def test_errors_are_built_in_ones_too() -> None:
     assert classes - {errors.SbonnxError} == BUILT_IN.keys()
     for kind, built_in in BUILT_IN.items():
         assert issubclass(kind, built_in)
+        assert type(kind.__new__(kind)) is kind, "the base whose layout is the larger one comes first"
         if kind is not errors.UnknownOperatorError:
             assert str(pickle.loads(pickle.dumps(kind("a, b")))) == str(kind("a, b")) == "a, b"
 

@@ -127,7 +127,6 @@ class CanonicalSamples:
 
     Attributes:
         options: of runs of the samples.
-        complete: whether all samples are kept.
 
     Args:
         units: in any order.
@@ -141,7 +140,6 @@ class CanonicalSamples:
         self, units: Iterable[Sample], store: TensorStore, options: RunOptions, most: int | None = None
     ) -> None:
         self.options = options
-        self.complete = True
         self._store = store
         chosen: list[tuple[Key, Sample, tuple[str, ...]]] = []
         kept = 0
@@ -152,7 +150,6 @@ class CanonicalSamples:
             insort(chosen, entry, key=lambda each: each[0][1])
             kept += unit.samples
             while most is not None and kept - chosen[-1][1].samples >= most:
-                self.complete = False
                 _, dropped, names = chosen.pop()
                 kept -= dropped.samples
                 for name in names:
@@ -299,12 +296,11 @@ class Samples:
     def canonical(self, most: int | None = None) -> Iterator[CanonicalSamples]:
         """Yield the samples sorted by content, at most `most` of them; see `canonical_samples`."""
         with canonical_samples(self.units(), self.options, most) as units:
-            if units.complete:
-                self._first[:] = islice(units, self.kept)
+            self._first[:] = islice(units, self.kept)
             yield units
 
     def first(self, count: int) -> list[Sample]:
-        """Return the first samples in canonical order. The data are read unless an earlier `canonical` kept them."""
+        """Return the first samples in canonical order, of those of the last `canonical`; without one, data are read."""
         if len(self._first) < count:
             with self.canonical() as units:
                 return list(islice(units, count))

@@ -150,7 +150,7 @@ def test_the_overview_fits(width: int, chromium: Browser, tmp_path: Path) -> Non
         "[...document.querySelector('table[aria-label=jobs] tbody tr').cells]"
         ".map(c => getComputedStyle(c, '::before').content)"
     )
-    assert ('"status"' in labels) is (width == 400)
+    assert ('"model"' in labels) is (width == 400)
 
 
 def explained(nodes: int = 30) -> dict[str, Any]:
