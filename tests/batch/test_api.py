@@ -200,7 +200,7 @@ def test_the_reports(place: Path) -> None:
     suite = ET.parse(place / "out" / "report.xml").getroot()
     assert len(list(suite.iter("testcase"))) >= 2
     assert len(list(suite.iter("failure"))) + len(list(suite.iter("error"))) >= 1
-    assert "Ranked by the error" in page, "the worst layers are named with the cause of their loss"
+    assert "isolated SQNR, worst layers first" in page, "the worst layers are named with the cause of their loss"
     assert "its weights" in page or "its inputs" in page
     assert not values["rows"][0]["outcome"]["report"]["details"]["nodes"], "graphs would make the page large"
 

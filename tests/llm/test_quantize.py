@@ -238,7 +238,7 @@ def test_the_commands(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main([*arguments, "--bits", "w4", "--report", str(tmp_path / "page.html")]) == 0
     out = capsys.readouterr().out
     page = (tmp_path / "page.html").read_text()
-    assert "Ranked by the error" in page and "its weights" in page, "the worst layers with their cause"
+    assert "isolated SQNR, worst layers first" in page and "its weights" in page, "the worst layers with their cause"
     assert "perplexity" in out
     assert f"written: {tmp_path / 'q'}" in out
     assert main(["llm", "inspect", str(tmp_path / "q")]) == 0
