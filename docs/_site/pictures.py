@@ -24,7 +24,7 @@ COLOURS: Final = 64
 
 PARTS: Final = {
     "page_verdict": ("header", ".tiles"),
-    "page_causes": (".causes", ".bars"),
+    "page_causes": (".begins", ".bars"),
     "page_histograms": (".histograms", ".histograms"),
     "page_graph": (".graph", ".graph"),
 }

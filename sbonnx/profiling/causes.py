@@ -167,20 +167,20 @@ class _Explainer:
             if _share(row, row.low, row.high) < OUTLYING:
                 why = Reason("rare-outliers", f"has outliers in few samples: the values of others {share}")
                 percentile = {"OBSERVER": {"TYPE": "percentile"}}
-                return why, [self._specific("A", "tensor", [site.tensor], percentile, "another observer for it")]
+                return why, [self._specific("A", "tensor", [site.tensor], percentile, "another observer for the input")]
             why = Reason("outliers", f"has outliers: {100 * CENTRE:g} % of its values {share}")
             return why, [self._wider([site.tensor], 2 * FULL_BITS)]
         why = Reason("wide-range", f"has a wide range for {bits} bits ({label})")
         return why, [self._wider([site.tensor], 2 * FULL_BITS)]
 
     def _wider(self, tensors: Sequence[str], bits: int) -> Remedy:
-        what = f"{bits} bits for {'it' if len(tensors) == 1 else f'its {len(tensors)} inputs'}"
+        what = f"{bits} bits for {'the input' if len(tensors) == 1 else f'its {len(tensors)} inputs'}"
         return self._specific("A", "tensor", tensors, {"QUANTIZER": {"BIT": bits}}, what)
 
     def _weight(self, site: Site) -> Explained:
         node, bits, label = site.readers[0].node, site.spec.bits, site.spec.label()
         if bits < FULL_BITS - 1:
-            wider = self._specific("W", "node", [node], {"QUANTIZER": {"BIT": FULL_BITS}}, "8 bits for them")
+            wider = self._specific("W", "node", [node], {"QUANTIZER": {"BIT": FULL_BITS}}, "8 bits for the weights")
             return Reason("few-bits", f"have {bits} bits ({label})"), [wider]
         if site.spec.axis is None:
             change = {"QSCHEME": "per-channel-symmetric"}

@@ -274,8 +274,9 @@ def _steps(report: Report) -> Iterable[NextStep]:
         yield NextStep(text(advice.text), formatting.address(advice.command or " ".join(advice.overrides)))
     elif report.causes and judged not in ("kept", "unknown"):
         cause = report.causes[0]
-        part = "weights" if cause.role == "weight" else f"input '{text(cause.tensor)}'"
-        yield NextStep(f"{text(cause.remedy)} ({part} of '{text(cause.node)}')", formatting.address(cause.options))
+        node = text(cause.node)
+        place = f"layer '{node}'" if cause.role == "weight" else f"'{text(cause.tensor)}', input of '{node}'"
+        yield NextStep(f"{text(cause.remedy)} ({place})", formatting.address(cause.options))
     if report.engine_command:
         yield NextStep("build the engine", formatting.address(report.engine_command))
 
