@@ -11,7 +11,7 @@ from sbonnx import graph as graphs
 from sbonnx import pipeline
 from sbonnx.api.arguments import File, feeds_of, reading
 from sbonnx.calib.data import Preprocessing, with_preprocess
-from sbonnx.errors import RecipeError
+from sbonnx.errors import DataError, RecipeError
 from sbonnx.graph import Graph
 from sbonnx.mermaid import mermaid as to_mermaid
 from sbonnx.planning.types import Plan, Solution
@@ -59,8 +59,8 @@ class _Profiled:
 def profile(
     model: File,
     quantized: File | None = None,
+    data: Any = None,
     *,
-    data: Any,
     backend: str | None = None,
     recipe: Any = None,
     preprocess: Preprocessing | None = None,
@@ -80,7 +80,7 @@ def profile(
     Args:
         model: path of the float model.
         quantized: path of a quantized file of that model, of any tool; None: the model is quantized by the recipe.
-        data: calibration data, or feeds for the quantized file, see `sbonnx.quantize`.
+        data: calibration data, or feeds for the quantized file, see `sbonnx.quantize`; needed.
         backend, recipe, preprocess, split: see `sbonnx.quantize`; with `quantized` there is no recipe.
         metric: error measure at the outputs of each layer: "sqnr", "mse", "cosine", "max" or "kl".
         sort: worst layers first by "alone" (isolated error), "weights", "activations" or "gathered" (accumulated
@@ -98,6 +98,8 @@ def profile(
         SbonnxError: a subclass, for every error that the user can fix.
     """
     _check_words(metric, sort, top)
+    if data is None:
+        raise DataError("the data are missing: give data=FILE or FOLDER (docs/data.md)")
     progress, keys = progress or Silent(), dict(overrides)
     with reading(model, quantized, data, recipe, ort_libraries=ort_libraries):
         if mermaid is not None:

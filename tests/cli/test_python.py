@@ -79,7 +79,7 @@ CALLS: dict[str, tuple[str, Callable[[], Any]]] = {
     ),
     "profile": (
         f"{MODEL} q.onnx {DATA_FLAGS} --sort weights --top 3 --metric mse",
-        lambda: sbonnx.profile(MODEL, "q.onnx", **DATA, sort="weights", top=3, metric="mse"),
+        lambda: sbonnx.profile(MODEL, "q.onnx", CALIB, split=16, samples=1, sort="weights", top=3, metric="mse"),
     ),
     "view": ("q.onnx -o out.html --no-open", lambda: sbonnx.view("q.onnx", output="out.html", open=False)),
 }
