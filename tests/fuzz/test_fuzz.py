@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("hypothesis", reason="the fuzz suite draws its cases with hypothesis")
 
 from tests.fuzz.collecting import collect
-from tests.fuzz.harness import Zygote, describe
+from tests.fuzz.harness import OWN_SCRIPTS, Zygote, describe, unreadable
 from tests.fuzz.known import Known, known
 from tests.fuzz.parts import PARTS
 
@@ -50,3 +50,11 @@ def test_no_case_ends_badly(part: str, count: int, number: int) -> None:
         assert set(tally.classes) == {"done"}
     else:
         assert len(tally.classes) > 1, f"all cases end alike: {tally.classes}"
+
+
+@pytest.mark.parametrize("smuggled", ["<script>alert(1)</script>", "<img onerror=x>", "<iframe></iframe>"])
+def test_markup_in_pages_is_a_fault(smuggled: str) -> None:
+    own = "".join(f"<script>{text}</script>" for text in sorted(OWN_SCRIPTS))
+    page = f'<body>{own}<script type="application/json">{{}}</script></body>'
+    assert not unreadable({"r.html": page}, None)
+    assert unreadable({"r.html": page.replace("</body>", smuggled)}, None)

@@ -22,7 +22,7 @@ ort.InferenceSession(str(digits().model))
 """
 
 DIRECT = """
-import sbonnx.api
+import sbonnx.api.create
 import onnxruntime
 """
 
