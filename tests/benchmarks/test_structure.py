@@ -14,12 +14,12 @@ LIMITS: Final = {
     "places that open an onnxruntime session": 1,
     "docstrings that begin with What, See, Where, How or The same": 0,
     "class names that occur twice": 0,
-    "module names that occur twice": 11,
+    "module names that occur twice": 10,
     "functions with 8 parameters or more": 25,
     "functions with 10 parameters or more": 3,
     "`.get(` in pages": 19,
     "TypedDicts": 2,
-    "locals named found, one, made, known or each": 8,
+    "locals named found, one, made, known or each": 6,
 }
 """Lower one with the change that allows it; never raise one."""
 
