@@ -75,8 +75,8 @@ class AdaQuant(AdaQuantKeys, Rounder):
             best = problem.better(best, problem.fitted(best))
             grid = problem.grid_of(best.scale)
             if self.start == "gptq":
-                anew = Gptq(sweeps=self.sweeps).solve(grid, moments, qparams)[0]
-                best = problem.better(best, problem.state(anew, best.scale))
+                solved = Gptq(sweeps=self.sweeps).solve(grid, moments, qparams)[0]
+                best = problem.better(best, problem.state(solved, best.scale))
             codes = descend(grid, best.codes, moments, self.sweeps)
             best = problem.better(best, problem.state(codes, best.scale))
             if not best.error.sum() < before * (1.0 - WORTH):

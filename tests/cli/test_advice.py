@@ -53,7 +53,7 @@ def test_data_in_doubt_gets_no_advice_on_layers(place: Path, capfd: pytest.Captu
     main([*COMMAND, "--bits", "w3a3", "--effort", "fast", "--backend", "virtual"])
     out = capfd.readouterr().out
     assert "data in doubt" in out
-    assert "begins at" not in out and "next:" not in out
+    assert "worst layer" not in out and "next:" not in out
 
 
 @pytest.mark.slow

@@ -318,7 +318,7 @@ def test_what_to_do_comes_before_causes_and_figures() -> None:
     figure = {"name": "SQNR", "value": 2.0, "low": 1.0, "high": 3.0, "unit": "dB", "line": 6.0}
     report["metrics"]["quality"] = [{**row, "figures": [figure]}]
     page = single_page(report)
-    parts = ("What to do", "OWN_SCALES=[a]", "Where the error begins", "which is 6 times wider", 'class="tiles"')
+    parts = ("What to do", "OWN_SCALES=[a]", "Where the error is largest", "which is 6 times wider", 'class="tiles"')
     places = [page.index(part) for part in parts]
     assert places == sorted(places) and "Loss of each layer" not in page
     figure |= {"value": 50.0, "low": 49.0, "high": 51.0}
