@@ -112,10 +112,31 @@ def foreign_code(failure: Callable[[str], SbonnxError]) -> Iterator[None]:
         raise failure(reason_of(error)) from error
 
 
+PACKAGES: Final = {
+    "PIL": "pillow",
+    "cv2": "opencv-python-headless",
+    "sklearn": "scikit-learn",
+    "skimage": "scikit-image",
+    "yaml": "pyyaml",
+    **{
+        name: name
+        for name in ("datasets", "h5py", "librosa", "pandas", "scipy", "soundfile", "torch", "torchvision", "tqdm")
+    },
+    **{name: name for name in ("torchaudio", "transformers", "tokenizers", "tensorflow")},
+}
+"""Packages to install, by the module that scripts of users often import."""
+
+NOT_FOUND: Final = "install its package in the environment of sbonnx, or put the file beside the script"
+
+
 def reason_of(error: BaseException) -> str:
     """Return type and message of an exception, on one line."""
     kind = "it calls sys.exit, SystemExit" if isinstance(error, SystemExit) else type(error).__name__
-    return f"{kind}: {' '.join(text_of(error)[:REASON_LENGTH].split())}"
+    reason = f"{kind}: {' '.join(text_of(error)[:REASON_LENGTH].split())}"
+    if not isinstance(error, ModuleNotFoundError) or not error.name:
+        return reason
+    module = error.name.partition(".")[0]
+    return f"{reason}: " + (f"pip install {PACKAGES[module]}" if module in PACKAGES else NOT_FOUND)
 
 
 def text_of(error: BaseException) -> str:

@@ -239,8 +239,22 @@ def _check_shape(shape: tuple[int, ...], wanted: tuple[int | str | None, ...], f
         raise DataError(f"{found}: there is no sample in it; leave empty batches out")
     for axis, (have, want) in enumerate(zip(shape, wanted, strict=True)):
         if isinstance(want, int) and have != want:
-            fix = "cut the samples into batches with --split" if axis == 0 and want else "resize or transpose the data"
+            fix = "cut the samples into batches with --split" if axis == 0 and want else _layout_fix(shape, wanted)
             raise DataError(f"{found}: axis {axis} must be {want}; {fix}")
+
+
+def _layout_fix(shape: tuple[int, ...], wanted: tuple[int | str | None, ...]) -> str:
+    """Return how to change data whose shape is not as wanted: images with the channels on another axis are named."""
+
+    def fits(axes: tuple[int, ...]) -> bool:
+        return all(not isinstance(want, int) or have == want for have, want in zip(axes, wanted[1:], strict=True))
+
+    rest = shape[1:]
+    if len(rest) > 1 and fits((rest[-1], *rest[:-1])):
+        return "it looks like channels last (NHWC): save np.moveaxis(x, -1, 1)"
+    if len(rest) > 1 and fits((*rest[1:], rest[0])):
+        return "it looks like channels first (NCHW): save np.moveaxis(x, 1, -1)"
+    return "resize or transpose the data"
 
 
 def _check_finite(x: Array, what: str, *, masks: bool) -> None:

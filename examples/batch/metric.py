@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnxruntime
 
-from sbonnx.assets import digits
+from sbonnx import digits
 
 
 def score(path: str) -> dict[str, float]:

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from sbonnx.assets import digits
+from sbonnx import digits
 
 HERE = Path(__file__).parent
 SHARE = 0.01

@@ -14,8 +14,7 @@ import numpy as np
 import onnxruntime as ort
 
 import sbonnx
-from sbonnx import verify
-from sbonnx.assets import digits
+from sbonnx import digits, verify
 
 PATHS = digits()
 

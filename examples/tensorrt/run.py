@@ -11,7 +11,7 @@ import shutil
 import subprocess
 
 from examples.commands import Figures, command, evaluation, main, size
-from sbonnx.assets import digits
+from sbonnx import digits
 
 TARGET = "tensorrt@10"
 SECONDS = 600

@@ -111,7 +111,7 @@ def quantize(
     if metric is not None and evaluation is not None:
         raise RecipeError("max_loss is of one metric: give metric, or evaluation")
     if evaluation is not None and not verify:
-        raise RecipeError("an evaluation is part of the verification: do not switch it off")
+        raise RecipeError("an evaluation is part of the verification: drop --no-verify (verify=False)")
     with protecting(_inputs((model, data, resolved.tensor_overrides), recipe, evaluation)):
         _check_targets(output, (save_recipe, trt_cache, write_overrides), force=force)
     request = Request(

@@ -20,6 +20,7 @@ from sbonnx.cli.examine import eval as evaluation
 from sbonnx.cli.examples import EXAMPLES
 from sbonnx.cli.options import CommandOption, command
 from sbonnx.cli.output.error_lines import guard
+from sbonnx.recipe.sections import other_tools
 
 VERBS: Final = (
     *(quantize, batch, qat, prune, simplify, init, recipe, demo),
@@ -118,6 +119,17 @@ class Command(TyperCommand):
 
 class PanelGroup(TyperGroup):
     """A group whose help shows the panels of commands without rich too."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that the first word names.
+
+        Raises:
+            UsageError: there is none. Words of other tools are answered with the command of sbonnx.
+        """
+        meant = other_tools.VERBS.get(args[0].lower(), "")
+        if self.get_command(ctx, args[0]) is None and self.get_command(ctx, meant) is not None:
+            ctx.fail(f"No such command '{args[0]}': it is {ctx.command_path} {meant} here")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]

@@ -173,6 +173,19 @@ class ScriptedMetric:
         return float(above / below) if below else float("nan")
 
 
+OTHER_NAMES: Final = {
+    **dict.fromkeys(("accuracy", "acc", "top-1", "top_1", "acc1", "accuracy_score"), "top1"),
+    **dict.fromkeys(("top-5", "top_5", "acc5"), "top5"),
+    **dict.fromkeys(("map0.5", "map_50", "ap50", "map.50"), "map50"),
+    **dict.fromkeys(("map50_95", "map5095", "coco", "map0.5:0.95"), "map50-95"),
+    **dict.fromkeys(("f1_score", "f1-score"), "f1"),
+    **dict.fromkeys(("roc_auc", "auroc"), "auc"),
+    **dict.fromkeys(("iou", "mean_iou", "jaccard"), "miou"),
+    "ppl": "perplexity",
+}
+"""Metrics by names that other tools have for them."""
+
+
 def task_metric(named: str, labels: str | None = None) -> TaskMetricKind:
     """Return a metric by name: one of `TASK_METRICS`, ``top1:OUTPUT``, ``ndcg@10``, or ``script.py:function``.
 
@@ -195,7 +208,7 @@ def task_metric(named: str, labels: str | None = None) -> TaskMetricKind:
         ranked = ", ".join(f"{name}@10" for name, each in TASK_METRICS.items() if each.ranks)
         raise RecipeError(f"there is no metric '{named}': @ and a number from 1 on belong to rankings, as in {ranked}")
     if row is None or (colon and not output):
-        close = difflib.get_close_matches(stem, list(TASK_METRICS), n=1)
+        close = [OTHER_NAMES[stem]] if stem in OTHER_NAMES else difflib.get_close_matches(stem, list(TASK_METRICS), n=1)
         hint = f"did you mean {close[0]}? " if close else ""
         raise RecipeError(f"there is no metric '{named}': {hint}use {', '.join(TASK_METRICS)} or script.py:function")
     make = partial(row.make, output=output or None, labels=labels, **({"cutoff": int(cutoff)} if at else {}))

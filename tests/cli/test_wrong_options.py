@@ -47,6 +47,23 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "a loss without a percent sign": ((*QUANTIZE, "--max-loss", "0.5"), "write 0.5% or 50%"),
     "two batches": (("bench", "m.onnx", "--batch", "2", "--split", "2"), "--batch and --split"),
     "a file of PyTorch": (("inspect", "m.pt"), "torch.onnx.export(model, (example_input,), 'model.onnx'"),
+    "a command of another tool": (("optimize", "m.onnx"), "No such command 'optimize': it is sbonnx simplify here"),
+    "channels last": (
+        ("quantize", "m.onnx", "--data", "nhwc.npz", "-o", "q.onnx"),
+        "it looks like channels last (NHWC): save np.moveaxis(x, -1, 1)",
+    ),
+    "a package that is missing": (
+        ("quantize", "m.onnx", "--data", "feeds.py:feeds", "-o", "q.onnx"),
+        "'feeds.py' cannot be loaded: ModuleNotFoundError: No module named 'skimage': pip install scikit-image",
+    ),
+    "a metric of another tool": (
+        (*QUANTIZE, "--eval", "d.npz", "--metric", "accuracy"),
+        "there is no metric 'accuracy': did you mean top1?",
+    ),
+    "an evaluation without verification": (
+        (*QUANTIZE, "--eval", "d.npz", "--metric", "top1", "--no-verify"),
+        "an evaluation is part of the verification: drop --no-verify (verify=False)",
+    ),
     "an option that is gone": ((*QUANTIZE, "--workers", "2"), "No such option: --workers"),
 }
 
@@ -55,6 +72,8 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     onnx.save(residual(), str(tmp_path / "m.onnx"))
     np.savez(tmp_path / "d.npz", x=np.random.default_rng(0).standard_normal((8, 3, 8, 8)).astype(np.float32))
+    np.savez(tmp_path / "nhwc.npz", x=np.zeros((8, 8, 8, 3), np.float32))
+    (tmp_path / "feeds.py").write_text("raise ModuleNotFoundError(\"No module named 'skimage'\", name='skimage')\n")
     (tmp_path / "m.pt").write_bytes(b"PK\x03\x04" + bytes(100))
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -108,7 +108,7 @@ def test_labels_are_checked_before_the_work() -> None:
 WRONG = {
     "no metric": (["--eval", str(DATA.eval)], "name it with --metric"),
     "no data": (["--metric", "top1"], "--metric is for labelled data: give it with --eval DATA"),
-    "not verified": ([*LABELLED, "--no-verify"], "do not switch it off"),
+    "not verified": ([*LABELLED, "--no-verify"], "drop --no-verify"),
 }
 
 

@@ -110,6 +110,20 @@ COUNTERPARTS: Final = {
 """Settings of sbonnx by names of other tools."""
 
 
+VERBS: Final = {
+    **dict.fromkeys(("optimize", "optimise", "fuse", "sim", "slim"), "simplify"),
+    **dict.fromkeys(("convert", "export", "calibrate", "ptq", "static", "compress"), "quantize"),
+    **dict.fromkeys(("check", "validate", "verify"), "compare"),
+    **dict.fromkeys(("accuracy", "test", "metric"), "eval"),
+    **dict.fromkeys(("debug", "sensitivity", "analyze", "analyse"), "profile"),
+    **dict.fromkeys(("perf", "latency", "speed"), "bench"),
+    **dict.fromkeys(("show", "visualize", "draw", "netron", "report"), "view"),
+    **dict.fromkeys(("info", "summary", "print"), "inspect"),
+    **dict.fromkeys(("train", "finetune"), "qat"),
+}
+"""Commands of sbonnx by words of other tools."""
+
+
 def counterpart(name: str, setting: Callable[[str], str] = "`{}`".format) -> str:
     """Return a sentence with the setting of sbonnx for one of another tool; "" if there is none.
 
