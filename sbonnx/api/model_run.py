@@ -12,7 +12,7 @@ from sbonnx import verify
 from sbonnx.api.arguments import File, Shapes, feeds_of, random_inputs, reading
 from sbonnx.calib.data import Preprocessing
 from sbonnx.calib.data.saved_outputs import check_outputs_path, saving_outputs
-from sbonnx.metrics.output_statistics import RunOutput, StatisticsOfOutputs
+from sbonnx.metrics.output_statistics import KeptOutputs, RunOutput, StatisticsOfOutputs
 from sbonnx.progress import Progress, Silent, shown_by_default
 from sbonnx.verify import Feeds
 from sbonnx.verify.runtimes import CPU, exact_products
@@ -53,7 +53,8 @@ def run(
         ort_libraries: libraries of custom operators that onnxruntime loads, for all later sessions of the process.
 
     Returns:
-        Shape and range of each output.
+        Type, shape and range of each output. ``result["NAME"]`` is the array of an output, and ``result.values`` has
+        the arrays of each feed, up to 256 MiB together; larger outputs are saved with `output` alone.
 
     Raises:
         SbonnxError: a subclass, for every error that the user can fix.
@@ -72,13 +73,14 @@ def run(
             feeds = dataset = feeds_of(data, graph, preprocess=preprocess, split=split, samples=samples)
             count = dataset.count
         session = verify.session(file, device=device, exact=exact_products(file))
-        names, outputs = output_names(session), StatisticsOfOutputs()
+        names, outputs, kept = output_names(session), StatisticsOfOutputs(), KeptOutputs()
         save = None if target is None else stack.enter_context(saving_outputs(target))
         progress.start("inference", count)
         for index, feed in enumerate(feeds):
             values = dict(zip(names, run_session(session, feed, index), strict=True))
             outputs.add(values)
+            kept.add(values)
             if save is not None:
                 save(values)
             progress.advance()
-    return RunOutput(str(file), outputs.feeds, None if target is None else str(target), outputs.rows())
+    return RunOutput(str(file), outputs.feeds, None if target is None else str(target), outputs.rows(), kept.values)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
+from sbonnx.errors import DataError
 from sbonnx.report.notebook import Result
+from sbonnx.values import INTERNAL
+
+KEPT_BYTES: Final = 256 << 20
+"""Bytes of outputs that a `RunOutput` holds at most."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,7 @@ class RunOutput(Result):
         feeds: number of feeds.
         output: the file or folder; null: none.
         outputs: statistics by output.
+        values: outputs of each feed by name, as onnxruntime returned them; None above `KEPT_BYTES`. Not in JSON.
     """
 
     frame_of: ClassVar = "outputs"
@@ -48,6 +54,49 @@ class RunOutput(Result):
     feeds: int
     output: str | None
     outputs: tuple[OutputStatistics, ...]
+    values: tuple[Mapping[str, Any], ...] | None = field(default=None, compare=False, metadata=INTERNAL)
+
+    def __getitem__(self, name: str) -> Any:
+        """Return the array of an output; several feeds are joined along the leading axis.
+
+        Raises:
+            DataError: there is no such output, the outputs were too large to be kept, or their shapes cannot be joined.
+        """
+        names = [row.name for row in self.outputs]
+        if name not in names:
+            raise DataError(f"'{self.model}' has no output '{name}': its outputs are {', '.join(names)}")
+        if self.values is None:
+            size = f"{KEPT_BYTES >> 20} MiB"
+            raise DataError(
+                f"the outputs take more than {size} and are not kept: run with output=FILE.npz and load that"
+            )
+        arrays = [feed[name] for feed in self.values]
+        try:
+            return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+        except ValueError as error:
+            raise DataError(f"the shapes of '{name}' differ from feed to feed: read .values") from error
+
+
+class KeptOutputs:
+    """Outputs of feeds, up to `KEPT_BYTES`."""
+
+    def __init__(self) -> None:
+        self._feeds: list[Mapping[str, Any]] | None = []
+        self._bytes = 0
+
+    def add(self, outputs: Mapping[str, Any]) -> None:
+        """Keep the outputs of a feed; drop all of them when they become too large."""
+        if self._feeds is None:
+            return
+        self._bytes += sum(getattr(value, "nbytes", 0) for value in outputs.values())
+        self._feeds.append(outputs)
+        if self._bytes > KEPT_BYTES:
+            self._feeds = None
+
+    @property
+    def values(self) -> tuple[Mapping[str, Any], ...] | None:
+        """The outputs of each feed; None if they are too large."""
+        return None if self._feeds is None else tuple(self._feeds)
 
 
 class StatisticsOfOutputs:

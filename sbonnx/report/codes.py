@@ -84,6 +84,10 @@ PROBLEMS: Final = MappingProxyType({"codes": "problem_codes"})
 """Metadata of the field `problems`."""
 
 
+FLOAT_STEPS: Final = frozenset({"quantize", "quantize input", "quantize inputs", "quantize weight"})
+"""Steps whose refusal leaves a node or tensor in float; others leave other integers, such as one scale a tensor."""
+
+
 @dataclass(frozen=True)
 class Refusal:
     """Something that was not done, with the reason. Nothing is skipped silently.
@@ -102,6 +106,11 @@ class Refusal:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "code", self.why.code)
+
+    @property
+    def leaves_float(self) -> bool:
+        """Whether the node or tensor stays in float."""
+        return self.what in FLOAT_STEPS
 
     def __str__(self) -> str:
         return f"{self.what}: not at {self.where}: {self.why}"

@@ -18,7 +18,7 @@ from sbonnx.report.plots import TOP, bar_chart
 from sbonnx.report.pruned import PruningReport
 from sbonnx.report.searched import Advice, Cause, SearchFigures
 from sbonnx.report.verdict import Verdict, verdict_of
-from sbonnx.values import INTERNAL, OBJECT, JsonValue
+from sbonnx.values import INTERNAL, OBJECT
 
 
 @dataclass(frozen=True)
@@ -228,13 +228,36 @@ class Report(WithProblems, Result):
 
 
 @dataclass(frozen=True)
-class QuantizedFolder(JsonValue):
+class FolderRow:
+    """Figures of a model in a folder.
+
+    Attributes:
+        file: its name without suffix.
+        ok: whether it has no problems.
+        output: path of the quantized file.
+        sqnr_db, accuracy, speedup, size_ratio: as of `Report`.
+        verdict: its verdict as a sentence.
+    """
+
+    file: str
+    ok: bool
+    output: str | None
+    sqnr_db: float | None
+    accuracy: float | None
+    speedup: float | None
+    size_ratio: float | None
+    verdict: str
+
+
+@dataclass(frozen=True, repr=False)
+class QuantizedFolder(Result):
     """Reports of a folder with several models.
 
     Attributes:
         files: reports by file name without suffix.
     """
 
+    frame_of: ClassVar = "rows"
     json_keys: ClassVar = ("ok", ...)
 
     files: Mapping[str, Report]
@@ -243,3 +266,14 @@ class QuantizedFolder(JsonValue):
     def ok(self) -> bool:
         """Whether no report has problems."""
         return all(report.ok for report in self.files.values())
+
+    @property
+    def rows(self) -> tuple[FolderRow, ...]:
+        """The figures of each model."""
+        return tuple(
+            FolderRow(
+                *(name, report.ok, report.output, report.sqnr_db, report.accuracy, report.speedup, report.size_ratio),
+                report.verdict.text,
+            )
+            for name, report in self.files.items()
+        )

@@ -8,13 +8,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnxruntime as ort
 import pytest
 
 import sbonnx
 from sbonnx.assets import digits
 from sbonnx.cli import main, options
 from sbonnx.cli.app import VERBS, rows_of_commands
+from sbonnx.errors import DataError
+from sbonnx.metrics import output_statistics
 from sbonnx.report.notebook import Result
+from sbonnx.report.outcome import QuantizedFolder
 from sbonnx.system.terminal import to_json, versioned
 from sbonnx.verify import benchmark, sessions
 from sbonnx.verify.load import OtherLoad
@@ -132,6 +137,32 @@ def test_equal_results(
     assert result.summary().splitlines()[0] in repr(result) and "<div" in result._repr_html_()
     pandas = pytest.importorskip("pandas", reason="an extra: sbonnx[plot]")
     assert isinstance(result.frame(), pandas.DataFrame)
+
+
+def test_outputs_as_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The arrays of onnxruntime, joined over feeds; outputs above the limit are not kept."""
+    result = sbonnx.run(MODEL, CALIB, split=16, samples=2)
+    feed = {"image": np.load(CALIB)["image"][:32]}
+    (expected,) = ort.InferenceSession(MODEL, providers=["CPUExecutionProvider"]).run(["scores"], feed)
+    np.testing.assert_allclose(result["scores"], expected, rtol=1e-4, atol=1e-5)
+    assert result.values is not None and [len(values["scores"]) for values in result.values] == [16, 16]
+    assert "values" not in result.to_dict()
+    with pytest.raises(DataError, match="has no output 'score': its outputs are scores"):
+        result["score"]
+    monkeypatch.setattr(output_statistics, "KEPT_BYTES", 1)
+    with pytest.raises(DataError, match=r"are not kept: run with output=FILE\.npz"):
+        sbonnx.run(MODEL, CALIB, split=16, samples=1)["scores"]
+
+
+def test_results_of_a_folder(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+    report = sbonnx.quantize(MODEL, CALIB, split=16, samples=2, details=False)
+    folder = QuantizedFolder({"a": report, "b": report})
+    assert repr(folder) == "QuantizedFolder(2 quantized models: 2 of them without problems)"
+    assert report.verdict.text in folder.summary() and "<div" in folder._repr_html_()
+    pandas = pytest.importorskip("pandas", reason="an extra: sbonnx[plot]")
+    frame = folder.frame()
+    assert isinstance(frame, pandas.DataFrame) and list(frame["sqnr_db"]) == [report.sqnr_db] * 2
 
 
 OF_THE_TERMINAL = {

@@ -241,6 +241,7 @@ def test_the_commands(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "isolated SQNR, worst layers first" in page and "its weights" in page, "the worst layers with their cause"
     assert "perplexity" in out
     assert f"written: {tmp_path / 'q'}" in out
+    assert out.startswith("Accuracy ") and f'ORTModelForCausalLM.from_pretrained("{tmp_path / "q"}")' in out
     assert main(["llm", "inspect", str(tmp_path / "q")]) == 0
     assert "4 bits g32" in capsys.readouterr().out
     evaluated = ["llm", "evaluate", str(tmp_path / "q"), "--against", str(folder), *text, "--json"]

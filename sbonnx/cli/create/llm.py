@@ -213,20 +213,42 @@ def run_quantize(given: Arguments) -> int:
     code = printer.problems(report.problems)
     write_report(page, report)
     printer.value("quantize", report)
+    printer.verdict(report.verdict)
     counts = {"quantized": f"{report.counts.weights} weights"}
     _show_figures(printer, report.model, None if report.metrics is None else report.metrics.llm, counts)
     show_refusals(printer, report.refusals)
     for note in report.notes:
         printer.note(note)
     printer.line(f"written: {report.output}")
-    printer.verdict(report.verdict)
+    for line in _use(output):
+        printer.line(line)
     return code
+
+
+def _use(folder: Path) -> tuple[str, ...]:
+    """Return the lines of Python that load a folder, for the program that it is for; none for a single model."""
+    if (folder / "genai_config.json").is_file():
+        return (
+            "use it:",
+            "  import onnxruntime_genai as og",
+            f'  model = og.Model("{folder}"); tokenizer = og.Tokenizer(model)',
+            "  generator = og.Generator(model, og.GeneratorParams(model))",
+        )
+    if (folder / "config.json").is_file():
+        return (
+            "use it:",
+            "  from optimum.onnxruntime import ORTModelForCausalLM",
+            f'  model = ORTModelForCausalLM.from_pretrained("{folder}")',
+        )
+    return ()
 
 
 def run_evaluate(given: Arguments) -> int:
     """Measure perplexity, distance from float, speed and memory."""
     from sbonnx.llm import DecoderLimits, evaluate
     from sbonnx.recipe import load
+    from sbonnx.report.comparison import DecoderFigures
+    from sbonnx.report.verdict import verdict_of
 
     text = _required_text(given)
     settings = load(None, overrides=given.overrides())
@@ -244,6 +266,9 @@ def run_evaluate(given: Arguments) -> int:
     printer = given.printer()
     code = printer.problems(evaluation.problems)
     printer.value("llm-evaluate", evaluation)
+    if evaluation.against:
+        figures = DecoderFigures(llm=evaluation)
+        printer.verdict(verdict_of(figures, problems=evaluation.problems))
     _show_figures(printer, str(given[SOURCE]), evaluation)
     for note in evaluation.notes:
         printer.note(note)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from sbonnx.report.comparison import FileComparison
     from sbonnx.report.decoder import DecoderEvaluation
     from sbonnx.report.figures import Evaluation, MetricValue
+    from sbonnx.report.outcome import QuantizedFolder
     from sbonnx.report.pruned import PruningReport
 
 TONE_OF: Final[Mapping[str, Tone]] = {
@@ -59,6 +60,19 @@ def report_card(report: Report) -> Card:
         rows=rows,
         total=layers.total,
         hint="all: .layers_frame(), .plot(), .to_html()",
+    )
+
+
+def folder_card(folder: QuantizedFolder) -> Card:
+    """Summarize the reports of a folder: the verdict of each model."""
+    good = sum(row.ok for row in folder.rows)
+    return Card(
+        title=f"{len(folder.rows)} quantized models",
+        sentence=f"{good} of them without problems",
+        tone="good" if folder.ok else "bad",
+        columns=("model", "verdict"),
+        rows=[(text(row.file), text(row.verdict)) for row in folder.rows],
+        hint="all: .files, .frame()",
     )
 
 
@@ -229,6 +243,7 @@ CARDS: Final[Mapping[str, Callable[[Any], Card | list[Card]]]] = {
     "Plan": plan_card,
     "PruningReport": pruning_card,
     "QuantModel": model_card,
+    "QuantizedFolder": folder_card,
     "Report": report_card,
 }
 """Summaries by class name."""

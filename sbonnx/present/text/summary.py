@@ -85,7 +85,7 @@ FULL: Final = 8
 
 def left_in_float(report: Report) -> str:
     """Return how many operators or tensors were not quantized, with the most frequent reason; "" without any."""
-    left = [refusal for refusal in report.refusals if refusal.what.startswith(("quantize", "integer kernel"))]
+    left = [refusal for refusal in report.refusals if refusal.leaves_float]
     if not left:
         return ""
     counts = Counter(refusal.code for refusal in left)
