@@ -7,13 +7,13 @@ gives several detections, as these do for mAP.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from sbonnx.detectors.head import HEADS, Head
-from sbonnx.detectors.nms import suppressed
+from sbonnx.detectors.box_selection import Decoded, best_of, corners_of, multi_label, sigmoid, softmax, unfit
+from sbonnx.detectors.head import Head
+from sbonnx.detectors.level_maps import centerface, grid_of, picodet, yunet
 from sbonnx.detectors.recognize import ANCHORS, DetectorOutputs, boxes_and_scores, fitting_strides, indices_of
 from sbonnx.errors import DataError
 from sbonnx.metrics.boxes import Boxes, detections
@@ -37,19 +37,6 @@ VARIANCES: Final = (0.1, 0.2)
 """Factors of the offsets of centers and sizes to priors (SSD)."""
 
 
-@dataclass(frozen=True)
-class Decoded:
-    """Detections of each image of a feed.
-
-    Attributes:
-        images: detections, in pixels of the input; classes are those of the model, the background included.
-        classes: number of classes, the background included; None: unknown.
-    """
-
-    images: list[Boxes]
-    classes: int | None
-
-
 def decoded(outputs: DetectorOutputs, head: Head) -> Decoded:
     """Decode the outputs of a feed.
 
@@ -70,7 +57,10 @@ def _rows(outputs: DetectorOutputs, head: Head) -> Decoded:
 def _of_objects(rows: Array, head: Head) -> Decoded:
     """Select among rows of center, size, object and classes."""
     return Decoded(
-        [_multi_label(_corners(image[:, :4]), image[:, 4:5] * image[:, 5:], head) for image in rows.astype(np.float64)],
+        [
+            multi_label(corners_of(image[:, :4]), image[:, 4:5] * image[:, 5:], head)
+            for image in rows.astype(np.float64)
+        ],
         rows.shape[2] - 5,
     )
 
@@ -88,10 +78,10 @@ def _of_anchor_maps(outputs: DetectorOutputs, head: Head) -> Array:
     maps.sort(key=lambda value: -value.shape[2])
     sizes = ANCHOR_SIZES[head.name]
     if len(maps) != len(sizes) or any(value.ndim != 5 or value.shape[1] != ANCHORS for value in maps):
-        raise DataError(_unfit(outputs, head))
+        raise DataError(unfit(outputs, head))
     rows = []
     for value, anchors in zip(maps, sizes, strict=True):
-        shares = _sigmoid(value.astype(np.float64))
+        shares = sigmoid(value.astype(np.float64))
         height, width = value.shape[2:4]
         stride = (outputs.size[1] / width, outputs.size[0] / height)
         grid = np.stack(np.meshgrid(np.arange(width), np.arange(height)), 2)
@@ -107,7 +97,9 @@ def _columns(outputs: DetectorOutputs, head: Head) -> Decoded:
     masks = next((value.shape[1] for value in outputs.of_rank(4).values()), 0)
     classes = columns.shape[1] - 4 - masks
     images = columns.transpose(0, 2, 1).astype(np.float64)
-    return Decoded([_multi_label(_corners(image[:, :4]), image[:, 4 : 4 + classes], head) for image in images], classes)
+    return Decoded(
+        [multi_label(corners_of(image[:, :4]), image[:, 4 : 4 + classes], head) for image in images], classes
+    )
 
 
 def _yolox(outputs: DetectorOutputs, head: Head) -> Decoded:
@@ -119,13 +111,12 @@ def _yolox(outputs: DetectorOutputs, head: Head) -> Decoded:
     rows = rows.astype(np.float64)
     strides = fitting_strides(rows.shape[1], outputs.size, 1)
     if strides is None:
-        raise DataError(_unfit(outputs, head))
+        raise DataError(unfit(outputs, head))
     if not head.decoded:
         grids, scales = [], []
         for stride in strides:
-            height, width = (-(-side // stride) for side in outputs.size)
-            grids.append(np.stack(np.meshgrid(np.arange(width), np.arange(height)), 2).reshape(-1, 2))
-            scales.append(np.full((height * width, 1), stride))
+            grids.append(grid_of(outputs.size, stride))
+            scales.append(np.full((len(grids[-1]), 1), stride))
         grid, scale = np.concatenate(grids), np.concatenate(scales)
         rows[..., :2] = (rows[..., :2] + grid) * scale
         rows[..., 2:4] = np.exp(rows[..., 2:4]) * scale
@@ -139,9 +130,23 @@ def _after_selection(outputs: DetectorOutputs, head: Head) -> Decoded:
         rows = _array(outputs, head, lambda value: value.shape[-1] == 6)
         arrays = {"rows": rows}
     images = [
-        _best(Boxes(_in_pixels(_ordered(boxes.corners, head), head, outputs.size), boxes.classes, boxes.scores), head)
+        best_of(Boxes(_in_pixels(_ordered(boxes.corners, head), head, outputs.size), boxes.classes, boxes.scores), head)
         for boxes in detections(arrays)
     ]
+    return Decoded(images, None)
+
+
+def _numbered_rows(outputs: DetectorOutputs, head: Head) -> Decoded:
+    """Decode rows (N, 7) of image, x1, y1, x2, y2, class, score of all images.
+
+    Source: YOLOv7 models/experimental.py, ONNX_ORT.
+    """
+    rows = _array(outputs, head, lambda value: value.ndim == 2 and value.shape[1] == 7).astype(np.float64)
+    numbers = np.rint(rows[:, 0])
+    images = []
+    for number in range(outputs.images):
+        of_image = rows[numbers == number]
+        images.append(best_of(Boxes(of_image[:, 1:5], np.rint(of_image[:, 5]).astype(np.int64), of_image[:, 6]), head))
     return Decoded(images, None)
 
 
@@ -149,7 +154,7 @@ def _indices(outputs: DetectorOutputs, head: Head) -> Decoded:
     """Decode boxes (images, N, 4), scores (images, classes, N) and rows (image, class, box) of NonMaxSuppression."""
     names = indices_of(outputs)
     if names is None:
-        raise DataError(_unfit(outputs, head))
+        raise DataError(unfit(outputs, head))
     boxes, scores, chosen = (outputs.arrays[name] for name in names)
     chosen = chosen.reshape(-1, 3)
     chosen = chosen[(chosen >= 0).all(1)]
@@ -157,7 +162,7 @@ def _indices(outputs: DetectorOutputs, head: Head) -> Decoded:
     for number in range(len(boxes)):
         image, classes, places = chosen[chosen[:, 0] == number].T
         corners = _in_pixels(_ordered(boxes[image, places].astype(np.float64), head), head, outputs.size)
-        images.append(_best(Boxes(corners, classes, scores[image, classes, places].astype(np.float64)), head))
+        images.append(best_of(Boxes(corners, classes, scores[image, classes, places].astype(np.float64)), head))
     return Decoded(images, scores.shape[1])
 
 
@@ -172,7 +177,7 @@ def _priors(outputs: DetectorOutputs, head: Head) -> Decoded:
     shares = _activated(scores, head)
     return Decoded(
         [
-            _multi_label(image, confidence, head)
+            multi_label(image, confidence, head)
             for image, confidence in zip(corners, _without_background(shares, head), strict=True)
         ],
         scores.shape[2],
@@ -191,10 +196,10 @@ def _queries(outputs: DetectorOutputs, head: Head) -> Decoded:
     images = []
     for image, confidence in zip(corners, shares, strict=True):
         if head.background == "none":
-            images.append(_multi_label(image, confidence, head))
+            images.append(multi_label(image, confidence, head))
         else:
             best = confidence.argmax(1)
-            images.append(_best(Boxes(image, best, confidence[np.arange(len(best)), best]), head))
+            images.append(best_of(Boxes(image, best, confidence[np.arange(len(best)), best]), head))
     return Decoded(images, logits.shape[2])
 
 
@@ -210,11 +215,11 @@ def _fastestdet(outputs: DetectorOutputs, head: Head) -> Decoded:
         height, width = image.shape[1:]
         columns, lines = np.meshgrid(np.arange(width), np.arange(height))
         center = np.stack([(columns + np.tanh(image[1])) / width, (lines + np.tanh(image[2])) / height], 2)
-        sizes = _sigmoid(image[3:5]).transpose(1, 2, 0)
+        sizes = sigmoid(image[3:5]).transpose(1, 2, 0)
         corners = np.concatenate([center - sizes / 2, center + sizes / 2], 2).reshape(-1, 4)
         best = image[5:].argmax(0).reshape(-1)
         scores = np.clip(image[0], 0, None) ** 0.6 * np.clip(image[5:].max(0), 0, None) ** 0.4
-        images.append(_best(Boxes(corners * np.tile(outputs.size[::-1], 2), best, scores.reshape(-1)), head))
+        images.append(best_of(Boxes(corners * np.tile(outputs.size[::-1], 2), best, scores.reshape(-1)), head))
     return Decoded(images, maps.shape[1] - 5)
 
 
@@ -224,12 +229,16 @@ _DECODERS: Final[Mapping[str, Callable[[DetectorOutputs, Head], Decoded]]] = {
     "yolov8": _columns,
     "yolox": _yolox,
     "end2end": _after_selection,
+    "end2end7": _numbered_rows,
     "nms": _after_selection,
     "indices": _indices,
     "ssd": _priors,
     "detr": _queries,
     "rtdetr": _queries,
     "fastestdet": _fastestdet,
+    "picodet": picodet,
+    "yunet": yunet,
+    "centerface": centerface,
 }
 
 
@@ -241,7 +250,7 @@ def _array(outputs: DetectorOutputs, head: Head, fits: Callable[[Array], bool]) 
     """
     values = [value for value in outputs.arrays.values() if value.dtype.kind == "f" and fits(value)]
     if not values:
-        raise DataError(_unfit(outputs, head))
+        raise DataError(unfit(outputs, head))
     return values[0]
 
 
@@ -249,40 +258,15 @@ def _boxes_and_scores(outputs: DetectorOutputs, head: Head) -> tuple[Array, Arra
     """Return boxes (images, N, 4) and scores (images, N, classes), float64."""
     names = boxes_and_scores(outputs)
     if names is None:
-        raise DataError(_unfit(outputs, head))
+        raise DataError(unfit(outputs, head))
     boxes, scores = (outputs.arrays[name].astype(np.float64) for name in names)
     return boxes, scores
-
-
-def _unfit(outputs: DetectorOutputs, head: Head) -> str:
-    return (
-        f"the head {head.name} does not fit the outputs {outputs.listed} of an input of {outputs.size[0]} x "
-        f"{outputs.size[1]} pixels: it is {HEADS[head.name].form}. Name another head, or use --decode"
-    )
-
-
-def _multi_label(corners: Array, scores: Array, head: Head) -> Boxes:
-    """Return the detections of all pairs of box, shape (N, 4), and class, scores (N, classes), above the score."""
-    place, number = np.nonzero(scores > head.score)
-    number_of_model = number + (1 if head.background == "first" else 0)
-    return suppressed(Boxes(corners[place], number_of_model, scores[place, number]), head.iou, head.most)
-
-
-def _best(boxes: Boxes, head: Head) -> Boxes:
-    """Return the detections above the score, suppressed."""
-    kept = boxes.scores > head.score
-    return suppressed(Boxes(boxes.corners[kept], boxes.classes[kept], boxes.scores[kept]), head.iou, head.most)
-
-
-def _corners(boxes: Array) -> Array:
-    """Return x1, y1, x2, y2 of center x, center y, width, height on the last axis."""
-    return np.concatenate([boxes[..., :2] - boxes[..., 2:] / 2, boxes[..., :2] + boxes[..., 2:] / 2], -1)
 
 
 def _ordered(boxes: Array, head: Head) -> Array:
     """Return x1, y1, x2, y2 of boxes in the order of the head."""
     if head.corners == "cxcywh":
-        return _corners(boxes)
+        return corners_of(boxes)
     ordered: Array = boxes[..., [1, 0, 3, 2]] if head.corners == "yxyx" else boxes
     if head.name == "indices":  # NonMaxSuppression takes any two opposite corners
         ordered = np.concatenate(
@@ -295,19 +279,12 @@ def _in_pixels(corners: Array, head: Head, size: tuple[int, int]) -> Array:
     return corners * np.tile(size[::-1], 2) if head.unit == "shares" else corners
 
 
-def _sigmoid(values: Array) -> Array:
-    result: Array = 1 / (1 + np.exp(-np.clip(values, -500, 500)))
-    return result
-
-
 def _activated(scores: Array, head: Head) -> Array:
     """Apply the activation that the scores still need."""
     if head.scores == "sigmoid":
-        return _sigmoid(scores)
+        return sigmoid(scores)
     if head.scores == "softmax":
-        powers = np.exp(scores - scores.max(-1, keepdims=True))
-        shares: Array = powers / powers.sum(-1, keepdims=True)
-        return shares
+        return softmax(scores)
     return scores
 
 
@@ -337,4 +314,4 @@ def _from_priors(offsets: Array, priors: Array) -> Array:
     """
     centers = priors[:, :2] + offsets[..., :2] * VARIANCES[0] * priors[:, 2:]
     sizes = priors[:, 2:] * np.exp(offsets[..., 2:] * VARIANCES[1])
-    return _corners(np.concatenate([centers, sizes], -1))
+    return corners_of(np.concatenate([centers, sizes], -1))

@@ -85,6 +85,10 @@ HEADS: Final[Mapping[str, HeadKind]] = {
         Head("end2end", classes="from0"),
         ("unit",),
     ),
+    "end2end7": HeadKind(
+        "(N, 7) of image, x1, y1, x2, y2, class, score after a selection in the graph (YOLOv7 with --end2end)",
+        Head("end2end7", classes="from0"),
+    ),
     "nms": HeadKind(
         "outputs named boxes, scores and classes (or labels) after NMS in the graph (torchvision, TensorFlow, SSD and "
         "Faster R-CNN of the ONNX model zoo)",
@@ -112,6 +116,20 @@ HEADS: Final[Mapping[str, HeadKind]] = {
     "fastestdet": HeadKind(
         "(1, 5 + classes, h, w): object (sigmoid), box, classes (softmax)",
         Head("fastestdet", iou=0.45),
+    ),
+    "picodet": HeadKind(
+        "two outputs for each of the strides 8, 16, 32, 64: scores (1, cells, classes) and distances (1, cells, "
+        "4 bins)",
+        Head("picodet", score=0.025, iou=0.6, most=100),
+    ),
+    "yunet": HeadKind(
+        "four outputs for each of the strides 8, 16, 32: class (1, cells, 1), object (1, cells, 1), box (1, cells, 4) "
+        "and landmarks (1, cells, 10)",
+        Head("yunet", score=0.02, iou=0.45, most=750),
+    ),
+    "centerface": HeadKind(
+        "heat map (1, 1, h, w), then sizes (1, 2, h, w), offsets (1, 2, h, w) and landmarks (1, 10, h, w) (CenterFace)",
+        Head("centerface", score=0.05, iou=0.3, most=750),
     ),
 }
 """Heads by name. Scores, IoU and numbers are those with which the reference implementations compute mAP."""

@@ -46,12 +46,12 @@ class HeadDecoder:
         arrays = {name: np.asarray(value) for name, value in outputs.items()}
         if self._choice is None and PLACEMENT not in labels and _are_detections(arrays):
             return arrays
-        size = _input_size(feed, labels)
+        images, size = _input_form(feed, labels)
         if self._known is None:
             graph = self._load()
-            self._known = graph, resolved_head(DetectorOutputs(graph, arrays, size), self._choice)
+            self._known = graph, resolved_head(DetectorOutputs(graph, arrays, size, images), self._choice)
         graph, head = self._known
-        result = decoded(DetectorOutputs(graph, arrays, size), head)
+        result = decoded(DetectorOutputs(graph, arrays, size, images), head)
         categories = (labels.get(CATEGORIES) or [None])[0]
         return _padded([in_labels(boxes, result.classes, head, categories) for boxes in result.images])
 
@@ -63,21 +63,22 @@ def _are_detections(arrays: Mapping[str, Array]) -> bool:
     return named_parts(arrays) is not None
 
 
-def _input_size(feed: Mapping[str, Array], labels: Mapping[str, Any]) -> tuple[int, int]:
-    """Return height and width of the image input.
+def _input_form(feed: Mapping[str, Array], labels: Mapping[str, Any]) -> tuple[int, tuple[int, int]]:
+    """Return the number of images of a feed, and height and width of the image input.
 
     Raises:
         DataError: no input is an image.
     """
     if PLACEMENT in labels:
         size: tuple[int, int] = labels[PLACEMENT][0].size
-        return size
+        return len(labels[PLACEMENT]), size
     for value in feed.values():
         shape = np.shape(value)[-3:]
+        images = int(np.shape(value)[0]) if np.ndim(value) == 4 else 1
         if len(shape) == 3 and shape[0] in IMAGE_CHANNELS:
-            return int(shape[1]), int(shape[2])
+            return images, (int(shape[1]), int(shape[2]))
         if len(shape) == 3 and shape[2] in IMAGE_CHANNELS:
-            return int(shape[0]), int(shape[1])
+            return images, (int(shape[0]), int(shape[1]))
     raise DataError("the model has no image input (N, C, H, W) or (N, H, W, C): decode its outputs with --decode")
 
 

@@ -137,3 +137,19 @@ def is_concat_of(tensor: Tensor, ops: tuple[str, ...]) -> bool:
     if node is None or node.op not in CONCATS:
         return False
     return tuple(part.op if part is not None else "" for part in map(maker, node.inputs)) == ops
+
+
+def joins_levels_of(tensor: Tensor, ops: tuple[str, ...]) -> bool:
+    """Return whether a tensor joins levels, each of which joins the results of these operators; "": a linear layer."""
+    node = maker(tensor)
+    if node is None or node.op not in CONCATS:
+        return False
+    return all(_ops_of_parts(part) == ops for part in node.inputs)
+
+
+def _ops_of_parts(tensor: Tensor) -> tuple[str, ...]:
+    node = maker(tensor)
+    if node is None or node.op not in CONCATS:
+        return ()
+    ops = [part.op if part is not None else "none" for part in map(maker, node.inputs)]
+    return tuple("" if op in LINEAR else op for op in ops)

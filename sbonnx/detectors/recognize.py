@@ -5,7 +5,7 @@ Values never decide. If the structure fits no head, or several, an error lists t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -17,6 +17,7 @@ from sbonnx.detectors.head_structure import (
     ends_in,
     is_concat_of,
     is_selected,
+    joins_levels_of,
     selects_queries,
 )
 from sbonnx.errors import DataError
@@ -33,6 +34,10 @@ ANCHORS: Final = 3
 """Anchors of a cell of YOLOv5."""
 
 
+RAW_BOX_OBJECT_CLASSES: Final = ("", "Sigmoid", "Sigmoid")
+"""Operators of the parts of a level of YOLOX; "": a linear layer."""
+
+
 @dataclass(frozen=True)
 class DetectorOutputs:
     """Outputs of one feed of a detector.
@@ -41,11 +46,13 @@ class DetectorOutputs:
         graph: the model.
         arrays: outputs by name.
         size: height and width of the input, pixels.
+        images: number of images of the feed.
     """
 
     graph: Graph
     arrays: Mapping[str, Array]
     size: tuple[int, int]
+    images: int = 1
 
     def tensor(self, name: str) -> Tensor:
         """Return an output as a tensor of the graph."""
@@ -106,6 +113,10 @@ def _hint(outputs: DetectorOutputs) -> str:
         return " (maps of anchors that the file does not have: yolov5 or yolov7)"
     if boxes_and_scores(outputs) is not None:
         return " (boxes and logits: detr, whose last class is no object, or rtdetr)"
+    if any(value.shape[1] == 7 for value in outputs.of_rank(2).values()):
+        return " (end2end7, if a row is image, x1, y1, x2, y2, class, score in this order)"
+    if centerface_maps(outputs) is not None:
+        return " (centerface, if sizes come before offsets)"
     return ""
 
 
@@ -121,6 +132,9 @@ def recognized_head(outputs: DetectorOutputs) -> Head | None:
     for name, value in {**rows, **flat}.items():
         if value.shape[-1] == 6 and len(rows) + len(flat) == 1 and is_selected(outputs.tensor(name)):
             return HEADS["end2end"].head
+    of_levels = next((name for name in LEVELS if levels_of(outputs, name) is not None), None)
+    if of_levels is not None:
+        return HEADS[of_levels].head
     pair = boxes_and_scores(outputs)
     if pair is not None:
         return _of_pair(outputs, pair)
@@ -145,7 +159,10 @@ def _of_rows(outputs: DetectorOutputs, name: str, value: Array) -> Head | None:
     if second > 5 and fitting_strides(first, outputs.size, ANCHORS):
         return HEADS["yolov5"].head
     if second > 5 and fitting_strides(first, outputs.size, 1):
-        return replace(HEADS["yolox"].head, decoded=applies(tensor, "Exp"))
+        if applies(tensor, "Exp"):
+            return HEADS["yolox"].head
+        if joins_levels_of(tensor, RAW_BOX_OBJECT_CLASSES):
+            return replace(HEADS["yolox"].head, decoded=False)
     return None
 
 
@@ -206,6 +223,62 @@ def indices_of(outputs: DetectorOutputs) -> tuple[str, str, str] | None:
         name for name, value in rows.items() if boxes and name != boxes[0] and value.shape[2] == rows[boxes[0]].shape[1]
     ]
     return (boxes[0], scores[0], indices[0]) if len(boxes) == len(scores) == len(indices) == 1 else None
+
+
+def levels_of(outputs: DetectorOutputs, head: str) -> list[tuple[int, dict[str, str]]] | None:
+    """Return stride and names of the outputs, by quantity, of each level of a head of `LEVELS`; None: it does not fit.
+
+    Every output belongs to a level, by its number of cells, and a quantity, by its number of columns and whether it
+    ends in Sigmoid.
+    """
+    strides, quantities = LEVELS[head]
+    rows, levels, used = outputs.of_rank(3), [], 0
+    for stride in strides:
+        level = {name: value for name, value in rows.items() if value.shape[1] == cells(outputs.size, (stride,))}
+        names = quantities(outputs, level)
+        if names is None:
+            return None
+        used += len(level)
+        levels.append((stride, names))
+    same = {tuple(outputs.arrays[name].shape[2] for name in names.values()) for _, names in levels}
+    return levels if used == len(outputs.arrays) and len(same) == 1 else None
+
+
+def _scores_and_distances(outputs: DetectorOutputs, level: Mapping[str, Array]) -> dict[str, str] | None:
+    scores = [name for name in level if ends_in(outputs.tensor(name), "Sigmoid")]
+    distances = [name for name, value in level.items() if name not in scores and value.shape[2] % 4 == 0]
+    fits = len(level) == 2 and len(scores) == len(distances) == 1 and level[distances[0]].shape[2] > 4
+    return {"scores": scores[0], "distances": distances[0]} if fits else None
+
+
+def _class_object_box(outputs: DetectorOutputs, level: Mapping[str, Array]) -> dict[str, str] | None:
+    """Return class and object score (which of them is which does not matter), and boxes; landmarks are not needed."""
+    columns = {name: value.shape[2] for name, value in level.items()}
+    shares = [name for name, count in columns.items() if count == 1 and ends_in(outputs.tensor(name), "Sigmoid")]
+    if sorted(columns.values()) != [1, 1, 4, 10] or len(shares) != 2:
+        return None
+    return {
+        "class": shares[0],
+        "object": shares[1],
+        "boxes": next(name for name, count in columns.items() if count == 4),
+    }
+
+
+Quantities = Callable[[DetectorOutputs, Mapping[str, Array]], dict[str, str] | None]
+
+LEVELS: Final[Mapping[str, tuple[tuple[int, ...], Quantities]]] = {
+    "picodet": ((8, 16, 32, 64), _scores_and_distances),
+    "yunet": ((8, 16, 32), _class_object_box),
+}
+"""Strides of heads with outputs for each level, and the function that names the outputs of a level by quantity."""
+
+
+def centerface_maps(outputs: DetectorOutputs) -> tuple[str, str, str] | None:
+    """Return the names of heat map, sizes and offsets, in the order of the outputs; None: these are others."""
+    maps = outputs.of_rank(4)
+    names = sorted(maps, key=lambda name: maps[name].shape[1])
+    fits = len(maps) == len(outputs.arrays) and [maps[name].shape[1] for name in names] == [1, 2, 2, 10]
+    return (names[0], names[1], names[2]) if fits else None
 
 
 def _has_anchor_maps(outputs: DetectorOutputs) -> bool:

@@ -129,8 +129,26 @@ def yolox(b: Builder) -> None:
     def offsets(box: Array, x: int, y: int, stride: int) -> Array:
         return np.concatenate([box[:2] / stride - (x, y), np.log(box[2:] / stride)])
 
-    b.value(cell_rows(1, offsets)[None], "output")
+    rows = cell_rows(1, offsets)
+    levels = []
+    for place, (first, count) in enumerate(((0, 64), (64, 16), (80, 4))):
+        part = rows[None, first : first + count].transpose(0, 2, 1)
+        boxes = conv(b, part[:, :4], f"box{place}")
+        shares = np.clip(part, 1e-6, 1 - 1e-6)
+        scores = [
+            b.op("Sigmoid", [b.value(logit(shares[:, place_of]), f"raw_{name}{place}")], f"{name}{place}")
+            for name, place_of in (("object", slice(4, 5)), ("class", slice(5, 8)))
+        ]
+        levels.append(b.op("Concat", [boxes, *scores], f"level{place}", axis=1))
+    b.op("Transpose", [b.op("Concat", levels, "all", axis=2)], "output", perm=[0, 2, 1])
     b.output("output", (1, 84, 8))
+
+
+def conv(b: Builder, value: Array, name: str) -> str:
+    """Return values (1, channels, cells) that come out of a convolution."""
+    count = value.shape[1]
+    identity = b.constant(np.eye(count, dtype=np.float32)[..., None])
+    return b.op("Conv", [b.value(value, f"{name}_in"), identity], name)
 
 
 def yolox_decoded(b: Builder) -> None:
@@ -152,6 +170,18 @@ def end2end(b: Builder) -> None:
     b.nodes.append(helper.make_node("TopK", ["scores", b.constant(np.array([5]))], ["best", "places"], name="top"))
     b.op("Gather", ["rows", "places"], "output0", axis=1)
     b.output("output0", (1, 5, 6))
+
+
+def end2end7(b: Builder) -> None:
+    """Rows of YOLOv7's --end2end, selected by NonMaxSuppression."""
+    rows = np.concatenate([np.zeros((3, 1)), BOXES, CLASSES[:, None], np.array([[0.9, 0.8, 0.7]]).T], 1)
+    b.value(BOXES[None], "b")
+    b.value(scored(3, 3).T[None], "s")
+    limits = [b.constant(np.array([9])), *(b.constant(np.array([value], np.float32)) for value in (0.5, 0.3))]
+    b.op("NonMaxSuppression", ["b", "s", *limits], "chosen")
+    b.op("Gather", ["chosen", b.constant(np.array(2))], "places", axis=1)
+    b.op("Gather", [b.value(rows, "rows"), "places"], "output", axis=0)
+    b.output("output", ("n", 7))
 
 
 def torchvision(b: Builder) -> None:
@@ -269,20 +299,88 @@ def fastestdet(b: Builder) -> None:
     b.output("output", (1, 8, 8, 8))
 
 
+def _cells_of(stride: int) -> list[tuple[int, Array, int]]:
+    """Cell, box (x1, y1, x2, y2) and class of the boxes; all are at stride 8."""
+    centers_of = (BOXES[:, :2] + BOXES[:, 2:]) // 16
+    cells = (centers_of[:, 1] * (SIDE // 8) + centers_of[:, 0]).astype(int)
+    return list(zip(cells.tolist(), BOXES, CLASSES.tolist(), strict=True)) if stride == 8 else []
+
+
+def picodet(b: Builder) -> None:
+    """Distances in 8 bins: the mean of two neighbouring bins. Level 64 has one cell."""
+    for stride in (*STRIDES, 64):
+        count = (SIDE // stride) ** 2
+        scores, bins = np.full((1, count, 3), 1e-6), np.full((1, count, 4, 8), -30.0)
+        bins[..., 0] = 0
+        for cell, box, number in _cells_of(stride):
+            center = (np.array([cell % 8, cell // 8]) + 0.5) * stride
+            distances = np.concatenate([center - box[:2], box[2:] - center]) / stride
+            scores[0, cell, number] = 0.9 - 0.1 * number
+            for side, distance in enumerate(distances):
+                share = distance % 1
+                bins[0, cell, side] = -30.0
+                bins[0, cell, side, int(distance)] = np.log(max(1 - share, 1e-9))
+                bins[0, cell, side, int(distance) + 1] = np.log(max(share, 1e-9))
+        b.op("Sigmoid", [b.value(logit(scores), f"raw{stride}")], f"scores{stride}")
+        distances_of = conv(b, bins.reshape(1, count, 32).transpose(0, 2, 1), f"bins{stride}")
+        b.op("Transpose", [distances_of], f"distances{stride}", perm=[0, 2, 1])
+        b.output(f"scores{stride}", (1, count, 3))
+        b.output(f"distances{stride}", (1, count, 32))
+
+
+def yunet(b: Builder) -> None:
+    """Class, object, box and landmarks of each stride."""
+    for stride in STRIDES:
+        count = (SIDE // stride) ** 2
+        scores, raw = np.full((1, count, 1), 1e-6), np.zeros((1, count, 4))
+        for cell, box, number in _cells_of(stride):
+            scores[0, cell] = 0.9 - 0.1 * number
+            raw[0, cell, :2] = (box[:2] + box[2:]) / 2 / stride - (cell % 8, cell // 8)
+            raw[0, cell, 2:] = np.log((box[2:] - box[:2]) / stride)
+        for name in ("cls", "obj"):
+            b.op("Sigmoid", [b.value(logit(scores), f"raw_{name}{stride}")], f"{name}_{stride}")
+            b.output(f"{name}_{stride}", (1, count, 1))
+        for name, value in (("bbox", raw), ("kps", np.zeros((1, count, 10)))):
+            b.value(value, f"{name}_{stride}")
+            b.output(f"{name}_{stride}", value.shape)
+
+
+def centerface(b: Builder) -> None:
+    """Cells of 4 pixels: heat, then sizes and offsets, y before x."""
+    heat, maps = np.full((1, 1, 16, 16), 1e-6), np.zeros((2, 1, 2, 16, 16))
+    for number, (x, y, width, height) in zip(CLASSES, centers(BOXES), strict=True):
+        column, line = int(x // 4), int(y // 4)
+        heat[0, 0, line, column] = 0.9 - 0.1 * number
+        maps[0, 0, :, line, column] = np.log([height / 4, width / 4])
+        maps[1, 0, :, line, column] = y / 4 - line - 0.5, x / 4 - column - 0.5
+    b.op("Sigmoid", [b.value(logit(heat), "raw")], "heat")
+    for name, value in (("sizes", maps[0]), ("offsets", maps[1]), ("landmarks", np.zeros((1, 10, 16, 16)))):
+        b.value(value, name)
+    for name, count in (("heat", 1), ("sizes", 2), ("offsets", 2), ("landmarks", 10)):
+        b.output(name, (1, count, 16, 16))
+
+
+def transposed_yolov8(b: Builder) -> None:
+    """Rows of boxes and classes without an object score: no head has this form."""
+    b.op("Sigmoid", [b.value(np.zeros((1, 84, 3)), "raw")], "scores")
+    b.op("Concat", [b.value(np.ones((1, 84, 4)), "boxes"), "scores"], "output", axis=2)
+    b.output("output", (1, 84, 7))
+
+
 MODELS: Mapping[str, Callable[[Builder], None]] = {
     build.__name__: build
     for build in (
         *(yolov5, yolov5_maps, yolov8, yolox, yolox_decoded, end2end, torchvision, tensorflow, indices, ssd, ssd_raw),
-        *(detr, rtdetr, fastestdet),
+        *(detr, rtdetr, fastestdet, end2end7, picodet, yunet, centerface),
     )
 }
 
 
-def write_coco(folder: Path) -> Path:
-    """Write an image with three boxes, and one without boxes."""
+def write_coco(folder: Path, *, one_class: bool = False) -> Path:
+    """Write an image with three boxes of three classes and one without boxes; or the first, with boxes of one class."""
     (folder / "annotations").mkdir(parents=True)
     (folder / "val").mkdir()
-    images = [{"id": 5, "file_name": "a.png"}, {"id": 6, "file_name": "b.png"}]
+    images = [{"id": 5, "file_name": "a.png"}, {"id": 6, "file_name": "b.png"}][: 1 if one_class else 2]
     for image in images:
         image.update(width=IMAGE[0], height=IMAGE[1])
         Image.new("RGB", IMAGE).save(folder / "val" / str(image["file_name"]))
@@ -290,7 +388,10 @@ def write_coco(folder: Path) -> Path:
         {"id": number + 1, "image_id": 5, "category_id": IDS[kind], "bbox": [x1, y1, x2 - x1, y2 - y1], "iscrowd": 0}
         for number, ((x1, y1, x2, y2), kind) in enumerate(zip(TRUE.tolist(), CLASSES, strict=True))
     ]
+    if one_class:
+        rows = [{**row, "category_id": IDS[0]} for row in rows]
     categories = [{"id": number, "name": name} for number, name in zip(IDS, NAMES, strict=True)]
+    categories = categories[:1] if one_class else categories
     text = json.dumps({"images": images, "annotations": rows, "categories": categories})
     (folder / "annotations" / "instances_val.json").write_text(text)
     return folder

@@ -19,7 +19,7 @@ from sbonnx.errors import DataError, RecipeError
 from sbonnx.metrics.boxes import Boxes
 from sbonnx.verify import EvaluationData, evaluate
 from sbonnx.verify.labelled.conversions import readers_of
-from tests.detectors.detector_models import MODELS, PRIORS, Builder, write_coco
+from tests.detectors.detector_models import MODELS, PRIORS, Builder, transposed_yolov8, write_coco
 
 STATED = {
     "yolov5_maps": "yolov5",
@@ -28,13 +28,24 @@ STATED = {
     "indices": "indices:unit=pixels",
     "ssd_raw": "ssd:priors=priors.npy",
     "detr": "detr",
+    "end2end7": "end2end7",
+    "centerface": "centerface",
 }
 """Heads that the structure does not decide, as a user states them; the others are recognized."""
+
+
+FACES = ("yunet", "centerface")
+"""Heads of one class."""
 
 
 @pytest.fixture(scope="module")
 def coco(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_coco(tmp_path_factory.mktemp("detectors") / "coco")
+
+
+@pytest.fixture(scope="module")
+def faces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_coco(tmp_path_factory.mktemp("faces") / "coco", one_class=True)
 
 
 def map_of(model: Path, coco: Path, head: str | None) -> float:
@@ -43,18 +54,29 @@ def map_of(model: Path, coco: Path, head: str | None) -> float:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_boxes_of_each_head(name: str, coco: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_boxes_of_each_head(
+    name: str, coco: Path, faces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The mean average precision over IoU 0.5 to 0.95 is 1; without the statement, an error names what is missing."""
     monkeypatch.chdir(tmp_path)
     np.save("priors.npy", PRIORS)
     builder = Builder()
     MODELS[name](builder)
     model = builder.save(tmp_path / "m.onnx")
-    assert map_of(model, coco, STATED.get(name)) == pytest.approx(1.0)
+    data = faces if name in FACES else coco
+    assert map_of(model, data, STATED.get(name)) == pytest.approx(1.0)
     if name in STATED:
         missing = {"yolov5_maps": "yolov5 or yolov7", "detr": "detr, whose last class", "tensorflow": "classes=from0"}
         with pytest.raises(DataError, match=missing.get(name, STATED[name].partition("=")[0])):
-            map_of(model, coco, None)
+            map_of(model, data, None)
+
+
+def test_rows_without_an_object_score_are_no_yolox(coco: Path, tmp_path: Path) -> None:
+    """The shape alone would fit YOLOX: a row for each cell."""
+    builder = Builder()
+    transposed_yolov8(builder)
+    with pytest.raises(DataError, match=r"does not say how its outputs 'output' float32 \(1, 84, 7\).*name the head"):
+        map_of(builder.save(tmp_path / "m.onnx"), coco, None)
 
 
 def test_statements_that_do_not_fit(coco: Path, tmp_path: Path) -> None:
