@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from sbonnx.calib import calibrator
 from sbonnx.calib.cache.sketch_cache import PRUNING
 from sbonnx.calib.calibrator import MeasuredRanges
@@ -14,7 +16,7 @@ from sbonnx.calib.engine.samples import Samples
 from sbonnx.calib.held_out import HeldOutSplit, divide, divide_sequences
 from sbonnx.calib.input_check import check_inputs, constant_data
 from sbonnx.calib.observers import OBSERVERS
-from sbonnx.calib.qparams.solve import weights_alone
+from sbonnx.calib.qparams.solve import united, weights_alone
 from sbonnx.calib.recurrent import read_steps, unroll
 from sbonnx.correct.analytic import correct_analytically
 from sbonnx.correct.batchnorm_tuning import tune_norms
@@ -26,11 +28,12 @@ from sbonnx.heads import Quantized, protect
 from sbonnx.heads.protect import SAMPLES as HEAD_SAMPLES
 from sbonnx.heads.recognition import head_layout
 from sbonnx.options import RunOptions
-from sbonnx.planning import Planner, costs_of, make, plan_times
+from sbonnx.planning import Plan, Planner, costs_of, make, plan_times
 from sbonnx.precision.kernel_levels import with_accuracy_levels
 from sbonnx.precision.tensor_magnitudes import float_observer, magnitudes, measured_magnitudes
 from sbonnx.reconstruct.solution import reconstruct as solved
 from sbonnx.report import Fired, Note, Reason, Refusal
+from sbonnx.spec import Bounds
 from sbonnx.stages.contract import stage
 from sbonnx.stages.state import (
     PipelineState,
@@ -47,6 +50,10 @@ UNSEEN: Final = Note(
     "no data was given: weights are rounded to nearest, without second moments of their inputs",
 )
 """Note if input-aware rounding has no data: weights are rounded to nearest."""
+
+
+NARROWER: Final = 1.5
+"""Factor by which a range must become narrower for scales to be solved again after heads are protected: 3.5 dB."""
 
 
 @stage(needs=("graph", "plan"), sets=("data",))
@@ -234,7 +241,10 @@ def reconstruct(state: PipelineState, options: RunOptions) -> PipelineState:
 
 @stage(needs=("graph", "plan", "data", "solution"), sets=("plan", "solution"))
 def protect_heads(state: PipelineState, options: RunOptions) -> PipelineState:
-    """Leave regions of detectors in float whose quantization costs more at the outputs than it saves (HEADS: auto)."""
+    """Leave regions of detectors in float whose quantization costs more at the outputs than it saves (HEADS: auto).
+
+    Scales are solved again if tensors that are float now widened the range of others.
+    """
     prepared, data = state.prepared, state.data
     recipe, backend, graph = prepared.recipe, prepared.backend, prepared.graph
     if recipe.heads == "none" or recipe.mode != "static" or data is None or backend.numbers.any_bits:
@@ -251,8 +261,22 @@ def protect_heads(state: PipelineState, options: RunOptions) -> PipelineState:
         return state
     kept = [refusal for refusal in prepared.refusals if refusal not in prepared.plan.refusals]
     prepared = replace(prepared, plan=done.plan, refusals=(*kept, *done.plan.refusals))
-    solution = replace(done.solution, notes=(*done.solution.notes, done.note))
-    return replace(state, prepared=prepared, solution=solution)
+    state = replace(state, prepared=prepared, solution=done.solution)
+    if state.ranges is not None and _narrows(state.ranges, network.plan, done.plan):
+        groups = {site.key: site.group for site in done.plan.of_role("activation")}
+        state = reconstruct(replace(state, ranges=replace(state.ranges, groups=groups)), options)
+    return replace(state, solution=replace(state.solution, notes=(*state.solution.notes, done.note)))
+
+
+def _narrows(ranges: MeasuredRanges, before: Plan, after: Plan) -> bool:
+    """Whether a range becomes narrower by `NARROWER` because others that shared its scale are float now."""
+    old, new = (united(plan.of_role("activation"), ranges.bounds, {}) for plan in (before, after))
+    widths = [(_width(bounds), _width(old[key])) for key, bounds in new.items() if key in old]
+    return any(NARROWER * narrow < wide for narrow, wide in widths)
+
+
+def _width(bounds: Bounds) -> float:
+    return float(np.max(bounds.hi - bounds.lo))
 
 
 @stage(needs=("graph", "plan", "data", "solution"), sets=("solution",))

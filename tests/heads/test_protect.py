@@ -255,6 +255,17 @@ def test_leaky_detector_with_a_pyramid(backend: str, pack: Path) -> None:
     assert all(kept[name] > named[name] - 0.5 and kept[name] > plain[name] - 0.5 for name in plain)
 
 
+@pytest.mark.slow
+def test_ranges_that_the_float_part_widened_are_narrow_again(pack: Path) -> None:
+    """A Concat joins both inputs for TensorRT; the wider one is float with the head, so the other has its own scale."""
+    evaluation = load_pack(pack)
+    feeds = evaluation.load_calib("fastestdet", limit=16)
+    state = solve(Request(evaluation.model_path("fastestdet"), load(None), backend_for("tensorrt"), data=feeds))
+    assert state.ranges is not None and "input.508" not in {site.tensor for site in state.prepared.plan.sites}
+    own = np.max(np.abs([state.ranges.bounds["input.376"].lo, state.ranges.bounds["input.376"].hi]))
+    assert state.solution.qparams["input.376"].scale * 128 < 1.1 * own
+
+
 def test_a_head_that_does_not_run_alone_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise ModelError("onnxruntime rejects a part of the model")
