@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sbonnx.detectors.head import HEADS, Head
+from sbonnx.detectors.head import Head
 from sbonnx.detectors.nms import suppressed
-from sbonnx.detectors.recognize import DetectorOutputs
 from sbonnx.metrics.boxes import Boxes
 from sbonnx.spec import Array
 
@@ -24,14 +23,6 @@ class Decoded:
 
     images: list[Boxes]
     classes: int | None
-
-
-def unfit(outputs: DetectorOutputs, head: Head) -> str:
-    """Return the message if outputs are not those of a head."""
-    return (
-        f"the head {head.name} does not fit the outputs {outputs.listed} of an input of {outputs.size[0]} x "
-        f"{outputs.size[1]} pixels: it is {HEADS[head.name].form}. Name another head, or use --decode"
-    )
 
 
 def multi_label(corners: Array, scores: Array, head: Head) -> Boxes:

@@ -11,10 +11,10 @@ from typing import Final
 
 import numpy as np
 
-from sbonnx.detectors.box_selection import Decoded, best_of, corners_of, multi_label, sigmoid, softmax, unfit
+from sbonnx.detectors.box_selection import Decoded, best_of, corners_of, multi_label, sigmoid, softmax
 from sbonnx.detectors.head import Head
 from sbonnx.detectors.level_maps import centerface, grid_of, picodet, yunet
-from sbonnx.detectors.recognize import ANCHORS, DetectorOutputs, boxes_and_scores, fitting_strides, indices_of
+from sbonnx.detectors.recognize import ANCHORS, DetectorOutputs, boxes_and_scores, fitting_strides, indices_of, unfit
 from sbonnx.errors import DataError
 from sbonnx.metrics.boxes import Boxes, detections
 from sbonnx.spec import Array

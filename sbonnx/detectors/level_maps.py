@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from sbonnx.detectors.box_selection import Decoded, best_of, corners_of, multi_label, softmax, unfit
+from sbonnx.detectors.box_selection import Decoded, best_of, corners_of, multi_label, softmax
 from sbonnx.detectors.head import Head
-from sbonnx.detectors.recognize import DetectorOutputs, centerface_maps, levels_of
+from sbonnx.detectors.recognize import DetectorOutputs, centerface_maps, levels_of, unfit
 from sbonnx.errors import DataError
 from sbonnx.metrics.boxes import Boxes
 from sbonnx.spec import Array

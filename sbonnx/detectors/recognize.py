@@ -98,6 +98,14 @@ def resolved_head(outputs: DetectorOutputs, choice: HeadChoice | None) -> Head:
     return head
 
 
+def unfit(outputs: DetectorOutputs, head: Head) -> str:
+    """Return the message if outputs are not those of a head."""
+    return (
+        f"the head {head.name} does not fit the outputs {outputs.listed} of an input of {outputs.size[0]} x "
+        f"{outputs.size[1]} pixels: it is {HEADS[head.name].form}. Name another head, or use --decode"
+    )
+
+
 def undecided(outputs: DetectorOutputs) -> str:
     """Return the message if the structure does not decide."""
     return (
@@ -292,8 +300,11 @@ def _check_known(outputs: DetectorOutputs, head: Head) -> None:
     """Check that all settings of a head are known.
 
     Raises:
-        DataError: one is not; the message names its values.
+        DataError: one is not, and the message names its values; or the outputs are not those of the head.
     """
+    parts = {"nms": named_parts(outputs.arrays), "indices": indices_of(outputs), "ssd": boxes_and_scores(outputs)}
+    if parts.get(head.name, ()) is None:
+        raise DataError(unfit(outputs, head))
     if not head.decoded and head.name == "ssd" and head.priors is None:
         raise DataError(
             f"the boxes of {outputs.listed} are offsets to priors, which the file does not have: give them with --head "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
+from sbonnx.batch.api import batch
 from sbonnx.calib.data import DataPath
+from sbonnx.cli import main
 from sbonnx.detectors import HEADS, head_choice
 from sbonnx.detectors.nms import suppressed
 from sbonnx.errors import DataError, RecipeError
@@ -20,6 +23,7 @@ from sbonnx.metrics.boxes import Boxes
 from sbonnx.verify import EvaluationData, evaluate
 from sbonnx.verify.labelled.conversions import readers_of
 from tests.detectors.detector_models import MODELS, PRIORS, Builder, transposed_yolov8, write_coco
+from tests.support.values import some
 
 STATED = {
     "yolov5_maps": "yolov5",
@@ -139,3 +143,39 @@ def test_the_help_and_documentation_list_all_heads() -> None:
     for name, kind in HEADS.items():
         iou = "none" if kind.head.iou is None else f"{kind.head.iou:g}"
         assert f"| `{name}` | {kind.form} | {kind.head.score:g} | {iou} | {kind.head.most} |" in text
+
+
+@pytest.fixture
+def detector(coco: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a model in the working folder whose float boxes are right."""
+    monkeypatch.chdir(tmp_path)
+    builder = Builder()
+    MODELS["fastestdet"](builder)
+    return builder.save(tmp_path / "m.onnx").name
+
+
+def test_quantize_computes_the_metric_of_both_models(
+    detector: str, coco: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The head is recognized in both; a head that does not fit is refused before any work."""
+    words = ["quantize", detector, "--data", str(coco), "--preprocess", "yolo", "-o", "q.onnx", "--json", "--no-config"]
+    words += ["--eval", str(coco), "--metric", "map50"]
+    for head in ("ssd", "nms", "indices"):
+        assert main([*words, "--head", head]) == 2
+        assert f"the head {head} does not fit the outputs 'output' float32 (1, 8, 8, 8)" in capsys.readouterr().err
+    assert main(words) in (0, 1)
+    rows = json.loads(capsys.readouterr().out)["metrics"]["evaluation"]["rows"]
+    assert len(rows) == 2 and rows[0]["metric"]["value"] == pytest.approx(1.0)
+
+
+@pytest.mark.slow
+def test_jobs_state_a_head(detector: str, coco: Path, tmp_path: Path) -> None:
+    """With a score above those of all boxes nothing is detected: the job file's settings of the head are used."""
+    scores = {"all": "fastestdet:score=0.01", "none": "fastestdet:score=1"}
+    source = {"model": detector, "data": str(coco), "preprocess": "yolo", "set": {"samples": 1, "rounding": "nearest"}}
+    labelled = {"data": str(coco), "metric": "map50"}
+    jobs = [{**source, "name": name, "eval": {**labelled, "head": head}} for name, head in scores.items()]
+    (tmp_path / "jobs.yaml").write_text(json.dumps({"output": "out", "jobs": jobs}))
+    reports = [some(row.outcome.report) for row in batch(tmp_path / "jobs.yaml", workers=1).rows]
+    values = [report["metrics"]["evaluation"]["rows"][0]["metric"]["value"] for report in reports]
+    assert values == [pytest.approx(1.0), 0.0]
