@@ -70,7 +70,7 @@ def quantize(
             measures nothing (dynamic, weight_only); the result is then not compared with the float model.
         output, force: path of the result, and whether to overwrite a file; None keeps the result in memory
             (``Report.quantized``).
-        backend: "onnxruntime" (default), "openvino", "qnn", "tensorrt" or "virtual".
+        backend: "onnxruntime" (default), "openvino", "qnn", "tensorrt", "virtual" or "web".
         recipe: None (the backend's 8-bit defaults), "auto" (the defaults and changes that reduce the error), a path,
             or a nested dict.
         verify: check the file and compare it with the float model.

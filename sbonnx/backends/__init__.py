@@ -14,6 +14,7 @@ from sbonnx.backends.qnn.backend import QNN
 from sbonnx.backends.runtime_types import Entry, ExecutedLayer, Runtime, RuntimeSession
 from sbonnx.backends.tensorrt.backend import TENSORRT, of_version
 from sbonnx.backends.virtual import VIRTUAL
+from sbonnx.backends.web import WEB
 from sbonnx.plugins.registry import Registry, instance_of
 from sbonnx.schemes import VERSIONS
 
@@ -26,6 +27,7 @@ BACKENDS: Final[Registry[Backend]] = Registry(
         "tensorrt": TENSORRT,
         "openvino": OPENVINO,
         "qnn": QNN,
+        "web": WEB,
     },
 )
 """Every backend by its recipe name, those of installed packages included."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import Literal
+from typing import Any, Literal
 
 from sbonnx.backends.kernel_costs import KernelCosts
 from sbonnx.backends.mode_limits import ANY_STATIC, STATIC, ModeLimits
@@ -31,6 +31,7 @@ class Numbers:
             would prevent their fusion; "simulated"; or "none".
         only_channels: integer kernels read and write float32 at most, with one scale per channel of a weight: neither
             half precision nor, with static activations, blocks.
+        half_blocks: the float part of a graph may be half precision if its integers are weights in blocks only.
         tensor_overrides: types, scales and ranges of single tensors can be given in a file (TENSOR_OVERRIDES).
         saturates: on CPUs without 8-bit dot products its kernels add two products in 16 bits.
     """
@@ -42,6 +43,7 @@ class Numbers:
     scales: ScaleLimits = ANY_SCALE
     fp8: Literal["none", "simulated", "kernels"] = "none"
     only_channels: bool = False
+    half_blocks: bool = False
     tensor_overrides: bool = False
     saturates: bool = False
 
@@ -88,12 +90,15 @@ class Files:
         integer_operators: has onnxruntime's operators on integers: QLinearConv and similar ones for FORMAT qoperator,
             products with weights in blocks (MatMulNBits) for the mode weight_only.
         judged_without: onnxruntime graph transformers to disable when onnxruntime is used in place of this runtime.
+        variants: files of a model folder by their dtype in transformers.js: recipe keys, or None for the recipe of the
+            user; empty: a folder has one file of each model.
         builds_engine: an engine is built from the file, by the command of `engine_command`.
     """
 
     packs_weights: bool = False
     integer_operators: bool = False
     judged_without: tuple[str, ...] = ()
+    variants: Mapping[str, Mapping[str, Any] | None] = field(default_factory=dict)
     builds_engine: bool = False
 
     def legalise(self, graph: Graph) -> list[str]:

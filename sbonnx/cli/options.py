@@ -240,7 +240,7 @@ def decibel(text: str) -> str:
 def _backends(_: str) -> Iterable[str]:
     from sbonnx.recipe.names import VERSIONED
 
-    return ("onnxruntime", "openvino", "qnn", "tensorrt", "virtual", *VERSIONED)
+    return ("onnxruntime", "openvino", "qnn", "tensorrt", "virtual", "web", *VERSIONED)
 
 
 def _recipe_keys(typed: str) -> Iterable[str]:
@@ -287,7 +287,7 @@ PREPROCESS: Final = option(
 )
 OUTPUT: Final = output_option("--output -o", "The quantized model to write.")
 BACKEND: Final = option(
-    "--backend onnxruntime|openvino|qnn|tensorrt[@VERSION]|virtual",
+    "--backend onnxruntime|openvino|qnn|tensorrt[@VERSION]|virtual|web",
     str,
     "Target runtime, such as tensorrt@10 (short: ort, ov, trt@10).",
     shown="the recipe's, or onnxruntime",
@@ -422,6 +422,13 @@ JSON: Final = switch("--json", "One JSON value on stdout instead of tables.", TE
 JSON_PROGRESS: Final = switch("--json-progress", "Progress as JSON lines on stderr, for scripts.", TERMINAL)
 QUIET: Final = switch("--quiet -q", "No tables and no progress, only problems and errors.", TERMINAL)
 VERBOSE: Final = switch("--verbose -v", "Print all that was measured, every note and every reason.", TERMINAL)
+MAX_DOWNLOAD: Final = option(
+    "--max-download BYTES",
+    int,
+    "Select in config.json, for each model of a folder, the dtype with the least error of the files that are within "
+    "this size together (web).",
+    FILES,
+)
 TRTEXEC: Final = output_option(
     "--trtexec FILE", "Also write the trtexec command line that builds the engine (tensorrt).", FILES
 )

@@ -66,8 +66,11 @@ class ModelFolder:
     models: Mapping[str, Path]
 
     @classmethod
-    def read(cls, folder: str | os.PathLike[str]) -> ModelFolder:
+    def read(cls, folder: str | os.PathLike[str], quantized: tuple[str, ...] = (SUFFIX,)) -> ModelFolder:
         """Find the ONNX files of a folder, in it or in its subfolder ``onnx``; quantized ones are left out.
+
+        Args:
+            quantized: ends of the names of quantized files.
 
         Raises:
             ModelError: it is no folder, or has no ONNX file.
@@ -76,7 +79,7 @@ class ModelFolder:
         if not path.is_dir():
             raise MissingModelError(f"there is no folder '{path}': give the folder with config.json and model.onnx")
         for place in (path, path / SUBFOLDER):
-            files = [file for file in sorted(place.glob("*.onnx")) if not file.stem.endswith(SUFFIX)]
+            files = [file for file in sorted(place.glob("*.onnx")) if not file.stem.endswith(quantized)]
             if files:
                 return cls(path, {file.stem: file for file in files})
         raise ModelError(
@@ -136,7 +139,7 @@ def quantize_folder(
     chosen, decoders = _chosen(source, data, files)
     graphs_by_name = {name: graphs.load(source.models[name]) for name in chosen}
     for name, feeds in chosen.items():
-        chosen[name] = with_preprocess(feeds, _processor(source, feeds) if preprocess is None else preprocess)
+        chosen[name] = with_preprocess(feeds, processor_of(source, feeds) if preprocess is None else preprocess)
     if decoders:
         encoder, tokens = graphs.load(source.models[ENCODER]), TokenIds.read(source.folder)
         feeds = read(rows_as_feeds(chosen[decoders[0]], input_specs(encoder)), encoder, split=split)
@@ -198,6 +201,21 @@ def _chosen(source: ModelFolder, data: Any, files: Sequence[str] | None) -> tupl
     return {name: by_file[name] for name in wanted}, []
 
 
+def chosen_data(source: ModelFolder, data: Any) -> list[tuple[str, Any]]:
+    """Return the calibration data of each model by name; None where the data names other models only.
+
+    Raises:
+        DataError: several models and not one data set for each.
+    """
+    feeds, decoders = _chosen(source, data, None)
+    if decoders:
+        raise DataError(
+            f"folder '{source.folder}' is an encoder-decoder model: give a folder with data for each of "
+            f"{', '.join(source.models)}"
+        )
+    return [(name, feeds.get(name)) for name in source.models]
+
+
 def _data_by_file(source: ModelFolder, data: Any) -> dict[str, Any] | None:
     """Return data that names files of the model folder: a dict, or a folder with an entry for each; None for other."""
     if isinstance(data, Mapping):
@@ -221,7 +239,7 @@ def _left_out(source: ModelFolder, chosen: Mapping[str, Any]) -> list[Path]:
     ]
 
 
-def _processor(source: ModelFolder, data: Any) -> Path | None:
+def processor_of(source: ModelFolder, data: Any) -> Path | None:
     """Return the processor of the folder if the data is a path that may need one and has none."""
     if isinstance(data, DataPath) and data.preprocess is not None:
         return None

@@ -37,6 +37,7 @@ MODEL_FOLDERS: Final = "sbonnx.model_folders"
 OPTIONAL: Final = (
     EntryPoint("dask", "sbonnx.batch.dask.cluster:DaskEngine", ENGINES),
     EntryPoint("optimum", "sbonnx.integrations.optimum", MODEL_FOLDERS),
+    EntryPoint("browser_folder", "sbonnx.integrations.browser_folder", MODEL_FOLDERS),
 )
 """Parts that are in sbonnx's own distribution and need another library: the core imports them on first use only."""
 

@@ -86,12 +86,19 @@ class BackendLimits:
             hint = "Scales that are computed as the model runs cannot be simulated"
             yield Wrong(text, hint, path=("MODE",), value=self.mode)
 
-    def precision_problems(self, kind: str) -> Iterator[Wrong]:
-        """Check that the backend supports this type for the float part of the graph."""
+    def precision_problems(self, kind: str, *, integers: bool) -> Iterator[Wrong]:
+        """Check that the backend supports this type for the float part of the graph.
+
+        Args:
+            integers: weights or activations are quantized.
+        """
         if kind != "fp32" and self.version is not None and not PROFILES[self.version].half_pairs:
             text = f"must be fp32 for {PROFILES[self.version].name}, whose parser reads no Q/DQ of half precision"
             yield Wrong(text, "Build the engine of the fp32 file with --fp16", path=("HIGH_PRECISION",), value=kind)
-        if kind != "fp32" and self.backend.numbers.only_channels:
+        numbers = self.backend.numbers
+        if kind == "fp16" and numbers.half_blocks and (self.mode == "weight_only" or not integers):
+            return
+        if kind != "fp32" and numbers.only_channels:
             kernels = f"the backend {self.backend.name}, whose integer kernels read and write only float32"
             hint = f"{_backends(lambda other: not other.numbers.only_channels, 'BACKEND: ')} support fp16 and bf16"
             yield Wrong(f"must be fp32 for {kernels}", hint, path=("HIGH_PRECISION",), value=kind)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sbonnx.recipe.loading import Source
 
 BackendName = Literal[
-    "onnxruntime", "openvino", "qnn", "tensorrt", "virtual", "tensorrt@11", "tensorrt@10", "tensorrt@8.6"
+    "onnxruntime", "openvino", "qnn", "tensorrt", "virtual", "web", "tensorrt@11", "tensorrt@10", "tensorrt@8.6"
 ]
 """Runtimes, with a version where it matters."""
 
@@ -151,7 +151,7 @@ Keys: W.QUANTIZER.BIT, A.QUANTIZER.BIT. Values: w8a8, w4 (weights alone), int8 o
     per-tensor-affine where a backend has one scale; else per-channel-symmetric), per-channel-symmetric,
     per-channel-affine, per-tensor-symmetric, per-tensor-affine; virtual: all but auto; tensorrt and openvino:
     per-channel-symmetric, per-tensor-symmetric; qnn: all but per-channel-affine, one scale for Gemm and MatMul.
-    Default: per-channel-symmetric; onnxruntime and qnn: auto.
+    Default: per-channel-symmetric; onnxruntime, qnn and web: auto.
     """
     block_size: int | Literal["none"]
     """Number of values along the summed axis of a MatMul or Gemm that share a scale.
@@ -167,8 +167,8 @@ Keys: W.QUANTIZER.BIT, A.QUANTIZER.BIT. Values: w8a8, w4 (weights alone), int8 o
     w_bit: int
     """Width of a code; 0 leaves the side float.
 
-    Key: W.QUANTIZER.BIT. Values: 0, 2 to 16; onnxruntime and openvino: 0, 2 to 8; tensorrt: 0, 4 with float
-    inputs, 8; qnn: 0, 8. Default: 8.
+    Key: W.QUANTIZER.BIT. Values: 0, 2 to 16; onnxruntime, openvino and web: 0, 2 to 8; tensorrt: 0, 4 with
+    float inputs, 8; qnn: 0, 8. Default: 8.
     """
     w_observer: Literal["minmax", "mse", "percentile", "kl_histogram", "aciq", "auto"]
     """Choice of the range of a weight.
@@ -192,7 +192,7 @@ Keys: W.QUANTIZER.BIT, A.QUANTIZER.BIT. Values: w8a8, w4 (weights alone), int8 o
     """One scale a channel or a tensor; zero point fixed at 0 or free.
 
     Key: A.QSCHEME. Values: per-tensor-affine, per-tensor-symmetric, per-channel-affine,
-    per-channel-symmetric; onnxruntime, openvino and qnn: per-tensor-affine, per-tensor-symmetric; tensorrt:
+    per-channel-symmetric; onnxruntime, openvino, qnn and web: per-tensor-affine, per-tensor-symmetric; tensorrt:
     per-tensor-symmetric. Default: per-tensor-affine; tensorrt: per-tensor-symmetric.
     """
     a_quantizer: Literal["uniform", "dorefa", "lsq", "lsq+", "pact"]
@@ -203,8 +203,8 @@ Keys: W.QUANTIZER.BIT, A.QUANTIZER.BIT. Values: w8a8, w4 (weights alone), int8 o
     a_bit: int
     """Width of a code; 0 leaves the side float.
 
-    Key: A.QUANTIZER.BIT. Values: 0, 2 to 16; onnxruntime: 0, 2 to 8, 16; tensorrt and openvino: 0, 8; qnn: 0,
-    8, 16. Default: 8.
+    Key: A.QUANTIZER.BIT. Values: 0, 2 to 16; onnxruntime and web: 0, 2 to 8, 16; tensorrt and openvino: 0, 8;
+    qnn: 0, 8, 16. Default: 8.
     """
     a_observer: Literal["minmax", "moving_average", "mse", "percentile", "kl_histogram", "aciq", "auto"]
     """Choice of the range of an activation.
@@ -335,7 +335,7 @@ Keys: W.QUANTIZER.BIT, A.QUANTIZER.BIT. Values: w8a8, w4 (weights alone), int8 o
 
     auto: 4, but 1 for 4-bit layers in which that rounding costs more than their weights, by the data.
     Key: ACCURACY_LEVEL. Values: 0 (its default), 1 (float32), 2 (float16), 3 (bfloat16), 4 (int8), auto.
-    Default: 4.
+    Default: 4; web with weight_only: 1.
     """
     min_weight_size: int | None
     """MODE dynamic and weight_only: number of values from which the weight of a MatMul or Gemm is quantized.
@@ -387,7 +387,8 @@ Keys: W.QUANTIZER.BIT, A.QUANTIZER.BIT. Values: w8a8, w4 (weights alone), int8 o
     """Width of embedding tables, and of the head of a language model: the last linear layer, if it has one output
 
     for each row of a table.
-    Key: EMBEDDING_BITS. Values: 0 (float), 2 to 16. Default: that of W; onnxruntime with weight_only: 8.
+    Key: EMBEDDING_BITS. Values: 0 (float), 2 to 16. Default: that of W; onnxruntime with weight_only and web
+    with weight_only: 8.
     """
     ranges: Mapping[str, Sequence[float]]
     """Ranges fixed by hand, instead of observed ones.

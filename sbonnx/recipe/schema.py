@@ -104,7 +104,9 @@ class Recipe(RecipeKeys):
             yield from limits.ends_problems(name, bits)
         if self.embedding_bits is not None:
             yield from limits.bits_problems("W", ("EMBEDDING_BITS",), self.embedding_bits)
-        yield from limits.precision_problems(self.high_precision)
+        yield from limits.precision_problems(
+            self.high_precision, integers=not all(part.is_float for part in self._parts)
+        )
         yield from limits.override_problems(self.tensor_overrides)
         yield from limits.graph_end_problems(self.quantize_io)
         yield from limits.type_problems(self._parts, ends)

@@ -249,18 +249,41 @@ class FolderRow:
     verdict: str
 
 
+@dataclass(frozen=True)
+class FolderFile:
+    """One file of a model folder that has several of each model.
+
+    Attributes:
+        module: name of the float model, such as "encoder_model".
+        dtype: name of the variant in transformers.js, such as "q4f16".
+        bytes: size of the file.
+        sqnr_db: error of the worst output, in dB; None: the float model, or not measured.
+        metric: value of the metric that was asked for, or None.
+        chosen: the folder's configuration selects it.
+    """
+
+    module: str
+    dtype: str
+    bytes: int
+    sqnr_db: float | None
+    metric: float | None
+    chosen: bool
+
+
 @dataclass(frozen=True, repr=False)
 class QuantizedFolder(Result):
     """Reports of a folder with several models.
 
     Attributes:
         files: reports by file name without suffix.
+        variants: files of each model by dtype, of folders that have several.
     """
 
     frame_of: ClassVar = "rows"
     json_keys: ClassVar = ("ok", ...)
 
     files: Mapping[str, Report]
+    variants: tuple[FolderFile, ...] = ()
 
     @property
     def ok(self) -> bool:

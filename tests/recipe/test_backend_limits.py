@@ -98,7 +98,7 @@ def test_unknown_versions_of_a_backend() -> None:
     versions = "tensorrt@11, tensorrt@10 or tensorrt@8.6"
     with pytest.raises(RecipeError, match=rf"tensorrt has no version '7': write {versions}"):
         load(backend="trt@7")
-    known = "virtual, onnxruntime, tensorrt, openvino or qnn"
+    known = "virtual, onnxruntime, tensorrt, openvino, qnn or web"
     with pytest.raises(RecipeError, match=rf"the backend must be {known}, got 'qnn@7'"):
         load(backend="qnn@7")
     with pytest.raises(RecipeError, match=r"'BACKEND' in the recipe is tensorrt@11, but the backend tensorrt@10 was"):

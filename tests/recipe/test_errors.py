@@ -46,8 +46,14 @@ FILES: list[tuple[str | bytes, str]] = [
     ("A: {OBSERVER: {LAYOUT: NHWC}}\n", "'A.OBSERVER.LAYOUT' in r.yaml line 1 must be NCHW or NLC, got 'NHWC'"),
     ("W: 8\n", "'W' in r.yaml line 1 must be a mapping of keys to values, got 8"),
     ("SCHEDULE: [FUSE_BN]\n", "'SCHEDULE' in r.yaml line 1 must be a mapping"),
-    ("BACKEND: tensort\n", "'BACKEND' in r.yaml line 1 must be virtual, onnxruntime, tensorrt, openvino or qnn, got"),
-    ("BACKEND: [tensorrt]\n", "'BACKEND' in r.yaml line 1 must be virtual, onnxruntime, tensorrt, openvino or qnn"),
+    (
+        "BACKEND: tensort\n",
+        "'BACKEND' in r.yaml line 1 must be virtual, onnxruntime, tensorrt, openvino, qnn or web, got",
+    ),
+    (
+        "BACKEND: [tensorrt]\n",
+        "'BACKEND' in r.yaml line 1 must be virtual, onnxruntime, tensorrt, openvino, qnn or web",
+    ),
     ("DEVICE: gpu\n", "'DEVICE' in r.yaml line 1 must be auto, cpu, cuda or cuda:N, got 'gpu'"),
     ("A:\n  SPECIFIC:\n    conv: [QUANTIZER.BIT, 8]\n", "'A.SPECIFIC' in r.yaml line 2 must be a list, got"),
     ("A:\n  SPECIFIC:\n  - conv\n", "'A.SPECIFIC[0]' in r.yaml line 3 must be a mapping, got 'conv'"),
@@ -277,7 +283,7 @@ def test_what_is_wrong_everywhere_is_said_once() -> None:
         (["W.QUANTIZER.BIT="], "the override W.QUANTIZER.BIT has no value"),
         (["W.QUANTIZER.BIT=[1"], "the value of W.QUANTIZER.BIT is not YAML: line 1, column 3"),
         (["bits=w4a8", "w_bit=4"], "'W.QUANTIZER.BIT' is set twice in the overrides"),
-        (["BACKEND=tflite"], "'BACKEND' in the overrides must be virtual, onnxruntime, tensorrt, openvino or qnn"),
+        (["BACKEND=tflite"], "'BACKEND' in the overrides must be virtual, onnxruntime, tensorrt, openvino, qnn or web"),
         (['EXCLUDE=["\\uD800"]'], "not valid Unicode"),
         ("SIMPLIFY=perhaps", "'SIMPLIFY' in the overrides must be true or false, got 'perhaps'"),
     ],
@@ -315,5 +321,7 @@ def test_near_keys_and_several_backends() -> None:
 
 @pytest.mark.parametrize("backend", ["tflite", "", 5])
 def test_unknown_backend_argument(backend: Any) -> None:
-    with pytest.raises(RecipeError, match=r"the backend must be virtual, onnxruntime, tensorrt, openvino or qnn, got"):
+    with pytest.raises(
+        RecipeError, match=r"the backend must be virtual, onnxruntime, tensorrt, openvino, qnn or web, got"
+    ):
         load(None, backend=backend)

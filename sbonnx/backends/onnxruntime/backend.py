@@ -5,6 +5,8 @@ The rules follow measurements of which ops become integer kernels; all other ops
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
@@ -187,15 +189,22 @@ class OrtNumbers(Numbers):
         return safe_sums(node, index, spec)
 
 
+@dataclass(frozen=True)
 class OrtFiles(Files):
-    """Q/DQ that onnxruntime's graph transformers fuse."""
+    """Q/DQ that onnxruntime's graph transformers fuse.
+
+    Attributes:
+        steps: rewrites of ops that a build of onnxruntime runs slowly, in order.
+    """
+
+    steps: tuple[Callable[[Graph], list[str]], ...] = STEPS
 
     def legalise(self, graph: Graph) -> list[str]:
         """Rewrite ops that onnxruntime runs slowly, without changing the results. In place; return what was done."""
-        return [change for step in STEPS for change in step(graph)]
+        return [change for step in self.steps for change in step(graph)]
 
 
-MODES: Final = {
+MODES: Final[dict[str, ModeLimits]] = {
     "static": ModeLimits(
         weights=SideLimits(BYTES, WEIGHT_SCHEMES, BY_WIDTH),
         activations=SideLimits((*BYTES, 16), PER_TENSOR, "per-tensor-affine", observer="mse"),

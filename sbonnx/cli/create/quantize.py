@@ -28,6 +28,7 @@ from sbonnx.system.terminal import to_json, versioned
 if TYPE_CHECKING:
     from sbonnx.backends import Backend
     from sbonnx.report import Report
+    from sbonnx.report.outcome import QuantizedFolder
 
 HELP: Final = "Quantize a float model and verify the result. Outputs are compared with float in onnxruntime."
 
@@ -41,6 +42,7 @@ WORST: Final = 5
 USES: Final = {
     "onnxruntime": 'onnxruntime.InferenceSession("{file}").run(None, {{input: array}})',
     "openvino": 'benchmark_app -m {file}, or openvino.Core().compile_model("{file}", "CPU")',
+    "web": 'ort.InferenceSession.create("{file}", {{executionProviders: ["wasm"]}}) in the page',
     "qnn": 'onnxruntime.InferenceSession("{file}", providers=["QNNExecutionProvider"]) on the device',
 }
 """Use of the file by backend; that of tensorrt is its engine."""
@@ -86,6 +88,7 @@ OPTIONS: Final = (
     options.REQUANTIZE,
     options.TARGET_CPU,
     options.HIGH_PRECISION,
+    options.MAX_DOWNLOAD,
     options.NO_KEEP_IO,
     options.NO_VERIFY,
     options.NO_ADVICE,
@@ -125,6 +128,18 @@ def run(given: Arguments) -> int:
         "details": given[options.REPORT] is not None,
     }
     try:
+        if model.is_dir() and rules.files.variants:
+            several = [row for row in OF_ONE_MODEL if row is not options.EVAL]
+            _check_several(given, several, f"folder '{model}' gets several files for {rules.name}")
+            settings = {name: settings[name] for name in ("recipe", "force", "verify", "split", "evaluation")}
+            browser = optional_part(MODEL_FOLDERS, "browser_folder")
+            limit = given[options.MAX_DOWNLOAD]
+            written = browser.quantize_for_browser(
+                model, data, output, variants=rules.files.variants, max_download=limit, progress=progress, **settings
+            )
+            return _show_variants(given, written)
+        if given[options.MAX_DOWNLOAD] is not None:
+            raise OutputError("--max-download chooses among files of a model folder: give one, with --backend web")
         if model.is_dir():
             reports = _of_folder(given, data, output, settings)
         else:
@@ -152,15 +167,24 @@ def _of_folder(given: Arguments, data: Any, output: Path, settings: dict[str, An
     folder = given[options.MODEL]
     models = optimum.ModelFolder.read(folder).models
     if len(models) > 1:
-        wrong = [f"leave out {row.flags[0]}" for row in OF_ONE_MODEL if given.values.get(row) is not None]
-        page = given[options.REPORT]
-        if page is not None and page.suffix.lower() != JSON:
-            wrong.append("use --report FILE.json")
-        if wrong:
-            names = ", ".join(f"{name}.onnx" for name in models)
-            raise OutputError(f"folder '{folder}' has several models ({names}): {wrong[0]}, or give one file")
+        names = ", ".join(f"{name}.onnx" for name in models)
+        _check_several(given, OF_ONE_MODEL, f"folder '{folder}' has several models ({names})")
     reports: dict[str, Report] = optimum.quantize_folder(folder, data, output, **settings)
     return reports
+
+
+def _check_several(given: Arguments, single: Sequence[options.CommandOption[Any]], what: str) -> None:
+    """Check that no option is given that several results do not take.
+
+    Raises:
+        OutputError: one is.
+    """
+    wrong = [f"leave out {row.flags[0]}" for row in single if given.values.get(row) is not None]
+    page = given[options.REPORT]
+    if page is not None and page.suffix.lower() != JSON:
+        wrong.append("use --report FILE.json")
+    if wrong:
+        raise OutputError(f"{what}: {wrong[0]}, or give one file")
 
 
 def _show_reports(given: Arguments, reports: Mapping[str, Report]) -> int:
@@ -175,6 +199,33 @@ def _show_reports(given: Arguments, reports: Mapping[str, Report]) -> int:
     printer = given.printer()
     printer.value("quantize-folder", folder)
     return max(_print_report(given, report) for report in reports.values())
+
+
+def _show_variants(given: Arguments, folder: QuantizedFolder) -> int:
+    """Print sizes and errors of the files of each model, write the file of ``--report``, and return the exit code."""
+    from sbonnx import graph as graphs
+
+    file = given[options.REPORT]
+    if file is not None:
+        graphs.write_text(file, to_json(versioned("quantize-folder", folder.to_dict())) + "\n")
+    printer = given.printer()
+    printer.value("quantize-folder", folder)
+    printer.table(
+        "files",
+        ("module", "dtype", "bytes", "SQNR dB", "metric", "chosen"),
+        [
+            (
+                row.module,
+                row.dtype,
+                f"{row.bytes:,}",
+                "–" if row.sqnr_db is None else decibels(row.sqnr_db),
+                "–" if row.metric is None else f"{row.metric:.4g}",
+                "yes" if row.chosen else "",
+            )
+            for row in folder.variants
+        ],
+    )
+    return max((printer.problems(report.problems) for report in folder.files.values()), default=0)
 
 
 def check_report(
