@@ -264,11 +264,9 @@ def _samples(count: int) -> str:
 
 
 def _following(given: Arguments, report: Report) -> list[str]:
-    """Return the next command: a change that was measured to help, or is for the worst layer; else what shows it."""
+    """Return the next command: a change that was measured to help; else what shows the loss."""
     if report.advice is not None and report.advice.command:
         return [report.advice.command]
-    if report.causes and report.causes[0].overrides and report.verdict.accuracy not in ("kept", "unknown"):
-        return [given.command("quantize", report.causes[0].overrides)]
     if report.verdict.accuracy == "lost" and given.values.get(options.DATA) and report.output:
         files = (Path(report.model), Path(report.output))
         return [given.other_command("profile", (options.DATA, *options.FEEDS), files)]

@@ -276,7 +276,7 @@ def _steps(report: Report) -> Iterable[NextStep]:
         cause = report.causes[0]
         node = text(cause.node)
         place = f"layer '{node}'" if cause.role == "weight" else f"'{text(cause.tensor)}', input of '{node}'"
-        yield NextStep(f"{text(cause.remedy)} ({place})", formatting.address(cause.options))
+        yield NextStep(f"try, not measured: {text(cause.remedy)} ({place})", formatting.address(cause.options))
     if report.engine_command:
         yield NextStep("build the engine", formatting.address(report.engine_command))
 

@@ -38,7 +38,7 @@ def facts_of(report: Report) -> list[Fact]:
     """Return the facts that differ from what is expected."""
     facts = []
     if report.causes and report.verdict.accuracy not in ("kept", "doubtful", "unknown"):
-        facts += [("worst layer", report.causes[0].text), ("try", report.causes[0].remedy)]
+        facts += [("worst layer", report.causes[0].text), ("try", f"{report.causes[0].change} (not measured)")]
     weights = _weights(report)
     if weights:
         facts.append(("weights", weights))
