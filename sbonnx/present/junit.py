@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 from xml.etree import ElementTree
 
-from sbonnx.present.html.formatting import address, text
-from sbonnx.present.html.overview import acceptance_of, elapsed
+from sbonnx.present.html.formatting import address, plain, text
+from sbonnx.present.html.overview import acceptance_of, elapsed, metric_before
 from sbonnx.report.comparison import CommandAdvice
 
 if TYPE_CHECKING:
@@ -51,12 +51,28 @@ def junit(report: BatchReport) -> str:
         "finished": report.finished,
         "seconds of all jobs": f"{work:.3f}",
     }
-    for key, value in shown.items():
+    for key, value in {**shown, **_metrics(report)}.items():
         ElementTree.SubElement(properties, "property", {"name": key, "value": text(value)})
     suite.extend(cases)
     ElementTree.indent(root)
     body = ElementTree.tostring(root, encoding="unicode")
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{body}\n'
+
+
+def _metrics(report: BatchReport) -> dict[str, str]:
+    """Return the metric of each job and that of its run before, as schemas have no properties of test cases."""
+    values: dict[str, str] = {}
+    for row in report.rows:
+        result = row.outcome.result
+        asked = None if result is None or result.metrics is None else result.metrics.asked
+        if asked is None:
+            continue
+        name, value = asked
+        before = metric_before(report.history.get(row.job.name, ()), name)
+        values[f"{text(row.job.name)}: {text(name)}"] = plain(value)
+        if before is not None:
+            values[f"{text(row.job.name)}: {text(name)}, before"] = plain(before)
+    return values
 
 
 def _jobs(report: BatchReport, suite: str) -> Iterable[ElementTree.Element]:

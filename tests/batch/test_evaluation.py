@@ -10,7 +10,7 @@ import pytest
 
 from sbonnx.assets import digits
 from sbonnx.batch.api import batch
-from sbonnx.batch.jobs.job import Job, JobEvaluation
+from sbonnx.batch.jobs.job import HistoryRow, Job, JobEvaluation
 from sbonnx.batch.jobs.jobfile import read_jobs
 from sbonnx.batch.jobs.steps import steps_of
 from sbonnx.batch.repair_command import advice_of
@@ -104,4 +104,6 @@ def test_both_models_are_evaluated_and_judged(file: Path) -> None:
     assert cell.value == row["metric"]["value"] and cell.met
     assert cell.threshold.startswith("top1, ") and cell.threshold.endswith(" lost, limit 90 %")
     figures = f"top1 {row['metric']['value']:.4f} ({row['difference']['value']:+.4f})"
-    assert _row(report.rows[1])[2] == figures, "in the table of the terminal as well"
+    assert _row(report.rows[1], ())[2] == figures, "in the table of the terminal as well"
+    before = HistoryRow("", "done", None, None, None, "top1", 0.5)
+    assert _row(report.rows[1], (before, before))[2] == f"{figures}; before 0.5000"

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import re
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
 from sbonnx.batch.jobs.job import HistoryRow
 from sbonnx.present.html.batch_charts import SPARK_HEIGHT, sparkline
-from tests.present.reports import batch, batch_page, job, layer, network, overview_of
+from tests.present.reports import batch, batch_page, job, junit_of, layer, network, overview_of
 
 
 def row(model: str, target: str, db: float | None, ratio: float = 0.5, **more: Any) -> dict[str, Any]:
@@ -40,12 +41,18 @@ def test_the_metric_that_was_asked_for_with_the_value_before() -> None:
         metrics = job_row["outcome"]["report"]["metrics"]
         metrics["own"] = [{"name": "top1", "float": 0.92, "quantized": value}]
     runs = [HistoryRow("", "done", 41.0, None, None, "top1", value) for value in (0.9, 0.91)]
-    view = overview_of({**batch(rows), "history": {"a-onnxruntime": runs}})
+    report = {**batch(rows), "history": {"a-onnxruntime": runs}}
+    view = overview_of(report)
     assert view.heat is not None and view.metric == "top1" and view.columns[2] == "top1"
     cells = [cell for _, (group,) in view.heat.rows for cell in group]
     assert [cell.text for cell in cells] == ["0.91", "0.85"]
     assert cells[0].label == "a-onnxruntime: done, top1 0.91, before 0.9, SQNR 41.0 dB"
     assert [job.cells[2].threshold for job in view.jobs] == ["before 0.9", ""]
+    properties = {
+        row.get("name"): row.get("value") for row in ElementTree.fromstring(junit_of(report)).iter("property")
+    }
+    assert properties["a-onnxruntime: top1"] == "0.91" and properties["a-onnxruntime: top1, before"] == "0.9"
+    assert properties["b-onnxruntime: top1"] == "0.85" and "b-onnxruntime: top1, before" not in properties
 
 
 def test_a_single_pair_has_no_heat_map() -> None:

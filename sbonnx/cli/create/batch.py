@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from textwrap import shorten
 from typing import TYPE_CHECKING, Final
 
@@ -16,7 +18,7 @@ from sbonnx.system.terminal import BELOW_QUALITY, DONE, LINE_LENGTH, one_line, r
 
 if TYPE_CHECKING:
     from sbonnx.batch.jobs.batch_plan import BatchRequest
-    from sbonnx.batch.jobs.job import JobResult
+    from sbonnx.batch.jobs.job import HistoryRow, JobResult
     from sbonnx.report.figures import Evaluation
 
 HELP: Final = "Quantize many models for many targets. Finished jobs are not repeated; a crash affects a single job."
@@ -60,7 +62,7 @@ def run(given: Arguments) -> int:
             line = f"{row.job.name}: {row.outcome.status}: {relative_paths(row.outcome.reason)}"
             print(one_line(line, LINE_LENGTH), file=sys.stderr)
     printer.value("batch", plain(report))
-    printer.table(f"{report.title}", COLUMNS, [_row(row) for row in report.rows])
+    printer.table(f"{report.title}", COLUMNS, [_row(row, report.history.get(row.job.name, ())) for row in report.rows])
     counts = Counter(row.outcome.status for row in report.rows)
     ends = ", ".join(f"{count} {status}" for status, count in counts.most_common())
     printer.line(f"{len(report.rows)} jobs: {ends}; {sum(not row.up_to_date for row in report.rows)} of them run now")
@@ -121,18 +123,26 @@ def _preview(printer: Printer, wished: BatchRequest, workers: int | None, *, for
     return BELOW_QUALITY if faults else DONE
 
 
-def _metric(evaluation: Evaluation | None) -> str | None:
-    """Return the metric on labelled data: name, value and difference from float; None if none was computed."""
+def _metric(evaluation: Evaluation | None, runs: Sequence[HistoryRow]) -> str | None:
+    """Return the metric on labelled data: name, value, difference from float, value of the run before; None without."""
+    from sbonnx.present.html.overview import metric_before
+
     if evaluation is None or not evaluation.rows:
         return None
     row = evaluation.rows[-1]
     change = ""
     if row.difference is not None:
         change = f" ({metric_text(row.difference, evaluation, sign=True).partition(' (')[0]})"
-    return f"{evaluation.metric} {metric_text(row.metric, evaluation).partition(' (')[0]}{change}"
+    before = metric_before(runs, evaluation.metric)
+    since = (
+        ""
+        if before is None
+        else f"; before {metric_text(replace(row.metric, value=before), evaluation).partition(' (')[0]}"
+    )
+    return f"{evaluation.metric} {metric_text(row.metric, evaluation).partition(' (')[0]}{change}{since}"
 
 
-def _row(row: JobResult) -> tuple[object, ...]:
+def _row(row: JobResult, runs: Sequence[HistoryRow]) -> tuple[object, ...]:
     from sbonnx.progress import size_text
     from sbonnx.report.comparison import Comparison
 
@@ -141,7 +151,7 @@ def _row(row: JobResult) -> tuple[object, ...]:
     return (
         row.job.name,
         f"{row.outcome.status}{', up to date' if row.up_to_date else ''}",
-        _metric(metrics.evaluation),
+        _metric(metrics.evaluation, runs),
         min((row.sqnr_db for row in metrics.outputs if math.isfinite(row.sqnr_db)), default=None),
         size_text(metrics.bytes_quantized) if metrics.bytes_quantized else None,
         None if row.up_to_date else round(row.outcome.seconds, 1),

@@ -247,7 +247,7 @@ def _job(
     job, outcome, advice = row.job, row.outcome, row.advice
     report = outcome.result
     asked = None if report is None or report.metrics is None else report.metrics.asked
-    before = None if asked is None else _before(runs, asked[0])
+    before = None if asked is None else metric_before(runs, asked[0])
     acceptance = acceptance_of(outcome)
     status = text(outcome.status)
     tone = tone_of(status)
@@ -301,7 +301,7 @@ def _points(loss: float | None) -> str:
     return ABSENT if loss is None else f"{formatting.plain(100 * loss, 3)} %"
 
 
-def _before(runs: Sequence[HistoryRow], name: str) -> float | None:
+def metric_before(runs: Sequence[HistoryRow], name: str) -> float | None:
     """Return the value of a metric in the run before the last one; None if it has none."""
     return next((run.value for run in reversed(runs[:-1]) if run.metric == name and run.value is not None), None)
 
