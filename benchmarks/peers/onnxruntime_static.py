@@ -21,6 +21,7 @@ def quantize(job: measured.Job, samples: measured.Feeds) -> None:
     from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
+    _limit_threads(job.get("threads"))
     types, granularity = ("s8s8", "channel") if job["scheme"] == TENSORRT else job["scheme"].split()
     kinds = {"u8": QuantType.QUInt8, "s8": QuantType.QInt8}
     with tempfile.TemporaryDirectory() as folder:
@@ -41,6 +42,23 @@ def quantize(job: measured.Job, samples: measured.Feeds) -> None:
             calibrate_method=CalibrationMethod[job["method"]],
             extra_options=switches(job["scheme"]),
         )
+
+
+def _limit_threads(threads: int | None) -> None:
+    """Let the sessions of onnxruntime's quantizer have so many threads, for which it has no option; None: its default.
+
+    Its threads ignore the affinity of the process, and spin while they wait.
+    """
+    if threads is None:
+        return
+    import onnxruntime
+
+    class Options(onnxruntime.SessionOptions):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.intra_op_num_threads = threads
+
+    onnxruntime.SessionOptions = Options
 
 
 def switches(scheme: str) -> dict[str, Any]:

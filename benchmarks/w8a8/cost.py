@@ -1,12 +1,13 @@
-"""CPU seconds of the whole default command beside onnxruntime's quantize_static in its best setting.
+"""CPU seconds of the whole default command beside onnxruntime's quantize_static with MinMax, by channel.
 
     python -m benchmarks.w8a8.cost [--rungs fast default] [--models NAME ...] [--repeats 3] [--write]
 
-Needs the environment of onnxruntime (`make peers`) and the records of `benchmarks.w8a8`, which say what is best.
+Needs the environment of onnxruntime (`make peers`), and Linux.
 """
 
 from __future__ import annotations
 
+import os
 import statistics
 import sys
 import tempfile
@@ -16,24 +17,29 @@ from typing import Final
 
 from benchmarks.accuracy import load_pack
 from benchmarks.calibration.table import Cell, Target
-from benchmarks.kept import Kept
 from benchmarks.peers import environments
 from benchmarks.results import arguments, table, write_section
 from benchmarks.scores import METRICS
-from benchmarks.w8a8.runs import Bench
-from benchmarks.w8a8.table import best, rows_of
+from benchmarks.w8a8.runs import Bench, process
 from benchmarks.w8a8.ways import PEERS, Way, ours
 from sbonnx.recipe.defaults import EFFORTS
-from sbonnx.system.cpu import cores
 
 LIMITS: Final[Mapping[str, float]] = {"fast": 1.0, "default": 2.0}
 """Largest ratio to the peer's CPU seconds that each value of EFFORT is to have."""
-STATIC: Final = {row: way for row, way in PEERS.items() if way.quantizer == "onnxruntime"}
+PEER: Final = "onnxruntime MinMax u8s8 channel"
+"""The cheapest setting of quantize_static that quantizes weights by channel."""
+CORE: Final = max(os.sched_getaffinity(0))
+"""Core that both run on."""
+SECONDS: Final = 1200.0
+"""Time limit of one run."""
+STORING: Final = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+"""Environment in which Python stores bytecode, as it does by default."""
 
-ABOUT: Final = """`python -m benchmarks.w8a8.cost --write`. CPU seconds, user and system, of whole processes on \
-{cores}: `sbonnx quantize MODEL --data DATA -o OUT`, from its start to the verified file, and a script with \
-onnxruntime's `quant_pre_process` and `quantize_static` in its setting with the highest SQNR, which verifies nothing. \
-Runs alternate; {repeats} pairs. Ratio: median of the pairs with the smallest and the largest."""
+ABOUT: Final = """`python -m benchmarks.w8a8.cost --write`. CPU seconds, user and system, of whole processes, each \
+on one core with one thread: `sbonnx quantize MODEL --data DATA -o OUT`, from its start to the verified file, and a \
+script with onnxruntime's `quant_pre_process` and `quantize_static` (MinMax, u8s8, by channel) on the same feeds, \
+which verifies nothing. Python stores its bytecode. Runs alternate; {repeats} pairs. Ratio: median of the pairs with \
+the smallest and the largest."""
 
 
 def pairs(bench: Bench, name: str, ways: Mapping[str, Way], repeats: int) -> dict[str, list[float]]:
@@ -43,7 +49,9 @@ def pairs(bench: Bench, name: str, ways: Mapping[str, Way], repeats: int) -> dic
         for row, way in ways.items():
             output = bench.folder / f"{name}.cost.onnx"
             output.unlink(missing_ok=True)
-            seconds[row].append(bench.run(name, way, output))
+            seconds[row].append(
+                process(bench.command(name, way, output), output, SECONDS, environment=STORING, core=CORE)
+            )
     return seconds
 
 
@@ -69,28 +77,24 @@ def main() -> int:
     parser.add_argument("--rungs", nargs="*", default=list(LIMITS), choices=list(EFFORTS), help="values of EFFORT")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--peers", type=Path, default=environments.FOLDER, help="folder of the peers' environments")
-    parser.add_argument("--kept", type=Path, help="file of records; without it w8a8.jsonl in the folder of --peers")
     options = parser.parse_args()
-    kept = Kept(options.kept or options.peers / "w8a8.jsonl")
     mine = ours(tuple(options.rungs))
     lines: list[list[str]] = []
     cells: dict[str, dict[str, Cell]] = {rung: {} for rung in options.rungs}
     with tempfile.TemporaryDirectory(prefix="w8a8-cost-") as folder:
-        bench = Bench(load_pack(options.pack), Path(folder), options.peers, kept)
+        bench = Bench(load_pack(options.pack), Path(folder), options.peers, threads=1)
         for name in options.models:
-            setting = best(rows_of(kept, STATIC, [name], "onnxruntime"))
-            row = setting.setting if setting else next(iter(STATIC))
-            seconds = pairs(bench, name, {**mine, row: STATIC[row]}, options.repeats)
-            peer = seconds[row]
+            seconds = pairs(bench, name, {**mine, PEER: PEERS[PEER]}, options.repeats)
+            peer = seconds[PEER]
             for rung, own in zip(options.rungs, mine, strict=True):
                 ratios = tuple(a / b for a, b in zip(seconds[own], peer, strict=True))
                 cells[rung][name] = Cell(ratios, Target(LIMITS.get(rung)))
-            lines.append(_line(name, row, seconds, [cells[rung][name] for rung in options.rungs]))
+            lines.append(_line(name, seconds, [cells[rung][name] for rung in options.rungs]))
             print("  ".join(lines[-1]), file=sys.stderr, flush=True)
-    header = ["model", "quantize_static", "CPU s"]
+    header = ["model", "quantize_static, CPU s"]
     for rung in options.rungs:
         header += [f"{rung}, CPU s", f"{rung} ÷ quantize_static"]
-    about = ABOUT.format(cores=f"{cores()} cores", repeats=options.repeats)
+    about = ABOUT.format(repeats=options.repeats)
     text = f"## CPU seconds of the whole command\n\n{verdict(cells)}\n\n{about}\n\n{table(header, lines)}"
     print(text)
     if options.write:
@@ -98,9 +102,9 @@ def main() -> int:
     return int(not all(cell.met for by_model in cells.values() for cell in by_model.values()))
 
 
-def _line(name: str, row: str, seconds: Mapping[str, Sequence[float]], ratios: Sequence[Cell]) -> list[str]:
-    found = [name, row.removeprefix("onnxruntime "), f"{statistics.median(seconds[row]):.1f}"]
-    for own, ratio in zip((key for key in seconds if key != row), ratios, strict=True):
+def _line(name: str, seconds: Mapping[str, Sequence[float]], ratios: Sequence[Cell]) -> list[str]:
+    found = [name, f"{statistics.median(seconds[PEER]):.1f}"]
+    for own, ratio in zip((key for key in seconds if key != PEER), ratios, strict=True):
         found += [f"{statistics.median(seconds[own]):.1f}", str(ratio)]
     return found
 

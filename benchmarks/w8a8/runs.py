@@ -6,7 +6,7 @@ import json
 import resource
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -39,6 +39,7 @@ class Bench:
         minutes: time limit of one run.
         limit: number of evaluation samples; None: all.
         count: maximum number of calibration samples; None: all.
+        threads: threads of onnxruntime in its own quantizer; None: its default.
     """
 
     pack: Any
@@ -48,6 +49,7 @@ class Bench:
     minutes: float = 20.0
     limit: int | None = None
     count: int | None = None
+    threads: int | None = None
     _floats: dict[str, scores.Outputs] = field(default_factory=dict)
 
     def measure(self, name: str, row: str, way: Way) -> Record:
@@ -106,6 +108,7 @@ class Bench:
             "a_bit": 8,
             "batch": self.pack.entry(name).get("fixed_batch") or (1 if whole else BATCH[way.quantizer]),
             "iterations": ITERATIONS,
+            "threads": self.threads,
         }
         python, script = environments.python_of(self.peers, way.quantizer), environments.PEERS[way.quantizer].script
         return [str(python), "-m", script, json.dumps(job)]
@@ -149,7 +152,14 @@ def feeds_of(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.feeds.npz")
 
 
-def process(command: Sequence[str], output: Path, seconds: float | None = None) -> float:
+def process(
+    command: Sequence[str],
+    output: Path,
+    seconds: float | None = None,
+    *,
+    environment: Mapping[str, str] | None = None,
+    core: int | None = None,
+) -> float:
     """Run a quantizer and return its CPU seconds, user and system, of all its processes from start to end.
 
     Our command's exit code 1, for a written file with a problem, counts as success.
@@ -158,13 +168,24 @@ def process(command: Sequence[str], output: Path, seconds: float | None = None) 
         command: command line.
         output: file that it writes.
         seconds: time limit; None: none.
+        environment: environment variables; None: those of this process.
+        core: the only core that it may use (Linux); None: all of this process.
 
     Raises:
         ChildProcessError: there is no file, or it took too long; with the last line of output.
     """
     before = _children()
+    pinned = [] if core is None else ["taskset", "--cpu-list", str(core)]
     try:
-        done = subprocess.run(list(command), check=False, cwd=ROOT, capture_output=True, text=True, timeout=seconds)
+        done = subprocess.run(
+            [*pinned, *command],
+            check=False,
+            cwd=ROOT,
+            env=None if environment is None else dict(environment),
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+        )
     except subprocess.TimeoutExpired as error:
         raise ChildProcessError(f"more than {error.timeout / 60:.0f} minutes") from error
     if not output.is_file():

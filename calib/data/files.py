@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,6 +33,9 @@ from sbonnx.errors import DataError, MissingDataError
 from sbonnx.plugins.registry import Registry, function
 from sbonnx.report.codes import Note
 from sbonnx.system.input_files import check_regular, read_regular
+
+KEPT_BYTES: Final = 64 << 20
+"""Bytes of an array up to which the only file of the data is read once, not in each pass over the samples."""
 
 KNOWN = (".npz", ".npy", ".json")
 
@@ -95,13 +99,21 @@ def _open_arrays(path: Path, inputs: Sequence[InputSpec], sampling: Sampling) ->
     except OSError as error:
         raise DataError(f"'{path}' cannot be read: {error.strerror}") from error
     if path.suffix in (".npz", ".npy"):
-        return listed(f"'{path}'", 1, lambda _: (f"'{path}'", open_stored(path)), lambda: lengths_of_files([path]))
+        opened = cache(lambda: _keeping(open_stored(path)))
+        return listed(f"'{path}'", 1, lambda _: (f"'{path}'", opened()), lambda: lengths_of_files([path]))
     if path.suffix == ".json":
         return _polygraphy(path)
     raise DataError(
         f"'{path}' is no data file: give {', '.join([*KNOWN, *(f'.{suffix}' for suffix in READERS)])}, images, audio "
         "or texts, a folder of them, or data.py:f"
     )
+
+
+def _keeping(stored: StoredArray | dict[str, StoredArray]) -> StoredArray | dict[str, StoredArray]:
+    """Let small arrays of a file keep their values: a run reads its only file once for each pass over the data."""
+    for array in stored.values() if isinstance(stored, dict) else [stored]:
+        array.keep(KEPT_BYTES)
+    return stored
 
 
 def media_at(path: Path) -> tuple[str, MediaFiles] | None:

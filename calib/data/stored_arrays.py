@@ -114,6 +114,15 @@ class StoredArray:
         self._what = what
         self._start = start
         self._size = size
+        self._keeps = 0
+        self._kept: Array | None = None
+
+    def keep(self, most: int) -> None:
+        """Keep the values from the next `load` on, if they have at most `most` bytes: later ones return the same array.
+
+        As with arrays that are given in memory, nothing writes to it.
+        """
+        self._keeps = most
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -135,6 +144,8 @@ class StoredArray:
         Raises:
             DataError: they cannot be read, or memory is too small for them.
         """
+        if self._kept is not None:
+            return self._kept
         needed = prod(self.shape) * (STRING_BYTES if self.dtype.kind in "SU" else self.dtype.itemsize)
         if needed > (memory := _machine_memory()):
             raise DataError(
@@ -150,6 +161,8 @@ class StoredArray:
                 with self._start() as file:
                     values = np.lib.format.read_array(file, allow_pickle=False)
                     file.read(1)  # reads to the end of a zip member, which verifies its checksum
+        if values.nbytes <= self._keeps:
+            self._kept = values
         return values
 
     def first(self, count: int) -> Array:

@@ -442,7 +442,7 @@ class Models:
         return count(model, optimized[wanted[0]], optimized.get(WRITTEN[1]))
 
 
-SECONDS: Final = 0.5
+SECONDS: Final = 0.25
 RUNS: Final = (5, 200)
 """Time limit in seconds and (least, most) runs for a pair of models."""
 

@@ -19,7 +19,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from sbonnx.calib.data import InputSpec, without_defaults
+from sbonnx.calib.data import InputSpec, files, without_defaults
 from sbonnx.calib.data.dataset import read
 from sbonnx.calib.data.readers.media_files import natural
 from sbonnx.calib.data.stored_arrays import open_stored
@@ -274,3 +274,24 @@ def test_arrays_are_those_that_numpy_reads(shape: tuple[int, ...], dtype: str, s
     found = stored.load()
     assert found.flags.writeable and found.dtype == want.dtype
     np.testing.assert_array_equal(found, want, strict=True)
+
+
+def test_the_only_file_is_read_once_if_it_is_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[object] = []
+    read_array = np.lib.format.read_array
+
+    def counted(*args: Any, **more: Any) -> Any:
+        reads.append(args)
+        return read_array(*args, **more)
+
+    monkeypatch.setattr(np.lib.format, "read_array", counted)
+    values = np.arange(8 * 3000, dtype=np.float32).reshape(8, 3000)
+    np.savez(tmp_path / "data.npz", x=values)
+    spec = InputSpec("x", np.dtype(np.float32), (None, 3000))
+    for kept, expected in ((values.nbytes, 1), (values.nbytes - 1, 4)):  # once more to check the names
+        monkeypatch.setattr(files, "KEPT_BYTES", kept)
+        reads.clear()
+        feeds = read(tmp_path / "data.npz", [spec], split=2)
+        for _ in range(3):
+            assert np.array_equal(np.concatenate([feed["x"] for feed in feeds]), values)
+        assert len(reads) == expected
