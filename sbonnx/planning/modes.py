@@ -172,17 +172,14 @@ class ModePlacer(SiteBuilder):
         rows, length = table.matrix.shape[1 - table.row_axis], table.matrix.shape[table.row_axis]
         wanted = self.recipe.quantize_inputs_of.embedding
         if wanted is None:
-            wanted = (
-                self.backend.files.integer_operators
-                and self.recipe.mode == WEIGHT_ONLY
-                and rows in self.survey.vocabulary
+            wanted = self.backend.files.integer_operators and (
+                self.recipe.mode == DYNAMIC or rows in self.survey.vocabulary
             )
         if not wanted or not str(query.dtype(table.matrix)).startswith("float"):
             return
         if self.recipe.mode == DYNAMIC:
-            self._refuse(
-                node, Reason("table-without-input", "a table has no input whose scale could be computed at run time")
-            )
+            if not table.turned:
+                self.table(place)
             return
         if node.name in self.survey.in_loop:
             self._refuse(node, Reason("in-loop-body", f"it is in the body of '{self.survey.in_loop[node.name]}'"))

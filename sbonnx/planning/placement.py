@@ -197,7 +197,9 @@ class Placer(SiteBuilder):
         table = node.inputs[0]
         if query.dtype(table) is None or not str(query.dtype(table)).startswith("float") or len(table.shape) != 2:
             return
-        if node.attrs.get("axis", 0) == 0:
+        if node.attrs.get("axis", 0) == 0 and wanted is None and self.backend.files.integer_operators:
+            self.table(place)
+        elif node.attrs.get("axis", 0) == 0:
             self.weight(place, 0, 0, "rows of an embedding")
 
     def _at_block(self, place: Place, block: Block) -> None:

@@ -81,7 +81,6 @@ def subject_of(float_model: Source, quantized: Source) -> Subject:
     """
     graph = graphs.load(quantized)
     _, refusals = qdq.unfold(graph)
-    qdq.pair_recurrent(graph)
     reads = _reads(graph)
     if not reads:
         where = f"'{graph.info.path}'" if graph.info.path is not None else "the second model"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sbonnx.planning import BITS
-from sbonnx.qdq.from_qoperator import is_integer_op, pair_recurrent, unfold
+from sbonnx.qdq.from_qoperator import is_integer_op, unfold
 from sbonnx.qdq.insert import insert, opset_needed
 from sbonnx.qdq.requantize import Pair, is_quantized, make_float, read
 from sbonnx.qdq.strip import strip
@@ -16,7 +16,6 @@ __all__ = [
     "is_quantized",
     "make_float",
     "opset_needed",
-    "pair_recurrent",
     "read",
     "strip",
     "unfold",

@@ -13,11 +13,22 @@ from typing import Any, Final
 import numpy as np
 
 from sbonnx.graph import Body, Graph, Node, Tensor, Variable, edit, query
-from sbonnx.ops import CONTRIB, INTEGER_OPS, MOVES_DATA, PADS, PICKS_MAX, QUANTIZE, RECURRENT, STANDARD_DOMAINS
+from sbonnx.ops import (
+    CONTRIB,
+    EMBEDDING,
+    INTEGER_OPS,
+    MOVES_DATA,
+    PADS,
+    PICKS_MAX,
+    QUANTIZE,
+    RECURRENT,
+    STANDARD_DOMAINS,
+)
 from sbonnx.qdq import integer_products
 from sbonnx.qdq.arithmetic import QDQParams, numbers
 from sbonnx.qdq.integer_products import OPERATORS, WHAT, IntegerOperator, Unfolder
 from sbonnx.report import Fired, Reason, Refusal
+from sbonnx.spec import Array
 
 
 def is_integer_op(node: Node) -> bool:
@@ -38,9 +49,10 @@ def unfold(graph: Graph) -> tuple[tuple[Fired, ...], tuple[Refusal, ...]]:
         Rewritten operators (operator and node), and refusals with the reason.
     """
     work = Unfolder(graph)
+    decoded = _pair_decoded(work, graph)
     for _, body in list(query.scopes(graph)):
         _scope(work, body)
-    if work.fired:
+    if work.fired or decoded:
         edit.sweep(graph)
         edit.sort(graph)
     lifted = lift(graph, WHAT)
@@ -51,34 +63,49 @@ def unfold(graph: Graph) -> tuple[tuple[Fired, ...], tuple[Refusal, ...]]:
     return tuple(work.fired), (*work.refusals, *lifted.refusals)
 
 
-def pair_recurrent(graph: Graph) -> None:
-    """Write the weights of recurrent operators that a Cast and a Mul decode as Q/DQ pairs. In place.
+def _pair_decoded(work: Unfolder, graph: Graph) -> int:
+    """Write weights that a Cast and a Mul decode as Q/DQ pairs: of recurrent operators, and rows of tables. In place.
 
-    `backends.onnxruntime.rewrites.decode_at_load` writes them so.
+    `backends.onnxruntime.rewrites.decode_at_load` and `decode_rows` write them so. Return how many were written.
     """
-    work = Unfolder(graph)
+    count = 0
     for _, body in list(query.scopes(graph)):
         for node in [node for node in body.nodes if node.op == "Mul"]:
-            users = [use for use in query.readers(node.outputs[0]) if use[0].op in RECURRENT]
-            maker, scale = query.producer(node.inputs[0]), query.constant(node.inputs[1])
-            if not users or maker is None or maker.op != "Cast" or scale is None:
+            maker = query.producer(node.inputs[0])
+            if maker is None or maker.op != "Cast":
                 continue
-            codes = query.constant(maker.inputs[0])
+            rows = query.producer(maker.inputs[0])
+            if rows is not None and rows.op in EMBEDDING and len(query.readers(rows.outputs[0])) == 1:
+                source, scale, uses = rows.inputs[0], _scale_of_rows(node.inputs[1], rows), [(rows, 0)]
+            else:
+                uses = [use for use in query.readers(node.outputs[0]) if use[0].op in RECURRENT]
+                rows, source, scale = None, maker.inputs[0], query.constant(node.inputs[1])
+            codes = query.constant(source)
+            if not uses or codes is None or codes.dtype not in (np.int8, np.uint8) or scale is None:
+                continue
             axes = [axis for axis, size in enumerate(scale.shape) if size > 1]
-            if (
-                codes is None
-                or codes.dtype not in (np.int8, np.uint8)
-                or len(axes) > 1
-                or scale.ndim not in (0, codes.ndim)
-            ):
+            if len(axes) > 1 or scale.ndim not in (0, codes.ndim):
                 continue
             values = scale.reshape(-1 if axes else ())
             factors = edit.add_constant(graph, f"{node.name}_scale", values, work.names)
-            decoded = work.dequantize(body, maker.inputs[0], factors, None, axes[0] if axes else None)
-            for user, index in users:
+            decoded = work.dequantize(body, source, factors, None, axes[0] if axes else None)
+            for user, index in uses:
                 edit.replace_input(user, index, decoded)
-    edit.sweep(graph)
-    edit.sort(graph)
+            if rows is not None:
+                rows.outputs[0].dtype = values.dtype
+                edit.replace_all_uses(node.outputs[0], rows.outputs[0], graph=body)
+            count += 1
+    return count
+
+
+def _scale_of_rows(factor: Tensor, rows: Node) -> Array | None:
+    """Return the scales of a table: one number, or one a row, read with the indices that a Gather reads rows with."""
+    maker = query.producer(factor)
+    if maker is None:
+        scale = query.constant(factor)
+        return scale if scale is not None and scale.ndim == 0 else None
+    same = maker.op in EMBEDDING and maker.inputs[1] is rows.inputs[1] and maker.attrs.get("axis", 0) == 0
+    return query.constant(maker.inputs[0]) if same else None
 
 
 def _scope(work: Unfolder, body: Body) -> None:

@@ -213,8 +213,8 @@ EXPLANATIONS: Final = (
     ),
     Explanation(
         "R27",
-        "table-without-input rows-not-in-blocks",
-        "rows of an embedding are quantized in blocks, and have no input whose scale could be computed",
+        "rows-not-in-blocks",
+        "rows of an embedding are quantized in blocks",
         "MODE: weight_only, with a --block-size that divides the rows",
         "docs/recipe.md",
     ),

@@ -27,11 +27,30 @@ from sbonnx.backends.onnxruntime.costs import load_costs
 from sbonnx.backends.onnxruntime.exact_biases import keep_rounded_biases, shield_convolutions
 from sbonnx.backends.onnxruntime.kernel_variants import LANES
 from sbonnx.backends.onnxruntime.paired_sums import safe_sums
-from sbonnx.backends.onnxruntime.rewrites import centre_weights, clip_codes, decode_at_load, pad_codes, write_sums
+from sbonnx.backends.onnxruntime.rewrites import (
+    centre_weights,
+    clip_codes,
+    decode_at_load,
+    decode_rows,
+    pad_codes,
+    write_sums,
+)
 from sbonnx.backends.onnxruntime.stems import widen_stems
 from sbonnx.backends.placement_rules import ON_REQUEST, Placement, Rule, fills_zero, interpolates
 from sbonnx.graph import Graph, Node, query
-from sbonnx.ops import ADDS, CONCATS, CONVOLUTIONS, MULTIPLIES, PADS, PICKS_MAX, POOLS, RECTIFIERS, RECURRENT, RESIZES
+from sbonnx.ops import (
+    ADDS,
+    CONCATS,
+    CONVOLUTIONS,
+    EMBEDDING,
+    MULTIPLIES,
+    PADS,
+    PICKS_MAX,
+    POOLS,
+    RECTIFIERS,
+    RECURRENT,
+    RESIZES,
+)
 from sbonnx.report.codes import Reason
 from sbonnx.schemes import BY_WIDTH
 from sbonnx.spec import QuantSpec
@@ -147,6 +166,7 @@ STEPS: Final = (
     shield_convolutions,
     keep_rounded_biases,
     decode_at_load,
+    decode_rows,
 )
 """Rewrites of ops that onnxruntime runs slowly, in order."""
 
@@ -243,7 +263,7 @@ ONNXRUNTIME: Final = Backend(
         rules=RULES,
         linear_output=frozenset({"Conv"}),
         folds=RECTIFIERS,
-        stored=RECURRENT,
+        stored=EMBEDDING | RECURRENT,
     ),
     numbers=OrtNumbers(int32_bias=True, saturates=True, only_channels=True),
     files=OrtFiles(packs_weights=True, integer_operators=True),
