@@ -93,6 +93,7 @@ class Files:
         variants: files of a model folder by their dtype in transformers.js: recipe keys, or None for the recipe of the
             user; empty: a folder has one file of each model.
         builds_engine: an engine is built from the file, by the command of `engine_command`.
+        whole_gelus: has Gelu and no Erf: GELUs that are decomposed by Erf are written as one operator.
     """
 
     packs_weights: bool = False
@@ -100,6 +101,7 @@ class Files:
     judged_without: tuple[str, ...] = ()
     variants: Mapping[str, Mapping[str, Any] | None] = field(default_factory=dict)
     builds_engine: bool = False
+    whole_gelus: bool = False
 
     def legalise(self, graph: Graph) -> list[str]:
         """Rewrite a graph into the form that the runtime needs, in place; return what was done."""

@@ -24,6 +24,7 @@ from sbonnx.graph.storage.output_files import staged
 from sbonnx.graph.storage.temporary import temporary_folder
 from sbonnx.graph.storage.weights import release_pages
 from sbonnx.options import RunOptions
+from sbonnx.patterns.blocks.contraction import contract_gelus
 from sbonnx.planning import Plan, Site, Solution
 from sbonnx.planning.tensor_overrides import overrides_of
 from sbonnx.recipe.names import FLOAT
@@ -121,7 +122,8 @@ def convert_float(state: PipelineState, options: RunOptions) -> PipelineState:
 def legalise(state: PipelineState, options: RunOptions) -> PipelineState:
     """Make the quantized graph legal for the runtime, in place, without changing any value."""
     backend, graph = state.prepared.backend, state.quantized
-    changes = backend.files.legalise(graph)
+    gelus = contract_gelus(graph) if backend.files.whole_gelus else []
+    changes = [*gelus, *backend.files.legalise(graph)]
     if changes:
         more = f", and {len(changes) - 1} more such changes" if len(changes) > 1 else ""
         graph.info.notes.append(

@@ -15,6 +15,7 @@ from sbonnx.backends.base import Backend, Files, Numbers
 from sbonnx.backends.mode_limits import PER_TENSOR, SYMMETRIC, ModeLimits, SideLimits
 from sbonnx.backends.placement_rules import Placement, Rule
 from sbonnx.backends.qnn.rectifiers import settle_rectifiers
+from sbonnx.backends.qnn.tables import quantize_tables
 from sbonnx.graph import Graph, Node
 from sbonnx.ops import (
     ADDS,
@@ -42,7 +43,10 @@ OPERANDS: Final = (
 )
 """Ops that may read a float constant, which is quantized in the type of the activations."""
 
-NORMALIZATIONS: Final = frozenset({"LayerNormalization", "InstanceNormalization", "RMSNormalization"})
+LAYER_NORMALIZATIONS: Final = frozenset({"LayerNormalization", "RMSNormalization"})
+"""Normalizations whose scale must be uint8: with int8 beside an int32 bias, the HTP leaves them to the CPU."""
+
+NORMALIZATIONS: Final = LAYER_NORMALIZATIONS | {"InstanceNormalization"}
 """Normalizations with a scale and a bias."""
 
 OTHERS: Final = (
@@ -53,7 +57,18 @@ OTHERS: Final = (
     | PADS
     | REDUCES
     | (MOVES_DATA - {"Identity", "Gather"})
-    | {"ReduceMax", "ReduceMin", "ReduceProd", "Sigmoid", "Tanh", "LeakyRelu", "Elu", "HardSigmoid", "HardSwish"}
+    | {
+        "ReduceL2",
+        "ReduceMax",
+        "ReduceMin",
+        "ReduceProd",
+        "Sigmoid",
+        "Tanh",
+        "LeakyRelu",
+        "Elu",
+        "HardSigmoid",
+        "HardSwish",
+    }
     | {"Gelu", "ThresholdedRelu", "Softmax", "LogSoftmax", "LpNormalization", "LRN", "GridSample", "Einsum", "TopK"}
     | {"Abs", "Exp", "Log", "Neg", "Sqrt", "Reciprocal", "Sin", "Cos", "ArgMax", "ArgMin", "CumSum"}
 )
@@ -69,7 +84,7 @@ RULES: Final = (
 
 OPENED: Final = frozenset({"silu", "hardswish", "attention_softmax"})
 """Decomposed blocks whose ops all have builders. GELU needs Erf, and the sums of squares in a normalization need more
-than 8 bits: their native ops are node units, and decomposed they stay float."""
+than 8 bits: their native ops are node units. Decomposed, normalizations stay float, and GELU is written as one op."""
 
 
 PRESCRIBED: Final = {
@@ -103,11 +118,14 @@ class QnnNumbers(Numbers):
 
 
 class QnnFiles(Files):
-    """Q/DQ with rectifiers that the provider can read."""
+    """Q/DQ with rectifiers and tables that the provider can read."""
 
     def legalise(self, graph: Graph) -> list[str]:
-        """Make node units of rectifiers, or remove those without effect. In place; return what was done."""
-        return settle_rectifiers(graph)
+        """Make node units of rectifiers, or remove those without effect; store tables as integers.
+
+        In place; return what was done.
+        """
+        return [*settle_rectifiers(graph), *quantize_tables(graph)]
 
 
 QNN: Final = Backend(
@@ -120,8 +138,10 @@ QNN: Final = Backend(
         folds=RECTIFIERS,
         opens=OPENED,
     ),
-    numbers=QnnNumbers(int32_bias=True, one_scale=MATRIX_PRODUCTS, only_channels=True, tensor_overrides=True),
-    files=QnnFiles(),
+    numbers=QnnNumbers(
+        int32_bias=True, one_scale=MATRIX_PRODUCTS | LAYER_NORMALIZATIONS, only_channels=True, tensor_overrides=True
+    ),
+    files=QnnFiles(whole_gelus=True),
     modes={
         "static": ModeLimits(
             weights=SideLimits((8,), (*SYMMETRIC, "per-tensor-affine", BY_WIDTH), BY_WIDTH),

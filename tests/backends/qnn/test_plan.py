@@ -233,3 +233,34 @@ def test_no_less_accurate_than_the_quantizer_of_onnxruntime(tmp_path: Any) -> No
         return np.asarray(np.sum(rows, axis=0))
 
     assert (noise(ours.SerializeToString()) <= 1.05 * noise(out)).all()
+
+
+def test_a_transformer_is_in_integers_from_table_to_output() -> None:
+    """The HTP refuses files with a float table or the float ops of a GELU, and leaves int8 scales of norms out."""
+    text = """g (int64[1,8] ids) => (float[1,8,16] y) {
+        a = Gather(table, ids)
+        n = LayerNormalization(a, gain, shift)
+        b = MatMul(n, w0)
+        c = Div(b, root)
+        d = Erf(c)
+        e = Add(d, one)
+        f = Mul(b, e)
+        h = Mul(f, half)
+        y = MatMul(h, w1)
+    }"""
+    weights: dict[str, tuple[int, ...]] = {"table": (50, 16), "gain": (16,), "shift": (16,), "w0": (16, 32)}
+    constants = {"root": 2**0.5, "one": 1.0, "half": 0.5}
+    source = parsed(text, {**weights, "w1": (32, 16)}, **constants)
+    rng = np.random.default_rng(2)
+    report = quantize(source, [{"ids": rng.integers(0, 50, (1, 8))} for _ in range(8)], backend="qnn")
+    model = some(report.quantized)
+    assert not report.problems
+    assert lint(model, "qnn") == []
+    ops = [node.op_type for node in model.graph.node if node.op_type not in ("QuantizeLinear", "DequantizeLinear")]
+    assert ops == ["Gather", "LayerNormalization", "MatMul", "Gelu", "MatMul"]
+    values = initializers(model)
+    assert {values[f"{name}_quantized"].dtype.name for name in ("table", "gain")} == {"uint8"}
+    (gather,) = (node for node in model.graph.node if node.op_type == "Gather")
+    pairs = {node.output[0]: node.input[1:] for node in model.graph.node if node.op_type == "DequantizeLinear"}
+    (behind,) = (node for node in model.graph.node if gather.output[0] in node.input)
+    assert list(pairs[gather.input[0]]) == list(behind.input[1:]), "rows of a table have the scale behind the Gather"
