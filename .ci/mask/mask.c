@@ -1,7 +1,8 @@
 /* Preloaded into a process: hides AVX-512, VNNI and AMX from onnxruntime and from readers of /proc/cpuinfo.
 
    Each cpuid instruction of onnxruntime's library, at the offsets that the file MASKED_OFFSETS lists, becomes an illegal
-   one, whose signal handler runs cpuid and clears bits. MASKED_CPUINFO is read in place of /proc/cpuinfo. */
+   one, whose signal handler runs cpuid and clears the bits of ebx, ecx and edx of leaf 7 that MASKED_BITS names (three
+   hexadecimal numbers). MASKED_CPUINFO is read in place of /proc/cpuinfo. */
 #define _GNU_SOURCE
 #include <cpuid.h>
 #include <dlfcn.h>
@@ -17,15 +18,15 @@
 #include <ucontext.h>
 #include <unistd.h>
 
+static unsigned hidden[3];
+
 static void emulate(int number, siginfo_t *info, void *context) {
     (void)number; (void)info;
     greg_t *regs = ((ucontext_t *)context)->uc_mcontext.gregs;
     unsigned leaf = (unsigned)regs[REG_RAX], sub = (unsigned)regs[REG_RCX], a, b, c, d;
     __cpuid_count(leaf, sub, a, b, c, d);
     if (leaf == 7 && sub == 0) {
-        b &= ~(1u << 16 | 1u << 17 | 1u << 21 | 1u << 26 | 1u << 27 | 1u << 28 | 1u << 30 | 1u << 31);
-        c &= ~(1u << 1 | 1u << 6 | 1u << 11 | 1u << 12 | 1u << 14);
-        d &= ~(1u << 2 | 1u << 3 | 1u << 8 | 1u << 22 | 1u << 23 | 1u << 24 | 1u << 25);
+        b &= ~hidden[0]; c &= ~hidden[1]; d &= ~hidden[2];
     } else if (leaf == 7) {
         a = b = c = d = 0;
     }
@@ -46,6 +47,8 @@ int sigaction(int number, const struct sigaction *new, struct sigaction *old) {
 
 __attribute__((constructor)) static void install(void) {
     struct sigaction action = {0};
+    const char *bits = getenv("MASKED_BITS");
+    if (bits && sscanf(bits, "%x %x %x", &hidden[0], &hidden[1], &hidden[2]) != 3) abort();
     action.sa_sigaction = emulate;
     action.sa_flags = SA_SIGINFO | SA_NODEFER;
     ours = 1;

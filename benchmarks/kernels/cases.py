@@ -15,6 +15,7 @@ from onnx import helper, numpy_helper
 
 from benchmarks.kernels.timing import MICROSOFT, Case, optimised
 from sbonnx.backends.onnxruntime import kernel_variants
+from sbonnx.system.cpu import target_cpu
 
 Map = tuple[int, int, int]
 Values = dict[str, np.ndarray]
@@ -177,6 +178,8 @@ def convolutions() -> Iterator[Case]:
     """Yield convolutions: integer kernels, and the float kernels that onnxruntime uses."""
     for size in CONVOLUTIONS:
         yield integer_conv(size)
+        if not target_cpu().exact:
+            yield integer_conv(size, signed=False)
         yield float_conv(size)
 
 
@@ -195,21 +198,27 @@ def geometry(size: Sequence[int]) -> tuple[tuple[int, ...], dict[str, Any], int,
     return weight, attributes, writes * into // groups * kernel * kernel, writes
 
 
-def integer_conv(size: Sequence[int]) -> Case:
-    """Return an integer convolution: uint8 activations, per-channel int8 weights, int32 bias, channels last."""
+def quantized_weight(*shape: int, signed: bool = True) -> np.ndarray:
+    """Return reproducible weights around their zero point: int8, or uint8 (`EXACT_PRODUCTS`)."""
+    values = np.random.default_rng(1).integers(-127, 128, shape)
+    return values.astype(np.int8) if signed else (values + 128).astype(np.uint8)
+
+
+def integer_conv(size: Sequence[int], *, signed: bool = True) -> Case:
+    """Return an integer convolution: uint8 activations, per-channel weights, int32 bias, channels last."""
     weight, attributes, macs, writes = geometry(size)
     out = weight[0]
     constants = {
         **scales(x=0.05, y=0.1),
-        "w": np.random.default_rng(1).integers(-127, 128, weight).astype(np.int8),
+        "w": quantized_weight(*weight, signed=signed),
         "s_w": np.full(out, 0.01, np.float32),
-        "z_w": np.zeros(out, np.int8),
+        "z_w": np.zeros(out, np.int8) if signed else np.full(out, 128, np.uint8),
         "b": np.zeros(out, np.int32),
     }
     return Case(
         kernel="QLinearConv",
         variant=kernel_variants.integer_conv(weight[1], out, int(np.prod(weight[2:])), size[5]),
-        dtype="u8",
+        dtype="u8" if signed else "u8u8",
         activations={"x": bytes_of(1, size[2], size[2], size[0])},
         operands=("x", *pair("x"), "w", *pair("w"), *pair("y"), "b"),
         constants=constants,
@@ -285,51 +294,59 @@ def products() -> Iterator[Case]:
     """Yield matrix products with constant weights: float, three integer forms, and 4- and 8-bit blocks."""
     for m, k, n in PRODUCTS:
         common: dict[str, Any] = {"macs": m * k * n, "writes": m * n}
-        weight = np.random.default_rng(1).integers(-127, 128, (k, n)).astype(np.int8)
-        per_channel: Values = {"w": weight, "s_w": np.full(n, 0.01, np.float32), "z_w": np.zeros(n, np.int8)}
-        whole: Values = {"w": weight, "s_w": np.array(0.01, np.float32), "z_w": np.array(0, np.int8)}
-        quantized = {"activations": {"x": bytes_of(m, k)}, "domain": MICROSOFT, **common}
         plain = {"activations": {"x": floats(m, k)}, **common}
-        edges = ("x", *pair("x"), "w", *pair("w"))
         yield Case("MatMul", "", "float", operands=("x", "w"), constants={"w": floats(k, n)}, **plain)
         yield Case(
             "Gemm", "", "float", operands=("x", "w", "b"), constants={"w": floats(k, n), "b": floats(n)}, **plain
         )
-        yield Case(
-            "QLinearMatMul",
-            "",
-            "u8",
-            operands=(*edges, *pair("y")),
-            constants={**scales(x=0.05, y=0.1), **per_channel},
-            **{**quantized, "domain": ""},
-        )
-        yield Case(
-            "MatMulIntegerToFloat",
-            "",
-            "u8",
-            operands=("x", "w", *("s_x", "s_w"), *("z_x", "z_w"), "b"),
-            constants={**scales(x=0.05), **per_channel, "b": floats(n)},
-            **quantized,
-        )
-        yield Case(
-            "QGemm",
-            "",
-            "u8",
-            operands=(*edges, "b", *pair("y")),
-            constants={**scales(x=0.05, y=0.1), **whole, "b": np.zeros(n, np.int32)},
-            **quantized,
-        )
+        yield from integer_products(m, k, n)
+        if not target_cpu().exact:
+            yield from integer_products(m, k, n, signed=False)
+        per_channel: Values = {
+            "w": quantized_weight(k, n),
+            "s_w": np.full(n, 0.01, np.float32),
+            "z_w": np.zeros(n, np.int8),
+        }
         yield Case(
             "DynamicQuantizeMatMul",
             "",
             "float",
-            operands=("x", "w", *pair("w"), "b"),
+            operands=("x", "w", "s_w", "z_w", "b"),
             constants={**per_channel, "b": floats(n)},
             domain=MICROSOFT,
             **plain,
         )
         for bits in (4, 8):
             yield blockwise(m, k, n, bits)
+
+
+def integer_products(m: int, k: int, n: int, *, signed: bool = True) -> Iterator[Case]:
+    """Yield the three integer forms of a product with a constant matrix."""
+    weight, zero = quantized_weight(k, n, signed=signed), np.array(*((0, np.int8) if signed else (128, np.uint8)))
+    whole: Values = {"w": weight, "s_w": np.array(0.01, np.float32), "z_w": zero}
+    per_channel = {**whole, "s_w": np.full(n, 0.01, np.float32), "z_w": np.full(n, zero)}
+    common: dict[str, Any] = {"activations": {"x": bytes_of(m, k)}, "macs": m * k * n, "writes": m * n}
+    edges, dtype = ("x", *pair("x"), "w", *pair("w")), "u8" if signed else "u8u8"
+    given = {**scales(x=0.05, y=0.1), **per_channel}
+    yield Case("QLinearMatMul", "", dtype, operands=(*edges, *pair("y")), constants=given, **common)
+    yield Case(
+        "MatMulIntegerToFloat",
+        "",
+        dtype,
+        operands=("x", "w", *("s_x", "s_w"), *("z_x", "z_w"), "b"),
+        constants={**scales(x=0.05), **per_channel, "b": floats(n)},
+        domain=MICROSOFT,
+        **common,
+    )
+    yield Case(
+        "QGemm",
+        "",
+        dtype,
+        operands=(*edges, "b", *pair("y")),
+        constants={**scales(x=0.05, y=0.1), **whole, "b": np.zeros(n, np.int32)},
+        domain=MICROSOFT,
+        **common,
+    )
 
 
 def blockwise(m: int, k: int, n: int, bits: int, block: int = 32) -> Case:

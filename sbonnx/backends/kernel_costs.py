@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf, prod
 from os import PathLike
 from typing import Final
@@ -107,10 +107,13 @@ class KernelCosts(ABC):
     """Table of kernel costs of one runtime.
 
     Attributes:
-        fits: by kernel, variant and input type ("float" or "u8").
+        fits: by kernel, variant and types: "float", "u8" (int8 weights), or "u8u8" (uint8 weights).
+        margin: factor by which kernels in integers count as slower when ops are placed. Where integers gain little,
+            it keeps ops in float whose gain is within the error of the table.
     """
 
     fits: Mapping[tuple[str, str, str], Fit]
+    margin: float = field(default=1.0, kw_only=True)
 
     def slowed(self, factor: float) -> KernelCosts:
         """Return the table with kernels on integers that take `factor` times as long."""
@@ -119,6 +122,14 @@ class KernelCosts(ABC):
             for key, fit in self.fits.items()
         }
         return replace(self, fits=fits)
+
+    def with_unsigned_weights(self) -> KernelCosts:
+        """Return the table for sessions in which 8-bit products are exact (`EXACT_PRODUCTS`): weights are uint8 there.
+
+        Kernels that were not measured with such weights keep their costs.
+        """
+        unsigned = {(*key[:2], "u8"): fit for key, fit in self.fits.items() if key[2] == "u8u8"}
+        return replace(self, fits={**self.fits, **unsigned})
 
     def ns(self, kernel: str, variant: str, kind: str, amounts: Amounts) -> float:
         """Compute the time of a kernel in nanoseconds; 0 for one that is not in the table."""
@@ -177,14 +188,14 @@ def conv_sizes(node: Node) -> tuple[int, int, int, int]:
 
 
 def read_table(
-    path: str | PathLike[str], command: str, lowest: Mapping[str, int] | None = None
+    path: str | PathLike[str], command: str, lowest: Mapping[str, float] | None = None
 ) -> tuple[dict[tuple[str, str, str], Fit], dict[str, float]]:
     """Read a table of kernel costs.
 
     Args:
         path: JSON with the keys "fits" and "machine".
         command: writes such a table; for messages.
-        lowest: whole numbers of at least 1 that the machine has, with their defaults.
+        lowest: numbers of at least 1 that the machine has, with their defaults.
 
     Returns:
         The fits by kernel, variant and type, and the numbers of the machine.
@@ -201,8 +212,8 @@ def read_table(
         }
         numbers = {name: _cost(machine.get(name, default)) for name, default in (lowest or {}).items()}
         for name, number in numbers.items():
-            if int(number) < 1:
-                raise ValueError(f"a {name} has 0 channels")
+            if number < 1:
+                raise ValueError(f"{name} is 1 or more, not {number}")
     except (OSError, ValueError, OverflowError, KeyError, TypeError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {str(error)[:100]}"
         raise RecipeError(

@@ -73,9 +73,11 @@ class Planner:
 
     @cached_property
     def _times(self) -> GraphTimes | None:
-        """Terms of the estimated time; None if the backend has no table of kernel costs."""
+        """Terms of the time by which ops are placed; None if the backend has no table of kernel costs."""
         costs, survey = costs_of(self._recipe, self._backend), self._survey
-        return None if costs is None else GraphTimes.of((at.node for at in survey.places), survey.outputs, costs)
+        if costs is None:
+            return None
+        return GraphTimes.of((at.node for at in survey.places), survey.outputs, costs.slowed(costs.margin))
 
     def plan(self, declined: Mapping[str, Reason] = MappingProxyType({})) -> Plan:
         """Return the plan with the named nodes left float, see `make`."""
@@ -144,10 +146,14 @@ class Planner:
 def costs_of(recipe: Recipe, backend: Backend) -> KernelCosts | None:
     """Return the backend's table of kernel costs that the recipe selects, or None.
 
+    8-bit weights without limits, for a CPU whose products saturate, are meant for sessions with exact products.
+
     Raises:
         RecipeError: the file that it names is not such a table.
     """
-    return backend.kernel_costs(recipe.kernel_costs, recipe.cpu)
+    costs = backend.kernel_costs(recipe.kernel_costs, recipe.cpu)
+    unlimited = recipe.reduce_range is False and backend.numbers.saturates and not target_cpu(recipe.cpu).exact
+    return costs.with_unsigned_weights() if costs is not None and unlimited else costs
 
 
 def _with_range(site: Site, recipe: Recipe) -> Site:

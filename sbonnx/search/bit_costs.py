@@ -9,6 +9,7 @@ from typing import Final, Literal
 from sbonnx.backends import Backend
 from sbonnx.errors import RecipeError
 from sbonnx.graph import Graph, query
+from sbonnx.planning import costs_of as kernel_costs_of
 from sbonnx.planning.times import GraphTimes
 from sbonnx.recipe import Recipe
 from sbonnx.recipe.names import FLOAT
@@ -116,7 +117,7 @@ def _latency(
     backend: Backend,
 ) -> Costs:
     """Latency of the layers in ns from the kernel cost table; Q/DQ pairs between float and integer ops are ignored."""
-    table = backend.kernel_costs(recipe.kernel_costs, recipe.cpu)
+    table = kernel_costs_of(recipe, backend)
     if table is None:
         why = "its kernels were not measured" if backend.costs is None else "KERNEL_COSTS is none"
         raise RecipeError(

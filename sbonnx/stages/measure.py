@@ -250,7 +250,8 @@ def protect_heads(state: PipelineState, options: RunOptions) -> PipelineState:
     if recipe.heads == "none" or recipe.mode != "static" or data is None or backend.numbers.any_bits:
         return state
 
-    time_of = plan_times(graph, costs_of(recipe, backend))
+    costs = costs_of(recipe, backend)
+    time_of = plan_times(graph, None if costs is None else costs.slowed(costs.margin))
     replan = Planner(graph, recipe, backend, observers=frozenset(OBSERVERS)).plan
     network = Quantized(prepared.plan, state.solution)
     try:

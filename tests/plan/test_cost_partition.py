@@ -21,6 +21,7 @@ from sbonnx.backends.onnxruntime.costs import BUNDLED, OrtKernelCosts, load_cost
 from sbonnx.errors import RecipeError
 from sbonnx.graph import Node, Tensor, query
 from sbonnx.pipeline import prepare
+from sbonnx.planning import costs_of
 from sbonnx.planning.cost_partition import MODEL_SLACK_NS, SLACK_NS, SLACK_SHARE, slower_in_integers
 from sbonnx.planning.survey import Survey
 from sbonnx.planning.times import GraphTimes
@@ -196,6 +197,23 @@ def test_a_users_table_of_kernel_costs(tmp_path: Path) -> None:
     ops, found = plan_of(pooled(), kernel_costs=str(slow))
     assert ops == set()
     assert "Conv" in found
+    slow.write_text(BUNDLED.read_text().replace('"machine": {', '"machine": {"margin": 9, '))
+    assert plan_of(pooled(), kernel_costs=str(slow))[0] == set()
+
+
+@pytest.mark.parametrize("machine", ['{"block": 0}', '{"margin": 0.9}'])
+def test_numbers_of_a_machine(machine: str, tmp_path: Path) -> None:
+    (tmp_path / "costs.json").write_text(f'{{"machine": {machine}, "fits": []}}')
+    with pytest.raises(RecipeError, match=r"is 1 or more, not 0"):
+        plan_of(pooled(), kernel_costs=str(tmp_path / "costs.json"))
+
+
+def test_exact_products_without_dot_products_have_costs_of_their_own() -> None:
+    limited = costs_of(*read_recipe(None, "onnxruntime", {"cpu": "avx2"}))
+    assert limited is not None
+    unlimited = costs_of(*read_recipe(None, "onnxruntime", {"cpu": "avx2", "reduce_range": False}))
+    assert unlimited == limited.with_unsigned_weights() != limited
+    assert limited.margin > 1
 
 
 def table(cost: str) -> str:

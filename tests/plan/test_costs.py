@@ -7,10 +7,10 @@ import pytest
 from onnx import TensorProto, helper
 
 from sbonnx import graph as graphs
-from sbonnx.backends.onnxruntime.costs import load_costs
+from sbonnx.backends.onnxruntime.costs import DERIVED, load_costs
 from sbonnx.pipeline import prepare
 from sbonnx.stages.state import read_recipe
-from sbonnx.system.cpu import CPUS
+from sbonnx.system.cpu import CPUS, TargetCpu
 from tests.support.models import model
 
 
@@ -29,7 +29,7 @@ def test_integer_convolutions_are_cheaper_and_pools_dearer() -> None:
     assert pool.integers > pool.floats * 2
 
 
-@pytest.mark.parametrize("cpu", ["vnni", "avx2"])
+@pytest.mark.parametrize("cpu", ["vnni", "avx2", "avx512"])
 @pytest.mark.parametrize("groups", [2, 16])
 def test_several_outputs_of_one_channel_are_no_depthwise_convolution(groups: int, cpu: str) -> None:
     """onnxruntime has no kernel for them: in integers, each group copies its windows."""
@@ -39,6 +39,22 @@ def test_several_outputs_of_one_channel_are_no_depthwise_convolution(groups: int
     price = load_costs(cpu=CPUS[cpu]).of(graphs.load(model(text, w=(64, 1, 3, 3))).nodes[0])
     assert price is not None
     assert price.integers > 2 * price.floats
+
+
+@pytest.mark.parametrize("cpu", CPUS.values(), ids=lambda cpu: cpu.name)
+def test_every_class_of_cpu_has_costs(cpu: TargetCpu) -> None:
+    """Convolutions gain most with dot products; with uint8 weights (exact products), least."""
+    text = """agraph (float[1,64,28,28] x) => (float[1,64,28,28] y) { y = Conv <pads = [1,1,1,1]> (x, w) }"""
+    node = graphs.load(model(text, w=(64, 64, 3, 3))).nodes[0]
+    signed, unsigned = (costs.of(node) for costs in (load_costs(cpu=cpu), load_costs(cpu=cpu).with_unsigned_weights()))
+    assert signed is not None
+    assert unsigned is not None
+    ratios = signed.integers / signed.floats, unsigned.integers / unsigned.floats
+    if DERIVED.get(cpu.name, cpu.name) == "vnni":
+        assert ratios[0] == ratios[1] < 0.4
+    else:
+        assert 0.4 < ratios[0] < 0.75
+        assert 1.1 * ratios[0] < ratios[1] < 1
 
 
 @pytest.mark.parametrize("text", ["y = Conv (x, w)", "y = Exp (x)"])

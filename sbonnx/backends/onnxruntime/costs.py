@@ -1,8 +1,8 @@
 """Cost model of onnxruntime's CPU kernels, from a table of measurements that can be repeated on any machine.
 
-``python -m benchmarks.kernels`` writes such a table; `kernel_costs.json` is the mean of two servers with VNNI,
-`kernel_costs_avx2.json` that of one server whose AVX-512 and VNNI were hidden from onnxruntime. Absolute times differ
-between machines, but ratios of 2 and more hardly do (docs/decisions/0007).
+``python -m benchmarks.kernels`` writes such a table. The package has one for each class of x86 CPU that was measured;
+"machine" of a table names the CPUs. Absolute times differ between machines, but ratios of 2 and more hardly do
+(docs/decisions/0007).
 """
 
 from __future__ import annotations
@@ -42,9 +42,21 @@ from sbonnx.ops import (
 )
 from sbonnx.system.cpu import CPUS, TargetCpu
 
-BUNDLED: Final = Path(__file__).with_name("kernel_costs.json")
-BUNDLED_AVX2: Final = Path(__file__).with_name("kernel_costs_avx2.json")
-"""Tables of CPUs with and without 8-bit dot products. No ARM64 CPU was measured: they are priced like VNNI."""
+MEASURED: Final = {
+    "vnni": Path(__file__).with_name("kernel_costs.json"),
+    "avx2": Path(__file__).with_name("kernel_costs_avx2.json"),
+    "avx512": Path(__file__).with_name("kernel_costs_avx512.json"),
+}
+"""Bundled tables by class of CPU, a key of `CPUS`."""
+
+BUNDLED: Final = MEASURED["vnni"]
+
+DERIVED: Final = {
+    "amx": "vnni",  # tiles compute matrix products alone, faster: integers pay at least where they do with VNNI
+    "arm64-dot": "vnni",  # SDOT: 16 products an instruction, and 4 in float, the ratio of VNNI
+    "arm64": "avx2",  # products are widened to 16 bits before they are added: about twice the rate of float
+}
+"""Class whose measured table takes the place of one that was not measured, by the ratio of instructions."""
 
 MOST_TAPS: Final = 49
 
@@ -54,7 +66,7 @@ class OrtKernelCosts(KernelCosts):
     """Table of the costs of onnxruntime's kernels.
 
     Attributes:
-        fits: by kernel, variant and input type ("float" or "u8").
+        fits, margin: see `KernelCosts`.
         block: channels per block of the float layout of convolutions on the measured machine.
     """
 
@@ -274,7 +286,7 @@ def load_costs(path: str | None = None, cpu: TargetCpu = CPUS["vnni"]) -> OrtKer
     Raises:
         RecipeError: the file cannot be read, or is not such a table.
     """
-    bundled = BUNDLED if cpu.exact else BUNDLED_AVX2
+    bundled = MEASURED[DERIVED.get(cpu.name, cpu.name)]
     command = "python -m benchmarks.kernels --table FILE"
-    fits, machine = read_table(path or bundled, command, lowest={"block": LANES})
-    return OrtKernelCosts(fits, int(machine["block"]))
+    fits, machine = read_table(path or bundled, command, lowest={"block": LANES, "margin": 1.0})
+    return OrtKernelCosts(fits, int(machine["block"]), margin=machine["margin"])
