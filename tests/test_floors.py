@@ -26,7 +26,7 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"stages"}),
     frozenset({"equalize", "heads", "precision", "pruning"}),
     frozenset({"reconstruct", "calib.shared_calibration", "training"}),
-    frozenset({"calib.calibrator", "correct", "profiling", "torchnet.onnx_to_torch"}),
+    frozenset({"calib.calibrator", "correct", "profiling", "runtimes", "torchnet.onnx_to_torch"}),
     frozenset({"calib.cache", "calib.quantized", "calib.recurrent", "calib.held_out", "calib.input_check"})
     | {"verify", "linting"},
     frozenset({"calib.engine", "calib.qparams", "qdq", "export"}),
@@ -76,6 +76,7 @@ THIRD_PARTIES: dict[str, frozenset[str] | None] = {
         }
     ),
     "openvino": frozenset({"backends.openvino.runtime"}),
+    "cv2": frozenset({"runtimes.opencv_dnn"}),
     "torch": frozenset(
         {
             "qat",
@@ -113,7 +114,7 @@ THIRD_PARTIES: dict[str, frozenset[str] | None] = {
     "google": frozenset({"graph", "patterns.simplify.infer"}),
 }
 INSIDE_FUNCTIONS = frozenset(
-    {"onnxruntime", "openvino", "torch", "distributed", "fsspec", "tokenizers", "PIL", "soundfile", "soxr"}
+    {"onnxruntime", "openvino", "cv2", "torch", "distributed", "fsspec", "tokenizers", "PIL", "soundfile", "soxr"}
 )
 """Imported when they are needed: torch and openvino are extras, and onnxruntime takes its time."""
 ON_TORCH = frozenset({"qat", "torchnet.onnx_to_torch", "training"})

@@ -21,6 +21,8 @@ from sbonnx.profiling import subject_of
 from sbonnx.qdq import is_quantized
 from sbonnx.report import Problem, verdict_of
 from sbonnx.report.comparison import CommandAdvice, FileComparison
+from sbonnx.runtimes import chosen_runtimes
+from sbonnx.runtimes.portability import portability
 from sbonnx.system.cpu import target_cpu
 from sbonnx.verify import EvaluationData, Tasks
 from sbonnx.verify.runtimes import CPU, chosen_runtime, exact_products, recorded_cpu
@@ -45,6 +47,7 @@ def compare(
     samples: int | None = None,
     device: str = CPU,
     runtime: str | None = None,
+    runtimes: str | Sequence[str] | None = None,
     cpu: str | None = None,
     task: str | Mapping[str, str] | None = None,
     evaluation: EvaluationData | None = None,
@@ -65,6 +68,7 @@ def compare(
         samples: number of feeds at most; None: all.
         device: "cpu", "cuda" or "auto".
         runtime: "onnxruntime" or "openvino"; None: that of the file's backend if it is installed, else onnxruntime.
+        runtimes: names of `sbonnx.runtimes.RUNTIMES` in which the quantized file runs as well, or "all".
         cpu: kind of CPU that the file is for, such as "vnni" or "this"; None: as its metadata says.
         task: kind of the outputs, such as "classification", or of each by name; None: recognized.
         evaluation: labelled data and a metric, which is computed for both models.
@@ -83,6 +87,7 @@ def compare(
     files = Path(float_model), Path(quant_model)
     thresholds = (min_sqnr, min_cosine, max_size, max_latency, min_integer)
     limits = verify.Limits(*thresholds, names={key.upper(): name for key, name in LIMITS.items()})
+    others = () if runtimes is None else chosen_runtimes(runtimes)
     share, tasks = _max_loss(max_loss, evaluation), _tasks(task)
     with reading(ort_libraries=ort_libraries):
         graph = _float_graph(*files)
@@ -99,17 +104,21 @@ def compare(
         comparison = replace(comparison, doubts=doubts, cpu=kind)
         missed: tuple[Problem, ...] = ()
         if evaluation is not None:
-            models, runtimes = dict(zip(("float", "quantized"), files, strict=True)), {"quantized": runtime}
-            metric = verify.evaluate(models, evaluation, device=device, runtimes=runtimes, cpu=kind)
+            models = dict(zip(("float", "quantized"), files, strict=True))
+            metric = verify.evaluate(models, evaluation, device=device, runtimes={"quantized": runtime}, cpu=kind)
             metric = replace(metric, max_loss=share)
             comparison, missed = replace(comparison, evaluation=metric), metric.problems("--max-loss")
-    problems = (*comparison.problems(), *comparison.unknown(), *missed, *limits.problems(comparison))
+        answers = portability(*files, feeds, others, evaluation) if others else None
+    differing = () if answers is None else answers.problems()
+    problems = (*comparison.problems(), *comparison.unknown(), *missed, *limits.problems(comparison), *differing)
     verdict = verdict_of(comparison, problems=problems, backend=comparison.runtime)
     advice = None
     if limits.below(comparison) and _can_profile(*files):
         options_of_data = {"preprocess": preprocess, "split": split, "samples": samples}
         advice = _profile_advice(files, data, {**options_of_data, "device": None if device == CPU else device})
-    return FileComparison(problems, verdict, str(files[0]), str(files[1]), comparison, advice, tuple(feeds.notes))
+    return FileComparison(
+        problems, verdict, str(files[0]), str(files[1]), comparison, advice, tuple(feeds.notes), answers
+    )
 
 
 def _float_graph(float_model: Path, quant_model: Path) -> Graph:

@@ -51,22 +51,31 @@ class RuntimeSession(Protocol):
         """Run the model on arrays by input name, and return the named outputs; None: all, in the order of the file."""
 
     def layers(self) -> list[ExecutedLayer]:
-        """Return the kernels that it executes."""
+        """Return the kernels that it executes; none if the runtime does not name them."""
+
+    def fallback(self) -> tuple[str, ...]:
+        """Return the names of the nodes that it leaves to another processor than its own."""
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """Runtime that executes files on this machine.
+    """Runtime that executes files on this machine, or builds what another machine executes.
 
     Attributes:
         title: its name, for people.
         absent: returns why it cannot run here and how to install it, or None.
         open: opens a file or a serialized model for a number of threads (None: its default); raises ModelError.
+        name: its name in lists of runtimes.
+        executes: whether sessions run; else opening proves that the file is parsed and built.
+        fixed_shapes: needs a size for each axis of the inputs: `open` gets a model with the shapes of the feeds.
     """
 
     title: str
     absent: Callable[[], str | None]
     open: Callable[[Path | bytes, int | None], RuntimeSession]
+    name: str = ""
+    executes: bool = True
+    fixed_shapes: bool = False
 
 
 @dataclass(frozen=True)

@@ -329,6 +329,12 @@ RUNTIME: Final = option(
     "Runtime that executes the models.",
     shown="that of the file's backend, if installed",
 )
+RUNTIMES: Final = option(
+    "--runtimes LIST|all",
+    str,
+    "Runtimes in which the quantized file runs as well: onnxruntime, openvino, wasm, opencv, separated by commas.",
+    shown="none",
+)
 MEMORY: Final = key_option("CALIBRATION.MEMORY", str)
 GRANULARITY: Final = key_option("CALIBRATION.GRANULARITY", str)
 CACHE: Final = key_option("CALIBRATION.CACHE", Path, writes=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Literal
 
 from sbonnx.report.codes import PROBLEMS, Note, Problem, WithProblems
 from sbonnx.report.decoder import DecoderEvaluation
@@ -297,6 +297,107 @@ class CommandAdvice:
     command: str
 
 
+RuntimeState = Literal["same", "rounding", "differs", "built", "refused", "absent"]
+"""State of a file in a runtime: outputs equal to those of the reference; differences that rounding explains; an
+operator that computes something else; built, not run; refused; not installed."""
+
+
+@dataclass(frozen=True)
+class OperatorDifference:
+    """First operator that computes something else in a runtime, from equal inputs.
+
+    Attributes:
+        node, op: name and type of the node.
+        output: tensor whose values differ.
+        nodes: nodes that were compared as one, as the runtime may fuse them; in the order of the file.
+        why: how the values differ.
+    """
+
+    node: str
+    op: str
+    output: str
+    nodes: tuple[str, ...]
+    why: str
+
+    def __str__(self) -> str:
+        others = f" (compared with {len(self.nodes) - 1} other nodes as one)" if len(self.nodes) > 1 else ""
+        return f"{self.op} '{self.node}'{others}: {self.why}"
+
+
+@dataclass(frozen=True)
+class RuntimeRow:
+    """Outputs of the file in one runtime.
+
+    Attributes:
+        runtime, title: name in lists of runtimes, and for people.
+        state: see `RuntimeState`.
+        sqnr_db: lowest signal-to-noise ratio of an output against the float model, in dB; None if it was not run.
+        reference_db: the same against the file in the reference; inf if the outputs are equal.
+        fallback: nodes that the runtime leaves to another processor.
+        differs: the first operator that differs.
+        why: why the file was refused or not run, and how to install the runtime.
+    """
+
+    runtime: str
+    title: str
+    state: RuntimeState
+    sqnr_db: float | None = None
+    reference_db: float | None = None
+    fallback: tuple[str, ...] = ()
+    differs: OperatorDifference | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True, repr=False)
+class Portability(Result):
+    """Outputs of a file in several runtimes, on the same feeds.
+
+    Attributes:
+        reference: name of the runtime that others are compared with.
+        feeds: number of feeds that were run.
+        rows: one for each runtime, in order.
+        evaluation: a metric of the float model in onnxruntime, and of the file in each runtime that runs it.
+    """
+
+    json_keys: ClassVar = ("portable", ..., "text")
+    frame_of: ClassVar = "rows"
+
+    reference: str
+    feeds: int
+    rows: tuple[RuntimeRow, ...]
+    evaluation: Evaluation | None = None
+
+    @property
+    def portable(self) -> bool:
+        """Whether at least one runtime ran the file, and none differs or refuses it."""
+        states = {row.state for row in self.rows}
+        return bool(states & {"same", "rounding"}) and not states & {"differs", "refused"}
+
+    @property
+    def text(self) -> str:
+        """Verdict in one sentence."""
+        ran = [row for row in self.rows if row.state in ("same", "rounding", "differs")]
+        differing = [row for row in self.rows if row.state == "differs"]
+        refusing = [row.runtime for row in self.rows if row.state == "refused"]
+        parts = [f"{row.runtime} differs at {row.differs or 'its outputs'}" for row in differing]
+        parts += [f"{', '.join(refusing)} refuses the file"] if refusing else []
+        if parts:
+            return f"not portable: {'; '.join(parts)}"
+        if not ran:
+            return "unknown: no runtime ran the file"
+        return f"portable: {len(ran)} runtimes give the same answer up to rounding"
+
+    def problems(self) -> tuple[Problem, ...]:
+        """Return a problem for each runtime that differs or refuses the file."""
+        return tuple(
+            Problem("runtime-differs", f"{row.runtime} differs at {row.differs or 'its outputs'}")
+            if row.state == "differs"
+            else Problem("runtime-refuses", f"{row.runtime} refuses the file: {row.why}")
+            for row in self.rows
+            if row.state in ("differs", "refused")
+        )
+
+
 @dataclass(frozen=True, repr=False)
 class FileComparison(WithProblems, Result):
     """Comparison of two files, with the limits that were set.
@@ -308,6 +409,7 @@ class FileComparison(WithProblems, Result):
         comparison: figures of both.
         advice: a command to run next; empty without one.
         notes: messages about the data, one sentence each.
+        portability: outputs of the quantized file in several runtimes, if they were asked for.
     """
 
     json_keys: ClassVar = ("ok", ..., "problem_codes")
@@ -320,6 +422,7 @@ class FileComparison(WithProblems, Result):
     comparison: Comparison = field(metadata=INLINE)
     advice: CommandAdvice | None = field(metadata=OBJECT)
     notes: tuple[Note, ...] = ()
+    portability: Portability | None = field(default=None, metadata=OPTIONAL)
 
 
 def _collapsed(error: OutputDifference, nature: Nature | None) -> str:

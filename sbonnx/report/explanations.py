@@ -439,6 +439,13 @@ EXPLANATIONS: Final = (
         "nothing; QUANTIZE_INPUTS_OF: {OP: true} quantizes it where the backend has a rule that is off",
         "docs/recipe.md",
     ),
+    Explanation(
+        "R54",
+        "runtime-differs runtime-refuses",
+        "a runtime computes an operator of the file otherwise than the reference, beyond rounding, or does not load it",
+        "quantize for the backend of that runtime, or keep the operator in float; --runtimes selects runtimes",
+        "docs/runtimes.md",
+    ),
 )
 
 _BY_NAME: Final = {name: row for row in EXPLANATIONS for name in (row.id.lower(), *row.codes.split())}

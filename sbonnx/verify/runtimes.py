@@ -8,7 +8,8 @@ from typing import Any, Final
 
 import onnx
 
-from sbonnx.backends import BACKENDS, Backend
+from sbonnx.backends import BACKENDS, Backend, Runtime
+from sbonnx.backends.fixed_shapes import opened
 from sbonnx.errors import DeviceError, RecipeError
 from sbonnx.graph.storage.model_file import open_model
 from sbonnx.recipe.names import full_backend
@@ -89,12 +90,18 @@ def exact_products(path: Path, cpu: str = "") -> bool | None:
 
 
 def open_in(
-    name: str, model: Path | bytes, *, device: str = CPU, threads: int | None = None, timed: bool = False, cpu: str = ""
+    name: str | Runtime,
+    model: Path | bytes,
+    *,
+    device: str = CPU,
+    threads: int | None = None,
+    timed: bool = False,
+    cpu: str = "",
 ) -> Any:
     """Open a model in a runtime.
 
     Args:
-        name: as `chosen_runtime` returns it.
+        name: as `chosen_runtime` returns it, or a runtime.
         threads: threads inside operators; None: the default of the runtime.
         timed: with the kernels that this CPU has, also if the file is for others.
         cpu: kind of CPU that a file is for, see `exact_products`.
@@ -102,9 +109,9 @@ def open_in(
     Raises:
         ModelError: the runtime rejects the model.
     """
-    runtime = BACKENDS[name].runtime
+    runtime = BACKENDS[name].runtime if isinstance(name, str) else name
     if runtime is not None:
-        return runtime.open(model, threads)
+        return opened(runtime, model, threads)
     exact = exact_products(model, cpu) if isinstance(model, Path) and not timed else None
     return session(model, device=device, threads=threads, exact=exact)
 

@@ -145,6 +145,10 @@ class OpenVinoSession:
             layers.append(ExecutedLayer(kind, frozenset(RENAMED.sub("", name) for name in originals if name), integer))
         return layers
 
+    def fallback(self) -> tuple[str, ...]:
+        """Return no nodes: all run in OpenVINO."""
+        return ()
+
 
 def _text(facts: Mapping[str, Any], key: str) -> str:
     if key not in facts:
@@ -166,4 +170,4 @@ def reason(error: BaseException) -> str:
     return (told or lines or [type(error).__name__])[0]
 
 
-OPENVINO_RUNTIME: Final = Runtime("OpenVINO", absent, OpenVinoSession)
+OPENVINO_RUNTIME: Final = Runtime("OpenVINO", absent, OpenVinoSession, name="openvino")

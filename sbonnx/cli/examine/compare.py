@@ -7,7 +7,7 @@ from typing import Final
 from sbonnx.cli import options
 from sbonnx.cli.evaluation import evaluation_of
 from sbonnx.cli.options import Arguments
-from sbonnx.present.text.tables import comparison_facts, show_evaluation, show_outputs, show_refusals
+from sbonnx.present.text.tables import comparison_facts, show_evaluation, show_outputs, show_portability, show_refusals
 
 HELP: Final = "Compare a quantized model with its float model. Error of each output, size, latency, integer kernels."
 
@@ -21,6 +21,7 @@ OPTIONS: Final = (
     options.DATA,
     *options.FEEDS,
     options.RUNTIME,
+    options.RUNTIMES,
     options.FILE_CPU,
     options.TASK,
     *options.EVALUATING,
@@ -50,6 +51,7 @@ def run(given: Arguments) -> int:
     )
     show_outputs(printer, "outputs against float", comparison)
     show_evaluation(printer, comparison)
+    show_portability(printer, result.portability)
     left = () if comparison.kernels is None else comparison.kernels.left_float
     refusals = [Refusal(kernel.op, kernel.node, kernel.why) for kernel in left]
     show_refusals(printer, refusals, title="in float between Q/DQ pairs", verbose=given[options.VERBOSE])

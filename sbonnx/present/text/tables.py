@@ -12,7 +12,7 @@ from sbonnx.present.text.printer import Printer
 if TYPE_CHECKING:
     from sbonnx.profiling.metric_losses import MetricLosses
     from sbonnx.report import Refusal
-    from sbonnx.report.comparison import Comparison
+    from sbonnx.report.comparison import Comparison, Portability
     from sbonnx.report.figures import Evaluation, Kernels, MetricValue
     from sbonnx.report.pruned import PruningReport
     from sbonnx.report.searched import ScoreFigures, SearchFigures
@@ -96,6 +96,47 @@ def show_evaluation(printer: Printer, metrics: Comparison | None) -> None:
     """Show the task metric of both models, if one was computed."""
     if metrics is not None and metrics.evaluation is not None:
         printer.table(*evaluation_rows(metrics.evaluation))
+
+
+RUNTIME_COLUMNS: Final = ("runtime", "against float", "against reference", "not accelerated", "result")
+
+
+def runtime_rows(result: Portability) -> tuple[tuple[str, ...], list[Sequence[object]]]:
+    """Return columns and rows of the table of runtimes."""
+    states = {
+        "same": "same outputs",
+        "rounding": "same up to rounding",
+        "built": "built, not run",
+        "differs": "differs",
+        "refused": "refused",
+        "absent": "absent",
+    }
+    metric = {} if result.evaluation is None else {row.model: row.metric for row in result.evaluation.rows}
+    rows: list[Sequence[object]] = []
+    for row in result.rows:
+        values = [None if value is None else decibels(value) for value in (row.sqnr_db, row.reference_db)]
+        verdict = f"differs at {row.differs}" if row.differs else f"{states[row.state]}"
+        fallback = f"{len(row.fallback)} nodes" if row.fallback else None
+        text = f"{verdict}: {row.why}" if row.why else verdict
+        measured = (
+            [metric_text(metric[row.runtime], result.evaluation)]
+            if row.runtime in metric and result.evaluation
+            else [None]
+        )
+        rows.append((row.runtime, *values, *(measured if metric else ()), fallback, text))
+    named = () if result.evaluation is None else (result.evaluation.metric,)
+    return (*RUNTIME_COLUMNS[:3], *named, *RUNTIME_COLUMNS[3:]), rows
+
+
+def decibels(value: float) -> str:
+    """Format an SQNR; that of equal outputs is "equal"."""
+    return "equal" if value == math.inf else f"{value:.1f} dB"
+
+
+def show_portability(printer: Printer, result: Portability | None) -> None:
+    """Show the outputs of a file in several runtimes, and whether it is portable."""
+    if result is not None:
+        printer.table(result.text, *runtime_rows(result))
 
 
 def percent(share: float | None) -> str | None:

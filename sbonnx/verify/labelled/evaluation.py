@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from sbonnx.backends.runtime_types import Runtime
 from sbonnx.calib.data import LabelledFeed
 from sbonnx.calib.data import dataset as datasets
 from sbonnx.calib.data.dataset import Dataset
@@ -134,7 +135,7 @@ def evaluate(
     *,
     device: str = "cpu",
     feeds_done: Callable[[], None] | None = None,
-    runtimes: Mapping[str, str] | None = None,
+    runtimes: Mapping[str, str | Runtime] | None = None,
     cpu: str = "",
 ) -> Evaluation:
     """Compute the metric of models on the same labelled data. One model is open at a time.
@@ -142,7 +143,7 @@ def evaluate(
     Args:
         models: files (or serialized models) by name.
         feeds_done: called after each feed of each model.
-        runtimes: name of the runtime of each model, see `sbonnx.verify.runtimes.chosen_runtime`; without: onnxruntime.
+        runtimes: runtime of each model, or its name, see `sbonnx.verify.runtimes.chosen_runtime`; without: onnxruntime.
         cpu: kind of CPU that the models are for, see `sbonnx.verify.runtimes.exact_products`.
 
     Raises:
@@ -244,7 +245,7 @@ def add_feed(metric: TaskMetric, outputs: Mapping[str, Any], feed: LabelledFeed,
 
 
 def _outputs(
-    model: Path | bytes, evaluation: EvaluationData, device: str, runtime: str = ON_CPU, cpu: str = ""
+    model: Path | bytes, evaluation: EvaluationData, device: str, runtime: str | Runtime = ON_CPU, cpu: str = ""
 ) -> Iterator[tuple[str, dict[str, Any], LabelledFeed]]:
     """Run a model and yield (where, outputs by name, feed with its labels)."""
     opened = open_in(runtime, model, device=device, cpu=cpu)

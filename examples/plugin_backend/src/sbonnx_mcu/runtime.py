@@ -45,6 +45,10 @@ class ReferenceSession:
         nodes = self._model.graph.node
         return [ExecutedLayer(node.op_type, frozenset({node.name, *node.output}), integer=False) for node in nodes]
 
+    def fallback(self) -> tuple[str, ...]:
+        """Return no nodes: all run here."""
+        return ()
+
 
 def _readable(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model in an opset that the evaluator has, without the attributes that only record the bit width."""

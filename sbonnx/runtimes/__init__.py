@@ -1,0 +1,48 @@
+"""Runtimes that execute or build a file, and whether a file gives the same answer in each.
+
+To add a runtime, add a module with a `Runtime` (`sbonnx.backends.runtime_types`) and an entry in `RUNTIMES`. `absent`
+returns why it cannot run here with the command that installs it, or None; `open` returns a session with `get_inputs`,
+`get_outputs`, `run`, `layers` and `fallback`, and raises ModelError for a file that the runtime refuses. A runtime that
+cannot run has ``executes=False``, one without free axes ``fixed_shapes=True``. Third parties are imported inside
+functions: no runtime is a dependency.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from sbonnx.backends.openvino.runtime import OPENVINO_RUNTIME
+from sbonnx.backends.runtime_types import Runtime
+from sbonnx.errors import RecipeError
+from sbonnx.runtimes.opencv_dnn import OPENCV
+from sbonnx.runtimes.ort_variants import ORT_VARIANTS
+from sbonnx.runtimes.wasm import WASM
+
+RUNTIMES: Final[dict[str, Runtime]] = {
+    runtime.name: runtime for runtime in (*ORT_VARIANTS, OPENVINO_RUNTIME, WASM, OPENCV)
+}
+"""Runtimes by name."""
+
+ALL: Final = "all"
+GROUPS: Final = {ALL: tuple(RUNTIMES), "onnxruntime": tuple(runtime.name for runtime in ORT_VARIANTS)}
+"""Names that stand for several runtimes."""
+
+
+def chosen_runtimes(names: str | Sequence[str]) -> tuple[Runtime, ...]:
+    """Return the runtimes of a list: names separated by commas, or a sequence of names.
+
+    Raises:
+        RecipeError: there is no such runtime, or the list is empty.
+    """
+    parts = [part.strip() for part in (names.split(",") if isinstance(names, str) else names)]
+    for part in parts:
+        if part not in RUNTIMES and part not in GROUPS:
+            raise RecipeError(
+                f"--runtimes '{part}' is not known: choose from {', '.join(dict.fromkeys((*GROUPS, *RUNTIMES)))}"
+            )
+    chosen = dict.fromkeys(name for part in parts for name in GROUPS.get(part, (part,)))
+    return tuple(RUNTIMES[name] for name in chosen)
+
+
+__all__ = ["ALL", "GROUPS", "RUNTIMES", "chosen_runtimes"]

@@ -1,0 +1,144 @@
+"""Models that are cut at inner tensors: each piece reads given values, so that its own error is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import onnx
+from onnx import NodeProto, helper, numpy_helper
+
+from sbonnx.spec import Array
+
+PAIR: Final = ("QuantizeLinear", "DequantizeLinear")
+INTEGER_OPERATORS: Final = ("QLinear", "QGemm")
+"""Beginnings of the names of operators whose outputs are integers with a scale."""
+READS_CODES: Final = ("DynamicQuantizeLinear", "MatMulNBits")
+"""Operators that round their own input."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Nodes between cuts.
+
+    Attributes:
+        output: tensor that they compute.
+        nodes: in the order of the file.
+    """
+
+    output: str
+    nodes: tuple[NodeProto, ...]
+
+    @property
+    def computing(self) -> tuple[NodeProto, ...]:
+        """Nodes other than Q/DQ pairs; all if there are no others."""
+        return tuple(node for node in self.nodes if node.op_type not in PAIR) or self.nodes
+
+
+class CutModel:
+    """Model to be cut at tensors of its main graph.
+
+    Attributes:
+        proto: the model, which is not changed.
+    """
+
+    def __init__(self, proto: onnx.ModelProto) -> None:
+        self.proto = proto
+        self._maker = {name: node for node in proto.graph.node for name in node.output if name}
+        self._stored = {tensor.name: tensor for tensor in proto.graph.initializer}
+        self._varying = self._from_inputs()
+
+    def _from_inputs(self) -> set[str]:
+        varying = {value.name for value in self.proto.graph.input} - self._stored.keys()
+        for node in self.proto.graph.node:
+            if varying & set(node.input) or any(attribute.HasField("g") for attribute in node.attribute):
+                varying.update(name for name in node.output if name)
+        return varying
+
+    def edges(self) -> list[str]:
+        """Return the tensors at the edges of quantized operators, in the order of the file."""
+        edges: dict[str, None] = {}
+        for node in self.proto.graph.node:
+            if node.op_type in READS_CODES:
+                edges.setdefault(node.input[0])
+            quantized = node.op_type.startswith(INTEGER_OPERATORS) or node.op_type in ("MatMulNBits", PAIR[1])
+            if quantized and self._varying & set(node.input[:1] if node.op_type == PAIR[1] else node.input):
+                edges.setdefault(node.output[0])
+        inputs = {value.name for value in self.proto.graph.input}
+        return [name for name in edges if name in self._varying and name not in inputs]
+
+    def inside(self, piece: Piece) -> list[str]:
+        """Return the tensors between the nodes of a piece."""
+        return [name for node in piece.nodes for name in node.output if name and name in self._varying]
+
+    def pair_of(self, name: str) -> tuple[NodeProto, NodeProto] | None:
+        """Return the Q/DQ pair that computes a tensor, or None."""
+        last = self._maker.get(name)
+        first = None if last is None or last.op_type != PAIR[1] else self._maker.get(last.input[0])
+        return None if last is None or first is None or first.op_type != PAIR[0] else (first, last)
+
+    def step(self, name: str) -> float | None:
+        """Return the scale of a tensor of a Q/DQ pair with one scale, or None."""
+        pair = self.pair_of(name)
+        stored = None if pair is None else self._stored.get(pair[1].input[1])
+        values = None if stored is None else numpy_helper.to_array(stored)
+        return None if values is None or values.size != 1 else float(values.reshape(())[()])
+
+    def piece(self, output: str, cuts: Collection[str]) -> Piece:
+        """Return the nodes that compute a tensor from the cuts before it."""
+        needed, waiting = set(), [output]
+        while waiting:
+            name = waiting.pop()
+            node = self._maker.get(name)
+            if node is None or id(node) in needed or name not in self._varying:
+                continue
+            needed.add(id(node))
+            waiting += [source for source in node.input if source not in cuts]
+        return Piece(output, tuple(node for node in self.proto.graph.node if id(node) in needed))
+
+    def with_outputs(self, names: Iterable[str]) -> bytes:
+        """Return the model with these tensors as outputs."""
+        model = onnx.ModelProto()
+        model.CopyFrom(self.proto)
+        present = {value.name for value in model.graph.output}
+        model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in present)
+        return bytes(model.SerializeToString())
+
+    def cut(self, cuts: Sequence[str], values: Mapping[str, Array]) -> tuple[bytes, dict[str, Array]]:
+        """Return the model in which each cut is an input for its readers and an output of its node, and those feeds.
+
+        A tensor of a Q/DQ pair is quantized and dequantized again after the input, so that readers still see a pair.
+        """
+        model = onnx.ModelProto()
+        model.CopyFrom(self.proto)
+        given = {name: f"{name}/given" for name in cuts}
+        pairs, readers = [], dict(given)
+        for name in cuts:
+            pair = self.pair_of(name)
+            if pair is not None:
+                readers[name] = f"{name}/pair"
+                pairs += _copied_pair(*pair, given[name], readers[name])
+        for node in model.graph.node:
+            node.input[:] = [readers.get(name, name) for name in node.input]
+        nodes = [*pairs, *model.graph.node]
+        del model.graph.node[:]
+        model.graph.node.extend(nodes)
+        model.graph.input.extend(_info(given[name], values[name]) for name in cuts)
+        present = {value.name for value in model.graph.output}
+        model.graph.output.extend(_info(name, values[name]) for name in cuts if name not in present)
+        return model.SerializeToString(), {given[name]: values[name] for name in cuts}
+
+
+def _copied_pair(first: NodeProto, last: NodeProto, source: str, result: str) -> list[NodeProto]:
+    quantize, dequantize = NodeProto(), NodeProto()
+    quantize.CopyFrom(first)
+    dequantize.CopyFrom(last)
+    quantize.name, dequantize.name = f"{result}/quantize", f"{result}/dequantize"
+    quantize.input[0], quantize.output[0] = source, f"{result}/codes"
+    dequantize.input[0], dequantize.output[0] = f"{result}/codes", result
+    return [quantize, dequantize]
+
+
+def _info(name: str, values: Array) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(values.dtype), values.shape)

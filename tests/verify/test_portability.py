@@ -1,0 +1,164 @@
+"""The first operator that differs between runtimes is found, and rounding is no difference."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from onnx import NodeProto, helper, numpy_helper
+
+import sbonnx
+from sbonnx.assets import digits
+from sbonnx.backends import Runtime
+from sbonnx.cli import main
+from sbonnx.errors import RecipeError
+from sbonnx.report.comparison import Portability
+from sbonnx.runtimes import RUNTIMES, chosen_runtimes
+from sbonnx.runtimes.ort_variants import ORT_REFERENCE
+from sbonnx.runtimes.portability import portability
+
+Plant = Callable[[NodeProto, Callable[..., str]], list[NodeProto]]
+
+
+@cache
+def small(folder: Path) -> tuple[Path, Path, tuple[dict[str, Any], ...]]:
+    """A network with an operator of each kind, its quantized file, and feeds."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]> small (float[n,4,8,8] x) => (float[n,6] y) {
+            c = Conv<pads=[1,1,1,1]>(x, w1)
+            r = Relu(c)
+            p = MaxPool<kernel_shape=[2,2], strides=[2,2]>(r)
+            d = Conv<pads=[1,1,1,1]>(p, w2)
+            a = Add(d, p)
+            s = Sigmoid(a)
+            m = Mul(a, s)
+            g = GlobalAveragePool(m)
+            f = Flatten(g)
+            y = MatMul(f, w3)
+        }"""
+    )
+    random = np.random.default_rng(5)
+    for name, shape in {"w1": (8, 4, 3, 3), "w2": (8, 8, 3, 3), "w3": (8, 6)}.items():
+        values = random.normal(scale=0.3, size=shape).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(values, name))
+    for number, node in enumerate(model.graph.node):
+        node.name = f"{node.op_type.lower()}{number}"
+    feeds = tuple({"x": random.normal(size=(2, 4, 8, 8)).astype(np.float32)} for _ in range(4))
+    onnx.save(model, folder / "float.onnx")
+    sbonnx.quantize(folder / "float.onnx", list(feeds), backend="virtual", output=folder / "q.onnx", verify=False)
+    return folder / "float.onnx", folder / "q.onnx", feeds
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, tuple[dict[str, Any], ...]]:
+    return small(tmp_path_factory.mktemp("portability"))
+
+
+def after(op: str, *values: Any) -> Plant:
+    """An error that an operator after the planted one computes."""
+
+    def plant(node: NodeProto, constant: Callable[..., str]) -> list[NodeProto]:
+        output = node.output[0]
+        node.output[0] = f"{output}/right"
+        return [node, helper.make_node(op, [node.output[0], *map(constant, values)], [output])]
+
+    return plant
+
+
+def shifted(node: NodeProto, constant: Callable[..., str]) -> list[NodeProto]:
+    """Codes of a Q node are those of another zero point."""
+    source = node.input[0]
+    node.input[0] = f"{source}/shifted"
+    return [helper.make_node("Add", [source, constant(0.05)], [node.input[0]]), node]
+
+
+def wrong(op: str, plant: Plant) -> Runtime:
+    """A runtime whose kernels of one operator compute something else."""
+
+    def open(model: Path | bytes, threads: int | None) -> Any:
+        proto = onnx.load(str(model)) if isinstance(model, Path) else onnx.load_from_string(model)
+        nodes: list[NodeProto] = []
+
+        def constant(value: float) -> str:
+            name = f"planted{len(proto.graph.initializer)}"
+            proto.graph.initializer.append(numpy_helper.from_array(np.float32(value), name))
+            return name
+
+        for node in proto.graph.node:
+            nodes += plant(node, constant) if node.op_type == op else [node]
+        del proto.graph.node[:]
+        proto.graph.node.extend(nodes)
+        return ORT_REFERENCE.open(proto.SerializeToString(), threads)
+
+    return Runtime("wrong", lambda: None, open, name="wrong")
+
+
+OPERATORS = ("Conv", "MaxPool", "Add", "Sigmoid", "Mul", "GlobalAveragePool", "MatMul")
+ERRORS = {"scaled": after("Mul", 0.9), "saturated": after("Clip", -0.05, 0.05), "floored": after("Floor")}
+
+
+@pytest.mark.parametrize(
+    ("op", "plant"),
+    [
+        *(pytest.param(op, plant, id=f"{op}-{name}") for op in OPERATORS for name, plant in ERRORS.items()),
+        pytest.param("QuantizeLinear", shifted, id="QuantizeLinear-shifted"),
+    ],
+)
+def test_a_planted_error_is_found(op: str, plant: Plant, network: tuple[Path, Path, Any]) -> None:
+    floats, file, feeds = network
+    (row,) = portability(floats, file, feeds, [wrong(op, plant)]).rows
+    assert row.state == "differs"
+    assert row.differs is not None
+    assert row.differs.op == op
+
+
+def test_variants_of_onnxruntime_agree_up_to_rounding(network: tuple[Path, Path, Any]) -> None:
+    floats, file, feeds = network
+    result = portability(floats, file, feeds, chosen_runtimes("onnxruntime-basic,onnxruntime-exact"))
+    assert result.portable, result.text
+    assert min(row.sqnr_db or 0 for row in result.rows) > 15
+
+
+def of_wasm(floats: Path, file: Path, feeds: Any) -> Portability:
+    why = RUNTIMES["wasm"].absent()
+    if why is not None:
+        pytest.skip(why)
+    return portability(floats, file, feeds, [RUNTIMES["wasm"]])
+
+
+def test_wasm_runs_a_file(network: tuple[Path, Path, Any]) -> None:
+    result = of_wasm(*network)
+    assert result.portable, result.text
+    assert (result.rows[0].sqnr_db or 0) > 15
+
+
+def test_opencv_runs_or_refuses(network: tuple[Path, Path, Any]) -> None:
+    why = RUNTIMES["opencv"].absent()
+    if why is not None:
+        pytest.skip(why)
+    (row,) = portability(*network, [RUNTIMES["opencv"]]).rows
+    assert row.state in ("same", "rounding", "refused")
+    assert row.why.startswith("OpenCV refuses") or (row.sqnr_db or 0) > 15
+
+
+def test_a_runtime_that_is_absent_is_named(
+    network: tuple[Path, Path, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    floats, file, feeds = network
+    monkeypatch.setenv("SBONNX_NODE_MODULES", os.fspath(file.parent))
+    monkeypatch.setenv("PATH", "")
+    np.savez(file.parent / "feeds.npz", **feeds[0])
+    command = ["compare", str(floats), str(file), "--data", str(file.parent / "feeds.npz")]
+    assert main([*command, "--runtimes", "wasm,onnxruntime-basic"]) == 0
+    assert "absent: node is not on PATH" in " ".join(capsys.readouterr().out.split())
+    with pytest.raises(RecipeError, match="'gpu' is not known: choose from all, onnxruntime, "):
+        chosen_runtimes("gpu")
+    with pytest.raises(RecipeError, match="'gpu' is not known"):
+        sbonnx.compare(digits().model, file, digits().calib, runtimes=["gpu"])
