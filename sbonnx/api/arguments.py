@@ -17,7 +17,8 @@ from sbonnx.graph import Graph
 from sbonnx.system.cpu import CPUS, THIS, target_cpu
 from sbonnx.system.input_files import protecting
 from sbonnx.system.python_files import input_paths
-from sbonnx.verify import Feeds, use_libraries
+from sbonnx.verify import EvaluationData, Feeds, use_libraries
+from sbonnx.verify.labelled.conversions import readers_of
 
 File = str | os.PathLike[str]
 
@@ -48,6 +49,34 @@ def feeds_of(
         DataError: it does not fit.
     """
     return datasets.read(with_preprocess(data, preprocess), graph, split=split, limit=samples)
+
+
+def evaluation_data(
+    data: Any,
+    metric: str,
+    labels: str | None = None,
+    decode: str | None = None,
+    *,
+    split: int | None = None,
+    limit: int | None = None,
+    vocabulary: File | None = None,
+    blank: int | None = None,
+    head: str | None = None,
+    preprocess: Preprocessing | None = None,
+) -> EvaluationData:
+    """Return labelled data and the metric on it, which is checked as far as no model is needed.
+
+    Args:
+        preprocess: of the data, see `sbonnx.quantize`; the others: see `EvaluationData`.
+
+    Raises:
+        DataError: the data takes no preprocessing.
+        RecipeError: the metric, a function of it or the head does not exist, or they do not fit each other.
+    """
+    source, tokens = with_preprocess(data, preprocess), None if vocabulary is None else os.fspath(vocabulary)
+    evaluation = EvaluationData(source, metric, labels, decode, split, limit, tokens, blank, head)
+    evaluation.converter(readers_of(b""))
+    return evaluation
 
 
 def random_inputs(graph: Graph, *, batch: int = 1, shape: Shapes | None = None, seed: int = 0) -> Feeds:

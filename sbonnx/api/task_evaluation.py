@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from sbonnx import graph as graphs
-from sbonnx.api.arguments import File, files_of, reading
-from sbonnx.calib.data import Preprocessing, with_preprocess
+from sbonnx.api.arguments import File, evaluation_data, files_of, reading
+from sbonnx.calib.data import Preprocessing
 from sbonnx.errors import RecipeError
 from sbonnx.progress import Progress, Silent, shown_by_default
 from sbonnx.verify import labelled
@@ -62,9 +62,17 @@ def eval(
         elif metric is None:
             raise RecipeError("--metric is missing: name what to compute, such as --metric top1")
         else:
-            source, tokens = with_preprocess(data, preprocess), None if vocabulary is None else str(vocabulary)
-            evaluation = EvaluationData(
-                source, metric, labels, decode, split, limit=samples, vocabulary=tokens, blank=blank, head=head
+            evaluation = evaluation_data(
+                data,
+                metric,
+                labels,
+                decode,
+                split=split,
+                limit=samples,
+                vocabulary=vocabulary,
+                blank=blank,
+                head=head,
+                preprocess=preprocess,
             )
         for file in files.values():
             graphs.load(file)  # validates the file, for a clear error message

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from sbonnx.api.arguments import evaluation_data
 from sbonnx.api.create import quantize
 from sbonnx.backends import backend_for
 from sbonnx.batch.accept import judge, metric_values
@@ -358,17 +359,8 @@ def _evaluation_of(job: Job) -> EvaluationData | None:
     wanted = job.evaluation
     if wanted is None:
         return None
-    data = with_preprocess(wanted.data, job.preprocess)
-    return EvaluationData(
-        data,
-        wanted.metric,
-        wanted.labels,
-        wanted.decode,
-        wanted.split or job.split,
-        vocabulary=wanted.vocabulary,
-        blank=wanted.blank,
-        head=wanted.head,
-    )
+    settings = {**vars(wanted), "split": wanted.split or job.split}
+    return evaluation_data(**settings, preprocess=job.preprocess)
 
 
 def _check_acceptance(row: ResolvedJob, work: Outcome, places: Places, tell: Tell, *, adopted: bool) -> Outcome:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from sbonnx.cli import options
 from sbonnx.cli.create.quantize import JSON, check_report
-from sbonnx.cli.evaluation import evaluation_of
+from sbonnx.cli.evaluation_options import evaluation_of
 from sbonnx.cli.options import Arguments, required_output
 from sbonnx.present.text.tables import comparison_facts, remaining, show_evaluation, show_outputs, show_refusals
 from sbonnx.recipe.sections import flags

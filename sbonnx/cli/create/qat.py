@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sbonnx.cli import options
 from sbonnx.cli.create.quantize import check_report, show_report
-from sbonnx.cli.evaluation import evaluation_of
+from sbonnx.cli.evaluation_options import evaluation_of
 from sbonnx.cli.options import Arguments, CommandOption, required_output
 from sbonnx.errors import RecipeError
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sbonnx.cli import options
-from sbonnx.cli.evaluation import evaluation_of
+from sbonnx.cli.evaluation_options import evaluation_of
 from sbonnx.cli.options import Arguments, required_output
 from sbonnx.errors import OutputError
 from sbonnx.plugins import MODEL_FOLDERS, optional_part

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from sbonnx.cli import options
-from sbonnx.cli.evaluation import evaluation_of
+from sbonnx.cli.evaluation_options import evaluation_of
 from sbonnx.cli.options import Arguments
 from sbonnx.present.text.tables import comparison_facts, show_evaluation, show_outputs, show_portability, show_refusals
 

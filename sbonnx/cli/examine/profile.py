@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any, Final
 
 from sbonnx.cli import options
-from sbonnx.cli.evaluation import evaluation_of
+from sbonnx.cli.evaluation_options import evaluation_of
 from sbonnx.cli.options import Arguments, CommandOption
 from sbonnx.present.text.printer import Printer
 from sbonnx.present.text.tables import bar, metric_text

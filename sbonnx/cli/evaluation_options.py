@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sbonnx.cli import options
 from sbonnx.cli.options import Arguments, CommandOption
@@ -21,7 +21,7 @@ def evaluation_of(given: Arguments, row: CommandOption[str | None] = options.MET
     Raises:
         RecipeError: one of ``--eval`` and ``--metric`` is given without the other, or the metric does not exist.
     """
-    data, metric = given.data(options.EVAL), given[row]
+    data, metric = given[options.EVAL], given[row]
     if data is None:
         alone = next((option for option in options.EVALUATING if given.values.get(option) is not None), None)
         if alone is not None:
@@ -29,30 +29,7 @@ def evaluation_of(given: Arguments, row: CommandOption[str | None] = options.MET
         return None
     if metric is None:
         raise RecipeError("--eval computes a metric: name it with --metric, such as --metric top1")
+    from sbonnx.api.arguments import evaluation_data
+
     split = given[options.EVAL_SPLIT] or given[options.SPLIT]
-    return evaluation_data(given, data, metric, split)
-
-
-def evaluation_data(given: Arguments, data: Any, metric: str, split: int | None) -> EvaluationData:
-    """Return labelled data and metric with the further options of ``options.READING``.
-
-    Raises:
-        RecipeError: the metric or a function of it does not exist.
-    """
-    from sbonnx.verify import EvaluationData
-    from sbonnx.verify.labelled.conversions import readers_of
-
-    vocabulary = given[options.VOCABULARY]
-    evaluation = EvaluationData(
-        data,
-        metric,
-        given[options.LABELS],
-        given[options.DECODE],
-        split,
-        vocabulary=None if vocabulary is None else str(vocabulary),
-        blank=given[options.BLANK],
-        head=given[options.HEAD],
-    )
-    evaluation.kind()
-    evaluation.converter(readers_of(b""))
-    return evaluation
+    return given.call(evaluation_data, data=data, metric=metric, split=split)
