@@ -24,7 +24,7 @@ from sbonnx.errors import ModelError, OutputError
 from sbonnx.graph.storage.model_file import external_names
 from sbonnx.graph.storage.output_folder import OutputFolder
 from sbonnx.integrations.optimum import OTHER_WEIGHTS, SUBFOLDER, ModelFolder, chosen_data, processor_of, rows_as_feeds
-from sbonnx.report import Report
+from sbonnx.report import Note, Report
 from sbonnx.report.outcome import FolderFile, QuantizedFolder
 
 if TYPE_CHECKING:
@@ -37,6 +37,9 @@ SUFFIXES: Final = {FLOAT: "", "fp16": "_fp16", "q8": "_quantized", "q4": "_q4", 
 CONFIG: Final = "config.json"
 SELECTION: Final = "transformers.js_config"
 """Entry of config.json with defaults of transformers.js."""
+
+EMPTY: Final = "no-tensor-quantized"
+"""Code of the problem of a file that is float as before."""
 
 RECORD: Final = "sbonnx_folder.json"
 """File with sizes and errors, by which an earlier output is recognized."""
@@ -54,6 +57,8 @@ def quantize_for_browser(
     **settings: Any,
 ) -> QuantizedFolder:
     """Write a folder with the float model, its variants for a browser, configuration and tokenizer.
+
+    Variants in which no tensor of a model can be quantized (q4 and q4f16 of convolutions alone) are left out.
 
     Args:
         folder: with config.json and ONNX files, in it or in its subfolder ``onnx``.
@@ -77,6 +82,7 @@ def quantize_for_browser(
     target = OutputFolder(Path(output), source.folder, tuple(inputs), RECORD, force)
     reports: dict[str, Report] = {}
     files: list[FolderFile] = []
+    notes: list[Note] = []
     with target.staged() as stage:
         (stage / SUBFOLDER).mkdir()
         for name, path in source.models.items():
@@ -92,13 +98,17 @@ def quantize_for_browser(
                 place = stage / SUBFOLDER / f"{name}{SUFFIXES[dtype]}.onnx"
                 own: dict[str, Any] = {"recipe": recipe} if keys is None else {"backend": recipe.backend, **keys}
                 report = api.quantize(path, feeds, output=place, **own, **settings)
+                if keys is not None and EMPTY in report.problem_codes:
+                    place.unlink()
+                    notes.append(Note(EMPTY, f"{place.name} is left out: it has no tensor that {dtype} quantizes"))
+                    continue
                 reports[place.stem] = replace(report, output=str(target.target / SUBFOLDER / place.name))
                 files.append(_file(name, dtype, place, report))
         files = files if max_download is None else choose(files, max_download)
         target.copy_source(stage, skipped=list(_left_out(source.folder)))
         if max_download is not None:
             _select(stage / CONFIG, {file.module: file.dtype for file in files if file.chosen})
-        folder_report = QuantizedFolder(reports, tuple(files))
+        folder_report = QuantizedFolder(reports, tuple(files), tuple(notes))
         record = [vars(file) for file in files]
         graphs.write_text(stage / RECORD, json.dumps({"files": record}, indent=2) + "\n")
     return folder_report

@@ -277,6 +277,7 @@ class QuantizedFolder(Result):
     Attributes:
         files: reports by file name without suffix.
         variants: files of each model by dtype, of folders that have several.
+        notes: files that were left out, with the reason.
     """
 
     frame_of: ClassVar = "rows"
@@ -284,6 +285,7 @@ class QuantizedFolder(Result):
 
     files: Mapping[str, Report]
     variants: tuple[FolderFile, ...] = ()
+    notes: tuple[Note, ...] = ()
 
     @property
     def ok(self) -> bool:

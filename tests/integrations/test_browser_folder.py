@@ -105,6 +105,23 @@ def test_each_dtype_is_written_and_the_best_that_fits_is_selected(folder: Path) 
     assert levels == {1}
 
 
+def test_variants_that_quantize_nothing_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = "g (float[N,3,8,8] x) => (float[N,8,4,4] y) { a = Conv(x, w) b = Relu(a) y = Conv(b, v) }"
+    (tmp_path / "float").mkdir()
+    (tmp_path / "float" / "config.json").write_text("{}")
+    onnx.save(model(text, w=(8, 3, 3, 3), v=(8, 8, 3, 3)), tmp_path / "float" / "model.onnx")
+    np.savez(tmp_path / "data.npz", x=np.random.default_rng(0).standard_normal((4, 3, 8, 8)).astype(np.float32))
+    command = ["quantize", str(tmp_path / "float"), "--data", str(tmp_path / "data.npz"), "-o", str(tmp_path / "web")]
+    report = tmp_path / "report.json"
+    assert main([*command, "--backend", "web", "--no-verify", "--report", str(report)]) == 0
+    names = {path.name for path in (tmp_path / "web" / "onnx").iterdir()}
+    assert names == {"model.onnx", "model_fp16.onnx", "model_quantized.onnx"}
+    notes = json.loads(report.read_text())["notes"]
+    assert [note.split()[0] for note in notes] == ["model_q4.onnx", "model_q4f16.onnx"]
+    printed = capsys.readouterr()
+    assert all(note in printed.out + printed.err for note in notes)
+
+
 def test_the_worst_module_decides_the_choice() -> None:
     rows = [
         FolderFile(module, dtype, size, error, None, chosen=False)

@@ -225,6 +225,7 @@ def _show_variants(given: Arguments, folder: QuantizedFolder) -> int:
             for row in folder.variants
         ],
     )
+    printer.notes(folder.notes, every=True)
     return max((printer.problems(report.problems) for report in folder.files.values()), default=0)
 
 
