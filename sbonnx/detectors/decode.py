@@ -94,8 +94,7 @@ def _of_anchor_maps(outputs: DetectorOutputs, head: Head) -> Array:
 def _columns(outputs: DetectorOutputs, head: Head) -> Decoded:
     """Decode (images, 4 + classes, N) of center, size and classes (YOLOv8). Of models with masks, only the boxes."""
     columns = _array(outputs, head, lambda value: value.ndim == 3 and value.shape[1] > 4)
-    masks = next((value.shape[1] for value in outputs.of_rank(4).values()), 0)
-    classes = columns.shape[1] - 4 - masks
+    classes = columns.shape[1] - 4 - outputs.mask_coefficients
     images = columns.transpose(0, 2, 1).astype(np.float64)
     return Decoded(
         [multi_label(corners_of(image[:, :4]), image[:, 4 : 4 + classes], head) for image in images], classes

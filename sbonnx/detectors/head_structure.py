@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,6 +15,9 @@ LAYOUT: Final = KEEPS_VALUES | RESHAPES
 
 ROWS: Final = 8
 """Minimum number of priors: shorter constants are variances and scales."""
+
+BOX_SIDES: Final = 4
+"""Numbers of a box."""
 
 LARGEST_SHARE: Final = 1.5
 """Largest center of a prior, as a share of the image; pixels are larger."""
@@ -137,6 +140,49 @@ def is_concat_of(tensor: Tensor, ops: tuple[str, ...]) -> bool:
     if node is None or node.op not in CONCATS:
         return False
     return tuple(part.op if part is not None else "" for part in map(maker, node.inputs)) == ops
+
+
+def joins_boxes_and_scores(tensor: Tensor, columns: int, after: int) -> bool:
+    """Return whether columns (images, columns, N) join four of boxes, class scores and columns after them, in order.
+
+    Keypoints and angles stand after the scores too: only the Sigmoid of the scores tells where classes end. Numbers of
+    columns that the graph does not say may be any.
+
+    Args:
+        columns: number of all.
+        after: number of columns after the scores (coefficients of masks).
+    """
+    parts = list(_joined(tensor))
+    places = [place for place, part in enumerate(parts) if ends_in(part, "Sigmoid")]
+    if len(places) != 1:
+        return False
+    sizes, place = [_columns(part) for part in parts], places[0]
+    halves = (sizes[:place], BOX_SIDES), (sizes[place + 1 :], after)
+    return all(_may_sum(part, count) for part, count in halves) and sizes[place] in (None, columns - BOX_SIDES - after)
+
+
+def _joined(tensor: Tensor) -> Iterator[Tensor]:
+    """Yield the parts that are joined along the columns, in order; the tensor itself if there are none."""
+    node = query.producer(tensor)
+    while node is not None and node.op in KEEPS_VALUES:
+        node = query.producer(node.inputs[0])
+    if node is None or node.op not in CONCATS or node.attrs["axis"] not in (1, -2):
+        yield tensor
+        return
+    for part in node.inputs:
+        yield from _joined(part)
+
+
+def _columns(tensor: Tensor) -> int | None:
+    shape = query.shape(tensor)
+    size = shape[1] if shape is not None and len(shape) > 1 else None
+    return size if isinstance(size, int) else None
+
+
+def _may_sum(sizes: Sequence[int | None], total: int) -> bool:
+    """Return whether sizes, of which some may be unknown, can have this sum."""
+    known = sum(size for size in sizes if size is not None)
+    return known < total if None in sizes else known == total
 
 
 def joins_levels_of(tensor: Tensor, ops: tuple[str, ...]) -> bool:

@@ -11,12 +11,14 @@ from typing import Final
 
 from sbonnx.detectors.head import HEADS, Head, HeadChoice
 from sbonnx.detectors.head_structure import (
+    BOX_SIDES,
     activation,
     applies,
     box_form,
     ends_in,
     is_concat_of,
     is_selected,
+    joins_boxes_and_scores,
     joins_levels_of,
     selects_queries,
 )
@@ -62,6 +64,11 @@ class DetectorOutputs:
     def listed(self) -> str:
         """Names, types and shapes, for messages."""
         return ", ".join(f"'{name}' {shown(value)}" for name, value in self.arrays.items())
+
+    @property
+    def mask_coefficients(self) -> int:
+        """Number of columns of masks, which weight the maps (images, columns, h, w) of another output; 0 without."""
+        return next((value.shape[1] for value in self.of_rank(4).values()), 0)
 
     def of_rank(self, rank: int) -> dict[str, Array]:
         """Return the float outputs with this many axes that no other output is computed from."""
@@ -125,6 +132,8 @@ def _hint(outputs: DetectorOutputs) -> str:
         return " (end2end7, if a row is image, x1, y1, x2, y2, class, score in this order)"
     if centerface_maps(outputs) is not None:
         return " (centerface, if sizes come before offsets)"
+    if any(_has_columns_of_cells(outputs, value) for value in outputs.of_rank(3).values()):
+        return " (yolov8, if the columns are boxes and scores of classes, without keypoints or angles)"
     return ""
 
 
@@ -162,8 +171,9 @@ def _of_rows(outputs: DetectorOutputs, name: str, value: Array) -> Head | None:
     tensor = outputs.tensor(name)
     if is_selected(tensor):
         return None
-    if first > 4 and fitting_strides(second, outputs.size, 1):
-        return HEADS["yolov8"].head
+    if _has_columns_of_cells(outputs, value):
+        certain = joins_boxes_and_scores(tensor, first, outputs.mask_coefficients)
+        return HEADS["yolov8"].head if certain else None
     if second > 5 and fitting_strides(first, outputs.size, ANCHORS):
         return HEADS["yolov5"].head
     if second > 5 and fitting_strides(first, outputs.size, 1):
@@ -172,6 +182,11 @@ def _of_rows(outputs: DetectorOutputs, name: str, value: Array) -> Head | None:
         if joins_levels_of(tensor, RAW_BOX_OBJECT_CLASSES):
             return replace(HEADS["yolox"].head, decoded=False)
     return None
+
+
+def _has_columns_of_cells(outputs: DetectorOutputs, value: Array) -> bool:
+    """Return whether an array has boxes and more for each cell, (images, columns, cells)."""
+    return value.shape[1] > BOX_SIDES and fitting_strides(value.shape[2], outputs.size, 1) is not None
 
 
 def _of_pair(outputs: DetectorOutputs, pair: tuple[str, str]) -> Head | None:

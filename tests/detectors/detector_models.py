@@ -119,10 +119,42 @@ def yolov5_maps(b: Builder) -> None:
 
 
 def yolov8(b: Builder) -> None:
-    columns = np.concatenate([np.zeros((84, 4)), np.full((84, 3), 1e-6)], 1)
-    columns[5:8] = np.concatenate([centers(BOXES), scored(3, 3)], 1)
-    b.value(columns.T[None], "output0")
-    b.output("output0", (1, 7, 84))
+    _columns(b, {}, after=0)
+
+
+def yolov8_masks(b: Builder) -> None:
+    """Two coefficients after the scores, and the maps that they weight."""
+    _columns(b, {"coefficients": np.ones((1, 2, 84))}, after=2)
+    b.value(np.ones((1, 2, 16, 16)), "output1")
+    b.output("output1", (1, 2, 16, 16))
+
+
+def yolov8_keypoints(b: Builder) -> None:
+    """Two keypoints after the scores, x, y and Sigmoid of each, joined before a Reshape."""
+    b.op("Sigmoid", [b.value(np.zeros((1, 2, 1, 84)), "seen_raw")], "seen")
+    b.op("Concat", [b.value(np.ones((1, 2, 2, 84)), "places"), "seen"], "points", axis=2)
+    b.op("Reshape", ["points", b.constant(np.array([1, 6, 84]))], "keypoints")
+    _columns(b, {"keypoints": None}, after=6)
+
+
+def yolov8_angles(b: Builder) -> None:
+    """The angle of each box after the scores, a multiple of a Sigmoid."""
+    b.op("Sigmoid", [b.value(np.zeros((1, 1, 84)), "angle_raw")], "turn")
+    b.op("Mul", ["turn", b.constant(np.array(np.pi, np.float32))], "angle")
+    _columns(b, {"angle": None}, after=1)
+
+
+def _columns(b: Builder, extra: Mapping[str, Array | None], *, after: int) -> None:
+    """Boxes, scores and extra columns, given or made already, joined as YOLOv8 does."""
+    boxes, scores = np.zeros((1, 4, 84)), np.full((84, 3), 1e-6)
+    boxes[0, :, 5:8], scores[5:8] = centers(BOXES).T, scored(3, 3)
+    b.op("Sigmoid", [b.value(logit(scores).T[None], "scores_raw")], "scores")
+    joined = b.op("Concat", [b.value(boxes, "boxes"), "scores"], "boxes_scores" if extra else "output0", axis=1)
+    for name, value in extra.items():
+        if value is not None:
+            b.value(value, name)
+        b.op("Concat", [joined, name], "output0", axis=1)
+    b.output("output0", (1, 7 + after, 84))
 
 
 def yolox(b: Builder) -> None:
@@ -370,7 +402,20 @@ def transposed_yolov8(b: Builder) -> None:
 MODELS: Mapping[str, Callable[[Builder], None]] = {
     build.__name__: build
     for build in (
-        *(yolov5, yolov5_maps, yolov8, yolox, yolox_decoded, end2end, torchvision, tensorflow, indices, ssd, ssd_raw),
+        *(
+            yolov5,
+            yolov5_maps,
+            yolov8,
+            yolov8_masks,
+            yolox,
+            yolox_decoded,
+            end2end,
+            torchvision,
+            tensorflow,
+            indices,
+            ssd,
+            ssd_raw,
+        ),
         *(detr, rtdetr, fastestdet, end2end7, picodet, yunet, centerface),
     )
 }

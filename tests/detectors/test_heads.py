@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,15 @@ from sbonnx.errors import DataError, RecipeError
 from sbonnx.metrics.boxes import Boxes
 from sbonnx.verify import EvaluationData, evaluate
 from sbonnx.verify.labelled.conversions import readers_of
-from tests.detectors.detector_models import MODELS, PRIORS, Builder, transposed_yolov8, write_coco
+from tests.detectors.detector_models import (
+    MODELS,
+    PRIORS,
+    Builder,
+    transposed_yolov8,
+    write_coco,
+    yolov8_angles,
+    yolov8_keypoints,
+)
 from tests.support.values import some
 
 STATED = {
@@ -80,6 +89,15 @@ def test_rows_without_an_object_score_are_no_yolox(coco: Path, tmp_path: Path) -
     builder = Builder()
     transposed_yolov8(builder)
     with pytest.raises(DataError, match=r"does not say how its outputs 'output' float32 \(1, 84, 7\).*name the head"):
+        map_of(builder.save(tmp_path / "m.onnx"), coco, None)
+
+
+@pytest.mark.parametrize("build", [yolov8_keypoints, yolov8_angles])
+def test_columns_after_the_scores_are_no_classes(build: Callable[[Builder], None], coco: Path, tmp_path: Path) -> None:
+    """The shape alone would fit YOLOv8 with more classes."""
+    builder = Builder()
+    build(builder)
+    with pytest.raises(DataError, match=r"are boxes \(yolov8, if .* without keypoints or angles\): name the head"):
         map_of(builder.save(tmp_path / "m.onnx"), coco, None)
 
 
