@@ -68,7 +68,7 @@ def _metrics(report: BatchReport) -> dict[str, str]:
         if asked is None:
             continue
         name, value = asked
-        before = metric_before(report.history.get(row.job.name, ()), name)
+        before = metric_before(report.runs_of(row.job.name), name)
         values[f"{text(row.job.name)}: {text(name)}"] = plain(value)
         if before is not None:
             values[f"{text(row.job.name)}: {text(name)}, before"] = plain(before)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -30,14 +30,14 @@ def encoder() -> tuple[onnx.ModelProto, list[dict[str, Array]]]:
     """Words and two token types, and a product."""
     rng = np.random.default_rng(0)
     sizes = {"words": (300, 144), "types": (2, 144), "w": (144, 160)}
-    weights = {name: rng.standard_normal(size).astype(np.float32) for name, size in sizes.items()}
+    weights: dict[str, Any] = {name: rng.standard_normal(size).astype(np.float32) for name, size in sizes.items()}
     weights["words"] *= np.exp(rng.standard_normal((300, 1))).astype(np.float32)
     feeds = [{"ids": rng.integers(0, 300, (1, 9)), "kinds": rng.integers(0, 2, (1, 9))} for _ in range(8)]
     return model(NET, **weights), feeds
 
 
 @pytest.mark.parametrize("mode", ["static", "dynamic"])
-def test_rows_are_decoded_as_they_are_read(mode: str, tmp_path: Path) -> None:
+def test_rows_are_decoded_as_they_are_read(mode: Literal["static", "dynamic"], tmp_path: Path) -> None:
     """onnxruntime would dequantize a whole table in every run; two token types are in every sample and stay float."""
     proto, feeds = encoder()
     path = tmp_path / "q.onnx"
@@ -65,8 +65,8 @@ def test_decoded_rows_are_read_as_pairs(tmp_path: Path) -> None:
     words = [node for node in graph.nodes if node.op == "Gather" and node.inputs[0].name != "types"]
     assert [node.inputs[0].inputs[0].op for node in words] == ["DequantizeLinear"]
     graphs.save(graph, tmp_path / "pairs.onnx")
-    outputs = [run(str(one), feeds[0], level="off")["y"] for one in (path, tmp_path / "pairs.onnx")]
-    np.testing.assert_array_equal(*outputs)
+    decoded, paired = (run(str(one), feeds[0], level="off")["y"] for one in (path, tmp_path / "pairs.onnx"))
+    np.testing.assert_array_equal(decoded, paired)
     subject = subject_of(proto, path)
     rows = file_losses(proto, path, subject.graph, subject.plan, subject.solution, feeds).layers
     assert {(row.op, row.label) for row in rows} >= {("Gather", "int8 axis 0")}

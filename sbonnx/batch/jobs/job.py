@@ -355,6 +355,10 @@ class BatchReport(Result):
     titles: dict[str, str] = field(default_factory=dict)
     history: dict[str, tuple[HistoryRow, ...]] = field(default_factory=dict)
 
+    def runs_of(self, job: str) -> tuple[HistoryRow, ...]:
+        """Return the figures of the last runs of a job, oldest first; empty if it has none."""
+        return self.history.get(job, ())
+
     @property
     def ok(self) -> bool:
         """Whether all jobs are done."""

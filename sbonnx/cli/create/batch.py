@@ -62,7 +62,7 @@ def run(given: Arguments) -> int:
             line = f"{row.job.name}: {row.outcome.status}: {relative_paths(row.outcome.reason)}"
             print(one_line(line, LINE_LENGTH), file=sys.stderr)
     printer.value("batch", plain(report))
-    printer.table(f"{report.title}", COLUMNS, [_row(row, report.history.get(row.job.name, ())) for row in report.rows])
+    printer.table(f"{report.title}", COLUMNS, [_row(row, report.runs_of(row.job.name)) for row in report.rows])
     counts = Counter(row.outcome.status for row in report.rows)
     ends = ", ".join(f"{count} {status}" for status, count in counts.most_common())
     printer.line(f"{len(report.rows)} jobs: {ends}; {sum(not row.up_to_date for row in report.rows)} of them run now")

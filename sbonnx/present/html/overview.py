@@ -212,7 +212,7 @@ def overview_of(report: BatchReport) -> Overview:
     only = text(min(names)) if len(names) == 1 else ""
     anchors = _anchors([text(row.job.name) for row in rows])
     in_order = tuple(
-        _job(row, anchor, common, room, report.history.get(row.job.name, ()), only)
+        _job(row, anchor, common, room, report.runs_of(row.job.name), only)
         for row, anchor in zip(rows, anchors, strict=True)
     )
     jobs = tuple(sorted(in_order, key=lambda job: URGENCY[job.tone]))
