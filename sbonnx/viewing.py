@@ -148,6 +148,9 @@ def _report_page(file: Path) -> str:
     """
     try:
         report = read_json(file, LARGEST)
+    except FileNotFoundError as error:
+        written = f"--report {file.name} of quantize, qat or batch writes one"
+        raise DataError(f"the report '{file}' does not exist: check the path ({written})") from error
     except OSError as error:
         raise DataError(f"the report '{file}' cannot be read: {error.strerror or error}") from error
     except ValueError as error:

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.nn.functional import kl_div, log_softmax
 
 from sbonnx import qat
-from sbonnx.training.batches import make_augment
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -74,7 +73,7 @@ def train(module: nn.Module, images: Tensor, args: argparse.Namespace) -> None:
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, [args.lr, args.scale_lr], total_steps=max(steps, 2), pct_start=0.1
     )
-    augment, chance = make_augment("flip,shift"), torch.Generator().manual_seed(args.seed)
+    augment, chance = qat.make_augment("flip,shift"), torch.Generator().manual_seed(args.seed)
     for epoch in range(args.epochs):
         module.train()
         total = 0.0

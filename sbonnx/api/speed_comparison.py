@@ -28,6 +28,7 @@ def bench(
     batch: Numbers | None = None,
     seconds: float = 2.0,
     split: int | None = None,
+    samples: int | None = None,
     preprocess: Preprocessing | None = None,
     device: str = CPU,
     runtime: str | None = None,
@@ -40,11 +41,12 @@ def bench(
 
     Args:
         models: path of an ONNX file, or several, such as the float and the quantized one.
-        data: feeds, as calibration data of `sbonnx.quantize`, of which the first is used; None: a random one.
+        data: feeds, as calibration data of `sbonnx.quantize`, the first `samples` of which are run; None: a random one.
         threads: threads inside operators; several: each is measured.
         batch: samples of a run; several: each is measured. None: 1, or that of the data.
         seconds: time limit of each measurement.
         split, preprocess: see `sbonnx.quantize`.
+        samples: number of feeds, which run in turn; None: the first alone.
         device: "cpu", "cuda" or "auto".
         runtime: "onnxruntime" or "openvino"; None: that of the files' backend if it is installed, else onnxruntime.
         shape, seed: random inputs: shapes of inputs with dynamic axes by name, seed of the values.
@@ -62,20 +64,25 @@ def bench(
     if seconds <= 0:
         raise DataError(f"--seconds {seconds}: the time limit is above 0")
 
-    def feed_of(graph: Graph, size: int | None) -> Feeds:
+    if samples is not None and (data is None or samples < 1):
+        raise DataError(
+            f"--samples {samples}: {'give --data with it' if data is None else 'use a number of 1 or more'}"
+        )
+
+    def feeds_of_batch(graph: Graph, size: int | None) -> list[Feeds]:
         if data is None:
-            return random_inputs(graph, batch=size or 1, shape=shape, seed=seed)
-        return next(iter(feeds_of(data, graph, preprocess=preprocess, split=size, samples=1)))
+            return [random_inputs(graph, batch=size or 1, shape=shape, seed=seed)]
+        return list(feeds_of(data, graph, preprocess=preprocess, split=size, samples=samples or 1))
 
     rows: list[Speed] = []
     with reading(ort_libraries=ort_libraries):
         graph, *_ = [graphs.load(file, opset=1) for file in files]  # validates the files, for clear error messages
         runtime = chosen_runtime(runtime, files, device=device)
-        feeds = [feed_of(graph, size) for size in batches]
-        progress.start("benchmark", len(feeds) * len(counts))
-        for feed in feeds:
+        progress.start("benchmark", len(batches) * len(counts))
+        for size in batches:
+            feeds = feeds_of_batch(graph, size)
             for count in counts:
-                rows += benchmark(files, feed, threads=count, seconds=seconds, device=device, runtime=runtime)
+                rows += benchmark(files, feeds, threads=count, seconds=seconds, device=device, runtime=runtime)
                 progress.advance()
     return Benchmark(tuple(map(str, files)), runtime, tuple(rows))
 

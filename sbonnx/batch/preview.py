@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sbonnx.batch.jobs.job import Job
@@ -69,10 +69,11 @@ class BatchPreview:
 
 
 def faults_of(jobs: Iterable[Job], state: Path) -> dict[str, str]:
-    """Return the reasons, by name, of the jobs that cannot run: their recipe, model or data cannot be read.
+    """Return the reasons, by name, of the jobs that cannot run: their recipe, model, data or metric cannot be used.
 
-    Each model is opened once, with its weights left on disk, and of each data set the first sample is read,
-    preprocessed and checked against the inputs of the model. Nothing is run.
+    Each model is opened once, with its weights left on disk, and of each data set, labelled ones too, the first sample
+    is read, preprocessed and checked against the inputs of the model, and the metric against its outputs. Nothing is
+    run.
 
     Args:
         state: state folder of the batch, for downloads of URLs.
@@ -80,7 +81,7 @@ def faults_of(jobs: Iterable[Job], state: Path) -> dict[str, str]:
     seen: dict[tuple[object, ...], str] = {}
     faults: dict[str, str] = {}
     for job in jobs:
-        key = (job.model, job.data, job.split, job.preprocess, job.ort_libraries)
+        key = (job.model, job.data, job.split, job.preprocess, job.ort_libraries, job.evaluation)
         if key not in seen:
             seen[key] = _read_fault(job, state)
         reason = _recipe_fault(job, state) or seen[key]
@@ -90,8 +91,9 @@ def faults_of(jobs: Iterable[Job], state: Path) -> dict[str, str]:
 
 
 def _read_fault(job: Job, state: Path) -> str:
-    """Return the reason why the model or the first sample cannot be read; "" if both can."""
+    """Return the reason why the model, a first sample or the metric cannot be used; "" if all can."""
     from sbonnx import graph as graphs
+    from sbonnx.batch.work import evaluation_of
     from sbonnx.calib.data import dataset as datasets
     from sbonnx.calib.data import with_preprocess
     from sbonnx.verify import libraries_of
@@ -103,6 +105,10 @@ def _read_fault(job: Job, state: Path) -> str:
             if real.data is not None:
                 data = with_preprocess(real.data, real.preprocess)
                 next(iter(datasets.read(data, graph, split=real.split, limit=1)))
+            evaluation = evaluation_of(real)
+            if evaluation is not None:
+                evaluation.check_outputs(graph)
+                next(iter(replace(evaluation, limit=1).open(graph).labelled()))
     except SbonnxError as error:
         return str(error)
     return ""

@@ -341,7 +341,7 @@ def _quantize_into(row: ResolvedJob, places: Places, folder: Path, tell: Tell, t
             split=real.split,
             preprocess=real.preprocess,
             progress=progress,
-            evaluation=_evaluation_of(real),
+            evaluation=evaluation_of(real),
             details=True,
         )
     return Outcome(
@@ -354,7 +354,7 @@ def _quantize_into(row: ResolvedJob, places: Places, folder: Path, tell: Tell, t
     )
 
 
-def _evaluation_of(job: Job) -> EvaluationData | None:
+def evaluation_of(job: Job) -> EvaluationData | None:
     """Return the labelled data and the metric of a job; None without them."""
     wanted = job.evaluation
     if wanted is None:

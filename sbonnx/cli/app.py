@@ -38,6 +38,9 @@ EPILOG: Final = "Exit codes: 0 done; 1 done, but below the requested quality; 2 
 PANELS: Final = {"create": "Create", "examine": "Examine", "about": "About sbonnx"}
 """Headings of the commands in the help, by package."""
 
+LIST: Final = re.compile(r" <list\[(\w+)\]>")
+"""Type of an argument of several values, in the help of click."""
+
 CONTEXT: Final = {"max_content_width": 110, "help_option_names": ["-h", "--help"]}
 
 ONCE: Final = {"--backend": "one a run; sbonnx batch quantizes for several"}
@@ -104,7 +107,7 @@ class Command(TyperCommand):
             if record is not None:
                 is_argument = parameter.param_type_name == "argument"
                 panel = "Arguments" if is_argument else getattr(parameter, "rich_help_panel", None) or "Options"
-                flags, text = record
+                flags, text = LIST.sub(r"... <\1>", record[0]).replace("<Path>", "<path>"), record[1]
                 panels.setdefault(panel, []).append((flags, DEFAULT.sub(r"[default: \1]", text)))
         _write_panels(formatter, panels)
 

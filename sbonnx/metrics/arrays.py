@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -44,7 +44,12 @@ def shown(array: Array) -> str:
 
 
 def only_output(outputs: Mapping[str, Array], wanted: str | None, metric: str) -> Array:
-    """Return the output that the metric is of, by name or as the only one.
+    """Return the output that the metric is of, see `output_name`."""
+    return np.asarray(outputs[output_name(outputs, wanted, metric)])
+
+
+def output_name(outputs: Collection[str], wanted: str | None, metric: str) -> str:
+    """Return the name of the output that the metric is of: that by name, or the only one.
 
     Raises:
         DataError: there is no such output, or there are several.
@@ -53,11 +58,11 @@ def only_output(outputs: Mapping[str, Array], wanted: str | None, metric: str) -
     if wanted is not None:
         if wanted not in outputs:
             raise DataError(f"{metric}: the model has no output '{wanted}': there are {names}")
-        return np.asarray(outputs[wanted])
+        return wanted
     if len(outputs) != 1:
         example = next(iter(outputs), "NAME")
         raise DataError(f"{metric} is of one output and the model has {names}: choose one, as in {metric}:{example}")
-    return np.asarray(next(iter(outputs.values())))
+    return next(iter(outputs))
 
 
 def label_of(

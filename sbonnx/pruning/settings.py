@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 from sbonnx.backends import BACKENDS, Backend, backend_for
 from sbonnx.backends.kernel_costs import KernelCosts
@@ -20,8 +20,12 @@ from sbonnx.recipe.defaults import BACKEND
 from sbonnx.recipe.problem import Path, Wrong, key_path, one_of
 from sbonnx.recipe.sections.base import parameter
 from sbonnx.recipe.sections.sparsity import GOALS, SparseChange, SparseFinetune
+from sbonnx.recipe.sections.whole import KEYS
 from sbonnx.system.cpu import THIS
 from sbonnx.verify import LabelledLoss
+
+GOAL_FLAGS: Final = tuple(flag.usage.split()[0] for flag in (KEYS[f"SPARSE.{goal}"].flag for goal in GOALS) if flag)
+"""Options of the command line for `GOALS`."""
 
 
 class LayerPruning(SparseChange):
@@ -129,7 +133,7 @@ def pruning_of(recipe: Recipe, graph: Graph, *, integers: bool = False, metric: 
         raise recipe.origin.error(section.problem)
     if not section.wanted:
         zero = "; SPARSE.RATIO is 0" if section.ratio == 0 else ""
-        raise RecipeError(f"pruning needs a goal in the section SPARSE: {one_of(GOALS)}{zero}")
+        raise RecipeError(f"pruning needs a goal: {one_of(GOAL_FLAGS)}, or its key in SPARSE of the recipe{zero}")
     layers: dict[str, LayerPruning] = {}
     linear = [node for node in graph.nodes if node.op in LINEAR]
     for index, pattern, change in section.entries():

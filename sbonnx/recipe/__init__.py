@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from sbonnx.recipe.ancestor import other_defaults
+    from sbonnx.recipe.ancestor import empty_file, other_defaults
     from sbonnx.recipe.backend_limits import limits_table
     from sbonnx.recipe.documentation import annotated_default, as_yaml, json_schema, key_facts, table
     from sbonnx.recipe.loading import AUTO, backend_of, load, parse_qconfig, parse_sconfig, update_config
@@ -24,6 +24,7 @@ __all__ = [
     "annotated_default",
     "as_yaml",
     "backend_of",
+    "empty_file",
     "json_schema",
     "key_facts",
     "limits_table",
@@ -36,7 +37,7 @@ __all__ = [
 ]
 
 _HOMES: Final = {
-    "ancestor": ("other_defaults",),
+    "ancestor": ("empty_file", "other_defaults"),
     "backend_limits": ("limits_table",),
     "documentation": ("annotated_default", "as_yaml", "json_schema", "key_facts", "table"),
     "loading": ("AUTO", "backend_of", "load", "parse_qconfig", "parse_sconfig", "update_config"),

@@ -39,6 +39,15 @@ def _others(recipe: Recipe) -> Iterator[str]:
             yield f"{key}: {theirs if isinstance(theirs, str) else json.dumps(theirs)}"
 
 
+def empty_file(recipe: Recipe) -> Note | None:
+    """Return a note if the recipe is a file that sets no key, so that all values are those of a run without it."""
+    if not recipe.origin.name or recipe.origin.lines:
+        return None
+    return Note(
+        "empty-recipe", f"{recipe.origin.name} sets no key: all keys have their defaults (sbonnx recipe lists them)"
+    )
+
+
 def other_defaults(recipe: Recipe) -> Note | None:
     """Return a note with Sparsebit's defaults that differ from those that a recipe written for it gets here.
 

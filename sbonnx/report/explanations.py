@@ -385,7 +385,7 @@ EXPLANATIONS: Final = (
     ),
     Explanation(
         "R46",
-        "written-in-format written-for-backend without-compiled-loops other-defaults",
+        "written-in-format written-for-backend without-compiled-loops other-defaults empty-recipe",
         "how the file was written, or with which defaults and code",
         "nothing: values are the same",
         "docs/recipe.md",

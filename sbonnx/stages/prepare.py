@@ -22,7 +22,7 @@ from sbonnx.options import RunOptions
 from sbonnx.patterns.blocks.masks import bound_masks
 from sbonnx.planning import Plan, make
 from sbonnx.planning.node_infos import node_infos
-from sbonnx.recipe import other_defaults
+from sbonnx.recipe import empty_file, other_defaults
 from sbonnx.recipe.torch_modules import Modules
 from sbonnx.report import Fired, Note, Reason, Refusal
 from sbonnx.stages.contract import stage
@@ -106,7 +106,8 @@ def fuse(state: PipelineState, options: RunOptions) -> PipelineState:
 @stage(needs=("graph",), sets=("graph",))
 def record_norms(state: PipelineState, options: RunOptions) -> PipelineState:
     """Record mean and deviation of batch norms, before they are fused, for corrections by them."""
-    state.prepared.graph.info.notes.extend(filter(None, [other_defaults(state.prepared.recipe)]))
+    recipe = state.prepared.recipe
+    state.prepared.graph.info.notes.extend(filter(None, [other_defaults(recipe), empty_file(recipe)]))
     record_normals(state.prepared.graph)
     return state
 

@@ -1,4 +1,4 @@
-"""Latency and throughput of models on the same feed, measured alternately."""
+"""Latency and throughput of models on the same feeds, measured alternately."""
 
 from __future__ import annotations
 
@@ -74,38 +74,46 @@ class Benchmark(Result):
 
 def benchmark(
     models: Sequence[Path],
-    feeds: Feeds,
+    feeds: Sequence[Feeds],
     *,
     threads: int,
     seconds: float,
     device: str,
     runtime: str = ON_CPU,
 ) -> list[Speed]:
-    """Run models alternately on one feed, each first in turn, so that a busy machine affects all equally.
+    """Run models alternately on each feed in turn, each model first in turn: a busy machine affects all equally.
 
     Args:
         models: files; times are compared with those of the first.
-        feeds: arrays by input name, batch axis included.
+        feeds: arrays by input name, batch axis included, of one batch size; each is run once at least.
         threads: threads inside operators.
         seconds: time limit of all models together; 5 runs of each at least.
         runtime: name of the runtime that executes them, see `sbonnx.verify.runtimes.chosen_runtime`.
 
     Raises:
         ModelError: the runtime refuses a model.
-        DataError: a model cannot run on the feed.
+        DataError: a model cannot run on a feed, or the batch sizes differ.
     """
+    batches = [next((value.shape[0] for value in feed.values() if value.ndim), 1) for feed in feeds]
+    if len(set(batches)) > 1:
+        where = next(number for number, size in enumerate(batches) if size != batches[0])
+        raise DataError(
+            f"feed {where} is a batch of {batches[where]}, the first of {batches[0]}: use --samples {where}"
+        )
     sessions = [open_in(runtime, model, device=device, threads=threads, timed=True) for model in models]
     for model, opened in zip(models, sessions, strict=True):
-        for _ in range(WARM_UPS):
+        for number in range(max(WARM_UPS, len(feeds))):
+            place = number % len(feeds)
             try:
-                run(opened, feeds, 0)
+                run(opened, feeds[place], place)
             except DataError as error:
                 raise DataError(f"{model}: {error}") from error
     load = OtherLoad()
     times = np.array(alternately(sessions, feeds, seconds=seconds, most=MAX_RUNS))
-    batch = next((value.shape[0] for value in feeds.values() if value.ndim), 1)
     busy = load.busy
-    return [_speed(model, threads, batch, row, times[0], busy=busy) for model, row in zip(models, times, strict=True)]
+    return [
+        _speed(model, threads, batches[0], row, times[0], busy=busy) for model, row in zip(models, times, strict=True)
+    ]
 
 
 def _speed(model: Path, threads: int, batch: int, times: Any, reference: Any, *, busy: bool) -> Speed:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -479,7 +480,7 @@ def side_by_side(one: Any, other: Any, feeds: Feeds) -> Latency:
         DataError: a model cannot run on these feeds.
     """
     load = OtherLoad()
-    taken = alternately((one, other), feeds, seconds=SECONDS, most=RUNS[1])
+    taken = alternately((one, other), [feeds], seconds=SECONDS, most=RUNS[1])
     return latency_of(taken[0], taken[1], busy=load.busy)
 
 
@@ -494,25 +495,31 @@ def latency_of(float_ms: Sequence[float], quantized_ms: Sequence[float], *, busy
     return Latency(best, middle, len(float_ms), of_median(ratios), float(np.median(ratios)), busy)
 
 
-def alternately(models: Sequence[Any], feeds: Feeds, *, seconds: float, most: int) -> list[list[float]]:
-    """Run models on one feed with `in_turn`.
+def alternately(models: Sequence[Any], feeds: Sequence[Feeds], *, seconds: float, most: int) -> list[list[float]]:
+    """Run models with `in_turn`, in each round on the next feed.
 
     Args:
         models: onnxruntime sessions.
-        seconds, most: see `in_turn`.
+        seconds, most: see `in_turn`; each feed is run once at least.
 
     Raises:
         DataError: a model cannot run on these feeds.
     """
-    return in_turn([partial(run, model, feeds, 0) for model in models], seconds=seconds, most=most)
+
+    def run_next(model: Any, turns: Iterator[tuple[int, Feeds]]) -> None:
+        number, feed = next(turns)
+        run(model, feed, number)
+
+    runs = [partial(run_next, model, cycle(enumerate(feeds))) for model in models]
+    return in_turn(runs, seconds=seconds, most=most, least=max(RUNS[0], len(feeds)))
 
 
-def in_turn(runs: Sequence[Callable[[], Any]], *, seconds: float, most: int) -> list[list[float]]:
+def in_turn(runs: Sequence[Callable[[], Any]], *, seconds: float, most: int, least: int = RUNS[0]) -> list[list[float]]:
     """Call functions in turn, in reverse order every other round, so that a busy machine affects all equally.
 
     Args:
-        seconds: time limit, but at least `RUNS[0]` rounds run.
-        most: largest number of rounds.
+        seconds: time limit, but at least `least` rounds run.
+        most, least: largest and smallest number of rounds.
 
     Returns:
         The milliseconds of each call, by function.
@@ -524,6 +531,6 @@ def in_turn(runs: Sequence[Callable[[], Any]], *, seconds: float, most: int) -> 
             start = time.perf_counter()
             runs[which]()
             taken[which].append(1000 * (time.perf_counter() - start))
-        if turn + 1 >= RUNS[0] and time.perf_counter() - begin > seconds:
+        if turn + 1 >= least and time.perf_counter() - begin > seconds:
             break
     return taken

@@ -150,17 +150,20 @@ def test_a_dry_run_opens_models_and_data(place: Path, capfd: pytest.CaptureFixtu
     np.savez(place / "wide.npz", x=np.zeros((8, 3, 8, 9, 1), np.float32))
     jobs = JOBS + "  - {model: cut.onnx}\n  - {model: m.onnx, name: lost, data: gone}\n"
     jobs += "  - {model: m.onnx, name: wide, data: wide.npz}\n"
+    jobs += "  - {model: m.onnx, name: other, eval: {data: wide.npz, metric: 'top1:none'}}\n"
     (place / "jobs.yaml").write_text(jobs.replace("[onnxruntime, tensorrt]", "[onnxruntime]"))
     assert main(["batch", "jobs.yaml", "--dry-run"]) == 1
     seen = capfd.readouterr()
-    assert "3 jobs cannot run" in seen.out
+    assert "4 jobs cannot run" in seen.out
     assert [line.split()[0] for line in seen.out.splitlines() if "cannot run  " in line] == [
         "cut-onnxruntime",
         "lost",
         "wide",
+        "other",
     ]
     lines = seen.err.splitlines()
     assert "cut-onnxruntime: cannot run: 'cut.onnx'" in lines[0]
+    assert "top1: the model has no output 'none'" in lines[3]
     assert "'gone'" in lines[1] and str(place) not in seen.err
     assert list((place / "out").glob("*.onnx")) == []
     assert main(["batch", "jobs.yaml", "--dry-run", "--json", "--only", "m-*"]) == 0

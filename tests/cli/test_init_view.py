@@ -73,7 +73,7 @@ def test_page(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: p
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, "cannot be read: No such file or directory"),
+        (None, "does not exist: check the path (--report r.json of quantize"),
         ("x", "is no JSON: write it with --report FILE.json"),
         ("[]", "is no report of quantize, qat or batch"),
         ('{"counts": 1, "metrics": 2, "settings": 3}', "is not complete, or of another version"),

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 import pytest
 
+import sbonnx
 from sbonnx.assets import digits
 from sbonnx.cli import main
+from sbonnx.verify import sessions
 
 MODEL = str(digits().model)
 DATA = str(digits().eval)
@@ -60,6 +63,7 @@ def test_random_inputs(tmp_path: Path) -> None:
         (["run", MODEL, "--data", "absent"], "absent"),
         (["run", "absent.onnx"], "'absent.onnx' does not exist"),
         (["bench", MODEL, "--threads", "1,x"], "--threads is a number of 1 or more, or several"),
+        (["bench", MODEL, "--samples", "3"], "--samples 3: give --data with it"),
         (["bench", MODEL, "--seconds", "0"], "the time limit is above 0"),
         (["bench", MODEL, "absent.onnx"], "'absent.onnx' does not exist"),
     ],
@@ -113,3 +117,18 @@ def test_bench(capsys: pytest.CaptureFixture[str]) -> None:
     assert {row["ratio"] for row in rows[::2]} == {1.0}
     assert main(["bench", MODEL, "--data", DATA, "--batch", "4", "--seconds", "0.01"]) == 0
     assert "time of the first" not in capsys.readouterr().out
+
+
+def test_bench_runs_feeds_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of the first N feeds is run; in every round, all models run on the same one."""
+    runs: list[tuple[int, int]] = []
+    run_one = sessions.run
+
+    def recorded(model: Any, feeds: Any, number: int) -> Any:
+        runs.append((id(model), number))
+        return run_one(model, feeds, number)
+
+    monkeypatch.setattr(sessions, "run", recorded)
+    result = sbonnx.bench([MODEL, MODEL], DATA, split=4, samples=7, seconds=0.001)
+    assert {number for _, number in runs} == set(range(7))
+    assert [number for _, number in runs] == [turn % 7 for turn in range(result.rows[0].runs) for _ in range(2)]

@@ -75,7 +75,7 @@ def test_without_data_the_file_is_checked_and_not_compared(files: tuple[Path, Pa
 
 def test_errors_leave_no_file(files: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, data = files
-    with pytest.raises(RecipeError, match=r"needs a goal in the section SPARSE: RATIO, .* or SPARSITY"):
+    with pytest.raises(RecipeError, match=r"needs a goal: --ratio, --macs, .* or --sparsity, or its key in SPARSE"):
         sbonnx.prune(model, str(data), output=tmp_path / "p.onnx")
     assert main(["prune", str(model), "-o", str(tmp_path / "p.onnx"), "--macs", "0.5"]) == 2
     assert "give calibration data" in capsys.readouterr().err

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sbonnx.recipe import Recipe, load, other_defaults, parse_qconfig
+from sbonnx.recipe import Recipe, empty_file, load, other_defaults, parse_qconfig
 from sbonnx.recipe.defaults import value_at
 
 IMAGENET_PTQ = """\
@@ -186,3 +186,12 @@ def test_bit_0_and_disable_mean_float(key: str) -> None:
     settings = recipe.settings("a", node="n", op="Conv", tensor="x")
     assert not settings.enabled and settings.why == f"A.QUANTIZER.{key}"
     assert recipe.settings("w", node="n", op="Conv", tensor="w").enabled
+
+
+def test_a_file_without_keys_gets_a_note(tmp_path: Path) -> None:
+    file = tmp_path / "empty.yaml"
+    file.write_text("# W: {}\n")
+    note = empty_file(load(file, overrides={"bits": "w4a8"}))
+    assert note is not None and "empty.yaml sets no key" in note
+    file.write_text("BACKEND: onnxruntime\n")
+    assert empty_file(load(file)) is None and empty_file(load()) is None

@@ -21,7 +21,7 @@ MODELS: Final[CommandOption[list[Path]]] = CommandOption(
     (),
     list[Path],
     "The models, such as the float and the quantized one; the first is the reference.",
-    "MODEL...",
+    "MODEL",
     inspect.Parameter.empty,
 )
 THREADS: Final = options.setting("--threads N[,N...]", "1", "Threads inside operators; several: measure each.")
@@ -29,6 +29,7 @@ BATCH: Final = options.option(
     "--batch N[,N...]", str, "Samples of a run; several: measure each.", shown="1, or that of the data"
 )
 SECONDS: Final = options.setting("--seconds S", 2.0, "Time limit of each measurement.")
+SAMPLES: Final = options.option("--samples N", int, "Run the first N feeds of the data in turn; default: the first.")
 
 OPTIONS: Final = (
     MODELS,
@@ -37,6 +38,7 @@ OPTIONS: Final = (
     BATCH,
     SECONDS,
     options.SPLIT,
+    SAMPLES,
     options.PREPROCESS,
     options.DEVICE,
     options.RUNTIME,

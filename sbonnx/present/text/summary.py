@@ -49,6 +49,7 @@ def facts_of(report: Report) -> list[Fact]:
         from sbonnx.present.text.tables import pruned_text
 
         facts.append(("pruned", pruned_text(report.pruning) or ""))
+    facts += [("recipe", note) for note in report.notes if note.code == "empty-recipe"]
     return facts
 
 

@@ -17,11 +17,12 @@ from sbonnx.calib.data.validate import InputSpec
 from sbonnx.errors import DataError, RecipeError
 from sbonnx.graph import Graph
 from sbonnx.metrics import TaskMetric, TaskMetricKind, task_metric
+from sbonnx.metrics.arrays import output_name
 from sbonnx.metrics.classification import TopK
 from sbonnx.report.figures import Evaluation, MetricRow, MetricValue
 from sbonnx.report.verdict import ON_CPU
 from sbonnx.spec import Array
-from sbonnx.system.python_files import input_paths, load_function
+from sbonnx.system.python_files import input_paths, load_function, names_function
 from sbonnx.verify import intervals
 from sbonnx.verify.intervals import Interval
 from sbonnx.verify.labelled.conversions import (
@@ -99,6 +100,19 @@ class EvaluationData:
         if takes == "boxes":
             return to_boxes(self.head, model.graph)
         return unchanged if takes == "outputs" else to_texts(kind, self.vocabulary, self.blank, model.metadata)
+
+    def check_outputs(self, graph: Graph) -> None:
+        """Check what is known without running the model: the metric, and its output in the model.
+
+        Raises:
+            RecipeError: there is no such metric, head or function.
+            DataError: the metric is of one output, and the model has several, or none of that name.
+        """
+        kind = self.kind()
+        self.converter(ModelReaders(lambda: graph.info.metadata, lambda: graph))
+        of_one = kind.takes == "outputs" and not names_function(self.metric)
+        if self.decode is None and (of_one or kind.output is not None):
+            output_name([tensor.name for tensor in graph.outputs], kind.output, self.metric.partition(":")[0])
 
     def open(self, inputs: Graph | Sequence[InputSpec]) -> Dataset:
         """Open the data for a model with these inputs.
