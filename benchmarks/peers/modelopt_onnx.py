@@ -1,7 +1,7 @@
 """NVIDIA ModelOpt's ONNX PTQ on one model: `python -m benchmarks.peers.modelopt_onnx '{"method": ...}'`.
 
-Methods: entropy (its default) and max. int8 for TensorRT, what is not quantized in float32. It writes to the folder of
-its input, so that it gets a copy of the file. The result is the Q/DQ file that it writes.
+Methods: entropy (its default) and max. int8 for TensorRT, the rest in float32 or as the job says. It writes to the
+folder of its input, so that it gets a copy of the file. The result is the Q/DQ file that it writes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def quantize(job: measured.Job, samples: measured.Feeds) -> None:
             calibration_data_reader=measured.Reader(samples),
             calibration_method=job["method"],
             calibration_eps=["cpu"],
-            high_precision_dtype="fp32",
+            high_precision_dtype=job.get("high_precision", "fp32"),
             output_path=job["output"],
         )
 
