@@ -14,7 +14,7 @@ from sbonnx.report.codes import PROBLEMS, Note, Problem, Refusal, WithProblems
 from sbonnx.report.comparison import Comparison, DecoderFigures
 from sbonnx.report.details import Details
 from sbonnx.report.notebook import Result, page
-from sbonnx.report.plots import TOP, bar_chart
+from sbonnx.report.plots import TOP, bar_chart, layer_names
 from sbonnx.report.pruned import PruningReport
 from sbonnx.report.searched import Advice, Cause, SearchFigures
 from sbonnx.report.verdict import Verdict, verdict_of
@@ -206,7 +206,7 @@ class Report(WithProblems, Result):
         return self.frame().rename(columns=COLUMNS)
 
     def plot(self, top: int = TOP, ax: Any = None) -> Any:
-        """Draw the isolated and accumulated SQNR of the layers with the largest loss.
+        """Draw the isolated and accumulated SQNR of the layers with the largest loss, and the limit of the outputs.
 
         Args:
             top: number of layers.
@@ -224,7 +224,9 @@ class Report(WithProblems, Result):
             "accumulated": [row.sqnr_db for row in rows],
         }
         title = f"worst {len(rows)} of {len(self.layers)} layers"
-        return bar_chart([row.node for row in rows], series, title=title, unit="SQNR, dB", higher_is_better=True, ax=ax)
+        names = layer_names([(row.node, row.tensor) for row in rows])
+        limit = None if self.metrics is None else self.metrics.limit_db
+        return bar_chart(names, series, title=title, unit="SQNR, dB", higher_is_better=True, limit=limit, ax=ax)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from sbonnx.report.codes import Problem
@@ -87,6 +87,7 @@ class Verdict:
         rows: data in doubt, accuracy, limits that are missed, speed, size; one clause each.
         ok: whether accuracy is not lost and no limit is missed.
         gained: whether the file is smaller or faster than float, or it is not known.
+        too_few: whether the accuracy is uncertain for too few samples alone: the figures themselves are near float.
     """
 
     json_keys: ClassVar = ("accuracy", "text")
@@ -94,6 +95,12 @@ class Verdict:
     rows: tuple[VerdictRow, ...]
     ok: bool
     gained: bool = True
+    too_few: bool = False
+
+    @property
+    def repairable(self) -> bool:
+        """Whether accuracy is, or may be, lost by the quantization, so that a change of it may help."""
+        return self.accuracy in ("lost", "uncertain") and not self.too_few
 
     @property
     def clauses(self) -> tuple[str, ...]:
@@ -138,7 +145,7 @@ def verdict_of(
     if metrics is None:
         unknown = VerdictRow(MARKS["unknown"], f"accuracy unknown: {NOT_COMPARED}")
         return Verdict("unknown", (unknown, *missed), not problems)
-    state, evidence, hint = _accuracy(metrics, missed=bool(problems))
+    state, evidence, hint, too_few = _accuracy(metrics, missed=bool(problems))
     doubts = doubts_of(metrics)
     rows: list[VerdictRow] = []
     if doubts:
@@ -159,7 +166,7 @@ def verdict_of(
     else:
         place = len(rows) if problems or state in ("lost", "doubtful") else 0
         rows.insert(place, VerdictRow("!!", f"nothing gained: {', '.join(row.text for row in reversed(gains))}"))
-    return Verdict(state, tuple(rows), not problems and state != "lost", gained)
+    return Verdict(state, tuple(rows), not problems and state != "lost", gained, too_few and state == "uncertain")
 
 
 def _first(sentences: Sequence[str]) -> str:
@@ -191,20 +198,26 @@ def _calibrated(metrics: Comparison) -> bool:
     return metrics.calibrated and not evaluated and metrics.llm is None and metrics.feeds > 0
 
 
-Judged = tuple[Accuracy, str, str]
-"""State of the accuracy, what was measured, and what it means: a limit, and what to do."""
+class _Judged(NamedTuple):
+    """State of the accuracy, what was measured, and what it means: a limit, and what to do."""
+
+    state: Accuracy
+    evidence: str
+    hint: str = ""
+    too_few: bool = False
 
 
-def _accuracy(metrics: Comparison, *, missed: bool) -> Judged:
+def _accuracy(metrics: Comparison, *, missed: bool) -> _Judged:
     lost = _unusable(metrics)
     if lost:
-        return "lost", lost, ""
+        return _Judged("lost", lost)
     evaluation = metrics.evaluation
     if evaluation is not None and len(evaluation.rows) > 1:
         max_loss = CLOSE_LOSS if evaluation.max_loss is None else evaluation.max_loss
         state = state_of_metric(evaluation, max_loss)
         hint = f", {kept_loss_text(evaluation, max_loss)}"
-        return state, _evaluated(evaluation), f"{hint}: evaluate more samples" if state == "uncertain" else hint
+        more = ": evaluate more samples" if state == "uncertain" else ""
+        return _Judged(state, _evaluated(evaluation), f"{hint}{more}", too_few=evaluation.samples < ENOUGH_LABELS)
     if metrics.llm is not None and metrics.llm.float_perplexity:
         return _of_decoder(metrics.llm, metrics.llm.float_perplexity)
     return _of_outputs(metrics, missed=missed)
@@ -249,7 +262,7 @@ def _loss_unit(evaluation: Evaluation, loss: float) -> str:
     return "%" if not evaluation.share else "point" if math.isclose(loss, 0.01) else "points"
 
 
-def _of_decoder(figures: DecoderEvaluation, before: float) -> Judged:
+def _of_decoder(figures: DecoderEvaluation, before: float) -> _Judged:
     after = figures.perplexity
     rise = after / before - 1
     state: Accuracy = "kept" if rise <= CLOSE_LOSS else "lost" if not rise < LOST_LOSS else "uncertain"
@@ -258,17 +271,17 @@ def _of_decoder(figures: DecoderEvaluation, before: float) -> Judged:
     same = "" if agreement is None else f", the same top token at {100 * agreement:.1f} % of positions"
     more = ": measure the task that it is for" if state == "uncertain" else ""
     text = f"perplexity {after:.4g}, float {before:.4g} ({100 * rise:+.1f} %) on {figures.tokens:,} tokens"
-    return state, text, f", {limit}{same}{more}"
+    return _Judged(state, text, f", {limit}{same}{more}")
 
 
-def _of_outputs(metrics: Comparison, *, missed: bool) -> Judged:
+def _of_outputs(metrics: Comparison, *, missed: bool) -> _Judged:
     """Return the state of the outputs against float, without labels: that of the worst one."""
     every = [row for row in metrics.quality if row.figures]
     rows = [row for row in every if row.state != "unjudged"]
     if not rows:
         if not metrics.feeds:
-            return "unknown", NOT_COMPARED, ""
-        return ("lost" if missed else "unknown"), "there is no output that can be compared", ""
+            return _Judged("unknown", NOT_COMPARED)
+        return _Judged("lost" if missed else "unknown", "there is no output that can be compared")
     states = [_state(row) for row in rows]
     state: Accuracy = "lost" if "lost" in states else "uncertain" if "uncertain" in states else "kept"
     row, figure = max(
@@ -277,17 +290,17 @@ def _of_outputs(metrics: Comparison, *, missed: bool) -> Judged:
     )
     named = f"'{row.name}'" if len(every) > 1 else ""
     if state == "uncertain" and row.nature == "detections" and not row.decided_by:
-        return state, f"{named or 'the output'} lists detections, which cannot be matched", f": {MEASURE}"
+        return _Judged(state, f"{named or 'the output'} lists detections, which cannot be matched", f": {MEASURE}")
     of = figure.name == "same shape" or (figure.name == "agreement" and not _positions(row))
     text = f"{_described(row, figure, named)} {'of' if of else 'on'} {_samples(row, metrics)}"
     if _is_equal(figure):
-        return state, text, ""
+        return _Judged(state, text)
     limit = lost_text(figure.name, figure.line) if state == "lost" else ""
     limit = limit or kept_text(figure.name, figure.kept)
     hint = f"{', ' if limit else ''}{limit}{_same_class(row, figure)}"
     if state == "uncertain":
         hint += ": too few samples to tell, compare on more" if figure.near else f": {MEASURE}"
-    return state, text, hint
+    return _Judged(state, text, hint, too_few=figure.near)
 
 
 def _state(row: OutputQuality) -> Accuracy:

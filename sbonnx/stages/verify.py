@@ -187,8 +187,8 @@ def with_details(state: PipelineState) -> PipelineState:
 
 
 def with_causes(state: PipelineState) -> PipelineState:
-    """Add to the report why its worst layers lose what they lose, unless accuracy is kept or it has them."""
-    if state.report.verdict.accuracy in ("kept", "unknown") or state.report.causes:
+    """Add to the report why its worst layers lose what they lose, if a change may help and it does not have them."""
+    if not state.report.verdict.repairable or state.report.causes:
         return state
     return replace(state, report=replace(state.report, causes=_causes(state, _details(state, ()))))
 

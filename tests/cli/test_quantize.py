@@ -11,6 +11,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
+from sbonnx.assets import digits
 from sbonnx.cli import main, options
 from sbonnx.cli.options import Arguments
 from sbonnx.recipe import load
@@ -284,3 +285,19 @@ def test_below_quality_names_the_next_command(place: Path, capsys: pytest.Captur
     lines = capsys.readouterr().out.strip().splitlines()
     assert lines[1].startswith("  XX  accuracy lost")
     assert lines[-1] == "next: sbonnx profile m.onnx q.onnx --data d.npz"
+
+
+def test_too_few_samples_ask_for_more_of_them(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Figures near float of few samples are no reason for wider types."""
+    np.savez(place / "d.npz", image=np.load(digits().calib)["image"][:12])
+    words = ["quantize", str(digits().model), "--data", "d.npz", "-o", "q.onnx", "--bits", "w3a8", "--split", "1"]
+    assert main([*words, "--backend", "virtual", "--samples", "8"]) == 0
+    shown = capsys.readouterr().out
+    assert "too few samples to tell" in shown and "worst layer" not in shown and " try " not in shown
+    compare = f"next: sbonnx compare {digits().model} q.onnx --data"
+    assert shown.strip().splitlines()[-1] == f"{compare} d.npz --split 1"
+    np.savez(place / "d.npz", image=np.load(digits().calib)["image"][:8])
+    assert main([*words, "--backend", "virtual", "--force", "--report", "r.html"]) == 0
+    assert capsys.readouterr().out.strip().splitlines()[-1] == f"{compare} MORE_SAMPLES --split 1"
+    page = (place / "r.html").read_text()
+    assert "Compare on more samples" in page and "to try" not in page

@@ -9,9 +9,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from sbonnx.batch.jobs.job import HistoryRow
+from sbonnx.batch.jobs.job import BatchReport, HistoryRow
+from sbonnx.present.html import render_card
 from sbonnx.present.html.batch_charts import SPARK_HEIGHT, sparkline
+from sbonnx.present.html.cards import batch_card
 from tests.present.reports import batch, batch_page, job, junit_of, layer, network, overview_of
+from tests.support.values import built
 
 
 def row(model: str, target: str, db: float | None, ratio: float = 0.5, **more: Any) -> dict[str, Any]:
@@ -48,6 +51,9 @@ def test_the_metric_that_was_asked_for_with_the_value_before() -> None:
     assert [cell.text for cell in cells] == ["0.91", "0.85"]
     assert cells[0].label == "a-onnxruntime: done, top1 0.91, before 0.9, SQNR 41.0 dB"
     assert [job.cells[2].threshold for job in view.jobs] == ["before 0.9", ""]
+    shown = ElementTree.fromstring(f"<div>{render_card(batch_card(built(BatchReport, report)))}</div>")
+    card = " ".join(" ".join(shown.itertext()).split())
+    assert "job status top1 SQNR, dB reason" in card and "0.91 (before 0.9) 41.0" in card and "0.85 12.0" in card
     properties = {
         row.get("name"): row.get("value") for row in ElementTree.fromstring(junit_of(report)).iter("property")
     }

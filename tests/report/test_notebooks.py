@@ -45,6 +45,14 @@ def test_a_report_shows_its_verdict() -> None:
     assert "the size is 0.9" in shown and "n7" in shown and "n8" not in shown and "4 more; all: " in shown
 
 
+def test_a_report_shows_its_metric_first() -> None:
+    value = MetricValue(0.87, 0.85, 0.89)
+    rows = (MetricRow("m.onnx", value), MetricRow("q.onnx", value, MetricValue(0.0, -0.01, 0.01)))
+    metrics = Comparison((OUTPUT,), 9, evaluation=Evaluation("top1", "", True, True, 500, "wilson", rows))
+    shown = texts(report(metrics=metrics)._repr_html_())
+    assert 0 < shown.index("top1: 0.87 (float 0.87") < shown.index("SQNR: 30.0 dB")
+
+
 def test_names_are_only_text() -> None:
     page = render_card(Card("<script>a</script>", "<b>", rows=[("<i>",)], columns=("&",)))
     assert "<script>" not in page and texts(page) == "<script>a</script> <b>& <i>"
@@ -148,6 +156,12 @@ def test_charts() -> None:
     assert [bar.get_width() for bar in ax.patches] == [-10.0, -9.0, -8.0, -20.0, -19.0, -18.0]
     assert {bar.get_x() + bar.get_width() for bar in ax.patches} == {20.0, 21.0, 22.0, 30.0, 31.0, 32.0}
     assert ax.xaxis_inverted() and ax.get_xlabel() == "SQNR, dB: a longer bar is a larger loss"
+    assert not ax.lines, "no limit is known"
+    limited = replace(QUALITY, figures=(QualityFigure("SQNR", 30.0, 29.0, 31.0, line=35.5),))
+    ax = report(metrics=Comparison((OUTPUT,), 9, quality=(limited,))).plot(top=3)
+    assert list(ax.lines[0].get_xdata()) == [35.5, 35.5]
+    assert {bar.get_x() + bar.get_width() for bar in ax.patches} == {20.0, 21.0, 22.0, 30.0, 31.0, 32.0}
+    assert "limit of the outputs, 35.5" in [text.get_text() for text in ax.get_legend().get_texts()]
     losses = (
         LayerLoss("a", "Conv", "t", "", "int8", alone=12.0, weights=float("inf")),
         LayerLoss("b" * 60, "Conv", "t", "", "int8", alone=11.0, weights=None),
@@ -156,6 +170,19 @@ def test_charts() -> None:
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["isolated", "weights"]
     assert [bar.get_width() for bar in ax.patches] == [-9.0, -8.0, 0.0, 0.0]
     assert [text.get_text().strip() for text in ax.texts] == ["∞"]
+
+
+def test_names_in_charts_are_unique() -> None:
+    """Those that differ in the middle, and those of a node with several quantized inputs."""
+    matplotlib = pytest.importorskip("matplotlib", reason="an extra: sbonnx[plot]")
+    matplotlib.use("Agg")
+    rows = [replace(ROWS[0], node=f"{'a' * 25}{name}{'b' * 25}") for name in ("x", "y")]
+    rows += [replace(ROWS[0], node="add", tensor=tensor) for tensor in ("t", "u")]
+    ax = replace(report(), layers=(*rows, replace(ROWS[0], node="c" * 60))).plot()
+    labels = [label.get_text() for label in ax.get_yticklabels()]
+    assert len(set(labels)) == len(labels) and labels[2:4] == ["add ← t", "add ← u"]
+    assert ["x" in label for label in labels] == [True, False, False, False, False]
+    assert labels[4] == f"{'c' * 21}…{'c' * 22}", "not longer than it must be"
 
 
 def test_a_table() -> None:

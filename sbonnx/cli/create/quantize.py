@@ -47,6 +47,9 @@ USES: Final = {
 }
 """Use of the file by backend; that of tensorrt is its engine."""
 
+MORE_SAMPLES: Final = "MORE_SAMPLES"
+"""Stands for data with more samples in a command that is proposed."""
+
 OF_ONE_MODEL: Final = (
     options.EVAL,
     options.SAVE_RECIPE,
@@ -265,13 +268,28 @@ def _samples(count: int) -> str:
 
 
 def _following(given: Arguments, report: Report) -> list[str]:
-    """Return the next command: a change that was measured to help; else what shows the loss."""
+    """Return the next command: a change that was measured to help; else a comparison that proves more, or the loss."""
     if report.advice is not None and report.advice.command:
         return [report.advice.command]
-    if report.verdict.accuracy == "lost" and given.values.get(options.DATA) and report.output:
-        files = (Path(report.model), Path(report.output))
+    if not given.values.get(options.DATA) or not report.output:
+        return []
+    files, verdict = (Path(report.model), Path(report.output)), report.verdict
+    if verdict.too_few:
+        return [_with_more_samples(given, report, files)]
+    if verdict.accuracy == "lost":
         return [given.other_command("profile", (options.DATA, *options.FEEDS), files)]
     return []
+
+
+def _with_more_samples(given: Arguments, report: Report, files: Sequence[Path]) -> str:
+    """Return the command that judges the file on more samples: all of the data if ``--samples`` limited them."""
+    labelled = report.metrics is not None and report.metrics.evaluation is not None
+    verb, rows = ("eval", (options.METRIC, *options.READING)) if labelled else ("compare", ())
+    feeds = [row for row in options.FEEDS if row is not options.SAMPLES]
+    limited = given.values.get(options.SAMPLES) and not labelled
+    data = given.values[options.DATA] if limited else MORE_SAMPLES
+    more = replace(given, values={**given.values, options.DATA: data})
+    return more.other_command(verb, (options.DATA, *rows, *feeds), files)
 
 
 def _facts(given: Arguments, report: Report) -> list[tuple[str, str]]:

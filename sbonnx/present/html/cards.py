@@ -13,7 +13,7 @@ from sbonnx.present.html.card import MOST_ROWS, Card
 from sbonnx.present.html.formatting import text
 from sbonnx.present.html.layer_views import layers_of
 from sbonnx.present.html.network import decoder_figures, network_of
-from sbonnx.present.html.overview import overview_of
+from sbonnx.present.html.overview import COLUMNS, JobRow, overview_of
 from sbonnx.present.html.templates import environment
 from sbonnx.report.comparison import Comparison, DecoderFigures
 from sbonnx.report.reading import read
@@ -180,17 +180,36 @@ def decoder_card(figures: DecoderEvaluation, name: str = "") -> Card:
 
 
 def batch_card(report: BatchReport) -> Card:
-    """Summarize a batch: a row for each job, failures first, with relative paths."""
+    """Summarize a batch: a row for each job, failures first, with relative paths, and the metric if there is one."""
     batch = overview_of(read(type(report), map_strings(relative_paths, plain(report))))
     done = ", ".join(f"{formatting.count(count)} {status}" for status, _, count in batch.counts)
+    place = COLUMNS.index("metric")
+    has_metric = any(job.cells[place].value is not None for job in batch.jobs)
+    figures = ((batch.columns[place],) if has_metric else ()) + batch.columns[:1]
     return Card(
         title=f"Batch {batch.title}: {formatting.count(len(batch.jobs))} job{'s' * (len(batch.jobs) != 1)}",
         sentence=f"{done}; took {batch.took}." if batch.took else f"{done}.",
         tone="good" if batch.ok else "bad",
-        columns=("job", "status", "SQNR, dB", "reason"),
-        rows=[(job.name, job.status, job.cells[0].text, job.reason) for job in batch.jobs],
+        columns=("job", "status", *figures, "reason"),
+        rows=[
+            (
+                job.name,
+                job.status,
+                *((_metric(job, batch.metric),) if has_metric else ()),
+                job.cells[0].text,
+                job.reason,
+            )
+            for job in batch.jobs
+        ],
         hint="all: .rows; page: report.html in the output folder",
     )
+
+
+def _metric(job: JobRow, named: str) -> str:
+    """Format the metric of a job, with the value of the run before, and its name unless the column has it."""
+    name = f"{job.metric} " if job.metric not in ("", named) else ""
+    before = f" (before {job.before})" if job.before else ""
+    return f"{name}{job.cells[COLUMNS.index('metric')].text}{before}"
 
 
 def plan_card(plan: Plan) -> Card:

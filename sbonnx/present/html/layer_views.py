@@ -23,6 +23,7 @@ from sbonnx.present.html.charts import (
 from sbonnx.present.html.formatting import text
 from sbonnx.report.details import Details, LayerLoss
 from sbonnx.report.outcome import LayerError, QuantizedTensor, Report
+from sbonnx.report.plots import layer_names
 
 ROLES: Final = ("activation", "weight", "bias")
 
@@ -168,9 +169,7 @@ def _strip(rows: Sequence[LayerRow], limit: float | None, *, hovered: int) -> St
 
 
 def _names(rows: Sequence[LayerRow]) -> list[str]:
-    """Return unique names: if a node reads several tensors, the tensor is named too."""
-    times = Counter(row.node for row in rows)
-    return [row.node if times[row.node] == 1 else f"{row.node} ← {row.tensor}" for row in rows]
+    return layer_names([(row.node, row.tensor) for row in rows])
 
 
 def _profiled_rows(layers: Sequence[LayerLoss], sites: Sequence[QuantizedTensor]) -> list[LayerRow]:

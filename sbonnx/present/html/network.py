@@ -269,10 +269,12 @@ def least(values: Iterable[float | None]) -> float | None:
 
 def _steps(report: Report) -> Iterable[NextStep]:
     """Yield what to do: a change that was tried, else the one for the worst layer; then how the file is used."""
-    advice, judged = report.advice, report.verdict.accuracy
+    advice, verdict = report.advice, report.verdict
     if advice is not None:
         yield NextStep(text(advice.text), formatting.address(advice.command or " ".join(advice.overrides)))
-    elif report.causes and judged not in ("kept", "unknown"):
+    elif verdict.too_few:
+        yield NextStep("compare on more samples: the figures are near float, and too few samples to prove it")
+    elif report.causes and verdict.repairable:
         cause = report.causes[0]
         node = text(cause.node)
         place = f"layer '{node}'" if cause.role == "weight" else f"'{text(cause.tensor)}', input of '{node}'"
@@ -349,7 +351,11 @@ def decoder_figures(figures: DecoderEvaluation | None) -> Iterable[Figure]:
 
 
 def _headline(report: Report) -> Iterable[Figure]:
+    """Yield the figures of the headline, the metric that was asked for first."""
     metrics = report.metrics or Comparison()
+    for own in metrics.own or ():
+        yield Figure(text(own.name), formatting.plain(own.quantized), f"float {formatting.plain(own.float)}")
+    yield from _evaluation(metrics.evaluation)
     sqnr, agreement = (
         least(row.sqnr_db for row in metrics.outputs),
         least(row.agreement for row in metrics.outputs),
@@ -362,7 +368,6 @@ def _headline(report: Report) -> Iterable[Figure]:
     if agreement is not None:
         more = ", ".join(filter(None, ("same class as float", several, _lowest(metrics, "agreement"))))
         yield Figure("Agreement", formatting.percent(agreement), more)
-    yield from _evaluation(metrics.evaluation)
     yield from decoder_figures(metrics.llm)
     yield from _size(metrics.bytes_float, metrics.bytes_quantized)
     if metrics.latency_ratio is not None and is_own_runtime(report):
@@ -370,8 +375,6 @@ def _headline(report: Report) -> Iterable[Figure]:
         _, value, ends = speed_parts(metrics.latency_ratio, low, high, busy=metrics.busy)
         after, before = (formatting.plain(time, 3) for time in (metrics.median_ms_quantized, metrics.median_ms_float))
         yield Figure("Time of a run", value, f"{after} ms, float {before} ms{ends}")
-    for own in metrics.own or ():
-        yield Figure(text(own.name), formatting.plain(own.quantized), f"float {formatting.plain(own.float)}")
     counts = report.counts
     if counts.nodes_before:
         tensors = counts.activations + counts.weights + counts.biases

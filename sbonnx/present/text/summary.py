@@ -37,7 +37,7 @@ def show_summary(printer: Printer, report: Report, facts: Sequence[Fact]) -> Non
 def facts_of(report: Report) -> list[Fact]:
     """Return the facts that differ from what is expected."""
     facts = []
-    if report.causes and report.verdict.accuracy not in ("kept", "doubtful", "unknown"):
+    if report.causes and report.verdict.repairable:
         facts += [("worst layer", report.causes[0].text), ("try", f"{report.causes[0].change} (not measured)")]
     weights = _weights(report)
     if weights:
