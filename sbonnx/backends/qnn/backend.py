@@ -14,8 +14,8 @@ from typing import Final, Literal
 from sbonnx.backends.base import Backend, Files, Numbers
 from sbonnx.backends.mode_limits import PER_TENSOR, SYMMETRIC, ModeLimits, SideLimits
 from sbonnx.backends.placement_rules import Placement, Rule
-from sbonnx.backends.qnn.rectifiers import settle_rectifiers
 from sbonnx.backends.qnn.gathered_tables import quantize_tables
+from sbonnx.backends.qnn.rectifiers import settle_rectifiers
 from sbonnx.graph import Graph, Node
 from sbonnx.ops import (
     ADDS,
