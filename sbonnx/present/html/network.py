@@ -286,10 +286,10 @@ def _steps(report: Report) -> Iterable[NextStep]:
 def _output_rows(metrics: Comparison) -> Iterable[OutputRow]:
     quality, several = {row.name: row for row in metrics.quality}, len(metrics.outputs) > 1
     for error in metrics.outputs:
-        row = quality.get(error.name)
-        if row is None:
+        if error.name not in quality:
             yield OutputRow(error, "", "")
         else:
+            row = quality[error.name]
             figures = [figure for figure in row.figures if several or figure.name not in ("SQNR", "agreement")]
             yield OutputRow(error, state_text(row.state, row.decided_by), "; ".join(map(_figure_text, figures)))
 
