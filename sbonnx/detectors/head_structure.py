@@ -181,8 +181,8 @@ def _columns(tensor: Tensor) -> int | None:
 
 def _may_sum(sizes: Sequence[int | None], total: int) -> bool:
     """Return whether sizes, of which some may be unknown, can have this sum."""
-    known = sum(size for size in sizes if size is not None)
-    return known < total if None in sizes else known == total
+    least = sum(size for size in sizes if size is not None)
+    return least < total if None in sizes else least == total
 
 
 def joins_levels_of(tensor: Tensor, ops: tuple[str, ...]) -> bool:

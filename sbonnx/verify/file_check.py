@@ -28,6 +28,7 @@ from sbonnx.report.figures import LevelDifference, OutputDifference, OutputQuali
 from sbonnx.report.verdict import ON_CPU
 from sbonnx.system.cpu import target_cpu
 from sbonnx.verify.intervals import UNKNOWN
+from sbonnx.verify.labelled.conversions import readers_of
 from sbonnx.verify.natures import CLASSES, Tasks
 from sbonnx.verify.ort_options import ALL_TRANSFORMERS, VerifyOptions
 from sbonnx.verify.quality import QualitySamples
@@ -310,7 +311,7 @@ class _OutputSums:
         floats = models.floats
         read = open_model(floats).model if isinstance(floats, Path) else onnx.load_from_string(floats)
         self._differences = [OutputDifferences(names) for _ in range(sets)]
-        self._quality = QualitySamples(names, read, task)
+        self._quality = QualitySamples(names, read, task, readers_of(floats).graph)
 
     def add(self, which: int, reference: list[Any], value: list[Any], feeds: Feeds) -> None:
         self._differences[which].add(reference, value)

@@ -11,6 +11,7 @@ from typing import Final
 
 import numpy as np
 
+from sbonnx.detectors import HeadDecoder
 from sbonnx.errors import DataError, RecipeError
 from sbonnx.graph import Graph, query
 from sbonnx.metrics.arrays import shown
@@ -39,7 +40,7 @@ TAKES: Final[Mapping[OutputTask, str]] = {
     "classification": "(batch, classes), further axes of length 1, or integers",
     "segmentation": "(batch, classes, height, width), (batch, height, width, classes), or integers",
     "tokens": "(batch, steps, classes), or integers",
-    "detection": f"detections after NMS, {LAYOUTS}",
+    "detection": f"detections after NMS, {LAYOUTS}; or those of a head that the structure of the model shows",
     "embedding": "(batch, values) and further axes of length 1, float",
     "regression": "any shape",
 }
@@ -97,23 +98,41 @@ def check_tasks(tasks: Tasks, graph: Graph) -> None:
         sizes = [axis for axis in shape if isinstance(axis, int)]
         if task == "detection" and len(sizes) == len(shape):
             arrays[output.name] = np.zeros(sizes, np.float32)
-    if len(arrays) == list(chosen.values()).count("detection") > 0:
-        read_detections(arrays)
+    feed = _zeros(graph)
+    if feed is not None and len(arrays) == list(chosen.values()).count("detection") > 0:
+        read_detections(arrays, feed, HeadDecoder(lambda: graph))
 
 
-def read_detections(outputs: Mapping[str, Array]) -> list[Boxes]:
-    """Return the detections of each image of a feed, see `sbonnx.metrics.detection.detections`.
+def _zeros(graph: Graph) -> dict[str, Array] | None:
+    """Return a feed of zeros that takes no memory; None if a size is known only when the model runs."""
+    feed = {}
+    for tensor in graph.inputs:
+        shape = query.shape(tensor)
+        sizes = [axis for axis in shape or () if isinstance(axis, int)]
+        if shape is None or len(sizes) < len(shape):
+            return None
+        feed[tensor.name] = np.broadcast_to(np.zeros((), np.float32), sizes)
+    return feed
+
+
+def read_detections(
+    outputs: Mapping[str, Array], feed: Mapping[str, Array], decoder: HeadDecoder | None
+) -> list[Boxes]:
+    """Return the detections of each image of a feed: those after NMS as they are, others by the head of the model.
+
+    Args:
+        decoder: of the float model, whose head the quantized one has as well; None: the model is not known.
 
     Raises:
         RecipeError: the outputs are no detections.
     """
     try:
-        return detections(outputs)
+        return detections(outputs if decoder is None else decoder(outputs, feed, {}))
     except DataError as error:
         listed = ", ".join(f"'{name}' {shown(value)}" for name, value in outputs.items())
         raise RecipeError(
             f"the task detection does not fit the outputs {listed}: it takes {TAKES['detection']}. Regression fits; of "
-            "a detector without NMS, only labels can say more (--eval with --decode)"
+            "another detector, only labels can say more (--eval with --head or --decode)"
         ) from error
 
 

@@ -11,6 +11,8 @@ from typing import Any, Final
 import numpy as np
 import onnx
 
+from sbonnx.detectors import HeadDecoder
+from sbonnx.graph import Graph
 from sbonnx.metrics import ratio_db
 from sbonnx.metrics.detection import overlap_share
 from sbonnx.recipe.names import OutputTask
@@ -132,13 +134,21 @@ def judge(nature: Nature, figures: Sequence[QualityFigure], samples: int) -> Jud
 class QualitySamples:
     """Accumulates the outputs of both models, feed by feed."""
 
-    def __init__(self, names: Sequence[str], model: onnx.ModelProto | None, tasks: Tasks = None) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        model: onnx.ModelProto | None,
+        tasks: Tasks = None,
+        load: Callable[[], Graph] | None = None,
+    ) -> None:
         """Create it.
 
         Args:
             names: outputs, in order.
             model: the float model, whose structure helps to decide natures; None: values alone decide.
             tasks: what outputs mean, as the user says.
+            load: loads the graph of the float model, whose head says what boxes the outputs of a detector are; None:
+                they are detections.
 
         Raises:
             RecipeError: an output of `tasks` does not exist.
@@ -151,7 +161,7 @@ class QualitySamples:
         self._outputs = [
             (name, OutputSamples(forms.get(name, UNKNOWN_FORM), choose(place))) for place, name in enumerate(names)
         ]
-        self._detections = _DetectionSamples()
+        self._detections = _DetectionSamples(None if load is None else HeadDecoder(load))
         self._differences = _InputDifferences()
         self._inputs = [] if model is None else [value.name for value in model.graph.input]
 
@@ -169,7 +179,8 @@ class QualitySamples:
                 name: (ref, val)
                 for (name, samples), ref, val in zip(self._outputs, reference, value, strict=True)
                 if samples.task == "detection"
-            }
+            },
+            ordered,
         )
         self._differences.add(ordered)
 
@@ -203,17 +214,21 @@ class QualitySamples:
 class _DetectionSamples:
     """Accumulates detections of both models, which may be in several outputs: boxes, scores, classes."""
 
-    def __init__(self) -> None:
+    def __init__(self, decoder: HeadDecoder | None) -> None:
+        self._decoder = decoder
         self._names: list[str] = []
         self._shares: list[float] = []
         self._count = 0
 
-    def add(self, outputs: Mapping[str, tuple[Array, Array]]) -> None:
+    def add(self, outputs: Mapping[str, tuple[Array, Array]], feeds: Mapping[str, Array]) -> None:
         """Add the detections of one feed, (float, quantized) by output. Images without any say nothing."""
         if not outputs:
             return
         self._names = list(outputs)
-        floats, others = (read_detections({name: pair[which] for name, pair in outputs.items()}) for which in (0, 1))
+        floats, others = (
+            read_detections({name: pair[which] for name, pair in outputs.items()}, feeds, self._decoder)
+            for which in (0, 1)
+        )
         for boxes, quantized_boxes in zip(floats, others, strict=True):
             share = overlap_share(boxes, quantized_boxes)
             if share is not None:

@@ -26,6 +26,7 @@ from sbonnx.report.verdict import verdict_of
 from sbonnx.spec import Array
 from sbonnx.verify import Tasks, VerifyOptions
 from sbonnx.verify.quality import QualitySamples
+from tests.detectors.detector_models import SIDE, Builder, yolov8, yolov8_angles
 from tests.support.models import model
 from tests.support.values import some
 
@@ -208,6 +209,31 @@ def test_detections_are_matched_in_any_order(several: bool, moved: float, state:
     metrics = Comparison(feeds=40, quality=(first, *rest))
     assert f"accuracy {state}: " in verdict_of(metrics).rows[0].text
     assert "the detections overlap with those of float by " in verdict_of(metrics).text
+
+
+@pytest.mark.parametrize(("shift", "state"), [(0.0, "kept"), (2.0, "uncertain"), (100.0, "lost")])
+def test_a_head_of_the_float_model_says_what_boxes_are(shift: float, state: str, tmp_path: Path) -> None:
+    """Centers of a YOLOv8 head are moved: rows without a detection move as well and do not count."""
+    files = []
+    for name, moved in (("m.onnx", 0.0), ("q.onnx", shift)):
+        builder = Builder()
+        yolov8(builder)
+        builder.constants["c2"] = builder.constants["c2"] + moved
+        files.append(builder.save(tmp_path / name))
+    feeds = [{"images": RNG.uniform(size=(1, 3, SIDE, SIDE)).astype(np.float32)} for _ in range(34)]
+    quick = verify.Depth(latency=False)
+    verify.check_tasks("detection", graphs.load(files[0]))
+    (row,) = verify.compare(files[0], files[1], feeds, depth=quick, options=VerifyOptions(task="detection")).quality
+    assert (row.state, row.decided_by, row.samples) == (state, "detection overlap", 34)
+    (plain,) = verify.compare(files[0], files[1], feeds, depth=quick).quality
+    assert plain.nature == "values"
+
+
+def test_a_task_asks_for_labels_where_no_head_is_certain(tmp_path: Path) -> None:
+    builder = Builder()
+    yolov8_angles(builder)
+    with pytest.raises(RecipeError, match=r"of another detector, only labels can say more \(--eval with --head or"):
+        verify.check_tasks("detection", graphs.load(builder.save(tmp_path / "m.onnx")))
 
 
 NETWORK = """agraph (float[N,8] x, float[N,2,4,3] past)
