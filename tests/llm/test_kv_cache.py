@@ -169,7 +169,7 @@ def test_the_command_and_force(tmp_path: Path, capsys: pytest.CaptureFixture[str
     source, target = write_grouped_folder(tmp_path / "m"), tmp_path / "q"
     np.savez(tmp_path / "t.npz", ids=token_windows())
     command = ["llm", "quantize", str(source), "--text", str(tmp_path / "t.npz"), "-o", str(target), "--no-latency"]
-    assert main([*command, "--kv", "4", "--set", "MIN_WEIGHT_SIZE=0"]) == 0
+    assert main([*command, "--kv", "4", "-v", "--set", "MIN_WEIGHT_SIZE=0"]) == 0
     assert "128 B per token (1.02 kB float)" in capsys.readouterr().out
     assert main([*command, "--kv", "8"]) == 2
     assert "give --force" in capsys.readouterr().err

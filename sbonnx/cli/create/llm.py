@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect as signatures
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from sbonnx.cli.create.qat import SEED, TRAINING
 from sbonnx.cli.create.quantize import check_report, write_report
 from sbonnx.cli.options import Arguments, CommandOption, required_output
 from sbonnx.errors import DataError, RecipeError
+from sbonnx.present.text.summary import facts_of, show_summary
 from sbonnx.present.text.tables import show_refusals
 from sbonnx.recipe.sections import flags
 
@@ -113,6 +114,7 @@ QUANTIZE_OPTIONS: Final = (
     *LIMITS,
     NO_LATENCY,
     options.REPORT,
+    options.VERBOSE,
     options.FORCE,
     *options.COMMON_WITH_PROGRESS,
 )
@@ -213,13 +215,15 @@ def run_quantize(given: Arguments) -> int:
     code = printer.problems(report.problems)
     write_report(page, report)
     printer.value("quantize", report)
-    printer.verdict(report.verdict)
-    counts = {"quantized": f"{report.counts.weights} weights"}
-    _show_figures(printer, report.model, None if report.metrics is None else report.metrics.llm, counts)
-    show_refusals(printer, report.refusals)
-    for note in report.notes:
-        printer.note(note)
-    printer.line(f"written: {report.output}")
+    details = "-v, or --report FILE.html" if page is None else str(page)
+    counts = ("quantized", f"{report.counts.weights} weights")
+    facts = [row for row in facts_of(report) if row[0] != "weights"]  # of integer products, which it has none of
+    show_summary(printer, report, [counts, *facts, ("details", details)])
+    if given[options.VERBOSE]:
+        printer.line("")
+        _show_figures(printer, report.model, None if report.metrics is None else report.metrics.llm)
+        show_refusals(printer, report.refusals, verbose=True)
+        printer.notes(report.notes, every=True)
     for line in _use(output):
         printer.line(line)
     return code
@@ -358,13 +362,11 @@ def _facts(figures: DecoderEvaluation | None) -> dict[str, object]:
     }
 
 
-def _show_figures(
-    printer: Printer, title: str, figures: DecoderEvaluation | None, counts: Mapping[str, object] | None = None
-) -> None:
-    """Print an evaluation, below other facts."""
+def _show_figures(printer: Printer, title: str, figures: DecoderEvaluation | None) -> None:
+    """Print an evaluation."""
     from sbonnx.report.verdict import latency_text
 
-    printer.facts(title, {**(counts or {}), **_facts(figures)})
+    printer.facts(title, _facts(figures))
     rows = [
         (
             row.threads,
