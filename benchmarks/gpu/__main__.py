@@ -171,7 +171,7 @@ def page(rows: Sequence[Row], model: str) -> str:
         f"# NVIDIA GPU, {model}",
         f"{len(rows) - failed} of {len(rows)} steps gave a result, in {total:.0f} s. "
         "An engine runs one sample. ms: mean of runs one after another (median of 5 rounds). SQNR against the float "
-        "model on the CPU. Planned: operators with quantized inputs; integers: those whose layer reads a quantized type.",
+        "model on the CPU. Planned: operators with quantized inputs; integers: those whose layer reads integers.",
         table(HEADER, [row.cells() for row in rows]),
     ]
     if layers:
