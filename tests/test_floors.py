@@ -63,6 +63,7 @@ THIRD_PARTIES: dict[str, frozenset[str] | None] = {
             "verify.sessions",
             "verify.other_cpu.saturating_session",
             "profiling",
+            "runtimes.engine_process",
             "backends.onnxruntime.backend",
             "patterns.simplify.fold",
             "linting.ort_kernels",
@@ -77,6 +78,8 @@ THIRD_PARTIES: dict[str, frozenset[str] | None] = {
     ),
     "openvino": frozenset({"backends.openvino.runtime"}),
     "cv2": frozenset({"runtimes.opencv_dnn"}),
+    "onnxruntime_qnn": frozenset({"runtimes.engine_process"}),
+    "tensorrt_rtx_bindings": frozenset({"runtimes.engine_process"}),
     "torch": frozenset(
         {
             "qat",
@@ -114,7 +117,20 @@ THIRD_PARTIES: dict[str, frozenset[str] | None] = {
     "google": frozenset({"graph", "patterns.simplify.infer"}),
 }
 INSIDE_FUNCTIONS = frozenset(
-    {"onnxruntime", "openvino", "cv2", "torch", "distributed", "fsspec", "tokenizers", "PIL", "soundfile", "soxr"}
+    {
+        "onnxruntime",
+        "onnxruntime_qnn",
+        "openvino",
+        "cv2",
+        "tensorrt_rtx_bindings",
+        "torch",
+        "distributed",
+        "fsspec",
+        "tokenizers",
+        "PIL",
+        "soundfile",
+        "soxr",
+    }
 )
 """Imported when they are needed: torch and openvino are extras, and onnxruntime takes its time."""
 ON_TORCH = frozenset({"qat", "torchnet.onnx_to_torch", "training"})

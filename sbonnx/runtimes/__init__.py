@@ -4,7 +4,7 @@ To add a runtime, add a module with a `Runtime` (`sbonnx.backends.runtime_types`
 returns why it cannot run here with the command that installs it, or None; `open` returns a session with `get_inputs`,
 `get_outputs`, `run`, `layers` and `fallback`, and raises ModelError for a file that the runtime refuses. A runtime that
 cannot run has ``executes=False``, one without free axes ``fixed_shapes=True``. Third parties are imported inside
-functions: no runtime is a dependency.
+functions: no runtime is a dependency. One that may crash is a `child_session.ChildSession`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from sbonnx.backends.runtime_types import Runtime
 from sbonnx.errors import RecipeError
 from sbonnx.runtimes.opencv_dnn import OPENCV
 from sbonnx.runtimes.ort_variants import ORT_VARIANTS
+from sbonnx.runtimes.qnn_emulator import QNN
+from sbonnx.runtimes.rtx_builder import RTX
 from sbonnx.runtimes.wasm import WASM
 
 RUNTIMES: Final[dict[str, Runtime]] = {
-    runtime.name: runtime for runtime in (*ORT_VARIANTS, OPENVINO_RUNTIME, WASM, OPENCV)
+    runtime.name: runtime for runtime in (*ORT_VARIANTS, OPENVINO_RUNTIME, WASM, OPENCV, QNN, RTX)
 }
 """Runtimes by name."""
 

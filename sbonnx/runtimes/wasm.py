@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
-import weakref
-from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
-import onnx
-
-from sbonnx.backends.fixed_shapes import entries_of
-from sbonnx.backends.runtime_types import Entry, ExecutedLayer, Runtime
-from sbonnx.errors import DataError, DeviceError, ModelError
+from sbonnx.backends.runtime_types import Runtime
+from sbonnx.errors import DeviceError
+from sbonnx.runtimes.child_session import ChildSession
 
 VERSION: Final = "1.30.0"
 """Release of onnxruntime-web that is documented."""
@@ -58,7 +51,7 @@ def absent() -> str | None:
     return NOT_INSTALLED if _package() is None else None
 
 
-class WasmSession:
+class WasmSession(ChildSession):
     """Model opened by onnxruntime-web in a Node process, which ends with the session.
 
     Args:
@@ -66,84 +59,16 @@ class WasmSession:
         threads: ignored: WASM in Node has one thread.
 
     Raises:
-        DeviceError: Node or onnxruntime-web is missing, or does not start.
-        ModelError: onnxruntime-web rejects the model.
+        DeviceError: Node or onnxruntime-web is missing.
+        ModelError: onnxruntime-web rejects the model, crashes, or does not answer in time.
     """
 
     def __init__(self, model: Path | bytes, threads: int | None = None) -> None:
         package, node = _package(), shutil.which("node")
         if package is None or node is None:
             raise DeviceError(absent() or NOT_INSTALLED)
-        proto = onnx.load(str(model)) if isinstance(model, Path) else onnx.load_from_string(model)
-        self._inputs, self._outputs = entries_of(proto)
-        self._folder = TemporaryDirectory(prefix="sbonnx-wasm-")
-        place = Path(self._folder.name)
-        (place / "model.onnx").write_bytes(proto.SerializeToString())
         script = str(files("sbonnx.runtimes").joinpath("wasm_session.mjs"))
-        self._process = subprocess.Popen(
-            [node, script, str(package), str(place)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        weakref.finalize(self, _end, self._process, self._folder)
-        reply = self._reply()
-        if "error" in reply:
-            raise ModelError(f"onnxruntime-web refuses the model: {reply['error']}")
-
-    def _reply(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise DeviceError(f"node ended with code {self._process.wait()}: onnxruntime-web did not start, or crashed")
-        reply: dict[str, Any] = json.loads(line)
-        return reply
-
-    def get_inputs(self) -> Sequence[Entry]:
-        """Return the inputs in the order of the file."""
-        return self._inputs
-
-    def get_outputs(self) -> Sequence[Entry]:
-        """Return the outputs in the order of the file."""
-        return self._outputs
-
-    def run(self, names: Sequence[str] | None, feeds: Mapping[str, Any]) -> list[Any]:
-        """Run the model and return the named outputs, or all; inputs that are missing in `feeds` raise KeyError."""
-        place, request = Path(self._folder.name), []
-        for number, entry in enumerate(self._inputs):
-            values = np.ascontiguousarray(feeds[entry.name])
-            (place / f"in{number}.bin").write_bytes(values.tobytes())
-            request.append({"name": entry.name, "type": str(values.dtype), "dims": list(values.shape)})
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        reply = self._reply()
-        if "error" in reply:
-            raise DataError(f"onnxruntime-web cannot run: {reply['error']}")
-        outputs = {}
-        for number, row in enumerate(reply["outputs"]):
-            values = np.frombuffer((place / f"out{number}.bin").read_bytes(), np.dtype(row["type"]))
-            outputs[row["name"]] = values.reshape(row["dims"])
-        wanted = [entry.name for entry in self._outputs] if names is None else names
-        return [outputs[name] for name in wanted]
-
-    def layers(self) -> list[ExecutedLayer]:
-        """Return no kernels: onnxruntime-web does not name them."""
-        return []
-
-    def fallback(self) -> tuple[str, ...]:
-        """Return no nodes: all run in WASM."""
-        return ()
-
-
-def _end(process: subprocess.Popen[str], folder: TemporaryDirectory[str]) -> None:
-    process.kill()
-    process.wait()
-    for stream in (process.stdin, process.stdout):
-        if stream is not None:
-            stream.close()
-    folder.cleanup()
+        super().__init__(model, [node, script, str(package)], "onnxruntime-web")
 
 
 WASM: Final = Runtime("onnxruntime-web, WASM in Node", absent, WasmSession, name="wasm")

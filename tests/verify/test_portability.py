@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -18,9 +19,10 @@ import sbonnx
 from sbonnx.assets import digits
 from sbonnx.backends import Runtime
 from sbonnx.cli import main
-from sbonnx.errors import RecipeError
+from sbonnx.errors import ModelError, RecipeError
 from sbonnx.report.comparison import Portability
 from sbonnx.runtimes import RUNTIMES, chosen_runtimes
+from sbonnx.runtimes.child_session import ChildSession
 from sbonnx.runtimes.ort_variants import ORT_REFERENCE
 from sbonnx.runtimes.portability import portability
 
@@ -126,24 +128,63 @@ def test_variants_of_onnxruntime_agree_up_to_rounding(network: tuple[Path, Path,
     assert min(row.sqnr_db or 0 for row in result.rows) > 15
 
 
-def of_wasm(floats: Path, file: Path, feeds: Any) -> Portability:
-    why = RUNTIMES["wasm"].absent()
+def in_runtime(name: str, floats: Path, file: Path, feeds: Any) -> Portability:
+    why = RUNTIMES[name].absent()
     if why is not None:
         pytest.skip(why)
-    return portability(floats, file, feeds, [RUNTIMES["wasm"]])
+    return portability(floats, file, feeds, [RUNTIMES[name]])
+
+
+def quantized(network: tuple[Path, Path, Any], backend: str) -> Path:
+    floats, file, feeds = network
+    output = file.with_name(f"{backend}.onnx")
+    sbonnx.quantize(floats, list(feeds), backend=backend, output=output, verify=False, force=True)
+    return output
 
 
 def test_wasm_runs_a_file(network: tuple[Path, Path, Any]) -> None:
-    result = of_wasm(*network)
+    result = in_runtime("wasm", *network)
     assert result.portable, result.text
     assert (result.rows[0].sqnr_db or 0) > 15
 
 
+def test_qnn_runs_a_file_and_names_the_nodes_on_the_cpu(network: tuple[Path, Path, Any]) -> None:
+    result = in_runtime("qnn", network[0], quantized(network, "qnn"), network[2])
+    assert result.portable, result.text
+    (row,) = result.rows
+    assert (row.sqnr_db or 0) > 15
+    assert row.fallback
+    assert len(row.fallback) <= 2  # Q of the input and DQ of the output
+
+
+def test_tensorrt_rtx_builds_a_file_and_names_the_node_that_it_refuses(network: tuple[Path, Path, Any]) -> None:
+    (row,) = in_runtime("tensorrt-rtx", network[0], quantized(network, "tensorrt"), network[2]).rows
+    assert row.state == "built", row.why
+    (row,) = in_runtime("tensorrt-rtx", network[0], quantized(network, "qnn"), network[2]).rows
+    assert row.state == "refused"
+    assert "QuantizeLinear 'x_QuantizeLinear': " in row.why
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        ("import os; os.abort()", "engine ended with SIGABRT while it opened the model"),
+        ("import time; time.sleep(60)", "engine gave no answer in 0.5 s while it opened the model"),
+    ],
+)
+def test_a_child_that_crashes_or_hangs_is_an_error(program: str, message: str, network: tuple[Path, Path, Any]) -> None:
+    seconds = 0.5 if "sleep" in program else 30.0
+    with pytest.raises(ModelError, match=message):
+        ChildSession(network[1], [sys.executable, "-c", program], "engine", seconds)
+
+
+def test_an_interpreter_without_the_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SBONNX_QNN_PYTHON", str(tmp_path / "python"))
+    assert "which does not start" in (RUNTIMES["qnn"].absent() or "")
+
+
 def test_opencv_runs_or_refuses(network: tuple[Path, Path, Any]) -> None:
-    why = RUNTIMES["opencv"].absent()
-    if why is not None:
-        pytest.skip(why)
-    (row,) = portability(*network, [RUNTIMES["opencv"]]).rows
+    (row,) = in_runtime("opencv", *network).rows
     assert row.state in ("same", "rounding", "refused")
     assert row.why.startswith("OpenCV refuses") or (row.sqnr_db or 0) > 15
 

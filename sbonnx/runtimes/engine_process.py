@@ -1,0 +1,130 @@
+"""Child process of `child_session`: ``python engine_process.py qnn|rtx FOLDER``.
+
+It runs in an interpreter that may have nothing of sbonnx's dependencies: of sbonnx it imports `system` alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+ERRORS: Final = 4
+"""Maximum number of refused nodes that a message names."""
+
+Run = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+
+
+class _Refusal(Exception):
+    """Raised for a model that the parser or builder rejects."""
+
+
+def _qnn(model: bytes) -> tuple[list[str], Run]:
+    """Open a model on the HTP emulator; return the nodes that run on the CPU, and the function that runs a feed."""
+    import onnxruntime_qnn
+
+    from sbonnx.system.runtime import onnxruntime, open_session, session_options
+
+    ort = onnxruntime()
+    ort.register_execution_provider_library("qnn", onnxruntime_qnn.get_library_path())
+    options = session_options()
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    device = next(device for device in ort.get_ep_devices() if device.ep_name == "qnn")
+    options.add_provider_for_devices([device], {"backend_type": "htp"})
+    session = open_session(model, options, ())
+    parts = session.get_provider_graph_assignment_info()
+    others = [node.name for part in parts if part.ep_name != "qnn" for node in part.get_nodes()]
+    names = [entry.name for entry in session.get_outputs()]
+    return others, lambda feeds: dict(zip(names, session.run(names, dict(feeds)), strict=True))
+
+
+def _load_libraries(package: str, pattern: str) -> None:
+    """Load shared libraries of a package, so that extension modules find them."""
+    try:
+        spec = importlib.util.find_spec(package)
+    except ModuleNotFoundError:
+        spec = None  # as a rule the system has the libraries
+    for folder in () if spec is None else spec.submodule_search_locations or ():
+        for library in sorted(Path(folder).glob(pattern)):
+            ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+
+
+def _rtx(model: bytes) -> tuple[list[str], Run | None]:
+    """Build an engine of a model; return no nodes, and no function: engines run on a GPU."""
+    _load_libraries("nvidia.cuda_runtime", "lib/libcudart.so*")
+    _load_libraries("tensorrt_rtx_libs", "*.so*")
+    import tensorrt_rtx_bindings as trt
+
+    builder = trt.Builder(log := trt.Logger(trt.Logger.INTERNAL_ERROR))
+    network = builder.create_network(0)
+    parser = trt.OnnxParser(network, log)
+    if not parser.parse(model):
+        errors = map(parser.get_error, range(parser.num_errors))
+        texts = [f"{error.node_operator()} '{error.node_name()}': {error.desc()}" for error in errors]
+        more = f"; {len(texts) - ERRORS} more" if len(texts) > ERRORS else ""
+        raise _Refusal("; ".join(texts[:ERRORS]) + more)
+    config = builder.create_builder_config()
+    config.num_compute_capabilities = 1
+    config.set_compute_capability(trt.ComputeCapability.SM89, 0)
+    if builder.build_serialized_network(network, config) is None:
+        raise _Refusal("it is parsed, and no engine can be built")
+    return [], None
+
+
+OPENERS: Final[dict[str, Callable[[bytes], tuple[list[str], Run | None]]]] = {"qnn": _qnn, "rtx": _rtx}
+
+
+def _run(run: Run, folder: Path, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Run the feed that `rows` describe; write its outputs and describe them."""
+    import numpy as np
+
+    feeds = {}
+    for number, row in enumerate(rows):
+        values = np.frombuffer((folder / f"in{number}.bin").read_bytes(), row["type"])
+        feeds[row["name"]] = values.reshape(row["dims"])
+    answers = []
+    for number, (name, values) in enumerate(run(feeds).items()):
+        (folder / f"out{number}.bin").write_bytes(np.ascontiguousarray(values).tobytes())
+        answers.append({"name": name, "type": str(values.dtype), "dims": list(values.shape)})
+    return answers
+
+
+def _serve(engine: str, folder: Path) -> None:
+    """Open the model, then run a feed for each line of the input."""
+    from sbonnx.system.runtime import reason
+
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # libraries print to the output
+
+    def reply(answer: Callable[[], dict[str, Any]]) -> bool:
+        try:
+            value = answer()
+        except Exception as error:  # of third parties, which share no base class; the message is the answer
+            value = {"error": " ".join(reason(error).split())[:600]}
+        answers.write(json.dumps(value) + "\n")
+        return "error" not in value
+
+    run: Run | None = None
+
+    def open_model() -> dict[str, Any]:
+        nonlocal run
+        fallback, run = OPENERS[engine]((folder / "model.onnx").read_bytes())
+        return {"fallback": fallback}
+
+    if not reply(open_model) or run is None:
+        return
+    execute: Run = run
+    for line in sys.stdin:
+        rows = json.loads(line)
+        reply(lambda rows=rows: {"outputs": _run(execute, folder, rows)})  # type: ignore[misc]
+
+
+if __name__ == "__main__":
+    sys.path[0] = ""
+    sys.path.append(str(Path(__file__).resolve().parents[2]))  # last: the interpreter's own packages come first
+    _serve(sys.argv[1], Path(sys.argv[2]))
