@@ -135,7 +135,7 @@ def in_runtime(name: str, floats: Path, file: Path, feeds: Any) -> Portability:
     return portability(floats, file, feeds, [RUNTIMES[name]])
 
 
-def quantized(network: tuple[Path, Path, Any], backend: str) -> Path:
+def quantized(network: tuple[Path, Path, Any], backend: Any) -> Path:
     floats, file, feeds = network
     output = file.with_name(f"{backend}.onnx")
     sbonnx.quantize(floats, list(feeds), backend=backend, output=output, verify=False, force=True)
