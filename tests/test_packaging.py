@@ -36,6 +36,7 @@ DATA = (
     "assets/skills/sbonnx/scripts/worst_layers.py",
     "backends/onnxruntime/kernel_costs.json",
     "backends/onnxruntime/kernel_costs_avx2.json",
+    "backends/onnxruntime/kernel_costs_avx512.json",
     "backends/openvino/kernel_costs.json",
     "cli/about/rule_examples.json",
     "present/html/base.html.j2",
@@ -49,6 +50,7 @@ DATA = (
     "present/html/page.css",
     "present/html/page.js",
     "present/html/single.html.j2",
+    "runtimes/wasm_session.mjs",
 )
 SOURCES = {
     "sbonnx.calib.sketches._kernels": ["sbonnx/calib/sketches/_kernels.c"],
