@@ -6,8 +6,10 @@ import json
 import os
 import shutil
 import subprocess
+import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -26,6 +28,9 @@ VERSION: Final = "1.30.0"
 
 FOLDER: Final = "SBONNX_NODE_MODULES"
 """Environment variable with the folder ``node_modules`` that has onnxruntime-web."""
+
+SECONDS: Final = 600.0
+"""Time in which onnxruntime-web has to open a model, or to run a feed; then its process is ended."""
 
 NOT_INSTALLED: Final = (
     f"onnxruntime-web is not installed: npm install --ignore-scripts onnxruntime-web@{VERSION} here, or in a folder "
@@ -64,13 +69,15 @@ class WasmSession:
     Args:
         model: path of an ONNX file, or a serialized model.
         threads: ignored: WASM in Node has one thread.
+        seconds: time in which the model has to be opened, and each feed to be run.
 
     Raises:
-        DeviceError: Node or onnxruntime-web is missing, or does not start.
+        DeviceError: Node or onnxruntime-web is missing, does not start, or takes more time than that.
         ModelError: onnxruntime-web rejects the model.
     """
 
-    def __init__(self, model: Path | bytes, threads: int | None = None) -> None:
+    def __init__(self, model: Path | bytes, threads: int | None = None, *, seconds: float = SECONDS) -> None:
+        self._seconds = seconds
         package, node = _package(), shutil.which("node")
         if package is None or node is None:
             raise DeviceError(absent() or NOT_INSTALLED)
@@ -93,8 +100,22 @@ class WasmSession:
             raise ModelError(f"onnxruntime-web refuses the model: {reply['error']}")
 
     def _reply(self) -> dict[str, Any]:
+        """Read a line of the process, which is killed when the time is over."""
         assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+        late = threading.Event()
+
+        def stop() -> None:
+            late.set()
+            self._process.kill()
+
+        timer = threading.Timer(self._seconds, stop)
+        timer.start()
+        try:
+            line = self._process.stdout.readline()
+        finally:
+            timer.cancel()
+        if not line and late.is_set():
+            raise DeviceError(f"onnxruntime-web gave no answer within {self._seconds:g} s: use fewer or smaller feeds")
         if not line:
             raise DeviceError(f"node ended with code {self._process.wait()}: onnxruntime-web did not start, or crashed")
         reply: dict[str, Any] = json.loads(line)
@@ -109,15 +130,21 @@ class WasmSession:
         return self._outputs
 
     def run(self, names: Sequence[str] | None, feeds: Mapping[str, Any]) -> list[Any]:
-        """Run the model and return the named outputs, or all; inputs that are missing in `feeds` raise KeyError."""
+        """Run the model and return the named outputs, or all; inputs that are missing in `feeds` raise KeyError.
+
+        Raises:
+            DataError: onnxruntime-web cannot run the feeds.
+            DeviceError: its process has ended, or gives no answer in time.
+        """
         place, request = Path(self._folder.name), []
         for number, entry in enumerate(self._inputs):
             values = np.ascontiguousarray(feeds[entry.name])
             (place / f"in{number}.bin").write_bytes(values.tobytes())
             request.append({"name": entry.name, "type": str(values.dtype), "dims": list(values.shape)})
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
+        with suppress(BrokenPipeError):  # `_reply` names the exit code
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
         reply = self._reply()
         if "error" in reply:
             raise DataError(f"onnxruntime-web cannot run: {reply['error']}")
