@@ -150,8 +150,9 @@ Keys: W.QUANTIZER.BIT, A.QUANTIZER.BIT. Values: w8a8, w4 (weights alone), int8 o
     Key: W.QSCHEME. Values: auto (per-channel-affine below 8 bits, but for quantizers that learn;
     per-tensor-affine where a backend has one scale; else per-channel-symmetric), per-channel-symmetric,
     per-channel-affine, per-tensor-symmetric, per-tensor-affine; virtual: all but auto; tensorrt and openvino:
-    per-channel-symmetric, per-tensor-symmetric; qnn: all but per-channel-affine, one scale for Gemm and MatMul.
-    Default: per-channel-symmetric; onnxruntime, qnn and web: auto.
+    per-channel-symmetric, per-tensor-symmetric; qnn: all but per-channel-affine, one scale for Gemm and
+    LayerNormalization and MatMul and RMSNormalization. Default: per-channel-symmetric; onnxruntime, qnn and web:
+    auto.
     """
     block_size: int | Literal["none"]
     """Number of values along the summed axis of a MatMul or Gemm that share a scale.

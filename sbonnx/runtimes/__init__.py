@@ -14,7 +14,7 @@ from typing import Final
 
 from sbonnx.backends.openvino.runtime import OPENVINO_RUNTIME
 from sbonnx.backends.runtime_types import Runtime
-from sbonnx.errors import RecipeError
+from sbonnx.errors import DeviceError, RecipeError
 from sbonnx.runtimes.opencv_dnn import OPENCV
 from sbonnx.runtimes.ort_variants import ORT_VARIANTS
 from sbonnx.runtimes.qnn_emulator import QNN
@@ -34,8 +34,11 @@ GROUPS: Final = {ALL: tuple(RUNTIMES), "onnxruntime": tuple(runtime.name for run
 def chosen_runtimes(names: str | Sequence[str]) -> tuple[Runtime, ...]:
     """Return the runtimes of a list: names separated by commas, or a sequence of names.
 
+    "all" includes runtimes that are not installed, so that results can name them.
+
     Raises:
         RecipeError: there is no such runtime, or the list is empty.
+        DeviceError: one that is named is not installed; the message has the command that installs it.
     """
     parts = [part.strip() for part in (names.split(",") if isinstance(names, str) else names)]
     for part in parts:
@@ -43,6 +46,10 @@ def chosen_runtimes(names: str | Sequence[str]) -> tuple[Runtime, ...]:
             raise RecipeError(
                 f"--runtimes '{part}' is not known: choose from {', '.join(dict.fromkeys((*GROUPS, *RUNTIMES)))}"
             )
+    for part in parts:
+        why = RUNTIMES[part].absent() if part in RUNTIMES else None
+        if why is not None:
+            raise DeviceError(f"--runtimes {part}: {why}")
     chosen = dict.fromkeys(name for part in parts for name in GROUPS.get(part, (part,)))
     return tuple(RUNTIMES[name] for name in chosen)
 

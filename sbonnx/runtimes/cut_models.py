@@ -57,12 +57,16 @@ class CutModel:
         return varying
 
     def edges(self) -> list[str]:
-        """Return the tensors at the edges of quantized operators, in the order of the file."""
+        """Return the tensors at the edges of quantized operators, in the order of the file.
+
+        A DequantizeLinear that reads no QuantizeLinear is none: its reader would get floats, and compute in float.
+        """
         edges: dict[str, None] = {}
         for node in self.proto.graph.node:
             if node.op_type in READS_CODES:
                 edges.setdefault(node.input[0])
-            quantized = node.op_type.startswith(INTEGER_OPERATORS) or node.op_type in ("MatMulNBits", PAIR[1])
+            paired = node.op_type == PAIR[1] and self.pair_of(node.output[0]) is not None
+            quantized = node.op_type.startswith(INTEGER_OPERATORS) or node.op_type == "MatMulNBits" or paired
             if quantized and self._varying & set(node.input[:1] if node.op_type == PAIR[1] else node.input):
                 edges.setdefault(node.output[0])
         inputs = {value.name for value in self.proto.graph.input}

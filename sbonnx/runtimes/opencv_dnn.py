@@ -12,7 +12,7 @@ import onnx
 
 from sbonnx.backends.fixed_shapes import entries_of
 from sbonnx.backends.runtime_types import Entry, ExecutedLayer, Runtime
-from sbonnx.errors import ModelError
+from sbonnx.errors import DataError, ModelError
 from sbonnx.graph.protos import single_line
 
 NOT_INSTALLED: Final = "OpenCV is not installed: pip install opencv-python-headless"
@@ -21,6 +21,12 @@ NOT_INSTALLED: Final = "OpenCV is not installed: pip install opencv-python-headl
 def absent() -> str | None:
     """Return why OpenCV cannot run here, or None."""
     return NOT_INSTALLED if find_spec("cv2") is None else None
+
+
+def _reason(error: Any) -> str:
+    """Return the description and function of an error of OpenCV, without the path of its source file."""
+    where = f" in {error.func}" if getattr(error, "func", "") else ""
+    return f"{single_line(getattr(error, 'err', '') or error)}{where}"
 
 
 class OpenCvSession:
@@ -46,7 +52,7 @@ class OpenCvSession:
         try:
             self._net = cv2.dnn.readNetFromONNX(np.frombuffer(proto.SerializeToString(), np.uint8))
         except cv2.error as error:
-            raise ModelError(f"OpenCV refuses the model: {single_line(error)}") from error
+            raise ModelError(f"OpenCV refuses the model: {_reason(error)}") from error
         finally:
             log.setLogLevel(level)
 
@@ -59,11 +65,20 @@ class OpenCvSession:
         return self._outputs
 
     def run(self, names: Sequence[str] | None, feeds: Mapping[str, Any]) -> list[Any]:
-        """Run the model and return the named outputs, or all; inputs that are missing in `feeds` raise KeyError."""
-        for entry in self._inputs:
-            self._net.setInput(feeds[entry.name], entry.name)
+        """Run the model and return the named outputs, or all; inputs that are missing in `feeds` raise KeyError.
+
+        Raises:
+            DataError: OpenCV fails on the feeds.
+        """
+        import cv2
+
         wanted = [entry.name for entry in self._outputs] if names is None else list(names)
-        return [np.array(values) for values in self._net.forward(wanted)]
+        try:
+            for entry in self._inputs:
+                self._net.setInput(feeds[entry.name], entry.name)
+            return [np.array(values) for values in self._net.forward(wanted)]
+        except cv2.error as error:
+            raise DataError(f"OpenCV cannot run the model: {_reason(error)}") from error
 
     def layers(self) -> list[ExecutedLayer]:
         """Return no kernels: OpenCV does not say which compute on integers."""

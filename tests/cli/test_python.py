@@ -169,9 +169,9 @@ OF_THE_TERMINAL = {
     *(*options.COMMON_WITH_PROGRESS, options.VERBOSE, options.ORT_LIBRARY),
 }
 OF_THE_RECIPE = {options.BITS, options.SET}
-OF_THE_OUTPUT = {"output_format", "top", "plan", "no_advice", "report", "trtexec"}
-"""Options of what is printed and written beside the result, and of another result (`prune --plan`). In Python,
-`advise` is off."""
+OF_THE_OUTPUT = {"output_format", "top", "plan", "no_advice", "report", "trtexec", "max_download"}
+"""Options of what is printed and written beside the result, and of another result (`prune --plan`, `sbonnx.integrations`
+for folders of browsers). In Python, `advise` is off."""
 
 
 @pytest.mark.parametrize("verb", CALLS)

@@ -74,7 +74,11 @@ def test_decoded_rows_are_read_as_pairs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"recipe": {"QUANTIZE_INPUTS_OF": {"EMBEDDING": False}}}, {"recipe": {"EMBEDDING_BITS": 0}}, {"backend": "qnn"}],
+    [
+        {"recipe": {"QUANTIZE_INPUTS_OF": {"EMBEDDING": False}}},
+        {"recipe": {"EMBEDDING_BITS": 0}},
+        {"backend": "openvino"},
+    ],
 )
 def test_tables_stay_float_on_request_and_elsewhere(settings: dict[str, Any], tmp_path: Path) -> None:
     proto, feeds = encoder()

@@ -15,7 +15,8 @@ from sbonnx.present.html.layer_views import layers_of
 from sbonnx.present.html.network import decoder_figures, network_of
 from sbonnx.present.html.overview import COLUMNS, JobRow, overview_of
 from sbonnx.present.html.templates import environment
-from sbonnx.report.comparison import Comparison, DecoderFigures
+from sbonnx.present.text.tables import runtime_rows
+from sbonnx.report.comparison import Comparison, DecoderFigures, Portability
 from sbonnx.report.reading import read
 from sbonnx.report.verdict import Tone, figure_text, state_text, verdict_of
 from sbonnx.system.terminal import map_strings, relative_paths
@@ -103,6 +104,25 @@ def file_comparison_card(result: FileComparison) -> Card:
     card = comparison_card(result.comparison)
     title = f"{text(result.quantized)} against {text(result.float)}"
     return replace(card, title=title, sentence=verdict.text, tone="bad" if result.problems else verdict.tone)
+
+
+def file_comparison_cards(result: FileComparison) -> list[Card]:
+    """Summarize a comparison of two files, and the runtimes in which the quantized one ran, if there are any."""
+    others = () if result.portability is None else (portability_card(result.portability),)
+    return [file_comparison_card(result), *others]
+
+
+def portability_card(result: Portability) -> Card:
+    """Summarize the outputs of a file in several runtimes: a row for each."""
+    columns, rows = runtime_rows(result)
+    return Card(
+        title=f"Runtimes beside {text(result.reference)} on {formatting.count(result.feeds)} feeds",
+        sentence=result.text,
+        tone="good" if result.portable else "bad" if result.problems() else "idle",
+        columns=columns,
+        rows=[[text(cell) for cell in row] for row in rows],
+        hint="all: .portability.rows, .portability.frame()",
+    )
 
 
 def evaluation_card(evaluation: Evaluation) -> Card:
@@ -258,8 +278,9 @@ CARDS: Final[Mapping[str, Callable[[Any], Card | list[Card]]]] = {
     "Comparison": comparison_card,
     "DecoderEvaluation": decoder_card,
     "Evaluation": evaluation_card,
-    "FileComparison": file_comparison_card,
+    "FileComparison": file_comparison_cards,
     "Plan": plan_card,
+    "Portability": portability_card,
     "PruningReport": pruning_card,
     "QuantModel": model_card,
     "QuantizedFolder": folder_card,
