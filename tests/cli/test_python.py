@@ -170,8 +170,8 @@ OF_THE_TERMINAL = {
 }
 OF_THE_RECIPE = {options.BITS, options.SET}
 OF_THE_OUTPUT = {"output_format", "top", "plan", "no_advice", "report", "trtexec", "max_download"}
-"""Options of what is printed and written beside the result, and of another result (`prune --plan`, `sbonnx.integrations`
-for folders of browsers). In Python, `advise` is off."""
+"""Options of what is printed and written beside the result, and of another result (`prune --plan`, or a folder for
+browsers, which `sbonnx.integrations` writes). In Python, `advise` is off."""
 
 
 @pytest.mark.parametrize("verb", CALLS)
