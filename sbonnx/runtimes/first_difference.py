@@ -18,9 +18,11 @@ from sbonnx.runtimes.cut_models import CutModel, Piece
 from sbonnx.runtimes.ort_variants import ORT_REFERENCE
 from sbonnx.spec import Array
 
-ROUNDED_SHARE: Final = 0.05
-"""Share of codes that may differ by one step: sums of products are rounded in another order, some in half
-precision. Chosen on ResNet-20; the planted errors of the tests change far more."""
+ROUNDED_SHARE: Final = 0.1
+"""Share of codes that may differ by one step: sums of products are rounded in another order, some in half precision.
+
+Measured on ResNet-20: 6.1 % at one convolution of Qualcomm's HTP emulator, whose outputs are 0.3 dB from the reference.
+Rounding to the wrong side changes about half of the codes."""
 
 SIGMAS: Final = 3.0
 """Standard deviations by which the number of such codes may exceed the share, for small tensors."""
