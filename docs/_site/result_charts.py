@@ -56,10 +56,10 @@ def calibration(text: str) -> tuple[list[str], Series]:
     columns = {
         "sbonnx --effort fast": "fast, CPU s",
         "sbonnx": "default, CPU s",
-        "onnxruntime quantize_static": "CPU s",
+        "onnxruntime quantize_static": "quantize_static, CPU s",
     }
     return [row["model"] for row in rows], {
-        name: [number(row[column]) for row in rows] for name, column in columns.items()
+        name: [number(row[column]) for row in rows] for name, column in columns.items() if column in rows[0]
     }
 
 
