@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu [--model resnet18] [--environment FOLDER] [--output FOLDER] [--dry-run]
 
-Needs Python, pip and the driver; all else is installed as wheels into an environment of its own. Every step is a
+Needs Python, pip and the driver; everything else is installed as wheels into an environment of its own. Every step is a
 process with a limit of time. One that fails is a row with its reason, and the next ones run. Writes results.json,
 page.md and a log of each step. ModelOpt is run where `make peers` has installed it.
 """
@@ -64,7 +64,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Row:
-    """What became of a step.
+    """Outcome of a step.
 
     Attributes:
         step: name of the step.
@@ -154,8 +154,8 @@ def variables(environment: Path) -> dict[str, str]:
     """Return the environment variables by which onnxruntime and TensorRT find the libraries of the wheels."""
     packages = [*environment.glob("lib/python*/site-packages")]
     folders = [place for root in packages for part in ("nvidia/*/lib", "tensorrt_libs") for place in root.glob(part)]
-    found = [*map(str, sorted(folders)), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
-    return {**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(found)}
+    folders_searched = [*map(str, sorted(folders)), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+    return {**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(folders_searched)}
 
 
 def page(rows: Sequence[Row], model: str) -> str:

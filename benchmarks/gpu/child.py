@@ -51,10 +51,10 @@ def session(path: Path, device: str) -> Any:
     return opened
 
 
-def calibration(one: Subject, device: str) -> dict[str, float]:
+def calibration(network: Subject, device: str) -> dict[str, float]:
     """Measure seconds of float passes and of min-max calibrations, session included, in turn over the same samples."""
-    samples: Any = one.singles * PASSES
-    prepared, opened = ways.prepared(one.model, "minmax"), session(one.model, device)
+    samples: Any = network.singles * PASSES
+    prepared, opened = ways.prepared(network.model, "minmax"), session(network.model, device)
     taken = defaultdict(list)
     for _ in range(ROUNDS):
         taken["float s"].append(ways.float_pass(opened, samples))
@@ -64,18 +64,18 @@ def calibration(one: Subject, device: str) -> dict[str, float]:
     return medians | {"ratio": medians["calibration s"] / medians["float s"], "samples": len(samples)}
 
 
-def write(kind: str, one: Subject, backend: Any, path: Path) -> None:
+def write(kind: str, network: Subject, backend: Any, path: Path) -> None:
     """Write the file of a kind.
 
     Raises:
         RuntimeError: the quantizer is not installed, or the file has a problem.
     """
     if kind == "float32":
-        shutil.copyfile(one.model, path)
+        shutil.copyfile(network.model, path)
     elif kind in OURS:
         settings = {"high_precision": "fp16", "effort": "fast", **OURS[kind]}
         report = sbonnx.quantize(
-            one.model, one.feeds, backend=backend, output=path, force=True, verify=False, **settings
+            network.model, network.feeds, backend=backend, output=path, force=True, verify=False, **settings
         )
         if report.problems:
             raise RuntimeError(report.problems[0])
@@ -83,9 +83,11 @@ def write(kind: str, one: Subject, backend: Any, path: Path) -> None:
         if reason := environments.absent(environments.FOLDER, "modelopt"):
             raise RuntimeError(f"ModelOpt: {reason}")
         data = path.with_suffix(".npz")
-        arrays: dict[str, Any] = {name: np.concatenate([feed[name] for feed in one.feeds]) for name in one.feeds[0]}
+        arrays: dict[str, Any] = {
+            name: np.concatenate([feed[name] for feed in network.feeds]) for name in network.feeds[0]
+        }
         np.savez(data, **arrays)
-        job = {"model": str(one.model), "data": str(data), "output": str(path), "batch": 1, "method": "max"}
+        job = {"model": str(network.model), "data": str(data), "output": str(path), "batch": 1, "method": "max"}
         script = environments.PEERS["modelopt"].script
         python = str(environments.python_of(environments.FOLDER, "modelopt"))
         subprocess.run([python, "-m", script, json.dumps(job | {"high_precision": "fp16"})], check=True, cwd=ROOT)
@@ -116,13 +118,13 @@ def built(trt: Any, path: Path, feed: dict[str, Any]) -> bytes:
     return bytes(plan)
 
 
-def engine(kind: str, one: Subject, folder: Path, trt: Any, device: str) -> dict[str, Any]:
+def engine(kind: str, network: Subject, folder: Path, trt: Any, device: str) -> dict[str, Any]:
     """Write a file, build its engine, measure it and join its layers with the operators of the file."""
     import onnxruntime
 
     path, layers, times = (folder / f"{kind}{end}" for end in (".onnx", ".layers.json", ".profile.json"))
-    write(kind, one, f"tensorrt@{trt.__version__.partition('.')[0]}", path)
-    feed = one.singles[0]
+    write(kind, network, f"tensorrt@{trt.__version__.partition('.')[0]}", path)
+    feed = network.singles[0]
     start = time.perf_counter()
     loaded = trt.Runtime(trt.Logger(trt.Logger.WARNING)).deserialize_cuda_engine(built(trt, path, feed))
     build_s = time.perf_counter() - start
@@ -149,7 +151,7 @@ def engine(kind: str, one: Subject, folder: Path, trt: Any, device: str) -> dict
 
     runs(RUNS)
     ms = statistics.median(runs(RUNS) for _ in range(ROUNDS))
-    (expected,) = session(one.model, "cpu").run([outputs[0]], feed)
+    (expected,) = session(network.model, "cpu").run([outputs[0]], feed)
     noise = expected.astype(np.float64) - values[outputs[0]].numpy()
     times.write_text(json.dumps(profiled(trt, context, lambda: runs(RUNS))))
     sqnr = 10 * np.log10(np.square(expected.astype(np.float64)).sum() / max(float(np.square(noise).sum()), 1e-30))
@@ -198,11 +200,11 @@ def main() -> int:
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()
     pack = None if options.model in RANDOM else load_pack(options.pack)
-    one = subject(options.model, pack, options.output)
+    network = subject(options.model, pack, options.output)
     if options.job == "calibration":
-        facts: dict[str, Any] = calibration(one, "cuda")
+        facts: dict[str, Any] = calibration(network, "cuda")
     else:
-        facts = engine(options.job, one, options.output, importlib.import_module("tensorrt"), "cuda")
+        facts = engine(options.job, network, options.output, importlib.import_module("tensorrt"), "cuda")
     (options.output / f"{options.job}.json").write_text(json.dumps(facts), encoding="utf-8")
     return 0
 

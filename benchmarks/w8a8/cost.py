@@ -103,10 +103,10 @@ def main() -> int:
 
 
 def _line(name: str, seconds: Mapping[str, Sequence[float]], ratios: Sequence[Cell]) -> list[str]:
-    found = [name, f"{statistics.median(seconds[PEER]):.1f}"]
+    cells_of_row = [name, f"{statistics.median(seconds[PEER]):.1f}"]
     for own, ratio in zip((key for key in seconds if key != PEER), ratios, strict=True):
-        found += [f"{statistics.median(seconds[own]):.1f}", str(ratio)]
-    return found
+        cells_of_row += [f"{statistics.median(seconds[own]):.1f}", str(ratio)]
+    return cells_of_row
 
 
 if __name__ == "__main__":

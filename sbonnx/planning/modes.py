@@ -177,12 +177,12 @@ class ModePlacer(SiteBuilder):
             )
         if not wanted or not str(query.dtype(table.matrix)).startswith("float"):
             return
+        if node.name in self.survey.in_loop:
+            self._refuse(node, Reason("in-loop-body", f"it is in the body of '{self.survey.in_loop[node.name]}'"))
+            return
         if self.recipe.mode == DYNAMIC:
             if not table.turned:
                 self.table(place)
-            return
-        if node.name in self.survey.in_loop:
-            self._refuse(node, Reason("in-loop-body", f"it is in the body of '{self.survey.in_loop[node.name]}'"))
             return
         settings = self.settings_of("w", node, table.matrix)
         if settings is None:

@@ -104,8 +104,9 @@ def _scale_of_rows(factor: Tensor, rows: Node) -> Array | None:
     if maker is None:
         scale = query.constant(factor)
         return scale if scale is not None and scale.ndim == 0 else None
-    same = maker.op in EMBEDDING and maker.inputs[1] is rows.inputs[1] and maker.attrs.get("axis", 0) == 0
-    return query.constant(maker.inputs[0]) if same else None
+    same = maker.op in EMBEDDING and maker.inputs[1] is rows.inputs[1]
+    in_rows = maker.attrs.get("axis", 0) == 0 and rows.attrs.get("axis", 0) == 0
+    return query.constant(maker.inputs[0]) if same and in_rows else None
 
 
 def _scope(work: Unfolder, body: Body) -> None:

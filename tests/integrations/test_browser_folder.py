@@ -41,18 +41,18 @@ const [modules, folder, ...dtypes] = process.argv.slice(2);
 const find = createRequire(path.resolve(modules, '..', 'x.js'));
 const t = await import(pathToFileURL(find.resolve('@huggingface/transformers')).href);
 t.env.allowRemoteModels = false; t.env.localModelPath = path.dirname(folder) + '/';
-const found = {};
+const outputs = {};
 for (const dtype of dtypes) {
   const named = dtype === 'chosen' ? {} : { dtype };
   const run = await t.pipeline('feature-extraction', path.basename(folder), { ...named, device: 'cpu' });
-  const out = await run('w10 w20 w30 w7'); found[dtype] = [...out.data]; await run.dispose?.();
+  const out = await run('w10 w20 w30 w7'); outputs[dtype] = [...out.data]; await run.dispose?.();
 }
-console.log(JSON.stringify(found));
+console.log(JSON.stringify(outputs));
 """
 
 
-def sqnr(expected: np.ndarray, found: np.ndarray) -> float:
-    return float(10 * np.log10(np.square(expected).sum() / np.square(expected - found).sum()))
+def sqnr(expected: np.ndarray, computed: np.ndarray) -> float:
+    return float(10 * np.log10(np.square(expected).sum() / np.square(expected - computed).sum()))
 
 
 @pytest.fixture(scope="module")
@@ -144,11 +144,11 @@ def test_transformers_js_loads_every_file(folder: Path, tmp_path: Path) -> None:
     command = ["node", str(script), str(modules), str(folder), *SUFFIXES, "chosen"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    found = {dtype: np.array(values) for dtype, values in json.loads(done.stdout.splitlines()[-1]).items()}
+    in_node = {dtype: np.array(values) for dtype, values in json.loads(done.stdout.splitlines()[-1]).items()}
     ids = np.array([[10, 20, 30, 7]])
     feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
     expected = run(onnx.load(folder / "onnx" / "model.onnx"), feeds)["last_hidden_state"].ravel()
-    errors = {dtype: sqnr(expected, values) for dtype, values in found.items()}
+    errors = {dtype: sqnr(expected, values) for dtype, values in in_node.items()}
     limits = {"fp32": 100, "fp16": 50, "q8": 20, "q4": 10, "q4f16": 10}
     assert all(errors[dtype] > limit for dtype, limit in limits.items()), errors
     config = json.loads((folder / "config.json").read_text())

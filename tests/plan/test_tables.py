@@ -85,3 +85,17 @@ def test_tables_stay_float_on_request_and_elsewhere(settings: dict[str, Any], tm
     sbonnx.quantize(proto, feeds, tmp_path / "q.onnx", verify=False, **settings)
     kinds = [one.data_type for one in onnx.load(tmp_path / "q.onnx").graph.initializer if one.dims[-1:] == [144]]
     assert kinds == [onnx.TensorProto.FLOAT] * 2
+
+
+def test_columns_with_the_scales_of_rows_are_no_table() -> None:
+    """A Gather of columns reads other codes than those of the rows whose scales are read."""
+    text = """agraph (int64[1,T] ids) => (float[64,T,T] y) {
+        a = Gather <axis = 1> (codes, ids)
+        b = Cast <to = 1> (a)
+        s = Gather (scales, ids)
+        y = Mul (b, s)
+    }"""
+    codes = np.arange(64 * 64, dtype=np.int64).reshape(64, 64).astype(np.int8)
+    graph = graphs.load(model(text, codes=codes, scales=np.ones((64, 1), np.float32)))
+    qdq.unfold(graph)
+    assert [node.op for node in graph.nodes] == ["Gather", "Cast", "Gather", "Mul"]
