@@ -64,6 +64,7 @@ THIRD_PARTIES: dict[str, frozenset[str] | None] = {
             "verify.other_cpu.saturating_session",
             "profiling",
             "runtimes.engine_process",
+            "runtimes.ort_variants",  # whether it has CUDA
             "backends.onnxruntime.backend",
             "patterns.simplify.fold",
             "linting.ort_kernels",

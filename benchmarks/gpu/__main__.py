@@ -1,10 +1,12 @@
 """Tests, calibration and TensorRT engines on a machine with an NVIDIA GPU, in at most nine minutes.
 
-    python -m benchmarks.gpu [--model resnet18] [--environment FOLDER] [--output FOLDER] [--dry-run]
+    python -m benchmarks.gpu [--model resnet18] [--environment FOLDER] [--here] [--engines tensorrt-rtx]
+                             [--output FOLDER] [--dry-run]
 
-Needs Python, pip and the driver; everything else is installed as wheels into an environment of its own. Every step is a
-process with a limit of time. One that fails is a row with its reason, and the next ones run. Writes results.json,
-page.md and a log of each step. ModelOpt is run where `make peers` has installed it.
+Needs Python, pip and the driver; everything else is installed as wheels into an environment of its own. With `--here`
+nothing is installed: the running interpreter has what is measured. Every step is a process with a limit of time. One
+that fails is a row with its reason, and the next ones run. Writes results.json, page.md and a log of each step.
+ModelOpt is run where `make peers` has installed it.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 from xml.etree import ElementTree
 
+from benchmarks.gpu import ENGINES
 from benchmarks.results import ROOT, arguments, table
 
 LIMIT_S: Final = 540.0
@@ -31,8 +34,8 @@ LIMIT_S: Final = 540.0
 KINDS: Final = ("float32", "fp16", "int8", "fp8", "int4-weights", "modelopt-int8")
 """Files of which engines are built."""
 
-TENSORRT: Final = "tensorrt-cu13>=10.13,<11"
-"""Version 10, with CUDA 13 as onnxruntime-gpu has it."""
+BUILDERS: Final = {"tensorrt": "tensorrt-cu13>=10.13,<11", "tensorrt-rtx": "tensorrt-rtx-cu13>=1.7"}
+"""Packages that build engines, with CUDA 13 as onnxruntime-gpu has it."""
 
 TESTING: Final = ("pytest>=8.3", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "hypothesis>=6.100", "jsonschema>=4.18")
 PACKAGES: Final = ("onnxruntime-gpu[cuda,cudnn]>=1.31", *TESTING)
@@ -90,16 +93,25 @@ class Row:
         return [self.step, "ok" if self.ok else "failed", f"{self.seconds:.0f}", said]
 
 
-def steps(model: str, pack: Path, environment: Path, output: Path) -> list[Step]:
-    """Return the steps in order; their limits add up to less than `LIMIT_S`."""
-    python = str(environment / "bin" / "python")
+def steps(model: str, pack: Path, environment: Path | None, output: Path, engines: str = ENGINES[0]) -> list[Step]:
+    """Return the steps in order; their limits add up to less than `LIMIT_S`.
+
+    Args:
+        environment: where packages are installed; None: nothing is installed.
+        engines: one of `ENGINES`.
+    """
+    python = sys.executable if environment is None else str(environment / "bin" / "python")
     pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
     tests = output / "tests.xml"
-    child = (python, "-m", "benchmarks.gpu.child", "--model", model, "--pack", str(pack), "--output", str(output))
-    return [
+    places = ("--pack", str(pack), "--output", str(output))
+    child = (python, "-m", "benchmarks.gpu.child", "--model", model, "--engines", engines, *places)
+    installations = [
         Step("environment", (sys.executable, "-m", "venv", str(environment)), 15),
         Step("install", (*pip, *PACKAGES, "-e", str(ROOT)), 120),
-        Step("install TensorRT", (*pip, TENSORRT), 75),
+        Step("install engines", (*pip, BUILDERS[engines]), 75),
+    ]
+    return [
+        *(installations if environment else ()),
         Step("tests", (python, "-m", "pytest", "-q", "-m", "gpu", *GPU_TESTS, f"--junitxml={tests}"), 50, tests),
         Step("calibration", (*child, "calibration"), 40, output / "calibration.json"),
         *(Step(f"engine {kind}", (*child, kind), 38, output / f"{kind}.json") for kind in KINDS),
@@ -199,11 +211,14 @@ def main() -> int:
     parser = arguments(__doc__)
     parser.add_argument("--model", default="resnet18", help="resnet18, mobilenetv2 (random weights) or one of the pack")
     parser.add_argument("--environment", type=Path, default=ROOT / "build" / "gpu" / "environment")
+    parser.add_argument("--here", action="store_true", help="install nothing: use the running interpreter")
+    parser.add_argument("--engines", choices=ENGINES, default=ENGINES[0], help="what builds the engines")
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "gpu" / "results")
     parser.add_argument("--dry-run", action="store_true", help="print the commands and their limits, run none")
     options: argparse.Namespace = parser.parse_args()
     environment, output = options.environment.absolute(), options.output.absolute()
-    todo = steps(options.model, options.pack.absolute(), environment, output)
+    place = None if options.here else environment
+    todo = steps(options.model, options.pack.absolute(), place, output, options.engines)
     if options.dry_run:
         for step in todo:
             print(f"# {step.name}: at most {step.limit_s:.0f} s\n{shlex.join(step.command)}")

@@ -18,12 +18,14 @@ import numpy as np
 import sbonnx
 from benchmarks.accuracy import load_pack
 from benchmarks.calibration import ways
+from benchmarks.gpu import ENGINES
 from benchmarks.peers import environments
 from benchmarks.results import ROOT
 from benchmarks.targets.models import RANDOM, Subject, subject
 from sbonnx import graph as graphs
 from sbonnx.errors import DataError
 from sbonnx.linting.engine_layers import engine_report
+from sbonnx.runtimes import engine_process
 
 PROVIDERS: Final = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
 OURS: Final[dict[str, dict[str, Any]]] = {
@@ -33,6 +35,9 @@ OURS: Final[dict[str, dict[str, Any]]] = {
     "int4-weights": {"bits": "w4a0", "block_size": 64},
 }
 """Recipe keys of our files; the rest of each is in half precision."""
+
+OLDEST: Final = 8
+"""Oldest major version of TensorRT."""
 
 PASSES, ROUNDS, RUNS, SLOWEST = 16, 5, 50, 5
 
@@ -93,6 +98,14 @@ def write(kind: str, network: Subject, backend: Any, path: Path) -> None:
         subprocess.run([python, "-m", script, json.dumps(job | {"high_precision": "fp16"})], check=True, cwd=ROOT)
 
 
+def engine_module(name: str) -> Any:
+    """Import TensorRT ("tensorrt"), or TensorRT-RTX ("tensorrt-rtx") with the libraries of its wheel."""
+    if name == "tensorrt":
+        return importlib.import_module(name)
+    engine_process.load_rtx_libraries()
+    return importlib.import_module("tensorrt_rtx_bindings")
+
+
 def built(trt: Any, path: Path, feed: dict[str, Any]) -> bytes:
     """Build the engine of a file for the shapes of `feed`, strongly typed.
 
@@ -123,7 +136,8 @@ def engine(kind: str, network: Subject, folder: Path, trt: Any, device: str) -> 
     import onnxruntime
 
     path, layers, times = (folder / f"{kind}{end}" for end in (".onnx", ".layers.json", ".profile.json"))
-    write(kind, network, f"tensorrt@{trt.__version__.partition('.')[0]}", path)
+    major = trt.__version__.partition(".")[0]  # TensorRT-RTX counts from 1
+    write(kind, network, f"tensorrt@{major}" if int(major) >= OLDEST else "tensorrt", path)
     feed = network.singles[0]
     start = time.perf_counter()
     loaded = trt.Runtime(trt.Logger(trt.Logger.WARNING)).deserialize_cuda_engine(built(trt, path, feed))
@@ -198,13 +212,14 @@ def main() -> int:
     parser.add_argument("--model", required=True)
     parser.add_argument("--pack", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--engines", choices=ENGINES, default=ENGINES[0])
     options = parser.parse_args()
     pack = None if options.model in RANDOM else load_pack(options.pack)
     network = subject(options.model, pack, options.output)
     if options.job == "calibration":
         facts: dict[str, Any] = calibration(network, "cuda")
     else:
-        facts = engine(options.job, network, options.output, importlib.import_module("tensorrt"), "cuda")
+        facts = engine(options.job, network, options.output, engine_module(options.engines), "cuda")
     (options.output / f"{options.job}.json").write_text(json.dumps(facts), encoding="utf-8")
     return 0
 

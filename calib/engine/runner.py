@@ -21,7 +21,7 @@ from sbonnx.graph.storage.temporary import temporary_folder
 from sbonnx.options import RunOptions
 from sbonnx.spec import Array
 from sbonnx.system.cpu import CPU, CUDA, cores
-from sbonnx.system.runtime import onnxruntime
+from sbonnx.system.runtime import load_cuda_libraries, onnxruntime, require_device
 
 REORDER: Final = "ReorderOutput"
 DOMAIN: Final = "com.microsoft.nchwc"
@@ -107,6 +107,7 @@ def providers(device: str) -> list[Any]:
             f"device '{device}' needs {CUDA}, which this onnxruntime does not have ({', '.join(available)}): "
             "pip install 'sbonnx[gpu]', or use device 'cpu'"
         )
+    load_cuda_libraries()
     # TF32 has 10 bits of mantissa: too few to measure ranges
     return [(CUDA, {"device_id": matched[1] or "0", "use_tf32": "0"}), CPU]
 
@@ -167,12 +168,11 @@ class LayerRunner(Session):
             if model is None:
                 raise
             super().__init__(model, chosen, threads=threads, name=name)
-        if device.startswith("cuda") and self.provider != CUDA:
+        try:
+            require_device(device, self.provider)
+        except DeviceError:
             self.close()
-            raise DeviceError(
-                f"device '{device}' was asked for and onnxruntime fell back to {self.provider}: its CUDA libraries do "
-                "not load; check the driver, CUDA and cuDNN versions, or use device 'cpu'"
-            )
+            raise
 
     def _repaired(self, feeds: Mapping[str, Array] | None) -> SessionModel | None:
         """Leave out the rewrites of onnxruntime that fail, if the graph as stored runs `feeds` (None: opens).

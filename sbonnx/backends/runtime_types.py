@@ -66,7 +66,7 @@ class Runtime:
         absent: returns why it cannot run here and how to install it, or None.
         open: opens a file or a serialized model for a number of threads (None: its default); raises ModelError.
         name: its name in lists of runtimes.
-        executes: whether sessions run; else opening proves that the file is parsed and built.
+        executes: returns whether sessions run; else opening proves that the file is parsed and built.
         fixed_shapes: needs a size for each axis of the inputs: `open` gets a model with the shapes of the feeds.
     """
 
@@ -74,7 +74,7 @@ class Runtime:
     absent: Callable[[], str | None]
     open: Callable[[Path | bytes, int | None], RuntimeSession]
     name: str = ""
-    executes: bool = True
+    executes: Callable[[], bool] = lambda: True
     fixed_shapes: bool = False
 
 

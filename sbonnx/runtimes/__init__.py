@@ -2,9 +2,9 @@
 
 To add a runtime, add a module with a `Runtime` (`sbonnx.backends.runtime_types`) and an entry in `RUNTIMES`. `absent`
 returns why it cannot run here with the command that installs it, or None; `open` returns a session with `get_inputs`,
-`get_outputs`, `run`, `layers` and `fallback`, and raises ModelError for a file that the runtime refuses. A runtime that
-cannot run has ``executes=False``, one without free axes ``fixed_shapes=True``. Third parties are imported inside
-functions: no runtime is a dependency. One that may crash is a `child_session.ChildSession`.
+`get_outputs`, `run`, `layers` and `fallback`, and raises ModelError for a file that the runtime refuses. Where
+`executes` returns False, files are only built. One without free axes has ``fixed_shapes=True``. Third parties are
+imported inside functions: no runtime is a dependency. One that may crash is a `child_session.ChildSession`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from sbonnx.backends.openvino.runtime import OPENVINO_RUNTIME
 from sbonnx.backends.runtime_types import Runtime
 from sbonnx.errors import DeviceError, RecipeError
 from sbonnx.runtimes.opencv_dnn import OPENCV
-from sbonnx.runtimes.ort_variants import ORT_VARIANTS
+from sbonnx.runtimes.ort_variants import ORT_CUDA, ORT_VARIANTS
 from sbonnx.runtimes.qnn_emulator import QNN
 from sbonnx.runtimes.rtx_builder import RTX
 from sbonnx.runtimes.wasm import WASM
 
 RUNTIMES: Final[dict[str, Runtime]] = {
-    runtime.name: runtime for runtime in (*ORT_VARIANTS, OPENVINO_RUNTIME, WASM, OPENCV, QNN, RTX)
+    runtime.name: runtime for runtime in (*ORT_VARIANTS, ORT_CUDA, OPENVINO_RUNTIME, WASM, OPENCV, QNN, RTX)
 }
 """Runtimes by name."""
 

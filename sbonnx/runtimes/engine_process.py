@@ -28,17 +28,16 @@ def _qnn(model: bytes) -> tuple[list[str], Run]:
     """Open a model on the HTP emulator; return the nodes that run on the CPU, and the function that runs a feed."""
     import onnxruntime_qnn
 
-    from sbonnx.system.runtime import onnxruntime, open_session, session_options
+    from sbonnx.system.runtime import RECORD_PROVIDERS, nodes_elsewhere, onnxruntime, open_session, session_options
 
     ort = onnxruntime()
     ort.register_execution_provider_library("qnn", onnxruntime_qnn.get_library_path())
     options = session_options()
-    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    options.add_session_config_entry(*RECORD_PROVIDERS)
     device = next(device for device in ort.get_ep_devices() if device.ep_name == "qnn")
     options.add_provider_for_devices([device], {"backend_type": "htp"})
     session = open_session(model, options, ())
-    parts = session.get_provider_graph_assignment_info()
-    others = [node.name for part in parts if part.ep_name != "qnn" for node in part.get_nodes()]
+    others = list(nodes_elsewhere(session, "qnn"))
     names = [entry.name for entry in session.get_outputs()]
     return others, lambda feeds: dict(zip(names, session.run(names, dict(feeds)), strict=True))
 
@@ -54,10 +53,17 @@ def _load_libraries(package: str, pattern: str) -> None:
             ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
 
 
-def _rtx(model: bytes) -> tuple[list[str], Run | None]:
-    """Build an engine of a model; return no nodes, and no function: engines run on a GPU."""
-    _load_libraries("nvidia.cuda_runtime", "lib/libcudart.so*")
+def load_rtx_libraries() -> None:
+    """Load the libraries of TensorRT-RTX and of CUDA's runtime out of their wheels."""
+    _load_libraries("nvidia", "*/lib/libcudart.so*")
     _load_libraries("tensorrt_rtx_libs", "*.so*")
+
+
+def _rtx(model: bytes) -> tuple[list[str], Run | None]:
+    """Build an engine of a model; return no nodes, and the function that runs a feed, or None without a GPU."""
+    from sbonnx.system.nvidia import gpu_count
+
+    load_rtx_libraries()
     import tensorrt_rtx_bindings as trt
 
     builder = trt.Builder(log := trt.Logger(trt.Logger.INTERNAL_ERROR))
@@ -70,10 +76,44 @@ def _rtx(model: bytes) -> tuple[list[str], Run | None]:
         raise _Refusal("; ".join(texts[:ERRORS]) + more)
     config = builder.create_builder_config()
     config.num_compute_capabilities = 1
-    config.set_compute_capability(trt.ComputeCapability.SM89, 0)
-    if builder.build_serialized_network(network, config) is None:
+    on_gpu = gpu_count() > 0
+    config.set_compute_capability(trt.ComputeCapability.CURRENT if on_gpu else trt.ComputeCapability.SM89, 0)
+    plan = builder.build_serialized_network(network, config)
+    if plan is None:
         raise _Refusal("it is parsed, and no engine can be built")
-    return [], None
+    return [], _rtx_run(trt, log, bytes(plan)) if on_gpu else None
+
+
+def _rtx_run(trt: Any, log: Any, plan: bytes) -> Run:
+    """Load an engine on the first GPU; return the function that runs a feed."""
+    import numpy as np
+
+    from sbonnx.system.nvidia import DeviceMemory, use_first_gpu
+
+    use_first_gpu()
+    engine = trt.Runtime(log).deserialize_cuda_engine(plan)
+    if engine is None:
+        raise _Refusal("an engine is built, and this GPU does not load it")
+    context = engine.create_execution_context()
+    names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
+    outputs = [name for name in names if engine.get_tensor_mode(name) == trt.TensorIOMode.OUTPUT]
+
+    def run(feeds: Mapping[str, Any]) -> Mapping[str, Any]:
+        buffers, arrays = {}, {}
+        for name in names:
+            shape, kind = tuple(context.get_tensor_shape(name)), trt.nptype(engine.get_tensor_dtype(name))
+            arrays[name] = np.zeros(shape, kind) if name in outputs else feeds[name].astype(kind, copy=False)
+            buffers[name] = DeviceMemory(arrays[name].nbytes)
+            buffers[name].write(arrays[name].tobytes())
+            context.set_tensor_address(name, buffers[name].address)
+        if not context.execute_async_v3(0):
+            raise _Refusal("the engine does not run")
+        return {
+            name: np.frombuffer(buffers[name].read(), arrays[name].dtype).reshape(arrays[name].shape)
+            for name in outputs
+        }
+
+    return run
 
 
 OPENERS: Final[dict[str, Callable[[bytes], tuple[list[str], Run | None]]]] = {"qnn": _qnn, "rtx": _rtx}

@@ -1,4 +1,4 @@
-"""onnxruntime's CPU at each optimization level, and with exact and saturating 8-bit products."""
+"""onnxruntime's CPU at each optimization level, with exact and saturating 8-bit products, and its CUDA provider."""
 
 from __future__ import annotations
 
@@ -8,25 +8,36 @@ from pathlib import Path
 from typing import Any, Final
 
 from sbonnx.backends.runtime_types import Entry, ExecutedLayer, Runtime
+from sbonnx.system.cpu import CUDA
+from sbonnx.system.nvidia import gpu_count
+from sbonnx.system.runtime import nodes_elsewhere, onnxruntime
 from sbonnx.verify.sessions import session
 
 
 class OrtSession:
-    """Session of onnxruntime's CPU with the interface of a `RuntimeSession`.
+    """Session of onnxruntime with the interface of a `RuntimeSession`.
 
     Args:
         model: path of an ONNX file, or a serialized model.
         threads: threads inside operators; None: number of cores.
-        level, exact: see `sbonnx.verify.sessions.session`.
+        level, exact, device: see `sbonnx.verify.sessions.session`.
 
     Raises:
         ModelError: onnxruntime rejects the model.
+        DeviceError: the device does not work.
     """
 
     def __init__(
-        self, model: Path | bytes, threads: int | None = None, *, level: str = "all", exact: bool | None = None
+        self,
+        model: Path | bytes,
+        threads: int | None = None,
+        *,
+        level: str = "all",
+        exact: bool | None = None,
+        device: str = "cpu",
     ) -> None:
-        self._session = session(model, level=level, threads=threads, exact=exact)
+        self._session = session(model, level=level, threads=threads, exact=exact, device=device)
+        self._device = device
 
     def get_inputs(self) -> Sequence[Entry]:
         """Return the inputs in the order of the file."""
@@ -48,8 +59,15 @@ class OrtSession:
         return []
 
     def fallback(self) -> tuple[str, ...]:
-        """Return no nodes: all run on the CPU."""
-        return ()
+        """Return the nodes that run on the CPU instead of another device."""
+        return () if self._device == "cpu" else nodes_elsewhere(self._session, CUDA)
+
+
+def _no_cuda() -> str | None:
+    """Return why onnxruntime cannot run on a GPU here, or None."""
+    if CUDA not in onnxruntime().get_available_providers():
+        return "this onnxruntime has no CUDA provider: pip install 'sbonnx[gpu]' in an environment without onnxruntime"
+    return None if gpu_count() else "there is no NVIDIA GPU here"
 
 
 def _variant(name: str, title: str, **settings: Any) -> Runtime:
@@ -67,3 +85,6 @@ ORT_VARIANTS: Final = (
     _variant("saturating", "saturating products", exact=False),
 )
 """The last two are level all, with the 8-bit products of CPUs with and without VNNI."""
+
+ORT_CUDA: Final = Runtime("onnxruntime, CUDA", _no_cuda, partial(OrtSession, device="cuda"), name="onnxruntime-cuda")
+"""Computes Q/DQ pairs in float: its kernels of convolutions and products take no 8-bit codes."""

@@ -88,7 +88,7 @@ def _row(
     own: float,
 ) -> RuntimeRow:
     opened = open_for(runtime, file, feeds[0])
-    if not runtime.executes:
+    if not runtime.executes():
         return RuntimeRow(runtime.name, runtime.title, "built", fallback=opened.fallback())
     outputs = _outputs(opened, feeds)
     from_float, from_reference = _lowest(names, floats, outputs), _lowest(names, reference, outputs)

@@ -1,4 +1,4 @@
-"""TensorRT-RTX, whose parser and builder need no GPU: the file is parsed and an engine is built, and not run."""
+"""TensorRT-RTX, whose parser and builder need no GPU: without one, an engine is built, and not run."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any, Final
 from sbonnx.backends.runtime_types import Runtime
 from sbonnx.errors import DeviceError
 from sbonnx.runtimes.child_session import ChildSession, missing_packages, python_program
+from sbonnx.system.nvidia import gpu_count
 
 PYTHON: Final = "SBONNX_RTX_PYTHON"
 """Environment variable with the Python interpreter that has TensorRT-RTX; without it, the running one."""
 
-TITLE: Final = "TensorRT-RTX, built for compute capability 8.9"
+TITLE: Final = "TensorRT-RTX"
 
 NOT_INSTALLED: Final = (
     "TensorRT-RTX is not installed: pip install --no-deps tensorrt-rtx-cu12-bindings tensorrt-rtx-cu12-libs "
@@ -24,6 +25,11 @@ NOT_INSTALLED: Final = (
 def absent() -> str | None:
     """Return why TensorRT-RTX cannot build here, or None."""
     return missing_packages(PYTHON, ("tensorrt_rtx_bindings", "tensorrt_rtx_libs"), NOT_INSTALLED)
+
+
+def on_gpu() -> bool:
+    """Return whether engines are built for the first GPU and run on it; else they are built for 8.9 (Ada)."""
+    return gpu_count() > 0
 
 
 class RtxEngine(ChildSession):
@@ -41,8 +47,14 @@ class RtxEngine(ChildSession):
         super().__init__(model, python_program(PYTHON, "rtx"), "TensorRT-RTX")
 
     def run(self, names: Sequence[str] | None, feeds: Mapping[str, Any]) -> list[Any]:
-        """Raise DeviceError: an engine runs on a GPU alone."""
-        raise DeviceError("TensorRT-RTX builds an engine here, and does not run it: that needs a GPU")
+        """Run the engine on the first GPU; see `ChildSession.run`.
+
+        Raises:
+            DeviceError: there is no GPU.
+        """
+        if not on_gpu():
+            raise DeviceError("TensorRT-RTX builds an engine here, and does not run it: that needs a GPU")
+        return super().run(names, feeds)
 
 
-RTX: Final = Runtime(TITLE, absent, RtxEngine, name="tensorrt-rtx", executes=False, fixed_shapes=True)
+RTX: Final = Runtime(TITLE, absent, RtxEngine, name="tensorrt-rtx", executes=on_gpu, fixed_shapes=True)

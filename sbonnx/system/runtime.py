@@ -10,6 +10,7 @@ once at import, prevents all of that, in child processes too.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -77,11 +78,44 @@ def onnxruntime() -> ModuleType:
     return module
 
 
+@cache
+def load_cuda_libraries() -> None:
+    """Load CUDA's libraries out of the wheels that ``onnxruntime-gpu[cuda,cudnn]`` installs, if they are installed.
+
+    Without it onnxruntime finds those of the system alone. What is missing shows in `require_device`.
+    """
+    ort = onnxruntime()
+    if hasattr(ort, "preload_dlls"):
+        with contextlib.redirect_stdout(io.StringIO()):  # a line for each library that is not in a wheel
+            ort.preload_dlls()
+
+
+def require_device(device: str, provider: str) -> None:
+    """Check that a session runs on the device that was asked for.
+
+    Args:
+        device: as in settings, "cuda" or "cuda:1".
+        provider: first execution provider of the session.
+
+    Raises:
+        DeviceError: onnxruntime fell back to the CPU, which it does without an error.
+    """
+    if device.startswith("cuda") and provider != CUDA:
+        raise DeviceError(
+            f"device '{device}' was asked for and onnxruntime fell back to {provider}: its CUDA libraries do not load; "
+            "pip install 'sbonnx[gpu]' installs them, the driver must be as new as they are; or use device 'cpu'"
+        )
+
+
 EXACT_PRODUCTS: Final = ("session.x64quantprecision", "1")
 """Session option for kernels of x86 that add 8-bit products without saturation, as other CPUs do.
 
 onnxruntime then stores int8 weights as uint8, whose kernels are slower. It does so on CPUs that need it not, too.
 """
+
+
+RECORD_PROVIDERS: Final = ("session.record_ep_graph_assignment_info", "1")
+"""Session option for `get_provider_graph_assignment_info`: which execution provider computes which nodes."""
 
 
 LIBRARIES: Final = "SBONNX_ORT_LIBRARIES"
@@ -204,3 +238,9 @@ def version() -> tuple[int, int]:
     """
     major, minor = onnxruntime().__version__.split(".")[:2]
     return int(major), int(minor)
+
+
+def nodes_elsewhere(session: Any, provider: str) -> tuple[str, ...]:
+    """Return the nodes that another provider than `provider` computes, of a session opened with `RECORD_PROVIDERS`."""
+    parts = session.get_provider_graph_assignment_info()
+    return tuple(node.name for part in parts if part.ep_name != provider for node in part.get_nodes())

@@ -30,8 +30,8 @@ from sbonnx.report.figures import Kernels
 from sbonnx.spec import Array
 from sbonnx.system.cpu import CPU, cores, target_cpu
 from sbonnx.system.input_files import native_source
+from sbonnx.system.runtime import RECORD_PROVIDERS, open_session, reason, require_device, session_options
 from sbonnx.system.runtime import libraries_of as libraries_of
-from sbonnx.system.runtime import open_session, reason, session_options
 from sbonnx.system.runtime import use_libraries as use_libraries
 from sbonnx.verify.intervals import UNKNOWN, Interval, of_median
 from sbonnx.verify.kernel_count import count, count_layers
@@ -155,6 +155,8 @@ def session(
     # onnxruntime ignores the process's CPU affinity
     threads = threads or (cores() if cores() < (os.cpu_count() or 1) else None)
     options = session_options(level, threads=threads, exact=bool(exact))
+    if device != "cpu":
+        options.add_session_config_entry(*RECORD_PROVIDERS)
     if not packs:
         options.add_session_config_entry("session.disable_prepacking", "1")
     if write is not None:
@@ -175,6 +177,7 @@ def session(
         broken = opening.broken(error, None) if write is None else None
         text = f"onnxruntime refuses {opening.name} at optimisation level '{level}': {reason(error)}"
         raise broken or ModelError(text) from error
+    require_device(device, opened.get_providers()[0])
     _OPENINGS[opened] = opening
     return opened
 
