@@ -332,8 +332,8 @@ RUNTIME: Final = option(
 RUNTIMES: Final = option(
     "--runtimes LIST|all",
     str,
-    "Runtimes in which the quantized file runs as well: onnxruntime, openvino, wasm, opencv, qnn, "
-    "tensorrt-rtx (built, not run), separated by commas.",
+    "Runtimes in which the quantized file runs as well: onnxruntime, openvino, wasm, webgpu, arm64, "
+    "opencv, qnn, tensorrt-rtx (built, not run), separated by commas.",
     shown="none",
 )
 MEMORY: Final = key_option("CALIBRATION.MEMORY", str)

@@ -15,14 +15,17 @@ from typing import Final
 from sbonnx.backends.openvino.runtime import OPENVINO_RUNTIME
 from sbonnx.backends.runtime_types import Runtime
 from sbonnx.errors import DeviceError, RecipeError
+from sbonnx.runtimes.arm64 import ARM64
 from sbonnx.runtimes.opencv_dnn import OPENCV
 from sbonnx.runtimes.ort_variants import ORT_CUDA, ORT_VARIANTS
 from sbonnx.runtimes.qnn_emulator import QNN
 from sbonnx.runtimes.rtx_builder import RTX
 from sbonnx.runtimes.wasm import WASM
+from sbonnx.runtimes.webgpu_plugin import WEBGPU
 
 RUNTIMES: Final[dict[str, Runtime]] = {
-    runtime.name: runtime for runtime in (*ORT_VARIANTS, ORT_CUDA, OPENVINO_RUNTIME, WASM, OPENCV, QNN, RTX)
+    runtime.name: runtime
+    for runtime in (*ORT_VARIANTS, ORT_CUDA, OPENVINO_RUNTIME, WASM, WEBGPU, ARM64, OPENCV, QNN, RTX)
 }
 """Runtimes by name."""
 

@@ -32,6 +32,8 @@ from sbonnx.errors import DataError, ModelError
 SECONDS: Final = 300.0
 """Time in which a child process opens a model, and in which it runs a feed."""
 
+ENGINE_SCRIPT: Final = files("sbonnx.runtimes").joinpath("engine_process.py")
+
 PROBE: Final = "import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, sys.argv[1:])))"
 
 
@@ -43,12 +45,21 @@ class ChildSession:
         command: program and arguments, without the folder.
         title: name of the runtime in messages.
         seconds: limit of each answer.
+        variables: of the environment, beside those of this process.
 
     Raises:
         ModelError: the runtime rejects the model, crashes, or does not answer in time.
     """
 
-    def __init__(self, model: Path | bytes, command: Sequence[str], title: str, seconds: float = SECONDS) -> None:
+    def __init__(
+        self,
+        model: Path | bytes,
+        command: Sequence[str],
+        title: str,
+        seconds: float = SECONDS,
+        *,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
         proto = onnx.load(str(model)) if isinstance(model, Path) else onnx.load_from_string(model)
         self._inputs, self._outputs = entries_of(proto)
         self._title, self._seconds = title, seconds
@@ -61,6 +72,7 @@ class ChildSession:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
+            env={**os.environ, **(variables or {})},
         )
         weakref.finalize(self, _end, self._process, self._folder)
         reply = self._reply("opened the model")
@@ -131,8 +143,7 @@ def _end(process: subprocess.Popen[str], folder: TemporaryDirectory[str]) -> Non
 
 def python_program(variable: str, engine: str) -> list[str]:
     """Return the command of `engine_process` for an engine, in the interpreter that an environment variable names."""
-    script = files("sbonnx.runtimes").joinpath("engine_process.py")
-    return [os.environ.get(variable) or sys.executable, str(script), engine]
+    return [os.environ.get(variable) or sys.executable, str(ENGINE_SCRIPT), engine]
 
 
 def missing_packages(variable: str, packages: tuple[str, ...], fix: str) -> str | None:

@@ -9,6 +9,7 @@ from typing import Final
 import onnx
 from onnx import NodeProto, helper, numpy_helper
 
+from sbonnx.ops import LINEAR
 from sbonnx.spec import Array
 
 PAIR: Final = ("QuantizeLinear", "DequantizeLinear")
@@ -34,6 +35,17 @@ class Piece:
     def computing(self) -> tuple[NodeProto, ...]:
         """Nodes other than Q/DQ pairs; all if there are no others."""
         return tuple(node for node in self.nodes if node.op_type not in PAIR) or self.nodes
+
+    @property
+    def is_pair(self) -> bool:
+        """Whether it has Q/DQ nodes alone."""
+        return all(node.op_type in PAIR for node in self.nodes)
+
+    @property
+    def named(self) -> NodeProto:
+        """The node that stands for all: the first one with products of weights, else the first that computes."""
+        products = (node for node in self.computing if node.op_type in LINEAR)
+        return next(products, self.computing[0])
 
 
 class CutModel:

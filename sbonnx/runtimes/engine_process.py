@@ -1,4 +1,4 @@
-"""Child process of `child_session`: ``python engine_process.py qnn|rtx FOLDER``.
+"""Child process of `child_session`: ``python engine_process.py ENGINE FOLDER``, with an engine of `OPENERS`.
 
 It runs in an interpreter that may have nothing of sbonnx's dependencies: of sbonnx it imports `system` alone.
 """
@@ -6,11 +6,13 @@ It runs in an interpreter that may have nothing of sbonnx's dependencies: of sbo
 from __future__ import annotations
 
 import ctypes
+import importlib
 import importlib.util
 import json
 import os
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,22 +26,41 @@ class _Refusal(Exception):
     """Raised for a model that the parser or builder rejects."""
 
 
-def _qnn(model: bytes) -> tuple[list[str], Run]:
-    """Open a model on the HTP emulator; return the nodes that run on the CPU, and the function that runs a feed."""
-    import onnxruntime_qnn
+def _provider(model: bytes, *, package: str, settings: Mapping[str, str]) -> tuple[list[str], Run]:
+    """Open a model in an execution provider of a package.
 
+    Args:
+        package: has ``get_library_path`` and ``get_ep_name``.
+        settings: of the provider.
+
+    Returns:
+        The nodes that run on the CPU, and the function that runs a feed.
+    """
     from sbonnx.system.runtime import RECORD_PROVIDERS, nodes_elsewhere, onnxruntime, open_session, session_options
 
-    ort = onnxruntime()
-    ort.register_execution_provider_library("qnn", onnxruntime_qnn.get_library_path())
+    ort, plugin = onnxruntime(), importlib.import_module(package)
+    name = plugin.get_ep_name()
+    ort.register_execution_provider_library(name, plugin.get_library_path())
+    devices = [device for device in ort.get_ep_devices() if device.ep_name == name]
+    if not devices:
+        raise _Refusal(f"{name} has no device here")
     options = session_options()
     options.add_session_config_entry(*RECORD_PROVIDERS)
-    device = next(device for device in ort.get_ep_devices() if device.ep_name == "qnn")
-    options.add_provider_for_devices([device], {"backend_type": "htp"})
+    options.add_provider_for_devices(devices[:1], dict(settings))
     session = open_session(model, options, ())
-    others = list(nodes_elsewhere(session, "qnn"))
+    return list(nodes_elsewhere(session, name)), _running(session)
+
+
+def _processor(model: bytes) -> tuple[list[str], Run]:
+    """Open a model on the CPU; return no nodes, and the function that runs a feed."""
+    from sbonnx.system.runtime import open_session, session_options
+
+    return [], _running(open_session(model, session_options(threads=1)))
+
+
+def _running(session: Any) -> Run:
     names = [entry.name for entry in session.get_outputs()]
-    return others, lambda feeds: dict(zip(names, session.run(names, dict(feeds)), strict=True))
+    return lambda feeds: dict(zip(names, session.run(names, dict(feeds)), strict=True))
 
 
 def _load_libraries(package: str, pattern: str) -> None:
@@ -116,7 +137,13 @@ def _rtx_run(trt: Any, log: Any, plan: bytes) -> Run:
     return run
 
 
-OPENERS: Final[dict[str, Callable[[bytes], tuple[list[str], Run | None]]]] = {"qnn": _qnn, "rtx": _rtx}
+OPENERS: Final[dict[str, Callable[[bytes], tuple[list[str], Run | None]]]] = {
+    "cpu": _processor,
+    "qnn": partial(_provider, package="onnxruntime_qnn", settings={"backend_type": "htp"}),
+    "webgpu": partial(_provider, package="onnxruntime_ep_webgpu", settings={}),
+    "rtx": _rtx,
+}
+"""Functions that open a model, by name of the engine."""
 
 
 def _run(run: Run, folder: Path, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -35,7 +35,8 @@ def first_difference(runtime: Runtime, file: Path, feeds: Mapping[str, Array]) -
     """Find the first operator of a file that differs in a runtime beyond rounding.
 
     The file is cut at the edges of quantized operators, and each piece computes in the runtime from the values of the
-    reference. The first piece that differs is cut further, at each of its tensors.
+    reference. The first piece that differs is cut further, at each of its tensors. Of a piece without an operator that
+    differs alone, the operator with products is named.
 
     Args:
         feeds: of one run.
@@ -54,8 +55,9 @@ def first_difference(runtime: Runtime, file: Path, feeds: Mapping[str, Array]) -
     piece, why = difference
     cuts = list(dict.fromkeys((*edges, *model.inside(piece))))
     single = _first(runtime, model, cuts, feeds, only=frozenset(model.inside(piece)))
-    piece, why = difference if single is None else single
-    named = piece.computing[0]
+    if single is not None and not single[0].is_pair:
+        piece, why = single  # a cut before a Q node ends a fusion, and its input is rounded otherwise
+    named = piece.named
     nodes = tuple(node.name for node in piece.computing)
     return OperatorDifference(named.name or named.output[0], named.op_type, piece.output, nodes, why)
 

@@ -95,7 +95,8 @@ def _row(
     state: RuntimeState = "same" if from_reference == math.inf else "rounding"
     differs = None
     if from_reference < own + MARGIN_DB:
-        differs = first_difference(runtime, file, feeds[0])
+        distances = [_lowest(names, [expected], [values]) for expected, values in zip(reference, outputs, strict=True)]
+        differs = first_difference(runtime, file, feeds[distances.index(min(distances))])
         state = "differs" if differs is not None or from_float < own - LOSS_DB else "rounding"
     fallback = opened.fallback()
     return RuntimeRow(runtime.name, runtime.title, state, from_float, from_reference, fallback, differs)

@@ -24,6 +24,7 @@ from sbonnx.present.html.cards import portability_card
 from sbonnx.report.comparison import Portability
 from sbonnx.runtimes import GROUPS, RUNTIMES, chosen_runtimes
 from sbonnx.runtimes.child_session import ChildSession
+from sbonnx.runtimes.cut_models import Piece
 from sbonnx.runtimes.ort_variants import ORT_REFERENCE
 from sbonnx.runtimes.portability import portability
 from sbonnx.verify import EvaluationData
@@ -123,6 +124,21 @@ def test_a_planted_error_is_found(op: str, plant: Plant, network: tuple[Path, Pa
     assert row.differs.op == op
 
 
+def test_the_feed_with_the_largest_difference_is_examined(network: tuple[Path, Path, Any]) -> None:
+    floats, file, feeds = network
+    zeros = {"x": np.zeros_like(feeds[0]["x"])}
+    (row,) = portability(floats, file, [zeros, *feeds[:2]], [wrong("Conv", after("Mul", 0.9))]).rows
+    assert row.differs is not None
+    assert row.differs.op == "Conv"
+
+
+def test_a_piece_is_named_by_its_product() -> None:
+    nodes = [helper.make_node(op, ["a"], ["a"], name=op) for op in ("QuantizeLinear", "Pad", "Conv", "Relu")]
+    assert Piece("a", tuple(nodes)).named.name == "Conv"
+    assert Piece("a", tuple(nodes[:2])).named.name == "Pad"
+    assert Piece("a", tuple(nodes[:1])).is_pair
+
+
 def test_variants_of_onnxruntime_agree_up_to_rounding(network: tuple[Path, Path, Any]) -> None:
     floats, file, feeds = network
     result = portability(floats, file, feeds, chosen_runtimes("onnxruntime-basic,onnxruntime-exact"))
@@ -144,10 +160,14 @@ def quantized(network: tuple[Path, Path, Any], backend: Any) -> Path:
     return output
 
 
-def test_wasm_runs_a_file(network: tuple[Path, Path, Any]) -> None:
-    result = in_runtime("wasm", *network)
+@pytest.mark.parametrize(("name", "on_the_cpu"), [("wasm", ""), ("arm64", ""), ("webgpu", "QuantizeLinear")])
+def test_a_runtime_runs_a_file(name: str, on_the_cpu: str, network: tuple[Path, Path, Any]) -> None:
+    result = in_runtime(name, *network)
     assert result.portable, result.text
-    assert (result.rows[0].sqnr_db or 0) > 15
+    (row,) = result.rows
+    assert (row.sqnr_db or 0) > 15
+    assert bool(row.fallback) == bool(on_the_cpu)
+    assert all(on_the_cpu in node for node in row.fallback)
 
 
 def test_qnn_runs_a_file_and_names_the_nodes_on_the_cpu(network: tuple[Path, Path, Any]) -> None:
@@ -180,9 +200,15 @@ def test_a_child_that_crashes_or_hangs_is_an_error(program: str, message: str, n
         ChildSession(network[1], [sys.executable, "-c", program], "engine", seconds)
 
 
-def test_an_interpreter_without_the_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SBONNX_QNN_PYTHON", str(tmp_path / "python"))
     assert "which does not start" in (RUNTIMES["qnn"].absent() or "")
+    monkeypatch.setenv("SBONNX_ARM64", str(tmp_path))
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr("shutil.which", lambda name: name)
+    assert "python -m sbonnx.runtimes.arm64_folder FOLDER" in (RUNTIMES["arm64"].absent() or "")
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert "apt install qemu-user" in (RUNTIMES["arm64"].absent() or "")
 
 
 def test_opencv_runs_or_refuses(network: tuple[Path, Path, Any]) -> None:
