@@ -14,6 +14,7 @@ from sbonnx.calib.data import Preprocessing
 from sbonnx.calib.data.saved_outputs import check_outputs_path, saving_outputs
 from sbonnx.metrics.output_statistics import KeptOutputs, RunOutput, StatisticsOfOutputs
 from sbonnx.progress import Progress, Silent, shown_by_default
+from sbonnx.report.codes import Note
 from sbonnx.verify import Feeds
 from sbonnx.verify.runtimes import CPU, exact_products
 from sbonnx.verify.sessions import output_names
@@ -69,6 +70,7 @@ def run(
             drawn: Feeds = random_inputs(graph, batch=batch, shape=shape, seed=seed)
             feeds: Iterable[Feeds] = [drawn]
             count: int | None = 1
+            notes: tuple[Note, ...] = ()
         else:
             feeds = dataset = feeds_of(data, graph, preprocess=preprocess, split=split, samples=samples)
             count = dataset.count
@@ -83,4 +85,7 @@ def run(
             if save is not None:
                 save(values)
             progress.advance()
-    return RunOutput(str(file), outputs.feeds, None if target is None else str(target), outputs.rows(), kept.values)
+        if data is not None:
+            notes = dataset.notes
+    written = None if target is None else str(target)
+    return RunOutput(str(file), outputs.feeds, written, outputs.rows(), notes, kept.values)

@@ -74,9 +74,9 @@ def eval(
                 head=head,
                 preprocess=preprocess,
             )
-        for file in files.values():
-            graphs.load(file)  # validates the file, for a clear error message
+        loaded = [graphs.load(file) for file in files.values()]  # validates the files, for a clear error message
         runtimes = {name: chosen_runtime(runtime, [file], device=device) for name, file in files.items()}
         progress.start("evaluation", None)
         table = labelled.evaluate(files, evaluation, device=device, feeds_done=progress.advance, runtimes=runtimes)
-    return MetricTable(**vars(table), runtimes=tuple(runtimes.values()))
+        notes = evaluation.open(loaded[0]).notes
+    return MetricTable(**vars(table), runtimes=tuple(runtimes.values()), notes=notes)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from sbonnx.errors import DataError
+from sbonnx.report.codes import Note
 from sbonnx.report.notebook import Result
 from sbonnx.values import INTERNAL
 
@@ -45,6 +46,7 @@ class RunOutput(Result):
         feeds: number of feeds.
         output: the file or folder; null: none.
         outputs: statistics by output.
+        notes: one sentence each about the data.
         values: outputs of each feed by name, as onnxruntime returned them; None above `KEPT_BYTES`. Not in JSON.
     """
 
@@ -54,6 +56,7 @@ class RunOutput(Result):
     feeds: int
     output: str | None
     outputs: tuple[OutputStatistics, ...]
+    notes: tuple[Note, ...] = ()
     values: tuple[Mapping[str, Any], ...] | None = field(default=None, compare=False, metadata=INTERNAL)
 
     def __getitem__(self, name: str) -> Any:

@@ -446,6 +446,13 @@ EXPLANATIONS: Final = (
         "quantize for the backend of that runtime, or keep the operator in float; --runtimes selects runtimes",
         "docs/runtimes.md",
     ),
+    Explanation(
+        "R55",
+        "input-filled",
+        "inputs besides the image take its size: they get that of the model's input, so that boxes are in its pixels",
+        "nothing; for other values give a Python file, --data data.py:f",
+        "docs/data.md",
+    ),
 )
 
 _BY_NAME: Final = {name: row for row in EXPLANATIONS for name in (row.id.lower(), *row.codes.split())}

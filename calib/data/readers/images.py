@@ -15,6 +15,7 @@ from sbonnx.calib.data.labels import LABEL, LabelledFeed, batched_labels
 from sbonnx.calib.data.objects import Source
 from sbonnx.calib.data.readers.image_settings import ImageSettings, check_pixels
 from sbonnx.calib.data.readers.media_files import MediaFiles
+from sbonnx.calib.data.readers.size_inputs import size_array, size_inputs, size_notes
 from sbonnx.calib.data.stored_arrays import first_line
 from sbonnx.calib.data.validate import InputSpec
 from sbonnx.errors import DataError, MissingReaderError
@@ -57,9 +58,11 @@ def image_input(inputs: Sequence[InputSpec], layout: str | None) -> ImageInput:
     """Return the image input of a model and its layout: the given one, else the one whose channels are 1 or 3.
 
     Raises:
-        DataError: the model needs several inputs, or its input is no image.
+        DataError: the model needs several inputs besides those that `size_inputs` fills, or its input is no image.
     """
     needed = [spec for spec in inputs if not spec.optional] or list(inputs)
+    filled = size_inputs(needed)
+    needed = [spec for spec in needed if spec not in filled]
     if len(needed) != 1:
         names = ", ".join(f"'{spec.name}'" for spec in needed)
         raise DataError(
@@ -146,6 +149,8 @@ def open_pictures(
         raise MissingReaderError(f"images need the package Pillow, which is not installed: {INSTALL}") from error
     target = image_input(inputs, settings.layout)
     transform = settings.bound(target.spec, target.channels, target.size)
+    sizes = size_inputs([spec for spec in inputs if not spec.optional])
+    notes = (*notes, *size_notes(sizes))
     batch, count = target.batch, total // target.batch
     if not count:
         raise DataError(f"{name} holds {total} images, and a batch of the model has {batch}: add images")
@@ -165,7 +170,8 @@ def open_pictures(
         where = pictures[0].where if batch == 1 else f"{pictures[0].where} to {pictures[-1].where}"
         _check_equal([x.shape for x in images], where)
         stacked = np.stack(images) if target.spec.shape is not None and len(target.spec.shape) == 4 else images[0]
-        return where, LabelledFeed({target.spec.name: stacked}, batched_labels(labels))
+        filled = {spec.name: size_array(spec, len(images), placement.size) for spec in sizes}
+        return where, LabelledFeed({target.spec.name: stacked, **filled}, batched_labels(labels))
 
     lengths = [batch] * count
     return Source(name, lambda: (at(place) for place in range(count)), count, at, lambda: lengths, notes=tuple(notes))

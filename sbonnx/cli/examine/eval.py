@@ -48,4 +48,5 @@ def run(given: Arguments) -> int:
     printer.value("eval", table)
     title, columns, rows = evaluation_rows(table)
     printer.table(title, columns, rows)
+    printer.notes(table.notes)
     return 0

@@ -57,6 +57,7 @@ def run(given: Arguments) -> int:
             for row in result.outputs
         ],
     )
+    printer.notes(result.notes)
     if result.output is not None:
         printer.line(f"written: {result.output}")
     return 0

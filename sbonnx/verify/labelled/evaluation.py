@@ -19,6 +19,7 @@ from sbonnx.graph import Graph
 from sbonnx.metrics import TaskMetric, TaskMetricKind, task_metric
 from sbonnx.metrics.arrays import output_name
 from sbonnx.metrics.classification import TopK
+from sbonnx.report.codes import Note
 from sbonnx.report.figures import Evaluation, MetricRow, MetricValue
 from sbonnx.report.verdict import ON_CPU
 from sbonnx.spec import Array
@@ -129,13 +130,16 @@ class MetricTable(Evaluation):
 
     Attributes:
         runtimes: the runtime that executed each model.
+        notes: one sentence each about the data.
     """
 
     json_keys: ClassVar = (
         *("ok", "runtimes", "metric", "unit", "higher_is_better", "share", "samples", "interval", "rows", "chance"),
+        "notes",
     )
 
     runtimes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
 
     @property
     def ok(self) -> bool:
