@@ -371,8 +371,8 @@ DECODE: Final = option(
 HEAD: Final = option(
     "--head NAME[:KEY=VALUE,...]",
     str,
-    "Head of a detector, for map: yolov5, yolov7, yolov8, yolox, end2end, end2end7, nms, indices, ssd, detr, rtdetr, "
-    "fastestdet, picodet, yunet, centerface.",
+    "Head of a detector, for map: yolov5, yolov7, yolov8, yolox, end2end, end2end7, paddle, nms, indices, ssd, detr, "
+    "rtdetr, fastestdet, picodet, nanodet, fcos, scrfd, yunet, centerface.",
     EVALUATION,
     shown="by the structure of the model",
 )

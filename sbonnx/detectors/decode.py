@@ -13,10 +13,11 @@ import numpy as np
 
 from sbonnx.detectors.box_selection import Decoded, best_of, corners_of, multi_label, sigmoid, softmax
 from sbonnx.detectors.head import Head
-from sbonnx.detectors.level_maps import centerface, grid_of, picodet, yunet
-from sbonnx.detectors.recognize import ANCHORS, DetectorOutputs, boxes_and_scores, fitting_strides, indices_of, unfit
+from sbonnx.detectors.level_maps import centerface, fcos, grid_of, nanodet, picodet, scrfd, yunet
+from sbonnx.detectors.outputs import ANCHORS, DetectorOutputs, fitting_strides
+from sbonnx.detectors.recognize import SELECTED, boxes_and_scores, indices_of, rows_and_counts, unfit
 from sbonnx.errors import DataError
-from sbonnx.metrics.boxes import Boxes, detections
+from sbonnx.metrics.boxes import Boxes, boxes_of, detections
 from sbonnx.spec import Array
 
 ANCHOR_SIZES: Final[Mapping[str, tuple[tuple[tuple[int, int], ...], ...]]] = {
@@ -47,21 +48,26 @@ def decoded(outputs: DetectorOutputs, head: Head) -> Decoded:
 
 
 def _rows(outputs: DetectorOutputs, head: Head) -> Decoded:
-    """Decode (images, N, 5 + classes) of center, size, object and classes (YOLOv5, v7), or maps of anchors."""
+    """Decode (images, N, 5 + classes) of center, size, object and classes (YOLOv5, v7), or maps of anchors.
+
+    Of models with masks, whose coefficients are the last columns, only the boxes.
+    """
     for rows in outputs.of_rank(3).values():
         if rows.shape[2] > 5 and fitting_strides(rows.shape[1], outputs.size, ANCHORS):
-            return _of_objects(rows, head)
-    return _of_objects(_of_anchor_maps(outputs, head), head)
+            return _of_objects(rows, head, outputs.mask_coefficients)
+    masks = outputs.mask_coefficients if outputs.of_rank(5) else 0
+    return _of_objects(_of_anchor_maps(outputs, head), head, masks)
 
 
-def _of_objects(rows: Array, head: Head) -> Decoded:
-    """Select among rows of center, size, object and classes."""
+def _of_objects(rows: Array, head: Head, masks: int = 0) -> Decoded:
+    """Select among rows of center, size, object and classes, without the coefficients of masks after them."""
+    classes = rows.shape[2] - 5 - masks
     return Decoded(
         [
-            multi_label(corners_of(image[:, :4]), image[:, 4:5] * image[:, 5:], head)
+            multi_label(corners_of(image[:, :4]), image[:, 4:5] * image[:, 5 : 5 + classes], head)
             for image in rows.astype(np.float64)
         ],
-        rows.shape[2] - 5,
+        classes,
     )
 
 
@@ -71,7 +77,7 @@ def _of_anchor_maps(outputs: DetectorOutputs, head: Head) -> Array:
     Source: YOLOv5 models/yolo.py, Detect.forward: xy = (2 s - 0.5 + cell) stride, wh = (2 s)^2 anchor.
     """
     maps = []
-    for value in {**outputs.of_rank(5), **outputs.of_rank(4)}.values():
+    for value in (outputs.of_rank(5) or outputs.of_rank(4)).values():  # beside the first, the second are of masks
         if value.ndim == 4 and value.shape[1] % ANCHORS == 0:
             value = value.reshape(len(value), ANCHORS, -1, *value.shape[2:]).transpose(0, 1, 3, 4, 2)
         maps.append(value)
@@ -126,8 +132,8 @@ def _after_selection(outputs: DetectorOutputs, head: Head) -> Decoded:
     """Decode detections that the graph has selected: rows of six, or outputs by name."""
     arrays = dict(outputs.arrays)
     if head.name == "end2end":
-        rows = _array(outputs, head, lambda value: value.shape[-1] == 6)
-        arrays = {"rows": rows}
+        columns = SELECTED + outputs.mask_coefficients
+        arrays = {"rows": _array(outputs, head, lambda value: value.shape[-1] == columns)[..., :SELECTED]}
     images = [
         best_of(Boxes(_in_pixels(_ordered(boxes.corners, head), head, outputs.size), boxes.classes, boxes.scores), head)
         for boxes in detections(arrays)
@@ -147,6 +153,19 @@ def _numbered_rows(outputs: DetectorOutputs, head: Head) -> Decoded:
         of_image = rows[numbers == number]
         images.append(best_of(Boxes(of_image[:, 1:5], np.rint(of_image[:, 5]).astype(np.int64), of_image[:, 6]), head))
     return Decoded(images, None)
+
+
+def _counted_rows(outputs: DetectorOutputs, head: Head) -> Decoded:
+    """Decode rows (N, 6) of class, score, x1, y1, x2, y2 of all images, image by image, and their numbers (images,).
+
+    Source: PaddleDetection ppdet/modeling/post_process.py, BBoxPostProcess; a row of class -1 says that there is none.
+    """
+    names = rows_and_counts(outputs)
+    if names is None:
+        raise DataError(unfit(outputs, head))
+    rows, counts = (outputs.arrays[name] for name in names)
+    images = np.split(rows.astype(np.float64), np.cumsum(counts)[:-1])
+    return Decoded([best_of(boxes_of(image[:, 2:], image[:, 0], image[:, 1]), head) for image in images], None)
 
 
 def _indices(outputs: DetectorOutputs, head: Head) -> Decoded:
@@ -229,6 +248,7 @@ _DECODERS: Final[Mapping[str, Callable[[DetectorOutputs, Head], Decoded]]] = {
     "yolox": _yolox,
     "end2end": _after_selection,
     "end2end7": _numbered_rows,
+    "paddle": _counted_rows,
     "nms": _after_selection,
     "indices": _indices,
     "ssd": _priors,
@@ -236,6 +256,9 @@ _DECODERS: Final[Mapping[str, Callable[[DetectorOutputs, Head], Decoded]]] = {
     "rtdetr": _queries,
     "fastestdet": _fastestdet,
     "picodet": picodet,
+    "nanodet": nanodet,
+    "fcos": fcos,
+    "scrfd": scrfd,
     "yunet": yunet,
     "centerface": centerface,
 }

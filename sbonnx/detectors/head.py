@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 from sbonnx.errors import RecipeError
 
 Corners = Literal["xyxy", "yxyx", "cxcywh"]
-Unit = Literal["pixels", "shares"]
+Unit = Literal["pixels", "shares", "strides"]
 Activation = Literal["none", "sigmoid", "softmax"]
 Background = Literal["none", "first", "last"]
 Numbering = Literal["from0", "from1", "ids"]
@@ -26,7 +26,8 @@ class Head:
         iou: boxes of one class whose IoU with one of a higher score is above this are dropped; None: no NMS.
         most: maximum number of detections of an image.
         corners: order of the four numbers of a box; None: not known from the graph.
-        unit: pixels of the input of the model, or shares of its width and height; None: not known from the graph.
+        unit: pixels of the input of the model, shares of its width and height, or strides of the cell (distances);
+            None: not known from the graph.
         scores: activation that the scores still need; None: not known from the graph.
         background: class of the background, which is no detection.
         classes: class numbers: position in the annotations from 0 or from 1, or category id; None: by their count.
@@ -89,9 +90,13 @@ HEADS: Final[Mapping[str, HeadKind]] = {
         "(N, 7) of image, x1, y1, x2, y2, class, score after a selection in the graph (YOLOv7 with --end2end)",
         Head("end2end7", classes="from0"),
     ),
+    "paddle": HeadKind(
+        "(N, 6) of class, score, x1, y1, x2, y2 of all images, and their number in each image (PaddleDetection)",
+        Head("paddle", classes="from0"),
+    ),
     "nms": HeadKind(
-        "outputs named boxes, scores and classes (or labels) after NMS in the graph (torchvision, TensorFlow, SSD and "
-        "Faster R-CNN of the ONNX model zoo)",
+        "outputs named boxes, scores and classes (or labels) after a selection in the graph (torchvision, TensorFlow, "
+        "RT-DETR, D-FINE, SSD and Faster R-CNN of the ONNX model zoo)",
         Head("nms", score=0.0, unit=None),
         ("unit", "corners"),
     ),
@@ -118,9 +123,24 @@ HEADS: Final[Mapping[str, HeadKind]] = {
         Head("fastestdet", iou=0.45),
     ),
     "picodet": HeadKind(
-        "two outputs for each of the strides 8, 16, 32, 64: scores (1, cells, classes) and distances (1, cells, "
-        "4 bins)",
+        "two outputs for each of the strides 8, 16, 32, 64 (or the first three): scores (1, cells, classes) and "
+        "distances (1, cells, 4 bins)",
         Head("picodet", score=0.025, iou=0.6, most=100),
+    ),
+    "nanodet": HeadKind(
+        "(1, N, classes + 4 bins), one row for each cell of the strides 8, 16, 32 (NanoDet), and 64 (NanoDet-Plus)",
+        Head("nanodet", score=0.05, iou=0.6, most=100),
+    ),
+    "fcos": HeadKind(
+        "three outputs for each of the strides 8, 16, 32, 64, 128: classes (1, classes, h, w), centerness (1, 1, h, w) "
+        "and distances (1, 4, h, w)",
+        Head("fcos", score=0.05, iou=0.6, most=100, unit=None),
+        ("unit",),
+    ),
+    "scrfd": HeadKind(
+        "two or three outputs for each of the strides 8, 16, 32, with 2 rows for each cell: score (rows, 1), distances "
+        "(rows, 4) and landmarks (rows, 10)",
+        Head("scrfd", score=0.02, iou=0.45, most=750),
     ),
     "yunet": HeadKind(
         "four outputs for each of the strides 8, 16, 32: class (1, cells, 1), object (1, cells, 1), box (1, cells, 4) "
@@ -136,7 +156,7 @@ HEADS: Final[Mapping[str, HeadKind]] = {
 
 COMMON: Final = ("score", "iou", "most", "classes")
 WORDS: Final[Mapping[str, tuple[str, ...]]] = {
-    "unit": ("pixels", "shares"),
+    "unit": ("pixels", "shares", "strides"),
     "corners": ("xyxy", "yxyx", "cxcywh"),
     "scores": ("none", "sigmoid", "softmax"),
     "background": ("none", "first", "last"),

@@ -10,7 +10,8 @@ import numpy as np
 from sbonnx.detectors.class_numbers import in_labels
 from sbonnx.detectors.decode import decoded
 from sbonnx.detectors.head import Head, HeadChoice
-from sbonnx.detectors.recognize import DetectorOutputs, resolved_head
+from sbonnx.detectors.outputs import DetectorOutputs
+from sbonnx.detectors.recognize import resolved_head
 from sbonnx.errors import DataError
 from sbonnx.graph import Graph
 from sbonnx.metrics.boxes import CATEGORIES, PLACEMENT, Boxes, detections, named_parts

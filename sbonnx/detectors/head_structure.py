@@ -86,12 +86,10 @@ def activation(tensor: Tensor) -> Activation | None:
 
 
 def ends_in(tensor: Tensor, op: str) -> bool:
-    """Return whether an operator computes the values of a tensor, at each scale."""
+    """Return whether an operator, or its quantized form (QOperator), computes the values of a tensor, at each scale."""
     node = maker(tensor)
-    if node is not None and node.op in CONCATS:
-        makers = [maker(part) for part in node.inputs]
-        return all(part is not None and part.op == op for part in makers)
-    return node is not None and node.op == op
+    makers = [maker(part) for part in node.inputs] if node is not None and node.op in CONCATS else [node]
+    return all(part is not None and part.op in (op, f"QLinear{op}") for part in makers)
 
 
 def box_form(tensor: Tensor) -> BoxForm:
@@ -132,6 +130,23 @@ def _unit_of_priors(tensor: Tensor) -> Unit | None:
     if largest is None:
         return None
     return "shares" if largest <= LARGEST_SHARE else "pixels"
+
+
+def distance_unit(tensor: Tensor) -> Unit | None:
+    """Return the unit of distances to sides, which are not below 0: pixels after Exp or a factor, else strides.
+
+    Source: FCOS (exp), and its improvement (Relu, whose result is multiplied by the stride); None: it is neither.
+    """
+    node = maker(tensor)
+    if node is not None and node.op == "Mul":
+        return "pixels" if any(_rectifies(maker(part)) for part in node.inputs) else None
+    if _rectifies(node):
+        return "pixels" if node is not None and node.op == "Exp" else "strides"
+    return None
+
+
+def _rectifies(node: Node | None) -> bool:
+    return node is not None and node.op in ("Exp", "Relu", "Clip")
 
 
 def is_concat_of(tensor: Tensor, ops: tuple[str, ...]) -> bool:
@@ -191,6 +206,22 @@ def joins_levels_of(tensor: Tensor, ops: tuple[str, ...]) -> bool:
     if node is None or node.op not in CONCATS:
         return False
     return all(_ops_of_parts(part) == ops for part in node.inputs)
+
+
+def joins_scores_and_distances(tensor: Tensor) -> bool:
+    """Return whether a tensor joins levels, each of which joins scores (Sigmoid) and raw distances (NanoDet)."""
+    node = maker(tensor)
+    if node is None or node.op not in CONCATS:
+        return False
+    parts = [_ops_of_parts(part) for part in node.inputs]
+    return all(len(ops) == 2 and ops[0] == "Sigmoid" and ops[1] in ("", "Split", "Slice", "Mul") for ops in parts)
+
+
+def columns_of_scores(tensor: Tensor) -> int | None:
+    """Return the number of columns of the first part of a level of `joins_scores_and_distances`; None: unknown."""
+    node = maker(tensor)
+    level = None if node is None or node.op not in CONCATS else maker(node.inputs[0])
+    return None if level is None or level.op not in CONCATS else _columns(level.inputs[0])
 
 
 def _ops_of_parts(tensor: Tensor) -> tuple[str, ...]:

@@ -1,15 +1,23 @@
-"""Decoders of anchor-free detectors with an output for each level and quantity: PicoDet, YuNet, CenterFace."""
+"""Decoders of detectors that give distances or sizes at the cells of each level, without anchors of several sizes."""
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 
-from sbonnx.detectors.box_selection import Decoded, best_of, corners_of, multi_label, softmax
+from sbonnx.detectors.box_selection import Decoded, best_of, corners_of, multi_label, sigmoid, softmax
 from sbonnx.detectors.head import Head
-from sbonnx.detectors.recognize import DetectorOutputs, centerface_maps, levels_of, unfit
+from sbonnx.detectors.head_structure import BOX_SIDES, columns_of_scores, ends_in
+from sbonnx.detectors.levels import LEVELS, levels_of
+from sbonnx.detectors.outputs import DetectorOutputs, fitting_strides
+from sbonnx.detectors.recognize import centerface_maps, unfit
 from sbonnx.errors import DataError
 from sbonnx.metrics.boxes import Boxes
 from sbonnx.spec import Array
+
+NANODET_BINS: Final = 8
+"""Bins of the distances of NanoDet where the graph does not say their number (reg_max: 7)."""
 
 
 def grid_of(size: tuple[int, int], stride: int) -> Array:
@@ -26,11 +34,85 @@ def picodet(outputs: DetectorOutputs, head: Head) -> Decoded:
     """
     corners, scores = [], []
     for stride, arrays in _levels(outputs, head):
-        bins = arrays["distances"].reshape(*arrays["distances"].shape[:2], 4, -1)
-        distances = (softmax(bins) * np.arange(bins.shape[3])).sum(3) * stride
-        center = (grid_of(outputs.size, stride) + 0.5) * stride
-        corners.append(np.concatenate([center - distances[..., :2], center + distances[..., 2:]], 2))
+        distances = mean_bins(arrays["distances"]) * stride
+        corners.append(_around((grid_of(outputs.size, stride) + 0.5) * stride, distances))
         scores.append(arrays["scores"])
+    return _of_levels(corners, scores, head)
+
+
+def nanodet(outputs: DetectorOutputs, head: Head) -> Decoded:
+    """Decode (images, N, classes + 4 bins): a row for each cell, scores and then the distribution of the distances.
+
+    Source: NanoDet nanodet/model/head/gfl_head.py (strides 8, 16, 32, distances from the center of the cell) and
+    nanodet_plus_head.py (also 64, from its corner); boxes end at the border of the input.
+    """
+    name, rows = next(
+        ((name, value) for name, value in outputs.of_rank(3).items() if value.shape[2] > BOX_SIDES), (None, None)
+    )
+    strides = None if rows is None else fitting_strides(rows.shape[1], outputs.size, 1)
+    if name is None or rows is None or strides is None:
+        raise DataError(unfit(outputs, head))
+    classes = columns_of_scores(outputs.tensor(name)) or rows.shape[2] - BOX_SIDES * NANODET_BINS
+    if classes <= 0 or (rows.shape[2] - classes) % BOX_SIDES:
+        raise DataError(unfit(outputs, head))
+    middle = 0.5 if len(strides) == 3 else 0.0
+    centers = np.concatenate([(grid_of(outputs.size, stride) + middle) * stride for stride in strides])
+    scales = np.concatenate([np.full((len(grid_of(outputs.size, stride)), 1), stride) for stride in strides])
+    values = rows.astype(np.float64)
+    corners = _around(centers, mean_bins(values[..., classes:]) * scales)
+    return _of_levels([np.clip(corners, 0, np.tile(outputs.size[::-1], 2))], [values[..., :classes]], head)
+
+
+def scrfd(outputs: DetectorOutputs, head: Head) -> Decoded:
+    """Decode, for each stride, scores (rows, 1) and distances in strides (rows, 4), with two rows for each cell.
+
+    Source: InsightFace python-package/insightface/model_zoo/scrfd.py: distances count from the corner of the cell.
+    """
+    corners, scores = [], []
+    for stride, arrays in _levels(outputs, head):
+        cells = np.repeat(grid_of(outputs.size, stride), LEVELS["scrfd"].anchors, axis=0)
+        corners.append(_around(cells * stride, arrays["distances"] * stride))
+        scores.append(arrays["scores"])
+    return _of_levels(corners, scores, head)
+
+
+def fcos(outputs: DetectorOutputs, head: Head) -> Decoded:
+    """Decode, for each stride, classes, centerness and distances from the center of the cell.
+
+    Source: AdelaiDet adet/modeling/fcos/fcos_outputs.py: the score is the root of class and centerness.
+    """
+    levels = levels_of(outputs, "fcos")
+    if levels is None:
+        raise DataError(unfit(outputs, head))
+    rows, corners, scores = outputs.rows(), [], []
+    for stride, names in levels:
+        class_scores, centerness = (_shares(outputs, names[key], rows[names[key]]) for key in ("scores", "centerness"))
+        distances = rows[names["distances"]] * (stride if head.unit == "strides" else 1.0)
+        corners.append(_around((grid_of(outputs.size, stride) + 0.5) * stride, distances))
+        scores.append(np.sqrt(class_scores * centerness))
+    return _of_levels(corners, scores, head)
+
+
+def _shares(outputs: DetectorOutputs, name: str, values: Array) -> Array:
+    """Return scores as probabilities: a Sigmoid is applied unless the graph has it."""
+    values = values.astype(np.float64)
+    return values if ends_in(outputs.tensor(name), "Sigmoid") else sigmoid(values)
+
+
+def mean_bins(distances: Array) -> Array:
+    """Return the means of the bin numbers under a softmax, (images, cells, 4), of (images, cells, 4 bins)."""
+    bins = distances.reshape(*distances.shape[:2], BOX_SIDES, -1)
+    means: Array = (softmax(bins) * np.arange(bins.shape[3])).sum(3)
+    return means
+
+
+def _around(points: Array, distances: Array) -> Array:
+    """Return corners, (images, cells, 4), of points (cells, 2) and distances to left, top, right and bottom."""
+    return np.concatenate([points - distances[..., :2], points + distances[..., 2:]], 2)
+
+
+def _of_levels(corners: list[Array], scores: list[Array], head: Head) -> Decoded:
+    """Select among the boxes and scores of all levels."""
     confidence = np.concatenate(scores, 1)
     pairs = zip(np.concatenate(corners, 1), confidence, strict=True)
     return Decoded([multi_label(*pair, head) for pair in pairs], confidence.shape[2])
@@ -48,8 +130,7 @@ def yunet(outputs: DetectorOutputs, head: Head) -> Decoded:
         center = (raw[..., :2] + grid_of(outputs.size, stride)) * stride
         corners.append(corners_of(np.concatenate([center, np.exp(raw[..., 2:]) * stride], 2)))
         scores.append(np.sqrt(np.clip(arrays["class"], 0, 1) * np.clip(arrays["object"], 0, 1)))
-    pairs = zip(np.concatenate(corners, 1), np.concatenate(scores, 1), strict=True)
-    return Decoded([multi_label(*pair, head) for pair in pairs], 1)
+    return _of_levels(corners, scores, head)
 
 
 def _levels(outputs: DetectorOutputs, head: Head) -> list[tuple[int, dict[str, Array]]]:
@@ -61,10 +142,8 @@ def _levels(outputs: DetectorOutputs, head: Head) -> list[tuple[int, dict[str, A
     levels = levels_of(outputs, head.name)
     if levels is None:
         raise DataError(unfit(outputs, head))
-    return [
-        (stride, {key: outputs.arrays[name].astype(np.float64) for key, name in names.items()})
-        for stride, names in levels
-    ]
+    rows = outputs.rows()
+    return [(stride, {key: rows[name].astype(np.float64) for key, name in names.items()}) for stride, names in levels]
 
 
 def centerface(outputs: DetectorOutputs, head: Head) -> Decoded:

@@ -5,9 +5,9 @@ Values never decide. If the structure fits no head, or several, an error lists t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Final
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
 
 from sbonnx.detectors.head import HEADS, Head, HeadChoice
 from sbonnx.detectors.head_structure import (
@@ -15,78 +15,31 @@ from sbonnx.detectors.head_structure import (
     activation,
     applies,
     box_form,
+    distance_unit,
     ends_in,
     is_concat_of,
     is_selected,
     joins_boxes_and_scores,
     joins_levels_of,
+    joins_scores_and_distances,
     selects_queries,
 )
+from sbonnx.detectors.levels import LEVELS, levels_of
+from sbonnx.detectors.outputs import ANCHORS, DetectorOutputs, fitting_strides
 from sbonnx.errors import DataError
-from sbonnx.graph import Graph, Tensor
-from sbonnx.metrics.arrays import shown
 from sbonnx.metrics.boxes import is_of_tensorflow, named_parts
+from sbonnx.metrics.image_sizes import PADDLE_INPUTS, size_values
 from sbonnx.ops import OBJECT_BOX_CLASSES
 from sbonnx.spec import Array
-
-STRIDES: Final = ((8, 16, 32), (8, 16, 32, 64), (4, 8, 16, 32), (16, 32))
-"""Strides of the scales of YOLO: usual ones, P6, P2, tiny."""
-
-ANCHORS: Final = 3
-"""Anchors of a cell of YOLOv5."""
-
 
 RAW_BOX_OBJECT_CLASSES: Final = ("", "Sigmoid", "Sigmoid")
 """Operators of the parts of a level of YOLOX; "": a linear layer."""
 
+SELECTED: Final = 6
+"""Columns of a selected box: four of the box, score and class."""
 
-@dataclass(frozen=True)
-class DetectorOutputs:
-    """Outputs of one feed of a detector.
-
-    Attributes:
-        graph: the model.
-        arrays: outputs by name.
-        size: height and width of the input, pixels.
-        images: number of images of the feed.
-    """
-
-    graph: Graph
-    arrays: Mapping[str, Array]
-    size: tuple[int, int]
-    images: int = 1
-
-    def tensor(self, name: str) -> Tensor:
-        """Return an output as a tensor of the graph."""
-        return next(tensor for tensor in self.graph.outputs if tensor.name == name)
-
-    @property
-    def listed(self) -> str:
-        """Names, types and shapes, for messages."""
-        return ", ".join(f"'{name}' {shown(value)}" for name, value in self.arrays.items())
-
-    @property
-    def mask_coefficients(self) -> int:
-        """Number of columns of masks, which weight the maps (images, columns, h, w) of another output; 0 without."""
-        return next((value.shape[1] for value in self.of_rank(4).values()), 0)
-
-    def of_rank(self, rank: int) -> dict[str, Array]:
-        """Return the float outputs with this many axes that no other output is computed from."""
-        return {
-            name: value
-            for name, value in self.arrays.items()
-            if value.ndim == rank and value.dtype.kind == "f" and not self.tensor(name).outputs
-        }
-
-
-def cells(size: tuple[int, int], strides: tuple[int, ...]) -> int:
-    """Return the number of cells of all scales."""
-    return sum(-(-size[0] // stride) * -(-size[1] // stride) for stride in strides)
-
-
-def fitting_strides(count: int, size: tuple[int, int], anchors: int) -> tuple[int, ...] | None:
-    """Return the strides whose cells, times the anchors, are this many; None: none."""
-    return next((strides for strides in STRIDES if count == anchors * cells(size, strides)), None)
+RTDETR_SIZES: Final = "orig_target_sizes"
+"""Input of RT-DETR, D-FINE and DEIM, whose exports number classes from 0."""
 
 
 def resolved_head(outputs: DetectorOutputs, choice: HeadChoice | None) -> Head:
@@ -146,12 +99,15 @@ def recognized_head(outputs: DetectorOutputs) -> Head | None:
         return _described(outputs, HEADS["indices"].head)
     rows = outputs.of_rank(3)
     flat = outputs.of_rank(2)
+    if rows_and_counts(outputs) is not None and inputs_of(outputs) & PADDLE_INPUTS:
+        return HEADS["paddle"].head
+    columns = SELECTED + outputs.mask_coefficients
     for name, value in {**rows, **flat}.items():
-        if value.shape[-1] == 6 and len(rows) + len(flat) == 1 and is_selected(outputs.tensor(name)):
+        if value.shape[-1] == columns and len(rows) + len(flat) == 1 and is_selected(outputs.tensor(name)):
             return HEADS["end2end"].head
     of_levels = next((name for name in LEVELS if levels_of(outputs, name) is not None), None)
     if of_levels is not None:
-        return HEADS[of_levels].head
+        return _described(outputs, HEADS[of_levels].head)
     pair = boxes_and_scores(outputs)
     if pair is not None:
         return _of_pair(outputs, pair)
@@ -174,6 +130,8 @@ def _of_rows(outputs: DetectorOutputs, name: str, value: Array) -> Head | None:
     if _has_columns_of_cells(outputs, value):
         certain = joins_boxes_and_scores(tensor, first, outputs.mask_coefficients)
         return HEADS["yolov8"].head if certain else None
+    if fitting_strides(first, outputs.size, 1) and joins_scores_and_distances(tensor):
+        return HEADS["nanodet"].head
     if second > 5 and fitting_strides(first, outputs.size, ANCHORS):
         return HEADS["yolov5"].head
     if second > 5 and fitting_strides(first, outputs.size, 1):
@@ -201,8 +159,15 @@ def _described(outputs: DetectorOutputs, head: Head) -> Head:
     """Return a head with what the graph says about its boxes and scores."""
     if head.name == "nms" and is_of_tensorflow(outputs.arrays):
         return replace(head, unit="shares")
+    if head.name in ("nms", "indices") and any(size_values(name) for name in inputs_of(outputs)):
+        head = replace(head, unit="pixels")  # of the size that the input is given
+    if head.name == "nms" and RTDETR_SIZES in inputs_of(outputs):
+        return replace(head, classes="from0")
     if head.name == "indices" and head.corners is None:
         return replace(head, corners="yxyx")  # the order of NonMaxSuppression
+    levels = levels_of(outputs, "fcos") if head.name == "fcos" else None
+    if levels is not None:
+        return replace(head, unit=distance_unit(outputs.tensor(levels[0][1]["distances"])))
     pair = boxes_and_scores(outputs) if head.name == "ssd" else None
     if pair is None:
         return head
@@ -215,6 +180,28 @@ def _described(outputs: DetectorOutputs, head: Head) -> Head:
         scores=activation(scores),
         background="first" if ends_in(scores, "Softmax") else "none",
     )
+
+
+def inputs_of(outputs: DetectorOutputs) -> set[str]:
+    """Return the names of the inputs of the model."""
+    return {tensor.name for tensor in outputs.graph.inputs}
+
+
+def rows_and_counts(outputs: DetectorOutputs) -> tuple[str, str] | None:
+    """Return the names of rows (N, 6) of all images and of their number in each image; None: these are others."""
+    rows = [name for name, value in outputs.of_rank(2).items() if value.shape[1] == SELECTED]
+    counts = (
+        [
+            name
+            for name, value in outputs.arrays.items()
+            if value.dtype.kind == "i"
+            and value.shape == (outputs.images,)
+            and value.sum() == len(outputs.arrays[rows[0]])
+        ]
+        if rows
+        else []
+    )
+    return (rows[0], counts[0]) if len(rows) == len(counts) == 1 else None
 
 
 def boxes_and_scores(outputs: DetectorOutputs) -> tuple[str, str] | None:
@@ -248,54 +235,6 @@ def indices_of(outputs: DetectorOutputs) -> tuple[str, str, str] | None:
     return (boxes[0], scores[0], indices[0]) if len(boxes) == len(scores) == len(indices) == 1 else None
 
 
-def levels_of(outputs: DetectorOutputs, head: str) -> list[tuple[int, dict[str, str]]] | None:
-    """Return stride and names of the outputs, by quantity, of each level of a head of `LEVELS`; None: it does not fit.
-
-    Every output belongs to a level, by its number of cells, and a quantity, by its number of columns and whether it
-    ends in Sigmoid.
-    """
-    strides, quantities = LEVELS[head]
-    rows, levels, used = outputs.of_rank(3), [], 0
-    for stride in strides:
-        level = {name: value for name, value in rows.items() if value.shape[1] == cells(outputs.size, (stride,))}
-        names = quantities(outputs, level)
-        if names is None:
-            return None
-        used += len(level)
-        levels.append((stride, names))
-    same = {tuple(outputs.arrays[name].shape[2] for name in names.values()) for _, names in levels}
-    return levels if used == len(outputs.arrays) and len(same) == 1 else None
-
-
-def _scores_and_distances(outputs: DetectorOutputs, level: Mapping[str, Array]) -> dict[str, str] | None:
-    scores = [name for name in level if ends_in(outputs.tensor(name), "Sigmoid")]
-    distances = [name for name, value in level.items() if name not in scores and value.shape[2] % 4 == 0]
-    fits = len(level) == 2 and len(scores) == len(distances) == 1 and level[distances[0]].shape[2] > 4
-    return {"scores": scores[0], "distances": distances[0]} if fits else None
-
-
-def _class_object_box(outputs: DetectorOutputs, level: Mapping[str, Array]) -> dict[str, str] | None:
-    """Return class and object score (which of them is which does not matter), and boxes; landmarks are not needed."""
-    columns = {name: value.shape[2] for name, value in level.items()}
-    shares = [name for name, count in columns.items() if count == 1 and ends_in(outputs.tensor(name), "Sigmoid")]
-    if sorted(columns.values()) != [1, 1, 4, 10] or len(shares) != 2:
-        return None
-    return {
-        "class": shares[0],
-        "object": shares[1],
-        "boxes": next(name for name, count in columns.items() if count == 4),
-    }
-
-
-Quantities = Callable[[DetectorOutputs, Mapping[str, Array]], dict[str, str] | None]
-
-LEVELS: Final[Mapping[str, tuple[tuple[int, ...], Quantities]]] = {
-    "picodet": ((8, 16, 32, 64), _scores_and_distances),
-    "yunet": ((8, 16, 32), _class_object_box),
-}
-"""Strides of heads with outputs for each level, and the function that names the outputs of a level by quantity."""
-
-
 def centerface_maps(outputs: DetectorOutputs) -> tuple[str, str, str] | None:
     """Return the names of heat map, sizes and offsets, in the order of the outputs; None: these are others."""
     maps = outputs.of_rank(4)
@@ -317,7 +256,12 @@ def _check_known(outputs: DetectorOutputs, head: Head) -> None:
     Raises:
         DataError: one is not, and the message names its values; or the outputs are not those of the head.
     """
-    parts = {"nms": named_parts(outputs.arrays), "indices": indices_of(outputs), "ssd": boxes_and_scores(outputs)}
+    parts: Mapping[str, Sequence[Any] | None] = {
+        "nms": named_parts(outputs.arrays),
+        "indices": indices_of(outputs),
+        "ssd": boxes_and_scores(outputs),
+        "fcos": levels_of(outputs, "fcos"),
+    }
     if parts.get(head.name, ()) is None:
         raise DataError(unfit(outputs, head))
     if not head.decoded and head.name == "ssd" and head.priors is None:
@@ -332,6 +276,7 @@ def _check_known(outputs: DetectorOutputs, head: Head) -> None:
     if missing:
         example = {"corners": "xyxy", "unit": "pixels", "scores": "softmax"}
         words = {"corners": "xyxy, yxyx or cxcywh", "unit": "pixels or shares", "scores": "none, sigmoid or softmax"}
+        words |= {"unit": "pixels or strides"} if head.name == "fcos" else {}
         raise DataError(
             f"the structure of the model does not say {' and '.join(f'{key} ({words[key]})' for key in missing)} of "
             f"its outputs {outputs.listed}: state it, such as --head {head.name}:"

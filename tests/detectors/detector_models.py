@@ -35,6 +35,7 @@ class Builder:
         self.nodes: list[onnx.NodeProto] = []
         self.constants: dict[str, Array] = {}
         self.outputs: list[onnx.ValueInfoProto] = []
+        self.inputs: list[onnx.ValueInfoProto] = []
         self.op("ReduceMax", ["images"], "peak", keepdims=0)
         self.op("Mul", ["peak", self.constant(np.zeros((), np.float32))], "zero")
 
@@ -57,11 +58,16 @@ class Builder:
         """Make a tensor an output."""
         self.outputs.append(helper.make_tensor_value_info(name, kind, shape))
 
-    def save(self, path: Path) -> Path:
-        """Write the model."""
-        image = helper.make_tensor_value_info("images", TensorProto.FLOAT, (1, 3, SIDE, SIDE))
+    def input(self, name: str, kind: int, count: int = 2) -> str:
+        """Add an input (1, count) besides the image."""
+        self.inputs.append(helper.make_tensor_value_info(name, kind, (1, count)))
+        return name
+
+    def save(self, path: Path, side: int = SIDE) -> Path:
+        """Write the model, with inputs of `side` x `side` pixels."""
+        image = helper.make_tensor_value_info("images", TensorProto.FLOAT, (1, 3, side, side))
         constants = [numpy_helper.from_array(value, name) for name, value in self.constants.items()]
-        graph = helper.make_graph(self.nodes, "detector", [image], self.outputs, constants)
+        graph = helper.make_graph(self.nodes, "detector", [image, *self.inputs], self.outputs, constants)
         onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), path)
         return path
 
@@ -100,8 +106,8 @@ def yolov5(b: Builder) -> None:
     b.output("output0", (1, 252, 8))
 
 
-def yolov5_maps(b: Builder) -> None:
-    """Offsets of the first anchor of stride 8, 10 x 13 pixels."""
+def yolov5_maps(b: Builder, coefficients: int = 0) -> None:
+    """Offsets of the first anchor of stride 8, 10 x 13 pixels; coefficients of masks after the classes."""
 
     def offsets(box: Array, x: int, y: int, stride: int) -> Array:
         moved = (box[:2] / stride - (x, y) + 0.5) / 2
@@ -114,8 +120,27 @@ def yolov5_maps(b: Builder) -> None:
         ("p4", np.full((1, 3, 4, 4, 8), -15.0)),
         ("p5", np.full((1, 3, 2, 2, 8), -15.0)),
     ):
+        values = np.concatenate([values, np.ones((*values.shape[:4], coefficients))], 4)
         b.value(values, name)
         b.output(name, values.shape)
+
+
+def yolov5_masks(b: Builder) -> None:
+    """Two coefficients after the classes, and the maps that they weight."""
+    rows = cell_rows(3, lambda box, x, y, stride: box)
+    b.value(np.concatenate([rows, np.ones((252, 2))], 1)[None], "output0")
+    b.output("output0", (1, 252, 10))
+    _masks(b)
+
+
+def yolov5_maps_masks(b: Builder) -> None:
+    yolov5_maps(b, coefficients=2)
+    _masks(b)
+
+
+def _masks(b: Builder) -> None:
+    b.value(np.ones((1, 2, 16, 16)), "output1")
+    b.output("output1", (1, 2, 16, 16))
 
 
 def yolov8(b: Builder) -> None:
@@ -125,8 +150,7 @@ def yolov8(b: Builder) -> None:
 def yolov8_masks(b: Builder) -> None:
     """Two coefficients after the scores, and the maps that they weight."""
     _columns(b, {"coefficients": np.ones((1, 2, 84))}, after=2)
-    b.value(np.ones((1, 2, 16, 16)), "output1")
-    b.output("output1", (1, 2, 16, 16))
+    _masks(b)
 
 
 def yolov8_keypoints(b: Builder) -> None:
@@ -193,15 +217,45 @@ def yolox_decoded(b: Builder) -> None:
     b.output("output", (1, 84, 8))
 
 
-def end2end(b: Builder) -> None:
-    """Rows in another order, selected by TopK."""
-    rows = np.zeros((1, 10, 6))
-    rows[0, 4:7] = np.concatenate([BOXES, np.array([[0.9, 0.8, 0.7]]).T, CLASSES[:, None]], 1)
+def end2end(b: Builder, coefficients: int = 0) -> None:
+    """Rows in another order, selected by TopK; coefficients of masks after them."""
+    rows = np.ones((1, 10, 6 + coefficients))
+    rows[..., :6] = 0
+    rows[0, 4:7, :6] = np.concatenate([BOXES, np.array([[0.9, 0.8, 0.7]]).T, CLASSES[:, None]], 1)
     b.value(rows, "rows")
     b.value(rows[0, :, 4], "scores")
     b.nodes.append(helper.make_node("TopK", ["scores", b.constant(np.array([5]))], ["best", "places"], name="top"))
     b.op("Gather", ["rows", "places"], "output0", axis=1)
-    b.output("output0", (1, 5, 6))
+    b.output("output0", (1, 5, 6 + coefficients))
+
+
+def end2end_masks(b: Builder) -> None:
+    end2end(b, coefficients=2)
+    _masks(b)
+
+
+def paddle(b: Builder) -> None:
+    """Class, score and box of all images and their number; boxes are divided by the scale of the image."""
+    scale = b.op("Concat", [b.input("scale_factor", TensorProto.FLOAT)] * 2, "scale", axis=1)
+    shape = b.op("Div", [b.input("im_shape", TensorProto.FLOAT), b.constant(np.array([[SIDE, SIDE]], np.float32))], "s")
+    boxes = b.op("Div", [b.value(BOXES, "b"), scale], "unscaled")
+    boxes = b.op("Mul", [boxes, b.op("Concat", [shape, shape], "shares", axis=1)], "boxes")
+    front = b.value(np.stack([CLASSES, [0.9, 0.8, 0.7]], 1), "front")
+    b.op("Concat", [front, boxes], "multiclass_nms3_0.tmp_0", axis=1)
+    b.op("Cast", [b.value(np.array([3.0]), "count")], "multiclass_nms3_0.tmp_2", to=TensorProto.INT32)
+    b.output("multiclass_nms3_0.tmp_0", ("n", 6))
+    b.output("multiclass_nms3_0.tmp_2", (1,), TensorProto.INT32)
+
+
+def rtdetr_sizes(b: Builder) -> None:
+    """Boxes as shares, multiplied by the width and height of the second input."""
+    sizes = b.op("Cast", [b.input("orig_target_sizes", TensorProto.INT64)], "sizes", to=TensorProto.FLOAT)
+    b.op("Mul", [b.value(BOXES[None] / SIDE, "shares"), b.op("Concat", [sizes, sizes], "four", axis=1)], "boxes")
+    b.op("Cast", [b.value(CLASSES[None] + 0.0, "numbers")], "labels", to=TensorProto.INT64)
+    b.value(np.array([[0.9, 0.8, 0.7]]), "scores")
+    b.output("labels", (1, 3), TensorProto.INT64)
+    b.output("boxes", (1, 3, 4))
+    b.output("scores", (1, 3))
 
 
 def end2end7(b: Builder) -> None:
@@ -360,6 +414,52 @@ def picodet(b: Builder) -> None:
         b.output(f"distances{stride}", (1, count, 32))
 
 
+def _distributions(b: Builder, strides: tuple[int, ...], middle: float) -> None:
+    """Scores and 8 bins of distances of each level, joined; the cells of the boxes are at stride 8."""
+    levels = []
+    for stride in strides:
+        count = (SIDE // stride) ** 2
+        scores, bins = np.full((1, count, 3), 1e-6), np.zeros((1, count, 4, 8))
+        for cell, box, number in _cells_of(stride):
+            point = (np.array([cell % 8, cell // 8]) + middle) * stride
+            distances = np.concatenate([point - box[:2], box[2:] - point]) / stride
+            scores[0, cell, number] = 0.9 - 0.1 * number
+            places = np.abs(np.arange(8) - distances[:, None])
+            bins[0, cell] = np.log(np.clip(1 - places, 1e-9, None))
+        raw = b.op("Sigmoid", [b.value(logit(scores).transpose(0, 2, 1), f"raw{stride}")], f"scores{stride}")
+        bins_of = conv(b, bins.reshape(1, count, 32).transpose(0, 2, 1), f"bins{stride}")
+        levels.append(b.op("Concat", [raw, bins_of], f"level{stride}", axis=1))
+    b.op("Transpose", [b.op("Concat", levels, "all", axis=2)], "output", perm=[0, 2, 1])
+    b.output("output", (1, sum((SIDE // stride) ** 2 for stride in strides), 35))
+
+
+def nanodet(b: Builder) -> None:
+    """Distances from the centers of the cells."""
+    _distributions(b, STRIDES, 0.5)
+
+
+def nanodet_plus(b: Builder) -> None:
+    """Distances from the corners of the cells, and a fourth level."""
+    _distributions(b, (*STRIDES, 64), 0.0)
+
+
+def scrfd(b: Builder) -> None:
+    """Two rows for each cell, without an axis of images; the second rows of the cells have the boxes."""
+    for stride in STRIDES:
+        count = 2 * (SIDE // stride) ** 2
+        scores, distances = np.full((count, 1), 1e-6), np.zeros((count, 4))
+        for cell, box, number in _cells_of(stride):
+            point = np.array([cell % 8, cell // 8]) * stride
+            scores[2 * cell + 1] = 0.9 - 0.1 * number
+            distances[2 * cell + 1] = np.concatenate([point - box[:2], box[2:] - point]) / stride
+        b.op("Sigmoid", [b.value(logit(scores), f"raw{stride}")], f"score_{stride}")
+        b.value(distances, f"bbox_{stride}")
+        b.value(np.zeros((count, 10)), f"kps_{stride}")
+    for name, columns in (("score", 1), ("bbox", 4), ("kps", 10)):
+        for stride in STRIDES:
+            b.output(f"{name}_{stride}", (2 * (SIDE // stride) ** 2, columns))
+
+
 def yunet(b: Builder) -> None:
     """Class, object, box and landmarks of each stride."""
     for stride in STRIDES:
@@ -404,7 +504,9 @@ MODELS: Mapping[str, Callable[[Builder], None]] = {
     for build in (
         *(
             yolov5,
+            yolov5_masks,
             yolov5_maps,
+            yolov5_maps_masks,
             yolov8,
             yolov8_masks,
             yolox,
@@ -416,6 +518,7 @@ MODELS: Mapping[str, Callable[[Builder], None]] = {
             ssd,
             ssd_raw,
         ),
+        *(end2end_masks, paddle, rtdetr_sizes, nanodet, nanodet_plus, scrfd),
         *(detr, rtdetr, fastestdet, end2end7, picodet, yunet, centerface),
     )
 }

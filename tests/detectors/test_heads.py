@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
+import sbonnx
 from sbonnx.batch.api import batch
 from sbonnx.calib.data import DataPath
 from sbonnx.cli import main
@@ -36,6 +37,7 @@ from tests.support.values import some
 
 STATED = {
     "yolov5_maps": "yolov5",
+    "yolov5_maps_masks": "yolov5",
     "torchvision": "nms:unit=pixels,classes=from1",
     "tensorflow": "nms:classes=ids",
     "indices": "indices:unit=pixels",
@@ -47,7 +49,7 @@ STATED = {
 """Heads that the structure does not decide, as a user states them; the others are recognized."""
 
 
-FACES = ("yunet", "centerface")
+FACES = ("yunet", "centerface", "scrfd")
 """Heads of one class."""
 
 
@@ -184,6 +186,26 @@ def test_quantize_computes_the_metric_of_both_models(
     assert main(words) in (0, 1)
     rows = json.loads(capsys.readouterr().out)["metrics"]["evaluation"]["rows"]
     assert len(rows) == 2 and rows[0]["metric"]["value"] == pytest.approx(1.0)
+
+
+def test_sizes_that_are_filled_are_named(
+    coco: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By name and shape: an input of that name with three values is another one."""
+    monkeypatch.chdir(tmp_path)
+    builder = Builder()
+    MODELS["paddle"](builder)
+    model = builder.save(tmp_path / "m.onnx").name
+    filled = "inputs 'scale_factor' with 1, 1, 'im_shape' with height, width of the model's input are filled"
+    assert main(["eval", model, str(coco), "--metric", "map", "--preprocess", "yolo", "--no-config"]) == 0
+    output = capsys.readouterr()
+    assert filled in output.out + output.err and "1.0000" in output.out
+    result = sbonnx.run(model, str(coco), preprocess="yolo")
+    assert filled in result.notes[0] and result["multiclass_nms3_0.tmp_0"].shape == (6, 6)
+    other = Builder()
+    other.output(other.input("im_shape", TensorProto.FLOAT, 3), (1, 3))
+    with pytest.raises(DataError, match=r"the model has 2 \('images', 'im_shape'\)"):
+        sbonnx.run(other.save(tmp_path / "other.onnx"), str(coco), preprocess="yolo")
 
 
 @pytest.mark.slow
