@@ -170,6 +170,10 @@ class _TreeSearch:
             return False
         if tensor is not None and (len(node.outputs) <= want.output or node.outputs[want.output] is not tensor):
             return False
+        if want.producers:
+            ops = {read.inputs[0].op for read in node.inputs if read.inputs}
+            if any(ops.isdisjoint(wanted) for wanted in want.producers):
+                return False
         if want.attrs and not self.attributes_fit(want, node):
             return False
         self.path.append((want, node))

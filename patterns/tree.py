@@ -78,6 +78,8 @@ class Op:
         self.outputs = max(outputs, output + 1)
         self.shared = shared
         self.output = output
+        self.producers = tuple(filter(None, map(_ops_of, inputs)))
+        """Op types of inner ops: the inputs of a node must have a producer of each, which is checked first."""
 
     def __repr__(self) -> str:
         return f"Op({'|'.join(self.ops)}{', ' if self.inputs else ''}{', '.join(map(repr, self.inputs))})"
@@ -104,6 +106,14 @@ Want = Any_ | Var | Const | Op | Maybe | Or
 """Pattern of one input."""
 
 X = Any_()
+
+
+def _ops_of(want: Want) -> frozenset[str]:
+    """Return the op types that the producer of an input must have; empty if the input may be anything else."""
+    if isinstance(want, Op):
+        return frozenset(want.ops)
+    choices = [_ops_of(choice) for choice in want.choices] if isinstance(want, Or) else []
+    return frozenset().union(*choices) if all(choices) else frozenset()
 
 
 def captures(want: Want) -> Iterator[str]:

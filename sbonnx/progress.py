@@ -14,6 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, Final, ParamSpec, Protocol, TypeVar, final, runtime_checkable
 
+from sbonnx.system.sizes import size_text
 from sbonnx.system.terminal import LINE_LENGTH, escaped, one_line
 
 P = ParamSpec("P")
@@ -419,16 +420,6 @@ def make_progress(*, quiet: bool = False, as_json: bool = False, stream: IO[str]
         return Silent()
     target = stream if stream is not None else sys.stderr
     return Bar(stream) if target.isatty() else Lines(stream)
-
-
-def size_text(count: int) -> str:
-    """Format a number of bytes with three digits: 1.23 GB, 45.6 MB."""
-    size, unit = float(count), "B"
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if size < 999.5 or unit == "TB":
-            break
-        size /= 1000
-    return f"{size:.3g} {unit}"
 
 
 def _clock(seconds: float) -> str:

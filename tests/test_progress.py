@@ -24,8 +24,8 @@ from sbonnx.progress import (
     make_progress,
     memory_in_use,
     shown_by_default,
-    size_text,
 )
+from sbonnx.system.sizes import size_text
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -170,9 +170,10 @@ def test_memory_in_use_is_what_the_system_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (512_300_000, "512 MB"), (10**15, "1e+03 TB")]
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (512_300_000, "512 MB"), (-1500, "-1.5 kB"), (1e15, "1,000 TB")],
 )
-def test_sizes_are_short(count: int, text: str) -> None:
+def test_sizes_are_short(count: float, text: str) -> None:
     assert size_text(count) == text
 
 

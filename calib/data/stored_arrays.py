@@ -21,6 +21,7 @@ import numpy as np
 from sbonnx.errors import DataError, MissingDataError, SbonnxError
 from sbonnx.spec import Array
 from sbonnx.system.input_files import check_regular, open_regular
+from sbonnx.system.sizes import size_text
 
 MOST_FILES: Final = 1000
 """Maximum number of files whose headers are read, at 0.2 ms each; for more files the number of batches is unknown."""
@@ -149,8 +150,8 @@ class StoredArray:
         needed = prod(self.shape) * (STRING_BYTES if self.dtype.kind in "SU" else self.dtype.itemsize)
         if needed > (memory := _machine_memory()):
             raise DataError(
-                f"{self._what} holds {needed / 2**30:.1f} GiB, more than the memory of this machine "
-                f"({memory / 2**30:.1f} GiB): cut it into several files"
+                f"{self._what} holds {size_text(needed)}, more than the memory of this machine "
+                f"({size_text(memory)}): cut it into several files"
             )
         header = self._header
         with _faults_of(self._what):

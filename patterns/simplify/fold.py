@@ -30,6 +30,7 @@ from sbonnx.graph.validation import may_trap, require_no_traps
 from sbonnx.ops import QDQ, RANDOM
 from sbonnx.report import Fired, Reason, Refusal
 from sbonnx.system.runtime import onnxruntime, open_session, session_options
+from sbonnx.system.sizes import size_text
 
 from ..example_model import sample
 from ..fixed_point import Sweep
@@ -53,7 +54,7 @@ UNKNOWN_BYTES: Final = 1 << 20
 WAIT: Final = "wait"
 """The inputs of a node are folded first."""
 
-LARGE: Final = "'{}' would take {:.0f} KiB of the file, its constants take {:.0f}: computed when the file is loaded"
+LARGE: Final = "'{}' would take {} of the file, its constants take {}: computed when the file is loaded"
 
 BATCH_BYTES: Final = 256 << 20
 """Size of the results of one session in bytes; more results need several sessions."""
@@ -171,7 +172,7 @@ def _leave_large(plan: _Plan, scope: Body, growth: int) -> int:
             if more and (more > GROWTH_BYTES or total + more > growth):
                 large.add(id(tensor))
                 size, given = plan.bytes[id(tensor)] or 0, sum(plan.leaves[id(tensor)].values())
-                why = Reason("constant-too-large", LARGE.format(tensor.name, size / 2**10, given / 2**10))
+                why = Reason("constant-too-large", LARGE.format(tensor.name, size_text(size), size_text(given)))
                 plan.refusals.append(Refusal(NAME, plan.nodes[place].name, why))
             else:
                 total += more

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import IO, Any, Final, final
 
 from sbonnx.batch.jobs.job import FINE, Outcome, Step, Tell, Watch
-from sbonnx.progress import Progress, size_text
+from sbonnx.progress import Progress
+from sbonnx.system.sizes import size_text
 from sbonnx.system.terminal import LINE_LENGTH, escaped, json_escaped, one_line, relative_paths
 
 LINE_EVERY: Final = 60.0

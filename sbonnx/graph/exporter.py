@@ -300,15 +300,12 @@ def read_type(proto: onnx.TypeProto) -> tuple[np.dtype[Any] | None, tuple[int | 
     """Return element type and dimensions of a tensor type, None if undefined."""
     tensor = proto.tensor_type
     kind = numpy_dtype(tensor.elem_type) if tensor.elem_type else None
-    return kind, tuple(_dimensions(tensor.shape)) if tensor.HasField("shape") else None
-
-
-def _dimensions(shape: onnx.TensorShapeProto) -> Iterator[int | str | None]:
-    for dim in shape.dim:
-        if dim.HasField("dim_value"):
-            yield dim.dim_value
-        else:
-            yield dim.dim_param or None
+    if not tensor.HasField("shape"):
+        return kind, None
+    # most sizes are above 0, which only a stored value is
+    return kind, tuple(
+        dim.dim_value or (0 if dim.HasField("dim_value") else dim.dim_param or None) for dim in tensor.shape.dim
+    )
 
 
 def _list_type(node: Node, name: str) -> AttributeProto.AttributeType:

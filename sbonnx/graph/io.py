@@ -301,11 +301,14 @@ def _correct_outputs(model: ModelProto, info: ModelInfo) -> None:
 
 def has_long_vector(model: ModelProto) -> bool:
     """Whether data propagation (onnx 1.23) would use a hundred bytes for each element of a long constant vector."""
-    shapes = [list(tensor.dims) for scope in graph_protos(model.graph) for tensor in scope.initializer]
     for scope in graph_protos(model.graph):
-        for value in [*scope.input, *scope.value_info, *scope.output]:
-            shapes.append([dim.dim_value for dim in value.type.tensor_type.shape.dim])
-    return any(len(sizes) == 1 and sizes[0] > LONGEST_VECTOR for sizes in shapes)
+        if any(len(tensor.dims) == 1 and tensor.dims[0] > LONGEST_VECTOR for tensor in scope.initializer):
+            return True
+        for values in (scope.input, scope.value_info, scope.output):
+            dims = (value.type.tensor_type.shape.dim for value in values)
+            if any(len(sizes) == 1 and sizes[0].dim_value > LONGEST_VECTOR for sizes in dims):
+                return True
+    return False
 
 
 def to_proto(graph: Graph) -> ModelProto:

@@ -26,6 +26,8 @@ ONNX_ERRORS: Final = (
 MAX_BODIES: Final = 30
 """Maximum nesting of graphs: protobuf reads messages up to 100 deep, and each body takes three."""
 
+_GRAPH: Final = AttributeProto.GRAPH  # looked up once: graphs have many attributes
+
 AnyMessage = TypeVar("AnyMessage", bound=Message)
 Key = TypeVar("Key", bound=Hashable)
 
@@ -57,7 +59,7 @@ def domain_of(item: NodeProto | FunctionProto | onnx.OperatorSetIdProto) -> str:
 def body_protos(node: NodeProto) -> Iterator[tuple[str, GraphProto]]:
     """Yield the bodies that are attributes of a node, with the name of the attribute."""
     for attribute in node.attribute:
-        if attribute.type == AttributeProto.GRAPH:
+        if attribute.type == _GRAPH:
             yield attribute.name, attribute.g
 
 
@@ -67,7 +69,8 @@ def graph_protos(graph: GraphProto) -> Iterator[GraphProto]:
     while stack:
         scope = stack.pop()
         yield scope
-        stack.extend(reversed([body for node in scope.node for _, body in body_protos(node)]))
+        attributes = (attribute for node in scope.node for attribute in node.attribute)
+        stack.extend(reversed([attribute.g for attribute in attributes if attribute.type == _GRAPH]))
 
 
 def node_protos(graph: GraphProto | FunctionProto) -> Iterator[NodeProto]:

@@ -35,7 +35,9 @@ def scopes(graph: Body, path: str = "") -> Iterator[tuple[str, Body]]:
         inner = [
             (f"{where}/{node.name}/{name}" if where else f"{node.name}/{name}", body)
             for node in scope.nodes
-            for name, body in bodies(node)
+            if node.attrs
+            for name, body in node.attrs.items()
+            if isinstance(body, Body)
         ]
         stack.extend(reversed(inner))
 
@@ -190,8 +192,9 @@ def captured(body: Body) -> list[Tensor]:
 def dependencies(node: Node) -> Iterator[Tensor]:
     """Yield the tensors that a node depends on: its inputs and the captures of its bodies."""
     yield from node.inputs
-    for _, body in bodies(node):
-        yield from captured(body)
+    for body in node.attrs.values():
+        if isinstance(body, Body):
+            yield from captured(body)
 
 
 def branches_on_values(graph: Body) -> bool:

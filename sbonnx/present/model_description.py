@@ -9,11 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from sbonnx import graph as graphs
 from sbonnx import pipeline, qdq
 from sbonnx.backends import BACKENDS
 from sbonnx.errors import ModelError, RecipeError
 from sbonnx.graph import Graph
+from sbonnx.graph.storage.model_file import open_model
 from sbonnx.present.html import graph_page
 from sbonnx.profiling import WalkOptions, details, file_losses, subject_of, with_float_reasons
 from sbonnx.report import Note, Refusal
@@ -78,8 +78,8 @@ def view_of(
         DataError: the data do not fit the model.
     """
     file = Path(model if quantized is None else quantized)
-    graph = graphs.load(file, opset=1)
-    if quantized is None and not qdq.is_quantized(graph):
+    stored = open_model(file).model  # without building the graph, which the plan does again
+    if quantized is None and not qdq.has_quantized_ops(stored):
         if feeds is not None:
             raise RecipeError(
                 f"{file} is a float model, which has no losses: give its quantized file as well, or use "
@@ -88,7 +88,7 @@ def view_of(
         return _planned(file, backend, recipe)
     if feeds is not None and quantized is None:
         raise RecipeError(f"losses of {file} are against its float model: sbonnx view FLOAT {file} --data DATA")
-    recorded = graph.info.metadata.get(RECORDED)
+    recorded = next((entry.value for entry in stored.metadata_props if entry.key == RECORDED), None)
     is_given = backend or recipe or recorded not in BACKENDS
     return _quantized(file, Path(model), feeds, backend if is_given else recorded, recipe, device)
 

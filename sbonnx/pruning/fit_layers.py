@@ -21,6 +21,7 @@ from sbonnx.pruning.groups.dimensions import WHAT, Dependencies
 from sbonnx.pruning.groups.removal_trace import LinearSides
 from sbonnx.report import Reason, Refusal
 from sbonnx.spec import Array
+from sbonnx.system.sizes import size_text
 
 ROWS: Final = 32
 """Input rows that a layer uses, for each weight of an output."""
@@ -117,10 +118,10 @@ def fit_layers(
         if size > memory:
             why = Reason(
                 "moments-too-large",
-                f"not refitted: the moments of its {layer.inputs} inputs take {size / 2**30:.1f} GiB",
+                f"not refitted: the moments of its {layer.inputs} inputs take {size_text(size)}",
             )
             refusals.append(
-                Refusal(WHAT, node.name, Reason(why.code, f"{why}; CALIBRATION.MEMORY allows {memory / 2**30:.1f}"))
+                Refusal(WHAT, node.name, Reason(why.code, f"{why}; CALIBRATION.MEMORY allows {size_text(memory)}"))
             )
             continue
         bias = biases.get(node.name)

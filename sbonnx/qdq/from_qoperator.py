@@ -20,6 +20,7 @@ from sbonnx.ops import (
     MOVES_DATA,
     PADS,
     PICKS_MAX,
+    QDQ,
     QUANTIZE,
     RECURRENT,
     STANDARD_DOMAINS,
@@ -33,10 +34,18 @@ from sbonnx.spec import Array
 
 def is_integer_op(node: Node) -> bool:
     """Return whether an operator computes in integers itself, in ONNX's domain or in onnxruntime's."""
-    domain = node.domain or ""
+    return _computes_integers(node.op, node.domain or "")
+
+
+def is_quantized_op(op: str, domain: str) -> bool:
+    """Return whether only quantized models have an operator: Q/DQ, or computed in integers."""
+    return op in QDQ or _computes_integers(op, domain)
+
+
+def _computes_integers(op: str, domain: str) -> bool:
     if domain in STANDARD_DOMAINS:
-        return node.op in INTEGER_OPS
-    return domain == CONTRIB and node.op in integer_products.CONTRIBUTED
+        return op in INTEGER_OPS
+    return domain == CONTRIB and op in integer_products.CONTRIBUTED
 
 
 def unfold(graph: Graph) -> tuple[tuple[Fired, ...], tuple[Refusal, ...]]:

@@ -6,13 +6,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from onnx import ModelProto
 
 from sbonnx.errors import ModelError
 from sbonnx.graph import Constant, Graph, Node, node_metadata, query
+from sbonnx.graph.protos import node_protos
 from sbonnx.ops import DEQUANTIZE, QDQ, QUANTIZE
 from sbonnx.planning import BITS
 from sbonnx.qdq.arithmetic import numbers
-from sbonnx.qdq.from_qoperator import is_integer_op, unfold
+from sbonnx.qdq.from_qoperator import is_quantized_op, unfold
 from sbonnx.qdq.strip import source_of, strip
 from sbonnx.report import Note, Reason, Refusal
 from sbonnx.spec import FP8, Array, QParams, QuantSpec
@@ -118,12 +120,18 @@ WHAT = "remove an earlier quantization"
 
 def _quantized(graph: Graph) -> Iterator[Node]:
     """Iterate over the nodes that only a quantized model has, in order."""
-    return (node for node in query.all_nodes(graph) if node.op in QDQ or is_integer_op(node))
+    return (node for node in query.all_nodes(graph) if is_quantized_op(node.op, node.domain or ""))
 
 
 def is_quantized(graph: Graph) -> bool:
     """Return whether a graph has Q/DQ nodes or integer operators."""
     return next(_quantized(graph), None) is not None
+
+
+def has_quantized_ops(model: ModelProto) -> bool:
+    """Return whether a model, its bodies and functions included, has Q/DQ nodes or integer operators."""
+    nodes = (node for part in (model.graph, *model.functions) for node in node_protos(part))
+    return any(is_quantized_op(node.op_type, node.domain) for node in nodes)
 
 
 def make_float(graph: Graph, *, requantize: bool) -> tuple[Refusal, ...]:

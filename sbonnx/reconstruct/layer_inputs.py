@@ -17,6 +17,7 @@ from sbonnx.planning.types import Plan, Reader, Site
 from sbonnx.report import Reason, Refusal
 from sbonnx.rounding import ROUNDERS
 from sbonnx.spec import Array
+from sbonnx.system.sizes import size_text
 
 WHAT: Final = "round by inputs"
 
@@ -163,12 +164,12 @@ def in_budget(
         what = "moments and errors" if two_streams else "moments"
         why = Reason(
             "moments-too-large",
-            f"the {what} of its {layer.layout.inputs} inputs take {sizes[0] / 2**30:.2f} GiB and CALIBRATION.MEMORY "
-            f"allows {memory / 2**30:.2f}: "
+            f"the {what} of its {layer.layout.inputs} inputs take {size_text(sizes[0])} and CALIBRATION.MEMORY "
+            f"allows {size_text(memory)}: "
             + (
                 "fitted to its quantized inputs, without compensation of their errors"
                 if fits
-                else f"to the nearest code; {sizes[-1] / 2**30:.2f} GiB are needed"
+                else f"to the nearest code; {size_text(sizes[-1])} are needed"
             ),
         )
         refusals.append(Refusal(WHAT, layer.node.name, why))

@@ -23,7 +23,7 @@ from sbonnx.batch.outcomes import from_json, now
 from sbonnx.batch.process.cleanup import remove, remove_empty, scratch_root
 from sbonnx.batch.process.starting import environment, started
 from sbonnx.batch.process.step_main import Errand, Publish, Work, own_publish
-from sbonnx.progress import size_text
+from sbonnx.system.sizes import size_text
 
 LOOK_EVERY: Final = 0.1
 """Seconds between two memory measurements."""

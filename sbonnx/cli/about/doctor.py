@@ -198,6 +198,6 @@ def _version(package: str) -> str | None:
 
 
 def _size(count: int) -> str:
-    from sbonnx.progress import size_text
+    from sbonnx.system.sizes import size_text
 
     return size_text(count)

@@ -143,8 +143,8 @@ def _metric(evaluation: Evaluation | None, runs: Sequence[HistoryRow]) -> str | 
 
 
 def _row(row: JobResult, runs: Sequence[HistoryRow]) -> tuple[object, ...]:
-    from sbonnx.progress import size_text
     from sbonnx.report.comparison import Comparison
+    from sbonnx.system.sizes import size_text
 
     report = row.outcome.result
     metrics = Comparison() if report is None or report.metrics is None else report.metrics

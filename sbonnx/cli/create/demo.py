@@ -191,7 +191,7 @@ def _problems(rows: list[DemoRow]) -> tuple[str, ...]:
 
 
 def _tables(printer: Printer, rows: list[DemoRow]) -> None:
-    from sbonnx.progress import size_text
+    from sbonnx.system.sizes import size_text
 
     size = rows[0].bytes
     quantized = [(row.model, row.figures) for row in rows if row.figures is not None]

@@ -392,7 +392,7 @@ def _decoder(given: Arguments) -> Decoder:
 
 
 def _size(count: int) -> str:
-    from sbonnx.progress import size_text
+    from sbonnx.system.sizes import size_text
 
     return size_text(count)
 

@@ -15,7 +15,7 @@ OPTIONS: Final = (options.MODEL, *options.COMMON)
 
 def run(given: Arguments) -> int:
     from sbonnx.api.model_contents import inspect
-    from sbonnx.progress import size_text
+    from sbonnx.system.sizes import size_text
 
     printer, facts = given.printer(), given.call(inspect)
     printer.value("inspect", facts)

@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from sbonnx.system.sizes import size_text
+
 NOTHING: Final = "–"
 """Placeholder for a missing value."""
 
@@ -24,11 +26,6 @@ _SIGNED: Final = re.compile(
 _PIECES: Final = re.compile(r"[^/._\-:,\s]*[/._\-:,\s]+|[^/._\-:,\s]+")
 """A part of a name with the separators after it."""
 
-_STEP: Final = 1000
-_UNITS: Final = ("B", "kB", "MB", "GB", "TB")
-_SIZE_DIGITS: Final = 3
-"""Significant digits of sizes."""
-
 _MINUTE: Final = 60
 _LONGEST: Final = 4
 """Significant digits of displayed numbers."""
@@ -36,7 +33,10 @@ _LONGEST: Final = 4
 
 def text(value: object) -> str:
     """Convert `value` to text that is valid in HTML and XML; "" for None."""
-    return "" if value is None else _ILLEGAL.sub("\ufffd", str(value))
+    if value is None:
+        return ""
+    shown = str(value)
+    return shown if shown.isprintable() else _ILLEGAL.sub("\ufffd", shown)  # printable characters are legal
 
 
 def address(value: object) -> str:
@@ -110,20 +110,11 @@ def count(value: object) -> str:
 
 
 def size(value: object) -> str:
-    """Format a number of bytes with three significant digits: ``237 kB``, ``1.42 MB``.
-
-    The unit is the smallest one in which the rounded number is below 1000; TB has no larger unit.
-    """
+    """Format a number of bytes: ``237 kB``, ``1.42 MB``."""
     parsed = number(value)
     if parsed is None or not math.isfinite(parsed):
         return plain(parsed)
-    sign = MINUS if parsed < 0 else ""
-    for unit in _UNITS:
-        rounded = float(f"{abs(parsed):.{_SIZE_DIGITS}g}")
-        if rounded < _STEP or unit == _UNITS[-1]:
-            break
-        parsed /= _STEP
-    return f"{sign}{count(rounded) if rounded >= _STEP else f'{rounded:g}'} {unit}"
+    return size_text(parsed).replace(",", "\u202f").replace("-", MINUS)
 
 
 def seconds(value: object) -> str:

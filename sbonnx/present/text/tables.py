@@ -213,8 +213,8 @@ def comparison_facts(
         calibrated: the model was calibrated on the compared feeds, unless samples were held out.
         backend: runtime of the file. Latency and kernels are shown if it executed the file.
     """
-    from sbonnx.progress import size_text
     from sbonnx.report.verdict import interval_text
+    from sbonnx.system.sizes import size_text
 
     if metrics is None:
         return {}
