@@ -26,7 +26,7 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"stages"}),
     frozenset({"equalize", "heads", "precision", "pruning"}),
     frozenset({"reconstruct", "calib.shared_calibration", "training"}),
-    frozenset({"calib.calibrator", "correct", "profiling", "runtimes", "torchnet.onnx_to_torch"}),
+    frozenset({"calib.calibrator", "correct", "profiling", "runtimes", "torchnet.onnx_to_torch", "tuning"}),
     frozenset({"calib.cache", "calib.quantized", "calib.recurrent", "calib.held_out", "calib.input_check"})
     | {"verify", "linting"},
     frozenset({"calib.engine", "calib.qparams", "qdq", "export"}),
@@ -75,6 +75,7 @@ THIRD_PARTIES: dict[str, frozenset[str] | None] = {
             "llm.evaluate",
             "llm.kv_cache",
             "llm.speed",
+            "tuning.kernel_timing",
         }
     ),
     "openvino": frozenset({"backends.openvino.runtime"}),

@@ -18,9 +18,12 @@ from pathlib import Path
 
 from benchmarks.kernels.chain_cases import CHAINS, SINGLES
 from benchmarks.kernels.chains import measured
-from benchmarks.kernels.costs import Row, cost_table, every_case, fits, machine, mean_of, timed
-from benchmarks.kernels.timing import COLUMNS, MEASURES
+from benchmarks.kernels.costs import mean_of, timed
 from benchmarks.results import table, write_section
+from sbonnx.backends.kernel_costs import KINDS
+from sbonnx.tuning.cost_fit import MEASURES, Row, fits
+from sbonnx.tuning.cost_table import cost_table, machine
+from sbonnx.tuning.elementwise_cases import every_case
 
 
 def shown(costs: Sequence[Row]) -> str:
@@ -28,7 +31,7 @@ def shown(costs: Sequence[Row]) -> str:
     header = ["kernel", "variant", "type", "fixed", *(f"1000 {name}" for name in MEASURES), "worst"]
     lines = []
     for row in costs:
-        figures = [row["fixed_ns"], *(1000 * row[name] for name in COLUMNS[1:])]
+        figures = [row["fixed_ns"], *(1000 * row[name] for name in KINDS[1:])]
         name = [row["kernel"], row["variant"], row["type"]]
         lines.append([*name, *(f"{figure:.4g}" for figure in figures), f"{row['worst']:.0%}"])
     return table(header, lines)

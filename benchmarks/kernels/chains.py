@@ -13,9 +13,9 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from benchmarks.kernels.timing import optimised, session
 from sbonnx.linear.layer import channel_axes
 from sbonnx.ops import CONTROL_FLOW, DEQUANTIZE, LINEAR, MOVES_DATA, QDQ, QUANTIZE
+from sbonnx.tuning.kernel_timing import optimised, session
 
 OPSET = 20
 INTEGER_MARKS = ("QLinear", "QGemm", "Nhwc", "DynamicQuantize", "MatMulNBits")

@@ -23,10 +23,10 @@ import onnx
 import openvino
 from onnx import TensorProto, helper, numpy_helper
 
-from benchmarks.kernels.costs import cost_table, machine
-from benchmarks.kernels.timing import fit
 from sbonnx.backends.openvino.costs import conv_amounts, conv_variant, pool_amounts, transposed_amounts
 from sbonnx.backends.openvino.runtime import OpenVinoSession, version
+from sbonnx.tuning.cost_fit import fit
+from sbonnx.tuning.cost_table import cost_table, machine
 
 SHORT, LONG = 2, 12
 """Lengths of the chains."""

@@ -20,7 +20,6 @@ from typing import Final
 
 from benchmarks.accuracy import load_pack
 from benchmarks.kept import Kept, Record
-from benchmarks.kernels.timing import session
 from benchmarks.peers import environments
 from benchmarks.results import ROOT, arguments, not_measured, table, write_section
 from benchmarks.runtimes.default_latency import paired, runner
@@ -30,6 +29,7 @@ from benchmarks.w8a8.table import DIGITS, FLOAT, metrics, shown
 from benchmarks.w8a8.ways import OURS, Way
 from sbonnx.system.cpu import CPUS, target_cpu
 from sbonnx.system.runtime import EXACT_PRODUCTS
+from sbonnx.tuning.kernel_timing import session
 
 MASK: Final = ROOT / ".ci" / "mask" / "run.py"
 VNNI, SHORT, PAIRS, EXACT = "VNNI", "AVX2, 7 bits", "AVX2, pair-safe", "AVX2, exact products"

@@ -24,13 +24,13 @@ from onnxruntime import InferenceSession
 import sbonnx
 from benchmarks.accuracy import load_pack
 from benchmarks.detectors import DETECTORS, SIDE
-from benchmarks.kernels.timing import session
 from benchmarks.results import arguments, table, write_section
 from benchmarks.scores import Estimate
 from benchmarks.w8a8.table import shown
 from sbonnx.pipeline import solve
 from sbonnx.planning import Plan, costs_of, plan_times
 from sbonnx.stages.state import Request, read_recipe
+from sbonnx.tuning.kernel_timing import session
 from sbonnx.verify.intervals import of_median
 
 PACKED: Final = (

@@ -12,12 +12,12 @@ import onnx
 from onnx import TensorProto
 
 from benchmarks.accuracy import ours
-from benchmarks.kernels.timing import session
 from benchmarks.results import table
 from benchmarks.targets.models import Subject, first_line
 from sbonnx.metrics import OutputDifferences
 from sbonnx.ops import DEQUANTIZE
 from sbonnx.report.figures import OutputDifference
+from sbonnx.tuning.kernel_timing import session
 
 HEADER = (
     "model",

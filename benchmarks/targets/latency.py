@@ -13,9 +13,9 @@ import numpy as np
 from benchmarks.accuracy import ours
 from benchmarks.calibration.table import Cell, Measured, Target, alternate, ratio
 from benchmarks.kernels.chains import counted, is_integer, kernels_of
-from benchmarks.kernels.timing import optimised, session
 from benchmarks.results import table
 from benchmarks.targets.models import Feed, Subject, first_line, peers
+from sbonnx.tuning.kernel_timing import optimised, session
 
 THREADS = 2
 LEAST_SECONDS = 0.02

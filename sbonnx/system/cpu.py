@@ -9,6 +9,9 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+from sbonnx.errors import RecipeError
+from sbonnx.system.input_files import read_json
+
 CPU: Final = "CPUExecutionProvider"
 CUDA: Final = "CUDAExecutionProvider"
 
@@ -59,20 +62,46 @@ def cores() -> int:
 
 
 def target_cpu(name: str = THIS) -> TargetCpu:
-    """Return a kind of CPU by name; "this": the one that the process runs on.
+    """Return a kind of CPU.
+
+    Args:
+        name: "this": that of the CPU that the process runs on; a key of `CPUS`; or the path of a table of kernel costs:
+            that of the machine where it was measured.
 
     Raises:
-        KeyError: there is no such kind.
+        RecipeError: there is neither such a kind nor such a table.
     """
-    return _cpu_of(platform.machine().lower(), CPU_FLAGS) if name == THIS else CPUS[name]
+    if name == THIS:
+        return _cpu_of(platform.machine().lower(), CPU_FLAGS)
+    return CPUS[name] if name in CPUS else CPUS[_kind_of_table(name)]
+
+
+def _kind_of_table(path: str) -> str:
+    try:
+        kind = read_json(path)["machine"]["class"]
+        if kind not in CPUS:
+            raise ValueError(f"kind of CPU '{kind}'")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {str(error)[:100]}"
+        raise RecipeError(
+            f"CPU: '{path}' is neither a kind of CPU ({', '.join((THIS, *CPUS))}) nor a table of kernel costs that "
+            f"names its kind ({reason}): sbonnx tune --output FILE writes one"
+        ) from error
+    return str(kind)
 
 
 @cache
+def cpu_facts(path: Path) -> tuple[str, frozenset[str]]:
+    """Return the model and the flags of the first CPU in a list as that of Linux; empty ones without such a list."""
+    text = path.read_text(errors="replace") if path.exists() else ""
+    lines = [(key.strip(), value.strip()) for key, _, value in (line.partition(":") for line in text.splitlines())]
+    model = next((value for key, value in lines if key in ("model name", "Processor", "CPU part")), "")
+    return model, frozenset(next((value.split() for key, value in lines if key in ("flags", "Features")), ()))
+
+
 def _cpu_of(machine: str, path: Path) -> TargetCpu:
     """Return the kind of a machine; one without a list of flags counts as the least of its architecture."""
-    text = path.read_text(errors="replace") if path.exists() else ""
-    lines = (line.partition(":") for line in text.splitlines())
-    flags = next((set(value.split()) for key, _, value in lines if key.strip() in ("flags", "Features")), set())
+    _, flags = cpu_facts(path)
     if machine not in ("x86_64", "amd64", "i386", "i686"):
         return CPUS["arm64-dot" if "asimddp" in flags else "arm64"]
     if "amx_int8" in flags:

@@ -9,30 +9,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.kernels import cases as kernel_cases
-from benchmarks.kernels import elementwise as kernel_elementwise
 from benchmarks.kernels.chain_cases import CHAINS, SINGLES
 from benchmarks.kernels.chains import measured, size
-from benchmarks.kernels.costs import fits
-from benchmarks.kernels.timing import COLUMNS, Case, fit, nonnegative, repeated, time_case
+from sbonnx.backends.kernel_costs import KINDS
+from sbonnx.tuning import elementwise_cases, kernel_cases
+from sbonnx.tuning.cost_fit import fit, fits, nonnegative
+from sbonnx.tuning.kernel_timing import KernelCase, repeated, time_case
 
 TINY = (1, 16, 4)
 CHAIN_OF = {chain.name: chain for chain in (*CHAINS, *SINGLES)}
 
 
-def tiny_cases() -> Iterator[Case]:
+def tiny_cases() -> Iterator[KernelCase]:
     """Every kernel at one small size."""
     kinds = {(kernel, stride, 16 if groups > 1 else 1) for *_, kernel, stride, groups in kernel_cases.CONVOLUTIONS}
     for kind in sorted(kinds):
         yield kernel_cases.integer_conv((16, 16, 8, *kind))
         yield kernel_cases.float_conv((16, 16, 8, *kind))
-    for make in kernel_elementwise.FAMILIES:
+    for make in elementwise_cases.FAMILIES:
         yield from make(TINY)
 
 
 @pytest.mark.sampled(20)
 @pytest.mark.parametrize("case", list(tiny_cases()), ids=lambda case: f"{case.kernel} {case.variant} {case.dtype}")
-def test_every_kernel_runs(case: Case) -> None:
+def test_every_kernel_runs(case: KernelCase) -> None:
     assert [node.op_type for node in repeated(case, 3).graph.node].count(case.kernel) >= 3
     assert 0 <= time_case(case, 0.0005) < 1e8
 
@@ -63,7 +63,7 @@ def test_a_fit_by_macs_and_elements() -> None:
     ]
     (found,) = fits([*rows, {**rows[0], "ns": None}])
     assert found["sizes"] == 4
-    assert [found[name] for name in COLUMNS[:3]] == pytest.approx([500, 0.01, 0.3], rel=1e-3)
+    assert [found[name] for name in KINDS[:3]] == pytest.approx([500, 0.01, 0.3], rel=1e-3)
     assert found["worst"] < 1e-3
     assert fit(rows[:1])["worst"] < 1e-6
 

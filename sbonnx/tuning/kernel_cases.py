@@ -1,4 +1,4 @@
-"""Which kernels are timed, at the sizes of ShuffleNet-like detectors, MobileNetV2 and ResNet.
+"""Convolutions and matrix products that are timed, at the sizes of ShuffleNet-like detectors, MobileNetV2 and ResNet.
 
 Maps are (batch, channels, side). Integer kernels see them as onnxruntime runs them, channels last for convolutions.
 """
@@ -7,27 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from benchmarks.kernels.timing import MICROSOFT, Case, optimised
 from sbonnx.backends.onnxruntime import kernel_variants
 from sbonnx.system.cpu import target_cpu
+from sbonnx.tuning.kernel_timing import MICROSOFT, KernelCase, optimised
 
 Map = tuple[int, int, int]
 Values = dict[str, np.ndarray]
 
-MAPS: tuple[Map, ...] = (
+MAPS: Final[tuple[Map, ...]] = (
     *((1, 16, 32), (1, 48, 44), (1, 192, 11), (1, 64, 56), (1, 144, 56), (8, 96, 22)),
     *((1, 4, 160), (1, 16, 160), (1, 32, 80), (1, 16, 8), (1, 64, 20)),
 )
-TOKENS = ((32, 384), (256, 384), (32, 1536))
+TOKENS: Final = ((32, 384), (256, 384), (32, 1536))
 """(rows, features) of a small encoder."""
 
-CONVOLUTIONS: tuple[tuple[int, int, int, int, int, int], ...] = (
+CONVOLUTIONS: Final[tuple[tuple[int, int, int, int, int, int], ...]] = (
     # pointwise
     (48, 48, 44, 1, 1, 1),
     (24, 96, 44, 1, 1, 1),
@@ -147,26 +147,28 @@ CONVOLUTIONS: tuple[tuple[int, int, int, int, int, int], ...] = (
 )
 """(input channels, output channels, input side, kernel, stride, groups)."""
 
-PRODUCTS = ((32, 384, 384), (32, 384, 1536), (32, 1536, 384), (256, 384, 384), (1, 512, 1000), (1, 1280, 200))
+PRODUCTS: Final = ((32, 384, 384), (32, 384, 1536), (32, 1536, 384), (256, 384, 384), (1, 512, 1000), (1, 1280, 200))
 """(M, K, N) of matrix products with a constant right operand."""
 
 
+@cache
 def floats(*shape: int) -> np.ndarray:
-    """Return reproducible normal random values, float32."""
+    """Return reproducible normal random values, float32; equal shapes share one array, which is not written."""
     return np.random.default_rng(0).normal(0, 1, shape).astype(np.float32)
 
 
+@cache
 def bytes_of(*shape: int) -> np.ndarray:
-    """Return reproducible uint8 values of the full range."""
+    """Return reproducible uint8 values of the full range; equal shapes share one array, which is not written."""
     return np.random.default_rng(0).integers(0, 256, shape).astype(np.uint8)
 
 
 def scales(**names: float) -> Values:
     """Return scale s_NAME and uint8 zero point z_NAME for each name."""
-    found: Values = {}
+    edges: Values = {}
     for name, scale in names.items():
-        found[f"s_{name}"], found[f"z_{name}"] = np.array(scale, np.float32), np.array(128, np.uint8)
-    return found
+        edges[f"s_{name}"], edges[f"z_{name}"] = np.array(scale, np.float32), np.array(128, np.uint8)
+    return edges
 
 
 def pair(name: str) -> tuple[str, str]:
@@ -174,7 +176,7 @@ def pair(name: str) -> tuple[str, str]:
     return f"s_{name}", f"z_{name}"
 
 
-def convolutions() -> Iterator[Case]:
+def convolutions() -> Iterator[KernelCase]:
     """Yield convolutions: integer kernels, and the float kernels that onnxruntime uses."""
     for size in CONVOLUTIONS:
         yield integer_conv(size)
@@ -204,7 +206,7 @@ def quantized_weight(*shape: int, signed: bool = True) -> np.ndarray:
     return values.astype(np.int8) if signed else (values + 128).astype(np.uint8)
 
 
-def integer_conv(size: Sequence[int], *, signed: bool = True) -> Case:
+def integer_conv(size: Sequence[int], *, signed: bool = True) -> KernelCase:
     """Return an integer convolution: uint8 activations, per-channel weights, int32 bias, channels last."""
     weight, attributes, macs, writes = geometry(size)
     out = weight[0]
@@ -215,7 +217,7 @@ def integer_conv(size: Sequence[int], *, signed: bool = True) -> Case:
         "z_w": np.zeros(out, np.int8) if signed else np.full(out, 128, np.uint8),
         "b": np.zeros(out, np.int32),
     }
-    return Case(
+    return KernelCase(
         kernel="QLinearConv",
         variant=kernel_variants.integer_conv(weight[1], out, int(np.prod(weight[2:])), size[5]),
         dtype="u8" if signed else "u8u8",
@@ -236,13 +238,13 @@ def kernel_positions(attributes: dict[str, Any]) -> int:
     return taps if taps > 1 else 0
 
 
-def float_conv(size: Sequence[int]) -> Case:
+def float_conv(size: Sequence[int]) -> KernelCase:
     """Return the float kernel that onnxruntime chooses on this CPU: blocked (com.microsoft.nchwc) or plain."""
     weight, attributes, macs, writes = geometry(size)
     x = floats(1, size[0], size[2], size[2])
-    held = {"w": floats(*weight), "b": floats(weight[0])}
+    weights = {"w": floats(*weight), "b": floats(weight[0])}
     node = helper.make_node("Conv", ["x", "w", "b"], ["y"], **attributes)
-    kernel, constants = chosen(node, x, held, "Conv")
+    kernel, constants = chosen(node, x, weights, "Conv")
     variant = kernel_variants.float_conv(weight[1], weight[0], int(np.prod(weight[2:])), size[5], block())
     if not kernel.domain:
         variant = variant.replace("blocked", "plain")
@@ -251,7 +253,7 @@ def float_conv(size: Sequence[int]) -> Case:
         groups = next(item.i for item in kernel.attribute if item.name == "group")
         x = floats(1, shape[1] * groups, size[2], size[2])
         macs, writes = macs * int(np.prod(shape)) // int(np.prod(weight)), writes * shape[0] // weight[0]
-    return Case(
+    return KernelCase(
         kernel=kernel.op_type,
         variant=variant,
         dtype="float",
@@ -265,19 +267,21 @@ def float_conv(size: Sequence[int]) -> Case:
     )
 
 
-def chosen(node: onnx.NodeProto, x: np.ndarray, held: Values, kind: str) -> tuple[onnx.NodeProto, Values]:
+def chosen(node: onnx.NodeProto, x: np.ndarray, weights: Values, kind: str) -> tuple[onnx.NodeProto, Values]:
     """Optimize a one-node float model and return onnxruntime's node of that kind with its constants."""
     graph = helper.make_graph(
         [node],
         "one",
         [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, x.shape)],
         [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)],
-        [numpy_helper.from_array(values, name) for name, values in held.items()],
+        [numpy_helper.from_array(values, name) for name, values in weights.items()],
     )
-    made = optimised(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9))
-    found = next(item for item in made.graph.node if item.op_type == kind)
-    return found, {
-        tensor.name: numpy_helper.to_array(tensor) for tensor in made.graph.initializer if tensor.name in found.input
+    rewritten = optimised(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9))
+    kernel = next(item for item in rewritten.graph.node if item.op_type == kind)
+    return kernel, {
+        tensor.name: numpy_helper.to_array(tensor)
+        for tensor in rewritten.graph.initializer
+        if tensor.name in kernel.input
     }
 
 
@@ -290,13 +294,13 @@ def block() -> int:
     return int(constants[kernel.input[1]].shape[0]) if kernel.domain else 1
 
 
-def products() -> Iterator[Case]:
+def products() -> Iterator[KernelCase]:
     """Yield matrix products with constant weights: float, three integer forms, and 4- and 8-bit blocks."""
     for m, k, n in PRODUCTS:
         common: dict[str, Any] = {"macs": m * k * n, "writes": m * n}
         plain = {"activations": {"x": floats(m, k)}, **common}
-        yield Case("MatMul", "", "float", operands=("x", "w"), constants={"w": floats(k, n)}, **plain)
-        yield Case(
+        yield KernelCase("MatMul", "", "float", operands=("x", "w"), constants={"w": floats(k, n)}, **plain)
+        yield KernelCase(
             "Gemm", "", "float", operands=("x", "w", "b"), constants={"w": floats(k, n), "b": floats(n)}, **plain
         )
         yield from integer_products(m, k, n)
@@ -307,7 +311,7 @@ def products() -> Iterator[Case]:
             "s_w": np.full(n, 0.01, np.float32),
             "z_w": np.zeros(n, np.int8),
         }
-        yield Case(
+        yield KernelCase(
             "DynamicQuantizeMatMul",
             "",
             "float",
@@ -320,7 +324,7 @@ def products() -> Iterator[Case]:
             yield blockwise(m, k, n, bits)
 
 
-def integer_products(m: int, k: int, n: int, *, signed: bool = True) -> Iterator[Case]:
+def integer_products(m: int, k: int, n: int, *, signed: bool = True) -> Iterator[KernelCase]:
     """Yield the three integer forms of a product with a constant matrix."""
     weight, zero = quantized_weight(k, n, signed=signed), np.array(*((0, np.int8) if signed else (128, np.uint8)))
     whole: Values = {"w": weight, "s_w": np.array(0.01, np.float32), "z_w": zero}
@@ -328,8 +332,8 @@ def integer_products(m: int, k: int, n: int, *, signed: bool = True) -> Iterator
     common: dict[str, Any] = {"activations": {"x": bytes_of(m, k)}, "macs": m * k * n, "writes": m * n}
     edges, dtype = ("x", *pair("x"), "w", *pair("w")), "u8" if signed else "u8u8"
     given = {**scales(x=0.05, y=0.1), **per_channel}
-    yield Case("QLinearMatMul", "", dtype, operands=(*edges, *pair("y")), constants=given, **common)
-    yield Case(
+    yield KernelCase("QLinearMatMul", "", dtype, operands=(*edges, *pair("y")), constants=given, **common)
+    yield KernelCase(
         "MatMulIntegerToFloat",
         "",
         dtype,
@@ -338,7 +342,7 @@ def integer_products(m: int, k: int, n: int, *, signed: bool = True) -> Iterator
         domain=MICROSOFT,
         **common,
     )
-    yield Case(
+    yield KernelCase(
         "QGemm",
         "",
         dtype,
@@ -349,10 +353,10 @@ def integer_products(m: int, k: int, n: int, *, signed: bool = True) -> Iterator
     )
 
 
-def blockwise(m: int, k: int, n: int, bits: int, block: int = 32) -> Case:
+def blockwise(m: int, k: int, n: int, bits: int, block: int = 32) -> KernelCase:
     """Return a product with weights in blocks of 32 along K and float activations."""
     count = -(-k // block)
-    return Case(
+    return KernelCase(
         kernel="MatMulNBits",
         variant=f"{bits} bits",
         dtype="float",

@@ -1,0 +1,1 @@
+"""Measurement of the kernels of onnxruntime on this machine, and of the costs that plans read."""
