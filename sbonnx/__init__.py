@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from sbonnx.api.create import prune, quantize, simplify
     from sbonnx.api.file_comparison import compare
     from sbonnx.api.file_difference import diff
+    from sbonnx.api.kernel_tuning import tune
     from sbonnx.api.layer_profile import profile
     from sbonnx.api.model_contents import inspect
     from sbonnx.api.model_plan import plan
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from sbonnx.report.pruned import PruningReport
     from sbonnx.report.simplified import SimplifyReport
     from sbonnx.sparse_model import SparseModel
+    from sbonnx.tuning.tuned_costs import KernelTuning
     from sbonnx.verify.benchmark import Benchmark
     from sbonnx.verify.labelled import EvaluationData, MetricTable, evaluate
     from sbonnx.viewing import WrittenPage, view
@@ -64,6 +66,7 @@ __all__ = [
     "EvaluationData",
     "FileComparison",
     "FileDifference",
+    "KernelTuning",
     "LintReport",
     "MetricTable",
     "ModelContents",
@@ -95,6 +98,7 @@ __all__ = [
     "quantize",
     "run",
     "simplify",
+    "tune",
     "view",
 ]
 
@@ -106,6 +110,7 @@ _HOMES: Final = {
     "EvaluationData": "sbonnx.verify.labelled",
     "FileComparison": "sbonnx.report.comparison",
     "FileDifference": "sbonnx.qdq.difference",
+    "KernelTuning": "sbonnx.tuning.tuned_costs",
     "LintReport": "sbonnx.linting.report",
     "MetricTable": "sbonnx.verify.labelled",
     "ModelContents": "sbonnx.report.contents",
@@ -136,6 +141,7 @@ _HOMES: Final = {
     "quantize": "sbonnx.api.create",
     "run": "sbonnx.api.model_run",
     "simplify": "sbonnx.api.create",
+    "tune": "sbonnx.api.kernel_tuning",
     "view": "sbonnx.viewing",
 }
 """Modules of the public names."""
@@ -143,7 +149,7 @@ _HOMES: Final = {
 _RUN: Final = frozenset(
     {
         *("QuantModel", "SparseModel", "bench", "compare", "eval", "evaluate", "profile", "prune", "quantize", "run"),
-        "simplify",
+        *("simplify", "tune"),
     }
 )
 """Public names that need onnxruntime."""

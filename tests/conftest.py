@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from sbonnx.present.text import printer
+from sbonnx.system.machine_costs import CACHE
 from sbonnx.system.terminal import to_json, versioned
 from sbonnx.verify import sessions
 from tests.support.lanes import divide
@@ -41,6 +42,14 @@ def brief_latency() -> Iterator[None]:
     """Measure latency for a tenth of the time, still at least `sessions.RUNS[0]` rounds: few tests are about it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sessions, "SECONDS", sessions.SECONDS / 10)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the files of `sbonnx tune` of whoever runs the tests out of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(CACHE, str(tmp_path_factory.mktemp("cache")))
         yield
 
 

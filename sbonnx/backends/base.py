@@ -14,6 +14,7 @@ from sbonnx.backends.runtime_types import EngineInput, Runtime
 from sbonnx.graph import Body, Graph, Node, edit, query
 from sbonnx.spec import ANY_SCALE, QuantSpec, ScaleLimits
 from sbonnx.system.cpu import THIS, TargetCpu, target_cpu
+from sbonnx.system.machine_costs import table_of
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,7 @@ class Backend:
         modes: limits and defaults by mode, static among them; a recipe that asks for another mode is refused.
         costs: loads the kernel costs from the path of a table, or those bundled for a CPU. None if nothing was
             measured: then every op with an integer kernel is quantized.
+        tunable: the costs of its kernels on single machines are measured by ``sbonnx tune``.
         runtime: executes files on this machine, for verification; None: onnxruntime takes its place.
     """
 
@@ -157,7 +159,17 @@ class Backend:
     files: Files = field(default_factory=Files)
     modes: Mapping[str, ModeLimits] = field(default_factory=lambda: {STATIC: ANY_STATIC})
     costs: Callable[[str | None, TargetCpu], KernelCosts] | None = None
+    tunable: bool = False
     runtime: Runtime | None = None
+
+    def cost_file(self, table: str, cpu: str = THIS) -> str | None:
+        """Return the path of the table that KERNEL_COSTS and CPU select; None: a bundled one, or none."""
+        if self.costs is None or table == "none":
+            return None
+        if table != "bundled":
+            return table
+        path = table_of(cpu) if self.tunable else None
+        return None if path is None else str(path)
 
     def kernel_costs(self, table: str, cpu: str = THIS) -> KernelCosts | None:
         """Return the table that KERNEL_COSTS and CPU select, or None.
@@ -167,7 +179,7 @@ class Backend:
         """
         if self.costs is None or table == "none":
             return None
-        return self.costs(None if table == "bundled" else table, target_cpu(cpu))
+        return self.costs(self.cost_file(table, cpu), target_cpu(cpu))
 
 
 ScopeRewrite = Callable[[Body, edit.Names], Iterator[str]]

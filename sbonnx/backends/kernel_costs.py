@@ -6,6 +6,7 @@ float.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping
@@ -110,10 +111,12 @@ class KernelCosts(ABC):
         fits: by kernel, variant and types: "float", "u8" (int8 weights), or "u8u8" (uint8 weights).
         margin: factor by which kernels in integers count as slower when ops are placed. Where integers gain little,
             it keeps ops in float whose gain is within the error of the table.
+        source: kind of CPU of a bundled table, or the digest of a file (`file_digest`).
     """
 
     fits: Mapping[tuple[str, str, str], Fit]
     margin: float = field(default=1.0, kw_only=True)
+    source: str = field(default="", kw_only=True)
 
     def slowed(self, factor: float) -> KernelCosts:
         """Return the table with kernels on integers that take `factor` times as long."""
@@ -187,6 +190,31 @@ def conv_sizes(node: Node) -> tuple[int, int, int, int]:
     return inner, prod(sizes[2:]), outputs, max(int(node.attrs.get("group", 1)), 1)
 
 
+DIGEST: Final = "sha256:"
+"""Beginning of the digest of a table."""
+
+
+def file_digest(path: str | PathLike[str], command: str = "") -> str:
+    """Return the digest of a table of kernel costs, as reports and the metadata of files name it.
+
+    Args:
+        path: the file.
+        command: see `read_table`.
+
+    Raises:
+        RecipeError: it cannot be read.
+    """
+    try:
+        return f"{DIGEST}{hashlib.sha256(read_regular(path, LARGEST)).hexdigest()[:16]}"
+    except OSError as error:
+        raise _unreadable(path, error, command) from error
+
+
+def _unreadable(path: str | PathLike[str], error: Exception, command: str) -> RecipeError:
+    reason = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {str(error)[:100]}"
+    return RecipeError(f"KERNEL_COSTS: {path} is not a table of kernel costs ({reason}); write one with {command}")
+
+
 def read_table(
     path: str | PathLike[str], command: str, lowest: Mapping[str, float] | None = None
 ) -> tuple[dict[tuple[str, str, str], Fit], dict[str, float]]:
@@ -215,10 +243,7 @@ def read_table(
             if number < 1:
                 raise ValueError(f"{name} is 1 or more, not {number}")
     except (OSError, ValueError, OverflowError, KeyError, TypeError, RecursionError) as error:
-        reason = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {str(error)[:100]}"
-        raise RecipeError(
-            f"KERNEL_COSTS: {path} is not a table of kernel costs ({reason}); write one with {command}"
-        ) from error
+        raise _unreadable(path, error, command) from error
     return fits, numbers
 
 

@@ -15,7 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 from sbonnx.cli.about import completion, doctor, explain, schema, version
 from sbonnx.cli.configuration import Configuration
 from sbonnx.cli.create import batch, demo, init, llm, prune, qat, quantize, recipe, simplify
-from sbonnx.cli.examine import bench, compare, diff, inspect, lint, plan, profile, run, view
+from sbonnx.cli.examine import bench, compare, diff, inspect, lint, plan, profile, run, tune, view
 from sbonnx.cli.examine import eval as evaluation
 from sbonnx.cli.examples import EXAMPLES
 from sbonnx.cli.options import CommandOption, command
@@ -24,7 +24,7 @@ from sbonnx.recipe.sections import other_tools
 
 VERBS: Final = (
     *(quantize, batch, qat, prune, simplify, init, recipe, demo),
-    *(inspect, plan, lint, run, bench, compare, diff, evaluation, profile, view),
+    *(inspect, plan, lint, run, bench, compare, diff, evaluation, profile, view, tune),
     *(explain, doctor, schema, version, completion),
 )
 

@@ -54,6 +54,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "sbonnx explain 'it would be slower in integers'",
         "sbonnx explain /layer1/conv1/Conv --model model.onnx --backend tensorrt@10",
     ),
+    "tune": ("sbonnx tune", "sbonnx tune --output laptop.json"),
     "doctor": ("sbonnx doctor",),
     "view": (
         "sbonnx view report.json",

@@ -72,9 +72,13 @@ class Planner:
         self._short = _short_weights(recipe, backend)
 
     @cached_property
+    def _costs(self) -> KernelCosts | None:
+        return costs_of(self._recipe, self._backend)
+
+    @cached_property
     def _times(self) -> GraphTimes | None:
         """Terms of the time by which ops are placed; None if the backend has no table of kernel costs."""
-        costs, survey = costs_of(self._recipe, self._backend), self._survey
+        costs, survey = self._costs, self._survey
         if costs is None:
             return None
         return GraphTimes.of((at.node for at in survey.places), survey.outputs, costs.slowed(costs.margin))
@@ -111,6 +115,7 @@ class Planner:
             float_type=recipe.high_precision,
             scales=backend.numbers.scales,
             cpu=target_cpu(recipe.cpu).name if backend.numbers.saturates else "",
+            kernel_costs="" if self._costs is None else self._costs.source,
         )
 
     def _placed(self, declined: Mapping[str, Reason]) -> Drafts:

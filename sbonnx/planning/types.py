@@ -123,6 +123,8 @@ class Plan(Result):
         scales: smallest and largest scale that the runtime supports.
         cpu: key of `sbonnx.system.cpu.CPUS`, the kind of CPU that the file is for; "" if kernels of the backend
             compute the same on all.
+        kernel_costs: kind of CPU whose bundled table of kernel costs decided what stays float, or the digest of another
+            table; "" without one.
     """
 
     json_keys: ClassVar = ("format", ...)
@@ -137,6 +139,7 @@ class Plan(Result):
     float_type: FloatName = "fp32"
     scales: ScaleLimits = ANY_SCALE
     cpu: str = ""
+    kernel_costs: str = ""
 
     @property
     def format(self) -> int:

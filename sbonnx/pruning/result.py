@@ -104,7 +104,7 @@ def _missed(done: Pruned, settings: Pruning, comparison: Comparison | None) -> I
         yield Problem(
             "slower",
             f"the file is {SLOWER}: a run takes {comparison.latency_figure()} of its time; its kernels differ from the "
-            "table of KERNEL_COSTS (python -m benchmarks.kernels measures one)",
+            "table of KERNEL_COSTS (sbonnx tune measures one)",
         )
 
 

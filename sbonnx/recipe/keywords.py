@@ -90,15 +90,16 @@ class CommonKeywords(TypedDict, total=False):
     kernel_costs: str | os.PathLike[str]
     """onnxruntime: what its kernels cost, by which an op that would be slower in integers stays float.
 
-    Key: KERNEL_COSTS. Values: bundled, none (rules alone), a file that `python -m benchmarks.kernels
-    --output` wrote. Default: bundled.
+    Key: KERNEL_COSTS. Values: bundled, none (rules alone), a file that `sbonnx tune --output` wrote. Default:
+    bundled.
     """
-    cpu: Literal["this", "avx2", "avx512", "vnni", "amx", "arm64", "arm64-dot"]
+    cpu: str | os.PathLike[str]
     """onnxruntime, openvino: CPU that will run the file; without VNNI or AMX (avx2, avx512), x86 kernels add two
 
     8-bit products in 16 bits, and weights are kept small enough for that.
-    Key: CPU. Values: this (the CPU of this machine), avx2, avx512, vnni, amx, arm64, arm64-dot. Default:
-    this.
+    Key: CPU. Values: this (the CPU of this machine, with the kernel costs of `sbonnx tune`, if it was run),
+    avx2, avx512, vnni, amx, arm64, arm64-dot, a .json file that `sbonnx tune --output` wrote on another machine.
+    Default: this.
     """
     requantize: bool
     """A model that is quantized already is made float again first, instead of refused.

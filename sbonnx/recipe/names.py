@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final, Literal, get_args
 
 from sbonnx.schemes import BY_WIDTH, VERSIONS
+from sbonnx.system.cpu import CPUS, THIS
 
 SideName = Literal["w", "a"]
 Place = Literal["", "first", "last"]
@@ -64,7 +65,12 @@ NEAREST: Final = "nearest"
 UNIFORM: Final = "uniform"
 """Sparsebit's name of plain quantization, whose rounding is set by W.ROUNDING."""
 
-FILE_KEYS: Final = {"CALIBRATION.CACHE": ("none",), "TENSOR_OVERRIDES": ("none",), "KERNEL_COSTS": ("bundled", "none")}
+FILE_KEYS: Final = {
+    "CALIBRATION.CACHE": ("none",),
+    "TENSOR_OVERRIDES": ("none",),
+    "KERNEL_COSTS": ("bundled", "none"),
+    "CPU": (THIS, *CPUS),
+}
 """Keys whose value is the path of a file or folder, with the words that it can be instead."""
 
 _BATCHES = "It was for LOSS: batches, which was removed too"

@@ -13,12 +13,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar, get_args
 
 from sbonnx.errors import RecipeError
 from sbonnx.recipe import names
 from sbonnx.recipe.problem import Wrong, one_of, short
 from sbonnx.schemes import VERSIONS, Scheme, Version, WeightScheme
+from sbonnx.system.cpu import CPUS, THIS
 
 _TRUTHS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _INTEGER: Final = r"[-+]?[0-9]{1,18}"
@@ -334,6 +336,16 @@ def _kernel_costs(value: object) -> str:
     return text.lower() if text.lower() in ("bundled", "none") else text
 
 
+def _cpu(value: object) -> str:
+    words = (THIS, *CPUS)
+    text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if isinstance(text, str) and text.lower() in words:
+        return text.lower()
+    if not isinstance(text, str) or "\0" in text or Path(text).suffix.lower() != ".json":
+        raise Wrong(f"must be {', '.join(words)} or the .json file of a table of kernel costs", value=value)
+    return text
+
+
 def _feedback(value: object) -> dict[str, str]:
     """Read {output: input}; every input once."""
     if not isinstance(value, Mapping):
@@ -495,6 +507,8 @@ _STRENGTHS = {"anyOf": [{"type": "boolean"}, {"const": "auto"}, {"type": "number
 _LEVELS = {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 4}, _in_any_case(["auto"])]}
 _MULTIPLES = {"anyOf": [{"type": "integer", "minimum": 1}, _in_any_case(["auto"])]}
 _NUMBER_OR_TEXT = {"anyOf": [{"type": "number", "minimum": 0, "maximum": 1}, {"type": "string"}]}
+_CPUS = _in_any_case((THIS, *CPUS))
+_CPUS["anyOf"].append({"pattern": "[.][Jj][Ss][Oo][Nn]$"})
 _WIDTHS = {
     "anyOf": [{"type": "array", "items": {"anyOf": [{"type": "integer"}, {"const": "float"}]}}, {"type": "string"}]
 }
@@ -541,6 +555,7 @@ ModeName = Annotated[names.Mode, ANY_CASE]
 Folder = Annotated[str | None, ValueReader(_folder, _TEXT)]
 OptionalFile = Annotated[str | None, ValueReader(_file, _TEXT)]
 KernelCosts = Annotated[str, ValueReader(_kernel_costs, _TEXT)]
+Cpu = Annotated[str, ValueReader(_cpu, _CPUS)]
 Feedback = Annotated[dict[str, str], ValueReader(_feedback, {"type": "object", "additionalProperties": _TEXT})]
 Pattern = Annotated[str, ValueReader(_pattern, _TEXT)]
 TensorPattern = Annotated[str, ValueReader(_tensor_pattern, _TEXT)]

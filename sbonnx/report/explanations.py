@@ -38,7 +38,7 @@ EXPLANATIONS: Final = (
         "R02",
         "slower-in-integers",
         "by the table of kernel costs, the integer kernel and the conversions at its edges take longer than float",
-        "QUANTIZE_INPUTS_OF: {OP: true} quantizes it nevertheless; KERNEL_COSTS names a table of this machine",
+        "QUANTIZE_INPUTS_OF: {OP: true} quantizes it nevertheless; sbonnx tune measures the kernels of this machine",
         "docs/decisions/0014-never-slower-in-silence.md",
     ),
     Explanation(

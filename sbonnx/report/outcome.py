@@ -109,6 +109,7 @@ class Report(WithProblems, Result):
         settings: the resolved recipe.
         notes: what loading changed in the model (converted opset, inlined functions, ...).
         cpu: kind of CPU that the file is for, a key of `sbonnx.system.cpu.CPUS`; "" if it is the same for all.
+        kernel_costs: see `Plan.kernel_costs`.
         quantized: the model itself if no output path was given (left out of `to_dict`).
         search: what AUTO and MIXED tried; None if there was no search.
         advice: the next change to try if outputs are below their quality lines; None if there is none, or it was not
@@ -144,6 +145,7 @@ class Report(WithProblems, Result):
     details: Details | None = field(default=None, metadata=OBJECT)
     engine_command: str = ""
     cpu: str = ""
+    kernel_costs: str = ""
     quantized: onnx.ModelProto | None = field(default=None, repr=False, compare=False, metadata=INTERNAL)
 
     @property

@@ -15,6 +15,7 @@ import onnx
 
 from sbonnx import export, precision, qdq
 from sbonnx import graph as graphs
+from sbonnx.backends.kernel_costs import DIGEST
 from sbonnx.backends.runtime_types import EngineInput
 from sbonnx.backends.tensorrt import calibration_cache
 from sbonnx.backends.tensorrt.profiles import INT4_BITS
@@ -37,6 +38,7 @@ from sbonnx.stages.state import PipelineState
 from sbonnx.stages.verify import verify, with_details
 from sbonnx.system import native as loops
 from sbonnx.system.cpu import RECORDED_CPU
+from sbonnx.system.machine_costs import RECORDED_COSTS
 from sbonnx.verify.runtimes import RECORDED
 
 
@@ -88,7 +90,7 @@ NOTED_BYTES: Final = 1024
 
 @stage(needs=("graph", "plan", "solution"), sets=("quantized",))
 def insert(state: PipelineState, options: RunOptions) -> PipelineState:
-    """Copy the graph and insert the Q/DQ pairs of the solution. The metadata name backend and CPU.
+    """Copy the graph and insert the Q/DQ pairs of the solution. The metadata name backend, CPU and kernel costs.
 
     Metadata that exporters write for debugging is left out.
     """
@@ -103,6 +105,8 @@ def insert(state: PipelineState, options: RunOptions) -> PipelineState:
     graph.info.metadata[RECORDED] = state.prepared.backend.name
     if state.prepared.plan.cpu:
         graph.info.metadata[RECORDED_CPU] = state.prepared.plan.cpu
+    if state.prepared.plan.kernel_costs.startswith(DIGEST):
+        graph.info.metadata[RECORDED_COSTS] = state.prepared.plan.kernel_costs
     return replace(state, quantized=graph)
 
 
@@ -234,6 +238,7 @@ def _report(state: PipelineState) -> Report:
         pruning=None if request.pruned is None else request.pruned.report,
         engine_command=_engine_command(state, solved),
         cpu=plan.cpu,
+        kernel_costs=plan.kernel_costs,
     )
 
 

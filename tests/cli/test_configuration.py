@@ -101,7 +101,7 @@ def test_keys_that_are_files_are_known() -> None:
     for key in KEYS:
         for backend in ("onnxruntime", "qnn"):
             with contextlib.suppress(RecipeError):
-                load(None, backend=backend, overrides=[f"{key}=some/file.x"])
+                load(None, backend=backend, overrides=[f"{key}=some/file.json"])
                 taken.add(key)
     assert taken - {"INCLUDE", "EXCLUDE", "SKIP_TRACE_MODULES"} == set(FILE_KEYS)
 

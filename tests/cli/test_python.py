@@ -22,7 +22,7 @@ from sbonnx.report.notebook import Result
 from sbonnx.report.outcome import QuantizedFolder
 from sbonnx.system.terminal import to_json, versioned
 from sbonnx.verify import benchmark, sessions
-from sbonnx.verify.load import OtherLoad
+from tests.support.kernels import fake_kernels
 
 MODEL, CALIB, EVAL = (str(path) for path in (digits().model, digits().calib, digits().eval))
 
@@ -86,6 +86,7 @@ CALLS: dict[str, tuple[str, Callable[[], Any]]] = {
         f"{MODEL} q.onnx {DATA_FLAGS} --sort weights --top 3 --metric mse",
         lambda: sbonnx.profile(MODEL, "q.onnx", CALIB, split=16, samples=1, sort="weights", top=3, metric="mse"),
     ),
+    "tune": ("-o out.json --seconds 9", lambda: sbonnx.tune("out.json", seconds=9)),
     "view": ("q.onnx -o out.html --no-open", lambda: sbonnx.view("q.onnx", output="out.html", open=False)),
 }
 """Options of each verb, and the call; outputs are named ``out``."""
@@ -124,7 +125,7 @@ def test_equal_results(
     monkeypatch.chdir(place)
     monkeypatch.setattr(sessions, "alternately", same_times)
     monkeypatch.setattr(benchmark, "alternately", same_times)
-    monkeypatch.setattr(OtherLoad, "busy", False)
+    fake_kernels(monkeypatch, {"QLinearConv": 2.0})
     words, call = CALLS[verb]
     assert main([verb, *words.split(), "--json", "--no-config"]) in (0, 1)
     output = json.loads(capsys.readouterr().out)

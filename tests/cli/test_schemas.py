@@ -40,6 +40,7 @@ COMMANDS = {
     "eval": f"eval {MODEL} --data {EVAL} --metric top1",
     "profile": f"profile {MODEL} q.onnx --data {CALIB} --split 64 --samples 1",
     "view": "view r.json --no-open -o page.html",
+    "tune": "tune --seconds 2 -o t.json",
     "explain": "explain T04",
     "doctor": "doctor",
     "schema": "schema",

@@ -269,4 +269,5 @@ ONNXRUNTIME: Final = Backend(
     files=OrtFiles(packs_weights=True, integer_operators=True),
     modes=MODES,
     costs=load_costs,
+    tunable=True,
 )

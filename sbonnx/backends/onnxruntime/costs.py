@@ -1,8 +1,8 @@
 """Cost model of onnxruntime's CPU kernels, from a table of measurements that can be repeated on any machine.
 
-``python -m benchmarks.kernels`` writes such a table. The package has one for each class of x86 CPU that was measured;
-"machine" of a table names the CPUs. Absolute times differ between machines, but ratios of 2 and more hardly do
-(docs/decisions/0007).
+``sbonnx tune`` measures one of a single machine. The package has one for each class of x86 CPU that was measured
+(``python -m benchmarks.kernels``); "machine" of a table names the CPUs. Absolute times differ between machines, but
+ratios of 2 and more hardly do (docs/decisions/0007).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from sbonnx.backends.kernel_costs import (
     channels,
     conv_sizes,
     elements,
+    file_digest,
     matrix_amounts,
     positions,
     read_table,
@@ -59,6 +60,9 @@ DERIVED: Final = {
 """Class whose measured table takes the place of one that was not measured, by the ratio of instructions."""
 
 MOST_TAPS: Final = 49
+
+COMMAND: Final = "sbonnx tune (--output FILE for another machine)"
+"""Writes a table."""
 
 
 @dataclass(frozen=True)
@@ -279,14 +283,23 @@ SMALL_WINDOW: Final = 6
 """Taps up to which a pool counts as one of 2 x 2."""
 
 
-@cache
 def load_costs(path: str | None = None, cpu: TargetCpu = CPUS["vnni"]) -> OrtKernelCosts:
-    """Load the table from a file that ``benchmarks.kernels`` wrote; None: the one that is bundled for a CPU.
+    """Load a table of kernel costs.
+
+    Args:
+        path: file that ``sbonnx tune`` or ``benchmarks.kernels`` wrote; None: the one that is bundled for `cpu`.
+        cpu: kind of CPU.
 
     Raises:
         RecipeError: the file cannot be read, or is not such a table.
     """
-    bundled = MEASURED[DERIVED.get(cpu.name, cpu.name)]
-    command = "python -m benchmarks.kernels --table FILE"
-    fits, machine = read_table(path or bundled, command, lowest={"block": LANES, "margin": 1.0})
-    return OrtKernelCosts(fits, int(machine["block"]), margin=machine["margin"])
+    if path is None:
+        kind = DERIVED.get(cpu.name, cpu.name)
+        return _load(str(MEASURED[kind]), kind)
+    return _load(path, file_digest(path, COMMAND))
+
+
+@cache
+def _load(path: str, source: str) -> OrtKernelCosts:
+    fits, machine = read_table(path, COMMAND, lowest={"block": LANES, "margin": 1.0})
+    return OrtKernelCosts(fits, int(machine["block"]), margin=machine["margin"], source=source)

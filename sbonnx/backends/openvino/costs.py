@@ -19,6 +19,7 @@ from sbonnx.backends.kernel_costs import (
     channels,
     conv_sizes,
     elements,
+    file_digest,
     matrix_amounts,
     positions,
     read_table,
@@ -31,6 +32,9 @@ WINDOWED: Final = frozenset({"MaxPool", "AveragePool"})
 """Pools that have prices; global ones read their input once, in float and in integers."""
 
 BUNDLED: Final = Path(__file__).with_name("kernel_costs.json")
+
+COMMAND: Final = "python -m benchmarks.kernels.openvino --table FILE"
+"""Writes a table."""
 
 LANES: Final = 16
 """Channels that a kernel computes at a time; the last block is padded."""
@@ -160,12 +164,16 @@ class OpenVinoCosts(KernelCosts):
         return self.ns("Dequantize", "", "u8", Amounts(read=size, write=size))
 
 
-@cache
 def load_costs(path: str | None = None, cpu: TargetCpu = CPUS["vnni"]) -> OpenVinoCosts:
     """Load the table from a file that ``benchmarks.kernels.openvino`` wrote; None: the bundled one.
 
     Raises:
         RecipeError: the file cannot be read, or is not such a table.
     """
-    fits, _ = read_table(path or BUNDLED, "python -m benchmarks.kernels.openvino --table FILE")
-    return OpenVinoCosts(fits)
+    return _load(str(path or BUNDLED), "openvino" if path is None else file_digest(path, COMMAND))
+
+
+@cache
+def _load(path: str, source: str) -> OpenVinoCosts:
+    fits, _ = read_table(path, COMMAND)
+    return OpenVinoCosts(fits, source=source)

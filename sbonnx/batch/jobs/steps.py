@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
+from sbonnx.backends import BACKENDS
 from sbonnx.batch.accept import code_digest
 from sbonnx.batch.file_digests import MISSING, Digests
 from sbonnx.batch.jobs.job import Acceptance, Job, JobEvaluation, Step, StepLimits
@@ -20,13 +21,12 @@ from sbonnx.errors import RecipeError, SbonnxError
 from sbonnx.graph.digests import combined, text
 from sbonnx.recipe import AUTO, Recipe, load
 from sbonnx.system.cpu import target_cpu
+from sbonnx.system.machine_costs import RUNTIMES
 from sbonnx.system.python_files import names_function
 from sbonnx.version import __version__
 
 FORMAT: Final = "2"
 """Format version of step outputs. It is part of all keys."""
-
-RUNTIMES: Final = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "onnxruntime-openvino")
 
 
 @dataclass(frozen=True)
@@ -136,8 +136,8 @@ def job_inputs(job: Job, digests: Digests, state: Path | None = None) -> JobInpu
         for key in ("MEMORY", "THREADS", "CACHE"):  # without effect on results
             plain["CALIBRATION"].pop(key, None)
         plain["CPU"] = target_cpu(recipe.cpu).name  # "this" differs from machine to machine
-        costs = str(recipe.kernel_costs)
-        own = "" if costs in ("bundled", "none") else digests.of(Path(costs))
+        costs = BACKENDS[recipe.backend].cost_file(str(recipe.kernel_costs), recipe.cpu)
+        own = "" if costs is None else digests.of(Path(costs))
         recipe_digest = _joined("recipe", repr(_sorted(plain)), own)
     except SbonnxError as error:  # the step reports it; the key covers the source and the error
         source = "" if real.recipe in (None, AUTO) else digests.of(_local(str(real.recipe), state, "data"))

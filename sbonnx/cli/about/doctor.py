@@ -35,12 +35,15 @@ class CpuFacts:
         of: cores of the machine.
         features: CPU flags that integer kernels use.
         exact_products: whether 8-bit products are added without saturation.
+        kernel_costs: table of kernel costs for plans of this machine: its path if `sbonnx tune` was run, else the kind
+            of CPU of the bundled one.
     """
 
     cores: int
     of: int | None
     features: tuple[str, ...]
     exact_products: bool
+    kernel_costs: str
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,7 @@ def run(given: Arguments) -> int:
             "8-bit products": "exact"
             if cpu.exact_products
             else "saturate: weights get 8 bits, pair-safe (REDUCE_RANGE)",
+            "kernel costs": cpu.kernel_costs,
             "memory": f"{_size(memory.available)} of {_size(memory.total)} available",
             "temporary files": f"{temporary.folder}, {_size(temporary.free)} free",
             "onnxruntime": _runtime_text(facts.onnxruntime),
@@ -135,14 +139,15 @@ def _facts() -> DoctorOutput:
 
     import psutil
 
-    from sbonnx.system.cpu import CPU_FLAGS, cores, target_cpu
+    from sbonnx.system.cpu import CPU_FLAGS, THIS, cores, target_cpu
+    from sbonnx.system.machine_costs import table_of
     from sbonnx.system.native import missing
 
     text = CPU_FLAGS.read_text(errors="replace") if CPU_FLAGS.exists() else ""
     flags = {
         word for line in text.splitlines() if line.lower().startswith(("flags", "features")) for word in line.split()
     }
-    memory = psutil.virtual_memory()
+    memory, kind = psutil.virtual_memory(), target_cpu()
     runtime, problems = _runtime()
     loops = tuple(missing())
     if loops:
@@ -154,7 +159,7 @@ def _facts() -> DoctorOutput:
         python=f"{platform.python_version()} ({sys.executable})",
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
         missing_loops=loops,
-        cpu=CpuFacts(cores(), os.cpu_count(), features, exact_products=target_cpu().exact),
+        cpu=CpuFacts(cores(), os.cpu_count(), features, kind.exact, str(table_of(THIS) or kind.name)),
         memory=MemoryFacts(memory.total, memory.available),
         temporary=TemporaryFacts(folder, shutil.disk_usage(folder).free),
         onnxruntime=runtime,

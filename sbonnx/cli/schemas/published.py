@@ -30,6 +30,7 @@ from sbonnx.report.outcome import QuantizedFolder, Report
 from sbonnx.report.pruned import PruningReport
 from sbonnx.report.simplified import SimplifyReport
 from sbonnx.system.terminal import versioned
+from sbonnx.tuning.tuned_costs import KernelTuning
 from sbonnx.verify.benchmark import Benchmark
 from sbonnx.verify.labelled import MetricTable
 from sbonnx.viewing import WrittenPage
@@ -70,6 +71,7 @@ SCHEMAS: Final[dict[str, Any]] = {
     "eval": MetricTable,
     "profile": EvaluatedProfile,
     "view": WrittenPage,
+    "tune": KernelTuning,
     "explain": explain.ExplainOutput,
     "doctor": doctor.DoctorOutput,
     "schema": SchemaOutput,

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sbonnx.qdq.difference import FileDifference, ModelDifference
     from sbonnx.report.contents import ModelContents
     from sbonnx.report.simplified import SimplifyReport
+    from sbonnx.tuning.tuned_costs import KernelTuning
     from sbonnx.verify.benchmark import Benchmark, Speed
 
 
@@ -199,10 +200,25 @@ def benchmark_card(found: Benchmark) -> Card:
     )
 
 
+def tuning_card(tuning: KernelTuning) -> Card:
+    """Summarize the measured kernels of a machine: those whose price is not that of its kind of CPU."""
+    changed = tuning.changed
+    return Card(
+        title=f"{len(tuning.kernels)} kernels of {text(tuning.model) or tuning.cpu}",
+        sentence="the machine was busy: measure again" if tuning.busy else f"table {tuning.digest}",
+        tone="warn" if tuning.busy else "good",
+        facts=[("time relative to the table of such CPUs", f"{tuning.speed:.2f}"), ("other prices", str(len(changed)))],
+        columns=("kernel", "variant", "type", "price relative to that table"),
+        rows=[(row.kernel, row.variant, row.type, f"{row.factor:.3g}") for row in changed],
+        hint="all: .kernels, .frame()",
+    )
+
+
 CARDS: Final[Mapping[str, Callable[[Any], Card | list[Card]]]] = {
     "Benchmark": benchmark_card,
     "EvaluatedProfile": evaluated_profile_cards,
     "FileDifference": file_difference_card,
+    "KernelTuning": tuning_card,
     "LintReport": lint_card,
     "ModelContents": contents_card,
     "ModelDifference": difference_card,

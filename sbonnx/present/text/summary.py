@@ -42,6 +42,9 @@ def facts_of(report: Report) -> list[Fact]:
     weights = _weights(report)
     if weights:
         facts.append(("weights", weights))
+    prices = _prices(report)
+    if prices:
+        facts.append(("kernel costs", prices))
     left = left_in_float(report)
     if left:
         facts.append(("left in float", left))
@@ -78,6 +81,19 @@ def _for_cpu(report: Report) -> str:
         return f"for CPUs with exact 8-bit products, as {own}; for older x86 CPUs: --cpu avx2"
     how = "7 bits" if FULL not in bits else "8 bits, sums of two products fit into 16"
     return f"{how}: {own} has no 8-bit dot products; for other CPUs: --cpu vnni"
+
+
+def _prices(report: Report) -> str:
+    """Say where the costs of kernels are from that decided what stays float; "" for those of a CPU that was named."""
+    from sbonnx.backends.kernel_costs import DIGEST
+    from sbonnx.system.cpu import CPUS, THIS
+
+    table, cpu = report.settings.get("KERNEL_COSTS"), str(report.settings.get("CPU", THIS))
+    if not report.kernel_costs.startswith(DIGEST):
+        bundled = report.kernel_costs in CPUS and cpu == THIS
+        return f"of {report.kernel_costs} CPUs; to measure those of this one: sbonnx tune" if bundled else ""
+    where = table if table != "bundled" else "this machine (sbonnx tune)" if cpu == THIS else cpu
+    return f"of {where}, table {report.kernel_costs}"
 
 
 FULL: Final = 8

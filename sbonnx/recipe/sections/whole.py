@@ -181,7 +181,7 @@ class RecipeKeys(Section):
     kernel_costs: value_types.KernelCosts = new_key(
         "bundled",
         "onnxruntime: what its kernels cost, by which an op that would be slower in integers stays float",
-        "bundled, none (rules alone), a file that `python -m benchmarks.kernels --output` wrote",
+        "bundled, none (rules alone), a file that `sbonnx tune --output` wrote",
     )
     tensor_overrides: value_types.OptionalFile = new_key(
         None,
@@ -195,19 +195,18 @@ class RecipeKeys(Section):
             flags.QUANTIZATION,
         ),
     )
-    cpu: Annotated[Literal["this", "avx2", "avx512", "vnni", "amx", "arm64", "arm64-dot"], value_types.ANY_CASE] = (
-        new_key(
-            "this",
-            "onnxruntime, openvino: CPU that will run the file; without VNNI or AMX (avx2, avx512), x86 kernels add "
-            "two 8-bit products in 16 bits, and weights are kept small enough for that",
-            "this (the CPU of this machine), avx2, avx512, vnni, amx, arm64, arm64-dot",
-            flag=Flag(
-                "--cpu this|avx2|avx512|vnni|amx|arm64|arm64-dot",
-                "CPU that will run the file; decides how large 8-bit weights may be.",
-                flags.QUANTIZATION,
-                shown="this",
-            ),
-        )
+    cpu: value_types.Cpu = new_key(
+        "this",
+        "onnxruntime, openvino: CPU that will run the file; without VNNI or AMX (avx2, avx512), x86 kernels add "
+        "two 8-bit products in 16 bits, and weights are kept small enough for that",
+        "this (the CPU of this machine, with the kernel costs of `sbonnx tune`, if it was run), avx2, avx512, vnni, "
+        "amx, arm64, arm64-dot, a .json file that `sbonnx tune --output` wrote on another machine",
+        flag=Flag(
+            "--cpu this|avx2|avx512|vnni|amx|arm64|arm64-dot|FILE",
+            "CPU that will run the file, or the table of sbonnx tune for it; decides how large 8-bit weights may be.",
+            flags.QUANTIZATION,
+            shown="this",
+        ),
     )
     reduce_range: value_types.Flag | None = new_key(
         None,
