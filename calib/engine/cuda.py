@@ -7,6 +7,7 @@ cases, tensors are copied and observed as on a CPU. The sketches are bit-identic
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -32,8 +33,8 @@ EXTREMES: Final = "sbonnx/extremes"
 SIZES: Final = "sbonnx/sizes"
 """Added outputs.
 
-`EXTREMES`: float32 (M,), for each key its minima, its maxima, and a check that is 0 or NaN. `SIZES`: int64 (2 K,), for
-each key the number of elements of its tensor and the number of its minima.
+`EXTREMES`: float32 (M,), for each key its minima, its maxima, and a check that is 0 or NaN. `SIZES`: int64, for each
+key the sizes of its axes, or the number of its elements, see `Layout`.
 """
 
 FLOATS: Final = tuple(np.dtype(kind) for kind in ("float16", "float32", "float64"))
@@ -68,42 +69,73 @@ def reducible(tensor: Tensor, axis: int | None, request: StatsRequest) -> bool:
     return dims is not None and axis < dims and not request.track
 
 
-def add_extremes(piece: Graph, keys: Sequence[tuple[Key, StatsRequest]], tensors: dict[str, Tensor]) -> None:
+@dataclass(frozen=True)
+class Layout:
+    """How the added outputs describe one key.
+
+    Attributes:
+        rank: number of its entries in `SIZES`, the sizes of its axes; None: one entry, the number of its elements.
+        axis: axis whose size is the number of its minima; None: there is one.
+    """
+
+    rank: int | None
+    axis: int | None = None
+
+    @classmethod
+    def of(cls, tensor: Tensor, axis: int | None, request: StatsRequest) -> Layout:
+        """Return the layout of a `reducible` key."""
+        dims = rank(tensor)
+        return cls(dims, 0 if axis is None and request.track and dims else axis)
+
+
+def add_extremes(piece: Graph, keys: Sequence[tuple[Key, StatsRequest]], tensors: dict[str, Tensor]) -> list[Layout]:
     """Append the nodes in place. The outputs that `read_extremes` reads follow those of `piece`.
+
+    Few of them: a kernel of a GPU takes microseconds to launch, whatever it computes.
 
     Args:
         keys: `reducible` ones.
         tensors: of the main graph of `piece`, by name.
+
+    Returns:
+        The layout of each key.
     """
     adder = _Adder(piece)
     extremes: list[Tensor] = []
     sizes: list[Tensor] = []
-    for (name, axis), request in keys:
+    layouts = [Layout.of(tensors[name], axis, request) for (name, axis), request in keys]
+    for ((name, axis), _), layout in zip(keys, layouts, strict=True):
         x = tensors[name]
-        rows, axes = x, None
         if axis is not None:
-            axes = [i for i in range(rank(x) or 0) if i != axis]
-        elif request.track and rank(x):
-            rows, axes = adder.add("Flatten", x, axis=1), [1]
-        lo, hi = (adder.row(adder.reduce(op, rows, axes)) for op in ("ReduceMin", "ReduceMax"))
+            rows, axes = x, [i for i in range(layout.rank or 0) if i != axis]
+        else:
+            rows = adder.add("Reshape", x, adder.one_row) if layout.axis is None else adder.add("Flatten", x, axis=1)
+            axes = [1]
+        lo, hi = (adder.reduce(op, rows, axes) for op in ("ReduceMin", "ReduceMax"))
         # min and max do not propagate NaN on every device; 0 x is NaN for NaN and Inf, and sums propagate that
-        zeros = adder.add("Mul", x, adder.constant(np.zeros((), dtype(x))))
+        zeros = adder.add("Mul", x, adder.zero_like(x))
         check = adder.row(adder.add("ReduceSum", zeros, keepdims=0))
         extremes += [adder.float32(value) for value in (lo, hi, check)]
-        sizes += [adder.row(adder.add("Size", value)) for value in (x, lo)]
+        sizes.append(adder.row(adder.add("Size", x)) if layout.rank is None else adder.add("Shape", x))
     for name, kind, parts in ((EXTREMES, np.float32, extremes), (SIZES, np.int64, sizes)):
         out = Variable(name, np.dtype(kind), [None])
         add_node(piece, "Concat", parts, names=adder.names, stem=name, attrs={"axis": 0}, outputs=[out])
         piece.outputs.append(out)
+    return layouts
 
 
-def read_extremes(count: int, extremes: Array, sizes: Array) -> Iterator[Extremes]:
-    """Parse the added outputs for each of `count` keys."""
-    at = 0
-    for elements, length in sizes.reshape(count, 2).tolist():
+def read_extremes(layouts: Sequence[Layout], extremes: Array, sizes: Array) -> Iterator[Extremes]:
+    """Parse the added outputs for each key."""
+    dims, at, start = sizes.tolist(), 0, 0
+    finite = np.isfinite(extremes)
+    for layout in layouts:
+        count = 1 if layout.rank is None else layout.rank
+        shape = dims[start : start + count]
+        length = 1 if layout.axis is None else shape[layout.axis]
         lo, hi = extremes[at : at + length], extremes[at + length : at + 2 * length]
-        at += 2 * length + 1
-        fine = not elements or bool(extremes[at - 1] == 0 and np.isfinite(lo).all() and np.isfinite(hi).all())
+        elements = math.prod(shape)
+        fine = not elements or bool(finite[at : at + 2 * length + 1].all())
+        start, at = start + count, at + 2 * length + 1
         yield Extremes(elements, lo, hi, fine)
 
 
@@ -113,6 +145,8 @@ class _Adder:
         self._piece = piece
         self._inputs = piece.opset >= AXES_ARE_INPUTS
         self._flat = self.constant(np.array([-1], np.int64))
+        self.one_row = self.constant(np.array([1, -1], np.int64))
+        self._zeros: dict[np.dtype[Any], Tensor] = {}
 
     def add(self, op: str, *inputs: Tensor, **attrs: Any) -> Tensor:
         """Append a node and return its output."""
@@ -123,10 +157,15 @@ class _Adder:
         """Append a constant."""
         return add_constant(self._piece, "sbonnx/number", values, self.names)
 
-    def reduce(self, op: str, x: Tensor, axes: list[int] | None) -> Tensor:
-        """Append `op` over axes (None: all) without keepdims."""
-        if axes is None:
-            return self.add(op, x, keepdims=0)
+    def zero_like(self, x: Tensor) -> Tensor:
+        """Return the constant zero of the type of `x`, which is added when it is needed first."""
+        kind = np.dtype(dtype(x))
+        if kind not in self._zeros:
+            self._zeros[kind] = self.constant(np.zeros((), kind))
+        return self._zeros[kind]
+
+    def reduce(self, op: str, x: Tensor, axes: list[int]) -> Tensor:
+        """Append `op` over axes, without keepdims."""
         if not axes:
             return x
         if self._inputs:
@@ -187,7 +226,7 @@ class DeviceRun:
         self._places = dict.fromkeys((tensor.name for tensor in piece.outputs), "cpu")
         self._places.update(dict.fromkeys(self.counted, place))
         if self.nodes:
-            add_extremes(piece, [(key, requests[key]) for key in self.nodes], tensors)
+            self._layouts = add_extremes(piece, [(key, requests[key]) for key in self.nodes], tensors)
             self._places.update({EXTREMES: "cpu", SIZES: "cpu"})
         self._binding: Any = None  # holds the outputs of the last run
         self._runner = LayerRunner(piece, device=device, threads=1, name=name)
@@ -209,7 +248,7 @@ class DeviceRun:
         extremes: dict[Key, Extremes] = {}
         if self.nodes:
             numbers, sizes = (values.pop(name).numpy() for name in (EXTREMES, SIZES))
-            extremes = dict(zip(self.nodes, read_extremes(len(self.nodes), numbers, sizes), strict=True))
+            extremes = dict(zip(self.nodes, read_extremes(self._layouts, numbers, sizes), strict=True))
         counted = {name: self.torch.from_dlpack(values.pop(name).to_dlpack()) for name in self.counted}
         return {name: value.numpy() for name, value in values.items()}, counted, extremes
 
@@ -353,12 +392,13 @@ def _merge(
         pages: its counts, for a sketch with a histogram.
         tracked: two float32 (S,): minima and maxima of its samples.
     """
-    part = Sketch(axis=sketch.axis, detail=sketch.detail, track=sketch.tracks)
+    part = sketch if pages is None else Sketch(axis=sketch.axis, detail=sketch.detail, track=sketch.tracks)
     part.take_summary(unit.samples, elements, lo, hi)
-    part.pages = pages
     for row, (low, high) in enumerate(zip(*tracked, strict=True) if tracked is not None else ()):
         part.take_track(unit.index, float(low), float(high), row)
-    sketch.merge(part)
+    if pages is not None:
+        part.pages = pages
+        sketch.merge(part)
 
 
 def fetched(segment: Graph, name: str, known: Mapping[str, Any], device: str) -> Array:
@@ -371,4 +411,4 @@ def fetched(segment: Graph, name: str, known: Mapping[str, Any], device: str) ->
 
 def place_on(chosen: Sequence[Any]) -> str:
     """Return the device of outputs, "cpu" or "cuda:0", with these execution providers."""
-    return "cpu" if chosen[0] == CPU else f"cuda:{chosen[0][1]['device_id']}"
+    return "cpu" if chosen[0] == CPU else f"cuda:{chosen[0][1].get('device_id', 0)}"

@@ -23,6 +23,10 @@ from sbonnx.spec import Array
 from sbonnx.system.cpu import CPU, CUDA, cores
 from sbonnx.system.runtime import load_cuda_libraries, onnxruntime, require_device
 
+CUDA_OPTIONS: Final = {"use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC"}
+"""TF32 has 10 bits of mantissa: too few to measure ranges. The exhaustive search of algorithms, the default, takes a
+second for the 52 convolutions of a MobileNet (H200), and its choice, by time, differs from run to run."""
+
 REORDER: Final = "ReorderOutput"
 DOMAIN: Final = "com.microsoft.nchwc"
 
@@ -108,8 +112,9 @@ def providers(device: str) -> list[Any]:
             "pip install 'sbonnx[gpu]', or use device 'cpu'"
         )
     load_cuda_libraries()
-    # TF32 has 10 bits of mantissa: too few to measure ranges
-    return [(CUDA, {"device_id": matched[1] or "0", "use_tf32": "0"}), CPU]
+    # the id of the first device is left out: onnxruntime-gpu 1.31 prints a warning for each session that names one
+    other = {} if matched[1] in (None, "0") else {"device_id": matched[1]}
+    return [(CUDA, {**CUDA_OPTIONS, **other}), CPU]
 
 
 def settings(device: str) -> dict[str, str]:

@@ -227,7 +227,12 @@ class Sketch:
         return (lo[:, 0], hi[:, 0]) if self.axis is None else (lo, hi)
 
     def take_summary(self, samples: int, elements: int, lo: Array, hi: Array) -> None:
-        """Add finite arrays whose extremes, float32 (1,), and bins (in `pages`) were computed elsewhere."""
+        """Add finite arrays whose extremes, float32 (C,), and bins (in `pages`) were computed elsewhere.
+
+        Raises:
+            NumericError: the channel axis has another length than before.
+        """
+        self._check_channels(len(lo))
         self.samples += samples
         self.elements += elements
         self._widen(lo, hi)

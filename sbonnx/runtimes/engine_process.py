@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -80,10 +81,8 @@ def load_rtx_libraries() -> None:
     _load_libraries("tensorrt_rtx_libs", "*.so*")
 
 
-def _rtx(model: bytes) -> tuple[list[str], Run | None]:
-    """Build an engine of a model; return no nodes, and the function that runs a feed, or None without a GPU."""
-    from sbonnx.system.nvidia import gpu_count
-
+def _rtx(model: bytes, on_gpu: bool = False) -> tuple[list[str], Run | None]:
+    """Build an engine of a model; return no nodes, and the function that runs a feed on the first GPU, or None."""
     load_rtx_libraries()
     import tensorrt_rtx_bindings as trt
 
@@ -97,7 +96,6 @@ def _rtx(model: bytes) -> tuple[list[str], Run | None]:
         raise _Refusal("; ".join(texts[:ERRORS]) + more)
     config = builder.create_builder_config()
     config.num_compute_capabilities = 1
-    on_gpu = gpu_count() > 0
     config.set_compute_capability(trt.ComputeCapability.CURRENT if on_gpu else trt.ComputeCapability.SM89, 0)
     plan = builder.build_serialized_network(network, config)
     if plan is None:

@@ -1,4 +1,4 @@
-"""TensorRT-RTX, whose parser and builder need no GPU: without one, an engine is built, and not run."""
+"""TensorRT-RTX, whose parser and builder need no GPU: without one that it supports, an engine is built, and not run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 from sbonnx.backends.runtime_types import Runtime
 from sbonnx.errors import DeviceError
 from sbonnx.runtimes.child_session import ChildSession, missing_packages, python_program
-from sbonnx.system.nvidia import gpu_count
+from sbonnx.system.nvidia import compute_capability
 
 PYTHON: Final = "SBONNX_RTX_PYTHON"
 """Environment variable with the Python interpreter that has TensorRT-RTX; without it, the running one."""
@@ -27,9 +27,13 @@ def absent() -> str | None:
     return missing_packages(PYTHON, ("tensorrt_rtx_bindings", "tensorrt_rtx_libs"), NOT_INSTALLED)
 
 
+CAPABILITIES: Final = ((7, 5), (8, 0), (8, 6), (8, 9), (12, 0), (12, 1))
+"""Compute capabilities of GPUs that TensorRT-RTX 1.7 has engines for. An H100 or H200 (9.0) is none of them."""
+
+
 def on_gpu() -> bool:
     """Return whether engines are built for the first GPU and run on it; else they are built for 8.9 (Ada)."""
-    return gpu_count() > 0
+    return compute_capability() in CAPABILITIES
 
 
 class RtxEngine(ChildSession):
@@ -44,16 +48,16 @@ class RtxEngine(ChildSession):
     """
 
     def __init__(self, model: Path | bytes, threads: int | None = None) -> None:
-        super().__init__(model, python_program(PYTHON, "rtx"), "TensorRT-RTX")
+        super().__init__(model, python_program(PYTHON, "rtx-gpu" if on_gpu() else "rtx"), "TensorRT-RTX")
 
     def run(self, names: Sequence[str] | None, feeds: Mapping[str, Any]) -> list[Any]:
         """Run the engine on the first GPU; see `ChildSession.run`.
 
         Raises:
-            DeviceError: there is no GPU.
+            DeviceError: there is no GPU that TensorRT-RTX supports.
         """
         if not on_gpu():
-            raise DeviceError("TensorRT-RTX builds an engine here, and does not run it: that needs a GPU")
+            raise DeviceError("TensorRT-RTX builds an engine here, and does not run it: that needs an RTX GPU")
         return super().run(names, feeds)
 
 

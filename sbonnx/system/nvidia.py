@@ -10,6 +10,9 @@ from typing import Any, Final
 
 LIBRARY: Final = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 
+_CAPABILITY: Final = (75, 76)
+"""``CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR`` and ``MINOR``."""
+
 
 class DriverError(RuntimeError):
     """Raised for a call of the driver that fails."""
@@ -31,6 +34,17 @@ def gpu_count() -> int:
     if library is None or library.cuDeviceGetCount(ctypes.byref(count)):
         return 0
     return count.value
+
+
+def compute_capability() -> tuple[int, int] | None:
+    """Return the compute capability of the first GPU, such as (8, 9); None without one."""
+    if not gpu_count():
+        return None
+    device, parts = ctypes.c_int(0), [ctypes.c_int(0), ctypes.c_int(0)]
+    _call("cuDeviceGet", ctypes.byref(device), 0)
+    for part, attribute in zip(parts, _CAPABILITY, strict=True):
+        _call("cuDeviceGetAttribute", ctypes.byref(part), attribute, device)
+    return parts[0].value, parts[1].value
 
 
 def _call(name: str, *arguments: Any) -> None:
@@ -85,4 +99,4 @@ class DeviceMemory:
         return buffer.raw[: self._size]
 
 
-__all__ = ["DeviceMemory", "DriverError", "gpu_count", "use_first_gpu"]
+__all__ = ["DeviceMemory", "DriverError", "compute_capability", "gpu_count", "use_first_gpu"]

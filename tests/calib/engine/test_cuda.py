@@ -174,7 +174,12 @@ def test_other_floats(kind: str) -> None:
         ("y", 2): RANGE,
         ("s", None): RANGE,
     }
-    assert_same(observed(graph, wishes, data, on_device=False), observed(graph, wishes, data, on_device=True))
+    host, device = (observed(graph, wishes, data, on_device=on_device) for on_device in (False, True))
+    if kind == "double":
+        assert_same(host, device)
+    for key, sketch in host.items():  # onnxruntime's CPU computes in float32 what float16 operators alone read
+        np.testing.assert_allclose([device[key].lo, device[key].hi], [sketch.lo, sketch.hi], rtol=1e-3)
+        assert (device[key].elements, device[key].samples) == (sketch.elements, sketch.samples)
 
 
 def test_tensors_without_rank_or_values() -> None:
@@ -236,7 +241,7 @@ def test_only_a_few_numbers_leave_the_device() -> None:
         assert (copied, counted) == ({}, {})
         assert {key: len(found.lo) for key, found in extremes.items()} == {("s", None): 1, ("r", 1): 8, ("f", None): 2}
         values = run._binding.get_outputs_as_ortvaluevector()
-        assert [value.shape() for value in values] == [[2 * 11 + 3], [2 * 3]]
+        assert [value.shape() for value in values] == [[2 * 11 + 3], [4 + 4 + 2]]
     assert [EXTREMES, SIZES] == list(run._places)
 
 

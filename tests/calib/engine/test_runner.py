@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sbonnx.calib.engine.runner import LayerRunner, providers
+from sbonnx.calib.engine.runner import CUDA_OPTIONS, LayerRunner, providers
 from sbonnx.errors import DataError, DeviceError, ModelError
 from sbonnx.graph import load
 from sbonnx.spec import Array
@@ -149,7 +149,8 @@ def test_providers(monkeypatch: pytest.MonkeyPatch) -> None:
         providers("tpu")
     monkeypatch.setattr("sbonnx.calib.engine.runner.onnxruntime", lambda: FakeRuntime(CUDA, CPU))
     assert providers("cpu") == [CPU]
-    assert providers("cuda:2")[0] == (CUDA, {"device_id": "2", "use_tf32": "0"})
+    monkeypatch.setattr("sbonnx.calib.engine.runner.load_cuda_libraries", lambda: None)
+    assert providers("cuda:2")[0] == (CUDA, {**CUDA_OPTIONS, "device_id": "2"})
     for device in ("cuda", "auto"):
         assert [first if isinstance(first, str) else first[0] for first in providers(device)] == [CUDA, CPU]
 
