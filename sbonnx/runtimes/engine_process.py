@@ -13,7 +13,6 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 

@@ -26,6 +26,8 @@ def sqnr(one: Array, other: Array) -> float:
 
 def run(path: Path, provider: str, feeds: dict[str, Any]) -> Array:
     session = ort.InferenceSession(str(path), providers=[provider])
+    if provider == "TensorrtExecutionProvider" and session.get_providers()[0] != provider:
+        pytest.skip("TensorRT's libraries are not installed")
     assert session.get_providers()[0] == provider
     found: Array = session.run(None, feeds)[0]
     return found
