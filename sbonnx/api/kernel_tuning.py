@@ -9,7 +9,7 @@ from typing import Final
 from sbonnx.api.arguments import File
 from sbonnx.backends.kernel_costs import file_digest
 from sbonnx.backends.onnxruntime.costs import load_costs
-from sbonnx.errors import OutputError, RecipeError
+from sbonnx.errors import DeviceError, OutputError, RecipeError
 from sbonnx.graph.storage.output_files import check_target, write_text
 from sbonnx.progress import Progress, Silent, shown_by_default
 from sbonnx.system.cpu import target_cpu
@@ -23,6 +23,9 @@ from sbonnx.verify.load import OtherLoad
 
 RESERVE: Final = 1.0
 """Seconds of the time limit for what follows the measurement."""
+
+LEAST_SHARE: Final = 0.5
+"""Share of the kernels of the bundled table below which a measurement is none."""
 
 
 @shown_by_default
@@ -41,7 +44,7 @@ def tune(
         progress: receiver of progress updates; None: a bar in notebooks and on terminals.
 
     Raises:
-        SbonnxError: a subclass, for every error that the user can fix.
+        SbonnxError: a subclass, for every error that the user can fix; DeviceError: the machine is too busy.
     """
     if not seconds > 0:
         raise RecipeError(f"--seconds {seconds}: the time limit is above 0")
@@ -56,6 +59,11 @@ def tune(
     measure(trials, _time_of, time.perf_counter, begin + seconds - RESERVE, progress or Silent())
     before, speed = factors_of(path)
     result = prices(trials, before, speed)
+    if len(result.kernels) < LEAST_SHARE * len(bundled):
+        raise DeviceError(
+            f"only {len(result.kernels)} of {len(bundled)} kernels could be measured in {seconds:g} s, and no table "
+            f"was written: run sbonnx tune when no other programs use the processors, or with --seconds {5 * seconds:g}"
+        )
     write_text(path, cost_table({**where, "speed": result.speed[1]}, result.rows(bundled), ("factor",)))
     unsettled, timed = disagreeing(trials), sum(bool(trial.times) for trial in trials)
     return KernelTuning(

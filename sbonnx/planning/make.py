@@ -115,7 +115,7 @@ class Planner:
             float_type=recipe.high_precision,
             scales=backend.numbers.scales,
             cpu=target_cpu(recipe.cpu).name if backend.numbers.saturates else "",
-            kernel_costs="" if self._costs is None else self._costs.source,
+            kernel_costs="" if recipe.mode != "static" or self._costs is None else self._costs.source,
         )
 
     def _placed(self, declined: Mapping[str, Reason]) -> Drafts:

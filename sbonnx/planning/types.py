@@ -124,7 +124,7 @@ class Plan(Result):
         cpu: key of `sbonnx.system.cpu.CPUS`, the kind of CPU that the file is for; "" if kernels of the backend
             compute the same on all.
         kernel_costs: kind of CPU whose bundled table of kernel costs decided what stays float, or the digest of another
-            table; "" without one.
+            table; "" without one, and for other modes than static.
     """
 
     json_keys: ClassVar = ("format", ...)

@@ -40,7 +40,6 @@ COMMANDS = {
     "eval": f"eval {MODEL} --data {EVAL} --metric top1",
     "profile": f"profile {MODEL} q.onnx --data {CALIB} --split 64 --samples 1",
     "view": "view r.json --no-open -o page.html",
-    "tune": "tune --seconds 2 -o t.json",
     "explain": "explain T04",
     "doctor": "doctor",
     "schema": "schema",
@@ -49,7 +48,7 @@ COMMANDS = {
 }
 """In an order in which files of one are read by the next. Others have tests of their own."""
 
-ELSEWHERE = {"demo", "llm-inspect", "llm-evaluate", "llm-adapt", "quantize-folder"}
+ELSEWHERE = {"demo", "llm-inspect", "llm-evaluate", "llm-adapt", "quantize-folder", "tune"}
 
 
 @pytest.mark.slow

@@ -31,6 +31,7 @@ def fake_kernels(monkeypatch: pytest.MonkeyPatch, factors: Mapping[str, float]) 
         return (trial.expected_ns or 1000.0) * factors.get(trial.case.kernel, 1.0)
 
     monkeypatch.setattr(kernel_tuning, "every_case", cases)
+    monkeypatch.setattr(kernel_tuning, "LEAST_SHARE", 0.01)
     monkeypatch.setattr(kernel_tuning, "_time_of", time_of)
     monkeypatch.setattr(kernel_tuning, "time", SimpleNamespace(perf_counter=lambda: 0.0))
     monkeypatch.setattr(cost_table, "block", lambda: 16)

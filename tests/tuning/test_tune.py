@@ -16,13 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sbonnx
+from sbonnx.api import kernel_tuning
 from sbonnx.assets import digits
 from sbonnx.backends.onnxruntime.costs import MEASURED, load_costs
 from sbonnx.batch.file_digests import Digests
 from sbonnx.batch.jobs.job import Job
 from sbonnx.batch.jobs.steps import job_inputs
 from sbonnx.cli import main
-from sbonnx.errors import OutputError, RecipeError
+from sbonnx.errors import DeviceError, OutputError, RecipeError
 from sbonnx.progress import Silent
 from sbonnx.system import machine_costs
 from sbonnx.system.cpu import target_cpu
@@ -105,6 +106,11 @@ def test_a_damaged_table(cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     fake_kernels(monkeypatch, {})
     assert main(["tune"]) == 0
     assert main(["plan", str(MODEL)]) == 0
+    monkeypatch.setattr(kernel_tuning, "_time_of", lambda trial: None)
+    before = own_table().read_text()
+    with pytest.raises(DeviceError, match=r"only 0 of .* kernels could be measured in 7 s.*--seconds 35"):
+        sbonnx.tune(seconds=7)
+    assert own_table().read_text() == before
     monkeypatch.setenv(CACHE, os.devnull)
     with pytest.raises(OutputError, match=CACHE):
         sbonnx.tune()
