@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import webbrowser
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from sbonnx import graph as graphs
-from sbonnx.api.arguments import File, feeds_of, reading
+from sbonnx.api.arguments import File, feeds_of, known_keywords, model_files, reading
 from sbonnx.batch.jobs.job import BatchReport
 from sbonnx.calib.data import Preprocessing
 from sbonnx.errors import DataError, OutputError, RecipeError
+from sbonnx.graph.storage.model_file import ModelSource
 from sbonnx.present.html import batch_page, single_page
 from sbonnx.present.model_description import ModelView, view_of
 from sbonnx.present.overlays import model_explorer, write_netron
@@ -52,9 +54,10 @@ class WrittenPage(Result):
     opened: bool
 
 
+@known_keywords
 def view(
-    file: File | Report | BatchReport,
-    quantized: File | None = None,
+    file: ModelSource | Report | BatchReport,
+    quantized: ModelSource | None = None,
     *,
     data: Any = None,
     backend: str | None = None,
@@ -71,8 +74,8 @@ def view(
     """Open a report or the graph of a model in the browser. With data, layers are coloured by their loss.
 
     Args:
-        file: path of a model (float, or quantized by any tool), or of the JSON of a report; or a report.
-        quantized: path of a quantized file of the float model.
+        file: a model (float, or quantized by any tool), as path or in memory; or a report, also as path of its JSON.
+        quantized: quantized form of the float model, as path or in memory.
         data: feeds on which losses are measured, as calibration data of `sbonnx.quantize`; None: no losses.
         backend, recipe: of a float model, what is planned, see `sbonnx.quantize`.
         preprocess, split: see `sbonnx.quantize`.
@@ -88,13 +91,12 @@ def view(
     """
     target = None if output is None else Path(output)
     _check_export(export, file, target)
-    second = None if quantized is None else Path(quantized)
-    with reading(file, second, data, recipe):
+    with reading(file, quantized, data, recipe):
         if target is not None:
             graphs.check_target(target, inputs=(), force=force)
         if isinstance(file, (Report, BatchReport)):
             stem, page = "report", single_page(file) if isinstance(file, Report) else batch_page(file)
-        elif Path(file).suffix.lower() == JSON:
+        elif _is_json(file):
             if any(value is not None for value in (quantized, data, backend, recipe)):
                 raise RecipeError(
                     f"{file} is a report: QUANT, --data, --backend and --recipe apply to models; leave them out"
@@ -104,15 +106,22 @@ def view(
             feeds = None
             if data is not None:
                 feeds = partial(feeds_of, data, preprocess=preprocess, split=split, samples=samples or FEEDS)
-            shown = view_of(Path(file), second, feeds, backend=backend, recipe=recipe, device=device)
-            if export is not None and target is not None:
-                return _exported(shown, export, target, force=force)
-            stem, page = (second or Path(file)).stem, shown.page()
+            with model_files(*([file] if quantized is None else [file, quantized])) as (files, _):
+                second = None if quantized is None else files[1]
+                shown = view_of(files[0], second, feeds, backend=backend, recipe=recipe, device=device)
+                if export is not None and target is not None:
+                    return _exported(shown, export, target, force=force)
+                stem, page = files[-1].stem, shown.page()
         if target is None:
             folder = Path(tempfile.mkdtemp(prefix="sbonnx-view-"))  # remains: the browser reads it after the end
             target = folder / f"{stem}.html"
         graphs.write_text(target, page)
     return WrittenPage(str(target), open and webbrowser.open(target.resolve().as_uri()))
+
+
+def _is_json(file: object) -> TypeGuard[File]:
+    """Whether a path is that of the JSON of a report."""
+    return isinstance(file, (str, os.PathLike)) and Path(file).suffix.lower() == JSON
 
 
 def _check_export(viewer: str | None, file: object, output: Path | None) -> None:
@@ -128,7 +137,7 @@ def _check_export(viewer: str | None, file: object, output: Path | None) -> None
         raise OutputError("-o is missing: name the file to write, such as -o model.int8.onnx")
     if viewer not in VIEWERS:
         raise RecipeError(f"--export '{viewer}' is not known: choose one of {', '.join(VIEWERS)}")
-    if isinstance(file, (Report, BatchReport)) or Path(str(file)).suffix.lower() == JSON:
+    if isinstance(file, (Report, BatchReport)) or _is_json(file):
         raise RecipeError(f"{file} is a report: --export applies to models")
 
 

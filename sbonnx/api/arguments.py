@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, ParamSpec, TypeVar
+
+from onnx import ModelProto
 
 from sbonnx.calib.data import Preprocessing, with_preprocess
 from sbonnx.calib.data import dataset as datasets
@@ -14,6 +19,8 @@ from sbonnx.calib.data.dataset import Dataset, input_defaults, input_specs
 from sbonnx.calib.data.random_feeds import random_feed
 from sbonnx.errors import DataError, ModelError, RecipeError
 from sbonnx.graph import Graph
+from sbonnx.graph.storage.model_file import ModelSource, label_of, open_model, path_or_bytes
+from sbonnx.graph.storage.temporary import temporary_folder
 from sbonnx.system.cpu import CPUS, THIS, target_cpu
 from sbonnx.system.input_files import protecting
 from sbonnx.system.python_files import input_paths
@@ -22,8 +29,62 @@ from sbonnx.verify.labelled.conversions import readers_of
 
 File = str | os.PathLike[str]
 
+OTHER_WORDS: Final = {
+    "backend": ("target", "target"),
+    "metric": ("evaluation", "evaluation=sbonnx.EvaluationData(DATA, METRIC)"),
+}
+"""Words for a keyword that some functions have and others not: the keyword, and how it is written."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
 Shapes = Mapping[str, Sequence[int]]
 """Shapes of random inputs by name."""
+
+
+def known_keywords(function: Callable[P, R]) -> Callable[P, R]:
+    """Answer an unknown keyword of a function with the nearest that it has, or all."""
+    parameters = inspect.signature(function).parameters
+
+    @wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        unknown = next((name for name in kwargs if name not in parameters), None)
+        if unknown is None:
+            return function(*args, **kwargs)
+        keyword, example = OTHER_WORDS.get(unknown, ("", ""))
+        near = [example] if keyword in parameters else difflib.get_close_matches(unknown, parameters, n=3)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(parameters)}"
+        raise TypeError(f"sbonnx.{function.__name__} has no keyword {unknown}: {hint}")
+
+    return called
+
+
+@contextmanager
+def model_files(*models: ModelSource) -> Iterator[tuple[tuple[Path, ...], tuple[str, ...]]]:
+    """Yield the files of models, and their names in results. A model in memory is written to a temporary file.
+
+    Raises:
+        ModelError: one is neither a path nor a model, or a model in memory cannot be read.
+    """
+    names = []
+    for number, model in enumerate(models, start=1):
+        label_of(model)
+        in_memory = "model in memory" if len(models) == 1 else f"model {number} in memory"
+        names.append(str(Path(model)) if isinstance(model, (str, os.PathLike)) else in_memory)
+    with ExitStack() as stack:
+        files = [_file_of(model, name, stack) for model, name in zip(models, names, strict=True)]
+        yield tuple(files), tuple(names)
+
+
+def _file_of(model: ModelSource, name: str, stack: ExitStack) -> Path:
+    if isinstance(model, (str, os.PathLike)):
+        return Path(model)
+    open_model(model)  # for messages about the model, not about the temporary file
+    content = path_or_bytes(model)
+    assert isinstance(content, bytes)
+    file = stack.enter_context(temporary_folder()) / f"{name}.onnx"
+    file.write_bytes(content)
+    return file
 
 
 @contextmanager
@@ -73,8 +134,8 @@ def evaluation_data(
         DataError: the data takes no preprocessing.
         RecipeError: the metric, a function of it or the head does not exist, or they do not fit each other.
     """
-    source, tokens = with_preprocess(data, preprocess), None if vocabulary is None else os.fspath(vocabulary)
-    evaluation = EvaluationData(source, metric, labels, decode, split, limit, tokens, blank, head)
+    tokens = None if vocabulary is None else os.fspath(vocabulary)
+    evaluation = EvaluationData(data, metric, labels, decode, split, limit, tokens, blank, head, preprocess)
     evaluation.converter(readers_of(b""))
     return evaluation
 
@@ -111,13 +172,15 @@ def cpu_of_file(name: str | None, runtime: str) -> str:
     return target_cpu(name).name if name else ""
 
 
-def files_of(models: File | Sequence[File]) -> list[Path]:
-    """Return the paths of one or several models.
+def listed(models: ModelSource | Iterable[ModelSource]) -> list[ModelSource]:
+    """Return one or several models as a list.
 
     Raises:
         ModelError: there is none.
     """
-    files = [Path(models)] if isinstance(models, (str, os.PathLike)) else list(map(Path, models))
-    if not files:
+    if isinstance(models, (str, os.PathLike, ModelProto, bytes)) or not isinstance(models, Iterable):
+        return [models]
+    rows = list(models)
+    if not rows:
         raise ModelError("there is no model: give the path of one, or a list of paths")
-    return files
+    return rows

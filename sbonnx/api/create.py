@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sbonnx import graph as graphs
 from sbonnx import pipeline
+from sbonnx.api.arguments import known_keywords
 from sbonnx.calib.data import Preprocessing, with_preprocess
 from sbonnx.errors import RecipeError
 from sbonnx.progress import Progress, by_keyword, shown_by_default
@@ -65,7 +66,7 @@ def quantize(
     are evaluated on a hold-out set.
 
     Args:
-        model: path or ModelProto. It is never modified.
+        model: path, ModelProto or serialized model. It is never modified.
         data: calibration data: path or any reader that `sbonnx.calib.data.dataset.read` accepts. None if the mode
             measures nothing (dynamic, weight_only); the result is then not compared with the float model.
         output, force: path of the result, and whether to overwrite a file; None keeps the result in memory
@@ -147,6 +148,7 @@ def quantize(
     return report if search is None else search.added_to(report)
 
 
+@known_keywords
 def simplify(
     model: Source,
     data: Any = None,
@@ -162,7 +164,7 @@ def simplify(
     """Simplify and fuse an ONNX model, and verify that its outputs are equal.
 
     Args:
-        model: path or ModelProto. It is never modified.
+        model: path, ModelProto or serialized model. It is never modified.
         data: feeds to compare on, as calibration data of `quantize`; None: synthetic feeds.
         output, force: path of the result, and whether to overwrite a file; None keeps the result in memory
             (``SimplifyReport.simplified``).
@@ -210,7 +212,7 @@ def prune(
     """Remove channels from a float ONNX model, refit the remaining weights, and verify the result.
 
     Args:
-        model: path or ModelProto. It is never modified.
+        model: path, ModelProto or serialized model. It is never modified.
         data: calibration data: path or any reader that `sbonnx.calib.data.dataset.read` accepts, or a `HeldOutSplit`.
             None: only with `ratio`, by norms of the weights and without refit.
         output, force: path of the result, and whether to overwrite a file; None keeps it in memory

@@ -12,11 +12,12 @@ from typing import Any, Final
 from sbonnx import graph as graphs
 from sbonnx import recipe as recipes
 from sbonnx import verify
-from sbonnx.api.arguments import File, cpu_of_file, feeds_of, reading
+from sbonnx.api.arguments import File, cpu_of_file, feeds_of, known_keywords, model_files, reading
 from sbonnx.calib.data import DataPath, Preprocessing
 from sbonnx.calib.input_check import doubts_about, first_layer_of
 from sbonnx.errors import ModelError, RecipeError, SbonnxError
 from sbonnx.graph import Graph
+from sbonnx.graph.storage.model_file import ModelSource
 from sbonnx.profiling import subject_of
 from sbonnx.qdq import is_quantized
 from sbonnx.report import Problem, verdict_of
@@ -37,9 +38,10 @@ LIMITS: Final = {
 """Names of the limits in messages, by field of `sbonnx.verify.Limits`."""
 
 
+@known_keywords
 def compare(
-    float_model: File,
-    quant_model: File,
+    float_model: ModelSource,
+    quant_model: ModelSource,
     data: Any,
     *,
     preprocess: Preprocessing | None = None,
@@ -62,7 +64,7 @@ def compare(
     """Compare a quantized model with its float model: error of each output, size, latency, integer kernels.
 
     Args:
-        float_model, quant_model: paths of ONNX files; the second may be of any tool.
+        float_model, quant_model: paths of ONNX files, or models in memory; the second may be of any tool.
         data: feeds to compare on, as calibration data of `sbonnx.quantize`.
         preprocess, split: see `sbonnx.quantize`.
         samples: number of feeds at most; None: all.
@@ -84,12 +86,12 @@ def compare(
     Raises:
         SbonnxError: a subclass, for every error that the user can fix.
     """
-    files = Path(float_model), Path(quant_model)
     thresholds = (min_sqnr, min_cosine, max_size, max_latency, min_integer)
     limits = verify.Limits(*thresholds, names={key.upper(): name for key, name in LIMITS.items()})
     others = () if runtimes is None else chosen_runtimes(runtimes)
     share, tasks = _max_loss(max_loss, evaluation), _tasks(task)
-    with reading(ort_libraries=ort_libraries):
+    with reading(ort_libraries=ort_libraries), model_files(float_model, quant_model) as (paths, names):
+        files = paths[0], paths[1]
         graph = _float_graph(*files)
         verify.check_tasks(tasks, graph)
         feeds = feeds_of(data, graph, preprocess=preprocess, split=split, samples=samples)
@@ -109,16 +111,15 @@ def compare(
             metric = replace(metric, max_loss=share)
             comparison, missed = replace(comparison, evaluation=metric), metric.problems("--max-loss")
         answers = portability(*files, feeds, others, evaluation) if others else None
-    differing = () if answers is None else answers.problems()
-    problems = (*comparison.problems(), *comparison.unknown(), *missed, *limits.problems(comparison), *differing)
-    verdict = verdict_of(comparison, problems=problems, backend=comparison.runtime)
-    advice = None
-    if limits.below(comparison) and _can_profile(*files):
-        options_of_data = {"preprocess": preprocess, "split": split, "samples": samples}
-        advice = _profile_advice(files, data, {**options_of_data, "device": None if device == CPU else device})
-    return FileComparison(
-        problems, verdict, str(files[0]), str(files[1]), comparison, advice, tuple(feeds.notes), answers
-    )
+        differing = () if answers is None else answers.problems()
+        problems = (*comparison.problems(), *comparison.unknown(), *missed, *limits.problems(comparison), *differing)
+        verdict = verdict_of(comparison, problems=problems, backend=comparison.runtime)
+        advice = None
+        if limits.below(comparison) and _can_profile(*files):
+            options_of_data: dict[str, Any] = {"preprocess": preprocess, "split": split, "samples": samples}
+            options_of_data["device"] = None if device == CPU else device
+            advice = _profile_advice((float_model, quant_model), data, options_of_data)
+        return FileComparison(problems, verdict, names[0], names[1], comparison, advice, tuple(feeds.notes), answers)
 
 
 def _float_graph(float_model: Path, quant_model: Path) -> Graph:
@@ -168,12 +169,15 @@ def _can_profile(float_model: Path, quant_model: Path) -> bool:
     return True
 
 
-def _profile_advice(files: tuple[Path, Path], data: Any, options: Mapping[str, Any]) -> CommandAdvice:
-    """Return the command that shows the layers with the largest loss; of data that is no path, without a command."""
+def _profile_advice(models: tuple[ModelSource, ModelSource], data: Any, options: Mapping[str, Any]) -> CommandAdvice:
+    """Return the command that shows the layers with the largest loss; of data or models that are no paths, without a
+    command.
+    """
     if isinstance(data, DataPath):
         data, options = data.path, {**options, "preprocess": data.preprocess}
-    words = ["sbonnx", "profile", *map(str, files), "--data", str(data)]
+    words = ["sbonnx", "profile", *map(str, models), "--data", str(data)]
     for name, value in options.items():
         words += [] if value is None else [f"--{name}", str(value)]
-    paths = isinstance(data, (str, os.PathLike)) and not isinstance(options["preprocess"], Mapping)
+    paths = all(isinstance(value, (str, os.PathLike)) for value in (data, *models))
+    paths = paths and not isinstance(options["preprocess"], Mapping)
     return CommandAdvice("show which layers lose most", shlex.join(words) if paths else "")

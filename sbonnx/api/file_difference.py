@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from sbonnx import graph as graphs
-from sbonnx.api.arguments import File
+from sbonnx.api.arguments import known_keywords, model_files
+from sbonnx.graph.storage.model_file import ModelSource
 from sbonnx.qdq.difference import FileDifference, difference
 
 
-def diff(first: File, second: File) -> FileDifference:
+@known_keywords
+def diff(first: ModelSource, second: ModelSource) -> FileDifference:
     """Compare two quantized models of the same network: placement, types, scales, constants, operators.
 
     Args:
-        first, second: paths of ONNX files, quantized by any tool in Q/DQ form.
+        first, second: paths of ONNX files, or models in memory, quantized by any tool in Q/DQ form.
 
     Returns:
         The differences. ``equal`` is True if there are none.
@@ -21,5 +21,5 @@ def diff(first: File, second: File) -> FileDifference:
     Raises:
         ModelError: a file cannot be read.
     """
-    files = Path(first), Path(second)
-    return FileDifference(str(first), str(second), difference(*(graphs.load(file, opset=1) for file in files)))
+    with model_files(first, second) as (files, names):
+        return FileDifference(names[0], names[1], difference(*(graphs.load(file, opset=1) for file in files)))

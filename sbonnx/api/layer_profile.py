@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sbonnx import graph as graphs
 from sbonnx import pipeline
-from sbonnx.api.arguments import File, feeds_of, reading
+from sbonnx.api.arguments import File, feeds_of, model_files, reading
 from sbonnx.calib.data import Preprocessing, with_preprocess
 from sbonnx.errors import DataError, RecipeError
 from sbonnx.graph import Graph
+from sbonnx.graph.storage.model_file import ModelSource
 from sbonnx.mermaid import mermaid as to_mermaid
 from sbonnx.planning.types import Plan, Solution
 from sbonnx.profiling import COLUMNS, MEASURES, Profile, WalkOptions, file_losses, losses, metric_losses, subject_of
@@ -57,8 +58,8 @@ class _Profiled:
 
 @shown_by_default
 def profile(
-    model: File,
-    quantized: File | None = None,
+    model: ModelSource,
+    quantized: ModelSource | None = None,
     data: Any = None,
     *,
     backend: str | None = None,
@@ -78,8 +79,8 @@ def profile(
     """Measure the quantization error of each layer: by its weights, its inputs, isolated and accumulated.
 
     Args:
-        model: path of the float model.
-        quantized: path of a quantized file of that model, of any tool; None: the model is quantized by the recipe.
+        model: path of the float model, or a model in memory.
+        quantized: quantized form of that model, of any tool, likewise; None: the model is quantized by the recipe.
         data: calibration data, or feeds for the quantized file, see `sbonnx.quantize`; needed.
         backend, recipe, preprocess, split: see `sbonnx.quantize`; with `quantized` there is no recipe.
         metric: error measure at the outputs of each layer: "sqnr", "mse", "cosine", "max" or "kl".
@@ -101,20 +102,21 @@ def profile(
     if data is None:
         raise DataError("the data are missing: give data=FILE or FOLDER (docs/data.md)")
     progress, keys = progress or Silent(), dict(overrides)
-    with reading(model, quantized, data, recipe, ort_libraries=ort_libraries):
+    models = (model,) if quantized is None else (model, quantized)
+    with reading(*models, data, recipe, ort_libraries=ort_libraries), model_files(*models) as (files, names):
         if mermaid is not None:
-            graphs.check_target(Path(mermaid), inputs=[Path(model)], force=force)
+            graphs.check_target(Path(mermaid), inputs=(), force=force)
         data = with_preprocess(data, preprocess)
         if quantized is None:
             settings = read_recipe(recipe, backend, keys)
-            profiled = _profile_recipe(Request(Path(model), *settings, data=data, split=split), metric, progress)
+            profiled = _profile_recipe(Request(model, *settings, data=data, split=split), metric, progress)
         elif keys.keys() - OF_FILES.keys() or recipe is not None or backend is not None:
             raise RecipeError(
-                f"{quantized} is quantized already: leave --recipe, --backend, --bits and other options of the recipe "
+                f"{names[1]} is quantized already: leave --recipe, --backend, --bits and other options of the recipe "
                 "out"
             )
         else:
-            profiled = _profile_file((model, quantized), data, split, metric, {**OF_FILES, **keys})
+            profiled = _profile_file(files, data, split, metric, {**OF_FILES, **keys})
         whole = profiled.profile
         if mermaid is not None:
             graphs.write_text(Path(mermaid), to_mermaid(profiled.graph, whole.losses()))
@@ -165,9 +167,9 @@ def _profile_recipe(request: Request, metric: str, progress: Progress) -> _Profi
 
 
 def _profile_file(
-    files: tuple[File, File], data: Any, split: int | None, metric: str, keys: Mapping[str, Any]
+    files: tuple[Path, ...], data: Any, split: int | None, metric: str, keys: Mapping[str, Any]
 ) -> _Profiled:
-    model, quantized = map(Path, files)
+    model, quantized = files
     subject = subject_of(model, quantized)
     network = subject.graph, subject.plan, subject.solution
     feeds = feeds_of(data, subject.graph, split=split, samples=keys["samples"])

@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import math
-import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from sbonnx import graph as graphs
 from sbonnx import qdq
+from sbonnx.api.arguments import known_keywords, model_files
 from sbonnx.graph import Constant, query
+from sbonnx.graph.storage.model_file import ModelSource
 from sbonnx.patterns import find_blocks
 from sbonnx.report.contents import BlockCount, ModelContents, ModelInterface, PairCount
 from sbonnx.verify import file_bytes
 
 
-def inspect(model: str | os.PathLike[str]) -> ModelContents:
+@known_keywords
+def inspect(model: ModelSource) -> ModelContents:
     """Return the contents of a model: interface, operators, parameters, Q/DQ pairs, blocks, branches.
 
     Args:
-        model: path of an ONNX file, float or quantized.
+        model: path of an ONNX file, float or quantized, or a model in memory.
 
     Raises:
         ModelError: the file cannot be read.
     """
-    file = Path(model)
+    with model_files(model) as ((file,), (name,)):
+        return _contents(file, name)
+
+
+def _contents(file: Path, name: str) -> ModelContents:
     graph = graphs.load(file, opset=1)  # opset 1: no conversion to a newer opset
     info = graph.info
     nodes = list(query.all_nodes(graph))
@@ -43,7 +49,7 @@ def inspect(model: str | os.PathLike[str]) -> ModelContents:
     first = {block.kind: block.nodes[0] for block in reversed(blocks)}
     producer = f"{info.model.producer_name} {info.model.producer_version}".strip()
     return ModelContents(
-        file=str(file),
+        file=name,
         bytes=file_bytes(file),
         opset=info.original_opset,
         domains=domains,

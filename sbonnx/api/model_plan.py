@@ -30,7 +30,7 @@ def plan(
     """Return what would be quantized and why, and what would not. No data is needed.
 
     Args:
-        model: path or ModelProto. It is never modified.
+        model: path, ModelProto or serialized model. It is never modified.
         backend, recipe: see `sbonnx.quantize`.
         output, force: path of a JSON file with the plan, and whether to overwrite a file; None: none is written.
         overrides: recipe keys by keyword, such as ``bits="w4a8"``.

@@ -9,9 +9,10 @@ from typing import Any
 
 from sbonnx import graph as graphs
 from sbonnx import verify
-from sbonnx.api.arguments import File, Shapes, feeds_of, random_inputs, reading
+from sbonnx.api.arguments import File, Shapes, feeds_of, known_keywords, model_files, random_inputs, reading
 from sbonnx.calib.data import Preprocessing
 from sbonnx.calib.data.saved_outputs import check_outputs_path, saving_outputs
+from sbonnx.graph.storage.model_file import ModelSource
 from sbonnx.metrics.output_statistics import KeptOutputs, RunOutput, StatisticsOfOutputs
 from sbonnx.progress import Progress, Silent, shown_by_default
 from sbonnx.report.codes import Note
@@ -21,9 +22,10 @@ from sbonnx.verify.sessions import output_names
 from sbonnx.verify.sessions import run as run_session
 
 
+@known_keywords
 @shown_by_default
 def run(
-    model: File,
+    model: ModelSource,
     data: Any = None,
     *,
     output: File | None = None,
@@ -41,7 +43,7 @@ def run(
     """Run a model, and save its outputs if asked to.
 
     Args:
-        model: path of an ONNX file, float or quantized.
+        model: path of an ONNX file, float or quantized, or a model in memory.
         data: feeds, as calibration data of `sbonnx.quantize`; None: one feed is drawn at random.
         output, force: path of the outputs, and whether to overwrite files: ``FILE.npz`` (several feeds: joined along
             the leading axis), or a folder of one .npz per feed; None: none are written.
@@ -60,9 +62,10 @@ def run(
     Raises:
         SbonnxError: a subclass, for every error that the user can fix.
     """
-    file, progress = Path(model), progress or Silent()
+    progress = progress or Silent()
     target = None if output is None else Path(output)
-    with reading(file, data, ort_libraries=ort_libraries), ExitStack() as stack:
+    with reading(model, data, ort_libraries=ort_libraries), ExitStack() as stack:
+        (file,), (name,) = stack.enter_context(model_files(model))
         if target is not None:
             check_outputs_path(target, [file], force=force)
         graph = graphs.load(file, opset=1)
@@ -88,4 +91,4 @@ def run(
         if data is not None:
             notes = dataset.notes
     written = None if target is None else str(target)
-    return RunOutput(str(file), outputs.feeds, written, outputs.rows(), notes, kept.values)
+    return RunOutput(name, outputs.feeds, written, outputs.rows(), notes, kept.values)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from sbonnx import graph as graphs
-from sbonnx.api.arguments import File, cpu_of_file, reading
+from sbonnx.api.arguments import File, cpu_of_file, known_keywords, model_files, reading
 from sbonnx.errors import OutputError, RecipeError
+from sbonnx.graph.storage.model_file import ModelSource
 from sbonnx.linting import TARGETS, rules_for
 from sbonnx.linting.findings import sarif as to_sarif
 from sbonnx.linting.fix import fixes_for
@@ -17,8 +19,9 @@ from sbonnx.system.terminal import to_json
 from sbonnx.verify.runtimes import recorded_backend
 
 
+@known_keywords
 def lint(
-    model: File,
+    model: ModelSource,
     target: str | None = None,
     *,
     cpu: str | None = None,
@@ -33,7 +36,7 @@ def lint(
     """Check a Q/DQ model against the rules of a runtime.
 
     Args:
-        model: path of an ONNX file, made by any tool.
+        model: path of an ONNX file, made by any tool, or a model in memory.
         target: the runtime: "tensorrt@11", "tensorrt@10", "tensorrt@8.6", "onnxruntime", "openvino" or "qnn"; None:
             that of the file's metadata. Without a version: the newest.
         cpu: onnxruntime: CPU that will run the file, such as "vnni" or "this"; None: as its metadata says, else this.
@@ -55,19 +58,23 @@ def lint(
         raise OutputError("-o names the model that --fix writes: add --fix")
     if fix and output is None:
         raise OutputError("-o is missing: name the file to write, such as -o model.int8.onnx")
-    target = _target(target, Path(model))
-    kind = cpu_of_file(cpu, target)
-    if fix and target in TARGETS and not fixes_for(target):
-        raise RecipeError(f"--fix: nothing is fixed for {target}: quantize the model again, with --requantize and data")
-    _check_engine(target, engine_layers, engine_profile)
-    rules = rules_for(target)
     fixed = None if output is None else Path(output)
-    with reading(model, engine_layers, engine_profile, ort_libraries=ort_libraries):
+    reads = reading(model, engine_layers, engine_profile, ort_libraries=ort_libraries)
+    with reads, model_files(model) as ((file,), (name,)):
+        target = _target(target, file)
+        kind = cpu_of_file(cpu, target)
+        if fix and target in TARGETS and not fixes_for(target):
+            raise RecipeError(
+                f"--fix: nothing is fixed for {target}: quantize the model again, with --requantize and data"
+            )
+        _check_engine(target, engine_layers, engine_profile)
+        rules = rules_for(target)
         if sarif is not None:
-            graphs.check_target(Path(sarif), inputs=[Path(model), *([] if fixed is None else [fixed])], force=force)
+            graphs.check_target(Path(sarif), inputs=[] if fixed is None else [fixed], force=force)
         profile = None if engine_profile is None else Path(engine_profile)
         engine = None if engine_layers is None else (Path(engine_layers), profile)
-        report = lint_file(Path(model), target, cpu=kind, fixed=fixed, force=force, engine=engine)
+        report = lint_file(file, target, cpu=kind, fixed=fixed, force=force, engine=engine)
+        report = replace(report, model=name)
         if sarif is not None:
             graphs.write_text(Path(sarif), to_json(to_sarif(report.findings, rules, report.checked)) + "\n")
     return report

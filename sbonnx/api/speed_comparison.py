@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from sbonnx import graph as graphs
-from sbonnx.api.arguments import File, Shapes, feeds_of, files_of, random_inputs, reading
+from sbonnx.api.arguments import File, Shapes, feeds_of, known_keywords, listed, model_files, random_inputs, reading
 from sbonnx.calib.data import Preprocessing
 from sbonnx.errors import DataError
 from sbonnx.graph import Graph
+from sbonnx.graph.storage.model_file import ModelSource
 from sbonnx.progress import Progress, Silent, shown_by_default
 from sbonnx.verify import Feeds
 from sbonnx.verify.benchmark import Benchmark, Speed, benchmark
@@ -19,9 +21,10 @@ Numbers = int | str | Sequence[int]
 """A number of 1 or more, several, or text such as ``1,4``."""
 
 
+@known_keywords
 @shown_by_default
 def bench(
-    models: File | Sequence[File],
+    models: ModelSource | Sequence[ModelSource],
     data: Any = None,
     *,
     threads: Numbers = 1,
@@ -40,7 +43,7 @@ def bench(
     """Measure latency and throughput. Several models run alternately, and are compared with the first.
 
     Args:
-        models: path of an ONNX file, or several, such as the float and the quantized one.
+        models: path of an ONNX file, or several, such as the float and the quantized one; or models in memory.
         data: feeds, as calibration data of `sbonnx.quantize`, the first `samples` of which are run; None: a random one.
         threads: threads inside operators; several: each is measured.
         batch: samples of a run; several: each is measured. None: 1, or that of the data.
@@ -56,7 +59,7 @@ def bench(
     Raises:
         SbonnxError: a subclass, for every error that the user can fix.
     """
-    files, progress = files_of(models), progress or Silent()
+    sources, progress = listed(models), progress or Silent()
     counts = _numbers("--threads", threads)
     if batch is not None and split is not None:
         raise DataError("--batch and --split are both the samples of a run: drop one")
@@ -75,16 +78,17 @@ def bench(
         return list(feeds_of(data, graph, preprocess=preprocess, split=size, samples=samples or 1))
 
     rows: list[Speed] = []
-    with reading(ort_libraries=ort_libraries):
+    with reading(ort_libraries=ort_libraries), model_files(*sources) as (files, names):
         graph, *_ = [graphs.load(file, opset=1) for file in files]  # validates the files, for clear error messages
         runtime = chosen_runtime(runtime, files, device=device)
         progress.start("benchmark", len(batches) * len(counts))
         for size in batches:
             feeds = feeds_of_batch(graph, size)
             for count in counts:
-                rows += benchmark(files, feeds, threads=count, seconds=seconds, device=device, runtime=runtime)
+                speeds = benchmark(files, feeds, threads=count, seconds=seconds, device=device, runtime=runtime)
+                rows += [replace(speed, model=name) for speed, name in zip(speeds, names, strict=True)]
                 progress.advance()
-    return Benchmark(tuple(map(str, files)), runtime, tuple(rows))
+    return Benchmark(names, runtime, tuple(rows))
 
 
 def _numbers(flag: str, value: Numbers) -> list[int]:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from sbonnx import graph as graphs
-from sbonnx.api.arguments import File, evaluation_data, files_of, reading
+from sbonnx.api.arguments import File, evaluation_data, known_keywords, listed, model_files, reading
 from sbonnx.calib.data import Preprocessing
 from sbonnx.errors import RecipeError
+from sbonnx.graph.storage.model_file import ModelSource
 from sbonnx.progress import Progress, Silent, shown_by_default
 from sbonnx.verify import labelled
 from sbonnx.verify.labelled import EvaluationData, MetricTable
 from sbonnx.verify.runtimes import CPU, chosen_runtime
 
 
+@known_keywords
 @shown_by_default
 def eval(
-    models: File | Sequence[File] | Mapping[str, File],
+    models: ModelSource | Sequence[ModelSource] | Mapping[str, ModelSource],
     data: Any,
     metric: str | None = None,
     *,
@@ -38,7 +39,8 @@ def eval(
     """Compute a metric on labelled data: models side by side, with 95 % intervals.
 
     Args:
-        models: path of an ONNX file, float or quantized, or several, or several by name. The first is the reference.
+        models: path of an ONNX file, float or quantized, or several, or several by name; or models in
+            memory. The first is the reference.
         data: labelled data, as calibration data of `sbonnx.quantize` with labels; or an `EvaluationData`, which names
             the metric too.
         metric: such as "top1" or "map50" (docs/metrics.md).
@@ -54,13 +56,14 @@ def eval(
         SbonnxError: a subclass, for every error that the user can fix.
     """
     progress = progress or Silent()
-    named = models if isinstance(models, Mapping) else {str(file): file for file in files_of(models)}
-    files = {name: Path(file) for name, file in named.items()}
-    with reading(ort_libraries=ort_libraries):
+    titles = tuple(models) if isinstance(models, Mapping) else ()
+    sources = listed(models.values() if isinstance(models, Mapping) else models)
+    with reading(ort_libraries=ort_libraries), model_files(*sources) as (paths, names):
+        files = dict(zip(titles or names, paths, strict=True))
         if isinstance(data, EvaluationData):
             evaluation = data
         elif metric is None:
-            raise RecipeError("--metric is missing: name what to compute, such as --metric top1")
+            raise RecipeError("--metric (metric=) is missing: name what to compute, such as top1")
         else:
             evaluation = evaluation_data(
                 data,

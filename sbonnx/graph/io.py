@@ -33,7 +33,7 @@ from sbonnx.graph.protos import (
 )
 from sbonnx.graph.query import all_nodes, readers, tensors_by_name
 from sbonnx.graph.shape_inference import infer_shapes
-from sbonnx.graph.storage.model_file import label_of, open_model
+from sbonnx.graph.storage.model_file import ModelSource, label_of, open_model
 from sbonnx.graph.storage.output_files import EXTERNAL_BYTES, write_model
 from sbonnx.graph.storage.weights import MappedWeights
 from sbonnx.graph.validation import free_sizes, require_no_traps, require_one_float_type, validate
@@ -61,7 +61,7 @@ LONGEST_VECTOR = 1 << 16
 """Shape arithmetic uses vectors of a few elements; if the model has a longer one, values are not propagated."""
 
 
-def load(source: str | os.PathLike[str] | ModelProto, *, opset: int = 13) -> Graph:
+def load(source: ModelSource, *, opset: int = 13) -> Graph:
     """Load a model as a graph. Its weights stay on disk.
 
     Functions are inlined, nodes sorted, the opset converted to at least `opset`, shapes inferred, Constant nodes turned
@@ -80,7 +80,7 @@ def load(source: str | os.PathLike[str] | ModelProto, *, opset: int = 13) -> Gra
         raise ModelError(message) from error  # names in broken files can contain line feeds
 
 
-def _load(source: str | os.PathLike[str] | ModelProto, opset: int) -> Graph:
+def _load(source: ModelSource, opset: int) -> Graph:
     opened = open_model(source)
     model = opened.model
     info = ModelInfo(opened.path, tuple(opened.files), tuple(opened.sources), model.ir_version)

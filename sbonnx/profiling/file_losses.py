@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-import onnx
-
 from sbonnx.graph import Graph
+from sbonnx.graph.storage.model_file import ModelSource, path_or_bytes
 from sbonnx.planning.types import Plan, Solution
 from sbonnx.profiling.checkers import Checker, Measure, Profile, Sqnr, make_measure
 from sbonnx.profiling.layer_losses import compare, losses
@@ -21,8 +19,6 @@ from sbonnx.spec import Array
 from sbonnx.verify.runtimes import chosen_runtime, open_in
 from sbonnx.verify.sessions import output_names, run, session
 
-Source = str | os.PathLike[str] | onnx.ModelProto
-
 AGREES_DB: Final = 1.0
 """Maximum difference in dB between the loss of the files and the loss that the layers explain, without a note."""
 
@@ -31,8 +27,8 @@ EXACT_DB: Final = 100.0
 
 
 def file_losses(
-    float_model: Source,
-    quantized: Source,
+    float_model: ModelSource,
+    quantized: ModelSource,
     graph: Graph,
     plan: Plan,
     solution: Solution,
@@ -56,9 +52,10 @@ def file_losses(
         RecipeError, DataError: see `losses`.
         ModelError: onnxruntime rejects one of the files.
     """
-    file = _model(quantized)
+    file = path_or_bytes(quantized)
     runtime = chosen_runtime(None, [file] if isinstance(file, Path) else [], device=options.device)
-    floats, whole = session(_model(float_model), device=options.device), open_in(runtime, file, device=options.device)
+    floats = session(path_or_bytes(float_model), device=options.device)
+    whole = open_in(runtime, file, device=options.device)
     feeds = enumerate(data)
     outputs = _Outputs(checker, runtime)
 
@@ -71,10 +68,6 @@ def file_losses(
 
     profile = losses(graph, plan, solution, data, checker=checker, options=options, end=add)
     return replace(profile, outputs=outputs.values(), notes=(*outputs.notes(), *profile.notes))
-
-
-def _model(source: Source) -> Path | bytes:
-    return source.SerializeToString() if isinstance(source, onnx.ModelProto) else Path(source)
 
 
 class _Outputs:

@@ -139,7 +139,7 @@ def prepare(  # noqa: PLR0913 - public entry point
     return module
 
 
-def _float_graph(model: str | os.PathLike[str] | onnx.ModelProto) -> Graph:
+def _float_graph(model: Source) -> Graph:
     """Load a model, and simplify and fuse it, so that its tensors have the names that they have in calibration."""
     graph = graphs.load(model)
     for patterns in (SIMPLIFY, FUSE):

@@ -6,6 +6,7 @@ import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, ClassVar, Final, Literal
 
 import onnx
@@ -189,12 +190,18 @@ class Report(WithProblems, Result):
         """Size of the file divided by that of the float model (0.25: 4 times smaller); None if not compared."""
         return None if self.metrics is None else self.metrics.size_ratio
 
-    def to_html(self) -> str:
+    def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
         """Return the whole report as the text of an HTML page, with charts of all layers.
 
         With ``quantize(..., details=True)`` it has the graph, causes of the losses and histograms too.
+
+        Args:
+            path: file to write the text to as well; it is overwritten. None: none.
         """
-        return page(self)
+        text = page(self)
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
 
     def layers_frame(self) -> Any:
         """Return the losses by layer as a pandas DataFrame, worst first.

@@ -17,6 +17,7 @@ from sbonnx.calib.held_out import HeldOutSplit
 from sbonnx.calib.input_check import FirstLayer
 from sbonnx.equalize import Equalization
 from sbonnx.graph import Graph
+from sbonnx.graph.storage.model_file import ModelSource, path_or_bytes
 from sbonnx.metrics import Metric
 from sbonnx.options import RunOptions
 from sbonnx.planning import Plan, Site, Solution
@@ -93,7 +94,7 @@ class PruneOptions:
 ABSENT: Final[Any] = None
 """A value of the state before its stage has run: the contract of stages keeps others from reading it."""
 
-Source = str | os.PathLike[str] | onnx.ModelProto
+Source = ModelSource
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class Request:
     """One model to quantize, its settings, data and outputs.
 
     Attributes:
-        model: the float model, path or ModelProto.
+        model: the float model: path, ModelProto or bytes.
         recipe, backend: settings, and the rules of the runtime.
         data: calibration data; None: none given.
         split: cut arrays with a long leading axis into batches of this many samples.
@@ -148,12 +149,12 @@ class Request:
     @property
     def source(self) -> Path | bytes:
         """The original model in the form that a session opens."""
-        return self.model.SerializeToString() if isinstance(self.model, onnx.ModelProto) else Path(self.model)
+        return path_or_bytes(self.model)
 
     @property
     def label(self) -> str:
         """The model in reports."""
-        return "model in memory" if isinstance(self.model, onnx.ModelProto) else os.fspath(self.model)
+        return os.fspath(self.model) if isinstance(self.model, (str, os.PathLike)) else "model in memory"
 
 
 @dataclass(frozen=True)

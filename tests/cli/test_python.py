@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
 
@@ -16,7 +19,7 @@ import sbonnx
 from sbonnx.assets import digits
 from sbonnx.cli import main, options
 from sbonnx.cli.app import VERBS, rows_of_commands
-from sbonnx.errors import DataError
+from sbonnx.errors import DataError, ModelError
 from sbonnx.metrics import output_statistics
 from sbonnx.report.notebook import Result
 from sbonnx.report.outcome import QuantizedFolder
@@ -39,57 +42,62 @@ ELSEWHERE = {
 DATA: dict[str, Any] = {"data": CALIB, "split": 16, "samples": 1}
 DATA_FLAGS = f"--data {CALIB} --split 16 --samples 1"
 
-CALLS: dict[str, tuple[str, Callable[[], Any]]] = {
+ReadModel = Callable[[str], Any]
+"""Function that returns the model of a file: its path, or in memory."""
+
+CALLS: dict[str, tuple[str, Callable[[ReadModel], Any]]] = {
     "quantize": (
-        f"{MODEL} --data {CALIB} --split 16 -o out.onnx --bits w4a4 --no-verify",
-        lambda: sbonnx.quantize(MODEL, CALIB, "out.onnx", split=16, bits="w4a4", verify=False),
+        f"{MODEL} --data {CALIB} --split 16 -o out.onnx --bits w4a4 --effort fast --no-verify",
+        lambda m: sbonnx.quantize(m(MODEL), CALIB, "out.onnx", split=16, bits="w4a4", effort="fast", verify=False),
     ),
     "prune": (
         f"{MODEL} --ratio 0.25 -o out.onnx",
-        lambda: sbonnx.prune(MODEL, output="out.onnx", ratio=0.25),
+        lambda m: sbonnx.prune(m(MODEL), output="out.onnx", ratio=0.25),
     ),
-    "simplify": (f"{MODEL} -o out.onnx --no-fuse", lambda: sbonnx.simplify(MODEL, output="out.onnx", fuse=False)),
-    "inspect": ("q.onnx", lambda: sbonnx.inspect("q.onnx")),
+    "simplify": (f"{MODEL} -o out.onnx --no-fuse", lambda m: sbonnx.simplify(m(MODEL), output="out.onnx", fuse=False)),
+    "inspect": ("q.onnx", lambda m: sbonnx.inspect(m("q.onnx"))),
     "plan": (
         f"{MODEL} --backend virtual --bits w4a8 --set w.block_size=16",
-        lambda: sbonnx.plan(MODEL, backend="virtual", bits="w4a8", block_size=16),
+        lambda m: sbonnx.plan(m(MODEL), backend="virtual", bits="w4a8", block_size=16),
     ),
     "lint": (
         "q.onnx --target trt@10 --fix -o out.onnx --sarif out.sarif",
-        lambda: sbonnx.lint("q.onnx", "trt@10", fix=True, output="out.onnx", sarif="out.sarif"),
+        lambda m: sbonnx.lint(m("q.onnx"), "trt@10", fix=True, output="out.onnx", sarif="out.sarif"),
     ),
     "run": (
         f"q.onnx {DATA_FLAGS} -o out.npz",
-        lambda: sbonnx.run("q.onnx", **DATA, output="out.npz"),
+        lambda m: sbonnx.run(m("q.onnx"), **DATA, output="out.npz"),
     ),
     "bench": (
         f"{MODEL} q.onnx --threads 1,2 --shape image=3x1x8x8 --seed 1",
-        lambda: sbonnx.bench([MODEL, "q.onnx"], threads=(1, 2), shape={"image": (3, 1, 8, 8)}, seed=1),
+        lambda m: sbonnx.bench([m(MODEL), m("q.onnx")], threads=(1, 2), shape={"image": (3, 1, 8, 8)}, seed=1),
     ),
     "compare": (
         f"{MODEL} q.onnx {DATA_FLAGS} --min-sqnr 90 --eval {EVAL} --metric top1 --max-loss 1%",
-        lambda: sbonnx.compare(
-            MODEL,
-            "q.onnx",
+        lambda m: sbonnx.compare(
+            m(MODEL),
+            m("q.onnx"),
             **DATA,
             min_sqnr=90,
             evaluation=sbonnx.EvaluationData(EVAL, "top1", split=16),
             max_loss="1%",
         ),
     ),
-    "diff": ("q.onnx p.onnx", lambda: sbonnx.diff("q.onnx", "p.onnx")),
+    "diff": ("q.onnx p.onnx", lambda m: sbonnx.diff(m("q.onnx"), m("p.onnx"))),
     "eval": (
         f"{MODEL} q.onnx --data {EVAL} --metric top1",
-        lambda: sbonnx.eval([MODEL, "q.onnx"], sbonnx.EvaluationData(EVAL, "top1")),
+        lambda m: sbonnx.eval([m(MODEL), m("q.onnx")], sbonnx.EvaluationData(EVAL, "top1")),
     ),
     "profile": (
         f"{MODEL} q.onnx {DATA_FLAGS} --sort weights --top 3 --metric mse",
-        lambda: sbonnx.profile(MODEL, "q.onnx", CALIB, split=16, samples=1, sort="weights", top=3, metric="mse"),
+        lambda m: sbonnx.profile(
+            m(MODEL), m("q.onnx"), CALIB, split=16, samples=1, sort="weights", top=3, metric="mse"
+        ),
     ),
-    "tune": ("-o out.json --seconds 9", lambda: sbonnx.tune("out.json", seconds=9)),
-    "view": ("q.onnx -o out.html --no-open", lambda: sbonnx.view("q.onnx", output="out.html", open=False)),
+    "tune": ("-o out.json --seconds 9", lambda m: sbonnx.tune("out.json", seconds=9)),
+    "view": ("q.onnx -o out.html --no-open", lambda m: sbonnx.view(m("q.onnx"), output="out.html", open=False)),
 }
-"""Options of each verb, and the call; outputs are named ``out``."""
+"""Options of each verb, and the call with the form of its models; outputs are named ``out``."""
 
 
 @pytest.fixture(scope="module")
@@ -130,14 +138,48 @@ def test_equal_results(
     assert main([verb, *words.split(), "--json", "--no-config"]) in (0, 1)
     output = json.loads(capsys.readouterr().out)
     without_outputs(place)
-    result = call()
+    result = call(str)
     without_outputs(place)
     assert output == json.loads(to_json(versioned(verb, result.to_dict())))
     assert isinstance(result, Result) and capsys.readouterr().out == ""
     assert repr(result).startswith(f"{type(result).__name__}(") and "\n" not in repr(result)
     assert result.summary().splitlines()[0] in repr(result) and "<div" in result._repr_html_()
+    assert without_names(call(in_memory).to_dict()) == without_names(result.to_dict())
+    without_outputs(place)
     pandas = pytest.importorskip("pandas", reason="an extra: sbonnx[plot]")
     assert isinstance(result.frame(), pandas.DataFrame)
+
+
+def in_memory(path: str) -> Any:
+    """Return the bytes of the float model, and others as protobuf messages."""
+    return Path(path).read_bytes() if path == MODEL else onnx.load(path)
+
+
+def without_names(result: Mapping[str, Any]) -> Any:
+    """Return a result without the names of models and the commands with them."""
+    text = json.dumps({**json.loads(to_json(result)), "advice": None})
+    return json.loads(re.sub(rf"model( \d)? in memory|{re.escape(MODEL)}|[pq]\.onnx", "MODEL", text))
+
+
+@pytest.mark.parametrize("verb", [verb for verb in CALLS if verb != "tune"])
+def test_other_types_of_models(verb: str) -> None:
+    _, call = CALLS[verb]
+    for model, answer in ((3, "cannot be of type int"), (b"PK\x03\x04", "the given model cannot.*a zip archive")):
+        with pytest.raises(ModelError, match=answer):
+            call(partial(_replaced, model))
+
+
+def _replaced(model: Any, path: str) -> Any:
+    return model
+
+
+def test_unknown_keywords() -> None:
+    with pytest.raises(TypeError, match=r"compare has no keyword metric: did you mean evaluation=sbonnx\.Eval"):
+        sbonnx.compare(MODEL, MODEL, CALIB, metric="top1")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="bench has no keyword thread: did you mean threads"):
+        sbonnx.bench(MODEL, thread=2)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="diff has no keyword xyz: it has first, second"):
+        sbonnx.diff(MODEL, MODEL, xyz=1)  # type: ignore[call-arg]
 
 
 def test_outputs_as_arrays(monkeypatch: pytest.MonkeyPatch) -> None:

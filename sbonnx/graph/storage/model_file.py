@@ -24,6 +24,9 @@ from sbonnx.graph.storage.weights import INLINE_BYTES, WeightBytes, byte_size
 from sbonnx.graph.validation import check_tensor
 from sbonnx.system.input_files import native_source
 
+ModelSource = str | os.PathLike[str] | ModelProto | bytes
+"""A model: path of a file, or in memory, as protobuf message or serialized."""
+
 THE_MODEL: Final = "the given model"
 """Name of a model in memory in messages."""
 
@@ -88,21 +91,33 @@ def label_of(source: object) -> str:
     """
     if isinstance(source, str | os.PathLike):
         return f"'{os.fspath(source)}'"
-    if isinstance(source, ModelProto):
+    if isinstance(source, (ModelProto, bytes)):
         return THE_MODEL
     kind = type(source).__name__
     what = f"{kind} is a torch module" if hasattr(source, "state_dict") else f"a model cannot be of type {kind}"
     raise ModelError(f"{what}, and sbonnx reads ONNX files: {EXPORT}")
 
 
-def open_model(source: str | os.PathLike[str] | ModelProto) -> OpenedModel:
+def path_or_bytes(source: ModelSource) -> Path | bytes:
+    """Return a model in the form that a session opens: the path of its file, or its serialized form.
+
+    Raises:
+        ModelError: it is neither a path nor a model, or too large for one message.
+    """
+    label_of(source)
+    if isinstance(source, ModelProto):
+        return bytes(_serialized(source).buffer)
+    return source if isinstance(source, bytes) else Path(source)
+
+
+def open_model(source: ModelSource) -> OpenedModel:
     """Open a file, or a model in memory, as skeleton and payloads.
 
     Raises:
         ModelError: the file is missing, a folder, empty, not ONNX or truncated, or its external data is missing, too
             short or outside the model's folder.
     """
-    if isinstance(source, ModelProto):
+    if isinstance(source, (ModelProto, bytes)):
         opened = _parse(_serialized(source), THE_MODEL)
     else:
         path = Path(source)
@@ -134,9 +149,9 @@ def external_names(path: Path) -> list[str]:
     return sorted({row["location"] for row in rows if row.get("location") and REFERENCE not in row})
 
 
-def _serialized(model: ModelProto) -> WeightBytes:
+def _serialized(model: ModelProto | bytes) -> WeightBytes:
     try:
-        data = model.SerializeToString()
+        data = model if isinstance(model, bytes) else model.SerializeToString()
     except (ValueError, DecodeError):
         text = f"{THE_MODEL} is larger than protobuf's limit of 2 GiB: save it with external data and give its path"
         raise ModelError(text) from None

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from sbonnx.backends.runtime_types import Runtime
-from sbonnx.calib.data import LabelledFeed
+from sbonnx.calib.data import LabelledFeed, Preprocessing, with_preprocess
 from sbonnx.calib.data import dataset as datasets
 from sbonnx.calib.data.dataset import Dataset
 from sbonnx.calib.data.validate import InputSpec
 from sbonnx.errors import DataError, RecipeError
 from sbonnx.graph import Graph
+from sbonnx.graph.storage.model_file import ModelSource, path_or_bytes
 from sbonnx.metrics import TaskMetric, TaskMetricKind, task_metric
 from sbonnx.metrics.arrays import output_name
 from sbonnx.metrics.classification import TopK
@@ -56,6 +56,12 @@ class EvaluationData:
         vocabulary: file of the tokens (tokens.txt, vocab.json, tokenizer.json), for metrics of texts; None: as the
             metadata of the model says.
         blank: number of the blank of CTC; None: as the vocabulary or the metadata of the model says.
+
+    Args:
+        preprocess: how images, audio and texts of a path become inputs, see `sbonnx.quantize`.
+
+    Raises:
+        DataError: the data takes no preprocessing.
     """
 
     data: Any
@@ -67,6 +73,10 @@ class EvaluationData:
     vocabulary: str | None = None
     blank: int | None = None
     head: str | None = None
+    preprocess: InitVar[Preprocessing | None] = None
+
+    def __post_init__(self, preprocess: Preprocessing | None) -> None:
+        object.__setattr__(self, "data", with_preprocess(self.data, preprocess))
 
     def inputs(self) -> list[str]:
         """Return the files and folders that it names."""
@@ -148,7 +158,7 @@ class MetricTable(Evaluation):
 
 
 def evaluate(
-    models: Mapping[str, str | os.PathLike[str] | bytes],
+    models: Mapping[str, ModelSource],
     evaluation: EvaluationData,
     *,
     device: str = "cpu",
@@ -159,7 +169,7 @@ def evaluate(
     """Compute the metric of models on the same labelled data. One model is open at a time.
 
     Args:
-        models: files (or serialized models) by name.
+        models: files (or models in memory) by name.
         feeds_done: called after each feed of each model.
         runtimes: runtime of each model, or its name, see `sbonnx.verify.runtimes.chosen_runtime`; without: onnxruntime.
         cpu: kind of CPU that the models are for, see `sbonnx.verify.runtimes.exact_products`.
@@ -173,7 +183,7 @@ def evaluate(
     for name, model in models.items():
         metrics[name] = kind.make()
         try:
-            source = model if isinstance(model, bytes) else Path(model)
+            source = path_or_bytes(model)
             runtime = (runtimes or {}).get(name, ON_CPU)
             convert = evaluation.converter(readers_of(source))
             for where, outputs, feed in _outputs(source, evaluation, device, runtime, cpu):
