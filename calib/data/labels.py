@@ -15,6 +15,9 @@ from sbonnx.report.codes import Note
 LABEL: Final = "label"
 """Name of a label that the data does not name: an item past the inputs, a class folder, a row of labels.csv."""
 
+LABELS_NOT_USED: Final = "labels-not-used"
+"""Code of the note that calibration does not use labels."""
+
 
 @dataclass(frozen=True)
 class LabelledFeed:
@@ -92,12 +95,12 @@ def naming_of(raw: Any, inputs: Sequence[InputSpec], constants: Container[str] =
             )
         elif not missing and len(extra) == 1:
             note = Note(
-                "labels-not-used",
+                LABELS_NOT_USED,
                 f"array {names} of the data is no input of the model: it is a label, not used for calibration",
             )
         elif not missing:
             note = Note(
-                "labels-not-used",
+                LABELS_NOT_USED,
                 f"arrays {names} of the data are no inputs of the model: labels, not used for calibration",
             )
     return Naming(inputs, constants, alias, note)

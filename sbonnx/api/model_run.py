@@ -11,6 +11,7 @@ from sbonnx import graph as graphs
 from sbonnx import verify
 from sbonnx.api.arguments import File, Shapes, feeds_of, known_keywords, model_files, random_inputs, reading
 from sbonnx.calib.data import Preprocessing
+from sbonnx.calib.data.labels import LABELS_NOT_USED
 from sbonnx.calib.data.saved_outputs import check_outputs_path, saving_outputs
 from sbonnx.graph.storage.model_file import ModelSource
 from sbonnx.metrics.output_statistics import KeptOutputs, RunOutput, StatisticsOfOutputs
@@ -89,6 +90,6 @@ def run(
                 save(values)
             progress.advance()
         if data is not None:
-            notes = dataset.notes
+            notes = tuple(note for note in dataset.notes if note.code != LABELS_NOT_USED)
     written = None if target is None else str(target)
     return RunOutput(name, outputs.feeds, written, outputs.rows(), notes, kept.values)

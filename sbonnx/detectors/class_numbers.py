@@ -55,10 +55,12 @@ def _numbering(classes: int | None, head: Head, categories: Categories) -> Numbe
         return "ids"
     has = "an unknown number of classes" if classes is None else f"{classes} classes"
     background = f", the background {head.background}," if extra else ""
+    missing = classes is not None and classes - extra > count
+    names = "; if the data lacks some, list all of the model, in its order, in classes.txt" if missing else ""
     raise DataError(
         f"the model has {has}{background} and {categories.name} has {count} categories "
         f"with ids {min(ids)} to {max(ids)}: state how the model numbers them, --head "
-        f"{head.name}:classes=from0 (the first category is 0), from1 or ids"
+        f"{head.name}:classes=from0 (the first category is 0), from1 or ids{names}"
     )
 
 

@@ -213,7 +213,8 @@ def true_boxes(labels: Mapping[str, Any], images: int, wanted: str | None = None
             there = ", ".join(f"'{name}'" for name in labels) or "none"
             raise DataError(
                 "map takes labels 'boxes' (images, boxes, 4) and 'classes' (images, boxes), or one array (images, "
-                f"boxes, 5) of class, x1, y1, x2, y2; the data has {there}"
+                f"boxes, 5) of class, x1, y1, x2, y2; the data has {there}. Of annotated images (COCO, YOLO, VOC), "
+                "give the folder that has the annotations too, or their file (docs/data.md)"
             )
         rows = _by_image(labels[names[0]], 2)
     if len(rows) != images or any(part.ndim != 2 or part.shape[1] != 5 for part in rows):

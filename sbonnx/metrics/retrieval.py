@@ -135,7 +135,8 @@ class Retrieval:
         return len(self._embeddings.grades)
 
     def add(self, outputs: Mapping[str, Array], labels: Mapping[str, Any]) -> None:
-        self._embeddings.add(_rows(outputs, self.output, self.name), labels, self.name)
+        asked = self.name if self.cutoff is None else f"{self.name}@{self.cutoff}"
+        self._embeddings.add(_rows(outputs, self.output, asked), labels, self.name)
         self._values.clear()
 
     def value(self, weights: Array | None = None) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -107,6 +108,17 @@ def test_statements_that_do_not_fit(coco: Path, tmp_path: Path) -> None:
     builder = Builder()
     MODELS["yolov8"](builder)
     model = builder.save(tmp_path / "m.onnx")
+    yolo = tmp_path / "yolo"
+    (yolo / "images").mkdir(parents=True)
+    (yolo / "labels").mkdir()
+    shutil.copy(coco / "val" / "a.png", yolo / "images")
+    (yolo / "labels" / "a.txt").write_text("0 0.5 0.5 0.2 0.2")
+    (yolo / "classes.txt").write_text("cat")
+    with pytest.raises(DataError, match=r"list all of the model, in its order, in classes\.txt"):
+        map_of(model, yolo, None)
+    with pytest.raises(DataError, match="give the folder that has the annotations too"):
+        map_of(model, coco / "val", None)
+    assert map_of(model, coco / "annotations", None) == pytest.approx(1.0)
     with pytest.raises(DataError, match=r"head rtdetr does not fit the outputs 'output0' float32 \(1, 7, 84\)"):
         map_of(model, coco, "rtdetr")
     with pytest.raises(RecipeError, match=r"did you mean yolov8\? use yolov5, "):

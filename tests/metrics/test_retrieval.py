@@ -14,7 +14,7 @@ from sbonnx.calib.data import DataPath
 from sbonnx.cli import main
 from sbonnx.errors import DataError, RecipeError
 from sbonnx.metrics import TaskMetric, task_metric
-from sbonnx.metrics.retrieval import mean_pooled
+from sbonnx.metrics.retrieval import Retrieval, mean_pooled
 from sbonnx.verify.labelled import EvaluationData, evaluate
 from tests.support.models import model
 
@@ -87,6 +87,8 @@ def test_a_folder_of_corpus_queries_and_judged_pairs(tmp_path: Path, capfd: pyte
         values[metric] = json.loads(capfd.readouterr().out)["rows"][0]["metric"]["value"]
     gain = 1 / np.log2(3)
     assert values == {"recall@1": 0.5, "mrr@10": 0.75, "ndcg@10": pytest.approx((1 + gain / (1 + gain)) / 2)}
+    with pytest.raises(DataError, match=r"choose one, as in recall@1:a"):
+        Retrieval(lambda *values: 0.0, "recall", 1).add({"a": corpus, "b": corpus}, {"document": ["a", "b", "c"]})
     np.savez(data / "queries.npz", x=corpus[:2])
     with pytest.raises(DataError, match=r"queries\.npz' has no ids of its samples"):
         evaluate({"m": tmp_path / "m.onnx"}, EvaluationData(data, "mrr"))

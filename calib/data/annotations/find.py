@@ -8,7 +8,7 @@ from typing import Final
 
 from sbonnx.calib.data.annotations.coco import coco_files, image_folders, is_coco, read_coco
 from sbonnx.calib.data.annotations.table import has_boxes, read_table
-from sbonnx.calib.data.annotations.voc import is_voc, read_voc, voc_root
+from sbonnx.calib.data.annotations.voc import ANNOTATIONS, is_voc, read_voc, voc_root
 from sbonnx.calib.data.annotations.yolo import has_labels, is_data_yaml, read_data_yaml, read_yolo
 from sbonnx.calib.data.readers.media_files import LABEL_FILES, MediaFiles
 from sbonnx.errors import DataError
@@ -57,8 +57,8 @@ def _in_folder(folder: Path) -> tuple[str, MediaFiles] | None:
         )
         if there
     ]
-    if not kinds:
-        return None
+    if not kinds:  # the folder of annotations itself, of COCO or Pascal VOC
+        return _in_folder(folder.parent) if folder.name.lower() == ANNOTATIONS.lower() else None
     if len(kinds) > 1:
         raise DataError(f"folder '{folder}' has annotations of {' and '.join(kinds)}: name the file of one")
     if jsons:

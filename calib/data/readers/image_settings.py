@@ -147,7 +147,8 @@ class ImageSettings:
             return height, width
         if self.crop == "model" or self.resize in ("model", "shorter", "letterbox"):
             raise DataError(
-                f"{what}, whose height and width are dynamic: set size: [height, width] in the preprocessing"
+                f"{what}, whose height and width are dynamic: set size: [height, width] in the preprocessing, such as "
+                "a YAML file with the lines 'preset: yolo' and 'size: [640, 640]'"
             )
         return None
 
