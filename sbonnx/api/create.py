@@ -21,8 +21,7 @@ from sbonnx.report import Report
 from sbonnx.report.pruned import PruningReport
 from sbonnx.report.simplified import SimplifyReport
 from sbonnx.search import Metric, searched
-from sbonnx.search.advice import advise as advice_for
-from sbonnx.search.advice import after_search
+from sbonnx.search.advice import after_search, with_advice
 from sbonnx.stages.state import PruneOptions, Request, Source, read_recipe
 from sbonnx.stages.verify import with_causes
 from sbonnx.system.input_files import protecting
@@ -88,9 +87,9 @@ def quantize(
         evaluation: labelled data and a metric (``sbonnx.EvaluationData("val/", "top1")``), which is computed for the
             float and the quantized model, see ``report.metrics.evaluation``. ``max_loss`` then limits the loss in
             that metric: of what a search tries, and of the result.
-        advise: if outputs are below their quality lines, try the cheapest changes that may repair it, for about as long
-            as the run took (at least 20 s); the result is in ``report.advice``. After a search, nothing more is tried:
-            it says what the search tried, and what is next.
+        advise: if accuracy is lost, try the cheapest changes that may repair it, for about as long as the run took (at
+            least 20 s); if it is uncertain, at most two changes for the worst layers. The result is in
+            ``report.advice``. After a search, nothing more is tried: it says what the search tried, and what is next.
         details: measure what the page (``report.to_html()``) shows beyond the figures: losses of each layer by weights
             and by inputs, histograms of the worst tensors, and the graph. Costs about 10 ms of CPU time a layer.
         ort_libraries: libraries of custom operators that onnxruntime loads, for all later sessions of the process.
@@ -138,11 +137,11 @@ def quantize(
     advise = advise and state.report.verdict.accuracy != "doubtful"  # layers do not repair wrong data
     if advise:
         state = with_causes(state)
+    if advise and search is None and not resolved.sparse.wanted:
+        state = with_advice(state, time.perf_counter() - begin)  # which does not repair a pruned network
     report = state.report
-    if advise and not resolved.sparse.wanted:  # changes of the quantization do not repair a pruned network
-        seconds = time.perf_counter() - begin
-        advice = advice_for(state, seconds) if search is None else after_search(state, search)
-        report = replace(report, advice=advice)
+    if advise and search is not None and not resolved.sparse.wanted:
+        report = replace(report, advice=after_search(state, search))
     if save_recipe is not None:
         graphs.write_text(Path(save_recipe), as_yaml(request.recipe))
     return report if search is None else search.added_to(report)

@@ -22,7 +22,7 @@ from sbonnx.batch.process.starting import claim_socket_folder
 from sbonnx.batch.process.step_main import Publish, own_publish
 from sbonnx.batch.redaction import revealed
 from sbonnx.batch.remote import local_path
-from sbonnx.batch.repair_command import advice_of
+from sbonnx.batch.repair_command import advice_of, with_commands
 from sbonnx.batch.step_progress import Quiet
 from sbonnx.errors import RecipeError, SbonnxError
 from sbonnx.plugins import ENGINES, optional_part
@@ -298,7 +298,8 @@ def _report(wished: BatchRequest, left: Todo, outcomes: Mapping[str, Outcome], b
         elif outcome.status == "skipped":
             lost = [all_outcomes[need] for need in step.after if need in all_outcomes]
             outcome = next((cause for cause in lost if cause.status not in FINE), outcome)
-        rows.append(JobResult(job, outcome, step.key in left.settled, advice_of(job, outcome)))
+        advice = advice_of(job, outcome)
+        rows.append(JobResult(job, with_commands(job, outcome), step.key in left.settled, advice))
     outcomes_by_key = {step.key: all_outcomes[step.key] for step in wished.steps if step.key in all_outcomes}
     return BatchReport(
         title=wished.title,

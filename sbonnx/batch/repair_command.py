@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 from sbonnx.batch.jobs.job import Job, Outcome
@@ -38,7 +39,7 @@ def advice_of(job: Job, outcome: Outcome) -> CommandAdvice | None:
         None if quality is not what failed, or the model, the data or the recipe is at a URL, which the command cannot
         read. ${NAME} stays, for the shell to fill in.
     """
-    if outcome.status != "unaccepted" or any(map(_is_remote, (job.model, job.data, job.preprocess_file, job.recipe))):
+    if outcome.status != "unaccepted" or _reads_remote(job):
         return None
     missed = {what: wanted for what, _, wanted, met in outcome.accepted if not met}
     report = outcome.result
@@ -49,6 +50,23 @@ def advice_of(job: Job, outcome: Outcome) -> CommandAdvice | None:
     if any(what.startswith(SEARCHED) for what in missed) and not searched:
         return CommandAdvice("search for a recipe with less error", _command(job, ("AUTO.ENABLE=true",)))
     return None
+
+
+def with_commands(job: Job, outcome: Outcome) -> Outcome:
+    """Return the outcome whose report has the command that tries each remedy of its causes alone."""
+    report = outcome.report
+    if report is None or not report.get("causes") or _reads_remote(job):
+        return outcome
+    causes = [
+        {**cause, "command": _command(job, tuple(cause["overrides"]))} if cause["overrides"] else cause
+        for cause in report["causes"]
+    ]
+    return replace(outcome, report={**report, "causes": causes})
+
+
+def _reads_remote(job: Job) -> bool:
+    """Return whether the command cannot read the inputs of a job, as one is at a URL."""
+    return any(map(_is_remote, (job.model, job.data, job.preprocess_file, job.recipe)))
 
 
 def _command(job: Job, more: tuple[str, ...]) -> str:

@@ -6,10 +6,13 @@ import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from sbonnx.report.codes import Reason
 from sbonnx.values import INLINE, OPTIONAL, JsonValue
+
+LEAST_GAIN_DB: Final = 0.1
+"""Least gain that is worth a number."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +136,8 @@ class Advice(JsonValue):
         tried: all measured changes, with the values of that figure; of a search, the trials with the SQNR of the worst
             output on its hold-out set.
         search: after a search, what was tried and the best result; `what` is then the next thing, "" if there is none.
+        gain_db: measured reduction of the error of the worst output, in dB; None: not measured.
+        untried: the next change, which was not tried for the time; "" if there is none.
         command: the command line to run; None: it is known to the command line alone.
     """
 
@@ -146,6 +151,8 @@ class Advice(JsonValue):
     after: str = ""
     tried: tuple[tuple[str, str], ...] = ()
     search: str = ""
+    gain_db: float | None = None
+    untried: str = ""
     command: str | None = field(default=None, metadata=OPTIONAL)
 
     @property
@@ -157,8 +164,12 @@ class Advice(JsonValue):
             return f"{self.search}; next: {self.what} (not tried; {self.figure} is {self.before})"
         if not self.tested:
             return f"{self.what} (not tried; {self.figure} is {self.before})"
-        reached = "measured" if self.repaired else "measured, still too low"
-        return f"{self.what} ({reached}: {self.figure} {self.after}, before {self.before})"
+        reached = "measured"
+        if not self.repaired:
+            reached += "" if self.gain_db is None else f", {gain_text(self.gain_db)}"
+            reached += ", not enough"
+        more = f"; not tried: {self.untried}" if self.untried else ""
+        return f"{self.what} ({reached}: {self.figure} {self.after}, before {self.before}{more})"
 
 
 def override_texts(keys: Mapping[str, Any]) -> tuple[str, ...]:
@@ -167,6 +178,11 @@ def override_texts(keys: Mapping[str, Any]) -> tuple[str, ...]:
         f"{key}={value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
         for key, value in keys.items()
     )
+
+
+def gain_text(gain_db: float) -> str:
+    """Format the gain of a change: ``1.6 dB gained``, ``nothing gained``."""
+    return f"{gain_db:.1f} dB gained" if gain_db >= LEAST_GAIN_DB else "nothing gained"
 
 
 @dataclass(frozen=True)
@@ -181,6 +197,9 @@ class Cause:
         code: kind of the cause, see `sbonnx explain`.
         remedy: the change in words.
         overrides: the change as ``KEY=VALUE``, for ``--set``; empty if it is not one of the recipe.
+        gain_db: measured reduction of the error of the worst output with that change, in dB; None: not measured.
+        together: whether that was measured with the changes of the other causes alone.
+        command: the command line with that change; None: it is known to the command line alone.
     """
 
     node: str
@@ -191,7 +210,10 @@ class Cause:
     why: Reason = field(metadata={"codes": "code"})
     remedy: str
     overrides: tuple[str, ...] = ()
+    gain_db: float | None = None
+    together: bool = False
     code: str = field(init=False, default="")
+    command: str | None = field(default=None, metadata=OPTIONAL)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "code", self.why.code)
@@ -203,9 +225,10 @@ class Cause:
         return f"'{self.node}' ({self.op}, {self.sqnr_db:.1f} dB): its {part} {self.why}"
 
     @property
-    def change(self) -> str:
-        """The remedy with its options of the command line."""
-        return f"{self.remedy}: {self.options}" if self.overrides else self.remedy
+    def measured(self) -> str:
+        """Whether the remedy was measured, and what it gained."""
+        others = " with those of the other layers" if self.together else ""
+        return "not measured" if self.gain_db is None else f"measured{others}, {gain_text(self.gain_db)}"
 
     @property
     def options(self) -> str:

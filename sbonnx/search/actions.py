@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from operator import attrgetter
 from typing import Any, Final
 
@@ -12,7 +14,7 @@ from sbonnx.ops import LINEAR, MATRIX_PRODUCTS
 from sbonnx.recipe import Recipe
 from sbonnx.recipe.names import FLOAT, FULL_BITS, NEAREST, is_per_channel
 from sbonnx.recipe.node_patterns import pattern_of
-from sbonnx.report.searched import override_texts
+from sbonnx.report.searched import Cause, override_texts
 from sbonnx.search.error_sources import Side, blame, sensitive_layers, width_of
 from sbonnx.stages.state import PipelineState
 
@@ -103,11 +105,13 @@ class RecipeChange:
         name: what it does, in words.
         keys: values by key path or short form.
         when: whether it can help at all.
+        causes: of the losses that it reduces; () if it is against no known cause.
     """
 
     name: str
     keys: Mapping[str, Any]
     when: Callable[[Situation], bool] = lambda _: True
+    causes: tuple[Cause, ...] = ()
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -216,14 +220,12 @@ def steps_for(here: Situation, decided: frozenset[str]) -> list[RecipeChange]:
 def repairs(state: PipelineState) -> Iterator[RecipeChange]:
     """Yield the changes that may repair a result, the cheapest first."""
     recipe = state.prepared.recipe
-    sharing = [cause for cause in state.report.causes if cause.code == "shared-scale"]
-    if sharing:
-        yield own_scales(recipe, dict.fromkeys(pattern_of(cause.tensor, "tensor") for cause in sharing))
     weights, activations = width_of(recipe, "w"), width_of(recipe, "a")
     side, hopeless = blame(state, weights, activations)
     if hopeless:  # each side alone loses too much: other numbers at the same widths do not help
         yield from wider(recipe, side, weights, activations)
         return
+    yield from islice(remedies(state.report.causes), 1)
     here = Situation.of(recipe, state.prepared.graph, side)
     yield from (change for change in REPAIRS if change.when(here))
     names = sensitive_layers(state)
@@ -232,10 +234,30 @@ def repairs(state: PipelineState) -> Iterator[RecipeChange]:
     yield from wider(recipe, side, weights, activations)
 
 
-def own_scales(recipe: Recipe, tensors: Collection[str]) -> RecipeChange:
-    """Return the change that gives further tensors scales of their own."""
-    what = "a tensor a scale of its own" if len(tensors) == 1 else f"{len(tensors)} tensors scales of their own"
-    return RecipeChange(f"give {what}", {"OWN_SCALES": [*recipe.own_scales, *tensors]})
+def remedies(causes: Sequence[Cause]) -> Iterator[RecipeChange]:
+    """Yield the changes against the causes of the worst layers: those of all together, then that of the worst alone.
+
+    More samples are left out: their calibration takes longer than the run.
+    """
+    known = [(cause, changes) for cause in causes if (changes := _lists_of(cause))]
+    if len({cause.overrides for cause, _ in known}) > 1:
+        merged: dict[str, list[Any]] = {}
+        for _, changes in known:
+            for key, entries in changes.items():
+                before = merged.get(key, [])  # of specific settings, new entries precede those of the recipe
+                merged[key] = [*(entry for entry in entries if entry not in before), *before]
+        words = " and ".join(dict.fromkeys(cause.remedy for cause, _ in known))
+        together = tuple(cause for cause, _ in known)
+        yield RecipeChange(f"{words} ({len(known)} layers)", merged, causes=together)
+    if known:
+        cause, changes = known[0]
+        yield RecipeChange(f"{cause.remedy} ('{cause.node}')", changes, causes=(cause,))
+
+
+def _lists_of(cause: Cause) -> dict[str, list[Any]]:
+    """Return the changes of a remedy that extend lists of the recipe, by key."""
+    values = {key: json.loads(value) for key, _, value in (text.partition("=") for text in cause.overrides)}
+    return {key: value for key, value in values.items() if isinstance(value, list)}
 
 
 def left_in_float(recipe: Recipe, names: Collection[str], which: str) -> RecipeChange:

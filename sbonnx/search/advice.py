@@ -1,7 +1,8 @@
-"""Advice for a result below its quality lines, or slower than float: the cheapest change that repairs it, tried.
+"""Advice for a result whose accuracy is lost or uncertain, or slower than float: the cheapest change, tried.
 
-Candidates are ordered by what they cost the user at run time: first other numbers at the same widths, then single
-layers in float, then wider codes. What to widen follows from the error of weights and of activations alone.
+The changes against the causes of the worst layers come first. Others are ordered by what they cost the user at run
+time: other numbers at the same widths, then single layers in float, then wider codes. What to widen follows from the
+error of weights and of activations alone.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from sbonnx import graph as graphs
@@ -23,8 +24,9 @@ from sbonnx.recipe import Recipe
 from sbonnx.report.codes import Problem
 from sbonnx.report.comparison import Comparison
 from sbonnx.report.figures import FigureName
-from sbonnx.report.searched import Advice, ScoreFigures
-from sbonnx.search.actions import RecipeChange, repairs, wider
+from sbonnx.report.searched import Advice, Cause, ScoreFigures
+from sbonnx.report.verdict import verdict_of
+from sbonnx.search.actions import RecipeChange, remedies, repairs, wider
 from sbonnx.search.error_sources import blame, width_of
 from sbonnx.search.latency_advice import faster
 from sbonnx.search.recipe_search import SearchResult
@@ -37,49 +39,117 @@ from sbonnx.verify.ort_options import VerifyOptions
 SECONDS: Final = 20.0
 """A trial is started while all trials together took less than this, or less than the run that is advised on."""
 
+UNCERTAIN_SHARE: Final = 0.5
+"""Share of that time within which trials start if no output is lost."""
+
 GAIN_DB: Final = 1.0
 """Minimum gain of the worst output for advice that does not reach the line."""
 
 LATENCY: Final = "time relative to float"
 
 
-def advise(state: PipelineState, seconds: float) -> Advice | None:
-    """Search for the cheapest change that brings all outputs above their lines; then, for one that is not slower.
+@dataclass(frozen=True)
+class _Trial:
+    """A measured change.
+
+    Attributes:
+        change: of the recipe.
+        comparison: of its file with the float model, on the samples of the result.
+        gain_db: reduction of the error of the outputs that decided about the result.
+        repaired: whether the accuracy is kept, or not lost where it was lost.
+    """
+
+    change: RecipeChange
+    comparison: Comparison
+    gain_db: float
+    repaired: bool
+
+
+def with_advice(state: PipelineState, seconds: float) -> PipelineState:
+    """Search for the cheapest change that repairs a lost or uncertain accuracy; then, for one that is not slower.
 
     Args:
-        state: of a finished run.
+        state: of a finished run, whose report has the causes of the worst layers.
         seconds: time that the run took.
 
     Returns:
-        The first change that repairs it, else the best measured one if it gains at least `GAIN_DB`, else the first
-        that was not tried; None if there is nothing to try.
+        The state whose report has the advice, if there is any: the first change that repairs the result, else the best
+        measured one if it gains at least `GAIN_DB`, else, of a lost output, the first that was not tried. The causes
+        have the gain of their change if it was measured, alone or with the others.
     """
     before = state.comparison
     if state.data is None or before is None:
-        return None
-    if not problems_of(state, before):
-        own = before.runtime == state.prepared.backend.name  # times in another runtime say nothing
-        return _faster(state, before) if before.slower and own else None
-    begin, tried = time.perf_counter(), list[tuple[RecipeChange, Comparison]]()
-    untried: RecipeChange | None = None
-    for change in repairs(state):
+        return state
+    lost = bool(problems_of(state, before))
+    advice: Advice | None = None
+    if lost or state.report.verdict.repairable:
+        trials, untried = _tried(state, before, max(SECONDS, seconds), lost=lost)
+        advice = _best(before, trials, untried if lost else None)
+        causes = tuple(_with_gain(cause, trials) for cause in state.report.causes)
+        state = replace(state, report=replace(state.report, causes=causes))
+    own = before.runtime == state.prepared.backend.name  # times in another runtime say nothing
+    if advice is None and not lost and before.slower and own:
+        advice = _faster(state, before)
+    return replace(state, report=replace(state.report, advice=advice))
+
+
+def _tried(
+    state: PipelineState, before: Comparison, budget: float, *, lost: bool
+) -> tuple[list[_Trial], RecipeChange | None]:
+    """Measure changes until one repairs the result or the time is over.
+
+    Args:
+        budget: seconds within which trials start.
+        lost: whether an output is lost. Otherwise only remedies of causes are tried, in a part of the time.
+
+    Returns:
+        The trials, and the first change that was not tried, if any.
+    """
+    begin, trials = time.perf_counter(), list[_Trial]()
+    changes = repairs(state) if lost else remedies(state.report.causes)
+    budget *= 1.0 if lost else UNCERTAIN_SHARE
+    for change in changes:
         recipe = _changed(state.prepared.recipe, change)
         if recipe is None:
             continue
-        spent = time.perf_counter() - begin
-        if not _can_try(state) or spent > max(SECONDS, seconds):
-            untried = change
-            break
+        if not _can_try(state) or time.perf_counter() - begin > budget:
+            return trials, change
         comparison = _measured(state, recipe)
         if comparison is None:
             continue
-        tried.append((change, comparison))
-        if not problems_of(state, comparison):
-            return _advice(before, tried, change, comparison, repaired=True)
-    best = max(tried, key=lambda one: _worst_db(one[1]), default=None)
-    if untried is None and best is not None and _worst_db(best[1]) - _worst_db(before) >= GAIN_DB:
-        return _advice(before, tried, *best)
-    return None if untried is None else _advice(before, tried, untried)
+        names = _deciding(before)
+        repaired = not problems_of(state, comparison)
+        if not lost:  # without the labels of the result, outputs prove nothing about its metric
+            repaired = repaired and before.evaluation is None and verdict_of(comparison).accuracy == "kept"
+        trials.append(_Trial(change, comparison, _worst_db(comparison, names) - _worst_db(before, names), repaired))
+        if repaired:
+            break
+    return trials, None
+
+
+def _best(before: Comparison, trials: Sequence[_Trial], untried: RecipeChange | None) -> Advice | None:
+    """Return advice for the change that repairs the result, else for the best one, else for the one not tried."""
+    best = max(trials, key=lambda trial: (trial.repaired, trial.gain_db), default=None)
+    if best is not None and (best.repaired or best.gain_db >= GAIN_DB):
+        advice = _advice(before, trials, best.change, best)
+        return advice if untried is None else replace(advice, untried=untried.name)
+    return None if untried is None else _advice(before, trials, untried)
+
+
+def _with_gain(cause: Cause, trials: Sequence[_Trial]) -> Cause:
+    """Return a cause with the gain of the trial of its remedy, alone if that was measured."""
+    own = [trial for trial in trials if cause in trial.change.causes]
+    if not own:
+        return cause
+    trial = min(own, key=lambda row: len(row.change.causes))
+    return replace(cause, gain_db=trial.gain_db, together=len(trial.change.causes) > 1)
+
+
+def _deciding(before: Comparison) -> frozenset[str]:
+    """Return the names of the outputs that are lost, else of those whose accuracy is uncertain, else of all."""
+    lost = {row.name for row in before.quality if row.problem} | set(before.collapsed())
+    uncertain = {row.name for row in before.quality if row.state == "uncertain"}
+    return frozenset(lost or uncertain or {error.name for error in before.outputs})
 
 
 def after_search(state: PipelineState, search: SearchResult) -> Advice | None:
@@ -184,15 +254,19 @@ def _measured(state: PipelineState, recipe: Recipe, *, latency: bool = False) ->
         )
 
 
-def _worst_db(comparison: Comparison) -> float:
-    """Return the signal-to-noise ratio of the worst output."""
-    return min((error.sqnr_db for error in comparison.outputs), default=-math.inf)
+def _worst_db(comparison: Comparison, names: Collection[str]) -> float:
+    """Return the signal-to-noise ratio of the worst of these outputs."""
+    return min((error.sqnr_db for error in comparison.outputs if error.name in names), default=-math.inf)
 
 
 def _figures(before: Comparison, found: Iterable[Comparison]) -> tuple[str, list[str]]:
-    """Return the name of the figure that decided that `before` is lost, else the SQNR, and its values."""
+    """Return the name of the figure that decided that `before` is lost or uncertain, else the SQNR, and its values."""
+    names = _deciding(before)
     bad = next((quality for quality in before.quality if quality.problem), None)
-    worst = min(before.outputs, key=lambda error: error.sqnr_db, default=None)
+    if bad is None and before.evaluation is None:
+        bad = next((quality for quality in before.quality if quality.state == "uncertain"), None)
+    outputs = [error for error in before.outputs if error.name in names]
+    worst = min(outputs, key=lambda error: error.sqnr_db, default=None)
     output = bad.name if bad is not None else "" if worst is None else worst.name
     decided_by = None if bad is None or bad.name in before.collapsed() else bad.decided_by
     kind: FigureName = decided_by or "SQNR"
@@ -205,23 +279,17 @@ def _figures(before: Comparison, found: Iterable[Comparison]) -> tuple[str, list
     return f"{kind}{several}", values
 
 
-def _advice(
-    before: Comparison,
-    tried: Sequence[tuple[RecipeChange, Comparison]],
-    change: RecipeChange,
-    after: Comparison | None = None,
-    *,
-    repaired: bool = False,
-) -> Advice:
-    """Return advice for a change, measured if `after` is given."""
-    figure, values = _figures(before, [before, *(comparison for _, comparison in tried)])
+def _advice(before: Comparison, trials: Sequence[_Trial], change: RecipeChange, trial: _Trial | None = None) -> Advice:
+    """Return advice for a change, measured if its trial is given."""
+    figure, values = _figures(before, [before, *(row.comparison for row in trials)])
     return Advice(
         change.name,
         change.texts,
-        after is not None,
-        repaired,
+        trial is not None,
+        trial is not None and trial.repaired,
         figure,
         values[0],
-        "" if after is None else _figures(before, [after])[1][0],
-        tuple(zip((step.name for step, _ in tried), values[1:], strict=True)),
+        "" if trial is None else _figures(before, [trial.comparison])[1][0],
+        tuple(zip((row.change.name for row in trials), values[1:], strict=True)),
+        gain_db=None if trial is None else trial.gain_db,
     )

@@ -20,7 +20,7 @@ from sbonnx import recipe as recipes
 from sbonnx.assets import digits
 from sbonnx.batch.api import batch
 from sbonnx.batch.jobs.job import Job, Outcome
-from sbonnx.batch.repair_command import advice_of
+from sbonnx.batch.repair_command import advice_of, with_commands
 from sbonnx.report import Report
 from sbonnx.values import json_values, plain
 from tests.support.values import built, some
@@ -106,3 +106,13 @@ def test_no_command_where_none_helps() -> None:
     assert advice_of(replace(JOB, recipe="s3://lake/r.yaml"), missed("min_sqnr")) is None
     found = advice_of(replace(JOB, output="s3://lake/j.onnx?v=1"), missed("min_sqnr"))
     assert " -o j.tried.onnx " in some(found).command
+
+
+def test_remedies_get_the_command_of_the_job() -> None:
+    cause = {"node": "c", "op": "Conv", "sqnr_db": 9.0, "tensor": "a", "role": "weight", "why": "", "remedy": "8 bits"}
+    outcome = missed("min_sqnr", causes=[{**cause, "overrides": ["w_bit=8"]}, {**cause, "remedy": "more samples"}])
+    first, second = some(with_commands(JOB, outcome).result).causes
+    words = shlex.split(some(first.command))
+    assert words[:3] == ["sbonnx", "quantize", "/m.onnx"] and words[words.index("-o") - 1] == "w_bit=8"
+    assert second.command is None, "no change of the recipe"
+    assert with_commands(replace(JOB, data="s3://lake/d.npz"), outcome) is outcome

@@ -18,10 +18,14 @@ import sbonnx
 from sbonnx import pipeline
 from sbonnx.assets import digits
 from sbonnx.cli import main
-from sbonnx.search.advice import advise
+from sbonnx.report.searched import Advice
+from sbonnx.search.advice import with_advice
 from sbonnx.search.error_sources import sensitive_layers
 from sbonnx.stages.state import PipelineState, Request, read_recipe
+from sbonnx.stages.verify import with_causes
+from tests.profile.test_causes import images, network
 from tests.support.models import model
+from tests.support.values import some
 
 FOLDER = "it's a folder"
 
@@ -145,8 +149,8 @@ def outlier() -> onnx.ModelProto:
     )
 
 
-def finished(proto: onnx.ModelProto, feeds: Any, **wishes: Any) -> PipelineState:
-    recipe, backend = read_recipe(None, "onnxruntime", wishes)
+def finished(proto: onnx.ModelProto, feeds: Any, target: str = "onnxruntime", **wishes: Any) -> PipelineState:
+    recipe, backend = read_recipe(None, target, wishes)
     return pipeline.quantize(Request(proto, recipe, backend, data=feeds))
 
 
@@ -156,9 +160,50 @@ def test_a_sensitive_layer_stays_float() -> None:
     state = finished(outlier(), feeds, a_observer="minmax", kernel_costs="none", effort="fast")
     names = sensitive_layers(state)
     assert names and len(names) <= 3
-    advice = advise(state, 600.0)
+    advice = with_advice(state, 600.0).report.advice
     assert advice is not None and advice.tested and advice.repaired
     assert any("EXCLUDE" in text for text in advice.overrides), advice.tried
+
+
+def test_causes_of_an_uncertain_accuracy_are_tried_together() -> None:
+    proto = network()
+    state = with_causes(finished(proto, images(), w_bit=4))
+    assert state.report.verdict.accuracy == "uncertain"
+    report = with_advice(state, 600.0).report
+    advice = some(report.advice)
+    assert advice.repaired and some(advice.gain_db) > 10 and len(advice.tried) == 1
+    assert len(report.causes) == 2 and all(cause.together for cause in report.causes)
+    assert {cause.gain_db for cause in report.causes} == {advice.gain_db}
+    changes = {key: json.loads(value) for key, _, value in (text.partition("=") for text in advice.overrides)}
+    again = finished(proto, images(), w_bit=4, **changes).report
+    assert again.verdict.accuracy == "kept"
+    assert some(again.sqnr_db) == pytest.approx(some(state.report.sqnr_db) + some(advice.gain_db), abs=0.1)
+
+
+def test_the_command_of_an_uncertain_accuracy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A scale of its own, measured; without time, the remedy of the worst layer is not measured."""
+    onnx.save(network(gain=20.0), str(tmp_path / "m.onnx"))
+    np.savez(tmp_path / "d.npz", x=np.concatenate([feed["x"] for feed in images()]))
+    monkeypatch.chdir(tmp_path)
+    command = ["quantize", "m.onnx", "--data", "d.npz", "-o", "q.onnx", "--backend", "tensorrt", "--force"]
+    assert main(command) == 0
+    out, err = capfd.readouterr()
+    assert "accuracy uncertain" in out and "      try  " not in out
+    (line,) = [line for line in out.splitlines() if line.startswith("next: ")]
+    assert line == f"next: {advice_of(err)}" and "OWN_SCALES" in line
+    assert main([*shlex.split(line.removeprefix("next: sbonnx")), "--no-advice"]) == 0
+    assert "accuracy kept" in capfd.readouterr().out
+    monkeypatch.setattr("sbonnx.search.advice.UNCERTAIN_SHARE", -1.0)
+    assert main(command) == 0
+    out, err = capfd.readouterr()
+    assert "advice" not in err and "give it a scale of its own (not measured): --set" in out
+
+
+def test_a_change_that_gains_and_does_not_repair() -> None:
+    advice = Advice("8 bits", ("bits=w8a8",), True, False, "KL", "1.2", "0.4", gain_db=4.04, untried="16 bits")
+    assert advice.text == "8 bits (measured, 4.0 dB gained, not enough: KL 0.4, before 1.2; not tried: 16 bits)"
 
 
 def test_out_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +212,7 @@ def test_out_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     feeds = [{"x": rng.standard_normal((1, 8, 6, 6)).astype(np.float32)} for _ in range(12)]
     state = finished(outlier(), feeds, a_observer="minmax")
-    advice = advise(state, -1.0)
+    advice = with_advice(state, -1.0).report.advice
     assert advice is not None and not advice.tested and advice.after == "" and advice.tried == ()
     assert "not tried" in advice.text
 
@@ -175,4 +220,4 @@ def test_out_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_good_result_needs_none() -> None:
     feeds = [{"x": np.random.default_rng(seed).standard_normal((1, 8, 6, 6)).astype(np.float32)} for seed in range(8)]
     plain = model("agraph (float[N,8,6,6] x) => (float[N,4,6,6] y) { y = Conv (x, u) }", u=(4, 8, 1, 1))
-    assert advise(finished(plain, feeds), 600.0) is None
+    assert with_advice(finished(plain, feeds), 600.0).report.advice is None

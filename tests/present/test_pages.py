@@ -321,6 +321,19 @@ def test_what_to_do_comes_before_causes_and_figures() -> None:
     parts = ("What to do", "OWN_SCALES=[a]", "Where the error is largest", "which is 6 times wider", 'class="tiles"')
     places = [page.index(part) for part in parts]
     assert places == sorted(places) and "Loss of each layer" not in page
+    (given,) = report["causes"]
+    command = "sbonnx quantize m.onnx --set OWN_SCALES=[a]"
+    report["causes"] = [{**given, "command": command}]
+    page = single_page(report)
+    assert (
+        f"Try, not measured: give it a scale of its own (&#39;a&#39;, input of &#39;conv&#39;): <code>{command}<"
+        in page
+    )
+    assert f"to try: give it a scale of its own (not measured): <code>{command}</code>" in page
+    report["causes"] = [{**given, "command": command, "gain_db": 0.04}]
+    page = single_page(report)
+    assert f"tried: give it a scale of its own (measured, nothing gained): <code>{command}</code>" in page
+    assert "What to do" not in page, "a change that gains nothing is not proposed"
     figure |= {"value": 50.0, "low": 49.0, "high": 51.0}
     report["metrics"]["quality"] = [{**row, "state": "kept", "figures": [figure]}]
     good = single_page(report)

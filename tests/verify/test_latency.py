@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from benchmarks.detectors import ssd
 from sbonnx import pipeline
 from sbonnx.report.comparison import SLOWER, Comparison
-from sbonnx.search.advice import advise
+from sbonnx.search.advice import with_advice
 from sbonnx.stages.state import PipelineState, Request, read_recipe
 from sbonnx.verify import sessions
 from sbonnx.verify.intervals import UNKNOWN, of_median
@@ -66,7 +66,7 @@ def test_a_file_slower_than_float_says_so_in_one_line(monkeypatch: pytest.Monkey
 def test_others_do_not(latency: Latency, monkeypatch: pytest.MonkeyPatch) -> None:
     state = finished(monkeypatch, [latency])
     assert lines(state) == []
-    assert advise(state, 600.0) is None
+    assert with_advice(state, 600.0).report.advice is None
 
 
 @pytest.mark.slow
@@ -84,7 +84,7 @@ def test_the_advice_names_the_layers_to_leave_in_float(monkeypatch: pytest.Monke
     slow = replace(slow, interval=(1.03, 1.2))
     state = finished(monkeypatch, [slow, slow, fast], detector=True)
     monkeypatch.setattr("sbonnx.search.advice.problems_of", lambda *_: ())  # of random weights
-    advice = advise(state, 600.0)
+    advice = with_advice(state, 600.0).report.advice
     assert advice is not None and advice.repaired and advice.figure == "time relative to float"
     assert (advice.before, advice.after) == ("1.02 (1.03 to 1.20)", "0.90 (0.85 to 0.95)")
     (override,) = advice.overrides

@@ -152,12 +152,20 @@ def run(given: Arguments) -> int:
     if len(reports) > 1:
         return _show_reports(given, reports)
     (report,) = reports.values()
+    return show_report(given, _with_commands(given, report))
+
+
+def _with_commands(given: Arguments, report: Report) -> Report:
+    """Return the report with the command lines of the changes that were measured to help, and of the causes."""
+    causes = tuple(
+        replace(cause, command=given.command("quantize", cause.overrides)) if cause.overrides else cause
+        for cause in report.causes
+    )
     advice = report.advice
     if advice is not None:
-        helps = advice.overrides and advice.tested and advice.repaired
-        command = given.command("quantize", advice.overrides) if helps else ""
-        report = replace(report, advice=replace(advice, command=command))
-    return show_report(given, report)
+        helps = advice.overrides and advice.tested
+        advice = replace(advice, command=given.command("quantize", advice.overrides) if helps else "")
+    return replace(report, advice=advice, causes=causes)
 
 
 def _of_folder(given: Arguments, data: Any, output: Path, settings: dict[str, Any]) -> dict[str, Report]:
@@ -269,8 +277,9 @@ def _samples(count: int) -> str:
 
 def _following(given: Arguments, report: Report) -> list[str]:
     """Return the next command: a change that was measured to help; else a comparison that proves more, or the loss."""
-    if report.advice is not None and report.advice.command:
-        return [report.advice.command]
+    advice = report.advice
+    if advice is not None and advice.command:
+        return [advice.command]
     if not given.values.get(options.DATA) or not report.output:
         return []
     files, verdict = (Path(report.model), Path(report.output)), report.verdict

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from sbonnx.present.html import formatting
@@ -171,7 +171,7 @@ def network_of(
         problems=tuple(map(text, report.problems)),
         verdict=report.verdict,
         steps=tuple(_steps(report)),
-        causes=report.causes,
+        causes=tuple(replace(row, command=formatting.address(row.command or row.options)) for row in report.causes),
         notes=_note_kinds(notes),
         headline=tuple(_headline(report)),
         outputs=tuple(_output_rows(metrics)),
@@ -274,11 +274,13 @@ def _steps(report: Report) -> Iterable[NextStep]:
         yield NextStep(text(advice.text), formatting.address(advice.command or " ".join(advice.overrides)))
     elif verdict.too_few:
         yield NextStep("compare on more samples: the figures are near float, and too few samples to prove it")
-    elif report.causes and verdict.repairable:
-        cause = report.causes[0]
-        node = text(cause.node)
-        place = f"layer '{node}'" if cause.role == "weight" else f"'{text(cause.tensor)}', input of '{node}'"
-        yield NextStep(f"try, not measured: {text(cause.remedy)} ({place})", formatting.address(cause.options))
+    elif verdict.repairable:
+        cause = next((cause for cause in report.causes if cause.gain_db is None), None)  # others gain too little
+        if cause is not None:
+            node = text(cause.node)
+            place = f"layer '{node}'" if cause.role == "weight" else f"'{text(cause.tensor)}', input of '{node}'"
+            what = f"try, {cause.measured}: {text(cause.remedy)} ({place})"
+            yield NextStep(what, formatting.address(cause.command or cause.options))
     if report.engine_command:
         yield NextStep("build the engine", formatting.address(report.engine_command))
 

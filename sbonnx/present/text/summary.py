@@ -38,7 +38,11 @@ def facts_of(report: Report) -> list[Fact]:
     """Return the facts that differ from what is expected."""
     facts = []
     if report.causes and report.verdict.repairable:
-        facts += [("worst layer", report.causes[0].text), ("try", f"{report.causes[0].change} (not measured)")]
+        cause = report.causes[0]
+        facts.append(("worst layer", cause.text))
+        if report.advice is None or not report.advice.tested:
+            options = f": {cause.options}" if cause.overrides else ""
+            facts.append(("try" if cause.gain_db is None else "tried", f"{cause.remedy} ({cause.measured}){options}"))
     weights = _weights(report)
     if weights:
         facts.append(("weights", weights))
