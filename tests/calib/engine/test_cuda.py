@@ -14,14 +14,10 @@ from hypothesis import strategies as st
 
 from sbonnx.calib.data.sample import Sample
 from sbonnx.calib.engine.cuda import (
-    EXTREMES,
-    SIZES,
     DeviceRun,
-    Extremes,
     count,
-    observe_tensor,
+    observe_tensors,
     place_on,
-    take_extremes,
     torch_on,
 )
 from sbonnx.calib.engine.sample_runner import Key, StatsRequest
@@ -102,7 +98,7 @@ def test_torch_makes_the_sketch_that_the_array_makes(
             shape = (3, *shape[1:])
         x = some_values(shape, kind, dtype, seed + index)
         whole.observe(x, index, shape[0])
-        observe_tensor(torch, parts, torch.from_numpy(x), Sample(index, "", {}, shape[0]))
+        observe_tensors(torch, [(parts, torch.from_numpy(x))], Sample(index, "", {}, shape[0]))
     assert_equal(whole, parts)
 
 
@@ -119,30 +115,19 @@ def test_many_channels_are_counted_in_turns(torch: Any, monkeypatch: pytest.Monk
 
 def test_the_channel_axis_is_checked_here_too(torch: Any) -> None:
     sketch = Sketch(axis=1)
-    observe_tensor(torch, sketch, torch.zeros(1, 3, 9000), UNIT)
+    observe_tensors(torch, [(sketch, torch.zeros(1, 3, 9000))], UNIT)
     for shape, says in (((20000,), "needs that axis"), ((1, 4, 9000), "had 3 channels and now has 4")):
         with pytest.raises(NumericError, match=says):
-            observe_tensor(torch, sketch, torch.zeros(shape), UNIT)
+            observe_tensors(torch, [(sketch, torch.zeros(shape))], UNIT)
 
 
-@pytest.mark.parametrize(("axis", "channels"), [(None, 1), (1, 3)])
-def test_extremes_of_a_tensor_without_values(axis: int | None, channels: int) -> None:
-    whole, part = Sketch(axis=axis, detail="range"), Sketch(axis=axis, detail="range")
-    for shape, lo, hi in (((0, 3), np.inf, -np.inf), ((2, 3), 1, 1), ((0, 3), np.inf, -np.inf)):
-        whole.observe(np.ones(shape, np.float32))
-        low, high = np.full(channels, lo, np.float32), np.full(channels, hi, np.float32)
-        assert take_extremes(part, Extremes(shape[0] * shape[1], low, high, finite=True), UNIT)
-    assert_equal(whole, part)
-
-
-@pytest.mark.parametrize("opset", [13, 17, 18, 21])
 @pytest.mark.parametrize(
     "wish",
     [RANGE, TRACKED, StatsRequest("histogram"), StatsRequest("histogram", track=True)],
     ids=["range", "track", "bins", "all"],
 )
-def test_a_model_is_observed_the_same(opset: int, wish: StatsRequest) -> None:
-    graph = load(residual(opset=opset))
+def test_a_model_is_observed_the_same(wish: StatsRequest) -> None:
+    graph = load(residual())
     wishes: dict[Key, StatsRequest] = {(name, None): wish for name in ("x", "s", "r", "r1", "f")}
     found = observed(graph, wishes, batches(5), on_device=False)
     assert_same(found, observed(graph, wishes, batches(3), on_device=True))
@@ -174,12 +159,7 @@ def test_other_floats(kind: str) -> None:
         ("y", 2): RANGE,
         ("s", None): RANGE,
     }
-    host, device = (observed(graph, wishes, data, on_device=on_device) for on_device in (False, True))
-    if kind == "double":
-        assert_same(host, device)
-    for key, sketch in host.items():  # onnxruntime's CPU computes in float32 what float16 operators alone read
-        np.testing.assert_allclose([device[key].lo, device[key].hi], [sketch.lo, sketch.hi], rtol=1e-3)
-        assert (device[key].elements, device[key].samples) == (sketch.elements, sketch.samples)
+    assert_same(observed(graph, wishes, data, on_device=False), observed(graph, wishes, data, on_device=True))
 
 
 def test_tensors_without_rank_or_values() -> None:
@@ -230,19 +210,17 @@ def test_nan_is_blamed_in_the_same_words(wish: StatsRequest) -> None:
     assert messages[0] == messages[1]
 
 
-def test_only_a_few_numbers_leave_the_device() -> None:
+def test_only_a_few_numbers_leave_the_device(torch: Any) -> None:
     graph = load(residual())
     (segment,) = cut(graph, ["s", "r", "f"])
     wishes: dict[Key, StatsRequest] = {("s", None): RANGE, ("r", 1): RANGE, ("f", None): TRACKED}
     with DeviceRun(
         segment.model(graph), segment, frozenset(), wishes, device="cpu", place="cpu", name="the model"
     ) as run:
-        copied, counted, extremes = run.run({"x": IMAGES[:2]}, where="here")
-        assert (copied, counted) == ({}, {})
-        assert {key: len(found.lo) for key, found in extremes.items()} == {("s", None): 1, ("r", 1): 8, ("f", None): 2}
-        values = run._binding.get_outputs_as_ortvaluevector()
-        assert [value.shape() for value in values] == [[2 * 11 + 3], [4 + 4 + 2]]
-    assert [EXTREMES, SIZES] == list(run._places)
+        copied, kept = run.run({"x": IMAGES[:2]}, where="here")
+        assert not copied and run.kept == kept.keys() == {"s", "r", "f"}
+        places = [value.device_name() for value in run._binding.get_outputs_as_ortvaluevector()]
+        assert places == ["Cpu"] * 3
 
 
 def test_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,5 +269,5 @@ def test_torch_counts_on_a_gpu(torch: Any, axis: int | None) -> None:
     for seed, kind in enumerate(("normal", "relu", "extreme", "nan", "zero")):
         x = some_values((2, 5, 4000), kind, "float32", seed)
         whole.observe(x, seed, 1)
-        observe_tensor(torch, parts, torch.from_numpy(x).cuda(), Sample(seed, "", {}))
+        observe_tensors(torch, [(parts, torch.from_numpy(x).cuda())], Sample(seed, "", {}))
     assert_equal(whole, parts)
