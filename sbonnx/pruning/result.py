@@ -59,6 +59,7 @@ def report_of(
         macs=done.macs,
         size=done.size,
         latency=done.latency,
+        kernel_costs="" if done.latency is None or settings.costs is None else settings.costs.source,
         asked=asked,
         reached=reached,
         dimensions=done.dimensions,

@@ -147,6 +147,7 @@ class PruningReport(WithProblems, Result):
         macs, size: remaining share of the multiplications, and of the bytes of all constants.
         latency: remaining share of the time of a sample in float by the table of kernel costs; None without a table.
             `metrics` has the measured one, `latency_ratio`.
+        kernel_costs: kind of CPU of that table, or its digest (`Plan.kernel_costs`); "" without one.
         asked, reached: the budget or MAX_LOSS, by its name, and what the file has; empty with a ratio.
         dimensions: one row per dimension: layers that write and read it, groups before and after, error alone.
         sparse: one row per layer whose weight became sparse: pattern, values, zeros, and what TensorRT does with it.
@@ -167,6 +168,7 @@ class PruningReport(WithProblems, Result):
     macs: float
     size: float
     latency: float | None = None
+    kernel_costs: str = ""
     asked: dict[str, float] = field(default_factory=dict)
     reached: dict[str, float] = field(default_factory=dict)
     dimensions: tuple[PrunedDimension, ...] = ()

@@ -241,6 +241,7 @@ def test_a_time_that_cannot_be_reached_is_a_problem() -> None:
     assert not report.ok
     assert "of the estimated time remain, and 0.01 are asked for: the nearest network was written" in report.problems[0]
     assert report.reached["latency"] == report.latency
+    assert report.kernel_costs == load_costs(None, target_cpu()).source
     assert {row.after for row in report.dimensions} == {16}
 
 
