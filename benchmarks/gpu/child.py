@@ -142,6 +142,8 @@ def engine(kind: str, network: Subject, folder: Path, trt: Any, device: str) -> 
     start = time.perf_counter()
     loaded = trt.Runtime(trt.Logger(trt.Logger.WARNING)).deserialize_cuda_engine(built(trt, path, feed))
     build_s = time.perf_counter() - start
+    if loaded is None:
+        raise RuntimeError("an engine is built, and this GPU does not load it")
     layers.write_text(loaded.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON))
     context = loaded.create_execution_context()
     names = [loaded.get_tensor_name(at) for at in range(loaded.num_io_tensors)]
