@@ -25,8 +25,8 @@ from sbonnx.system.runtime import load_cuda_libraries, onnxruntime, require_devi
 
 CUDA_OPTIONS: Final = {"use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC"}
 """TF32 has 10 bits of mantissa: too few to measure ranges. The exhaustive search of algorithms, onnxruntime's default,
-chooses by time, so that results differ from run to run, and takes longer: calibration of MobileNetV2 with 256 samples on
-an H200 3.3 s, 2.7 s by heuristics; without either it did not end in 100 s."""
+chooses by time, so that results differ from run to run, and takes longer: calibration of MobileNetV2 with 256 samples
+takes 3.3 s on an H200, 2.7 s by heuristics; without either it did not end in 100 s."""
 
 REORDER: Final = "ReorderOutput"
 DOMAIN: Final = "com.microsoft.nchwc"
