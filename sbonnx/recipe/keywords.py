@@ -306,6 +306,11 @@ Keys: W.QUANTIZER.BIT, A.QUANTIZER.BIT. Values: w8a8, w4 (weights alone), int8 o
 
     Key: VERIFY.MIN_INTEGER. Values: 0 to 1. Default: none.
     """
+    runtimes: str | Sequence[str]
+    """Runtimes in which the file must give the same answer as in onnxruntime at level off, and none may refuse it.
+
+    Key: VERIFY.RUNTIMES. Values: names of sbonnx compare --runtimes, or all. Default: none.
+    """
     max_perplexity: float | str | None
     """sbonnx llm: increase of the perplexity against float on held-out text, at most.
 

@@ -372,6 +372,14 @@ def items(value: object) -> object:
     return [value] if isinstance(value, str) else _of_type(value, (list, tuple), "a list of patterns")
 
 
+def _names(value: object) -> tuple[str, ...]:
+    """Read names: a list, or a text with commas; in lower case."""
+    listed = value.split(",") if isinstance(value, str) else value
+    if not isinstance(listed, list | tuple) or not all(isinstance(name, str) and name.strip() for name in listed):
+        raise Wrong("must be a list of names, or names separated by commas", value=value)
+    return tuple(dict.fromkeys(name.strip().lower() for name in listed))
+
+
 def a_list(value: object) -> object:
     """Read a list."""
     return _of_type(value, (list, tuple), "a list")
@@ -561,6 +569,7 @@ Pattern = Annotated[str, ValueReader(_pattern, _TEXT)]
 TensorPattern = Annotated[str, ValueReader(_tensor_pattern, _TEXT)]
 Patterns = Annotated[tuple[Pattern, ...], ValueReader(items, _TEXTS)]
 NodePattern = Annotated[str, ValueReader(_node_pattern, _TEXT)]
+Names = Annotated[tuple[str, ...], ValueReader(_names, _TEXTS)]
 TensorGroup = Annotated[tuple[TensorPattern, ...], ValueReader(items, _TEXTS)]
 Multiple = Annotated[int | Literal["auto"], ValueReader(_multiple, _MULTIPLES)]
 Strength = Annotated[float | bool | Literal["auto"], ValueReader(_strength, _STRENGTHS)]

@@ -12,14 +12,14 @@ from typing import Any, ClassVar, Final, Literal
 import onnx
 
 from sbonnx.report.codes import PROBLEMS, Note, Problem, Refusal, WithProblems
-from sbonnx.report.comparison import Comparison, DecoderFigures
+from sbonnx.report.comparison import Comparison, DecoderFigures, Portability
 from sbonnx.report.details import Details
 from sbonnx.report.notebook import Result, page
 from sbonnx.report.plots import TOP, bar_chart, layer_names
 from sbonnx.report.pruned import PruningReport
 from sbonnx.report.searched import Advice, Cause, SearchFigures
 from sbonnx.report.verdict import Verdict, verdict_of
-from sbonnx.values import INTERNAL, OBJECT
+from sbonnx.values import INTERNAL, OBJECT, OPTIONAL
 
 
 @dataclass(frozen=True)
@@ -118,6 +118,7 @@ class Report(WithProblems, Result):
         causes: why the worst layers lose what they lose, and what reduces it, worst first; measured with `details`, and
             with `advise` if accuracy is not kept.
         pruning: the report of `sbonnx.prune` if the recipe has SPARSE, else None.
+        portability: outputs of the file in the runtimes of VERIFY.RUNTIMES, if there are any.
         problems: reasons why the result is unusable or misses a limit (empty if there are none).
         details: for pages, if asked for: nodes of the graph, losses by weights and inputs, histograms of the worst
             tensors; else None.
@@ -147,6 +148,7 @@ class Report(WithProblems, Result):
     engine_command: str = ""
     cpu: str = ""
     kernel_costs: str = ""
+    portability: Portability | None = field(default=None, metadata=OPTIONAL)
     quantized: onnx.ModelProto | None = field(default=None, repr=False, compare=False, metadata=INTERNAL)
 
     @property

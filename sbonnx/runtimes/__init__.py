@@ -34,10 +34,13 @@ GROUPS: Final = {ALL: tuple(RUNTIMES), "onnxruntime": tuple(runtime.name for run
 """Names that stand for several runtimes."""
 
 
-def chosen_runtimes(names: str | Sequence[str]) -> tuple[Runtime, ...]:
+def chosen_runtimes(names: str | Sequence[str], key: str = "--runtimes") -> tuple[Runtime, ...]:
     """Return the runtimes of a list: names separated by commas, or a sequence of names.
 
     "all" includes runtimes that are not installed, so that results can name them.
+
+    Args:
+        key: name of the list in messages.
 
     Raises:
         RecipeError: there is no such runtime, or the list is empty.
@@ -47,12 +50,12 @@ def chosen_runtimes(names: str | Sequence[str]) -> tuple[Runtime, ...]:
     for part in parts:
         if part not in RUNTIMES and part not in GROUPS:
             raise RecipeError(
-                f"--runtimes '{part}' is not known: choose from {', '.join(dict.fromkeys((*GROUPS, *RUNTIMES)))}"
+                f"{key} '{part}' is not known: choose from {', '.join(dict.fromkeys((*GROUPS, *RUNTIMES)))}"
             )
     for part in parts:
         why = RUNTIMES[part].absent() if part in RUNTIMES else None
         if why is not None:
-            raise DeviceError(f"--runtimes {part}: {why}")
+            raise DeviceError(f"{key} {part}: {why}")
     chosen = dict.fromkeys(name for part in parts for name in GROUPS.get(part, (part,)))
     return tuple(RUNTIMES[name] for name in chosen)
 

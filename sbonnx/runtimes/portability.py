@@ -36,7 +36,7 @@ Feeds = Mapping[str, Array]
 
 
 def portability(
-    float_model: Path,
+    float_model: Path | bytes,
     file: Path,
     data: Iterable[Feeds],
     runtimes: Sequence[Runtime],
@@ -72,7 +72,9 @@ def portability(
     return Portability(ORT_REFERENCE.name, len(feeds), tuple(rows), metric)
 
 
-def _metric(float_model: Path, file: Path, runtimes: Sequence[Runtime], evaluation: EvaluationData) -> Evaluation:
+def _metric(
+    float_model: Path | bytes, file: Path, runtimes: Sequence[Runtime], evaluation: EvaluationData
+) -> Evaluation:
     """Compute a metric of the float model in onnxruntime, and of the file in each runtime."""
     models = {FLOAT: float_model, **{runtime.name: file for runtime in runtimes}}
     return evaluate(models, evaluation, runtimes={runtime.name: runtime for runtime in runtimes})

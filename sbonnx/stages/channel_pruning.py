@@ -70,7 +70,7 @@ def read_pruning_data(state: PipelineState, options: RunOptions) -> PipelineStat
         RecipeError: see `check_outputs` and `pruning_of`.
     """
     request, prepared = state.request, state.prepared
-    check_outputs(prepared)
+    check_outputs(prepared, request.data)
     _settings(state)  # what is wrong is said before data is read
     if request.data is None:
         return state

@@ -65,7 +65,7 @@ def read_data(state: PipelineState, options: RunOptions) -> PipelineState:
         RecipeError: see `check_outputs`.
     """
     prepared = state.prepared
-    check_outputs(prepared)
+    check_outputs(prepared, state.request.data)
     data = divided(state.request.data, prepared, state.request.split, options)
     doubts: tuple[Note, ...] = ()
     if data is not None:

@@ -6,20 +6,24 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from sbonnx import graph as graphs
 from sbonnx import precision, profiling
 from sbonnx import verify as proof
 from sbonnx.calib.calibrator import MeasuredRanges
+from sbonnx.errors import RecipeError
 from sbonnx.graph.storage.temporary import temporary_folder
 from sbonnx.linting import View
 from sbonnx.linting.ort_numbers import saturates_there
 from sbonnx.planning import Plan
 from sbonnx.recipe import Recipe
 from sbonnx.report import Note, Problem, Refusal
+from sbonnx.report.comparison import Portability
 from sbonnx.report.searched import Cause
 from sbonnx.report.verdict import ON_CPU
+from sbonnx.runtimes import chosen_runtimes
+from sbonnx.runtimes.portability import portability
 from sbonnx.stages.state import PipelineState, Prepared
 from sbonnx.system.cpu import target_cpu
 from sbonnx.verify.ort_options import VerifyOptions
@@ -57,13 +61,22 @@ def limits_of(recipe: Recipe) -> proof.Limits:
     )
 
 
-def check_outputs(prepared: Prepared) -> None:
-    """Check that the outputs that limits and tasks of the recipe name exist, and can have these tasks.
+RUNTIMES: Final = "VERIFY.RUNTIMES"
+
+
+def check_outputs(prepared: Prepared, data: Any) -> None:
+    """Check that outputs and runtimes that the recipe names exist, and that outputs can have their tasks.
+
+    Args:
+        data: of the request; None without data.
 
     Raises:
-        RecipeError: one does not, or cannot.
+        RecipeError: one does not, or cannot; or runtimes have no data.
+        DeviceError: a runtime is not installed.
     """
     section, graph = prepared.recipe.verify, prepared.graph
+    if chosen_runtimes(section.runtimes, RUNTIMES) and data is None:
+        raise RecipeError(f"{RUNTIMES} compares outputs: give data, or leave it out")
     limits_of(prepared.recipe).check_outputs([output.name for output in graph.outputs])
     proof.check_tasks(section.task, graph)
 
@@ -148,6 +161,8 @@ def _verified(
         if begin is not None:
             where = f"'{begin.tensor}', input of '{begin.node}' ({begin.sqnr_db:.1f} dB)"
             problems.append(Problem("first-lost-layer", f"it begins at {where}"))
+    answers = _in_runtimes(state, reference, path)
+    problems += () if answers is None else answers.problems()
     limits = limits_of(recipe)
     below: tuple[Note, ...] = ()
     problems += [*missed, *limits.problems(comparison)]
@@ -163,10 +178,19 @@ def _verified(
         metrics=comparison,
         refusals=(*report.refusals, *left_float),
         layers=profiling.worst_first(layers),
+        portability=answers,
         problems=tuple(problems),
         notes=tuple(dict.fromkeys((*report.notes, *notes, *absent, *below, *judged.notes, *measured))),
     )
     return with_details(replace(state, report=verified, comparison=comparison))
+
+
+def _in_runtimes(state: PipelineState, reference: Path | bytes, path: Path) -> Portability | None:
+    """Run the file in the runtimes of the recipe; None without runtimes."""
+    runtimes = chosen_runtimes(state.prepared.recipe.verify.runtimes, RUNTIMES)
+    if not runtimes or state.data is None:
+        return None
+    return portability(reference, path, state.data.judged, runtimes, state.request.evaluation)
 
 
 def _with_unknown_sums(comparison: proof.Comparison, plan: Plan, path: Path) -> proof.Comparison:

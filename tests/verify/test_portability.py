@@ -28,6 +28,7 @@ from sbonnx.runtimes.cut_models import Piece
 from sbonnx.runtimes.ort_variants import ORT_REFERENCE
 from sbonnx.runtimes.portability import portability
 from sbonnx.verify import EvaluationData
+from tests.support.values import some
 
 Plant = Callable[[NodeProto, Callable[..., str]], list[NodeProto]]
 
@@ -251,3 +252,40 @@ def test_the_metric_is_computed_in_each_runtime(network: tuple[Path, Path, Any])
     page = portability_card(result)
     assert page.columns[3] == "top1"
     assert [row[0] for row in page.rows] == ["onnxruntime-basic", "wrong"]
+
+
+def test_a_file_that_differs_in_a_runtime_of_the_recipe_is_a_problem(
+    network: tuple[Path, Path, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    floats, file, feeds = network
+    monkeypatch.setitem(RUNTIMES, "wrong", wrong("Conv", after("Mul", 0.9)))
+    options: dict[str, Any] = {"backend": "virtual", "effort": "fast", "output": file.with_name("verified.onnx")}
+    report = sbonnx.quantize(floats, list(feeds), runtimes="Onnxruntime-basic, wrong", **options)
+    assert not report.ok
+    assert report.settings["VERIFY"]["RUNTIMES"] == ["onnxruntime-basic", "wrong"]
+    (problem,) = report.problems
+    assert (problem.code, problem[:26]) == ("runtime-differs", "wrong differs at Conv 'con")
+    assert "Runtimes" in report.to_html()
+    assert report.to_html().count("<td>differs at Conv") == 1
+    right = sbonnx.quantize(floats, list(feeds), runtimes=["onnxruntime-basic"], force=True, **options)
+    assert right.ok
+    assert some(right.portability).portable
+    with pytest.raises(RecipeError, match=r"VERIFY\.RUNTIMES 'gpu' is not known"):
+        sbonnx.quantize(floats, list(feeds), runtimes="gpu", force=True, **options)
+    with pytest.raises(RecipeError, match=r"VERIFY\.RUNTIMES compares outputs: give data"):
+        sbonnx.quantize(floats, None, mode="dynamic", backend="onnxruntime", runtimes="wrong")
+
+
+def test_the_command_line_shows_the_metric_in_each_runtime(
+    network: tuple[Path, Path, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    floats, file, feeds = network
+    monkeypatch.setitem(RUNTIMES, "wrong", wrong("MatMul", after("Mul", -1.0)))
+    labels = ORT_REFERENCE.open(floats, None).run(None, feeds[0])[0].argmax(1)
+    np.savez(file.with_name("feeds.npz"), **feeds[0])
+    np.savez(file.with_name("labels.npz"), **feeds[0], labels=labels)
+    data = ["--data", str(file.with_name("feeds.npz")), "--eval", str(file.with_name("labels.npz")), "--metric", "top1"]
+    assert main(["compare", str(floats), str(file), *data, "--runtimes", "onnxruntime-basic,wrong"]) == 1
+    rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if " dB " in line and line.split()}
+    assert " 1.0000" in rows["onnxruntime-basic"]
+    assert " 0.0000" in rows["wrong"]

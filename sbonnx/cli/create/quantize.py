@@ -20,6 +20,7 @@ from sbonnx.present.text.tables import (
     pruned_text,
     show_evaluation,
     show_outputs,
+    show_portability,
     show_refusals,
     show_search,
 )
@@ -372,6 +373,7 @@ def _print_details(given: Arguments, report: Report) -> None:
     )
     show_outputs(printer, "outputs against float", metrics)
     show_evaluation(printer, metrics)
+    show_portability(printer, report.portability)
     worst = report.layers[:WORST]
     printer.table(
         "worst layers (SQNR, dB)",

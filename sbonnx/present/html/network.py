@@ -12,8 +12,9 @@ from sbonnx.present.html import formatting
 from sbonnx.present.html.formatting import text
 from sbonnx.present.html.graph_view import GraphView, graph_view, kind_of
 from sbonnx.present.html.layer_views import Layers, layers_of
+from sbonnx.present.text.tables import runtime_rows
 from sbonnx.report.codes import Note, Refusal, by_code
-from sbonnx.report.comparison import Comparison
+from sbonnx.report.comparison import Comparison, Portability
 from sbonnx.report.decoder import DecoderEvaluation
 from sbonnx.report.details import Details
 from sbonnx.report.figures import Evaluation, FigureName, Kernels, LevelDifference, OutputDifference, QualityFigure
@@ -22,6 +23,7 @@ from sbonnx.report.searched import Cause, SearchFigures
 from sbonnx.report.verdict import (
     AS_LARGE,
     ON_CPU,
+    Tone,
     Verdict,
     figure_text,
     interval_text,
@@ -101,6 +103,32 @@ class OutputRow:
 
 
 @dataclass(frozen=True)
+class RuntimeTable:
+    """Outputs of the file in several runtimes.
+
+    Attributes:
+        tone, text: verdict in one sentence.
+        reference: runtime that the others are compared with.
+        columns, rows: display texts.
+    """
+
+    tone: Tone
+    text: str
+    reference: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def _runtime_table(result: Portability | None) -> RuntimeTable | None:
+    if result is None:
+        return None
+    columns, rows = runtime_rows(result)
+    tone: Tone = "good" if result.portable else "bad" if result.problems() else "idle"
+    texts = tuple(tuple(text("" if cell is None else cell) for cell in row) for row in rows)
+    return RuntimeTable(tone, result.text, result.reference, columns, texts)
+
+
+@dataclass(frozen=True)
 class Network:
     """View model of one quantized network, for the template.
 
@@ -114,6 +142,7 @@ class Network:
         headline: figures at the top of the page.
         outputs: errors of the outputs, and what they prove.
         levels: errors by optimization level.
+        runtimes: outputs in several runtimes; None if the file ran in none but its own.
         kernels: (name, text) of the integer kernels.
         layers: see `Layers`.
         graph: None if the report has no details.
@@ -136,6 +165,7 @@ class Network:
     headline: tuple[Figure, ...]
     outputs: tuple[OutputRow, ...]
     levels: tuple[LevelDifference, ...]
+    runtimes: RuntimeTable | None
     kernels: tuple[tuple[str, str], ...]
     layers: Layers
     graph: GraphView | None
@@ -176,6 +206,7 @@ def network_of(
         headline=tuple(_headline(report)),
         outputs=tuple(_output_rows(metrics)),
         levels=metrics.levels,
+        runtimes=_runtime_table(report.portability),
         kernels=tuple(_kernels(metrics.kernels)) if is_own_runtime(report) else (),
         layers=layers_of(report, rows),
         graph=None if report.details is None else graph_view(report.details),

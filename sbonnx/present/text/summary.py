@@ -56,6 +56,8 @@ def facts_of(report: Report) -> list[Fact]:
         from sbonnx.present.text.tables import pruned_text
 
         facts.append(("pruned", pruned_text(report.pruning) or ""))
+    if report.portability is not None:
+        facts.append(("runtimes", report.portability.text))
     facts += [("recipe", note) for note in report.notes if note.code == "empty-recipe"]
     return facts
 

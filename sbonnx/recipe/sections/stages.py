@@ -286,6 +286,14 @@ class Verification(Section):
         flag=Flag("--min-integer SHARE", "Exit 1 if fewer of the planned ops run in integer kernels.", flags.QUALITY),
     )
 
+    runtimes: value_types.Names = new_key(
+        (),
+        "runtimes in which the file must give the same answer as in onnxruntime at level off, and none may refuse it",
+        "names of sbonnx compare --runtimes, or all",
+        shown="none",
+        forms="runtimes",
+        example="[onnxruntime, wasm]",
+    )
     max_perplexity: value_types.Percentage | None = new_key(
         None,
         "sbonnx llm: increase of the perplexity against float on held-out text, at most",
