@@ -18,7 +18,7 @@ from sbonnx.tuning.cost_table import cost_table, machine
 from sbonnx.tuning.elementwise_cases import every_case
 from sbonnx.tuning.kernel_timing import time_case
 from sbonnx.tuning.kernel_trials import QUANTILE, SECONDS, Trial, choose, measure
-from sbonnx.tuning.tuned_costs import UNSETTLED, KernelTuning, disagreeing, factors_of, prices
+from sbonnx.tuning.tuned_costs import UNSETTLED, KernelTuning, disagreeing, measured_in, prices
 from sbonnx.verify.load import OtherLoad
 
 RESERVE: Final = 1.0
@@ -57,14 +57,13 @@ def tune(
     bundled = load_costs(None, kind).fits
     trials = choose(every_case(), bundled)
     measure(trials, _time_of, time.perf_counter, begin + seconds - RESERVE, progress or Silent())
-    before, speed = factors_of(path)
-    result = prices(trials, before, speed)
+    result = prices(trials, *measured_in(path))
     if len(result.kernels) < LEAST_SHARE * len(bundled):
         raise DeviceError(
             f"only {len(result.kernels)} of {len(bundled)} kernels could be measured in {seconds:g} s, and no table "
             f"was written: run sbonnx tune when no other programs use the processors, or with --seconds {5 * seconds:g}"
         )
-    write_text(path, cost_table({**where, "speed": result.speed[1]}, result.rows(bundled), ("factor",)))
+    write_text(path, cost_table({**where, "speed": result.base_speed}, result.rows(bundled), ("measured",)))
     unsettled, timed = disagreeing(trials), sum(bool(trial.times) for trial in trials)
     return KernelTuning(
         path=str(path),
@@ -72,7 +71,7 @@ def tune(
         cpu=kind.name,
         model=where["cpu"],
         onnxruntime=where["onnxruntime"],
-        speed=result.speed[0],
+        speed=result.speed,
         kernels=result.kernels,
         missing=len(bundled) - len(result.kernels),
         unsettled=unsettled,

@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from sbonnx.backends.kernel_costs import Amounts
 from sbonnx.graph.storage.temporary import temporary_folder
 from sbonnx.system.runtime import open_session, session_options
 
@@ -54,6 +55,11 @@ class KernelCase:
     def weights(self) -> int:
         """Number of elements of the largest constant."""
         return max((values.size for values in self.constants.values()), default=0)
+
+    @property
+    def amounts(self) -> Amounts:
+        """Measures that the formula of a price takes."""
+        return Amounts(self.macs, self.reads, self.writes, self.weights, self.pieces)
 
     @property
     def row(self) -> dict[str, Any]:

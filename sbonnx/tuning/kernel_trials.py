@@ -13,7 +13,7 @@ from itertools import chain, repeat, zip_longest
 from math import ceil
 from typing import Final
 
-from sbonnx.backends.kernel_costs import Amounts, Fit
+from sbonnx.backends.kernel_costs import Fit
 from sbonnx.progress import Progress
 from sbonnx.tuning.kernel_timing import COPIES, KernelCase
 
@@ -88,8 +88,7 @@ def choose(cases: Iterable[KernelCase], fits: Mapping[Key, Fit]) -> list[Trial]:
     sizes: dict[Key, list[Trial]] = defaultdict(list)
     for case in cases:
         fit = fits.get((case.kernel, case.variant, case.dtype))
-        amounts = Amounts(case.macs, case.reads, case.writes, case.weights, case.pieces)
-        trial = Trial(case, None if fit is None else fit.ns(amounts))
+        trial = Trial(case, None if fit is None else fit.ns(case.amounts))
         sizes[trial.key].append(trial)
     rounds = zip_longest(*map(_spread, sizes.values()))
     return [trial for trials in rounds for trial in trials if trial is not None]

@@ -3,7 +3,7 @@
 A price is a formula of the sizes of a node. Its factor to that of the table of the kind is the median over the measured
 sizes whose times agree, relative to the median of all kernels, the speed of the machine. Small differences are noise:
 below `NOISE` the price stays that of the kind, or of the table that is replaced, so that two measurements lead to equal
-plans.
+plans. The table contains the measured factors, by which the next measurement is compared with it.
 """
 
 from __future__ import annotations
@@ -101,41 +101,47 @@ class TunedPrices:
     """Prices by measured times.
 
     Attributes:
-        speed: measured, and of the table.
-        kernels: one for each kernel with expected times.
-        new: formulas of kernels without.
+        speed: as it was measured.
+        kernels: one for each measured kernel with an expected time.
+        base: times on which the prices of the table are based, by kernel: measured now, or those of the table that is
+            replaced.
+        base_speed: likewise.
+        new: formulas of kernels without an expected time.
     """
 
-    speed: tuple[float, float]
+    speed: float
     kernels: tuple[KernelPrice, ...]
+    base: Mapping[Key, float]
+    base_speed: float
     new: tuple[Row, ...]
 
     def rows(self, bundled: Mapping[Key, Fit]) -> list[Row]:
         """Return the rows of the table: those of the kind of CPU times factor and speed, and new ones."""
-        factors = {(price.kernel, price.variant, price.type): price.factor for price in self.kernels}
         rows = []
         for key, fit in bundled.items():
-            factor = factors.get(key, 1.0)
-            scaled = {item.name: _rounded(self.speed[1] * factor * getattr(fit, item.name)) for item in fields(Fit)}
-            rows.append({"kernel": key[0], "variant": key[1], "type": key[2], **scaled, "factor": factor})
-        return [*rows, *({**row, "factor": 1.0} for row in self.new)]
+            measured = self.base.get(key, 1.0)
+            factor = factor_of(self.base_speed) * factor_of(measured)
+            costs = {item.name: _rounded(factor * getattr(fit, item.name), 4) for item in fields(Fit)}
+            rows.append({"kernel": key[0], "variant": key[1], "type": key[2], **costs, "measured": measured})
+        return [*rows, *({**row, "measured": 1.0} for row in self.new)]
 
 
-def settle(measured: float, before: float | None) -> float:
-    """Return the factor of a price: 1 within noise of 1, `before` within noise of it.
+def factor_of(measured: float) -> float:
+    """Return the factor of a price: 1 within noise of 1.
 
     Between `NOISE` and its square, the logarithm rises from 0 to that of the measured factor. So measurements on either
     side of the limit lead to factors that differ by no more than the times do twice.
-
-    Args:
-        measured: factor by the measured times.
-        before: factor in the table that is replaced.
     """
-    size, limit = abs(log(measured)), log(NOISE)
-    factor = exp(copysign(min(size, 2 * max(size - limit, 0.0)), log(measured)))
-    if before is not None and abs(log(factor / before)) < limit:
+    size = abs(log(measured))
+    beyond = min(size, 2 * max(size - log(NOISE), 0.0))
+    return _rounded(exp(copysign(beyond, log(measured))), 2)
+
+
+def retained(measured: float, before: float | None) -> float:
+    """Return the measured time of the table that is replaced if the new one is within noise of it, else the new one."""
+    if before is not None and abs(log(measured / before)) <= log(NOISE):
         return before
-    return float(f"{factor:.2g}")
+    return _rounded(measured, 3)
 
 
 def prices(trials: Sequence[Trial], before: Mapping[Key, float], speed_before: float | None = None) -> TunedPrices:
@@ -143,7 +149,7 @@ def prices(trials: Sequence[Trial], before: Mapping[Key, float], speed_before: f
 
     Args:
         trials: with their times.
-        before: factors of the table that is replaced, by kernel.
+        before: measured times in the table that is replaced, by kernel.
         speed_before: its speed; None: there is no such table.
     """
     ratios: dict[Key, list[float]] = defaultdict(list)
@@ -158,25 +164,25 @@ def prices(trials: Sequence[Trial], before: Mapping[Key, float], speed_before: f
             ratios[trial.key].append((ns + RESOLUTION_NS) / (trial.expected_ns + RESOLUTION_NS))
     middle = {key: median(values) for key, values in ratios.items()}
     speed = median(middle.values()) if middle else 1.0
+    base = {**before, **{key: retained(value / speed, before.get(key)) for key, value in middle.items()}}
     kernels = [
-        KernelPrice(*key, value / speed, settle(value / speed, before.get(key)), len(ratios[key]))
-        for key, value in middle.items()
+        KernelPrice(*key, value / speed, factor_of(base[key]), len(ratios[key])) for key, value in middle.items()
     ]
     kernels.sort(key=lambda price: -abs(log(price.factor)))
-    return TunedPrices((speed, settle(speed, speed_before)), tuple(kernels), tuple(fits(new)))
+    return TunedPrices(speed, tuple(kernels), base, retained(speed, speed_before), tuple(fits(new)))
 
 
-def factors_of(path: Path) -> tuple[dict[Key, float], float | None]:
-    """Return the factors of a table and its speed; none and None if there is no table of `sbonnx tune` at the path."""
+def measured_in(path: Path) -> tuple[dict[Key, float], float | None]:
+    """Return the measured times of a table and its speed; none and None if `sbonnx tune` did not write the file."""
     try:
         table = read_json(path)
-        factors = {(row["kernel"], row["variant"], row["type"]): row["factor"] for row in table["fits"]}
-        numbers = [*factors.values(), table["machine"]["speed"]]
+        times = {(row["kernel"], row["variant"], row["type"]): row["measured"] for row in table["fits"]}
+        numbers = [*times.values(), table["machine"]["speed"]]
     except (OSError, ValueError, KeyError, TypeError):  # it is replaced
         return {}, None
     if not all(isinstance(number, int | float) and 0 < number < inf for number in numbers):
         return {}, None
-    return factors, numbers[-1]
+    return times, numbers[-1]
 
 
 def disagreeing(trials: Collection[Trial]) -> int:
@@ -184,5 +190,5 @@ def disagreeing(trials: Collection[Trial]) -> int:
     return sum(bool(trial.times) and not trial.refused and not trial.settled for trial in trials)
 
 
-def _rounded(value: float) -> float:
-    return float(f"{value:.4g}")
+def _rounded(value: float, digits: int) -> float:
+    return float(f"{value:.{digits}g}")
