@@ -62,6 +62,23 @@ def evaluated(line: str) -> Figures:
     return values
 
 
+def checked(line: str, runtime: str) -> Figures:
+    """Run a command line that begins with `sbonnx compare`; return the figures of a file in a runtime.
+
+    Raises:
+        SystemExit: the runtime refuses the file, or its outputs differ.
+    """
+    portability = measured(line)["portability"]
+    print(portability["text"])
+    (row,) = portability["rows"]
+    metric = {row["model"]: float(row["metric"]["value"]) for row in portability["evaluation"]["rows"]}
+    return {
+        "top-1 float": metric["float"],
+        f"top-1 in {runtime}": metric[runtime],
+        "nodes on another processor": len(row["fallback"]),
+    }
+
+
 def size(path: str) -> float:
     """Return the size of a file in kB."""
     return Path(path).stat().st_size / 1000

@@ -385,7 +385,7 @@ class Portability(Result):
             return f"not portable: {'; '.join(parts)}"
         if not ran:
             return "unknown: no runtime ran the file"
-        return f"portable: {len(ran)} runtimes give the same answer up to rounding"
+        return f"portable: same answer up to rounding in {', '.join(row.runtime for row in ran)}"
 
     def problems(self) -> tuple[Problem, ...]:
         """Return a problem for each runtime that differs or refuses the file."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from sbonnx.runtimes import RUNTIMES
 from tests.e2e.test_readme import blocks
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -33,6 +34,10 @@ PACKAGES = {
 """Packages of an example besides torch."""
 
 
+WITHOUT_TORCH = {"browser": "wasm", "phone": "qnn", "tensorrt": ""}
+"""Examples of the bundled network, and the runtime that each one needs."""
+
+
 def expected(name: str) -> dict[str, float]:
     """Return the figures of a README's table."""
     return {figure: float(value) for figure, value in ROW.findall((EXAMPLES / name / "README.md").read_text())}
@@ -54,8 +59,11 @@ def printed(output: str) -> Iterator[list[str]]:
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipe(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Shares and sizes are those of the README, and so are the commands."""
-    if name != "tensorrt":
+    if name not in WITHOUT_TORCH:
         pytest.importorskip("torch")
+    why = RUNTIMES[WITHOUT_TORCH[name]].absent() if WITHOUT_TORCH.get(name) else None
+    if why:
+        pytest.skip(why)
     for package in PACKAGES.get(name, ()):
         pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
