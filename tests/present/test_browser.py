@@ -187,7 +187,7 @@ def test_the_overview(chromium: Browser, tmp_path: Path) -> None:
     for row in report["rows"]:
         assert row["outcome"]["status"] in words and row["outcome"]["reason"] in words
     tiles = chromium.run("[...document.querySelectorAll('.tile')].slice(0, 9).map(e => e.innerText.split('\\n'))")
-    assert tiles[0][:2] == ["Jobs", "9"] and tiles[1][:2] == ["done", "2"]
+    assert tiles[0][:2] == ["Jobs", "9"] and tiles[1][:2] == ["Done", "2"]
 
 
 def test_sorting_and_filtering(chromium: Browser, tmp_path: Path) -> None:

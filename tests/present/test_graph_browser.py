@@ -103,6 +103,9 @@ def test_blocks_open_and_nodes_show_their_details(width: int, dark: bool, chromi
     assert "Tensor" in chromium.run(PANEL) and chromium.run("document.querySelectorAll('.edge.near').length") > 0
     chromium.run(press("− layer0"))
     assert "+ layer0" in chromium.run(TEXTS)
+    unlike = """[...document.querySelectorAll('.graph button[aria-label]')].filter(
+        e => !e.getAttribute('aria-label').includes(e.textContent)).map(e => e.outerHTML)"""
+    assert [button for button in chromium.run(unlike) if ">+<" not in button and ">\u2212<" not in button] == []
     contrast = chromium.run(CONTRAST)
     assert contrast["texts"][0] >= 4.5, contrast["texts"]
     assert chromium.wrong == [] and chromium.run("document.title") == "m.onnx – sbonnx graph"
@@ -141,7 +144,7 @@ def test_keys_move_between_boxes(chromium: Browser, tmp_path: Path) -> None:
         text = {"text": "\r"} if key == "Enter" else {}
         chromium.call("Input.dispatchKeyEvent", type="keyDown", key=key, windowsVirtualKeyCode=code, **text)
         chromium.call("Input.dispatchKeyEvent", type="keyUp", key=key, windowsVirtualKeyCode=code)
-    assert chromium.run("document.activeElement.getAttribute('aria-label')").startswith("close block layer2")
+    assert chromium.run("document.activeElement.getAttribute('aria-label')").startswith("\u2212 layer2 opened block")
     assert chromium.run("document.activeElement.getAttribute('aria-expanded')") == "true"
 
 
@@ -166,7 +169,7 @@ def test_large_models_open_in_seconds(chromium: Browser, tmp_path: Path) -> None
 def test_names_are_only_text(chromium: Browser, tmp_path: Path) -> None:
     rows = [node(name, op=name, module=name, refusals=(name,), codes=(name,)) for name in EVIL]
     shown(chromium, graph_page(built(Details, details(rows)), title=EVIL[0]), tmp_path)
-    chromium.run("document.querySelector('[aria-label=\"open all blocks\"]').click()")
+    chromium.run("document.querySelector('[aria-label=\"expand all blocks\"]').click()")
     for index in range(len(EVIL)):
         chromium.run(f"{BOXES}.filter(e => !e.matches('.head'))[{index}].click()")
     chromium.run(enter("Search nodes and tensors", "<"))

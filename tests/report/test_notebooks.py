@@ -50,7 +50,7 @@ def test_a_report_shows_its_metric_first() -> None:
     rows = (MetricRow("m.onnx", value), MetricRow("q.onnx", value, MetricValue(0.0, -0.01, 0.01)))
     metrics = Comparison((OUTPUT,), 9, evaluation=Evaluation("top1", "", True, True, 500, "wilson", rows))
     shown = texts(report(metrics=metrics)._repr_html_())
-    assert 0 < shown.index("top1: 0.87 (float 0.87") < shown.index("SQNR: 30.0 dB")
+    assert 0 < shown.index("top1: 0.87, float 0.87") < shown.index("SQNR: 30.0 dB")
 
 
 def test_names_are_only_text() -> None:
@@ -71,15 +71,13 @@ def test_a_plan_and_a_model() -> None:
     assert f"weight sites: {len(plan.of_role('weight'))}" in texts(plan._repr_html_())
     small = Reason("weight-too-small", "too small")
     refused = replace(plan, refusals=(Refusal("quantize", "a", small), Refusal("quantize", "b", small)))
-    assert (
-        "2 refusals" in texts(refused._repr_html_()) and '<td style="text-align: left">2</td>' in refused._repr_html_()
-    )
+    assert "2 refusals" in texts(refused._repr_html_()) and ">2</td>" in refused._repr_html_()
 
 
 def test_a_profile() -> None:
     rows = tuple(LayerLoss(f"n{at}", "Conv", "t", "", "int8", alone=40.0 - at, gathered=None) for at in range(3))
     shown = texts(Profile("sqnr", rows, {"y": 31.5}, 4)._repr_html_())
-    assert "3 layers on 4 feeds" in shown and "output y: 31.5 dB" in shown
+    assert "Losses of 3 layers on 4 feeds: sqnr in dB" in shown and "output y: 31.5 dB" in shown
     assert shown.index("n2") < shown.index("n1") < shown.index("n0"), "worst first"
 
 
@@ -115,7 +113,7 @@ JOB = Job("a", str(Path("m.onnx").absolute()), None, "tensorrt", "q.onnx")
         ),
         (
             Speed("q.onnx", 2, 8, 50, 1.5, 1.2, 1.9, (1.4, 1.6), 5333.0, 0.5, (0.4, 0.6)),
-            ["q.onnx, 2 threads, 8 samples a run", "median: 1.5 ms (1.4 to 1.6)", "relative to the first model: 0.5"],
+            ["q.onnx, 2 threads, 8 samples a run", "median: 1.5 ms (1.4 to 1.6)", "samples/s: 5 333"],
         ),
         (
             ModelDifference({"a": "int8"}, {}, (PAIR,), 5, (), 2, (), (), {}),

@@ -56,12 +56,17 @@ def report_card(report: Report) -> Card:
         title=f"{network.model.rpartition('/')[2]} for {network.backend}",
         sentence=network.verdict.text,
         tone=network.verdict.tone,
-        facts=[(figure.name, f"{figure.value} ({figure.more})") for figure in network.headline],
+        facts=[(figure.name, _joined(figure.value, figure.more)) for figure in network.headline],
         columns=("worst layers", "input", "type", "isolated, dB", "accumulated, dB"),
         rows=rows,
         total=layers.total,
         hint="all: .layers_frame(), .plot(), .to_html()",
     )
+
+
+def _joined(value: str, more: str) -> str:
+    """Join a figure and its details, which may begin with an interval in parentheses."""
+    return value if not more else f"{value} {more}" if more.startswith("(") else f"{value}, {more}"
 
 
 def folder_card(folder: QuantizedFolder) -> Card:

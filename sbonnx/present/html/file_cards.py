@@ -10,7 +10,7 @@ from sbonnx.present.html import formatting
 from sbonnx.present.html.card import Card
 from sbonnx.present.html.formatting import text
 from sbonnx.present.text.tables import metric_text
-from sbonnx.report.verdict import interval_text
+from sbonnx.report.verdict import interval_text, speed_parts
 
 if TYPE_CHECKING:
     from sbonnx.linting.report import LintReport
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def contents_card(contents: ModelContents) -> Card:
     """Summarize the contents of a model: its size, interface and operators."""
-    pairs = [f"{row.pairs} of {row.type} {row.of}" for row in contents.qdq]
+    pairs = [f"{row.pairs} of {row.of} in {row.type}" for row in contents.qdq]
     tensors = {"inputs": contents.inputs, "outputs": contents.outputs}
     interface = [
         (side, ", ".join(f"{row.name} {row.type} {_shape(row.shape)}" for row in rows))
@@ -35,7 +35,7 @@ def contents_card(contents: ModelContents) -> Card:
     return Card(
         title=f"{contents.file}: {formatting.count(contents.nodes)} nodes, opset {contents.opset}, "
         f"{formatting.size(contents.bytes)}",
-        sentence=f"{', '.join(pairs)} pairs." if pairs else "",
+        sentence=f"Q/DQ pairs: {', '.join(pairs)}." if pairs else "",
         facts=[*interface, ("parameters", formatting.count(contents.parameters))],
         columns=("op", "nodes"),
         rows=[(text(op), formatting.count(count)) for op, count in contents.ops.items()],
@@ -124,13 +124,15 @@ def profile_card(profile: Profile) -> Card:
     from sbonnx.profiling.checkers import COLUMNS, TITLES, kind_of, name_of
 
     name, unit = name_of(profile.checker), kind_of(profile.checker).unit
+    shown = formatting.decibel if unit == "dB" else formatting.plain
     rows = [
-        (row.node, row.op, row.label, *("" if value is None else f"{value:.4g}" for value in map(row.value, COLUMNS)))
+        (row.node, row.op, row.label, *("" if value is None else shown(value) for value in map(row.value, COLUMNS)))
         for row in profile.worst_first()
     ]
-    outputs = [(f"output {output}", f"{value:.4g} {unit}") for output, value in profile.outputs.items()]
+    outputs = [(f"output {output}", f"{shown(value)} {unit}") for output, value in profile.outputs.items()]
+    feeds = f"{formatting.count(profile.feeds)} feed{'s' if profile.feeds != 1 else ''}"
     return Card(
-        title=f"{name}{f' ({unit})' if unit else ''} of {len(profile.layers)} layers on {profile.feeds} feeds",
+        title=f"Losses of {len(profile.layers)} layers on {feeds}: {name}{f' in {unit}' if unit else ''}",
         facts=outputs,
         columns=("layer", "op", "reads", *(TITLES[name] for name in COLUMNS)),
         rows=rows,
@@ -144,7 +146,7 @@ def speed_card(speed: Speed) -> Card:
         ("median", f"{speed.median_ms:.3g} ms{interval_text(*speed.interval_ms)}"),
         ("best", f"{speed.best_ms:.3g} ms"),
         ("95th percentile", f"{speed.p95_ms:.3g} ms"),
-        ("samples/s", f"{speed.samples_per_second:.3g}"),
+        ("samples/s", _rate(speed.samples_per_second)),
         ("time relative to the first model", f"{speed.ratio:.3g} of it"),
     ]
     return Card(f"{speed.model}, {speed.threads} threads, {speed.batch} samples a run", facts=facts)
@@ -186,14 +188,14 @@ def benchmark_card(found: Benchmark) -> Card:
             str(row.threads),
             str(row.batch),
             f"{row.median_ms:.3g}{interval_text(*row.interval_ms)}",
-            f"{row.samples_per_second:.3g}",
+            _rate(row.samples_per_second),
             f"{row.ratio:.3g}",
         )
         for row in found.rows
     ]
     return Card(
         title=f"{' and '.join(found.models)} in {found.runtime}",
-        sentence="; ".join(f"{row.median_ms:.3g} ms" for row in found.rows),
+        sentence="; ".join(map(_speed_text, found.rows[: len(found.models)])),
         columns=("model", "threads", "batch", "median, ms", "samples/s", "time relative to the first"),
         rows=rows,
         hint="all: .rows",
@@ -212,6 +214,18 @@ def tuning_card(tuning: KernelTuning) -> Card:
         rows=[(row.kernel, row.variant, row.type, f"{row.factor:.3g}") for row in changed],
         hint="all: .kernels, .frame()",
     )
+
+
+def _rate(value: float) -> str:
+    """Format a number of samples a second with three significant digits, or all before the point."""
+    return formatting.count(value) if value >= 100 else formatting.plain(value, 3)
+
+
+def _speed_text(speed: Speed) -> str:
+    """Return the time of a run, and how it compares with that of the first model."""
+    _, text, ends = speed_parts(speed.ratio, *speed.ratio_interval, busy=speed.busy)
+    relative = f", {text}{ends}" if speed.ratio != 1 else ""
+    return f"{speed.model.rpartition('/')[2]} {speed.median_ms:.3g} ms a run{relative}"
 
 
 CARDS: Final[Mapping[str, Callable[[Any], Card | list[Card]]]] = {

@@ -32,6 +32,11 @@
     return element;
   }
 
+  // The accessible name begins with the visible text (WCAG 2.5.3), so that voice commands find the button.
+  function describe(element, more) {
+    element.setAttribute("aria-label", element.textContent + " " + more);
+  }
+
   function count(number, noun) { return number + " " + noun + (number === 1 ? "" : "s"); }
   function short(name) { return name.split("/").slice(-2).join("/"); }
   function decibel(value) { return value.toFixed(1).replace("-", "\u2212") + " dB"; }
@@ -266,8 +271,8 @@
       press("+", "zoom in", () => this.scale(this.zoom * ZOOM.step));
       press("\u2212", "zoom out", () => this.scale(this.zoom / ZOOM.step));
       press("fit", "fit the graph into the window", () => this.scale(this.fitting(ZOOM.least)));
-      press("collapse", "close all blocks", () => this.openAll(false));
-      if (nodes.length <= 400) press("expand", "open all blocks", () => this.openAll(true));
+      press("collapse", "collapse all blocks", () => this.openAll(false));
+      if (nodes.length <= 400) press("expand", "expand all blocks", () => this.openAll(true));
       this.found = add(bar, "output");
     }
 
@@ -378,7 +383,7 @@
       const element = button(null, "head " + this.colour(block), "", () => this.toggle(block));
       add(element, "span", "op", "\u2212 " + block.title);
       element.setAttribute("aria-expanded", "true");
-      element.setAttribute("aria-label", "close block " + block.title + ", " + count(block.total, "node"));
+      describe(element, "opened block, " + count(block.total, "node"));
       element.title = block.title;
       return element;
     }
@@ -389,7 +394,7 @@
       const element = button(null, "port" + (isTerminal ? " terminal" : ""), "", () => (port.entities.length === 1 ? this.reveal(port.entities[0]) : this.select({ tensors: [...port.tensors] })));
       element.textContent = (port.incoming ? "" : "\u2192 ") + short(names[0]) + (names.length > 1 ? " +" + (names.length - 1) : "");
       element.title = names.slice(0, 20).join("\n");
-      element.setAttribute("aria-label", (port.incoming ? "from " : "to ") + names[0] + (names.length > 1 ? " and " + (names.length - 1) + " more" : ""));
+      describe(element, (port.incoming ? "from " : "to ") + names[0] + (names.length > 1 ? " and " + (names.length - 1) + " more" : ""));
       return element;
     }
 
@@ -399,8 +404,10 @@
       add(first, "span", "op", item.isBlock ? "+ " + item.title : item.op);
       const matches = this.matches && item.isBlock ? this.matches.get(item) : 0;
       const figure = matches ? count(matches, "hit") : item.db === undefined ? "" : (item.isBlock ? "\u2265 " : "") + decibel(item.db);
+      first.append(" ");
       if (figure) add(first, "span", "figure", figure);
       else if (!item.isBlock && item.why.length && item.kind === "float") add(first, "span", "figure reason", "why");
+      element.append(" ");
       add(element, "span", "name", item.isBlock ? count(item.total, "node") + (item.categories.float ? ", " + item.categories.float + " float" : "") : item.title);
       if (item.isBlock) {
         element.setAttribute("aria-expanded", "false");
@@ -408,8 +415,7 @@
       }
       if (this.matches && !this.matches.has(item)) element.classList.add("faint");
       element.title = item.isBlock ? item.title : item.name;
-      const state = item.isBlock ? count(item.total, "node") : [item.name, BITS.find(([kind]) => kind === item.category)[1]].join(", ");
-      element.setAttribute("aria-label", (item.isBlock ? "open block " + item.title : item.op) + ", " + state + (item.db === undefined ? "" : ", " + decibel(item.db)));
+      describe(element, item.isBlock ? "closed block" : item.name + ", " + BITS.find(([kind]) => kind === item.category)[1]);
       return element;
     }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -63,11 +63,18 @@ class NextStep:
 
 @dataclass(frozen=True)
 class PlaceGroup:
-    """Occurrences of one action or refusal with the same reason: count, and the first places."""
+    """Occurrences of one action or refusal with reasons of the same code: count, and the first places.
+
+    Attributes:
+        what, code: of all.
+        why: the first reason.
+        reasons: number of different ones.
+    """
 
     what: str
     why: str
     code: str
+    reasons: int
     count: int
     where: tuple[str, ...]
 
@@ -455,7 +462,9 @@ def _grouped(rows: Sequence[_Row], places: int) -> PlaceGroups:
     Each group lists at least one place.
     """
     counts = Counter((what, code) for what, code, _, _ in rows)
-    first = {(what, code): why for what, code, why, _ in reversed(rows)}
+    whys: dict[tuple[str, str], dict[str, None]] = defaultdict(dict)
+    for what, code, why, _ in rows:
+        whys[what, code].setdefault(why)
     most = counts.most_common(places)
     places_a_reason = max(1, places // max(len(most), 1))
     where: dict[tuple[str, str], list[str]] = {key: [] for key, _ in most}
@@ -463,6 +472,8 @@ def _grouped(rows: Sequence[_Row], places: int) -> PlaceGroups:
         if len(where.get((what, code), range(places_a_reason))) < places_a_reason:
             where[what, code].append(place)
     groups = (
-        PlaceGroup(what, first[what, code], code, times, tuple(where[what, code])) for (what, code), times in most
+        PlaceGroup(what, next(iter(whys[key])), code, len(whys[key]), times, tuple(where[key]))
+        for key, times in most
+        for what, code in [key]
     )
     return PlaceGroups(tuple(groups), len(counts), len(rows))
