@@ -6,7 +6,8 @@ not run them. Codes of few bits leave room in a byte for ``code - zero_point``.
 
 A Clip for activations of fewer than 8 bits works on codes: ``Q(Clip(x, (qmin - z) s, (qmax - z) s))`` and
 ``Clip(Q(x), qmin, qmax)`` are equal, because rounding is monotonic. onnxruntime fuses a Conv into a QLinearConv only if
-a QuantizeLinear follows directly, and has a Clip kernel for 8-bit integers.
+a QuantizeLinear follows directly, and has a Clip kernel for 8-bit integers. A Clip at whose bounds the codes saturate
+has no effect and is removed: that kernel takes up to 30 % of the time of the convolution before it.
 
 A Pad works on codes: onnxruntime moves pairs past Transpose, Slice and the like by itself, but not past Pad.
 
@@ -29,6 +30,7 @@ import onnx
 
 from sbonnx.backends.base import in_every_scope
 from sbonnx.backends.placement_rules import PAD_VALUE, fills_zero
+from sbonnx.backends.saturating_codes import has_no_effect, remove_rectifier
 from sbonnx.graph import Body, Constant, Node, Tensor, Variable, edit, query
 from sbonnx.ops import ADDS, CONTROL_FLOW, DEQUANTIZE, EMBEDDING, LINEAR, PADS, QUANTIZE, RECURRENT
 from sbonnx.spec import SAFE_CODE, Array
@@ -75,12 +77,16 @@ INPUTS: Final = 3
 
 @in_every_scope()
 def clip_codes(body: Body, names: edit.Names) -> Iterator[str]:
-    """Move a Clip after the QuantizeLinear that is its only reader, so that it clips codes."""
+    """Move a Clip behind the QuantizeLinear that alone reads it, or remove it if it has no effect there."""
     outputs = {id(tensor) for tensor in body.outputs}
     for node in list(body.nodes):
         clipped = _clipped(node, outputs)
         if clipped is not None:
             quantize, *ends = clipped
+            if has_no_effect(node, quantize):
+                remove_rectifier(node, quantize)
+                yield f"{node.name}: removed, since the codes behind it saturate at its bounds"
+                continue
             codes: Tensor = quantize.outputs[0]
             edit.replace_input(quantize, 0, node.inputs[0])
             wide = Variable(names.fresh(f"{codes.name}_wide"), dtype=codes.dtype, shape=codes.shape)

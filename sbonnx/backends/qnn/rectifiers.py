@@ -11,12 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from sbonnx.backends.base import in_every_scope
+from sbonnx.backends.saturating_codes import has_no_effect, remove_rectifier
 from sbonnx.graph import Body, Node, Tensor, edit, query
-from sbonnx.ops import DEQUANTIZE, QUANTIZE, RECTIFIED, RECTIFIERS
-from sbonnx.spec import Array
+from sbonnx.ops import DEQUANTIZE, QUANTIZE, RECTIFIERS
 
 
 @in_every_scope()
@@ -29,9 +27,8 @@ def settle_rectifiers(body: Body, names: edit.Names) -> Iterator[str]:
         if pair is None:
             continue
         quantize, dequantize = pair
-        if _has_no_effect(node, quantize):
-            edit.replace_input(quantize, 0, node.inputs[0])
-            quantize.attrs[RECTIFIED] = [0.0] if node.op == "Relu" else [*(_bounds(node) or ())]
+        if has_no_effect(node, quantize):
+            remove_rectifier(node, quantize)
             yield f"{node.name}: removed, since the codes behind it saturate at its bounds"
             continue
         tensor: Tensor = node.inputs[0]
@@ -52,30 +49,3 @@ def _pair_behind(node: Node, outputs: set[int]) -> tuple[Node, Node] | None:
     quantize = readers[0][0]
     behind = [reader for reader, _ in query.readers(quantize.outputs[0]) if reader.op in DEQUANTIZE]
     return (quantize, behind[0]) if behind else None
-
-
-def _has_no_effect(node: Node, quantize: Node) -> bool:
-    """Return whether the codes of a Relu's or Clip's bounds are the lowest and the highest code."""
-    scale, zero = (query.constant(tensor) for tensor in quantize.inputs[1:3])
-    bounds = _bounds(node)
-    if scale is None or zero is None or bounds is None or scale.size != 1:
-        return False
-    limits = np.iinfo(zero.dtype)
-    low, high = (np.rint(np.float32(end) / scale.reshape(())) + float(zero.reshape(())) for end in bounds)
-    return bool(low <= limits.min and high >= limits.max)
-
-
-def _bounds(node: Node) -> tuple[float, float] | None:
-    """Return the bounds of a Relu or Clip; None if they are computed."""
-    if node.op == "Relu":
-        return 0.0, np.inf
-    ends: list[float] = []
-    for index, (name, default) in enumerate((("min", -np.inf), ("max", np.inf)), start=1):
-        given = query.optional_input(node, index)
-        value: Array | None = (
-            np.asarray(query.attribute(node, name, default)) if given is None else query.constant(given)
-        )
-        if value is None or value.size != 1:
-            return None
-        ends.append(float(value.reshape(())))
-    return ends[0], ends[1]

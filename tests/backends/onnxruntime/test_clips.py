@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbonnx import graph as graphs
+from sbonnx import qdq
 from sbonnx.backends.onnxruntime.rewrites import clip_codes
 from sbonnx.spec import QuantSpec, bounds_of, params_from_bounds
 from tests.support.models import model, run
@@ -54,3 +55,17 @@ def test_a_clip_that_others_read_stays() -> None:
 def test_codes_of_two_bytes_have_no_clip_of_codes() -> None:
     proto = model(TEXT, opset=21, low=np.float32(0), high=np.float32(1), s=np.float32(0.1), z=np.uint16(0))
     assert clip_codes(graphs.load(proto)) == []
+
+
+def test_a_clip_at_whose_bounds_codes_saturate_is_removed_and_restored() -> None:
+    """A range from 0 to 6 in all codes of a byte, whose last step is rounded beyond 6."""
+    scale = np.nextafter(np.float32(6 / 255), np.float32(1))
+    proto = model(TEXT, low=np.float32(0), high=np.float32(6), s=scale, z=np.uint8(0))
+    graph = graphs.load(proto)
+    assert len(clip_codes(graph)) == 1
+    after = graphs.to_proto(graph)
+    assert [node.op_type for node in after.graph.node] == ["Relu", "QuantizeLinear", "DequantizeLinear"]
+    x = np.linspace(-2, 8, 64 * 8, dtype=np.float32).reshape(64, 8)
+    np.testing.assert_array_equal(run(after, {"x": x}, level="off")["y"], run(proto, {"x": x}, level="off")["y"])
+    qdq.strip(graph)
+    assert [node.op for node in graph.nodes] == ["Relu", "Clip"]
