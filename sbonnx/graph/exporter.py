@@ -17,6 +17,7 @@ from sbonnx.graph.protos import copied, ir_version_for, replace_entries, tensor_
 from sbonnx.graph.query import Array, all_nodes, bodies, constant, ordered, readers, stored_values
 from sbonnx.graph.storage import protobuf_payloads
 from sbonnx.graph.storage.weights import INLINE_BYTES, MappedWeights, chunks, numpy_dtype, onnx_dtype, stored_bytes
+from sbonnx.ops import RUNTIME_OPS
 
 METADATA_IR = 10
 """First IR version in which nodes, tensors and values have metadata_props."""
@@ -80,13 +81,16 @@ class Skeleton:
         return bytes(model.SerializeToString(deterministic=True))
 
 
-def skeleton(graph: Graph, *, info: bool = True, inline: int = INLINE_BYTES, hoist: bool = False) -> Skeleton:
+def skeleton(
+    graph: Graph, *, info: bool = True, inline: int = INLINE_BYTES, hoist: bool = False, inferred: bool = True
+) -> Skeleton:
     """Convert the graph to a model without its large weights.
 
     Args:
         info: write the data of `graph.info` (metadata, doc strings, value types); False: structure and values only.
         inline: tensors of up to this many bytes are stored in the model.
         hoist: write large constants of bodies in the main graph, where their readers see them too.
+        inferred: write the types of all tensors; False: without those that a reader infers.
 
     Raises:
         ModelError: a graph input has no known type, or an attribute no form in ONNX.
@@ -95,7 +99,7 @@ def skeleton(graph: Graph, *, info: bool = True, inline: int = INLINE_BYTES, hoi
     wants = ir_version_for(imports) if graph.opset > graph.info.original_opset else 0
     version = max(graph.info.ir_version, wants)
     source = graph.info if info else ModelInfo(values=graph.info.values)
-    writer = _GraphExporter(source, inline, has_node_metadata=version >= METADATA_IR)
+    writer = _GraphExporter(source, inline, has_node_metadata=version >= METADATA_IR, inferred=inferred)
     writer.place_constants(graph, hoist=hoist)
     model = copied(graph.info.model) if info else ModelProto()
     model.graph.CopyFrom(writer.graph(graph, ""))
@@ -122,8 +126,9 @@ def _imports(graph: Graph) -> list[onnx.OperatorSetIdProto]:
 class _GraphExporter:
     """Converter of all scopes, which share payloads."""
 
-    def __init__(self, info: ModelInfo, inline: int, *, has_node_metadata: bool) -> None:
+    def __init__(self, info: ModelInfo, inline: int, *, has_node_metadata: bool, inferred: bool) -> None:
         self.info = info
+        self.inferred = inferred
         self.inline = inline
         self.has_node_metadata = has_node_metadata
         self.node_metadata: dict[str, dict[str, str]] = {}
@@ -178,8 +183,7 @@ class _GraphExporter:
         proto.output.extend(self.value(tensor) for tensor in scope.outputs)
         for node in scope.nodes:
             for tensor in node.outputs:
-                has_type = tensor.dtype is not None or tensor.name in self.info.values
-                if tensor.name and tensor.name not in interface and has_type:
+                if tensor.name and tensor.name not in interface and self.states_type(node, tensor):
                     proto.value_info.append(self.value(tensor))
         # quantization annotations of removed tensors would make the file invalid
         here = {tensor.name for tensor in proto.initializer} | {name for node in proto.node for name in node.output}
@@ -193,6 +197,16 @@ class _GraphExporter:
         if len(kept) != len(proto.quantization_annotation):
             replace_entries(proto.quantization_annotation, kept)
         return proto
+
+    def states_type(self, node: Node, tensor: Tensor) -> bool:
+        """Return whether to write the type of an output of a node; see `inferred` of `skeleton`.
+
+        onnx infers the outputs of its own operators; those of others have their types in the file.
+        """
+        if tensor.name in self.info.values:
+            return True
+        infers = not node.domain and node.op not in RUNTIME_OPS
+        return tensor.dtype is not None and (self.inferred or not infers or tensor.name in self.info.declared)
 
     def node(self, node: Node, path: str) -> NodeProto:
         proto = NodeProto(op_type=node.op, name=node.name)

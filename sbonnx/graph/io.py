@@ -94,6 +94,7 @@ def _load(source: ModelSource, opset: int) -> Graph:
         info.notes.append(Note("graph-named", "the graph had no name: named 'graph'"))
     freed = sum(free_sizes([*scope.input, *scope.output, *scope.value_info]) for scope in graph_protos(model.graph))
     freed += sum(free_sizes(function.value_info) for function in model.functions)
+    info.declared = frozenset(value.name for scope in graph_protos(model.graph) for value in scope.value_info)
     if freed:
         info.notes.append(Note("sizes-dynamic", f"{freed} tensors had sizes below 0: read as dynamic"))
     listed = _remove_initializer_inputs(model, info)
@@ -373,6 +374,8 @@ def save(
 ) -> None:
     """Write the graph to a file atomically, with the weights streamed from their source.
 
+    Types of inner tensors are written where the file that was loaded states them, and of operators that are not ONNX's.
+
     Args:
         force: replace an existing file (never the one that was read).
         external_over: if the weights have more bytes, they are written to `<name>.data` next to the model.
@@ -383,4 +386,6 @@ def save(
     """
     for source in graph.info.sources:
         source.require_unchanged()
-    write_model(skeleton(graph), Path(path), inputs=graph.info.files, force=force, external_over=external_over)
+    write_model(
+        skeleton(graph, inferred=False), Path(path), inputs=graph.info.files, force=force, external_over=external_over
+    )

@@ -66,6 +66,7 @@ class ModelInfo:
         model: producer, domain, version, doc string.
         nodes, tensors, values: by node, initializer and tensor name.
         graphs: by scope path ("" is the main graph).
+        declared: names of the inner tensors whose types the file states; a saved file states those of the same ones.
         overridable: initializers that the file listed among its inputs, and that `load` removed from there.
         default_uses: of those that are meant as defaults of inputs, the number of uses in the loaded graph. `exporter`
             lists those again of which nothing else was computed.
@@ -90,6 +91,7 @@ class ModelInfo:
     tensors: dict[str, onnx.TensorProto] = field(default_factory=dict)
     values: dict[str, onnx.ValueInfoProto] = field(default_factory=dict)
     graphs: dict[str, onnx.GraphProto] = field(default_factory=dict)
+    declared: frozenset[str] = frozenset()
     overridable: tuple[str, ...] = ()
     default_uses: dict[str, int] = field(default_factory=dict)
     defaults: dict[str, Any] = field(default_factory=dict)

@@ -17,7 +17,7 @@ from sbonnx.errors import ModelError
 from sbonnx.graph import Constant, Graph, Node, Tensor, Variable, edit, query, set_node_metadata
 from sbonnx.graph.digests import array_digests
 from sbonnx.graph.storage.weights import release_pages
-from sbonnx.ops import QDQ
+from sbonnx.ops import QDQ, QUANTIZE
 from sbonnx.planning import BITS, Plan, Role, Site, Solution
 from sbonnx.spec import BLOCKS_SINCE, CHANNELS_SINCE, CODES_SINCE, HALF_SCALES_SINCE, Array, QParams, QuantSpec
 
@@ -62,6 +62,21 @@ def insert(graph: Graph, plan: Plan, solution: Solution) -> int:
 def _along(spec: QuantSpec) -> dict[str, int | None]:
     """Return the Q/DQ attributes for the axis of the scales and the block size."""
     return {"axis": spec.axis, "block_size": spec.block_size}
+
+
+def _metadata(site: Site) -> dict[str, str]:
+    """Return the metadata of the DequantizeLinear of a site; a QuantizeLinear has the width alone."""
+    named = {"bits": str(site.spec.bits), "tensor": site.tensor}
+    if site.role == "bias":
+        return named
+    granularity = "per-tensor" if site.spec.axis is None else "per-channel"
+    return {
+        **named,
+        "observer": site.observer.name,
+        "granularity": f"blocks of {site.spec.block_size}" if site.spec.block_size is not None else granularity,
+        "scheme": "symmetric" if site.spec.symmetric else "affine",
+        **({"sums": "pair-safe"} if site.spec.pairs else {}),
+    }
 
 
 class _PairWriter:
@@ -122,16 +137,7 @@ class _PairWriter:
             node.attrs[BITS] = site.spec.bits
             if node.op not in QDQ:
                 continue
-            granularity = "per-tensor" if site.spec.axis is None else "per-channel"
-            metadata = {
-                "bits": str(site.spec.bits),
-                "tensor": site.tensor,
-                "observer": site.observer.name,
-                "granularity": f"blocks of {site.spec.block_size}" if site.spec.block_size is not None else granularity,
-                "scheme": "symmetric" if site.spec.symmetric else "affine",
-            }
-            if site.spec.pairs:
-                metadata["sums"] = "pair-safe"
+            metadata = {"bits": str(site.spec.bits)} if node.op in QUANTIZE else _metadata(site)
             for key, value in metadata.items():
                 set_node_metadata(self.graph, node.name, f"sbonnx.{key}", value)
 

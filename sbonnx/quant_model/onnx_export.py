@@ -88,6 +88,7 @@ def _in_opset(graph: Graph, opset: int) -> Graph:
         return graph
     lifted = graphs.load(graphs.to_proto(graph), opset=opset)
     lifted.info.path, lifted.info.files = graph.info.path, graph.info.files
+    lifted.info.declared = graph.info.declared
     return lifted
 
 

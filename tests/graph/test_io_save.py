@@ -84,7 +84,10 @@ def test_tensors_of_a_data_file_start_at_pages(tmp_path: Path) -> None:
 def test_the_bytes_are_those_that_onnx_writes(tmp_path: Path) -> None:
     graph = load(source())
     save(graph, tmp_path / "m.onnx")
-    assert (tmp_path / "m.onnx").read_bytes() == to_proto(graph).SerializeToString(deterministic=True)
+    expected = to_proto(graph)
+    assert expected.graph.value_info
+    del expected.graph.value_info[:]  # the source states no types of inner tensors, which readers infer
+    assert (tmp_path / "m.onnx").read_bytes() == expected.SerializeToString(deterministic=True)
 
 
 SCRIPT = """
