@@ -1,4 +1,4 @@
-"""Advice for a result whose accuracy is lost or uncertain, or slower than float: the cheapest change, tried.
+"""Advice for a result whose accuracy is lost or uncertain, or that gains nothing: the cheapest change, tried.
 
 The changes against the causes of the worst layers come first. Others are ordered by what they cost the user at run
 time: other numbers at the same widths, then single layers in float, then wider codes. What to widen follows from the
@@ -25,10 +25,10 @@ from sbonnx.report.codes import Problem
 from sbonnx.report.comparison import Comparison
 from sbonnx.report.figures import FigureName
 from sbonnx.report.searched import Advice, Cause, ScoreFigures
-from sbonnx.report.verdict import verdict_of
+from sbonnx.report.verdict import AS_LARGE, verdict_of
 from sbonnx.search.actions import RecipeChange, remedies, repairs, wider
 from sbonnx.search.error_sources import blame, width_of
-from sbonnx.search.latency_advice import faster
+from sbonnx.search.latency_advice import ALTERNATIVES, faster
 from sbonnx.search.recipe_search import SearchResult
 from sbonnx.stages.measure import read_data
 from sbonnx.stages.state import PipelineState, run_options
@@ -46,6 +46,7 @@ GAIN_DB: Final = 1.0
 """Minimum gain of the worst output for advice that does not reach the line."""
 
 LATENCY: Final = "time relative to float"
+GAIN: Final = "size relative to float"
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,8 @@ class _Trial:
 
 def with_advice(state: PipelineState, seconds: float) -> PipelineState:
     """Search for the cheapest change that repairs a lost or uncertain accuracy; then, for one that is not slower.
+
+    Where none is faster, or nothing is gained at all, other forms are tried: weights alone, dynamic, half precision.
 
     Args:
         state: of a finished run, whose report has the causes of the worst layers.
@@ -90,6 +93,8 @@ def with_advice(state: PipelineState, seconds: float) -> PipelineState:
     own = before.runtime == state.prepared.backend.name  # times in another runtime say nothing
     if advice is None and not lost and before.slower and own:
         advice = _faster(state, before)
+    if advice is None and not lost and own and (before.slower or not state.report.verdict.gained):
+        advice = _alternative(state, before)
     return replace(state, report=replace(state.report, advice=advice))
 
 
@@ -195,6 +200,29 @@ def _faster(state: PipelineState, before: Comparison) -> Advice | None:
             figures = LATENCY, before.latency_figure(), comparison.latency_figure()
             return Advice(change.name, change.texts, True, True, *figures, tuple(tried))
     return None
+
+
+def _alternative(state: PipelineState, before: Comparison) -> Advice | None:
+    """Return the first other form whose file is smaller than float and not slower; None if there is none."""
+    tried: list[tuple[str, str]] = []
+    begin = time.perf_counter()
+    for change in ALTERNATIVES:
+        recipe = _changed(state.prepared.recipe, change)
+        if recipe is None or not _can_try(state) or time.perf_counter() - begin > SECONDS:
+            continue
+        comparison = _measured(state, recipe, latency=True)
+        if comparison is None or problems_of(state, comparison):
+            continue
+        tried.append((change.name, _gain_figure(comparison)))
+        if comparison.size_ratio is not None and comparison.size_ratio < AS_LARGE[0] and not comparison.slower:
+            return Advice(change.name, change.texts, True, True, GAIN, _gain_figure(before), tried[-1][1], tuple(tried))
+    return None
+
+
+def _gain_figure(comparison: Comparison) -> str:
+    """Return size and latency relative to float, as text."""
+    size = "unknown" if comparison.size_ratio is None else f"{comparison.size_ratio:.2f}"
+    return f"{size}, time {comparison.latency_figure()}"
 
 
 def problems_of(state: PipelineState, comparison: Comparison) -> tuple[Problem, ...]:

@@ -15,6 +15,7 @@ from sbonnx.backends import Backend
 from sbonnx.backends.kernel_costs import KernelCosts
 from sbonnx.calib.observers import OBSERVERS
 from sbonnx.planning import Plan, costs_of, make, plan_times
+from sbonnx.recipe.names import FLOAT
 from sbonnx.report.comparison import Comparison
 from sbonnx.search.actions import RecipeChange, left_in_float
 from sbonnx.stages.state import PipelineState
@@ -22,6 +23,16 @@ from sbonnx.system.cpu import TargetCpu
 
 STEPS: Final = (1.0, 1.5)
 """Factors by which the correction is enlarged, tried in order."""
+
+ALTERNATIVES: Final = (
+    RecipeChange("integers do not pay here: store the weights alone in integers", {"MODE": "weight_only"}),
+    RecipeChange("static integers do not pay here: compute scales at run time", {"MODE": "dynamic"}),
+    RecipeChange(
+        "integers do not pay here: store the model in half precision",
+        {"HIGH_PRECISION": "fp16", "W.QUANTIZER.BIT": FLOAT, "A.QUANTIZER.BIT": FLOAT},
+    ),
+)
+"""Changes of a recipe whose file is neither smaller nor faster than float, or slower, tried in order."""
 
 
 def faster(state: PipelineState, comparison: Comparison) -> Iterator[RecipeChange]:

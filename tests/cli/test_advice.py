@@ -7,6 +7,7 @@ import os
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -221,3 +222,16 @@ def test_a_good_result_needs_none() -> None:
     feeds = [{"x": np.random.default_rng(seed).standard_normal((1, 8, 6, 6)).astype(np.float32)} for seed in range(8)]
     plain = model("agraph (float[N,8,6,6] x) => (float[N,4,6,6] y) { y = Conv (x, u) }", u=(4, 8, 1, 1))
     assert with_advice(finished(plain, feeds), 600.0).report.advice is None
+
+
+def test_another_form_where_integers_do_not_pay() -> None:
+    """A file that was measured to be slower than float, by products alone: weights alone in integers are smaller."""
+    rng = np.random.default_rng(0)
+    proto = model("agraph (float[N,64] x) => (float[N,64] y) { h = MatMul (x, w) r = Relu (h) y = MatMul (r, v) }",
+                  w=(64, 64), v=(64, 64))  # fmt: skip
+    state = finished(proto, [{"x": rng.standard_normal((4, 64)).astype(np.float32)} for _ in range(12)], effort="fast")
+    before = replace(some(state.comparison), latency_ratio=1.5, latency_interval=(1.4, 1.6), busy=False)
+    slow = replace(before, median_ms_float=10.0, median_ms_quantized=15.0)
+    advice = some(with_advice(replace(state, comparison=slow), 1.0).report.advice)
+    assert advice.overrides == ("MODE=weight_only",) and advice.tested and "time 1.50 (1.40 to 1.60)" in advice.before
+    assert float(advice.after.split(",")[0]) < 0.5
