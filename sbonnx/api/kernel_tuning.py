@@ -16,6 +16,7 @@ from sbonnx.system.cpu import target_cpu
 from sbonnx.system.machine_costs import CACHE, own_table
 from sbonnx.tuning.cost_table import cost_table, machine
 from sbonnx.tuning.elementwise_cases import every_case
+from sbonnx.tuning.kernel_cases import release_values
 from sbonnx.tuning.kernel_timing import time_case
 from sbonnx.tuning.kernel_trials import QUANTILE, SECONDS, Trial, choose, measure
 from sbonnx.tuning.tuned_costs import UNSETTLED, KernelTuning, disagreeing, measured_in, prices
@@ -56,7 +57,10 @@ def tune(
     kind, where = target_cpu(), machine(1)
     bundled = load_costs(None, kind).fits
     trials = choose(every_case(), bundled)
-    measure(trials, _time_of, time.perf_counter, begin + seconds - RESERVE, progress or Silent())
+    try:
+        measure(trials, _time_of, time.perf_counter, begin + seconds - RESERVE, progress or Silent())
+    finally:
+        release_values()
     result = prices(trials, *measured_in(path))
     if len(result.kernels) < LEAST_SHARE * len(bundled):
         raise DeviceError(

@@ -163,6 +163,12 @@ def bytes_of(*shape: int) -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, shape).astype(np.uint8)
 
 
+def release_values() -> None:
+    """Release the shared arrays of cases."""
+    floats.cache_clear()
+    bytes_of.cache_clear()
+
+
 def scales(**names: float) -> Values:
     """Return scale s_NAME and uint8 zero point z_NAME for each name."""
     edges: Values = {}

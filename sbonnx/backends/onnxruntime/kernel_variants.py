@@ -1,6 +1,6 @@
 """Selection of onnxruntime's convolution kernels by size, in float and in integers, and their padded channel counts.
 
-Names of variants are those of the table of kernel costs; `benchmarks.kernels` measures by the same functions.
+Names of variants are those of the table of kernel costs; `sbonnx.tuning` measures by the same functions.
 
 Float convolutions run on blocks of channels (NCHWc: 16 channels with AVX-512, 8 with AVX2). The last block is padded
 with zeros, which are computed as well. With fewer input channels than a block, the input is read unblocked; with more
