@@ -229,22 +229,23 @@ class OrtKernelCosts(KernelCosts):
         """Return the time in integers, with the zero channels that `legalise` adds (`align`, `widen_stems`)."""
         inner, taps, outputs, groups = conv_sizes(node)
         places, read, before = positions(node.outputs[0]), elements(node.inputs[0]), 0.0
+        rows = int(node.inputs[1].shape[2])
         if groups > 1 and inner == 1:
             wide = kernel_variants.padded(groups, LANES)
             if outputs == groups and wide <= LARGEST_WIDENING * groups:
                 read, outputs, groups = read // groups * wide, wide, wide
         elif groups == 1 and taps > FOLDED_TAPS and inner <= kernel_variants.DOT:
             before = self.ns("DepthToSpace", "", "float", Amounts(write=read))
-            inner, taps = 4 * inner, -(-taps // 4)
+            inner, taps, rows = 4 * inner, -(-taps // 4), -(-rows // 2)
         elif groups == 1 and inner % kernel_variants.DOT:
             read = read // inner * kernel_variants.padded(inner, kernel_variants.DOT)
             inner = kernel_variants.padded(inner, kernel_variants.DOT)
             before = self.ns("Pad", "1", "u8", Amounts(write=read))
-        pieces = places * taps if taps > 1 else 0
+        variant = kernel_variants.integer_conv(inner, outputs, taps, groups)
+        copied = kernel_variants.copied(rows, taps) if groups == 1 and variant.endswith("odd") else taps
+        pieces = places * copied if taps > 1 else 0
         amounts = Amounts(places * outputs * inner * taps, read, places * outputs, outputs * inner * taps, pieces)
-        return before + self.ns(
-            "QLinearConv", kernel_variants.integer_conv(inner, outputs, taps, groups), "u8", amounts
-        )
+        return before + self.ns("QLinearConv", variant, "u8", amounts)
 
     def _product(self, node: Node) -> Price:
         amounts = matrix_amounts(node)

@@ -27,6 +27,9 @@ LARGEST_WIDENING: Final = 2.0
 FOLDED_TAPS: Final = 25
 """Taps of a stem above which `widen_stems` folds blocks of 2 x 2 pixels into channels."""
 
+MEASURED_ROW: Final = 3
+"""Taps in a row of the kernels for which im2col was measured."""
+
 SMALL_TAPS: Final = 9
 GROUPED: Final = (4, 8, 32)
 """Channels per group for which grouped convolutions were measured."""
@@ -52,6 +55,18 @@ def integer_conv(inner: int, outputs: int, taps: int, groups: int) -> str:
         return _grouped(inner)
     name = "1x1" if taps == 1 else "3x3"
     return name if inner % DOT == 0 and outputs % DOT == 0 and outputs >= LANES else f"{name} odd"
+
+
+def copied(rows: int, taps: int) -> int:
+    """Return the pieces that im2col copies for an output, in units of a tap of the measured 3x3 kernels.
+
+    It copies the taps of a row at once: a row of one tap takes about as long as one of three.
+
+    Args:
+        rows: height of the kernel.
+        taps: size of the kernel in positions.
+    """
+    return max(taps, MEASURED_ROW * rows)
 
 
 def float_conv(inner: int, outputs: int, taps: int, groups: int, block: int) -> str:
