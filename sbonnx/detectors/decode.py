@@ -185,7 +185,7 @@ def _indices(outputs: DetectorOutputs, head: Head) -> Decoded:
 
 
 def _priors(outputs: DetectorOutputs, head: Head) -> Decoded:
-    """Decode boxes (images, N, 4) and scores (images, N, classes) of priors (SSD, RetinaNet, UltraFace)."""
+    """Decode boxes (images, N, 4) and scores of priors or cells (SSD, RetinaNet, UltraFace, PP-YOLOE without NMS)."""
     boxes, scores = _boxes_and_scores(outputs, head)
     if head.priors is not None:
         corners = _from_priors(boxes, prior_boxes(head.priors, boxes.shape[1]))
@@ -282,7 +282,7 @@ def _boxes_and_scores(outputs: DetectorOutputs, head: Head) -> tuple[Array, Arra
     if names is None:
         raise DataError(unfit(outputs, head))
     boxes, scores = (outputs.arrays[name].astype(np.float64) for name in names)
-    return boxes, scores
+    return boxes, scores if scores.shape[1] == boxes.shape[1] else scores.transpose(0, 2, 1)
 
 
 def _ordered(boxes: Array, head: Head) -> Array:

@@ -106,7 +106,8 @@ HEADS: Final[Mapping[str, HeadKind]] = {
         ("unit", "corners"),
     ),
     "ssd": HeadKind(
-        "boxes (1, N, 4) and scores (1, N, classes) of priors (SSD, RetinaNet, UltraFace)",
+        "boxes (1, N, 4) and scores (1, N, classes) or (1, classes, N) of priors or cells (SSD, RetinaNet, UltraFace; "
+        "PP-YOLOE and YOLO-NAS without NMS)",
         Head("ssd", score=0.01, iou=0.45, most=200, corners=None, unit=None, scores=None),
         ("unit", "corners", "scores", "background", "priors"),
     ),

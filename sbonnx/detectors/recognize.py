@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import permutations
 from typing import Any, Final
 
 from sbonnx.detectors.head import HEADS, Head, HeadChoice
@@ -205,12 +206,15 @@ def rows_and_counts(outputs: DetectorOutputs) -> tuple[str, str] | None:
 
 
 def boxes_and_scores(outputs: DetectorOutputs) -> tuple[str, str] | None:
-    """Return the names of boxes (images, N, 4) and scores (images, N, classes), if there is one of each.
+    """Return the names of boxes (images, N, 4) and scores, if there is one of each.
 
-    Of two arrays with four columns, boxes are the one that does not end in Softmax, or whose name says so.
+    Scores are (images, N, classes), or (images, classes, N), as PP-YOLOE has them without NMS. Of two arrays with four
+    columns, boxes are the one that does not end in Softmax, or whose name says so.
     """
     rows = outputs.of_rank(3)
-    if len(rows) != 2 or len({value.shape[:2] for value in rows.values()}) != 1:
+    if len(rows) == 2 and len({value.shape[:2] for value in rows.values()}) == 2:
+        return _boxes_and_columns(rows)
+    if len(rows) != 2:
         return None
     boxes = [name for name, value in rows.items() if value.shape[2] == 4]
     if len(boxes) == 2:
@@ -218,6 +222,12 @@ def boxes_and_scores(outputs: DetectorOutputs) -> tuple[str, str] | None:
     if len(boxes) == 2:
         boxes = [name for name in boxes if "box" in name.lower()]
     return (boxes[0], next(name for name in rows if name != boxes[0])) if len(boxes) == 1 else None
+
+
+def _boxes_and_columns(rows: Mapping[str, Array]) -> tuple[str, str] | None:
+    """Return the names of boxes (images, N, 4) and scores (images, classes, N)."""
+    pairs = [pair for pair in permutations(rows) if rows[pair[0]].shape[1:] == (rows[pair[1]].shape[2], BOX_SIDES)]
+    return (pairs[0][0], pairs[0][1]) if len(pairs) == 1 else None
 
 
 def indices_of(outputs: DetectorOutputs) -> tuple[str, str, str] | None:

@@ -337,6 +337,16 @@ def _softmax(b: Builder) -> None:
     b.output("scores", (1, 20, 4))
 
 
+def ppyoloe(b: Builder) -> None:
+    """Corners divided by a scale, and scores with the classes before the cells (exports without NMS)."""
+    boxes = np.zeros((1, 84, 4))
+    boxes[0, :3] = BOXES
+    b.op("Div", [b.value(boxes, "scaled"), b.constant(np.ones((1, 1, 4), np.float32))], "boxes")
+    b.op("Sigmoid", [b.value(logit(scored(84, 3)).T[None], "raw")], "scores")
+    b.output("boxes", (1, 84, 4))
+    b.output("scores", (1, 3, 84))
+
+
 def ssd_raw(b: Builder) -> None:
     b.value(offsets_to_priors()[None], "offsets")
     b.output("offsets", (1, 20, 4))
@@ -517,6 +527,7 @@ MODELS: Mapping[str, Callable[[Builder], None]] = {
             indices,
             ssd,
             ssd_raw,
+            ppyoloe,
         ),
         *(end2end_masks, paddle, rtdetr_sizes, nanodet, nanodet_plus, scrfd),
         *(detr, rtdetr, fastestdet, end2end7, picodet, yunet, centerface),

@@ -43,6 +43,7 @@ STATED = {
     "tensorflow": "nms:classes=ids",
     "indices": "indices:unit=pixels",
     "ssd_raw": "ssd:priors=priors.npy",
+    "ppyoloe": "ssd:corners=xyxy,unit=pixels",
     "detr": "detr",
     "end2end7": "end2end7",
     "centerface": "centerface",
@@ -195,6 +196,11 @@ def test_quantize_computes_the_metric_of_both_models(
     for head in ("ssd", "nms", "indices"):
         assert main([*words, "--head", head]) == 2
         assert f"the head {head} does not fit the outputs 'output' float32 (1, 8, 8, 8)" in capsys.readouterr().err
+    other = Builder()
+    MODELS["rtdetr_sizes"](other)
+    filled = ["quantize", other.save(Path("sizes.onnx")).name, *words[2:5], "yolo", "-o", "s.onnx", "--no-config"]
+    assert main([*filled, "--data", str(coco), "--preprocess", "yolo"]) in (0, 1)
+    assert "inputs          filled besides the image: 'orig_target_sizes' with width, height" in capsys.readouterr().out
     assert main(words) in (0, 1)
     rows = json.loads(capsys.readouterr().out)["metrics"]["evaluation"]["rows"]
     assert len(rows) == 2 and rows[0]["metric"]["value"] == pytest.approx(1.0)
@@ -208,7 +214,7 @@ def test_sizes_that_are_filled_are_named(
     builder = Builder()
     MODELS["paddle"](builder)
     model = builder.save(tmp_path / "m.onnx").name
-    filled = "inputs 'scale_factor' with 1, 1, 'im_shape' with height, width of the model's input are filled"
+    filled = "filled besides the image: 'scale_factor' with 1, 1, 'im_shape' with height, width of the model's input"
     assert main(["eval", model, str(coco), "--metric", "map", "--preprocess", "yolo", "--no-config"]) == 0
     output = capsys.readouterr()
     assert filled in output.out + output.err and "1.0000" in output.out

@@ -66,7 +66,7 @@ def size_notes(inputs: Sequence[InputSpec]) -> list[Note]:
     return [
         Note(
             "input-filled",
-            f"input{'s' if len(inputs) > 1 else ''} {filled} of the model's input are filled, so that boxes are in its "
-            "pixels; for other values give a Python file, data.py:f",
+            f"filled besides the image: {filled} of the model's input, so that boxes are in its pixels; for other "
+            "values give a Python file, data.py:f",
         )
     ]

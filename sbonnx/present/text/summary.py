@@ -21,6 +21,9 @@ INDENT: Final = "      "
 NAME_WIDTH: Final = 14
 """Width of the names of facts."""
 
+NOTES: Final = {"empty-recipe": "recipe", "input-filled": "inputs"}
+"""Names of facts by the codes of the notes that they are."""
+
 
 def show_summary(printer: Printer, report: Report, facts: Sequence[Fact]) -> None:
     """Print one line for the files, one for each clause of the verdict with its mark, and one for each fact."""
@@ -58,7 +61,7 @@ def facts_of(report: Report) -> list[Fact]:
         facts.append(("pruned", pruned_text(report.pruning) or ""))
     if report.portability is not None:
         facts.append(("runtimes", report.portability.text))
-    facts += [("recipe", note) for note in report.notes if note.code == "empty-recipe"]
+    facts += [(NOTES[note.code], note) for note in report.notes if note.code in NOTES]
     return facts
 
 
