@@ -180,7 +180,7 @@ PAGES: Final = {
     "kernels": Page("How do error and time depend on the CPU?", ("cpus", "kernels"), _kernels),
     "backends": Page(
         "How good are files for TensorRT, QNN and OpenVINO?",
-        ("openvino", "openvino weights", "qnn", "targets lint", "targets half"),
+        ("openvino", "openvino weights", "qnn", "targets lint", "targets half", "runtimes"),
         _backends,
     ),
     "robustness": Page("Do unusual models or broken files crash it?", ("corpus", "fuzz"), _robustness),
