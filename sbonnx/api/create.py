@@ -19,9 +19,11 @@ from sbonnx.recipe import as_yaml
 from sbonnx.recipe.sections.whole import PRUNING_FORMS
 from sbonnx.report import Report
 from sbonnx.report.pruned import PruningReport
+from sbonnx.report.searched import LatencyTuning
 from sbonnx.report.simplified import SimplifyReport
 from sbonnx.search import Metric, searched
 from sbonnx.search.advice import after_search, with_advice
+from sbonnx.search.latency_tuning import tuned
 from sbonnx.stages.state import PruneOptions, Request, Source, read_recipe
 from sbonnx.stages.verify import with_causes
 from sbonnx.system.input_files import protecting
@@ -62,7 +64,7 @@ def quantize(
     """Quantize a float ONNX model and verify the result.
 
     With AUTO, recipe changes that may reduce the error are tried. With MIXED, each layer gets its own bit width. Both
-    are evaluated on a hold-out set.
+    are evaluated on a hold-out set. With TUNE, placements of integers are measured.
 
     Args:
         model: path, ModelProto or serialized model. It is never modified.
@@ -132,6 +134,9 @@ def quantize(
     if evaluation is not None:
         check_labels(request.source, evaluation, device=resolved.device)
     request, search = searched(request, metric=metric, progress=progress)
+    tuning: LatencyTuning | None = None
+    if resolved.tune.wanted:
+        request, tuning = tuned(request, seconds=resolved.tune.seconds, progress=progress)
     begin = time.perf_counter()
     state = pipeline.quantize(request, progress)
     advise = advise and state.report.verdict.accuracy != "doubtful"  # layers do not repair wrong data
@@ -139,7 +144,7 @@ def quantize(
         state = with_causes(state)
     if advise and search is None and not resolved.sparse.wanted:
         state = with_advice(state, time.perf_counter() - begin)  # which does not repair a pruned network
-    report = state.report
+    report = replace(state.report, tuning=tuning)
     if advise and search is not None and not resolved.sparse.wanted:
         report = replace(report, advice=after_search(state, search))
     if save_recipe is not None:

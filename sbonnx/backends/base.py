@@ -162,6 +162,11 @@ class Backend:
     tunable: bool = False
     runtime: Runtime | None = None
 
+    @property
+    def times_files(self) -> bool:
+        """Whether times of its files on this machine are those of its users: it has kernel costs of a CPU."""
+        return self.costs is not None
+
     def cost_file(self, table: str, cpu: str = THIS) -> str | None:
         """Return the path of the table that KERNEL_COSTS and CPU select; None: a bundled one, or none."""
         if self.costs is None or table == "none":

@@ -346,6 +346,8 @@ SMOOTH_QUANT: Final = key_option("EQUALIZE.SMOOTH_QUANT", str)
 EFFORT: Final = key_option("EFFORT", str)
 MAX_LOSS: Final = key_option("MIXED.MAX_LOSS", str)
 MINIMIZE: Final = key_option("MIXED.MINIMIZE", str)
+TUNE: Final = key_option("TUNE.GOAL", str)
+TUNE_TIME: Final = key_option("TUNE.SECONDS", float, convert=str)
 TARGET_SQNR: Final = key_option("VERIFY.MIN_SQNR_DB", str, convert=decibel)
 AVERAGE_BITS: Final = key_option("MIXED.BUDGET.BITS", float, convert=str)
 EVAL: Final = option(

@@ -23,11 +23,15 @@ from sbonnx.planning.times import GraphTimes
 from sbonnx.planning.types import Plan, Site
 from sbonnx.recipe import Recipe
 from sbonnx.recipe.names import LEARNED, UNIFORM
+from sbonnx.recipe.problem import Wrong
 from sbonnx.recipe.resolve import tensor_hit
 from sbonnx.recipe.sections.quantizers import AUTO
 from sbonnx.report import Reason, Refusal
 from sbonnx.rounding import ROUNDERS
 from sbonnx.system.cpu import THIS, target_cpu
+
+FASTER: Final = Reason("slower-in-integers", "it is faster in float: FLOAT_NODES names it")
+"""Reason of the nodes that the recipe places in float."""
 
 CONTINUES: Final = frozenset({"input_written", "between_linear"})
 """Conditions of rules (`Rule.when`) that only apply behind integer kernels."""
@@ -70,6 +74,16 @@ class Planner:
         recipe.check_types(observers=observers, quantizers={UNIFORM, *LEARNED, *ROUNDERS}, roundings={AUTO, *ROUNDERS})
         self._recipe, self._backend, self._survey = recipe, backend, Survey(graph)
         self._short = _short_weights(recipe, backend)
+        unknown = sorted(set(recipe.float_nodes or ()) - self._survey.nodes.keys())
+        if unknown:
+            raise recipe.origin.error(
+                Wrong(
+                    f"names '{unknown[0]}', which is no node of the simplified graph"
+                    f"{f', and {len(unknown) - 1} more' if unknown[1:] else ''}",
+                    "The list is of another model or version: write it again with TUNE: latency (--tune latency)",
+                    path=("FLOAT_NODES",),
+                )
+            )
 
     @cached_property
     def _costs(self) -> KernelCosts | None:
@@ -77,9 +91,9 @@ class Planner:
 
     @cached_property
     def _times(self) -> GraphTimes | None:
-        """Terms of the time by which ops are placed; None if the backend has no table of kernel costs."""
+        """Terms of the time by which ops are placed; None without a table of kernel costs, and with FLOAT_NODES."""
         costs, survey = self._costs, self._survey
-        if costs is None:
+        if costs is None or self._recipe.float_nodes is not None:
             return None
         return GraphTimes.of((at.node for at in survey.places), survey.outputs, costs.slowed(costs.margin))
 
@@ -87,7 +101,7 @@ class Planner:
         """Return the plan with the named nodes left float, see `make`."""
         survey, recipe, backend = self._survey, self._recipe, self._backend
         if recipe.mode == "static":
-            drafts = self._placed(declined)
+            drafts = self._placed({**dict.fromkeys(recipe.float_nodes or (), FASTER), **declined})
             tie(survey, recipe, backend, drafts)
         else:
             drafts = Drafts()

@@ -86,6 +86,16 @@ class BackendLimits:
             hint = "Scales that are computed as the model runs cannot be simulated"
             yield Wrong(text, hint, path=("MODE",), value=self.mode)
 
+    def tuning_problems(self, goal: str, float_nodes: Sequence[str] | None) -> Iterator[Wrong]:
+        """Check that the files of the backend run here for TUNE, and that FLOAT_NODES is for static quantization."""
+        if goal != "none" and not self.backend.times_files:
+            names_of = _backends(lambda other: other.times_files)
+            text = f"must be none with the backend {self.backend.name}: files are measured here for {names_of}"
+            yield Wrong(text, path=("TUNE", "GOAL"), value=goal)
+        if float_nodes is not None and self.mode != STATIC:
+            text = "places integers of static quantization: drop it, or set MODE: static"
+            yield Wrong(text, path=("FLOAT_NODES",), value=list(float_nodes))
+
     def precision_problems(self, kind: str, *, integers: bool) -> Iterator[Wrong]:
         """Check that the backend supports this type for the float part of the graph.
 

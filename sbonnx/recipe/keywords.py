@@ -443,6 +443,13 @@ Keys: W.QUANTIZER.BIT, A.QUANTIZER.BIT. Values: w8a8, w4 (weights alone), int8 o
 
     Key: KEEP_IO. Values: true, false. Default: true.
     """
+    float_nodes: str | Sequence[str] | None
+    """Names of the nodes that compute in float, in place of those that KERNEL_COSTS and HEADS choose; TUNE writes
+
+    the list.
+    Key: FLOAT_NODES. Values: list of names; []: integers wherever the runtime has kernels; static. Default:
+    by KERNEL_COSTS and HEADS.
+    """
     tensor_overrides: str | os.PathLike[str] | None
     """qnn: types, scales and ranges of single tensors, in the form of onnxruntime's TensorQuantOverrides.
 
@@ -490,6 +497,11 @@ Keys: W.QUANTIZER.BIT, A.QUANTIZER.BIT. Values: w8a8, w4 (weights alone), int8 o
     """MIXED: mixed precision, a bit width for each layer.
 
     Keys: BUDGET, MAX_LOSS, MINIMIZE, LOSS, WEIGHTS, ACTIVATIONS, SOLVER, FEEDS.
+    """
+    tune: Mapping[str, object] | Literal["none", "latency"]
+    """TUNE: placement of integers by measured times; ``latency`` stands for ``{GOAL: latency}``.
+
+    Keys: GOAL, SECONDS.
     """
 
 

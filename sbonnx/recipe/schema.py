@@ -87,6 +87,7 @@ class Recipe(RecipeKeys):
         yield from self.verify.problems()
         limits = BackendLimits(backend_for(self.backend, self.version), self.mode, self.version)
         yield from limits.search_problems(auto=self.auto.enable, mixed=self.mixed.wanted)
+        yield from limits.tuning_problems(self.tune.goal, self.float_nodes)
         unsupported = tuple(limits.mode_problems(self.format, self.weights))
         if unsupported:
             yield from unsupported

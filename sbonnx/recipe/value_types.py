@@ -415,6 +415,10 @@ def _tensor_pattern(value: object) -> str:
     return pattern
 
 
+def _name(value: object) -> str:
+    return str(_of_type(value, str, "a name"))
+
+
 def _node_pattern(value: object) -> str:
     pattern = _pattern(value)
     if pattern.lower().startswith("tensor:"):
@@ -571,6 +575,8 @@ Patterns = Annotated[tuple[Pattern, ...], ValueReader(items, _TEXTS)]
 NodePattern = Annotated[str, ValueReader(_node_pattern, _TEXT)]
 Names = Annotated[tuple[str, ...], ValueReader(_names, _TEXTS)]
 TensorGroup = Annotated[tuple[TensorPattern, ...], ValueReader(items, _TEXTS)]
+NodeName = Annotated[str, ValueReader(_name, _TEXT)]
+NodeNames = Annotated[tuple[NodeName, ...], ValueReader(items, _TEXTS)]
 Multiple = Annotated[int | Literal["auto"], ValueReader(_multiple, _MULTIPLES)]
 Strength = Annotated[float | bool | Literal["auto"], ValueReader(_strength, _STRENGTHS)]
 Decibel = Annotated[float, ValueReader(real("a number of decibel", **_DECIBEL).read, _NUMBER)]

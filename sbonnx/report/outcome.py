@@ -17,7 +17,7 @@ from sbonnx.report.details import Details
 from sbonnx.report.notebook import Result, page
 from sbonnx.report.plots import TOP, bar_chart, layer_names
 from sbonnx.report.pruned import PruningReport
-from sbonnx.report.searched import Advice, Cause, SearchFigures
+from sbonnx.report.searched import Advice, Cause, LatencyTuning, SearchFigures
 from sbonnx.report.verdict import Verdict, verdict_of
 from sbonnx.values import INTERNAL, OBJECT, OPTIONAL
 
@@ -113,6 +113,7 @@ class Report(WithProblems, Result):
         kernel_costs: see `Plan.kernel_costs`.
         quantized: the model itself if no output path was given (left out of `to_dict`).
         search: what AUTO and MIXED tried; None if there was no search.
+        tuning: what TUNE measured; None without.
         advice: the next change to try if outputs are below their quality lines; None if there is none, or it was not
             asked for.
         causes: why the worst layers lose what they lose, and what reduces it, worst first; measured with `details`, and
@@ -141,6 +142,7 @@ class Report(WithProblems, Result):
     notes: tuple[Note, ...] = field(default=(), metadata={"codes": "note_codes"})
     problems: tuple[Problem, ...] = field(default=(), metadata=PROBLEMS)
     search: SearchFigures | None = field(default=None, metadata=OBJECT)
+    tuning: LatencyTuning | None = field(default=None, metadata=OBJECT)
     advice: Advice | None = field(default=None, metadata=OBJECT)
     causes: tuple[Cause, ...] = ()
     pruning: PruningReport | None = field(default=None, metadata=OBJECT)

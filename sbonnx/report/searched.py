@@ -123,6 +123,65 @@ class SearchFigures(JsonValue):
 
 
 @dataclass(frozen=True)
+class LatencyTrial:
+    """A file that TUNE measured.
+
+    Attributes:
+        what: what differs from the best file before it, in words.
+        ratio: its time over that of the best file before it; None: it was not measured.
+        interval: 95 % confidence interval of `ratio`.
+        rounds: number of measurements in turn.
+        kept: whether it is the best file from then on.
+        why: if not, the reason.
+    """
+
+    what: str
+    ratio: float | None = None
+    interval: tuple[float, float] | None = None
+    rounds: int = 0
+    kept: bool = False
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class LatencyTuning(JsonValue):
+    """Placement of integers by measured times.
+
+    Attributes:
+        runtime: where files were timed, with one thread, in CPU time.
+        trials: in order.
+        ratio, interval: time of the result over that of the default, with its 95 % confidence interval.
+        over_float, over_float_interval: the same over the float model.
+        ended: whether the time was used up before all candidates were tried.
+        overrides: how the recipe of the result differs, as ``KEY=VALUE``, for ``--set``; empty: it is the default.
+    """
+
+    runtime: str
+    trials: tuple[LatencyTrial, ...]
+    ratio: float
+    interval: tuple[float, float]
+    over_float: float
+    over_float_interval: tuple[float, float]
+    ended: bool
+    overrides: tuple[str, ...]
+
+    @property
+    def kept(self) -> tuple[LatencyTrial, ...]:
+        """The trials that were kept."""
+        return tuple(trial for trial in self.trials if trial.kept)
+
+    @property
+    def text(self) -> str:
+        """The result in one clause."""
+        count = f"{len(self.trials)} trials{', time used up' if self.ended else ''}"
+        if not self.overrides:
+            return f"the default is the fastest of {count}"
+        low, high = self.interval
+        what = "; ".join(trial.what for trial in self.kept) or "the float model"
+        return f"{self.ratio:.2f} of the default's time ({low:.2f} to {high:.2f}), {count}: {what}"
+
+
+@dataclass(frozen=True)
 class Advice(JsonValue):
     """The next thing to try.
 

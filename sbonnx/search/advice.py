@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 from sbonnx import graph as graphs
@@ -126,7 +127,7 @@ def _tried(
         repaired = not problems_of(state, comparison)
         if not lost:  # without the labels of the result, outputs prove nothing about its metric
             repaired = repaired and before.evaluation is None and verdict_of(comparison).accuracy == "kept"
-        trials.append(_Trial(change, comparison, _worst_db(comparison, names) - _worst_db(before, names), repaired))
+        trials.append(_Trial(change, comparison, worst_db(comparison, names) - worst_db(before, names), repaired))
         if repaired:
             break
     return trials, None
@@ -265,26 +266,33 @@ def _measured(state: PipelineState, recipe: Recipe, *, latency: bool = False) ->
         done = pipeline.run(stages, PipelineState.of(request), options)
     except SbonnxError:
         return None
+    with temporary_folder() as folder:
+        path = folder / "tried.onnx"
+        graphs.save(done.quantized, path)
+        return compared(state, done, path, latency=latency)
+
+
+def compared(state: PipelineState, done: PipelineState, path: Path, *, latency: bool = False) -> Comparison:
+    """Compare the file of a trial with the float model, on the samples of the result.
+
+    Args:
+        state: has the float model and the samples.
+        done: the trial, up to its quantized graph; `path`: its file.
+    """
+    data, recipe = state.data, done.prepared.recipe
+    assert data is not None
     judged = replace(
         VerifyOptions.of(done.prepared.plan, done.prepared.backend), device=recipe.device, task=recipe.verify.task
     )
     depth = Depth(latency=latency, limit=recipe.verify.feeds)
-    with temporary_folder() as folder, reference_of(state) as reference:
-        path = folder / "tried.onnx"
-        graphs.save(done.quantized, path)
-        return verify.compare(
-            reference,
-            path,
-            data.judged,
-            timed=next(iter(data.every)),
-            depth=depth,
-            options=judged,
-        )
+    with reference_of(state) as reference:
+        return verify.compare(reference, path, data.judged, timed=next(iter(data.every)), depth=depth, options=judged)
 
 
-def _worst_db(comparison: Comparison, names: Collection[str]) -> float:
-    """Return the signal-to-noise ratio of the worst of these outputs."""
-    return min((error.sqnr_db for error in comparison.outputs if error.name in names), default=-math.inf)
+def worst_db(comparison: Comparison, names: Collection[str] | None = None) -> float:
+    """Return the signal-to-noise ratio of the worst of these outputs; None: of all."""
+    outputs = (error for error in comparison.outputs if names is None or error.name in names)
+    return min((error.sqnr_db for error in outputs), default=-math.inf)
 
 
 def _figures(before: Comparison, found: Iterable[Comparison]) -> tuple[str, list[str]]:

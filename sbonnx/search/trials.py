@@ -24,12 +24,12 @@ from sbonnx.verify.judge import Judge
 
 
 def settled(keys: Recipe | dict[str, Any]) -> Recipe:
-    """Return a recipe without AUTO and MIXED, so that nothing is left to search.
+    """Return a recipe without AUTO, MIXED and TUNE, so that nothing is left to search.
 
     Raises:
         RecipeError: invalid keys.
     """
-    return recipes.load(keys, overrides={"AUTO": None, "MIXED": None})
+    return recipes.load(keys, overrides={"AUTO": None, "MIXED": None, "TUNE": None})
 
 
 def changed(recipe: Recipe, overrides: dict[str, Any]) -> Recipe:

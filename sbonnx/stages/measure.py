@@ -249,6 +249,8 @@ def protect_heads(state: PipelineState, options: RunOptions) -> PipelineState:
     recipe, backend, graph = prepared.recipe, prepared.backend, prepared.graph
     if recipe.heads == "none" or recipe.mode != "static" or data is None or backend.numbers.any_bits:
         return state
+    if recipe.float_nodes is not None:
+        return state  # what stays float was measured
 
     costs = costs_of(recipe, backend)
     time_of = plan_times(graph, None if costs is None else costs.slowed(costs.margin))

@@ -152,12 +152,13 @@ def plan(state: PipelineState, options: RunOptions) -> PipelineState:
     planned = make(graph, recipe, prepared.backend, observers=frozenset(OBSERVERS))
     _note_half_precision(graph, planned, prepared.backend)
     refusals = list(planned.refusals)
-    if recipe.auto.enable or recipe.mixed.wanted:
+    search = "AUTO" if recipe.auto.enable else "MIXED" if recipe.mixed.wanted else "TUNE" if recipe.tune.wanted else ""
+    if search:
         why = Reason(
             "not-searched",
             "only sbonnx.quantize and the verb quantize try recipes: this is the one that they begin with",
         )
-        refusals.insert(0, Refusal("search", "AUTO" if recipe.auto.enable else "MIXED", why))
+        refusals.insert(0, Refusal("search", search, why))
     if recipe.sparse.wanted and state.request.pruned is None:
         why = Reason(
             "not-pruned", "nothing is pruned without a run on data: this is the plan of the model as it was given"

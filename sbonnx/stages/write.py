@@ -206,7 +206,8 @@ def _report(state: PipelineState) -> Report:
     if request.pruned is not None:
         problems = tuple(Problem(problem.code, f"pruning: {problem}") for problem in request.pruned.report.problems)
     only_caches = recipe.llm.kv_bits is not None and recipe.w.quantizer.bit == FLOAT
-    if not solved and not only_converted and not only_caches:
+    in_float = recipe.float_nodes is not None  # by measured times
+    if not solved and not only_converted and not only_caches and not in_float:
         why = f"; first reason: {refusals[0]}" if refusals else ""
         problems = (*problems, Problem("no-tensor-quantized", f"nothing was quantized{why}"))
     broken = prepared.graph.info.broken_rewrites

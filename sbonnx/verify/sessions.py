@@ -517,23 +517,31 @@ def alternately(models: Sequence[Any], feeds: Sequence[Feeds], *, seconds: float
     return in_turn(runs, seconds=seconds, most=most, least=max(RUNS[0], len(feeds)))
 
 
-def in_turn(runs: Sequence[Callable[[], Any]], *, seconds: float, most: int, least: int = RUNS[0]) -> list[list[float]]:
+def in_turn(
+    runs: Sequence[Callable[[], Any]],
+    *,
+    seconds: float,
+    most: int,
+    least: int = RUNS[0],
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[list[float]]:
     """Call functions in turn, in reverse order every other round, so that a busy machine affects all equally.
 
     Args:
         seconds: time limit, but at least `least` rounds run.
         most, least: largest and smallest number of rounds.
+        clock: returns seconds.
 
     Returns:
         The milliseconds of each call, by function.
     """
     taken: list[list[float]] = [[] for _ in runs]
-    begin = time.perf_counter()
+    begin = clock()
     for turn in range(most):
         for which in range(len(runs)) if turn % 2 == 0 else reversed(range(len(runs))):
-            start = time.perf_counter()
+            start = clock()
             runs[which]()
-            taken[which].append(1000 * (time.perf_counter() - start))
-        if turn + 1 >= least and time.perf_counter() - begin > seconds:
+            taken[which].append(1000 * (clock() - start))
+        if turn + 1 >= least and clock() - begin > seconds:
             break
     return taken

@@ -23,6 +23,7 @@ from sbonnx.present.text.tables import (
     show_portability,
     show_refusals,
     show_search,
+    show_tuning,
 )
 from sbonnx.system.terminal import to_json, versioned
 
@@ -83,6 +84,8 @@ OPTIONS: Final = (
     options.TARGET_SQNR,
     options.AVERAGE_BITS,
     options.MINIMIZE,
+    options.TUNE,
+    options.TUNE_TIME,
     options.TASK,
     *options.EVALUATING,
     options.SAVE_RECIPE,
@@ -382,4 +385,5 @@ def _print_details(given: Arguments, report: Report) -> None:
     )
     show_refusals(printer, report.refusals, verbose=True)
     show_search(printer, report.search)
+    show_tuning(printer, report.tuning)
     printer.notes(report.notes, every=True)

@@ -55,6 +55,8 @@ def facts_of(report: Report) -> list[Fact]:
     left = left_in_float(report)
     if left:
         facts.append(("left in float", left))
+    if report.tuning is not None:
+        facts.append(("tuned", report.tuning.text))
     if report.pruning is not None:
         from sbonnx.present.text.tables import pruned_text
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sbonnx.report.comparison import Comparison, Portability
     from sbonnx.report.figures import Evaluation, Kernels, MetricValue
     from sbonnx.report.pruned import PruningReport
-    from sbonnx.report.searched import ScoreFigures, SearchFigures
+    from sbonnx.report.searched import LatencyTuning, ScoreFigures, SearchFigures
 
 NAMED: Final = 0.01
 """Least share of the weights of a kind of op that is named."""
@@ -291,6 +291,25 @@ def _levels(metrics: Comparison) -> str | None:
     products = "exact" if metrics.dot_product else "saturating"
     feeds = rows[0].feeds
     return f"{agree} ({feeds} feed{'s' * (feeds != 1)}, {products} 8-bit products)"
+
+
+def show_tuning(printer: Printer, tuning: LatencyTuning | None) -> None:
+    """Show the files that TUNE measured; nothing without."""
+    if tuning is None:
+        return
+    printer.table(
+        f"tuning: times over the best file before, in {tuning.runtime}",
+        ("trial", "time", "interval", ""),
+        [
+            (
+                trial.what,
+                "–" if trial.ratio is None else f"{trial.ratio:.3f}",
+                "–" if trial.interval is None else "{:.3f} to {:.3f}".format(*trial.interval),
+                "kept" if trial.kept else trial.why,
+            )
+            for trial in tuning.trials
+        ],
+    )
 
 
 def show_search(printer: Printer, search: SearchFigures | None) -> None:

@@ -1,4 +1,4 @@
-"""EQUALIZE, CALIBRATION, VERIFY, AUTO and MIXED: settings of the stages of a run."""
+"""EQUALIZE, CALIBRATION, VERIFY, AUTO, MIXED and TUNE: settings of the stages of a run."""
 
 from __future__ import annotations
 
@@ -380,6 +380,36 @@ class AutoKeys(Section):
         "0 to below 1",
     )
     samples: value_types.Count = new_key(128, "feeds that trials calibrate on at most", "1 or more")
+
+
+@final
+class Tune(Section):
+    """TUNE: placement of integers by measured times; ``latency`` stands for ``{GOAL: latency}``."""
+
+    short_form: ClassVar[str] = "GOAL"
+
+    goal: Annotated[Literal["none", "latency"], value_types.ANY_CASE] = new_key(
+        "none",
+        "try other placements of integers in the runtime, and keep those that are measured to be faster",
+        "none, latency (onnxruntime, openvino)",
+        flag=Flag(
+            "--tune latency",
+            "Measure other placements of integers on this machine, and keep those that are faster.",
+            flags.QUANTIZATION,
+            shown="none",
+        ),
+    )
+    seconds: value_types.AboveZero = new_key(
+        60.0,
+        "time in seconds after which no further trial begins",
+        "above 0",
+        flag=Flag("--tune-time SECONDS", "Time for trials of --tune; default 60.", flags.QUANTIZATION),
+    )
+
+    @property
+    def wanted(self) -> bool:
+        """Whether placements are to be measured."""
+        return self.goal != "none"
 
 
 @final

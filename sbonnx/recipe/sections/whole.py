@@ -11,7 +11,7 @@ from sbonnx.recipe.sections.base import RecipeKey, Section, key, new_key, rows_o
 from sbonnx.recipe.sections.flags import Flag
 from sbonnx.recipe.sections.quantizers import Activations, QuantizeInputsOf, ScheduleKeys, SideBits, Weights
 from sbonnx.recipe.sections.sparsity import Sparse
-from sbonnx.recipe.sections.stages import AutoKeys, Calibration, Equalize, Llm, Mixed, Verification
+from sbonnx.recipe.sections.stages import AutoKeys, Calibration, Equalize, Llm, Mixed, Tune, Verification
 
 if TYPE_CHECKING:
     from sbonnx.recipe import value_types
@@ -183,6 +183,14 @@ class RecipeKeys(Section):
         "onnxruntime: what its kernels cost, by which an op that would be slower in integers stays float",
         "bundled, none (rules alone), a file that `sbonnx tune --output` wrote",
     )
+    float_nodes: value_types.NodeNames | None = new_key(
+        None,
+        "names of the nodes that compute in float, in place of those that KERNEL_COSTS and HEADS choose; TUNE "
+        "writes the list",
+        "list of names; []: integers wherever the runtime has kernels; static",
+        shown="by KERNEL_COSTS and HEADS",
+        example='["/stem/Conv", "/head/Conv"]',
+    )
     tensor_overrides: value_types.OptionalFile = new_key(
         None,
         "qnn: types, scales and ranges of single tensors, in the form of onnxruntime's TensorQuantOverrides",
@@ -247,6 +255,7 @@ class RecipeKeys(Section):
     llm: Llm = Llm()
     auto: AutoKeys = AutoKeys()
     mixed: Mixed = Mixed()
+    tune: Tune = Tune()
     verify: Verification = Verification()
 
 
