@@ -173,6 +173,28 @@ def _replaced(model: Any, path: str) -> Any:
     return model
 
 
+@pytest.mark.parametrize(
+    ("words", "more"),
+    [
+        ("inspect q.onnx", "Q/DQ pairs"),
+        ("diff q.onnx p.onnx", "scale B / A"),
+        (f"plan {MODEL}", "shares its scale with"),
+        ("lint q.onnx --target trt@10", "33 errors"),
+        (f"profile {MODEL} q.onnx {DATA_FLAGS}", "output"),
+    ],
+)
+def test_short_by_default(
+    words: str, more: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(place)
+    assert main([*words.split(), "--no-config"]) in (0, 1)
+    short = capsys.readouterr().out
+    assert 2 < len(short.strip().splitlines()) <= 12
+    assert main([*words.split(), "--no-config", "-v"]) in (0, 1)
+    long = capsys.readouterr().out
+    assert more in long and len(long.splitlines()) > len(short.splitlines())
+
+
 def test_unknown_keywords() -> None:
     with pytest.raises(TypeError, match=r"compare has no keyword metric: did you mean evaluation=sbonnx\.Eval"):
         sbonnx.compare(MODEL, MODEL, CALIB, metric="top1")  # type: ignore[call-arg]

@@ -52,11 +52,14 @@ def test_inspect_agrees_with_onnx(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["qdq"] == []
 
 
-def test_inspect_prints_tables(capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_prints_lines_and_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", MODEL, "--verbose"]) == 0
+    tables = capsys.readouterr().out
     assert main(["inspect", MODEL]) == 0
-    out = capsys.readouterr().out
-    for word in ("opset", "parameters", "(batch, 1, 8, 8)", "BatchNormalization"):
-        assert word in out
+    lines = capsys.readouterr().out
+    for word in ("opset", "parameters", "(batch, 1, 8, 8)", "Conv"):
+        assert word in tables and word in lines
+    assert "BatchNormalization" in tables
 
 
 def test_inspect_sees_branches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -105,8 +105,10 @@ def test_commands_execute_in_another_runtime(tmp_path: Path, capfd: pytest.Captu
 
     assert value("compare", *pair, *labelled, "--samples", "2")["runtime"] == "openvino"
     assert value("compare", *pair, *labelled, "--samples", "2", "--runtime", "ort")["runtime"] == "onnxruntime"
-    assert main(["compare", *pair, *labelled, "--samples", "2"]) == 0
-    assert "ratio of pairs of runs" in capfd.readouterr().out, "the latency is that of the runtime that was used"
+    assert main(["compare", *pair, *labelled, "--samples", "2", "-v"]) == 0
+    out = capfd.readouterr().out
+    assert "(run in openvino)" in out
+    assert "ratio of pairs of runs" in out, "the latency is that of the runtime that was used"
     bench = value("bench", *pair, "--seconds", "0.1")
     assert bench["runtime"] == "openvino"
     assert len(bench["rows"]) == 2

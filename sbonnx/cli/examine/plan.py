@@ -9,13 +9,19 @@ from typing import TYPE_CHECKING, Final
 from sbonnx.cli import options
 from sbonnx.cli.options import Arguments
 from sbonnx.present.text.printer import Printer
-from sbonnx.present.text.tables import show_refusals
+from sbonnx.present.text.tables import reasons_of, show_refusals
 
 if TYPE_CHECKING:
     from sbonnx.planning import Plan, Site
 
 HELP: Final = "Show what would be quantized and why. Refusals are listed with their reasons; no data is needed."
 
+
+ROWS: Final = 6
+"""Rows of both tables, unless all are asked for."""
+
+MOST_REASONS: Final = 3
+"""Rows of what is not done."""
 
 OUTPUT: Final = replace(options.OUTPUT, help="Write the plan to this file, as JSON.")
 
@@ -45,8 +51,9 @@ def run(given: Arguments) -> int:
     printer.value("plan", plan)
     refusals = list(prepared.refusals)
     printer.line(_summary(str(model), plan, len(refusals)))
-    _show_sites(printer, plan, verbose=given[options.VERBOSE])
-    show_refusals(printer, refusals, verbose=given[options.VERBOSE])
+    reasons = min(len(reasons_of(refusals)), MOST_REASONS)
+    _show_sites(printer, plan, most=ROWS - reasons, verbose=given[options.VERBOSE])
+    show_refusals(printer, refusals, most=MOST_REASONS, verbose=given[options.VERBOSE])
     if output is not None:
         printer.line(f"written: {output}")
     return 0
@@ -64,8 +71,12 @@ def _type(site: Site) -> str:
     return "int32" if site.role == "bias" else site.spec.label()  # a bias has the type of the accumulator
 
 
-def _show_sites(printer: Printer, plan: Plan, *, verbose: bool) -> None:
-    """Show each tensor, or, unless `verbose`, one row for those of equal role, type and rule with the first."""
+def _show_sites(printer: Printer, plan: Plan, *, most: int, verbose: bool) -> None:
+    """Show each tensor, or, unless `verbose`, one row for those of equal role, type and rule with the first.
+
+    Args:
+        most: number of these rows.
+    """
     if verbose:
         counts = Counter(site.group for site in plan.sites)
         tensors = {site.key: site.tensor for site in plan.sites}
@@ -88,8 +99,9 @@ def _show_sites(printer: Printer, plan: Plan, *, verbose: bool) -> None:
         return
     kinds = Counter((site.role, _type(site), site.rule, site.why) for site in plan.sites)
     first = {(site.role, _type(site), site.rule, site.why): site.tensor for site in reversed(plan.sites)}
+    counted = "" if len(kinds) <= most else f"the first {most} of {len(kinds)} kinds; "
     printer.table(
-        "tensors (each: -v)",
+        f"tensors ({counted}each: -v)",
         ("times", "role", "type", "rule", "why", "first tensor"),
-        [(count, *kind, first[kind]) for kind, count in kinds.most_common()],
+        [(count, *kind, first[kind]) for kind, count in kinds.most_common(most)],
     )

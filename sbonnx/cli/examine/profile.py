@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 from sbonnx.cli import options
 from sbonnx.cli.evaluation_options import evaluation_of
 from sbonnx.cli.options import Arguments, CommandOption
-from sbonnx.present.text.printer import Printer
+from sbonnx.present.text.printer import Printer, cell
+from sbonnx.present.text.summary import first_of
 from sbonnx.present.text.tables import bar, metric_text
 
 if TYPE_CHECKING:
@@ -38,7 +39,10 @@ SORT: Final = options.setting(
     "Worst first by a column (alone: isolated, gathered: accumulated error), or in graph order.",
 )
 TOP: Final = options.option(
-    "--top N", int, "Show only the first N rows. With --eval: measure the metric of N layers, 10 by default."
+    "--top N",
+    int,
+    "Show the first N rows. With --eval: measure the metric of N layers, 10 by default.",
+    shown="some, all with -v",
 )
 MERMAID: Final = options.output_option("--mermaid FILE", "Write the graph, coloured by loss, as a Mermaid chart.")
 
@@ -61,6 +65,7 @@ OPTIONS: Final = (
     MERMAID,
     *EVALUATING,
     options.FORCE,
+    options.VERBOSE,
     options.ORT_LIBRARY,
     *options.COMMON_WITH_PROGRESS,
 )
@@ -79,7 +84,8 @@ def run(given: Arguments) -> int:
     metric = given[METRIC] if evaluation is None else MEASURE
     result = given.call(profile, metric=metric, evaluation=evaluation, recipe=recipe, backend=None, **keys)
     printer.value("profile", result)
-    _tables(printer, f"{quantized or given[options.MODEL]}", result, column_of(given[SORT]))
+    brief = given[TOP] is None and not given[options.VERBOSE]
+    _tables(printer, f"{quantized or given[options.MODEL]}", result, column_of(given[SORT]), brief=brief)
     if result.evaluation is not None:
         _metric_table(printer, result.evaluation)
     if given[MERMAID] is not None:
@@ -107,31 +113,44 @@ def _metric_table(printer: Printer, found: MetricLosses) -> None:
     )
 
 
-def _tables(printer: Printer, title: str, result: EvaluatedProfile, column: Column) -> None:
+LINES: Final = 8
+"""Lines of layers and notes, unless more are asked for."""
+
+MOST_NOTES: Final = 2
+"""Notes, unless more are asked for."""
+
+MOST_OUTPUTS: Final = 3
+"""Outputs that are named, unless more are asked for."""
+
+
+def _tables(printer: Printer, title: str, result: EvaluatedProfile, column: Column, *, brief: bool) -> None:
     from sbonnx.profiling import COLUMNS, TITLES
 
     shown, profile = result.profile, result.whole or result.profile
     unit = f" {profile.unit}" if profile.unit else ""
     better = "more is better" if profile.higher_is_better else "less is better"
-    printer.table(
-        f"outputs of {title}, quantized as a whole ({profile.measure}{unit}, {better}; {profile.feeds} feeds)",
-        ("output", profile.measure),
-        list(profile.outputs.items()),
-    )
+    whole = f"outputs of {title}, quantized as a whole ({profile.measure}{unit}, {better}; {profile.feeds} feeds)"
+    if brief:
+        outputs = [f"{name} {cell(value)}" for name, value in profile.outputs.items()]
+        printer.line(f"{whole}: {first_of(outputs, MOST_OUTPUTS)}")
+    else:
+        printer.table(whole, ("output", profile.measure), list(profile.outputs.items()))
+    layers = shown.layers[: LINES - min(len(profile.notes), MOST_NOTES)] if brief else shown.layers
     losses = profile.losses(column)
     most = max((loss for loss in losses.values() if math.isfinite(loss)), default=0.0)
     rows = []
-    for row in shown.layers:
+    for row in layers:
         share = losses.get(row.node, 0.0) / most if most else 0.0
         rows.append((row.node, row.op, row.label, *(row.value(name) for name in COLUMNS), bar(share)))
     titles = [TITLES[name] for name in COLUMNS]
     bars = f"{TITLES[column]} loss"
-    counted = f"{len(shown.layers)} of {len(profile.layers)} layers"
+    more = " (all: -v)" if len(layers) < len(shown.layers) else ""
+    counted = f"{len(layers)} of {len(profile.layers)} layers"
     printer.table(
-        f"{counted}: {profile.measure}{unit} of the outputs of each, against float",
+        f"{counted}: {profile.measure}{unit} of the outputs of each, against float{more}",
         ("layer", "op", "reads", *titles, bars),
         rows,
         optional=(bars, "op", "reads"),
     )
-    for note in profile.notes:
+    for note in profile.notes[: MOST_NOTES if brief else None]:
         printer.note(note)

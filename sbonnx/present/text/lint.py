@@ -16,12 +16,16 @@ MOST_REFORMATS: Final = 8
 """Reformats in the table; the JSON has all of them."""
 
 
+MOST_RULES: Final = 8
+"""Rules in the table, unless all findings are asked for."""
+
+
 def show_lint(printer: Printer, report: LintReport, *, verbose: bool) -> None:
     """Show a line with the counts, fixes, findings by severity (all of a rule if `verbose`), the engine, notes."""
     summary = ", ".join(_counted(getattr(report.counts, severity), severity) for severity in SEVERITIES)
     printer.line(f"{report.checked} for {report.target}: {report.rules} rules, {summary}")
     _fix_tables(printer, () if report.fix is None else report.fix.fixed)
-    _tables(printer, report.findings, verbose=verbose)
+    (_tables if verbose else _kinds)(printer, report.findings)
     if report.engine is not None:
         _engine_tables(printer, report.engine)
     printer.notes(report.notes)
@@ -71,22 +75,31 @@ def _fix_tables(printer: Printer, rows: tuple[Fixed, ...]) -> None:
     )
 
 
-def _tables(printer: Printer, findings: Sequence[Finding], *, verbose: bool) -> None:
-    """Show a table per severity, the most severe first: each rule with its first finding, or all if `verbose`."""
+def _tables(printer: Printer, findings: Sequence[Finding]) -> None:
+    """Show a table per severity, the most severe first."""
     for severity in SEVERITIES:
-        some = [finding for finding in findings if finding.severity == severity]
-        kinds: dict[object, list[Finding]] = {}
-        for number, finding in enumerate(some):
-            kinds.setdefault(number if verbose else finding.rule, []).append(finding)
-        several = len(kinds) < len(some)
         rows = [
-            (*((len(alike),) if several else ()), row.rule, row.node or None, row.tensor or None, row.why, row.mend)
-            for alike in kinds.values()
-            for row in alike[:1]
+            (row.rule, row.node or None, row.tensor or None, row.why, row.mend)
+            for row in findings
+            if row.severity == severity
         ]
-        titles = ("times", "rule", "first node", "first tensor", "why", "fix")
-        plain = ("rule", "node", "tensor", "why", "fix")
-        printer.table(_counted(len(some), severity), titles if several else plain, rows)
+        printer.table(_counted(len(rows), severity), ("rule", "node", "tensor", "why", "fix"), rows)
+
+
+def _kinds(printer: Printer, findings: Sequence[Finding]) -> None:
+    """Show each rule that has findings with their number and the first, the most severe rules first."""
+    kinds: dict[tuple[Severity, str], list[Finding]] = {}
+    for finding in findings:
+        kinds.setdefault((finding.severity, finding.rule), []).append(finding)
+    rows = [
+        (severity, len(alike), rule, alike[0].node or None, alike[0].tensor or None, alike[0].why, alike[0].mend)
+        for severity in SEVERITIES
+        for (kind, rule), alike in kinds.items()
+        if kind == severity
+    ]
+    counted = f"the first {MOST_RULES} of {len(rows)} rules; " if len(rows) > MOST_RULES else ""
+    columns = ("severity", "times", "rule", "first node", "first tensor", "why", "fix")
+    printer.table(f"findings ({counted}each: -v)", columns, rows[:MOST_RULES])
 
 
 def _counted(count: int, severity: Severity) -> str:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from sbonnx.present.text.printer import Printer
 from sbonnx.system.terminal import LINE_LENGTH, one_line
 
 if TYPE_CHECKING:
-    from sbonnx.report import Report
+    from sbonnx.report import Report, Verdict
 
 Fact = tuple[str, str]
 """Name and text of a row."""
@@ -31,10 +32,27 @@ def show_summary(printer: Printer, report: Report, facts: Sequence[Fact]) -> Non
 
     types = ", ".join(filter(None, (report.backend, bits_of(report))))
     printer.line(one_line(f"{report.model} -> {report.output} ({types})"))
-    for row in report.verdict.rows:
+    show_verdict(printer, report.verdict)
+    show_facts(printer, facts)
+
+
+def show_verdict(printer: Printer, verdict: Verdict) -> None:
+    """Print one line for each clause of a verdict, with its mark."""
+    for row in verdict.rows:
         printer.line(f"  {row.mark:<2}  {one_line(row.text, LINE_LENGTH)}")
+
+
+def show_facts(printer: Printer, facts: Iterable[Fact]) -> None:
+    """Print one line for each fact that has a text."""
     for name, text in facts:
-        printer.line(f"{INDENT}{name:<{NAME_WIDTH}}  {one_line(text, LINE_LENGTH)}")
+        if text:
+            printer.line(f"{INDENT}{name:<{NAME_WIDTH}}  {one_line(text, LINE_LENGTH)}")
+
+
+def first_of(texts: Collection[str], most: int) -> str:
+    """Join the first texts, and say how many there are besides; "" without any."""
+    further = len(texts) - most
+    return ", ".join([*islice(texts, most), *([f"{further} more"] if further > 0 else [])])
 
 
 def facts_of(report: Report) -> list[Fact]:

@@ -175,13 +175,19 @@ def bar(share: float, width: int = BAR_WIDTH) -> str:
 
 
 def show_refusals(
-    printer: Printer, refusals: Iterable[Refusal], *, title: str = "not done", verbose: bool = False
+    printer: Printer,
+    refusals: Iterable[Refusal],
+    *,
+    title: str = "not done",
+    most: int | None = None,
+    verbose: bool = False,
 ) -> None:
     """Show one line per reason, the most frequent first: how often, what was not done, why, the first place.
 
     Reasons of one code are one; the first is shown.
 
     Args:
+        most: number of reasons; None: all.
         verbose: show each place.
     """
     every = list(refusals)
@@ -192,16 +198,22 @@ def show_refusals(
             [(refusal.what, refusal.why, refusal.code, refusal.where) for refusal in every],
         )
         return
-    counts = Counter((refusal.what, refusal.code) for refusal in every)
+    counts = reasons_of(every)
     first = {(refusal.what, refusal.code): refusal for refusal in reversed(every)}
+    further = most is not None and len(counts) > most
     printer.table(
-        title,
+        f"{title} (the first {most} of {len(counts)} reasons; each: -v)" if further else title,
         ("times", "what", "why", "code", "first at"),
         [
             (count, first[kind].what, first[kind].why, first[kind].code, first[kind].where)
-            for kind, count in counts.most_common()
+            for kind, count in counts.most_common(most)
         ],
     )
+
+
+def reasons_of(refusals: Iterable[Refusal]) -> Counter[tuple[str, str]]:
+    """Count refusals by what was not done, and the code of the reason."""
+    return Counter((refusal.what, refusal.code) for refusal in refusals)
 
 
 def comparison_facts(
