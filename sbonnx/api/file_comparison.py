@@ -52,6 +52,7 @@ def compare(
     runtimes: str | Sequence[str] | None = None,
     cpu: str | None = None,
     task: str | Mapping[str, str] | None = None,
+    head: str | None = None,
     evaluation: EvaluationData | None = None,
     max_loss: float | str | None = None,
     min_sqnr: float | None = None,
@@ -73,6 +74,7 @@ def compare(
         runtimes: names of `sbonnx.runtimes.RUNTIMES` in which the quantized file runs as well, or "all".
         cpu: kind of CPU that the file is for, such as "vnni" or "this"; None: as its metadata says.
         task: kind of the outputs, such as "classification", or of each by name; None: recognized.
+        head: head of a detector whose task is detection, such as "yolov8"; None: recognized.
         evaluation: labelled data and a metric, which is computed for both models.
         max_loss: limit of the loss in that metric, such as "0.5%".
         min_sqnr, min_cosine: limits of each output: signal-to-noise ratio in dB, cosine similarity.
@@ -93,14 +95,14 @@ def compare(
     with reading(ort_libraries=ort_libraries), model_files(float_model, quant_model) as (paths, names):
         files = paths[0], paths[1]
         graph = _float_graph(*files)
-        verify.check_tasks(tasks, graph)
+        verify.check_tasks(tasks, graph, head)
         feeds = feeds_of(data, graph, preprocess=preprocess, split=split, samples=samples)
         doubts = doubts_about(first_layer_of(graph), feeds)
         runtime = chosen_runtime(runtime, files[1:], device=device)
         kind = cpu_of_file(cpu, runtime)
         depth = verify.Depth(latency=kind in ("", target_cpu().name), levels=True, kernels=True)
         exact = exact_products(files[1], kind)
-        options = verify.VerifyOptions(exact=exact, device=device, runtime=runtime, task=tasks)
+        options = verify.VerifyOptions(exact=exact, device=device, runtime=runtime, task=tasks, head=head)
         comparison = verify.compare(*files, feeds, depth=depth, options=options)
         kind = kind or (recorded_cpu(files[1]) if comparison.saturating or comparison.unknown_sums else "")
         comparison = replace(comparison, doubts=doubts, cpu=kind)

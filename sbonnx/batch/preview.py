@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from sbonnx.batch.jobs.job import Job
@@ -72,8 +72,8 @@ def faults_of(jobs: Iterable[Job], state: Path) -> dict[str, str]:
     """Return the reasons, by name, of the jobs that cannot run: their recipe, model, data or metric cannot be used.
 
     Each model is opened once, with its weights left on disk, and of each data set, labelled ones too, the first sample
-    is read, preprocessed and checked against the inputs of the model, and the metric against its outputs. Nothing is
-    run.
+    is read, preprocessed and checked against the inputs of the model, and the metric against its outputs. For a metric
+    of boxes, the head of the detector must be stated or recognized. Nothing is run.
 
     Args:
         state: state folder of the batch, for downloads of URLs.
@@ -108,7 +108,7 @@ def _read_fault(job: Job, state: Path) -> str:
             evaluation = evaluation_of(real)
             if evaluation is not None:
                 evaluation.check_outputs(graph)
-                next(iter(replace(evaluation, limit=1).open(graph).labelled()))
+                evaluation.check_first(graph)
     except SbonnxError as error:
         return str(error)
     return ""

@@ -23,9 +23,11 @@ def evaluation_of(given: Arguments, row: CommandOption[str | None] = options.MET
     """
     data, metric = given[options.EVAL], given[row]
     if data is None:
-        alone = next((option for option in options.EVALUATING if given.values.get(option) is not None), None)
+        rows = [row for row in options.EVALUATING if row is not options.HEAD or not given.values.get(options.TASK)]
+        alone = next((option for option in rows if given.values.get(option) is not None), None)
         if alone is not None:
-            raise RecipeError(f"{alone.flags[0]} is for labelled data: give it with --eval DATA")
+            tasks = " or --task detection" if alone is options.HEAD and options.TASK in given.values else ""
+            raise RecipeError(f"{alone.flags[0]} is for labelled data: give it with --eval DATA{tasks}")
         return None
     if metric is None:
         raise RecipeError("--eval computes a metric: name it with --metric, such as --metric top1")

@@ -271,7 +271,7 @@ QUANTIZATION: Final = flags.QUANTIZATION
 SAMPLING: Final = flags.SAMPLING
 CALIBRATION: Final = flags.CALIBRATION
 QUALITY: Final = flags.QUALITY
-EVALUATION: Final = "Evaluation on labelled data"
+EVALUATION: Final = flags.EVALUATION
 FILES: Final = "Further files"
 TERMINAL: Final = "Output and errors"
 """Help groups."""
@@ -370,14 +370,7 @@ DECODE: Final = option(
     "Function that converts the outputs of a feed, by name, to those that the metric takes.",
     EVALUATION,
 )
-HEAD: Final = option(
-    "--head NAME[:KEY=VALUE,...]",
-    str,
-    "Head of a detector, for map: yolov5, yolov7, yolov8, yolox, end2end, end2end7, paddle, nms, indices, ssd, detr, "
-    "rtdetr, fastestdet, picodet, nanodet, fcos, scrfd, yunet, centerface.",
-    EVALUATION,
-    shown="by the structure of the model",
-)
+HEAD: Final = key_option("VERIFY.HEAD", str)
 VOCABULARY: Final = option(
     "--vocabulary FILE",
     Path,

@@ -7,6 +7,7 @@ from typing import Any, final
 
 import numpy as np
 
+from sbonnx.detectors.box_selection import Decoded
 from sbonnx.detectors.class_numbers import in_labels
 from sbonnx.detectors.decode import decoded
 from sbonnx.detectors.head import Head, HeadChoice
@@ -36,6 +37,11 @@ class HeadDecoder:
         self._load, self._choice = load, choice
         self._known: tuple[Graph, Head] | None = None
 
+    @property
+    def stated(self) -> bool:
+        """Whether the user states the head."""
+        return self._choice is not None
+
     def __call__(
         self, outputs: Mapping[str, Any], feed: Mapping[str, Array], labels: Mapping[str, Any]
     ) -> dict[str, Any]:
@@ -44,17 +50,34 @@ class HeadDecoder:
         Raises:
             DataError: the head cannot be recognized or does not fit; the classes are not those of the labels.
         """
+        result = self._decoded(outputs, feed, labels)
+        if result is None:
+            return {name: np.asarray(value) for name, value in outputs.items()}
+        decoded_boxes, head = result
+        categories = (labels.get(CATEGORIES) or [None])[0]
+        return _padded([in_labels(boxes, decoded_boxes.classes, head, categories) for boxes in decoded_boxes.images])
+
+    def check(self, outputs: Mapping[str, Any], feed: Mapping[str, Array], labels: Mapping[str, Any]) -> None:
+        """Check that the head is stated or recognized, and fits outputs of these shapes, whatever their values.
+
+        Raises:
+            DataError: it does not.
+        """
+        self._decoded(outputs, feed, labels)
+
+    def _decoded(
+        self, outputs: Mapping[str, Any], feed: Mapping[str, Array], labels: Mapping[str, Any]
+    ) -> tuple[Decoded, Head] | None:
+        """Return the boxes of each image, and the head; None if the outputs are detections already."""
         arrays = {name: np.asarray(value) for name, value in outputs.items()}
         if self._choice is None and PLACEMENT not in labels and _are_detections(arrays):
-            return arrays
+            return None
         images, size = _input_form(feed, labels)
         if self._known is None:
             graph = self._load()
             self._known = graph, resolved_head(DetectorOutputs(graph, arrays, size, images), self._choice)
         graph, head = self._known
-        result = decoded(DetectorOutputs(graph, arrays, size, images), head)
-        categories = (labels.get(CATEGORIES) or [None])[0]
-        return _padded([in_labels(boxes, result.classes, head, categories) for boxes in result.images])
+        return decoded(DetectorOutputs(graph, arrays, size, images), head), head
 
 
 def _are_detections(arrays: Mapping[str, Array]) -> bool:

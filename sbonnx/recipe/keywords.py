@@ -286,6 +286,11 @@ Keys: W.QUANTIZER.BIT, A.QUANTIZER.BIT. Values: w8a8, w4 (weights alone), int8 o
     Key: VERIFY.TASK. Values: classification, segmentation, tokens, detection, embedding, regression; {output:
     task}. Default: by the graph.
     """
+    head: str | None
+    """Head of a detector without NMS, for the task detection; docs/metrics.md lists the heads.
+
+    Key: VERIFY.HEAD. Values: NAME, NAME:KEY=VALUE,.... Default: by the structure of the model.
+    """
     min_cosine: float | Mapping[str, float] | None
     """Cosine to the float outputs that outputs must reach.
 

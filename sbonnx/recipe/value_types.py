@@ -257,6 +257,13 @@ def _output_task(value: object, more: str) -> str:
     return value.lower()
 
 
+def _plain_text(value: object) -> str:
+    """Read a text that is not empty."""
+    if isinstance(value, str) and value:
+        return value
+    raise Wrong("must be a text", value=value)
+
+
 def _version(value: object) -> str:
     """Read a version of TensorRT as text: YAML parses 11 as an integer and 8.6 as a float."""
     plain = not isinstance(value, bool) and isinstance(value, str | int | float)
@@ -564,6 +571,7 @@ WeightSchemeName = Annotated[WeightScheme, ANY_CASE]
 Device = Annotated[str, ValueReader(_device, _DEVICES)]
 Memory = Annotated[str, ValueReader(_memory, {"type": ["string", "integer"], "pattern": "^ *[0-9]"})]
 ModeName = Annotated[names.Mode, ANY_CASE]
+Text = Annotated[str, ValueReader(_plain_text, _TEXT)]
 Folder = Annotated[str | None, ValueReader(_folder, _TEXT)]
 OptionalFile = Annotated[str | None, ValueReader(_file, _TEXT)]
 KernelCosts = Annotated[str, ValueReader(_kernel_costs, _TEXT)]

@@ -282,7 +282,10 @@ def compared(state: PipelineState, done: PipelineState, path: Path, *, latency: 
     data, recipe = state.data, done.prepared.recipe
     assert data is not None
     judged = replace(
-        VerifyOptions.of(done.prepared.plan, done.prepared.backend), device=recipe.device, task=recipe.verify.task
+        VerifyOptions.of(done.prepared.plan, done.prepared.backend),
+        device=recipe.device,
+        task=recipe.verify.task,
+        head=recipe.verify.head,
     )
     depth = Depth(latency=latency, limit=recipe.verify.feeds)
     with reference_of(state) as reference:

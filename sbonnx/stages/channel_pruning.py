@@ -154,6 +154,7 @@ def _verified(
     graphs.check_file(path)
     if data is None:
         return None, ()
+    section = state.prepared.recipe.verify
     depth = proof.Depth(latency=True, levels=True, strict=True)
     comparison = proof.compare(
         request.source,
@@ -161,7 +162,7 @@ def _verified(
         data.judged,
         seen=data.seen,
         depth=depth,
-        options=proof.VerifyOptions(device=options.device, task=state.prepared.recipe.verify.task),
+        options=proof.VerifyOptions(device=options.device, task=section.task, head=section.head),
     )
     comparison = replace(comparison, held_out=data.count)
     # before a quantization, limits are those of its result

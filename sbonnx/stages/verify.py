@@ -78,7 +78,7 @@ def check_outputs(prepared: Prepared, data: Any) -> None:
     if chosen_runtimes(section.runtimes, RUNTIMES) and data is None:
         raise RecipeError(f"{RUNTIMES} compares outputs: give data, or leave it out")
     limits_of(prepared.recipe).check_outputs([output.name for output in graph.outputs])
-    proof.check_tasks(section.task, graph)
+    proof.check_tasks(section.task, graph, section.head)
 
 
 def verify(state: PipelineState, path: Path) -> PipelineState:
@@ -121,7 +121,11 @@ def _verified(
     recipe, device = prepared.recipe, prepared.recipe.device
     runtime, why = runtime_here(prepared.backend)
     judged = replace(
-        VerifyOptions.of(prepared.plan, prepared.backend), device=device, runtime=runtime, task=recipe.verify.task
+        VerifyOptions.of(prepared.plan, prepared.backend),
+        device=device,
+        runtime=runtime,
+        task=recipe.verify.task,
+        head=recipe.verify.head,
     )
     depth = proof.Depth(
         latency=recipe.verify.latency and prepared.plan.cpu in ("", target_cpu().name),

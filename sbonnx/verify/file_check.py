@@ -29,7 +29,7 @@ from sbonnx.report.verdict import ON_CPU
 from sbonnx.system.cpu import target_cpu
 from sbonnx.verify.intervals import UNKNOWN
 from sbonnx.verify.labelled.conversions import readers_of
-from sbonnx.verify.natures import CLASSES, Tasks
+from sbonnx.verify.natures import CLASSES
 from sbonnx.verify.ort_options import ALL_TRANSFORMERS, VerifyOptions
 from sbonnx.verify.quality import QualitySamples
 from sbonnx.verify.sessions import (
@@ -236,7 +236,7 @@ def compare(
         took, done = Latency(), [0]
         if data is not None:
             sets = [partial(islice, feeds, limit) for feeds in ([data] if seen is None else [data, seen])]
-            outcome, done = (_together if together else _apart)(models, sets, options.task)
+            outcome, done = (_together if together else _apart)(models, sets, options)
             if not done[0]:
                 raise DataError("there is nothing to compare: the data has no feeds")
             if depth.latency and together and (own is not None or not models.saturating):
@@ -307,11 +307,11 @@ class _Outcome:
 class _OutputSums:
     """Accumulates the outputs of each set of feeds; the first set is the compared one."""
 
-    def __init__(self, models: Models, names: list[str], sets: int, task: Tasks) -> None:
+    def __init__(self, models: Models, names: list[str], sets: int, options: VerifyOptions) -> None:
         floats = models.floats
         read = open_model(floats).model if isinstance(floats, Path) else onnx.load_from_string(floats)
         self._differences = [OutputDifferences(names) for _ in range(sets)]
-        self._quality = QualitySamples(names, read, task, readers_of(floats).graph)
+        self._quality = QualitySamples(names, read, options.task, readers_of(floats).graph, options.head)
 
     def add(self, which: int, reference: list[Any], value: list[Any], feeds: Feeds) -> None:
         self._differences[which].add(reference, value)
@@ -334,11 +334,13 @@ class _OutputSums:
         return _Outcome(sets[0], sets[1] if len(sets) > 1 else (), quality)
 
 
-def _together(models: Models, sets: Sequence[Callable[[], Iterator[Feeds]]], task: Tasks) -> tuple[_Outcome, list[int]]:
+def _together(
+    models: Models, sets: Sequence[Callable[[], Iterator[Feeds]]], options: VerifyOptions
+) -> tuple[_Outcome, list[int]]:
     """Run both models on each feed of each set. Return the differences, and the number of feeds per set."""
     float_model, quantized_model = models.open_float(), models.executed()
     names = _same_outputs(output_names(float_model), output_names(quantized_model))
-    sums, done = _OutputSums(models, names, len(sets), task), []
+    sums, done = _OutputSums(models, names, len(sets), options), []
     for which, walk in enumerate(sets):
         count = 0
         for feeds in walk():
@@ -348,7 +350,9 @@ def _together(models: Models, sets: Sequence[Callable[[], Iterator[Feeds]]], tas
     return sums.result(), done
 
 
-def _apart(models: Models, sets: Sequence[Callable[[], Iterator[Feeds]]], task: Tasks) -> tuple[_Outcome, list[int]]:
+def _apart(
+    models: Models, sets: Sequence[Callable[[], Iterator[Feeds]]], options: VerifyOptions
+) -> tuple[_Outcome, list[int]]:
     """Run `_together` with one model open at a time. Float outputs are stored, on disk if there are many."""
     with TensorStore(WAITING_BYTES) as store:
         model = models.open_float()
@@ -365,7 +369,7 @@ def _apart(models: Models, sets: Sequence[Callable[[], Iterator[Feeds]]], task: 
         model = None  # release the session before the next is opened
         model = models.executed()
         _same_outputs(names, output_names(model))
-        sums = _OutputSums(models, names, len(sets), task)
+        sums = _OutputSums(models, names, len(sets), options)
         for which, walk in enumerate(sets):
             for number, feeds in enumerate(walk()):
                 keys = [(which, number, place) for place in range(len(names))]

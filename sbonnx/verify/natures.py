@@ -6,14 +6,14 @@ order; the first that applies decides. docs/verification.md explains them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
 
-from sbonnx.detectors import HeadDecoder
+from sbonnx.detectors import HeadDecoder, head_choice
 from sbonnx.errors import DataError, RecipeError
-from sbonnx.graph import Graph, query
+from sbonnx.graph import Graph, Tensor, query
 from sbonnx.metrics.arrays import shown
 from sbonnx.metrics.boxes import LAYOUTS, Boxes, detections
 from sbonnx.recipe.names import OutputTask
@@ -40,7 +40,7 @@ TAKES: Final[Mapping[OutputTask, str]] = {
     "classification": "(batch, classes), further axes of length 1, or integers",
     "segmentation": "(batch, classes, height, width), (batch, height, width, classes), or integers",
     "tokens": "(batch, steps, classes), or integers",
-    "detection": f"detections after NMS, {LAYOUTS}; or those of a head that the structure of the model shows",
+    "detection": f"detections after NMS, {LAYOUTS}; or those of a head that the structure shows or --head states",
     "embedding": "(batch, values) and further axes of length 1, float",
     "regression": "any shape",
 }
@@ -82,11 +82,14 @@ def tasks_of(tasks: Tasks, outputs: Sequence[str]) -> dict[str, OutputTask]:
     return dict(tasks)
 
 
-def check_tasks(tasks: Tasks, graph: Graph) -> None:
+def check_tasks(tasks: Tasks, graph: Graph, head: str | None = None) -> None:
     """Check that the outputs of a model can have these tasks, as far as its shapes say it.
 
+    Args:
+        head: of the detections, as the user states it, see `sbonnx.detectors.head_choice`; None: recognized.
+
     Raises:
-        RecipeError: an output cannot, or does not exist.
+        RecipeError: an output cannot, or does not exist; there is no such head.
     """
     chosen = tasks_of(tasks, [output.name for output in graph.outputs])
     arrays: dict[str, Array] = {}
@@ -95,24 +98,39 @@ def check_tasks(tasks: Tasks, graph: Graph) -> None:
         if task is None or shape is None or (not isinstance(tasks, Mapping) and STATES.search(output.name)):
             continue
         check_task(task, output.name, shape, real=kind is None or np.dtype(kind).kind == "f")
-        sizes = [axis for axis in shape if isinstance(axis, int)]
-        if task == "detection" and len(sizes) == len(shape):
-            arrays[output.name] = np.zeros(sizes, np.float32)
-    feed = _zeros(graph)
+        value = zeros_of(output)
+        if task == "detection" and value is not None:
+            arrays[output.name] = value
+    decoder = decoder_of(lambda: graph, head)
+    feed = feed_of_zeros(graph)
     if feed is not None and len(arrays) == list(chosen.values()).count("detection") > 0:
-        read_detections(arrays, feed, HeadDecoder(lambda: graph))
+        read_detections(arrays, feed, decoder)
 
 
-def _zeros(graph: Graph) -> dict[str, Array] | None:
+def decoder_of(load: Callable[[], Graph], head: str | None) -> HeadDecoder:
+    """Return the decoder of a model with the head that the user states; None: recognized.
+
+    Raises:
+        RecipeError: there is no such head.
+    """
+    return HeadDecoder(load, None if head is None else head_choice(head))
+
+
+def feed_of_zeros(graph: Graph) -> dict[str, Array] | None:
     """Return a feed of zeros that takes no memory; None if a size is known only when the model runs."""
-    feed = {}
-    for tensor in graph.inputs:
-        shape = query.shape(tensor)
-        sizes = [axis for axis in shape or () if isinstance(axis, int)]
-        if shape is None or len(sizes) < len(shape):
-            return None
-        feed[tensor.name] = np.broadcast_to(np.zeros((), np.float32), sizes)
-    return feed
+    feed = {tensor.name: zeros_of(tensor) for tensor in graph.inputs}
+    known = {name: value for name, value in feed.items() if value is not None}
+    return known if len(known) == len(feed) else None
+
+
+def zeros_of(tensor: Tensor, samples: int = 1) -> Array | None:
+    """Return an array of zeros of the shape of a tensor, with `samples` if the batch is open; None: it is not known."""
+    shape = query.shape(tensor)
+    sizes = [samples if not place and isinstance(axis, str) else axis for place, axis in enumerate(shape or ())]
+    if shape is None or not all(isinstance(axis, int) for axis in sizes):
+        return None
+    zero = np.zeros((), query.dtype(tensor) or np.float32)
+    return np.broadcast_to(zero, [axis for axis in sizes if isinstance(axis, int)])
 
 
 def read_detections(
@@ -129,10 +147,12 @@ def read_detections(
     try:
         return detections(outputs if decoder is None else decoder(outputs, feed, {}))
     except DataError as error:
+        if decoder is not None and decoder.stated:
+            raise RecipeError(str(error)) from error
         listed = ", ".join(f"'{name}' {shown(value)}" for name, value in outputs.items())
         raise RecipeError(
             f"the task detection does not fit the outputs {listed}: it takes {TAKES['detection']}. Regression fits; of "
-            "another detector, only labels can say more (--eval with --head or --decode)"
+            "another detector, state its head (--head, VERIFY.HEAD), or only labels can say more (--eval with --decode)"
         ) from error
 
 

@@ -52,6 +52,7 @@ class VerifyOptions:
             onnxruntime in any case, and so are the outputs of the float model.
         task: what outputs mean ("segmentation", ...), or {output: task}: selects the figures of their quality. None: by
             the structure of the float model.
+        head: of outputs whose task is detection, see `sbonnx.detectors.head_choice`; None: recognized.
     """
 
     without: tuple[str, ...] = ()
@@ -61,6 +62,7 @@ class VerifyOptions:
     device: str = "cpu"
     runtime: str = ON_CPU
     task: Tasks = None
+    head: str | None = None
 
     @classmethod
     def of(cls, plan: Plan, backend: Backend) -> VerifyOptions:

@@ -25,6 +25,7 @@ from sbonnx.verify.natures import (
     CLASSES,
     Tasks,
     check_task,
+    decoder_of,
     given_nature,
     nature_of,
     read_detections,
@@ -140,6 +141,7 @@ class QualitySamples:
         model: onnx.ModelProto | None,
         tasks: Tasks = None,
         load: Callable[[], Graph] | None = None,
+        head: str | None = None,
     ) -> None:
         """Create it.
 
@@ -149,9 +151,10 @@ class QualitySamples:
             tasks: what outputs mean, as the user says.
             load: loads the graph of the float model, whose head says what boxes the outputs of a detector are; None:
                 they are detections.
+            head: that head, as the user states it; None: recognized.
 
         Raises:
-            RecipeError: an output of `tasks` does not exist.
+            RecipeError: an output of `tasks` does not exist, or there is no such head.
         """
         forms, chosen = {} if model is None else output_forms(model), tasks_of(tasks, names)
 
@@ -161,7 +164,7 @@ class QualitySamples:
         self._outputs = [
             (name, OutputSamples(forms.get(name, UNKNOWN_FORM), choose(place))) for place, name in enumerate(names)
         ]
-        self._detections = _DetectionSamples(None if load is None else HeadDecoder(load))
+        self._detections = _DetectionSamples(None if load is None else decoder_of(load, head))
         self._differences = _InputDifferences()
         self._inputs = [] if model is None else [value.name for value in model.graph.input]
 

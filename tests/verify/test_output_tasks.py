@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ import sbonnx
 from sbonnx import graph as graphs
 from sbonnx import verify
 from sbonnx.assets import digits
+from sbonnx.calib.data import LabelledFeed
 from sbonnx.cli import main
-from sbonnx.errors import RecipeError
+from sbonnx.errors import DataError, RecipeError
 from sbonnx.metrics.boxes import Boxes
 from sbonnx.metrics.detection import overlap_share
 from sbonnx.recipe import load
@@ -24,7 +26,7 @@ from sbonnx.report.comparison import Comparison
 from sbonnx.report.figures import OutputQuality
 from sbonnx.report.verdict import verdict_of
 from sbonnx.spec import Array
-from sbonnx.verify import Tasks, VerifyOptions
+from sbonnx.verify import EvaluationData, Tasks, VerifyOptions
 from sbonnx.verify.quality import QualitySamples
 from tests.detectors.detector_models import SIDE, Builder, yolov8, yolov8_angles
 from tests.support.models import model
@@ -232,8 +234,40 @@ def test_a_head_of_the_float_model_says_what_boxes_are(shift: float, state: str,
 def test_a_task_asks_for_labels_where_no_head_is_certain(tmp_path: Path) -> None:
     builder = Builder()
     yolov8_angles(builder)
-    with pytest.raises(RecipeError, match=r"of another detector, only labels can say more \(--eval with --head or"):
-        verify.check_tasks("detection", graphs.load(builder.save(tmp_path / "m.onnx")))
+    graph = graphs.load(builder.save(tmp_path / "m.onnx"))
+    with pytest.raises(RecipeError, match=r"detector, state its head \(--head, VERIFY.HEAD\), or only labels"):
+        verify.check_tasks("detection", graph)
+    with pytest.raises(RecipeError, match="the head yolov5 does not fit the outputs"):
+        verify.check_tasks("detection", graph, "yolov5")
+    with pytest.raises(RecipeError, match="there is no head 'yolov88': did you mean yolov8"):
+        verify.check_tasks("detection", graph, "yolov88")
+
+
+def test_a_stated_head_decides(tmp_path: Path) -> None:
+    """Where the structure does not decide: a column of angles is taken for a class, as the user says."""
+    builder = Builder()
+    yolov8_angles(builder)
+    file = builder.save(tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", images=RNG.uniform(size=(8, 3, SIDE, SIDE)).astype(np.float32))
+    settings: dict[str, Any] = {"task": "detection", "recipe": {"VERIFY": {"LATENCY": False}}, "samples": 8}
+    with pytest.raises(RecipeError, match=r"VERIFY\.HEAD"):
+        sbonnx.quantize(file, tmp_path / "d.npz", split=1, **settings)
+    report = sbonnx.quantize(file, tmp_path / "d.npz", split=1, head="yolov8:score=0.01", **settings)
+    (row,) = some(report.metrics).quality
+    assert row.figure("detection overlap") is not None and row.nature == "detections"
+    assert report.settings["VERIFY"]["HEAD"] == "yolov8:score=0.01"
+    builder = Builder()
+    yolov8(builder)
+    plain = builder.save(tmp_path / "plain.onnx")
+    compared = sbonnx.compare(plain, plain, tmp_path / "d.npz", split=1, samples=2, task="detection", head="yolov8")
+    assert some(compared.comparison.quality[0].figure("detection overlap")).value == 1.0
+    graph, image = graphs.load(file), np.zeros((1, 3, SIDE, SIDE), np.float32)
+    labelled = EvaluationData([LabelledFeed({"images": image}, {"boxes": np.zeros((1, 1, 4))})], "map50")
+    with pytest.raises(DataError, match="name the head with --head"):
+        labelled.check_first(graph)
+    replace(labelled, head="yolov8").check_first(graph)
+    with pytest.raises(DataError, match="the head yolov5 does not fit"):
+        replace(labelled, head="yolov5").check_first(graph)
 
 
 NETWORK = """agraph (float[N,8] x, float[N,2,4,3] past)
@@ -259,7 +293,7 @@ def graph_file(folder: Path) -> Path:
         ("classification", "does not fit output 'map', float (?, 2, 3, 3)"),
         ({"map": "embedding"}, "Segmentation, tokens or regression fit; "),
         ({"nothing": "tokens"}, "no such output: there are 'scores', 'map', 'present'"),
-        ({"scores": "detection"}, None),
+        ({"scores": "detection"}, "the task detection does not fit the outputs 'scores' float32 (1, 3)"),
         ({"scores": "classification", "map": "segmentation"}, None),
         ("regression", None),
     ],

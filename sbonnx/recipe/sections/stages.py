@@ -229,6 +229,21 @@ class Verification(Section):
             shown="none",
         ),
     )
+    head: value_types.Text | None = new_key(
+        None,
+        "head of a detector without NMS, for the task detection; docs/metrics.md lists the heads",
+        "NAME, NAME:KEY=VALUE,...",
+        shown="by the structure of the model",
+        forms="head",
+        example="yolov8",
+        flag=Flag(
+            "--head NAME[:KEY=VALUE,...]",
+            "Head of a detector, for map and --task detection: yolov5, yolov7, yolov8, yolox, end2end, end2end7, "
+            "paddle, nms, indices, ssd, detr, rtdetr, fastestdet, picodet, nanodet, fcos, scrfd, yunet, centerface",
+            flags.EVALUATION,
+            shown="by the structure of the model",
+        ),
+    )
     min_sqnr_db: value_types.DecibelByOutput | None = new_key(
         None,
         "signal to noise that outputs must reach against float, in decibel; below 3 they always count as lost",

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import InitVar, dataclass
+from dataclasses import InitVar, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
+
+import numpy as np
 
 from sbonnx.backends.runtime_types import Runtime
 from sbonnx.calib.data import LabelledFeed, Preprocessing, with_preprocess
@@ -36,6 +38,7 @@ from sbonnx.verify.labelled.conversions import (
     to_texts,
     unchanged,
 )
+from sbonnx.verify.natures import decoder_of, zeros_of
 from sbonnx.verify.runtimes import open_in
 from sbonnx.verify.sessions import input_specs, output_names, run
 
@@ -124,6 +127,21 @@ class EvaluationData:
         of_one = kind.takes == "outputs" and not names_function(self.metric)
         if self.decode is None and (of_one or kind.output is not None):
             output_name([tensor.name for tensor in graph.outputs], kind.output, self.metric.partition(":")[0])
+
+    def check_first(self, graph: Graph) -> None:
+        """Read the first labelled sample, and check that the head of a detector is known, as far as shapes say it.
+
+        Raises:
+            DataError: the data or its labels do not fit; or the structure does not say how the outputs are boxes.
+        """
+        _, labelled = next(iter(replace(self, limit=1).open(graph).labelled()))
+        if self.decode is not None or self.kind().takes != "boxes":
+            return
+        samples = max((len(value) for value in labelled.feed.values() if np.ndim(value)), default=1)
+        outputs = {tensor.name: zeros_of(tensor, samples) for tensor in graph.outputs}
+        known = {name: value for name, value in outputs.items() if value is not None}
+        if len(known) == len(outputs):
+            decoder_of(lambda: graph, self.head).check(known, labelled.feed, labelled.labels)
 
     def open(self, inputs: Graph | Sequence[InputSpec]) -> Dataset:
         """Open the data for a model with these inputs.
