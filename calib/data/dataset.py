@@ -185,14 +185,14 @@ class Dataset:
         labelled = self._naming.separate(raw)
         feed = without_defaults(labelled.feed, self._defaults, where)
         feed = named(feed, self.inputs, where, whole=self.split is None)
-        found = loaded_labels(labelled.labels, where) if labels else {}
+        own_labels = loaded_labels(labelled.labels, where) if labels else {}
         if self.split is None:
-            yield where, LabelledFeed(feed, found)
+            yield where, LabelledFeed(feed, own_labels)
             return
         start, total = 0, max((x.shape[0] for x in feed.values() if x.ndim), default=0)
         for part, piece in cut(feed, self.split, self.inputs, where):
             stop = min(start + self.split, total)
-            yield part, LabelledFeed(piece, cut_labels(found, total, start, stop))
+            yield part, LabelledFeed(piece, cut_labels(own_labels, total, start, stop))
             start = stop
 
     def _at(self, places: Sequence[int], *, labels: bool) -> Iterator[tuple[str, LabelledFeed]]:

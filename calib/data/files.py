@@ -122,10 +122,10 @@ def media_at(path: Path) -> tuple[str, MediaFiles] | None:
         kind = kind_of(path)
         return None if kind is None or not os.path.exists(path) else (kind, MediaFiles(f"'{path}'", (path,)))
     entries = _children(path)
-    found = find_media(path, entries)
-    if found is not None and found[0] == "texts" and any(_is_arrays(entry) for entry in entries):
+    media = find_media(path, entries)
+    if media is not None and media[0] == "texts" and any(_is_arrays(entry) for entry in entries):
         return None  # notes next to other data
-    return found
+    return media
 
 
 def _is_arrays(entry: Path) -> bool:
@@ -155,10 +155,10 @@ def _open_folder(folder: Path, inputs: Sequence[InputSpec], sampling: Sampling) 
     test_sets = [entry for entry in folders if entry.name.startswith("test_data_set")]
     if any(entry.name.startswith("input_") for entry in files[".pb"]):
         test_sets, files[".pb"] = [folder], []
-    kinds = [suffix for suffix, found in files.items() if found and suffix != ".pb"]
+    kinds = [suffix for suffix, paths in files.items() if paths and suffix != ".pb"]
     if len(kinds) + bool(test_sets) > 1:
-        found = [*kinds, *(["test_data_set_*"] if test_sets else [])]
-        raise DataError(f"folder '{folder}' mixes {' and '.join(found)}: keep one kind of data in it")
+        mixed = [*kinds, *(["test_data_set_*"] if test_sets else [])]
+        raise DataError(f"folder '{folder}' mixes {' and '.join(mixed)}: keep one kind of data in it")
     if test_sets:
         return _of_files(folder, test_sets, lambda path: _load_test_set(path, inputs))
     if files[".npz"] or files[".npy"]:

@@ -205,7 +205,7 @@ def task_metric(named: str, labels: str | None = None) -> TaskMetricKind:
     stem, at, cutoff = name.lower().partition("@")
     row = TASK_METRICS.get(stem)
     if at and row is not None and not (row.ranks and cutoff.isdecimal() and int(cutoff) > 0):
-        ranked = ", ".join(f"{name}@10" for name, each in TASK_METRICS.items() if each.ranks)
+        ranked = ", ".join(f"{name}@10" for name, kind in TASK_METRICS.items() if kind.ranks)
         raise RecipeError(f"there is no metric '{named}': @ and a number from 1 on belong to rankings, as in {ranked}")
     if row is None or (colon and not output):
         close = [OTHER_NAMES[stem]] if stem in OTHER_NAMES else difflib.get_close_matches(stem, list(TASK_METRICS), n=1)

@@ -239,18 +239,18 @@ def remedies(causes: Sequence[Cause]) -> Iterator[RecipeChange]:
 
     More samples are left out: their calibration takes longer than the run.
     """
-    known = [(cause, changes) for cause in causes if (changes := _lists_of(cause))]
-    if len({cause.overrides for cause, _ in known}) > 1:
+    remedied = [(cause, changes) for cause in causes if (changes := _lists_of(cause))]
+    if len({cause.overrides for cause, _ in remedied}) > 1:
         merged: dict[str, list[Any]] = {}
-        for _, changes in known:
+        for _, changes in remedied:
             for key, entries in changes.items():
                 before = merged.get(key, [])  # of specific settings, new entries precede those of the recipe
                 merged[key] = [*(entry for entry in entries if entry not in before), *before]
-        words = " and ".join(dict.fromkeys(cause.remedy for cause, _ in known))
-        together = tuple(cause for cause, _ in known)
-        yield RecipeChange(f"{words} ({len(known)} layers)", merged, causes=together)
-    if known:
-        cause, changes = known[0]
+        words = " and ".join(dict.fromkeys(cause.remedy for cause, _ in remedied))
+        together = tuple(cause for cause, _ in remedied)
+        yield RecipeChange(f"{words} ({len(remedied)} layers)", merged, causes=together)
+    if remedied:
+        cause, changes = remedied[0]
         yield RecipeChange(f"{cause.remedy} ('{cause.node}')", changes, causes=(cause,))
 
 

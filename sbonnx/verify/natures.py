@@ -119,8 +119,8 @@ def decoder_of(load: Callable[[], Graph], head: str | None) -> HeadDecoder:
 def feed_of_zeros(graph: Graph) -> dict[str, Array] | None:
     """Return a feed of zeros that takes no memory; None if a size is known only when the model runs."""
     feed = {tensor.name: zeros_of(tensor) for tensor in graph.inputs}
-    known = {name: value for name, value in feed.items() if value is not None}
-    return known if len(known) == len(feed) else None
+    of_known_size = {name: value for name, value in feed.items() if value is not None}
+    return of_known_size if len(of_known_size) == len(feed) else None
 
 
 def zeros_of(tensor: Tensor, samples: int = 1) -> Array | None:

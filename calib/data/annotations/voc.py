@@ -52,7 +52,7 @@ def read_voc(root: Path, listed: Path | None = None) -> MediaFiles:
     listed = listed or next(iter(sets), None)
     files = sorted((root / ANNOTATIONS).glob("*.xml"), key=natural)
     trees = {path.stem: _tree(path) for path in files}
-    known = _classes(root, list(trees.values()))
+    classes = _classes(root, list(trees.values()))
     boxes = {}
     for name in list(trees) if listed is None else _names(listed):
         path = root / ANNOTATIONS / f"{name}.xml"
@@ -60,7 +60,7 @@ def read_voc(root: Path, listed: Path | None = None) -> MediaFiles:
             raise DataError(f"'{listed}' lists '{name}', and there is no '{path}'")
         file = trees[name].findtext("filename") or f"{name}.jpg"
         image = root / IMAGES / file
-        boxes[image if image.is_file() else root / IMAGES / f"{name}.jpg"] = _boxes(path, trees[name], known)
+        boxes[image if image.is_file() else root / IMAGES / f"{name}.jpg"] = _boxes(path, trees[name], classes)
     return annotated(f"'{listed or root}'", boxes)
 
 

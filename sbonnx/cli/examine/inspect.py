@@ -37,8 +37,8 @@ def _show_summary(printer: Printer, facts: ModelContents) -> None:
     from sbonnx.system.sizes import size_text
 
     domains = [f"{name} {version}" for name, version in facts.domains.items()]
-    made = filter(None, (*domains, f"IR {facts.ir_version}", facts.producer))
-    printer.line(f"{facts.file}: {size_text(facts.bytes)}, opset {facts.opset}, {', '.join(made)}")
+    facts_of_file = filter(None, (*domains, f"IR {facts.ir_version}", facts.producer))
+    printer.line(f"{facts.file}: {size_text(facts.bytes)}, opset {facts.opset}, {', '.join(facts_of_file)}")
     ops = [f"{count} {name}" for name, count in facts.ops.items()]
     pairs = [f"{row.pairs} of {row.type} {row.of}" for row in facts.qdq]
     blocks = [f"{row.count} {row.kind}" for row in facts.blocks]

