@@ -51,7 +51,7 @@ GAIN: Final = "size relative to float"
 
 
 @dataclass(frozen=True)
-class _Trial:
+class _ActionTrial:
     """A measured change.
 
     Attributes:
@@ -101,7 +101,7 @@ def with_advice(state: PipelineState, seconds: float) -> PipelineState:
 
 def _tried(
     state: PipelineState, before: Comparison, budget: float, *, lost: bool
-) -> tuple[list[_Trial], RecipeChange | None]:
+) -> tuple[list[_ActionTrial], RecipeChange | None]:
     """Measure changes until one repairs the result or the time is over.
 
     Args:
@@ -111,7 +111,7 @@ def _tried(
     Returns:
         The trials, and the first change that was not tried, if any.
     """
-    begin, trials = time.perf_counter(), list[_Trial]()
+    begin, trials = time.perf_counter(), list[_ActionTrial]()
     changes = repairs(state) if lost else remedies(state.report.causes)
     budget *= 1.0 if lost else UNCERTAIN_SHARE
     for change in changes:
@@ -127,13 +127,13 @@ def _tried(
         repaired = not problems_of(state, comparison)
         if not lost:  # without the labels of the result, outputs prove nothing about its metric
             repaired = repaired and before.evaluation is None and verdict_of(comparison).accuracy == "kept"
-        trials.append(_Trial(change, comparison, worst_db(comparison, names) - worst_db(before, names), repaired))
+        trials.append(_ActionTrial(change, comparison, worst_db(comparison, names) - worst_db(before, names), repaired))
         if repaired:
             break
     return trials, None
 
 
-def _best(before: Comparison, trials: Sequence[_Trial], untried: RecipeChange | None) -> Advice | None:
+def _best(before: Comparison, trials: Sequence[_ActionTrial], untried: RecipeChange | None) -> Advice | None:
     """Return advice for the change that repairs the result, else for the best one, else for the one not tried."""
     best = max(trials, key=lambda trial: (trial.repaired, trial.gain_db), default=None)
     if best is not None and (best.repaired or best.gain_db >= GAIN_DB):
@@ -142,7 +142,7 @@ def _best(before: Comparison, trials: Sequence[_Trial], untried: RecipeChange | 
     return None if untried is None else _advice(before, trials, untried)
 
 
-def _with_gain(cause: Cause, trials: Sequence[_Trial]) -> Cause:
+def _with_gain(cause: Cause, trials: Sequence[_ActionTrial]) -> Cause:
     """Return a cause with the gain of the trial of its remedy, alone if that was measured."""
     own = [trial for trial in trials if cause in trial.change.causes]
     if not own:
@@ -318,7 +318,9 @@ def _figures(before: Comparison, found: Iterable[Comparison]) -> tuple[str, list
     return f"{kind}{several}", values
 
 
-def _advice(before: Comparison, trials: Sequence[_Trial], change: RecipeChange, trial: _Trial | None = None) -> Advice:
+def _advice(
+    before: Comparison, trials: Sequence[_ActionTrial], change: RecipeChange, trial: _ActionTrial | None = None
+) -> Advice:
     """Return advice for a change, measured if its trial is given."""
     figure, values = _figures(before, [before, *(row.comparison for row in trials)])
     return Advice(
