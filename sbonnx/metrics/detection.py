@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -181,24 +182,38 @@ PARTNERS: Final = 0.5
 """IoU from which on boxes of one class in two models are the same detection."""
 
 
+def compared_detections(boxes: Boxes) -> Boxes:
+    """Return the detections that an overlap is computed of, by falling score: those with a score and an area.
+
+    The IoU of a box without an area is 0 even with itself: it would count as lost where the models are equal.
+    """
+    with np.errstate(invalid="ignore", over="ignore"):
+        areas = np.clip(boxes.corners[:, 2:] - boxes.corners[:, :2], 0.0, None).prod(1)
+    counting = np.flatnonzero((areas > 0) & np.isfinite(areas) & (boxes.scores > 0) & np.isfinite(boxes.scores))
+    order = counting[np.argsort(-boxes.scores[counting], kind="stable")]
+    return Boxes(boxes.corners[order], boxes.classes[order], boxes.scores[order])
+
+
 def overlap_share(one: Boxes, other: Boxes) -> float | None:
     """Return how much the detections of two models overlap, in boxes and scores; None if there are none.
 
         sum over pairs of 2 min(s, s') IoU  /  (sum of s + sum of s')
 
-    Pairs are detections of one class: by falling score, each with the free one of the highest IoU, from `PARTNERS` on.
+    Pairs are detections of one class: by falling score, each with the free one of the highest IoU, from `PARTNERS` on,
+    of equal IoU that of the highest score. The share of detections with themselves is 1. Detections without an area or
+    a score do not count, see `compared_detections`.
     """
-    scores, others = (np.maximum(boxes.scores, 0.0) for boxes in (one, other))
-    total, shared = float(scores.sum() + others.sum()), 0.0
+    one, other = compared_detections(one), compared_detections(other)
+    total = math.fsum(one.scores) + math.fsum(other.scores)
     if not total:
         return None
+    shared = []
     for number in np.intersect1d(one.classes, other.classes):
         rows, columns = np.flatnonzero(one.classes == number), np.flatnonzero(other.classes == number)
-        rows = rows[np.argsort(-scores[rows], kind="stable")]
         free = overlaps(one.corners[rows], other.corners[columns])
         for row, place in enumerate(rows):
             best = int(free[row].argmax())
             if free[row, best] >= PARTNERS:
-                shared += 2 * min(scores[place], others[columns[best]]) * free[row, best]
+                shared.append(2 * min(one.scores[place], other.scores[columns[best]]) * free[row, best])
                 free[:, best] = -1.0
-    return float(shared / total)
+    return math.fsum(shared) / total

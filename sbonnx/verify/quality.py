@@ -14,7 +14,7 @@ import onnx
 from sbonnx.detectors import HeadDecoder
 from sbonnx.graph import Graph
 from sbonnx.metrics import ratio_db
-from sbonnx.metrics.detection import overlap_share
+from sbonnx.metrics.detection import compared_detections, overlap_share
 from sbonnx.recipe.names import OutputTask
 from sbonnx.report.figures import FigureName, Nature, OutputQuality, QualityFigure, proving_loss
 from sbonnx.report.verdict import OutputState, used_share
@@ -236,7 +236,7 @@ class _DetectionSamples:
             share = overlap_share(boxes, quantized_boxes)
             if share is not None:
                 self._shares.append(share)
-                self._count += len(boxes.scores)
+                self._count += len(compared_detections(boxes).scores)
 
     def quality(self, name: str, samples: OutputSamples) -> OutputQuality:
         """Return the quality of an output: the first one has the figure of all."""

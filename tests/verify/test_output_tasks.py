@@ -178,12 +178,19 @@ ONE = (0.0, 0.0, 10.0, 10.0, 0.9, 1.0)
         ([(0.0, 0.0, 10.0, 10.0, 0.9, 2.0)], 0.0),
         ([ONE, (50.0, 50.0, 60.0, 60.0, 0.2, 1.0)], 1.8 / 2.0),
         ([ONE, ONE], 1.8 / 2.7),
+        ([ONE, (5.0, 5.0, 5.0, 9.0, 1.6, 1.0), (0.0, 0.0, np.inf, 10.0, 0.7, 1.0)], 1.0),
         ([], 0.0),
     ],
 )
 def test_overlap_of_detections(other: list[tuple[float, ...]], share: float) -> None:
     assert overlap_share(boxes(ONE), boxes(*other)) == pytest.approx(share)
     assert overlap_share(boxes(*other), boxes(ONE)) == pytest.approx(share)
+
+
+def test_detections_overlap_fully_with_themselves() -> None:
+    """Equal boxes of other scores are paired by their scores, and the sums are exact."""
+    rows = [(*ONE[:4], score, 1.0) for score in (0.1, 0.3, 0.7)] * 3
+    assert overlap_share(boxes(*rows), boxes(*rows)) == 1.0
 
 
 def test_no_detections_say_nothing() -> None:
