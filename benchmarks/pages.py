@@ -66,6 +66,14 @@ def _where(rows: Table, column: str, name: str) -> Table:
     return [row for row in rows if row[column].strip("*").startswith(name)]
 
 
+def _loss(cell: str) -> str:
+    """Format a loss in points; a negative one as a gain: ``gain 0.19``."""
+    loss = number(cell)
+    if loss is None:
+        raise ValueError(f"the cell {cell!r} is no loss")
+    return f"{'gain' if loss < 0 else 'loss'} {abs(loss):.2f}"
+
+
 def _span(values: list[float], digits: int = 2) -> str:
     return f"{median(values):.{digits}f} (median; {min(values):.{digits}f} to {max(values):.{digits}f})"
 
@@ -79,8 +87,8 @@ def _accuracy(text: str) -> str:
 
 def _low_bits(text: str) -> str:
     rows = _where(table_of(text, "lowbit w4a8", "quantizer", "loss"), "quantizer", "default (gptq)")
-    losses = ", ".join(f"{row['loss']} on {row['model']}" for row in rows)
-    return f"4-bit weights by default lose {losses} points of top-1"
+    losses = ", ".join(f"{_loss(row['loss'])} on {row['model']}" for row in rows)
+    return f"4-bit weights by default, points of top-1: {losses}"
 
 
 def _latency(text: str) -> str:
@@ -117,8 +125,8 @@ def _pruning(text: str) -> str:
 def _qat(text: str) -> str:
     rows = [row for row in table_of(text, "qat cifar", "network", "loss, points") if row["set"] == "clean"]
     losses = {name: _where(rows, "network", name)[0]["loss, points"] for name in ("w4a4 trained", "w4a4 calibrated")}
-    trained, calibrated = losses["w4a4 trained"], losses["w4a4 calibrated"]
-    return f"Top-1 lost by ResNet-20 at w4a4, in points: {trained} trained, {calibrated} only calibrated"
+    trained, calibrated = (_loss(losses[name]) for name in ("w4a4 trained", "w4a4 calibrated"))
+    return f"Top-1 of ResNet-20 at w4a4, in points: {trained} trained, {calibrated} only calibrated"
 
 
 def _decoders(text: str) -> str:

@@ -33,6 +33,16 @@ class SeverityCounts:
     warning: int
     info: int
 
+    @property
+    def text(self) -> str:
+        """The counts as text: ``1 error, 2 warnings, 3 info``."""
+        return ", ".join(count_text(getattr(self, severity), severity) for severity in SEVERITIES)
+
+
+def count_text(count: int, severity: Severity) -> str:
+    """Format a number of findings: ``1 error``, ``2 warnings``, ``3 info``."""
+    return f"{count} {severity}{'' if count == 1 or severity == 'info' else 's'}"
+
 
 @dataclass(frozen=True)
 class FixedFile:

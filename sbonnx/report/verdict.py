@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final, Literal, NamedTuple
 
+from sbonnx.system.terminal import number_text
+
 if TYPE_CHECKING:
     from sbonnx.report.codes import Problem
     from sbonnx.report.comparison import Comparison
@@ -383,7 +385,7 @@ def value_text(name: str, value: float, low: float, high: float, unit: str) -> s
     """Format a figure with its 95 % confidence interval: ``93.8 % (79.9 to 98.3)``."""
     factor, unit = (100, " %") if name in SHARES else (1, f" {unit}" if unit else "")
     digits = ".3g" if unit != " dB" else ".1f"
-    return f"{factor * value:{digits}}{unit}{interval_text(factor * low, factor * high, digits)}"
+    return f"{number_text(factor * value, digits)}{unit}{interval_text(factor * low, factor * high, digits)}"
 
 
 def interval_text(low: float, high: float, digits: str = ".3g", more: str = "") -> str:
@@ -451,7 +453,7 @@ def figure_text(figure: QualityFigure) -> str:
 
 def _metric_text(value: MetricValue, evaluation: Evaluation) -> str:
     unit = f" {evaluation.unit}" if evaluation.unit else ""
-    return f"{value.value:{'.4f' if evaluation.share else '.5g'}}{unit}"
+    return f"{number_text(value.value, '.4f' if evaluation.share else '.5g')}{unit}"
 
 
 def _evaluated(evaluation: Evaluation) -> str:

@@ -47,6 +47,11 @@ def escaped(text: str, *, keep: str = "") -> str:
     return _CONTROL.sub(lambda match: match[0] if match[0] in keep else _escape(match[0]), text)
 
 
+def number_text(value: float, form: str) -> str:
+    """Format a number, as `format` does; infinity is ``∞``."""
+    return f"{value:{form}}".replace("inf", "∞")
+
+
 def _escape(character: str) -> str:
     code = ord(character)
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

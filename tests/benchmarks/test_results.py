@@ -75,6 +75,7 @@ def test_pages_are_as_written(file: str) -> None:
 
 def test_index_has_the_key_figure_of_each_page() -> None:
     index = results.index()
+    assert not re.search(r"\b(lose|lost|loss)\b[^|]*-\d", index), "a negative loss is a gain"
     assert (results.RESULTS / "index.md").read_text(encoding="utf-8") == index
     home = (results.RESULTS.parent / "index.md").read_text(encoding="utf-8")
     shown = [

@@ -11,9 +11,11 @@ from xml.etree import ElementTree
 import pytest
 
 from sbonnx.batch.jobs.job import BatchReport, Job, JobResult, Outcome
+from sbonnx.linting.report import LintReport, SeverityCounts
 from sbonnx.llm import AdaptedDecoder
 from sbonnx.present.html import Card, render_card
 from sbonnx.profiling import Profile
+from sbonnx.profiling.metric_losses import EvaluatedProfile, MetricLosses
 from sbonnx.qdq.difference import ModelDifference, PairDifference
 from sbonnx.quant_model import QuantModel
 from sbonnx.report import LayerError, Reason, Refusal, Report
@@ -22,6 +24,7 @@ from sbonnx.report.decoder import DecoderEvaluation
 from sbonnx.report.details import LayerLoss
 from sbonnx.report.figures import Evaluation, MetricRow, MetricValue, OutputDifference, OutputQuality, QualityFigure
 from sbonnx.report.pruned import PrunedDimension, PruningReport
+from sbonnx.report.verdict import figure_text
 from sbonnx.verify.benchmark import Speed
 from tests.support.models import residual
 
@@ -79,6 +82,18 @@ def test_a_profile() -> None:
     shown = texts(Profile("sqnr", rows, {"y": 31.5}, 4)._repr_html_())
     assert "Losses of 3 layers on 4 feeds: sqnr in dB" in shown and "output y: 31.5 dB" in shown
     assert shown.index("n2") < shown.index("n1") < shown.index("n0"), "worst first"
+
+
+def test_the_line_of_a_profile_and_of_lint() -> None:
+    rows = tuple(LayerLoss(f"n{at}", "Conv", "t", "", "int8", alone=40.0 - at, gathered=None) for at in range(2))
+    before, after = (MetricRow("m", MetricValue(value, 0.0, 1.0), None, 0.0) for value in (0.9, 0.8))
+    losses = MetricLosses("top1", "", True, True, 10, before, after, ())
+    shown = repr(EvaluatedProfile(Profile("sqnr", rows, {}, 1), losses))
+    assert "top1 0.8000 (0.0000 to 1.0000), float 0.9000" in shown and "that of n1, sqnr 39.0 dB" in shown
+    counts = LintReport("m.onnx", "onnxruntime", 9, SeverityCounts(0, 1, 2), (), (), None, None)
+    assert "9 rules, 0 errors, 1 warning, 2 info" in repr(counts)
+    figure = QualityFigure("SQNR", float("inf"), float("inf"), float("inf"), "dB")
+    assert figure_text(figure) == "SQNR ∞ dB"
 
 
 QUALITY = OutputQuality(

@@ -51,8 +51,7 @@ def lint_card(report: LintReport) -> Card:
     """Summarize the findings of a model, most severe first."""
     counts = report.counts
     return Card(
-        title=f"{report.checked} for {report.target}: {report.rules} rules, {counts.error} errors, "
-        f"{counts.warning} warnings, {counts.info} notes",
+        title=f"{report.checked} for {report.target}: {report.rules} rules, {counts.text}",
         tone="bad" if counts.error else "warn" if counts.warning else "good",
         columns=("rule", "severity", "node", "why"),
         rows=[(row.rule, row.severity, text(row.node or row.tensor), text(row.why)) for row in report.findings],
@@ -131,13 +130,23 @@ def profile_card(profile: Profile) -> Card:
     ]
     outputs = [(f"output {output}", f"{shown(value)} {unit}") for output, value in profile.outputs.items()]
     feeds = f"{formatting.count(profile.feeds)} feed{'s' if profile.feeds != 1 else ''}"
+    layers = f"{len(profile.layers)} layer{'s' if len(profile.layers) != 1 else ''}"
     return Card(
-        title=f"Losses of {len(profile.layers)} layers on {feeds}: {name}{f' in {unit}' if unit else ''}",
+        title=f"Losses of {layers} on {feeds}: {name}{f' in {unit}' if unit else ''}",
+        sentence=_worst_text(profile, f"{name} {{}}{f' {unit}' if unit else ''}".format, shown),
         facts=outputs,
         columns=("layer", "op", "reads", *(TITLES[name] for name in COLUMNS)),
         rows=rows,
         hint="all: .layers, .plot()",
     )
+
+
+def _worst_text(profile: Profile, form: Callable[[str], str], shown: Callable[[object], str]) -> str:
+    """Return the layer with the largest isolated loss; "" if none was measured."""
+    worst = next(iter(profile.worst_first()), None)
+    if worst is None or worst.alone is None:
+        return ""
+    return f"the largest loss of a layer alone is that of {text(worst.node)}, {form(shown(worst.alone))}"
 
 
 def speed_card(speed: Speed) -> Card:
@@ -177,7 +186,10 @@ def evaluated_profile_cards(result: EvaluatedProfile) -> list[Card]:
         rows=rows,
         hint="all: .evaluation",
     )
-    return [card, profile_card(result.profile)]
+    card_of_layers = profile_card(result.profile)
+    figures = [metric_text(row.metric, losses) for row in (losses.quantized, losses.float)]
+    parts = [f"{losses.metric} {figures[0]}, float {figures[1]}", card_of_layers.sentence]
+    return [card, replace(card_of_layers, sentence="; ".join(filter(None, parts)))]
 
 
 def benchmark_card(found: Benchmark) -> Card:

@@ -9,7 +9,7 @@ from typing import Final
 from sbonnx.linting import Finding, Severity
 from sbonnx.linting.engine_layers import EngineReport
 from sbonnx.linting.fix import Fixed
-from sbonnx.linting.report import SEVERITIES, LintReport
+from sbonnx.linting.report import SEVERITIES, LintReport, count_text
 from sbonnx.present.text.printer import Printer
 
 MOST_REFORMATS: Final = 8
@@ -22,8 +22,7 @@ MOST_RULES: Final = 8
 
 def show_lint(printer: Printer, report: LintReport, *, verbose: bool) -> None:
     """Show a line with the counts, fixes, findings by severity (all of a rule if `verbose`), the engine, notes."""
-    summary = ", ".join(_counted(getattr(report.counts, severity), severity) for severity in SEVERITIES)
-    printer.line(f"{report.checked} for {report.target}: {report.rules} rules, {summary}")
+    printer.line(f"{report.checked} for {report.target}: {report.rules} rules, {report.counts.text}")
     _fix_tables(printer, () if report.fix is None else report.fix.fixed)
     (_tables if verbose else _kinds)(printer, report.findings)
     if report.engine is not None:
@@ -83,7 +82,7 @@ def _tables(printer: Printer, findings: Sequence[Finding]) -> None:
             for row in findings
             if row.severity == severity
         ]
-        printer.table(_counted(len(rows), severity), ("rule", "node", "tensor", "why", "fix"), rows)
+        printer.table(count_text(len(rows), severity), ("rule", "node", "tensor", "why", "fix"), rows)
 
 
 def _kinds(printer: Printer, findings: Sequence[Finding]) -> None:
@@ -100,8 +99,3 @@ def _kinds(printer: Printer, findings: Sequence[Finding]) -> None:
     counted = f"the first {MOST_RULES} of {len(rows)} rules; " if len(rows) > MOST_RULES else ""
     columns = ("severity", "times", "rule", "first node", "first tensor", "why", "fix")
     printer.table(f"findings ({counted}each: -v)", columns, rows[:MOST_RULES])
-
-
-def _counted(count: int, severity: Severity) -> str:
-    """``1 error``, ``2 warnings``, ``3 info``."""
-    return f"{count} {severity}{'' if count == 1 or severity == 'info' else 's'}"

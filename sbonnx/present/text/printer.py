@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, final
 
-from sbonnx.system.terminal import BELOW_QUALITY, DONE, LINE_LENGTH, escaped, one_line, to_json, versioned
+from sbonnx.system.terminal import BELOW_QUALITY, DONE, LINE_LENGTH, escaped, number_text, one_line, to_json, versioned
 from sbonnx.values import json_values
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 EXACT: Final = "exact"
 """Signal-to-noise ratio of a tensor without any error, such as before the first quantized layer."""
 
-NUMBER: Final = re.compile(rf"[-+]?(\d[\d.,]*(e[-+]?\d+)?|inf|nan)( (%|[kMGT]?B))?|{EXACT}")
-"""A number, optionally with a unit: ``0.99``, ``-inf``, ``74.3 kB``, ``99.1 %``."""
+NUMBER: Final = re.compile(rf"[-+]?(\d[\d.,]*(e[-+]?\d+)?|∞|nan)( (%|[kMGT]?B))?|{EXACT}")
+"""A number, optionally with a unit: ``0.99``, ``-∞``, ``74.3 kB``, ``99.1 %``."""
 
 BAR: Final = re.compile("[█▏▎▍▌▋▊▉]*")
 """A bar of block characters, which a line break would shorten."""
@@ -44,7 +44,7 @@ def cell(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:.4g}"
+        return number_text(value, ".4g")
     return one_line(value)
 
 

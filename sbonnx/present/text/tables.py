@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from sbonnx.present.text.printer import Printer
+from sbonnx.system.terminal import number_text
 
 if TYPE_CHECKING:
     from sbonnx.profiling.metric_losses import MetricLosses
@@ -71,7 +72,9 @@ def metric_text(value: MetricValue, evaluation: Evaluation | MetricLosses, *, si
     """Format a value of a task metric with its interval: ``0.9125 (0.9012 to 0.9229)``."""
     digits = ".4f" if evaluation.share else ".5g"
     unit = f" {evaluation.unit}" if evaluation.unit else ""
-    figure, low, high = (f"{number:{'+' * sign}{digits}}" for number in (value.value, value.low, value.high))
+    figure, low, high = (
+        number_text(number, f"{'+' * sign}{digits}") for number in (value.value, value.low, value.high)
+    )
     has_interval = math.isfinite(value.low) and math.isfinite(value.high) and low != high
     return f"{figure}{unit} ({low} to {high})" if has_interval else f"{figure}{unit}"
 
