@@ -131,8 +131,8 @@ def quantize(
         max_loss=resolved.mixed.max_loss,
         details=details,
     )
-    if evaluation is not None:
-        check_labels(request.source, evaluation, device=resolved.device)
+    if request.evaluation is not None:
+        check_labels(request.source, request.evaluation, device=resolved.device)
     request, search = searched(request, metric=metric, progress=progress)
     tuning: LatencyTuning | None = None
     if resolved.tune.wanted:
@@ -265,8 +265,8 @@ def prune(
         evaluation=evaluation,
         pruning=PruneOptions(masked, metric, quantized),
     )
-    if evaluation is not None:
-        check_labels(request.source, evaluation, device=resolved.device)
+    if request.evaluation is not None:
+        check_labels(request.source, request.evaluation, device=resolved.device)
     return pipeline.prune_only(request, progress)
 
 

@@ -74,7 +74,7 @@ def compare(
         runtimes: names of `sbonnx.runtimes.RUNTIMES` in which the quantized file runs as well, or "all".
         cpu: kind of CPU that the file is for, such as "vnni" or "this"; None: as its metadata says.
         task: kind of the outputs, such as "classification", or of each by name; None: recognized.
-        head: head of a detector whose task is detection, such as "yolov8"; None: recognized.
+        head: head of a detector, for the task detection and metrics of boxes, such as "yolov8"; None: recognized.
         evaluation: labelled data and a metric, which is computed for both models.
         max_loss: limit of the loss in that metric, such as "0.5%".
         min_sqnr, min_cosine: limits of each output: signal-to-noise ratio in dB, cosine similarity.
@@ -107,7 +107,10 @@ def compare(
         kind = kind or (recorded_cpu(files[1]) if comparison.saturating or comparison.unknown_sums else "")
         comparison = replace(comparison, doubts=doubts, cpu=kind)
         missed: tuple[Problem, ...] = ()
+        notes = list(feeds.notes)
         if evaluation is not None:
+            evaluation = evaluation.with_head(head)
+            notes += evaluation.notes(graph)
             models = dict(zip(("float", "quantized"), files, strict=True))
             metric = verify.evaluate(models, evaluation, device=device, runtimes={"quantized": runtime}, cpu=kind)
             metric = replace(metric, max_loss=share)
@@ -121,7 +124,9 @@ def compare(
             options_of_data: dict[str, Any] = {"preprocess": preprocess, "split": split, "samples": samples}
             options_of_data["device"] = None if device == CPU else device
             advice = _profile_advice((float_model, quant_model), data, options_of_data)
-        return FileComparison(problems, verdict, names[0], names[1], comparison, advice, tuple(feeds.notes), answers)
+        return FileComparison(
+            problems, verdict, names[0], names[1], comparison, advice, tuple(dict.fromkeys(notes)), answers
+        )
 
 
 def _float_graph(float_model: Path, quant_model: Path) -> Graph:

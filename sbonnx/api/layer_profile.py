@@ -109,7 +109,8 @@ def profile(
         data = with_preprocess(data, preprocess)
         if quantized is None:
             settings = read_recipe(recipe, backend, keys)
-            profiled = _profile_recipe(Request(model, *settings, data=data, split=split), metric, progress)
+            request = Request(model, *settings, data=data, split=split, evaluation=evaluation)
+            evaluation, profiled = request.evaluation, _profile_recipe(request, metric, progress)
         elif keys.keys() - OF_FILES.keys() or recipe is not None or backend is not None:
             raise RecipeError(
                 f"{names[1]} is quantized already: leave --recipe, --backend, --bits and other options of the recipe "

@@ -8,7 +8,6 @@ from typing import Any
 from sbonnx import graph as graphs
 from sbonnx.api.arguments import File, evaluation_data, known_keywords, listed, model_files, reading
 from sbonnx.calib.data import Preprocessing
-from sbonnx.calib.data.labels import LABELS_NOT_USED
 from sbonnx.errors import RecipeError
 from sbonnx.graph.storage.model_file import ModelSource
 from sbonnx.progress import Progress, Silent, shown_by_default
@@ -82,5 +81,4 @@ def eval(
         runtimes = {name: chosen_runtime(runtime, [file], device=device) for name, file in files.items()}
         progress.start("evaluation", None)
         table = labelled.evaluate(files, evaluation, device=device, feeds_done=progress.advance, runtimes=runtimes)
-        notes = tuple(note for note in evaluation.open(loaded[0]).notes if note.code != LABELS_NOT_USED)
-    return MetricTable(**vars(table), runtimes=tuple(runtimes.values()), notes=notes)
+        return MetricTable(**vars(table), runtimes=tuple(runtimes.values()), notes=evaluation.notes(loaded[0]))

@@ -355,12 +355,16 @@ def _quantize_into(row: ResolvedJob, places: Places, folder: Path, tell: Tell, t
 
 
 def evaluation_of(job: Job) -> EvaluationData | None:
-    """Return the labelled data and the metric of a job; None without them."""
+    """Return the labelled data and the metric of a job, with the head of its recipe; None without them.
+
+    Raises:
+        RecipeError: there is no such metric or recipe.
+    """
     wanted = job.evaluation
     if wanted is None:
         return None
     settings = {**vars(wanted), "split": wanted.split or job.split}
-    return evaluation_data(**settings, preprocess=job.preprocess)
+    return evaluation_data(**settings, preprocess=job.preprocess).with_head(recipe_of(job).verify.head)
 
 
 def _check_acceptance(row: ResolvedJob, work: Outcome, places: Places, tell: Tell, *, adopted: bool) -> Outcome:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sbonnx.cli import options
 from sbonnx.cli.options import Arguments, CommandOption
-from sbonnx.errors import RecipeError
+from sbonnx.errors import DataError, RecipeError
 
 if TYPE_CHECKING:
+    from sbonnx.calib.data import DataPath
     from sbonnx.verify import EvaluationData
 
 
@@ -35,3 +37,26 @@ def evaluation_of(given: Arguments, row: CommandOption[str | None] = options.MET
 
     split = given[options.EVAL_SPLIT] or given[options.SPLIT]
     return given.call(evaluation_data, data=data, metric=metric, split=split)
+
+
+def calibration_data(given: Arguments, verb: str) -> Path | DataPath:
+    """Return the path of the calibration data, with its preprocessing.
+
+    Raises:
+        DataError: ``--data`` is missing. Where the labelled data is a folder of images, the message has the command.
+    """
+    labelled = given.values.get(options.EVAL)
+    if given[options.DATA] is None and labelled is not None and _has_images(labelled):
+        filled = Arguments({**given.values, options.DATA: Path("FOLDER")})
+        raise DataError(
+            f"--data is missing: give a folder of calibration images, which need no labels and are not those of --eval "
+            f"'{labelled}': {filled.other_command(verb, filled.values)}"
+        )
+    return given.required_data()
+
+
+def _has_images(folder: Path) -> bool:
+    """Whether a folder, or one inside it, has images."""
+    from sbonnx.calib.data.readers.media_files import kind_of
+
+    return any(kind_of(path) == "images" for path in Path(folder).rglob("*"))

@@ -287,7 +287,7 @@ Keys: W.QUANTIZER.BIT, A.QUANTIZER.BIT. Values: w8a8, w4 (weights alone), int8 o
     task}. Default: by the graph.
     """
     head: str | None
-    """Head of a detector without NMS, for the task detection; docs/metrics.md lists the heads.
+    """Head of a detector without NMS, for the task detection and metrics of boxes; docs/metrics.md lists the heads.
 
     Key: VERIFY.HEAD. Values: NAME, NAME:KEY=VALUE,.... Default: by the structure of the model.
     """

@@ -112,7 +112,7 @@ class Request:
         write_overrides: path for the types and scales of all tensors, as overrides of onnxruntime's quantizer.
         force: overwrite files.
         verify: check the file and compare it with the float model.
-        evaluation: labelled data and the metric to compute on it; None: none.
+        evaluation: labelled data and the metric to compute on it, with the head of the recipe; None: none.
         max_loss: loss in that metric that the result may have; None: no limit.
         details: measure what pages show beyond the figures of the report, see `sbonnx.profiling.details`.
         pruning: the pruned model is the result; None: it is quantized if the recipe has SPARSE.
@@ -135,6 +135,10 @@ class Request:
     details: bool = False
     pruning: PruneOptions | None = None
     pruned: PrunedModel | None = None
+
+    def __post_init__(self) -> None:
+        if self.evaluation is not None:
+            object.__setattr__(self, "evaluation", self.evaluation.with_head(self.recipe.verify.head))
 
     @property
     def files(self) -> list[Path]:

@@ -152,6 +152,7 @@ def _verified(
         evaluation = proof.evaluate(models, labelled, device=device)
         evaluation = replace(evaluation, max_loss=recipe.mixed.max_loss if max_loss is None else max_loss)
         comparison, missed = replace(comparison, evaluation=evaluation), evaluation.problems()
+        notes = (*notes, *labelled.notes(prepared.graph))
     layers: tuple[profiling.LayerError, ...] = ()
     if samples is not None:
         calibrated = not samples.count and bool(report.counts.samples)

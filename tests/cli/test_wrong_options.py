@@ -39,6 +39,14 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
         "--backend is given 2 times, virtual, tensorrt: one a run; sbonnx batch quantizes for several",
     ),
     "no data": (("quantize", "m.onnx", "-o", "q.onnx"), "--data is missing: give --data FILE or FOLDER (docs/data.md)"),
+    "images for the metric alone": (
+        ("quantize", "m.onnx", "-o", "q.onnx", "--eval", "coco", "--metric", "top1"),
+        "need no labels and are not those of --eval 'coco': sbonnx quantize m.onnx --data FOLDER --output q.onnx",
+    ),
+    "a decoder": (
+        ("quantize", "decoder"),
+        "sbonnx llm quantize decoder -o DECODER/ quantizes its weights without data",
+    ),
     "two widths": ((*QUANTIZE, "--bits", "w8a8", "--bits=w4a4"), "--bits is given 2 times, w8a8, w4a4: give it once"),
     "a file without a target": (
         ("lint", "m.onnx"),
@@ -74,6 +82,10 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     np.savez(tmp_path / "d.npz", x=np.random.default_rng(0).standard_normal((8, 3, 8, 8)).astype(np.float32))
     np.savez(tmp_path / "nhwc.npz", x=np.zeros((8, 8, 8, 3), np.float32))
     (tmp_path / "feeds.py").write_text("raise ModuleNotFoundError(\"No module named 'skimage'\", name='skimage')\n")
+    (tmp_path / "coco" / "val").mkdir(parents=True)
+    (tmp_path / "coco" / "val" / "1.jpg").touch()
+    (tmp_path / "decoder").mkdir()
+    (tmp_path / "decoder" / "genai_config.json").write_text("{}")
     (tmp_path / "m.pt").write_bytes(b"PK\x03\x04" + bytes(100))
     monkeypatch.chdir(tmp_path)
     return tmp_path

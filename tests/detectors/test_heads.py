@@ -201,6 +201,11 @@ def test_quantize_computes_the_metric_of_both_models(
     filled = ["quantize", other.save(Path("sizes.onnx")).name, *words[2:5], "yolo", "-o", "s.onnx", "--no-config"]
     assert main([*filled, "--data", str(coco), "--preprocess", "yolo"]) in (0, 1)
     assert "inputs          filled besides the image: 'orig_target_sizes' with width, height" in capsys.readouterr().out
+    sizes = np.full((2, 2), 64, np.int64)
+    np.savez("arrays.npz", images=np.random.default_rng(0).random((2, 3, 64, 64), np.float32), orig_target_sizes=sizes)
+    arrays = ["quantize", "sizes.onnx", "--data", "arrays.npz", "--split", "1", "-o", "a.onnx", "--no-config"]
+    assert main([*arrays, *words[-4:], "--preprocess", "yolo"]) in (0, 1)
+    assert "inputs          filled besides the image" in capsys.readouterr().out, "of the labelled images alone"
     assert main(words) in (0, 1)
     rows = json.loads(capsys.readouterr().out)["metrics"]["evaluation"]["rows"]
     assert len(rows) == 2 and rows[0]["metric"]["value"] == pytest.approx(1.0)

@@ -15,6 +15,8 @@ import sbonnx
 from sbonnx import graph as graphs
 from sbonnx import verify
 from sbonnx.assets import digits
+from sbonnx.batch.jobs.jobfile import read_jobs
+from sbonnx.batch.work import evaluation_of
 from sbonnx.calib.data import LabelledFeed
 from sbonnx.cli import main
 from sbonnx.errors import DataError, RecipeError
@@ -259,17 +261,26 @@ def test_a_stated_head_decides(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"task": "detection", "recipe": {"VERIFY": {"LATENCY": False}}, "samples": 8}
     with pytest.raises(RecipeError, match=r"VERIFY\.HEAD"):
         sbonnx.quantize(file, tmp_path / "d.npz", split=1, **settings)
-    report = sbonnx.quantize(file, tmp_path / "d.npz", split=1, head="yolov8:score=0.01", **settings)
+    graph, image = graphs.load(file), np.zeros((1, 3, SIDE, SIDE), np.float32)
+    labels = {"boxes": np.zeros((1, 1, 4)), "labels": np.zeros((1, 1), np.int64)}
+    labelled = EvaluationData([LabelledFeed({"images": image}, labels)], "map50")
+    settings |= {"evaluation": labelled, "head": "yolov8:score=0.01"}
+    report = sbonnx.quantize(file, tmp_path / "d.npz", split=1, **settings)
     (row,) = some(report.metrics).quality
     assert row.figure("detection overlap") is not None and row.nature == "detections"
     assert report.settings["VERIFY"]["HEAD"] == "yolov8:score=0.01"
-    builder = Builder()
-    yolov8(builder)
-    plain = builder.save(tmp_path / "plain.onnx")
-    compared = sbonnx.compare(plain, plain, tmp_path / "d.npz", split=1, samples=2, task="detection", head="yolov8")
-    assert some(compared.comparison.quality[0].figure("detection overlap")).value == 1.0
-    graph, image = graphs.load(file), np.zeros((1, 3, SIDE, SIDE), np.float32)
-    labelled = EvaluationData([LabelledFeed({"images": image}, {"boxes": np.zeros((1, 1, 4))})], "map50")
+    assert len(some(some(report.metrics).evaluation).rows) == 2, "the head is that of the metric too"
+    assert replace(labelled, metric="top1").with_head("yolov8").head is None
+    job = {"model": str(file), "data": str(tmp_path / "d.npz"), "set": {"head": "yolov8"}}
+    job["eval"] = {"data": str(tmp_path / "d.npz"), "metric": "map50"}
+    (tmp_path / "jobs.yaml").write_text(json.dumps({"output": "out", "jobs": [job]}))
+    _, _, (read,) = read_jobs(tmp_path / "jobs.yaml")
+    assert some(evaluation_of(read)).head == "yolov8"
+    compared = sbonnx.compare(
+        file, file, tmp_path / "d.npz", split=1, samples=2, task="detection", head="yolov8", evaluation=labelled
+    )
+    assert some(compared.comparison.quality[0].figure("detection overlap")).value == 1.0, "boxes without an area"
+    assert some(compared.comparison.evaluation).samples == 1
     with pytest.raises(DataError, match="name the head with --head"):
         labelled.check_first(graph)
     replace(labelled, head="yolov8").check_first(graph)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sbonnx.cli import options
 from sbonnx.cli.create.quantize import check_report, show_report
-from sbonnx.cli.evaluation_options import evaluation_of
+from sbonnx.cli.evaluation_options import calibration_data, evaluation_of
 from sbonnx.cli.options import Arguments, CommandOption, required_output
 from sbonnx.errors import RecipeError
 
@@ -94,7 +94,7 @@ OPTIONS: Final = (
 def run(given: Arguments) -> int:
     from sbonnx import graph as graphs
 
-    output, data = required_output(given[options.OUTPUT]), given.required_data()
+    output, data = required_output(given[options.OUTPUT]), calibration_data(given, "qat")
     inputs = [given[options.MODEL], Path(data)]
     checkpoint, force = given[CHECKPOINT], given[options.FORCE]
     check_report(given[options.REPORT], [*inputs, output], force=force)

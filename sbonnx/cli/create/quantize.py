@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sbonnx.cli import options
-from sbonnx.cli.evaluation_options import evaluation_of
+from sbonnx.cli.evaluation_options import calibration_data, evaluation_of
 from sbonnx.cli.options import Arguments, required_output
-from sbonnx.errors import OutputError
+from sbonnx.errors import DataError, OutputError
 from sbonnx.plugins import MODEL_FOLDERS, optional_part
 from sbonnx.present.text.printer import decibels
 from sbonnx.present.text.summary import facts_of, show_summary
@@ -112,12 +113,14 @@ def run(given: Arguments) -> int:
     from sbonnx.api.create import quantize
     from sbonnx.stages.state import read_recipe
 
+    recipe, rules = read_recipe(given[options.RECIPE], given[options.BACKEND], given.overrides())
+    if recipe.mode == "static" and given[options.DATA] is None:
+        _check_no_decoder(given)
     model, output, force = given[options.MODEL], required_output(given[options.OUTPUT]), given[options.FORCE]
     evaluation = evaluation_of(given)
     trt_cache, save_recipe = given[options.TRT_CACHE], given[options.SAVE_RECIPE]
     write_overrides = given[options.WRITE_OVERRIDES]
-    recipe, rules = read_recipe(given[options.RECIPE], given[options.BACKEND], given.overrides())
-    data = given.required_data() if recipe.mode == "static" else given.data()
+    data = calibration_data(given, "quantize") if recipe.mode == "static" else given.data()
     others = [Path(path) for path in (model, output, data, save_recipe, trt_cache, write_overrides) if path is not None]
     check_report(given[options.REPORT], others, force=force)
     _check_trtexec(given[options.TRTEXEC], rules, [*others, given[options.REPORT]], force=force)
@@ -157,6 +160,23 @@ def run(given: Arguments) -> int:
         return _show_reports(given, reports)
     (report,) = reports.values()
     return show_report(given, _with_commands(given, report))
+
+
+def _check_no_decoder(given: Arguments) -> None:
+    """Check that a model without calibration data is no folder of a decoder.
+
+    Raises:
+        DataError: it is one, which ``sbonnx llm quantize`` quantizes without data.
+    """
+    from sbonnx.llm.layout import GENAI_CONFIG
+
+    folder = given[options.MODEL]
+    if (folder / GENAI_CONFIG).is_file():
+        command = shlex.join(["sbonnx", "llm", "quantize", str(folder), "-o", str(given[options.OUTPUT] or "DECODER/")])
+        raise DataError(
+            f"'{folder}' is a decoder for onnxruntime-genai ({GENAI_CONFIG}), and --data is missing: {command} "
+            "quantizes its weights without data"
+        )
 
 
 def _with_commands(given: Arguments, report: Report) -> Report:

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any, Final
 
 from sbonnx.cli import options
-from sbonnx.cli.evaluation_options import evaluation_of
+from sbonnx.cli.evaluation_options import calibration_data, evaluation_of
 from sbonnx.cli.options import Arguments, CommandOption
 from sbonnx.present.text.printer import Printer, cell
 from sbonnx.present.text.summary import first_of
@@ -76,7 +76,7 @@ def run(given: Arguments) -> int:
 
     printer, quantized = given.printer(), given[QUANT]
     evaluation = evaluation_of(given, METRIC)
-    given.required_data()
+    calibration_data(given, "profile")
     of_files: tuple[CommandOption[Any], ...] = (options.DEVICE, options.SAMPLES, options.MEMORY)
     of_recipe = (given.overrides(without=of_files), given[options.RECIPE], given[options.BACKEND])
     recipe = given.recipe() if quantized is None or any(of_recipe) else None

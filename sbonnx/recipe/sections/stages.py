@@ -231,7 +231,7 @@ class Verification(Section):
     )
     head: value_types.Text | None = new_key(
         None,
-        "head of a detector without NMS, for the task detection; docs/metrics.md lists the heads",
+        "head of a detector without NMS, for the task detection and metrics of boxes; docs/metrics.md lists the heads",
         "NAME, NAME:KEY=VALUE,...",
         shown="by the structure of the model",
         forms="head",

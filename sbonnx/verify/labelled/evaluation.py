@@ -14,6 +14,7 @@ from sbonnx.backends.runtime_types import Runtime
 from sbonnx.calib.data import LabelledFeed, Preprocessing, with_preprocess
 from sbonnx.calib.data import dataset as datasets
 from sbonnx.calib.data.dataset import Dataset
+from sbonnx.calib.data.labels import LABELS_NOT_USED
 from sbonnx.calib.data.validate import InputSpec
 from sbonnx.errors import DataError, RecipeError
 from sbonnx.graph import Graph
@@ -93,6 +94,15 @@ class EvaluationData:
         """
         return task_metric(self.metric, self.labels)
 
+    def with_head(self, head: str | None) -> EvaluationData:
+        """Return it with the head that a recipe states, if its metric takes boxes and it states no conversion itself.
+
+        Raises:
+            RecipeError: see `kind`.
+        """
+        stated = head is None or self.head is not None or self.decode is not None
+        return self if stated or self.kind().takes != "boxes" else replace(self, head=head)
+
     def converter(self, model: ModelReaders) -> Convert:
         """Return the conversion of outputs to those that the metric takes.
 
@@ -142,6 +152,14 @@ class EvaluationData:
         of_known_size = {name: value for name, value in outputs.items() if value is not None}
         if len(of_known_size) == len(outputs):
             decoder_of(lambda: graph, self.head).check(of_known_size, labelled.feed, labelled.labels)
+
+    def notes(self, graph: Graph) -> tuple[Note, ...]:
+        """Return what was done to the data so that it fits a model, such as inputs that were filled.
+
+        Raises:
+            DataError: see `open`.
+        """
+        return tuple(note for note in self.open(graph).notes if note.code != LABELS_NOT_USED)
 
     def open(self, inputs: Graph | Sequence[InputSpec]) -> Dataset:
         """Open the data for a model with these inputs.
