@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sbonnx.graph.extract import copy, extract
-from sbonnx.graph.io import digest, load, save, serialize, to_proto
+from sbonnx.graph.io import at_opset, digest, load, save, serialize, to_proto
 from sbonnx.graph.model import (
     Body,
     Constant,
@@ -29,6 +29,7 @@ __all__ = [
     "Normal",
     "Tensor",
     "Variable",
+    "at_opset",
     "check_file",
     "check_target",
     "copy",

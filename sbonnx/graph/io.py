@@ -325,6 +325,18 @@ def to_proto(graph: Graph) -> ModelProto:
         raise ModelError("the model is larger than protobuf's limit of 2 GiB: save it to a file instead") from None
 
 
+def at_opset(graph: Graph, opset: int) -> Graph:
+    """Return a copy of the graph converted to at least `opset`, which knows the files that the graph came from.
+
+    Raises:
+        ModelError: onnx cannot convert it.
+    """
+    converted = load(to_proto(graph), opset=opset)
+    for name in ("path", "files", "declared"):
+        setattr(converted.info, name, getattr(graph.info, name))
+    return converted
+
+
 def serialize(graph: Graph) -> tuple[bytes, dict[str, Array]]:
     """Serialize the graph for a session: the model's bytes, and its large weights by name.
 

@@ -83,21 +83,32 @@ class ModuleOrigin:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the graph as bytes, because its weights may be memory-mapped from a file."""
-        model = graphs.to_proto(self.prepared.graph).SerializeToString()
+        model = _packed(self.prepared.graph)
         rest = {field.name: getattr(self.prepared, field.name) for field in fields(Prepared) if field.name != "graph"}
-        teacher = None if self.teacher is None else graphs.to_proto(self.teacher).SerializeToString()
+        teacher = None if self.teacher is None else _packed(self.teacher)
         return _unpacked, (model, teacher, rest, self.solution, self.sites, self.inputs, self.specialization)
 
 
-def _unpacked(model: bytes, teacher: bytes | None, rest: Mapping[str, Any], *others: Any) -> ModuleOrigin:
+PackedGraph = tuple[bytes, frozenset[str]]
+"""A serialized graph, and the names of the tensors whose types its file states."""
+
+
+def _packed(graph: Graph) -> PackedGraph:
+    return graphs.to_proto(graph).SerializeToString(), graph.info.declared
+
+
+def _unpacked(model: PackedGraph, teacher: PackedGraph | None, rest: Mapping[str, Any], *others: Any) -> ModuleOrigin:
     origin = ModuleOrigin(Prepared(graph=_unpacked_graph(model), **rest), *others)
     return origin if teacher is None else replace(origin, teacher=_unpacked_graph(teacher))
 
 
-def _unpacked_graph(model: bytes) -> Graph:
+def _unpacked_graph(packed: PackedGraph) -> Graph:
+    model, declared = packed
     proto = onnx.ModelProto.FromString(model)
     own = next(entry.version for entry in proto.opset_import if entry.domain in STANDARD_DOMAINS)
-    return graphs.load(proto, opset=own)
+    graph = graphs.load(proto, opset=own)
+    graph.info.declared = declared
+    return graph
 
 
 @dataclass(frozen=True)

@@ -86,10 +86,7 @@ def _in_opset(graph: Graph, opset: int) -> Graph:
         )
     if opset == graph.opset:
         return graph
-    lifted = graphs.load(graphs.to_proto(graph), opset=opset)
-    lifted.info.path, lifted.info.files = graph.info.path, graph.info.files
-    lifted.info.declared = graph.info.declared
-    return lifted
+    return graphs.at_opset(graph, opset)
 
 
 def _rename(graph: Graph, tensors: Sequence[Tensor], names: Sequence[str], what: str) -> None:

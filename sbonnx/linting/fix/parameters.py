@@ -37,10 +37,9 @@ def lifted(graph: Graph, target: str) -> tuple[Graph, tuple[Fixed, ...]]:
         why = f"opset {needed} is newer than {target} reads: use other types or another version"
         return graph, (Fixed("T14", "", "", why, done=False),)
     try:
-        converted = graphs.load(graphs.to_proto(graph), opset=needed)
+        converted = graphs.at_opset(graph, needed)
     except ModelError as error:
         return graph, (Fixed("T14", "", "", f"cannot be converted to opset {needed}: {error}", done=False),)
-    converted.info.path, converted.info.files = graph.info.path, graph.info.files
     what = f"converted from opset {view.opset} to {converted.opset}"
     return converted, (Fixed("T14", "", "", what, exact=True),)
 
