@@ -25,6 +25,7 @@ from sbonnx.llm.evaluate import DecoderLimits, evaluate_windows, worst_block
 from sbonnx.llm.generation import generate_with_genai
 from sbonnx.llm.layout import read_decoder
 from sbonnx.system.runtime import open_session
+from sbonnx.verify.sessions import in_turn
 from tests.conftest import PACK
 from tests.llm.tiny_decoder import decoder_model, perplexity, token_windows, write_folder
 
@@ -181,7 +182,7 @@ def test_the_ratio_is_that_of_tokens_in_turn(
 
     monkeypatch.setattr(speed, "DecoderSession", opened)
     monkeypatch.setattr(speed, "TOGETHER", 1 << 30 if together else 0)
-    monkeypatch.setattr(speed, "in_turn", partial(speed.in_turn, clock=lambda: clock[0]))
+    monkeypatch.setattr(speed, "in_turn", partial(in_turn, clock=lambda: clock[0]))
     monkeypatch.setattr(speed, "OtherLoad", lambda: SimpleNamespace(busy=busy))
     row = speed.compare_speed(other, plain, token_windows()[0])[0]
     assert row.ratio == pytest.approx(0.5) and row.busy is busy
