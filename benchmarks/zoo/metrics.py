@@ -39,13 +39,8 @@ def same_text(reference: Outputs, other: Outputs) -> float:
 
 
 def _text(scores: Any) -> list[int]:
-    codes = scores[0].argmax(-1)
+    codes = scores.reshape(-1, scores.shape[-1]).argmax(-1)  # of one line, whether its steps or samples come first
     return [int(code) for place, code in enumerate(codes) if code and (not place or code != codes[place - 1])]
-
-
-def same_codes(reference: Outputs, other: Outputs) -> float:
-    """Return 1 if all codes stay the same, else 0."""
-    return float(np.array_equal(reference[0], other[0]))
 
 
 def overlap(reference: Outputs, other: Outputs) -> float:
@@ -92,7 +87,6 @@ def _kept(one: Any, two: Any) -> float:
 METRICS: Final[dict[str, tuple[str, Agreement]]] = {
     "class": ("same class", same_class),
     "ctc": ("same text", same_text),
-    "codes": ("same text", same_codes),
     "map": ("overlap of text", overlap),
     "cosine": ("cosine", cosine),
     "bits": ("same decision", same_bits),

@@ -69,7 +69,7 @@ SOURCES: Final = (
         "ddddocr==1.6.1",
         "ddddocr/common.onnx",
         "line_gray",
-        "codes",
+        "ctc",
         "MIT",
     ),
     Source("ddddocr_det", "YOLOX", "ddddocr==1.6.1", "ddddocr/common_det.onnx", "photo:416:bytes", "top", "MIT"),
