@@ -98,7 +98,7 @@ class Calibrator:
         return {name: np.concatenate([part[name] for part in parts]) for name in names}
 
     def observe_all(self, samples: Samples, beside: Calibrator | None = None) -> None:
-        """Observe all samples, several at a time. With a cache, only tensors that are not in it.
+        """Observe all samples, several at a time. With a cache, only tensors that are not in it; without any, no cache.
 
         Args:
             beside: another calibrator, which observes the samples in the same pass, with its own sessions and without a
@@ -113,7 +113,7 @@ class Calibrator:
         else:
             self._in_memory = beside._in_memory = 2
             units = beside._passing(samples)
-        if self.options.cache is None:
+        if self.options.cache is None or not self._requests:
             observation, units = self._begin(units, data.count, self._requests)
             self._run(observation, units)
             return

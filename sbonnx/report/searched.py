@@ -149,7 +149,9 @@ class LatencyTuning(JsonValue):
 
     Attributes:
         runtime: where files were timed, with one thread, in CPU time.
-        trials: in order.
+        trials: in order; the last is the best file, made by its recipe alone, if any was kept.
+        changes: what differs from the default, in words; empty: the default.
+        in_float: whether nothing of the result is quantized.
         ratio, interval: time of the result over that of the default, with its 95 % confidence interval.
         over_float, over_float_interval: the same over the float model.
         ended: whether the time was used up before all candidates were tried.
@@ -158,6 +160,8 @@ class LatencyTuning(JsonValue):
 
     runtime: str
     trials: tuple[LatencyTrial, ...]
+    changes: tuple[str, ...]
+    in_float: bool
     ratio: float
     interval: tuple[float, float]
     over_float: float
@@ -166,19 +170,18 @@ class LatencyTuning(JsonValue):
     overrides: tuple[str, ...]
 
     @property
-    def kept(self) -> tuple[LatencyTrial, ...]:
-        """The trials that were kept."""
-        return tuple(trial for trial in self.trials if trial.kept)
-
-    @property
     def text(self) -> str:
         """The result in one clause."""
         count = f"{len(self.trials)} trials{', time used up' if self.ended else ''}"
-        if not self.overrides:
-            return f"the default is the fastest of {count}"
-        low, high = self.interval
-        what = "; ".join(trial.what for trial in self.kept) or "the float model"
-        return f"{self.ratio:.2f} of the default's time ({low:.2f} to {high:.2f}), {count}: {what}"
+        if self.changes:
+            low, high = self.interval
+            time = f"{self.ratio:.2f} of the default's time ({low:.2f} to {high:.2f})"
+            if self.in_float:
+                return f"the float model, simplified: no file of {count} is faster; {time}"
+            return f"{time}, {count}: {'; '.join(self.changes)}"
+        if any(trial.kept for trial in self.trials):
+            return f"the default; the best file of {count}, made by its recipe alone: {self.trials[-1].why}"
+        return f"the default is the fastest of {count}"
 
 
 @dataclass(frozen=True)

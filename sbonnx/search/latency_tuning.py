@@ -1,16 +1,20 @@
 """TUNE: placements of integers and forms of the file, tried by their measured times in the runtime.
 
-The model is calibrated once with integers wherever the runtime has kernels. The file of another placement has the part
-of that solution that it needs (`heads.protect.restricted`), and is timed in turn with the best file so far. Candidates
-are tried in the order of their estimated times. One is kept if it is faster beyond the noise, twice, and if its outputs
-are as good as the default's, or within the limits of the recipe. The result is a recipe: FLOAT_NODES, or another MODE
-or FORMAT. It is run as any other recipe, so that the bytes of the file depend on the recipe alone.
+Other modes are tried first, then placements in the order of their estimated times. The model is calibrated once with
+integers wherever the runtime has kernels. The file of another placement has the part of that solution that it needs
+(`heads.protect.restricted`), and is timed in turn with the best file so far. A candidate is kept if it is faster beyond
+the noise, twice, and if its outputs are as good as the default's, or within the limits of the recipe.
+
+The result is a recipe: FLOAT_NODES, or another MODE or FORMAT. It is run as any other recipe, so that the bytes of the
+file depend on the recipe alone. That file is timed again against the default and float before it is written: if it is
+not faster than the default, the default takes its place, and if that is slower than float, the float model.
 """
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,27 +25,21 @@ from typing import Any, Final
 
 from sbonnx import graph as graphs
 from sbonnx import pipeline, verify
-from sbonnx.calib.observers import OBSERVERS
 from sbonnx.errors import DataError, DeviceError, RecipeError, SbonnxError
-from sbonnx.graph import query
 from sbonnx.graph.storage.temporary import temporary_folder
-from sbonnx.heads.losses import Quantized
-from sbonnx.heads.protect import LEAST_GAIN_DB, restricted
+from sbonnx.heads.protect import LEAST_GAIN_DB
 from sbonnx.options import RunOptions
-from sbonnx.planning import Plan, Planner, costs_of
-from sbonnx.planning.make import FASTER
-from sbonnx.planning.times import GraphTimes, integer_nodes
 from sbonnx.progress import Progress, Silent
 from sbonnx.recipe import Recipe
 from sbonnx.report.comparison import Comparison
 from sbonnx.report.searched import LatencyTrial, LatencyTuning, override_texts
 from sbonnx.search.advice import compared, problems_of, worst_db
-from sbonnx.search.latency_advice import slowed
-from sbonnx.search.placements import SLOWER, Placement, PlacementChange, PlacementRegions
+from sbonnx.search.placements import Placement, PlacementSpace, partitions, placement_of
 from sbonnx.search.trials import TrialProgress, changed, settled
-from sbonnx.stages.measure import read_data
+from sbonnx.stages.measure import choose_accuracy_levels, read_data
 from sbonnx.stages.state import PipelineState, Request, run_options
 from sbonnx.stages.verify import reference_of
+from sbonnx.stages.write import quantizes_nothing
 from sbonnx.system.cpu import target_cpu
 from sbonnx.verify.paired_times import TimeRatio, cpu_seconds, runner, time_ratio
 from sbonnx.verify.runtimes import open_in, runtime_here
@@ -55,23 +53,25 @@ FEW_ROUNDS: Final = 16
 FEEDS: Final = 4
 """Feeds that a measurement runs: the first of the data."""
 
-MOST_REGIONS: Final = 200
-"""Regions around a placement whose times are estimated."""
-
 PLACEMENTS: Final = 0.75
 """Share of the time that trials of placements may take; the rest is for other forms of the file."""
 
-HOPELESS: Final = 1.25
-"""Estimated time over that of the best placement from which a placement is not tried; estimates are off by less."""
+MODES: Final[tuple[tuple[str, Mapping[str, Any]], ...]] = (
+    ("dynamic quantization", {"MODE": "dynamic", "FLOAT_NODES": None, "FORMAT": "qdq"}),
+    ("weights alone", {"MODE": "weight_only", "FLOAT_NODES": None, "FORMAT": "qdq", "W.QUANTIZER.BIT": 8}),
+)
+"""Other modes: recipe keys. They are tried once, before the placements."""
 
 FORMS: Final[tuple[tuple[str, Mapping[str, Any]], ...]] = (
     ("integer operators in place of Q/DQ", {"FORMAT": "qoperator"}),
-    ("dynamic quantization", {"MODE": "dynamic", "FLOAT_NODES": None, "FORMAT": "qdq"}),
-    ("weights alone", {"MODE": "weight_only", "FLOAT_NODES": None, "FORMAT": "qdq", "W.QUANTIZER.BIT": 8}),
     ("every weight, of any size", {"MIN_WEIGHT_SIZE": 0}),
     ("weights of at least 65536 values", {"MIN_WEIGHT_SIZE": 65536}),
 )
-"""Other files of the same model: recipe keys. Those that the backend or the mode does not have are left out."""
+"""Forms of the best file: recipe keys. Those that the backend or the mode does not have are left out."""
+
+AGAIN: Final = "the best file, solved by its recipe, over the default"
+FLOAT_MODEL: Final = "the float model"
+SAME: Final = TimeRatio(1.0, (1.0, 1.0))
 
 LOSES: Final = "'{output}' would have {after:.1f} dB in place of {before:.1f}; --min-sqnr sets another limit"
 
@@ -81,18 +81,32 @@ class TimedFile:
     """A file of the model.
 
     Attributes:
-        name: what differs, in words.
+        changes: what differs from the default, in words.
         recipe: makes it.
         state: of a run up to the quantized graph.
         file: the saved graph.
         placement: nodes in float.
     """
 
-    name: str
+    changes: tuple[str, ...]
     recipe: Recipe
     state: PipelineState
     file: Path
     placement: Placement = frozenset()
+
+
+@dataclass(frozen=True)
+class TunedFile:
+    """The file that is written.
+
+    Attributes:
+        file: the best file of the trials, the default, or the float model.
+        over_default, over_float: its time over theirs.
+    """
+
+    file: TimedFile
+    over_default: TimeRatio
+    over_float: TimeRatio
 
 
 @dataclass
@@ -100,7 +114,7 @@ class LatencySearch:
     """Trials on one model.
 
     Attributes:
-        request: with a recipe without searches, and the calibration cache of the trials.
+        request: with a recipe without searches.
         folder: for files of trials.
         clock: returns seconds of CPU time, see `time_ratio`.
         trials: in order.
@@ -115,83 +129,134 @@ class LatencySearch:
     ended: bool = False
     _begin: float = field(default_factory=time.perf_counter)
     _numbers: Iterator[int] = field(default_factory=count)
+    _caches: dict[str, str | os.PathLike[str] | None] = field(default_factory=dict)
     _judged: dict[Path, Comparison] = field(default_factory=dict)
 
-    def run(self) -> tuple[TimedFile, TimedFile]:
-        """Return the default file and the fastest one."""
-        first = best = self.built("default", self.request.recipe)
+    def run(self) -> TunedFile:
+        """Try candidates, and return the fastest file that its recipe alone gives again."""
+        first = best = self.built((), self.request.recipe)
+        full = self._in_integers(first) if first.recipe.mode == "static" else None
         self._begin = time.perf_counter()
-        if first.recipe.mode == "static":
-            best = self._placed(first)
+        for name, keys in MODES:
+            best = self._best_of(best, first, name, partial(self._of_form, first, name, keys))
+        if full is not None:
+            placed = self._placed(first, full)
+            if placed.changes and best.changes:
+                best = self._tried(best, first, f"placements in place of {best.changes[-1]}", lambda: placed)
+            elif not best.changes:
+                best = placed
         for name, keys in FORMS:
             best = self._best_of(best, first, name, partial(self._of_form, best, name, keys))
-        return first, best
+        return self._confirmed(first, best)
 
-    def built(self, name: str, recipe: Recipe) -> TimedFile:
-        """Run the stages up to the quantized graph; statistics come from the cache of the trials.
+    def _confirmed(self, first: TimedFile, best: TimedFile) -> TunedFile:
+        """Return the best file if its recipe gives a faster one than the default's again; else the default, or float.
+
+        The float model takes the place of a file that is slower than it, or in which nothing is quantized.
+        """
+        over_default = SAME
+        if best.changes:
+            best, over_default = self._solved_again(first, best)
+        over_float = self.ratio(None, best, _compared)
+        if over_float.above(1.0) or quantizes_nothing(best.state):
+            best = self.built((FLOAT_MODEL,), changed(self.request.recipe, self._float_keys()))
+            over_default, over_float = (self.ratio(other, best, _compared) for other in (first, None))
+        return TunedFile(best, over_default, over_float)
+
+    def _solved_again(self, first: TimedFile, best: TimedFile) -> tuple[TimedFile, TimeRatio]:
+        """Solve the best file by its recipe, and return it with its time over that of the default.
+
+        Return the default if that file is not faster, or not good enough.
+        """
+        self.progress.start(f"tuning: {AGAIN}", None)
+        solved, ratio = first, None
+        try:
+            solved = self.built(best.changes, best.recipe)
+            ratio = self.ratio(first, solved, _compared)
+            why = self.loss(first, solved) if ratio.below(1.0) else "not faster"
+        except SbonnxError as error:
+            why = str(error)
+        self._note(AGAIN, ratio, why)
+        return (first, SAME) if why or ratio is None else (solved, ratio)
+
+    def _float_keys(self) -> dict[str, Any]:
+        """Return the recipe keys that leave all operators in float."""
+        request = self.request
+        recipe = changed(request.recipe, {"MODE": "static", "FLOAT_NODES": []})
+        plan = pipeline.prepare(request.model, recipe, request.backend, pruned=request.pruned).plan
+        nodes = {reader.node for site in plan.sites for reader in site.readers}
+        return {"MODE": "static", "FLOAT_NODES": sorted(nodes), "HIGH_PRECISION": "fp32"}
+
+    def built(self, changes: tuple[str, ...], recipe: Recipe) -> TimedFile:
+        """Run the stages up to the quantized graph; statistics come from the cache of the trials, if it has them.
 
         Raises: see `sbonnx.pipeline.solve`.
         """
-        request = replace(self.request, recipe=recipe)
-        stages = (*pipeline.PREPARE, read_data, *pipeline.MEASURE, *pipeline.INSERT)
-        return self._saved(name, recipe, pipeline.run(stages, PipelineState.of(request), self._options(recipe)))
+        options = self._options(recipe)
+        state = pipeline.run(pipeline.PREPARE, PipelineState.of(replace(self.request, recipe=recipe)), options)
+        identity = f"{recipe.mode}-{state.prepared.graph.opset}"  # of the graph, to which a cache belongs
+        cache = self._caches.setdefault(identity, str(self.folder / identity) if self._caches else options.cache)
+        options = replace(options, cache=cache or str(self.folder / identity))
+        stages = (read_data, *pipeline.MEASURE, choose_accuracy_levels, *pipeline.INSERT)
+        return self._saved(changes, recipe, pipeline.run(stages, state, options))
 
-    def _saved(self, name: str, recipe: Recipe, state: PipelineState, placement: Placement = frozenset()) -> TimedFile:
+    def _saved(
+        self, changes: tuple[str, ...], recipe: Recipe, state: PipelineState, placement: Placement = frozenset()
+    ) -> TimedFile:
         path = self.folder / str(next(self._numbers)) / "trial.onnx"
         path.parent.mkdir()
         graphs.save(state.quantized, path)
-        return TimedFile(name, recipe, state, path, placement)
+        return TimedFile(changes, recipe, state, path, placement)
 
     def _options(self, recipe: Recipe) -> RunOptions:
         return run_options(recipe, self.progress)
 
-    def _of_form(self, best: TimedFile, name: str, keys: Mapping[str, Any]) -> TimedFile | None:
+    def _of_form(self, base: TimedFile, name: str, keys: Mapping[str, Any]) -> TimedFile | None:
         try:
-            recipe = changed(best.recipe, dict(keys))
+            recipe = changed(base.recipe, dict(keys))
         except RecipeError:
             return None  # the backend or the mode does not have it
-        if recipe == best.recipe or (recipe.mode == "static" and "MIN_WEIGHT_SIZE" in keys):
+        if recipe == base.recipe or (recipe.mode == "static" and "MIN_WEIGHT_SIZE" in keys):
             return None
         if "MODE" not in keys and recipe.mode == "static":
-            state = replace(best.state, prepared=replace(best.state.prepared, recipe=recipe))
+            state = replace(base.state, prepared=replace(base.state.prepared, recipe=recipe))
             state = pipeline.run(pipeline.INSERT, state, self._options(recipe))
-            return self._saved(name, recipe, state, best.placement)
-        candidate = self.built(name, recipe)
+            return self._saved((*base.changes, name), recipe, state, base.placement)
+        changes = (name,) if "MODE" in keys else (*base.changes, name)
+        candidate = self.built(changes, recipe)
         return candidate if candidate.state.prepared.plan.of_role("weight") else None
 
     # --- placements -----------------------------------------------------------------------------------
 
-    def _placed(self, first: TimedFile) -> TimedFile:
+    def _in_integers(self, first: TimedFile) -> TimedFile:
+        """Return the file with integers wherever the runtime has kernels."""
+        if not placement_of(first.state.prepared.plan):
+            return first
+        return self.built(("all in integers",), changed(first.recipe, {"FLOAT_NODES": []}))
+
+    def _placed(self, first: TimedFile, full: TimedFile) -> TimedFile:
         """Try placements in the order of their estimated times."""
-        recipe, backend = first.recipe, self.request.backend
-        full = first
-        if _placement(first.state.prepared.plan):
-            full = self.built("all in integers", changed(recipe, {"FLOAT_NODES": []}))
-        graph, plan = full.state.prepared.graph, full.state.prepared.plan
-        able = frozenset(integer_nodes(graph.nodes, plan))
-        planner = Planner(graph, changed(recipe, {"FLOAT_NODES": []}), backend, observers=frozenset(OBSERVERS))
-        costs = costs_of(recipe, backend)
-        times = None if costs is None else GraphTimes.of(graph.nodes, query.output_names(graph), costs)
-        space = _Space(full.state, planner, PlacementRegions(graph, able), times, self._options(recipe))
-        best = replace(first, placement=_placement(first.state.prepared.plan) & able)
-        seen, cuts = {best.placement}, list(_cuts(first, able))
-        self._begin = time.perf_counter()
-        regions = space.ordered(best, cuts, seen)
+        recipe = changed(first.recipe, {"FLOAT_NODES": []})
+        space = PlacementSpace.of(full.state, recipe, self.request.backend, self._options(recipe))
+        able = space.regions.able
+        best = replace(first, placement=placement_of(first.state.prepared.plan) & able)
+        seen, cuts = {best.placement}, list(partitions(first.state.prepared, first.recipe, able))
+        regions = space.ordered(best.placement, cuts, seen)
         while regions and self._spent < PLACEMENTS * self.seconds:
             region = regions.pop(0)
             placement = region.applied(best.placement)
             seen.add(placement)
-            build = partial(self._of_placement, space, region.name, placement)
+            build = partial(self._of_placement, space, (*best.changes, region.name), placement)
             faster = self._best_of(best, first, region.name, build)
             if faster is not best:
-                best, regions = faster, space.ordered(faster, cuts, seen)
-        self.ended = bool(regions)
+                best, regions = faster, space.ordered(faster.placement, cuts, seen)
+        self.ended = self.ended or bool(regions)
         return best
 
-    def _of_placement(self, space: _Space, name: str, placement: Placement) -> TimedFile | None:
+    def _of_placement(self, space: PlacementSpace, changes: tuple[str, ...], placement: Placement) -> TimedFile | None:
         state = space.written(placement)
         recipe = changed(self.request.recipe, {"FLOAT_NODES": sorted(placement)})
-        return None if state is None else self._saved(name, recipe, state, placement)
+        return None if state is None else self._saved(changes, recipe, state, placement)
 
     # --- trials ---------------------------------------------------------------------------------------
 
@@ -207,10 +272,14 @@ class LatencySearch:
     def _best_of(
         self, best: TimedFile, first: TimedFile, name: str, build: Callable[[], TimedFile | None]
     ) -> TimedFile:
+        """Try a candidate if there is time; return it if it is faster than the best so far and good enough."""
+        if not self.over:
+            return self._tried(best, first, name, build)
+        self.ended = True
+        return best
+
+    def _tried(self, best: TimedFile, first: TimedFile, name: str, build: Callable[[], TimedFile | None]) -> TimedFile:
         """Try a candidate; return it if it is faster than the best so far and its outputs are good enough."""
-        if self.over:
-            self.ended = True
-            return best
         self.progress.start(f"tuning: {name}", None)
         try:
             candidate = build()
@@ -218,19 +287,35 @@ class LatencySearch:
                 return best
             ratio = self.ratio(best, candidate)
         except SbonnxError as error:
-            self.trials.append(LatencyTrial(name, why=str(error)))
+            self._note(name, None, str(error))
             return best
         why = "" if ratio.below(1 - GAIN) else "not faster"
         if not why:
             again = self.ratio(best, candidate)  # other sessions: memory lies elsewhere
             why = self.loss(first, candidate) if again.below(1 - GAIN) else "not faster in other sessions"
-        self.trials.append(LatencyTrial(name, ratio.value, ratio.interval, ratio.rounds, not why, why))
+        self._note(name, ratio, why)
         if why:
             rmtree(candidate.file.parent)
         return best if why else candidate
 
-    def ratio(self, reference: TimedFile | None, candidate: TimedFile) -> TimeRatio:
-        """Measure the time of a candidate over that of another; None: over that of the float model."""
+    def _note(self, name: str, ratio: TimeRatio | None, why: str) -> None:
+        """Add a trial, with the reason if it is not kept."""
+        trial = LatencyTrial(name, kept=not why, why=why)
+        if ratio is not None:
+            trial = replace(trial, ratio=ratio.value, interval=ratio.interval, rounds=ratio.rounds)
+        self.trials.append(trial)
+
+    def ratio(
+        self,
+        reference: TimedFile | None,
+        candidate: TimedFile,
+        decided: Callable[[TimeRatio], bool] | None = None,
+    ) -> TimeRatio:
+        """Measure the time of a candidate over that of another in new sessions; None: over that of the float model.
+
+        Args:
+            decided: whether the ratio so far answers the question; None: whether the candidate saves `GAIN`.
+        """
         with reference_of(candidate.state) as floats:
             models = [floats if reference is None else reference.file, candidate.file]
             runtime = runtime_here(self.request.backend)[0]
@@ -238,7 +323,7 @@ class LatencySearch:
         data = candidate.state.data
         assert data is not None
         before, after = (runner(opened, list(islice(iter(data.every), FEEDS))) for opened in sessions)
-        return time_ratio(before, after, _decided, clock=self.clock)
+        return time_ratio(before, after, decided or _decided, clock=self.clock)
 
     def loss(self, first: TimedFile, candidate: TimedFile) -> str:
         """Return why the outputs of a candidate are not good enough; "" if they are.
@@ -272,76 +357,15 @@ class LatencySearch:
         return self._judged[candidate.file]
 
 
-@dataclass(frozen=True)
-class _Space:
-    """Placements of one graph: their plans, estimated times and files.
-
-    Attributes:
-        full: solved with integers wherever the runtime has kernels.
-        planner, regions: of its graph.
-        times: estimated; None: unknown.
-        options: of runs.
-    """
-
-    full: PipelineState
-    planner: Planner
-    regions: PlacementRegions
-    times: GraphTimes | None
-    options: RunOptions
-
-    def ordered(self, best: TimedFile, cuts: Sequence[PlacementChange], seen: Set[Placement]) -> list[PlacementChange]:
-        """Return the regions that were not tried and may pay, those with the least estimated time first."""
-        regions = [*cuts, *islice(self.regions.around(self.regions.able - best.placement), MOST_REGIONS)]
-        now = self._time(best.placement)
-        estimates: dict[Placement, tuple[float, PlacementChange]] = {}
-        for region in regions:
-            placement = region.applied(best.placement)
-            if placement not in seen and placement not in estimates:
-                estimates[placement] = (self._time(placement) / now if now else 1.0, region)
-        rows = sorted(estimates.values(), key=lambda row: row[0])
-        return [region for estimate, region in rows if estimate < HOPELESS]
-
-    def _time(self, placement: Placement) -> float:
-        return 0.0 if self.times is None else self.times.of_division(self.regions.able - placement)
-
-    def _plan(self, placement: Placement) -> Plan:
-        return self.planner.plan(dict.fromkeys(placement, FASTER))
-
-    def written(self, placement: Placement) -> PipelineState | None:
-        """Return the state of a placement, with the scales and codes of `full`; None if it needs others."""
-        state, plan = self.full, self._plan(placement)
-        solution = restricted(Quantized(state.prepared.plan, state.solution), plan, state.prepared.graph)
-        if solution is None:
-            return None
-        state = replace(state, prepared=replace(state.prepared, plan=plan), solution=solution)
-        return pipeline.run(pipeline.INSERT, state, self.options)
-
-
-def _placement(plan: Plan) -> Placement:
-    """Return the nodes that a plan leaves in float because integers would be slower, or not worth the loss."""
-    codes = ("slower-in-integers", "head-worth-float")
-    return frozenset(refusal.where for refusal in plan.refusals if refusal.code in codes)
-
-
-def _cuts(first: TimedFile, able: Placement) -> Iterator[PlacementChange]:
-    """Yield the partitions for other prices of integer kernels, with and without regions of heads in float."""
-    prepared = first.state.prepared
-    heads = frozenset(refusal.where for refusal in prepared.plan.refusals if refusal.code == "head-worth-float")
-    for factor in SLOWER:
-        backend = slowed(prepared.backend, factor)
-        plan = Planner(prepared.graph, first.recipe, backend, observers=frozenset(OBSERVERS)).plan()
-        for protected in {frozenset[str](): "", heads: ", head in float"} if heads else (frozenset[str](),):
-            floats = (_placement(plan) | protected) & able
-            head = ", protected regions of the head in float" if protected else ""
-            yield PlacementChange(
-                f"partition with integers at {factor:g} times their price{head}", floats, able - floats
-            )
-
-
 def _decided(ratio: TimeRatio) -> bool:
     """Return whether a candidate is faster beyond the noise, or will hardly be."""
     hardly = ratio.rounds >= FEW_ROUNDS and ratio.value > 1 - GAIN
     return ratio.below(1 - GAIN) or ratio.above(1 - GAIN) or hardly
+
+
+def _compared(ratio: TimeRatio) -> bool:
+    """Return whether a file is faster than another, or slower, beyond the noise."""
+    return ratio.below(1.0) or ratio.above(1.0)
 
 
 def tuned(
@@ -369,36 +393,25 @@ def tuned(
     adapter = TrialProgress(progress or Silent())
     with ExitStack() as stack:
         folder = stack.enter_context(temporary_folder())
-        cache = recipe.calibration.cache or str(folder / "calibration")
-        request = pipeline.pruned(replace(request, recipe=changed(recipe, {"CALIBRATION.CACHE": cache})), adapter)
+        request = pipeline.pruned(replace(request, recipe=recipe), adapter)
         search = LatencySearch(request, folder, adapter, seconds, clock)
-        first, best = search.run()
-        gain = TimeRatio(1.0, (1.0, 1.0)) if best.recipe == first.recipe else search.ratio(first, best)
-        over_float = search.ratio(None, best)
-        if over_float.above(1.0):  # nothing pays
-            best = search.built("float", changed(recipe, _float_keys(search)))
-            gain, over_float = search.ratio(first, best), search.ratio(None, best)
-        chosen = changed(best.recipe, {"CALIBRATION.CACHE": recipe.calibration.cache})
+        tuned_file = search.run()
+        chosen = tuned_file.file.recipe
     given, keys = settled(recipe).to_dict(), chosen.to_dict()
     differs = {key: value for key, value in keys.items() if given.get(key) != value}
     result = LatencyTuning(
         runtime=runtime_here(backend)[0],
         trials=tuple(search.trials),
-        ratio=gain.value,
-        interval=gain.interval,
-        over_float=over_float.value,
-        over_float_interval=over_float.interval,
+        changes=tuned_file.file.changes,
+        in_float=not tuned_file.file.state.prepared.plan.sites,
+        ratio=tuned_file.over_default.value,
+        interval=tuned_file.over_default.interval,
+        over_float=tuned_file.over_float.value,
+        over_float_interval=tuned_file.over_float.interval,
         ended=search.ended,
         overrides=override_texts(differs),
     )
     return replace(request, recipe=chosen), result
 
 
-def _float_keys(search: LatencySearch) -> dict[str, Any]:
-    """Return the recipe keys that leave all operators in float."""
-    full = search.built("all in integers", changed(search.request.recipe, {"MODE": "static", "FLOAT_NODES": []}))
-    prepared = full.state.prepared
-    return {"MODE": "static", "FLOAT_NODES": sorted(integer_nodes(prepared.graph.nodes, prepared.plan))}
-
-
-__all__ = ["LatencySearch", "TimedFile", "tuned"]
+__all__ = ["LatencySearch", "TimedFile", "TunedFile", "tuned"]

@@ -7,17 +7,36 @@ branches of the head, all operators of one kind, and single operators at a conve
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Final
 
+from sbonnx import pipeline
+from sbonnx.backends import Backend
+from sbonnx.calib.observers import OBSERVERS
 from sbonnx.graph import Graph, Node, query
+from sbonnx.heads.losses import Quantized
+from sbonnx.heads.protect import restricted
 from sbonnx.ops import LINEAR, MOVES_DATA, RECTIFIERS
+from sbonnx.options import RunOptions
+from sbonnx.planning import Plan, Planner, costs_of
+from sbonnx.planning.make import FASTER
 from sbonnx.planning.node_infos import node_infos
+from sbonnx.planning.times import GraphTimes, integer_nodes
+from sbonnx.recipe import Recipe
 from sbonnx.recipe.regions import Flow
+from sbonnx.search.latency_advice import slowed
+from sbonnx.stages.state import PipelineState, Prepared
 
 SLOWER: Final = (0.5, 0.7, 0.85, 1.15, 1.3, 1.6, 2.0)
 """Factors on the prices of integer kernels, for which the partition is computed again."""
+
+MOST_REGIONS: Final = 200
+"""Regions around a placement whose times are estimated."""
+
+HOPELESS: Final = 1.25
+"""Estimated time over that of the best placement from which a placement is not tried; estimates are off by less."""
 
 Placement = frozenset[str]
 """Names of the nodes in float."""
@@ -130,3 +149,74 @@ def _named(kind: str, names: frozenset[str], graph: Graph) -> str:
     nodes = [node for node in query.all_nodes(graph) if node.name in names]
     first = next((node for node in nodes if node.op in LINEAR), nodes[0])
     return f"{kind} of {len(nodes)} from '{first.name}'"
+
+
+@dataclass(frozen=True)
+class PlacementSpace:
+    """Placements of one graph: their plans, estimated times and files.
+
+    Attributes:
+        full: solved with integers wherever the runtime has kernels.
+        planner, regions: of its graph.
+        times: estimated; None: unknown.
+        options: of runs.
+    """
+
+    full: PipelineState
+    planner: Planner
+    regions: PlacementRegions
+    times: GraphTimes | None
+    options: RunOptions
+
+    @classmethod
+    def of(cls, full: PipelineState, recipe: Recipe, backend: Backend, options: RunOptions) -> PlacementSpace:
+        """Return the placements of a graph that was solved with a recipe whose FLOAT_NODES is empty."""
+        graph, costs = full.prepared.graph, costs_of(recipe, backend)
+        able = frozenset(integer_nodes(graph.nodes, full.prepared.plan))
+        planner = Planner(graph, recipe, backend, observers=frozenset(OBSERVERS))
+        times = None if costs is None else GraphTimes.of(graph.nodes, query.output_names(graph), costs)
+        return cls(full, planner, PlacementRegions(graph, able), times, options)
+
+    def ordered(self, best: Placement, cuts: Sequence[PlacementChange], seen: Set[Placement]) -> list[PlacementChange]:
+        """Return the regions that were not tried and may pay, those with the least estimated time first."""
+        regions = [*cuts, *islice(self.regions.around(self.regions.able - best), MOST_REGIONS)]
+        now = self._time(best)
+        estimates: dict[Placement, tuple[float, PlacementChange]] = {}
+        for region in regions:
+            placement = region.applied(best)
+            if placement not in seen and placement not in estimates:
+                estimates[placement] = (self._time(placement) / now if now else 1.0, region)
+        rows = sorted(estimates.values(), key=lambda row: row[0])
+        return [region for estimate, region in rows if estimate < HOPELESS]
+
+    def _time(self, placement: Placement) -> float:
+        return 0.0 if self.times is None else self.times.of_division(self.regions.able - placement)
+
+    def written(self, placement: Placement) -> PipelineState | None:
+        """Return the state of a placement, with the scales and codes of `full`; None if it needs others."""
+        state, plan = self.full, self.planner.plan(dict.fromkeys(placement, FASTER))
+        solution = restricted(Quantized(state.prepared.plan, state.solution), plan, state.prepared.graph)
+        if solution is None:
+            return None
+        state = replace(state, prepared=replace(state.prepared, plan=plan), solution=solution)
+        return pipeline.run(pipeline.INSERT, state, self.options)
+
+
+def placement_of(plan: Plan) -> Placement:
+    """Return the nodes that a plan leaves in float because integers would be slower, or not worth the loss."""
+    codes = ("slower-in-integers", "head-worth-float")
+    return frozenset(refusal.where for refusal in plan.refusals if refusal.code in codes)
+
+
+def partitions(prepared: Prepared, recipe: Recipe, able: Placement) -> Iterator[PlacementChange]:
+    """Yield the partitions for other prices of integer kernels, with and without regions of heads in float."""
+    heads = frozenset(refusal.where for refusal in prepared.plan.refusals if refusal.code == "head-worth-float")
+    for factor in SLOWER:
+        backend = slowed(prepared.backend, factor)
+        plan = Planner(prepared.graph, recipe, backend, observers=frozenset(OBSERVERS)).plan()
+        for protected in (frozenset[str](), heads) if heads else (frozenset[str](),):
+            floats = (placement_of(plan) | protected) & able
+            head = ", protected regions of the head in float" if protected else ""
+            yield PlacementChange(
+                f"partition with integers at {factor:g} times their price{head}", floats, able - floats
+            )

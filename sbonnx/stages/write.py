@@ -195,19 +195,32 @@ def _ranges(plan: Plan, solution: Solution) -> dict[str, Bounds]:
     return ranges
 
 
+def _solved(state: PipelineState) -> list[Site]:
+    """Return the sites that have scales or codes."""
+    solution = state.solution
+    return [site for site in state.prepared.plan.sites if site.key in solution.qparams or site.key in solution.codes]
+
+
+def quantizes_nothing(state: PipelineState) -> bool:
+    """Return whether nothing was quantized, though the recipe asks for more than another float type or FLOAT_NODES."""
+    recipe = state.prepared.recipe
+    in_float = recipe.w.quantizer.bit == FLOAT
+    only_converted = recipe.high_precision != "fp32" and in_float and recipe.a.quantizer.bit == FLOAT
+    only_caches = recipe.llm.kv_bits is not None and in_float
+    by_measured_times = recipe.float_nodes is not None
+    return not (_solved(state) or only_converted or only_caches or by_measured_times)
+
+
 def _report(state: PipelineState) -> Report:
     """Build the report of what was planned, solved and written; verification adds its figures."""
     request, prepared, solution = state.request, state.prepared, state.solution
     plan, recipe = prepared.plan, prepared.recipe
-    solved = [site for site in plan.sites if site.key in solution.qparams or site.key in solution.codes]
+    solved = _solved(state)
     refusals = (*prepared.refusals, *solution.refusals)
-    only_converted = recipe.high_precision != "fp32" and recipe.w.quantizer.bit == recipe.a.quantizer.bit == FLOAT
     problems: tuple[Problem, ...] = ()
     if request.pruned is not None:
         problems = tuple(Problem(problem.code, f"pruning: {problem}") for problem in request.pruned.report.problems)
-    only_caches = recipe.llm.kv_bits is not None and recipe.w.quantizer.bit == FLOAT
-    in_float = recipe.float_nodes is not None  # by measured times
-    if not solved and not only_converted and not only_caches and not in_float:
+    if quantizes_nothing(state):
         why = f"; first reason: {refusals[0]}" if refusals else ""
         problems = (*problems, Problem("no-tensor-quantized", f"nothing was quantized{why}"))
     broken = prepared.graph.info.broken_rewrites
