@@ -162,6 +162,13 @@ def _robustness(text: str) -> str:
     return f"{counts[-1]:.0f} crashes in {sum(counts):,.0f} runs on the models of the onnx package"
 
 
+def _zoo(text: str) -> str:
+    found = re.search(r"(\d+ models that nobody tuned for)[^:]*: (.*?\(geometric mean\))", section_of(text, "zoo"))
+    if found is None:
+        raise ValueError("section 'zoo' of the results has no counts")
+    return f"{found[1]}: {found[2]}"
+
+
 _LOW_BITS: Final = ("w4a8", "weight-only", "w4a4", "mixed", "time", "memory", "adaround")
 
 PAGES: Final = {
@@ -191,6 +198,7 @@ PAGES: Final = {
         ("openvino", "openvino weights", "qnn", "targets lint", "targets half", "runtimes"),
         _backends,
     ),
+    "zoo": Page("Do pretrained models out of packages keep their accuracy?", ("zoo",), _zoo),
     "robustness": Page("Do unusual models or broken files crash it?", ("corpus", "fuzz"), _robustness),
 }
 """Pages by the name of their file."""

@@ -69,7 +69,6 @@ def test_the_commands_run_both_lanes() -> None:
     lines = (ROOT / ".ci" / "run").read_text().splitlines()
     assert [line for line in lines if line.startswith("make")] == [
         "make check",
-        "make test",
-        "make test-rest",
+        "make test-all",
         "make golden",
     ]
