@@ -141,6 +141,13 @@ def test_internal_error_quotes_native_code(monkeypatch: pytest.MonkeyPatch) -> N
     assert "(native message: double free)" in error_lines.line_of(RuntimeError("x"))
 
 
+def test_native_code_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(error_lines, "last_native_message", lambda: "Schema error: std::bad_alloc")
+    lost = SystemError("returned NULL without setting an exception")
+    assert error_lines.line_of(lost).startswith(f"{SHORT} (Schema error: std::bad_alloc): use")
+    assert error_lines.line_of(RuntimeError("x")).startswith("internal error: ")
+
+
 def caused(error: Exception, cause: Exception) -> Exception:
     error.__cause__ = cause
     return error

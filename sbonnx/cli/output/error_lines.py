@@ -44,6 +44,8 @@ def line_of(error: BaseException) -> str:
 
 def _text_of(error: BaseException) -> str:
     short = memory_failure(error)
+    if short is None and isinstance(error, SystemError):  # native code that lost its exception
+        short = memory_failure(RuntimeError(last_native_message()))
     if short is not None:
         return out_of_memory(one_line(error if isinstance(error, SbonnxError) else short, REASON_LENGTH))
     if isinstance(error, SbonnxError):
