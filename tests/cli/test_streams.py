@@ -16,6 +16,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from sbonnx.assets import digits
+from sbonnx.cli.output import error_lines
 from sbonnx.cli.output.error_lines import line_of
 from sbonnx.errors import DataError, DeviceError, ModelError
 from tests.support.bad_place import good_place
@@ -135,8 +136,6 @@ def test_native_messages_are_shown_after_a_crash(end: str, shown: str, code: int
 
 
 def test_internal_error_quotes_native_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sbonnx.cli.output import error_lines
-
     monkeypatch.setattr(error_lines, "last_native_message", lambda: "double free")
     assert "(native message: double free)" in error_lines.line_of(RuntimeError("x"))
 
