@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import sbonnx
@@ -141,13 +141,14 @@ def test_a_damaged_table(cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
         sbonnx.tune()
 
 
+@example(0.12497634743751747, 0.8)
 @given(st.floats(0.01, 100), st.floats(0.8, 1.25))
 def test_small_differences_are_noise(measured: float, noise: float) -> None:
     """Prices follow times steadily, and stay what they are within noise of the table that is replaced."""
     factor, size = factor_of(measured), max(measured, 1 / measured)
     assert factor == 1 if size <= NOISE else 0.94 < factor / measured < 1.06 or size < 1.01 * NOISE**2
     assert factor_of(measured * noise) / factor == pytest.approx(1, rel=1.06 * NOISE**2 - 1)
-    assert factor_of(measured * 1.001) / factor == pytest.approx(1, rel=0.06)
+    assert factor_of(measured * 1.001) / factor == pytest.approx(1, rel=0.101), "one step of two digits"
     base = retained(measured, None)
     assert base == pytest.approx(measured, rel=0.005)
     assert retained(base * noise**0.99, base) == base
