@@ -152,6 +152,13 @@ def caused(error: Exception, cause: Exception) -> Exception:
     return error
 
 
+def test_a_codec_that_is_interrupted() -> None:
+    wrapped = KeyboardInterrupt("decoding with 'cp437' codec failed (KeyboardInterrupt: )")
+    wrapped.__cause__ = KeyboardInterrupt()
+    assert line_of(wrapped) == line_of(KeyboardInterrupt()) == "interrupted; nothing was written"
+    assert line_of(KeyboardInterrupt("2 of 3 jobs are done")) == "interrupted; 2 of 3 jobs are done"
+
+
 SHORT = "MemoryError: there is not enough memory"
 REASONS: list[tuple[Exception, str]] = [
     (MemoryError(), f"{SHORT}: use"),

@@ -53,7 +53,8 @@ def _text_of(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt) and NO_THREADS in last_native_message():
         return out_of_memory(f"{NO_THREADS} cannot start its threads")
     if isinstance(error, KeyboardInterrupt):
-        return f"interrupted; {error}" if error.args else INTERRUPTED
+        has_message = error.args and not isinstance(error.__cause__, KeyboardInterrupt)  # codecs wrap one in another
+        return f"interrupted; {error}" if has_message else INTERRUPTED
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         return "OSError: too many files are open: raise the limit (ulimit -n), or use fewer --workers"
     if isinstance(error, FileNotFoundError) and error.filename is None and _is_working_folder_gone():
