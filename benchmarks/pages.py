@@ -163,7 +163,7 @@ def _robustness(text: str) -> str:
 
 
 def _zoo(text: str) -> str:
-    found = re.search(r"(\d+ models that nobody tuned for)[^:]*: (.*?\(geometric mean\))", section_of(text, "zoo"))
+    found = re.search(r"(\d+ pretrained models), all defaults: (.*?\(geometric mean\))", section_of(text, "zoo"))
     if found is None:
         raise ValueError("section 'zoo' of the results has no counts")
     return f"{found[1]}: {found[2]}"

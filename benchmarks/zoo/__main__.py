@@ -206,12 +206,12 @@ def text(rows: Sequence[Row]) -> str:
     false_kept = sum(row.verdict == "kept" and row.metric[2] < KEPT for row in measured)
     return (
         "## Pretrained models out of packages\n\n"
-        f"`python -m benchmarks.zoo --write`; {len(rows)} models that nobody tuned for, all defaults: {kept} keep "
+        f"`python -m benchmarks.zoo --write`; {len(rows)} pretrained models, all defaults: {kept} keep "
         f"their metric, {sum(row.size > 1 for row in measured)} are larger, {sum(row.time[1] > 1 for row in measured)} "
         f"slower, {false_kept} falsely called kept; {speed:.2f} times as fast (geometric mean). "
-        f"{CALIBRATION} samples to calibrate, {EVALUATION} others to evaluate: agreement with float, kept from {KEPT}, "
-        "with its 95 % interval. Size and CPU time of one thread are over float. Lost rows are in bold. "
-        "The peer is quantize_static with U8S8 per channel.\n\n"
+        f"{CALIBRATION} samples to calibrate, {EVALUATION} others to evaluate: agreement with float with its 95 % "
+        f"interval, kept where that reaches {KEPT}. Size and CPU time of one thread are over float. "
+        "Lost rows are in bold. The peer is quantize_static with U8S8 per channel.\n\n"
         + table(HEADER, [row.cells(by_name[row.name]) for row in rows])
     )
 
@@ -224,10 +224,10 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="measure rows that are in the cache again")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    known = {source.name: source for source in SOURCES}
-    if unknown := set(options.names) - set(known):
-        parser.error(f"there is no {', '.join(sorted(unknown))}: choose from {', '.join(known)}")
-    sources = [known[name] for name in options.names or known]
+    by_name = {source.name: source for source in SOURCES}
+    if unknown := set(options.names) - set(by_name):
+        parser.error(f"there is no {', '.join(sorted(unknown))}: choose from {', '.join(by_name)}")
+    sources = [by_name[name] for name in options.names or by_name]
     cache, pack = options.cache.absolute(), options.pack.absolute()
     if options.one:
         try:

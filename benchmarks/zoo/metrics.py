@@ -27,10 +27,10 @@ def same_class(reference: Outputs, other: Outputs) -> float:
     """Return the share of rows of the output with the fewest columns above one whose largest value stays the same."""
     narrow = [index for index, value in enumerate(reference) if value.ndim > 1 and value.shape[-1] > 1] or [0]
     index = min(narrow, key=lambda at: reference[at].shape[-1])
-    one, two = reference[index], other[index]
-    if one.dtype.kind in "iu":
-        return float(np.mean(one == two))
-    return float(np.mean(one.argmax(-1) == two.argmax(-1)))
+    before, after = reference[index], other[index]
+    if before.dtype.kind in "iu":
+        return float(np.mean(before == after))
+    return float(np.mean(before.argmax(-1) == after.argmax(-1)))
 
 
 def same_text(reference: Outputs, other: Outputs) -> float:
@@ -45,15 +45,15 @@ def _text(scores: Any) -> list[int]:
 
 def overlap(reference: Outputs, other: Outputs) -> float:
     """Return the intersection of two maps above `TEXT` over their union; 1 if both are empty."""
-    one, two = reference[0] > TEXT, other[0] > TEXT
-    union = int((one | two).sum())
-    return float((one & two).sum() / union) if union else 1.0
+    before, after = reference[0] > TEXT, other[0] > TEXT
+    union = int((before | after).sum())
+    return float((before & after).sum() / union) if union else 1.0
 
 
 def cosine(reference: Outputs, other: Outputs) -> float:
     """Return the cosine of the first outputs."""
-    one, two = (value[0].astype(np.float64).ravel() for value in (reference, other))
-    return float(one @ two / max(float(np.linalg.norm(one) * np.linalg.norm(two)), 1e-30))
+    before, after = (value[0].astype(np.float64).ravel() for value in (reference, other))
+    return float(before @ after / max(float(np.linalg.norm(before) * np.linalg.norm(after)), 1e-30))
 
 
 def same_bits(reference: Outputs, other: Outputs) -> float:
@@ -79,8 +79,8 @@ def same_top_columns(reference: Outputs, other: Outputs) -> float:
     return _kept(reference[0][0, 4:].max(0), other[0][0, 4:].max(0))
 
 
-def _kept(one: Any, two: Any) -> float:
-    best = [set(np.argsort(-scores, kind="stable")[:TOP].tolist()) for scores in (one, two)]
+def _kept(before: Any, after: Any) -> float:
+    best = [set(np.argsort(-scores, kind="stable")[:TOP].tolist()) for scores in (before, after)]
     return len(best[0] & best[1]) / TOP
 
 

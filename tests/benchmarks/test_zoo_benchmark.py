@@ -79,7 +79,9 @@ def test_rows_that_are_lost_are_bold() -> None:
     assert not fine.lost and all(row.lost for row in bad)
     text = zoo.text([fine, *bad])
     assert f"| {names[0]} |" in text and all(f"| **{row.name}** |" in text for row in bad)
-    assert "5 models" in text and "3 keep their metric, 1 are larger, 1 slower, 1 falsely called kept" in text
+    assert (
+        "5 pretrained models" in text and "3 keep their metric, 1 are larger, 1 slower, 1 falsely called kept" in text
+    )
 
 
 def test_intervals_hold_the_mean() -> None:
