@@ -90,6 +90,10 @@ class MissingReaderError(ImportError, DataError):
     """A package that reads the given kind of data is not installed."""
 
 
+class Interrupted(KeyboardInterrupt):
+    """An interrupt; the message says what is complete."""
+
+
 REASON_LENGTH: Final = 300
 """Maximum length of the quoted message of foreign code."""
 

@@ -24,7 +24,7 @@ from sbonnx.batch.redaction import revealed
 from sbonnx.batch.remote import local_path
 from sbonnx.batch.repair_command import advice_of, with_commands
 from sbonnx.batch.step_progress import Quiet
-from sbonnx.errors import RecipeError, SbonnxError
+from sbonnx.errors import Interrupted, RecipeError, SbonnxError
 from sbonnx.plugins import ENGINES, optional_part
 from sbonnx.report.reading import read
 from sbonnx.system.terminal import map_strings, relative_paths, versioned
@@ -83,7 +83,7 @@ def batch(  # noqa: PLR0913 - public entry point
         RecipeError: the jobs are invalid.
         OutputError: the output folder cannot be used, or another batch is running in it.
         DeviceError: the cluster cannot be reached, or its packages are not installed.
-        KeyboardInterrupt: on interruption, with the number of finished jobs. Running steps are terminated.
+        Interrupted: on interruption, with the number of finished jobs. Running steps are terminated.
     """
     wished = request_of(jobs, only=only, output=output)
     if dry_run:
@@ -269,7 +269,7 @@ def _run(engine: Engine, wished: BatchRequest, left: Todo, recorder: Recorder) -
     except KeyboardInterrupt as error:
         fine = recorder.finished | {key for key, outcome in settled.items() if outcome.status in FINE}
         done = sum(len(step.jobs) for step in wished.steps if step.kind == "quantize" and step.key in fine)
-        raise KeyboardInterrupt(
+        raise Interrupted(
             f"{done} of {len(wished.chosen)} jobs are done; the same command continues from there"
         ) from error
     finally:

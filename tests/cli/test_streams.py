@@ -18,7 +18,7 @@ from onnx import TensorProto, helper
 from sbonnx.assets import digits
 from sbonnx.cli.output import error_lines
 from sbonnx.cli.output.error_lines import line_of
-from sbonnx.errors import DataError, DeviceError, ModelError
+from sbonnx.errors import DataError, DeviceError, Interrupted, ModelError
 from tests.support.bad_place import good_place
 from tests.support.coverage import unmeasured
 from tests.support.limits import limited
@@ -156,7 +156,7 @@ def test_a_codec_that_is_interrupted() -> None:
     wrapped = KeyboardInterrupt("decoding with 'cp437' codec failed (KeyboardInterrupt: )")
     wrapped.__cause__ = KeyboardInterrupt()
     assert line_of(wrapped) == line_of(KeyboardInterrupt()) == "interrupted; nothing was written"
-    assert line_of(KeyboardInterrupt("2 of 3 jobs are done")) == "interrupted; 2 of 3 jobs are done"
+    assert line_of(Interrupted("2 of 3 jobs are done")) == "interrupted; 2 of 3 jobs are done"
 
 
 SHORT = "MemoryError: there is not enough memory"
@@ -191,6 +191,23 @@ def test_little_memory(megabytes: int, place: Path) -> None:
     assert done.stderr.startswith("MemoryError: there is not enough memory") and "--memory" in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert not list((place / "out").iterdir())
+
+
+CRASH = """
+import os, signal
+from sbonnx.cli.output.streams import standard_streams
+with standard_streams(capture=True):
+    os.kill(os.getpid(), signal.SIGSEGV)
+"""
+
+
+@pytest.mark.parametrize("limits", [{}, {"RLIMIT_AS": 1 << 30}])
+def test_a_silent_crash(limits: dict[str, int]) -> None:
+    """With little memory, the dynamic linker crashes so at times."""
+    command = limited([sys.executable, "-c", CRASH], **limits)
+    done = subprocess.run(command, cwd=ROOT, env=unmeasured(), capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == -signal.SIGSEGV
+    assert done.stderr.startswith(f"{SHORT} (native code crashed without a message): ") if limits else not done.stderr
 
 
 def named(name: str) -> onnx.ModelProto:

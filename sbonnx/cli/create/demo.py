@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sbonnx.cli import options
 from sbonnx.cli.options import Arguments
-from sbonnx.errors import OutputError
+from sbonnx.errors import Interrupted, OutputError
 from sbonnx.present.text.printer import Printer, decibels
 from sbonnx.present.text.tables import percent
 from sbonnx.values import INLINE
@@ -128,7 +128,7 @@ def run(given: Arguments) -> int:
         for backend in BACKENDS:
             rows.append(_quantized(backend, floats, paths, out / f"digits_{backend}.onnx", given.progress()))
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"the files in '{out}' are complete, but some are missing") from None
+        raise Interrupted(f"the files in '{out}' are complete, but some are missing") from None
     problems = _problems(rows)
     seconds = time.perf_counter() - begin
     printer.value("demo", DemoOutput(tuple(rows), problems, ok=not problems, seconds=seconds))

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from sbonnx.cli.output.streams import last_native_message
-from sbonnx.errors import DeviceError, SbonnxError, memory_failure, out_of_memory, reason_of
+from sbonnx.errors import DeviceError, Interrupted, SbonnxError, memory_failure, out_of_memory, reason_of
 from sbonnx.system.terminal import FAILED, LINE_LENGTH, escaped, one_line
 
 INTERRUPTED: Final = "interrupted; nothing was written"
-"""Default message; an exception with arguments overrides it."""
+"""Default message; that of an `Interrupted` overrides it."""
 
 OS_CAUSES: Final = {
     errno.ENOSPC: "the disk is full",
@@ -53,8 +53,7 @@ def _text_of(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt) and NO_THREADS in last_native_message():
         return out_of_memory(f"{NO_THREADS} cannot start its threads")
     if isinstance(error, KeyboardInterrupt):
-        has_message = error.args and not isinstance(error.__cause__, KeyboardInterrupt)  # codecs wrap one in another
-        return f"interrupted; {error}" if has_message else INTERRUPTED
+        return f"interrupted; {error}" if isinstance(error, Interrupted) else INTERRUPTED  # codecs add messages too
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         return "OSError: too many files are open: raise the limit (ulimit -n), or use fewer --workers"
     if isinstance(error, FileNotFoundError) and error.filename is None and _is_working_folder_gone():

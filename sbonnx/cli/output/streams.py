@@ -161,7 +161,16 @@ def _watch(waits: int, file: int, shown: int) -> None:
     text = escaped(_tail(file).decode(errors="replace"), keep="\n\t")
     if is_memory_message(text):
         text = f"{out_of_memory(_last_line(text))}\n"
+    elif not text and _is_address_space_limited():
+        text = f"{out_of_memory('native code crashed without a message')}\n"
     os.write(shown, text.encode(errors="replace"))
+
+
+def _is_address_space_limited() -> bool:
+    """Whether ``ulimit -v`` is set: the dynamic linker and native code then crash where an allocation fails."""
+    import resource
+
+    return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
 
 
 def _last_line(text: str) -> str:
