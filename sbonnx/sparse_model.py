@@ -186,7 +186,7 @@ class SparseModel:
             return {name: value.cpu().numpy() for name, value in outputs.items()}
         if self._runner is None:
             graph = self._graph if self.pruned is None else self.pruned.masked
-            self._runner = LayerRunner(graph, device=self._recipe.device, name="the model")
+            self._runner = LayerRunner(graph, device=self._recipe.device)
         wanted = [tensor.name for tensor in self._graph.outputs]
         values = self._runner.run(feed, wanted, where="this feed")
         return {name: np.array(values[name]) for name in wanted}

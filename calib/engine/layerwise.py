@@ -186,7 +186,7 @@ def run_float(
         if wanted:
             inputs = tuple(tensor.name for tensor in graph.inputs)
             piece = Segment(inputs, wanted, wanted).model(graph, tensors_by_name(graph))
-            run = stack.enter_context(LayerRunner(piece, device=samples.options.device, threads=1, name="the model"))
+            run = stack.enter_context(LayerRunner(piece, device=samples.options.device, threads=1))
 
         def work(unit: Sample) -> R:
             computed = {} if run is None else run.run(unit.feed, wanted, where=unit.where)

@@ -144,7 +144,7 @@ class LayerRunner(Session):
         device: see `providers`.
         threads: threads inside operators; None: number of cores.
         optimisation: onnxruntime's level. "off" runs the operators unchanged, weights not packed.
-        name: name of the model in messages.
+        name: name of the model in messages; None: "the model", with the path of its file if it has one.
         any_layout: outputs whose elements may be in any order; see `sbonnx.calib.engine.runner`. Such a runner costs
             more to open and less to run.
 
@@ -160,10 +160,12 @@ class LayerRunner(Session):
         device: str = "cpu",
         threads: int | None = None,
         optimisation: Optimisation = "all",
-        name: str = "the model",
+        name: str | None = None,
         any_layout: Collection[str] = (),
     ) -> None:
         chosen = providers(device)
+        path = graph.info.path
+        name = name or ("the model" if path is None else f"the model '{path}'")
         self._graph, self._level = graph, optimisation
         build = partial(_session_model, graph, chosen, threads=threads, optimisation=optimisation, name=name)
         self._build = partial(build, any_layout=any_layout)

@@ -57,7 +57,7 @@ def width_for(graph: Graph, names: Sequence[str], units: Iterable[Sample], optio
     width = 1
     for looked_at in (names[:1], names):  # if the first tensor is too large already, the others are not computed
         piece = Segment(inputs, tuple(looked_at), tuple(looked_at)).model(graph)
-        with LayerRunner(piece, device=options.device, threads=1, name="the model") as run:
+        with LayerRunner(piece, device=options.device, threads=1) as run:
             alone = run.run(some[0].feed, looked_at, where=some[0].where)
             largest = max(np.asarray(alone[name]).nbytes for name in looked_at)
             width = min(MOST, room // max(largest, 1))

@@ -209,7 +209,7 @@ def _prove(graph: Graph, freed: Mapping[str, Mapping[int, str]], feeds: Mapping[
         values[tensor.name] = np.zeros(sizes, query.dtype(tensor) or np.float32)
     said = ", ".join(f"{name} {sorted(axes)}" for name, axes in freed.items())
     try:
-        with LayerRunner(graph, name="the model") as run:
+        with LayerRunner(graph) as run:
             run(values)
     except (DataError, ModelError) as error:
         reason = " ".join(str(error).split())

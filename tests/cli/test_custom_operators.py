@@ -46,10 +46,13 @@ def custom(domain: str, op: str) -> tuple[onnx.ModelProto, list[dict[str, Array]
     ]
 
 
-def test_an_unknown_operator_is_named_with_what_to_give() -> None:
+def test_an_unknown_operator_is_named_with_what_to_give(tmp_path: Path) -> None:
     proto, feeds = custom("com.acme", "MyOp")
-    with pytest.raises(ModelError, match=r"at node 'mine', .* operator com.acme:MyOp: .* \(--ort-library FILE.so"):
-        sbonnx.quantize(proto, feeds)
+    onnx.save(proto, tmp_path / "m.onnx")
+    what = r"at node 'mine', .* operator com.acme:MyOp: .* \(--ort-library FILE.so"
+    for model, name in ((proto, "the model"), (tmp_path / "m.onnx", r"the model '.*m\.onnx'")):
+        with pytest.raises(ModelError, match=f"cannot load {name}: {what}"):
+            sbonnx.quantize(model, feeds)
 
 
 def test_libraries_that_cannot_be_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,6 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from textwrap import shorten
 from typing import TYPE_CHECKING, Final
 
 from sbonnx.cli import options
@@ -23,10 +22,8 @@ if TYPE_CHECKING:
 
 HELP: Final = "Quantize many models for many targets. Finished jobs are not repeated; a crash affects a single job."
 
-COLUMNS: Final = ("job", "status", "metric", "lowest SQNR, dB", "size", "seconds", "reason")
-
-REASON_WIDTH: Final = 100
-"""Characters of a reason in the table; stderr and the report have the full text."""
+COLUMNS: Final = ("job", "status", "metric", "lowest SQNR, dB", "size", "seconds")
+"""Of the table on stdout; the reasons of jobs that are not done are on stderr."""
 
 JOBS: Final = options.argument("jobs", "JOBS", "The job file: YAML.")
 WORKERS: Final = options.option(
@@ -155,5 +152,4 @@ def _row(row: JobResult, runs: Sequence[HistoryRow]) -> tuple[object, ...]:
         min((row.sqnr_db for row in metrics.outputs if math.isfinite(row.sqnr_db)), default=None),
         size_text(metrics.bytes_quantized) if metrics.bytes_quantized else None,
         None if row.up_to_date else round(row.outcome.seconds, 1),
-        shorten(relative_paths(row.outcome.reason), REASON_WIDTH, placeholder=" …"),
     )

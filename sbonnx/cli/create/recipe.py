@@ -14,7 +14,7 @@ from sbonnx.system.terminal import to_json
 HELP: Final = "Print the default recipe with comments. With FILE, check that recipe and print it resolved."
 
 
-FILE: Final = options.optional_argument("file", None, "A recipe to check.")
+FILE: Final = options.optional_argument("file", "FILE", "A recipe to check.")
 SCHEMA: Final = options.switch("--schema", "Print the JSON schema, for editors.")
 
 OPTIONS: Final = (FILE, options.BACKEND, options.BITS, options.SET, SCHEMA, *options.COMMON)

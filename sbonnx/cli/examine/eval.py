@@ -18,7 +18,7 @@ MODELS: Final[CommandOption[list[Path]]] = CommandOption(
     (),
     list[Path],
     "Float or quantized models; the first is the reference. The last path is the data if --data is not given.",
-    "MODEL...",
+    "MODEL",
     inspect.Parameter.empty,
 )
 

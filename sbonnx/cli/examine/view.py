@@ -37,6 +37,7 @@ OPTIONS: Final = (
     EXPORT,
     NO_OPEN,
     options.FORCE,
+    options.ORT_LIBRARY,
     *options.COMMON,
 )
 
