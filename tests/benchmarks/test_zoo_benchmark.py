@@ -34,10 +34,38 @@ def test_agreement_by_hand() -> None:
     pitch, sure = [[440.0, 440.0, 440.0, 100.0]], [[0.9, 0.9, 0.9, 0.1]]
     other = [[440 * 2 ** (49 / 1200), 440 * 2 ** (51 / 1200), 440.0, 9000.0]]
     assert agreement("pitch", [pitch, sure], [other, [[0.9, 0.9, 0.2, 0.1]]]) == 0.5
-    rows = np.arange(40.0).reshape(1, 40, 1)
-    assert agreement("top", [rows], [np.roll(rows, 5, 1)]) == 0.75
-    columns = np.concatenate([np.ones((1, 4, 40)), rows.transpose(0, 2, 1)], 1)
-    assert agreement("top_columns", [columns], [columns]) == 1
+    assert agreement("steps", [[[1]], [[[1, 2], [4, 3]]]], [[[1]], [[[1, 2], [3, 4]]]]) == 0.5
+    assert agreement("logits", [[0], [[1.0, 1.0, -1.0]]], [[0], [[1.0, -1.0, -1.0]]]) == 0.5
+    sound = np.sin(np.arange(4096.0))
+    assert agreement("sound", [sound], [sound[:3072]]) == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize("metric", ["yolov8", "yolox", "picodet"])
+def test_boxes_of_detectors(metric: str) -> None:
+    def outputs(*boxes: tuple[int, int, float]) -> list[np.ndarray]:
+        """Boxes 16 wide in the cells of stride 8 at (row, column), of a score each."""
+        if metric == "picodet":
+            scores = [np.zeros((1, -(-800 // stride) * -(-608 // stride), 2)) for stride in (8, 16, 32, 64)]
+            bins = [np.full((*value.shape[:2], 32), -50.0) for value in scores]
+            for row, column, score in boxes:
+                scores[0][0, row * 76 + column, 1] = score
+                bins[0][0, row * 76 + column, 1::8] = 50
+            return [*scores, *bins]
+        rows = np.zeros((1, 21, 7))
+        for row, column, score in boxes:
+            rows[0, row * 4 + column] = [0.5, 0.5, np.log(2), np.log(2), score, 0, 1]
+        if metric == "yolox":
+            return [rows]
+        rows = rows[..., [0, 1, 2, 3, 5, 5]]
+        for row, column, score in boxes:
+            rows[0, row * 4 + column] = [column * 8 + 4, row * 8 + 4, 16, 16, 0, score]
+        return [rows.transpose(0, 2, 1)]
+
+    truth = outputs((0, 0, 0.9), (3, 3, 0.6), (3, 0, 0.1))
+    assert agreement(metric, truth, truth) == 1
+    assert agreement(metric, truth, outputs((0, 0, 0.9), (0, 3, 0.7), (3, 3, 0.2))) == pytest.approx((1 + 2 / 3) / 2)
+    assert agreement(metric, truth, outputs((0, 0, 0.9))) == 0.5
+    assert np.isnan(agreement(metric, outputs((3, 0, 0.1)), truth))
 
 
 def test_files_come_out_of_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,10 +108,11 @@ def test_rows_that_are_lost_are_bold() -> None:
     text = zoo.text([fine, *bad])
     assert f"| {names[0]} |" in text and all(f"| **{row.name}** |" in text for row in bad)
     assert (
-        "5 pretrained models" in text and "3 keep their metric, 1 are larger, 1 slower, 1 falsely called kept" in text
+        "5 pretrained models" in text
+        and "3 keep their metric, 1 are larger, 1 slower, 1 falsely called kept and 0 lost" in text
     )
 
 
 def test_intervals_hold_the_mean() -> None:
-    mean, low, high = zoo.interval([1.0] * 30 + [0.0] * 2)
+    mean, low, high = zoo.interval([1.0] * 30 + [0.0] * 2 + [np.nan])
     assert mean == 0.9375 and 0.8 < low < mean < high <= 1

@@ -1,0 +1,136 @@
+"""Inputs of networks that read images: photos, rendered text, puzzles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from benchmarks.zoo.corpus import WORDS, Corpus, Feed
+
+
+def _size(text: str) -> tuple[int, int]:
+    """Return (height, width) of "224" or "800x608"."""
+    height, _, width = text.partition("x")
+    return int(height), int(width or height)
+
+
+def _scaled(image: Image.Image, size: tuple[int, int], form: str) -> Any:
+    """Return float32 (3, H, W) as the model's own preprocessing does."""
+    values = np.asarray(image.resize(size[::-1], Image.Resampling.BILINEAR), np.float32).transpose(2, 0, 1)
+    if form == "bytes":
+        return values[::-1].copy()
+    if form == "half":
+        return (values / 255 - 0.5) / 0.5
+    if form == "signed":
+        return (values - 127.5) / 128
+    if form == "imagenet":
+        mean, scale = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
+        return ((values / 255 - mean[:, None, None]) / scale[:, None, None]).astype(np.float32)
+    return values / 255
+
+
+def photo(corpus: Corpus, names: list[str], size: str, form: str = "unit") -> Iterator[Feed]:
+    """Yield photos, (1, 3, H, W)."""
+    for image in corpus.photos():
+        yield {names[0]: _scaled(image, _size(size), form)[None]}
+
+
+def photo_last(corpus: Corpus, names: list[str], size: str) -> Iterator[Feed]:
+    """Yield photos, (1, H, W, 3), blue first, less their mean."""
+    for image in corpus.photos():
+        values = _scaled(image, _size(size), "bytes") - np.array([104, 117, 123], np.float32)[:, None, None]
+        yield {names[0]: np.ascontiguousarray(values.transpose(1, 2, 0)[None])}
+
+
+def _text(rng: np.random.Generator, words: int) -> str:
+    return " ".join(rng.choice(WORDS, words))
+
+
+def _drawn(image: Image.Image, place: tuple[int, int], text: str, size: int, rng: np.random.Generator) -> None:
+    ink = tuple(int(value) for value in rng.integers(0, 90, 3))
+    ImageDraw.Draw(image).text(place, text, fill=ink, font=ImageFont.load_default(size))
+
+
+def page(corpus: Corpus, names: list[str], size: str, form: str = "half") -> Iterator[Feed]:
+    """Yield pages with lines of text on photos and on paper, (1, 3, H, W)."""
+    rng = np.random.default_rng(3)
+    height, width = _size(size)
+    for number, under in enumerate(corpus.photos()):
+        image = under.resize((width, height)) if number % 3 == 0 else Image.new("RGB", (width, height), (244, 242, 236))
+        top = int(rng.integers(10, 60))
+        while top < height - 50:
+            letters = int(rng.integers(14, 34))
+            _drawn(image, (int(rng.integers(5, 80)), top), _text(rng, int(rng.integers(1, 7))), letters, rng)
+            top += letters + int(rng.integers(8, 60))
+        yield {names[0]: _scaled(image, (height, width), form)[None]}
+
+
+def turned(corpus: Corpus, names: list[str], size: str, form: str = "half") -> Iterator[Feed]:
+    """Yield square pages turned by 0, 90, 180 and 270 degrees, (1, 3, H, W)."""
+    for number, feed in enumerate(page(corpus, names, size, form)):
+        yield {name: np.rot90(value, number % 4, (2, 3)).copy() for name, value in feed.items()}
+
+
+def captcha(corpus: Corpus, names: list[str], size: str, form: str) -> Iterator[Feed]:
+    """Yield photos with four to seven turned letters, (1, 3, H, W)."""
+    rng = np.random.default_rng(13)
+    height, width = _size(size)
+    for under in corpus.photos():
+        image = under.resize((width, height))
+        for place in rng.permutation(9)[: int(rng.integers(4, 8))]:
+            letter = Image.new("L", (80, 80))
+            ImageDraw.Draw(letter).text((16, 4), chr(int(rng.integers(65, 91))), 255, ImageFont.load_default(60))
+            mask = letter.rotate(int(rng.integers(-40, 41)))
+            corner = np.array(divmod(int(place), 3)) * (width // 3) + rng.integers(0, width // 3 - 80, 2)
+            ink = tuple(int(value) for value in rng.integers(0, 256, 3))
+            image.paste(Image.new("RGB", mask.size, ink), (int(corner[0]), int(corner[1])), mask)
+        yield {names[0]: _scaled(image, (height, width), form)[None]}
+
+
+def puzzle(corpus: Corpus, names: list[str], size: str) -> Iterator[Feed]:
+    """Yield photos with a darkened gap and the piece that fits it at the left, (1, 3, H, W)."""
+    rng = np.random.default_rng(17)
+    height, width = _size(size)
+    for under in corpus.photos():
+        image = under.resize((width, height // 2))
+        side = int(rng.integers(70, 110))
+        left, top = int(rng.integers(width // 4, width - side - 9)), int(rng.integers(20, height // 2 - side - 20))
+        piece = image.crop((left, top, left + side, top + side))
+        image.paste(Image.eval(piece, lambda value: value * 2 // 5), (left, top))
+        image.paste(piece, (12, top))
+        for corner in (left, 12):
+            ImageDraw.Draw(image).rectangle((corner, top, corner + side, top + side), outline=(240, 240, 240), width=2)
+        board = Image.new("RGB", (width, height), (114, 114, 114))
+        board.paste(image, (0, height // 4))
+        yield {names[0]: _scaled(board, (height, width), "unit")[None]}
+
+
+def _line(rng: np.random.Generator, height: int, wide: int | None) -> Image.Image:
+    text = _text(rng, int(rng.integers(1, 5)))
+    font = ImageFont.load_default(int(height * 0.62))
+    width = wide or int(font.getlength(text)) + 24
+    paper = tuple(int(value) for value in rng.integers(200, 256, 3))
+    image = Image.new("RGB", (width, height), paper)
+    _drawn(image, (12, int(rng.integers(2, 9))), text, int(height * 0.62), rng)
+    return image
+
+
+def line(corpus: Corpus, names: list[str], width: str = "") -> Iterator[Feed]:
+    """Yield lines of text, normalized with 0.5, (1, 3, 48, W); with a width, every second one upside down."""
+    rng = np.random.default_rng(5)
+    for number in range(160):
+        image = _line(rng, 48, int(width) if width else None)
+        if width and number % 2:
+            image = image.rotate(180)
+        yield {names[0]: _scaled(image, (48, image.width), "half")[None]}
+
+
+def line_gray(corpus: Corpus, names: list[str]) -> Iterator[Feed]:
+    """Yield lines of text in gray, (1, 1, 64, W)."""
+    rng = np.random.default_rng(7)
+    for _ in range(160):
+        values = np.asarray(_line(rng, 64, None).convert("L"), np.float32) / 255
+        yield {names[0]: values[None, None]}
