@@ -199,6 +199,9 @@ DECODES: Final = frozenset({"Cast", "Sub", "Mul"})
 
 RECURRENT: Final = frozenset({"LSTM", "GRU", "RNN"})
 
+DYNAMIC_LSTM: Final = "DynamicQuantizeLSTM"
+"""onnxruntime's LSTM with integer weights, which quantizes its input and state at run time."""
+
 RANDOM: Final = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout"}
 )

@@ -108,6 +108,10 @@ class Files:
         """Rewrite a graph into the form that the runtime needs, in place; return what was done."""
         return []
 
+    def quantize_recurrent(self, graph: Graph, nodes: Collection[str]) -> list[str]:
+        """Write the named recurrent ops, whose weights are dequantized, as integer ops; return what was done."""
+        return []
+
     @property
     def version(self) -> str | None:
         """Version of the runtime, if it has several."""

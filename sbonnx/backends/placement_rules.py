@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from sbonnx.graph import Node, query
@@ -126,6 +126,8 @@ class Placement:
         opens: kinds of recognised blocks whose nodes are placed one by one.
         stored: ops that compute in float and whose weights are stored in 8 bits: Gather (tables of embeddings, with
             one scale per row), LSTM, GRU and RNN.
+        recurrent: recurrent ops with an integer kernel, which quantizes input and state at run time; with the smallest
+            hidden size from which it is faster than float. Modes without activations in integers do not use it.
         skips_zeros: kernels compute less for weights with 2 zeros in 4 values.
     """
 
@@ -137,6 +139,7 @@ class Placement:
     folds: frozenset[str] = frozenset()
     opens: frozenset[str] = frozenset()
     stored: frozenset[str] = frozenset()
+    recurrent: Mapping[str, int] = field(default_factory=dict)
     skips_zeros: bool = False
 
     def slow_linear(self, node: Node) -> str | None:

@@ -14,7 +14,7 @@ from sbonnx.backends.onnxruntime.ort_nbits import MIN_BLOCK
 from sbonnx.graph import Constant, Node, Tensor, query
 from sbonnx.linear.embedding import table_of
 from sbonnx.ops import DEQUANTIZE, EMBEDDING, INTEGER_OPS, LINEAR, MATRIX_PRODUCTS, RECURRENT
-from sbonnx.planning.site_builder import SiteBuilder, in_blocks, weight_draft
+from sbonnx.planning.site_builder import WEIGHT_ONLY, SiteBuilder, in_blocks, weight_draft
 from sbonnx.planning.survey import LinearInputs, Place, weighted
 from sbonnx.planning.types import Reader
 from sbonnx.recipe import TensorSettings
@@ -22,8 +22,6 @@ from sbonnx.report.codes import Reason
 from sbonnx.spec import QuantSpec
 
 DYNAMIC: Final = "dynamic"
-WEIGHT_ONLY: Final = "weight_only"
-
 
 CONVOLUTION: Final = {
     DYNAMIC: "onnxruntime's ConvInteger takes 1.3 to 6 times the time of a float Conv",
@@ -53,9 +51,6 @@ class ModePlacer(SiteBuilder):
             elif node.op in LINEAR:
                 self._at_linear(place)
             elif node.op in RECURRENT:
-                self._refuse(
-                    node, Reason("state-inside", f"{node.op}: its state is computed inside, out of reach of Q/DQ")
-                )
                 self.recurrent(place)
 
     def _refuse(self, node: Node, why: Reason) -> None:

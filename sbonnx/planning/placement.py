@@ -49,15 +49,13 @@ class Placer(SiteBuilder):
                 if node.name == block.nodes[0]:
                     self._at_block(place, block)
                 continue
-            if node.op in INTEGER_OPS | RECURRENT:
-                why = (
-                    Reason("state-inside", "its state is computed inside, out of reach of Q/DQ")
-                    if node.op in RECURRENT
-                    else Reason("already-quantized", "is quantized already")
+            if node.op in RECURRENT:
+                self.recurrent(place)
+                continue
+            if node.op in INTEGER_OPS:
+                self.drafts.refuse(
+                    "quantize", node.name, Reason("already-quantized", f"{node.op}: is quantized already")
                 )
-                self.drafts.refuse("quantize", node.name, Reason(why.code, f"{node.op}: {why}"))
-                if node.op in RECURRENT:
-                    self.recurrent(place)
                 continue
             if node.name in self.survey.in_loop:
                 self._refuse_loop(node)

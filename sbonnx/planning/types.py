@@ -18,6 +18,9 @@ Role = Literal["activation", "weight", "bias"]
 ROLES: Final[tuple[Role, ...]] = get_args(Role)
 FloatName = Literal["fp32", "fp16", "bf16"]
 
+INTEGER_RECURRENT: Final = "recurrent integer"
+"""Rule of the weights of recurrent ops that compute in integers."""
+
 PLAN_FORMAT: Final = 1
 """Version of the JSON form of plans."""
 

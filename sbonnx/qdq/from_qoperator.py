@@ -15,6 +15,7 @@ import numpy as np
 from sbonnx.graph import Body, Graph, Node, Tensor, Variable, edit, query
 from sbonnx.ops import (
     CONTRIB,
+    DYNAMIC_LSTM,
     EMBEDDING,
     INTEGER_OPS,
     MOVES_DATA,
@@ -27,6 +28,7 @@ from sbonnx.ops import (
 )
 from sbonnx.qdq import integer_products
 from sbonnx.qdq.arithmetic import QDQParams, numbers
+from sbonnx.qdq.from_dynamic_lstm import rewrite_lstm
 from sbonnx.qdq.integer_products import OPERATORS, WHAT, IntegerOperator, Unfolder
 from sbonnx.report import Fired, Reason, Refusal
 from sbonnx.spec import Array
@@ -123,8 +125,8 @@ def _scope(work: Unfolder, body: Body) -> None:
     for node in list(body.nodes):
         if not is_integer_op(node) or node.op == integer_products.DYNAMIC:
             continue
-        rewrite = _concat if node.op == integer_products.CONCAT else integer_products.rewrite
-        why = (_by_layout if node.op in OPERATORS else rewrite)(work, body, node)
+        own = _by_layout if node.op in OPERATORS else integer_products.rewrite
+        why = REWRITES.get(node.op, own)(work, body, node)
         if why is None:
             work.fired.append(Fired(f"{WHAT}: {node.op}", str(node.name)))
             gone.add(id(node))
@@ -200,6 +202,9 @@ def _concat(work: Unfolder, body: Body, node: Node) -> Reason | None:
     _write(work, body, node, "Concat", dict(node.attrs), operands, 0)
     return None
 
+
+REWRITES: Final = {integer_products.CONCAT: _concat, DYNAMIC_LSTM: rewrite_lstm}
+"""Rewrites of operators with layouts of their own."""
 
 FILL: Final = 2
 """Index of Pad's fill value."""

@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from sbonnx.graph import Body, Graph, Node, Tensor, Variable, edit, query
-from sbonnx.ops import MULTIPLIES
+from sbonnx.ops import DYNAMIC_LSTM, MULTIPLIES
 from sbonnx.qdq.arithmetic import QDQParams
 from sbonnx.report import Fired, Reason, Refusal
 from sbonnx.spec import Array
@@ -74,14 +74,12 @@ BLOCKED: Final = "MatMulNBits"
 
 BLOCKED_TABLE: Final = "GatherBlockQuantized"
 
-UNKNOWN: Final = frozenset(
-    {"QLinearReduceMean", "QAttention", "QEmbedLayerNormalization", "DynamicQuantizeLSTM", "NhwcMaxPool", "QMoE"}
-)
+UNKNOWN: Final = frozenset({"QLinearReduceMean", "QAttention", "QEmbedLayerNormalization", "NhwcMaxPool", "QMoE"})
 """Known integer operators that are not rewritten: no kernel to check against, or no single float operator."""
 
 
 CONTRIBUTED: Final = (
-    (OPERATORS.keys() | WITH_FLOAT_INPUT.keys() | UNKNOWN | {CONCAT, BLOCKED, BLOCKED_TABLE})
+    (OPERATORS.keys() | WITH_FLOAT_INPUT.keys() | UNKNOWN | {CONCAT, BLOCKED, BLOCKED_TABLE, DYNAMIC_LSTM})
     - {"QLinearConv", "QLinearMatMul"}
 )  # fmt: skip
 """Integer operators of onnxruntime's own domain."""

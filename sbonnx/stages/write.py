@@ -28,6 +28,7 @@ from sbonnx.options import RunOptions
 from sbonnx.patterns.blocks.contraction import contract_gelus
 from sbonnx.planning import Plan, Site, Solution
 from sbonnx.planning.tensor_overrides import overrides_of
+from sbonnx.planning.types import INTEGER_RECURRENT
 from sbonnx.recipe.names import FLOAT
 from sbonnx.report import Note, Problem, QuantizedTensor, Report
 from sbonnx.report.comparison import without_rewrites
@@ -124,8 +125,18 @@ def convert_float(state: PipelineState, options: RunOptions) -> PipelineState:
 
 @stage(needs=("quantized",), sets=("quantized",))
 def legalise(state: PipelineState, options: RunOptions) -> PipelineState:
-    """Make the quantized graph legal for the runtime, in place, without changing any value."""
+    """Make the quantized graph legal for the runtime, in place, without changing any value.
+
+    Recurrent ops planned in integers are replaced by operators that quantize their inputs at run time.
+    """
     backend, graph = state.prepared.backend, state.quantized
+    planned = {
+        reader.node for site in state.prepared.plan.sites if site.rule == INTEGER_RECURRENT for reader in site.readers
+    }
+    recurrent = backend.files.quantize_recurrent(graph, planned) if planned else []
+    if recurrent:
+        more = f", and {len(recurrent) - 1} more" if len(recurrent) > 1 else ""
+        graph.info.notes.append(Note("written-in-format", f"written in place of Q/DQ: {recurrent[0]}{more}"))
     gelus = contract_gelus(graph) if backend.files.whole_gelus else []
     changes = [*gelus, *backend.files.legalise(graph)]
     if changes:

@@ -134,6 +134,8 @@ def _weights(model: onnx.ModelProto, integer: Collection[int]) -> dict[str, Any]
                 continue
             if (behind or constant.data_type in FLOAT_TYPES) and sum(dim > 1 for dim in constant.dims) > 1:
                 sizes[constant.name] = (users[0].op_type, math.prod(constant.dims))
+                if all(map(body.reads_codes, users)):  # further weights of one op: both of a DynamicQuantizeLSTM
+                    uses[constant.name] = [id(user) in integer for user in users]
     total = sum(size for _, size in sizes.values())
     left: Counter[str] = Counter()
     for name, (op, size) in sizes.items():

@@ -5,7 +5,7 @@ The rules follow measurements of which ops become integer kernels; all other ops
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -22,6 +22,7 @@ from sbonnx.backends.mode_limits import (
     ModeLimits,
     SideLimits,
 )
+from sbonnx.backends.onnxruntime import dynamic_lstm
 from sbonnx.backends.onnxruntime.convolutions import align
 from sbonnx.backends.onnxruntime.costs import load_costs
 from sbonnx.backends.onnxruntime.exact_biases import keep_rounded_biases, shield_convolutions
@@ -223,6 +224,10 @@ class OrtFiles(Files):
         """Rewrite ops that onnxruntime runs slowly, without changing the results. In place; return what was done."""
         return [change for step in self.steps for change in step(graph)]
 
+    def quantize_recurrent(self, graph: Graph, nodes: Collection[str]) -> list[str]:
+        """Write LSTM nodes as DynamicQuantizeLSTM."""
+        return dynamic_lstm.quantize_recurrent(graph, nodes)
+
 
 MODES: Final[dict[str, ModeLimits]] = {
     "static": ModeLimits(
@@ -264,6 +269,7 @@ ONNXRUNTIME: Final = Backend(
         linear_output=frozenset({"Conv"}),
         folds=RECTIFIERS,
         stored=EMBEDDING | RECURRENT,
+        recurrent=dynamic_lstm.HIDDEN,
     ),
     numbers=OrtNumbers(int32_bias=True, saturates=True, only_channels=True),
     files=OrtFiles(packs_weights=True, integer_operators=True),
