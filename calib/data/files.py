@@ -15,6 +15,7 @@ from sbonnx import plugins
 from sbonnx.calib.data.annotations import annotated_at
 from sbonnx.calib.data.data_path import DataPath
 from sbonnx.calib.data.judged_folder import retrieval_at
+from sbonnx.calib.data.labels import LABEL, batched_labels
 from sbonnx.calib.data.objects import Sampling, Source, listed
 from sbonnx.calib.data.readers.media_files import (
     LABEL_FILES,
@@ -188,7 +189,7 @@ def _of_files(folder: Path, paths: list[Path], load: Any) -> Source:
 
     def at(number: int) -> tuple[str, Any]:
         path = paths[number]
-        return f"'{path}'", (load(path), [labels[path]]) if path in labels else load(path)
+        return f"'{path}'", (load(path), batched_labels([{LABEL: labels[path]}])) if path in labels else load(path)
 
     lengths = None if load is not open_stored else lambda: lengths_of_files(paths)
     return listed(f"folder '{folder}'", len(paths), at, lengths)

@@ -10,6 +10,7 @@ import numpy as np
 
 from sbonnx.calib.data.stored_arrays import StoredArray
 from sbonnx.calib.data.validate import InputSpec, as_array, by_position
+from sbonnx.metrics.boxes import CATEGORIES, Categories
 from sbonnx.report.codes import Note
 
 LABEL: Final = "label"
@@ -31,6 +32,22 @@ class LabelledFeed:
 
     feed: Any
     labels: Mapping[str, Any] = field(default_factory=dict)
+
+
+class ClassNumber(int):
+    """Number of a class that is the position of its name among the sorted names of the data.
+
+    Attributes:
+        categories: the names.
+    """
+
+    categories: Categories
+
+    def __new__(cls, number: int, categories: Categories) -> ClassNumber:
+        """Return the number with the names."""
+        label = super().__new__(cls, number)
+        label.categories = categories
+        return label
 
 
 @dataclass(frozen=True)
@@ -113,13 +130,18 @@ def _unnamed(values: Sequence[Any]) -> dict[str, Any]:
 
 
 def batched_labels(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the labels of samples as one array (numbers) or list by name, of those names that all samples have."""
+    """Return the labels of samples as one array (numbers) or list by name, of those names that all samples have.
+
+    The names behind `ClassNumber` are added as `CATEGORIES`.
+    """
     batch: dict[str, Any] = {}
     for name in samples[0] if samples else ():
         if all(name in labels for labels in samples):
             values = [labels[name] for labels in samples]
             plain = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
             batch[name] = np.array(values) if plain else values
+            if all(isinstance(value, ClassNumber) for value in values):
+                batch[CATEGORIES] = [value.categories for value in values]
     return batch
 
 

@@ -31,7 +31,7 @@ File = str | os.PathLike[str]
 
 OTHER_WORDS: Final = {
     "backend": ("target", "target"),
-    "metric": ("evaluation", "evaluation=sbonnx.EvaluationData(DATA, METRIC)"),
+    **dict.fromkeys(("metric", "eval"), ("evaluation", "evaluation=sbonnx.EvaluationData(DATA, METRIC)")),
 }
 """Words for a keyword that some functions have and others not: the keyword, and how it is written."""
 
@@ -138,6 +138,23 @@ def evaluation_data(
     evaluation = EvaluationData(data, metric, labels, decode, split, limit, tokens, blank, head, preprocess)
     evaluation.converter(readers_of(b""))
     return evaluation
+
+
+def check_evaluation(evaluation: Any, metric: Any = None) -> None:
+    """Check the forms of labelled data and of a function of outputs.
+
+    Raises:
+        RecipeError: one is of another type, or both are given.
+    """
+    form = "evaluation=sbonnx.EvaluationData(DATA, METRIC), such as EvaluationData('val/', 'top1')"
+    if evaluation is not None and not isinstance(evaluation, EvaluationData):
+        raise RecipeError(f"evaluation is no EvaluationData but {type(evaluation).__name__}: write {form}")
+    if metric is not None and not callable(metric):
+        raise RecipeError(
+            f"metric is no function of outputs but {metric!r}: for a metric on labelled data, write {form}"
+        )
+    if metric is not None and evaluation is not None:
+        raise RecipeError("max_loss is of one metric: give metric, or evaluation")
 
 
 def random_inputs(graph: Graph, *, batch: int = 1, shape: Shapes | None = None, seed: int = 0) -> Feeds:

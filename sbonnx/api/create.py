@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sbonnx import graph as graphs
 from sbonnx import pipeline
-from sbonnx.api.arguments import known_keywords
+from sbonnx.api.arguments import check_evaluation, known_keywords
 from sbonnx.calib.data import Preprocessing, with_preprocess
 from sbonnx.errors import RecipeError
 from sbonnx.progress import Progress, by_keyword, shown_by_default
@@ -106,12 +106,11 @@ def quantize(
     """
     if ort_libraries:
         use_libraries(ort_libraries)
+    check_evaluation(evaluation, metric)
     resolved, rules = read_recipe(recipe, backend, overrides)
     data = with_preprocess(data, preprocess)
     if metric is not None and resolved.mixed.max_loss is None:
         raise RecipeError("a metric says what max_loss is of: give max_loss as well")
-    if metric is not None and evaluation is not None:
-        raise RecipeError("max_loss is of one metric: give metric, or evaluation")
     if evaluation is not None and not verify:
         raise RecipeError("an evaluation is part of the verification: drop --no-verify (verify=False)")
     with protecting(_inputs((model, data, resolved.tensor_overrides), recipe, evaluation)):
@@ -246,9 +245,8 @@ def prune(
         SbonnxError: a subclass, for every error that the user can fix. No partial file is left.
     """
     overrides = {PRUNING_FORMS.get(name, name): value for name, value in settings.items()}
+    check_evaluation(evaluation, metric)
     resolved, rules = read_recipe(recipe, None, overrides)
-    if metric is not None and evaluation is not None:
-        raise RecipeError("max_loss is of one metric: give metric, or evaluation")
     if evaluation is not None and data is None:
         raise RecipeError("an evaluation is part of the verification: give calibration data")
     data = with_preprocess(data, preprocess)

@@ -12,7 +12,7 @@ from typing import Any, Final
 from sbonnx import graph as graphs
 from sbonnx import recipe as recipes
 from sbonnx import verify
-from sbonnx.api.arguments import File, cpu_of_file, feeds_of, known_keywords, model_files, reading
+from sbonnx.api.arguments import File, check_evaluation, cpu_of_file, feeds_of, known_keywords, model_files, reading
 from sbonnx.calib.data import DataPath, Preprocessing
 from sbonnx.calib.input_check import doubts_about, first_layer_of
 from sbonnx.errors import ModelError, RecipeError, SbonnxError
@@ -91,6 +91,7 @@ def compare(
     thresholds = (min_sqnr, min_cosine, max_size, max_latency, min_integer)
     limits = verify.Limits(*thresholds, names={key.upper(): name for key, name in LIMITS.items()})
     others = () if runtimes is None else chosen_runtimes(runtimes)
+    check_evaluation(evaluation)
     share, tasks = _max_loss(max_loss, evaluation), _tasks(task)
     with reading(ort_libraries=ort_libraries), model_files(float_model, quant_model) as (paths, names):
         files = paths[0], paths[1]

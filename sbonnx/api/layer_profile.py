@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sbonnx import graph as graphs
 from sbonnx import pipeline
-from sbonnx.api.arguments import File, feeds_of, model_files, reading
+from sbonnx.api.arguments import File, check_evaluation, feeds_of, model_files, reading
 from sbonnx.calib.data import Preprocessing, with_preprocess
 from sbonnx.errors import DataError, RecipeError
 from sbonnx.graph import Graph
@@ -99,6 +99,7 @@ def profile(
         SbonnxError: a subclass, for every error that the user can fix.
     """
     _check_words(metric, sort, top)
+    check_evaluation(evaluation)
     if data is None:
         raise DataError("the data are missing: give data=FILE or FOLDER (docs/data.md)")
     progress, keys = progress or Silent(), dict(overrides)

@@ -20,10 +20,33 @@ from sbonnx.metrics.arrays import (
     probabilities,
     shown,
 )
+from sbonnx.metrics.boxes import CATEGORIES
 from sbonnx.spec import Array
 
 DECISION: Final = 0.5
 """Probability from which a single score is a positive decision."""
+
+
+def class_labels(labels: Mapping[str, Any], wanted: str | None, samples: int, classes: int, metric: str) -> Array:
+    """Return class numbers as int64, shape (samples,).
+
+    Args:
+        wanted: name of the labels, see `arrays.only_label`.
+        classes: number of classes of the output.
+
+    Raises:
+        DataError: they are missing or out of range; or they are positions of sorted names, which are fewer than the
+            classes, so that the numbers of the model are not known.
+    """
+    numbers = class_numbers(only_label(labels, wanted, metric), samples, classes, metric)
+    categories = (labels.get(CATEGORIES) or [None])[0]
+    if categories is not None and len(categories.names) < classes:
+        raise DataError(
+            f"{metric}: {categories.name} has {len(categories.names)} class{'es' * (len(categories.names) != 1)} "
+            f"('{categories.names[0]}' is 0) and the output has {classes}: list all classes of the model, in its "
+            "order, one a line, in a file classes.txt there"
+        )
+    return numbers
 
 
 @dataclass
@@ -64,7 +87,7 @@ class TopK:
         if scores.shape[1] <= self.k and self.k > 1:
             raise DataError(f"{name}: the output has only {scores.shape[1]} classes: use top1")
         self._classes = scores.shape[1]
-        truth = class_numbers(only_label(labels, self.labels, name), scores.shape[0], scores.shape[1], name)
+        truth = class_labels(labels, self.labels, scores.shape[0], scores.shape[1], name)
         own = scores[np.arange(len(truth)), truth][:, None]
         before = np.arange(scores.shape[1]) < truth[:, None]
         higher = ((scores > own) | ((scores == own) & before)).sum(1)
@@ -97,7 +120,6 @@ class F1:
 
     def add(self, outputs: Mapping[str, Array], labels: Mapping[str, Any]) -> None:
         output = only_output(outputs, self.output, "f1")
-        given = only_label(labels, self.labels, "f1")
         if output.size == len(output):
             scores = output.reshape(-1).astype(np.float64)
             if scores.size and not (scores.min() >= 0 and scores.max() <= 1):
@@ -106,11 +128,11 @@ class F1:
                     f"{scores.max():.4g}: apply the sigmoid with --decode script.py:function"
                 )
             decided, classes = (scores >= DECISION).astype(np.int64), 1
-            truth = class_numbers(given, len(scores), 2, "f1")
+            truth = class_labels(labels, self.labels, len(scores), 2, "f1")
         else:
             rows = class_scores(output, "f1")
             decided, classes = rows.argmax(1), rows.shape[1]
-            truth = class_numbers(given, len(rows), rows.shape[1], "f1")
+            truth = class_labels(labels, self.labels, len(rows), rows.shape[1], "f1")
         self._classes = classes
         self._pairs.append(np.stack([truth, decided], 1))
 
@@ -149,15 +171,15 @@ class Auc:
         return len(joined(self._truth))
 
     def add(self, outputs: Mapping[str, Array], labels: Mapping[str, Any]) -> None:
-        output, given = only_output(outputs, self.output, "auc"), only_label(labels, self.labels, "auc")
+        output = only_output(outputs, self.output, "auc")
         if output.dtype.kind != "f":
             raise DataError(f"auc takes scores and the output is {shown(output)}: choose another output")
         if output.size == len(output):
             scores = output.reshape(-1, 1).astype(np.float64)
-            truth = class_numbers(given, len(scores), 2, "auc")
+            truth = class_labels(labels, self.labels, len(scores), 2, "auc")
         else:
             rows = class_scores(output, "auc")
-            truth = class_numbers(given, len(rows), rows.shape[1], "auc")
+            truth = class_labels(labels, self.labels, len(rows), rows.shape[1], "auc")
             scores = rows[:, 1:] - rows[:, :1] if rows.shape[1] == 2 else probabilities(rows)
         self._scores.append(scores)
         self._truth.append(truth)

@@ -101,6 +101,17 @@ def test_labels_are_checked_before_the_work() -> None:
     with pytest.raises(RecipeError, match="give metric, or evaluation"):
         evaluation = sbonnx.EvaluationData(DATA.eval, "top1")
         sbonnx.quantize(DATA.model, DATA.calib, evaluation=evaluation, metric=lambda x, y: 0.0, max_loss=0.01)
+    wrong_forms: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"evaluation": "val/"}, "evaluation is no EvaluationData but str: write evaluation=sbonnx.EvaluationData"),
+        ({"metric": "top1", "max_loss": "1%"}, "metric is no function of outputs but 'top1': for a metric on labelled"),
+        ({"eval": "val/", "metric": "top1"}, "metric is no function"),
+        ({"eval": "val/"}, r"evaluation.*sbonnx\.EvaluationData\(DATA, METRIC\)"),
+    )
+    for wrong, message in wrong_forms:
+        with pytest.raises(RecipeError, match=message):
+            sbonnx.quantize(DATA.model, DATA.calib, **wrong)
+    with pytest.raises(RecipeError, match="evaluation is no EvaluationData"):
+        sbonnx.compare(DATA.model, DATA.model, DATA.calib, evaluation=("val/", "top1"))  # type: ignore[arg-type]
     found = sbonnx.evaluate({"digits": DATA.model}, sbonnx.EvaluationData(DATA.eval, "top5"))
     assert found.rows[0].metric.value > 0.99
 

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from sbonnx.calib.data.labels import ClassNumber
 from sbonnx.errors import DataError
+from sbonnx.metrics.boxes import Categories
 from sbonnx.report.codes import Note
 from sbonnx.system.input_files import read_regular
 
@@ -169,14 +171,16 @@ def class_lines(path: Path) -> list[str]:
 
 def class_numbers(folder: Path, names: Sequence[str]) -> dict[str, int]:
     """Return the numbers of classes: lines of ``classes.txt`` of a folder, whole or their first words (WordNet ids of
-    ImageNet, followed by a description); without the file, positions in sorted order.
+    ImageNet, followed by a description); without the file, positions in sorted order, as `ClassNumber`.
 
     Raises:
         DataError: the file does not list one of them.
     """
     listed = folder / CLASS_FILE
     if not listed.is_file():
-        return {name: number for number, name in enumerate(sorted(set(names)))}
+        ordered = tuple(sorted(set(names)))
+        categories = Categories(tuple(range(len(ordered))), ordered, f"'{folder}'")
+        return {name: ClassNumber(number, categories) for number, name in enumerate(ordered)}
     lines = class_lines(listed)
     numbers = {line.split()[0]: number for number, line in enumerate(lines)}
     numbers |= {line: number for number, line in enumerate(lines)}

@@ -92,6 +92,8 @@ COUNTERPARTS: Final = {
     "validation_dataset": Counterpart("evaluation", "sbonnx.EvaluationData"),
     "validation_fn": Counterpart("evaluation", "sbonnx.EvaluationData"),
     "eval_func": Counterpart("evaluation", "sbonnx.EvaluationData"),
+    "eval": Counterpart("evaluation", "sbonnx.EvaluationData(DATA, METRIC)"),
+    "eval_data": Counterpart("evaluation", "sbonnx.EvaluationData(DATA, METRIC)"),
     "high_precision_dtype": Counterpart("high_precision", "fp32, fp16 or bf16"),
     "calibration_cache_path": Counterpart("cache"),
     "op_type_dict": Counterpart("recipe", "W.SPECIFIC and A.SPECIFIC with patterns 'op:Conv'"),

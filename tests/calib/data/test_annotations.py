@@ -16,6 +16,7 @@ from PIL import Image
 from sbonnx.calib.data import DataPath, InputSpec
 from sbonnx.calib.data.dataset import read
 from sbonnx.errors import DataError
+from sbonnx.metrics.classification import TopK
 
 INPUT = (InputSpec("x", np.dtype(np.float32), (1, 3, 40, 40)),)
 SIZES = {"a": (80, 40), "b": (40, 80), "c": (33, 21)}
@@ -206,7 +207,11 @@ def test_class_folders_and_tables_take_a_list_of_classes(tmp_path: Path) -> None
         (tmp_path / folder).mkdir()
         Image.new("RGB", (8, 8)).save(tmp_path / folder / "x.png")
     assert [labels["label"].tolist() for labels in labels_of(tmp_path)] == [[0], [1]]
+    top1, scores = TopK(1), {"scores": np.zeros((1, 3), np.float32)}
+    with pytest.raises(DataError, match=r"has 2 classes \('n01' is 0\) and the output has 3: list all classes of the"):
+        top1.add(scores, labels_of(tmp_path)[0])
     (tmp_path / "classes.txt").write_text("n02 tench\nn01 goldfish, Carassius\n")
+    top1.add(scores, labels_of(tmp_path)[0])
     assert [labels["label"].tolist() for labels in labels_of(tmp_path)] == [[1], [0]]
     (tmp_path / "val.csv").write_text("file,label\nn02/x.png,n01\n")
     assert [labels["label"].tolist() for labels in labels_of(tmp_path / "val.csv")] == [[1]]
