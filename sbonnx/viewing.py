@@ -22,13 +22,19 @@ from sbonnx.present.model_description import ModelView, view_of
 from sbonnx.present.overlays import model_explorer, write_netron
 from sbonnx.report import Report
 from sbonnx.report.notebook import Result
+from sbonnx.report.pruned import PruningReport
 from sbonnx.report.reading import read
 from sbonnx.system.input_files import read_json
 from sbonnx.system.terminal import map_strings, relative_paths
 from sbonnx.verify.runtimes import CPU
 
-KEYS: Final = {"counts", "metrics", "settings"}
-"""Keys of the report of one model that the page needs; that of a batch has `rows`."""
+REPORTS: Final = (Report, PruningReport, BatchReport)
+"""Results that are pages."""
+
+KEYS: Final = {Report: {"counts", "metrics", "settings"}, PruningReport: {"dimensions", "macs", "metrics"}}
+"""Keys of the reports of one model by which their JSON is recognized; that of a batch has `rows`."""
+
+VERBS: Final = "quantize, qat, prune or batch"
 
 VIEWERS: Final = ("netron", "model-explorer")
 
@@ -56,7 +62,7 @@ class WrittenPage(Result):
 
 @known_keywords
 def view(
-    file: ModelSource | Report | BatchReport,
+    file: ModelSource | Report | PruningReport | BatchReport,
     quantized: ModelSource | None = None,
     *,
     data: Any = None,
@@ -94,8 +100,8 @@ def view(
     with reading(file, quantized, data, recipe):
         if target is not None:
             graphs.check_target(target, inputs=(), force=force)
-        if isinstance(file, (Report, BatchReport)):
-            stem, page = "report", single_page(file) if isinstance(file, Report) else batch_page(file)
+        if isinstance(file, REPORTS):
+            stem, page = "report", batch_page(file) if isinstance(file, BatchReport) else single_page(file)
         elif _is_json(file):
             if any(value is not None for value in (quantized, data, backend, recipe)):
                 raise RecipeError(
@@ -137,7 +143,7 @@ def _check_export(viewer: str | None, file: object, output: Path | None) -> None
         raise OutputError("-o is missing: name the file to write, such as -o model.int8.onnx")
     if viewer not in VIEWERS:
         raise RecipeError(f"--export '{viewer}' is not known: choose one of {', '.join(VIEWERS)}")
-    if isinstance(file, (Report, BatchReport)) or _is_json(file):
+    if isinstance(file, REPORTS) or _is_json(file):
         raise RecipeError(f"{file} is a report: --export applies to models")
 
 
@@ -158,17 +164,18 @@ def _report_page(file: Path) -> str:
     try:
         report = read_json(file, LARGEST)
     except FileNotFoundError as error:
-        written = f"--report {file.name} of quantize, qat or batch writes one"
+        written = f"--report {file.name} of {VERBS} writes one"
         raise DataError(f"the report '{file}' does not exist: check the path ({written})") from error
     except OSError as error:
         raise DataError(f"the report '{file}' cannot be read: {error.strerror or error}") from error
     except ValueError as error:
         raise DataError(f"the report '{file}' is no JSON: write it with --report FILE.json") from error
-    if isinstance(report, Mapping) and report.keys() >= KEYS:
-        return _rendered(Report, single_page, report, file)
+    for kind, keys in KEYS.items():
+        if isinstance(report, Mapping) and report.keys() >= keys:
+            return _rendered(kind, single_page, report, file)
     if isinstance(report, Mapping) and "rows" in report and "title" in report:
         return _rendered(BatchReport, batch_page, map_strings(relative_paths, report), file)
-    raise DataError(f"'{file}' is no report of quantize, qat or batch: write it with --report FILE.json")
+    raise DataError(f"'{file}' is no report of {VERBS}: write it with --report FILE.json")
 
 
 def _rendered(kind: Any, render: Any, report: Mapping[str, Any], file: Path) -> str:

@@ -8,18 +8,11 @@ from typing import Final
 import onnx
 
 from sbonnx.backends import Backend
-from sbonnx.pruning.budgets.budget import Budget
 from sbonnx.pruning.graph_pruning import Pruned
 from sbonnx.pruning.settings import Pruning
 from sbonnx.report import Note, Problem
 from sbonnx.report.comparison import NOTICEABLE, SLOWER, Comparison
-from sbonnx.report.pruned import PruningReport
-
-BUDGET_TEXT: Final[dict[Budget, str]] = {
-    "macs": "multiplications",
-    "size": "bytes of constants",
-    "latency": "estimated time",
-}
+from sbonnx.report.pruned import BUDGETS, PruningReport
 
 ROUNDING: Final = 1e-9
 """Relative error of shares that are sums of floats."""
@@ -98,7 +91,7 @@ def _missed(done: Pruned, settings: Pruning, comparison: Comparison | None) -> I
         elif name != "max_loss" and reached > limit * (1 + ROUNDING):
             yield Problem(
                 "goal-missed",
-                f"{reached:.3f} of the {BUDGET_TEXT[settings.budget or 'macs']} remain, and {limit:g} are asked for: "
+                f"{reached:.3f} of the {BUDGETS[settings.budget or 'macs']} remain, and {limit:g} are asked for: "
                 f"the nearest network was written; ask for more, or lower LEAST ({settings.least:g}) or MULTIPLE",
             )
     if settings.latency is not None and comparison is not None and comparison.slower:

@@ -453,6 +453,13 @@ EXPLANATIONS: Final = (
         "nothing; for other values give a Python file, --data data.py:f",
         "docs/data.md",
     ),
+    Explanation(
+        "R56",
+        "trained",
+        "the loss is the distance of the quantized outputs from those of float, on the training samples",
+        "more --epochs or training data (--train-data) if the loss still falls",
+        "docs/qat.md",
+    ),
 )
 
 _BY_NAME: Final = {name: row for row in EXPLANATIONS for name in (row.id.lower(), *row.codes.split())}

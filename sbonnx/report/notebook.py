@@ -14,6 +14,7 @@ from sbonnx.values import JsonValue, plain
 
 if TYPE_CHECKING:
     from sbonnx.report.outcome import Report
+    from sbonnx.report.pruned import PruningReport
 
 
 class NotebookView:
@@ -72,7 +73,7 @@ def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield from _flat(inner, f"{path}.{key}" if path else str(key))
 
 
-def page(report: Report) -> str:
+def page(report: Report | PruningReport) -> str:
     """Return the HTML page of a report."""
     from sbonnx.present.html import single_page
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar, Final, Literal
 
 import onnx
 
@@ -12,6 +12,9 @@ from sbonnx.report.comparison import Comparison
 from sbonnx.report.notebook import Result
 from sbonnx.report.verdict import Verdict, verdict_of
 from sbonnx.values import INTERNAL, OBJECT
+
+BUDGETS: Final = {"macs": "multiplications", "size": "bytes of constants", "latency": "estimated time"}
+"""Units of the budgets by their names, which are attributes of `PruningReport` as well."""
 
 
 @dataclass(frozen=True)
@@ -181,6 +184,12 @@ class PruningReport(WithProblems, Result):
     notes: tuple[Note, ...] = ()
     problems: tuple[Problem, ...] = field(default=(), metadata=PROBLEMS)
     pruned: onnx.ModelProto | None = field(default=None, repr=False, compare=False, metadata=INTERNAL)
+
+    @property
+    def remaining(self) -> dict[str, float]:
+        """Remaining shares by what they are shares of: ``{"multiplications": 0.5}``."""
+        shares = {text: getattr(self, name) for name, text in BUDGETS.items()}
+        return {text: share for text, share in shares.items() if share is not None}
 
     @property
     def verdict(self) -> Verdict:

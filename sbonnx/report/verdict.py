@@ -248,11 +248,12 @@ def _loss(evaluation: Evaluation) -> tuple[float, float, float]:
 
 
 def loss_text(evaluation: Evaluation) -> str:
-    """Format the loss in a task metric with its interval: ``a loss of 2.5 points (1.9 to 3.1)``."""
-    loss, low, high = _loss(evaluation)
+    """Format the change of a task metric with its interval: ``a loss of 2.5 points (1.9 to 3.1)``, or a gain."""
+    loss, low, high = (100 * value for value in _loss(evaluation))
     if not math.isfinite(loss):
         return "no loss that is a number"
-    return f"a loss of {100 * loss:.3g} {_loss_unit(evaluation, loss)}{interval_text(100 * low, 100 * high)}"
+    word, change, ends = ("gain", -loss, (-high, -low)) if loss < 0 else ("loss", loss, (low, high))
+    return f"a {word} of {change:.3g} {_loss_unit(evaluation, change / 100)}{interval_text(*ends)}"
 
 
 def kept_loss_text(evaluation: Evaluation, limit: float = CLOSE_LOSS) -> str:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from sbonnx.errors import DataError, NumericError
 from sbonnx.graph import check_target
 from sbonnx.progress import Progress, Silent
+from sbonnx.report.codes import Note
 from sbonnx.spec import Array
 from sbonnx.torchnet.onnx_to_torch.operators import BatchNorm
 from sbonnx.training.batches import Augment, ShuffledBatches
@@ -117,6 +118,15 @@ class Trained:
     steps: int = 0
     losses: list[float] = field(default_factory=list)
     resumed: int = 0
+
+    @property
+    def note(self) -> Note:
+        """A note for the report: epochs, and how the loss fell."""
+        if not self.losses:
+            return Note("trained", "nothing was trained: there was no epoch")
+        epochs = f"trained for {len(self.losses)} epoch{'s' * (len(self.losses) != 1)}, {self.steps} steps"
+        first = f", in the first epoch {self.losses[0]:.3g}" if len(self.losses) > 1 else ""
+        return Note("trained", f"{epochs}: mean loss in the last epoch {self.losses[-1]:.3g}{first}")
 
 
 @dataclass(frozen=True)

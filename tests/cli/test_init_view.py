@@ -75,7 +75,7 @@ def test_page(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: p
     [
         (None, "does not exist: check the path (--report r.json of quantize"),
         ("x", "is no JSON: write it with --report FILE.json"),
-        ("[]", "is no report of quantize, qat or batch"),
+        ("[]", "is no report of quantize, qat, prune or batch"),
         ('{"counts": 1, "metrics": 2, "settings": 3}', "is not complete, or of another version"),
     ],
 )

@@ -32,6 +32,7 @@ def test_trains_and_writes(place: Path, capfd: pytest.CaptureFixture[str]) -> No
     assert main(line) == 0
     report = json.loads(capfd.readouterr().out)
     assert report["output"] == "q.onnx" and report["metrics"]["outputs"][0]["sqnr_db"] > 20
+    assert report["notes"][0].startswith("trained for 2 epochs, 8 steps: mean loss in the last epoch 0.0")
     first = onnx.load("q.onnx").SerializeToString()
     assert main([*line, "--force"]) == 0
     assert onnx.load("q.onnx").SerializeToString() == first

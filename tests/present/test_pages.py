@@ -164,11 +164,12 @@ def test_agreement_has_its_interval_and_a_metric_on_labels_its_own_tile() -> Non
     report["metrics"]["quality"] = [{"name": "y", "nature": "classes", "samples": 16, "figures": [figure]}]
     before, after = ({"value": value, "low": 0.8, "high": 0.95} for value in (0.91, 0.9))
     change = {"value": -0.01, "low": -0.02, "high": 0.005}
-    rows = [{"model": "float", "metric": before}, {"model": "quantized", "metric": after, "difference": change}]
-    report["metrics"]["evaluation"] = {"metric": "top1", "samples": 500, "rows": rows}
+    second = {"model": "quantized", "metric": after, "difference": change, "loss": 0.01}
+    evaluation = {"metric": "top1", "samples": 500, "share": True, "higher_is_better": True}
+    report["metrics"]["evaluation"] = {**evaluation, "rows": [{"model": "float", "metric": before}, second]}
     page = single_page(report)
     assert "same class as float, (64 to 96.5), lost up to 75 %, 16 samples" in page
-    assert "float 0.91, difference −0.01 (−0.02 to 0.005), 500 samples" in page
+    assert "float 0.91, a loss of 1 point (-0.5 to 2), 500 samples" in page
 
 
 def test_same_page_from_json() -> None:

@@ -45,8 +45,14 @@ def test_the_verb_prunes_verifies_and_reports(
     assert [value.name for value in (*small.graph.input, *small.graph.output)] == ["x", "y"]
     read = graphs.load(output)
     assert any("sbonnx.pruned" in graphs.node_metadata(read, node.name) for node in read.nodes)
-    assert main([*arguments, "--report", str(tmp_path / "r.html"), "--force"]) == 2
-    assert "r.html: the suffix selects the format: use .json\n" in capsys.readouterr().err
+    html = tmp_path / "r.html"
+    for line in (["view", str(page), "-o", str(html), "--no-open"], [*arguments, "--report", str(html), "--force"]):
+        assert main(line) == 0
+        text = html.read_text()
+        assert "Pruning report" in text and 'aria-label="dimensions"' in text
+        assert f"{100 * report['macs']:.2f} % of the multiplications remain" in text
+        html.unlink()
+    capsys.readouterr()
     # the same file again, and a limit that it misses
     assert main([*arguments, "--min-sqnr", "90", "--force", "--json"]) == 1
     assert "dB signal to error, and 90 are asked for" in json.loads(capsys.readouterr().out)["problems"][0]

@@ -243,11 +243,13 @@ def test_labels_decide_by_the_interval_of_the_loss(
     found = verdict_of(metrics(far, evaluation=labelled(difference) | {"max_loss": max_loss}))
     assert found.accuracy == accuracy
     change, low, high = difference
-    ends = f" ({-100 * high:.3g} to {-100 * low:.3g})" if math.isfinite(low) else ""
+    word, first, last = ("gain", low, high) if change > 0 else ("loss", -high, -low)
+    ends = f" ({100 * first:.3g} to {100 * last:.3g})" if math.isfinite(low) else ""
+    loss = f"a {word} of {abs(100 * change):.3g} points{ends}"
     limit = "2 points" if max_loss else "1 point"
     more = ": evaluate more samples" * (accuracy == "uncertain")
     assert found.text == (
-        f"Accuracy {accuracy}: top1 {0.912 + change:.4f}, float 0.9120, a loss of {-100 * change:.3g} points{ends} "
+        f"Accuracy {accuracy}: top1 {0.912 + change:.4f}, float 0.9120, {loss} "
         f"on 500 labelled samples, kept up to {limit}{more}."
     )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sbonnx.cli import options
-from sbonnx.cli.create.quantize import JSON, check_report
+from sbonnx.cli.create.quantize import check_report, write_report
 from sbonnx.cli.evaluation_options import evaluation_of
 from sbonnx.cli.options import Arguments, required_output
 from sbonnx.present.text.tables import comparison_facts, remaining, show_evaluation, show_outputs, show_refusals
@@ -49,7 +49,6 @@ MASKED: Final = options.switch(
     "--masked", "Write zero weights instead of removing channels: shapes unchanged.", flags.GOAL
 )
 PLAN: Final = options.switch("--plan", "List dimensions and pinned layers with reasons, and write nothing.", flags.GOAL)
-REPORT: Final = options.output_option("--report FILE.json", "Write the whole report as JSON.", options.FILES)
 
 OPTIONS: Final = (
     options.MODEL,
@@ -80,7 +79,7 @@ OPTIONS: Final = (
     options.MIN_SQNR,
     options.TASK,
     *options.EVALUATING,
-    REPORT,
+    options.REPORT,
     options.FORCE,
     options.VERBOSE,
     options.ORT_LIBRARY,
@@ -89,25 +88,21 @@ OPTIONS: Final = (
 
 
 def run(given: Arguments) -> int:
-    from sbonnx import graph as graphs
     from sbonnx.api.create import prune
     from sbonnx.backends import BACKENDS
     from sbonnx.pruning.result import no_gain
-    from sbonnx.system.terminal import to_json, versioned
 
     if given[PLAN]:
         return _show_dimensions(given)
     model, output, force = given[options.MODEL], required_output(given[OUTPUT]), given[options.FORCE]
-    page = given[REPORT]
-    check_report(page, [model, output], force=force, suffixes=(JSON,))
+    check_report(given[options.REPORT], [model, output], force=force)
     recipe = _recipe(given)
     told = no_gain(BACKENDS[recipe.backend]) if recipe.sparse.pattern is not None else []
     for note in told:
         given.printer().note(note)
     evaluation = evaluation_of(given)
     report = given.call(prune, recipe=recipe, metric=None, evaluation=evaluation)
-    if page is not None:
-        graphs.write_text(page, to_json(versioned("prune", report.to_dict())) + "\n")
+    write_report(given[options.REPORT], report, "prune")
     return _show_report(given, report, told)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -136,12 +137,15 @@ def _trained(given: Arguments, data: Path | DataPath, output: Path) -> Report:
             progress=progress,
         )
         train_data, checkpoint = given.data(TRAIN_DATA) or data, given[CHECKPOINT]
-        qat.train(module, train_data, settings, augment=augment, checkpoint=checkpoint, split=split, progress=progress)
+        trained = qat.train(
+            module, train_data, settings, augment=augment, checkpoint=checkpoint, split=split, progress=progress
+        )
     finally:
         progress.close()
     verify = not given[options.NO_VERIFY]
     force = given[options.FORCE]
     details = given[options.REPORT] is not None
-    return qat.export(
+    report = qat.export(
         module, output, data, split=split, force=force, verify=verify, evaluation=evaluation, details=details
     )
+    return replace(report, notes=(trained.note, *report.notes))

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from sbonnx.backends import Backend
     from sbonnx.report import Report
     from sbonnx.report.outcome import QuantizedFolder
+    from sbonnx.report.pruned import PruningReport
 
 HELP: Final = "Quantize a float model and verify the result. Outputs are compared with float in onnxruntime."
 
@@ -264,19 +265,17 @@ def _show_variants(given: Arguments, folder: QuantizedFolder) -> int:
     return max((printer.problems(report.problems) for report in folder.files.values()), default=0)
 
 
-def check_report(
-    file: Path | None, taken: Sequence[Path], *, force: bool, suffixes: Sequence[str] = (JSON, *PAGES)
-) -> None:
+def check_report(file: Path | None, taken: Sequence[Path], *, force: bool) -> None:
     """Check that the report file can be written, before the work begins.
 
     Raises:
-        OutputError: its suffix is none of `suffixes`, or it cannot be written.
+        OutputError: its suffix is that of no report, or it cannot be written.
     """
     from sbonnx import graph as graphs
 
     if file is not None:
-        if file.suffix.lower() not in suffixes:
-            raise OutputError(f"--report {file}: the suffix selects the format: use {' or '.join(suffixes[:2])}")
+        if file.suffix.lower() not in (JSON, *PAGES):
+            raise OutputError(f"--report {file}: the suffix selects the format: use {JSON} or {PAGES[0]}")
         graphs.check_target(file, inputs=taken, force=force)
 
 
@@ -340,16 +339,15 @@ def _facts(given: Arguments, report: Report) -> list[tuple[str, str]]:
     return facts
 
 
-def write_report(file: Path | None, report: Report) -> None:
+def write_report(file: Path | None, report: Report | PruningReport, schema: str = "quantize") -> None:
     """Write the report to the file of ``--report`` if given, as JSON or as a page."""
     if file is None:
         return
     from sbonnx import graph as graphs
-    from sbonnx.present.html import single_page
+    from sbonnx.report.notebook import page
 
     as_json = file.suffix.lower() == JSON
-    text = to_json(versioned("quantize", report.to_dict())) + "\n" if as_json else single_page(report)
-    graphs.write_text(file, text)
+    graphs.write_text(file, to_json(versioned(schema, report.to_dict())) + "\n" if as_json else page(report))
 
 
 def show_report(given: Arguments, report: Report) -> int:

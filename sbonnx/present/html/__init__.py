@@ -12,7 +12,9 @@ from sbonnx.present.html.card import Card
 from sbonnx.present.html.cards import render_card
 from sbonnx.present.html.network import graph_page_of, network_of
 from sbonnx.present.html.overview import overview_of
+from sbonnx.present.html.pruning import report_of_pruning
 from sbonnx.present.html.templates import environment
+from sbonnx.report.pruned import PruningReport
 from sbonnx.version import __version__
 
 if TYPE_CHECKING:
@@ -21,14 +23,15 @@ if TYPE_CHECKING:
     from sbonnx.report.details import Details
 
 
-def single_page(report: Report) -> str:
-    """Render the page of one quantized model.
+def single_page(report: Report | PruningReport) -> str:
+    """Render the page of one quantized or pruned model.
 
     Returns:
         The text of an HTML file. The page is readable without JavaScript.
     """
-    network = network_of(report)
-    return environment().get_template("single.html.j2").render(network=network, version=__version__)
+    pruned = isinstance(report, PruningReport)
+    network = network_of(report_of_pruning(report) if isinstance(report, PruningReport) else report)
+    return environment().get_template("single.html.j2").render(network=network, pruned=pruned, version=__version__)
 
 
 def graph_page(

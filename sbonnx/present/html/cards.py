@@ -159,16 +159,11 @@ def _with_interval(value: MetricValue | None) -> str:
 def pruning_card(report: PruningReport) -> Card:
     """Summarize a pruning: the verdict, what remains, and the dimensions that lost channels."""
     verdict = report.verdict
-    shares = {
-        "multiplications": report.macs,
-        "bytes of constants": report.size,
-        "estimated time": report.latency,
-    }
     return Card(
         title=f"{text(report.model).rpartition('/')[2]}, pruned",
         sentence=text(verdict.text),
         tone=TONE_OF[verdict.accuracy] if report.ok else "bad",
-        facts=[(name, f"{formatting.percent(share)} remain") for name, share in shares.items() if share is not None],
+        facts=[(name, f"{formatting.percent(share)} remain") for name, share in report.remaining.items()],
         columns=("channels of", "before", "after"),
         rows=[
             (text(next(iter(row.writers), "")), formatting.count(row.before), formatting.count(row.after))

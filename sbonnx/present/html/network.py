@@ -12,6 +12,7 @@ from sbonnx.present.html import formatting
 from sbonnx.present.html.formatting import text
 from sbonnx.present.html.graph_view import GraphView, graph_view, kind_of
 from sbonnx.present.html.layer_views import Layers, layers_of
+from sbonnx.present.html.pruning import PruningView, pruning_view
 from sbonnx.present.text.tables import runtime_rows
 from sbonnx.report.codes import Note, Refusal, by_code
 from sbonnx.report.comparison import Comparison, Portability
@@ -28,6 +29,7 @@ from sbonnx.report.verdict import (
     figure_text,
     interval_text,
     kept_text,
+    loss_text,
     lost_text,
     speed_parts,
     state_text,
@@ -148,6 +150,7 @@ class Network:
         notes: kinds of notes, each with its notes.
         headline: figures at the top of the page.
         outputs: errors of the outputs, and what they prove.
+        pruning: None without pruning.
         levels: errors by optimization level.
         runtimes: outputs in several runtimes; None if the file ran in none but its own.
         kernels: (name, text) of the integer kernels.
@@ -171,6 +174,7 @@ class Network:
     notes: tuple[NoteKind, ...]
     headline: tuple[Figure, ...]
     outputs: tuple[OutputRow, ...]
+    pruning: PruningView | None
     levels: tuple[LevelDifference, ...]
     runtimes: RuntimeTable | None
     kernels: tuple[tuple[str, str], ...]
@@ -212,6 +216,7 @@ def network_of(
         notes=_note_kinds(notes),
         headline=tuple(_headline(report)),
         outputs=tuple(_output_rows(metrics)),
+        pruning=pruning_view(report.pruning),
         levels=metrics.levels,
         runtimes=_runtime_table(report.portability),
         kernels=tuple(_kernels(metrics.kernels)) if is_own_runtime(report) else (),
@@ -221,7 +226,7 @@ def network_of(
         applied=_grouped(applied, places),
         settings=tuple(pair for pair in formatting.flat(report.settings) if pair not in without),
         search=report.search,
-        counts=tuple((name, formatting.count(value)) for name, value in vars(report.counts).items()),
+        counts=tuple((name, formatting.count(value)) for name, value in vars(report.counts).items() if value),
     )
 
 
@@ -313,6 +318,10 @@ def _steps(report: Report) -> Iterable[NextStep]:
     elif verdict.too_few:
         yield NextStep("compare on more samples: the figures are near float, and too few samples to prove it")
     elif verdict.repairable:
+        if report.pruning is not None:
+            yield NextStep(
+                "prune less, or train the remaining weights", "" if report.pruning.tuned else "--finetune 40"
+            )
         cause = next((cause for cause in report.causes if cause.gain_db is None), None)  # others gain too little
         if cause is not None:
             node = text(cause.node)
@@ -358,14 +367,8 @@ def _evaluation(evaluation: Evaluation | None) -> Iterable[Figure]:
         return
     first, second = evaluation.rows[:2]
     value, before = (formatting.plain(row.metric.value, 4) for row in (second, first))
-    change, ends = formatting.NOTHING, ""
-    if second.difference is not None:
-        difference = second.difference
-        change = formatting.plain(difference.value, 3)
-        if interval_text(difference.low, difference.high):
-            ends = f" ({formatting.plain(difference.low, 3)} to {formatting.plain(difference.high, 3)})"
     samples = formatting.count(evaluation.samples)
-    yield Figure(text(evaluation.metric), value, f"float {before}, difference {change}{ends}, {samples} samples")
+    yield Figure(text(evaluation.metric), value, f"float {before}, {loss_text(evaluation)}, {samples} samples")
 
 
 def decoder_figures(figures: DecoderEvaluation | None) -> Iterable[Figure]:
@@ -380,7 +383,8 @@ def decoder_figures(figures: DecoderEvaluation | None) -> Iterable[Figure]:
         yield Figure("Same top token", formatting.percent(figures.agreement), more)
     yield from _size(*figures.bytes)
     for row in figures.speed[:1]:
-        where = f"{formatting.count(row.threads)} threads, prompt of {formatting.count(row.prompt)}"
+        threads = f"{formatting.count(row.threads)} thread{'s' * (row.threads != 1)}"
+        where = f"{threads}, prompt of {formatting.count(row.prompt)} tokens"
         if row.float_tokens_per_second:
             where = f"float {formatting.count(row.float_tokens_per_second)}, {where}"
         if row.ratio is not None:

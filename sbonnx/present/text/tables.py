@@ -149,12 +149,7 @@ def percent(share: float | None) -> str | None:
 
 def remaining(report: PruningReport) -> dict[str, str]:
     """Return what remains after pruning, by name."""
-    shares = {
-        "multiplications": report.macs,
-        "bytes of constants": report.size,
-        "estimated time": report.latency,
-    }
-    return {name: f"{percent(share)} remain" for name, share in shares.items() if share is not None}
+    return {name: f"{percent(share)} remain" for name, share in report.remaining.items()}
 
 
 def pruned_text(report: PruningReport | None) -> str | None:
