@@ -40,7 +40,9 @@ def test_the_branch_that_ran_is_quantized_and_the_other_refused(
     assert inside, "no pair inside a branch"
     never = [refusal for refusal in report.refusals if "never ran" in refusal.why]
     assert never, "the 8 kHz branch must be refused by name"
-    assert any(refusal.why.startswith("LSTM") for refusal in report.refusals)
+    lstm = any("DynamicQuantizeLSTM" in kinds for kinds in ops.values())  # on CPUs with exact 8-bit products
+    assert lstm != any(refusal.why.startswith("LSTM") for refusal in report.refusals)
+    assert not lstm or backend == "onnxruntime"
     convs = [node for body in scopes.values() for node in body.nodes if node.op == "Conv"]
     assert convs
     assert qdq.read(made)
