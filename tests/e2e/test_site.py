@@ -109,6 +109,18 @@ def assert_search_works(page: Browser, path: Path) -> None:
     assert not [url for url in page.fetched if not url.startswith(("file:", "data:", "about:"))]
 
 
+def assert_boxes_scroll_by_keyboard(page: Browser, path: Path) -> None:
+    """On phones, code and tables that are too wide scroll and have the focus in turn; the page does not scroll."""
+    page.open(path, width=420)
+    boxes = """[...document.querySelectorAll('.md-content pre > code, .md-typeset__scrollwrap')]
+        .filter(box => box.scrollWidth > box.clientWidth).map(box => box.tabIndex)"""
+    deadline = time.monotonic() + 60
+    while set(page.run(boxes)) != {0}:
+        assert time.monotonic() < deadline, path.name
+        time.sleep(0.1)
+    assert page.run("document.documentElement.scrollWidth") <= 420
+
+
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs_gen_files")
@@ -131,6 +143,8 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     if (program := browser_program()) is not None:
         with browser(program) as opened:
             assert_search_works(opened, tmp_path / "index.html")
+            for name in ("recipe", "reference/lint/O01", "reference/python", "results/accuracy"):
+                assert_boxes_scroll_by_keyboard(opened, tmp_path / f"{name}.html")
     options = (tmp_path / "reference" / "command_line.html").read_text()
     assert "sbonnx quantize" in options
     assert "--average-bits" in options
