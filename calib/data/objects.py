@@ -131,11 +131,24 @@ def open_object(data: Any, sampling: Sampling) -> Source:
     if isinstance(data, (list, tuple)):
         return _of_list(f"the {kind}", data)
     if not isinstance(data, Iterable) and not hasattr(data, "__getitem__"):
-        raise DataError(f"a value of type {kind} gives no feeds: give a folder of .npz, a list of dicts, a DataLoader")
+        called = "the result of calling it, " if callable(data) else ""
+        raise DataError(
+            f"a value of type {kind} gives no feeds: give {called}a folder of .npz, a list of dicts, a DataLoader"
+        )
     start = iter(data)
     if start is data:
         return _cached(start, f"the {kind}", sampling)
     return Source(f"the {kind}", lambda: _numbered(iter(data)), _length(data))
+
+
+def repeatable(data: Any, limit: int | None = None) -> Any:
+    """Return `data`, or the first `limit` (None: all) feeds of an object that can be iterated only once.
+
+    Raises:
+        DataError: they are too large to be kept.
+    """
+    once = isinstance(data, Iterator) or (hasattr(data, "get_next") and not hasattr(data, "rewind"))
+    return [feed for _, feed in open_object(data, Sampling(limit)).feeds()] if once else data
 
 
 def _length(data: Any) -> int | None:

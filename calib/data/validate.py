@@ -67,6 +67,9 @@ def as_array(value: Any, what: str) -> Array:
     try:
         if hasattr(value, "detach"):  # torch: detach from autograd and copy to the CPU
             value = value.detach().cpu()
+            value = (
+                value.float() if str(getattr(value, "dtype", "")) == "torch.bfloat16" else value
+            )  # numpy has no such type
         if callable(getattr(value, "numpy", None)):
             value = value.numpy()
         array: Array = np.asarray(value)
@@ -232,7 +235,7 @@ def _check_header(stored: StoredArray, spec: InputSpec, where: str, whole: bool)
 
 def _check_shape(shape: tuple[int, ...], wanted: tuple[int | str | None, ...], found: str) -> None:
     if len(shape) == len(wanted) - 1:
-        raise DataError(f"{found}. Is the batch axis missing? Save x[None]")
+        raise DataError(f"{found}. Is the batch axis missing? Give x[None]")
     if len(shape) != len(wanted):
         raise DataError(f"{found}: the number of axes differs")
     if shape and shape[0] == 0 and wanted[0] != 0:

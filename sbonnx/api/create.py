@@ -13,6 +13,7 @@ from sbonnx import graph as graphs
 from sbonnx import pipeline
 from sbonnx.api.arguments import check_evaluation, known_keywords
 from sbonnx.calib.data import Preprocessing, with_preprocess
+from sbonnx.calib.data.objects import repeatable
 from sbonnx.errors import RecipeError
 from sbonnx.progress import Progress, by_keyword, shown_by_default
 from sbonnx.recipe import as_yaml
@@ -63,8 +64,9 @@ def quantize(
 ) -> Report:
     """Quantize a float ONNX model and verify the result.
 
-    With AUTO, recipe changes that may reduce the error are tried. With MIXED, each layer gets its own bit width. Both
-    are evaluated on a hold-out set. With TUNE, placements of integers are measured.
+    With ``recipe="auto"``, recipe changes that may reduce the error are tried; with ``average_bits=5`` or
+    ``minimize="bits"``, each layer gets its own bit width. Both are evaluated on a hold-out set. With
+    ``tune="latency"``, placements of integers are measured.
 
     Args:
         model: path, ModelProto or serialized model. It is never modified.
@@ -119,7 +121,7 @@ def quantize(
         model,
         resolved,
         rules,
-        data=data,
+        data=repeatable(data, resolved.samples if resolved.calibration.pick == "first" else None),
         split=split,
         output=output,
         trt_cache=trt_cache,

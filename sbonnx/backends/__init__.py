@@ -43,6 +43,12 @@ def backend_for(name: str, version: str | None = None) -> Backend:
     return of_version(str(version)) if version in versions_of(name) else BACKENDS[name]
 
 
+def full_name(backend: Backend) -> str:
+    """Return the name of a backend that a recipe may have: with its version, if that is not the newest."""
+    version = backend.files.version
+    return backend.name if version in (None, *versions_of(backend.name)[:1]) else f"{backend.name}@{version}"
+
+
 __all__ = [
     "BACKENDS",
     "Backend",
@@ -57,5 +63,6 @@ __all__ = [
     "RuntimeSession",
     "SideLimits",
     "backend_for",
+    "full_name",
     "versions_of",
 ]

@@ -88,8 +88,8 @@ def view_of(
         return _planned(file, backend, recipe)
     if feeds is not None and quantized is None:
         raise RecipeError(f"losses of {file} are against its float model: sbonnx view FLOAT {file} --data DATA")
-    recorded = next((entry.value for entry in stored.metadata_props if entry.key == RECORDED), None)
-    is_given = backend or recipe or recorded not in BACKENDS
+    recorded = next((entry.value for entry in stored.metadata_props if entry.key == RECORDED), "")
+    is_given = backend or recipe or recorded.partition("@")[0] not in BACKENDS
     return _quantized(file, Path(model), feeds, backend if is_given else recorded, recipe, device)
 
 

@@ -125,13 +125,14 @@ def save_pruned(state: PipelineState, options: RunOptions) -> PipelineState:
         graphs.save(removed.masked if masked else removed.graph, path)
         comparison, problems = _verified(state, removed, path, options)
         model: onnx.ModelProto | None = graphs.read_proto(path) if output is None else None
+    labelled = None if request.pruning is None else request.evaluation
     report = report_of(
         request.label,
         None if output is None else str(Path(output)),
         removed,
         _settings(state),
         comparison,
-        notes=tuple(graph.info.notes),
+        notes=tuple(dict.fromkeys((*graph.info.notes, *(() if labelled is None else labelled.notes(graph))))),
         problems=problems,
         pruned=model,
     )

@@ -15,6 +15,7 @@ import onnx
 
 from sbonnx import export, precision, qdq
 from sbonnx import graph as graphs
+from sbonnx.backends import full_name
 from sbonnx.backends.kernel_costs import DIGEST
 from sbonnx.backends.runtime_types import EngineInput
 from sbonnx.backends.tensorrt import calibration_cache
@@ -103,7 +104,7 @@ def insert(state: PipelineState, options: RunOptions) -> PipelineState:
         )
     qdq.insert(graph, state.prepared.plan, state.solution)
     graph.info.metadata.update(to_metadata(graph.info.edits))
-    graph.info.metadata[RECORDED] = state.prepared.backend.name
+    graph.info.metadata[RECORDED] = full_name(state.prepared.backend)
     if state.prepared.plan.cpu:
         graph.info.metadata[RECORDED_CPU] = state.prepared.plan.cpu
     if state.prepared.plan.kernel_costs.startswith(DIGEST):

@@ -18,7 +18,7 @@ from sbonnx.system.cpu import CPUS, RECORDED_CPU
 from sbonnx.verify.sessions import session
 
 RECORDED: Final = "sbonnx.backend"
-"""Entry of a file's metadata that names its backend."""
+"""Entry of a file's metadata that names its backend, with the version if it is not the newest."""
 
 CPU: Final = "cpu"
 
@@ -41,7 +41,7 @@ def chosen_runtime(wanted: str | None, files: Iterable[Path], *, device: str = C
         DeviceError: it is not installed.
     """
     if wanted is None:
-        recorded = (recorded_backend(path) for path in files) if device == CPU else ()
+        recorded = (recorded_backend(path).partition("@")[0] for path in files) if device == CPU else ()
         names = (runtime_here(BACKENDS[name])[0] for name in recorded if name in BACKENDS)
         return next((name for name in names if name != ON_CPU), ON_CPU)
     name = full_backend(wanted)
@@ -58,7 +58,7 @@ def chosen_runtime(wanted: str | None, files: Iterable[Path], *, device: str = C
 
 
 def recorded_backend(path: Path) -> str:
-    """Return the backend of a file of ours; "" if it names none."""
+    """Return the backend of a file of ours, as `sbonnx.backends.full_name`; "" if it names none."""
     return metadata_of(path).get(RECORDED, "")
 
 
@@ -83,7 +83,10 @@ def exact_products(path: Path, cpu: str = "") -> bool | None:
         None if it is not known, as for files of other tools. `sbonnx.verify.session` computes here what they do.
     """
     named = metadata_of(path)
-    backend, kind = BACKENDS.get(named.get(RECORDED, "")), CPUS.get(cpu or named.get(RECORDED_CPU, ""))
+    backend, kind = (
+        BACKENDS.get(named.get(RECORDED, "").partition("@")[0]),
+        CPUS.get(cpu or named.get(RECORDED_CPU, "")),
+    )
     if kind is not None:
         return kind.exact
     return True if backend is not None and not backend.numbers.saturates else None

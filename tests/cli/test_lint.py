@@ -10,12 +10,13 @@ import numpy as np
 import onnx
 import pytest
 
+import sbonnx
 from sbonnx.assets import digits
 from sbonnx.cli import main
 from sbonnx.linting import RULES, TARGETS, rules_for
 from sbonnx.linting.fix import FIXES
 from tests.lint.seeded import CASES
-from tests.support.models import model
+from tests.support.models import model, residual
 from tests.support.qdq_models import Net
 
 
@@ -72,13 +73,13 @@ def test_errors_fail(wrong: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr() == ("", "")
 
 
-def test_the_target_of_the_file(slow: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a version it is the newest."""
-    proto = onnx.load(slow)
-    onnx.helper.set_model_props(proto, {"sbonnx.backend": "tensorrt"})
-    file = saved(tmp_path / "trt.onnx", proto)
-    assert main(["lint", str(file)]) in (0, 1)
-    assert capsys.readouterr().out.startswith(f"{file} for tensorrt@11: ")
+def test_the_target_of_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With its version; without one it is the newest."""
+    feed, file = {"x": np.ones((1, 3, 8, 8), np.float32) + np.eye(8, dtype=np.float32)}, tmp_path / "trt.onnx"
+    for backend in ("tensorrt@11", "tensorrt@10"):
+        sbonnx.quantize(residual(), [feed], file, backend=backend, verify=False, force=True)
+        assert main(["lint", str(file)]) in (0, 1)
+        assert capsys.readouterr().out.startswith(f"{file} for {backend}: ")
 
 
 def test_json(wrong: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -79,7 +79,8 @@ def test_pruning_and_training_show_the_metric(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    evaluation = sbonnx.EvaluationData(DATA.eval, "top1", split=90)
+    images, labels = (np.load(DATA.eval)[name] for name in ("image", "label"))
+    evaluation = sbonnx.EvaluationData([({"pixels": images}, labels)], "top1", split=90)
     output = tmp_path / "p.onnx"
     report = sbonnx.prune(
         DATA.model, DATA.calib, output=output, split=32, max_loss="3%", evaluation=evaluation, samples=2
@@ -88,6 +89,7 @@ def test_pruning_and_training_show_the_metric(
     assert row.metric.value == top1(output) and row.model == "pruned"
     assert report.ok and report.macs < 0.9 and row.loss <= 0.03
     assert row.loss == pytest.approx(report.reached["max_loss"])
+    assert "array 'pixels' of the data is taken as input 'image'" in report.notes
     pytest.importorskip("torch", reason="torch is not installed")
     qat = ["qat", str(DATA.model), "--data", str(DATA.calib), "--split", "32", "-o", "t.onnx", "--epochs", "1"]
     assert main([*qat, *LABELLED, "--samples", "2"]) == 0

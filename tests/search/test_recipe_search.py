@@ -40,7 +40,7 @@ def place(tmp_path: Path) -> Path:
 
 def quantized(place: Path, name: str, **how: Any) -> sbonnx.Report:
     how = {"backend": "onnxruntime", "bits": "w4a8", "verify": False, **how}
-    return sbonnx.quantize(place / "m.onnx", FEEDS, output=place / name, **how)
+    return sbonnx.quantize(place / "m.onnx", iter(FEEDS), output=place / name, **how)
 
 
 @pytest.mark.slow

@@ -36,6 +36,8 @@ def test_equals_a_plain_loop_and_compares_side_by_side() -> None:
     assert (second.difference.low, second.difference.high) == intervals.paired(0, 0, found.samples), "paired"
     assert found.chance == 0.1
     assert replace(found, max_loss=0.0).problems() == ()
+    batches = ({name: data[name][i : i + 50], "label": data["label"][i : i + 50]} for i in range(0, 450, 50))
+    assert evaluate({"a": NETWORK, "b": NETWORK}, EvaluationData(batches, "top1")) == found, "of a generator"
 
 
 @pytest.mark.slow

@@ -97,7 +97,8 @@ def _boxes(
             if not (np.isfinite([x, y]).all() and 0 <= width < np.inf and 0 <= height < np.inf):
                 raise ValueError("no box")
         except (KeyError, TypeError, ValueError) as error:
-            raise DataError(f"'{path}': bbox of annotation {row['id']} must be [x, y, width, height]") from error
+            box = f"{row.get('bbox')}; it must be [x, y, width, height], width and height not negative"
+            raise DataError(f"'{path}': bbox of annotation {row['id']} is {box}") from error
         corners.append((x, y, x + width, y + height))
     array = rows_of(corners)
     sides = (image.get("height"), image.get("width"))

@@ -15,6 +15,7 @@ from sbonnx.calib.data import LabelledFeed, Preprocessing, with_preprocess
 from sbonnx.calib.data import dataset as datasets
 from sbonnx.calib.data.dataset import Dataset
 from sbonnx.calib.data.labels import LABELS_NOT_USED
+from sbonnx.calib.data.objects import repeatable
 from sbonnx.calib.data.validate import InputSpec
 from sbonnx.errors import DataError, RecipeError
 from sbonnx.graph import Graph
@@ -80,7 +81,8 @@ class EvaluationData:
     preprocess: InitVar[Preprocessing | None] = None
 
     def __post_init__(self, preprocess: Preprocessing | None) -> None:
-        object.__setattr__(self, "data", with_preprocess(self.data, preprocess))
+        feeds = repeatable(self.data, self.limit)  # several models read it, one after another
+        object.__setattr__(self, "data", with_preprocess(feeds, preprocess))
 
     def inputs(self) -> list[str]:
         """Return the files and folders that it names."""

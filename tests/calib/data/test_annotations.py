@@ -234,7 +234,8 @@ def broken(tree: Write, file: str, old: str, new: str) -> Write:
 JSON = "annotations/instances_val2017.json"
 FAULTS: dict[str, tuple[Write, str]] = {
     "image id": (broken(coco, JSON, '"image_id": 97', '"image_id": 1'), "annotation 0 is of an image or category"),
-    "bbox": (broken(coco, JSON, "[8, 4, 32, 16]", "[8, 4, 32]"), r"bbox of annotation 0 must be \[x, y, width"),
+    "bbox": (broken(coco, JSON, "[8, 4, 32, 16]", "[8, 4, 32]"), r"0 is \[8, 4, 32\]; it must be \[x, y, width"),
+    "negative width": (broken(coco, JSON, "[8, 4, 32, 16]", "[8, 4, -32, 16]"), r"-32, 16\]; .* height not negative"),
     "another size": (broken(coco, JSON, '"width": 80', '"width": 81'), "40 x 80 pixels .*annotations are of 40 x 81"),
     "a missing image": (
         broken(coco, JSON, '"b.png"', '"d.png"'),

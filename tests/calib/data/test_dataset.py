@@ -175,10 +175,11 @@ def test_limit_counts_feeds(make: Callable[[Path], Any], tmp_path: Path) -> None
 
 def test_a_real_data_loader() -> None:
     torch = pytest.importorskip("torch", reason="torch is an extra")
-    set_ = torch.utils.data.TensorDataset(torch.ones(5, 3, 4), torch.zeros(5, dtype=torch.int64))
-    data = read(torch.utils.data.DataLoader(set_, batch_size=2), X)
-    assert [feed["x"].shape[0] for feed in data] == [2, 2, 1]
-    assert data.count == 3
+    for kind in (torch.float32, torch.bfloat16):
+        set_ = torch.utils.data.TensorDataset(torch.ones(5, 3, 4, dtype=kind), torch.zeros(5, dtype=torch.int64))
+        data = read(torch.utils.data.DataLoader(set_, batch_size=2), X)
+        assert [feed["x"].shape[0] for feed in data] == [2, 2, 1]
+        assert data.count == 3
 
 
 def test_one_feed_as_dict_array_and_files(tmp_path: Path) -> None:

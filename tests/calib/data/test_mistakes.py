@@ -45,6 +45,7 @@ INF[2, 0, 0] = -np.inf
         (bad(x=np.array([[object()]])), r"not an array of numbers"),
         ([], r"the list holds no feeds"),
         (7, r"a value of type int gives no feeds: give a folder"),
+        (sample, r"a value of type function gives no feeds: give the result of calling it"),
     ],
 )
 def test_mistakes_in_objects(source: Any, says: str) -> None:
