@@ -45,6 +45,9 @@ ultraface."""
 MOST_OF_SAMPLES: Final = 0.75
 """Share of the samples on which the error must fall."""
 
+HEAD: Final = "head-worth-float"
+"""Code of the refusals at nodes that stay float."""
+
 REASON: Final = "quantizing the {} costs more at the outputs than it saves"
 """Reason of the refusals at nodes that stay float, with the name of the region."""
 
@@ -168,7 +171,7 @@ class _RegionSearch:
         """
         plan = self.replan(
             {
-                name: Reason("head-worth-float", REASON.format(float_region.name))
+                name: Reason(HEAD, REASON.format(float_region.name))
                 for float_region in (*taken, region)
                 for name in float_region.nodes
             }

@@ -31,6 +31,7 @@ from sbonnx.search.actions import RecipeChange, remedies, repairs, wider
 from sbonnx.search.error_sources import blame, width_of
 from sbonnx.search.latency_advice import ALTERNATIVES, faster
 from sbonnx.search.recipe_search import SearchResult
+from sbonnx.stages.changed_recipe import RUNS_PAIRS, simulated
 from sbonnx.stages.measure import read_data
 from sbonnx.stages.state import PipelineState, run_options
 from sbonnx.stages.verify import limits_of, reference_of
@@ -120,7 +121,7 @@ def _tried(
             continue
         if not _can_try(state) or time.perf_counter() - begin > budget:
             return trials, change
-        comparison = _measured(state, recipe)
+        comparison = (None if lost else _simulated(state, recipe)) or _measured(state, recipe)
         if comparison is None:
             continue
         names = _deciding(before)
@@ -272,17 +273,36 @@ def _measured(state: PipelineState, recipe: Recipe, *, latency: bool = False) ->
         return compared(state, done, path, latency=latency)
 
 
-def compared(state: PipelineState, done: PipelineState, path: Path, *, latency: bool = False) -> Comparison:
+def _simulated(state: PipelineState, recipe: Recipe) -> Comparison | None:
+    """Compare the fake quantization of a recipe, with the weights of the run; None if that takes a run."""
+    comparisons: list[Comparison] = []
+    with temporary_folder() as folder:
+        try:
+            for number, graph in enumerate(simulated(state, recipe)):
+                path = folder / f"{number}.onnx"
+                graphs.save(graph, path)
+                comparisons.append(compared(state, state, path, without=RUNS_PAIRS))
+        except SbonnxError:
+            return None
+    return max(comparisons, key=worst_db, default=None)
+
+
+def compared(
+    state: PipelineState, done: PipelineState, path: Path, *, latency: bool = False, without: Sequence[str] = ()
+) -> Comparison:
     """Compare the file of a trial with the float model, on the samples of the result.
 
     Args:
         state: has the float model and the samples.
         done: the trial, up to its quantized graph; `path`: its file.
+        without: graph transformers of onnxruntime to disable, beside those of the backend.
     """
     data, recipe = state.data, done.prepared.recipe
     assert data is not None
+    options = VerifyOptions.of(done.prepared.plan, done.prepared.backend)
     judged = replace(
-        VerifyOptions.of(done.prepared.plan, done.prepared.backend),
+        options,
+        without=(*options.without, *without),
         device=recipe.device,
         task=recipe.verify.task,
         head=recipe.verify.head,

@@ -17,7 +17,7 @@ from sbonnx.backends import Backend
 from sbonnx.calib.observers import OBSERVERS
 from sbonnx.graph import Graph, Node, query
 from sbonnx.heads.losses import Quantized
-from sbonnx.heads.protect import restricted
+from sbonnx.heads.protect import HEAD, restricted
 from sbonnx.ops import LINEAR, MOVES_DATA, RECTIFIERS
 from sbonnx.options import RunOptions
 from sbonnx.planning import Plan, Planner, costs_of
@@ -204,13 +204,13 @@ class PlacementSpace:
 
 def placement_of(plan: Plan) -> Placement:
     """Return the nodes that a plan leaves in float because integers would be slower, or not worth the loss."""
-    codes = ("slower-in-integers", "head-worth-float")
+    codes = ("slower-in-integers", HEAD)
     return frozenset(refusal.where for refusal in plan.refusals if refusal.code in codes)
 
 
 def partitions(prepared: Prepared, recipe: Recipe, able: Placement) -> Iterator[PlacementChange]:
     """Yield the partitions for other prices of integer kernels, with and without regions of heads in float."""
-    heads = frozenset(refusal.where for refusal in prepared.plan.refusals if refusal.code == "head-worth-float")
+    heads = frozenset(refusal.where for refusal in prepared.plan.refusals if refusal.code == HEAD)
     for factor in SLOWER:
         backend = slowed(prepared.backend, factor)
         plan = Planner(prepared.graph, recipe, backend, observers=frozenset(OBSERVERS)).plan()

@@ -1,0 +1,57 @@
+"""A changed recipe in simulation: what a run with it gives, without the run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sbonnx import graph as graphs
+from sbonnx import pipeline, recipe
+from sbonnx.search.advice import compared, worst_db
+from sbonnx.stages.changed_recipe import RUNS_PAIRS, simulated
+from sbonnx.stages.state import PipelineState, Request, read_recipe
+from tests.profile.test_causes import images, network
+from tests.support.values import some
+
+PROTO = network(gain=20.0)
+
+
+def finished(*changes: str, backend: str = "onnxruntime") -> PipelineState:
+    settings, rules = read_recipe(None, backend, changes)
+    return pipeline.quantize(Request(PROTO, settings, rules, data=images(outlier=40.0)))
+
+
+@pytest.fixture(scope="module")
+def state() -> PipelineState:
+    """The run that is changed; TensorRT's rules, so that the tensors of a Concat share a scale."""
+    return finished(backend="tensorrt")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "SAMPLES=8",
+        'A.SPECIFIC=[{"tensor:x": {"OBSERVER": {"TYPE": "minmax"}}}]',
+        'OWN_SCALES=["tensor:a"]',
+        'EXCLUDE=["node:first"]',
+    ],
+)
+def test_the_simulation_predicts_the_run(state: PipelineState, tmp_path: Path, change: str) -> None:
+    predicted = []
+    for number, graph in enumerate(simulated(state, recipe.load(state.prepared.recipe, overrides=[change]))):
+        graphs.save(graph, tmp_path / f"{number}.onnx")
+        predicted.append(worst_db(compared(state, state, tmp_path / f"{number}.onnx", without=RUNS_PAIRS)))
+    assert max(predicted) == pytest.approx(some(finished(change, backend="tensorrt").report.sqnr_db), abs=0.6)
+
+
+@pytest.mark.parametrize("change", ["W.QSCHEME=per-tensor-symmetric", "MODE=weight_only"])
+def test_other_weights_take_a_run(state: PipelineState, change: str) -> None:
+    assert not list(simulated(state, recipe.load(state.prepared.recipe, overrides=[change])))
+
+
+def test_half_precision_takes_a_run(state: PipelineState) -> None:
+    half: Any = replace(state, prepared=replace(state.prepared, plan=replace(state.prepared.plan, float_type="fp16")))
+    assert not list(simulated(half, state.prepared.recipe))
