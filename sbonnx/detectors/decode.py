@@ -13,9 +13,10 @@ import numpy as np
 
 from sbonnx.detectors.box_selection import Decoded, best_of, corners_of, multi_label, sigmoid, softmax
 from sbonnx.detectors.head import Head
-from sbonnx.detectors.level_maps import centerface, fcos, grid_of, nanodet, picodet, scrfd, yunet
+from sbonnx.detectors.level_maps import centerface, fcos, grid_of, nanodet, picodet, rtmdet, scrfd, yunet
 from sbonnx.detectors.outputs import ANCHORS, DetectorOutputs, fitting_strides
 from sbonnx.detectors.recognize import SELECTED, boxes_and_scores, indices_of, rows_and_counts, unfit
+from sbonnx.detectors.torchvision_rows import fcos_rows, retinanet
 from sbonnx.errors import DataError
 from sbonnx.metrics.boxes import Boxes, boxes_of, detections
 from sbonnx.spec import Array
@@ -258,6 +259,9 @@ _DECODERS: Final[Mapping[str, Callable[[DetectorOutputs, Head], Decoded]]] = {
     "picodet": picodet,
     "nanodet": nanodet,
     "fcos": fcos,
+    "fcosrows": fcos_rows,
+    "retinanet": retinanet,
+    "rtmdet": rtmdet,
     "scrfd": scrfd,
     "yunet": yunet,
     "centerface": centerface,

@@ -95,8 +95,8 @@ HEADS: Final[Mapping[str, HeadKind]] = {
         Head("paddle", classes="from0"),
     ),
     "nms": HeadKind(
-        "outputs named boxes, scores and classes (or labels) after a selection in the graph (torchvision, TensorFlow, "
-        "RT-DETR, D-FINE, SSD and Faster R-CNN of the ONNX model zoo)",
+        "outputs named boxes, scores and classes (or labels), or dets (boxes and scores) and labels, after a selection "
+        "in the graph (torchvision, TensorFlow, RT-DETR, D-FINE, MMDeploy, SSD and Faster R-CNN of the ONNX model zoo)",
         Head("nms", score=0.0, unit=None),
         ("unit", "corners"),
     ),
@@ -116,7 +116,8 @@ HEADS: Final[Mapping[str, HeadKind]] = {
         Head("detr", score=0.0, most=100, corners="cxcywh", unit="shares", scores="softmax", background="last"),
     ),
     "rtdetr": HeadKind(
-        "logits (1, queries, classes) and boxes (1, queries, 4) (RT-DETR, Deformable and Conditional DETR, DINO)",
+        "logits (1, queries, classes) and boxes (1, queries, 4) (RT-DETR, RF-DETR, Deformable and Conditional DETR, "
+        "DINO)",
         Head("rtdetr", score=0.0, corners="cxcywh", unit="shares", scores="sigmoid"),
     ),
     "fastestdet": HeadKind(
@@ -136,6 +137,22 @@ HEADS: Final[Mapping[str, HeadKind]] = {
         "three outputs for each of the strides 8, 16, 32, 64, 128: classes (1, classes, h, w), centerness (1, 1, h, w) "
         "and distances (1, 4, h, w)",
         Head("fcos", score=0.05, iou=0.6, most=100, unit=None),
+        ("unit",),
+    ),
+    "fcosrows": HeadKind(
+        "three outputs for all cells of the strides 8, 16, 32, 64, 128: classes (1, N, classes), distances (1, N, 4) "
+        "and centerness (1, N, 1) (raw FCOS of torchvision)",
+        Head("fcosrows", score=0.2, iou=0.6, most=100),
+    ),
+    "retinanet": HeadKind(
+        "classes (1, N, classes) and offsets (1, N, 4), 9 rows for each cell of the strides 8, 16, 32, 64, 128 (raw "
+        "RetinaNet of torchvision, with its default anchors)",
+        Head("retinanet", score=0.05, iou=0.5),
+    ),
+    "rtmdet": HeadKind(
+        "two outputs for each of the strides 8, 16, 32: classes (1, classes, h, w) and distances (1, 4, h, w) from the "
+        "corner of the cell (raw RTMDet)",
+        Head("rtmdet", iou=0.65, unit=None),
         ("unit",),
     ),
     "scrfd": HeadKind(

@@ -145,6 +145,15 @@ def distance_unit(tensor: Tensor) -> Unit | None:
     return None
 
 
+def factor_unit(tensor: Tensor) -> Unit | None:
+    """Return the unit of distances of RTMDet: pixels after a factor, strides after Exp; None: it is neither.
+
+    Source: MMDetection rtmdet_head.py multiplies by the stride in the network, MMYOLO in the decoder.
+    """
+    node = maker(tensor)
+    return {"Mul": "pixels", "Exp": "strides"}.get(node.op if node is not None else "")  # type: ignore[return-value]
+
+
 def _rectifies(node: Node | None) -> bool:
     return node is not None and node.op in MAKES_DISTANCES
 

@@ -35,9 +35,9 @@ def picodet(outputs: DetectorOutputs, head: Head) -> Decoded:
     corners, scores = [], []
     for stride, arrays in _levels(outputs, head):
         distances = mean_bins(arrays["distances"]) * stride
-        corners.append(_around((grid_of(outputs.size, stride) + 0.5) * stride, distances))
+        corners.append(around((grid_of(outputs.size, stride) + 0.5) * stride, distances))
         scores.append(arrays["scores"])
-    return _of_levels(corners, scores, head)
+    return of_levels(corners, scores, head)
 
 
 def nanodet(outputs: DetectorOutputs, head: Head) -> Decoded:
@@ -59,8 +59,8 @@ def nanodet(outputs: DetectorOutputs, head: Head) -> Decoded:
     centers = np.concatenate([(grid_of(outputs.size, stride) + middle) * stride for stride in strides])
     scales = np.concatenate([np.full((len(grid_of(outputs.size, stride)), 1), stride) for stride in strides])
     values = rows.astype(np.float64)
-    corners = _around(centers, mean_bins(values[..., classes:]) * scales)
-    return _of_levels([np.clip(corners, 0, np.tile(outputs.size[::-1], 2))], [values[..., :classes]], head)
+    corners = around(centers, mean_bins(values[..., classes:]) * scales)
+    return of_levels([np.clip(corners, 0, np.tile(outputs.size[::-1], 2))], [values[..., :classes]], head)
 
 
 def scrfd(outputs: DetectorOutputs, head: Head) -> Decoded:
@@ -71,9 +71,9 @@ def scrfd(outputs: DetectorOutputs, head: Head) -> Decoded:
     corners, scores = [], []
     for stride, arrays in _levels(outputs, head):
         cells = np.repeat(grid_of(outputs.size, stride), LEVELS["scrfd"].anchors, axis=0)
-        corners.append(_around(cells * stride, arrays["distances"] * stride))
+        corners.append(around(cells * stride, arrays["distances"] * stride))
         scores.append(arrays["scores"])
-    return _of_levels(corners, scores, head)
+    return of_levels(corners, scores, head)
 
 
 def fcos(outputs: DetectorOutputs, head: Head) -> Decoded:
@@ -86,14 +86,34 @@ def fcos(outputs: DetectorOutputs, head: Head) -> Decoded:
         raise DataError(unfit(outputs, head))
     rows, corners, scores = outputs.rows(), [], []
     for stride, names in levels:
-        class_scores, centerness = (_shares(outputs, names[key], rows[names[key]]) for key in ("scores", "centerness"))
+        class_scores, centerness = (
+            shares_of(outputs, names[key], rows[names[key]]) for key in ("scores", "centerness")
+        )
         distances = rows[names["distances"]] * (stride if head.unit == "strides" else 1.0)
-        corners.append(_around((grid_of(outputs.size, stride) + 0.5) * stride, distances))
+        corners.append(around((grid_of(outputs.size, stride) + 0.5) * stride, distances))
         scores.append(np.sqrt(class_scores * centerness))
-    return _of_levels(corners, scores, head)
+    return of_levels(corners, scores, head)
 
 
-def _shares(outputs: DetectorOutputs, name: str, values: Array) -> Array:
+def rtmdet(outputs: DetectorOutputs, head: Head) -> Decoded:
+    """Decode, for each stride, classes and distances from the corner of the cell.
+
+    Source: MMDetection rtmdet_head.py, MlvlPointGenerator(offset=0) and DistancePointBBoxCoder; boxes end at the border
+    of the input.
+    """
+    levels = levels_of(outputs, "rtmdet")
+    if levels is None:
+        raise DataError(unfit(outputs, head))
+    rows, corners, scores = outputs.rows(), [], []
+    for stride, names in levels:
+        distances = rows[names["distances"]].astype(np.float64) * (stride if head.unit == "strides" else 1.0)
+        boxes = around(grid_of(outputs.size, stride) * stride, distances)
+        corners.append(np.clip(boxes, 0, np.tile(outputs.size[::-1], 2)))
+        scores.append(shares_of(outputs, names["scores"], rows[names["scores"]]))
+    return of_levels(corners, scores, head)
+
+
+def shares_of(outputs: DetectorOutputs, name: str, values: Array) -> Array:
     """Return scores as probabilities: a Sigmoid is applied unless the graph has it."""
     values = values.astype(np.float64)
     return values if ends_in(outputs.tensor(name), "Sigmoid") else sigmoid(values)
@@ -106,12 +126,12 @@ def mean_bins(distances: Array) -> Array:
     return means
 
 
-def _around(points: Array, distances: Array) -> Array:
+def around(points: Array, distances: Array) -> Array:
     """Return corners, (images, cells, 4), of points (cells, 2) and distances to left, top, right and bottom."""
     return np.concatenate([points - distances[..., :2], points + distances[..., 2:]], 2)
 
 
-def _of_levels(corners: list[Array], scores: list[Array], head: Head) -> Decoded:
+def of_levels(corners: list[Array], scores: list[Array], head: Head) -> Decoded:
     """Select among the boxes and scores of all levels."""
     confidence = np.concatenate(scores, 1)
     pairs = zip(np.concatenate(corners, 1), confidence, strict=True)
@@ -130,7 +150,7 @@ def yunet(outputs: DetectorOutputs, head: Head) -> Decoded:
         center = (raw[..., :2] + grid_of(outputs.size, stride)) * stride
         corners.append(corners_of(np.concatenate([center, np.exp(raw[..., 2:]) * stride], 2)))
         scores.append(np.sqrt(np.clip(arrays["class"], 0, 1) * np.clip(arrays["object"], 0, 1)))
-    return _of_levels(corners, scores, head)
+    return of_levels(corners, scores, head)
 
 
 def _levels(outputs: DetectorOutputs, head: Head) -> list[tuple[int, dict[str, Array]]]:

@@ -13,6 +13,16 @@ from sbonnx.spec import Array
 LANDMARKS: Final = 10
 """Columns of the five landmarks of a face."""
 
+FPN: Final = (8, 16, 32, 64, 128)
+"""Strides of the levels P3 to P7 of FCOS and RetinaNet."""
+
+FCOS_ROWS: Final = ("distances", "centerness", "scores")
+RETINA_ROWS: Final = ("distances", "scores")
+"""Quantities of raw FCOS and RetinaNet of torchvision, see `rows_of_levels`."""
+
+RETINA_ANCHORS: Final = 9
+"""Anchors of a cell of RetinaNet: three sizes, three shapes."""
+
 Quantities = Callable[[DetectorOutputs, Mapping[str, Array]], dict[str, str] | None]
 
 
@@ -24,11 +34,13 @@ class LevelForm:
         quantities: returns the names of the outputs of a level by quantity; None if they are others.
         strides: possible strides of the levels.
         anchors: number of rows of a cell.
+        decisive: whether no other head has this structure; else the user has to state it.
     """
 
     quantities: Quantities
     strides: tuple[tuple[int, ...], ...]
     anchors: int = 1
+    decisive: bool = True
 
 
 def levels_of(outputs: DetectorOutputs, head: str) -> list[tuple[int, dict[str, str]]] | None:
@@ -55,6 +67,32 @@ def _of_strides(
         levels.append((stride, names))
     same = {tuple(rows[name].shape[2] for name in names.values()) for _, names in levels}
     return levels if used == len(outputs.arrays) and len(same) == 1 else None
+
+
+def rows_of_levels(outputs: DetectorOutputs, quantities: tuple[str, ...], anchors: int) -> dict[str, str] | None:
+    """Return the names of outputs (images, N, columns) by quantity, with rows for all cells of the strides of `FPN`.
+
+    Args:
+        quantities: "distances" (4 columns), "centerness" (1) and at the end "scores" (the other output). Of several
+            outputs with this number of columns, the last has the quantity.
+        anchors: number of rows of a cell.
+    """
+    rows = outputs.of_rank(3)
+    count = anchors * cells(outputs.size, FPN)
+    if (
+        len(quantities) != len(rows)
+        or len(rows) != len(outputs.arrays)
+        or any(value.shape[1] != count for value in rows.values())
+    ):
+        return None
+    columns, names = {"distances": BOX_SIDES, "centerness": 1}, dict[str, str]()
+    for quantity in quantities:
+        wanted = columns.get(quantity)
+        fits = [name for name in rows if name not in names.values() and wanted in (None, rows[name].shape[2])]
+        if not fits:
+            return None
+        names[quantity] = fits[-1]
+    return names
 
 
 def _scores_and_distances(outputs: DetectorOutputs, level: Mapping[str, Array]) -> dict[str, str] | None:
@@ -95,6 +133,15 @@ def _class_center_box(outputs: DetectorOutputs, level: Mapping[str, Array]) -> d
     return {"scores": scores[0], "centerness": scores[1], "distances": distances[0]}
 
 
+def _class_and_box(outputs: DetectorOutputs, level: Mapping[str, Array]) -> dict[str, str] | None:
+    """Return scores of classes and distances, of which a Sigmoid is none. Of 4 classes, the first output has scores."""
+    distances = [name for name in _with_columns(level, BOX_SIDES) if not ends_in(outputs.tensor(name), "Sigmoid")]
+    if len(level) != 2 or not distances:
+        return None
+    scores = next(name for name in level if name != distances[-1])
+    return {"scores": scores, "distances": distances[-1]}
+
+
 def _with_columns(level: Mapping[str, Array], columns: int) -> list[str]:
     return [name for name, value in level.items() if value.shape[2] == columns]
 
@@ -103,5 +150,6 @@ LEVELS: Final[Mapping[str, LevelForm]] = {
     "picodet": LevelForm(_scores_and_distances, ((8, 16, 32, 64), (8, 16, 32))),
     "yunet": LevelForm(_class_object_box, ((8, 16, 32),)),
     "scrfd": LevelForm(_face_and_box, ((8, 16, 32),), anchors=2),
-    "fcos": LevelForm(_class_center_box, ((8, 16, 32, 64, 128),)),
+    "fcos": LevelForm(_class_center_box, (FPN,)),
+    "rtmdet": LevelForm(_class_and_box, ((8, 16, 32),), decisive=False),
 }

@@ -18,6 +18,7 @@ from sbonnx.detectors.head_structure import (
     box_form,
     distance_unit,
     ends_in,
+    factor_unit,
     is_concat_of,
     is_selected,
     joins_boxes_and_scores,
@@ -25,10 +26,10 @@ from sbonnx.detectors.head_structure import (
     joins_scores_and_distances,
     selects_queries,
 )
-from sbonnx.detectors.levels import LEVELS, levels_of
+from sbonnx.detectors.levels import FCOS_ROWS, LEVELS, RETINA_ANCHORS, RETINA_ROWS, levels_of, rows_of_levels
 from sbonnx.detectors.outputs import ANCHORS, DetectorOutputs, fitting_strides
 from sbonnx.errors import DataError
-from sbonnx.metrics.boxes import is_of_tensorflow, named_parts
+from sbonnx.metrics.boxes import is_of_tensorflow, joined_detections, named_parts
 from sbonnx.metrics.image_sizes import PADDLE_INPUTS, size_values
 from sbonnx.ops import OBJECT_BOX_CLASSES
 from sbonnx.spec import Array
@@ -80,6 +81,10 @@ def _hint(outputs: DetectorOutputs) -> str:
     """Return which heads come into question, as a clause."""
     if _has_anchor_maps(outputs):
         return " (maps of anchors that the file does not have: yolov5 or yolov7)"
+    if levels_of(outputs, "rtmdet") is not None:
+        return " (rtmdet, if distances are from the corner of the cell)"
+    if rows_of_levels(outputs, FCOS_ROWS, 1) is not None:
+        return " (fcosrows, if distances are from the corner of the cell, as in torchvision)"
     if boxes_and_scores(outputs) is not None:
         return " (boxes and logits: detr, whose last class is no object, or rtdetr)"
     if any(value.shape[1] == 7 for value in outputs.of_rank(2).values()):
@@ -106,7 +111,9 @@ def recognized_head(outputs: DetectorOutputs) -> Head | None:
     for name, value in {**rows, **flat}.items():
         if value.shape[-1] == columns and len(rows) + len(flat) == 1 and is_selected(outputs.tensor(name)):
             return HEADS["end2end"].head
-    of_levels = next((name for name in LEVELS if levels_of(outputs, name) is not None), None)
+    of_levels = next(
+        (name for name, form in LEVELS.items() if form.decisive and levels_of(outputs, name) is not None), None
+    )
     if of_levels is not None:
         return _described(outputs, HEADS[of_levels].head)
     pair = boxes_and_scores(outputs)
@@ -149,9 +156,14 @@ def _has_columns_of_cells(outputs: DetectorOutputs, value: Array) -> bool:
 
 
 def _of_pair(outputs: DetectorOutputs, pair: tuple[str, str]) -> Head | None:
-    """Return the head of boxes and scores: DETR if boxes end in Sigmoid, SSD if they are decoded from priors."""
+    """Return the head of boxes and scores: DETR if boxes end in Sigmoid, SSD if they are decoded from priors.
+
+    Boxes of RF-DETR are offsets to those that TopK selects, and its scores are logits.
+    """
     boxes = outputs.tensor(pair[0])
-    if ends_in(boxes, "Sigmoid"):
+    form, raw_scores = box_form(boxes), activation(outputs.tensor(pair[1])) is None
+    of_selected = form.corners == "cxcywh" and form.unit != "pixels" and is_selected(boxes)
+    if ends_in(boxes, "Sigmoid") or (of_selected and raw_scores):
         return HEADS["rtdetr"].head if selects_queries(outputs.graph) else None
     return _described(outputs, HEADS["ssd"].head)
 
@@ -162,6 +174,8 @@ def _described(outputs: DetectorOutputs, head: Head) -> Head:
         return replace(head, unit="shares")
     if head.name in ("nms", "indices") and any(size_values(name) for name in inputs_of(outputs)):
         head = replace(head, unit="pixels")  # of the size that the input is given
+    if head.name == "nms" and joined_detections(outputs.arrays) is not None:
+        return replace(head, unit="pixels", classes="from0")
     if head.name == "nms" and RTDETR_SIZES in inputs_of(outputs):
         return replace(head, classes="from0")
     if head.name == "indices" and head.corners is None:
@@ -169,6 +183,9 @@ def _described(outputs: DetectorOutputs, head: Head) -> Head:
     levels = levels_of(outputs, "fcos") if head.name == "fcos" else None
     if levels is not None:
         return replace(head, unit=distance_unit(outputs.tensor(levels[0][1]["distances"])))
+    levels = levels_of(outputs, "rtmdet") if head.name == "rtmdet" else None
+    if levels is not None:
+        return replace(head, unit=factor_unit(outputs.tensor(levels[0][1]["distances"])))
     pair = boxes_and_scores(outputs) if head.name == "ssd" else None
     if pair is None:
         return head
@@ -271,13 +288,16 @@ def _check_known(outputs: DetectorOutputs, head: Head) -> None:
         "indices": indices_of(outputs),
         "ssd": boxes_and_scores(outputs),
         "fcos": levels_of(outputs, "fcos"),
+        "rtmdet": levels_of(outputs, "rtmdet"),
     }
     if parts.get(head.name, ()) is None:
         raise DataError(unfit(outputs, head))
+    has_retina_rows = rows_of_levels(outputs, RETINA_ROWS, RETINA_ANCHORS) is not None
     if not head.decoded and head.name == "ssd" and head.priors is None:
         raise DataError(
             f"the boxes of {outputs.listed} are offsets to priors, which the file does not have: give them with --head "
             "ssd:priors=FILE.npy, (N, 4) of center x, center y, width, height as shares of the image"
+            f"{', or --head retinanet for the anchors of torchvision' if has_retina_rows else ''}"
         )
     needed = {"corners": head.corners, "unit": head.unit, "scores": head.scores}
     if head.priors is not None:
@@ -286,7 +306,7 @@ def _check_known(outputs: DetectorOutputs, head: Head) -> None:
     if missing:
         example = {"corners": "xyxy", "unit": "pixels", "scores": "softmax"}
         words = {"corners": "xyxy, yxyx or cxcywh", "unit": "pixels or shares", "scores": "none, sigmoid or softmax"}
-        words |= {"unit": "pixels or strides"} if head.name == "fcos" else {}
+        words |= {"unit": "pixels or strides"} if head.name in LEVELS else {}
         raise DataError(
             f"the structure of the model does not say {' and '.join(f'{key} ({words[key]})' for key in missing)} of "
             f"its outputs {outputs.listed}: state it, such as --head {head.name}:"

@@ -148,13 +148,25 @@ def detections(outputs: Mapping[str, Array]) -> list[Boxes]:
 
 
 def named_parts(arrays: Mapping[str, Array]) -> tuple[Array, Array, Array] | None:
-    """Return boxes (x1, y1, x2, y2), scores and classes among outputs by their names; None if one is missing."""
+    """Return boxes (x1, y1, x2, y2), scores and classes among outputs by their names; None if one is missing.
+
+    MMDeploy joins boxes and scores: ``dets`` (images, detections, 5).
+    """
     boxes, scores, classes = (
         ending(arrays, names) for names in (("boxes", "box", "bboxes"), ("scores", "score"), CLASS_NAMES)
     )
+    joined = joined_detections(arrays)
+    if joined is not None and classes is not None:
+        return joined[..., :4], joined[..., 4], classes
     if boxes is None or scores is None or classes is None:
         return None
     return (boxes[..., [1, 0, 3, 2]] if is_of_tensorflow(arrays) else boxes), scores, classes
+
+
+def joined_detections(arrays: Mapping[str, Array]) -> Array | None:
+    """Return the output ``dets`` of x1, y1, x2, y2, score; None: there is none."""
+    dets: Array | None = ending(arrays, ("dets",))
+    return dets if dets is not None and dets.shape[-1:] == (5,) else None
 
 
 def is_of_tensorflow(arrays: Mapping[str, Any]) -> bool:

@@ -367,6 +367,55 @@ def rtdetr(b: Builder) -> None:
     _queries(b, logit(scored(8, 3)))
 
 
+def rfdetr(b: Builder) -> None:
+    """Boxes are offsets to proposals that TopK selects: added in their size, and factors as exponents."""
+    proposals = np.full((12, 4), 0.3)
+    proposals[:, :2] = np.linspace(0.1, 0.9, 24).reshape(12, 2)
+    order = np.arange(12)[::-1]  # of falling score
+    b.value(order[None] + 0.0, "scores_of_proposals")
+    sizes = b.value(np.full((1, 12, 2), 0.3), "raw_sizes")
+    b.op(
+        "Concat",
+        [b.op("Add", ["zero", b.constant(proposals[None, :, :2].astype(np.float32))], "c"), sizes],
+        "p",
+        axis=2,
+    )
+    count = b.constant(np.array([8]))
+    b.nodes.append(helper.make_node("TopK", ["scores_of_proposals", count], ["best", "places"], name="top"))
+    b.op(
+        "Expand",
+        [b.op("Unsqueeze", ["places", b.constant(np.array([2]))], "column"), b.constant(np.array([1, 8, 4]))],
+        "rows",
+    )
+    b.op("GatherElements", ["p", "rows"], "reference", axis=1)
+    ends = [b.constant(np.array([value])) for value in (0, 2, 4)]
+    last = b.constant(np.array([2]))
+    b.op("Slice", ["reference", ends[0], ends[1], last], "reference_center")
+    b.op("Slice", ["reference", ends[1], ends[2], last], "reference_size")
+    wanted, deltas = centers(BOXES / SIDE), np.zeros((8, 4))
+    deltas[:3] = np.concatenate([(wanted[:, :2] - proposals[:3, :2]) / 0.3, np.log(wanted[:, 2:] / 0.3)], 1)
+    raw = b.op("Transpose", [conv(b, deltas.T[None], "bbox_embed")], "deltas", perm=[0, 2, 1])
+    moved = b.op("Slice", [raw, ends[0], ends[1], last], "moved")
+    grown = b.op("Slice", [raw, ends[1], ends[2], last], "grown")
+    b.op("Add", [b.op("Mul", [moved, "reference_size"], "m"), "reference_center"], "xy")
+    b.op("Mul", [b.op("Exp", [grown], "e"), "reference_size"], "wh")
+    b.op("Concat", ["xy", "wh"], "dets", axis=2)
+    b.value(logit(scored(8, 3))[None], "labels")
+    b.output("dets", (1, 8, 4))
+    b.output("labels", (1, 8, 3))
+
+
+def mmdeploy(b: Builder) -> None:
+    """Boxes with their scores, and labels; padding has class -1."""
+    rows, numbers = np.zeros((1, 5, 5)), np.full((1, 5), -1.0)
+    rows[0, :3] = np.concatenate([BOXES, np.array([[0.9, 0.8, 0.7]]).T], 1)
+    numbers[0, :3] = CLASSES
+    b.value(rows, "dets")
+    b.op("Cast", [b.value(numbers, "numbers")], "labels", to=TensorProto.INT64)
+    b.output("dets", (1, 5, 5))
+    b.output("labels", (1, 5), TensorProto.INT64)
+
+
 def _queries(b: Builder, logits: Array) -> None:
     boxes = np.full((8, 4), 0.5)
     boxes[:3] = centers(BOXES / SIDE)
@@ -530,6 +579,7 @@ MODELS: Mapping[str, Callable[[Builder], None]] = {
             ppyoloe,
         ),
         *(end2end_masks, paddle, rtdetr_sizes, nanodet, nanodet_plus, scrfd),
+        *(rfdetr, mmdeploy),
         *(detr, rtdetr, fastestdet, end2end7, picodet, yunet, centerface),
     )
 }

@@ -27,15 +27,19 @@ def cells(strides: tuple[int, ...]) -> Iterator[tuple[int, int, int, int]]:
             yield stride, number, number % (SIDE // stride), number // (SIDE // stride)
 
 
-def decoded(b: Builder, folder: Path, head: str, stated: bool = False) -> tuple[Array, Array, Array]:
-    """All boxes, classes and scores of a model, without suppression; the head is recognized unless it is stated."""
+def decoded(b: Builder, folder: Path, head: str, stated: str = "") -> tuple[Array, Array, Array]:
+    """All boxes, classes and scores of a model, without suppression; the head is recognized unless it is stated.
+
+    Args:
+        stated: settings of the head after its name, or a comma.
+    """
     path = b.save(folder / "m.onnx", SIDE)
     session = onnxruntime.InferenceSession(path)
     feed = {"images": np.zeros((1, 3, SIDE, SIDE), np.float32)}
     outputs = dict(zip([value.name for value in session.get_outputs()], session.run(None, feed), strict=True))
     if not stated:
         HeadDecoder(lambda: graphs.load(path))(outputs, feed, {})
-    choice = head_choice(f"{head}:score=0,iou=1,most=30000" + (",unit=strides" if stated else ""))
+    choice = head_choice(f"{head}:score=0,iou=1,most=30000{stated}")
     (boxes,) = detections(HeadDecoder(lambda: graphs.load(path), choice)(outputs, feed, {}))
     order = np.lexsort((boxes.scores, boxes.corners[:, 0]))
     return boxes.corners[order], boxes.classes[order], boxes.scores[order]
@@ -90,7 +94,7 @@ def test_fcos(ending: str, tmp_path: Path) -> None:
     if ending == "Conv":
         with pytest.raises(DataError, match=r"does not say unit \(pixels or strides\)"):
             decoded(b, tmp_path, "fcos")
-    check(decoded(b, tmp_path, "fcos", stated=ending == "Conv"), expected)
+    check(decoded(b, tmp_path, "fcos", stated=",unit=strides" if ending == "Conv" else ""), expected)
 
 
 def test_scrfd(tmp_path: Path) -> None:
@@ -133,3 +137,78 @@ def test_nanodet(strides: tuple[int, ...], tmp_path: Path) -> None:
         box = box_at((x + middle) * stride, (y + middle) * stride, distances)
         expected.append((np.clip(box, 0, SIDE).tolist(), values[stride][0][0, :, number].tolist()))
     check(decoded(b, tmp_path, "nanodet"), expected)
+
+
+@pytest.mark.parametrize("ending", ["Mul", "Exp", "Conv"])
+def test_rtmdet(ending: str, tmp_path: Path) -> None:
+    """rtmdet_head.py of MMDetection (a factor in the network) and MMYOLO (Exp, or nothing, and a factor after it)."""
+    rng, b, values = np.random.default_rng(3), Builder(), {}
+    for stride in (8, 16, 32):
+        logits, raw = (rng.normal(size=(1, count, SIDE // stride, SIDE // stride)) for count in (CLASSES, 4))
+        values[stride] = logits, raw
+        b.value(logits, f"cls{stride}")
+        distances = conv(b, raw.reshape(1, 4, -1), f"conv{stride}")
+        if ending == "Mul":
+            distances = b.op(ending, [distances, b.constant(np.float32(stride)[None])], f"pixels{stride}")
+        elif ending == "Exp":
+            distances = b.op(ending, [distances], f"strides{stride}")
+        b.op("Reshape", [distances, b.constant(np.array(raw.shape))], f"reg{stride}")
+    for name, count in (("cls", CLASSES), ("reg", 4)):
+        for stride in (8, 16, 32):
+            b.output(f"{name}{stride}", (1, count, SIDE // stride, SIDE // stride))
+    expected: list[Row] = []
+    for stride, number, x, y in cells((8, 16, 32)):
+        logits, raw = (part.reshape(part.shape[1], -1)[:, number] for part in values[stride])
+        box = box_at(x * stride, y * stride, (np.exp(raw) if ending == "Exp" else raw) * stride)
+        expected.append((np.clip(box, 0, SIDE).tolist(), (1 / (1 + np.exp(-logits))).tolist()))
+    with pytest.raises(DataError, match=r"\(rtmdet, if distances are from the corner of the cell\): name the head"):
+        decoded(b, tmp_path, "rtmdet")
+    if ending == "Conv":
+        with pytest.raises(DataError, match=r"does not say unit \(pixels or strides\)"):
+            decoded(b, tmp_path, "rtmdet", ",")
+    check(decoded(b, tmp_path, "rtmdet", ",unit=strides" if ending == "Conv" else ","), expected)
+
+
+def test_torchvision_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """postprocess_detections of fcos.py and retinanet.py: of 160 pixels, level P6 has 3 cells of 53 pixels."""
+    side = 160
+    monkeypatch.setattr("tests.detectors.test_reference_formulas.SIDE", side)
+    rng, strides = np.random.default_rng(4), (8, 16, 32, 64, 128)
+    places = [
+        (stride, y, x) for stride in strides for y in range(-(-side // stride)) for x in range(-(-side // stride))
+    ]
+    count = len(places)
+    fcos, retina = Builder(), Builder()
+    logits, center, reg = (
+        rng.normal(middle, size=(rows, columns)).astype(np.float32).astype(np.float64)
+        for middle, rows, columns in ((0, 9 * count, CLASSES), (0, count, 1), ((0, 0, 3, 0), 9 * count, 4))
+    )
+    for b, rows in ((fcos, count), (retina, 9 * count)):
+        outputs = {"cls_logits": logits[:rows], "bbox_regression": reg[:rows]}
+        outputs |= {"bbox_ctrness": center} if b is fcos else {}
+        for name, value in outputs.items():
+            b.value(value[None], name)
+            b.output(name, (1, *value.shape))
+    of_fcos: list[Row] = []
+    of_retina: list[Row] = []
+    for number, (stride, y, x) in enumerate(places):
+        step = side // -(-side // stride)
+        scores = np.sqrt(1 / (1 + np.exp(-logits[number])) / (1 + np.exp(-center[number])))
+        of_fcos.append((np.clip(box_at(x * step, y * step, reg[number] * stride), 0, side).tolist(), scores.tolist()))
+        shapes = [(ratio, int(4 * stride * 2 ** (third / 3))) for ratio in (0.5, 1, 2) for third in range(3)]
+        for place, (ratio, size) in enumerate(shapes):
+            half_width, half_height = round(size / ratio**0.5 / 2), round(size * ratio**0.5 / 2)
+            dx, dy, dw, dh = reg[9 * number + place].tolist()
+            middle = x * step + dx * 2 * half_width, y * step + dy * 2 * half_height
+            half = [np.exp(min(d, np.log(62.5))) * s for d, s in ((dw, half_width), (dh, half_height))]
+            box = [middle[0] - half[0], middle[1] - half[1], middle[0] + half[0], middle[1] + half[1]]
+            row_scores = 1 / (1 + np.exp(-logits[9 * number + place]))
+            of_retina.append((np.clip(box, 0, side).tolist(), row_scores.tolist()))
+    for b, head, message in (
+        (fcos, "fcosrows", "fcosrows, if dist"),
+        (retina, "retinanet", "--head retinanet for the anchors"),
+    ):
+        with pytest.raises(DataError, match=message):
+            decoded(b, tmp_path, head)
+    check(decoded(fcos, tmp_path, "fcosrows", ","), of_fcos)
+    check(decoded(retina, tmp_path, "retinanet", ","), of_retina)

@@ -239,7 +239,8 @@ class Verification(Section):
         flag=Flag(
             "--head NAME[:KEY=VALUE,...]",
             "Head of a detector, for map and --task detection: yolov5, yolov7, yolov8, yolox, end2end, end2end7, "
-            "paddle, nms, indices, ssd, detr, rtdetr, fastestdet, picodet, nanodet, fcos, scrfd, yunet, centerface",
+            "paddle, nms, indices, ssd, detr, rtdetr, fastestdet, picodet, nanodet, fcos, fcosrows, "
+            "retinanet, rtmdet, scrfd, yunet, centerface",
             flags.EVALUATION,
             shown="by the structure of the model",
         ),
