@@ -4,9 +4,9 @@ Supported: nodes of the standard domain whose inputs are constants, in every sco
 Refused: random ops, custom domains, nodes with bodies, sequences, RoiAlign (unbounded work), integer divisions
 before their operands are known (an overflow in the kernel kills the process), and QuantizeLinear / DequantizeLinear
 with all dependent nodes (a quantized model must remain quantized). A result may be at most 1 MiB larger than the
-constants it is computed from, and all that the file would store together at most a tenth of the weights of the model
-larger, or 16 KiB: matrices that small models compute (Fourier transforms, mel filters) would be most of the file, and
-runtimes compute them once, when they load it. Nodes with results of unknown size are run only if they are small.
+constants it is computed from, and all that the file would store together at most a fiftieth of the weights of the
+model larger, or 2 KiB: matrices that small models compute (Fourier transforms, mel filters) would be most of the file,
+and runtimes compute them once, when they load it. Nodes with results of unknown size are run only if they are small.
 Equations: f(c) is a constant if c is one.
 """
 
@@ -42,10 +42,10 @@ NAME: Final = "fold_constants"
 GROWTH_BYTES: Final = 1 << 20
 """Maximum growth of a folded tensor over the constants it is computed from, in bytes."""
 
-STORED_SHARE: Final = 0.1
+STORED_SHARE: Final = 0.02
 """Maximum growth of all tensors that the file would store, as a share of the weights of the model."""
 
-STORED_BYTES: Final = 16 << 10
+STORED_BYTES: Final = 2 << 10
 """Growth of all stored tensors that is always allowed, in bytes."""
 
 UNKNOWN_BYTES: Final = 1 << 20

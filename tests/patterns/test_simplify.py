@@ -274,6 +274,7 @@ def test_a_computed_matrix_that_would_be_most_of_the_file_stays(
 ) -> None:
     """By the size of the weights. Small operands are folded, and so is what is small again."""
     monkeypatch.setattr(fold, "STORED_SHARE", share)
+    monkeypatch.setattr(fold, "STORED_BYTES", 16 << 10)
     numbers = {name: np.float32(value) for name, value in {"zero": 0, "n": 64, "m": 512, "step": 1}.items()}
     proto = model(FOURIER, **numbers, upright=ints(64, 1), pitch=np.float32(0.01), w=(64, 512), gain=(512,))
     graph = load(proto)
@@ -291,7 +292,7 @@ def test_a_computed_matrix_that_would_be_most_of_the_file_stays(
 
 def test_many_computed_matrices_together() -> None:
     """Each would be allowed alone; together, over all rounds, they grow the file by at most what one may."""
-    count, size = 8, 48
+    count, size = 8, 16
     lines = " ".join(
         f"m{each} = Mul(column{each}, row) c{each} = Cos(m{each}) x{each + 1} = MatMul(x{each}, c{each})"
         for each in range(count)
