@@ -112,6 +112,10 @@ class Files:
         """Write the named recurrent ops, whose weights are dequantized, as integer ops; return what was done."""
         return []
 
+    def decode_weights(self, graph: Graph, nodes: Collection[str]) -> list[str]:
+        """Write the dequantized weights of the named ops so that they are decoded once; return what was done."""
+        return []
+
     @property
     def version(self) -> str | None:
         """Version of the runtime, if it has several."""

@@ -61,6 +61,9 @@ class ModePlacer(SiteBuilder):
         why = next(self._obstacles(place, at), None)
         if why is not None or at is None:
             self._refuse(node, why or _no_weight(node))
+            too_small = why is not None and why.code == "weight-too-small"
+            if not too_small and (self.recipe.mode == WEIGHT_ONLY or node.name in self.survey.in_loop):
+                self.linear_storage(place)
             return
         if self.recipe.mode == DYNAMIC and self.settings_of("a", node, node.inputs[at.data]) is None:
             return
@@ -89,6 +92,9 @@ class ModePlacer(SiteBuilder):
             return
         if at.weight == 0:
             yield Reason("constant-on-left", "the constant is the left factor; kernels require it on the right")
+        spectral = self.survey.spectral(node)
+        if spectral is not None:
+            yield spectral
         weight, data = node.inputs[at.weight], node.inputs[at.data]
         if len(weight.shape) != 2:
             yield Reason("weight-not-matrix", f"its weight has {len(weight.shape)} axes, a matrix is required")

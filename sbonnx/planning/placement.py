@@ -59,6 +59,7 @@ class Placer(SiteBuilder):
                 continue
             if node.name in self.survey.in_loop:
                 self._refuse_loop(node)
+                self.linear_storage(place)
                 continue
             at = weighted(node)
             if node.op in self.rules.linear and at is not None:
@@ -123,6 +124,7 @@ class Placer(SiteBuilder):
             return
         slow = (
             self.declined.get(node.name)
+            or self.survey.spectral(node)
             or self.rules.slow_linear(node)
             or (None if kind is None else self.numbers.unfit(node, kind))
         )

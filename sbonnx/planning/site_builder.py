@@ -12,10 +12,10 @@ from sbonnx.backends import Backend, Numbers, Placement
 from sbonnx.errors import RecipeError
 from sbonnx.graph import Constant, Node, Tensor, query
 from sbonnx.linear.layer import channel_axes
-from sbonnx.ops import EMBEDDING, MATRIX_PRODUCTS, MOVES_DATA
+from sbonnx.ops import EMBEDDING, LINEAR, MATRIX_PRODUCTS
 from sbonnx.planning.drafts import Draft, Drafts
-from sbonnx.planning.survey import Place, Survey
-from sbonnx.planning.types import INTEGER_RECURRENT, ObserverChoice, Reader, RoundingChoice
+from sbonnx.planning.survey import Place, Survey, weighted
+from sbonnx.planning.types import INTEGER_RECURRENT, STORED, ObserverChoice, Reader, RoundingChoice
 from sbonnx.recipe import Recipe, TensorSettings
 from sbonnx.recipe.names import NEAREST
 from sbonnx.report.codes import Reason
@@ -28,6 +28,9 @@ RECURRENT_WEIGHTS = (1, 2)
 
 STORED_BITS = 8
 """Width of weights that are stored in integers and computed with in float, and of recurrent ops in integers."""
+
+SMALL_WEIGHT = 256
+"""Number of values of a weight below which its codes, scales and the ops that decode them save little."""
 
 SMALL_TABLE = 32
 """Tables with fewer rows, or shorter ones, stay float.
@@ -211,6 +214,24 @@ class SiteBuilder:
         for index in stored:
             self._stored(place, index, 1, "recurrent" if why_float is not None else INTEGER_RECURRENT)
 
+    def linear_storage(self, place: Place) -> None:
+        """Store the weight of a linear op without an integer kernel in 8 bits, with one scale an output channel.
+
+        Left out are small weights, those that other ops read as floats, and spectra and features, see
+        `Survey.reads_features`.
+        """
+        node, at = place.node, weighted(place.node)
+        if at is None or node.op not in self.rules.stored or at.weight != LINEAR[node.op].weight:
+            return
+        weight = node.inputs[at.weight]
+        if query.dtype(weight) != np.dtype(np.float32) or np.prod(weight.shape) < SMALL_WEIGHT:
+            return
+        others = [use for use in query.readers(weight) if use[0].op not in LINEAR or use[1] != at.weight]
+        if others or isinstance(node.inputs[at.data], Constant) or self.survey.reads_features(node):
+            return
+        if self._storage_settings(node, weight) is not None:
+            self._stored(place, at.weight, at.axis, STORED)
+
     def _is_storable(self, node: Node, index: int) -> bool:
         """Return whether the weight at input `index` of a recurrent op can be stored in 8 bits."""
         tensor = node.inputs[index]
@@ -218,7 +239,7 @@ class SiteBuilder:
             return False
         if query.dtype(tensor) != np.dtype(np.float32) or 0 in tensor.shape:
             return False
-        if index == RECURRENT_WEIGHTS[0] and self._reads_model_input(node.inputs[0]):
+        if index == RECURRENT_WEIGHTS[0] and self.survey.reads_model_input(node.inputs[0]):
             why = Reason(
                 "first-layer-features",
                 "it reads an input of the model, whose features may differ in scale: its input weights stay float",
@@ -249,7 +270,7 @@ class SiteBuilder:
         if query.dtype(table) == np.dtype(np.float32) and min(table.shape) >= SMALL_TABLE:
             self._stored(place, 0, 0, "table")
 
-    def _stored(self, place: Place, index: int, axis: int, rule: str) -> None:
+    def _stored(self, place: Place, index: int, axis: int | None, rule: str) -> None:
         """Add a site for a weight that is stored in integers of 8 bits and computed with in float."""
         node, tensor = place.node, place.node.inputs[index]
         settings = self._storage_settings(node, tensor)
@@ -271,12 +292,6 @@ class SiteBuilder:
         """Return the settings of a weight that can be stored in 8 bits, or None."""
         settings = self.settings_of("w", node, tensor)
         return None if settings is None or settings.bits > STORED_BITS or settings.dtype != "int" else settings
-
-    def _reads_model_input(self, tensor: Tensor) -> bool:
-        """Return whether only data movement stands between a tensor and an input of the model."""
-        while (producer := query.producer(tensor)) is not None and producer.op in MOVES_DATA:
-            tensor = producer.inputs[0]
-        return tensor.name in self.survey.inputs
 
     def safe_sums(self, node: Node, index: int, spec: QuantSpec) -> QuantSpec:
         """Return the type of a weight whose sums of two products fit 16 bits, where they must; `spec` elsewhere.

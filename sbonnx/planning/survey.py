@@ -10,7 +10,7 @@ import numpy as np
 from sbonnx.graph import Body, Constant, Graph, Node, Tensor, query
 from sbonnx.linear.embedding import constant_tables
 from sbonnx.linear.layer import channel_axes, weight_index
-from sbonnx.ops import DEQUANTIZE, LINEAR, MATRIX_PRODUCTS
+from sbonnx.ops import DEQUANTIZE, LINEAR, MATRIX_PRODUCTS, MOVES_DATA, SPECTRAL
 from sbonnx.patterns import Block, find_blocks
 from sbonnx.report.codes import Reason
 
@@ -79,6 +79,31 @@ class Survey:
         shared = [scopes[0] for scopes in zip(*places, strict=False) if len(set(scopes)) == 1]
         scope: str = shared[-1]
         return scope
+
+    def reads_model_input(self, tensor: Tensor) -> bool:
+        """Return whether only data movement is between a tensor and an input of the model."""
+        while (producer := query.producer(tensor)) is not None and producer.op in MOVES_DATA:
+            tensor = producer.inputs[0]
+        return tensor.name in self.inputs
+
+    def reads_features(self, node: Node) -> bool:
+        """Return whether a product computes features or reads them: a matrix product of the model's input, or of a Log.
+
+        Features differ in scale by orders of magnitude, as bands of a spectrum do before their logarithm is taken.
+        """
+        if node.op in MATRIX_PRODUCTS and any(self.reads_model_input(tensor) for tensor in node.inputs):
+            return True
+        return self.spectral(node) is not None
+
+    @staticmethod
+    def spectral(node: Node) -> Reason | None:
+        """Return the reason why a product with a constant basis, whose result becomes a logarithm, stays float."""
+        if not any(becomes_log(tensor) for tensor in node.outputs):
+            return None
+        return Reason(
+            "first-layer-features",
+            "its result becomes a logarithm: the basis of a spectrum, of large range, stays float",
+        )
 
     def place_of(self, node: Node) -> Literal["", "first", "last"]:
         """Return whether a node is a first or last linear layer; a node that is both counts as last."""
@@ -166,6 +191,19 @@ class Survey:
                 "no-integer-kernel", f"onnxruntime has no integer kernel for the dilations of '{producer.name}'"
             )
         return None
+
+
+def becomes_log(tensor: Tensor) -> bool:
+    """Return whether a tensor reaches a Log by sums, products, powers and data movement, such as a spectrum does."""
+    seen, tensors = {id(tensor)}, [tensor]
+    while tensors:
+        for node, _ in query.readers(tensors.pop()):
+            if node.op == "Log":
+                return True
+            if node.op in SPECTRAL:
+                tensors += [output for output in node.outputs if id(output) not in seen]
+                seen.update(map(id, node.outputs))
+    return False
 
 
 def weighted(node: Node) -> LinearInputs | None:

@@ -21,6 +21,9 @@ FloatName = Literal["fp32", "fp16", "bf16"]
 INTEGER_RECURRENT: Final = "recurrent integer"
 """Rule of the weights of recurrent ops that compute in integers."""
 
+STORED: Final = "stored"
+"""Rule of the weights of linear ops that compute in float, stored in integers."""
+
 PLAN_FORMAT: Final = 1
 """Version of the JSON form of plans."""
 

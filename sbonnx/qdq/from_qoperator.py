@@ -18,6 +18,7 @@ from sbonnx.ops import (
     DYNAMIC_LSTM,
     EMBEDDING,
     INTEGER_OPS,
+    LINEAR,
     MOVES_DATA,
     PADS,
     PICKS_MAX,
@@ -89,7 +90,7 @@ def _pair_decoded(work: Unfolder, graph: Graph) -> int:
             if rows is not None and rows.op in EMBEDDING and len(query.readers(rows.outputs[0])) == 1:
                 source, scale, uses = rows.inputs[0], _scale_of_rows(node.inputs[1], rows), [(rows, 0)]
             else:
-                uses = [use for use in query.readers(node.outputs[0]) if use[0].op in RECURRENT]
+                uses = [use for use in query.readers(node.outputs[0]) if _is_weight(*use)]
                 rows, source, scale = None, maker.inputs[0], query.constant(node.inputs[1])
             codes = query.constant(source)
             if not uses or codes is None or codes.dtype not in (np.int8, np.uint8) or scale is None:
@@ -107,6 +108,11 @@ def _pair_decoded(work: Unfolder, graph: Graph) -> int:
                 edit.replace_all_uses(node.outputs[0], rows.outputs[0], graph=body)
             count += 1
     return count
+
+
+def _is_weight(user: Node, index: int) -> bool:
+    """Return whether input `index` of a node is a weight: of a recurrent or a linear op."""
+    return user.op in RECURRENT or (user.op in LINEAR and index == LINEAR[user.op].weight)
 
 
 def _scale_of_rows(factor: Tensor, rows: Node) -> Array | None:

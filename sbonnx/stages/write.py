@@ -29,7 +29,7 @@ from sbonnx.options import RunOptions
 from sbonnx.patterns.blocks.contraction import contract_gelus
 from sbonnx.planning import Plan, Site, Solution
 from sbonnx.planning.tensor_overrides import overrides_of
-from sbonnx.planning.types import INTEGER_RECURRENT
+from sbonnx.planning.types import INTEGER_RECURRENT, STORED
 from sbonnx.recipe.names import FLOAT
 from sbonnx.report import Note, Problem, QuantizedTensor, Report
 from sbonnx.report.comparison import without_rewrites
@@ -131,15 +131,15 @@ def legalise(state: PipelineState, options: RunOptions) -> PipelineState:
     Recurrent ops planned in integers are replaced by operators that quantize their inputs at run time.
     """
     backend, graph = state.prepared.backend, state.quantized
-    planned = {
-        reader.node for site in state.prepared.plan.sites if site.rule == INTEGER_RECURRENT for reader in site.readers
-    }
-    recurrent = backend.files.quantize_recurrent(graph, planned) if planned else []
+    planned: dict[str, set[str]] = {INTEGER_RECURRENT: set(), STORED: set()}
+    for site in state.prepared.plan.sites:
+        planned.get(site.rule, set()).update(reader.node for reader in site.readers)
+    recurrent = backend.files.quantize_recurrent(graph, planned[INTEGER_RECURRENT])
     if recurrent:
         more = f", and {len(recurrent) - 1} more" if len(recurrent) > 1 else ""
         graph.info.notes.append(Note("written-in-format", f"written in place of Q/DQ: {recurrent[0]}{more}"))
     gelus = contract_gelus(graph) if backend.files.whole_gelus else []
-    changes = [*gelus, *backend.files.legalise(graph)]
+    changes = [*gelus, *backend.files.decode_weights(graph, planned[STORED]), *backend.files.legalise(graph)]
     if changes:
         more = f", and {len(changes) - 1} more such changes" if len(changes) > 1 else ""
         graph.info.notes.append(

@@ -109,7 +109,7 @@ def test_forms_that_no_kernel_has(text: str, weights: dict[str, Any], why: str) 
         assert any(refusal.why.startswith(why) for refusal in plan.refusals), plan.refusals
 
 
-def test_a_loop_is_not_looked_into() -> None:
+def test_products_in_a_loop_store_their_weights() -> None:
     text = """
     agraph (float[2,256] x) => (float[2,256] y) {
         y = Loop (count, yes, x) <
@@ -121,7 +121,7 @@ def test_a_loop_is_not_looked_into() -> None:
     }"""
     proto = model(text, w=(256, 256), count=np.array(3), yes=np.array(True))
     plan = planned(proto, "onnxruntime", "weight_only")
-    assert not plan.sites
+    assert [(site.rule, site.spec.bits) for site in plan.sites] == [("stored", 8)]
     assert any("is in the body of" in refusal.why for refusal in plan.refusals)
 
 

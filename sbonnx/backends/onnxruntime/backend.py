@@ -33,6 +33,7 @@ from sbonnx.backends.onnxruntime.rewrites import (
     clip_codes,
     decode_at_load,
     decode_rows,
+    decode_weights,
     pad_codes,
     write_sums,
 )
@@ -44,6 +45,7 @@ from sbonnx.ops import (
     CONCATS,
     CONVOLUTIONS,
     EMBEDDING,
+    LINEAR,
     MULTIPLIES,
     PADS,
     PICKS_MAX,
@@ -228,6 +230,10 @@ class OrtFiles(Files):
         """Write LSTM nodes as DynamicQuantizeLSTM."""
         return dynamic_lstm.quantize_recurrent(graph, nodes)
 
+    def decode_weights(self, graph: Graph, nodes: Collection[str]) -> list[str]:
+        """Let the named ops read their weights through a Cast and a Mul."""
+        return decode_weights(graph, nodes)
+
 
 MODES: Final[dict[str, ModeLimits]] = {
     "static": ModeLimits(
@@ -268,7 +274,7 @@ ONNXRUNTIME: Final = Backend(
         rules=RULES,
         linear_output=frozenset({"Conv"}),
         folds=RECTIFIERS,
-        stored=EMBEDDING | RECURRENT,
+        stored=EMBEDDING | RECURRENT | frozenset(LINEAR),
         recurrent=dynamic_lstm.HIDDEN,
     ),
     numbers=OrtNumbers(int32_bias=True, saturates=True, only_channels=True),

@@ -15,14 +15,14 @@ A residual Add before a layer normalization becomes a Sum: onnxruntime fuses Add
 SkipLayerNormalization, whose CPU kernel takes 4 to 6 times as long as the two separate ops (docs/decisions/0007). A Sum
 is not fused, and can include a bias.
 
-The DequantizeLinear of a weight that LSTM, GRU, RNN or a Loop reads in float becomes a Cast and a Mul, which
-onnxruntime folds when it loads the file; it would run a DequantizeLinear each time. A Gather reads rows of codes, which
-are decoded behind it: before it, the whole table would be dequantized in every run.
+The DequantizeLinear of a weight that LSTM, GRU, RNN, a Loop or a linear op without an integer kernel reads becomes a
+Cast and a Mul, which onnxruntime folds when it loads the file; it would run a DequantizeLinear each time. A Gather
+reads rows of codes, which are decoded behind it: before it, the whole table would be dequantized in every run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Final
 
 import numpy as np
@@ -31,7 +31,7 @@ import onnx
 from sbonnx.backends.base import in_every_scope
 from sbonnx.backends.placement_rules import PAD_VALUE, fills_zero
 from sbonnx.backends.saturating_codes import has_no_effect, remove_rectifier
-from sbonnx.graph import Body, Constant, Node, Tensor, Variable, edit, query
+from sbonnx.graph import Body, Constant, Graph, Node, Tensor, Variable, edit, query
 from sbonnx.ops import ADDS, CONTROL_FLOW, DEQUANTIZE, EMBEDDING, LINEAR, PADS, QUANTIZE, RECURRENT
 from sbonnx.spec import SAFE_CODE, Array
 
@@ -209,8 +209,22 @@ def _terms(node: Node, outputs: set[str]) -> list[Tensor]:
 @in_every_scope()
 def decode_at_load(body: Body, names: edit.Names) -> Iterator[str]:
     """Let recurrent ops and control flow read weights through Cast and Mul instead of a DequantizeLinear."""
+    yield from _decode(body, names, lambda user: user.op in RECURRENT | CONTROL_FLOW)
+
+
+def decode_weights(graph: Graph, nodes: Collection[str]) -> list[str]:
+    """Let the named ops read weights through Cast and Mul instead of a DequantizeLinear. In place."""
+
+    @in_every_scope()
+    def rewrite(body: Body, names: edit.Names) -> Iterator[str]:
+        yield from _decode(body, names, lambda user: user.name in nodes)
+
+    return rewrite(graph)
+
+
+def _decode(body: Body, names: edit.Names, decodes: Callable[[Node], bool]) -> Iterator[str]:
     for node in list(body.nodes):
-        uses = [use for use in query.readers(node.outputs[0]) if use[0].op in RECURRENT | CONTROL_FLOW]
+        uses = [use for use in query.readers(node.outputs[0]) if decodes(use[0])]
         scale = _scale_of_codes(node) if uses else None
         if scale is None:
             continue
