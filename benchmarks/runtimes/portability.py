@@ -2,8 +2,8 @@
 
     python -m benchmarks.runtimes.portability [--models NAME ...] [--runtimes LIST] [--kept FILE] [--write]
 
-Files of networks are calibrated on 32 samples of the model pack (`effort="fast"`) and run on four others. Those of
-decoders have 4-bit weights, and run on 16 tokens after a cache of 16. `--kept` continues an interrupted run.
+Files of networks are calibrated on at most 32 samples of the model pack (`effort="fast"`) and run on four others. Those
+of decoders have 4-bit weights, and run on 16 tokens after a cache of 16. `--kept` continues an interrupted run.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def subject_of(pack: Any, folder: Path, name: str) -> Subject:
     """Return the model of a name, of the pack or of `DECODERS`."""
     if name not in DECODERS:
         feeds = list(pack.load_calib(name, batch=1, limit=SAMPLES + FEEDS))
-        return Subject(name, Path(pack.model_path(name)), feeds[:SAMPLES], feeds[SAMPLES:], NETWORK_FILES)
+        return Subject(name, Path(pack.model_path(name)), feeds[:-FEEDS], feeds[-FEEDS:], NETWORK_FILES)
     model = folder / DECODERS[name] / "model.onnx"
     return Subject(name, model, [], list(decoder_feeds(model)), DECODER_FILES)
 
@@ -249,10 +249,10 @@ def text_of(
     listed = [(*key[:2], ", ".join(files), key[2]) for key, files in sorted(causes.items())]
     return (
         "## Files of each backend in each runtime\n\n"
-        "`python -m benchmarks.runtimes.portability --write`; networks are calibrated on 32 samples (`--effort fast`), "
-        "decoders have 4-bit weights. SQNR in dB against float / against onnxruntime at level off, on four other "
-        "samples; in brackets, the number of nodes that the runtime leaves to the CPU. In bold: the file has another "
-        "answer there.\n\n"
+        "`python -m benchmarks.runtimes.portability --write`; networks are calibrated on at most 32 samples "
+        "(`--effort fast`), decoders have 4-bit weights. SQNR in dB against float / against onnxruntime at level off, "
+        "on four other samples; in brackets, the number of nodes that the runtime leaves to the CPU. In bold: the file "
+        "has another answer there.\n\n"
         f"{table(('model', 'file for', *titles), cells)}\n\n"
         "### What differs, and why\n\n"
         f"{table(('runtime', 'result', 'files', 'cause'), listed)}"

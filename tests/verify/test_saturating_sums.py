@@ -196,7 +196,7 @@ def test_which_weights_can_saturate() -> None:
 
 
 PIECES = {
-    "conv": """agraph (float[1,3,6,6] x) => (float[1,4,6,6] y)
+    "conv": """agraph (float[1,3,6,6] x, int64[4] k) => (float[1,4,12,12] y)
         <float s = {0.01}, uint8 z = {5}, float t = {0.004}, float o = {0.2}, int8 n = {0}> {
         q = QuantizeLinear (x, s, z)
         d = DequantizeLinear (q, s, z)
@@ -205,7 +205,8 @@ PIECES = {
         a = QuantizeLinear (c, o, z)
         b = DequantizeLinear (a, o, z)
         r = Sigmoid (b)
-        y = Mul (r, b)
+        e = Mul (r, b)
+        y = Resize (e, , , k)
     }""",
     "dynamic": """agraph (float[2,64] x) => (float[2,8] y, float[2,64] h) <float t = {0.004}, int8 n = {0}> {
         h = Relu (x)
@@ -239,7 +240,8 @@ def piece(name: str) -> tuple[onnx.ModelProto, dict[str, Array]]:
     proto = model(PIECES[name], **stored)
     shape = (1, 3, 6, 6) if name == "conv" else (2, 64)
     feeds: dict[str, Array] = {"x": rng.uniform(1, 2.5, shape).astype(np.float32)}
-    return proto, {**feeds, "p": np.array(True)} if name == "branches" else feeds
+    others = {"conv": {"k": np.array([1, 4, 12, 12])}, "branches": {"p": np.array(True)}}
+    return proto, {**feeds, **others.get(name, {})}
 
 
 def cut(path: Path, folder: Path) -> tuple[Any, SaturatingSession]:

@@ -87,9 +87,12 @@ class SaturatingSession:
         model.graph.node.extend(nodes)
         read = dict.fromkeys(name for node in nodes for name in reads_of(node))
         model.graph.initializer.extend(constants[name] for name in read if name in constants)
+        by_axis = {name for node in nodes if node.op_type == "Resize" for name in node.input[1:]}
         for name, value in given.items():
             kind = helper.np_dtype_to_tensor_dtype(np.asarray(value).dtype)
-            model.graph.input.append(helper.make_tensor_value_info(name, kind, [None] * np.ndim(value)))
+            # shape inference of Resize reads an unknown number of sizes as 0
+            shape = list(np.shape(value)) if name in by_axis else [None] * np.ndim(value)
+            model.graph.input.append(helper.make_tensor_value_info(name, kind, shape))
         model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in outputs)
         path = self._path.with_name(f"{self._path.stem}-{next(self._pieces)}.onnx")
         onnx.save(model, str(path))
