@@ -31,6 +31,7 @@ from sbonnx.stages.channel_pruning import (
 )
 from sbonnx.stages.contract import S, Stage, stage
 from sbonnx.stages.measure import (
+    bind_data,
     calibrate,
     choose_accuracy_levels,
     correct_biases,
@@ -40,6 +41,7 @@ from sbonnx.stages.measure import (
     read_data,
     reconstruct,
     tune_batchnorms,
+    wide_activations,
 )
 from sbonnx.stages.prepare import (
     add_biases,
@@ -53,7 +55,7 @@ from sbonnx.stages.prepare import (
     simplify,
 )
 from sbonnx.stages.simplification import save_simplified
-from sbonnx.stages.state import PipelineState, Prepared, PrunedModel, PruneOptions, Request, Source, run_options
+from sbonnx.stages.state import ABSENT, PipelineState, Prepared, PrunedModel, PruneOptions, Request, Source, run_options
 from sbonnx.stages.write import (
     check_targets,
     convert_float,
@@ -127,11 +129,32 @@ def prune_first(state: PipelineState, options: RunOptions) -> PipelineState:
 PREPARE: Final[tuple[Stage, ...]] = (*PLAN, raise_opset)
 """From a file to a graph with a plan. No data is read."""
 
-MEASURE: Final[tuple[Stage, ...]] = (
+SCALES: Final[tuple[Stage, ...]] = (
     equalize_activations,  # SmoothQuant, outlier splitting, AWQ
     calibrate,  # ranges of activations in the float network
     reconstruct,  # ranges → scales; weights → integers, layer by layer or block by block
     protect_heads,  # regions of detectors that are worth their time in float
+)
+"""From a plan and data to scales, zero points and quantized weights."""
+
+
+@stage(needs=("graph", "plan", "data", "solution"), sets=("graph", "plan", "ranges", "solution"))
+def widen_activations(state: PipelineState, options: RunOptions) -> PipelineState:
+    """Plan and solve again with a few activations in 16 bits, if the outputs would be lost without (WIDE_ACTIVATIONS).
+
+    Raises: as the stages of `PREPARE` and `SCALES`.
+    """
+    chosen = wide_activations(state)
+    if chosen is None:
+        return state
+    again = replace(state, overrides=chosen.overrides, ranges=None, solution=ABSENT)
+    again = run((*PREPARE, bind_data, *SCALES), again, options)
+    return replace(again, solution=replace(again.solution, notes=(*again.solution.notes, chosen.note)))
+
+
+MEASURE: Final[tuple[Stage, ...]] = (
+    *SCALES,
+    widen_activations,  # 16 bits for the few that would lose the outputs
     measure_magnitudes,  # for half precision
     correct_biases,  # analytically, by batch-norm statistics
     tune_batchnorms,  # statistics of the quantized network

@@ -18,6 +18,21 @@ from sbonnx.system.machine_costs import table_of
 
 
 @dataclass(frozen=True)
+class WideTypes:
+    """Types for files whose outputs would be lost with 8-bit activations.
+
+    Attributes:
+        bits: of single activations.
+        mixed: ops whose inputs may have other widths than their output; all others have one width.
+        channels: weighted ops of `one_scale` whose weights can have a scale for each channel.
+    """
+
+    bits: int
+    mixed: frozenset[str] = frozenset()
+    channels: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
 class Numbers:
     """Types and scales of a runtime. A backend overrides the methods for types that differ.
 
@@ -35,6 +50,7 @@ class Numbers:
         half_blocks: the float part of a graph may be half precision if its integers are weights in blocks only.
         tensor_overrides: types, scales and ranges of single tensors can be given in a file (TENSOR_OVERRIDES).
         saturates: on CPUs without 8-bit dot products its kernels add two products in 16 bits.
+        wide: types for files whose outputs would be lost; None: there are none.
     """
 
     any_bits: bool = False
@@ -47,6 +63,7 @@ class Numbers:
     half_blocks: bool = False
     tensor_overrides: bool = False
     saturates: bool = False
+    wide: WideTypes | None = None
 
     def spec(self, side: Literal["w", "a"], bits: int, symmetric: bool, axis: int | None) -> QuantSpec:
         """Return the type for a side, width, symmetry and axis of a recipe.

@@ -22,6 +22,9 @@ from sbonnx.planning.survey import FLOATS
 
 Found = Iterator[tuple[str, str, str]]
 
+assert QNN.numbers.wide is not None
+WIDE: Final = QNN.numbers.wide
+
 ACTIVATION_TYPES: Final = frozenset({"uint8", "int8", "uint16", "int16"})
 WEIGHT_TYPES: Final = frozenset({"uint8", "int8", "uint16", "int16", "uint4", "int4", "int32"})
 
@@ -95,8 +98,8 @@ def channel_scales(view: View) -> Found:
             axis = None if pair is None else read.axis_of(pair)
             if axis is None or (node.op in LINEAR and index == LINEAR[node.op].bias):
                 continue
-            if node.op == "Gemm" and index == 1 and axis == 0 and node.attrs.get("transB", 0):
-                continue  # newer providers read it, and onnxruntime's quantizer writes it
+            if node.op in WIDE.channels and index == 1 and axis == (0 if node.attrs.get("transB", 0) else 1):
+                continue  # newer providers read it, and onnxruntime's quantizer writes it for Gemm
             if node.op not in CONVOLUTIONS or index != 1:
                 yield str(node.name), str(tensor.name), f"{node.op} has scales per channel"
             elif axis != (0 if node.op == "Conv" else 1):
@@ -128,7 +131,7 @@ def mixed_widths(view: View) -> Found:
         inputs = [read.dequantized(view, tensor) for tensor in _activations(view, node)]
         codes = {pair.codes for pair in (*inputs, *_behind(view, node)) if pair is not None}
         widths = {kind.lstrip("uint") for kind in codes if kind is not None and read.is_integer(kind)}
-        if _supported(node) and len(widths) > 1:
+        if _supported(node) and node.op not in WIDE.mixed and len(widths) > 1:
             why = f"{node.op} reads and writes {' and '.join(sorted(widths, key=int))} bits"
             yield str(node.name), str(node.outputs[0].name), why
 
@@ -208,7 +211,7 @@ QNN_RULES: Final = (
     ),
     LintRule(
         "Q06",
-        "only weights of Conv (axis 0), ConvTranspose (axis 1) and transposed Gemm (axis 0) have scales per channel",
+        "only weights of Conv (axis 0), ConvTranspose (axis 1), MatMul and Gemm (columns) have scales per channel",
         "warning",
         "use one scale for the tensor",
         channel_scales,
@@ -229,7 +232,7 @@ QNN_RULES: Final = (
     ),
     LintRule(
         "Q09",
-        "activations of an op have one width on all sides",
+        "activations of an op other than arithmetic and LayerNormalization have one width on all sides",
         "warning",
         "put a second pair of the wanted width behind the first one, or use one width",
         mixed_widths,

@@ -15,7 +15,7 @@ from sbonnx.graph.query import tensors_by_name
 from sbonnx.planning.cost_partition import slower_in_integers
 from sbonnx.planning.drafts import Drafts, feed_bodies, tie
 from sbonnx.planning.modes import ModePlacer
-from sbonnx.planning.override_file import read_overrides
+from sbonnx.planning.override_file import TensorOverride, read_overrides
 from sbonnx.planning.placement import Placer
 from sbonnx.planning.survey import Survey
 from sbonnx.planning.tensor_overrides import overridden, share_given
@@ -44,6 +44,7 @@ def make(
     *,
     observers: frozenset[str],
     declined: Mapping[str, Reason] = MappingProxyType({}),
+    overrides: Mapping[str, TensorOverride] = MappingProxyType({}),
 ) -> Plan:
     """Plan which tensors get a Q/DQ pair, of which type, for which readers, and why. Pure: the graph is not changed.
 
@@ -54,11 +55,12 @@ def make(
         observers: names of the available observers.
         declined: names of nodes that stay float, each with the reason. They read what integer kernels write
             dequantized. For the mode static.
+        overrides: types of single tensors, in place of TENSOR_OVERRIDES.
 
     Raises:
         RecipeError: a pattern matches nothing, or an observer or rounding is not available.
     """
-    return Planner(graph, recipe, backend, observers=observers).plan(declined)
+    return Planner(graph, recipe, backend, observers=observers, overrides=overrides).plan(declined)
 
 
 class Planner:
@@ -70,10 +72,18 @@ class Planner:
         RecipeError: see `make`.
     """
 
-    def __init__(self, graph: Graph, recipe: Recipe, backend: Backend, *, observers: frozenset[str]) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        recipe: Recipe,
+        backend: Backend,
+        *,
+        observers: frozenset[str],
+        overrides: Mapping[str, TensorOverride] = MappingProxyType({}),
+    ) -> None:
         recipe.check_types(observers=observers, quantizers={UNIFORM, *LEARNED, *ROUNDERS}, roundings={AUTO, *ROUNDERS})
         self._recipe, self._backend, self._survey = recipe, backend, Survey(graph)
-        self._short = _short_weights(recipe, backend)
+        self._short, self._overrides = _short_weights(recipe, backend), overrides
         unknown = sorted(set(recipe.float_nodes or ()) - self._survey.nodes.keys())
         if unknown:
             raise recipe.origin.error(
@@ -113,9 +123,11 @@ class Planner:
             for site in drafts.sites()
             if site.readers or site.role == "activation"
         )
-        if recipe.tensor_overrides is not None:
-            overrides, tensors = read_overrides(recipe.tensor_overrides), tensors_by_name(survey.graph)
-            sites, without = overridden(sites, overrides, tensors, backend)
+        overrides = self._overrides
+        if recipe.tensor_overrides is not None and not overrides:
+            overrides = read_overrides(recipe.tensor_overrides)
+        if overrides:
+            sites, without = overridden(sites, overrides, tensors_by_name(survey.graph), backend)
             for refusal in without:
                 drafts.refuse(refusal.what, refusal.where, refusal.why)
         sites = share_given(sites)

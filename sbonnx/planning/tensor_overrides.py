@@ -36,19 +36,31 @@ def overridden(
         RecipeError: an override does not fit its tensor.
     """
     changed: list[Site] = []
+    groups: dict[str, list[str]] = {}
     for site in sites:
+        groups.setdefault(site.group, []).append(site.key)
         override = overrides.get(site.tensor)
         if override is None or site.role == "bias":
             changed.append(site)
         else:
             site = replace(site, spec=site.spec.unpaired())
             changed += _changed(site, override, tensors[site.tensor], backend)
-    weights = {site.key: site.spec.axis for site in changed if site.role == "weight"}
+    by_key = {site.key: site for site in changed}
+    shared = {
+        key: group for group, keys in groups.items() if len({by_key[key].spec for key in keys}) == 1 for key in keys
+    }
+    read = {
+        (site.after, reader.node): site.key for site in changed if site.after is not None for reader in site.readers
+    }
     result = []
     for site in changed:
         if site.role == "bias" and site.follows is not None:
-            axis = None if weights.get(site.follows[1]) is None else 0
-            site = replace(site, spec=replace(site.spec, axis=axis))
+            data, weight = site.follows
+            axis = None if by_key[weight].spec.axis is None else 0
+            follows = read.get((data, site.readers[0].node), data), weight
+            site = replace(site, spec=replace(site.spec, axis=axis), follows=follows)
+        elif site.role == "activation" and not site.given:
+            site = replace(site, group=shared.get(site.key, site.group))
         result.append(site)
     quantized = {site.tensor for site in result if site.role != "bias"}
     refusals = [

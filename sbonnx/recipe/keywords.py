@@ -460,6 +460,12 @@ Keys: W.QUANTIZER.BIT, A.QUANTIZER.BIT. Values: w8a8, w4 (weights alone), int8 o
 
     Key: TENSOR_OVERRIDES. Values: a JSON file, none. Default: none.
     """
+    wide_activations: float
+    """qnn: largest share of the 8-bit activations that get 16 bits, and matrix products a scale for each column,
+
+    where the outputs would be lost without; 0: none.
+    Key: WIDE_ACTIVATIONS. Values: 0 to 1. Default: 0.15.
+    """
     reduce_range: bool | None
     """onnxruntime, openvino: weights of 7 bits for any CPU; false: 8 bits, also where products of CPU saturate.
 

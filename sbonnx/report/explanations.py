@@ -460,6 +460,13 @@ EXPLANATIONS: Final = (
         "more --epochs or training data (--train-data) if the loss still falls",
         "docs/qat.md",
     ),
+    Explanation(
+        "R57",
+        "activations-widened",
+        "with 8-bit activations alone the outputs would be lost: a few of them have 16 bits",
+        "nothing; WIDE_ACTIVATIONS sets the largest share, 0 widens none",
+        "docs/qnn.md",
+    ),
 )
 
 _BY_NAME: Final = {name: row for row in EXPLANATIONS for name in (row.id.lower(), *row.codes.split())}

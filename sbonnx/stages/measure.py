@@ -31,6 +31,8 @@ from sbonnx.options import RunOptions
 from sbonnx.planning import Plan, Planner, costs_of, make, plan_times
 from sbonnx.precision.kernel_levels import with_accuracy_levels
 from sbonnx.precision.tensor_magnitudes import float_observer, magnitudes, measured_magnitudes
+from sbonnx.precision.wide_activations import WideActivations, choose_wide
+from sbonnx.recipe.names import FULL_BITS
 from sbonnx.reconstruct.solution import reconstruct as solved
 from sbonnx.report import Fired, Note, Reason, Refusal
 from sbonnx.spec import Bounds
@@ -79,6 +81,14 @@ def read_data(state: PipelineState, options: RunOptions) -> PipelineState:
     prepared.graph.info.notes.extend(doubts)
     # what is kept, such as in a module for training, has no second graph
     return replace(state, data=data, doubts=doubts, prepared=replace(prepared, first_layer=None))
+
+
+@stage(needs=("graph", "data"), sets=("data",))
+def bind_data(state: PipelineState, options: RunOptions) -> PipelineState:
+    """Bind the samples that were read to a graph that was prepared again."""
+    if state.data is None:
+        return state
+    return replace(state, data=divided(state.data, state.prepared, None, options))
 
 
 def divided(
@@ -158,7 +168,8 @@ def equalize_activations(state: PipelineState, options: RunOptions) -> PipelineS
     graph = prepared.graph
     ranges = channel_ranges(graph, wanted_ranges(graph, settings), state.data.fit)
     done = equalize_measured(graph, settings, ranges)
-    plan = make(graph, prepared.recipe, prepared.backend, observers=frozenset(OBSERVERS))
+    observers = frozenset(OBSERVERS)
+    plan = make(graph, prepared.recipe, prepared.backend, observers=observers, overrides=state.overrides)
     kept = [refusal for refusal in prepared.refusals if refusal not in prepared.plan.refusals]
     prepared = replace(
         prepared,
@@ -254,7 +265,7 @@ def protect_heads(state: PipelineState, options: RunOptions) -> PipelineState:
 
     costs = costs_of(recipe, backend)
     time_of = plan_times(graph, None if costs is None else costs.slowed(costs.margin))
-    replan = Planner(graph, recipe, backend, observers=frozenset(OBSERVERS)).plan
+    replan = Planner(graph, recipe, backend, observers=frozenset(OBSERVERS), overrides=state.overrides).plan
     network = Quantized(prepared.plan, state.solution)
     try:
         done = protect(graph, network, data.fit, replan, time_of)
@@ -280,6 +291,24 @@ def _narrows(ranges: MeasuredRanges, before: Plan, after: Plan) -> bool:
 
 def _width(bounds: Bounds) -> float:
     return float(np.max(bounds.hi - bounds.lo))
+
+
+def wide_activations(state: PipelineState) -> WideActivations | None:
+    """Choose the activations that get 16 bits because the outputs would be lost; None if nothing is to be changed.
+
+    The backend has operators for both widths, the recipe asks for 8 bits and for no types of single tensors, and the
+    choice was not made before.
+    """
+    prepared, data = state.prepared, state.data
+    recipe, wide = prepared.recipe, prepared.backend.numbers.wide
+    activations = recipe.a.quantizer
+    if wide is None or data is None or recipe.mode != "static" or not recipe.wide_activations or state.overrides:
+        return None
+    if recipe.tensor_overrides is not None or activations.disable or activations.bit != FULL_BITS:
+        return None
+    return choose_wide(
+        prepared.graph, prepared.plan, state.solution, data.fit, wide=wide, share=recipe.wide_activations
+    )
 
 
 @stage(needs=("graph", "plan", "data", "solution"), sets=("solution",))

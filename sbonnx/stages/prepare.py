@@ -149,7 +149,7 @@ def plan(state: PipelineState, options: RunOptions) -> PipelineState:
         bounded = [Fired("bound_mask", name) for name in bound_masks(graph)]
         prepared = replace(prepared, applied=(*prepared.applied, *bounded))
     edit.sort(graph)
-    planned = make(graph, recipe, prepared.backend, observers=frozenset(OBSERVERS))
+    planned = make(graph, recipe, prepared.backend, observers=frozenset(OBSERVERS), overrides=state.overrides)
     _note_half_precision(graph, planned, prepared.backend)
     refusals = list(planned.refusals)
     search = "AUTO" if recipe.auto.enable else "MIXED" if recipe.mixed.wanted else "TUNE" if recipe.tune.wanted else ""

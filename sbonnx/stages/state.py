@@ -22,6 +22,7 @@ from sbonnx.metrics import Metric
 from sbonnx.options import RunOptions
 from sbonnx.planning import Plan, Site, Solution
 from sbonnx.planning.magnitudes import Magnitudes
+from sbonnx.planning.override_file import TensorOverride
 from sbonnx.progress import Progress, Silent
 from sbonnx.pruning.graph_pruning import Pruned
 from sbonnx.recipe import Recipe
@@ -204,6 +205,7 @@ class PipelineState:
         request: what was asked for.
         prepared: graph and plan.
         opset: minimum opset of the graph.
+        overrides: types of single tensors that `widen_activations` chose, by name.
         original: names and counts of the model as it was given.
         data: calibration and hold-out samples; None: none needed or none given.
         doubts: sentences about data that does not look like that of the model.
@@ -222,6 +224,7 @@ class PipelineState:
     request: Request
     prepared: Prepared = ABSENT
     opset: int = BASE_OPSET
+    overrides: Mapping[str, TensorOverride] = field(default_factory=dict)
     original: Original | None = None
     data: HeldOutSplit | None = None
     doubts: tuple[Note, ...] = ()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from sbonnx.backends.base import Backend, Files, Numbers
+from sbonnx.backends.base import Backend, Files, Numbers, WideTypes
 from sbonnx.backends.mode_limits import PER_TENSOR, SYMMETRIC, ModeLimits, SideLimits
 from sbonnx.backends.placement_rules import Placement, Rule
 from sbonnx.backends.qnn.gathered_tables import quantize_tables
@@ -73,6 +73,10 @@ OTHERS: Final = (
     | {"Abs", "Exp", "Log", "Neg", "Sqrt", "Reciprocal", "Sin", "Cos", "ArgMax", "ArgMin", "CumSum"}
 )
 """Other ops that the provider has a builder for."""
+
+MIXED: Final = frozenset({"Add", "Sub", "Mul", "Div", *LAYER_NORMALIZATIONS})
+"""Ops whose inputs and output may have different widths. In the emulator of the HTP a MatMul with 8 and 16 bits runs on
+the CPU, and the graph of a Gelu is not built."""
 
 UNIT: Final = "the QNN provider runs it in integers as a node unit, with pairs at every input and output"
 
@@ -139,7 +143,11 @@ QNN: Final = Backend(
         opens=OPENED,
     ),
     numbers=QnnNumbers(
-        int32_bias=True, one_scale=MATRIX_PRODUCTS | LAYER_NORMALIZATIONS, only_channels=True, tensor_overrides=True
+        int32_bias=True,
+        one_scale=MATRIX_PRODUCTS | LAYER_NORMALIZATIONS,
+        only_channels=True,
+        tensor_overrides=True,
+        wide=WideTypes(WIDE, mixed=MIXED, channels=MATRIX_PRODUCTS),
     ),
     files=QnnFiles(whole_gelus=True),
     modes={

@@ -203,6 +203,12 @@ class RecipeKeys(Section):
             flags.QUANTIZATION,
         ),
     )
+    wide_activations: value_types.Share = new_key(
+        0.15,
+        "qnn: largest share of the 8-bit activations that get 16 bits, and matrix products a scale for each column, "
+        "where the outputs would be lost without; 0: none",
+        "0 to 1",
+    )
     cpu: value_types.Cpu = new_key(
         "this",
         "onnxruntime, openvino: CPU that will run the file; without VNNI or AMX (avx2, avx512), x86 kernels add "
