@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from functools import lru_cache
 from itertools import permutations
 from typing import Any
@@ -110,6 +110,11 @@ def find(tree: Op, node: Node, index: GraphIndex) -> tuple[Match, Reason | None]
     return None
 
 
+def producer_ops(node: Node) -> Set[str]:
+    """Return the op types of the nodes whose outputs a node reads."""
+    return {tensor.inputs[0].op for tensor in node.inputs if tensor.inputs}
+
+
 @lru_cache(maxsize=1024)
 def _names(tree: Op) -> tuple[str, ...]:
     """Return the capture names of a tree without duplicates. Cached, because trees with shared parts expand to many."""
@@ -170,10 +175,8 @@ class _TreeSearch:
             return False
         if tensor is not None and (len(node.outputs) <= want.output or node.outputs[want.output] is not tensor):
             return False
-        if want.producers:
-            ops = {read.inputs[0].op for read in node.inputs if read.inputs}
-            if any(ops.isdisjoint(wanted) for wanted in want.producers):
-                return False
+        if want.producers and not want.may_read(producer_ops(node)):
+            return False
         if want.attrs and not self.attributes_fit(want, node):
             return False
         self.path.append((want, node))

@@ -9,7 +9,7 @@ An `Op` used as an input matches the producer of that input. Names are captures:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,6 +80,10 @@ class Op:
         self.output = output
         self.producers = tuple(filter(None, map(_ops_of, inputs)))
         """Op types of inner ops: the inputs of a node must have a producer of each, which is checked first."""
+
+    def may_read(self, ops: Set[str]) -> bool:
+        """Return whether a node whose inputs are produced by `ops` may match."""
+        return not any(ops.isdisjoint(wanted) for wanted in self.producers)
 
     def __repr__(self) -> str:
         return f"Op({'|'.join(self.ops)}{', ' if self.inputs else ''}{', '.join(map(repr, self.inputs))})"

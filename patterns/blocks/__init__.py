@@ -13,7 +13,7 @@ from sbonnx.graph import Constant, Graph, Node, Tensor
 from sbonnx.graph.query import scopes
 
 from ..index import GraphIndex
-from ..match import STANDARD, find
+from ..match import STANDARD, find, producer_ops
 from .decompositions import SHAPES
 
 NATIVE: Final = {
@@ -77,10 +77,11 @@ def _candidates(index: GraphIndex, by_op: dict[str, list[Node]]) -> Iterator[tup
         for node in by_op.get(op, ()):
             if node.domain in STANDARD:
                 yield kind, [node], node.inputs[0]
+    readers = {op: [(node, producer_ops(node)) for node in nodes] for op, nodes in by_op.items()}
     for shape in SHAPES:
         for op in shape.tree.ops:
-            for node in by_op.get(op, ()):
-                outcome = find(shape.tree, node, index)
+            for node, ops in readers.get(op, ()):
+                outcome = find(shape.tree, node, index) if shape.tree.may_read(ops) else None
                 if outcome is None or outcome[1] is not None:  # no match, or intermediate results are read elsewhere
                     continue
                 match = outcome[0]

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import onnx
@@ -381,6 +381,11 @@ def type_parameters(op: str, version: int) -> tuple[tuple[str, ...], bool]:
     return names, bool(names) and schema.inputs[-1].option == onnx.defs.OpSchema.FormalParameterOption.Variadic
 
 
+@lru_cache(maxsize=64)
+def _is_float(kind: np.dtype[Any]) -> bool:
+    return str(kind).startswith(FLOAT_NAMES)
+
+
 def require_one_float_type(graph: Graph) -> None:
     """Check that no node has inputs of two float types where its operator allows one.
 
@@ -397,7 +402,7 @@ def require_one_float_type(graph: Graph) -> None:
         for position, tensor in enumerate(node.inputs):
             name = names[position] if position < len(names) else names[-1] if repeated else ""
             kind = dtype(tensor) if name else None
-            if kind is None or not str(kind).startswith(FLOAT_NAMES):
+            if kind is None or not _is_float(kind):
                 continue
             other = seen.setdefault(name, tensor)
             if dtype(other) != kind:

@@ -15,7 +15,7 @@ from sbonnx.graph import Constant, Node, Tensor, query
 from sbonnx.linear.embedding import table_of
 from sbonnx.ops import DEQUANTIZE, EMBEDDING, INTEGER_OPS, LINEAR, MATRIX_PRODUCTS, RECURRENT
 from sbonnx.planning.site_builder import WEIGHT_ONLY, SiteBuilder, in_blocks, weight_draft
-from sbonnx.planning.survey import LinearInputs, Place, weighted
+from sbonnx.planning.survey import LinearInputs, Place
 from sbonnx.planning.types import Reader
 from sbonnx.recipe import TensorSettings
 from sbonnx.report.codes import Reason
@@ -57,7 +57,7 @@ class ModePlacer(SiteBuilder):
         self.drafts.refuse("quantize", node.name, why)
 
     def _at_linear(self, place: Place) -> None:
-        node, at = place.node, weighted(place.node)
+        node, at = place.node, self.survey.linear.get(place.node.name)
         why = next(self._obstacles(place, at), None)
         if why is not None or at is None:
             self._refuse(node, why or _no_weight(node))

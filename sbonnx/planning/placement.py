@@ -12,7 +12,7 @@ from sbonnx.graph import Constant, Node, Tensor, query
 from sbonnx.ops import ADDS, EMBEDDING, INTEGER_OPS, LINEAR, MOVES_DATA, NORMS, RECURRENT
 from sbonnx.patterns import Block
 from sbonnx.planning.site_builder import SiteBuilder, spec_of, weight_spec
-from sbonnx.planning.survey import FLOATS, LinearInputs, Place, weighted
+from sbonnx.planning.survey import FLOATS, LinearInputs, Place
 from sbonnx.planning.types import GivenParams, Reader
 from sbonnx.report.codes import Reason
 
@@ -61,7 +61,7 @@ class Placer(SiteBuilder):
                 self._refuse_loop(node)
                 self.linear_storage(place)
                 continue
-            at = weighted(node)
+            at = self.survey.linear.get(node.name)
             if node.op in self.rules.linear and at is not None:
                 self._at_linear(place, at)
             elif node.op in LINEAR and at is not None:

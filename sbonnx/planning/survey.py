@@ -54,9 +54,11 @@ class Survey:
         self.nodes: dict[str, Node] = {name: place.node for name, place in self.place_by_name.items()}
         self.depth: dict[str, int] = {}
         self._measure_depth()
+        inputs = ((name, weighted(node)) for name, node in self.nodes.items())
+        self.linear: dict[str, LinearInputs] = {name: at for name, at in inputs if at is not None}
+        self.feeds_linear: set[str] = self._before_linear()
         self.first, self.last = self._ends()
         self.heads, self.vocabulary = self._vocabulary()
-        self.feeds_linear: set[str] = self._before_linear()
 
     def _visit(self, body: Body, scopes: tuple[str, ...], loop: str | None) -> None:
         scope = scopes[-1]
@@ -120,25 +122,20 @@ class Survey:
 
     def _ends(self) -> tuple[set[str], set[str]]:
         """Return the names of the linear nodes without a linear node before them, and of those without one after."""
-        after: set[str] = set()
         first: set[str] = set()
-        followed: set[str] = set()
-        source: dict[str, set[str]] = {}
+        behind_linear: set[str] = set()  # tensors to which a path leads from a linear node
         for place in self.places:
             node = place.node
-            before: set[str] = set()
-            inner = [tensor for _, body in query.bodies(node) for tensor in body.outputs]
-            for tensor in [*node.inputs, *inner]:
-                before |= source.get(tensor.name, set())
-            if weighted(node) is not None:
-                if not before:
-                    first.add(node.name)
-                followed |= before
-                after.add(node.name)
-                before = {node.name}
-            for tensor in node.outputs:
-                source[tensor.name] = before
-        return first, after - followed
+            inner = (tensor for _, body in query.bodies(node) for tensor in body.outputs)
+            behind = any(tensor.name in behind_linear for tensor in (*node.inputs, *inner))
+            if node.name in self.linear and not behind:
+                first.add(node.name)
+            if node.name in self.linear or behind:
+                behind_linear.update(tensor.name for tensor in node.outputs)
+        last = {
+            name for name in self.linear if not any(out.name in self.feeds_linear for out in self.nodes[name].outputs)
+        }
+        return first, last
 
     def _vocabulary(self) -> tuple[frozenset[str], frozenset[int]]:
         """Return the heads of a language model, by node name, and the sizes of their vocabularies.
@@ -152,9 +149,9 @@ class Survey:
         heads, rows = set(), set()
         for name in self.last if sizes else ():
             node = self.nodes[name]
-            at = weighted(node)
-            weight = None if at is None else node.inputs[at.weight]
-            if at is None or weight is None or len(weight.shape) != 2 or at.axis is None:
+            at = self.linear[name]
+            weight = node.inputs[at.weight]
+            if len(weight.shape) != 2 or at.axis is None:
                 continue
             size = weight.shape[at.axis], weight.shape[1 - at.axis]
             if node.op in MATRIX_PRODUCTS and size in sizes:
@@ -167,7 +164,7 @@ class Survey:
         names: set[str] = set()
         for place in reversed(self.places):  # a node before its bodies: they compute its outputs
             node = place.node
-            if weighted(node) is not None or any(tensor.name in names for tensor in node.outputs):
+            if node.name in self.linear or any(tensor.name in names for tensor in node.outputs):
                 names.update(tensor.name for tensor in node.inputs)
                 names.update(tensor.name for _, body in query.bodies(node) for tensor in body.outputs)
         return names

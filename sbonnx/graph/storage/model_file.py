@@ -27,6 +27,9 @@ from sbonnx.system.input_files import native_source
 ModelSource = str | os.PathLike[str] | ModelProto | bytes
 """A model: path of a file, or in memory, as protobuf message or serialized."""
 
+LOCATION: Final = b"location"
+"""Key in external_data of the file that has the values."""
+
 THE_MODEL: Final = "the given model"
 """Name of a model in memory in messages."""
 
@@ -142,11 +145,13 @@ def external_names(path: Path) -> list[str]:
     Empty if the file cannot be read as a model.
     """
     try:
-        opened = _parse(WeightBytes.map(path), f"'{path}'")
-    except (OSError, ValueError, ModelError):  # ValueError: an empty file cannot be mapped
+        skeleton, _ = detach(WeightBytes.map(path).buffer, largest=INLINE_BYTES)
+        model = ModelProto.FromString(skeleton if LOCATION in skeleton else b"")
+    except (OSError, ValueError, DecodeError):  # ValueError: an empty file cannot be mapped, or no protobuf message
         return []
-    rows = [{entry.key: entry.value for entry in tensor.external_data} for tensor, _ in tensor_protos(opened.model)]
-    return sorted({row["location"] for row in rows if row.get("location") and REFERENCE not in row})
+    rows = [{entry.key: entry.value for entry in tensor.external_data} for tensor, _ in tensor_protos(model)]
+    locations = {row.get("location") for row in rows if REFERENCE not in row}
+    return sorted(location for location in locations if location and isinstance(location, str))
 
 
 def _serialized(model: ModelProto | bytes) -> WeightBytes:

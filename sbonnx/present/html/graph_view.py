@@ -9,7 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import Any, Final
 
 from sbonnx.ops import CONVOLUTIONS, RESIZES, WINDOWED_POOLS
@@ -88,15 +88,16 @@ def graph_data(details: Details) -> dict[str, Any]:
     losses |= {} if details.profile is None else {row.node: _loss(row) for row in details.profile.layers}
     paths = _paths(details.nodes)
     blocks, block_of = blocks_of([_to_divide(index, row, maker, paths[row.name]) for index, row in enumerate(rows)])
-    reasons = {reason: index for index, reason in enumerate(dict.fromkeys(why for row in rows for why in _why(row)))}
+    whys = [_why(row) for row in rows]
+    reasons = {reason: index for index, reason in enumerate(dict.fromkeys(chain.from_iterable(whys)))}
     nodes = [
         {
             **_node(row, position),
             **losses[row.name],
             "block": block,
-            "why": [reasons[why] for why in _why(row)],
+            "why": [reasons[reason] for reason in why],
         }
-        for row, block in zip(rows, block_of, strict=True)
+        for row, block, why in zip(rows, block_of, whys, strict=True)
     ]
     charts = {(row.role, text(row.tensor)): histogram_chart(row) for row in details.histograms}
     return {
@@ -149,8 +150,9 @@ def _paths(nodes: Sequence[NodeRow]) -> dict[str, tuple[str, ...]]:
     owners = {scope.rpartition("/")[0] for scope in scopes}
     inside: dict[str, tuple[str, ...]] = defaultdict(tuple)  # by scope
     paths = {}
+    modules = {module: tuple(map(text, filter(None, module.split("/")))) for module in {node.module for node in nodes}}
     for node in nodes:
-        path = (*inside[node.scope], *map(text, filter(None, node.module.split("/"))))
+        path = (*inside[node.scope], *modules[node.module])
         start = _scope(node)
         if start[:-1] in owners:
             path = (*path, text(node.name))
