@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sbonnx.profiling.causes import causes_of
+from sbonnx.profiling.causes import causes_of, losses_to_explain
 from sbonnx.profiling.checkers import COLUMNS, MEASURES, TITLES, Checker, Measure, Profile, make_measure
 from sbonnx.profiling.file_losses import file_losses
 from sbonnx.profiling.float_reasons import with_float_reasons
@@ -43,6 +43,7 @@ __all__ = [
     "file_losses",
     "first_lost",
     "losses",
+    "losses_to_explain",
     "make_measure",
     "metric_losses",
     "node_errors",

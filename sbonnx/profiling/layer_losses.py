@@ -85,7 +85,7 @@ def losses(
         checker: a name in `sbonnx.profiling.MEASURES`, or a function of (quantized, float) outputs, which is called
             once per layer, output, column and feed, and averaged.
         columns: figures to measure.
-        options: number of feeds, device, memory for stored activations, threads.
+        options: number of feeds, device, memory for stored activations, threads, layers.
         end: called with the outputs of each feed, in float and quantized, in order; for this, "gathered" is required.
 
     Raises:
@@ -94,7 +94,7 @@ def losses(
     """
     kind_of(checker)
     uses = uses_of(plan, solution)
-    rows = rows_of(graph, uses)
+    rows = {name: row for name, row in rows_of(graph, uses).items() if options.nodes is None or name in options.nodes}
     everything = solved(plan, solution) if "gathered" in columns else None
     ends = _Ends(checker, [] if everything is None else graph.outputs)
     walk: Walk[_LayerOutputs] = Walk(

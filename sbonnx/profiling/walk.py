@@ -43,6 +43,7 @@ class WalkOptions:
         memory: bytes for stored activations; beyond it they spill to disk.
         threads: number of feeds to run at the same time, each on one thread; None: the number of cores (1 on CUDA).
         histograms: maximum number of tensors with a histogram (`sbonnx.profiling.details`).
+        nodes: names of the layers that `losses` measures; None: all.
     """
 
     limit: int | None = None
@@ -50,6 +51,7 @@ class WalkOptions:
     memory: str | int = "512 MiB"
     threads: int | None = None
     histograms: int = 6
+    nodes: Collection[str] | None = None
 
 
 DEFAULTS: Final = WalkOptions()

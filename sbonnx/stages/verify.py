@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -219,7 +219,9 @@ def with_causes(state: PipelineState) -> PipelineState:
     """Add to the report why its worst layers lose what they lose, if a change may help and it does not have them."""
     if not state.report.verdict.repairable or state.report.causes:
         return state
-    return replace(state, report=replace(state.report, causes=_causes(state, _details(state, ()))))
+    return replace(
+        state, report=replace(state.report, causes=_causes(state, _details(state, (), profiling.losses_to_explain)))
+    )
 
 
 def _causes(state: PipelineState, details: profiling.Details) -> tuple[Cause, ...]:
@@ -229,8 +231,10 @@ def _causes(state: PipelineState, details: profiling.Details) -> tuple[Cause, ..
     )
 
 
-def _details(state: PipelineState, refusals: Sequence[Refusal]) -> profiling.Details:
-    """Measure the details of a page. Scales that are computed at run time have no losses."""
+def _details(
+    state: PipelineState, refusals: Sequence[Refusal], losses: Callable[..., profiling.Profile] = profiling.losses
+) -> profiling.Details:
+    """Measure the details of a page by the losses of layers. Scales that are computed at run time have none."""
     prepared, recipe = state.prepared, state.prepared.recipe
     static = recipe.mode != "dynamic" and state.data is not None
     options = profiling.WalkOptions(PROFILE_FEEDS, recipe.device, recipe.calibration.memory, recipe.calibration.threads)
@@ -241,4 +245,5 @@ def _details(state: PipelineState, refusals: Sequence[Refusal]) -> profiling.Det
         state.data.judged if static and state.data is not None else None,
         refusals=refusals,
         options=options,
+        profiled=losses,
     )

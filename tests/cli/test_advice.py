@@ -23,7 +23,7 @@ from sbonnx.report.searched import Advice
 from sbonnx.search.advice import with_advice
 from sbonnx.search.error_sources import sensitive_layers
 from sbonnx.stages.state import PipelineState, Request, read_recipe
-from sbonnx.stages.verify import with_causes
+from sbonnx.stages.verify import with_causes, with_details
 from tests.profile.test_causes import images, network
 from tests.support.models import model
 from tests.support.values import some
@@ -170,6 +170,8 @@ def test_causes_of_an_uncertain_accuracy_are_tried_together() -> None:
     proto = network()
     state = with_causes(finished(proto, images(), w_bit=4))
     assert state.report.verdict.accuracy == "uncertain"
+    whole = with_details(replace(state, request=replace(state.request, details=True)))
+    assert state.report.causes == whole.report.causes, "those of the losses of all layers by part"
     report = with_advice(state, 600.0).report
     advice = some(report.advice)
     assert advice.repaired and some(advice.gain_db) > 10 and len(advice.tried) == 1
