@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
@@ -218,6 +218,11 @@ class Advice(JsonValue):
     command: str | None = field(default=None, metadata=OPTIONAL)
 
     @property
+    def keywords(self) -> dict[str, Any]:
+        """The change as keywords of `sbonnx.quantize`."""
+        return keywords_of(self.overrides)
+
+    @property
     def text(self) -> str:
         """One clause with what was measured."""
         if self.search and not self.what:
@@ -240,6 +245,26 @@ def override_texts(keys: Mapping[str, Any]) -> tuple[str, ...]:
         f"{key}={value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
         for key, value in keys.items()
     )
+
+
+def keywords_of(overrides: Iterable[str]) -> dict[str, Any]:
+    """Return changes of `override_texts` as keywords of `sbonnx.quantize`."""
+    keywords: dict[str, Any] = {}
+    for key, _, value in (change.partition("=") for change in overrides):
+        try:
+            keywords[key] = json.loads(value)
+        except ValueError:
+            keywords[key] = value
+    return keywords
+
+
+def python_call(overrides: Iterable[str]) -> str:
+    """Return the call of `sbonnx.quantize` with changes of `override_texts`, as Python; "" without changes."""
+    keywords = keywords_of(overrides)
+    named = [f"{key}={value!r}" for key, value in keywords.items() if key.isidentifier()]
+    dotted = {key: value for key, value in keywords.items() if not key.isidentifier()}
+    changes = ", ".join([*named, *([f"**{dotted}"] if dotted else [])])
+    return f"sbonnx.quantize(..., {changes})" if changes else ""
 
 
 def gain_text(gain_db: float) -> str:
@@ -279,6 +304,11 @@ class Cause:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "code", self.why.code)
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """The change as keywords of `sbonnx.quantize`."""
+        return keywords_of(self.overrides)
 
     @property
     def text(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -256,8 +255,7 @@ def remedies(causes: Sequence[Cause]) -> Iterator[RecipeChange]:
 
 def _lists_of(cause: Cause) -> dict[str, list[Any]]:
     """Return the changes of a remedy that extend lists of the recipe, by key."""
-    values = {key: json.loads(value) for key, _, value in (text.partition("=") for text in cause.overrides)}
-    return {key: value for key, value in values.items() if isinstance(value, list)}
+    return {key: value for key, value in cause.keywords.items() if isinstance(value, list)}
 
 
 def left_in_float(recipe: Recipe, names: Collection[str], which: str) -> RecipeChange:

@@ -19,7 +19,7 @@ import sbonnx
 from sbonnx import pipeline
 from sbonnx.assets import digits
 from sbonnx.cli import main
-from sbonnx.report.searched import Advice
+from sbonnx.report.searched import Advice, keywords_of, override_texts, python_call
 from sbonnx.search.advice import with_advice
 from sbonnx.search.error_sources import sensitive_layers
 from sbonnx.stages.state import PipelineState, Request, read_recipe
@@ -207,6 +207,10 @@ def test_the_command_of_an_uncertain_accuracy(
 def test_a_change_that_gains_and_does_not_repair() -> None:
     advice = Advice("8 bits", ("bits=w8a8",), True, False, "KL", "1.2", "0.4", gain_db=4.04, untried="16 bits")
     assert advice.text == "8 bits (measured, 4.0 dB gained, not enough: KL 0.4, before 1.2; not tried: 16 bits)"
+    changes = override_texts({"bits": "w8a8", "EXCLUDE": ["a"], "W.ROUNDING.SCALE": "mse", "SMOOTH.ENABLE": True})
+    call = "quantize(..., bits='w8a8', EXCLUDE=['a'], **{'W.ROUNDING.SCALE': 'mse', 'SMOOTH.ENABLE': True})"
+    assert python_call(changes) == f"sbonnx.{call}" and python_call(()) == ""
+    assert keywords_of(changes)["EXCLUDE"] == ["a"] and advice.keywords == {"bits": "w8a8"}
 
 
 def test_out_of_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,7 +56,10 @@ def report_card(report: Report) -> Card:
         title=f"{network.model.rpartition('/')[2]} for {network.backend}",
         sentence=network.verdict.text,
         tone=network.verdict.tone,
-        facts=[(figure.name, _joined(figure.value, figure.more)) for figure in network.headline],
+        facts=[
+            *((figure.name, _joined(figure.value, figure.more)) for figure in network.headline),
+            *(("To do", ": ".join(filter(None, (step.text, step.command)))) for step in network.steps),
+        ],
         columns=("worst layers", "input", "type", "isolated, dB", "accumulated, dB"),
         rows=rows,
         total=layers.total,

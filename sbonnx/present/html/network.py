@@ -20,7 +20,7 @@ from sbonnx.report.decoder import DecoderEvaluation
 from sbonnx.report.details import Details
 from sbonnx.report.figures import Evaluation, FigureName, Kernels, LevelDifference, OutputDifference, QualityFigure
 from sbonnx.report.outcome import QuantizedTensor, Report
-from sbonnx.report.searched import Cause, SearchFigures
+from sbonnx.report.searched import Cause, SearchFigures, python_call
 from sbonnx.report.verdict import (
     AS_LARGE,
     ON_CPU,
@@ -212,7 +212,9 @@ def network_of(
         problems=tuple(map(text, report.problems)),
         verdict=report.verdict,
         steps=tuple(_steps(report)),
-        causes=tuple(replace(row, command=formatting.address(row.command or row.options)) for row in report.causes),
+        causes=tuple(
+            replace(row, command=formatting.address(row.command or python_call(row.overrides))) for row in report.causes
+        ),
         notes=_note_kinds(notes),
         headline=tuple(_headline(report)),
         outputs=tuple(_output_rows(metrics)),
@@ -314,7 +316,7 @@ def _steps(report: Report) -> Iterable[NextStep]:
     """Yield what to do: a change that was tried, else the one for the worst layer; then how the file is used."""
     advice, verdict = report.advice, report.verdict
     if advice is not None:
-        yield NextStep(text(advice.text), formatting.address(advice.command or " ".join(advice.overrides)))
+        yield NextStep(text(advice.text), formatting.address(advice.command or python_call(advice.overrides)))
     elif verdict.too_few:
         yield NextStep("compare on more samples: the figures are near float, and too few samples to prove it")
     elif verdict.repairable:
@@ -327,7 +329,7 @@ def _steps(report: Report) -> Iterable[NextStep]:
             node = text(cause.node)
             place = f"layer '{node}'" if cause.role == "weight" else f"'{text(cause.tensor)}', input of '{node}'"
             what = f"try, {cause.measured}: {text(cause.remedy)} ({place})"
-            yield NextStep(what, formatting.address(cause.command or cause.options))
+            yield NextStep(what, formatting.address(cause.command or python_call(cause.overrides)))
     if report.engine_command:
         yield NextStep("build the engine", formatting.address(report.engine_command))
 
