@@ -257,7 +257,7 @@ class SiteBuilder:
             return Reason("no-integer-kernel", f"{node.op}: its integer kernel saturates without 8-bit dot products")
         if int(node.attrs.get("hidden_size", 0)) < least or node.attrs.get("layout", 0):
             return Reason(
-                "small-weight", f"{node.op}: its integer kernel is slower than float below a state of {least}"
+                "no-integer-kernel", f"{node.op}: its integer kernel is slower than float below a state of {least}"
             )
         settings = self.settings_of("a", node, node.inputs[0])
         if settings is None or settings.bits != STORED_BITS or settings.dtype != "int":
