@@ -102,7 +102,7 @@ def test_both_models_are_evaluated_and_judged(file: Path) -> None:
     shown = overview_of(report)
     cell, row = shown.jobs[1].cells[2], found["rows"][1]
     assert cell.value == row["metric"]["value"] and cell.met
-    assert cell.threshold.startswith("top1, ") and cell.threshold.endswith(" lost, limit 90 %")
+    assert cell.threshold.startswith("top1, ") and cell.threshold.endswith(" points lost, limit 90")
     figures = f"top1 {row['metric']['value']:.4f} ({row['difference']['value']:+.4f})"
     assert _row(report.rows[1], ())[2] == figures, "in the table of the terminal as well"
     before = HistoryRow("", "done", None, None, None, "top1", 0.5)

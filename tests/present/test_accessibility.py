@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from sbonnx.present import html
 from sbonnx.present.html import graph_page
 from sbonnx.report.codes import Note
 from sbonnx.report.details import Details
+from sbonnx.report.pruned import PrunedDimension, PruningReport, SparseLayer
 from tests.present.browser import Browser
 from tests.present.reports import batch_page, details, job, network, node, one_of_each, profiled, single_page, sites_of
 from tests.present.test_batch_charts import row
@@ -55,9 +57,16 @@ def batch_report() -> dict[str, Any]:
     return {**whole, "rows": [*rows, job("one", report=explained())], "history": {"a-onnxruntime": runs}}
 
 
+def pruned() -> PruningReport:
+    dimensions = (PrunedDimension(("conv",), ("fc",), 32, 20, 0.01), PrunedDimension(("a",), ("b",), 8, 8, 0.0))
+    sparse = (SparseLayer("fc", "2:4", 640, 320, "accepted"),)
+    return PruningReport("m.onnx", "p.onnx", 0.5, 0.4, dimensions=dimensions, sparse=sparse)
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "single": lambda: single_page(explained()),
     "batch": lambda: batch_page(batch_report()),
+    "pruning": lambda: html.single_page(pruned()),
     "graph": lambda: graph_page(
         built(Details, explained()["details"]), title="m.onnx", more="float", notes=[Note("opset-converted", "one")]
     ),

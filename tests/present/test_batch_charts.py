@@ -61,6 +61,26 @@ def test_the_metric_that_was_asked_for_with_the_value_before() -> None:
     assert properties["b-onnxruntime: top1"] == "0.85" and "b-onnxruntime: top1, before" not in properties
 
 
+def test_a_limit_of_the_metric_gives_the_colours() -> None:
+    """An accepted job is not red for its SQNR."""
+    rows = [row("a", "onnxruntime", 12.0), row("b", "onnxruntime", 41.0)]
+    for job_row, loss in zip(rows, (0.002, 0.05), strict=True):
+        metric = {"value": 0.9 - loss, "low": 0.8, "high": 0.95}
+        models = [
+            {"model": "float", "metric": {**metric, "value": 0.9}},
+            {"model": "q", "metric": metric, "loss": loss},
+        ]
+        evaluation = {"metric": "top1", "unit": "", "share": True, "higher_is_better": True, "samples": 9}
+        evaluation |= {"interval": "wilson", "rows": models}
+        job_row["outcome"]["report"]["metrics"]["evaluation"] = evaluation
+        job_row["outcome"]["accepted"] = [("max_loss", loss, 0.01, loss < 0.01)]
+    heat = overview_of(batch(rows)).heat
+    assert heat is not None and heat.limited
+    assert [cell.shade for _, (group,) in heat.rows for cell in group] == [6, 0]
+    page = batch_page(batch(rows))
+    assert "top1; colour: its loss" in page and "0.2 points lost, limit 1" in page
+
+
 def test_a_single_pair_has_no_heat_map() -> None:
     page = overview_of(batch([row("a", "onnxruntime", 41.0), row("a", "onnxruntime", 12.0, name="-w4")]))
     assert page.heat is None and page.scatter is not None

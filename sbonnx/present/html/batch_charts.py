@@ -40,9 +40,13 @@ HIGHEST_DB: Final = 60.0
 """Upper limit of the axis of the SQNR, for files that equal float."""
 
 
+USED: Final = (4.0, 2.0, 1.0, 0.75, 0.5, 0.25)
+"""Shares of the allowed loss at which the shade of a job with a limit changes: above the first is the strongest."""
+
+
 @dataclass(frozen=True)
 class HeatCell:
-    """One job in the heat map: its section, text, shade (0: lowest SQNR, to 6; None: no figure) and tone."""
+    """One job in the heat map: its section, text, shade (0: largest loss, to 6; None: no figure) and tone."""
 
     anchor: str
     text: str
@@ -53,10 +57,15 @@ class HeatCell:
 
 @dataclass(frozen=True)
 class HeatMap:
-    """Models in rows, targets in columns. A cell has all jobs of its pair."""
+    """Models in rows, targets in columns. A cell has all jobs of its pair.
+
+    Attributes:
+        limited: whether colours are those of the loss in the metric against its limit; else of the SQNR.
+    """
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, tuple[tuple[HeatCell, ...], ...]], ...]
+    limited: bool = False
 
 
 def heat_map(jobs: Sequence[Any], column: int = 0) -> HeatMap | None:
@@ -64,8 +73,8 @@ def heat_map(jobs: Sequence[Any], column: int = 0) -> HeatMap | None:
 
     Args:
         jobs: `sbonnx.present.html.overview.JobRow`.
-        column: index of the cell of the figure: 0, the SQNR of the worst output, which gives the colours, or that of
-            the metric.
+        column: index of the cell of the figure: 0, the SQNR of the worst output, or that of the metric. Without limits
+            of the metric, the SQNR gives the colours.
     """
     columns = tuple(dict.fromkeys(job.target for job in jobs))
     models = tuple(dict.fromkeys(job.model for job in jobs))
@@ -74,16 +83,17 @@ def heat_map(jobs: Sequence[Any], column: int = 0) -> HeatMap | None:
     pairs: dict[tuple[str, str], list[Any]] = defaultdict(list)
     for job in jobs:
         pairs[job.model, job.target].append(job)
-    return HeatMap(
-        columns, tuple((model, tuple(_cells(pairs[model, target], column) for target in columns)) for model in models)
-    )
+    measured = [cell for job in jobs if job.cells and (cell := job.cells[column]).value is not None]
+    limited = bool(measured) and all(cell.used is not None for cell in measured)
+
+    def cells_of(pair: Sequence[Any]) -> tuple[HeatCell, ...]:
+        return tuple(_cell(job, column, several=len(pair) > 1, limited=limited) for job in pair)
+
+    rows = ((model, tuple(cells_of(pairs[model, target]) for target in columns)) for model in models)
+    return HeatMap(columns, tuple(rows), limited)
 
 
-def _cells(jobs: Sequence[Any], column: int) -> tuple[HeatCell, ...]:
-    return tuple(_cell(job, column, several=len(jobs) > 1) for job in jobs)
-
-
-def _cell(job: Any, column: int, *, several: bool) -> HeatCell:
+def _cell(job: Any, column: int, *, several: bool, limited: bool) -> HeatCell:
     """Return the cell of a job, with its bits if the pair has several jobs."""
     shown, value = (job.cells[column].text, job.cells[0].value) if job.cells else ("", None)
     named = f", {job.metric} {shown}" if column and job.cells[column].value is not None else ""
@@ -92,9 +102,11 @@ def _cell(job: Any, column: int, *, several: bool) -> HeatCell:
     if job.cells[column].value is None:
         shown = job.status if value is None else f"{decibel(value)} dB"
     figure = f"{shown}{'' if job.status in (DONE, shown) else ' ✗'}"
-    return HeatCell(
-        job.anchor, f"{job.bits}: {figure}" if several and job.bits else figure, label, shade(value), job.tone
-    )
+    colour = shade(value)
+    if limited:
+        used = job.cells[column].used if job.cells else None
+        colour = None if used is None else sum(used <= share for share in USED)
+    return HeatCell(job.anchor, f"{job.bits}: {figure}" if several and job.bits else figure, label, colour, job.tone)
 
 
 @dataclass(frozen=True)

@@ -98,12 +98,17 @@ class AcceptanceRow:
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of the overview: text, value to sort by, threshold, and whether it is met (None: no threshold)."""
+    """A cell of the overview: text, value to sort by, threshold, and whether it is met (None: no threshold).
+
+    Attributes:
+        used: loss in the metric over its limit (1: at the limit); None without a limit.
+    """
 
     text: str
     value: float | None
     threshold: str = ""
     met: bool | None = None
+    used: float | None = None
 
 
 @dataclass(frozen=True)
@@ -297,8 +302,8 @@ def _display(column: str, value: float | None) -> str:
     return formatting.percent(value) if column == "agreement" else formatting.ratio(value)
 
 
-def _points(loss: float | None) -> str:
-    return ABSENT if loss is None else f"{formatting.plain(100 * loss, 3)} %"
+def _hundredths(loss: float | None) -> str:
+    return ABSENT if loss is None else formatting.plain(100 * loss, 3)
 
 
 def metric_before(runs: Sequence[HistoryRow], name: str) -> float | None:
@@ -330,8 +335,10 @@ def _cells(outcome: Outcome, acceptance: Sequence[AcceptanceRow], before: float 
     for column, (value, display) in measured.items():
         judged = thresholds.get(column)
         if column == "metric" and judged is not None and limited:
-            limit = f"{_points(judged.value)} lost, limit {_points(judged.limit)}"
-            yield Cell(display(value), value, f"{named}{limit}{since}", judged.met)
+            unit = " points" if metrics.evaluation is not None and metrics.evaluation.share else " %"
+            limit = f"{_hundredths(judged.value)}{unit} lost, limit {_hundredths(judged.limit)}"
+            used = judged.value / judged.limit if judged.value is not None and judged.limit > 0 else None
+            yield Cell(display(value), value, f"{named}{limit}{since}", judged.met, used)
             continue
         value = judged.value if judged is not None and (value is None or not judged.met) else value
         if judged is not None:
