@@ -13,6 +13,7 @@ import pytest
 import sbonnx
 from sbonnx.cli import main
 from sbonnx.linting import lint
+from sbonnx.present.text.summary import facts_of
 from sbonnx.report.verdict import verdict_of
 from sbonnx.spec import Array
 from sbonnx.system.cpu import CPUS, RECORDED_CPU, target_cpu
@@ -94,6 +95,7 @@ def test_figures_of_a_file_for_exact_kernels_are_theirs(tmp_path: Path) -> None:
 def test_figures_of_a_file_for_saturating_kernels_are_theirs(tmp_path: Path) -> None:
     """Weights of 8 bits, by request: the same loss on CPUs that saturate and, computed in numpy, on others."""
     report = quantized(tmp_path / "q.onnx", cpu="avx2", reduce_range=False)
+    assert "sums of two products saturate" in dict(facts_of(report))["weights"]
     (problem,) = report.problems
     assert "at 'extended' and 'all'" in problem
     assert "8-bit products of avx2 saturate" in problem or not target_cpu().exact

@@ -109,6 +109,7 @@ def _for_cpu(report: Report) -> str:
     if CPUS[report.cpu].exact:
         return f"for CPUs with exact 8-bit products, as {own}; for older x86 CPUs: --cpu avx2"
     how = "7 bits" if FULL not in bits else "8 bits, sums of two products fit into 16"
+    how = "8 bits, sums of two products saturate" if report.settings.get("REDUCE_RANGE") is False else how
     return f"{how}: {own} has no 8-bit dot products; for other CPUs: --cpu vnni"
 
 
