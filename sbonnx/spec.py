@@ -2,8 +2,8 @@
 
 This is the only module with rounding arithmetic. It follows ONNX QuantizeLinear and
 DequantizeLinear bit for bit: ``q = saturate(round_half_even(x / scale) + zero_point)`` and
-``x' = (q - zero_point) * scale``, in float32. Quantized values are called codes. Those of FP8 are
-8-bit floats (E4M3) without a zero point: ``q = saturate(to_fp8(x / scale))``.
+``x' = (q - zero_point) * scale``, in float32. Quantized values are called codes. Those of the kinds of
+`sbonnx.small_floats` are floats of 8 or 4 bits without a zero point: ``q = saturate(to_float(x / scale))``.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbonnx.errors import NumericError
+from sbonnx.small_floats import FLOATS, FloatKind, Kind
 
 Array = NDArray[Any]
 ScaleRule = Literal["exact", "sparsebit"]
-Kind = Literal["int", "fp8"]
 
 MIN_SCALE: Final = float(np.float32(2.0**-126))
 """Smallest normal float32: a smaller scale would be a denormal, which runtimes flush to 0."""
@@ -41,13 +41,7 @@ MIN_SCALE_FP16: Final = 2.0**-14
 MAX_SCALE_FP16: Final = 65504.0
 """Largest float16."""
 
-FP8_MAX: Final = 448
-"""Largest value of float8_e4m3fn, which has no infinity: 1.75 * 2^8. Source: ONNX, "Float stored in 8 bits"."""
-
-FP8_BITS: Final = 8
-
-FP8: Final = "float8_e4m3fn"
-"""Name of the type of fp8 codes in numpy and ONNX."""
+FP8_BITS: Final = FLOATS["fp8"].bits
 
 SPARSEBIT_MIN_SCALE: Final = 1e-6
 """Minimum of every scale in Sparsebit."""
@@ -86,7 +80,7 @@ PAIRED: Final = (8, True, True, None, "int")
 
 @dataclass(frozen=True)
 class QuantSpec:
-    """Format of a quantized tensor: integers, or 8-bit floats.
+    """Format of a quantized tensor: integers, or small floats.
 
     Attributes:
         bits: bit width, 2 to 16; 32 for biases.
@@ -95,7 +89,7 @@ class QuantSpec:
         axis: channel axis (>= 0) of per-channel scales, or None for one scale.
         block_size: length of a block along ``axis`` that shares a scale, or None.
         narrow: exclude the lowest code, so that the signed range is symmetric about 0.
-        kind: "int", or "fp8" for codes of type float8_e4m3fn: 8 bits, signed, symmetric, not narrow.
+        kind: "int", or one of `FLOATS`, with its bits, signed, symmetric, not narrow.
         pairs: axes of a weight over which products are summed, in the order of the kernel, the slowest first; codes of
             neighbours in this order never exceed `PAIR_SUM`, see `pair_limits`. Empty: no such limit.
     """
@@ -117,8 +111,10 @@ class QuantSpec:
             raise ValueError(f"axis must be counted from the front, got {self.axis}")
         if self.block_size is not None and (self.axis is None or self.block_size < 1):
             raise ValueError("a block size needs an axis and must be positive")
-        if self.is_fp8 and (self.bits, self.signed, self.symmetric, self.narrow) != (FP8_BITS, True, True, False):
-            raise ValueError("fp8 has 8 bits and a sign, and its range is symmetric")
+        float_kind = self.float_kind
+        form = (self.bits, self.signed, self.symmetric, self.narrow)
+        if float_kind is not None and form != (float_kind.bits, True, True, False):
+            raise ValueError(f"{self.kind} has {float_kind.bits} bits and a sign, and its range is symmetric")
         if self.pairs and (self.bits, self.signed, self.symmetric, self.block_size, self.kind) != PAIRED:
             raise ValueError("limits of pairs are for symmetric signed integers of 8 bits without blocks")
 
@@ -131,22 +127,27 @@ class QuantSpec:
         return self.short() if self.pairs else self
 
     @property
-    def is_fp8(self) -> bool:
-        """Whether codes are 8-bit floats, not integers."""
-        return self.kind == "fp8"
+    def float_kind(self) -> FloatKind | None:
+        """Type of small floats, or None for integers."""
+        return FLOATS.get(self.kind)
+
+    @property
+    def is_float(self) -> bool:
+        """Whether codes are small floats, not integers."""
+        return self.kind in FLOATS
 
     @property
     def qmin(self) -> int:
         """Lowest code, as a number."""
-        if self.is_fp8:
-            return -FP8_MAX
+        if self.kind in FLOATS:
+            return -FLOATS[self.kind].most
         return (-(1 << (self.bits - 1)) if self.signed else 0) + int(self.narrow)
 
     @property
     def qmax(self) -> int:
         """Highest code, as a number."""
-        if self.is_fp8:
-            return FP8_MAX
+        if self.kind in FLOATS:
+            return FLOATS[self.kind].most
         return (1 << (self.bits - 1)) - 1 if self.signed else (1 << self.bits) - 1
 
     @property
@@ -161,16 +162,15 @@ class QuantSpec:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Numpy type of an array of codes (int8, uint8, int16, uint16, float8_e4m3fn)."""
-        if self.is_fp8:
-            eight: np.dtype[Any] = np.dtype(ml_dtypes.float8_e4m3fn)
-            return eight
+        """Numpy type of an array of codes (int8, uint8, int16, uint16, float8_e4m3fn, float4_e2m1fn)."""
+        if self.kind in FLOATS:
+            return FLOATS[self.kind].dtype
         return np.dtype(f"{'int' if self.signed else 'uint'}{self.storage_bits}")
 
     @property
     def native_dtype(self) -> np.dtype[Any]:
         """Smallest ONNX type that holds every code: int4 and uint4 for bits <= 4."""
-        if self.bits > 4:
+        if self.bits > 4 or self.is_float:
             return self.dtype
         four: np.dtype[Any] = np.dtype(ml_dtypes.int4 if self.signed else ml_dtypes.uint4)
         return four
@@ -181,8 +181,8 @@ class QuantSpec:
         return self.bits in (4, 8, 16, BIAS_BITS) and not self.narrow
 
     def label(self) -> str:
-        """Format for tables: ``int8``, ``uint4 axis 0``, ``int4 axis 0 blocks of 128``, ``fp8``."""
-        text = "fp8" if self.is_fp8 else f"{'int' if self.signed else 'uint'}{self.bits}"
+        """Format for tables: ``int8``, ``uint4 axis 0``, ``int4 axis 0 blocks of 128``, ``fp8``, ``mxfp4``."""
+        text = self.kind if self.is_float else f"{'int' if self.signed else 'uint'}{self.bits}"
         if self.symmetric and not self.signed:
             text += " sym"
         if not self.symmetric and self.signed:
@@ -270,7 +270,7 @@ class QParams:
     def quantize(self, x: Array) -> Array:
         """Quantize `x` (any shape, read as float32) to codes of dtype ``spec.dtype``.
 
-        NaN becomes the code of 0.0, which ONNX leaves undefined; in fp8 it stays NaN, as ONNX specifies.
+        NaN becomes the code of 0.0, which ONNX leaves undefined; in 8-bit floats it stays NaN, as ONNX specifies.
         """
         x = np.asarray(x)
         if x.size <= AT_ONCE:
@@ -283,9 +283,10 @@ class QParams:
     def _codes(self, x: Array) -> Array:
         """Quantize `x` at once."""
         x = np.asarray(x, np.float32)
-        if self.spec.is_fp8:
+        if self.spec.is_float:
             with np.errstate(over="ignore", invalid="ignore"):
                 ratio = x / self.along(self.scale, x.shape)
+                ratio = ratio if self.spec.bits == FP8_BITS else np.where(np.isnan(ratio), np.float32(0), ratio)
                 return np.asarray(np.clip(ratio, self.spec.qmin, self.spec.qmax).astype(self.spec.dtype))
         return self._whole_codes(x).astype(self.spec.dtype)
 
@@ -303,7 +304,7 @@ class QParams:
                 yield part, replace(self, scale=self.scale[own], zero_point=self.zero_point[own])
 
     def _whole_codes(self, x: Array) -> Array:
-        """Quantize `x` (float32) and return the codes as float32, a new array; not for fp8."""
+        """Quantize `x` (float32) and return the codes as float32, a new array; not for floats."""
         scale, zero = self.along(self.scale, x.shape), self.along(self.zero_point, x.shape).astype(np.float32)
         with np.errstate(over="ignore", invalid="ignore"):
             q = np.asarray(x / scale)
@@ -334,14 +335,14 @@ class QParams:
 
     def _floats(self, codes: Array) -> Array:
         """Dequantize codes at once."""
-        if self.spec.is_fp8:
+        if self.spec.is_float:
             return np.asarray(codes.astype(np.float32) * self.along(self.scale, codes.shape))
         scale, zero = self.along(self.scale, codes.shape), self.along(self.zero_point, codes.shape)
         return np.asarray((codes.astype(np.int32) - zero.astype(np.int32)).astype(np.float32) * scale)
 
     def fake_quant(self, x: Array) -> Array:
         """Quantize and dequantize `x`: ``dequantize(quantize(x))``."""
-        if self.spec.is_fp8 or self.spec.bits == BIAS_BITS:
+        if self.spec.is_float or self.spec.bits == BIAS_BITS:
             return self.dequantize(self.quantize(x))
         q = self._whole_codes(np.asarray(x, np.float32))  # without a cast to integers: codes are exact in float32
         q -= self.along(self.zero_point, q.shape).astype(np.float32)
@@ -474,7 +475,8 @@ def params_from_bounds(
 
     0 is always representable: bounds are widened to contain it. A range that contains only 0 gets
     scale 1. A scale below `least`, or below the smallest normal number of its type, is raised to it.
-    Codes of fp8 range from -448 to 448, so that the formula gives scale absmax / 448.
+    Codes of fp8 range from -448 to 448, so that the formula gives scale absmax / 448. Scales of floats in blocks are
+    those of `FloatKind.block_scales`.
     ``rule="sparsebit"`` gives Sparsebit's numbers instead: symmetric scale 2 absmax / (qmax - qmin),
     every scale at least 1e-6.
 
@@ -503,7 +505,11 @@ def params_from_bounds(
         floor = max(floor, SPARSEBIT_MIN_SCALE)
     else:
         scale = np.where(scale == 0, UNUSED_SCALE, scale)
-    rounded = _round_scale(scale, scale_dtype, floor)
+    float_kind = spec.float_kind
+    if float_kind is not None and float_kind.scales is not None:
+        rounded = float_kind.block_scales(np.maximum(np.maximum(-lo, hi), np.where(hi > lo, floor * spec.qmax, 0.0)))
+    else:
+        rounded = _round_scale(scale, scale_dtype, floor)
     if not np.isfinite(rounded).all():
         raise NumericError(f"a scale of {float(np.max(scale))} does not fit {np.dtype(scale_dtype)}")
     if spec.symmetric:

@@ -15,7 +15,8 @@ from hypothesis.extra import numpy as hnp
 from onnx import TensorProto, helper
 
 from sbonnx.errors import NumericError
-from sbonnx.spec import FP8_MAX, MIN_SCALE, Array, Bounds, QParams, QuantSpec, bounds_of, params_from_bounds
+from sbonnx.small_floats import FP8_MAX
+from sbonnx.spec import MIN_SCALE, Array, Bounds, QParams, QuantSpec, bounds_of, params_from_bounds
 
 E4M3 = ml_dtypes.float8_e4m3fn
 SPEC = QuantSpec(kind="fp8")

@@ -38,7 +38,7 @@ class Auto(Solver):
         whole = target.params(lo, hi)
         least = to_beat(distribution, whole, quantization_error(distribution, whole))
         for method in METHODS:
-            if target.spec.is_fp8 and not method.for_floats:
+            if target.spec.is_float and not method.for_floats:
                 continue
             low, high = method.solve(distribution, target)
             error = quantization_error(distribution, target.params(low, high))

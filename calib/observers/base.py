@@ -97,7 +97,7 @@ class Solver(Observer):
         """Compute (lo, hi) of every range of `distribution`, float64 (C,). Results of empty ranges are ignored."""
 
     def bounds(self, sketch: Sketch, spec: QuantSpec, rule: ScaleRule = "exact") -> Bounds:
-        if spec.is_fp8 and not self.for_floats:
+        if spec.is_float and not self.for_floats:
             raise RecipeError(f"observer '{type(self).__name__}' is for integers, whose steps are even, not for fp8")
         whole = sketch.distribution()
         target = ObserverTarget.of(spec, rule, sketch.finite / max(sketch.samples, 1))

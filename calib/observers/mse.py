@@ -35,7 +35,7 @@ def errors_of(distributions: Sequence[Distribution], target: ObserverTarget) -> 
 
     It is accurate to about six digits and uses the final rounded zero points.
     """
-    if target.spec.is_fp8:  # steps are not uniform
+    if target.spec.is_float:  # steps are not uniform
 
         def errors_of_floats(lo: Array, hi: Array) -> Array:
             rows = zip(*np.broadcast_arrays(lo, hi), strict=True)

@@ -43,7 +43,7 @@ def guessed_error(distribution: Distribution, params: QParams) -> Array:
     It is correct for values that fill such bins uniformly, and arbitrary for others: the multiples of one step, for
     example, have no error at all. In fp8, whose steps are an 8th of the value or more, no bin is that wide.
     """
-    if params.spec.is_fp8 or distribution.exact:
+    if params.spec.is_float or distribution.exact:
         return np.zeros(distribution.ranges)
     return _mean(distribution, params, least_width=0.5)
 
@@ -79,7 +79,7 @@ def _sums(distribution: Distribution, params: QParams, columns: slice, least_wid
 
 def _squares(left: Array, right: Array, params: QParams) -> Array:
     """Compute the mean squared error of bins, float64 (C, bins), whose values are not known exactly."""
-    if params.spec.is_fp8:
+    if params.spec.is_float:
         width = (right - left) / POINTS
         total = np.zeros(np.broadcast_shapes(left.shape, params.scale[:, None].shape))
         for place in range(POINTS):

@@ -51,7 +51,7 @@ def squared_errors(x: Array, counts: Array, params: QParams) -> Array:
         counts: int64 (C, n) or (1, n).
         params: scale and zero point of each range, (C,), axis 0.
     """
-    if native is None or params.spec.is_fp8 or params.spec.bits == BIAS_BITS:
+    if native is None or params.spec.is_float or params.spec.bits == BIAS_BITS:
         off = x.astype(np.float64) - params.fake_quant(x)
         off *= off
         off *= counts

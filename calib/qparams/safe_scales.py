@@ -17,13 +17,17 @@ from sbonnx.graph import Tensor
 from sbonnx.graph.query import constant, dtype, producer
 from sbonnx.planning.types import Plan, Reader, Site
 from sbonnx.report import Note, Reason, Refusal
-from sbonnx.spec import HALF_LIMITS, UNUSED_SCALE, Array, Bounds, Kind, QParams, ScaleLimits, ScaleRule, exact_scale
+from sbonnx.small_floats import FLOATS, Kind
+from sbonnx.spec import FP8_BITS, HALF_LIMITS, UNUSED_SCALE, Array, Bounds, QParams, ScaleLimits, ScaleRule, exact_scale
 
-COARSEST: Final[dict[Kind, float]] = {"int": 4.0, "fp8": 64.0}
+COARSEST: Final[dict[Kind, float]] = {
+    "int": 4.0,
+    **{kind: 64.0 if row.bits == FP8_BITS else 4.0 for kind, row in FLOATS.items()},
+}
 """Maximum factor by which a scale may be raised for the widest channel of a tensor.
 
-By more, less than 6 bits of an integer would be left; for fp8, which is as fine over a range of 2^14, only values below
-a 450th of the widest lose precision.
+By more, less than 6 bits of an integer would be left. 8-bit floats are as fine over a range of 2^14, and only values
+below a 450th of the widest lose precision.
 """
 
 ACCUMULATOR: Final = 2**31 - 1

@@ -96,10 +96,12 @@ def _pair(site: Site, tensor: Tensor, qparams: QParams, names: Names) -> list[No
 
     if kind != np.float32:  # quantization is computed in float32 whatever the type of the model
         add("Cast", to=FLOAT)
-    if spec.is_fp8 or not (spec.fills_dtype and spec.native_dtype == spec.dtype):
+    if spec.is_float or not (spec.fills_dtype and spec.native_dtype == spec.dtype):
         limits = qparams.limits
         low, high = (constant(_along(end, site, tensor)) for end in (limits.lo, limits.hi))
-        if spec.axis is None and not spec.is_fp8:  # onnxruntime rewrites a Clip before fp8 to nodes that it cannot run
+        if (
+            spec.axis is None and not spec.is_float
+        ):  # onnxruntime rewrites a Clip before fp8 to nodes that it cannot run
             add("Clip", low, high)
         else:
             add("Max", low)
@@ -107,7 +109,7 @@ def _pair(site: Site, tensor: Tensor, qparams: QParams, names: Names) -> list[No
     axis = {} if spec.axis is None else {"axis": spec.axis}
     numbers = constant(qparams.scale), constant(qparams.zero_point)
     # onnxruntime has 16-bit QuantizeLinear there at every opset; the graph has an opset with fp8 if the plan needs it
-    domain = None if spec.is_fp8 else CONTRIB
+    domain = None if spec.is_float else CONTRIB
     add("QuantizeLinear", *numbers, kind=spec.dtype, domain=domain, **axis)
     add("DequantizeLinear", *numbers, domain=domain, **axis)
     if kind != np.float32:

@@ -12,6 +12,7 @@ from sbonnx.backends.mode_limits import ANY_STATIC, STATIC, ModeLimits
 from sbonnx.backends.placement_rules import Placement
 from sbonnx.backends.runtime_types import EngineInput, Runtime
 from sbonnx.graph import Body, Graph, Node, edit, query
+from sbonnx.small_floats import Kind
 from sbonnx.spec import ANY_SCALE, QuantSpec, ScaleLimits
 from sbonnx.system.cpu import THIS, TargetCpu, target_cpu
 from sbonnx.system.machine_costs import table_of
@@ -45,6 +46,7 @@ class Numbers:
         scales: smallest and largest scale.
         fp8: quantization to 8-bit floats: "kernels" compute on it, from both inputs, and Max and Min before the pairs
             would prevent their fusion; "simulated"; or "none".
+        block_floats: kinds of small floats in blocks that weights may have, with float inputs.
         only_channels: integer kernels read and write float32 at most, with one scale per channel of a weight: neither
             half precision nor, with static activations, blocks.
         half_blocks: the float part of a graph may be half precision if its integers are weights in blocks only.
@@ -59,6 +61,7 @@ class Numbers:
     one_scale: frozenset[str] = frozenset()
     scales: ScaleLimits = ANY_SCALE
     fp8: Literal["none", "simulated", "kernels"] = "none"
+    block_floats: tuple[Kind, ...] = ()
     only_channels: bool = False
     half_blocks: bool = False
     tensor_overrides: bool = False
@@ -156,7 +159,7 @@ class Files:
         Args:
             file: path of the ONNX file.
             inputs: of the network.
-            types: quantized types in the file: "int8", "fp8", "int4".
+            types: quantized types in the file: "int8", "fp8", "int4", "nvfp4".
             strong: the float part of the file has the types to compute in (HIGH_PRECISION).
         """
         return ""

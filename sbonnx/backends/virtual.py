@@ -22,6 +22,7 @@ from sbonnx.ops import (
     RESIZES,
     SOFTMAX,
 )
+from sbonnx.small_floats import IN_BLOCKS
 
 NORM_OPS: Final = frozenset({"LayerNormalization", "RMSNormalization", "GroupNormalization"})
 NORM_BLOCKS: Final = frozenset({"block:layernorm", "block:rmsnorm", "block:groupnorm"})
@@ -70,7 +71,7 @@ class VirtualFiles(Files):
 VIRTUAL: Final = Backend(
     name="virtual",
     placement=Placement(linear=frozenset(LINEAR), rules=RULES, folds=ACTIVATIONS, stored=EMBEDDING),
-    numbers=Numbers(any_bits=True, fp8="simulated"),
+    numbers=Numbers(any_bits=True, fp8="simulated", block_floats=IN_BLOCKS),
     files=VirtualFiles(),
     modes={
         "static": ANY_STATIC,

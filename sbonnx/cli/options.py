@@ -300,9 +300,9 @@ RECIPE: Final = option(
     is_word=lambda text: text.lower() == "auto",
 )
 BITS: Final = option(
-    "--bits w8a8|fp8",
+    "--bits w8a8|fp8|nvfp4",
     str,
-    "Bit widths of weights and activations, or fp8 for both.",
+    "Bit widths of weights and activations, or a type of small floats: fp8 for both, nvfp4, mxfp4, mxfp8 for weights.",
     shown="w8a8",
     key="bits",
 )

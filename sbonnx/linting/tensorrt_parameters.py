@@ -8,13 +8,14 @@ from typing import Final
 import ml_dtypes
 import numpy as np
 
-from sbonnx.backends.tensorrt.profiles import E8M0, FP4, INT4_BLOCKS, PROFILES
+from sbonnx.backends.tensorrt.profiles import INT4_BLOCKS, PROFILES
 from sbonnx.graph import Node, Tensor, query
 from sbonnx.linear.layer import channel_axes
 from sbonnx.linting.model_view import RENAMES, Quantizer, View
 from sbonnx.ops import ACTIVATIONS, CONVOLUTIONS, LINEAR, NORMS, POOLS, SOFTMAX, STANDARD_DOMAINS
 from sbonnx.qdq import is_integer_op
-from sbonnx.spec import BLOCKS_SINCE, CHANNELS_SINCE, CODES_SINCE, FP8, HALF_SCALES_SINCE, Array
+from sbonnx.small_floats import E8M0, FP4, FP8
+from sbonnx.spec import BLOCKS_SINCE, CHANNELS_SINCE, CODES_SINCE, HALF_SCALES_SINCE, Array
 
 Site = tuple[str, str, str]
 

@@ -29,7 +29,8 @@ from sbonnx.ops import (
     SOFTMAX,
     STANDARD_DOMAINS,
 )
-from sbonnx.spec import FP8, QuantSpec
+from sbonnx.small_floats import FP8
+from sbonnx.spec import QuantSpec
 
 TAKES_INT8: Final = frozenset(LINEAR) | ADDS | MULTIPLIES | POOLS | RESIZES | CONCATS
 """Ops that benefit from an int8 input."""

@@ -222,7 +222,7 @@ def feed_bodies(survey: Survey, recipe: Recipe, drafts: Drafts) -> dict[str, Rea
         wanted = (recipe.settings("w", node=node.name, op=node.op, tensor=tensor.name).enabled for node, _ in inside)
         if not inside or inside != others or not all(wanted):
             continue
-        if draft.spec.bits >= SHORT_BITS and not draft.spec.is_fp8:
+        if draft.spec.bits >= SHORT_BITS and not draft.spec.is_float:
             draft.readers |= {Reader(node.name, index): None for node, index in inside}
             continue
         loop = survey.in_loop.get(inside[0][0].name, inside[0][0].name)

@@ -14,7 +14,7 @@ from sbonnx.backends.onnxruntime.ort_nbits import MIN_BLOCK
 from sbonnx.graph import Constant, Node, Tensor, query
 from sbonnx.linear.embedding import table_of
 from sbonnx.ops import DEQUANTIZE, EMBEDDING, INTEGER_OPS, LINEAR, MATRIX_PRODUCTS, RECURRENT
-from sbonnx.planning.site_builder import WEIGHT_ONLY, SiteBuilder, in_blocks, weight_draft
+from sbonnx.planning.site_builder import WEIGHT_ONLY, SiteBuilder, in_blocks, spec_of, weight_draft
 from sbonnx.planning.survey import LinearInputs, Place
 from sbonnx.planning.types import Reader
 from sbonnx.recipe import TensorSettings
@@ -119,7 +119,7 @@ class ModePlacer(SiteBuilder):
         settings = self.settings_of("w", node, weight)
         if settings is None:
             return
-        spec = self.numbers.spec("w", settings.bits, settings.symmetric, axis if settings.per_channel else None)
+        spec = spec_of(self.backend, "w", settings, axis if settings.per_channel else None)
         if settings.per_channel:
             size = self._block(settings)
             if node.name in self.survey.heads and axis is not None:

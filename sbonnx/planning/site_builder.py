@@ -55,7 +55,7 @@ def weight_draft(place: Place, weight: Tensor, spec: QuantSpec, settings: Tensor
     Raises:
         RecipeError: the recipe asks to optimize zero points for a type that has none.
     """
-    if settings.scale_name == "hqq" and (spec.symmetric or spec.is_fp8):
+    if settings.scale_name == "hqq" and (spec.symmetric or spec.is_float):
         raise RecipeError(
             f"'W.ROUNDING.SCALE: hqq' chooses zero points, and the weight of '{place.node.name}' ({spec.label()}) has "
             "none: ask for an affine W.QSCHEME (--set w_qscheme=per-channel-affine), or leave W.ROUNDING.SCALE out and "

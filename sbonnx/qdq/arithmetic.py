@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 import onnx
 
-from sbonnx.graph import Node, query
+from sbonnx.graph import Node, Tensor, query
 from sbonnx.ops import DEQUANTIZE
 from sbonnx.spec import Array
 
@@ -99,7 +99,7 @@ def limits(kind: Any) -> tuple[int, int]:
 
 def numbers(node: Node) -> QDQParams | None:
     """Return the parameters of a Q or DQ node, or None if they are not all constants."""
-    scale = query.constant(node.inputs[1])
+    scale = _constant_scale(node.inputs[1])
     given = query.optional_input(node, 2)
     zero = query.constant(given)
     if scale is None or (given is not None and zero is None):
@@ -113,6 +113,15 @@ def numbers(node: Node) -> QDQParams | None:
         zero = np.zeros(scale.shape, np.uint8 if kind is None else kind)
     axis = int(node.attrs.get("axis", DEFAULT_AXIS))
     return QDQParams(scale, zero, axis, int(node.attrs.get("block_size", 0)))
+
+
+def _constant_scale(tensor: Tensor) -> Array | None:
+    """Return a scale that is a constant, or a DequantizeLinear of one (NVFP4); else None."""
+    scale, producer = query.constant(tensor), query.producer(tensor)
+    if scale is not None or producer is None or producer.op not in DEQUANTIZE:
+        return scale
+    codes = query.constant(producer.inputs[0])
+    return None if codes is None else dequantized(producer, codes)
 
 
 def dequantized(node: Node, codes: Array) -> Array | None:

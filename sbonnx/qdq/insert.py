@@ -16,9 +16,10 @@ from sbonnx.backends import BACKENDS
 from sbonnx.errors import ModelError
 from sbonnx.graph import Constant, Graph, Node, Tensor, Variable, edit, query, set_node_metadata
 from sbonnx.graph.digests import array_digests
-from sbonnx.graph.storage.weights import release_pages
+from sbonnx.graph.storage.weights import onnx_dtype, release_pages
 from sbonnx.ops import QDQ, QUANTIZE
 from sbonnx.planning import BITS, Plan, Role, Site, Solution
+from sbonnx.small_floats import E8M0, FloatKind, tensor_scale
 from sbonnx.spec import BLOCKS_SINCE, CHANNELS_SINCE, CODES_SINCE, HALF_SCALES_SINCE, Array, QParams, QuantSpec
 
 BYTES: Final = (np.dtype(np.int8), np.dtype(np.uint8))
@@ -37,6 +38,7 @@ def opset_needed(sites: Iterable[tuple[Role, QuantSpec]], *, half: bool = False)
     needed = [CHANNELS_SINCE, HALF_SCALES_SINCE if half else 0]
     for role, spec in sites:
         needed += [CODES_SINCE[str(stored_type(role, spec))], BLOCKS_SINCE if spec.block_size else 0]
+        needed += [] if spec.float_kind is None else [spec.float_kind.opset]
     return max(needed)
 
 
@@ -182,7 +184,7 @@ class _PairWriter:
         shape = query.shape(tensor)
         native = stored_type("activation", site.spec)
         exact = site.spec.fills_dtype and site.spec.native_dtype == native
-        exact = exact and not (site.spec.is_fp8 and self.backend.numbers.fp8 != "kernels")
+        exact = exact and not (site.spec.is_float and self.backend.numbers.fp8 != "kernels")
         numbers = self._numbers(site, qparams, kind, native)
         nodes = [] if exact else self._clip(site, tensor, qparams, kind)
         floats = tensor if site.after is None else self.dequantized[site.after]
@@ -202,7 +204,7 @@ class _PairWriter:
         """
         limits = qparams.limits
         shape = query.shape(tensor)
-        if site.spec.axis is None and not site.spec.is_fp8:
+        if site.spec.axis is None and not site.spec.is_float:
             low = self._constant(site.scope, f"{site.tensor}_low", limits.lo.astype(kind))
             high = self._constant(site.scope, f"{site.tensor}_high", limits.hi.astype(kind))
             return [self._node("Clip", site.tensor, [tensor, low, high], kind, shape)]
@@ -219,6 +221,9 @@ class _PairWriter:
         kind = query.dtype(tensor)
         native = self._stored_weight(site)
         shape = tuple(codes.shape)
+        form = site.spec.float_kind
+        if form is not None and form.scales is not None:
+            return self._blocks(site, qparams, codes, form, kind)
         numbers = self._numbers(site, qparams, kind, native)
         if self.plan.weights == "codes":
             stored: Tensor = edit.add_constant(
@@ -233,6 +238,29 @@ class _PairWriter:
             )
             nodes, stored = [quantize], quantize.outputs[0]
         dequantize = self._node("DequantizeLinear", site.tensor, [stored, *numbers], kind, shape, **_along(site.spec))
+        self._add(site, None, [*nodes, dequantize])
+        return dequantize.outputs[0]
+
+    def _blocks(self, site: Site, qparams: QParams, codes: Array, form: FloatKind, kind: Any) -> Tensor:
+        """Write codes of small floats in blocks: with E8M0 scales, or with E4M3 scales times a scale of the tensor.
+
+        Without zero points, which these types do not need, as NVIDIA's exporter writes them.
+        """
+        stored = edit.add_constant(self.graph, f"{site.tensor}_quantized", codes, self.names)
+        numbers, nodes = dict(_along(site.spec)), []
+        if form.scales == E8M0:
+            scale: Tensor = self._constant(site.scope, f"{site.tensor}_scale", qparams.scale.astype(form.scale_dtype))
+            numbers["output_dtype"] = onnx_dtype(kind)
+        else:
+            unit = tensor_scale(qparams.scale)
+            eighths = self._constant(
+                site.scope, f"{site.tensor}_scale_quantized", (qparams.scale / unit).astype(form.scale_dtype)
+            )
+            whole = self._constant(site.scope, f"{site.tensor}_scale_scale", np.asarray(unit, kind))
+            shape = tuple(qparams.scale.shape)
+            nodes.append(self._node("DequantizeLinear", f"{site.tensor}_scale", [eighths, whole], kind, shape))
+            scale = nodes[0].outputs[0]
+        dequantize = self._node("DequantizeLinear", site.tensor, [stored, scale], kind, tuple(codes.shape), **numbers)
         self._add(site, None, [*nodes, dequantize])
         return dequantize.outputs[0]
 

@@ -17,7 +17,8 @@ from sbonnx.qdq.arithmetic import numbers
 from sbonnx.qdq.from_qoperator import is_quantized_op, unfold
 from sbonnx.qdq.strip import source_of, strip
 from sbonnx.report import Note, Reason, Refusal
-from sbonnx.spec import FP8, Array, QParams, QuantSpec
+from sbonnx.small_floats import E8M0, FLOATS, FP4, FP8, Kind
+from sbonnx.spec import Array, QParams, QuantSpec
 
 
 @dataclass(frozen=True)
@@ -56,21 +57,29 @@ def read(graph: Graph) -> tuple[Pair, ...]:
     return tuple(pairs)
 
 
-def _spec(zero: Array, node: Node, axis: int | None, scheme: str | None) -> QuantSpec:
+def _spec(zero: Array, scale: Array, node: Node, axis: int | None, scheme: str | None) -> QuantSpec:
     """Derive the spec from the zero point's type and value, ``__bits``, and the scheme in the metadata.
 
     Only the metadata distinguishes an affine type with a central zero point from a symmetric one.
     """
     kind = str(zero.dtype)
     block = int(node.attrs["block_size"]) if axis is not None and node.attrs.get("block_size") else None
-    if kind == FP8:
-        return QuantSpec(axis=axis, block_size=block, kind="fp8")
+    if kind in (FP8, FP4):
+        kind_of_floats = _kind(kind, str(scale.dtype))
+        return QuantSpec(bits=FLOATS[kind_of_floats].bits, axis=axis, block_size=block, kind=kind_of_floats)
     signed = not kind.startswith("u")
     width = int("".join(c for c in kind if c.isdigit()))
     bits = int(node.attrs.get(BITS, width))
     centre = 0 if signed else 1 << (bits - 1)
     symmetric = scheme != "affine" and bool((zero.astype(np.int32) == centre).all())
     return QuantSpec(bits=bits, signed=signed, symmetric=symmetric, axis=axis, block_size=block)
+
+
+def _kind(codes: str, scales: str) -> Kind:
+    """Return the kind of small floats of codes and scales of these types."""
+    if scales == E8M0:
+        return "mxfp8" if codes == FP8 else "mxfp4"
+    return "nvfp4" if codes == FP4 else "fp8"
 
 
 def _untaken(codes: Array | None, zero: Array, spec: QuantSpec) -> Array:
@@ -92,7 +101,10 @@ def _untaken(codes: Array | None, zero: Array, spec: QuantSpec) -> Array:
 def _read_one(node: Node, scheme: str | None) -> Pair | None:
     given = numbers(node)
     kind = "" if given is None else str(given.zero.dtype)
-    if given is None or kind == "int32" or not (kind == FP8 or kind.lstrip("u").startswith("int")):
+    readers = query.readers(node.outputs[0])
+    if readers and all(reader.op in DEQUANTIZE and index == 1 for reader, index in readers):
+        return None  # it dequantizes scales
+    if given is None or kind == "int32" or not (kind in (FP8, FP4) or kind.lstrip("u").startswith("int")):
         return None
     scale, zero = given.scale, given.zero
     per_tensor = scale.ndim == 0 or (scale.size == 1 and not node.attrs.get("block_size"))
@@ -100,7 +112,7 @@ def _read_one(node: Node, scheme: str | None) -> Pair | None:
     if axis is not None and axis < 0:
         axis += query.rank(node.inputs[0]) or 0
     scale = scale.astype(np.float32).reshape(() if axis is None else scale.shape)
-    spec = _spec(zero, node, axis, scheme)
+    spec = _spec(zero, given.scale, node, axis, scheme)
     zero_point = zero.astype(spec.dtype).reshape(scale.shape)
     tensor, codes = source_of(node)
     if codes and not spec.symmetric and not zero.any():

@@ -17,7 +17,8 @@ from sbonnx.recipe.problem import Path, Wrong, one_of
 from sbonnx.recipe.resolve import Part
 from sbonnx.recipe.sections.quantizers import SideBits
 from sbonnx.schemes import VERSIONS, Version
-from sbonnx.spec import FP8, FP8_BITS, QuantSpec
+from sbonnx.small_floats import FLOATS, FP4, FP8, IN_BLOCKS, Kind
+from sbonnx.spec import QuantSpec
 
 INT4: Final = QuantSpec(bits=INT4_BITS)
 
@@ -168,14 +169,14 @@ class BackendLimits:
         inputs = next(part for part in parts if part.side == "A" and not part.pattern)
         for part in parts:
             if not part.is_float:
-                yield from self._fp8_problems(part)
+                yield from self._float_problems(part)
                 yield from self._block_problems(part)
                 yield from self._int4_problems(part, float_inputs=inputs.is_float)
         for key, bits in ends.items():
             if bits.w == INT4_BITS and self.version is not None and not self._has("int4"):
                 yield self._lacks("int4", (key, "W"), bits.w)
         dtypes = [None if side.is_float else side.keys.quantizer.dtype for side in parts if not side.pattern]
-        if self.backend.numbers.fp8 == "kernels" and None not in dtypes and len(set(dtypes)) > 1:
+        if self.backend.numbers.fp8 == "kernels" and None not in dtypes and len(set(dtypes)) > 1 and "fp8" in dtypes:
             path: Path = ("W" if dtypes[0] == "fp8" else "A", "QUANTIZER", "DTYPE")
             yield Wrong(
                 f"must be fp8 on both sides or on none for the backend {self.backend.name}", path=path, value="fp8"
@@ -187,30 +188,37 @@ class BackendLimits:
     def _lacks(self, codes: str, path: Path, value: object) -> Wrong:
         """Return the problem that the version of TensorRT lacks a quantized type."""
         newer = [f"tensorrt@{version}" for version in VERSIONS if codes in PROFILES[version].codes]
-        name = "fp8" if codes == FP8 else codes
+        name = {FP8: "fp8", FP4: "fp4"}.get(codes, codes)
         text = f"requires {name}, which TensorRT {self.version} does not have"
         return Wrong(text, f"Choose BACKEND {one_of(newer)}, or 8 bits", path=path, value=value)
 
-    def _fp8_problems(self, part: Part) -> Iterator[Wrong]:
-        """Check fp8: supported by the backend, symmetric, 8 bits, with a suitable observer."""
+    def _float_problems(self, part: Part) -> Iterator[Wrong]:
+        """Check small floats: supported by the backend, symmetric, of their width, with a suitable observer."""
         quantizer, observer = part.keys.quantizer, part.keys.observer.type
-        if quantizer.dtype != "fp8":
+        kind, float_kind = quantizer.dtype, FLOATS.get(quantizer.dtype)
+        if float_kind is None:
             return
         path = (*part.path, "QUANTIZER", "DTYPE")
-        lacking = self.backend.numbers.fp8 == "none"
-        if lacking or self.mode != STATIC:
-            hint = f"{self.backend.name} has no kernels that compute on fp8" if lacking else ""
-            owners = _backends(lambda other: other.numbers.fp8 != "none")
-            yield Wrong(f"is for the backends {owners}, with MODE: static", hint, path=path, value="fp8")
-        elif self.version is not None and not self._has(FP8):
-            yield self._lacks(FP8, path, "fp8")
-        elif quantizer.bit != FP8_BITS:
-            yield Wrong("must be 8 (or 0 for float) with DTYPE: fp8", path=(*path[:-1], "BIT"), value=quantizer.bit)
+        mode = STATIC if float_kind.block is None else "weight_only"
+        lacking = not _supports(self.backend, kind)
+        if float_kind.block is not None and part.side == "A":
+            yield Wrong("is for weights: scales of blocks of activations change with the data", path=path, value=kind)
+        elif lacking or self.mode != mode:
+            hint = f"{self.backend.name} has no kernels that compute on {kind}" if lacking else ""
+            owners = _backends(lambda other: _supports(other, kind))
+            yield Wrong(f"is for the backends {owners}, with MODE: {mode}", hint, path=path, value=kind)
+        elif self.version is not None and not self._has(float_kind.codes):
+            yield self._lacks(float_kind.codes, path, kind)
+        elif quantizer.bit != float_kind.bits:
+            text = f"must be {float_kind.bits} (or 0 for float) with DTYPE: {kind}"
+            yield Wrong(text, path=(*path[:-1], "BIT"), value=quantizer.bit)
         elif not part.keys.qscheme.endswith("-symmetric"):
-            text = "must be symmetric with DTYPE: fp8, which has no zero point"
+            text = f"must be symmetric with DTYPE: {kind}, which has no zero point"
             yield Wrong(text, path=(*part.path, "QSCHEME"), value=part.keys.qscheme)
         elif observer in names.ONLY_INTEGERS:
-            text = f"is for integers with uniform steps; use {one_of(('minmax', 'mse', 'percentile'))} with DTYPE: fp8"
+            text = (
+                f"is for integers with uniform steps; use {one_of(('minmax', 'mse', 'percentile'))} with DTYPE: {kind}"
+            )
             yield Wrong(text, path=(*part.path, "OBSERVER", "TYPE"), value=observer)
 
     def _block_problems(self, part: Part) -> Iterator[Wrong]:
@@ -218,6 +226,15 @@ class BackendLimits:
         if size is None:
             return
         path = (*part.path, "BLOCK_SIZE")
+        if part.keys.quantizer.dtype in IN_BLOCKS:
+            if size != FLOATS[part.keys.quantizer.dtype].block:
+                block = FLOATS[part.keys.quantizer.dtype].block
+                yield Wrong(f"must be {block} with DTYPE: {part.keys.quantizer.dtype}", path=path, value=size)
+            elif not is_per_channel(part.keys.qscheme):
+                yield Wrong(
+                    "must be per-channel-symmetric with blocks", path=(*part.path, "QSCHEME"), value=part.keys.qscheme
+                )
+            return
         sizes, name = self.backend.numbers.block_sizes(INT4), self.backend.name
         if self.backend.numbers.only_channels and self.mode != "weight_only":
             text = f"is for MODE: weight_only on {name}, whose integer kernels have one scale per channel"
@@ -232,8 +249,8 @@ class BackendLimits:
 
     def _int4_problems(self, part: Part, *, float_inputs: bool) -> Iterator[Wrong]:
         """Check 4-bit weights of a backend where they need float inputs."""
-        bit = part.keys.quantizer.bit
-        if not self.backend.numbers.block_sizes(INT4) or part.side != "W" or bit != INT4_BITS:
+        bit, integers = part.keys.quantizer.bit, part.keys.quantizer.dtype == "int"
+        if not self.backend.numbers.block_sizes(INT4) or part.side != "W" or bit != INT4_BITS or not integers:
             return
         path = (*part.path, "QUANTIZER", "BIT")
         if self.version is not None and not self._has("int4"):
@@ -241,6 +258,11 @@ class BackendLimits:
         elif self.mode == STATIC and not part.pattern and not float_inputs:
             hint = "Leave activations float (bits: w4a0), choose MODE: weight_only, or set 4 bits in W.SPECIFIC"
             yield Wrong(f"is for weights only on {self.backend.name}", hint, path=path, value=bit)
+
+
+def _supports(backend: Backend, kind: Kind) -> bool:
+    """Return whether a backend has a kind of small floats."""
+    return backend.numbers.fp8 != "none" if kind == "fp8" else kind in backend.numbers.block_floats
 
 
 def _widths(backend: Backend, side: str, mode: str = STATIC) -> str:

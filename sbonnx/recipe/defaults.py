@@ -21,6 +21,7 @@ from sbonnx.recipe.sections.base import nested_value, overlay
 from sbonnx.recipe.sections.quantizers import ScaleName
 from sbonnx.recipe.value_types import MAX_BITS, type_name
 from sbonnx.schemes import BY_WIDTH, Scheme
+from sbonnx.small_floats import FLOATS
 
 BACKEND: Final = "onnxruntime"
 """Backend if no source names one."""
@@ -132,14 +133,22 @@ def complete(data: dict[str, Any]) -> dict[str, Any]:
     data = _with_twins(_with_version(data))
     if isinstance(data.get("W"), dict):
         data = {**data, "W": with_rounding(data["W"])}
+    weights = FLOATS.get(dtype_of(data, "W"))
+    if weights is not None and weights.block is not None:
+        data = overlay({"MODE": "weight_only", "W": {"QUANTIZER": {"BIT": weights.bits}}}, data)
     theirs = SPARSEBIT if str(data.get("DEFAULTS")).lower() == "sparsebit" else {}
     backend = data.get("BACKEND", theirs.get("BACKEND", BACKEND))
     ours = _by_backend(str(backend).lower(), str(data.get("MODE", STATIC)).lower())
     for side in ("W", "A"):
-        if str(value_at(data, (side, "QUANTIZER", "DTYPE"))).lower() == "fp8":  # it has no zero point
+        if dtype_of(data, side) in FLOATS:  # they have no zero point
             symmetric = ours[side]["QSCHEME"].replace("-affine", "-symmetric")
             ours = overlay(ours, {side: {"QSCHEME": symmetric}})
     return overlay(overlay({"BACKEND": backend, **ours}, theirs), data)
+
+
+def dtype_of(data: Mapping[str, Any], side: str) -> Any:
+    """Return DTYPE of a side as written, in lower case; "none" if absent."""
+    return str(value_at(data, (side, "QUANTIZER", "DTYPE"))).lower()
 
 
 def _by_backend(backend: str, mode: str) -> dict[str, Any]:

@@ -128,10 +128,10 @@ class RecipeKeywords(CommonKeywords, total=False):
     """Short forms of keys, and top-level keys."""
 
     bits: str | int
-    """Bit widths of weights and activations, or fp8 for both.
+    """Bit widths of weights and activations, or a type of small floats.
 
-Keys: W.QUANTIZER.BIT, A.QUANTIZER.BIT. Values: w8a8, w4 (weights alone), int8 or 8 (both), fp8. Default:
-    w8a8.
+Keys: W.QUANTIZER.BIT, A.QUANTIZER.BIT. Values: w8a8, w4 (weights alone), int8 or 8 (both), fp8 (both), nvfp4,
+    mxfp4 or mxfp8 (weights). Default: w8a8.
     """
     fuse_bn: bool
     """Fold batch normalization into the linear layers before quantizing.

@@ -22,7 +22,7 @@ from sbonnx.recipe.sections.sparsity import modern_key
 from sbonnx.recipe.sections.stages import BY_OUTPUT
 from sbonnx.recipe.sections.whole import KEYS, SHORT_FORMS
 from sbonnx.recipe.value_types import bits_by_side
-from sbonnx.spec import FP8_BITS
+from sbonnx.small_floats import FLOATS, IN_BLOCKS
 
 AUTO: Final = "auto"
 """Source for the defaults with recipe search (AUTO) enabled."""
@@ -30,7 +30,6 @@ AUTO: Final = "auto"
 Source = str | os.PathLike[str] | Mapping[str, Any] | Recipe | None
 Overrides = Mapping[str, Any] | Iterable[str]
 
-FP8: Final = "fp8"
 
 REGEX: Final = "re:"
 """An override that begins so is a regular expression, taken as it is: its characters mean other things in YAML."""
@@ -115,11 +114,14 @@ def _leaves(section: type[Section], path: tuple[str, ...], value: Any) -> Iterat
 def _assignments(name: Any, value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield the key paths and values that one override sets."""
     if isinstance(name, str) and name.lower() == BITS:
-        fp8 = isinstance(value, str) and value.lower() == FP8
-        for side, width in ({"W": FP8_BITS, "A": FP8_BITS} if fp8 else bits_by_side(value)).items():
-            yield (side, "QUANTIZER", "BIT"), width
-            if fp8:
-                yield (side, "QUANTIZER", "DTYPE"), FP8
+        kind: Any = value.lower() if isinstance(value, str) else None
+        if kind not in FLOATS:
+            for side, width in bits_by_side(value).items():
+                yield (side, "QUANTIZER", "BIT"), width
+            return
+        for side in "W" if kind in IN_BLOCKS else "WA":
+            yield (side, "QUANTIZER", "BIT"), FLOATS[kind].bits
+            yield (side, "QUANTIZER", "DTYPE"), kind
         return
     path = _path(name)
     section: type[Section] | None = Recipe

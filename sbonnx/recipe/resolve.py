@@ -27,7 +27,7 @@ from sbonnx.recipe.sections.quantizers import (
 )
 from sbonnx.recipe.value_types import MAX_BITS
 from sbonnx.schemes import BY_WIDTH
-from sbonnx.spec import Kind
+from sbonnx.small_floats import FLOATS, Kind
 
 Observer = WeightObserver | ActivationObserver
 
@@ -50,7 +50,7 @@ class TensorSettings:
         why: the key that decided, as written in error messages; "W" or "A" for the values of the whole side.
         quantizer_arguments: keyword arguments for that quantizer.
         layout: "NCHW" or "NLC", the channel axis of per-channel activations.
-        dtype: "int" or "fp8".
+        dtype: "int", or a kind of small floats.
         block_size: number of values along the summed axis that share a scale, or None.
         rounding: name of the rounding of a weight, or "auto".
         rounding_arguments: keyword arguments for it, or for the one that "auto" may choose.
@@ -138,8 +138,10 @@ def _weight_settings(keys: Weights | WeightChange) -> dict[str, Any]:
     """Return the settings that only weights have."""
     name = keys.rounding.type
     rounding, arguments = keys.rounding.named("gptq" if name == AUTO else name)
+    float_kind = FLOATS.get(keys.quantizer.dtype)
+    of_kind = None if float_kind is None else float_kind.block
     return {
-        "block_size": keys.block_size if isinstance(keys.block_size, int) else None,
+        "block_size": keys.block_size if isinstance(keys.block_size, int) else of_kind,
         "rounding": AUTO if name == AUTO else rounding,
         "rounding_arguments": {key: value for key, value in arguments.items() if value is not None},
         "rounding_scale": keys.rounding.scale,

@@ -20,6 +20,7 @@ from sbonnx.errors import RecipeError
 from sbonnx.recipe import names
 from sbonnx.recipe.problem import Wrong, one_of, short
 from sbonnx.schemes import VERSIONS, Scheme, Version, WeightScheme
+from sbonnx.small_floats import Kind
 from sbonnx.system.cpu import CPUS, THIS
 
 _TRUTHS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
@@ -564,7 +565,7 @@ ActivationQuantizerName = Annotated[str, _type(names.QUANTIZERS, names.ONLY_WEIG
 ActivationObserverName = Annotated[str, _type(names.OBSERVERS, names.ONLY_WEIGHTS)]
 RoundingName = Annotated[str, _type(names.ROUNDINGS)]
 VersionName = Annotated[Version, ValueReader(_version, {"anyOf": [{"enum": list(VERSIONS)}, {"type": "number"}]})]
-DtypeName = Annotated[Literal["int", "fp8"], ANY_CASE]
+DtypeName = Annotated[Kind, ANY_CASE]
 BlockSize = Annotated[int | str, ValueReader(_block_size, _BLOCKS)]
 SchemeName = Annotated[Scheme, ANY_CASE]
 WeightSchemeName = Annotated[WeightScheme, ANY_CASE]

@@ -13,7 +13,7 @@ import numpy as np
 from sbonnx.graph.storage.weights import release_pages
 from sbonnx.linear.layer import LinearLayer
 from sbonnx.moments import Moments
-from sbonnx.spec import AT_ONCE, Array, QParams
+from sbonnx.spec import AT_ONCE, Array, QParams, QuantSpec
 from sbonnx.system.cpu import cores
 from sbonnx.system.native import compiled
 
@@ -125,13 +125,20 @@ class Rounder(ABC):
             moments: of the layer's inputs, centred if its bias will compensate the mean error. None: round to nearest.
         """
         nearest = nearest_codes(weight, qparams)
-        if moments is None or not self.needs_moments or qparams.spec.is_fp8:
+        if moments is None or not self.needs_moments:
             return Rounded(nearest, qparams)
         layout = moments.layout
         grid = Grid.of(weight, qparams, layout)
+        if qparams.spec.is_float:
+            codes = self.solve_floats(grid.keeping_zeros() if self.keeps_zeros else grid, moments, qparams.spec)
+            return _better(grid, moments, qparams, qparams, layout.matrices(nearest), codes)
         codes, moved = self.solve(grid.keeping_zeros() if self.keeps_zeros else grid, moments, qparams)
         codes = np.clip(codes, grid.qmin, grid.qmax)
         return _better(grid, moments, qparams, moved, layout.matrices(nearest), codes)
+
+    def solve_floats(self, grid: Grid, moments: Moments, spec: QuantSpec) -> Array:
+        """Compute codes (G, O, K) of small floats, as numbers; the default rounds to nearest. Args: see `solve`."""
+        return np.asarray(np.clip(grid.ratio(), spec.qmin, spec.qmax).astype(spec.dtype))
 
     @abstractmethod
     def solve(self, grid: Grid, moments: Moments, qparams: QParams) -> tuple[Array, QParams]:

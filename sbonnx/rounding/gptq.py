@@ -11,11 +11,13 @@ from sbonnx.moments import Moments
 from sbonnx.recipe.sections.base import parameter
 from sbonnx.recipe.sections.quantizers import GptqKeys
 from sbonnx.rounding.base import Grid, Rounder
-from sbonnx.rounding.search.beam import Planes, columns, search
+from sbonnx.rounding.search.beam import Planes, columns, nearest_plane, search
 from sbonnx.rounding.search.descent import descend
 from sbonnx.rounding.search.factor import factor_of
 from sbonnx.rounding.search.tabu import tabu
-from sbonnx.spec import Array, QParams
+from sbonnx.spec import Array, QParams, QuantSpec
+
+NOT_FINITE: Final = "the inputs of the layer hold NaN or infinite values"
 
 AT_ONCE: Final = 1 << 24
 """Weights times beams that are rounded together; needs four float32 arrays of this size at most."""
@@ -37,6 +39,8 @@ class Gptq(GptqKeys, Rounder):
 
     Z is 0 if float and quantized inputs are the same. No inverse is needed. With more than one beam the best few
     roundings of the columns so far are kept as candidates, see `sbonnx.rounding.search.beam`.
+
+    Small floats, whose codes are not equally spaced, are rounded with one beam, and not changed afterwards.
 
     The damping is multiplied by ten each time the factorization fails. Layers with few inputs get up to four times as
     many beams.
@@ -67,7 +71,7 @@ class Gptq(GptqKeys, Rounder):
             NumericError: the moments contain NaN or Inf.
         """
         if not moments.is_finite:
-            raise NumericError("the inputs of the layer hold NaN or infinite values")
+            raise NumericError(NOT_FINITE)
         factor = factor_of(moments, self.damping, self.order)
         # more beams for few columns, where they are cheap, and one for a single column
         inputs = moments.layout.inputs
@@ -77,6 +81,18 @@ class Gptq(GptqKeys, Rounder):
         del factor
         codes = tabu(grid, codes, moments, self.steps)
         return descend(grid, codes, moments, self.sweeps), qparams
+
+    def solve_floats(self, grid: Grid, moments: Moments, spec: QuantSpec) -> Array:
+        """Compute codes of small floats by GPTQ; see `Rounder.solve_floats`.
+
+        Raises:
+            NumericError: the moments contain NaN or Inf.
+        """
+        if not moments.is_finite:
+            raise NumericError(NOT_FINITE)
+        factor = factor_of(moments, self.damping, self.order)
+        planes = Planes.of(grid, factor, moments.pull(grid.weight))
+        return columns(nearest_plane(planes, spec, self.block), np.argsort(factor.order, axis=1))
 
     def _search(self, planes: Planes, beams: int) -> Array:
         """Return codes (G, O, K) in the order of rounding. Runs on parts of the groups, or of the outputs if G is 1."""

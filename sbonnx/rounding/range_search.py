@@ -81,7 +81,7 @@ def search_bounds(  # noqa: PLR0913 - one search, all of its settings
 
     Source: AIMET's sequential MSE for the idea; the cost functions are ours.
     """
-    if spec.is_fp8:
+    if spec.is_float:
         return bounds
     if candidates < 2:
         raise ValueError("at least two candidates are needed")

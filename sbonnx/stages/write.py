@@ -282,7 +282,9 @@ def _engine_command(state: PipelineState, solved: Iterable[Site]) -> str:
         )
         for tensor in state.quantized.inputs
     ]
-    types = {"fp8" if site.spec.is_fp8 else "int4" if site.spec.bits == INT4_BITS else "int8" for site in solved}
+    types = {
+        site.spec.kind if site.spec.is_float else "int4" if site.spec.bits == INT4_BITS else "int8" for site in solved
+    }
     strong = prepared.plan.float_type != "fp32"
     return prepared.backend.files.engine_command(os.fspath(output), inputs, types=types, strong=strong)
 

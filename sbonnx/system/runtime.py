@@ -126,6 +126,8 @@ WITHOUT_KERNELS: Final = "onnxruntime cannot run these types here, as bfloat16 o
 
 _TYPES: Final = re.compile("Could not find an implementation for|Numpy_type [0-9]+ can't be converted")
 
+_WITHOUT_DEQUANTIZE: Final = "Could not find an implementation for DequantizeLinear"
+
 _UNREGISTERED: Final = re.compile(r"(?P<domain>[\w.]*):(?P<op>\w+)\(-?\d+\) is not a registered function/op")
 
 
@@ -195,7 +197,7 @@ def session_options(level: str = "all", *, threads: int | None = None, exact: bo
 def open_session(
     model: str | bytes, options: Any, providers: Sequence[Any] = (CPU,), *, disabled: Sequence[str] = ()
 ) -> Any:
-    """Open an onnxruntime session; the only place that does.
+    """Open an onnxruntime session; the only place that does. A model with types without kernels: see `type_lowering`.
 
     onnxruntime's exceptions have no common base but Exception; see `reason` for their text.
 
@@ -214,8 +216,17 @@ def open_session(
     except Exception as error:  # onnxruntime's exceptions share no base class
         unregistered = _UNREGISTERED.search(str(error))
         if unregistered is None:
-            raise
+            lowered = _lowered(model) if _WITHOUT_DEQUANTIZE in str(error) else None
+            if lowered is None:
+                raise
+            return ort.InferenceSession(lowered, options, **given)
         raise UnknownOperatorError(unregistered["domain"], unregistered["op"]) from error
+
+
+def _lowered(model: str | bytes) -> bytes | None:
+    from sbonnx.system.type_lowering import without_small_floats
+
+    return without_small_floats(model)
 
 
 def reason(error: BaseException) -> str:

@@ -68,7 +68,7 @@ class VerifyOptions:
     def of(cls, plan: Plan, backend: Backend) -> VerifyOptions:
         """Choose the transformers that the backend disables, and those that break a type or cannot run it."""
         half = plan.float_type == "fp16"
-        fp8 = backend.numbers.fp8 == "kernels" and any(site.spec.is_fp8 for site in plan.sites)
+        fp8 = backend.numbers.fp8 == "kernels" and any(site.spec.kind == "fp8" for site in plan.sites)
         channels = any(site.role == "activation" and site.spec.axis is not None for site in plan.sites)
         without = list(backend.files.judged_without)
         if half and any(site.spec.block_size for site in plan.sites):

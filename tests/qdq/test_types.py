@@ -11,7 +11,8 @@ from sbonnx import graph as graphs
 from sbonnx import qdq
 from sbonnx.pipeline import quantized_graph
 from sbonnx.quant_model import QuantModel
-from sbonnx.spec import FP8, Array, QuantSpec
+from sbonnx.small_floats import FP8
+from sbonnx.spec import Array, QuantSpec
 from tests.support.models import model, residual, run
 
 WIDE = """

@@ -47,8 +47,9 @@ Field = tuple[str, list[str], str]
 BITS: Final[Field] = (
     "bits",
     ["str", "int"],
-    "Bit widths of weights and activations, or fp8 for both.\n"
-    "Keys: W.QUANTIZER.BIT, A.QUANTIZER.BIT. Values: w8a8, w4 (weights alone), int8 or 8 (both), fp8. Default: w8a8.",
+    "Bit widths of weights and activations, or a type of small floats.\n"
+    "Keys: W.QUANTIZER.BIT, A.QUANTIZER.BIT. Values: w8a8, w4 (weights alone), int8 or 8 (both), fp8 (both), nvfp4, "
+    "mxfp4 or mxfp8 (weights). Default: w8a8.",
 )
 BACKEND: Final[Field] = ("backend", ["BackendForm", "None"], "The runtime that the model is made for.")
 RECIPE: Final[Field] = ("recipe", ["Source"], "A path, a nested dict, or auto; None: the backend's defaults.")

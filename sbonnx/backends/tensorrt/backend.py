@@ -27,6 +27,7 @@ from sbonnx.linear.layer import LinearLayer
 from sbonnx.ops import ADDS, CONVOLUTIONS, LINEAR, POOLS, QDQ
 from sbonnx.report.codes import Reason
 from sbonnx.schemes import VERSIONS
+from sbonnx.small_floats import FLOATS
 from sbonnx.spec import QuantSpec, ScaleLimits
 
 RULES: Final = (
@@ -151,33 +152,37 @@ class TrtNumbers(Numbers):
         codes per byte); NVIDIA's own quantizer for what it excludes from fp8.
         """
         shape = node.inputs[1].shape
-        if spec.is_fp8:
+        if spec.kind == "fp8":
             return _unfit_for_fp8(node) if node.op in CONVOLUTIONS else None
         if spec.bits > INT4_BITS:
             return None
+        name = "FP4" if spec.is_float else "int4"
         if spec.block_size is None or spec.axis is None:
             return Reason(
                 "int4-not-for-op",
-                f"TensorRT takes int4 weights in blocks along the summed axis of MatMul and Gemm, not in {node.op}",
+                f"TensorRT takes {name} weights in blocks along the summed axis of MatMul and Gemm, not in {node.op}",
             )
         length = shape[spec.axis]
         if shape[-1] % 2:
             return Reason(
                 "int4-odd-dimension",
-                f"its weight has an odd last dimension, {shape[-1]}; TensorRT stores two int4 codes a byte",
+                f"its weight has an odd last dimension, {shape[-1]}; TensorRT stores two {name} codes a byte",
             )
-        if spec.block_size not in INT4_BLOCKS or length % spec.block_size:
-            sizes = " or ".join(map(str, INT4_BLOCKS))
-            asked = "" if spec.block_size in INT4_BLOCKS else f", not of {spec.block_size}"
+        supported = self.block_sizes(spec)
+        if spec.block_size not in supported or length % spec.block_size:
+            sizes = " or ".join(map(str, supported))
+            asked = "" if spec.block_size in supported else f", not of {spec.block_size}"
             return Reason(
                 "int4-block-size",
-                f"it sums over {length} values; TensorRT takes int4 in whole blocks of {sizes}{asked}",
+                f"it sums over {length} values; TensorRT takes {name} in whole blocks of {sizes}{asked}",
             )
         return None
 
     def block_sizes(self, spec: QuantSpec) -> tuple[int, ...]:
         """Return the block sizes of 4-bit weights; those of 8 bits and of fp8 have one scale per channel."""
-        return INT4_BLOCKS if not spec.is_fp8 and spec.bits <= INT4_BITS else ()
+        if spec.kind in FLOATS:
+            return tuple(filter(None, (FLOATS[spec.kind].block,)))
+        return INT4_BLOCKS if spec.bits <= INT4_BITS else ()
 
 
 @dataclass(frozen=True)
@@ -235,7 +240,9 @@ TENSORRT: Final = Backend(
         folds=frozenset({"Relu", "Clip", "Sigmoid", "LeakyRelu", "Tanh"}),
         skips_zeros=True,
     ),
-    numbers=TrtNumbers(joins_concat=True, scales=ScaleLimits(MIN_SCALE, MAX_SCALE), fp8="kernels"),
+    numbers=TrtNumbers(
+        joins_concat=True, scales=ScaleLimits(MIN_SCALE, MAX_SCALE), fp8="kernels", block_floats=("nvfp4",)
+    ),
     files=FILES,
     modes={
         "static": ModeLimits(

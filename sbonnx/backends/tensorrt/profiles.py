@@ -10,10 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sbonnx.schemes import Version
-
-FP8: Final = "float8_e4m3fn"
-FP4: Final = "float4_e2m1fn"
-E8M0: Final = "float8_e8m0fnu"
+from sbonnx.small_floats import FP4, FP8
 
 INT4_BLOCKS: Final = (64, 128)
 """Values along the reduction axis that share a scale in int4, the only form that TensorRT supports."""

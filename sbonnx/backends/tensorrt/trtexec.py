@@ -21,6 +21,7 @@ NEWEST_WEAK: Final = "10"
 INT8: Final = "int8"
 FP8: Final = "fp8"
 INT4: Final = "int4"
+FP4: Final = "nvfp4"
 
 
 def engine_command(
@@ -40,13 +41,13 @@ def engine_command(
         profile: version of TensorRT.
         inputs: of the network; dynamic dimensions need an optimization profile. The smallest batch is 1; other dynamic
             dimensions have the size of the calibration data.
-        types: quantized types in the file: "int8", "fp8", "int4".
+        types: quantized types in the file: "int8", "fp8", "int4", "nvfp4", which only strongly typed networks have.
         strong: the float part of the file has the types to compute in (HIGH_PRECISION), so TensorRT must keep them.
     """
     stem = str(PurePath(file).with_suffix(""))
     words = ["trtexec", f"--onnx={file}", f"--saveEngine={stem}.engine"]
     if not profile.only_strong:
-        if strong and profile.version == NEWEST_WEAK:
+        if (strong or FP4 in types) and profile.version == NEWEST_WEAK:
             words.append("--stronglyTyped")
         else:
             words += [f"--{name}" for name in (INT8, FP8, INT4) if name in types]

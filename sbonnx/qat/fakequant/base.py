@@ -73,7 +73,7 @@ class FakeQuant(nn.Module, ABC):  # type: ignore[misc]
     def __init__(self, tensor: CalibratedTensor) -> None:
         super().__init__()
         spec = tensor.qparams.spec
-        if spec.is_fp8:
+        if spec.is_float:
             raise RecipeError(
                 f"'{tensor.name}' is planned as fp8, which cannot be trained: use integers of 2 to 16 bits"
             )

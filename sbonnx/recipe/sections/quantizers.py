@@ -54,7 +54,12 @@ class MovingAverageKeys(Section):
 
 
 _BIT = ("width of a code; 0 leaves the side float", "0, 2 to 16")
-_DTYPE = ("integers of BIT bits, or floats of 8 bits (E4M3)", "int, fp8 (tensorrt from 10 on, virtual; symmetric)")
+_OF_FLOATS = "fp8 (tensorrt from 10 on, virtual; symmetric)"
+_DTYPE = ("integers of BIT bits, or floats of 8 bits (E4M3)", f"int, {_OF_FLOATS}")
+_WEIGHT_DTYPE = (
+    "integers of BIT bits, or floats of 8 bits (E4M3) or, with scales of blocks, of 8 or 4 bits",
+    f"int, {_OF_FLOATS}; with MODE: weight_only nvfp4 (tensorrt from 10 on, virtual), mxfp4 and mxfp8 (virtual)",
+)
 _DISABLE = ("leave this side float", "true, false")
 
 
@@ -70,7 +75,7 @@ class WeightQuantizer(Section):
     )
     disable: value_types.Flag = key(False, *_DISABLE)
     bit: value_types.Bits = key(8, *_BIT, forms="w_bit")
-    dtype: value_types.DtypeName = new_key("int", *_DTYPE)
+    dtype: value_types.DtypeName = new_key("int", *_WEIGHT_DTYPE)
 
 
 @final

@@ -9,7 +9,7 @@ import numpy as np
 from sbonnx.rounding import base
 from sbonnx.rounding.base import Grid, over_rows
 from sbonnx.rounding.search.factor import Factor
-from sbonnx.spec import Array
+from sbonnx.spec import Array, QuantSpec
 from sbonnx.system.native import address
 
 
@@ -123,6 +123,22 @@ def search(planes: Planes, beams: int, block: int) -> tuple[Array, Array]:
     if pending:
         codes[:, :, pending[0]] = state.best(pending[1])
     return codes, state.cost.min(axis=1).reshape(groups, outputs)
+
+
+def nearest_plane(planes: Planes, spec: QuantSpec, block: int) -> Array:
+    """Compute codes (G, O, K) of small floats, float32, in the order of rounding, as `search` does with one beam."""
+    codes, error = np.empty_like(planes.weight), np.empty_like(planes.weight)
+    count = planes.weight.shape[2]
+    for start in range(0, count, block):
+        end = min(start + block, count)
+        free = planes.target[:, :, start:end] + error[:, :, :start] @ planes.factor[:, :start, start:end]
+        for k in range(start, end):
+            scale = planes.scale[:, :, k]
+            own = np.clip(free[:, :, k - start] / scale, spec.qmin, spec.qmax).astype(spec.dtype)
+            codes[:, :, k] = own
+            error[:, :, k] = planes.weight[:, :, k] - codes[:, :, k] * scale
+            free[:, :, k + 1 - start :] += error[:, :, k, None] * planes.factor[:, None, k, k + 1 : end]
+    return codes
 
 
 class _Beams:

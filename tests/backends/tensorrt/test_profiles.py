@@ -14,12 +14,13 @@ from sbonnx import linting
 from sbonnx.backends import BACKENDS, backend_for
 from sbonnx.backends.tensorrt import profiles
 from sbonnx.backends.tensorrt.backend import FILES, TENSORRT
-from sbonnx.backends.tensorrt.profiles import FP4, PROFILES
+from sbonnx.backends.tensorrt.profiles import PROFILES
 from sbonnx.errors import ModelError
 from sbonnx.graph import load, query
 from sbonnx.linting import TARGETS, lint
 from sbonnx.schemes import VERSIONS, Version
-from sbonnx.spec import CODES_SINCE, FP8, HALF_LIMITS, QuantSpec, ScaleLimits
+from sbonnx.small_floats import FP4, FP8
+from sbonnx.spec import CODES_SINCE, HALF_LIMITS, QuantSpec, ScaleLimits
 from tests.support.models import model, residual
 
 RNG = np.random.default_rng(0)
@@ -44,7 +45,7 @@ def feeds(proto: onnx.ModelProto) -> list[dict[str, Any]]:
 
 def test_the_table() -> None:
     assert tuple(PROFILES) == VERSIONS
-    assert (profiles.FP8, ScaleLimits(profiles.MIN_SCALE, profiles.MAX_SCALE)) == (FP8, HALF_LIMITS)
+    assert ScaleLimits(profiles.MIN_SCALE, profiles.MAX_SCALE) == HALF_LIMITS
     assert {version: profile.newest_opset for version, profile in PROFILES.items()} == {"11": 25, "10": 24, "8.6": 17}
     assert PROFILES["8.6"].codes == {"int8"}
     assert PROFILES["10"].codes == PROFILES["11"].codes == {"int8", "int4", FP8, FP4}

@@ -21,6 +21,8 @@ PRECISIONS = {"--int8", "--fp16", "--fp8", "--int4", "--stronglyTyped"}
         ("10", ["int8"], False, {"--int8", "--fp16"}),
         ("10", ["fp8", "int4"], False, {"--fp8", "--int4", "--fp16"}),
         ("10", ["int8"], True, {"--stronglyTyped"}),
+        ("10", ["nvfp4"], False, {"--stronglyTyped"}),
+        ("11", ["nvfp4"], False, set()),
         ("8.6", ["int8"], True, {"--int8", "--fp16"}),
     ],
 )
