@@ -35,7 +35,7 @@ MOST: Final = 2.0**127
 
 
 @dataclass(frozen=True)
-class FloatKind:
+class SmallFloat:
     """A type of small floats.
 
     Attributes:
@@ -99,11 +99,11 @@ def tensor_scale(scales: NDArray[Any]) -> float:
     )  # with the smallest E4M3 number, 2^-6, a normal float32
 
 
-FLOATS: Final[dict[Kind, FloatKind]] = {
-    "fp8": FloatKind(FP8, 8, FP8_MAX),
-    "mxfp8": FloatKind(FP8, 8, FP8_MAX, 32, E8M0, 24),
-    "mxfp4": FloatKind(FP4, 4, FP4_MAX, 32, E8M0, 24),
-    "nvfp4": FloatKind(FP4, 4, FP4_MAX, 16, FP8, 23),
+FLOATS: Final[dict[Kind, SmallFloat]] = {
+    "fp8": SmallFloat(FP8, 8, FP8_MAX),
+    "mxfp8": SmallFloat(FP8, 8, FP8_MAX, 32, E8M0, 24),
+    "mxfp4": SmallFloat(FP4, 4, FP4_MAX, 32, E8M0, 24),
+    "nvfp4": SmallFloat(FP4, 4, FP4_MAX, 16, FP8, 23),
 }
 """Types of small floats by kind."""
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbonnx.errors import NumericError
-from sbonnx.small_floats import FLOATS, FloatKind, Kind
+from sbonnx.small_floats import FLOATS, Kind, SmallFloat
 
 Array = NDArray[Any]
 ScaleRule = Literal["exact", "sparsebit"]
@@ -127,7 +127,7 @@ class QuantSpec:
         return self.short() if self.pairs else self
 
     @property
-    def float_kind(self) -> FloatKind | None:
+    def float_kind(self) -> SmallFloat | None:
         """Type of small floats, or None for integers."""
         return FLOATS.get(self.kind)
 
@@ -476,7 +476,7 @@ def params_from_bounds(
     0 is always representable: bounds are widened to contain it. A range that contains only 0 gets
     scale 1. A scale below `least`, or below the smallest normal number of its type, is raised to it.
     Codes of fp8 range from -448 to 448, so that the formula gives scale absmax / 448. Scales of floats in blocks are
-    those of `FloatKind.block_scales`.
+    those of `SmallFloat.block_scales`.
     ``rule="sparsebit"`` gives Sparsebit's numbers instead: symmetric scale 2 absmax / (qmax - qmin),
     every scale at least 1e-6.
 

@@ -40,7 +40,7 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"graph", "calib", "options"}),
     frozenset({"spec", "progress", "plugins"}),
     frozenset({"system"}),
-    frozenset({"errors", "version", "assets", "ops", "values", "report.codes", "schemes"}),
+    frozenset({"errors", "version", "assets", "ops", "values", "report.codes", "schemes", "small_floats"}),
 )
 FLOOR_OF = {unit: len(FLOORS) - 1 - depth for depth, units in enumerate(FLOORS) for unit in units}
 DOOR = "sbonnx.report.notebook"

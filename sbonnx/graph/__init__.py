@@ -19,6 +19,10 @@ from sbonnx.graph.model import (
 )
 from sbonnx.graph.storage.model_file import check_file, read_proto
 from sbonnx.graph.storage.output_files import check_target, write_text
+from sbonnx.graph.storage.type_lowering import without_small_floats
+from sbonnx.system.lowerings import lowerings
+
+lowerings.append(without_small_floats)
 
 __all__ = [
     "Body",

@@ -19,7 +19,7 @@ from sbonnx.graph.digests import array_digests
 from sbonnx.graph.storage.weights import onnx_dtype, release_pages
 from sbonnx.ops import QDQ, QUANTIZE
 from sbonnx.planning import BITS, Plan, Role, Site, Solution
-from sbonnx.small_floats import E8M0, FloatKind, tensor_scale
+from sbonnx.small_floats import E8M0, SmallFloat, tensor_scale
 from sbonnx.spec import BLOCKS_SINCE, CHANNELS_SINCE, CODES_SINCE, HALF_SCALES_SINCE, Array, QParams, QuantSpec
 
 BYTES: Final = (np.dtype(np.int8), np.dtype(np.uint8))
@@ -241,7 +241,7 @@ class _PairWriter:
         self._add(site, None, [*nodes, dequantize])
         return dequantize.outputs[0]
 
-    def _blocks(self, site: Site, qparams: QParams, codes: Array, form: FloatKind, kind: Any) -> Tensor:
+    def _blocks(self, site: Site, qparams: QParams, codes: Array, form: SmallFloat, kind: Any) -> Tensor:
         """Write codes of small floats in blocks: with E8M0 scales, or with E4M3 scales times a scale of the tensor.
 
         Without zero points, which these types do not need, as NVIDIA's exporter writes them.

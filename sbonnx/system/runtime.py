@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from sbonnx.errors import NO_RUNTIME, DeviceError, MissingPackageError, UnknownOperatorError
 from sbonnx.system.cpu import CPU, CUDA, target_cpu
+from sbonnx.system.lowerings import lowerings
 
 TELEMETRY_SWITCH: Final = "ORT_DISABLE_TELEMETRY"
 """Environment variable that turns onnxruntime's telemetry off. A value set by the user is respected, "0" included."""
@@ -126,7 +127,7 @@ WITHOUT_KERNELS: Final = "onnxruntime cannot run these types here, as bfloat16 o
 
 _TYPES: Final = re.compile("Could not find an implementation for|Numpy_type [0-9]+ can't be converted")
 
-_WITHOUT_DEQUANTIZE: Final = "Could not find an implementation for DequantizeLinear"
+_WITHOUT_KERNEL: Final = "Could not find an implementation for DequantizeLinear"
 
 _UNREGISTERED: Final = re.compile(r"(?P<domain>[\w.]*):(?P<op>\w+)\(-?\d+\) is not a registered function/op")
 
@@ -197,7 +198,7 @@ def session_options(level: str = "all", *, threads: int | None = None, exact: bo
 def open_session(
     model: str | bytes, options: Any, providers: Sequence[Any] = (CPU,), *, disabled: Sequence[str] = ()
 ) -> Any:
-    """Open an onnxruntime session; the only place that does. A model with types without kernels: see `type_lowering`.
+    """Open an onnxruntime session; the only place that does. A model with types without kernels: see `lowerings`.
 
     onnxruntime's exceptions have no common base but Exception; see `reason` for their text.
 
@@ -216,17 +217,11 @@ def open_session(
     except Exception as error:  # onnxruntime's exceptions share no base class
         unregistered = _UNREGISTERED.search(str(error))
         if unregistered is None:
-            lowered = _lowered(model) if _WITHOUT_DEQUANTIZE in str(error) else None
-            if lowered is None:
+            simpler = [lower(model) for lower in lowerings] if _WITHOUT_KERNEL in str(error) else []
+            if not any(simpler):
                 raise
-            return ort.InferenceSession(lowered, options, **given)
+            return open_session(next(filter(None, simpler)), options, providers, disabled=disabled)
         raise UnknownOperatorError(unregistered["domain"], unregistered["op"]) from error
-
-
-def _lowered(model: str | bytes) -> bytes | None:
-    from sbonnx.system.type_lowering import without_small_floats
-
-    return without_small_floats(model)
 
 
 def reason(error: BaseException) -> str:

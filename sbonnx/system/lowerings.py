@@ -1,0 +1,9 @@
+"""Rewrites of models with types that onnxruntime has no kernels for; they are added by modules that know ONNX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+lowerings: Final[list[Callable[[str | bytes], bytes | None]]] = []
+"""Functions from a model, a path or serialized, to one without such types; None if it has none."""
