@@ -171,7 +171,7 @@ class _RegionSearch:
         """
         plan = self.replan(
             {
-                name: Reason(HEAD, REASON.format(float_region.name))
+                name: Reason("head-worth-float", REASON.format(float_region.name))
                 for float_region in (*taken, region)
                 for name in float_region.nodes
             }
