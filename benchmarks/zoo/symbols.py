@@ -48,7 +48,7 @@ ELEMENTS: Final = (
 def file_bytes(corpus: Corpus, names: list[str], length: str) -> Iterator[Feed]:
     """Yield the first and last bytes of files of Python's library, int32 (1, N), as Magika reads them."""
     half, end = int(length) // 2, 256
-    files = sorted(path for path in Path(sysconfig.get_paths()["purelib"]).rglob("*") if path.is_file())
+    files = sorted(path for path in Path(sysconfig.get_paths()["stdlib"]).rglob("*") if path.is_file())
     kinds: dict[str, int] = {}
     for path in files:
         kinds[path.suffix] = kinds.get(path.suffix, 0) + 1
