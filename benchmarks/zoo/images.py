@@ -38,10 +38,12 @@ def photo(corpus: Corpus, names: list[str], size: str, form: str = "unit") -> It
         yield {names[0]: _scaled(image, _size(size), form)[None]}
 
 
-def photo_last(corpus: Corpus, names: list[str], size: str) -> Iterator[Feed]:
-    """Yield photos, (1, H, W, 3), blue first, less their mean."""
+def photo_last(corpus: Corpus, names: list[str], size: str, form: str = "mean") -> Iterator[Feed]:
+    """Yield photos, (1, H, W, 3); of the form "mean" blue first, less their mean."""
     for image in corpus.photos():
-        values = _scaled(image, _size(size), "bytes") - np.array([104, 117, 123], np.float32)[:, None, None]
+        values = _scaled(image, _size(size), "bytes" if form == "mean" else form)
+        if form == "mean":
+            values -= np.array([104, 117, 123], np.float32)[:, None, None]
         yield {names[0]: np.ascontiguousarray(values.transpose(1, 2, 0)[None])}
 
 

@@ -131,9 +131,9 @@ SOURCES: Final = (
         "cosine",
         "MIT",
     ),
-    _of(_MTCNN, "mtcnn_pnet", "face detection", "pnet.onnx", "photo:96:signed", "class", "MIT"),
-    _of(_MTCNN, "mtcnn_rnet", "face detection", "rnet.onnx", "photo:24:signed", "class", "MIT"),
-    _of(_MTCNN, "mtcnn_onet", "face detection", "onet.onnx", "photo:48:signed", "class", "MIT"),
+    _of(_MTCNN, "mtcnn_pnet", "face detection", "pnet.onnx", "photo_last:96:signed", "class", "MIT"),
+    _of(_MTCNN, "mtcnn_rnet", "face detection", "rnet.onnx", "photo_last:24:signed", "class", "MIT"),
+    _of(_MTCNN, "mtcnn_onet", "face detection", "onet.onnx", "photo_last:48:signed", "class", "MIT"),
     Source(
         "basic_pitch",
         "music transcription",

@@ -467,6 +467,13 @@ EXPLANATIONS: Final = (
         "nothing; WIDE_ACTIVATIONS sets the largest share, 0 widens none",
         "docs/qnn.md",
     ),
+    Explanation(
+        "R58",
+        "log-of-power",
+        "a logarithm turns relative errors into absolute ones, and powers of a spectrum span more than 8 bits hold",
+        "nothing: the spectrum in front of a network is computed in float",
+        "docs/architecture.md",
+    ),
 )
 
 _BY_NAME: Final = {name: row for row in EXPLANATIONS for name in (row.id.lower(), *row.codes.split())}

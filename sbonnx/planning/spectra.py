@@ -1,0 +1,62 @@
+"""Power spectra under a logarithm, recognized by their structure: constant bases, squares, filter banks, Log.
+
+The logarithm turns relative errors into absolute ones, and the powers of a spectrum span more than 8 bits hold: those
+of a quiet frame are below one step of a loud one.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sbonnx.graph import Constant, Node, query
+from sbonnx.ops import MOVES_DATA
+from sbonnx.planning.survey import Survey, weighted
+from sbonnx.report.codes import Reason
+
+BETWEEN: Final = MOVES_DATA | frozenset(
+    {"Add", "Sub", "Sum", "Mul", "Div", "Clip", "Max", "Min", "Relu", "Abs", "Neg", "Cast", "Sqrt", "Pow", "Concat"}
+    | {"ReduceSum", "ReduceMean", "ReduceL2", "ReduceSumSquare"}
+)
+"""Ops that are computed between the bases of a spectrum and the logarithm, beside filter banks."""
+
+
+def spectra(survey: Survey) -> dict[str, Reason]:
+    """Return the linear ops that compute power spectra under a logarithm, by name, with the reason to stay float."""
+    reasons: dict[str, Reason] = {}
+    for place in survey.places:
+        if place.node.op == "Log":
+            why = Reason("log-of-power", f"'{place.node.name}' takes the logarithm of the power that it computes")
+            reasons.update(dict.fromkeys(_bases_and_banks(place.node), why))
+    return reasons
+
+
+def _bases_and_banks(log: Node) -> set[str]:
+    """Return the names of the linear ops behind a logarithm up to those whose outputs are squared; none if none is."""
+    bases: set[str] = set()
+    banks: set[str] = set()
+    seen: set[tuple[str, bool]] = set()
+    pending = [(log, False)]
+    while pending:
+        node, squared = pending.pop()
+        for tensor in node.inputs:
+            producer = None if isinstance(tensor, Constant) else query.producer(tensor)
+            if producer is None or (producer.name, squared) in seen:
+                continue
+            seen.add((producer.name, squared))
+            if weighted(producer) is not None:
+                (bases if squared else banks).add(producer.name)
+                if not squared and len(banks) <= 1:
+                    pending.append((producer, squared))
+            elif producer.op in BETWEEN:
+                pending.append((producer, squared or _squares(producer)))
+    return bases | banks if bases else set()
+
+
+def _squares(node: Node) -> bool:
+    """Return whether a node computes squares of its input, or sums of them."""
+    if node.op in ("ReduceL2", "ReduceSumSquare"):
+        return True
+    if node.op == "Mul":
+        return node.inputs[0] is node.inputs[1]
+    exponent = node.inputs[1] if node.op == "Pow" else None
+    return isinstance(exponent, Constant) and exponent.values.size == 1 and float(exponent.values.reshape(())) == 2
