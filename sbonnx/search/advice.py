@@ -53,19 +53,26 @@ GAIN: Final = "size relative to float"
 
 @dataclass(frozen=True)
 class _ActionTrial:
-    """A measured change.
+    """A change that was tried.
 
     Attributes:
         change: of the recipe.
         comparison: of its file with the float model, on the samples of the result.
         gain_db: reduction of the error of the outputs that decided about the result.
         repaired: whether the accuracy is kept, or not lost where it was lost.
+        simulated: whether there was no file, but the fake quantization of the change with the weights of the run.
     """
 
     change: RecipeChange
     comparison: Comparison
     gain_db: float
     repaired: bool
+    simulated: bool = False
+
+    @property
+    def helps(self) -> bool:
+        """Whether the change is worth advising."""
+        return self.repaired or self.gain_db >= GAIN_DB
 
 
 def with_advice(state: PipelineState, seconds: float) -> PipelineState:
@@ -89,6 +96,7 @@ def with_advice(state: PipelineState, seconds: float) -> PipelineState:
     advice: Advice | None = None
     if lost or state.report.verdict.repairable:
         trials, untried = _tried(state, before, max(SECONDS, seconds), lost=lost)
+        trials = _confirmed(state, before, trials)
         advice = _best(before, trials, untried if lost else None)
         causes = tuple(_with_gain(cause, trials) for cause in state.report.causes)
         state = replace(state, report=replace(state.report, causes=causes))
@@ -121,23 +129,47 @@ def _tried(
             continue
         if not _can_try(state) or time.perf_counter() - begin > budget:
             return trials, change
-        comparison = (None if lost else _simulated(state, recipe)) or _measured(state, recipe)
+        simulation = None if lost else _simulated(state, recipe)
+        comparison = simulation or _measured(state, recipe)
         if comparison is None:
             continue
-        names = _deciding(before)
-        repaired = not problems_of(state, comparison)
-        if not lost:  # without the labels of the result, outputs prove nothing about its metric
-            repaired = repaired and before.evaluation is None and verdict_of(comparison).accuracy == "kept"
-        trials.append(_ActionTrial(change, comparison, worst_db(comparison, names) - worst_db(before, names), repaired))
-        if repaired:
+        trial = _trial(state, before, change, comparison, lost=lost)
+        trials.append(replace(trial, simulated=simulation is not None))
+        if trial.repaired:
             break
     return trials, None
 
 
+def _trial(
+    state: PipelineState, before: Comparison, change: RecipeChange, comparison: Comparison, *, lost: bool
+) -> _ActionTrial:
+    """Return the trial of a change with this comparison."""
+    names = _deciding(before)
+    repaired = not problems_of(state, comparison)
+    if not lost:  # without the labels of the result, outputs prove nothing about its metric
+        repaired = repaired and before.evaluation is None and verdict_of(comparison).accuracy == "kept"
+    return _ActionTrial(change, comparison, worst_db(comparison, names) - worst_db(before, names), repaired)
+
+
+def _confirmed(state: PipelineState, before: Comparison, trials: list[_ActionTrial]) -> list[_ActionTrial]:
+    """Return the measured trials; the best simulated one becomes one by a run, if it helps."""
+    measured = [trial for trial in trials if not trial.simulated]
+    best = _best_of([trial for trial in trials if trial.simulated and trial.helps])
+    recipe = None if best is None else _changed(state.prepared.recipe, best.change)
+    comparison = None if recipe is None else _measured(state, recipe)
+    if best is None or comparison is None:
+        return measured
+    return [*measured, _trial(state, before, best.change, comparison, lost=False)]
+
+
+def _best_of(trials: Sequence[_ActionTrial]) -> _ActionTrial | None:
+    return max(trials, key=lambda trial: (trial.repaired, trial.gain_db), default=None)
+
+
 def _best(before: Comparison, trials: Sequence[_ActionTrial], untried: RecipeChange | None) -> Advice | None:
     """Return advice for the change that repairs the result, else for the best one, else for the one not tried."""
-    best = max(trials, key=lambda trial: (trial.repaired, trial.gain_db), default=None)
-    if best is not None and (best.repaired or best.gain_db >= GAIN_DB):
+    best = _best_of(trials)
+    if best is not None and best.helps:
         advice = _advice(before, trials, best.change, best)
         return advice if untried is None else replace(advice, untried=untried.name)
     return None if untried is None else _advice(before, trials, untried)

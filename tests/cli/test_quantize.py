@@ -32,7 +32,9 @@ agraph (float[N,3,8,8] x) => (float[N,16] y) {
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A model and its data; the working directory."""
+    """A model and its data; the working directory. So small a network may be slower in integers: nothing advises so."""
+    monkeypatch.setattr("sbonnx.search.advice.ALTERNATIVES", ())
+    monkeypatch.setattr("sbonnx.search.advice.faster", lambda state, before: iter(()))
     onnx.save(model(TEXT, w=(16, 3, 3, 3), v=(16, 16), b=16), str(tmp_path / "m.onnx"))
     np.savez(tmp_path / "d.npz", x=X)
     monkeypatch.chdir(tmp_path)
