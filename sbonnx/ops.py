@@ -199,14 +199,6 @@ DECODES: Final = frozenset({"Cast", "Sub", "Mul"})
 
 RECURRENT: Final = frozenset({"LSTM", "GRU", "RNN"})
 
-SPECTRAL: Final = (
-    MOVES_DATA
-    | MATRIX_PRODUCTS
-    | frozenset({"Add", "Sub", "Mul", "Div", "Pow", "Sqrt", "Abs", "Max", "Clip", "Sum", "ReduceSum", "ReduceMean"})
-    | frozenset({"ReduceSumSquare", "ReduceL2", "Conv", "Concat", "Pad"})
-)
-"""Ops between a waveform and the logarithm of its spectrum."""
-
 DYNAMIC_LSTM: Final = "DynamicQuantizeLSTM"
 """onnxruntime's LSTM with integer weights, which quantizes its input and state at run time."""
 

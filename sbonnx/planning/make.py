@@ -17,7 +17,6 @@ from sbonnx.planning.drafts import Drafts, feed_bodies, tie
 from sbonnx.planning.modes import ModePlacer
 from sbonnx.planning.override_file import TensorOverride, read_overrides
 from sbonnx.planning.placement import Placer
-from sbonnx.planning.spectra import spectra
 from sbonnx.planning.survey import Survey
 from sbonnx.planning.tensor_overrides import overridden, share_given
 from sbonnx.planning.times import GraphTimes
@@ -112,7 +111,7 @@ class Planner:
         """Return the plan with the named nodes left float, see `make`."""
         survey, recipe, backend = self._survey, self._recipe, self._backend
         if recipe.mode == "static":
-            drafts = self._placed({**spectra(survey), **dict.fromkeys(recipe.float_nodes or (), FASTER), **declined})
+            drafts = self._placed({**survey.spectra, **dict.fromkeys(recipe.float_nodes or (), FASTER), **declined})
             tie(survey, recipe, backend, drafts)
         else:
             drafts = Drafts()

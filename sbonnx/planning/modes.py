@@ -92,9 +92,8 @@ class ModePlacer(SiteBuilder):
             return
         if at.weight == 0:
             yield Reason("constant-on-left", "the constant is the left factor; kernels require it on the right")
-        spectral = self.survey.spectral(node)
-        if spectral is not None:
-            yield spectral
+        if node.name in self.survey.spectra:
+            yield self.survey.spectra[node.name]
         weight, data = node.inputs[at.weight], node.inputs[at.data]
         if len(weight.shape) != 2:
             yield Reason("weight-not-matrix", f"its weight has {len(weight.shape)} axes, a matrix is required")

@@ -124,7 +124,6 @@ class Placer(SiteBuilder):
             return
         slow = (
             self.declined.get(node.name)
-            or self.survey.spectral(node)
             or self.rules.slow_linear(node)
             or (None if kind is None else self.numbers.unfit(node, kind))
         )

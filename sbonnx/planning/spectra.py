@@ -6,31 +6,41 @@ of a quiet frame are below one step of a loud one.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from sbonnx.graph import Constant, Node, query
-from sbonnx.ops import MOVES_DATA
-from sbonnx.planning.survey import Survey, weighted
+from sbonnx.ops import MATRIX_PRODUCTS, MOVES_DATA
 from sbonnx.report.codes import Reason
 
-BETWEEN: Final = MOVES_DATA | frozenset(
-    {"Add", "Sub", "Sum", "Mul", "Div", "Clip", "Max", "Min", "Relu", "Abs", "Neg", "Cast", "Sqrt", "Pow", "Concat"}
-    | {"ReduceSum", "ReduceMean", "ReduceL2", "ReduceSumSquare"}
+BETWEEN: Final = (
+    MOVES_DATA
+    | MATRIX_PRODUCTS
+    | frozenset(
+        {"Add", "Sub", "Sum", "Mul", "Div", "Clip", "Max", "Min", "Relu", "Abs", "Neg", "Cast", "Sqrt", "Pow", "Concat"}
+        | {"ReduceSum", "ReduceMean", "ReduceL2", "ReduceSumSquare"}
+    )
 )
-"""Ops that are computed between the bases of a spectrum and the logarithm, beside filter banks."""
+"""Ops that are computed between the bases of a spectrum and the logarithm, beside linear ops. Filter banks that are
+computed from constants are matrix products without weight."""
 
 
-def spectra(survey: Survey) -> dict[str, Reason]:
-    """Return the linear ops that compute power spectra under a logarithm, by name, with the reason to stay float."""
+def spectra(nodes: Iterable[Node], linear: Collection[str]) -> dict[str, Reason]:
+    """Return the linear ops that compute power spectra under a logarithm, by name, with the reason to stay float.
+
+    Args:
+        nodes: of the graph and its bodies.
+        linear: names of linear ops with a constant weight.
+    """
     reasons: dict[str, Reason] = {}
-    for place in survey.places:
-        if place.node.op == "Log":
-            why = Reason("log-of-power", f"'{place.node.name}' takes the logarithm of the power that it computes")
-            reasons.update(dict.fromkeys(_bases_and_banks(place.node), why))
+    for node in nodes:
+        if node.op == "Log":
+            why = Reason("log-of-power", f"'{node.name}' takes the logarithm of the power that it computes")
+            reasons.update(dict.fromkeys(_bases_and_banks(node, linear), why))
     return reasons
 
 
-def _bases_and_banks(log: Node) -> set[str]:
+def _bases_and_banks(log: Node, linear: Collection[str]) -> set[str]:
     """Return the names of the linear ops behind a logarithm up to those whose outputs are squared; none if none is."""
     bases: set[str] = set()
     banks: set[str] = set()
@@ -43,7 +53,7 @@ def _bases_and_banks(log: Node) -> set[str]:
             if producer is None or (producer.name, squared) in seen:
                 continue
             seen.add((producer.name, squared))
-            if weighted(producer) is not None:
+            if producer.name in linear:
                 (bases if squared else banks).add(producer.name)
                 if not squared and len(banks) <= 1:
                     pending.append((producer, squared))

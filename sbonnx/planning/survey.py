@@ -10,8 +10,9 @@ import numpy as np
 from sbonnx.graph import Body, Constant, Graph, Node, Tensor, query
 from sbonnx.linear.embedding import constant_tables
 from sbonnx.linear.layer import channel_axes, weight_index
-from sbonnx.ops import DEQUANTIZE, LINEAR, MATRIX_PRODUCTS, MOVES_DATA, SPECTRAL
+from sbonnx.ops import DEQUANTIZE, LINEAR, MATRIX_PRODUCTS, MOVES_DATA
 from sbonnx.patterns import Block, find_blocks
+from sbonnx.planning.spectra import spectra
 from sbonnx.report.codes import Reason
 
 FLOATS: Final = (np.dtype(np.float32), np.dtype(np.float16))
@@ -56,6 +57,7 @@ class Survey:
         self._measure_depth()
         inputs = ((name, weighted(node)) for name, node in self.nodes.items())
         self.linear: dict[str, LinearInputs] = {name: at for name, at in inputs if at is not None}
+        self.spectra: dict[str, Reason] = spectra(self.nodes.values(), self.linear)
         self.feeds_linear: set[str] = self._before_linear()
         self.first, self.last = self._ends()
         self.heads, self.vocabulary = self._vocabulary()
@@ -95,17 +97,7 @@ class Survey:
         """
         if node.op in MATRIX_PRODUCTS and any(self.reads_model_input(tensor) for tensor in node.inputs):
             return True
-        return self.spectral(node) is not None
-
-    @staticmethod
-    def spectral(node: Node) -> Reason | None:
-        """Return the reason why a product with a constant basis, whose result becomes a logarithm, stays float."""
-        if not any(becomes_log(tensor) for tensor in node.outputs):
-            return None
-        return Reason(
-            "first-layer-features",
-            "its result becomes a logarithm: the basis of a spectrum, of large range, stays float",
-        )
+        return node.name in self.spectra
 
     def place_of(self, node: Node) -> Literal["", "first", "last"]:
         """Return whether a node is a first or last linear layer; a node that is both counts as last."""
@@ -188,19 +180,6 @@ class Survey:
                 "no-integer-kernel", f"onnxruntime has no integer kernel for the dilations of '{producer.name}'"
             )
         return None
-
-
-def becomes_log(tensor: Tensor) -> bool:
-    """Return whether a tensor reaches a Log by sums, products, powers and data movement, such as a spectrum does."""
-    seen, tensors = {id(tensor)}, [tensor]
-    while tensors:
-        for node, _ in query.readers(tensors.pop()):
-            if node.op == "Log":
-                return True
-            if node.op in SPECTRAL:
-                tensors += [output for output in node.outputs if id(output) not in seen]
-                seen.update(map(id, node.outputs))
-    return False
 
 
 def weighted(node: Node) -> LinearInputs | None:
