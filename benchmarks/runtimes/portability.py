@@ -68,10 +68,10 @@ REASONS: Final = (
         "differs",
         "squeezenet11 for tensorrt in openvino",
         "",
-        "OpenVINO's conversion of the whole network: behind the first Concat, codes differ by up to 7 steps; each "
-        "convolution alone is equal; float32, weights of 7 bits or pairs before the Concat change nothing",
+        "not found: behind the first Concat, codes differ by up to 7 steps in OpenVINO; the one "
+        "convolution that was run alone is equal; float32, weights of 7 bits or pairs before the Concat change nothing",
     ),
-    ("differs", "for tensorrt in qnn", "", "what is float between the pairs has half precision on the HTP"),
+    ("differs", "for tensorrt in qnn", "", "what is float between the pairs has half precision on the HTP (presumed)"),
     (
         "differs",
         "onnxruntime-saturating",
@@ -82,7 +82,7 @@ REASONS: Final = (
         "differs",
         "minilm_l6 for qnn in",
         "",
-        "rounding grows through the layers of 8 bits: the distance from the reference is about that from float",
+        "rounding grows through the layers of 8 bits (presumed): as far from the reference as from float",
     ),
     ("differs", "silero_vad", "If_0", "WebGPU computes the float model otherwise too: 1.3 to 43.5 dB on these samples"),
     ("refused", "tensorrt-rtx", "Failed to import initializer", "TensorRT has no 16-bit integers"),
