@@ -163,7 +163,7 @@ def test_every_weighted_op(bits: int, tmp_path: Path) -> None:
     ("backend", "bits"), [("onnxruntime", 8), pytest.param("tensorrt", 8, marks=pytest.mark.slow), ("virtual", 4)]
 )
 def test_real_models(name: str, backend: str, bits: int, pack: Path, tmp_path: Path) -> None:
-    """Outputs of trained models on their own data."""
+    """Outputs of trained models on their own data, without integer LSTM, whose kernel quantizes its inputs itself."""
     import importlib.util
 
     spec = importlib.util.spec_from_file_location("pack_eval", pack / "eval.py")
@@ -171,7 +171,7 @@ def test_real_models(name: str, backend: str, bits: int, pack: Path, tmp_path: P
     data = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(data)
     feeds = data.load_calib(name, limit=2)
-    config = {"BACKEND": backend, "SCHEDULE": {"FUSE_BN": True}}
+    config = {"BACKEND": backend, "SCHEDULE": {"FUSE_BN": True}, "EXCLUDE": ["op:LSTM"] if name == "silero_vad" else []}
     rounding = "gptq" if bits < 8 and name == "cifar_resnet20" else "nearest"
     config |= {"W": {"QUANTIZER": {"BIT": bits}, "ROUNDING": rounding}, "A": {"QUANTIZER": {"BIT": bits}}}
     assert_equal_within_a_quantum(pack / "models" / f"{name}.onnx", config, feeds, tmp_path)
