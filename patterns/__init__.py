@@ -6,6 +6,7 @@ To add a pattern, append it to the tuples: ``apply(graph, (*FUSE, MINE))``.
 from __future__ import annotations
 
 from .blocks import Block, find_blocks
+from .blocks.spectra import spectra
 from .fixed_point import Applied, Pattern, Sweep, apply
 from .fuse.batchnorm import FUSE_BN, FUSE_BN_BEFORE
 from .fuse.canonical import (
@@ -79,4 +80,5 @@ __all__ = [
     "X",
     "apply",
     "find_blocks",
+    "spectra",
 ]

@@ -11,8 +11,7 @@ from sbonnx.graph import Body, Constant, Graph, Node, Tensor, query
 from sbonnx.linear.embedding import constant_tables
 from sbonnx.linear.layer import channel_axes, weight_index
 from sbonnx.ops import DEQUANTIZE, LINEAR, MATRIX_PRODUCTS, MOVES_DATA
-from sbonnx.patterns import Block, find_blocks
-from sbonnx.planning.spectra import spectra
+from sbonnx.patterns import Block, find_blocks, spectra
 from sbonnx.report.codes import Reason
 
 FLOATS: Final = (np.dtype(np.float32), np.dtype(np.float16))

@@ -197,7 +197,8 @@ class KeyOrigin:
         path, typed = key_path(problem.path), self._typed(problem.path)
         text = f"{self._subject(problem.path, path, typed)} {problem.text}"
         if problem.value is not OMITTED:
-            side = path[0].lower() if typed.strip("-=") == BITS and path.startswith(("W.", "A.")) else ""  # of w8a8
+            of_side = typed.strip("-=") == BITS and path.startswith(("W.", "A.")) and isinstance(problem.value, int)
+            side = path[0].lower() if of_side else ""  # of w8a8
             text += f", got {side}{short(problem.value)}"
         if problem.hint:
             text += f". {problem.hint}"
