@@ -5,6 +5,7 @@ Arguments: folder, rank, count of processes. In the folder: module.pt, feeds.npz
 
 from __future__ import annotations
 
+import os
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -68,3 +69,5 @@ def main(folder: Path, rank: int, world: int, *cases: str) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])
+    sys.stdout.flush()
+    os._exit(0)  # all is written; on a busy machine, a thread of gloo may abort the process as the interpreter ends
