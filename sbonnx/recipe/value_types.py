@@ -20,7 +20,7 @@ from sbonnx.errors import RecipeError
 from sbonnx.recipe import names
 from sbonnx.recipe.problem import Wrong, one_of, short
 from sbonnx.schemes import VERSIONS, Scheme, Version, WeightScheme
-from sbonnx.small_floats import Kind
+from sbonnx.small_floats import FLOATS, Kind
 from sbonnx.system.cpu import CPUS, THIS
 
 _TRUTHS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
@@ -135,7 +135,10 @@ def bits_by_side(value: object) -> dict[str, int]:
     try:
         return {side: bits(0 if integer(width) == FLOAT_BITS else width) for side, width in widths.items()}
     except Wrong as problem:
-        text = f"must be a form like w8a8, w4, int8 or 8, with widths 0 or {MIN_BITS} to {MAX_BITS} (32 or 0: float)"
+        text = (
+            f"must be a form like w8a8, w4, int8 or 8, with widths 0 or {MIN_BITS} to {MAX_BITS} (32 or 0: float), or "
+        )
+        text += ", ".join(FLOATS)
         raise Wrong(text, value=value) from problem
 
 

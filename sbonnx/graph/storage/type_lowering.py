@@ -16,16 +16,21 @@ from onnx import GraphProto, NodeProto, TensorProto, numpy_helper
 WITHOUT_KERNELS: Final = (TensorProto.FLOAT4E2M1, TensorProto.FLOAT8E8M0)
 """Types that no kernel of onnxruntime computes on."""
 
+MOST_BYTES: Final = (1 << 31) - 1
+"""Largest message of protobuf."""
+
 
 def without_small_floats(model: str | bytes) -> bytes | None:
-    """Return a model with the dequantized values of constants of types without kernels; None if it has no such types.
+    """Return a model with the dequantized values of constants of types without kernels.
+
+    None if it has no such types, or if the values do not fit the 2 GiB of a message.
 
     Args:
         model: path, or serialized model.
     """
     proto = onnx.load_model_from_string(model) if isinstance(model, bytes) else onnx.load(model)
     changed = sum([_lower(graph) for graph in _graphs(proto.graph)])
-    return proto.SerializeToString() if changed else None
+    return proto.SerializeToString() if changed and proto.ByteSize() < MOST_BYTES else None
 
 
 def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
