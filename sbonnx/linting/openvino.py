@@ -18,10 +18,9 @@ from sbonnx.backends.runtime_types import layers_by_name
 from sbonnx.errors import SbonnxError
 from sbonnx.graph import Constant, Node, Tensor, query
 from sbonnx.graph.storage.temporary import temporary_folder
-from sbonnx.linting import ort_numbers as numbers
-from sbonnx.linting import ort_read as read
 from sbonnx.linting.findings import LintRule
 from sbonnx.linting.model_view import COMMUTES, Quantizer, View
+from sbonnx.linting.ort import numbers, read
 from sbonnx.ops import (
     CONCATS,
     CONVOLUTIONS,

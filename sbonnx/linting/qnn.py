@@ -13,10 +13,9 @@ import numpy as np
 
 from sbonnx.backends.qnn.backend import PRESCRIBED, QNN
 from sbonnx.graph import Constant, Node, Tensor, query
-from sbonnx.linting import ort_numbers as numbers
-from sbonnx.linting import ort_read as read
 from sbonnx.linting.findings import LintRule
 from sbonnx.linting.model_view import COMMUTES, RENAMES, Quantizer, View
+from sbonnx.linting.ort import numbers, read
 from sbonnx.ops import CONVOLUTIONS, LINEAR, QDQ
 from sbonnx.planning.survey import FLOATS
 

@@ -15,7 +15,7 @@ from sbonnx.calib.calibrator import MeasuredRanges
 from sbonnx.errors import RecipeError
 from sbonnx.graph.storage.temporary import temporary_folder
 from sbonnx.linting import View
-from sbonnx.linting.ort_numbers import saturates_there
+from sbonnx.linting.ort.numbers import saturates_there
 from sbonnx.planning import Plan
 from sbonnx.recipe import Recipe
 from sbonnx.report import Note, Problem, Refusal

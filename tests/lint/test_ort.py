@@ -16,8 +16,7 @@ from sbonnx.assets import digits
 from sbonnx.errors import DeviceError
 from sbonnx.linting import Finding, View, lint
 from sbonnx.linting import model_view as views
-from sbonnx.linting import ort_kernels as kernels
-from sbonnx.linting.ort import ORT_RULES
+from sbonnx.linting.ort import ORT_RULES, kernels
 from sbonnx.system import cpu
 from tests.support.models import model as written
 from tests.support.qdq_models import CHANNELS, Net

@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from sbonnx.graph import Node, Tensor, edit, query
-from sbonnx.linting import ort_kernels, ort_read, tensorrt_placement
 from sbonnx.linting.fix.edit_context import Bench, Fixed
 from sbonnx.linting.model_view import Quantizer
+from sbonnx.linting.ort import kernels as ort_kernels
+from sbonnx.linting.ort import read as ort_read
+from sbonnx.linting.tensorrt import pair_placement
 from sbonnx.ops import ADDS, LINEAR
 
 DEPTH: Final = 10_000
@@ -72,13 +74,13 @@ def interface(bench: Bench) -> Iterator[Fixed]:
 
 def splitting(bench: Bench) -> Iterator[Fixed]:
     """P02: Bypass pairs between a weighted op and the ops that fuse into it."""
-    for _, source, node, index in tensorrt_placement.split_fusions(bench.view):
+    for _, source, node, index in pair_placement.split_fusions(bench.view):
         yield bypassed(bench, "P02", node, index, f"{node.op} reads {source.op} '{source.name}' directly")
 
 
 def needless(bench: Bench) -> Iterator[Fixed]:
     """P03: Remove pairs on outputs of weighted ops that benefit no reader."""
-    named = {name for name, _, _ in tensorrt_placement.needless_outputs(bench.view)}
+    named = {name for name, _, _ in pair_placement.needless_outputs(bench.view)}
     for quantizer in bench.view.quantizers:
         if quantizer.quantizes and quantizer.name in named:
             for back in bench.view.dequantizers_of(quantizer):
@@ -88,13 +90,13 @@ def needless(bench: Bench) -> Iterator[Fixed]:
 def residual(bench: Bench) -> Iterator[Fixed]:
     """P04: Keep only the pair on the skip branch of an Add with pairs on both branches."""
     view = bench.view
-    named = {name for name, _, _ in tensorrt_placement.residual_adds(view)}
+    named = {name for name, _, _ in pair_placement.residual_adds(view)}
     for node in view.nodes:
         if node.op not in ADDS or str(node.name) not in named:
             continue
         backs = [view.dequantizer(tensor) for tensor in node.inputs]
         convs = [
-            tensorrt_placement.conv_branch(view, tensor, back) for tensor, back in zip(node.inputs, backs, strict=True)
+            pair_placement.conv_branch(view, tensor, back) for tensor, back in zip(node.inputs, backs, strict=True)
         ]
         if None in backs:
             why = "the skip branch has no pair: its scale requires calibration"
@@ -125,7 +127,7 @@ def _depth(tensor: Tensor) -> int:
 
 def rescaled(bench: Bench) -> Iterator[Fixed]:
     """P07, P09: Keep only the later of two consecutive pairs, with or without data movement in between."""
-    for rule, check in (("P09", tensorrt_placement.requantized), ("P07", tensorrt_placement.rescaled_moves)):
+    for rule, check in (("P09", pair_placement.requantized), ("P07", pair_placement.rescaled_moves)):
         named = {name for name, _, _ in check(bench.view)}
         for quantizer in bench.view.quantizers:
             if quantizer.quantizes and quantizer.name in named:
@@ -135,23 +137,23 @@ def rescaled(bench: Bench) -> Iterator[Fixed]:
 def half_fused(bench: Bench) -> Iterator[Fixed]:
     """P08: Let pools, Add and Resize read floats if their output is not quantized."""
     yield from _at_inputs(
-        bench, "P08", tensorrt_placement.half_fused, lambda node: range(len(node.inputs)) if node.op in ADDS else (0,)
+        bench, "P08", pair_placement.half_fused, lambda node: range(len(node.inputs)) if node.op in ADDS else (0,)
     )
 
 
 def delicate(bench: Bench) -> Iterator[Fixed]:
     """P11: Let softmax, norms, masks and one-sided products read floats."""
-    yield from _at_inputs(bench, "P11", tensorrt_placement.high_precision, lambda node: range(min(2, len(node.inputs))))
+    yield from _at_inputs(bench, "P11", pair_placement.high_precision, lambda node: range(min(2, len(node.inputs))))
 
 
 def tiny(bench: Bench) -> Iterator[Fixed]:
     """P12: Convert weighted ops that are too small for integer kernels to float, with dequantized weights."""
-    yield from _at_inputs(bench, "P12", tensorrt_placement.tiny, lambda node: sorted({0, 1, LINEAR[node.op].weight}))
+    yield from _at_inputs(bench, "P12", pair_placement.tiny, lambda node: sorted({0, 1, LINEAR[node.op].weight}))
 
 
 def one_sided(bench: Bench) -> Iterator[Fixed]:
     """P01: Remove the pair of weighted ops that have only one; a weight is dequantized."""
-    yield from _at_inputs(bench, "P01", tensorrt_placement.one_sided, lambda node: (0, 1))
+    yield from _at_inputs(bench, "P01", pair_placement.one_sided, lambda node: (0, 1))
 
 
 def scalars(bench: Bench) -> Iterator[Fixed]:

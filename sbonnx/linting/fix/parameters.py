@@ -12,13 +12,16 @@ from sbonnx import graph as graphs
 from sbonnx.backends.tensorrt.profiles import PROFILES
 from sbonnx.errors import ModelError
 from sbonnx.graph import Graph, Node, edit, query
-from sbonnx.linting import ort_kernels, ort_numbers, ort_read, tensorrt_parameters
 from sbonnx.linting.fix.edit_context import Bench, Fixed
 from sbonnx.linting.fix.pair_removal import bypassed
 from sbonnx.linting.fix.recentre import pair_of, renumber
 from sbonnx.linting.model_view import Quantizer, View
-from sbonnx.linting.ort_read import WeightedOp
-from sbonnx.linting.tensorrt_parameters import HALVES, opset_wanted
+from sbonnx.linting.ort import kernels as ort_kernels
+from sbonnx.linting.ort import numbers as ort_numbers
+from sbonnx.linting.ort import read as ort_read
+from sbonnx.linting.ort.read import WeightedOp
+from sbonnx.linting.tensorrt import pair_parameters
+from sbonnx.linting.tensorrt.pair_parameters import HALVES, opset_wanted
 from sbonnx.ops import LINEAR
 from sbonnx.qdq import unfold
 from sbonnx.qdq.arithmetic import QDQParams, is_integer, limits
@@ -120,7 +123,7 @@ def typed_scales(bench: Bench) -> Iterator[Fixed]:
     Scales of the DequantizeLinear nodes that return half precision by ``output_dtype`` follow, of weights too: an op
     between scales of two types has no kernel.
     """
-    named = {name for name, _, _ in tensorrt_parameters.mixed_types(bench.view)}
+    named = {name for name, _, _ in pair_parameters.mixed_types(bench.view)}
     yield from _typed_inputs(bench, named)
     for quantizer in bench.view.quantizers if named else ():
         kind, old = query.dtype(quantizer.output), bench.numbers(quantizer)
@@ -159,7 +162,7 @@ def _typed_inputs(bench: Bench, named: set[str]) -> Iterator[Fixed]:
 
 def float_islands(bench: Bench) -> Iterator[Fixed]:
     """T19: Let a DequantizeLinear return half precision itself if all readers cast its float32 output to it."""
-    named = {name for name, _, _ in tensorrt_parameters.float_islands(bench.view)}
+    named = {name for name, _, _ in pair_parameters.float_islands(bench.view)}
     for quantizer in bench.view.quantizers:
         if quantizer.quantizes or quantizer.name not in named:
             continue
@@ -210,7 +213,7 @@ def report_mismatch(bench: Bench) -> Iterator[Fixed]:
 
 def scale_floors(bench: Bench) -> Iterator[Fixed]:
     """T05: Raise scales of stored tensors that are 0, or 0 in float16, to float16's smallest normal number."""
-    named = {name for name, _, _ in tensorrt_parameters.bad_scales(bench.view)}
+    named = {name for name, _, _ in pair_parameters.bad_scales(bench.view)}
     for quantizer in bench.view.quantizers:
         if quantizer.name not in named:
             continue

@@ -9,9 +9,11 @@ from typing import Any, Final
 import numpy as np
 
 from sbonnx.graph import Node, Tensor, edit, query
-from sbonnx.linting import ort_numbers, ort_read, tensorrt_placement
 from sbonnx.linting.fix.edit_context import Bench, Fixed, code_type
 from sbonnx.linting.model_view import Quantizer
+from sbonnx.linting.ort import numbers as ort_numbers
+from sbonnx.linting.ort import read as ort_read
+from sbonnx.linting.tensorrt import pair_placement
 from sbonnx.ops import DEQUANTIZE
 from sbonnx.qdq.arithmetic import QDQParams, is_integer, limits
 from sbonnx.spec import PAIR_SUM, Array
@@ -237,7 +239,7 @@ def _weights(bench: Bench) -> Iterator[tuple[str, Quantizer, Node]]:
 
 def concats(bench: Bench) -> Iterator[Fixed]:
     """P06: Set the largest scale on all pairs around a Concat: nothing saturates, small inputs round coarser."""
-    named = {name for name, _, _ in tensorrt_placement.concat_scales(bench.view)}
+    named = {name for name, _, _ in pair_placement.concat_scales(bench.view)}
     for node in bench.view.nodes:
         if str(node.name) not in named:
             continue

@@ -27,8 +27,8 @@ from sbonnx.calib.data.validate import Feed
 from sbonnx.errors import DataError, DeviceError, SbonnxError
 from sbonnx.graph import Constant, Graph, Node, query
 from sbonnx.graph.storage.temporary import temporary_folder
-from sbonnx.linting import ort_read as read
 from sbonnx.linting.model_view import View
+from sbonnx.linting.ort import read
 from sbonnx.ops import (
     CONTRIB,
     CONTROL_FLOW,

@@ -11,7 +11,7 @@ from sbonnx.backends.tensorrt.backend import FEW, TENSORRT
 from sbonnx.graph import Node, Tensor, query
 from sbonnx.linear.layer import channel_axes
 from sbonnx.linting.model_view import COMMUTES, Quantizer, View
-from sbonnx.linting.tensorrt_parameters import Site
+from sbonnx.linting.tensorrt.pair_parameters import Site
 from sbonnx.ops import (
     ADDS,
     CONCATS,

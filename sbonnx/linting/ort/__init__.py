@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from sbonnx.linting import ort_kernels as kernels
-from sbonnx.linting import ort_numbers as numbers
 from sbonnx.linting.findings import LintRule
+from sbonnx.linting.ort import kernels, numbers
 
 _STATIC: Final = (
     LintRule(

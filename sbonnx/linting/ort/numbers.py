@@ -9,9 +9,9 @@ import numpy as np
 
 from sbonnx.graph import Node, query
 from sbonnx.linear.layer import LinearLayer
-from sbonnx.linting import ort_read as read
 from sbonnx.linting.model_view import Quantizer, View
-from sbonnx.linting.ort_read import WeightedOp
+from sbonnx.linting.ort import read
+from sbonnx.linting.ort.read import WeightedOp
 from sbonnx.spec import MIN_SCALE, PAIR_SUM, Array, pair_sums
 
 Found = Iterator[tuple[str, str, str]]
