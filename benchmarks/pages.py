@@ -195,7 +195,7 @@ PAGES: Final = {
     "kernels": Page("How do error and time depend on the CPU?", ("cpus", "kernels"), _kernels),
     "backends": Page(
         "How good are files for TensorRT, QNN and OpenVINO?",
-        ("openvino", "openvino weights", "qnn", "targets lint", "targets half", "runtimes"),
+        ("openvino", "openvino weights", "qnn", "targets lint", "targets half", "runtimes", "web levels"),
         _backends,
     ),
     "zoo": Page("Do pretrained models out of packages keep their accuracy?", ("zoo",), _zoo),

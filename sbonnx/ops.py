@@ -288,3 +288,22 @@ IMAGE_PREPARATION: Final = frozenset(
     {"Pad", "Resize", "Upsample", "Transpose", "Cast", "Identity", "Sub", "Div", "Mul", "Add", "Slice", "Concat"}
 )
 """Ops between an image input and its first layer: padding, resizing, normalization inside the model."""
+
+WEBGPU: Final = frozenset(
+    {
+        "Abs", "Acos", "Acosh", "Add", "ArgMax", "ArgMin", "Asin", "Asinh", "Atan", "Atanh", "Attention",
+        "AveragePool", "BatchNormalization", "BiasAdd", "BiasSplitGelu", "Cast", "Ceil", "Clip", "Concat",
+        "Conv", "ConvTranspose", "Cos", "Cosh", "CumSum", "DFT", "DepthToSpace", "DequantizeLinear", "Div",
+        "Einsum", "Elu", "Equal", "Erf", "Exp", "Expand", "FastGelu", "Flatten", "Floor", "FusedConv", "Gather",
+        "GatherBlockQuantized", "GatherElements", "GatherND", "Gelu", "Gemm", "GlobalAveragePool",
+        "GlobalMaxPool", "Greater", "GreaterOrEqual", "GridSample", "GroupQueryAttention", "HardSigmoid",
+        "HardSwish", "If", "InstanceNormalization", "LayerNormalization", "LeakyRelu", "Less", "LessOrEqual",
+        "Log", "MatMul", "MatMulNBits", "MaxPool", "Mul", "MultiHeadAttention", "Neg", "Not", "Pad", "Pow",
+        "QuickGelu", "Range", "Reciprocal", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean",
+        "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare", "Relu", "Reshape", "Resize",
+        "RotaryEmbedding", "ScatterND", "Shape", "Sigmoid", "SimplifiedLayerNormalization", "Sin", "Sinh",
+        "SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "Slice", "Softmax", "Split", "Sqrt",
+        "Squeeze", "Sub", "Tan", "Tanh", "ThresholdedRelu", "Tile", "Transpose", "Unsqueeze", "Where",
+    }
+)  # fmt: skip
+"""Ops with kernels in the WebGPU provider of onnxruntime-web 1.30, by its table ``docs/webgpu-operators.md``."""

@@ -40,10 +40,10 @@ def subjects(pack: Any, folder: Path) -> Iterator[Subject]:
     llama = folder / "classics_llama"
     model = llama / "optimum" / "model.onnx"
     tokens = np.load(llama / "eval.npz")["ids"][:SAMPLES, :TOKENS].astype(np.int64)
-    yield "classics_llama", model, [_prompt(model, row) for row in tokens]
+    yield "classics_llama", model, [prompt(model, row) for row in tokens]
 
 
-def _prompt(model: Path, tokens: Array) -> dict[str, Array]:
+def prompt(model: Path, tokens: Array) -> dict[str, Array]:
     """Return the feed of a prompt with an empty cache."""
     feed: dict[str, Array] = {}
     for entry in session(model).get_inputs():

@@ -37,8 +37,8 @@ def lint(
 
     Args:
         model: path of an ONNX file, made by any tool, or a model in memory.
-        target: the runtime: "tensorrt@11", "tensorrt@10", "tensorrt@8.6", "onnxruntime", "openvino" or "qnn"; None:
-            that of the file's metadata. Without a version: the newest.
+        target: the runtime: "tensorrt@11", "tensorrt@10", "tensorrt@8.6", "onnxruntime", "openvino", "qnn" or
+            "web"; None: that of the file's metadata. Without a version: the newest.
         cpu: onnxruntime: CPU that will run the file, such as "vnni" or "this"; None: as its metadata says, else this.
         sarif: path for the findings as SARIF 2.1.0.
         fix: fix what needs no data, write the model to `output`, and check that file instead.

@@ -1,7 +1,7 @@
 """Lints several model files, for pre-commit and CI: ``python -m sbonnx.integrations.lint_files --target T FILE...``.
 
 One line for each finding, or with ``--github`` an annotation. Exit code 1 if a file has errors (with ``--strict`` also
-warnings), 2 if a file cannot be read.
+warnings), 2 if a file cannot be read. Of a folder, such as those for transformers.js, all ONNX files are checked.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     failing = {"error", "warning"} if given.strict else {"error"}
     code = 0
-    for path in given.files:
+    for path in (file for place in given.files for file in _models(place)):
         try:
             findings = lint(path, given.target)
         except SbonnxError as error:
@@ -44,6 +44,10 @@ def main(arguments: Sequence[str]) -> int:
         if any(finding.severity in failing for finding in findings):
             code = max(code, 1)
     return code
+
+
+def _models(place: Path) -> list[Path]:
+    return sorted(place.rglob("*.onnx")) if place.is_dir() else [place]
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from sbonnx.linting.openvino import OPENVINO_RULES
 from sbonnx.linting.ort import ORT_RULES
 from sbonnx.linting.qnn import QNN_RULES
 from sbonnx.linting.tensorrt import TENSORRT
+from sbonnx.linting.web import WEB_RULES
 from sbonnx.plugins.registry import instance_of
 
 RULES: Final[dict[str, tuple[LintRule, ...]]] = {
@@ -26,10 +27,11 @@ RULES: Final[dict[str, tuple[LintRule, ...]]] = {
     "onnxruntime": ORT_RULES,
     "openvino": OPENVINO_RULES,
     "qnn": QNN_RULES,
+    "web": WEB_RULES,
 }
 """Rules by family of the target, in the order of the report."""
 
-TARGETS: Final = (*(profile.target for profile in PROFILES.values()), "onnxruntime", "openvino", "qnn")
+TARGETS: Final = (*(profile.target for profile in PROFILES.values()), "onnxruntime", "openvino", "qnn", "web")
 
 
 def rules_for(target: str) -> tuple[LintRule, ...]:

@@ -149,7 +149,7 @@ class View:
     Attributes:
         graph: the model, with its opset as in the file.
         target: such as "tensorrt@11".
-        family: "tensorrt", "onnxruntime", "openvino" or "qnn".
+        family: "tensorrt", "onnxruntime", "openvino", "qnn" or "web".
         release: its version, such as "11"; "" if the target names none.
         opset: opset of the default domain, as in the file.
         cpu: kind of CPU that the file is for, by request or by its metadata; None: not known.

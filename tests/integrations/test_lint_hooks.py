@@ -41,6 +41,8 @@ def test_files(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*given, str(bad), str(clean)]) == 1
     found = capsys.readouterr().out.splitlines()
     assert [line for line in found if line.startswith(f"{bad}: error T02 at ")]
+    assert main([*given, str(files / "models")]) == 1
+    assert capsys.readouterr().out.splitlines() == found, "a folder stands for all its models"
     assert main([*given, "--github", str(bad)]) == 1
     assert f"::error file={bad},title=sbonnx T02::" in capsys.readouterr().out
     assert main([*given, str(files / "text.onnx"), str(bad)]) == 2

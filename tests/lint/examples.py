@@ -24,6 +24,7 @@ from tests.lint.test_openvino import SEEDED as SEEDED_OPENVINO
 from tests.lint.test_openvino import compiled
 from tests.lint.test_ort import SEEDED, conv, weight
 from tests.lint.test_qnn import SEEDED as SEEDED_QNN
+from tests.lint.test_web import SEEDED as SEEDED_WEB
 
 COUNTER: Final = re.compile(r"(?<=[A-Za-z])_[0-9]{4,}(?=')")
 """Numbers that OpenVINO appends to names of nodes, which differ from run to run."""
@@ -48,8 +49,8 @@ class RuleModels:
     machine: str = ""
 
 
-WITHOUT: Final = {"O32", "O33"}
-"""Rules without an example: O32 has what no other rule explains, O33 needs a machine without onnxruntime."""
+WITHOUT: Final = {"O32", "O33", "W06"}
+"""Rules without an example: O32 has what no other rule explains, O33 needs a machine without onnxruntime, W06 files."""
 
 
 def rule_models() -> dict[str, RuleModels]:
@@ -57,7 +58,7 @@ def rule_models() -> dict[str, RuleModels]:
     models = {
         rule: RuleModels(bad.model(), good.model(), bad.target) for rule, (bad, good) in {**CASES, **ASIDE}.items()
     }
-    families = {"onnxruntime": SEEDED, "openvino": SEEDED_OPENVINO, "qnn": SEEDED_QNN}
+    families = {"onnxruntime": SEEDED, "openvino": SEEDED_OPENVINO, "qnn": SEEDED_QNN, "web": SEEDED_WEB}
     for target, seeded in families.items():
         models |= {rule: RuleModels(bad(), good(), target) for rule, (bad, good) in seeded.items()}
     models |= {rule: RuleModels(bad, None, "openvino") for rule, bad in compiled().items()}

@@ -21,7 +21,7 @@ HELP: Final = (
 
 MODEL: Final = options.argument("model", "MODEL", "The ONNX model with Q/DQ, made by any tool.")
 TARGET: Final = options.option(
-    "--target tensorrt@11|tensorrt@10|tensorrt@8.6|onnxruntime|openvino|qnn",
+    "--target tensorrt@11|tensorrt@10|tensorrt@8.6|onnxruntime|openvino|qnn|web",
     str,
     "The runtime whose rules are checked.",
     shown="that of the file's metadata",

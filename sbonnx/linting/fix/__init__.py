@@ -54,6 +54,7 @@ FIXES: Final[dict[str, tuple[Fix, ...]]] = {
     ),
     "openvino": (),
     "qnn": (),
+    "web": (),
 }
 """Fixes by family of the target, in the order of application. `tests/lint/test_fix.py` checks every row."""
 
