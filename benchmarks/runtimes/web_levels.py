@@ -110,8 +110,8 @@ def main() -> int:
     text = (
         "## Accuracy levels of MatMulNBits in browsers\n\n"
         f"`python -m benchmarks.runtimes.web_levels --write`; onnxruntime-web {VERSION}, WASM in Node, one thread. "
-        f"Files of classics_llama by `--backend web --mode weight_only` with each `ACCURACY_LEVEL`, on {SAMPLES} prompts of "
-        f"{TOKENS} tokens, against float. Ratios are of CPU time: median and quartiles of "
+        f"Files of classics_llama by `--backend web --mode weight_only` with each `ACCURACY_LEVEL`, on {SAMPLES} "
+        f"prompts of {TOKENS} tokens, against float. Ratios are of CPU time: median and quartiles of "
         f"{ROUNDS} rounds.\n\n{table(HEADER, rows)}"
     )
     print(text)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from examples.commands import Figures, checked, command, main, size
 from sbonnx import digits
+from sbonnx.integrations.browser_folder import SUFFIXES
 
 LIMIT = 100_000
 """Bytes that a page may download."""
@@ -35,9 +36,11 @@ def run() -> Figures:
     command(f"sbonnx quantize digits {data} --backend web -o web --max-download {LIMIT} {labelled}")
     dtype = json.loads(Path("web", "config.json").read_text())["transformers.js_config"]["dtype"]["model"]
     print(f"chosen: {dtype}")
-    files = "digits/onnx/model.onnx web/onnx/model_quantized.onnx"
-    figures = checked(f"sbonnx compare {files} {data} --samples 4 --runtimes wasm {labelled}", "wasm")
-    return figures | {"kB of the chosen file": size("web/onnx/model_quantized.onnx")}
+    chosen = f"web/onnx/model{SUFFIXES[dtype]}.onnx"
+    figures = checked(
+        f"sbonnx compare digits/onnx/model.onnx {chosen} {data} --samples 4 --runtimes wasm {labelled}", "wasm"
+    )
+    return figures | {"kB of the chosen file": size(chosen)}
 
 
 if __name__ == "__main__":

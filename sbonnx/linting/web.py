@@ -54,20 +54,25 @@ def refused_codes(view: View) -> Found:
 
 
 def half_precision(view: View) -> Found:
-    """Find ops in float16, by type of op."""
+    """Find files with ops in float16."""
     halves = [
         node
         for node in view.nodes
         if node.op != "Cast" and any(str(query.dtype(tensor)) == "float16" for tensor in node.outputs)
     ]
-    for node, count in _by_op(halves):
-        yield *_place(node), f"{count} {node.op} in float16: WebAssembly computes them in float32, with conversions"
+    if halves:
+        why = f"{len(halves)} ops in float16: WebAssembly computes them in float32, with conversions"
+        yield *_place(halves[0]), why
 
 
 def outside_webgpu(view: View) -> Found:
     """Find ops without a kernel in WebGPU, by type of op."""
-    for node, count in _by_op(node for node in view.nodes if node.op not in WEBGPU):
-        yield *_place(node), f"{count} {node.op}: no kernel in WebGPU, so that they run in WebAssembly"
+    groups: dict[str, list[Node]] = {}
+    for node in view.nodes:
+        if node.op not in WEBGPU:
+            groups.setdefault(node.op, []).append(node)
+    for op, nodes in groups.items():
+        yield *_place(nodes[0]), f"{len(nodes)} {op}: no kernel in WebGPU, so that they run in WebAssembly"
 
 
 def rounded_products(view: View) -> Found:
@@ -85,14 +90,6 @@ def external_data(view: View) -> Found:
     if path is not None and others:
         names = ", ".join(sorted(other.name for other in others))
         yield "", "", f"{names}: a page has to name these files, or the model does not load"
-
-
-def _by_op(nodes: Iterator[Node] | list[Node]) -> list[tuple[Node, int]]:
-    """Return the first node of each op and the number of its nodes."""
-    groups: dict[str, list[Node]] = {}
-    for node in nodes:
-        groups.setdefault(node.op, []).append(node)
-    return [(group[0], len(group)) for group in groups.values()]
 
 
 def _place(node: Node) -> tuple[str, str]:
