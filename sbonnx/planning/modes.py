@@ -165,22 +165,21 @@ class ModePlacer(SiteBuilder):
         return block if block is None or block >= MIN_BLOCK else None
 
     def _at_table(self, place: Place) -> None:
-        """Quantize the table of a Gather, rows in blocks, if the recipe asks for it or it is that of a vocabulary."""
+        """Quantize the table of a Gather: in blocks on request or if it is that of a vocabulary, else by row."""
         node, table = place.node, table_of(place.node)
         if table is None or not isinstance(table.matrix, Constant) or len(table.matrix.shape) != 2:
             return
         rows, length = table.matrix.shape[1 - table.row_axis], table.matrix.shape[table.row_axis]
         wanted = self.recipe.quantize_inputs_of.embedding
-        if wanted is None:
-            wanted = self.backend.files.integer_operators and (
-                self.recipe.mode == DYNAMIC or rows in self.survey.vocabulary
-            )
-        if not wanted or not str(query.dtype(table.matrix)).startswith("float"):
+        if wanted is False or not str(query.dtype(table.matrix)).startswith("float"):
+            return
+        in_blocks = wanted or (self.backend.files.integer_operators and rows in self.survey.vocabulary)
+        if not in_blocks and (self.numbers.any_bits or node.op not in self.rules.stored):
             return
         if node.name in self.survey.in_loop:
             self._refuse(node, Reason("in-loop-body", f"it is in the body of '{self.survey.in_loop[node.name]}'"))
             return
-        if self.recipe.mode == DYNAMIC:
+        if self.recipe.mode == DYNAMIC or not in_blocks:
             if not table.turned:
                 self.table(place)
             return

@@ -196,7 +196,7 @@ class Placer(SiteBuilder):
         table = node.inputs[0]
         if query.dtype(table) is None or not str(query.dtype(table)).startswith("float") or len(table.shape) != 2:
             return
-        if node.attrs.get("axis", 0) == 0 and wanted is None and self.backend.files.integer_operators:
+        if node.attrs.get("axis", 0) == 0 and wanted is None and not self.numbers.any_bits:
             self.table(place)
         elif node.attrs.get("axis", 0) == 0:
             self.weight(place, 0, 0, "rows of an embedding")

@@ -78,7 +78,7 @@ def unfold(graph: Graph) -> tuple[tuple[Fired, ...], tuple[Refusal, ...]]:
 def _pair_decoded(work: Unfolder, graph: Graph) -> int:
     """Write weights that a Cast and a Mul decode as Q/DQ pairs: of recurrent operators, and rows of tables. In place.
 
-    `backends.onnxruntime.rewrites.decode_at_load` and `decode_rows` write them so. Return how many were written.
+    `backends.decoded_weights.decode_at_load` and `decode_rows` write them so. Return how many were written.
     """
     count = 0
     for _, body in list(query.scopes(graph)):

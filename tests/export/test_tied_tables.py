@@ -151,7 +151,7 @@ def widths(**wish: Any) -> dict[str, int]:
 
 
 def test_embedding_and_head_have_widths_of_their_own() -> None:
-    """8 bits by default. Tables of positions are no vocabulary: they stay float unless the recipe asks for them."""
+    """8 bits by default. A small table of positions stays float unless the recipe asks for it."""
     assert widths() == {"t": 8, "v": 4, "w": 8}
     assert widths(w_bit=2) == {"t": 8, "v": 2, "w": 8}
     assert widths(embedding_bits=4) == {"t": 4, "v": 4, "w": 4}

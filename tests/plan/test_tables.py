@@ -36,12 +36,16 @@ def encoder() -> tuple[onnx.ModelProto, list[dict[str, Array]]]:
     return model(NET, **weights), feeds
 
 
-@pytest.mark.parametrize("mode", ["static", "dynamic"])
-def test_rows_are_decoded_as_they_are_read(mode: Literal["static", "dynamic"], tmp_path: Path) -> None:
+Mode = Literal["static", "dynamic", "weight_only"]
+
+
+@pytest.mark.parametrize("mode", ["static", "dynamic", "weight_only"])
+def test_rows_are_decoded_as_they_are_read(mode: Mode, tmp_path: Path) -> None:
     """onnxruntime would dequantize a whole table in every run; two token types are in every sample and stay float."""
     proto, feeds = encoder()
     path = tmp_path / "q.onnx"
-    sbonnx.quantize(proto, feeds if mode == "static" else None, path, mode=mode, verify=False)
+    settings: dict[str, Any] = {"w_bit": 8} if mode == "weight_only" else {}
+    sbonnx.quantize(proto, feeds if mode == "static" else None, path, mode=mode, verify=False, **settings)
     kinds = {one.name: one.data_type for one in onnx.load(path).graph.initializer if one.dims[-1:] == [144]}
     assert kinds.pop("types") == onnx.TensorProto.FLOAT
     assert set(kinds.values()) == {onnx.TensorProto.INT8}
@@ -77,7 +81,7 @@ def test_decoded_rows_are_read_as_pairs(tmp_path: Path) -> None:
     [
         {"recipe": {"QUANTIZE_INPUTS_OF": {"EMBEDDING": False}}},
         {"recipe": {"EMBEDDING_BITS": 0}},
-        {"backend": "openvino"},
+        {"backend": "tensorrt"},
     ],
 )
 def test_tables_stay_float_on_request_and_elsewhere(settings: dict[str, Any], tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Final, Literal
 import numpy as np
 
 from sbonnx.backends.base import Backend, Files, Numbers
+from sbonnx.backends.decoded_weights import decode_at_load, decode_rows, decode_weights
 from sbonnx.backends.mode_limits import (
     BYTES,
     FREE,
@@ -31,9 +32,6 @@ from sbonnx.backends.onnxruntime.paired_sums import safe_sums
 from sbonnx.backends.onnxruntime.rewrites import (
     centre_weights,
     clip_codes,
-    decode_at_load,
-    decode_rows,
-    decode_weights,
     pad_codes,
     write_sums,
 )

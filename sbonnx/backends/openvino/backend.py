@@ -9,16 +9,18 @@ from __future__ import annotations
 from typing import Final, Literal
 
 from sbonnx.backends.base import Backend, Files, Numbers
+from sbonnx.backends.decoded_weights import decode_rows
 from sbonnx.backends.mode_limits import BYTES, FREE, PER_CHANNEL, PER_TENSOR, SYMMETRIC, ModeLimits, SideLimits
 from sbonnx.backends.openvino.costs import load_costs
 from sbonnx.backends.openvino.runtime import OPENVINO_RUNTIME
 from sbonnx.backends.placement_rules import ON_REQUEST, Placement, Rule, interpolates
-from sbonnx.graph import Constant, Node
+from sbonnx.graph import Constant, Graph, Node
 from sbonnx.ops import (
     ACTIVATIONS,
     ADDS,
     CONCATS,
     CONVOLUTIONS,
+    EMBEDDING,
     LINEAR,
     MATRIX_PRODUCTS,
     PICKS_MAX,
@@ -101,6 +103,14 @@ class OpenVinoNumbers(Numbers):
         return node.op in MATRIX_PRODUCTS and not any(isinstance(tensor, Constant) for tensor in node.inputs[:2])
 
 
+class OpenVinoFiles(Files):
+    """Q/DQ with tables whose rows are decoded as they are read."""
+
+    def legalise(self, graph: Graph) -> list[str]:
+        """Let Gathers read rows of codes; OpenVINO would decode a whole table when it loads the file."""
+        return decode_rows(graph)
+
+
 OPENVINO: Final = Backend(
     name="openvino",
     placement=Placement(
@@ -109,9 +119,10 @@ OPENVINO: Final = Backend(
         linear_output=CONVOLUTIONS,
         writes_float=True,
         folds=ACTIVATIONS | FUSED_BLOCKS,
+        stored=EMBEDDING,
     ),
     numbers=OpenVinoNumbers(saturates=True, only_channels=True),
-    files=Files(packs_weights=True),
+    files=OpenVinoFiles(packs_weights=True),
     modes={
         "static": ModeLimits(
             weights=SideLimits(BYTES, SYMMETRIC, "per-channel-symmetric"),

@@ -371,7 +371,7 @@ class QuantizeInputsOf(Section):
     elementwise: value_types.Flag | None = _inputs("inputs of Mul, Sub and Div of two tensors")
     resize: value_types.Flag | None = _inputs("inputs of Resize")
     embedding: value_types.Flag | None = _inputs(
-        "tables read by Gather (onnxruntime with weight_only: of vocabularies; else of at least 32 rows of 32 values)"
+        "tables read by Gather (by default, of at least 32 rows of 32 values, and of vocabularies with weight_only)"
     )
     matmul: value_types.Flag | None = _inputs("inputs of a MatMul of two activations")
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
 import pytest
 
+import sbonnx
 from sbonnx.backends.openvino.runtime import OPENVINO_RUNTIME, OpenVinoSession
 from sbonnx.backends.runtime_types import layers_by_name
 from sbonnx.errors import ModelError
+from sbonnx.metrics import sqnr_db
 from tests.backends.openvino.graphs import PACKED, SHOWN
+from tests.support.models import model, run
 
 pytest.importorskip("openvino", reason="OpenVINO is not installed")
 
@@ -23,12 +27,12 @@ IN_TABLE = {True: "integers", False: "float", None: "does not compile"}
 @pytest.mark.parametrize("name", SHOWN)
 def test_rule(name: str) -> None:
     shown = SHOWN[name]
-    model = shown.make().SerializeToString()
+    file = shown.make().SerializeToString()
     if shown.integer is None:
         with pytest.raises(ModelError, match="OpenVINO refuses the model"):
-            OpenVinoSession(model, 1)
+            OpenVinoSession(file, 1)
         return
-    layers = OpenVinoSession(model, 1).layers()
+    layers = OpenVinoSession(file, 1).layers()
     named = layers_by_name(layers)
     nameless = [layer for layer in layers if layer.kind in ("FullyConnected", "RNNSeq")]  # in float, or transposed
     found = nameless[0] if name.startswith(("recurrent", "gru")) else None
@@ -76,6 +80,29 @@ def test_weight_only_products_read_the_codes(name: str) -> None:
     )
     weight = executed.input(1).get_source_output()
     assert weight.get_element_type().bitwidth == (8 if name.endswith("8") else 4)
+
+
+def test_tables_stay_in_codes() -> None:
+    """The executed Gather reads 8 bits; of a dequantized table it would read floats, folded when the file is loaded."""
+    text = """agraph (int64[1,9] ids) => (float[1,9,64] y) {
+        rows = Gather (words, ids)
+        y = MatMul (rows, w)
+    }"""
+    rng = np.random.default_rng(0)
+    weights: dict[str, Any] = {"words": rng.standard_normal((64, 64)), "w": rng.standard_normal((64, 64))}
+    proto = model(text, **{name: value.astype(np.float32) for name, value in weights.items()})
+    feeds = [{"ids": rng.integers(0, 64, (1, 9))} for _ in range(4)]
+    report = sbonnx.quantize(proto, feeds, backend="openvino", verify=False)
+    assert report.quantized is not None
+    session = OpenVinoSession(report.quantized.SerializeToString(), 1)
+    inputs = {
+        str(node.input(0).get_element_type().get_type_name())
+        for node in session._compiled.get_runtime_model().get_ordered_ops()
+        if str(node.get_rt_info()["layerType"].astype(str)) == "Gather"
+    }
+    assert inputs == {"i8", "f32"}  # codes and their scales
+    floats, decoded = run(proto, feeds[0])["y"], session.run(None, feeds[0])[0]
+    assert sqnr_db(floats, decoded) > 35
 
 
 def test_document_has_every_rule() -> None:
