@@ -15,6 +15,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from sbonnx.errors import ModelError
+from sbonnx.graph.storage import packed_json
 
 KEY: Final = "sbonnx.equalized"
 """Key of the record in the metadata of a model."""
@@ -56,7 +57,7 @@ def to_metadata(edits: Mapping[str, tuple[ConstantEdit, ...]]) -> dict[str, str]
     if not edits:
         return {}
     rows = {name: [_row(constant_edit) for constant_edit in some] for name, some in sorted(edits.items())}
-    return {KEY: json.dumps(rows, separators=(",", ":"))}
+    return {KEY: packed_json.pack(json.dumps(rows, separators=(",", ":")))}
 
 
 def from_metadata(metadata: Mapping[str, str]) -> Edits:
@@ -68,7 +69,7 @@ def from_metadata(metadata: Mapping[str, str]) -> Edits:
     if KEY not in metadata:
         return {}
     try:
-        return {name: tuple(map(_edit, rows)) for name, rows in json.loads(metadata[KEY]).items()}
+        return {name: tuple(map(_edit, rows)) for name, rows in packed_json.unpack(metadata[KEY]).items()}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ModelError(f"the metadata '{KEY}' cannot be read ({error}): write the file again") from error
 

@@ -15,7 +15,7 @@ from sbonnx.errors import ModelError
 from sbonnx.graph.model import Body, Constant, Graph, ModelInfo, Node, Tensor, Variable
 from sbonnx.graph.protos import copied, ir_version_for, replace_entries, tensor_protos
 from sbonnx.graph.query import Array, all_nodes, bodies, constant, ordered, readers, stored_values
-from sbonnx.graph.storage import protobuf_payloads
+from sbonnx.graph.storage import packed_json, protobuf_payloads
 from sbonnx.graph.storage.weights import INLINE_BYTES, MappedWeights, chunks, numpy_dtype, onnx_dtype, stored_bytes
 from sbonnx.ops import RUNTIME_OPS
 
@@ -23,7 +23,7 @@ METADATA_IR = 10
 """First IR version in which nodes, tensors and values have metadata_props."""
 
 NODES_KEY = "sbonnx.nodes"
-"""Key in the metadata of a model of sbonnx's own metadata of nodes, as JSON, for files of older IR versions.
+"""Key in the metadata of a model of sbonnx's own metadata of nodes, packed, for files of older IR versions.
 
 Raising the IR version for them would make a file that older runtimes refuse.
 """
@@ -108,7 +108,7 @@ def skeleton(
             model.metadata_props.add(key=key, value=value)
         if writer.node_metadata:
             text = json.dumps(writer.node_metadata, separators=(",", ":"), sort_keys=True)
-            model.metadata_props.add(key=NODES_KEY, value=text)
+            model.metadata_props.add(key=NODES_KEY, value=packed_json.pack(text))
     model.opset_import.extend(imports)
     model.ir_version = max(version, METADATA_IR if writer.wrote_metadata else 0)
     return Skeleton(model, writer.payloads, writer.names)

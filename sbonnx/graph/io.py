@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,6 +32,7 @@ from sbonnx.graph.protos import (
 )
 from sbonnx.graph.query import all_nodes, readers, tensors_by_name
 from sbonnx.graph.shape_inference import infer_shapes
+from sbonnx.graph.storage import packed_json
 from sbonnx.graph.storage.model_file import ModelSource, label_of, open_model
 from sbonnx.graph.storage.output_files import EXTERNAL_BYTES, write_model
 from sbonnx.graph.storage.weights import MappedWeights
@@ -146,7 +146,7 @@ def _read_node_metadata(graph: Graph) -> None:
     if not text:
         return
     try:
-        rows = [(name, key, value) for name, some in json.loads(text).items() for key, value in some.items()]
+        rows = [(name, key, value) for name, some in packed_json.unpack(text).items() for key, value in some.items()]
     except (AttributeError, ValueError) as error:
         raise ModelError(
             f"the metadata '{NODES_KEY}' cannot be read ({error}): remove it or write the file again"

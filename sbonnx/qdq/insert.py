@@ -81,6 +81,18 @@ def _metadata(site: Site) -> dict[str, str]:
     }
 
 
+LONGEST_STEM: Final = 64
+"""Characters of a tensor's name in those of its pair, which repeat it up to 16 times.
+
+TensorFlow's exporters join the names of fused layers to 300 and more: basic_pitch's file was larger than float.
+"""
+
+
+def _stem(site: Site) -> str:
+    """Return the end of the tensor's name, from which the names of its pair are built; the metadata has the whole."""
+    return site.tensor[-LONGEST_STEM:]
+
+
 class _PairWriter:
     """State and lookup tables of one insertion."""
 
@@ -175,8 +187,8 @@ class _PairWriter:
         return Node(op=op, name=self.names.fresh(f"{name}_{op}"), attrs=attrs, inputs=inputs, outputs=[out])
 
     def _numbers(self, site: Site, qparams: QParams, float_dtype: Any, native: Any) -> list[Tensor]:
-        scale = self._constant(site.scope, f"{site.tensor}_scale", qparams.scale.astype(float_dtype))
-        zero = self._constant(site.scope, f"{site.tensor}_zero_point", qparams.zero_point.astype(native))
+        scale = self._constant(site.scope, f"{_stem(site)}_scale", qparams.scale.astype(float_dtype))
+        zero = self._constant(site.scope, f"{_stem(site)}_zero_point", qparams.zero_point.astype(native))
         return [scale, zero]
 
     def _activation(self, site: Site, tensor: Tensor, qparams: QParams) -> Tensor:
@@ -189,9 +201,9 @@ class _PairWriter:
         nodes = [] if exact else self._clip(site, tensor, qparams, kind)
         floats = tensor if site.after is None else self.dequantized[site.after]
         source = nodes[-1].outputs[0] if nodes else floats
-        quantize = self._node("QuantizeLinear", site.tensor, [source, *numbers], native, shape, **_along(site.spec))
+        quantize = self._node("QuantizeLinear", _stem(site), [source, *numbers], native, shape, **_along(site.spec))
         codes = quantize.outputs[0]
-        dequantize = self._node("DequantizeLinear", site.tensor, [codes, *numbers], kind, shape, **_along(site.spec))
+        dequantize = self._node("DequantizeLinear", _stem(site), [codes, *numbers], kind, shape, **_along(site.spec))
         self._add(site, query.producer(tensor), [*nodes, quantize, dequantize])
         self.dequantized[site.key] = dequantize.outputs[0]
         return dequantize.outputs[0]
@@ -205,17 +217,17 @@ class _PairWriter:
         limits = qparams.limits
         shape = query.shape(tensor)
         if site.spec.axis is None and not site.spec.is_float:
-            low = self._constant(site.scope, f"{site.tensor}_low", limits.lo.astype(kind))
-            high = self._constant(site.scope, f"{site.tensor}_high", limits.hi.astype(kind))
-            return [self._node("Clip", site.tensor, [tensor, low, high], kind, shape)]
+            low = self._constant(site.scope, f"{_stem(site)}_low", limits.lo.astype(kind))
+            high = self._constant(site.scope, f"{_stem(site)}_high", limits.hi.astype(kind))
+            return [self._node("Clip", _stem(site), [tensor, low, high], kind, shape)]
         rank = query.rank(tensor)
         if rank is None:
             raise ModelError(f"'{site.tensor}' has no known rank, so it cannot be clipped per channel")
         along = [-1 if i == site.spec.axis else 1 for i in range(rank)] if site.spec.axis is not None else []
-        low = self._constant(site.scope, f"{site.tensor}_low", limits.lo.astype(kind).reshape(along))
-        high = self._constant(site.scope, f"{site.tensor}_high", limits.hi.astype(kind).reshape(along))
-        first = self._node("Max", site.tensor, [tensor, low], kind, shape)
-        return [first, self._node("Min", site.tensor, [first.outputs[0], high], kind, shape)]
+        low = self._constant(site.scope, f"{_stem(site)}_low", limits.lo.astype(kind).reshape(along))
+        high = self._constant(site.scope, f"{_stem(site)}_high", limits.hi.astype(kind).reshape(along))
+        first = self._node("Max", _stem(site), [tensor, low], kind, shape)
+        return [first, self._node("Min", _stem(site), [first.outputs[0], high], kind, shape)]
 
     def _weight(self, site: Site, tensor: Tensor, qparams: QParams, codes: Array) -> Tensor:
         kind = query.dtype(tensor)
@@ -227,17 +239,17 @@ class _PairWriter:
         numbers = self._numbers(site, qparams, kind, native)
         if self.plan.weights == "codes":
             stored: Tensor = edit.add_constant(
-                self.graph, f"{site.tensor}_quantized", codes.astype(native, copy=False), self.names
+                self.graph, f"{_stem(site)}_quantized", codes.astype(native, copy=False), self.names
             )
             nodes: list[Node] = []
         else:
             values = qparams.dequantize(codes).astype(kind)
-            rounded = edit.add_constant(self.graph, f"{site.tensor}_rounded", values, self.names)
+            rounded = edit.add_constant(self.graph, f"{_stem(site)}_rounded", values, self.names)
             quantize = self._node(
-                "QuantizeLinear", site.tensor, [rounded, *numbers], native, shape, **_along(site.spec)
+                "QuantizeLinear", _stem(site), [rounded, *numbers], native, shape, **_along(site.spec)
             )
             nodes, stored = [quantize], quantize.outputs[0]
-        dequantize = self._node("DequantizeLinear", site.tensor, [stored, *numbers], kind, shape, **_along(site.spec))
+        dequantize = self._node("DequantizeLinear", _stem(site), [stored, *numbers], kind, shape, **_along(site.spec))
         self._add(site, None, [*nodes, dequantize])
         return dequantize.outputs[0]
 
@@ -246,21 +258,21 @@ class _PairWriter:
 
         Without zero points, which these types do not need, as NVIDIA's exporter writes them.
         """
-        stored = edit.add_constant(self.graph, f"{site.tensor}_quantized", codes, self.names)
+        stored = edit.add_constant(self.graph, f"{_stem(site)}_quantized", codes, self.names)
         numbers, nodes = dict(_along(site.spec)), []
         if form.scales == E8M0:
-            scale: Tensor = self._constant(site.scope, f"{site.tensor}_scale", qparams.scale.astype(form.scale_dtype))
+            scale: Tensor = self._constant(site.scope, f"{_stem(site)}_scale", qparams.scale.astype(form.scale_dtype))
             numbers["output_dtype"] = onnx_dtype(kind)
         else:
             unit = tensor_scale(qparams.scale)
             eighths = self._constant(
-                site.scope, f"{site.tensor}_scale_quantized", (qparams.scale / unit).astype(form.scale_dtype)
+                site.scope, f"{_stem(site)}_scale_quantized", (qparams.scale / unit).astype(form.scale_dtype)
             )
-            whole = self._constant(site.scope, f"{site.tensor}_scale_scale", np.asarray(unit, kind))
+            whole = self._constant(site.scope, f"{_stem(site)}_scale_scale", np.asarray(unit, kind))
             shape = tuple(qparams.scale.shape)
-            nodes.append(self._node("DequantizeLinear", f"{site.tensor}_scale", [eighths, whole], kind, shape))
+            nodes.append(self._node("DequantizeLinear", f"{_stem(site)}_scale", [eighths, whole], kind, shape))
             scale = nodes[0].outputs[0]
-        dequantize = self._node("DequantizeLinear", site.tensor, [stored, scale], kind, tuple(codes.shape), **numbers)
+        dequantize = self._node("DequantizeLinear", _stem(site), [stored, scale], kind, tuple(codes.shape), **numbers)
         self._add(site, None, [*nodes, dequantize])
         return dequantize.outputs[0]
 
@@ -288,13 +300,13 @@ class _PairWriter:
         kind = query.dtype(tensor)
         zero = np.zeros(scale.shape, np.int32)
         numbers: list[Tensor] = [
-            self._constant(site.scope, f"{site.tensor}_scale", scale.astype(kind)),
-            self._constant(site.scope, f"{site.tensor}_zero_point", zero),
+            self._constant(site.scope, f"{_stem(site)}_scale", scale.astype(kind)),
+            self._constant(site.scope, f"{_stem(site)}_zero_point", zero),
         ]
-        stored = edit.add_constant(self.graph, f"{site.tensor}_quantized", codes, self.names)
+        stored = edit.add_constant(self.graph, f"{_stem(site)}_quantized", codes, self.names)
         axis = 0 if scale.ndim else None
         dequantize = self._node(
-            "DequantizeLinear", site.tensor, [stored, *numbers], kind, tuple(codes.shape), axis=axis
+            "DequantizeLinear", _stem(site), [stored, *numbers], kind, tuple(codes.shape), axis=axis
         )
         self._add(site, None, [dequantize])
         dequantize.attrs[BITS] = 32

@@ -37,7 +37,7 @@ from sbonnx.report.outcome import NodeCounts
 from sbonnx.spec import Bounds
 from sbonnx.stages.contract import stage
 from sbonnx.stages.state import PipelineState
-from sbonnx.stages.verify import verify, with_details
+from sbonnx.stages.verify import OLDEST_OPSET, verify, with_details
 from sbonnx.system import native as loops
 from sbonnx.system.cpu import RECORDED_CPU
 from sbonnx.system.machine_costs import RECORDED_COSTS
@@ -94,14 +94,18 @@ NOTED_BYTES: Final = 1024
 def insert(state: PipelineState, options: RunOptions) -> PipelineState:
     """Copy the graph and insert the Q/DQ pairs of the solution. The metadata name backend, CPU and kernel costs.
 
-    Metadata that exporters write for debugging is left out.
+    Metadata that exporters write for debugging is left out. If nothing is quantized, the model is written as it was
+    given: rewrites for quantization, such as biases that are added, would only make it larger.
     """
-    graph = graphs.copy(state.prepared.graph)
+    nothing = quantizes_nothing(state)
+    graph = _as_given(state) if nothing else graphs.copy(state.prepared.graph)
     debug = graphs.drop_debug_metadata(graph)
     if debug >= NOTED_BYTES:
         graph.info.notes.append(
             Note("debug-metadata", f"{debug:,} bytes of the exporter's debug metadata (stack traces, classes) left out")
         )
+    if nothing:
+        return replace(state, prepared=replace(state.prepared, applied=()), quantized=graph)
     qdq.insert(graph, state.prepared.plan, state.solution)
     graph.info.metadata.update(to_metadata(graph.info.edits))
     graph.info.metadata[RECORDED] = full_name(state.prepared.backend)
@@ -110,6 +114,13 @@ def insert(state: PipelineState, options: RunOptions) -> PipelineState:
     if state.prepared.plan.kernel_costs.startswith(DIGEST):
         graph.info.metadata[RECORDED_COSTS] = state.prepared.plan.kernel_costs
     return replace(state, quantized=graph)
+
+
+def _as_given(state: PipelineState) -> graphs.Graph:
+    """Load the model again, without changes except that pairs that the recipe requantizes are removed."""
+    graph = graphs.load(state.request.float_model, opset=OLDEST_OPSET)
+    qdq.make_float(graph, requantize=state.prepared.recipe.requantize)
+    return graph
 
 
 @stage(needs=("plan", "solution", "quantized"), sets=("quantized",))

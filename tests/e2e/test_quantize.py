@@ -114,6 +114,39 @@ def test_a_model_with_nothing_to_quantize_says_so() -> None:
     assert "nothing was quantized" in report.problems[0]
 
 
+def test_a_file_without_quantized_tensors_is_the_model_as_it_was(tmp_path: Path) -> None:
+    """Rewrites for quantization, metadata and biases that correct an error would make it larger."""
+    proto = model("agraph (float[2,3] x) => (float[2,3] y) { e = Exp (x) z = Identity (e) y = Neg (z) }")
+    onnx.save(proto, tmp_path / "f.onnx")
+    report = sbonnx.quantize(
+        tmp_path / "f.onnx", [{"x": np.ones((2, 3), np.float32)}], output=tmp_path / "q.onnx", verify=False
+    )
+    assert "nothing was quantized" in report.problems[0] and not report.applied
+    written = onnx.load(tmp_path / "q.onnx")
+    assert [node.op_type for node in written.graph.node] == ["Exp", "Identity", "Neg"] and not written.metadata_props
+
+
+def test_pairs_of_tensors_with_long_names_do_not_make_the_file_larger(tmp_path: Path) -> None:
+    """TensorFlow's exporters join names, and a pair repeats the name of its tensor. The float weight gets it back."""
+    proto = model(
+        "agraph (float[1,3,8,8] x) => (float[1,16,4,4] y) { a = Conv (x, v) b = Relu (a) y = Conv (b, w) }",
+        v=(16, 3, 3, 3),
+        w=(16, 16, 3, 3),
+    )
+    long = {name: ";".join(f"model/block_{name}/conv2d_{number}" for number in range(24)) for name in "abvw"}
+    for tensor in proto.graph.initializer:
+        tensor.name = long[tensor.name]
+    for node in proto.graph.node:
+        for names in (node.input, node.output):
+            names[:] = [long.get(name, name) for name in names]
+    onnx.save(proto, tmp_path / "f.onnx")
+    sbonnx.quantize(tmp_path / "f.onnx", feeds(batch=1), output=tmp_path / "q.onnx", backend="virtual", verify=False)
+    assert (tmp_path / "q.onnx").stat().st_size < (tmp_path / "f.onnx").stat().st_size
+    graph = graphs.load(tmp_path / "q.onnx")
+    qdq.strip(graph)
+    assert {long["v"], long["w"]} <= set(graphs.query.tensors_by_name(graph))
+
+
 def test_models_with_pairs_or_integer_ops_are_refused() -> None:
     report = sbonnx.quantize(residual(), feeds())
     assert report.quantized is not None

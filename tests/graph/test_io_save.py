@@ -353,3 +353,18 @@ def test_an_attribute_that_onnx_does_not_have_is_named() -> None:
     graph.nodes[0].attrs["odd"] = {"a": object()}
     with pytest.raises(ModelError, match="attribute 'odd' of node 'MatMul_0' is a dict"):
         to_proto(graph)
+
+
+def test_long_metadata_of_nodes_is_compressed_and_read(tmp_path: Path) -> None:
+    graph = load(source(), opset=17)
+    expected = {f"sbonnx.{number}": "the same text in each entry" for number in range(200)}
+    for key, value in expected.items():
+        set_node_metadata(graph, graph.nodes[0].name, key, value)
+    save(graph, tmp_path / "m.onnx")
+    (entry,) = onnx.load(tmp_path / "m.onnx").metadata_props
+    assert entry.key == "sbonnx.nodes" and len(entry.value) < 1500 < len(str(expected))
+    assert node_metadata(load(tmp_path / "m.onnx"), graph.nodes[0].name) == expected
+    damaged = onnx.load(tmp_path / "m.onnx")
+    damaged.metadata_props[0].value = entry.value[:-20]
+    with pytest.raises(ModelError, match=r"'sbonnx.nodes' cannot be read"):
+        load(damaged)
