@@ -4,6 +4,7 @@ PYTHON ?= python3
 ARGS ?=
 VENV := .venv
 PEERS ?= .peers
+RUNTIMES := .runtimes
 BIN := $(VENV)/bin
 PYTEST := pytest -q -n auto --maxprocesses 4 --dist worksteal
 FAST := -m "not slow"
@@ -16,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
 .PHONY: help demo test test-rest test-all check format coverage docs train wheel sdist sbom peers clean
-.PHONY: golden test-avx2 test-oldest test-interpreted test-wheel fuzz
+.PHONY: golden test-avx2 test-runtimes test-oldest test-interpreted test-wheel fuzz
 
 help:
 	@echo 'make demo      quantize the bundled model for every backend, in a virtual environment of its own'
@@ -34,6 +35,7 @@ help:
 	@echo 'make peers     an environment for each peer that the benchmarks run beside ours, in .peers/'
 	@echo 'make golden            compare golden files with those of the commit that recorded them, where tests skip their digests'
 	@echo 'make test-avx2         fast tests as on an x86 CPU without AVX-512, VNNI and AMX (Linux; needs objdump and a C compiler)'
+	@echo 'make test-runtimes     tests in onnxruntime-web (Node), the HTP emulator and TensorRT-RTX, installed in .runtimes/ (1 GB)'
 	@echo 'make test-oldest       fast tests with the oldest supported packages, in .venv-oldest/'
 	@echo 'make test-interpreted  fast tests without the compiled loops'
 	@echo 'make test-wheel        install the wheel in a new environment, without a compiler, and run the smoke tests there'
@@ -97,6 +99,12 @@ test-avx2: $(VENV)/.dev
 	$(BIN)/python .ci/mask/run.py \
 		$(BIN)/python -m $(PYTEST) $(FAST) $(ARGS)
 
+test-runtimes: $(VENV)/.dev $(RUNTIMES)/.made
+	SBONNX_NODE_MODULES=$(CURDIR)/$(RUNTIMES)/node_modules SBONNX_QNN_PYTHON=$(CURDIR)/$(RUNTIMES)/python/bin/python \
+		SBONNX_RTX_PYTHON=$(CURDIR)/$(RUNTIMES)/python/bin/python $(BIN)/python -m pytest -q -rs -n 0 -m "" \
+		tests/verify/test_portability.py tests/lint/test_web.py tests/integrations/test_browser_folder.py \
+		tests/examples/test_recipes.py -k "not test_recipes or browser or phone or tensorrt" $(ARGS)
+
 test-oldest: .venv-oldest/.made
 	.venv-oldest/bin/python -m $(PYTEST) $(FAST) $(ARGS)
 
@@ -114,7 +122,7 @@ fuzz: $(VENV)/.dev
 	$(BIN)/python -m tests.fuzz --cases 10000 $(ARGS)
 
 clean:
-	rm -rf $(VENV) .venv-oldest .venv-wheel .venv-sbom .peers build dist sbonnx-demo sbonnx.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-oldest .venv-wheel .venv-sbom .peers $(RUNTIMES) build dist sbonnx-demo sbonnx.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
 
 # Stamps: a package set is installed again only when what it is made from changed.
 $(VENV)/.made:
@@ -132,6 +140,15 @@ $(VENV)/.made:
 $(VENV)/.run: $(VENV)/.made pyproject.toml constraints.txt
 	@echo 'installing sbonnx and onnxruntime into $(VENV), about a minute'
 	$(PIP) -e '.[cpu]'
+	@touch $@
+
+# A runtime without a package for this machine is left out: its tests are skipped, with the reason.
+$(RUNTIMES)/.made:
+	$(PYTHON) -m venv $(RUNTIMES)/python
+	-npm install --prefix $(RUNTIMES) --ignore-scripts --no-audit --no-fund onnxruntime-web@1.30.0 @huggingface/transformers
+	-$(RUNTIMES)/python/bin/python -m pip install --quiet onnxruntime onnxruntime-qnn
+	-$(RUNTIMES)/python/bin/python -m pip install --quiet --no-deps \
+		tensorrt-rtx-cu12-bindings tensorrt-rtx-cu12-libs nvidia-cuda-runtime-cu12
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.made pyproject.toml constraints.txt
