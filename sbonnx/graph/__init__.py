@@ -17,12 +17,13 @@ from sbonnx.graph.model import (
     node_metadata,
     set_node_metadata,
 )
+from sbonnx.graph.opset_lowering import readable
 from sbonnx.graph.storage.model_file import check_file, read_proto
 from sbonnx.graph.storage.output_files import check_target, write_text
 from sbonnx.graph.storage.type_lowering import without_small_floats
 from sbonnx.system.lowerings import lowerings
 
-lowerings.append(without_small_floats)
+lowerings.extend((without_small_floats, readable))
 
 __all__ = [
     "Body",

@@ -20,6 +20,7 @@ from sbonnx.graph.importer import build, make_dense
 from sbonnx.graph.local_functions import inline
 from sbonnx.graph.model import Graph, ModelInfo, Node, set_node_metadata
 from sbonnx.graph.opset_convert import NEWEST, convert_opset, default_opset, require_known_ops
+from sbonnx.graph.opset_lowering import lower
 from sbonnx.graph.protos import (
     ONNX_ERRORS,
     copied,
@@ -111,6 +112,11 @@ def _load(source: ModelSource, opset: int) -> Graph:
     if sort_protos(model.graph):
         info.notes.append(Note("nodes-sorted", "nodes were not in topological order: sorted"))
     _name_nodes(model, info)
+    model, lowered = lower(model, opened.label)
+    if lowered:
+        info.ir_version = model.ir_version
+        info.notes.append(Note("opset-lowered", lowered))
+        _tidy(model)
     if own < opset:
         model = _convert_opset(model, opset, opened.label, info)
     info.metadata = {entry.key: entry.value for entry in model.metadata_props}
@@ -241,9 +247,14 @@ def _convert_opset(model: ModelProto, opset: int, label: str, info: ModelInfo) -
     raised = f", and IR version {before} raised to {info.ir_version}" if info.ir_version > before else ""
     why = f": {OPSET_REASONS[opset]}" if opset in OPSET_REASONS else ""
     info.notes.append(Note("opset-converted", f"opset converted from {info.original_opset} to {opset}{raised}{why}"))
-    sort_protos(converted.graph)
-    _name_nodes(converted, ModelInfo())  # new nodes of the converter: not noted
+    _tidy(converted)
     return converted
+
+
+def _tidy(model: ModelProto) -> None:
+    """In place. Sort nodes that were converted, and name new ones without a note."""
+    sort_protos(model.graph)
+    _name_nodes(model, ModelInfo())
 
 
 def _infer(model: ModelProto, info: ModelInfo) -> ModelProto:

@@ -140,7 +140,7 @@ def hide_runtime_ops(model: ModelProto) -> int:
 
 
 def convert_opset(model: ModelProto, opset: int, label: str) -> ModelProto:
-    """Convert the model to at least this opset of the default domain; names, metadata and interface stay.
+    """Convert the model to this opset of the default domain; names, metadata and interface stay.
 
     Args:
         model: sorted, every node named, constants dense. Attributes with sparse tensors are removed from it.
@@ -150,8 +150,8 @@ def convert_opset(model: ModelProto, opset: int, label: str) -> ModelProto:
     """
     own = next(entry.version for entry in model.opset_import if not entry.domain)
     where = f"{label} cannot be converted from opset {own} to {opset}"
-    for step in (9, opset):  # old forms of Upsample need two steps
-        if own < step <= opset:
+    for step in (9, opset) if own < opset else (opset,):  # old forms of Upsample need two steps
+        if own < step <= opset or opset < own:
             model, own = _convert(model, own, step, where), step
     return model
 
@@ -171,7 +171,9 @@ def _convert(model: ModelProto, own: int, opset: int, where: str) -> ModelProto:
         converted: ModelProto = version_converter.convert_version(typed, opset)
     except ONNX_ERRORS as error:
         reason = single_line(str(error).split("failed:")[-1]).rstrip(".")  # of a C++ assertion
-        raise ModelError(f"{where}: {reason}. Export it with a newer opset") from None
+        raise ModelError(
+            f"{where}: {reason}. Export it with {'a newer' if own < opset else 'an older'} opset"
+        ) from None
     _restore_fields(model, converted)
     replace_entries(converted.opset_import, [entry for entry in converted.opset_import if entry.domain != HIDDEN])
     for scope in graph_protos(converted.graph):

@@ -235,8 +235,8 @@ EXPLANATIONS: Final = (
     Explanation(
         "R30",
         "graph-named sizes-dynamic output-sizes-dynamic functions-inlined sparse-constants nodes-sorted "
-        "nodes-named nodes-renamed training-dropped initializers-listed opset-converted shapes-not-inferred "
-        "debug-metadata",
+        "nodes-named nodes-renamed training-dropped initializers-listed opset-converted opset-lowered "
+        "shapes-not-inferred debug-metadata",
         "reading changes a file where runtimes and passes need it: names, order, opset, sizes; its results stay equal",
         "nothing: the float file itself is not changed",
         "docs/architecture.md",

@@ -1,4 +1,4 @@
-"""Rewrites of models with types that onnxruntime has no kernels for; they are added by modules that know ONNX."""
+"""Rewrites of models that onnxruntime does not load; they are added by modules that know ONNX."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from collections.abc import Callable
 from typing import Final
 
 lowerings: Final[list[Callable[[str | bytes], bytes | None]]] = []
-"""Functions from a model, a path or serialized, to one without such types; None if it has none."""
+"""Functions from a model, a path or serialized, to one that loads; None if they have nothing to rewrite."""

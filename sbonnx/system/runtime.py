@@ -127,7 +127,11 @@ WITHOUT_KERNELS: Final = "onnxruntime cannot run these types here, as bfloat16 o
 
 _TYPES: Final = re.compile("Could not find an implementation for|Numpy_type [0-9]+ can't be converted")
 
-_WITHOUT_KERNEL: Final = "Could not find an implementation for DequantizeLinear"
+_LOWERED: Final = re.compile(
+    "Could not find an implementation for (?:DequantizeLinear|Swish)"
+    "|Unsupported model IR version|Current official support for domain"
+)
+"""Errors of models that `lowerings` may help."""
 
 _UNREGISTERED: Final = re.compile(r"(?P<domain>[\w.]*):(?P<op>\w+)\(-?\d+\) is not a registered function/op")
 
@@ -196,9 +200,14 @@ def session_options(level: str = "all", *, threads: int | None = None, exact: bo
 
 
 def open_session(
-    model: str | bytes, options: Any, providers: Sequence[Any] = (CPU,), *, disabled: Sequence[str] = ()
+    model: str | bytes,
+    options: Any,
+    providers: Sequence[Any] = (CPU,),
+    *,
+    disabled: Sequence[str] = (),
+    lowered: bool = True,
 ) -> Any:
-    """Open an onnxruntime session; the only place that does. A model with types without kernels: see `lowerings`.
+    """Open an onnxruntime session; the only place that does. A model that does not load: see `lowerings`.
 
     onnxruntime's exceptions have no common base but Exception; see `reason` for their text.
 
@@ -207,6 +216,7 @@ def open_session(
         options: see `session_options`.
         providers: execution providers.
         disabled: names of graph transformers that do not run.
+        lowered: whether a model that does not load is rewritten by `lowerings`.
 
     Raises:
         UnknownOperatorError: a custom operator is not registered. Other errors are onnxruntime's.
@@ -217,11 +227,25 @@ def open_session(
     except Exception as error:  # onnxruntime's exceptions share no base class
         unregistered = _UNREGISTERED.search(str(error))
         if unregistered is None:
-            simpler = [lower(model) for lower in lowerings] if _WITHOUT_KERNEL in str(error) else []
+            simpler = [lower(model) for lower in lowerings] if lowered and _LOWERED.search(str(error)) else []
             if not any(simpler):
                 raise
             return open_session(next(filter(None, simpler)), options, providers, disabled=disabled)
         raise UnknownOperatorError(unregistered["domain"], unregistered["op"]) from error
+
+
+def loads(model: bytes) -> bool:
+    """Return whether onnxruntime loads a serialized model as it is.
+
+    Raises:
+        DeviceError: as `onnxruntime`.
+    """
+    options = session_options("off", threads=1)
+    try:
+        open_session(model, options, lowered=False)
+    except Exception:  # onnxruntime's exceptions share no base class
+        return False
+    return True
 
 
 def reason(error: BaseException) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 import onnx
-from onnx import GraphProto, NodeProto, TensorProto, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 WITHOUT_KERNELS: Final = (TensorProto.FLOAT4E2M1, TensorProto.FLOAT8E8M0)
 """Types that no kernel of onnxruntime computes on."""
@@ -28,9 +28,14 @@ def without_small_floats(model: str | bytes) -> bytes | None:
     Args:
         model: path, or serialized model.
     """
-    proto = onnx.load_model_from_string(model) if isinstance(model, bytes) else onnx.load(model)
+    proto = parsed(model)
     changed = sum([_lower(graph) for graph in _graphs(proto.graph)])
     return proto.SerializeToString() if changed and proto.ByteSize() < MOST_BYTES else None
+
+
+def parsed(model: str | bytes) -> ModelProto:
+    """Parse a model, a path or serialized."""
+    return onnx.load_model_from_string(model) if isinstance(model, bytes) else onnx.load(model)
 
 
 def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
