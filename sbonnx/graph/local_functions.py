@@ -80,14 +80,21 @@ def attribute_types(model: ModelProto) -> dict[Key, dict[str, int]]:
 def inline(model: ModelProto, label: str) -> ModelProto:
     """Replace the calls of local functions by their nodes.
 
+    A parameter without argument leaves an empty name. At the end of a node's inputs it is removed: onnxruntime 1.31
+    crashes the process when it fuses an Add and a LayerNormalization whose bias is an empty name.
+
     Raises:
         ModelError: as in `require_bounded`, or onnx's inliner fails.
     """
     require_bounded(model)
     try:
-        return inline_local_functions(model, convert_version=True)
+        inlined = inline_local_functions(model, convert_version=True)
     except ONNX_ERRORS as error:
         raise ModelError(f"{label}: its functions cannot be inlined: {single_line(error)}") from None
+    for node in node_protos(inlined.graph):
+        while node.input and not node.input[-1]:
+            node.input.pop()
+    return inlined
 
 
 def require_bounded(model: ModelProto) -> None:

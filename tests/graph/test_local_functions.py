@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import numpy as np
 import pytest
 from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto, helper, parser
 
 from sbonnx.errors import ModelError
 from sbonnx.graph import load
-from sbonnx.graph.local_functions import InlinedSize, Key, _callees_first, _cost, key_of
+from sbonnx.graph.local_functions import InlinedSize, Key, _callees_first, _cost, inline, key_of
 from sbonnx.graph.query import all_nodes
+from tests.support.models import run
 
 IMPORTS = [helper.make_opsetid("", 17), helper.make_opsetid("f", 1)]
 
@@ -98,3 +100,17 @@ def test_the_computed_size_is_that_of_the_inlined_graph(made: ModelProto) -> Non
     counted = _cost(made.graph.node, costs)
     constants = 2**4 - 1 if "If" in str(made) else 0  # Constant nodes become constants
     assert len(list(all_nodes(load(made)))) == counted.nodes - constants
+
+
+def test_a_parameter_without_argument_is_no_empty_input() -> None:
+    scale = "<float[8] w = {1, 1, 1, 1, 1, 1, 1, 1}>"
+    nested = parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 17, "f": 1]> '
+        f"g (float[2,8] x, float[2,8] skip) => (float[2,8] y) {scale} {{ y = f.Norm (x, skip, w) }} "
+        '<domain: "f", opset_import: ["": 17]> '
+        "Norm (a, b, scale, bias) => (out) { added = Add (a, b) out = LayerNormalization (added, scale, bias) }"
+    )
+    inlined = inline(nested, "model")
+    assert [len(node.input) for node in inlined.graph.node] == [2, 2]
+    feed = {"x": np.arange(16, dtype=np.float32).reshape(2, 8), "skip": np.ones((2, 8), np.float32)}
+    assert np.isfinite(run(inlined, feed, level="all")["y"]).all()
