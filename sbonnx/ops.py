@@ -199,6 +199,9 @@ DECODES: Final = frozenset({"Cast", "Sub", "Mul"})
 
 RECURRENT: Final = frozenset({"LSTM", "GRU", "RNN"})
 
+EXPERTS: Final = {"MoE": (2, 4, 6)}
+"""onnxruntime's mixture of experts, and its inputs that hold their weights: (experts, outputs, inputs)."""
+
 DYNAMIC_LSTM: Final = "DynamicQuantizeLSTM"
 """onnxruntime's LSTM with integer weights, which quantizes its input and state at run time."""
 

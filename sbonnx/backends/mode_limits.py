@@ -57,6 +57,7 @@ class ModeLimits:
             `Numbers.block_sizes` that divides the axis, or no blocks.
         why: for those modes: reason given for the sites, for people.
         below: for those modes: reason given for smaller weights.
+        experts: weights of mixtures of experts (MoE) are quantized.
     """
 
     weights: SideLimits
@@ -66,6 +67,7 @@ class ModeLimits:
     block: int | None = None
     why: str = "weights alone are rounded"
     below: str = "next to no bytes are saved"
+    experts: bool = False
 
     @property
     def sides(self) -> dict[str, SideLimits]:

@@ -48,7 +48,9 @@ WEB: Final = replace(
     ),
     modes={
         **MODES,
-        "weight_only": replace(WEIGHT_ONLY, defaults={**WEIGHT_ONLY.defaults, "ACCURACY_LEVEL": FLOAT_PRODUCTS}),
+        "weight_only": replace(
+            WEIGHT_ONLY, defaults={**WEIGHT_ONLY.defaults, "ACCURACY_LEVEL": FLOAT_PRODUCTS}, experts=False
+        ),
     },
     costs=None,
 )

@@ -1,4 +1,4 @@
-"""Block-wise weights of 2, 4 or 8 bits dequantized inside the op: MatMulNBits, and GatherBlockQuantized for tables."""
+"""Block-wise weights of 2, 4 or 8 bits dequantized inside the op: MatMulNBits, GatherBlockQuantized, QMoE."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sbonnx.export.conversion import Codes, Converted, Product, dequantized, pro
 from sbonnx.graph import Body, Graph, Node, Tensor, Variable, edit, query
 from sbonnx.graph.storage.weights import release_pages, spill_pieces
 from sbonnx.linear.embedding import EmbeddingTable, table_of
-from sbonnx.ops import CONTRIB, EMBEDDING
+from sbonnx.ops import CONTRIB, EMBEDDING, EXPERTS
 from sbonnx.planning import BITS
 from sbonnx.report import Reason, Refusal
 from sbonnx.spec import AT_ONCE, Array
@@ -34,6 +34,8 @@ FLOATS: Final = (np.dtype(np.float32), np.dtype(np.float16))
 def convert(graph: Graph, *, accuracy_level: int = 4, levels: Mapping[str, int] | None = None) -> Converted:
     """Turn products of block-wise dequantized weights into MatMulNBits, Gathers into GatherBlockQuantized. In place.
 
+    Mixtures of experts become QMoE.
+
     Codes that several nodes read, in any scope, are written once. A Gather and a product of one matrix share the B of
     MatMulNBits, which GatherBlockQuantized reads through a Reshape to (V, bytes of a row).
 
@@ -42,13 +44,21 @@ def convert(graph: Graph, *, accuracy_level: int = 4, levels: Mapping[str, int] 
             int8, with the activations rounded to int8 per block.
         levels: other levels by the name of the product's node.
 
-    Source: onnxruntime, contrib operators, MatMulNBits and GatherBlockQuantized.
+    Source: onnxruntime, contrib operators, MatMulNBits, GatherBlockQuantized and QMoE.
     """
     refusals: list[Refusal] = []
     products: list[tuple[Body, Product]] = []
     tables: list[tuple[Body, EmbeddingTable, Codes]] = []
+    experts: list[tuple[Body, Node, tuple[Codes, Codes]]] = []
     for _, body in query.scopes(graph):
         for node in body.nodes:
+            if node.op in EXPERTS:
+                weights = _experts(node)
+                if isinstance(weights, Reason):
+                    refusals.append(Refusal(STEP, node.name, weights))
+                elif weights is not None:
+                    experts.append((body, node, weights))
+                continue
             candidate = _table(node) if node.op in EMBEDDING else product(node)
             if isinstance(candidate, Product):
                 candidate = _obstacle(candidate) or candidate
@@ -64,6 +74,9 @@ def convert(graph: Graph, *, accuracy_level: int = 4, levels: Mapping[str, int] 
         release_pages()
     for body, table, codes in tables:
         writer.table(table, codes, body)
+        release_pages()
+    for body, node, weights in experts:
+        writer.experts(node, weights, body)
         release_pages()
     edit.sweep(graph)
     edit.sort(graph)
@@ -297,12 +310,57 @@ class _BlockWriter:
         inputs = [data[0], node.inputs[1], *data[1:]]
         self._add(body, "GatherBlockQuantized", inputs, stem=node.name, attrs=attrs, output=output)
 
+    def experts(self, node: Node, weights: tuple[Codes, Codes], body: Body) -> None:
+        """Replace one MoE. In place; its output keeps its name."""
+        inputs = [*node.inputs, *(Variable.empty() for _ in range(6 - len(node.inputs)))]
+        stored: list[list[Tensor]] = []
+        for codes in weights:
+            count, width, length = codes.tensor.shape
+            bits, stem = _held(codes), codes.tensor.name
+            packed = packed_rows(np.asarray(codes.values).reshape(count * width, length), bits)
+            zeros = pack(unsigned(codes.zero, bits), bits)
+            arrays = {"rows": packed.reshape(count, width, -1), "scales": codes.scale, "zero_points": zeros}
+            stored.append(
+                [edit.add_constant(body, f"{stem}_{name}", array, self.names) for name, array in arrays.items()]
+            )
+        (first, first_scales, first_zeros), (second, second_scales, second_zeros) = stored
+        kept = [Variable.empty() for _ in range(3)]
+        projections = [first, first_scales, inputs[3], second, second_scales, inputs[5], *kept]
+        widths = [_held(codes) for codes in weights]
+        attrs = {
+            **node.attrs,
+            "expert_weight_bits": widths[0],
+            "fc2_expert_weight_bits": widths[1],
+            "block_size": int(weights[0].block or 0),
+            "accuracy_level": self.levels.get(node.name, self.accuracy_level),
+        }
+        output = node.outputs[0]
+        edit.replace_output(node, 0, Variable(self.names.fresh(f"{node.name}_dequantized"), output.dtype))
+        every = [*inputs[:2], *projections, first_zeros, second_zeros]
+        self._add(body, "QMoE", every, stem=node.name, attrs=attrs, output=output)
+
     def _add(
-        self, body: Body, op: str, inputs: list[Tensor], *, stem: str, attrs: dict[str, int], output: Tensor
+        self, body: Body, op: str, inputs: list[Tensor], *, stem: str, attrs: Mapping[str, Any], output: Tensor
     ) -> None:
         added = edit.add_node(body, op, inputs, names=self.names, stem=f"{stem}_{op}", attrs=attrs, outputs=[output])
         added.domain = CONTRIB
         self.done[op] += 1
+
+
+def _experts(node: Node) -> tuple[Codes, Codes] | Reason | None:
+    """Return the quantized weights of both projections of a MoE, or the reason against it; None for float ones."""
+    weights = [dequantized(tensor) for index in EXPERTS[node.op] if (tensor := query.optional_input(node, index))]
+    quantized = [codes for codes in weights if codes is not None]
+    if not quantized:
+        return None
+    if len(quantized) != 2 or len(weights) != 2 or any(codes.shape is None or codes.axis != 2 for codes in quantized):
+        return Reason("scales-not-in-blocks", "QMoE takes two weights, both with blocks along the summed axis")
+    if not ort.has_experts():
+        return Reason("no-integer-kernel", "QMoE needs a newer onnxruntime")
+    first, second = quantized
+    if first.block != second.block:
+        return Reason("scales-not-in-blocks", "QMoE takes blocks of one size")
+    return _odd_block(first) or _odd_block(second) or (first, second)
 
 
 def _table(node: Node) -> tuple[EmbeddingTable, Codes] | Reason | None:

@@ -202,6 +202,8 @@ RULES: Final[dict[str, Rule]] = {
     "FastGelu": _first,
     "BiasGelu": _first,
     "QuickGelu": _first,
+    "MoE": _first,
+    "QMoE": _first,
     "GroupQueryAttention": _group_query_attention,
     "MultiHeadAttention": _multi_head_attention,
     "MatMulNBits": _matmul_nbits,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -13,15 +13,19 @@ from sbonnx.backends.onnxruntime import ort_nbits as nbits_kernels
 from sbonnx.backends.onnxruntime.ort_nbits import MIN_BLOCK
 from sbonnx.graph import Constant, Node, Tensor, query
 from sbonnx.linear.embedding import table_of
-from sbonnx.ops import DEQUANTIZE, EMBEDDING, INTEGER_OPS, LINEAR, MATRIX_PRODUCTS, RECURRENT
-from sbonnx.planning.site_builder import WEIGHT_ONLY, SiteBuilder, in_blocks, spec_of, weight_draft
-from sbonnx.planning.survey import LinearInputs, Place
-from sbonnx.planning.types import Reader
+from sbonnx.ops import DEQUANTIZE, EMBEDDING, EXPERTS, INTEGER_OPS, LINEAR, MATRIX_PRODUCTS, RECURRENT
+from sbonnx.planning.site_builder import NO_EXPERTS, WEIGHT_ONLY, SiteBuilder, in_blocks, spec_of, weight_draft
+from sbonnx.planning.survey import FLOATS, LinearInputs, Place
+from sbonnx.planning.types import Reader, RoundingChoice
 from sbonnx.recipe import TensorSettings
+from sbonnx.recipe.names import NEAREST
 from sbonnx.report.codes import Reason
 from sbonnx.spec import QuantSpec
 
 DYNAMIC: Final = "dynamic"
+
+EXPERT_PROJECTIONS: Final = 2
+"""Projections of an expert that QMoE computes on the CPU: FC1 (gate and up interleaved) and FC2."""
 
 CONVOLUTION: Final = {
     DYNAMIC: "onnxruntime's ConvInteger takes 1.3 to 6 times the time of a float Conv",
@@ -52,6 +56,8 @@ class ModePlacer(SiteBuilder):
                 self._at_linear(place)
             elif node.op in RECURRENT:
                 self.recurrent(place)
+            elif node.op in EXPERTS:
+                self._at_experts(place)
 
     def _refuse(self, node: Node, why: Reason) -> None:
         self.drafts.refuse("quantize", node.name, why)
@@ -163,6 +169,45 @@ class ModePlacer(SiteBuilder):
         while block is not None and block >= MIN_BLOCK and length % (2 * block if paired else block):
             block //= 2
         return block if block is None or block >= MIN_BLOCK else None
+
+    def _at_experts(self, place: Place) -> None:
+        """Quantize the weights of a mixture of experts, all of them, in blocks of one size."""
+        node = place.node
+        weights = {index: weight for index in EXPERTS[node.op] if (weight := query.optional_input(node, index))}
+        why = self._no_experts(node, list(weights.values()))
+        if why is not None:
+            self._refuse(node, why)
+            return
+        settings = {index: self.settings_of("w", node, weight) for index, weight in weights.items()}
+        chosen = {index: setting for index, setting in settings.items() if setting is not None}
+        if len(chosen) < len(weights):
+            return
+        block = min(self._block(setting) or MIN_BLOCK for setting in chosen.values())
+        while any(weight.shape[-1] % block for weight in weights.values()):
+            block //= 2
+        for index, setting in chosen.items():
+            spec = replace(spec_of(self.backend, "w", setting, 2), block_size=block)
+            draft = weight_draft(place, weights[index], spec, setting, "weight of experts", self.recipe.mode)
+            self.drafts.add(replace(draft, rounding=RoundingChoice()), Reader(node.name, index))
+        if any(setting.rounding_name != NEAREST for setting in chosen.values()):
+            inside = Reason("state-inside", f"{node.op}: the inputs of its experts are computed inside")
+            self.drafts.refuse("round weights by data", node.name, inside)
+
+    def _no_experts(self, node: Node, weights: Sequence[Tensor]) -> Reason | None:
+        """Return the reason why a mixture of experts stays float, or None; see `sbonnx.export.nbits`."""
+        if not self._limits.experts:
+            return NO_EXPERTS
+        if len(weights) != EXPERT_PROJECTIONS:
+            return Reason("no-integer-kernel", f"{node.op}: onnxruntime's CPU computes two projections of an expert")
+        for weight in weights:
+            if not isinstance(weight, Constant) or query.dtype(weight) not in FLOATS or len(weight.shape) != 3:
+                return Reason("weight-type", f"'{weight.name}' is no constant of floats (experts, outputs, inputs)")
+            if weight.shape[-1] % MIN_BLOCK:
+                return Reason(
+                    "rows-not-in-blocks",
+                    f"inputs of {weight.shape[-1]} values do not divide into blocks of {MIN_BLOCK}",
+                )
+        return None
 
     def _at_table(self, place: Place) -> None:
         """Quantize the table of a Gather: in blocks on request or if it is that of a vocabulary, else by row."""

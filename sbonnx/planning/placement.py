@@ -9,9 +9,9 @@ import numpy as np
 
 from sbonnx.backends import Rule
 from sbonnx.graph import Constant, Node, Tensor, query
-from sbonnx.ops import ADDS, EMBEDDING, INTEGER_OPS, LINEAR, MOVES_DATA, NORMS, RECURRENT
+from sbonnx.ops import ADDS, EMBEDDING, EXPERTS, INTEGER_OPS, LINEAR, MOVES_DATA, NORMS, RECURRENT
 from sbonnx.patterns import Block
-from sbonnx.planning.site_builder import SiteBuilder, spec_of, weight_spec
+from sbonnx.planning.site_builder import NO_EXPERTS, SiteBuilder, spec_of, weight_spec
 from sbonnx.planning.survey import FLOATS, LinearInputs, Place
 from sbonnx.planning.types import GivenParams, Reader
 from sbonnx.report.codes import Reason
@@ -51,6 +51,9 @@ class Placer(SiteBuilder):
                 continue
             if node.op in RECURRENT:
                 self.recurrent(place)
+                continue
+            if node.op in EXPERTS:
+                self.drafts.refuse("quantize", node.name, NO_EXPERTS)
                 continue
             if node.op in INTEGER_OPS:
                 self.drafts.refuse(

@@ -23,6 +23,11 @@ from sbonnx.spec import BIAS_BITS, QuantSpec
 
 WEIGHT_ONLY: Final = "weight_only"
 
+NO_EXPERTS: Final = Reason(
+    "no-integer-kernel", "weights of experts are quantized with MODE: weight_only for onnxruntime (QMoE) only"
+)
+"""Reason why a mixture of experts stays float."""
+
 RECURRENT_WEIGHTS = (1, 2)
 """Inputs of LSTM, GRU and RNN that hold the weights of the input and of the state: (directions, gates, inputs)."""
 

@@ -157,6 +157,15 @@ def has_two_bits() -> bool:
     return version() >= TWO_BITS_SINCE
 
 
+EXPERTS_SINCE: Final = (1, 31)
+"""First onnxruntime version with which QMoE was checked, with its attributes for accuracy and for two widths."""
+
+
+def has_experts() -> bool:
+    """Return whether the installed onnxruntime reads the attributes of QMoE that are written."""
+    return version() >= EXPERTS_SINCE
+
+
 STEPS: Final = (
     centre_weights,
     clip_codes,
@@ -254,6 +263,7 @@ MODES: Final[dict[str, ModeLimits]] = {
         smallest=32 * 32,
         block=32,
         why="MatMulNBits reads a fraction of the bytes",
+        experts=True,
     ),
 }
 """Times were measured on onnxruntime 1.31's CPU kernels, with AVX-512 VNNI.
