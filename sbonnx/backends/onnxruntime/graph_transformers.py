@@ -12,6 +12,7 @@ from typing import Final
 REWRITES: Final = (
     "QDQSelectorActionTransformer",
     "TransposeOptimizer",
+    "TransposeOptimizer_CPUExecutionProvider",
     "NhwcTransformer",
     "NchwcTransformer",
     "LayerNormFusionL1",

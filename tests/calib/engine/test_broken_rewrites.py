@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
 from sbonnx import graph as graphs
+from sbonnx.backends.onnxruntime.graph_transformers import REWRITES
 from sbonnx.calib.engine.runner import LayerRunner
 from sbonnx.errors import DataError
 from sbonnx.graph.extract import extract
@@ -70,3 +74,19 @@ def test_feeds_that_no_form_of_the_model_runs_are_refused() -> None:
     with LayerRunner(graph) as session, pytest.raises(DataError, match="cannot run"):
         session(feeds(2, 7))
     assert graph.info.broken_rewrites == []
+
+
+def test_transposes_stay_where_they_are_without_the_rewrites(tmp_path: Path) -> None:
+    """onnxruntime moves them twice: the second transformer, of the provider, has a name of its own."""
+    text = """agraph (float[2,8,5] x) => (float[2,8,5] y) {
+        t = Transpose <perm = [0, 2, 1]> (x)
+        s = Sigmoid (t)
+        y = Transpose <perm = [0, 2, 1]> (s)
+    }"""
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "loaded.onnx")
+    providers = ["CPUExecutionProvider"]
+    content = model(text).SerializeToString()
+    onnxruntime.InferenceSession(content, options, providers, disabled_optimizers=list(REWRITES))
+    loaded = [node.op_type for node in onnx.load(tmp_path / "loaded.onnx").graph.node]
+    assert loaded == ["Transpose", "Sigmoid", "Transpose"]
