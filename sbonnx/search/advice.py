@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +21,8 @@ from sbonnx import pipeline, verify
 from sbonnx import recipe as recipes
 from sbonnx.errors import RecipeError, SbonnxError
 from sbonnx.graph.storage.temporary import temporary_folder
+from sbonnx.heads import Quantized
+from sbonnx.heads.losses import EndError, RegionTrials
 from sbonnx.options import RunOptions
 from sbonnx.recipe import Recipe
 from sbonnx.report.codes import Problem
@@ -31,10 +34,10 @@ from sbonnx.search.actions import RecipeChange, remedies, repairs, wider
 from sbonnx.search.error_sources import blame, width_of
 from sbonnx.search.latency_advice import ALTERNATIVES, faster
 from sbonnx.search.recipe_search import SearchResult
-from sbonnx.stages.changed_recipe import RUNS_PAIRS, simulated
+from sbonnx.stages.changed_recipe import simulated
 from sbonnx.stages.measure import read_data
 from sbonnx.stages.state import PipelineState, run_options
-from sbonnx.stages.verify import limits_of, reference_of
+from sbonnx.stages.verify import PROFILE_FEEDS, limits_of, reference_of
 from sbonnx.verify import Depth
 from sbonnx.verify.ort_options import VerifyOptions
 
@@ -46,6 +49,11 @@ UNCERTAIN_SHARE: Final = 0.5
 
 GAIN_DB: Final = 1.0
 """Minimum gain of the worst output for advice that does not reach the line."""
+
+SIMULATION_DB: Final = 0.5
+"""Difference of the gains of a simulation and of a run: a change whose simulated gain is not that much above `GAIN_DB`
+is not run, which takes as long as the run before. Gains of four networks differ by up to that; FastestDet's simulated
+gain of 1.0 is 0.4 in a run."""
 
 LATENCY: Final = "time relative to float"
 GAIN: Final = "size relative to float"
@@ -60,14 +68,12 @@ class _ActionTrial:
         comparison: of its file with the float model, on the samples of the result.
         gain_db: reduction of the error of the outputs that decided about the result.
         repaired: whether the accuracy is kept, or not lost where it was lost.
-        simulated: whether there was no file, but the fake quantization of the change with the weights of the run.
     """
 
     change: RecipeChange
     comparison: Comparison
     gain_db: float
     repaired: bool
-    simulated: bool = False
 
     @property
     def helps(self) -> bool:
@@ -96,7 +102,6 @@ def with_advice(state: PipelineState, seconds: float) -> PipelineState:
     advice: Advice | None = None
     if lost or state.report.verdict.repairable:
         trials, untried = _tried(state, before, max(SECONDS, seconds), lost=lost)
-        trials = _confirmed(state, before, trials)
         advice = _best(before, trials, untried if lost else None)
         causes = tuple(_with_gain(cause, trials) for cause in state.report.causes)
         state = replace(state, report=replace(state.report, causes=causes))
@@ -113,6 +118,8 @@ def _tried(
 ) -> tuple[list[_ActionTrial], RecipeChange | None]:
     """Measure changes until one repairs the result or the time is over.
 
+    If no output is lost, changes are simulated first, and only the best of them is run, if it gains enough.
+
     Args:
         budget: seconds within which trials start.
         lost: whether an output is lost. Otherwise only remedies of causes are tried, in a part of the time.
@@ -123,20 +130,29 @@ def _tried(
     begin, trials = time.perf_counter(), list[_ActionTrial]()
     changes = repairs(state) if lost else remedies(state.report.causes)
     budget *= 1.0 if lost else UNCERTAIN_SHARE
+    simulation = None if lost or not changes else _Simulation.of(state, _deciding(before))
+    gains: list[tuple[float, RecipeChange]] = []
     for change in changes:
         recipe = _changed(state.prepared.recipe, change)
         if recipe is None:
             continue
         if not _can_try(state) or time.perf_counter() - begin > budget:
             return trials, change
-        simulation = None if lost else _simulated(state, recipe)
-        comparison = simulation or _measured(state, recipe)
+        gain_db = None if simulation is None else simulation.gain_db(recipe)
+        if gain_db is not None:
+            gains.append((gain_db, change))
+            continue
+        comparison = _measured(state, recipe)
         if comparison is None:
             continue
-        trial = _trial(state, before, change, comparison, lost=lost)
-        trials.append(replace(trial, simulated=simulation is not None))
-        if trial.repaired:
+        trials.append(_trial(state, before, change, comparison, lost=lost))
+        if trials[-1].repaired:
             break
+    best_db, best = max(gains, key=lambda row: row[0], default=(0.0, None))
+    recipe = None if best is None or best_db < GAIN_DB + SIMULATION_DB else _changed(state.prepared.recipe, best)
+    comparison = None if recipe is None else _measured(state, recipe)
+    if best is not None and comparison is not None:
+        trials.append(_trial(state, before, best, comparison, lost=lost))
     return trials, None
 
 
@@ -149,17 +165,6 @@ def _trial(
     if not lost:  # without the labels of the result, outputs prove nothing about its metric
         repaired = repaired and before.evaluation is None and verdict_of(comparison).accuracy == "kept"
     return _ActionTrial(change, comparison, worst_db(comparison, names) - worst_db(before, names), repaired)
-
-
-def _confirmed(state: PipelineState, before: Comparison, trials: list[_ActionTrial]) -> list[_ActionTrial]:
-    """Return the measured trials; the best simulated one becomes one by a run, if it helps."""
-    measured = [trial for trial in trials if not trial.simulated]
-    best = _best_of([trial for trial in trials if trial.simulated and trial.helps])
-    recipe = None if best is None else _changed(state.prepared.recipe, best.change)
-    comparison = None if recipe is None else _measured(state, recipe)
-    if best is None or comparison is None:
-        return measured
-    return [*measured, _trial(state, before, best.change, comparison, lost=False)]
 
 
 def _best_of(trials: Sequence[_ActionTrial]) -> _ActionTrial | None:
@@ -305,36 +310,61 @@ def _measured(state: PipelineState, recipe: Recipe, *, latency: bool = False) ->
         return compared(state, done, path, latency=latency)
 
 
-def _simulated(state: PipelineState, recipe: Recipe) -> Comparison | None:
-    """Compare the fake quantization of a recipe, with the weights of the run; None if that takes a run."""
-    comparisons: list[Comparison] = []
-    with temporary_folder() as folder:
+@dataclass(frozen=True)
+class _Simulation:
+    """The network of a finished run and its error at the outputs, to compare changed recipes with.
+
+    Attributes:
+        state: of the run.
+        trials: runs networks with other quantization.
+        error: of the run.
+    """
+
+    state: PipelineState
+    trials: RegionTrials
+    error: EndError
+
+    @classmethod
+    def of(cls, state: PipelineState, names: Collection[str]) -> _Simulation | None:
+        """Run the network of a finished run on `PROFILE_FEEDS` samples; None if that is not possible.
+
+        Args:
+            names: outputs to judge by.
+        """
+        prepared, data = state.prepared, state.data
+        ends = [tensor.name for tensor in prepared.graph.outputs if tensor.name in names]
+        if data is None or not ends:
+            return None
+        feeds = list(islice(iter(data.judged), PROFILE_FEEDS))
         try:
-            for number, graph in enumerate(simulated(state, recipe)):
-                path = folder / f"{number}.onnx"
-                graphs.save(graph, path)
-                comparisons.append(compared(state, state, path, without=RUNS_PAIRS))
+            trials = RegionTrials(prepared.graph, ends, feeds, prepared.recipe.device)
+            return cls(state, trials, trials.error(trials.run(Quantized(prepared.plan, state.solution))))
         except SbonnxError:
             return None
-    return max(comparisons, key=worst_db, default=None)
+
+    def gain_db(self, recipe: Recipe) -> float | None:
+        """Return the gain of a changed recipe with the weights of the run; None if only a run shows it."""
+        try:
+            networks = list(simulated(self.state, recipe))
+            return max(
+                (self.error.gain_db(self.trials.error(self.trials.run(network))) for network in networks), default=None
+            )
+        except SbonnxError:
+            return None
 
 
-def compared(
-    state: PipelineState, done: PipelineState, path: Path, *, latency: bool = False, without: Sequence[str] = ()
-) -> Comparison:
+def compared(state: PipelineState, done: PipelineState, path: Path, *, latency: bool = False) -> Comparison:
     """Compare the file of a trial with the float model, on the samples of the result.
 
     Args:
         state: has the float model and the samples.
         done: the trial, up to its quantized graph; `path`: its file.
-        without: graph transformers of onnxruntime to disable, beside those of the backend.
     """
     data, recipe = state.data, done.prepared.recipe
     assert data is not None
     options = VerifyOptions.of(done.prepared.plan, done.prepared.backend)
     judged = replace(
         options,
-        without=(*options.without, *without),
         device=recipe.device,
         task=recipe.verify.task,
         head=recipe.verify.head,

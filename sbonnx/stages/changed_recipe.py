@@ -10,39 +10,37 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import Final
 
-from sbonnx import graph as graphs
 from sbonnx.calib import calibrator
 from sbonnx.calib.calibrator import MeasuredRanges
+from sbonnx.calib.engine.samples import Samples
 from sbonnx.calib.observers import OBSERVERS
-from sbonnx.calib.quantized.fake_quant import quantize_reads
 from sbonnx.calib.quantized.stream_state import StreamResult
 from sbonnx.correct.biases import biases_of
-from sbonnx.graph import Graph
+from sbonnx.heads import Quantized
 from sbonnx.heads.protect import HEAD
 from sbonnx.planning import Plan, Site, Solution, make
 from sbonnx.planning.types import Role
-from sbonnx.profiling.variants import uses_of
 from sbonnx.recipe import Recipe
 from sbonnx.reconstruct.solution import solution_from
 from sbonnx.spec import Bounds
 from sbonnx.stages.state import PipelineState, run_options
-from sbonnx.verify.ort_options import FUSES_PAIRS
 
-RUNS_PAIRS: Final = (*FUSES_PAIRS, "WeightBiasQuantization")
-"""onnxruntime's graph transformers that fuse the pairs, or quantize the weights between them once more."""
+SAMPLES: Final = 32
+"""Calibration samples on which changed activations are measured: a change that gains is run on all of them."""
 
 
-def simulated(state: PipelineState, recipe: Recipe) -> Iterator[Graph]:
-    """Yield the float graph of a finished run with the fake quantization of a changed recipe, in up to two forms.
+def simulated(state: PipelineState, recipe: Recipe) -> Iterator[Quantized]:
+    """Yield the network of a finished run with the quantization of a changed recipe, in up to two forms.
 
     Args:
         state: of a finished run with data.
         recipe: the changed recipe. A run with it rounds the weights again, to the changed inputs.
 
     Yields:
-        The graph with the codes of the run, then with the nearest ones in layers that read a changed activation.
+        The network with the codes of the run, then with the nearest ones in layers that read a changed activation.
         Nothing if only a run shows the change: it quantizes other weights, or the model is not static and in float32.
 
     Raises:
@@ -60,14 +58,12 @@ def simulated(state: PipelineState, recipe: Recipe) -> Iterator[Graph]:
     shared, own = _known_ranges(state, plan)
     unknown = tuple(site for site in plan.of_role("activation") if site.key not in shared and site.key not in own)
     if unknown:
-        samples = replace(data.fit, options=run_options(resolved))
+        feeds = [unit.feed for unit in islice(data.fit.units(), SAMPLES)]
+        samples = Samples.of(feeds, prepared.graph, run_options(resolved)).uncached
         own |= calibrator.calibrate(prepared.graph, replace(plan, sites=unknown), samples).bounds
     moved = frozenset(reader.node for site in plan.of_role("activation") if site.key in own for reader in site.readers)
     for nearest in (frozenset[str](), moved) if moved else (moved,):
-        solution = _solution(state, plan, {**shared, **own}, weights, nearest)
-        graph = graphs.copy(prepared.graph)
-        quantize_reads(graph, uses_of(plan, solution), solution)
-        yield graph
+        yield Quantized(plan, _solution(state, plan, {**shared, **own}, weights, nearest))
 
 
 def _same_sites(before: Plan, after: Plan, role: Role) -> dict[str, Site | None]:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sbonnx import graph as graphs
 from sbonnx import pipeline, recipe
-from sbonnx.search.advice import compared, worst_db
-from sbonnx.stages.changed_recipe import RUNS_PAIRS, simulated
+from sbonnx.heads.losses import RegionTrials
+from sbonnx.stages.changed_recipe import simulated
 from sbonnx.stages.state import PipelineState, Request, read_recipe
 from tests.profile.test_causes import images, network
 from tests.support.values import some
@@ -39,11 +37,11 @@ def state() -> PipelineState:
         'EXCLUDE=["node:first"]',
     ],
 )
-def test_the_simulation_predicts_the_run(state: PipelineState, tmp_path: Path, change: str) -> None:
-    predicted = []
-    for number, graph in enumerate(simulated(state, recipe.load(state.prepared.recipe, overrides=[change]))):
-        graphs.save(graph, tmp_path / f"{number}.onnx")
-        predicted.append(worst_db(compared(state, state, tmp_path / f"{number}.onnx", without=RUNS_PAIRS)))
+def test_the_simulation_predicts_the_run(state: PipelineState, change: str) -> None:
+    graph, judged = state.prepared.graph, list(some(state.data).judged)
+    trials = RegionTrials(graph, [tensor.name for tensor in graph.outputs], judged, "cpu")
+    networks = simulated(state, recipe.load(state.prepared.recipe, overrides=[change]))
+    predicted = [trials.error(trials.run(network)).sqnr_db for network in networks]
     assert max(predicted) == pytest.approx(some(finished(change, backend="tensorrt").report.sqnr_db), abs=0.6)
 
 
