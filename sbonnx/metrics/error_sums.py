@@ -29,7 +29,8 @@ def ratio_db(signal: float, noise: float) -> float:
 
 def energy(values: Array) -> float:
     """Return the sum of squares."""
-    return float((values**2).sum())
+    flat = values.reshape(-1)
+    return float(np.einsum("i,i->", flat, flat))
 
 
 @dataclass

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Final
 
 from sbonnx.calib.engine.runner import LayerRunner
 from sbonnx.calib.quantized.fake_quant import quantize_reads
-from sbonnx.graph import Graph, Tensor
+from sbonnx.graph import Constant, Graph, Node, Tensor, Variable
+from sbonnx.graph.edit import Names
 from sbonnx.graph.extract import extract
-from sbonnx.graph.query import dtype, scopes, tensors_by_name
+from sbonnx.graph.query import bodies, dtype, scopes, shape, tensors_by_name
 from sbonnx.metrics import ErrorSum
 from sbonnx.planning.types import Plan, Reader, Role, Site, Solution
 from sbonnx.profiling.checkers import COLUMNS, Checker, Measure, Profile, kind_of, make_measure
@@ -128,6 +130,79 @@ def losses(
         Note("layer-not-measured", f"'{name}' was not measured: {UNTYPED}") for name in rows if name not in seen_layers
     )
     return Profile(checker, tuple(layers), ends.values(), walk.feeds, (*notes, *ends.notes()))
+
+
+def losses_alone(
+    graph: Graph,
+    plan: Plan,
+    solution: Solution,
+    data: Sequence[Mapping[str, Array]],
+    *,
+    options: WalkOptions = DEFAULTS,
+) -> Profile:
+    """Measure the isolated loss of each layer, as the column "alone" of `losses`, with fewer sessions.
+
+    One session runs the float network with a quantized copy of each layer beside it. Layers in branches are measured by
+    `losses`, whose arguments these are.
+    """
+    uses = uses_of(plan, solution)
+    rows = rows_of(graph, uses)
+    feeds = list(islice(iter(data), options.limit))
+    nodes = {node.name: node for node in graph.nodes}
+    beside = {
+        name: tuple(tensor.name for tensor in nodes[name].outputs if tensor.name and dtype(tensor) is not None)
+        for name, row in rows.items()
+        if not row.scope and not list(bodies(nodes[name]))
+    }
+    wanted = [name for names in beside.values() for name in names]
+    measures = {name: _LayerMeasures("sqnr") for name in beside}
+    with LayerRunner(
+        _with_copies(graph, wanted, beside, uses, solution), device=options.device, threads=1, optimisation="off"
+    ) as run:
+        for feed in feeds if beside else ():
+            values = run.run(feed)
+            for name, outputs in beside.items():
+                floats = {output: values[output] for output in outputs}
+                copies = {output: values[_copy_of(output)] for output in outputs}
+                measures[name].add(_LayerOutputs(floats, {"alone": copies}))
+    layers = [measures[name].filled(rows[name]) for name in beside]
+    others = rows.keys() - beside.keys()
+    if others:
+        nodes_left = replace(options, nodes=others)
+        layers += losses(graph, plan, solution, feeds, columns=("alone",), options=nodes_left).layers
+    return Profile("sqnr", tuple(layers), {}, len(feeds))
+
+
+def _with_copies(
+    graph: Graph, wanted: Sequence[str], layers: Collection[str], uses: Mapping[Reader, Site], solution: Solution
+) -> Graph:
+    """Return the network up to the tensors `wanted`, with a quantized copy of each of these layers."""
+    piece = extract(graph, [tensor.name for tensor in graph.inputs], wanted)
+    names = Names(piece)
+    copies: dict[Reader, Site] = {}
+    for place, node in reversed(list(enumerate(piece.nodes))):
+        if node.name not in layers:
+            continue
+        name = names.fresh(_copy_of(node.name))
+        inputs = list(node.inputs)
+        for index, tensor in enumerate(inputs):
+            site = uses.get(Reader(node.name, index))
+            if site is not None:
+                copies[Reader(name, index)] = site
+            elif isinstance(tensor, Constant) and tensor.name in solution.constants:
+                inputs[index] = Constant(names.fresh(_copy_of(tensor.name)), solution.constants[tensor.name])
+        outputs = [
+            Variable(_copy_of(tensor.name) if tensor.name else "", dtype(tensor), shape(tensor))
+            for tensor in node.outputs
+        ]
+        piece.nodes.insert(place + 1, Node(node.op, name, dict(node.attrs), inputs, outputs, domain=node.domain))
+        piece.outputs.extend(tensor for tensor in outputs if tensor.name)
+    quantize_reads(piece, copies, replace(solution, constants={}))
+    return piece
+
+
+def _copy_of(name: str) -> str:
+    return f"{name}/alone"
 
 
 def _looking(
@@ -269,10 +344,10 @@ def errors(
     sites = [site for site in plan.sites if site.role == "activation" and site.key in solution.qparams]
     sites = [site for site in sites if not site.scope]  # tensors of branches exist only if the branch runs
     sums = {site.key: (ErrorSum(), ErrorSum()) for site in sites}  # isolated, accumulated
-    for reference, value in _inner_tensors(graph, plan, solution, islice(iter(data), limit), sites, device):
+    for reference, rounded, value in _inner_tensors(graph, plan, solution, islice(iter(data), limit), sites, device):
         for site in sites:
             floats, (alone, gathered) = reference[site.tensor], sums[site.key]
-            alone.add(floats, solution.qparams[site.key].fake_quant(floats))
+            alone.add(floats, rounded[site.key])
             gathered.add(floats, value[site.tensor])
     return tuple(
         LayerError(
@@ -294,26 +369,46 @@ def _inner_tensors(
     data: Iterable[Mapping[str, Array]],
     sites: Sequence[Site],
     device: str,
-) -> Iterator[tuple[Values, Values]]:
-    """Yield the tensors of `sites` in the float and in the quantized network, feed by feed.
+) -> Iterator[tuple[Values, Values, Values]]:
+    """Yield the tensors of `sites` in the float network, each quantized by key, and in the quantized network, by feed.
 
     Each network is one session, whose activations pass Q/DQ pairs: a session for each layer would cost far more.
     """
+    if not sites:
+        return
     index = tensors_by_name(graph)
     names = list(dict.fromkeys(site.tensor for site in sites if index[site.tensor].inputs))
-    if not names:  # graph inputs alone are quantized
-        yield from ((dict(feeds), dict(feeds)) for feeds in data)
-        return
     floats, quantized = (
         extract(graph, [graph_input.name for graph_input in graph.inputs], names, index=index) for _ in range(2)
     )
+    keys = _add_rounded(floats, sites, solution)
     quantize_reads(quantized, uses_of(plan, solution), solution)
-    with (
-        LayerRunner(floats, device=device, threads=1, optimisation="off", name="the float network") as float_run,
-        LayerRunner(quantized, device=device, threads=1, optimisation="off", name="the quantized network") as quant_run,
-    ):
+    with ExitStack() as stack:
+        runs = [
+            stack.enter_context(LayerRunner(piece, device=device, threads=1, optimisation="off", name=f"the {what}"))
+            for piece, what in ((floats, "float network"), (quantized, "quantized network"))
+            if piece.outputs  # none if graph inputs alone are quantized
+        ]
         for feeds in data:
-            yield {**feeds, **float_run.run(feeds, names)}, {**feeds, **quant_run.run(feeds, names)}
+            plain, *rest = (run.run(feeds) for run in runs)
+            rounded = {key: plain[name] for key, name in keys.items()}
+            yield {**feeds, **plain}, rounded, {**feeds, **(rest[0] if rest else {})}
+
+
+def _add_rounded(graph: Graph, sites: Sequence[Site], solution: Solution) -> dict[str, str]:
+    """Add the tensors of `sites`, quantized, to the outputs of the float network; return their names by site key."""
+    index, names, outputs = tensors_by_name(graph), Names(graph), dict[str, str]()
+    copies: dict[Reader, Site] = {}
+    for site in sites:
+        tensor = index[site.tensor]
+        name = names.fresh(_copy_of(site.key))
+        output = Variable(name, dtype(tensor), shape(tensor))
+        graph.nodes.append(Node("Identity", name, {}, [tensor], [output]))
+        graph.outputs.append(output)
+        copies[Reader(name, 0)] = site
+        outputs[site.key] = name
+    quantize_reads(graph, copies, replace(solution, constants={}))
+    return outputs
 
 
 def worst_first(rows: Sequence[LayerError]) -> tuple[LayerError, ...]:

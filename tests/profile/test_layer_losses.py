@@ -18,6 +18,7 @@ from sbonnx.graph import load
 from sbonnx.pipeline import prepare
 from sbonnx.planning.types import Plan, Reader, Site, Solution
 from sbonnx.profiling import WalkOptions, losses, node_errors
+from sbonnx.profiling.layer_losses import losses_alone
 from sbonnx.profiling.walk import Walk
 from sbonnx.report.details import Column
 from sbonnx.spec import Array, QuantSpec
@@ -213,6 +214,18 @@ def test_several_inputs_and_one_tensor_read_twice() -> None:
         assert found[name].alone == pytest.approx(expected, rel=1e-3)
         assert found[name].weights is None, "it has none"
         assert found[name].activations == found[name].alone
+
+
+@pytest.mark.parametrize(("proto", "feeds"), [(residual(), FEEDS), (nested(), BRANCH_FEEDS)])
+def test_layers_alone_in_one_session(proto: onnx.ModelProto, feeds: list[Any]) -> None:
+    graph, plan, solution = solved(proto, feeds)
+    solution = replace(solution, constants={"b1": np.full(8, 3, np.float32)})
+    expected = losses(graph, plan, solution, feeds, columns=("alone",)).layers
+    found = {row.node: row for row in losses_alone(graph, plan, solution, feeds).layers}
+    assert found.keys() == {row.node for row in expected}
+    for row in expected:
+        assert found[row.node].feeds == row.feeds
+        assert found[row.node].alone == pytest.approx(row.alone, rel=1e-5)
 
 
 def test_corrected_constants_count_to_the_weights() -> None:
