@@ -39,11 +39,13 @@ class LayerVisitor(ABC, Generic[R]):
         chunk: samples that a thread takes at a time.
         least: seconds that a sample must take for threads to be used; see `in_order`.
         recompute: cached activations may be recomputed by the sessions instead of being kept.
+        overwrites: outputs are in buffers that the next run overwrites, so that the cache must copy them.
     """
 
     chunk: ClassVar[int] = 1
     least: ClassVar[float] = 0.0
     recompute: ClassVar[bool] = True
+    overwrites: ClassVar[bool] = False
 
     @abstractmethod
     def open(self, stack: ExitStack, number: int, segment: Segment) -> Sequence[LayerRunner | None]:
@@ -160,7 +162,9 @@ def _one_sample(
         began = time.perf_counter()
         step(run, tensors, unit)
         seconds = time.perf_counter() - began
-        cache.keep(number, unit, run if visitor.recompute else None, tensors, seconds)
+        recomputed_by = run if visitor.recompute else None
+        # the arrays of the first segment may be those of a reader, which may overwrite them too
+        cache.keep(number, unit, recomputed_by, tensors, seconds, copy=visitor.overwrites or number == 0)
         streams.append(tensors)
     return visitor.visit(number, unit, streams)
 
@@ -266,9 +270,21 @@ class ActivationCache:
         return {name: self._store.get((index, name)) for index, name in places if (index, name) in self._store}
 
     def keep(
-        self, number: int, unit: Sample, run: LayerRunner | None, known: Mapping[str, Any], seconds: float
+        self,
+        number: int,
+        unit: Sample,
+        run: LayerRunner | None,
+        known: Mapping[str, Any],
+        seconds: float,
+        *,
+        copy: bool = True,
     ) -> None:
-        """Keep the tensors that segment `number` computed for a sample in `seconds`, and release its inputs."""
+        """Keep the tensors that segment `number` computed for a sample in `seconds`, and release its inputs.
+
+        Args:
+            run: recomputes tensors, if that is faster; None: they are kept.
+            copy: the memory of the tensors will be overwritten.
+        """
         segment = self._segments[number]
         read = [] if number == 0 else [name for name in segment.reads if (unit.index, name) in self._store]
         for name, value in known.items():
@@ -288,7 +304,7 @@ class ActivationCache:
                 self._seconds[unit.index, name] = again
                 self._make_later(number, (unit.index, name), read, run, array.nbytes, readers)
             else:
-                self._store.put((unit.index, name), array, readers=readers, copy=True)
+                self._store.put((unit.index, name), array, readers=readers, copy=copy)
         for name in read:
             self._store.release((unit.index, name))
 

@@ -267,6 +267,7 @@ class _Observing(LayerVisitor[None]):
     """Layer-wise run that updates the sketches of an observation."""
 
     chunk = CHUNK
+    overwrites = True
 
     def __init__(self, observation: Observation, model: Callable[[Segment], Graph] | None) -> None:
         self._observation = observation

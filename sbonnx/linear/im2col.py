@@ -57,6 +57,11 @@ class Geometry:
         """Input channels per group of a convolution; K for other ops."""
         return self.layer.in_channels // self.layer.group
 
+    @property
+    def stacks(self) -> bool:
+        """Whether inputs stacked along the leading axis have the rows of each, one after the other."""
+        return bool(self.kernel) or not (self.layer.trans_a or len(self.layer.shape) > 2)
+
     def count(self, shape: Sequence[int]) -> int:
         """Return the number of rows of an input of `shape`.
 

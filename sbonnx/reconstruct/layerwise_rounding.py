@@ -22,7 +22,7 @@ from sbonnx.calib.data.sample import Sample
 from sbonnx.calib.engine.layerwise import LayerVisitor, run_two_streams, sum_inputs
 from sbonnx.calib.engine.observation import requests_of
 from sbonnx.calib.engine.runner import LayerRunner
-from sbonnx.calib.engine.samples import CanonicalSamples
+from sbonnx.calib.engine.samples import MOST, CanonicalSamples
 from sbonnx.calib.engine.segments import Segment
 from sbonnx.calib.engine.threads import one_blas_thread, within
 from sbonnx.calib.quantized.stream import QuantizedInputs, measured_sites, quantized, quantized_reads, staged, uses_of
@@ -38,6 +38,9 @@ from sbonnx.spec import Array
 
 WORTH_THREADS: Final = 0.002
 """Time per sample in a stage, both streams, in seconds, from which threads gain more than the GIL costs. Measured."""
+
+STACK: Final = 1 << 20
+"""Bytes of the largest tensor of samples that are added together."""
 
 LEAST_MEMORY: Final = 256 << 20
 """Bytes that are always allowed for the moments of one layer."""
@@ -150,8 +153,15 @@ class _LayerwiseRounding:
             self.fit.take(sums)
 
 
-class _Stages(LayerVisitor[list[dict[str, Array]]]):
-    """Both streams, stage by stage: the layers that read the outputs of a stage are rounded when it ends."""
+Tensors = dict[str, Array]
+
+
+class _Stages(LayerVisitor[tuple[Tensors, Tensors]]):
+    """Both streams, stage by stage: the layers that read the outputs of a stage are rounded when it ends.
+
+    Tensors of single samples are stacked before they are added, because the overhead of many small sums is larger than
+    their time.
+    """
 
     least = WORTH_THREADS
     recompute = False
@@ -164,6 +174,8 @@ class _Stages(LayerVisitor[list[dict[str, Array]]]):
         self.tensors: dict[str, str] = {}  # that the sums are of, by their name
         self.sketches: dict[tuple[str, int | None], Sketch] = {}
         self.wanted: list[str] = []
+        self.waiting: list[tuple[Sample, Tensors, Tensors]] = []
+        self.stacks = False
 
     def run(self, sites: Mapping[str, Sequence[Site]]) -> None:
         """For each stage, run all samples in both streams, then round the layers that read its outputs."""
@@ -187,6 +199,7 @@ class _Stages(LayerVisitor[list[dict[str, Array]]]):
         self.sketches = {key: request.sketch(key[1]) for key, request in requests.items()}
         self.tensors = {watched_input.name: watched_input.uses[0].tensor for watched_input in self.sums}
         self.wanted = list(dict.fromkeys([*self.tensors.values(), *(name for name, _ in self.sketches)]))
+        self.stacks = all(use.geometry.stacks for watched_input in self.sums for use in watched_input.layers)
         pieces = (
             segment.model(walk.graph, numbers.tensors),
             quantized(segment, graph=walk.graph, numbers=numbers, uses=self.uses),
@@ -194,34 +207,54 @@ class _Stages(LayerVisitor[list[dict[str, Array]]]):
         device = walk.units.options.device
         return [stack.enter_context(LayerRunner(piece, device=device, threads=1, name="a layer")) for piece in pieces]
 
-    def visit(self, number: int, unit: Sample, streams: Sequence[dict[str, Any]]) -> list[dict[str, Array]]:
-        """Return the wanted tensors of both streams, and the inputs of the layers as the file quantizes them."""
+    def visit(self, number: int, unit: Sample, streams: Sequence[dict[str, Any]]) -> tuple[Tensors, Tensors]:
+        """Return the wanted tensors of both streams."""
         plain, rounded = (
             {name: np.asarray(tensors[name]) for name in self.wanted if name in tensors} for tensors in streams
         )
-        fed = {
-            watched_input.name: self.walk.fit.fake_quant(
-                watched_input.uses[0].reads, rounded[self.tensors[watched_input.name]]
-            )
-            for watched_input in self.sums
-            if self.tensors[watched_input.name] in rounded
-        }
-        return [plain, rounded, fed]
+        return plain, rounded
 
-    def take(self, number: int, unit: Sample, result: list[dict[str, Array]]) -> None:
-        """Add a sample to the sums and sketches."""
-        plain, rounded, fed = result
+    def take(self, number: int, unit: Sample, result: tuple[Tensors, Tensors]) -> None:
+        """Add a sample to the sums and sketches, or let it wait for others of the same shapes."""
+        plain, rounded = result
+        if self.waiting and _shapes(rounded) != _shapes(self.waiting[0][2]):
+            self._flush()
+        self.waiting.append((unit.bare, plain, rounded))
+        single = self.stacks and not unit.parts and all(value.shape[:1] == (1,) for value in rounded.values())
+        largest = max((value.nbytes for value in rounded.values()), default=0)
+        if not single or len(self.waiting) >= min(MOST, STACK // max(largest, 1)):
+            self._flush()
+
+    def close(self, segment: Segment) -> None:
+        """Add the samples that wait."""
+        self._flush()
+
+    def _flush(self) -> None:
+        """Add the waiting samples to the sums and sketches, with inputs of layers as the file quantizes them."""
+        if not self.waiting:
+            return
+        units, *streams = zip(*self.waiting, strict=True)
+        self.waiting = []
+        plain, rounded = (
+            stream[0]
+            if len(units) == 1
+            else {name: np.concatenate([tensors[name] for tensors in stream]) for name in stream[0]}
+            for stream in streams
+        )
+        unit = units[0] if len(units) == 1 else replace(units[0], parts=units)
         _check_finite(rounded, self.wanted, unit)
         for watched_input in self.sums:
-            if watched_input.name in fed:
-                watched_input.add(
-                    plain[self.tensors[watched_input.name]],
-                    fed[watched_input.name],
-                    [part.rank for part in unit.members],
-                )
+            name = self.tensors[watched_input.name]
+            if name in rounded:
+                fed = self.walk.fit.fake_quant(watched_input.uses[0].reads, rounded[name])
+                watched_input.add(plain[name], fed, [part.rank for part in unit.members])
         for key, sketch in self.sketches.items():
             for part, value in _by_sample(rounded[key[0]], unit):
                 sketch.observe(value, part.index, part.samples)
+
+
+def _shapes(tensors: Tensors) -> list[tuple[str, tuple[int, ...]]]:
+    return [(name, value.shape) for name, value in tensors.items()]
 
 
 def _by_sample(value: Array, unit: Sample) -> Iterator[tuple[Sample, Array]]:

@@ -16,6 +16,7 @@ from sbonnx.calib.qparams.solve import weights_alone
 from sbonnx.calib.quantized.forward import Forward
 from sbonnx.calib.quantized.stream import QuantizedInputs
 from sbonnx.graph.query import constant, tensors_by_name
+from sbonnx.moments import MomentSums
 from sbonnx.pipeline import prepare
 from sbonnx.planning import Solution
 from sbonnx.recipe.keywords import BackendForm
@@ -84,6 +85,25 @@ def test_better_than_nearest_on_other_data(inputs: str, correct: str) -> None:
     assert len(found.gains) == 4
     assert all(gain.loss <= gain.nearest for gain in found.gains.values())
     assert bool(found.constants) is (correct == "empirical")
+
+
+def test_stacked_samples_give_the_same_codes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fixed batch axis: each sample runs alone, and several are added to the moments together."""
+    recipe, backend = read_recipe(None, "virtual", {"w_bit": 4})
+    ready = prepare(model(CHAIN.replace("N,", "1,"), **WEIGHTS), recipe, backend)
+    adds: list[int] = []
+    add = MomentSums.add
+
+    def counted(sums: MomentSums, *streams: Any, sample: Any, **options: Any) -> None:
+        adds.append(len(sample))
+        add(sums, *streams, sample=sample, **options)
+
+    monkeypatch.setattr(MomentSums, "add", counted)
+    stacked = solved(ready, images())
+    assert max(adds) > 1
+    monkeypatch.setattr(reconstruct, "STACK", 0)
+    for key, codes in solved(ready, images()).codes.items():
+        np.testing.assert_array_equal(stacked.codes[key], codes)
 
 
 def _weight(solution: Solution, key: str, plain: Array, fed: Array) -> float:
