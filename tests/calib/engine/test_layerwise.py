@@ -77,8 +77,8 @@ def test_what_is_made_again_is_made_from_what_it_needs(monkeypatch: pytest.Monke
 
 
 def _with_a_second(keep: Any) -> Any:
-    def timed(self: Any, number: int, unit: Any, run: Any, known: Any, seconds: float) -> None:
-        keep(self, number, unit, run, known, 1.0)
+    def timed(self: Any, number: int, unit: Any, run: Any, known: Any, seconds: float, **copied: Any) -> None:
+        keep(self, number, unit, run, known, 1.0, **copied)
 
     return timed
 
@@ -87,9 +87,9 @@ def test_buffers_of_a_thread_are_not_written_before_they_are_kept(monkeypatch: p
     """Outputs lie in buffers that the next sample overwrites, here with a pause before they are copied."""
     keep = layerwise.ActivationCache.keep
 
-    def slowly(self: layerwise.ActivationCache, *arguments: Any) -> None:
+    def slowly(self: layerwise.ActivationCache, *arguments: Any, **copied: Any) -> None:
         time.sleep(0.002)
-        keep(self, *arguments)
+        keep(self, *arguments, **copied)
 
     graph = load(residual())
     plan = plan_linear(graph, observer=ObserverChoice("moving_average"))
