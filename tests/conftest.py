@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from sbonnx.planning import cost_partition
 from sbonnx.present.text import printer
 from sbonnx.system.machine_costs import CACHE
 from sbonnx.system.terminal import to_json, versioned
@@ -50,6 +51,14 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep the files of `sbonnx tune` of whoever runs the tests out of them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(CACHE, str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def toy_graphs() -> Iterator[None]:
+    """Place integers though a model loses 50 µs by them: most graphs of tests are too small to gain anything."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cost_partition, "MODEL_SLACK_NS", 50_000.0)
         yield
 
 

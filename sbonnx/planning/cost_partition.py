@@ -29,7 +29,7 @@ Smaller losses are within the error of the cost table, and integer weights also 
 SLACK_NS: Final = 10_000.0
 """Absolute counterpart of `SLACK_SHARE` in nanoseconds: about the time that calling a session takes."""
 
-MODEL_SLACK_NS: Final = 5 * SLACK_NS
+MODEL_SLACK_NS: Final = 0.0
 """Estimated loss of the whole model against float, in nanoseconds, from which no op may lose anything."""
 
 
@@ -159,7 +159,11 @@ def slower_in_integers(
         price = times.prices[name]
         reasons[name] = Reason(
             "slower-in-integers",
-            f"it would be slower in integers: its kernel takes about {price.integers / 1000:.0f} µs a sample and the "
-            f"conversions at its edges more, in float it takes {price.floats / 1000:.0f} µs",
+            f"it would be slower in integers: its kernel takes about {_microseconds(price.integers)} a sample and the "
+            f"conversions at its edges more, in float it takes {_microseconds(price.floats)}",
         )
     return reasons
+
+
+def _microseconds(ns: float) -> str:
+    return f"{ns / 1000:.{0 if ns >= 1000 else 1}f} µs"

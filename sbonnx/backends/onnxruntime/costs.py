@@ -59,8 +59,6 @@ DERIVED: Final = {
 }
 """Class whose measured table takes the place of one that was not measured, by the ratio of instructions."""
 
-MOST_TAPS: Final = 49
-
 COMMAND: Final = "sbonnx tune (--output FILE for another machine)"
 """Writes a table."""
 
@@ -208,9 +206,8 @@ class OrtKernelCosts(KernelCosts):
         return variant if as_measured and query.rank(node.outputs[0]) in (None, IMAGE_RANK) else plain
 
     def _conv(self, node: Node) -> Price | None:
-        """Return None for unmeasured kernels: 1-D and 3-D convolutions, ConvTranspose and very large filters."""
-        _, taps, _, _ = conv_sizes(node)
-        if node.op != "Conv" or query.rank(node.inputs[1]) != IMAGE_RANK or taps > MOST_TAPS:
+        """Return None for unmeasured kernels: 1-D and 3-D convolutions, and ConvTranspose."""
+        if node.op != "Conv" or query.rank(node.inputs[1]) != IMAGE_RANK:
             return None
         return Price(self._float_conv(node), self._integer_conv(node))
 
@@ -234,10 +231,10 @@ class OrtKernelCosts(KernelCosts):
             wide = kernel_variants.padded(groups, LANES)
             if outputs == groups and wide <= LARGEST_WIDENING * groups:
                 read, outputs, groups = read // groups * wide, wide, wide
-        elif groups == 1 and taps > FOLDED_TAPS and inner <= kernel_variants.DOT:
+        elif groups == 1 and kernel_variants.folds(inner, node.inputs[1].shape[2:], node.attrs):
             before = self.ns("DepthToSpace", "", "float", Amounts(write=read))
             inner, taps, rows = 4 * inner, -(-taps // 4), -(-rows // 2)
-        elif groups == 1 and inner % kernel_variants.DOT:
+        elif groups == 1 and taps <= FOLDED_TAPS and inner % kernel_variants.DOT:
             read = read // inner * kernel_variants.padded(inner, kernel_variants.DOT)
             inner = kernel_variants.padded(inner, kernel_variants.DOT)
             before = self.ns("Pad", "1", "u8", Amounts(write=read))

@@ -13,7 +13,9 @@ channels one by one. Depthwise ones need channels in sixteens.
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any, Final
 
 DOT: Final = 4
 """Values that one integer instruction multiplies and adds."""
@@ -26,6 +28,12 @@ LARGEST_WIDENING: Final = 2.0
 
 FOLDED_TAPS: Final = 25
 """Taps of a stem above which `widen_stems` folds blocks of 2 x 2 pixels into channels."""
+
+BLOCK: Final = 2
+"""Side of the blocks of pixels that are folded into channels; also the required stride."""
+
+FEW_CHANNELS: Final = 4
+"""Input channels up to which folding pays: with more, 49 taps are gathered in longer pieces, which is cheaper."""
 
 MEASURED_ROW: Final = 3
 """Taps in a row of the kernels for which im2col was measured."""
@@ -55,6 +63,23 @@ def integer_conv(inner: int, outputs: int, taps: int, groups: int) -> str:
         return _grouped(inner)
     name = "1x1" if taps == 1 else "3x3"
     return name if inner % DOT == 0 and outputs % DOT == 0 and outputs >= LANES else f"{name} odd"
+
+
+def folds(inner: int, sides: Sequence[int], attrs: Mapping[str, Any]) -> bool:
+    """Return whether `widen_stems` folds blocks of pixels into channels, if the sides of the image are divisible.
+
+    Args:
+        inner: input channels.
+        sides: of the kernel.
+        attrs: of the convolution.
+    """
+    steps = [list(attrs.get(name, [1] * len(sides))) for name in ("strides", "dilations")]
+    return (
+        prod(sides) > FOLDED_TAPS
+        and inner <= FEW_CHANNELS
+        and len(sides) == BLOCK
+        and steps == [[BLOCK] * BLOCK, [1] * BLOCK]
+    )
 
 
 def copied(rows: int, taps: int) -> int:

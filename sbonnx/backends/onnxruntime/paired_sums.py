@@ -10,10 +10,8 @@ MatMulInteger, DynamicQuantizeMatMul and QGemm. Depthwise kernels, of one input 
 from __future__ import annotations
 
 from dataclasses import replace
-from math import prod
 
-from sbonnx.backends.onnxruntime.kernel_variants import FOLDED_TAPS
-from sbonnx.backends.onnxruntime.stems import BLOCK, FEW_CHANNELS
+from sbonnx.backends.onnxruntime.kernel_variants import folds
 from sbonnx.graph import Node
 from sbonnx.linear.layer import LinearLayer
 from sbonnx.spec import QuantSpec
@@ -31,12 +29,6 @@ def safe_sums(node: Node, index: int, spec: QuantSpec) -> QuantSpec:
     if layer.depthwise:
         return spec
     own = spec.symmetric and spec.block_size is None and spec.axis in (None, layer.out_axis)
-    if not own or _is_folded(node, layer):
+    if not own or folds(layer.in_channels, layer.kernel, node.attrs):
         return spec.short()
     return replace(spec, pairs=(*range(2, 2 + len(layer.kernel)), layer.in_axis))
-
-
-def _is_folded(node: Node, layer: LinearLayer) -> bool:
-    """Return whether `widen_stems` may fold the pixels of a convolution, which changes the order of its inputs."""
-    strided = any(step == BLOCK for step in node.attrs.get("strides", []))
-    return strided and prod(layer.kernel) > FOLDED_TAPS and layer.in_channels <= FEW_CHANNELS

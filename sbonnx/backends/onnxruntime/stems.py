@@ -16,19 +16,13 @@ import numpy as np
 from sbonnx.backends.base import in_every_scope
 from sbonnx.backends.kernel_costs import UNKNOWN
 from sbonnx.backends.onnxruntime.convolutions import IntegerConv, integer_conv, like, set_channels, widen
-from sbonnx.backends.onnxruntime.kernel_variants import DOT, FOLDED_TAPS
+from sbonnx.backends.onnxruntime.kernel_variants import BLOCK, DOT, FOLDED_TAPS, folds
 from sbonnx.graph import Body, Node, Tensor, Variable, edit, query
 from sbonnx.ops import QUANTIZE
 from sbonnx.spec import Array
 
 FEW_ROWS: Final = 512
 """Number of output positions below which preparing the input costs more than the convolution gains."""
-
-BLOCK: Final = 2
-"""Side of the blocks of pixels that are folded into channels; also the required stride."""
-
-FEW_CHANNELS: Final = 4
-"""Input channels up to which folding pays: with more, 49 taps are gathered in longer pieces, which is cheaper."""
 
 
 @in_every_scope()
@@ -118,9 +112,7 @@ def _folded_pads(conv: IntegerConv) -> list[int] | None:
     attrs = conv.node.attrs
     rank = len(conv.codes.shape) - 2
     before, after = query.shape(conv.data.outputs[0]), query.shape(conv.node.outputs[0])
-    if before is None or after is None or conv.codes.shape[1] > FEW_CHANNELS or rank != BLOCK:
-        return None
-    if list(attrs.get("strides", [1])) != [BLOCK] * rank or any(step != 1 for step in attrs.get("dilations", [1])):
+    if before is None or after is None or not folds(conv.codes.shape[1], conv.codes.shape[2:], attrs):
         return None
     if attrs.get("auto_pad", "NOTSET") != "NOTSET":
         return None
