@@ -178,7 +178,9 @@ PAGES: Final = {
         tuple(f"lowbit {name}" for name in _LOW_BITS),
         _low_bits,
     ),
-    "latency": Page("How much faster are quantized files?", ("default latency", "targets latency"), _latency),
+    "latency": Page(
+        "How much faster are quantized files?", ("default latency", "tuned latency", "targets latency"), _latency
+    ),
     "calibration": Page("How much time and memory does a run take?", ("w8a8 cost", "calibration"), _calibration),
     "observers": Page("Which observer finds the best ranges?", ("observers",), _observers),
     "techniques": Page("What does each technique add?", ("techniques",), _techniques),
