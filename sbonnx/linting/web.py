@@ -40,10 +40,15 @@ there are no kernels on blocks of channels. The others are about speed or run th
 
 def new_versions(view: View) -> Found:
     """Find opsets and IR versions that onnxruntime-web refuses."""
-    if view.opset > NEWEST_OPSET:
-        yield "", "", f"opset {view.opset}: the newest is {NEWEST_OPSET}"
-    if view.graph.info.ir_version > NEWEST_IR:
-        yield "", "", f"IR version {view.graph.info.ir_version}: the newest is {NEWEST_IR}"
+    info = view.graph.info
+    if info.original_opset > NEWEST_OPSET:
+        yield "", "", f"opset {info.original_opset}: the newest is {NEWEST_OPSET}"
+        return
+    if info.ir_version > NEWEST_IR:
+        yield "", "", f"IR version {info.ir_version}: the newest is {NEWEST_IR}"
+    for note in info.notes:
+        if note.code == "opset-lowered":  # when it was loaded: the runtime does not read it either
+            yield "", "", str(note)
 
 
 def refused_codes(view: View) -> Found:

@@ -98,6 +98,12 @@ def test_shared_rules_find_the_mistake(rule: str) -> None:
     assert rule not in found(good())
 
 
+def test_a_newer_ir_version_is_found() -> None:
+    model = single()
+    model.ir_version = NEWEST_IR + 1
+    assert found(model) == {"W01"}
+
+
 def test_ops_outside_of_webgpu_are_counted_by_type() -> None:
     rows = [row for row in lint(conv(), "web") if row.rule == "W04"]
     assert [row.why.split(":")[0] for row in rows] == ["2 QuantizeLinear"]
