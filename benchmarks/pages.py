@@ -201,6 +201,6 @@ PAGES: Final = {
         _backends,
     ),
     "zoo": Page("Do pretrained models out of packages keep their accuracy?", ("zoo",), _zoo),
-    "robustness": Page("Do unusual models or broken files crash it?", ("corpus", "fuzz"), _robustness),
+    "robustness": Page("Do unusual models or broken files crash it?", ("corpus", "architectures", "fuzz"), _robustness),
 }
 """Pages by the name of their file."""

@@ -145,6 +145,14 @@ PEERS: Final[Mapping[str, Peer]] = {
         "auto-round 0.16.1, transformers 5.23.0, torch 2.13.0",
         quantizes=False,
     ),
+    "mobius": Peer(
+        ("transformers==5.24.0", "onnxscript==0.7.2", "onnx-shape-inference==0.4.0", "safetensors", "tqdm"),
+        ("mobius-onnx==0.1.0",),
+        "import mobius",
+        "benchmarks.architectures.build",
+        "mobius-onnx 0.1.0",
+        quantizes=False,
+    ),
     "torch-pruning": Peer(
         # those of sbonnx, whose importer makes the torch module, and of torch.onnx
         (
