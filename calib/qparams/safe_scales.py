@@ -13,8 +13,10 @@ from typing import Final
 
 import numpy as np
 
-from sbonnx.graph import Tensor
+from sbonnx.graph import Node, Tensor
 from sbonnx.graph.query import constant, dtype, producer
+from sbonnx.linear.layer import LinearLayer
+from sbonnx.ops import RECTIFIERS
 from sbonnx.planning.types import Plan, Reader, Site
 from sbonnx.report import Note, Reason, Refusal
 from sbonnx.small_floats import FLOATS, Kind
@@ -147,6 +149,42 @@ def pooled(sites: Sequence[Site], tensors: Mapping[str, Tensor], ranges: Mapping
             least = Bounds(source.lo / np.float32(POOL_RATIO), source.hi / np.float32(POOL_RATIO)).union(target)
             widened.update((other.key, least) for other in sites if other.group == site.group and other.key in widened)
     return widened
+
+
+def with_quotients(
+    plan: Plan, sites: Sequence[Site], tensors: Mapping[str, Tensor], qparams: Mapping[str, QParams]
+) -> dict[str, QParams]:
+    """Raise scales of channels of depthwise weights to the smallest s_x s_w / s_y that the runtime supports.
+
+    The weights of such a channel add less than 2^-15 of a step of the output each, before and after.
+    """
+    raised = dict(qparams)
+    if not plan.scales.quotient:
+        return raised
+    activations = [site for site in sites if site.role == "activation" and site.key in qparams]
+    inputs = {reader: site for site in activations for reader in site.readers}
+    outputs = {site.tensor: site for site in activations}
+    for site in sites:
+        if site.role != "weight" or site.key not in raised or raised[site.key].scale.ndim == 0:
+            continue
+        for reader in tensors[site.tensor].outputs:
+            source = inputs.get(Reader(reader.name, 0))
+            target = _written(reader, outputs)
+            layer = LinearLayer.of_shape(reader.op, reader.attrs, tuple(tensors[site.tensor].shape), 1)
+            if source is None or target is None or isinstance(layer, str) or not layer.depthwise:
+                continue
+            step = plan.scales.quotient * float(np.max(qparams[target.key].scale))
+            least = np.float32(step / float(np.min(qparams[source.key].scale)))
+            raised[site.key] = replace(raised[site.key], scale=np.maximum(raised[site.key].scale, least))
+    return raised
+
+
+def _written(node: Node, outputs: Mapping[str, Site]) -> Site | None:
+    """Return the pair that rounds the output of an op, behind an activation that the op's kernel may include."""
+    tensor = node.outputs[0]
+    while tensor.name not in outputs and len(tensor.outputs) == 1 and tensor.outputs[0].op in RECTIFIERS:
+        tensor = tensor.outputs[0].outputs[0]
+    return outputs.get(tensor.name)
 
 
 def with_headroom(

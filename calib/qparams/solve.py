@@ -17,6 +17,7 @@ from sbonnx.calib.qparams.safe_scales import (
     unfit,
     unread,
     with_headroom,
+    with_quotients,
 )
 from sbonnx.calib.sketches import Sketch
 from sbonnx.errors import DataError, ModelError, NumericError, RecipeError
@@ -269,7 +270,7 @@ def safe_numbers(
             for site in sites
             if site.key in fits
         }
-        qparams, lost, widened = with_headroom(plan, tensors, computed)
+        qparams, lost, widened = with_headroom(plan, tensors, with_quotients(plan, sites, tensors, computed))
         if not lost:
             return qparams, fits, refusals, [*notes, *widened]
         fits = {key: bounds for key, bounds in fits.items() if key in qparams}

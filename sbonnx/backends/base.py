@@ -53,6 +53,8 @@ class Numbers:
         tensor_overrides: types, scales and ranges of single tensors can be given in a file (TENSOR_OVERRIDES).
         saturates: on CPUs without 8-bit dot products its kernels add two products in 16 bits.
         wide: types for files whose outputs would be lost; None: there are none.
+        narrow_depthwise: signed 8-bit weights of depthwise convolutions have no code -128. onnxruntime's kernels of 3x3
+            for ARM64 subtract 128 from the input and add two products in int16, which two times (-128)^2 exceeds.
     """
 
     any_bits: bool = False
@@ -67,6 +69,7 @@ class Numbers:
     tensor_overrides: bool = False
     saturates: bool = False
     wide: WideTypes | None = None
+    narrow_depthwise: bool = False
 
     def spec(self, side: Literal["w", "a"], bits: int, symmetric: bool, axis: int | None) -> QuantSpec:
         """Return the type for a side, width, symmetry and axis of a recipe.

@@ -39,7 +39,7 @@ VARIANTS: Final[dict[str, dict[str, Any] | None]] = {
 WEB: Final = replace(
     ONNXRUNTIME,
     name="web",
-    numbers=OrtNumbers(int32_bias=True, only_channels=True, half_blocks=True),
+    numbers=OrtNumbers(int32_bias=True, only_channels=True, half_blocks=True, narrow_depthwise=True),
     files=OrtFiles(
         packs_weights=True,
         integer_operators=True,

@@ -11,7 +11,7 @@ import numpy as np
 from sbonnx.backends import Backend, Numbers, Placement
 from sbonnx.errors import RecipeError
 from sbonnx.graph import Constant, Node, Tensor, query
-from sbonnx.linear.layer import channel_axes
+from sbonnx.linear.layer import LinearLayer, channel_axes
 from sbonnx.ops import EMBEDDING, LINEAR, MATRIX_PRODUCTS
 from sbonnx.planning.drafts import Draft, Drafts
 from sbonnx.planning.survey import Place, Survey, weighted
@@ -357,7 +357,10 @@ def weight_spec(backend: Backend, node: Node, index: int, axis: int | None, sett
     if in_batches(node, index):
         axis = None
     spec = spec_of(backend, "w", settings, axis if settings.per_channel else None)
-    return in_blocks(node, index, spec, settings.block_size, backend.numbers.block_sizes(spec))
+    spec = in_blocks(node, index, spec, settings.block_size, backend.numbers.block_sizes(spec))
+    layer = LinearLayer.of_shape(node.op, node.attrs, tuple(node.inputs[index].shape), index)
+    narrow = backend.numbers.narrow_depthwise and spec == QuantSpec(axis=spec.axis)
+    return replace(spec, narrow=True) if narrow and not isinstance(layer, str) and layer.depthwise else spec
 
 
 def in_batches(node: Node, index: int) -> bool:

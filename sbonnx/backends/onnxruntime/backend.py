@@ -285,7 +285,7 @@ ONNXRUNTIME: Final = Backend(
         stored=EMBEDDING | RECURRENT | frozenset(LINEAR),
         recurrent=dynamic_lstm.HIDDEN,
     ),
-    numbers=OrtNumbers(int32_bias=True, saturates=True, only_channels=True),
+    numbers=OrtNumbers(int32_bias=True, saturates=True, only_channels=True, narrow_depthwise=True),
     files=OrtFiles(packs_weights=True, integer_operators=True),
     modes=MODES,
     costs=load_costs,

@@ -33,7 +33,7 @@ from sbonnx.ops import (
 )
 from sbonnx.report.codes import Reason
 from sbonnx.schemes import BY_WIDTH
-from sbonnx.spec import QuantSpec
+from sbonnx.spec import QuantSpec, ScaleLimits
 
 WIDE: Final = 16
 """Bits of wide activations."""
@@ -147,6 +147,8 @@ QNN: Final = Backend(
         one_scale=MATRIX_PRODUCTS | LAYER_NORMALIZATIONS,
         only_channels=True,
         tensor_overrides=True,
+        narrow_depthwise=True,
+        scales=ScaleLimits(quotient=2.0**-23),
         wide=WideTypes(WIDE, mixed=MIXED, channels=MATRIX_PRODUCTS),
     ),
     files=QnnFiles(whole_gelus=True),
