@@ -68,6 +68,7 @@ class Runtime:
         name: its name in lists of runtimes.
         executes: returns whether sessions run; else opening proves that the file is parsed and built.
         fixed_shapes: needs a size for each axis of the inputs: `open` gets a model with the shapes of the feeds.
+        open_float32: opens a model like `open`, with float operators in float32; None: `open` computes no other way.
     """
 
     title: str
@@ -76,6 +77,7 @@ class Runtime:
     name: str = ""
     executes: Callable[[], bool] = lambda: True
     fixed_shapes: bool = False
+    open_float32: Callable[[Path | bytes, int | None], RuntimeSession] | None = None
 
 
 @dataclass(frozen=True)

@@ -311,6 +311,7 @@ class OperatorDifference:
         output: tensor whose values differ.
         nodes: nodes that were compared as one, as the runtime may fuse them; in the order of the file.
         why: how the values differ.
+        cause: what the difference vanishes without; "" if it was not found.
     """
 
     node: str
@@ -318,10 +319,12 @@ class OperatorDifference:
     output: str
     nodes: tuple[str, ...]
     why: str
+    cause: str = ""
 
     def __str__(self) -> str:
         others = f" (compared with {len(self.nodes) - 1} other nodes as one)" if len(self.nodes) > 1 else ""
-        return f"{self.op} '{self.node}'{others}: {self.why}"
+        cause = f"; {self.cause}" if self.cause else ""
+        return f"{self.op} '{self.node}'{others}: {self.why}{cause}"
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
 import onnx
 from onnx import NodeProto, helper, numpy_helper
 
@@ -15,6 +16,8 @@ from sbonnx.spec import Array
 PAIR: Final = ("QuantizeLinear", "DequantizeLinear")
 INTEGER_OPERATORS: Final = ("QLinear", "QGemm")
 """Beginnings of the names of operators whose outputs are integers with a scale."""
+EVEN: Final = 2.0**-10
+"""Part of the largest scale below which a channel's bias is left out, as it would not fit the largest scale."""
 READS_CODES: Final = ("DynamicQuantizeLinear", "MatMulNBits")
 """Operators that round their own input."""
 
@@ -120,6 +123,38 @@ class CutModel:
         present = {value.name for value in model.graph.output}
         model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in present)
         return bytes(model.SerializeToString())
+
+    def with_halved_weights(self) -> CutModel:
+        """Return the model with half of each 8-bit code of weights."""
+        return self._with({name: values // 2 for name, values in self._codes() if values.itemsize == 1})
+
+    def with_even_scales(self) -> CutModel:
+        """Return the model with one scale for all channels of a weight, the largest; its other biases are 0."""
+        changed: dict[str, Array] = {}
+        codes = dict(self._codes())
+        for node in self.proto.graph.node:
+            stored = self._stored.get(node.input[1]) if node.op_type == PAIR[1] and node.input[0] in codes else None
+            scale = np.ones(()) if stored is None else numpy_helper.to_array(stored)
+            if scale.ndim == 1:
+                changed[node.input[1]] = np.full_like(scale, scale.max())
+                bias = codes[node.input[0]]
+                if bias.dtype == np.int32 and bias.shape == scale.shape:
+                    changed[node.input[0]] = np.where(scale < scale.max() * EVEN, 0, bias).astype(bias.dtype)
+        return self._with(changed)
+
+    def _codes(self) -> Iterator[tuple[str, Array]]:
+        """Yield name and values of each stored tensor that a DequantizeLinear reads."""
+        for name in dict.fromkeys(node.input[0] for node in self.proto.graph.node if node.op_type == PAIR[1]):
+            if name in self._stored:
+                yield name, numpy_helper.to_array(self._stored[name])
+
+    def _with(self, values: Mapping[str, Array]) -> CutModel:
+        model = onnx.ModelProto()
+        model.CopyFrom(self.proto)
+        for tensor in model.graph.initializer:
+            if tensor.name in values:
+                tensor.CopyFrom(numpy_helper.from_array(values[tensor.name], tensor.name))
+        return CutModel(model)
 
     def cut(self, cuts: Sequence[str], values: Mapping[str, Array]) -> tuple[bytes, dict[str, Array]]:
         """Return the model in which each cut is an input for its readers and an output of its node, and those feeds.

@@ -139,6 +139,7 @@ OPENERS: Final[dict[str, Callable[[bytes], tuple[list[str], Run | None]]]] = {
     "qnn": partial(_provider, package="onnxruntime_qnn", settings={"backend_type": "htp"}),
     "webgpu": partial(_provider, package="onnxruntime_ep_webgpu", settings={}),
     "rtx": _rtx,
+    "rtx-gpu": partial(_rtx, on_gpu=True),
 }
 """Functions that open a model, by name of the engine."""
 

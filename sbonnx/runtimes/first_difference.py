@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -30,13 +31,17 @@ SIGMAS: Final = 3.0
 FLOAT_DB: Final = 50.0
 """SQNR in dB of one float operator that half precision reaches, and of codes of 16 bits. Chosen on ResNet-20."""
 
+FLOAT32: Final = "equal with float operators in float32: the runtime computes them in fewer bits"
+HALVED: Final = "equal with halved weights: the runtime computes large sums of 8-bit products otherwise"
+EVEN: Final = "equal with one scale for all channels: the smallest scales are too small for the kernel"
+
 
 def first_difference(runtime: Runtime, file: Path, feeds: Mapping[str, Array]) -> OperatorDifference | None:
     """Find the first operator of a file that differs in a runtime beyond rounding.
 
     The file is cut at the edges of quantized operators, and each piece computes in the runtime from the values of the
     reference. The first piece that differs is cut further, at each of its tensors. Of a piece without an operator that
-    differs alone, the operator with products is named.
+    differs alone, the operator with products is named. Changes that make the difference vanish are tried as its cause.
 
     Args:
         feeds: of one run.
@@ -59,7 +64,21 @@ def first_difference(runtime: Runtime, file: Path, feeds: Mapping[str, Array]) -
         piece, why = single  # a cut before a Q node ends a fusion, and its input is rounded otherwise
     named = piece.named
     nodes = tuple(node.name for node in piece.computing)
-    return OperatorDifference(named.name or named.output[0], named.op_type, piece.output, nodes, why)
+    cause = _cause(runtime, model, cuts if single is not None and piece is single[0] else edges, piece.output, feeds)
+    return OperatorDifference(named.name or named.output[0], named.op_type, piece.output, nodes, why, cause)
+
+
+def _cause(runtime: Runtime, model: CutModel, cuts: Sequence[str], output: str, feeds: Mapping[str, Array]) -> str:
+    """Return the change of the file or of the runtime without which a tensor does not differ; "" if there is none."""
+    trials = [(HALVED, runtime, model.with_halved_weights()), (EVEN, runtime, model.with_even_scales())]
+    if runtime.open_float32 is not None:
+        trials.insert(0, (FLOAT32, replace(runtime, open=runtime.open_float32), model))
+    equal = (
+        cause
+        for cause, other, changed in trials
+        if _first(other, changed, cuts, feeds, only=frozenset([output])) is None
+    )
+    return next(equal, "")
 
 
 def _first(

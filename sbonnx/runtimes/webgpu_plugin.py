@@ -15,8 +15,9 @@ PYTHON: Final = "SBONNX_WEBGPU_PYTHON"
 DRIVERS: Final = ("VK_DRIVER_FILES", "VK_ICD_FILENAMES")
 """Environment variables that name Vulkan drivers."""
 
-INSTALLED: Final = tuple(Path(folder, "vulkan", "icd.d") for folder in ("/etc", "/usr/share", "/usr/local/share"))
-"""Folders of Vulkan drivers."""
+DEVICES: Final = Path("/dev")
+GPUS: Final = ("dri/renderD*", "nvidiactl", "dxg")
+"""GPUs among devices. Drivers may be installed without one: Mesa's driver for the CPU is no adapter of WebGPU."""
 
 SOFTWARE: Final = tuple(
     Path(folder, name, "vk_swiftshader_icd.json")
@@ -39,7 +40,7 @@ NO_DRIVER: Final = (
 
 def _driver() -> dict[str, str] | None:
     """Return the environment of a process that finds a Vulkan driver, or None if there is no driver."""
-    if any(map(os.environ.get, DRIVERS)) or any(any(folder.glob("*.json")) for folder in INSTALLED):
+    if any(map(os.environ.get, DRIVERS)) or any(any(DEVICES.glob(name)) for name in GPUS):
         return {}
     software = next((path for path in SOFTWARE if path.is_file()), None)
     return None if software is None else {name: str(software) for name in DRIVERS}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,11 @@ from sbonnx.cli import main
 from sbonnx.errors import ModelError, RecipeError
 from sbonnx.present.html.cards import portability_card
 from sbonnx.report.comparison import Portability
-from sbonnx.runtimes import GROUPS, RUNTIMES, chosen_runtimes
+from sbonnx.runtimes import GROUPS, RUNTIMES, chosen_runtimes, webgpu_plugin
 from sbonnx.runtimes.child_session import ChildSession
 from sbonnx.runtimes.cut_models import Piece
+from sbonnx.runtimes.engine_process import OPENERS
+from sbonnx.runtimes.first_difference import FLOAT32, HALVED
 from sbonnx.runtimes.ort_variants import ORT_REFERENCE
 from sbonnx.runtimes.portability import portability
 from sbonnx.verify import EvaluationData
@@ -125,6 +128,18 @@ def test_a_planted_error_is_found(op: str, plant: Plant, network: tuple[Path, Pa
     assert row.differs.op == op
 
 
+def test_a_difference_has_its_cause(network: tuple[Path, Path, Any]) -> None:
+    """Sums that saturate, float operators in fewer bits, and scales that a kernel flushes."""
+    floats, file, feeds = network
+    saturating = wrong("Conv", after("Clip", -3.8, 3.8))
+    coarse = replace(wrong("Sigmoid", after("Mul", 0.9)), open_float32=ORT_REFERENCE.open)
+    for runtime, cause in ((saturating, HALVED), (coarse, FLOAT32), (wrong("Conv", after("Mul", 0.9)), "")):
+        (row,) = portability(floats, file, feeds, [runtime]).rows
+        assert row.differs is not None
+        assert row.differs.cause == cause
+        assert str(row.differs).endswith(cause)
+
+
 def test_the_feed_with_the_largest_difference_is_examined(network: tuple[Path, Path, Any]) -> None:
     floats, file, feeds = network
     zeros = {"x": np.zeros_like(feeds[0]["x"])}
@@ -178,6 +193,32 @@ def test_qnn_runs_a_file_and_names_the_nodes_on_the_cpu(network: tuple[Path, Pat
     assert (row.sqnr_db or 0) > 15
     assert row.fallback
     assert len(row.fallback) <= 2  # Q of the input and DQ of the output
+
+
+def test_an_engine_of_a_child_process_exists_on_each_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+    monkeypatch.setattr(
+        ChildSession, "__init__", lambda self, model, command, *more, **settings: commands.append(command)
+    )
+    for gpu in (True, False):
+        monkeypatch.setattr("sbonnx.runtimes.rtx_builder.on_gpu", lambda gpu=gpu: gpu)
+        RUNTIMES["tensorrt-rtx"].open(b"", None)
+    assert {command[-1] for command in commands} <= set(OPENERS)
+    assert commands[0] != commands[1]
+
+
+def test_a_vulkan_driver_without_a_gpu_is_not_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Mesa installs drivers of GPUs, and one for the CPU, which WebGPU refuses."""
+    software = tmp_path / "vk_swiftshader_icd.json"
+    software.touch()
+    monkeypatch.setattr(webgpu_plugin, "SOFTWARE", (software,))
+    for name in webgpu_plugin.DRIVERS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(webgpu_plugin, "DEVICES", tmp_path)
+    assert set((webgpu_plugin._driver() or {}).values()) == {str(software)}
+    (tmp_path / "dri").mkdir()
+    (tmp_path / "dri" / "renderD128").touch()
+    assert webgpu_plugin._driver() == {}
 
 
 def test_tensorrt_rtx_builds_a_file_and_names_the_node_that_it_refuses(network: tuple[Path, Path, Any]) -> None:

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import onnx
 
 from sbonnx.backends.runtime_types import Entry, ExecutedLayer, Runtime
 from sbonnx.errors import DeviceError, MissingPackageError, ModelError
+from sbonnx.spec import Array
 from sbonnx.system.input_files import native_source
 
 NOT_INSTALLED: Final = "OpenVINO is not installed: pip install 'sbonnx[openvino]'"
@@ -126,7 +128,7 @@ class OpenVinoSession:
 
     def run(self, names: Sequence[str] | None, feeds: Mapping[str, Any]) -> list[Any]:
         """Run the model and return the named outputs, or all; inputs that are missing in `feeds` raise KeyError."""
-        results = self._request.infer([feeds[entry.name] for entry in self._inputs], share_inputs=True)
+        results = self._request.infer([_readable(feeds[entry.name]) for entry in self._inputs], share_inputs=True)
         outputs = {entry.name: results[place] for place, entry in enumerate(self._outputs)}
         return [outputs[name] for name in (outputs if names is None else names)]
 
@@ -150,6 +152,11 @@ class OpenVinoSession:
         return ()
 
 
+def _readable(values: Array) -> Array:
+    """Return an array of the type that OpenVINO knows: NumPy has two of 64 bits, and onnxruntime writes the other."""
+    return values.view(np.int64) if values.dtype == np.int64 else values
+
+
 def _text(facts: Mapping[str, Any], key: str) -> str:
     if key not in facts:
         return ""
@@ -170,4 +177,6 @@ def reason(error: BaseException) -> str:
     return (told or lines or [type(error).__name__])[0]
 
 
-OPENVINO_RUNTIME: Final = Runtime("OpenVINO", absent, OpenVinoSession, name="openvino")
+OPENVINO_RUNTIME: Final = Runtime(
+    "OpenVINO", absent, OpenVinoSession, name="openvino", open_float32=partial(OpenVinoSession, precision="f32")
+)

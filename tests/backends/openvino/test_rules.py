@@ -113,3 +113,10 @@ def test_document_has_every_rule() -> None:
 
 def test_it_is_not_absent() -> None:
     assert OPENVINO_RUNTIME.absent() is None
+
+
+def test_both_types_of_64_bits_are_read() -> None:
+    """NumPy has two, and onnxruntime's outputs are of the one that OpenVINO does not know."""
+    source = model("agraph (int64[N] x) => (int64[N] y) { y = Neg (x) }")
+    (result,) = OpenVinoSession(source.SerializeToString(), 1).run(None, {"x": np.arange(3).astype(np.longlong)})
+    assert result.tolist() == [0, -1, -2]
