@@ -2,8 +2,9 @@
 
     python -m benchmarks.runtimes.portability [--models NAME ...] [--runtimes LIST] [--kept FILE] [--write]
 
-Files of networks are calibrated on at most 32 samples of the model pack (`effort="fast"`) and run on four others. Those
-of decoders have 4-bit weights, and run on 16 tokens after a cache of 16. `--kept` continues an interrupted run.
+Rows of the page that are not measured stay as they are. Files of networks are calibrated on at most 32 samples of the
+model pack (`effort="fast"`) and run on four others. Those of decoders have 4-bit weights, and run on 16 tokens after a
+cache of 16. `--kept` continues an interrupted run.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ import numpy as np
 import sbonnx
 from benchmarks.accuracy import load_pack
 from benchmarks.kept import Kept, Record
-from benchmarks.results import arguments, table, write_section
+from benchmarks.results import RESULTS, arguments, table, write_section
 from sbonnx.backends import Runtime
 from sbonnx.errors import SbonnxError
 from sbonnx.present.text.tables import decibels
 from sbonnx.report.comparison import RuntimeRow
-from sbonnx.runtimes import chosen_runtimes
+from sbonnx.runtimes import GROUPS, chosen_runtimes
 from sbonnx.runtimes.portability import FEEDS, portability
 from sbonnx.spec import Array
 from sbonnx.verify import session
@@ -44,6 +45,9 @@ NETWORKS: Final = (
     "silero_vad",
 )
 RUNTIMES: Final = "onnxruntime,openvino,wasm,webgpu,arm64,opencv,qnn,tensorrt-rtx"
+PREFIX: Final = "onnxruntime-"
+NAMES: Final = tuple(name for part in RUNTIMES.split(",") for name in GROUPS.get(part, (part,)))
+"""Names of the runtimes, in the order of the columns."""
 SAMPLES: Final = 32
 TOKENS: Final = 16
 DECODERS: Final = {
@@ -83,6 +87,19 @@ REASONS: Final = (
         "minilm_l6 for qnn in",
         "",
         "rounding grows through the layers of 8 bits (presumed): as far from the reference as from float",
+    ),
+    ("differs", "", "float operators in float32", "float operators of the runtime have fewer bits; equal in float32"),
+    (
+        "differs",
+        "",
+        "halved weights",
+        "the runtime computes large sums of 8-bit products otherwise; equal with halved weights",
+    ),
+    (
+        "differs",
+        "",
+        "one scale for all",
+        "the runtime cannot hold the smallest scales; equal with one for all channels",
     ),
     ("differs", "silero_vad", "If_0", "WebGPU computes the float model otherwise too: 1.3 to 43.5 dB on these samples"),
     ("refused", "tensorrt-rtx", "Failed to import initializer", "TensorRT has no 16-bit integers"),
@@ -244,17 +261,21 @@ def main() -> int:
     options = parser.parse_args()
     logging.disable(logging.WARNING)
     pack, runtimes, kept = load_pack(options.pack), chosen_runtimes(options.runtimes), Kept(options.kept)
-    rows: dict[tuple[str, str], dict[str, str]] = {}
-    causes: dict[tuple[str, ...], list[str]] = {}
+    rows, causes = rows_of((RESULTS / "backends.md").read_text(encoding="utf-8"))
     for name in options.models:
         for title, runtime, record in measure(subject_of(pack, options.pack, name), runtimes, kept):
             rows.setdefault((name, title), {})[runtime] = record["cell"]
+            file = f"{name} for {title}"
+            for key, files in causes.items():
+                if key[0] == runtime and file in files:
+                    files.remove(file)
             if record["state"] in ("differs", "refused"):
-                cause = cause_of(f"{name} for {title} in {runtime}", record)
-                key = (runtime, record["state"], cause)
-                causes.setdefault(key, []).append(f"{name} for {title}")
-    missing = sorted({*NETWORKS, *DECODERS} - set(options.models))
-    text = text_of(rows, [runtime.name for runtime in runtimes], causes)
+                key = (runtime, record["state"], cause_of(f"{file} in {runtime}", record))
+                causes.setdefault(key, []).append(file)
+    order = {name: place for place, name in enumerate((*NETWORKS, *DECODERS))}
+    rows = dict(sorted(rows.items(), key=lambda row: order[row[0][0]]))
+    missing = sorted(order.keys() - {name for name, _ in rows})
+    text = text_of(rows, list(NAMES), {key: files for key, files in causes.items() if files})
     text += f"\n\nNot measured: {', '.join(missing)}." if missing else ""
     print(text)
     if options.write:
@@ -262,12 +283,34 @@ def main() -> int:
     return 0
 
 
+Rows = dict[tuple[str, str], dict[str, str]]
+Causes = dict[tuple[str, ...], list[str]]
+
+
+def rows_of(page: str) -> tuple[Rows, Causes]:
+    """Return cells by file and runtime, and files by runtime, state and cause, of the section of a page."""
+    rows: Rows = {}
+    causes: Causes = {}
+    names = {name.removeprefix(PREFIX): name for name in NAMES}
+    header: list[str] = []
+    for line in page.partition("<!-- begin runtimes -->")[2].partition("<!-- end runtimes -->")[0].splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+        if cells[0] in ("model", "runtime"):
+            header = cells
+        elif cells[0] in (*NETWORKS, *DECODERS):
+            row = rows.setdefault((cells[0], cells[1]), {})
+            row.update((names[title], cell) for title, cell in zip(header[2:], cells[2:], strict=True))
+        elif header[:1] == ["runtime"] and cells[0] in NAMES:
+            causes[(*cells[:2], cells[3])] = cells[2].split(", ")
+    return rows, causes
+
+
 def text_of(
     rows: Mapping[tuple[str, str], Mapping[str, str]], names: list[str], causes: Mapping[tuple[str, ...], list[str]]
 ) -> str:
     """Return the section of the page."""
-    cells = [(*key, *(row[name] for name in names)) for key, row in rows.items()]
-    titles = [name.removeprefix("onnxruntime-") for name in names]
+    cells = [(*key, *(row.get(name, "not measured") for name in names)) for key, row in rows.items()]
+    titles = [name.removeprefix(PREFIX) for name in names]
     listed = [(*key[:2], ", ".join(files), key[2]) for key, files in sorted(causes.items())]
     return (
         "## Files of each backend in each runtime\n\n"
