@@ -88,6 +88,13 @@ REASONS: Final = (
         "",
         "rounding grows through the layers of 8 bits (presumed): as far from the reference as from float",
     ),
+    (
+        "differs",
+        " in qnn",
+        "Conv_3'",
+        "the HTP computes depthwise channels wrongly whose s_x s_w / s_y is 2^-24 or less",
+    ),
+    ("refused", "fastestdet", "Conv_761_DequantizeLinear", "TensorRT has no int32 biases"),
     ("differs", "", "float operators in float32", "float operators of the runtime have fewer bits; equal in float32"),
     (
         "differs",
@@ -301,7 +308,7 @@ def rows_of(page: str) -> tuple[Rows, Causes]:
             row = rows.setdefault((cells[0], cells[1]), {})
             row.update((names[title], cell) for title, cell in zip(header[2:], cells[2:], strict=True))
         elif header[:1] == ["runtime"] and cells[0] in NAMES:
-            causes[(*cells[:2], cells[3])] = cells[2].split(", ")
+            causes[cells[0], cells[1], cells[3]] = cells[2].split(", ")
     return rows, causes
 
 

@@ -16,7 +16,7 @@ DRIVERS: Final = ("VK_DRIVER_FILES", "VK_ICD_FILENAMES")
 """Environment variables that name Vulkan drivers."""
 
 DEVICES: Final = Path("/dev")
-GPUS: Final = ("dri/renderD*", "nvidiactl", "dxg")
+GPUS: Final = ("dri/card*", "nvidiactl", "dxg")
 """GPUs among devices. Drivers may be installed without one: Mesa's driver for the CPU is no adapter of WebGPU."""
 
 SOFTWARE: Final = tuple(

@@ -217,7 +217,7 @@ def test_a_vulkan_driver_without_a_gpu_is_not_chosen(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(webgpu_plugin, "DEVICES", tmp_path)
     assert set((webgpu_plugin._driver() or {}).values()) == {str(software)}
     (tmp_path / "dri").mkdir()
-    (tmp_path / "dri" / "renderD128").touch()
+    (tmp_path / "dri" / "card0").touch()
     assert webgpu_plugin._driver() == {}
 
 
