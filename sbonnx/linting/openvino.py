@@ -123,19 +123,28 @@ def product_types(view: View) -> Found:
 
 
 def recurrent_weights(view: View) -> Found:
-    """Find recurrent ops whose weights are dequantized, in a graph that quantizes activations."""
+    """Find recurrent ops whose weights are dequantized, or cast and scaled, in a graph that quantizes activations."""
     quantizes = any(quantizer.quantizes and view.is_activation_pair(quantizer) for quantizer in view.quantizers)
     for node in view.nodes:
         if not quantizes or node.op not in RECURRENT:
             continue
         for tensor in node.inputs[1:3]:
-            if read.dequantized(view, tensor) is not None:
+            if read.dequantized(view, tensor) is not None or _is_cast(tensor):
                 data = view.dequantizer(node.inputs[0])
                 integer = data is not None and not _has_zero(data)
                 effect = "runs in integers, with wrong states" if integer else "does not compile"
                 why = f"{node.op} with a dequantized weight {effect} where activations are quantized"
                 yield str(node.name), str(tensor.name), why
                 break
+
+
+def _is_cast(tensor: Tensor) -> bool:
+    """Return whether codes become a tensor through Cast and Mul, as the backend onnxruntime writes them."""
+    product = query.producer(tensor)
+    if product is None or product.op != "Mul":
+        return False
+    makers = [query.producer(factor) for factor in product.inputs]
+    return any(maker is not None and maker.op == "Cast" for maker in makers)
 
 
 def convolution_weights_alone(view: View) -> Found:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
 import tarfile
 import zipfile
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -116,3 +118,30 @@ def test_rows_that_are_lost_are_bold() -> None:
 def test_intervals_hold_the_mean() -> None:
     mean, low, high = zoo.interval([1.0] * 30 + [0.0] * 2 + [np.nan])
     assert mean == 0.9375 and 0.8 < low < mean < high <= 1
+
+
+def test_rows_of_the_page_stay_where_the_cache_has_none(tmp_path: Path) -> None:
+    """A row is read back as it was printed; one of the cache comes first, unless it has no figures."""
+    names = [source.name for source in SOURCES[:4]]
+    metric, time = (0.968, 0.962, 0.973), (0.66, 0.65, 0.68)
+    old = [
+        zoo.Row(
+            names[0], "", metric, 0.0, 0.4, time, "doubtful", "kept", openvino="refuses float", peer="0.853, size 0.37"
+        ),
+        zoo.Row(names[1], "", metric, 0.0, 1.02, time, "kept", "kept"),
+        zoo.Row(names[2], error="not done in 1800 s"),
+    ]
+    page = f"<!-- begin zoo -->\n{zoo.text(old)}\n<!-- end zoo -->"
+    (tmp_path / "rows").mkdir()
+    cached = [replace(old[1], size=0.9), zoo.Row(names[0], error="no package"), replace(old[0], name=names[3])]
+    for row in cached:
+        (tmp_path / "rows" / f"{row.name}.json").write_text(json.dumps(asdict(row)), encoding="utf-8")
+    rows, earlier = zoo.merged(tmp_path, page)
+    assert [(row.name, row.size, row.error) for row in rows] == [
+        (names[0], 0.4, ""),
+        (names[1], 0.9, ""),
+        (names[2], 0.0, "not done in 1800 s"),
+        (names[3], 0.4, ""),
+    ]
+    assert rows[0] == old[0] and earlier == [names[0], names[2]]
+    assert f"earlier version, some on another CPU: {names[0]}, {names[2]}." in zoo.text(rows, earlier)

@@ -10,6 +10,8 @@ import numpy as np
 import onnx
 import pytest
 
+from sbonnx import graph as graphs
+from sbonnx.backends.decoded_weights import decode_at_load
 from sbonnx.backends.openvino.runtime import OPENVINO_RUNTIME
 from sbonnx.backends.runtime_types import layers_by_name
 from sbonnx.linting import lint
@@ -128,6 +130,14 @@ def test_what_dequantized_weights_of_recurrent_ops_lead_to(name: str, effect: st
     findings = lint(SHOWN[name].make(), "openvino")
     assert [one.rule for one in findings if effect in one.why] == ["V07"]
     assert ("V15" in {one.rule for one in findings}) is (effect == "does not compile")
+
+
+def test_weights_of_recurrent_ops_that_a_file_for_onnxruntime_casts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenVINO does not compile an LSTM with such weights; the rule says so where it is not installed."""
+    monkeypatch.setattr(rules_of_openvino, "OPENVINO_RUNTIME", replace(OPENVINO_RUNTIME, absent=lambda: "not asked"))
+    graph = graphs.load(SHOWN["recurrent weights"].make())
+    assert decode_at_load(graph)
+    assert found(graphs.to_proto(graph)) == {"V07"}
 
 
 @needs_openvino
