@@ -119,8 +119,8 @@ class Moments:
         return replace(self, a=a, cross=cross, square=square, mean=mean, mean_quantized=quantized)
 
     def pull(self, weight: Array) -> Array | None:
-        """Return ``W (B - A) = W F``, (G, O, K): half the negative gradient of the error at V = W; None if x' = x."""
-        if self.cross is None:
+        """Return ``W (B - A) = W F``, (G, O, K): half the negative gradient of the error at V = W; None if it is 0."""
+        if self.cross is None or self.share == 0.0:
             return None
         if not self.of_errors:
             return np.asarray(weight @ (self.cross - self.a))
@@ -134,7 +134,7 @@ class Moments:
         """Return ``tr(W E W')`` of each output, float64 (G, O), computed once for the last weight."""
 
         def energy(w: Array, square: Array) -> Array:
-            return np.asarray(np.einsum("gok,gok->go", w @ square, w, dtype=np.float64))
+            return _dots(w @ square, w)
 
         return self._once("error of inputs", weight, self.square, energy)
 
@@ -239,9 +239,9 @@ class Moments:
         w, v = np.asarray(weight, np.float64), np.asarray(quantized, np.float64)
         if self.cross is None or self.square is None or self.of_errors:
             d = (w - v).astype(self.a.dtype, copy=False)
-            total = np.einsum("gok,gok->go", d @ self.a, d, dtype=np.float64)
-            if self.cross is not None and self.square is not None:
-                total += 2 * self.share * np.einsum("gok,gok->go", self._pulled(weight), d, dtype=np.float64)
+            total = _dots(d @ self.a, d)
+            if self.cross is not None and self.square is not None and self.share:
+                total += 2 * self.share * _dots(self._pulled(weight), d)
                 total += self.share**2 * self._error_of_inputs(weight)
         else:
             total = np.einsum("gok,gok->go", w @ self.square - 2 * (v @ self.cross.transpose(0, 2, 1)), w)
@@ -252,6 +252,13 @@ class Moments:
     def means(self) -> Means:
         """Means of the same rows."""
         return Means(self.layout, self.rows, self.mean, self.mean_quantized)
+
+
+def _dots(left: Array, right: Array) -> Array:
+    """Return the products of rows of (G, O, K), float64 (G, O)."""
+    if left.dtype == np.float64:
+        return np.asarray(np.einsum("gok,gok->go", left, right))
+    return np.asarray((left * right).sum(axis=2, dtype=np.float64))
 
 
 def _out(total: Array, in_place: bool) -> Array:

@@ -11,7 +11,7 @@ import numpy as np
 from sbonnx.linear.im2col import Geometry
 from sbonnx.moments.cholesky import solve_in_place
 from sbonnx.moments.second import Moments
-from sbonnx.moments.sums import picked_rows
+from sbonnx.moments.sums import WIDE, picked_rows
 from sbonnx.spec import Array
 
 DAMPING: Final = 0.01
@@ -83,6 +83,10 @@ class Compensation:
     centred: bool = False
 
 
+FEW_OUTPUTS: Final = 512
+"""Outputs of a layer with more than `WIDE` inputs that decide about its share; it is one number of the layer."""
+
+
 def compensation_of(weight: Array, fit: Moments, held: HeldPairs, *, bias: bool) -> Compensation:
     """Choose what a layer compensates of the error of its inputs: what typical held-out rows gain most from.
 
@@ -105,6 +109,8 @@ def compensation_of(weight: Array, fit: Moments, held: HeldPairs, *, bias: bool)
     """
     if fit.is_one_stream or not fit.rows or not held:
         return Compensation(centred=bias)
+    if weight.shape[2] > WIDE:
+        weight = weight[:, :: max(weight.shape[1] // FEW_OUTPUTS, 1)]
     candidates = [_best(weight, fit, held, centred) for centred in ((True, False) if bias else (False,))]
     return min(candidates, key=lambda each: each[0])[1]
 

@@ -7,12 +7,12 @@ from typing import Final, final
 import numpy as np
 
 from sbonnx.errors import NumericError
-from sbonnx.moments import Moments
+from sbonnx.moments import WIDE, Moments
 from sbonnx.recipe.sections.base import parameter
 from sbonnx.recipe.sections.quantizers import GptqKeys
 from sbonnx.rounding.base import Grid, Rounder
 from sbonnx.rounding.search.beam import Planes, columns, nearest_plane, search
-from sbonnx.rounding.search.descent import descend
+from sbonnx.rounding.search.descent import descend, descend_from
 from sbonnx.rounding.search.factor import factor_of
 from sbonnx.rounding.search.tabu import tabu
 from sbonnx.spec import Array, QParams, QuantSpec
@@ -25,6 +25,10 @@ AT_ONCE: Final = 1 << 24
 FEW: Final = 512
 MORE: Final = 4
 """Layers with fewer than `FEW` inputs get ``FEW // inputs`` times as many beams, at most `MORE` times."""
+
+WIDE_BEAMS: Final = 4
+"""Beams of layers with more than `WIDE` inputs, at most: 16 take four times as long and gain 0 to 3 % of the error that
+remains, measured on a block of 2,048 / 7,168 channels."""
 
 
 @final
@@ -43,7 +47,8 @@ class Gptq(GptqKeys, Rounder):
     Small floats, whose codes are not equally spaced, are rounded with one beam, and not changed afterwards.
 
     The damping is multiplied by ten each time the factorization fails. Layers with few inputs get up to four times as
-    many beams.
+    many beams. Those with more than `WIDE` have at most `WIDE_BEAMS`, and the descent runs before the tabu search,
+    which continues with its gradient: both need one product with the moments.
 
     Args:
         block: columns that are updated one by one; the others are updated by a matrix product after each block.
@@ -76,9 +81,14 @@ class Gptq(GptqKeys, Rounder):
         # more beams for few columns, where they are cheap, and one for a single column
         inputs = moments.layout.inputs
         beams = 1 if inputs == 1 or self.beams == 1 else self.beams * int(np.clip(FEW // inputs, 1, MORE))
+        if inputs > WIDE:
+            beams = min(beams, WIDE_BEAMS)
         searched = self._search(Planes.of(grid, factor, moments.pull(grid.weight)), beams)
         codes = columns(searched, np.argsort(factor.order, axis=1))
-        del factor
+        del factor, searched
+        if inputs > WIDE and self.sweeps:
+            codes, rest = descend_from(grid, codes, moments, self.sweeps)
+            return tabu(grid, codes, moments, self.steps, rest), qparams
         codes = tabu(grid, codes, moments, self.steps)
         return descend(grid, codes, moments, self.sweeps), qparams
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 
@@ -47,6 +49,18 @@ def test_what_holds_is_compensated_and_chance_is_not() -> None:
     few = [(x, x + 0.3 * RNG.standard_normal(x.shape).astype(np.float32)) for x, _ in drifted(2, rows=6)]
     many = [(x, x + 0.3 * RNG.standard_normal(x.shape).astype(np.float32)) for x, _ in drifted(20)]
     assert chosen(few, many) < 0.4
+
+
+def test_some_outputs_of_a_wide_layer_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of four, with the share that all have."""
+    fit, other = drifted(40), drifted(10)
+    usual = chosen(fit, other)
+    monkeypatch.setattr(share, "WIDE", 4)
+    monkeypatch.setattr(share, "FEW_OUTPUTS", 2)
+    rows = Mock(wraps=share._best)
+    monkeypatch.setattr(share, "_best", rows)
+    assert abs(chosen(fit, other) - usual) <= 0.1
+    assert rows.call_args.args[0].shape == (1, 2, 8)
 
 
 def test_one_loud_sample_does_not_decide() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sbonnx.rounding import base as native
 from sbonnx.rounding.base import Grid
-from sbonnx.rounding.search.descent import descend
+from sbonnx.rounding.search.descent import descend, descend_from
 from sbonnx.spec import Array
 from tests.rounding.layers import CASES, CHANNELS, Case, Layer, any_codes, layer
 
@@ -72,3 +72,16 @@ def test_no_sweeps_no_change() -> None:
     one = layer(CASES["conv"])
     grid = Grid.of(one.weight, one.qparams, one.layout)
     np.testing.assert_array_equal(descend(grid, nearest(grid), one.moments, 0), nearest(grid))
+
+
+@pytest.mark.parametrize("native_loops", [True, False])
+@pytest.mark.parametrize("case", [*sorted(CASES)[:3], ""])
+def test_the_gradient_is_that_of_the_codes(case: str, native_loops: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of outputs that the numpy loop leaves out once they have converged."""
+    if not native_loops:
+        monkeypatch.setattr(native, "loops", None)
+    one = layer(CASES[case] if case else Case("Gemm", (40, 60), CHANNELS, {"transB": 1}, two=True))
+    grid = Grid.of(one.weight, one.qparams, one.layout)
+    codes, rest = descend_from(grid, any_codes(grid, 3), one.moments, 20)
+    expected = one.moments.gradient(grid.weight, grid.values(codes))
+    np.testing.assert_allclose(rest, expected, atol=1e-4 * float(np.abs(one.moments.a).max() * np.ptp(grid.weight)))

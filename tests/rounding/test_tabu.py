@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from sbonnx.moments import Moments
 from sbonnx.rounding import base as native
+from sbonnx.rounding import gptq
 from sbonnx.rounding.base import Grid
 from sbonnx.rounding.gptq import Gptq
 from sbonnx.rounding.search import tabu as module
-from sbonnx.rounding.search.descent import descend
+from sbonnx.rounding.search.descent import descend, descend_from
 from sbonnx.rounding.search.tabu import tabu
 from sbonnx.spec import Array, QuantSpec
 from tests.rounding.layers import CASES, CHANNELS, Case, Layer, any_codes, layer
@@ -130,3 +131,29 @@ def test_numbers_beyond_float32_end_the_search(loops: object, monkeypatch: pytes
     grid = grid_of(one)
     huge: Moments = replace(one.moments, a=one.moments.a * 1e60)
     np.testing.assert_array_equal(tabu(grid, nearest(grid), huge, 5), nearest(grid))
+
+
+def test_it_continues_from_a_descent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the gradient of the descent it computes none, and gains what the codes say."""
+    one = layer(Case("Gemm", (8, 250), CHANNELS, {"transB": 1}))
+    grid = grid_of(one)
+    codes, rest = descend_from(grid, nearest(grid), one.moments, 50)
+    before = rest.copy()
+    with monkeypatch.context() as patch:
+        patch.setattr(Moments, "gradient", None)
+        after = tabu(grid, codes, one.moments, 8, rest)
+    np.testing.assert_array_equal(rest, before)
+    assert (error(one, grid, after) <= error(one, grid, codes) * (1 + 1e-6)).all()
+    assert error(one, grid, after).sum() < 0.97 * error(one, grid, codes).sum()
+
+
+def test_wide_layers_gain_as_much_by_fewer_beams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The schedule of wide layers against that of others, on one layer."""
+    one = layer(Case("Gemm", (12, 200), CHANNELS, {"transB": 1}))
+    usual = Gptq().round(one.weight, one.qparams, one.moments).loss
+    monkeypatch.setattr(gptq, "WIDE", 100)
+    short = Gptq().round(one.weight, one.qparams, one.moments)
+    assert usual is not None
+    assert short.loss is not None
+    assert short.nearest is not None
+    assert short.loss < 1.06 * usual < short.nearest

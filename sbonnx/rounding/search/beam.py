@@ -40,13 +40,18 @@ class Planes:
 
         If quantized inputs differ from the float inputs, `right` is ``w F`` (`Moments.pull`), (G, O, K).
         """
-        weight, scale, zero = (columns(part, factor.order) for part in (grid.weight, grid.scale, grid.zero))
-        target = weight if right is None else weight + factor.shift(columns(right, factor.order))
+        weight, scale, zero = (
+            columns(part.astype(np.float32), factor.order) for part in (grid.weight, grid.scale, grid.zero)
+        )
+        target = weight
+        if right is not None:
+            shift = factor.shift(columns(right, factor.order))
+            target = (columns(grid.weight, factor.order) + shift).astype(np.float32)
         return Planes(
-            weight.astype(np.float32),
-            scale.astype(np.float32),
-            zero.astype(np.float32),
-            target.astype(np.float32),
+            weight,
+            scale,
+            zero,
+            target,
             factor.unit,
             np.square(factor.pivots).astype(np.float32),
             limits_in(grid.qmin, factor.order),
@@ -73,6 +78,8 @@ class Planes:
 
 def columns(matrices: Array, order: Array) -> Array:
     """Permute the columns of each group of (G, O, K) to `order` (G, K)."""
+    if len(order) == 1:
+        return np.asarray(np.take(matrices, order[0], axis=2))
     return np.asarray(np.take_along_axis(matrices, order[:, None, :], axis=2))
 
 

@@ -40,14 +40,17 @@ def descend(grid: Grid, codes: Array, moments: Moments, sweeps: int) -> Array:
         integers as float64 (G, O, K), a new array.
     """
     before = np.array(codes, np.float64)
-    if sweeps == 0 or before.size == 0:
-        return before
-    rest = moments.gradient(grid.weight, grid.values(before))
+    return before if sweeps == 0 or before.size == 0 else descend_from(grid, before, moments, sweeps)[0]
+
+
+def descend_from(grid: Grid, codes: Array, moments: Moments, sweeps: int) -> tuple[Array, Array]:
+    """Return the codes of `descend`, and half the gradient there by the dequantized values, float32 (G, O, K)."""
+    rest = moments.gradient(grid.weight, grid.values(codes))
     diagonal = np.einsum("gkk->gk", moments.a)
     moves = alive(diagonal)
     step = np.where(moves, -1.0 / np.where(moves, diagonal, 1.0), 0.0)[:, None, :] / grid.scale
     short = partial(np.ascontiguousarray, dtype=np.float32)
-    state = _State(short(before), short(rest), short(step), short(grid.scale), short(moments.a), grid.qmin, grid.qmax)
+    state = _State(short(codes), short(rest), short(step), short(grid.scale), short(moments.a), grid.qmin, grid.qmax)
     return state.in_numpy(sweeps) if base.loops is None else state.compiled(sweeps)
 
 
@@ -63,30 +66,31 @@ class _State:
     low: Array
     high: Array
 
-    def compiled(self, sweeps: int) -> Array:
-        """Return the codes after `sweeps` sweeps, float64. Processes one output after another."""
+    def compiled(self, sweeps: int) -> tuple[Array, Array]:
+        """Return the codes after `sweeps` sweeps, float64, and `rest`. Processes one output after another."""
         groups, outputs, columns = self.codes.shape
         arrays = (address(array) for array in (self.a, self.rest, self.step, self.scale, self.codes))
         rows = groups * outputs
         (low, apart), (high, _) = (limit_rows(end, np.float32) for end in (self.low, self.high))
         before = (*arrays, address(low), address(high), outputs, columns, apart)
         over_rows("descend", before, rows, (sweeps,), rows * columns * sweeps)
-        return self.codes.astype(np.float64)
+        return self.codes.astype(np.float64), self.rest
 
-    def in_numpy(self, sweeps: int) -> Array:
+    def in_numpy(self, sweeps: int) -> tuple[Array, Array]:
         """Fallback of `compiled` without the compiled loop, column by column. Bit-identical."""
         # Converged outputs are left out: rows if there is one group, else whole groups.
-        codes = self.codes.astype(np.float64)
+        codes, rest = self.codes.astype(np.float64), self.rest.copy()
         axis = 1 if len(codes) == 1 else 0
         state, moving = self, np.arange(codes.shape[axis])
         for _ in range(sweeps):
             moved = np.asarray(state.sweep().any(axis=1 - axis))
-            codes[(slice(None), moving) if axis else moving] = state.codes
+            where = (slice(None), moving) if axis else moving
+            codes[where], rest[where] = state.codes, state.rest
             if not moved.any():
                 break
             if moved.mean() < 0.8:
                 state, moving = state.only(moved, axis), moving[moved]
-        return codes
+        return codes, rest
 
     def only(self, moved: Array, axis: int) -> _State:
         """Select the rows (axis 1) or the groups (axis 0) given by the mask `moved`."""

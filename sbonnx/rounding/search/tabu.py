@@ -24,6 +24,9 @@ BARRED: Final = np.float32(3e38)
 MOST: Final = 1 << 22
 """Limit of values read for one output: layers with over 700 inputs get fewer steps per input."""
 
+MOST_AFTER_DESCENT: Final = 1 << 21
+"""The same limit from a local minimum, which needs no steps to reach one."""
+
 PART: Final = 1 << 22
 """Weights that are searched at a time; needs five arrays of this size with 4 bytes per entry."""
 
@@ -33,7 +36,7 @@ def tenure(columns: int) -> int:
     return max(min(columns, 10), math.isqrt(columns) // 2 + 2)
 
 
-def tabu(grid: Grid, codes: Array, moments: Moments, steps: int) -> Array:
+def tabu(grid: Grid, codes: Array, moments: Moments, steps: int, rest: Array | None = None) -> Array:
     """Improve `codes` by a tabu search of each output independently. Never worse than before.
 
     With the half gradient ``r = v A - w B`` changing code k by one up or down costs ``scale_k^2 A_kk +- 2 scale_k
@@ -46,6 +49,7 @@ def tabu(grid: Grid, codes: Array, moments: Moments, steps: int) -> Array:
         codes: integers (G, O, K) of any type, within the grid's range.
         moments: of the layer's inputs.
         steps: steps for each of the K inputs; fewer for large K, see `MOST`.
+        rest: r if it is known, as after `descend_from`: then the codes are at a local minimum.
 
     Returns:
         integers as float64 (G, O, K), a new array. Identical with and without the compiled loop.
@@ -55,7 +59,7 @@ def tabu(grid: Grid, codes: Array, moments: Moments, steps: int) -> Array:
     """
     before = np.array(codes, np.float64)
     groups, outputs, columns = before.shape
-    count = min(steps * columns, MOST // max(columns, 1))
+    count = min(steps * columns, (MOST if rest is None else MOST_AFTER_DESCENT) // max(columns, 1))
     if count == 0 or before.size == 0:
         return before
     after = np.empty_like(before)
@@ -66,19 +70,25 @@ def tabu(grid: Grid, codes: Array, moments: Moments, steps: int) -> Array:
         size = max(1, PART // (max(outputs, columns) * columns))
         parts = [(slice(at, at + size), slice(None)) for at in range(0, groups, size)]
     for part in parts:
-        after[part] = _searched(grid, before, moments, part, count)
+        after[part] = _searched(grid, before, moments, part, count, None if rest is None else rest[part])
     return after
 
 
-def _searched(grid: Grid, before: Array, moments: Moments, part: tuple[slice, slice], count: int) -> Array:
+def _searched(
+    grid: Grid, before: Array, moments: Moments, part: tuple[slice, slice], count: int, given: Array | None
+) -> Array:
     """Return the codes of a part after `count` steps, and those of before where the error is not smaller.
 
-    The change of the error is ``c A c' + 2 c r'`` with the change c of the values and the half gradient r before it.
+    The change of the error is ``c A c' + 2 c r'`` with the change c of the values and the half gradient r before it. It
+    is the sum of the costs of the steps, which is computed in float32: of few steps, from a given r, this is exact
+    enough, and saves a product.
     """
     own, scale, codes = moments.part(part[0]), grid.scale[part], before[part]
-    rest = own.gradient(grid.weight[part], (codes - grid.zero[part]) * scale)
+    rest = own.gradient(grid.weight[part], (codes - grid.zero[part]) * scale) if given is None else given
     problem = _TabuProblem.of(grid, codes, own.a, rest.copy(), part)
     problem.search(count)
+    if given is not None:
+        return problem.codes
     change = ((problem.codes - codes) * scale).astype(own.a.dtype, copy=False)
     gained = np.einsum("gok,gok->go", change, change @ own.a + 2 * rest, dtype=np.float64)
     return np.where((gained < 0)[..., None], problem.codes, codes)
