@@ -94,17 +94,17 @@ NOTED_BYTES: Final = 1024
 def insert(state: PipelineState, options: RunOptions) -> PipelineState:
     """Copy the graph and insert the Q/DQ pairs of the solution. The metadata name backend, CPU and kernel costs.
 
-    Metadata that exporters write for debugging is left out. If nothing is quantized, the model is written as it was
-    given: rewrites for quantization, such as biases that are added, would only make it larger.
+    Metadata that exporters write for debugging is left out. If nothing is quantized or converted, the model is written as it
+    was given: rewrites for quantization, such as biases that are added, would only make it larger.
     """
-    nothing = quantizes_nothing(state)
-    graph = _as_given(state) if nothing else graphs.copy(state.prepared.graph)
+    unchanged = quantizes_nothing(state) and state.prepared.plan.float_type == "fp32"
+    graph = _as_given(state) if unchanged else graphs.copy(state.prepared.graph)
     debug = graphs.drop_debug_metadata(graph)
     if debug >= NOTED_BYTES:
         graph.info.notes.append(
             Note("debug-metadata", f"{debug:,} bytes of the exporter's debug metadata (stack traces, classes) left out")
         )
-    if nothing:
+    if unchanged:
         return replace(state, prepared=replace(state.prepared, applied=()), quantized=graph)
     qdq.insert(graph, state.prepared.plan, state.solution)
     graph.info.metadata.update(to_metadata(graph.info.edits))
