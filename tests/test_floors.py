@@ -68,7 +68,7 @@ THIRD_PARTIES: dict[str, frozenset[str] | None] = {
             "runtimes.ort_variants",  # whether it has CUDA
             "backends.onnxruntime.backend",
             "patterns.simplify.fold",
-            "linting.ort.kernels",
+            "linting.ort.kernel_choice",
             "batch.dask.cluster_tasks",
             "recipe.sections.base",  # which device "auto" is
             "llm.adapt",

@@ -35,23 +35,23 @@ LAST_KERNELS: Final = {"Swish": 24}
 """Last opset in which onnxruntime (1.31) has a kernel for an operator; later it refuses the model."""
 
 
-class Limits(NamedTuple):
+class RuntimeLimits(NamedTuple):
     """Newest opset of the default domain and IR version that a runtime reads."""
 
     opset: int
     ir_version: int
 
 
-OLDEST_RUNTIME: Final = Limits(23, 11)
+OLDEST_RUNTIME: Final = RuntimeLimits(23, 11)
 """Of the oldest onnxruntime that is supported, 1.23."""
 
 
 @cache
-def runtime_limits() -> Limits | None:
+def runtime_limits() -> RuntimeLimits | None:
     """Return what the installed onnxruntime reads, found by loading models; None without onnxruntime."""
     opset, ir_version = OLDEST_RUNTIME
     try:
-        return Limits(
+        return RuntimeLimits(
             next((newer for newer in range(NEWEST, opset, -1) if _loads(newer, ir_version)), opset),
             next((newer for newer in range(onnx.IR_VERSION, ir_version, -1) if _loads(opset, newer)), ir_version),
         )
@@ -74,7 +74,7 @@ def lower(model: ModelProto, label: str) -> tuple[ModelProto, str]:
     Raises:
         ModelError: an operator has neither a form in the older opset nor a definition; it is named.
     """
-    own = Limits(next(entry.version for entry in model.opset_import if not domain_of(entry)), model.ir_version)
+    own = RuntimeLimits(next(entry.version for entry in model.opset_import if not domain_of(entry)), model.ir_version)
     if own.opset <= OLDEST_RUNTIME.opset and own.ir_version <= OLDEST_RUNTIME.ir_version:
         return model, ""
     limits = runtime_limits()
@@ -87,7 +87,7 @@ def lower(model: ModelProto, label: str) -> tuple[ModelProto, str]:
     model.ir_version = max(min(own.ir_version, limits.ir_version), ir_version_for(model.opset_import))
     changes = [
         f"{what} lowered from {before} to {after}"
-        for what, before, after in zip(Limits._fields, own, (opset, model.ir_version), strict=True)
+        for what, before, after in zip(RuntimeLimits._fields, own, (opset, model.ir_version), strict=True)
         if after < before
     ]
     changes += [f"{op} replaced by the nodes that define it" for op in sorted(replaced)]

@@ -19,7 +19,7 @@ from sbonnx.linting.openvino import OPENVINO_RULES
 from sbonnx.linting.ort import ORT_RULES
 from sbonnx.linting.qnn import QNN_RULES
 from sbonnx.linting.tensorrt import TENSORRT
-from sbonnx.linting.web import WEB_RULES
+from sbonnx.linting.web_rules import WEB_RULES
 from sbonnx.plugins.registry import instance_of
 
 RULES: Final[dict[str, tuple[LintRule, ...]]] = {

@@ -94,8 +94,8 @@ NOTED_BYTES: Final = 1024
 def insert(state: PipelineState, options: RunOptions) -> PipelineState:
     """Copy the graph and insert the Q/DQ pairs of the solution. The metadata name backend, CPU and kernel costs.
 
-    Metadata that exporters write for debugging is left out. If nothing is quantized or converted, the model is written as it
-    was given: rewrites for quantization, such as biases that are added, would only make it larger.
+    Metadata that exporters write for debugging is left out. If nothing is quantized or converted, the model is written
+    as it was given: rewrites for quantization, such as biases that are added, would only make it larger.
     """
     unchanged = quantizes_nothing(state) and state.prepared.plan.float_type == "fp32"
     graph = _as_given(state) if unchanged else graphs.copy(state.prepared.graph)

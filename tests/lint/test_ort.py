@@ -16,7 +16,7 @@ from sbonnx.assets import digits
 from sbonnx.errors import DeviceError
 from sbonnx.linting import Finding, View, lint
 from sbonnx.linting import model_view as views
-from sbonnx.linting.ort import ORT_RULES, kernels
+from sbonnx.linting.ort import ORT_RULES, kernel_choice
 from sbonnx.system import cpu
 from tests.support.models import model as written
 from tests.support.qdq_models import CHANNELS, Net
@@ -312,7 +312,7 @@ def test_a_layer_norm_that_onnxruntime_fuses_has_findings(opset: int) -> None:
     scalars = {"s": np.float32(0.03), "z": np.uint8(128), "two": np.float32(2), "eps": np.float32(1e-5)}
     proto = written(text, opset=opset, gamma=8, beta=8, w=(8, 4), **scalars)
     assert "O23" in rules(proto)
-    counted = kernels.counted(View(graphs.load(proto, opset=1), "onnxruntime"))
+    counted = kernel_choice.counted(View(graphs.load(proto, opset=1), "onnxruntime"))
     assert counted.model is not None
     assert "LayerNormalization" in {node.op_type for node in counted.model.graph.node}
 
@@ -362,7 +362,7 @@ def test_sums_are_those_of_two_neighbours(codes: tuple[int, ...], zero: int, sat
 
 @pytest.mark.parametrize(("outputs", "saturates"), [(CHANNELS, False), (2 * CHANNELS, True)])
 def test_depthwise_kernels_do_not_saturate(outputs: int, saturates: bool) -> None:
-    """Those with several outputs per channel are not depthwise kernels."""
+    """Those with several outputs per channel are not depthwise kernel_choice."""
     net = Net()
     w = net.codes(np.full((outputs, 1, 3, 3), 127))
     found_rules = rules(net.done(net.pair(net.conv(net.pair("x"), w, group=CHANNELS))))
@@ -394,7 +394,7 @@ def test_what_the_cpu_has(machine: str, flags: str, has: bool, tmp_path: Path, m
 def test_what_no_other_rule_explains_is_counted() -> None:
     """The rule that names ops without a kernel is silenced: the optimised graph still shows them."""
     rule = next(rule for rule in ORT_RULES if rule.id == "O32")
-    silent = kernels.stays_float(())
+    silent = kernel_choice.stays_float(())
     view = View(graphs.load(after("Tanh")), "onnxruntime")
     (one,) = silent(view)
     assert one[0].startswith("tanh")
@@ -427,7 +427,7 @@ def test_what_no_other_rule_explains_is_counted() -> None:
 def test_what_is_said_to_stay_float_does(made: Made, rule: str | None) -> None:
     """The rules read the file, onnxruntime decides: nothing is left between pairs without a rule, and the reverse."""
     view = View(graphs.load(made()), "onnxruntime")
-    left = list(kernels.stays_float(())(view))
+    left = list(kernel_choice.stays_float(())(view))
     assert bool(left) == (rule is not None)
     assert rules(made()) == ({rule} if rule else set())
 
@@ -445,7 +445,7 @@ def test_without_onnxruntime_nothing_is_counted(monkeypatch: pytest.MonkeyPatch)
     def missing(level: str) -> Any:
         raise DeviceError("onnxruntime is not installed")
 
-    monkeypatch.setattr(kernels, "session_options", missing)
+    monkeypatch.setattr(kernel_choice, "session_options", missing)
     (one,) = found(conv())
     assert (one.rule, one.severity) == ("O33", "info")
     assert "not installed" in one.why

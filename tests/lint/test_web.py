@@ -17,7 +17,7 @@ from onnx import helper
 
 from sbonnx.errors import ModelError
 from sbonnx.linting import lint
-from sbonnx.linting.web import NEWEST_IR, NEWEST_OPSET, WEB_RULES
+from sbonnx.linting.web_rules import NEWEST_IR, NEWEST_OPSET, WEB_RULES
 from sbonnx.runtimes.wasm import WASM
 from tests.lint.test_ort import SEEDED as SEEDED_ORT
 from tests.lint.test_ort import conv, in_blocks

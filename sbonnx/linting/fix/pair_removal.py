@@ -8,7 +8,7 @@ from typing import Final
 from sbonnx.graph import Node, Tensor, edit, query
 from sbonnx.linting.fix.edit_context import Bench, Fixed
 from sbonnx.linting.model_view import Quantizer
-from sbonnx.linting.ort import kernels as ort_kernels
+from sbonnx.linting.ort import kernel_choice
 from sbonnx.linting.ort import read as ort_read
 from sbonnx.linting.tensorrt import pair_placement
 from sbonnx.ops import ADDS, LINEAR
@@ -187,7 +187,7 @@ def _at_inputs(
 
 def weights_alone(bench: Bench) -> Iterator[Fixed]:
     """O15: Store weights as dequantized floats if their op reads float activations."""
-    named = {name for name, _, _ in ort_kernels.weight_only(bench.view)}
+    named = {name for name, _, _ in kernel_choice.weight_only(bench.view)}
     for linear in ort_read.weighted(bench.view):
         if str(linear.node.name) in named:
             what = "the weight is stored as floats"
@@ -196,7 +196,7 @@ def weights_alone(bench: Bench) -> Iterator[Fixed]:
 
 def activations_alone(bench: Bench) -> Iterator[Fixed]:
     """O16: Remove pairs before ops with a float weight."""
-    named = {name for name, _, _ in ort_kernels.float_weight(bench.view)}
+    named = {name for name, _, _ in kernel_choice.float_weight(bench.view)}
     for linear in ort_read.weighted(bench.view):
         if str(linear.node.name) in named:
             yield bypassed(bench, "O16", linear.node, 0, "the pair before it is removed")
@@ -204,7 +204,7 @@ def activations_alone(bench: Bench) -> Iterator[Fixed]:
 
 def useless(bench: Bench) -> Iterator[Fixed]:
     """O23, O24: Remove pairs that serve no integer kernel."""
-    for rule, check in (("O23", ort_kernels.useless_pair), ("O24", ort_kernels.output_pair)):
+    for rule, check in (("O23", kernel_choice.useless_pair), ("O24", kernel_choice.output_pair)):
         named = {name for name, _, _ in check(bench.view)}
         for quantizer in bench.view.quantizers:
             if not quantizer.quantizes and quantizer.name in named:

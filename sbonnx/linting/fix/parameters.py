@@ -16,7 +16,7 @@ from sbonnx.linting.fix.edit_context import Bench, Fixed
 from sbonnx.linting.fix.pair_removal import bypassed
 from sbonnx.linting.fix.recentre import pair_of, renumber
 from sbonnx.linting.model_view import Quantizer, View
-from sbonnx.linting.ort import kernels as ort_kernels
+from sbonnx.linting.ort import kernel_choice
 from sbonnx.linting.ort import numbers as ort_numbers
 from sbonnx.linting.ort import read as ort_read
 from sbonnx.linting.ort.read import WeightedOp
@@ -321,6 +321,6 @@ def _on_product(bench: Bench, linear: WeightedOp, bias: Quantizer) -> tuple[Arra
 
 def report_rescaling(bench: Bench) -> Iterator[Fixed]:
     """O25: Report only."""
-    for name, tensor, _ in ort_kernels.rescale(bench.view):
+    for name, tensor, _ in kernel_choice.rescale(bench.view):
         why = "the halves of the pair have other numbers: calibrate again to determine which are right"
         yield Fixed("O25", name, tensor, why, done=False)

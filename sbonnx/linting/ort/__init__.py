@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from sbonnx.linting.findings import LintRule
-from sbonnx.linting.ort import kernels, numbers
+from sbonnx.linting.ort import kernel_choice, numbers
 
 _STATIC: Final = (
     LintRule(
@@ -115,98 +115,98 @@ _STATIC: Final = (
         "where the weight is quantized, so is the activation",
         "warning",
         "put a pair on the op's input, or keep the weight float; in blocks of 4 or 8 bits a MatMul reads it as it is",
-        kernels.weight_only,
+        kernel_choice.weight_only,
     ),
     LintRule(
         "O16",
         "where the activation is quantized, so is the weight",
         "warning",
         "quantize the weight, or remove the pair",
-        kernels.float_weight,
+        kernel_choice.float_weight,
     ),
     LintRule(
         "O17",
         "the output of a quantized convolution is quantized",
         "warning",
         "put a pair on the convolution's output, before any op but Relu and Clip",
-        kernels.conv_output,
+        kernel_choice.conv_output,
     ),
     LintRule(
         "O18",
         "a Relu or Clip between integer ops is replaced by the zero point",
         "warning",
         "give the pair after it the zero point at the lowest code, and a range that ends at the Clip's or below",
-        kernels.rectifier_stays,
+        kernel_choice.rectifier_stays,
     ),
     LintRule(
         "O19",
         "pairs are around ops that have an integer kernel",
         "warning",
         "remove the pairs, unless the ops before and after need them",
-        kernels.no_kernel,
+        kernel_choice.no_kernel,
     ),
     LintRule(
         "O20",
         "Softmax stays float",
         "warning",
         "remove the pairs around the Softmax",
-        kernels.softmax,
+        kernel_choice.softmax,
     ),
     LintRule(
         "O21",
         "all inputs of an op between pairs are quantized",
         "warning",
         "put a pair on the float input, constants too, or remove the others",
-        kernels.float_side,
+        kernel_choice.float_side,
     ),
     LintRule(
         "O22",
         "ops that only move or pick codes have one scale on both sides",
         "warning",
         "give the pairs before and after it the same scale and zero point",
-        kernels.two_scales,
+        kernel_choice.two_scales,
     ),
     LintRule(
         "O23",
         "a pair serves an integer kernel",
         "warning",
         "remove the pair",
-        kernels.useless_pair,
+        kernel_choice.useless_pair,
     ),
     LintRule(
         "O24",
         "outputs of the graph are not rounded without need",
         "warning",
         "remove the pair at the output",
-        kernels.output_pair,
+        kernel_choice.output_pair,
     ),
     LintRule(
         "O25",
         "both halves of a pair have the same numbers",
         "warning",
         "give the DequantizeLinear the scale and zero point of its QuantizeLinear",
-        kernels.rescale,
+        kernel_choice.rescale,
     ),
     LintRule(
         "O26",
         "codes are not turned into other codes",
         "info",
         "let both pairs share one scale, or remove one",
-        kernels.requantized,
+        kernel_choice.requantized,
     ),
     LintRule(
         "O27",
         "grouped convolutions stay float",
         "info",
         "remove the pairs of the convolution, or measure that they win",
-        kernels.grouped_conv,
+        kernel_choice.grouped_conv,
     ),
     LintRule(
         "O28",
         "the codes of a Sigmoid or Softmax output cover 0 to 1",
         "info",
         "give it the scale 1/256 and the zero point at the lowest code",
-        kernels.unit_range,
+        kernel_choice.unit_range,
     ),
     LintRule(
         "O29",
@@ -231,35 +231,35 @@ ORT_RULES: Final = (
         "onnxruntime loads the model",
         "error",
         "fix what its message names",
-        kernels.refused,
+        kernel_choice.refused,
     ),
     LintRule(
         "O32",
         "no op stays float between pairs in the optimised graph",
         "warning",
         "remove the pairs around the op, or complete them",
-        kernels.stays_float(tuple(rule.check for rule in _STATIC)),
+        kernel_choice.stays_float(tuple(rule.check for rule in _STATIC)),
     ),
     LintRule(
         "O33",
         "the kernels of the optimised graph are counted",
         "info",
         "install onnxruntime, or make the model small enough to be written to the temporary folder",
-        kernels.not_counted,
+        kernel_choice.not_counted,
     ),
     LintRule(
         "O34",
         "products of block-wise weights have a fast kernel",
         "warning",
         "quantize with accuracy level 4, integer zero points, and 2 bits in blocks of 64 or 128",
-        kernels.slow_blocks,
+        kernel_choice.slow_blocks,
     ),
     LintRule(
         "O35",
         "channels of float convolutions fill blocks of the kernels",
         "warning",
         "prune with MULTIPLE: auto, or pad to the next multiple of 16 channels with zeros, which takes less time",
-        kernels.unblocked_channels,
+        kernel_choice.unblocked_channels,
     ),
     LintRule(
         "O36",
@@ -273,7 +273,7 @@ ORT_RULES: Final = (
         "the model runs after onnxruntime's own rewrites",
         "error",
         "leave the op float, or disable the rewrite in every session of the file",
-        kernels.broken_by_rewrites,
+        kernel_choice.broken_by_rewrites,
     ),
 )
-"""Rules in the order of the report: parameters, types, placement, counted kernels."""
+"""Rules in the order of the report: parameters, types, placement, counted kernel_choice."""

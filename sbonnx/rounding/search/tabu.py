@@ -25,7 +25,7 @@ MOST: Final = 1 << 22
 """Limit of values read for one output: layers with over 700 inputs get fewer steps per input."""
 
 MOST_AFTER_DESCENT: Final = 1 << 21
-"""The same limit from a local minimum, which needs no steps to reach one."""
+"""Limit from a local minimum, which needs no steps to reach one."""
 
 PART: Final = 1 << 22
 """Weights that are searched at a time; needs five arrays of this size with 4 bytes per entry."""
