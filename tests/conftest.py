@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from sbonnx.planning import cost_partition
 from sbonnx.present.text import printer
 from sbonnx.system.machine_costs import CACHE
 from sbonnx.system.terminal import to_json, versioned
 from sbonnx.verify import sessions
 from tests.support.lanes import divide
+from tests.support.toy_slack import toy_slack
 
 ROOT = Path(__file__).resolve().parents[1]
 PACK = Path(os.environ.get("SBONNX_PACK") or ROOT.parent / "shared" / "data")
@@ -56,9 +56,8 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def toy_graphs() -> Iterator[None]:
-    """Place integers though a model loses 50 µs by them: most graphs of tests are too small to gain anything."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cost_partition, "MODEL_SLACK_NS", 50_000.0)
+    """As in `toy_slack`."""
+    with toy_slack():
         yield
 
 
