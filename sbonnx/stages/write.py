@@ -97,7 +97,8 @@ def insert(state: PipelineState, options: RunOptions) -> PipelineState:
     Metadata that exporters write for debugging is left out. If nothing is quantized or converted, the model is written
     as it was given: rewrites for quantization, such as biases that are added, would only make it larger.
     """
-    unchanged = quantizes_nothing(state) and state.prepared.plan.float_type == "fp32"
+    in_memory = not state.request.float_model  # a graph that QuantModel was given, or has changed
+    unchanged = quantizes_nothing(state) and state.prepared.plan.float_type == "fp32" and not in_memory
     graph = _as_given(state) if unchanged else graphs.copy(state.prepared.graph)
     debug = graphs.drop_debug_metadata(graph)
     if debug >= NOTED_BYTES:

@@ -26,7 +26,11 @@ from tests.batch.works import Begun, statuses
 from tests.support.models import residual
 
 ROOT = Path(__file__).resolve().parents[2]
-FAST = (("ROUNDING", "nearest"), ("BIAS_CORRECTION", "none"))
+FAST = (
+    ("ROUNDING", "nearest"),
+    ("BIAS_CORRECTION", "none"),
+    ("KERNEL_COSTS", "none"),
+)  # nothing pays in so small a model
 
 
 @pytest.fixture
