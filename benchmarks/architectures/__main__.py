@@ -201,7 +201,7 @@ def main() -> int:
     cache: Path = options.cache.absolute()
     python = environments.python_of(environments.FOLDER, "mobius")
     if python.exists():
-        script = Path(__file__).with_name("build.py")
+        script = ROOT / "benchmarks" / "peers" / "mobius_models.py"
         subprocess.run([python, script, cache, *options.names], check=True)
     names = options.names or sorted(path.parent.name for path in cache.glob("*/built.json"))
     found = components(cache, names)

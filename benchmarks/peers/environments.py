@@ -149,7 +149,7 @@ PEERS: Final[Mapping[str, Peer]] = {
         ("transformers==5.24.0", "onnxscript==0.7.2", "onnx-shape-inference==0.4.0", "safetensors", "tqdm"),
         ("mobius-onnx==0.1.0",),
         "import mobius",
-        "benchmarks.architectures.build",
+        "benchmarks.peers.mobius_models",
         "mobius-onnx 0.1.0",
         quantizes=False,
     ),

@@ -1,4 +1,4 @@
-"""Tiny models of the architectures of mobius-onnx with random weights: `PYTHON build.py FOLDER [NAME ...]`.
+"""Tiny models of the architectures of mobius-onnx with random weights: `PYTHON mobius_models.py FOLDER [NAME ...]`.
 
 Runs by the Python of an environment that has mobius-onnx (`make peers ARGS=mobius`), and needs nothing of sbonnx. A
 name without a folder yet is built: a file for each component of the package, its configuration if it is a decoder, and
