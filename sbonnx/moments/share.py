@@ -84,7 +84,7 @@ class Compensation:
 
 
 FEW_OUTPUTS: Final = 512
-"""Outputs of a layer with more than `WIDE` inputs that decide about its share; it is one number of the layer."""
+"""So many outputs of a layer with more than `WIDE` inputs, to less than twice as many, decide about its share."""
 
 
 def compensation_of(weight: Array, fit: Moments, held: HeldPairs, *, bias: bool) -> Compensation:

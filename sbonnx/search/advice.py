@@ -59,6 +59,10 @@ LATENCY: Final = "time relative to float"
 GAIN: Final = "size relative to float"
 
 
+_Gain = tuple[float, RecipeChange]
+"""Reduction in dB of the error of the outputs that decided about the result, and the change that it is of."""
+
+
 @dataclass(frozen=True)
 class _ActionTrial:
     """A change that was tried.
@@ -101,9 +105,10 @@ def with_advice(state: PipelineState, seconds: float) -> PipelineState:
     lost = bool(problems_of(state, before))
     advice: Advice | None = None
     if lost or state.report.verdict.repairable:
-        trials, untried = _tried(state, before, max(SECONDS, seconds), lost=lost)
+        trials, gains, untried = _tried(state, before, max(SECONDS, seconds), lost=lost)
         advice = _best(before, trials, untried if lost else None)
-        causes = tuple(_with_gain(cause, trials) for cause in state.report.causes)
+        gains = [*((trial.gain_db, trial.change) for trial in trials), *gains]
+        causes = tuple(_with_gain(cause, gains) for cause in state.report.causes)
         state = replace(state, report=replace(state.report, causes=causes))
     own = before.runtime == state.prepared.backend.name  # times in another runtime say nothing
     if advice is None and not lost and before.slower and own:
@@ -115,7 +120,7 @@ def with_advice(state: PipelineState, seconds: float) -> PipelineState:
 
 def _tried(
     state: PipelineState, before: Comparison, budget: float, *, lost: bool
-) -> tuple[list[_ActionTrial], RecipeChange | None]:
+) -> tuple[list[_ActionTrial], list[_Gain], RecipeChange | None]:
     """Measure changes until one repairs the result or the time is over.
 
     If no output is lost, changes are simulated first, and only the best of them is run, if it gains enough.
@@ -125,19 +130,19 @@ def _tried(
         lost: whether an output is lost. Otherwise only remedies of causes are tried, in a part of the time.
 
     Returns:
-        The trials, and the first change that was not tried, if any.
+        The trials, the gains of simulations, and the first change that was not tried, if any.
     """
     begin, trials = time.perf_counter(), list[_ActionTrial]()
     changes = repairs(state) if lost else remedies(state.report.causes)
     budget *= 1.0 if lost else UNCERTAIN_SHARE
     simulation = None if lost or not changes else _Simulation.of(state, _deciding(before))
-    gains: list[tuple[float, RecipeChange]] = []
+    gains: list[_Gain] = []
     for change in changes:
         recipe = _changed(state.prepared.recipe, change)
         if recipe is None:
             continue
         if not _can_try(state) or time.perf_counter() - begin > budget:
-            return trials, change
+            return trials, gains, change
         gain_db = None if simulation is None else simulation.gain_db(recipe)
         if gain_db is not None:
             gains.append((gain_db, change))
@@ -153,7 +158,7 @@ def _tried(
     comparison = None if recipe is None else _measured(state, recipe)
     if best is not None and comparison is not None:
         trials.append(_trial(state, before, best, comparison, lost=lost))
-    return trials, None
+    return trials, gains, None
 
 
 def _trial(
@@ -180,13 +185,13 @@ def _best(before: Comparison, trials: Sequence[_ActionTrial], untried: RecipeCha
     return None if untried is None else _advice(before, trials, untried)
 
 
-def _with_gain(cause: Cause, trials: Sequence[_ActionTrial]) -> Cause:
-    """Return a cause with the gain of the trial of its remedy, alone if that was measured."""
-    own = [trial for trial in trials if cause in trial.change.causes]
+def _with_gain(cause: Cause, gains: Sequence[_Gain]) -> Cause:
+    """Return a cause with the gain of its remedy, alone if that was measured."""
+    own = [(gain_db, len(change.causes)) for gain_db, change in gains if cause in change.causes]
     if not own:
         return cause
-    trial = min(own, key=lambda row: len(row.change.causes))
-    return replace(cause, gain_db=trial.gain_db, together=len(trial.change.causes) > 1)
+    gain_db, together = min(own, key=lambda row: row[1])
+    return replace(cause, gain_db=gain_db, together=together > 1)
 
 
 def _deciding(before: Comparison) -> frozenset[str]:
