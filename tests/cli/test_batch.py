@@ -18,7 +18,7 @@ output: out
 defaults:
   data: d.npz
   split: 2
-  set: {rounding: nearest, bias_correction: none}
+  set: {rounding: nearest, bias_correction: none, kernel_costs: none}
 matrix:
   backend: [onnxruntime, tensorrt]
 jobs:
