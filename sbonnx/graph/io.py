@@ -112,7 +112,10 @@ def _load(source: ModelSource, opset: int) -> Graph:
     if sort_protos(model.graph):
         info.notes.append(Note("nodes-sorted", "nodes were not in topological order: sorted"))
     _name_nodes(model, info)
-    model, lowered = lower(model, opened.label)
+    try:
+        model, lowered = lower(model, opened.label)
+    except ModelError:  # a session will say so; not everything that is done with a model needs one
+        lowered = ""
     if lowered:
         info.ir_version = model.ir_version
         info.notes.append(Note("opset-lowered", lowered))

@@ -69,7 +69,7 @@ def lower(model: ModelProto, label: str) -> tuple[ModelProto, str]:
     """Return the model in an opset and IR version that onnxruntime reads, and what was changed ("": nothing).
 
     Args:
-        model: sorted, every node named; changed in place.
+        model: sorted, every node named. It is not changed, but for its IR version.
 
     Raises:
         ModelError: an operator has neither a form in the older opset nor a definition; it is named.
@@ -156,11 +156,11 @@ def _definition(node: NodeProto, opset: int, types: Mapping[str, TypeProto], nam
 
 
 def _typed(model: ModelProto) -> ModelProto:
-    """Infer types as far as possible."""
+    """Return a copy with types inferred as far as possible."""
     try:
         return onnx.shape_inference.infer_shapes(model)
     except ONNX_ERRORS:
-        return model
+        return copied(model)
 
 
 def _types(model: ModelProto) -> dict[str, TypeProto]:

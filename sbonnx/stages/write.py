@@ -121,6 +121,7 @@ def _as_given(state: PipelineState) -> graphs.Graph:
     """Load the model again, without changes except that pairs that the recipe requantizes are removed."""
     graph = graphs.load(state.request.float_model, opset=OLDEST_OPSET)
     qdq.make_float(graph, requantize=state.prepared.recipe.requantize)
+    graph.info.notes = list(state.prepared.graph.info.notes)
     return graph
 
 

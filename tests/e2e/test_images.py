@@ -47,11 +47,13 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_every_way_in_gives_the_same_bytes(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     photos = sbonnx.DataPath("photos", "p.yaml")
     feeds = [{"x": feed["x"]} for feed in read(photos, load(place / "m.onnx"))]
-    sbonnx.quantize("m.onnx", feeds, output="arrays.onnx")
-    sbonnx.quantize("m.onnx", "photos", preprocess="p.yaml", output="python.onnx")
-    assert main(["quantize", "m.onnx", "--data", "photos", "--preprocess", "p.yaml", "-o", "cli.onnx"]) == 0
+    sbonnx.quantize("m.onnx", feeds, output="arrays.onnx", kernel_costs="none")
+    sbonnx.quantize("m.onnx", "photos", preprocess="p.yaml", output="python.onnx", kernel_costs="none")
+    command = ["quantize", "m.onnx", "--data", "photos", "--preprocess", "p.yaml", "-o", "cli.onnx"]
+    assert main([*command, "--set", "kernel_costs=none"]) == 0  # nothing of so small a network pays
     (place / "jobs.yaml").write_text(
-        "output: out\ndefaults: {data: photos, preprocess: p.yaml}\njobs: [{model: m.onnx, name: q}]\n"
+        "output: out\ndefaults: {data: photos, preprocess: p.yaml, set: {kernel_costs: none}}\n"
+        "jobs: [{model: m.onnx, name: q}]\n"
     )
     assert main(["batch", "jobs.yaml"]) == 0
     wanted = (place / "arrays.onnx").read_bytes()
