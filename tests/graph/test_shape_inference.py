@@ -104,6 +104,19 @@ CASES = {
         "GatherBlockQuantized", {"i": RNG.integers(0, 11, (BATCH, STEPS, 1), np.int64)}, TABLE, ("t", "i", "s"), ("y",),
         {"bits": 4, "block_size": 16, "gather_axis": 0, "quantize_axis": 1},
     ),
+    "experts": Case(
+        "MoE", {"x": normal(6, HIDDEN), "r": normal(6, 3)}, {"u": normal(3, 48, HIDDEN), "d": normal(3, HIDDEN, 48)},
+        ("x", "r", "u", "", "d"), ("y",), {"k": 2, "activation_type": "gelu"},
+    ),
+    "quantized experts": Case(
+        "QMoE", {"x": normal(6, HIDDEN), "r": normal(6, 3)},
+        {
+            "u": RNG.integers(0, 255, (3, 48, HIDDEN // 2), np.uint8), "us": normal(3, 48, 2),
+            "d": RNG.integers(0, 255, (3, HIDDEN, 24), np.uint8), "ds": normal(3, HIDDEN, 3),
+        },
+        ("x", "r", "u", "us", "", "d", "ds"), ("y",),
+        {"k": 2, "activation_type": "gelu", "expert_weight_bits": 4, "block_size": 16},
+    ),
 }  # fmt: skip
 
 
