@@ -114,7 +114,7 @@ REFUSED: Final[dict[str, tuple[Callable[[], onnx.ModelProto], str]]] = {
     "branches without outputs": (lambda: branches(outputs=0), "if0"),
     "branch that is not a graph": (lambda: branches(graph=False), "then_branch"),
     "mode that is not text": (mode_of_bytes, "mode"),
-    "parameter of a function twice": (parameter_twice, "input 1"),
+    "parameter of a function twice": (parameter_twice, "has 1 input"),
     "pads as text": (lambda: pad(pads="text"), "pad"),
     "numbers declared as text": (lambda: changed(as_text), "'w'"),
     "69 dimensions": (lambda: changed(many_dimensions), "'w'"),

@@ -17,7 +17,9 @@ from tests.fuzz.harness import Zygote, state
 QUANTIZE: Final = ("quantize", "m.onnx", "--data", "d.npz", "--split", "1", "-o", "out/q.onnx", "--force", "-q")
 CACHED: Final = (*QUANTIZE, "--cache", "kept")
 JOBS: Final = (
-    "output: out\ndefaults: {data: d.npz, split: 1, backend: [onnxruntime, tensorrt]}\njobs:\n  - model: m.onnx\n"
+    "output: out\n"
+    "defaults: {data: d.npz, split: 1, backend: [onnxruntime, tensorrt], set: {kernel_costs: none}}\n"
+    "jobs:\n  - model: m.onnx\n"
 )
 BATCH: Final = ("batch", "j.yaml", "-q", "--workers", "1")
 

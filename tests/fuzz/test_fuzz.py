@@ -46,8 +46,8 @@ def test_no_case_ends_badly(part: str, count: int, number: int) -> None:
     tally = collect(part, count, number)
     assert not tally.faults, "\n\n".join(tally.faults.values())
     assert tally.classes.total() >= count * 0.9
-    if part == "names":  # any name is legal; integers do not pay in some of these small networks
-        assert set(tally.classes) <= {"done", "below quality, reported"}
+    if part == "names":  # any name is legal
+        assert set(tally.classes) == {"done"}
     else:
         assert len(tally.classes) > 1, f"all cases end alike: {tally.classes}"
 

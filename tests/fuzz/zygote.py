@@ -75,8 +75,10 @@ def child(request: dict[str, Any], folder: Path, logs: Path) -> int:
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
     sys.argv = ["sbonnx", *request["argv"]]
     from sbonnx.cli import main
+    from tests.support.toy_slack import toy_slack
 
-    code = main()
+    with toy_slack():
+        code = main()
     sys.stdout.flush()
     sys.stderr.flush()
     (logs / "ended").touch()
