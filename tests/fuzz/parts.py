@@ -179,10 +179,10 @@ def names(draw: st.DrawFn) -> Case:
 
 
 PARTS: Final[dict[str, tuple[st.SearchStrategy[Case], int]]] = {
-    "models": (models(), 300),
-    "bytes of models": (bytes_of_models(), 100),
-    "data": (data(), 100),
-    "recipes": (recipes(), 100),
+    "models": (models(), 200),
+    "bytes of models": (bytes_of_models(), 60),
+    "data": (data(), 60),
+    "recipes": (recipes(), 60),
     "flags": (flags(), 60),
     "jobs": (jobs(), 80),
     "names": (names(), 20),
