@@ -180,14 +180,14 @@ def measure(component: Component, folder: Path) -> Record:
 
 def components(cache: Path, names: Iterable[str]) -> dict[str, dict[str, tuple[str, Component]]]:
     """Return the models of each architecture that was built: digest and model, by component."""
-    found: dict[str, dict[str, tuple[str, Component]]] = {}
+    packages: dict[str, dict[str, tuple[str, Component]]] = {}
     for name in names:
         record = json.loads((cache / name / "built.json").read_text(encoding="utf-8"))
-        found[name] = {
+        packages[name] = {
             part: (values["digest"], Component(cache / name / part / "model.onnx", values["decoder"]))
             for part, values in record.get("components", {}).items()
         }
-    return found
+    return packages
 
 
 def main() -> int:
@@ -204,20 +204,20 @@ def main() -> int:
         script = ROOT / "benchmarks" / "peers" / "mobius_models.py"
         subprocess.run([python, script, cache, *options.names], check=True)
     names = options.names or sorted(path.parent.name for path in cache.glob("*/built.json"))
-    found = components(cache, names)
-    every = {digest: model for models in found.values() for digest, model in models.values()}
+    packages = components(cache, names)
+    every = {digest: model for models in packages.values() for digest, model in models.values()}
     kept = Kept(cache / "records.jsonl", tuple(every) if options.again else ())
-    for name, models in found.items():
+    for name, models in packages.items():
         for part, (digest, model) in models.items():
             if file_bytes(model.path) > LARGEST:
                 continue
-            known = kept.get(digest)
+            earlier = kept.get(digest)
             folder = cache / "work" / digest[:16]
             folder.mkdir(parents=True, exist_ok=True)
             record = kept.record((digest,), partial(measure, model, folder))
-            if known is None or options.again:
+            if earlier is None or options.again:
                 print(name, part, said(record), flush=True)
-    text = section(found, kept)
+    text = section(packages, kept)
     print(text)
     if options.write:
         write_section("architectures", text)
@@ -253,10 +253,10 @@ def row(names: Sequence[str], records: Sequence[Record | None]) -> list[str]:
     ]
 
 
-def section(found: dict[str, dict[str, tuple[str, Component]]], kept: Kept) -> str:
+def section(packages: dict[str, dict[str, tuple[str, Component]]], kept: Kept) -> str:
     """Return the section of docs/results/."""
     same: dict[tuple[str, ...], list[str]] = {}
-    for name, models in found.items():
+    for name, models in packages.items():
         if models:
             same.setdefault(tuple(digest for digest, _ in models.values()), []).append(name)
     records = {digests: [kept.get(digest) for digest in digests] for digests in same}
@@ -273,7 +273,7 @@ def section(found: dict[str, dict[str, tuple[str, Component]]], kept: Kept) -> s
     about = (
         f"{passed} names with all models quantized, {results['crashed']} crashed; "
         f"{1 - left / max(1, total):.1%} of the matrix weights in integers. "
-        f"`python -m benchmarks.architectures --write`: {len(found)} names of {VERSIONS}, {len(same)} different "
+        f"`python -m benchmarks.architectures --write`: {len(packages)} names of {VERSIONS}, {len(same)} different "
         f"packages with small random weights, {len(rows)} measured ({len(done)} models). Decoders of one file go "
         "through llm quantize with windows of random tokens, the other models through quantize with random feeds. "
         "Quantized: the file runs in onnxruntime at its lowest and highest level, with the same outputs to "

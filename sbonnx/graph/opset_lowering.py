@@ -148,7 +148,8 @@ def _definition(node: NodeProto, opset: int, types: Mapping[str, TypeProto], nam
     given = {attribute.name for attribute in node.attribute}
     defaults = [schema.attributes[one].default_value for one in function.attribute if one not in given]
     node.attribute.extend(default for default in defaults if default.name)
-    # What changed in opsets 25 to 28 are types of operators: the inliner needs not convert, which it cannot in bodies.
+    # The operators of these definitions gained only types in opsets 25 to 28: the inliner need not convert them, which
+    # it cannot do in bodies.
     replace_entries(function.opset_import, [onnx.helper.make_opsetid("", opset)])
     function.domain = node.domain = EXPANDED
     function.name = node.op_type = name

@@ -101,7 +101,7 @@ class NodeUnits:
         return any(query.dtype(tensor) in FLOATS for tensor in self._nodes[reader.node].outputs)
 
     def _has_width(self, reader: Reader) -> bool:
-        """Return whether an op that reads the activation needs the width of its own output."""
+        """Return whether a reader of the activation must have inputs and output of one width."""
         free = self._nodes[reader.node].op in self._mixed and reader.node not in self._inner
         return self._computes(reader) and not free
 

@@ -59,23 +59,23 @@ def test_the_kernel_computes_what_the_codes_say(bits: int, scheme: str, db: floa
     settings = {"w_bit": bits, "w_qscheme": scheme, "accuracy_level": 1}
     ready = prepared(mixture(weights, **attributes), mode="weight_only", **settings)
     solution = solved(ready, None)
-    made, refusals = written(ready, solution)
-    assert not refusals and ops(made) == {"QMoE": 1}
+    file, refusals = written(ready, solution)
+    assert not refusals and ops(file) == {"QMoE": 1}
     rounded = {
         site.tensor: solution.qparams[site.key].dequantize(solution.codes[site.key]) for site in ready.plan.sites
     }
     assert rounded.keys() == {"w1", "w2"}
     expected = run(mixture({**weights, **rounded}, **attributes), feed())["y"]
     for level in ("off", "all"):
-        noise = run(made, feed(), level=level)["y"] - expected
+        noise = run(file, feed(), level=level)["y"] - expected
         assert 10 * np.log10(np.square(expected).sum() / np.square(noise).sum()) > db
 
 
 def test_each_projection_has_its_width() -> None:
     settings = {"w_bit": 4, "w.specific": [{"tensor:w2": {"QUANTIZER.BIT": 8}}]}
     ready = prepared(mixture(random_weights()), mode="weight_only", **settings)
-    made, _ = written(ready, solved(ready, None))
-    attributes = {entry.name: entry.i for entry in made.graph.node[0].attribute}
+    file, _ = written(ready, solved(ready, None))
+    attributes = {entry.name: entry.i for entry in file.graph.node[0].attribute}
     assert (attributes["expert_weight_bits"], attributes["fc2_expert_weight_bits"]) == (4, 8)
 
 

@@ -77,7 +77,7 @@ def test_feeds_that_no_form_of_the_model_runs_are_refused() -> None:
 
 
 def test_transposes_stay_where_they_are_without_the_rewrites(tmp_path: Path) -> None:
-    """onnxruntime moves them twice: the second transformer, of the provider, has a name of its own."""
+    """Two graph transformers of onnxruntime move transposes; the one of the provider has another name."""
     text = """agraph (float[2,8,5] x) => (float[2,8,5] y) {
         t = Transpose <perm = [0, 2, 1]> (x)
         s = Sigmoid (t)
