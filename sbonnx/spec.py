@@ -167,17 +167,20 @@ class QuantSpec:
             return FLOATS[self.kind].dtype
         return np.dtype(f"{'int' if self.signed else 'uint'}{self.storage_bits}")
 
-    @property
-    def native_dtype(self) -> np.dtype[Any]:
-        """Smallest ONNX type that holds every code: int4 and uint4 for bits <= 4."""
+    def native_dtype(self, opset: int = BLOCKS_SINCE) -> np.dtype[Any]:
+        """Return the smallest type of an opset that holds every code: of 2 bits from 25 on, of 4 bits from 21 on."""
         if self.bits > 4 or self.is_float:
             return self.dtype
-        four: np.dtype[Any] = np.dtype(ml_dtypes.int4 if self.signed else ml_dtypes.uint4)
-        return four
+        sign = "" if self.signed else "u"
+        two, four = f"{sign}int2", f"{sign}int4"
+        narrowest: np.dtype[Any] = np.dtype(
+            getattr(ml_dtypes, two if self.bits == 2 and opset >= CODES_SINCE[two] else four)
+        )
+        return narrowest
 
     @property
     def fills_dtype(self) -> bool:
-        """Whether saturation of `native_dtype` is exactly [qmin, qmax], so that no Clip is needed."""
+        """Whether saturation of `native_dtype` of opset 21 is exactly [qmin, qmax], so that no Clip is needed."""
         return self.bits in (4, 8, 16, BIAS_BITS) and not self.narrow
 
     def label(self) -> str:

@@ -1,4 +1,4 @@
-"""Small floats in blocks against the reference evaluator of the onnx package, and against the text of OCP MX 1.0."""
+"""Small floats in blocks, and 2 bits, against the reference evaluator of onnx; blocks against the text of OCP MX 1.0."""
 
 from __future__ import annotations
 
@@ -64,6 +64,14 @@ def referenced(x: Array, scale: Array, kind: Kind) -> tuple[Array, Array]:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)])
     codes, values = evaluated(model, x=x, scale=scale)
     return codes, values
+
+
+def without_widths(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model without the attribute ``__bits``: the reference evaluator refuses what it does not know."""
+    for node in model.graph.node:
+        for attribute in [attribute for attribute in node.attribute if attribute.name == "__bits"]:
+            node.attribute.remove(attribute)
+    return model
 
 
 EXTREMES = np.array([0.0, -0.0, 1e-45, -1e-38, 0.25, 0.75, 1.25, 2.5, 3.5, 5.0, 5.5, 448, 464, -3e38, 3e38, 7.0])
@@ -144,10 +152,7 @@ def test_files(kind: Kind, tmp_path: Path) -> None:
     assert codes.data_type == TYPES[FLOATS[kind].codes]
     assert len(codes.raw_data) == 96 * 24 * FLOATS[kind].bits // 8
     (ours,) = open_session(str(file), session_options()).run(None, {"x": x})
-    for node in written.graph.node:  # the reference evaluator refuses attributes that it does not know
-        for attribute in [attribute for attribute in node.attribute if attribute.name == "__bits"]:
-            node.attribute.remove(attribute)
-    (theirs,) = evaluated(written, x=x)
+    (theirs,) = evaluated(without_widths(written), x=x)
     np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-4)
     (floats,) = evaluated(proto, x=x)
     noise = 10 * math.log10(float((floats**2).mean() / ((floats - theirs) ** 2).mean()))
@@ -159,6 +164,28 @@ def test_files(kind: Kind, tmp_path: Path) -> None:
     qdq.strip(graph)
     (stripped,) = open_session(to_proto(graph).SerializeToString(), session_options()).run(None, {"x": x})
     np.testing.assert_allclose(stripped, ours, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("settings", [{"block_size": 32}, {"w_qscheme": "per-channel-affine", "block_size": 16}, {}])
+def test_two_bits_are_stored_in_two(settings: dict[str, Any], tmp_path: Path) -> None:
+    """int2 and uint2 from opset 25 on: computed as the onnx package and onnxruntime do, read with their width."""
+    proto, x = product()
+    proto = onnx.version_converter.convert_version(proto, 25)
+    file = tmp_path / "q.onnx"
+    sbonnx.quantize(proto, [{"x": x}], file, backend="virtual", mode="weight_only", bits="w2", verify=False, **settings)
+    written = onnx.load(file)
+    onnx.checker.check_model(written, full_check=True)
+    signed = "w_qscheme" not in settings
+    kinds = {tensor.name: tensor.data_type for tensor in written.graph.initializer}
+    assert kinds["w_quantized"] == kinds["w_zero_point"] == (TensorProto.INT2 if signed else TensorProto.UINT2)
+    assert len(next(one for one in written.graph.initializer if one.name == "w_quantized").raw_data) == 96 * 24 // 4
+    (pair,) = qdq.read(load(file))
+    assert (pair.qparams.spec.bits, pair.qparams.spec.signed) == (2, signed)
+    (ours,) = open_session(str(file), session_options("off")).run(None, {"x": x})
+    (theirs,) = evaluated(without_widths(written), x=x)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-4)
+    assert not [finding for finding in linting.lint(written, "onnxruntime") if finding.severity == "error"]
+    assert "int2" in str(linting.lint(written, "tensorrt@11"))
 
 
 def test_tensorrt_reads_nvfp4(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def session(dtype: str, rank: int, axis: int | None) -> onnxruntime.InferenceSes
 
 def in_onnxruntime(x: Array, params: QParams) -> tuple[Array, Array]:
     """Codes and values of QuantizeLinear and DequantizeLinear, in the native type of the spec."""
-    runner = session(params.spec.native_dtype.name, x.ndim, params.spec.axis)
+    runner = session(params.spec.native_dtype().name, x.ndim, params.spec.axis)
     codes, values = runner.run(None, {"x": x, "scale": params.scale, "zero": params.zero_point})
     return codes, values
 
@@ -362,7 +362,7 @@ def test_codes_of_a_width(bits: int) -> None:
     assert (unsigned.qmin, unsigned.qmax) == (0, 2**bits - 1)
     assert narrow.qmin == -narrow.qmax
     for spec in (signed, unsigned):
-        native = ml_dtypes.iinfo(spec.native_dtype)  # type: ignore[no-untyped-call]
+        native = ml_dtypes.iinfo(spec.native_dtype())  # type: ignore[no-untyped-call]
         assert native.min <= spec.qmin
         assert spec.qmax <= native.max
         assert spec.fills_dtype == (native.min == spec.qmin and native.max == spec.qmax)

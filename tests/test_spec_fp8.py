@@ -68,7 +68,7 @@ def at(scale: float) -> QParams:
 
 def test_the_spec_says_what_it_is() -> None:
     assert (SPEC.qmin, SPEC.qmax, SPEC.centre) == (-448, 448, 0)
-    assert SPEC.dtype == SPEC.native_dtype == np.dtype(E4M3)
+    assert SPEC.dtype == SPEC.native_dtype() == np.dtype(E4M3)
     assert SPEC.fills_dtype
     assert (SPEC.label(), QuantSpec(kind="fp8", axis=1).label()) == ("fp8", "fp8 axis 1")
     assert np.nanmax(VALUES) == FP8_MAX

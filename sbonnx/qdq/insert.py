@@ -25,12 +25,12 @@ from sbonnx.spec import BLOCKS_SINCE, CHANNELS_SINCE, CODES_SINCE, HALF_SCALES_S
 BYTES: Final = (np.dtype(np.int8), np.dtype(np.uint8))
 
 
-def stored_type(role: Role, spec: QuantSpec) -> Any:
-    """Return the NumPy type of the codes in the file: weights use the narrowest available, activations 8 bits or more.
+def stored_type(role: Role, spec: QuantSpec, opset: int = BLOCKS_SINCE) -> Any:
+    """Return the NumPy type of the codes in a file: weights use the narrowest of the opset, activations 8 bits or more.
 
     Activations are never int4: onnxruntime moves pairs past ops that have no kernel for it.
     """
-    return spec.native_dtype if role == "weight" else spec.dtype
+    return spec.native_dtype(opset) if role == "weight" else spec.dtype
 
 
 def opset_needed(sites: Iterable[tuple[Role, QuantSpec]], *, half: bool = False) -> int:
@@ -195,7 +195,7 @@ class _PairWriter:
         kind = query.dtype(tensor)
         shape = query.shape(tensor)
         native = stored_type("activation", site.spec)
-        exact = site.spec.fills_dtype and site.spec.native_dtype == native
+        exact = site.spec.fills_dtype and site.spec.native_dtype() == native
         exact = exact and not (site.spec.is_float and self.backend.numbers.fp8 != "kernels")
         numbers = self._numbers(site, qparams, kind, native)
         nodes = [] if exact else self._clip(site, tensor, qparams, kind)
@@ -280,13 +280,14 @@ class _PairWriter:
         """Return the NumPy type of a weight's codes; 16 bits for blocks of 8 bits if the data input is quantized.
 
         In that case onnxruntime 1.31 treats int8 blocks as one scale per channel, fuses them into QLinearMatMul and
-        fails at run time; it does not fuse 16-bit codes. It has no integer kernels for 4 bits with per-channel scales:
+        fails at run time; it does not fuse 16-bit codes. It also gives int2 codes to MatMulIntegerToFloat, which does
+        not take them: they are int4 there. It has no integer kernels for 4 bits with per-channel scales:
         such weights are int8 here and packed in the file (`sbonnx.export.packed`).
         """
-        native = stored_type("weight", site.spec)
         if self.backend.files.packs_weights and site.spec.block_size is None:
             return site.spec.dtype
         beside = any(reader.node in self.beside_pairs for reader in site.readers)
+        native = stored_type("weight", site.spec, BLOCKS_SINCE if beside else self.graph.opset)
         if site.spec.block_size is None or not beside or np.dtype(native) not in BYTES:
             return native
         return np.dtype(np.int16 if site.spec.signed else np.uint16)

@@ -50,8 +50,8 @@ def _pair(graph: Any, node: Any, site: Site, reader: Reader, tensor: str, soluti
     else:
         qparams = solution.qparams[site.key]
         codes, scale, zero = solution.codes.get(site.key, np.empty(0)), qparams.scale, qparams.zero_point
-        zero = zero.astype(site.spec.native_dtype)
-        codes = codes.astype(site.spec.native_dtype)
+        zero = zero.astype(site.spec.native_dtype())
+        codes = codes.astype(site.spec.native_dtype())
     graph.initializer.append(numpy_helper.from_array(scale, f"{stem}_s"))
     graph.initializer.append(numpy_helper.from_array(zero, f"{stem}_z"))
     axis: dict[str, Any] = {} if scale.ndim == 0 else {"axis": 0 if site.role == "bias" else site.spec.axis}
