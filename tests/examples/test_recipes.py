@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from examples.packaged import MODELS, model_of
 from sbonnx.runtimes import RUNTIMES
 from tests.e2e.test_readme import blocks
 
@@ -29,13 +30,14 @@ PACKAGES = {
     "detector": ["PIL"],
     "encoder": ["tokenizers"],
     "image_folder": ["PIL"],
+    "ocr": ["PIL"],
     "vision_transformer": ["sklearn"],
 }
 """Packages of an example besides torch."""
 
 
-WITHOUT_TORCH = {"browser": "wasm", "phone": "qnn", "tensorrt": ""}
-"""Examples of the bundled network, and the runtime that each one needs."""
+WITHOUT_TORCH = {"browser": "wasm", "ocr": "", "phone": "qnn", "pitch": "", "tensorrt": ""}
+"""Examples that train nothing, and the runtime that each one needs."""
 
 
 def expected(name: str) -> dict[str, float]:
@@ -66,6 +68,8 @@ def test_recipe(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
         pytest.skip(why)
     for package in PACKAGES.get(name, ()):
         pytest.importorskip(package)
+    if name in MODELS and model_of(name) is None:
+        pytest.skip(f"needs the model in {MODELS[name][0]}")
     monkeypatch.chdir(tmp_path)
     figures = importlib.import_module(f"examples.{name}.run").run()
     wanted = expected(name)
