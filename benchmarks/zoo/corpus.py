@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -33,6 +34,7 @@ class Corpus:
 
     def __init__(self, pack: Path) -> None:
         self._pack = pack
+        self.zoo = pack.parent / "zoo"
 
     @cache  # noqa: B019 (lives as long as the process)
     def photos(self) -> tuple[Image.Image, ...]:
@@ -53,3 +55,10 @@ class Corpus:
             with np.load(self._pack / "data" / f"{name}.npz") as data:
                 parts.append(data["X"].reshape(-1).astype(np.float32) / 32768)
         return np.concatenate(parts)
+
+    def samples(self, name: str) -> Iterator[Feed]:
+        """Yield the samples of a model of the pack, those to calibrate with first."""
+        for use in ("calib", "eval"):
+            for file in sorted((self.zoo / "data" / f"{name}_{use}").glob("*.npz")):
+                with np.load(file) as data:
+                    yield dict(data)

@@ -22,6 +22,8 @@ def _scaled(image: Image.Image, size: tuple[int, int], form: str) -> Any:
     values = np.asarray(image.resize(size[::-1], Image.Resampling.BILINEAR), np.float32).transpose(2, 0, 1)
     if form == "bytes":
         return values[::-1].copy()
+    if form == "levels":
+        return values
     if form == "half":
         return (values / 255 - 0.5) / 0.5
     if form == "signed":
@@ -89,6 +91,27 @@ def captcha(corpus: Corpus, names: list[str], size: str, form: str) -> Iterator[
             corner = np.array(divmod(int(place), 3)) * (width // 3) + rng.integers(0, width // 3 - 80, 2)
             ink = tuple(int(value) for value in rng.integers(0, 256, 3))
             image.paste(Image.new("RGB", mask.size, ink), (int(corner[0]), int(corner[1])), mask)
+        yield {names[0]: _scaled(image, (height, width), form)[None]}
+
+
+def letters(corpus: Corpus, names: list[str], size: str, form: str) -> Iterator[Feed]:
+    """Yield four turned letters or digits on light paper with lines and dots across, (1, 3, H, W)."""
+    rng = np.random.default_rng(29)
+    height, width = _size(size)
+    for _ in range(96):
+        image = Image.new("RGB", (width, height), tuple(int(value) for value in rng.integers(200, 256, 3)))
+        draw = ImageDraw.Draw(image)
+        for place in range(4):
+            letter = Image.new("L", (height, height))
+            sign = "0123456789ABCDEFGHJKLMNPQRSTUVWXYZ"[int(rng.integers(34))]
+            ImageDraw.Draw(letter).text((height // 4, 4), sign, 255, ImageFont.load_default(height * 2 // 3))
+            mask = letter.rotate(int(rng.integers(-25, 26)))
+            ink = tuple(int(value) for value in rng.integers(0, 140, 3))
+            image.paste(Image.new("RGB", mask.size, ink), (place * width // 4 - 4, int(rng.integers(-4, 5))), mask)
+        for _ in range(3):
+            ends = rng.integers(0, (width, height, width, height)).tolist()
+            draw.line(ends, fill=tuple(int(value) for value in rng.integers(60, 200, 3)))
+        draw.point(rng.integers(0, (width, height), (60, 2)).ravel().tolist(), fill=(90, 90, 90))
         yield {names[0]: _scaled(image, (height, width), form)[None]}
 
 

@@ -10,6 +10,21 @@ import onnx
 
 from benchmarks.zoo import images, signals, symbols
 from benchmarks.zoo.corpus import Corpus, Feed
+from sbonnx.verify.sessions import run, session
+
+
+def packed(corpus: Corpus, names: list[str], name: str) -> Iterator[Feed]:
+    """Yield the samples that the model pack has for a model."""
+    yield from corpus.samples(name)
+
+
+def decoded(corpus: Corpus, names: list[str], encoder: str) -> Iterator[Feed]:
+    """Yield the outputs of an encoder of the model pack that a decoder reads."""
+    opened = session(corpus.zoo / "models" / f"{encoder}.onnx")
+    for number, feed in enumerate(corpus.samples(encoder)):
+        outputs = dict(zip((value.name for value in opened.get_outputs()), run(opened, feed, number), strict=True))
+        yield {name: outputs[name] for name in names}
+
 
 BUILDERS: Final[dict[str, Callable[..., Iterator[Feed]]]] = {
     build.__name__: build
@@ -20,6 +35,7 @@ BUILDERS: Final[dict[str, Callable[..., Iterator[Feed]]]] = {
         images.turned,
         images.captcha,
         images.puzzle,
+        images.letters,
         images.line,
         images.line_gray,
         signals.audio,
@@ -39,6 +55,8 @@ BUILDERS: Final[dict[str, Callable[..., Iterator[Feed]]]] = {
         symbols.reaction,
         symbols.molecule,
         symbols.table,
+        packed,
+        decoded,
     )
 }
 """Functions that yield feeds of one sample, by the first word of `Source.inputs`."""

@@ -41,14 +41,16 @@ def same_class(reference: Outputs, other: Outputs) -> float:
     return float(np.mean(before.argmax(-1) == after.argmax(-1)))
 
 
-def same_text(reference: Outputs, other: Outputs) -> float:
+def same_text(reference: Outputs, other: Outputs, blank: int = 0) -> float:
     """Return 1 if the greedy CTC text stays the same, else 0."""
-    return float(_text(reference[0]) == _text(other[0]))
+    return float(_text(reference[0], blank) == _text(other[0], blank))
 
 
-def _text(scores: Any) -> list[int]:
-    codes = scores.reshape(-1, scores.shape[-1]).argmax(-1)  # of one line, whether its steps or samples come first
-    return [int(code) for place, code in enumerate(codes) if code and (not place or code != codes[place - 1])]
+def _text(scores: Any, blank: int) -> list[int]:
+    classes = scores.shape[-1]
+    codes = scores.reshape(-1, classes).argmax(-1)  # of one line, whether its steps or samples come first
+    kept = (codes != blank % classes) & (np.diff(codes, prepend=-1) != 0)
+    return [int(code) for code in codes[kept]]
 
 
 def overlap(reference: Outputs, other: Outputs) -> float:
@@ -62,6 +64,28 @@ def cosine(reference: Outputs, other: Outputs) -> float:
     """Return the cosine of the first outputs."""
     before, after = (value[0].astype(np.float64).ravel() for value in (reference, other))
     return float(before @ after / max(float(np.linalg.norm(before) * np.linalg.norm(after)), 1e-30))
+
+
+def lowest_cosine(reference: Outputs, other: Outputs) -> float:
+    """Return the lowest cosine of an output."""
+    return min(cosine([before], [after]) for before, after in zip(reference, other, strict=True))
+
+
+def structural_similarity(reference: Outputs, other: Outputs) -> float:
+    """Return the structural similarity of images (1, C, H, W) of values to 255, by windows of 8 x 8 pixels.
+
+    Wang et al. (2004), equation 13.
+    """
+    first, second = (
+        np.lib.stride_tricks.sliding_window_view(outputs[0][0].astype(np.float64), (8, 8), (1, 2))
+        for outputs in (reference, other)
+    )
+    means = first.mean((-2, -1)), second.mean((-2, -1))
+    covariance = (first * second).mean((-2, -1)) - means[0] * means[1]
+    luminance, contrast = 2.55**2, 7.65**2
+    above = (2 * means[0] * means[1] + luminance) * (2 * covariance + contrast)
+    below = (means[0] ** 2 + means[1] ** 2 + luminance) * (first.var((-2, -1)) + second.var((-2, -1)) + contrast)
+    return float((above / below).mean())
 
 
 def same_steps(reference: Outputs, other: Outputs) -> float:
@@ -181,9 +205,12 @@ DECODERS: Final[dict[str, Callable[[Outputs], Any]]] = {"yolox": _yolox, "yolov8
 METRICS: Final[dict[str, tuple[str, Agreement]]] = {
     "class": ("same class", same_class),
     "ctc": ("same text", same_text),
+    "ctc_last": ("same text", partial(same_text, blank=-1)),
     "map": ("overlap of text", overlap),
     "cosine": ("cosine", cosine),
     "cosine_last": ("cosine", lambda reference, other: cosine(reference[-1:], other[-1:])),
+    "cosines": ("lowest cosine", lowest_cosine),
+    "similar": ("structural similarity", structural_similarity),
     "steps": ("same class", same_steps),
     "sound": ("cosine of log spectra", same_sound),
     "logits": ("overlap of spindles", same_signs),

