@@ -1,4 +1,4 @@
-"""Small floats in blocks, and 2 bits, against the reference evaluator of onnx; blocks against the text of OCP MX 1.0."""
+"""Small floats in blocks, and 2 bits, against the reference evaluator of onnx, and the text of OCP MX 1.0."""
 
 from __future__ import annotations
 
