@@ -228,6 +228,9 @@ READS_RELATIVE: Final = frozenset({"Sqrt", "Reciprocal", "Log"})
 CARRIES_MASK: Final = MOVES_DATA | ELEMENTWISE | {"Add", "Where", "Concat", "Max", "Min"}
 """Ops between an attention mask (large negative numbers) and its softmax."""
 
+CARRIES_INFINITY: Final = MOVES_DATA | {"Add", "Where", "Concat", "Pad", "ScatterElements", "ScatterND"}
+"""Ops whose output holds an infinite number of an input, for most other inputs."""
+
 FUSED_INTO_CONV: Final = frozenset({"LeakyRelu", "Sigmoid", "Add"})
 """Ops that onnxruntime's CPU fuses into the float convolution before them; in integers they have kernels apart."""
 

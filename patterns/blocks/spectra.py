@@ -21,29 +21,37 @@ BETWEEN: Final = (
         | {"ReduceSum", "ReduceMean", "ReduceL2", "ReduceSumSquare"}
     )
 )
-"""Ops that are computed between the bases of a spectrum and the logarithm, beside linear ops. Filter banks that are
-computed from constants are matrix products without weight."""
+"""Ops that are computed between the bases of a spectrum and the logarithm, beside linear ops. Bases and filter banks
+that are computed from constants are matrix products without weight."""
 
 
 def spectra(nodes: Iterable[Node], linear: Collection[str]) -> dict[str, Reason]:
-    """Return the linear ops that compute power spectra under a logarithm, by name, with the reason to stay float.
+    """Return the ops that compute power spectra and their logarithm, by name, with the reason to stay float.
 
     Args:
         nodes: of the graph and its bodies.
         linear: names of linear ops with a constant weight.
     """
     reasons: dict[str, Reason] = {}
+    constant: set[str] = set()  # computed from constants
     for node in nodes:
+        inputs = [tensor for tensor in node.inputs if not tensor.is_empty()]
+        if inputs and all(isinstance(tensor, Constant) or tensor.name in constant for tensor in inputs):
+            constant.update(tensor.name for tensor in node.outputs)
         if node.op == "Log":
             why = Reason("log-of-power", f"'{node.name}' takes the logarithm of the power that it computes")
-            reasons.update(dict.fromkeys(_bases_and_banks(node, linear), why))
+            reasons.update(dict.fromkeys(_behind(node, linear, constant), why))
     return reasons
 
 
-def _bases_and_banks(log: Node, linear: Collection[str]) -> set[str]:
-    """Return the names of the linear ops behind a logarithm up to those whose outputs are squared; none if none is."""
+def _behind(log: Node, linear: Collection[str], constant: Collection[str]) -> set[str]:
+    """Return the names of a logarithm and of the ops behind it, up to the linear ops whose outputs are squared.
+
+    None if no linear op is, and no product with a tensor that is computed from constants.
+    """
     bases: set[str] = set()
     banks: set[str] = set()
+    between = {log.name}
     seen: set[tuple[str, bool]] = set()
     pending = [(log, False)]
     while pending:
@@ -58,8 +66,11 @@ def _bases_and_banks(log: Node, linear: Collection[str]) -> set[str]:
                 if not squared and len(banks) <= 1:
                     pending.append((producer, squared))
             elif producer.op in BETWEEN:
+                between.add(producer.name)
+                if squared and producer.op in MATRIX_PRODUCTS and any(x.name in constant for x in producer.inputs):
+                    bases.add(producer.name)
                 pending.append((producer, squared or _squares(producer)))
-    return bases | banks if bases else set()
+    return bases | banks | between if bases else set()
 
 
 def _squares(node: Node) -> bool:

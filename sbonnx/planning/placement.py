@@ -12,7 +12,7 @@ from sbonnx.graph import Constant, Node, Tensor, query
 from sbonnx.ops import ADDS, EMBEDDING, EXPERTS, INTEGER_OPS, LINEAR, MOVES_DATA, NORMS, RECURRENT
 from sbonnx.patterns import Block
 from sbonnx.planning.site_builder import NO_EXPERTS, SiteBuilder, spec_of, weight_spec
-from sbonnx.planning.survey import FLOATS, LinearInputs, Place
+from sbonnx.planning.survey import FLOATS, INFINITE, LinearInputs, Place
 from sbonnx.planning.types import GivenParams, Reader
 from sbonnx.report.codes import Reason
 
@@ -242,9 +242,6 @@ class Placer(SiteBuilder):
         node = place.node
         if not self._acts(rule) or rule.unless(node) is not None:
             return
-        if node.name in self.declined:
-            self.drafts.refuse("quantize", node.name, self.declined[node.name])
-            return
         if rule.inputs == "unit":
             self._at_unit(place, rule)
             return
@@ -263,6 +260,9 @@ class Placer(SiteBuilder):
         if self._stands_after_producer(rule, node.inputs[dynamic[0]]) if dynamic else True:
             return
         if not self._asked(rule) and not self._continues_integers(rule, node, dynamic):
+            return
+        if node.name in self.declined:
+            self.drafts.refuse("quantize", node.name, self.declined[node.name])
             return
         keys = [self.activation(node, i, rule.why, rule.name) for i in dynamic]
         if not rule.output or any(key is None for key in keys):
@@ -285,6 +285,11 @@ class Placer(SiteBuilder):
         if self._writes_float_output(node):
             why = Reason("writes-output", f"it writes an output of the graph, which stays float, and so does {node.op}")
             self.drafts.refuse("quantize", node.name, why)
+            return
+        infinite = any(tensor.name in self.survey.infinite for tensor in (*node.inputs, *node.outputs))
+        declined = self.declined.get(node.name, INFINITE if infinite else None)
+        if declined is not None:
+            self.drafts.refuse("quantize", node.name, declined)
             return
         dynamic = [i for i, tensor in enumerate(node.inputs) if self.survey.quantizable(tensor) is None]
         constants = [i for i, value in enumerate(node.inputs) if isinstance(value, Constant) and value.dtype in FLOATS]

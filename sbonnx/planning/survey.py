@@ -10,12 +10,14 @@ import numpy as np
 from sbonnx.graph import Body, Constant, Graph, Node, Tensor, query
 from sbonnx.linear.embedding import constant_tables
 from sbonnx.linear.layer import channel_axes, weight_index
-from sbonnx.ops import DEQUANTIZE, LINEAR, MATRIX_PRODUCTS, MOVES_DATA
+from sbonnx.ops import CARRIES_INFINITY, DEQUANTIZE, LINEAR, MATRIX_PRODUCTS, MOVES_DATA
 from sbonnx.patterns import Block, find_blocks, spectra
 from sbonnx.report.codes import Reason
 
 FLOATS: Final = (np.dtype(np.float32), np.dtype(np.float16))
 """Types of weights and activations that are quantized."""
+
+INFINITE: Final = Reason("infinite-values", "it holds infinite numbers of a constant, which have no code")
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class Survey:
         self.nodes: dict[str, Node] = {name: place.node for name, place in self.place_by_name.items()}
         self.depth: dict[str, int] = {}
         self._measure_depth()
+        self.infinite: set[str] = self._infinite()
         inputs = ((name, weighted(node)) for name, node in self.nodes.items())
         self.linear: dict[str, LinearInputs] = {name: at for name, at in inputs if at is not None}
         self.spectra: dict[str, Reason] = spectra(self.nodes.values(), self.linear)
@@ -110,6 +113,18 @@ class Survey:
             depth = 1 + max((self.depth.get(tensor.name, 0) for tensor in place.node.inputs), default=0)
             for tensor in place.node.outputs:
                 self.depth[tensor.name] = depth
+
+    def _infinite(self) -> set[str]:
+        """Return the names of the tensors that hold infinite numbers of constants, as paddings and masks do."""
+        names: set[str] = set()
+        for place in self.places:
+            node = place.node
+            if node.op in CARRIES_INFINITY and any(
+                tensor.name in names or (node.op not in MOVES_DATA and _holds_infinity(tensor))
+                for tensor in node.inputs
+            ):
+                names.update(tensor.name for tensor in node.outputs)
+        return names
 
     def _ends(self) -> tuple[set[str], set[str]]:
         """Return the names of the linear nodes without a linear node before them, and of those without one after."""
@@ -171,6 +186,8 @@ class Survey:
             return Reason("type-unknown", "its type is unknown")
         if kind not in FLOATS:
             return Reason("type-not-float", f"its type is {kind}")
+        if tensor.name in self.infinite:
+            return INFINITE
         producer = query.producer(tensor)
         if producer is not None and producer.op in DEQUANTIZE:
             return Reason("already-quantized", "the model quantizes it already")
@@ -179,6 +196,11 @@ class Survey:
                 "no-integer-kernel", f"onnxruntime has no integer kernel for the dilations of '{producer.name}'"
             )
         return None
+
+
+def _holds_infinity(tensor: Tensor) -> bool:
+    values = query.constant(tensor) if query.dtype(tensor) in FLOATS else None
+    return values is not None and bool(np.isinf(values).any())
 
 
 def weighted(node: Node) -> LinearInputs | None:

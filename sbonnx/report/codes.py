@@ -6,7 +6,8 @@ Both are strings, so that a sentence is printed, joined and written to JSON as i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -114,6 +115,12 @@ class Refusal:
 
     def __str__(self) -> str:
         return f"{self.what}: not at {self.where}: {self.why}"
+
+
+def most_frequent(refusals: Collection[Refusal]) -> Refusal:
+    """Return the first refusal with the most frequent code; there must be one."""
+    kind, _ = Counter(refusal.code for refusal in refusals).most_common(1)[0]
+    return next(refusal for refusal in refusals if refusal.code == kind)
 
 
 AnyCoded = TypeVar("AnyCoded", bound=Coded)

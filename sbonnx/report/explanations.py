@@ -78,9 +78,9 @@ EXPLANATIONS: Final = (
     ),
     Explanation(
         "R08",
-        "input-absent input-constant type-unknown type-not-float type-not-float32",
-        "only float activations with a known type are quantized",
-        "export the model with shapes and types (onnx.shape_inference)",
+        "input-absent input-constant infinite-values type-unknown type-not-float type-not-float32",
+        "only finite float activations with a known type are quantized",
+        "export the model with shapes and types (onnx.shape_inference); what holds infinite numbers stays float",
         "docs/architecture.md",
     ),
     Explanation(

@@ -32,6 +32,7 @@ from sbonnx.planning.tensor_overrides import overrides_of
 from sbonnx.planning.types import INTEGER_RECURRENT, STORED
 from sbonnx.recipe.names import FLOAT
 from sbonnx.report import Note, Problem, QuantizedTensor, Report
+from sbonnx.report.codes import most_frequent
 from sbonnx.report.comparison import without_rewrites
 from sbonnx.report.outcome import NodeCounts
 from sbonnx.spec import Bounds
@@ -246,7 +247,8 @@ def _report(state: PipelineState) -> Report:
     if request.pruned is not None:
         problems = tuple(Problem(problem.code, f"pruning: {problem}") for problem in request.pruned.report.problems)
     if quantizes_nothing(state):
-        why = f"; first reason: {refusals[0]}" if refusals else ""
+        left = [refusal for refusal in refusals if refusal.leaves_float]
+        why = f", such as '{most_frequent(left).where}': {most_frequent(left).why}" if left else ""
         problems = (*problems, Problem("no-tensor-quantized", f"nothing was quantized{why}"))
     broken = prepared.graph.info.broken_rewrites
     left_out = (without_rewrites(broken),) if broken else ()

@@ -50,3 +50,25 @@ def test_bases_and_banks_stay_float(tmp_path: Path) -> None:
     weights = {site.tensor for site in report.sites if site.role == "weight"}
     assert weights == {"w", "v"}
     assert sum(refusal.code == "log-of-power" for refusal in report.refusals) == 3
+
+
+def test_bases_that_are_computed_from_constants(tmp_path: Path) -> None:
+    """The provider of QNN has integers for every other op: the logarithm of a power of 0 steps would be infinite."""
+    proto = model(
+        """agraph (float[1,64] sound) => (float[1,16] y) {
+            phases = Mul (time, frequencies)
+            basis = Cos (phases)
+            real = MatMul (sound, basis)
+            power = Mul (real, real)
+            decibels = Log (power)
+            y = MatMul (decibels, w)
+        }""",
+        time=np.arange(64, dtype=np.float32)[:, None],
+        frequencies=(2 * np.pi * np.arange(1, 33)[None] / 64).astype(np.float32),
+        w=(32, 16),
+    )
+    sounds = np.random.default_rng(0).standard_normal((8, 1, 64)) * np.geomspace(1e-3, 1, 8)[:, None, None]
+    feeds = [{"sound": sound.astype(np.float32)} for sound in sounds]
+    report = sbonnx.quantize(proto, feeds, tmp_path / "q.onnx", backend="qnn")
+    left = {refusal.where for refusal in report.refusals if refusal.code == "log-of-power"}
+    assert left == {"MatMul_0", "Mul_1", "Log_0"} and report.verdict.accuracy != "lost"

@@ -25,9 +25,11 @@ def quantize_tables(body: Body, names: edit.Names) -> Iterator[str]:
         if values is None or values.dtype.kind != "f" or len(read) != 1 or id(node.outputs[0]) in outputs:
             continue
         quantize = read[0][0]
+        if quantize.op not in QUANTIZE:
+            continue
         behind = [reader for reader, _ in query.readers(quantize.outputs[0]) if reader.op in DEQUANTIZE]
         scale, zero = (query.constant(tensor) for tensor in quantize.inputs[1:3])
-        if quantize.op not in QUANTIZE or not behind or scale is None or zero is None or scale.size != 1:
+        if not behind or scale is None or zero is None or scale.size != 1:
             continue
         spec = QuantSpec(bits=zero.dtype.itemsize * 8, signed=zero.dtype.kind == "i", symmetric=False)
         codes = QParams(scale.reshape(()), zero.reshape(()), spec).quantize(values)

@@ -8,6 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from sbonnx.present.text.printer import Printer
+from sbonnx.report.codes import most_frequent
 from sbonnx.system.terminal import LINE_LENGTH, one_line
 
 if TYPE_CHECKING:
@@ -135,9 +136,8 @@ def left_in_float(report: Report) -> str:
     left = [refusal for refusal in report.refusals if refusal.leaves_float]
     if not left:
         return ""
-    counts = Counter(refusal.code for refusal in left)
-    kind, times = counts.most_common(1)[0]
-    first = next(refusal for refusal in left if refusal.code == kind)
+    counts, first = Counter(refusal.code for refusal in left), most_frequent(left)
+    times = counts[first.code]
     others = f"; {len(counts) - 1} other reason{'s' * (len(counts) != 2)}" if len(counts) > 1 else ""
     many = f", {times} times: " if len(counts) > 1 < times else ": "
     return f"{len(left)} place{'s' * (len(left) != 1)}, such as '{first.where}'{many}{first.why}{others}"

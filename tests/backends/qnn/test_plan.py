@@ -264,3 +264,25 @@ def test_a_transformer_is_in_integers_from_table_to_output() -> None:
     pairs = {node.output[0]: node.input[1:] for node in model.graph.node if node.op_type == "DequantizeLinear"}
     (behind,) = (node for node in model.graph.node if gather.output[0] in node.input)
     assert list(pairs[gather.input[0]]) == list(behind.input[1:]), "rows of a table have the scale behind the Gather"
+
+
+def test_tensors_that_hold_infinite_numbers_stay_float() -> None:
+    """As in decoders of pitch, which pad logarithms with -inf; a Cast reads the rows of a table."""
+    text = """g (float[N,8] x) => (float[N,4] y) {
+        a = MatMul(x, w)
+        ends = Constant<value_ints=[0,1,0,1]>()
+        b = Pad(a, ends, infinity)
+        best = ArgMax<axis=1>(b)
+        row = Gather(table, best)
+        halved = Cast<to=10>(row)
+        axes = Constant<value_ints=[1]>()
+        c = Squeeze(halved, axes)
+        d = Cast<to=1>(c)
+        r = Relu(a)
+        e = MatMul(r, v)
+        y = Add(e, d)
+    }"""
+    proto = parsed(text, {"w": (8, 8), "v": (8, 4), "table": (10, 4)}, infinity=np.float32(-np.inf))
+    report = quantize(proto, feeds_for(proto), backend="qnn", verify=False)
+    assert {one.where for one in report.refusals if one.code == "infinite-values"} >= {"b", "best"}
+    assert {"w", "v"} <= {site.tensor for site in report.sites if site.role == "weight"}
