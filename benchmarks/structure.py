@@ -59,9 +59,14 @@ class Module:
         return self.path.name == "__init__.py"
 
     @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """All nodes of the tree: a walk of all trees takes a second."""
+        return list(ast.walk(self.tree))
+
+    @cached_property
     def functions(self) -> list[Function]:
         """All functions and methods."""
-        return [node for node in ast.walk(self.tree) if isinstance(node, Function)]
+        return [node for node in self.nodes if isinstance(node, Function)]
 
 
 def modules() -> list[Module]:
@@ -94,7 +99,7 @@ def importers(every: list[Module], *, types: bool = True) -> dict[str, set[str]]
     for module in every:
         package = module.name if module.is_package else module.name.rpartition(".")[0]
         skipped = set() if types else only_for_types(module.tree)
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if id(node) in skipped:
                 continue
             if isinstance(node, ast.Import):
@@ -160,7 +165,7 @@ def by_package(arrows: Mapping[str, Iterable[str]]) -> dict[str, set[str]]:
 def code_lines(module: Module) -> int:
     """Return the number of lines that hold more than blanks, comments and docstrings."""
     held: set[int] = set()
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         is_text = isinstance(node, ast.Expr) and isinstance(getattr(node.value, "value", None), str)
         if isinstance(node, ast.stmt) and not is_text:
             inner = getattr(node, "body", None)
@@ -192,7 +197,7 @@ def calls(every: list[Module], package: str, method: str) -> list[str]:
         f"{module.name} line {node.lineno}"
         for module in every
         if module.name.startswith(package)
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == method
     ]
 
@@ -208,7 +213,7 @@ def twice(names: Iterator[tuple[str, str]]) -> dict[str, list[str]]:
 def classes(every: list[Module]) -> Iterator[tuple[str, str]]:
     """Yield (class, module) of all classes, including nested ones."""
     for module in every:
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if isinstance(node, ast.ClassDef):
                 yield node.name, module.name
 
@@ -223,7 +228,7 @@ def parameters(function: Function) -> int:
 def docstrings(every: list[Module]) -> Iterator[tuple[str, str]]:
     """Yield (place, text) of all docstrings, including those of constants."""
     for module in every:
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             body = getattr(node, "body", None)
             for statement in body if isinstance(body, list) else ():
                 if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
@@ -236,7 +241,7 @@ def one_caller(every: list[Module]) -> tuple[list[str], int]:
     """Return the private functions and methods with a single use in their module, and the number of all functions."""
     used: Counter[str] = Counter()
     for module in every:
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if isinstance(node, ast.Name):
                 used[f"{module.name}.{node.id}"] += 1
             elif isinstance(node, ast.Attribute):
@@ -281,8 +286,9 @@ def figures(every: list[Module]) -> dict[str, tuple[str, str, list[str]]]:
     sessions = [
         f"{module.name} line {node.lineno}"
         for module in every
-        for node in ast.walk(module.tree)
-        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("InferenceSession")
+        for node in module.nodes
+        if isinstance(node, ast.Call)
+        and "InferenceSession" in (getattr(node.func, "attr", None), getattr(node.func, "id", None))
     ]
     arrows: dict[str, set[str]] = defaultdict(set)
     for target, sources in importers(every, types=False).items():
@@ -292,7 +298,7 @@ def figures(every: list[Module]) -> dict[str, tuple[str, str, list[str]]]:
     dicts = [
         f"{module.name}.{node.name}"
         for module in every
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.ClassDef) and any(ast.unparse(base).endswith("TypedDict") for base in node.bases)
     ]
     gets, vague = calls(every, "sbonnx.present", "get"), vague_locals(every)

@@ -48,7 +48,7 @@ def functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, int]]:
             if not isinstance(node, ast.ClassDef):
                 yield name, (node.end_lineno or node.lineno) - node.lineno + 1
             yield from functions(node, f"{name}.")
-        else:
+        elif not isinstance(node, ast.expr):
             yield from functions(node, prefix)
 
 

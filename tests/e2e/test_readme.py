@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -36,9 +37,12 @@ def _is_skipped(folder: str) -> bool:
 
 
 def documents() -> list[Path]:
-    """Every Markdown file of the repository, but those of hidden folders."""
-    found = (path for path in ROOT.rglob("*.md") if not any(map(_is_skipped, path.relative_to(ROOT).parts)))
-    return sorted(path for path in found if path.resolve() == path)
+    """Every Markdown file of the repository, but those of hidden folders, which are not entered."""
+    found = []
+    for folder, inner, files in os.walk(ROOT):
+        inner[:] = [name for name in inner if not _is_skipped(name)]
+        found += [Path(folder, name) for name in files if name.endswith(".md")]
+    return sorted(found)
 
 
 def blocks(path: Path) -> Iterator[Block]:
