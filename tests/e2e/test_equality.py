@@ -158,9 +158,16 @@ def test_every_weighted_op(bits: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("name", ["cifar_resnet20", "minilm_l6", "silero_vad", "ultraface_rfb320"])
 @pytest.mark.parametrize(
-    ("backend", "bits"), [("onnxruntime", 8), pytest.param("tensorrt", 8, marks=pytest.mark.slow), ("virtual", 4)]
+    ("name", "backend", "bits"),
+    [
+        ("cifar_resnet20", "virtual", 4),
+        ("cifar_resnet20", "onnxruntime", 8),
+        ("minilm_l6", "tensorrt", 8),
+        ("silero_vad", "onnxruntime", 8),
+        ("ultraface_rfb320", "tensorrt", 8),
+        ("ultraface_rfb320", "virtual", 4),
+    ],
 )
 def test_real_models(name: str, backend: str, bits: int, pack: Path, tmp_path: Path) -> None:
     """Outputs of trained models on their own data, without integer LSTM, whose kernel quantizes its inputs itself."""

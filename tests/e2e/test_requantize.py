@@ -176,8 +176,9 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("net", ["cifar_resnet20", "squeezenet11", "ultraface_rfb320"])
+@pytest.mark.parametrize(
+    ("net", "backend"), zip(["cifar_resnet20", "squeezenet11", "ultraface_rfb320"], BACKENDS, strict=True)
+)
 def test_real_models(net: str, backend: str, pack: Path, tmp_path: Path) -> None:
     spec = importlib.util.spec_from_file_location("pack_eval", pack / "eval.py")
     assert spec is not None
