@@ -104,7 +104,7 @@ def test_a_limit_takes_the_first_samples(zoo_model: onnx.ModelProto) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "count"), [("digits", 32), ("cifar_resnet20", 8)])
+@pytest.mark.parametrize(("name", "count"), [("digits", 16), ("cifar_resnet20", 8)])
 def test_real_models(name: str, count: int, pack: Path, tmp_path: Path) -> None:
     """Three orders and three seeds, 1, 2 and 4 threads.
 

@@ -1,4 +1,4 @@
-"""Weights alone of a model of 0.75 GiB: in memory that one layer needs, not the model."""
+"""Weights alone of a model of 0.4 GiB: in memory that one layer needs, not the model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.graph.test_weights_large import ROWS, write_sparse
 
 ROOT = Path(__file__).resolve().parents[2]
 
-LAYERS = 12
+LAYERS = 6
 LIMIT_MIB = 256
 """Memory of the process that belongs to no file: what a weight of 64 MiB needs while it is rounded and packed."""
 

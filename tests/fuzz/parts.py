@@ -179,7 +179,7 @@ def names(draw: st.DrawFn) -> Case:
 
 
 PARTS: Final[dict[str, tuple[st.SearchStrategy[Case], int]]] = {
-    "models": (models(), 200),
+    "models": (models(), 150),
     "bytes of models": (bytes_of_models(), 60),
     "data": (data(), 60),
     "recipes": (recipes(), 60),

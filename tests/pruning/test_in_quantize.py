@@ -175,7 +175,7 @@ def test_a_trained_network_pruned_then_quantized(pack: Path, tmp_path: Path) -> 
     """Quantization costs ResNet-20 at most 0.3 dB on top of pruning."""
     model = pack / "models" / "cifar_resnet20.onnx"
     tools = load_pack(pack)
-    data = list(tools.load_calib("cifar_resnet20", limit=160))
+    data = list(tools.load_calib("cifar_resnet20", limit=64))
     recipe, rules = read_recipe({"SPARSE": {"BUDGET": {"MACS": 0.75}}}, None, {"threads": 1})
     request = pipeline.pruned(Request(model, recipe, rules, data=data))
     assert request.pruned is not None

@@ -14,7 +14,7 @@ import pytest
 from sbonnx.assets import digits
 
 ROOT = Path(__file__).resolve().parents[2]
-KILLS = 5
+KILLS = 3
 
 pytestmark = [
     pytest.mark.slow,
