@@ -208,8 +208,12 @@ class TensorSums(Protocol):
     def tensors(self) -> Sequence[str]:
         """Tensors whose values are summed."""
 
-    def add(self, value: Array, other: None, samples: Sequence[int], place: int, /) -> None:
-        """Add the value of a tensor of samples; `place` is its place among `tensors`."""
+    @property
+    def gates(self) -> Sequence[str | None]:
+        """Tensors of the factors of their rows; None: all rows count alike."""
+
+    def add(self, value: Array, other: None, samples: Sequence[int], place: int, gates: Array | None = None, /) -> None:
+        """Add the value of a tensor of samples, and the factors of its rows; `place` is its place among `tensors`."""
 
 
 S = TypeVar("S", bound=TensorSums)
@@ -226,12 +230,13 @@ def sum_inputs(
     Args:
         read: converts the value of a tensor, given by its place, before it is added.
     """
-    tensors = [name for part in sums for name in part.tensors]
+    tensors = [name for part in sums for name in (*part.tensors, *part.gates) if name is not None]
     for unit, values in run_float(graph, tensors, samples, lambda _, values: values):
         for part in sums:
-            for place, name in enumerate(part.tensors):
+            for place, (name, gate) in enumerate(zip(part.tensors, part.gates, strict=True)):
                 if name in values:
-                    part.add(read(part, place, np.asarray(values[name])), None, [unit.rank], place)
+                    factors = None if gate is None else np.asarray(values[gate])
+                    part.add(read(part, place, np.asarray(values[name])), None, [unit.rank], place, factors)
 
 
 Place = tuple[int, str]

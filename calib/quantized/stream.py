@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from types import MappingProxyType
 
 from sbonnx.calib.engine.observation import Observation, requests_of
 from sbonnx.calib.engine.runner import samples_at_once
@@ -17,7 +18,7 @@ from sbonnx.calib.quantized.stream_state import QuantState, RoundSite, StreamRes
 from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.errors import NumericError
 from sbonnx.graph import Graph, Node
-from sbonnx.graph.query import bodies, dtype, scopes
+from sbonnx.graph.query import bodies, dtype, ordered, scopes
 from sbonnx.planning.types import Plan, Reader, Site
 from sbonnx.spec import Array, Bounds, QParams
 
@@ -136,7 +137,12 @@ def uses_of(plan: Plan, inputs: QuantizedInputs) -> dict[Reader, Site]:
     return {reader: site for site in plan.sites if on[site.role] for reader in site.readers}
 
 
-def staged(graph: Graph, observed: Sequence[str], quantized: Collection[Reader]) -> list[Segment]:
+def staged(
+    graph: Graph,
+    observed: Sequence[str],
+    quantized: Collection[Reader],
+    after: Mapping[str, Collection[str]] = MappingProxyType({}),
+) -> list[Segment]:
     """Cut the main graph into the fewest pieces such that no node reads a quantized tensor of the same piece.
 
     A node runs in the first piece in which all its inputs are known. A tensor without a known type (a sequence) cannot
@@ -145,6 +151,7 @@ def staged(graph: Graph, observed: Sequence[str], quantized: Collection[Reader])
     Args:
         observed: tensors to measure, each computed by a node; nodes that lead to none of them are left out.
         quantized: uses, in branches too, that need the range of the tensor that they read.
+        after: by node name, further tensors that an earlier piece must compute before the node runs.
     """
     measured = set(observed)
     nodes = needed(graph, observed)
@@ -152,9 +159,12 @@ def staged(graph: Graph, observed: Sequence[str], quantized: Collection[Reader])
     untyped = {name for node in nodes for name in (t.name for t in node.outputs if dtype(t) is None)}
     ready: dict[str, int] = {}
     pieces: list[list[Node]] = []
-    for node in nodes:
-        late = {name for name in _names_read(node, quantized) if name in makers}
-        at = max((ready[name] + (name in late) for name in reads_of(node) if name in makers), default=0)
+    waits = {node.name: [name for name in after.get(node.name, ()) if name in makers] for node in nodes}
+    earlier = [(makers[name], waiting) for waiting in nodes for name in waits[waiting.name]]
+    for node in ordered(nodes, earlier):
+        awaited = waits[node.name]
+        late = {name for name in (*_names_read(node, quantized), *awaited) if name in makers}
+        at = max((ready[name] + (name in late) for name in (*reads_of(node), *awaited) if name in makers), default=0)
         ready.update((tensor.name, at) for tensor in node.outputs)
         pieces.extend([] for _ in range(at + 1 - len(pieces)))
         pieces[at].append(node)

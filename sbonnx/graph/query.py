@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 from typing import Any
 
@@ -237,16 +237,23 @@ class _FollowedValues:
         return False
 
 
-def ordered(nodes: Sequence[Node]) -> list[Node]:
+def ordered(nodes: Sequence[Node], pairs: Iterable[tuple[Node, Node]] = ()) -> list[Node]:
     """Return the nodes of one scope in topological order, otherwise in the given order.
+
+    Args:
+        pairs: further nodes in the order that they need.
 
     Raises:
         ModelError: nodes form a cycle.
     """
     local = {id(node): node for node in nodes}
+    before: dict[int, list[int]] = {}
+    for first, second in pairs:
+        before.setdefault(id(second), []).append(id(first))
 
     def needs(key: int) -> list[int]:
-        return [id(maker) for tensor in dependencies(local[key]) for maker in tensor.inputs if id(maker) in local]
+        makers = [id(maker) for tensor in dependencies(local[key]) for maker in tensor.inputs if id(maker) in local]
+        return [*makers, *before.get(key, ())]
 
     def cycle(key: int) -> str:
         return f"node '{local[key].name}' ({local[key].op}) depends on its own output: the graph has a cycle"

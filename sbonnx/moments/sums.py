@@ -88,7 +88,8 @@ class MomentSums:
             x: the op's input in the float network, of any float type.
             quantized: the input in the quantized network, if there are two streams.
             sample: number of the sample, for the picks, or the numbers of samples stacked along the leading axis.
-            weights: factor of each sample in all sums, float64 of its length, see `sample_weights`; None: 1.
+            weights: factor of each sample, see `sample_weights`, or of each row of one sample of a matrix product, in
+                all sums, float64; None: 1.
             geometry: of another op with the same weight that reads this input; None: that of the sums.
 
         Raises:
@@ -115,7 +116,7 @@ class MomentSums:
             wide = tuple(np.asarray(stream, np.float32) for stream in streams)
             self._windows.add(wide, np.repeat(weights, len(x) // len(samples)))
             return
-        weights = np.repeat(weights, count // len(samples))[slice(None) if picks is None else picks]  # of the rows
+        weights = np.repeat(weights, count // len(weights))[slice(None) if picks is None else picks]  # of the rows
         self._count += float(weights.sum())
         if picks is None and not geometry.kernel:
             self._rows.add(tuple(geometry.rows(stream) for stream in streams), weights)

@@ -18,7 +18,6 @@ from sbonnx.planning.site_builder import NO_EXPERTS, WEIGHT_ONLY, SiteBuilder, i
 from sbonnx.planning.survey import FLOATS, LinearInputs, Place
 from sbonnx.planning.types import Reader, RoundingChoice
 from sbonnx.recipe import TensorSettings
-from sbonnx.recipe.names import NEAREST
 from sbonnx.report.codes import Reason
 from sbonnx.spec import QuantSpec
 
@@ -188,10 +187,9 @@ class ModePlacer(SiteBuilder):
         for index, setting in chosen.items():
             spec = replace(spec_of(self.backend, "w", setting, 2), block_size=block)
             draft = weight_draft(place, weights[index], spec, setting, "weight of experts", self.recipe.mode)
-            self.drafts.add(replace(draft, rounding=RoundingChoice()), Reader(node.name, index))
-        if any(setting.rounding_name != NEAREST for setting in chosen.values()):
-            inside = Reason("state-inside", f"{node.op}: the inputs of its experts are computed inside")
-            self.drafts.refuse("round weights by data", node.name, inside)
+            if draft.rounding.scale == "hqq":  # fits matrices
+                draft = replace(draft, rounding=RoundingChoice())
+            self.drafts.add(draft, Reader(node.name, index))
 
     def _no_experts(self, node: Node, weights: Sequence[Tensor]) -> Reason | None:
         """Return the reason why a mixture of experts stays float, or None; see `sbonnx.export.nbits`."""

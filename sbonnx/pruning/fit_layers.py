@@ -158,6 +158,7 @@ class InputSums:
     def __init__(self, layers: Sequence[FitLayer], *, two_streams: bool, samples: int, seed: int = 0) -> None:
         self.layers = layers
         self.tensors = (layers[0].tensor,)
+        self.gates = (None,)
         rows = rows_a_sample(layers[0].layout.inputs, samples, ROWS)
         self._geometry = layers[0].geometry
         self._sums = [
@@ -170,7 +171,9 @@ class InputSums:
         """The input."""
         return self.tensors[0]
 
-    def add(self, value: Array, pruned: Array | None, samples: Sequence[int], _: int = 0) -> None:
+    def add(
+        self, value: Array, pruned: Array | None, samples: Sequence[int], _: int = 0, __: Array | None = None
+    ) -> None:
         """Add one sample, or several stacked along the leading axis; `samples`: their ranks in content order."""
         self._rows += self._geometry.count(value.shape)
         self._samples += len(samples)

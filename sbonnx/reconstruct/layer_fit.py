@@ -36,6 +36,10 @@ from sbonnx.rounding.output_slices import joined, output_slices, round_in_slices
 from sbonnx.rounding.range_search import search_bounds
 from sbonnx.spec import Array, Bounds, QParams
 
+NEVER_REACHED: Final = Reason(
+    "expert-never-reached", "the router sent no row of the calibration data to it: its weight goes to the nearest codes"
+)
+
 STEPS: Final = 256
 """The resolution of an input is its range over this number, whatever its width."""
 
@@ -143,6 +147,9 @@ class LayerFitter:
             if isinstance(layer_sums, Watched):
                 layer_sums.alike = len({(chosen.centred, chance) for chosen, chance in choices}) == 1
             for layer, choice in zip(layer_sums.layers, choices, strict=True):
+                if layer.gate is not None and not layer_sums.means(layer).rows:
+                    self.refusals.append(Refusal(WHAT, layer.node.name, NEVER_REACHED))
+                    continue
                 try:
                     self._take(layer_sums, layer, choice)
                     self._store(layer)

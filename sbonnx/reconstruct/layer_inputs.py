@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+import numpy as np
+
 from sbonnx.correct.biases import biases_of, common_bias
 from sbonnx.graph import Constant, Graph, Node
 from sbonnx.linear.im2col import Geometry, geometry_of
@@ -38,6 +40,10 @@ class Layer:
         alone: fitted to one stream of inputs: those of the quantized network, as their errors need too much memory, or
             those of the float network if `others` read the same weight.
         others: further nodes that multiply rows with the same weight, which is fitted to the inputs of all.
+        gate: name of the tensor with one factor for each row, by which later nodes multiply what follows from that row
+            of the output, such as the router's weight of an expert; None: rows count alike. Rows of factor 0 are left
+            out, others have its square as weight.
+        after: names of tensors that must be computed before the inputs are summed, so that one expert is in memory.
     """
 
     node: Node = field(compare=False)
@@ -50,6 +56,13 @@ class Layer:
     bias: Constant | None = field(default=None, compare=False)
     alone: bool = False
     others: tuple[Layer, ...] = ()
+    gate: str | None = None
+    after: tuple[str, ...] = ()
+
+    @property
+    def waits_for(self) -> tuple[str, ...]:
+        """Names of the tensors that must be computed before the inputs are summed."""
+        return (self.tensor, *(() if self.gate is None else (self.gate,)), *self.after)
 
     @property
     def uses(self) -> tuple[Layer, ...]:
@@ -214,15 +227,57 @@ class Watched:
         """The inputs."""
         return tuple(use.tensor for use in self.uses)
 
-    def add(self, value: Array, quantized: Array | None, samples: Sequence[int], use: int = 0) -> None:
+    @property
+    def gates(self) -> tuple[str | None, ...]:
+        """Gates of the inputs, see `Layer`."""
+        return tuple(use.gate for use in self.uses)
+
+    def add(
+        self,
+        value: Array,
+        quantized: Array | None,
+        samples: Sequence[int],
+        use: int = 0,
+        gates: Array | None = None,
+    ) -> None:
         """Accumulate one sample, or several stacked along the leading axis.
 
         Args:
-            value, quantized: an input in the float and in the quantized network.
+            value, quantized: an input in the float and in the quantized network. If they have different rows, because
+                a router chose others, those of the quantized network are used for both.
             samples: their ranks in the order of contents.
             use: index of the layer among `uses` that reads them.
+            gates: factors of the rows, see `Layer`; None: all rows count alike.
         """
+        if quantized is not None and value.shape != quantized.shape:
+            value = quantized
+        if gates is None:
+            self._add(value, quantized, samples, use)
+            return
+        count = len(value) // len(samples)
+        for place, sample in enumerate(samples):
+            part = slice(place * count, (place + 1) * count)
+            factors = gates[part].reshape(-1).astype(np.float64)
+            rows = np.flatnonzero(factors)
+            if rows.size:
+                streams = [
+                    None if stream is None else stream[part].reshape(-1, stream.shape[-1])[rows]
+                    for stream in (value, quantized)
+                ]
+                assert streams[0] is not None
+                self._add(streams[0], streams[1], [sample], use, np.square(factors[rows]))
+
+    def _add(
+        self,
+        value: Array,
+        quantized: Array | None,
+        samples: Sequence[int],
+        use: int,
+        row_weights: Array | None = None,
+    ) -> None:
         weights = _weights(value, quantized, len(samples), self.resolution)
+        if row_weights is not None:
+            weights = row_weights if weights is None else row_weights * weights
         _keep_held(self.rows, value, quantized, samples)
         if self.alone and quantized is not None:
             value, quantized = quantized, None
@@ -240,7 +295,7 @@ class Watched:
                     value if whole else value[at],
                     quantized if whole or quantized is None else quantized[at],
                     sample=some,
-                    weights=None if weights is None else weights[at],
+                    weights=weights if whole or weights is None else weights[at],
                     geometry=geometry,
                 )
 
@@ -305,9 +360,23 @@ class WatchedMeans:
         """The input."""
         return (self.layers[0].tensor,)
 
-    def add(self, value: Array, quantized: Array | None, samples: Sequence[int], use: int = 0) -> None:
-        """Accumulate one sample, or several stacked along the leading axis. `use`: as for `Watched`; there is one."""
-        del use
+    @property
+    def gates(self) -> tuple[None]:
+        """All rows count alike."""
+        return (None,)
+
+    def add(
+        self,
+        value: Array,
+        quantized: Array | None,
+        samples: Sequence[int],
+        use: int = 0,
+        gates: Array | None = None,
+    ) -> None:
+        """Accumulate samples, see `Watched.add`; there is one use, and no gate."""
+        del use, gates
+        if quantized is not None and value.shape != quantized.shape:
+            value = quantized
         self.sums.add(
             value, quantized, sample=samples, weights=_weights(value, quantized, len(samples), self.resolution)
         )
@@ -361,7 +430,8 @@ def watched(
     by_input: dict[object, Seen] = {}
     for layer in layers:
         inputs = [
-            (use.tensor, None if use.reads is None else use.reads.key, _one_output(use.geometry)) for use in layer.uses
+            (use.tensor, None if use.reads is None else use.reads.key, _one_output(use.geometry), use.gate)
+            for use in layer.uses
         ]
         key = (*inputs, layer.rounds, layer.alone)
         name = f"{layer.tensor}/{len(by_input)}"

@@ -34,6 +34,7 @@ from sbonnx.graph.storage.weights import release_pages
 from sbonnx.planning.types import Plan, Reader, Site
 from sbonnx.reconstruct.layer_fit import LayerFitter, Reconstruction
 from sbonnx.reconstruct.layer_inputs import Layer, Seen, in_budget, layers_of
+from sbonnx.reconstruct.routed_layers import routed
 from sbonnx.spec import Array
 
 WORTH_THREADS: Final = 0.002
@@ -71,6 +72,7 @@ def walk_rounding(
         DataError, ModelError, DeviceError: see `LayerRunner`.
     """
     layers, refusals = layers_of(graph, plan, correct=settings.correct)
+    layers = routed(graph, layers)
     if settings.quantized:  # the inputs of the later uses depend on the weight: one stream
         layers = [replace(layer, alone=True) if layer.others else layer for layer in layers]
     layers, large = in_budget(
@@ -118,19 +120,26 @@ class _LayerwiseRounding:
         sites = measured_sites(self.graph, self.fit.plan, self.fit.floats) if moves else {}
         readers = frozenset(Reader(layer.node.name, layer.index) for layer in self.layers)
         late = readers | (quantized_reads(self.fit.plan) if moves else frozenset())
-        observed = list(dict.fromkeys([*sites, *(layer.tensor for layer in self.layers)]))
+        observed = list(dict.fromkeys([*sites, *(name for layer in self.layers for name in layer.waits_for)]))
         computed = {tensor.name for node in self.graph.nodes for tensor in node.outputs}
-        segments = staged(self.graph, [name for name in observed if name in computed], late)
+        after = {layer.node.name: layer.waits_for for layer in self.layers if layer.gate is not None}
+        segments = staged(self.graph, [name for name in observed if name in computed], late, after)
         self.units.options.progress.start("rounding by input activations", self.units.feeds)
         # layers that read model inputs, which are equal in both streams except for their quantization
-        sums = self.fit.watch([layer for layer in self.layers if layer.tensor not in computed])
+        sums = self.fit.watch([layer for layer in self.layers if computed.isdisjoint(layer.waits_for)])
         for unit in self.units if sums else ():
             for watched in sums:
                 (use,) = watched.uses
                 value = np.asarray(unit.feed[use.tensor])
                 watched.add(value, self.fit.fake_quant(use.reads, value), [unit.rank])
         self.fit.take(sums)
-        stages = _Stages(self, segments, uses_of(self.fit.plan, inputs or QuantizedInputs()))
+        place = {name: number for number, segment in enumerate(segments) for name in segment.outputs}
+        summed: list[list[Layer]] = [[] for _ in segments]
+        for layer in self.layers:
+            if not computed.isdisjoint(layer.waits_for):
+                summed[max(place.get(name, 0) for name in layer.waits_for)].append(layer)
+        segments = [_reading(segment, some) for segment, some in zip(segments, summed, strict=True)]
+        stages = _Stages(self, segments, summed, uses_of(self.fit.plan, inputs or QuantizedInputs()))
         stages.run(sites)
 
     # --- one stream --------------------------------------------------------------------------------
@@ -153,6 +162,12 @@ class _LayerwiseRounding:
             self.fit.take(sums)
 
 
+def _reading(segment: Segment, layers: Sequence[Layer]) -> Segment:
+    """Return a segment that also observes the earlier tensors whose values are summed when it has run."""
+    names = [name for layer in layers for name in (layer.tensor, layer.gate) if name is not None]
+    return replace(segment, observed=tuple(dict.fromkeys([*segment.observed, *names])))
+
+
 Tensors = dict[str, Array]
 
 
@@ -166,12 +181,19 @@ class _Stages(LayerVisitor[tuple[Tensors, Tensors]]):
     least = WORTH_THREADS
     recompute = False
 
-    def __init__(self, walk: _LayerwiseRounding, segments: Sequence[Segment], uses: Mapping[Reader, Site]) -> None:
+    def __init__(
+        self,
+        walk: _LayerwiseRounding,
+        segments: Sequence[Segment],
+        summed: Sequence[Sequence[Layer]],
+        uses: Mapping[Reader, Site],
+    ) -> None:
         self.walk = walk
         self.segments = segments
+        self.summed = summed  # layers whose inputs are summed, by the number of the segment
         self.uses = uses
         self.sums: Sequence[Seen] = ()
-        self.tensors: dict[str, str] = {}  # that the sums are of, by their name
+        self.tensors: dict[str, tuple[str, str | None]] = {}  # that the sums are of, and their gates, by name of sums
         self.sketches: dict[tuple[str, int | None], Sketch] = {}
         self.wanted: list[str] = []
         self.waiting: list[tuple[Sample, Tensors, Tensors]] = []
@@ -183,7 +205,7 @@ class _Stages(LayerVisitor[tuple[Tensors, Tensors]]):
         walk = self.walk
         looked_at = list(dict.fromkeys(name for segment in self.segments for name in segment.observed))
         for segment in run_two_streams(walk.graph, self.segments, looked_at, walk.units, self):
-            for site in (site for name in segment.observed for site in sites.get(name, ())):
+            for site in (site for name in segment.outputs for site in sites.get(name, ())):
                 walk.fit.numbers.measure(site, self.sketches[site.tensor, site.spec.axis])
             walk.fit.take(self.sums)
             self.sums = ()
@@ -192,13 +214,14 @@ class _Stages(LayerVisitor[tuple[Tensors, Tensors]]):
     def open(self, stack: ExitStack, number: int, segment: Segment) -> Sequence[LayerRunner | None]:
         """Open the float and the quantized stage, and start the sums and sketches of its outputs."""
         walk, numbers = self.walk, self.walk.fit.numbers
-        self.sums = walk.fit.watch(
-            [watched_input for watched_input in walk.layers if watched_input.tensor in segment.observed]
-        )
-        requests = requests_of([site for name in segment.observed for site in self.sites.get(name, ())], numbers.ways)
+        self.sums = walk.fit.watch(self.summed[number])
+        requests = requests_of([site for name in segment.outputs for site in self.sites.get(name, ())], numbers.ways)
         self.sketches = {key: request.sketch(key[1]) for key, request in requests.items()}
-        self.tensors = {watched_input.name: watched_input.uses[0].tensor for watched_input in self.sums}
-        self.wanted = list(dict.fromkeys([*self.tensors.values(), *(name for name, _ in self.sketches)]))
+        self.tensors = {
+            watched_input.name: (watched_input.uses[0].tensor, watched_input.gates[0]) for watched_input in self.sums
+        }
+        read = [name for pair in self.tensors.values() for name in pair if name is not None]
+        self.wanted = list(dict.fromkeys([*read, *(name for name, _ in self.sketches)]))
         self.stacks = all(use.geometry.stacks for watched_input in self.sums for use in watched_input.layers)
         pieces = (
             segment.model(walk.graph, numbers.tensors),
@@ -244,10 +267,11 @@ class _Stages(LayerVisitor[tuple[Tensors, Tensors]]):
         unit = units[0] if len(units) == 1 else replace(units[0], parts=units)
         _check_finite(rounded, self.wanted, unit)
         for watched_input in self.sums:
-            name = self.tensors[watched_input.name]
+            name, gate = self.tensors[watched_input.name]
             if name in rounded:
                 fed = self.walk.fit.fake_quant(watched_input.uses[0].reads, rounded[name])
-                watched_input.add(plain[name], fed, [part.rank for part in unit.members])
+                factors = None if gate is None else rounded[gate]
+                watched_input.add(plain[name], fed, [part.rank for part in unit.members], gates=factors)
         for key, sketch in self.sketches.items():
             for part, value in _by_sample(rounded[key[0]], unit):
                 sketch.observe(value, part.index, part.samples)

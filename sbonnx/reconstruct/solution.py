@@ -16,6 +16,7 @@ from sbonnx.reconstruct.branch_models import walk_branches
 from sbonnx.reconstruct.layer_fit import Reconstruction, gain_notes
 from sbonnx.reconstruct.layerwise_rounding import walk_rounding
 from sbonnx.reconstruct.stored_layers import rounded_weights
+from sbonnx.reconstruct.unrolled_experts import unroll
 from sbonnx.report.codes import Note
 
 
@@ -63,7 +64,9 @@ def reconstruct(
 
             def walk(model: Graph, sites: Plan, units: CanonicalSamples) -> StreamResult:
                 mine = stored if stored is None or model is graph else stored.part(model.nodes[0].name)
-                return walk_rounding(model, sites, units, ranges, settings, rounding.inputs, mine)
+                loops = unroll(model, sites)
+                result = walk_rounding(loops.graph, loops.plan, units, ranges, settings, rounding.inputs, mine)
+                return loops.joined(result, sites)
 
             walked = walk(graph, plan, sorted_units)
             walked = walk_branches(graph, plan, sorted_units, walked, walk)

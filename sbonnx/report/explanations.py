@@ -291,7 +291,7 @@ EXPLANATIONS: Final = (
     Explanation(
         "R35",
         "rounding-gain moments-failed moments-too-large weight-in-another-layout weight-without-rows "
-        "branch-without-stream branch-not-alone masks-left-out",
+        "branch-without-stream branch-not-alone masks-left-out expert-never-reached",
         "rounding by the inputs of a layer needs moments of these inputs that fit into the memory and are finite; "
         "else weights are rounded to nearest",
         "raise CALIBRATION.MEMORY, or add samples that reach the layer",

@@ -20,7 +20,7 @@ EXPERTS, HIDDEN, INNER, TOKENS = 3, 32, 48, 6
 def mixture(weights: dict[str, Array], **attributes: Any) -> onnx.ModelProto:
     """A MoE that reads activations and the scores of a router."""
     names = ["x", "scores", *(name if name in weights else "" for name in ("w1", "b1", "w2", "b2", "w3"))]
-    node = helper.make_node("MoE", names, ["y"], "moe", domain="com.microsoft", k=2, **attributes)
+    node = helper.make_node("MoE", names, ["y"], "moe", domain="com.microsoft", **{"k": 2, **attributes})
     values = {"x": HIDDEN, "scores": EXPERTS}
     inputs = [helper.make_tensor_value_info(name, 1, ["tokens", width]) for name, width in values.items()]
     stored = [numpy_helper.from_array(array, name) for name, array in weights.items()]
