@@ -26,7 +26,10 @@ differ in the last bits, and a decoder that is larger than the memory runs at th
 """
 
 Cache = Mapping[str, Array]
-"""Caches by the name of the past input."""
+"""Caches and states by the name of the past input."""
+
+COUNT: Final = ""
+"""Key of the number of tokens in a `Cache` that has states only, whose sizes do not tell it."""
 
 
 def decoder_feed(decoder: Decoder, ids: Array, cache: Cache | None = None) -> dict[str, Array]:
@@ -39,18 +42,25 @@ def decoder_feed(decoder: Decoder, ids: Array, cache: Cache | None = None) -> di
     batch, length = ids.shape
     empty = cache is None
     if cache is None:
-        cache = {tensor.past: tensor.empty(batch) for tensor in decoder.cache}
-    done = cache[decoder.cache[0].past].shape[CACHE_LENGTH] if decoder.cache else 0
+        cache = {tensor.past: tensor.empty(batch) for tensor in decoder.carried}
+    done = _tokens_in(decoder, cache)
     feed = {decoder.tokens: ids}
     if decoder.mask is not None:
         feed[decoder.mask] = np.ones((batch, done + length), np.int64)
     if decoder.positions is not None:
-        feed[decoder.positions] = np.tile(np.arange(done, done + length), (batch, 1))
+        feed[decoder.positions] = np.tile(np.arange(done, done + length), (*decoder.position_axes, batch, 1))
     feed |= dict(decoder.constants)
     feed = {name: values.astype(decoder.types[name], copy=False) for name, values in feed.items()}
     if decoder.branch is not None:
         feed[decoder.branch] = np.array([not empty], decoder.types[decoder.branch])
-    return {**feed, **cache}
+    return {**feed, **{name: values for name, values in cache.items() if name != COUNT}}
+
+
+def _tokens_in(decoder: Decoder, cache: Cache) -> int:
+    """Return the number of tokens before."""
+    if decoder.cache:
+        return int(cache[decoder.cache[0].past].shape[CACHE_LENGTH])
+    return int(cache[COUNT]) if COUNT in cache else 0
 
 
 class ActiveAdapter:
@@ -109,7 +119,7 @@ class DecoderSession:
         except Exception as error:  # onnxruntime's own exceptions share no base class
             raise ModelError(f"onnxruntime refuses '{decoder.model}': {reason(error)}") from error
         self._adapter = ActiveAdapter(decoder.adapter)
-        self._outputs = [decoder.logits, *(tensor.present for tensor in decoder.cache)]
+        self._outputs = [decoder.logits, *(tensor.present for tensor in decoder.carried)]
 
     def __call__(self, ids: Array, cache: Cache | None = None) -> tuple[Array, Cache]:
         """Return logits, (batch, length, vocabulary), in the type of the model, and the caches after the tokens.
@@ -122,12 +132,19 @@ class DecoderSession:
             DataError: the model cannot run on them.
         """
         logits, *caches = self._run(self._outputs, ids, cache)
-        return logits, {tensor.past: values for tensor, values in zip(self.decoder.cache, caches, strict=True)}
+        return logits, self._after(caches, ids, cache)
 
     def prefill(self, ids: Array) -> Cache:
         """Return the caches after tokens."""
-        caches = self._run(self._outputs[1:], ids, None)
-        return {tensor.past: values for tensor, values in zip(self.decoder.cache, caches, strict=True)}
+        return self._after(self._run(self._outputs[1:], ids, None), ids, None)
+
+    def _after(self, caches: list[Any], ids: Array, cache: Cache | None) -> Cache:
+        """Return the caches and states after tokens."""
+        decoder = self.decoder
+        after = {tensor.past: values for tensor, values in zip(decoder.carried, caches, strict=True)}
+        if decoder.states and not decoder.cache:
+            after[COUNT] = np.asarray(_tokens_in(decoder, cache or {}) + ids.shape[1])
+        return after
 
     def _run(self, outputs: list[str], ids: Array, cache: Cache | None) -> list[Any]:
         try:
@@ -151,7 +168,7 @@ class DecoderSession:
             Position of the first token, and float32 logits, (tokens, vocabulary).
         """
         size = self.piece if size is None else size
-        end = len(ids) if not self.decoder.cache else (first or size)
+        end = len(ids) if not self.decoder.carried else (first or size)
         begin, cache = 0, None
         while begin < len(ids):
             logits, cache = self(ids[None, begin:end], cache)
@@ -174,7 +191,7 @@ class DecoderSession:
             chosen = int(np.argmax(logits[0, -1]))
             yield chosen
             token = np.asarray([[chosen]], np.int64)
-            if self.decoder.cache:
+            if self.decoder.carried:
                 ids, cache = token, after
             else:
                 ids = np.concatenate([ids, token], axis=1)

@@ -84,7 +84,7 @@ def evaluate_windows(
         problems.extend(_begin(decoder, against, ids[0]))
     notes = (
         []
-        if decoder.cache
+        if decoder.carried
         else [Note("decoder-without-caches", "the decoder has no caches: nothing was decoded token by token")]
     )
     speed: tuple[DecodingSpeed, ...] = ()
@@ -147,7 +147,7 @@ def _greedy(decoder: Decoder, prompts: Array, count: int, *, mapped: bool) -> li
 
 def _through_caches(ids: Array, decoder: Decoder) -> tuple[float | None, float | None]:
     """Return the perplexities token by token after a prompt, and at once; (None, None) without caches."""
-    if not decoder.cache:
+    if not decoder.carried:
         return None, None
     session = DecoderSession(decoder)
     losses = [0.0, 0.0]

@@ -58,6 +58,8 @@ PRESENT: Final = ("present*", "new_cache*", "updated_*", "*_present_*")
 KIND: Final = re.compile(r"(?:^|[._/])(keys?|k|values?|v)(?=[._/]|$|\d)")
 CACHE_KINDS: Final = {"k": "key", "v": "value"}
 """Kinds by their first letter. The last one in a name counts: past_key_values.0.value is a value."""
+STATE: Final = re.compile(r"(?:^|[._/])((?:conv|ssm|recurrent)(?:_state)?)s?(?=[._/]|$)")
+"""Kinds of states of fixed size: inputs of a causal convolution, sums of a linear attention or scan."""
 LAYER: Final = re.compile(r"\d+")
 
 OTHERS: Final = "for models that are no decoders there are sbonnx inspect and sbonnx quantize"
@@ -129,6 +131,30 @@ class CacheTensor:
 
 
 @dataclass(frozen=True)
+class StateTensor:
+    """State of one layer, whose size does not depend on the number of tokens: input `past`, output `present`.
+
+    Attributes:
+        layer: number of the layer, from 0.
+        kind: "conv_state", "recurrent_state" or another name of `STATE`.
+        past, present: names of the input and of the output.
+        shape: of one sequence.
+        dtype: element type.
+    """
+
+    layer: int
+    kind: str
+    past: str
+    present: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def empty(self, batch: int) -> Array:
+        """Return the state before the first token, (batch, *shape)."""
+        return np.zeros((batch, *self.shape), self.dtype)
+
+
+@dataclass(frozen=True)
 class Decoder:
     """A decoder as it was exported.
 
@@ -141,6 +167,9 @@ class Decoder:
         constants: values of further inputs.
         types: element types of the inputs.
         cache: caches, sorted by layer and kind; empty for a decoder without a cache.
+        states: states of fixed size, sorted in the same way.
+        position_axes: leading axes of the positions: (3,) for positions in time, height and width, which are equal for
+            text; () for (batch, length).
         layers, hidden, heads, kv_heads, head_size, vocabulary, context: sizes; None if neither the file nor the
             configuration has them. `context` is in tokens.
         bos, eos: token ids; `eos` may have several, the first ends a text.
@@ -164,6 +193,8 @@ class Decoder:
     cache: tuple[CacheTensor, ...]
     structure: DecoderStructure
     constants: Mapping[str, Array] = field(default_factory=dict)
+    states: tuple[StateTensor, ...] = ()
+    position_axes: tuple[int, ...] = ()
     layers: int | None = None
     hidden: int | None = None
     heads: int | None = None
@@ -176,6 +207,11 @@ class Decoder:
     tokenizer: Path | None = None
     adapter: Path | None = None
     ties: Literal["shared", "stored twice", "no"] = "no"
+
+    @property
+    def carried(self) -> tuple[CacheTensor | StateTensor, ...]:
+        """Caches and states: what a run passes to the next one."""
+        return (*self.cache, *self.states)
 
     @property
     def token_bytes(self) -> int:
@@ -456,14 +492,17 @@ def _read_graph(place: _Place, graph: onnx.GraphProto, data: tuple[Path, ...]) -
         )
     mask, positions = _role(place, "mask", MASK, inputs), _role(place, "positions", POSITIONS, inputs)
     branch = _role(place, "branch", BRANCH, inputs)
+    position_axes = tuple(dim or 0 for dim in _dims(inputs[positions])[:-2]) if positions is not None else ()
     for name in (tokens, mask, positions):
-        if name is not None and len(_dims(inputs[name])) != 2:
-            shape = _dims(inputs[name])
+        shape = [] if name is None else _dims(inputs[name])
+        if name is not None and len(shape) != 2 and not (name == positions and len(shape) == 3 and shape[0]):
             raise ModelError(f"input '{name}' of '{place.model}' has the shape {shape}; known is (batch, length)")
     keep = {name: np.zeros([dim or 1 for dim in _dims(inputs[name])], np.int64) for name in KEEP_ALL if name in inputs}
     rest = [name for name in inputs if name not in {tokens, mask, positions, branch, *keep}]
-    cache = _caches(place, [inputs[name] for name in rest], outputs)
-    structure = read_structure(graph, tokens, logits, {cached.past: cached.layer for cached in cache})
+    states = _states(place, [inputs[name] for name in rest if STATE.search(name)], outputs)
+    cache = _caches(place, [inputs[name] for name in rest if not STATE.search(name)], outputs)
+    carried: tuple[CacheTensor | StateTensor, ...] = (*cache, *states)
+    structure = read_structure(graph, tokens, logits, {tensor.past: tensor.layer for tensor in carried})
     merged = branch is not None and any(node.op_type == "If" for node in graph.node)
     kv_heads = cache[0].heads if cache else None
     sizes = dict(place.sizes)
@@ -483,7 +522,9 @@ def _read_graph(place: _Place, graph: onnx.GraphProto, data: tuple[Path, ...]) -
         cache=cache,
         structure=structure,
         constants=keep,
-        layers=len({cached.layer for cached in cache}) or sizes.get("layers"),
+        states=states,
+        position_axes=position_axes,
+        layers=len({tensor.layer for tensor in carried}) or sizes.get("layers"),
         hidden=structure.hidden or sizes.get("hidden"),
         heads=sizes.get("heads"),
         kv_heads=kv_heads or sizes.get("kv_heads") or sizes.get("heads"),
@@ -499,6 +540,39 @@ def _read_graph(place: _Place, graph: onnx.GraphProto, data: tuple[Path, ...]) -
 def _role(place: _Place, role: str, usual: Sequence[str], names: Iterable[str]) -> str | None:
     """Return the name that the configuration gives, if the model has it, else the first usual one."""
     return next((name for name in (place.roles.get(role), *usual) if name in set(names)), None)
+
+
+def _states(
+    place: _Place, inputs: Sequence[onnx.ValueInfoProto], outputs: Mapping[str, onnx.ValueInfoProto]
+) -> tuple[StateTensor, ...]:
+    """Pair the inputs and outputs of states by layer and kind.
+
+    Raises:
+        ModelError: a state has no output, or its size is not fixed.
+    """
+    presents = {_state(name): name for name in outputs if STATE.search(name)}
+    states = []
+    for value in inputs:
+        layer, kind = _state(value.name)
+        present, dims = presents.get((layer, kind)), _dims(value)[1:]
+        if present is None:
+            raise ModelError(
+                f"state '{value.name}' of '{place.model}' has no output for the {kind} of layer {layer}; its outputs: "
+                f"{_few(outputs)}"
+            )
+        shape = tuple(dim for dim in dims if dim is not None)
+        if not shape or len(shape) < len(dims):
+            raise ModelError(
+                f"state '{value.name}' of '{place.model}' has the shape {_dims(value)}; known is (batch, fixed sizes)"
+            )
+        states.append(StateTensor(layer, kind, value.name, present, shape, _dtype(value)))
+    return tuple(sorted(states, key=lambda state: (state.layer, state.kind)))
+
+
+def _state(name: str) -> tuple[int, str]:
+    """Return layer and kind of a state by its name."""
+    kind, layer = STATE.findall(name)[-1], LAYER.search(name)
+    return (0 if layer is None else int(layer[0])), kind
 
 
 def _caches(

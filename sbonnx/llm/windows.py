@@ -196,7 +196,7 @@ class DecoderFeeds:
     def __init__(self, decoder: Decoder, ids: Array, *, decode_share: float = 0.0, seed: int = 0) -> None:
         self._decoder = decoder
         self._ids = ids
-        self._share = decode_share if decoder.cache else 0.0
+        self._share = decode_share if decoder.carried else 0.0
         self._seed = seed
 
     def __len__(self) -> int:

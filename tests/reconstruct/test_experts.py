@@ -90,6 +90,7 @@ def with_weights(proto: onnx.ModelProto, ready: Prepared, solution: Solution) ->
     return changed
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not ort.has_experts(), reason="QMoE of this onnxruntime is older")
 @pytest.mark.parametrize("form", ["operator", "masked", "gathered"])
 def test_experts_are_rounded_by_rows_routed_to_them(form: str) -> None:
