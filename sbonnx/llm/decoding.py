@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, final
@@ -44,7 +45,7 @@ def decoder_feed(decoder: Decoder, ids: Array, cache: Cache | None = None) -> di
     if cache is None:
         cache = {tensor.past: tensor.empty(batch) for tensor in decoder.carried}
     done = _tokens_in(decoder, cache)
-    feed = {decoder.tokens: ids}
+    feed = {decoder.tokens: ids if decoder.embedder is None else embedded(decoder.embedder, ids)}
     if decoder.mask is not None:
         feed[decoder.mask] = np.ones((batch, done + length), np.int64)
     if decoder.positions is not None:
@@ -54,6 +55,34 @@ def decoder_feed(decoder: Decoder, ids: Array, cache: Cache | None = None) -> di
     if decoder.branch is not None:
         feed[decoder.branch] = np.array([not empty], decoder.types[decoder.branch])
     return {**feed, **{name: values for name, values in cache.items() if name != COUNT}}
+
+
+def embedded(model: Path, ids: Array) -> Array:
+    """Compute the embeddings of token ids, (batch, length, width), without images or sounds.
+
+    Raises:
+        ModelError: onnxruntime rejects the model.
+        DataError: it cannot run on token ids alone.
+    """
+    session = _embedder(model)
+    first, *others = session.get_inputs()
+    feed = {first.name: ids.astype(np.int32 if first.type == "tensor(int32)" else np.int64)}
+    for features in others:
+        sizes = [size if isinstance(size, int) else 0 for size in features.shape]
+        feed[features.name] = np.zeros(sizes, np.float16 if features.type == "tensor(float16)" else np.float32)
+    try:
+        values: Array = session.run(None, feed)[0]
+    except Exception as error:  # onnxruntime's own exceptions share no base class
+        raise DataError(f"'{model}' cannot embed token ids: {reason(error)}") from error
+    return values
+
+
+@lru_cache(maxsize=2)
+def _embedder(model: Path) -> Any:
+    try:
+        return open_session(native_source(model), session_options())
+    except Exception as error:  # onnxruntime's own exceptions share no base class
+        raise ModelError(f"onnxruntime refuses '{model}': {reason(error)}") from error
 
 
 def _tokens_in(decoder: Decoder, cache: Cache) -> int:

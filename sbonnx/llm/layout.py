@@ -43,6 +43,7 @@ SUBFOLDERS: Final = ("", "onnx")
 """Places of the model in an optimum folder: newer repositories keep the weights in a subfolder."""
 
 TOKENS: Final = ("input_ids", "tokens", "input_tokens")
+EMBEDDED: Final = ("inputs_embeds", "input_embeds")
 MASK: Final = ("attention_mask", "mask")
 POSITIONS: Final = ("position_ids", "positions")
 BRANCH: Final = ("use_cache_branch",)
@@ -168,6 +169,7 @@ class Decoder:
         types: element types of the inputs.
         cache: caches, sorted by layer and kind; empty for a decoder without a cache.
         states: states of fixed size, sorted in the same way.
+        embedder: model that computes the input `tokens` from token ids; None: `tokens` are token ids.
         position_axes: leading axes of the positions: (3,) for positions in time, height and width, which are equal for
             text; () for (batch, length).
         layers, hidden, heads, kv_heads, head_size, vocabulary, context: sizes; None if neither the file nor the
@@ -195,6 +197,7 @@ class Decoder:
     constants: Mapping[str, Array] = field(default_factory=dict)
     states: tuple[StateTensor, ...] = ()
     position_axes: tuple[int, ...] = ()
+    embedder: Path | None = None
     layers: int | None = None
     hidden: int | None = None
     heads: int | None = None
@@ -244,6 +247,7 @@ class _Place:
         sizes: fields of `Decoder`.
         past, present: patterns of names of caches, by the output or input.
         roles: names of inputs and outputs by role.
+        embedder: file of the model that embeds token ids, if the decoder reads embeddings; None: there is none.
     """
 
     format: Format
@@ -254,6 +258,7 @@ class _Place:
     past: tuple[str, ...] = PAST
     present: tuple[str, ...] = PRESENT
     roles: Mapping[str, str] = field(default_factory=dict)
+    embedder: Path | None = None
 
 
 def read_decoder(
@@ -343,10 +348,13 @@ def _genai(folder: Path) -> _Place:
     }
     named = {
         "tokens": inputs.get("input_ids"),
+        "embedded": inputs.get("inputs_embeds"),
         "mask": inputs.get("attention_mask"),
         "positions": inputs.get("position_ids"),
         "logits": outputs.get("logits"),
     }
+    embedding = _section(folder, model, "embedding").get("filename")
+    embedder = folder / embedding if isinstance(embedding, str) and _is_inside(folder, embedding) else None
     return _Place(
         "genai",
         folder,
@@ -355,6 +363,7 @@ def _genai(folder: Path) -> _Place:
         past=_patterns(inputs, "past_key_names", "past_value_names") or PAST,
         present=_patterns(outputs, "present_key_names", "present_value_names") or PRESENT,
         roles={role: given for role, given in named.items() if isinstance(given, str)},
+        embedder=embedder if embedder is not None and embedder.is_file() else None,
     )
 
 
@@ -481,6 +490,14 @@ def _read_graph(place: _Place, graph: onnx.GraphProto, data: tuple[Path, ...]) -
     outputs = {value.name: value for value in graph.output}
     tokens = _role(place, "tokens", TOKENS, inputs)
     logits = _role(place, "logits", LOGITS, outputs)
+    embedder = None
+    if tokens is None and (embedded := _role(place, "embedded", EMBEDDED, inputs)) is not None:
+        if place.embedder is None:
+            raise ModelError(
+                f"input '{embedded}' of '{place.model}' takes embeddings, and no {GENAI_CONFIG} beside it names the "
+                "model that computes them (model.embedding.filename)"
+            )
+        tokens, embedder = embedded, place.embedder
     if tokens is None:
         raise ModelError(f"'{place.model}' has no input of token ids; its inputs: {_few(inputs)}; {OTHERS}")
     if logits is None:
@@ -495,6 +512,8 @@ def _read_graph(place: _Place, graph: onnx.GraphProto, data: tuple[Path, ...]) -
     position_axes = tuple(dim or 0 for dim in _dims(inputs[positions])[:-2]) if positions is not None else ()
     for name in (tokens, mask, positions):
         shape = [] if name is None else _dims(inputs[name])
+        if embedder is not None and name == tokens:
+            continue
         if name is not None and len(shape) != 2 and not (name == positions and len(shape) == 3 and shape[0]):
             raise ModelError(f"input '{name}' of '{place.model}' has the shape {shape}; known is (batch, length)")
     keep = {name: np.zeros([dim or 1 for dim in _dims(inputs[name])], np.int64) for name in KEEP_ALL if name in inputs}
@@ -524,6 +543,7 @@ def _read_graph(place: _Place, graph: onnx.GraphProto, data: tuple[Path, ...]) -
         constants=keep,
         states=states,
         position_axes=position_axes,
+        embedder=embedder,
         layers=len({tensor.layer for tensor in carried}) or sizes.get("layers"),
         hidden=structure.hidden or sizes.get("hidden"),
         heads=sizes.get("heads"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -108,5 +109,36 @@ def test_weights_are_quantized_and_states_are_not(tmp_path: Path) -> None:
 
 def test_a_state_without_a_fixed_size_is_named(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "float", recurrent_model(fixed=False))
-    with pytest.raises(ModelError, match=f"state '{STATE}' .* known is"):
+    with pytest.raises(ModelError, match=rf"state '{STATE}' .* known is"):
         read_decoder(folder)
+
+
+def test_embeddings_come_from_the_model_of_the_folder(tmp_path: Path) -> None:
+    """The decoder reads embeddings: its logits are those of the decoder with its table."""
+    whole = write_folder(tmp_path / "whole")
+    folder = write_folder(tmp_path / "parts")
+    parts = onnx.load(folder / "model.onnx")
+    lookup, width = parts.graph.node[0], helper.make_tensor_value_info("inputs_embeds", 1, ["batch", "length", WIDTH])
+    assert lookup.op_type == "Gather"
+    del parts.graph.node[0]
+    for node in parts.graph.node:
+        node.input[:] = ["inputs_embeds" if name == lookup.output[0] else name for name in node.input]
+    ids = parts.graph.input[0]
+    table = next(tensor for tensor in parts.graph.initializer if tensor.name == "embedding")
+    output = helper.make_tensor_value_info(lookup.output[0], 1, ["batch", "length", WIDTH])
+    embedder = helper.make_graph([lookup], "embedding", [ids], [output], [table])
+    onnx.save(helper.make_model(embedder, opset_imports=parts.opset_import, ir_version=10), folder / "embedding.onnx")
+    parts.graph.input[0].CopyFrom(width)
+    onnx.save(parts, folder / "model.onnx")
+    with pytest.raises(ModelError, match=r"input 'inputs_embeds' .* takes embeddings"):
+        read_decoder(folder)
+    sizes = {"head_size": WIDTH, "hidden_size": WIDTH, "num_attention_heads": 1, "num_hidden_layers": 2}
+    named = {"decoder": {"filename": "model.onnx", **sizes}, "embedding": {"filename": "embedding.onnx"}}
+    config = {"model": {**named, "context_length": CONTEXT, "vocab_size": VOCABULARY, "type": "tiny"}}
+    (folder / "genai_config.json").write_text(json.dumps(config))
+    row = token_windows(1)[0]
+    logits = [
+        np.concatenate([values for _, values in DecoderSession(read_decoder(place)).pieces(row, 1, first=5)])
+        for place in (whole, folder)
+    ]
+    np.testing.assert_allclose(*logits, atol=1e-5)
