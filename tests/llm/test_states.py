@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,6 +15,7 @@ from sbonnx import llm
 from sbonnx.errors import ModelError
 from sbonnx.llm.decoding import DecoderSession
 from sbonnx.llm.layout import read_decoder
+from sbonnx.report.decoder import DecoderEvaluation
 from sbonnx.spec import Array
 from tests.llm.tiny_decoder import CONTEXT, VOCABULARY, WIDTH, token_windows, write_folder
 
@@ -38,7 +40,7 @@ def recurrent_model(*, fixed: bool = True) -> onnx.ModelProto:
     stored["first"] = np.array(0, np.int64)
     nodes: list[onnx.NodeProto] = []
 
-    def add(op: str, inputs: list[str], *outputs: str, domain: str = "", **attributes: object) -> None:
+    def add(op: str, inputs: list[str], *outputs: str, domain: str = "", **attributes: Any) -> None:
         nodes.append(helper.make_node(op, inputs, outputs, f"n_{outputs[0]}", domain=domain, **attributes))
 
     add("Gather", ["embedding", "input_ids"], "words")
@@ -46,18 +48,27 @@ def recurrent_model(*, fixed: bool = True) -> onnx.ModelProto:
     add("Gather", ["places", "times"], "placed")
     add("Add", ["words", "placed"], "x")
     add("Transpose", ["x"], "turned", perm=[0, 2, 1])
-    conv = {"activation": "silu", "ndim": 1, "domain": "com.microsoft"}
+    conv: dict[str, Any] = {"activation": "silu", "ndim": 1, "domain": "com.microsoft"}
     add("CausalConvWithState", ["turned", "taps", "", LONGEST], "c", "present.0.conv_state", **conv)
     add("Transpose", ["c"], "rows", perm=[0, 2, 1])
     for part in "qkv":
         add("MatMul", ["rows", f"w{part}"], part)
-    rule = {"q_num_heads": 1, "kv_num_heads": 1, "update_rule": "linear", "domain": "com.microsoft", "scale": 0.05}
+    rule: dict[str, Any] = {
+        "q_num_heads": 1,
+        "kv_num_heads": 1,
+        "update_rule": "linear",
+        "domain": "com.microsoft",
+        "scale": 0.05,
+    }
     add("LinearAttention", ["q", "k", "v", STATE], "y", "present.0.recurrent_state", **rule)
     add("MatMul", ["y", "wo"], "o")
     add("Add", ["x", "o"], "z")
     add("MatMul", ["z", "head"], "logits")
     info, floats, whole = helper.make_tensor_value_info, TensorProto.FLOAT, TensorProto.INT64
-    shapes = {"conv_state": [WIDTH, TAPS - 1], "recurrent_state": [1, WIDTH, WIDTH if fixed else "width"]}
+    shapes: dict[str, list[Any]] = {
+        "conv_state": [WIDTH, TAPS - 1],
+        "recurrent_state": [1, WIDTH, WIDTH if fixed else "width"],
+    }
     graph = helper.make_graph(
         nodes,
         "recurrent",
@@ -99,7 +110,7 @@ def test_weights_are_quantized_and_states_are_not(tmp_path: Path) -> None:
         folder, ids, output=tmp_path / "int4", overrides={"MIN_WEIGHT_SIZE": 0}, latency=False, progress=None
     )
     figures = report.metrics and report.metrics.llm
-    assert figures is not None and figures.kl is not None and figures.kl < 0.1
+    assert isinstance(figures, DecoderEvaluation) and figures.kl is not None and figures.kl < 0.1
     assert figures.cached_perplexity == pytest.approx(figures.uncached_perplexity, rel=1e-3)
     written = onnx.load(tmp_path / "int4" / "model.onnx").graph
     assert sum(node.op_type == "MatMulNBits" for node in written.node) == 5

@@ -41,11 +41,11 @@ GATHERED = """q{e} = Equal(i, n{e}) z{e} = NonZero(q{e}) d{e} = Gather <axis = 0
     t{e} = ScatterND <reduction = "add"> ({before}, c{e}, y{e})"""
 
 
-def weights() -> dict[str, Array]:
+def weights() -> dict[str, Any]:
     rng = np.random.default_rng(0)
     shapes = {f"u{e}": (HIDDEN, INNER) for e in range(EXPERTS)} | {f"v{e}": (INNER, HIDDEN) for e in range(EXPERTS)}
     stored = {name: rng.standard_normal(shape, np.float32) / 6 for name, shape in shapes.items()}
-    router = {"r": rng.standard_normal((HIDDEN, EXPERTS), np.float32) / 2, "rb": np.float32([0, 0, -100])}
+    router = {"r": rng.standard_normal((HIDDEN, EXPERTS), np.float32) / 2, "rb": np.array([0, 0, -100], np.float32)}
     return {**stored, **router, "k": np.array([ACTIVE])}
 
 
@@ -53,7 +53,10 @@ def loop(form: str) -> onnx.ModelProto:
     text = MASKED if form == "masked" else GATHERED
     parts = [text.format(e=e, before=f"t{e - 1}" if e else "t") for e in range(EXPERTS)]
     start = ROUTER + ("\nn = Sub(p, p) g = ScatterElements <axis = 1> (n, i, b)" if form == "masked" else "")
-    numbers = {f"n{e}": np.array([e]) for e in range(EXPERTS)} | {"zero": np.array(0), "one": np.array([1])}
+    numbers: dict[str, Any] = {f"n{e}": np.array([e]) for e in range(EXPERTS)} | {
+        "zero": np.array(0),
+        "one": np.array([1]),
+    }
     body = "\n".join((start, *parts, f"y = Identity(t{EXPERTS - 1})"))
     proto = model(f"agraph (float[N,{HIDDEN}] x) => (float[N,{HIDDEN}] y) {{ {body} }}", **weights(), **numbers)
     for node in proto.graph.node:
