@@ -236,14 +236,14 @@ class Moments:
         Args:
             weight, quantized: float matrices (G, O, K), see `LinearLayer.matrices`.
         """
-        w, v = np.asarray(weight, np.float64), np.asarray(quantized, np.float64)
         if self.cross is None or self.square is None or self.of_errors:
-            d = (w - v).astype(self.a.dtype, copy=False)
+            d = np.subtract(weight, quantized, dtype=self.a.dtype)
             total = _dots(d @ self.a, d)
             if self.cross is not None and self.square is not None and self.share:
                 total += 2 * self.share * _dots(self._pulled(weight), d)
                 total += self.share**2 * self._error_of_inputs(weight)
         else:
+            w, v = np.asarray(weight, np.float64), np.asarray(quantized, np.float64)
             total = np.einsum("gok,gok->go", w @ self.square - 2 * (v @ self.cross.transpose(0, 2, 1)), w)
             total += np.einsum("gok,gok->go", v @ self.a, v)
         return np.asarray(np.maximum(total, 0.0) / (self.rows or 1.0))

@@ -18,46 +18,51 @@
 #define FASTEST
 #endif
 
-enum { LANES = 16 }; /* rows are padded to a multiple of it */
+enum { LANES = 16, STRIP = 256 }; /* rows are padded to a multiple of LANES */
 
 static const float BARRED = 3e38f;
 
 /* State of one output. All arrays except `codes` and `best` are padded. */
 typedef struct {
-    float *rest, *slope, *curve, *up, *down; /* half gradient; 2 scale; scale^2 A_kk; penalty: 0 or BARRED */
+    float *rest, *slope, *curve, *up, *down; /* half gradient; 2 scale; scale^2 A_kk; `curve`, infinite if locked */
     int32_t *codes, *best, *barred;          /* barred: locked reverse steps, 2 k + went up */
     const int32_t *low, *high;               /* lowest and highest codes */
 } Row;
 
-/* Compute rest += t * line. Return the column of the cheapest step (the first of equals) and its cost in `cost`. */
+/* Compute rest += t * line. Return the column of the cheapest step (the first of equals) and its cost in `cost`. The
+ * least cost of each strip needs no columns: the column is searched in the strip that has the least. */
 FASTEST static Py_ssize_t cheapest(const Row *row, const float *line, float t, Py_ssize_t padded, float *cost)
 {
     float *restrict rest = row->rest;
-    const float *restrict slope = row->slope, *restrict curve = row->curve;
-    const float *restrict up = row->up, *restrict down = row->down;
-    float least[LANES];
-    int32_t at[LANES];
-    for (int lane = 0; lane < LANES; lane++) {
-        least[lane] = BARRED;
-        at[lane] = lane;
+    const float *restrict slope = row->slope, *restrict up = row->up, *restrict down = row->down;
+    float least = BARRED;
+    Py_ssize_t column = 0;
+    for (Py_ssize_t start = 0; start < padded; start += STRIP) {
+        const Py_ssize_t end = start + STRIP < padded ? start + STRIP : padded;
+        float lanes[LANES], here = BARRED;
+        for (int lane = 0; lane < LANES; lane++)
+            lanes[lane] = BARRED;
+        for (Py_ssize_t k = start; k < end; k += LANES)
+            for (int lane = 0; lane < LANES; lane++) {
+                const float moved = rest[k + lane] + t * line[k + lane];
+                const float tilt = slope[k + lane] * moved;
+                const float above = up[k + lane] + tilt, below = down[k + lane] - tilt;
+                const float lower = above < below ? above : below;
+                rest[k + lane] = moved;
+                lanes[lane] = lower < lanes[lane] ? lower : lanes[lane];
+            }
+        for (int lane = 0; lane < LANES; lane++)
+            here = lanes[lane] < here ? lanes[lane] : here;
+        column = here < least ? start : column;
+        least = here < least ? here : least;
     }
-    for (Py_ssize_t k = 0; k < padded; k += LANES)
-        for (int lane = 0; lane < LANES; lane++) {
-            float moved = rest[k + lane] + t * line[k + lane];
-            float tilt = slope[k + lane] * moved;
-            float above = curve[k + lane] + tilt + up[k + lane];
-            float below = curve[k + lane] - tilt + down[k + lane];
-            float lower = above < below ? above : below;
-            rest[k + lane] = moved;
-            at[lane] = lower < least[lane] ? (int32_t)k + lane : at[lane];
-            least[lane] = lower < least[lane] ? lower : least[lane];
-        }
-    int first = 0;
-    for (int lane = 1; lane < LANES; lane++)
-        if (least[lane] < least[first] || (least[lane] == least[first] && at[lane] < at[first]))
-            first = lane;
-    *cost = least[first];
-    return at[first];
+    *cost = least;
+    for (; least < BARRED; column++) {
+        const float tilt = slope[column] * rest[column];
+        if (up[column] + tilt == least || down[column] - tilt == least)
+            break;
+    }
+    return column;
 }
 
 /* Run the search; the best codes are in row->best. */
@@ -76,18 +81,18 @@ static void search_row(const Row *row, const float *a, const float *zeros, Py_ss
         if (!(cost < BARRED))
             break; /* all steps are locked */
         const float tilt = row->slope[k] * row->rest[k];
-        const int went_up = row->curve[k] + tilt + row->up[k] <= row->curve[k] - tilt + row->down[k];
+        const int went_up = row->up[k] + tilt <= row->down[k] - tilt;
         int32_t *place = row->barred + step % tenure;
         if (*place >= 0) {
             const int32_t freed = *place >> 1;
             if (*place & 1)
-                row->down[freed] = codes[freed] > row->low[freed] ? 0.0f : BARRED;
+                row->down[freed] = codes[freed] > row->low[freed] ? row->curve[freed] : INFINITY;
             else
-                row->up[freed] = codes[freed] < row->high[freed] ? 0.0f : BARRED;
+                row->up[freed] = codes[freed] < row->high[freed] ? row->curve[freed] : INFINITY;
         }
         codes[k] += went_up ? 1 : -1;
-        row->up[k] = went_up && codes[k] < row->high[k] ? 0.0f : BARRED;
-        row->down[k] = !went_up && codes[k] > row->low[k] ? 0.0f : BARRED;
+        row->up[k] = went_up && codes[k] < row->high[k] ? row->curve[k] : INFINITY;
+        row->down[k] = !went_up && codes[k] > row->low[k] ? row->curve[k] : INFINITY;
         *place = (int32_t)(2 * k + went_up);
         t = 0.5f * (went_up ? row->slope[k] : -row->slope[k]);
         line = a + k * padded;
@@ -132,8 +137,8 @@ static PyObject *tabu(PyObject *self, PyObject *args)
             const int there = k < columns && off[k] == 0.0f;
             row.slope[k] = 2.0f * size[k];
             row.curve[k] = there ? size[k] * size[k] * matrix[k * padded + k] : 0.0f;
-            row.up[k] = there && row.codes[k] < row.high[k] ? 0.0f : BARRED;
-            row.down[k] = there && row.codes[k] > row.low[k] ? 0.0f : BARRED;
+            row.up[k] = there && row.codes[k] < row.high[k] ? row.curve[k] : INFINITY;
+            row.down[k] = there && row.codes[k] > row.low[k] ? row.curve[k] : INFINITY;
         }
         search_row(&row, matrix, zeros, columns, padded, steps, tenure);
         memcpy(row.codes, row.best, columns * sizeof *row.codes);

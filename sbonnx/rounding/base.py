@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, final
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from sbonnx.graph.storage.weights import release_pages
 from sbonnx.linear.layer import LinearLayer
@@ -35,9 +36,9 @@ class Grid:
     """Weight and quantization grid of one layer, as matrices (G, O, K); see `LinearLayer`.
 
     Attributes:
-        weight: float64.
-        scale: float64, one for each weight; read only.
-        zero: float64, zero point for each weight; read only.
+        weight: float64, or float32.
+        scale: like `weight`, one for each weight; read only.
+        zero: like `weight`, zero point for each weight; read only.
         qmin, qmax: the lowest and highest code of each weight, any type; read only.
     """
 
@@ -48,15 +49,15 @@ class Grid:
     qmax: Array
 
     @staticmethod
-    def of(weight: Array, qparams: QParams, layout: LinearLayer) -> Grid:
+    def of(weight: Array, qparams: QParams, layout: LinearLayer, dtype: DTypeLike = np.float64) -> Grid:
         """Create the grid of a weight in its file layout."""
-        matrices = layout.matrices(np.asarray(weight, np.float64))
-        scale = layout.spread(qparams.scale.astype(np.float64), qparams)
-        zero = layout.spread(qparams.zero_point.astype(np.float64), qparams)
+        matrices = layout.matrices(np.asarray(weight, dtype))
+        scale = layout.spread(qparams.scale.astype(dtype), qparams)
+        zero = layout.spread(qparams.zero_point.astype(dtype), qparams)
         return Grid(matrices, scale, zero, *layout.code_limits(matrices / scale, qparams.spec))
 
     def nearest(self) -> Array:
-        """Return the nearest code of each weight, float64 (G, O, K)."""
+        """Return the nearest code of each weight, (G, O, K) like `weight`."""
         return np.clip(np.rint(self.ratio()), self.qmin, self.qmax)
 
     def keeping_zeros(self) -> Grid:
@@ -69,7 +70,7 @@ class Grid:
         return np.asarray(self.weight / self.scale + self.zero)
 
     def values(self, codes: Array) -> Array:
-        """Dequantize codes (G, O, K) to float64."""
+        """Dequantize codes (G, O, K) of the type of `weight`, or of integers of 8 or 16 bits, to that type."""
         return np.asarray((codes - self.zero) * self.scale)
 
 
@@ -128,7 +129,7 @@ class Rounder(ABC):
         if moments is None or not self.needs_moments:
             return Rounded(nearest, qparams)
         layout = moments.layout
-        grid = Grid.of(weight, qparams, layout)
+        grid = Grid.of(weight, qparams, layout, moments.a.dtype if self.by_output else np.float64)
         if qparams.spec.is_float:
             codes = self.solve_floats(grid.keeping_zeros() if self.keeps_zeros else grid, moments, qparams.spec)
             return _better(grid, moments, qparams, qparams, layout.matrices(nearest), codes)
@@ -154,18 +155,19 @@ class Rounder(ABC):
 
 def _better(grid: Grid, moments: Moments, qparams: QParams, moved: QParams, nearest: Array, codes: Array) -> Rounded:
     """Return the new codes, or the nearest codes for outputs with a lower error (for all outputs if scales changed)."""
-    plain = moments.error(grid.weight, grid.values(nearest.astype(np.float64)))
+    kind = grid.weight.dtype
+    plain = moments.error(grid.weight, grid.values(nearest.astype(kind)))
     layout = moments.layout
     other = (
         grid
         if moved is qparams
         else replace(
             grid,
-            scale=layout.spread(moved.scale.astype(np.float64), moved),
-            zero=layout.spread(moved.zero_point.astype(np.float64), moved),
+            scale=layout.spread(moved.scale.astype(kind), moved),
+            zero=layout.spread(moved.zero_point.astype(kind), moved),
         )
     )
-    errors = moments.error(grid.weight, other.values(codes.astype(np.float64)))
+    errors = moments.error(grid.weight, other.values(codes.astype(kind, copy=False)))
     if moved is qparams:
         worse = errors > plain
         codes = np.where(worse[..., None], nearest, codes)

@@ -37,9 +37,9 @@ def descend(grid: Grid, codes: Array, moments: Moments, sweeps: int) -> Array:
         sweeps: maximum number of passes over the columns.
 
     Returns:
-        integers as float64 (G, O, K), a new array.
+        integers in the type of the grid, (G, O, K), a new array.
     """
-    before = np.array(codes, np.float64)
+    before = np.array(codes, grid.weight.dtype)
     return before if sweeps == 0 or before.size == 0 else descend_from(grid, before, moments, sweeps)[0]
 
 
@@ -51,7 +51,8 @@ def descend_from(grid: Grid, codes: Array, moments: Moments, sweeps: int) -> tup
     step = np.where(moves, -1.0 / np.where(moves, diagonal, 1.0), 0.0)[:, None, :] / grid.scale
     short = partial(np.ascontiguousarray, dtype=np.float32)
     state = _State(short(codes), short(rest), short(step), short(grid.scale), short(moments.a), grid.qmin, grid.qmax)
-    return state.in_numpy(sweeps) if base.loops is None else state.compiled(sweeps)
+    moved, rest = state.in_numpy(sweeps) if base.loops is None else state.compiled(sweeps)
+    return moved.astype(grid.weight.dtype, copy=False), rest
 
 
 @dataclass(frozen=True)
@@ -67,19 +68,19 @@ class _State:
     high: Array
 
     def compiled(self, sweeps: int) -> tuple[Array, Array]:
-        """Return the codes after `sweeps` sweeps, float64, and `rest`. Processes one output after another."""
+        """Return the codes after `sweeps` sweeps, and `rest`. Processes one output after another."""
         groups, outputs, columns = self.codes.shape
         arrays = (address(array) for array in (self.a, self.rest, self.step, self.scale, self.codes))
         rows = groups * outputs
         (low, apart), (high, _) = (limit_rows(end, np.float32) for end in (self.low, self.high))
         before = (*arrays, address(low), address(high), outputs, columns, apart)
         over_rows("descend", before, rows, (sweeps,), rows * columns * sweeps)
-        return self.codes.astype(np.float64), self.rest
+        return self.codes, self.rest
 
     def in_numpy(self, sweeps: int) -> tuple[Array, Array]:
         """Fallback of `compiled` without the compiled loop, column by column. Bit-identical."""
         # Converged outputs are left out: rows if there is one group, else whole groups.
-        codes, rest = self.codes.astype(np.float64), self.rest.copy()
+        codes, rest = self.codes.copy(), self.rest.copy()
         axis = 1 if len(codes) == 1 else 0
         state, moving = self, np.arange(codes.shape[axis])
         for _ in range(sweeps):

@@ -52,12 +52,12 @@ def tabu(grid: Grid, codes: Array, moments: Moments, steps: int, rest: Array | N
         rest: r if it is known, as after `descend_from`: then the codes are at a local minimum.
 
     Returns:
-        integers as float64 (G, O, K), a new array. Identical with and without the compiled loop.
+        integers in the type of the grid, (G, O, K), a new array. Identical with and without the compiled loop.
 
     Source: Glover 1989, "Tabu search, part I"; single-step tabu search is a leading method for binary quadratic
     problems (Palubeckis 2004, "Multistart tabu search strategies"). `docs/decisions` has the gain here.
     """
-    before = np.array(codes, np.float64)
+    before = np.array(codes, grid.weight.dtype)
     groups, outputs, columns = before.shape
     count = min(steps * columns, (MOST if rest is None else MOST_AFTER_DESCENT) // max(columns, 1))
     if count == 0 or before.size == 0:
