@@ -6,12 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-import numpy as np
-
 from sbonnx.calib.calibrator import Calibrator
 from sbonnx.calib.engine.samples import Samples
-from sbonnx.equalize import smooth
-from sbonnx.equalize.absorb import absorb, before_relus
+from sbonnx.equalize import absorb, smooth
 from sbonnx.equalize.channel_scales import apply
 from sbonnx.equalize.cross_layer import cross_layer_scales
 from sbonnx.equalize.rules import RULES
@@ -135,7 +132,7 @@ def wanted_ranges(graph: Graph, settings: Equalization) -> dict[str, int]:
     if settings.smooth is not None:
         axes.update(smooth.wanted(traced, settings.smooth, only_after_norms=settings.only_after_norms))
     if settings.absorb_bias:
-        axes.update(before_relus(traced))
+        axes.update(absorb.wanted(traced))
     return axes
 
 
@@ -148,10 +145,11 @@ def equalize_measured(graph: Graph, settings: Equalization, ranges: Mapping[str,
     """
     done = Equalized()
     if settings.absorb_bias:
-        lows = {name: bounds.lo.astype(np.float64) for name, bounds in ranges.items()}
-        names, refusals = absorb(graph, trace(graph, RULES, "keep"), lows)
-        done.fired += [Fired(ABSORB, name) for name in names]
+        shifts, nodes, refusals = absorb.absorb(graph, trace(graph, RULES, "keep"), ranges)
+        done.fired += [Fired(ABSORB, name) for name in nodes]
         done.refusals += refusals
+        moved = {name: (ranges[name], c) for name, c in shifts.items() if name in ranges}
+        ranges = {**ranges, **{name: Bounds(bounds.lo - c, bounds.hi - c) for name, (bounds, c) in moved.items()}}
     if settings.smooth is not None:
         _smooth(graph, settings, smooth.largest(ranges), done)
     return done

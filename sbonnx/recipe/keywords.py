@@ -226,8 +226,9 @@ Keys: W.QUANTIZER.BIT, A.QUANTIZER.BIT. Values: w8a8, w4 (weights alone), int8 o
     Key: EQUALIZE.CROSS_LAYER. Values: true, false. Default: false.
     """
     absorb_bias: bool
-    """Parts of the inputs of a Relu that are always above 0, moved into the biases of the next layers.
+    """Parts of the inputs of a Relu that are always above 0, and centers of the channels of a LayerNormalization or
 
+    a sum with a constant that only layers read, moved into the biases of those layers (Nagel 2019, Li 2023).
     Key: EQUALIZE.ABSORB_BIAS. Values: true, false; wants data. Default: false.
     """
     smooth_quant: bool | Literal["auto"] | float

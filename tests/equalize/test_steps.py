@@ -163,6 +163,46 @@ def test_a_bias_that_is_never_cut_moves_to_the_next_layer() -> None:
     assert len(refused) == 1 and "pads with zeros" in refused[0].why
 
 
+OFFSET = """agraph (float[N,6,16] x) => (float[N,6,16] y) {
+    n = LayerNormalization <axis = -1> (x, g, s)
+    size = Shape(n)
+    m = MatMul(n, w)
+    a = Add(b, m)
+    k = MatMul(n, u)
+    c = Add(k, d)
+    h = Add(a, c)
+    y = Reshape(h, size)
+}"""
+OFFSETS: dict[str, Any] = {"g": 16, "s": np.eye(16)[3] * 20 - np.eye(16)[5] * 9, "w": (16, 16), "u": (16, 16)}
+
+
+def offset(bias: Any = 16) -> onnx.ModelProto:
+    """A norm two of whose channels have large offsets, as outliers of transformers do, before two layers."""
+    values = {**OFFSETS, "s": OFFSETS["s"].astype(np.float32), "b": bias, "d": (1, 1, 16)}
+    return model(OFFSET, **values)
+
+
+def test_centers_of_the_channels_of_a_norm_move_to_the_next_layers() -> None:
+    proto, feeds = offset(), rows()
+    graph = graphs.load(proto)
+    done = measured(graph, Equalization(absorb_bias=True), feeds)
+    close(proto, graph, feeds)
+    assert [row.node for row in done.fired] == [graph.nodes[0].name] and not done.refusals
+    ranges = channel_ranges(graph, {"n": 2}, Samples.of(feeds, graph))["n"]
+    np.testing.assert_allclose(ranges.lo, -ranges.hi, atol=1e-5)
+    graph = graphs.load(offset(()))
+    refused = measured(graph, Equalization(absorb_bias=True), feeds).refusals
+    assert [refusal.why.code for refusal in refused] == ["no-bias"]
+
+
+def test_one_scale_serves_all_channels_of_a_norm_without_offsets() -> None:
+    how: dict[str, Any] = {"backend": "virtual", "w_bit": 8, "a_bit": 4, "rounding": "nearest"}
+    proto, feeds = offset(), rows()
+    plain = some(sbonnx.quantize(proto, feeds, **how).metrics).outputs[0].sqnr_db
+    better = some(sbonnx.quantize(proto, feeds, absorb_bias=True, **how).metrics).outputs[0].sqnr_db
+    assert better > plain + 3
+
+
 def test_the_recipe_asks_for_it_and_the_report_says_what_was_done() -> None:
     proto, feeds = pair(), images()
     report = sbonnx.quantize(proto, feeds, smooth_quant=0.4, cross_layer=True, backend="virtual")

@@ -35,7 +35,8 @@ class Equalize(Section):
     )
     absorb_bias: value_types.Flag = new_key(
         False,
-        "parts of the inputs of a Relu that are always above 0, moved into the biases of the next layers",
+        "parts of the inputs of a Relu that are always above 0, and centers of the channels of a LayerNormalization or "
+        "a sum with a constant that only layers read, moved into the biases of those layers (Nagel 2019, Li 2023)",
         "true, false; wants data",
         forms="absorb_bias",
     )
