@@ -169,7 +169,7 @@ def _zoo(text: str) -> str:
     return f"{found[1]}: {found[2]}"
 
 
-_LOW_BITS: Final = ("w4a8", "weight-only", "w4a4", "mixed", "time", "memory", "adaround")
+_LOW_BITS: Final = ("w4a8", "weight-only", "w4a4", "mixed", "vit", "time", "memory", "adaround")
 
 PAGES: Final = {
     "accuracy": Page("How accurate are 8-bit files with default settings?", ("w8a8", "effort"), _accuracy),

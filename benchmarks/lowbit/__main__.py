@@ -8,6 +8,7 @@ can be measured again without the others.
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
 import time
@@ -20,6 +21,7 @@ from benchmarks.accuracy import HEADLINE, load_pack
 from benchmarks.kept import Kept
 from benchmarks.lowbit import adaround as lowbit_adaround
 from benchmarks.lowbit import effort as lowbit_effort
+from benchmarks.lowbit import vit as lowbit_vit
 from benchmarks.lowbit.runs import FEWER, STEPPED, Bench, Effort
 from benchmarks.lowbit.table import HEADER, RAW, Line, lost, metrics, missed, rows, shown
 from benchmarks.lowbit.ways import ACCURACY, Table
@@ -27,7 +29,7 @@ from benchmarks.peers import environments
 from benchmarks.results import arguments, table, with_command, write_section
 from sbonnx.system.cpu import cores
 
-TABLES: Final = (*ACCURACY, "time", "adaround", "memory")
+TABLES: Final = (*ACCURACY, "time", "adaround", "memory", "vit")
 COMMAND: Final = "python -m benchmarks.lowbit --tables {} --write"
 
 ABOUT: Final = """Metrics 1 and 2 by model, the one that counts in bold: {metrics}. Loss: of that, against float, \
@@ -103,21 +105,23 @@ def ahead_text(lines: Sequence[Line], one: Table) -> str:
     return "\n\n" + "\n".join(said)
 
 
-def section(which: str, bench: Bench, names: Sequence[str]) -> str:
+def section(which: str, bench: Bench, options: argparse.Namespace) -> str:
     """Return one table with its heading."""
+    if which == "vit":
+        return lowbit_vit.text(bench, options.vit, options.repq_vit)
     if which == "time":
         return lowbit_effort.time_text(bench, cores())
     if which == "adaround":
         return lowbit_adaround.text(bench)
     if which == "memory":
         return lowbit_effort.memory_text(bench)
-    return accuracy_text(bench, ACCURACY[which], names)
+    return accuracy_text(bench, ACCURACY[which], options.models)
 
 
 def main() -> int:
     """Measure, print the table and, with --write, update docs/results/. Exit code 1 if a goal is missed."""
     parser = arguments(__doc__)
-    parser.add_argument("--tables", nargs="*", default=list(TABLES), choices=TABLES)
+    parser.add_argument("--tables", nargs="*", default=list(TABLES[:-1]), choices=TABLES)
     parser.add_argument("--models", nargs="*", default=list(HEADLINE), choices=list(HEADLINE))
     parser.add_argument("--repeats", type=int, default=3, help="processes whose wall is measured")
     parser.add_argument("--peers", type=Path, default=environments.FOLDER, help="folder of the peers' environments")
@@ -129,6 +133,10 @@ def main() -> int:
     parser.add_argument("--rows", nargs="*", default=[], help="names of the rows of quantizers to run; none: all")
     parser.add_argument("--kept", type=Path, help="file of rows measured before, which are not measured again")
     parser.add_argument("--no-times", action="store_true", help="the machine is busy: keep no seconds of these rows")
+    parser.add_argument("--vit", type=Path, default=Path("build/vit"), help="output of benchmarks.lowbit.vit_network")
+    parser.add_argument(
+        "--repq-vit", type=Path, default=environments.FOLDER / "RepQ-ViT" / "classification", help="its code"
+    )
     parser.add_argument("--quick", action="store_true", help="does it run at all: few samples and iterations")
     options = parser.parse_args()
     if options.quick and options.write:
@@ -157,7 +165,7 @@ def main() -> int:
         bench = Bench(load_pack(options.pack), Path(folder), effort, Kept(options.kept))
         for which in options.tables:
             start = time.monotonic()
-            text = with_command(section(which, bench, options.models), COMMAND.format(which))
+            text = with_command(section(which, bench, options), COMMAND.format(which))
             print(f"{which}: {time.monotonic() - start:.0f} s", file=sys.stderr)
             print(text, flush=True)
             bad = bad or missed(text)
