@@ -15,6 +15,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, TypeAlias, final
 
 import numpy as np
@@ -108,13 +109,21 @@ def volume(box: Box) -> int:
 
 
 def lag_plan(tables: Sequence[Array], sizes: Sequence[int], *, same: bool) -> LagPlan:
-    """Plan the sums for one input shape.
+    """Plan the sums for one input shape. Plans are shared by all layers with these windows: do not modify them.
 
     Args:
         tables: for each spatial axis, the position that a tap reads at each output position, `Geometry.sources`.
         sizes: sizes of the axes, which also mark positions in the padding.
         same: both factors are the same tensor, so only pairs of taps k <= l are needed.
     """
+    windows = tuple((table.shape[1], table.tobytes()) for table in tables)
+    return _lag_plan(windows, tuple(sizes), same)
+
+
+@lru_cache(maxsize=256)
+def _lag_plan(windows: tuple[tuple[int, bytes], ...], sizes: tuple[int, ...], same: bool) -> LagPlan:
+    """Plan as `lag_plan`; `windows`: number of taps and bytes of the int64 table of each axis."""
+    tables = [np.frombuffer(table, np.int64).reshape(-1, taps) for taps, table in windows]
     axes = [_meetings(table, size) for table, size in zip(tables, sizes, strict=True)]
     taps = list(itertools.product(*(range(table.shape[1]) for table in tables)))
     classes: dict[Lags, dict[Box, list[tuple[int, int]]]] = {}

@@ -78,3 +78,11 @@ def test_sums_of_what_a_tap_reads(name: str) -> None:
     found = tap_sums(x[0].astype(np.float64), case.geometry.sources(x.shape))
     rows = case.geometry.rows(x).astype(np.float64).sum(axis=1)
     np.testing.assert_allclose(found.reshape(rows.shape), rows, rtol=0, atol=1e-4)
+
+
+def test_layers_with_the_same_windows_share_a_plan() -> None:
+    """Planning takes longer than the sums of a small image; channels and memory of the tables do not matter."""
+    narrow, wide = (Linear("Conv", (1, count, 9, 9), (count, count, 3, 3), {"pads": [1] * 4}) for count in (1, 2))
+    plan = plan_of(narrow, same=True)[0]
+    assert plan_of(wide, same=True)[0] is plan
+    assert plan_of(wide, same=False)[0] is not plan
