@@ -48,6 +48,14 @@ def test_the_form_is_that_of_agent_skills() -> None:
     assert TASKS == [str(number) for number in range(1, 11)]
 
 
+def test_a_summary_without_an_interval_of_the_latency() -> None:
+    """On a busy machine there may be too few runs for one."""
+    summarize = runpy.run_path(str(skill() / "scripts" / "summary.py"))["verdict"]
+    verdict = {"accuracy": "kept", "text": "as in float"}
+    lines = summarize({"verdict": verdict, "problems": [], "latency_ratio": 0.5, "latency_interval": None})
+    assert lines == ["kept: as in float", "time: 0.50 of float (too few runs for an interval)"]
+
+
 @pytest.mark.slow
 def test_the_commands_of_all_tasks_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(skill(), tmp_path, dirs_exist_ok=True)

@@ -20,9 +20,10 @@ def verdict(output: Output) -> list[str]:
     if metrics.get("bytes_float") and metrics.get("bytes_quantized"):
         lines.append(f"size: {metrics['bytes_quantized'] / metrics['bytes_float']:.2f} of float")
     if metrics.get("latency_ratio") is not None:
-        low, high = metrics["latency_interval"]
+        interval = metrics.get("latency_interval")
+        bounds = f"{interval[0]:.2f} to {interval[1]:.2f}" if interval else "too few runs for an interval"
         busy = "; the machine was busy: no measurement" if metrics.get("busy") else ""
-        lines.append(f"time: {metrics['latency_ratio']:.2f} of float ({low:.2f} to {high:.2f}){busy}")
+        lines.append(f"time: {metrics['latency_ratio']:.2f} of float ({bounds}){busy}")
     return lines
 
 
