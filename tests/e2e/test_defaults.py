@@ -44,11 +44,8 @@ def resnet(pack: Path) -> Files:
 
 WIDTHS: Mapping[str, tuple[Mapping[str, Any], tuple[str, ...]]] = {
     "w8a8": ({}, ("onnxruntime", "tensorrt", "virtual")),
-    "w4a8": ({"bits": "w4a8"}, ("virtual",)),
-    "w8a16": ({"bits": "w8a16"}, ("onnxruntime",)),
     "w3a4": ({"bits": "w3a4"}, ("virtual",)),
-    "weight only": ({"mode": "weight_only"}, ("onnxruntime", "tensorrt")),
-    "weight only, 8": ({"mode": "weight_only", "w_bit": 8}, ("virtual",)),
+    "weight only": ({"mode": "weight_only"}, ("tensorrt",)),
     "dynamic": ({"mode": "dynamic"}, ("onnxruntime",)),
     "fp16": ({"high_precision": "fp16"}, ("tensorrt",)),
     "fp8": ({"bits": "fp8"}, ("tensorrt",)),

@@ -61,10 +61,8 @@ def plain(model: onnx.ModelProto, case: str) -> str:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", ZOO)
 def test_order_batches_and_threads(case: str, zoo_model: onnx.ModelProto) -> None:
-    wishes = {"backend": "virtual", **ZOO[case]}
-    wanted = plain(zoo_model, case)
-    assert digest(zoo_model, SAMPLES, shuffle=1, split=40, threads=1, **wishes) == wanted
-    assert digest(zoo_model, SAMPLES, shuffle=2, split=7, threads=4, **wishes) == wanted
+    found = digest(zoo_model, SAMPLES, shuffle=2, split=7, threads=4, backend="virtual", **ZOO[case])
+    assert found == plain(zoo_model, case)
 
 
 @pytest.mark.slow

@@ -81,7 +81,7 @@ def test_killed_at_random_moments(argv: tuple[str, ...], bench: Bench) -> None:
     bench.run(argv)
     rng = random.Random(7)
     killed = 0
-    for _ in range(12):
+    for _ in range(8):
         (bench.folder / "out" / "q.onnx").unlink(missing_ok=True)
         killed += bench.run(argv, seconds=rng.uniform(0, whole["seconds"]))["hung"]
         assert bench.content() in (None, good)

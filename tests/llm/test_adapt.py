@@ -220,12 +220,10 @@ def test_the_table_of_a_tied_decoder_is_not_changed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("base", "with_float", "form"),
     [
-        ("packed", True, "branches"),
         ("packed", False, "inputs"),
         ("packed", True, "merged"),
         ("half", True, "inputs"),
         ("merged", True, "branches"),
-        ("merged", False, "inputs"),
         ("qdq", True, "inputs"),
     ],
 )
@@ -316,9 +314,9 @@ def _empty_caches(folder: Path) -> dict[str, Any]:
 def test_a_trained_decoder_at_2_bits(pack: Path, tmp_path: Path) -> None:
     """Nearer to float on books that were not trained on, in onnxruntime; onnxruntime-genai opens the folder."""
     source = pack / "classics_llama" / "genai"
-    calibration, held_out = (np.load(pack / "classics_llama" / name)["ids"][:64] for name in ("calib.npz", "eval.npz"))
+    calibration, held_out = (np.load(pack / "classics_llama" / name)["ids"][:24] for name in ("calib.npz", "eval.npz"))
     base = tmp_path / "w2"
-    llm.quantize(source, calibration, output=base, bits=2, latency=False)
+    llm.quantize(source, output=base, bits=2, latency=False)
     adapted_folder = llm.adapt(base, calibration, output=tmp_path / "out", against=source, form="inputs", latency=False)
     before, after = (
         llm.evaluate(tmp_path / "out", held_out[:8], against=source, adapter=adapter, latency=False)

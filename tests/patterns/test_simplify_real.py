@@ -161,22 +161,22 @@ def with_constants(model: onnx.ModelProto, feeds: Feeds) -> onnx.ModelProto:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_node_cases_as_they_are_and_with_constant_inputs() -> None:
+    """Each case in one of both ways in turn: an op has several cases."""
     random = ("bernoulli", "random", "multinomial", "dropout")
     outcomes: Counter[str] = Counter()
-    for case in node_cases():
+    for number, case in enumerate(node_cases()):
         if any(word in case.name for word in random):
             continue
         given = dict(zip([value.name for value in case.model.graph.input], case.data_sets[0][0], strict=False))
         tolerance = HALF if "16" in case.name else 0.0
-        models = [(case.model, given)]
-        if all(isinstance(value, np.ndarray) for value in given.values()):
-            models.append((with_constants(case.model, given), {}))
-        for model, feeds in models:
-            try:
-                outcomes[check(model, feeds, SIMPLIFY, tolerance)] += 1
-            except AssertionError as error:
-                raise AssertionError(f"{case.name}: {error}") from error
-    assert outcomes["equal"] > 2000, outcomes  # an older onnxruntime runs fewer
+        model, feeds = case.model, given
+        if number % 2 and all(isinstance(value, np.ndarray) for value in given.values()):
+            model, feeds = with_constants(case.model, given), {}
+        try:
+            outcomes[check(model, feeds, SIMPLIFY, tolerance)] += 1
+        except AssertionError as error:
+            raise AssertionError(f"{case.name}: {error}") from error
+    assert outcomes["equal"] > 1000, outcomes  # an older onnxruntime runs fewer
 
 
 CONTROL_FLOW_AND_LAYERS = ("test_if", "test_loop", "test_scan", "test_batchnorm", "test_gemm", "test_center")

@@ -196,17 +196,16 @@ def test_a_recipe_makes_weights_sparse_and_quantizes_them() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("goal", "least"), [({"pattern": "2:4"}, 16.0), ({"sparsity": 0.5}, 20.0)])
-def test_a_trained_network(pack: Path, tmp_path: Path, goal: dict[str, Any], least: float) -> None:
-    """SparseGPT on one stream reaches 9.7 dB with 2:4, magnitude 3.9 and 7.8 dB."""
+def test_a_trained_network(pack: Path, tmp_path: Path) -> None:
+    """SparseGPT on one stream reaches 9.7 dB, magnitude 3.9 dB."""
     tools, path = load_pack(pack), tmp_path / "sparse.onnx"
     model = tools.model_path("cifar_resnet20")
-    sbonnx.prune(model, tools.load_calib("cifar_resnet20", limit=192), output=path, threads=1, **goal)
-    assert tools.evaluate("cifar_resnet20", str(path), limit=500)["clean:logit_sqnr_db"] > least
+    sbonnx.prune(model, tools.load_calib("cifar_resnet20", limit=192), output=path, threads=1, pattern="2:4")
+    assert tools.evaluate("cifar_resnet20", str(path), limit=500)["clean:logit_sqnr_db"] > 16
     stored, original = stored_weights(path), stored_weights(model)
     dense, *sparse = stored.values()
     assert (dense[1] != 0).all()
     assert len(sparse) == len(original) - 1 == 19
     for node, weight in sparse:
         assert np.mean(weight == 0) == pytest.approx(0.5, abs=0.01)
-        assert "pattern" not in goal or most_in_a_group(node, weight, 4) == 2
+        assert most_in_a_group(node, weight, 4) == 2

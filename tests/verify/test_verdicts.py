@@ -36,11 +36,11 @@ from tests.support.models import model, run
 LOSS = 0.01
 """Loss up to which accuracy is kept."""
 
-COUNTS = (1, 2, 4, 6, 8, 16, 32, 64, 100)
+COUNTS = (1, 4, 8, 16, 64, 100)
 """Numbers of samples that files are compared on."""
 
 
-FEW_COUNTS = (4, 16, 32, 100)
+FEW_COUNTS = (4, 16, 100)
 """Those of files whose task is given."""
 
 
@@ -354,7 +354,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> list[Case]:
 def test_the_sentence_shows_the_figure_that_decided(cases: list[Case]) -> None:
     """Value, interval and limit of the sentence are those of the figure, and prove the state."""
     judged = [one for one in cases if one.metrics.evaluation is None and one.verdict.accuracy in ("kept", "uncertain")]
-    assert len(judged) > 200
+    assert len(judged) > 120
     for one in judged:
         found = [row for row in one.metrics.quality if row.decided_by]
         rows = [row for row in found if row.state == one.verdict.accuracy]
@@ -400,20 +400,20 @@ def test_wrong_data_is_seen(cases: list[Case]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "metric"), [("cifar_resnet20", "clean:top1"), ("ultraface_rfb320", "f1_with_float")])
 def test_of_a_real_model(name: str, metric: str, pack: Path, tmp_path: Path) -> None:
-    """Files of several widths, compared on 1 to 32 samples beside their metric."""
+    """Files of several widths, compared on 1 and 16 samples beside their metric."""
     tools = load_pack(pack)
     floats, feeds = pack / "models" / f"{name}.onnx", tools.load_calib(name, limit=32)[:32]
-    before = tools.evaluate(name, str(floats)).get(metric, 1.0) if metric != "f1_with_float" else 1.0
+    before = tools.evaluate(name, str(floats), limit=500)[metric] if metric != "f1_with_float" else 1.0
     found = []
     for bits in ("w8a8", "w2a2"):
         file = tmp_path / f"{bits}.onnx"
         settings = {"VERIFY": {"LATENCY": False}}
         sbonnx.quantize(floats, feeds, recipe=settings, bits=bits, backend="virtual", output=file, effort="fast")
-        loss = before - tools.evaluate(name, str(file))[metric]
+        loss = before - tools.evaluate(name, str(file), limit=500)[metric]  # all clean images, and some of the others
         limit = LOSS if metric != "f1_with_float" else 0.1
         found += [
             case(f"{bits}, {count} samples", compared(floats, file, feeds[:count]), loss if loss > limit else 0.0)
-            for count in (1, 4, 8, 16, 32)
+            for count in (1, 16)
         ]
         wrong = [{key: 255 * value for key, value in feed.items()} for feed in feeds[:16]]
         found.append(case_of_wrong_data(f"{bits}, wrong data", compared(floats, file, wrong)))
