@@ -16,8 +16,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -199,12 +202,21 @@ class Subject:
     samples: list[Feed]
 
     def of_peer(self, quantize: Callable[[Path, list[Feed], Path], None], output: Path) -> str:
-        """Return agreement and size of the file that a peer writes, or the error that it ends with."""
+        """Return agreement and size of the file that a peer writes, or the error that it ends with.
+
+        A process of its own: onnxruntime crashes on the file that its quantizer writes for spindles.
+        """
         try:
-            quantize(self.model, self.calibration, output)
-            values = agreement(self.source, self.floats, session(output), self.samples)
+            with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+                return pool.submit(self._figures, quantize, output).result()
+        except BrokenProcessPool:
+            return "crashes"
         except Exception as error:  # of a peer, of any kind; its message is the result
             return f"fails: {type(error).__name__}"
+
+    def _figures(self, quantize: Callable[[Path, list[Feed], Path], None], output: Path) -> str:
+        quantize(self.model, self.calibration, output)
+        values = agreement(self.source, self.floats, session(output), self.samples)
         return f"{interval(values)[0]:.3f}, size {file_bytes(output) / file_bytes(self.model):.2f}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import tarfile
 import zipfile
 from dataclasses import asdict, replace
@@ -145,6 +146,17 @@ def test_layers_of_tensorflow_js() -> None:
     ]
     joined = np.concatenate([np.maximum(np.array(sums) + 4, 0)[None], image[0]])
     np.testing.assert_array_equal(result[0], 2 * joined.repeat(2, 1).repeat(2, 2))
+
+
+def crash(model: Path, calibration: object, output: Path) -> None:
+    """Stand for a runtime that crashes on the file of a peer."""
+    os._exit(9)
+
+
+@pytest.mark.slow
+def test_a_peer_may_crash(tmp_path: Path) -> None:
+    subject = zoo.Subject(SOURCES[0], tmp_path / "m.onnx", [], [], [])
+    assert subject.of_peer(crash, tmp_path / "peer.onnx") == "crashes"
 
 
 def test_rows_that_are_lost_are_bold() -> None:
