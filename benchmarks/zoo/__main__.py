@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import subprocess
 import sys
@@ -73,6 +74,7 @@ class Row:
         openvino: agreement with float there, and time over that of float there, or why there is none.
         peer: agreement and size of onnxruntime's static quantizer, or why it has none.
         nncf: the same of NNCF, its file in onnxruntime.
+        total: CPU time of the row, peers included.
     """
 
     name: str
@@ -88,6 +90,7 @@ class Row:
     openvino: str = ""
     peer: str = ""
     nncf: str = ""
+    total: float = 0.0
 
     @property
     def lost(self) -> bool:
@@ -273,16 +276,24 @@ def rows_of(sources: Sequence[Source], cache: Path, again: bool, options: Sequen
         if again or not file.is_file() or _read(file)["error"]:
             file.parent.mkdir(parents=True, exist_ok=True)
             command = [sys.executable, "-m", "benchmarks.zoo", source.name, "--one", "--cache", str(cache), *options]
+            start = _children_seconds()
             try:
                 done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False)
                 last = (done.stderr.strip() or "no message").splitlines()[-1]
-                content = done.stdout if done.returncode == 0 else json.dumps(asdict(Row(source.name, last[:160])))
+                failed = asdict(Row(source.name, last[:160]))
+                content = failed if done.returncode else json.loads(done.stdout.strip().splitlines()[-1])
             except subprocess.TimeoutExpired:
-                content = json.dumps(asdict(Row(source.name, f"not done in {LIMIT_S:.0f} s")))
-            file.write_text(content.strip().splitlines()[-1] + "\n", encoding="utf-8")
+                content = asdict(Row(source.name, f"not done in {LIMIT_S:.0f} s"))
+            content["total"] = _children_seconds() - start
+            file.write_text(json.dumps(content) + "\n", encoding="utf-8")
         rows.append(row_of(_read(file)))
         print(" | ".join(rows[-1].cells(source)), flush=True)
     return rows
+
+
+def _children_seconds() -> float:
+    used = os.times()
+    return used.children_user + used.children_system
 
 
 def merged(cache: Path, page: str) -> tuple[list[Row], list[str]]:
@@ -307,7 +318,7 @@ def _row_of_cells(cells: dict[str, str]) -> Row:
         return Row(name, cells["kept"])
     metric, time = ([float(value) for value in re.findall(r"[\d.]+", cells[key])] for key in ("kept", "time"))
     verdict, _, compared = cells["verdict"].partition(", then ")
-    others = ("" if cells[key] == "–" else cells[key] for key in HEADER[-3:])
+    openvino, peer, nncf = ("" if cells[key] == "–" else cells[key] for key in HEADER[-3:])
     return Row(
         name,
         "",
@@ -319,7 +330,9 @@ def _row_of_cells(cells: dict[str, str]) -> Row:
         compared,
         "",
         0.0,
-        *others,
+        openvino,
+        peer,
+        nncf,
     )
 
 
@@ -334,6 +347,7 @@ def text(rows: Sequence[Row], earlier: Sequence[str] = ()) -> str:
     measured = [row for row in rows if not row.error]
     kept = sum(row.metric[2] >= KEPT for row in measured)
     speed = float(np.exp(-np.mean([np.log(row.time[0]) for row in measured]))) if measured else 1.0
+    totals = [row.total for row in rows if row.total]
     false_kept = sum("kept" in row.verdicts and row.metric[2] < KEPT for row in measured)
     false_lost = sum("lost" in row.verdicts and row.metric[2] >= KEPT for row in measured)
     return (
@@ -346,6 +360,7 @@ def text(rows: Sequence[Row], earlier: Sequence[str] = ()) -> str:
         f"{ROUNDS} runs in turn on {target_cpu().title}. Lost rows are in bold. The verdict is that of the command on "
         "the samples that it held out, then that of compare on the evaluation samples. onnxruntime's quantizer is "
         "quantize_static with U8S8 per channel; the file of NNCF runs in onnxruntime."
+        + (f" {len(totals)} rows took {sum(totals) / 60:.0f} CPU minutes, peers included." if totals else "")
         + (f" Measured by an earlier version, some on another CPU: {', '.join(earlier)}." if earlier else "")
         + "\n\n"
         + table(HEADER, [row.cells(by_name[row.name]) for row in rows])
