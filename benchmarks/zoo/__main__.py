@@ -16,40 +16,41 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import numpy as np
 
 import sbonnx
-from benchmarks import accuracy
 from benchmarks.pages import table_of
 from benchmarks.results import RESULTS, ROOT, arguments, table, write_section
 from benchmarks.runtimes.default_latency import paired, runner
 from benchmarks.zoo.corpus import Corpus, Feed
 from benchmarks.zoo.inputs import feeds
 from benchmarks.zoo.metrics import METRICS
+from benchmarks.zoo.quantizers import (
+    LIMIT_S,
+    Subject,
+    agreement,
+    interval,
+    nncf_static,
+    onnxruntime_static,
+    outputs_of,
+)
 from benchmarks.zoo.sources import SOURCES, FetchError, Source, fetch
 from sbonnx.backends.openvino.runtime import OpenVinoSession, absent
 from sbonnx.errors import SbonnxError
 from sbonnx.system.cpu import target_cpu
-from sbonnx.verify.sessions import file_bytes, run, session
+from sbonnx.verify.sessions import file_bytes, session
 
 CALIBRATION: Final = 48
 EVALUATION: Final = 32
 """Samples; the second are not seen by the quantizer."""
 
 ROUNDS: Final = 20
-LIMIT_S: Final = 1800.0
-"""Maximum duration of one model."""
-
 HEADER: Final = (
     *("model", "family", "metric", "kept", "size", "time", "verdict"),
     *("in OpenVINO", "onnxruntime's quantizer", "NNCF"),
@@ -124,20 +125,6 @@ KEPT: Final = 0.95
 """Agreement with float that counts as kept."""
 
 
-def interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return the mean with the bounds of its 95 % interval, by 2,000 resamples of the samples that are no NaN."""
-    array = np.asarray(values, np.float64)
-    array = array[~np.isnan(array)]
-    picks = np.random.default_rng(0).integers(0, len(array), (2000, len(array)))
-    low, high = np.percentile(array[picks].mean(1), (2.5, 97.5))
-    return float(array.mean()), float(low), float(high)
-
-
-def outputs_of(opened: Any, samples: Sequence[Feed]) -> list[list[Any]]:
-    """Return the outputs of a session for each sample."""
-    return [run(opened, feed, number) for number, feed in enumerate(samples)]
-
-
 def sqnr_db(reference: Sequence[Sequence[Any]], other: Sequence[Sequence[Any]]) -> float:
     """Return the lowest SQNR of a float output over all samples; minus infinity where shapes differ."""
     lowest = np.inf
@@ -151,12 +138,6 @@ def sqnr_db(reference: Sequence[Sequence[Any]], other: Sequence[Sequence[Any]]) 
         power = sum(float(np.square(one).sum()) for one, _ in pairs)
         lowest = min(lowest, 10 * np.log10(power / noise) if noise and power else 200.0)
     return float(lowest)
-
-
-def agreement(source: Source, floats: list[list[Any]], opened: Any, samples: list[Feed]) -> list[float]:
-    """Return the figure of each sample."""
-    figure: Callable[..., float] = METRICS[source.metric][1]
-    return [figure(one, two) for one, two in zip(floats, outputs_of(opened, samples), strict=True)]
 
 
 def timed(opened: Sequence[Any], samples: list[Feed]) -> tuple[float, float, float]:
@@ -194,35 +175,6 @@ def measure(source: Source, cache: Path, pack: Path, nncf: str) -> Row:
     )
 
 
-@dataclass(frozen=True)
-class Subject:
-    """A model with its samples, and the outputs of float on those to evaluate."""
-
-    source: Source
-    model: Path
-    calibration: list[Feed]
-    floats: list[list[Any]]
-    samples: list[Feed]
-
-    def of_peer(self, quantize: Callable[[Path, list[Feed], Path], None], output: Path) -> str:
-        """Return agreement and size of the file that a peer writes, or the error that it ends with.
-
-        A process of its own: onnxruntime crashes on the file that its quantizer writes for spindles.
-        """
-        try:
-            with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-                return pool.submit(self._figures, quantize, output).result()
-        except BrokenProcessPool:
-            return "crashes"
-        except Exception as error:  # of a peer, of any kind; its message is the result
-            return f"fails: {type(error).__name__}"
-
-    def _figures(self, quantize: Callable[[Path, list[Feed], Path], None], output: Path) -> str:
-        quantize(self.model, self.calibration, output)
-        values = agreement(self.source, self.floats, session(output), self.samples)
-        return f"{interval(values)[0]:.3f}, size {file_bytes(output) / file_bytes(self.model):.2f}"
-
-
 def in_openvino(subject: Subject, output: Path) -> str:
     """Return agreement and time over float of a file in OpenVINO, or why there is none."""
     if absent():
@@ -241,20 +193,6 @@ def in_openvino(subject: Subject, output: Path) -> str:
             finding.rule for finding in sbonnx.lint(output, target="openvino").findings if finding.severity == "error"
         }
         return f"refuses the file: lint {', '.join(sorted(rules))}"
-
-
-def onnxruntime_static(model: Path, calibration: list[Feed], output: Path) -> None:
-    """Write the file of `quantize_static`."""
-    accuracy.peer(accuracy.peer_input(model, output.parent), calibration, output, per_channel=True)
-
-
-def nncf_static(python: str, model: Path, calibration: list[Feed], output: Path) -> None:
-    """Write the file of NNCF, which another interpreter has."""
-    with TemporaryDirectory() as folder:
-        for number, feed in enumerate(calibration):
-            np.savez(Path(folder) / f"{number:03}.npz", **feed)
-        script = Path(__file__).with_name("nncf_peer.py")
-        subprocess.run([python, script, model, folder, output], capture_output=True, timeout=LIMIT_S / 3, check=True)
 
 
 def row_of(values: dict[str, Any]) -> Row:
