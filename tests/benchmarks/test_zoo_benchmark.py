@@ -157,6 +157,8 @@ def crash(model: Path, calibration: object, output: Path) -> None:
 def test_a_peer_may_crash(tmp_path: Path) -> None:
     subject = zoo.Subject(SOURCES[0], tmp_path / "m.onnx", [], [], [])
     assert subject.of_peer(crash, tmp_path / "peer.onnx") == "crashes"
+    for quantize in (zoo.onnxruntime_static, zoo.nncf_static):  # a spawned process does not import a main module
+        assert quantize.__module__ == "benchmarks.zoo.quantizers"
 
 
 def test_rows_that_are_lost_are_bold() -> None:
