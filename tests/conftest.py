@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from sbonnx.present.text import printer
+from sbonnx.search import advice
 from sbonnx.system.machine_costs import CACHE
 from sbonnx.system.terminal import to_json, versioned
 from sbonnx.verify import sessions
@@ -43,6 +44,14 @@ def brief_latency() -> Iterator[None]:
     """Measure latency for a tenth of the time, still at least `sessions.RUNS[0]` rounds: few tests are about it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sessions, "SECONDS", sessions.SECONDS / 10)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def brief_trials() -> Iterator[None]:
+    """Start trials of changes for advice for a tenth of the time, at least one: few tests are about them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(advice, "SECONDS", advice.SECONDS / 10)
         yield
 
 
