@@ -31,7 +31,8 @@ ABOUT: Final = """`python -m benchmarks.llm --write`. {model} of the pack in the
 Llama of 0.92 M parameters with a tied embedding. `sbonnx llm quantize` without a setting (embedding and head 8 bits \
 in one table, int8 arithmetic), with weights rounded to nearest, with `ACCURACY_LEVEL=0` (float32 arithmetic), and \
 with the table as narrow as the other weights; with the widths of layers chosen for 3.65 bits on average; with \
-quantized caches, also beside float weights (`--bits w0`); at 2 bits also with GPTQ instead of the default. \
+quantized caches, also beside float weights (`--bits w0`); at 2 bits also with GPTQ instead of the default, \
+and trained in torch (`--effort best`). \
 `onnxruntime.quantization.matmul_nbits_quantizer` {version} with each of its methods, which leave \
 the embedding float, quantize the head as the rest, and compute in float32. GPTQ of both \
 calibrates on the same {calibration} windows. Each file runs in onnxruntime on the same {windows} windows of {length} \

@@ -22,6 +22,9 @@ KL_SHARE: Final = 1 / 3
 TWO_BIT_RATIO: Final = 40 / 36.15
 """Largest ratio of the perplexity at 2 bits to float: 40 on all 160 windows, on which float has 36.15."""
 
+TRAINED_SHARE: Final = 0.6
+"""Largest share of the divergence of the default that is left after training, at 2 bits."""
+
 CACHE_INCREASES: Final = {8: 0.0005, 4: 0.007}
 """Largest relative increase of the perplexity by quantized caches, by their bits."""
 
@@ -92,6 +95,11 @@ def _requirements(records: Records) -> Iterator[tuple[bool, str]]:
         mine = records.get((form, f"{OURS} default"))
         if plain is not None and mine is not None and not mine["note"]:
             ratio = mine["perplexity"]["value"] / plain["perplexity"]["value"]
+            trained = records.get((form, f"{OURS} --effort best"))
+            if trained is not None and not trained["note"]:
+                share = trained["kl"]["value"] / mine["kl"]["value"]
+                text = f"KL at {form} after training over that without: {share:.2f}, at most {TRAINED_SHARE:.2f}"
+                yield share <= TRAINED_SHARE, text
             yield ratio <= TWO_BIT_RATIO, f"perplexity at {form} over float: {ratio:.3f}, at most {TWO_BIT_RATIO:.3f}"
 
 

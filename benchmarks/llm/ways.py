@@ -52,6 +52,7 @@ OUR_SETTINGS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "default": ((), EVERY),
     "nearest": (("W.ROUNDING.TYPE=nearest",), EVERY),
     "GPTQ": (("W.ROUNDING.TYPE=gptq",), ("w2 g32", "w2 g128")),
+    "--effort best": (("EFFORT=best",), ("w2 g128",)),
     "3.65 bits on average": (("MIXED.BUDGET.BITS=3.65",), ("w4 g128",)),
     "float32 arithmetic": (("ACCURACY_LEVEL=0",), ("w4 g32",)),
     "embedding and head as narrow": (("EMBEDDING_BITS={bits}",), ("w4 g32", "w2 g32")),

@@ -1,5 +1,6 @@
-"""Stages of `sbonnx.llm.adapt`: low-rank adapters trained on a quantized decoder (QLoRA), as branches or inputs of its
-file.
+"""Training of quantized decoders: stages of `sbonnx.llm.adapt`, and the training of 2-bit weights in `quantize`.
+
+`adapt` trains low-rank adapters (QLoRA), as branches or inputs of the file. `train_weights` trains whole weights.
 
 The factors of adapters that are inputs (multi-LoRA) are initializers of rank 0 that are also listed as inputs.
 onnxruntime uses the initializer unless the run has an active adapter: without one, the decoder computes what its base
@@ -10,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from glob import escape
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final, Literal, get_args
 
@@ -18,13 +21,16 @@ import onnx
 from onnx import helper
 
 from sbonnx import graph as graphs
-from sbonnx.errors import RecipeError
+from sbonnx.errors import ModelError, RecipeError
 from sbonnx.graph import read_proto
 from sbonnx.llm.decoder_stages import DecoderState, copy_folder, evaluate_decoder
 from sbonnx.llm.decoding import decoder_feed
 from sbonnx.llm.evaluate import evaluate_windows
 from sbonnx.llm.folder import write_provenance
+from sbonnx.llm.layout import Decoder
+from sbonnx.llm.windows import TokenWindows
 from sbonnx.options import RunOptions
+from sbonnx.report import Note
 from sbonnx.report.decoder import DecoderEvaluation
 from sbonnx.report.notebook import Result
 from sbonnx.spec import Array
@@ -32,6 +38,7 @@ from sbonnx.stages.contract import Stage, Value, stage
 from sbonnx.stages.prepare import load
 from sbonnx.stages.state import ABSENT
 from sbonnx.system.runtime import onnxruntime
+from sbonnx.system.sizes import size_text
 from sbonnx.version import __version__
 
 if TYPE_CHECKING:
@@ -234,6 +241,71 @@ ADAPT: Final[tuple[Stage, ...]] = (
     compare_with_base,
 )
 """From a quantized decoder and windows of tokens (`read_texts`) to a folder with its adapters."""
+
+
+NARROW: Final = 2
+"""Width of the weights that are trained. With 3 bits, onnxruntime stores 4, which need no training."""
+
+TRAINED_BYTES: Final = 16
+"""Bytes in training for each trained value: the update in float32, its gradient and two moments of Adam."""
+
+
+@stage(needs=("texts", "folder", "report"), sets=("report",))
+def train_weights(state: DecoderState, options: RunOptions) -> DecoderState:
+    """Train the 2-bit weights of the written file against the float decoder, with EFFORT best; a note says how it went.
+
+    Without torch, with operators that torch does not have, or beyond the memory budget, the file stays as it is.
+    """
+    decoder, windows = state.decoding.decoder, state.windows
+    if windows is None or state.request.recipe.effort != "best":
+        return state
+    written = state.written()
+    narrow = [weight for weight in written.structure.weights if weight.bits == NARROW]
+    if not narrow:
+        return state
+    note = _trained(written, {weight.table for weight in narrow}, decoder, windows, options)
+    return replace(state, report=replace(state.report, notes=(*state.report.notes, note)))
+
+
+def _trained(written: Decoder, weights: set[str], source: Decoder, windows: TokenWindows, options: RunOptions) -> Note:
+    if find_spec("torch") is None:
+        return Note("not-trained", "2-bit weights were not trained, because torch is not installed: sbonnx[qat]")
+    if written.embedder is not None or written.position_axes:
+        return Note("not-trained", "2-bit weights were not trained: it reads embeddings, or positions of three axes")
+    from sbonnx.qat import Adapters, decoder_adapters
+
+    settings = decoder_adapters.WHOLE
+    sizes = {weight.table: weight.rows * weight.columns for weight in written.structure.weights}
+    tokens = min(settings.batch, len(windows.calibration)) * windows.ids.shape[1]
+    needed = sum(8 * size + TRAINED_BYTES * size * (name in weights) for name, size in sizes.items())
+    needed += TRAINED_BYTES * tokens * (source.vocabulary or 0)
+    if needed > options.memory_bytes:
+        texts = size_text(needed), size_text(options.memory_bytes)
+        why = "2-bit weights were not trained, which takes {} of memory, and {} are allowed: --memory"
+        return Note("not-trained", why.format(*texts))
+    fixed = {} if written.branch is None else {written.branch: np.array([False])}
+    graph = graphs.load(onnx.load(written.model))  # not mapped: the file is written again
+    teacher = graphs.load(source.model)
+    adapters = Adapters(rank=None, targets=tuple(sorted(map(escape, weights))))
+    device = "cpu" if options.device == "auto" else options.device
+    try:
+        module = decoder_adapters.adapted(graph, adapters, device=device, fixed=fixed, teacher=teacher)
+        trained = decoder_adapters.train_adapters(
+            module,
+            [decoder_feed(written, ids[None]) for ids in windows.calibration],
+            tokens=written.tokens,
+            logits=written.logits,
+            teacher=teacher,
+            fixed=fixed,
+            settings=settings,
+            progress=options.progress,
+            resampled=decoder_adapters.RESAMPLED,
+        )
+    except (ModelError, RecipeError) as error:
+        return Note("not-trained", f"2-bit weights were not trained: {error}")
+    decoder_adapters.write_adapters(graph, module)
+    graphs.save(graph, written.model, force=True)
+    return trained.note
 
 
 def list_inputs(model: Path, factors: Mapping[str, Array]) -> None:

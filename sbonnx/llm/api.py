@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict
 from sbonnx import pipeline
 from sbonnx.backends import BACKENDS, backend_for
 from sbonnx.errors import DataError, RecipeError
-from sbonnx.llm.adapt import ADAPT, AdaptedDecoder, AdapterOptions, AdapterState, Form
+from sbonnx.llm.adapt import ADAPT, NARROW, AdaptedDecoder, AdapterOptions, AdapterState, Form, train_weights
 from sbonnx.llm.decoder_stages import (
     NO_FLOAT,
     NO_LIMITS,
@@ -63,7 +63,6 @@ INT4: Final = QuantSpec(bits=4)
 BLOCK: Final = 32
 NARROW_BLOCK: Final = 64
 """Default block size, and that of 2 bits, at which the kernels take half of the time."""
-NARROW: Final = 2
 NARROW_ROUNDING: Final = {"W.ROUNDING.TYPE": "adaquant", "W.ROUNDING.SCALE": "search"}
 """Rounding of 2 bits with texts: scales and values fitted to each other. It gains nothing at 3 and 4 bits."""
 
@@ -76,8 +75,9 @@ KEYS: Final = {"block_size": "W.BLOCK_SIZE", "average_bits": "MIXED.BUDGET.BITS"
 DECODER: Final[tuple[Stage, ...]] = (
     choose_recipe,  # AUTO, MIXED: a width for each layer
     *pipeline.STAGES,  # from the model to the quantized one, as of any model
-    quantize_caches,  # LLM.KV_BITS: of the written file
     copy_folder,
+    train_weights,  # EFFORT best: 2-bit weights of the written file, in torch
+    quantize_caches,  # LLM.KV_BITS: of the written file
     evaluate_decoder,  # perplexity, and the limits of the recipe
     report_decoder,
     save_provenance,

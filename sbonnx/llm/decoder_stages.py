@@ -110,6 +110,12 @@ class DecoderState(PipelineState):
         """The model file in the staged folder."""
         return model_place(self.decoding.decoder, self.folder)
 
+    def written(self) -> Decoder:
+        """Read the written decoder, whose folder is complete."""
+        asked = self.decoding
+        entry = self.place if asked.decoder.folder is None else self.folder
+        return read_decoder(entry, past=asked.past, present=asked.present, adapter=self.adapter)
+
     def staged(self, folder: Path) -> Self:
         """Return the state with the folder to write to."""
         state = replace(self, folder=folder)
@@ -177,8 +183,7 @@ def evaluate_decoder(state: DecoderState, options: RunOptions) -> DecoderState:
         return state
     decoder, ids = asked.decoder, windows.ids
     if asked.target is not None:
-        entry, ids = state.place if decoder.folder is None else state.folder, windows.held_out
-        decoder = read_decoder(entry, past=asked.past, present=asked.present, adapter=state.adapter)
+        decoder, ids = state.written(), windows.held_out
     evaluation = evaluate_windows(decoder, ids, against=asked.reference, limits=asked.limits, latency=asked.latency)
     return replace(state, evaluation=evaluation)
 

@@ -38,7 +38,7 @@ class Adapters:
 
     Attributes:
         rank: rank of the product. A layer whose two factors have at least as many elements as its weight gets no
-            adapter.
+            adapter. None, with mode "inside": no limit, every value of the weight is trained.
         alpha: the product is multiplied by ``alpha / rank``; None: alpha is the rank.
         targets: one or more globs over names of weights; None: each linear layer whose weight is quantized.
         mode: "inside": the product is added to the weight before rounding (Bondarenko et al. 2024), so that the
@@ -52,7 +52,7 @@ class Adapters:
         RecipeError: an invalid value; the message names it.
     """
 
-    rank: int = 8
+    rank: int | None = 8
     alpha: float | None = None
     targets: str | tuple[str, ...] | None = None
     mode: Mode = "inside"
@@ -61,8 +61,10 @@ class Adapters:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if isinstance(self.rank, bool) or not isinstance(self.rank, int) or self.rank < 1:
+        if self.rank is not None and (isinstance(self.rank, bool) or not isinstance(self.rank, int) or self.rank < 1):
             raise RecipeError(f"'rank' of adapters must be a whole number of 1 or more, got {self.rank!r}")
+        if self.rank is None and self.mode != "inside":
+            raise RecipeError("adapters without a rank change whole weights: use mode 'inside'")
         if self.alpha is not None and not 0.0 < self.alpha < float("inf"):
             raise RecipeError(f"'alpha' of adapters must be positive and finite, got {self.alpha!r}")
         if self.mode not in MODES:
@@ -71,7 +73,13 @@ class Adapters:
     @property
     def gain(self) -> float:
         """`alpha`, or the rank if it is None."""
-        return float(self.rank if self.alpha is None else self.alpha)
+        return float((self.rank or 1) if self.alpha is None else self.alpha)
+
+    def unfit(self, rows: int, columns: int) -> str | None:
+        """Return the reason why a weight of this size gets no adapter, or None."""
+        if self.rank is None or self.rank * (rows + columns) < rows * columns:
+            return None
+        return f"has {rows} x {columns} elements, no more than the two factors"
 
     @property
     def globs(self) -> tuple[str, ...] | None:
@@ -220,10 +228,9 @@ def _call(module: fx.GraphModule, read: NodeInput) -> Call:
 def _unfit(module: fx.GraphModule, target: AdapterTarget, config: Adapters) -> str | None:
     outputs = target.weight.shape[target.axis]
     inputs = target.weight.numel() // max(outputs, 1)
-    if config.rank * (outputs + inputs) >= outputs * inputs:
-        return f"has {outputs} x {inputs} elements, no more than the two factors"
-    if config.mode == "inside":
-        return None
+    reason = config.unfit(outputs, inputs)
+    if reason is not None or config.mode == "inside":
+        return reason
     if len(target.reads) > 1:
         return f"is read by {len(target.reads)} layers, and mode 'outside' supports one"
     call = _call(module, target.reads[0])

@@ -23,7 +23,7 @@ from torch import Tensor, fx, nn
 from sbonnx.errors import ModelError, RecipeError
 from sbonnx.graph import Body, Constant, Graph, Node, Variable
 from sbonnx.graph.edit import Names, add_constant, add_node, replace_output, sort
-from sbonnx.graph.query import all_nodes, producer, scopes, tensors_by_name
+from sbonnx.graph.query import all_nodes, constant, producer, scopes, tensors_by_name
 from sbonnx.ops import CONTRIB
 from sbonnx.precision import widened
 from sbonnx.progress import Progress
@@ -38,6 +38,7 @@ from sbonnx.torchnet.onnx_to_torch.reimport import CALL_MODULE, META, reimport
 from sbonnx.torchnet.onnx_to_torch.write_back import write_parameters
 from sbonnx.torchnet.ops.decoders import nbits_matrix
 from sbonnx.training import loop
+from sbonnx.training.batches import Augment
 from sbonnx.training.distillation import Outputs, divergence
 from sbonnx.training.loop import Objective, Settings, Trained
 
@@ -49,6 +50,12 @@ SCALES: Final = {PACKED: 2, "GatherBlockQuantized": 2, DEQUANTIZE: 1}
 DEFAULTS: Final = Settings(epochs=4, batch=8, lr=0.05)
 """Settings of the training of decoders."""
 
+WHOLE: Final = Settings(epochs=12, batch=8, lr=0.1)
+"""Settings of the training of whole weights."""
+
+RESAMPLED: Final = 0.3
+"""Share of tokens that are resampled in the training of whole weights."""
+
 
 def adapted(
     graph: Graph,
@@ -58,6 +65,7 @@ def adapted(
     fixed: Mapping[str, Any] | None = None,
     mode: Mode = "outside",
     norms: bool = True,
+    teacher: Graph | None = None,
 ) -> fx.GraphModule:
     """Import a decoder with quantized weights and add an adapter to each of its linear layers.
 
@@ -71,6 +79,7 @@ def adapted(
         device: torch device of the module.
         fixed: inputs that become constants, such as the one that selects the branch of a merged decoder.
         mode, norms: fields of `Adapters`, if only the rank is given.
+        teacher: the float decoder; updates without a rank start near its weights (`Requantized.start_near`).
 
     Raises:
         ModelError: an op is not supported, or activations are quantized.
@@ -84,6 +93,7 @@ def adapted(
     chance = torch.Generator().manual_seed(config.seed)
     refused: dict[str, str] = {}
     paths: dict[str, str] = {}
+    floats = {} if teacher is None else _float_weights(graph, teacher)
     for node in list(module.graph.nodes):
         layer = _layer(module, node)
         if layer is None or (config.globs is not None and not any(fnmatchcase(layer.name, g) for g in config.globs)):
@@ -94,7 +104,12 @@ def adapted(
                 refused[layer.name] = reason
                 continue
             paths[layer.name] = f"{ADAPTERS}.{node.target}"
-            module.add_submodule(paths[layer.name], _adapter(layer, graph, config, chance))
+            adapter = _adapter(layer, graph, config, chance)
+            module.add_submodule(paths[layer.name], adapter)
+            weight = floats.get(layer.call.name)
+            if isinstance(adapter, Requantized) and config.rank is None and weight is not None:
+                stored = [_stored(module, value) for value in node.args[1:4]]
+                adapter.start_near(torch.from_numpy(weight).to(device), *(x for x in stored if x is not None))
         _insert(module, node, layer, paths[layer.name], config)
     module.graph.eliminate_dead_code()
     _make_parameters(module)
@@ -122,6 +137,21 @@ def _require_float_activations(graph: Graph) -> None:
                 f"node '{node.name}' quantizes activations, through which nothing can be trained: give a decoder with "
                 "float activations (sbonnx llm quantize)"
             )
+
+
+def _float_weights(graph: Graph, teacher: Graph) -> dict[str, Array]:
+    """Return the float weights of packed products, (N, K) in float32, by node; layers are matched by their outputs."""
+    makers = {output.name: node for node in all_nodes(teacher) for output in node.outputs}
+    weights = {}
+    for node in all_nodes(graph):
+        maker = makers.get(node.outputs[0].name) if node.op == PACKED else None
+        if maker is None or maker.op not in PLAIN:
+            continue
+        stored = constant(maker.inputs[1])
+        if stored is not None and stored.ndim == 2:
+            matrix = np.asarray(stored, np.float32) * np.float32(maker.attrs.get("alpha", 1.0))
+            weights[node.name] = matrix if maker.attrs.get("transB", 0) else np.ascontiguousarray(matrix.T)
+    return weights
 
 
 class _QuantizedLayer(NamedTuple):
@@ -206,9 +236,9 @@ def _source(module: fx.GraphModule, node: Any) -> str:
 
 
 def _unfit(module: fx.GraphModule, layer: _QuantizedLayer, config: Adapters) -> str | None:
-    rows, columns = layer.weight.shape
-    if config.rank * (rows + columns) >= rows * columns:
-        return f"has {rows} x {columns} elements, no more than the two factors"
+    reason = config.unfit(*layer.weight.shape)
+    if reason is not None:
+        return reason
     readers = [_call(module, reader) for reader in _readers(module, layer.codes)]
     if config.mode == "inside" and any(call is None or call.op not in (PACKED, *PLAIN) for call in readers):
         return "is read by other nodes than linear layers, such as those of a tied embedding"
@@ -333,7 +363,7 @@ def _product(body: Body, names: Names, stem: str, x: Any, matrix: Constant) -> A
     return node.outputs[0]
 
 
-def train_adapters(
+def train_adapters(  # noqa: PLR0913 - network, data, loss and settings of one training
     module: fx.GraphModule,
     feeds: Iterable[Mapping[str, Array]],
     *,
@@ -343,6 +373,7 @@ def train_adapters(
     fixed: Mapping[str, Any] | None = None,
     settings: Settings | None = None,
     progress: Progress | None = None,
+    resampled: float = 0.0,
 ) -> Trained:
     """Train the adapters of `adapted`, in place.
 
@@ -357,6 +388,7 @@ def train_adapters(
         fixed: inputs of the teacher that become constants; see `adapted`. Feeds need no values for them.
         settings: default: `DEFAULTS`.
         progress: progress display.
+        resampled: share of the tokens of a batch that are replaced by samples of what the teacher predicts there.
 
     Raises:
         ModelError: the teacher has an op that is not supported, or other inputs.
@@ -377,7 +409,8 @@ def train_adapters(
         def wanted(**batch: Tensor) -> Mapping[str, Tensor]:
             return {logits: twin(**{theirs[name]: value for name, value in batch.items()})[logits]}
 
-        objective = Objective(wanted, _divergence(logits), agree={"loss": "divergence"})
+        augment = _resampling(wanted, names[tokens], logits, resampled) if resampled else None
+        objective = Objective(wanted, _divergence(logits), augment=augment, agree={"loss": "divergence"})
     renamed = [
         {names[name]: _wide(values) for name, values in feed.items() if name not in (fixed or {})} for feed in feeds
     ]
@@ -404,6 +437,20 @@ def _next_token(logits: str) -> Callable[[Outputs, Outputs], Tensor]:
         return value
 
     return loss
+
+
+def _resampling(teacher: Callable[..., Outputs], tokens: str, logits: str, share: float) -> Augment:
+    """Return an augmentation that replaces tokens by samples of the teacher's prediction from the given tokens."""
+
+    def augment(batch: dict[str, Tensor], chance: torch.Generator) -> dict[str, Tensor]:
+        ids = batch[tokens]
+        with torch.no_grad():
+            rows = teacher(**batch)[logits][:, :-1].float().softmax(-1).cpu()
+        drawn = torch.multinomial(rows.flatten(0, 1), 1, generator=chance).reshape(rows.shape[:2]).to(ids)
+        chosen = (torch.rand(rows.shape[:2], generator=chance) < share).to(ids.device)
+        return {**batch, tokens: torch.cat([ids[:, :1], torch.where(chosen, drawn, ids[:, 1:])], dim=1)}
+
+    return augment
 
 
 def _divergence(logits: str) -> Callable[[Outputs, Outputs], Tensor]:

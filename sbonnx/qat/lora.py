@@ -38,18 +38,18 @@ class LowRank(nn.Module):  # type: ignore[misc]
     in the layout of the weight. O is the size of its output axis, I the product of all other sizes, and m_o the mean
     magnitude of the weights of output o. `A` and `B` therefore have the same magnitude in all layers, and the learning
     rate of the loop has the same meaning for `B` as for weights: the change of the layer's output in one step, times
-    ``alpha / rank``.
+    ``alpha / rank``. Without a rank, D is trained as a whole: the product is only `B`, (O, I), times `alpha`.
 
     Args:
         weight: weight with two or more axes.
         initializer: its name in the graph.
         axis: its output axis.
-        rank, alpha: rank and scaling of the product.
+        rank, alpha: rank and scaling of the product; rank None: no limit.
         chance: random generator for `A`.
 
     Attributes:
         initializer, axis: as given.
-        A, B: parameters.
+        A, B: parameters; A is None without a rank.
         unit: (O, 1), factors of the rows of the product.
 
     Source: Hu et al. 2022, "LoRA: Low-Rank Adaptation of Large Language Models", section 4.1.
@@ -58,17 +58,20 @@ class LowRank(nn.Module):  # type: ignore[misc]
     unit: Tensor
 
     def __init__(
-        self, weight: Tensor, initializer: str, *, axis: int, rank: int, alpha: float, chance: torch.Generator
+        self, weight: Tensor, initializer: str, *, axis: int, rank: int | None, alpha: float, chance: torch.Generator
     ) -> None:
         super().__init__()
         self.initializer = initializer
         self.axis = axis
         matrix = self.matrix(weight.detach())
         outputs, inputs = matrix.shape
-        factor = torch.randn(rank, inputs, generator=chance, dtype=torch.float32) * rank**-0.5
-        self.A = nn.Parameter(factor.to(weight.device, weight.dtype))
-        self.B = nn.Parameter(weight.detach().new_zeros(outputs, rank))
-        self.register_buffer("unit", matrix.abs().mean(dim=1, keepdim=True) * (alpha / rank * UNIT))
+        if rank is None:
+            self.register_parameter("A", None)
+        else:
+            factor = torch.randn(rank, inputs, generator=chance, dtype=torch.float32) * rank**-0.5
+            self.A = nn.Parameter(factor.to(weight.device, weight.dtype))
+        self.B = nn.Parameter(weight.detach().new_zeros(outputs, inputs if rank is None else rank))
+        self.register_buffer("unit", matrix.abs().mean(dim=1, keepdim=True) * (alpha / (rank or 1) * UNIT))
 
     def matrix(self, weight: Tensor) -> Tensor:
         """Return a weight as a matrix (O, I)."""
@@ -77,10 +80,11 @@ class LowRank(nn.Module):  # type: ignore[misc]
     def product(self, like: Tensor) -> Tensor:
         """Return D in the layout and shape of `like`."""
         moved = like.movedim(self.axis, 0).shape
-        return ((self.unit * self.B) @ self.A).reshape(moved).movedim(0, self.axis)
+        scaled = self.unit * self.B
+        return (scaled if self.A is None else scaled @ self.A).reshape(moved).movedim(0, self.axis)
 
     def extra_repr(self) -> str:
-        return f"'{self.initializer}', rank {self.A.shape[0]}"
+        return f"'{self.initializer}', rank {None if self.A is None else self.A.shape[0]}"
 
 
 @final

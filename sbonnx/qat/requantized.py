@@ -32,6 +32,9 @@ from sbonnx.torchnet.ops.quantized import dequantize_parts
 
 PACKED: Final = "MatMulNBits"
 
+INSIDE: Final = 0.45
+"""Largest initial distance of an update from its quantized value, in steps: half a step changes the value."""
+
 
 @final
 class Requantized(LowRank):
@@ -66,16 +69,36 @@ class Requantized(LowRank):
 
         They have the shape of the stored values, or (N, K in whole blocks) if these are packed.
         """
+        values, shift, spread = self._parts(codes, scales, zero_points)
         if self.call.op == PACKED:
-            values, shift, spread = nbits_parts(self.call, codes, scales, zero_points)
             update = self.product(values.narrow(-1, 0, self.call.integer("K", values.shape[-1])))
             update = functional.pad(update, (0, values.shape[-1] - update.shape[-1]))
         else:
-            values = codes.to(scales.device)
-            shift, spread = dequantize_parts(self.call, values, scales, zero_points)
             update = self.product(values)
         wanted = (values.to(spread.dtype) + update / spread).clamp(*self.limits)
         return wanted + (wanted.round() - wanted).detach(), shift, spread
+
+    def _parts(self, codes: Tensor, scales: Tensor, zero_points: Tensor | None = None) -> tuple[Tensor, Any, Tensor]:
+        if self.call.op == PACKED:
+            return nbits_parts(self.call, codes, scales, zero_points)
+        values = codes.to(scales.device)
+        return values, *dequantize_parts(self.call, values, scales, zero_points)
+
+    def start_near(self, weight: Tensor, *stored: Tensor) -> None:
+        """Initialize an update without a rank: as near to a float weight as the quantized values stay the same.
+
+        Values that are not the nearest, and those halfway between two, change first in training.
+
+        Args:
+            weight: in the layout of the stored values, (N, K) if these are packed.
+            stored: quantized values, scales and zero points.
+        """
+        values, shift, spread = (
+            part if isinstance(part, float) else part[..., : weight.shape[-1]] for part in self._parts(*stored)
+        )
+        inner = (weight / spread + shift - values).clamp(-INSIDE, INSIDE)
+        with torch.no_grad():
+            self.B.copy_(self.matrix(inner * spread) / self.unit.clamp_min(torch.finfo(torch.float32).tiny))
 
 
 def _packed_product(call: Call, *inputs: Tensor | None, adapter: Requantized) -> Tensor:

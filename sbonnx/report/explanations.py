@@ -455,9 +455,10 @@ EXPLANATIONS: Final = (
     ),
     Explanation(
         "R56",
-        "trained",
-        "the loss is the distance of the quantized outputs from those of float, on the training samples",
-        "more --epochs or training data (--train-data) if the loss still falls",
+        "trained not-trained",
+        "the loss is the distance of the quantized outputs from those of float, on the training samples; it takes "
+        "torch and, for the 2-bit weights of a decoder, memory",
+        "more --epochs or training data (--train-data) if the loss still falls; sbonnx[qat] and --memory",
         "docs/qat.md",
     ),
     Explanation(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,9 @@ from sbonnx.llm.adapt import Form, list_inputs, write_adapter  # noqa: E402
 from sbonnx.llm.decoding import decoder_feed  # noqa: E402
 from sbonnx.qat.decoder_adapters import DEFAULTS, adapted, changed_scales, write_adapters  # noqa: E402
 from sbonnx.qat.lora import low_ranks  # noqa: E402
+from sbonnx.qat.requantized import requantized_nodes, write_values  # noqa: E402
 from sbonnx.torchnet.onnx_to_torch.reimport import META  # noqa: E402
+from sbonnx.torchnet.ops.decoders import nbits_parts  # noqa: E402
 from tests.llm.grouped_decoder import grouped_model  # noqa: E402
 from tests.llm.tiny_decoder import decoder_model, merged_model, token_windows, write_folder  # noqa: E402
 
@@ -178,7 +181,8 @@ def test_merged_adapters_change_values_and_scales_alone(
     decoder = llm.read_decoder(folder)
     fixed = {} if decoder.branch is None else {decoder.branch: np.array([False])}
     graph = graphs.load(decoder.model)
-    module = adapted(graph, 4, mode="inside", fixed=fixed)
+    rank = None if base == "packed" else 4  # the whole weight
+    module = adapted(graph, qat.Adapters(rank, mode="inside"), fixed=fixed)
     names = {source: name for name, source in module.meta[META]["inputs"].items()}
     feed = {
         names[name]: torch.from_numpy(x.astype(np.float32) if x.dtype == np.float16 else x)
@@ -206,6 +210,51 @@ def test_merged_adapters_change_values_and_scales_alone(
     changes = [name for name in before if not np.array_equal(before[name], after[name])]
     assert len(changes) == len(low_ranks(module))
     np.testing.assert_allclose(logits_of_file(tmp_path / "model.onnx", folder), changed, atol=tolerance)
+
+
+@pytest.mark.slow
+def test_weights_of_2_bits_are_trained_with_effort_best(
+    folders: dict[str, tuple[Path, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nearer to float in onnxruntime, with other values in the same nodes; the same run writes the same bytes."""
+    source = folders["packed"][0]
+    overrides = [*SMALL, "EFFORT=best", "W.ROUNDING.TYPE=nearest"]
+
+    def quantized(name: str) -> Any:
+        texts, output = token_windows(16, 12), tmp_path / name
+        return llm.quantize(source, texts, output=output, bits=2, block_size=32, overrides=overrides, latency=False)
+
+    reports = [quantized("first"), quantized("second")]
+    with monkeypatch.context() as patch:
+        patch.setattr(import_module("sbonnx.llm.adapt"), "find_spec", lambda name: None)
+        plain = quantized("plain")
+    first, second, untrained = ((tmp_path / name / "model.onnx").read_bytes() for name in ("first", "second", "plain"))
+    assert first == second
+    assert len(first) == len(untrained)
+    assert [[note.code for note in report.notes if "trained" in note.code] for report in (*reports, plain)] == [
+        ["trained"],
+        ["trained"],
+        ["not-trained"],
+    ]
+    assert reports[0].metrics.llm.kl < 0.9 * plain.metrics.llm.kl
+
+
+def test_updates_without_rank_start_near_float(folders: dict[str, tuple[Path, Path]]) -> None:
+    """The quantized values stay; a weight and its update are the float weight, or 0.45 steps on the way to it."""
+    source, folder = folders["packed"]
+    graph, teacher = (graphs.load(path / "model.onnx") for path in (folder, source))
+    module = adapted(graph, qat.Adapters(None, mode="inside"), teacher=teacher)
+    assert not any(write_values(graph, module).values())
+    initializers = onnx.load(source / "model.onnx").graph.initializer
+    stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in initializers}
+    for adapter, _, inputs in requantized_nodes(module):
+        weight = torch.from_numpy(stored[adapter.initializer.removesuffix("_quantized_blocks")].T.copy())
+        codes, shift, scales = (
+            part[:, : weight.shape[1]]
+            for part in nbits_parts(adapter.call, *(getattr(module, str(each.target)).detach() for each in inputs))
+        )
+        steps = (weight / scales - (codes - shift)).clamp(-0.45, 0.45)
+        torch.testing.assert_close(adapter.product(weight) / scales, steps, atol=1e-5, rtol=0)
 
 
 def test_the_table_of_a_tied_decoder_is_not_changed(tmp_path: Path) -> None:

@@ -14,6 +14,11 @@ MatMul at 1, 8 and 128 rows:
 | 8, any, level 0 | 20 to 45 | 7 to 13 | 2 to 3 |
 | 2, 16 or 256 at any level, or level 0 | 28 to 42 | | |
 | 4, float zero points | 21 | | |
+
+At level 4 the shape does not matter: 2 bits in blocks of 64 with K x N of 1024 x 1024, 1024 x 960, 1024 x 1000 and
+1040 x 1024 take 0.11 to 0.16 of the float time for one row, on this CPU and with AVX2 or AVX-512 without VNNI alone. So
+nothing is padded. The lookup tables that a session can ask for (``mlas.use_lut_gemm``), which take N in multiples of
+128 and K of 32, are as fast (0.11 to 0.19).
 """
 
 from __future__ import annotations

@@ -45,6 +45,7 @@ BITS: Final = options.option("--bits w4", str, "Bit width of the weights; defaul
 BLOCK_SIZE: Final = replace(
     options.BLOCK_SIZE, key="", help="Weights along the summed axis that share a scale; default 32 (2 bits: 64)."
 )
+EFFORT: Final = replace(options.EFFORT, help="Time for accuracy: best also trains 2-bit weights with --text, in torch.")
 KV: Final = options.option(
     "--kv 8|4", int, "Bit width of the key/value caches, by texts; default: as they are.", options.QUANTIZATION
 )
@@ -101,6 +102,7 @@ QUANTIZE_OPTIONS: Final = (
     BITS,
     BLOCK_SIZE,
     options.AVERAGE_BITS,
+    EFFORT,
     KV,
     options.RECIPE,
     options.SET,
