@@ -188,7 +188,9 @@ PAGES: Final = {
     "training": Page(
         "How much accuracy does training recover?", ("qat cifar", "qat methods", "qat digits", "qat adapters"), _qat
     ),
-    "decoders": Page("How good are decoders (LLMs) in 4 bits?", ("llm", "llm forms", "llm memory"), _decoders),
+    "decoders": Page(
+        "How good are decoders (LLMs) in 4 bits?", ("llm", "llm forms", "llm mixtures", "llm memory"), _decoders
+    ),
     "scale": Page(
         "How large can networks and batches be?",
         ("scale", "soak", "batch wall", "batch kills", "batch overhead"),

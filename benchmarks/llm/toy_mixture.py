@@ -34,12 +34,12 @@ CACHED: Final = 2
 HIDDEN: Final = 128
 HEAD: Final = HIDDEN // HEADS
 
-WRITTEN: Final = 1024
+WRITTEN: Final = 512
 """Windows that the float decoder writes; each begins with a part of a calibration window."""
 BEGIN: Final = 16
 LENGTH: Final = 192
-STEPS: Final = 300
-BATCH: Final = 16
+STEPS: Final = 200
+BATCH: Final = 8
 BALANCE: Final = 0.01
 """Weight of the loss that balances the load of the experts (Fedus et al. 2021, "Switch Transformers", equation 4)."""
 
@@ -134,12 +134,16 @@ def mixture(x: Any, weights: Weights, layer: int, losses: list[Any]) -> Any:
     return total.view_as(x)
 
 
-def logits_of(ids: Any, weights: Weights, feed_forward: Callable[[Any, Weights, int], Any]) -> Any:
+Part = Callable[[Any, Weights, int], Any]
+"""Part of a block: its input after the norm, all weights and the number of the block."""
+
+
+def logits_of(ids: Any, weights: Weights, feed_forward: Part = mlp, attend: Part = attention) -> Any:
     """Compute the logits of windows of tokens."""
     head = weights["lm_head.MatMul.weight"]
     x = head.T[ids]
     for layer in range(LAYERS):
-        x = x + attention(norm(x, weights[f"layers.{layer}.input_layernorm.weight"]), weights, layer)
+        x = x + attend(norm(x, weights[f"layers.{layer}.input_layernorm.weight"]), weights, layer)
         x = x + feed_forward(norm(x, weights[f"layers.{layer}.post_attention_layernorm.weight"]), weights, layer)
     return norm(x, weights[f"layers.{LAYERS}.final_norm_layernorm.weight"]) @ head
 
@@ -158,8 +162,20 @@ def initial(weights: dict[str, Array]) -> dict[str, Array]:
     return added
 
 
-def train(weights: dict[str, Array], windows: Array, steps: int = STEPS) -> dict[str, Array]:
-    """Train the mixture to the probabilities of the float decoder on windows of tokens."""
+def train(
+    weights: dict[str, Array],
+    begin: dict[str, Array],
+    logits: Callable[[Any, Weights, list[Any]], Any],
+    windows: Array,
+    steps: int = STEPS,
+) -> dict[str, Array]:
+    """Train a decoder to the probabilities of the float decoder on windows of tokens.
+
+    Args:
+        weights: of the float decoder.
+        begin: first weights of the trained one.
+        logits: computes its logits from ids and weights, and appends further losses.
+    """
     import torch
     from torch.nn import functional
 
@@ -168,8 +184,7 @@ def train(weights: dict[str, Array], windows: Array, steps: int = STEPS) -> dict
     teacher = {name: torch.from_numpy(values) for name, values in weights.items()}
     fixed = ("cos_cache", "sin_cache")
     student = {
-        name: torch.from_numpy(values.copy()).requires_grad_(name not in fixed)
-        for name, values in initial(weights).items()
+        name: torch.from_numpy(values.copy()).requires_grad_(name not in fixed) for name, values in begin.items()
     }
     optimizer = torch.optim.Adam([tensor for tensor in student.values() if tensor.requires_grad], betas=(0.9, 0.98))
     order = np.random.default_rng(1)
@@ -179,9 +194,9 @@ def train(weights: dict[str, Array], windows: Array, steps: int = STEPS) -> dict
             group["lr"] = 2e-3 * min(1.0, (step + 1) / 30) * (1 - step / steps)
         ids = torch.from_numpy(windows[order.integers(len(windows), size=BATCH)])
         with torch.no_grad():
-            aim = logits_of(ids, teacher, mlp).log_softmax(-1)
+            aim = logits_of(ids, teacher).log_softmax(-1)
         losses: list[Any] = []
-        made = logits_of(ids, student, partial(mixture, losses=losses)).log_softmax(-1)
+        made = logits(ids, student, losses).log_softmax(-1)
         kl = functional.kl_div(made, aim, log_target=True, reduction="sum") / ids.numel()
         optimizer.zero_grad()
         (kl + BALANCE * sum(losses)).backward()
@@ -222,12 +237,8 @@ def body_of(form: str, x: str, output: str, weights: dict[str, Array], layer: in
         fused = np.stack([gate, up], axis=-1).reshape(EXPERTS, HIDDEN, 2 * INNER).transpose(0, 2, 1)
         inputs = [constant("fc1", np.ascontiguousarray(fused)), ""]
         inputs.append(constant("fc2", np.ascontiguousarray(down.transpose(0, 2, 1))))
-        swiglu: dict[str, Any] = {
-            "activation_type": "swiglu",
-            "swiglu_fusion": 1,
-            "activation_alpha": 1.0,
-            "activation_beta": 0.0,
-        }
+        swiglu: dict[str, Any] = {"activation_type": "swiglu", "swiglu_fusion": 1, "activation_alpha": 1.0}
+        swiglu |= {"activation_beta": 0.0}
         node("MoE", x, scores, *inputs, k=ACTIVE, normalize_routing_weights=1, **swiglu)
         body.nodes[-1].output[0] = output
         return body
@@ -291,9 +302,23 @@ def main() -> int:
     source = PACK / "classics_llama" / "genai"
     model = onnx.load(source / "model.onnx")
     weights = float_weights(model)
+    target.mkdir(parents=True, exist_ok=True)
+
+    def logits(ids: Any, some: Weights, losses: list[Any]) -> Any:
+        return logits_of(ids, some, partial(mixture, losses=losses))
+
+    trained = train(weights, initial(weights), logits, training_windows(source))
+    for form in FORMS:
+        folder = target / form
+        shutil.copytree(source, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("model.onnx*"))
+        onnx.save(with_mixtures(model, trained, form), folder / "model.onnx")
+    return 0
+
+
+def training_windows(source: Path) -> Array:
+    """Return the calibration windows, and windows that the float decoder writes."""
     with np.load(PACK / "classics_llama" / "calib.npz") as arrays:
         calibration = arrays["ids"].astype(np.int64)
-    target.mkdir(parents=True, exist_ok=True)
     begins = calibration[:, : LENGTH - LENGTH % BEGIN].reshape(-1, BEGIN)
     begins = begins[np.random.default_rng(2).permutation(len(begins))]
     count = 256
@@ -301,12 +326,7 @@ def main() -> int:
         written_text(source / "model.onnx", begins[np.arange(at, at + count) % len(begins)], at)
         for at in range(0, WRITTEN, count)
     ]
-    trained = train(weights, np.concatenate([calibration, *parts]))
-    for form in FORMS:
-        folder = target / form
-        shutil.copytree(source, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("model.onnx*"))
-        onnx.save(with_mixtures(model, trained, form), folder / "model.onnx")
-    return 0
+    return np.concatenate([calibration, *parts])
 
 
 if __name__ == "__main__":
