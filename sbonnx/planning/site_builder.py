@@ -115,7 +115,7 @@ class SiteBuilder:
             op=node.op,
             tensor=tensor.name,
             place=self.survey.place_of(node),
-            embedding=node.op in EMBEDDING or node.name in self.survey.heads,
+            embedding=node.op in EMBEDDING or node.name in self.survey.heads | self.survey.routers,
         )
         if not settings.enabled:
             what = "quantize weight" if side == "w" else "quantize input"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -10,7 +11,17 @@ import numpy as np
 from sbonnx.graph import Body, Constant, Graph, Node, Tensor, query
 from sbonnx.linear.embedding import constant_tables
 from sbonnx.linear.layer import channel_axes, weight_index
-from sbonnx.ops import CARRIES_INFINITY, DEQUANTIZE, LINEAR, MATRIX_PRODUCTS, MOVES_DATA
+from sbonnx.ops import (
+    ADDS,
+    CARRIES_INFINITY,
+    DEQUANTIZE,
+    EXPERTS,
+    LINEAR,
+    MATRIX_PRODUCTS,
+    MOVES_DATA,
+    RESHAPES,
+    SOFTMAX,
+)
 from sbonnx.patterns import Block, find_blocks, spectra
 from sbonnx.report.codes import Reason
 
@@ -63,6 +74,7 @@ class Survey:
         self.feeds_linear: set[str] = self._before_linear()
         self.first, self.last = self._ends()
         self.heads, self.vocabulary = self._vocabulary()
+        self.routers: frozenset[str] = frozenset(self._routers())
 
     def _visit(self, body: Body, scopes: tuple[str, ...], loop: str | None) -> None:
         scope = scopes[-1]
@@ -164,6 +176,21 @@ class Survey:
                 heads.add(name)
                 rows.add(size[0])
         return frozenset(heads), frozenset(rows)
+
+    def _routers(self) -> Iterator[str]:
+        """Yield the names of the products whose outputs choose experts: the scores of MoE, or of a TopK over them."""
+        for node in self.nodes.values():
+            if node.op not in EXPERTS and node.op != "TopK":
+                continue
+            scores = node.inputs[1 if node.op in EXPERTS else 0]
+            sizes, maker = query.shape(scores), query.producer(scores)
+            while maker is not None and maker.op in SOFTMAX | RESHAPES | ADDS | {"Cast", "Sigmoid"}:
+                maker = query.producer(maker.inputs[0])
+            at = None if maker is None else self.linear.get(maker.name)
+            if maker is None or at is None or at.axis is None or maker.op not in MATRIX_PRODUCTS:
+                continue
+            if node.op in EXPERTS or (sizes and sizes[-1] == maker.inputs[at.weight].shape[at.axis]):
+                yield maker.name
 
     def _before_linear(self) -> set[str]:
         """Return the names of the tensors from which a path leads to a linear op."""

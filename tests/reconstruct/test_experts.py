@@ -121,6 +121,8 @@ def test_gates_of_loops_over_experts(form: str) -> None:
     expected = {f"{name}{e}": (f"m{e}", selects) for name in "uv" for e in range(EXPERTS)}
     assert {name: gates[name] for name in expected} == expected
     assert gates.get("r", (None, False)) == (None, False)
+    bits = {site.tensor: site.spec.bits for site in ready.plan.sites}
+    assert (bits["r"], bits["u0"]) == (8, 3), "the router decides which experts run"
 
 
 @pytest.mark.parametrize(
