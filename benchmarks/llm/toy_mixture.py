@@ -2,7 +2,7 @@
 
 The decoder of the pack (`classics_llama`) with each MLP of 384 channels replaced by 8 experts of 96, of which 2 are
 active. Experts begin as channels of the MLP and learn the output probabilities of the decoder on text that it writes
-itself, 1.4 M parameters. Deterministic on one machine. FOLDER gets a subfolder for each of `FORMS`, all with the same
+itself, 1.5 M parameters. Deterministic on one machine. FOLDER gets a subfolder for each of `FORMS`, all with the same
 weights.
 """
 
