@@ -9,24 +9,18 @@ reach `GOOD_DB` together is taken, else the largest within the share of activati
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
 from sbonnx.backends.base import WideTypes
-from sbonnx.calib.engine.runner import LayerRunner
 from sbonnx.calib.engine.samples import Samples
-from sbonnx.calib.quantized.fake_quant import quantize_reads
-from sbonnx.graph import Graph, Variable, edit, query
-from sbonnx.graph.extract import extract
-from sbonnx.metrics import ErrorSum, ratio_db
+from sbonnx.calib.quantized.switched_network import SwitchedNetwork
+from sbonnx.graph import Graph, query
 from sbonnx.planning.override_file import TensorOverride
 from sbonnx.planning.types import Plan, Solution
-from sbonnx.precision.node_units import OPERAND, NodeUnits, UnitEdge
+from sbonnx.precision.node_units import NodeUnits, UnitEdge
 from sbonnx.report import Note
-from sbonnx.spec import Array
 
 SAMPLES: Final = 2
 """Samples on which errors are measured."""
@@ -94,7 +88,9 @@ def choose_wide(
     if len(units.edges) > MOST_EDGES:
         return None
     feeds = [dict(unit.feed) for unit in samples.first(SAMPLES)]
-    with SwitchedNetwork(graph, plan, solution, units.edges, feeds, samples.options.device) as network:
+    outputs = [tensor.name for tensor in graph.outputs if query.dtype(tensor) is not None]
+    switches = {edge: edge.uses for edge in units.edges}
+    with SwitchedNetwork(graph, plan, solution, switches, outputs, feeds, samples.options.device) as network:
         before = network.error(units.edges)
         if before < LOST_DB:
             samples.options.progress.start("outputs by activation", None)
@@ -108,7 +104,7 @@ def choose_wide(
 
 
 def _smallest(
-    network: SwitchedNetwork, units: NodeUnits, noise: Mapping[UnitEdge, float], most: int
+    network: SwitchedNetwork[UnitEdge], units: NodeUnits, noise: Mapping[UnitEdge, float], most: int
 ) -> tuple[frozenset[str], float]:
     """Return the smallest set of wide units with good outputs, else the largest of `most` activations; and the SQNR."""
     sets = [wide for wide in peeled(units, noise) if sum(units.written[unit] for unit in wide) <= most]
@@ -137,66 +133,3 @@ def peeled(units: NodeUnits, noise: Mapping[UnitEdge, float]) -> Iterator[frozen
                     removed[unit] += noise[edge]
         wide.discard(min(removed, key=lambda unit: removed[unit] / max(units.written[unit], 0.5)))
         yield frozenset(wide)
-
-
-class SwitchedNetwork:
-    """The network with quantized activations that can be switched off one by one. Close it after use.
-
-    Args:
-        graph, plan, solution: a network and its scales; weights stay float.
-        edges: the activations with a switch; all others stay float.
-        feeds: the samples to run.
-        device: see `LayerRunner`.
-    """
-
-    def __init__(
-        self,
-        graph: Graph,
-        plan: Plan,
-        solution: Solution,
-        edges: Sequence[UnitEdge],
-        feeds: Sequence[Mapping[str, Array]],
-        device: str,
-    ) -> None:
-        self._feeds, self._switches = feeds, {edge: f"switch_{number}" for number, edge in enumerate(edges)}
-        self._outputs = [tensor.name for tensor in graph.outputs if query.dtype(tensor) is not None]
-        piece = extract(graph, [tensor.name for tensor in graph.inputs], self._outputs)
-        sites = {site.key: site for site in plan.sites if site.role == "activation" or site.rule == OPERAND}
-        uses = {use: sites[edge.site] for edge in edges for use in edge.uses if use not in solution.unread}
-        inputs = {(node.name, index): tensor for node in piece.nodes for index, tensor in enumerate(node.inputs)}
-        quantize_reads(piece, uses, solution)
-        names, nodes = edit.Names(piece), query.node_by_name(piece)
-        for edge, name in self._switches.items():
-            switch = Variable(name, np.dtype(bool), [])
-            piece.inputs.append(switch)
-            for use in edge.uses:
-                node, plain = nodes.get(use.node), inputs.get((use.node, use.index))
-                if node is None or plain is None or node.inputs[use.index] is plain:
-                    continue
-                choice = [switch, node.inputs[use.index], plain]
-                added = edit.add_node(piece, "Where", choice, names=names, stem=f"{name}_where", attrs={})
-                added.outputs[0].dtype, added.outputs[0].shape = query.dtype(plain), plain.shape
-                edit.replace_input(node, use.index, added.outputs[0])
-        edit.sort(piece)
-        self._run = LayerRunner(piece, device=device, threads=1, name="the network with switched activations")
-        self._floats = [self._outputs_of(feed, ()) for feed in feeds]
-
-    def error(self, on: Collection[UnitEdge]) -> float:
-        """Return the SQNR in dB of the worst output with some activations quantized."""
-        sums = {name: ErrorSum() for name in self._outputs}
-        for feed, floats in zip(self._feeds, self._floats, strict=True):
-            results = self._outputs_of(feed, on)
-            for name, errors in sums.items():
-                errors.add(floats[name], results[name])
-        return ratio_db(1.0, max((errors.relative for errors in sums.values()), default=0.0))
-
-    def _outputs_of(self, feed: Mapping[str, Array], on: Collection[UnitEdge]) -> Mapping[str, Array]:
-        active = {self._switches[edge] for edge in on}
-        switches = {name: np.array(name in active) for name in self._switches.values()}
-        return self._run.run({**feed, **switches}, self._outputs)
-
-    def __enter__(self) -> SwitchedNetwork:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._run.close()
