@@ -1,12 +1,12 @@
-"""Regions whose quantization costs much at the outputs: heads of detectors, necks and stems.
+"""Regions whose quantization costs much at the outputs: heads of detectors, necks and stems, and single layers.
 
-`layout` recognises them, `losses` measures what quantizing each costs, `times` estimates what it
-saves, `protect` decides which stay float.
+`recognition` has the regions of detectors, `costly_layers` the layers that lose the outputs of other networks, `losses`
+measures what quantizing costs, `protect` decides what stays float.
 """
 
 from __future__ import annotations
 
 from sbonnx.heads.losses import Quantized
-from sbonnx.heads.protect import Protected, protect
+from sbonnx.heads.protect import Protected, protect, protect_layers
 
-__all__ = ["Protected", "Quantized", "protect"]
+__all__ = ["Protected", "Quantized", "protect", "protect_layers"]

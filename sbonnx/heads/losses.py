@@ -62,6 +62,9 @@ class RegionTrials:
         ends: tensors to judge by.
         feeds: the samples.
         device: device to run on.
+
+    Attributes:
+        floats: the judged tensors in float, by sample.
     """
 
     def __init__(self, graph: Graph, ends: Sequence[str], feeds: Sequence[Values], device: str) -> None:
@@ -69,7 +72,7 @@ class RegionTrials:
         self._index = query.tensors_by_name(graph)
         self._inputs = [tensor.name for tensor in graph.inputs]
         self._nodes = {node.name: node for node in graph.nodes}
-        self._floats = self._run(extract(graph, self._inputs, self._ends, index=self._index), feeds, self._ends)
+        self.floats = self._run(extract(graph, self._inputs, self._ends, index=self._index), feeds, self._ends)
 
     def entries(self, nodes: Collection[str]) -> list[str]:
         """Return the tensors that `nodes` read and do not compute, in the order of the graph; no constants."""
@@ -115,7 +118,7 @@ class RegionTrials:
     def error(self, found: Sequence[Values]) -> EndError:
         """Compare the judged tensors with float."""
         sums = {name: ErrorSum() for name in self._ends}
-        for floats, values in zip(self._floats, found, strict=True):
+        for floats, values in zip(self.floats, found, strict=True):
             for name, errors in sums.items():
                 errors.add(floats[name], values[name])
         by_sample = errors_by_feed(tuple(sums.values()))

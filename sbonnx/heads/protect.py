@@ -5,6 +5,9 @@ simulated quantization, with the scales and codes that were solved: nothing is c
 the outputs runs alone, on the stored tensors that enter it. The candidate with the highest gain beyond what its time is
 worth is taken, and the others are measured again on top of it, until none pays.
 
+In a network without a head, if the outputs are lost, `costly_layers` chooses the layers that cause most of their error.
+The layers after them are rounded again, to their better inputs, and the result is measured.
+
 A region pays if the SQNR of the judged tensors rises by at least `LEAST_GAIN_DB`, and by `GAIN_PER_TIME_DB` times the
 share of the estimated time that it adds, if the error falls on most of the samples, and if the network stays faster
 than in float (`MOST_OF_FLOAT`).
@@ -14,14 +17,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from math import inf
 from typing import Any, Final
 
 import numpy as np
 
 from sbonnx.calib.engine.samples import Samples
 from sbonnx.graph import Graph, query
+from sbonnx.heads.costly_layers import costly_layers
 from sbonnx.heads.losses import EndError, Quantized, RegionTrials, Values
-from sbonnx.heads.recognition import HeadLayout, HeadRegion, head_layout
+from sbonnx.heads.recognition import HeadLayout, HeadRegion, float_outputs, head_layout
 from sbonnx.planning.types import Plan, Reader, Site, Solution
 from sbonnx.report.codes import Note, Reason
 
@@ -31,6 +37,17 @@ tenth of measured times."""
 
 SAMPLES: Final = 8
 """Samples on which errors are measured."""
+
+PROBES: Final = 4
+"""Samples on which the errors of layers alone are measured."""
+
+MUCH_DB: Final = 6.0
+"""Gain that outputs without a head must need for layers to stay float: their error is twice what accuracy is kept with.
+
+ppocr3_rec_en needs 11, silero_sequence 13. Of less, no model of `benchmarks.zoo` was seen to lose its metric."""
+
+NAMED: Final = 3
+"""Maximum number of layers that a note lists."""
 
 LEAST_GAIN_DB: Final = 1.0
 """Smallest gain for which a region stays float. Measured on fastestdet: gains below it do not change detections."""
@@ -117,6 +134,81 @@ def protect(
     return Protected(best.plan, best.solution, _note(layout, taken, before, after, len(feeds)))
 
 
+def protect_layers(
+    graph: Graph,
+    network: Quantized,
+    samples: Samples,
+    replan: Replan,
+    times_of: Callable[[Values], Callable[[Plan], Sequence[float]]],
+    solve: Callable[[Plan], Solution],
+    missing_db: Callable[[Sequence[Values], Sequence[Values]], float],
+) -> Protected | None:
+    """Leave the layers in float that lose the outputs of a network without a head. Return None if nothing is gained.
+
+    Args:
+        graph, network, samples, replan: see `protect`.
+        times_of: estimates of the time of a plan for a sample, relative to float; the least favourable one counts.
+        solve: rounds the weights of a plan with the ranges that were measured.
+        missing_db: gain that outputs need, by those in float and quantized, by sample; 0: they are good.
+
+    Raises:
+        DataError, ModelError, DeviceError: see `LayerRunner`.
+    """
+    ends = float_outputs(graph)
+    if not ends or not network.plan.of_role("activation") or head_layout(graph) is not None:
+        return None
+    feeds, options = [dict(unit.feed) for unit in samples.first(SAMPLES)], samples.options
+    trials = RegionTrials(graph, ends, feeds, options.device)
+    outputs = trials.run(network)
+    missing = missing_db(trials.floats, outputs)
+    if missing < MUCH_DB:
+        return None
+    options.progress.start("outputs by layer", None)
+    times = times_of(feeds[0])
+    old = times(network.plan)
+
+    @cache
+    def in_float(nodes: frozenset[str]) -> Plan:
+        return replan(dict.fromkeys(nodes, Reason("head-worth-float", REASON.format("layer"))))
+
+    def whole(nodes: frozenset[str]) -> frozenset[str]:
+        """Add nodes in integers whose output nodes in float read: only in float they write it as it is."""
+        plan = in_float(nodes)
+        read = {site.tensor for site in plan.of_role("activation") for reader in site.readers if reader.node in nodes}
+        writers = {node.name for node in graph.nodes if read & {tensor.name for tensor in node.outputs}} - nodes
+        return whole(nodes | writers) if writers else nodes
+
+    def added(plan: Plan) -> float:
+        """Return the share of time that a plan adds; inf if it gives up the gain over float."""
+        pairs = list(zip(old, times(plan), strict=True))
+        if any(new > max(before, MOST_OF_FLOAT) for before, new in pairs):
+            return inf
+        return max(((new - before) / before for before, new in pairs), default=0.0)
+
+    def excess_db(nodes: frozenset[str], before: float, after: float) -> float:
+        gain = min(after - before, missing)
+        return gain - GAIN_PER_TIME_DB * max(added(in_float(nodes)), 0.0) if gain >= LEAST_GAIN_DB else -1.0
+
+    nodes = costly_layers(graph, network, ends, feeds[:PROBES], options.device, whole, excess_db)
+    if not nodes:
+        return None
+    region, plan = HeadRegion(_named(graph, nodes), nodes), in_float(nodes)
+    protected = Quantized(plan, solve(plan))
+    before, after = trials.error(outputs), trials.error(trials.run(protected))
+    trial = _Trial(region, protected, after, before.gain_db(after), added(plan), _helped(before, after))
+    if trial.excess_db <= 0:
+        return None
+    note = Note("head-left-float", _gained(region.name, trial.added, before, after))
+    return Protected(plan, protected.solution, note)
+
+
+def _named(graph: Graph, nodes: Collection[str]) -> str:
+    """Return the name of the layers for the report, in the order of the graph."""
+    names = [node.name for node in graph.nodes if node.name in nodes]
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return f"{'layer' if len(names) == 1 else 'layers'} {', '.join(map(repr, names[:NAMED]))}{more}"
+
+
 @dataclass
 class _RegionSearch:
     """Greedy choice of regions."""
@@ -186,8 +278,13 @@ class _RegionSearch:
         changed, nodes = Quantized(plan, solution), self._changed(moved)
         whole = any(name not in known[0] for name in self.trials.entries(nodes)) or not self.trials.can_enter(nodes)
         error = self.trials.error(self.trials.run(changed) if whole else self.trials.run_after(changed, nodes, known))
-        helped = float(np.mean(error.by_sample < before.by_sample))
-        return _Trial(region, changed, error, before.gain_db(error), (new - old) / old if old else 0.0, helped)
+        added = (new - old) / old if old else 0.0
+        return _Trial(region, changed, error, before.gain_db(error), added, _helped(before, error))
+
+
+def _helped(before: EndError, after: EndError) -> float:
+    """Return the share of the samples on which the error falls."""
+    return float(np.mean(after.by_sample < before.by_sample))
 
 
 def restricted(network: Quantized, plan: Plan, graph: Graph) -> Solution | None:
@@ -245,10 +342,13 @@ def _note(layout: HeadLayout, taken: Sequence[_Trial], before: EndError, after: 
             "head-quantized", f"{head}: no part of it {why}; outputs at {before.sqnr_db:.1f} dB on {samples} samples"
         )
     names = " and ".join(trial.region.name for trial in taken)
-    added = sum(trial.added for trial in taken)
-    change = f"{before.sqnr_db:.1f} → {after.sqnr_db:.1f} dB"
-    return Note(
-        "head-left-float",
-        f"{head}: {names} left in float: outputs {change} on {samples} samples, for about {added:.0%} more time; "
-        "HEADS: none quantizes everything",
+    return Note("head-left-float", f"{head}: {_gained(names, sum(trial.added for trial in taken), before, after)}")
+
+
+def _gained(names: str, added: float, before: EndError, after: EndError) -> str:
+    """Say what regions in float change."""
+    change = f"{before.sqnr_db:.1f} → {after.sqnr_db:.1f} dB on {len(after.by_sample)} samples"
+    return (
+        f"{names} left in float: outputs {change}, for about {max(added, 0.0):.0%} more time; "
+        "HEADS: none quantizes everything"
     )

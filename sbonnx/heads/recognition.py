@@ -88,6 +88,15 @@ def head_layout(graph: Graph) -> HeadLayout | None:
     return HeadLayout(kind, tuple(region for region in inside if region.nodes), ends, flow)
 
 
+def float_outputs(graph: Graph) -> tuple[str, ...]:
+    """Return the names of the outputs in float32 that nodes compute."""
+    return tuple(
+        tensor.name
+        for tensor in graph.outputs
+        if query.producer(tensor) is not None and query.dtype(tensor) == np.dtype(np.float32)
+    )
+
+
 def _kind(flow: Flow, predictions: list[str], nodes: dict[str, Node]) -> str | None:
     """Describe the head; None if there is none."""
     if len(predictions) > 1:

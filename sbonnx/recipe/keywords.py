@@ -490,9 +490,9 @@ Keys: W.QUANTIZER.BIT, A.QUANTIZER.BIT. Values: w8a8, w4 (weights alone), int8 o
     depthwise convolutions, else none), none, empirical (measured), analytic (from batch norms). Default: auto.
     """
     heads: Literal["auto", "none"]
-    """All but virtual: regions of detectors (head, its branches, neck, stem) stay float where quantizing them costs
+    """All but virtual: regions of detectors (head, its branches, neck, stem), and in other networks the layers that
 
-    more at the outputs, measured, than it saves in time.
+    lose the outputs, stay float where quantizing them costs more at the outputs, measured, than it saves in time.
     Key: HEADS. Values: auto, none. Default: auto; qnn: none.
     """
     llm: Mapping[str, object]

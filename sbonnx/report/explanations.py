@@ -142,7 +142,7 @@ EXPLANATIONS: Final = (
     Explanation(
         "R17",
         "head-worth-float head-left-float head-quantized head-not-alone",
-        "by measurement, integers in this region of a detector lose more accuracy than they gain time",
+        "by measurement, integers in this region or layer lose more accuracy than they gain time",
         "HEADS: none quantizes it nevertheless",
         "docs/heads.md",
     ),

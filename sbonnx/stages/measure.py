@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from math import log10
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,18 +26,24 @@ from sbonnx.correct.batchnorm_tuning import tune_norms
 from sbonnx.equalize import channel_ranges, equalize_measured, wanted_ranges
 from sbonnx.equalize.awq import scale_by_activations
 from sbonnx.errors import DataError, ModelError
+from sbonnx.graph import Graph
 from sbonnx.graph.digests import outputs_digest
-from sbonnx.heads import Quantized, protect
+from sbonnx.graph.extract import copy
+from sbonnx.graph.storage.model_file import open_model
+from sbonnx.heads import Quantized, protect, protect_layers
+from sbonnx.heads.losses import Values
 from sbonnx.heads.protect import SAMPLES as HEAD_SAMPLES
-from sbonnx.heads.recognition import head_layout
 from sbonnx.options import RunOptions
-from sbonnx.planning import Plan, Planner, costs_of, make, plan_times
+from sbonnx.patterns.simplify.infer import infer_shapes
+from sbonnx.planning import Plan, Planner, Solution, costs_of, make, plan_times
 from sbonnx.precision.kernel_levels import with_accuracy_levels
 from sbonnx.precision.tensor_magnitudes import float_observer, magnitudes, measured_magnitudes
 from sbonnx.precision.wide_activations import WideActivations, choose_wide
 from sbonnx.recipe.names import FULL_BITS
 from sbonnx.reconstruct.solution import reconstruct as solved
 from sbonnx.report import Fired, Note, Reason, Refusal
+from sbonnx.report.comparison import Comparison
+from sbonnx.report.verdict import verdict_of
 from sbonnx.spec import Bounds
 from sbonnx.stages.contract import stage
 from sbonnx.stages.state import (
@@ -46,6 +55,7 @@ from sbonnx.stages.state import (
     rounding_of,
 )
 from sbonnx.stages.verify import check_outputs
+from sbonnx.verify.quality import QualitySamples
 
 UNSEEN: Final = Note(
     "rounding-without-data",
@@ -76,7 +86,7 @@ def read_data(state: PipelineState, options: RunOptions) -> PipelineState:
             raise DataError(constant)
         if prepared.first_layer is not None:
             doubts = check_inputs(prepared.first_layer, data.every)
-        if prepared.recipe.heads != "none" and head_layout(prepared.graph) is not None:
+        if prepared.recipe.heads != "none" and prepared.recipe.mode == "static":
             data = replace(data, fit=replace(data.fit, kept=HEAD_SAMPLES))  # for `protect_heads`
     prepared.graph.info.notes.extend(doubts)
     # what is kept, such as in a module for training, has no second graph
@@ -252,8 +262,9 @@ def reconstruct(state: PipelineState, options: RunOptions) -> PipelineState:
 
 @stage(needs=("graph", "plan", "data", "solution"), sets=("plan", "solution"))
 def protect_heads(state: PipelineState, options: RunOptions) -> PipelineState:
-    """Leave regions of detectors in float whose quantization costs more at the outputs than it saves (HEADS: auto).
+    """Leave regions in float whose quantization costs more at the outputs than it saves (HEADS: auto).
 
+    Regions of detectors, and the costliest layers of other networks whose outputs are lost by the rule of the verdict.
     Scales are solved again if tensors that are float now widened the range of others.
     """
     prepared, data = state.prepared, state.data
@@ -264,22 +275,67 @@ def protect_heads(state: PipelineState, options: RunOptions) -> PipelineState:
         return state  # what stays float was measured
 
     costs = costs_of(recipe, backend)
-    time_of = plan_times(graph, None if costs is None else costs.slowed(costs.margin))
+    costs = None if costs is None else costs.slowed(costs.margin)
+    time_of = plan_times(graph, costs)
     replan = Planner(graph, recipe, backend, observers=frozenset(OBSERVERS), overrides=state.overrides).plan
     network = Quantized(prepared.plan, state.solution)
+
+    def solve(plan: Plan) -> Solution:
+        return reconstruct(_with_plan(state, plan), options).solution
+
+    def times_of(feed: Values) -> Callable[[Plan], Sequence[float]]:
+        """Two estimates: the table has no convolutions along one axis, and no recurrent layers."""
+        shaped = _with_shapes(graph, feed)
+        estimates = [plan_times(shaped, table) for table in (costs, None)]
+        floats = [(estimate, time) for estimate in estimates if (time := estimate(Plan(()))) > 0]
+        return lambda plan: [estimate(plan) / time for estimate, time in floats]
+
     try:
         done = protect(graph, network, data.fit, replan, time_of)
+        repaired = recipe.bias_correction == "analytic" or recipe.schedule.bn_tuning  # by the stages that follow
+        bits = {recipe.w.quantizer.bit, recipe.a.quantizer.bit}
+        if done is None and bits == {FULL_BITS} and not repaired:
+            done = protect_layers(graph, network, data.fit, replan, times_of, solve, partial(_missing_db, state))
     except ModelError as error:  # a part of the network does not run alone: it stays as planned
         return state.refused(Refusal("measure the head", "HEADS", Reason("head-not-alone", str(error))))
     if done is None:
         return state
-    kept = [refusal for refusal in prepared.refusals if refusal not in prepared.plan.refusals]
-    prepared = replace(prepared, plan=done.plan, refusals=(*kept, *done.plan.refusals))
-    state = replace(state, prepared=prepared, solution=done.solution)
-    if state.ranges is not None and _narrows(state.ranges, network.plan, done.plan):
-        groups = {site.key: site.group for site in done.plan.of_role("activation")}
-        state = reconstruct(replace(state, ranges=replace(state.ranges, groups=groups)), options)
+    ranges, state = state.ranges, replace(_with_plan(state, done.plan), solution=done.solution)
+    if ranges is not None and _narrows(ranges, network.plan, done.plan):
+        state = reconstruct(state, options)
     return replace(state, solution=replace(state.solution, notes=(*state.solution.notes, done.note)))
+
+
+def _with_shapes(graph: Graph, feed: Values) -> Graph:
+    """Return a copy of a graph with the shapes of a sample in place of symbolic ones."""
+    copied = copy(graph)
+    for tensor in copied.inputs:
+        tensor.shape = feed[tensor.name].shape if tensor.name in feed else tensor.shape
+    infer_shapes(copied)
+    return copied
+
+
+def _with_plan(state: PipelineState, plan: Plan) -> PipelineState:
+    """Return the state with another plan of the same graph, and the measured ranges grouped by it."""
+    prepared = state.prepared
+    others = [refusal for refusal in prepared.refusals if refusal not in prepared.plan.refusals]
+    groups = {site.key: site.group for site in plan.of_role("activation")}
+    ranges = None if state.ranges is None else replace(state.ranges, groups=groups)
+    return replace(state, prepared=replace(prepared, plan=plan, refusals=(*others, *plan.refusals)), ranges=ranges)
+
+
+def _missing_db(state: PipelineState, floats: Sequence[Values], quantized: Sequence[Values]) -> float:
+    """Return by how many dB outputs miss the limit of their relative error; 0 if a verdict on them asks for nothing."""
+    names, task = tuple(floats[0]), state.prepared.recipe.verify.task
+    tasks = {name: task[name] for name in names if name in task} if isinstance(task, Mapping) else task
+    samples = QualitySamples(names, open_model(state.request.source).model, tasks)
+    for reference, values in zip(floats, quantized, strict=True):
+        samples.add([reference[name] for name in names], [values[name] for name in names], values)
+    quality = samples.result()
+    if not verdict_of(Comparison(quality=quality, feeds=len(floats))).repairable:
+        return 0.0
+    errors = (figure for row in quality if row.state != "unjudged" and (figure := row.figure("relative error")))
+    return max((20 * log10(error.value / error.kept) for error in errors if error.value and error.kept), default=0.0)
 
 
 def _narrows(ranges: MeasuredRanges, before: Plan, after: Plan) -> bool:

@@ -158,7 +158,7 @@ def finished(proto: onnx.ModelProto, feeds: Any, target: str = "onnxruntime", **
 def test_a_sensitive_layer_stays_float() -> None:
     rng = np.random.default_rng(0)
     feeds = [{"x": rng.standard_normal((1, 8, 6, 6)).astype(np.float32)} for _ in range(12)]
-    state = finished(outlier(), feeds, a_observer="minmax", kernel_costs="none", effort="fast")
+    state = finished(outlier(), feeds, a_observer="minmax", heads="none", kernel_costs="none", effort="fast")
     names = sensitive_layers(state)
     assert names and len(names) <= 3
     advice = with_advice(state, 600.0).report.advice
@@ -218,7 +218,7 @@ def test_out_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sbonnx.search.advice.SECONDS", -1.0)
     rng = np.random.default_rng(0)
     feeds = [{"x": rng.standard_normal((1, 8, 6, 6)).astype(np.float32)} for _ in range(12)]
-    state = finished(outlier(), feeds, a_observer="minmax")
+    state = finished(outlier(), feeds, a_observer="minmax", heads="none")
     advice = with_advice(state, -1.0).report.advice
     assert advice is not None and not advice.tested and advice.after == "" and advice.tried == ()
     assert "not tried" in advice.text

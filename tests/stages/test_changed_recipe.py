@@ -18,7 +18,7 @@ PROTO = network(gain=20.0)
 
 
 def finished(*changes: str, backend: str = "onnxruntime") -> PipelineState:
-    settings, rules = read_recipe(None, backend, changes)
+    settings, rules = read_recipe(None, backend, ("HEADS=none", *changes))
     return pipeline.quantize(Request(PROTO, settings, rules, data=images(outlier=40.0)))
 
 

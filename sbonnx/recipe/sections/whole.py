@@ -254,8 +254,9 @@ class RecipeKeys(Section):
     )
     heads: Annotated[Literal["auto", "none"], value_types.ANY_CASE] = new_key(
         "auto",
-        "all but virtual: regions of detectors (head, its branches, neck, stem) stay float where quantizing "
-        "them costs more at the outputs, measured, than it saves in time",
+        "all but virtual: regions of detectors (head, its branches, neck, stem), and in other networks the layers "
+        "that lose the outputs, stay float where quantizing them costs more at the outputs, measured, than it saves "
+        "in time",
         "auto, none",
     )
     llm: Llm = Llm()
