@@ -84,12 +84,10 @@ def of_median(values: Array) -> Interval:
     Its ends are order statistics (David & Nagaraja 2003, section 7.1): the largest rank r with
     ``P(Binomial(n, 1/2) < r) <= 0.025``. Fewer than 6 values have none.
     """
-    ordered, rank, below = np.sort(values), 0, 0.0
-    for hits in range(len(ordered) // 2):
-        below += math.comb(len(ordered), hits) / 2 ** len(ordered)
-        if below > (1 - CONFIDENCE) / 2:
-            break
-        rank = hits + 1
+    ordered, hits = np.sort(values), np.arange(len(values) // 2)
+    factors = np.log((len(values) - hits) / (hits + 1))  # of each binomial coefficient over the one before
+    chances = np.exp(np.cumsum(factors) - factors - len(values) * math.log(2))  # of 0, 1, ... hits
+    rank = int(np.count_nonzero(np.cumsum(chances) <= (1 - CONFIDENCE) / 2))
     return (float(ordered[rank - 1]), float(ordered[-rank])) if rank else UNKNOWN
 
 

@@ -126,6 +126,14 @@ def test_the_interval_of_a_median_covers_it_in_95_percent() -> None:
     assert 0.94 < hits / 2000 < 0.985
 
 
+def test_ranks_of_the_interval_of_a_median() -> None:
+    """Table of order statistics for the median at 95 % (Conover 1999, table A3), and many values at once."""
+    ranks = {6: 1, 8: 1, 9: 2, 10: 2, 15: 4, 20: 6, 25: 8}
+    assert {n: of_median(np.arange(1.0, n + 1))[0] for n in ranks} == ranks
+    low, high = of_median(np.arange(100_000.0))  # 1.96 standard deviations of a binomial number from the middle
+    assert abs(49_999.5 - 1.96 * np.sqrt(25_000) - low) < 2 and abs(low + high - 99_999) < 1
+
+
 def test_an_interval_narrower_than_its_digits_is_left_out() -> None:
     narrow = Comparison((), 1, 1, 1, latency_ratio=0.844, latency_interval=(0.842, 0.8442))
     assert narrow.latency_figure() == "0.84"
