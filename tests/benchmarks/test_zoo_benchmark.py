@@ -16,6 +16,7 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 from benchmarks.zoo import __main__ as zoo
+from benchmarks.zoo import quantizers
 from benchmarks.zoo.exporters import tfjs_layers
 from benchmarks.zoo.inputs import BUILDERS
 from benchmarks.zoo.metrics import METRICS
@@ -155,9 +156,10 @@ def crash(model: Path, calibration: object, output: Path) -> None:
 
 @pytest.mark.slow
 def test_a_peer_may_crash(tmp_path: Path) -> None:
-    subject = zoo.Subject(SOURCES[0], tmp_path / "m.onnx", [], [], [])
+    subject = quantizers.Subject(SOURCES[0], tmp_path / "m.onnx", [], [], [])
     assert subject.of_peer(crash, tmp_path / "peer.onnx") == "crashes"
-    for quantize in (zoo.onnxruntime_static, zoo.nncf_static):  # a spawned process does not import a main module
+    # a spawned process does not import a main module
+    for quantize in (quantizers.onnxruntime_static, quantizers.nncf_static):
         assert quantize.__module__ == "benchmarks.zoo.quantizers"
 
 
@@ -182,7 +184,7 @@ def test_rows_that_are_lost_are_bold() -> None:
 
 
 def test_intervals_hold_the_mean() -> None:
-    mean, low, high = zoo.interval([1.0] * 30 + [0.0] * 2 + [np.nan])
+    mean, low, high = quantizers.interval([1.0] * 30 + [0.0] * 2 + [np.nan])
     assert mean == 0.9375 and 0.8 < low < mean < high <= 1
 
 
