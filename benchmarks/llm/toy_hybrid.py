@@ -7,9 +7,9 @@ and states of fixed size (`conv_state`, `recurrent_state`) of these. FOLDER gets
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any, Final
 
@@ -153,7 +153,9 @@ def _recurrence(node: onnx.NodeProto, layer: int) -> list[onnx.NodeProto]:
 
 def main() -> int:
     """Train the hybrid, and write its folder."""
-    target = Path(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="folder to write")
+    target = parser.parse_args().folder
     source = PACK / "classics_llama"
     model = onnx.load(source / "genai" / "model.onnx")
     weights = float_weights(model)

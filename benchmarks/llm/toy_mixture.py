@@ -8,8 +8,8 @@ weights.
 
 from __future__ import annotations
 
+import argparse
 import shutil
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -298,7 +298,9 @@ def with_mixtures(model: onnx.ModelProto, weights: dict[str, Array], form: str) 
 
 def main() -> int:
     """Train the mixture, and write it in every form."""
-    target = Path(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="folder to write")
+    target = parser.parse_args().folder
     source = PACK / "classics_llama" / "genai"
     model = onnx.load(source / "model.onnx")
     weights = float_weights(model)

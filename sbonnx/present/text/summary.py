@@ -8,7 +8,6 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from sbonnx.present.text.printer import Printer
-from sbonnx.report.codes import most_frequent
 from sbonnx.system.terminal import LINE_LENGTH, one_line
 
 if TYPE_CHECKING:
@@ -133,6 +132,8 @@ FULL: Final = 8
 
 def left_in_float(report: Report) -> str:
     """Return how many operators or tensors were not quantized, with the most frequent reason; "" without any."""
+    from sbonnx.report.codes import most_frequent
+
     left = [refusal for refusal in report.refusals if refusal.leaves_float]
     if not left:
         return ""
