@@ -14,7 +14,7 @@ import numpy as np
 
 from sbonnx.graph import Constant, Graph, Node, Tensor, Variable
 from sbonnx.graph.query import constant, dtype, optional_input, output_names, producer, rank, readers, shape
-from sbonnx.ops import EMBEDDING, MATRIX_PRODUCTS, MULTIPLIES, POINTWISE, RESHAPES, SHAPED_BY_VALUES
+from sbonnx.ops import EMBEDDING, MATRIX_PRODUCTS, MOVES_DATA, MULTIPLIES, POINTWISE, SHAPED_BY_VALUES
 from sbonnx.reconstruct.layer_inputs import Layer
 
 
@@ -110,6 +110,6 @@ def _selected(tensor: Tensor) -> bool:
             stack.extend(node.inputs if _is_number(node.inputs[0]) else node.inputs[1:])
         elif node.op in MATRIX_PRODUCTS:
             stack.append(node.inputs[0])
-        elif node.op in POINTWISE | RESHAPES | {"Split", "Slice", "Concat"}:
+        elif node.op in POINTWISE | MOVES_DATA | {"Concat"}:
             stack.extend(node.inputs)
     return False

@@ -41,10 +41,10 @@ def test_random_decoders_run(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="peaks of processes are read from /proc")
 def test_peak_of_a_large_decoder(tmp_path: Path) -> None:
-    """Rounded to nearest, a decoder of 1.3 GB in float32 has a peak of 0.4 GB; here 0.83 GB, bound: 0.64 GB."""
-    size = DecoderSize(hidden=2048, inner=5632, layers=3, heads=16, kv_heads=8, vocabulary=16000)
+    """Rounded to nearest, a decoder of 1.3 GB in float32 has a peak of 0.4 GB; bound: 0.64 GB."""
+    size = DecoderSize(hidden=2048, inner=5632, layers=4, heads=16, kv_heads=8, vocabulary=32000)
     folder = write_random_decoder(tmp_path / "m", size)
-    assert (folder / "model.onnx.data").stat().st_size > 0.82e9
+    assert (folder / "model.onnx.data").stat().st_size > 1.27e9
     command = [sys.executable, "-c", PEAK, str(folder), str(tmp_path / "q")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     shutil.rmtree(tmp_path)
