@@ -237,6 +237,7 @@ def test_weights_of_2_bits_are_trained_with_effort_best(
         ["not-trained"],
     ]
     assert reports[0].metrics.llm.kl < 0.9 * plain.metrics.llm.kl
+    assert [name for name, _ in facts_of(plain)].count("training") == 1, "what was asked for and not done is printed"
 
 
 def test_updates_without_rank_start_near_float(folders: dict[str, tuple[Path, Path]]) -> None:

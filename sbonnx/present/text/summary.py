@@ -22,7 +22,7 @@ INDENT: Final = "      "
 NAME_WIDTH: Final = 14
 """Width of the names of facts."""
 
-NOTES: Final = {"empty-recipe": "recipe", "input-filled": "inputs"}
+NOTES: Final = {"empty-recipe": "recipe", "input-filled": "inputs", "not-trained": "training"}
 """Names of facts by the codes of the notes that they are."""
 
 
