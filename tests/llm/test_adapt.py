@@ -24,6 +24,7 @@ from sbonnx.errors import ModelError, RecipeError  # noqa: E402
 from sbonnx.graph.query import all_nodes  # noqa: E402
 from sbonnx.llm.adapt import Form, list_inputs, write_adapter  # noqa: E402
 from sbonnx.llm.decoding import decoder_feed  # noqa: E402
+from sbonnx.present.text.summary import facts_of  # noqa: E402
 from sbonnx.qat.decoder_adapters import DEFAULTS, adapted, changed_scales, write_adapters  # noqa: E402
 from sbonnx.qat.lora import low_ranks  # noqa: E402
 from sbonnx.qat.requantized import requantized_nodes, write_values  # noqa: E402
