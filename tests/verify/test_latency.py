@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.detectors import ssd
+from benchmarks.results import ROOT
 from sbonnx import pipeline
 from sbonnx.report.comparison import SLOWER, Comparison
 from sbonnx.search.advice import with_advice
@@ -34,6 +35,10 @@ IMAGES = [
 ]
 
 
+PRICES = {"KERNEL_COSTS": str(ROOT / "sbonnx" / "backends" / "onnxruntime" / "kernel_costs.json")}
+"""Of CPUs with VNNI: they decide what is in integers, on every machine."""
+
+
 def finished(
     monkeypatch: pytest.MonkeyPatch, latencies: list[Latency], output: Path | None = None, *, detector: bool = False
 ) -> PipelineState:
@@ -43,7 +48,7 @@ def finished(
         return latencies.pop(0) if len(latencies) > 1 else latencies[0]
 
     monkeypatch.setattr("sbonnx.verify.file_check.side_by_side", next_one)
-    recipe, backend = read_recipe(None, "onnxruntime", {})
+    recipe, backend = read_recipe(None, "onnxruntime", PRICES)
     proto, feeds = (ssd(), IMAGES) if detector else (pooled(), FEEDS)
     return pipeline.quantize(Request(proto, recipe, backend, data=feeds, output=output, force=True))
 
@@ -89,7 +94,7 @@ def test_the_advice_names_the_layers_to_leave_in_float(monkeypatch: pytest.Monke
     assert (advice.before, advice.after) == ("1.02 (1.03 to 1.20)", "0.90 (0.85 to 0.95)")
     (override,) = advice.overrides
     assert override.startswith("EXCLUDE=") and len(advice.tried) == 2
-    recipe, backend = read_recipe(None, "onnxruntime", [override])
+    recipe, backend = read_recipe(None, "onnxruntime", [override, f"KERNEL_COSTS={PRICES['KERNEL_COSTS']}"])
     changed = pipeline.prepare(ssd(), recipe, backend)
     layers = {reader.node for site in changed.plan.of_role("weight") for reader in site.readers}
     before = {reader.node for site in state.prepared.plan.of_role("weight") for reader in site.readers}
