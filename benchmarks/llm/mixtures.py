@@ -45,7 +45,7 @@ SHARE: Final = 0.6
 INCREASE: Final = 0.01
 """Largest relative increase of the perplexity, of the hybrid."""
 PART: Final = 512
-"""Tokens of a sequence of `CONTEXT` tokens over which divergences are averaged."""
+"""Tokens of a sequence of `CONTEXT` tokens over which sentences are averaged."""
 
 HEADER: Final = ("form", "weights", "perplexity", "KL from float", "same top token", "MB", "CPU s")
 
@@ -63,24 +63,24 @@ Records = dict[tuple[str, str], Record]
 
 def acceptance(records: Records) -> list[str]:
     """Return a sentence for each requirement, with its figure and whether it is met."""
-    found = []
+    sentences = []
     for form in FORMS:
         mine, nearest = (records[form, name] for name in WAYS)
         if not mine["note"] and not nearest["note"]:
             share = mine["kl"]["value"] / nearest["kl"]["value"]
             said = f"KL of {form} over that of the nearest codes: {share:.2f}, at most {SHARE}"
-            found.append(f"{_met(share <= SHARE)}: {said}")
+            sentences.append(f"{_met(share <= SHARE)}: {said}")
     mine = records[HYBRID, "default"]
     if not mine["note"]:
         increase = mine["perplexity"]["value"] / records[HYBRID, FLOAT]["perplexity"]["value"] - 1
         said = f"increase of the perplexity of the hybrid: {increase:.2%}, at most {INCREASE:.0%}"
-        found.append(f"{_met(increase <= INCREASE)}: {said}")
+        sentences.append(f"{_met(increase <= INCREASE)}: {said}")
         parts = mine["drift"]
-        found.append(
+        sentences.append(
             f"KL of the hybrid in a sequence of {CONTEXT} tokens: {parts[0]:.4f} in the first {PART} tokens, "
             f"{parts[-1]:.4f} in the last, at most {max(parts):.4f}"
         )
-    return found
+    return sentences
 
 
 def _met(met: bool) -> str:
@@ -113,7 +113,7 @@ def drift(bench: DecoderBench, ids: Array) -> list[float]:
 
 
 def measure(bench: DecoderBench, name: str, sequence: Array | None) -> Record:
-    """Return the record of a setting; with the divergences along a sequence, if there is one."""
+    """Return the record of a setting; with the sentences along a sequence, if there is one."""
     record = bench.measure(WAYS[name].form, name, WAYS[name])
     return record if sequence is None or record["note"] else {**record, "drift": drift(bench, sequence)}
 

@@ -196,8 +196,8 @@ def train(
         with torch.no_grad():
             aim = logits_of(ids, teacher).log_softmax(-1)
         losses: list[Any] = []
-        made = logits(ids, student, losses).log_softmax(-1)
-        kl = functional.kl_div(made, aim, log_target=True, reduction="sum") / ids.numel()
+        predicted = logits(ids, student, losses).log_softmax(-1)
+        kl = functional.kl_div(predicted, aim, log_target=True, reduction="sum") / ids.numel()
         optimizer.zero_grad()
         (kl + BALANCE * sum(losses)).backward()
         optimizer.step()

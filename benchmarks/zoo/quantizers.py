@@ -57,7 +57,7 @@ class Subject:
     def of_peer(self, quantize: Callable[[Path, list[Feed], Path], None], output: Path) -> str:
         """Return agreement and size of the file that a peer writes, or the error that it ends with.
 
-        A process of its own: onnxruntime crashes on the file that its quantizer writes for spindles.
+        It runs in its own process: onnxruntime ends with a segmentation fault on its quantizer's file for spindles.
         """
         try:
             with ProcessPoolExecutor(1, get_context("spawn")) as pool:

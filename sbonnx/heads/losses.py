@@ -115,10 +115,10 @@ class RegionTrials:
         results = self._run(piece, [{name: values[name] for name in entries} for values in known], ends)
         return [{**before, **values} for before, values in zip(known, results, strict=True)]
 
-    def error(self, found: Sequence[Values]) -> EndError:
+    def error(self, quantized: Sequence[Values]) -> EndError:
         """Compare the judged tensors with float."""
         sums = {name: ErrorSum() for name in self._ends}
-        for floats, values in zip(self.floats, found, strict=True):
+        for floats, values in zip(self.floats, quantized, strict=True):
             for name, errors in sums.items():
                 errors.add(floats[name], values[name])
         by_sample = errors_by_feed(tuple(sums.values()))
