@@ -26,6 +26,15 @@ def widened(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
+def _narrowed(y: Tensor, x: Tensor) -> Tensor:
+    """Cast `y`, the result of an operator out of place, to the type of `x`.
+
+    torch.compile of torch 2.11 gives zero gradients to a Function whose output is a tensor changed in place, or the
+    same tensor again, as ``to`` returns it where the type is equal.
+    """
+    return y if y.dtype == x.dtype else y.to(x.dtype)
+
+
 def fake_quantize(x: Tensor, scale: Tensor, zero_point: Tensor, qmin: int, qmax: int) -> Tensor:
     """Quantize and dequantize `x`, with a straight-through gradient for `x` only.
 
@@ -107,7 +116,7 @@ class _Fixed(Function):  # type: ignore[misc]
         limited = codes.clamp(qmin, qmax)
         if ctx.needs_input_grad[0]:
             ctx.save_for_backward(codes == limited)
-        return limited.sub_(zero_point).mul_(scale).to(x.dtype)
+        return _narrowed(limited.sub_(zero_point) * scale, x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -123,7 +132,7 @@ class _Learned(Function):  # type: ignore[misc]
         ctx.save_for_backward(x, scale, zero_point)
         ctx.ends = (qmin, qmax)
         codes = (widened(x) / scale).round_().add_(zero_point).clamp_(qmin, qmax)
-        return codes.sub_(zero_point).mul_(scale).to(x.dtype)
+        return _narrowed(codes.sub_(zero_point) * scale, x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -161,7 +170,7 @@ class _Clipped(Function):  # type: ignore[misc]
         side = (wide >= up * scale).to(torch.int8) - (wide < down * scale).to(torch.int8)
         ctx.save_for_backward(side, alpha, up / reach, down / reach)
         codes = (wide / scale).round_().add_(zero_point).clamp_(qmin, qmax)
-        return codes.sub_(zero_point).mul_(scale).to(x.dtype)
+        return _narrowed(codes.sub_(zero_point) * scale, x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
