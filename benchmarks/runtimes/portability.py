@@ -44,7 +44,7 @@ NETWORKS: Final = (
     "ultraface_rfb320",
     "silero_vad",
 )
-RUNTIMES: Final = "onnxruntime,openvino,wasm,webgpu,arm64,opencv,qnn,tensorrt-rtx"
+RUNTIMES: Final = "onnxruntime,openvino,wasm,webgpu,arm64,opencv,qnn,tensorrt-rtx,onnxruntime-cuda"
 PREFIX: Final = "onnxruntime-"
 NAMES: Final = tuple(name for part in RUNTIMES.split(",") for name in GROUPS.get(part, (part,)))
 """Names of the runtimes, in the order of the columns."""
@@ -331,7 +331,7 @@ def text_of(
         "`python -m benchmarks.runtimes.portability --write`; networks are calibrated on at most 32 samples "
         "(`--effort fast`), decoders have 4-bit weights. SQNR in dB against float / against onnxruntime at level off, "
         "on four other samples; in brackets, the number of nodes that the runtime leaves to the CPU. In bold: the file "
-        "has another answer there.\n\n"
+        "has another answer there. cuda: onnxruntime's CUDA provider on an NVIDIA H200.\n\n"
         f"{table(('model', 'file for', *titles), cells)}\n\n"
         "### What differs, and why\n\n"
         f"{table(('runtime', 'result', 'files', 'cause'), listed)}"

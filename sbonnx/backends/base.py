@@ -198,6 +198,14 @@ class Backend:
         """Whether times of its files on this machine are those of its users: it has kernel costs of a CPU."""
         return self.costs is not None
 
+    @property
+    def judged_on_cpu(self) -> bool:
+        """Whether its files are verified on the CPU, also where the recipe's device is a GPU.
+
+        Integer kernels are there; onnxruntime's CUDA provider computes pairs of Q and DQ in float.
+        """
+        return not (self.files.builds_engine or self.numbers.any_bits)
+
     def cost_file(self, table: str, cpu: str = THIS) -> str | None:
         """Return the path of the table that KERNEL_COSTS and CPU select; None: a bundled one, or none."""
         if self.costs is None or table == "none":

@@ -347,7 +347,7 @@ class LatencySearch:
             return ""
         with reference_of(candidate.state) as floats:
             models = {"float": floats, "quantized": candidate.file}
-            evaluation = verify.evaluate(models, request.evaluation, device=request.recipe.device)
+            evaluation = verify.evaluate(models, request.evaluation)
         problems = replace(evaluation, max_loss=request.max_loss).problems()
         return str(problems[0]) if problems else ""
 

@@ -118,7 +118,8 @@ def _verified(
 ) -> PipelineState:
     """Add the verification results of the file at `path`. `size`: bytes of the file that it stands in for."""
     prepared, report, samples = state.prepared, state.report, state.data
-    recipe, device = prepared.recipe, prepared.recipe.device
+    recipe = prepared.recipe
+    device = "cpu" if prepared.backend.judged_on_cpu else recipe.device
     runtime, why = runtime_here(prepared.backend)
     judged = replace(
         VerifyOptions.of(prepared.plan, prepared.backend),
@@ -158,7 +159,7 @@ def _verified(
         calibrated = not samples.count and bool(report.counts.samples)
         comparison = replace(comparison, held_out=samples.count, calibrated=calibrated, doubts=state.doubts)
         layers = profiling.errors(
-            prepared.graph, prepared.plan, state.solution, samples.judged, limit=PROFILE_FEEDS, device=device
+            prepared.graph, prepared.plan, state.solution, samples.judged, limit=PROFILE_FEEDS, device=recipe.device
         )
     problems = [*report.problems, *comparison.problems(), *comparison.unknown()]
     if comparison.problems():

@@ -271,6 +271,12 @@ def version() -> tuple[int, int]:
 
 
 def nodes_elsewhere(session: Any, provider: str) -> tuple[str, ...]:
-    """Return the nodes that another provider than `provider` computes, of a session opened with `RECORD_PROVIDERS`."""
+    """Return the nodes that another provider than `provider` computes, of a session opened with `RECORD_PROVIDERS`.
+
+    Raises:
+        DeviceError: it computes none.
+    """
     parts = session.get_provider_graph_assignment_info()
+    if all(part.ep_name != provider for part in parts):
+        raise DeviceError(f"{provider} computes none of the nodes: onnxruntime computes all of them on the CPU")
     return tuple(node.name for part in parts if part.ep_name != provider for node in part.get_nodes())

@@ -40,7 +40,7 @@ def quantized(
     """
     path = folder / "quantized.onnx"
     (expected,) = run(model, feeds).values()
-    with QuantModel(model, written(folder, text)) as one:
+    with QuantModel(model, written(folder, text), device="cpu") as one:
         one.prepare_calibration()
         (off,) = one(feeds).values()
         np.testing.assert_allclose(off, expected, rtol=TOLERANCE, atol=TOLERANCE)

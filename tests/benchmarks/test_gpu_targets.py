@@ -51,3 +51,18 @@ def test_the_gpu_computes_what_the_cpu_does(provider: str, bits: str, kind: str,
     path = written(tmp_path, bits=bits, high_precision=kind)
     feeds = {"image": np.load(digits().eval)["image"][:64]}
     assert sqnr(run(path, "CPUExecutionProvider", feeds), run(path, provider, feeds)) > CLOSE_DB
+
+
+def test_a_file_for_the_cpu_is_verified_on_its_kernels(tmp_path: Path) -> None:
+    """Calibration runs on the GPU, whose provider has no integer kernels to count or to time."""
+    feeds = {"image": np.load(digits().calib)["image"]}
+    report = sbonnx.quantize(digits().model, feeds, output=tmp_path / "q.onnx", device="cuda")
+    assert report.settings["DEVICE"] == "cuda"
+    assert report.metrics is not None and report.metrics.kernels is not None
+
+
+def test_cuda_runs_a_file_and_names_the_nodes_on_the_cpu(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    data = {"image": np.load(digits().eval)["image"][:8]}
+    result = sbonnx.compare(digits().model, path, data, runtimes=["onnxruntime-cuda"])
+    assert result.portability is not None and result.portability.portable, result.portability

@@ -17,7 +17,7 @@ from tests.support.calibration import calibrate
 from tests.support.models import residual
 
 IMAGES = np.random.default_rng(4).standard_normal((6, 3, 8, 8)).astype(np.float32)
-PLAIN: dict[str, Any] = {"rounding": "nearest", "bias_correction": "none"}
+PLAIN: dict[str, Any] = {"rounding": "nearest", "bias_correction": "none", "device": "cpu"}
 FOUR: dict[str, Any] = {"bits": "w4a4", "backend": "virtual", **PLAIN}
 
 

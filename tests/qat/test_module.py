@@ -230,7 +230,7 @@ def test_what_cannot_be_trained_or_written(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_life_cycle_of_the_ancestor(tmp_path: Path) -> None:
-    with sbonnx.QuantModel(MODEL, {"BACKEND": "virtual"}, bits="w4a4") as quant:
+    with sbonnx.QuantModel(MODEL, {"BACKEND": "virtual"}, bits="w4a4", device="cpu") as quant:
         quant.prepare_calibration()
         with pytest.raises(LifeCycleError, match="calc_qparams"):
             quant.init_QAT()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,9 @@ from onnx import NodeProto, helper, numpy_helper
 
 import sbonnx
 from sbonnx.assets import digits
-from sbonnx.backends import Runtime
+from sbonnx.backends import BACKENDS, Runtime
 from sbonnx.cli import main
-from sbonnx.errors import ModelError, RecipeError
+from sbonnx.errors import DeviceError, ModelError, RecipeError
 from sbonnx.present.html.cards import portability_card
 from sbonnx.report.comparison import Portability
 from sbonnx.runtimes import GROUPS, RUNTIMES, chosen_runtimes, webgpu_plugin
@@ -30,6 +31,7 @@ from sbonnx.runtimes.engine_process import OPENERS
 from sbonnx.runtimes.first_difference import FLOAT32, HALVED
 from sbonnx.runtimes.ort_variants import ORT_REFERENCE
 from sbonnx.runtimes.portability import portability
+from sbonnx.system.runtime import nodes_elsewhere
 from sbonnx.verify import EvaluationData
 from tests.support.values import some
 
@@ -205,6 +207,24 @@ def test_an_engine_of_a_child_process_exists_on_each_machine(monkeypatch: pytest
         RUNTIMES["tensorrt-rtx"].open(b"", None)
     assert {command[-1] for command in commands} <= set(OPENERS)
     assert commands[0] != commands[1]
+
+
+def test_a_provider_that_computes_no_node_is_not_proved_by_the_cpu() -> None:
+    """onnxruntime then computes all on the CPU, without an error: seen of WebGPU on a server's GPU."""
+
+    def session_of(*providers: str) -> Any:
+        nodes = [SimpleNamespace(name="n")]
+        parts = [SimpleNamespace(ep_name=name, get_nodes=lambda: nodes) for name in providers]
+        return SimpleNamespace(get_provider_graph_assignment_info=lambda: parts)
+
+    assert nodes_elsewhere(session_of("CPUExecutionProvider", "Own"), "Own") == ("n",)
+    with pytest.raises(DeviceError, match="Own computes none of the nodes"):
+        nodes_elsewhere(session_of("CPUExecutionProvider"), "Own")
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_gpu_of_calibration_does_not_judge_files_for_other_kernels(name: str) -> None:
+    assert BACKENDS[name].judged_on_cpu == (name not in ("tensorrt", "virtual"))
 
 
 def test_a_vulkan_driver_without_a_gpu_is_not_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
