@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
@@ -32,6 +32,9 @@ LINE: Final = 500
 CONTROLS: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 OUTPUT: Final = "out"
 """The folder in which a case writes its files."""
+
+STATE: Final = f"{OUTPUT}/.sbonnx"
+"""The state folder of a batch."""
 
 REPORTS: Final = (".json", ".sarif", ".html", ".xml")
 """Endings of documents that must be readable whatever names they hold."""
@@ -193,10 +196,9 @@ class Zygote:
         changed = sorted(name for name, digest in before.items() if after.get(name) != digest)
         if changed:
             faults.append(f"changed its input: {changed}")
-        new = sorted(set(after) - set(before))
-        allowed = () if code == 2 else (f"{OUTPUT}/",)
-        if [name for name in new if not name.startswith(allowed or "\0") or "/." in name]:
-            faults.append(f"left behind: {new}")
+        leftovers = left_behind(set(after) - set(before), refused=code == 2)
+        if leftovers:
+            faults.append(f"left behind: {leftovers}")
         if left:
             faults.append(f"left in the temporary folder: {list(left)}")
         if reply["proof"]:
@@ -205,6 +207,16 @@ class Zygote:
             faults += unreadable(reports, out if "--json" in case.argv else None)
         name = "fault" if faults else CLASSES.get(code, "onnxruntime itself crashes on the original")
         return Verdict(name, tuple(faults), code, float(reply["seconds"]), int(reply["peak"]), out, err)
+
+
+def left_behind(new: Iterable[str], *, refused: bool) -> list[str]:
+    """Return the new paths that a case must not leave: none outside of its output, none hidden, none if it was refused.
+
+    Digests in the state folder of a batch are allowed; they are written if the inputs are older than 2 s.
+    """
+    return sorted(
+        name for name in new if refused or not name.startswith(f"{OUTPUT}/") or "/." in name.removeprefix(STATE)
+    )
 
 
 def _wrong_line(err: str) -> list[str]:

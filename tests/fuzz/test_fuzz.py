@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("hypothesis", reason="the fuzz suite draws its cases with hypothesis")
 
 from tests.fuzz.collecting import collect
-from tests.fuzz.harness import OWN_SCRIPTS, Zygote, describe, unreadable
+from tests.fuzz.harness import OWN_SCRIPTS, Zygote, describe, left_behind, unreadable
 from tests.fuzz.known import Known, known
 from tests.fuzz.parts import PARTS
 
@@ -58,3 +58,11 @@ def test_markup_in_pages_is_a_fault(smuggled: str) -> None:
     page = f'<body>{own}<script type="application/json">{{}}</script></body>'
     assert not unreadable({"r.html": page}, None)
     assert unreadable({"r.html": page.replace("</body>", smuggled)}, None)
+
+
+def test_files_that_a_case_must_not_leave() -> None:
+    """A dry run writes digests of inputs that are not new, as on a busy machine."""
+    allowed = {"out/q.onnx", "out/.sbonnx", "out/.sbonnx/digests.json"}
+    wrong = {"q.onnx", "out/.q.onnx.1", "out/.sbonnx/.digests.json.1"}
+    assert left_behind(allowed | wrong, refused=False) == sorted(wrong)
+    assert left_behind(allowed, refused=True) == sorted(allowed)
