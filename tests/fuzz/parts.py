@@ -179,12 +179,12 @@ def names(draw: st.DrawFn) -> Case:
 
 
 PARTS: Final[dict[str, tuple[st.SearchStrategy[Case], int]]] = {
-    "models": (models(), 150),
-    "bytes of models": (bytes_of_models(), 60),
-    "data": (data(), 60),
-    "recipes": (recipes(), 60),
-    "flags": (flags(), 60),
-    "jobs": (jobs(), 80),
-    "names": (names(), 20),
+    "models": (models(), 60),
+    "bytes of models": (bytes_of_models(), 30),
+    "data": (data(), 30),
+    "recipes": (recipes(), 30),
+    "flags": (flags(), 30),
+    "jobs": (jobs(), 30),
+    "names": (names(), 12),
 }
 """Strategy of every part, and how many cases of it the short mode runs."""
