@@ -14,6 +14,9 @@ from typing import Any
 
 import pytest
 
+# Workers share the processors: threads of BLAS and OpenMP, one for each processor and worker, would wait busily.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 from sbonnx.present.text import printer
 from sbonnx.search import advice
 from sbonnx.system.machine_costs import CACHE

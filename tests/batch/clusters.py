@@ -92,7 +92,7 @@ class Cluster:
             process.wait()
 
     def _start(self, what: str, *arguments: str) -> subprocess.Popen[bytes]:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **self._environment}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), **self._environment}
         with open(self.folder / f"{what}-{len(self._started)}.log", "wb") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", f"distributed.cli.dask_{what}", *arguments],

@@ -33,8 +33,6 @@ from sbonnx.torchnet.ops.decoders import nbits_parts  # noqa: E402
 from tests.llm.grouped_decoder import grouped_model  # noqa: E402
 from tests.llm.tiny_decoder import decoder_model, merged_model, token_windows, write_folder  # noqa: E402
 
-torch.set_num_threads(1)
-
 SMALL = ["MIN_WEIGHT_SIZE=0", "CALIBRATION.THREADS=1", "ACCURACY_LEVEL=0"]
 
 BASES = ("packed", "half", "merged", "qdq")

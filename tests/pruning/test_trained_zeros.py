@@ -26,8 +26,6 @@ from tests.pruning.test_prune import feeds, inverted, pruned
 from tests.support.models import run
 from tests.support.sparse_files import most_in_a_group, stored_weights
 
-torch.set_num_threads(1)
-
 GOALS: list[dict[str, Any]] = [{"pattern": "2:4"}, {"sparsity": 0.6}]
 
 

@@ -22,8 +22,6 @@ from sbonnx.qat.module import origin_of  # noqa: E402
 from tests.qat.sent_back import assert_same_file  # noqa: E402
 from tests.support.models import model  # noqa: E402
 
-torch.set_num_threads(1)
-
 RNG = np.random.default_rng(0)
 
 

@@ -55,7 +55,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _run(folder: Path) -> None:
     """Both processes, with a limit of time; none is left behind."""
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": paths}
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": paths}
     started = [
         subprocess.Popen(
             [sys.executable, "-W", "ignore", worker.__file__, str(folder), str(rank), "2", *CASES],

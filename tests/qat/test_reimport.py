@@ -21,8 +21,6 @@ from sbonnx.torchnet.onnx_to_torch.reimport import parameter_name, reimport, sit
 from tests.support import models  # noqa: E402
 from tests.support.models import batchnorm, residual, run  # noqa: E402
 
-torch.set_num_threads(1)
-
 NORMED = """g (float[N,3,6,6] x) => (float[N,4,6,6] y) {
     c = Conv <pads = [1,1,1,1]> (x, w)
     b = BatchNormalization <momentum = 0.7, epsilon = 0.01> (c, n_gamma, n_beta, n_mean, n_var)

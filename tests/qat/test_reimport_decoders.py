@@ -18,8 +18,6 @@ from sbonnx.llm import read_decoder  # noqa: E402
 from sbonnx.llm.decoding import decoder_feed  # noqa: E402
 from sbonnx.torchnet.onnx_to_torch.reimport import META, reimport  # noqa: E402
 
-torch.set_num_threads(1)
-
 STRUCTURES = ("genai_llama_fp32", "genai_llama_int4_kmixed", "genai_qwen3_int4_shared", "genai_qwen3_tied_fp32")
 
 

@@ -14,8 +14,6 @@ from sbonnx import graph as graphs  # noqa: E402
 from sbonnx.torchnet.onnx_to_torch.reimport import reimport  # noqa: E402
 from tests.torchnet.test_functions import CASES, OTHERS, feeds_of, model_of  # noqa: E402
 
-torch.set_num_threads(1)
-
 SMOOTH = (
     *("Conv", "ConvTranspose", "Gemm", "MatMul", "MaxPool", "AveragePool", "GlobalAveragePool", "LpPool", "Einsum"),
     *("Add", "Mul", "Div", "Pow", "Max", "PRelu", "Where", "Clip", "Relu", "LeakyRelu", "Elu", "HardSigmoid"),

@@ -16,8 +16,6 @@ from sbonnx.torchnet.onnx_to_torch.reimport import reimport  # noqa: E402
 from tests.qat.test_reimport_real import TOLERANCE, errors  # noqa: E402
 from tests.support.pattern_checks import random_feeds  # noqa: E402
 
-torch.set_num_threads(1)
-
 FOLDER = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 LARGEST = 1 << 25
 """Weights with more elements are left as they are."""

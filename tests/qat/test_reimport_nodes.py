@@ -16,8 +16,6 @@ from sbonnx.errors import ModelError  # noqa: E402
 from sbonnx.torchnet import FUNCTIONS, Unfit, as_tensor  # noqa: E402
 from sbonnx.torchnet.onnx_to_torch.reimport import reimport  # noqa: E402
 
-torch.set_num_threads(1)
-
 DECLINED = {
     "test_batchnorm_.*_training_mode": "the batch statistics are outputs that other nodes read",
     "test_col2im_5d": "Col2Im has 3 spatial axes",

@@ -17,8 +17,6 @@ from sbonnx.patterns import FUSE, SIMPLIFY, apply  # noqa: E402
 from sbonnx.torchnet.onnx_to_torch.reimport import reimport  # noqa: E402
 from tests.support.models import run  # noqa: E402
 
-torch.set_num_threads(1)
-
 TOLERANCE = 1e-4
 """Largest error over largest value."""
 

@@ -21,8 +21,6 @@ from sbonnx.torchnet.onnx_to_torch.reimport import reimport, specialize  # noqa:
 from tests.qat.sent_back import assert_same_file, constants  # noqa: E402
 from tests.support.models import model, residual, run  # noqa: E402
 
-torch.set_num_threads(1)
-
 TEXT = """g (float[N,4] x, bool flag) => (float[N,4] y) {
     a = MatMul (x, w0)
     b = If (flag) <

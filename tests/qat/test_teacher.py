@@ -19,8 +19,6 @@ from sbonnx.qat.module import origin_of, source_of
 from tests.pruning.test_prune import feeds, inverted, pruned
 from tests.support.models import model, run
 
-torch.set_num_threads(1)
-
 
 def test_a_pruned_model_is_trained_towards_the_original(tmp_path: Path) -> None:
     graph = inverted()

@@ -19,8 +19,6 @@ from sbonnx.qat.module import origin_of  # noqa: E402
 from tests.qat.sent_back import assert_same_file, constants  # noqa: E402
 from tests.support.models import batchnorm, model  # noqa: E402
 
-torch.set_num_threads(1)
-
 MODEL = str(digits().model)
 IMAGES = np.load(digits().calib)["image"]
 FEEDS = [{"image": IMAGES[at : at + 16]} for at in (0, 16)]

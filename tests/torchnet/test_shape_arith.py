@@ -18,8 +18,6 @@ from sbonnx.torchnet.onnx_to_torch.reimport import reimport  # noqa: E402
 from sbonnx.torchnet.onnx_to_torch.shape_arith import SIZES  # noqa: E402
 from tests.support.models import model, run  # noqa: E402
 
-torch.set_num_threads(1)
-
 NUMBERS = st.integers(-50, 50)
 VECTORS = st.lists(NUMBERS, min_size=1, max_size=5).map(tuple)
 PAIRS = st.one_of(

@@ -6,7 +6,7 @@ import threading
 import time
 
 import pytest
-from threadpoolctl import threadpool_info
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from sbonnx.calib.engine.threads import TRIED, in_order, one_blas_thread, pool_of
 
@@ -38,11 +38,12 @@ def test_products_stay_on_one_thread() -> None:
     import numpy as np
 
     np.ones((2, 2)) @ np.ones((2, 2))
-    before = blas_threads()
-    with one_blas_thread():
-        assert set(blas_threads()) <= {1}
-    with pool_of(2) as pool:
-        assert set(pool.submit(blas_threads).result()) <= {1}
-    for _, found in in_order(lambda _: blas_threads(), iter(range(3)), 2):
-        assert set(found) <= {1}
-    assert blas_threads() == before
+    with threadpool_limits(3, user_api="blas"):
+        before = blas_threads()
+        with one_blas_thread():
+            assert set(blas_threads()) <= {1}
+        with pool_of(2) as pool:
+            assert set(pool.submit(blas_threads).result()) <= {1}
+        for _, found in in_order(lambda _: blas_threads(), iter(range(3)), 2):
+            assert set(found) <= {1}
+        assert blas_threads() == before
