@@ -41,9 +41,9 @@ def test_what_once_ended_badly(zygote: Zygote, row: Known) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("part", "count", "number"), SHARDS)
-def test_no_case_ends_badly(part: str, count: int, number: int) -> None:
+def test_no_case_ends_badly(part: str, count: int, number: int, zygote: Zygote) -> None:
     """``python -m tests.fuzz --part PART --seed NUMBER`` runs more of them and keeps what fails."""
-    tally = collect(part, count, number)
+    tally = collect(part, count, number, zygote=zygote)
     assert not tally.faults, "\n\n".join(tally.faults.values())
     assert tally.classes.total() >= count * 0.9
     if part == "names":  # any name is legal
