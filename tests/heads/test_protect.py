@@ -241,7 +241,7 @@ def test_leaky_detector_with_a_pyramid(pack: Path) -> None:
     floats = [run(proto, feed)["detections"] for feed in feeds[6:]]
 
     def parts(**keys: Any) -> dict[str, float]:
-        report = quantize(proto, feeds[:6], backend="tensorrt", **keys)
+        report = quantize(proto, feeds[:6], backend="tensorrt", effort="fast", **keys)
         assert report.quantized is not None
         found = [run(report.quantized, feed)["detections"] for feed in feeds[6:]]
         columns = {"boxes": slice(0, 4), "object": slice(4, 5), "classes": slice(5, 85)}
@@ -259,7 +259,8 @@ def test_ranges_that_the_float_part_widened_are_narrow_again(pack: Path) -> None
     """A Concat joins both inputs for TensorRT; the wider one is float with the head, so the other has its own scale."""
     evaluation = load_pack(pack)
     feeds = evaluation.load_calib("fastestdet", limit=16)
-    state = solve(Request(evaluation.model_path("fastestdet"), load(None), backend_for("tensorrt"), data=feeds))
+    recipe = load({"EFFORT": "fast"})
+    state = solve(Request(evaluation.model_path("fastestdet"), recipe, backend_for("tensorrt"), data=feeds))
     assert state.ranges is not None and "input.508" not in {site.tensor for site in state.prepared.plan.sites}
     own = np.max(np.abs([state.ranges.bounds["input.376"].lo, state.ranges.bounds["input.376"].hi]))
     assert state.solution.qparams["input.376"].scale * 128 < 1.1 * own

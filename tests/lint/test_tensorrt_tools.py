@@ -74,7 +74,7 @@ def test_our_real_models_are_accepted(name: str, pack: Path) -> None:
     data = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(data)
     feeds = data.load_calib(name, limit=4)
-    report = sbonnx.quantize(pack / "models" / f"{name}.onnx", feeds, backend="tensorrt", verify=False)
+    report = sbonnx.quantize(pack / "models" / f"{name}.onnx", feeds, backend="tensorrt", verify=False, effort="fast")
     assert report.quantized is not None
     for target in TENSORRT:
         found = [one for one in lint(report.quantized, target) if one.severity == "error"]

@@ -252,7 +252,7 @@ def test_real_models(name: str, pack: Path, tmp_path: Path) -> None:
     wishes: dict[str, Any] = {"cross_layer": True, "smooth_quant": 0.5} if name in EQUALIZED else {}
     source, path = pack / "models" / f"{name}.onnx", tmp_path / "q.onnx"
     feeds = list(load_pack(pack).load_calib(name, limit=8))[:4]
-    sbonnx.quantize(source, feeds, output=path, backend="virtual", verify=False, **wishes)
+    sbonnx.quantize(source, feeds, output=path, backend="virtual", verify=False, effort="fast", **wishes)
     found = profiled(source, path, feeds)
     compared = compare(source, path, feeds, depth=Depth(latency=False))
     for row in compared.outputs:
