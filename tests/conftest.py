@@ -91,9 +91,9 @@ def has_gpu() -> bool:
     """Whether the installed onnxruntime can run on an NVIDIA GPU."""
     if importlib.util.find_spec("onnxruntime") is None:
         return False
-    import onnxruntime
+    from sbonnx.system.runtime import best_device
 
-    return "CUDAExecutionProvider" in onnxruntime.get_available_providers()
+    return best_device() == "cuda"
 
 
 BEFORE_1_24 = {

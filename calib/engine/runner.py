@@ -21,7 +21,7 @@ from sbonnx.graph.storage.temporary import temporary_folder
 from sbonnx.options import RunOptions
 from sbonnx.spec import Array
 from sbonnx.system.cpu import CPU, CUDA, cores
-from sbonnx.system.runtime import load_cuda_libraries, onnxruntime, require_device
+from sbonnx.system.runtime import best_device, load_cuda_libraries, onnxruntime, require_device
 
 CUDA_OPTIONS: Final = {"use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC"}
 """TF32 has 10 bits of mantissa: too few to measure ranges. The exhaustive search of algorithms, onnxruntime's default,
@@ -96,7 +96,7 @@ def providers(device: str) -> list[Any]:
     """Return the execution providers of a device.
 
     Args:
-        device: "cpu", "cuda", "cuda:1", or "auto" (cuda if onnxruntime has it, else cpu).
+        device: "cpu", "cuda", "cuda:1", or "auto", see `sbonnx.system.runtime.best_device`.
 
     Raises:
         DeviceError: no such device, or onnxruntime was built without it.
@@ -104,9 +104,9 @@ def providers(device: str) -> list[Any]:
     matched = re.fullmatch(r"cpu|auto|cuda(?::(\d+))?", device)
     if not matched:
         raise DeviceError(f"there is no device '{device}'; there are {', '.join(DEVICES)}")
-    available = onnxruntime().get_available_providers()
-    if device == "cpu" or (device == "auto" and CUDA not in available):
+    if (best_device() if device == "auto" else device) == "cpu":
         return [CPU]
+    available = onnxruntime().get_available_providers()
     if CUDA not in available:
         raise DeviceError(
             f"device '{device}' needs {CUDA}, which this onnxruntime does not have ({', '.join(available)}): "

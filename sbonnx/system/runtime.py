@@ -21,6 +21,7 @@ from typing import Any, Final
 from sbonnx.errors import NO_RUNTIME, DeviceError, MissingPackageError, UnknownOperatorError
 from sbonnx.system.cpu import CPU, CUDA, target_cpu
 from sbonnx.system.lowerings import lowerings
+from sbonnx.system.nvidia import gpu_count
 
 TELEMETRY_SWITCH: Final = "ORT_DISABLE_TELEMETRY"
 """Environment variable that turns onnxruntime's telemetry off. A value set by the user is respected, "0" included."""
@@ -256,8 +257,8 @@ def reason(error: BaseException) -> str:
 
 
 def best_device() -> str:
-    """Resolve the device "auto": "cuda" if onnxruntime supports it, else "cpu"."""
-    return "cuda" if CUDA in onnxruntime().get_available_providers() else "cpu"
+    """Resolve the device "auto": "cuda" if onnxruntime supports it and there is a GPU, else "cpu"."""
+    return "cuda" if CUDA in onnxruntime().get_available_providers() and gpu_count() else "cpu"
 
 
 def version() -> tuple[int, int]:

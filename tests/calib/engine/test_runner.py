@@ -141,13 +141,20 @@ class FakeRuntime(ModuleType):
 
 
 def test_providers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sbonnx.calib.engine.runner.onnxruntime", lambda: FakeRuntime(CPU))
+    def installed(runtime: FakeRuntime, gpus: int) -> None:
+        for place in ("sbonnx.calib.engine.runner", "sbonnx.system.runtime"):
+            monkeypatch.setattr(f"{place}.onnxruntime", lambda: runtime)
+        monkeypatch.setattr("sbonnx.system.runtime.gpu_count", lambda: gpus)
+
+    installed(FakeRuntime(CPU), 1)
     assert providers("cpu") == providers("auto") == [CPU]
     with pytest.raises(DeviceError, match=r"'cuda' needs CUDAExecutionProvider.*sbonnx\[gpu\]"):
         providers("cuda")
     with pytest.raises(DeviceError, match="there is no device 'tpu'; there are cpu, cuda, cuda:N, auto"):
         providers("tpu")
-    monkeypatch.setattr("sbonnx.calib.engine.runner.onnxruntime", lambda: FakeRuntime(CUDA, CPU))
+    installed(FakeRuntime(CUDA, CPU), 0)
+    assert providers("cpu") == providers("auto") == [CPU]
+    installed(FakeRuntime(CUDA, CPU), 1)
     assert providers("cpu") == [CPU]
     monkeypatch.setattr("sbonnx.calib.engine.runner.load_cuda_libraries", lambda: None)
     assert providers("cuda:2")[0] == (CUDA, {**CUDA_OPTIONS, "device_id": "2"})
