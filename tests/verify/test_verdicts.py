@@ -33,6 +33,8 @@ from sbonnx.spec import Array
 from sbonnx.verify import Depth, EvaluationData
 from tests.support.models import model, run
 
+pytestmark = pytest.mark.slow
+
 LOSS = 0.01
 """Loss up to which accuracy is kept."""
 
@@ -396,7 +398,6 @@ def test_wrong_data_is_seen(cases: list[Case]) -> None:
     assert len(wrong) > 30 and {case.verdict.accuracy for case in wrong} == {"doubtful"}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "metric", "images"), [("cifar_resnet20", "clean:top1", 500), ("ultraface_rfb320", "f1_with_float", 100)]
 )
