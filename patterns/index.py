@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from sbonnx.graph import Graph, Node, Tensor
+import numpy as np
+
+from sbonnx.graph import Constant, Graph, Node, Tensor
 from sbonnx.graph.edit import Names, sort
 from sbonnx.graph.query import bodies, dependencies, scopes
 from sbonnx.report.codes import Reason
@@ -32,6 +34,7 @@ class GraphIndex:
         self._dead: dict[int, Node] = {}
         self._before: dict[int, list[Node]] = {}
         self._changed: set[int] = set()
+        self._heirs: dict[int, list[tuple[Tensor, Constant]]] = {}
         for number, (_, scope) in enumerate(scopes(graph)):
             self.scopes.append(scope)
             self._outputs.update((id(tensor), number) for tensor in scope.outputs)
@@ -39,6 +42,19 @@ class GraphIndex:
             for node in scope.nodes:
                 self._scope_of[id(node)] = number
                 self.live_names[node.name] = self.live_names.get(node.name, 0) + 1
+
+    # -- constants
+
+    def add_heir(self, old: Tensor, heir: Constant) -> None:
+        """Record the constant that takes the place of `old` for some of its readers."""
+        self._heirs.setdefault(id(old), []).append((old, heir))
+
+    def heir_of(self, old: Tensor, values: np.ndarray) -> Constant | None:
+        """Return the constant with these values that took the place of `old` for another reader, or None."""
+        heirs = (heir for _, heir in self._heirs.get(id(old), ()))
+        return next(
+            (heir for heir in heirs if heir.dtype == values.dtype and np.array_equal(heir.values, values)), None
+        )
 
     # -- queries
 

@@ -35,10 +35,13 @@ class Edit:
 
         Args:
             instead: the constant that it replaces: the new one also gets its name, unless something still reads the old
-                one after the rewrite.
+                one after the rewrite. Readers of the old one in which it becomes the same values, as in the branches of
+                a merged decoder, share the new one.
         """
         values = np.ascontiguousarray(values).reshape(np.shape(values))
-        tensor = add_constant(self._index.graph, stem, values, self._index.names)
+        tensor = None if instead is None else self._index.heir_of(instead, values)
+        if tensor is None:
+            tensor = add_constant(self._index.graph, stem, values, self._index.names)
         if instead is not None:
             self._heirs.append((instead, tensor))
         return tensor
@@ -149,7 +152,9 @@ class Edit:
         lost = self._index.bury([*self._match.nodes, *orphans])
         lonely = [reader for tensor in lost if len(tensor.outputs) <= 2 for reader in tensor.outputs]
         for old, heir in self._heirs:
-            if not self._index.used(old):
+            if self._index.used(old):
+                self._index.add_heir(old, heir)
+            else:
                 old.name, heir.name = heir.name, old.name
         own = {node.name for node in self._match.nodes}
         for node in self._new:

@@ -192,6 +192,8 @@ def test_inside_a_branch() -> None:
     )
     graph, applied, result = fused(branchy)
     assert len(applied.fired) == 2
+    convolutions = [body.g.node[0] for body in result.graph.node[0].attribute]
+    assert len({node.input[1] for node in convolutions}) == 1  # one folded weight, as it was one before
     for flag in (True, False):
         feeds = random_feeds(branchy) | {"flag": np.array(flag)}
         assert_same_outputs(branchy, result, feeds, tolerance=TOLERANCE)
