@@ -37,9 +37,6 @@ from sbonnx.verify.sessions import file_bytes, run, session
 LIMIT_S: Final = 300.0
 """Maximum duration of a command."""
 
-LARGEST: Final = 200 << 20
-"""Bytes of a file above which it is left out: its sizes are not those of the configuration."""
-
 SAMPLES: Final = 4
 WINDOWS: Final = 16
 LENGTHS: Final[Sequence[dict[str, int]]] = ({}, {"sequence_len": 1}, {"batch": 2})
@@ -51,6 +48,9 @@ SURE: Final = 0.95
 LEVELS_DB: Final = 40.0
 """Least agreement of the outputs at the lowest and the highest optimization level. Inputs of block-wise products are
 rounded to int8, which amplifies differences of float32 to what that rounding costs: 43 dB for MatMulNBits alone."""
+
+BELOW_DB: Final = 6.0
+"""Least distance of these differences below the error of the quantization, where that is more than -`LEVELS_DB`."""
 
 LONGEST: Final = 140
 """Characters of a reason at most."""
@@ -167,8 +167,10 @@ def measure(component: Component, folder: Path) -> Record:
     except SbonnxError as error:
         return {"result": "crashed", "why": f"the result does not run: {last_line(str(error))}"}
     total = sum(weights.values())
+    outputs = (written["metrics"] or {}).get("outputs") or ()
+    least = min([LEVELS_DB, *(output["sqnr_db"] + BELOW_DB for output in outputs)])
     return {
-        "result": "quantized" if db >= LEVELS_DB else f"levels differ: {db:.0f} dB",
+        "result": "quantized" if db >= least else f"levels differ: {db:.0f} dB",
         "exit": done.returncode,
         "why": "; ".join([*([why] if why else []), *written["problem_codes"]]),
         "size": file_bytes(target) / file_bytes(component.path),
@@ -209,8 +211,6 @@ def main() -> int:
     kept = Kept(cache / "records.jsonl", tuple(every) if options.again else ())
     for name, models in packages.items():
         for part, (digest, model) in models.items():
-            if file_bytes(model.path) > LARGEST:
-                continue
             earlier = kept.get(digest)
             folder = cache / "work" / digest[:16]
             folder.mkdir(parents=True, exist_ok=True)
@@ -243,7 +243,7 @@ def row(names: Sequence[str], records: Sequence[Record | None]) -> list[str]:
     reasons = [record["why"] for record in measured if "total" not in record]
     reasons += [record["why"] for record in measured if record.get("total") and record["why"]]
     if total and share < SURE:
-        reasons += [f"float: {name}" for record in measured for name in record["left"]]
+        reasons += [f"float: {name}" for record in measured for name in record.get("left", {})]
     return [
         listed,
         str(len(records)),
@@ -277,8 +277,8 @@ def section(packages: dict[str, dict[str, tuple[str, Component]]], kept: Kept) -
         f"packages with small random weights, {len(rows)} measured ({len(done)} models). Decoders of one file go "
         "through llm quantize with windows of random tokens, the other models through quantize with random feeds. "
         "Quantized: the file runs in onnxruntime at its lowest and highest level, with the same outputs to "
-        f"{LEVELS_DB:.0f} dB. Weights are named if less than {SURE:.0%} are integers. Where the float model does "
-        "not run in onnxruntime, nothing was tried."
+        f"{LEVELS_DB:.0f} dB, or {BELOW_DB:.0f} dB below the error of the quantization. Weights are named if less than "
+        f"{SURE:.0%} are integers. Where the float model does not run in onnxruntime, nothing was tried."
     )
     return f"## Architectures of decoders and their families\n\n{about}\n\n" + table(HEADER, rows)
 

@@ -59,7 +59,7 @@ def values_of(name: str, dtype: Any, shape: list[int], random: np.random.Generat
             return np.broadcast_to(np.array([1, 4, 4]), shape).astype(dtype)
         if "len" in words:
             return np.full(shape, TOKENS, dtype)
-        if "type" in words or "index" in words:
+        if any(part in words for part in ("type", "index", "language")):
             return np.zeros(shape, dtype)
         return random.integers(6, IDS, shape).astype(dtype)
     return random.standard_normal(shape, np.float32).astype(dtype)

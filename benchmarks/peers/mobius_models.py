@@ -37,6 +37,9 @@ RECORD: Final = "built.json"
 PROVIDER: Final = "cpu"
 """Decoders get GroupQueryAttention, as files for onnxruntime-genai do."""
 
+LARGEST: Final = 200 << 20
+"""Bytes of a model above which it is not written."""
+
 HIDDEN, INNER, HEADS, HEAD, LAYERS, VOCABULARY = 64, 128, 4, 16, 2, 256
 
 BASE: Final[Mapping[str, Any]] = {
@@ -393,13 +396,25 @@ def decoder_config(names: set[str], config: Any) -> dict[str, Any] | None:
     return {"model": {**sizes, "type": "decoder", "decoder": decoder}}
 
 
+def bytes_of(model: ir.Model) -> int:
+    """Return the bytes of the weights by their shapes."""
+    values = model.graph.initializers.values()
+    return sum(int(np.prod(value.shape.numpy())) * 4 for value in values if value.shape is not None)
+
+
 def build(name: str, folder: Path) -> dict[str, Any]:
-    """Write the models of an architecture; return the record."""
+    """Write the models of an architecture; return the record.
+
+    Raises:
+        ValueError: a model is larger than `LARGEST`.
+    """
     module, task = registry.get(name), _default_task_for_model(name)
     config = config_of(name, task, module)
     package = build_from_module(module(config), config, task, execution_provider=PROVIDER)
     components = {}
     for part, model in package.items():
+        if bytes_of(model) > LARGEST:
+            raise ValueError(f"'{part}' has {bytes_of(model) >> 20} MiB: its sizes are not those of the configuration")
         place = folder / part
         place.mkdir(parents=True)
         fill(model, 0)
