@@ -168,7 +168,7 @@ def measure(component: Component, folder: Path) -> Record:
         return {"result": "crashed", "why": f"the result does not run: {last_line(str(error))}"}
     total = sum(weights.values())
     outputs = (written["metrics"] or {}).get("outputs") or ()
-    least = min([LEVELS_DB, *(output["sqnr_db"] + BELOW_DB for output in outputs)])
+    least = min([LEVELS_DB, *(float(output["sqnr_db"]) + BELOW_DB for output in outputs)])
     return {
         "result": "quantized" if db >= least else f"levels differ: {db:.0f} dB",
         "exit": done.returncode,

@@ -15,8 +15,8 @@ import numpy as np
 
 from sbonnx.calib.data.dataset import Dataset
 from sbonnx.errors import DataError
+from sbonnx.llm.encoders.encoder import TokenIds
 from sbonnx.spec import Array
-from sbonnx.system.input_files import read_json
 from sbonnx.verify.sessions import run, session
 
 ENCODER: Final = "encoder_model"
@@ -26,9 +26,6 @@ FIRST: Final = ("decoder_model", "decoder_model_merged")
 DECODERS: Final = (*FIRST, "decoder_with_past_model")
 """Names of Optimum's export without suffix. The merged file has both decoders, as branches of an If."""
 
-CONFIGS: Final = ("generation_config.json", "config.json")
-"""Files with the token ids at which a text begins and ends, the first that has them."""
-
 TOKENS: Final = 24
 """Tokens to decode for each sample."""
 
@@ -36,46 +33,6 @@ PAST: Final = "past_key_values"
 PRESENT: Final = "present"
 BRANCH: Final = "use_cache_branch"
 """Prefixes of keys and values among inputs and outputs; the input that selects the branch with a past."""
-
-
-@dataclass(frozen=True)
-class TokenIds:
-    """Token ids that decoding needs.
-
-    Attributes:
-        start: ids at the start of every text: that of the decoder, and those that the configuration forces.
-        end: ids that end a text.
-    """
-
-    start: tuple[int, ...]
-    end: frozenset[int]
-
-    @classmethod
-    def read(cls, folder: Path) -> TokenIds:
-        """Read the ids of a model folder.
-
-        Raises:
-            DataError: no file names the first token.
-        """
-        settings: dict[str, Any] = {}
-        for name in reversed(CONFIGS):
-            if (folder / name).is_file():
-                try:
-                    values = read_json(folder / name)
-                except (OSError, ValueError) as error:
-                    raise DataError(f"'{folder / name}' cannot be read: {error}") from error
-                if not isinstance(values, dict):
-                    raise DataError(f"'{folder / name}' must have a JSON object")
-                settings |= {key: value for key, value in values.items() if value is not None}
-        start = settings.get("decoder_start_token_id", settings.get("bos_token_id"))
-        if not isinstance(start, int):
-            raise DataError(
-                f"folder '{folder}' has no decoder_start_token_id in {' or '.join(CONFIGS)}, so its decoders cannot be "
-                "run for their calibration data: add it, or give data for each file"
-            )
-        forced = [token for _, token in sorted(settings.get("forced_decoder_ids") or ()) if token is not None]
-        end = settings.get("eos_token_id", ())
-        return cls((start, *forced), frozenset([end] if isinstance(end, int) else end))
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,9 @@ from sbonnx.calib.data.files import media_at
 from sbonnx.errors import DataError, MissingModelError, ModelError
 from sbonnx.graph.storage.model_file import external_names
 from sbonnx.graph.storage.output_folder import OutputFolder
-from sbonnx.integrations.decoder_feeds import DECODERS, ENCODER, FIRST, EncoderDecoderFeeds, TokenIds
+from sbonnx.integrations.decoder_feeds import DECODERS, ENCODER, FIRST, EncoderDecoderFeeds
+from sbonnx.llm.encoders.encoder import TokenIds
+from sbonnx.llm.encoders.sources import PROCESSORS
 from sbonnx.progress import Progress
 from sbonnx.report import Report
 from sbonnx.values import json_values, plain
@@ -40,9 +42,6 @@ CONFIG: Final = "ort_config.json"
 SUFFIX: Final = "_quantized"
 SUBFOLDER: Final = "onnx"
 """Folder of the ONNX files in repositories of the hub."""
-
-PROCESSORS: Final = ("preprocessor_config.json", "tokenizer.json")
-"""Files that say how images and texts become inputs."""
 
 OTHER_WEIGHTS: Final = frozenset({".safetensors", ".bin", ".h5", ".msgpack", ".ckpt", ".pt", ".pth", ".ot"})
 """Suffixes of weights for other frameworks, which are left out; external data of ONNX files has its own rule."""

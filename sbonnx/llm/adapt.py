@@ -270,8 +270,11 @@ def train_weights(state: DecoderState, options: RunOptions) -> DecoderState:
 def _trained(written: Decoder, weights: set[str], source: Decoder, windows: TokenWindows, options: RunOptions) -> Note:
     if find_spec("torch") is None:
         return Note("not-trained", "2-bit weights were not trained, because torch is not installed: sbonnx[qat]")
-    if written.embedder is not None or written.position_axes:
-        return Note("not-trained", "2-bit weights were not trained: it reads embeddings, or positions of three axes")
+    if written.embedder is not None or written.encoder is not None or written.position_axes:
+        return Note(
+            "not-trained",
+            "2-bit weights were not trained: it reads what another model computes, or positions of three axes",
+        )
     from sbonnx.qat import Adapters, decoder_adapters
 
     settings = decoder_adapters.WHOLE

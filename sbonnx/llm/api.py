@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from sbonnx import pipeline
 from sbonnx.backends import BACKENDS, backend_for
-from sbonnx.errors import DataError, RecipeError
+from sbonnx.errors import DataError, ModelError, RecipeError
 from sbonnx.llm.adapt import ADAPT, NARROW, AdaptedDecoder, AdapterOptions, AdapterState, Form, train_weights
 from sbonnx.llm.decoder_stages import (
     NO_FLOAT,
@@ -24,6 +24,7 @@ from sbonnx.llm.decoder_stages import (
     copy_folder,
     evaluate_decoder,
     quantize_caches,
+    quantize_encoder,
     read_texts,
     report_decoder,
     save_provenance,
@@ -73,6 +74,7 @@ KEYS: Final = {"block_size": "W.BLOCK_SIZE", "average_bits": "MIXED.BUDGET.BITS"
 
 
 DECODER: Final[tuple[Stage, ...]] = (
+    quantize_encoder,  # of an encoder-decoder, by the stages below
     choose_recipe,  # AUTO, MIXED: a width for each layer
     *pipeline.STAGES,  # from the model to the quantized one, as of any model
     copy_folder,
@@ -249,6 +251,10 @@ def adapt(  # noqa: PLR0913 - public entry point
     """
     recipe, names = _settings(**reading)
     decoder = read_decoder(source, **names)
+    if decoder.encoder is not None:
+        raise ModelError(
+            f"adapters are trained for decoders alone, and '{decoder.model}' reads what an encoder computes"
+        )
     reference = None if against is None else read_decoder(against, **names)
     adapting = AdapterOptions(adapters, form, settings, device)
     adapting.check()

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from sbonnx import pipeline
 from sbonnx.errors import DataError
 from sbonnx.llm.evaluate import DecoderLimits, evaluate_windows
 from sbonnx.llm.folder import copy_rest, model_place, write_provenance
@@ -15,7 +16,7 @@ from sbonnx.llm.layout import Decoder, read_decoder
 from sbonnx.llm.token_texts import Texts
 from sbonnx.llm.windows import DecoderFeeds, TokenWindows, read_windows
 from sbonnx.options import RunOptions
-from sbonnx.report import Note
+from sbonnx.report import Note, Report
 from sbonnx.report.comparison import DecoderFigures
 from sbonnx.report.decoder import DecoderEvaluation
 from sbonnx.search import SearchResult, searched
@@ -86,6 +87,7 @@ class DecoderState(PipelineState):
         decoding: what was asked for.
         windows: windows of tokens; None: there are no texts.
         folder: the staged folder.
+        encoded: the report of the encoder; None: there is none.
         search: the search for the recipe; None: there was none.
         adapter: the file of an adapter in the staged folder; None: there is none.
         copied: notes about files that were not copied.
@@ -95,6 +97,7 @@ class DecoderState(PipelineState):
     decoding: DecoderRequest = ABSENT
     windows: TokenWindows | None = None
     folder: Path = ABSENT
+    encoded: Report | None = None
     search: SearchResult | None = None
     adapter: Path | None = None
     copied: tuple[Note, ...] = ()
@@ -144,8 +147,29 @@ def read_texts(state: DecoderState, options: RunOptions) -> DecoderState:
         return state
     windows = read_windows(asked.tokenized, asked.texts, window=section.window, tokens=section.tokens)
     share, seed = section.decode_share, recipe.calibration.seed
-    feeds = DecoderFeeds(asked.decoder, windows.calibration, decode_share=share, seed=seed)
+    part = windows.part(held_out=False)
+    feeds = DecoderFeeds(asked.decoder, part.ids, decode_share=share, seed=seed, sources=part.sources)
     return replace(state, windows=windows, request=replace(state.request, data=feeds, verify=False))
+
+
+@stage(needs=("texts", "folder"))
+def quantize_encoder(state: DecoderState, options: RunOptions) -> DecoderState:
+    """Quantize the encoder of the decoder by the same recipe, if there is one.
+
+    Raises:
+        SbonnxError: as the stages of `sbonnx.pipeline`.
+    """
+    decoder, windows = state.decoding.decoder, state.windows
+    if decoder.encoder is None:
+        return state
+    path = decoder.encoder.model
+    data = None if windows is None else windows.part(held_out=False).sources
+    output = state.place.parent / path.relative_to(decoder.model.parent)
+    request, _ = searched(
+        replace(state.request, model=path, data=data, output=output, verify=False), progress=options.progress
+    )
+    report = pipeline.run(pipeline.STAGES, PipelineState.of(request), options).report
+    return replace(state, encoded=report)
 
 
 @stage(needs=("texts",))
@@ -181,10 +205,17 @@ def evaluate_decoder(state: DecoderState, options: RunOptions) -> DecoderState:
     asked, windows = state.decoding, state.windows
     if windows is None:
         return state
-    decoder, ids = asked.decoder, windows.ids
+    decoder = asked.decoder
     if asked.target is not None:
-        decoder, ids = state.written(), windows.held_out
-    evaluation = evaluate_windows(decoder, ids, against=asked.reference, limits=asked.limits, latency=asked.latency)
+        decoder, windows = state.written(), windows.part(held_out=True)
+    evaluation = evaluate_windows(
+        decoder,
+        windows.ids,
+        against=asked.reference,
+        limits=asked.limits,
+        latency=asked.latency,
+        sources=windows.sources,
+    )
     return replace(state, evaluation=evaluation)
 
 
@@ -194,6 +225,7 @@ def report_decoder(state: DecoderState, options: RunOptions) -> DecoderState:
     asked, windows = state.decoding, state.windows
     assert asked.target is not None
     report = state.report if state.search is None else state.search.added_to(state.report)
+    report = report if state.encoded is None else report.joined(state.encoded)
     notes = [*report.notes, *state.copied]
     if windows is None:
         notes.append(NO_TEXTS)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
-from itertools import islice
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any, Final, final
 
 import numpy as np
 
+from sbonnx.calib.data import Feed
 from sbonnx.errors import DataError, ModelError
+from sbonnx.llm.encoders.encoder import EncoderSession
 from sbonnx.llm.layout import CACHE_LENGTH, Decoder
 from sbonnx.spec import Array
 from sbonnx.system.input_files import native_source
@@ -27,7 +29,7 @@ differ in the last bits, and a decoder that is larger than the memory runs at th
 """
 
 Cache = Mapping[str, Array]
-"""Caches and states by the name of the past input."""
+"""Caches and states by the name of the past input, and what the encoder computed by the name of the input."""
 
 COUNT: Final = ""
 """Key of the number of tokens in a `Cache` that has states only, whose sizes do not tell it."""
@@ -38,12 +40,11 @@ def decoder_feed(decoder: Decoder, ids: Array, cache: Cache | None = None) -> di
 
     Args:
         ids: token ids, (batch, length).
-        cache: of the tokens before; None: there are none, and the caches have length 0.
+        cache: of the tokens before; None: there are none, and the caches have length 0. With an encoder, it has at
+            least what that computed, see `DecoderSession.begin`.
     """
     batch, length = ids.shape
-    empty = cache is None
-    if cache is None:
-        cache = {tensor.past: tensor.empty(batch) for tensor in decoder.carried}
+    cache = {**{tensor.past: tensor.empty(batch) for tensor in decoder.carried}, **(cache or {})}
     done = _tokens_in(decoder, cache)
     feed = {decoder.tokens: ids if decoder.embedder is None else embedded(decoder.embedder, ids)}
     if decoder.mask is not None:
@@ -53,7 +54,7 @@ def decoder_feed(decoder: Decoder, ids: Array, cache: Cache | None = None) -> di
     feed |= dict(decoder.constants)
     feed = {name: values.astype(decoder.types[name], copy=False) for name, values in feed.items()}
     if decoder.branch is not None:
-        feed[decoder.branch] = np.array([not empty], decoder.types[decoder.branch])
+        feed[decoder.branch] = np.array([done > 0], decoder.types[decoder.branch])
     return {**feed, **{name: values for name, values in cache.items() if name != COUNT}}
 
 
@@ -88,7 +89,8 @@ def _embedder(model: Path) -> Any:
 def _tokens_in(decoder: Decoder, cache: Cache) -> int:
     """Return the number of tokens before."""
     if decoder.cache:
-        return int(cache[decoder.cache[0].past].shape[CACHE_LENGTH])
+        first = cache.get(decoder.cache[0].past)
+        return 0 if first is None else int(first.shape[CACHE_LENGTH])
     return int(cache[COUNT]) if COUNT in cache else 0
 
 
@@ -148,6 +150,7 @@ class DecoderSession:
         except Exception as error:  # onnxruntime's own exceptions share no base class
             raise ModelError(f"onnxruntime refuses '{decoder.model}': {reason(error)}") from error
         self._adapter = ActiveAdapter(decoder.adapter)
+        self._encoder = None if decoder.encoder is None else EncoderSession(decoder.encoder, threads=threads)
         self._outputs = [decoder.logits, *(tensor.present for tensor in decoder.carried)]
 
     def __call__(self, ids: Array, cache: Cache | None = None) -> tuple[Array, Cache]:
@@ -163,16 +166,28 @@ class DecoderSession:
         logits, *caches = self._run(self._outputs, ids, cache)
         return logits, self._after(caches, ids, cache)
 
-    def prefill(self, ids: Array) -> Cache:
-        """Return the caches after tokens."""
-        return self._after(self._run(self._outputs[1:], ids, None), ids, None)
+    def begin(self, source: Feed | None) -> Cache | None:
+        """Return the cache before the first token: what the encoder computes; None without an encoder.
+
+        Args:
+            source: inputs of the encoder.
+        """
+        return None if self._encoder is None or source is None else self._encoder(source)
+
+    def prefill(self, ids: Array, before: Cache | None = None) -> Cache:
+        """Return the caches after tokens; `before` is what `begin` returns."""
+        return self._after(self._run(self._outputs[1:], ids, before), ids, before)
 
     def _after(self, caches: list[Any], ids: Array, cache: Cache | None) -> Cache:
         """Return the caches and states after tokens."""
-        decoder = self.decoder
+        decoder, cache = self.decoder, cache or {}
         after = {tensor.past: values for tensor, values in zip(decoder.carried, caches, strict=True)}
+        if decoder.encoder is not None:
+            first = _tokens_in(decoder, cache) == 0  # a merged decoder computes the others in its first run only
+            names = decoder.encoder.inputs | (set() if first else {tensor.past for tensor in decoder.cross})
+            after |= {name: cache[name] for name in names}
         if decoder.states and not decoder.cache:
-            after[COUNT] = np.asarray(_tokens_in(decoder, cache or {}) + ids.shape[1])
+            after[COUNT] = np.asarray(_tokens_in(decoder, cache) + ids.shape[1])
         return after
 
     def _run(self, outputs: list[str], ids: Array, cache: Cache | None) -> list[Any]:
@@ -184,7 +199,9 @@ class DecoderSession:
             raise DataError(f"'{self.decoder.model}' cannot run {ids.shape[1]} tokens: {reason(error)}") from error
         return values
 
-    def pieces(self, ids: Array, size: int | None = None, *, first: int | None = None) -> Iterator[tuple[int, Array]]:
+    def pieces(
+        self, ids: Array, size: int | None = None, *, first: int | None = None, source: Feed | None = None
+    ) -> Iterator[tuple[int, Array]]:
         """Yield (position, logits) for pieces of a window; the caches carry over from piece to piece.
 
         Args:
@@ -192,29 +209,31 @@ class DecoderSession:
             size: tokens of a piece; None: `piece`. Without a cache, the window is one
                 piece.
             first: tokens of the first piece, if it differs.
+            source: inputs of the encoder, if there is one.
 
         Returns:
             Position of the first token, and float32 logits, (tokens, vocabulary).
         """
         size = self.piece if size is None else size
         end = len(ids) if not self.decoder.carried else (first or size)
-        begin, cache = 0, None
+        begin, cache = 0, self.begin(source)
         while begin < len(ids):
             logits, cache = self(ids[None, begin:end], cache)
             yield begin, np.asarray(logits[0], np.float32)
             begin, end = end, end + size
 
-    def greedy(self, prompt: Array, count: int) -> list[int]:
+    def greedy(self, prompt: Array, count: int, source: Feed | None = None) -> list[int]:
         """Return the next `count` tokens, each the most likely one.
 
         Args:
             prompt: (length,).
+            source: inputs of the encoder, if there is one.
         """
-        return list(islice(self.decode(prompt), count))
+        return list(islice(self.decode(prompt, source), count))
 
-    def decode(self, prompt: Array) -> Iterator[int]:
+    def decode(self, prompt: Array, source: Feed | None = None) -> Iterator[int]:
         """Yield the next tokens without end, each the most likely one; see `greedy`."""
-        ids, cache = prompt[None], None
+        ids, cache = prompt[None], self.begin(source)
         while True:
             logits, after = self(ids, cache)
             chosen = int(np.argmax(logits[0, -1]))
@@ -224,3 +243,12 @@ class DecoderSession:
                 ids, cache = token, after
             else:
                 ids = np.concatenate([ids, token], axis=1)
+
+
+def rows_of(ids: Array, sources: Iterable[Feed] | None) -> Iterator[tuple[Array, Feed | None]]:
+    """Yield windows, (length,), without the padding at their ends, each with the inputs of the encoder, if any.
+
+    Args:
+        ids: (windows, length); padding is negative.
+    """
+    yield from zip((row[row >= 0] for row in ids), repeat(None) if sources is None else sources, strict=False)

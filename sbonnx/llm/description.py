@@ -77,6 +77,7 @@ class DecoderFacts:
         quantized: whether weights are quantized.
         ties: how embedding and head share a weight.
         tokenizer: the tokenizer; null: none.
+        encoder: the file of the encoder; null: none.
         blocks: the blocks.
         parts: weights by part.
     """
@@ -94,6 +95,7 @@ class DecoderFacts:
     quantized: bool
     ties: str
     tokenizer: str | None
+    encoder: str | None
     blocks: tuple[DecoderBlock, ...]
     parts: tuple[DecoderPart, ...]
 
@@ -126,6 +128,7 @@ def describe(decoder: Decoder) -> DecoderFacts:
         quantized=structure.quantized,
         ties=decoder.ties,
         tokenizer=None if decoder.tokenizer is None else str(decoder.tokenizer),
+        encoder=None if decoder.encoder is None else str(decoder.encoder.model),
         blocks=structure.blocks,
         parts=tuple(_part(name, list(weights)) for name, weights in parts),
     )

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import onnx
 
+from sbonnx.calib.data import Feed
 from sbonnx.errors import DataError, ModelError
 from sbonnx.graph import read_proto
-from sbonnx.llm.decoding import ActiveAdapter, DecoderSession, decoder_feed
+from sbonnx.llm.decoding import ActiveAdapter, DecoderSession, decoder_feed, rows_of
 from sbonnx.llm.generation import generate_with_genai
 from sbonnx.llm.layout import Decoder
 from sbonnx.llm.scores import TokenSums, log_softmax, score_windows
@@ -39,6 +40,9 @@ CACHE_TOLERANCE: Final = 0.01
 Rounding gives 1e-6 in float32, 1e-4 in float16, and less than 1e-3 with int8 activations.
 """
 
+Row = tuple[Array, Feed | None]
+"""A window without padding, and the inputs of the encoder, if there is one."""
+
 
 @dataclass(frozen=True)
 class DecoderLimits:
@@ -65,22 +69,25 @@ def evaluate_windows(
     against: Decoder | None = None,
     limits: DecoderLimits | None = None,
     latency: bool = True,
+    sources: Sequence[Feed] | None = None,
 ) -> DecoderEvaluation:
     """Evaluate a decoder on windows of token ids; see `sbonnx.llm.evaluate`.
 
     Args:
         ids: int64, (windows, length).
+        sources: inputs of the encoder, by window; None without an encoder.
 
     Raises:
         DataError: vocabularies differ, or a model cannot run the tokens.
     """
     limits = limits or DecoderLimits()
     _require_alike(decoder, against)
-    score = sum(score_windows(ids, decoder, against), TokenSums())
-    greedy, continuation = ((), 0) if against is None else _divergence(ids, decoder, against)
-    cached, uncached = _through_caches(ids[:CACHED_WINDOWS], decoder)
+    rows = list(rows_of(ids, sources))
+    score = sum(score_windows(ids, decoder, against, sources=sources), TokenSums())
+    greedy, continuation = ((), 0) if against is None else _divergence(rows, decoder, against)
+    cached, uncached = _through_caches(rows[:CACHED_WINDOWS], decoder)
     problems = list(_problems(score, limits, against is not None, cached, uncached))
-    if problems and against is not None:
+    if problems and against is not None and decoder.encoder is None:
         problems.extend(_begin(decoder, against, ids[0]))
     notes = (
         []
@@ -90,8 +97,9 @@ def evaluate_windows(
     speed: tuple[DecodingSpeed, ...] = ()
     memory: tuple[int | None, int | None] = (None, None)
     if latency:
-        speed = compare_speed(decoder, against, ids[0])
-        memory = (None if against is None else peak_memory(against, ids[0]), peak_memory(decoder, ids[0]))
+        speed = compare_speed(decoder, against, *rows[0])
+        if decoder.encoder is None:
+            memory = (None if against is None else peak_memory(against, ids[0]), peak_memory(decoder, ids[0]))
     else:
         notes.append(Note("speed-not-measured", "speed and memory were not measured"))
     return DecoderEvaluation(
@@ -111,7 +119,7 @@ def evaluate_windows(
         memory=memory,
         bytes=(None if against is None else against.bytes, decoder.bytes),
         cache_bytes=(None if against is None else against.token_bytes, decoder.token_bytes),
-        genai=generate_with_genai(decoder, ids[0]) if decoder.format == "genai" else None,
+        genai=generate_with_genai(decoder, ids[0]) if decoder.format == "genai" and sources is None else None,
         problems=tuple(problems),
         notes=tuple(notes),
     )
@@ -125,13 +133,20 @@ def _require_alike(decoder: Decoder, against: Decoder | None) -> None:
         )
 
 
-def _divergence(ids: Array, decoder: Decoder, against: Decoder) -> tuple[tuple[int, ...], int]:
-    """Return tokens until the first difference by prompt, and the number of tokens generated."""
-    length = max(1, ids.shape[1] // PROMPT_SHARE)
+def _divergence(rows: Sequence[Row], decoder: Decoder, against: Decoder) -> tuple[tuple[int, ...], int]:
+    """Return tokens until the first difference by prompt, and the number of tokens generated.
+
+    The windows of an encoder-decoder are what the float model generates, up to the end of the text: a prompt is the
+    first token, and a text that ends without a difference counts as the number of tokens generated.
+    """
+    whole = decoder.encoder is not None
+    length = 1 if whole else max(1, len(rows[0][0]) // PROMPT_SHARE)
     contexts = [model.context for model in (decoder, against) if model.context]
     count = min([CONTINUATION, *(context - length for context in contexts)])
-    prompts = ids[:PROMPTS, :length]
-    floats, tokens = (_greedy(model, prompts, count, mapped=model is against) for model in (against, decoder))
+    prompts = [
+        (row[:length], source, min(count, len(row) - length) if whole else count) for row, source in rows[:PROMPTS]
+    ]
+    floats, tokens = (_greedy(model, prompts, mapped=model is against) for model in (against, decoder))
     lengths = []
     for pair in zip(tokens, floats, strict=True):
         pairs = zip(*pair, strict=True)
@@ -139,24 +154,24 @@ def _divergence(ids: Array, decoder: Decoder, against: Decoder) -> tuple[tuple[i
     return tuple(lengths), count
 
 
-def _greedy(decoder: Decoder, prompts: Array, count: int, *, mapped: bool) -> list[list[int]]:
+def _greedy(decoder: Decoder, prompts: Sequence[tuple[Array, Feed | None, int]], *, mapped: bool) -> list[list[int]]:
     """Return the tokens that follow each prompt. The session is closed before this returns."""
     session = DecoderSession(decoder, mapped=mapped)
-    return [session.greedy(prompt, count) for prompt in prompts]
+    return [session.greedy(prompt, count, source) for prompt, source, count in prompts]
 
 
-def _through_caches(ids: Array, decoder: Decoder) -> tuple[float | None, float | None]:
+def _through_caches(rows: Sequence[Row], decoder: Decoder) -> tuple[float | None, float | None]:
     """Return the perplexities token by token after a prompt, and at once; (None, None) without caches."""
     if not decoder.carried:
         return None, None
     session = DecoderSession(decoder)
     losses = [0.0, 0.0]
-    for row in ids:
+    for row, source in rows:
         for which, (size, first) in enumerate(((1, max(1, len(row) // PROMPT_SHARE)), (len(row), None))):
-            for begin, logits in session.pieces(row, size, first=first):
+            for begin, logits in session.pieces(row, size, first=first, source=source):
                 following = row[begin + 1 : begin + 1 + len(logits)]
                 losses[which] -= float(log_softmax(logits)[np.arange(len(following)), following].sum())
-    count = len(ids) * (ids.shape[1] - 1)
+    count = sum(len(row) - 1 for row, _ in rows)
     return float(np.exp(losses[0] / count)), float(np.exp(losses[1] / count))
 
 

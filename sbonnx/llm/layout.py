@@ -18,6 +18,7 @@ import onnx
 from sbonnx.errors import MissingModelError, ModelError
 from sbonnx.graph.protos import sort_protos
 from sbonnx.graph.storage.model_file import open_model
+from sbonnx.llm.encoders.encoder import Encoder
 from sbonnx.llm.structure import DecoderStructure, read_structure
 from sbonnx.spec import Array
 from sbonnx.system.input_files import read_json
@@ -30,21 +31,29 @@ TOKENIZER: Final = "tokenizer.json"
 TOKENIZER_CONFIG: Final = "tokenizer_config.json"
 SENTENCEPIECE: Final = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 
+WITH_PAST: Final = "decoder_with_past_model.onnx"
 MODEL_NAMES: Final = (
     "model.onnx",
     "decoder_model_merged.onnx",
     "model_merged.onnx",
-    "decoder_with_past_model.onnx",
+    WITH_PAST,
     "decoder_model.onnx",
 )
 """File names of decoders in folders without genai_config.json, in order of preference."""
 
+ENCODER_NAME: Final = "encoder_model.onnx"
+"""File name of the encoder beside a decoder that reads its states."""
+
 SUBFOLDERS: Final = ("", "onnx")
 """Places of the model in an optimum folder: newer repositories keep the weights in a subfolder."""
 
-TOKENS: Final = ("input_ids", "tokens", "input_tokens")
+TOKENS: Final = ("input_ids", "decoder_input_ids", "tokens", "input_tokens")
 EMBEDDED: Final = ("inputs_embeds", "input_embeds")
-MASK: Final = ("attention_mask", "mask")
+MASK: Final = ("attention_mask", "decoder_attention_mask", "mask")
+ENCODED: Final = ("encoder_hidden_states",)
+ENCODED_MASK: Final = ("encoder_attention_mask",)
+STATES: Final = ("last_hidden_state", "encoder_hidden_states", "hidden_states")
+"""Outputs of an encoder that `ENCODED` takes."""
 POSITIONS: Final = ("position_ids", "positions")
 BRANCH: Final = ("use_cache_branch",)
 LOGITS: Final = ("logits", "lm_logits", "output_logits")
@@ -61,6 +70,8 @@ CACHE_KINDS: Final = {"k": "key", "v": "value"}
 """Kinds by their first letter. The last one in a name counts: past_key_values.0.value is a value."""
 STATE: Final = re.compile(r"(?:^|[._/])((?:conv|ssm|recurrent)(?:_state)?)s?(?=[._/]|$)")
 """Kinds of states of fixed size: inputs of a causal convolution, sums of a linear attention or scan."""
+CROSS: Final = re.compile(r"(?:^|[._/])(?:encoder|cross)(?=[._/])")
+"""Caches of the keys and values of the encoder's states, which do not change from token to token."""
 LAYER: Final = re.compile(r"\d+")
 
 OTHERS: Final = "for models that are no decoders there are sbonnx inspect and sbonnx quantize"
@@ -75,7 +86,15 @@ SIZE_KEYS: Final = {
     "kv_heads": ("num_key_value_heads", "num_kv_heads"),
     "head_size": ("head_dim", "head_size"),
     "layers": ("num_hidden_layers", "n_layer", "n_layers"),
-    "context": ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length", "context_length"),
+    "context": (
+        "max_target_positions",
+        "max_position_embeddings",
+        "n_positions",
+        "n_ctx",
+        "max_seq_len",
+        "seq_length",
+        "context_length",
+    ),
     "vocabulary": ("vocab_size",),
 }
 """Keys of config.json, by the field of `Decoder`."""
@@ -170,6 +189,8 @@ class Decoder:
         cache: caches, sorted by layer and kind; empty for a decoder without a cache.
         states: states of fixed size, sorted in the same way.
         embedder: model that computes the input `tokens` from token ids; None: `tokens` are token ids.
+        cross: caches of the keys and values of the encoder's states, which the first run computes.
+        encoder: model that computes further inputs of the decoder from a text, sound or image; None: there is none.
         position_axes: leading axes of the positions: (3,) for positions in time, height and width, which are equal for
             text; () for (batch, length).
         layers, hidden, heads, kv_heads, head_size, vocabulary, context: sizes; None if neither the file nor the
@@ -196,6 +217,8 @@ class Decoder:
     structure: DecoderStructure
     constants: Mapping[str, Array] = field(default_factory=dict)
     states: tuple[StateTensor, ...] = ()
+    cross: tuple[CacheTensor, ...] = ()
+    encoder: Encoder | None = None
     position_axes: tuple[int, ...] = ()
     embedder: Path | None = None
     layers: int | None = None
@@ -214,7 +237,7 @@ class Decoder:
     @property
     def carried(self) -> tuple[CacheTensor | StateTensor, ...]:
         """Caches and states: what a run passes to the next one."""
-        return (*self.cache, *self.states)
+        return (*self.cache, *self.states, *self.cross)
 
     @property
     def token_bytes(self) -> int:
@@ -223,8 +246,9 @@ class Decoder:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The model file and its external data."""
-        return (self.model, *self.data)
+        """The model file, that of the encoder, and their external data."""
+        encoder = () if self.encoder is None else (self.encoder.model, *self.encoder.data)
+        return (self.model, *self.data, *encoder)
 
     @property
     def bytes(self) -> int:
@@ -248,6 +272,7 @@ class _Place:
         past, present: patterns of names of caches, by the output or input.
         roles: names of inputs and outputs by role.
         embedder: file of the model that embeds token ids, if the decoder reads embeddings; None: there is none.
+        encoder: file of the encoder, if the decoder reads its states; None: there is none.
     """
 
     format: Format
@@ -259,6 +284,7 @@ class _Place:
     present: tuple[str, ...] = PRESENT
     roles: Mapping[str, str] = field(default_factory=dict)
     embedder: Path | None = None
+    encoder: Path | None = None
 
 
 def read_decoder(
@@ -307,7 +333,8 @@ def _place(path: Path) -> _Place:
                 return genai
         config = next((file for file in (near / CONFIG, near.parent / CONFIG) if file.is_file()), None)
         sizes, tied = ({}, False) if config is None else _sizes(_json(config))
-        return _Place("file", None, path, sizes, tied)
+        encoder = path.parent / ENCODER_NAME
+        return _Place("file", None, path, sizes, tied, encoder=encoder if encoder.is_file() else None)
     if not path.is_dir():
         raise MissingModelError(f"'{path}' does not exist: give the folder of an exported decoder, or its .onnx file")
     if (path / GENAI_CONFIG).is_file():
@@ -353,8 +380,7 @@ def _genai(folder: Path) -> _Place:
         "positions": inputs.get("position_ids"),
         "logits": outputs.get("logits"),
     }
-    embedding = _section(folder, model, "embedding").get("filename")
-    embedder = folder / embedding if isinstance(embedding, str) and _is_inside(folder, embedding) else None
+    embedder, encoder = (_component(folder, model, part) for part in ("embedding", "encoder"))
     return _Place(
         "genai",
         folder,
@@ -363,8 +389,16 @@ def _genai(folder: Path) -> _Place:
         past=_patterns(inputs, "past_key_names", "past_value_names") or PAST,
         present=_patterns(outputs, "present_key_names", "present_value_names") or PRESENT,
         roles={role: given for role, given in named.items() if isinstance(given, str)},
-        embedder=embedder if embedder is not None and embedder.is_file() else None,
+        embedder=embedder,
+        encoder=encoder,
     )
+
+
+def _component(folder: Path, model: Mapping[str, Any], part: str) -> Path | None:
+    """Return the file of another model that genai_config.json names; None if there is none in the folder."""
+    name = _section(folder, model, part).get("filename")
+    path = folder / name if isinstance(name, str) and _is_inside(folder, name) else None
+    return path if path is not None and path.is_file() else None
 
 
 def _is_inside(folder: Path, name: str) -> bool:
@@ -427,7 +461,11 @@ def _optimum(folder: Path) -> _Place:
     for name in MODEL_NAMES:
         for sub in SUBFOLDERS:
             if (folder / sub / name).is_file():
-                return _Place("optimum", folder, folder / sub / name, sizes, tied)
+                encoder = folder / sub / ENCODER_NAME
+                if not encoder.is_file():
+                    return _Place("optimum", folder, folder / sub / name, sizes, tied)
+                if name != WITH_PAST:  # its caches of the encoder's states are computed by another file
+                    return _Place("optimum", folder, folder / sub / name, sizes, tied, encoder=encoder)
     models = sorted(path for sub in SUBFOLDERS for path in (folder / sub).glob("*.onnx"))
     if len(models) != 1:
         names = ", ".join(path.name for path in models[:5]) or "none"
@@ -517,10 +555,16 @@ def _read_graph(place: _Place, graph: onnx.GraphProto, data: tuple[Path, ...]) -
         if name is not None and len(shape) != 2 and not (name == positions and len(shape) == 3 and shape[0]):
             raise ModelError(f"input '{name}' of '{place.model}' has the shape {shape}; known is (batch, length)")
     keep = {name: np.zeros([dim or 1 for dim in _dims(inputs[name])], np.int64) for name in KEEP_ALL if name in inputs}
-    rest = [name for name in inputs if name not in {tokens, mask, positions, branch, *keep}]
+    encoder = _encoder(place, inputs, outputs)
+    known = {tokens, mask, positions, branch, *keep, *(() if encoder is None else encoder.inputs)}
+    rest = [name for name in inputs if name not in known]
     states = _states(place, [inputs[name] for name in rest if STATE.search(name)], outputs)
-    cache = _caches(place, [inputs[name] for name in rest if not STATE.search(name)], outputs)
-    carried: tuple[CacheTensor | StateTensor, ...] = (*cache, *states)
+    caches = [inputs[name] for name in rest if not STATE.search(name)]
+    cache, cross = (
+        _caches(place, [value for value in caches if bool(CROSS.search(value.name)) is wanted], outputs)
+        for wanted in (False, True)
+    )
+    carried: tuple[CacheTensor | StateTensor, ...] = (*cache, *states, *cross)
     structure = read_structure(graph, tokens, logits, {tensor.past: tensor.layer for tensor in carried})
     merged = branch is not None and any(node.op_type == "If" for node in graph.node)
     kv_heads = cache[0].heads if cache else None
@@ -542,6 +586,8 @@ def _read_graph(place: _Place, graph: onnx.GraphProto, data: tuple[Path, ...]) -
         structure=structure,
         constants=keep,
         states=states,
+        cross=cross,
+        encoder=encoder,
         position_axes=position_axes,
         embedder=embedder,
         layers=len({tensor.layer for tensor in carried}) or sizes.get("layers"),
@@ -555,6 +601,41 @@ def _read_graph(place: _Place, graph: onnx.GraphProto, data: tuple[Path, ...]) -
         eos=sizes.get("eos", ()),
         ties="shared" if structure.tied else "stored twice" if place.tied else "no",
     )
+
+
+def _encoder(
+    place: _Place, inputs: Mapping[str, onnx.ValueInfoProto], outputs: Mapping[str, onnx.ValueInfoProto]
+) -> Encoder | None:
+    """Return the encoder of a decoder that reads its states, or caches that no run of the decoder computes.
+
+    Raises:
+        ModelError: the encoder is missing, cannot be read, or has no such output.
+    """
+    encoded, mask = _role(place, "encoded", ENCODED, inputs), _role(place, "encoded mask", ENCODED_MASK, inputs)
+    computed = dict(_by_layer(filter(CROSS.search, outputs), PRESENT))
+    crossing = [(slot, name) for slot, name in _by_layer(filter(CROSS.search, inputs), PAST) if slot not in computed]
+    if encoded is None and not crossing:
+        return None
+    if place.encoder is None:
+        raise ModelError(
+            f"input '{encoded or crossing[0][1]}' of '{place.model}' takes what an encoder computes, and there is no "
+            f"{ENCODER_NAME} beside it: give the folder of the export"
+        )
+    opened = open_model(place.encoder)
+    names = [value.name for value in opened.model.graph.output]
+    presents = dict(_by_layer(names, PRESENT))
+    taken = {name: presents.get(slot) for slot, name in crossing}
+    if encoded is not None:
+        taken = {encoded: next((name for name in STATES if name in names), names[0]), **taken}
+    given = {name: output for name, output in taken.items() if output is not None}
+    if len(given) < len(taken):
+        missing = next(name for name in taken if name not in given)
+        raise ModelError(
+            f"'{place.encoder}' has no output for input '{missing}' of '{place.model}'; has: {_few(names)}"
+        )
+    types = {name: _dtype(inputs[name]) for name in (*given, *([] if mask is None else [mask]))}
+    data = tuple(file for file in opened.files if file != place.encoder)
+    return Encoder(place.encoder, data, given, mask, types, place.folder or place.model.parent)
 
 
 def _role(place: _Place, role: str, usual: Sequence[str], names: Iterable[str]) -> str | None:
@@ -603,10 +684,12 @@ def _caches(
     Raises:
         ModelError: an input is no cache by its name, has no output, or caches differ in shape or type.
     """
-    presents = dict(_by_layer(outputs, place.present))
+    crossing = any(CROSS.search(value.name) for value in inputs)
+    past, present = (PAST, PRESENT) if crossing else (place.past, place.present)
+    presents = dict(_by_layer((name for name in outputs if bool(CROSS.search(name)) is crossing), present))
     caches = []
     for value in inputs:
-        slot = next((slot for slot, name in _by_layer([value.name], place.past) if name == value.name), None)
+        slot = next((slot for slot, name in _by_layer([value.name], past) if name == value.name), None)
         if slot is None:
             raise ModelError(
                 f"input '{value.name}' of '{place.model}' is neither tokens, mask, positions nor a cache by its name: "

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import IO, Final, final
 
 import numpy as np
 
+from sbonnx.calib.data import Feed
 from sbonnx.calib.storage.spill_file import spill_folder
 from sbonnx.errors import OutputError
-from sbonnx.llm.decoding import DecoderSession
+from sbonnx.llm.decoding import DecoderSession, rows_of
 from sbonnx.llm.layout import Decoder
 from sbonnx.spec import Array
 
@@ -56,7 +57,12 @@ class TokenSums:
 
 
 def score_windows(
-    ids: Array, decoder: Decoder, against: Decoder | None = None, *, threads: int | None = None
+    ids: Array,
+    decoder: Decoder,
+    against: Decoder | None = None,
+    *,
+    threads: int | None = None,
+    sources: Sequence[Feed] | None = None,
 ) -> Iterator[TokenSums]:
     """Yield the sums of each window. One session is open at a time, and logits of one piece are in memory.
 
@@ -65,31 +71,33 @@ def score_windows(
         decoder: the decoder that is scored.
         against: the float decoder, of the same vocabulary; None: its figures are 0.
         threads: threads inside operators; None: number of cores.
+        sources: inputs of the encoder, by window; None without an encoder.
 
     Raises:
         ModelError: a model cannot be opened.
         DataError: a model cannot run the tokens.
         OutputError: the folder of temporary files has no room for the logits of float.
     """
+    rows = list(rows_of(ids, sources))
     if against is None:
         session = DecoderSession(decoder, threads=threads)
-        for row in ids:
-            yield _score_window(row, session, None)
+        for row, source in rows:
+            yield _score_window(row, source, session, None)
         return
     step = max(1, SCRATCH // (4 * ids.shape[1] * (against.vocabulary or 1)))
     for first in range(0, len(ids), step):
-        some = ids[first : first + step]
+        some = rows[first : first + step]
         with _scratch() as file:
             logits = _Logits(file)
             session = DecoderSession(against, threads=threads, mapped=True)
-            for row in some:
-                for _, values in session.pieces(row):
+            for row, source in some:
+                for _, values in session.pieces(row, source=source):
                     logits.append(values)
             del session  # before the other is opened
             logits.rewind()
             session = DecoderSession(decoder, threads=threads)
-            for row in some:
-                yield _score_window(row, session, logits)
+            for row, source in some:
+                yield _score_window(row, source, session, logits)
             del session
 
 
@@ -141,9 +149,9 @@ class _Logits:
         return np.frombuffer(read, np.float32).reshape(positions, self._width)
 
 
-def _score_window(ids: Array, session: DecoderSession, floats: _Logits | None) -> TokenSums:
+def _score_window(ids: Array, source: Feed | None, session: DecoderSession, floats: _Logits | None) -> TokenSums:
     total = TokenSums()
-    for begin, logits in session.pieces(ids):
+    for begin, logits in session.pieces(ids, source=source):
         compared = None if floats is None else log_softmax(floats.read(len(logits)))
         total += _sums(ids, begin, log_softmax(logits), compared)
     return total

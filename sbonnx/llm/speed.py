@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from sbonnx.calib.data import Feed
 from sbonnx.errors import DeviceError
 from sbonnx.llm.decoding import DecoderSession
 from sbonnx.llm.layout import Decoder, read_decoder
@@ -40,21 +41,28 @@ DECODED: Final = 16
 """Tokens that are decoded one by one in a round."""
 
 
-def compare_speed(decoder: Decoder, against: Decoder | None, ids: Array) -> tuple[DecodingSpeed, ...]:
+def compare_speed(
+    decoder: Decoder, against: Decoder | None, ids: Array, source: Feed | None = None
+) -> tuple[DecodingSpeed, ...]:
     """Measure speed with one thread and with all, in turn with the float decoder, token by token.
 
     Models of more than `TOGETHER` bytes are measured one after the other, so that one is open at a time.
 
     Args:
         ids: tokens of the prompt, (length,); at most the first 128 are used.
+        source: inputs of the encoder, if there is one; its time is part of that of the first token.
     """
     decoded = DECODED if decoder.context is None else min(DECODED, decoder.context - 1)
     limit = PROMPT if decoder.context is None else min(PROMPT, decoder.context - decoded)
     prompt = ids[: max(1, limit)]
-    return tuple(_speed(decoder, against, prompt, decoded, threads) for threads in dict.fromkeys((1, cores())))
+    return tuple(
+        _speed(decoder, against, (prompt, source), decoded, threads) for threads in dict.fromkeys((1, cores()))
+    )
 
 
-def _speed(decoder: Decoder, against: Decoder | None, prompt: Array, decoded: int, threads: int) -> DecodingSpeed:
+def _speed(
+    decoder: Decoder, against: Decoder | None, start: tuple[Array, Feed | None], decoded: int, threads: int
+) -> DecodingSpeed:
     decoders = [model for model in (against, decoder) if model is not None]
     together = sum(model.bytes for model in decoders) <= TOGETHER
     load = OtherLoad()
@@ -62,24 +70,24 @@ def _speed(decoder: Decoder, against: Decoder | None, prompt: Array, decoded: in
     tokens: list[list[float]] = []
     for some in [decoders] if together else [[model] for model in decoders]:
         sessions = [DecoderSession(model, threads=threads) for model in some]
-        timed = [_timed(sessions, prompt, decoded) for _ in range(ROUNDS)]
+        timed = [_timed(sessions, start, decoded) for _ in range(ROUNDS)]
         del sessions  # before the next are opened
         for which in range(len(some)):
             first.append([model[which][0] for model in timed])
             tokens.append([ms for model in timed for ms in model[which][1:]])
     busy, own = load.busy, (median(first[-1]), 1000 / median(tokens[-1]))
     if against is None:
-        return DecodingSpeed(threads, len(prompt), *own, busy=busy)
+        return DecodingSpeed(threads, len(start[0]), *own, busy=busy)
     latency = latency_of(tokens[0], tokens[1], busy=busy)
     is_known = latency.interval != UNKNOWN and (together or not busy)
     interval = latency.interval if is_known else None
     before = median(first[0]), 1000 / median(tokens[0])
-    return DecodingSpeed(threads, len(prompt), *own, *before, latency.ratio, interval, busy)
+    return DecodingSpeed(threads, len(start[0]), *own, *before, latency.ratio, interval, busy)
 
 
-def _timed(sessions: Sequence[DecoderSession], prompt: Array, decoded: int) -> list[list[float]]:
+def _timed(sessions: Sequence[DecoderSession], start: tuple[Array, Feed | None], decoded: int) -> list[list[float]]:
     """Return the milliseconds until the first token, and of each further one, by session."""
-    runs = [partial(next, session.decode(prompt)) for session in sessions]
+    runs = [partial(next, session.decode(*start)) for session in sessions]
     return in_turn(runs, seconds=math.inf, most=1 + decoded)
 
 

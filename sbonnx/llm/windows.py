@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import compress, islice
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -16,7 +16,8 @@ from sbonnx.calib.data import Feed
 from sbonnx.calib.data.objects import rank
 from sbonnx.calib.data.stored_arrays import StoredArray, open_stored
 from sbonnx.errors import DataError, RecipeError
-from sbonnx.llm.decoding import DecoderSession, decoder_feed
+from sbonnx.llm.decoding import DecoderSession, decoder_feed, rows_of
+from sbonnx.llm.encoders.sources import read_sources
 from sbonnx.llm.layout import Decoder
 from sbonnx.llm.token_texts import Texts, TextTokenizer, read_documents
 from sbonnx.spec import Array
@@ -39,10 +40,12 @@ class TokenWindows:
     """Windows of token ids, in the order of the texts.
 
     Attributes:
-        ids: int64, (windows, length).
+        ids: int64, (windows, length); -1 after the end of a text that the float encoder-decoder generated.
+        sources: inputs of the encoder, by window; None without an encoder.
     """
 
     ids: Array
+    sources: tuple[Feed, ...] | None = None
 
     @property
     def divided(self) -> bool:
@@ -52,18 +55,28 @@ class TokenWindows:
     @property
     def held_out(self) -> Array:
         """The windows for evaluation: every eighth, or all if there are fewer than eight."""
-        return self.ids[HELD_OUT - 1 :: HELD_OUT] if self.divided else self.ids
+        return self.part(held_out=True).ids
 
     @property
     def calibration(self) -> Array:
         """The other windows, or all if there are fewer than eight."""
-        kept = np.arange(len(self.ids)) % HELD_OUT != HELD_OUT - 1
-        return self.ids[kept] if self.divided else self.ids
+        return self.part(held_out=False).ids
+
+    def part(self, *, held_out: bool) -> TokenWindows:
+        """Return the windows that are held out for evaluation, or the other ones, with the inputs of the encoder."""
+        if not self.divided:
+            return self
+        chosen = (np.arange(len(self.ids)) % HELD_OUT == HELD_OUT - 1) == held_out
+        sources = None if self.sources is None else tuple(compress(self.sources, chosen))
+        return TokenWindows(self.ids[chosen], sources)
 
     def digest(self) -> str:
-        """Return the sha256 of shape and token ids."""
-        content = f"{self.ids.shape}".encode() + np.ascontiguousarray(self.ids, "<i8").tobytes()
-        return hashlib.sha256(content).hexdigest()
+        """Return the sha256 of shape and token ids, and of the inputs of the encoder."""
+        digest = hashlib.sha256(f"{self.ids.shape}".encode() + np.ascontiguousarray(self.ids, "<i8").tobytes())
+        for source in self.sources or ():
+            for name, values in source.items():
+                digest.update(f"{name} {values.dtype} {values.shape}".encode() + np.ascontiguousarray(values).tobytes())
+        return digest.hexdigest()
 
 
 def window_length(decoder: Decoder, window: int | None) -> int:
@@ -92,9 +105,11 @@ def read_windows(
     Texts are joined by the end-of-text token and cut, in order; every window begins with the beginning-of-text token if
     the tokenizer adds one. A remainder that fills no window is dropped, unless it is the only one.
 
+    An encoder-decoder gets a window for each sample of its encoder: the text that it generates, see `read_sources`.
+
     Args:
         texts: see `read_documents`; or windows of token ids: an integer array (windows, length), or an .npz file with
-            such an array "ids".
+            such an array "ids"; of an encoder-decoder, data of the encoder.
         window: length in tokens; None: see `window_length`. Ignored for windows of token ids.
         tokens: use at most this many.
 
@@ -102,6 +117,8 @@ def read_windows(
         DataError: the texts cannot be read, are too short, or have token ids that the model does not have.
         RecipeError: as `window_length`.
     """
+    if decoder.encoder is not None:
+        return TokenWindows(*read_sources(decoder, texts, window=window, tokens=tokens))
     ready = _ready(texts)
     if ready is not None:
         length = window_length(decoder, int(ready.shape[1]))
@@ -191,11 +208,21 @@ class DecoderFeeds:
         ids: int64, (windows, length).
         decode_share: share of the windows, 0 to 1.
         seed: of the choice of windows and positions.
+        sources: inputs of the float encoder, by window, whose outputs the feeds have; None without an encoder.
     """
 
-    def __init__(self, decoder: Decoder, ids: Array, *, decode_share: float = 0.0, seed: int = 0) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        ids: Array,
+        *,
+        decode_share: float = 0.0,
+        seed: int = 0,
+        sources: Sequence[Feed] | None = None,
+    ) -> None:
         self._decoder = decoder
         self._ids = ids
+        self._sources = sources
         self._share = decode_share if decoder.carried else 0.0
         self._seed = seed
 
@@ -203,13 +230,14 @@ class DecoderFeeds:
         return len(self._ids)
 
     def __iter__(self) -> Iterator[Feed]:
-        session = DecoderSession(self._decoder) if self._share else None
-        for number, ids in enumerate(self._ids):
+        session = DecoderSession(self._decoder) if self._share or self._sources is not None else None
+        for number, (ids, source) in enumerate(rows_of(self._ids, self._sources)):
+            before = None if session is None else session.begin(source)
             split = self._split(number, len(ids))
             if session is None or split is None:
-                yield decoder_feed(self._decoder, ids[None])
+                yield decoder_feed(self._decoder, ids[None], before)
                 continue
-            cache = session.prefill(ids[None, :split])
+            cache = session.prefill(ids[None, :split], before)
             yield decoder_feed(self._decoder, ids[None, split : split + 1], cache)
 
     def _split(self, number: int, length: int) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal
 
@@ -170,6 +170,23 @@ class Report(WithProblems, Result):
         beside = os.path.splitext(self.output)[0], os.path.splitext(output)[0]
         words = (word.replace(self.output, output).replace(*beside) for word in shlex.split(self.engine_command))
         return replace(self, output=output, engine_command=shlex.join(words))  # quoted again: the path may need it
+
+    def joined(self, other: Report) -> Report:
+        """Return the report with what was done to another model of the folder: counts, tensors, refusals, notes."""
+        counts = {
+            field.name: getattr(self.counts, field.name) + getattr(other.counts, field.name)
+            for field in fields(NodeCounts)
+        }
+        counts["samples"] = self.counts.samples
+        return replace(
+            self,
+            counts=NodeCounts(**counts),
+            sites=self.sites + other.sites,
+            applied=self.applied + other.applied,
+            refusals=self.refusals + other.refusals,
+            notes=tuple(dict.fromkeys(self.notes + other.notes)),
+            problems=tuple(dict.fromkeys(self.problems + other.problems)),
+        )
 
     @property
     def sqnr_db(self) -> float | None:

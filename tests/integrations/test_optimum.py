@@ -14,8 +14,9 @@ from sbonnx import graph as graphs
 from sbonnx.calib.data.dataset import read
 from sbonnx.cli import main
 from sbonnx.errors import DataError, ModelError, OutputError
-from sbonnx.integrations.decoder_feeds import TOKENS, EncoderDecoderFeeds, TokenIds
+from sbonnx.integrations.decoder_feeds import TOKENS, EncoderDecoderFeeds
 from sbonnx.integrations.optimum import ModelFolder, quantize_folder
+from sbonnx.llm.encoders.encoder import TokenIds
 from tests.support.models import model, run
 
 NET = """g (float[N,4] input_ids) => (float[N,8] last_hidden_state) {

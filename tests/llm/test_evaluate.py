@@ -162,7 +162,7 @@ class Clocked:
     def __init__(self, ticks: list[float], slow: float, clock: list[float]) -> None:
         self.ticks, self.slow, self.clock = ticks, slow, clock
 
-    def decode(self, prompt: Any) -> Iterator[int]:
+    def decode(self, prompt: Any, source: Any) -> Iterator[int]:
         for tick in self.ticks:
             self.clock[0] += tick * self.slow
             yield 0

@@ -91,11 +91,15 @@ def decoder_model(
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
 
 
-def merged_model(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a merged decoder: one If on use_cache_branch, whose branches have the nodes and share the weights."""
-    inner = model.graph
+def merged_model(model: onnx.ModelProto, later: onnx.ModelProto | None = None) -> onnx.ModelProto:
+    """Return a merged decoder: one If on use_cache_branch, whose branches have the nodes and share the weights.
+
+    Args:
+        later: with the nodes of the branch after a past, and the inputs of both; None: `model`.
+    """
+    outer = model if later is None else later
     bodies = {}
-    for branch in ("then", "else"):
+    for branch, inner in (("then", outer.graph), ("else", model.graph)):
         made = {name: f"{branch}_{name}" for node in inner.node for name in node.output}
         nodes = []
         for node in inner.node:
@@ -107,7 +111,7 @@ def merged_model(model: onnx.ModelProto) -> onnx.ModelProto:
             nodes.append(copy)
         outputs = [onnx.ValueInfoProto(name=made[each.name], type=each.type) for each in inner.output]
         bodies[f"{branch}_branch"] = helper.make_graph(nodes, branch, [], outputs)
-    names = [each.name for each in inner.output]
+    names, inner = [each.name for each in outer.graph.output], outer.graph
     select = helper.make_node("If", ["use_cache_branch"], names, name="select", **bodies)
     switch = helper.make_tensor_value_info("use_cache_branch", TensorProto.BOOL, [1])
     graph = helper.make_graph([select], "merged", [*inner.input, switch], inner.output, inner.initializer)

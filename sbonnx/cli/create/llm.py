@@ -174,6 +174,7 @@ def run_inspect(given: Arguments) -> int:
         {
             "format": facts.format,
             "model": f"{facts.model} ({_size(facts.bytes)})",
+            "encoder": facts.encoder,
             "inputs": ", ".join(f"{role.replace('_', ' ')} {name}" for role, name in facts.inputs.items()),
             "layers": f"{sizes.layers}, blocks found: {len(facts.blocks)}",
             "hidden size": sizes.hidden,
@@ -241,10 +242,14 @@ def _use(folder: Path) -> tuple[str, ...]:
             "  generator = og.Generator(model, og.GeneratorParams(model))",
         )
     if (folder / "config.json").is_file():
+        encoder = next(folder.rglob("encoder_model.onnx"), None)
+        name = "ORTModelForCausalLM" if encoder is None else "ORTModelForSeq2SeqLM"
+        if (folder / "preprocessor_config.json").is_file() and encoder is not None:
+            name = "ORTModelForSpeechSeq2Seq"
         return (
             "use it:",
-            "  from optimum.onnxruntime import ORTModelForCausalLM",
-            f'  model = ORTModelForCausalLM.from_pretrained("{folder}")',
+            f"  from optimum.onnxruntime import {name}",
+            f'  model = {name}.from_pretrained("{folder}")',
         )
     return ()
 
@@ -347,7 +352,7 @@ def _facts(figures: DecoderEvaluation | None) -> dict[str, object]:
         "KL divergence": f"{figures.kl:.4g} nats" if compared else None,
         "same top token": f"{figures.agreement:.2%}" if compared else None,
         "greedy": f"{sum(greedy) / len(greedy):.3g} of {figures.continuation} tokens until the first difference, "
-        f"mean of {len(greedy)} prompts"
+        f"mean of {len(greedy)} prompts, {sum(count == figures.continuation for count in greedy)} without any"
         if greedy
         else None,
         "through the caches": None
