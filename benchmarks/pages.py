@@ -179,7 +179,9 @@ PAGES: Final = {
         _low_bits,
     ),
     "latency": Page(
-        "How much faster are quantized files?", ("default latency", "tuned latency", "targets latency"), _latency
+        "How much faster are quantized files?",
+        ("default latency", "default latency avx2", "tuned latency", "targets latency"),
+        _latency,
     ),
     "calibration": Page("How much time and memory does a run take?", ("w8a8 cost", "calibration"), _calibration),
     "observers": Page("Which observer finds the best ranges?", ("observers",), _observers),
