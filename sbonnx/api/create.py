@@ -95,7 +95,7 @@ def quantize(
             least 20 s); if it is uncertain, at most two changes for the worst layers. The result is in
             ``report.advice``. After a search, nothing more is tried: it says what the search tried, and what is next.
         details: measure what the page (``report.to_html()``) shows beyond the figures: losses of each layer by weights
-            and by inputs, histograms of the worst tensors, and the graph. Costs about 10 ms of CPU time a layer.
+            and by inputs, histograms of the worst tensors, and the graph. Costs up to 10 ms of CPU time a layer.
         ort_libraries: libraries of custom operators that onnxruntime loads, for all later sessions of the process.
         overrides: recipe keys by keyword, such as ``bits="w4a8"``, ``max_loss="0.5%"`` or ``device="cuda"``.
 

@@ -19,7 +19,7 @@ from typing import Final
 from sbonnx import graph as graphs
 from sbonnx import pipeline, verify
 from sbonnx import recipe as recipes
-from sbonnx.errors import RecipeError, SbonnxError
+from sbonnx.errors import ModelError, RecipeError, SbonnxError
 from sbonnx.graph.storage.temporary import temporary_folder
 from sbonnx.heads import Quantized
 from sbonnx.heads.losses import EndError, RegionTrials
@@ -36,6 +36,7 @@ from sbonnx.search.latency_advice import ALTERNATIVES, faster
 from sbonnx.search.recipe_search import SearchResult
 from sbonnx.stages.changed_recipe import simulated
 from sbonnx.stages.measure import read_data
+from sbonnx.stages.prepare import needed_opset
 from sbonnx.stages.state import PipelineState, run_options
 from sbonnx.stages.verify import PROFILE_FEEDS, limits_of, reference_of
 from sbonnx.verify import Depth
@@ -51,9 +52,9 @@ GAIN_DB: Final = 1.0
 """Minimum gain of the worst output for advice that does not reach the line."""
 
 SIMULATION_DB: Final = 0.5
-"""Difference of the gains of a simulation and of a run: a change whose simulated gain is not that much above `GAIN_DB`
-is not run, which takes as long as the run before. Gains of four networks differ by up to that; FastestDet's simulated
-gain of 1.0 is 0.4 in a run."""
+"""Difference of the gains with the weights of the run and with those of another: a change whose simulated gain is not
+that much above `GAIN_DB` is no advice. Gains of four networks differ by up to that; FastestDet's simulated gain of 1.0
+is 0.4 in a run."""
 
 LATENCY: Final = "time relative to float"
 GAIN: Final = "size relative to float"
@@ -123,7 +124,8 @@ def _tried(
 ) -> tuple[list[_ActionTrial], list[_Gain], RecipeChange | None]:
     """Measure changes until one repairs the result or the time is over.
 
-    If no output is lost, changes are simulated first, and only the best of them is run, if it gains enough.
+    If no output is lost, changes are simulated, and the file of the best of them is compared with float if it gains
+    enough: its weights are those of the run, which takes the time of a verification in place of that of a run.
 
     Args:
         budget: seconds within which trials start.
@@ -137,15 +139,17 @@ def _tried(
     budget *= 1.0 if lost else UNCERTAIN_SHARE
     simulation = None if lost or not changes else _Simulation.of(state, _deciding(before))
     gains: list[_Gain] = []
+    networks: list[Quantized] = []
     for change in changes:
         recipe = _changed(state.prepared.recipe, change)
         if recipe is None:
             continue
         if not _can_try(state) or time.perf_counter() - begin > budget:
             return trials, gains, change
-        gain_db = None if simulation is None else simulation.gain_db(recipe)
-        if gain_db is not None:
-            gains.append((gain_db, change))
+        best = None if simulation is None else simulation.best(recipe)
+        if best is not None:
+            gains.append((best[0], change))
+            networks.append(best[1])
             continue
         comparison = _measured(state, recipe)
         if comparison is None:
@@ -153,11 +157,13 @@ def _tried(
         trials.append(_trial(state, before, change, comparison, lost=lost))
         if trials[-1].repaired:
             break
-    best_db, best = max(gains, key=lambda row: row[0], default=(0.0, None))
-    recipe = None if best is None or best_db < GAIN_DB + SIMULATION_DB else _changed(state.prepared.recipe, best)
-    comparison = None if recipe is None else _measured(state, recipe)
-    if best is not None and comparison is not None:
-        trials.append(_trial(state, before, best, comparison, lost=lost))
+    (best_db, change), network = max(
+        zip(gains, networks, strict=True), key=lambda row: row[0][0], default=((0.0, RecipeChange("", {})), None)
+    )
+    recipe = None if network is None or best_db < GAIN_DB + SIMULATION_DB else _changed(state.prepared.recipe, change)
+    comparison = None if recipe is None or network is None else comparison_of_simulated(state, recipe, network)
+    if comparison is not None:
+        trials.append(_trial(state, before, change, comparison, lost=lost))
     return trials, gains, None
 
 
@@ -347,15 +353,37 @@ class _Simulation:
         except SbonnxError:
             return None
 
-    def gain_db(self, recipe: Recipe) -> float | None:
-        """Return the gain of a changed recipe with the weights of the run; None if only a run shows it."""
+    def best(self, recipe: Recipe) -> tuple[float, Quantized] | None:
+        """Return the network of a changed recipe with the weights of the run, and its gain in dB.
+
+        None if only a run shows the change.
+        """
         try:
-            networks = list(simulated(self.state, recipe))
-            return max(
-                (self.error.gain_db(self.trials.error(self.trials.run(network))) for network in networks), default=None
-            )
+            networks = [
+                (self.error.gain_db(self.trials.error(self.trials.run(network))), network)
+                for network in simulated(self.state, recipe)
+            ]
         except SbonnxError:
             return None
+        return max(networks, key=lambda row: row[0], default=None)
+
+
+def comparison_of_simulated(state: PipelineState, recipe: Recipe, network: Quantized) -> Comparison | None:
+    """Write the network of a changed recipe, and compare the file on the samples of the result.
+
+    None if the graph cannot be converted to the opset that the change needs.
+    """
+    prepared = replace(state.prepared, recipe=recipe, plan=network.plan)
+    try:
+        needed = needed_opset(prepared)
+        if prepared.graph.opset < needed:
+            prepared = replace(prepared, graph=graphs.at_opset(prepared.graph, needed))
+    except ModelError:
+        return None
+    with temporary_folder() as folder:
+        path = folder / "tried.onnx"
+        graphs.save(pipeline.quantized_graph(prepared, network.solution), path)
+        return compared(state, replace(state, prepared=prepared), path)
 
 
 def compared(state: PipelineState, done: PipelineState, path: Path, *, latency: bool = False) -> Comparison:

@@ -9,6 +9,7 @@ import pytest
 
 from sbonnx import pipeline, recipe
 from sbonnx.heads.losses import RegionTrials
+from sbonnx.search.advice import comparison_of_simulated, worst_db
 from sbonnx.stages.changed_recipe import simulated
 from sbonnx.stages.state import PipelineState, Request, read_recipe
 from tests.profile.test_causes import images, network
@@ -53,3 +54,15 @@ def test_other_weights_take_a_run(state: PipelineState, change: str) -> None:
 def test_half_precision_takes_a_run(state: PipelineState) -> None:
     half: Any = replace(state, prepared=replace(state.prepared, plan=replace(state.prepared.plan, float_type="fp16")))
     assert not list(simulated(half, state.prepared.recipe))
+
+
+def test_the_file_of_a_simulated_change_is_compared_with_float() -> None:
+    """16 bits for an activation need another opset than the graph has."""
+    before = finished()
+    changed = recipe.load(before.prepared.recipe, overrides=['A.SPECIFIC=[{"tensor:x": {"QUANTIZER": {"BIT": 16}}}]'])
+    network = next(iter(simulated(before, changed)))
+    assert before.prepared.graph.opset < 21
+    graph, judged = before.prepared.graph, list(some(before.data).judged)
+    trials = RegionTrials(graph, [tensor.name for tensor in graph.outputs], judged, "cpu")
+    comparison = some(comparison_of_simulated(before, changed, network))
+    assert worst_db(comparison) == pytest.approx(trials.error(trials.run(network)).sqnr_db, abs=0.3)
